@@ -1,0 +1,142 @@
+// A vector that keeps up to N elements inside itself: shapes and operand lists are on the path of every op call.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <initializer_list>
+#include <iterator>
+#include <memory>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+namespace chorale {
+
+template <class T, size_t N>
+class SmallVector {
+ public:
+  using value_type = T;
+  using iterator = T*;
+  using const_iterator = const T*;
+
+  SmallVector() = default;
+  explicit SmallVector(size_t count, const T& value = T()) { resize(count, value); }
+  SmallVector(std::initializer_list<T> list) { append(list.begin(), list.end()); }
+  explicit SmallVector(std::span<const T> list) { append(list.begin(), list.end()); }
+  template <std::forward_iterator It>
+  SmallVector(It first, It last) {
+    append(first, last);
+  }
+  SmallVector(const SmallVector& other) { append(other.begin(), other.end()); }
+  SmallVector(SmallVector&& other) noexcept { take(other); }
+  SmallVector& operator=(const SmallVector& other) {
+    if (this != &other) {
+      clear();
+      append(other.begin(), other.end());
+    }
+    return *this;
+  }
+  SmallVector& operator=(SmallVector&& other) noexcept {
+    if (this != &other) {
+      clear();
+      free_heap();
+      take(other);
+    }
+    return *this;
+  }
+  ~SmallVector() {
+    clear();
+    free_heap();
+  }
+
+  size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  T* data() { return data_; }
+  const T* data() const { return data_; }
+  T* begin() { return data_; }
+  T* end() { return data_ + size_; }
+  const T* begin() const { return data_; }
+  const T* end() const { return data_ + size_; }
+  T& operator[](size_t i) { return data_[i]; }
+  const T& operator[](size_t i) const { return data_[i]; }
+  T& front() { return data_[0]; }
+  const T& front() const { return data_[0]; }
+  T& back() { return data_[size_ - 1]; }
+  const T& back() const { return data_[size_ - 1]; }
+
+  void clear() {
+    std::destroy(begin(), end());
+    size_ = 0;
+  }
+  void reserve(size_t capacity) {
+    if (capacity > capacity_) grow(capacity);
+  }
+  void push_back(T value) {
+    if (size_ == capacity_) grow(capacity_ * 2);
+    std::construct_at(data_ + size_, std::move(value));
+    ++size_;
+  }
+  template <class... Args>
+  T& emplace_back(Args&&... args) {
+    push_back(T(std::forward<Args>(args)...));
+    return back();
+  }
+  void pop_back() { std::destroy_at(data_ + --size_); }
+  void resize(size_t count, const T& value = T()) {
+    reserve(count);
+    while (size_ < count) std::construct_at(data_ + size_++, value);
+    while (size_ > count) pop_back();
+  }
+  template <class It>
+  void append(It first, It last) {
+    reserve(size_ + static_cast<size_t>(std::distance(first, last)));
+    for (; first != last; ++first) std::construct_at(data_ + size_++, *first);
+  }
+  void insert(size_t at, T value) {
+    push_back(std::move(value));
+    std::rotate(begin() + at, end() - 1, end());
+  }
+  void erase(size_t at) {
+    std::move(begin() + at + 1, end(), begin() + at);
+    pop_back();
+  }
+
+  friend bool operator==(const SmallVector& a, const SmallVector& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end());
+  }
+
+ private:
+  T* inline_data() { return reinterpret_cast<T*>(storage_); }
+  void free_heap() {
+    if (data_ != inline_data()) std::allocator<T>().deallocate(data_, capacity_);
+    data_ = inline_data();
+    capacity_ = N;
+  }
+  void grow(size_t capacity) {
+    T* fresh = std::allocator<T>().allocate(capacity);
+    std::uninitialized_move(begin(), end(), fresh);
+    std::destroy(begin(), end());
+    if (data_ != inline_data()) std::allocator<T>().deallocate(data_, capacity_);
+    data_ = fresh;
+    capacity_ = static_cast<uint32_t>(capacity);
+  }
+  // Precondition: this is empty and inline.
+  void take(SmallVector& other) noexcept {
+    if (other.data_ != other.inline_data()) {
+      data_ = std::exchange(other.data_, other.inline_data());
+      capacity_ = std::exchange(other.capacity_, static_cast<uint32_t>(N));
+      size_ = std::exchange(other.size_, 0);
+    } else {
+      std::uninitialized_move(other.begin(), other.end(), data_);
+      size_ = other.size_;
+      other.clear();
+    }
+  }
+
+  T* data_ = inline_data();
+  uint32_t size_ = 0;
+  uint32_t capacity_ = N;
+  alignas(T) std::byte storage_[N * sizeof(T)];
+};
+
+}  // namespace chorale
