@@ -1,0 +1,57 @@
+include(GoogleTest)
+
+# chorale_layer(NAME DEPS LAYER...) makes a layer of the folder src/chorale/NAME. Sources are found by suffix:
+#   *.cc, *.cu (with CHORALE_CUDA)  into libchorale
+#   *_test_util.cc                  into the library linked to every test
+#   *_test.cc                       into NAME_test, each test registered with ctest as its own entry
+#   *_bench.cc                      left to the program that collects them
+# With PROGRAM the layer is an executable of that name instead of a part of libchorale; main.cc is kept out of its tests.
+# DEPS are the layers whose headers this one may include (and what those may); tools/layers enforces them.
+function(chorale_layer name)
+  cmake_parse_arguments(PARSE_ARGV 1 layer "" "PROGRAM" "DEPS")
+  set(folder "${CMAKE_SOURCE_DIR}/src/chorale/${name}")
+  foreach(dep IN LISTS layer_DEPS)
+    if(NOT IS_DIRECTORY "${CMAKE_SOURCE_DIR}/src/chorale/${dep}")
+      message(FATAL_ERROR "Layer ${name} names ${dep}, but there is no folder src/chorale/${dep}.")
+    endif()
+  endforeach()
+
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${folder}/*.cc" "${folder}/*.cu")
+  if(NOT CHORALE_CUDA)
+    list(FILTER sources EXCLUDE REGEX "\\.cu$")
+  endif()
+  set(tests ${sources})
+  list(FILTER tests INCLUDE REGEX "_test\\.c[cu]$")
+  set(test_utils ${sources})
+  list(FILTER test_utils INCLUDE REGEX "_test_util\\.c[cu]$")
+  list(FILTER sources EXCLUDE REGEX "_(test|test_util|bench)\\.c[cu]$")
+  list(REMOVE_ITEM sources "${folder}/main.cc")
+
+  if(sources)
+    add_library(chorale_${name} OBJECT ${sources})
+    target_link_libraries(chorale_${name} PRIVATE chorale_flags chorale_third_party)
+    if(layer_PROGRAM)
+      add_executable(${layer_PROGRAM}_program "${folder}/main.cc" $<TARGET_OBJECTS:chorale_${name}>)
+      set_target_properties(${layer_PROGRAM}_program PROPERTIES OUTPUT_NAME ${layer_PROGRAM})
+      target_link_libraries(${layer_PROGRAM}_program PRIVATE chorale)
+    else()
+      target_sources(chorale PRIVATE $<TARGET_OBJECTS:chorale_${name}>)
+    endif()
+  endif()
+  if(NOT CHORALE_TESTS)
+    return()
+  endif()
+  if(test_utils)
+    target_sources(chorale_test_util PRIVATE ${test_utils})
+  endif()
+  if(tests)
+    add_executable(${name}_test ${tests})
+    target_link_libraries(${name}_test PRIVATE chorale_test_util)
+    if(layer_PROGRAM)
+      target_sources(${name}_test PRIVATE $<TARGET_OBJECTS:chorale_${name}>)
+    endif()
+    # Listing at test time, not at build time: a test program that cannot start is then a failed test, not a failed build.
+    gtest_discover_tests(${name}_test TEST_PREFIX "${name}." DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
+      PROPERTIES TIMEOUT 120 LABELS ${name})
+  endif()
+endfunction()
