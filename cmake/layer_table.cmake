@@ -1,4 +1,5 @@
 # The layers, from the bottom up (docs/dev/style.md, section 1). A layer may include the headers of its DEPS and of what
 # those may include; tools/layers compares every #include with this table.
 chorale_layer(base)
+chorale_layer(vec DEPS base)
 chorale_layer(app PROGRAM chorale DEPS base)
