@@ -1,0 +1,150 @@
+#include "chorale/base/stacks.h"
+
+#include <dirent.h>
+#include <execinfo.h>
+#include <semaphore.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <ctime>
+#include <fstream>
+#include <mutex>
+#include <sstream>
+#include <vector>
+
+#define BACKWARD_HAS_DW 1
+#include <backward.hpp>
+
+namespace chorale {
+namespace {
+
+// A thread can only unwind itself, so each one in turn is sent kSignal and its handler writes the addresses of its
+// frames into `capture`. The handler allocates nothing (the thread may have been interrupted inside malloc): names and
+// lines are looked up by the caller afterwards.
+constexpr int kSignal = SIGURG;  // ignored by default, so a late delivery harms nobody
+constexpr int kMaxFrames = 96;
+struct Capture {
+  std::array<void*, kMaxFrames> frames;
+  int count;
+  sem_t done;
+} capture;
+// The thread that is asked, 0 for none. Who sets it back to 0 owns `capture`: the thread itself, or the caller that
+// withdraws the question.
+std::atomic<pid_t> asked_thread{0};
+
+pid_t current_thread() { return static_cast<pid_t>(syscall(SYS_gettid)); }
+
+void on_signal(int) {
+  const int saved_errno = errno;
+  pid_t self = current_thread();
+  if (asked_thread.compare_exchange_strong(self, 0)) {
+    capture.count = backtrace(capture.frames.data(), kMaxFrames);
+    sem_post(&capture.done);
+  }
+  errno = saved_errno;
+}
+
+std::vector<pid_t> thread_ids() {
+  std::vector<pid_t> ids;
+  if (DIR* folder = opendir("/proc/self/task")) {
+    while (const dirent* entry = readdir(folder)) {
+      if (const int id = std::atoi(entry->d_name); id > 0) ids.push_back(id);
+    }
+    closedir(folder);
+  }
+  return ids;
+}
+
+std::string thread_name(pid_t id) {
+  std::ifstream file("/proc/self/task/" + std::to_string(id) + "/comm");
+  std::string name;
+  std::getline(file, name);
+  return name;
+}
+
+// Fills `capture` with the frames of a thread; false if it did not answer.
+bool capture_thread(pid_t id) {
+  asked_thread = id;
+  bool answered = false;
+  if (syscall(SYS_tgkill, getpid(), id, kSignal) == 0) {
+    timespec until{};
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 1;
+    do {
+      answered = sem_timedwait(&capture.done, &until) == 0;
+    } while (!answered && errno == EINTR);
+  }
+  if (!answered && asked_thread.exchange(0) != id) {
+    sem_wait(&capture.done);  // it began to answer just now
+    answered = true;
+  }
+  return answered;
+}
+
+void print_call(std::ostream& out, const std::string& function, const std::string& file, size_t line) {
+  out << "  " << (function.empty() ? "?" : function) << "  at ";
+  // Our own files as they are named in the repository; the compiler was started in build/PRESET.
+  const size_t ours = file.rfind("src/chorale/");
+  out << (ours == std::string::npos ? file : file.substr(ours));
+  if (line != 0) out << ':' << line;
+  out << '\n';
+}
+
+void print_frames(std::ostream& out, backward::TraceResolver& resolver) {
+  // The handler and the trampoline that called it are of no interest.
+  for (size_t i = 2; i < static_cast<size_t>(capture.count); ++i) {
+    // A frame's address is where the call returns to; one byte earlier is inside the call.
+    void* inside_call = static_cast<char*>(capture.frames[i]) - 1;
+    const backward::ResolvedTrace frame = resolver.resolve(backward::ResolvedTrace(backward::Trace(inside_call, i)));
+    // `source` is the innermost position; an inliner names an inlined function and the position it was called from.
+    std::string file = frame.source.filename;
+    size_t line = frame.source.line;
+    for (const auto& inlined : frame.inliners) {
+      print_call(out, inlined.function, file, line);
+      file = inlined.filename;
+      line = inlined.line;
+    }
+    const std::string& function = frame.object_function.empty() ? frame.source.function : frame.object_function;
+    print_call(out, function, file.empty() ? frame.object_filename : file, line);
+  }
+}
+
+}  // namespace
+
+std::string stacks_of_all_threads() {
+  static std::mutex turn;
+  const std::lock_guard lock(turn);
+
+  // The first call of backtrace() loads a library, which a signal handler must not do.
+  void* unused[1];
+  backtrace(unused, 1);
+  struct sigaction action {};
+  struct sigaction previous {};
+  action.sa_handler = on_signal;
+  action.sa_flags = SA_RESTART;
+  sigaction(kSignal, &action, &previous);
+
+  sem_init(&capture.done, 0, 0);
+
+  std::ostringstream text;
+  backward::TraceResolver resolver;
+  for (const pid_t id : thread_ids()) {
+    text << "thread " << id << " (" << thread_name(id) << ')';
+    if (capture_thread(id)) {
+      text << ":\n";
+      print_frames(text, resolver);
+    } else {
+      text << " did not answer; it blocks signals, has ended, or is stopped\n";
+    }
+  }
+  sem_destroy(&capture.done);
+  sigaction(kSignal, &previous, nullptr);
+  return std::move(text).str();
+}
+
+}  // namespace chorale
