@@ -1,14 +1,15 @@
 include(GoogleTest)
 
-# chorale_layer(NAME DEPS LAYER...) makes a layer of the folder src/chorale/NAME. Sources are found by suffix:
+# chorale_layer(NAME [PROGRAM EXECUTABLE] [DEPS LAYER...] [TEST_DEPS LAYER...]) makes a layer of the folder src/chorale/NAME. Sources are found by suffix:
 #   *.cc, *.cu (with CHORALE_CUDA)  into libchorale
 #   *_test_util.cc                  into the library linked to every test
 #   *_test.cc                       into NAME_test, each test registered with ctest as its own entry
 #   *_bench.cc                      left to the program that collects them
 # With PROGRAM the layer is an executable of that name instead of a part of libchorale; main.cc is kept out of its tests.
-# DEPS are the layers whose headers this one may include (and what those may); tools/layers enforces them.
+# DEPS are the layers whose headers this one may include (and what those may), TEST_DEPS those that only its tests may;
+# tools/layers enforces both.
 function(chorale_layer name)
-  cmake_parse_arguments(PARSE_ARGV 1 layer "" "PROGRAM" "DEPS")
+  cmake_parse_arguments(PARSE_ARGV 1 layer "" "PROGRAM" "DEPS;TEST_DEPS")
   set(folder "${CMAKE_SOURCE_DIR}/src/chorale/${name}")
   foreach(dep IN LISTS layer_DEPS)
     if(NOT IS_DIRECTORY "${CMAKE_SOURCE_DIR}/src/chorale/${dep}")
@@ -50,8 +51,13 @@ function(chorale_layer name)
     if(layer_PROGRAM)
       target_sources(${name}_test PRIVATE $<TARGET_OBJECTS:chorale_${name}>)
     endif()
+    # The watchdog of a test (base/test_main_test_util.cc) barks first; ctest's own limit prints no stacks.
+    set(limit_s 120)
+    if(CHORALE_SANITIZE)
+      set(limit_s 600)
+    endif()
     # Listing at test time, not at build time: a test program that cannot start is then a failed test, not a failed build.
     gtest_discover_tests(${name}_test TEST_PREFIX "${name}." DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
-      PROPERTIES TIMEOUT 120 LABELS ${name})
+      PROPERTIES TIMEOUT ${limit_s} LABELS ${name})
   endif()
 endfunction()

@@ -1,0 +1,74 @@
+"""Runs tools/layers on small trees."""
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+TOOL = pathlib.Path(__file__).resolve().parent / "layers"
+TABLE = """
+# chorale_layer(commented DEPS nothing)
+chorale_layer(base)
+chorale_layer(tensor DEPS base)
+chorale_layer(op DEPS tensor TEST_DEPS eager)  # looks up in its tests
+chorale_layer(eager
+              DEPS op)
+chorale_layer(app PROGRAM chorale DEPS eager)
+"""
+
+
+class Layers(unittest.TestCase):
+    def run_on(self, files, table=TABLE):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            for name, text in {"cmake/layer_table.cmake": table, "src/chorale/base/x.h": "", **files}.items():
+                path = root / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+            done = subprocess.run([sys.executable, TOOL, root], capture_output=True, text=True)
+            return done.returncode, done.stdout + done.stderr
+
+    def assert_clean(self, files):
+        self.assertEqual(self.run_on(files), (0, ""))
+
+    def assert_fails(self, files, *expected, table=TABLE):
+        code, output = self.run_on(files, table)
+        self.assertEqual(code, 1, output)
+        for text in expected:
+            self.assertIn(text, output)
+
+    def test_a_listed_include_passes(self):
+        self.assert_clean({"src/chorale/op/cpu/a.cc": '#include "chorale/tensor/t.h"\n#include "chorale/op/cpu/a.h"\n'})
+
+    def test_what_a_listed_layer_may_include_passes(self):
+        self.assert_clean({"src/chorale/app/a.cc": '#include "chorale/base/x.h"\n'})
+
+    def test_an_unlisted_include_fails_with_file_line_and_what_is_allowed(self):
+        self.assert_fails(
+            {"src/chorale/tensor/a.h": '#pragma once\n#include <vector>\n#  include "chorale/op/o.h"\n'},
+            "src/chorale/tensor/a.h:3: tensor includes op; allowed: tensor, base",
+        )
+
+    def test_a_layer_that_does_not_exist_fails(self):
+        self.assert_fails({"src/chorale/base/a.cc": '#include "chorale/bsae/x.h"\n'}, "base includes bsae")
+
+    def test_test_deps_are_for_tests_only(self):
+        line = '#include "chorale/eager/run.h"\n'
+        self.assert_clean({"src/chorale/op/a_test.cc": line, "src/chorale/op/a_test_util.h": line})
+        self.assert_fails({"src/chorale/op/a.cc": line}, "src/chorale/op/a.cc:1")
+        self.assert_fails({"src/chorale/tensor/a_test.cc": line}, "src/chorale/tensor/a_test.cc:1")
+
+    def test_test_helpers_are_for_tests_only(self):
+        line = '#include "chorale/base/watchdog_test_util.h"\n'
+        self.assert_clean({"src/chorale/op/a_test.cc": line})
+        self.assert_fails({"src/chorale/op/a.cc": line}, "for tests only")
+
+    def test_a_folder_without_a_line_fails(self):
+        self.assert_fails({"src/chorale/stray/a.h": ""}, "no chorale_layer(stray ...)")
+
+    def test_a_dependency_upwards_in_the_table_fails(self):
+        self.assert_fails({}, "names b, which is not listed above", table="chorale_layer(a DEPS b)\nchorale_layer(b DEPS a)\n")
+
+
+if __name__ == "__main__":
+    unittest.main()
