@@ -2,4 +2,8 @@
 # those may include; tools/layers compares every #include with this table.
 chorale_layer(base)
 chorale_layer(vec DEPS base)
+chorale_layer(device DEPS base)
+chorale_layer(tensor DEPS device)
+chorale_layer(kernel DEPS tensor vec)
+chorale_layer(op DEPS kernel)
 chorale_layer(app PROGRAM chorale DEPS base)

@@ -1,0 +1,145 @@
+// Attributes of an op call: a trivially copyable struct whose fields are listed once. Equality, hashing, printing and
+// setting by name are derived from the list.
+//
+//   struct SumAttrs { IntList dims; bool keepdim = false; };
+//   CHORALE_FIELDS(SumAttrs, dims, keepdim)
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <iosfwd>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <variant>
+#include <vector>
+
+#include "chorale/base/dtype.h"
+#include "chorale/base/error.h"
+#include "chorale/base/scalar.h"
+#include "chorale/tensor/shape.h"
+
+namespace chorale {
+
+// A list of at most kMaxRank integers: dimensions, sizes, pads. Trivially copyable, unlike Shape.
+struct IntList {
+  int64_t values[kMaxRank] = {};
+  int64_t count = 0;
+
+  IntList() = default;
+  IntList(std::initializer_list<int64_t> list) : IntList(std::span<const int64_t>(list.begin(), list.size())) {}
+  IntList(std::span<const int64_t> list) {  // NOLINT(google-explicit-constructor)
+    CHORALE_CHECK(list.size() <= kMaxRank, "a list of dimensions has at most ", kMaxRank, " entries, not ", list.size());
+    for (int64_t value : list) values[count++] = value;
+  }
+  IntList(const Shape& shape) : IntList(std::span<const int64_t>(shape.data(), shape.size())) {}  // NOLINT
+  IntList(const std::vector<int64_t>& list) : IntList(std::span<const int64_t>(list)) {}          // NOLINT
+
+  size_t size() const { return static_cast<size_t>(count); }
+  bool empty() const { return count == 0; }
+  const int64_t* begin() const { return values; }
+  const int64_t* end() const { return values + count; }
+  int64_t operator[](size_t i) const { return values[i]; }
+  std::span<const int64_t> span() const { return {values, size()}; }
+  Shape shape() const { return Shape(span()); }
+};
+
+enum class FieldKind : uint8_t { kBool, kI64, kF64, kDType, kEnum, kInts, kScalar };
+using FieldValue = std::variant<bool, int64_t, double, std::string, std::vector<int64_t>, Scalar>;
+
+struct Field {
+  const char* name;
+  FieldKind kind;
+  size_t offset;
+};
+
+struct AttrsType {
+  const char* name;
+  size_t size;
+  std::span<const Field> fields;
+  void (*construct)(void* memory);  // the defaults
+};
+
+template <class T>
+constexpr FieldKind field_kind() {
+  if constexpr (std::is_same_v<T, bool>) {
+    return FieldKind::kBool;
+  } else if constexpr (std::is_same_v<T, int64_t>) {
+    return FieldKind::kI64;
+  } else if constexpr (std::is_same_v<T, double>) {
+    return FieldKind::kF64;
+  } else if constexpr (std::is_same_v<T, DType>) {
+    return FieldKind::kDType;
+  } else if constexpr (std::is_same_v<T, IntList>) {
+    return FieldKind::kInts;
+  } else if constexpr (std::is_same_v<T, Scalar>) {
+    return FieldKind::kScalar;
+  } else {
+    static_assert(std::is_enum_v<T> && sizeof(T) == 1, "an attribute field is bool, int64_t, double, DType, IntList, Scalar or a one-byte enum");
+    return FieldKind::kEnum;
+  }
+}
+
+// The widest is as_strided: two lists and an offset.
+inline constexpr size_t kAttrsBytes = 2 * sizeof(IntList) + 8;
+
+class Attrs {
+ public:
+  Attrs() = default;
+  template <class T>
+    requires requires { attrs_type(TypeTag<T>{}); }
+  Attrs(const T& value) : type_(&attrs_type(TypeTag<T>{})) {  // NOLINT(google-explicit-constructor)
+    static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= kAttrsBytes);
+    std::memcpy(bytes_, &value, sizeof(T));
+  }
+  explicit Attrs(const AttrsType& type) : type_(&type) { type.construct(bytes_); }
+  Attrs(const Attrs& other) : type_(other.type_) {
+    if (type_) std::memcpy(bytes_, other.bytes_, type_->size);
+  }
+  Attrs& operator=(const Attrs& other) {
+    type_ = other.type_;
+    if (type_) std::memmove(bytes_, other.bytes_, type_->size);
+    return *this;
+  }
+
+  template <class T>
+  const T& get() const {
+    CHORALE_INVARIANT(type_ == &attrs_type(TypeTag<T>{}), "attributes are ", type_ ? type_->name : "absent");
+    return *reinterpret_cast<const T*>(bytes_);
+  }
+  const AttrsType* type() const { return type_; }
+  const void* bytes() const { return bytes_; }
+  // Throws InvalidArgument for an unknown name (listing the known ones) or a value of the wrong kind.
+  void set(std::string_view field, const FieldValue& value);
+  FieldValue at(const Field& field) const;
+
+  friend bool operator==(const Attrs& a, const Attrs& b);
+  size_t hash() const;
+  friend std::ostream& operator<<(std::ostream& out, const Attrs& attrs);  // {dims=[1], keepdim=true}
+
+ private:
+  const AttrsType* type_ = nullptr;
+  alignas(8) std::byte bytes_[kAttrsBytes];
+};
+
+}  // namespace chorale
+
+#define CHORALE_FIELD(T, field) ::chorale::Field{#field, ::chorale::field_kind<decltype(T::field)>(), offsetof(T, field)}
+#define CHORALE_FIELDS_1(T, a) CHORALE_FIELD(T, a)
+#define CHORALE_FIELDS_2(T, a, ...) CHORALE_FIELD(T, a), CHORALE_FIELDS_1(T, __VA_ARGS__)
+#define CHORALE_FIELDS_3(T, a, ...) CHORALE_FIELD(T, a), CHORALE_FIELDS_2(T, __VA_ARGS__)
+#define CHORALE_FIELDS_4(T, a, ...) CHORALE_FIELD(T, a), CHORALE_FIELDS_3(T, __VA_ARGS__)
+#define CHORALE_FIELDS_5(T, a, ...) CHORALE_FIELD(T, a), CHORALE_FIELDS_4(T, __VA_ARGS__)
+#define CHORALE_FIELDS_6(T, a, ...) CHORALE_FIELD(T, a), CHORALE_FIELDS_5(T, __VA_ARGS__)
+#define CHORALE_FIELDS_7(T, a, ...) CHORALE_FIELD(T, a), CHORALE_FIELDS_6(T, __VA_ARGS__)
+#define CHORALE_FIELDS_8(T, a, ...) CHORALE_FIELD(T, a), CHORALE_FIELDS_7(T, __VA_ARGS__)
+#define CHORALE_FIELDS_PICK(_1, _2, _3, _4, _5, _6, _7, _8, NAME, ...) NAME
+#define CHORALE_FIELDS(T, ...)                                                                                      \
+  inline const ::chorale::AttrsType& attrs_type(::chorale::TypeTag<T>) {                                            \
+    static constexpr ::chorale::Field kFields[] = {                                                                  \
+        CHORALE_FIELDS_PICK(__VA_ARGS__, CHORALE_FIELDS_8, CHORALE_FIELDS_7, CHORALE_FIELDS_6, CHORALE_FIELDS_5,      \
+                            CHORALE_FIELDS_4, CHORALE_FIELDS_3, CHORALE_FIELDS_2, CHORALE_FIELDS_1)(T, __VA_ARGS__)}; \
+    static constexpr ::chorale::AttrsType kType{#T, sizeof(T), kFields, [](void* memory) { new (memory) T(); }};      \
+    return kType;                                                                                                    \
+  }

@@ -1,0 +1,21 @@
+// What a kernel gets. Inputs and outputs are tensors of its device; outputs are allocated, except those of ops whose shapes
+// depend on data, which the kernel makes itself.
+#pragma once
+
+#include <span>
+
+#include "chorale/kernel/attrs.h"
+#include "chorale/tensor/tensor.h"
+
+namespace chorale::kernel {
+
+struct KernelArgs {
+  std::span<const Tensor> in;  // an absent optional input is undefined
+  std::span<Tensor> out;
+  const Attrs& attrs;
+  Stream stream;
+};
+
+using Kernel = void (*)(const KernelArgs&);
+
+}  // namespace chorale::kernel

@@ -1,0 +1,156 @@
+// An op is one row: everything that eager execution, autograd, tracing, sharding, docs and tests need to know of it
+// (docs/dev/style.md, section 2). Rows are constants; families of them are joined in op/table.cc.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "chorale/base/reduce.h"
+#include "chorale/kernel/kernel_args.h"
+#include "chorale/tensor/tensor.h"
+
+namespace chorale::op {
+
+struct OpDef;
+
+// A set of dtypes, one bit each.
+class DTypeSet {
+ public:
+  constexpr DTypeSet() = default;
+  constexpr DTypeSet(std::initializer_list<DType> dtypes) {
+    for (DType dtype : dtypes) bits_ |= 1u << static_cast<unsigned>(dtype);
+  }
+  constexpr bool has(DType dtype) const { return bits_ >> static_cast<unsigned>(dtype) & 1u; }
+  constexpr friend DTypeSet operator|(DTypeSet a, DTypeSet b) {
+    DTypeSet both;
+    both.bits_ = a.bits_ | b.bits_;
+    return both;
+  }
+
+ private:
+  uint32_t bits_ = 0;
+};
+inline constexpr DTypeSet kFloats{DType::kF16, DType::kBF16, DType::kF32, DType::kF64};
+inline constexpr DTypeSet kComplexes{DType::kC64, DType::kC128};
+inline constexpr DTypeSet kInts{DType::kU8, DType::kI8, DType::kI16, DType::kI32, DType::kI64};
+inline constexpr DTypeSet kBools{DType::kBool};
+inline constexpr DTypeSet kReals = kFloats | kInts | kBools;
+inline constexpr DTypeSet kAll = kReals | kComplexes;
+
+// What an op's result looks like. By default it is new and contiguous.
+struct OutSpec {
+  Shape sizes;
+  DType dtype = DType::kF32;
+  Device device;
+  Strides strides;       // used when `strided`
+  bool strided = false;  // new memory with these strides (a layout other than row-major)
+  int view_of = -1;      // the input whose bytes this shows, with `strides` and `offset`
+  int64_t offset = 0;
+};
+
+struct InferArgs {
+  const OpDef& op;
+  std::span<const Tensor> in;
+  const Attrs& attrs;
+};
+// Checks shapes, dtypes and attributes (InvalidArgument) and says what comes out. Reads no data.
+using Infer = void (*)(const InferArgs& args, std::span<OutSpec> out);
+
+struct Meta {
+  Shape sizes;
+  DType dtype;
+  Device device;
+};
+
+// What a gradient rule gets. in[i] and out[i] are defined only where the row saves them; the shape and dtype of an input
+// that needs a gradient are always known.
+struct GradArgs {
+  std::span<const Tensor> in;
+  std::span<const Tensor> out;
+  std::span<const Tensor> dout;  // undefined where no gradient arrived; with one output it is always defined
+  const Attrs& attrs;
+  uint32_t needed = 0;
+  const void* metas_context = nullptr;
+  const Meta& (*meta_of)(const void* context, size_t input) = nullptr;
+
+  // False for an input without gradient: its product is never computed.
+  bool needs(size_t i) const { return needed >> i & 1u; }
+  const Shape& shape(size_t i) const { return in[i].defined() ? in[i].sizes() : meta_of(metas_context, i).sizes; }
+  DType dtype(size_t i) const { return in[i].defined() ? in[i].dtype() : meta_of(metas_context, i).dtype; }
+};
+// Returns one gradient per input, undefined for none. Written with ops, so that one rule serves eager and traced code and can
+// be differentiated again. A gradient of a broadcast input may have the broadcast shape, and any floating dtype: whoever calls
+// the rule sums it to the input's shape and casts it.
+using Grad = Tensors (*)(const GradArgs&);
+
+// Which values a rule reads, as bit masks: a table test poisons everything else.
+struct Saves {
+  uint32_t in = 0, out = 0;
+};
+inline constexpr Saves kSavesNothing{0, 0}, kSavesInputs{~0u, 0}, kSavesOutputs{0, ~0u}, kSavesBoth{~0u, ~0u};
+constexpr Saves saves_in(std::initializer_list<int> inputs) {
+  Saves saves;
+  for (int i : inputs) saves.in |= 1u << i;
+  return saves;
+}
+
+// How an op behaves over shards: one letter per dimension and comma-separated operands, "mk,kn->mn". Splitting a letter that
+// is in the result splits the result; splitting one that is summed away leaves partial values to be combined by `partial`.
+// "..." stands for any leading dimensions; a capital letter means: keep this dimension whole. Where labels depend on
+// attributes or ranks, `labels_of` makes them.
+struct ShardRule {
+  const char* labels = nullptr;
+  Reduce partial = Reduce::kNone;
+  std::string (*labels_of)(const Attrs& attrs, std::span<const int64_t> ranks) = nullptr;
+  bool replicate = false;
+};
+inline constexpr ShardRule kReplicateOnly{.replicate = true};
+// Operands and result agree dimension by dimension, after broadcasting.
+inline constexpr ShardRule kShardElementwise{.labels = "elementwise"};
+
+// What autocast does with floating inputs: cast to the lower type, to f32, to the widest among them, or nothing.
+enum class Cast : uint8_t { kNone, kLower, kF32, kWidest };
+
+// An example of a call, for the table tests and for docs. Floating inputs are f64 (complex: c128); tests cast them.
+struct Sample {
+  std::vector<Tensor> in;
+  Attrs attrs{};
+  bool grad = true;           // compare the gradient with finite differences here
+  double f32_tolerance = 0;   // 0: the default of the table tests
+};
+using Samples = std::vector<Sample> (*)();
+
+// The gradient rule of a row that has none, and the kernel of a device that has none yet.
+Tensors not_differentiable(const GradArgs&);
+void not_yet(const kernel::KernelArgs&);
+
+struct OpDef {
+  const char* name;
+  const char* inputs;                // "a, b, bias?": names for people; "?" may be absent, "xs..." any number
+  int outputs = 1;
+  const AttrsType& (*attrs)() = nullptr;  // the type of its attributes
+  DTypeSet dtypes{};                 // of the first input
+  Infer infer = nullptr;
+  kernel::Kernel cpu = nullptr;      // null for views, which have no work to do
+  kernel::Kernel cuda = not_yet;
+  Grad grad = nullptr;
+  bool twice = true;                 // the gradient can be differentiated again
+  ShardRule shard{};
+  uint32_t linear = 0;               // bit i: partial sums may flow into input i
+  Saves saves{};
+  Cast autocast = Cast::kNone;
+  bool view = false;                 // results show inputs' bytes
+  bool dynamic = false;              // shapes of results depend on data: the kernel allocates them
+  bool in_place = false;             // an output may be exactly an input: elements depend on the same elements only
+  Samples samples = nullptr;
+  const char* formula = "";          // for people
+};
+
+template <class T>
+const AttrsType& attrs_of() {
+  return attrs_type(TypeTag<T>{});
+}
+
+constexpr uint32_t linear_in(std::initializer_list<int> inputs) { return saves_in(inputs).in; }
+
+}  // namespace chorale::op

@@ -1,0 +1,36 @@
+#include "chorale/tensor/storage.h"
+
+#include "chorale/base/pool.h"
+
+namespace chorale {
+
+Intrusive<Storage> Storage::allocate(size_t bytes, Device device) {
+  auto storage = Intrusive<Storage>::adopt(Pool<Storage>::make());
+  storage->device_ = device;
+  storage->bytes_ = bytes;
+  if (device.type != DeviceType::kNull) {
+    storage->block_ = allocator_of(device).allocate(bytes);
+    storage->data_ = storage->block_.data;
+  }
+  return storage;
+}
+
+Intrusive<Storage> Storage::wrap(void* data, size_t bytes, Device device, std::function<void()> release) {
+  auto storage = Intrusive<Storage>::adopt(Pool<Storage>::make());
+  storage->device_ = device;
+  storage->bytes_ = bytes;
+  storage->data_ = static_cast<std::byte*>(data);
+  if (release) storage->release_ = new std::function<void()>(std::move(release));
+  return storage;
+}
+
+void Storage::destroy(Storage* storage) {
+  if (storage->block_.data) allocator_of(storage->device_).deallocate(storage->block_);
+  if (storage->release_) {
+    (*storage->release_)();
+    delete storage->release_;
+  }
+  Pool<Storage>::recycle(storage);
+}
+
+}  // namespace chorale

@@ -1,0 +1,281 @@
+#include "chorale/tensor/tensor.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "chorale/base/error.h"
+#include "chorale/base/pool.h"
+
+namespace chorale {
+namespace {
+
+TensorImpl* new_impl() { return Pool<TensorImpl>::make(); }
+
+void check_rank(const Shape& sizes) {
+  CHORALE_CHECK(sizes.size() <= kMaxRank, "a tensor has at most ", kMaxRank, " dimensions, not ", sizes.size(), ": ", sizes);
+}
+
+// The reach of a view: first and one past the last element it touches, relative to its element 0.
+std::pair<int64_t, int64_t> reach(const Shape& sizes, const Strides& strides) {
+  int64_t low = 0, high = 0;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] == 0) return {0, 0};
+    (strides[i] < 0 ? low : high) += (sizes[i] - 1) * strides[i];
+  }
+  return {low, high + 1};
+}
+
+// Calls f with the element offset of every element in row-major order.
+template <class F>
+void for_each_offset(const Shape& sizes, const Strides& strides, F&& f) {
+  if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return;
+  Shape index(sizes.size(), 0);
+  int64_t offset = 0;
+  while (true) {
+    f(offset);
+    size_t d = sizes.size();
+    while (d-- > 0) {
+      offset += strides[d];
+      if (++index[d] < sizes[d]) break;
+      offset -= strides[d] * sizes[d];
+      index[d] = 0;
+    }
+    if (d == static_cast<size_t>(-1)) return;
+  }
+}
+
+template <class To, class From>
+To convert_element(const From& value) {
+  if constexpr (std::is_same_v<From, float16> || std::is_same_v<From, bfloat16>) {
+    return Scalar(static_cast<float>(value)).to<To>();
+  } else {
+    return Scalar(value).template to<To>();
+  }
+}
+
+}  // namespace
+
+void TensorImpl::destroy(TensorImpl* impl) { Pool<TensorImpl>::recycle(impl); }
+
+Tensor Tensor::empty(const Shape& sizes, DType dtype, Device device) { return empty(TensorSpec{sizes, dtype, device}); }
+
+Tensor Tensor::empty(TensorSpec&& spec) {
+  check_rank(spec.sizes);
+  const int64_t elems = count_elems(spec.sizes);
+  TensorImpl* impl = new_impl();
+  Tensor result = adopt(impl);
+  impl->elems = elems;
+  impl->strides = contiguous_strides(spec.sizes);
+  impl->sizes = std::move(spec.sizes);
+  impl->dtype = spec.dtype;
+  impl->device = spec.device;
+  impl->storage = Storage::allocate(static_cast<size_t>(elems) * size_of(spec.dtype), spec.device);
+  impl->data = impl->storage->data();
+  return result;
+}
+
+Tensor Tensor::empty_strided(const Shape& sizes, const Strides& strides, DType dtype, Device device) {
+  check_rank(sizes);
+  CHORALE_CHECK(sizes.size() == strides.size(), "[empty_strided] ", sizes.size(), " sizes but ", strides.size(), " strides");
+  const auto [low, high] = reach(sizes, strides);
+  CHORALE_CHECK(low == 0, "[empty_strided] strides cannot be negative: ", strides);
+  const auto bytes = static_cast<size_t>(high) * size_of(dtype);
+  return on(Storage::allocate(bytes, device), sizes, strides, 0, dtype);
+}
+
+Tensor Tensor::on(Intrusive<Storage> storage, const Shape& sizes, const Strides& strides, int64_t offset, DType dtype) {
+  check_rank(sizes);
+  CHORALE_CHECK(sizes.size() == strides.size(), "[view] ", sizes.size(), " sizes but ", strides.size(), " strides");
+  const int64_t elems = count_elems(sizes);
+  const auto [low, high] = reach(sizes, strides);
+  const auto capacity = static_cast<int64_t>(storage->bytes() / size_of(dtype));
+  CHORALE_CHECK(elems == 0 || (offset + low >= 0 && offset + high <= capacity), "[view] sizes ", sizes, " with strides ", strides,
+                " and offset ", offset, " reach elements ", offset + low, " to ", offset + high - 1, " of a storage of ",
+                capacity);
+  TensorImpl* impl = new_impl();
+  Tensor result = adopt(impl);
+  impl->elems = elems;
+  impl->offset = offset;
+  impl->sizes = sizes;
+  impl->strides = strides;
+  impl->dtype = dtype;
+  impl->device = storage->device();
+  impl->contiguous = chorale::is_contiguous(sizes, strides);
+  if (storage->data()) impl->data = storage->data() + offset * static_cast<int64_t>(size_of(dtype));
+  impl->storage = std::move(storage);
+  return result;
+}
+
+Tensor Tensor::view_as(Shape sizes, Strides strides, int64_t offset) const {
+  TensorImpl* impl = new_impl();
+  Tensor result = adopt(impl);
+  impl->elems = count_elems(sizes);
+  impl->offset = offset;
+  impl->contiguous = chorale::is_contiguous(sizes, strides);
+  impl->sizes = std::move(sizes);
+  impl->strides = std::move(strides);
+  impl->dtype = impl_->dtype;
+  impl->device = impl_->device;
+  impl->storage = impl_->storage;
+  if (impl_->storage->data()) {
+    impl->data = impl_->storage->data() + offset * static_cast<int64_t>(size_of(impl_->dtype));
+  }
+  return result;
+}
+
+Tensor Tensor::alias() const {
+  if (is_sparse()) return sparse_coo(sparse().indices, sparse().values, sizes(), sparse().coalesced);
+  TensorImpl* impl = new_impl();
+  Tensor result = adopt(impl);
+  impl->storage = impl_->storage;
+  impl->data = impl_->data;
+  impl->elems = impl_->elems;
+  impl->offset = impl_->offset;
+  impl->sizes = impl_->sizes;
+  impl->strides = impl_->strides;
+  impl->dtype = impl_->dtype;
+  impl->device = impl_->device;
+  impl->contiguous = impl_->contiguous;
+  return result;
+}
+
+void Tensor::set_data(const Tensor& other) const {
+  CHORALE_CHECK(defined() && other.defined() && !other.is_sparse() && !is_sparse(), "[set_data] needs two dense tensors");
+  impl_->storage = other.impl_->storage;
+  impl_->data = other.impl_->data;
+  impl_->elems = other.impl_->elems;
+  impl_->offset = other.impl_->offset;
+  impl_->sizes = other.impl_->sizes;
+  impl_->strides = other.impl_->strides;
+  impl_->dtype = other.impl_->dtype;
+  impl_->device = other.impl_->device;
+  impl_->contiguous = other.impl_->contiguous;
+}
+
+Tensor Tensor::scalar(Scalar value, DType dtype) {
+  Tensor result = empty(Shape{}, dtype);
+  visit_dtype(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    *result.data<T>() = value.to<T>();
+  });
+  return result;
+}
+
+Tensor Tensor::sparse_coo(const Tensor& indices, const Tensor& values, const Shape& sizes, bool coalesced) {
+  CHORALE_CHECK(indices.dtype() == DType::kI64 && indices.rank() == 2, "[sparse_coo] indices must be i64 of shape [sparse_dim, nnz], not ",
+                indices.dtype(), " ", indices.sizes());
+  const int64_t sparse_dim = indices.size(0), nnz = indices.size(1);
+  CHORALE_CHECK(values.rank() >= 1 && values.size(0) == nnz, "[sparse_coo] ", nnz, " indices but values of shape ", values.sizes());
+  CHORALE_CHECK(sparse_dim + values.rank() - 1 == static_cast<int64_t>(sizes.size()), "[sparse_coo] shape ", sizes, " needs ",
+                sizes.size(), " dimensions, got ", sparse_dim, " sparse and ", values.rank() - 1, " dense ones");
+  for (int64_t d = 1; d < values.rank(); ++d) {
+    CHORALE_CHECK(values.size(d) == sizes[static_cast<size_t>(sparse_dim + d - 1)], "[sparse_coo] values of shape ", values.sizes(),
+                  " do not fit shape ", sizes);
+  }
+  check_rank(sizes);
+  TensorImpl* impl = new_impl();
+  Tensor result = adopt(impl);
+  impl->elems = count_elems(sizes);
+  impl->sizes = sizes;
+  impl->strides = contiguous_strides(sizes);
+  impl->dtype = values.dtype();
+  impl->device = values.device();
+  impl->storage = values.storage();  // so that versions and devices have one answer; `data` stays null
+  impl->sparse = std::make_unique<SparseParts>(SparseParts{indices, values, coalesced});
+  return result;
+}
+
+const SparseParts& Tensor::sparse() const {
+  CHORALE_CHECK(is_sparse(), "[sparse] a dense tensor of shape ", sizes(), " has no sparse parts");
+  return *impl_->sparse;
+}
+
+int64_t Tensor::size(int64_t dim) const {
+  CHORALE_CHECK(rank() > 0, "[size] a scalar has no dimensions");
+  return impl_->sizes[static_cast<size_t>(normalize_dim("size", dim, rank()))];
+}
+int64_t Tensor::stride(int64_t dim) const {
+  CHORALE_CHECK(rank() > 0, "[stride] a scalar has no dimensions");
+  return impl_->strides[static_cast<size_t>(normalize_dim("stride", dim, rank()))];
+}
+
+void Tensor::check_access(DType wanted) const {
+  CHORALE_CHECK_STATE(defined(), "[data] this tensor is undefined");
+  CHORALE_CHECK(wanted == dtype(), "[data] asked for ", wanted, " elements of a tensor of ", dtype());
+  CHORALE_CHECK_STATE(device().type == DeviceType::kCpu && !is_sparse(), "[data] a ", is_sparse() ? "sparse" : "tensor on device ",
+                      device(), " has no elements that the host can read");
+}
+void Tensor::check_contiguous() const {
+  CHORALE_CHECK(is_contiguous(), "[span] needs a contiguous tensor; sizes ", sizes(), " have strides ", strides(),
+                ": call contiguous() first");
+}
+
+template <class T>
+std::vector<T> Tensor::to_vector() const {
+  check_access(dtype());
+  std::vector<T> result;
+  if constexpr (!std::is_same_v<T, bool>) result.reserve(static_cast<size_t>(elems()));
+  visit_dtype(dtype(), [&](auto tag) {
+    using From = typename decltype(tag)::type;
+    const auto* from = static_cast<const From*>(raw());
+    for_each_offset(sizes(), strides(), [&](int64_t at) { result.push_back(convert_element<T>(from[at])); });
+  });
+  return result;
+}
+
+template <class T>
+T Tensor::item() const {
+  check_access(dtype());
+  CHORALE_CHECK(elems() == 1, "[item] needs one element, found shape ", sizes(), " with ", elems());
+  return visit_dtype(dtype(), [&](auto tag) {
+    using From = typename decltype(tag)::type;
+    return convert_element<T>(*static_cast<const From*>(raw()));
+  });
+}
+
+template <class T>
+Tensor Tensor::from(std::span<const T> values, const Shape& sizes) {
+  CHORALE_CHECK(count_elems(sizes) == static_cast<int64_t>(values.size()), "[from] ", values.size(), " values for shape ", sizes);
+  Tensor result = empty(sizes, dtype_of<T>);
+  std::copy(values.begin(), values.end(), static_cast<T*>(result.raw()));
+  return result;
+}
+
+template <class T>
+Tensor Tensor::from(const std::vector<T>& values, const Shape& sizes) {
+  if constexpr (std::is_same_v<T, bool>) {  // a packed vector has no span
+    CHORALE_CHECK(count_elems(sizes) == static_cast<int64_t>(values.size()), "[from] ", values.size(), " values for shape ", sizes);
+    Tensor result = empty(sizes, DType::kBool);
+    std::copy(values.begin(), values.end(), static_cast<bool*>(result.raw()));
+    return result;
+  } else {
+    return from(std::span<const T>(values), sizes);
+  }
+}
+
+template <class T>
+Tensor Tensor::borrow(std::span<T> values, const Shape& sizes, std::function<void()> release) {
+  CHORALE_CHECK(count_elems(sizes) == static_cast<int64_t>(values.size()), "[borrow] ", values.size(), " values for shape ", sizes);
+  return on(Storage::wrap(values.data(), values.size_bytes(), kCpu, std::move(release)), sizes, contiguous_strides(sizes), 0,
+            dtype_of<T>);
+}
+
+#define CHORALE_INSTANTIATE(T, name)                                                         \
+  template std::vector<T> Tensor::to_vector<T>() const;                                      \
+  template T Tensor::item<T>() const;                                                        \
+  template Tensor Tensor::from<T>(std::span<const T>, const Shape&);                         \
+  template Tensor Tensor::from<T>(const std::vector<T>&, const Shape&);                      \
+  template Tensor Tensor::borrow<T>(std::span<T>, const Shape&, std::function<void()>);
+CHORALE_FOR_EACH_DTYPE(CHORALE_INSTANTIATE)
+#undef CHORALE_INSTANTIATE
+
+bool Tensor::overlaps(const Tensor& other) const {
+  if (!(impl_->storage == other.impl_->storage) || elems() == 0 || other.elems() == 0) return false;
+  const auto [low, high] = reach(sizes(), strides());
+  const auto [other_low, other_high] = reach(other.sizes(), other.strides());
+  const auto bytes = static_cast<int64_t>(elem_bytes()), other_bytes = static_cast<int64_t>(other.elem_bytes());
+  return (offset() + low) * bytes < (other.offset() + other_high) * other_bytes &&
+         (other.offset() + other_low) * other_bytes < (offset() + high) * bytes;
+}
+
+}  // namespace chorale

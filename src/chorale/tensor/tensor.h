@@ -1,0 +1,160 @@
+// A tensor: a typed, strided view of a storage. Tensor is a cheap handle; copying it copies no bytes, and two handles on one
+// tensor, or two tensors on one storage, see each other's writes.
+//
+// Threads: distinct handles may be used from distinct threads; reading one tensor from several threads is safe; a write
+// (an in-place op, an optimizer step, set_grad) needs the caller to order it against every other use of that storage.
+#pragma once
+
+#include <memory>
+#include <type_traits>
+#include <vector>
+
+#include "chorale/base/dtype.h"
+#include "chorale/base/scalar.h"
+#include "chorale/tensor/shape.h"
+#include "chorale/tensor/storage.h"
+
+namespace chorale {
+
+class Tensor;
+
+// The slot in which autograd keeps what it knows of a tensor; opaque to this layer.
+struct AutogradSlot {
+  virtual ~AutogradSlot() = default;
+};
+
+// The parts of a sparse (COO) tensor: indices [sparse_dim, nnz] in i64, values [nnz, dense dims…]. Entries with equal
+// indices add up; `coalesced` says that there are none and that they are sorted.
+struct SparseParts;
+
+struct TensorImpl : RefCounted {
+  Intrusive<Storage> storage;
+  void* data = nullptr;  // of element 0; null on the null device and where there are no elements
+  int64_t elems = 0;
+  int64_t offset = 0;  // of element 0 in the storage
+  Shape sizes;
+  Strides strides;
+  DType dtype = DType::kF32;
+  Device device;
+  bool contiguous = true;
+  std::unique_ptr<AutogradSlot> autograd;
+  std::unique_ptr<SparseParts> sparse;
+
+  static void destroy(TensorImpl* impl);
+};
+
+// How to make a tensor: what an op's inference says of a result.
+struct TensorSpec {
+  Shape sizes;
+  DType dtype = DType::kF32;
+  Device device;
+};
+
+class Tensor {
+ public:
+  Tensor() = default;  // undefined: no tensor at all (an absent bias, a gradient that is zero)
+
+  // Uninitialised memory, contiguous.
+  static Tensor empty(const Shape& sizes, DType dtype, Device device = kCpu);
+  static Tensor empty(TensorSpec&& spec);
+  static Tensor empty_strided(const Shape& sizes, const Strides& strides, DType dtype, Device device = kCpu);
+  // A zero-dim tensor.
+  static Tensor scalar(Scalar value, DType dtype);
+  // Copies.
+  template <class T>
+  static Tensor from(std::span<const T> values, const Shape& sizes);
+  template <class T>
+  static Tensor from(const std::vector<T>& values, const Shape& sizes);
+  template <class T>
+  static Tensor from(std::initializer_list<T> values, const Shape& sizes) {
+    return from(std::span<const T>(values.begin(), values.size()), sizes);
+  }
+  // Borrows: the memory must outlive every tensor on it, unless `release` says how to let go of it.
+  template <class T>
+  static Tensor borrow(std::span<T> values, const Shape& sizes, std::function<void()> release = {});
+  // A view of any storage; bounds are checked.
+  static Tensor on(Intrusive<Storage> storage, const Shape& sizes, const Strides& strides, int64_t offset, DType dtype);
+  // A sparse tensor of shape `sizes`; parts are checked.
+  static Tensor sparse_coo(const Tensor& indices, const Tensor& values, const Shape& sizes, bool coalesced = false);
+
+  bool defined() const { return static_cast<bool>(impl_); }
+  explicit operator bool() const { return defined(); }
+  DType dtype() const { return impl_->dtype; }
+  Device device() const { return impl_->device; }
+  const Shape& sizes() const { return impl_->sizes; }
+  const Strides& strides() const { return impl_->strides; }
+  int64_t size(int64_t dim) const;
+  int64_t stride(int64_t dim) const;
+  int64_t rank() const { return static_cast<int64_t>(impl_->sizes.size()); }
+  int64_t elems() const { return impl_->elems; }
+  int64_t offset() const { return impl_->offset; }
+  size_t elem_bytes() const { return size_of(impl_->dtype); }
+  bool is_contiguous() const { return impl_->contiguous; }
+  bool is_channels_last() const { return chorale::is_channels_last(sizes(), strides()); }
+  bool is_sparse() const { return impl_->sparse != nullptr; }
+  const SparseParts& sparse() const;
+  const Intrusive<Storage>& storage() const { return impl_->storage; }
+
+  // Untyped, and typed with a check. On the null device there is no data: StateError.
+  void* raw() const { return impl_->data; }
+  template <class T>
+  T* data() const {
+    check_access(dtype_of<std::remove_const_t<T>>);
+    return static_cast<T*>(impl_->data);
+  }
+  // The elements of a contiguous tensor.
+  template <class T>
+  std::span<T> span() const {
+    check_contiguous();
+    return {data<T>(), static_cast<size_t>(elems())};
+  }
+  // A copy of the elements in row-major order, converted to T, whatever dtype and strides.
+  template <class T>
+  std::vector<T> to_vector() const;
+  // The one element, converted to T; InvalidArgument when there is not exactly one.
+  template <class T>
+  T item() const;
+
+  // The same bytes seen otherwise, without any record of it (ops do that); bounds are the caller's affair.
+  Tensor view_as(Shape sizes, Strides strides, int64_t offset) const;
+  // The same bytes and shape under a new handle that autograd knows nothing of.
+  Tensor alias() const;
+  // Makes this handle's tensor look at another's bytes, shape and dtype; for parameters that move.
+  void set_data(const Tensor& other) const;
+
+  TensorImpl* impl() const { return impl_.get(); }
+  int64_t use_count() const { return impl_->use_count(); }
+  bool is(const Tensor& other) const { return impl_ == other.impl_; }
+  // True when some byte belongs to both.
+  bool overlaps(const Tensor& other) const;
+
+  static Tensor adopt(TensorImpl* impl) { return Tensor(Intrusive<TensorImpl>::adopt(impl)); }
+  static Tensor share(TensorImpl* impl) { return Tensor(Intrusive<TensorImpl>::share(impl)); }
+
+ private:
+  explicit Tensor(Intrusive<TensorImpl> impl) : impl_(std::move(impl)) {}
+  void check_access(DType wanted) const;
+  void check_contiguous() const;
+
+  Intrusive<TensorImpl> impl_;
+};
+
+struct SparseParts {
+  Tensor indices;
+  Tensor values;
+  bool coalesced = false;
+};
+
+using Tensors = SmallVector<Tensor, 3>;
+
+// Options of printing; the defaults suit a terminal.
+struct PrintOptions {
+  int precision = 4;
+  int64_t threshold = 1000;  // above this many elements, the middle of long dimensions is left out
+  int64_t edge = 3;          // elements shown at either end then
+  int line_width = 100;
+};
+std::string to_string(const Tensor& tensor, const PrintOptions& options = {});
+std::ostream& operator<<(std::ostream& out, const Tensor& tensor);
+
+}  // namespace chorale
