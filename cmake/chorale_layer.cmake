@@ -1,18 +1,19 @@
 include(GoogleTest)
 
-# chorale_layer(NAME [PROGRAM EXECUTABLE] [DEPS LAYER...] [TEST_DEPS LAYER...]) makes a layer of the folder src/chorale/NAME. Sources are found by suffix:
+# chorale_layer(NAME [PROGRAM EXECUTABLE] [DEPS LAYER...] [TEST_DEPS LAYER...])
+#
+# Makes a layer of the folder src/chorale/NAME, whose sources are found by suffix:
 #   *.cc, *.cu (with CHORALE_CUDA)  into libchorale
 #   *_test_util.cc                  into the library linked to every test
 #   *_test.cc                       into NAME_test, each test registered with ctest as its own entry
 #   *_bench.cc                      left to the program that collects them
 # With PROGRAM the layer is an executable of that name instead of a part of libchorale; main.cc is kept out of its tests.
-# DEPS are the layers whose headers this one may include (and what those may), TEST_DEPS those that only its tests may;
-# tools/layers enforces both.
+# DEPS (ALL: every layer) may be included, and what those may include; TEST_DEPS by tests only. tools/layers enforces both.
 function(chorale_layer name)
   cmake_parse_arguments(PARSE_ARGV 1 layer "" "PROGRAM" "DEPS;TEST_DEPS")
   set(folder "${CMAKE_SOURCE_DIR}/src/chorale/${name}")
   foreach(dep IN LISTS layer_DEPS)
-    if(NOT IS_DIRECTORY "${CMAKE_SOURCE_DIR}/src/chorale/${dep}")
+    if(NOT dep STREQUAL "ALL" AND NOT IS_DIRECTORY "${CMAKE_SOURCE_DIR}/src/chorale/${dep}")
       message(FATAL_ERROR "Layer ${name} names ${dep}, but there is no folder src/chorale/${dep}.")
     endif()
   endforeach()

@@ -13,7 +13,7 @@ chorale_layer(tensor DEPS base)
 chorale_layer(op DEPS tensor TEST_DEPS eager)  # looks up in its tests
 chorale_layer(eager
               DEPS op)
-chorale_layer(app PROGRAM chorale DEPS eager)
+chorale_layer(app PROGRAM chorale DEPS ALL)
 """
 
 

@@ -3,9 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <condition_variable>
 #include <csignal>
-#include <latch>
-#include <semaphore>
+#include <mutex>
 #include <thread>
 
 namespace chorale {
@@ -14,21 +14,40 @@ namespace {
 using testing::ContainsRegex;
 using testing::HasSubstr;
 
-[[gnu::noinline]] void wait_in_a_function_with_a_name(std::latch& entered, std::binary_semaphore& leave) {
-  entered.count_down();
-  leave.acquire();
-}
+// Threads that wait in a function with a name. They wait on a condition variable, where ThreadSanitizer delivers
+// signals.
+class Gate {
+ public:
+  [[gnu::noinline]] void wait_in_a_function_with_a_name() {
+    std::unique_lock lock(mutex_);
+    ++inside_;
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return open_; });
+  }
+  void wait_for(int threads) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return inside_ == threads; });
+  }
+  void open() {
+    const std::lock_guard lock(mutex_);
+    open_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int inside_ = 0;
+  bool open_ = false;
+};
 
 TEST(Stacks, ShowTheFunctionAndLineOfEveryThread) {
-  std::latch entered(2);
-  std::binary_semaphore leave_a(0);
-  std::binary_semaphore leave_b(0);
-  std::thread a([&] { wait_in_a_function_with_a_name(entered, leave_a); });
-  std::thread b([&] { wait_in_a_function_with_a_name(entered, leave_b); });
-  entered.wait();
+  Gate gate;
+  std::thread a([&] { gate.wait_in_a_function_with_a_name(); });
+  std::thread b([&] { gate.wait_in_a_function_with_a_name(); });
+  gate.wait_for(2);
   const std::string text = stacks_of_all_threads();
-  leave_a.release();
-  leave_b.release();
+  gate.open();
   a.join();
   b.join();
   // The two threads that wait, and this one.
@@ -38,18 +57,17 @@ TEST(Stacks, ShowTheFunctionAndLineOfEveryThread) {
 }
 
 TEST(Stacks, ReportAThreadThatBlocksSignalsAsNotAnswering) {
-  std::latch entered(1);
-  std::binary_semaphore leave(0);
+  Gate gate;
   std::thread blocked([&] {
     sigset_t all;
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, nullptr);
     pthread_setname_np(pthread_self(), "deaf");
-    wait_in_a_function_with_a_name(entered, leave);
+    gate.wait_in_a_function_with_a_name();
   });
-  entered.wait();
+  gate.wait_for(1);
   const std::string text = stacks_of_all_threads();
-  leave.release();
+  gate.open();
   blocked.join();
   EXPECT_THAT(text, HasSubstr("(deaf) did not answer"));
 }
