@@ -1,0 +1,29 @@
+#include "chorale/op/table.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+namespace chorale::op {
+
+Rows all_ops() {
+  static const std::vector<const OpDef*> rows = [] {
+    std::vector<const OpDef*> all;
+    for (Rows family : {copy_rows()}) {
+      all.insert(all.end(), family.begin(), family.end());
+    }
+    return all;
+  }();
+  return rows;
+}
+
+const OpDef* find_op(std::string_view name) {
+  static const std::unordered_map<std::string_view, const OpDef*> by_name = [] {
+    std::unordered_map<std::string_view, const OpDef*> map;
+    for (const OpDef* row : all_ops()) map.emplace(row->name, row);
+    return map;
+  }();
+  const auto found = by_name.find(name);
+  return found == by_name.end() ? nullptr : found->second;
+}
+
+}  // namespace chorale::op

@@ -1,0 +1,21 @@
+// The op table: every row, joined from the families' arrays.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "chorale/op/op_def.h"
+
+namespace chorale::op {
+
+using Rows = std::span<const OpDef* const>;
+
+// One per family, defined in op/defs/.
+Rows copy_rows();
+
+// All rows, by family.
+Rows all_ops();
+// The row of that name, or null.
+const OpDef* find_op(std::string_view name);
+
+}  // namespace chorale::op
