@@ -5,6 +5,7 @@
 //   CHORALE_FIELDS(SumAttrs, dims, keepdim)
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstring>
 #include <iosfwd>
@@ -28,6 +29,8 @@ struct IntList {
   int64_t count = 0;
 
   IntList() = default;
+  template <std::integral T>
+  IntList(T value) : IntList({static_cast<int64_t>(value)}) {}  // NOLINT(google-explicit-constructor)
   IntList(std::initializer_list<int64_t> list) : IntList(std::span<const int64_t>(list.begin(), list.size())) {}
   IntList(std::span<const int64_t> list) {  // NOLINT(google-explicit-constructor)
     CHORALE_CHECK(list.size() <= kMaxRank, "a list of dimensions has at most ", kMaxRank, " entries, not ", list.size());
