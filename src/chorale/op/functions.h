@@ -1,0 +1,5 @@
+// All functions of tensors.
+#pragma once
+
+#include "chorale/op/copy.h"
+#include "chorale/op/pointwise.h"
