@@ -3,3 +3,4 @@
 
 #include "chorale/op/copy.h"
 #include "chorale/op/pointwise.h"
+#include "chorale/op/view.h"
