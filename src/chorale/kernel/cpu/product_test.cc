@@ -256,7 +256,13 @@ TEST(Product, BatchesMatchTheDefinition) {
 }
 
 TEST(Product, LargeProductsMatchTheDefinition) {
-  check<float>({.m = 130, .n = 257, .k = 190, .b = Layout::kColumns, .bias = true, .epilogue = Epilogue::kRelu}, kF32);
+  for (const Epilogue e : {Epilogue::kNone, Epilogue::kRelu, Epilogue::kGeluErf, Epilogue::kGeluTanh}) {
+    check<float>({.m = 130, .n = 257, .k = 90, .b = Layout::kColumns, .bias = true, .epilogue = e}, kF32);
+    check<float>({.m = 130, .n = 257, .k = 90, .b = Layout::kPaddedRows, .bias = true, .epilogue = e}, kF32);
+    check<float>({.m = 300, .n = 40, .k = 50, .bias = true, .epilogue = e}, kF32);
+  }
+  check<float>(
+      {.m = 100, .n = 110, .k = 120, .a = Layout::kColumns, .b = Layout::kPaddedColumns, .c = Layout::kColumns}, kF32);
   check<double>({.m = 129, .n = 140, .k = 150, .a = Layout::kColumns}, kF64);
 }
 
