@@ -21,7 +21,6 @@ endif()
 
 add_library(chorale_flags INTERFACE)
 target_include_directories(chorale_flags INTERFACE "${CMAKE_SOURCE_DIR}/src")
-target_compile_definitions(chorale_flags INTERFACE CHORALE_VERSION="${PROJECT_VERSION}")
 target_compile_options(chorale_flags INTERFACE
   -Wall -Wextra -Wshadow -Wconversion
   -fno-math-errno                         # sqrt becomes an instruction; nothing reads errno after a maths call

@@ -1,12 +1,16 @@
-// The subcommands of the chorale program. A new one is a file that defines its add_… function, a line here and a line in
-// the table in main.cc.
+// The commands of the chorale program. A new one is a line here and a file that defines its add_… function.
 #pragma once
 
-#include <CLI/App.hpp>
+#include <CLI/CLI.hpp>
+
+#define CHORALE_COMMANDS(X) X(doctor)
 
 namespace chorale::app {
 
-// Each adds its subcommand, with options and a callback that does the work, to the program.
-void add_doctor(CLI::App& program);
+// add_doctor(program) and so on: each adds its subcommand with its options, and a callback that does the work and
+// throws a chorale::Error to fail.
+#define CHORALE_DECLARE(name) void add_##name(CLI::App& program);
+CHORALE_COMMANDS(CHORALE_DECLARE)
+#undef CHORALE_DECLARE
 
 }  // namespace chorale::app

@@ -1,14 +1,97 @@
-// `chorale doctor`: what this machine offers.
+// `chorale doctor`: what this machine offers, and what is missing.
+#include <cblas.h>
+#include <fmt/format.h>
+#include <hwy/highway.h>
+#include <oneapi/dnnl/dnnl.h>
+#include <sleef.h>
+#include <spdlog/version.h>
+
 #include <iostream>
+#include <sstream>
+#include <string>
 
 #include "chorale/app/commands.h"
+#include "chorale/app/program.h"
+#include "chorale/base/cpu.h"
+#include "chorale/base/host.h"
+#include "chorale/base/optional_parts.h"
 #include "chorale/base/parallel.h"
 
 namespace chorale::app {
+namespace {
+
+void print_row(std::string_view name, std::string_view value) { fmt::print("  {:<16} {}\n", name, value); }
+
+std::string in_gib(uint64_t bytes) { return fmt::format("{:.1f} GiB", static_cast<double>(bytes) / (1 << 30)); }
+std::string room(Room room) { return fmt::format("{}, {} free", in_gib(room.total_bytes), in_gib(room.free_bytes)); }
+
+std::string cpu_features(bool wanted) {
+  std::string names;
+  for (const CpuFeature feature : all_cpu_features()) {
+    if (cpu_has(feature) == wanted) names.append(names.empty() ? "" : " ").append(name_of(feature));
+  }
+  return names.empty() ? "none" : names;
+}
+
+std::string cores() {
+  const int usable = usable_cores();
+  std::string text = usable == machine_cores() ? fmt::format("{}", usable)
+                                               : fmt::format("{} of {} usable here", usable, machine_cores());
+  return text + fmt::format(", {} thread{} per rank", thread_count(), thread_count() == 1 ? "" : "s");
+}
+
+void print_machine() {
+  fmt::print("Machine\n");
+  print_row("processor", cpu_brand());
+  print_row("vectors", cpu_features(true));
+  print_row("not there", cpu_features(false));
+  print_row("cores", cores());
+  print_row("memory", room(memory_room()));
+  const Room shm = shared_memory_room();
+  print_row("/dev/shm", shm.total_bytes == 0 ? "absent" : room(shm));
+}
+
+// The instruction set that Highway dispatches to: the best one that was compiled and that this processor has.
+std::string highway_target() {
+  const int64_t usable = hwy::SupportedTargets() & HWY_TARGETS;
+  return hwy::TargetName(usable & -usable);  // lower bits are better targets
+}
+
+std::string openblas_version() {
+  std::istringstream words(openblas_get_config());  // "OpenBLAS 0.3.21 NO_LAPACKE ..."
+  std::string name;
+  std::string version;
+  words >> name >> version;
+  return version;
+}
+
+void print_libraries() {
+  fmt::print("\nLibraries\n");
+  const dnnl_version_t* dnnl = dnnl_version();
+  print_row("oneDNN", fmt::format("{}.{}.{}", dnnl->major, dnnl->minor, dnnl->patch));
+  print_row("OpenBLAS", fmt::format("{}, kernels for {}", openblas_version(), openblas_get_corename()));
+  print_row("Highway", fmt::format("{}.{}.{}, vectors of {}", HWY_MAJOR, HWY_MINOR, HWY_PATCH, highway_target()));
+  print_row("SLEEF", fmt::format("{}.{}.{}", SLEEF_VERSION_MAJOR, SLEEF_VERSION_MINOR, SLEEF_VERSION_PATCHLEVEL));
+  print_row("fmt", fmt::format("{}.{}.{}", FMT_VERSION / 10000, FMT_VERSION / 100 % 100, FMT_VERSION % 100));
+  print_row("spdlog", fmt::format("{}.{}.{}", SPDLOG_VER_MAJOR, SPDLOG_VER_MINOR, SPDLOG_VER_PATCH));
+}
+
+void print_optional_parts() {
+  fmt::print("\nOptional parts\n");
+  for (const OptionalPart& part : optional_parts()) {
+    const Availability found = part.available();
+    print_row(part.name, fmt::format("{:<30} {}", part.gives, found.yes ? "yes" : "no: " + found.reason));
+  }
+}
+
+}  // namespace
 
 void add_doctor(CLI::App& program) {
-  program.add_subcommand("doctor", "Show what this machine offers")->callback([] {
-    std::cout << "threads  " << thread_count() << '\n';
+  program.add_subcommand("doctor", "Show what this machine offers and what is missing")->callback([] {
+    fmt::print("Chorale {}\n\n", version());
+    print_machine();
+    print_libraries();
+    print_optional_parts();
   });
 }
 

@@ -1,0 +1,74 @@
+#include "chorale/app/program.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "chorale/base/cpu.h"
+#include "chorale/base/optional_parts.h"
+
+namespace chorale::app {
+namespace {
+
+using testing::HasSubstr;
+
+struct Outcome {
+  int status;
+  std::string out, err;
+};
+Outcome run_with(std::vector<const char*> args) {
+  args.insert(args.begin(), "chorale");
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  const int status = run(static_cast<int>(args.size()), args.data());
+  std::fflush(stdout);
+  return {status, testing::internal::GetCapturedStdout(), testing::internal::GetCapturedStderr()};
+}
+
+TEST(Program, PrintsItsVersion) {
+  const Outcome outcome = run_with({"--version"});
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_EQ(outcome.out, "chorale " + std::string(version()) + "\n");
+}
+
+TEST(Program, HelpListsTheCommands) {
+  for (const auto& args : {std::vector<const char*>{}, {"--help"}}) {
+    const Outcome outcome = run_with(args);
+    EXPECT_EQ(outcome.status, 0);
+    EXPECT_THAT(outcome.out, HasSubstr("doctor"));
+  }
+}
+
+TEST(Program, AMisspeltCommandGetsTheNearestName) {
+  const Outcome outcome = run_with({"docter"});
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_THAT(outcome.err, HasSubstr("no command 'docter'; did you mean 'doctor'?"));
+}
+
+TEST(Program, AnUnknownCommandGetsTheList) {
+  const Outcome outcome = run_with({"xyzzy"});
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.err, testing::StartsWith("chorale: no command 'xyzzy' (commands: "));
+}
+
+TEST(Program, AnUnknownOptionIsAnErrorThatQuotesIt) {
+  const Outcome outcome = run_with({"doctor", "--frobnicate"});
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("--frobnicate"));
+}
+
+TEST(Doctor, ShowsTheProcessorAndEveryOptionalPart) {
+  const Outcome outcome = run_with({"doctor"});
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_THAT(outcome.out, HasSubstr(cpu_brand()));
+  for (const OptionalPart& part : optional_parts()) {
+    EXPECT_THAT(outcome.out, HasSubstr(std::string(part.name)));
+    EXPECT_THAT(outcome.out, HasSubstr(part.available().reason));
+  }
+}
+
+}  // namespace
+}  // namespace chorale::app

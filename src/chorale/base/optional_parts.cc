@@ -1,0 +1,38 @@
+#include "chorale/base/optional_parts.h"
+
+#include <dlfcn.h>
+
+#include "chorale/base/error.h"
+
+namespace chorale {
+namespace {
+
+// A part that a later version will use: never available yet, and what to install is still worth knowing.
+Availability not_used_yet(const char* soname, std::string_view to_install) {
+  Availability found = has_library(soname, to_install);
+  if (found.yes) found = {false, concat(soname, " is here, but this version does not use it yet")};
+  return found;
+}
+
+constexpr OptionalPart kParts[] = {
+    {"CUDA", "training on NVIDIA GPUs", [] { return not_used_yet("libcuda.so.1", "install NVIDIA's driver"); }},
+    {"NCCL", "collectives between GPUs", [] { return not_used_yet("libnccl.so.2", "install NVIDIA's libnccl2"); }},
+    {"UCX", "fast fabrics between hosts", [] { return not_used_yet("libucp.so.0", "apt-get install libucx0"); }},
+    {"MPI", "jobs under mpirun and srun", [] { return not_used_yet("libmpi.so.40", "apt-get install libopenmpi3"); }},
+    {"hwloc", "cores close to their memory",
+     [] { return not_used_yet("libhwloc.so.15", "apt-get install libhwloc15"); }},
+};
+
+}  // namespace
+
+std::span<const OptionalPart> optional_parts() { return kParts; }
+
+Availability has_library(const char* soname, std::string_view to_install) {
+  if (void* library = dlopen(soname, RTLD_LAZY | RTLD_LOCAL)) {
+    dlclose(library);
+    return {true, ""};
+  }
+  return {false, concat(soname, " not found; ", to_install)};
+}
+
+}  // namespace chorale
