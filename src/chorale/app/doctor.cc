@@ -1,13 +1,9 @@
 // `chorale doctor`: what this machine offers, and what is missing.
-#include <cblas.h>
 #include <fmt/format.h>
 #include <hwy/highway.h>
-#include <oneapi/dnnl/dnnl.h>
 #include <sleef.h>
 #include <spdlog/version.h>
 
-#include <iostream>
-#include <sstream>
 #include <string>
 
 #include "chorale/app/commands.h"
@@ -16,6 +12,9 @@
 #include "chorale/base/host.h"
 #include "chorale/base/optional_parts.h"
 #include "chorale/base/parallel.h"
+#include "chorale/kernel/cpu/blas/openblas.h"
+#include "chorale/kernel/cpu/cpu_probe.h"
+#include "chorale/kernel/cpu/dnnl/runtime.h"
 
 namespace chorale::app {
 namespace {
@@ -45,6 +44,7 @@ void print_machine() {
   print_row("processor", cpu_brand());
   print_row("vectors", cpu_features(true));
   print_row("not there", cpu_features(false));
+  print_row("AMX", kernel::cpu::cpu_probe().amx_note);
   print_row("cores", cores());
   print_row("memory", room(memory_room()));
   const Room shm = shared_memory_room();
@@ -57,19 +57,16 @@ std::string highway_target() {
   return hwy::TargetName(usable & -usable);  // lower bits are better targets
 }
 
-std::string openblas_version() {
-  std::istringstream words(openblas_get_config());  // "OpenBLAS 0.3.21 NO_LAPACKE ..."
-  std::string name;
-  std::string version;
-  words >> name >> version;
-  return version;
+std::string openblas_state() {
+  const std::string trouble = kernel::cpu::blas::openblas_trouble();
+  return trouble.empty() ? "kernels for " + kernel::cpu::blas::openblas().core : "no: " + trouble;
 }
 
 void print_libraries() {
   fmt::print("\nLibraries\n");
-  const dnnl_version_t* dnnl = dnnl_version();
-  print_row("oneDNN", fmt::format("{}.{}.{}", dnnl->major, dnnl->minor, dnnl->patch));
-  print_row("OpenBLAS", fmt::format("{}, kernels for {}", openblas_version(), openblas_get_corename()));
+  kernel::cpu::dnnl::initialize();
+  print_row("oneDNN", fmt::format("{}, up to {}", kernel::cpu::dnnl::version(), kernel::cpu::dnnl::effective_isa()));
+  print_row("OpenBLAS", openblas_state());
   print_row("Highway", fmt::format("{}.{}.{}, vectors of {}", HWY_MAJOR, HWY_MINOR, HWY_PATCH, highway_target()));
   print_row("SLEEF", fmt::format("{}.{}.{}", SLEEF_VERSION_MAJOR, SLEEF_VERSION_MINOR, SLEEF_VERSION_PATCHLEVEL));
   print_row("fmt", fmt::format("{}.{}.{}", FMT_VERSION / 10000, FMT_VERSION / 100 % 100, FMT_VERSION % 100));
