@@ -2,16 +2,17 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <cstdlib>
+#include <string>
 
+#include "chorale/base/config.h"
 #include "chorale/base/watchdog_test_util.h"
 
 namespace {
 
 // Well above any test and below ctest's own limit, which would print no stacks. CHORALE_TEST_TIMEOUT_S overrides it.
 std::chrono::seconds limit_of_a_test() {
-  const char* text = std::getenv("CHORALE_TEST_TIMEOUT_S");
-  return std::chrono::seconds(text != nullptr ? std::atoi(text) : 60);
+  const auto text = chorale::config::env("CHORALE_TEST_TIMEOUT_S");
+  return std::chrono::seconds(text ? std::stoi(*text) : 60);
 }
 
 class WatchdogListener : public testing::EmptyTestEventListener {
