@@ -1,0 +1,87 @@
+#include "chorale/vec/kernels.h"
+
+#include <cstring>
+#include <string_view>
+
+#include "chorale/vec/highway_targets.h"
+#include "chorale/vec/target.h"
+#include "hwy/highway.h"
+
+namespace chorale::vec {
+namespace {
+
+// x^p0. The usual exponents have cheap loops of their own; like PyTorch, x^0.5 is sqrt(x), also for -inf and -0.
+template <DType kDType>
+void pow_scalar(const void* const* in, void* out, int64_t n, const Params& params) {
+  const Kernels& k = kernels();
+  const double exponent = is_integral(kDType) ? static_cast<double>(params.i[0]) : params.f[0];
+  const bool is_real = !is_complex(kDType) || params.f[1] == 0;
+  const auto has_root = is_floating(kDType) || is_complex(kDType);
+  Loop loop = k.pow_general[static_cast<size_t>(kDType)];
+  if (is_real && exponent == 2) loop = k.loop(ScalarOp::kSquare, kDType);
+  if (is_real && exponent == 3) loop = k.loop(ScalarOp::kCube, kDType);
+  if (is_real && has_root && exponent == 0.5) loop = k.loop(ScalarOp::kSqrt, kDType);
+  if (is_real && has_root && exponent == -0.5) loop = k.loop(ScalarOp::kRsqrt, kDType);
+  if (is_real && has_root && exponent == -1) loop = k.loop(ScalarOp::kReciprocal, kDType);
+  loop(in, out, n, params);
+}
+
+template <DType kDType>
+void route_pow_scalar(Kernels& k) {
+  k.pow_general[static_cast<size_t>(kDType)] = k.loop(ScalarOp::kPowScalar, kDType);
+  k.loop(ScalarOp::kPowScalar, kDType) = &pow_scalar<kDType>;
+}
+
+Kernels build() {
+  Kernels k;
+  add_arithmetic(k);
+  add_math(k);
+  add_activation(k);
+  add_compare(k);
+  add_convert(k);
+  route_pow_scalar<DType::kF32>(k);
+  route_pow_scalar<DType::kF64>(k);
+  return k;
+}
+
+Kernels& table() {
+  static Kernels k = build();
+  return k;
+}
+
+// Best first: a lower bit is a better target.
+std::vector<int64_t> supported() { return hwy::SupportedAndGeneratedTargets(); }
+
+}  // namespace
+
+const Kernels& kernels() { return table(); }
+
+Loop pointwise_loop(ScalarOp op, DType compute) { return kernels().loop(op, compute); }
+
+Convert convert_loop(DType from, DType to) {
+  return kernels().convert[static_cast<size_t>(from)][static_cast<size_t>(to)];
+}
+
+const char* target_name() { return hwy::TargetName(supported().front()); }
+
+std::vector<const char*> available_targets() {
+  std::vector<const char*> names;
+  for (int64_t target : supported()) names.push_back(hwy::TargetName(target));
+  return names;
+}
+
+void force_target(const char* name) {
+  hwy::SetSupportedTargetsForTest(0);
+  if (name != nullptr) {
+    int64_t chosen = 0;
+    for (int64_t target : supported()) {
+      if (std::string_view(name) == hwy::TargetName(target)) chosen = target;
+    }
+    CHORALE_CHECK(chosen != 0, "[force_target] no vector target ", name, " here; the best one is ", target_name());
+    hwy::SetSupportedTargetsForTest(chosen);
+  }
+  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  table() = build();
+}
+
+}  // namespace chorale::vec

@@ -1,0 +1,254 @@
+// Elementary functions of Highway vectors, one implementation per lane type. f32: polynomials in registers wherever
+// training spends time (exp, log, tanh, erf, …), within 2 ulp with FMA; SLEEF where range reduction is the hard part.
+// f64: SLEEF.
+//
+// No include guard in the usual sense: read once per target.
+#if defined(CHORALE_VEC_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef CHORALE_VEC_MATH_INL_H_
+#undef CHORALE_VEC_MATH_INL_H_
+#else
+#define CHORALE_VEC_MATH_INL_H_
+#endif
+
+#include <cmath>
+#include <limits>
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace chorale::vec::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using F32 = hn::Vec<hn::ScalableTag<float>>;
+using F64 = hn::Vec<hn::ScalableTag<double>>;
+
+template <class V>
+HWY_INLINE V constant(double value) {
+  const hn::DFromV<V> d;
+  return hn::Set(d, static_cast<hn::TFromD<decltype(d)>>(value));
+}
+
+// SLEEF names its functions after the instruction set; sleef.h declares those that the whole file may use, hence this
+// list.
+#if HWY_TARGET == HWY_AVX3
+#define CHORALE_SLEEF_NAME(name, accuracy, f32_or_f64) CHORALE_SLEEF_##f32_or_f64(name, f16, d8, accuracy##avx512f)
+using RawF32 = __m512;
+using RawF64 = __m512d;
+#elif HWY_TARGET == HWY_AVX2
+#define CHORALE_SLEEF_NAME(name, accuracy, f32_or_f64) CHORALE_SLEEF_##f32_or_f64(name, f8, d4, accuracy##avx2)
+using RawF32 = __m256;
+using RawF64 = __m256d;
+#else
+#define CHORALE_SLEEF_NAME(name, accuracy, f32_or_f64) CHORALE_SLEEF_##f32_or_f64(name, f4, d2, accuracy##sse4)
+using RawF32 = __m128;
+using RawF64 = __m128d;
+#endif
+#define CHORALE_SLEEF_F32(name, f, d, suffix) Sleef_##name##f##_##suffix
+#define CHORALE_SLEEF_F64(name, f, d, suffix) Sleef_##name##d##_##suffix
+#define CHORALE_SLEEF_UNARY(name)                                                               \
+  extern "C" __attribute__((const)) RawF32 CHORALE_SLEEF_NAME(name, u10, F32)(RawF32);          \
+  extern "C" __attribute__((const)) RawF64 CHORALE_SLEEF_NAME(name, u10, F64)(RawF64);          \
+  HWY_INLINE F32 sleef_##name(F32 x) { return F32{CHORALE_SLEEF_NAME(name, u10, F32)(x.raw)}; } \
+  HWY_INLINE F64 sleef_##name(F64 x) { return F64{CHORALE_SLEEF_NAME(name, u10, F64)(x.raw)}; }
+#define CHORALE_SLEEF_BINARY(name, accuracy)                                                                       \
+  extern "C" __attribute__((const)) RawF32 CHORALE_SLEEF_NAME(name, accuracy, F32)(RawF32, RawF32);                \
+  extern "C" __attribute__((const)) RawF64 CHORALE_SLEEF_NAME(name, accuracy, F64)(RawF64, RawF64);                \
+  HWY_INLINE F32 sleef_##name(F32 a, F32 b) { return F32{CHORALE_SLEEF_NAME(name, accuracy, F32)(a.raw, b.raw)}; } \
+  HWY_INLINE F64 sleef_##name(F64 a, F64 b) { return F64{CHORALE_SLEEF_NAME(name, accuracy, F64)(a.raw, b.raw)}; }
+
+CHORALE_SLEEF_UNARY(exp)
+CHORALE_SLEEF_UNARY(exp2)
+CHORALE_SLEEF_UNARY(expm1)
+CHORALE_SLEEF_UNARY(log)
+CHORALE_SLEEF_UNARY(log2)
+CHORALE_SLEEF_UNARY(log10)
+CHORALE_SLEEF_UNARY(log1p)
+CHORALE_SLEEF_UNARY(sin)
+CHORALE_SLEEF_UNARY(cos)
+CHORALE_SLEEF_UNARY(tan)
+CHORALE_SLEEF_UNARY(tanh)
+CHORALE_SLEEF_UNARY(erf)
+CHORALE_SLEEF_BINARY(pow, u10)
+CHORALE_SLEEF_BINARY(fmod, )
+
+#undef CHORALE_SLEEF_UNARY
+#undef CHORALE_SLEEF_BINARY
+#undef CHORALE_SLEEF_NAME
+#undef CHORALE_SLEEF_F32
+#undef CHORALE_SLEEF_F64
+
+// A polynomial by Horner's rule, highest coefficient first.
+template <class V, class... Rest>
+HWY_INLINE V horner(V x, V value, float next, Rest... rest) {
+  value = hn::MulAdd(value, x, constant<V>(static_cast<double>(next)));
+  if constexpr (sizeof...(rest) == 0) {
+    return value;
+  } else {
+    return horner(x, value, rest...);
+  }
+}
+template <class... Rest>
+HWY_INLINE F32 polynomial(F32 x, float first, Rest... rest) {
+  return horner(x, constant<F32>(static_cast<double>(first)), rest...);
+}
+
+// p * 2^n for integral n in [-252, 254], with overflow and gradual underflow.
+HWY_INLINE F32 scale_by_power_of_two(F32 p, F32 n) {
+#if HWY_TARGET == HWY_AVX3
+  return F32{_mm512_scalef_ps(p.raw, n.raw)};
+#else
+  // In two steps, since the factor itself may leave the range of normal numbers.
+  const hn::ScalableTag<float> d;
+  const hn::ScalableTag<int32_t> di;
+  const auto i = hn::ConvertTo(di, n);
+  const auto half = hn::ShiftRight<1>(i);
+  const auto bias = hn::Set(di, 127);
+  const F32 first = hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(half, bias)));
+  const F32 second = hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(hn::Sub(i, half), bias)));
+  return hn::Mul(hn::Mul(p, first), second);
+#endif
+}
+
+// x = n ln 2 + r with |r| <= ln 2 / 2.
+struct Reduced {
+  F32 n, r;
+};
+HWY_INLINE Reduced reduce_by_ln2(F32 x) {
+  const F32 n = hn::Round(hn::Mul(x, constant<F32>(1.44269504)));
+  // ln 2 in two parts: n times the first is exact.
+  const F32 r = hn::NegMulAdd(n, constant<F32>(0x1.62e400p-1), x);
+  return {n, hn::NegMulAdd(n, constant<F32>(0x1.7f7d1cp-20), r)};
+}
+// exp(r) for |r| <= ln 2 / 2.
+HWY_INLINE F32 exp_of_reduced(F32 r) {
+  return polynomial(r, 0x1.694000p-10f, 0x1.125edcp-7f, 0x1.555b5ap-5f, 0x1.555450p-3f, 0x1.fffff6p-2f, 1.0f, 1.0f);
+}
+// x86's min and max return their second argument if either is NaN, so x must come second.
+HWY_INLINE F32 limit(F32 x, float low, float high) {
+  return hn::Max(constant<F32>(static_cast<double>(low)), hn::Min(constant<F32>(static_cast<double>(high)), x));
+}
+
+HWY_INLINE F32 vexp(F32 x) {
+  const auto [n, r] = reduce_by_ln2(limit(x, -104.0f, 89.0f));  // the limits give 0 and inf
+  return scale_by_power_of_two(exp_of_reduced(r), n);
+}
+HWY_INLINE F64 vexp(F64 x) { return sleef_exp(x); }
+
+HWY_INLINE F32 vexp2(F32 x) {
+  x = limit(x, -151.0f, 129.0f);
+  const F32 n = hn::Round(x);
+  return scale_by_power_of_two(exp_of_reduced(hn::Mul(hn::Sub(x, n), constant<F32>(0.693147180559945))), n);
+}
+HWY_INLINE F64 vexp2(F64 x) { return sleef_exp2(x); }
+
+HWY_INLINE F32 vexpm1(F32 x) {
+  const auto [n, r] = reduce_by_ln2(limit(x, -25.0f, 89.0f));
+  // exp(r) - 1, then 2^n (that) + 2^n - 1; half of it, since 2^n may overflow where the result does not.
+  const F32 p = hn::MulAdd(
+      hn::Mul(r, r),
+      polynomial(r, 0x1.98e1d6p-13f, 0x1.6bb3a6p-10f, 0x1.1110fcp-7f, 0x1.555502p-5f, 0x1.555556p-3f, 0.5f), r);
+  const F32 scale = scale_by_power_of_two(constant<F32>(0.5), n);
+  const F32 half = hn::MulAdd(scale, p, hn::Sub(scale, constant<F32>(0.5)));
+  return hn::IfThenElse(hn::Eq(x, constant<F32>(0)), x, hn::Add(half, half));  // keeps the sign of zero
+}
+HWY_INLINE F64 vexpm1(F64 x) { return sleef_expm1(x); }
+
+HWY_INLINE F32 vlog(F32 x) {
+  const hn::ScalableTag<float> d;
+  const hn::ScalableTag<int32_t> di;
+  const auto denormal = hn::Lt(x, constant<F32>(0x1p-126));
+  const F32 scaled = hn::IfThenElse(denormal, hn::Mul(x, constant<F32>(0x1p23)), x);
+  // x = 2^e m with m in [2/3, 4/3]; e is kept in the exponent's place.
+  const auto bits = hn::BitCast(di, scaled);
+  const auto e = hn::And(hn::Sub(bits, hn::BitCast(di, constant<F32>(0.666666667))), hn::Set(di, -0x800000));
+  const F32 exponent =
+      hn::MulAdd(hn::ConvertTo(d, e), constant<F32>(0x1p-23), hn::IfThenElseZero(denormal, constant<F32>(-23)));
+  const F32 f = hn::Sub(hn::BitCast(d, hn::Sub(bits, e)), constant<F32>(1));
+  const F32 s = hn::Mul(f, f);
+  // log(1 + f); the first four coefficients are evaluated side by side.
+  const F32 high = hn::MulAdd(constant<F32>(-0x1.0ae000p-3), f, constant<F32>(0x1.208000p-3));
+  const F32 low = hn::MulAdd(constant<F32>(-0x1.f198b2p-4), f, constant<F32>(0x1.1e5740p-3));
+  F32 p = horner(f, hn::MulAdd(high, s, low), -0x1.55b36cp-3f, 0x1.99d8b2p-3f, -0x1.fffe02p-3f, 0x1.5554fap-2f, -0.5f);
+  p = hn::MulAdd(p, s, f);
+  p = hn::MulAdd(exponent, constant<F32>(0x1.62e430p-1), p);
+  // 0 gives -inf, a negative number NaN, +inf and NaN themselves.
+  const F32 infinity = constant<F32>(std::numeric_limits<double>::infinity());
+  p = hn::IfThenElse(hn::Lt(x, infinity), p, x);
+  p = hn::IfThenElse(hn::Eq(x, constant<F32>(0)), hn::Neg(infinity), p);
+  return hn::IfThenElse(hn::Lt(x, constant<F32>(0)), hn::NaN(d), p);
+}
+HWY_INLINE F64 vlog(F64 x) { return sleef_log(x); }
+
+HWY_INLINE F32 vlog1p(F32 x) {
+  // log(u) for u = 1 + x as rounded, and a first-order term for what rounding took away.
+  const F32 one = constant<F32>(1);
+  const F32 u = hn::Add(one, x);
+  const F32 lost = hn::Sub(x, hn::Sub(u, one));
+  const F32 y = hn::Add(vlog(u), hn::Div(lost, u));
+  const auto as_is = hn::Or(hn::Eq(u, one), hn::Eq(x, constant<F32>(std::numeric_limits<double>::infinity())));
+  return hn::IfThenElse(as_is, x, hn::IfThenElse(hn::Eq(u, constant<F32>(0)), vlog(u), y));
+}
+HWY_INLINE F64 vlog1p(F64 x) {
+  // SLEEF gives inf near the end of the range.
+  const auto huge = hn::Gt(x, constant<F64>(0x1p1000));
+  const F64 y = sleef_log1p(hn::IfThenElse(huge, hn::Mul(x, constant<F64>(0x1p-512)), x));
+  return hn::Add(y, hn::IfThenElseZero(huge, constant<F64>(512 * 0.693147180559945309417)));
+}
+
+// C's fmod, exact. SLEEF gives NaN where the quotient leaves the range of the type: those lanes are computed one by
+// one.
+template <class V>
+HWY_INLINE V vfmod(V a, V b) {
+  const hn::DFromV<V> d;
+  using T = hn::TFromD<decltype(d)>;
+  V mod = sleef_fmod(a, b);
+  const auto wrong =
+      hn::And(hn::IsNaN(mod), hn::And(hn::IsFinite(a), hn::And(hn::Not(hn::IsNaN(b)), hn::Ne(b, hn::Zero(d)))));
+  if (HWY_UNLIKELY(!hn::AllFalse(d, wrong))) {
+    constexpr size_t kLanes = hn::MaxLanes(d);
+    HWY_ALIGN T as[kLanes], bs[kLanes];
+    hn::Store(a, d, as);
+    hn::Store(b, d, bs);
+    for (size_t i = 0; i < kLanes; ++i) as[i] = std::fmod(as[i], bs[i]);
+    mod = hn::IfThenElse(wrong, hn::Load(d, as), mod);
+  }
+  return mod;
+}
+
+HWY_INLINE F32 vtanh(F32 x) {
+  const F32 t = hn::Abs(x);
+  // 1 - 2 / (exp(2 t) + 1); beyond 9.1 this is 1.
+  const auto [n, r] = reduce_by_ln2(hn::Min(constant<F32>(18.2), hn::Add(t, t)));
+  const F32 e = scale_by_power_of_two(exp_of_reduced(r), n);
+  const F32 large =
+      hn::NegMulAdd(constant<F32>(2), hn::Div(constant<F32>(1), hn::Add(e, constant<F32>(1))), constant<F32>(1));
+  const F32 s = hn::Mul(x, x);
+  const F32 p = polynomial(s, 0x1.01e000p-6f, -0x1.ac766ap-5f, 0x1.10b23ep-3f, -0x1.5553dap-2f);
+  const F32 small = hn::MulAdd(hn::Mul(p, s), t, t);
+  return hn::CopySign(hn::IfThenElse(hn::Lt(t, constant<F32>(0.55)), small, large), x);
+}
+HWY_INLINE F64 vtanh(F64 x) { return sleef_tanh(x); }
+
+HWY_INLINE F32 verf(F32 x) {
+  const F32 t = hn::Abs(x);
+  const F32 s = hn::Mul(x, x);
+  // 1 - exp(q(t)) for large t; beyond 4 this is 1.
+  const F32 limited = hn::Min(constant<F32>(4), t);
+  const F32 limited_square = hn::Mul(limited, limited);
+  const F32 q_high = hn::MulAdd(constant<F32>(-0x1.220000p-16), limited, constant<F32>(0x1.91cfb2p-12));
+  const F32 q_low = hn::MulAdd(constant<F32>(-0x1.fd1438p-9), limited, constant<F32>(0x1.8d6342p-6));
+  F32 q = horner(limited, hn::MulAdd(q_high, limited_square, q_low), -0x1.b55cb8p-4f, -0x1.450aa0p-1f, -0x1.079d0cp-3f);
+  q = hn::MulSub(q, limited, limited);
+  const auto [n, r] = reduce_by_ln2(q);
+  const F32 large = hn::Sub(constant<F32>(1), scale_by_power_of_two(exp_of_reduced(r), n));
+  const F32 p =
+      polynomial(s, -0x1.38e000p-11f, 0x1.471a58p-8f, -0x1.b691b2p-6f, 0x1.ce1c44p-4f, -0x1.812700p-2f, 0x1.06eba8p-3f);
+  const F32 small = hn::MulAdd(p, t, t);
+  return hn::CopySign(hn::IfThenElse(hn::Gt(t, constant<F32>(0.927734375)), large, small), x);
+}
+HWY_INLINE F64 verf(F64 x) { return sleef_erf(x); }
+
+}  // namespace chorale::vec::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif
