@@ -8,13 +8,15 @@ namespace chorale {
 namespace op {
 struct CopyAttrs {
   DType dtype = DType::kF32;
+  bool keep_layout = false;  // of dense tensors: transposed and channels-last ones stay what they are
 };
-CHORALE_FIELDS(CopyAttrs, dtype)
-// to(x; dtype): a contiguous copy of x in that dtype. Its call_into form is how bytes move between existing tensors.
+CHORALE_FIELDS(CopyAttrs, dtype, keep_layout)
+// to(x; dtype): a copy of x in that dtype, contiguous. Its call_into form is how bytes move between existing tensors.
 extern const OpDef kTo;
 }  // namespace op
 
-// x itself when it has that dtype already.
+// x itself when it has that dtype already; otherwise a copy, of the same layout where x is dense. Floating to integer
+// truncates, anything to bool is != 0, complex to real drops the imaginary part.
 Tensor to(const Tensor& x, DType dtype);
 // Always new memory, contiguous.
 Tensor clone(const Tensor& x);

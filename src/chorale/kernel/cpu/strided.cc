@@ -1,0 +1,160 @@
+#include "chorale/kernel/cpu/strided.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+namespace chorale::kernel::cpu {
+namespace {
+
+struct Bytes16 {
+  uint64_t halves[2];
+};
+
+template <class T>
+void gather_row(const std::byte* from, int64_t stride, T* to, int64_t n) {
+  if (stride == sizeof(T)) {
+    std::memcpy(to, from, static_cast<size_t>(n) * sizeof(T));
+    return;
+  }
+  for (int64_t i = 0; i < n; ++i, from += stride) std::memcpy(to + i, from, sizeof(T));
+}
+
+template <class T>
+void scatter_row(const T* from, std::byte* to, int64_t stride, int64_t n) {
+  if (stride == sizeof(T)) {
+    std::memcpy(to, from, static_cast<size_t>(n) * sizeof(T));
+    return;
+  }
+  for (int64_t i = 0; i < n; ++i, to += stride) std::memcpy(to, from + i, sizeof(T));
+}
+
+// Calls f with a value of an unsigned type of this size.
+template <class F>
+void visit_size(size_t elem_bytes, F&& f) {
+  switch (elem_bytes) {
+    case 1:
+      return f(uint8_t{});
+    case 2:
+      return f(uint16_t{});
+    case 4:
+      return f(uint32_t{});
+    case 8:
+      return f(uint64_t{});
+    default:
+      return f(Bytes16{});
+  }
+}
+
+}  // namespace
+
+StridedSpace::StridedSpace(const Tensor& out, std::span<const Tensor> in)
+    : operand_count_(in.size() + 1), elems_(out.elems()) {
+  const Shape& sizes = out.sizes();
+  // Insertion sort by the output's strides, largest first; dimensions of size 1 do not matter.
+  int order[kMaxRank];
+  for (int d = 0; d < static_cast<int>(sizes.size()); ++d) {
+    if (sizes[static_cast<size_t>(d)] == 1) continue;
+    const auto step = [&](int dim) { return std::abs(out.strides()[static_cast<size_t>(dim)]); };
+    int at = rank_++;
+    for (; at > 0 && step(order[at - 1]) < step(d); --at) order[at] = order[at - 1];
+    order[at] = d;
+  }
+  for (int i = 0; i < rank_; ++i) sizes_[i] = sizes[static_cast<size_t>(order[i])];
+
+  for (size_t k = 0; k < operand_count_; ++k) {
+    const Tensor& x = k == 0 ? out : in[k - 1];
+    StridedOperand& operand = operands_[k];
+    operand.data = static_cast<std::byte*>(x.raw());
+    operand.dtype = x.dtype();
+    operand.elem_bytes = x.elem_bytes();
+    const auto missing = static_cast<int>(sizes.size() - x.sizes().size());
+    for (int i = 0; i < rank_; ++i) {
+      const int d = order[i] - missing;
+      const bool repeated = d < 0 || x.sizes()[static_cast<size_t>(d)] == 1;
+      operand.strides[i] =
+          repeated ? 0 : x.strides()[static_cast<size_t>(d)] * static_cast<int64_t>(operand.elem_bytes);
+    }
+  }
+  if (rank_ == 0) {  // one element
+    rank_ = 1;
+    sizes_[0] = 1;
+    for (StridedOperand& operand : operands_) operand.strides[0] = static_cast<int64_t>(operand.elem_bytes);
+  }
+  merge_dimensions();
+  for (size_t k = 0; k < operand_count_; ++k) {
+    StridedOperand& operand = operands_[k];
+    operand.linear = operand.constant = true;
+    auto step = static_cast<int64_t>(operand.elem_bytes);
+    for (int i = rank_; i-- > 0;) {
+      operand.linear &= operand.strides[i] == step;
+      operand.constant &= operand.strides[i] == 0;
+      step *= sizes_[i];
+    }
+  }
+}
+
+void StridedSpace::merge_dimensions() {
+  int last = 0;
+  for (int i = 1; i < rank_; ++i) {
+    bool follows = true;
+    for (size_t k = 0; k < operand_count_; ++k) {
+      follows &= operands_[k].strides[last] == operands_[k].strides[i] * sizes_[i];
+    }
+    if (follows) {
+      sizes_[last] *= sizes_[i];
+    } else {
+      sizes_[++last] = sizes_[i];
+    }
+    for (size_t k = 0; k < operand_count_; ++k) operands_[k].strides[last] = operands_[k].strides[i];
+  }
+  rank_ = last + 1;
+}
+
+StridedSpace::Cursor::Cursor(const StridedSpace& space, Moving moving, int64_t position) {
+  for (int i = space.rank_; i-- > 0;) {
+    index[i] = position % space.sizes_[i];
+    position /= space.sizes_[i];
+  }
+  for (size_t k = moving.first; k < moving.last; ++k) {
+    data[k] = space.operands_[k].data;
+    for (int i = 0; i < space.rank_; ++i) data[k] += index[i] * space.operands_[k].strides[i];
+  }
+}
+
+void StridedSpace::Cursor::next_row(const StridedSpace& space, Moving moving) {
+  const int inner = space.rank_ - 1;
+  for (size_t k = moving.first; k < moving.last; ++k) data[k] -= index[inner] * space.operands_[k].strides[inner];
+  index[inner] = 0;
+  for (int i = inner; i-- > 0;) {
+    const bool carries = ++index[i] == space.sizes_[i];
+    for (size_t k = moving.first; k < moving.last; ++k) data[k] += space.operands_[k].strides[i];
+    if (!carries) return;
+    index[i] = 0;
+    for (size_t k = moving.first; k < moving.last; ++k) data[k] -= space.sizes_[i] * space.operands_[k].strides[i];
+  }
+}
+
+void StridedSpace::gather(size_t operand, int64_t begin, int64_t n, void* buffer) const {
+  const int64_t stride = operands_[operand].inner_stride(rank_);
+  visit_size(operands_[operand].elem_bytes, [&]<class T>(T) {
+    T* to = static_cast<T*>(buffer);
+    walk({operand, operand + 1}, begin, begin + n, [&](std::byte* const* data, int64_t count) {
+      gather_row(data[operand], stride, to, count);
+      to += count;
+    });
+  });
+}
+
+void StridedSpace::scatter(size_t operand, int64_t begin, int64_t n, const void* buffer) const {
+  const int64_t stride = operands_[operand].inner_stride(rank_);
+  visit_size(operands_[operand].elem_bytes, [&]<class T>(T) {
+    const T* from = static_cast<const T*>(buffer);
+    walk({operand, operand + 1}, begin, begin + n, [&](std::byte* const* data, int64_t count) {
+      scatter_row(from, data[operand], stride, count);
+      from += count;
+    });
+  });
+}
+
+}  // namespace chorale::kernel::cpu

@@ -1,0 +1,80 @@
+// Walking over tensors of any strides in step. The dimensions of a result and of its inputs (broadcast to it) are put
+// in the order of the result's memory and merged where every operand allows, so that most calls end up with one or two.
+// Elements are then numbered along these dimensions: "positions" below.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "chorale/tensor/tensor.h"
+
+namespace chorale::kernel::cpu {
+
+struct StridedOperand {
+  std::byte* data = nullptr;  // of position 0
+  size_t elem_bytes = 0;
+  DType dtype = DType::kF32;
+  int64_t strides[kMaxRank] = {};  // in bytes, per merged dimension
+  bool linear = false;             // position p lies at data + p * elem_bytes
+  bool constant = false;           // one element stands for all
+
+  int64_t inner_stride(int rank) const { return strides[rank - 1]; }
+};
+
+class StridedSpace {
+ public:
+  static constexpr size_t kMaxOperands = 5;
+
+  // Operand 0 is `out`, operand i + 1 is in[i]. Undefined inputs are not allowed; there must be elements.
+  StridedSpace(const Tensor& out, std::span<const Tensor> in);
+
+  int64_t elems() const { return elems_; }
+  int rank() const { return rank_; }  // at least 1
+  int64_t size(int dim) const { return sizes_[dim]; }
+  int64_t inner() const { return sizes_[rank_ - 1]; }
+  const StridedOperand& operator[](size_t operand) const { return operands_[operand]; }
+
+  // Positions begin to begin + n of an operand into contiguous memory, and back.
+  void gather(size_t operand, int64_t begin, int64_t n, void* buffer) const;
+  void scatter(size_t operand, int64_t begin, int64_t n, const void* buffer) const;
+
+  // Calls f(data, n) for the stretches along the innermost dimension that cover positions begin to end: data[i] points
+  // to operand i.
+  template <class F>
+  void for_each_row(int64_t begin, int64_t end, F&& f) const {
+    walk({0, operand_count_}, begin, end, f);
+  }
+
+ private:
+  // The operands that a walk moves along.
+  struct Moving {
+    size_t first, last;
+  };
+  struct Cursor {
+    Cursor(const StridedSpace& space, Moving moving, int64_t position);
+    void next_row(const StridedSpace& space, Moving moving);
+
+    int64_t index[kMaxRank];
+    std::byte* data[kMaxOperands];
+  };
+
+  template <class F>
+  void walk(Moving moving, int64_t begin, int64_t end, F&& f) const {
+    Cursor cursor(*this, moving, begin);
+    while (begin < end) {
+      const int64_t n = std::min(end - begin, inner() - cursor.index[rank_ - 1]);
+      f(static_cast<std::byte* const*>(cursor.data), n);
+      begin += n;
+      cursor.next_row(*this, moving);
+    }
+  }
+  void merge_dimensions();
+
+  int rank_ = 0;
+  size_t operand_count_ = 0;
+  int64_t elems_ = 0;
+  int64_t sizes_[kMaxRank] = {};
+  StridedOperand operands_[kMaxOperands];
+};
+
+}  // namespace chorale::kernel::cpu
