@@ -8,11 +8,7 @@ namespace chorale::op {
 Rows all_ops() {
   static const std::vector<const OpDef*> rows = [] {
     std::vector<const OpDef*> all;
-    for (Rows family : {
-             copy_rows(),
-             creation_rows(),
-             view_rows(),
-         }) {
+    for (Rows family : {copy_rows(), complex_rows(), view_rows()}) {
       all.insert(all.end(), family.begin(), family.end());
     }
     return all;

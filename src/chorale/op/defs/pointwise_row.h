@@ -1,0 +1,126 @@
+// Inside op/defs: how a pointwise row is made, and how the three forms of its function are defined.
+#pragma once
+
+#include "chorale/kernel/cpu/pointwise.h"
+#include "chorale/op/builder.h"
+#include "chorale/op/samples.h"
+
+namespace chorale::op {
+
+using kernel::Promotion;
+using vec::ScalarOp;
+
+// ---- attributes. Numbers among them are the parameters p0, p1, … of the expression, in this order.
+
+struct NumberAttrs {
+  Scalar value = 0;
+};
+CHORALE_FIELDS(NumberAttrs, value)
+struct BoundsAttrs {
+  Scalar min = 0, max = 0;
+};
+CHORALE_FIELDS(BoundsAttrs, min, max)
+
+// ---- inference
+
+void infer_pointwise(const kernel::Pointwise& pointwise, const InferArgs& args, OutSpec& out);
+template <ScalarOp op, Promotion promotion>
+void infer_pointwise(const InferArgs& args, std::span<OutSpec> out) {
+  infer_pointwise({op, promotion}, args, out[0]);
+}
+
+// ---- samples: of one, two and three floating inputs, with broadcasting
+
+std::vector<Sample> samples_unary();
+std::vector<Sample> samples_positive();  // of one input above 0.25
+std::vector<Sample> samples_binary();
+std::vector<Sample> samples_ternary();
+// Two inputs of equal shape, as rows of gradients have them.
+std::vector<Sample> samples_backward();
+
+// ---- rows
+
+namespace detail {
+// As vec::info(), at compile time.
+struct ScalarFacts {
+  uint8_t dtypes;
+  int inputs;
+  const char* text;
+};
+constexpr int count_inputs(const char* list) {  // "(a, b)"
+  int count = 1;
+  for (; *list != '\0'; ++list) count += *list == ',';
+  return count;
+}
+constexpr ScalarFacts facts_of(ScalarOp op) {
+  using namespace vec::domain;
+  constexpr ScalarFacts facts[] = {
+#define CHORALE_SCALAR(Name, dtypes, inputs, ...) {static_cast<uint8_t>(dtypes), count_inputs(#inputs), #__VA_ARGS__},
+#define CHORALE_SCALAR_ALL
+#include "chorale/vec/scalar_ops.inc"
+#undef CHORALE_SCALAR_ALL
+  };
+  return facts[static_cast<size_t>(op)];
+}
+constexpr DTypeSet dtypes_of(uint8_t domain, Promotion promotion) {
+  DTypeSet dtypes;
+  if (domain & vec::domain::F) dtypes = dtypes | kFloats;
+  if (domain & vec::domain::C) dtypes = dtypes | kComplexes;
+  if (domain & vec::domain::I || promotion == Promotion::kFloat) dtypes = dtypes | kInts | kBools;
+  if (domain & vec::domain::B) dtypes = dtypes | kBools;
+  return dtypes;
+}
+}  // namespace detail
+
+// Completes a row: what it says itself stays.
+template <ScalarOp op, Promotion promotion = Promotion::kSame>
+constexpr OpDef pointwise(OpDef row) {
+  constexpr detail::ScalarFacts facts = detail::facts_of(op);
+  constexpr const char* names[] = {"x", "x, y", "x, y, z"};
+  row.infer = infer_pointwise<op, promotion>;
+  row.cpu = kernel::cpu::pointwise<op, promotion>;
+  row.in_place = true;
+  row.shard = kShardElementwise;
+  row.formula = facts.text;
+  if (*row.inputs == '\0') row.inputs = names[facts.inputs - 1];
+  if (row.dtypes.empty()) row.dtypes = detail::dtypes_of(facts.dtypes, promotion);
+  return row;
+}
+
+// The gradient of a step function: zero where it exists.
+Tensors zero_gradient(const GradArgs&);
+
+// ---- the forms of a function, from one expression that says to(row, attributes, inputs…)
+
+struct ToNew {
+  template <class... In>
+  Tensor operator()(const OpDef& op, const Attrs& attrs, const In&... in) const {
+    return call(op, attrs, in...);
+  }
+};
+struct ToExisting {
+  const Tensor& target;
+  template <class... In>
+  const Tensor& operator()(const OpDef& op, const Attrs& attrs, const In&... in) const {
+    return call_into(op, attrs, target, in...);
+  }
+};
+
+}  // namespace chorale::op
+
+#define CHORALE_UNWRAP(...) __VA_ARGS__
+// CHORALE_DEFINE_FORMS(f, (const Tensor& x, double p), to(kF, FAttrs{p}, x)) defines f, f_ (which overwrites x) and
+// f_out.
+#define CHORALE_DEFINE_FORMS(name, parameters, ...)                        \
+  Tensor name(CHORALE_UNWRAP parameters) {                                 \
+    constexpr ::chorale::op::ToNew to;                                     \
+    return __VA_ARGS__;                                                    \
+  }                                                                        \
+  const Tensor& name##_(CHORALE_UNWRAP parameters) {                       \
+    const ::chorale::op::ToExisting to{x};                                 \
+    return __VA_ARGS__;                                                    \
+  }                                                                        \
+  const Tensor& name##_out(const Tensor& out, CHORALE_UNWRAP parameters) { \
+    const ::chorale::op::ToExisting to{out};                               \
+    return __VA_ARGS__;                                                    \
+  }
