@@ -1,4 +1,5 @@
 // Joins the layers: what a call of an op goes through on a thread that said nothing else.
+#include "chorale/autograd/record.h"
 #include "chorale/eager/run.h"
 #include "chorale/op/builder.h"
 
@@ -6,7 +7,8 @@ namespace chorale::op {
 
 Builder& default_builder() {
   static eager::Eager eager;
-  return eager;
+  static autograd::Autograd recording(eager);
+  return recording;
 }
 
 }  // namespace chorale::op

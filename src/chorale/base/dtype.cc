@@ -2,6 +2,7 @@
 
 #include <array>
 #include <ostream>
+#include <utility>
 
 namespace chorale {
 namespace {

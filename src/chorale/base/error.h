@@ -1,5 +1,5 @@
-// The four kinds of error (docs/dev/style.md, section 6) and the macros that raise them. A message says what was expected,
-// what was found and what to try; its parts are joined only when the check fails.
+// The four kinds of error (docs/dev/style.md, section 6) and the macros that raise them. A message says what was
+// expected, what was found and what to try; its parts are joined only when the check fails.
 #pragma once
 
 #include <sstream>
@@ -43,15 +43,15 @@ template <class Kind, class... Parts>
 }  // namespace detail
 }  // namespace chorale
 
-#define CHORALE_CHECK_KIND(Kind, condition, ...) \
-  do {                                           \
-    if (!(condition)) [[unlikely]]               \
+#define CHORALE_CHECK_KIND(Kind, condition, ...)   \
+  do {                                             \
+    if (!(condition)) [[unlikely]]                 \
       ::chorale::detail::raise<Kind>(__VA_ARGS__); \
   } while (false)
 
 #define CHORALE_CHECK(condition, ...) CHORALE_CHECK_KIND(::chorale::InvalidArgument, condition, __VA_ARGS__)
 #define CHORALE_CHECK_STATE(condition, ...) CHORALE_CHECK_KIND(::chorale::StateError, condition, __VA_ARGS__)
 // For invariants of our own; active in every build, so keep it off the hot path.
-#define CHORALE_INVARIANT(condition, ...)                                                                    \
+#define CHORALE_INVARIANT(condition, ...)                                                                      \
   CHORALE_CHECK_KIND(::chorale::InternalError, condition, "internal error at ", __FILE__, ":", __LINE__, ": ", \
                      __VA_ARGS__, "; please report this")

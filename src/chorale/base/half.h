@@ -2,9 +2,7 @@
 #pragma once
 
 #include <bit>
-#include <cmath>
 #include <cstdint>
-#include <limits>
 
 namespace chorale {
 

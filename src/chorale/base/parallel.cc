@@ -5,10 +5,15 @@
 #include <algorithm>
 #include <exception>
 
+#include "chorale/base/error.h"
+
 namespace chorale {
 
 int thread_count() { return omp_get_max_threads(); }
-void set_thread_count(int count) { omp_set_num_threads(std::max(1, count)); }
+void set_thread_count(int count) {
+  CHORALE_CHECK(count >= 1, "[set_thread_count] needs at least one thread, not ", count);
+  omp_set_num_threads(count);
+}
 
 void parallel_for(int64_t count, int64_t grain, FunctionRef<void(int64_t begin, int64_t end)> body) {
   if (count <= 0) return;

@@ -1,5 +1,6 @@
 #include "chorale/base/scalar.h"
 
+#include <charconv>
 #include <cmath>
 #include <limits>
 #include <ostream>
@@ -21,11 +22,20 @@ std::ostream& operator<<(std::ostream& out, const Scalar& scalar) {
     case Scalar::Kind::kInt:
       return out << scalar.integer();
     case Scalar::Kind::kFloat:
-      return out << scalar.real();
+      return out << to_text(scalar.real());
     case Scalar::Kind::kComplex:
-      return out << '(' << scalar.real() << (std::signbit(scalar.imag()) ? "" : "+") << scalar.imag() << "j)";
+      return out << to_text(scalar.real()) << (std::signbit(scalar.imag()) ? "" : "+") << to_text(scalar.imag()) << 'j';
   }
   return out;
+}
+
+std::string to_text(double value) {
+  if (std::isnan(value)) return "nan";  // without a sign
+  char text[32];
+  const auto result = std::to_chars(text, text + sizeof(text), value);
+  std::string digits(text, result.ptr);
+  if (std::isfinite(value) && digits.find_first_of(".e") == std::string::npos) digits += ".0";
+  return digits;
 }
 
 DType promote(DType tensor, Scalar::Kind scalar) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <initializer_list>
 #include <iterator>
 #include <memory>
@@ -14,20 +15,24 @@ namespace chorale {
 
 template <class T, size_t N>
 class SmallVector {
+  // Growing and taking over another's elements cannot fail half way.
+  static_assert(N > 0 && std::is_nothrow_move_constructible_v<T>);
+
  public:
   using value_type = T;
   using iterator = T*;
   using const_iterator = const T*;
 
   SmallVector() = default;
-  explicit SmallVector(size_t count, const T& value = T()) { resize(count, value); }
-  SmallVector(std::initializer_list<T> list) { append(list.begin(), list.end()); }
-  explicit SmallVector(std::span<const T> list) { append(list.begin(), list.end()); }
+  // These delegate so that the destructor cleans up when copying an element throws.
+  explicit SmallVector(size_t count, const T& value = T()) : SmallVector() { resize(count, value); }
+  SmallVector(std::initializer_list<T> list) : SmallVector(list.begin(), list.end()) {}
+  explicit SmallVector(std::span<const T> list) : SmallVector(list.begin(), list.end()) {}
   template <std::forward_iterator It>
-  SmallVector(It first, It last) {
+  SmallVector(It first, It last) : SmallVector() {
     append(first, last);
   }
-  SmallVector(const SmallVector& other) { append(other.begin(), other.end()); }
+  SmallVector(const SmallVector& other) : SmallVector(other.begin(), other.end()) {}
   SmallVector(SmallVector&& other) noexcept { take(other); }
   SmallVector& operator=(const SmallVector& other) {
     if (this != &other) {
@@ -82,15 +87,17 @@ class SmallVector {
     return back();
   }
   void pop_back() { std::destroy_at(data_ + --size_); }
-  void resize(size_t count, const T& value = T()) {
+  // By value: `value` may be an element of this vector, which growing moves.
+  void resize(size_t count, T value = T()) {
     reserve(count);
-    while (size_ < count) std::construct_at(data_ + size_++, value);
+    for (; size_ < count; ++size_) std::construct_at(data_ + size_, value);
     while (size_ > count) pop_back();
   }
+  // The range must not be part of this vector.
   template <class It>
   void append(It first, It last) {
     reserve(size_ + static_cast<size_t>(std::distance(first, last)));
-    for (; first != last; ++first) std::construct_at(data_ + size_++, *first);
+    for (; first != last; ++first, ++size_) std::construct_at(data_ + size_, *first);
   }
   void insert(size_t at, T value) {
     push_back(std::move(value));

@@ -52,7 +52,7 @@ class Operands {
  public:
   template <class... Ts>
   explicit Operands(const Ts&... tensors) {
-    size_t at = 0;
+    [[maybe_unused]] size_t at = 0;
     (new (&items_[at++]) Tensor(Tensor::adopt(tensors.impl())), ...);
   }
   ~Operands() {}  // the references were never ours
@@ -62,7 +62,7 @@ class Operands {
 
  private:
   union {
-    Tensor items_[N];
+    Tensor items_[N == 0 ? 1 : N];
   };
 };
 
@@ -90,6 +90,13 @@ template <class... In>
 const Tensor& call_into(const OpDef& op, const Attrs& attrs, const Tensor& out, const In&... in) {
   current_builder().call_into(op, Operands<sizeof...(In)>(in...), attrs, {&out, 1});
   return out;
+}
+
+// The last op of a gradient rule: writes the gradient of input i where it is wanted, if that is known.
+template <class... In>
+Tensor emit(const GradArgs& g, size_t i, const OpDef& op, const Attrs& attrs, const In&... in) {
+  if (const Tensor destination = g.destination(i); destination.defined()) return call_into(op, attrs, destination, in...);
+  return call(op, attrs, in...);
 }
 
 }  // namespace chorale::op

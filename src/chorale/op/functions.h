@@ -2,5 +2,6 @@
 #pragma once
 
 #include "chorale/op/copy.h"
+#include "chorale/op/creation.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/view.h"

@@ -71,13 +71,17 @@ struct GradArgs {
   std::span<const Tensor> dout;  // undefined where no gradient arrived; with one output it is always defined
   const Attrs& attrs;
   uint32_t needed = 0;
-  const void* metas_context = nullptr;
-  const Meta& (*meta_of)(const void* context, size_t input) = nullptr;
+  const void* context = nullptr;  // of the two functions below, which belong to whoever calls the rule
+  Meta (*meta_of)(const void* context, size_t input) = nullptr;
+  Tensor (*destination_of)(const void* context, size_t input) = nullptr;
 
   // False for an input without gradient: its product is never computed.
   bool needs(size_t i) const { return needed >> i & 1u; }
-  const Shape& shape(size_t i) const { return in[i].defined() ? in[i].sizes() : meta_of(metas_context, i).sizes; }
-  DType dtype(size_t i) const { return in[i].defined() ? in[i].dtype() : meta_of(metas_context, i).dtype; }
+  Shape shape(size_t i) const { return i < in.size() && in[i].defined() ? in[i].sizes() : meta_of(context, i).sizes; }
+  DType dtype(size_t i) const { return i < in.size() && in[i].defined() ? in[i].dtype() : meta_of(context, i).dtype; }
+  // Memory in which the gradient of input i is wanted (a bucket view), or undefined. A rule may ignore it; one whose last op
+  // is expensive writes there with call_into and returns it. See emit() in op/builder.h.
+  Tensor destination(size_t i) const { return destination_of ? destination_of(context, i) : Tensor{}; }
 };
 // Returns one gradient per input, undefined for none. Written with ops, so that one rule serves eager and traced code and can
 // be differentiated again. A gradient of a broadcast input may have the broadcast shape, and any floating dtype: whoever calls

@@ -8,7 +8,11 @@ namespace chorale::op {
 Rows all_ops() {
   static const std::vector<const OpDef*> rows = [] {
     std::vector<const OpDef*> all;
-    for (Rows family : {copy_rows(), complex_rows(), view_rows()}) {
+    for (Rows family : {
+             copy_rows(), complex_rows(),
+             creation_rows(),
+             view_rows(),
+         }) {
       all.insert(all.end(), family.begin(), family.end());
     }
     return all;

@@ -13,6 +13,7 @@ using Rows = std::span<const OpDef* const>;
 // One per family, defined in op/defs/.
 Rows copy_rows();
 Rows complex_rows();
+Rows creation_rows();
 Rows view_rows();
 
 // All rows, by family.

@@ -37,6 +37,7 @@ struct TensorImpl : RefCounted {
   DType dtype = DType::kF32;
   Device device;
   bool contiguous = true;
+  bool inference = false;  // made where autograd was told that it will never be asked (autograd/mode.h)
   std::unique_ptr<AutogradSlot> autograd;
   std::unique_ptr<SparseParts> sparse;
 

@@ -1,0 +1,131 @@
+#include "chorale/autograd/autograd.h"
+
+#include "chorale/base/error.h"
+#include "chorale/op/copy.h"
+#include "chorale/op/creation.h"
+#include "chorale/op/pointwise.h"
+
+namespace chorale {
+
+using autograd::Node;
+using autograd::Slot;
+using autograd::edge_of;
+using autograd::slot_for_writing;
+using autograd::slot_of;
+
+const Tensor& set_requires_grad(const Tensor& x, bool wanted) {
+  CHORALE_CHECK(!wanted || is_differentiable(x.dtype()), "[set_requires_grad] only floating and complex tensors have gradients, not ", x.dtype());
+  CHORALE_CHECK_STATE(is_leaf(x), "[set_requires_grad] this tensor of shape ", x.sizes(), " was made by ", edge_of(x).node->name(),
+                      "; only leaves can be told: detach() it first");
+  if (wanted || slot_of(x)) slot_for_writing(x).requires_grad = wanted;
+  return x;
+}
+
+bool requires_grad(const Tensor& x) { return edge_of(x).wanted(); }
+bool is_leaf(const Tensor& x) { return !edge_of(x).node; }
+Tensor detach(const Tensor& x) { return x.alias(); }
+
+Tensor gradient(const Tensor& x) {
+  const Slot* slot = slot_of(x);
+  if (!slot) return {};
+  return slot->retained ? *slot->retained : slot->grad;
+}
+
+void set_gradient(const Tensor& x, const Tensor& gradient) {
+  CHORALE_CHECK(!gradient.defined() || gradient.sizes() == x.sizes(), "[set_gradient] a tensor of shape ", x.sizes(),
+                " cannot have a gradient of shape ", gradient.sizes());
+  if (!gradient.defined() && !slot_of(x)) return;
+  Slot& slot = slot_for_writing(x);
+  (slot.retained ? *slot.retained : slot.grad) = gradient;
+}
+
+void set_gradient_destination(const Tensor& x, const Tensor& destination) {
+  CHORALE_CHECK(!destination.defined() || (destination.sizes() == x.sizes() && destination.dtype() == x.dtype()),
+                "[set_gradient_destination] expected ", x.dtype(), " ", x.sizes(), ", found ", destination.dtype(), " ", destination.sizes());
+  slot_for_writing(x).destination = destination;
+}
+
+void retain_grad(const Tensor& x) {
+  const autograd::Edge edge = edge_of(x);
+  CHORALE_CHECK_STATE(edge.wanted(), "[retain_grad] this tensor of shape ", x.sizes(), " does not require a gradient");
+  if (edge.leaf.defined()) return;
+  Slot& slot = slot_for_writing(x);
+  if (!slot.retained) slot.retained = std::make_shared<Tensor>();
+  edge.node->hooks_for_writing().retained[edge.index] = slot.retained;
+}
+
+namespace {
+// The gradient of a root that was given none.
+Tensor ones_for(const char* function, const Tensor& root) {
+  CHORALE_CHECK(root.elems() == 1, "[", function, "] a gradient must be given for an output of shape ", root.sizes(), "; only one element needs none");
+  return ones_like(root);
+}
+}  // namespace
+
+void backward(const Tensor& root, const Tensor& gradient, const BackwardOptions& options) {
+  backward({&root, 1}, {&gradient, 1}, options);
+}
+
+void backward(std::span<const Tensor> roots, std::span<const Tensor> gradients, const BackwardOptions& options) {
+  CHORALE_CHECK(gradients.empty() || gradients.size() == roots.size(), "[backward] ", roots.size(), " tensors but ", gradients.size(), " gradients");
+  autograd::BackwardRun run({options.retain_graph || options.create_graph, options.create_graph, options.sink});
+  for (size_t i = 0; i < roots.size(); ++i) {
+    const bool given = i < gradients.size() && gradients[i].defined();
+    run.add_root(roots[i], given ? gradients[i] : ones_for("backward", roots[i]));
+  }
+  run.run();
+}
+
+std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs, const GradOptions& options) {
+  CHORALE_CHECK(options.grad_outputs.empty() || options.grad_outputs.size() == outputs.size(), "[grad] ", outputs.size(), " outputs but ",
+                options.grad_outputs.size(), " gradients of them");
+  autograd::BackwardRun run({options.retain_graph || options.create_graph, options.create_graph, nullptr});
+  for (const Tensor& input : inputs) run.capture(input);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const bool given = i < options.grad_outputs.size() && options.grad_outputs[i].defined();
+    run.add_root(outputs[i], given ? options.grad_outputs[i] : ones_for("grad", outputs[i]));
+  }
+  run.run();
+  std::vector<Tensor> gradients;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    gradients.push_back(run.captured(i));
+    CHORALE_CHECK_STATE(options.allow_unused || gradients.back().defined(), "[grad] input ", i, " of shape ", inputs[i].sizes(),
+                        " was not used for the outputs; set allow_unused if that is meant");
+  }
+  return gradients;
+}
+
+HookHandle on_gradient(const Tensor& x, autograd::GradHook hook) {
+  const autograd::Edge edge = edge_of(x);
+  CHORALE_CHECK_STATE(edge.wanted(), "[on_gradient] this tensor of shape ", x.sizes(), " does not require a gradient");
+  if (edge.leaf.defined()) return HookHandle(slot_for_writing(x).hooks.add(std::move(hook)));
+  return HookHandle(edge.node->hooks_for_writing().on_output[edge.index].add(std::move(hook)));
+}
+
+HookHandle after_accumulate(const Tensor& x, autograd::LeafHook hook) {
+  CHORALE_CHECK_STATE(edge_of(x).leaf.defined(), "[after_accumulate] needs a leaf that requires a gradient");
+  return HookHandle(slot_for_writing(x).accumulated.add(std::move(hook)));
+}
+
+namespace {
+Node& node_of(const char* function, const Tensor& x) {
+  const autograd::Edge edge = edge_of(x);
+  CHORALE_CHECK_STATE(edge.node, "[", function, "] no recorded op made this tensor of shape ", x.sizes());
+  return *edge.node;
+}
+}  // namespace
+
+HookHandle before_node(const Tensor& x, autograd::NodePreHook hook) {
+  return HookHandle(node_of("before_node", x).hooks_for_writing().before.add(std::move(hook)));
+}
+HookHandle after_node(const Tensor& x, autograd::NodePostHook hook) {
+  return HookHandle(node_of("after_node", x).hooks_for_writing().after.add(std::move(hook)));
+}
+
+void at_end_of_backward(std::function<void()> callback) {
+  autograd::BackwardRun* run = autograd::BackwardRun::current();
+  CHORALE_CHECK_STATE(run, "[at_end_of_backward] no backward is running in this thread");
+  run->at_end(std::move(callback));
+}
+
+}  // namespace chorale

@@ -1,0 +1,236 @@
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "chorale/autograd/autograd.h"
+#include "chorale/base/error.h"
+#include "chorale/op/copy.h"
+#include "chorale/op/creation.h"
+#include "chorale/op/pointwise.h"
+#include "chorale/op/reduce.h"
+
+namespace chorale {
+namespace {
+
+Tensor leaf(std::initializer_list<double> values) {
+  Tensor x = Tensor::from(values, {static_cast<int64_t>(values.size())});
+  set_requires_grad(x);
+  return x;
+}
+using Values = std::vector<double>;
+Values values(const Tensor& x) { return x.to_vector<double>(); }
+
+TEST(Backward, GradientOfAProductIsTheOtherFactor) {
+  const Tensor a = leaf({2, 3}), b = leaf({5, 7});
+  backward(sum(mul(a, b)));
+  EXPECT_EQ(values(gradient(a)), (Values{5, 7}));
+  EXPECT_EQ(values(gradient(b)), (Values{2, 3}));
+}
+
+TEST(Backward, GradientsOfPathsThatMeetAddUp) {
+  const Tensor x = leaf({3});
+  const Tensor y = mul(x, x);          // 2x
+  backward(sum(add(mul(y, x), y)));    // x^3 + x^2
+  EXPECT_EQ(values(gradient(x)), (Values{3 * 9 + 2 * 3}));
+}
+
+TEST(Backward, ASecondBackwardAddsToTheGradientAndKeepsItsMemory) {
+  const Tensor x = leaf({1, 2});
+  backward(sum(mul(x, x)));
+  const Tensor first = gradient(x);
+  backward(sum(mul(x, x)));
+  EXPECT_EQ(values(gradient(x)), (Values{4, 8}));
+  EXPECT_EQ(gradient(x).raw(), first.raw());
+}
+
+TEST(Backward, BroadcastAndDtypeAreUndoneForEachInput) {
+  const Tensor wide = leaf({1, 2, 3});
+  const Tensor one = set_requires_grad(Tensor::scalar(2.0, DType::kF32));
+  const Tensor y = mul(wide, one);  // f64[3] times f32[]
+  backward(sum(y));
+  EXPECT_EQ(gradient(one).dtype(), DType::kF32);
+  EXPECT_EQ(gradient(one).rank(), 0);
+  EXPECT_EQ(gradient(one).item<double>(), 6);
+  EXPECT_EQ(values(gradient(wide)), (Values{2, 2, 2}));
+}
+
+TEST(Backward, AGraphRunsTwiceOnlyWithRetainGraph) {
+  const Tensor x = leaf({3});
+  const Tensor y = sum(mul(x, x));
+  backward(y, {}, {.retain_graph = true});
+  backward(y);
+  EXPECT_EQ(values(gradient(x)), (Values{12}));
+  try {
+    backward(y);
+    FAIL() << "a freed graph ran";
+  } catch (const StateError& error) {
+    EXPECT_NE(std::string(error.what()).find("retain_graph"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Backward, RootsMayHaveSeveralElementsWhenTheirGradientIsGiven) {
+  const Tensor x = leaf({1, 2});
+  EXPECT_THROW(backward(mul(x, x)), InvalidArgument);
+  backward(mul(x, x), Tensor::from({10.0, 100.0}, {2}));
+  EXPECT_EQ(values(gradient(x)), (Values{20, 400}));
+  EXPECT_THROW(backward(mul(x, x), Tensor::from({1.0}, {1})), InvalidArgument);
+}
+
+TEST(Backward, OneRootMayLeadToAnother) {
+  const Tensor x = leaf({2});
+  const Tensor y = mul(x, x), z = mul(y, y);
+  const std::vector<Tensor> roots{y, z};
+  const std::vector<Tensor> gradients{Tensor::from({1.0}, {1}), Tensor::from({1.0}, {1})};
+  backward(roots, gradients);
+  EXPECT_EQ(values(gradient(x)), (Values{2 * 2 + 4 * 8}));
+}
+
+TEST(Backward, NothingToDifferentiateIsAnError) {
+  const Tensor x = Tensor::from({1.0}, {1});
+  EXPECT_THROW(backward(sum(x)), StateError);
+  const Tensor w = leaf({1});
+  Tensor y;
+  {
+    const NoGrad quiet;
+    y = mul(w, w);
+  }
+  EXPECT_FALSE(requires_grad(y));
+  {
+    const NoGrad quiet;
+    const EnableGrad loud;
+    EXPECT_TRUE(requires_grad(mul(w, w)));
+  }
+  EXPECT_TRUE(grad_enabled());
+  EXPECT_FALSE(requires_grad(detach(mul(w, w))));
+}
+
+TEST(Backward, LeafRules) {
+  const Tensor x = leaf({1});
+  EXPECT_TRUE(is_leaf(x));
+  const Tensor y = mul(x, x);
+  EXPECT_FALSE(is_leaf(y));
+  EXPECT_THROW(set_requires_grad(y, false), StateError);
+  EXPECT_THROW(set_requires_grad(Tensor::from({int64_t{1}}, {1})), InvalidArgument);
+}
+
+TEST(Backward, AMillionOpsNeedNoStack) {
+  const Tensor x = set_requires_grad(Tensor::scalar(1.0, DType::kF32));
+  Tensor y = x;
+  for (int i = 0; i < 1'000'000; ++i) y = add(y, 1);
+  backward(y);
+  EXPECT_EQ(gradient(x).item<float>(), 1);
+  Tensor z = x;
+  for (int i = 0; i < 1'000'000; ++i) z = add(z, 1);
+  z = Tensor();  // the tape goes without backward
+  EXPECT_EQ(x.use_count(), 1 + (y.defined() ? 1 : 0));
+}
+
+TEST(Backward, RetainedGradientOfAMiddleTensor) {
+  const Tensor x = leaf({3});
+  const Tensor y = mul(x, x);
+  retain_grad(y);
+  backward(sum(mul(y, y)));
+  EXPECT_EQ(values(gradient(y)), (Values{18}));
+}
+
+TEST(Backward, WritesTheFirstGradientIntoTheDestination) {
+  const Tensor x = leaf({1, 2});
+  const Tensor bucket = Tensor::from({9.0, 9.0, 9.0, 9.0}, {4});
+  const Tensor view = bucket.view_as({2}, {1}, 1);
+  set_gradient_destination(x, view);
+  backward(sum(mul(x, x)));
+  EXPECT_EQ(gradient(x).raw(), view.raw());
+  EXPECT_EQ(values(bucket), (Values{9, 2, 4, 9}));
+  backward(sum(mul(x, x)));
+  EXPECT_EQ(values(bucket), (Values{9, 4, 8, 9}));
+  set_gradient(x, {});
+  backward(sum(mul(x, x)));  // overwrites, does not add
+  EXPECT_EQ(values(bucket), (Values{9, 2, 4, 9}));
+}
+
+TEST(Grad, LeavesGradientsOfLeavesAloneAndTakesMiddleTensors) {
+  const Tensor x = leaf({2}), w = leaf({10});
+  const Tensor y = mul(x, x);
+  const auto g = grad({mul(mul(y, y), w)}, {y, x});
+  EXPECT_EQ(values(g[0]), (Values{2 * 4 * 10}));
+  EXPECT_EQ(values(g[1]), (Values{2 * 4 * 10 * 4}));
+  EXPECT_FALSE(gradient(x).defined());
+  EXPECT_FALSE(gradient(w).defined());
+}
+
+TEST(Grad, UnusedInputIsAnErrorUnlessAllowed) {
+  const Tensor x = leaf({2}), unused = leaf({1});
+  EXPECT_THROW(grad({sum(mul(x, x))}, {x, unused}), StateError);
+  const auto g = grad({sum(mul(x, x))}, {x, unused}, {.allow_unused = true});
+  EXPECT_TRUE(g[0].defined());
+  EXPECT_FALSE(g[1].defined());
+}
+
+TEST(Grad, ThirdDerivativeOfAPower) {
+  const Tensor x = leaf({2});
+  Tensor y = mul(mul(x, x), mul(x, x));  // x^4
+  for (int order = 0; order < 3; ++order) y = grad({sum(y)}, {x}, {.create_graph = true})[0];
+  EXPECT_EQ(values(y), (Values{24 * 2}));
+}
+
+TEST(Grad, BackwardWithCreateGraphMakesDifferentiableGradients) {
+  const Tensor x = leaf({3});
+  backward(sum(mul(mul(x, x), x)), {}, {.create_graph = true});
+  const Tensor g = gradient(x);
+  EXPECT_EQ(values(g), (Values{27}));
+  EXPECT_EQ(values(grad({sum(g)}, {x})[0]), (Values{18}));
+  set_gradient(x, {});
+}
+
+TEST(Threads, AGraphBuiltInOneThreadIsDifferentiatedInAnother) {
+  const Tensor x = leaf({2});
+  Tensor y;
+  std::thread([&] { y = mul(mul(x, x), x); }).join();
+  const Tensor z = sum(mul(y, x));  // made here from what was made there: numbers must still be ordered
+  std::thread([&] { backward(z); }).join();
+  EXPECT_EQ(values(gradient(x)), (Values{32}));
+}
+
+TEST(Threads, DisjointGraphsRunAtOnceAndMeetAtALeaf) {
+  const Tensor x = leaf({1, 1});
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 50; ++i) backward(sum(mul(x, x)));
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(values(gradient(x)), (Values{400, 400}));
+}
+
+TEST(BackwardRun, TakesARootFromInsideAHook) {
+  const Tensor a = leaf({1}), b = leaf({1});
+  const Tensor late = sum(mul(b, b));
+  autograd::BackwardRun run({});
+  const Tensor early = mul(a, a);
+  on_gradient(early, [&](const Tensor&) {
+    autograd::BackwardRun::current()->add_root(late, Tensor::scalar(1.0, DType::kF64));
+    return Tensor{};
+  });
+  run.add_root(sum(early), Tensor::scalar(1.0, DType::kF64));
+  run.run();
+  EXPECT_EQ(values(gradient(a)), (Values{2}));
+  EXPECT_EQ(values(gradient(b)), (Values{2}));
+}
+
+TEST(BackwardRun, SendsGradientsToASink) {
+  struct Collect final : autograd::GradSink {
+    std::vector<std::pair<Tensor, Tensor>> got;
+    void accept(const Tensor& x, Tensor g, bool) override { got.emplace_back(x, std::move(g)); }
+    Tensor destination(const Tensor&) override { return {}; }
+  } sink;
+  const Tensor x = leaf({4});
+  backward(sum(mul(x, x)), {}, {.sink = &sink});
+  ASSERT_EQ(sink.got.size(), 1u);
+  EXPECT_TRUE(sink.got[0].first.is(x));
+  EXPECT_EQ(values(sink.got[0].second), (Values{8}));
+  EXPECT_FALSE(gradient(x).defined());
+}
+
+}  // namespace
+}  // namespace chorale

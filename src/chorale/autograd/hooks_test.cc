@@ -1,0 +1,154 @@
+#include <gtest/gtest.h>
+
+#include "chorale/autograd/autograd.h"
+#include "chorale/base/error.h"
+#include "chorale/op/creation.h"
+#include "chorale/op/pointwise.h"
+#include "chorale/op/reduce.h"
+
+namespace chorale {
+namespace {
+
+Tensor leaf(std::initializer_list<double> values) {
+  Tensor x = Tensor::from(values, {static_cast<int64_t>(values.size())});
+  set_requires_grad(x);
+  return x;
+}
+using Values = std::vector<double>;
+Values values(const Tensor& x) { return x.to_vector<double>(); }
+
+TEST(Hooks, AGradientHookReplacesTheGradientOfLeavesAndMiddleTensors) {
+  const Tensor x = leaf({1, 2});
+  const Tensor y = mul(x, 3);
+  on_gradient(y, [](const Tensor& g) { return mul(g, 10); });
+  on_gradient(x, [](const Tensor& g) { return add(g, 1); });
+  backward(sum(y));
+  EXPECT_EQ(values(gradient(x)), (Values{31, 31}));
+}
+
+TEST(Hooks, AHookThatReturnsNothingOnlyWatches) {
+  const Tensor x = leaf({5});
+  Values seen;
+  on_gradient(x, [&](const Tensor& g) {
+    seen = values(g);
+    return Tensor{};
+  });
+  backward(sum(mul(x, x)));
+  EXPECT_EQ(seen, (Values{10}));
+  EXPECT_EQ(values(gradient(x)), (Values{10}));
+}
+
+TEST(Hooks, AfterAccumulateFiresOncePerBackwardHoweverOftenTheLeafIsUsed) {
+  const Tensor x = leaf({2});
+  int fired = 0;
+  after_accumulate(x, [&](const Tensor& at) {
+    ++fired;
+    EXPECT_TRUE(at.is(x));
+    EXPECT_TRUE(gradient(at).defined());
+  });
+  backward(sum(add(mul(x, x), mul(x, 3))));
+  EXPECT_EQ(fired, 1);
+  EXPECT_EQ(values(gradient(x)), (Values{7}));
+  backward(sum(x));
+  EXPECT_EQ(fired, 2);
+}
+
+TEST(Hooks, ALeafIsDoneAsSoonAsItsLastUseIs) {
+  // The first layer's weight is finished last: hooks fire in the order in which gradients become complete.
+  const Tensor first = leaf({1}), second = leaf({1}), third = leaf({1});
+  std::vector<int> order;
+  after_accumulate(first, [&](const Tensor&) { order.push_back(1); });
+  after_accumulate(second, [&](const Tensor&) { order.push_back(2); });
+  after_accumulate(third, [&](const Tensor&) { order.push_back(3); });
+  Tensor y = mul(first, 2);
+  bool middle_ran = false;
+  on_gradient(y, [&](const Tensor&) {
+    middle_ran = true;
+    EXPECT_EQ(order, (std::vector<int>{3, 2}));
+    return Tensor{};
+  });
+  backward(sum(mul(mul(y, second), third)));
+  EXPECT_TRUE(middle_ran);
+  EXPECT_EQ(order, (std::vector<int>{3, 2, 1}));
+}
+
+TEST(Hooks, HandlesRemoveAndMayDoSoFromInside) {
+  const Tensor x = leaf({1});
+  int first = 0, second = 0;
+  std::vector<HookHandle> handles;
+  handles.push_back(after_accumulate(x, [&](const Tensor&) {
+    ++first;
+    handles[0].remove();
+    after_accumulate(x, [&](const Tensor&) { ++second; });  // counts from the next backward on
+  }));
+  backward(sum(x));
+  EXPECT_EQ(first, 1);
+  EXPECT_EQ(second, 0);
+  backward(sum(x));
+  EXPECT_EQ(first, 1);
+  EXPECT_EQ(second, 1);
+  handles[0].remove();
+}
+
+TEST(Hooks, NodeHooksSeeAndReplaceGradientsAroundTheRule) {
+  const Tensor x = leaf({2});
+  const Tensor y = mul(x, x);
+  before_node(y, [](std::span<Tensor> dout) { dout[0] = mul(dout[0], 2); });
+  after_node(y, [](std::span<Tensor> din, std::span<const Tensor> dout) {
+    EXPECT_EQ(values(dout[0]), (Values{2}));
+    EXPECT_EQ(din.size(), 2u);
+    din[1] = Tensor{};
+  });
+  backward(sum(y));
+  EXPECT_EQ(values(gradient(x)), (Values{4}));
+}
+
+TEST(Hooks, EndOfBackwardRunsOnceAfterEverything) {
+  const Tensor a = leaf({1}), b = leaf({1});
+  int ended = 0, accumulated = 0;
+  const auto hook = [&](const Tensor&) {
+    if (accumulated++ == 0) {
+      at_end_of_backward([&] {
+        ++ended;
+        EXPECT_EQ(accumulated, 2);
+      });
+    }
+  };
+  after_accumulate(a, hook);
+  after_accumulate(b, hook);
+  backward(sum(mul(a, b)));
+  EXPECT_EQ(ended, 1);
+  EXPECT_THROW(at_end_of_backward([] {}), StateError);
+}
+
+TEST(Hooks, ABackwardInsideAHookIsItsOwn) {
+  const Tensor a = leaf({1}), b = leaf({3});
+  after_accumulate(a, [&](const Tensor&) { backward(sum(mul(b, b))); });
+  backward(sum(a));
+  EXPECT_EQ(values(gradient(b)), (Values{6}));
+}
+
+TEST(Hooks, AnExceptionFromAHookReachesTheCallerAndLeavesTheThreadUsable) {
+  const Tensor x = leaf({1});
+  HookHandle handle = on_gradient(x, [](const Tensor&) -> Tensor { throw InvalidArgument("from the hook"); });
+  EXPECT_THROW(backward(sum(x)), InvalidArgument);
+  EXPECT_EQ(autograd::BackwardRun::current(), nullptr);
+  EXPECT_TRUE(grad_enabled());
+  handle.remove();
+  backward(sum(x));
+  EXPECT_EQ(values(gradient(x)), (Values{1}));
+}
+
+TEST(Anomaly, NamesTheForwardOpWhoseGradientBecameNaN) {
+  const Tensor x = leaf({-1});
+  const DetectAnomaly scope;
+  try {
+    backward(sum(mul(sqrt(x), 1)));
+    FAIL() << "no error";
+  } catch (const StateError& error) {
+    EXPECT_NE(std::string(error.what()).find("sqrt"), std::string::npos) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace chorale

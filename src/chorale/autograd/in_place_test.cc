@@ -1,0 +1,169 @@
+#include <gtest/gtest.h>
+
+#include "chorale/autograd/autograd.h"
+#include "chorale/base/error.h"
+#include "chorale/op/copy.h"
+#include "chorale/op/creation.h"
+#include "chorale/op/pointwise.h"
+#include "chorale/op/reduce.h"
+#include "chorale/op/view.h"
+
+namespace chorale {
+namespace {
+
+Tensor leaf(std::initializer_list<double> values) {
+  Tensor x = Tensor::from(values, {static_cast<int64_t>(values.size())});
+  set_requires_grad(x);
+  return x;
+}
+using Values = std::vector<double>;
+Values values(const Tensor& x) { return x.to_vector<double>(); }
+
+TEST(InPlace, HistoryFollowsTheWrite) {
+  const Tensor x = leaf({2, 3});
+  const Tensor y = mul(x, 1);
+  add_(y, 5);
+  mul_(y, 4);
+  backward(sum(y));
+  EXPECT_EQ(values(gradient(x)), (Values{4, 4}));
+}
+
+TEST(InPlace, AnOpThatSavesItsOutputMayRunInPlace) {
+  const Tensor x = leaf({0.5, -1});
+  const Tensor y = mul(x, 2);
+  exp_(y);
+  relu_(y);
+  backward(sum(y));
+  const Values got = values(gradient(x));
+  EXPECT_DOUBLE_EQ(got[0], 2 * std::exp(1.0));
+  EXPECT_DOUBLE_EQ(got[1], 2 * std::exp(-2.0));
+}
+
+TEST(InPlace, AnOverwrittenValueThatAGradientNeedsIsNamed) {
+  const Tensor x = leaf({2, 3});
+  const Tensor y = mul(x, 2);
+  const Tensor z = mul(y, y);
+  add_(y, 1);
+  try {
+    backward(sum(z));
+    FAIL() << "a wrong gradient was computed";
+  } catch (const StateError& error) {
+    const std::string text = error.what();
+    for (const char* part : {"backward of mul", "version 0", "version 1", "add", "f64 [2]"}) {
+      EXPECT_NE(text.find(part), std::string::npos) << part << " is not in: " << text;
+    }
+  }
+}
+
+TEST(InPlace, ALeafThatRequiresAGradientIsProtected) {
+  const Tensor x = leaf({2, 3});
+  EXPECT_THROW(add_(x, 1), StateError);
+  EXPECT_THROW(zero_(narrow(x, 0, 0, 1)), StateError);
+  EXPECT_EQ(values(x), (Values{2, 3}));
+  const NoGrad quiet;
+  add_(x, 1);
+  EXPECT_EQ(values(x), (Values{3, 4}));
+}
+
+TEST(InPlace, AWriteThroughAViewChangesTheHistoryOfItsBase) {
+  const Tensor x = leaf({1, 2, 3});
+  const Tensor y = mul(x, 1);
+  const Tensor middle = narrow(y, 0, 1, 1);
+  mul_(middle, 10);
+  EXPECT_EQ(values(y), (Values{1, 20, 3}));
+  backward(sum(mul(y, Tensor::from({1.0, 2.0, 3.0}, {3}))));
+  EXPECT_EQ(values(gradient(x)), (Values{1, 20, 3}));
+}
+
+TEST(InPlace, AnotherViewOfTheSameBaseSeesTheWrite) {
+  const Tensor x = leaf({1, 2, 3, 4});
+  const Tensor y = mul(x, 1);
+  const Tensor left = narrow(y, 0, 0, 2), square = view(y, {2, 2});
+  mul_(left, 10);
+  backward(sum(mul(square, square)));  // 100 x^2 on the left, x^2 on the right
+  EXPECT_EQ(values(gradient(x)), (Values{200, 400, 6, 8}));
+}
+
+TEST(InPlace, AViewOfAViewIsReplayedStepByStep) {
+  const Tensor x = leaf({1, 2, 3, 4, 5, 6});
+  const Tensor y = mul(x, 1);
+  const Tensor column = select(view(y, {2, 3}), 1, 2);  // elements 2 and 5
+  mul_(column, column);
+  EXPECT_EQ(values(y), (Values{1, 2, 9, 4, 5, 36}));
+}
+
+TEST(InPlace, SquareOfAViewInPlaceNeedsTheOverwrittenValue) {
+  const Tensor x = leaf({1, 2});
+  const Tensor y = mul(x, 1);
+  const Tensor part = narrow(y, 0, 0, 1);
+  mul_(part, part);
+  EXPECT_THROW(backward(sum(y)), StateError);
+}
+
+TEST(InPlace, CopyingAParameterIntoAPlainTensorGivesItAHistory) {
+  const Tensor w = leaf({5, 6});
+  const Tensor buffer = zeros({4}, DType::kF64);
+  copy_(narrow(buffer, 0, 1, 2), w);
+  EXPECT_TRUE(requires_grad(buffer));
+  backward(sum(mul(buffer, Tensor::from({1.0, 2.0, 3.0, 4.0}, {4}))));
+  EXPECT_EQ(values(gradient(w)), (Values{2, 3}));
+}
+
+TEST(InPlace, OverwritingWithAConstantCutsTheGradient) {
+  const Tensor x = leaf({1, 2, 3});
+  const Tensor y = mul(x, 2);
+  zero_(narrow(y, 0, 2, 1));
+  backward(sum(y));
+  EXPECT_EQ(values(gradient(x)), (Values{2, 2, 0}));
+}
+
+TEST(InPlace, WritesToPlainTensorsRecordNothing) {
+  const Tensor x = zeros({3}, DType::kF64);
+  fill_(narrow(x, 0, 0, 2), 1);
+  EXPECT_FALSE(requires_grad(x));
+  EXPECT_EQ(x.storage()->version(), 1u);
+}
+
+TEST(InPlace, NoReferenceCycleKeepsATensorAlive) {
+  const Tensor w = leaf({1});
+  Intrusive<Storage> storage;
+  {
+    const Tensor x = mul(w, 2);
+    storage = x.storage();
+    const Tensor y = mul(x, x);  // saves x
+    add_(x, y);                  // x now depends on y
+  }
+  EXPECT_EQ(storage->use_count(), 1);
+}
+
+TEST(InPlace, SecondDerivativesThroughAWriteIntoAView) {
+  const Tensor x = leaf({1, 2});
+  const Tensor y = mul(mul(x, x), x);
+  mul_(narrow(y, 0, 0, 1), 10);
+  const Tensor g = grad({sum(y)}, {x}, {.create_graph = true})[0];
+  EXPECT_EQ(values(g), (Values{30, 12}));
+  EXPECT_EQ(values(grad({sum(g)}, {x})[0]), (Values{60, 12}));
+}
+
+TEST(Inference, ItsTensorsCannotBeSavedForBackward) {
+  const Tensor w = leaf({1});
+  Tensor y;
+  {
+    const Inference scope;
+    y = mul(w, 3);
+  }
+  EXPECT_FALSE(requires_grad(y));
+  EXPECT_THROW(mul(w, y), StateError);
+  EXPECT_EQ(values(add(w, y)), (Values{4}));  // nothing of it is saved
+}
+
+TEST(Views, ALongChainOfViewsNeedsNoStack) {
+  const Tensor x = leaf({1, 2});
+  Tensor y = mul(x, 1);
+  for (int i = 0; i < 200'000; ++i) y = view(y, {2});
+  backward(sum(y));
+  EXPECT_EQ(values(gradient(x)), (Values{1, 1}));
+}
+
+}  // namespace
+}  // namespace chorale

@@ -1,0 +1,160 @@
+// The tape. A Node is one recorded call: the op, what its gradient rule reads, and for each input the place where that
+// input's gradient goes.
+//
+// Note [No cycles] A node owns its inputs' nodes and never its own outputs. A saved value is kept as an alias that autograd
+// knows nothing of, because the tensor itself may be overwritten in place later and then point to a node that leads back
+// here; only leaves that require a gradient, which cannot be overwritten, are kept as they are. Releasing a graph is iterative (Note [Iterative release]), so its depth is free.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "chorale/base/intrusive.h"
+#include "chorale/op/op_def.h"
+
+namespace chorale::autograd {
+
+struct Node;
+
+// Where the gradient of an input goes: to output `index` of a node, or to a leaf; neither: no gradient is needed.
+struct Edge {
+  Intrusive<Node> node;
+  uint32_t index = 0;
+  Tensor leaf;
+
+  bool wanted() const { return node || leaf.defined(); }
+};
+
+// A list of callbacks with handles that remove them; adding and removing from inside a callback is safe.
+template <class F>
+class HookList {
+ public:
+  std::function<void()> add(F hook) {
+    if (!entries_) entries_ = std::make_shared<std::vector<std::shared_ptr<F>>>();
+    auto entry = std::make_shared<F>(std::move(hook));
+    entries_->push_back(entry);
+    return [list = std::weak_ptr(entries_), weak = std::weak_ptr(entry)] {
+      const auto entries = list.lock();
+      const auto found = weak.lock();
+      if (entries && found) std::erase(*entries, found);
+    };
+  }
+  bool empty() const { return !entries_ || entries_->empty(); }
+  // Calls f(hook) for those present at the start.
+  template <class Call>
+  void for_each(Call&& call) const {
+    if (empty()) return;
+    const auto snapshot = *entries_;
+    for (const auto& entry : snapshot) call(*entry);
+  }
+
+ private:
+  std::shared_ptr<std::vector<std::shared_ptr<F>>> entries_;
+};
+
+using GradHook = std::function<Tensor(const Tensor& gradient)>;  // an undefined result keeps the gradient
+using LeafHook = std::function<void(const Tensor& leaf)>;
+using NodePreHook = std::function<void(std::span<Tensor> dout)>;                                // may replace
+using NodePostHook = std::function<void(std::span<Tensor> din, std::span<const Tensor> dout)>;  // may replace
+
+struct NodeHooks {
+  std::vector<HookList<GradHook>> on_output;            // by output
+  std::vector<std::shared_ptr<Tensor>> retained;        // by output: where retain_grad() wants the gradient
+  HookList<NodePreHook> before;
+  HookList<NodePostHook> after;
+};
+
+// A value that a gradient rule will read.
+class Saved {
+ public:
+  Saved() = default;
+  // `own_output`: a result of the node itself, kept without its history.
+  Saved(const Tensor& value, bool own_output);
+
+  bool defined() const { return value_.defined() || packed_; }
+  // The value again; StateError, naming what overwrote it, when its version moved. `node`, `edge` restore its place in the graph for second derivatives.
+  Tensor unpack(Node& node, size_t position, const Edge* edge) const;
+
+ private:
+  Tensor value_;
+  std::shared_ptr<void> packed_;  // instead of the value, where saved-tensor hooks are on
+  std::function<Tensor(const std::shared_ptr<void>&)> unpack_hook_;
+  uint32_t version_ = 0;
+  bool own_output_ = false;
+};
+
+// The gradient of something that is no op of the table: a function written by a user, an in-place write into a view.
+struct CustomBackward {
+  virtual ~CustomBackward() = default;
+  virtual const char* name() const = 0;
+  // One gradient per edge.
+  virtual Tensors apply(Node& node, std::span<const Tensor> dout, uint32_t needed) = 0;
+  virtual void release() {}
+};
+
+struct Node : RefCounted {
+  const op::OpDef* op = nullptr;  // null when custom
+  uint64_t number = 0;            // Lamport clock: greater than those of all inputs' nodes
+  SmallVector<Edge, 3> edges;
+  SmallVector<Saved, 2> saved_in;  // by input; undefined where the row does not save it
+  SmallVector<Saved, 1> saved_out;
+  SmallVector<op::Meta, 1> outputs;
+  Attrs attrs;
+  std::unique_ptr<CustomBackward> custom;
+  std::unique_ptr<NodeHooks> hooks;
+  bool released = false;
+
+  const char* name() const { return custom ? custom->name() : op->name; }
+  NodeHooks& hooks_for_writing();
+  // Lets go of saved values; the node cannot run again.
+  void release();
+
+  static Intrusive<Node> make();
+  static void destroy(Node* node);
+};
+
+// What autograd keeps in a tensor.
+struct Slot final : AutogradSlot {
+  bool requires_grad = false;  // of a leaf; a tensor with a node always does
+  uint32_t index = 0;
+  Intrusive<Node> node;  // what made it; null for a leaf
+  Tensor grad;           // of a leaf
+  Tensor destination;    // where a leaf's next gradient is to be written (a bucket view)
+  std::shared_ptr<Tensor> retained;  // gradient of a non-leaf, after retain_grad()
+  HookList<GradHook> hooks;          // of a leaf
+  HookList<LeafHook> accumulated;    // of a leaf
+
+  // Note [Views] A view remembers the call that made it, so that an in-place write into a view can be replayed on the
+  // gradient of its base. `rebased` counts such writes at the base; a view whose `seen` is behind makes its node anew.
+  Tensor view_of;  // what it was made from,
+  Tensor base;     // and what that was made from in the end: the tensor that is no view
+  const op::OpDef* view_op = nullptr;
+  Attrs view_attrs;
+  uint32_t rebased = 0;
+  uint32_t seen = 0;
+
+  ~Slot() override;
+};
+
+inline Slot* slot_of(const Tensor& tensor) { return static_cast<Slot*>(tensor.impl()->autograd.get()); }
+Slot& slot_for_writing(const Tensor& tensor);
+// False only if there is certainly nothing to record: a view may have gained a history through its base.
+inline bool may_want_grad(const Tensor& tensor) {
+  if (!tensor.defined()) return false;
+  const Slot* slot = slot_of(tensor);
+  return slot && (slot->requires_grad || slot->node || slot->base.defined());
+}
+inline const Tensor& base_of(const Tensor& tensor) {
+  const Slot* slot = slot_of(tensor);
+  return slot && slot->base.defined() ? slot->base : tensor;
+}
+
+// Where the gradient of `tensor` goes now; a view whose base was rebased gets its node made anew first.
+Edge edge_of(const Tensor& tensor);
+
+// The next Lamport number above `floor` on this thread.
+uint64_t next_number(uint64_t floor);
+
+}  // namespace chorale::autograd

@@ -1,0 +1,86 @@
+#include "chorale/base/pool.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <thread>
+#include <vector>
+
+namespace chorale {
+namespace {
+
+struct Item {
+  static inline int alive = 0;
+  int64_t values[4];
+  explicit Item(int64_t v = 0) : values{v, v, v, v} { ++alive; }
+  ~Item() { --alive; }
+};
+
+TEST(Pool, RunsConstructorsAndDestructors) {
+  Item* item = Pool<Item>::make(7);
+  EXPECT_EQ(item->values[3], 7);
+  EXPECT_EQ(Item::alive, 1);
+  Pool<Item>::recycle(item);
+  EXPECT_EQ(Item::alive, 0);
+}
+
+TEST(Pool, GivesTheLastRecycledMemoryFirst) {
+  std::thread([] {  // a fresh thread: its list is empty
+    Item* first = Pool<Item>::make();
+    Item* second = Pool<Item>::make();
+    Pool<Item>::recycle(first);
+    Pool<Item>::recycle(second);
+    Item* third = Pool<Item>::make();
+    Item* fourth = Pool<Item>::make();
+    EXPECT_EQ(third, second);
+    EXPECT_EQ(fourth, first);
+    Pool<Item>::recycle(third);
+    Pool<Item>::recycle(fourth);
+  })
+      .join();
+}
+
+TEST(Pool, ObjectsAliveTogetherNeverShareMemory) {
+  std::set<Item*> alive;
+  for (int round = 0; round < 3; ++round) {
+    for (int i = 0; i < 3000; ++i) EXPECT_TRUE(alive.insert(Pool<Item>::make(i)).second);
+    while (alive.size() > 500) {
+      Pool<Item>::recycle(*alive.begin());
+      alive.erase(alive.begin());
+    }
+  }
+  for (Item* item : alive) Pool<Item>::recycle(item);
+}
+
+struct Passed {
+  int64_t value;
+};
+TEST(Pool, AnObjectMayDieOnAnotherThread) {
+  std::vector<Passed*> made;
+  for (int i = 0; i < 5000; ++i) made.push_back(Pool<Passed>::make(Passed{i}));
+  std::thread([&] {
+    for (Passed* object : made) Pool<Passed>::recycle(object);
+  }).join();
+}
+
+// Under AddressSanitizer this test fails when the list of an ended thread is still used.
+struct Late {
+  int64_t value;
+};
+struct KeepsUntilThreadEnd {
+  std::vector<Late*> held;
+  ~KeepsUntilThreadEnd() {
+    for (Late* late : held) Pool<Late>::recycle(late);
+    Pool<Late>::recycle(Pool<Late>::make(Late{3}));
+  }
+};
+TEST(Pool, ObjectsMayDieAfterTheThreadsListWasClosed) {
+  std::thread([] {
+    thread_local KeepsUntilThreadEnd keeper;  // made first, so destroyed last
+    for (int i = 0; i < 10; ++i) keeper.held.push_back(Pool<Late>::make(Late{i}));
+    Pool<Late>::recycle(Pool<Late>::make(Late{2}));
+  }).join();
+}
+
+}  // namespace
+}  // namespace chorale

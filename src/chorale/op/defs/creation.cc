@@ -1,0 +1,148 @@
+#include "chorale/op/creation.h"
+
+#include <cmath>
+
+#include "chorale/kernel/cpu/creation.h"
+#include "chorale/kernel/creation_attrs.h"
+#include "chorale/op/builder.h"
+#include "chorale/op/table.h"
+
+namespace chorale {
+namespace op {
+namespace {
+
+using kernel::EyeAttrs;
+using kernel::FullAttrs;
+using kernel::LinspaceAttrs;
+using kernel::RangeAttrs;
+
+template <class A>
+Device device_of(const A& attrs) {
+  return {attrs.device, static_cast<int16_t>(attrs.device_index)};
+}
+
+void infer_full(const InferArgs& args, std::span<OutSpec> out) {
+  const auto& a = args.attrs.get<FullAttrs>();
+  out[0].sizes = a.sizes.shape();
+  out[0].dtype = a.dtype;
+  out[0].device = device_of(a);
+}
+template <class A>
+void infer_count(const InferArgs& args, std::span<OutSpec> out) {
+  const A& a = args.attrs.get<A>();
+  CHORALE_CHECK(a.count >= 0, "[", args.op.name, "] a count cannot be negative: ", a.count);
+  CHORALE_CHECK(a.dtype != DType::kBool, "[", args.op.name, "] is not defined for bool");
+  out[0].sizes = {a.count};
+  out[0].dtype = a.dtype;
+  out[0].device = device_of(a);
+}
+void infer_eye(const InferArgs& args, std::span<OutSpec> out) {
+  const auto& a = args.attrs.get<EyeAttrs>();
+  CHORALE_CHECK(a.rows >= 0 && a.cols >= 0, "[eye] sizes cannot be negative: ", a.rows, " x ", a.cols);
+  out[0].sizes = {a.rows, a.cols};
+  out[0].dtype = a.dtype;
+  out[0].device = device_of(a);
+}
+
+constexpr OpDef kFull{
+    .name = "full",
+    .inputs = "",
+    .attrs = attrs_of<FullAttrs>,
+    .dtypes = kAll,
+    .infer = infer_full,
+    .cpu = kernel::cpu::full,
+    .grad = not_differentiable,
+    .shard = kReplicateOnly,
+    .in_place = true,
+    .samples = [] {
+      return std::vector<Sample>{{.in = {}, .attrs = FullAttrs{.sizes = {2, 3}, .value = 1.5}},
+                                 {.in = {}, .attrs = FullAttrs{.sizes = {}, .value = 7, .dtype = DType::kI64}},
+                                 {.in = {}, .attrs = FullAttrs{.sizes = {0, 2}, .value = 1}}};
+    },
+    .formula = "out[i] = value",
+};
+constexpr OpDef kArange{
+    .name = "arange",
+    .inputs = "",
+    .attrs = attrs_of<RangeAttrs>,
+    .dtypes = kAll,
+    .infer = infer_count<RangeAttrs>,
+    .cpu = kernel::cpu::arange,
+    .grad = not_differentiable,
+    .shard = kReplicateOnly,
+    .samples = [] {
+      return std::vector<Sample>{
+          {.in = {}, .attrs = RangeAttrs{.start = 2, .step = 3, .count = 4, .dtype = DType::kI64}},
+          {.in = {}, .attrs = RangeAttrs{.start = 0.5, .step = -0.25, .count = 5, .dtype = DType::kF32}}};
+    },
+    .formula = "out[i] = start + i * step",
+};
+constexpr OpDef kLinspace{
+    .name = "linspace",
+    .inputs = "",
+    .attrs = attrs_of<LinspaceAttrs>,
+    .dtypes = kAll,
+    .infer = infer_count<LinspaceAttrs>,
+    .cpu = kernel::cpu::linspace,
+    .grad = not_differentiable,
+    .shard = kReplicateOnly,
+    .samples = [] {
+      return std::vector<Sample>{{.in = {}, .attrs = LinspaceAttrs{.start = -1, .end = 2, .count = 7}},
+                                 {.in = {}, .attrs = LinspaceAttrs{.start = 3, .end = 3, .count = 1}}};
+    },
+    .formula = "out[i] = start + i * (end - start) / (count - 1)",
+};
+constexpr OpDef kEye{
+    .name = "eye",
+    .inputs = "",
+    .attrs = attrs_of<EyeAttrs>,
+    .dtypes = kAll,
+    .infer = infer_eye,
+    .cpu = kernel::cpu::eye,
+    .grad = not_differentiable,
+    .shard = kReplicateOnly,
+    .samples = [] { return std::vector<Sample>{{.in = {}, .attrs = EyeAttrs{.rows = 3, .cols = 2}}}; },
+    .formula = "out[i][j] = i == j",
+};
+
+constexpr const OpDef* kRows[] = {&kFull, &kArange, &kLinspace, &kEye};
+
+}  // namespace
+
+Rows creation_rows() { return kRows; }
+
+}  // namespace op
+
+Tensor empty(const Shape& sizes, DType dtype, Device device) { return Tensor::empty(sizes, dtype, device); }
+Tensor full(const Shape& sizes, Scalar value, DType dtype, Device device) {
+  return op::call(op::kFull, kernel::FullAttrs{sizes, value, dtype, device.type, device.index});
+}
+Tensor zeros(const Shape& sizes, DType dtype, Device device) { return full(sizes, 0, dtype, device); }
+Tensor ones(const Shape& sizes, DType dtype, Device device) { return full(sizes, 1, dtype, device); }
+Tensor empty_like(const Tensor& x) { return Tensor::empty(x.sizes(), x.dtype(), x.device()); }
+Tensor full_like(const Tensor& x, Scalar value) { return full(x.sizes(), value, x.dtype(), x.device()); }
+Tensor zeros_like(const Tensor& x) { return full_like(x, 0); }
+Tensor ones_like(const Tensor& x) { return full_like(x, 1); }
+const Tensor& fill_(const Tensor& x, Scalar value) {
+  return op::call_into(op::kFull, kernel::FullAttrs{x.sizes(), value, x.dtype(), x.device().type, x.device().index}, x);
+}
+const Tensor& zero_(const Tensor& x) { return fill_(x, 0); }
+
+Tensor arange(Scalar start, Scalar end, Scalar step, std::optional<DType> dtype, Device device) {
+  CHORALE_CHECK(!step.is_zero(), "[arange] the step cannot be zero");
+  const bool whole = start.kind() <= Scalar::Kind::kInt && end.kind() <= Scalar::Kind::kInt && step.kind() <= Scalar::Kind::kInt;
+  const double length = std::ceil((end.real() - start.real()) / step.real());
+  CHORALE_CHECK(length >= 0, "[arange] from ", start, " to ", end, " in steps of ", step, " never arrives");
+  return op::call(op::kArange,
+                  kernel::RangeAttrs{start, step, static_cast<int64_t>(length),
+                                     dtype.value_or(whole ? DType::kI64 : DType::kF32), device.type, device.index});
+}
+Tensor arange(Scalar end, std::optional<DType> dtype, Device device) { return arange(0, end, 1, dtype, device); }
+Tensor linspace(double start, double end, int64_t count, DType dtype, Device device) {
+  return op::call(op::kLinspace, kernel::LinspaceAttrs{start, end, count, dtype, device.type, device.index});
+}
+Tensor eye(int64_t rows, int64_t cols, DType dtype, Device device) {
+  return op::call(op::kEye, kernel::EyeAttrs{rows, cols < 0 ? rows : cols, dtype, device.type, device.index});
+}
+
+}  // namespace chorale
