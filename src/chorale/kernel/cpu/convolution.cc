@@ -6,7 +6,9 @@
 #include "chorale/base/parallel.h"
 #include "chorale/kernel/cpu/column_convolution.h"
 #include "chorale/kernel/cpu/dnnl/convolution.h"
+#include "chorale/kernel/cpu/dnnl/matmul.h"
 #include "chorale/kernel/cpu/scratch.h"
+#include "chorale/vec/loops.h"
 
 namespace chorale::kernel::cpu {
 namespace {
@@ -115,18 +117,58 @@ void real_backward_weights(const Convolution& c, int64_t positions, const void* 
   }
 }
 
+// The f32 stand-in for a 16-bit array; a null one has none.
+class Stand {
+ public:
+  Stand(DType dtype, const void* data, int64_t count)
+      : dtype_(dtype), count_(data == nullptr ? 0 : count), space_(static_cast<size_t>(count_) * sizeof(float)) {}
+  float* data() const { return space_.as<float>(); }
+  const Stand& load(const void* from) const {
+    convert(dtype_, DType::kF32, from, data());
+    return *this;
+  }
+  void store(void* to) const { convert(DType::kF32, dtype_, data(), to); }
+
+ private:
+  void convert(DType from, DType to, const void* in, void* out) const {
+    const vec::Convert loop = vec::convert_loop(from, to);
+    parallel_for(count_, 1 << 15, [&](int64_t begin, int64_t end) {
+      const auto at = [&](DType dtype) { return begin * static_cast<int64_t>(size_of(dtype)); };
+      loop(static_cast<const char*>(in) + at(from), static_cast<char*>(out) + at(to), end - begin);
+    });
+  }
+  DType dtype_;
+  int64_t count_;
+  Scratch space_;
+};
+
+Convolution in_f32(Convolution c) {
+  c.dtype = DType::kF32;
+  return c;
+}
+
+bool has_native(const Convolution& c) { return c.dtype == DType::kBF16 && dnnl::has_fast_bf16(); }
+
 }  // namespace
 
 void convolution_forward(const Convolution& c, const void* x, const void* w, const void* bias, void* y) {
   const Sizes s = sizes_of(c);
   if (s.y == 0) return;
-  real_forward(c, s, x, w, bias, y);
+  if (!is_half(c.dtype)) return real_forward(c, s, x, w, bias, y);
+  if (s.x > 0 && has_native(c) && dnnl::convolution_forward(c, x, w, bias, y)) return;
+  const Stand x32(c.dtype, x, s.x), w32(c.dtype, w, s.w), bias32(c.dtype, bias, c.out_channels), y32(c.dtype, y, s.y);
+  real_forward(in_f32(c), s, x32.load(x).data(), w32.load(w).data(), bias32.load(bias).data(), y32.data());
+  y32.store(y);
 }
 
 void convolution_backward_data(const Convolution& c, const void* dy, const void* w, void* dx) {
   const Sizes s = sizes_of(c);
   if (s.x == 0 || s.y == 0) return zero(dx, s.x, c.dtype);
-  real_backward_data(c, dy, w, dx);
+  if (!is_half(c.dtype)) return real_backward_data(c, dy, w, dx);
+  if (has_native(c) && dnnl::convolution_backward_data(c, dy, w, dx)) return;
+  const Stand dy32(c.dtype, dy, s.y), w32(c.dtype, w, s.w), dx32(c.dtype, dx, s.x);
+  real_backward_data(in_f32(c), dy32.load(dy).data(), w32.load(w).data(), dx32.data());
+  dx32.store(dx);
 }
 
 void convolution_backward_weights(const Convolution& c, const void* x, const void* dy, void* dw, void* dbias) {
@@ -136,7 +178,13 @@ void convolution_backward_weights(const Convolution& c, const void* x, const voi
     zero(dbias, c.out_channels, c.dtype);
     return;
   }
-  real_backward_weights(c, s.positions, x, dy, dw, dbias);
+  if (!is_half(c.dtype)) return real_backward_weights(c, s.positions, x, dy, dw, dbias);
+  if (dw != nullptr && has_native(c) && dnnl::convolution_backward_weights(c, x, dy, dw, dbias)) return;
+  const Stand x32(c.dtype, dw == nullptr ? nullptr : x, s.x), dy32(c.dtype, dy, s.y), dw32(c.dtype, dw, s.w),
+      dbias32(c.dtype, dbias, c.out_channels);
+  real_backward_weights(in_f32(c), s.positions, x32.load(x).data(), dy32.load(dy).data(), dw32.data(), dbias32.data());
+  dw32.store(dw);
+  dbias32.store(dbias);
 }
 
 }  // namespace chorale::kernel::cpu

@@ -149,7 +149,8 @@ void check(Convolution c, double tolerance) {
   expect_near(found_dbias_alone, dbias, tolerance, "dbias alone");
 }
 
-constexpr double kF32 = 1e-6, kF64 = 1e-14;
+// Relative to the largest element: a few units in the last place.
+constexpr double kF32 = 1e-6, kF64 = 1e-14, kBF16 = 1.0 / 128, kF16 = 1.0 / 1024;
 
 void check_both(const Convolution& c) {
   for (const bool channels_last : {false, true}) {
@@ -331,6 +332,28 @@ TEST(Convolution, RunsInsideAParallelRegion) {
   });
 }
 
+TEST(Convolution, HalvesAccumulateInF32AndRoundOnce) {
+  for (const bool channels_last : {false, true}) {
+    for (const int64_t groups : {1, 4}) {
+      Convolution c = with_out({.dtype = DType::kF32,
+                                .spatial = 2,
+                                .batch = 3,
+                                .groups = groups,
+                                .in_channels = 16,
+                                .out_channels = 32,
+                                .in = {9, 8},
+                                .out = {},
+                                .kernel = {3, 3},
+                                .stride = {2, 1},
+                                .pad = {1, 1},
+                                .dilation = {1, 1}});
+      c.channels_last = channels_last;
+      check<bfloat16>(c, kBF16);
+      check<float16>(c, kF16);
+    }
+  }
+}
+
 TEST(Convolution, SecondCallOfAShapeBuildsNothing) {
   const Convolution c = with_out({.dtype = DType::kF32,
                                   .spatial = 2,
@@ -352,7 +375,7 @@ TEST(Convolution, SecondCallOfAShapeBuildsNothing) {
 }
 
 TEST(Convolution, EmptyBatchesAndOutputsGiveZeroGradients) {
-  for (const DType dtype : {DType::kF32, DType::kF64}) {
+  for (const DType dtype : {DType::kBF16, DType::kF32, DType::kF64}) {
     Convolution c = with_out({.dtype = dtype,
                               .spatial = 1,
                               .batch = 0,

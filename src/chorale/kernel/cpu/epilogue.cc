@@ -1,37 +1,48 @@
 #include "chorale/kernel/cpu/epilogue.h"
 
-#include <cmath>
+#include <algorithm>
+
+#include "chorale/base/parallel.h"
+#include "chorale/kernel/cpu/scratch.h"
+#include "chorale/vec/loops.h"
 
 namespace chorale::kernel::cpu {
 namespace {
 
-template <class T>
-T apply(Epilogue epilogue, T x) {
+vec::Loop activation(Epilogue epilogue, DType dtype) {
   switch (epilogue) {
     case Epilogue::kNone:
-      return x;
+      return nullptr;
     case Epilogue::kRelu:
-      return x < T(0) ? T(0) : x;  // NaN stays
+      return vec::pointwise_loop(vec::ScalarOp::kRelu, dtype);
     case Epilogue::kGeluErf:
-      return T(0.5) * x * (T(1) + std::erf(x * T(0.70710678118654752440)));
+      return vec::pointwise_loop(vec::ScalarOp::kGeluErf, dtype);
     case Epilogue::kGeluTanh:
-      return T(0.5) * x * (T(1) + std::tanh(T(0.79788456080286535588) * (x + T(0.044715) * x * x * x)));
+      return vec::pointwise_loop(vec::ScalarOp::kGeluTanh, dtype);
   }
   __builtin_unreachable();
 }
 
-template <class T>
-void finish(T* x, const T* bias, Epilogue epilogue, int64_t n) {
-  if (bias != nullptr) {
-    for (int64_t i = 0; i < n; ++i) x[i] += bias[i];
-  }
-  if (epilogue == Epilogue::kNone) return;
-  for (int64_t i = 0; i < n; ++i) x[i] = apply(epilogue, x[i]);
-}
-
 }  // namespace
 
-void finish_row(float* x, const float* bias, Epilogue epilogue, int64_t n) { finish(x, bias, epilogue, n); }
-void finish_row(double* x, const double* bias, Epilogue epilogue, int64_t n) { finish(x, bias, epilogue, n); }
+void finish(DType dtype, void* c, int64_t m, int64_t n, int64_t c_row, int64_t c_col, const void* bias,
+            Epilogue epilogue) {
+  if (bias == nullptr && epilogue == Epilogue::kNone) return;
+  const vec::Loop add = vec::pointwise_loop(vec::ScalarOp::kAdd, dtype), act = activation(epilogue, dtype);
+  const auto elem = static_cast<int64_t>(size_of(dtype));
+  parallel_for(m, std::max<int64_t>(1, (1 << 15) / n), [&](int64_t begin, int64_t end) {
+    // Rows that are not contiguous are worked on in a copy.
+    const Scratch copy(c_col == 1 ? 0 : static_cast<size_t>(n * elem));
+    for (int64_t i = begin; i < end; ++i) {
+      char* row = static_cast<char*>(c) + i * c_row * elem;
+      void* x = c_col == 1 ? row : copy.as<void>();
+      if (c_col != 1) vec::gather_strided(row, c_col * elem, x, n, size_of(dtype));
+      const void* in[] = {x, bias};
+      if (bias != nullptr) add(in, x, n, {});
+      if (act != nullptr) act(in, x, n, {});
+      if (c_col != 1) vec::scatter_strided(x, row, c_col * elem, n, size_of(dtype));
+    }
+  });
+}
 
 }  // namespace chorale::kernel::cpu

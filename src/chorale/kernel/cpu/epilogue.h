@@ -5,8 +5,8 @@
 
 namespace chorale::kernel::cpu {
 
-// x[i] = epilogue(x[i] + bias[i]) for a contiguous row; bias may be null.
-void finish_row(float* x, const float* bias, Epilogue epilogue, int64_t n);
-void finish_row(double* x, const double* bias, Epilogue epilogue, int64_t n);
+// C = epilogue(C + bias) for one m x n matrix; f32 or f64. bias, n contiguous values, may be null.
+void finish(DType dtype, void* c, int64_t m, int64_t n, int64_t c_row, int64_t c_col, const void* bias,
+            Epilogue epilogue);
 
 }  // namespace chorale::kernel::cpu

@@ -12,6 +12,7 @@
 #include "chorale/kernel/cpu/dnnl/gemm.h"
 #include "chorale/kernel/cpu/dnnl/matmul.h"
 #include "chorale/kernel/cpu/epilogue.h"
+#include "chorale/kernel/cpu/half_product.h"
 #include "chorale/kernel/cpu/integer_product.h"
 #include "chorale/kernel/cpu/matrix.h"
 #include "chorale/kernel/cpu/scratch.h"
@@ -54,23 +55,10 @@ void gemm(bool ta, bool tb, int64_t m, int64_t n, int64_t k, double alpha, const
   }
 }
 
-// Rows of one C: bias and epilogue.
+// Bias and epilogue of one C; only floating dtypes have them.
 template <class T>
-void finish(const Product& p, T* c) {
-  if constexpr (std::is_floating_point_v<T>) {
-    if (p.bias == nullptr && p.epilogue == Epilogue::kNone) return;
-    const auto* bias = static_cast<const T*>(p.bias);
-    parallel_for(p.m, std::max<int64_t>(1, kGrain / p.n), [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        T* row = c + i * p.c_row;
-        if (p.c_col == 1) {
-          finish_row(row, bias, p.epilogue, p.n);
-        } else {
-          for (int64_t j = 0; j < p.n; ++j) finish_row(row + j * p.c_col, bias ? bias + j : nullptr, p.epilogue, 1);
-        }
-      }
-    });
-  }
+void finish_one(const Product& p, T* c) {
+  if constexpr (std::is_floating_point_v<T>) finish(p.dtype, c, p.m, p.n, p.c_row, p.c_col, p.bias, p.epilogue);
 }
 
 template <class T>
@@ -116,7 +104,7 @@ void product_range(const Product& p, int64_t begin, int64_t end) {
            layout.fits ? layout.ld : p.n);
       if (!layout.fits) unpack<T>(out, p.m, p.n, c, p.c_row, p.c_col);
     }
-    finish(p, c);
+    finish_one(p, c);
   }
 }
 
@@ -155,7 +143,7 @@ void scale(const Product& p) {
         }
       }
     }
-    finish(p, c);
+    finish_one(p, c);
   }
 }
 
@@ -206,6 +194,7 @@ void product(const Product& original) {
       return product_in<int64_t>(p);
     case DType::kF16:
     case DType::kBF16:
+      return half_product(p);
     case DType::kBool:
       break;
   }

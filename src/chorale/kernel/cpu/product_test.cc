@@ -277,6 +277,40 @@ TEST(Product, ComplexProductsMatchTheDefinition) {
   }
 }
 
+TEST(Product, HalvesAccumulateInF32AndRoundOnce) {
+  // Half a unit in the last place, and the rest for the f32 sums.
+  constexpr double kBF16 = 0.5 / 128 * 1.01, kF16 = 0.5 / 1024 * 1.01;
+  struct Shape {
+    int64_t m, n, k;
+  };
+  for (const Shape s : {Shape{1, 1, 1}, Shape{5, 7, 6}, Shape{40, 50, 60}, Shape{1, 300, 200}, Shape{300, 1, 200},
+                        Shape{3, 1, 70}, Shape{1, 4, 9000}, Shape{20, 10, 0}}) {
+    for (const Layout a : kLayouts) {
+      for (const Layout b : kLayouts) {
+        for (const Layout c : {Layout::kRows, Layout::kColumns, Layout::kEverySecond}) {
+          check<bfloat16>({.m = s.m, .n = s.n, .k = s.k, .a = a, .b = b, .c = c}, kBF16);
+          check<float16>(
+              {.m = s.m, .n = s.n, .k = s.k, .a = a, .b = b, .c = c, .bias = true, .epilogue = Epilogue::kRelu}, kF16);
+          check<bfloat16>({.m = s.m, .n = s.n, .k = s.k, .a = a, .b = b, .c = c, .alpha = 0.5, .beta = 2, .bias = true},
+                          kBF16);
+        }
+      }
+    }
+  }
+  for (const bool shared : {false, true}) {
+    check<bfloat16>({.batch = 5,
+                     .m = 40,
+                     .n = 50,
+                     .k = 60,
+                     .b = Layout::kColumns,
+                     .shared_b = shared,
+                     .bias = true,
+                     .epilogue = Epilogue::kGeluErf},
+                    kBF16);
+    check<float16>({.batch = 5, .m = 4, .n = 5, .k = 6, .a = Layout::kColumns, .shared_b = shared}, kF16);
+  }
+}
+
 template <class T>
 void check_integers() {
   for (const Layout a : kLayouts) {
@@ -306,7 +340,7 @@ TEST(Product, NoInnerDimensionLeavesScaledCAndBias) {
 }
 
 TEST(Product, NothingIsTouchedWhereThereAreNoElements) {
-  for (const DType dtype : {DType::kF32, DType::kF64, DType::kC64, DType::kI32}) {
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32, DType::kF64, DType::kC64, DType::kI32}) {
     Product p{.dtype = dtype,
               .m = 0,
               .n = 5,

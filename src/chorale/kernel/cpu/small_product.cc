@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "chorale/base/parallel.h"
+#include "chorale/vec/highway_targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "chorale/kernel/cpu/small_product.cc"
@@ -140,7 +141,6 @@ HWY_INLINE void tiles(const SmallProduct<T>& p) {
 template <class T>
 HWY_INLINE void transpose(const T* b, int64_t stride, int64_t columns, int64_t depth, T* out) {
   int64_t j = 0;
-#if HWY_TARGET != HWY_SCALAR
   const hn::Full128<T> d;
   constexpr auto kLanes = static_cast<int64_t>(16 / sizeof(T));
   for (; j + kLanes <= columns; j += kLanes) {
@@ -167,7 +167,6 @@ HWY_INLINE void transpose(const T* b, int64_t stride, int64_t columns, int64_t d
       for (int64_t lane = 0; lane < kLanes; ++lane) out[k * columns + j + lane] = in[lane * stride + k];
     }
   }
-#endif
   for (; j < columns; ++j) {
     for (int64_t k = 0; k < depth; ++k) out[k * columns + j] = b[j * stride + k];
   }
