@@ -15,6 +15,7 @@
 #include "chorale/kernel/cpu/blas/openblas.h"
 #include "chorale/kernel/cpu/cpu_probe.h"
 #include "chorale/kernel/cpu/dnnl/runtime.h"
+#include "chorale/vec/target.h"
 
 namespace chorale::app {
 namespace {
@@ -51,12 +52,6 @@ void print_machine() {
   print_row("/dev/shm", shm.total_bytes == 0 ? "absent" : room(shm));
 }
 
-// The instruction set that Highway dispatches to: the best one that was compiled and that this processor has.
-std::string highway_target() {
-  const int64_t usable = hwy::SupportedTargets() & HWY_TARGETS;
-  return hwy::TargetName(usable & -usable);  // lower bits are better targets
-}
-
 std::string openblas_state() {
   const std::string trouble = kernel::cpu::blas::openblas_trouble();
   return trouble.empty() ? "kernels for " + kernel::cpu::blas::openblas().core : "no: " + trouble;
@@ -67,7 +62,7 @@ void print_libraries() {
   kernel::cpu::dnnl::initialize();
   print_row("oneDNN", fmt::format("{}, up to {}", kernel::cpu::dnnl::version(), kernel::cpu::dnnl::effective_isa()));
   print_row("OpenBLAS", openblas_state());
-  print_row("Highway", fmt::format("{}.{}.{}, vectors of {}", HWY_MAJOR, HWY_MINOR, HWY_PATCH, highway_target()));
+  print_row("Highway", fmt::format("{}.{}.{}, vectors of {}", HWY_MAJOR, HWY_MINOR, HWY_PATCH, vec::target_name()));
   print_row("SLEEF", fmt::format("{}.{}.{}", SLEEF_VERSION_MAJOR, SLEEF_VERSION_MINOR, SLEEF_VERSION_PATCHLEVEL));
   print_row("fmt", fmt::format("{}.{}.{}", FMT_VERSION / 10000, FMT_VERSION / 100 % 100, FMT_VERSION % 100));
   print_row("spdlog", fmt::format("{}.{}.{}", SPDLOG_VER_MAJOR, SPDLOG_VER_MINOR, SPDLOG_VER_PATCH));
