@@ -121,6 +121,7 @@ struct Sample {
   std::vector<Tensor> in;
   Attrs attrs{};
   bool grad = true;           // compare the gradient with finite differences here
+  uint32_t constant = 0;      // bit i: floating input i has no gradient by definition
   double f32_tolerance = 0;   // 0: the default of the table tests
 };
 using Samples = std::vector<Sample> (*)();
