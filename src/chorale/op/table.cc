@@ -9,7 +9,13 @@ Rows all_ops() {
   static const std::vector<const OpDef*> rows = [] {
     std::vector<const OpDef*> all;
     for (Rows family : {
-             copy_rows(), complex_rows(),
+             copy_rows(),
+             arithmetic_rows(),
+             order_rows(),
+             function_rows(),
+             activation_rows(),
+             logic_rows(),
+             complex_rows(),
              creation_rows(),
              view_rows(),
          }) {

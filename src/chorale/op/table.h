@@ -12,6 +12,11 @@ using Rows = std::span<const OpDef* const>;
 
 // One per family, defined in op/defs/.
 Rows copy_rows();
+Rows arithmetic_rows();
+Rows order_rows();
+Rows function_rows();
+Rows activation_rows();
+Rows logic_rows();
 Rows complex_rows();
 Rows creation_rows();
 Rows view_rows();

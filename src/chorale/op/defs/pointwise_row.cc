@@ -74,6 +74,10 @@ std::vector<Sample> samples_positive() {
   return {{.in = {sample({2, 3}, 0, 0.25, 3)}}, {.in = {sample({}, 1, 0.25, 3)}}};
 }
 
+std::vector<Sample> samples_steps() {
+  return {{.in = {Tensor::from({-1.7, -0.3, 0.2, 0.7, 1.3, 2.8}, {2, 3})}}, {.in = {Tensor::from({1.2}, {})}}};
+}
+
 std::vector<Sample> samples_binary() {
   return {
       {.in = {sample({2, 3}), sample({2, 3}, 1)}},

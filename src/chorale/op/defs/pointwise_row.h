@@ -33,6 +33,7 @@ void infer_pointwise(const InferArgs& args, std::span<OutSpec> out) {
 
 std::vector<Sample> samples_unary();
 std::vector<Sample> samples_positive();  // of one input above 0.25
+std::vector<Sample> samples_steps();     // of one input away from integers and halves
 std::vector<Sample> samples_binary();
 std::vector<Sample> samples_ternary();
 // Two inputs of equal shape, as rows of gradients have them.
@@ -86,6 +87,9 @@ constexpr OpDef pointwise(OpDef row) {
   if (row.dtypes.empty()) row.dtypes = detail::dtypes_of(facts.dtypes, promotion);
   return row;
 }
+
+// Rows that more than one file calls.
+extern const OpDef kTrunc, kComplexAbs, kComplexSign;
 
 // The gradient of a step function: zero where it exists.
 Tensors zero_gradient(const GradArgs&);

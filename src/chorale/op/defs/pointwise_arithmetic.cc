@@ -1,0 +1,312 @@
+// Sums, products, quotients, and their mixtures.
+#include "chorale/op/defs/pointwise_row.h"
+#include "chorale/op/pointwise.h"
+#include "chorale/op/table.h"
+
+namespace chorale::op {
+namespace {
+
+// ---- numbers
+
+bool is_one(Scalar a) { return a.real() == 1 && a.imag() == 0; }
+
+std::complex<double> complex_value(Scalar a) { return {a.real(), a.imag()}; }
+
+Scalar conj(Scalar a) { return a.kind() == Scalar::Kind::kComplex ? Scalar(std::conj(complex_value(a))) : a; }
+
+Scalar product(Scalar a, Scalar b) {
+  switch (std::max(a.kind(), b.kind())) {
+    case Scalar::Kind::kBool:
+    case Scalar::Kind::kInt:  // wraps around, like the elements do
+      return static_cast<int64_t>(static_cast<uint64_t>(a.integer()) * static_cast<uint64_t>(b.integer()));
+    case Scalar::Kind::kFloat:
+      return a.real() * b.real();
+    case Scalar::Kind::kComplex:
+      return complex_value(a) * complex_value(b);
+  }
+  return {};
+}
+
+Scalar negated(Scalar a) { return product(a, -1); }
+
+// ---- samples: `number` beside one or two tensors
+
+template <auto number>
+std::vector<Sample> samples_number() {
+  return {{.in = {sample({2, 3})}, .attrs = NumberAttrs{number}},
+          {.in = {sample({}, 1)}, .attrs = NumberAttrs{-number}}};
+}
+std::vector<Sample> samples_scaled() {
+  return {{.in = {sample({2, 3}), sample({3}, 1)}, .attrs = NumberAttrs{2}},
+          {.in = {sample({2, 1}), sample({2, 3}, 2)}, .attrs = NumberAttrs{-3}}};
+}
+std::vector<Sample> samples_lerp_number() {
+  return {{.in = {sample({2, 3}), sample({3}, 1)}, .attrs = NumberAttrs{0.25}},
+          {.in = {sample({2, 1}), sample({2, 3}, 2)}, .attrs = NumberAttrs{0.75}}};
+}
+// The second input is away from zero.
+std::vector<Sample> samples_quotient() {
+  return {{.in = {sample({2, 3}), sample({2, 3}, 1, 0.5, 3)}},
+          {.in = {sample({2, 3}), sample({3}, 2, -3, -0.5)}},
+          {.in = {sample({4, 1}), sample({2, 1, 3}, 3, 0.5, 3)}},
+          {.in = {sample({2, 2}), sample({}, 4, 0.5, 3)}}};
+}
+// x / y is far from integers, where the quotient jumps.
+std::vector<Sample> samples_modulo() {
+  const Tensor x = Tensor::from({5.3, -5.3, 7.1, -2.9}, {4}), y = Tensor::from({2.0, 3.0, -4.0, -5.0}, {4});
+  return {{.in = {x, y}}, {.in = {Tensor::from({7.5}, {1}), y}}};
+}
+std::vector<Sample> samples_addc() {
+  const auto with = [](int64_t value, std::vector<Tensor> in) { return Sample{.in = in, .attrs = NumberAttrs{value}}; };
+  return {with(1, {sample({2, 3}), sample({2, 3}, 1), sample({2, 3}, 2, 0.5, 3)}),
+          with(-2, {sample({2, 1}), sample({3}, 1), sample({}, 2, 0.5, 3)})};
+}
+
+// ---- sums
+
+constexpr OpDef kAdd = pointwise<ScalarOp::kAdd>({
+    .name = "add",
+    .grad = [](const GradArgs& g) -> Tensors {
+      return {g.dout[0], g.dout[0]};
+    },
+    .samples = samples_binary,
+});
+constexpr OpDef kAddScaled = pointwise<ScalarOp::kAddScaled, Promotion::kScaled>({
+    .name = "add_scaled",
+    .attrs = attrs_of<NumberAttrs>,
+    .grad = [](const GradArgs& g) -> Tensors {
+      const Scalar alpha = g.attrs.get<NumberAttrs>().value;
+      return {g.dout[0], g.needs(1) ? mul(g.dout[0], conj(alpha)) : Tensor{}};
+    },
+    .samples = samples_scaled,
+});
+constexpr OpDef kAddScalar = pointwise<ScalarOp::kAddScalar>({
+    .name = "add_scalar",
+    .attrs = attrs_of<NumberAttrs>,
+    .grad = [](const GradArgs& g) -> Tensors { return {g.dout[0]}; },
+    .samples = samples_number<3>,
+});
+constexpr OpDef kSub = pointwise<ScalarOp::kSub>({
+    .name = "sub",
+    .dtypes = kFloats | kInts | kComplexes,
+    .grad = [](const GradArgs& g) -> Tensors {
+      return {g.dout[0], g.needs(1) ? neg(g.dout[0]) : Tensor{}};
+    },
+    .samples = samples_binary,
+});
+constexpr OpDef kSubScalar = pointwise<ScalarOp::kSubScalar>({
+    .name = "sub_scalar",
+    .attrs = attrs_of<NumberAttrs>,
+    .dtypes = kFloats | kInts | kComplexes,
+    .grad = [](const GradArgs& g) -> Tensors { return {g.dout[0]}; },
+    .samples = samples_number<3>,
+});
+constexpr OpDef kRsubScalar = pointwise<ScalarOp::kRsubScalar>({
+    .name = "rsub_scalar",
+    .attrs = attrs_of<NumberAttrs>,
+    .dtypes = kFloats | kInts | kComplexes,
+    .grad = [](const GradArgs& g) -> Tensors { return {neg(g.dout[0])}; },
+    .samples = samples_number<3>,
+});
+
+// ---- products
+
+constexpr OpDef kMul = pointwise<ScalarOp::kMul>({
+    .name = "mul",
+    .grad = [](const GradArgs& g) -> Tensors {
+      const Tensor& dy = g.dout[0];
+      return {g.needs(0) ? mul(dy, conj(g.in[1])) : Tensor{}, g.needs(1) ? mul(dy, conj(g.in[0])) : Tensor{}};
+    },
+    .linear = linear_in({0, 1}),
+    .saves = kSavesInputs,
+    .samples = samples_binary,
+});
+constexpr OpDef kMulScalar = pointwise<ScalarOp::kMulScalar>({
+    .name = "mul_scalar",
+    .attrs = attrs_of<NumberAttrs>,
+    .grad = [](const GradArgs& g) -> Tensors { return {mul(g.dout[0], conj(g.attrs.get<NumberAttrs>().value))}; },
+    .linear = linear_in({0}),
+    .samples = samples_number<3>,
+});
+constexpr OpDef kAddcmul = pointwise<ScalarOp::kAddcmul, Promotion::kScaled>({
+    .name = "addcmul",
+    .attrs = attrs_of<NumberAttrs>,
+    .dtypes = kFloats | kInts | kComplexes,
+    .grad = [](const GradArgs& g) -> Tensors {
+      const Tensor &dy = g.dout[0], &y = g.in[1], &z = g.in[2];
+      const Scalar value = conj(g.attrs.get<NumberAttrs>().value);
+      return {dy, g.needs(1) ? mul(mul(dy, conj(z)), value) : Tensor{},
+              g.needs(2) ? mul(mul(dy, conj(y)), value) : Tensor{}};
+    },
+    .saves = saves_in({1, 2}),
+    .autocast = Cast::kWidest,
+    .samples = samples_addc,
+});
+
+// ---- quotients
+
+constexpr OpDef kDiv = pointwise<ScalarOp::kDiv, Promotion::kFloat>({
+    .name = "div",
+    .grad = [](const GradArgs& g) -> Tensors {
+      const Tensor dx = div(g.dout[0], conj(g.in[1]));
+      return {dx, g.needs(1) ? neg(mul(dx, conj(g.out[0]))) : Tensor{}};
+    },
+    .linear = linear_in({0}),
+    .saves = {.in = 1u << 1, .out = 1},
+    .samples = samples_quotient,
+});
+constexpr OpDef kDivScalar = pointwise<ScalarOp::kDivScalar, Promotion::kFloat>({
+    .name = "div_scalar",
+    .attrs = attrs_of<NumberAttrs>,
+    .grad = [](const GradArgs& g) -> Tensors { return {div(g.dout[0], conj(g.attrs.get<NumberAttrs>().value))}; },
+    .linear = linear_in({0}),
+    .samples = samples_number<3>,
+});
+constexpr OpDef kRdivScalar = pointwise<ScalarOp::kRdivScalar, Promotion::kFloat>({
+    .name = "rdiv_scalar",
+    .attrs = attrs_of<NumberAttrs>,
+    .grad = [](const GradArgs& g) -> Tensors { return {neg(mul(g.dout[0], conj(div(g.out[0], g.in[0]))))}; },
+    .saves = kSavesBoth,
+    .samples = []() -> std::vector<Sample> {
+      return {{.in = {sample({2, 3}, 0, 0.5, 3)}, .attrs = NumberAttrs{2}}};
+    },
+});
+constexpr OpDef kAddcdiv = pointwise<ScalarOp::kAddcdiv, Promotion::kScaled>({
+    .name = "addcdiv",
+    .attrs = attrs_of<NumberAttrs>,
+    .grad = [](const GradArgs& g) -> Tensors {
+      const Tensor &dx = g.dout[0], &y = g.in[1], &z = g.in[2];
+      const Tensor dy = div(mul(dx, conj(g.attrs.get<NumberAttrs>().value)), conj(z));
+      return {dx, dy, g.needs(2) ? neg(mul(dy, conj(div(y, z)))) : Tensor{}};
+    },
+    .saves = saves_in({1, 2}),
+    .autocast = Cast::kWidest,
+    .samples = samples_addc,
+});
+constexpr OpDef kFloorDivide = pointwise<ScalarOp::kFloorDivide>({
+    .name = "floor_divide",
+    .grad = not_differentiable,
+    .samples = samples_modulo,
+});
+constexpr OpDef kFloorDivideScalar = pointwise<ScalarOp::kFloorDivideScalar>({
+    .name = "floor_divide_scalar",
+    .attrs = attrs_of<NumberAttrs>,
+    .grad = not_differentiable,
+    .samples = samples_number<3>,
+});
+constexpr OpDef kRemainder = pointwise<ScalarOp::kRemainder>({
+    .name = "remainder",
+    .grad = [](const GradArgs& g) -> Tensors {
+      return {g.dout[0], g.needs(1) ? neg(mul(g.dout[0], floor_divide(g.in[0], g.in[1]))) : Tensor{}};
+    },
+    .saves = kSavesInputs,
+    .samples = samples_modulo,
+});
+constexpr OpDef kRemainderScalar = pointwise<ScalarOp::kRemainderScalar>({
+    .name = "remainder_scalar",
+    .attrs = attrs_of<NumberAttrs>,
+    .grad = [](const GradArgs& g) -> Tensors { return {g.dout[0]}; },
+    .samples = samples_number<3>,
+});
+
+// ---- on the way from x to y
+
+constexpr OpDef kLerp = pointwise<ScalarOp::kLerp>({
+    .name = "lerp",
+    .inputs = "x, y, weight",
+    .grad = [](const GradArgs& g) -> Tensors {
+      const Tensor &dz = g.dout[0], &x = g.in[0], &y = g.in[1], &weight = g.in[2];
+      return {g.needs(0) ? mul(dz, rsub(weight, 1)) : Tensor{}, g.needs(1) ? mul(dz, weight) : Tensor{},
+              g.needs(2) ? mul(dz, sub(y, x)) : Tensor{}};
+    },
+    .saves = kSavesInputs,
+    .samples = samples_ternary,
+});
+constexpr OpDef kLerpScalar = pointwise<ScalarOp::kLerpScalar, Promotion::kScaled>({
+    .name = "lerp_scalar",
+    .attrs = attrs_of<NumberAttrs>,
+    .grad = [](const GradArgs& g) -> Tensors {
+      const double weight = g.attrs.get<NumberAttrs>().value.real();
+      return {g.needs(0) ? mul(g.dout[0], 1 - weight) : Tensor{}, g.needs(1) ? mul(g.dout[0], weight) : Tensor{}};
+    },
+    .samples = samples_lerp_number,
+});
+
+}  // namespace
+
+Rows arithmetic_rows() {
+  static constexpr const OpDef* rows[] = {
+      &kAdd,       &kAddScaled,       &kAddScalar, &kSub,       &kSubScalar,  &kRsubScalar,  &kMul,
+      &kMulScalar, &kAddcmul,         &kDiv,       &kDivScalar, &kRdivScalar, &kFloorDivide, &kFloorDivideScalar,
+      &kRemainder, &kRemainderScalar, &kAddcdiv,   &kLerp,      &kLerpScalar};
+  return rows;
+}
+
+}  // namespace chorale::op
+
+namespace chorale {
+
+using namespace op;
+
+namespace {
+
+// Integers truncate towards zero: one more than the floor where that was rounded and the signs differ.
+Tensor truncation_step(const Tensor& x, const Tensor& y) {
+  return logical_and(ne(remainder(x, y), 0), ne(lt(x, 0), lt(y, 0)));
+}
+Tensor truncation_step(const Tensor& x, Scalar y) {
+  return logical_and(ne(remainder(x, y), 0), ne(lt(x, 0), Scalar(y.real() < 0)));
+}
+bool is_exact(DType dtype) { return !is_differentiable(dtype); }
+
+template <class To, class Y>
+decltype(auto) divide(const To& to, const Tensor& x, const Y& y, Rounding rounding) {
+  constexpr bool is_number = std::is_same_v<Y, Scalar>;
+  const auto exact = [&](const OpDef& tensors, const OpDef& number) -> decltype(auto) {
+    if constexpr (is_number) {
+      return to(number, NumberAttrs{y}, x);
+    } else {
+      return to(tensors, {}, x, y);
+    }
+  };
+  if (rounding == Rounding::kNone) return exact(kDiv, kDivScalar);
+  if (rounding == Rounding::kFloor) return exact(kFloorDivide, kFloorDivideScalar);
+  bool integers = is_exact(x.dtype());
+  if constexpr (is_number) {
+    integers &= y.kind() <= Scalar::Kind::kInt;
+  } else {
+    integers &= is_exact(y.dtype());
+  }
+  if (integers) return to(kAdd, {}, floor_divide(x, y), truncation_step(x, y));
+  return to(kTrunc, {}, div(x, y));
+}
+
+}  // namespace
+
+CHORALE_DEFINE_FORMS(add, (const Tensor& x, const Tensor& y, Scalar alpha),
+                     is_one(alpha) ? to(kAdd, {}, x, y) : to(kAddScaled, NumberAttrs{alpha}, x, y))
+CHORALE_DEFINE_FORMS(add, (const Tensor& x, Scalar y, Scalar alpha),
+                     to(kAddScalar, NumberAttrs{is_one(alpha) ? y : product(y, alpha)}, x))
+CHORALE_DEFINE_FORMS(sub, (const Tensor& x, const Tensor& y, Scalar alpha),
+                     is_one(alpha) ? to(kSub, {}, x, y) : to(kAddScaled, NumberAttrs{negated(alpha)}, x, y))
+CHORALE_DEFINE_FORMS(sub, (const Tensor& x, Scalar y, Scalar alpha),
+                     to(kSubScalar, NumberAttrs{is_one(alpha) ? y : product(y, alpha)}, x))
+CHORALE_DEFINE_FORMS(rsub, (const Tensor& x, Scalar y), to(kRsubScalar, NumberAttrs{y}, x))
+CHORALE_DEFINE_FORMS(mul, (const Tensor& x, const Tensor& y), to(kMul, {}, x, y))
+CHORALE_DEFINE_FORMS(mul, (const Tensor& x, Scalar y), to(kMulScalar, NumberAttrs{y}, x))
+CHORALE_DEFINE_FORMS(div, (const Tensor& x, const Tensor& y, Rounding rounding), divide(to, x, y, rounding))
+CHORALE_DEFINE_FORMS(div, (const Tensor& x, Scalar y, Rounding rounding), divide(to, x, y, rounding))
+CHORALE_DEFINE_FORMS(rdiv, (const Tensor& x, Scalar y), to(kRdivScalar, NumberAttrs{y}, x))
+CHORALE_DEFINE_FORMS(floor_divide, (const Tensor& x, const Tensor& y), to(kFloorDivide, {}, x, y))
+CHORALE_DEFINE_FORMS(floor_divide, (const Tensor& x, Scalar y), to(kFloorDivideScalar, NumberAttrs{y}, x))
+CHORALE_DEFINE_FORMS(remainder, (const Tensor& x, const Tensor& y), to(kRemainder, {}, x, y))
+CHORALE_DEFINE_FORMS(remainder, (const Tensor& x, Scalar y), to(kRemainderScalar, NumberAttrs{y}, x))
+CHORALE_DEFINE_FORMS(lerp, (const Tensor& x, const Tensor& y, const Tensor& weight), to(kLerp, {}, x, y, weight))
+CHORALE_DEFINE_FORMS(lerp, (const Tensor& x, const Tensor& y, Scalar weight),
+                     to(kLerpScalar, NumberAttrs{weight}, x, y))
+CHORALE_DEFINE_FORMS(addcmul, (const Tensor& x, const Tensor& y, const Tensor& z, Scalar value),
+                     to(kAddcmul, NumberAttrs{value}, x, y, z))
+CHORALE_DEFINE_FORMS(addcdiv, (const Tensor& x, const Tensor& y, const Tensor& z, Scalar value),
+                     to(kAddcdiv, NumberAttrs{value}, x, y, z))
+
+}  // namespace chorale
