@@ -5,6 +5,7 @@
 
 #include "chorale/base/parallel.h"
 #include "chorale/kernel/cpu/dnnl/matmul.h"
+#include "chorale/kernel/cpu/half_rows.h"
 #include "chorale/kernel/cpu/matrix.h"
 #include "chorale/kernel/cpu/scratch.h"
 #include "chorale/vec/loops.h"
@@ -64,70 +65,46 @@ void narrow(DType dtype, const float* in, int64_t rows, int64_t cols, uint16_t* 
   });
 }
 
-// A row times a matrix reads each element of B once, so B is converted piece by piece and never leaves the cache. Adds
-// to `sums`, n values: pieces are rows of B, or columns where those are contiguous.
-void row_product(const Product& p, const float* a, const uint16_t* b, double beta, float* sums) {
-  constexpr int64_t kPiece = 8192;
+bool is_row(const Product& p) { return p.m == 1 && p.k > 0 && (p.b_row == 1 || p.b_col == 1); }
+
+// sums = a B for one row, columns shared out to threads.
+void row_product(const Product& p, const float* a, const uint16_t* b, float* sums) {
   const bool by_columns = p.b_row == 1 && p.b_col != 1;
-  const int64_t length = by_columns ? p.k : p.n, count = by_columns ? p.n : p.k;
-  const int64_t step = std::max<int64_t>(1, kPiece / length);
-  const Scratch space(static_cast<size_t>(std::min(step, count) * length) * sizeof(float));
-  for (int64_t from = 0; from < count; from += step) {
-    const int64_t size = std::min(step, count - from);
-    const int64_t n = by_columns ? size : p.n, k = by_columns ? p.k : size;
-    const Converted piece =
-        widen(p.dtype, b + from * (by_columns ? p.b_col : p.b_row), k, n, p.b_row, p.b_col, space.as<float>());
-    product({.dtype = DType::kF32,
-             .m = 1,
-             .n = n,
-             .k = k,
-             .a = by_columns ? a : a + from,
-             .b = piece.data,
-             .c = by_columns ? sums + from : sums,
-             .a_row = k,
-             .a_col = 1,
-             .b_row = piece.row,
-             .b_col = piece.col,
-             .c_row = n,
-             .c_col = 1,
-             .alpha = p.alpha,
-             .beta = by_columns || from == 0 ? beta : 1});
-  }
+  parallel_for(p.n, std::max<int64_t>(1, (1 << 16) / p.k), [&](int64_t begin, int64_t end) {
+    const auto function = by_columns ? half_row_by_columns : half_row_by_rows;
+    function(p.dtype, a, b + begin * p.b_col, by_columns ? p.b_col : p.b_row, end - begin, p.k, sums + begin);
+  });
 }
 
-// Matrices [begin, end) of the batch in f32.
+// Matrices [begin, end) of the batch, with operands and result in f32.
 void convert_and_multiply(const Product& p, int64_t begin, int64_t end) {
   const auto floats = [](int64_t count) { return static_cast<size_t>(count) * sizeof(float); };
-  const bool row = p.m == 1 && p.n * p.k > 8192;
-  const Scratch a_space(floats(p.m * p.k)), b_space(row ? 0 : floats(p.k * p.n)), c_space(floats(p.m * p.n)),
+  const bool row = is_row(p);
+  const Scratch a_space(floats(p.m * p.k)), b_space(row ? floats(p.n) : floats(p.k * p.n)), c_space(floats(p.m * p.n)),
       bias_space(p.bias != nullptr ? floats(p.n) : 0);
   if (p.bias != nullptr) vec::convert_loop(p.dtype, DType::kF32)(p.bias, bias_space.as<float>(), p.n);
+  auto* c32 = c_space.as<float>();
   Converted a{}, b{};
   for (int64_t i = begin; i < end; ++i) {
-    auto* sums = c_space.as<float>();
-    uint16_t* c = at(p.c, i * p.c_batch);
-    // What every matrix of the batch shares is converted once.
+    const uint16_t* b16 = at(p.b, i * p.b_batch);
+    uint16_t* c16 = at(p.c, i * p.c_batch);
+    // What all matrices of the batch share is converted once.
     if (i == begin || p.a_batch != 0)
       a = widen(p.dtype, at(p.a, i * p.a_batch), p.m, p.k, p.a_row, p.a_col, a_space.as<float>());
-    if (!row && (i == begin || p.b_batch != 0)) {
-      b = widen(p.dtype, at(p.b, i * p.b_batch), p.k, p.n, p.b_row, p.b_col, b_space.as<float>());
-    }
     if (p.beta != 0) {
-      for (int64_t j = 0; j < p.m; ++j) {
-        widen(p.dtype, c + j * p.c_row, 1, p.n, p.n, p.c_col, sums + j * p.n);
-      }
+      for (int64_t j = 0; j < p.m; ++j) widen(p.dtype, c16 + j * p.c_row, 1, p.n, p.n, p.c_col, c32 + j * p.n);
     }
     Product f32{.dtype = DType::kF32,
                 .m = p.m,
                 .n = p.n,
                 .k = p.k,
-                .a = a.data,
-                .b = b.data,
-                .c = sums,
-                .a_row = a.row,
-                .a_col = a.col,
-                .b_row = b.row,
-                .b_col = b.col,
+                .a = nullptr,
+                .b = nullptr,
+                .c = c32,
+                .a_row = 1,
+                .a_col = 1,
+                .b_row = p.n,
+                .b_col = 1,
                 .c_row = p.n,
                 .c_col = 1,
                 .bias = p.bias != nullptr ? bias_space.as<float>() : nullptr,
@@ -135,12 +112,23 @@ void convert_and_multiply(const Product& p, int64_t begin, int64_t end) {
                 .beta = p.beta,
                 .epilogue = p.epilogue};
     if (row) {
-      row_product(p, a.data, at(p.b, i * p.b_batch), p.beta, sums);
-      f32.k = 0;  // only bias and epilogue are left
-      f32.beta = 1;
+      // What is left is the product of 1 and the sums: scales, bias and epilogue.
+      constexpr float kOne = 1;
+      row_product(p, a.data, b16, b_space.as<float>());
+      f32.k = 1;
+      f32.a = &kOne;
+      f32.b = b_space.as<float>();
+    } else {
+      if (i == begin || p.b_batch != 0) b = widen(p.dtype, b16, p.k, p.n, p.b_row, p.b_col, b_space.as<float>());
+      f32.a = a.data;
+      f32.a_row = a.row;
+      f32.a_col = a.col;
+      f32.b = b.data;
+      f32.b_row = b.row;
+      f32.b_col = b.col;
     }
     product(f32);
-    narrow(p.dtype, sums, p.m, p.n, c, p.c_row, p.c_col);
+    narrow(p.dtype, c32, p.m, p.n, c16, p.c_row, p.c_col);
   }
 }
 
@@ -148,7 +136,7 @@ void convert_and_multiply(const Product& p, int64_t begin, int64_t end) {
 bool multiply_natively(const Product& p) {
   constexpr int64_t kWorthwhile = 32 * 32 * 32;
   if (p.dtype != DType::kBF16 || p.k == 0 || p.m == 1 || p.n == 1 || p.alpha != 1 || p.beta != 0) return false;
-  return p.m * p.n * p.k >= kWorthwhile && dnnl::has_fast_bf16() && dnnl::matmul(p, DType::kBF16);
+  return p.batch * p.m * p.n * p.k >= kWorthwhile && dnnl::has_fast_bf16() && dnnl::matmul(p, DType::kBF16);
 }
 
 }  // namespace
