@@ -3,7 +3,7 @@
 
 #include <CLI/CLI.hpp>
 
-#define CHORALE_COMMANDS(X) X(doctor)
+#define CHORALE_COMMANDS(X) X(doctor) X(ops)
 
 namespace chorale::app {
 

@@ -1,47 +1,24 @@
 #include "chorale/app/program.h"
 
-#include <algorithm>
 #include <iostream>
-#include <numeric>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "chorale/app/commands.h"
+#include "chorale/base/did_you_mean.h"
 #include "chorale/base/error.h"
 
 namespace chorale::app {
 namespace {
 
-// Insertions, deletions and replacements of a letter that turn a into b.
-size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);  // distances from the part of a read so far to each prefix of b
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 0; i < a.size(); ++i) {
-    size_t diagonal = std::exchange(row[0], i + 1);
-    for (size_t j = 0; j < b.size(); ++j) {
-      const size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({replaced, row[j] + 1, diagonal + 1});
-    }
-  }
-  return row.back();
-}
-
 std::string unknown_command(const CLI::App& program, const std::string& word) {
-  std::string names;
-  std::string nearest;
-  size_t nearest_distance = std::max<size_t>(2, word.size() / 2) + 1;
+  std::vector<std::string> names;
+  std::string list;
   for (const CLI::App* command : program.get_subcommands([](const CLI::App*) { return true; })) {
-    const std::string name = command->get_name();
-    names += (names.empty() ? "" : ", ") + name;
-    if (const size_t distance = edit_distance(word, name); distance < nearest_distance) {
-      nearest = name;
-      nearest_distance = distance;
-    }
+    names.push_back(command->get_name());
+    list += (list.empty() ? "" : ", ") + names.back();
   }
-  return concat("no command '", word, nearest.empty() ? "'" : "'; did you mean '" + nearest + "'?",
-                " (commands: ", names, ")");
+  return concat("no command '", word, "'", did_you_mean(word, names), " (commands: ", list, ")");
 }
 
 }  // namespace

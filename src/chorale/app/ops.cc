@@ -1,0 +1,144 @@
+// `chorale ops`: the op table, for people.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "chorale/app/commands.h"
+#include "chorale/base/did_you_mean.h"
+#include "chorale/base/error.h"
+#include "chorale/op/table.h"
+
+namespace chorale::app {
+namespace {
+
+using op::DTypeSet;
+using op::OpDef;
+
+std::string dtypes(DTypeSet set) {
+  struct Class {
+    DTypeSet members;
+    const char* name;
+  };
+  static constexpr Class kClasses[] = {{op::kBools, "bool"}, {op::kInts, "int"}, {op::kFloats, "float"}, {op::kComplexes, "complex"}};
+  std::string text;
+  const auto add = [&](std::string_view name) { text.append(text.empty() ? "" : " ").append(name); };
+  for (const Class& c : kClasses) {
+    std::vector<DType> members, present;
+    for (DType dtype : kAllDTypes) {
+      if (!c.members.has(dtype)) continue;
+      members.push_back(dtype);
+      if (set.has(dtype)) present.push_back(dtype);
+    }
+    if (present.size() == members.size()) {
+      add(c.name);
+    } else {
+      for (DType dtype : present) add(name_of(dtype));
+    }
+  }
+  return text;
+}
+
+std::string devices(const OpDef& row) {
+  std::string text = row.dynamic ? "cpu" : "cpu null";  // shapes that depend on data need data
+  if (row.cuda != op::not_yet) text += " cuda";
+  return text;
+}
+
+std::string gradient(const OpDef& row) {
+  if (row.grad == op::not_differentiable) return "no";
+  return row.twice ? "yes" : "once";
+}
+
+std::string sharding(const OpDef& row) {
+  if (row.shard.replicate) return "whole";
+  return row.shard.labels ? row.shard.labels : "by attributes";
+}
+
+const char* autocast(op::Cast cast) {
+  switch (cast) {
+    case op::Cast::kNone:
+      return "as it is";
+    case op::Cast::kLower:
+      return "lower precision";
+    case op::Cast::kF32:
+      return "f32";
+    case op::Cast::kWidest:
+      return "widest of its inputs";
+  }
+  return "";
+}
+
+void print_table() {
+  size_t name_width = 4, input_width = 6, dtype_width = 6;
+  for (const OpDef* row : op::all_ops()) {
+    name_width = std::max(name_width, std::string_view(row->name).size());
+    input_width = std::max(input_width, std::string_view(row->inputs).size());
+    dtype_width = std::max(dtype_width, dtypes(row->dtypes).size());
+  }
+  const auto line = [&](auto name, auto inputs, const std::string& types, const std::string& where, const std::string& grad, const std::string& shard) {
+    fmt::print("{:<{}}  {:<{}}  {:<{}}  {:<13}  {:<8}  {}\n", name, name_width, inputs, input_width, types, dtype_width, where, grad, shard);
+  };
+  line("name", "inputs", "dtypes", "devices", "gradient", "sharding");
+  for (const OpDef* row : op::all_ops()) {
+    line(row->name, row->inputs, dtypes(row->dtypes), devices(*row), gradient(*row), sharding(*row));
+  }
+  fmt::print("\n{} ops. `chorale ops NAME` shows one.\n", op::all_ops().size());
+}
+
+std::string saved(uint32_t mask, const char* what) {
+  if (mask == 0) return "";
+  if (mask == ~0u) return fmt::format("all {}s", what);
+  std::string text;
+  for (int i = 0; i < 32; ++i) {
+    if (mask >> i & 1u) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", what, i);
+  }
+  return text;
+}
+
+void print_one(const OpDef& row) {
+  const auto field = [](std::string_view name, std::string_view value) { fmt::print("  {:<12} {}\n", name, value); };
+  fmt::print("{}\n", row.name);
+  if (*row.formula) field("formula", row.formula);
+  field("inputs", *row.inputs ? row.inputs : "none");
+  field("results", row.outputs == 1 ? "1" : fmt::format("{}", row.outputs));
+  if (row.attrs) {
+    std::ostringstream defaults;
+    defaults << Attrs(row.attrs());
+    field("attributes", defaults.str());
+  }
+  field("dtypes", dtypes(row.dtypes));
+  field("devices", devices(row));
+  field("gradient", gradient(row) == "once" ? "yes, but not a second one" : gradient(row));
+  if (row.grad != op::not_differentiable) {
+    const std::string in = saved(row.saves.in, "input"), out = saved(row.saves.out, "result");
+    field("saves", in.empty() && out.empty() ? "nothing" : in + (in.empty() || out.empty() ? "" : ", ") + out);
+  }
+  field("sharding", sharding(row) == "whole" ? "every rank needs the whole" : sharding(row));
+  field("autocast", autocast(row.autocast));
+  std::string notes;
+  if (row.view) notes += "shows the bytes of its input; ";
+  if (row.dynamic) notes += "the shape of its result depends on data; ";
+  if (row.in_place) notes += "may write over an input; ";
+  if (!notes.empty()) field("notes", notes.substr(0, notes.size() - 2));
+}
+
+}  // namespace
+
+void add_ops(CLI::App& program) {
+  CLI::App* command = program.add_subcommand("ops", "Show the op table, or one op");
+  auto name = std::make_shared<std::string>();
+  command->add_option("NAME", *name, "the op to show");
+  command->callback([name] {
+    if (name->empty()) return print_table();
+    const OpDef* row = op::find_op(*name);
+    if (row) return print_one(*row);
+    std::vector<std::string> names;
+    for (const OpDef* other : op::all_ops()) names.emplace_back(other->name);
+    throw InvalidArgument(concat("there is no op '", *name, "'", did_you_mean(*name, names)));
+  });
+}
+
+}  // namespace chorale::app
