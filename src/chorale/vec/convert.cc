@@ -10,98 +10,52 @@
 #include <complex>
 #include <type_traits>
 
+#include "chorale/vec/half-inl.h"
 #include "chorale/vec/kernels.h"
 #include "chorale/vec/lanes-inl.h"
+#include "chorale/vec/scalar_reduce.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace chorale::vec::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-template <class T>
-inline constexpr bool kIsComplex = false;
-template <class T>
-inline constexpr bool kIsComplex<std::complex<T>> = true;
-template <class T>
-inline constexpr bool kIsHalf = std::is_same_v<T, float16> || std::is_same_v<T, bfloat16>;
-// bool is handled as its byte: a stray value other than 0 and 1 must stay harmless.
-template <class T>
-using Stored = std::conditional_t<std::is_same_v<T, bool>, uint8_t, T>;
-
-// ---- vectors of f32 to and from the 16-bit types
-
-// Rounds to even; NaN keeps its top bits and becomes quiet.
-template <class D32>
-HWY_INLINE hn::Vec<hn::Rebind<uint16_t, D32>> to_bits16(bfloat16, D32, hn::Vec<D32> x) {
-  const hn::RebindToUnsigned<D32> du;
-  const auto bits = hn::BitCast(du, x);
-  const auto upper = hn::ShiftRight<16>(bits);
-  const auto odd = hn::And(upper, hn::Set(du, 1));
-  const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fff))));
-  const auto quiet = hn::Or(upper, hn::Set(du, 0x40));
-  return hn::TruncateTo(hn::Rebind<uint16_t, D32>(), hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(x)), quiet, rounded));
-}
-template <class D32>
-HWY_INLINE hn::Vec<D32> from_bits16(bfloat16, D32 d, hn::Vec<hn::Rebind<uint16_t, D32>> bits) {
-  const hn::RebindToUnsigned<D32> du;
-  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, bits)));
-}
-#if HWY_TARGET <= HWY_AVX2
-inline constexpr bool kHasF16 = true;
-template <class D32>
-HWY_INLINE hn::Vec<hn::Rebind<uint16_t, D32>> to_bits16(float16, D32, hn::Vec<D32> x) {
-  return hn::BitCast(hn::Rebind<uint16_t, D32>(), hn::DemoteTo(hn::Rebind<hwy::float16_t, D32>(), x));
-}
-template <class D32>
-HWY_INLINE hn::Vec<D32> from_bits16(float16, D32 d, hn::Vec<hn::Rebind<uint16_t, D32>> bits) {
-  return hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, D32>(), bits));
-}
-#else
-inline constexpr bool kHasF16 = false;  // Highway's emulation knows neither infinities nor NaN
-#endif
+// ---- arrays of f32 to and from the 16-bit types
 
 template <class Half>
 void half_to_float(const Half* in, float* out, size_t n) {
-  if constexpr (std::is_same_v<Half, bfloat16> || kHasF16) {
-    const hn::ScalableTag<float> d;
-    const hn::Rebind<uint16_t, decltype(d)> d16;
-    const uint16_t* bits = reinterpret_cast<const uint16_t*>(in);
-    constexpr size_t kLanes = hn::MaxLanes(d);
-    size_t i = 0;
-    for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
-      const auto a = from_bits16(Half(), d, hn::LoadU(d16, bits + i));
-      const auto b = from_bits16(Half(), d, hn::LoadU(d16, bits + i + kLanes));
-      hn::StoreU(a, d, out + i);
-      hn::StoreU(b, d, out + i + kLanes);
-    }
-    for (; i < n; i += kLanes) {
-      const size_t count = n - i < kLanes ? n - i : kLanes;
-      store_n(from_bits16(Half(), d, load_n(d16, bits + i, count)), d, out + i, count);
-    }
-  } else {
-    for (size_t i = 0; i < n; ++i) out[i] = static_cast<float>(in[i]);
+  const hn::ScalableTag<float> d;
+  const hn::Rebind<uint16_t, decltype(d)> d16;
+  const uint16_t* bits = reinterpret_cast<const uint16_t*>(in);
+  constexpr size_t kLanes = hn::MaxLanes(d);
+  size_t i = 0;
+  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+    const auto a = from_bits16(Half(), d, hn::LoadU(d16, bits + i));
+    const auto b = from_bits16(Half(), d, hn::LoadU(d16, bits + i + kLanes));
+    hn::StoreU(a, d, out + i);
+    hn::StoreU(b, d, out + i + kLanes);
+  }
+  for (; i < n; i += kLanes) {
+    const size_t count = n - i < kLanes ? n - i : kLanes;
+    store_n(from_bits16(Half(), d, load_n(d16, bits + i, count)), d, out + i, count);
   }
 }
 
 template <class Half>
 void float_to_half(const float* in, Half* out, size_t n) {
-  if constexpr (std::is_same_v<Half, bfloat16> || kHasF16) {
-    const hn::ScalableTag<float> d;
-    const hn::Rebind<uint16_t, decltype(d)> d16;
-    uint16_t* bits = reinterpret_cast<uint16_t*>(out);
-    constexpr size_t kLanes = hn::MaxLanes(d);
-    size_t i = 0;
-    for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
-      const auto a = to_bits16(Half(), d, hn::LoadU(d, in + i));
-      const auto b = to_bits16(Half(), d, hn::LoadU(d, in + i + kLanes));
-      hn::StoreU(a, d16, bits + i);
-      hn::StoreU(b, d16, bits + i + kLanes);
-    }
-    for (; i < n; i += kLanes) {
-      const size_t count = n - i < kLanes ? n - i : kLanes;
-      store_n(to_bits16(Half(), d, load_n(d, in + i, count)), d16, bits + i, count);
-    }
-  } else {
-    for (size_t i = 0; i < n; ++i) out[i] = Half(in[i]);
+  const hn::ScalableTag<float> d;
+  const hn::Rebind<uint16_t, decltype(d)> d16;
+  uint16_t* bits = reinterpret_cast<uint16_t*>(out);
+  constexpr size_t kLanes = hn::MaxLanes(d);
+  size_t i = 0;
+  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+    const auto a = to_bits16(Half(), d, hn::LoadU(d, in + i));
+    const auto b = to_bits16(Half(), d, hn::LoadU(d, in + i + kLanes));
+    hn::StoreU(a, d16, bits + i);
+    hn::StoreU(b, d16, bits + i + kLanes);
+  }
+  for (; i < n; i += kLanes) {
+    const size_t count = n - i < kLanes ? n - i : kLanes;
+    store_n(to_bits16(Half(), d, load_n(d, in + i, count)), d16, bits + i, count);
   }
 }
 
@@ -184,17 +138,6 @@ HWY_INLINE void convert_through(const Stored<From>* in, Stored<To>* out, size_t 
     const size_t count = n - i < kPiece ? n - i : kPiece;
     convert<From, Middle>(in + i, piece, count);
     convert<Middle, To>(piece, out + i, count);
-  }
-}
-
-template <class T>
-HWY_INLINE bool is_nonzero(T x) {
-  if constexpr (kIsComplex<T>) {
-    return (x.real() != 0) | (x.imag() != 0);
-  } else if constexpr (kIsHalf<T>) {
-    return (x.bits & 0x7fff) != 0;
-  } else {
-    return x != T(0);
   }
 }
 

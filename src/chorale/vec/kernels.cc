@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "chorale/vec/highway_targets.h"
+#include "chorale/vec/scalar_reduce.h"
 #include "chorale/vec/target.h"
 #include "hwy/highway.h"
 
@@ -39,6 +40,8 @@ Kernels build() {
   add_activation(k);
   add_compare(k);
   add_convert(k);
+  add_reduce_row(k);
+  add_reduce_columns(k);
   route_pow_scalar<DType::kF32>(k);
   route_pow_scalar<DType::kF64>(k);
   return k;
@@ -60,6 +63,41 @@ Loop pointwise_loop(ScalarOp op, DType compute) { return kernels().loop(op, comp
 
 Convert convert_loop(DType from, DType to) {
   return kernels().convert[static_cast<size_t>(from)][static_cast<size_t>(to)];
+}
+
+ReduceRow reduce_row(ReduceOp op, DType in) {
+  return kernels().reduce_row[static_cast<size_t>(op)][static_cast<size_t>(in)];
+}
+ReduceColumns reduce_columns(ReduceOp op, DType in) {
+  return kernels().reduce_columns[static_cast<size_t>(op)][static_cast<size_t>(in)];
+}
+ReduceCombine reduce_combine(ReduceOp op, DType in) {
+  return kernels().reduce_combine[static_cast<size_t>(op)][static_cast<size_t>(in)];
+}
+
+DType accumulator_of(ReduceOp op, DType in) { return accumulator_dtype(op, in); }
+
+namespace {
+template <ReduceOp kOp>
+void write_identity(DType in, void* acc) {
+  visit_dtype(in, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if constexpr (is_defined(kOp, dtype_of<T>)) {
+      const auto identity = ScalarReduce<kOp, T>::identity();
+      std::memcpy(acc, &identity, sizeof(identity));
+    }
+  });
+}
+}  // namespace
+
+void reduce_identity(ReduceOp op, DType in, void* acc) {
+  switch (op) {
+#define CHORALE_CASE(name) \
+  case ReduceOp::name:     \
+    return write_identity<ReduceOp::name>(in, acc);
+    CHORALE_FOR_EACH_REDUCE_OP(CHORALE_CASE)
+#undef CHORALE_CASE
+  }
 }
 
 const char* target_name() { return hwy::TargetName(supported().front()); }

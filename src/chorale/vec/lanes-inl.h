@@ -30,22 +30,16 @@ inline constexpr bool kHasMaskedLoad = HWY_TARGET <= HWY_AVX3 || (HWY_TARGET == 
 template <class T>
 inline constexpr bool kHasMaskedStore = HWY_TARGET <= HWY_AVX3;
 
-// Copies count < 64 elements in pieces of powers of two, each one move.
-template <class T>
+// Copies up to kMax elements, a power of two, in pieces of powers of two: each is one move.
+template <size_t kMax, class T>
 HWY_INLINE void copy_few(const T* from, T* to, size_t count) {
-#define CHORALE_COPY_PIECE(piece)                  \
-  if ((count & piece) != 0) {                      \
-    __builtin_memcpy(to, from, piece * sizeof(T)); \
-    from += piece;                                 \
-    to += piece;                                   \
+  if (count >= kMax) {
+    __builtin_memcpy(to, from, kMax * sizeof(T));
+    from += kMax;
+    to += kMax;
+    count -= kMax;
   }
-  CHORALE_COPY_PIECE(32)
-  CHORALE_COPY_PIECE(16)
-  CHORALE_COPY_PIECE(8)
-  CHORALE_COPY_PIECE(4)
-  CHORALE_COPY_PIECE(2)
-  CHORALE_COPY_PIECE(1)
-#undef CHORALE_COPY_PIECE
+  if constexpr (kMax > 1) copy_few<kMax / 2>(from, to, count);
 }
 
 // The first `count` lanes from memory, zeros behind them; count may be anything up to the number of lanes.
@@ -55,7 +49,7 @@ HWY_INLINE hn::Vec<D> load_n(D d, const T* from, size_t count) {
     return hn::MaskedLoad(hn::FirstN(d, count), d, from);
   } else {
     HWY_ALIGN T lanes[hn::MaxLanes(D())] = {};
-    copy_few(from, lanes, count);
+    copy_few<hn::MaxLanes(D())>(from, lanes, count);
     return hn::Load(d, lanes);
   }
 }
@@ -66,7 +60,7 @@ HWY_INLINE void store_n(hn::Vec<D> v, D d, T* to, size_t count) {
   } else {
     HWY_ALIGN T lanes[hn::MaxLanes(D())];
     hn::Store(v, d, lanes);
-    copy_few(lanes, to, count);
+    copy_few<hn::MaxLanes(D())>(lanes, to, count);
   }
 }
 template <class D, class T = hn::TFromD<D>>

@@ -1,0 +1,171 @@
+// Reductions of the outer dimension: rows are folded into an accumulator row.
+#include "chorale/vec/highway_targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "chorale/vec/reduce_columns.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+
+#include "chorale/vec/kernels.h"
+#include "chorale/vec/reduce-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace chorale::vec::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Rows of T, `stride` bytes apart.
+template <class T>
+struct Matrix {
+  const std::byte* data;
+  int64_t stride;
+
+  HWY_INLINE const T* row(int64_t r) const { return reinterpret_cast<const T*>(data + r * stride); }
+  HWY_INLINE Matrix from_row(int64_t r) const { return {data + r * stride, stride}; }
+};
+
+// Up to 16 rows at once: each accumulator is read and written once for all of them, and 16 streams of memory are not
+// too many for the CPU to fetch ahead.
+template <class Op, class T>
+void fold_rows(Matrix<T> in, int64_t rows, size_t n, typename Source<T>::Compute* acc) {
+  using S = Source<T>;
+  using V = typename S::V;
+  const typename S::D d;
+  constexpr size_t kLanes = S::kLanes;
+  size_t j = 0;
+  for (; j + 4 * kLanes <= n; j += 4 * kLanes) {
+    V s0 = hn::LoadU(d, acc + j), s1 = hn::LoadU(d, acc + j + kLanes);
+    V s2 = hn::LoadU(d, acc + j + 2 * kLanes), s3 = hn::LoadU(d, acc + j + 3 * kLanes);
+    for (int64_t r = 0; r < rows; ++r) {
+      const T* row = in.row(r) + j;
+      s0 = Op::step(s0, S::load(row));
+      s1 = Op::step(s1, S::load(row + kLanes));
+      s2 = Op::step(s2, S::load(row + 2 * kLanes));
+      s3 = Op::step(s3, S::load(row + 3 * kLanes));
+    }
+    hn::StoreU(s0, d, acc + j);
+    hn::StoreU(s1, d, acc + j + kLanes);
+    hn::StoreU(s2, d, acc + j + 2 * kLanes);
+    hn::StoreU(s3, d, acc + j + 3 * kLanes);
+  }
+  for (; j < n; j += kLanes) {
+    const size_t count = n - j < kLanes ? n - j : kLanes;
+    V s = load_n(d, acc + j, count);
+    for (int64_t r = 0; r < rows; ++r) s = Op::step(s, S::load_first(in.row(r) + j, count));
+    store_n(s, d, acc + j, count);
+  }
+}
+
+// acc[j] = acc[j] op partial[j]
+template <class Op, class T>
+void fold_partial(const T* partial, size_t n, T* acc) {
+  const hn::ScalableTag<T> d;
+  constexpr size_t kLanes = hn::MaxLanes(d);
+  for (size_t j = 0; j < n; j += kLanes) {
+    const size_t count = n - j < kLanes ? n - j : kLanes;
+    store_n(Op::combine(load_n(d, acc + j, count), load_n(d, partial + j, count)), d, acc + j, count);
+  }
+}
+
+// A tile of accumulators stays in the first-level cache.
+constexpr size_t kTileBytes = 8192;
+
+// The tree over rows: 64 are folded one after the other, larger numbers in two halves.
+template <class Op, class T>
+void fold_tree(Matrix<T> in, int64_t rows, size_t n, typename Source<T>::Compute* acc) {
+  using Compute = typename Source<T>::Compute;
+  if (rows <= 64) {
+    for (int64_t r = 0; r < rows; r += 16) fold_rows<Op, T>(in.from_row(r), rows - r < 16 ? rows - r : 16, n, acc);
+    return;
+  }
+  const int64_t half = (rows / 2 + 63) / 64 * 64;
+  fold_tree<Op, T>(in, half, n, acc);
+  HWY_ALIGN Compute second[kTileBytes / sizeof(Compute)];
+  const Compute identity = hn::GetLane(Op::identity(typename Source<T>::D()));
+  for (size_t j = 0; j < n; ++j) second[j] = identity;
+  fold_tree<Op, T>(in.from_row(half), rows - half, n, second);
+  fold_partial<Op>(second, n, acc);
+}
+
+template <ReduceOp kOp, class T>
+void vector_columns(const void* in, int64_t row_stride_bytes, int64_t rows, int64_t n, void* acc) {
+  using Compute = typename Source<T>::Compute;
+  constexpr int64_t kTile = kTileBytes / sizeof(Compute);
+  for (int64_t j = 0; j < n; j += kTile) {
+    const Matrix<T> tile{static_cast<const std::byte*>(in) + j * static_cast<int64_t>(sizeof(T)), row_stride_bytes};
+    const auto width = static_cast<size_t>(n - j < kTile ? n - j : kTile);
+    fold_tree<VectorReduce<kOp>, T>(tile, rows, width, static_cast<Compute*>(acc) + j);
+  }
+}
+
+template <ReduceOp kOp, class T>
+void scalar_columns(const void* in_data, int64_t row_stride_bytes, int64_t rows, int64_t n, void* acc_data) {
+  using Reduce = ScalarReduce<kOp, T>;
+  const Matrix<Stored<T>> in{static_cast<const std::byte*>(in_data), row_stride_bytes};
+  auto* __restrict acc = static_cast<typename Reduce::Acc*>(acc_data);
+  constexpr int64_t kTile = 1024;
+  for (int64_t begin = 0; begin < n; begin += kTile) {
+    const int64_t end = n - begin < kTile ? n : begin + kTile;
+    for (int64_t r = 0; r < rows; ++r) {
+      const Stored<T>* row = in.row(r);
+      for (int64_t j = begin; j < end; ++j) acc[j] = Reduce::step(acc[j], row[j]);
+    }
+  }
+}
+
+template <class T>
+void complex_sum_columns(const void* in, int64_t row_stride_bytes, int64_t rows, int64_t n, void* acc) {
+  vector_columns<ReduceOp::kSum, T>(in, row_stride_bytes, rows, 2 * n, acc);
+}
+
+template <ReduceOp kOp, class T>
+void combine_loop(const void* partial, int64_t n, void* acc_data) {
+  using Reduce = ScalarReduce<kOp, T>;
+  using Acc = typename Reduce::Acc;
+  const Acc* from = static_cast<const Acc*>(partial);
+  Acc* acc = static_cast<Acc*>(acc_data);
+  CHORALE_IVDEP
+  for (int64_t j = 0; j < n; ++j) acc[j] = Reduce::combine(acc[j], from[j]);
+}
+
+template <ReduceOp kOp, class T>
+ReduceColumns column_loop() {
+  if constexpr (is_floating(dtype_of<T>) && !is_logical(kOp) && kOp != ReduceOp::kSumNonZero) {
+    return &vector_columns<kOp, T>;
+  } else if constexpr (kIsComplex<T> && kOp == ReduceOp::kSum) {
+    return &complex_sum_columns<typename RealOf<T>::type>;
+  } else {
+    return &scalar_columns<kOp, T>;
+  }
+}
+
+template <ReduceOp kOp, class T>
+void add_columns(Kernels& kernels) {
+  constexpr auto kRow = static_cast<size_t>(kOp), kColumn = static_cast<size_t>(dtype_of<T>);
+  if constexpr (is_defined(kOp, dtype_of<T>)) {
+    kernels.reduce_columns[kRow][kColumn] = column_loop<kOp, T>();
+    kernels.reduce_combine[kRow][kColumn] = &combine_loop<kOp, T>;
+  }
+}
+
+template <ReduceOp kOp>
+void add_columns_of(Kernels& kernels) {
+#define CHORALE_ADD(T, name) add_columns<kOp, T>(kernels);
+  CHORALE_FOR_EACH_DTYPE(CHORALE_ADD)
+#undef CHORALE_ADD
+}
+
+void add_reduce_columns(Kernels& kernels) {
+#define CHORALE_ADD(name) add_columns_of<ReduceOp::name>(kernels);
+  CHORALE_FOR_EACH_REDUCE_OP(CHORALE_ADD)
+#undef CHORALE_ADD
+}
+
+}  // namespace chorale::vec::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace chorale::vec {
+HWY_EXPORT(add_reduce_columns);
+void add_reduce_columns(Kernels& kernels) { HWY_DYNAMIC_DISPATCH(add_reduce_columns)(kernels); }
+}  // namespace chorale::vec
+#endif
