@@ -15,27 +15,36 @@ enum class Pass { kForward, kBackwardData, kBackwardWeights };
 // The layout of activations that a primitive works in. oneDNN's own choice is one of blocks of channels.
 enum class Inside { kChannelsFirst, kChannelsLast, kOwnChoice };
 
-// Which one is fastest, its reorderings included, measured on one core of Zen 4 over layers of small CNNs and of
-// ResNet-50. Milliseconds, batch 8, channels first in our hands:
-//   64 -> 64, 3 x 3, 56^2, forward: own choice 17, channels first 27
-//   64 -> 64, 1 x 1, 56^2, forward: own choice 2.2, channels first 1.9 (it is a plain matrix product)
-//   3 -> 64, 7 x 7, 224^2, backward data: own choice 106, channels first 28 (blocks of 16 channels, 3 of them used)
-//   128 -> 128 in 32 groups, 3 x 3, 28^2, backward weights: own choice 6, channels last 2.3
+// Which one is fastest, its reorderings included: measured on one core of Zen 4 over layers of small CNNs and of
+// ResNet-50, f32, batch 8. Milliseconds for activations that we hold channels first, inside: first / last / own choice,
+//   forward          64 -> 64, 3 x 3, 56^2      23.4 / 19.5 / 17.6
+//                    64 -> 64, 1 x 1, 56^2       1.9 /  4.4 /  2.8 (it is a matrix product)
+//   backward data    3 -> 64, 7 x 7, 224^2      28.4 / 97.5 / 95.2 (blocks of 16 channels, 3 of them used)
+//   backward weights 64 -> 256, 1 x 1, 56^2      9.9 / 22.2 / 12.3
+//                    512 -> 512, 3 x 3, 7^2     20.7 / 22.8 / 25.0
+//                    128 -> 128 in 32 groups     6.3 /  3.2 /  6.3
+// and channels last,
+//   forward          64 -> 64, 3 x 3, 56^2      26.0 / 16.5 / 18.2
+//                    512 -> 512, 3 x 3, 7^2     19.7 / 17.2 / 15.2
 Inside inside(const Convolution& c, Pass pass) {
-  const auto spatial = static_cast<size_t>(c.spatial);
   int64_t positions = 1;
-  bool pointwise = c.groups == 1;
-  for (size_t i = 0; i < spatial; ++i) {
+  bool ones = c.groups == 1, strided = false;
+  for (size_t i = 0; i < static_cast<size_t>(c.spatial); ++i) {
     positions *= c.out[i];
-    pointwise = pointwise && c.kernel[i] == 1 && c.stride[i] == 1 && c.pad[i] == 0;
+    ones = ones && c.kernel[i] == 1 && c.pad[i] == 0;
+    strided = strided || c.stride[i] != 1;
   }
-  const bool depthwise = c.groups == c.in_channels && c.groups == c.out_channels;
+  const bool few_positions = positions <= 64;
   if (pass == Pass::kBackwardData && c.groups == 1 && c.in_channels < 8) return Inside::kChannelsFirst;
-  if (c.channels_last) return Inside::kChannelsLast;
-  if (pass == Pass::kBackwardWeights) {
-    return c.groups > 1 && !depthwise ? Inside::kChannelsLast : Inside::kOwnChoice;
+  if (c.channels_last) {
+    return pass == Pass::kForward && few_positions ? Inside::kOwnChoice : Inside::kChannelsLast;
   }
-  return pointwise && positions >= 28 * 28 ? Inside::kChannelsFirst : Inside::kOwnChoice;
+  if (pass == Pass::kBackwardWeights) {
+    if (c.groups > 1) return c.groups == c.in_channels ? Inside::kOwnChoice : Inside::kChannelsLast;
+    return ones || few_positions ? Inside::kChannelsFirst : Inside::kOwnChoice;
+  }
+  const bool product = ones && (!strided || pass == Pass::kBackwardData) && positions >= 14 * 14;
+  return product ? Inside::kChannelsFirst : Inside::kOwnChoice;
 }
 
 memory::data_type type_of(DType dtype) {
