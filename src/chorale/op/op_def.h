@@ -43,7 +43,7 @@ struct OutSpec {
   Shape sizes;
   DType dtype = DType::kF32;
   Device device;
-  Strides strides;       // used when `strided`
+  Strides strides{};     // used when `strided`
   bool strided = false;  // new memory with these strides (a layout other than row-major)
   int view_of = -1;      // the input whose bytes this shows, with `strides` and `offset`
   int64_t offset = 0;
