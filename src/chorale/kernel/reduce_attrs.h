@@ -24,13 +24,19 @@ struct ReduceAttrs {
 };
 CHORALE_FIELDS(ReduceAttrs, dims, keepdim)
 
-// A reduction that says where along one dimension it found something.
+// A reduction along one dimension, which says where it found something.
 struct PickAttrs {
   int64_t dim = 0;
-  bool flat = false;  // over all dimensions; the index is that of the flattened tensor
   bool keepdim = false;
 };
-CHORALE_FIELDS(PickAttrs, dim, flat, keepdim)
+CHORALE_FIELDS(PickAttrs, dim, keepdim)
+
+struct ArgAttrs {
+  int64_t dim = 0;
+  bool flat = false;  // over all dimensions instead; the index is that in the flattened tensor
+  bool keepdim = false;
+};
+CHORALE_FIELDS(ArgAttrs, dim, flat, keepdim)
 
 struct NormAttrs {
   double p = 2;
@@ -45,5 +51,19 @@ struct VarAttrs {
   bool keepdim = false;
 };
 CHORALE_FIELDS(VarAttrs, dims, correction, keepdim)
+
+// Running results along one dimension.
+struct ScanAttrs {
+  int64_t dim = 0;
+  bool reverse = false;    // from the last element to the first
+  bool exclusive = false;  // each result leaves out its own element
+};
+CHORALE_FIELDS(ScanAttrs, dim, reverse, exclusive)
+
+// A contiguous tensor seen around one of its dimensions: [outer, size, inner].
+struct AroundDim {
+  int64_t outer = 1, size = 1, inner = 1;
+};
+AroundDim around_dim(const Shape& sizes, int64_t dim);
 
 }  // namespace chorale::kernel

@@ -4,4 +4,5 @@
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/pointwise.h"
+#include "chorale/op/reduce.h"
 #include "chorale/op/view.h"

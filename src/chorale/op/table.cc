@@ -17,6 +17,8 @@ Rows all_ops() {
              logic_rows(),
              complex_rows(),
              creation_rows(),
+             reduce_rows(),
+             scan_rows(),
              view_rows(),
          }) {
       all.insert(all.end(), family.begin(), family.end());

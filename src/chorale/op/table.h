@@ -19,6 +19,8 @@ Rows activation_rows();
 Rows logic_rows();
 Rows complex_rows();
 Rows creation_rows();
+Rows reduce_rows();
+Rows scan_rows();
 Rows view_rows();
 
 // All rows, by family.

@@ -1,0 +1,55 @@
+#include "chorale/op/defs/reduce_common.h"
+
+#include "chorale/op/copy.h"
+#include "chorale/op/creation.h"
+#include "chorale/op/pointwise.h"
+#include "chorale/op/view.h"
+
+namespace chorale::op {
+
+Tensor spread(const Tensor& results, const Shape& to, DimMask reduced) {
+  const Shape kept = reduced_shape(to, reduced, true);
+  return expand(results.sizes() == kept ? results : view(results, kept), to);
+}
+
+Tensor place(const Tensor& values, const Tensor& indices, const Shape& to, int64_t dim) {
+  const auto at = static_cast<size_t>(normalize_dim("place", dim, static_cast<int64_t>(to.size())));
+  if (to.empty()) return values;
+  Shape along(to.size(), 1);
+  along[at] = to[at];
+  const Tensor positions = view(arange(to[at], DType::kI64, values.device()), along);
+  return where(eq(positions, indices), values, 0);
+}
+
+std::string reduction_labels(int64_t rank, DimMask reduced, bool keepdim, bool whole) {
+  std::string from, to;
+  for (int64_t d = 0; d < rank; ++d) {
+    const auto letter = static_cast<char>('a' + d);
+    const auto capital = static_cast<char>('A' + d);
+    if (!(reduced >> d & 1u)) {
+      from += letter;
+      to += letter;
+    } else {
+      from += whole ? capital : letter;
+      // What remains of the dimension is another one, of size 1.
+      if (keepdim) to += static_cast<char>(capital + static_cast<char>(kMaxRank));
+    }
+  }
+  return from + "->" + to;
+}
+
+void check_not_empty(const char* op, const Shape& sizes, DimMask reduced) {
+  CHORALE_CHECK(reduced_count(sizes, reduced) > 0, "[", op, "] nothing has no extreme: a reduced dimension of shape ",
+                sizes, " has size 0");
+}
+
+Tensor elements_for(const char* op, const Tensor& x, std::optional<DType> wanted) {
+  if (!wanted) return x;
+  const DType from = x.dtype();
+  CHORALE_CHECK(!is_complex(from) || is_complex(*wanted), "[", op, "] a result of ", from, " elements cannot be ",
+                *wanted, "; take the real part first");
+  const bool truncates = is_differentiable(from) && !is_differentiable(*wanted);
+  return to(x, truncates ? *wanted : promote(from, *wanted));
+}
+
+}  // namespace chorale::op
