@@ -2,18 +2,19 @@
 
 #include <sanitizer/asan_interface.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <bit>
 #include <map>
 #include <mutex>
-#include <set>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
+#include "chorale/device/pages.h"
 
 namespace chorale {
 namespace {
@@ -44,96 +45,28 @@ struct FreeLink {
 
 constexpr size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
-// Address → arena: two levels over the 22 bits above kArenaBytes of a 48-bit address. Readers take no lock.
-class ArenaMap {
- public:
-  ~ArenaMap() {
-    for (auto& leaf : leaves_) delete leaf.load();
-  }
-  void set(const Arena& arena, const Arena* entry) {
-    for (size_t at = 0; at < arena.bytes; at += kArenaBytes) {
-      const uint64_t number = reinterpret_cast<uint64_t>(arena.base + at) / kArenaBytes;
-      std::atomic<Leaf*>& slot = leaves_[number >> 11 & 2047];
-      if (!slot.load()) slot.store(new Leaf{});
-      (*slot.load())[number & 2047].store(entry, std::memory_order_release);
-    }
-  }
-  const Arena* find(const void* address) const {
-    const uint64_t number = reinterpret_cast<uint64_t>(address) / kArenaBytes;
-    if (number >> 22) return nullptr;
-    const Leaf* leaf = leaves_[number >> 11].load(std::memory_order_acquire);
-    return leaf ? (*leaf)[number & 2047].load(std::memory_order_acquire) : nullptr;
-  }
-
- private:
-  using Leaf = std::array<std::atomic<const Arena*>, 2048>;
-  std::array<std::atomic<Leaf*>, 2048> leaves_{};
-};
-
-// Free runs of pages, by address (to merge) and by size (to find the best fit).
-class PageRuns {
- public:
-  std::byte* take(size_t bytes) {
-    const auto found = by_size_.lower_bound({bytes, nullptr});
-    if (found == by_size_.end()) return nullptr;
-    const auto [run_bytes, base] = *found;
-    by_size_.erase(found);
-    by_address_.erase(base);
-    if (run_bytes > bytes) add(base + bytes, run_bytes - bytes);
-    return base;
-  }
-  void give(std::byte* base, size_t bytes) {
-    auto next = by_address_.lower_bound(base);
-    // Runs never merge across arenas: each arena is released by itself.
-    const auto joins = [](std::byte* end, std::byte* start) {
-      return end == start && reinterpret_cast<uintptr_t>(start) % kArenaBytes != 0;
-    };
-    if (next != by_address_.begin()) {
-      auto previous = std::prev(next);
-      if (joins(previous->first + previous->second, base)) {
-        base = previous->first;
-        bytes += previous->second;
-        by_size_.erase({previous->second, previous->first});
-        by_address_.erase(previous);
-      }
-    }
-    if (next != by_address_.end() && joins(base + bytes, next->first)) {
-      bytes += next->second;
-      by_size_.erase({next->second, next->first});
-      by_address_.erase(next);
-    }
-    add(base, bytes);
-  }
-  bool take_exactly(const Arena& arena) {
-    const auto found = by_address_.find(arena.base);
-    if (found == by_address_.end() || found->second != arena.bytes) return false;
-    by_size_.erase({arena.bytes, arena.base});
-    by_address_.erase(found);
-    return true;
-  }
-
- private:
-  void add(std::byte* base, size_t bytes) {
-    by_address_.emplace(base, bytes);
-    by_size_.emplace(bytes, base);
-  }
-  std::map<std::byte*, size_t> by_address_;
-  std::set<std::pair<size_t, std::byte*>> by_size_;
-};
-
 std::atomic<uint64_t> next_id{1};
+
+// Blocks of one class, cut from a run of pages.
+struct Span {
+  size_t bytes;
+  int size_class;
+  size_t free_blocks = 0;  // counted by release_spans()
+};
 
 }  // namespace
 
 // Free lists of one thread. Only its thread touches it, but for `remote`, where other threads push.
 struct ThreadCache {
   std::array<FreeLink*, kClasses> free{};
-  struct Span {
+  // Where the next block of a class is cut off when the list is empty.
+  struct Rest {
     std::byte* next = nullptr;
     std::byte* end = nullptr;
   };
-  std::array<Span, kClasses> spans{};
-  std::atomic<FreeLink*> remote{nullptr};
+  std::array<Rest, kClasses> rests{};
+  std::map<std::byte*, Span> spans;
+  alignas(kBlockAlignment) std::atomic<FreeLink*> remote{nullptr};
 
   void collect_remote() {
     FreeLink* link = remote.exchange(nullptr, std::memory_order_acquire);
@@ -151,31 +84,37 @@ struct AllocatorState {
   std::mutex mutex;  // guards everything below but the atomics and the map's readers
   std::unique_ptr<ArenaSource> source;
   std::vector<std::unique_ptr<Arena>> arenas;
-  PageRuns runs;
+  std::vector<std::unique_ptr<Arena>> returned;  // a reader of the map may still look at them
+  ArenaMap map;
+  PageRuns runs{map};
   // Large blocks freed lately, by exact size: a training step asks for the same sizes again.
   std::unordered_map<size_t, std::vector<std::byte*>> recent;
   std::vector<std::unique_ptr<ThreadCache>> caches;
   std::vector<ThreadCache*> idle_caches;  // their threads have ended
-  ArenaMap map;
   std::atomic<size_t> current{0}, peak{0}, reserved{0};
 
   ~AllocatorState() {
-    for (const auto& arena : arenas) source->release(*arena);
+    for (const auto& arena : arenas) give_back(*arena);
   }
 
-  void count(size_t bytes) {
-    const size_t now = current.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+  void count(size_t bytes) { raise_peak(current.fetch_add(bytes, std::memory_order_relaxed) + bytes); }
+  void raise_peak(size_t to) {
     size_t before = peak.load(std::memory_order_relaxed);
-    while (now > before && !peak.compare_exchange_weak(before, now, std::memory_order_relaxed)) {
+    while (to > before && !peak.compare_exchange_weak(before, to, std::memory_order_acq_rel)) {
     }
+  }
+
+  // The rest is called under the lock.
+  void give_back(const Arena& arena) {
+    ASAN_UNPOISON_MEMORY_REGION(arena.base, arena.bytes);
+    source->release(arena);
   }
   void flush_recent() {
-    for (auto& [bytes, blocks] : recent) {
+    for (const auto& [bytes, blocks] : recent) {
       for (std::byte* block : blocks) runs.give(block, bytes);
-      blocks.clear();
     }
+    recent.clear();
   }
-  // Under the lock.
   std::byte* take_pages(size_t bytes) {
     if (const auto found = recent.find(bytes); found != recent.end() && !found->second.empty()) {
       std::byte* block = found->second.back();
@@ -188,11 +127,49 @@ struct AllocatorState {
     const Arena arena = source->acquire(round_up(bytes, kArenaBytes));
     CHORALE_INVARIANT(reinterpret_cast<uintptr_t>(arena.base) % kArenaBytes == 0, "arena is not aligned");
     arenas.push_back(std::make_unique<Arena>(arena));
-    map.set(arena, arenas.back().get());
+    map.set(*arenas.back());
     reserved.fetch_add(arena.bytes);
     ASAN_POISON_MEMORY_REGION(arena.base, arena.bytes);
     runs.give(arena.base, arena.bytes);
     return runs.take(bytes);
+  }
+  // Gives back the pages of spans without live blocks. The caller is the cache's thread, or the cache has none.
+  void release_spans(ThreadCache& cache) {
+    cache.collect_remote();
+    const auto span_of = [&](std::byte* block) { return std::prev(cache.spans.upper_bound(block)); };
+    for (size_t c = 0; c < kClasses; ++c) {
+      for (FreeLink* link = cache.free[c]; link; link = link->next) {
+        ++span_of(reinterpret_cast<std::byte*>(link))->second.free_blocks;
+      }
+      const ThreadCache::Rest& rest = cache.rests[c];
+      if (rest.next != rest.end) {
+        span_of(rest.next)->second.free_blocks +=
+            static_cast<size_t>(rest.end - rest.next) / class_bytes(static_cast<int>(c));
+      }
+    }
+    const auto is_dead = [](const Span& span) { return span.free_blocks == span.bytes / class_bytes(span.size_class); };
+    for (size_t c = 0; c < kClasses; ++c) {
+      FreeLink** at = &cache.free[c];
+      while (FreeLink* link = *at) {
+        if (is_dead(span_of(reinterpret_cast<std::byte*>(link))->second)) {
+          *at = link->next;
+        } else {
+          at = &link->next;
+        }
+      }
+      ThreadCache::Rest& rest = cache.rests[c];
+      if (rest.next != rest.end && is_dead(span_of(rest.next)->second)) rest = {};
+    }
+    for (auto at = cache.spans.begin(); at != cache.spans.end();) {
+      if (is_dead(at->second)) {
+        ASAN_POISON_MEMORY_REGION(at->first, at->second.bytes);
+        runs.give(at->first, at->second.bytes);
+        at = cache.spans.erase(at);
+      } else {
+        at->second.free_blocks = 0;
+        ++at;
+      }
+    }
   }
 };
 
@@ -201,7 +178,8 @@ namespace {
 // The calling thread's cache in each allocator it has used. A thread that ends leaves its caches to the next one.
 struct ThreadCaches {
   struct Entry {
-    std::shared_ptr<AllocatorState> state;
+    uint64_t id;
+    std::weak_ptr<AllocatorState> state;
     ThreadCache* cache;
   };
   std::vector<Entry> entries;
@@ -211,49 +189,50 @@ struct ThreadCaches {
 struct LastHit {
   uint64_t id = 0;
   ThreadCache* cache = nullptr;
-  bool ending = false;
+  bool ending = false;  // thread_caches is gone
 };
 constinit thread_local LastHit last_hit;
 thread_local ThreadCaches thread_caches;
 
+ThreadCache* adopt_cache(AllocatorState& state) {
+  const std::lock_guard lock(state.mutex);
+  if (state.idle_caches.empty()) {
+    state.caches.push_back(std::make_unique<ThreadCache>());
+    return state.caches.back().get();
+  }
+  ThreadCache* cache = state.idle_caches.back();
+  state.idle_caches.pop_back();
+  return cache;
+}
+void leave_cache(AllocatorState& state, ThreadCache* cache) {
+  const std::lock_guard lock(state.mutex);
+  state.idle_caches.push_back(cache);
+}
+
 ThreadCaches::~ThreadCaches() {
   last_hit = {.id = 0, .cache = nullptr, .ending = true};
   for (const Entry& entry : entries) {
-    const std::lock_guard lock(entry.state->mutex);
-    entry.state->idle_caches.push_back(entry.cache);
+    if (const auto state = entry.state.lock()) leave_cache(*state, entry.cache);
   }
 }
 
-[[gnu::noinline]] ThreadCache& find_cache(const std::shared_ptr<AllocatorState>& state) {
-  const auto adopt = [&]() -> ThreadCache* {
-    const std::lock_guard lock(state->mutex);
-    if (state->idle_caches.empty()) {
-      state->caches.push_back(std::make_unique<ThreadCache>());
-      return state->caches.back().get();
-    }
-    ThreadCache* cache = state->idle_caches.back();
-    state->idle_caches.pop_back();
-    return cache;
-  };
-  // Another thread_local's destructor allocates after ours ran: the cache it gets stays with it.
-  if (last_hit.ending) {
-    if (last_hit.id != state->id) last_hit = {.id = state->id, .cache = adopt(), .ending = true};
-    return *last_hit.cache;
+// Null when the thread is ending and has no cache any more.
+[[gnu::noinline]] ThreadCache* find_cache(const std::shared_ptr<AllocatorState>& state) {
+  if (last_hit.ending) return nullptr;
+  auto& entries = thread_caches.entries;
+  auto found = std::find_if(entries.begin(), entries.end(), [&](const auto& entry) { return entry.id == state->id; });
+  if (found == entries.end()) {
+    std::erase_if(entries, [](const auto& entry) { return entry.state.expired(); });
+    entries.push_back({state->id, state, adopt_cache(*state)});
+    found = std::prev(entries.end());
   }
-  for (const auto& entry : thread_caches.entries) {
-    if (entry.state == state) {
-      last_hit = {.id = state->id, .cache = entry.cache};
-      return *entry.cache;
-    }
-  }
-  ThreadCache* cache = adopt();
-  thread_caches.entries.push_back({state, cache});
-  last_hit = {.id = state->id, .cache = cache};
-  return *cache;
+  last_hit = {.id = state->id, .cache = found->cache};
+  return found->cache;
 }
 
-inline ThreadCache& cache_of(const std::shared_ptr<AllocatorState>& state) {
-  if (last_hit.id == state->id) [[likely]] return *last_hit.cache;
+inline ThreadCache* cache_of(const std::shared_ptr<AllocatorState>& state) {
+  if (last_hit.id == state->id) [[likely]]
+    return last_hit.cache;
   return find_cache(state);
 }
 
@@ -265,14 +244,22 @@ inline ThreadCache& cache_of(const std::shared_ptr<AllocatorState>& state) {
     return reinterpret_cast<std::byte*>(link);
   }
   const size_t bytes = class_bytes(size_class);
-  ThreadCache::Span& span = cache.spans[at];
-  if (span.next == span.end) {
-    const size_t span_bytes = round_up(std::max(kSpanBytes, bytes), kPageBytes);
+  ThreadCache::Rest& rest = cache.rests[at];
+  if (rest.next == rest.end) {
+    const size_t span_bytes = round_up(bytes * std::max<size_t>(kSpanBytes / bytes, 1), kPageBytes);
     const std::lock_guard lock(state.mutex);
-    span.next = state.take_pages(span_bytes);
-    span.end = span.next + span_bytes / bytes * bytes;
+    rest.next = state.take_pages(span_bytes);
+    rest.end = rest.next + span_bytes / bytes * bytes;
+    cache.spans.emplace(rest.next, Span{span_bytes, size_class});
   }
-  return std::exchange(span.next, span.next + bytes);
+  return std::exchange(rest.next, rest.next + bytes);
+}
+
+inline std::byte* take_block(AllocatorState& state, ThreadCache& cache, int size_class) {
+  FreeLink*& head = cache.free[static_cast<size_t>(size_class)];
+  if (!head) [[unlikely]]
+    return refill(state, cache, size_class);
+  return reinterpret_cast<std::byte*>(std::exchange(head, head->next));
 }
 
 }  // namespace
@@ -297,18 +284,20 @@ Block CachingAllocator::allocate(size_t bytes) {
     return {data, rounded, nullptr};
   }
   const int size_class = class_of(bytes);
-  ThreadCache& cache = cache_of(state_);
+  ThreadCache* cache = cache_of(state_);
   std::byte* data;
-  if (FreeLink* link = cache.free[static_cast<size_t>(size_class)]) [[likely]] {
-    cache.free[static_cast<size_t>(size_class)] = link->next;
-    data = reinterpret_cast<std::byte*>(link);
+  if (cache) [[likely]] {
+    data = take_block(*state_, *cache, size_class);
   } else {
-    data = refill(*state_, cache, size_class);
+    // Another thread_local's destructor allocates after ours ran: it borrows a cache for the moment.
+    cache = adopt_cache(*state_);
+    data = take_block(*state_, *cache, size_class);
+    leave_cache(*state_, cache);
   }
   const size_t rounded = class_bytes(size_class);
   state_->count(rounded);
   ASAN_UNPOISON_MEMORY_REGION(data, bytes);
-  return {data, rounded, &cache};
+  return {data, rounded, cache};
 }
 
 void CachingAllocator::deallocate(const Block& block) noexcept {
@@ -339,19 +328,30 @@ MemoryStats CachingAllocator::stats() const {
   return {state_->current.load(), state_->peak.load(), state_->reserved.load()};
 }
 
-void CachingAllocator::reset_peak() { state_->peak.store(state_->current.load()); }
+void CachingAllocator::reset_peak() {
+  // Twice: what another thread allocated between reading and writing is not lost.
+  state_->peak.exchange(state_->current.load(), std::memory_order_acq_rel);
+  state_->raise_peak(state_->current.load());
+}
 
 void CachingAllocator::trim() {
+  ThreadCache* own = cache_of(state_);
   const std::lock_guard lock(state_->mutex);
+  if (own) state_->release_spans(*own);
+  for (ThreadCache* idle : state_->idle_caches) state_->release_spans(*idle);
   state_->flush_recent();
-  std::erase_if(state_->arenas, [&](const std::unique_ptr<Arena>& arena) {
-    if (!state_->runs.take_exactly(*arena)) return false;
-    state_->map.set(*arena, nullptr);
+  std::vector<std::unique_ptr<Arena>> kept;
+  for (std::unique_ptr<Arena>& arena : state_->arenas) {
+    if (!state_->runs.take_whole(*arena)) {
+      kept.push_back(std::move(arena));
+      continue;
+    }
+    state_->map.forget(*arena);
     state_->reserved.fetch_sub(arena->bytes);
-    ASAN_UNPOISON_MEMORY_REGION(arena->base, arena->bytes);
-    state_->source->release(*arena);
-    return true;
-  });
+    state_->give_back(*arena);
+    state_->returned.push_back(std::move(arena));
+  }
+  state_->arenas = std::move(kept);
 }
 
 std::optional<Location> CachingAllocator::locate(const void* address) const {
@@ -364,7 +364,8 @@ ArenaSource& CachingAllocator::source() { return *state_->source; }
 
 void CachingAllocator::set_source(std::unique_ptr<ArenaSource> source) {
   const std::lock_guard lock(state_->mutex);
-  CHORALE_CHECK_STATE(state_->arenas.empty(), "[allocator] the source of memory can change only before the first tensor; ",
+  CHORALE_CHECK_STATE(state_->arenas.empty(),
+                      "[allocator] the source of memory can change only before the first tensor; ",
                       state_->reserved.load(), " bytes are in use already");
   state_->source = std::move(source);
 }
@@ -377,7 +378,8 @@ CachingAllocator& cpu_allocator() {
 }
 
 Allocator& allocator_of(Device device) {
-  if (device.type == DeviceType::kCpu) [[likely]] return cpu_allocator();
+  if (device.type == DeviceType::kCpu) [[likely]]
+    return cpu_allocator();
   throw InvalidArgument(concat("[allocator] device ", device, " has no memory here"));
 }
 

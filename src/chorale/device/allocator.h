@@ -1,12 +1,12 @@
-// Memory for tensors. An Allocator hands out blocks aligned to 64 bytes and keeps freed ones for the next call. It takes
-// address space in arenas from an ArenaSource that can be exchanged: private pages by default, memory that other processes
-// can map (memfd) in a job of several ranks.
+// Memory for tensors. An Allocator hands out blocks aligned to 64 bytes and keeps freed ones for the next call. It
+// takes address space in arenas from an ArenaSource that can be exchanged: private pages by default, memory that other
+// processes can map (memfd) in a job of several ranks.
 //
 // Note [Block sizes]
-// Blocks of up to kLargestSmallBytes belong to a size class; every thread keeps its own free list per class, and a block
-// freed by another thread goes back to its owner's list. Larger blocks own whole pages and come from one ordered map of
-// free page runs that merges neighbours. Pages of their own matter beyond speed: peers may reduce such a block in place, and
-// the pages can be replaced under a peer that must not write any more.
+// Blocks of up to kLargestSmallBytes belong to a size class; every thread keeps its own free list per class, and a
+// block freed by another thread goes back to its owner's list. Larger blocks own whole pages and come from one ordered
+// map of free page runs that merges neighbours. Pages of their own matter beyond speed: peers may reduce such a block
+// in place, and the pages can be replaced under a peer that must not write any more.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ namespace chorale {
 
 inline constexpr size_t kBlockAlignment = 64;
 inline constexpr size_t kPageBytes = 4096;
-inline constexpr size_t kArenaBytes = size_t{64} << 20;       // arenas are multiples of this, and aligned to it
+inline constexpr size_t kArenaBytes = size_t{64} << 20;  // arenas are multiples of this, and aligned to it
 inline constexpr size_t kLargestSmallBytes = size_t{256} << 10;
 
 // A stretch of address space that a source gave us. `source_offset` is its place in what the source shares with others.
@@ -35,7 +35,8 @@ struct Arena {
 class ArenaSource {
  public:
   virtual ~ArenaSource() = default;
-  // `bytes` is a multiple of kArenaBytes; base must be aligned to kArenaBytes. Throws StateError when there is no memory.
+  // `bytes` is a multiple of kArenaBytes; base must be aligned to kArenaBytes. Throws StateError when there is no
+  // memory.
   virtual Arena acquire(size_t bytes) = 0;
   virtual void release(const Arena& arena) noexcept = 0;
   // The descriptor that peers map, or -1 when the memory is private.
@@ -51,7 +52,7 @@ struct AllocatorState;
 // What allocate() returned; deallocate() wants it back whole.
 struct Block {
   std::byte* data = nullptr;
-  size_t bytes = 0;              // as rounded up: what the caller may use
+  size_t bytes = 0;              // as rounded up; the caller may use what it asked for
   ThreadCache* owner = nullptr;  // null for large blocks
 };
 
@@ -70,11 +71,12 @@ class Allocator {
   virtual void deallocate(const Block& block) noexcept = 0;
   virtual MemoryStats stats() const = 0;
   virtual void reset_peak() = 0;
-  // Gives arenas without live blocks back to the source.
+  // Gives arenas without live blocks back to the source, except those with blocks in the free lists of other running
+  // threads.
   virtual void trim() = 0;
 };
 
-// Where an address lies, in constant time and without locks; nothing for memory that is not ours.
+// Where an address lies.
 struct Location {
   Arena arena;
   size_t offset = 0;
@@ -92,6 +94,7 @@ class CachingAllocator final : public Allocator {
   void reset_peak() override;
   void trim() override;
 
+  // In constant time and without locks; nothing for memory that is not ours.
   std::optional<Location> locate(const void* address) const;
   ArenaSource& source();
   // Throws StateError once an arena exists: memory cannot move under tensors.
@@ -101,8 +104,8 @@ class CachingAllocator final : public Allocator {
   std::shared_ptr<AllocatorState> state_;  // shared with the threads that have caches in it
 };
 
-// The process's allocator of the CPU. Its source is shared_pages() when the environment says that this process is one of
-// several ranks, else private_pages().
+// The process's allocator of the CPU. Its source is shared_pages() when the environment says that this process is one
+// of several ranks, else private_pages().
 CachingAllocator& cpu_allocator();
 // The allocator behind a device; throws InvalidArgument for one that has none (null) or is not compiled in.
 Allocator& allocator_of(Device device);

@@ -15,8 +15,8 @@ namespace {
 std::byte* reserve_aligned(size_t bytes) {
   const size_t total = bytes + kArenaBytes;
   void* raw = mmap(nullptr, total, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  CHORALE_CHECK_STATE(raw != MAP_FAILED, "[allocator] cannot reserve ", bytes, " bytes of address space: ",
-                      std::strerror(errno), "; is a limit set (ulimit -v)?");
+  CHORALE_CHECK_STATE(raw != MAP_FAILED, "[allocator] cannot reserve ", bytes,
+                      " bytes of address space: ", std::strerror(errno), "; is a limit set (ulimit -v)?");
   auto* first = static_cast<std::byte*>(raw);
   const size_t skip = (kArenaBytes - reinterpret_cast<uintptr_t>(first) % kArenaBytes) % kArenaBytes;
   if (skip > 0) munmap(first, skip);
@@ -50,7 +50,8 @@ class SharedPages final : public ArenaSource {
     const uint64_t offset = end_;
     // The file is sparse: its size costs nothing until pages are touched.
     CHORALE_CHECK_STATE(ftruncate(descriptor_, static_cast<off_t>(offset + bytes)) == 0,
-                        "[allocator] cannot grow the shared arena to ", offset + bytes, " bytes: ", std::strerror(errno));
+                        "[allocator] cannot grow the shared arena to ", offset + bytes,
+                        " bytes: ", std::strerror(errno));
     std::byte* base = reserve_aligned(bytes);
     if (mmap(base, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, descriptor_, static_cast<off_t>(offset)) ==
         MAP_FAILED) {
