@@ -32,12 +32,12 @@ class SmallVector {
   SmallVector(It first, It last) : SmallVector() {
     append(first, last);
   }
-  SmallVector(const SmallVector& other) : SmallVector(other.begin(), other.end()) {}
+  SmallVector(const SmallVector& other) : SmallVector() { copy(other); }
   SmallVector(SmallVector&& other) noexcept { take(other); }
   SmallVector& operator=(const SmallVector& other) {
     if (this != &other) {
       clear();
-      append(other.begin(), other.end());
+      copy(other);
     }
     return *this;
   }
@@ -114,8 +114,9 @@ class SmallVector {
 
  private:
   T* inline_data() { return reinterpret_cast<T*>(storage_); }
+  bool is_inline() const { return data_ == reinterpret_cast<const T*>(storage_); }
   void free_heap() {
-    if (data_ != inline_data()) std::allocator<T>().deallocate(data_, capacity_);
+    if (!is_inline()) std::allocator<T>().deallocate(data_, capacity_);
     data_ = inline_data();
     capacity_ = N;
   }
@@ -123,16 +124,40 @@ class SmallVector {
     T* fresh = std::allocator<T>().allocate(capacity);
     std::uninitialized_move(begin(), end(), fresh);
     std::destroy(begin(), end());
-    if (data_ != inline_data()) std::allocator<T>().deallocate(data_, capacity_);
+    if (!is_inline()) std::allocator<T>().deallocate(data_, capacity_);
     data_ = fresh;
     capacity_ = static_cast<uint32_t>(capacity);
   }
+  // Shapes have few dimensions and were often written just now, number by number: single moves beat a call of memmove,
+  // and a wider load would have to wait for those stores. The empty statement keeps the compiler from making either of
+  // the loop.
+  static constexpr bool kSingly = std::is_trivially_copyable_v<T> && sizeof(T) <= sizeof(void*);
+  // Precondition: this is empty and has room.
+  void copy_singly(const SmallVector& other) {
+    for (uint32_t i = 0; i < other.size_; ++i) {
+      data_[i] = other.data_[i];
+      asm("" : "+r"(i));
+    }
+    size_ = other.size_;
+  }
+  // Precondition: this is empty.
+  void copy(const SmallVector& other) {
+    if constexpr (kSingly) {
+      reserve(other.size_);
+      copy_singly(other);
+    } else {
+      append(other.begin(), other.end());
+    }
+  }
   // Precondition: this is empty and inline.
   void take(SmallVector& other) noexcept {
-    if (other.data_ != other.inline_data()) {
+    if (!other.is_inline()) {
       data_ = std::exchange(other.data_, other.inline_data());
       capacity_ = std::exchange(other.capacity_, static_cast<uint32_t>(N));
       size_ = std::exchange(other.size_, 0);
+    } else if constexpr (kSingly) {
+      copy_singly(other);
+      other.size_ = 0;
     } else {
       std::uninitialized_move(other.begin(), other.end(), data_);
       size_ = other.size_;
