@@ -16,8 +16,8 @@ constexpr int64_t kChunk = 1024;
 constexpr int64_t kGrain = 32 * 1024;
 // Rows at least this long are copied directly; shorter ones are collected in a buffer first.
 constexpr int64_t kLongRowBytes = 256;
-// Edge of the square that is transposed at a time: source and target squares share the first-level cache.
-constexpr int64_t kTile = 32;
+// Edges of the squares that are transposed at a time, directly and through a buffer in which they are then converted.
+constexpr int64_t kTile = 128, kConvertedTile = 64;
 
 struct Buffer {
   alignas(64) std::byte bytes[kChunk * 16];
@@ -91,44 +91,25 @@ int transposed_dimension(const StridedSpace& space) {
   return -1;
 }
 
-template <class T>
-void transpose_as(const std::byte* in, int64_t in_row_stride, std::byte* out, int64_t out_row_stride, int64_t rows,
-                  int64_t cols) {
-  for (int64_t c = 0; c < cols; ++c) {
-    for (int64_t r = 0; r < rows; ++r) {
-      std::memcpy(out + c * out_row_stride + r * static_cast<int64_t>(sizeof(T)),
-                  in + r * in_row_stride + c * static_cast<int64_t>(sizeof(T)), sizeof(T));
-    }
-  }
-}
-// out[c][r] = in[r][c].
-void transpose_tile(const std::byte* in, int64_t in_row_stride, std::byte* out, int64_t out_row_stride, int64_t rows,
-                    int64_t cols, size_t elem_bytes) {
-  const auto run = elem_bytes == 1   ? transpose_as<uint8_t>
-                   : elem_bytes == 2 ? transpose_as<uint16_t>
-                   : elem_bytes == 4 ? transpose_as<uint32_t>
-                   : elem_bytes == 8 ? transpose_as<uint64_t>
-                                     : transpose_as<complex128>;
-  run(in, in_row_stride, out, out_row_stride, rows, cols);
-}
-
-// Squares of kTile x kTile along `dim`, in which the source is contiguous, and the innermost dimension, in which the
-// target is: either side touches whole cache lines.
+// Squares along `dim`, in which the source is contiguous, and the innermost dimension, in which the target is: either
+// side touches whole cache lines.
 void copy_transposed(const StridedSpace& space, int dim) {
   const StridedOperand &from = space[kFrom], &to = space[kTo];
   const int inner = space.rank() - 1;
   const bool same_dtype = from.dtype == to.dtype;
   const vec::Convert convert = vec::convert_loop(from.dtype, to.dtype);
-  const int64_t tiles_along = (space.size(dim) + kTile - 1) / kTile, tiles_inner = (space.inner() + kTile - 1) / kTile;
+  const int64_t edge = same_dtype ? kTile : kConvertedTile;
+  const int64_t tiles_along = (space.size(dim) + edge - 1) / edge, tiles_inner = (space.inner() + edge - 1) / edge;
   const int64_t tiles = space.elems() / (space.size(dim) * space.inner()) * tiles_along * tiles_inner;
-  parallel_for(tiles, kGrain / (kTile * kTile), [&](int64_t begin, int64_t end) {
-    alignas(64) std::byte buffer[kTile * kTile * 16];
+  parallel_for(tiles, kGrain / (edge * edge), [&](int64_t begin, int64_t end) {
+    alignas(64) std::byte buffer[kConvertedTile * kConvertedTile * 16];
     for (int64_t tile = begin; tile < end; ++tile) {
-      // Tiles along `dim` follow one another fastest: the target's rows stay in reach, the source is read in order.
+      // Tiles along `dim` follow one another fastest: the target's rows stay in reach, the source is read
+      // in order.
       int64_t rest = tile;
-      const int64_t i = rest % tiles_along * kTile;
+      const int64_t i = rest % tiles_along * edge;
       rest /= tiles_along;
-      const int64_t j = rest % tiles_inner * kTile;
+      const int64_t j = rest % tiles_inner * edge;
       rest /= tiles_inner;
       const std::byte* source = from.data + i * from.strides[dim] + j * from.strides[inner];
       std::byte* target = to.data + i * to.strides[dim] + j * to.strides[inner];
@@ -138,13 +119,13 @@ void copy_transposed(const StridedSpace& space, int dim) {
         target += rest % space.size(d) * to.strides[d];
         rest /= space.size(d);
       }
-      const int64_t rows = std::min(kTile, space.inner() - j), cols = std::min(kTile, space.size(dim) - i);
+      const int64_t rows = std::min(edge, space.inner() - j), cols = std::min(edge, space.size(dim) - i);
       if (same_dtype) {
-        transpose_tile(source, from.strides[inner], target, to.strides[dim], rows, cols, to.elem_bytes);
+        vec::transpose_copy(source, from.strides[inner], target, to.strides[dim], rows, cols, to.elem_bytes);
         continue;
       }
       const int64_t row_bytes = rows * static_cast<int64_t>(from.elem_bytes);
-      transpose_tile(source, from.strides[inner], buffer, row_bytes, rows, cols, from.elem_bytes);
+      vec::transpose_copy(source, from.strides[inner], buffer, row_bytes, rows, cols, from.elem_bytes);
       for (int64_t c = 0; c < cols; ++c) convert(buffer + c * row_bytes, target + c * to.strides[dim], rows);
     }
   });

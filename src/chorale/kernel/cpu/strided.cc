@@ -11,22 +11,29 @@ struct Bytes16 {
   uint64_t halves[2];
 };
 
+// From this length on, a library call copies faster than the loop below.
+constexpr int64_t kLongCopy = 16;
+
 template <class T>
-void gather_row(const std::byte* from, int64_t stride, T* to, int64_t n) {
-  if (stride == sizeof(T)) {
-    std::memcpy(to, from, static_cast<size_t>(n) * sizeof(T));
-    return;
+void gather_block(const std::byte* from, int64_t row_stride, int64_t stride, T* to, int64_t rows, int64_t n) {
+  for (; rows > 0; --rows, from += row_stride, to += n) {
+    if (stride == sizeof(T) && n >= kLongCopy) {
+      std::memcpy(to, from, static_cast<size_t>(n) * sizeof(T));
+    } else {
+      for (int64_t i = 0; i < n; ++i) std::memcpy(to + i, from + i * stride, sizeof(T));
+    }
   }
-  for (int64_t i = 0; i < n; ++i, from += stride) std::memcpy(to + i, from, sizeof(T));
 }
 
 template <class T>
-void scatter_row(const T* from, std::byte* to, int64_t stride, int64_t n) {
-  if (stride == sizeof(T)) {
-    std::memcpy(to, from, static_cast<size_t>(n) * sizeof(T));
-    return;
+void scatter_block(const T* from, std::byte* to, int64_t row_stride, int64_t stride, int64_t rows, int64_t n) {
+  for (; rows > 0; --rows, from += n, to += row_stride) {
+    if (stride == sizeof(T) && n >= kLongCopy) {
+      std::memcpy(to, from, static_cast<size_t>(n) * sizeof(T));
+    } else {
+      for (int64_t i = 0; i < n; ++i) std::memcpy(to + i * stride, from + i, sizeof(T));
+    }
   }
-  for (int64_t i = 0; i < n; ++i, to += stride) std::memcpy(to, from + i, sizeof(T));
 }
 
 // Calls f with a value of an unsigned type of this size.
@@ -111,48 +118,69 @@ void StridedSpace::merge_dimensions() {
   rank_ = last + 1;
 }
 
-StridedSpace::Cursor::Cursor(const StridedSpace& space, Moving moving, int64_t position) {
+StridedSpace::Cursor::Cursor(const StridedSpace& space, int64_t position) {
   for (int i = space.rank_; i-- > 0;) {
     index[i] = position % space.sizes_[i];
     position /= space.sizes_[i];
   }
-  for (size_t k = moving.first; k < moving.last; ++k) {
+  for (size_t k = 0; k < space.operand_count_; ++k) {
     data[k] = space.operands_[k].data;
     for (int i = 0; i < space.rank_; ++i) data[k] += index[i] * space.operands_[k].strides[i];
   }
 }
 
-void StridedSpace::Cursor::next_row(const StridedSpace& space, Moving moving) {
+void StridedSpace::Cursor::next_row(const StridedSpace& space) {
   const int inner = space.rank_ - 1;
-  for (size_t k = moving.first; k < moving.last; ++k) data[k] -= index[inner] * space.operands_[k].strides[inner];
+  for (size_t k = 0; k < space.operand_count_; ++k) data[k] -= index[inner] * space.operands_[k].strides[inner];
   index[inner] = 0;
   for (int i = inner; i-- > 0;) {
     const bool carries = ++index[i] == space.sizes_[i];
-    for (size_t k = moving.first; k < moving.last; ++k) data[k] += space.operands_[k].strides[i];
+    for (size_t k = 0; k < space.operand_count_; ++k) data[k] += space.operands_[k].strides[i];
     if (!carries) return;
     index[i] = 0;
-    for (size_t k = moving.first; k < moving.last; ++k) data[k] -= space.sizes_[i] * space.operands_[k].strides[i];
+    for (size_t k = 0; k < space.operand_count_; ++k) data[k] -= space.sizes_[i] * space.operands_[k].strides[i];
+  }
+}
+
+template <class F>
+void StridedSpace::for_each_block(size_t operand, int64_t begin, int64_t end, F&& f) const {
+  const StridedOperand& x = operands_[operand];
+  const int inner_dim = rank_ - 1, row_dim = rank_ - 2;
+  while (begin < end) {
+    int64_t index[kMaxRank] = {};
+    int64_t rest = begin;
+    std::byte* data = x.data;
+    for (int i = rank_; i-- > 0;) {
+      index[i] = rest % sizes_[i];
+      rest /= sizes_[i];
+      data += index[i] * x.strides[i];
+    }
+    // Whole rows as long as there are any, a part of one otherwise.
+    int64_t rows = 1, n = std::min(end - begin, sizes_[inner_dim] - index[inner_dim]);
+    if (rank_ > 1 && n == sizes_[inner_dim]) rows = std::min((end - begin) / n, sizes_[row_dim] - index[row_dim]);
+    f(data, rank_ > 1 ? x.strides[row_dim] : 0, rows, n);
+    begin += rows * n;
   }
 }
 
 void StridedSpace::gather(size_t operand, int64_t begin, int64_t n, void* buffer) const {
-  const int64_t stride = operands_[operand].inner_stride(rank_);
-  visit_size(operands_[operand].elem_bytes, [&]<class T>(T) {
+  const StridedOperand& x = operands_[operand];
+  visit_size(x.elem_bytes, [&]<class T>(T) {
     T* to = static_cast<T*>(buffer);
-    walk({operand, operand + 1}, begin, begin + n, [&](std::byte* const* data, int64_t count) {
-      gather_row(data[operand], stride, to, count);
-      to += count;
+    for_each_block(operand, begin, begin + n, [&](std::byte* from, int64_t row_stride, int64_t rows, int64_t count) {
+      gather_block(from, row_stride, x.inner_stride(rank_), to, rows, count);
+      to += rows * count;
     });
   });
 }
 
 void StridedSpace::scatter(size_t operand, int64_t begin, int64_t n, const void* buffer) const {
-  const int64_t stride = operands_[operand].inner_stride(rank_);
-  visit_size(operands_[operand].elem_bytes, [&]<class T>(T) {
+  const StridedOperand& x = operands_[operand];
+  visit_size(x.elem_bytes, [&]<class T>(T) {
     const T* from = static_cast<const T*>(buffer);
-    walk({operand, operand + 1}, begin, begin + n, [&](std::byte* const* data, int64_t count) {
-      scatter_row(from, data[operand], stride, count);
-      from += count;
+    for_each_block(operand, begin, begin + n, [&](std::byte* to, int64_t row_stride, int64_t rows, int64_t count) {
+      scatter_block(from, to, row_stride, x.inner_stride(rank_), rows, count);
+      from += rows * count;
     });
   });
 }

@@ -3,6 +3,7 @@
 // Elements are then numbered along these dimensions: "positions" below.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <span>
 
@@ -42,32 +43,27 @@ class StridedSpace {
   // to operand i.
   template <class F>
   void for_each_row(int64_t begin, int64_t end, F&& f) const {
-    walk({0, operand_count_}, begin, end, f);
+    Cursor cursor(*this, begin);
+    while (begin < end) {
+      const int64_t n = std::min(end - begin, inner() - cursor.index[rank_ - 1]);
+      f(static_cast<std::byte* const*>(cursor.data), n);
+      begin += n;
+      cursor.next_row(*this);
+    }
   }
 
  private:
-  // The operands that a walk moves along.
-  struct Moving {
-    size_t first, last;
-  };
   struct Cursor {
-    Cursor(const StridedSpace& space, Moving moving, int64_t position);
-    void next_row(const StridedSpace& space, Moving moving);
+    Cursor(const StridedSpace& space, int64_t position);
+    void next_row(const StridedSpace& space);
 
     int64_t index[kMaxRank];
     std::byte* data[kMaxOperands];
   };
 
+  // Calls f(data, row_stride, rows, n) for one operand: rows of n elements each. Few calls where rows are short.
   template <class F>
-  void walk(Moving moving, int64_t begin, int64_t end, F&& f) const {
-    Cursor cursor(*this, moving, begin);
-    while (begin < end) {
-      const int64_t n = std::min(end - begin, inner() - cursor.index[rank_ - 1]);
-      f(static_cast<std::byte* const*>(cursor.data), n);
-      begin += n;
-      cursor.next_row(*this, moving);
-    }
-  }
+  void for_each_block(size_t operand, int64_t begin, int64_t end, F&& f) const;
   void merge_dimensions();
 
   int rank_ = 0;
