@@ -265,12 +265,12 @@ void run_pointwise(const Pointwise& pointwise, const KernelArgs& args) {
   const DType common = common_dtype(pointwise, args.in, args.attrs);
   DType loop;
   const bool known = loop_dtype(pointwise.op, common, loop);
-  CHORALE_INVARIANT(known, info.name, " has no loop for ", common);
   const bool divides = pointwise.op == ScalarOp::kFloorDivide || pointwise.op == ScalarOp::kRemainder;
   if (divides && is_integral(loop)) check_divisor(info.name, args.in[1]);
 
   Call call;
   call.loop = vec::pointwise_loop(pointwise.op, loop);
+  CHORALE_INVARIANT(known && call.loop, info.name, " has no loop for ", common);
   call.params = params_of(args.attrs, loop);
   call.inputs = static_cast<size_t>(info.input_count);
   for (size_t k = 0; k < call.inputs; ++k) call.in[k] = loop;
