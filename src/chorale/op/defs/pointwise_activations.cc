@@ -36,7 +36,7 @@ std::vector<Sample> with(std::vector<Sample> samples, const A& attrs) {
 // The second derivative of a piecewise linear function is zero: only dy passes.
 template <const OpDef& row>
 Tensors passes_dy(const GradArgs& g) {
-  return {g.needs(0) ? call(row, g.attrs, g.dout[0], g.in[1]) : Tensor{}, Tensor{}};
+  return {g.needs(0) ? call(row, g.attrs, g.dout[0], g.in[1]) : Tensor{}, zeros_for(g, 1)};
 }
 
 // dy * f'(x) by dy and by x: `row` computes it, and `second` is f''(x).

@@ -33,7 +33,7 @@ constexpr OpDef kAngle = pointwise<ScalarOp::kAngle, Promotion::kFloat>({
     .name = "angle",
     .grad = [](const GradArgs& g) -> Tensors {
       const Tensor& z = g.in[0];
-      if (!is_complex(g.dtype(0))) return {Tensor{}};
+      if (!is_complex(g.dtype(0))) return zero_gradient(g);
       // The unit vector across z, divided by |z|: i z / |z|^2.
       return {where(eq(z, 0), 0, mul(div(mul(z, g.dout[0]), square(abs(z))), kI))};
     },

@@ -51,7 +51,7 @@ constexpr OpDef kPowScalar = pointwise<ScalarOp::kPowScalar>({
     .attrs = attrs_of<NumberAttrs>,
     .grad = [](const GradArgs& g) -> Tensors {
       const Scalar exponent = g.attrs.get<NumberAttrs>().value;
-      if (exponent.is_zero()) return {Tensor{}};
+      if (exponent.is_zero()) return zero_gradient(g);
       const Scalar less_one = exponent.kind() == Scalar::Kind::kComplex
                                   ? Scalar(std::complex<double>(exponent.real() - 1, exponent.imag()))
                                   : Scalar(exponent.real() - 1);

@@ -57,7 +57,7 @@ constexpr OpDef kClampBackward = pointwise<ScalarOp::kClampBackward>({
     .inputs = "dy, x",
     .attrs = attrs_of<BoundsAttrs>,
     .grad = [](const GradArgs& g) -> Tensors {
-      return {g.needs(0) ? call(kClampBackward, g.attrs, g.dout[0], g.in[1]) : Tensor{}, Tensor{}};
+      return {g.needs(0) ? call(kClampBackward, g.attrs, g.dout[0], g.in[1]) : Tensor{}, zeros_for(g, 1)};
     },
     .linear = linear_in({0}),
     .saves = saves_in({1}),
@@ -102,7 +102,7 @@ constexpr OpDef kAbsBackward = pointwise<ScalarOp::kAbsBackward>({
     .name = "abs_backward",
     .inputs = "dy, x",
     .grad = [](const GradArgs& g) -> Tensors {
-      return {g.needs(0) ? call(kAbsBackward, {}, g.dout[0], g.in[1]) : Tensor{}, Tensor{}};
+      return {g.needs(0) ? call(kAbsBackward, {}, g.dout[0], g.in[1]) : Tensor{}, zeros_for(g, 1)};
     },
     .linear = linear_in({0}),
     .saves = saves_in({1}),

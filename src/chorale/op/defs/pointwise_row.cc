@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "chorale/op/creation.h"
+
 namespace chorale::op {
 namespace {
 
@@ -64,7 +66,15 @@ void infer_pointwise(const kernel::Pointwise& pointwise, const InferArgs& args, 
   if (!all_contiguous) choose_layout(args.in, out);
 }
 
-Tensors zero_gradient(const GradArgs& g) { return Tensors(g.in.size()); }
+Tensor zeros_for(const GradArgs& g, size_t input) {
+  return g.needs(input) ? zeros(g.shape(input), g.dtype(input), g.dout[0].device()) : Tensor{};
+}
+
+Tensors zero_gradient(const GradArgs& g) {
+  Tensors gradients;
+  for (size_t i = 0; i < g.in.size(); ++i) gradients.push_back(zeros_for(g, i));
+  return gradients;
+}
 
 std::vector<Sample> samples_unary() {
   return {{.in = {sample({2, 3})}}, {.in = {sample({}, 1)}}, {.in = {sample({2, 1, 5}, 2)}}};

@@ -91,8 +91,9 @@ constexpr OpDef pointwise(OpDef row) {
 // Rows that more than one file calls.
 extern const OpDef kTrunc, kComplexAbs, kComplexSign;
 
-// The gradient of a step function: zero where it exists.
-Tensors zero_gradient(const GradArgs&);
+// Zeros for one input, and for all: the gradient of a step function, where it exists.
+Tensor zeros_for(const GradArgs& g, size_t input);
+Tensors zero_gradient(const GradArgs& g);
 
 // ---- the forms of a function, from one expression that says to(row, attributes, inputs…)
 
