@@ -9,6 +9,7 @@ namespace chorale {
 
 using autograd::Node;
 using autograd::Slot;
+using autograd::SlotExtras;
 using autograd::edge_of;
 using autograd::slot_for_writing;
 using autograd::slot_of;
@@ -28,7 +29,7 @@ Tensor detach(const Tensor& x) { return x.alias(); }
 Tensor gradient(const Tensor& x) {
   const Slot* slot = slot_of(x);
   if (!slot) return {};
-  return slot->retained ? *slot->retained : slot->grad;
+  return slot->extras && slot->extras->retained ? *slot->extras->retained : slot->grad;
 }
 
 void set_gradient(const Tensor& x, const Tensor& gradient) {
@@ -36,22 +37,22 @@ void set_gradient(const Tensor& x, const Tensor& gradient) {
                 " cannot have a gradient of shape ", gradient.sizes());
   if (!gradient.defined() && !slot_of(x)) return;
   Slot& slot = slot_for_writing(x);
-  (slot.retained ? *slot.retained : slot.grad) = gradient;
+  (slot.extras && slot.extras->retained ? *slot.extras->retained : slot.grad) = gradient;
 }
 
 void set_gradient_destination(const Tensor& x, const Tensor& destination) {
   CHORALE_CHECK(!destination.defined() || (destination.sizes() == x.sizes() && destination.dtype() == x.dtype()),
                 "[set_gradient_destination] expected ", x.dtype(), " ", x.sizes(), ", found ", destination.dtype(), " ", destination.sizes());
-  slot_for_writing(x).destination = destination;
+  slot_for_writing(x).extras_for_writing().destination = destination;
 }
 
 void retain_grad(const Tensor& x) {
   const autograd::Edge edge = edge_of(x);
   CHORALE_CHECK_STATE(edge.wanted(), "[retain_grad] this tensor of shape ", x.sizes(), " does not require a gradient");
   if (edge.leaf.defined()) return;
-  Slot& slot = slot_for_writing(x);
-  if (!slot.retained) slot.retained = std::make_shared<Tensor>();
-  edge.node->hooks_for_writing().retained[edge.index] = slot.retained;
+  SlotExtras& extras = slot_for_writing(x).extras_for_writing();
+  if (!extras.retained) extras.retained = std::make_shared<Tensor>();
+  edge.node->hooks_for_writing().retained[edge.index] = extras.retained;
 }
 
 namespace {
@@ -98,13 +99,13 @@ std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<T
 HookHandle on_gradient(const Tensor& x, autograd::GradHook hook) {
   const autograd::Edge edge = edge_of(x);
   CHORALE_CHECK_STATE(edge.wanted(), "[on_gradient] this tensor of shape ", x.sizes(), " does not require a gradient");
-  if (edge.leaf.defined()) return HookHandle(slot_for_writing(x).hooks.add(std::move(hook)));
+  if (edge.leaf.defined()) return HookHandle(slot_for_writing(x).extras_for_writing().hooks.add(std::move(hook)));
   return HookHandle(edge.node->hooks_for_writing().on_output[edge.index].add(std::move(hook)));
 }
 
 HookHandle after_accumulate(const Tensor& x, autograd::LeafHook hook) {
   CHORALE_CHECK_STATE(edge_of(x).leaf.defined(), "[after_accumulate] needs a leaf that requires a gradient");
-  return HookHandle(slot_for_writing(x).accumulated.add(std::move(hook)));
+  return HookHandle(slot_for_writing(x).extras_for_writing().accumulated.add(std::move(hook)));
 }
 
 namespace {

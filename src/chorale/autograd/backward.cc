@@ -48,9 +48,9 @@ class GradFieldSink final : public GradSink {
       } else {
         add_(slot.grad, gradient);
       }
-    } else if (slot.destination.defined() && !create_graph) {
-      if (!gradient.is(slot.destination)) copy_(slot.destination, gradient);
-      slot.grad = slot.destination;
+    } else if (slot.extras && slot.extras->destination.defined() && !create_graph) {
+      if (!gradient.is(slot.extras->destination)) copy_(slot.extras->destination, gradient);
+      slot.grad = slot.extras->destination;
     } else if (create_graph || gradient.is_sparse() || exclusive(gradient)) {
       slot.grad = std::move(gradient);
     } else {
@@ -60,7 +60,7 @@ class GradFieldSink final : public GradSink {
   Tensor destination(const Tensor& leaf) override {
     const std::lock_guard lock(mutex_of(leaf));
     const Slot* slot = slot_of(leaf);
-    return slot && !slot->grad.defined() ? slot->destination : Tensor{};
+    return slot && slot->extras && !slot->grad.defined() ? slot->extras->destination : Tensor{};
   }
 
  private:
@@ -168,7 +168,7 @@ bool BackwardRun::sole_contribution(const Edge& edge) const {
   if (found == PointerMap::kAbsent) return false;
   const Task& task = tasks_[found];
   const Slot* slot = slot_of(edge.leaf);
-  return task.waiting == 1 && !task.gradients[0].defined() && slot && slot->hooks.empty();
+  return task.waiting == 1 && !task.gradients[0].defined() && slot && (!slot->extras || slot->extras->hooks.empty());
 }
 
 struct BackwardRun::RuleContext {
@@ -287,9 +287,11 @@ void BackwardRun::run_leaf(uint32_t at) {
   Tensor gradient = std::move(tasks_[at].gradients[0]);
   if (!gradient.defined()) return;
   Slot& slot = slot_for_writing(leaf);
-  slot.hooks.for_each([&](const GradHook& hook) {
-    if (Tensor replaced = hook(gradient); replaced.defined()) gradient = std::move(replaced);
-  });
+  if (slot.extras) {
+    slot.extras->hooks.for_each([&](const GradHook& hook) {
+      if (Tensor replaced = hook(gradient); replaced.defined()) gradient = std::move(replaced);
+    });
+  }
   if (!captures_.empty()) {
     for (Capture& capture : captures_) {
       if (capture.edge.leaf.defined() && capture.edge.leaf.is(leaf)) capture.gradient = gradient;
@@ -297,7 +299,7 @@ void BackwardRun::run_leaf(uint32_t at) {
     return;
   }
   (options_.sink ? *options_.sink : grad_field_sink()).accept(leaf, std::move(gradient), options_.create_graph);
-  slot.accumulated.for_each([&](const LeafHook& hook) { hook(leaf); });
+  if (slot.extras) slot.extras->accumulated.for_each([&](const LeafHook& hook) { hook(leaf); });
 }
 
 void BackwardRun::run() {

@@ -51,21 +51,21 @@ void renew_view(const Tensor& view, uint32_t rebased) {
   // Iterative: first the views between this one and the nearest one that is up to date, then their nodes from there.
   std::vector<const Tensor*> stale{&view};
   while (true) {
-    const Tensor& parent = slot_of(*stale.back())->view_of;
+    const Tensor& parent = slot_of(*stale.back())->view->view_of;
     const Slot* parent_slot = slot_of(parent);
-    if (!parent_slot || !parent_slot->view_of.defined() || parent_slot->seen == rebased) break;
+    if (!parent_slot || !parent_slot->view || parent_slot->view->seen == rebased) break;
     stale.push_back(&parent);
   }
   for (; !stale.empty(); stale.pop_back()) {
     Slot& at = *slot_of(*stale.back());
-    Edge parent = edge_of(at.view_of);
-    at.seen = rebased;
+    Edge parent = edge_of(at.view->view_of);
+    at.view->seen = rebased;
     at.index = 0;
     at.node = {};
     if (!parent.wanted()) continue;
     auto node = Node::make();
-    node->op = at.view_op;
-    node->attrs = at.view_attrs;
+    node->op = at.view->op;
+    node->attrs = at.view->attrs;
     node->number = next_number(parent.node ? parent.node->number : 0);
     node->edges.push_back(std::move(parent));
     node->outputs.push_back({stale.back()->sizes(), stale.back()->dtype(), stale.back()->device()});
@@ -82,12 +82,23 @@ void Node::destroy(Node* node) {
   drain();
 }
 
+namespace {
+// Room for one Slot, so that Pool does not construct what operator new is asked for.
+struct SlotRoom {
+  alignas(Slot) std::byte bytes[sizeof(Slot)];
+  SlotRoom() {}  // NOLINT(modernize-use-equals-default): leaves the bytes alone
+};
+}  // namespace
+
+void* Slot::operator new(size_t) { return Pool<SlotRoom>::make(); }
+void Slot::operator delete(void* memory) { Pool<SlotRoom>::recycle(static_cast<SlotRoom*>(memory)); }
+
 Slot::~Slot() {
+  if (!view) return;
   // A tensor that nobody else holds dies here; a long chain of views must not recurse.
-  if (view_of.defined()) {
-    queue().tensors.push_back(std::move(view_of));
-    drain();
-  }
+  queue().tensors.push_back(std::move(view->view_of));
+  Pool<ViewInfo>::recycle(view);
+  drain();
 }
 
 NodeHooks& Node::hooks_for_writing() {
@@ -121,9 +132,9 @@ Edge edge_of(const Tensor& tensor) {
   if (!tensor.defined()) return {};
   Slot* slot = slot_of(tensor);
   if (!slot) return {};
-  if (slot->base.defined()) {
-    const Slot* base = slot_of(slot->base);
-    if (base && slot->seen != base->rebased) renew_view(tensor, base->rebased);
+  if (slot->view) {
+    const Slot* base = slot_of(slot->view->base);
+    if (base && slot->view->seen != base->rebased) renew_view(tensor, base->rebased);
   }
   if (slot->node) return {slot->node, slot->index, {}};
   if (slot->requires_grad) return {{}, 0, tensor};

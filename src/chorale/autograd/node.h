@@ -115,27 +115,45 @@ struct Node : RefCounted {
   static void destroy(Node* node);
 };
 
+// Note [Views] A view remembers the call that made it, so that an in-place write into a view can be replayed on the
+// gradient of its base. The base counts such writes (Slot::rebased); a view whose `seen` is behind makes its node anew.
+struct ViewInfo {
+  Tensor view_of;  // what it was made from,
+  Tensor base;     // and what that was made from in the end: the tensor that is no view
+  const op::OpDef* op = nullptr;
+  Attrs attrs;
+  uint32_t seen = 0;
+};
+
+// What few tensors have.
+struct SlotExtras {
+  Tensor destination;                // where a leaf's next gradient is to be written (a bucket view)
+  std::shared_ptr<Tensor> retained;  // gradient of a non-leaf, after retain_grad()
+  HookList<GradHook> hooks;          // of a leaf
+  HookList<LeafHook> accumulated;    // of a leaf
+};
+
 // What autograd keeps in a tensor.
 struct Slot final : AutogradSlot {
   bool requires_grad = false;  // of a leaf; a tensor with a node always does
   uint32_t index = 0;
   Intrusive<Node> node;  // what made it; null for a leaf
   Tensor grad;           // of a leaf
-  Tensor destination;    // where a leaf's next gradient is to be written (a bucket view)
-  std::shared_ptr<Tensor> retained;  // gradient of a non-leaf, after retain_grad()
-  HookList<GradHook> hooks;          // of a leaf
-  HookList<LeafHook> accumulated;    // of a leaf
+  uint32_t rebased = 0;  // Note [Views]
+  ViewInfo* view = nullptr;
+  std::unique_ptr<SlotExtras> extras;
 
-  // Note [Views] A view remembers the call that made it, so that an in-place write into a view can be replayed on the
-  // gradient of its base. `rebased` counts such writes at the base; a view whose `seen` is behind makes its node anew.
-  Tensor view_of;  // what it was made from,
-  Tensor base;     // and what that was made from in the end: the tensor that is no view
-  const op::OpDef* view_op = nullptr;
-  Attrs view_attrs;
-  uint32_t rebased = 0;
-  uint32_t seen = 0;
-
+  Slot() = default;
+  Slot(const Slot&) = delete;
+  Slot& operator=(const Slot&) = delete;
   ~Slot() override;
+  SlotExtras& extras_for_writing() {
+    if (!extras) extras = std::make_unique<SlotExtras>();
+    return *extras;
+  }
+  // One comes and goes with every recorded op.
+  static void* operator new(size_t bytes);
+  static void operator delete(void* memory);
 };
 
 inline Slot* slot_of(const Tensor& tensor) { return static_cast<Slot*>(tensor.impl()->autograd.get()); }
@@ -144,11 +162,11 @@ Slot& slot_for_writing(const Tensor& tensor);
 inline bool may_want_grad(const Tensor& tensor) {
   if (!tensor.defined()) return false;
   const Slot* slot = slot_of(tensor);
-  return slot && (slot->requires_grad || slot->node || slot->base.defined());
+  return slot && (slot->requires_grad || slot->node || slot->view);
 }
 inline const Tensor& base_of(const Tensor& tensor) {
   const Slot* slot = slot_of(tensor);
-  return slot && slot->base.defined() ? slot->base : tensor;
+  return slot && slot->view ? slot->view->base : tensor;
 }
 
 // Where the gradient of `tensor` goes now; a view whose base was rebased gets its node made anew first.

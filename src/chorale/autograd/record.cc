@@ -4,6 +4,7 @@
 
 #include "chorale/autograd/mode.h"
 #include "chorale/base/error.h"
+#include "chorale/base/pool.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/pointwise.h"
@@ -53,23 +54,18 @@ void finish_node(Node& node, std::span<const Tensor> out) {
 
 // The calls that made `view` from its base, on another tensor of the base's shape.
 Tensor replay(const Tensor& view, Tensor on) {
-  std::vector<const Slot*> steps;
-  for (const Slot* slot = slot_of(view); slot && slot->view_of.defined(); slot = slot_of(slot->view_of)) {
-    steps.push_back(slot);
+  std::vector<const ViewInfo*> steps;
+  for (const Slot* slot = slot_of(view); slot && slot->view; slot = slot_of(slot->view->view_of)) {
+    steps.push_back(slot->view);
   }
-  for (; !steps.empty(); steps.pop_back()) on = op::call(*steps.back()->view_op, steps.back()->view_attrs, on);
+  for (; !steps.empty(); steps.pop_back()) on = op::call(*steps.back()->op, steps.back()->attrs, on);
   return on;
 }
 
 // An in-place write through a view, seen from the base: the view's region comes from the writing op, the rest from before.
 struct WriteThroughView final : CustomBackward {
   explicit WriteThroughView(const Tensor& written) : view(written.alias()) {
-    Slot& copy = slot_for_writing(view);
-    const Slot& slot = *slot_of(written);
-    copy.view_of = slot.view_of;
-    copy.base = slot.base;
-    copy.view_op = slot.view_op;
-    copy.view_attrs = slot.view_attrs;
+    slot_for_writing(view).view = Pool<ViewInfo>::make(*slot_of(written)->view);
   }
   const char* name() const override { return "write_through_view"; }
   // Edges: the base before, the op that wrote.
@@ -110,12 +106,12 @@ void check_in_place(const char* op, const Tensor& tensor) {
 
 void rebase(const Tensor& tensor, const Intrusive<Node>& node, uint32_t index) {
   Slot& slot = slot_for_writing(tensor);
-  if (!slot.base.defined()) {
+  if (!slot.view) {
     ++slot.rebased;
     attach(tensor, node, index);
     return;
   }
-  const Tensor base = slot.base;
+  const Tensor base = slot.view->base;
   auto write = Node::make();
   write->edges.push_back(edge_of(base));
   write->edges.push_back({node, index, {}});
@@ -147,11 +143,9 @@ void Autograd::call(const OpDef& op, std::span<const Tensor> in, const Attrs& at
   if (op.view) {
     for (const Tensor& y : out) {
       Slot& slot = slot_for_writing(y);
-      slot.view_of = in[0];
-      slot.base = base_of(in[0]);
-      slot.view_op = &op;
-      slot.view_attrs = attrs;
-      if (const Slot* base = slot_of(slot.base)) slot.seen = base->rebased;
+      const Tensor& base = base_of(in[0]);
+      const Slot* base_slot = slot_of(base);
+      slot.view = Pool<ViewInfo>::make(ViewInfo{in[0], base, &op, attrs, base_slot ? base_slot->rebased : 0});
     }
   }
 }
