@@ -25,7 +25,8 @@ class SmallVector {
 
   SmallVector() = default;
   // These delegate so that the destructor cleans up when copying an element throws.
-  explicit SmallVector(size_t count, const T& value = T()) : SmallVector() { resize(count, value); }
+  explicit SmallVector(size_t count) : SmallVector() { resize(count); }
+  SmallVector(size_t count, const T& value) : SmallVector() { resize(count, value); }
   SmallVector(std::initializer_list<T> list) : SmallVector(list.begin(), list.end()) {}
   explicit SmallVector(std::span<const T> list) : SmallVector(list.begin(), list.end()) {}
   template <std::forward_iterator It>
@@ -88,7 +89,12 @@ class SmallVector {
   }
   void pop_back() { std::destroy_at(data_ + --size_); }
   // By value: `value` may be an element of this vector, which growing moves.
-  void resize(size_t count, T value = T()) {
+  void resize(size_t count) {
+    reserve(count);
+    for (; size_ < count; ++size_) std::construct_at(data_ + size_);
+    while (size_ > count) pop_back();
+  }
+  void resize(size_t count, T value) {
     reserve(count);
     for (; size_ < count; ++size_) std::construct_at(data_ + size_, value);
     while (size_ > count) pop_back();
