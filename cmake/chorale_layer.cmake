@@ -58,7 +58,8 @@ function(chorale_layer name)
       set(limit_s 600)
     endif()
     # Listing at test time, not at build time: a test program that cannot start is then a failed test, not a failed build.
-    gtest_discover_tests(${name}_test TEST_PREFIX "${name}." DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
+    gtest_discover_tests(${name}_test TEST_PREFIX "${name}." NO_PRETTY_VALUES DISCOVERY_MODE PRE_TEST
+      DISCOVERY_TIMEOUT 60
       PROPERTIES TIMEOUT ${limit_s} LABELS ${name})
   else()
     add_custom_target(${name}_test)  # so that ./test --layers may name a layer without tests

@@ -29,7 +29,8 @@ class OlderCpus(unittest.TestCase):
                 self.assertIn(f"vectors of {vectors}\n", run(cpu, "chorale", "doctor").stdout)
 
     def test_vector_loops_are_right(self):
-        self.check("vec_test", "--gtest_filter=-*DenseSample*")  # which takes long under emulation
+        # Some of each family: emulation is 20 times slower.
+        self.check("vec_test", "--gtest_filter=Pointwise.*:PointwiseFloat.Awkward*:Convert.*:Move.*:Reduce.Rows*")
 
 
 if __name__ == "__main__":
