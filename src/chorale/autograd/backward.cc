@@ -176,7 +176,9 @@ struct BackwardRun::RuleContext {
   Node& node;
 
   static op::Meta meta(const void* context, size_t input) {
-    const Edge& edge = static_cast<const RuleContext*>(context)->node.edges[input];
+    const Node& node = static_cast<const RuleContext*>(context)->node;
+    if (node.inputs) return (*node.inputs)[input];
+    const Edge& edge = node.edges[input];
     CHORALE_INVARIANT(edge.wanted(), "a rule asked for the shape of an input that is not saved and needs no gradient");
     return meta_of(edge);
   }
@@ -271,7 +273,7 @@ void BackwardRun::run_node(uint32_t at) {
 
   for (size_t i = 0; i < node.edges.size(); ++i) {
     const Edge& edge = node.edges[i];
-    if (!(needed >> std::min<size_t>(i, 31) & 1u)) continue;
+    if (!edge.wanted() || !(needed >> std::min<size_t>(i, 31) & 1u)) continue;
     const uint32_t target = task_of(edge);
     if (din[i].defined()) {
       fit(node, edge, din[i]);

@@ -101,6 +101,7 @@ struct Node : RefCounted {
   SmallVector<Saved, 2> saved_in;  // by input; undefined where the row does not save it
   SmallVector<Saved, 1> saved_out;
   SmallVector<op::Meta, 1> outputs;
+  std::unique_ptr<std::vector<op::Meta>> inputs;  // where the row saves them
   Attrs attrs;
   std::unique_ptr<CustomBackward> custom;
   std::unique_ptr<NodeHooks> hooks;

@@ -2,6 +2,7 @@
 // (docs/dev/style.md, section 2). Rows are constants; families of them are joined in op/table.cc.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -64,7 +65,7 @@ struct Meta {
 };
 
 // What a gradient rule gets. in[i] and out[i] are defined only where the row saves them; the shape and dtype of an input
-// that needs a gradient are always known.
+// that needs a gradient are always known, of the others where the row saves them (Saves::metas).
 struct GradArgs {
   std::span<const Tensor> in;
   std::span<const Tensor> out;
@@ -76,7 +77,8 @@ struct GradArgs {
   Tensor (*destination_of)(const void* context, size_t input) = nullptr;
 
   // False for an input without gradient: its product is never computed.
-  bool needs(size_t i) const { return needed >> i & 1u; }
+  // The last bit stands for all inputs from there on.
+  bool needs(size_t i) const { return needed >> std::min<size_t>(i, 31) & 1u; }
   Shape shape(size_t i) const { return i < in.size() && in[i].defined() ? in[i].sizes() : meta_of(context, i).sizes; }
   DType dtype(size_t i) const { return i < in.size() && in[i].defined() ? in[i].dtype() : meta_of(context, i).dtype; }
   // Memory in which the gradient of input i is wanted (a bucket view), or undefined. A rule may ignore it; one whose last op
@@ -91,8 +93,10 @@ using Grad = Tensors (*)(const GradArgs&);
 // Which values a rule reads, as bit masks: a table test poisons everything else.
 struct Saves {
   uint32_t in = 0, out = 0;
+  bool metas = false;  // the rule asks for shapes or dtypes of inputs that need no gradient
 };
 inline constexpr Saves kSavesNothing{0, 0}, kSavesInputs{~0u, 0}, kSavesOutputs{0, ~0u}, kSavesBoth{~0u, ~0u};
+inline constexpr Saves kSavesMetas{0, 0, true};
 constexpr Saves saves_in(std::initializer_list<int> inputs) {
   Saves saves;
   for (int i : inputs) saves.in |= 1u << i;
