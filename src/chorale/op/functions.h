@@ -3,6 +3,8 @@
 
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
+#include "chorale/op/index.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/reduce.h"
+#include "chorale/op/shape.h"
 #include "chorale/op/view.h"

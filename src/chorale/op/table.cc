@@ -20,6 +20,8 @@ Rows all_ops() {
              reduce_rows(),
              scan_rows(),
              view_rows(),
+             shape_rows(),
+             index_rows(),
          }) {
       all.insert(all.end(), family.begin(), family.end());
     }

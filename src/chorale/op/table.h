@@ -22,6 +22,8 @@ Rows creation_rows();
 Rows reduce_rows();
 Rows scan_rows();
 Rows view_rows();
+Rows shape_rows();
+Rows index_rows();
 
 // All rows, by family.
 Rows all_ops();

@@ -1,0 +1,135 @@
+// Rows of x[i0, i1, …] with tensors as indices.
+#include "chorale/kernel/cpu/index.h"
+#include "chorale/kernel/index_layout.h"
+#include "chorale/op/builder.h"
+#include "chorale/op/creation.h"
+#include "chorale/op/index.h"
+#include "chorale/op/samples.h"
+
+namespace chorale::op {
+namespace {
+
+void infer_index(const InferArgs& args, std::span<OutSpec> out) {
+  out[0].sizes = kernel::index_layout("index", args.in[0].sizes(), args.in.subspan(1)).result;
+  out[0].dtype = args.in[0].dtype();
+  out[0].device = args.in[0].device();
+}
+
+void infer_index_backward(const InferArgs& args, std::span<OutSpec> out) {
+  const Shape sizes = args.attrs.get<SizesAttrs>().sizes.shape();
+  const Shape expected = kernel::index_layout("index_backward", sizes, args.in.subspan(1)).result;
+  CHORALE_CHECK(args.in[0].sizes() == expected, "[index_backward] a gradient of shape ", expected,
+                " was expected, found ", args.in[0].sizes());
+  out[0].sizes = sizes;
+  out[0].dtype = args.in[0].dtype();
+  out[0].device = args.in[0].device();
+}
+
+void infer_index_put(const InferArgs& args, std::span<OutSpec> out) {
+  const Tensor &x = args.in[0], &values = args.in[1];
+  const Shape picked = kernel::index_layout("index_put", x.sizes(), args.in.subspan(2)).result;
+  CHORALE_CHECK(
+      values.sizes().size() <= picked.size() && broadcast_shapes("index_put", values.sizes(), picked) == picked,
+      "[index_put] values of shape ", values.sizes(), " do not broadcast to the ", picked, " that is indexed");
+  CHORALE_CHECK(values.dtype() == x.dtype(), "[index_put] values are ", values.dtype(), ", but x is ", x.dtype(),
+                "; cast one of them");
+  out[0].sizes = x.sizes();
+  out[0].dtype = x.dtype();
+  out[0].device = x.device();
+}
+
+// A call with the inputs in front of the same indices.
+Tensor with_indices(const OpDef& op, const Attrs& attrs, std::initializer_list<Tensor> first,
+                    std::span<const Tensor> indices) {
+  Tensors in(first.begin(), first.end());
+  in.append(indices.begin(), indices.end());
+  return call_list(op, attrs, in);
+}
+
+Tensor indices(std::initializer_list<int64_t> list, const Shape& sizes) { return Tensor::from(list, sizes); }
+
+}  // namespace
+
+constinit const OpDef kIndex{
+    .name = "index",
+    .inputs = "x, indices?...",
+    .dtypes = kAll,
+    .infer = infer_index,
+    .cpu = kernel::cpu::index,
+    .grad = [](const GradArgs& g) -> Tensors {
+      Tensors din(g.in.size());
+      din[0] = with_indices(kIndexBackward, SizesAttrs{g.shape(0)}, {g.dout[0]}, g.in.subspan(1));
+      return din;
+    },
+    .shard = kReplicateOnly,
+    .linear = linear_in({0}),
+    .saves = {.in = ~1u},
+    .samples = []() -> std::vector<Sample> {
+      return {{{sample({4}), indices({3, 0, -1}, {3})}},
+              {{sample({3, 4}), indices({2, 0}, {2, 1}), indices({1, 3, -4}, {3})}},
+              {{sample({2, 3, 4}), Tensor{}, indices({0, 2, 2}, {3})}},
+              {{sample({2, 3, 4}), indices({1, 0}, {2}), Tensor{}, indices({3}, {1})}}};
+    },
+    .formula = "x[i0, i1, ...]",
+};
+
+constinit const OpDef kIndexBackward{
+    .name = "index_backward",
+    .inputs = "dy, indices?...",
+    .attrs = attrs_of<SizesAttrs>,
+    .dtypes = kAll,
+    .infer = infer_index_backward,
+    .cpu = kernel::cpu::index_backward,
+    .grad = [](const GradArgs& g) -> Tensors {
+      Tensors din(g.in.size());
+      din[0] = with_indices(kIndex, {}, {g.dout[0]}, g.in.subspan(1));
+      return din;
+    },
+    .shard = kReplicateOnly,
+    .linear = linear_in({0}),
+    .saves = {.in = ~1u},
+    .samples = []() -> std::vector<Sample> {
+      return {
+          {{sample({3}), indices({3, 0, -1}, {3})}, SizesAttrs{{4}}},
+          {{sample({2, 2, 2}), indices({1, 1}, {2}), Tensor{}, indices({3, 0}, {2, 1})}, SizesAttrs{{2, 2, 4}}, false},
+          {{sample({2, 3, 4}), Tensor{}, indices({0, 2, 2}, {3})}, SizesAttrs{{2, 3, 4}}}};
+    },
+    .formula = "zeros of the given sizes with dx[i0, i1, ...] += dy",
+};
+
+constinit const OpDef kIndexPut{
+    .name = "index_put",
+    .inputs = "x, values, indices?...",
+    .attrs = attrs_of<IndexPutAttrs>,
+    .dtypes = kAll,
+    .infer = infer_index_put,
+    .cpu = kernel::cpu::index_put,
+    .grad = [](const GradArgs& g) -> Tensors {
+      const auto indices = g.in.subspan(2);
+      const bool accumulate = g.attrs.get<IndexPutAttrs>().accumulate;
+      Tensors din(g.in.size());
+      if (g.needs(0)) {
+        din[0] = accumulate ? g.dout[0]
+                            : with_indices(kIndexPut, g.attrs,
+                                           {g.dout[0], zeros({}, g.dout[0].dtype(), g.dout[0].device())}, indices);
+      }
+      if (g.needs(1)) din[1] = with_indices(kIndex, {}, {g.dout[0]}, indices);
+      return din;
+    },
+    .shard = kReplicateOnly,
+    .saves = {.in = ~3u},
+    .in_place = true,
+    // Without accumulation, the gradient of a place named twice would go to both: those samples name them once.
+    .samples = []() -> std::vector<Sample> {
+      return {{{sample({4}), sample({3}, 1), indices({3, 0, -1}, {3})}, IndexPutAttrs{true}},
+              {{sample({4}), sample({}, 1), indices({3, 0}, {2})}, IndexPutAttrs{false}},
+              {{sample({3, 4}), sample({2, 3}, 1), indices({2, 0}, {2, 1}), indices({1, 3, -4}, {3})},
+               IndexPutAttrs{false}},
+              {{sample({2, 3, 4}), sample({2, 3}, 1), indices({1, 0}, {2}), Tensor{}, indices({3}, {1})},
+               IndexPutAttrs{false}},
+              {{sample({2, 3, 4}), sample({3, 1}, 1), Tensor{}, indices({0, 2, 2}, {3})}, IndexPutAttrs{true}}};
+    },
+    .formula = "x with x[i0, i1, ...] = values, or += values",
+};
+
+}  // namespace chorale::op

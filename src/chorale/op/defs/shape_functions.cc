@@ -1,0 +1,133 @@
+// The functions of op/shape.h.
+#include <algorithm>
+
+#include "chorale/op/builder.h"
+#include "chorale/op/copy.h"
+#include "chorale/op/index.h"
+#include "chorale/op/reduce.h"
+#include "chorale/op/shape.h"
+#include "chorale/op/view.h"
+
+namespace chorale {
+namespace {
+
+using namespace op;  // NOLINT(google-build-using-namespace): rows and attributes
+
+std::span<const Tensor> span_of(std::initializer_list<Tensor> xs) { return {xs.begin(), xs.size()}; }
+
+// Sizes as [before, size, after] around a dimension.
+IntList around(const Shape& sizes, size_t dim) {
+  const std::span<const int64_t> all(sizes.data(), sizes.size());
+  return {count_elems(all.first(dim)), sizes[dim], count_elems(all.subspan(dim + 1))};
+}
+
+}  // namespace
+
+Tensor cat(std::span<const Tensor> xs, int64_t dim) { return call_list(kCat, DimAttrs{dim}, xs); }
+Tensor cat(std::initializer_list<Tensor> xs, int64_t dim) { return cat(span_of(xs), dim); }
+Tensor stack(std::span<const Tensor> xs, int64_t dim) { return call_list(kStack, DimAttrs{dim}, xs); }
+Tensor stack(std::initializer_list<Tensor> xs, int64_t dim) { return stack(span_of(xs), dim); }
+
+Tensor repeat(const Tensor& x, const IntList& repeats) {
+  CHORALE_CHECK(repeats.size() >= x.sizes().size(), "[repeat] shape ", x.sizes(), " needs at least ", x.rank(),
+                " repeats, got ", repeats.shape(), "; use tile");
+  for (int64_t count : repeats) {
+    CHORALE_CHECK(count >= 0, "[repeat] a repeat of ", count, " in ", repeats.shape(), " is negative");
+  }
+  Shape sizes(repeats.size() - x.sizes().size(), 1);
+  sizes.append(x.sizes().begin(), x.sizes().end());
+  Tensor result = reshape(x, sizes);
+  if (std::all_of(repeats.begin(), repeats.end(), [](int64_t count) { return count == 1; })) return clone(result);
+  // One dimension after the other, the last first: what is copied more than once is small.
+  for (size_t dim = sizes.size(); dim-- > 0;) {
+    if (repeats[dim] == 1) continue;
+    const IntList blocks = around(sizes, dim);
+    const int64_t block = blocks[1] * blocks[2];
+    sizes[dim] *= repeats[dim];
+    result = reshape(expand(reshape(result, {blocks[0], 1, block}), {blocks[0], repeats[dim], block}), sizes);
+  }
+  return result;
+}
+
+Tensor tile(const Tensor& x, const IntList& repeats) {
+  IntList all;
+  for (size_t i = repeats.size(); i < x.sizes().size(); ++i) all.values[all.count++] = 1;
+  for (int64_t count : repeats) all.values[all.count++] = count;
+  return repeat(x, all);
+}
+
+Tensor repeat_interleave(const Tensor& x, int64_t repeats, std::optional<int64_t> dim) {
+  CHORALE_CHECK(repeats >= 0, "[repeat_interleave] ", repeats, " repeats are negative");
+  if (!dim || x.rank() == 0) return repeat_interleave(reshape(x, {x.elems()}), repeats, 0);
+  const auto at = static_cast<size_t>(normalize_dim("repeat_interleave", *dim, x.rank()));
+  const IntList blocks = around(x.sizes(), at);
+  Shape sizes = x.sizes();
+  sizes[at] *= repeats;
+  const Tensor rows = reshape(x, {blocks[0] * blocks[1], 1, blocks[2]});
+  const Tensor result = reshape(expand(rows, {-1, repeats, -1}), sizes);
+  return repeats == 1 ? clone(result) : result;
+}
+
+Tensor repeat_interleave(const Tensor& x, const Tensor& repeats, std::optional<int64_t> dim) {
+  if (!dim || x.rank() == 0) return repeat_interleave(flatten(x), repeats, 0);
+  const int64_t at = normalize_dim("repeat_interleave", *dim, x.rank());
+  const int64_t size = x.size(at);
+  CHORALE_CHECK(repeats.rank() <= 1 && (repeats.elems() == 1 || repeats.elems() == size),
+                "[repeat_interleave] repeats of shape ", repeats.sizes(), " do not fit dimension ", at, " of size ",
+                size);
+  const Tensor counts =
+      repeats.elems() == size && repeats.rank() == 1 ? repeats : expand(reshape(repeats, {1}), {size});
+  return index_select(x, at, call(kRepeatInterleave, {}, counts));
+}
+
+Tensor pad(const Tensor& x, const IntList& pads, PadMode mode, Scalar value) {
+  return call(kPad, PadAttrs{pads, mode, value}, x);
+}
+
+Tensor roll(const Tensor& x, const IntList& shifts, const IntList& dims) {
+  if (dims.empty()) {
+    CHORALE_CHECK(shifts.size() == 1, "[roll] without dimensions there is one shift, not ", shifts.shape());
+    return reshape(roll(reshape(x, {x.elems()}), shifts, 0), x.sizes());
+  }
+  CHORALE_CHECK(shifts.size() == dims.size(), "[roll] ", shifts.size(), " shifts ", shifts.shape(), " but ",
+                dims.size(), " dimensions ", dims.shape());
+  Tensor result = x;
+  for (size_t i = 0; i < dims.size(); ++i) result = call(kRoll, RollAttrs{dims[i], shifts[i]}, result);
+  return result;
+}
+
+Tensor tril(const Tensor& x, int64_t diagonal) { return call(kTril, TriangleAttrs{diagonal}, x); }
+Tensor triu(const Tensor& x, int64_t diagonal) { return call(kTriu, TriangleAttrs{diagonal}, x); }
+
+std::vector<Tensor> meshgrid(std::span<const Tensor> xs, Indexing indexing) {
+  CHORALE_CHECK(xs.size() <= kMaxRank, "[meshgrid] takes at most ", kMaxRank, " vectors, not ", xs.size());
+  const bool swap = indexing == Indexing::kXY && xs.size() >= 2;
+  Shape sizes;
+  for (const Tensor& x : xs) {
+    CHORALE_CHECK(x.rank() <= 1, "[meshgrid] takes vectors, found shape ", x.sizes());
+    sizes.push_back(x.elems());
+  }
+  if (swap) std::swap(sizes[0], sizes[1]);
+  std::vector<Tensor> grids;
+  for (size_t i = 0; i < xs.size(); ++i) {
+    const size_t dim = swap && i < 2 ? 1 - i : i;
+    Shape line(xs.size(), 1);
+    line[dim] = sizes[dim];
+    grids.push_back(expand(reshape(xs[i], line), sizes));
+  }
+  return grids;
+}
+std::vector<Tensor> meshgrid(std::initializer_list<Tensor> xs, Indexing indexing) {
+  return meshgrid(span_of(xs), indexing);
+}
+
+Tensor one_hot(const Tensor& index, int64_t classes) {
+  if (classes == -1) {
+    CHORALE_CHECK(index.elems() > 0, "[one_hot] without any index the number of classes must be given");
+    classes = max(index).item<int64_t>() + 1;
+    CHORALE_CHECK(classes > 0, "[one_hot] class ", classes - 1, " is negative");
+  }
+  return call(kOneHot, OneHotAttrs{classes}, index);
+}
+
+}  // namespace chorale
