@@ -3,6 +3,7 @@
 
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
+#include "chorale/op/embedding.h"
 #include "chorale/op/index.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/reduce.h"

@@ -22,6 +22,7 @@ Rows all_ops() {
              view_rows(),
              shape_rows(),
              index_rows(),
+             embedding_rows(),
          }) {
       all.insert(all.end(), family.begin(), family.end());
     }

@@ -24,6 +24,7 @@ Rows scan_rows();
 Rows view_rows();
 Rows shape_rows();
 Rows index_rows();
+Rows embedding_rows();
 
 // All rows, by family.
 Rows all_ops();
