@@ -129,7 +129,7 @@ TEST_P(Table, LayoutOfInputsDoesNotMatter) {
     const auto expected = run(row(), sample.in, sample.attrs);
     for (Layout layout : {Layout::kEverySecond, Layout::kReversedDims, Layout::kShifted}) {
       // as_strided and its like are defined by the layout itself.
-      if (std::string(row().name) == "as_strided") continue;
+      if (std::string_view(row().name).starts_with("as_strided")) continue;
       std::vector<Tensor> out;
       try {
         out = run(row(), relayout(sample.in, layout), sample.attrs);
