@@ -168,7 +168,9 @@ TEST_P(Table, InPlaceAndOutFormsEqualThePlainOne) {
     }
     if (expected.size() != 1) continue;
     for (size_t k = 0; k < sample.in.size(); ++k) {
-      if (!sample.in[k].defined() || !(sample.in[k].sizes() == expected[0].sizes()) || sample.in[k].dtype() != expected[0].dtype()) continue;
+      if (!sample.in[k].defined() || !(sample.in[k].sizes() == expected[0].sizes()) ||
+          sample.in[k].dtype() != expected[0].dtype())
+        continue;
       const auto in = copies(sample.in);
       current_builder().call_into(row(), in, sample.attrs, {&in[k], 1});
       expect_close(in[k], expected[0], 0, describe(row(), sample) + " in place");
@@ -193,7 +195,8 @@ TEST_P(Table, ThreadsDoNotChangeTheBits) {
     const auto one = run(row(), sample.in, sample.attrs);
     set_thread_count(3);
     const auto three = run(row(), sample.in, sample.attrs);
-    for (size_t i = 0; i < one.size(); ++i) expect_close(three[i], one[i], 0, describe(row(), sample) + " with three threads");
+    for (size_t i = 0; i < one.size(); ++i)
+      expect_close(three[i], one[i], 0, describe(row(), sample) + " with three threads");
   }
   set_thread_count(before);
 }

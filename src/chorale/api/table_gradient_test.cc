@@ -27,8 +27,8 @@ Tensor projected(const std::vector<Tensor>& out, int seed) {
   return total;
 }
 
-// d f / d x by central differences, element by element; for complex x the derivative by the real part plus i times that by
-// the imaginary part, which is what gradients mean here.
+// d f / d x by central differences, element by element; for complex x the derivative by the real part plus i times that
+// by the imaginary part, which is what gradients mean here.
 template <class F>
 Tensor numerical_gradient(F&& f, const Tensor& x) {
   constexpr double kStep = 1e-5;
@@ -124,11 +124,13 @@ TEST_P(TableGradient, ReadsOnlyWhatTheRowSaves) {
     };
     for (size_t i = 0; i < c.in.size(); ++i) poison(c.in[i], row().saves.in >> i & 1u);
     for (size_t i = 0; i < out.size(); ++i) {
-      const bool aliases = std::any_of(c.in.begin(), c.in.end(), [&](const Tensor& x) { return x.defined() && x.overlaps(out[i]); });
+      const bool aliases =
+          std::any_of(c.in.begin(), c.in.end(), [&](const Tensor& x) { return x.defined() && x.overlaps(out[i]); });
       poison(out[i], aliases || (row().saves.out >> i & 1u));
     }
     const auto got = grad({total}, c.wanted);
-    for (size_t k = 0; k < got.size(); ++k) expect_close(got[k], expected[k], 0, describe(row(), sample) + " read what it does not save");
+    for (size_t k = 0; k < got.size(); ++k)
+      expect_close(got[k], expected[k], 0, describe(row(), sample) + " read what it does not save");
   }
 }
 

@@ -59,7 +59,8 @@ std::vector<Tensor> relayout(const std::vector<Tensor>& in, Layout layout) {
 std::vector<Tensor> on_null_device(const std::vector<Tensor>& in) {
   std::vector<Tensor> shapes;
   for (const Tensor& x : in) {
-    shapes.push_back(x.defined() && !x.is_sparse() ? Tensor::empty_strided(x.sizes(), x.strides(), x.dtype(), kNull) : x);
+    shapes.push_back(x.defined() && !x.is_sparse() ? Tensor::empty_strided(x.sizes(), x.strides(), x.dtype(), kNull)
+                                                   : x);
   }
   return shapes;
 }

@@ -20,7 +20,8 @@ std::vector<Tensor> relayout(const std::vector<Tensor>& in, Layout layout);
 std::vector<Tensor> on_null_device(const std::vector<Tensor>& in);
 std::vector<Tensor> copies(const std::vector<Tensor>& in);
 
-// Expects equal shapes, dtypes and values: |a - b| <= tolerance * (1 + |b|), with NaN and infinities equal to themselves.
+// Expects equal shapes, dtypes and values: |a - b| <= tolerance * (1 + |b|), with NaN and infinities equal to
+// themselves.
 void expect_close(const Tensor& a, const Tensor& b, double tolerance, const std::string& what);
 
 std::string describe(const OpDef& row, const Sample& sample);

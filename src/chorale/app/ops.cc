@@ -22,7 +22,8 @@ std::string dtypes(DTypeSet set) {
     DTypeSet members;
     const char* name;
   };
-  static constexpr Class kClasses[] = {{op::kBools, "bool"}, {op::kInts, "int"}, {op::kFloats, "float"}, {op::kComplexes, "complex"}};
+  static constexpr Class kClasses[] = {
+      {op::kBools, "bool"}, {op::kInts, "int"}, {op::kFloats, "float"}, {op::kComplexes, "complex"}};
   std::string text;
   const auto add = [&](std::string_view name) { text.append(text.empty() ? "" : " ").append(name); };
   for (const Class& c : kClasses) {
@@ -78,8 +79,10 @@ void print_table() {
     input_width = std::max(input_width, std::string_view(row->inputs).size());
     dtype_width = std::max(dtype_width, dtypes(row->dtypes).size());
   }
-  const auto line = [&](auto name, auto inputs, const std::string& types, const std::string& where, const std::string& grad, const std::string& shard) {
-    fmt::print("{:<{}}  {:<{}}  {:<{}}  {:<13}  {:<8}  {}\n", name, name_width, inputs, input_width, types, dtype_width, where, grad, shard);
+  const auto line = [&](auto name, auto inputs, const std::string& types, const std::string& where,
+                        const std::string& grad, const std::string& shard) {
+    fmt::print("{:<{}}  {:<{}}  {:<{}}  {:<13}  {:<8}  {}\n", name, name_width, inputs, input_width, types, dtype_width,
+               where, grad, shard);
   };
   line("name", "inputs", "dtypes", "devices", "gradient", "sharding");
   for (const OpDef* row : op::all_ops()) {

@@ -7,17 +7,18 @@
 
 namespace chorale {
 
+using autograd::edge_of;
 using autograd::Node;
 using autograd::Slot;
-using autograd::SlotExtras;
-using autograd::edge_of;
 using autograd::slot_for_writing;
 using autograd::slot_of;
+using autograd::SlotExtras;
 
 const Tensor& set_requires_grad(const Tensor& x, bool wanted) {
-  CHORALE_CHECK(!wanted || is_differentiable(x.dtype()), "[set_requires_grad] only floating and complex tensors have gradients, not ", x.dtype());
-  CHORALE_CHECK_STATE(is_leaf(x), "[set_requires_grad] this tensor of shape ", x.sizes(), " was made by ", edge_of(x).node->name(),
-                      "; only leaves can be told: detach() it first");
+  CHORALE_CHECK(!wanted || is_differentiable(x.dtype()),
+                "[set_requires_grad] only floating and complex tensors have gradients, not ", x.dtype());
+  CHORALE_CHECK_STATE(is_leaf(x), "[set_requires_grad] this tensor of shape ", x.sizes(), " was made by ",
+                      edge_of(x).node->name(), "; only leaves can be told: detach() it first");
   if (wanted || slot_of(x)) slot_for_writing(x).requires_grad = wanted;
   return x;
 }
@@ -42,7 +43,8 @@ void set_gradient(const Tensor& x, const Tensor& gradient) {
 
 void set_gradient_destination(const Tensor& x, const Tensor& destination) {
   CHORALE_CHECK(!destination.defined() || (destination.sizes() == x.sizes() && destination.dtype() == x.dtype()),
-                "[set_gradient_destination] expected ", x.dtype(), " ", x.sizes(), ", found ", destination.dtype(), " ", destination.sizes());
+                "[set_gradient_destination] expected ", x.dtype(), " ", x.sizes(), ", found ", destination.dtype(), " ",
+                destination.sizes());
   slot_for_writing(x).extras_for_writing().destination = destination;
 }
 
@@ -58,7 +60,8 @@ void retain_grad(const Tensor& x) {
 namespace {
 // The gradient of a root that was given none.
 Tensor ones_for(const char* function, const Tensor& root) {
-  CHORALE_CHECK(root.elems() == 1, "[", function, "] a gradient must be given for an output of shape ", root.sizes(), "; only one element needs none");
+  CHORALE_CHECK(root.elems() == 1, "[", function, "] a gradient must be given for an output of shape ", root.sizes(),
+                "; only one element needs none");
   return ones_like(root);
 }
 }  // namespace
@@ -68,7 +71,8 @@ void backward(const Tensor& root, const Tensor& gradient, const BackwardOptions&
 }
 
 void backward(std::span<const Tensor> roots, std::span<const Tensor> gradients, const BackwardOptions& options) {
-  CHORALE_CHECK(gradients.empty() || gradients.size() == roots.size(), "[backward] ", roots.size(), " tensors but ", gradients.size(), " gradients");
+  CHORALE_CHECK(gradients.empty() || gradients.size() == roots.size(), "[backward] ", roots.size(), " tensors but ",
+                gradients.size(), " gradients");
   autograd::BackwardRun run({options.retain_graph || options.create_graph, options.create_graph, options.sink});
   for (size_t i = 0; i < roots.size(); ++i) {
     const bool given = i < gradients.size() && gradients[i].defined();
@@ -77,9 +81,10 @@ void backward(std::span<const Tensor> roots, std::span<const Tensor> gradients, 
   run.run();
 }
 
-std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs, const GradOptions& options) {
-  CHORALE_CHECK(options.grad_outputs.empty() || options.grad_outputs.size() == outputs.size(), "[grad] ", outputs.size(), " outputs but ",
-                options.grad_outputs.size(), " gradients of them");
+std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
+                         const GradOptions& options) {
+  CHORALE_CHECK(options.grad_outputs.empty() || options.grad_outputs.size() == outputs.size(), "[grad] ",
+                outputs.size(), " outputs but ", options.grad_outputs.size(), " gradients of them");
   autograd::BackwardRun run({options.retain_graph || options.create_graph, options.create_graph, nullptr});
   for (const Tensor& input : inputs) run.capture(input);
   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -90,8 +95,8 @@ std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<T
   std::vector<Tensor> gradients;
   for (size_t i = 0; i < inputs.size(); ++i) {
     gradients.push_back(run.captured(i));
-    CHORALE_CHECK_STATE(options.allow_unused || gradients.back().defined(), "[grad] input ", i, " of shape ", inputs[i].sizes(),
-                        " was not used for the outputs; set allow_unused if that is meant");
+    CHORALE_CHECK_STATE(options.allow_unused || gradients.back().defined(), "[grad] input ", i, " of shape ",
+                        inputs[i].sizes(), " was not used for the outputs; set allow_unused if that is meant");
   }
   return gradients;
 }

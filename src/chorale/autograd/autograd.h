@@ -32,7 +32,8 @@ void set_gradient_destination(const Tensor& x, const Tensor& destination);
 void retain_grad(const Tensor& x);
 
 using autograd::BackwardOptions;
-// Adds d(root)/d(leaf) to the gradient of every leaf. `gradient` is that of the root; it may be left out for one element.
+// Adds d(root)/d(leaf) to the gradient of every leaf. `gradient` is that of the root; it may be left out for one
+// element.
 void backward(const Tensor& root, const Tensor& gradient = {}, const BackwardOptions& options = {});
 void backward(std::span<const Tensor> roots, std::span<const Tensor> gradients, const BackwardOptions& options = {});
 
@@ -43,7 +44,8 @@ struct GradOptions {
   bool allow_unused = false;  // an input that outputs do not depend on gets an undefined gradient instead of an error
 };
 // Gradients of the sum of outputs with respect to inputs; no leaf's own gradient changes.
-std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs, const GradOptions& options = {});
+std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
+                         const GradOptions& options = {});
 
 // Removes a hook; doing it twice, or after the tensor died, is harmless. Dropping the handle keeps the hook.
 class HookHandle {
@@ -98,9 +100,10 @@ std::vector<Tensor> apply(const std::vector<Tensor>& in, Args&&... args) {
   return apply_function(std::make_unique<F>(std::forward<Args>(args)...), in);
 }
 
-// Activation checkpointing: runs `function`, keeps its inputs only, and computes what backward needs again when it needs it,
-// with the same random numbers. Hooks, second derivatives and nesting work as without it. The function must do the same
-// when it is called again.
-std::vector<Tensor> checkpoint(std::function<std::vector<Tensor>(const std::vector<Tensor>&)> function, const std::vector<Tensor>& in);
+// Activation checkpointing: runs `function`, keeps its inputs only, and computes what backward needs again when it
+// needs it, with the same random numbers. Hooks, second derivatives and nesting work as without it. The function must
+// do the same when it is called again.
+std::vector<Tensor> checkpoint(std::function<std::vector<Tensor>(const std::vector<Tensor>&)> function,
+                               const std::vector<Tensor>& in);
 
 }  // namespace chorale

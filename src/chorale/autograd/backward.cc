@@ -74,8 +74,8 @@ void check_finite(const Node& node, std::span<const Tensor> din) {
   for (size_t i = 0; i < din.size(); ++i) {
     if (!din[i].defined() || din[i].is_sparse()) continue;
     const NoGrad quiet;
-    CHORALE_CHECK_STATE(!any(isnan(din[i])).item<bool>(), "[anomaly] the gradient of ", node.name(), " (call number ", node.number,
-                        ") for its input ", i, " of shape ", din[i].sizes(), " has NaN");
+    CHORALE_CHECK_STATE(!any(isnan(din[i])).item<bool>(), "[anomaly] the gradient of ", node.name(), " (call number ",
+                        node.number, ") for its input ", i, " of shape ", din[i].sizes(), " has NaN");
   }
 }
 
@@ -118,8 +118,10 @@ void BackwardRun::discover(uint32_t root) {
 
 void BackwardRun::add_root(const Tensor& root, Tensor gradient) {
   const Edge edge = edge_of(root);
-  CHORALE_CHECK_STATE(edge.wanted(), "[backward] a tensor of shape ", root.sizes(), " does not require a gradient: nothing that leads to it does");
-  CHORALE_CHECK(gradient.sizes() == root.sizes(), "[backward] the gradient of a tensor of shape ", root.sizes(), " has shape ", gradient.sizes());
+  CHORALE_CHECK_STATE(edge.wanted(), "[backward] a tensor of shape ", root.sizes(),
+                      " does not require a gradient: nothing that leads to it does");
+  CHORALE_CHECK(gradient.sizes() == root.sizes(), "[backward] the gradient of a tensor of shape ", root.sizes(),
+                " has shape ", gradient.sizes());
   const size_t known = tasks_.size();
   const uint32_t task = task_of(edge);
   if (tasks_.size() > known) discover(task);
@@ -131,7 +133,8 @@ void BackwardRun::add_root(const Tensor& root, Tensor gradient) {
 
 void BackwardRun::capture(const Tensor& input) {
   captures_.push_back({edge_of(input), {}});
-  CHORALE_CHECK_STATE(captures_.back().edge.wanted(), "[grad] input ", captures_.size() - 1, " of shape ", input.sizes(), " does not require a gradient");
+  CHORALE_CHECK_STATE(captures_.back().edge.wanted(), "[grad] input ", captures_.size() - 1, " of shape ",
+                      input.sizes(), " does not require a gradient");
 }
 
 void BackwardRun::mark_needed() {
@@ -141,7 +144,8 @@ void BackwardRun::mark_needed() {
   std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return number(a) < number(b); });
   for (Task& task : tasks_) task.needed = task.runs = false;
   for (const Capture& capture : captures_) {
-    const void* target = capture.edge.node ? static_cast<const void*>(capture.edge.node.get()) : capture.edge.leaf.impl();
+    const void* target =
+        capture.edge.node ? static_cast<const void*>(capture.edge.node.get()) : capture.edge.leaf.impl();
     if (const uint32_t task = task_by_target_.find(target); task != PointerMap::kAbsent) tasks_[task].needed = true;
   }
   for (uint32_t i : order) {
@@ -159,7 +163,8 @@ void BackwardRun::receive(Task& task, uint32_t index, Tensor gradient) {
 }
 
 void BackwardRun::make_ready(uint32_t task) {
-  ready_.push_back({tasks_[task].node ? tasks_[task].node->number : ~uint64_t{0}, task});  // leaves first: hooks may overlap
+  ready_.push_back(
+      {tasks_[task].node ? tasks_[task].node->number : ~uint64_t{0}, task});  // leaves first: hooks may overlap
   std::push_heap(ready_.begin(), ready_.end());
 }
 
@@ -194,7 +199,8 @@ struct BackwardRun::RuleContext {
 
 Tensors BackwardRun::apply_rule(Node& node, std::span<const Tensor> dout, uint32_t needed) {
   CHORALE_CHECK_STATE(!node.released, "[backward of ", node.name(),
-                      "] this part of the graph was differentiated before and its saved values were freed; pass retain_graph the first time");
+                      "] this part of the graph was differentiated before and its saved values were freed; pass "
+                      "retain_graph the first time");
   if (node.custom) return node.custom->apply(node, dout, needed);
   Tensors in, out;
   in.resize(node.edges.size());
@@ -222,8 +228,9 @@ void BackwardRun::fit(Node& node, const Edge& edge, Tensor& gradient) const {
   const Shape& sizes = meta ? meta->sizes : edge.leaf.sizes();
   const DType dtype = meta ? meta->dtype : edge.leaf.dtype();
   if (!(gradient.sizes() == sizes)) [[unlikely]] {
-    CHORALE_INVARIANT(!gradient.is_sparse() && gradient.rank() >= static_cast<int64_t>(sizes.size()), "the gradient of ", node.name(), " has shape ",
-                      gradient.sizes(), " for an input of shape ", sizes);
+    CHORALE_INVARIANT(!gradient.is_sparse() && gradient.rank() >= static_cast<int64_t>(sizes.size()),
+                      "the gradient of ", node.name(), " has shape ", gradient.sizes(), " for an input of shape ",
+                      sizes);
     gradient = sum_to(gradient, sizes);
   }
   if (gradient.dtype() != dtype) [[unlikely]] {
@@ -243,7 +250,8 @@ void BackwardRun::run_node(uint32_t at) {
         if (!dout[i].defined()) return;
         if (Tensor replaced = hook(dout[i]); replaced.defined()) dout[i] = std::move(replaced);
       });
-      if (node.hooks->retained[i] && dout[i].defined()) accumulate(*node.hooks->retained[i], dout[i], options_.create_graph);
+      if (node.hooks->retained[i] && dout[i].defined())
+        accumulate(*node.hooks->retained[i], dout[i], options_.create_graph);
     }
   }
   for (Capture& capture : captures_) {
@@ -261,8 +269,8 @@ void BackwardRun::run_node(uint32_t at) {
   const bool any_gradient = std::any_of(dout.begin(), dout.end(), [](const Tensor& g) { return g.defined(); });
   if (any_gradient && needed) {
     din = apply_rule(node, dout, needed);
-    CHORALE_INVARIANT(din.size() == node.edges.size(), "the gradient of ", node.name(), " returned ", din.size(), " gradients for ",
-                      node.edges.size(), " inputs");
+    CHORALE_INVARIANT(din.size() == node.edges.size(), "the gradient of ", node.name(), " returned ", din.size(),
+                      " gradients for ", node.edges.size(), " inputs");
     if (mode.anomaly) check_finite(node, din);
   } else {
     din.resize(node.edges.size());

@@ -1,6 +1,6 @@
-// One backward pass. It counts what each node waits for, runs ready nodes from the highest number to the lowest, and hands
-// the gradients of leaves to a sink as soon as they are complete. Iterative; any thread may drive it; the order depends on the
-// graph alone, so the bits do too.
+// One backward pass. It counts what each node waits for, runs ready nodes from the highest number to the lowest, and
+// hands the gradients of leaves to a sink as soon as they are complete. Iterative; any thread may drive it; the order
+// depends on the graph alone, so the bits do too.
 #pragma once
 
 #include <functional>
@@ -80,10 +80,10 @@ class BackwardRun {
 
   BackwardOptions options_;
   std::vector<Task> tasks_;
-  PointerMap task_by_target_;   // a node or a leaf
-  std::vector<Ready> ready_;    // a heap
+  PointerMap task_by_target_;    // a node or a leaf
+  std::vector<Ready> ready_;     // a heap
   std::vector<uint32_t> roots_;  // not yet made ready
-  std::vector<Edge> kept_;      // the roots' edges keep the graph alive
+  std::vector<Edge> kept_;       // the roots' edges keep the graph alive
   std::vector<Capture> captures_;
   std::vector<std::function<void()>> callbacks_;
 };

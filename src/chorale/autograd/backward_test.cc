@@ -29,8 +29,8 @@ TEST(Backward, GradientOfAProductIsTheOtherFactor) {
 
 TEST(Backward, GradientsOfPathsThatMeetAddUp) {
   const Tensor x = leaf({3});
-  const Tensor y = mul(x, x);          // 2x
-  backward(sum(add(mul(y, x), y)));    // x^3 + x^2
+  const Tensor y = mul(x, x);        // 2x
+  backward(sum(add(mul(y, x), y)));  // x^3 + x^2
   EXPECT_EQ(values(gradient(x)), (Values{3 * 9 + 2 * 3}));
 }
 

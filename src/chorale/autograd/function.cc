@@ -31,7 +31,8 @@ struct FunctionBackward final : autograd::CustomBackward {
     for (const Kept& k : kept) {
       const Edge* edge = k.input >= 0 ? &node.edges[static_cast<size_t>(k.input)] : nullptr;
       const int position = k.input >= 0 ? k.input : k.output;
-      f.unpacked_.push_back(k.value.defined() ? k.value.unpack(node, static_cast<size_t>(std::max(position, 0)), edge) : Tensor{});
+      f.unpacked_.push_back(k.value.defined() ? k.value.unpack(node, static_cast<size_t>(std::max(position, 0)), edge)
+                                              : Tensor{});
     }
     std::vector<Tensor> gradients(dout.begin(), dout.end());
     for (size_t i = 0; i < gradients.size(); ++i) {
@@ -41,7 +42,8 @@ struct FunctionBackward final : autograd::CustomBackward {
     }
     std::vector<Tensor> din = f.backward(gradients);
     f.unpacked_.clear();
-    CHORALE_CHECK(din.size() == node.edges.size(), "[", f.name(), "] backward returned ", din.size(), " gradients for ", node.edges.size(), " inputs");
+    CHORALE_CHECK(din.size() == node.edges.size(), "[", f.name(), "] backward returned ", din.size(), " gradients for ",
+                  node.edges.size(), " inputs");
     Tensors result;
     for (size_t i = 0; i < din.size(); ++i) result.push_back(node.edges[i].wanted() ? std::move(din[i]) : Tensor{});
     return result;
@@ -70,7 +72,8 @@ std::vector<Tensor> apply_function(std::unique_ptr<Function> function, const std
   node->number = autograd::next_number(floor);
   auto backward = std::make_unique<FunctionBackward>();
   const auto position = [](const std::vector<Tensor>& list, const Tensor& x) {
-    const auto found = std::find_if(list.begin(), list.end(), [&](const Tensor& t) { return t.defined() && x.defined() && t.is(x); });
+    const auto found =
+        std::find_if(list.begin(), list.end(), [&](const Tensor& t) { return t.defined() && x.defined() && t.is(x); });
     return found == list.end() ? -1 : static_cast<int>(found - list.begin());
   };
   for (const Tensor& x : function->to_save_) {
@@ -124,24 +127,29 @@ void recompute(Frame& frame) {
                                            return std::make_shared<int>(0);
                                          },
                                          [](const std::shared_ptr<void>&) -> Tensor {
-                                           throw StateError("[checkpoint] a gradient was asked for inside the recomputation");
+                                           throw StateError(
+                                               "[checkpoint] a gradient was asked for inside the recomputation");
                                          }});
     frame.function(frame.in);
   }
   CHORALE_CHECK_STATE(values.size() == frame.packed, "[checkpoint] the function saved ", frame.packed,
-                      " values the first time and ", values.size(), " when it was run again; it must do the same both times");
+                      " values the first time and ", values.size(),
+                      " when it was run again; it must do the same both times");
   frame.recomputed = std::move(values);
 }
 
 }  // namespace
 
-std::vector<Tensor> checkpoint(std::function<std::vector<Tensor>(const std::vector<Tensor>&)> function, const std::vector<Tensor>& in) {
+std::vector<Tensor> checkpoint(std::function<std::vector<Tensor>(const std::vector<Tensor>&)> function,
+                               const std::vector<Tensor>& in) {
   if (!grad_enabled()) return function(in);
   auto frame = std::make_shared<Frame>();
   frame->function = std::move(function);
   frame->in = in;
   frame->random = default_generator().state();
-  const SavedTensorHooksScope forget({[frame](const Tensor&) { return std::make_shared<Ticket>(Ticket{frame, frame->packed++}); },
+  const SavedTensorHooksScope forget({[frame](const Tensor&) {
+                                        return std::make_shared<Ticket>(Ticket{frame, frame->packed++});
+                                      },
                                       [](const std::shared_ptr<void>& packed) {
                                         const auto& ticket = *std::static_pointer_cast<Ticket>(packed);
                                         if (ticket.frame->recomputed.empty()) recompute(*ticket.frame);

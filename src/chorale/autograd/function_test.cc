@@ -149,7 +149,9 @@ TEST(Checkpoint, HooksInsideFireOnceAndSecondDerivativesWork) {
   const Tensor x = leaf({2});
   int fired = 0;
   after_accumulate(x, [&](const Tensor&) { ++fired; });
-  const auto cube = [](const std::vector<Tensor>& in) -> std::vector<Tensor> { return {mul(mul(in[0], in[0]), in[0])}; };
+  const auto cube = [](const std::vector<Tensor>& in) -> std::vector<Tensor> {
+    return {mul(mul(in[0], in[0]), in[0])};
+  };
   backward(sum(checkpoint(cube, {x})[0]));
   EXPECT_EQ(fired, 1);
   EXPECT_EQ(values(gradient(x)), (Values{12}));

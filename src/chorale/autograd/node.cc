@@ -13,9 +13,9 @@ constinit thread_local Mode mode;
 
 namespace {
 
-// Note [Iterative release] The last reference to a node or to a view's base drops further references, and so on for as long
-// as the chain is. Instead of recursing, whatever would be dropped inside a drop waits in the thread's list, which the
-// outermost drop empties.
+// Note [Iterative release] The last reference to a node or to a view's base drops further references, and so on for as
+// long as the chain is. Instead of recursing, whatever would be dropped inside a drop waits in the thread's list, which
+// the outermost drop empties.
 struct ReleaseQueue {
   std::vector<Node*> nodes;
   std::vector<Tensor> tensors;
@@ -143,8 +143,8 @@ Edge edge_of(const Tensor& tensor) {
 
 Saved::Saved(const Tensor& value, bool own_output)
     : version_(value.storage() ? value.storage()->version() : 0), own_output_(own_output) {
-  CHORALE_CHECK_STATE(!value.impl()->inference,
-                      "[autograd] a tensor of shape ", value.sizes(), " was made in an Inference scope and cannot be saved for backward; clone it outside first");
+  CHORALE_CHECK_STATE(!value.impl()->inference, "[autograd] a tensor of shape ", value.sizes(),
+                      " was made in an Inference scope and cannot be saved for backward; clone it outside first");
   if (mode.saved_hooks) {
     const SavedTensorHooks& hooks = *mode.saved_hooks;
     unpack_hook_ = hooks.unpack;
@@ -165,9 +165,10 @@ Tensor Saved::unpack(Node& node, size_t position, const Edge* edge) const {
     value = value_;
     const Storage& storage = *value.storage();
     CHORALE_CHECK_STATE(storage.version() == version_, "[backward of ", node.name(), "] needs its ",
-                        own_output_ ? "output " : "input ", position, " (", value.dtype(), " ", value.sizes(), ", version ", version_,
-                        "), which was overwritten in place by ", storage.last_writer() ? storage.last_writer() : "a write",
-                        " (now version ", storage.version(), "); clone it before the write, or write out of place");
+                        own_output_ ? "output " : "input ", position, " (", value.dtype(), " ", value.sizes(),
+                        ", version ", version_, "), which was overwritten in place by ",
+                        storage.last_writer() ? storage.last_writer() : "a write", " (now version ", storage.version(),
+                        "); clone it before the write, or write out of place");
     if (!mode.grad || slot_of(value)) return value;
     value = value.alias();
   }

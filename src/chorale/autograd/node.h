@@ -1,9 +1,10 @@
 // The tape. A Node is one recorded call: the op, what its gradient rule reads, and for each input the place where that
 // input's gradient goes.
 //
-// Note [No cycles] A node owns its inputs' nodes and never its own outputs. A saved value is kept as an alias that autograd
-// knows nothing of, because the tensor itself may be overwritten in place later and then point to a node that leads back
-// here; only leaves that require a gradient, which cannot be overwritten, are kept as they are. Releasing a graph is iterative (Note [Iterative release]), so its depth is free.
+// Note [No cycles] A node owns its inputs' nodes and never its own outputs. A saved value is kept as an alias that
+// autograd knows nothing of, because the tensor itself may be overwritten in place later and then point to a node that
+// leads back here; only leaves that require a gradient, which cannot be overwritten, are kept as they are. Releasing a
+// graph is iterative (Note [Iterative release]), so its depth is free.
 #pragma once
 
 #include <functional>
@@ -60,8 +61,8 @@ using NodePreHook = std::function<void(std::span<Tensor> dout)>;                
 using NodePostHook = std::function<void(std::span<Tensor> din, std::span<const Tensor> dout)>;  // may replace
 
 struct NodeHooks {
-  std::vector<HookList<GradHook>> on_output;            // by output
-  std::vector<std::shared_ptr<Tensor>> retained;        // by output: where retain_grad() wants the gradient
+  std::vector<HookList<GradHook>> on_output;      // by output
+  std::vector<std::shared_ptr<Tensor>> retained;  // by output: where retain_grad() wants the gradient
   HookList<NodePreHook> before;
   HookList<NodePostHook> after;
 };
@@ -74,7 +75,8 @@ class Saved {
   Saved(const Tensor& value, bool own_output);
 
   bool defined() const { return value_.defined() || packed_; }
-  // The value again; StateError, naming what overwrote it, when its version moved. `node`, `edge` restore its place in the graph for second derivatives.
+  // The value again; StateError, naming what overwrote it, when its version moved. `node`, `edge` restore its place in
+  // the graph for second derivatives.
   Tensor unpack(Node& node, size_t position, const Edge* edge) const;
 
  private:

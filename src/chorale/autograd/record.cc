@@ -66,7 +66,8 @@ Tensor replay(const Tensor& view, Tensor on) {
   return on;
 }
 
-// An in-place write through a view, seen from the base: the view's region comes from the writing op, the rest from before.
+// An in-place write through a view, seen from the base: the view's region comes from the writing op, the rest from
+// before.
 struct WriteThroughView final : CustomBackward {
   explicit WriteThroughView(const Tensor& written) : view(written.alias()) {
     slot_for_writing(view).view = Pool<ViewInfo>::make(*slot_of(written)->view);
@@ -104,8 +105,8 @@ void check_in_place(const char* op, const Tensor& tensor) {
   const Tensor& base = base_of(tensor);
   const Slot* slot = slot_of(base);
   CHORALE_CHECK_STATE(!slot || !slot->requires_grad || slot->node, "[", op, "] would overwrite in place ",
-                      base.is(tensor) ? "a leaf" : "a view of a leaf", " that requires a gradient (", base.dtype(), " ", base.sizes(),
-                      "); do it inside a NoGrad scope, or on a clone");
+                      base.is(tensor) ? "a leaf" : "a view of a leaf", " that requires a gradient (", base.dtype(), " ",
+                      base.sizes(), "); do it inside a NoGrad scope, or on a clone");
 }
 
 void rebase(const Tensor& tensor, const Intrusive<Node>& node, uint32_t index) {
@@ -170,7 +171,8 @@ void Autograd::call_into(const OpDef& op, std::span<const Tensor> in, const Attr
       auto constant = Node::make();
       constant->op = &op;
       constant->number = next_number(0);
-      for (const Tensor& written : out) constant->outputs.push_back({written.sizes(), written.dtype(), written.device()});
+      for (const Tensor& written : out)
+        constant->outputs.push_back({written.sizes(), written.dtype(), written.device()});
       rebase(y, constant, 0);
     }
     return;

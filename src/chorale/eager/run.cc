@@ -42,9 +42,7 @@ Tensor make(OutSpec& spec, std::span<const Tensor> in) {
   return Tensor::empty({std::move(spec.sizes), spec.dtype, spec.device});
 }
 
-int category(DType dtype) {
-  return is_complex(dtype) ? 3 : is_floating(dtype) ? 2 : dtype == DType::kBool ? 0 : 1;
-}
+int category(DType dtype) { return is_complex(dtype) ? 3 : is_floating(dtype) ? 2 : dtype == DType::kBool ? 0 : 1; }
 
 void check_output(const OpDef& op, const Tensor& out, const OutSpec& spec) {
   CHORALE_CHECK(out.sizes() == spec.sizes, "[", op.name, "] the result has shape ", spec.sizes,
@@ -54,8 +52,9 @@ void check_output(const OpDef& op, const Tensor& out, const OutSpec& spec) {
   CHORALE_CHECK(out.device() == spec.device, "[", op.name, "] the result is on ", spec.device,
                 " but the tensor to write into is on ", out.device());
   for (size_t d = 0; d < out.sizes().size(); ++d) {
-    CHORALE_CHECK(out.sizes()[d] <= 1 || out.strides()[d] != 0, "[", op.name, "] cannot write into an expanded tensor of shape ",
-                  out.sizes(), ": several elements share one place in memory; clone it first");
+    CHORALE_CHECK(out.sizes()[d] <= 1 || out.strides()[d] != 0, "[", op.name,
+                  "] cannot write into an expanded tensor of shape ", out.sizes(),
+                  ": several elements share one place in memory; clone it first");
   }
 }
 
@@ -63,8 +62,8 @@ bool same_view(const Tensor& a, const Tensor& b) {
   return a.raw() == b.raw() && a.dtype() == b.dtype() && a.sizes() == b.sizes() && a.strides() == b.strides();
 }
 
-// May the kernel write straight into `out`? Pointwise kernels take any layout and dtype, and an output that is exactly an
-// input; the others want the memory that inference describes, to themselves.
+// May the kernel write straight into `out`? Pointwise kernels take any layout and dtype, and an output that is exactly
+// an input; the others want the memory that inference describes, to themselves.
 bool writes_directly(const OpDef& op, std::span<const Tensor> in, const Tensor& out, const OutSpec& spec) {
   if (op.view || op.dynamic) return false;
   if (!op.in_place) {
@@ -81,7 +80,8 @@ bool writes_directly(const OpDef& op, std::span<const Tensor> in, const Tensor& 
 void Eager::call(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
   check_inputs(op, in);
   if (op.dynamic) {
-    CHORALE_CHECK(in[0].device().type != DeviceType::kNull, "[", op.name, "] the shape of its result depends on data, and tensors on the null device have none");
+    CHORALE_CHECK(in[0].device().type != DeviceType::kNull, "[", op.name,
+                  "] the shape of its result depends on data, and tensors on the null device have none");
     launch(op, in[0].device(), in, attrs, out);
     return;
   }

@@ -33,7 +33,8 @@ struct IntList {
   IntList(T value) : IntList({static_cast<int64_t>(value)}) {}  // NOLINT(google-explicit-constructor)
   IntList(std::initializer_list<int64_t> list) : IntList(std::span<const int64_t>(list.begin(), list.size())) {}
   IntList(std::span<const int64_t> list) {  // NOLINT(google-explicit-constructor)
-    CHORALE_CHECK(list.size() <= kMaxRank, "a list of dimensions has at most ", kMaxRank, " entries, not ", list.size());
+    CHORALE_CHECK(list.size() <= kMaxRank, "a list of dimensions has at most ", kMaxRank, " entries, not ",
+                  list.size());
     for (int64_t value : list) values[count++] = value;
   }
   IntList(const Shape& shape) : IntList(std::span<const int64_t>(shape.data(), shape.size())) {}  // NOLINT
@@ -79,7 +80,8 @@ constexpr FieldKind field_kind() {
   } else if constexpr (std::is_same_v<T, Scalar>) {
     return FieldKind::kScalar;
   } else {
-    static_assert(std::is_enum_v<T> && sizeof(T) == 1, "an attribute field is bool, int64_t, double, DType, IntList, Scalar or a one-byte enum");
+    static_assert(std::is_enum_v<T> && sizeof(T) == 1,
+                  "an attribute field is bool, int64_t, double, DType, IntList, Scalar or a one-byte enum");
     return FieldKind::kEnum;
   }
 }
@@ -91,7 +93,7 @@ class Attrs {
  public:
   Attrs() = default;
   template <class T>
-    requires requires { attrs_type(TypeTag<T>{}); }
+  requires requires { attrs_type(TypeTag<T>{}); }
   Attrs(const T& value) : type_(&attrs_type(TypeTag<T>{})) {  // NOLINT(google-explicit-constructor)
     static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= kAttrsBytes);
     std::memcpy(bytes_, &value, sizeof(T));
@@ -128,7 +130,8 @@ class Attrs {
 
 }  // namespace chorale
 
-#define CHORALE_FIELD(T, field) ::chorale::Field{#field, ::chorale::field_kind<decltype(T::field)>(), offsetof(T, field)}
+#define CHORALE_FIELD(T, field) \
+  ::chorale::Field { #field, ::chorale::field_kind < decltype(T::field)>(), offsetof(T, field) }
 #define CHORALE_FIELDS_1(T, a) CHORALE_FIELD(T, a)
 #define CHORALE_FIELDS_2(T, a, ...) CHORALE_FIELD(T, a), CHORALE_FIELDS_1(T, __VA_ARGS__)
 #define CHORALE_FIELDS_3(T, a, ...) CHORALE_FIELD(T, a), CHORALE_FIELDS_2(T, __VA_ARGS__)
@@ -138,11 +141,11 @@ class Attrs {
 #define CHORALE_FIELDS_7(T, a, ...) CHORALE_FIELD(T, a), CHORALE_FIELDS_6(T, __VA_ARGS__)
 #define CHORALE_FIELDS_8(T, a, ...) CHORALE_FIELD(T, a), CHORALE_FIELDS_7(T, __VA_ARGS__)
 #define CHORALE_FIELDS_PICK(_1, _2, _3, _4, _5, _6, _7, _8, NAME, ...) NAME
-#define CHORALE_FIELDS(T, ...)                                                                                      \
-  inline const ::chorale::AttrsType& attrs_type(::chorale::TypeTag<T>) {                                            \
-    static constexpr ::chorale::Field kFields[] = {                                                                  \
+#define CHORALE_FIELDS(T, ...)                                                                                        \
+  inline const ::chorale::AttrsType& attrs_type(::chorale::TypeTag<T>) {                                              \
+    static constexpr ::chorale::Field kFields[] = {                                                                   \
         CHORALE_FIELDS_PICK(__VA_ARGS__, CHORALE_FIELDS_8, CHORALE_FIELDS_7, CHORALE_FIELDS_6, CHORALE_FIELDS_5,      \
                             CHORALE_FIELDS_4, CHORALE_FIELDS_3, CHORALE_FIELDS_2, CHORALE_FIELDS_1)(T, __VA_ARGS__)}; \
     static constexpr ::chorale::AttrsType kType{#T, sizeof(T), kFields, [](void* memory) { new (memory) T(); }};      \
-    return kType;                                                                                                    \
+    return kType;                                                                                                     \
   }

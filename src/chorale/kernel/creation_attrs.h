@@ -1,8 +1,8 @@
 // Attributes of the ops that make tensors out of nothing.
 #pragma once
 
-#include "chorale/kernel/attrs.h"
 #include "chorale/device/device.h"
+#include "chorale/kernel/attrs.h"
 
 namespace chorale::kernel {
 

@@ -1,5 +1,5 @@
-// Calls of ops go to the thread's current Builder. Builders stack (autocast over autograd over eager, …); each does its part
-// and hands the call on. None knows the others.
+// Calls of ops go to the thread's current Builder. Builders stack (autocast over autograd over eager, …); each does its
+// part and hands the call on. None knows the others.
 #pragma once
 
 #include <array>
@@ -14,9 +14,10 @@ class Builder {
  public:
   // `out` has op.outputs undefined tensors, which are set.
   virtual void call(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) = 0;
-  // Writes the results into tensors that exist; the in-place and `out` forms of every op are this call. An output may be
-  // one of the inputs. Shapes must be those that the op infers; dtypes are converted within a category.
-  virtual void call_into(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<const Tensor> out) = 0;
+  // Writes the results into tensors that exist; the in-place and `out` forms of every op are this call. An output may
+  // be one of the inputs. Shapes must be those that the op infers; dtypes are converted within a category.
+  virtual void call_into(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs,
+                         std::span<const Tensor> out) = 0;
 
  protected:
   ~Builder() = default;
@@ -30,7 +31,8 @@ extern constinit thread_local Builder* current;
 }
 
 inline Builder& current_builder() {
-  if (!detail::current) [[unlikely]] detail::current = &default_builder();
+  if (!detail::current) [[unlikely]]
+    detail::current = &default_builder();
   return *detail::current;
 }
 
@@ -95,7 +97,8 @@ const Tensor& call_into(const OpDef& op, const Attrs& attrs, const Tensor& out, 
 // The last op of a gradient rule: writes the gradient of input i where it is wanted, if that is known.
 template <class... In>
 Tensor emit(const GradArgs& g, size_t i, const OpDef& op, const Attrs& attrs, const In&... in) {
-  if (const Tensor destination = g.destination(i); destination.defined()) return call_into(op, attrs, destination, in...);
+  if (const Tensor destination = g.destination(i); destination.defined())
+    return call_into(op, attrs, destination, in...);
   return call(op, attrs, in...);
 }
 

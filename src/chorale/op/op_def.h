@@ -64,8 +64,8 @@ struct Meta {
   Device device;
 };
 
-// What a gradient rule gets. in[i] and out[i] are defined only where the row saves them; the shape and dtype of an input
-// that needs a gradient are always known, of the others where the row saves them (Saves::metas).
+// What a gradient rule gets. in[i] and out[i] are defined only where the row saves them; the shape and dtype of an
+// input that needs a gradient are always known, of the others where the row saves them (Saves::metas).
 struct GradArgs {
   std::span<const Tensor> in;
   std::span<const Tensor> out;
@@ -81,13 +81,13 @@ struct GradArgs {
   bool needs(size_t i) const { return needed >> std::min<size_t>(i, 31) & 1u; }
   Shape shape(size_t i) const { return i < in.size() && in[i].defined() ? in[i].sizes() : meta_of(context, i).sizes; }
   DType dtype(size_t i) const { return i < in.size() && in[i].defined() ? in[i].dtype() : meta_of(context, i).dtype; }
-  // Memory in which the gradient of input i is wanted (a bucket view), or undefined. A rule may ignore it; one whose last op
-  // is expensive writes there with call_into and returns it. See emit() in op/builder.h.
+  // Memory in which the gradient of input i is wanted (a bucket view), or undefined. A rule may ignore it; one whose
+  // last op is expensive writes there with call_into and returns it. See emit() in op/builder.h.
   Tensor destination(size_t i) const { return destination_of ? destination_of(context, i) : Tensor{}; }
 };
-// Returns one gradient per input, undefined for none. Written with ops, so that one rule serves eager and traced code and can
-// be differentiated again. A gradient of a broadcast input may have the broadcast shape, and any floating dtype: whoever calls
-// the rule sums it to the input's shape and casts it.
+// Returns one gradient per input, undefined for none. Written with ops, so that one rule serves eager and traced code
+// and can be differentiated again. A gradient of a broadcast input may have the broadcast shape, and any floating
+// dtype: whoever calls the rule sums it to the input's shape and casts it.
 using Grad = Tensors (*)(const GradArgs&);
 
 // Which values a rule reads, as bit masks: a table test poisons everything else.
@@ -103,8 +103,9 @@ constexpr Saves saves_in(std::initializer_list<int> inputs) {
   return saves;
 }
 
-// How an op behaves over shards: one letter per dimension and comma-separated operands, "mk,kn->mn". Splitting a letter that
-// is in the result splits the result; splitting one that is summed away leaves partial values to be combined by `partial`.
+// How an op behaves over shards: one letter per dimension and comma-separated operands, "mk,kn->mn". Splitting a letter
+// that is in the result splits the result; splitting one that is summed away leaves partial values to be combined by
+// `partial`.
 // "..." stands for any leading dimensions; a capital letter means: keep this dimension whole. Where labels depend on
 // attributes or ranks, `labels_of` makes them.
 struct ShardRule {
@@ -124,9 +125,9 @@ enum class Cast : uint8_t { kNone, kLower, kF32, kWidest };
 struct Sample {
   std::vector<Tensor> in;
   Attrs attrs{};
-  bool grad = true;           // compare the gradient with finite differences here
-  uint32_t constant = 0;      // bit i: floating input i has no gradient by definition
-  double f32_tolerance = 0;   // 0: the default of the table tests
+  bool grad = true;          // compare the gradient with finite differences here
+  uint32_t constant = 0;     // bit i: floating input i has no gradient by definition
+  double f32_tolerance = 0;  // 0: the default of the table tests
 };
 using Samples = std::vector<Sample> (*)();
 
@@ -136,24 +137,24 @@ void not_yet(const kernel::KernelArgs&);
 
 struct OpDef {
   const char* name;
-  const char* inputs = "";           // "a, b, bias?": names for people; "?" may be absent, "xs..." any number
+  const char* inputs = "";  // "a, b, bias?": names for people; "?" may be absent, "xs..." any number
   int outputs = 1;
   const AttrsType& (*attrs)() = nullptr;  // the type of its attributes
-  DTypeSet dtypes{};                 // of the first input
+  DTypeSet dtypes{};                      // of the first input
   Infer infer = nullptr;
-  kernel::Kernel cpu = nullptr;      // null for views, which have no work to do
+  kernel::Kernel cpu = nullptr;  // null for views, which have no work to do
   kernel::Kernel cuda = not_yet;
   Grad grad = nullptr;
-  bool twice = true;                 // the gradient can be differentiated again
+  bool twice = true;  // the gradient can be differentiated again
   ShardRule shard{};
-  uint32_t linear = 0;               // bit i: partial sums may flow into input i
+  uint32_t linear = 0;  // bit i: partial sums may flow into input i
   Saves saves{};
   Cast autocast = Cast::kNone;
-  bool view = false;                 // results show inputs' bytes
-  bool dynamic = false;              // shapes of results depend on data: the kernel allocates them
-  bool in_place = false;             // an output may be exactly an input: elements depend on the same elements only
+  bool view = false;      // results show inputs' bytes
+  bool dynamic = false;   // shapes of results depend on data: the kernel allocates them
+  bool in_place = false;  // an output may be exactly an input: elements depend on the same elements only
   Samples samples = nullptr;
-  const char* formula = "";          // for people
+  const char* formula = "";  // for people
 };
 
 template <class T>

@@ -9,6 +9,7 @@ Rows all_ops() {
   static const std::vector<const OpDef*> rows = [] {
     std::vector<const OpDef*> all;
     for (Rows family : {
+             convolution_rows(),
              copy_rows(),
              arithmetic_rows(),
              order_rows(),
@@ -19,6 +20,7 @@ Rows all_ops() {
              creation_rows(),
              reduce_rows(),
              scan_rows(),
+             product_rows(),
              view_rows(),
              shape_rows(),
              index_rows(),

@@ -11,6 +11,7 @@ namespace chorale::op {
 using Rows = std::span<const OpDef* const>;
 
 // One per family, defined in op/defs/.
+Rows convolution_rows();
 Rows copy_rows();
 Rows arithmetic_rows();
 Rows order_rows();
@@ -21,6 +22,7 @@ Rows complex_rows();
 Rows creation_rows();
 Rows reduce_rows();
 Rows scan_rows();
+Rows product_rows();
 Rows view_rows();
 Rows shape_rows();
 Rows index_rows();

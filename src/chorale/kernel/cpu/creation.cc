@@ -42,7 +42,8 @@ void full(const KernelArgs& args) {
 
 void arange(const KernelArgs& args) {
   const auto& attrs = args.attrs.get<RangeAttrs>();
-  if (is_integral(args.out[0].dtype()) && attrs.start.kind() <= Scalar::Kind::kInt && attrs.step.kind() <= Scalar::Kind::kInt) {
+  if (is_integral(args.out[0].dtype()) && attrs.start.kind() <= Scalar::Kind::kInt &&
+      attrs.step.kind() <= Scalar::Kind::kInt) {
     for_each_element(args.out[0], [&](auto tag, int64_t i) {
       return Scalar(attrs.start.integer() + i * attrs.step.integer()).to<typename decltype(tag)::type>();
     });

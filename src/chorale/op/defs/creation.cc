@@ -54,11 +54,12 @@ constexpr OpDef kFull{
     .grad = not_differentiable,
     .shard = kReplicateOnly,
     .in_place = true,
-    .samples = [] {
-      return std::vector<Sample>{{.in = {}, .attrs = FullAttrs{.sizes = {2, 3}, .value = 1.5}},
-                                 {.in = {}, .attrs = FullAttrs{.sizes = {}, .value = 7, .dtype = DType::kI64}},
-                                 {.in = {}, .attrs = FullAttrs{.sizes = {0, 2}, .value = 1}}};
-    },
+    .samples =
+        [] {
+          return std::vector<Sample>{{.in = {}, .attrs = FullAttrs{.sizes = {2, 3}, .value = 1.5}},
+                                     {.in = {}, .attrs = FullAttrs{.sizes = {}, .value = 7, .dtype = DType::kI64}},
+                                     {.in = {}, .attrs = FullAttrs{.sizes = {0, 2}, .value = 1}}};
+        },
     .formula = "out[i] = value",
 };
 constexpr OpDef kArange{
@@ -70,11 +71,12 @@ constexpr OpDef kArange{
     .cpu = kernel::cpu::arange,
     .grad = not_differentiable,
     .shard = kReplicateOnly,
-    .samples = [] {
-      return std::vector<Sample>{
-          {.in = {}, .attrs = RangeAttrs{.start = 2, .step = 3, .count = 4, .dtype = DType::kI64}},
-          {.in = {}, .attrs = RangeAttrs{.start = 0.5, .step = -0.25, .count = 5, .dtype = DType::kF32}}};
-    },
+    .samples =
+        [] {
+          return std::vector<Sample>{
+              {.in = {}, .attrs = RangeAttrs{.start = 2, .step = 3, .count = 4, .dtype = DType::kI64}},
+              {.in = {}, .attrs = RangeAttrs{.start = 0.5, .step = -0.25, .count = 5, .dtype = DType::kF32}}};
+        },
     .formula = "out[i] = start + i * step",
 };
 constexpr OpDef kLinspace{
@@ -86,10 +88,11 @@ constexpr OpDef kLinspace{
     .cpu = kernel::cpu::linspace,
     .grad = not_differentiable,
     .shard = kReplicateOnly,
-    .samples = [] {
-      return std::vector<Sample>{{.in = {}, .attrs = LinspaceAttrs{.start = -1, .end = 2, .count = 7}},
-                                 {.in = {}, .attrs = LinspaceAttrs{.start = 3, .end = 3, .count = 1}}};
-    },
+    .samples =
+        [] {
+          return std::vector<Sample>{{.in = {}, .attrs = LinspaceAttrs{.start = -1, .end = 2, .count = 7}},
+                                     {.in = {}, .attrs = LinspaceAttrs{.start = 3, .end = 3, .count = 1}}};
+        },
     .formula = "out[i] = start + i * (end - start) / (count - 1)",
 };
 constexpr OpDef kEye{
@@ -130,7 +133,8 @@ const Tensor& zero_(const Tensor& x) { return fill_(x, 0); }
 
 Tensor arange(Scalar start, Scalar end, Scalar step, std::optional<DType> dtype, Device device) {
   CHORALE_CHECK(!step.is_zero(), "[arange] the step cannot be zero");
-  const bool whole = start.kind() <= Scalar::Kind::kInt && end.kind() <= Scalar::Kind::kInt && step.kind() <= Scalar::Kind::kInt;
+  const bool whole =
+      start.kind() <= Scalar::Kind::kInt && end.kind() <= Scalar::Kind::kInt && step.kind() <= Scalar::Kind::kInt;
   const double length = std::ceil((end.real() - start.real()) / step.real());
   CHORALE_CHECK(length >= 0, "[arange] from ", start, " to ", end, " in steps of ", step, " never arrives");
   return op::call(op::kArange,

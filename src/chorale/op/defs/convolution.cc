@@ -1,0 +1,332 @@
+// Three rows that are each other's gradients. y = conv(x, w) is linear in x and in w; written as three tensors that
+// meet in one sum, each row computes one of them from the other two.
+#include "chorale/op/convolution.h"
+
+#include "chorale/kernel/cpu/convolution_op.h"
+#include "chorale/op/builder.h"
+#include "chorale/op/pointwise.h"
+#include "chorale/op/reduce.h"
+#include "chorale/op/samples.h"
+#include "chorale/op/table.h"
+#include "chorale/op/view.h"
+
+namespace chorale {
+namespace op {
+namespace {
+
+using kernel::ConvolutionAttrs;
+
+size_t spatial_of(const Tensor& x) { return x.sizes().size() - 2; }
+
+// The attributes for another of the three rows: the sizes of its result are known.
+ConvolutionAttrs with_sizes(const ConvolutionAttrs& attrs, const Shape& shape) {
+  ConvolutionAttrs result = attrs;
+  const size_t spatial = shape.size() - 2;
+  result.reach = IntList(attrs.reach.span().first(spatial));
+  for (size_t d = 0; d < spatial; ++d) result.reach.values[result.reach.count++] = shape[d + 2];
+  return result;
+}
+
+void check_operands(const InferArgs& args, const Tensor& a, const Tensor& b, const char* names) {
+  CHORALE_CHECK(a.rank() >= 3 && a.rank() <= 5 && a.rank() == b.rank(), "[", args.op.name, "] ", names,
+                " must both have 3, 4 or 5 dimensions, found ", a.sizes(), " and ", b.sizes());
+  CHORALE_CHECK(a.dtype() == b.dtype(), "[", args.op.name, "] dtypes differ: ", a.dtype(), " and ", b.dtype(),
+                "; cast one side");
+  const auto& attrs = args.attrs.get<ConvolutionAttrs>();
+  const size_t spatial = spatial_of(a);
+  CHORALE_CHECK(attrs.step.size() == 2 * spatial && attrs.reach.size() >= spatial, "[", args.op.name,
+                "] stride, padding and dilation must have ", spatial, " entries each");
+  for (size_t d = 0; d < spatial; ++d) {
+    CHORALE_CHECK(attrs.step[d] > 0 && attrs.step[spatial + d] >= 0 && attrs.reach[d] > 0, "[", args.op.name,
+                  "] stride ", attrs.step[d], " and dilation ", attrs.reach[d], " must be positive, padding ",
+                  attrs.step[spatial + d], " not negative");
+  }
+  CHORALE_CHECK(attrs.groups > 0, "[", args.op.name, "] groups must be positive, not ", attrs.groups);
+}
+
+void set_result(OutSpec& out, Shape sizes, const Tensor& like) {
+  out.dtype = like.dtype();
+  out.device = like.device();
+  if (!like.is_contiguous() && like.is_channels_last()) {
+    out.strides = channels_last_strides(sizes);
+    out.strided = true;
+  }
+  out.sizes = std::move(sizes);
+}
+
+void infer_convolution(const InferArgs& args, std::span<OutSpec> out) {
+  const Tensor &x = args.in[0], &w = args.in[1], &bias = args.in[2];
+  check_operands(args, x, w, "x and weight");
+  const auto& attrs = args.attrs.get<ConvolutionAttrs>();
+  const size_t spatial = spatial_of(x);
+  CHORALE_CHECK(x.size(1) == w.size(1) * attrs.groups && w.size(0) % attrs.groups == 0, "[convolution] x ", x.sizes(),
+                " has ", x.size(1), " channels; weight ", w.sizes(), " with ", attrs.groups, " groups takes ",
+                w.size(1) * attrs.groups, " and gives ", w.size(0));
+  if (bias.defined()) {
+    CHORALE_CHECK(bias.rank() == 1 && bias.size(0) == w.size(0) && bias.dtype() == x.dtype(),
+                  "[convolution] bias must be ", x.dtype(), " [", w.size(0), "], found ", bias.dtype(), " ",
+                  bias.sizes());
+  }
+  Shape sizes{x.size(0), w.size(0)};
+  for (size_t d = 0; d < spatial; ++d) {
+    const int64_t window = attrs.reach[d] * (w.sizes()[d + 2] - 1) + 1;
+    const int64_t padded = x.sizes()[d + 2] + 2 * attrs.step[spatial + d];
+    CHORALE_CHECK(window >= 1 && padded >= window, "[convolution] the kernel covers ", window,
+                  " elements in spatial dimension ", d, ", but x ", x.sizes(), " padded has ", padded);
+    sizes.push_back((padded - window) / attrs.step[d] + 1);
+  }
+  set_result(out[0], std::move(sizes), x);
+}
+
+void infer_transpose(const InferArgs& args, std::span<OutSpec> out) {
+  const Tensor &y = args.in[0], &w = args.in[1];
+  check_operands(args, y, w, "y and weight");
+  const auto& attrs = args.attrs.get<ConvolutionAttrs>();
+  const size_t spatial = spatial_of(y);
+  CHORALE_CHECK(y.size(1) == w.size(0) && w.size(0) % attrs.groups == 0, "[convolution_transpose] y ", y.sizes(),
+                " has ", y.size(1), " channels; weight ", w.sizes(), " takes ", w.size(0), " in ", attrs.groups,
+                " groups");
+  CHORALE_CHECK(attrs.reach.size() == 2 * spatial, "[convolution_transpose] the sizes of the result are missing");
+  Shape sizes{y.size(0), w.size(1) * attrs.groups};
+  for (size_t d = 0; d < spatial; ++d) {
+    const int64_t window = attrs.reach[d] * (w.sizes()[d + 2] - 1) + 1;
+    const int64_t size = attrs.reach[spatial + d];
+    const int64_t padded = size + 2 * attrs.step[spatial + d];
+    CHORALE_CHECK(size >= 0 && padded >= window && (padded - window) / attrs.step[d] + 1 == y.sizes()[d + 2],
+                  "[convolution_transpose] a result of ", size, " elements in spatial dimension ", d,
+                  " does not fit y ", y.sizes(), " with weight ", w.sizes(), ", stride ", attrs.step[d],
+                  " and padding ", attrs.step[spatial + d]);
+    sizes.push_back(size);
+  }
+  set_result(out[0], std::move(sizes), y);
+}
+
+void infer_weight(const InferArgs& args, std::span<OutSpec> out) {
+  const Tensor &x = args.in[0], &y = args.in[1];
+  check_operands(args, x, y, "x and y");
+  const auto& attrs = args.attrs.get<ConvolutionAttrs>();
+  const size_t spatial = spatial_of(x);
+  CHORALE_CHECK(x.size(0) == y.size(0) && x.size(1) % attrs.groups == 0 && y.size(1) % attrs.groups == 0 &&
+                    attrs.reach.size() == 2 * spatial,
+                "[convolution_weight] x ", x.sizes(), " and y ", y.sizes(), " do not fit in ", attrs.groups, " groups");
+  Shape sizes{y.size(1), x.size(1) / attrs.groups};
+  for (size_t d = 0; d < spatial; ++d) {
+    const int64_t window = attrs.reach[d] * (attrs.reach[spatial + d] - 1) + 1;
+    const int64_t padded = x.sizes()[d + 2] + 2 * attrs.step[spatial + d];
+    CHORALE_CHECK(window >= 1 && padded >= window && (padded - window) / attrs.step[d] + 1 == y.sizes()[d + 2],
+                  "[convolution_weight] a kernel of ", attrs.reach[spatial + d], " elements in spatial dimension ", d,
+                  " does not lead from x ", x.sizes(), " to y ", y.sizes());
+    sizes.push_back(attrs.reach[spatial + d]);
+  }
+  out[0].sizes = std::move(sizes);
+  out[0].dtype = x.dtype();
+  out[0].device = x.device();
+}
+
+std::string spatial_labels(std::span<const int64_t> ranks, const char* letters) {
+  return std::string(letters, static_cast<size_t>(ranks[0] - 2));
+}
+
+Sample two_d(const Shape& x, const Shape& w, bool bias, IntList step, IntList dilation, int64_t groups = 1) {
+  return {.in = {sample(x), sample(w, 1), bias ? sample({w[0]}, 2) : Tensor()},
+          .attrs = ConvolutionAttrs{step, dilation, groups}};
+}
+
+}  // namespace
+
+constexpr OpDef kConvolution{
+    .name = "convolution",
+    .inputs = "x, weight, bias?",
+    .attrs = attrs_of<ConvolutionAttrs>,
+    .dtypes = kFloats,
+    .infer = infer_convolution,
+    .cpu = kernel::cpu::convolution,
+    .grad = [](const GradArgs& g) -> Tensors {
+      const Tensor &x = g.in[0], &w = g.in[1], &dy = g.dout[0];
+      const auto& attrs = g.attrs.get<ConvolutionAttrs>();
+      Tensors din(3);
+      if (g.needs(0)) din[0] = call(kConvolutionTranspose, with_sizes(attrs, x.sizes()), dy, w);
+      if (g.needs(1)) din[1] = emit(g, 1, kConvolutionWeight, with_sizes(attrs, w.sizes()), x, dy);
+      if (g.needs(2)) {
+        IntList dims{0};
+        for (int64_t d = 2; d < dy.rank(); ++d) dims.values[dims.count++] = d;
+        din[2] = sum(dy, dims);
+      }
+      return din;
+    },
+    // Channels meet in groups, windows overlap: only samples and output channels can be split.
+    .shard = {.labels_of =
+                  [](const Attrs&, std::span<const int64_t> ranks) {
+                    const std::string s = spatial_labels(ranks, "XYZ");
+                    return "nI" + s + ",oJ" + spatial_labels(ranks, "KLM") + ",o->no" + spatial_labels(ranks, "PQR");
+                  }},
+    .saves = saves_in({0, 1}),
+    .autocast = Cast::kLower,
+    .samples =
+        [] {
+          return std::vector<Sample>{two_d({2, 3, 5, 4}, {2, 3, 3, 2}, true, {1, 1, 1, 0}, {1, 1}),
+                                     two_d({1, 4, 6, 5}, {4, 2, 2, 2}, false, {2, 1, 0, 1}, {1, 2}, 2),
+                                     two_d({2, 2, 7}, {4, 1, 3}, true, {2, 1}, {1}, 2),
+                                     two_d({1, 2, 3, 4, 3}, {2, 2, 2, 2, 2}, true, {1, 2, 1, 0, 1, 0}, {1, 1, 1})};
+        },
+    .formula = "y[n][o][p] = bias[o] + sum over i, k of x[n][i][p * stride + k * dilation - padding] w[o][i][k]",
+};
+
+constexpr OpDef kConvolutionTranspose{
+    .name = "convolution_transpose",
+    .inputs = "y, weight",
+    .attrs = attrs_of<ConvolutionAttrs>,
+    .dtypes = kFloats,
+    .infer = infer_transpose,
+    .cpu = kernel::cpu::convolution_transpose,
+    .grad = [](const GradArgs& g) -> Tensors {
+      const Tensor &y = g.in[0], &w = g.in[1], &dx = g.dout[0];
+      ConvolutionAttrs attrs = g.attrs.get<ConvolutionAttrs>();
+      attrs.reach = IntList(attrs.reach.span().first(spatial_of(y)));
+      Tensors din(2);
+      if (g.needs(0)) din[0] = call(kConvolution, attrs, dx, w, Tensor{});
+      if (g.needs(1)) din[1] = emit(g, 1, kConvolutionWeight, with_sizes(attrs, w.sizes()), dx, y);
+      return din;
+    },
+    .shard = {.labels_of =
+                  [](const Attrs&, std::span<const int64_t> ranks) {
+                    return "nO" + spatial_labels(ranks, "PQR") + ",OJ" + spatial_labels(ranks, "KLM") + "->nI" +
+                           spatial_labels(ranks, "XYZ");
+                  }},
+    .linear = linear_in({0, 1}),
+    .saves = saves_in({0, 1}),
+    .autocast = Cast::kLower,
+    .samples =
+        [] {
+          return std::vector<Sample>{
+              {.in = {sample({2, 2, 5, 3}), sample({2, 3, 3, 2}, 1)},
+               .attrs = ConvolutionAttrs{{1, 1, 1, 0}, {1, 1, 5, 4}, 1}},
+              {.in = {sample({1, 4, 3, 3}), sample({4, 2, 2, 2}, 1)},
+               .attrs = ConvolutionAttrs{{2, 1, 0, 1}, {1, 2, 6, 3}, 2}},
+              {.in = {sample({2, 3, 4}), sample({3, 2, 3}, 1)}, .attrs = ConvolutionAttrs{{2, 1}, {1, 8}, 1}}};
+        },
+    .formula = "x[n][i][p * stride + k * dilation - padding] += y[n][o][p] w[o][i][k]",
+};
+
+constexpr OpDef kConvolutionWeight{
+    .name = "convolution_weight",
+    .inputs = "x, y",
+    .attrs = attrs_of<ConvolutionAttrs>,
+    .dtypes = kFloats,
+    .infer = infer_weight,
+    .cpu = kernel::cpu::convolution_weight,
+    .grad = [](const GradArgs& g) -> Tensors {
+      const Tensor &x = g.in[0], &y = g.in[1], &dw = g.dout[0];
+      ConvolutionAttrs attrs = g.attrs.get<ConvolutionAttrs>();
+      attrs.reach = IntList(attrs.reach.span().first(spatial_of(x)));
+      Tensors din(2);
+      if (g.needs(0)) din[0] = call(kConvolutionTranspose, with_sizes(attrs, x.sizes()), y, dw);
+      if (g.needs(1)) din[1] = call(kConvolution, attrs, x, dw, Tensor{});
+      return din;
+    },
+    .shard = {.partial = Reduce::kSum,
+              .labels_of =
+                  [](const Attrs&, std::span<const int64_t> ranks) {
+                    return "nI" + spatial_labels(ranks, "XYZ") + ",nO" + spatial_labels(ranks, "PQR") + "->OJ" +
+                           spatial_labels(ranks, "KLM");
+                  }},
+    .linear = linear_in({0, 1}),
+    .saves = saves_in({0, 1}),
+    .autocast = Cast::kLower,
+    .samples =
+        [] {
+          return std::vector<Sample>{
+              {.in = {sample({2, 3, 5, 4}), sample({2, 2, 5, 3}, 1)},
+               .attrs = ConvolutionAttrs{{1, 1, 1, 0}, {1, 1, 3, 2}, 1}},
+              {.in = {sample({2, 2, 7}), sample({2, 4, 4}, 1)}, .attrs = ConvolutionAttrs{{2, 1}, {1, 3}, 2}}};
+        },
+    .formula = "w[o][i][k] = sum over n, p of x[n][i][p * stride + k * dilation - padding] y[n][o][p]",
+};
+
+namespace {
+constexpr const OpDef* kRows[] = {&kConvolution, &kConvolutionTranspose, &kConvolutionWeight};
+}
+Rows convolution_rows() { return kRows; }
+
+}  // namespace op
+
+namespace {
+
+IntList per_dimension(const char* name, const char* what, const IntList& list, size_t spatial) {
+  CHORALE_CHECK(list.size() == 1 || list.size() == spatial, "[", name, "] ", what, " must have 1 or ", spatial,
+                " entries, not ", list.size());
+  if (list.size() == spatial) return list;
+  IntList full;
+  for (size_t d = 0; d < spatial; ++d) full.values[full.count++] = list[0];
+  return full;
+}
+
+IntList join(const IntList& a, const IntList& b) {
+  IntList both = a;
+  for (int64_t value : b) both.values[both.count++] = value;
+  return both;
+}
+
+// x with a batch, and whether it had none.
+std::pair<Tensor, bool> batched(const char* name, const Tensor& x, size_t spatial) {
+  const auto rank = static_cast<int64_t>(spatial) + 2;
+  CHORALE_CHECK(x.rank() == rank || x.rank() == rank - 1, "[", name, "] x must have ", rank, " dimensions, or ",
+                rank - 1, " without a batch, found ", x.sizes());
+  return x.rank() == rank ? std::pair(x, false) : std::pair(unsqueeze(x, 0), true);
+}
+
+Tensor conv(const char* name, size_t spatial, const Tensor& x, const Tensor& weight, const Tensor& bias,
+            const IntList& stride, const IntList& padding, const IntList& dilation, int64_t groups) {
+  const auto [full, single] = batched(name, x, spatial);
+  const op::ConvolutionAttrs attrs{
+      join(per_dimension(name, "stride", stride, spatial), per_dimension(name, "padding", padding, spatial)),
+      per_dimension(name, "dilation", dilation, spatial), groups};
+  const Tensor y = op::call(op::kConvolution, attrs, full, weight, bias);
+  return single ? squeeze(y, {0}) : y;
+}
+
+Tensor conv_transpose(const char* name, size_t spatial, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                      const IntList& stride, const IntList& padding, const IntList& output_padding, int64_t groups,
+                      const IntList& dilation) {
+  const auto [full, single] = batched(name, x, spatial);
+  CHORALE_CHECK(weight.rank() == full.rank(), "[", name, "] weight must have ", full.rank(), " dimensions, found ",
+                weight.sizes());
+  const IntList strides = per_dimension(name, "stride", stride, spatial),
+                pads = per_dimension(name, "padding", padding, spatial);
+  const IntList extra = per_dimension(name, "output_padding", output_padding, spatial),
+                dilations = per_dimension(name, "dilation", dilation, spatial);
+  IntList sizes;
+  for (size_t d = 0; d < spatial; ++d) {
+    CHORALE_CHECK(extra[d] >= 0 && extra[d] < std::max(strides[d], dilations[d]), "[", name, "] output_padding ",
+                  extra[d], " must be smaller than the stride ", strides[d], " or the dilation ", dilations[d]);
+    sizes.values[sizes.count++] = (full.sizes()[d + 2] - 1) * strides[d] - 2 * pads[d] +
+                                  dilations[d] * (weight.sizes()[d + 2] - 1) + 1 + extra[d];
+  }
+  Tensor y = op::call(op::kConvolutionTranspose,
+                      op::ConvolutionAttrs{join(strides, pads), join(dilations, sizes), groups}, full, weight);
+  if (bias.defined()) {
+    IntList shape{-1};
+    for (size_t d = 0; d < spatial; ++d) shape.values[shape.count++] = 1;
+    y = add(y, view(bias, shape));
+  }
+  return single ? squeeze(y, {0}) : y;
+}
+
+}  // namespace
+
+#define CHORALE_CONV(D)                                                                                         \
+  Tensor conv##D##d(const Tensor& x, const Tensor& weight, const Tensor& bias, const IntList& stride,           \
+                    const IntList& padding, const IntList& dilation, int64_t groups) {                          \
+    return conv("conv" #D "d", D, x, weight, bias, stride, padding, dilation, groups);                          \
+  }                                                                                                             \
+  Tensor conv_transpose##D##d(const Tensor& x, const Tensor& weight, const Tensor& bias, const IntList& stride, \
+                              const IntList& padding, const IntList& output_padding, int64_t groups,            \
+                              const IntList& dilation) {                                                        \
+    return conv_transpose("conv_transpose" #D "d", D, x, weight, bias, stride, padding, output_padding, groups, \
+                          dilation);                                                                            \
+  }
+CHORALE_CONV(1)
+CHORALE_CONV(2)
+CHORALE_CONV(3)
+
+}  // namespace chorale
