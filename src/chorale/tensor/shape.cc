@@ -13,15 +13,24 @@ std::ostream& operator<<(std::ostream& out, const Shape& shape) {
   return out << ']';
 }
 
+namespace {
+// Only shapes without elements reach the bound: their strides are never used, but must not overflow either.
+int64_t saturated_product(int64_t a, int64_t b) {
+  int64_t product;
+  return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<int64_t>::max() : product;
+}
+}  // namespace
+
 int64_t count_elems(std::span<const int64_t> sizes) {
   int64_t count = 1;
-  bool overflow = false;
+  bool empty = false;
   for (int64_t size : sizes) {
     CHORALE_CHECK(size >= 0, "a size cannot be negative: ", Shape(sizes));
-    overflow |= __builtin_mul_overflow(count, size, &count);
+    empty |= size == 0;
+    count = saturated_product(count, size);
   }
-  if (overflow && std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return 0;
-  CHORALE_CHECK(!overflow, "shape ", Shape(sizes), " has more elements than can be counted");
+  if (empty) return 0;
+  CHORALE_CHECK(count <= kMaxElems, "shape ", Shape(sizes), " has more elements than can be counted");
   return count;
 }
 
@@ -30,7 +39,7 @@ Strides contiguous_strides(std::span<const int64_t> sizes) {
   int64_t step = 1;
   for (size_t i = sizes.size(); i-- > 0;) {
     strides[i] = step;
-    step *= std::max<int64_t>(sizes[i], 1);
+    step = saturated_product(step, std::max<int64_t>(sizes[i], 1));
   }
   return strides;
 }
@@ -42,7 +51,7 @@ Strides channels_last_strides(std::span<const int64_t> sizes) {
   strides[1] = 1;
   for (size_t i = sizes.size(); i-- > 2;) {
     strides[i] = step;
-    step *= std::max<int64_t>(sizes[i], 1);
+    step = saturated_product(step, std::max<int64_t>(sizes[i], 1));
   }
   strides[0] = step;
   return strides;
@@ -66,7 +75,7 @@ bool is_contiguous(std::span<const int64_t> sizes, std::span<const int64_t> stri
   for (size_t i = sizes.size(); i-- > 0;) {
     if (sizes[i] == 0) return true;
     matches &= sizes[i] == 1 || strides[i] == step;
-    step *= sizes[i];
+    step = saturated_product(step, sizes[i]);
   }
   return matches;
 }
@@ -98,9 +107,8 @@ Shape broadcast_shapes(const char* op, const Shape& a, const Shape& b) {
   for (size_t i = 0; i < rank; ++i) {
     const int64_t m = i < a.size() ? a[a.size() - 1 - i] : 1;
     const int64_t n = i < b.size() ? b[b.size() - 1 - i] : 1;
-    CHORALE_CHECK(m == n || m == 1 || n == 1, "[", op, "] shapes ", a, " and ", b,
-                  " do not broadcast: sizes ", m, " and ", n, " differ in dimension ", rank - 1 - i,
-                  " and neither is 1");
+    CHORALE_CHECK(m == n || m == 1 || n == 1, "[", op, "] shapes ", a, " and ", b, " do not broadcast: sizes ", m,
+                  " and ", n, " differ in dimension ", rank - 1 - i, " and neither is 1");
     result[rank - 1 - i] = m == 1 ? n : m;
   }
   return result;
@@ -117,8 +125,8 @@ Strides broadcast_strides(const Shape& sizes, const Strides& strides, const Shap
 
 int64_t normalize_dim(const char* op, int64_t dim, int64_t rank) {
   const int64_t dims = std::max<int64_t>(rank, 1);
-  CHORALE_CHECK(dim >= -dims && dim < dims, "[", op, "] dimension ", dim, " is out of range for a tensor of rank ", rank,
-                "; expected ", -dims, " to ", dims - 1);
+  CHORALE_CHECK(dim >= -dims && dim < dims, "[", op, "] dimension ", dim, " is out of range for a tensor of rank ",
+                rank, "; expected ", -dims, " to ", dims - 1);
   return dim < 0 ? dim + dims : dim;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <iosfwd>
+#include <limits>
 #include <span>
 
 #include "chorale/base/small_vector.h"
@@ -10,13 +11,15 @@
 namespace chorale {
 
 inline constexpr size_t kMaxRank = 8;
+// With at most so many elements, bytes fit into int64_t for every dtype.
+inline constexpr int64_t kMaxElems = std::numeric_limits<int64_t>::max() / 16;
 
 using Shape = SmallVector<int64_t, 6>;
 using Strides = SmallVector<int64_t, 6>;
 
 std::ostream& operator<<(std::ostream& out, const Shape& shape);  // [2, 3]
 
-// The number of elements; throws InvalidArgument when it overflows.
+// The number of elements; throws InvalidArgument for a negative size and for more than kMaxElems.
 int64_t count_elems(std::span<const int64_t> sizes);
 // Row-major: the last dimension moves fastest.
 Strides contiguous_strides(std::span<const int64_t> sizes);
@@ -36,7 +39,8 @@ Strides broadcast_strides(const Shape& sizes, const Strides& strides, const Shap
 // dim counted from the end when negative; throws InvalidArgument, naming `op`. A scalar has the one dimension 0.
 int64_t normalize_dim(const char* op, int64_t dim, int64_t rank);
 
-// Strides that show the same elements as `sizes` (of the same count), or nothing when that needs a copy.
+// Sets `result` to strides that show the elements of `sizes` as shape `to` (of the same count); false when that needs a
+// copy.
 bool view_strides(const Shape& sizes, const Strides& strides, const Shape& to, Strides& result);
 
 }  // namespace chorale

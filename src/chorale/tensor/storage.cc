@@ -1,5 +1,6 @@
 #include "chorale/tensor/storage.h"
 
+#include "chorale/base/error.h"
 #include "chorale/base/pool.h"
 
 namespace chorale {
@@ -15,13 +16,21 @@ Intrusive<Storage> Storage::allocate(size_t bytes, Device device) {
   return storage;
 }
 
-Intrusive<Storage> Storage::wrap(void* data, size_t bytes, Device device, std::function<void()> release) {
+Intrusive<Storage> Storage::wrap(void* data, size_t bytes, Device device, std::function<void()> release,
+                                 Access access) {
+  CHORALE_CHECK(device.type != DeviceType::kNull, "[wrap] the null device has no memory that could be wrapped");
+  CHORALE_CHECK(data || bytes == 0, "[wrap] a null pointer has no ", bytes, " bytes");
   auto storage = Intrusive<Storage>::adopt(Pool<Storage>::make());
   storage->device_ = device;
   storage->bytes_ = bytes;
   storage->data_ = static_cast<std::byte*>(data);
+  storage->access_ = access;
   if (release) storage->release_ = new std::function<void()>(std::move(release));
   return storage;
+}
+
+void Storage::raise_read_only(const char* writer) {
+  throw InvalidArgument(concat("[", writer, "] cannot write into a tensor on read-only memory; clone it first"));
 }
 
 void Storage::destroy(Storage* storage) {

@@ -9,17 +9,28 @@
 
 namespace chorale {
 
+enum class Access : uint8_t { kReadWrite, kReadOnly };
+
 class Storage : public RefCounted {
  public:
   // Memory from the device's allocator; on the null device there are no bytes behind `bytes`.
   static Intrusive<Storage> allocate(size_t bytes, Device device);
-  // Somebody else's memory; `release` runs when the last tensor on it goes. It must outlive that moment when `release` is empty.
-  static Intrusive<Storage> wrap(void* data, size_t bytes, Device device, std::function<void()> release = {});
+  // Somebody else's memory, which lives until `release` runs (once, when the last tensor on it goes, on whatever thread
+  // that is; it must not throw), or longer than every tensor on it when there is no `release`.
+  static Intrusive<Storage> wrap(void* data, size_t bytes, Device device, std::function<void()> release = {},
+                                 Access access = Access::kReadWrite);
   static void destroy(Storage* storage);
 
   std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }
   Device device() const { return device_; }
+
+  bool read_only() const { return access_ == Access::kReadOnly; }
+  // Whoever is about to write asks first; throws InvalidArgument, naming the writer, when the memory is read-only.
+  void check_writable(const char* writer) const {
+    if (read_only()) [[unlikely]]
+      raise_read_only(writer);
+  }
 
   // Writes so far, and who wrote last: a gradient that needs an overwritten value is reported with both.
   uint32_t version() const { return version_.load(std::memory_order_relaxed); }
@@ -34,6 +45,7 @@ class Storage : public RefCounted {
   friend class Pool;
   Storage() = default;
   ~Storage() = default;
+  [[noreturn]] static void raise_read_only(const char* writer);
 
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
@@ -42,6 +54,7 @@ class Storage : public RefCounted {
   std::atomic<uint32_t> version_{0};
   std::atomic<const char*> last_writer_{nullptr};
   Device device_;
+  Access access_ = Access::kReadWrite;
 };
 
 }  // namespace chorale

@@ -12,17 +12,29 @@ namespace {
 TensorImpl* new_impl() { return Pool<TensorImpl>::make(); }
 
 void check_rank(const Shape& sizes) {
-  CHORALE_CHECK(sizes.size() <= kMaxRank, "a tensor has at most ", kMaxRank, " dimensions, not ", sizes.size(), ": ", sizes);
+  CHORALE_CHECK(sizes.size() <= kMaxRank, "a tensor has at most ", kMaxRank, " dimensions, not ", sizes.size(), ": ",
+                sizes);
 }
 
-// The reach of a view: first and one past the last element it touches, relative to its element 0.
-std::pair<int64_t, int64_t> reach(const Shape& sizes, const Strides& strides) {
+// The elements that a view touches, relative to its element 0: from low to high, exclusively.
+struct Reach {
   int64_t low = 0, high = 0;
+};
+// False when it is beyond what can be counted.
+bool find_reach(const Shape& sizes, const Strides& strides, Reach& reach) {
+  reach = {0, 1};
+  bool overflow = false;
   for (size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i] == 0) return {0, 0};
-    (strides[i] < 0 ? low : high) += (sizes[i] - 1) * strides[i];
+    if (sizes[i] == 0) {
+      reach = {0, 0};
+      return true;
+    }
+    int64_t span;
+    overflow |= __builtin_mul_overflow(sizes[i] - 1, strides[i], &span);
+    int64_t& bound = span < 0 ? reach.low : reach.high;
+    overflow |= __builtin_add_overflow(bound, span, &bound);
   }
-  return {low, high + 1};
+  return !overflow;
 }
 
 // Calls f with the element offset of every element in row-major order.
@@ -46,7 +58,9 @@ void for_each_offset(const Shape& sizes, const Strides& strides, F&& f) {
 
 template <class To, class From>
 To convert_element(const From& value) {
-  if constexpr (std::is_same_v<From, float16> || std::is_same_v<From, bfloat16>) {
+  if constexpr (std::is_same_v<From, To>) {
+    return value;
+  } else if constexpr (std::is_same_v<From, float16> || std::is_same_v<From, bfloat16>) {
     return Scalar(static_cast<float>(value)).to<To>();
   } else {
     return Scalar(value).template to<To>();
@@ -76,22 +90,35 @@ Tensor Tensor::empty(TensorSpec&& spec) {
 
 Tensor Tensor::empty_strided(const Shape& sizes, const Strides& strides, DType dtype, Device device) {
   check_rank(sizes);
-  CHORALE_CHECK(sizes.size() == strides.size(), "[empty_strided] ", sizes.size(), " sizes but ", strides.size(), " strides");
-  const auto [low, high] = reach(sizes, strides);
-  CHORALE_CHECK(low == 0, "[empty_strided] strides cannot be negative: ", strides);
-  const auto bytes = static_cast<size_t>(high) * size_of(dtype);
+  CHORALE_CHECK(sizes.size() == strides.size(), "[empty_strided] ", sizes.size(), " sizes but ", strides.size(),
+                " strides");
+  count_elems(sizes);
+  CHORALE_CHECK(std::all_of(strides.begin(), strides.end(), [](int64_t stride) { return stride >= 0; }),
+                "[empty_strided] strides cannot be negative: ", strides);
+  Reach reach;
+  CHORALE_CHECK(find_reach(sizes, strides, reach) && reach.high <= kMaxElems, "[empty_strided] sizes ", sizes,
+                " with strides ", strides, " reach further than can be counted");
+  const size_t bytes = static_cast<size_t>(reach.high) * size_of(dtype);
   return on(Storage::allocate(bytes, device), sizes, strides, 0, dtype);
 }
 
 Tensor Tensor::on(Intrusive<Storage> storage, const Shape& sizes, const Strides& strides, int64_t offset, DType dtype) {
+  CHORALE_CHECK(storage, "[view] there is no storage");
   check_rank(sizes);
   CHORALE_CHECK(sizes.size() == strides.size(), "[view] ", sizes.size(), " sizes but ", strides.size(), " strides");
   const int64_t elems = count_elems(sizes);
-  const auto [low, high] = reach(sizes, strides);
   const auto capacity = static_cast<int64_t>(storage->bytes() / size_of(dtype));
-  CHORALE_CHECK(elems == 0 || (offset + low >= 0 && offset + high <= capacity), "[view] sizes ", sizes, " with strides ", strides,
-                " and offset ", offset, " reach elements ", offset + low, " to ", offset + high - 1, " of a storage of ",
-                capacity);
+  Reach reach;
+  int64_t first, end;
+  const bool counted = find_reach(sizes, strides, reach) && !__builtin_add_overflow(offset, reach.low, &first) &&
+                       !__builtin_add_overflow(offset, reach.high, &end);
+  CHORALE_CHECK(counted, "[view] sizes ", sizes, " with strides ", strides, " and offset ", offset,
+                " reach further than can be counted");
+  CHORALE_CHECK(elems == 0 || (first >= 0 && end <= capacity), "[view] sizes ", sizes, " with strides ", strides,
+                " and offset ", offset, " reach elements ", first, " to ", end - 1, " of a storage of ", capacity);
+  CHORALE_CHECK(reinterpret_cast<uintptr_t>(storage->data()) % std::min<size_t>(size_of(dtype), 8) == 0,
+                "[view] memory at ", static_cast<const void*>(storage->data()), " is not aligned for elements of ",
+                dtype, "; copy it first");
   TensorImpl* impl = new_impl();
   Tensor result = adopt(impl);
   impl->elems = elems;
@@ -101,7 +128,7 @@ Tensor Tensor::on(Intrusive<Storage> storage, const Shape& sizes, const Strides&
   impl->dtype = dtype;
   impl->device = storage->device();
   impl->contiguous = chorale::is_contiguous(sizes, strides);
-  if (storage->data()) impl->data = storage->data() + offset * static_cast<int64_t>(size_of(dtype));
+  if (storage->data() && elems > 0) impl->data = storage->data() + offset * static_cast<int64_t>(size_of(dtype));
   impl->storage = std::move(storage);
   return result;
 }
@@ -117,7 +144,7 @@ Tensor Tensor::view_as(Shape sizes, Strides strides, int64_t offset) const {
   impl->dtype = impl_->dtype;
   impl->device = impl_->device;
   impl->storage = impl_->storage;
-  if (impl_->storage->data()) {
+  if (impl_->storage->data() && impl->elems > 0) {
     impl->data = impl_->storage->data() + offset * static_cast<int64_t>(size_of(impl_->dtype));
   }
   return result;
@@ -140,7 +167,8 @@ Tensor Tensor::alias() const {
 }
 
 void Tensor::set_data(const Tensor& other) const {
-  CHORALE_CHECK(defined() && other.defined() && !other.is_sparse() && !is_sparse(), "[set_data] needs two dense tensors");
+  CHORALE_CHECK(defined() && other.defined() && !other.is_sparse() && !is_sparse(),
+                "[set_data] needs two dense tensors");
   impl_->storage = other.impl_->storage;
   impl_->data = other.impl_->data;
   impl_->elems = other.impl_->elems;
@@ -162,15 +190,23 @@ Tensor Tensor::scalar(Scalar value, DType dtype) {
 }
 
 Tensor Tensor::sparse_coo(const Tensor& indices, const Tensor& values, const Shape& sizes, bool coalesced) {
-  CHORALE_CHECK(indices.dtype() == DType::kI64 && indices.rank() == 2, "[sparse_coo] indices must be i64 of shape [sparse_dim, nnz], not ",
-                indices.dtype(), " ", indices.sizes());
+  CHORALE_CHECK(indices.defined() && values.defined(), "[sparse_coo] needs indices and values");
+  CHORALE_CHECK(!indices.is_sparse() && !values.is_sparse(), "[sparse_coo] indices and values must be dense");
+  CHORALE_CHECK(indices.device() == values.device(), "[sparse_coo] indices are on ", indices.device(),
+                " but values on ", values.device());
+  check_rank(sizes);
+  CHORALE_CHECK(indices.dtype() == DType::kI64 && indices.rank() == 2,
+                "[sparse_coo] indices must be i64 of shape [sparse_dim, nnz], not ", indices.dtype(), " ",
+                indices.sizes());
   const int64_t sparse_dim = indices.size(0), nnz = indices.size(1);
-  CHORALE_CHECK(values.rank() >= 1 && values.size(0) == nnz, "[sparse_coo] ", nnz, " indices but values of shape ", values.sizes());
-  CHORALE_CHECK(sparse_dim + values.rank() - 1 == static_cast<int64_t>(sizes.size()), "[sparse_coo] shape ", sizes, " needs ",
-                sizes.size(), " dimensions, got ", sparse_dim, " sparse and ", values.rank() - 1, " dense ones");
+  CHORALE_CHECK(values.rank() >= 1 && values.size(0) == nnz, "[sparse_coo] ", nnz, " indices but values of shape ",
+                values.sizes());
+  CHORALE_CHECK(sparse_dim + values.rank() - 1 == static_cast<int64_t>(sizes.size()), "[sparse_coo] shape ", sizes,
+                " needs ", sizes.size(), " dimensions, got ", sparse_dim, " sparse and ", values.rank() - 1,
+                " dense ones");
   for (int64_t d = 1; d < values.rank(); ++d) {
-    CHORALE_CHECK(values.size(d) == sizes[static_cast<size_t>(sparse_dim + d - 1)], "[sparse_coo] values of shape ", values.sizes(),
-                  " do not fit shape ", sizes);
+    CHORALE_CHECK(values.size(d) == sizes[static_cast<size_t>(sparse_dim + d - 1)], "[sparse_coo] values of shape ",
+                  values.sizes(), " do not fit shape ", sizes);
   }
   check_rank(sizes);
   TensorImpl* impl = new_impl();
@@ -200,10 +236,15 @@ int64_t Tensor::stride(int64_t dim) const {
 }
 
 void Tensor::check_access(DType wanted) const {
-  CHORALE_CHECK_STATE(defined(), "[data] this tensor is undefined");
+  check_readable();
   CHORALE_CHECK(wanted == dtype(), "[data] asked for ", wanted, " elements of a tensor of ", dtype());
-  CHORALE_CHECK_STATE(device().type == DeviceType::kCpu && !is_sparse(), "[data] a ", is_sparse() ? "sparse" : "tensor on device ",
-                      device(), " has no elements that the host can read");
+}
+void Tensor::check_readable() const {
+  CHORALE_CHECK_STATE(defined(), "[data] this tensor is undefined");
+  CHORALE_CHECK_STATE(!is_sparse(), "[data] a sparse tensor of shape ", sizes(),
+                      " has no dense elements; see sparse().values");
+  CHORALE_CHECK_STATE(device().type == DeviceType::kCpu, "[data] a tensor on device ", device(),
+                      " has no elements that the host can read");
 }
 void Tensor::check_contiguous() const {
   CHORALE_CHECK(is_contiguous(), "[span] needs a contiguous tensor; sizes ", sizes(), " have strides ", strides(),
@@ -212,7 +253,7 @@ void Tensor::check_contiguous() const {
 
 template <class T>
 std::vector<T> Tensor::to_vector() const {
-  check_access(dtype());
+  check_readable();
   std::vector<T> result;
   if constexpr (!std::is_same_v<T, bool>) result.reserve(static_cast<size_t>(elems()));
   visit_dtype(dtype(), [&](auto tag) {
@@ -225,7 +266,7 @@ std::vector<T> Tensor::to_vector() const {
 
 template <class T>
 T Tensor::item() const {
-  check_access(dtype());
+  check_readable();
   CHORALE_CHECK(elems() == 1, "[item] needs one element, found shape ", sizes(), " with ", elems());
   return visit_dtype(dtype(), [&](auto tag) {
     using From = typename decltype(tag)::type;
@@ -235,7 +276,8 @@ T Tensor::item() const {
 
 template <class T>
 Tensor Tensor::from(std::span<const T> values, const Shape& sizes) {
-  CHORALE_CHECK(count_elems(sizes) == static_cast<int64_t>(values.size()), "[from] ", values.size(), " values for shape ", sizes);
+  CHORALE_CHECK(count_elems(sizes) == static_cast<int64_t>(values.size()), "[from] ", values.size(),
+                " values for shape ", sizes);
   Tensor result = empty(sizes, dtype_of<T>);
   std::copy(values.begin(), values.end(), static_cast<T*>(result.raw()));
   return result;
@@ -244,7 +286,8 @@ Tensor Tensor::from(std::span<const T> values, const Shape& sizes) {
 template <class T>
 Tensor Tensor::from(const std::vector<T>& values, const Shape& sizes) {
   if constexpr (std::is_same_v<T, bool>) {  // a packed vector has no span
-    CHORALE_CHECK(count_elems(sizes) == static_cast<int64_t>(values.size()), "[from] ", values.size(), " values for shape ", sizes);
+    CHORALE_CHECK(count_elems(sizes) == static_cast<int64_t>(values.size()), "[from] ", values.size(),
+                  " values for shape ", sizes);
     Tensor result = empty(sizes, DType::kBool);
     std::copy(values.begin(), values.end(), static_cast<bool*>(result.raw()));
     return result;
@@ -255,27 +298,48 @@ Tensor Tensor::from(const std::vector<T>& values, const Shape& sizes) {
 
 template <class T>
 Tensor Tensor::borrow(std::span<T> values, const Shape& sizes, std::function<void()> release) {
-  CHORALE_CHECK(count_elems(sizes) == static_cast<int64_t>(values.size()), "[borrow] ", values.size(), " values for shape ", sizes);
-  return on(Storage::wrap(values.data(), values.size_bytes(), kCpu, std::move(release)), sizes, contiguous_strides(sizes), 0,
-            dtype_of<T>);
+  return wrap_values(values.data(), values.size(), sizes, dtype_of<T>, std::move(release), Access::kReadWrite);
 }
 
-#define CHORALE_INSTANTIATE(T, name)                                                         \
-  template std::vector<T> Tensor::to_vector<T>() const;                                      \
-  template T Tensor::item<T>() const;                                                        \
-  template Tensor Tensor::from<T>(std::span<const T>, const Shape&);                         \
-  template Tensor Tensor::from<T>(const std::vector<T>&, const Shape&);                      \
-  template Tensor Tensor::borrow<T>(std::span<T>, const Shape&, std::function<void()>);
+template <class T>
+Tensor Tensor::borrow(std::span<const T> values, const Shape& sizes, std::function<void()> release) {
+  return wrap_values(const_cast<T*>(values.data()), values.size(), sizes, dtype_of<T>, std::move(release),
+                     Access::kReadOnly);
+}
+
+Tensor Tensor::wrap_values(void* values, size_t count, const Shape& sizes, DType dtype, std::function<void()> release,
+                           Access access) {
+  // Everything that can be wrong is found before the memory is ours to release.
+  check_rank(sizes);
+  CHORALE_CHECK(count_elems(sizes) == static_cast<int64_t>(count), "[borrow] ", count, " values for shape ", sizes);
+  return on(Storage::wrap(values, count * size_of(dtype), kCpu, std::move(release), access), sizes,
+            contiguous_strides(sizes), 0, dtype);
+}
+
+#define CHORALE_INSTANTIATE(T, name)                                                    \
+  template std::vector<T> Tensor::to_vector<T>() const;                                 \
+  template T Tensor::item<T>() const;                                                   \
+  template Tensor Tensor::from<T>(std::span<const T>, const Shape&);                    \
+  template Tensor Tensor::from<T>(const std::vector<T>&, const Shape&);                 \
+  template Tensor Tensor::borrow<T>(std::span<T>, const Shape&, std::function<void()>); \
+  template Tensor Tensor::borrow<T>(std::span<const T>, const Shape&, std::function<void()>);
 CHORALE_FOR_EACH_DTYPE(CHORALE_INSTANTIATE)
 #undef CHORALE_INSTANTIATE
 
 bool Tensor::overlaps(const Tensor& other) const {
-  if (!(impl_->storage == other.impl_->storage) || elems() == 0 || other.elems() == 0) return false;
-  const auto [low, high] = reach(sizes(), strides());
-  const auto [other_low, other_high] = reach(other.sizes(), other.strides());
-  const auto bytes = static_cast<int64_t>(elem_bytes()), other_bytes = static_cast<int64_t>(other.elem_bytes());
-  return (offset() + low) * bytes < (other.offset() + other_high) * other_bytes &&
-         (other.offset() + other_low) * other_bytes < (offset() + high) * bytes;
+  if (elems() == 0 || other.elems() == 0) return false;
+  if (!raw() || !other.raw()) return impl_->storage == other.impl_->storage;  // no addresses to compare
+  // By address, not by storage: two storages may wrap the same memory.
+  const auto range = [](const Tensor& x) {
+    Reach reach;
+    find_reach(x.sizes(), x.strides(), reach);
+    const auto* base = static_cast<const std::byte*>(x.raw());
+    const auto bytes = static_cast<int64_t>(x.elem_bytes());
+    return std::pair(base + reach.low * bytes, base + reach.high * bytes);
+  };
+  const auto [low, high] = range(*this);
+  const auto [other_low, other_high] = range(other);
+  return low < other_high && other_low < high;
 }
 
 }  // namespace chorale

@@ -1,5 +1,5 @@
-// A tensor: a typed, strided view of a storage. Tensor is a cheap handle; copying it copies no bytes, and two handles on one
-// tensor, or two tensors on one storage, see each other's writes.
+// A tensor: a typed, strided view of a storage. Tensor is a cheap handle; copying it copies no bytes, and two handles
+// on one tensor, or two tensors on one storage, see each other's writes.
 //
 // Threads: distinct handles may be used from distinct threads; reading one tensor from several threads is safe; a write
 // (an in-place op, an optimizer step, set_grad) needs the caller to order it against every other use of that storage.
@@ -70,12 +70,15 @@ class Tensor {
   static Tensor from(std::initializer_list<T> values, const Shape& sizes) {
     return from(std::span<const T>(values.begin(), values.size()), sizes);
   }
-  // Borrows: the memory must outlive every tensor on it, unless `release` says how to let go of it.
+  // Borrows: the memory must outlive every tensor on it, unless `release` says how to let go of it (it runs once, when
+  // the last tensor goes, but not when this call throws). Constant memory gives a tensor that cannot be written.
   template <class T>
   static Tensor borrow(std::span<T> values, const Shape& sizes, std::function<void()> release = {});
+  template <class T>
+  static Tensor borrow(std::span<const T> values, const Shape& sizes, std::function<void()> release = {});
   // A view of any storage; bounds are checked.
   static Tensor on(Intrusive<Storage> storage, const Shape& sizes, const Strides& strides, int64_t offset, DType dtype);
-  // A sparse tensor of shape `sizes`; parts are checked.
+  // A sparse tensor of shape `sizes`. Shapes are checked here, index values by the ops that follow them.
   static Tensor sparse_coo(const Tensor& indices, const Tensor& values, const Shape& sizes, bool coalesced = false);
 
   bool defined() const { return static_cast<bool>(impl_); }
@@ -106,8 +109,9 @@ class Tensor {
   // The elements of a contiguous tensor.
   template <class T>
   std::span<T> span() const {
+    T* first = data<T>();
     check_contiguous();
-    return {data<T>(), static_cast<size_t>(elems())};
+    return {first, static_cast<size_t>(elems())};
   }
   // A copy of the elements in row-major order, converted to T, whatever dtype and strides.
   template <class T>
@@ -126,7 +130,7 @@ class Tensor {
   TensorImpl* impl() const { return impl_.get(); }
   int64_t use_count() const { return impl_->use_count(); }
   bool is(const Tensor& other) const { return impl_ == other.impl_; }
-  // True when some byte belongs to both.
+  // True when the stretches of memory they reach over meet, even if they only interleave there.
   bool overlaps(const Tensor& other) const;
 
   static Tensor adopt(TensorImpl* impl) { return Tensor(Intrusive<TensorImpl>::adopt(impl)); }
@@ -134,6 +138,9 @@ class Tensor {
 
  private:
   explicit Tensor(Intrusive<TensorImpl> impl) : impl_(std::move(impl)) {}
+  static Tensor wrap_values(void* values, size_t count, const Shape& sizes, DType dtype, std::function<void()> release,
+                            Access access);
+  void check_readable() const;
   void check_access(DType wanted) const;
   void check_contiguous() const;
 
