@@ -2,8 +2,9 @@
 # those may include; tools/layers compares every #include with this table.
 chorale_layer(base)
 chorale_layer(vec DEPS base)
-# Vector loops are useless without inlining: at -O1 the tests of all layers above would wait for them.
-target_compile_options(chorale_vec PRIVATE -O3)
+# Vector loops are useless without inlining: at -O1 the tests of all layers above would wait for them. No contraction: a
+# multiplication and an addition must round alike in the body of a loop and in its tail.
+target_compile_options(chorale_vec PRIVATE -O3 -ffp-contract=off)
 chorale_layer(device DEPS base)
 chorale_layer(tensor DEPS device)
 chorale_layer(kernel DEPS tensor vec)

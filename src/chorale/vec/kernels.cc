@@ -39,11 +39,26 @@ Kernels build() {
   add_math(k);
   add_activation(k);
   add_compare(k);
+  add_integer_arithmetic(k);
+  add_integer_compare(k);
+  add_complex(k);
   add_convert(k);
   add_reduce_row(k);
   add_reduce_columns(k);
+  add_dot_arg(k);
+  add_rows(k);
+  for (ScalarOp op : {ScalarOp::kWhere, ScalarOp::kMaskedFill}) {
+    for (DType half : {DType::kF16, DType::kBF16}) k.loop(op, half) = k.loop(op, DType::kI16);
+  }
+  route_pow_scalar<DType::kU8>(k);
+  route_pow_scalar<DType::kI8>(k);
+  route_pow_scalar<DType::kI16>(k);
+  route_pow_scalar<DType::kI32>(k);
+  route_pow_scalar<DType::kI64>(k);
   route_pow_scalar<DType::kF32>(k);
   route_pow_scalar<DType::kF64>(k);
+  route_pow_scalar<DType::kC64>(k);
+  route_pow_scalar<DType::kC128>(k);
   return k;
 }
 
@@ -74,6 +89,23 @@ ReduceColumns reduce_columns(ReduceOp op, DType in) {
 ReduceCombine reduce_combine(ReduceOp op, DType in) {
   return kernels().reduce_combine[static_cast<size_t>(op)][static_cast<size_t>(in)];
 }
+
+ArgReduce argmax(DType in) { return kernels().argmax[static_cast<size_t>(in)]; }
+ArgReduce argmin(DType in) { return kernels().argmin[static_cast<size_t>(in)]; }
+Dot dot(DType dtype) { return kernels().dot[static_cast<size_t>(dtype)]; }
+
+namespace {
+template <class T>
+void add_scaled(double alpha, const T* x, T* y, int64_t n) {
+  Params params;
+  params.f[0] = alpha;
+  const void* in[2] = {y, x};
+  pointwise_loop(ScalarOp::kAddScaled, dtype_of<T>)(in, y, n, params);
+}
+}  // namespace
+
+void axpy(float alpha, const float* x, float* y, int64_t n) { add_scaled(static_cast<double>(alpha), x, y, n); }
+void axpy(double alpha, const double* x, double* y, int64_t n) { add_scaled(alpha, x, y, n); }
 
 DType accumulator_of(ReduceOp op, DType in) { return accumulator_dtype(op, in); }
 

@@ -30,16 +30,23 @@ inline constexpr bool kHasMaskedLoad = HWY_TARGET <= HWY_AVX3 || (HWY_TARGET == 
 template <class T>
 inline constexpr bool kHasMaskedStore = HWY_TARGET <= HWY_AVX3;
 
-// Copies up to kMax elements, a power of two, in pieces of powers of two: each is one move.
+// Copies count < 2 * kPiece elements, kPiece being a power of two: a move for each bit of the count.
+template <size_t kPiece, class T>
+HWY_INLINE void copy_pieces(const T* from, T* to, size_t count) {
+  if ((count & kPiece) != 0) {
+    __builtin_memcpy(to, from, kPiece * sizeof(T));
+    from += kPiece;
+    to += kPiece;
+  }
+  if constexpr (kPiece > 1) copy_pieces<kPiece / 2>(from, to, count);
+}
 template <size_t kMax, class T>
 HWY_INLINE void copy_few(const T* from, T* to, size_t count) {
   if (count >= kMax) {
     __builtin_memcpy(to, from, kMax * sizeof(T));
-    from += kMax;
-    to += kMax;
-    count -= kMax;
+  } else {
+    copy_pieces<kMax / 2>(from, to, count);
   }
-  if constexpr (kMax > 1) copy_few<kMax / 2>(from, to, count);
 }
 
 // The first `count` lanes from memory, zeros behind them; count may be anything up to the number of lanes.

@@ -113,8 +113,8 @@ void axpy(double alpha, const double* x, double* y, int64_t n);
 
 template <class T>
 struct MaxSumExp {
-  T max;  // -inf for an empty row
-  T sum;  // sum of exp(x - max)
+  T max;  // 0 where the largest element is infinite (or the row is empty), so that log(sum) + max is always right
+  T sum;  // of exp(x - max)
 };
 MaxSumExp<float> max_sum_exp(const float* in, int64_t n);
 MaxSumExp<double> max_sum_exp(const double* in, int64_t n);

@@ -119,7 +119,7 @@ void add_vector_loop(Kernels& kernels, ScalarOp op) {
 
 // Every operation of the selected section.
 static void add_vector_loops(Kernels& kernels) {
-#define CHORALE_SCALAR(Name, ...) add_vector_loop<Name>(kernels, ScalarOp::k##Name);
+#define CHORALE_SCALAR(Name, ...) add_vector_loop<scalar_op::Name>(kernels, ScalarOp::k##Name);
 #include "chorale/vec/scalar_ops.inc"
 }
 

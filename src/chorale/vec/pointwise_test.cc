@@ -174,6 +174,19 @@ TEST(Pointwise, ARepeatedInputEqualsACopiedOne) {
   });
 }
 
+TEST(Pointwise, LoopsExistExactlyWhereTheTableSaysSo) {
+  for_each_target([](const char* target) {
+    for (int i = 0; i < kScalarOpCount; ++i) {
+      for (DType dtype : kAllDTypes) {
+        const auto op = static_cast<ScalarOp>(i);
+        const bool moves_only = op == ScalarOp::kWhere || op == ScalarOp::kMaskedFill;
+        const bool expected = (info(op).dtypes & domain::of(dtype)) != 0 || (moves_only && is_half(dtype));
+        EXPECT_EQ(pointwise_loop(op, dtype) != nullptr, expected) << target << " " << info(op).name << " " << dtype;
+      }
+    }
+  });
+}
+
 TEST(ScalarOps, KeepTheTextOfTheirExpression) {
   EXPECT_STREQ(text(ScalarOp::kTanhBackward), "mul(dy, sub(1, mul(y, y)))");
   EXPECT_STREQ(info(ScalarOp::kTanhBackward).inputs, "(dy, y)");

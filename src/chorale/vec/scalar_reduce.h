@@ -26,6 +26,22 @@ inline constexpr bool kIsHalf = std::is_same_v<T, float16> || std::is_same_v<T, 
 template <class T>
 using Stored = std::conditional_t<std::is_same_v<T, bool>, uint8_t, T>;
 
+// The product of two numbers, rounded before anything is added to it. GCC 12's vectorizer fuses the two steps of a
+// complex product even under -ffp-contract=off, and results would depend on where a loop is cut.
+template <class T>
+CHORALE_INLINE inline T rounded_product(T a, T b) {
+#if __has_builtin(__builtin_assoc_barrier)
+  return __builtin_assoc_barrier(a * b);
+#else
+  return a * b;
+#endif
+}
+template <class T>
+CHORALE_INLINE inline std::complex<T> complex_product(std::complex<T> a, std::complex<T> b) {
+  return {rounded_product(a.real(), b.real()) - rounded_product(a.imag(), b.imag()),
+          rounded_product(a.real(), b.imag()) + rounded_product(a.imag(), b.real())};
+}
+
 template <class T>
 struct RealOf {
   using type = T;
@@ -134,7 +150,7 @@ struct ScalarReduce {
  private:
   CHORALE_INLINE static Acc times(Acc a, Acc b) {
     if constexpr (kIsComplex<Acc>) {
-      return Acc(a.real() * b.real() - a.imag() * b.imag(), a.real() * b.imag() + a.imag() * b.real());
+      return complex_product(a, b);
     } else if constexpr (std::is_integral_v<Acc>) {
       return static_cast<Acc>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
     } else {

@@ -14,7 +14,7 @@
 #include "chorale/vec/scalar_ops.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace chorale::vec::HWY_NAMESPACE {
+namespace chorale::vec::HWY_NAMESPACE::scalar_op {
 
 constexpr bool is_simple(std::string_view expression) {
   for (std::string_view word :
@@ -61,7 +61,7 @@ constexpr bool is_simple(std::string_view expression) {
 #undef CHORALE_FOURTH
 #undef CHORALE_COUNT
 
-}  // namespace chorale::vec::HWY_NAMESPACE
+}  // namespace chorale::vec::HWY_NAMESPACE::scalar_op
 HWY_AFTER_NAMESPACE();
 
 #endif

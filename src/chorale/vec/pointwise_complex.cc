@@ -1,0 +1,28 @@
+#include "chorale/vec/highway_targets.h"
+
+#define CHORALE_SCALAR_SECTION_ARITHMETIC
+#define CHORALE_SCALAR_SECTION_MATH
+#define CHORALE_SCALAR_SECTION_ACTIVATION
+#define CHORALE_SCALAR_SECTION_COMPARE
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "chorale/vec/pointwise_complex.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+
+#include "chorale/vec/pointwise_scalar-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace chorale::vec::HWY_NAMESPACE {
+void add_complex(Kernels& kernels) {
+  add_scalar_loops<complex64>(kernels);
+  add_scalar_loops<complex128>(kernels);
+}
+}  // namespace chorale::vec::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace chorale::vec {
+HWY_EXPORT(add_complex);
+void add_complex(Kernels& kernels) { HWY_DYNAMIC_DISPATCH(add_complex)(kernels); }
+}  // namespace chorale::vec
+#endif
