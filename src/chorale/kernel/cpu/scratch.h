@@ -1,30 +1,27 @@
-// Working memory of kernels: reused from call to call, so that a kernel in a training loop does not allocate.
+// Working memory of kernels, from the allocator of tensors: it is reused from call to call, and counted in the peak.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
+#include "chorale/device/allocator.h"
 
 namespace chorale::kernel::cpu {
 
-// A block of at least `bytes`, aligned to 64 bytes, contents undefined, from a pool of the calling thread; must be
-// destroyed by the same thread. Blocks up to kKeptBytes go back to the pool, larger ones to the system.
+// At least `bytes`, aligned to 64, contents undefined; nothing for 0.
 class Scratch {
  public:
-  static constexpr size_t kKeptBytes = size_t{64} << 20;
-
-  explicit Scratch(size_t bytes);
-  ~Scratch();
+  explicit Scratch(size_t bytes) : block_(bytes == 0 ? Block{} : cpu_allocator().allocate(bytes)) {}
+  ~Scratch() {
+    if (block_.data != nullptr) cpu_allocator().deallocate(block_);
+  }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
 
   template <class T>
   T* as() const {
-    return static_cast<T*>(data_);
+    return static_cast<T*>(static_cast<void*>(block_.data));
   }
 
  private:
-  void* data_ = nullptr;
-  size_t capacity_ = 0;
+  Block block_;
 };
 
 }  // namespace chorale::kernel::cpu

@@ -318,34 +318,42 @@ bool small_product_of(const Product& p) {
   const bool vector = s.by_dots || (s.m == 1 && sizeof(T) == 8);
   const int64_t depth_rows = s.m * s.k;
   if (!vector && (depth_rows > kMaxSmall<T> || s.n > kMaxSmall<T> / depth_rows)) return false;
-  if (p.batch == 1) {
-    // Cut along the longer side; each element is summed in the same order however it is cut.
-    const bool by_rows = s.m > s.n;
-    parallel_for(by_rows ? s.m : s.n, std::max<int64_t>(1, kGrain / (s.k * (by_rows ? s.n : s.m))),
+  // Cut along the longer side; each element is summed in the same order however it is cut.
+  const auto share_out = [](const SmallProduct<T>& one) {
+    const bool by_rows = one.m > one.n;
+    parallel_for(by_rows ? one.m : one.n, std::max<int64_t>(1, kGrain / (one.k * (by_rows ? one.n : one.m))),
                  [&](int64_t begin, int64_t end) {
-                   SmallProduct<T> part = s;
+                   SmallProduct<T> part = one;
                    (by_rows ? part.m : part.n) = end - begin;
                    if (by_rows) {
-                     part.a += begin * s.a_row;
-                     part.c += begin * s.c_row;
+                     part.a += begin * one.a_row;
+                     part.c += begin * one.c_row;
                    } else {
-                     part.b += begin * s.b_col;
-                     part.c += begin * s.c_col;
+                     part.b += begin * one.b_col;
+                     part.c += begin * one.c_col;
                      if (part.bias != nullptr && !part.bias_is_scalar) part.bias += begin;
                    }
                    run(part);
                  });
+  };
+  if (p.batch == 1) {
+    share_out(s);
     return true;
   }
-  parallel_for(p.batch, std::max<int64_t>(1, kGrain / (depth_rows * s.n)), [&](int64_t begin, int64_t end) {
+  const auto range = [&](int64_t begin, int64_t end) {
     SmallProduct<T> one = s;
     for (int64_t i = begin; i < end; ++i) {
       one.a = s.a + i * a_batch;
       one.b = s.b + i * b_batch;
       one.c = s.c + i * p.c_batch;
-      run(one);
+      share_out(one);  // does nothing more inside a parallel region
     }
-  });
+  };
+  if (p.batch < thread_count()) {
+    range(0, p.batch);
+  } else {
+    parallel_for(p.batch, std::max<int64_t>(1, kGrain / (depth_rows * s.n)), range);
+  }
   return true;
 }
 

@@ -16,7 +16,8 @@ struct OpenBlas {
   std::string library;  // the file it came from
 };
 
-// Thread-safe. Throws StateError, saying what to install, where there is no OpenBLAS.
+// Thread-safe. The first call loads the library (a few milliseconds) and may set OPENBLAS_CORETYPE in the environment.
+// Throws StateError, saying what to install, where there is no OpenBLAS.
 const OpenBlas& openblas();
 
 // Empty if OpenBLAS can be used, else why not and what to install.
