@@ -113,7 +113,7 @@ void convert_and_multiply(const Product& p, int64_t begin, int64_t end) {
                 .epilogue = p.epilogue};
     if (row) {
       // What is left is the product of 1 and the sums: scales, bias and epilogue.
-      constexpr float kOne = 1;
+      static constexpr float kOne = 1;
       row_product(p, a.data, b16, b_space.as<float>());
       f32.k = 1;
       f32.a = &kOne;
