@@ -17,6 +17,7 @@ constexpr int64_t kRowTile = 256;      // results of a tile when folding rows
 constexpr int64_t kColumnTile = 1024;  // and when folding columns
 // Runs shorter than these are gathered first: a call of a vector loop would cost more than its work.
 constexpr int64_t kShortRow = 16, kShortColumns = 8;
+constexpr int64_t kWideColumns = 64;    // columns that make a vector loop worth while
 constexpr int64_t kGatherElems = 2048;  // elements gathered at a time
 // At most so many runs are folded one after the other into an accumulator; beyond, halves are folded apart and
 // combined, so that errors grow with the logarithm.
@@ -84,8 +85,11 @@ class Reducer {
     const PlanDim& reduced = plan_.reduced.back();
     const int64_t row_run = reduced.in_bytes == elem_ ? reduced.size : 0;
     const int64_t column_run = kept.in_bytes == elem_ ? kept.size : 0;
+    if (column_run > 0 && column_run < kWideColumns && reduced.in_bytes == column_run * elem_) {
+      wide_ = kWideColumns / column_run;
+    }
     const bool row_fits = row_run >= kShortRow || (plan_.kept_count == 1 && row_run == plan_.reduced_count);
-    const bool column_fits = column_run >= kShortColumns;
+    const bool column_fits = column_run >= kShortColumns || (wide_ > 1 && reduced.size >= 2 * wide_);
     direct_ = !convert_ && (row_fits || column_fits);
     by_rows_ = row_fits || (!column_fits && (plan_.reduced_count >= 64 || plan_.kept_count < kShortRow));
 
@@ -94,17 +98,27 @@ class Reducer {
       tile_ = std::clamp<int64_t>(kUnitElems / std::max<int64_t>(1, plan_.reduced_count), 1, kRowTile);
       leaf_ = direct_ ? kChain * reduced.size : kGatherElems;
     } else {
-      tile_ = kColumnTile;
-      leaf_ = direct_ ? kChain * reduced.size : std::max<int64_t>(1, kGatherElems / std::min(run_, tile_));
+      tile_ = direct_ ? kColumnTile
+                      : std::clamp<int64_t>(kGatherElems / std::max<int64_t>(1, plan_.reduced_count), 64, kColumnTile);
+      leaf_ = direct_ ? kChain * reduced.size : kGatherElems / tile_;
     }
     tile_ = std::min(tile_, run_);
     block_ = plan_.reduced_count;
-    if (tiles() < kManyTiles && tile_ * block_ > 2 * kUnitElems) {
+    const bool rows_apart = direct_ && by_rows_ && plan_.kept_count > 1 && rows_lie_apart();
+    if (rows_apart) tile_ = std::min(kRowTile, run_);
+    if ((tiles() < kManyTiles || rows_apart) && tile_ * block_ > 2 * kUnitElems) {
       // Whole runs where possible.
-      const int64_t wanted = kUnitElems / tile_;
-      block_ = std::min(reduced.size < wanted ? wanted / reduced.size * reduced.size : wanted, plan_.reduced_count);
+      const int64_t wanted = rows_apart ? std::max(reduced.size, kUnitElems / tile_) : kUnitElems / tile_;
+      block_ = std::min(reduced.size <= wanted ? wanted / reduced.size * reduced.size : wanted, plan_.reduced_count);
       blocks_ = divide_up(plan_.reduced_count, block_);
     }
+  }
+
+  // Is the next row of a result farther away than that of the next result, as for the channels of a batch of images?
+  // Then memory is read in order when a block has one row of every result.
+  bool rows_lie_apart() const {
+    const size_t dims = plan_.reduced.size();
+    return dims > 1 && plan_.reduced.back().size >= 64 && plan_.reduced[dims - 2].in_bytes > plan_.kept.back().in_bytes;
   }
 
   int64_t tiles() const { return plan_.kept_count / run_ * divide_up(run_, tile_); }
@@ -152,9 +166,8 @@ class Reducer {
     } else if (direct_) {
       for_runs(plan_.kept, first, last, [&](int64_t at, int64_t, int64_t n) {
         fold_range(begin, end, n, acc, [&](int64_t from, int64_t to, std::byte* target) {
-          for_runs(plan_.reduced, from, to, [&](int64_t offset, int64_t, int64_t rows) {
-            fold_.columns(x_ + at + offset, plan_.reduced.back().in_bytes, rows, n, target);
-          });
+          for_runs(plan_.reduced, from, to,
+                   [&](int64_t offset, int64_t, int64_t rows) { fold_columns(x_ + at + offset, rows, n, target); });
         });
       });
     } else {
@@ -198,11 +211,34 @@ class Reducer {
     fold_.row(elements, end - begin, acc);
   }
 
+  // Few columns, one row right behind the other, are folded as if several rows were one.
+  void fold_columns(const std::byte* from, int64_t rows, int64_t n, std::byte* acc) const {
+    const int64_t stride = plan_.reduced.back().in_bytes;
+    if (wide_ > 1 && rows >= 2 * wide_) {
+      alignas(64) std::byte parts[kWideColumns * kMaxAccBytes];
+      fold_.identity(parts, wide_ * n);
+      fold_.columns(from, wide_ * stride, rows / wide_, wide_ * n, parts);
+      for (int64_t part = 0; part < wide_; ++part) fold_.combine(parts + part * n * acc_, n, acc);
+      from += rows / wide_ * wide_ * stride;
+      rows %= wide_;
+    }
+    fold_.columns(from, stride, rows, n, acc);
+  }
+
   void fold_gathered_columns(int64_t first, int64_t last, int64_t begin, int64_t end, std::byte* acc) const {
     static_assert(kGatherElems >= kColumnTile);
     alignas(64) std::byte elements[kGatherElems * kMaxElemBytes];
     const int64_t row_bytes = (last - first) * fold_elem_;
     std::byte* row = elements;
+    if (!convert_ && plan_.reduced.size() == 1 && plan_.reduced.back().in_bytes == elem_) {
+      for_runs(plan_.kept, first, last, [&](int64_t at, int64_t, int64_t n) {  // short rows become columns
+        vec::transpose_copy(x_ + at + begin * elem_, plan_.kept.back().in_bytes, row, row_bytes, n, end - begin,
+                            static_cast<size_t>(elem_));
+        row += n * elem_;
+      });
+      fold_.columns(elements, row_bytes, end - begin, last - first, acc);
+      return;
+    }
     for_runs(plan_.reduced, begin, end, [&](int64_t at, int64_t, int64_t n) {
       for (int64_t i = 0; i < n; ++i, at += plan_.reduced.back().in_bytes, row += row_bytes) {
         gather(x_ + at, plan_.kept, first, last, row);
@@ -241,6 +277,7 @@ class Reducer {
   int64_t block_ = 1;  // reduced positions of a block
   int64_t blocks_ = 1;
   int64_t leaf_ = 1;  // reduced positions folded without combining
+  int64_t wide_ = 1;  // rows of few columns that are folded as one
 };
 
 }  // namespace

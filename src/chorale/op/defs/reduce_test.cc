@@ -97,6 +97,9 @@ TEST(Reduce, LongReductionsAreCutIntoBlocksWithoutLosingAnything) {
     for (int64_t d = 0; d < x.rank(); ++d) EXPECT_EQ(sum(sum(x, d)).item<double>(), total) << sizes << " " << d;
     EXPECT_EQ(amax(x).item<double>(), 3);
   }
+  // Channels of images: the rows of one result lie apart.
+  const Tensor images = small_integers({50, 5, 900});
+  expect_equal(sum(images, {0, 2}), naive(images, {0, 2}, false, DType::kF32, 0, std::plus<>()));
 }
 
 TEST(Reduce, MeanDividesInHigherPrecision) {
