@@ -2,7 +2,7 @@
 
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
-#include "chorale/op/pointwise.h"
+#include "chorale/op/index.h"
 #include "chorale/op/view.h"
 
 namespace chorale::op {
@@ -13,12 +13,8 @@ Tensor spread(const Tensor& results, const Shape& to, DimMask reduced) {
 }
 
 Tensor place(const Tensor& values, const Tensor& indices, const Shape& to, int64_t dim) {
-  const auto at = static_cast<size_t>(normalize_dim("place", dim, static_cast<int64_t>(to.size())));
   if (to.empty()) return values;
-  Shape along(to.size(), 1);
-  along[at] = to[at];
-  const Tensor positions = view(arange(to[at], DType::kI64, values.device()), along);
-  return where(eq(positions, indices), values, 0);
+  return scatter(zeros(to, values.dtype(), values.device()), dim, indices, values);
 }
 
 std::string reduction_labels(int64_t rank, DimMask reduced, bool keepdim, bool whole) {
