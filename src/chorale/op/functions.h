@@ -10,5 +10,6 @@
 #include "chorale/op/pointwise.h"
 #include "chorale/op/reduce.h"
 #include "chorale/op/product.h"
+#include "chorale/op/random.h"
 #include "chorale/op/shape.h"
 #include "chorale/op/view.h"

@@ -22,6 +22,7 @@ Rows all_ops() {
              sort_rows(),
              scan_rows(),
              product_rows(),
+             random_rows(),
              view_rows(),
              shape_rows(),
              index_rows(),

@@ -24,6 +24,7 @@ Rows reduce_rows();
 Rows sort_rows();
 Rows scan_rows();
 Rows product_rows();
+Rows random_rows();
 Rows view_rows();
 Rows shape_rows();
 Rows index_rows();

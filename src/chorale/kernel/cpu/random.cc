@@ -1,0 +1,232 @@
+#include "chorale/kernel/cpu/random.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numbers>
+#include <vector>
+
+#include "chorale/base/parallel.h"
+#include "chorale/kernel/cpu/copy.h"
+#include "chorale/kernel/random_attrs.h"
+#include "chorale/vec/random.h"
+
+namespace chorale::kernel::cpu {
+namespace {
+
+constexpr int64_t kGrainElems = 8192;
+constexpr int64_t kChunkElems = 1024;  // even: normals come in pairs
+
+// Calls f(words, first, count) for chunks of elements, with the random words of those elements.
+template <class F>
+void for_each_chunk(RandomStream stream, int64_t elems, int64_t words_each, F&& f) {
+  const int64_t chunks = (elems + kChunkElems - 1) / kChunkElems;
+  parallel_for(chunks, kGrainElems / kChunkElems, [&](int64_t begin, int64_t end) {
+    std::array<uint32_t, 2 * kChunkElems> words;
+    for (int64_t chunk = begin; chunk < end; ++chunk) {
+      const int64_t first = chunk * kChunkElems;
+      const int64_t count = std::min(kChunkElems, elems - first);
+      const int64_t drawn = (count + count % 2) * words_each;  // whole pairs
+      vec::random_words(stream, static_cast<uint64_t>(first * words_each), words.data(), drawn);
+      f(words.data(), first, count);
+    }
+  });
+}
+
+double unit(const uint32_t* words, int64_t i, bool wide) {
+  return wide ? uniform_f64(words[2 * i], words[2 * i + 1]) : static_cast<double>(uniform_f32(words[i]));
+}
+
+template <class T>
+T narrow_to(double value) {
+  return Scalar(value).to<T>();
+}
+
+template <class F>
+void visit_floating(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::kF16:
+      return f(TypeTag<float16>{});
+    case DType::kBF16:
+      return f(TypeTag<bfloat16>{});
+    case DType::kF64:
+      return f(TypeTag<double>{});
+    default:
+      return f(TypeTag<float>{});
+  }
+}
+
+// A number below `bound` from 64 random bits: the upper half of a product, whose bias is below 2^-64 times the bound.
+uint64_t below(uint64_t bound, uint32_t high, uint32_t low) {
+  return static_cast<uint64_t>((static_cast<unsigned __int128>(uint64_t{high} << 32 | low) * bound) >> 64);
+}
+
+}  // namespace
+
+int64_t words_per_element(DType dtype) { return dtype == DType::kF64 ? 2 : 1; }
+
+void uniform(const KernelArgs& args) {
+  const auto& attrs = args.attrs.get<RandomAttrs>();
+  const Tensor& out = args.out[0];
+  const bool wide = out.dtype() == DType::kF64;
+  visit_floating(out.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    T* data = out.data<T>();
+    for_each_chunk(attrs.stream(), out.elems(), words_per_element(out.dtype()),
+                   [&](const uint32_t* words, int64_t first, int64_t count) {
+                     if constexpr (std::is_same_v<T, float>) {
+                       const auto low = static_cast<float>(attrs.a), range = static_cast<float>(attrs.b - attrs.a);
+                       // low + range may round up to the bound that must not be reached.
+                       const float last = std::nextafter(static_cast<float>(attrs.b), low);
+                       for (int64_t i = 0; i < count; ++i)
+                         data[first + i] = std::min(low + range * uniform_f32(words[i]), last);
+                     } else {
+                       for (int64_t i = 0; i < count; ++i)
+                         data[first + i] = narrow_to<T>(attrs.a + (attrs.b - attrs.a) * unit(words, i, wide));
+                     }
+                   });
+  });
+}
+
+// Box and Muller: two uniform numbers give two normal ones. 1 - u lies in (0, 1], so the logarithm is finite.
+void normal(const KernelArgs& args) {
+  const auto& attrs = args.attrs.get<RandomAttrs>();
+  const Tensor& out = args.out[0];
+  const bool wide = out.dtype() == DType::kF64;
+  visit_floating(out.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
+    T* data = out.data<T>();
+    for_each_chunk(
+        attrs.stream(), out.elems(), words_per_element(out.dtype()),
+        [&](const uint32_t* words, int64_t first, int64_t count) {
+          for (int64_t i = 0; i < count; i += 2) {
+            const auto u = static_cast<Compute>(unit(words, i, wide)),
+                       v = static_cast<Compute>(unit(words, i + 1, wide));
+            const Compute radius = std::sqrt(Compute{-2} * std::log(Compute{1} - u));
+            const Compute angle = Compute{2} * std::numbers::pi_v<Compute> * v;
+            data[first + i] = narrow_to<T>(attrs.a + attrs.b * static_cast<double>(radius * std::cos(angle)));
+            if (i + 1 < count)
+              data[first + i + 1] = narrow_to<T>(attrs.a + attrs.b * static_cast<double>(radius * std::sin(angle)));
+          }
+        });
+  });
+}
+
+void randint(const KernelArgs& args) {
+  const auto& attrs = args.attrs.get<RandintAttrs>();
+  const Tensor& out = args.out[0];
+  const uint64_t range = static_cast<uint64_t>(attrs.high) - static_cast<uint64_t>(attrs.low);
+  visit_dtype(out.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    T* data = out.data<T>();
+    for_each_chunk(
+        attrs.stream(), out.elems(), kWordsPerInteger, [&](const uint32_t* words, int64_t first, int64_t count) {
+          for (int64_t i = 0; i < count; ++i) {
+            const auto value =
+                static_cast<int64_t>(static_cast<uint64_t>(attrs.low) + below(range, words[2 * i], words[2 * i + 1]));
+            data[first + i] = Scalar(value).to<T>();
+          }
+        });
+  });
+}
+
+// Fisher and Yates, from the back: element i changes places with one of those up to it.
+void randperm(const KernelArgs& args) {
+  const auto& attrs = args.attrs.get<RandintAttrs>();
+  const Tensor& out = args.out[0];
+  const int64_t n = out.elems();
+  std::vector<int64_t> order(static_cast<size_t>(n));
+  for (int64_t i = 0; i < n; ++i) order[static_cast<size_t>(i)] = i;
+  for (int64_t i = n - 1; i > 0; --i) {
+    const auto at = static_cast<uint64_t>(i) * kWordsPerInteger;
+    const uint64_t other =
+        below(static_cast<uint64_t>(i) + 1, random_word(attrs.stream(), at), random_word(attrs.stream(), at + 1));
+    std::swap(order[static_cast<size_t>(i)], order[other]);
+  }
+  visit_dtype(out.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    std::transform(order.begin(), order.end(), out.data<T>(), [](int64_t value) { return Scalar(value).to<T>(); });
+  });
+}
+
+void bernoulli(const KernelArgs& args) {
+  const auto& attrs = args.attrs.get<DrawAttrs>();
+  const Tensor p = contiguous(args.in[0]);
+  const Tensor& out = args.out[0];
+  const auto probability = [](auto value) { return static_cast<double>(Scalar(static_cast<float>(value)).real()); };
+  visit_floating(out.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const T* chances = p.data<T>();
+    T* data = out.data<T>();
+    const auto chance = [&](int64_t i) {
+      if constexpr (std::is_same_v<T, double>) return chances[i];
+      return probability(chances[i]);
+    };
+    for (int64_t i = 0; i < out.elems(); ++i) {
+      CHORALE_CHECK(chance(i) >= 0 && chance(i) <= 1, "[bernoulli] probability ", chance(i), " at position ", i,
+                    " is not between 0 and 1");
+    }
+    for_each_chunk(attrs.stream(), out.elems(), 1, [&](const uint32_t* words, int64_t first, int64_t count) {
+      for (int64_t i = 0; i < count; ++i)
+        data[first + i] = narrow_to<T>(static_cast<double>(uniform_f32(words[i])) < chance(first + i));
+    });
+  });
+}
+
+// Draws from weights that need not add up to 1. Without replacement: Efraimidis and Spirakis, the largest log(u) / w
+// win.
+void multinomial(const KernelArgs& args) {
+  const auto& attrs = args.attrs.get<DrawAttrs>();
+  const Tensor weights = contiguous(args.in[0], DType::kF64);
+  const Tensor& out = args.out[0];
+  const int64_t n = weights.size(-1), rows = n > 0 ? weights.elems() / n : 0;
+  const double* w = weights.data<double>();
+  for (int64_t row = 0; row < rows; ++row) {
+    double total = 0;
+    int64_t positive = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const double value = w[row * n + i];
+      CHORALE_CHECK(value >= 0 && std::isfinite(value), "[multinomial] weight ", value, " of row ", row,
+                    " at position ", i, " is negative or not finite");
+      total += value;
+      positive += value > 0;
+    }
+    CHORALE_CHECK(total > 0, "[multinomial] all weights of row ", row, " are zero");
+    CHORALE_CHECK(attrs.replacement || positive >= attrs.count, "[multinomial] ", attrs.count,
+                  " draws without replacement from ", positive, " weights that are not zero, in row ", row);
+  }
+  auto* drawn = out.data<int64_t>();
+  parallel_for(rows, 1, [&](int64_t begin, int64_t end) {
+    std::vector<double> keys(static_cast<size_t>(n));
+    std::vector<int64_t> order(static_cast<size_t>(n));
+    for (int64_t row = begin; row < end; ++row) {
+      const double* at = w + row * n;
+      const auto word = [&](int64_t i) {
+        const auto position = static_cast<uint64_t>(row * std::max(n, attrs.count) + i) * 2;
+        return uniform_f64(random_word(attrs.stream(), position), random_word(attrs.stream(), position + 1));
+      };
+      if (attrs.replacement) {
+        double sum = 0;
+        for (int64_t i = 0; i < n; ++i) keys[static_cast<size_t>(i)] = sum += at[i];
+        for (int64_t draw = 0; draw < attrs.count; ++draw) {
+          const auto found = std::upper_bound(keys.begin(), keys.end(), word(draw) * sum);
+          drawn[row * attrs.count + draw] = std::min<int64_t>(found - keys.begin(), n - 1);
+        }
+        continue;
+      }
+      for (int64_t i = 0; i < n; ++i) {
+        keys[static_cast<size_t>(i)] = at[i] > 0 ? std::log(1 - word(i)) / at[i] : -INFINITY;
+        order[static_cast<size_t>(i)] = i;
+      }
+      const auto larger = [&](int64_t a, int64_t b) {
+        return keys[static_cast<size_t>(a)] > keys[static_cast<size_t>(b)] ||
+               (keys[static_cast<size_t>(a)] == keys[static_cast<size_t>(b)] && a < b);
+      };
+      std::partial_sort(order.begin(), order.begin() + attrs.count, order.end(), larger);
+      std::copy(order.begin(), order.begin() + attrs.count, drawn + row * attrs.count);
+    }
+  });
+}
+
+}  // namespace chorale::kernel::cpu

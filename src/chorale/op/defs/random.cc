@@ -1,0 +1,195 @@
+#include "chorale/op/random.h"
+
+#include "chorale/kernel/cpu/random.h"
+#include "chorale/kernel/random_attrs.h"
+#include "chorale/op/builder.h"
+#include "chorale/op/samples.h"
+#include "chorale/op/table.h"
+
+namespace chorale {
+namespace op {
+namespace {
+
+using kernel::DrawAttrs;
+using kernel::RandintAttrs;
+using kernel::RandomAttrs;
+
+template <class A>
+void infer_sizes(const InferArgs& args, std::span<OutSpec> out) {
+  const A& a = args.attrs.get<A>();
+  out[0].sizes = a.sizes.shape();
+  out[0].dtype = a.dtype;
+  out[0].device = {a.device, static_cast<int16_t>(a.device_index)};
+}
+void infer_real(const InferArgs& args, std::span<OutSpec> out) {
+  const auto& a = args.attrs.get<RandomAttrs>();
+  CHORALE_CHECK(is_floating(a.dtype), "[", args.op.name, "] gives floating numbers, not ", a.dtype);
+  infer_sizes<RandomAttrs>(args, out);
+}
+void infer_uniform(const InferArgs& args, std::span<OutSpec> out) {
+  const auto& a = args.attrs.get<RandomAttrs>();
+  CHORALE_CHECK(a.a <= a.b, "[uniform] low ", a.a, " is above high ", a.b);
+  infer_real(args, out);
+}
+void infer_normal(const InferArgs& args, std::span<OutSpec> out) {
+  const auto& a = args.attrs.get<RandomAttrs>();
+  CHORALE_CHECK(a.b >= 0, "[normal] a standard deviation cannot be negative: ", a.b);
+  infer_real(args, out);
+}
+void infer_randint(const InferArgs& args, std::span<OutSpec> out) {
+  const auto& a = args.attrs.get<RandintAttrs>();
+  CHORALE_CHECK(a.low < a.high, "[randint] there is no integer from ", a.low, " to below ", a.high);
+  infer_sizes<RandintAttrs>(args, out);
+}
+void infer_randperm(const InferArgs& args, std::span<OutSpec> out) {
+  const auto& a = args.attrs.get<RandintAttrs>();
+  CHORALE_CHECK(a.sizes.size() == 1 && a.sizes[0] >= 0, "[randperm] a permutation has a length of at least 0");
+  infer_sizes<RandintAttrs>(args, out);
+}
+void infer_bernoulli(const InferArgs& args, std::span<OutSpec> out) {
+  out[0].sizes = args.in[0].sizes();
+  out[0].dtype = args.in[0].dtype();
+  out[0].device = args.in[0].device();
+}
+void infer_multinomial(const InferArgs& args, std::span<OutSpec> out) {
+  const auto& a = args.attrs.get<DrawAttrs>();
+  const Tensor& w = args.in[0];
+  CHORALE_CHECK(w.rank() >= 1 && w.rank() <= 2 && w.size(-1) > 0,
+                "[multinomial] weights must be [n] or [rows, n] with n > 0, found ", w.sizes());
+  CHORALE_CHECK(a.count > 0 && (a.replacement || a.count <= w.size(-1)), "[multinomial] ", a.count, " draws ",
+                a.replacement ? "with" : "without", " replacement from ", w.size(-1), " weights");
+  out[0].sizes = w.sizes();
+  out[0].sizes.back() = a.count;
+  out[0].dtype = DType::kI64;
+  out[0].device = w.device();
+}
+
+// Rows without inputs differ in a few fields only.
+constexpr OpDef from_nothing(const char* name, const AttrsType& (*attrs)(), Infer infer, kernel::Kernel cpu,
+                             Samples samples, const char* formula) {
+  return {.name = name,
+          .inputs = "",
+          .attrs = attrs,
+          .dtypes = kAll,
+          .infer = infer,
+          .cpu = cpu,
+          .grad = not_differentiable,
+          .shard = kReplicateOnly,
+          .samples = samples,
+          .formula = formula};
+}
+
+constexpr OpDef kUniform = from_nothing(
+    "uniform", attrs_of<RandomAttrs>, infer_uniform, kernel::cpu::uniform,
+    [] {
+      return std::vector<Sample>{{.in = {}, .attrs = RandomAttrs{.sizes = {2, 3}, .a = -1, .b = 2, .seed = 7}},
+                                 {.in = {}, .attrs = RandomAttrs{.sizes = {}, .dtype = DType::kF64}}};
+    },
+    "uniform in [a, b)");
+constexpr OpDef kNormal = from_nothing(
+    "normal", attrs_of<RandomAttrs>, infer_normal, kernel::cpu::normal,
+    [] {
+      return std::vector<Sample>{
+          {.in = {}, .attrs = RandomAttrs{.sizes = {5}, .a = 1, .b = 2, .seed = 7, .dtype = DType::kBF16}}};
+    },
+    "normal with mean a and standard deviation b");
+constexpr OpDef kRandint = from_nothing(
+    "randint", attrs_of<RandintAttrs>, infer_randint, kernel::cpu::randint,
+    [] {
+      return std::vector<Sample>{{.in = {}, .attrs = RandintAttrs{.sizes = {3, 2}, .low = -2, .high = 9, .seed = 7}}};
+    },
+    "uniform among low … high - 1");
+constexpr OpDef kRandperm = from_nothing(
+    "randperm", attrs_of<RandintAttrs>, infer_randperm, kernel::cpu::randperm,
+    [] { return std::vector<Sample>{{.in = {}, .attrs = RandintAttrs{.sizes = {6}, .seed = 7}}}; },
+    "0 … n - 1 in random order");
+
+constexpr OpDef kBernoulli{
+    .name = "bernoulli",
+    .inputs = "p",
+    .attrs = attrs_of<DrawAttrs>,
+    .dtypes = kFloats,
+    .infer = infer_bernoulli,
+    .cpu = kernel::cpu::bernoulli,
+    .grad = not_differentiable,
+    .shard = kReplicateOnly,  // a piece does not know where it stands in the stream
+    .samples =
+        [] {
+          return std::vector<Sample>{{.in = {sample({3, 4}, 0, 0, 1)}, .attrs = DrawAttrs{.seed = 7}}};
+        },
+    .formula = "1 with probability p[i], else 0",
+};
+constexpr OpDef kMultinomial{
+    .name = "multinomial",
+    .inputs = "weights",
+    .attrs = attrs_of<DrawAttrs>,
+    .dtypes = kFloats,
+    .infer = infer_multinomial,
+    .cpu = kernel::cpu::multinomial,
+    .grad = not_differentiable,
+    .shard = kReplicateOnly,
+    .samples =
+        [] {
+          // Weights that every floating type represents exactly, so that all of them draw the same.
+          const Tensor weights = Tensor::from({1.0, 0.0, 2.0, 0.5, 4.0, 1.0, 0.25, 8.0}, {2, 4});
+          return std::vector<Sample>{{.in = {weights}, .attrs = DrawAttrs{.count = 3, .replacement = false, .seed = 7}},
+                                     {.in = {weights}, .attrs = DrawAttrs{.count = 6, .replacement = true, .seed = 8}}};
+        },
+    .formula = "positions drawn in proportion to their weights",
+};
+
+constexpr const OpDef* kRows[] = {&kUniform, &kNormal, &kRandint, &kRandperm, &kBernoulli, &kMultinomial};
+
+RandomAttrs real_attrs(const Shape& sizes, double a, double b, DType dtype, Device device, Generator& generator) {
+  const RandomStream stream = generator.take((count_elems(sizes) + 1) * kernel::cpu::words_per_element(dtype));
+  return {sizes, a,           b,           static_cast<int64_t>(stream.seed), static_cast<int64_t>(stream.offset),
+          dtype, device.type, device.index};
+}
+RandintAttrs integer_attrs(const Shape& sizes, int64_t low, int64_t high, DType dtype, Generator& generator) {
+  const RandomStream stream = generator.take(count_elems(sizes) * kernel::cpu::kWordsPerInteger);
+  return {
+      sizes, low, high, static_cast<int64_t>(stream.seed), static_cast<int64_t>(stream.offset), dtype, DeviceType::kCpu,
+      0};
+}
+
+}  // namespace
+
+Rows random_rows() { return kRows; }
+
+}  // namespace op
+
+Tensor uniform(const Shape& sizes, double low, double high, DType dtype, Generator& generator) {
+  return op::call(op::kUniform, op::real_attrs(sizes, low, high, dtype, kCpu, generator));
+}
+Tensor normal(const Shape& sizes, double mean, double stddev, DType dtype, Generator& generator) {
+  return op::call(op::kNormal, op::real_attrs(sizes, mean, stddev, dtype, kCpu, generator));
+}
+const Tensor& uniform_(const Tensor& x, double low, double high, Generator& generator) {
+  return op::call_into(op::kUniform, op::real_attrs(x.sizes(), low, high, x.dtype(), x.device(), generator), x);
+}
+const Tensor& normal_(const Tensor& x, double mean, double stddev, Generator& generator) {
+  return op::call_into(op::kNormal, op::real_attrs(x.sizes(), mean, stddev, x.dtype(), x.device(), generator), x);
+}
+Tensor randint(int64_t low, int64_t high, const Shape& sizes, DType dtype, Generator& generator) {
+  return op::call(op::kRandint, op::integer_attrs(sizes, low, high, dtype, generator));
+}
+Tensor randperm(int64_t n, DType dtype, Generator& generator) {
+  CHORALE_CHECK(n >= 0, "[randperm] a length cannot be negative: ", n);
+  return op::call(op::kRandperm, op::integer_attrs({n}, 0, 1, dtype, generator));
+}
+Tensor bernoulli(const Tensor& p, Generator& generator) {
+  const RandomStream stream = generator.take(p.elems() + 1);
+  return op::call(op::kBernoulli,
+                  op::DrawAttrs{1, false, static_cast<int64_t>(stream.seed), static_cast<int64_t>(stream.offset)}, p);
+}
+Tensor multinomial(const Tensor& weights, int64_t count, bool replacement, Generator& generator) {
+  const int64_t n = weights.rank() > 0 ? weights.size(-1) : 1;
+  const int64_t rows = n > 0 ? weights.elems() / n : 0;
+  const RandomStream stream = generator.take(2 * rows * std::max(n, count));
+  return op::call(
+      op::kMultinomial,
+      op::DrawAttrs{count, replacement, static_cast<int64_t>(stream.seed), static_cast<int64_t>(stream.offset)},
+      weights);
+}
+
+}  // namespace chorale
