@@ -1,16 +1,20 @@
 include(GoogleTest)
 
-# chorale_layer(NAME [PROGRAM EXECUTABLE] [DEPS LAYER...] [TEST_DEPS LAYER...])
+# chorale_layer(NAME [PROGRAM EXECUTABLE] [OPTIONS FLAG...] [DEPS LAYER...] [TEST_DEPS LAYER...])
 #
 # Makes a layer of the folder src/chorale/NAME, whose sources are found by suffix:
 #   *.cc, *.cu (with CHORALE_CUDA)  into libchorale
 #   *_test_util.cc                  into the library linked to every test
 #   *_test.cc                       into NAME_test, each test registered with ctest as its own entry
 #   *_bench.cc                      left to the program that collects them
-# With PROGRAM the layer is an executable of that name instead of a part of libchorale; main.cc is kept out of its tests.
+# OPTIONS are for the compiler, on the layer's own sources. With PROGRAM the layer is an executable of that name instead of
+# a part of libchorale; main.cc is kept out of its tests.
 # DEPS (ALL: every layer) may be included, and what those may include; TEST_DEPS by tests only. tools/layers enforces both.
 function(chorale_layer name)
-  cmake_parse_arguments(PARSE_ARGV 1 layer "" "PROGRAM" "DEPS;TEST_DEPS")
+  cmake_parse_arguments(PARSE_ARGV 1 layer "" "PROGRAM" "OPTIONS;DEPS;TEST_DEPS")
+  if(CHORALE_LAYERS AND NOT name IN_LIST CHORALE_LAYERS)
+    return()
+  endif()
   set(folder "${CMAKE_SOURCE_DIR}/src/chorale/${name}")
   foreach(dep IN LISTS layer_DEPS)
     if(NOT dep STREQUAL "ALL" AND NOT IS_DIRECTORY "${CMAKE_SOURCE_DIR}/src/chorale/${dep}")
@@ -32,6 +36,7 @@ function(chorale_layer name)
   if(sources)
     add_library(chorale_${name} OBJECT ${sources})
     target_link_libraries(chorale_${name} PRIVATE chorale_flags chorale_third_party)
+    target_compile_options(chorale_${name} PRIVATE ${layer_OPTIONS})
     if(layer_PROGRAM)
       add_executable(${layer_PROGRAM}_program "${folder}/main.cc" $<TARGET_OBJECTS:chorale_${name}>)
       set_target_properties(${layer_PROGRAM}_program PROPERTIES OUTPUT_NAME ${layer_PROGRAM})

@@ -1,10 +1,9 @@
 # The layers, from the bottom up (docs/dev/style.md, section 1). A layer may include the headers of its DEPS and of what
 # those may include; tools/layers compares every #include with this table.
 chorale_layer(base)
-chorale_layer(vec DEPS base)
 # Vector loops are useless without inlining: at -O1 the tests of all layers above would wait for them. No contraction: a
 # multiplication and an addition must round alike in the body of a loop and in its tail.
-target_compile_options(chorale_vec PRIVATE -O3 -ffp-contract=off)
+chorale_layer(vec OPTIONS -O3 -ffp-contract=off DEPS base)
 chorale_layer(device DEPS base)
 chorale_layer(tensor DEPS device)
 chorale_layer(kernel DEPS tensor vec)

@@ -9,7 +9,7 @@ TOOL = pathlib.Path(__file__).resolve().parent / "layers"
 TABLE = """
 # chorale_layer(commented DEPS nothing)
 chorale_layer(base)
-chorale_layer(tensor DEPS base)
+chorale_layer(tensor OPTIONS -O3 DEPS base)
 chorale_layer(op DEPS tensor TEST_DEPS eager)  # looks up in its tests
 chorale_layer(eager
               DEPS op)
@@ -18,14 +18,14 @@ chorale_layer(app PROGRAM chorale DEPS ALL)
 
 
 class Layers(unittest.TestCase):
-    def run_on(self, files, table=TABLE):
+    def run_on(self, files, table=TABLE, args=()):
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
             for name, text in {"cmake/layer_table.cmake": table, "src/chorale/base/x.h": "", **files}.items():
                 path = root / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text)
-            done = subprocess.run([sys.executable, TOOL, root], capture_output=True, text=True)
+            done = subprocess.run([sys.executable, TOOL, *args, root], capture_output=True, text=True)
             return done.returncode, done.stdout + done.stderr
 
     def assert_clean(self, files):
@@ -68,6 +68,13 @@ class Layers(unittest.TestCase):
 
     def test_a_dependency_upwards_in_the_table_fails(self):
         self.assert_fails({}, "names b, which is not listed above", table="chorale_layer(a DEPS b)\nchorale_layer(b DEPS a)\n")
+
+    def test_needed_is_what_a_layer_and_its_tests_include(self):
+        self.assertEqual(self.run_on({}, args=["--needed", "tensor"]), (0, "base;tensor\n"))
+        self.assertEqual(self.run_on({}, args=["--needed", "op,base"]), (0, "base;eager;op;tensor\n"))
+        code, output = self.run_on({}, args=["--needed", "opp"])
+        self.assertEqual(code, 1)
+        self.assertIn("no layer opp", output)
 
 
 if __name__ == "__main__":
