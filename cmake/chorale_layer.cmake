@@ -58,7 +58,7 @@ function(chorale_layer name)
       target_sources(${name}_test PRIVATE $<TARGET_OBJECTS:chorale_${name}>)
     endif()
     # The watchdog of a test (base/test_main_test_util.cc) barks first; ctest's own limit prints no stacks.
-    set(limit_s 120)
+    set(limit_s 200)
     if(CHORALE_SANITIZE)
       set(limit_s 600)
     endif()

@@ -43,7 +43,7 @@ void Watchdog::watch() {
     } else if (std::chrono::steady_clock::now() < deadline_) {
       changed_.wait_until(lock, deadline_);
     } else {
-      alarm(30);  // should printing hang as well
+      alarm(100);  // should printing hang as well; it takes a second, and half a minute under ThreadSanitizer
       std::cerr << "watchdog: " << test_ << " has run for " << std::chrono::duration<double>(limit_).count()
                 << " s; stacks of all threads:\n"
                 << stacks_of_all_threads() << std::flush;
