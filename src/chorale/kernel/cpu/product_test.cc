@@ -11,6 +11,7 @@
 
 #include "chorale/base/error.h"
 #include "chorale/base/parallel.h"
+#include "chorale/vec/target.h"
 
 namespace chorale::kernel::cpu {
 namespace {
@@ -428,6 +429,24 @@ TEST(Product, ThreadsDoNotChangeTheShapeOfTheAnswer) {
     check<double>({.m = 1, .n = 900, .k = 800, .b = Layout::kColumns, .bias = true}, kF64);
   }
   set_thread_count(before);
+}
+
+TEST(Product, EveryInstructionSetMatchesTheDefinition) {
+  for (const char* target : vec::available_targets()) {
+    SCOPED_TRACE(target);
+    vec::force_target(target);
+    for (int64_t size = 1; size <= 40; ++size) {
+      for (const Layout b : {Layout::kRows, Layout::kColumns}) {
+        check<float>(
+            {.m = size, .n = 41 - size, .k = 9, .b = b, .beta = 0.5, .bias = true, .epilogue = Epilogue::kRelu}, kF32);
+        check<double>({.m = size, .n = size, .k = 41 - size, .b = b}, kF64);
+        check<float>({.m = 1, .n = size, .k = 2 * size + 1, .b = b}, kF32);
+        check<bfloat16>({.m = 1, .n = size, .k = 2 * size + 1, .b = b}, 0.5 / 128 * 1.01);
+        check<float16>({.m = 1, .n = 3 * size, .k = size, .b = b}, 0.5 / 1024 * 1.01);
+      }
+    }
+  }
+  vec::force_target(nullptr);
 }
 
 TEST(Product, UnknownCombinationsAreErrors) {
