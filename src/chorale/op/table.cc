@@ -19,6 +19,7 @@ Rows all_ops() {
              complex_rows(),
              creation_rows(),
              reduce_rows(),
+             pick_rows(),
              sort_rows(),
              scan_rows(),
              product_rows(),
