@@ -20,6 +20,7 @@ Rows all_ops() {
              creation_rows(),
              reduce_rows(),
              pick_rows(),
+             statistics_rows(),
              sort_rows(),
              scan_rows(),
              product_rows(),

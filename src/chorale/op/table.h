@@ -22,6 +22,7 @@ Rows complex_rows();
 Rows creation_rows();
 Rows reduce_rows();
 Rows pick_rows();
+Rows statistics_rows();
 Rows sort_rows();
 Rows scan_rows();
 Rows product_rows();
