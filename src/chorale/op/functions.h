@@ -6,6 +6,7 @@
 #include "chorale/op/creation.h"
 #include "chorale/op/embedding.h"
 #include "chorale/op/index.h"
+#include "chorale/op/linalg.h"
 #include "chorale/op/order.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/reduce.h"

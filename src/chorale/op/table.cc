@@ -19,6 +19,7 @@ Rows all_ops() {
              complex_rows(),
              creation_rows(),
              reduce_rows(),
+             linalg_rows(),
              pick_rows(),
              statistics_rows(),
              sort_rows(),

@@ -21,6 +21,7 @@ Rows logic_rows();
 Rows complex_rows();
 Rows creation_rows();
 Rows reduce_rows();
+Rows linalg_rows();
 Rows pick_rows();
 Rows statistics_rows();
 Rows sort_rows();
