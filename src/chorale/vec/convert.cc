@@ -10,10 +10,9 @@
 #include <complex>
 #include <type_traits>
 
-#include "chorale/vec/half-inl.h"
 #include "chorale/vec/kernels.h"
-#include "chorale/vec/lanes-inl.h"
 #include "chorale/vec/scalar_reduce.h"
+#include "chorale/vec/storage-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace chorale::vec::HWY_NAMESPACE {
@@ -23,39 +22,31 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 template <class Half>
 void half_to_float(const Half* in, float* out, size_t n) {
-  const hn::ScalableTag<float> d;
-  const hn::Rebind<uint16_t, decltype(d)> d16;
-  const uint16_t* bits = reinterpret_cast<const uint16_t*>(in);
-  constexpr size_t kLanes = hn::MaxLanes(d);
+  using S = Storage<Half>;
   size_t i = 0;
-  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
-    const auto a = from_bits16(Half(), d, hn::LoadU(d16, bits + i));
-    const auto b = from_bits16(Half(), d, hn::LoadU(d16, bits + i + kLanes));
-    hn::StoreU(a, d, out + i);
-    hn::StoreU(b, d, out + i + kLanes);
+  for (; i + 2 * S::kLanes <= n; i += 2 * S::kLanes) {
+    const auto a = S::load(in + i), b = S::load(in + i + S::kLanes);
+    Storage<float>::store(a, out + i);
+    Storage<float>::store(b, out + i + S::kLanes);
   }
-  for (; i < n; i += kLanes) {
-    const size_t count = n - i < kLanes ? n - i : kLanes;
-    store_n(from_bits16(Half(), d, load_n(d16, bits + i, count)), d, out + i, count);
+  for (; i < n; i += S::kLanes) {
+    const size_t count = n - i < S::kLanes ? n - i : S::kLanes;
+    Storage<float>::store_first(S::load_first(in + i, count), out + i, count);
   }
 }
 
 template <class Half>
 void float_to_half(const float* in, Half* out, size_t n) {
-  const hn::ScalableTag<float> d;
-  const hn::Rebind<uint16_t, decltype(d)> d16;
-  uint16_t* bits = reinterpret_cast<uint16_t*>(out);
-  constexpr size_t kLanes = hn::MaxLanes(d);
+  using S = Storage<Half>;
   size_t i = 0;
-  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
-    const auto a = to_bits16(Half(), d, hn::LoadU(d, in + i));
-    const auto b = to_bits16(Half(), d, hn::LoadU(d, in + i + kLanes));
-    hn::StoreU(a, d16, bits + i);
-    hn::StoreU(b, d16, bits + i + kLanes);
+  for (; i + 2 * S::kLanes <= n; i += 2 * S::kLanes) {
+    const auto a = Storage<float>::load(in + i), b = Storage<float>::load(in + i + S::kLanes);
+    S::store(a, out + i);
+    S::store(b, out + i + S::kLanes);
   }
-  for (; i < n; i += kLanes) {
-    const size_t count = n - i < kLanes ? n - i : kLanes;
-    store_n(to_bits16(Half(), d, load_n(d, in + i, count)), d16, bits + i, count);
+  for (; i < n; i += S::kLanes) {
+    const size_t count = n - i < S::kLanes ? n - i : S::kLanes;
+    S::store_first(Storage<float>::load_first(in + i, count), out + i, count);
   }
 }
 

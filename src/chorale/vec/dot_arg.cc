@@ -17,13 +17,13 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 template <class T>
 struct DotBody {
-  using V = typename Source<T>::V;
+  using V = typename Storage<T>::V;
   const T* a;
   const T* b;
 
-  HWY_INLINE V step(V s, size_t i) const { return hn::MulAdd(Source<T>::load(a + i), Source<T>::load(b + i), s); }
+  HWY_INLINE V step(V s, size_t i) const { return hn::MulAdd(Storage<T>::load(a + i), Storage<T>::load(b + i), s); }
   HWY_INLINE V last(V s, size_t i, size_t count) const {
-    return hn::MulAdd(Source<T>::load_first(a + i, count), Source<T>::load_first(b + i, count), s);
+    return hn::MulAdd(Storage<T>::load_first(a + i, count), Storage<T>::load_first(b + i, count), s);
   }
 };
 
@@ -31,8 +31,8 @@ template <class T>
 void vector_dot(const void* a, const void* b, int64_t n, void* out) {
   using Sum = VectorReduce<ReduceOp::kSum>;
   const DotBody<T> body{static_cast<const T*>(a), static_cast<const T*>(b)};
-  const auto s = reduce_vectors<Sum, typename Source<T>::V>(static_cast<size_t>(n), body);
-  *static_cast<typename Source<T>::Compute*>(out) = combine_lanes<Sum>(s);
+  const auto s = reduce_vectors<Sum, typename Storage<T>::V>(static_cast<size_t>(n), body);
+  *static_cast<typename Storage<T>::Compute*>(out) = combine_lanes<Sum>(s);
 }
 
 template <class T>
@@ -59,8 +59,8 @@ void scalar_dot(const void* a_data, const void* b_data, int64_t n, void* out) {
 
 // The first place in [0, n) where in[i] equals `value`, or where it is NaN if value is. There is one.
 template <class T>
-HWY_INLINE int64_t place_of(const T* in, int64_t n, typename Source<T>::Compute value) {
-  using S = Source<T>;
+HWY_INLINE int64_t place_of(const T* in, int64_t n, typename Storage<T>::Compute value) {
+  using S = Storage<T>;
   const typename S::D d;
   const auto wanted = hn::Set(d, value);
   const bool wants_nan = value != value;
@@ -78,14 +78,14 @@ HWY_INLINE int64_t place_of(const T* in, int64_t n, typename Source<T>::Compute 
 template <ReduceOp kOp, class T>
 int64_t vector_arg(const void* data, int64_t n) {
   using Op = VectorReduce<kOp>;
-  using Compute = typename Source<T>::Compute;
+  using Compute = typename Storage<T>::Compute;
   constexpr int64_t kPiece = 1024;
   const T* in = static_cast<const T*>(data);
   Compute best = ScalarReduce<kOp, Compute>::identity();
   int64_t best_begin = 0;
   for (int64_t begin = 0; begin < n; begin += kPiece) {
     const auto count = static_cast<size_t>(n - begin < kPiece ? n - begin : kPiece);
-    const auto s = reduce_vectors<Op, typename Source<T>::V>(count, RowBody<Op, T>{in + begin});
+    const auto s = reduce_vectors<Op, typename Storage<T>::V>(count, RowBody<Op, T>{in + begin});
     const Compute extreme = combine_lanes<Op>(s);
     if (kOp == ReduceOp::kMax ? extreme > best : extreme < best) {
       best = extreme;

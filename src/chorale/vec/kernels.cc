@@ -47,14 +47,16 @@ Kernels build() {
   add_reduce_columns(k);
   add_dot_arg(k);
   add_rows(k);
-  for (ScalarOp op : {ScalarOp::kWhere, ScalarOp::kMaskedFill}) {
-    for (DType half : {DType::kF16, DType::kBF16}) k.loop(op, half) = k.loop(op, DType::kI16);
-  }
+  // Nothing to compute: two bytes are moved, whatever they mean.
+  k.loop(ScalarOp::kWhere, DType::kF16) = k.loop(ScalarOp::kWhere, DType::kBF16) =
+      k.loop(ScalarOp::kWhere, DType::kI16);
   route_pow_scalar<DType::kU8>(k);
   route_pow_scalar<DType::kI8>(k);
   route_pow_scalar<DType::kI16>(k);
   route_pow_scalar<DType::kI32>(k);
   route_pow_scalar<DType::kI64>(k);
+  route_pow_scalar<DType::kF16>(k);
+  route_pow_scalar<DType::kBF16>(k);
   route_pow_scalar<DType::kF32>(k);
   route_pow_scalar<DType::kF64>(k);
   route_pow_scalar<DType::kC64>(k);
@@ -74,7 +76,7 @@ std::vector<int64_t> supported() { return hwy::SupportedAndGeneratedTargets(); }
 
 const Kernels& kernels() { return table(); }
 
-Loop pointwise_loop(ScalarOp op, DType compute) { return kernels().loop(op, compute); }
+Loop pointwise_loop(ScalarOp op, DType dtype) { return kernels().loop(op, dtype); }
 
 Convert convert_loop(DType from, DType to) {
   return kernels().convert[static_cast<size_t>(from)][static_cast<size_t>(to)];

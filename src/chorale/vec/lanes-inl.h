@@ -70,10 +70,6 @@ HWY_INLINE void store_n(hn::Vec<D> v, D d, T* to, size_t count) {
     copy_few<hn::MaxLanes(D())>(lanes, to, count);
   }
 }
-template <class D, class T = hn::TFromD<D>>
-HWY_INLINE void store(hn::Vec<D> v, D d, T* to) {
-  hn::StoreU(v, d, to);
-}
 
 // ---- masks of d as bytes: as many as d has lanes.
 
@@ -107,11 +103,11 @@ HWY_INLINE hn::Mask<D> mask_from_bytes_n(D d, const uint8_t* from, size_t count)
   return mask_from_byte_vector(d, load_n(BytesOf<D>(), from, count));
 }
 template <class D>
-HWY_INLINE void store(hn::Mask<D> mask, D d, uint8_t* to) {
+HWY_INLINE void store_mask(hn::Mask<D> mask, D d, uint8_t* to) {
   hn::StoreU(bytes_from_mask(d, mask), BytesOf<D>(), to);
 }
 template <class D>
-HWY_INLINE void store_n(hn::Mask<D> mask, D d, uint8_t* to, size_t count) {
+HWY_INLINE void store_mask_n(hn::Mask<D> mask, D d, uint8_t* to, size_t count) {
   store_n(bytes_from_mask(d, mask), BytesOf<D>(), to, count);
 }
 

@@ -1,6 +1,5 @@
 // Vector loops on contiguous memory: one thread, run-time dispatch to the best instruction set (target.h). Shapes,
-// strides, threads and f16/bf16 arithmetic belong to the callers: they cut work into contiguous pieces and convert
-// pieces to f32.
+// strides and threads belong to the callers, who cut work into contiguous pieces.
 //
 // All loops accept n = 0, need no alignment beyond the element's own, and touch nothing outside [0, n). A result may
 // coincide with an input of the same element size (in-place); any other overlap is not allowed.
@@ -29,10 +28,10 @@ struct Params {
 
 using Loop = void (*)(const void* const* in, void* out, int64_t n, const Params& params);
 
-// The loop that computes op in `compute`, or nullptr where it makes no sense for that dtype (info(op).dtypes) and for
-// f16 and bf16 (except kWhere and kMaskedFill; a kMaskedFill of those takes the value's bits in Params::i[0]).
-// Integers wrap around. An integer divided by zero gives 0: callers that want an error check first.
-Loop pointwise_loop(ScalarOp op, DType compute);
+// The loop of op over elements of `dtype`, or nullptr where it makes no sense (info(op).dtypes). f16 and bf16 are
+// computed in f32 and rounded once. Integers wrap around; divided by zero they give 0: callers that want an error check
+// first.
+Loop pointwise_loop(ScalarOp op, DType dtype);
 
 // ---- conversion
 

@@ -108,20 +108,32 @@ void transpose_any(const std::byte* in, int64_t in_stride, std::byte* out, int64
 }
 
 template <class T>
+void transpose_squares(const std::byte* in, int64_t in_stride, std::byte* out, int64_t out_stride) {
+  constexpr int64_t kElem = sizeof(T);
+  constexpr int64_t kBlock = kLineBytes / kElem, kSquare = 16 / kElem;
+  // Columns outermost: the four stores to one line of the result follow each other.
+  for (int64_t c = 0; c < kBlock; c += kSquare) {
+    for (int64_t r = 0; r < kBlock; r += kSquare) {
+      transpose_square<kElem>(in + r * in_stride + c * kElem, in_stride, out + c * out_stride + r * kElem, out_stride);
+    }
+  }
+}
+
+template <class T>
 void transpose_block(const std::byte* in, int64_t in_stride, std::byte* out, int64_t out_stride) {
   constexpr int64_t kElem = sizeof(T);
   constexpr int64_t kBlock = kLineBytes / kElem;
   if constexpr (kElem == 16) {
     transpose_any<T>(in, in_stride, out, out_stride, kBlock, kBlock);
+  } else if constexpr (kElem >= 4) {
+    transpose_squares<T>(in, in_stride, out, out_stride);
   } else {
-    constexpr int64_t kSquare = 16 / kElem;
-    // Columns outermost: the four stores to one line of the result follow each other.
-    for (int64_t c = 0; c < kBlock; c += kSquare) {
-      for (int64_t r = 0; r < kBlock; r += kSquare) {
-        transpose_square<kElem>(in + r * in_stride + c * kElem, in_stride, out + c * out_stride + r * kElem,
-                                out_stride);
-      }
-    }
+    // So many rows, if they lie a power of two apart, would push each other out of the cache before the next square
+    // needs them: lines are copied whole to and from the stack (measured: twice as fast at 4096 x 4096).
+    alignas(64) std::byte from[kBlock * kLineBytes], to[kBlock * kLineBytes];
+    for (int64_t r = 0; r < kBlock; ++r) std::memcpy(from + r * kLineBytes, in + r * in_stride, kLineBytes);
+    transpose_squares<T>(from, kLineBytes, to, kLineBytes);
+    for (int64_t c = 0; c < kBlock; ++c) std::memcpy(out + c * out_stride, to + c * kLineBytes, kLineBytes);
   }
 }
 

@@ -1,5 +1,5 @@
-// The loops of scalar_ops.inc over Highway vectors (f32, f64). A source file selects a section, includes this and calls
-// add_vector_loops(). Read once per target.
+// The loops of scalar_ops.inc over Highway vectors: f32, f64, and f16 and bf16 computed in f32. A source file selects a
+// section, includes this and calls add_vector_loops(). Read once per target.
 #if defined(CHORALE_VEC_POINTWISE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef CHORALE_VEC_POINTWISE_INL_H_
 #undef CHORALE_VEC_POINTWISE_INL_H_
@@ -14,6 +14,7 @@
 
 #include "chorale/vec/kernels.h"
 #include "chorale/vec/lanes-inl.h"
+#include "chorale/vec/storage-inl.h"
 #include "chorale/vec/vocabulary-inl.h"
 
 #include "chorale/vec/scalar_structs-inl.h"  // last: its expressions use the vocabulary
@@ -22,14 +23,13 @@ HWY_BEFORE_NAMESPACE();
 namespace chorale::vec::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// One input of a loop: values of T, or bool for the first input of a masked operation.
+// One input of a loop: elements of T, or bool for the first input of a masked operation.
 template <class T, bool kIsMask>
 class Input {
-  using D = hn::ScalableTag<T>;
+  using Element = std::conditional_t<kIsMask, uint8_t, T>;
+  using D = typename Storage<T>::D;
 
  public:
-  using Element = std::conditional_t<kIsMask, uint8_t, T>;
-
   HWY_INLINE explicit Input(const void* data) : data_(static_cast<const Element*>(data)) {}
   // For a broadcast input the element stands for n: spread over one block, and the pointer then stays there.
   HWY_INLINE void repeat_if(bool broadcast, void* block, size_t size) {
@@ -43,14 +43,14 @@ class Input {
     if constexpr (kIsMask) {
       return mask_from_bytes(D(), data_ + offset);
     } else {
-      return hn::LoadU(D(), data_ + offset);
+      return Storage<T>::load(data_ + offset);
     }
   }
   HWY_INLINE auto load_first(size_t count) const {
     if constexpr (kIsMask) {
       return mask_from_bytes_n(D(), data_, count);
     } else {
-      return load_n(D(), data_, count);
+      return Storage<T>::load_first(data_, count);
     }
   }
   HWY_INLINE void advance(size_t count) { data_ += count * step_; }
@@ -60,24 +60,49 @@ class Input {
   size_t step_ = 1;
 };
 
+// The result of a loop: elements of T, or bool for a predicate.
+template <class T, bool kIsMask>
+struct Output {
+  using Element = std::conditional_t<kIsMask, uint8_t, T>;
+  using D = typename Storage<T>::D;
+
+  template <class Y>
+  static HWY_INLINE void store(Y y, Element* to) {
+    if constexpr (kIsMask) {
+      store_mask(y, D(), to);
+    } else {
+      Storage<T>::store(y, to);
+    }
+  }
+  template <class Y>
+  static HWY_INLINE void store_first(Y y, Element* to, size_t count) {
+    if constexpr (kIsMask) {
+      store_mask_n(y, D(), to, count);
+    } else {
+      Storage<T>::store_first(y, to, count);
+    }
+  }
+};
+
 template <class Op, class T, size_t... kIndex>
 HWY_INLINE void vector_loop(std::index_sequence<kIndex...>, const void* const* in, void* out_data, size_t n,
                             const Params& params) {
-  const hn::ScalableTag<T> d;
-  constexpr size_t kLanes = hn::MaxLanes(d);
+  using Out = Output<T, Op::kKind == ScalarKind::kPredicate>;
+  using Compute = typename Storage<T>::Compute;
+  constexpr size_t kLanes = Storage<T>::kLanes;
   // Simple operations wait for memory: more loads in flight help. The others are bound by arithmetic and code size.
   constexpr size_t kVectors = Op::kIsSimple ? 4 : 1;
   constexpr size_t kBlock = kVectors * kLanes;
-  using Out = std::conditional_t<Op::kKind == ScalarKind::kPredicate, uint8_t, T>;
 
   std::tuple inputs{Input < T, Op::kKind == ScalarKind::kMasked && kIndex == 0 > (in[kIndex])...};
   HWY_ALIGN T blocks[Op::kInputs][kBlock];
   if (HWY_UNLIKELY(params.broadcast != 0)) {
     (std::get<kIndex>(inputs).repeat_if((params.broadcast >> kIndex & 1) != 0, blocks[kIndex], kBlock), ...);
   }
-  Out* out = static_cast<Out*>(out_data);
-  const auto p0 = hn::Set(d, static_cast<T>(params.f[0])), p1 = hn::Set(d, static_cast<T>(params.f[1]));
-  const auto p2 = hn::Set(d, static_cast<T>(params.f[2])), p3 = hn::Set(d, static_cast<T>(params.f[3]));
+  auto* out = static_cast<typename Out::Element*>(out_data);
+  const typename Storage<T>::D d;
+  const auto p0 = hn::Set(d, static_cast<Compute>(params.f[0])), p1 = hn::Set(d, static_cast<Compute>(params.f[1]));
+  const auto p2 = hn::Set(d, static_cast<Compute>(params.f[2])), p3 = hn::Set(d, static_cast<Compute>(params.f[3]));
 
   for (; n >= kBlock; n -= kBlock, out += kBlock) {
     // All loads of a block come before its stores: out may be an input.
@@ -86,18 +111,18 @@ HWY_INLINE void vector_loop(std::index_sequence<kIndex...>, const void* const* i
       const auto y1 = Op::apply(std::get<kIndex>(inputs).load(kLanes)..., p0, p1, p2, p3);
       const auto y2 = Op::apply(std::get<kIndex>(inputs).load(2 * kLanes)..., p0, p1, p2, p3);
       const auto y3 = Op::apply(std::get<kIndex>(inputs).load(3 * kLanes)..., p0, p1, p2, p3);
-      store(y0, d, out);
-      store(y1, d, out + kLanes);
-      store(y2, d, out + 2 * kLanes);
-      store(y3, d, out + 3 * kLanes);
+      Out::store(y0, out);
+      Out::store(y1, out + kLanes);
+      Out::store(y2, out + 2 * kLanes);
+      Out::store(y3, out + 3 * kLanes);
     } else {
-      store(Op::apply(std::get<kIndex>(inputs).load(0)..., p0, p1, p2, p3), d, out);
+      Out::store(Op::apply(std::get<kIndex>(inputs).load(0)..., p0, p1, p2, p3), out);
     }
     (std::get<kIndex>(inputs).advance(kBlock), ...);
   }
   while (n > 0) {
     const size_t count = n < kLanes ? n : kLanes;
-    store_n(Op::apply(std::get<kIndex>(inputs).load_first(count)..., p0, p1, p2, p3), d, out, count);
+    Out::store_first(Op::apply(std::get<kIndex>(inputs).load_first(count)..., p0, p1, p2, p3), out, count);
     (std::get<kIndex>(inputs).advance(count), ...);
     n -= count;
     out += count;
@@ -112,6 +137,8 @@ void vector_loop_entry(const void* const* in, void* out, int64_t n, const Params
 template <class Op>
 void add_vector_loop(Kernels& kernels, ScalarOp op) {
   if constexpr ((Op::dtype_bits() & domain::F) != 0) {
+    kernels.loop(op, DType::kF16) = &vector_loop_entry<Op, float16>;
+    kernels.loop(op, DType::kBF16) = &vector_loop_entry<Op, bfloat16>;
     kernels.loop(op, DType::kF32) = &vector_loop_entry<Op, float>;
     kernels.loop(op, DType::kF64) = &vector_loop_entry<Op, double>;
   }

@@ -214,15 +214,6 @@ TEST(PointwiseMasked, WhereAndMaskedFillOfEveryDtypeMoveBytes) {
       pointwise_loop(ScalarOp::kMaskedFill, dtype)(in, out.data(), kCount, Params{});
       EXPECT_EQ(out, expected) << target << " " << dtype;
     }
-    const float16 x[2] = {float16(1.0f), float16(2.0f)};
-    float16 y[2];
-    const uint8_t mask[2] = {1, 0};
-    const void* in[2] = {mask, x};
-    Params bits;
-    bits.i[0] = float16(-7.5f).bits;
-    pointwise_loop(ScalarOp::kMaskedFill, DType::kF16)(in, y, 2, bits);
-    EXPECT_EQ(static_cast<float>(y[0]), -7.5f);
-    EXPECT_EQ(static_cast<float>(y[1]), 2.0f);
   });
 }
 

@@ -33,7 +33,7 @@ std::vector<uint8_t> values(DType dtype, uint32_t seed) {
       if constexpr (std::is_integral_v<T>) {
         value = static_cast<T>(random() % 5 + 1);
       } else {
-        value = static_cast<T>(0.25 + static_cast<double>(random() % 1000) / 250);
+        value = static_cast<T>(0.25f + static_cast<float>(random() % 1000) / 250);
       }
       std::memcpy(bytes.data() + i * sizeof(T), &value, sizeof(T));
     }
@@ -60,8 +60,14 @@ std::vector<uint8_t> values(DType dtype, uint32_t seed) {
     case DType::kF64:
       fill(static_cast<double*>(nullptr));
       break;
+    case DType::kI16:
+      fill(static_cast<int16_t*>(nullptr));
+      break;
+    case DType::kF16:
+      fill(static_cast<float16*>(nullptr));
+      break;
     default:
-      fill(static_cast<int16_t*>(nullptr));  // f16 and bf16 too: only moved
+      fill(static_cast<bfloat16*>(nullptr));
   }
   return bytes;
 }
@@ -174,13 +180,37 @@ TEST(Pointwise, ARepeatedInputEqualsACopiedOne) {
   });
 }
 
+template <class Half>
+void test_half_loops() {
+  for_each_target([](const char* target) {
+    for (int i = 0; i < kScalarOpCount; ++i) {
+      const auto op = static_cast<ScalarOp>(i);
+      if ((info(op).dtypes & domain::F) == 0) continue;
+      const LoopCase halves(op, dtype_of<Half>);
+      LoopCase floats(op, DType::kF32);
+      const int first = info(op).kind == ScalarKind::kMasked ? 1 : 0;
+      for (int k = first; k < info(op).input_count; ++k) {
+        convert_loop(dtype_of<Half>, DType::kF32)(halves.inputs[k].data(), floats.inputs[k].data(), kLargest);
+      }
+      std::vector<uint8_t> wide = floats.expected();
+      if (info(op).kind != ScalarKind::kPredicate) {
+        std::vector<uint8_t> rounded(wide.size() / 2);
+        convert_loop(DType::kF32, dtype_of<Half>)(wide.data(), rounded.data(), kLargest);
+        wide = rounded;
+      }
+      ASSERT_EQ(halves.expected(), wide) << target << " " << info(op).name;
+    }
+  });
+}
+TEST(Pointwise, F16EqualsF32RoundedOnce) { test_half_loops<float16>(); }
+TEST(Pointwise, BF16EqualsF32RoundedOnce) { test_half_loops<bfloat16>(); }
+
 TEST(Pointwise, LoopsExistExactlyWhereTheTableSaysSo) {
   for_each_target([](const char* target) {
     for (int i = 0; i < kScalarOpCount; ++i) {
       for (DType dtype : kAllDTypes) {
         const auto op = static_cast<ScalarOp>(i);
-        const bool moves_only = op == ScalarOp::kWhere || op == ScalarOp::kMaskedFill;
-        const bool expected = (info(op).dtypes & domain::of(dtype)) != 0 || (moves_only && is_half(dtype));
+        const bool expected = (info(op).dtypes & domain::of(dtype)) != 0;
         EXPECT_EQ(pointwise_loop(op, dtype) != nullptr, expected) << target << " " << info(op).name << " " << dtype;
       }
     }

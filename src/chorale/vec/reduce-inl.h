@@ -11,39 +11,13 @@
 
 #include "hwy/highway.h"
 
-#include "chorale/vec/half-inl.h"
-#include "chorale/vec/lanes-inl.h"
 #include "chorale/vec/loops.h"
 #include "chorale/vec/scalar_reduce.h"
+#include "chorale/vec/storage-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace chorale::vec::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
-
-// Vectors of the compute type (f32 or f64) from memory of f32, f64, f16 or bf16.
-template <class T>
-struct Source {
-  using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
-  using D = hn::ScalableTag<Compute>;
-  using V = hn::Vec<D>;
-  static constexpr size_t kLanes = hn::MaxLanes(D());
-
-  static HWY_INLINE V load(const T* from) {
-    if constexpr (kIsHalf<T>) {
-      return from_bits16(T(), D(), hn::LoadU(hn::Rebind<uint16_t, D>(), reinterpret_cast<const uint16_t*>(from)));
-    } else {
-      return hn::LoadU(D(), from);
-    }
-  }
-  // The first `count` elements, zeros behind them.
-  static HWY_INLINE V load_first(const T* from, size_t count) {
-    if constexpr (kIsHalf<T>) {
-      return from_bits16(T(), D(), load_n(hn::Rebind<uint16_t, D>(), reinterpret_cast<const uint16_t*>(from), count));
-    } else {
-      return load_n(D(), from, count);
-    }
-  }
-};
 
 // A reduction of vectors: combine(combine(identity, x), y), where an element x is first mapped to what is summed up.
 template <ReduceOp kOp>
@@ -157,13 +131,13 @@ HWY_INLINE V reduce_vectors(size_t n, const Body& body) {
 // The usual body: elements of one array.
 template <class Op, class T>
 struct RowBody {
-  using V = typename Source<T>::V;
+  using V = typename Storage<T>::V;
   const T* in;
 
-  HWY_INLINE V step(V s, size_t i) const { return Op::step(s, Source<T>::load(in + i)); }
+  HWY_INLINE V step(V s, size_t i) const { return Op::step(s, Storage<T>::load(in + i)); }
   HWY_INLINE V last(V s, size_t i, size_t count) const {
-    return hn::IfThenElse(hn::FirstN(typename Source<T>::D(), count), Op::step(s, Source<T>::load_first(in + i, count)),
-                          s);
+    return hn::IfThenElse(hn::FirstN(typename Storage<T>::D(), count),
+                          Op::step(s, Storage<T>::load_first(in + i, count)), s);
   }
 };
 

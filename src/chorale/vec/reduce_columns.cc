@@ -26,8 +26,8 @@ struct Matrix {
 // Up to 16 rows at once: each accumulator is read and written once for all of them, and 16 streams of memory are not
 // too many for the CPU to fetch ahead.
 template <class Op, class T>
-void fold_rows(Matrix<T> in, int64_t rows, size_t n, typename Source<T>::Compute* acc) {
-  using S = Source<T>;
+void fold_rows(Matrix<T> in, int64_t rows, size_t n, typename Storage<T>::Compute* acc) {
+  using S = Storage<T>;
   using V = typename S::V;
   const typename S::D d;
   constexpr size_t kLanes = S::kLanes;
@@ -71,8 +71,8 @@ constexpr size_t kTileBytes = 8192;
 
 // The tree over rows: 64 are folded one after the other, larger numbers in two halves.
 template <class Op, class T>
-void fold_tree(Matrix<T> in, int64_t rows, size_t n, typename Source<T>::Compute* acc) {
-  using Compute = typename Source<T>::Compute;
+void fold_tree(Matrix<T> in, int64_t rows, size_t n, typename Storage<T>::Compute* acc) {
+  using Compute = typename Storage<T>::Compute;
   if (rows <= 64) {
     for (int64_t r = 0; r < rows; r += 16) fold_rows<Op, T>(in.from_row(r), rows - r < 16 ? rows - r : 16, n, acc);
     return;
@@ -80,7 +80,7 @@ void fold_tree(Matrix<T> in, int64_t rows, size_t n, typename Source<T>::Compute
   const int64_t half = (rows / 2 + 63) / 64 * 64;
   fold_tree<Op, T>(in, half, n, acc);
   HWY_ALIGN Compute second[kTileBytes / sizeof(Compute)];
-  const Compute identity = hn::GetLane(Op::identity(typename Source<T>::D()));
+  const Compute identity = hn::GetLane(Op::identity(typename Storage<T>::D()));
   for (size_t j = 0; j < n; ++j) second[j] = identity;
   fold_tree<Op, T>(in.from_row(half), rows - half, n, second);
   fold_partial<Op>(second, n, acc);
@@ -88,7 +88,7 @@ void fold_tree(Matrix<T> in, int64_t rows, size_t n, typename Source<T>::Compute
 
 template <ReduceOp kOp, class T>
 void vector_columns(const void* in, int64_t row_stride_bytes, int64_t rows, int64_t n, void* acc) {
-  using Compute = typename Source<T>::Compute;
+  using Compute = typename Storage<T>::Compute;
   constexpr int64_t kTile = kTileBytes / sizeof(Compute);
   for (int64_t j = 0; j < n; j += kTile) {
     const Matrix<T> tile{static_cast<const std::byte*>(in) + j * static_cast<int64_t>(sizeof(T)), row_stride_bytes};

@@ -18,8 +18,8 @@ constexpr bool is_counting(ReduceOp op) { return is_logical(op) || op == ReduceO
 template <ReduceOp kOp, class T>
 void vector_row(const void* in, int64_t n, void* acc) {
   using Op = VectorReduce<kOp>;
-  using V = typename Source<T>::V;
-  using Compute = typename Source<T>::Compute;
+  using V = typename Storage<T>::V;
+  using Compute = typename Storage<T>::Compute;
   const V s = reduce_vectors<Op, V>(static_cast<size_t>(n), RowBody<Op, T>{static_cast<const T*>(in)});
   Compute* result = static_cast<Compute*>(acc);
   *result = ScalarReduce<kOp, Compute>::combine(*result, combine_lanes<Op>(s));
@@ -29,11 +29,11 @@ void vector_row(const void* in, int64_t n, void* acc) {
 template <class T>
 void complex_sum_row(const void* in, int64_t n, void* acc) {
   using Op = VectorReduce<ReduceOp::kSum>;
-  using V = typename Source<T>::V;
+  using V = typename Storage<T>::V;
   const V s = reduce_vectors<Op, V>(2 * static_cast<size_t>(n), RowBody<Op, T>{static_cast<const T*>(in)});
-  constexpr size_t kLanes = Source<T>::kLanes;
+  constexpr size_t kLanes = Storage<T>::kLanes;
   HWY_ALIGN T lanes[kLanes];
-  hn::Store(s, typename Source<T>::D(), lanes);
+  hn::Store(s, typename Storage<T>::D(), lanes);
   for (size_t half = kLanes / 2; half >= 2; half /= 2) {
     for (size_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
   }

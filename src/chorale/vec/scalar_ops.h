@@ -29,16 +29,13 @@ struct ScalarInfo {
   const char* text;    // "mul(dy, sub(1, mul(y, y)))"
   int input_count;
   ScalarKind kind;
-  uint8_t dtypes;  // Domain bits
+  uint8_t dtypes;  // bits of domain
 };
 
-// Classes of dtypes, as bits of ScalarInfo::dtypes. The 16-bit floating types belong to none: convert them to f32,
-// except in kWhere and kMaskedFill, which only move bytes.
+// Classes of dtypes, as bits of ScalarInfo::dtypes.
 namespace domain {
 inline constexpr uint8_t F = 1, I = 2, B = 4, C = 8;
-constexpr uint8_t of(DType t) {
-  return is_complex(t) ? C : t == DType::kBool ? B : is_integral(t) ? I : is_half(t) ? 0 : F;
-}
+constexpr uint8_t of(DType t) { return is_complex(t) ? C : t == DType::kBool ? B : is_integral(t) ? I : F; }
 }  // namespace domain
 
 inline constexpr int kScalarOpCount = 0
