@@ -8,6 +8,7 @@
 #include "chorale/op/copy.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/reduce.h"
+#include "chorale/op/sparse.h"
 
 namespace chorale::autograd {
 namespace {
@@ -22,6 +23,8 @@ bool exclusive(const Tensor& x) {
 void accumulate(Tensor& sum, Tensor gradient, bool create_graph) {
   if (!sum.defined()) {
     sum = std::move(gradient);
+  } else if (sum.is_sparse() || gradient.is_sparse()) {
+    sum = sparse_add(sum, gradient);
   } else if (!create_graph && exclusive(sum)) {
     add_(sum, gradient);
   } else {
@@ -41,15 +44,17 @@ class GradFieldSink final : public GradSink {
     const std::lock_guard lock(mutex_of(leaf));
     Slot& slot = slot_for_writing(leaf);
     if (slot.grad.defined()) {
-      if (create_graph || slot.grad.is_sparse() || gradient.is_sparse()) {
+      if (create_graph || slot.grad.is_sparse()) {
         Tensor sum = slot.grad;
         accumulate(sum, std::move(gradient), create_graph);
         slot.grad = std::move(sum);
+      } else if (gradient.is_sparse()) {
+        sparse_add_(slot.grad, gradient);
       } else {
         add_(slot.grad, gradient);
       }
     } else if (slot.extras && slot.extras->destination.defined() && !create_graph) {
-      if (!gradient.is(slot.extras->destination)) copy_(slot.extras->destination, gradient);
+      if (!gradient.is(slot.extras->destination)) copy_(slot.extras->destination, to_dense(gradient));
       slot.grad = slot.extras->destination;
     } else if (create_graph || gradient.is_sparse() || exclusive(gradient)) {
       slot.grad = std::move(gradient);

@@ -18,6 +18,8 @@ void check_inputs(const OpDef& op, std::span<const Tensor> in) {
   bool found = false;
   for (size_t i = 0; i < in.size(); ++i) {
     if (!in[i].defined()) continue;
+    CHORALE_CHECK(!in[i].is_sparse(), "[", op.name, "] takes dense tensors, and input ", i,
+                  " is sparse; see op/sparse.h, or call to_dense() first");
     if (!found) {
       device = in[i].device();
       found = true;

@@ -13,4 +13,5 @@
 #include "chorale/op/product.h"
 #include "chorale/op/random.h"
 #include "chorale/op/shape.h"
+#include "chorale/op/sparse.h"
 #include "chorale/op/view.h"

@@ -30,6 +30,7 @@ Rows all_ops() {
              shape_rows(),
              index_rows(),
              embedding_rows(),
+             sparse_rows(),
          }) {
       all.insert(all.end(), family.begin(), family.end());
     }

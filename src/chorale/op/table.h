@@ -32,6 +32,7 @@ Rows view_rows();
 Rows shape_rows();
 Rows index_rows();
 Rows embedding_rows();
+Rows sparse_rows();
 
 // All rows, by family.
 Rows all_ops();
