@@ -63,11 +63,16 @@ inline void copy_rows(const void* from, int64_t from_step, void* to, int64_t to_
   if (row == 8) return small(std::integral_constant<size_t, 8>{});
   // Cut by bytes, so that a few long rows are shared too.
   parallel_for(rows * row, kBytesGrain, [&](int64_t begin, int64_t end) {
+    int64_t within = begin % row;
+    const std::byte* source_row = source + begin / row * from_step;
+    std::byte* target_row = target + begin / row * to_step;
     while (begin < end) {
-      const int64_t i = begin / row, within = begin % row;
       const int64_t count = std::min(row - within, end - begin);
-      std::memcpy(target + i * to_step + within, source + i * from_step + within, static_cast<size_t>(count));
+      std::memcpy(target_row + within, source_row + within, static_cast<size_t>(count));
       begin += count;
+      within = 0;
+      source_row += from_step;
+      target_row += to_step;
     }
   });
 }

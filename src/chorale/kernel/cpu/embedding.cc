@@ -46,9 +46,7 @@ void add_row(T factor, const T* from, T* to, int64_t begin, int64_t end) {
   for (int64_t j = begin; j < end; ++j) to[j] += factor * from[j];
 }
 
-Tensor rows_of(const char* op, const Tensor& indices, int64_t rows) {
-  return checked_indices(op, indices, rows, "the table");
-}
+Tensor rows_of(const char* op, const Tensor& indices, int64_t rows) { return checked_indices(op, indices, rows, 0); }
 
 // The indices of every bag: [starts[b], starts[b + 1]).
 std::vector<int64_t> bag_starts(const Tensor& offsets, int64_t count, bool last_offset) {
@@ -120,16 +118,24 @@ void max_bags(const Bags& bags, const T* table, int64_t columns, T* to, int64_t*
     for (int64_t bag = begin; bag < end; ++bag) {
       T* best = to + bag * columns;
       int64_t* from_row = picked + bag * columns;
-      std::fill_n(best, columns, T{});
-      std::fill_n(from_row, columns, int64_t{-1});
+      bool empty = true;
       bags.for_each(bag, [&](int64_t, int64_t row) {
+        const T* from = table + row * columns;
+        if (empty) {
+          std::copy_n(from, columns, best);
+          std::fill_n(from_row, columns, row);
+          empty = false;
+          return;
+        }
         for (int64_t j = 0; j < columns; ++j) {
-          const T value = table[row * columns + j];
-          if (from_row[j] >= 0 && !(to_sum(value) > to_sum(best[j]))) continue;
-          best[j] = value;
-          from_row[j] = row;
+          const bool larger = to_sum(from[j]) > to_sum(best[j]);
+          best[j] = larger ? from[j] : best[j];
+          from_row[j] = larger ? row : from_row[j];
         }
       });
+      if (!empty) continue;
+      std::fill_n(best, columns, T{});
+      std::fill_n(from_row, columns, int64_t{-1});
     }
   });
 }
@@ -147,7 +153,7 @@ void visit_floats(DType dtype, F&& f) {
 void embedding(const KernelArgs& args) {
   const Tensor &table = args.in[0], &out = args.out[0];
   const Tensor indices = rows_of("embedding", args.in[1], table.size(0));
-  const Picks picks(Blocks{1, table.size(0), table.size(1)}, indices.span<const int64_t>());
+  const Picks picks(Blocks{1, table.size(0), table.size(1)}, indices);
   picks.take(contiguous(table).raw(), out.raw(), out.elem_bytes());
 }
 

@@ -16,6 +16,11 @@ namespace {
 
 constexpr int64_t kGrain = 1 << 14;  // elements
 
+template <class T>
+const T* advance(const T* at, int64_t bytes) {
+  return reinterpret_cast<const T*>(reinterpret_cast<const std::byte*>(at) + bytes);
+}
+
 // A tensor seen under the index's sizes; along the indexed dimension it stands still.
 Tensor under_index(const Tensor& x, const Shape& sizes, size_t dim) {
   Strides strides = x.strides();
@@ -41,7 +46,7 @@ struct Line {
 Line line_of(const char* op, const Tensor& x, int64_t dim, const Tensor& index) {
   const int64_t at = normalize_dim(op, dim, x.rank());
   const int64_t bound = x.rank() > 0 ? x.sizes()[static_cast<size_t>(at)] : 1;
-  return {static_cast<size_t>(at), at_least_vector(checked_indices(op, index, bound, concat("dimension ", at)))};
+  return {static_cast<size_t>(at), at_least_vector(checked_indices(op, index, bound, at))};
 }
 
 // For every element of the index, in its order: f(place in `tensor`, pointer into `list`, which may be absent). Threads
@@ -60,13 +65,19 @@ void visit_places(const Line& line, const Tensor& tensor, const Tensor& list, F&
     const StridedSpace space(index, in);
     const int64_t index_step = space[0].inner_stride(space.rank()), place_step = space[1].inner_stride(space.rank());
     const int64_t value_step = space[2].inner_stride(space.rank());
+    const bool side_by_side = index_step == sizeof(int64_t) && value_step == sizeof(T);
     space.for_each_row(0, space.elems(), [&](std::byte* const* data, int64_t n) {
-      const std::byte *at = data[0], *value = data[2];
+      const auto* at = reinterpret_cast<const int64_t*>(data[0]);
+      const auto* value = reinterpret_cast<const T*>(data[2]);
       std::byte* place = data[1];
-      for (int64_t k = 0; k < n; ++k, at += index_step, place += place_step, value += value_step) {
-        int64_t i;
-        std::memcpy(&i, at, sizeof(i));
-        f(reinterpret_cast<T*>(place)[i * step], reinterpret_cast<const T*>(value));
+      if (side_by_side) {
+        for (int64_t k = 0; k < n; ++k, place += place_step) f(reinterpret_cast<T*>(place)[at[k] * step], value + k);
+        return;
+      }
+      for (int64_t k = 0; k < n; ++k, place += place_step) {
+        f(reinterpret_cast<T*>(place)[*at * step], value);
+        at = advance(at, index_step);
+        value = advance(value, value_step);
       }
     });
   };
@@ -103,11 +114,11 @@ void gather(const KernelArgs& args) {
     parallel_for(space.elems(), kGrain, [&](int64_t begin, int64_t end) {
       space.for_each_row(begin, end, [&](std::byte* const* data, int64_t n) {
         auto* to = reinterpret_cast<Unit*>(data[0]);  // the result is contiguous
-        const std::byte *at = data[1], *from = data[2];
-        for (int64_t k = 0; k < n; ++k, at += index_step, from += x_step) {
-          int64_t i;
-          std::memcpy(&i, at, sizeof(i));
-          to[k] = reinterpret_cast<const Unit*>(from)[i * step];
+        const auto* at = reinterpret_cast<const int64_t*>(data[1]);
+        const std::byte* from = data[2];
+        for (int64_t k = 0; k < n; ++k, from += x_step) {
+          to[k] = reinterpret_cast<const Unit*>(from)[*at * step];
+          at = advance(at, index_step);
         }
       });
     });

@@ -17,8 +17,7 @@ int64_t bytes_of(const Tensor& x) { return x.elems() * static_cast<int64_t>(x.el
 Picks slices(const char* op, const Shape& sizes, int64_t dim, const Tensor& index) {
   const int64_t at = normalize_dim(op, dim, static_cast<int64_t>(sizes.size()));
   const Blocks blocks = Blocks::around(sizes, at);
-  const Tensor checked = checked_indices(op, index, blocks.length, concat("dimension ", at));
-  return {blocks, checked.span<const int64_t>()};
+  return {blocks, checked_indices(op, index, blocks.length, at)};
 }
 
 // x[picks] += alpha * list, in the order of the list. `work` and `list` are contiguous and of one dtype.

@@ -32,7 +32,7 @@ Shape position_of(int64_t flat, const Shape& sizes) {
 
 }  // namespace
 
-Tensor checked_indices(const char* op, const Tensor& index, int64_t bound, const std::string& of, Negative negative) {
+Tensor checked_indices(const char* op, const Tensor& index, int64_t bound, int64_t dim, Negative negative) {
   const Tensor indices = contiguous(index, DType::kI64);
   const auto values = indices.span<const int64_t>();
   if (!any_beyond(values, static_cast<uint64_t>(bound))) return indices;
@@ -40,7 +40,8 @@ Tensor checked_indices(const char* op, const Tensor& index, int64_t bound, const
   const int64_t least = negative == Negative::kFromEnd ? -bound : 0;
   for (size_t i = 0; i < values.size(); ++i) {
     CHORALE_CHECK(values[i] >= least && values[i] < bound, "[", op, "] index ", values[i], " at position ",
-                  position_of(static_cast<int64_t>(i), index.sizes()), " is out of range: ", of, " has size ", bound);
+                  position_of(static_cast<int64_t>(i), index.sizes()), " is out of range: dimension ", dim,
+                  " has size ", bound);
   }
   const Tensor moved = Tensor::empty(index.sizes(), DType::kI64);
   const auto to = moved.span<int64_t>();

@@ -42,6 +42,20 @@ class Mask {
     });
   }
 
+  // The same for an f that writes something of the position into place `number`: it is also called for positions that
+  // do not hold, with the number of the next one that does and will overwrite it. No branch depends on the mask.
+  template <class F>
+  void write_each(F&& f) const {
+    parallel_for(chunks(), 4, [&](int64_t begin, int64_t end) {
+      int64_t number = starts_[static_cast<size_t>(begin)];
+      const int64_t last = starts_[static_cast<size_t>(end)];
+      for (int64_t i = begin * kChunk; number < last; ++i) {
+        f(i, number);
+        number += holds_[static_cast<size_t>(i)];
+      }
+    });
+  }
+
  private:
   int64_t size() const { return static_cast<int64_t>(holds_.size()); }
   int64_t chunks() const { return static_cast<int64_t>(starts_.size()) - 1; }
@@ -70,7 +84,7 @@ void masked_select(const KernelArgs& args) {
     using Unit = typename decltype(tag)::type;
     const auto* from = static_cast<const Unit*>(x.raw());
     auto* to = static_cast<Unit*>(out.raw());
-    mask.for_each([&](int64_t position, int64_t number) { to[number] = from[position]; });
+    mask.write_each([&](int64_t position, int64_t number) { to[number] = from[position]; });
   });
 }
 
@@ -95,14 +109,15 @@ void nonzero(const KernelArgs& args) {
   const Tensor& x = args.in[0];
   const Tensor held = contiguous(x, DType::kBool);
   const Mask mask(held);
-  const auto rank = static_cast<size_t>(x.rank());
   args.out[0] = Tensor::empty({mask.count(), x.rank()}, DType::kI64);
   auto* to = args.out[0].data<int64_t>();
+  if (x.rank() == 1) return mask.write_each([&](int64_t position, int64_t number) { to[number] = position; });
   const Shape& sizes = x.sizes();
   mask.for_each([&](int64_t position, int64_t number) {
-    for (size_t d = rank; d-- > 0;) {
-      to[number * x.rank() + static_cast<int64_t>(d)] = position % sizes[d];
-      position /= sizes[d];
+    for (int64_t d = x.rank(); d-- > 0;) {
+      const int64_t size = sizes[static_cast<size_t>(d)];
+      to[number * x.rank() + d] = position % size;
+      position /= size;
     }
   });
 }

@@ -101,38 +101,43 @@ void pad(const KernelArgs& args) {
   const Plan plan = make_plan(x.sizes(), a);
   const Side& last = plan.sides.back();
   const auto elem = static_cast<int64_t>(out.elem_bytes());
-  const int64_t unit = plan.unit * elem, row_bytes = last.padded() * unit;
+  const int64_t unit = plan.unit, row_elems = last.padded() * unit;
   const Tensor value = Tensor::scalar(a.value, out.dtype());
-  const auto* from = static_cast<const std::byte*>(x.raw());
-  auto* to = static_cast<std::byte*>(out.raw());
-
-  const auto fill = [&](std::byte* begin, std::byte* end) {
-    for (; begin < end; begin += elem) std::memcpy(begin, value.raw(), static_cast<size_t>(elem));
-  };
+  // For every padded row of the first outer index, the unpadded one it is copied from; the others repeat it.
+  const int64_t outer_rows = padded_rows(plan),
+                outer_sources = x.elems() / std::max<int64_t>(plan.outer * last.size * plan.unit, 1);
+  std::vector<int64_t> sources(static_cast<size_t>(outer_rows));
+  for (int64_t row = 0; row < outer_rows; ++row) sources[static_cast<size_t>(row)] = source_row(plan, row);
   const int64_t middle = last.middle_begin(), behind = last.middle_end();
-  parallel_for(plan.outer * padded_rows(plan), items_grain(row_bytes), [&](int64_t first, int64_t end) {
-    for (int64_t row = first; row < end; ++row) {
-      std::byte* target = to + row * row_bytes;
-      const int64_t source_at = source_row(plan, row);
-      if (source_at == kOutside) {
-        fill(target, target + row_bytes);
-        continue;
-      }
-      const std::byte* source = from + source_at * last.size * unit;
-      const auto edge = [&](int64_t begin, int64_t until) {
-        if (a.mode == PadMode::kConstant) return fill(target + begin * unit, target + until * unit);
-        for (int64_t i = begin; i < until; ++i) {
-          std::memcpy(target + i * unit, source + last.sources[static_cast<size_t>(i)] * unit,
-                      static_cast<size_t>(unit));
+  visit_bytes(static_cast<size_t>(elem), [&](auto tag) {
+    using Element = typename decltype(tag)::type;
+    Element constant;
+    std::memcpy(&constant, value.raw(), sizeof(constant));
+    const auto* from = static_cast<const Element*>(x.raw());
+    auto* to = static_cast<Element*>(out.raw());
+    parallel_for(plan.outer * outer_rows, items_grain(row_elems * elem), [&](int64_t first, int64_t end) {
+      for (int64_t row = first; row < end; ++row) {
+        Element* target = to + row * row_elems;
+        const int64_t outer = row / outer_rows, source_at = sources[static_cast<size_t>(row - outer * outer_rows)];
+        if (source_at == kOutside) {
+          std::fill_n(target, row_elems, constant);
+          continue;
         }
-      };
-      edge(0, middle);
-      if (behind > middle) {
-        std::memcpy(target + middle * unit, source + (middle - last.before) * unit,
-                    static_cast<size_t>((behind - middle) * unit));
+        const Element* source = from + (outer * outer_sources + source_at) * last.size * unit;
+        const auto edge = [&](int64_t begin, int64_t until) {
+          if (a.mode == PadMode::kConstant) {
+            std::fill_n(target + begin * unit, (until - begin) * unit, constant);
+            return;
+          }
+          for (int64_t i = begin; i < until; ++i) {
+            std::copy_n(source + last.sources[static_cast<size_t>(i)] * unit, unit, target + i * unit);
+          }
+        };
+        edge(0, middle);
+        std::copy_n(source + (middle - last.before) * unit, (behind - middle) * unit, target + middle * unit);
+        edge(behind, last.padded());
       }
-      edge(behind, last.padded());
-    }
+    });
   });
 }
 

@@ -23,42 +23,61 @@ void take_units(const Unit* tensor, Unit* list, int64_t outer, int64_t step, std
   });
 }
 
+// offsets += indices * stride, with the indices (contiguous) broadcast to the shape of the picks.
+void add_offsets(const Tensor& indices, const Shape& picked, int64_t stride, std::span<int64_t> offsets) {
+  const auto* from = indices.data<const int64_t>();
+  if (indices.sizes() == picked) {
+    for (int64_t& offset : offsets) offset += *from++ * stride;
+    return;
+  }
+  const Strides steps = broadcast_strides(indices.sizes(), indices.strides(), picked);
+  Shape at(picked.size(), 0);
+  int64_t place = 0;
+  for (int64_t& offset : offsets) {
+    offset += from[place] * stride;
+    for (size_t k = at.size(); k-- > 0;) {
+      place += steps[k];
+      if (++at[k] < picked[k]) break;
+      place -= steps[k] * picked[k];
+      at[k] = 0;
+    }
+  }
+}
+
 }  // namespace
 
-Picks::Picks(const Blocks& blocks, std::span<const int64_t> indices)
+Picks::Picks(const Blocks& blocks, const Tensor& indices)
     : outer_(blocks.outer),
       outer_step_(blocks.length * blocks.inner),
-      count_(static_cast<int64_t>(indices.size())),
+      count_(indices.elems()),
       run_(blocks.inner),
-      offsets_(indices.size()) {
-  std::transform(indices.begin(), indices.end(), offsets_.begin(), [&](int64_t i) { return i * blocks.inner; });
+      offsets_(indices.span<const int64_t>()),
+      indices_(indices) {
+  if (run_ == 1) return;
+  computed_.resize(offsets_.size());
+  std::transform(offsets_.begin(), offsets_.end(), computed_.begin(), [&](int64_t i) { return i * blocks.inner; });
+  offsets_ = computed_;
 }
 
 Picks::Picks(const char* op, const Shape& x, std::span<const Tensor> indices) {
   const IndexLayout layout = index_layout(op, x, indices);
+  const std::span<const int64_t> sizes(x.data(), x.size());
+  if (layout.first == layout.last) {
+    const size_t d = layout.first;
+    const Blocks blocks = Blocks::around(x, static_cast<int64_t>(d));
+    *this = Picks(blocks, checked_indices(op, indices[d], x[d], static_cast<int64_t>(d), Negative::kFromEnd));
+    return;
+  }
   const Strides strides = contiguous_strides(x);
   count_ = count_elems(layout.picked);
-  offsets_.assign(static_cast<size_t>(count_), 0);
+  computed_.assign(static_cast<size_t>(count_), 0);
   for (size_t d = 0; d < indices.size(); ++d) {
-    if (!indices[d].defined()) continue;
-    const Tensor& index = indices[d];
-    const Tensor checked = checked_indices(op, index, x[d], concat("dimension ", d), Negative::kFromEnd);
-    // Broadcast by hand: the checked indices are contiguous.
-    const Strides steps = broadcast_strides(checked.sizes(), checked.strides(), layout.picked);
-    const auto* from = checked.data<const int64_t>();
-    Shape at(layout.picked.size(), 0);
-    int64_t place = 0;
-    for (int64_t& offset : offsets_) {
-      offset += from[place] * strides[d];
-      for (size_t k = at.size(); k-- > 0;) {
-        place += steps[k];
-        if (++at[k] < layout.picked[k]) break;
-        place -= steps[k] * layout.picked[k];
-        at[k] = 0;
-      }
+    if (indices[d].defined()) {
+      add_offsets(checked_indices(op, indices[d], x[d], static_cast<int64_t>(d), Negative::kFromEnd), layout.picked,
+                  strides[d], computed_);
     }
   }
-  const std::span<const int64_t> sizes(x.data(), x.size());
+  offsets_ = computed_;
   run_ = count_elems(sizes.subspan(layout.last + 1));
   if (layout.aside) {
     outer_ = count_elems(sizes.first(layout.first));

@@ -16,10 +16,12 @@ namespace chorale::kernel::cpu {
 
 class Picks {
  public:
-  // Slices of a dimension; indices are in range.
-  Picks(const Blocks& blocks, std::span<const int64_t> indices);
+  // Slices of a dimension; indices are contiguous i64, in range.
+  Picks(const Blocks& blocks, const Tensor& indices);
   // x[i0, i1, …]: checks the indices.
   Picks(const char* op, const Shape& x, std::span<const Tensor> indices);
+  Picks(Picks&&) = default;  // moving a vector leaves its elements where offsets_ sees them
+  Picks& operator=(Picks&&) = default;
 
   int64_t elems() const { return outer_ * count_ * row(); }
   int64_t row() const { return static_cast<int64_t>(pieces_.size()) * run_; }
@@ -57,6 +59,10 @@ class Picks {
       }
     };
     if (elems() == 0) return;
+    if (outer_ == 1 && row() == 1) {
+      for (int64_t b = 0; b < count_; ++b) f(b, offsets_[static_cast<size_t>(b)], 1);
+      return;
+    }
     const auto bytes = static_cast<int64_t>(elem);
     if (outer_ > 1) {
       parallel_for(outer_, items_grain(count_ * row() * bytes),
@@ -72,8 +78,11 @@ class Picks {
   int64_t outer_step_ = 0;
   int64_t count_ = 0;
   int64_t run_ = 1;
-  std::vector<int64_t> offsets_;  // by pick
+  std::span<const int64_t> offsets_;  // by pick
   std::vector<int64_t> pieces_{0};
+  // What offsets_ looks at: indices of single elements are their offsets.
+  Tensor indices_;
+  std::vector<int64_t> computed_;
 };
 
 }  // namespace chorale::kernel::cpu

@@ -22,7 +22,7 @@ std::vector<int64_t> places(const Tensor& indices, const Shape& sizes) {
     const int64_t size = sizes[static_cast<size_t>(d)];
     const Tensor row =
         indices.view_as({indices.size(1)}, {indices.stride(1)}, indices.offset() + d * indices.stride(0));
-    const Tensor checked = checked_indices("coalesce", row, size, concat("dimension ", d));
+    const Tensor checked = checked_indices("coalesce", row, size, d);
     const auto list = checked.span<const int64_t>();
     for (size_t i = 0; i < count; ++i) result[i] = result[i] * size + list[i];
   }

@@ -78,7 +78,7 @@ TEST(Embedding, SaysWhatIsOutOfRange) {
   EXPECT_THAT(message_of([&] {
                 embedding(Tensor::from<int64_t>({0, 3}, {1, 2}), table);
               }),
-              HasSubstr("[embedding] index 3 at position [0, 1] is out of range: the table has size 3"));
+              HasSubstr("[embedding] index 3 at position [0, 1] is out of range: dimension 0 has size 3"));
   EXPECT_THAT(message_of([&] { embedding(ints({-1}), table); }), HasSubstr("index -1"));
   EXPECT_THAT(message_of([&] { embedding(ints({0}), table, 3); }), HasSubstr("the padding row 3 is out of range"));
   EXPECT_THAT(message_of([&] { embedding(iota({1}), table); }), HasSubstr("not f32"));
