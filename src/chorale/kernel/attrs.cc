@@ -1,6 +1,8 @@
 #include "chorale/kernel/attrs.h"
 
 #include <algorithm>
+#include <bit>
+#include <functional>
 #include <ostream>
 
 namespace chorale {
@@ -11,33 +13,64 @@ const T& read(const Attrs& attrs, const Field& field) {
   return *reinterpret_cast<const T*>(static_cast<const std::byte*>(attrs.bytes()) + field.offset);
 }
 
-std::string known_fields(const AttrsType& type) {
-  std::string names;
-  for (const Field& field : type.fields) names += (names.empty() ? "" : ", ") + std::string(field.name);
-  return names;
+// Calls f with the field's value in its own type; an enum is its number.
+template <class F>
+auto visit_field(const Attrs& attrs, const Field& field, F&& f) {
+  switch (field.kind) {
+    case FieldKind::kBool:
+      return f(read<bool>(attrs, field));
+    case FieldKind::kI64:
+      return f(read<int64_t>(attrs, field));
+    case FieldKind::kF64:
+      return f(read<double>(attrs, field));
+    case FieldKind::kDType:
+      return f(read<DType>(attrs, field));
+    case FieldKind::kEnum:
+      return f(read<uint8_t>(attrs, field));
+    case FieldKind::kInts:
+      return f(read<IntList>(attrs, field));
+    case FieldKind::kScalar:
+      return f(read<Scalar>(attrs, field));
+  }
+  __builtin_unreachable();
 }
 
-void combine(size_t& seed, size_t value) { seed ^= value + 0x9e3779b97f4a7c15u + (seed << 6) + (seed >> 2); }
+struct Value {
+  FieldValue operator()(bool value) const { return value; }
+  FieldValue operator()(int64_t value) const { return value; }
+  FieldValue operator()(double value) const { return value; }
+  FieldValue operator()(DType value) const { return std::string(name_of(value)); }
+  FieldValue operator()(uint8_t value) const { return static_cast<int64_t>(value); }
+  FieldValue operator()(const IntList& value) const { return std::vector<int64_t>(value.begin(), value.end()); }
+  FieldValue operator()(const Scalar& value) const { return value; }
+};
 
-struct Print {
-  std::ostream& out;
-  void operator()(bool value) const { out << (value ? "true" : "false"); }
-  void operator()(int64_t value) const { out << value; }
-  void operator()(double value) const { out << value; }
-  void operator()(const std::string& value) const { out << value; }
-  void operator()(const std::vector<int64_t>& value) const { out << Shape(std::span<const int64_t>(value)); }
-  void operator()(const Scalar& value) const { out << value; }
+// Equal means: an op called with either gives the same bits. NaN is equal to itself, 0.0 and -0.0 are not equal.
+struct Same {
+  bool operator()(double a, double b) const { return Scalar::same_bits(a, b); }
+  bool operator()(const IntList& a, const IntList& b) const {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end());
+  }
+  template <class T>
+  bool operator()(const T& a, const T& b) const {
+    return a == b;
+  }
 };
 
 struct Hash {
-  size_t operator()(const std::vector<int64_t>& value) const {
+  static void combine(size_t& seed, size_t value) { seed ^= value + 0x9e3779b97f4a7c15u + (seed << 6) + (seed >> 2); }
+
+  size_t operator()(double value) const { return std::hash<uint64_t>()(std::bit_cast<uint64_t>(value)); }
+  size_t operator()(const IntList& value) const {
     size_t seed = value.size();
     for (int64_t v : value) combine(seed, std::hash<int64_t>()(v));
     return seed;
   }
   size_t operator()(const Scalar& value) const {
-    size_t seed = std::hash<double>()(value.real());
-    combine(seed, std::hash<double>()(value.imag()));
+    size_t seed = static_cast<size_t>(value.kind());
+    combine(seed, std::hash<int64_t>()(value.integer()));
+    combine(seed, (*this)(value.real()));
+    combine(seed, (*this)(value.imag()));
     return seed;
   }
   template <class T>
@@ -46,39 +79,49 @@ struct Hash {
   }
 };
 
+struct Print {
+  std::ostream& out;
+  void operator()(bool value) const { out << (value ? "true" : "false"); }
+  void operator()(double value) const { out << to_text(value); }
+  void operator()(uint8_t value) const { out << static_cast<int>(value); }
+  void operator()(const IntList& value) const { out << value.shape(); }
+  template <class T>
+  void operator()(const T& value) const {
+    out << value;
+  }
+};
+
+const char* wanted_by(FieldKind kind) {
+  constexpr const char* kNames[] = {
+      "a bool",  "an integer", "a number", "the name of a dtype", "the number of an enumerator", "a list of integers",
+      "a number"};
+  return kNames[static_cast<size_t>(kind)];
+}
+const char* given_in(const FieldValue& value) {
+  constexpr const char* kNames[] = {"a bool", "an integer",         "a floating number",
+                                    "text",   "a list of integers", "a number"};
+  return kNames[value.index()];
+}
+
+std::string known_fields(const AttrsType& type) {
+  std::string names;
+  for (const Field& field : type.fields) names += (names.empty() ? "" : ", ") + std::string(field.name);
+  return names;
+}
+
 }  // namespace
 
-FieldValue Attrs::at(const Field& field) const {
-  switch (field.kind) {
-    case FieldKind::kBool:
-      return read<bool>(*this, field);
-    case FieldKind::kI64:
-      return read<int64_t>(*this, field);
-    case FieldKind::kF64:
-      return read<double>(*this, field);
-    case FieldKind::kDType:
-      return std::string(name_of(read<DType>(*this, field)));
-    case FieldKind::kEnum:
-      return static_cast<int64_t>(read<uint8_t>(*this, field));
-    case FieldKind::kInts: {
-      const auto& list = read<IntList>(*this, field);
-      return std::vector<int64_t>(list.begin(), list.end());
-    }
-    case FieldKind::kScalar:
-      return read<Scalar>(*this, field);
-  }
-  return false;
-}
+FieldValue Attrs::at(const Field& field) const { return visit_field(*this, field, Value{}); }
 
 void Attrs::set(std::string_view name, const FieldValue& value) {
   CHORALE_CHECK(type_, "[attributes] there are none, so there is no '", name, "'");
-  const auto* field = std::find_if(type_->fields.data(), type_->fields.data() + type_->fields.size(),
-                                   [&](const Field& f) { return name == f.name; });
-  CHORALE_CHECK(field != type_->fields.data() + type_->fields.size(), "[", type_->name, "] has no field '", name, "'; known: ",
-                known_fields(*type_));
+  const auto field =
+      std::find_if(type_->fields.begin(), type_->fields.end(), [&](const Field& f) { return name == f.name; });
+  CHORALE_CHECK(field != type_->fields.end(), "[", type_->name, "] has no field '", name,
+                "'; known: ", known_fields(*type_));
   std::byte* at = bytes_ + field->offset;
   const auto expect = [&](bool fits) {
-    CHORALE_CHECK(fits, "[", type_->name, "] the value for '", name, "' has the wrong kind");
+    CHORALE_CHECK(fits, "[", type_->name, "] '", name, "' takes ", wanted_by(field->kind), ", not ", given_in(value));
   };
   const auto store = [&](const auto& v) { std::memcpy(at, &v, sizeof(v)); };
   const auto* integer = std::get_if<int64_t>(&value);
@@ -98,6 +141,7 @@ void Attrs::set(std::string_view name, const FieldValue& value) {
       return store(dtype_from_name(std::get<std::string>(value)));
     case FieldKind::kEnum:
       expect(integer);
+      CHORALE_CHECK(*integer >= 0 && *integer <= 255, "[", type_->name, "] '", name, "' has no enumerator ", *integer);
       return store(static_cast<uint8_t>(*integer));
     case FieldKind::kInts:
       expect(std::holds_alternative<std::vector<int64_t>>(value));
@@ -114,13 +158,17 @@ void Attrs::set(std::string_view name, const FieldValue& value) {
 bool operator==(const Attrs& a, const Attrs& b) {
   if (a.type_ != b.type_) return false;
   if (!a.type_) return true;
-  return std::all_of(a.type_->fields.begin(), a.type_->fields.end(), [&](const Field& f) { return a.at(f) == b.at(f); });
+  return std::all_of(a.type_->fields.begin(), a.type_->fields.end(), [&](const Field& field) {
+    return visit_field(a, field, [&](const auto& value) {
+      return Same{}(value, read<std::remove_cvref_t<decltype(value)>>(b, field));
+    });
+  });
 }
 
 size_t Attrs::hash() const {
   size_t seed = 0;
   if (!type_) return seed;
-  for (const Field& field : type_->fields) combine(seed, std::visit(Hash{}, at(field)));
+  for (const Field& field : type_->fields) Hash::combine(seed, visit_field(*this, field, Hash{}));
   return seed;
 }
 
@@ -129,7 +177,7 @@ std::ostream& operator<<(std::ostream& out, const Attrs& attrs) {
   if (attrs.type_) {
     for (const Field& field : attrs.type_->fields) {
       out << (&field == attrs.type_->fields.data() ? "" : ", ") << field.name << '=';
-      std::visit(Print{out}, attrs.at(field));
+      visit_field(attrs, field, Print{out});
     }
   }
   return out << '}';
