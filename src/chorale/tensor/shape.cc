@@ -100,6 +100,21 @@ bool is_dense(std::span<const int64_t> sizes, std::span<const int64_t> strides) 
   return true;
 }
 
+std::optional<Reach> reach_of(std::span<const int64_t> sizes, std::span<const int64_t> strides) {
+  if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return Reach{0, 0};
+  Reach reach{0, 1};
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] == 1) continue;
+    int64_t way;
+    if (__builtin_mul_overflow(sizes[i] - 1, strides[i], &way)) return std::nullopt;
+    int64_t& bound = way < 0 ? reach.low : reach.high;
+    if (__builtin_add_overflow(bound, way, &bound)) return std::nullopt;
+  }
+  int64_t length;
+  if (__builtin_sub_overflow(reach.high, reach.low, &length) || length > kMaxElems) return std::nullopt;
+  return reach;
+}
+
 Shape broadcast_shapes(const char* op, const Shape& a, const Shape& b) {
   if (a == b) return a;
   const size_t rank = std::max(a.size(), b.size());

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <iosfwd>
 #include <limits>
+#include <optional>
 #include <span>
 
 #include "chorale/base/small_vector.h"
@@ -30,6 +31,13 @@ bool is_contiguous(std::span<const int64_t> sizes, std::span<const int64_t> stri
 bool is_channels_last(std::span<const int64_t> sizes, std::span<const int64_t> strides);
 // True when the elements fill a stretch of memory without holes or overlaps, in whatever order.
 bool is_dense(std::span<const int64_t> sizes, std::span<const int64_t> strides);
+
+// The elements that a view touches, relative to its element 0: from low to high, exclusively. Nothing when that is a
+// stretch of more than kMaxElems.
+struct Reach {
+  int64_t low = 0, high = 0;
+};
+std::optional<Reach> reach_of(std::span<const int64_t> sizes, std::span<const int64_t> strides);
 
 // The shape of a and b combined; throws InvalidArgument, naming `op`, when they do not fit.
 Shape broadcast_shapes(const char* op, const Shape& a, const Shape& b);

@@ -130,6 +130,39 @@ TEST(Shape, DenseIsThatOffsetsFillAStretchOnce) {
   EXPECT_GT(dense, 1000);
 }
 
+TEST(Shape, ReachIsFromTheLowestToTheHighestOffset) {
+  std::mt19937 random(3);
+  for (int round = 0; round < 2000; ++round) {
+    Shape sizes(random() % 4);
+    Strides strides(sizes.size());
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      sizes[i] = static_cast<int64_t>(random() % 5);
+      strides[i] = static_cast<int64_t>(random() % 13) - 6;
+    }
+    const std::vector<int64_t> offsets = offsets_of(sizes, strides);
+    const auto reach = reach_of(sizes, strides);
+    ASSERT_TRUE(reach);
+    if (offsets.empty()) {
+      ASSERT_EQ(reach->high, reach->low);
+    } else {
+      ASSERT_EQ(reach->low, *std::min_element(offsets.begin(), offsets.end()));
+      ASSERT_EQ(reach->high, *std::max_element(offsets.begin(), offsets.end()) + 1);
+    }
+  }
+}
+
+TEST(Shape, AReachBeyondCountingIsNone) {
+  const int64_t huge = std::numeric_limits<int64_t>::max();
+  EXPECT_FALSE(reach_of(Shape{2}, Strides{huge}));
+  EXPECT_FALSE(reach_of(Shape{3}, Strides{huge}));
+  EXPECT_FALSE(reach_of(Shape{2, 2}, Strides{huge / 2 + 1, huge / 2 + 1}));
+  EXPECT_FALSE(reach_of(Shape{2, 2}, Strides{-kMaxElems, 1}));
+  EXPECT_FALSE(reach_of(Shape{2, 2}, Strides{std::numeric_limits<int64_t>::min(), huge}));
+  EXPECT_TRUE(reach_of(Shape{2}, Strides{kMaxElems - 1}));
+  EXPECT_TRUE(reach_of(Shape{1, 2}, Strides{huge, 1}));  // a stride that is never taken
+  EXPECT_TRUE(reach_of(Shape{3, 0}, Strides{huge, 1}));  // nothing is touched
+}
+
 TEST(Shape, BroadcastsAsTheRulesSay) {
   const auto shape = [](const Shape& a, const Shape& b) { return broadcast_shapes("add", a, b); };
   EXPECT_EQ(shape({}, {}), Shape{});

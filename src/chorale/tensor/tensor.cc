@@ -16,27 +16,6 @@ void check_rank(const Shape& sizes) {
                 sizes);
 }
 
-// The elements that a view touches, relative to its element 0: from low to high, exclusively.
-struct Reach {
-  int64_t low = 0, high = 0;
-};
-// False when it is beyond what can be counted.
-bool find_reach(const Shape& sizes, const Strides& strides, Reach& reach) {
-  reach = {0, 1};
-  bool overflow = false;
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i] == 0) {
-      reach = {0, 0};
-      return true;
-    }
-    int64_t span;
-    overflow |= __builtin_mul_overflow(sizes[i] - 1, strides[i], &span);
-    int64_t& bound = span < 0 ? reach.low : reach.high;
-    overflow |= __builtin_add_overflow(bound, span, &bound);
-  }
-  return !overflow;
-}
-
 // Calls f with the element offset of every element in row-major order.
 template <class F>
 void for_each_offset(const Shape& sizes, const Strides& strides, F&& f) {
@@ -95,10 +74,10 @@ Tensor Tensor::empty_strided(const Shape& sizes, const Strides& strides, DType d
   count_elems(sizes);
   CHORALE_CHECK(std::all_of(strides.begin(), strides.end(), [](int64_t stride) { return stride >= 0; }),
                 "[empty_strided] strides cannot be negative: ", strides);
-  Reach reach;
-  CHORALE_CHECK(find_reach(sizes, strides, reach) && reach.high <= kMaxElems, "[empty_strided] sizes ", sizes,
-                " with strides ", strides, " reach further than can be counted");
-  const size_t bytes = static_cast<size_t>(reach.high) * size_of(dtype);
+  const std::optional<Reach> reach = reach_of(sizes, strides);
+  CHORALE_CHECK(reach, "[empty_strided] sizes ", sizes, " with strides ", strides,
+                " reach further than can be counted");
+  const size_t bytes = static_cast<size_t>(reach->high) * size_of(dtype);
   return on(Storage::allocate(bytes, device), sizes, strides, 0, dtype);
 }
 
@@ -108,10 +87,10 @@ Tensor Tensor::on(Intrusive<Storage> storage, const Shape& sizes, const Strides&
   CHORALE_CHECK(sizes.size() == strides.size(), "[view] ", sizes.size(), " sizes but ", strides.size(), " strides");
   const int64_t elems = count_elems(sizes);
   const auto capacity = static_cast<int64_t>(storage->bytes() / size_of(dtype));
-  Reach reach;
-  int64_t first, end;
-  const bool counted = find_reach(sizes, strides, reach) && !__builtin_add_overflow(offset, reach.low, &first) &&
-                       !__builtin_add_overflow(offset, reach.high, &end);
+  const std::optional<Reach> reach = reach_of(sizes, strides);
+  int64_t first = 0, end = 0;
+  const bool counted = reach && !__builtin_add_overflow(offset, reach->low, &first) &&
+                       !__builtin_add_overflow(offset, reach->high, &end);
   CHORALE_CHECK(counted, "[view] sizes ", sizes, " with strides ", strides, " and offset ", offset,
                 " reach further than can be counted");
   CHORALE_CHECK(elems == 0 || (first >= 0 && end <= capacity), "[view] sizes ", sizes, " with strides ", strides,
@@ -331,8 +310,7 @@ bool Tensor::overlaps(const Tensor& other) const {
   if (!raw() || !other.raw()) return impl_->storage == other.impl_->storage;  // no addresses to compare
   // By address, not by storage: two storages may wrap the same memory.
   const auto range = [](const Tensor& x) {
-    Reach reach;
-    find_reach(x.sizes(), x.strides(), reach);
+    const Reach reach = reach_of(x.sizes(), x.strides()).value_or(Reach{});
     const auto* base = static_cast<const std::byte*>(x.raw());
     const auto bytes = static_cast<int64_t>(x.elem_bytes());
     return std::pair(base + reach.low * bytes, base + reach.high * bytes);
