@@ -47,6 +47,7 @@ Tensor make(OutSpec& spec, std::span<const Tensor> in) {
 int category(DType dtype) { return is_complex(dtype) ? 3 : is_floating(dtype) ? 2 : dtype == DType::kBool ? 0 : 1; }
 
 void check_output(const OpDef& op, const Tensor& out, const OutSpec& spec) {
+  out.storage()->check_writable(op.name);
   CHORALE_CHECK(out.sizes() == spec.sizes, "[", op.name, "] the result has shape ", spec.sizes,
                 " but the tensor to write into has ", out.sizes());
   CHORALE_CHECK(category(spec.dtype) <= category(out.dtype()), "[", op.name, "] a result of ", spec.dtype,
