@@ -31,6 +31,7 @@ Rows all_ops() {
              index_rows(),
              embedding_rows(),
              sparse_rows(),
+             softmax_rows(),
          }) {
       all.insert(all.end(), family.begin(), family.end());
     }

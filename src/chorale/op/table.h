@@ -33,6 +33,7 @@ Rows shape_rows();
 Rows index_rows();
 Rows embedding_rows();
 Rows sparse_rows();
+Rows softmax_rows();
 
 // All rows, by family.
 Rows all_ops();
