@@ -32,6 +32,9 @@ Rows all_ops() {
              embedding_rows(),
              sparse_rows(),
              softmax_rows(),
+             layer_norm_rows(),
+             group_norm_rows(),
+             batch_norm_rows(),
          }) {
       all.insert(all.end(), family.begin(), family.end());
     }

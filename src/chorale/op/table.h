@@ -34,6 +34,9 @@ Rows index_rows();
 Rows embedding_rows();
 Rows sparse_rows();
 Rows softmax_rows();
+Rows layer_norm_rows();
+Rows group_norm_rows();
+Rows batch_norm_rows();
 
 // All rows, by family.
 Rows all_ops();

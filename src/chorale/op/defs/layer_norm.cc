@@ -1,0 +1,255 @@
+#include <limits>
+
+#include "chorale/kernel/cpu/norm.h"
+#include "chorale/op/builder.h"
+#include "chorale/op/defs/norm_rules.h"
+#include "chorale/op/label_letters.h"
+#include "chorale/op/nn.h"
+#include "chorale/op/reduce.h"
+#include "chorale/op/samples.h"
+#include "chorale/op/table.h"
+#include "chorale/op/view.h"
+
+namespace chorale::op {
+namespace {
+
+using kernel::LayerNormAttrs;
+using kernel::LayerNormBackwardAttrs;
+
+// x's shape with the normalised dimensions, checked, as ones: the shape of the statistics.
+Shape statistics_shape(const InferArgs& args, const Tensor& x, const IntList& normalized_shape) {
+  const Shape shape = normalized_shape.shape();
+  const size_t rank = x.sizes().size(), count = shape.size();
+  const bool fits = count >= 1 && count <= rank && Shape(x.sizes().end() - count, x.sizes().end()) == shape;
+  CHORALE_CHECK(fits, "[", args.op.name, "] the last dimensions of x, ", x.sizes(), ", must be the normalised shape ",
+                shape);
+  Shape statistics = x.sizes();
+  for (size_t d = rank - count; d < rank; ++d) statistics[d] = 1;
+  return statistics;
+}
+
+// The normalised dimensions, counted from the end.
+IntList dims_of(const IntList& normalized_shape) {
+  IntList dims = normalized_shape;
+  for (int64_t i = 0; i < dims.count; ++i) dims.values[i] = i - dims.count;
+  return dims;
+}
+
+// Leading dimensions may be split. x, statistics, and the shape of the parameters, as labels.
+struct Labels {
+  std::string x, statistics, parameter;
+
+  Labels(int64_t rank, const IntList& normalized_shape) {
+    const auto leading = static_cast<size_t>(rank) - normalized_shape.size();
+    x = letters(rank);
+    for (size_t d = leading; d < x.size(); ++d) x = keep_whole(x, static_cast<int64_t>(d));
+    parameter = x.substr(leading);
+    statistics = x.substr(0, leading);
+    for (size_t i = 0; i < parameter.size(); ++i) statistics += static_cast<char>('Z' - static_cast<char>(i));
+  }
+};
+
+// ---- layer_norm
+
+void infer_layer_norm(const InferArgs& args, std::span<OutSpec> out) {
+  const Tensor& x = args.in[0];
+  const auto& a = args.attrs.get<LayerNormAttrs>();
+  const Shape statistics = statistics_shape(args, x, a.normalized_shape);
+  check_parameter(args, "weight", args.in[1], a.normalized_shape.shape());
+  if (args.in.size() > 2) check_parameter(args, "bias", args.in[2], a.normalized_shape.shape());
+  describe(out[0], x.sizes(), x.dtype(), x);
+  for (size_t i = 1; i < out.size(); ++i) describe(out[i], statistics, compute_of(x.dtype()), x);
+}
+
+void infer_layer_norm_backward(const InferArgs& args, std::span<OutSpec> out) {
+  const Tensor &dy = args.in[0], &x = args.in[1];
+  const auto& a = args.attrs.get<LayerNormBackwardAttrs>();
+  check_gradient(args, dy, x);
+  const Shape statistics = statistics_shape(args, x, a.normalized_shape);
+  for (size_t i = 2; i + 1 < args.in.size(); ++i) check_parameter(args, "statistics", args.in[i], statistics);
+  check_parameter(args, "weight", args.in.back(), a.normalized_shape.shape());
+  describe(out[0], x.sizes(), x.dtype(), x);
+  for (size_t i = 1; i < out.size(); ++i) {
+    describe(out[i], a.affine ? a.normalized_shape.shape() : Shape{0}, compute_of(x.dtype()), x);
+  }
+}
+
+Tensors grad_layer_norm(const GradArgs& g) {
+  const auto& a = g.attrs.get<LayerNormAttrs>();
+  const Tensor &x = g.in[0], &weight = g.in[1], &mean = g.out[1], &rstd = g.out[2];
+  Tensors d(3);
+  if (g.dout[0].defined()) {
+    const bool affine = g.needs(1) || g.needs(2);
+    auto [dx, dweight, dbias] = call_many<3>(kLayerNormBackward, LayerNormBackwardAttrs{a.normalized_shape, affine},
+                                             g.dout[0], x, mean, rstd, weight);
+    d[0] = dx;
+    if (g.needs(1)) d[1] = dweight;
+    if (g.needs(2)) d[2] = dbias;
+  }
+  // The statistics have gradients of their own in second derivatives.
+  const auto n = static_cast<double>(count_elems(a.normalized_shape.span()));
+  if (g.dout[1].defined()) d[0] = plus(d[0], expand_as(g.dout[1] / n, x));
+  if (g.dout[2].defined()) d[0] = plus(d[0], g.dout[2] * pow(rstd, 3) * (mean - x) / n);
+  return d;
+}
+
+std::string labels_layer_norm(const Attrs& attrs, std::span<const int64_t> ranks) {
+  const Labels l(ranks[0], attrs.get<LayerNormAttrs>().normalized_shape);
+  return l.x + "," + l.parameter + "," + l.parameter + "->" + l.x + "," + l.statistics + "," + l.statistics;
+}
+std::string labels_layer_norm_backward(const Attrs& attrs, std::span<const int64_t> ranks) {
+  const auto& a = attrs.get<LayerNormBackwardAttrs>();
+  const Labels l(ranks[0], a.normalized_shape);
+  const std::string parameter = a.affine ? l.parameter : "Z";
+  return l.x + "," + l.x + "," + l.statistics + "," + l.statistics + "," + l.parameter + "->" + l.x + "," + parameter +
+         "," + parameter;
+}
+
+// ---- rms_norm
+
+Tensors grad_rms_norm(const GradArgs& g) {
+  const auto& a = g.attrs.get<LayerNormAttrs>();
+  const Tensor &x = g.in[0], &weight = g.in[1], &rstd = g.out[1];
+  Tensors d(2);
+  if (g.dout[0].defined()) {
+    auto [dx, dweight] = call_many<2>(kRmsNormBackward, LayerNormBackwardAttrs{a.normalized_shape, g.needs(1)},
+                                      g.dout[0], x, rstd, weight);
+    d[0] = dx;
+    if (g.needs(1)) d[1] = dweight;
+  }
+  const auto n = static_cast<double>(count_elems(a.normalized_shape.span()));
+  if (g.dout[1].defined()) d[0] = plus(d[0], g.dout[1] * pow(rstd, 3) * x / -n);
+  return d;
+}
+
+std::string labels_rms_norm(const Attrs& attrs, std::span<const int64_t> ranks) {
+  const Labels l(ranks[0], attrs.get<LayerNormAttrs>().normalized_shape);
+  return l.x + "," + l.parameter + "->" + l.x + "," + l.statistics;
+}
+std::string labels_rms_norm_backward(const Attrs& attrs, std::span<const int64_t> ranks) {
+  const auto& a = attrs.get<LayerNormBackwardAttrs>();
+  const Labels l(ranks[0], a.normalized_shape);
+  return l.x + "," + l.x + "," + l.statistics + "," + l.parameter + "->" + l.x + "," + (a.affine ? l.parameter : "Z");
+}
+
+// The gradient of both gradients.
+template <bool kCentered>
+Tensors grad_backward(const GradArgs& g) {
+  const auto& a = g.attrs.get<LayerNormBackwardAttrs>();
+  constexpr size_t kRstd = kCentered ? 3 : 2;
+  const NormGradient of{g.in[0],     g.in[1],         kCentered ? g.in[2] : Tensor(),
+                        g.in[kRstd], g.in[kRstd + 1], dims_of(a.normalized_shape)};
+  const Tensor v_weight = a.affine ? g.dout[1] : Tensor(), v_bias = a.affine && kCentered ? g.dout[2] : Tensor();
+  const NormGradient d = differentiate(of, g.dout[0], v_weight, v_bias);
+  if constexpr (kCentered) return {d.dy, d.x, d.mean, d.rstd, d.weight};
+  return {d.dy, d.x, d.rstd, d.weight};
+}
+
+}  // namespace
+
+constinit const OpDef kLayerNorm{
+    .name = "layer_norm",
+    .inputs = "x, weight?, bias?",
+    .outputs = 3,
+    .attrs = attrs_of<LayerNormAttrs>,
+    .dtypes = kFloats,
+    .infer = infer_layer_norm,
+    .cpu = kernel::cpu::layer_norm,
+    .grad = grad_layer_norm,
+    .shard = {.labels_of = labels_layer_norm},
+    .saves = {.in = 0b011, .out = 0b110},
+    .autocast = Cast::kF32,
+    .samples = []() -> std::vector<Sample> {
+      return {{{sample({3, 5}), sample({5}, 1), sample({5}, 2)}, LayerNormAttrs{{5}, 1e-5}},
+              {{sample({2, 3, 4}, 3), sample({3, 4}, 4), sample({3, 4}, 5)}, LayerNormAttrs{{3, 4}, 1e-2}},
+              {{sample({2, 2, 6}, 6), Tensor(), Tensor()}, LayerNormAttrs{{6}, 1e-5}},
+              {{sample({70, 3}, 7), sample({3}, 8), Tensor()}, LayerNormAttrs{{3}, 0.1}}};
+    },
+    .formula = "y = (x - mean) * rstd * weight + bias over the last dimensions",
+};
+
+constinit const OpDef kLayerNormBackward{
+    .name = "layer_norm_backward",
+    .inputs = "dy, x, mean, rstd, weight?",
+    .outputs = 3,
+    .attrs = attrs_of<LayerNormBackwardAttrs>,
+    .dtypes = kFloats,
+    .infer = infer_layer_norm_backward,
+    .cpu = kernel::cpu::layer_norm_backward,
+    .grad = grad_backward<true>,
+    .shard = {.partial = Reduce::kSum, .labels_of = labels_layer_norm_backward},
+    .linear = linear_in({0}),
+    .saves = kSavesInputs,
+    .samples = []() -> std::vector<Sample> {
+      const Tensor weight = sample({5}, 4);
+      return {
+          {{sample({3, 5}), sample({3, 5}, 1), sample({3, 1}, 2), sample({3, 1}, 3, 0.5, 2), weight},
+           LayerNormBackwardAttrs{{5}, true}},
+          {{sample({2, 2, 3}, 5), sample({2, 2, 3}, 6), sample({2, 1, 1}, 7), sample({2, 1, 1}, 8, 0.5, 2), Tensor()},
+           LayerNormBackwardAttrs{{2, 3}, false}}};
+    },
+    .formula = "g = dy * weight, z = (x - mean) * rstd, dx = (g - avg(g) - z * avg(g * z)) * rstd",
+};
+
+constinit const OpDef kRmsNorm{
+    .name = "rms_norm",
+    .inputs = "x, weight?",
+    .outputs = 2,
+    .attrs = attrs_of<LayerNormAttrs>,
+    .dtypes = kFloats,
+    .infer = infer_layer_norm,
+    .cpu = kernel::cpu::rms_norm,
+    .grad = grad_rms_norm,
+    .shard = {.labels_of = labels_rms_norm},
+    .saves = {.in = 0b11, .out = 0b10},
+    .autocast = Cast::kF32,
+    .samples = []() -> std::vector<Sample> {
+      return {{{sample({3, 5}), sample({5}, 1)}, LayerNormAttrs{{5}, 1e-5}},
+              {{sample({2, 3, 4}, 3), sample({3, 4}, 4)}, LayerNormAttrs{{3, 4}, 1e-2}},
+              {{sample({2, 2, 6}, 6), Tensor()}, LayerNormAttrs{{6}, 1e-5}}};
+    },
+    .formula = "y = x * rstd * weight, rstd = 1 / sqrt(avg(x^2) + eps) over the last dimensions",
+};
+
+constinit const OpDef kRmsNormBackward{
+    .name = "rms_norm_backward",
+    .inputs = "dy, x, rstd, weight?",
+    .outputs = 2,
+    .attrs = attrs_of<LayerNormBackwardAttrs>,
+    .dtypes = kFloats,
+    .infer = infer_layer_norm_backward,
+    .cpu = kernel::cpu::rms_norm_backward,
+    .grad = grad_backward<false>,
+    .shard = {.partial = Reduce::kSum, .labels_of = labels_rms_norm_backward},
+    .linear = linear_in({0}),
+    .saves = kSavesInputs,
+    .samples = []() -> std::vector<Sample> {
+      return {{{sample({3, 5}), sample({3, 5}, 1), sample({3, 1}, 3, 0.5, 2), sample({5}, 4)},
+               LayerNormBackwardAttrs{{5}, true}},
+              {{sample({2, 2, 3}, 5), sample({2, 2, 3}, 6), sample({2, 1, 1}, 8, 0.5, 2), Tensor()},
+               LayerNormBackwardAttrs{{2, 3}, false}}};
+    },
+    .formula = "g = dy * weight, z = x * rstd, dx = (g - z * avg(g * z)) * rstd",
+};
+
+Rows layer_norm_rows() {
+  static constexpr const OpDef* kRows[] = {&kLayerNorm, &kLayerNormBackward, &kRmsNorm, &kRmsNormBackward};
+  return kRows;
+}
+
+}  // namespace chorale::op
+
+namespace chorale {
+
+Tensor layer_norm(const Tensor& x, const IntList& normalized_shape, const Tensor& weight, const Tensor& bias,
+                  double eps) {
+  return op::call_many<3>(op::kLayerNorm, kernel::LayerNormAttrs{normalized_shape, eps}, x, weight, bias)[0];
+}
+
+Tensor rms_norm(const Tensor& x, const IntList& normalized_shape, const Tensor& weight, std::optional<double> eps) {
+  constexpr double kEpsilon[] = {0x1p-10, 0x1p-7, 0x1p-23, 0x1p-52};  // f16, bf16, f32, f64
+  if (!eps && is_floating(x.dtype())) eps = kEpsilon[static_cast<int>(x.dtype()) - static_cast<int>(DType::kF16)];
+  return op::call_many<2>(op::kRmsNorm, kernel::LayerNormAttrs{normalized_shape, eps.value_or(0)}, x, weight)[0];
+}
+
+}  // namespace chorale
