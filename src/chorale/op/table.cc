@@ -35,6 +35,8 @@ Rows all_ops() {
              layer_norm_rows(),
              group_norm_rows(),
              batch_norm_rows(),
+             cross_entropy_rows(),
+             loss_rows(),
          }) {
       all.insert(all.end(), family.begin(), family.end());
     }

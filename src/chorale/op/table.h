@@ -37,6 +37,8 @@ Rows softmax_rows();
 Rows layer_norm_rows();
 Rows group_norm_rows();
 Rows batch_norm_rows();
+Rows cross_entropy_rows();
+Rows loss_rows();
 
 // All rows, by family.
 Rows all_ops();
