@@ -37,6 +37,8 @@ Rows all_ops() {
              batch_norm_rows(),
              cross_entropy_rows(),
              loss_rows(),
+             pool_rows(),
+             interpolate_rows(),
          }) {
       all.insert(all.end(), family.begin(), family.end());
     }

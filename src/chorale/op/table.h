@@ -39,6 +39,8 @@ Rows group_norm_rows();
 Rows batch_norm_rows();
 Rows cross_entropy_rows();
 Rows loss_rows();
+Rows pool_rows();
+Rows interpolate_rows();
 
 // All rows, by family.
 Rows all_ops();
