@@ -39,6 +39,7 @@ Rows all_ops() {
              loss_rows(),
              pool_rows(),
              interpolate_rows(),
+             dropout_rows(),
          }) {
       all.insert(all.end(), family.begin(), family.end());
     }

@@ -41,6 +41,7 @@ Rows cross_entropy_rows();
 Rows loss_rows();
 Rows pool_rows();
 Rows interpolate_rows();
+Rows dropout_rows();
 
 // All rows, by family.
 Rows all_ops();

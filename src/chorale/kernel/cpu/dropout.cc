@@ -1,0 +1,43 @@
+#include "chorale/kernel/cpu/dropout.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "chorale/base/parallel.h"
+#include "chorale/kernel/cpu/copy.h"
+#include "chorale/kernel/cpu/dropout_loops.h"
+#include "chorale/kernel/cpu/floating.h"
+#include "chorale/kernel/nn_attrs.h"
+#include "chorale/vec/random.h"
+
+namespace chorale::kernel::cpu {
+
+uint32_t dropout_threshold(double p) { return static_cast<uint32_t>(std::min(std::nearbyint(p * 0x1p32), 0x1p32 - 1)); }
+
+void dropout(const KernelArgs& args) {
+  const auto& attrs = args.attrs.get<DropoutAttrs>();
+  const Tensor x = contiguous(args.in[0]);
+  const RandomStream stream{static_cast<uint64_t>(attrs.seed), static_cast<uint64_t>(attrs.offset)};
+  const uint32_t threshold = dropout_threshold(attrs.p);
+  // A block of words and numbers stays in the first-level cache.
+  constexpr int64_t kBlock = 2048;
+  const int64_t n = x.elems(), blocks = (n + kBlock - 1) / kBlock;
+  visit_floating(x.dtype(), [&](auto tag) {
+    using S = typename decltype(tag)::type;
+    using C = Compute<S>;
+    const C scale = attrs.p < 1 ? static_cast<C>(1 / (1 - attrs.p)) : C(0);
+    parallel_for(blocks, row_grain(kBlock), [&](int64_t begin, int64_t end) {
+      uint32_t words[kBlock];
+      const Row<S> from(kBlock), to(kBlock);
+      for (int64_t b = begin; b < end; ++b) {
+        const int64_t at = b * kBlock, count = std::min(kBlock, n - at);
+        vec::random_words(stream, static_cast<uint64_t>(at), words, count);
+        S* y = args.out[0].data<S>() + at;
+        drop_row(from.load(x.data<S>() + at, count), words, threshold, scale, to.target(y), count);
+        to.store(y, count);
+      }
+    });
+  });
+}
+
+}  // namespace chorale::kernel::cpu
