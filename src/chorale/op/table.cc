@@ -40,6 +40,7 @@ Rows all_ops() {
              pool_rows(),
              interpolate_rows(),
              dropout_rows(),
+             attention_rows(),
          }) {
       all.insert(all.end(), family.begin(), family.end());
     }

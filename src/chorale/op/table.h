@@ -42,6 +42,7 @@ Rows loss_rows();
 Rows pool_rows();
 Rows interpolate_rows();
 Rows dropout_rows();
+Rows attention_rows();
 
 // All rows, by family.
 Rows all_ops();
