@@ -192,7 +192,7 @@ HWY_INLINE F64 vlog1p(F64 x) {
   // SLEEF gives inf near the end of the range.
   const auto huge = hn::Gt(x, constant<F64>(0x1p1000));
   const F64 y = sleef_log1p(hn::IfThenElse(huge, hn::Mul(x, constant<F64>(0x1p-512)), x));
-  return hn::Add(y, hn::IfThenElseZero(huge, constant<F64>(512 * 0.693147180559945309417)));
+  return hn::IfThenElse(huge, hn::Add(y, constant<F64>(512 * 0.693147180559945309417)), y);  // -0 stays -0
 }
 
 // C's fmod, exact. SLEEF gives NaN where the quotient leaves the range of the type: those lanes are computed one by

@@ -29,7 +29,9 @@ Real python_mod(Real a, Real b) {
 }
 Real floor_div(Real a, Real b) {
   if (b == 0) return a / b;
-  return std::isinf(a) ? kNan : std::round((a - python_mod(a, b)) / b);
+  if (std::isinf(a)) return kNan;
+  const Real mod = std::fmod(a, b), rounded = std::round((a - mod) / b);
+  return mod != 0 && (mod < 0) != (b < 0) ? rounded - 1 : rounded;
 }
 Real normal_cdf(Real x) { return std::erfc(-x / std::sqrt(Real(2))) / 2; }
 Real normal_pdf(Real x) { return std::exp(-x * x / 2) / std::sqrt(2 * kPi); }
@@ -64,7 +66,15 @@ std::vector<Case> cases() {
       {kMinScalar, [](Real x, Real, Real) { return nan_min(x, kP0); }, 0},
       {kMaxScalar, [](Real x, Real, Real) { return nan_max(x, kP0); }, 0},
       {kClamp, [](Real x, Real, Real) { return nan_min(nan_max(x, kP0), kP1); }, 0},
-      {kClampBackward, [](Real dy, Real x, Real) { return x >= kP0 && x <= kP1 ? dy : 0; }, 0},
+      {kClampBackward, [](Real dy, Real x, Real) { return x > kP0 && x < kP1 ? dy : 0; }, 0},
+      {kClampMinBackward, [](Real dy, Real x, Real) { return x > kP0 ? dy : 0; }, 0},
+      {kClampMaxBackward, [](Real dy, Real x, Real) { return x < kP0 ? dy : 0; }, 0},
+      {kMinimumBackward, [](Real dz, Real x, Real y) { return x > y    ? 0
+                                                              : x == y ? dz / 2
+                                                                       : dz; }, 0.5},
+      {kMaximumBackward, [](Real dz, Real x, Real y) { return x < y    ? 0
+                                                              : x == y ? dz / 2
+                                                                       : dz; }, 0.5},
       {kNeg, [](Real x, Real, Real) { return -x; }, 0},
       {kAbs, [](Real x, Real, Real) { return std::abs(x); }, 0},
       {kAbsBackward, [](Real dy, Real x, Real) { return dy * sign(x); }, 0},
@@ -287,10 +297,28 @@ TEST(PointwiseFloat, PowScalarTakesShortcutsThatAgreeWithPow) {
   }
 }
 
+// Of the rounded quotient, as in PyTorch.
+TEST(PointwiseFloat, TruncatedDivisionIsExact) {
+  std::vector<float> a, b;
+  for (float x : awkward<float>()) {
+    for (float y : awkward<float>()) {
+      a.push_back(x);
+      b.push_back(y);
+    }
+  }
+  const std::vector<float> by_tensor = run(ScalarOp::kTruncDivide, a, b, b);
+  const std::vector<float> by_number = run(ScalarOp::kTruncDivideScalar, a, b, b);
+  for (size_t i = 0; i < a.size(); ++i) {
+    EXPECT_EQ(ulp_distance(by_tensor[i], std::trunc(a[i] / b[i])), 0) << a[i] << " / " << b[i];
+    EXPECT_EQ(ulp_distance(by_number[i], std::trunc(a[i] / static_cast<float>(kP0))), 0) << a[i];
+  }
+}
+
 TEST(PointwiseFloat, EveryFloatingOperationIsTested) {
   std::vector<bool> tested(kScalarOpCount, false);
   for (const Case& test : cases()) tested[static_cast<size_t>(test.op)] = true;
   for (const SmoothCase& test : smooth_cases()) tested[static_cast<size_t>(test.op)] = true;
+  for (ScalarOp op : {ScalarOp::kTruncDivide, ScalarOp::kTruncDivideScalar}) tested[static_cast<size_t>(op)] = true;
   for (int i = 0; i < kScalarOpCount; ++i) {
     const ScalarInfo& row = info(static_cast<ScalarOp>(i));
     if ((row.dtypes & domain::F) == 0 || row.kind == ScalarKind::kPredicate || row.kind == ScalarKind::kMasked)

@@ -115,6 +115,14 @@ HWY_INLINE V floor_divide(A a_, B b_) {
   return V{static_cast<T>(a / b - down)};
 }
 template <class A, class B, Integer V = OneOf<A, B>>
+HWY_INLINE V trunc_divide(A a_, B b_) {
+  using T = typename V::Type;
+  const T a = lift<V>(a_).value, b = lift<V>(b_).value;
+  if (b == 0) return V{0};
+  if (std::is_signed_v<T> && b == static_cast<T>(-1)) return neg(V{a});
+  return V{static_cast<T>(a / b)};
+}
+template <class A, class B, Integer V = OneOf<A, B>>
 HWY_INLINE V remainder(A a_, B b_) {
   using T = typename V::Type;
   const T a = lift<V>(a_).value, b = lift<V>(b_).value;

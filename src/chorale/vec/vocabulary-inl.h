@@ -122,6 +122,10 @@ HWY_INLINE auto isfinite(V x) {
   return hn::IsFinite(x);
 }
 
+template <Vector V>
+HWY_INLINE V trunc_divide(V a, V b) {
+  return hn::Trunc(hn::Div(a, b));
+}
 // The sign of the divisor, as Python's %.
 template <Vector V>
 HWY_INLINE V remainder(V a, V b) {
@@ -130,12 +134,16 @@ HWY_INLINE V remainder(V a, V b) {
   const auto wrong_sign = hn::And(hn::Ne(mod, zero), hn::Xor(hn::Lt(b, zero), hn::Lt(mod, zero)));
   return hn::IfThenElse(wrong_sign, hn::Add(mod, b), mod);
 }
-// floor(a / b) of the exact quotient: (a - remainder) / b is integral but for rounding.
+// floor(a / b) of the exact quotient: (a - mod) / b is integral but for rounding, and one too large where a remainder
+// is left whose sign is not that of b.
 template <Vector V>
 HWY_INLINE V floor_divide(V a, V b) {
   const V zero = lift<V>(0);
   const V quotient = hn::Div(a, b);
-  const V integral = hn::Round(hn::Div(hn::Sub(a, remainder(a, b)), b));
+  const V mod = vfmod(a, b);
+  const auto wrong_sign = hn::And(hn::Ne(mod, zero), hn::Xor(hn::Lt(b, zero), hn::Lt(mod, zero)));
+  const V rounded = hn::Round(hn::Div(hn::Sub(a, mod), b));
+  const V integral = hn::IfThenElse(wrong_sign, hn::Sub(rounded, lift<V>(1)), rounded);
   const V result = hn::IfThenElse(hn::Eq(integral, zero), hn::CopySign(zero, quotient), integral);
   return hn::IfThenElse(hn::Eq(b, zero), quotient, result);
 }
