@@ -42,12 +42,12 @@ CHORALE_FORMS(remainder, const Tensor& x, Scalar y)
 CHORALE_FORMS(pow, const Tensor& x, const Tensor& y)
 CHORALE_FORMS(pow, const Tensor& x, Scalar y)
 Tensor pow(Scalar x, const Tensor& y);
-// NaN wins; at a tie either side gets half of the gradient.
+// NaN wins. At a tie either tensor gets half of the gradient; beside a number, none.
 CHORALE_FORMS(minimum, const Tensor& x, const Tensor& y)
 CHORALE_FORMS(maximum, const Tensor& x, const Tensor& y)
 CHORALE_FORMS(minimum, const Tensor& x, Scalar y)
 CHORALE_FORMS(maximum, const Tensor& x, Scalar y)
-// At least one bound is given; at a bound the gradient passes.
+// At least one bound is given. No gradient at a bound.
 CHORALE_FORMS(clamp, const Tensor& x, std::optional<Scalar> min, std::optional<Scalar> max = {})
 Tensor clamp(const Tensor& x, const Tensor& min, const Tensor& max);
 CHORALE_FORMS(neg, const Tensor& x)
@@ -94,7 +94,7 @@ CHORALE_FORMS(silu, const Tensor& x)
 CHORALE_FORMS(elu, const Tensor& x, double alpha = 1)
 // log(1 + exp(beta x)) / beta, and x itself where beta x > threshold.
 CHORALE_FORMS(softplus, const Tensor& x, double beta = 1, double threshold = 20)
-// Like clamp, but no gradient passes at a bound.
+// clamp under its other name; the gradient of NaN passes.
 CHORALE_FORMS(hardtanh, const Tensor& x, double min = -1, double max = 1)
 
 // ---- comparisons and logic; the result is bool

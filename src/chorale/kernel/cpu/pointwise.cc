@@ -71,7 +71,7 @@ struct Call {
 };
 
 // Every operand contiguous and of the loop's dtype, or one element: no bookkeeping at all. Returns whether it was so.
-bool run_linear(const Call& call, const KernelArgs& args) {
+bool run_linear(Call& call, const KernelArgs& args) {
   const Tensor& out = args.out[0];
   if (!out.is_contiguous() || out.dtype() != call.out) return false;
   const int64_t n = out.elems();
@@ -86,10 +86,9 @@ bool run_linear(const Call& call, const KernelArgs& args) {
     }
     in[k] = static_cast<const std::byte*>(x.raw());
   }
-  vec::Params params = call.params;
-  params.broadcast = broadcast;
+  call.params.broadcast = broadcast;
   if (n < 2 * kGrain) {
-    call.loop(reinterpret_cast<const void* const*>(in), out.raw(), n, params);
+    call.loop(reinterpret_cast<const void* const*>(in), out.raw(), n, call.params);
     return true;
   }
   parallel_for(n, kGrain, [&](int64_t begin, int64_t end) {
@@ -99,7 +98,7 @@ bool run_linear(const Call& call, const KernelArgs& args) {
       piece[k] = in[k] + begin * step;
     }
     call.loop(piece, static_cast<std::byte*>(out.raw()) + begin * static_cast<int64_t>(size_of(call.out)), end - begin,
-              params);
+              call.params);
   });
   return true;
 }
@@ -186,12 +185,11 @@ class Strided {
       params.broadcast |= space_[k + 1].constant ? 1u << k : 0;
       fetched_once[k] = is_shared_by_rows(space_[k + 1]) && chunk % space_.inner() == 0;
     }
+    const void* in[kMaxInputs];
     for (int64_t at = begin; at < end; at += chunk) {
       const int64_t n = std::min(chunk, end - at);
-      const void* in[kMaxInputs];
       for (size_t k = 0; k < call_.inputs; ++k) {
-        const bool is_there = fetched_once[k] && at != begin;
-        in[k] = is_there ? buffers.in[k].bytes : fetch(k, at, n, buffers);
+        if (at == begin || !fetched_once[k]) in[k] = fetch(k, at, n, buffers);
       }
       compute(in, at, n, params, buffers);
     }
@@ -233,6 +231,14 @@ class Strided {
   Constant constants_[kMaxInputs];
 };
 
+// Of an operation that is not defined for an integer and zero; null otherwise.
+const char* division_name(ScalarOp op) {
+  return op == ScalarOp::kFloorDivide   ? "floor_divide"
+         : op == ScalarOp::kTruncDivide ? "trunc_divide"
+         : op == ScalarOp::kRemainder   ? "remainder"
+                                        : nullptr;
+}
+
 // Nothing may be written before every divisor has been seen.
 void check_divisor(const char* name, const Tensor& divisor) {
   const Tensor y = contiguous(divisor);
@@ -265,8 +271,7 @@ void run_pointwise(const Pointwise& pointwise, const KernelArgs& args) {
   const DType common = common_dtype(pointwise, args.in, args.attrs);
   DType loop;
   const bool known = loop_dtype(pointwise.op, common, loop);
-  const bool divides = pointwise.op == ScalarOp::kFloorDivide || pointwise.op == ScalarOp::kRemainder;
-  if (divides && is_integral(loop)) check_divisor(info.name, args.in[1]);
+  if (const char* name = division_name(pointwise.op); name && is_integral(loop)) check_divisor(name, args.in[1]);
 
   Call call;
   call.loop = vec::pointwise_loop(pointwise.op, loop);

@@ -33,12 +33,6 @@ std::vector<Sample> with(std::vector<Sample> samples, const A& attrs) {
   return samples;
 }
 
-// The second derivative of a piecewise linear function is zero: only dy passes.
-template <const OpDef& row>
-Tensors passes_dy(const GradArgs& g) {
-  return {g.needs(0) ? call(row, g.attrs, g.dout[0], g.in[1]) : Tensor{}, zeros_for(g, 1)};
-}
-
 // dy * f'(x) by dy and by x: `row` computes it, and `second` is f''(x).
 template <class Second>
 Tensors backward_twice(const GradArgs& g, const OpDef& row, Second&& second) {
@@ -60,7 +54,7 @@ constexpr OpDef kRelu = pointwise<ScalarOp::kRelu>({
 constexpr OpDef kReluBackward = pointwise<ScalarOp::kReluBackward>({
     .name = "relu_backward",
     .inputs = "dy, y",
-    .grad = passes_dy<kReluBackward>,
+    .grad = passes_first<kReluBackward>,
     .linear = linear_in({0}),
     .saves = saves_in({1}),
     .samples = samples_backward,
@@ -76,7 +70,7 @@ constexpr OpDef kLeakyReluBackward = pointwise<ScalarOp::kLeakyReluBackward>({
     .name = "leaky_relu_backward",
     .inputs = "dy, x",
     .attrs = attrs_of<LeakyReluAttrs>,
-    .grad = passes_dy<kLeakyReluBackward>,
+    .grad = passes_first<kLeakyReluBackward>,
     .linear = linear_in({0}),
     .saves = saves_in({1}),
     .samples = [] { return with(samples_backward(), LeakyReluAttrs{0.1}); },
@@ -95,7 +89,7 @@ constexpr OpDef kHardtanhBackward = pointwise<ScalarOp::kHardtanhBackward>({
     .name = "hardtanh_backward",
     .inputs = "dy, x",
     .attrs = attrs_of<HardtanhAttrs>,
-    .grad = passes_dy<kHardtanhBackward>,
+    .grad = passes_first<kHardtanhBackward>,
     .linear = linear_in({0}),
     .saves = saves_in({1}),
     .samples =
@@ -122,7 +116,7 @@ constexpr OpDef kSigmoid = pointwise<ScalarOp::kSigmoid, Promotion::kFloat>({
     .name = "sigmoid",
     .grad = [](const GradArgs& g) -> Tensors { return {call(kSigmoidBackward, {}, g.dout[0], conj(g.out[0]))}; },
     .saves = kSavesOutputs,
-    .samples = samples_unary,
+    .samples = samples_holomorphic,
 });
 
 constexpr OpDef kSiluBackward = pointwise<ScalarOp::kSiluBackward>({

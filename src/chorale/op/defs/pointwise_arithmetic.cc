@@ -31,14 +31,19 @@ Scalar negated(Scalar a) { return product(a, -1); }
 
 // ---- samples: `number` beside one or two tensors
 
-template <auto number>
 std::vector<Sample> samples_number() {
-  return {{.in = {sample({2, 3})}, .attrs = NumberAttrs{number}},
-          {.in = {sample({}, 1)}, .attrs = NumberAttrs{-number}}};
+  return {{.in = {sample({2, 3})}, .attrs = NumberAttrs{3}}, {.in = {sample({}, 1)}, .attrs = NumberAttrs{-3}}};
+}
+std::vector<Sample> samples_linear() {
+  std::vector<Sample> samples = samples_number();
+  samples.push_back({.in = {sample({2, 3})}, .attrs = NumberAttrs{1.5}});
+  samples.push_back({.in = {sample_complex({2, 3})}, .attrs = NumberAttrs{std::complex<double>(0.5, -2)}});
+  return samples;
 }
 std::vector<Sample> samples_scaled() {
   return {{.in = {sample({2, 3}), sample({3}, 1)}, .attrs = NumberAttrs{2}},
-          {.in = {sample({2, 1}), sample({2, 3}, 2)}, .attrs = NumberAttrs{-3}}};
+          {.in = {sample({2, 1}), sample({2, 3}, 2)}, .attrs = NumberAttrs{-3}},
+          {.in = {sample_complex({3}), sample_complex({3}, 1)}, .attrs = NumberAttrs{std::complex<double>(0.5, -2)}}};
 }
 std::vector<Sample> samples_lerp_number() {
   return {{.in = {sample({2, 3}), sample({3}, 1)}, .attrs = NumberAttrs{0.25}},
@@ -49,7 +54,8 @@ std::vector<Sample> samples_quotient() {
   return {{.in = {sample({2, 3}), sample({2, 3}, 1, 0.5, 3)}},
           {.in = {sample({2, 3}), sample({3}, 2, -3, -0.5)}},
           {.in = {sample({4, 1}), sample({2, 1, 3}, 3, 0.5, 3)}},
-          {.in = {sample({2, 2}), sample({}, 4, 0.5, 3)}}};
+          {.in = {sample({2, 2}), sample({}, 4, 0.5, 3)}},
+          {.in = {sample_complex({2, 2}), sample_complex({2}, 1)}}};
 }
 // x / y is far from integers, where the quotient jumps.
 std::vector<Sample> samples_modulo() {
@@ -59,7 +65,16 @@ std::vector<Sample> samples_modulo() {
 std::vector<Sample> samples_addc() {
   const auto with = [](int64_t value, std::vector<Tensor> in) { return Sample{.in = in, .attrs = NumberAttrs{value}}; };
   return {with(1, {sample({2, 3}), sample({2, 3}, 1), sample({2, 3}, 2, 0.5, 3)}),
-          with(-2, {sample({2, 1}), sample({3}, 1), sample({}, 2, 0.5, 3)})};
+          with(-2, {sample({2, 1}), sample({3}, 1), sample({}, 2, 0.5, 3)}),
+          with(2, {sample_complex({3}), sample_complex({3}, 1), sample_complex({3}, 2)})};
+}
+
+// An integer divided by the number zero.
+template <ScalarOp op>
+void infer_divided(const InferArgs& args, std::span<OutSpec> out) {
+  infer_pointwise<op, Promotion::kSame>(args, out);
+  CHORALE_CHECK(is_differentiable(out[0].dtype) || !args.attrs.get<NumberAttrs>().value.is_zero(), "[", args.op.name,
+                "] integer division by zero: a tensor of ", args.in[0].dtype(), " divided by 0");
 }
 
 // ---- sums
@@ -69,7 +84,7 @@ constexpr OpDef kAdd = pointwise<ScalarOp::kAdd>({
     .grad = [](const GradArgs& g) -> Tensors {
       return {g.dout[0], g.dout[0]};
     },
-    .samples = samples_binary,
+    .samples = samples_bilinear,
 });
 constexpr OpDef kAddScaled = pointwise<ScalarOp::kAddScaled, Promotion::kScaled>({
     .name = "add_scaled",
@@ -84,7 +99,7 @@ constexpr OpDef kAddScalar = pointwise<ScalarOp::kAddScalar>({
     .name = "add_scalar",
     .attrs = attrs_of<NumberAttrs>,
     .grad = [](const GradArgs& g) -> Tensors { return {g.dout[0]}; },
-    .samples = samples_number<3>,
+    .samples = samples_linear,
 });
 constexpr OpDef kSub = pointwise<ScalarOp::kSub>({
     .name = "sub",
@@ -92,21 +107,21 @@ constexpr OpDef kSub = pointwise<ScalarOp::kSub>({
     .grad = [](const GradArgs& g) -> Tensors {
       return {g.dout[0], g.needs(1) ? neg(g.dout[0]) : Tensor{}};
     },
-    .samples = samples_binary,
+    .samples = samples_bilinear,
 });
 constexpr OpDef kSubScalar = pointwise<ScalarOp::kSubScalar>({
     .name = "sub_scalar",
     .attrs = attrs_of<NumberAttrs>,
     .dtypes = kFloats | kInts | kComplexes,
     .grad = [](const GradArgs& g) -> Tensors { return {g.dout[0]}; },
-    .samples = samples_number<3>,
+    .samples = samples_linear,
 });
 constexpr OpDef kRsubScalar = pointwise<ScalarOp::kRsubScalar>({
     .name = "rsub_scalar",
     .attrs = attrs_of<NumberAttrs>,
     .dtypes = kFloats | kInts | kComplexes,
     .grad = [](const GradArgs& g) -> Tensors { return {neg(g.dout[0])}; },
-    .samples = samples_number<3>,
+    .samples = samples_linear,
 });
 
 // ---- products
@@ -119,14 +134,14 @@ constexpr OpDef kMul = pointwise<ScalarOp::kMul>({
     },
     .linear = linear_in({0, 1}),
     .saves = kSavesInputs,
-    .samples = samples_binary,
+    .samples = samples_bilinear,
 });
 constexpr OpDef kMulScalar = pointwise<ScalarOp::kMulScalar>({
     .name = "mul_scalar",
     .attrs = attrs_of<NumberAttrs>,
     .grad = [](const GradArgs& g) -> Tensors { return {mul(g.dout[0], conj(g.attrs.get<NumberAttrs>().value))}; },
     .linear = linear_in({0}),
-    .samples = samples_number<3>,
+    .samples = samples_linear,
 });
 constexpr OpDef kAddcmul = pointwise<ScalarOp::kAddcmul, Promotion::kScaled>({
     .name = "addcmul",
@@ -160,7 +175,7 @@ constexpr OpDef kDivScalar = pointwise<ScalarOp::kDivScalar, Promotion::kFloat>(
     .attrs = attrs_of<NumberAttrs>,
     .grad = [](const GradArgs& g) -> Tensors { return {div(g.dout[0], conj(g.attrs.get<NumberAttrs>().value))}; },
     .linear = linear_in({0}),
-    .samples = samples_number<3>,
+    .samples = samples_linear,
 });
 constexpr OpDef kRdivScalar = pointwise<ScalarOp::kRdivScalar, Promotion::kFloat>({
     .name = "rdiv_scalar",
@@ -191,8 +206,21 @@ constexpr OpDef kFloorDivide = pointwise<ScalarOp::kFloorDivide>({
 constexpr OpDef kFloorDivideScalar = pointwise<ScalarOp::kFloorDivideScalar>({
     .name = "floor_divide_scalar",
     .attrs = attrs_of<NumberAttrs>,
+    .infer = infer_divided<ScalarOp::kFloorDivideScalar>,
     .grad = not_differentiable,
-    .samples = samples_number<3>,
+    .samples = samples_number,
+});
+constexpr OpDef kTruncDivide = pointwise<ScalarOp::kTruncDivide>({
+    .name = "trunc_divide",
+    .grad = not_differentiable,
+    .samples = samples_modulo,
+});
+constexpr OpDef kTruncDivideScalar = pointwise<ScalarOp::kTruncDivideScalar>({
+    .name = "trunc_divide_scalar",
+    .attrs = attrs_of<NumberAttrs>,
+    .infer = infer_divided<ScalarOp::kTruncDivideScalar>,
+    .grad = not_differentiable,
+    .samples = samples_number,
 });
 constexpr OpDef kRemainder = pointwise<ScalarOp::kRemainder>({
     .name = "remainder",
@@ -205,8 +233,9 @@ constexpr OpDef kRemainder = pointwise<ScalarOp::kRemainder>({
 constexpr OpDef kRemainderScalar = pointwise<ScalarOp::kRemainderScalar>({
     .name = "remainder_scalar",
     .attrs = attrs_of<NumberAttrs>,
+    .infer = infer_divided<ScalarOp::kRemainderScalar>,
     .grad = [](const GradArgs& g) -> Tensors { return {g.dout[0]}; },
-    .samples = samples_number<3>,
+    .samples = samples_number,
 });
 
 // ---- on the way from x to y
@@ -235,10 +264,17 @@ constexpr OpDef kLerpScalar = pointwise<ScalarOp::kLerpScalar, Promotion::kScale
 }  // namespace
 
 Rows arithmetic_rows() {
-  static constexpr const OpDef* rows[] = {
-      &kAdd,       &kAddScaled,       &kAddScalar, &kSub,       &kSubScalar,  &kRsubScalar,  &kMul,
-      &kMulScalar, &kAddcmul,         &kDiv,       &kDivScalar, &kRdivScalar, &kFloorDivide, &kFloorDivideScalar,
-      &kRemainder, &kRemainderScalar, &kAddcdiv,   &kLerp,      &kLerpScalar};
+  static constexpr const OpDef* rows[] = {&kAdd,         &kAddScaled,
+                                          &kAddScalar,   &kSub,
+                                          &kSubScalar,   &kRsubScalar,
+                                          &kMul,         &kMulScalar,
+                                          &kAddcmul,     &kDiv,
+                                          &kDivScalar,   &kRdivScalar,
+                                          &kFloorDivide, &kFloorDivideScalar,
+                                          &kTruncDivide, &kTruncDivideScalar,
+                                          &kRemainder,   &kRemainderScalar,
+                                          &kAddcdiv,     &kLerp,
+                                          &kLerpScalar};
   return rows;
 }
 
@@ -250,35 +286,14 @@ using namespace op;
 
 namespace {
 
-// Integers truncate towards zero: one more than the floor where that was rounded and the signs differ.
-Tensor truncation_step(const Tensor& x, const Tensor& y) {
-  return logical_and(ne(remainder(x, y), 0), ne(lt(x, 0), lt(y, 0)));
+// The row that divides so: by a tensor, by a number.
+const OpDef& division(Rounding rounding) {
+  return rounding == Rounding::kNone ? kDiv : rounding == Rounding::kFloor ? kFloorDivide : kTruncDivide;
 }
-Tensor truncation_step(const Tensor& x, Scalar y) {
-  return logical_and(ne(remainder(x, y), 0), ne(lt(x, 0), Scalar(y.real() < 0)));
-}
-bool is_exact(DType dtype) { return !is_differentiable(dtype); }
-
-template <class To, class Y>
-decltype(auto) divide(const To& to, const Tensor& x, const Y& y, Rounding rounding) {
-  constexpr bool is_number = std::is_same_v<Y, Scalar>;
-  const auto exact = [&](const OpDef& tensors, const OpDef& number) -> decltype(auto) {
-    if constexpr (is_number) {
-      return to(number, NumberAttrs{y}, x);
-    } else {
-      return to(tensors, {}, x, y);
-    }
-  };
-  if (rounding == Rounding::kNone) return exact(kDiv, kDivScalar);
-  if (rounding == Rounding::kFloor) return exact(kFloorDivide, kFloorDivideScalar);
-  bool integers = is_exact(x.dtype());
-  if constexpr (is_number) {
-    integers &= y.kind() <= Scalar::Kind::kInt;
-  } else {
-    integers &= is_exact(y.dtype());
-  }
-  if (integers) return to(kAdd, {}, floor_divide(x, y), truncation_step(x, y));
-  return to(kTrunc, {}, div(x, y));
+const OpDef& division_by_number(Rounding rounding) {
+  return rounding == Rounding::kNone    ? kDivScalar
+         : rounding == Rounding::kFloor ? kFloorDivideScalar
+                                        : kTruncDivideScalar;
 }
 
 }  // namespace
@@ -294,8 +309,9 @@ CHORALE_DEFINE_FORMS(sub, (const Tensor& x, Scalar y, Scalar alpha),
 CHORALE_DEFINE_FORMS(rsub, (const Tensor& x, Scalar y), to(kRsubScalar, NumberAttrs{y}, x))
 CHORALE_DEFINE_FORMS(mul, (const Tensor& x, const Tensor& y), to(kMul, {}, x, y))
 CHORALE_DEFINE_FORMS(mul, (const Tensor& x, Scalar y), to(kMulScalar, NumberAttrs{y}, x))
-CHORALE_DEFINE_FORMS(div, (const Tensor& x, const Tensor& y, Rounding rounding), divide(to, x, y, rounding))
-CHORALE_DEFINE_FORMS(div, (const Tensor& x, Scalar y, Rounding rounding), divide(to, x, y, rounding))
+CHORALE_DEFINE_FORMS(div, (const Tensor& x, const Tensor& y, Rounding rounding), to(division(rounding), {}, x, y))
+CHORALE_DEFINE_FORMS(div, (const Tensor& x, Scalar y, Rounding rounding),
+                     to(division_by_number(rounding), NumberAttrs{y}, x))
 CHORALE_DEFINE_FORMS(rdiv, (const Tensor& x, Scalar y), to(kRdivScalar, NumberAttrs{y}, x))
 CHORALE_DEFINE_FORMS(floor_divide, (const Tensor& x, const Tensor& y), to(kFloorDivide, {}, x, y))
 CHORALE_DEFINE_FORMS(floor_divide, (const Tensor& x, Scalar y), to(kFloorDivideScalar, NumberAttrs{y}, x))

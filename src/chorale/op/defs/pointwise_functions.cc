@@ -14,17 +14,32 @@ constexpr double kTwoOverSqrtPi = 1.12837916709551257390;
 std::vector<Sample> samples_pow() {
   return {{.in = {sample({2, 3}, 0, 0.25, 3), sample({2, 3}, 1)}},
           {.in = {sample({2, 1}, 0, 0.25, 3), sample({3}, 2)}},
-          {.in = {sample({}, 0, 0.25, 3), sample({2, 2}, 3)}}};
+          {.in = {sample({}, 0, 0.25, 3), sample({2, 2}, 3)}},
+          {.in = {sample_complex({2, 2}), sample_complex({2}, 1)}}};
 }
 std::vector<Sample> samples_pow_number() {
   std::vector<Sample> samples;
   for (Scalar exponent : {Scalar(2), Scalar(3), Scalar(0.5), Scalar(2.5), Scalar(-1.0), Scalar(0)}) {
     samples.push_back({.in = {sample({2, 3}, 0, 0.25, 3)}, .attrs = NumberAttrs{exponent}});
   }
+  samples.push_back({.in = {sample_complex({2, 2})}, .attrs = NumberAttrs{3}});
+  return samples;
+}
+// Of one input above 0.25, and of a complex one.
+std::vector<Sample> samples_root() {
+  std::vector<Sample> samples = samples_positive();
+  samples.push_back({.in = {sample_complex({2, 2})}});
   return samples;
 }
 std::vector<Sample> samples_exponent() {
   return {{.in = {sample({2, 3})}, .attrs = NumberAttrs{2}}, {.in = {sample({}, 1)}, .attrs = NumberAttrs{0.5}}};
+}
+
+void infer_pow_scalar(const InferArgs& args, std::span<OutSpec> out) {
+  infer_pointwise<ScalarOp::kPowScalar, Promotion::kSame>(args, out);
+  const Scalar exponent = args.attrs.get<NumberAttrs>().value;
+  CHORALE_CHECK(is_differentiable(out[0].dtype) || exponent.integer() >= 0, "[", args.op.name, "] a tensor of ",
+                args.in[0].dtype(), " to the power ", exponent, " has no integer result; cast it to a floating type");
 }
 
 // ---- powers
@@ -49,6 +64,7 @@ constexpr OpDef kPow = pointwise<ScalarOp::kPow>({
 constexpr OpDef kPowScalar = pointwise<ScalarOp::kPowScalar>({
     .name = "pow_scalar",
     .attrs = attrs_of<NumberAttrs>,
+    .infer = infer_pow_scalar,
     .grad = [](const GradArgs& g) -> Tensors {
       const Scalar exponent = g.attrs.get<NumberAttrs>().value;
       if (exponent.is_zero()) return zero_gradient(g);
@@ -82,27 +98,27 @@ constexpr OpDef kSquare = pointwise<ScalarOp::kSquare>({
     .dtypes = kFloats | kInts | kComplexes,
     .grad = [](const GradArgs& g) -> Tensors { return {mul(g.dout[0], mul(conj(g.in[0]), 2))}; },
     .saves = kSavesInputs,
-    .samples = samples_unary,
+    .samples = samples_holomorphic,
 });
 constexpr OpDef kReciprocal = pointwise<ScalarOp::kReciprocal, Promotion::kFloat>({
     .name = "reciprocal",
     .grad = [](const GradArgs& g) -> Tensors { return {neg(mul(g.dout[0], conj(square(g.out[0]))))}; },
     .saves = kSavesOutputs,
     .autocast = Cast::kF32,
-    .samples = samples_positive,
+    .samples = samples_root,
 });
 constexpr OpDef kSqrt = pointwise<ScalarOp::kSqrt, Promotion::kFloat>({
     .name = "sqrt",
     .grad = [](const GradArgs& g) -> Tensors { return {div(g.dout[0], mul(conj(g.out[0]), 2))}; },
     .saves = kSavesOutputs,
-    .samples = samples_positive,
+    .samples = samples_root,
 });
 constexpr OpDef kRsqrt = pointwise<ScalarOp::kRsqrt, Promotion::kFloat>({
     .name = "rsqrt",
     .grad = [](const GradArgs& g) -> Tensors { return {mul(mul(g.dout[0], conj(pow(g.out[0], 3))), -0.5)}; },
     .saves = kSavesOutputs,
     .autocast = Cast::kF32,
-    .samples = samples_positive,
+    .samples = samples_root,
 });
 
 // ---- exponentials and logarithms
@@ -112,7 +128,7 @@ constexpr OpDef kExp = pointwise<ScalarOp::kExp, Promotion::kFloat>({
     .grad = [](const GradArgs& g) -> Tensors { return {mul(g.dout[0], conj(g.out[0]))}; },
     .saves = kSavesOutputs,
     .autocast = Cast::kF32,
-    .samples = samples_unary,
+    .samples = samples_holomorphic,
 });
 constexpr OpDef kExp2 = pointwise<ScalarOp::kExp2, Promotion::kFloat>({
     .name = "exp2",
@@ -133,7 +149,7 @@ constexpr OpDef kLog = pointwise<ScalarOp::kLog, Promotion::kFloat>({
     .grad = [](const GradArgs& g) -> Tensors { return {div(g.dout[0], conj(g.in[0]))}; },
     .saves = kSavesInputs,
     .autocast = Cast::kF32,
-    .samples = samples_positive,
+    .samples = samples_root,
 });
 constexpr OpDef kLog2 = pointwise<ScalarOp::kLog2, Promotion::kFloat>({
     .name = "log2",
@@ -163,13 +179,13 @@ constexpr OpDef kSin = pointwise<ScalarOp::kSin, Promotion::kFloat>({
     .name = "sin",
     .grad = [](const GradArgs& g) -> Tensors { return {mul(g.dout[0], conj(cos(g.in[0])))}; },
     .saves = kSavesInputs,
-    .samples = samples_unary,
+    .samples = samples_holomorphic,
 });
 constexpr OpDef kCos = pointwise<ScalarOp::kCos, Promotion::kFloat>({
     .name = "cos",
     .grad = [](const GradArgs& g) -> Tensors { return {neg(mul(g.dout[0], conj(sin(g.in[0]))))}; },
     .saves = kSavesInputs,
-    .samples = samples_unary,
+    .samples = samples_holomorphic,
 });
 constexpr OpDef kTan = pointwise<ScalarOp::kTan, Promotion::kFloat>({
     .name = "tan",
@@ -196,7 +212,7 @@ constexpr OpDef kTanh = pointwise<ScalarOp::kTanh, Promotion::kFloat>({
     .name = "tanh",
     .grad = [](const GradArgs& g) -> Tensors { return {call(kTanhBackward, {}, g.dout[0], conj(g.out[0]))}; },
     .saves = kSavesOutputs,
-    .samples = samples_unary,
+    .samples = samples_holomorphic,
 });
 constexpr OpDef kErf = pointwise<ScalarOp::kErf, Promotion::kFloat>({
     .name = "erf",

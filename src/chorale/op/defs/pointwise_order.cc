@@ -1,6 +1,4 @@
 // Signs, bounds and steps.
-#include <limits>
-
 #include "chorale/op/copy.h"
 #include "chorale/op/defs/pointwise_row.h"
 #include "chorale/op/pointwise.h"
@@ -8,8 +6,6 @@
 
 namespace chorale::op {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 std::vector<Sample> samples_bound() {
   return {{.in = {sample({2, 3})}, .attrs = NumberAttrs{0.5}}, {.in = {sample({}, 1)}, .attrs = NumberAttrs{-1}}};
@@ -19,23 +15,22 @@ std::vector<Sample> samples_clamp() {
           {.in = {sample({}, 1)}, .attrs = BoundsAttrs{0, 1}}};
 }
 std::vector<Sample> samples_clamp_backward() {
-  return {{.in = {sample({2, 3}), sample({2, 3}, 1)}, .attrs = BoundsAttrs{-0.5, 1.0}},
-          {.in = {sample({4}), sample({4}, 1)}, .attrs = BoundsAttrs{-kInfinity, 0.25}}};
+  return {{.in = {sample({2, 3}), sample({2, 3}, 1)}, .attrs = BoundsAttrs{-0.5, 1.0}}};
+}
+std::vector<Sample> samples_bound_backward() {
+  return {{.in = {sample({2, 3}), sample({2, 3}, 1)}, .attrs = NumberAttrs{0.25}}};
 }
 
 // ---- the larger and the smaller
 
-// What one side of a comparison gets of the gradient: nothing where it lost, half at a tie, all elsewhere. NaN wins on
-// either side and has beaten nobody.
-Tensor share(const Tensor& dz, const Tensor& lost, const Tensor& tied) {
-  return where(lost, 0, where(tied, mul(dz, 0.5), dz));
-}
+extern const OpDef kMinimumBackward, kMaximumBackward;
 
 constexpr OpDef kMinimum = pointwise<ScalarOp::kMinimum>({
     .name = "minimum",
     .grad = [](const GradArgs& g) -> Tensors {
-      const Tensor &dz = g.dout[0], &x = g.in[0], &y = g.in[1], tied = eq(x, y);
-      return {g.needs(0) ? share(dz, gt(x, y), tied) : Tensor{}, g.needs(1) ? share(dz, lt(x, y), tied) : Tensor{}};
+      const Tensor &dz = g.dout[0], &x = g.in[0], &y = g.in[1];
+      return {g.needs(0) ? call(kMinimumBackward, {}, dz, x, y) : Tensor{},
+              g.needs(1) ? call(kMinimumBackward, {}, dz, y, x) : Tensor{}};
     },
     .saves = kSavesInputs,
     .samples = samples_binary,
@@ -43,26 +38,35 @@ constexpr OpDef kMinimum = pointwise<ScalarOp::kMinimum>({
 constexpr OpDef kMaximum = pointwise<ScalarOp::kMaximum>({
     .name = "maximum",
     .grad = [](const GradArgs& g) -> Tensors {
-      const Tensor &dz = g.dout[0], &x = g.in[0], &y = g.in[1], tied = eq(x, y);
-      return {g.needs(0) ? share(dz, lt(x, y), tied) : Tensor{}, g.needs(1) ? share(dz, gt(x, y), tied) : Tensor{}};
+      const Tensor &dz = g.dout[0], &x = g.in[0], &y = g.in[1];
+      return {g.needs(0) ? call(kMaximumBackward, {}, dz, x, y) : Tensor{},
+              g.needs(1) ? call(kMaximumBackward, {}, dz, y, x) : Tensor{}};
     },
     .saves = kSavesInputs,
     .samples = samples_binary,
 });
-
-// ---- bounds that are numbers: the gradient passes at a bound
-
-constexpr OpDef kClampBackward = pointwise<ScalarOp::kClampBackward>({
-    .name = "clamp_backward",
-    .inputs = "dy, x",
-    .attrs = attrs_of<BoundsAttrs>,
-    .grad = [](const GradArgs& g) -> Tensors {
-      return {g.needs(0) ? call(kClampBackward, g.attrs, g.dout[0], g.in[1]) : Tensor{}, zeros_for(g, 1)};
-    },
+// What x gets of the gradient.
+constexpr OpDef kMinimumBackward = pointwise<ScalarOp::kMinimumBackward>({
+    .name = "minimum_backward",
+    .inputs = "dz, x, y",
+    .grad = passes_first<kMinimumBackward>,
     .linear = linear_in({0}),
-    .saves = saves_in({1}),
-    .samples = samples_clamp_backward,
+    .saves = saves_in({1, 2}),
+    .samples = samples_ternary,
 });
+constexpr OpDef kMaximumBackward = pointwise<ScalarOp::kMaximumBackward>({
+    .name = "maximum_backward",
+    .inputs = "dz, x, y",
+    .grad = passes_first<kMaximumBackward>,
+    .linear = linear_in({0}),
+    .saves = saves_in({1, 2}),
+    .samples = samples_ternary,
+});
+
+// ---- bounds that are numbers: no gradient at or beyond them
+
+extern const OpDef kClampBackward, kClampMinBackward, kClampMaxBackward;
+
 constexpr OpDef kClamp = pointwise<ScalarOp::kClamp>({
     .name = "clamp",
     .attrs = attrs_of<BoundsAttrs>,
@@ -73,20 +77,43 @@ constexpr OpDef kClamp = pointwise<ScalarOp::kClamp>({
 constexpr OpDef kClampMin = pointwise<ScalarOp::kMaxScalar>({
     .name = "clamp_min",
     .attrs = attrs_of<NumberAttrs>,
-    .grad = [](const GradArgs& g) -> Tensors {
-      return {call(kClampBackward, BoundsAttrs{g.attrs.get<NumberAttrs>().value, kInfinity}, g.dout[0], g.in[0])};
-    },
+    .grad = [](const GradArgs& g) -> Tensors { return {call(kClampMinBackward, g.attrs, g.dout[0], g.in[0])}; },
     .saves = kSavesInputs,
     .samples = samples_bound,
 });
 constexpr OpDef kClampMax = pointwise<ScalarOp::kMinScalar>({
     .name = "clamp_max",
     .attrs = attrs_of<NumberAttrs>,
-    .grad = [](const GradArgs& g) -> Tensors {
-      return {call(kClampBackward, BoundsAttrs{-kInfinity, g.attrs.get<NumberAttrs>().value}, g.dout[0], g.in[0])};
-    },
+    .grad = [](const GradArgs& g) -> Tensors { return {call(kClampMaxBackward, g.attrs, g.dout[0], g.in[0])}; },
     .saves = kSavesInputs,
     .samples = samples_bound,
+});
+constexpr OpDef kClampBackward = pointwise<ScalarOp::kClampBackward>({
+    .name = "clamp_backward",
+    .inputs = "dy, x",
+    .attrs = attrs_of<BoundsAttrs>,
+    .grad = passes_first<kClampBackward>,
+    .linear = linear_in({0}),
+    .saves = saves_in({1}),
+    .samples = samples_clamp_backward,
+});
+constexpr OpDef kClampMinBackward = pointwise<ScalarOp::kClampMinBackward>({
+    .name = "clamp_min_backward",
+    .inputs = "dy, x",
+    .attrs = attrs_of<NumberAttrs>,
+    .grad = passes_first<kClampMinBackward>,
+    .linear = linear_in({0}),
+    .saves = saves_in({1}),
+    .samples = samples_bound_backward,
+});
+constexpr OpDef kClampMaxBackward = pointwise<ScalarOp::kClampMaxBackward>({
+    .name = "clamp_max_backward",
+    .inputs = "dy, x",
+    .attrs = attrs_of<NumberAttrs>,
+    .grad = passes_first<kClampMaxBackward>,
+    .linear = linear_in({0}),
+    .saves = saves_in({1}),
+    .samples = samples_bound_backward,
 });
 
 // ---- signs
@@ -96,24 +123,23 @@ constexpr OpDef kNeg = pointwise<ScalarOp::kNeg>({
     .dtypes = kFloats | kInts | kComplexes,
     .grad = [](const GradArgs& g) -> Tensors { return {neg(g.dout[0])}; },
     .linear = linear_in({0}),
-    .samples = samples_unary,
+    .samples = samples_holomorphic,
 });
-constexpr OpDef kAbsBackward = pointwise<ScalarOp::kAbsBackward>({
-    .name = "abs_backward",
-    .inputs = "dy, x",
-    .grad = [](const GradArgs& g) -> Tensors {
-      return {g.needs(0) ? call(kAbsBackward, {}, g.dout[0], g.in[1]) : Tensor{}, zeros_for(g, 1)};
-    },
-    .linear = linear_in({0}),
-    .saves = saves_in({1}),
-    .samples = samples_backward,
-});
+extern const OpDef kAbsBackward;
 constexpr OpDef kAbs = pointwise<ScalarOp::kAbs>({
     .name = "abs",
     .dtypes = kFloats | kInts,
     .grad = [](const GradArgs& g) -> Tensors { return {call(kAbsBackward, {}, g.dout[0], g.in[0])}; },
     .saves = kSavesInputs,
     .samples = samples_unary,
+});
+constexpr OpDef kAbsBackward = pointwise<ScalarOp::kAbsBackward>({
+    .name = "abs_backward",
+    .inputs = "dy, x",
+    .grad = passes_first<kAbsBackward>,
+    .linear = linear_in({0}),
+    .saves = saves_in({1}),
+    .samples = samples_backward,
 });
 constexpr OpDef kSign = pointwise<ScalarOp::kSign>({
     .name = "sign",
@@ -130,15 +156,30 @@ constexpr OpDef kCeil = pointwise<ScalarOp::kCeil>({.name = "ceil", .grad = zero
 constexpr OpDef kRound =
     pointwise<ScalarOp::kRound>({.name = "round", .grad = zero_gradient, .samples = samples_steps});
 
-}  // namespace
-
 constexpr OpDef kTrunc =
     pointwise<ScalarOp::kTrunc>({.name = "trunc", .grad = zero_gradient, .samples = samples_steps});
 
+}  // namespace
+
 Rows order_rows() {
-  static constexpr const OpDef* rows[] = {&kMinimum,  &kMaximum, &kClampBackward, &kClamp, &kClampMin,
-                                          &kClampMax, &kNeg,     &kAbsBackward,   &kAbs,   &kSign,
-                                          &kFloor,    &kCeil,    &kRound,         &kTrunc};
+  static constexpr const OpDef* rows[] = {&kMinimum,
+                                          &kMinimumBackward,
+                                          &kMaximumBackward,
+                                          &kClampMinBackward,
+                                          &kClampMaxBackward,
+                                          &kMaximum,
+                                          &kClampBackward,
+                                          &kClamp,
+                                          &kClampMin,
+                                          &kClampMax,
+                                          &kNeg,
+                                          &kAbsBackward,
+                                          &kAbs,
+                                          &kSign,
+                                          &kFloor,
+                                          &kCeil,
+                                          &kRound,
+                                          &kTrunc};
   return rows;
 }
 

@@ -80,6 +80,12 @@ std::vector<Sample> samples_unary() {
   return {{.in = {sample({2, 3})}}, {.in = {sample({}, 1)}}, {.in = {sample({2, 1, 5}, 2)}}};
 }
 
+std::vector<Sample> samples_holomorphic() {
+  std::vector<Sample> samples = samples_unary();
+  samples.push_back({.in = {sample_complex({2, 2})}});
+  return samples;
+}
+
 std::vector<Sample> samples_positive() {
   return {{.in = {sample({2, 3}, 0, 0.25, 3)}}, {.in = {sample({}, 1, 0.25, 3)}}};
 }
@@ -95,6 +101,13 @@ std::vector<Sample> samples_binary() {
       {.in = {sample({4, 1}), sample({2, 1, 3}, 3)}},
       {.in = {sample({2, 2}), sample({}, 4)}},
   };
+}
+
+std::vector<Sample> samples_bilinear() {
+  std::vector<Sample> samples = samples_binary();
+  samples.push_back({.in = {sample_complex({2, 2}), sample_complex({2}, 1)}});
+  samples.push_back({.in = {sample({3}), sample_complex({2, 1}, 1)}});  // a real input has a real gradient
+  return samples;
 }
 
 std::vector<Sample> samples_ternary() {

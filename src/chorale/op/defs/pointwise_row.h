@@ -32,9 +32,11 @@ void infer_pointwise(const InferArgs& args, std::span<OutSpec> out) {
 // ---- samples: of one, two and three floating inputs, with broadcasting
 
 std::vector<Sample> samples_unary();
-std::vector<Sample> samples_positive();  // of one input above 0.25
-std::vector<Sample> samples_steps();     // of one input away from integers and halves
+std::vector<Sample> samples_holomorphic();  // and of a complex one
+std::vector<Sample> samples_positive();     // of one input above 0.25
+std::vector<Sample> samples_steps();        // of one input away from integers and halves
 std::vector<Sample> samples_binary();
+std::vector<Sample> samples_bilinear();  // and of complex ones
 std::vector<Sample> samples_ternary();
 // Two inputs of equal shape, as rows of gradients have them.
 std::vector<Sample> samples_backward();
@@ -78,7 +80,7 @@ template <ScalarOp op, Promotion promotion = Promotion::kSame>
 constexpr OpDef pointwise(OpDef row) {
   constexpr detail::ScalarFacts facts = detail::facts_of(op);
   constexpr const char* names[] = {"x", "x, y", "x, y, z"};
-  row.infer = infer_pointwise<op, promotion>;
+  if (!row.infer) row.infer = infer_pointwise<op, promotion>;
   row.cpu = kernel::cpu::pointwise<op, promotion>;
   row.in_place = true;
   row.shard = kShardElementwise;
@@ -89,11 +91,21 @@ constexpr OpDef pointwise(OpDef row) {
 }
 
 // Rows that more than one file calls.
-extern const OpDef kTrunc, kComplexAbs, kComplexSign;
+extern const OpDef kComplexAbs, kComplexSign;
 
 // Zeros for one input, and for all: the gradient of a step function, where it exists.
 Tensor zeros_for(const GradArgs& g, size_t input);
 Tensors zero_gradient(const GradArgs& g);
+// Of a row whose result is linear in its first input and does not move with the others: f(dy, x…) has the gradient
+// f(g, x…) by dy and zeros by x.
+template <const OpDef& row>
+Tensors passes_first(const GradArgs& g) {
+  Tensors in(g.in.begin(), g.in.end()), gradients;
+  in[0] = g.dout[0];
+  gradients.push_back(g.needs(0) ? call_list(row, g.attrs, {in.data(), in.size()}) : Tensor{});
+  for (size_t i = 1; i < in.size(); ++i) gradients.push_back(zeros_for(g, i));
+  return gradients;
+}
 
 // ---- the forms of a function, from one expression that says to(row, attributes, inputs…)
 
