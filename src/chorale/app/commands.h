@@ -3,7 +3,7 @@
 
 #include <CLI/CLI.hpp>
 
-#define CHORALE_COMMANDS(X) X(doctor) X(ops)
+#define CHORALE_COMMANDS(X) X(bench) X(doctor) X(ops)
 
 namespace chorale::app {
 
@@ -12,5 +12,7 @@ namespace chorale::app {
 #define CHORALE_DECLARE(name) void add_##name(CLI::App& program);
 CHORALE_COMMANDS(CHORALE_DECLARE)
 #undef CHORALE_DECLARE
+
+void add_bench_ops(CLI::App& bench);
 
 }  // namespace chorale::app
