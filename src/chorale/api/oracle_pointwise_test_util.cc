@@ -25,10 +25,11 @@ Calls pointwise_calls() {
   calls[#name] = [](In in, const Json& args) -> std::vector<Tensor> { return {name(input(in, args))}; };
   UNARY(neg)
   UNARY(abs)
-  UNARY(sign) UNARY(reciprocal) UNARY(square) UNARY(sqrt) UNARY(rsqrt) UNARY(floor) UNARY(ceil) UNARY(round)
-      UNARY(trunc) UNARY(exp) UNARY(exp2) UNARY(expm1) UNARY(log) UNARY(log2) UNARY(log10) UNARY(log1p) UNARY(sin)
-          UNARY(cos) UNARY(tan) UNARY(tanh) UNARY(erf) UNARY(sigmoid) UNARY(relu) UNARY(silu) UNARY(isnan) UNARY(isinf)
-              UNARY(isfinite) UNARY(logical_not) UNARY(bitwise_not) UNARY(real) UNARY(imag) UNARY(conj) UNARY(angle)
+  UNARY(sign)
+  UNARY(reciprocal) UNARY(square) UNARY(sqrt) UNARY(rsqrt) UNARY(floor) UNARY(ceil) UNARY(round) UNARY(trunc) UNARY(exp)
+      UNARY(exp2) UNARY(expm1) UNARY(log) UNARY(log2) UNARY(log10) UNARY(log1p) UNARY(sin) UNARY(cos) UNARY(tan)
+          UNARY(tanh) UNARY(erf) UNARY(sigmoid) UNARY(relu) UNARY(silu) UNARY(isnan) UNARY(isinf) UNARY(isfinite)
+              UNARY(logical_not) UNARY(bitwise_not) UNARY(real) UNARY(imag) UNARY(conj) UNARY(angle)
 #undef UNARY
 #define BINARY(name) calls[#name] = [](In in, const Json&) -> std::vector<Tensor> { return {name(in[0], in[1])}; };
                   BINARY(minimum) BINARY(maximum) BINARY(floor_divide) BINARY(eq) BINARY(ne) BINARY(lt) BINARY(le)

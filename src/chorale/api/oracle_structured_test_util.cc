@@ -19,7 +19,8 @@ void add_reductions(Calls& calls) {
   calls[#name] = [](In in, const Json& a) -> Out { return {name(in[0], ints(a["dims"]), a["keepdim"])}; };
   REDUCTION(sum)
   REDUCTION(mean)
-  REDUCTION(prod) REDUCTION(amax) REDUCTION(amin) REDUCTION(logsumexp) REDUCTION(any) REDUCTION(all)
+  REDUCTION(prod)
+  REDUCTION(amax) REDUCTION(amin) REDUCTION(logsumexp) REDUCTION(any) REDUCTION(all)
 #undef REDUCTION
       calls["var"] =
           [](In in, const Json& a) -> Out { return {var(in[0], ints(a["dims"]), a["keepdim"], a["correction"])}; };

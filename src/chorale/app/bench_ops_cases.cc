@@ -1,5 +1,8 @@
 #include "chorale/app/bench_ops_cases.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <map>
 
@@ -13,9 +16,7 @@ using In = const std::vector<Tensor>&;
 constexpr int64_t kMi = 1 << 20;
 
 std::string shape_text(const Shape& sizes) {
-  std::string text;
-  for (int64_t size : sizes) text += (text.empty() ? "" : "x") + std::to_string(size);
-  return text.empty() ? "1" : text;
+  return sizes.empty() ? "1" : fmt::format("{}", fmt::join(sizes.begin(), sizes.end(), "x"));
 }
 
 struct Builder {
@@ -26,8 +27,9 @@ struct Builder {
     const auto shown = std::find_if(c.in.begin(), c.in.end(), [](const OpInput& i) { return i.below == 0; });
     const OpInput& first = shown == c.in.end() ? c.in[0] : *shown;
     std::string shapes = shape_text(c.in[0].sizes);
-    if (c.in.size() > 1 && !(c.in[1].sizes == c.in[0].sizes)) shapes += "," + shape_text(c.in[1].sizes);
-    c.name = op + "/" + std::string(name_of(first.dtype)) + "/" + shapes + (grad ? "/grad" : "");
+    if (c.in.size() > 1 && !(c.in[1].sizes == c.in[0].sizes))
+      shapes = fmt::format("{},{}", shapes, shape_text(c.in[1].sizes));
+    c.name = fmt::format("{}/{}/{}{}", op, name_of(first.dtype), shapes, grad ? "/grad" : "");
     if (passes > 0)
       c.bytes = static_cast<size_t>(passes * static_cast<double>(count_elems(c.in[0].sizes)) *
                                     static_cast<double>(size_of(first.dtype)));

@@ -35,7 +35,8 @@ Intrusive<Node> start_node(const OpDef& op, std::span<const Tensor> in, const At
   node->number = next_number(floor);
   if (op.saves.metas) {
     node->inputs = std::make_unique<std::vector<op::Meta>>();
-    for (const Tensor& x : in) node->inputs->push_back(x.defined() ? op::Meta{x.sizes(), x.dtype(), x.device()} : op::Meta{});
+    for (const Tensor& x : in)
+      node->inputs->push_back(x.defined() ? op::Meta{x.sizes(), x.dtype(), x.device()} : op::Meta{});
   }
   for (size_t i = 0; i < in.size(); ++i) {
     if (in[i].defined() && op.saves.in >> std::min<size_t>(i, 31) & 1u) {

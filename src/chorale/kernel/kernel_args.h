@@ -1,5 +1,5 @@
-// What a kernel gets. Inputs and outputs are tensors of its device; outputs are allocated, except those of ops whose shapes
-// depend on data, which the kernel makes itself.
+// What a kernel gets. Inputs and outputs are tensors of its device; outputs are allocated, except those of ops whose
+// shapes depend on data, which the kernel makes itself.
 #pragma once
 
 #include <span>

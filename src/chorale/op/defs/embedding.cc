@@ -129,9 +129,7 @@ constinit const OpDef kEmbedding{
       const auto& a = g.attrs.get<EmbeddingAttrs>();
       const Shape table = g.shape(0);
       if (a.sparse) return {sparse_gradient(g.dout[0], g.in[1], table, a.padding), {}};
-      return {
-          emit(g, 0, kEmbeddingBackward, EmbeddingBackwardAttrs{table[0], a.padding}, g.dout[0], g.in[1]),
-          {}};
+      return {emit(g, 0, kEmbeddingBackward, EmbeddingBackwardAttrs{table[0], a.padding}, g.dout[0], g.in[1]), {}};
     },
     .shard = {.labels = "Vc,...->...c"},
     .linear = linear_in({0}),

@@ -6,10 +6,10 @@
 #include "chorale/op/builder.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/defs/reduce_common.h"
+#include "chorale/op/label_letters.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/reduce.h"
 #include "chorale/op/samples.h"
-#include "chorale/op/label_letters.h"
 #include "chorale/op/table.h"
 #include "chorale/op/view.h"
 

@@ -7,8 +7,8 @@
 #include "chorale/kernel/cpu/view_backward.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/copy.h"
-#include "chorale/op/samples.h"
 #include "chorale/op/label_letters.h"
+#include "chorale/op/samples.h"
 #include "chorale/op/table.h"
 
 namespace chorale::op {
