@@ -116,6 +116,11 @@ void gather(const KernelArgs& args) {
         auto* to = reinterpret_cast<Unit*>(data[0]);  // the result is contiguous
         const auto* at = reinterpret_cast<const int64_t*>(data[1]);
         const std::byte* from = data[2];
+        if (x_step == 0 && index_step == sizeof(int64_t)) {  // along the last dimension: one row, picked from
+          const auto* row = reinterpret_cast<const Unit*>(from);
+          for (int64_t k = 0; k < n; ++k) to[k] = row[at[k] * step];
+          return;
+        }
         for (int64_t k = 0; k < n; ++k, from += x_step) {
           to[k] = reinterpret_cast<const Unit*>(from)[*at * step];
           at = advance(at, index_step);

@@ -10,13 +10,18 @@ namespace {
 
 constexpr int64_t kGrain = 1 << 15;
 
-// Whether any value, read as unsigned, reaches the bound: negative ones do too.
+// Whether any value is negative or reaches the bound.
 bool any_beyond(std::span<const int64_t> values, uint64_t bound) {
   std::atomic<bool> found = false;
   parallel_for(static_cast<int64_t>(values.size()), kGrain, [&](int64_t begin, int64_t end) {
-    bool beyond = false;
-    for (int64_t i = begin; i < end; ++i) beyond |= static_cast<uint64_t>(values[static_cast<size_t>(i)]) >= bound;
-    if (beyond) found = true;
+    // The sign of v, and of bound - 1 - v: without comparisons, which 64-bit vectors lack before SSE4.2. Unsigned,
+    // because the difference may wrap around; it does so only for a negative v, whose own sign tells.
+    uint64_t signs = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      const auto v = static_cast<uint64_t>(values[static_cast<size_t>(i)]);
+      signs |= v | (bound - 1 - v);
+    }
+    if (signs >> 63) found = true;
   });
   return found;
 }

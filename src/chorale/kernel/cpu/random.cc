@@ -9,6 +9,7 @@
 #include "chorale/base/parallel.h"
 #include "chorale/kernel/cpu/copy.h"
 #include "chorale/kernel/random_attrs.h"
+#include "chorale/vec/loops.h"
 #include "chorale/vec/random.h"
 
 namespace chorale::kernel::cpu {
@@ -88,28 +89,53 @@ void uniform(const KernelArgs& args) {
   });
 }
 
-// Box and Muller: two uniform numbers give two normal ones. 1 - u lies in (0, 1], so the logarithm is finite.
+namespace {
+// Box and Muller: two uniform numbers give two normal ones. 1 - u lies in (0, 1], so the logarithm is finite. Elements
+// 2i and 2i + 1 of a chunk come from the same pair; the pairs are computed side by side, by the vector.
+template <class T>
+void normal_chunk(const uint32_t* words, int64_t pairs, double mean, double deviation, T* out) {
+  constexpr DType kType = dtype_of<T>;
+  static const vec::Loop log = vec::pointwise_loop(vec::ScalarOp::kLog, kType),
+                         sqrt = vec::pointwise_loop(vec::ScalarOp::kSqrt, kType);
+  static const vec::Loop cos = vec::pointwise_loop(vec::ScalarOp::kCos, kType),
+                         sin = vec::pointwise_loop(vec::ScalarOp::kSin, kType);
+  std::array<T, kChunkElems / 2> radius, angle, cosine;
+  constexpr bool kWide = std::is_same_v<T, double>;
+  for (int64_t i = 0; i < pairs; ++i) {
+    radius[static_cast<size_t>(i)] = T{1} - static_cast<T>(unit(words, 2 * i, kWide));
+    angle[static_cast<size_t>(i)] = 2 * std::numbers::pi_v<T> * static_cast<T>(unit(words, 2 * i + 1, kWide));
+  }
+  const auto run = [&](vec::Loop loop, const T* in, T* to) {
+    const void* inputs[] = {in};
+    loop(inputs, to, pairs, {});
+  };
+  run(log, radius.data(), radius.data());
+  for (int64_t i = 0; i < pairs; ++i) radius[static_cast<size_t>(i)] *= T{-2};
+  run(sqrt, radius.data(), radius.data());
+  run(cos, angle.data(), cosine.data());
+  run(sin, angle.data(), angle.data());
+  for (int64_t i = 0; i < pairs; ++i) {
+    const T scale = static_cast<T>(deviation) * radius[static_cast<size_t>(i)];
+    out[2 * i] = static_cast<T>(mean) + scale * cosine[static_cast<size_t>(i)];
+    out[2 * i + 1] = static_cast<T>(mean) + scale * angle[static_cast<size_t>(i)];
+  }
+}
+
+}  // namespace
+
 void normal(const KernelArgs& args) {
   const auto& attrs = args.attrs.get<RandomAttrs>();
   const Tensor& out = args.out[0];
-  const bool wide = out.dtype() == DType::kF64;
   visit_floating(out.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
     T* data = out.data<T>();
-    for_each_chunk(
-        attrs.stream(), out.elems(), words_per_element(out.dtype()),
-        [&](const uint32_t* words, int64_t first, int64_t count) {
-          for (int64_t i = 0; i < count; i += 2) {
-            const auto u = static_cast<Compute>(unit(words, i, wide)),
-                       v = static_cast<Compute>(unit(words, i + 1, wide));
-            const Compute radius = std::sqrt(Compute{-2} * std::log(Compute{1} - u));
-            const Compute angle = Compute{2} * std::numbers::pi_v<Compute> * v;
-            data[first + i] = narrow_to<T>(attrs.a + attrs.b * static_cast<double>(radius * std::cos(angle)));
-            if (i + 1 < count)
-              data[first + i + 1] = narrow_to<T>(attrs.a + attrs.b * static_cast<double>(radius * std::sin(angle)));
-          }
-        });
+    for_each_chunk(attrs.stream(), out.elems(), words_per_element(out.dtype()),
+                   [&](const uint32_t* words, int64_t first, int64_t count) {
+                     std::array<Compute, kChunkElems> drawn;
+                     normal_chunk(words, (count + 1) / 2, attrs.a, attrs.b, drawn.data());
+                     for (int64_t i = 0; i < count; ++i) data[first + i] = T(drawn[static_cast<size_t>(i)]);
+                   });
   });
 }
 
