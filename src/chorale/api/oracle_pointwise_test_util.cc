@@ -21,22 +21,28 @@ std::vector<int64_t> ints(const Json& value) {
 
 Calls pointwise_calls() {
   Calls calls;
+  // clang-format off
 #define UNARY(name) \
   calls[#name] = [](In in, const Json& args) -> std::vector<Tensor> { return {name(input(in, args))}; };
   UNARY(neg)
   UNARY(abs)
   UNARY(sign)
-  UNARY(reciprocal) UNARY(square) UNARY(sqrt) UNARY(rsqrt) UNARY(floor) UNARY(ceil) UNARY(round) UNARY(trunc) UNARY(exp)
-      UNARY(exp2) UNARY(expm1) UNARY(log) UNARY(log2) UNARY(log10) UNARY(log1p) UNARY(sin) UNARY(cos) UNARY(tan)
-          UNARY(tanh) UNARY(erf) UNARY(sigmoid) UNARY(relu) UNARY(silu) UNARY(isnan) UNARY(isinf) UNARY(isfinite)
-              UNARY(logical_not) UNARY(bitwise_not) UNARY(real) UNARY(imag) UNARY(conj) UNARY(angle)
+  UNARY(reciprocal)
+  UNARY(square) UNARY(sqrt) UNARY(rsqrt) UNARY(floor) UNARY(ceil) UNARY(round) UNARY(trunc) UNARY(exp) UNARY(exp2)
+      UNARY(expm1) UNARY(log) UNARY(log2) UNARY(log10) UNARY(log1p) UNARY(sin) UNARY(cos) UNARY(tan) UNARY(tanh)
+          UNARY(erf) UNARY(sigmoid) UNARY(relu) UNARY(silu) UNARY(isnan) UNARY(isinf) UNARY(isfinite) UNARY(logical_not)
+              UNARY(bitwise_not) UNARY(real) UNARY(imag) UNARY(conj) UNARY(angle)
 #undef UNARY
+  // clang-format on
+  // clang-format off
 #define BINARY(name) calls[#name] = [](In in, const Json&) -> std::vector<Tensor> { return {name(in[0], in[1])}; };
                   BINARY(minimum) BINARY(maximum) BINARY(floor_divide) BINARY(eq) BINARY(ne) BINARY(lt) BINARY(le)
                       BINARY(gt) BINARY(ge) BINARY(logical_and) BINARY(logical_or) BINARY(logical_xor)
                           BINARY(bitwise_and) BINARY(bitwise_or) BINARY(bitwise_xor)
 #undef BINARY
+  // clang-format on
   // With a tensor or a number on the right.
+  // clang-format off
 #define EITHER(name)                                                           \
   calls[#name] = [](In in, const Json& args) -> std::vector<Tensor> {          \
     if (args.contains("scalar")) return {name(in[0], scalar(args["scalar"]))}; \
@@ -44,7 +50,8 @@ Calls pointwise_calls() {
   };
                               EITHER(add) EITHER(sub) EITHER(mul) EITHER(div) EITHER(remainder) EITHER(pow)
 #undef EITHER
-                                  calls["gelu"] = [](In in, const Json& args) -> std::vector<Tensor> {
+      // clang-format on
+      calls["gelu"] = [](In in, const Json& args) -> std::vector<Tensor> {
     return {gelu(input(in, args), args.contains("approximate") ? Gelu::kTanh : Gelu::kErf)};
   };
   calls["leaky_relu"] = [](In in, const Json& a) -> std::vector<Tensor> { return {leaky_relu(in[0], a["slope"])}; };

@@ -15,13 +15,16 @@ double real_number(const Json& value) {
 Out pair(const ValuesIndices& both) { return {both.values, both.indices}; }
 
 void add_reductions(Calls& calls) {
+  // clang-format off
 #define REDUCTION(name) \
   calls[#name] = [](In in, const Json& a) -> Out { return {name(in[0], ints(a["dims"]), a["keepdim"])}; };
   REDUCTION(sum)
   REDUCTION(mean)
   REDUCTION(prod)
-  REDUCTION(amax) REDUCTION(amin) REDUCTION(logsumexp) REDUCTION(any) REDUCTION(all)
+  REDUCTION(amax)
+  REDUCTION(amin) REDUCTION(logsumexp) REDUCTION(any) REDUCTION(all)
 #undef REDUCTION
+      // clang-format on
       calls["var"] =
           [](In in, const Json& a) -> Out { return {var(in[0], ints(a["dims"]), a["keepdim"], a["correction"])}; };
   calls["stddev"] = [](In in, const Json& a) -> Out {
@@ -43,6 +46,7 @@ void add_products(Calls& calls) {
     return {addmm(in[0], in[1], in[2], a["beta"].get<double>(), a["alpha"].get<int64_t>())};
   };
   calls["einsum"] = [](In in, const Json& a) -> Out { return {einsum(a["equation"].get<std::string>(), in)}; };
+  // clang-format off
 #define CONVOLUTIONS(D)                                                                                                \
   calls["conv" #D "d"] = [](In in, const Json& a) -> Out {                                                             \
     return {conv##D##d(in[0], in[1], in[2], ints(a["stride"]), ints(a["padding"]), ints(a["dilation"]), a["groups"])}; \
@@ -53,6 +57,7 @@ void add_products(Calls& calls) {
   };
   CONVOLUTIONS(1) CONVOLUTIONS(2) CONVOLUTIONS(3)
 #undef CONVOLUTIONS
+  // clang-format on
 }
 
 void add_indices(Calls& calls) {

@@ -49,12 +49,12 @@ constexpr DType compute_of(DType t) { return is_half(t) ? DType::kF32 : t; }
 
 template <class T>
 struct DTypeOf;
-#define CHORALE_FOR_EACH_DTYPE(X)                                                                \
-  X(bool, kBool)                                                                                 \
-  X(uint8_t, kU8)                                                                                \
-  X(int8_t, kI8) X(int16_t, kI16) X(int32_t, kI32) X(int64_t, kI64) X(::chorale::float16, kF16)  \
-      X(::chorale::bfloat16, kBF16) X(float, kF32) X(double, kF64) X(::chorale::complex64, kC64) \
-          X(::chorale::complex128, kC128)
+// clang-format off
+#define CHORALE_FOR_EACH_DTYPE(X)                                                                  \
+  X(bool, kBool) X(uint8_t, kU8) X(int8_t, kI8) X(int16_t, kI16) X(int32_t, kI32) X(int64_t, kI64) \
+  X(::chorale::float16, kF16) X(::chorale::bfloat16, kBF16) X(float, kF32) X(double, kF64)         \
+  X(::chorale::complex64, kC64) X(::chorale::complex128, kC128)
+// clang-format on
 #define CHORALE_DTYPE_OF(T, name)               \
   template <>                                   \
   struct DTypeOf<T> {                           \
