@@ -248,6 +248,27 @@ HWY_INLINE F32 verf(F32 x) {
 }
 HWY_INLINE F64 verf(F64 x) { return sleef_erf(x); }
 
+// The share of the normal distribution below x, within 1e-7: what gelu needs, at two thirds of the cost of erf.
+HWY_INLINE F32 vnormal_cdf(F32 x) {
+  // The tail beyond |x| is 2^(r(t) - t^2 - 1) with t = |x| sqrt(log2(e) / 2); r varies slowly, and beyond 4.3 nobody
+  // sees it.
+  const F32 t = hn::Mul(hn::Abs(x), constant<F32>(0.8493218002880191));
+  const F32 limited = hn::Min(constant<F32>(4.324040671631219), t);
+  const F32 r =
+      hn::Mul(limited, polynomial(limited, -0x1.78d31cp-18f, 0x1.41cc6ep-14f, -0x1.510b9cp-12f, -0x1.4b8162p-11f,
+                                  0x1.c70b1cp-7f, -0x1.5f99fep-4f, 0x1.7428b2p-2f, -0x1.5af698p+0f));
+  const F32 exponent = hn::Max(constant<F32>(-150), hn::NegMulAdd(t, t, r));
+  const F32 n = hn::Round(exponent);
+  const F32 power = polynomial(hn::Sub(exponent, n), 0x1.41fbbcp-13f, 0x1.5f3e54p-10f, 0x1.3b2d4cp-7f, 0x1.c6aee8p-5f,
+                               0x1.ebfbdcp-3f, 0x1.62e430p-1f, 1.0f);
+  const F32 tail = scale_by_power_of_two(power, hn::Sub(n, constant<F32>(1)));
+  return hn::IfThenElse(hn::Lt(x, constant<F32>(0)), tail, hn::Sub(constant<F32>(1), tail));
+}
+HWY_INLINE F64 vnormal_cdf(F64 x) {
+  const F64 e = sleef_erf(hn::Mul(x, constant<F64>(0.70710678118654752440)));
+  return hn::MulAdd(e, constant<F64>(0.5), constant<F64>(0.5));
+}
+
 }  // namespace chorale::vec::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 

@@ -241,6 +241,19 @@ void test_moderate(Real bound) {
 TEST(PointwiseFloat, ModerateInputsAreWithinTheirBoundF32) { test_moderate<float>(4e-6L); }
 TEST(PointwiseFloat, ModerateInputsAreWithinTheirBoundF64) { test_moderate<double>(8e-15L); }
 
+TEST(PointwiseFloat, GeluIsAccurateOnItsWholeRange) {
+  std::vector<float> x;
+  for (int i = -13000; i <= 13000; ++i) x.push_back(static_cast<float>(i) / 1000);
+  for (float far : {50.0f, 1e10f, 1e30f, -50.0f, -1e10f, -1e30f}) x.push_back(far);
+  for_each_target([&](const char* target) {
+    const std::vector<float> y = run(ScalarOp::kGeluErf, x, x, x);
+    for (size_t i = 0; i < x.size(); ++i) {
+      const Real bound = 1.5e-7L * std::max(Real(1), std::abs(Real(x[i])));
+      ASSERT_LE(std::abs(y[i] - x[i] * normal_cdf(x[i])), x[i] < -10 ? Real(1e-22) : bound) << target << " " << x[i];
+    }
+  });
+}
+
 template <class T>
 void test_predicates() {
   using enum ScalarOp;

@@ -17,8 +17,8 @@ HWY_BEFORE_NAMESPACE();
 namespace chorale::vec::HWY_NAMESPACE::scalar_op {
 
 constexpr bool is_simple(std::string_view expression) {
-  for (std::string_view word :
-       {"exp", "log", "sin(", "cos(", "tan", "erf(", "pow(", "sigmoid(", "remainder(", "floor_divide("}) {
+  for (std::string_view word : {"exp", "log", "sin(", "cos(", "tan", "erf(", "normal_cdf(", "pow(", "sigmoid(",
+                                "remainder(", "floor_divide("}) {
     if (expression.find(word) != std::string_view::npos) return false;
   }
   return true;

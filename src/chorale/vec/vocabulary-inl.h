@@ -58,6 +58,7 @@ CHORALE_UNARY(cos, sleef_cos(x))
 CHORALE_UNARY(tan, sleef_tan(x))
 CHORALE_UNARY(tanh, vtanh(x))
 CHORALE_UNARY(erf, verf(x))
+CHORALE_UNARY(normal_cdf, vnormal_cdf(x))
 CHORALE_UNARY(sigmoid, hn::Div(lift<V>(1), hn::Add(lift<V>(1), vexp(hn::Neg(x)))))
 CHORALE_UNARY(sign,
               hn::IfThenElse(hn::Gt(x, lift<V>(0)), lift<V>(1), hn::IfThenElseZero(hn::Lt(x, lift<V>(0)), lift<V>(-1))))
