@@ -1,0 +1,62 @@
+#include "chorale/transport/store_kinds_test_util.h"
+
+#include <stdlib.h>
+
+#include <filesystem>
+#include <utility>
+
+#include "chorale/base/error.h"
+#include "chorale/transport/file_store.h"
+#include "chorale/transport/memory_store.h"
+#include "chorale/transport/prefix_store.h"
+
+namespace chorale::transport {
+namespace {
+
+class SharedStore final : public StoreFixture {
+ public:
+  explicit SharedStore(std::shared_ptr<Store> store) : store_(std::move(store)) {}
+  std::shared_ptr<Store> client() override { return store_; }
+
+ private:
+  const std::shared_ptr<Store> store_;
+};
+
+class FileFixture final : public StoreFixture {
+ public:
+  std::shared_ptr<Store> client() override { return std::make_shared<FileStore>(folder_.path("store")); }
+
+ private:
+  ScratchFolder folder_;
+};
+
+// A neighbour with the same keys must not be seen.
+std::shared_ptr<Store> prefix_view() {
+  auto whole = std::make_shared<MemoryStore>();
+  for (const char* key : {"a", "view", "viewa", "view2/a"}) whole->set(key, "not yours", Deadline::never());
+  return std::make_shared<PrefixStore>("view", whole);
+}
+
+}  // namespace
+
+ScratchFolder::ScratchFolder() {
+  std::string name = (std::filesystem::temp_directory_path() / "chorale_test_XXXXXX").string();
+  CHORALE_INVARIANT(mkdtemp(name.data()), "no scratch folder");
+  folder_ = name;
+}
+
+ScratchFolder::~ScratchFolder() {
+  std::error_code ignored;
+  std::filesystem::remove_all(folder_, ignored);
+}
+
+const std::vector<StoreKind>& store_kinds() {
+  static const std::vector<StoreKind> kinds{
+      {"memory", [] { return std::make_unique<SharedStore>(std::make_shared<MemoryStore>()); }},
+      {"prefix", [] { return std::make_unique<SharedStore>(prefix_view()); }},
+      {"file", [] { return std::make_unique<FileFixture>(); }},
+  };
+  return kinds;
+}
+
+}  // namespace chorale::transport
