@@ -6,6 +6,7 @@ include(GoogleTest)
 #   *.cc, *.cu (with CHORALE_CUDA)  into libchorale
 #   *_test_util.cc                  into the library linked to every test
 #   *_test.cc                       into NAME_test, each test registered with ctest as its own entry
+#   *_fuzz_test.cc                  also into fuzz_NAME_*, a program each, with CHORALE_FUZZ (base/fuzz_test_util.h)
 #   *_bench.cc                      left to the program that collects them
 # OPTIONS are for the compiler, on the layer's own sources. With PROGRAM the layer is an executable of that name instead of
 # a part of libchorale; main.cc is kept out of its tests.
@@ -44,6 +45,18 @@ function(chorale_layer name)
     else()
       target_sources(chorale PRIVATE $<TARGET_OBJECTS:chorale_${name}>)
     endif()
+  endif()
+  if(CHORALE_FUZZ)
+    set(fuzzers ${tests})
+    list(FILTER fuzzers INCLUDE REGEX "_fuzz_test\\.cc$")
+    foreach(path IN LISTS fuzzers)
+      cmake_path(GET path STEM stem)
+      string(REGEX REPLACE "_fuzz_test$" "" stem "${stem}")
+      add_executable(fuzz_${name}_${stem} "${path}" "${CMAKE_SOURCE_DIR}/src/chorale/base/fuzz_test_util.cc")
+      target_compile_definitions(fuzz_${name}_${stem} PRIVATE CHORALE_LIBFUZZER)
+      target_link_options(fuzz_${name}_${stem} PRIVATE -fsanitize=fuzzer)
+      target_link_libraries(fuzz_${name}_${stem} PRIVATE chorale)
+    endforeach()
   endif()
   if(NOT CHORALE_TESTS)
     return()
