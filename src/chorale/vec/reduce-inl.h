@@ -102,27 +102,30 @@ HWY_INLINE V reduce_vectors(size_t n, const Body& body) {
   const V identity = Op::identity(d);
   V s = identity;
   size_t i = 0;
-  if (n >= kStep) {
-    Cascade<Op, V> cascade;
-    const size_t whole = n - n % kStep;
-    while (i < whole) {
-      V s0 = identity, s1 = identity, s2 = identity, s3 = identity;
-      V s4 = identity, s5 = identity, s6 = identity, s7 = identity;
-      for (const size_t end = whole - i < kLeaf ? whole : i + kLeaf; i < end; i += kStep) {
-        s0 = body.step(s0, i);
-        s1 = body.step(s1, i + kLanes);
-        s2 = body.step(s2, i + 2 * kLanes);
-        s3 = body.step(s3, i + 3 * kLanes);
-        s4 = body.step(s4, i + 4 * kLanes);
-        s5 = body.step(s5, i + 5 * kLanes);
-        s6 = body.step(s6, i + 6 * kLanes);
-        s7 = body.step(s7, i + 7 * kLanes);
-      }
-      const V low = Op::combine(Op::combine(s0, s1), Op::combine(s2, s3));
-      const V high = Op::combine(Op::combine(s4, s5), Op::combine(s6, s7));
-      cascade.push(Op::combine(low, high));
+  const auto leaf = [&](size_t end) HWY_ATTR {
+    V s0 = identity, s1 = identity, s2 = identity, s3 = identity;
+    V s4 = identity, s5 = identity, s6 = identity, s7 = identity;
+    for (; i < end; i += kStep) {
+      s0 = body.step(s0, i);
+      s1 = body.step(s1, i + kLanes);
+      s2 = body.step(s2, i + 2 * kLanes);
+      s3 = body.step(s3, i + 3 * kLanes);
+      s4 = body.step(s4, i + 4 * kLanes);
+      s5 = body.step(s5, i + 5 * kLanes);
+      s6 = body.step(s6, i + 6 * kLanes);
+      s7 = body.step(s7, i + 7 * kLanes);
     }
+    const V low = Op::combine(Op::combine(s0, s1), Op::combine(s2, s3));
+    const V high = Op::combine(Op::combine(s4, s5), Op::combine(s6, s7));
+    return Op::combine(low, high);
+  };
+  const size_t whole = n - n % kStep;
+  if (whole > kLeaf) {
+    Cascade<Op, V> cascade;
+    while (i < whole) cascade.push(leaf(whole - i < kLeaf ? whole : i + kLeaf));
     s = cascade.result();
+  } else if (whole > 0) {
+    s = leaf(whole);
   }
   for (; i + kLanes <= n; i += kLanes) s = body.step(s, i);
   return i < n ? body.last(s, i, n - i) : s;

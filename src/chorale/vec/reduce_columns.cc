@@ -23,25 +23,20 @@ struct Matrix {
   HWY_INLINE Matrix from_row(int64_t r) const { return {data + r * stride, stride}; }
 };
 
-// Up to 16 rows at once: each accumulator is read and written once for all of them, and 16 streams of memory are not
-// too many for the CPU to fetch ahead.
+// One row at a time, though accumulators then go through the first-level cache once for every row: memory is read as
+// one stream. Reading 2 to 16 rows abreast, which a page lies between, measured 5 to 30 % slower.
 template <class Op, class T>
-void fold_rows(Matrix<T> in, int64_t rows, size_t n, typename Storage<T>::Compute* acc) {
+void fold_row(const T* row, size_t n, typename Storage<T>::Compute* acc) {
   using S = Storage<T>;
   using V = typename S::V;
   const typename S::D d;
   constexpr size_t kLanes = S::kLanes;
   size_t j = 0;
   for (; j + 4 * kLanes <= n; j += 4 * kLanes) {
-    V s0 = hn::LoadU(d, acc + j), s1 = hn::LoadU(d, acc + j + kLanes);
-    V s2 = hn::LoadU(d, acc + j + 2 * kLanes), s3 = hn::LoadU(d, acc + j + 3 * kLanes);
-    for (int64_t r = 0; r < rows; ++r) {
-      const T* row = in.row(r) + j;
-      s0 = Op::step(s0, S::load(row));
-      s1 = Op::step(s1, S::load(row + kLanes));
-      s2 = Op::step(s2, S::load(row + 2 * kLanes));
-      s3 = Op::step(s3, S::load(row + 3 * kLanes));
-    }
+    const V s0 = Op::step(hn::LoadU(d, acc + j), S::load(row + j));
+    const V s1 = Op::step(hn::LoadU(d, acc + j + kLanes), S::load(row + j + kLanes));
+    const V s2 = Op::step(hn::LoadU(d, acc + j + 2 * kLanes), S::load(row + j + 2 * kLanes));
+    const V s3 = Op::step(hn::LoadU(d, acc + j + 3 * kLanes), S::load(row + j + 3 * kLanes));
     hn::StoreU(s0, d, acc + j);
     hn::StoreU(s1, d, acc + j + kLanes);
     hn::StoreU(s2, d, acc + j + 2 * kLanes);
@@ -49,9 +44,7 @@ void fold_rows(Matrix<T> in, int64_t rows, size_t n, typename Storage<T>::Comput
   }
   for (; j < n; j += kLanes) {
     const size_t count = n - j < kLanes ? n - j : kLanes;
-    V s = load_n(d, acc + j, count);
-    for (int64_t r = 0; r < rows; ++r) s = Op::step(s, S::load_first(in.row(r) + j, count));
-    store_n(s, d, acc + j, count);
+    store_n(Op::step(load_n(d, acc + j, count), S::load_first(row + j, count)), d, acc + j, count);
   }
 }
 
@@ -74,7 +67,7 @@ template <class Op, class T>
 void fold_tree(Matrix<T> in, int64_t rows, size_t n, typename Storage<T>::Compute* acc) {
   using Compute = typename Storage<T>::Compute;
   if (rows <= 64) {
-    for (int64_t r = 0; r < rows; r += 16) fold_rows<Op, T>(in.from_row(r), rows - r < 16 ? rows - r : 16, n, acc);
+    for (int64_t r = 0; r < rows; ++r) fold_row<Op, T>(in.row(r), n, acc);
     return;
   }
   const int64_t half = (rows / 2 + 63) / 64 * 64;

@@ -156,7 +156,13 @@ class Reducer {
   void fold_unit(int64_t first, int64_t last, int64_t begin, int64_t end, std::byte* acc) const {
     fold_.identity(acc, last - first);
     if (begin == end) return;
-    if (by_rows_) {
+    if (by_rows_ && direct_ && plan_.reduced.size() == 1 && end - begin <= leaf_) {  // the usual case, without detours
+      for_runs(plan_.kept, first, last, [&](int64_t at, int64_t, int64_t n) {
+        const std::byte* row = x_ + at + begin * elem_;
+        for (int64_t i = 0; i < n; ++i, row += plan_.kept.back().in_bytes, acc += acc_)
+          fold_.row(row, end - begin, acc);
+      });
+    } else if (by_rows_) {
       for_runs(plan_.kept, first, last, [&](int64_t at, int64_t, int64_t n) {
         for (int64_t i = 0; i < n; ++i, at += plan_.kept.back().in_bytes, acc += acc_) {
           fold_range(begin, end, 1, acc,
