@@ -190,6 +190,33 @@ void print_summary(const std::vector<BenchRow>& rows) {
   if (!slow.empty()) fmt::print("slower than 0.9x PyTorch:\n{}", slow);
 }
 
+// What a call costs beyond its arithmetic: a chain of products and tanh of one element, without gradients, recorded,
+// and going backward. Nobody stands beside it; docs/dev/design.md has the bounds.
+std::vector<BenchRow> own_cost(const Options& options) {
+  constexpr int kCalls = 200;
+  const Tensor start = full({1}, 0.5), factor = full({1}, 2.0), seed = full({1}, 1.0);
+  const auto chain = [&] {
+    Tensor x = start;
+    for (int i = 0; i < kCalls / 2; ++i) x = mul(tanh(x), factor);
+    return x;
+  };
+  const auto ns_per_call = [&](const std::function<void()>& body) {
+    std::vector<double> ns;
+    const int64_t count = calibrate(body, options.seconds);
+    for (int round = 0; round < options.rounds; ++round)
+      ns.push_back(seconds_of(body, count) / static_cast<double>(count * kCalls) * 1e9);
+    return median(ns);
+  };
+  const double plain = ns_per_call(chain);
+  set_requires_grad(start);
+  const double recorded = ns_per_call(chain);
+  const double both = ns_per_call([&] { backward(chain(), seed); });
+  const auto row = [](const char* name, double ns) {
+    return BenchRow{.name = name, .unit = "ns", .ours = ns, .peers = {}};
+  };
+  return {row("cost/f32/1", plain), row("cost/f32/1/recorded", recorded), row("cost/f32/1/backward", both - recorded)};
+}
+
 void run(const Options& options) {
   set_thread_count(1);
   const auto torch = start_torch(options);
@@ -210,6 +237,11 @@ void run(const Options& options) {
     fmt::print("{}{}\n", line, trouble.empty() ? "" : "  (" + trouble + ")");
     std::fflush(stdout);
     rows.push_back(row);
+  }
+  for (BenchRow& row : own_cost(options)) {
+    if (row.name.find(options.only) == std::string::npos) continue;
+    fmt::print("{:<44} {:>10}\n", row.name, human(row.ours));
+    rows.push_back(std::move(row));
   }
   CHORALE_CHECK(!rows.empty(), "[bench] no case has '", options.only, "' in its name");
   print_summary(rows);
