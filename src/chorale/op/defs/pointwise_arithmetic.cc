@@ -69,10 +69,9 @@ std::vector<Sample> samples_addc() {
           with(2, {sample_complex({3}), sample_complex({3}, 1), sample_complex({3}, 2)})};
 }
 
-// An integer divided by the number zero.
-template <ScalarOp op>
+// An integer divided by the number zero. (The quotients and the remainder by a number infer alike.)
 void infer_divided(const InferArgs& args, std::span<OutSpec> out) {
-  infer_pointwise<op, Promotion::kSame>(args, out);
+  infer_pointwise<ScalarOp::kRemainderScalar, Promotion::kSame>(args, out);
   CHORALE_CHECK(is_differentiable(out[0].dtype) || !args.attrs.get<NumberAttrs>().value.is_zero(), "[", args.op.name,
                 "] integer division by zero: a tensor of ", args.in[0].dtype(), " divided by 0");
 }
@@ -206,7 +205,7 @@ constexpr OpDef kFloorDivide = pointwise<ScalarOp::kFloorDivide>({
 constexpr OpDef kFloorDivideScalar = pointwise<ScalarOp::kFloorDivideScalar>({
     .name = "floor_divide_scalar",
     .attrs = attrs_of<NumberAttrs>,
-    .infer = infer_divided<ScalarOp::kFloorDivideScalar>,
+    .infer = infer_divided,
     .grad = not_differentiable,
     .samples = samples_number,
 });
@@ -218,7 +217,7 @@ constexpr OpDef kTruncDivide = pointwise<ScalarOp::kTruncDivide>({
 constexpr OpDef kTruncDivideScalar = pointwise<ScalarOp::kTruncDivideScalar>({
     .name = "trunc_divide_scalar",
     .attrs = attrs_of<NumberAttrs>,
-    .infer = infer_divided<ScalarOp::kTruncDivideScalar>,
+    .infer = infer_divided,
     .grad = not_differentiable,
     .samples = samples_number,
 });
@@ -233,7 +232,7 @@ constexpr OpDef kRemainder = pointwise<ScalarOp::kRemainder>({
 constexpr OpDef kRemainderScalar = pointwise<ScalarOp::kRemainderScalar>({
     .name = "remainder_scalar",
     .attrs = attrs_of<NumberAttrs>,
-    .infer = infer_divided<ScalarOp::kRemainderScalar>,
+    .infer = infer_divided,
     .grad = [](const GradArgs& g) -> Tensors { return {g.dout[0]}; },
     .samples = samples_number,
 });
