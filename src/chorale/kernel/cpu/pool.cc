@@ -42,6 +42,7 @@ struct Pooling {
   int64_t width() const { return static_cast<int64_t>(columns.size()); }
   const PoolSpan& row(int64_t i) const { return rows[static_cast<size_t>(i)]; }
   const PoolSpan& column(int64_t j) const { return columns[static_cast<size_t>(j)]; }
+  bool has_inner_loop() const { return inner < inner_end && side.stride <= 2; }
   template <class T>
   PoolRow<T> inner_windows(const T* plane, const PoolSpan& span) const {
     return {plane, W, span, column(inner).begin, side.stride, side.kernel, side.dilation, inner_end - inner};
@@ -101,7 +102,10 @@ void max_forward(const Pooling& p, const T* x, T* y, int64_t* indices) {
     const auto one = [&](int64_t j) { max_window(x + from, p, rows, p.column(j), y[to + j], indices[to + j]); };
     int64_t j = 0;
     for (; j < p.inner; ++j) one(j);
-    if (j < p.inner_end) j += max_pool_row(p.inner_windows(x + from, rows), y + to + j, indices + to + j);
+    if (p.has_inner_loop()) {
+      max_pool_row(p.inner_windows(x + from, rows), y + to + j, indices + to + j);
+      j = p.inner_end;
+    }
     for (; j < p.width(); ++j) one(j);
   });
 }
@@ -159,7 +163,10 @@ void avg_forward(const Pooling& p, const Divisor& divisor, const T* x, T* y) {
     const auto one = [&](int64_t j) { y[to + j] = sum_window(x + from, p, rows, p.column(j)) * scale(j); };
     int64_t j = 0;
     for (; j < p.inner; ++j) one(j);
-    if (j < p.inner_end) j += avg_pool_row(p.inner_windows(x + from, rows), scale(j), y + to + j);
+    if (p.has_inner_loop()) {
+      avg_pool_row(p.inner_windows(x + from, rows), scale(j), y + to + j);
+      j = p.inner_end;
+    }
     for (; j < p.width(); ++j) one(j);
   });
 }

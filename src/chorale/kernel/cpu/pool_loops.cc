@@ -15,20 +15,25 @@
 HWY_BEFORE_NAMESPACE();
 namespace chorale::kernel::cpu::HWY_NAMESPACE {
 
+using chorale::vec::HWY_NAMESPACE::load_n;
+using chorale::vec::HWY_NAMESPACE::store_n;
+
 // Signed integers as wide as T: indices in the lanes of values.
 template <class T>
 using IndexTag = hn::RebindToSigned<hn::ScalableTag<T>>;
 
-// Indices as i64.
+// The first `count` indices, as i64.
 template <class T>
-HWY_INLINE void store_indices(hn::Vec<IndexTag<T>> indices, int64_t* to) {
+HWY_INLINE void store_indices(hn::Vec<IndexTag<T>> indices, int64_t* to, int64_t count) {
   if constexpr (sizeof(T) == 8) {
-    hn::StoreU(indices, IndexTag<T>(), to);
+    store_n(indices, IndexTag<T>(), to, static_cast<size_t>(count));
   } else {
     const hn::ScalableTag<int64_t> wide;
     const hn::Half<IndexTag<T>> half;
-    hn::StoreU(hn::PromoteTo(wide, hn::LowerHalf(half, indices)), wide, to);
-    hn::StoreU(hn::PromoteTo(wide, hn::UpperHalf(half, indices)), wide, to + hn::Lanes(wide));
+    const auto lanes = static_cast<int64_t>(hn::Lanes(wide)), first = std::min(lanes, count);
+    store_n(hn::PromoteTo(wide, hn::LowerHalf(half, indices)), wide, to, static_cast<size_t>(first));
+    if (count <= lanes) return;
+    store_n(hn::PromoteTo(wide, hn::UpperHalf(half, indices)), wide, to + lanes, static_cast<size_t>(count - first));
   }
 }
 
@@ -45,66 +50,63 @@ struct Best {
   }
 };
 
-// Calls take(values, row, k) for every element k of each row of the windows j …; values has a lane per window. A stride
-// of 2 reads pairs, whose second elements serve the next k.
+// As many of the `left` elements as a vector holds; none if `left` is not positive.
+template <class T>
+HWY_INLINE hn::Vec<hn::ScalableTag<T>> load_left(const T* from, int64_t left) {
+  const hn::ScalableTag<T> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  if (HWY_LIKELY(left >= lanes)) return hn::LoadU(d, from);
+  return left > 0 ? load_n(d, from, static_cast<size_t>(left)) : hn::Zero(d);
+}
+
+// Calls take(values, row, k) for every element k of each row of the windows j …; values has a lane per window, of which
+// those beyond the last window are garbage. A stride of 2 reads pairs, whose second elements serve the next k.
 template <int64_t kStride, class T, class F>
 HWY_INLINE void for_elements(const PoolRow<T>& r, int64_t j, F&& take) {
   const hn::ScalableTag<T> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   for (int64_t h = r.rows.begin; h < r.rows.end; h += r.rows.step) {
-    const T* at = r.plane + h * r.width + r.first + j * kStride;
+    const T* row = r.plane + h * r.width;
     for (int64_t k = 0; k < r.kernel; ++k) {
+      const int64_t w = r.first + j * kStride + k * r.dilation;
+      const auto low = load_left(row + w, r.width - w);
       if constexpr (kStride == 1) {
-        take(hn::LoadU(d, at + k * r.dilation), h, k);
+        take(low, h, k);
       } else {
-        hn::Vec<decltype(d)> even, odd;
-        hn::LoadInterleaved2(d, at + k * r.dilation, even, odd);
-        take(even, h, k);
-        if (r.dilation == 1 && k + 1 < r.kernel) take(odd, h, ++k);
+        const auto high = load_left(row + w + lanes, r.width - w - lanes);
+        take(hn::ConcatEven(d, high, low), h, k);
+        if (r.dilation == 1 && k + 1 < r.kernel) take(hn::ConcatOdd(d, high, low), h, ++k);
       }
     }
   }
 }
 
-// Windows for which whole vectors may be read.
 template <int64_t kStride, class T>
-HWY_INLINE int64_t whole_vectors(const PoolRow<T>& r) {
-  const auto lanes = static_cast<int64_t>(hn::Lanes(hn::ScalableTag<T>()));
-  // A vector of windows from j on reads kStride * lanes elements from the last element's column on.
-  const int64_t readable = r.width - r.first - (r.kernel - 1) * r.dilation;
-  return std::max<int64_t>(0, std::min(r.count, readable / kStride) / lanes * lanes);
-}
-
-template <int64_t kStride, class T>
-HWY_INLINE int64_t max_rows(const PoolRow<T>& r, T* y, int64_t* indices) {
+HWY_INLINE void max_rows(const PoolRow<T>& r, T* y, int64_t* indices) {
   const hn::ScalableTag<T> d;
   const IndexTag<T> di;
   using I = hn::TFromD<IndexTag<T>>;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  const int64_t count = whole_vectors<kStride>(r);
   const auto steps = hn::Mul(hn::Iota(di, 0), hn::Set(di, static_cast<I>(kStride)));
-  for (int64_t j = 0; j < count; j += lanes) {
+  for_vectors<T>(r.count, [&](auto a, int64_t j) HWY_ATTR {
     const auto index_of = [&](int64_t h, int64_t k) HWY_ATTR {
       return hn::Add(steps, hn::Set(di, static_cast<I>(h * r.width + r.first + j * kStride + k * r.dilation)));
     };
     Best<T> best{hn::Set(d, -std::numeric_limits<T>::infinity()), index_of(r.rows.begin, 0)};
     for_elements<kStride>(r, j, [&](auto v, int64_t h, int64_t k) HWY_ATTR { best.offer(v, index_of(h, k)); });
-    hn::StoreU(best.value, d, y + j);
-    store_indices<T>(best.index, indices + j);
-  }
-  return count;
+    a.store(best.value, y + j);
+    store_indices<T>(best.index, indices + j, std::min(lanes, r.count - j));
+  });
 }
 
 template <int64_t kStride, class T>
-HWY_INLINE int64_t avg_rows(const PoolRow<T>& r, T scale, T* y) {
+HWY_INLINE void avg_rows(const PoolRow<T>& r, T scale, T* y) {
   const hn::ScalableTag<T> d;
-  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  const int64_t count = whole_vectors<kStride>(r);
-  for (int64_t j = 0; j < count; j += lanes) {
+  for_vectors<T>(r.count, [&](auto a, int64_t j) HWY_ATTR {
     auto sum = hn::Zero(d);
     for_elements<kStride>(r, j, [&](auto v, int64_t, int64_t) HWY_ATTR { sum = hn::Add(sum, v); });
-    hn::StoreU(hn::Mul(sum, hn::Set(d, scale)), d, y + j);
-  }
-  return count;
+    a.store(hn::Mul(sum, hn::Set(d, scale)), y + j);
+  });
 }
 
 template <class T>
@@ -123,13 +125,7 @@ HWY_INLINE void max_place(const PoolPlace<T>& p, T* y, int64_t* indices) {
       }
     }
     a.store(best.value, y + c);
-    if (c + lanes <= p.channels) {
-      store_indices<T>(best.index, indices + c);
-    } else {
-      int64_t last[HWY_MAX_BYTES / sizeof(T)];
-      store_indices<T>(best.index, last);
-      std::copy(last, last + (p.channels - c), indices + c);
-    }
+    store_indices<T>(best.index, indices + c, std::min(lanes, p.channels - c));
   });
 }
 
@@ -148,11 +144,11 @@ HWY_INLINE void avg_place(const PoolPlace<T>& p, T scale, T* y) {
 }
 
 #define CHORALE_POOL_LOOPS(T, suffix)                                                                          \
-  int64_t max_row_##suffix(const PoolRow<T>& row, T* y, int64_t* indices) {                                    \
-    return row.stride == 1 ? max_rows<1>(row, y, indices) : max_rows<2>(row, y, indices);                      \
+  void max_row_##suffix(const PoolRow<T>& row, T* y, int64_t* indices) {                                       \
+    row.stride == 1 ? max_rows<1>(row, y, indices) : max_rows<2>(row, y, indices);                             \
   }                                                                                                            \
-  int64_t avg_row_##suffix(const PoolRow<T>& row, T scale, T* y) {                                             \
-    return row.stride == 1 ? avg_rows<1>(row, scale, y) : avg_rows<2>(row, scale, y);                          \
+  void avg_row_##suffix(const PoolRow<T>& row, T scale, T* y) {                                                \
+    row.stride == 1 ? avg_rows<1>(row, scale, y) : avg_rows<2>(row, scale, y);                                 \
   }                                                                                                            \
   void max_place_##suffix(const PoolPlace<T>& place, T* y, int64_t* indices) { max_place(place, y, indices); } \
   void avg_place_##suffix(const PoolPlace<T>& place, T scale, T* y) { avg_place(place, scale, y); }
@@ -166,24 +162,20 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace chorale::kernel::cpu {
 
-#define CHORALE_POOL_LOOPS(T, suffix)                                      \
-  HWY_EXPORT(max_row_##suffix);                                            \
-  HWY_EXPORT(avg_row_##suffix);                                            \
-  HWY_EXPORT(max_place_##suffix);                                          \
-  HWY_EXPORT(avg_place_##suffix);                                          \
-  int64_t max_pool_row(const PoolRow<T>& row, T* y, int64_t* indices) {    \
-    if (row.stride > 2) return 0;                                          \
-    return HWY_DYNAMIC_DISPATCH(max_row_##suffix)(row, y, indices);        \
-  }                                                                        \
-  int64_t avg_pool_row(const PoolRow<T>& row, T scale, T* y) {             \
-    if (row.stride > 2) return 0;                                          \
-    return HWY_DYNAMIC_DISPATCH(avg_row_##suffix)(row, scale, y);          \
-  }                                                                        \
-  void max_pool_place(const PoolPlace<T>& place, T* y, int64_t* indices) { \
-    HWY_DYNAMIC_DISPATCH(max_place_##suffix)(place, y, indices);           \
-  }                                                                        \
-  void avg_pool_place(const PoolPlace<T>& place, T scale, T* y) {          \
-    HWY_DYNAMIC_DISPATCH(avg_place_##suffix)(place, scale, y);             \
+#define CHORALE_POOL_LOOPS(T, suffix)                                                                                \
+  HWY_EXPORT(max_row_##suffix);                                                                                      \
+  HWY_EXPORT(avg_row_##suffix);                                                                                      \
+  HWY_EXPORT(max_place_##suffix);                                                                                    \
+  HWY_EXPORT(avg_place_##suffix);                                                                                    \
+  void max_pool_row(const PoolRow<T>& row, T* y, int64_t* indices) {                                                 \
+    HWY_DYNAMIC_DISPATCH(max_row_##suffix)(row, y, indices);                                                         \
+  }                                                                                                                  \
+  void avg_pool_row(const PoolRow<T>& row, T scale, T* y) { HWY_DYNAMIC_DISPATCH(avg_row_##suffix)(row, scale, y); } \
+  void max_pool_place(const PoolPlace<T>& place, T* y, int64_t* indices) {                                           \
+    HWY_DYNAMIC_DISPATCH(max_place_##suffix)(place, y, indices);                                                     \
+  }                                                                                                                  \
+  void avg_pool_place(const PoolPlace<T>& place, T scale, T* y) {                                                    \
+    HWY_DYNAMIC_DISPATCH(avg_place_##suffix)(place, scale, y);                                                       \
   }
 CHORALE_POOL_LOOPS(float, f32)
 CHORALE_POOL_LOOPS(double, f64)

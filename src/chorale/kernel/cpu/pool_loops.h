@@ -17,11 +17,11 @@ struct PoolRow {
   int64_t first, stride, kernel, dilation;
   int64_t count;  // windows
 };
-// How many of them were done: others, at the end or with other strides than 1 and 2, are left to the caller.
-int64_t max_pool_row(const PoolRow<float>& row, float* y, int64_t* indices);
-int64_t max_pool_row(const PoolRow<double>& row, double* y, int64_t* indices);
-int64_t avg_pool_row(const PoolRow<float>& row, float scale, float* y);
-int64_t avg_pool_row(const PoolRow<double>& row, double scale, double* y);
+// Of stride 1 or 2.
+void max_pool_row(const PoolRow<float>& row, float* y, int64_t* indices);
+void max_pool_row(const PoolRow<double>& row, double* y, int64_t* indices);
+void avg_pool_row(const PoolRow<float>& row, float scale, float* y);
+void avg_pool_row(const PoolRow<double>& row, double scale, double* y);
 
 // One window of an image whose channels are innermost: all channels of a place of the result.
 template <class T>
