@@ -1,0 +1,298 @@
+#include "chorale/optim/optimizer.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "chorale/base/parallel.h"
+#include "chorale/op/copy.h"
+#include "chorale/op/creation.h"
+#include "chorale/op/pointwise.h"
+#include "chorale/op/sparse.h"
+
+namespace chorale::optim {
+namespace {
+
+// Fewer elements are not worth waking a thread for: it takes some microseconds, and an element one nanosecond at most.
+constexpr int64_t kGrainElems = 32768;
+
+void* advance(void* pointer, int64_t elems, DType dtype) {
+  return pointer ? static_cast<std::byte*>(pointer) + elems * static_cast<int64_t>(size_of(dtype)) : nullptr;
+}
+
+// Elements [begin, begin + n) of a span.
+vec::UpdateSpan piece_of(const vec::UpdateSpan& span, DType dtype, int64_t begin, int64_t n) {
+  vec::UpdateSpan piece = span;
+  const DType compute = compute_of(dtype);
+  piece.weight = advance(span.weight, begin, compute);
+  piece.rounded = advance(span.rounded, begin, dtype);
+  piece.gradient = advance(const_cast<void*>(span.gradient), begin, dtype);
+  for (void*& state : piece.state) state = advance(state, begin, compute);
+  piece.n = n;
+  return piece;
+}
+
+// Its own order of dimensions does not matter, as long as everything about a parameter is in the same one.
+Tensor in_layout_of(const Tensor& like, DType dtype, double value) {
+  Tensor made = Tensor::empty_strided(like.sizes(), like.strides(), dtype);
+  fill_(made, value);
+  return made;
+}
+
+}  // namespace
+
+Optimizer::~Optimizer() {
+  for (HookHandle& hook : hooks_) hook.remove();
+}
+
+void Optimizer::add_group(const NamedTensors& parameters, const Attrs& options) {
+  check(options);
+  CHORALE_CHECK(!parameters.empty(), "[", name_, "] group ", groups_.size(), " has no parameters");
+  std::unordered_set<std::string> names;
+  std::unordered_set<const TensorImpl*> tensors;
+  for (const Parameter& known : parameters_) {
+    names.insert(known.name);
+    tensors.insert(known.tensor.impl());
+  }
+  for (const auto& [name, tensor] : parameters) {
+    CHORALE_CHECK(tensor.defined(), "[", name_, "] parameter ", name, " is undefined");
+    CHORALE_CHECK(names.insert(name).second, "[", name_, "] two parameters are called ", name,
+                  "; states are kept by name, so names must differ");
+    CHORALE_CHECK(tensors.insert(tensor.impl()).second, "[", name_, "] parameter ", name,
+                  " is given twice under different names; give a shared parameter once");
+    CHORALE_CHECK(is_floating(tensor.dtype()), "[", name_, "] parameter ", name, " is ", tensor.dtype(),
+                  "; expected f16, bf16, f32 or f64");
+    CHORALE_CHECK(is_leaf(tensor), "[", name_, "] parameter ", name,
+                  " was computed by an op; only leaves can be optimized");
+    CHORALE_CHECK(tensor.device() == kCpu, "[", name_, "] parameter ", name, " is on ", tensor.device(),
+                  "; expected cpu");
+    CHORALE_CHECK(is_dense(tensor.sizes(), tensor.strides()), "[", name_, "] parameter ", name, " of shape ",
+                  tensor.sizes(), " has holes or overlaps in memory; make it contiguous first");
+    parameters_.push_back({.name = name, .tensor = tensor, .group = groups_.size()});
+  }
+  groups_.push_back({.options = options, .states = states(options)});
+}
+
+// ---- options
+
+const Attrs& Optimizer::options_of(size_t group) const {
+  CHORALE_CHECK(group < groups_.size(), "[", name_, "] there is no group ", group, "; there are ", groups_.size());
+  return groups_[group].options;
+}
+
+void Optimizer::replace_options(size_t group, const Attrs& options) {
+  options_of(group);
+  check(options);
+  groups_[group].options = options;
+  groups_[group].states = states(options);
+}
+
+bool Optimizer::has_option(std::string_view name) const {
+  const auto fields = groups_.front().options.type()->fields;
+  return std::any_of(fields.begin(), fields.end(), [&](const Field& field) { return field.name == name; });
+}
+
+double Optimizer::option(size_t group, std::string_view name) const {
+  const Attrs& options = options_of(group);
+  for (const Field& field : options.type()->fields) {
+    if (field.name != name) continue;
+    const FieldValue value = options.at(field);
+    return std::holds_alternative<bool>(value) ? static_cast<double>(std::get<bool>(value)) : std::get<double>(value);
+  }
+  throw InvalidArgument(concat("[", name_, "] has no option ", name, "; its options are ", options));
+}
+
+void Optimizer::set_option(size_t group, std::string_view name, double value) {
+  Attrs options = options_of(group);
+  const auto fields = options.type()->fields;
+  const auto field = std::find_if(fields.begin(), fields.end(), [&](const Field& f) { return f.name == name; });
+  if (field != fields.end() && field->kind == FieldKind::kBool) {
+    options.set(name, value != 0);
+  } else {
+    options.set(name, value);
+  }
+  replace_options(group, options);
+}
+
+void Optimizer::set_lr(double lr) {
+  for (size_t group = 0; group < groups_.size(); ++group) set_lr(group, lr);
+}
+
+std::vector<Tensor> Optimizer::parameters() const {
+  std::vector<Tensor> tensors;
+  for (const Parameter& parameter : parameters_) tensors.push_back(parameter.tensor);
+  return tensors;
+}
+
+// ---- steps
+
+void Optimizer::step() {
+  const NoGrad quiet;
+  start_batch();
+  for (uint32_t i = 0; i < parameters_.size(); ++i) {
+    if (const Tensor gradient = chorale::gradient(parameters_[i].tensor); gradient.defined()) add_to_batch(i, gradient);
+    parameters_[i].updated = false;
+  }
+  finish_batch();
+}
+
+Tensor Optimizer::step(const std::function<Tensor()>& closure) {
+  CHORALE_CHECK_STATE(!updates_in_backward(), "[", name_,
+                      "] a closure cannot be combined with update_in_backward(): its backward would already update");
+  Tensor loss;
+  {
+    const EnableGrad record;
+    loss = closure();
+  }
+  step();
+  return loss;
+}
+
+void Optimizer::zero_grad(ZeroGrad how) {
+  for (const Parameter& parameter : parameters_) {
+    const Tensor gradient = chorale::gradient(parameter.tensor);
+    if (!gradient.defined()) continue;
+    if (how == ZeroGrad::kToNone || gradient.is_sparse()) {
+      set_gradient(parameter.tensor, {});
+    } else {
+      const NoGrad quiet;
+      fill_(gradient, 0);
+    }
+  }
+}
+
+void Optimizer::update_in_backward() {
+  if (updates_in_backward()) return;
+  std::unordered_set<const Storage*> storages;
+  for (const Parameter& parameter : parameters_) {
+    CHORALE_CHECK_STATE(requires_grad(parameter.tensor), "[", name_, "] parameter ", parameter.name,
+                        " requires no gradient; leave it out of an optimizer that updates in backward");
+    // Backward notices writes by storage, and would take the update of one parameter for a write into the other.
+    CHORALE_CHECK(storages.insert(parameter.tensor.storage().get()).second, "[", name_, "] parameter ", parameter.name,
+                  " shares its memory with another one; then updates must wait for the end of backward: use step()");
+  }
+  for (uint32_t i = 0; i < parameters_.size(); ++i) {
+    hooks_.push_back(after_accumulate(parameters_[i].tensor, [this, i](const Tensor&) { update_one(i); }));
+  }
+}
+
+void Optimizer::update_one(uint32_t i) {
+  Parameter& parameter = parameters_[i];
+  CHORALE_CHECK_STATE(!parameter.updated, "[", name_, "] parameter ", parameter.name,
+                      " got a second gradient before step(): call step() after each backward, and do not accumulate "
+                      "gradients over several ones under update_in_backward()");
+  const NoGrad quiet;
+  start_batch();
+  add_to_batch(i, chorale::gradient(parameter.tensor));
+  finish_batch();
+  parameter.updated = true;
+  set_gradient(parameter.tensor, {});
+}
+
+void Optimizer::start_batch() {
+  batch_.parameters.clear();
+  batch_.jobs.clear();
+  batch_.recipes.clear();
+  batch_.elems = 0;
+  for (Group& group : groups_) group.recipe_step = -1;
+}
+
+void Optimizer::make_states(Parameter& parameter) const {
+  const Group& group = groups_[parameter.group];
+  const DType compute = compute_of(parameter.tensor.dtype());
+  for (size_t s = 0; s < kMaxStates; ++s) {
+    if (group.states[s] && !parameter.state[s].defined())
+      parameter.state[s] = in_layout_of(parameter.tensor, compute, initial_state(group.options));
+  }
+  if (is_half(parameter.tensor.dtype()) && !parameter.master.defined()) {
+    parameter.master = in_layout_of(parameter.tensor, compute, 0);
+    copy_(parameter.master, parameter.tensor);
+  }
+}
+
+void Optimizer::add_to_batch(uint32_t i, const Tensor& gradient) {
+  Parameter& parameter = parameters_[i];
+  Group& group = groups_[parameter.group];
+  const Tensor& tensor = parameter.tensor;
+  CHORALE_CHECK(gradient.dtype() == tensor.dtype() && gradient.sizes() == tensor.sizes(), "[", name_,
+                "] the gradient of ", parameter.name, " is ", gradient.dtype(), " ", gradient.sizes(), "; expected ",
+                tensor.dtype(), " ", tensor.sizes());
+  make_states(parameter);
+  batch_.parameters.push_back(i);
+  if (group.recipe_step != parameter.steps + 1) {
+    group.recipe_step = parameter.steps + 1;
+    group.recipe = static_cast<uint32_t>(batch_.recipes.size());
+    batch_.recipes.push_back(recipe(group.options, group.recipe_step));
+  }
+  vec::UpdateSpan span;
+  const bool half = is_half(tensor.dtype());
+  span.weight = half ? parameter.master.raw() : tensor.raw();
+  span.rounded = half ? tensor.raw() : nullptr;
+  for (size_t s = 0; s < kMaxStates; ++s) {
+    if (group.states[s]) span.state[s] = parameter.state[s].raw();
+  }
+  if (gradient.is_sparse()) {
+    add_sparse(parameter, gradient, span, group.recipe);
+    return;
+  }
+  Tensor dense = gradient;
+  if (gradient.strides() != tensor.strides() && !(gradient.is_contiguous() && tensor.is_contiguous())) {
+    dense = Tensor::empty_strided(tensor.sizes(), tensor.strides(), tensor.dtype());
+    copy_(dense, gradient);
+    batch_.kept.push_back(dense);
+  }
+  span.gradient = dense.raw();
+  span.n = tensor.elems();
+  push(span, tensor.dtype(), group.recipe);
+}
+
+void Optimizer::add_sparse(const Parameter& parameter, const Tensor& gradient, const vec::UpdateSpan& span,
+                           uint32_t recipe) {
+  CHORALE_CHECK(takes_sparse(groups_[parameter.group].options), "[", name_, "] parameter ", parameter.name,
+                " has a sparse gradient, which these options cannot use without touching every element: ",
+                groups_[parameter.group].options,
+                "; take Adagrad or Sgd without momentum and weight decay, or ask for a dense gradient");
+  const Tensor sorted = coalesce(gradient);
+  const Tensor rows = sorted.sparse().indices, values = contiguous(sorted.sparse().values);
+  CHORALE_CHECK(rows.size(0) == 1 && parameter.tensor.is_contiguous(), "[", name_, "] the sparse gradient of ",
+                parameter.name, " must be sparse in its first dimension only, and the parameter contiguous");
+  batch_.kept.push_back(values);
+  const int64_t width = parameter.tensor.elems() / std::max<int64_t>(parameter.tensor.size(0), 1);
+  const std::vector<int64_t> at = rows.to_vector<int64_t>();
+  for (size_t r = 0; r < at.size(); ++r) {
+    vec::UpdateSpan row = piece_of(span, parameter.tensor.dtype(), at[r] * width, width);
+    row.gradient = advance(values.raw(), static_cast<int64_t>(r) * width, values.dtype());
+    push(row, values.dtype(), recipe);
+  }
+}
+
+void Optimizer::push(const vec::UpdateSpan& span, DType dtype, uint32_t recipe) {
+  batch_.jobs.push_back({span, dtype, recipe, batch_.elems});
+  batch_.elems += span.n;
+}
+
+void Optimizer::finish_batch() {
+  // Everything is known to be in order before the first byte changes.
+  for (uint32_t i : batch_.parameters) parameters_[i].tensor.storage()->check_writable(name_);
+  run(batch_);
+  for (uint32_t i : batch_.parameters) {
+    ++parameters_[i].steps;
+    parameters_[i].tensor.storage()->note_write(name_);
+  }
+  batch_.kept.clear();
+}
+
+void Optimizer::run(Batch& batch) const {
+  parallel_for(batch.elems, kGrainElems, [&](int64_t begin, int64_t end) {
+    auto job = std::upper_bound(batch.jobs.begin(), batch.jobs.end(), begin,
+                                [](int64_t at, const Job& j) { return at < j.begin; }) -
+               1;
+    for (; job != batch.jobs.end() && job->begin < end; ++job) {
+      const Recipe& recipe = batch.recipes[job->recipe];
+      const int64_t first = std::max<int64_t>(begin - job->begin, 0);
+      const int64_t n = std::min(end - job->begin, job->span.n) - first;
+      vec::update_loop(recipe.rule, job->dtype)(piece_of(job->span, job->dtype, first, n), recipe.params);
+    }
+  });
+}
+
+}  // namespace chorale::optim

@@ -1,0 +1,175 @@
+// Optimizers: they turn gradients into updates of parameters.
+//
+//   optim::AdamW optimizer(model.named_parameters(), {.lr = 1e-3});
+//   for (…) {
+//     optimizer.zero_grad();
+//     backward(loss(model(x), y));
+//     optimizer.step();
+//   }
+//
+// A step is one pass over all parameters, their gradients and states, cut among threads without regard to where a
+// parameter ends. Parameters of f16 and bf16 keep a master copy in f32. An optimizer is used by one thread at a time.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "chorale/autograd/autograd.h"
+#include "chorale/kernel/attrs.h"
+#include "chorale/tensor/tensor.h"
+#include "chorale/vec/update.h"
+
+namespace chorale::optim {
+
+using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
+// Names are paths: "state/encoder.weight/exp_avg", "groups/0/lr". Numbers are tensors without dimensions, so that any
+// file of tensors can hold it.
+using StateDict = std::map<std::string, Tensor>;
+
+// Parameters that share options; Options is a struct of an optimizer, such as AdamOptions.
+template <class Options>
+struct ParameterGroup {
+  NamedTensors parameters;
+  Options options;
+};
+
+enum class ZeroGrad : uint8_t {
+  kToNone,   // parameters have no gradient until the next backward: no memory, no pass
+  kInPlace,  // gradients stay where they are and become zero; sparse ones go
+};
+
+class Optimizer {
+ public:
+  virtual ~Optimizer();
+  // Hooks of parameters refer to it (update_in_backward).
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
+
+  // Updates every parameter that has a gradient.
+  void step();
+  // Runs `closure`, which computes gradients and returns the loss, then steps; returns the loss.
+  Tensor step(const std::function<Tensor()>& closure);
+  void zero_grad(ZeroGrad how = ZeroGrad::kToNone);
+
+  // From now on each parameter is updated inside backward, as soon as its gradient is complete and while it is still in
+  // cache, and the gradient is let go: the same bits as step(), less memory and less time. step() stays the end of a
+  // step, and a second gradient for a parameter before it is an error. Whatever needs all gradients first (clipping by
+  // their norm, GradScaler, a closure, accumulating over several backward passes) cannot be combined with it.
+  void update_in_backward();
+  bool updates_in_backward() const { return !hooks_.empty(); }
+
+  // All that is needed to go on later: options of groups, step counts and states by the parameters' names.
+  StateDict state_dict() const;
+  // Takes over a state of the same parameters, in whatever order they are given now. Checks everything before it
+  // changes anything; InvalidArgument lists the names that are missing and unexpected.
+  void load_state_dict(const StateDict& state);
+
+  size_t group_count() const { return groups_.size(); }
+  // Options by name, as numbers: what schedulers turn. A name that the optimizer does not have is an error.
+  double option(size_t group, std::string_view name) const;
+  bool has_option(std::string_view name) const;
+  void set_option(size_t group, std::string_view name, double value);
+  double lr(size_t group = 0) const { return option(group, "lr"); }
+  // For all groups, and for one.
+  void set_lr(double lr);
+  void set_lr(size_t group, double lr) { set_option(group, "lr", lr); }
+
+  // Every parameter, group by group.
+  std::vector<Tensor> parameters() const;
+
+ protected:
+  static constexpr size_t kMaxStates = 3;
+  // What vec::UpdateSpan::state holds, by the names of state_dict; null where there is nothing.
+  using StateNames = std::array<const char*, kMaxStates>;
+  struct Recipe {
+    vec::UpdateRule rule = vec::UpdateRule::kSgd;
+    vec::UpdateParams params;
+  };
+  struct Parameter {
+    std::string name;
+    Tensor tensor;
+    size_t group = 0;
+    int64_t steps = 0;  // updates so far
+    Tensor master{};    // of the 16-bit types
+    std::array<Tensor, kMaxStates> state{};
+    bool updated = false;  // inside backward, since the last step()
+  };
+  // One stretch of memory to be updated; a dense gradient is one, a sparse one has one for each row.
+  struct Job {
+    vec::UpdateSpan span;
+    DType dtype;
+    uint32_t recipe;  // index into Batch::recipes
+    int64_t begin;    // elements of all jobs before it
+  };
+  struct Batch {
+    std::vector<uint32_t> parameters;  // indices of those that are updated
+    std::vector<Job> jobs;
+    std::vector<Recipe> recipes;
+    std::vector<Tensor> kept;  // gradients that had to be copied first
+    int64_t elems = 0;
+  };
+
+  // `name` is for messages.
+  explicit Optimizer(const char* name) : name_(name) {}
+  void add_group(const NamedTensors& parameters, const Attrs& options);
+
+  // Throws InvalidArgument for options out of range.
+  virtual void check(const Attrs& options) const = 0;
+  virtual StateNames states(const Attrs& options) const = 0;
+  // How the update number `step` (from 1) of a parameter goes.
+  virtual Recipe recipe(const Attrs& options, int64_t step) const = 0;
+  // What a new state holds.
+  virtual double initial_state(const Attrs&) const { return 0; }
+  // Whether an element with a zero gradient stays as it is, state and all: then a sparse gradient touches its rows
+  // only.
+  virtual bool takes_sparse(const Attrs&) const { return false; }
+  // Updates what the batch says; the default is one pass.
+  virtual void run(Batch& batch) const;
+
+  const char* name() const { return name_; }
+  const Attrs& options_of(size_t group) const;
+  void replace_options(size_t group, const Attrs& options);
+
+ private:
+  struct Group {
+    Attrs options;
+    StateNames states;
+    uint32_t recipe = 0;       // the latest one of this group in the batch,
+    int64_t recipe_step = -1;  // and the step it is for
+  };
+
+  void start_batch();
+  void add_to_batch(uint32_t parameter, const Tensor& gradient);
+  void add_sparse(const Parameter& parameter, const Tensor& gradient, const vec::UpdateSpan& span, uint32_t recipe);
+  void push(const vec::UpdateSpan& span, DType dtype, uint32_t recipe);
+  void finish_batch();
+  void make_states(Parameter& parameter) const;
+  Attrs loaded_options(size_t group, const StateDict& state) const;
+  void update_one(uint32_t parameter);
+
+  const char* name_;
+  std::vector<Group> groups_;
+  std::vector<Parameter> parameters_;
+  std::vector<HookHandle> hooks_;
+  Batch batch_;  // kept between steps for its memory
+};
+
+// The part of an optimizer that knows the type of its options.
+template <class Options>
+class OptimizerOf : public Optimizer {
+ public:
+  const Options& options(size_t group = 0) const { return options_of(group).template get<Options>(); }
+  void set_options(size_t group, const Options& options) { replace_options(group, options); }
+
+ protected:
+  using Optimizer::Optimizer;
+  void add_groups(const std::vector<ParameterGroup<Options>>& groups) {
+    for (const auto& group : groups) add_group(group.parameters, group.options);
+  }
+};
+
+}  // namespace chorale::optim
