@@ -1,0 +1,54 @@
+// How a module is called: forward itself, or with hooks around it.
+#pragma once
+
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "chorale/nn/hooks.h"
+#include "chorale/nn/visit_tensors.h"
+
+namespace chorale::nn {
+
+namespace detail {
+
+template <class M, class Arguments, class Forward>
+auto call_between_hooks(M& module, Arguments& arguments, const Forward& forward) {
+  HookedCall call(module);
+  replace_tensors(arguments, call.before(tensors_of(arguments)));
+  if constexpr (std::is_void_v<decltype(forward())>) {
+    forward();
+    call.after({});
+  } else {
+    auto result = forward();
+    replace_tensors(result, call.after(tensors_of(result)));
+    return result;
+  }
+}
+
+template <class M, class... Args>
+auto call_with_hooks(M& module, Args&&... args) {
+  if constexpr (requires { module.forward(std::declval<const std::decay_t<Args>&>()...); } &&
+                (std::is_copy_constructible_v<std::decay_t<Args>> && ...)) {
+    // Hooks may replace tensors in copies: those of the caller stay.
+    std::tuple<std::decay_t<Args>...> copies(std::forward<Args>(args)...);
+    return call_between_hooks(module, copies, [&] {
+      return std::apply([&](const auto&... copy) { return module.forward(copy...); }, copies);
+    });
+  } else {
+    // Forward writes to an argument or keeps it: that must be the caller's own.
+    std::tuple<Args&...> own(args...);
+    return call_between_hooks(module, own, [&] { return module.forward(std::forward<Args>(args)...); });
+  }
+}
+
+}  // namespace detail
+
+template <class M, class... Args>
+auto call(M& module, Args&&... args) {
+  if (!module.hooks()) [[likely]]
+    return module.forward(std::forward<Args>(args)...);
+  return detail::call_with_hooks(module, std::forward<Args>(args)...);
+}
+
+}  // namespace chorale::nn

@@ -1,0 +1,93 @@
+// Convolutions over [N, C, …] or, without a batch, [C, …].
+#pragma once
+
+#include "chorale/nn/module.h"
+#include "chorale/op/shape.h"
+
+namespace chorale::nn {
+
+// Lists have one entry, or one per dimension.
+struct ConvOptions {
+  IntList kernel{};
+  IntList stride = 1;
+  IntList padding = 0;
+  IntList dilation = 1;
+  int64_t groups = 1;
+  bool bias = true;
+  PadMode padding_mode = PadMode::kConstant;  // what is around the image: zeros, or the image continued
+};
+
+// What the convolutions share; use Conv1d, Conv2d, Conv3d.
+class Conv : public Module {
+ public:
+  Tensor forward(const Tensor& x);
+  std::string describe() const override;
+
+  Parameter weight;  // [out, in / groups, kernel…], uniform in +-1 / sqrt(in / groups * window)
+  Parameter bias;    // [out], likewise
+  CHORALE_MODULE(Conv, weight, bias)
+
+ protected:
+  Conv(int64_t rank, int64_t in_channels, int64_t out_channels, const ConvOptions& options);
+
+ private:
+  ConvOptions options_;
+};
+struct Conv1d : Conv {
+  Conv1d(int64_t in_channels, int64_t out_channels, const ConvOptions& options)
+      : Conv(1, in_channels, out_channels, options) {}
+  const char* type_name() const override { return "Conv1d"; }
+};
+struct Conv2d : Conv {
+  Conv2d(int64_t in_channels, int64_t out_channels, const ConvOptions& options)
+      : Conv(2, in_channels, out_channels, options) {}
+  const char* type_name() const override { return "Conv2d"; }
+};
+struct Conv3d : Conv {
+  Conv3d(int64_t in_channels, int64_t out_channels, const ConvOptions& options)
+      : Conv(3, in_channels, out_channels, options) {}
+  const char* type_name() const override { return "Conv3d"; }
+};
+
+struct ConvTransposeOptions {
+  IntList kernel{};
+  IntList stride = 1;
+  IntList padding = 0;
+  IntList output_padding = 0;  // makes the result larger at one end
+  IntList dilation = 1;
+  int64_t groups = 1;
+  bool bias = true;
+};
+
+class ConvTranspose : public Module {
+ public:
+  Tensor forward(const Tensor& x);
+  std::string describe() const override;
+
+  Parameter weight;  // [in, out / groups, kernel…], uniform in +-1 / sqrt(out / groups * window)
+  Parameter bias;    // [out], likewise
+  CHORALE_MODULE(ConvTranspose, weight, bias)
+
+ protected:
+  ConvTranspose(int64_t rank, int64_t in_channels, int64_t out_channels, const ConvTransposeOptions& options);
+
+ private:
+  ConvTransposeOptions options_;
+};
+struct ConvTranspose1d : ConvTranspose {
+  ConvTranspose1d(int64_t in_channels, int64_t out_channels, const ConvTransposeOptions& options)
+      : ConvTranspose(1, in_channels, out_channels, options) {}
+  const char* type_name() const override { return "ConvTranspose1d"; }
+};
+struct ConvTranspose2d : ConvTranspose {
+  ConvTranspose2d(int64_t in_channels, int64_t out_channels, const ConvTransposeOptions& options)
+      : ConvTranspose(2, in_channels, out_channels, options) {}
+  const char* type_name() const override { return "ConvTranspose2d"; }
+};
+struct ConvTranspose3d : ConvTranspose {
+  ConvTranspose3d(int64_t in_channels, int64_t out_channels, const ConvTransposeOptions& options)
+      : ConvTranspose(3, in_channels, out_channels, options) {}
+  const char* type_name() const override { return "ConvTranspose3d"; }
+};
+
+}  // namespace chorale::nn

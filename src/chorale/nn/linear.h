@@ -1,0 +1,57 @@
+// Layers that are matrix products, and tables of rows.
+#pragma once
+
+#include <optional>
+
+#include "chorale/nn/module.h"
+
+namespace chorale::nn {
+
+struct LinearOptions {
+  bool bias = true;
+};
+// x weight^T + bias over the last dimension.
+class Linear : public Module {
+ public:
+  Linear(int64_t in_features, int64_t out_features, const LinearOptions& options = {});
+  Tensor forward(const Tensor& x);
+  std::string describe() const override;
+  // Weight and bias uniform in +-1 / sqrt(in_features).
+  void reset_parameters();
+
+  Parameter weight;  // [out, in]
+  Parameter bias;    // [out]
+  CHORALE_MODULE(Linear, weight, bias)
+};
+
+// y_k = x1 weight_k x2^T + bias_k.
+class Bilinear : public Module {
+ public:
+  Bilinear(int64_t in1_features, int64_t in2_features, int64_t out_features, const LinearOptions& options = {});
+  Tensor forward(const Tensor& x1, const Tensor& x2);
+  std::string describe() const override;
+
+  Parameter weight;  // [out, in1, in2]
+  Parameter bias;    // [out]
+  CHORALE_MODULE(Bilinear, weight, bias)
+};
+
+struct EmbeddingOptions {
+  std::optional<int64_t> padding_idx{};  // a row of zeros that is not trained; negative ones count from the end
+  bool sparse = false;                   // the weight's gradient has one entry per index
+};
+// Rows of a table by index.
+class Embedding : public Module {
+ public:
+  Embedding(int64_t num_embeddings, int64_t embedding_dim, const EmbeddingOptions& options = {});
+  Tensor forward(const Tensor& indices);
+  std::string describe() const override;
+
+  Parameter weight;  // [num_embeddings, embedding_dim], normal
+  CHORALE_MODULE(Embedding, weight)
+
+ private:
+  EmbeddingOptions options_;
+};
+
+}  // namespace chorale::nn

@@ -1,0 +1,263 @@
+#include "chorale/nn/module.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "chorale/api/api.h"
+
+namespace chorale::nn {
+namespace {
+
+struct Members final : MemberVisitor {
+  std::vector<std::pair<std::string, Parameter*>> parameters;
+  std::vector<std::pair<std::string, Buffer*>> buffers;
+  std::vector<std::pair<std::string, Module*>> modules;
+
+  // A module that is const consists of the same members; only what tensors hold can change through the result.
+  explicit Members(const Module& of) { const_cast<Module&>(of).visit_members(*this); }
+  void parameter(const std::string& name, Parameter& member) override { parameters.emplace_back(name, &member); }
+  void buffer(const std::string& name, Buffer& member) override { buffers.emplace_back(name, &member); }
+  void module(const std::string& name, Module& member) override { modules.emplace_back(name, &member); }
+};
+
+std::string joined(const std::string& prefix, const std::string& name) {
+  return prefix.empty() ? name : prefix + "." + name;
+}
+
+// Calls fn(prefix, module) for a module and all below it, owners first, each once per name.
+template <class Fn>
+void walk(const Module& module, const std::string& prefix, const Fn& fn) {
+  const Members members(module);
+  fn(prefix, members);
+  for (const auto& [name, member] : members.modules) walk(*member, joined(prefix, name), fn);
+}
+
+// Keeps the first entry of every tensor.
+NamedTensors without_repeats(NamedTensors tensors) {
+  std::unordered_set<const TensorImpl*> seen;
+  std::erase_if(tensors, [&](const auto& entry) { return !seen.insert(entry.second.impl()).second; });
+  return tensors;
+}
+
+// Calls fn for every parameter and buffer, each once.
+template <class Fn>
+void for_each_tensor(const Module& module, const Fn& fn) {
+  for (const auto& [name, parameter] : module.named_parameters()) fn(parameter);
+  for (const auto& [name, buffer] : module.named_buffers()) fn(buffer);
+}
+
+}  // namespace
+
+NamedTensors Module::named_parameters() const {
+  NamedTensors found;
+  walk(*this, "", [&](const std::string& prefix, const Members& members) {
+    for (const auto& [name, member] : members.parameters) found.emplace_back(joined(prefix, name), *member);
+  });
+  return without_repeats(std::move(found));
+}
+
+std::vector<Tensor> Module::parameters() const {
+  std::vector<Tensor> found;
+  for (auto& [name, parameter] : named_parameters()) found.push_back(std::move(parameter));
+  return found;
+}
+
+NamedTensors Module::named_buffers() const {
+  NamedTensors found;
+  walk(*this, "", [&](const std::string& prefix, const Members& members) {
+    for (const auto& [name, member] : members.buffers) found.emplace_back(joined(prefix, name), *member);
+  });
+  return without_repeats(std::move(found));
+}
+
+NamedModules Module::named_modules() {
+  NamedModules found = {{"", this}};
+  for (size_t i = 0; i < found.size(); ++i) {
+    // Behind its owner come its members, before what the owner has behind it: the order of the other lists.
+    const Members members(*found[i].second);
+    NamedModules below;
+    for (const auto& [name, member] : members.modules) below.emplace_back(joined(found[i].first, name), member);
+    found.insert(found.begin() + static_cast<std::ptrdiff_t>(i) + 1, below.begin(), below.end());
+  }
+  std::unordered_set<const Module*> seen;
+  std::erase_if(found, [&](const auto& entry) { return !seen.insert(entry.second).second; });
+  return found;
+}
+
+int64_t Module::parameter_count() const {
+  int64_t count = 0;
+  for (const Tensor& parameter : parameters()) count += parameter.elems();
+  return count;
+}
+
+NamedTensors Module::state_dict() const {
+  NamedTensors state;
+  walk(*this, "", [&](const std::string& prefix, const Members& members) {
+    for (const auto& [name, member] : members.parameters) state.emplace_back(joined(prefix, name), detach(*member));
+    for (const auto& [name, member] : members.buffers) {
+      if (member->persistent()) state.emplace_back(joined(prefix, name), detach(*member));
+    }
+  });
+  return state;
+}
+
+namespace {
+void append_list(std::string& text, const char* what, const std::vector<std::string>& names) {
+  if (names.empty()) return;
+  text += concat("\n  ", what, " (", names.size(), "):");
+  for (const std::string& name : names) text += "\n    " + name;
+}
+}  // namespace
+
+LoadReport Module::load_state_dict(const NamedTensors& state, bool strict) {
+  std::unordered_map<std::string, const Tensor*> given;
+  for (const auto& [name, value] : state) {
+    CHORALE_CHECK(value.defined(), "[load_state_dict] ", name, " is an undefined tensor");
+    CHORALE_CHECK(given.emplace(name, &value).second, "[load_state_dict] ", name, " is there twice");
+  }
+  // Tensors of one storage and place are one tensor: state_dict() gives each name a handle of its own.
+  const NamedTensors own = state_dict();
+  const auto place = [](const Tensor& x) { return std::pair(x.storage().get(), x.offset()); };
+  LoadReport report;
+  std::vector<std::string> mismatched;
+  std::vector<std::pair<Tensor, const Tensor*>> copies;
+  for (const auto& [name, mine] : own) {
+    const auto found = given.find(name);
+    if (found == given.end()) {
+      const bool known_otherwise = std::any_of(own.begin(), own.end(), [&, &tensor = mine](const auto& other) {
+        return place(other.second) == place(tensor) && given.contains(other.first);
+      });
+      if (!known_otherwise) report.missing.push_back(name);
+      continue;
+    }
+    const Tensor& value = *found->second;
+    if (value.sizes() != mine.sizes()) {
+      mismatched.push_back(concat(name, ": expected ", mine.sizes(), ", found ", value.sizes()));
+    } else {
+      copies.emplace_back(mine, &value);
+    }
+  }
+  std::unordered_set<std::string> names;
+  for (const auto& [name, mine] : own) names.insert(name);
+  for (const auto& [name, value] : state) {
+    if (!names.contains(name)) report.unexpected.push_back(name);
+  }
+  if (!mismatched.empty() || (strict && !(report.missing.empty() && report.unexpected.empty()))) {
+    std::string text;
+    if (strict) append_list(text, "missing", report.missing);
+    if (strict) append_list(text, "unexpected", report.unexpected);
+    append_list(text, "shapes that differ", mismatched);
+    throw InvalidArgument(concat("[load_state_dict] the state does not fit ", type_name(), ":", text,
+                                 mismatched.empty() ? "\n  pass strict = false to load what fits" : ""));
+  }
+  const NoGrad quiet;
+  for (const auto& [mine, value] : copies) copy_(mine, *value);
+  return report;
+}
+
+void Module::to(DType dtype) {
+  CHORALE_CHECK(is_differentiable(dtype), "[Module::to] parameters are floating or complex, not ", dtype);
+  const NoGrad quiet;
+  for_each_tensor(*this, [&](const Tensor& x) {
+    if (!is_differentiable(x.dtype()) || x.dtype() == dtype) return;
+    const Tensor gradient_then = gradient(x);
+    x.set_data(chorale::to(x, dtype));
+    if (gradient_then.defined()) set_gradient(x, chorale::to(gradient_then, dtype));
+  });
+}
+
+void Module::to(Device device) {
+  for_each_tensor(*this, [&](const Tensor& x) {
+    if (x.device() == device) return;
+    CHORALE_CHECK(device.type == DeviceType::kNull, "[Module::to] cannot move from ", x.device(), " to ", device,
+                  ": the values are not there; make the module on the device where it is to run");
+    set_gradient(x, {});
+    x.set_data(Tensor::empty(x.sizes(), x.dtype(), device));
+  });
+}
+
+void Module::train(bool on) {
+  for (const auto& [name, module] : named_modules()) module->training_ = on;
+}
+
+void Module::apply(const std::function<void(Module&)>& fn) {
+  std::unordered_set<const Module*> seen;
+  const std::function<void(Module&)> visit = [&](Module& module) {
+    if (!seen.insert(&module).second) return;
+    for (const auto& [name, member] : Members(module).modules) visit(*member);
+    fn(module);
+  };
+  visit(*this);
+}
+
+void Module::requires_grad_(bool wanted) {
+  for (const Tensor& parameter : parameters()) set_requires_grad(parameter, wanted);
+}
+
+void Module::zero_grad(bool to_none) {
+  for (const Tensor& parameter : parameters()) {
+    const Tensor current = gradient(parameter);
+    if (!current.defined()) continue;
+    if (to_none) {
+      set_gradient(parameter, {});
+    } else {
+      const NoGrad quiet;
+      zero_(current);
+    }
+  }
+}
+
+namespace {
+// Gives every handle a tensor of its own, and equal handles the same one.
+struct Separate final : MemberVisitor {
+  std::unordered_map<const TensorImpl*, Tensor> tensors;
+  std::unordered_map<const void*, std::shared_ptr<void>> pointers;
+
+  Tensor copy_of(const Tensor& x) {
+    const auto [entry, added] = tensors.try_emplace(x.impl());
+    if (!added) return entry->second;
+    const NoGrad quiet;
+    const Tensor copy = chorale::clone(x);
+    entry->second = copy;
+    tensors[copy.impl()] = copy;  // a module behind two shared pointers is visited twice
+    return copy;
+  }
+  void parameter(const std::string&, Parameter& member) override {
+    member = Parameter(copy_of(member), requires_grad(member));
+  }
+  void buffer(const std::string&, Buffer& member) override { member = Buffer(copy_of(member), member.persistent()); }
+  void module(const std::string&, Module& member) override { member.visit_members(*this); }
+  std::shared_ptr<void> shared(const void* member, const std::function<std::shared_ptr<void>()>& copy) override {
+    auto& replacement = pointers[member];
+    if (!replacement) replacement = copy();
+    return replacement;
+  }
+};
+}  // namespace
+
+void separate_tensors(Module& copy) {
+  Separate separate;
+  copy.visit_members(separate);
+}
+
+namespace {
+void print(std::ostream& out, const Module& module, const std::string& indent) {
+  const Members members(module);
+  out << module.type_name() << "(" << module.describe();
+  for (const auto& [name, member] : members.modules) {
+    out << "\n" << indent << "  (" << name << "): ";
+    print(out, *member, indent + "  ");
+  }
+  if (!members.modules.empty()) out << "\n" << indent;
+  out << ")";
+  if (const int64_t count = module.parameter_count()) out << "  # " << count;
+}
+}  // namespace
+
+std::ostream& operator<<(std::ostream& out, const Module& module) {
+  print(out, module, "");
+  return out;
+}
+
+}  // namespace chorale::nn

@@ -1,0 +1,127 @@
+// A module: parameters, buffers and further modules, and a forward that computes with them.
+//
+//   struct Net : nn::Module {
+//     nn::Linear fc1{20, 32}, fc2{32, 10};
+//     CHORALE_MODULE(Net, fc1, fc2)
+//     Tensor forward(const Tensor& x) { return fc2(relu(fc1(x))); }
+//   };
+//
+// Modules are plain values: they can be moved, put into containers and be members of others. CHORALE_MODULE lists the
+// members once; names in a state dict come from it ("fc1.weight"), and are PyTorch's where a layer is PyTorch's.
+// A member is a Parameter, a Buffer, a module, or a vector, array, optional, pointer or map of strings to these
+// ("layers.0.weight"); nn::named("other", member) gives it another name than the variable's.
+// Copying a module copies handles: both have the same tensors then. clone(module) makes new ones.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "chorale/nn/call.h"
+#include "chorale/nn/hooks.h"
+#include "chorale/nn/members.h"
+#include "chorale/nn/parameter.h"
+
+namespace chorale::nn {
+
+// In the order of the modules, a module's own tensors before those of its members.
+using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
+using NamedModules = std::vector<std::pair<std::string, Module*>>;
+
+// What load_state_dict could not match, when it was not strict.
+struct LoadReport {
+  std::vector<std::string> missing;     // in the module only
+  std::vector<std::string> unexpected;  // in the state dict only
+};
+
+class Module {
+ public:
+  virtual ~Module() = default;
+
+  // ---- what it consists of; a tensor or module known under several names is listed once, under the first
+
+  std::vector<Tensor> parameters() const;
+  NamedTensors named_parameters() const;
+  NamedTensors named_buffers() const;
+  NamedModules named_modules();  // itself first, under the name ""
+  int64_t parameter_count() const;
+
+  // ---- saving and loading
+
+  // Parameters and persistent buffers under all their names, without history: the bytes are the module's own.
+  NamedTensors state_dict() const;
+  // Copies values into the module's tensors, converting dtypes. One error lists all names that are missing or
+  // unexpected (if strict) and all shapes that differ, and nothing is written then. A tensor with several names needs
+  // only one of them.
+  LoadReport load_state_dict(const NamedTensors& state, bool strict = true);
+
+  // ---- changing all of it
+
+  // Floating (and complex) parameters, buffers and gradients; whoever holds a parameter sees the change.
+  void to(DType dtype);
+  // To the null device only shapes go; nothing comes back from there.
+  void to(Device device);
+  void train(bool on = true);
+  void eval() { train(false); }
+  bool is_training() const { return training_; }
+  // Calls fn for every module, members before their owners.
+  void apply(const std::function<void(Module&)>& fn);
+  void requires_grad_(bool wanted = true);
+  // To none, or to zeros in place.
+  void zero_grad(bool to_none = true);
+
+  // ---- functions around its call (hooks.h)
+
+  HookHandle before_forward(ForwardPreHook hook) { return hooks_.add(std::move(hook)); }
+  HookHandle after_forward(ForwardHook hook) { return hooks_.add(std::move(hook)); }
+  HookHandle before_backward(BackwardPreHook hook) { return hooks_.add(std::move(hook)); }
+  HookHandle after_backward(BackwardHook hook) { return hooks_.add(std::move(hook)); }
+  const Hooks& hooks() const { return hooks_; }
+
+  // ---- what CHORALE_MODULE writes, and what a layer may add for printing: "20, 32, bias=false"
+
+  virtual const char* type_name() const = 0;
+  virtual void visit_members(MemberVisitor& visitor) = 0;
+  virtual std::string describe() const { return {}; }
+
+ protected:
+  Module() = default;
+  Module(const Module&) = default;
+  Module(Module&&) = default;
+  Module& operator=(const Module&) = default;
+  Module& operator=(Module&&) = default;
+
+ private:
+  Hooks hooks_;
+  bool training_ = true;
+};
+
+// The tree of modules with their parameter counts.
+std::ostream& operator<<(std::ostream& out, const Module& module);
+
+// A module of the same values in memory of its own. What was shared inside (a tied weight, a module behind two shared
+// pointers) is shared in the copy. Gradients are not copied.
+void separate_tensors(Module& copy);
+template <class M>
+requires std::is_base_of_v<Module, M> M clone(const M& module) {
+  M copy = module;
+  separate_tensors(copy);
+  return copy;
+}
+
+}  // namespace chorale::nn
+
+// What every module has: the members it lists, the name of its type, and the call that runs hooks around forward.
+#define CHORALE_MODULE(Type, ...)                                            \
+ public:                                                                     \
+  void visit_members([[maybe_unused]] ::chorale::nn::MemberVisitor& visitor) \
+      override{CHORALE_FOR_EACH(CHORALE_VISIT_MEMBER, __VA_ARGS__)} CHORALE_MODULE_CALL(Type)
+#define CHORALE_VISIT_MEMBER(member) ::chorale::nn::visit_member(visitor, #member, member);
+// For a module that writes visit_members by hand.
+#define CHORALE_MODULE_CALL(Type)                                   \
+  const char* type_name() const override { return #Type; }          \
+  template <class... Args>                                          \
+  auto operator()(Args&&... args) {                                 \
+    return ::chorale::nn::call(*this, std::forward<Args>(args)...); \
+  }

@@ -1,0 +1,12 @@
+// Everything of nn: modules, layers, initialisers.
+#pragma once
+
+#include "chorale/api/api.h"
+#include "chorale/nn/activation.h"
+#include "chorale/nn/container.h"
+#include "chorale/nn/conv.h"
+#include "chorale/nn/init.h"
+#include "chorale/nn/linear.h"
+#include "chorale/nn/module.h"
+#include "chorale/nn/norm.h"
+#include "chorale/nn/pool.h"

@@ -1,0 +1,116 @@
+#include "chorale/nn/norm.h"
+
+#include "chorale/api/api.h"
+
+namespace chorale::nn {
+namespace {
+
+void check_image(const Module& module, const Tensor& x, int64_t rank, int64_t channels, bool channel_first) {
+  // One-dimensional batch norm takes [N, C] too; instance norm takes an image without batch.
+  const int64_t channel_dim = channel_first && x.rank() == rank + 1 ? 0 : 1;
+  const bool fits = x.rank() == rank + 2 || (x.rank() == rank + 1 && (channel_first || rank == 1));
+  CHORALE_CHECK(fits && x.size(channel_dim) == channels, "[", module.type_name(), "] expected ", channels,
+                " channels in [N, C",
+                rank == 1   ? ", L"
+                : rank == 2 ? ", H, W"
+                            : ", D, H, W",
+                "], found shape ", x.sizes());
+}
+
+}  // namespace
+
+BatchNorm::BatchNorm(int64_t rank, int64_t channels, const BatchNormOptions& options)
+    : rank_(rank), channels_(channels), options_(options) {
+  CHORALE_CHECK(channels > 0, "[BatchNorm] expected a positive number of channels, found ", channels);
+  if (options.affine) {
+    weight = Parameter(ones({channels}));
+    bias = Parameter(zeros({channels}));
+  }
+  if (options.track_running_stats) {
+    running_mean = Buffer(zeros({channels}));
+    running_var = Buffer(ones({channels}));
+    num_batches_tracked = Buffer(Tensor::scalar(0, DType::kI64));
+  }
+}
+
+Tensor BatchNorm::forward(const Tensor& x) {
+  check_image(*this, x, rank_, channels_, false);
+  double momentum = options_.momentum.value_or(0);
+  if (is_training() && running_mean.defined()) {
+    add_(num_batches_tracked, 1);
+    if (!options_.momentum) momentum = 1 / num_batches_tracked.item<double>();
+  }
+  return batch_norm(x, running_mean, running_var, weight, bias, is_training() || !running_mean.defined(), momentum,
+                    options_.eps);
+}
+
+std::string BatchNorm::describe() const {
+  return concat(
+      channels_, ", eps=", options_.eps, ", momentum=", options_.momentum ? to_text(*options_.momentum) : "none",
+      options_.affine ? "" : ", affine=false", options_.track_running_stats ? "" : ", track_running_stats=false");
+}
+
+InstanceNorm::InstanceNorm(int64_t rank, int64_t channels, const InstanceNormOptions& options)
+    : rank_(rank), channels_(channels), options_(options) {
+  CHORALE_CHECK(channels > 0, "[InstanceNorm] expected a positive number of channels, found ", channels);
+  if (options.affine) {
+    weight = Parameter(ones({channels}));
+    bias = Parameter(zeros({channels}));
+  }
+  if (options.track_running_stats) {
+    running_mean = Buffer(zeros({channels}));
+    running_var = Buffer(ones({channels}));
+    num_batches_tracked = Buffer(Tensor::scalar(0, DType::kI64));
+  }
+}
+
+Tensor InstanceNorm::forward(const Tensor& x) {
+  check_image(*this, x, rank_, channels_, true);
+  const bool single = x.rank() == rank_ + 1;
+  const Tensor y = instance_norm(single ? unsqueeze(x, 0) : x, running_mean, running_var, weight, bias,
+                                 is_training() || !running_mean.defined(), options_.momentum, options_.eps);
+  return single ? select(y, 0, 0) : y;
+}
+
+std::string InstanceNorm::describe() const {
+  return concat(channels_, ", eps=", options_.eps, options_.affine ? ", affine=true" : "",
+                options_.track_running_stats ? ", track_running_stats=true" : "");
+}
+
+LayerNorm::LayerNorm(const IntList& normalized_shape, const LayerNormOptions& options)
+    : shape_(normalized_shape), eps_(options.eps) {
+  CHORALE_CHECK(!shape_.empty(), "[LayerNorm] expected at least one dimension to normalise over");
+  if (options.affine) weight = Parameter(ones(shape_.shape()));
+  if (options.affine && options.bias) bias = Parameter(zeros(shape_.shape()));
+}
+Tensor LayerNorm::forward(const Tensor& x) { return layer_norm(x, shape_, weight, bias, eps_); }
+std::string LayerNorm::describe() const {
+  return concat(shape_.shape(), ", eps=", eps_, weight.defined() ? "" : ", affine=false");
+}
+
+RMSNorm::RMSNorm(const IntList& normalized_shape, const RmsNormOptions& options)
+    : shape_(normalized_shape), eps_(options.eps) {
+  CHORALE_CHECK(!shape_.empty(), "[RMSNorm] expected at least one dimension to normalise over");
+  if (options.affine) weight = Parameter(ones(shape_.shape()));
+}
+Tensor RMSNorm::forward(const Tensor& x) { return rms_norm(x, shape_, weight, eps_); }
+std::string RMSNorm::describe() const { return concat(shape_.shape(), weight.defined() ? "" : ", affine=false"); }
+
+GroupNorm::GroupNorm(int64_t groups, int64_t channels, const GroupNormOptions& options)
+    : groups_(groups), channels_(channels), eps_(options.eps) {
+  CHORALE_CHECK(groups > 0 && channels > 0 && channels % groups == 0, "[GroupNorm] ", channels,
+                " channels cannot be cut into ", groups, " equal groups");
+  if (!options.affine) return;
+  weight = Parameter(ones({channels}));
+  bias = Parameter(zeros({channels}));
+}
+Tensor GroupNorm::forward(const Tensor& x) {
+  CHORALE_CHECK(x.rank() >= 2 && x.size(1) == channels_, "[GroupNorm] expected ", channels_,
+                " channels in dimension 1, found shape ", x.sizes());
+  return group_norm(x, groups_, weight, bias, eps_);
+}
+std::string GroupNorm::describe() const {
+  return concat(groups_, ", ", channels_, ", eps=", eps_, weight.defined() ? "" : ", affine=false");
+}
+
+}  // namespace chorale::nn

@@ -1,0 +1,147 @@
+// Normalisations: (x - mean) / sqrt(variance + eps) * weight + bias.
+#pragma once
+
+#include <optional>
+
+#include "chorale/nn/module.h"
+
+namespace chorale::nn {
+
+struct BatchNormOptions {
+  double eps = 1e-5;
+  std::optional<double> momentum = 0.1;  // none: running statistics are the mean of all batches
+  bool affine = true;
+  bool track_running_stats = true;
+};
+
+// Per channel over the batch. In training with the batch's own statistics, which the running ones follow; in evaluation
+// with the running ones, or with the batch's own where none are kept. Use BatchNorm1d, BatchNorm2d, BatchNorm3d.
+class BatchNorm : public Module {
+ public:
+  Tensor forward(const Tensor& x);
+  std::string describe() const override;
+
+  Parameter weight, bias;  // [channels], ones and zeros
+  Buffer running_mean, running_var, num_batches_tracked;
+  CHORALE_MODULE(BatchNorm, weight, bias, running_mean, running_var, num_batches_tracked)
+
+ protected:
+  BatchNorm(int64_t rank, int64_t channels, const BatchNormOptions& options);
+
+ private:
+  int64_t rank_;  // of the image
+  int64_t channels_;
+  BatchNormOptions options_;
+};
+struct BatchNorm1d : BatchNorm {
+  explicit BatchNorm1d(int64_t channels, const BatchNormOptions& options = {}) : BatchNorm(1, channels, options) {}
+  const char* type_name() const override { return "BatchNorm1d"; }
+};
+struct BatchNorm2d : BatchNorm {
+  explicit BatchNorm2d(int64_t channels, const BatchNormOptions& options = {}) : BatchNorm(2, channels, options) {}
+  const char* type_name() const override { return "BatchNorm2d"; }
+};
+struct BatchNorm3d : BatchNorm {
+  explicit BatchNorm3d(int64_t channels, const BatchNormOptions& options = {}) : BatchNorm(3, channels, options) {}
+  const char* type_name() const override { return "BatchNorm3d"; }
+};
+
+struct InstanceNormOptions {
+  double eps = 1e-5;
+  double momentum = 0.1;
+  bool affine = false;
+  bool track_running_stats = false;
+};
+// Per channel and sample.
+class InstanceNorm : public Module {
+ public:
+  Tensor forward(const Tensor& x);
+  std::string describe() const override;
+
+  Parameter weight, bias;
+  Buffer running_mean, running_var, num_batches_tracked;
+  CHORALE_MODULE(InstanceNorm, weight, bias, running_mean, running_var, num_batches_tracked)
+
+ protected:
+  InstanceNorm(int64_t rank, int64_t channels, const InstanceNormOptions& options);
+
+ private:
+  int64_t rank_;
+  int64_t channels_;
+  InstanceNormOptions options_;
+};
+struct InstanceNorm1d : InstanceNorm {
+  explicit InstanceNorm1d(int64_t channels, const InstanceNormOptions& options = {})
+      : InstanceNorm(1, channels, options) {}
+  const char* type_name() const override { return "InstanceNorm1d"; }
+};
+struct InstanceNorm2d : InstanceNorm {
+  explicit InstanceNorm2d(int64_t channels, const InstanceNormOptions& options = {})
+      : InstanceNorm(2, channels, options) {}
+  const char* type_name() const override { return "InstanceNorm2d"; }
+};
+struct InstanceNorm3d : InstanceNorm {
+  explicit InstanceNorm3d(int64_t channels, const InstanceNormOptions& options = {})
+      : InstanceNorm(3, channels, options) {}
+  const char* type_name() const override { return "InstanceNorm3d"; }
+};
+
+struct LayerNormOptions {
+  double eps = 1e-5;
+  bool affine = true;
+  bool bias = true;
+};
+// Over the last dimensions, which have the given sizes.
+class LayerNorm : public Module {
+ public:
+  explicit LayerNorm(const IntList& normalized_shape, const LayerNormOptions& options = {});
+  Tensor forward(const Tensor& x);
+  std::string describe() const override;
+
+  Parameter weight, bias;  // of the normalized shape, ones and zeros
+  CHORALE_MODULE(LayerNorm, weight, bias)
+
+ private:
+  IntList shape_;
+  double eps_;
+};
+
+struct RmsNormOptions {
+  std::optional<double> eps{};  // by default the distance from 1 to the next number of x's dtype
+  bool affine = true;
+};
+// x / sqrt(mean(x^2) + eps) * weight over the last dimensions.
+class RMSNorm : public Module {
+ public:
+  explicit RMSNorm(const IntList& normalized_shape, const RmsNormOptions& options = {});
+  Tensor forward(const Tensor& x);
+  std::string describe() const override;
+
+  Parameter weight;
+  CHORALE_MODULE(RMSNorm, weight)
+
+ private:
+  IntList shape_;
+  std::optional<double> eps_;
+};
+
+struct GroupNormOptions {
+  double eps = 1e-5;
+  bool affine = true;
+};
+// Over groups of neighbouring channels, per sample.
+class GroupNorm : public Module {
+ public:
+  GroupNorm(int64_t groups, int64_t channels, const GroupNormOptions& options = {});
+  Tensor forward(const Tensor& x);
+  std::string describe() const override;
+
+  Parameter weight, bias;  // [channels]
+  CHORALE_MODULE(GroupNorm, weight, bias)
+
+ private:
+  int64_t groups_, channels_;
+  double eps_;
+};
+
+}  // namespace chorale::nn
