@@ -1,0 +1,95 @@
+#include "chorale/io/file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "chorale/base/error.h"
+
+namespace chorale::io {
+namespace {
+
+// A file descriptor that is closed with its scope.
+struct Descriptor {
+  int value;
+  ~Descriptor() {
+    if (value >= 0) ::close(value);
+  }
+};
+
+void sync_folder(const std::filesystem::path& folder) {
+  const Descriptor opened{::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
+  // Some file systems cannot sync a folder (EINVAL); they make renames durable on their own or not at all.
+  const bool synced = opened.value >= 0 && (::fsync(opened.value) == 0 || errno == EINVAL);
+  CHORALE_CHECK_STATE(synced, "cannot sync folder ", folder, ": ", std::strerror(errno));
+}
+
+}  // namespace
+
+std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& path) {
+  // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+  const Descriptor opened{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
+  CHORALE_CHECK(opened.value >= 0, "cannot read ", path, ": ", std::strerror(errno));
+  struct stat status {};
+  CHORALE_CHECK(::fstat(opened.value, &status) == 0, "cannot read ", path, ": ", std::strerror(errno));
+  CHORALE_CHECK(S_ISREG(status.st_mode), "cannot read ", path, ": it is not a regular file");
+
+  const std::shared_ptr<MappedFile> file(new MappedFile);
+  file->path_ = path;
+  if (status.st_size == 0) return file;  // mmap refuses to map nothing
+  const auto size = static_cast<size_t>(status.st_size);
+  void* data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, opened.value, 0);
+  CHORALE_CHECK(data != MAP_FAILED, "cannot map ", path, " of ", size, " bytes: ", std::strerror(errno));
+  file->data_ = static_cast<const std::byte*>(data);
+  file->size_ = size;
+  return file;
+}
+
+MappedFile::~MappedFile() {
+  if (data_) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
+  CHORALE_CHECK(path_.has_filename(), "cannot write ", path_, ": it names no file");
+  static std::atomic<int> count{0};
+  do {
+    temporary_ = path_;
+    temporary_ += concat(".tmp-", ::getpid(), "-", count.fetch_add(1));
+    file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  } while (file_ < 0 && errno == EEXIST);  // left behind by a process that had this number
+  CHORALE_CHECK(file_ >= 0, "cannot write ", path_, ": ", std::strerror(errno));
+}
+
+AtomicFile::~AtomicFile() {
+  if (file_ < 0) return;
+  ::close(file_);
+  ::unlink(temporary_.c_str());
+}
+
+void AtomicFile::write(std::span<const std::byte> bytes) {
+  constexpr size_t kMostAtOnce = size_t{1} << 30;  // Linux writes less than 2 GiB in one call
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(file_, bytes.data(), std::min(bytes.size(), kMostAtOnce));
+    if (written < 0 && errno == EINTR) continue;
+    CHORALE_CHECK_STATE(written >= 0, "cannot write ", path_, ": ", std::strerror(errno));
+    bytes = bytes.subspan(static_cast<size_t>(written));
+  }
+}
+
+void AtomicFile::commit() {
+  CHORALE_CHECK_STATE(::fsync(file_) == 0, "cannot write ", path_, ": ", std::strerror(errno));
+  CHORALE_CHECK_STATE(::rename(temporary_.c_str(), path_.c_str()) == 0, "cannot write ", path_, ": ",
+                      std::strerror(errno));
+  ::close(std::exchange(file_, -1));
+  const std::filesystem::path folder = path_.parent_path();
+  sync_folder(folder.empty() ? "." : folder);
+}
+
+}  // namespace chorale::io

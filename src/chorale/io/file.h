@@ -1,0 +1,57 @@
+// Files, as the readers and writers of this layer want them: mapped whole, or written so that a crash leaves the old
+// file or the new one.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace chorale::io {
+
+// A file mapped into memory, read-only. It may be replaced or removed meanwhile, as AtomicFile and most programs do; if
+// somebody shortens it in place instead, reading the lost part ends the process (SIGBUS).
+class MappedFile {
+ public:
+  // Throws InvalidArgument, naming the path, when it cannot be read or is no regular file.
+  static std::shared_ptr<const MappedFile> open(const std::filesystem::path& path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+  std::string_view text() const { return {reinterpret_cast<const char*>(data_), size_}; }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  MappedFile() = default;
+
+  std::filesystem::path path_;
+  const std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// A file that appears under its name all at once: bytes go to a temporary file beside it; commit() makes them durable
+// and renames. Without commit() nothing is left. Replaces an existing file; readers that have it open keep the old one.
+class AtomicFile {
+ public:
+  // Throws InvalidArgument when the folder does not take a file.
+  explicit AtomicFile(std::filesystem::path path);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  // Throw StateError when the system refuses (disk full, quota, an I/O error); the file under the name is then as
+  // before.
+  void write(std::span<const std::byte> bytes);
+  void write(std::string_view text) { write(std::as_bytes(std::span(text.data(), text.size()))); }
+  void commit();
+
+ private:
+  std::filesystem::path path_, temporary_;
+  int file_ = -1;
+};
+
+}  // namespace chorale::io

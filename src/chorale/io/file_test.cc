@@ -1,0 +1,106 @@
+#include "chorale/io/file.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include <csignal>
+
+#include "chorale/base/error.h"
+#include "chorale/base/temporary_folder_test_util.h"
+
+namespace chorale::io {
+namespace {
+
+size_t files_in(const TemporaryFolder& folder) {
+  const std::filesystem::directory_iterator all(folder.path());
+  return static_cast<size_t>(std::distance(begin(all), end(all)));
+}
+
+TEST(MappedFile, ShowsTheContentAndKeepsItWhenTheFileIsReplaced) {
+  const TemporaryFolder folder;
+  const auto path = folder.write("a", "old content");
+  const auto file = MappedFile::open(path);
+  EXPECT_EQ(file->text(), "old content");
+  AtomicFile next(path);
+  next.write("new");
+  next.commit();
+  EXPECT_EQ(file->text(), "old content");
+  EXPECT_EQ(MappedFile::open(path)->text(), "new");
+}
+
+TEST(MappedFile, OfAnEmptyFileIsEmpty) {
+  const TemporaryFolder folder;
+  EXPECT_TRUE(MappedFile::open(folder.write("a", ""))->bytes().empty());
+}
+
+TEST(MappedFile, NamesWhatCannotBeRead) {
+  const TemporaryFolder folder;
+  const auto error_of = [](const std::filesystem::path& path) -> std::string {
+    try {
+      MappedFile::open(path);
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_THAT(error_of(folder / "none"), testing::HasSubstr("none\": No such file"));
+  EXPECT_THAT(error_of(folder.path()), testing::HasSubstr("it is not a regular file"));
+  ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
+  EXPECT_THAT(error_of(folder / "pipe"), testing::HasSubstr("it is not a regular file"));
+}
+
+TEST(AtomicFile, LeavesNothingWithoutCommit) {
+  const TemporaryFolder folder;
+  folder.write("a", "old");
+  {
+    AtomicFile file(folder / "a");
+    file.write("new");
+    EXPECT_EQ(folder.read("a"), "old");
+    EXPECT_EQ(files_in(folder), 2u);
+  }
+  EXPECT_EQ(folder.read("a"), "old");
+  EXPECT_EQ(files_in(folder), 1u);
+}
+
+TEST(AtomicFile, HasOrdinaryPermissions) {
+  const TemporaryFolder folder;
+  AtomicFile file(folder / "a");
+  file.commit();
+  struct stat status {};
+  ASSERT_EQ(::stat((folder / "a").c_str(), &status), 0);
+  const mode_t mask = ::umask(0);
+  ::umask(mask);
+  EXPECT_EQ(status.st_mode & 0777, 0666 & ~mask);
+}
+
+TEST(AtomicFile, RefusesFoldersThatAreNotThere) {
+  const TemporaryFolder folder;
+  EXPECT_THROW(AtomicFile(folder / "none" / "a"), InvalidArgument);
+  EXPECT_THROW(AtomicFile(folder.path() / ""), InvalidArgument);
+}
+
+TEST(AtomicFile, KeepsTheOldFileWhenTheSystemRefusesToWriteMore) {
+  const TemporaryFolder folder;
+  folder.write("a", "old");
+  // A limit on the size of files stands for a full disk.
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit small{1000, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  try {
+    AtomicFile file(folder / "a");
+    EXPECT_THROW(file.write(std::string(5000, 'x')), StateError);
+  } catch (const Error& error) {
+    ADD_FAILURE() << error.what();
+  }
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_EQ(folder.read("a"), "old");
+  EXPECT_EQ(files_in(folder), 1u);
+}
+
+}  // namespace
+}  // namespace chorale::io

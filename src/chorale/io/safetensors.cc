@@ -1,0 +1,116 @@
+#include "chorale/io/safetensors.h"
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_set>
+
+#include "chorale/base/did_you_mean.h"
+#include "chorale/base/json.h"
+#include "chorale/io/safetensors_header.h"
+#include "chorale/io/tensor_bytes.h"
+
+namespace chorale::io {
+namespace {
+
+// The header, and the tensors in the order of their data: those with the largest elements first, so that every tensor
+// is aligned without the holes that the format forbids.
+struct Plan {
+  std::string header;
+  std::vector<const Tensor*> order;
+};
+
+Plan plan(const NamedTensors& tensors, const Metadata& metadata) {
+  std::unordered_set<std::string_view> names;
+  for (const auto& [name, tensor] : tensors) {
+    CHORALE_CHECK(name != "__metadata__", "[save] a tensor cannot be called __metadata__");
+    CHORALE_CHECK(names.insert(name).second, "[save] there are two tensors called \"", name, "\"");
+    CHORALE_CHECK(tensor.defined(), "[save] tensor \"", name, "\" is undefined");
+    CHORALE_CHECK(find_safetensors_dtype(tensor.dtype()), "[save] tensor \"", name, "\": safetensors has no dtype for ",
+                  tensor.dtype(), "; save real and imaginary parts, or .npy");
+  }
+  std::vector<size_t> order(tensors.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return tensors[a].second.elem_bytes() > tensors[b].second.elem_bytes(); });
+  std::vector<size_t> begin(tensors.size());
+  size_t at = 0;
+  Plan result;
+  for (const size_t i : order) {
+    const Tensor& tensor = tensors[i].second;
+    begin[i] = at;
+    at += static_cast<size_t>(tensor.elems()) * tensor.elem_bytes();
+    result.order.push_back(&tensor);
+  }
+
+  // Members in the caller's order, which loading then keeps.
+  std::string text = "{";
+  const auto separate = [&] {
+    if (text.size() > 1) text += ',';
+  };
+  if (!metadata.empty()) {
+    text += "\"__metadata__\":{";
+    for (const auto& [key, value] : metadata) {
+      if (text.back() != '{') text += ',';
+      text += json::quote(key) + ':' + json::quote(value);
+    }
+    text += '}';
+  }
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto& [name, tensor] = tensors[i];
+    separate();
+    text += json::quote(name) + ":{\"dtype\":\"" + std::string(find_safetensors_dtype(tensor.dtype())->name) +
+            "\",\"shape\":[";
+    for (size_t d = 0; d < tensor.sizes().size(); ++d) text += (d ? "," : "") + std::to_string(tensor.sizes()[d]);
+    const size_t end = begin[i] + static_cast<size_t>(tensor.elems()) * tensor.elem_bytes();
+    text += "],\"data_offsets\":[" + std::to_string(begin[i]) + ',' + std::to_string(end) + "]}";
+  }
+  text += '}';
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // so that the data begins at a multiple of 8
+  result.header = std::move(text);
+  return result;
+}
+
+}  // namespace
+
+SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
+    : file_(MappedFile::open(path)), header_(parse_safetensors(path.string(), file_->bytes())) {
+  for (size_t i = 0; i < header_.entries.size(); ++i) by_name_.emplace(header_.entries[i].name, i);
+}
+
+Tensor SafetensorsFile::load(const std::string& name) const {
+  const auto found = by_name_.find(name);
+  if (found == by_name_.end()) {
+    std::vector<std::string> names;
+    for (const SafetensorsEntry& entry : entries()) names.push_back(entry.name);
+    detail::raise<InvalidArgument>("[load] ", file_->path(), " has no tensor \"", name, "\"",
+                                   did_you_mean(name, names));
+  }
+  const SafetensorsEntry& entry = entries()[found->second];
+  const std::optional<DType> dtype = find_safetensors_dtype(entry.dtype)->dtype;
+  CHORALE_CHECK(dtype, "[load] ", file_->path(), ": tensor \"", entry.name, "\" has dtype ", entry.dtype,
+                ", which tensors cannot have; convert the file first");
+  const auto bytes = file_->bytes().subspan(header_.data_begin + entry.begin, entry.end - entry.begin);
+  if (bytes.empty()) return Tensor::empty(entry.sizes, *dtype);
+  const size_t alignment = std::min<size_t>(size_of(*dtype), 8);
+  if (reinterpret_cast<uintptr_t>(bytes.data()) % alignment != 0) {
+    Tensor copy = Tensor::empty(entry.sizes, *dtype);
+    std::memcpy(copy.raw(), bytes.data(), bytes.size());
+    return copy;
+  }
+  // The storage cannot be written: the mapping is read-only.
+  auto storage = Storage::wrap(
+      const_cast<std::byte*>(bytes.data()), bytes.size(), kCpu, [file = file_] {}, Access::kReadOnly);
+  return Tensor::on(std::move(storage), entry.sizes, contiguous_strides(entry.sizes), 0, *dtype);
+}
+
+void save(const std::filesystem::path& path, const NamedTensors& tensors, const Metadata& metadata) {
+  const Plan made = plan(tensors, metadata);
+  AtomicFile file(path);
+  const uint64_t length = made.header.size();
+  file.write(std::as_bytes(std::span(&length, 1)));
+  file.write(made.header);
+  for (const Tensor* tensor : made.order) file.write(bytes_of(contiguous_for_file("[save] a tensor", *tensor)));
+  file.commit();
+}
+
+}  // namespace chorale::io
