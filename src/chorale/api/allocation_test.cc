@@ -25,6 +25,10 @@ void* counted(size_t bytes, size_t alignment) {
 // The whole test program, the library included, allocates through these. Not inlined: g++ would take free() for a
 // mismatch.
 [[gnu::noinline]] void* operator new(size_t bytes) { return counted(bytes, 1); }
+[[gnu::noinline]] void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  heap_allocations.fetch_add(1, std::memory_order_relaxed);
+  return std::malloc(bytes);
+}
 [[gnu::noinline]] void* operator new(size_t bytes, std::align_val_t alignment) {
   return counted(bytes, static_cast<size_t>(alignment));
 }

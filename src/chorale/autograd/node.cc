@@ -1,6 +1,7 @@
 #include "chorale/autograd/node.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "chorale/autograd/mode.h"
 #include "chorale/base/error.h"
@@ -21,11 +22,18 @@ struct ReleaseQueue {
   std::vector<Tensor> tensors;
   bool draining = false;
 };
-// Leaked on purpose at thread exit: tensors in thread_local storage may die after any destructor of ours.
+// The queue dies with its thread, but tensors in thread_local storage may die after it: they then make a new one, which
+// is leaked.
 constinit thread_local ReleaseQueue* release_queue = nullptr;
+struct EndOfThread {
+  ~EndOfThread() { delete std::exchange(release_queue, nullptr); }
+};
 
 ReleaseQueue& queue() {
-  if (!release_queue) release_queue = new ReleaseQueue;
+  if (!release_queue) {
+    release_queue = new ReleaseQueue;
+    static thread_local EndOfThread end;
+  }
   return *release_queue;
 }
 

@@ -57,26 +57,25 @@ void finish_node(Node& node, std::span<const Tensor> out) {
   }
 }
 
-// The calls that made `view` from its base, on another tensor of the base's shape.
-Tensor replay(const Tensor& view, Tensor on) {
-  std::vector<const ViewInfo*> steps;
-  for (const Slot* slot = slot_of(view); slot && slot->view; slot = slot_of(slot->view->view_of)) {
-    steps.push_back(slot->view);
-  }
-  for (; !steps.empty(); steps.pop_back()) on = op::call(*steps.back()->op, steps.back()->attrs, on);
-  return on;
-}
-
 // An in-place write through a view, seen from the base: the view's region comes from the writing op, the rest from
-// before.
+// before. It keeps the calls that made the view, not the view: that holds its base, which holds this (Note [No
+// cycles]).
 struct WriteThroughView final : CustomBackward {
-  explicit WriteThroughView(const Tensor& written) : view(written.alias()) {
-    slot_for_writing(view).view = Pool<ViewInfo>::make(*slot_of(written)->view);
+  explicit WriteThroughView(const Tensor& written) {
+    for (const Slot* slot = slot_of(written); slot && slot->view; slot = slot_of(slot->view->view_of)) {
+      calls.push_back({slot->view->op, slot->view->attrs});
+    }
+    std::reverse(calls.begin(), calls.end());
+  }
+  // The region of the view, of another tensor of the base's shape.
+  Tensor region_of(Tensor base) const {
+    for (const Call& call : calls) base = op::call(*call.op, call.attrs, base);
+    return base;
   }
   const char* name() const override { return "write_through_view"; }
   // Edges: the base before, the op that wrote.
   Tensors apply(Node&, std::span<const Tensor> dout, uint32_t needed) override {
-    const Tensor region = replay(view, dout[0]);
+    const Tensor region = region_of(dout[0]);
     Tensors din(2);
     if (needed & 2u) din[1] = clone(region);
     if (needed & 1u) {
@@ -85,13 +84,18 @@ struct WriteThroughView final : CustomBackward {
       {
         const NoGrad quiet;
         mask = ones_like(dout[0]);
-        fill_(replay(view, mask), 0);
+        fill_(region_of(mask), 0);
       }
       din[0] = mul(dout[0], mask);
     }
     return din;
   }
-  Tensor view;
+
+  struct Call {
+    const op::OpDef* op;
+    Attrs attrs;
+  };
+  std::vector<Call> calls;  // from the base on
 };
 
 void attach(const Tensor& tensor, const Intrusive<Node>& node, uint32_t index) {
