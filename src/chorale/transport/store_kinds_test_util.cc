@@ -1,14 +1,20 @@
 #include "chorale/transport/store_kinds_test_util.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <filesystem>
+#include <optional>
 #include <utility>
 
 #include "chorale/base/error.h"
 #include "chorale/transport/file_store.h"
 #include "chorale/transport/memory_store.h"
 #include "chorale/transport/prefix_store.h"
+#include "chorale/transport/store_server.h"
+#include "chorale/transport/tcp_store.h"
 
 namespace chorale::transport {
 namespace {
@@ -28,6 +34,19 @@ class FileFixture final : public StoreFixture {
 
  private:
   ScratchFolder folder_;
+};
+
+class ServerFixture final : public StoreFixture {
+ public:
+  ServerFixture(const Endpoint& endpoint, std::optional<Secret> secret)
+      : secret_(std::move(secret)), server_(endpoint, secret_) {}
+  std::shared_ptr<Store> client() override {
+    return std::make_shared<TcpStore>(server_.endpoint(), secret_, within(std::chrono::seconds(10)));
+  }
+
+ private:
+  const std::optional<Secret> secret_;
+  StoreServer server_;
 };
 
 // A neighbour with the same keys must not be seen.
@@ -50,11 +69,18 @@ ScratchFolder::~ScratchFolder() {
   std::filesystem::remove_all(folder_, ignored);
 }
 
+Endpoint scratch_unix_endpoint() {
+  static std::atomic<int> number = 0;
+  return Endpoint::unix_socket(concat("chorale_test_", getpid(), "_", number++));
+}
+
 const std::vector<StoreKind>& store_kinds() {
   static const std::vector<StoreKind> kinds{
       {"memory", [] { return std::make_unique<SharedStore>(std::make_shared<MemoryStore>()); }},
       {"prefix", [] { return std::make_unique<SharedStore>(prefix_view()); }},
       {"file", [] { return std::make_unique<FileFixture>(); }},
+      {"tcp", [] { return std::make_unique<ServerFixture>(Endpoint::tcp("127.0.0.1", 0), Secret::generate()); }},
+      {"unix", [] { return std::make_unique<ServerFixture>(scratch_unix_endpoint(), std::nullopt); }},
   };
   return kinds;
 }

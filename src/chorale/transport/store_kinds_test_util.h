@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "chorale/transport/socket.h"
 #include "chorale/transport/store.h"
 
 namespace chorale::transport {
@@ -22,6 +23,9 @@ struct StoreKind {
   std::function<std::unique_ptr<StoreFixture>()> make;
 };
 const std::vector<StoreKind>& store_kinds();
+
+// A name that nobody else uses.
+Endpoint scratch_unix_endpoint();
 
 // A new empty folder that goes away with the object.
 class ScratchFolder {
