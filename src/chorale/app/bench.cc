@@ -164,6 +164,7 @@ void add_bench(CLI::App& program) {
   CLI::App* bench = program.add_subcommand("bench", "Measure, beside peers in the same run");
   bench->require_subcommand(1);
   add_bench_ops(*bench);
+  add_bench_steps(*bench);
 }
 
 }  // namespace chorale::app

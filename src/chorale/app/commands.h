@@ -14,5 +14,6 @@ CHORALE_COMMANDS(CHORALE_DECLARE)
 #undef CHORALE_DECLARE
 
 void add_bench_ops(CLI::App& bench);
+void add_bench_steps(CLI::App& bench);
 
 }  // namespace chorale::app
