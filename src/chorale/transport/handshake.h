@@ -56,7 +56,7 @@ struct SessionMacs {
 class ClientHandshake {
  public:
   ClientHandshake(const std::optional<Secret>& secret, std::string_view purpose);
-  const std::string& hello() const { return transcript_; }
+  std::string hello() const { return transcript_.substr(0, kHelloBytes); }
   // The challenge in, the proof out.
   std::string answer(std::string_view challenge);
   // The server's proof in.
