@@ -138,7 +138,7 @@ void convert(const Stored<From>* in, Stored<To>* out, size_t n) {
     CHORALE_IVDEP
     for (size_t i = 0; i < n; ++i) out[i] = is_nonzero(in[i]) ? 1 : 0;
   } else if constexpr (std::is_same_v<From, To>) {
-    __builtin_memmove(out, in, n * sizeof(To));
+    if (n > 0) __builtin_memmove(out, in, n * sizeof(To));
   } else if constexpr (kIsHalf<From> && std::is_same_v<To, float>) {
     half_to_float(in, out, n);
   } else if constexpr (std::is_same_v<From, float> && kIsHalf<To>) {
