@@ -6,6 +6,7 @@ find_package(spdlog REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(OpenSSL REQUIRED COMPONENTS Crypto)
+find_package(ZLIB REQUIRED)
 # Not through its CMake package, which asks for OpenCL's headers on behalf of a GPU engine that we do not use.
 find_library(CHORALE_DNNL dnnl REQUIRED)
 find_library(CHORALE_HWY hwy REQUIRED)
@@ -17,7 +18,7 @@ add_library(chorale_third_party INTERFACE)
 target_link_libraries(chorale_third_party INTERFACE
   OpenMP::OpenMP_CXX Threads::Threads
   "${CHORALE_DNNL}" "${CHORALE_HWY}" "${CHORALE_SLEEF}"
-  fmt::fmt spdlog::spdlog nlohmann_json::nlohmann_json
+  fmt::fmt spdlog::spdlog nlohmann_json::nlohmann_json ZLIB::ZLIB
   OpenSSL::Crypto "${CHORALE_DW}" ${CMAKE_DL_LIBS})
 
 if(CHORALE_TESTS)

@@ -1,7 +1,6 @@
 #include "chorale/io/safetensors.h"
 
 #include <algorithm>
-#include <cstring>
 #include <unordered_set>
 
 #include "chorale/base/did_you_mean.h"
@@ -89,18 +88,7 @@ Tensor SafetensorsFile::load(const std::string& name) const {
   const std::optional<DType> dtype = find_safetensors_dtype(entry.dtype)->dtype;
   CHORALE_CHECK(dtype, "[load] ", file_->path(), ": tensor \"", entry.name, "\" has dtype ", entry.dtype,
                 ", which tensors cannot have; convert the file first");
-  const auto bytes = file_->bytes().subspan(header_.data_begin + entry.begin, entry.end - entry.begin);
-  if (bytes.empty()) return Tensor::empty(entry.sizes, *dtype);
-  const size_t alignment = std::min<size_t>(size_of(*dtype), 8);
-  if (reinterpret_cast<uintptr_t>(bytes.data()) % alignment != 0) {
-    Tensor copy = Tensor::empty(entry.sizes, *dtype);
-    std::memcpy(copy.raw(), bytes.data(), bytes.size());
-    return copy;
-  }
-  // The storage cannot be written: the mapping is read-only.
-  auto storage = Storage::wrap(
-      const_cast<std::byte*>(bytes.data()), bytes.size(), kCpu, [file = file_] {}, Access::kReadOnly);
-  return Tensor::on(std::move(storage), entry.sizes, contiguous_strides(entry.sizes), 0, *dtype);
+  return tensor_in_file(file_, header_.data_begin + entry.begin, entry.sizes, contiguous_strides(entry.sizes), *dtype);
 }
 
 void save(const std::filesystem::path& path, const NamedTensors& tensors, const Metadata& metadata) {
