@@ -48,17 +48,22 @@ std::string Bilinear::describe() const {
   return concat(weight.size(1), ", ", weight.size(2), ", ", weight.size(0), bias.defined() ? "" : ", bias=false");
 }
 
-Embedding::Embedding(int64_t num_embeddings, int64_t embedding_dim, const EmbeddingOptions& options)
-    : options_(options) {
-  CHORALE_CHECK(num_embeddings >= 0 && embedding_dim >= 0, "[Embedding] expected sizes of at least 0, found ",
-                num_embeddings, " and ", embedding_dim);
-  weight = Parameter(normal({num_embeddings, embedding_dim}));
-  if (const auto padding = options.padding_idx) {
-    CHORALE_CHECK(*padding >= -num_embeddings && *padding < num_embeddings, "[Embedding] padding_idx ", *padding,
-                  " is outside of ", num_embeddings, " rows");
-    init::zeros_(select(detach(weight), 0, *padding));
+namespace {
+// A table of normal numbers, with zeros for the padding.
+Parameter make_table(const char* type, int64_t rows, int64_t columns, std::optional<int64_t> padding) {
+  CHORALE_CHECK(rows >= 0 && columns >= 0, "[", type, "] expected sizes of at least 0, found ", rows, " and ", columns);
+  const Tensor table = normal({rows, columns});
+  if (padding) {
+    CHORALE_CHECK(*padding >= -rows && *padding < rows, "[", type, "] padding_idx ", *padding, " is outside of ", rows,
+                  " rows");
+    init::zeros_(select(table, 0, *padding));
   }
+  return Parameter(table);
 }
+}  // namespace
+
+Embedding::Embedding(int64_t num_embeddings, int64_t embedding_dim, const EmbeddingOptions& options)
+    : weight(make_table("Embedding", num_embeddings, embedding_dim, options.padding_idx)), options_(options) {}
 
 Tensor Embedding::forward(const Tensor& indices) {
   return embedding(indices, weight, options_.padding_idx, options_.sparse);
@@ -68,6 +73,22 @@ std::string Embedding::describe() const {
   return concat(weight.size(0), ", ", weight.size(1),
                 options_.padding_idx ? concat(", padding_idx=", *options_.padding_idx) : "",
                 options_.sparse ? ", sparse=true" : "");
+}
+
+EmbeddingBag::EmbeddingBag(int64_t num_embeddings, int64_t embedding_dim, const EmbeddingBagLayerOptions& options)
+    : weight(make_table("EmbeddingBag", num_embeddings, embedding_dim, options.padding_idx)), options_(options) {}
+
+Tensor EmbeddingBag::forward(const Tensor& indices, const Tensor& offsets, const Tensor& per_sample_weights) {
+  const EmbeddingBagOptions options{.mode = options_.mode,
+                                    .weights = per_sample_weights,
+                                    .padding = options_.padding_idx,
+                                    .include_last_offset = options_.include_last_offset};
+  return offsets.defined() ? embedding_bag(indices, weight, offsets, options) : embedding_bag(indices, weight, options);
+}
+
+std::string EmbeddingBag::describe() const {
+  const char* modes[] = {"sum", "mean", "max"};
+  return concat(weight.size(0), ", ", weight.size(1), ", mode=", modes[static_cast<size_t>(options_.mode)]);
 }
 
 }  // namespace chorale::nn

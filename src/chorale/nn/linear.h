@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "chorale/nn/module.h"
+#include "chorale/op/embedding.h"
 
 namespace chorale::nn {
 
@@ -52,6 +53,26 @@ class Embedding : public Module {
 
  private:
   EmbeddingOptions options_;
+};
+
+struct EmbeddingBagLayerOptions {
+  BagMode mode = BagMode::kMean;
+  std::optional<int64_t> padding_idx{};  // indices that are left out of their bag
+  bool include_last_offset = false;      // offsets end with the number of indices
+};
+// Sums, means or maxima of the rows in each bag. Indices are a matrix with a bag per row, or a vector with the places
+// where bags begin; with kSum there may be a factor per index.
+class EmbeddingBag : public Module {
+ public:
+  EmbeddingBag(int64_t num_embeddings, int64_t embedding_dim, const EmbeddingBagLayerOptions& options = {});
+  Tensor forward(const Tensor& indices, const Tensor& offsets = {}, const Tensor& per_sample_weights = {});
+  std::string describe() const override;
+
+  Parameter weight;  // [num_embeddings, embedding_dim], normal
+  CHORALE_MODULE(EmbeddingBag, weight)
+
+ private:
+  EmbeddingBagLayerOptions options_;
 };
 
 }  // namespace chorale::nn
