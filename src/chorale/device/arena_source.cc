@@ -7,6 +7,7 @@
 
 #include "chorale/base/error.h"
 #include "chorale/device/allocator.h"
+#include "chorale/device/shared_pages.h"
 
 namespace chorale {
 namespace {
@@ -39,44 +40,102 @@ class PrivatePages final : public ArenaSource {
   void release(const Arena& arena) noexcept override { munmap(arena.base, arena.bytes); }
 };
 
-class SharedPages final : public ArenaSource {
- public:
-  SharedPages() : descriptor_(memfd_create("chorale-arenas", MFD_CLOEXEC)) {
-    CHORALE_CHECK_STATE(descriptor_ >= 0, "[allocator] memfd_create failed: ", std::strerror(errno));
-  }
-  ~SharedPages() override { close(descriptor_); }
-
-  Arena acquire(size_t bytes) override {
-    const uint64_t offset = end_;
-    // The file is sparse: its size costs nothing until pages are touched.
-    CHORALE_CHECK_STATE(ftruncate(descriptor_, static_cast<off_t>(offset + bytes)) == 0,
-                        "[allocator] cannot grow the shared arena to ", offset + bytes,
-                        " bytes: ", std::strerror(errno));
-    std::byte* base = reserve_aligned(bytes);
-    if (mmap(base, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, descriptor_, static_cast<off_t>(offset)) ==
-        MAP_FAILED) {
-      const int error = errno;
-      munmap(base, bytes);
-      throw StateError(concat("[allocator] cannot map ", bytes, " bytes of shared memory: ", std::strerror(error)));
-    }
-    madvise(base, bytes, MADV_HUGEPAGE);
-    end_ += bytes;
-    return {base, bytes, offset};
-  }
-  void release(const Arena& arena) noexcept override {
-    munmap(arena.base, arena.bytes);
-    // The range of the file is not reused, so a peer's old mapping can never show another tensor.
-    fallocate(descriptor_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(arena.source_offset),
-              static_cast<off_t>(arena.bytes));
-  }
-  int shared_descriptor() const override { return descriptor_; }
-
- private:
-  int descriptor_;
-  uint64_t end_ = 0;
-};
-
 }  // namespace
+
+SharedPages::SharedPages() : descriptor_(memfd_create("chorale-arenas", MFD_CLOEXEC)) {
+  CHORALE_CHECK_STATE(descriptor_ >= 0, "[allocator] memfd_create failed: ", std::strerror(errno));
+}
+SharedPages::~SharedPages() { close(descriptor_); }
+
+uint64_t SharedPages::grow(size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const uint64_t offset = end_;
+  // The file is sparse: its size costs nothing until pages are touched.
+  CHORALE_CHECK_STATE(ftruncate(descriptor_, static_cast<off_t>(offset + bytes)) == 0,
+                      "[allocator] cannot grow the shared arena to ", offset + bytes, " bytes: ", std::strerror(errno));
+  end_ += bytes;
+  return offset;
+}
+
+Arena SharedPages::acquire(size_t bytes) {
+  const uint64_t offset = grow(bytes);
+  std::byte* base = reserve_aligned(bytes);
+  if (mmap(base, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, descriptor_, static_cast<off_t>(offset)) ==
+      MAP_FAILED) {
+    const int error = errno;
+    munmap(base, bytes);
+    throw StateError(concat("[allocator] cannot map ", bytes, " bytes of shared memory: ", std::strerror(error)));
+  }
+  madvise(base, bytes, MADV_HUGEPAGE);
+  return {base, bytes, offset};
+}
+
+void SharedPages::release(const Arena& arena) noexcept {
+  munmap(arena.base, arena.bytes);
+  // Ranges of the file are not reused, so a peer's old mapping can never show another tensor.
+  const auto punch = [&](uint64_t offset, size_t bytes) {
+    fallocate(descriptor_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+              static_cast<off_t>(bytes));
+  };
+  punch(arena.source_offset, arena.bytes);
+  const std::lock_guard lock(mutex_);
+  const auto first = renewed_.lower_bound(arena.base), last = renewed_.lower_bound(arena.base + arena.bytes);
+  for (auto at = first; at != last; ++at) punch(at->second.offset, at->second.bytes);
+  renewed_.erase(first, last);
+}
+
+std::optional<uint64_t> SharedPages::offset_of(const Arena& arena, const std::byte* begin, size_t bytes) const {
+  const std::byte* end = begin + bytes;
+  if (begin < arena.base || end > arena.base + arena.bytes) return std::nullopt;
+  const uint64_t plain = arena.source_offset + static_cast<uint64_t>(begin - arena.base);
+  if (!any_renewed_.load(std::memory_order_acquire)) [[likely]]
+    return plain;
+  const std::lock_guard lock(mutex_);
+  auto next = renewed_.upper_bound(begin);
+  if (next != renewed_.begin()) {
+    const auto& [base, stretch] = *std::prev(next);
+    if (begin < base + stretch.bytes) {
+      if (end > base + stretch.bytes) return std::nullopt;
+      return stretch.offset + static_cast<uint64_t>(begin - base);
+    }
+  }
+  if (next != renewed_.end() && next->first < end) return std::nullopt;
+  return plain;
+}
+
+void SharedPages::renew(std::byte* begin, size_t bytes) {
+  const auto address = reinterpret_cast<uintptr_t>(begin);
+  std::byte* first = begin - address % kPageBytes;
+  const size_t length = (static_cast<size_t>(begin + bytes - first) + kPageBytes - 1) / kPageBytes * kPageBytes;
+  const uint64_t offset = grow(length);
+  void* fresh = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor_, static_cast<off_t>(offset));
+  CHORALE_CHECK_STATE(fresh != MAP_FAILED, "[allocator] cannot map ", length,
+                      " fresh bytes of shared memory: ", std::strerror(errno));
+  std::memcpy(fresh, first, length);
+  // One step: at no moment is there nothing at these addresses.
+  CHORALE_CHECK_STATE(mremap(fresh, length, length, MREMAP_MAYMOVE | MREMAP_FIXED, first) != MAP_FAILED,
+                      "[allocator] cannot replace ", length, " bytes of shared memory: ", std::strerror(errno));
+  const std::lock_guard lock(mutex_);
+  // What was renewed before and is renewed again in part keeps its other parts.
+  auto at = renewed_.upper_bound(first);
+  if (at != renewed_.begin()) --at;
+  while (at != renewed_.end() && at->first < first + length) {
+    const auto [base, stretch] = *at;
+    const std::byte* end = base + stretch.bytes;
+    if (end <= first) {
+      ++at;
+      continue;
+    }
+    at = renewed_.erase(at);
+    if (base < first) renewed_.emplace(base, Renewed{static_cast<size_t>(first - base), stretch.offset});
+    if (end > first + length) {
+      renewed_.emplace(first + length, Renewed{static_cast<size_t>(end - (first + length)),
+                                               stretch.offset + static_cast<uint64_t>(first + length - base)});
+    }
+  }
+  renewed_.emplace(first, Renewed{length, offset});
+  any_renewed_.store(true, std::memory_order_release);
+}
 
 std::unique_ptr<ArenaSource> private_pages() { return std::make_unique<PrivatePages>(); }
 std::unique_ptr<ArenaSource> shared_pages() { return std::make_unique<SharedPages>(); }

@@ -1,0 +1,326 @@
+// Collectives on one host by reading: each rank enters with the place of what it gives (Note [Give and take]), and then
+// takes what it needs from the others' places. Small data travels in the slot itself and is done after one exchange.
+#include <algorithm>
+#include <cstring>
+
+#include "chorale/base/error.h"
+#include "chorale/comm/shm_group.h"
+#include "chorale/vec/combine.h"
+
+namespace chorale::comm {
+namespace {
+
+using shm::CallSlot;
+using shm::Exposure;
+using shm::Place;
+using shm::PlacedChunk;
+using shm::PlaceKind;
+using Phase = Operation::Phase;
+
+// With hands up, a failure is looked for after every so many bytes.
+constexpr size_t kCheckBytes = 256 << 10;
+// Up to here, copying a value into the slot beats the second exchange that reducing in place costs.
+constexpr size_t kInlineReduceBytes = 1 << 10;
+
+bool reduces(CallKind kind) {
+  return kind == CallKind::kAllReduce || kind == CallKind::kReduce || kind == CallKind::kReduceScatter;
+}
+bool one_for_all(CallKind kind) {
+  return kind != CallKind::kScatter && kind != CallKind::kReduceScatter && kind != CallKind::kAllToAll;
+}
+
+// True when this rank takes something from `peer`.
+bool takes_from(const Operation& operation, int rank, int peer) {
+  switch (operation.kind) {
+    case CallKind::kBroadcast:
+      return peer == operation.root && rank != operation.root;
+    case CallKind::kScatter:
+      return peer == operation.root;
+    case CallKind::kGather:
+    case CallKind::kReduce:
+      return rank == operation.root;
+    case CallKind::kBarrier:
+    case CallKind::kMonitoredBarrier:
+      return false;
+    default:
+      return true;
+  }
+}
+
+void copy(const ShmGroup& group, std::byte* to, const std::byte* from, size_t bytes) {
+  if (to == from) return;
+  for (size_t at = 0; at < bytes; at += kCheckBytes) {
+    if (at > 0) check_not_failed(group);
+    std::memcpy(to + at, from + at, std::min(kCheckBytes, bytes - at));
+  }
+}
+
+// Where `peer` has what this rank takes from it.
+const std::byte* given_by(ShmGroup& group, const Operation& operation, int peer, size_t bytes) {
+  if (peer == group.rank) {
+    const Chunk& own = operation.give[one_for_all(operation.kind) ? 0 : static_cast<size_t>(peer)];
+    CHORALE_INVARIANT(own.bytes == bytes, "a rank's own chunk has ", own.bytes, " bytes, not ", bytes);
+    return own.data;
+  }
+  CallSlot& slot = group.segment.slot(peer, operation.number);
+  PlacedChunk chunk{slot.place, bytes};
+  if (!one_for_all(operation.kind))
+    std::memcpy(&chunk, slot.payload + static_cast<size_t>(group.rank) * sizeof(chunk), sizeof(chunk));
+  if (chunk.bytes != bytes) {
+    throw CallFailed{concat("rank ", group.global(peer), " gives ", chunk.bytes, " bytes where rank ",
+                            group.global(group.rank), " takes ", bytes, ": the sizes of the chunks do not fit"),
+                     group.global(peer)};
+  }
+  if (chunk.place.kind() != PlaceKind::kSlot) return group.reach(peer, chunk.place, bytes);
+  CHORALE_INVARIANT(chunk.place.offset() + bytes <= shm::kSlotPayloadBytes, "chunk outside its slot");
+  return slot.payload + chunk.place.offset();
+}
+
+// A tensor that peers read in place must not change before they have acted: the result waits in this rank's own slot,
+// whose payload nobody reads then.
+bool result_waits(const ShmGroup& group, const Operation& operation) {
+  return (operation.kind == CallKind::kAllReduce || operation.kind == CallKind::kReduce) &&
+         group.segment.slot(group.rank, operation.number).exposure == Exposure::kWritable &&
+         takes_from(operation, group.rank, group.rank);
+}
+Chunk result_of(const ShmGroup& group, const Operation& operation) {
+  const Chunk& to = operation.take[0];
+  if (!result_waits(group, operation)) return to;
+  return {group.segment.slot(group.rank, operation.number).payload, to.bytes};
+}
+
+void combine_all(ShmGroup& group, const Operation& operation, const Chunk& to) {
+  const size_t elem = size_of(operation.dtype);
+  const auto size = static_cast<size_t>(group.size);
+  const std::byte* sources[shm::kMostRanks];
+  const void* at[shm::kMostRanks];
+  for (int peer = 0; peer < group.size; ++peer) sources[peer] = given_by(group, operation, peer, to.bytes);
+  for (size_t begin = 0; begin < to.bytes; begin += kCheckBytes) {
+    if (begin > 0) check_not_failed(group);
+    for (size_t r = 0; r < size; ++r) at[r] = sources[r] + begin;
+    void* out[] = {to.data + begin};
+    const size_t bytes = std::min(kCheckBytes, to.bytes - begin);
+    vec::combine(operation.reduction.op, operation.dtype, {at, size}, out, static_cast<int64_t>(bytes / elem),
+                 operation.reduction.factor);
+  }
+}
+
+// Sizes are checked before anything is written: a misfit is an error, not half a result.
+void take(ShmGroup& group, const Operation& operation) {
+  if (reduces(operation.kind)) {
+    if (takes_from(operation, group.rank, group.rank)) combine_all(group, operation, result_of(group, operation));
+    return;
+  }
+  const std::byte* from[shm::kMostRanks] = {};
+  const auto to = [&](int peer) -> const Chunk& {
+    return operation.take[operation.take.size() == 1 ? 0 : static_cast<size_t>(peer)];
+  };
+  for (int peer = 0; peer < group.size; ++peer) {
+    if (takes_from(operation, group.rank, peer)) from[peer] = given_by(group, operation, peer, to(peer).bytes);
+  }
+  // Each rank starts with its neighbour, so that not all read the same rank's memory at once.
+  for (int step = 1; step <= group.size; ++step) {
+    const int peer = (group.rank + step) % group.size;
+    if (from[peer]) copy(group, to(peer).data, from[peer], to(peer).bytes);
+  }
+}
+
+// A place for a chunk: where it is, or in scratch memory, where it is copied.
+Place expose(ShmGroup& group, Operation& operation, const Chunk& chunk) {
+  if (chunk.bytes == 0) return {};
+  if (const auto place = group.place_of(chunk)) return *place;
+  CachingAllocator& scratch = group.context().scratch();
+  const Block block = scratch.allocate(chunk.bytes);
+  operation.scratch.push_back(block);
+  std::memcpy(block.data, chunk.data, chunk.bytes);
+  const auto location = scratch.locate(block.data);
+  return Place::make(PlaceKind::kScratch, location->source_offset());
+}
+
+// Tells peers where the one chunk is that this rank gives to be combined with theirs.
+void expose_to_reduce(ShmGroup& group, Operation& operation, CallSlot& slot, uint32_t pieces_done) {
+  const Chunk& chunk = operation.give[0];
+  const bool fits = chunk.bytes <= shm::kSlotPayloadBytes;
+  if (chunk.bytes > kInlineReduceBytes) {
+    const auto place = group.is_writable(chunk) ? group.place_of(chunk) : std::nullopt;
+    if (place) {
+      slot.exposure = Exposure::kWritable;
+      slot.place = *place;
+      return;
+    }
+    if (!fits) {
+      slot.exposure = Exposure::kStaged;
+      std::memcpy(group.segment.staging(group.rank, pieces_done + 1), chunk.data,
+                  std::min(chunk.bytes, shm::kStagingBytes));
+      return;
+    }
+  }
+  slot.exposure = Exposure::kSlot;
+  slot.place = {};
+  std::memcpy(slot.payload, chunk.data, chunk.bytes);
+}
+
+void expose_to_read(ShmGroup& group, Operation& operation, CallSlot& slot) {
+  const bool table = operation.give.size() > 1 || !one_for_all(operation.kind);
+  const size_t table_bytes = table ? operation.give.size() * sizeof(PlacedChunk) : 0;
+  size_t total = table_bytes;
+  for (const Chunk& chunk : operation.give) total += (chunk.bytes + 15) / 16 * 16;
+  const bool fits = total <= shm::kSlotPayloadBytes;
+  slot.exposure = fits ? Exposure::kSlot : Exposure::kReadable;
+  slot.place = {};
+  size_t at = table_bytes;
+  for (size_t r = 0; r < operation.give.size(); ++r) {
+    const Chunk& chunk = operation.give[r];
+    Place place = Place::make(PlaceKind::kSlot, at);
+    if (!fits) {
+      place = expose(group, operation, chunk);
+    } else if (chunk.bytes > 0) {
+      std::memcpy(slot.payload + at, chunk.data, chunk.bytes);
+      at += (chunk.bytes + 15) / 16 * 16;
+    }
+    if (table) {
+      const PlacedChunk placed{place, chunk.bytes};
+      std::memcpy(slot.payload + r * sizeof(placed), &placed, sizeof(placed));
+    } else {
+      slot.place = place;
+    }
+  }
+}
+
+bool everybody_entered(const ShmGroup& group, Operation& operation) {
+  for (; operation.seen < group.size; ++operation.seen) {
+    const CallSlot& slot = group.segment.slot(operation.seen, operation.number);
+    if (slot.number.load(std::memory_order_acquire) != operation.number) return false;
+  }
+  return true;
+}
+
+bool everybody_acted(const ShmGroup& group, Operation& operation) {
+  for (; operation.seen < group.size; ++operation.seen) {
+    const uint32_t acted = group.segment.control(operation.seen).acted.load(std::memory_order_acquire);
+    if (static_cast<int32_t>(acted - operation.piece) < 0) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+void enter_call(ShmGroup& group, Operation& operation, uint32_t pieces) {
+  CallSlot& slot = group.segment.slot(group.rank, operation.number);
+  slot.fingerprint = operation.print;
+  if (operation.kind == CallKind::kAllReduce || operation.kind == CallKind::kReduce) {
+    expose_to_reduce(group, operation, slot, pieces);
+  } else {
+    expose_to_read(group, operation, slot);
+  }
+  operation.phase = Phase::kEntered;
+  group.segment.publish(slot.number, operation.number);
+}
+
+namespace {
+
+// Rank 0 waits for everybody, and everybody else only for rank 0, so that it is rank 0 who finds out who is missing.
+// All pass or none: rank 0 counts the piece when it has seen everybody.
+bool step_monitored_barrier(ShmGroup& group, Operation& operation, uint32_t& pieces) {
+  if (operation.phase == Phase::kEntered) {
+    operation.piece = ++pieces;
+    operation.phase = Phase::kLeaving;
+  }
+  if (group.rank != 0) {
+    const uint32_t acted = group.segment.control(0).acted.load(std::memory_order_acquire);
+    return static_cast<int32_t>(acted - operation.piece) >= 0;
+  }
+  while (!everybody_entered(group, operation)) {
+    // Ranks whose time is over are skipped, in the form that names all of them.
+    const auto& absent = operation.absent;
+    if (std::find(absent.begin(), absent.end(), operation.seen) == absent.end()) return false;
+    ++operation.seen;
+  }
+  if (!operation.absent.empty()) note_absence(group, operation);
+  check_fingerprints(group, operation);
+  group.segment.publish(group.own().acted, operation.piece);
+  return true;
+}
+
+}  // namespace
+
+void note_absence(const ShmGroup& group, Operation& operation) {
+  const int missing = operation.seen;
+  if (missing < group.size) operation.absent.push_back(missing);
+  if (operation.wait_for_all && missing < group.size) {
+    operation.deadline = within(operation.timeout);
+    return;
+  }
+  std::string who, there;
+  for (int peer : operation.absent) who += concat(who.empty() ? "" : ", ", group.global(peer));
+  for (int peer = 0; peer < missing; ++peer) {
+    if (std::find(operation.absent.begin(), operation.absent.end(), peer) == operation.absent.end())
+      there += concat(there.empty() ? "" : ", ", group.global(peer));
+  }
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(operation.timeout).count();
+  throw CallFailed{concat("rank ", group.global(0), " timed out in the monitored barrier after ", ms, " ms: rank",
+                          operation.absent.size() > 1 ? "s " : " ", who, " did not reach it (seen: ", there, ")"),
+                   group.global(operation.absent.front())};
+}
+
+bool step_call(ShmGroup& group, Operation& operation, uint32_t& pieces) {
+  if (operation.kind == CallKind::kMonitoredBarrier) return step_monitored_barrier(group, operation, pieces);
+  if (operation.phase == Phase::kEntered) {
+    if (!everybody_entered(group, operation)) return false;
+    check_fingerprints(group, operation);
+    bool outside = false, staged = false, all_writable = true;
+    for (int peer = 0; peer < group.size; ++peer) {
+      const Exposure exposure = group.segment.slot(peer, operation.number).exposure;
+      outside = outside || exposure != Exposure::kSlot;
+      staged = staged || exposure == Exposure::kStaged;
+      all_writable = all_writable && exposure == Exposure::kWritable;
+    }
+    if (!outside) {
+      take(group, operation);
+      return true;
+    }
+    operation.piece = ++pieces;
+    operation.seen = 0;
+    if (staged || all_writable) return step_in_place(group, operation, pieces);
+    {
+      const Hands hands(group);
+      check_not_failed(group);
+      take(group, operation);
+      check_not_failed(group);
+    }
+    group.segment.publish(group.own().acted, operation.piece);
+    operation.phase = Phase::kLeaving;
+  }
+  if (operation.phase != Phase::kLeaving) return step_in_place(group, operation, pieces);
+  // Who gave nothing that peers read outside of the segment has nothing to wait for.
+  CallSlot& slot = group.segment.slot(group.rank, operation.number);
+  if (slot.exposure == Exposure::kSlot) return true;
+  if (!everybody_acted(group, operation)) return false;
+  if (result_waits(group, operation)) std::memcpy(operation.take[0].data, slot.payload, operation.take[0].bytes);
+  return true;
+}
+
+std::vector<int> missing_ranks(const ShmGroup& group, const Operation& operation) {
+  std::vector<int> missing;
+  for (int peer = 0; peer < group.size; ++peer) {
+    const shm::RankControl& control = group.segment.control(peer);
+    const auto behind = [&](const std::atomic<uint32_t>& flag) {
+      return static_cast<int32_t>(flag.load(std::memory_order_acquire) - operation.piece) < 0;
+    };
+    bool is_missing = false;
+    if (operation.kind == CallKind::kMonitoredBarrier) {
+      is_missing =
+          group.rank == 0 ? group.segment.slot(peer, operation.number).number.load() != operation.number : peer == 0;
+    } else if (operation.phase == Phase::kEntered) {
+      is_missing = group.segment.slot(peer, operation.number).number.load() != operation.number;
+    } else if (operation.phase == Phase::kStaging) {
+      is_missing = behind(control.staged);
+    } else {
+      is_missing = behind(control.acted);
+    }
+    if (is_missing) missing.push_back(peer);
+  }
+  return missing;
+}
+
+}  // namespace chorale::comm

@@ -1,0 +1,155 @@
+#include <cstring>
+
+#include "chorale/base/comm_error.h"
+#include "chorale/base/error.h"
+#include "chorale/comm/group_state.h"
+#include "chorale/vec/combine.h"
+#include "chorale/vec/loops.h"
+
+namespace chorale::comm {
+namespace {
+
+// Calls run(offset of a row in elements, number of the row) for every row, the last dimension being the row.
+template <class Run>
+void for_each_row(const Tensor& tensor, const Run& run) {
+  const Shape& sizes = tensor.sizes();
+  const Strides& strides = tensor.strides();
+  const int64_t rank = tensor.rank();
+  const int64_t width = rank > 0 ? sizes[static_cast<size_t>(rank - 1)] : 1;
+  if (tensor.elems() == 0) return;
+  const int64_t rows = tensor.elems() / width;
+  int64_t index[kMaxRank] = {};
+  int64_t offset = 0;
+  for (int64_t row = 0; row < rows; ++row) {
+    run(offset, row, width, rank > 0 ? strides[static_cast<size_t>(rank - 1)] : 1);
+    for (int64_t d = rank - 2; d >= 0; --d) {
+      const auto at = static_cast<size_t>(d);
+      offset += strides[at];
+      if (++index[at] < sizes[at]) break;
+      offset -= index[at] * strides[at];
+      index[at] = 0;
+    }
+  }
+}
+
+}  // namespace
+
+void pack(const Tensor& from, void* to) {
+  const auto elem = static_cast<int64_t>(from.elem_bytes());
+  for_each_row(from, [&](int64_t offset, int64_t row, int64_t width, int64_t stride) {
+    vec::gather_strided(static_cast<const std::byte*>(from.raw()) + offset * elem, stride * elem,
+                        static_cast<std::byte*>(to) + row * width * elem, width, static_cast<size_t>(elem));
+  });
+}
+
+void unpack(const void* from, const Tensor& to) {
+  const auto elem = static_cast<int64_t>(to.elem_bytes());
+  for_each_row(to, [&](int64_t offset, int64_t row, int64_t width, int64_t stride) {
+    vec::scatter_strided(static_cast<const std::byte*>(from) + row * width * elem,
+                         static_cast<std::byte*>(to.raw()) + offset * elem, stride * elem, width,
+                         static_cast<size_t>(elem));
+  });
+}
+
+int GroupState::group_rank(const char* call, int global_rank) const {
+  const auto& members = membership().members;
+  const auto found = std::lower_bound(members.begin(), members.end(), global_rank);
+  CHORALE_CHECK(found != members.end() && *found == global_rank, "[", call, "] rank ", global_rank, " is not in group ",
+                membership().name, " of ", members.size(), " ranks; ranks are global ones");
+  return static_cast<int>(found - members.begin());
+}
+
+CallBuilder::CallBuilder(const std::shared_ptr<GroupState>& state, CallKind kind, const CallOptions& options)
+    : state_(state), operation_(Operation::make()), name_(name_of(kind).data()) {
+  operation_->kind = kind;
+  operation_->print.kind = static_cast<uint8_t>(kind);
+  operation_->print.tag = options.tag;
+  operation_->issued = Deadline::Clock::now();
+  operation_->timeout = options.timeout.value_or(state_->timeout);
+  operation_->deadline = Deadline(operation_->issued + operation_->timeout);
+}
+
+void CallBuilder::set_root(int global_rank) {
+  operation_->root = state_->group_rank(name_, global_rank);
+  operation_->print.root = operation_->root;
+}
+
+void CallBuilder::set_dtype(DType dtype) {
+  has_dtype_ = true;
+  operation_->dtype = dtype;
+  operation_->print.dtype = static_cast<uint8_t>(dtype);
+}
+
+void CallBuilder::set_reduction(Reduction reduction, DType dtype) {
+  set_dtype(dtype);
+  CHORALE_CHECK(vec::can_combine(reduction.op, dtype), "[", name_, "] ", name_of(reduction.op), " of ",
+                is_complex(dtype) ? "complex " : "", dtype, " tensors is not defined",
+                is_complex(dtype) ? "; complex numbers can be summed and averaged" : "");
+  CHORALE_CHECK(reduction.factor == 1 || (reduction.op == Reduce::kSum && dtype >= DType::kF16), "[", name_,
+                "] a factor needs a sum of floating or complex numbers, not ", name_of(reduction.op), " of ", dtype);
+  operation_->reduction = reduction;
+  operation_->print.reduce = static_cast<uint8_t>(reduction.op);
+  if (reduction.factor != 1) {
+    uint64_t bits;
+    std::memcpy(&bits, &reduction.factor, sizeof(bits));
+    add_detail(bits);
+  }
+}
+
+void CallBuilder::add_detail(uint64_t value) {
+  // FNV-1a over the bytes.
+  uint64_t hash = operation_->print.detail == 0 ? 0xcbf29ce484222325u : operation_->print.detail;
+  for (int byte = 0; byte < 8; ++byte) hash = (hash ^ (value >> (8 * byte) & 0xff)) * 0x100000001b3u;
+  operation_->print.detail = hash;
+}
+
+void CallBuilder::check(const Tensor& tensor) {
+  CHORALE_CHECK(tensor.defined(), "[", name_, "] a tensor is undefined");
+  CHORALE_CHECK(tensor.device() == kCpu, "[", name_, "] tensors must be on the CPU, not on ", tensor.device());
+  CHORALE_CHECK(!tensor.is_sparse(), "[", name_, "] sparse tensors are reduced by sparse_all_reduce");
+  if (!has_dtype_) set_dtype(tensor.dtype());
+  CHORALE_CHECK(tensor.dtype() == operation_->dtype, "[", name_, "] tensors of one call have one dtype: found ",
+                tensor.dtype(), " beside ", operation_->dtype);
+}
+
+Chunk CallBuilder::input(const Tensor& tensor) {
+  check(tensor);
+  const size_t bytes = static_cast<size_t>(tensor.elems()) * tensor.elem_bytes();
+  if (tensor.is_contiguous()) {
+    operation_->keep.push_back(tensor.storage());
+    return {static_cast<std::byte*>(tensor.raw()), bytes};
+  }
+  const Tensor packed = Tensor::empty(tensor.sizes(), tensor.dtype());
+  pack(tensor, packed.raw());
+  operation_->keep.push_back(packed.storage());
+  return {static_cast<std::byte*>(packed.raw()), bytes};
+}
+
+Chunk CallBuilder::written(const Tensor& tensor, bool copy_in) {
+  check(tensor);
+  tensor.storage()->check_writable(name_);
+  tensor.storage()->note_write(name_);
+  operation_->results.push_back(tensor);
+  const size_t bytes = static_cast<size_t>(tensor.elems()) * tensor.elem_bytes();
+  if (tensor.is_contiguous()) return {static_cast<std::byte*>(tensor.raw()), bytes};
+  const Tensor packed = Tensor::empty(tensor.sizes(), tensor.dtype());
+  if (copy_in) pack(tensor, packed.raw());
+  operation_->finish.push_back([packed, tensor] { unpack(packed.raw(), tensor); });
+  return {static_cast<std::byte*>(packed.raw()), bytes};
+}
+Chunk CallBuilder::output(const Tensor& tensor) { return written(tensor, false); }
+Chunk CallBuilder::in_place(const Tensor& tensor) { return written(tensor, true); }
+
+Intrusive<Operation> CallBuilder::start() {
+  const std::lock_guard lock(state_->context->mutex);
+  state_->engine->submit(operation_);
+  return operation_;
+}
+
+Work CallBuilder::launch() {
+  Operations operations;
+  operations.push_back(start());
+  return Work(state_->engine, std::move(operations));
+}
+
+}  // namespace chorale::comm

@@ -1,0 +1,376 @@
+// The collectives of a group: arguments are checked here, and turned into what each rank gives and takes.
+#include <algorithm>
+
+#include "chorale/base/error.h"
+#include "chorale/comm/group_state.h"
+
+namespace chorale::comm {
+namespace {
+
+int64_t elems_of(const std::vector<Tensor>& tensors) {
+  int64_t total = 0;
+  for (const Tensor& tensor : tensors) total += tensor.elems();
+  return total;
+}
+
+// Equal sizes are a count; different ones are hashed. Either must agree on all ranks.
+void set_sizes(CallBuilder& call, const std::vector<Tensor>& tensors) {
+  const bool even = std::all_of(tensors.begin(), tensors.end(),
+                                [&](const Tensor& tensor) { return tensor.elems() == tensors[0].elems(); });
+  if (even && !tensors.empty()) return call.set_count(tensors[0].elems());
+  for (const Tensor& tensor : tensors) call.add_detail(static_cast<uint64_t>(tensor.elems()));
+}
+
+// Chunks of one contiguous stretch, all of the same size.
+Chunk part(const Chunk& whole, int index, int size) {
+  const size_t bytes = whole.bytes / static_cast<size_t>(size);
+  return {whole.data + bytes * static_cast<size_t>(index), bytes};
+}
+
+void check_count(const char* call, const char* what, const std::vector<Tensor>& tensors, int size) {
+  CHORALE_CHECK(static_cast<int>(tensors.size()) == size, "[", call, "] ", what, " must hold one tensor per rank, ",
+                size, ", not ", tensors.size());
+}
+
+}  // namespace
+
+Work Group::barrier(const CallOptions& options) const {
+  if (!state_) return {};
+  return CallBuilder(state_, CallKind::kBarrier, options).launch();
+}
+
+void Group::monitored_barrier(std::chrono::milliseconds timeout, bool wait_for_all) const {
+  if (!state_) return;
+  // Only rank 0 watches the time: if the others gave up first, nobody would find out who is missing.
+  CallOptions options;
+  if (state_->rank() == 0) options.timeout = timeout;
+  CallBuilder call(state_, CallKind::kMonitoredBarrier, options);
+  call.operation().wait_for_all = wait_for_all;
+  call.launch().wait();
+}
+
+Work Group::broadcast_span(Span data, int root, const CallOptions& options) const {
+  if (!state_) return {};
+  CallBuilder call(state_, CallKind::kBroadcast, options);
+  call.set_root(root);
+  call.set_dtype(data.dtype);
+  call.set_count(data.elems);
+  const Chunk chunk{data.data, static_cast<size_t>(data.elems) * size_of(data.dtype)};
+  if (call.operation().root == state_->rank()) {
+    call.give(chunk);
+  } else {
+    call.take(chunk);
+  }
+  return call.launch();
+}
+
+Work Group::broadcast(const Tensor& tensor, int root, const CallOptions& options) const {
+  if (!state_) return {};
+  CallBuilder call(state_, CallKind::kBroadcast, options);
+  call.set_root(root);
+  if (call.operation().root == state_->rank()) {
+    call.give(call.input(tensor));
+    call.operation().results.push_back(tensor);
+  } else {
+    call.take(call.output(tensor));
+  }
+  call.set_count(tensor.elems());
+  return call.launch();
+}
+
+Work Group::reduce(const Tensor& tensor, int root, Reduction reduction, const CallOptions& options) const {
+  if (!state_) return {};
+  CallBuilder call(state_, CallKind::kReduce, options);
+  CHORALE_CHECK(tensor.defined(), "[reduce] the tensor is undefined");
+  call.set_root(root);
+  call.set_reduction(reduction, tensor.dtype());
+  call.set_count(tensor.elems());
+  const bool is_root = call.operation().root == state_->rank();
+  const Chunk chunk = is_root ? call.in_place(tensor) : call.input(tensor);
+  call.give(chunk);
+  if (is_root) call.take(chunk);
+  return call.launch();
+}
+
+Work Group::all_reduce_span(Span data, Reduction reduction, const CallOptions& options) const {
+  if (!state_) return {};
+  CallBuilder call(state_, CallKind::kAllReduce, options);
+  call.set_reduction(reduction, data.dtype);
+  call.set_count(data.elems);
+  const Chunk chunk{data.data, static_cast<size_t>(data.elems) * size_of(data.dtype)};
+  call.give(chunk);
+  call.take(chunk);
+  return call.launch();
+}
+
+Work Group::all_reduce(const Tensor& tensor, Reduction reduction, const CallOptions& options) const {
+  if (!state_) return {};
+  CallBuilder call(state_, CallKind::kAllReduce, options);
+  CHORALE_CHECK(tensor.defined(), "[all_reduce] the tensor is undefined");
+  call.set_reduction(reduction, tensor.dtype());
+  call.set_count(tensor.elems());
+  const Chunk chunk = call.in_place(tensor);
+  call.give(chunk);
+  call.take(chunk);
+  return call.launch();
+}
+
+Work Group::all_gather_spans(Span output, Span input, const CallOptions& options) const {
+  if (!state_) return {};
+  CHORALE_CHECK(output.elems == input.elems * state_->size(), "[all_gather] the output must hold ",
+                input.elems * state_->size(), " elements, ", input.elems, " of each rank, not ", output.elems);
+  CallBuilder call(state_, CallKind::kAllGather, options);
+  call.set_dtype(input.dtype);
+  call.set_count(input.elems);
+  call.give({input.data, static_cast<size_t>(input.elems) * size_of(input.dtype)});
+  const Chunk whole{output.data, static_cast<size_t>(output.elems) * size_of(output.dtype)};
+  for (int r = 0; r < state_->size(); ++r) call.take(part(whole, r, state_->size()));
+  return call.launch();
+}
+
+Work Group::all_gather(const std::vector<Tensor>& outputs, const Tensor& input, const CallOptions& options) const {
+  if (!state_) return {};
+  check_count("all_gather", "outputs", outputs, state_->size());
+  CallBuilder call(state_, CallKind::kAllGather, options);
+  call.give(call.input(input));
+  for (const Tensor& output : outputs) call.take(call.output(output));
+  CHORALE_CHECK(outputs[static_cast<size_t>(state_->rank())].elems() == input.elems(),
+                "[all_gather] the output for this rank has ", outputs[static_cast<size_t>(state_->rank())].elems(),
+                " elements, its input ", input.elems());
+  set_sizes(call, outputs);
+  return call.launch();
+}
+
+Work Group::all_gather_into(const Tensor& output, const Tensor& input, const CallOptions& options) const {
+  if (!state_) return {};
+  CallBuilder call(state_, CallKind::kAllGather, options);
+  call.give(call.input(input));
+  const Chunk whole = call.output(output);
+  CHORALE_CHECK(output.elems() == input.elems() * state_->size(), "[all_gather] the output must hold ",
+                input.elems() * state_->size(), " elements, ", input.elems(), " of each rank, not ", output.elems());
+  for (int r = 0; r < state_->size(); ++r) call.take(part(whole, r, state_->size()));
+  call.set_count(input.elems());
+  return call.launch();
+}
+
+Work Group::gather(const std::vector<Tensor>& outputs, const Tensor& input, int root,
+                   const CallOptions& options) const {
+  if (!state_) return {};
+  CallBuilder call(state_, CallKind::kGather, options);
+  call.set_root(root);
+  call.give(call.input(input));
+  if (call.operation().root == state_->rank()) {
+    check_count("gather", "on the root, outputs", outputs, state_->size());
+    for (const Tensor& output : outputs) {
+      call.take(call.output(output));
+      CHORALE_CHECK(output.elems() == input.elems(), "[gather] an output has ", output.elems(), " elements, the input ",
+                    input.elems());
+    }
+  } else {
+    CHORALE_CHECK(outputs.empty(), "[gather] only the root, rank ", root, ", passes outputs");
+  }
+  call.set_count(input.elems());
+  return call.launch();
+}
+
+Work Group::scatter(const Tensor& output, const std::vector<Tensor>& inputs, int root,
+                    const CallOptions& options) const {
+  if (!state_) return {};
+  CallBuilder call(state_, CallKind::kScatter, options);
+  call.set_root(root);
+  call.take(call.output(output));
+  if (call.operation().root == state_->rank()) {
+    check_count("scatter", "on the root, inputs", inputs, state_->size());
+    for (const Tensor& input : inputs) {
+      call.give(call.input(input));
+      CHORALE_CHECK(output.elems() == input.elems(), "[scatter] an input has ", input.elems(), " elements, the output ",
+                    output.elems());
+    }
+  } else {
+    CHORALE_CHECK(inputs.empty(), "[scatter] only the root, rank ", root, ", passes inputs");
+  }
+  call.set_count(output.elems());
+  return call.launch();
+}
+
+Work Group::reduce_scatter(const Tensor& output, const std::vector<Tensor>& inputs, Reduction reduction,
+                           const CallOptions& options) const {
+  if (!state_) return {};
+  check_count("reduce_scatter", "inputs", inputs, state_->size());
+  CHORALE_CHECK(output.defined(), "[reduce_scatter] the output is undefined");
+  CallBuilder call(state_, CallKind::kReduceScatter, options);
+  call.set_reduction(reduction, output.dtype());
+  for (const Tensor& input : inputs) call.give(call.input(input));
+  call.take(call.output(output));
+  CHORALE_CHECK(inputs[static_cast<size_t>(state_->rank())].elems() == output.elems(),
+                "[reduce_scatter] the input for this rank has ", inputs[static_cast<size_t>(state_->rank())].elems(),
+                " elements, the output ", output.elems());
+  set_sizes(call, inputs);
+  return call.launch();
+}
+
+Work Group::reduce_scatter_from(const Tensor& output, const Tensor& input, Reduction reduction,
+                                const CallOptions& options) const {
+  if (!state_) return {};
+  CHORALE_CHECK(output.defined(), "[reduce_scatter] the output is undefined");
+  CallBuilder call(state_, CallKind::kReduceScatter, options);
+  call.set_reduction(reduction, output.dtype());
+  const Chunk whole = call.input(input);
+  CHORALE_CHECK(input.elems() == output.elems() * state_->size(), "[reduce_scatter] the input must hold ",
+                output.elems() * state_->size(), " elements, ", output.elems(), " for each rank, not ", input.elems());
+  for (int r = 0; r < state_->size(); ++r) call.give(part(whole, r, state_->size()));
+  call.take(call.output(output));
+  call.set_count(output.elems());
+  return call.launch();
+}
+
+Work Group::all_to_all(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
+                       const CallOptions& options) const {
+  if (!state_) return {};
+  check_count("all_to_all", "inputs", inputs, state_->size());
+  check_count("all_to_all", "outputs", outputs, state_->size());
+  CallBuilder call(state_, CallKind::kAllToAll, options);
+  for (const Tensor& input : inputs) call.give(call.input(input));
+  for (const Tensor& output : outputs) call.take(call.output(output));
+  // Sizes differ from pair to pair; each rank compares its own with what it is given.
+  return call.launch();
+}
+
+Work Group::all_to_all_single(const Tensor& output, const Tensor& input, std::span<const int64_t> output_splits,
+                              std::span<const int64_t> input_splits, const CallOptions& options) const {
+  if (!state_) return {};
+  CallBuilder call(state_, CallKind::kAllToAll, options);
+  const int size = state_->size();
+  const auto cut = [&](const char* what, const Tensor& tensor, const Chunk& whole, std::span<const int64_t> splits,
+                       auto add) {
+    const int64_t rows = tensor.rank() > 0 ? tensor.size(0) : tensor.elems();
+    if (splits.empty()) {
+      CHORALE_CHECK(rows % size == 0, "[all_to_all] the ", what, " has ", rows, " rows, which ", size,
+                    " ranks cannot share evenly; pass split sizes");
+      for (int r = 0; r < size; ++r) add(part(whole, r, size));
+      return;
+    }
+    CHORALE_CHECK(static_cast<int>(splits.size()) == size, "[all_to_all] one split size per rank, ", size, ", not ",
+                  splits.size());
+    int64_t total = 0;
+    for (int64_t split : splits) {
+      CHORALE_CHECK(split >= 0, "[all_to_all] a split size is ", split);
+      total += split;
+    }
+    CHORALE_CHECK(total == rows, "[all_to_all] the split sizes of the ", what, " add up to ", total, ", it has ", rows,
+                  " rows");
+    const size_t row_bytes = rows > 0 ? whole.bytes / static_cast<size_t>(rows) : 0;
+    size_t at = 0;
+    for (int64_t split : splits) {
+      const size_t bytes = static_cast<size_t>(split) * row_bytes;
+      add({whole.data + at, bytes});
+      at += bytes;
+    }
+  };
+  const Chunk from = call.input(input), to = call.output(output);
+  cut("input", input, from, input_splits, [&](Chunk chunk) { call.give(chunk); });
+  cut("output", output, to, output_splits, [&](Chunk chunk) { call.take(chunk); });
+  return call.launch();
+}
+
+// ---- several at once
+
+Work Group::all_reduce_coalesced(const std::vector<Tensor>& tensors, Reduction reduction,
+                                 const CallOptions& options) const {
+  if (!state_) return {};
+  CHORALE_CHECK(!tensors.empty(), "[all_reduce] there is no tensor to reduce");
+  // All are checked before the first one is started.
+  std::vector<CallBuilder> calls;
+  for (const Tensor& tensor : tensors) {
+    CHORALE_CHECK(tensor.defined(), "[all_reduce] a tensor is undefined");
+    CallBuilder& call = calls.emplace_back(state_, CallKind::kAllReduce, options);
+    call.set_reduction(reduction, tensor.dtype());
+    call.set_count(tensor.elems());
+    const Chunk chunk = call.in_place(tensor);
+    call.give(chunk);
+    call.take(chunk);
+  }
+  Operations operations;
+  for (CallBuilder& call : calls) operations.push_back(call.start());
+  return Work(state_->engine, std::move(operations));
+}
+
+Work Group::all_gather_coalesced(const std::vector<std::vector<Tensor>>& outputs, const std::vector<Tensor>& inputs,
+                                 const CallOptions& options) const {
+  if (!state_) return {};
+  CHORALE_CHECK(outputs.size() == inputs.size() && !inputs.empty(), "[all_gather] ", inputs.size(), " inputs and ",
+                outputs.size(), " lists of outputs");
+  std::vector<CallBuilder> calls;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    check_count("all_gather", "each list of outputs", outputs[i], state_->size());
+    CallBuilder& call = calls.emplace_back(state_, CallKind::kAllGather, options);
+    call.give(call.input(inputs[i]));
+    for (const Tensor& output : outputs[i]) call.take(call.output(output));
+    CHORALE_CHECK(elems_of(outputs[i]) == inputs[i].elems() * state_->size(), "[all_gather] outputs of ",
+                  elems_of(outputs[i]), " elements do not fit an input of ", inputs[i].elems());
+    call.set_count(inputs[i].elems());
+  }
+  Operations operations;
+  for (CallBuilder& call : calls) operations.push_back(call.start());
+  return Work(state_->engine, std::move(operations));
+}
+
+// ---- point-to-point
+
+Work Group::isend(const Tensor& tensor, int destination, uint64_t tag, const CallOptions& options) const {
+  if (!state_) return {};
+  CallBuilder call(state_, CallKind::kSend, options);
+  call.operation().peer = state_->group_rank("send", destination);
+  call.operation().tag = call.operation().print.tag = tag;
+  call.give(call.input(tensor));
+  call.set_count(tensor.elems());
+  return call.launch();
+}
+
+Work Group::irecv(const Tensor& tensor, int source, uint64_t tag, const CallOptions& options) const {
+  if (!state_) return {};
+  CallBuilder call(state_, CallKind::kRecv, options);
+  call.operation().peer = source == kAnySource ? -1 : state_->group_rank("recv", source);
+  call.operation().tag = call.operation().print.tag = tag;
+  call.take(call.output(tensor));
+  call.set_count(tensor.elems());
+  return call.launch();
+}
+
+void Group::send(const Tensor& tensor, int destination, uint64_t tag) const {
+  if (!state_) return;
+  CHORALE_CHECK(destination != global_rank(rank()), "[send] a blocking send to oneself (rank ", destination,
+                ") would never end; use isend");
+  isend(tensor, destination, tag).wait();
+}
+
+int Group::recv(const Tensor& tensor, int source, uint64_t tag) const {
+  if (!state_) return -1;
+  const Work work = irecv(tensor, source, tag);
+  work.wait();
+  return work.source_rank();
+}
+
+P2POp::P2POp(CallKind kind, const Group& group, const Tensor& tensor, int peer, uint64_t tag)
+    : kind_(kind), group_(&group), tensor_(tensor), peer_(peer), tag_(tag) {
+  CHORALE_CHECK(kind == CallKind::kSend || kind == CallKind::kRecv,
+                "[batch_isend_irecv] a batch holds sends and receives, not ", name_of(kind));
+}
+
+std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& operations) {
+  CHORALE_CHECK(!operations.empty(), "[batch_isend_irecv] the list of operations is empty");
+  for (const P2POp& operation : operations) {
+    const bool same = operation.group_->is_member() == operations[0].group_->is_member() &&
+                      (!operation.group_->is_member() || operation.group_->engine() == operations[0].group_->engine());
+    CHORALE_CHECK(same, "[batch_isend_irecv] all operations of a batch must use one group");
+  }
+  std::vector<Work> works;
+  for (const P2POp& operation : operations) {
+    works.push_back(operation.kind_ == CallKind::kSend
+                        ? operation.group_->isend(operation.tensor_, operation.peer_, operation.tag_)
+                        : operation.group_->irecv(operation.tensor_, operation.peer_, operation.tag_));
+  }
+  return works;
+}
+
+}  // namespace chorale::comm

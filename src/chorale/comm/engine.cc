@@ -1,0 +1,81 @@
+#include "chorale/comm/engine.h"
+
+#include <algorithm>
+
+#include "chorale/device/shared_pages.h"
+
+namespace chorale::comm {
+
+CachingAllocator& RankContext::scratch() {
+  if (!scratch_) scratch_ = std::make_unique<CachingAllocator>(shared_pages());
+  return *scratch_;
+}
+
+Engine::Engine(std::shared_ptr<RankContext> context, Membership membership)
+    : context_(std::move(context)), membership_(std::move(membership)) {
+  const std::lock_guard lock(context_->mutex);
+  context_->engines.push_back(this);
+}
+Engine::~Engine() {
+  const std::lock_guard lock(context_->mutex);
+  std::erase(context_->engines, this);
+}
+
+void Engine::complete(Operation& operation, std::exception_ptr error) {
+  if (!error) {
+    try {
+      for (const auto& action : operation.finish) action();
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+  operation.finish.clear();
+  operation.error = error;
+  operation.state.store(error ? Operation::State::kFailed : Operation::State::kDone, std::memory_order_release);
+}
+
+namespace {
+
+// Callbacks run once, in order, without the lock: they may start calls of their own.
+void tell(std::unique_lock<std::mutex>& lock, Operation& operation) {
+  while (!operation.then.empty()) {
+    const auto callbacks = std::exchange(operation.then, {});
+    lock.unlock();
+    for (const auto& callback : callbacks) callback();
+    lock.lock();
+  }
+  operation.told = true;
+}
+
+void progress_others(Engine& engine) {
+  for (Engine* other : engine.context().engines) {
+    if (other != &engine && !other->idle()) other->progress();
+  }
+}
+
+}  // namespace
+
+void wait(Engine& engine, Operation& operation, Deadline deadline) {
+  std::unique_lock lock(engine.context().mutex);
+  for (int64_t rounds = 0; operation.pending(); ++rounds) {
+    engine.progress();
+    if (!operation.pending()) break;
+    if (rounds % 64 == 63) progress_others(engine);
+    engine.wait_a_little(lock, operation, rounds, deadline);
+  }
+  if (!operation.told) tell(lock, operation);
+  if (operation.error) std::rethrow_exception(operation.error);
+}
+
+bool poll(Engine& engine, Operation& operation) {
+  std::unique_lock lock(engine.context().mutex);
+  if (operation.pending()) {
+    engine.progress();
+    progress_others(engine);
+  }
+  if (operation.pending()) return false;
+  if (!operation.told) tell(lock, operation);
+  return true;
+}
+
+}  // namespace chorale::comm

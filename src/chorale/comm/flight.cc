@@ -1,0 +1,84 @@
+#include "chorale/comm/flight.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "chorale/base/config.h"
+#include "chorale/base/error.h"
+
+namespace chorale::comm {
+
+uint64_t FlightRecorder::enter(const Operation& operation) {
+  Entry& entry = entries_[next_ % kCalls];
+  entry.call = next_;
+  entry.print = operation.print;
+  entry.number = operation.number;
+  entry.peer = operation.peer;
+  entry.state = State::kPending;
+  entry.start = operation.issued;
+  entry.end = {};
+  return next_++;
+}
+
+void FlightRecorder::leave(uint64_t call, bool failed) {
+  Entry& entry = entries_[call % kCalls];
+  if (entry.call != call) return;  // overwritten long ago
+  entry.state = failed ? State::kFailed : State::kDone;
+  entry.end = std::chrono::steady_clock::now();
+}
+
+std::string FlightRecorder::json(const Membership& membership, const std::string& error) const {
+  using nlohmann::json;
+  const auto since_boot = [](std::chrono::steady_clock::time_point time) {
+    return std::chrono::duration_cast<std::chrono::microseconds>(time.time_since_epoch()).count();
+  };
+  json calls = json::array();
+  for (uint64_t call = next_ > kCalls ? next_ - kCalls : 0; call < next_; ++call) {
+    const Entry& entry = entries_[call % kCalls];
+    constexpr const char* kStates[] = {"pending", "done", "failed"};
+    json row{{"number", entry.number},
+             {"kind", name_of(kind_of(entry.print))},
+             {"call", describe(entry.print)},
+             {"dtype", name_of(static_cast<DType>(entry.print.dtype))},
+             {"count", entry.print.count},
+             {"reduce", name_of(static_cast<Reduce>(entry.print.reduce))},
+             {"root", entry.print.root},
+             {"detail", entry.print.detail},
+             {"tag", entry.print.tag},
+             {"state", kStates[static_cast<size_t>(entry.state)]},
+             {"start_us", since_boot(entry.start)}};
+    if (entry.peer >= 0) row["peer"] = membership.members[static_cast<size_t>(entry.peer)];
+    if (entry.end != std::chrono::steady_clock::time_point{}) row["end_us"] = since_boot(entry.end);
+    calls.push_back(std::move(row));
+  }
+  const json record{{"format", "chorale-flight-1"},
+                    {"group", membership.name},
+                    {"rank", membership.members[static_cast<size_t>(membership.rank)]},
+                    {"members", membership.members},
+                    {"process", getpid()},
+                    {"error", error},
+                    {"calls", std::move(calls)}};
+  return record.dump(1, ' ', false, json::error_handler_t::replace);
+}
+
+std::string FlightRecorder::dump(const Membership& membership, const std::string& error) const noexcept {
+  try {
+    static std::atomic<int> next{0};
+    std::string folder = config::env("CHORALE_FLIGHT_DIR").value_or("");
+    if (folder.empty()) folder = std::filesystem::temp_directory_path().string();
+    const std::string path = concat(folder, "/chorale-flight-", getpid(), "-", next.fetch_add(1), "-rank",
+                                    membership.members[static_cast<size_t>(membership.rank)], ".json");
+    std::ofstream file(path);
+    file << json(membership, error) << '\n';
+    file.close();
+    return file ? path : std::string();
+  } catch (...) {
+    return {};
+  }
+}
+
+}  // namespace chorale::comm

@@ -1,0 +1,285 @@
+// Groups: how they come to be, and what they say of themselves.
+#include "chorale/comm/group.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "chorale/base/comm_error.h"
+#include "chorale/base/config.h"
+#include "chorale/base/error.h"
+#include "chorale/comm/group_state.h"
+#include "chorale/comm/shm_engine.h"
+#include "chorale/device/shared_pages.h"
+
+namespace chorale::comm {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr uint64_t kMagic = 0x43484f52414c4531;
+
+std::chrono::milliseconds default_timeout() {
+  const auto text = config::env("CHORALE_TIMEOUT");
+  if (!text) return 30min;
+  char* end = nullptr;
+  const double seconds = std::strtod(text->c_str(), &end);
+  CHORALE_CHECK(*end == 0 && seconds > 0 && seconds < 1e9, "[group] CHORALE_TIMEOUT is '", *text,
+                "'; it takes a number of seconds, such as 1800");
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3));
+}
+
+// What a rank tells the others when a group is made: who it is, and the segment if it is the one that makes it.
+struct Introduction {
+  ShmIdentity identity;
+  shm::SharedFile segment;
+};
+static_assert(std::is_trivially_copyable_v<Introduction>);
+
+std::shared_ptr<shm::Segment> make_segment(int size) {
+  auto segment = shm::Segment::create(shm::GroupSegment::bytes_for(size));
+  auto& header = shm::GroupSegment(segment, size).header();
+  header.magic = kMagic;
+  header.size = static_cast<uint32_t>(size);
+  return segment;
+}
+
+// The group is there when all have attached: nobody can leave it before somebody else has come.
+void wait_for_everybody(const shm::GroupSegment& segment, const Membership& membership,
+                        const std::vector<ShmIdentity>& identities, Deadline deadline) {
+  auto& attached = segment.header().attached;
+  attached.fetch_add(1);
+  for (int64_t rounds = 0; attached.load() < static_cast<uint32_t>(membership.size()); ++rounds) {
+    if (rounds < 200) {
+      sched_yield();
+      continue;
+    }
+    usleep(rounds < 2000 ? 100 : 2000);
+    if (rounds % 50 != 0) continue;
+    for (size_t r = 0; r < identities.size(); ++r) {
+      if (identities[r].process != shm::this_process() && !shm::PeerProcess::find(identities[r].process)->alive())
+        throw CommError(
+            concat("[new_group] rank ", membership.members[r], " ended while group ", membership.name, " was made"),
+            {membership.members[static_cast<size_t>(membership.rank)], membership.members[r], "new_group", -1});
+    }
+    if (deadline.passed()) {
+      throw CommError(concat("[new_group] only ", attached.load(), " of ", membership.size(), " ranks came to group ",
+                             membership.name));
+    }
+  }
+}
+
+std::shared_ptr<GroupState> join(std::shared_ptr<RankContext> context, Membership membership,
+                                 const shm::SharedFile& file, std::vector<ShmIdentity> identities,
+                                 std::chrono::milliseconds timeout) {
+  const int size = membership.size();
+  shm::GroupSegment segment(shm::Segment::attach(file, shm::GroupSegment::bytes_for(size)), size);
+  if (segment.header().magic != kMagic || segment.header().size != static_cast<uint32_t>(size))
+    throw CommError(concat("[new_group] the segment of group ", membership.name, " is not one of ours"));
+  auto state = std::make_shared<GroupState>();
+  state->context = context;
+  state->timeout = timeout;
+  state->identities = identities;
+  state->engine = std::make_shared<ShmEngine>(std::move(context), membership, segment, identities);
+  wait_for_everybody(segment, membership, identities, within(timeout));
+  return state;
+}
+
+std::vector<int> checked_ranks(const Membership& parent, std::vector<int> ranks) {
+  std::sort(ranks.begin(), ranks.end());
+  CHORALE_CHECK(!ranks.empty(), "[new_group] a group needs at least one rank");
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    CHORALE_CHECK(std::binary_search(parent.members.begin(), parent.members.end(), ranks[r]), "[new_group] rank ",
+                  ranks[r], " is not in group ", parent.name, " of ", parent.size(), " ranks");
+    CHORALE_CHECK(r == 0 || ranks[r] != ranks[r - 1], "[new_group] rank ", ranks[r], " is listed twice");
+  }
+  return ranks;
+}
+
+}  // namespace
+
+Group Group::connect(transport::Store& store, const std::string& name, int rank, int size,
+                     const GroupOptions& options) {
+  CHORALE_CHECK(size >= 1 && size <= shm::kMostRanks, "[group] a group has 1 to ", shm::kMostRanks, " ranks, not ",
+                size);
+  CHORALE_CHECK(rank >= 0 && rank < size, "[group] rank ", rank, " is outside 0 to ", size - 1);
+  const auto timeout = options.timeout.value_or(default_timeout());
+  const Deadline deadline = within(timeout);
+  // Tensors should be where peers can see them; too late if there are some already.
+  if (size > 1 && cpu_allocator().source().shared_descriptor() < 0 && cpu_allocator().stats().reserved_bytes == 0)
+    cpu_allocator().set_source(shared_pages());
+  auto context = std::make_shared<RankContext>();
+  Introduction own{own_identity(*context), {}};
+  std::shared_ptr<shm::Segment> segment;
+  if (rank == 0) {
+    segment = make_segment(size);
+    own.segment = segment->file();
+  }
+  const auto key = [&](int r) { return concat("group/", name, "/", r); };
+  store.set(key(rank), {reinterpret_cast<const char*>(&own), sizeof(own)}, deadline);
+  std::vector<ShmIdentity> identities;
+  shm::SharedFile file;
+  for (int r = 0; r < size; ++r) {
+    const std::string text = store.get(key(r), deadline);
+    if (text.size() != sizeof(Introduction))
+      throw CommError(concat("[group] rank ", r, " introduces itself with ", text.size(), " bytes where ",
+                             sizeof(Introduction), " are expected: does it run another version?"),
+                      {rank, r, "new_group", -1});
+    Introduction peer;
+    std::memcpy(&peer, text.data(), sizeof(peer));
+    if (r == 0) file = peer.segment;
+    if (peer.identity.host != own.identity.host)
+      throw CommError(concat("[group] rank ", r, " is on another host (or in another network namespace) than rank ",
+                             rank, "; groups span one host so far"),
+                      {rank, r, "new_group", -1});
+    identities.push_back(peer.identity);
+  }
+  context->core_each = has_core_each(identities);
+  Membership membership{name, rank, std::vector<int>(static_cast<size_t>(size))};
+  std::iota(membership.members.begin(), membership.members.end(), 0);
+  context->groups_made = 1;
+  return Group(join(std::move(context), std::move(membership), file, std::move(identities), timeout));
+}
+
+// All groups of the lists in one exchange: the first member of each makes its segment and tells where it is.
+Group::Subgroups Group::make_groups(const std::vector<std::vector<int>>& lists, const GroupOptions& options) const {
+  const Membership& parent = state_->membership();
+  const int own_global = parent.members[static_cast<size_t>(parent.rank)];
+  Subgroups result;
+  std::vector<std::string> names;
+  CallBuilder call(state_, CallKind::kNewGroup, {});
+  for (size_t i = 0; i < lists.size(); ++i) {
+    for (int member : lists[i]) {
+      call.add_detail(static_cast<uint64_t>(member));
+      if (member == own_global) result.own = static_cast<int>(i);
+    }
+    call.add_detail(~uint64_t{0});
+  }
+  Introduction own{state_->identities[static_cast<size_t>(parent.rank)], {}};
+  std::shared_ptr<shm::Segment> segment;
+  if (result.own >= 0 && lists[static_cast<size_t>(result.own)].front() == own_global) {
+    segment = make_segment(static_cast<int>(lists[static_cast<size_t>(result.own)].size()));
+    own.segment = segment->file();
+  }
+  std::vector<Introduction> all(static_cast<size_t>(parent.size()));
+  call.give({reinterpret_cast<std::byte*>(&own), sizeof(own)});
+  for (Introduction& one : all) call.take({reinterpret_cast<std::byte*>(&one), sizeof(one)});
+  call.launch().wait();
+  {
+    const std::lock_guard lock(state_->context->mutex);
+    for (size_t i = 0; i < lists.size(); ++i) names.push_back(std::to_string(state_->context->groups_made++));
+  }
+  result.groups.resize(lists.size());
+  if (result.own < 0) return result;
+  const auto& list = lists[static_cast<size_t>(result.own)];
+  Membership membership{names[static_cast<size_t>(result.own)], 0, list};
+  std::vector<ShmIdentity> identities;
+  shm::SharedFile file;
+  for (size_t r = 0; r < list.size(); ++r) {
+    const Introduction& one = all[static_cast<size_t>(state_->group_rank("new_group", list[r]))];
+    if (r == 0) file = one.segment;
+    if (list[r] == own_global) membership.rank = static_cast<int>(r);
+    identities.push_back(one.identity);
+  }
+  result.groups[static_cast<size_t>(result.own)] = Group(join(
+      state_->context, std::move(membership), file, std::move(identities), options.timeout.value_or(state_->timeout)));
+  return result;
+}
+
+Group Group::new_group(std::vector<int> ranks, const GroupOptions& options) const {
+  if (!state_) return {};
+  Subgroups made = make_groups({checked_ranks(state_->membership(), std::move(ranks))}, options);
+  return std::move(made.groups[0]);
+}
+
+Group::Subgroups Group::new_subgroups(int group_size, const GroupOptions& options) const {
+  if (!state_) return {};
+  const auto& members = state_->membership().members;
+  const int size = state_->size();
+  CHORALE_CHECK(group_size >= 1 && group_size <= size, "[new_subgroups] groups of ", group_size,
+                " ranks asked for, but the world size is ", size);
+  CHORALE_CHECK(size % group_size == 0, "[new_subgroups] the world size ", size, " is not divisible by the group size ",
+                group_size);
+  std::vector<std::vector<int>> lists;
+  for (int begin = 0; begin < size; begin += group_size)
+    lists.emplace_back(members.begin() + begin, members.begin() + begin + group_size);
+  return make_groups(lists, options);
+}
+
+Group::Subgroups Group::new_subgroups(const std::vector<std::vector<int>>& lists, const GroupOptions& options) const {
+  if (!state_) return {};
+  std::vector<std::vector<int>> sorted;
+  for (size_t i = 0; i < lists.size(); ++i) {
+    sorted.push_back(checked_ranks(state_->membership(), lists[i]));
+    for (size_t earlier = 0; earlier < i; ++earlier) {
+      for (int rank : sorted[i])
+        CHORALE_CHECK(!std::binary_search(sorted[earlier].begin(), sorted[earlier].end(), rank),
+                      "[new_subgroups] rank ", rank, " is in two lists, number ", earlier, " and number ", i,
+                      "; a rank can be in one of them only");
+    }
+  }
+  CHORALE_CHECK(!sorted.empty(), "[new_subgroups] there is no list of ranks");
+  return make_groups(sorted, options);
+}
+
+Group Group::split(int64_t color, const GroupOptions& options) const {
+  if (!state_) return {};
+  std::vector<int64_t> colors(static_cast<size_t>(state_->size()));
+  const std::vector<int64_t> own{color};
+  all_gather_into(std::span(colors), std::span(own)).wait();
+  std::vector<int64_t> distinct = colors;
+  std::sort(distinct.begin(), distinct.end());
+  distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
+  std::vector<std::vector<int>> lists(distinct.size());
+  for (size_t r = 0; r < colors.size(); ++r) {
+    const auto at = std::lower_bound(distinct.begin(), distinct.end(), colors[r]) - distinct.begin();
+    lists[static_cast<size_t>(at)].push_back(state_->membership().members[r]);
+  }
+  Subgroups made = make_groups(lists, options);
+  return std::move(made.groups[static_cast<size_t>(made.own)]);
+}
+
+Group Group::duplicate(const GroupOptions& options) const {
+  return state_ ? new_group(state_->membership().members, options) : Group();
+}
+
+// ---- what it says of itself
+
+namespace {
+const GroupState& member_state(const std::shared_ptr<GroupState>& state, const char* what) {
+  CHORALE_CHECK(state, "[group] the group is not valid for this rank: it is not a member, so it has no ", what);
+  return *state;
+}
+}  // namespace
+
+int Group::rank() const { return state_ ? state_->rank() : -1; }
+int Group::size() const { return state_ ? state_->size() : -1; }
+const std::string& Group::name() const { return member_state(state_, "name").membership().name; }
+std::string Group::backend() const { return member_state(state_, "backend").engine->backend(); }
+const std::vector<int>& Group::members() const { return member_state(state_, "members").membership().members; }
+int Group::global_rank(int group_rank) const {
+  const auto& ranks = members();
+  CHORALE_CHECK(group_rank >= 0 && group_rank < size(), "[group] rank ", group_rank, " is outside 0 to ", size() - 1);
+  return ranks[static_cast<size_t>(group_rank)];
+}
+int Group::group_rank(int global_rank) const {
+  return member_state(state_, "ranks").group_rank("group_rank", global_rank);
+}
+std::chrono::milliseconds Group::timeout() const { return member_state(state_, "timeout").timeout; }
+int64_t Group::sequence_number() const {
+  const auto& state = member_state(state_, "sequence number");
+  const std::lock_guard lock(state.context->mutex);
+  return state.engine->last_number();
+}
+bool Group::is_broken() const { return state_ && state_->engine->is_broken(); }
+std::string Group::flight_record() const {
+  const auto& state = member_state(state_, "flight record");
+  const std::lock_guard lock(state.context->mutex);
+  return state.engine->flight_record();
+}
+const std::shared_ptr<Engine>& Group::engine() const { return member_state(state_, "engine").engine; }
+
+}  // namespace chorale::comm

@@ -1,0 +1,192 @@
+// Ranks that work together: threads of one process or processes of one host (hosts come later behind the same
+// interface). A Group is this rank's end of it.
+//
+// Rules that hold for all calls:
+// - Every member makes the same calls in the same order, with equal arguments where they must be equal; otherwise all
+//   get a CommError that names who called what.
+// - Roots, sources and destinations are global ranks (those of the world), whatever the group.
+// - A call returns a Work at once and is done when that is waited for. Calls of a group run in order.
+// - On a rank outside the group calls do nothing and return an empty Work.
+// - Tensors may have any strides; spans and tensors must be on the CPU. Sums follow Note [Order of sums] in
+//   vec/combine.h: the same bits on all ranks, from run to run, for threads and processes.
+// - After a failure the group is broken: every later call throws a CommError. Build a new one.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "chorale/comm/work.h"
+#include "chorale/transport/store.h"
+
+namespace chorale::comm {
+
+struct GroupOptions {
+  // For each call that names no deadline of its own. The default is CHORALE_TIMEOUT in seconds, else 30 minutes.
+  std::optional<std::chrono::milliseconds> timeout;
+};
+
+struct CallOptions {
+  uint64_t tag = 0;                                  // part of the fingerprint, for callers that know more
+  std::optional<std::chrono::milliseconds> timeout;  // of this call
+};
+
+inline constexpr int kAnySource = -1;
+
+struct GroupState;
+class P2POp;
+
+class Group {
+ public:
+  Group() = default;  // of no rank: what a rank outside gets
+  // Meets `size` ranks at the store under this name, which must be new there.
+  static Group connect(transport::Store& store, const std::string& name, int rank, int size,
+                       const GroupOptions& options = {});
+  Group(Group&&) = default;
+  Group& operator=(Group&&) = default;
+  // Leaves the group. Works that are still held keep it alive until they are done.
+  ~Group() = default;
+  void destroy() { state_.reset(); }
+
+  bool is_member() const { return state_ != nullptr; }
+  // -1 outside the group.
+  int rank() const;
+  int size() const;
+  // Throws InvalidArgument outside the group.
+  const std::string& name() const;
+  std::string backend() const;
+  const std::vector<int>& members() const;  // global ranks, ascending
+  int global_rank(int group_rank) const;
+  int group_rank(int global_rank) const;
+  std::chrono::milliseconds timeout() const;
+  // Of the last collective that was started.
+  int64_t sequence_number() const;
+  // True once a call has failed.
+  bool is_broken() const;
+  // The last 1,000 calls of this rank as JSON text.
+  std::string flight_record() const;
+
+  // ---- groups out of this one. Every member of this group calls these, in the same order, also those who will not be
+  // in the new one. Ranks are global.
+
+  // Group ranks follow ascending global ranks, not the order of the list.
+  Group new_group(std::vector<int> ranks, const GroupOptions& options = {}) const;
+  // Consecutive groups of this many ranks.
+  struct Subgroups {
+    std::vector<Group> groups;  // in the same order on all ranks
+    int own = -1;               // the one this rank is in; -1: none
+  };
+  Subgroups new_subgroups(int group_size, const GroupOptions& options = {}) const;
+  Subgroups new_subgroups(const std::vector<std::vector<int>>& lists, const GroupOptions& options = {}) const;
+  // The ranks that pass the same color.
+  Group split(int64_t color, const GroupOptions& options = {}) const;
+  Group duplicate(const GroupOptions& options = {}) const;
+
+  // ---- collectives
+
+  Work barrier(const CallOptions& options = {}) const;
+  // Blocks. Rank 0 of the group finds out who does not come in time and throws a CommError that names the lowest such
+  // rank, or all of them with `wait_for_all` (each then has the full time). The others throw too.
+  void monitored_barrier(std::chrono::milliseconds timeout, bool wait_for_all = false) const;
+
+  Work broadcast(const Tensor& tensor, int root, const CallOptions& options = {}) const;
+  // Only the root's tensor is defined afterwards.
+  Work reduce(const Tensor& tensor, int root, Reduction reduction = {}, const CallOptions& options = {}) const;
+  Work all_reduce(const Tensor& tensor, Reduction reduction = {}, const CallOptions& options = {}) const;
+  template <class T>
+  Work broadcast(std::span<T> data, int root, const CallOptions& options = {}) const {
+    return broadcast_span(raw(data), root, options);
+  }
+  template <class T>
+  Work all_reduce(std::span<T> data, Reduction reduction = {}, const CallOptions& options = {}) const {
+    return all_reduce_span(raw(data), reduction, options);
+  }
+
+  // Into one tensor per rank, whose sizes may differ; into one tensor (the chunks one after the other).
+  Work all_gather(const std::vector<Tensor>& outputs, const Tensor& input, const CallOptions& options = {}) const;
+  Work all_gather_into(const Tensor& output, const Tensor& input, const CallOptions& options = {}) const;
+  template <class T>
+  Work all_gather_into(std::span<T> output, std::span<const T> input, const CallOptions& options = {}) const {
+    return all_gather_spans(raw(output), raw(input), options);
+  }
+  // The root passes one output per rank, the others none.
+  Work gather(const std::vector<Tensor>& outputs, const Tensor& input, int root, const CallOptions& options = {}) const;
+  Work scatter(const Tensor& output, const std::vector<Tensor>& inputs, int root,
+               const CallOptions& options = {}) const;
+  Work reduce_scatter(const Tensor& output, const std::vector<Tensor>& inputs, Reduction reduction = {},
+                      const CallOptions& options = {}) const;
+  Work reduce_scatter_from(const Tensor& output, const Tensor& input, Reduction reduction = {},
+                           const CallOptions& options = {}) const;
+  Work all_to_all(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
+                  const CallOptions& options = {}) const;
+  // Rows of dimension 0 are split: evenly, or as the lists say (one number per rank).
+  Work all_to_all_single(const Tensor& output, const Tensor& input, std::span<const int64_t> output_splits = {},
+                         std::span<const int64_t> input_splits = {}, const CallOptions& options = {}) const;
+
+  // Several in one work.
+  Work all_reduce_coalesced(const std::vector<Tensor>& tensors, Reduction reduction = {},
+                            const CallOptions& options = {}) const;
+  // outputs[i][r] gets rank r's inputs[i].
+  Work all_gather_coalesced(const std::vector<std::vector<Tensor>>& outputs, const std::vector<Tensor>& inputs,
+                            const CallOptions& options = {}) const;
+
+  // ---- point-to-point
+
+  // Blocking; to oneself is an InvalidArgument.
+  void send(const Tensor& tensor, int destination, uint64_t tag = 0) const;
+  // Returns the global rank of the sender; -1 outside the group.
+  int recv(const Tensor& tensor, int source = kAnySource, uint64_t tag = 0) const;
+  Work isend(const Tensor& tensor, int destination, uint64_t tag = 0, const CallOptions& options = {}) const;
+  Work irecv(const Tensor& tensor, int source = kAnySource, uint64_t tag = 0, const CallOptions& options = {}) const;
+
+  const std::shared_ptr<Engine>& engine() const;
+
+ private:
+  explicit Group(std::shared_ptr<GroupState> state) : state_(std::move(state)) {}
+
+  struct Span {
+    std::byte* data = nullptr;
+    int64_t elems = 0;
+    DType dtype = DType::kU8;
+  };
+  template <class T>
+  static Span raw(std::span<T> data) {
+    using Element = std::remove_const_t<T>;
+    return {reinterpret_cast<std::byte*>(const_cast<Element*>(data.data())), static_cast<int64_t>(data.size()),
+            dtype_of<Element>};
+  }
+  Work broadcast_span(Span data, int root, const CallOptions& options) const;
+  Work all_reduce_span(Span data, Reduction reduction, const CallOptions& options) const;
+  Work all_gather_spans(Span output, Span input, const CallOptions& options) const;
+  Subgroups make_groups(const std::vector<std::vector<int>>& lists, const GroupOptions& options) const;
+
+  std::shared_ptr<GroupState> state_;
+};
+
+// One message of a batch.
+class P2POp {
+ public:
+  static P2POp send(const Group& group, const Tensor& tensor, int destination, uint64_t tag = 0) {
+    return {CallKind::kSend, group, tensor, destination, tag};
+  }
+  static P2POp recv(const Group& group, const Tensor& tensor, int source, uint64_t tag = 0) {
+    return {CallKind::kRecv, group, tensor, source, tag};
+  }
+  // Throws InvalidArgument for a kind that is not a message.
+  P2POp(CallKind kind, const Group& group, const Tensor& tensor, int peer, uint64_t tag = 0);
+
+ private:
+  friend std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& operations);
+  CallKind kind_;
+  const Group* group_;
+  Tensor tensor_;
+  int peer_;
+  uint64_t tag_;
+};
+// Starts all of them; one work each. All must be of one group, and there must be at least one.
+std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& operations);
+
+}  // namespace chorale::comm

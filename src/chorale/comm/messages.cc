@@ -1,0 +1,202 @@
+#include "chorale/comm/messages.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "chorale/base/error.h"
+
+namespace chorale::comm {
+namespace {
+
+using shm::Message;
+using shm::MessageKind;
+using shm::Place;
+using shm::PlaceKind;
+
+// Small messages that nobody asks for are kept up to this total; then their sender has to wait.
+constexpr size_t kMostEarlyBytes = size_t{256} << 20;
+
+}  // namespace
+
+Messages::Messages(ShmGroup& group) : group_(group), early_(static_cast<size_t>(group.size)) {}
+
+void Messages::submit(const Intrusive<Operation>& operation) {
+  (operation->kind == CallKind::kSend ? sending_ : posted_).push_back(operation);
+}
+
+std::vector<Intrusive<Operation>> Messages::abandon() {
+  std::vector<Intrusive<Operation>> all(sending_.begin(), sending_.end());
+  all.insert(all.end(), unanswered_.begin(), unanswered_.end());
+  all.insert(all.end(), posted_.begin(), posted_.end());
+  sending_.clear();
+  unanswered_.clear();
+  posted_.clear();
+  answers_.clear();
+  return all;
+}
+
+Intrusive<Operation> Messages::pending() const {
+  if (!unanswered_.empty()) return unanswered_.front();
+  if (!posted_.empty()) return posted_.front();
+  return sending_.empty() ? Intrusive<Operation>() : sending_.front();
+}
+
+bool Messages::room_to(int peer) const {
+  const shm::Mailbox& box = group_.segment.mailbox(group_.rank, peer);
+  return box.filled.load(std::memory_order_relaxed) - box.emptied.load(std::memory_order_acquire) <
+         shm::kMessagesInFlight;
+}
+Message& Messages::next_to(int peer) const {
+  shm::Mailbox& box = group_.segment.mailbox(group_.rank, peer);
+  return box.ring[box.filled.load(std::memory_order_relaxed) % shm::kMessagesInFlight];
+}
+void Messages::fill(int peer) {
+  std::atomic<uint32_t>& filled = group_.segment.mailbox(group_.rank, peer).filled;
+  group_.segment.publish(filled, filled.load(std::memory_order_relaxed) + 1);
+}
+
+// True when the data is in the mailbox: the caller may have its buffer back.
+bool Messages::start_send(Operation& operation) {
+  const Chunk& chunk = operation.give[0];
+  Message& message = next_to(operation.peer);
+  message.dtype = static_cast<uint32_t>(operation.dtype);
+  message.tag = operation.tag;
+  message.bytes = chunk.bytes;
+  message.id = operation.id = next_id_++;
+  const bool fits = chunk.bytes <= shm::kMessageInlineBytes;
+  message.kind = fits ? MessageKind::kInline : MessageKind::kReady;
+  if (fits) {
+    if (chunk.bytes > 0) std::memcpy(message.data, chunk.data, chunk.bytes);
+  } else if (const auto place = group_.place_of(chunk)) {
+    message.place = *place;
+  } else {
+    CachingAllocator& scratch = group_.context().scratch();
+    const Block block = scratch.allocate(chunk.bytes);
+    operation.scratch.push_back(block);
+    std::memcpy(block.data, chunk.data, chunk.bytes);
+    message.place = Place::make(PlaceKind::kScratch, scratch.locate(block.data)->source_offset());
+  }
+  fill(operation.peer);
+  return fits;
+}
+
+void Messages::send_all(std::vector<Intrusive<Operation>>& done) {
+  while (!answers_.empty() && room_to(answers_.front().to)) {
+    Message& message = next_to(answers_.front().to);
+    message.kind = MessageKind::kTaken;
+    message.id = answers_.front().id;
+    fill(answers_.front().to);
+    answers_.pop_front();
+  }
+  // Messages to one rank keep their order; a full mailbox holds up nobody else's.
+  SmallVector<int, 8> full;
+  for (auto at = sending_.begin(); at != sending_.end();) {
+    const int to = (*at)->peer;
+    if (std::find(full.begin(), full.end(), to) != full.end() || !room_to(to)) {
+      full.push_back(to);
+      ++at;
+      continue;
+    }
+    (start_send(**at) ? done : unanswered_).push_back(*at);
+    at = sending_.erase(at);
+  }
+}
+
+void Messages::deliver(Operation& receive, int from, const Early& message, const std::byte* inline_data) {
+  const Chunk& to = receive.take[0];
+  if (message.bytes != to.bytes || message.dtype != receive.dtype) {
+    throw CallFailed{concat("rank ", group_.global(from), " sent ", message.bytes, " bytes of ", message.dtype,
+                            " (tag ", message.tag, ") where rank ", group_.global(group_.rank), " receives ", to.bytes,
+                            " bytes of ", receive.dtype),
+                     group_.global(from)};
+  }
+  receive.source = from;
+  if (message.kind == MessageKind::kInline) {
+    if (to.bytes > 0) std::memcpy(to.data, inline_data, to.bytes);
+    return;
+  }
+  {
+    const Hands hands(group_);
+    check_not_failed(group_);
+    const std::byte* data = group_.reach(from, message.place, to.bytes);
+    constexpr size_t kStep = 256 << 10;
+    for (size_t at = 0; at < to.bytes; at += kStep) {
+      std::memcpy(to.data + at, data + at, std::min(kStep, to.bytes - at));
+      check_not_failed(group_);
+    }
+  }
+  answers_.push_back({from, message.id});
+}
+
+bool Messages::match_early(Operation& receive) {
+  for (int from = 0; from < group_.size; ++from) {
+    if (receive.peer >= 0 && receive.peer != from) continue;
+    auto& messages = early_[static_cast<size_t>(from)];
+    const auto found =
+        std::find_if(messages.begin(), messages.end(), [&](const Early& early) { return early.tag == receive.tag; });
+    if (found == messages.end()) continue;
+    deliver(receive, from, *found, found->data.data());
+    early_bytes_ -= found->data.size();
+    messages.erase(found);
+    return true;
+  }
+  return false;
+}
+
+void Messages::empty_mailbox(int from, std::vector<Intrusive<Operation>>& done) {
+  shm::Mailbox& box = group_.segment.mailbox(from, group_.rank);
+  for (;;) {
+    const uint32_t emptied = box.emptied.load(std::memory_order_relaxed);
+    if (box.filled.load(std::memory_order_acquire) == emptied) return;
+    const Message& message = box.ring[emptied % shm::kMessagesInFlight];
+    if (message.kind == MessageKind::kTaken) {
+      const auto found = std::find_if(unanswered_.begin(), unanswered_.end(), [&](const auto& operation) {
+        return operation->id == message.id && operation->peer == from;
+      });
+      CHORALE_INVARIANT(found != unanswered_.end(), "rank ", from, " took message ", message.id,
+                        ", which is not there");
+      done.push_back(*found);
+      unanswered_.erase(found);
+    } else {
+      CHORALE_INVARIANT(message.dtype < kDTypeCount, "message of dtype ", message.dtype);
+      Early early{
+          message.kind, static_cast<DType>(message.dtype), message.id, message.tag, message.bytes, message.place, {}};
+      const bool is_inline = message.kind == MessageKind::kInline;
+      CHORALE_INVARIANT(!is_inline || message.bytes <= shm::kMessageInlineBytes, "message of ", message.bytes);
+      const auto wanted = std::find_if(posted_.begin(), posted_.end(), [&](const auto& receive) {
+        return (receive->peer < 0 || receive->peer == from) && receive->tag == message.tag;
+      });
+      if (wanted != posted_.end()) {
+        deliver(**wanted, from, early, message.data);
+        done.push_back(*wanted);
+        posted_.erase(wanted);
+      } else {
+        if (is_inline) {
+          if (early_bytes_ > kMostEarlyBytes) return;
+          early.data.assign(message.data, message.data + message.bytes);
+          early_bytes_ += early.data.size();
+        }
+        early_[static_cast<size_t>(from)].push_back(std::move(early));
+      }
+    }
+    group_.segment.publish(box.emptied, emptied + 1);
+  }
+}
+
+void Messages::progress(std::vector<Intrusive<Operation>>& done) {
+  send_all(done);
+  for (auto at = posted_.begin(); at != posted_.end();) {
+    if (match_early(**at)) {
+      done.push_back(*at);
+      at = posted_.erase(at);
+    } else {
+      ++at;
+    }
+  }
+  if (!posted_.empty() || !unanswered_.empty() || !sending_.empty()) {
+    for (int from = 0; from < group_.size; ++from) empty_mailbox(from, done);
+  }
+  if (!answers_.empty()) send_all(done);
+}
+
+}  // namespace chorale::comm

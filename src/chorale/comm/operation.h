@@ -1,0 +1,84 @@
+// Inside comm: one call in flight.
+#pragma once
+
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <vector>
+
+#include "chorale/base/deadline.h"
+#include "chorale/base/intrusive.h"
+#include "chorale/base/pool.h"
+#include "chorale/base/small_vector.h"
+#include "chorale/comm/call.h"
+#include "chorale/device/allocator.h"
+#include "chorale/tensor/tensor.h"
+
+namespace chorale::comm {
+
+struct Chunk {
+  std::byte* data = nullptr;
+  size_t bytes = 0;
+};
+
+// Note [Give and take]
+// Every collective is: each rank gives one chunk for everybody, or one per rank; and takes one chunk, or one per rank.
+//
+//               gives                takes
+//   broadcast   root: 1              others: what root gives
+//   all_gather  1                    n: what each rank gives
+//   gather      1                    root: n
+//   scatter     root: n              what root gives to this rank
+//   all_to_all  n                    n: what each rank gives to this rank
+//   all_reduce  1                    1: everybody's chunk, combined
+//   reduce      1                    root: 1, combined
+//   reduce_scatter  n                1: what everybody gives to this rank, combined
+struct Operation : RefCounted {
+  Fingerprint print;
+  CallKind kind = CallKind::kNone;
+  DType dtype = DType::kU8;
+  Reduction reduction{Reduce::kNone};
+  int root = -1;  // group rank
+  uint32_t number = 0;
+  SmallVector<Chunk, 2> give, take;
+
+  Deadline::Clock::time_point issued;
+  Deadline deadline = Deadline::never();
+  // Of a monitored barrier: name all who stay away, each after its own time; and who they are so far.
+  bool wait_for_all = false;
+  Deadline::Clock::duration timeout{};
+  std::vector<int> absent;
+
+  // Point-to-point: the other side (group rank; -1 as a source: any), the tag, and who sent.
+  int peer = -1;
+  uint64_t tag = 0;
+  int source = -1;
+
+  // How far it is; used by the engine.
+  enum class Phase : uint8_t { kQueued, kEntered, kStaging, kActing, kLeaving };
+  Phase phase = Phase::kQueued;
+  int seen = 0;  // ranks before this one have done what the phase waits for
+  uint32_t piece = 0;
+  int64_t at = 0;  // elements before this one are done
+  uint64_t id = 0;
+  uint64_t flight = 0;  // its number in the flight recorder
+  SmallVector<Block, 1> scratch;
+
+  // What must live until it is done, what is then done with the result, and who is told.
+  SmallVector<Intrusive<chorale::Storage>, 2> keep;
+  Tensors results;
+  std::vector<std::function<void()>> finish;
+  std::vector<std::function<void()>> then;
+
+  enum class State : uint8_t { kPending, kDone, kFailed };
+  std::atomic<State> state{State::kPending};
+  std::exception_ptr error;
+  bool told = false;  // `then` has run
+
+  bool pending() const { return state.load(std::memory_order_acquire) == State::kPending; }
+
+  static Intrusive<Operation> make() { return Intrusive<Operation>::adopt(Pool<Operation>::make()); }
+  static void destroy(Operation* operation) { Pool<Operation>::recycle(operation); }
+};
+
+}  // namespace chorale::comm

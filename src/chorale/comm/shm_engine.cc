@@ -1,0 +1,342 @@
+#include "chorale/comm/shm_engine.h"
+
+#include <immintrin.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <exception>
+#include <iostream>
+
+#include "chorale/base/comm_error.h"
+#include "chorale/base/error.h"
+
+namespace chorale::comm {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Waiting, by the number of rounds without progress. With a core for each rank spinning is best, for a time that covers
+// the differences between ranks; with fewer, the core is needed by the rank one waits for. After a long wait the core
+// is worth more than the latency.
+constexpr int64_t kSpins = 2000, kYields = 2000;
+constexpr Deadline::Clock::duration kLookInterval = 5ms;  // how often the reason for a long wait is looked for
+constexpr Deadline::Clock::duration kLongestSleep = 20ms;
+constexpr Deadline::Clock::duration kFirstWord = 5s;  // after which one says for whom one waits
+
+std::string seconds(Deadline::Clock::duration time) {
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(time).count();
+  return concat(ms / 1000, ".", ms % 1000 / 100, " s");
+}
+
+}  // namespace
+
+ShmEngine::ShmEngine(std::shared_ptr<RankContext> whose_context, Membership whose, shm::GroupSegment segment,
+                     const std::vector<ShmIdentity>& identities)
+    : Engine(std::move(whose_context), std::move(whose)),
+      group_(context(), membership(), std::move(segment), identities),
+      messages_(group_),
+      exceptions_at_birth_(std::uncaught_exceptions()) {
+  group_.own().state.store(shm::RankState::kJoined);
+}
+
+ShmEngine::~ShmEngine() {
+  const bool threw = std::uncaught_exceptions() > exceptions_at_birth_;
+  {
+    std::unique_lock lock(context().mutex);
+    // Work that was started and dropped is still owed to the others.
+    for (int64_t rounds = 0; !threw && !broken_ && !idle(); ++rounds) {
+      progress();
+      if (calls_.empty() && messages_.idle()) break;
+      if (!calls_.empty()) {
+        wait_a_little(lock, *calls_.front(), rounds, Deadline::never());
+      } else {
+        // Answers and sends: a peer that is gone needs none.
+        const auto rest = messages_.pending();
+        if (!rest) break;
+        wait_a_little(lock, *rest, rounds, Deadline::never());
+      }
+    }
+    if (!idle())
+      end_all(std::make_exception_ptr(StateError("[group] the group was destroyed before the work was done")));
+  }
+  // Only a failure that others do not know yet is told as one.
+  group_.segment.publish(group_.own().state, threw ? shm::RankState::kThrew : shm::RankState::kLeft);
+}
+
+void ShmEngine::submit(const Intrusive<Operation>& operation) {
+  const bool message = operation->kind == CallKind::kSend || operation->kind == CallKind::kRecv;
+  if (group_.segment.failed()) [[unlikely]] {
+    if (!broken_) fail_as_recorded(*operation);
+    std::rethrow_exception(broken_);
+  }
+  if (!message) operation->number = ++number_;
+  operation->flight = flight_.enter(*operation);
+  if (message) {
+    messages_.submit(operation);
+  } else {
+    calls_.push_back(operation);
+  }
+  progress();
+}
+
+template <class F>
+void ShmEngine::guarded(Operation& operation, const F& run) {
+  try {
+    run();
+  } catch (const GroupFailed&) {
+    fail_as_recorded(operation);
+  } catch (const CallFailed& failure) {
+    fail(operation, failure.reason, failure.culprit);
+  } catch (const std::exception& error) {
+    fail(operation, error.what(), membership().members[static_cast<size_t>(membership().rank)]);
+  }
+}
+
+void ShmEngine::progress() {
+  if (!calls_.empty()) step_calls();
+  if (!messages_.idle()) [[unlikely]] {
+    const Intrusive<Operation> any = messages_.pending();
+    guarded(any ? *any : *Operation::make(), [&] { messages_.progress(done_); });
+    for (const auto& operation : done_) finish(*operation, nullptr);
+    done_.clear();
+  }
+}
+
+void ShmEngine::step_calls() {
+  while (!calls_.empty()) {
+    const Intrusive<Operation> operation = calls_.front();
+    bool done = false;
+    guarded(*operation, [&] {
+      if (operation->phase == Operation::Phase::kQueued) enter_call(group_, *operation, pieces_);
+      done = step_call(group_, *operation, pieces_);
+    });
+    if (!done || broken_) return;
+    calls_.pop_front();
+    finish(*operation, nullptr);
+  }
+}
+
+void ShmEngine::finish(Operation& operation, std::exception_ptr error) {
+  for (const Block& block : operation.scratch) context().scratch().deallocate(block);
+  operation.scratch.clear();
+  flight_.leave(operation.flight, error != nullptr);
+  complete(operation, std::move(error));
+}
+
+// ---- waiting
+
+void ShmEngine::wait_a_little(std::unique_lock<std::mutex>& lock, Operation& operation, int64_t rounds,
+                              Deadline deadline) {
+  if (rounds == 0) {
+    next_look_ = {};
+    word_interval_ = kFirstWord;
+  }
+  const int64_t spins = context().core_each ? kSpins : 1;
+  if (rounds < spins) {
+    _mm_pause();
+    return;
+  }
+  if (rounds == spins) {
+    next_look_ = Clock::now() + kLookInterval;
+    next_word_ = operation.issued + word_interval_;
+  }
+  if (rounds < spins + kYields) {
+    lock.unlock();  // another thread of this rank may want to start something
+    sched_yield();
+    lock.lock();
+  } else {
+    const auto sleep = std::min<Clock::duration>(kLongestSleep, deadline.earlier(operation.deadline).left());
+    const auto others = context().engines.size() > 1 ? std::min<Clock::duration>(sleep, 1ms) : sleep;
+    group_.segment.sleep(group_.rank, std::chrono::nanoseconds(others).count() + 1, [&] {
+      progress();
+      lock.unlock();
+      return !operation.pending();
+    });
+    lock.lock();
+  }
+  if (!operation.pending()) return;
+  // A deadline may be sooner than the next look at the peers.
+  const auto now = Clock::now();
+  const bool late = deadline.earlier(operation.deadline).end() <= now;
+  if (!late && now < next_look_) return;
+  next_look_ = now + kLookInterval;
+  guarded(operation, [&] { look_around(operation, deadline); });
+}
+
+std::vector<int> ShmEngine::awaited(const Operation& operation) const {
+  if (operation.kind == CallKind::kSend) return {operation.peer};
+  if (operation.kind == CallKind::kRecv) {
+    if (operation.peer >= 0) return {operation.peer};
+    std::vector<int> others;
+    for (int peer = 0; peer < group_.size; ++peer) {
+      if (peer != group_.rank) others.push_back(peer);
+    }
+    return others;
+  }
+  // A call that is not at the head waits for whoever the head waits for.
+  return missing_ranks(group_, calls_.empty() ? operation : *calls_.front());
+}
+
+void ShmEngine::look_around(Operation& operation, Deadline deadline) {
+  if (group_.segment.failed()) throw GroupFailed{};
+  const std::vector<int> missing = awaited(operation);
+  const std::vector<int> gone = gone_among(missing);
+  if (!gone.empty()) {
+    // The flag may have been raised just before the end: it is read once more, after the notice of death.
+    progress();
+    if (!operation.pending()) return;
+    for (int peer : awaited(operation)) {
+      if (std::find(gone.begin(), gone.end(), peer) != gone.end())
+        throw CallFailed{how_it_went(peer), group_.global(peer)};
+    }
+  }
+  look_at_deadline(operation, deadline, missing);
+  if (Clock::now() >= next_word_) say_who_is_awaited(operation, missing);
+}
+
+std::vector<int> ShmEngine::gone_among(const std::vector<int>& ranks) const {
+  std::vector<int> gone;
+  for (int peer : ranks) {
+    const auto state = group_.segment.control(peer).state.load();
+    if (state == shm::RankState::kLeft || state == shm::RankState::kThrew || group_.is_dead(peer)) gone.push_back(peer);
+  }
+  return gone;
+}
+
+std::string ShmEngine::how_it_went(int peer) const {
+  const auto state = group_.segment.control(peer).state.load();
+  const char* how = state == shm::RankState::kThrew  ? " left the group because of an exception"
+                    : state == shm::RankState::kLeft ? " has left the group"
+                                                     : " has ended: killed, crashed or exited";
+  return concat("rank ", group_.global(peer), " (", group_.condition(peer), ")", how, "; it ", where_is(peer));
+}
+
+void ShmEngine::look_at_deadline(Operation& operation, Deadline deadline, const std::vector<int>& missing) {
+  if (!deadline.earlier(operation.deadline).passed()) return;
+  if (operation.kind == CallKind::kMonitoredBarrier && group_.rank == 0 && !calls_.empty() &&
+      calls_.front().get() == &operation) {
+    return note_absence(group_, operation);
+  }
+  const std::string time = seconds(Clock::now() - operation.issued);
+  if (missing.empty()) throw CallFailed{concat("timed out after ", time), -1};
+  const int first = missing.front();
+  throw CallFailed{concat("timed out: nothing from rank ", group_.global(first), " for ", time, "; rank ",
+                          group_.global(first), " (", group_.condition(first), ") ", where_is(first)),
+                   group_.global(first)};
+}
+
+void ShmEngine::say_who_is_awaited(const Operation& operation, const std::vector<int>& missing) {
+  word_interval_ *= 2;
+  next_word_ = operation.issued + word_interval_;
+  if (missing.empty()) return;
+  std::string who;
+  for (int peer : missing) {
+    if (!who.empty()) who += "; ";
+    who += concat("rank ", group_.global(peer), " (", group_.condition(peer), ") ", where_is(peer));
+  }
+  // One write, so that lines of several ranks stay whole.
+  std::cerr << concat(prefix(operation), "waiting since ", seconds(Clock::now() - operation.issued), " for ", who, "\n")
+            << std::flush;
+}
+
+std::string ShmEngine::where_is(int peer) const {
+  const shm::RankControl& control = group_.segment.control(peer);
+  const shm::CallSlot* last = nullptr;
+  uint32_t number = 0;
+  for (const shm::CallSlot& slot : control.slots) {
+    const uint32_t found = slot.number.load(std::memory_order_acquire);
+    if (!last || static_cast<int32_t>(found - number) > 0) {
+      last = &slot;
+      number = found;
+    }
+  }
+  if (number == 0) return "has made no call in this group yet";
+  return concat("last entered ", describe(last->fingerprint), " #", number);
+}
+
+std::string ShmEngine::prefix(const Operation& operation) const {
+  const std::string number = operation.number > 0 ? concat(" #", operation.number) : std::string();
+  return concat("[", name_of(operation.kind), number, "] rank ", group_.global(group_.rank), " (group ",
+                membership().name, " of ", group_.size, "): ");
+}
+
+// ---- failing
+
+void ShmEngine::record_failure(const std::string& text, int culprit) {
+  shm::GroupHeader& header = group_.segment.header();
+  auto none = shm::FailureState::kNone;
+  if (!header.failure.compare_exchange_strong(none, shm::FailureState::kClaimed, std::memory_order_seq_cst)) return;
+  header.reporter = group_.rank;
+  header.culprit = culprit;
+  const size_t length = std::min(text.size(), shm::kFailureTextBytes - 1);
+  std::memcpy(header.text, text.data(), length);
+  header.text[length] = 0;
+  header.failure.store(shm::FailureState::kWritten, std::memory_order_seq_cst);
+  group_.segment.ring_all();
+}
+
+std::string ShmEngine::recorded_failure(int& culprit) const {
+  const shm::GroupHeader& header = group_.segment.header();
+  // Who claimed it may have died before it wrote.
+  const Deadline patience = within(100ms);
+  while (header.failure.load(std::memory_order_acquire) != shm::FailureState::kWritten) {
+    if (patience.passed()) return "a rank failed and ended before it could say why";
+    sched_yield();
+  }
+  culprit = header.culprit;
+  return concat("rank ", group_.global(header.reporter), " says: ", header.text);
+}
+
+void ShmEngine::fail(const Operation& operation, const std::string& reason, int culprit) {
+  record_failure(reason, culprit);
+  take_memory_back();
+  std::string text = prefix(operation) + reason;
+  const std::string dump = flight_.dump(membership(), text);
+  if (!dump.empty()) text += concat(" [the last calls are in ", dump, "]");
+  end_all(std::make_exception_ptr(CommError(text, {.rank = group_.global(group_.rank),
+                                                   .peer = culprit,
+                                                   .collective = std::string(name_of(operation.kind)),
+                                                   .sequence_number = operation.number})));
+}
+
+void ShmEngine::fail_as_recorded(const Operation& operation) {
+  int culprit = -1;
+  const std::string reason = recorded_failure(culprit);
+  if (operation.kind == CallKind::kMonitoredBarrier && group_.rank != 0 && operation.number > 0) {
+    return fail(operation,
+                concat("rank ", group_.global(group_.rank),
+                       " reached the monitored barrier, but failed waiting on rank ", group_.global(0), ": ", reason),
+                culprit);
+  }
+  fail(operation, concat("the group is broken: ", reason, "; build a new group"), culprit);
+}
+
+void ShmEngine::end_all(std::exception_ptr error) {
+  broken_ = error;
+  for (const auto& operation : std::exchange(calls_, {})) finish(*operation, error);
+  for (const auto& operation : messages_.abandon()) finish(*operation, error);
+}
+
+void ShmEngine::take_memory_back() {
+  if (calls_.empty() && !messages_.is_exposed()) return;
+  SmallVector<int, 8> raised;
+  for (int peer = 0; peer < group_.size; ++peer) {
+    if (peer == group_.rank) continue;
+    // A running peer lowers its hands after a chunk. One in our own process runs, or we would not either.
+    const Deadline patience = within(group_.same_process(peer) ? 10s : 20ms);
+    while (group_.segment.control(peer).hands.load(std::memory_order_seq_cst) != 0 && !group_.is_dead(peer)) {
+      if (patience.passed()) {
+        raised.push_back(peer);
+        break;
+      }
+      sched_yield();
+    }
+  }
+  if (raised.empty() || calls_.empty()) return;
+  const Operation& call = *calls_.front();
+  if (call.phase == Operation::Phase::kQueued) return;
+  if (group_.segment.slot(group_.rank, call.number).exposure == shm::Exposure::kWritable)
+    group_.take_back(call.give[0]);
+}
+
+}  // namespace chorale::comm

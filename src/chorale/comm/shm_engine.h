@@ -1,0 +1,70 @@
+// Inside comm: the engine of groups whose ranks, threads or processes, are all on one host.
+#pragma once
+
+#include <deque>
+
+#include "chorale/comm/flight.h"
+#include "chorale/comm/messages.h"
+#include "chorale/comm/shm_group.h"
+
+namespace chorale::comm {
+
+class ShmEngine final : public Engine {
+ public:
+  ShmEngine(std::shared_ptr<RankContext> context, Membership membership, shm::GroupSegment segment,
+            const std::vector<ShmIdentity>& identities);
+  // Finishes what is in flight, unless an exception is passing through: then the others are told.
+  ~ShmEngine() override;
+
+  const char* backend() const override { return "shm"; }
+  void submit(const Intrusive<Operation>& operation) override;
+  void progress() override;
+  bool idle() const override { return calls_.empty() && messages_.idle(); }
+  void wait_a_little(std::unique_lock<std::mutex>& lock, Operation& operation, int64_t rounds,
+                     Deadline deadline) override;
+  std::string flight_record() const override { return flight_.json(membership(), {}); }
+  uint32_t last_number() const override { return number_; }
+  bool is_broken() const override { return group_.segment.failed(); }
+
+ private:
+  using Clock = Deadline::Clock;
+
+  void step_calls();
+  void finish(Operation& operation, std::exception_ptr error);
+  // Looks why an operation does not move, and throws the reason if there is one.
+  void look_around(Operation& operation, Deadline deadline);
+  std::vector<int> gone_among(const std::vector<int>& ranks) const;
+  std::string how_it_went(int peer) const;
+  void look_at_deadline(Operation& operation, Deadline deadline, const std::vector<int>& missing);
+  void say_who_is_awaited(const Operation& operation, const std::vector<int>& missing);
+  std::vector<int> awaited(const Operation& operation) const;
+  std::string where_is(int peer) const;
+  std::string prefix(const Operation& operation) const;
+
+  // Breaks the group: publishes the failure unless there is one already, takes memory back, and ends all operations.
+  void fail(const Operation& operation, const std::string& reason, int culprit);
+  void fail_as_recorded(const Operation& operation);
+  void end_all(std::exception_ptr error);
+  void record_failure(const std::string& text, int culprit);
+  std::string recorded_failure(int& culprit) const;
+  void take_memory_back();
+
+  // What an algorithm throws becomes a failure of the group.
+  template <class F>
+  void guarded(Operation& operation, const F& run);
+
+  ShmGroup group_;
+  Messages messages_;
+  std::deque<Intrusive<Operation>> calls_;  // in order; only the first one runs
+  std::vector<Intrusive<Operation>> done_;  // reused
+  FlightRecorder flight_;
+  uint32_t number_ = 0, pieces_ = 0;
+  std::exception_ptr broken_;
+  int exceptions_at_birth_ = 0;
+
+  // Of the wait in progress.
+  Clock::time_point next_look_, next_word_;
+  Clock::duration word_interval_{};
+};
+
+}  // namespace chorale::comm

@@ -1,0 +1,44 @@
+// Arenas in one sparse memfd that other processes can map (allocator.h, shared_pages()).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include "chorale/device/allocator.h"
+
+namespace chorale {
+
+class SharedPages final : public ArenaSource {
+ public:
+  SharedPages();
+  ~SharedPages() override;
+  Arena acquire(size_t bytes) override;
+  void release(const Arena& arena) noexcept override;
+  int shared_descriptor() const override { return descriptor_; }
+
+  // Where [begin, begin + bytes) of the arena lies in the file; nothing if it is not one stretch there.
+  std::optional<uint64_t> offset_of(const Arena& arena, const std::byte* begin, size_t bytes) const;
+
+  // Puts fresh pages with the same contents under the whole pages that [begin, begin + bytes) touches. Who mapped the
+  // old ones can no longer read or write what is seen here. Nobody else may use these pages meanwhile. Throws
+  // StateError when there is no memory.
+  void renew(std::byte* begin, size_t bytes);
+
+ private:
+  struct Renewed {
+    size_t bytes;
+    uint64_t offset;
+  };
+  uint64_t grow(size_t bytes);
+
+  const int descriptor_;
+  mutable std::mutex mutex_;  // guards what follows
+  uint64_t end_ = 0;
+  std::atomic<bool> any_renewed_{false};  // saves the lock in a process where nothing ever failed
+  std::map<const std::byte*, Renewed> renewed_;  // stretches that do not lie where their arena says; disjoint
+};
+
+}  // namespace chorale

@@ -1,0 +1,205 @@
+// The shared memory of a group on one host: who has entered which call, small data, flags, mailboxes, and the first
+// failure. The layout is the protocol; comm/shm_engine.h moves data with it.
+//
+// Note [Calls in shared memory]
+// Calls of a group are numbered, and every rank runs them one after the other. A rank enters call k by writing a slot
+// (fingerprint, where its data is, small data itself) and then its number. It goes on when it has seen number k of
+// everybody, whatever the call: so every rank checks every other's fingerprint, and nobody ever acts on a call that
+// some rank did not make.
+//
+//   Two slots per rank, used in turn, are enough. A rank writes slot k mod 2 for call k + 2 after it has finished call
+//   k + 1, for which it saw everybody enter k + 1; a rank enters k + 1 after it has finished k, reading of slots
+//   included. So nobody reads slot k any more. Data that fits into the slot therefore needs one exchange and no second
+//   barrier.
+//
+//   Data elsewhere (a tensor, a staging buffer) has no second copy, so its owner waits for `acted`: each rank counts
+//   the pieces it is done with, and when all have counted the piece, nobody touches the owner's data any more.
+//
+//   Two staging buffers per rank are enough too: piece p + 1 is staged into the buffer of piece p - 1, which everybody
+//   was done with (acted) and which its owner had copied out before it acted on p.
+//
+//   Numbers are 32 bits and wrap around; compared are only numbers at most two calls (one piece) apart.
+//
+// Note [Hands]
+// While a rank reads or writes memory that belongs to a peer's caller (not to this segment), its hands are up. It
+// raises them first and looks for a failure second; a rank that gives up publishes the failure first and looks for
+// raised hands second. Both in one total order, so either the first rank sees the failure and touches nothing, or the
+// second sees the hands. With hands up a rank looks for a failure again after every chunk. A rank that takes its memory
+// back after a failure thus waits a moment for hands to go down; if they stay up (the peer was stopped), the memory
+// gets fresh pages (device/shared_pages.h) and the peer may wake when it likes. Who has read a peer's memory looks for
+// a failure once more before it believes what it has read.
+//
+// Note [Doorbells]
+// Nobody enters the kernel while all are awake. A rank that has waited long declares that it sleeps (`sleepers`, its
+// own `sleeping`), looks once more, and sleeps on its doorbell. Who publishes anything does so with a sequentially
+// consistent store and then reads `sleepers`: either it sees the sleeper and rings, or the sleeper's last look sees
+// what was published. Sleep is bounded all the same, because the dead ring no bells.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "chorale/transport/shm/peer_process.h"
+
+namespace chorale::transport::shm {
+
+inline constexpr size_t kCacheLineBytes = 64;
+inline constexpr size_t kSlotPayloadBytes = 16 << 10;
+inline constexpr size_t kStagingBytes = 128 << 10;
+inline constexpr size_t kMessageInlineBytes = 4 << 10;
+inline constexpr uint32_t kMessagesInFlight = 8;
+inline constexpr size_t kFailureTextBytes = 2048;
+inline constexpr int kMostRanks = 256;
+
+// What a call is: equal on all ranks, or the call is an error.
+struct Fingerprint {
+  uint8_t kind = 0, dtype = 0, reduce = 0, variant = 0;
+  int32_t root = -1;
+  uint64_t count = 0;   // elements per chunk; 0 where chunks differ
+  uint64_t detail = 0;  // a hash of what else must be equal: sizes of chunks, a factor
+  uint64_t tag = 0;     // the caller's
+
+  friend bool operator==(const Fingerprint&, const Fingerprint&) = default;
+};
+static_assert(sizeof(Fingerprint) == 32);
+
+// Where data lies. The kind is in the two top bits.
+enum class PlaceKind : uint8_t { kSlot, kPointer, kArena, kScratch };
+struct Place {
+  uint64_t bits = 0;
+  static Place make(PlaceKind kind, uint64_t offset) { return {static_cast<uint64_t>(kind) << 62 | offset}; }
+  PlaceKind kind() const { return static_cast<PlaceKind>(bits >> 62); }
+  uint64_t offset() const { return bits & ~(uint64_t{3} << 62); }
+};
+struct PlacedChunk {
+  Place place;
+  uint64_t bytes = 0;
+};
+
+// What peers may do with a rank's data in a call.
+enum class Exposure : uint32_t {
+  kSlot,      // all of it is in the slot
+  kReadable,  // some of it is outside the slot: peers read it there
+  kWritable,  // outside, in pages of its own: peers may reduce it in place
+  kStaged,    // too large for the slot and nowhere that peers can reach: piece by piece through the staging buffers
+};
+
+struct alignas(kCacheLineBytes) CallSlot {
+  std::atomic<uint32_t> number{0};  // written last
+  Exposure exposure = Exposure::kSlot;
+  Fingerprint fingerprint;
+  Place place;  // of the one chunk; with one chunk per rank, payload begins with a table of PlacedChunk
+  // 16 bytes share the line of the number: a small value travels in one line.
+  alignas(16) std::byte payload[kSlotPayloadBytes];
+};
+static_assert(offsetof(CallSlot, payload) == 48);
+
+enum class RankState : uint32_t { kAbsent, kJoined, kLeft, kThrew };
+
+struct RankControl {
+  // Read by all who wait.
+  alignas(kCacheLineBytes) std::atomic<uint32_t> acted{0};  // the last piece this rank is done with
+  std::atomic<uint32_t> staged{0};                          // the last piece in its staging buffer
+  // Read by others only after a failure: stays in its owner's cache.
+  alignas(kCacheLineBytes) std::atomic<uint32_t> hands{0};
+  alignas(kCacheLineBytes) std::atomic<uint32_t> doorbell{0};
+  std::atomic<uint32_t> sleeping{0};
+  std::atomic<RankState> state{RankState::kAbsent};
+  CallSlot slots[2];
+  alignas(kCacheLineBytes) std::byte staging[2][kStagingBytes];
+};
+
+// A mailbox from one rank to another (or to itself): a ring that the sender fills and the receiver empties in order.
+enum class MessageKind : uint32_t {
+  kInline,  // the data is here
+  kReady,   // the data waits at `place`; answered by kTaken
+  kTaken,   // the receiver is done with the message `id` that was kReady
+};
+struct Message {
+  MessageKind kind = MessageKind::kInline;
+  uint32_t dtype = 0;
+  uint64_t id = 0;
+  uint64_t tag = 0;
+  uint64_t bytes = 0;
+  Place place;
+  alignas(16) std::byte data[kMessageInlineBytes];
+};
+struct Mailbox {
+  alignas(kCacheLineBytes) std::atomic<uint32_t> filled{0};   // written by the sender
+  alignas(kCacheLineBytes) std::atomic<uint32_t> emptied{0};  // written by the receiver
+  alignas(kCacheLineBytes) Message ring[kMessagesInFlight];
+};
+
+enum class FailureState : uint32_t { kNone, kClaimed, kWritten };
+
+struct GroupHeader {
+  uint64_t magic = 0;
+  uint32_t size = 0;
+  std::atomic<uint32_t> attached{0};
+  alignas(kCacheLineBytes) std::atomic<uint32_t> sleepers{0};
+  // The first failure; all who come later report it too.
+  alignas(kCacheLineBytes) std::atomic<FailureState> failure{FailureState::kNone};
+  int32_t reporter = -1, culprit = -1;  // group ranks
+  char text[kFailureTextBytes] = {};
+};
+
+// A view of the mapped memory.
+class GroupSegment {
+ public:
+  static size_t bytes_for(int size) {
+    const auto n = static_cast<size_t>(size);
+    return controls_offset() + n * sizeof(RankControl) + n * n * sizeof(Mailbox);
+  }
+  // Fresh memory is all zeros, which is what the constructors of the atomics would write; so nothing is written (and no
+  // page is taken) before it is used.
+  GroupSegment(std::shared_ptr<Segment> memory, int size) : memory_(std::move(memory)), size_(size) {}
+
+  GroupHeader& header() const { return *reinterpret_cast<GroupHeader*>(memory_->data()); }
+  RankControl& control(int rank) const {
+    return reinterpret_cast<RankControl*>(memory_->data() + controls_offset())[rank];
+  }
+  Mailbox& mailbox(int from, int to) const {
+    auto* first = reinterpret_cast<Mailbox*>(memory_->data() + controls_offset() +
+                                             static_cast<size_t>(size_) * sizeof(RankControl));
+    return first[from * size_ + to];
+  }
+  CallSlot& slot(int rank, uint32_t number) const { return control(rank).slots[number & 1]; }
+  std::byte* staging(int rank, uint32_t piece) const { return control(rank).staging[piece & 1]; }
+  const Segment& memory() const { return *memory_; }
+
+  bool failed() const { return header().failure.load(std::memory_order_seq_cst) != FailureState::kNone; }
+
+  // Stores so that sleepers notice (Note [Doorbells]).
+  template <class T>
+  void publish(std::atomic<T>& flag, T value) const {
+    flag.store(value, std::memory_order_seq_cst);
+    if (header().sleepers.load(std::memory_order_seq_cst) != 0) [[unlikely]]
+      ring_all();
+  }
+  void ring_all() const;
+  // Sleeps on the rank's doorbell for at most this long, unless `look` says that there is something to do.
+  template <class Look>
+  void sleep(int rank, int64_t nanoseconds, const Look& look) const {
+    RankControl& own = control(rank);
+    const uint32_t bell = own.doorbell.load(std::memory_order_seq_cst);
+    own.sleeping.store(1, std::memory_order_seq_cst);
+    header().sleepers.fetch_add(1, std::memory_order_seq_cst);
+    if (!look()) wait_for_bell(own.doorbell, bell, nanoseconds);
+    header().sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    own.sleeping.store(0, std::memory_order_relaxed);
+  }
+
+ private:
+  static constexpr size_t controls_offset() { return (sizeof(GroupHeader) + 4095) / 4096 * 4096; }
+  static void wait_for_bell(std::atomic<uint32_t>& bell, uint32_t seen, int64_t nanoseconds);
+
+  std::shared_ptr<Segment> memory_;
+  int size_;
+};
+
+}  // namespace chorale::transport::shm
