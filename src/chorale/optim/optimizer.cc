@@ -19,18 +19,6 @@ void* advance(void* pointer, int64_t elems, DType dtype) {
   return pointer ? static_cast<std::byte*>(pointer) + elems * static_cast<int64_t>(size_of(dtype)) : nullptr;
 }
 
-// Elements [begin, begin + n) of a span.
-vec::UpdateSpan piece_of(const vec::UpdateSpan& span, DType dtype, int64_t begin, int64_t n) {
-  vec::UpdateSpan piece = span;
-  const DType compute = compute_of(dtype);
-  piece.weight = advance(span.weight, begin, compute);
-  piece.rounded = advance(span.rounded, begin, dtype);
-  piece.gradient = advance(const_cast<void*>(span.gradient), begin, dtype);
-  for (void*& state : piece.state) state = advance(state, begin, compute);
-  piece.n = n;
-  return piece;
-}
-
 // Its own order of dimensions does not matter, as long as everything about a parameter is in the same one.
 Tensor in_layout_of(const Tensor& like, DType dtype, double value) {
   Tensor made = Tensor::empty_strided(like.sizes(), like.strides(), dtype);
@@ -39,6 +27,17 @@ Tensor in_layout_of(const Tensor& like, DType dtype, double value) {
 }
 
 }  // namespace
+
+vec::UpdateSpan Optimizer::piece_of(const Job& job, int64_t begin, int64_t n) {
+  vec::UpdateSpan piece = job.span;
+  const DType compute = compute_of(job.dtype);
+  piece.weight = advance(piece.weight, begin, compute);
+  piece.rounded = advance(piece.rounded, begin, job.dtype);
+  piece.gradient = advance(const_cast<void*>(piece.gradient), begin, job.dtype);
+  for (void*& state : piece.state) state = advance(state, begin, compute);
+  piece.n = n;
+  return piece;
+}
 
 Optimizer::~Optimizer() {
   for (HookHandle& hook : hooks_) hook.remove();
@@ -258,8 +257,11 @@ void Optimizer::add_sparse(const Parameter& parameter, const Tensor& gradient, c
   batch_.kept.push_back(values);
   const int64_t width = parameter.tensor.elems() / std::max<int64_t>(parameter.tensor.size(0), 1);
   const std::vector<int64_t> at = rows.to_vector<int64_t>();
+  const Job whole{span, values.dtype(), recipe, 0};
   for (size_t r = 0; r < at.size(); ++r) {
-    vec::UpdateSpan row = piece_of(span, parameter.tensor.dtype(), at[r] * width, width);
+    CHORALE_CHECK(at[r] >= 0 && at[r] < parameter.tensor.size(0), "[", name_, "] the sparse gradient of ",
+                  parameter.name, " has row ", at[r], "; there are ", parameter.tensor.size(0));
+    vec::UpdateSpan row = piece_of(whole, at[r] * width, width);
     row.gradient = advance(values.raw(), static_cast<int64_t>(r) * width, values.dtype());
     push(row, values.dtype(), recipe);
   }
@@ -290,7 +292,7 @@ void Optimizer::run(Batch& batch) const {
       const Recipe& recipe = batch.recipes[job->recipe];
       const int64_t first = std::max<int64_t>(begin - job->begin, 0);
       const int64_t n = std::min(end - job->begin, job->span.n) - first;
-      vec::update_loop(recipe.rule, job->dtype)(piece_of(job->span, job->dtype, first, n), recipe.params);
+      vec::update_loop(recipe.rule, job->dtype)(piece_of(*job, first, n), recipe.params);
     }
   });
 }

@@ -113,6 +113,9 @@ class Optimizer {
     int64_t elems = 0;
   };
 
+  // Elements [begin, begin + n) of a job.
+  static vec::UpdateSpan piece_of(const Job& job, int64_t begin, int64_t n);
+
   // `name` is for messages.
   explicit Optimizer(const char* name) : name_(name) {}
   void add_group(const NamedTensors& parameters, const Attrs& options);

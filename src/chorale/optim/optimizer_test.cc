@@ -5,45 +5,26 @@
 
 #include <cmath>
 
-#include "chorale/api/api.h"
 #include "chorale/base/parallel.h"
 #include "chorale/op/samples.h"
 #include "chorale/optim/adam.h"
+#include "chorale/optim/optim_test_util.h"
 #include "chorale/optim/sgd.h"
 
 namespace chorale::optim {
 namespace {
 
-Tensor leaf(const Shape& sizes, int seed, DType dtype = DType::kF32) {
+Tensor sampled(const Shape& sizes, int seed, DType dtype = DType::kF32) {
   return set_requires_grad(clone(to(op::sample(sizes, seed), dtype)));
 }
-Tensor leaf(std::initializer_list<double> values) {
-  return set_requires_grad(Tensor::from(values, {static_cast<int64_t>(values.size())}));
-}
-using Values = std::vector<double>;
-Values values(const Tensor& x) { return x.to_vector<double>(); }
-
-// The message of the exception that `body` throws.
-template <class Kind, class Body>
-std::string message_of(Body body) {
-  try {
-    body();
-  } catch (const Kind& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
-#define EXPECT_MESSAGE(Kind, part, ...)                                           \
-  EXPECT_NE(message_of<Kind>([&] { __VA_ARGS__; }).find(part), std::string::npos) \
-      << message_of<Kind>([&] { __VA_ARGS__; })
 
 // A small network of two layers, trained on numbers made by a formula.
 struct Problem {
   Tensor w1, b1, w2, x, y;
   explicit Problem(DType dtype = DType::kF32)
-      : w1(leaf({5, 7}, 1, dtype)),
-        b1(leaf({7}, 2, dtype)),
-        w2(leaf({7, 3}, 3, dtype)),
+      : w1(sampled({5, 7}, 1, dtype)),
+        b1(sampled({7}, 2, dtype)),
+        w2(sampled({7, 3}, 3, dtype)),
         x(to(op::sample({4, 5}, 4), dtype)),
         y(to(op::sample({4, 3}, 5), dtype)) {}
   NamedTensors named() const { return {{"w1", w1}, {"b1", b1}, {"w2", w2}}; }
@@ -153,7 +134,7 @@ TEST(Optimizer, UpdatingInBackwardGivesTheBitsOfStep) {
 }
 
 TEST(Optimizer, UpdatingInBackwardHandlesAParameterUsedTwice) {
-  const Tensor w = leaf({2, 2}, 1), same = leaf({2, 2}, 1), x = to(op::sample({2, 2}, 2), DType::kF32);
+  const Tensor w = sampled({2, 2}, 1), same = sampled({2, 2}, 1), x = to(op::sample({2, 2}, 2), DType::kF32);
   Sgd late({{"w", w}}, {.lr = 0.1}), early({{"w", same}}, {.lr = 0.1});
   early.update_in_backward();
   backward(sum(matmul(tanh(matmul(x, w)), transpose(w, 0, 1))));
@@ -268,7 +249,7 @@ TEST(Optimizer, AStateOfOtherParametersIsRefusedAndNothingChanges) {
 }
 
 TEST(Optimizer, AnyLayoutOfAGradientOrAParameterWorks) {
-  const Tensor straight = leaf({3, 4}, 1, DType::kF64);
+  const Tensor straight = sampled({3, 4}, 1, DType::kF64);
   const Tensor turned = set_requires_grad(Tensor::empty_strided({3, 4}, {1, 3}, DType::kF64));
   {
     const NoGrad quiet;
@@ -282,11 +263,11 @@ TEST(Optimizer, AnyLayoutOfAGradientOrAParameterWorks) {
     optimizer.step();
   }
   EXPECT_EQ(values(straight), values(turned));
-  EXPECT_NE(values(straight), values(leaf({3, 4}, 1, DType::kF64)));
+  EXPECT_NE(values(straight), values(sampled({3, 4}, 1, DType::kF64)));
 }
 
 TEST(Optimizer, ASparseGradientMovesItsRowsOnly) {
-  const Tensor table = leaf({5, 2}, 1, DType::kF64);
+  const Tensor table = sampled({5, 2}, 1, DType::kF64);
   const Values before = values(table);
   Sgd optimizer({{"table", table}}, {.lr = 1});
   backward(sum(embedding(Tensor::from<int64_t>({3, 1, 3}, {3}), table, {}, true)));

@@ -1,0 +1,37 @@
+// What the tests of optim share.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "chorale/api/api.h"
+
+namespace chorale::optim {
+
+using Values = std::vector<double>;
+inline Values values(const Tensor& x) { return x.to_vector<double>(); }
+
+inline Tensor leaf(std::initializer_list<double> numbers) {
+  return set_requires_grad(Tensor::from(numbers, {static_cast<int64_t>(numbers.size())}));
+}
+
+// The message of the exception that `body` throws.
+template <class Kind, class Body>
+std::string message_of(Body body) {
+  try {
+    body();
+  } catch (const Kind& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+// The statement throws Kind with `part` in its message.
+#define EXPECT_MESSAGE(Kind, part, ...)                                             \
+  do {                                                                              \
+    const std::string message = message_of<Kind>([&] { __VA_ARGS__; });             \
+    EXPECT_NE(message.find(part), std::string::npos) << "the message: " << message; \
+  } while (false)
+
+}  // namespace chorale::optim
