@@ -1,0 +1,23 @@
+// Clipping gradients between backward and step.
+#pragma once
+
+#include <limits>
+#include <span>
+
+#include "chorale/tensor/tensor.h"
+
+namespace chorale::optim {
+
+struct ClipNormOptions {
+  double norm_type = 2;  // 1, 2 or infinity
+  bool error_if_nonfinite = false;
+};
+// Returns the norm of all gradients taken together, and scales them in place by max_norm / (norm + 1e-6) where that is
+// below 1. A norm that is infinite or NaN is returned and leaves the gradients as they are, or is a StateError that
+// names the first parameter to blame. StateError also when there are no gradients.
+double clip_grad_norm(std::span<const Tensor> parameters, double max_norm, const ClipNormOptions& options = {});
+
+// Limits every element of every gradient to [-limit, limit], in place.
+void clip_grad_value(std::span<const Tensor> parameters, double limit);
+
+}  // namespace chorale::optim

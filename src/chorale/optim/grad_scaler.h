@@ -1,0 +1,54 @@
+// Loss scaling for training in f16: small gradients would round to zero, so the loss is multiplied by a large scale and
+// the gradients divided by it again before the step.
+//
+//   backward(scaler.scale(loss));
+//   scaler.unscale(optimizer);  // only where something looks at the gradients before the step, such as clipping
+//   clip_grad_norm(optimizer.parameters(), 1);
+//   scaler.step(optimizer);
+//   scaler.update();
+#pragma once
+
+#include <unordered_map>
+
+#include "chorale/optim/optimizer.h"
+
+namespace chorale::optim {
+
+struct GradScalerOptions {
+  double scale = 65536;
+  double growth = 2;     // after `interval` steps in a row with finite gradients
+  double backoff = 0.5;  // after a step with others
+  int64_t interval = 2000;
+  bool enabled = true;  // false: scale() and unscale() do nothing and step() always steps
+};
+
+class GradScaler {
+ public:
+  explicit GradScaler(const GradScalerOptions& options = {});
+
+  Tensor scale(const Tensor& loss) const;
+  // Divides the gradients of the optimizer's parameters by the scale, in one pass that also finds out whether all are
+  // finite. At most once between two updates.
+  void unscale(Optimizer& optimizer);
+  // Unscales, unless that was done, and steps if every gradient was finite; says whether it did.
+  bool step(Optimizer& optimizer);
+  // After the steps of all optimizers: adapts the scale.
+  void update();
+
+  double scale() const { return options_.enabled ? options_.scale : 1; }
+  bool enabled() const { return options_.enabled; }
+
+  StateDict state_dict() const;
+  void load_state_dict(const StateDict& state);
+
+ private:
+  struct Progress {
+    bool finite = true;
+    bool stepped = false;
+  };
+  GradScalerOptions options_;
+  int64_t finite_steps_ = 0;                                 // in a row
+  std::unordered_map<const Optimizer*, Progress> progress_;  // since the last update()
+};
+
+}  // namespace chorale::optim
