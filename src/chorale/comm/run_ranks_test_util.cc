@@ -1,10 +1,78 @@
 #include "chorale/comm/run_ranks_test_util.h"
 
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <iostream>
 #include <thread>
 
+#include "chorale/base/config.h"
+#include "chorale/base/error.h"
+#include "chorale/transport/file_store.h"
 #include "chorale/transport/memory_store.h"
 
 namespace chorale::comm {
+namespace {
+
+// How often this test has called run_processes: parent and child count alike.
+int next_call() {
+  static std::string test;
+  static int calls = 0;
+  const auto* info = testing::UnitTest::GetInstance()->current_test_info();
+  const std::string name = concat(info->test_suite_name(), ".", info->name());
+  if (name != test) {
+    test = name;
+    calls = 0;
+  }
+  return calls++;
+}
+
+[[noreturn]] void run_child(int size, const std::function<void(Group&)>& body, const GroupOptions& options) {
+  const int rank = std::stoi(*config::env("CHORALE_TEST_RANK"));
+  int status = 0;
+  try {
+    transport::FileStore store(*config::env("CHORALE_TEST_STORE"));
+    Group group = Group::connect(store, "world", rank, size, options);
+    body(group);
+  } catch (const std::exception& error) {
+    std::cerr << "rank " << rank << " threw: " << error.what() << std::endl;
+    status = 1;
+  }
+  if (testing::Test::HasFailure()) status = 1;
+  std::cerr.flush();
+  _exit(status);
+}
+
+pid_t start_rank(int rank, int size, int call, const std::string& store) {
+  const auto* info = testing::UnitTest::GetInstance()->current_test_info();
+  const std::string filter = concat("--gtest_filter=", info->test_suite_name(), ".", info->name());
+  std::vector<std::string> environment{concat("CHORALE_TEST_RANK=", rank), concat("CHORALE_TEST_CALL=", call),
+                                       concat("CHORALE_TEST_STORE=", store), concat("WORLD_SIZE=", size)};
+  std::vector<char*> variables;
+  for (char** variable = environ; *variable; ++variable) {
+    if (!std::string_view(*variable).starts_with("WORLD_SIZE=")) variables.push_back(*variable);
+  }
+  for (std::string& variable : environment) variables.push_back(variable.data());
+  variables.push_back(nullptr);
+  const pid_t parent = getpid();
+  const pid_t child = fork();
+  if (child != 0) return child;
+  // Nothing is left behind when the test itself is killed.
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(1);
+  const int nothing = open("/dev/null", O_WRONLY);
+  dup2(nothing, STDOUT_FILENO);
+  const char* arguments[] = {"rank", filter.c_str(), nullptr};
+  execve("/proc/self/exe", const_cast<char**>(arguments), variables.data());
+  _exit(127);
+}
+
+}  // namespace
 
 void run_ranks(int size, const std::function<void(Group&)>& body, const GroupOptions& options) {
   transport::MemoryStore store;
@@ -24,6 +92,35 @@ void run_ranks(int size, const std::function<void(Group&)>& body, const GroupOpt
   }
   for (std::thread& thread : threads) thread.join();
   if (first) std::rethrow_exception(first);
+}
+
+bool is_rank_process() { return config::env("CHORALE_TEST_RANK").has_value(); }
+
+std::vector<int> run_processes(int size, const std::function<void(Group&)>& body, const GroupOptions& options,
+                               const std::function<void(const RunningRanks&)>& meanwhile) {
+  const int call = next_call();
+  if (is_rank_process()) {
+    if (std::stoi(*config::env("CHORALE_TEST_CALL")) != call) return std::vector<int>(static_cast<size_t>(size), 0);
+    run_child(size, body, options);
+  }
+  char store[] = "/tmp/chorale-test-XXXXXX";
+  close(mkstemp(store));
+  RunningRanks ranks;
+  for (int rank = 0; rank < size; ++rank) ranks.pids.push_back(start_rank(rank, size, call, store));
+  if (meanwhile) meanwhile(ranks);
+  std::vector<int> results;
+  for (pid_t pid : ranks.pids) {
+    int status = 0;
+    waitpid(pid, &status, 0);
+    results.push_back(WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status));
+  }
+  std::filesystem::remove(store);
+  return results;
+}
+
+void run_threads_and_processes(int size, const std::function<void(Group&)>& body, const GroupOptions& options) {
+  if (!is_rank_process()) run_ranks(size, body, options);
+  EXPECT_EQ(run_processes(size, body, options), std::vector<int>(static_cast<size_t>(size), 0));
 }
 
 }  // namespace chorale::comm

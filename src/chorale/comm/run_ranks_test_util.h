@@ -13,4 +13,19 @@ namespace chorale::comm {
 // first exception is rethrown here when all have ended.
 void run_ranks(int size, const std::function<void(Group&)>& body, const GroupOptions& options = {});
 
+struct RunningRanks {
+  std::vector<pid_t> pids;
+};
+// Runs `body` on `size` processes: this test program, executed again for the same test, which comes to this same call
+// and does the body's work there. What the test does before the call, it does in every process. Returns how each ended:
+// its exit status (1: a check failed or an exception got out, 0: all is well), or minus the signal that ended it.
+// `meanwhile`, if given, runs here while they do.
+std::vector<int> run_processes(int size, const std::function<void(Group&)>& body, const GroupOptions& options = {},
+                               const std::function<void(const RunningRanks&)>& meanwhile = {});
+// True in a process that run_processes started.
+bool is_rank_process();
+
+// Both kinds, one after the other, and all is well with all of them.
+void run_threads_and_processes(int size, const std::function<void(Group&)>& body, const GroupOptions& options = {});
+
 }  // namespace chorale::comm

@@ -1,0 +1,319 @@
+// Every collective for dtypes, sizes and numbers of ranks, on values whose results are the same in every order: bitwise
+// equal on all ranks, whatever path the data took. A sample by default; CHORALE_EXACTNESS=all runs everything.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "chorale/base/config.h"
+#include "chorale/base/error.h"
+#include "chorale/comm/run_ranks_test_util.h"
+
+namespace chorale::comm {
+namespace {
+
+using namespace std::chrono_literals;
+
+enum class Where { kOurs, kForeign, kStrided };
+
+struct Case {
+  CallKind kind;
+  DType dtype;
+  int64_t count;
+  Reduce reduce;
+  Where where;
+  int root;
+};
+std::ostream& operator<<(std::ostream& out, const Case& c) {
+  return out << name_of(c.kind) << ' ' << c.dtype << ' ' << c.count << ' ' << name_of(c.reduce) << " root " << c.root
+             << (c.where == Where::kOurs      ? " ours"
+                 : c.where == Where::kForeign ? " foreign"
+                                              : " strided");
+}
+
+using Value = std::function<int64_t(int64_t index)>;
+
+template <class T>
+T convert(int64_t value) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return value != 0;
+  } else if constexpr (std::is_same_v<T, float16> || std::is_same_v<T, bfloat16>) {
+    return T(static_cast<float>(value));
+  } else if constexpr (std::is_same_v<T, complex64>) {
+    return T(static_cast<float>(value), static_cast<float>(-value));
+  } else if constexpr (std::is_same_v<T, complex128>) {
+    return T(static_cast<double>(value), static_cast<double>(-value));
+  } else {
+    return static_cast<T>(value);
+  }
+}
+
+Tensor make(const Case& c, int64_t count, const Value& value) {
+  return visit_dtype(c.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if (c.where == Where::kForeign) {
+      auto memory = std::make_shared<std::unique_ptr<T[]>>(new T[static_cast<size_t>(count)]);
+      const Tensor tensor =
+          Tensor::borrow(std::span<T>(memory->get(), static_cast<size_t>(count)), {count}, [memory] {});
+      for (int64_t i = 0; i < count; ++i) (*memory)[static_cast<size_t>(i)] = convert<T>(value(i));
+      return tensor;
+    }
+    const int64_t stride = c.where == Where::kStrided ? 3 : 1;
+    const Tensor whole = Tensor::empty({count * stride}, c.dtype);
+    for (int64_t i = 0; i < count; ++i) whole.data<T>()[i * stride] = convert<T>(value(i));
+    return stride == 1 ? whole : whole.view_as({count}, {stride}, 0);
+  });
+}
+
+void expect(const Tensor& tensor, const Value& value, const char* what = "") {
+  visit_dtype(tensor.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const int64_t stride = tensor.elems() > 1 ? tensor.stride(0) : 1;
+    for (int64_t i = 0; i < tensor.elems(); ++i) {
+      const T found = tensor.data<T>()[i * stride], wanted = convert<T>(value(i));
+      if (std::memcmp(&found, &wanted, sizeof(T)) != 0) {
+        ADD_FAILURE() << what << " element " << i << " of " << tensor.elems() << " is wrong";
+        return;
+      }
+    }
+  });
+}
+
+// What rank r holds at index i; small, so that sums, and mostly ones, so that products fit every dtype.
+int64_t held(const Case& c, int rank, int64_t i) {
+  if (c.reduce == Reduce::kProduct) return (i + rank) % 5 == 0 ? 2 : 1;
+  return (7 * rank + 3 * i) % 5 + (c.dtype == DType::kBool ? -1 : 1);
+}
+
+int64_t reduced(const Case& c, int size, int64_t i) {
+  int64_t result = held(c, 0, i);
+  if (c.dtype == DType::kBool) result = result != 0;
+  for (int rank = 1; rank < size; ++rank) {
+    int64_t x = held(c, rank, i);
+    if (c.dtype == DType::kBool) x = x != 0;
+    switch (c.reduce) {
+      case Reduce::kProduct:
+        result *= x;
+        break;
+      case Reduce::kMin:
+        result = std::min(result, x);
+        break;
+      case Reduce::kMax:
+        result = std::max(result, x);
+        break;
+      case Reduce::kBitAnd:
+        result &= x;
+        break;
+      case Reduce::kBitOr:
+        result |= x;
+        break;
+      case Reduce::kBitXor:
+        result ^= x;
+        break;
+      default:
+        result += x;
+    }
+  }
+  return result;
+}
+
+void run_case(Group& group, const Case& c) {
+  const int rank = group.rank(), size = group.size(), root = c.root % size;
+  const int64_t n = c.count;
+  const auto own = [&](int64_t i) { return held(c, rank, i); };
+  const auto of = [&](int r, int64_t first = 0) { return [&c, r, first](int64_t i) { return held(c, r, first + i); }; };
+  const auto sum = [&](int64_t first = 0) {
+    return [&c, size, first](int64_t i) { return reduced(c, size, first + i); };
+  };
+  const auto nothing = [](int64_t) { return int64_t{0}; };
+  const auto list = [&](const Value& value) {
+    std::vector<Tensor> tensors;
+    for (int r = 0; r < size; ++r) tensors.push_back(make(c, n, value));
+    return tensors;
+  };
+  const CallOptions soon{.tag = 0, .timeout = 20s};
+  switch (c.kind) {
+    case CallKind::kBroadcast: {
+      const Tensor x = make(c, n, own);
+      group.broadcast(x, root, soon).wait();
+      return expect(x, of(root));
+    }
+    case CallKind::kReduce: {
+      const Tensor x = make(c, n, own);
+      group.reduce(x, root, c.reduce, soon).wait();
+      if (rank == root) expect(x, sum());
+      return;
+    }
+    case CallKind::kAllReduce: {
+      const Tensor x = make(c, n, own);
+      group.all_reduce(x, c.reduce, soon).wait();
+      return expect(x, sum());
+    }
+    case CallKind::kAllGather: {
+      const Tensor x = make(c, n, own), all = make(c, n * size, nothing);
+      const auto outputs = list(nothing);
+      group.all_gather(outputs, x, soon).wait();
+      group.all_gather_into(all, x, soon).wait();
+      for (int r = 0; r < size; ++r) expect(outputs[static_cast<size_t>(r)], of(r));
+      expect(all, [&](int64_t i) { return held(c, static_cast<int>(i / n), i % n); });
+      return expect(x, own, "input");
+    }
+    case CallKind::kGather: {
+      const Tensor x = make(c, n, own);
+      const auto outputs = rank == root ? list(nothing) : std::vector<Tensor>();
+      group.gather(outputs, x, root, soon).wait();
+      for (int r = 0; r < static_cast<int>(outputs.size()); ++r) expect(outputs[static_cast<size_t>(r)], of(r));
+      return expect(x, own, "input");
+    }
+    case CallKind::kScatter: {
+      const Tensor x = make(c, n, nothing);
+      std::vector<Tensor> inputs;
+      for (int r = 0; r < size && rank == root; ++r) inputs.push_back(make(c, n, of(r, 11)));
+      group.scatter(x, inputs, root, soon).wait();
+      return expect(x, of(rank, 11));
+    }
+    case CallKind::kReduceScatter: {
+      const Tensor x = make(c, n, nothing), from = make(c, n * size, own), y = make(c, n, nothing);
+      std::vector<Tensor> inputs;
+      for (int r = 0; r < size; ++r) inputs.push_back(make(c, n, of(rank, 13 * r)));
+      group.reduce_scatter(x, inputs, c.reduce, soon).wait();
+      expect(x, sum(13 * rank));
+      group.reduce_scatter_from(y, from, c.reduce, soon).wait();
+      return expect(y, sum(n * rank));
+    }
+    case CallKind::kAllToAll: {
+      std::vector<Tensor> inputs, outputs;
+      // Rank s gives rank r so many: n + s + r. What it gives begins with its own number and the receiver's.
+      for (int r = 0; r < size; ++r) {
+        inputs.push_back(make(c, n + rank + r, of(rank, 17 * r)));
+        outputs.push_back(make(c, n + rank + r, nothing));
+      }
+      group.all_to_all(outputs, inputs, soon).wait();
+      for (int r = 0; r < size; ++r) expect(outputs[static_cast<size_t>(r)], of(r, 17 * rank));
+      return;
+    }
+    case CallKind::kSend: {
+      const Tensor x = make(c, n, own), y = make(c, n, nothing);
+      const int right = (rank + 1) % size, left = (rank + size - 1) % size;
+      const auto works = batch_isend_irecv({P2POp::send(group, x, right, 5), P2POp::recv(group, y, left, 5)});
+      for (const Work& work : works) work.wait();
+      EXPECT_EQ(works[1].source_rank(), left);
+      return expect(y, of(left));
+    }
+    default:
+      return;
+  }
+}
+
+const CallKind kKinds[] = {CallKind::kBroadcast, CallKind::kReduce,        CallKind::kAllReduce,
+                           CallKind::kAllGather, CallKind::kGather,        CallKind::kScatter,
+                           CallKind::kSend,      CallKind::kReduceScatter, CallKind::kAllToAll};
+const int64_t kCounts[] = {0, 1, 3, 17, 1000, 65537, (1 << 20) + 3};
+const Reduce kReductions[] = {Reduce::kSum,    Reduce::kProduct, Reduce::kMin,   Reduce::kMax,
+                              Reduce::kBitAnd, Reduce::kBitOr,   Reduce::kBitXor};
+
+bool reduces(CallKind kind) {
+  return kind == CallKind::kReduce || kind == CallKind::kAllReduce || kind == CallKind::kReduceScatter;
+}
+bool makes_sense(const Case& c) {
+  if (!reduces(c.kind)) return c.reduce == Reduce::kSum;
+  if (is_complex(c.dtype)) return c.reduce == Reduce::kSum;
+  const bool bits = c.reduce >= Reduce::kBitAnd;
+  return !bits || c.dtype == DType::kBool || is_integral(c.dtype);
+}
+
+std::vector<Case> all_cases() {
+  std::vector<Case> cases;
+  int root = 0;
+  for (CallKind kind : kKinds) {
+    for (DType dtype : kAllDTypes) {
+      for (int64_t count : kCounts) {
+        for (Reduce reduce : kReductions) {
+          for (Where where : {Where::kOurs, Where::kForeign, Where::kStrided}) {
+            const Case c{kind, dtype, count, reduce, where, root++};
+            if (makes_sense(c)) cases.push_back(c);
+          }
+        }
+      }
+    }
+  }
+  return cases;
+}
+
+// The same on all ranks and in every run.
+std::vector<Case> sample(unsigned seed, size_t count, int64_t largest) {
+  std::vector<Case> cases = all_cases();
+  if (config::env("CHORALE_EXACTNESS") == "all") return cases;
+  std::erase_if(cases, [&](const Case& c) { return c.count > largest; });
+  std::mt19937 random(seed);
+  std::shuffle(cases.begin(), cases.end(), random);
+  cases.resize(std::min(count, cases.size()));
+  return cases;
+}
+
+void run_all(Group& group, const std::vector<Case>& cases) {
+  for (const Case& c : cases) {
+    SCOPED_TRACE(concat(group.size(), " ranks: ", c));
+    run_case(group, c);
+    if (testing::Test::HasFatalFailure()) return;
+  }
+}
+
+TEST(Exactness, EveryCollectiveAmongThreads) {
+  for (int size : {1, 2, 3, 5, 8})
+    run_ranks(size, [&](Group& group) { run_all(group, sample(static_cast<unsigned>(size), 60, 65537)); });
+}
+
+TEST(Exactness, EveryCollectiveAmongProcesses) {
+  for (int size : {2, 3, 5}) {
+    const auto results = run_processes(
+        size, [&](Group& group) { run_all(group, sample(static_cast<unsigned>(100 + size), 80, 65537)); });
+    EXPECT_EQ(results, std::vector<int>(static_cast<size_t>(size), 0));
+  }
+}
+
+// Large enough for reduction in place, and for the staging of memory that peers cannot reach; and both in one call.
+TEST(Exactness, LargeAllReducesOfOurOwnAndOfForeignMemory) {
+  run_threads_and_processes(3, [](Group& group) {
+    for (DType dtype : {DType::kF32, DType::kBF16, DType::kI64}) {
+      for (Where where : {Where::kOurs, Where::kForeign}) {
+        for (CallKind kind : {CallKind::kAllReduce, CallKind::kReduce}) {
+          run_case(group, {kind, dtype, (1 << 20) + 3, Reduce::kSum, where, 1});
+          // Rank 0 holds its data elsewhere than the others.
+          Case mixed{kind, dtype, 70001, Reduce::kSum, where, 2};
+          if (group.rank() == 0) mixed.where = where == Where::kOurs ? Where::kForeign : Where::kOurs;
+          run_case(group, mixed);
+          mixed.count = 1500;
+          run_case(group, mixed);
+        }
+      }
+    }
+  });
+}
+
+// Sums of floats whose order matters: the same bits for threads and processes, for values that travel in the slot,
+// in place and staged.
+TEST(Exactness, FloatSumsDoNotDependOnThePath) {
+  constexpr int kRanks = 5;
+  const auto value = [](int rank, int64_t i) { return 1.0f / static_cast<float>(1 + 3 * rank + i % 1009); };
+  run_threads_and_processes(kRanks, [&](Group& group) {
+    const auto expected = [&](int64_t i) {
+      const float pair = value(0, i) + value(1, i), other = value(2, i) + value(3, i);
+      return (pair + other) + value(4, i);
+    };
+    for (int64_t count : {5, 3000, 200000}) {
+      const Tensor ours = Tensor::empty({count}, DType::kF32);
+      std::vector<float> foreign(static_cast<size_t>(count));
+      for (int64_t i = 0; i < count; ++i)
+        ours.data<float>()[i] = foreign[static_cast<size_t>(i)] = value(group.rank(), i);
+      group.all_reduce(ours).wait();
+      group.all_reduce(std::span(foreign)).wait();
+      for (int64_t i = 0; i < count; ++i) {
+        ASSERT_EQ(ours.data<float>()[i], expected(i)) << i;
+        ASSERT_EQ(foreign[static_cast<size_t>(i)], expected(i)) << i;
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace chorale::comm
