@@ -74,12 +74,12 @@ Secret Secret::from_bytes(std::string_view bytes) {
   return Secret(std::string(bytes));
 }
 
-Secret Secret::read_descriptor(int descriptor, const std::string& source) {
+Secret Secret::read_descriptor(int descriptor, bool is_text, const std::string& source) {
   std::string bytes(kMaxSecretBytes + 1, '\0');
   const ssize_t size = pread(descriptor, bytes.data(), bytes.size(), 0);
   const int error = errno;
   if (size >= 0) bytes.resize(static_cast<size_t>(size));
-  while (!bytes.empty() && (bytes.back() == '\n' || bytes.back() == '\r')) bytes.pop_back();
+  while (is_text && !bytes.empty() && (bytes.back() == '\n' || bytes.back() == '\r')) bytes.pop_back();
   std::optional<Secret> secret;
   try {
     CHORALE_CHECK(size >= 0, "[secret] cannot read: ", std::strerror(error));
@@ -103,7 +103,7 @@ Secret Secret::read_file(const std::string& path) {
   CHORALE_CHECK(state.st_uid == geteuid() || state.st_uid == 0, "[secret] ", path, " belongs to user ", state.st_uid,
                 ", who could change it; it must belong to this user (", geteuid(), ") or to root");
   CHORALE_CHECK((state.st_mode & 077U) == 0, "[secret] ", path, " can be read by others; chmod 600 ", path);
-  return read_descriptor(file, path);
+  return read_descriptor(file, true, path);
 }
 
 std::optional<Secret> Secret::from_environment() {
@@ -112,7 +112,7 @@ std::optional<Secret> Secret::from_environment() {
     const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), descriptor);
     CHORALE_CHECK(error == std::errc() && end == text->data() + text->size() && descriptor >= 0,
                   "[secret] CHORALE_SECRET_FD must be the number of an open descriptor, not '", *text, "'");
-    return read_descriptor(descriptor, "descriptor " + *text + " (CHORALE_SECRET_FD)");
+    return read_descriptor(descriptor, false, "descriptor " + *text + " (CHORALE_SECRET_FD)");
   }
   if (const auto path = config::env("CHORALE_SECRET_FILE")) return read_file(*path);
   return std::nullopt;

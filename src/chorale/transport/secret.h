@@ -43,7 +43,7 @@ class Secret {
 
  private:
   explicit Secret(std::string bytes);
-  static Secret read_descriptor(int descriptor, const std::string& source);
+  static Secret read_descriptor(int descriptor, bool is_text, const std::string& source);
 
   std::string bytes_;
 };

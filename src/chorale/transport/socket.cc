@@ -292,4 +292,15 @@ bool is_local_host(const std::string& host) {
   return false;
 }
 
+bool is_loopback(const std::string& host) {
+  std::string problem;
+  const std::vector<Address> addresses = resolve(Endpoint::tcp(host, 0), problem);
+  return !addresses.empty() && std::all_of(addresses.begin(), addresses.end(), [](const Address& address) {
+    if (address.family() == AF_INET6) {
+      return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address.bytes).sin6_addr) != 0;
+    }
+    return ntohl(reinterpret_cast<const sockaddr_in&>(address.bytes).sin_addr.s_addr) >> 24 == 127;
+  });
+}
+
 }  // namespace chorale::transport

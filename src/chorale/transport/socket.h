@@ -64,5 +64,7 @@ Socket connect_to(const Endpoint& endpoint, Deadline deadline);
 
 // Whether the host's name or address is one of this machine (in this network namespace).
 bool is_local_host(const std::string& host);
+// Whether it stands for 127.0.0.0/8 or ::1. Many hosts call themselves so by their own name.
+bool is_loopback(const std::string& host);
 
 }  // namespace chorale::transport

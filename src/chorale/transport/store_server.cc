@@ -10,6 +10,7 @@
 #include <asio/read.hpp>
 #include <asio/steady_timer.hpp>
 #include <asio/write.hpp>
+#include <atomic>
 #include <bit>
 #include <list>
 #include <map>
@@ -60,6 +61,7 @@ class StoreServer::Impl {
   }
 
   const Endpoint& endpoint() const { return endpoint_; }
+  int clients() const { return clients_.load(); }
 
  private:
   class Session;
@@ -81,6 +83,7 @@ class StoreServer::Impl {
   std::map<std::string, std::vector<SessionPtr>, std::less<>> waiting_;  // by the key each waits for at the moment
   std::list<std::weak_ptr<Session>> strangers_;                          // the oldest first
   uint64_t refusals_ = 0;
+  std::atomic<int> clients_ = 0;  // proved and connected
 
   asio::io_context context_{1};
   Socket listener_;
@@ -109,6 +112,7 @@ class StoreServer::Impl::Session : public std::enable_shared_from_this<Session> 
         read(kProofBytes, [this] {
           write(handshake_.answer(buffer_), [this] {
             macs_ = handshake_.macs();
+            ++server_.clients_;
             timer_.cancel();
             read_request();
           });
@@ -144,6 +148,7 @@ class StoreServer::Impl::Session : public std::enable_shared_from_this<Session> 
 
   void close(const std::string& why) {
     if (std::exchange(closed_, true)) return;
+    if (proved()) --server_.clients_;
     if (!why.empty()) server_.refused(peer_, why);
     server_.stop_waiting(*this);
     asio::error_code ignored;
@@ -342,5 +347,9 @@ StoreServer::StoreServer(const Endpoint& endpoint, std::optional<Secret> secret,
 StoreServer::~StoreServer() = default;
 
 const Endpoint& StoreServer::endpoint() const { return impl_->endpoint(); }
+
+void StoreServer::wait_for_clients_to_leave(Deadline deadline) const {
+  while (impl_->clients() > 0 && !deadline.passed()) std::this_thread::sleep_for(2ms);
+}
 
 }  // namespace chorale::transport

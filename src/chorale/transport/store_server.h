@@ -30,6 +30,9 @@ class StoreServer {
   StoreServer& operator=(const StoreServer&) = delete;
 
   const Endpoint& endpoint() const;
+  // Returns when none is connected, at the deadline at the latest: a rank that leaves first would otherwise take the
+  // store from under the others.
+  void wait_for_clients_to_leave(Deadline deadline) const;
 
  private:
   class Impl;

@@ -60,7 +60,7 @@ class StoreServerTest : public testing::Test {
   }
 
   const std::optional<Secret> secret_ = Secret::generate();
-  StoreServer server_{Endpoint::tcp("127.0.0.1", 0), secret_, {.handshake = 300ms, .reply = 30s, .strangers = 8}};
+  StoreServer server_{Endpoint::tcp("127.0.0.1", 0), secret_, {.handshake = 10s, .reply = 30s, .strangers = 8}};
 };
 
 TEST_F(StoreServerTest, AStrangerWhoSendsGarbageIsRefusedAndLoggedWithItsAddress) {
@@ -104,8 +104,9 @@ TEST_F(StoreServerTest, AReplayedConnectionIsRefused) {
 
 TEST_F(StoreServerTest, ASilentConnectionIsClosedAfterTheHandshakesTime) {
   for (const size_t sent : {size_t{0}, size_t{5}, kHelloBytes}) {
+    const StoreServer hasty(Endpoint::tcp("127.0.0.1", 0), secret_, {.handshake = 100ms, .reply = 30s, .strangers = 8});
     const std::string log = log_of([&] {
-      Socket socket = stranger();
+      Socket socket = connect_to(hasty.endpoint(), soon());
       socket.send(ClientHandshake(secret_, kStorePurpose).hello().substr(0, sent), soon());
       if (sent == kHelloBytes) receive(socket, kChallengeBytes);
       expect_closed(socket);

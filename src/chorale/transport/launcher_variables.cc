@@ -1,0 +1,103 @@
+#include "chorale/transport/launcher_variables.h"
+
+#include <array>
+#include <charconv>
+#include <string_view>
+
+#include "chorale/base/config.h"
+#include "chorale/base/error.h"
+
+namespace chorale::transport {
+namespace {
+
+template <class Number>
+std::optional<Number> number_in(const char* variable, std::string_view what) {
+  const auto text = config::env(variable);
+  if (!text) return std::nullopt;
+  Number number{};
+  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), number);
+  CHORALE_CHECK(error == std::errc() && end == text->data() + text->size(), "[rendezvous] ", variable, " must be ",
+                what, ", not '", *text, "'");
+  return number;
+}
+std::optional<int> integer_in(const char* variable) { return number_in<int>(variable, "a number"); }
+
+// Names of variables; "" where there is none.
+struct Source {
+  const char* rank;
+  const char* size;
+  const char* local_rank;
+  const char* local_size;
+};
+constexpr Source kTorchrun{"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
+constexpr Source kOpenMpi{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+                          "OMPI_COMM_WORLD_LOCAL_SIZE"};
+constexpr Source kPmi{"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"};
+constexpr Source kSlurm{"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ""};
+constexpr std::array kSources{&kTorchrun, &kOpenMpi, &kPmi, &kSlurm};
+
+// A batch script, or a shell in an allocation, has Slurm's variables too, but is no rank.
+bool is_there(const Source& source) {
+  if (&source == &kSlurm && !config::env("SLURM_STEP_ID")) return false;
+  return config::env(source.rank) || config::env(source.size);
+}
+
+bool started_inside_of(const Source& inner, const Source& outer) {
+  if (&inner == &kTorchrun) return config::env("CHORALE_STORE") || config::env("TORCHELASTIC_RUN_ID");
+  return &outer == &kSlurm;
+}
+
+void check_agreement(const char* mine, const char* other) {
+  const auto a = integer_in(mine), b = integer_in(other);
+  CHORALE_CHECK(!a || !b || *a == *b, "[rendezvous] ", mine, "=", a.value_or(0), " contradicts ", other, "=",
+                b.value_or(0), "; unset those that are not meant");
+}
+
+// "node[03-07,9],gpu1" -> "node03"
+std::string first_node(const std::string& list) {
+  const size_t end = list.find_first_of(",[");
+  std::string name = list.substr(0, end);
+  if (end == std::string::npos || list[end] == ',') return name;
+  const size_t number = end + 1;
+  return name + list.substr(number, list.find_first_of("-,]", number) - number);
+}
+
+void add_slurm_defaults(LauncherVariables& found) {
+  if (integer_in("SLURM_STEP_NUM_NODES") == 1) found.local_size = found.world_size;
+  const auto job = number_in<uint64_t>("SLURM_JOB_ID", "a number");
+  if (job) found.job = concat("slurm-", *job, "-", config::env("SLURM_STEP_ID").value_or(""));
+  const auto nodes = config::env("SLURM_STEP_NODELIST");
+  if (!found.master_addr && nodes) found.master_addr = first_node(*nodes);
+  if (!found.master_port && job) found.master_port = static_cast<uint16_t>(20000 + *job % 20000);
+}
+
+}  // namespace
+
+LauncherVariables find_launcher_variables() {
+  LauncherVariables found;
+  found.store = config::env("CHORALE_STORE");
+  found.master_addr = config::env("MASTER_ADDR");
+  found.master_port = number_in<uint16_t>("MASTER_PORT", "a port up to 65535");
+  const Source* taken = nullptr;
+  for (const Source* source : kSources) {
+    if (!is_there(*source)) continue;
+    if (taken) {
+      if (started_inside_of(*taken, *source)) continue;
+      check_agreement(taken->rank, source->rank);
+      check_agreement(taken->size, source->size);
+      continue;
+    }
+    taken = source;
+    found.rank = integer_in(source->rank);
+    found.world_size = integer_in(source->size);
+    found.local_rank = integer_in(source->local_rank);
+    found.local_size = integer_in(source->local_size);
+    if (source == &kSlurm) add_slurm_defaults(found);
+    if (source == &kOpenMpi) {
+      if (const auto job = config::env("OMPI_MCA_ess_base_jobid")) found.job = "openmpi-" + *job;
+    }
+  }
+  return found;
+}
+
+}  // namespace chorale::transport

@@ -1,0 +1,226 @@
+#include "chorale/transport/rendezvous.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "chorale/base/comm_error.h"
+#include "chorale/base/config.h"
+#include "chorale/base/error.h"
+#include "chorale/transport/file_store.h"
+#include "chorale/transport/host_identity.h"
+#include "chorale/transport/interface.h"
+#include "chorale/transport/launcher_variables.h"
+#include "chorale/transport/prefix_store.h"
+#include "chorale/transport/store_server.h"
+#include "chorale/transport/tcp_store.h"
+
+namespace chorale::transport {
+namespace {
+
+using namespace std::chrono_literals;
+
+struct Url {
+  std::string scheme;
+  std::string place;
+  std::map<std::string, int> query;  // rank and world_size
+};
+
+Url parse_url(std::string_view text) {
+  const size_t colon = text.find("://");
+  CHORALE_CHECK(colon != std::string_view::npos, "[rendezvous] expected env://, tcp://HOST:PORT or file:///PATH, not '",
+                text, "'");
+  Url url{std::string(text.substr(0, colon)), {}, {}};
+  std::string_view rest = text.substr(colon + 3);
+  const size_t mark = rest.find('?');
+  url.place = rest.substr(0, mark);
+  rest = mark == std::string_view::npos ? "" : rest.substr(mark + 1);
+  while (!rest.empty()) {
+    const std::string_view pair = rest.substr(0, rest.find('&'));
+    rest.remove_prefix(std::min(rest.size(), pair.size() + 1));
+    const size_t equals = pair.find('=');
+    const std::string name(pair.substr(0, equals));
+    const std::string_view digits = equals == std::string_view::npos ? "" : pair.substr(equals + 1);
+    int number = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+    CHORALE_CHECK(
+        (name == "rank" || name == "world_size") && error == std::errc() && end == digits.data() + digits.size(),
+        "[rendezvous] expected rank=NUMBER or world_size=NUMBER, not '", pair, "' (in '", text, "')");
+    CHORALE_CHECK(url.query.emplace(name, number).second, "[rendezvous] ", name, " is given twice in '", text, "'");
+  }
+  return url;
+}
+
+// From the options, the URL or the launcher; `variable` is what to set otherwise.
+int required(const char* name, const char* variable, std::optional<int> option, const Url& url,
+             std::optional<int> found) {
+  const auto in_url = url.query.find(name);
+  CHORALE_CHECK(!option || in_url == url.query.end(), "[rendezvous] ", name, " is given twice: ", option.value_or(0),
+                " as an option, ", in_url == url.query.end() ? 0 : in_url->second, " in the URL");
+  if (in_url != url.query.end()) option = in_url->second;
+  if (!option) option = found;
+  CHORALE_CHECK(option, "[rendezvous] the ", name, " is not known: ", variable,
+                " is not set, nor is another launcher's variable; start the ranks with chorale run, or set it");
+  return *option;
+}
+
+// Where rank 0 listens so that the others find it at the place that was named. A host's own name often stands for
+// loopback in its own table of names: nobody else would get there.
+Endpoint listening_place(const Endpoint& named) {
+  const bool loopback_is_meant =
+      named.host == "localhost" || named.host.starts_with("127.") || named.host == "::1" || !is_loopback(named.host);
+  return loopback_is_meant ? named : Endpoint::tcp(own_address(""), named.port);
+}
+
+struct HostedStore {
+  HostedStore(const Endpoint& place, const std::optional<Secret>& secret, Deadline deadline)
+      : server(place, secret), client(std::in_place, server.endpoint(), secret, deadline) {}
+  ~HostedStore() {
+    client.reset();
+    server.wait_for_clients_to_leave(within(5s));
+  }
+  HostedStore(const HostedStore&) = delete;
+  HostedStore& operator=(const HostedStore&) = delete;
+
+  StoreServer server;
+  std::optional<TcpStore> client;
+};
+
+std::shared_ptr<Store> socket_store(const Endpoint& place, const RendezvousResult& job, Deadline deadline) {
+  if (job.rank != 0) return std::make_shared<TcpStore>(place, job.secret, deadline);
+  const auto hosted =
+      std::make_shared<HostedStore>(place.is_unix() ? place : listening_place(place), job.secret, deadline);
+  return {hosted, &*hosted->client};
+}
+
+Endpoint unix_place(std::string_view job) { return Endpoint::unix_socket(concat("chorale-", geteuid(), "-", job)); }
+
+// TCP with a secret, a Unix socket without.
+Endpoint store_place(const Endpoint& tcp, bool has_secret) {
+  if (has_secret) return tcp;
+  CHORALE_CHECK(is_local_host(tcp.host), "[rendezvous] the store is on another host, ", tcp.text(),
+                ", and the job has no secret: set CHORALE_SECRET_FILE to a file with the same secret on every node");
+  return unix_place(std::to_string(tcp.port));
+}
+
+std::shared_ptr<FileStore> file_store(const std::string& path) {
+  CHORALE_CHECK(path.starts_with('/'), "[rendezvous] file:// needs an absolute path, file:///PATH, not '", path, "'");
+  return std::make_shared<FileStore>(path);
+}
+
+// The last of the ranks to drop its store removes the file.
+std::shared_ptr<Store> removed_in_the_end(std::shared_ptr<FileStore> file, int world_size) {
+  FileStore* const store = file.get();
+  return {store, [file = std::move(file), world_size](Store*) {
+            try {
+              if (file->add("rendezvous/left", 1, within(5s)) == world_size) file->remove_file();
+            } catch (const Error&) {  // a file that stays is no reason to fail at the end
+            }
+          }};
+}
+
+std::shared_ptr<Store> store_of_variables(const LauncherVariables& found, const RendezvousResult& job,
+                                          Deadline deadline) {
+  if (found.store) {
+    // The launcher's store outlives a start of the job, so each start has entries of its own.
+    return std::make_shared<PrefixStore>(
+        "start " + config::env("TORCHELASTIC_RESTART_COUNT").value_or("0"),
+        std::make_shared<TcpStore>(Endpoint::parse(*found.store), job.secret, deadline));
+  }
+  const bool one_host = found.local_size == job.world_size;
+  if (!job.secret && one_host && !found.job.empty() && !config::env("MASTER_ADDR")) {
+    return socket_store(unix_place(found.job), job, deadline);
+  }
+  CHORALE_CHECK(found.master_addr, "[rendezvous] MASTER_ADDR is not set: the host of rank 0");
+  CHORALE_CHECK(found.master_port, "[rendezvous] MASTER_PORT is not set: a free port on the host of rank 0");
+  CHORALE_CHECK(job.secret || !found.local_size || one_host, "[rendezvous] ", found.local_size.value_or(0), " of ",
+                job.world_size,
+                " ranks are on this host, and the job has no secret: set CHORALE_SECRET_FILE to a file "
+                "with the same secret on every node");
+  auto port = *found.master_port;
+  // torchrun's own agent listens at MASTER_PORT.
+  if (config::env("TORCHELASTIC_USE_AGENT_STORE") == "True") ++port;
+  return socket_store(store_place(Endpoint::tcp(*found.master_addr, port), job.secret.has_value()), job, deadline);
+}
+
+// Everybody says who he is; what does not fit together is found here rather than in the first collective.
+void introduce(Store& store, int rank, int world_size, Deadline deadline) {
+  const std::string size = std::to_string(world_size);
+  const std::string agreed = store.compare_set("rendezvous/world_size", "", size, deadline);
+  CHORALE_CHECK(agreed == size, "[rendezvous] this rank (", rank, ") expects a world of ", size,
+                " ranks, another one of ", agreed);
+  const std::string me =
+      concat("process ", getpid(), " on ", host_name(), ", ", Deadline::Clock::now().time_since_epoch().count());
+  const std::string who = store.compare_set(concat("rendezvous/rank/", rank), "", me, deadline);
+  CHORALE_CHECK(who == me, "[rendezvous] rank ", rank, " is there already (", who.substr(0, who.rfind(',')),
+                "); is a job still running, or a file left from one that was killed?");
+}
+
+void find_neighbours(RendezvousResult& result, Deadline deadline) {
+  const std::string mine = host_identity();
+  result.store->set(concat("rendezvous/host/", result.rank), mine, deadline);
+  result.local_rank = 0;
+  result.local_size = 0;
+  for (int other = 0; other < result.world_size; ++other) {
+    if (result.store->get(concat("rendezvous/host/", other), deadline) != mine) continue;
+    if (other < result.rank) ++result.local_rank;
+    ++result.local_size;
+  }
+}
+
+}  // namespace
+
+RendezvousResult rendezvous(std::string_view text, const RendezvousOptions& options) {
+  const Deadline deadline = within(options.timeout);
+  const Url url = parse_url(text);
+  const bool rank_is_given = options.rank || url.query.contains("rank");
+  const bool size_is_given = options.world_size || url.query.contains("world_size");
+  // What is given wins: then it does not matter what launchers say, not even if they disagree.
+  const bool asks_launchers = url.scheme == "env" || !rank_is_given || !size_is_given;
+  const LauncherVariables found = asks_launchers ? find_launcher_variables() : LauncherVariables{};
+
+  RendezvousResult result;
+  result.rank = required("rank", "RANK", options.rank, url, found.rank);
+  result.world_size = required("world_size", "WORLD_SIZE", options.world_size, url, found.world_size);
+  CHORALE_CHECK(result.world_size >= 1 && result.rank >= 0 && result.rank < result.world_size, "[rendezvous] rank ",
+                result.rank, " of ", result.world_size, ": a rank counts from 0 to world_size - 1");
+  result.secret = options.secret ? options.secret : Secret::from_environment();
+
+  std::string store_host;
+  std::shared_ptr<FileStore> file;
+  if (url.scheme == "env") {
+    CHORALE_CHECK(url.place.empty(), "[rendezvous] env:// takes no place, but has '", url.place, "'");
+    result.store = store_of_variables(found, result, deadline);
+    store_host = found.store ? Endpoint::parse(*found.store).host : found.master_addr.value_or("");
+  } else if (url.scheme == "tcp") {
+    const Endpoint place = Endpoint::parse(url.place);
+    result.store = socket_store(store_place(place, result.secret.has_value()), result, deadline);
+    store_host = place.host;
+  } else if (url.scheme == "file") {
+    result.store = file = file_store(url.place);
+  } else {
+    throw InvalidArgument(concat("[rendezvous] expected env://, tcp:// or file://, not '", url.scheme, "://'"));
+  }
+
+  introduce(*result.store, result.rank, result.world_size, deadline);
+  // From here on this rank counts as one that was there: one that was refused must not take the file from the others.
+  if (file) result.store = removed_in_the_end(file, result.world_size);
+  if (!rank_is_given && found.local_rank && found.local_size) {
+    result.local_rank = *found.local_rank;
+    result.local_size = *found.local_size;
+    CHORALE_CHECK(
+        result.local_rank >= 0 && result.local_rank < result.local_size && result.local_size <= result.world_size,
+        "[rendezvous] local rank ", result.local_rank, " of ", result.local_size, " in a world of ", result.world_size,
+        " cannot be");
+  } else {
+    find_neighbours(result, deadline);
+  }
+  result.address = result.local_size == result.world_size ? "127.0.0.1" : own_address(store_host);
+  return result;
+}
+
+}  // namespace chorale::transport
