@@ -28,6 +28,11 @@ class OlderCpus(unittest.TestCase):
             with self.subTest(cpu=cpu):
                 self.assertIn(f"vectors of {vectors}\n", run(cpu, "chorale", "doctor").stdout)
 
+    def test_a_processor_too_old_is_told_so(self):
+        done = run("core2duo", "chorale", "doctor")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("has no SSE4.2; Chorale needs a newer one", done.stderr)
+
     def test_vector_loops_are_right(self):
         # Some of each family: emulation is 20 times slower.
         self.check("vec_test", "--gtest_filter=Pointwise.*:PointwiseFloat.Awkward*:Convert.*:Move.*:Reduce.Rows*")

@@ -2,10 +2,14 @@
 #include "chorale/autograd/record.h"
 #include "chorale/eager/run.h"
 #include "chorale/op/builder.h"
+#include "chorale/vec/target.h"
 
 namespace chorale::op {
 
 Builder& default_builder() {
+  // On a processor without any of our instruction sets this throws, where a kernel would crash.
+  static const char* const vectors = vec::target_name();
+  static_cast<void>(vectors);
   static eager::Eager eager;
   static autograd::Autograd recording(eager);
   return recording;

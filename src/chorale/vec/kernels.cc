@@ -3,6 +3,8 @@
 #include <cstring>
 #include <string_view>
 
+#include "chorale/base/cpu.h"
+#include "chorale/base/error.h"
 #include "chorale/vec/highway_targets.h"
 #include "chorale/vec/scalar_reduce.h"
 #include "chorale/vec/target.h"
@@ -70,7 +72,12 @@ Kernels& table() {
 }
 
 // Best first: a lower bit is a better target.
-std::vector<int64_t> supported() { return hwy::SupportedAndGeneratedTargets(); }
+std::vector<int64_t> supported() {
+  std::vector<int64_t> targets = hwy::SupportedAndGeneratedTargets();
+  CHORALE_CHECK_STATE(!targets.empty(), "this processor (", cpu_brand(),
+                      ") has no SSE4.2; Chorale needs a newer one (Intel since 2008, AMD since 2011)");
+  return targets;
+}
 
 }  // namespace
 

@@ -58,7 +58,7 @@ class Picker {
 
   // For every position around the dimension, its index along it.
   void along(const AroundDim& around, int64_t* indices) const {
-    const auto [outer, n, inner] = around;
+    const int64_t outer = around.outer, n = around.size, inner = around.inner;
     if (inner == 1) {
       parallel_for(outer, (kBlockElems + n - 1) / n, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) indices[row] = pick_(x_ + row * n, n);

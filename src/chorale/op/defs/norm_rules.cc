@@ -6,7 +6,7 @@ namespace chorale::op {
 
 NormGradient differentiate(const NormGradient& of, const Tensor& v, const Tensor& v_weight, const Tensor& v_bias) {
   const auto& [dy, x, mean_x, rstd, weight, dims] = of;
-  const auto avg = [&](const Tensor& t) { return mean(t, dims, true); };
+  const auto avg = [&](const Tensor& t) { return mean(t, of.dims, true); };
   const Tensor centered = mean_x.defined() ? x - mean_x : x;
   const Tensor z = centered * rstd;
   const Tensor g = weight.defined() ? dy * weight : dy;

@@ -40,7 +40,8 @@ TEST(Pick, IndicesOfLargeTensorsInAnyLayoutPointToTheExtreme) {
         sizes, [&](const Shape&) { return static_cast<double>(++i * 7919 % 100003 % n); }, DType::kF32);
     for (const Tensor& x : layouts(base)) {
       for (int64_t dim = 0; dim < x.rank(); ++dim) {
-        const auto [values, indices] = max(x, dim);
+        const ValuesIndices found = max(x, dim);
+        const Tensor &values = found.values, &indices = found.indices;  // clang 14 does not capture bindings
         expect_equal(values, amax(x, dim));
         expect_equal(argmax(x, dim), indices);
         for_each_index(indices.sizes(), [&](const Shape& index) {

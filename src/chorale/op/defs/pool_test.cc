@@ -114,7 +114,8 @@ TEST(AdaptivePool, DividesTheInputEvenly) {
   const Tensor image = op::sample({2, 3, 5, 40});
   for (const Tensor& in :
        {image, channels_last(image), as(image, DType::kF32), channels_last(as(image, DType::kF32))}) {
-    for (const auto& [height, width] : {std::pair<int64_t, int64_t>{1, 1}, {2, 3}, {5, 40}, {7, 50}}) {
+    for (const auto& result : {std::pair<int64_t, int64_t>{1, 1}, {2, 3}, {5, 40}, {7, 50}}) {
+      const int64_t height = result.first, width = result.second;  // clang 14 does not capture bindings
       const auto span = [](int64_t i, int64_t size, int64_t count) {
         return std::pair{i * size / count, ((i + 1) * size + count - 1) / count};
       };
