@@ -8,6 +8,7 @@
 #include "chorale/op/copy.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/reduce.h"
+#include "chorale/op/scoped_builder.h"
 #include "chorale/op/sparse.h"
 
 namespace chorale::autograd {
@@ -319,6 +320,7 @@ void BackwardRun::run_leaf(uint32_t at) {
 
 void BackwardRun::run() {
   const ModeScope restore;
+  const op::Under below(op::builder_for_gradients());
   mode.grad = options_.create_graph;
   mode.inference = false;
   mode.saved_hooks = nullptr;
