@@ -5,11 +5,13 @@
 
 #include "chorale/autograd/mode.h"
 #include "chorale/base/error.h"
+#include "chorale/op/builder.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/reduce.h"
 #include "chorale/op/scoped_builder.h"
 #include "chorale/op/sparse.h"
+#include "chorale/op/view.h"
 
 namespace chorale::autograd {
 namespace {
@@ -245,6 +247,18 @@ void BackwardRun::fit(Node& node, const Edge& edge, Tensor& gradient) const {
   }
 }
 
+// The gradient of a part of a tensor whose gradient is there already, from another part for example: it is added in its
+// place, where the rule would make a tensor of zeros around it and add the whole.
+bool BackwardRun::add_to_part(const Node& node, const Tensor& dout) {
+  if (node.op != &op::kSlice && node.op != &op::kSelect) return false;
+  if (options_.create_graph || node.hooks || mode.anomaly) return false;
+  const Edge& edge = node.edges[0];
+  const Tensor& sum = tasks_[task_of(edge)].gradients[edge.index];
+  if (!sum.defined() || sum.is_sparse() || !exclusive(sum) || sum.dtype() != dout.dtype()) return false;
+  add_(op::call(*node.op, node.attrs, sum), dout);
+  return true;
+}
+
 void BackwardRun::run_node(uint32_t at) {
   Node& node = *tasks_[at].node;
   tasks_[at].done = true;
@@ -273,7 +287,9 @@ void BackwardRun::run_node(uint32_t at) {
   }
   Tensors din;
   const bool any_gradient = std::any_of(dout.begin(), dout.end(), [](const Tensor& g) { return g.defined(); });
-  if (any_gradient && needed) {
+  if (any_gradient && needed && add_to_part(node, dout[0])) {
+    din.resize(1);
+  } else if (any_gradient && needed) {
     din = apply_rule(node, dout, needed);
     CHORALE_INVARIANT(din.size() == node.edges.size(), "the gradient of ", node.name(), " returned ", din.size(),
                       " gradients for ", node.edges.size(), " inputs");

@@ -72,6 +72,7 @@ class BackwardRun {
   void mark_needed();
   void receive(Task& task, uint32_t index, Tensor gradient);
   void make_ready(uint32_t task);
+  bool add_to_part(const Node& node, const Tensor& dout);
   void run_node(uint32_t task);
   void run_leaf(uint32_t task);
   Tensors apply_rule(Node& node, std::span<const Tensor> dout, uint32_t needed);

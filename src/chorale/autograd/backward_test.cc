@@ -8,6 +8,7 @@
 #include "chorale/op/creation.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/reduce.h"
+#include "chorale/op/view.h"
 
 namespace chorale {
 namespace {
@@ -32,6 +33,15 @@ TEST(Backward, GradientsOfPathsThatMeetAddUp) {
   const Tensor y = mul(x, x);        // 2x
   backward(sum(add(mul(y, x), y)));  // x^3 + x^2
   EXPECT_EQ(values(gradient(x)), (Values{3 * 9 + 2 * 3}));
+}
+
+TEST(Backward, GradientsOfPartsAddUpInTheirPlaces) {
+  const Tensor x = leaf({1, 2, 3, 4});
+  const Tensor y = mul(x, 10);
+  // Parts that overlap, one of them twice, and the whole.
+  const Tensor parts = mul(sum(slice(y, 0, 1, 3)), 2) + select(y, 0, 0) * select(y, 0, 2) + sum(slice(y, 0, 0, 4, 3));
+  backward(parts + mul(sum(y), 5));
+  EXPECT_EQ(values(gradient(x)), (Values{10 * (30 + 1 + 5), 10 * (2 + 5), 10 * (2 + 10 + 5), 10 * (1 + 5)}));
 }
 
 TEST(Backward, ASecondBackwardAddsToTheGradientAndKeepsItsMemory) {
