@@ -50,8 +50,13 @@ void serve(const Worker& worker, double base_mib, Model model, const Tensor& x, 
   if (worker.in_backward) optimizer.update_in_backward();
   const auto step = [&] {
     optimizer.zero_grad();
-    const Tensor y = model(x);
-    backward(cross_entropy(y.rank() > 2 ? flatten(y, 0, -2) : y, target));
+    Tensor loss;
+    {
+      const Autocast scope(DType::kBF16, worker.bf16);
+      const Tensor y = model(x);
+      loss = cross_entropy(y.rank() > 2 ? flatten(y, 0, -2) : y, target);
+    }
+    backward(loss);
     optimizer.step();
   };
   step();
