@@ -9,6 +9,7 @@
 #include "chorale/base/error.h"
 #include "chorale/base/parallel.h"
 #include "chorale/op/copy.h"
+#include "chorale/op/creation.h"
 #include "chorale/op/shard_labels.h"
 #include "chorale/op/view.h"
 
@@ -174,6 +175,25 @@ TEST_P(Table, InPlaceAndOutFormsEqualThePlainOne) {
       const auto in = copies(sample.in);
       current_builder().call_into(row(), in, sample.attrs, {&in[k], 1});
       expect_close(in[k], expected[0], 0, describe(row(), sample) + " in place");
+    }
+  }
+}
+
+TEST_P(Table, AResultThatDoesNotFitIsRefusedAndLeftAlone) {
+  for (const Sample& sample : samples()) {
+    std::vector<Tensor> out;
+    for (const Tensor& y : run(row(), sample.in, sample.attrs)) {
+      Shape sizes = y.sizes();
+      if (sizes.size() == kMaxRank) sizes.pop_back();
+      sizes.push_back(2);
+      out.push_back(fill_(Tensor::empty(sizes, y.dtype()), 1));
+    }
+    const auto before = copies(out);
+    EXPECT_THROW(current_builder().call_into(row(), sample.in, sample.attrs, out), InvalidArgument)
+        << describe(row(), sample);
+    for (size_t i = 0; i < out.size(); ++i) {
+      expect_close(out[i], before[i], 0, describe(row(), sample) + " wrote into a tensor that it refused");
+      EXPECT_EQ(out[i].storage()->version(), 1u);
     }
   }
 }
