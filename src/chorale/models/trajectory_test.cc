@@ -2,51 +2,28 @@
 // gradients and optimizer together. Weights and data come from formulas.
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "chorale/api/api.h"
 #include "chorale/models/cnn.h"
 #include "chorale/models/encoder.h"
+#include "chorale/models/formula_test_util.h"
 #include "chorale/models/mlp.h"
+#include "chorale/nn/oracle_file_test_util.h"
 #include "chorale/op/samples.h"
 #include "chorale/optim/adam.h"
 
 namespace chorale::models {
 namespace {
 
-using Json = nlohmann::json;
-
-const Json& recorded() {
-  static const Json file = [] {
-    for (auto at = std::filesystem::current_path();; at = at.parent_path()) {
-      std::ifstream stream(at / "tests" / "oracle" / "trajectories.json");
-      if (stream) return Json::parse(stream);
-      if (at == at.root_path()) throw std::runtime_error("no tests/oracle/trajectories.json above this folder");
-    }
-  }();
-  return file;
-}
-
-void fill(const nn::Module& model) {
-  const NoGrad quiet;
-  int seed = 100;
-  for (const auto& [name, p] : model.named_parameters()) {
-    const double bound =
-        p.rank() > 1 ? std::sqrt(static_cast<double>(p.size(0)) / static_cast<double>(p.elems())) : 0.1;
-    const bool factor = p.rank() == 1 && name.ends_with("weight");
-    copy_(p, op::sample(p.sizes(), seed++, factor ? 0.5 : -bound, factor ? 1.5 : bound));
-  }
-}
+using nn::oracle::Json;
 
 template <class Model>
 void expect_trajectory(const std::string& name, Model model, const Shape& shape, int64_t classes, DType dtype) {
-  const Json& expected = recorded()[name][std::string(name_of(dtype))];
+  const Json expected = nn::oracle::read_oracle("trajectories.json")[name][std::string(name_of(dtype))];
   const double tolerance = dtype == DType::kF64 ? 1e-9 : 1e-4;
   model.to(dtype);
-  fill(model);
+  fill_by_formula(model);
   optim::AdamW optimizer(model.named_parameters(), {.lr = 1e-3, .weight_decay = 0.01});
   for (size_t step = 0; step < expected["losses"].size(); ++step) {
     const int seed = static_cast<int>(step);

@@ -69,7 +69,7 @@ Tensor MultiheadAttention::mask_of(const AttentionMasks& masks, const Tensor& q,
     }
   }
   if (!added.defined()) return hidden.defined() ? logical_not(hidden) : Tensor{};
-  added = chorale::to(added, q.dtype());
+  added = to(added, q.dtype());
   return hidden.defined() ? added + masked_fill(zeros(hidden.sizes(), q.dtype()), hidden, -INFINITY) : added;
 }
 

@@ -10,6 +10,7 @@
 // members once; names in a state dict come from it ("fc1.weight"), and are PyTorch's where a layer is PyTorch's.
 // A member is a Parameter, a Buffer, a module, or a vector, array, optional, pointer or map of strings to these
 // ("layers.0.weight"); nn::named("other", member) gives it another name than the variable's.
+// A module that is not listed does not take part: neither saved nor trained nor told of train() and eval().
 // Copying a module copies handles: both have the same tensors then. clone(module) makes new ones.
 #pragma once
 
@@ -22,6 +23,7 @@
 #include "chorale/nn/hooks.h"
 #include "chorale/nn/members.h"
 #include "chorale/nn/parameter.h"
+#include "chorale/op/copy.h"
 
 namespace chorale::nn {
 
@@ -86,6 +88,9 @@ class Module {
   virtual std::string describe() const { return {}; }
 
  protected:
+  // The function, which forward would not see behind the members of that name.
+  static Tensor to(const Tensor& x, DType dtype) { return chorale::to(x, dtype); }
+
   Module() = default;
   Module(const Module&) = default;
   Module(Module&&) = default;
