@@ -5,6 +5,7 @@
 
 #include "chorale/op/pointwise.h"
 #include "chorale/optim/gradients.h"
+#include "chorale/optim/state_reader.h"
 
 namespace chorale::optim {
 
@@ -71,30 +72,25 @@ void GradScaler::update() {
   }
 }
 
-StateDict GradScaler::state_dict() const {
-  StateDict state;
-  state["scale"] = Tensor::scalar(options_.scale, DType::kF64);
-  state["growth"] = Tensor::scalar(options_.growth, DType::kF64);
-  state["backoff"] = Tensor::scalar(options_.backoff, DType::kF64);
-  state["interval"] = Tensor::scalar(options_.interval, DType::kI64);
-  state["finite_steps"] = Tensor::scalar(finite_steps_, DType::kI64);
-  return state;
+NamedTensors GradScaler::state_dict() const {
+  return {{"scale", Tensor::scalar(options_.scale, DType::kF64)},
+          {"growth", Tensor::scalar(options_.growth, DType::kF64)},
+          {"backoff", Tensor::scalar(options_.backoff, DType::kF64)},
+          {"interval", Tensor::scalar(options_.interval, DType::kI64)},
+          {"finite_steps", Tensor::scalar(finite_steps_, DType::kI64)}};
 }
 
-void GradScaler::load_state_dict(const StateDict& state) {
-  const auto number = [&](const char* key) {
-    const auto found = state.find(key);
-    CHORALE_CHECK(found != state.end() && found->second.elems() == 1, "[GradScaler] the state to load has no number ",
-                  key);
-    return found->second.item<double>();
-  };
-  const GradScaler loaded({.scale = number("scale"),
-                           .growth = number("growth"),
-                           .backoff = number("backoff"),
-                           .interval = static_cast<int64_t>(number("interval")),
-                           .enabled = options_.enabled});
-  finite_steps_ = static_cast<int64_t>(number("finite_steps"));
-  options_ = loaded.options_;
+void GradScaler::load_state_dict(const NamedTensors& state) {
+  StateReader reader("GradScaler", state);
+  const GradScalerOptions options{.scale = reader.number("scale"),
+                                  .growth = reader.number("growth"),
+                                  .backoff = reader.number("backoff"),
+                                  .interval = reader.whole_number("interval"),
+                                  .enabled = options_.enabled};
+  const int64_t finite_steps = reader.whole_number("finite_steps");
+  reader.finish();
+  options_ = GradScaler(options).options_;  // checked
+  finite_steps_ = finite_steps;
 }
 
 }  // namespace chorale::optim

@@ -38,8 +38,8 @@ class GradScaler {
   double scale() const { return options_.enabled ? options_.scale : 1; }
   bool enabled() const { return options_.enabled; }
 
-  StateDict state_dict() const;
-  void load_state_dict(const StateDict& state);
+  NamedTensors state_dict() const;
+  void load_state_dict(const NamedTensors& state);
 
  private:
   struct Progress {

@@ -72,7 +72,7 @@ TEST(GradScaler, CallsInTheWrongOrderAreErrors) {
   scaler.step(optimizer);
   EXPECT_MESSAGE(StateError, "called twice", scaler.step(optimizer));
   EXPECT_MESSAGE(InvalidArgument, "growth > 1", GradScaler({.growth = 1}));
-  EXPECT_MESSAGE(InvalidArgument, "has no number scale", scaler.load_state_dict({}));
+  EXPECT_MESSAGE(InvalidArgument, "missing: scale, growth", scaler.load_state_dict({}));
 
   const Tensor half = set_requires_grad(to(Tensor::from<double>({1}, {1}), DType::kF16));
   Sgd low({{"half", half}});

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "chorale/api/api.h"
@@ -15,6 +17,14 @@ inline Values values(const Tensor& x) { return x.to_vector<double>(); }
 
 inline Tensor leaf(std::initializer_list<double> numbers) {
   return set_requires_grad(Tensor::from(numbers, {static_cast<int64_t>(numbers.size())}));
+}
+
+// The tensor called `name`.
+inline Tensor& at(std::vector<std::pair<std::string, Tensor>>& state, const std::string& name) {
+  for (auto& [key, tensor] : state) {
+    if (key == name) return tensor;
+  }
+  throw std::out_of_range(name);
 }
 
 // The message of the exception that `body` throws.

@@ -1,6 +1,7 @@
 #include "chorale/optim/optimizer.h"
 
 #include <algorithm>
+#include <limits>
 #include <unordered_set>
 
 #include "chorale/base/parallel.h"
@@ -17,13 +18,6 @@ constexpr int64_t kGrainElems = 32768;
 
 void* advance(void* pointer, int64_t elems, DType dtype) {
   return pointer ? static_cast<std::byte*>(pointer) + elems * static_cast<int64_t>(size_of(dtype)) : nullptr;
-}
-
-// Its own order of dimensions does not matter, as long as everything about a parameter is in the same one.
-Tensor in_layout_of(const Tensor& like, DType dtype, double value) {
-  Tensor made = Tensor::empty_strided(like.sizes(), like.strides(), dtype);
-  fill_(made, value);
-  return made;
 }
 
 }  // namespace
@@ -90,25 +84,30 @@ bool Optimizer::has_option(std::string_view name) const {
   return std::any_of(fields.begin(), fields.end(), [&](const Field& field) { return field.name == name; });
 }
 
-double Optimizer::option(size_t group, std::string_view name) const {
-  const Attrs& options = options_of(group);
+const Field& Optimizer::field_called(const Attrs& options, std::string_view name) const {
   for (const Field& field : options.type()->fields) {
-    if (field.name != name) continue;
-    const FieldValue value = options.at(field);
-    return std::holds_alternative<bool>(value) ? static_cast<double>(std::get<bool>(value)) : std::get<double>(value);
+    if (field.name == name) return field;
   }
   throw InvalidArgument(concat("[", name_, "] has no option ", name, "; its options are ", options));
 }
 
+double Optimizer::option(size_t group, std::string_view name) const {
+  const Attrs& options = options_of(group);
+  const FieldValue value = options.at(field_called(options, name));
+  return std::holds_alternative<bool>(value) ? static_cast<double>(std::get<bool>(value)) : std::get<double>(value);
+}
+
+void Optimizer::set_field(Attrs& options, const Field& field, double value) {
+  if (field.kind == FieldKind::kBool) {
+    options.set(field.name, value != 0);
+  } else {
+    options.set(field.name, value);
+  }
+}
+
 void Optimizer::set_option(size_t group, std::string_view name, double value) {
   Attrs options = options_of(group);
-  const auto fields = options.type()->fields;
-  const auto field = std::find_if(fields.begin(), fields.end(), [&](const Field& f) { return f.name == name; });
-  if (field != fields.end() && field->kind == FieldKind::kBool) {
-    options.set(name, value != 0);
-  } else {
-    options.set(name, value);
-  }
+  set_field(options, field_called(options, name), value);
   replace_options(group, options);
 }
 
@@ -195,17 +194,26 @@ void Optimizer::start_batch() {
   for (Group& group : groups_) group.recipe_step = -1;
 }
 
-void Optimizer::make_states(Parameter& parameter) const {
+void Optimizer::fit_states(Parameter& parameter) const {
   const Group& group = groups_[parameter.group];
-  const DType compute = compute_of(parameter.tensor.dtype());
+  const Tensor& tensor = parameter.tensor;
+  const DType compute = compute_of(tensor.dtype());
+  // A parameter may have been given another dtype or layout since the last step; its states follow.
+  const auto fit = [&](Tensor& state, double initial) {
+    if (state.defined() && state.dtype() == compute && state.strides() == tensor.strides()) return;
+    Tensor fresh = Tensor::empty_strided(tensor.sizes(), tensor.strides(), compute);
+    if (state.defined()) {
+      copy_(fresh, state);
+    } else {
+      fill_(fresh, initial);
+    }
+    state = std::move(fresh);
+  };
   for (size_t s = 0; s < kMaxStates; ++s) {
-    if (group.states[s] && !parameter.state[s].defined())
-      parameter.state[s] = in_layout_of(parameter.tensor, compute, initial_state(group.options));
+    if (group.states[s]) fit(parameter.state[s], initial_state(group.options));
   }
-  if (is_half(parameter.tensor.dtype()) && !parameter.master.defined()) {
-    parameter.master = in_layout_of(parameter.tensor, compute, 0);
-    copy_(parameter.master, parameter.tensor);
-  }
+  // A new master need not be filled: it does not round to the parameter, which counts then.
+  if (is_half(tensor.dtype())) fit(parameter.master, std::numeric_limits<double>::quiet_NaN());
 }
 
 void Optimizer::add_to_batch(uint32_t i, const Tensor& gradient) {
@@ -215,7 +223,7 @@ void Optimizer::add_to_batch(uint32_t i, const Tensor& gradient) {
   CHORALE_CHECK(gradient.dtype() == tensor.dtype() && gradient.sizes() == tensor.sizes(), "[", name_,
                 "] the gradient of ", parameter.name, " is ", gradient.dtype(), " ", gradient.sizes(), "; expected ",
                 tensor.dtype(), " ", tensor.sizes());
-  make_states(parameter);
+  fit_states(parameter);
   batch_.parameters.push_back(i);
   if (group.recipe_step != parameter.steps + 1) {
     group.recipe_step = parameter.steps + 1;

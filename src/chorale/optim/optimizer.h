@@ -13,7 +13,6 @@
 
 #include <array>
 #include <functional>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,9 +25,6 @@
 namespace chorale::optim {
 
 using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
-// Names are paths: "state/encoder.weight/exp_avg", "groups/0/lr". Numbers are tensors without dimensions, so that any
-// file of tensors can hold it.
-using StateDict = std::map<std::string, Tensor>;
 
 // Parameters that share options; Options is a struct of an optimizer, such as AdamOptions.
 template <class Options>
@@ -62,11 +58,13 @@ class Optimizer {
   void update_in_backward();
   bool updates_in_backward() const { return !hooks_.empty(); }
 
-  // All that is needed to go on later: options of groups, step counts and states by the parameters' names.
-  StateDict state_dict() const;
+  // All that is needed to go on later: options of groups, step counts and states by the parameters' names, such as
+  // "groups/0/lr" and "state/encoder.weight/exp_avg". Numbers are tensors without dimensions, so that any file of
+  // tensors can hold it.
+  NamedTensors state_dict() const;
   // Takes over a state of the same parameters, in whatever order they are given now. Checks everything before it
   // changes anything; InvalidArgument lists the names that are missing and unexpected.
-  void load_state_dict(const StateDict& state);
+  void load_state_dict(const NamedTensors& state);
 
   size_t group_count() const { return groups_.size(); }
   // Options by name, as numbers: what schedulers turn. A name that the optimizer does not have is an error.
@@ -150,8 +148,9 @@ class Optimizer {
   void add_sparse(const Parameter& parameter, const Tensor& gradient, const vec::UpdateSpan& span, uint32_t recipe);
   void push(const vec::UpdateSpan& span, DType dtype, uint32_t recipe);
   void finish_batch();
-  void make_states(Parameter& parameter) const;
-  Attrs loaded_options(size_t group, const StateDict& state) const;
+  void fit_states(Parameter& parameter) const;
+  const Field& field_called(const Attrs& options, std::string_view name) const;
+  static void set_field(Attrs& options, const Field& field, double value);
   void update_one(uint32_t parameter);
 
   const char* name_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "chorale/optim/state_reader.h"
+
 namespace chorale::optim {
 namespace {
 
@@ -12,15 +14,6 @@ std::vector<double> rates(const Optimizer& optimizer) {
   return result;
 }
 
-double number(const char* scheduler, const StateDict& state, const std::string& key) {
-  const auto found = state.find(key);
-  CHORALE_CHECK(found != state.end() && found->second.elems() == 1, "[", scheduler,
-                "] the state to load has no number ", key, "; was it saved by another kind of scheduler?");
-  return found->second.item<double>();
-}
-int64_t whole_number(const char* scheduler, const StateDict& state, const std::string& key) {
-  return static_cast<int64_t>(number(scheduler, state, key));
-}
 Tensor saved(double value) { return Tensor::scalar(value, DType::kF64); }
 std::string rate_key(const char* what, size_t group) { return concat(what, "/", group); }
 
@@ -62,17 +55,18 @@ void Scheduler::apply() {
 
 std::vector<double> Scheduler::last_lr() const { return rates(optimizer_); }
 
-StateDict Scheduler::state_dict() const {
-  StateDict state;
-  state["steps"] = Tensor::scalar(steps_, DType::kI64);
-  for (size_t g = 0; g < base_.size(); ++g) state[rate_key("base", g)] = saved(base_[g]);
+NamedTensors Scheduler::state_dict() const {
+  NamedTensors state{{"steps", Tensor::scalar(steps_, DType::kI64)}};
+  for (size_t g = 0; g < base_.size(); ++g) state.emplace_back(rate_key("base", g), saved(base_[g]));
   return state;
 }
 
-void Scheduler::load_state_dict(const StateDict& state) {
-  const int64_t steps = whole_number("Scheduler", state, "steps");
+void Scheduler::load_state_dict(const NamedTensors& state) {
+  StateReader reader("Scheduler", state);
+  const int64_t steps = reader.whole_number("steps");
   std::vector<double> base;
-  for (size_t g = 0; g < base_.size(); ++g) base.push_back(number("Scheduler", state, rate_key("base", g)));
+  for (size_t g = 0; g < base_.size(); ++g) base.push_back(reader.number(rate_key("base", g)));
+  reader.finish();
   steps_ = steps;
   base_ = std::move(base);
   apply();
@@ -114,22 +108,21 @@ void PlateauScheduler::step(double metric) {
 
 std::vector<double> PlateauScheduler::last_lr() const { return rates(optimizer_); }
 
-StateDict PlateauScheduler::state_dict() const {
-  StateDict state;
-  state["best"] = saved(best_);
-  state["bad_steps"] = Tensor::scalar(bad_steps_, DType::kI64);
-  state["cooling"] = Tensor::scalar(cooling_, DType::kI64);
-  for (size_t g = 0; g < optimizer_.group_count(); ++g) state[rate_key("lr", g)] = saved(optimizer_.lr(g));
+NamedTensors PlateauScheduler::state_dict() const {
+  NamedTensors state{{"best", saved(best_)},
+                     {"bad_steps", Tensor::scalar(bad_steps_, DType::kI64)},
+                     {"cooling", Tensor::scalar(cooling_, DType::kI64)}};
+  for (size_t g = 0; g < optimizer_.group_count(); ++g) state.emplace_back(rate_key("lr", g), saved(optimizer_.lr(g)));
   return state;
 }
 
-void PlateauScheduler::load_state_dict(const StateDict& state) {
-  const double best = number("PlateauScheduler", state, "best");
-  const int64_t bad = whole_number("PlateauScheduler", state, "bad_steps");
-  const int64_t cooling = whole_number("PlateauScheduler", state, "cooling");
+void PlateauScheduler::load_state_dict(const NamedTensors& state) {
+  StateReader reader("PlateauScheduler", state);
+  const double best = reader.number("best");
+  const int64_t bad = reader.whole_number("bad_steps"), cooling = reader.whole_number("cooling");
   std::vector<double> lr;
-  for (size_t g = 0; g < optimizer_.group_count(); ++g)
-    lr.push_back(number("PlateauScheduler", state, rate_key("lr", g)));
+  for (size_t g = 0; g < optimizer_.group_count(); ++g) lr.push_back(reader.number(rate_key("lr", g)));
+  reader.finish();
   best_ = best;
   bad_steps_ = bad;
   cooling_ = cooling;

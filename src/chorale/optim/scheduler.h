@@ -82,8 +82,8 @@ class Scheduler {
   // The rate of each group now.
   std::vector<double> last_lr() const;
 
-  StateDict state_dict() const;
-  void load_state_dict(const StateDict& state);
+  NamedTensors state_dict() const;
+  void load_state_dict(const NamedTensors& state);
 
  private:
   void apply();
@@ -117,8 +117,8 @@ class PlateauScheduler {
   void step(double metric);
   std::vector<double> last_lr() const;
 
-  StateDict state_dict() const;
-  void load_state_dict(const StateDict& state);
+  NamedTensors state_dict() const;
+  void load_state_dict(const NamedTensors& state);
 
  private:
   bool better(double metric) const;

@@ -45,7 +45,7 @@ TEST(Scheduler, BadSchedulesAndStatesAreNamed) {
   EXPECT_MESSAGE(InvalidArgument, "factor must be below 1", PlateauScheduler(optimizer, {.factor = 1}));
   Scheduler scheduler(optimizer, step_decay(1));
   const PlateauScheduler plateau(optimizer);
-  EXPECT_MESSAGE(InvalidArgument, "has no number steps", scheduler.load_state_dict(plateau.state_dict()));
+  EXPECT_MESSAGE(InvalidArgument, "missing: steps, base/0", scheduler.load_state_dict(plateau.state_dict()));
 }
 
 }  // namespace
