@@ -3,7 +3,7 @@
 
 #include <CLI/CLI.hpp>
 
-#define CHORALE_COMMANDS(X) X(bench) X(doctor) X(ops)
+#define CHORALE_COMMANDS(X) X(bench) X(doctor) X(ops) X(train)
 
 namespace chorale::app {
 
