@@ -113,6 +113,17 @@ HookHandle after_accumulate(const Tensor& x, autograd::LeafHook hook) {
   return HookHandle(slot_for_writing(x).extras_for_writing().accumulated.add(std::move(hook)));
 }
 
+HookHandle after_complete(const Tensor& x, autograd::LeafHook hook) {
+  CHORALE_CHECK_STATE(edge_of(x).leaf.defined(), "[after_complete] needs a leaf that requires a gradient");
+  return HookHandle(slot_for_writing(x).extras_for_writing().completed.add(std::move(hook)));
+}
+void set_completed_by_other(const Tensor& x, bool claimed) {
+  slot_for_writing(x).extras_for_writing().completed_by_other = claimed;
+}
+void complete_gradient(const Tensor& x) {
+  if (const Slot* slot = slot_of(x)) autograd::run_completed_hooks(*slot, x);
+}
+
 namespace {
 Node& node_of(const char* function, const Tensor& x) {
   const autograd::Edge edge = edge_of(x);

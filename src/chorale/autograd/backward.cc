@@ -89,6 +89,10 @@ void check_finite(const Node& node, std::span<const Tensor> din) {
 
 }  // namespace
 
+void run_completed_hooks(const Slot& slot, const Tensor& leaf) {
+  if (slot.extras) slot.extras->completed.for_each([&](const LeafHook& hook) { hook(leaf); });
+}
+
 GradSink& grad_field_sink() {
   static auto* const sink = new GradFieldSink;
   return *sink;
@@ -331,7 +335,9 @@ void BackwardRun::run_leaf(uint32_t at) {
     return;
   }
   (options_.sink ? *options_.sink : grad_field_sink()).accept(leaf, std::move(gradient), options_.create_graph);
-  if (slot.extras) slot.extras->accumulated.for_each([&](const LeafHook& hook) { hook(leaf); });
+  if (!slot.extras) return;
+  slot.extras->accumulated.for_each([&](const LeafHook& hook) { hook(leaf); });
+  if (!slot.extras->completed_by_other) run_completed_hooks(slot, leaf);
 }
 
 void BackwardRun::run() {

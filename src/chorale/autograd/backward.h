@@ -39,6 +39,7 @@ class BackwardRun {
   void run();
   // Undefined where no gradient arrived.
   Tensor captured(size_t i) const { return captures_[i].gradient; }
+  bool is_capturing() const { return !captures_.empty(); }
   // Runs once when run() has nothing left to do.
   void at_end(std::function<void()> callback) { callbacks_.push_back(std::move(callback)); }
 

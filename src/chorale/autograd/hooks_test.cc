@@ -53,6 +53,35 @@ TEST(Hooks, AfterAccumulateFiresOncePerBackwardHoweverOftenTheLeafIsUsed) {
   EXPECT_EQ(fired, 2);
 }
 
+TEST(Hooks, AGradientIsCompleteAfterAllOthersSawItOrWhenWhoeverClaimedItSaysSo) {
+  const Tensor x = leaf({2});
+  std::string order;
+  after_complete(x, [&](const Tensor&) { order += "c"; });
+  after_accumulate(x, [&](const Tensor&) { order += "a"; });
+  backward(sum(x));
+  EXPECT_EQ(order, "ac");
+  set_completed_by_other(x, true);
+  backward(sum(x));
+  EXPECT_EQ(order, "aca");
+  complete_gradient(x);
+  EXPECT_EQ(order, "acac");
+}
+
+TEST(Hooks, AddingAndRemovingInsideAHookTakesEffectAfterIt) {
+  const Tensor x = leaf({2});
+  std::string order;
+  std::vector<HookHandle> handles;
+  handles.push_back(after_accumulate(x, [&](const Tensor&) {
+    order += "a";
+    handles[0].remove();
+    after_accumulate(x, [&](const Tensor&) { order += "b"; });
+  }));
+  backward(sum(x));
+  EXPECT_EQ(order, "a");
+  backward(sum(x));
+  EXPECT_EQ(order, "ab");
+}
+
 TEST(Hooks, ALeafIsDoneAsSoonAsItsLastUseIs) {
   // The first layer's weight is finished last: hooks fire in the order in which gradients become complete.
   const Tensor first = leaf({1}), second = leaf({1}), third = leaf({1});

@@ -28,31 +28,41 @@ struct Edge {
   bool wanted() const { return node || leaf.defined(); }
 };
 
-// A list of callbacks with handles that remove them; adding and removing from inside a callback is safe.
+// A list of callbacks with handles that remove them; adding and removing from inside a callback is safe. A change makes
+// a new list, so that running them, which happens for every gradient of every step, only holds on to the present one.
 template <class F>
 class HookList {
  public:
   std::function<void()> add(F hook) {
-    if (!entries_) entries_ = std::make_shared<std::vector<std::shared_ptr<F>>>();
+    if (!entries_) entries_ = std::make_shared<Current>();
     auto entry = std::make_shared<F>(std::move(hook));
-    entries_->push_back(entry);
-    return [list = std::weak_ptr(entries_), weak = std::weak_ptr(entry)] {
-      const auto entries = list.lock();
+    auto changed = entries_->list ? std::make_shared<List>(*entries_->list) : std::make_shared<List>();
+    changed->push_back(entry);
+    entries_->list = std::move(changed);
+    return [current = std::weak_ptr(entries_), weak = std::weak_ptr(entry)] {
+      const auto entries = current.lock();
       const auto found = weak.lock();
-      if (entries && found) std::erase(*entries, found);
+      if (!entries || !found) return;
+      auto without = std::make_shared<List>(*entries->list);
+      std::erase(*without, found);
+      entries->list = std::move(without);
     };
   }
-  bool empty() const { return !entries_ || entries_->empty(); }
+  bool empty() const { return !entries_ || entries_->list->empty(); }
   // Calls f(hook) for those present at the start.
   template <class Call>
   void for_each(Call&& call) const {
     if (empty()) return;
-    const auto snapshot = *entries_;
-    for (const auto& entry : snapshot) call(*entry);
+    const std::shared_ptr<const List> present = entries_->list;
+    for (const auto& entry : *present) call(*entry);
   }
 
  private:
-  std::shared_ptr<std::vector<std::shared_ptr<F>>> entries_;
+  using List = std::vector<std::shared_ptr<F>>;
+  struct Current {
+    std::shared_ptr<const List> list;
+  };
+  std::shared_ptr<Current> entries_;  // shared with handles
 };
 
 using GradHook = std::function<Tensor(const Tensor& gradient)>;  // an undefined result keeps the gradient
@@ -93,6 +103,8 @@ struct CustomBackward {
   virtual const char* name() const = 0;
   // One gradient per edge.
   virtual Tensors apply(Node& node, std::span<const Tensor> dout, uint32_t needed) = 0;
+  // Whether apply() is to be called even if no gradient at all arrived.
+  virtual bool wants_undefined() const { return false; }
   virtual void release() {}
 };
 
@@ -134,6 +146,8 @@ struct SlotExtras {
   std::shared_ptr<Tensor> retained;  // gradient of a non-leaf, after retain_grad()
   HookList<GradHook> hooks;          // of a leaf
   HookList<LeafHook> accumulated;    // of a leaf
+  HookList<LeafHook> completed;      // of a leaf
+  bool completed_by_other = false;   // not by backward: somebody (a reduction over ranks) says when
 };
 
 // What autograd keeps in a tensor.
@@ -171,6 +185,9 @@ inline const Tensor& base_of(const Tensor& tensor) {
   const Slot* slot = slot_of(tensor);
   return slot && slot->view ? slot->view->base : tensor;
 }
+
+// The hooks of after_complete().
+void run_completed_hooks(const Slot& slot, const Tensor& leaf);
 
 // Where the gradient of `tensor` goes now; a view whose base was rebased gets its node made anew first.
 Edge edge_of(const Tensor& tensor);

@@ -169,7 +169,7 @@ void Optimizer::update_in_backward() {
                   " shares its memory with another one; then updates must wait for the end of backward: use step()");
   }
   for (uint32_t i = 0; i < parameters_.size(); ++i) {
-    hooks_.push_back(after_accumulate(parameters_[i].tensor, [this, i](const Tensor&) { update_one(i); }));
+    hooks_.push_back(after_complete(parameters_[i].tensor, [this, i](const Tensor&) { update_one(i); }));
   }
 }
 
