@@ -40,6 +40,8 @@ Tensor BatchNorm::forward(const Tensor& x) {
     add_(num_batches_tracked, 1);
     if (!options_.momentum) momentum = 1 / num_batches_tracked.item<double>();
   }
+  if (is_training() && statistics_)
+    return statistics_->batch_norm(x, running_mean, running_var, weight, bias, momentum, options_.eps);
   return batch_norm(x, running_mean, running_var, weight, bias, is_training() || !running_mean.defined(), momentum,
                     options_.eps);
 }
@@ -47,7 +49,8 @@ Tensor BatchNorm::forward(const Tensor& x) {
 std::string BatchNorm::describe() const {
   return concat(
       channels_, ", eps=", options_.eps, ", momentum=", options_.momentum ? to_text(*options_.momentum) : "none",
-      options_.affine ? "" : ", affine=false", options_.track_running_stats ? "" : ", track_running_stats=false");
+      options_.affine ? "" : ", affine=false", options_.track_running_stats ? "" : ", track_running_stats=false",
+      statistics_ ? ", statistics of " + statistics_->describe() : "");
 }
 
 InstanceNorm::InstanceNorm(int64_t rank, int64_t channels, const InstanceNormOptions& options)

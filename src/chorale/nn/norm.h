@@ -1,11 +1,24 @@
 // Normalisations: (x - mean) / sqrt(variance + eps) * weight + bias.
 #pragma once
 
+#include <memory>
 #include <optional>
 
 #include "chorale/nn/module.h"
 
 namespace chorale::nn {
+
+// Statistics of a training batch that is spread over several ranks, each of which sees a part of it
+// (parallel/sync_batch_norm.h). A layer is given one, instead of being replaced by a layer of another type: modules are
+// plain values, and a member that was declared as a BatchNorm2d stays one.
+class BatchStatistics {
+ public:
+  virtual ~BatchStatistics() = default;
+  // batch_norm in training, over the whole batch; x and the result are this rank's part.
+  virtual Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& running_var,
+                            const Tensor& weight, const Tensor& bias, double momentum, double eps) const = 0;
+  virtual std::string describe() const = 0;
+};
 
 struct BatchNormOptions {
   double eps = 1e-5;
@@ -21,6 +34,10 @@ class BatchNorm : public Module {
   Tensor forward(const Tensor& x);
   std::string describe() const override;
 
+  // In training; null: of the batch that this layer sees. Evaluation never asks.
+  void set_statistics(std::shared_ptr<const BatchStatistics> statistics) { statistics_ = std::move(statistics); }
+  const std::shared_ptr<const BatchStatistics>& statistics() const { return statistics_; }
+
   Parameter weight, bias;  // [channels], ones and zeros
   Buffer running_mean, running_var, num_batches_tracked;
   CHORALE_MODULE(BatchNorm, weight, bias, running_mean, running_var, num_batches_tracked)
@@ -32,6 +49,7 @@ class BatchNorm : public Module {
   int64_t rank_;  // of the image
   int64_t channels_;
   BatchNormOptions options_;
+  std::shared_ptr<const BatchStatistics> statistics_;
 };
 struct BatchNorm1d : BatchNorm {
   explicit BatchNorm1d(int64_t channels, const BatchNormOptions& options = {}) : BatchNorm(1, channels, options) {}
