@@ -293,7 +293,7 @@ void BackwardRun::run_node(uint32_t at) {
   const bool any_gradient = std::any_of(dout.begin(), dout.end(), [](const Tensor& g) { return g.defined(); });
   if (any_gradient && needed && add_to_part(node, dout[0])) {
     din.resize(1);
-  } else if (any_gradient && needed) {
+  } else if ((any_gradient || (node.custom && node.custom->wants_undefined())) && needed) {
     din = apply_rule(node, dout, needed);
     CHORALE_INVARIANT(din.size() == node.edges.size(), "the gradient of ", node.name(), " returned ", din.size(),
                       " gradients for ", node.edges.size(), " inputs");

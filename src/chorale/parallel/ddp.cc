@@ -1,0 +1,329 @@
+#include "chorale/parallel/ddp.h"
+
+#include <algorithm>
+
+#include "chorale/autograd/node.h"
+#include "chorale/base/error.h"
+#include "chorale/base/log.h"
+
+namespace chorale::parallel {
+
+struct DataParallelBase::Link {
+  DataParallelBase* ddp;
+};
+
+// The identity on the outputs of a forward, through which backward must come: here the reduction begins, even when no
+// gradient reaches any parameter of this rank. A gradient that did not arrive stays undefined; zeros would make
+// parameters look used.
+struct DataParallelBase::PassThrough final : autograd::CustomBackward {
+  explicit PassThrough(std::shared_ptr<Link> to) : link(std::move(to)) {}
+  std::shared_ptr<Link> link;
+
+  const char* name() const override { return "outputs of DistributedDataParallel"; }
+  bool wants_undefined() const override { return true; }
+  Tensors apply(autograd::Node&, std::span<const Tensor> dout, uint32_t) override {
+    // Gradients that are only asked for (grad()) are not accumulated, and hence not averaged.
+    const autograd::BackwardRun* run = autograd::BackwardRun::current();
+    if (link->ddp && run && !run->is_capturing()) link->ddp->begin_backward();
+    return Tensors(dout);
+  }
+};
+
+template <class F>
+auto DataParallelBase::logged(const F& f) {
+  try {
+    return f();
+  } catch (const std::exception& error) {
+    recorder_.note_error(error.what());
+    throw;
+  }
+}
+
+// ---- construction
+
+DataParallelBase::DataParallelBase() : link_(std::make_shared<Link>(Link{this})) {}
+
+DataParallelBase::~DataParallelBase() {
+  remove_hooks();
+  link_->ddp = nullptr;
+}
+
+void DataParallelBase::attach(nn::Module& module, const comm::Group& group, const DdpOptions& options) {
+  module_ = &module;
+  options_ = options;
+  ignored_ = {options.ignore.begin(), options.ignore.end()};
+  parameters_ = parallel::managed_parameters(module, options.ignore);
+  CHORALE_CHECK_STATE(!parameters_.empty(), "[ddp] ", module.type_name(),
+                      " has no parameter that requires a gradient: there is nothing to reduce");
+  CHORALE_CHECK(group.is_member(), "[ddp] this rank is not in the group");
+  CHORALE_CHECK(!options.bucket_cap_mb || *options.bucket_cap_mb > 0, "[ddp] bucket_cap_mb must be positive, not ",
+                options.bucket_cap_mb.value_or(0));
+  for (const auto& [name, parameter] : parameters_) {
+    CHORALE_CHECK_STATE(parameter.device() == kCpu, "[ddp] parameter ", name, " is on ", parameter.device(),
+                        "; parameters must have values, on the CPU");
+  }
+  // What goes wrong in our communication must not break the caller's group.
+  comm::Group own = group.duplicate();
+  verify_parameters(own, parameters_);
+  std::vector<reducer::GradientInfo> infos;
+  for (const auto& [name, parameter] : parameters_) {
+    infos.push_back({name, parameter.sizes(), parameter.strides(), parameter.dtype()});
+  }
+  reducer::ReducerOptions how{.find_unused = options.find_unused_parameters,
+                              .gradient_as_bucket_view = options.gradient_as_bucket_view,
+                              .static_graph = options.static_graph};
+  if (options.bucket_cap_mb) how.bucket_cap_bytes = static_cast<size_t>(*options.bucket_cap_mb * 1024 * 1024);
+  reducer::GradientOwner& owner = *this;
+  reducer_ = std::make_unique<reducer::Reducer>(std::move(own), owner, std::move(infos), how);
+  if (options.sync_module_states) broadcast_states(reducer_->group().global_rank(0));
+  add_hooks();
+}
+
+void DataParallelBase::add_hooks() {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const Tensor& parameter = parameters_[i].second;
+    set_completed_by_other(parameter, true);
+    hooks_.push_back(after_accumulate(parameter, [this, i](const Tensor&) {
+      begin_backward();
+      logged([&] { reducer_->mark_ready(i); });
+    }));
+  }
+}
+
+void DataParallelBase::remove_hooks() {
+  if (hooks_.empty()) return;
+  for (HookHandle& hook : hooks_) hook.remove();
+  hooks_.clear();
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    set_completed_by_other(parameters_[i].second, false);
+    set_destination(i, {});
+  }
+}
+
+void DataParallelBase::set_gradient(size_t index, const Tensor& gradient) {
+  chorale::set_gradient(parameters_[index].second, gradient);
+}
+
+void DataParallelBase::set_destination(size_t index, const Tensor& view) {
+  set_gradient_destination(parameters_[index].second, view);
+}
+
+void DataParallelBase::broadcast_states(int root) {
+  const auto send = [&](const nn::NamedTensors& tensors) {
+    std::vector<comm::Work> works;
+    for (const auto& [name, tensor] : tensors) {
+      if (!ignored_.contains(name)) works.push_back(group().broadcast(tensor, root));
+    }
+    for (const comm::Work& work : works) work.wait();
+  };
+  send(module_->named_parameters());
+  if (options_.broadcast_buffers) send(module_->named_buffers());
+}
+
+void DataParallelBase::sync_module_states(int source) {
+  logged([&] { broadcast_states(source); });
+}
+
+// ---- forward
+
+DataParallelBase::ForwardScope::ForwardScope(DataParallelBase& ddp)
+    : ddp_(ddp), records_(grad_enabled()), reduced_(records_ && ddp.synchronizes_) {
+  ddp_.logged([&] { ddp_.before_forward(records_); });
+}
+
+void DataParallelBase::ForwardScope::pass(Tensor& output) {
+  if (!reduced_ || !is_differentiable(output.dtype())) return;
+  autograd::Edge edge = autograd::edge_of(output);
+  if (!edge.wanted()) return;
+  if (!node_) node_ = autograd::Node::make();
+  if (edge.node) number_ = std::max(number_, edge.node->number);
+  Tensor passed = output.alias();
+  autograd::Slot& slot = autograd::slot_for_writing(passed);
+  slot.node = node_;
+  slot.index = static_cast<uint32_t>(node_->edges.size());
+  node_->edges.push_back(std::move(edge));
+  node_->outputs.push_back({passed.sizes(), passed.dtype(), passed.device()});
+  output = std::move(passed);
+}
+
+void DataParallelBase::ForwardScope::finish() {
+  if (node_) {
+    node_->number = autograd::next_number(number_);
+    node_->custom = std::make_unique<PassThrough>(ddp_.link_);
+  }
+  ddp_.logged([&] { ddp_.after_forward(records_, reduced_); });
+}
+
+void DataParallelBase::before_forward(bool records) {
+  if (records) {
+    reducer_->check_finished();
+    if (synchronizes_) recorder_.start_step(*reducer_);
+  }
+  if (Join* join = current_join()) {
+    recorder_.note_join();
+    join->notify(*this);
+  }
+  if (records) reducer_->rebuild_if_due();
+  if (buffers_are_due()) sync_buffers();
+}
+
+void DataParallelBase::after_forward(bool records, bool reduced) {
+  if (buffer_hook_.run && buffer_hook_.place == BufferHook::Place::kAfterForward && buffers_are_due()) {
+    run_buffer_hook();
+  }
+  buffers_due_ = reduced;
+  if (records) reducer_->expect_backward(reduced);
+  Join* join = current_join();
+  if (!join || !join->options().enabled) return;
+  tell_whether_reduced(reduced);
+  if (reduced && !join->options().divide_by_initial_size) reducer_->set_divisor(join->live_ranks());
+}
+
+bool DataParallelBase::tell_whether_reduced(bool reduced) {
+  int32_t count = reduced ? 1 : 0;
+  group().all_reduce(std::span(&count, 1)).wait();
+  return count > 0;
+}
+
+// ---- buffers
+
+namespace {
+// All buffers of a module, re-read from its members: users assign new ones.
+struct BufferVisitor final : nn::MemberVisitor {
+  BufferVisitor(std::vector<Tensor>& found_buffers, const std::unordered_set<std::string>& ignored_names)
+      : found(found_buffers), ignored(ignored_names) {}
+  std::vector<Tensor>& found;
+  const std::unordered_set<std::string>& ignored;
+  std::string path;  // with a dot behind it, unless empty
+
+  void parameter(const std::string&, nn::Parameter&) override {}
+  void buffer(const std::string& name, nn::Buffer& member) override {
+    if (ignored.empty() || !ignored.contains(path + name)) found.push_back(member);
+  }
+  void module(const std::string& name, nn::Module& member) override {
+    const size_t length = path.size();
+    if (!ignored.empty()) path += name + ".";
+    member.visit_members(*this);
+    path.resize(length);
+  }
+};
+}  // namespace
+
+const std::vector<Tensor>& DataParallelBase::buffers() {
+  buffers_.clear();
+  BufferVisitor visitor(buffers_, ignored_);
+  module_->visit_members(visitor);
+  return buffers_;
+}
+
+void DataParallelBase::sync_buffers() {
+  if (buffer_hook_.run) {
+    if (buffer_hook_.place == BufferHook::Place::kBeforeForward) run_buffer_hook();
+    return;
+  }
+  int root = group().global_rank(0);
+  if (const Join* join = current_join(); join && join->options().enabled) root = agree_on_live_rank(true);
+  broadcast_buffers(root);
+}
+
+// The highest rank that still has inputs: rank 0 may have none.
+int DataParallelBase::agree_on_live_rank(bool alive) {
+  int32_t rank = alive ? group().rank() : -1;
+  group().all_reduce(std::span(&rank, 1), Reduce::kMax).wait();
+  return group().global_rank(rank);
+}
+
+void DataParallelBase::broadcast_buffers(int root) {
+  std::vector<comm::Work> works;
+  for (const Tensor& buffer : buffers_) works.push_back(group().broadcast(buffer, root));
+  for (const comm::Work& work : works) work.wait();
+}
+
+void DataParallelBase::run_buffer_hook() {
+  nn::NamedTensors named = module_->named_buffers();
+  std::erase_if(named, [&](const auto& entry) { return ignored_.contains(entry.first); });
+  for (comm::Future& future : buffer_hook_.run(group(), named)) buffer_futures_.push_back(std::move(future));
+}
+
+// ---- backward
+
+void DataParallelBase::begin_backward() {
+  if (reducer_->begin_backward()) at_end_of_backward([this] { end_backward(); });
+}
+
+void DataParallelBase::end_backward() {
+  logged([&] {
+    reducer_->end_backward();
+    for (const comm::Future& future : std::exchange(buffer_futures_, {})) future.wait();
+  });
+}
+
+void DataParallelBase::check_finished() {
+  logged([&] { reducer_->check_finished(); });
+}
+
+// ---- changes
+
+void DataParallelBase::register_comm_hook(CommHook hook) {
+  logged([&] { reducer_->set_hook(std::move(hook)); });
+}
+
+void DataParallelBase::register_buffer_hook(BufferHook hook) {
+  logged([&] {
+    CHORALE_CHECK(hook.run, "[ddp] a buffer hook must be a function, not null");
+    buffer_hook_ = std::move(hook);
+  });
+}
+
+void DataParallelBase::set_static_graph() {
+  logged([&] {
+    if (!reducer_->set_static_graph()) log_warning("[ddp] the graph was declared static before");
+  });
+}
+
+void DataParallelBase::set_group(const comm::Group& group) {
+  logged([&] {
+    // Leaving the old group first ends the wait of whoever still expects something of this rank there.
+    buffer_futures_.clear();
+    reducer_->set_group({});
+    buffers_due_ = true;
+    if (group.is_member()) reducer_->set_group(group.duplicate());
+  });
+}
+
+void DataParallelBase::set_sample_rate(int64_t steps) {
+  CHORALE_CHECK(steps > 0, "[ddp] the sample rate is a number of steps, not ", steps);
+  recorder_.set_sample_rate(steps);
+}
+
+DdpLog DataParallelBase::log() const {
+  DdpLog log = recorder_.log();
+  parallel::describe(*reducer_, log);
+  log.module_name = module_->type_name();
+  log.broadcast_buffers = options_.broadcast_buffers;
+  for (const auto& [name, module] : module_->named_modules()) {
+    if (std::string_view(module->type_name()) == "SyncBatchNorm") log.has_sync_bn = true;
+  }
+  return log;
+}
+
+// ---- join
+
+void DataParallelBase::shadow_step(Join& join) {
+  logged([&] {
+    recorder_.note_join();
+    reducer_->rebuild_if_due();
+    if (buffers_are_due() && !buffer_hook_.run) broadcast_buffers(agree_on_live_rank(false));
+    const bool reduced = tell_whether_reduced(false);
+    buffers_due_ = reduced;
+    if (!reduced) return;
+    if (!join.options().divide_by_initial_size) reducer_->set_divisor(join.live_ranks());
+    reducer_->shadow_backward();
+  });
+}
+
+void DataParallelBase::after_join(int authority) {
+  logged([&] { broadcast_states(authority); });
+}
+
+}  // namespace chorale::parallel

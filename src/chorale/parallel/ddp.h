@@ -1,0 +1,221 @@
+// Data-parallel training: every rank has a copy of the module and a part of each batch; gradients are averaged over
+// ranks while backward computes them, so that all copies stay equal.
+//
+//   parallel::DistributedDataParallel ddp(Net(), group);
+//   optim::AdamW optimizer(ddp.named_parameters(), {.lr = 1e-3});
+//   for (…) {
+//     optimizer.zero_grad();
+//     backward(loss(ddp(x), y));  // gradients are averages when it returns
+//     optimizer.step();
+//   }
+//
+// Any module and any forward will do; tensors are found in its results as visit_tensors finds them.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "chorale/nn/module.h"
+#include "chorale/parallel/ddp_log.h"
+#include "chorale/parallel/join.h"
+#include "chorale/reducer/reducer.h"
+
+namespace chorale::parallel {
+
+using reducer::CommHook;
+using reducer::FindUnused;
+using reducer::GradBucket;
+
+struct DdpOptions {
+  FindUnused find_unused_parameters = FindUnused::kAuto;
+  bool gradient_as_bucket_view = true;
+  bool static_graph = false;
+  // Before a forward, buffers become those of rank 0.
+  bool broadcast_buffers = true;
+  // At construction, parameters and buffers become those of rank 0.
+  bool sync_module_states = true;
+  // Buckets of so many MiB; none: 1 for the first, 25 for the others.
+  std::optional<double> bucket_cap_mb{};
+  // Parameters and buffers, by name, that stay this rank's own: not compared, not sent, not reduced.
+  std::vector<std::string> ignore{};
+};
+
+// Takes care of the buffers instead of the broadcast. What it returns is waited for at the end of backward.
+struct BufferHook {
+  enum class Place : uint8_t { kBeforeForward, kAfterForward };
+  std::function<std::vector<comm::Future>(const comm::Group& group, const nn::NamedTensors& buffers)> run;
+  Place place = Place::kAfterForward;
+};
+
+// What does not depend on the module's type.
+class DataParallelBase : public nn::Module, public Joinable, private reducer::GradientOwner {
+ public:
+  ~DataParallelBase() override;
+  DataParallelBase(const DataParallelBase&) = delete;
+  DataParallelBase& operator=(const DataParallelBase&) = delete;
+
+  // ---- training
+
+  // Forwards inside the scope are not followed by a reduction: their gradients accumulate on this rank until a backward
+  // that belongs to a forward outside.
+  class NoSync {
+   public:
+    explicit NoSync(DataParallelBase& ddp) : ddp_(ddp), before_(std::exchange(ddp.synchronizes_, false)) {}
+    ~NoSync() { ddp_.synchronizes_ = before_; }
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    DataParallelBase& ddp_;
+    bool before_;
+  };
+  [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
+
+  // Instead of averaging. Before the first step; at most one.
+  void register_comm_hook(CommHook hook);
+  void register_buffer_hook(BufferHook hook);
+  // Declares that every step uses the same parameters in the same way; before training.
+  void set_static_graph();
+  // Goes on in another group, also after a backward that failed. Every member of it calls this; who is not in it may.
+  void set_group(const comm::Group& group);
+  // Makes the states of all ranks those of rank `source` (global).
+  void sync_module_states(int source);
+  // Lets go of the module: backward no longer reduces anything.
+  void remove_hooks();
+  // Throws what the next forward would: gradients that never came.
+  void check_finished();
+
+  // ---- what it works on, and how
+
+  const comm::Group& group() const { return reducer_->group(); }
+  // What is reduced, in the order of the indices that hooks, errors and logs use.
+  const nn::NamedTensors& managed_parameters() const { return parameters_; }
+  reducer::Reducer& reducer() { return *reducer_; }
+  const reducer::Reducer& reducer() const { return *reducer_; }
+  const DdpOptions& options() const { return options_; }
+  DdpLog log() const;
+  // Times are taken in the first ten steps, and then in every one that this divides.
+  void set_sample_rate(int64_t steps);
+
+  const char* type_name() const override { return "DistributedDataParallel"; }
+  void visit_members(nn::MemberVisitor& visitor) override { visitor.module("module", *module_); }
+
+  // ---- ranks that run out of inputs (join.h)
+
+  const comm::Group& join_group() const override { return reducer_->group(); }
+  void shadow_step(Join& join) override;
+  void after_join(int authority) override;
+
+ protected:
+  DataParallelBase();
+  void attach(nn::Module& module, const comm::Group& group, const DdpOptions& options);
+
+  // One forward: constructed before it, told the outputs after it.
+  class ForwardScope {
+   public:
+    explicit ForwardScope(DataParallelBase& ddp);
+    // Puts the output behind the node that tells when its backward begins.
+    void pass(Tensor& output);
+    void finish();
+
+   private:
+    DataParallelBase& ddp_;
+    bool records_;  // gradients are wanted,
+    bool reduced_;  // and averaged
+    Intrusive<autograd::Node> node_;
+    uint64_t number_ = 0;  // the highest among the outputs' nodes
+  };
+
+ private:
+  struct PassThrough;
+  struct Link;  // how nodes and hooks find this object; empty when it is gone
+
+  Tensor gradient(size_t index) override { return chorale::gradient(parameters_[index].second); }
+  void set_gradient(size_t index, const Tensor& gradient) override;
+  void set_destination(size_t index, const Tensor& view) override;
+  void complete(size_t index) override { complete_gradient(parameters_[index].second); }
+
+  // Runs f; what it throws is in the log too.
+  template <class F>
+  auto logged(const F& f);
+  void add_hooks();
+  void begin_backward();
+  void end_backward();
+  void before_forward(bool records);
+  void after_forward(bool records, bool reduced);
+  // True if any rank's forward will be reduced.
+  bool tell_whether_reduced(bool reduced);
+  const std::vector<Tensor>& buffers();
+  bool buffers_are_due() { return options_.broadcast_buffers && buffers_due_ && !buffers().empty(); }
+  void sync_buffers();
+  void broadcast_buffers(int root);
+  int agree_on_live_rank(bool alive);
+  void run_buffer_hook();
+  void broadcast_states(int root);
+
+  nn::Module* module_ = nullptr;
+  DdpOptions options_;
+  std::unordered_set<std::string> ignored_;
+  nn::NamedTensors parameters_;
+  std::unique_ptr<reducer::Reducer> reducer_;
+  std::shared_ptr<Link> link_;
+  std::vector<HookHandle> hooks_;
+  BufferHook buffer_hook_;
+  std::vector<comm::Future> buffer_futures_;
+  std::vector<Tensor> buffers_;  // as they are now; kept for its memory
+  bool synchronizes_ = true;     // not inside no_sync()
+  bool buffers_due_ = true;      // the forward before was reduced
+
+  DdpRecorder recorder_;
+};
+
+template <class M>
+class DistributedDataParallel final : public DataParallelBase {
+ public:
+  // The module's tensors stay those that other handles on it have.
+  DistributedDataParallel(M module, const comm::Group& group, const DdpOptions& options = {})
+      : module_(std::move(module)) {
+    attach(module_, group, options);
+  }
+  M& module() { return module_; }
+  const M& module() const { return module_; }
+
+  template <class... Args>
+  auto forward(Args&&... args) {
+    ForwardScope scope(*this);
+    if constexpr (std::is_void_v<decltype(module_(std::forward<Args>(args)...))>) {
+      module_(std::forward<Args>(args)...);
+      scope.finish();
+    } else {
+      auto result = module_(std::forward<Args>(args)...);
+      visit_tensors(result, [&](Tensor& output) { scope.pass(output); });
+      scope.finish();
+      return result;
+    }
+  }
+  template <class... Args>
+  auto operator()(Args&&... args) {
+    return nn::call(*this, std::forward<Args>(args)...);
+  }
+
+ private:
+  M module_;
+};
+
+// The index of each managed parameter's name, for debugging: `tensors` must be the managed ones of the module.
+// InvalidArgument when there are more or fewer of them than the module has, or one is missing.
+std::vector<std::string> parameter_names(const nn::Module& module, const std::vector<Tensor>& tensors,
+                                         const std::vector<std::string>& ignore = {});
+// Parameters that a wrapper of `module` would reduce.
+nn::NamedTensors managed_parameters(const nn::Module& module, const std::vector<std::string>& ignore = {});
+
+// Every rank must have the same parameters: their number, and each one's shape, strides and dtype. StateError on all
+// ranks otherwise, naming the rank and the parameter that differ from the first rank's.
+void verify_parameters(const comm::Group& group, const nn::NamedTensors& parameters);
+
+}  // namespace chorale::parallel
