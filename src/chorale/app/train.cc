@@ -40,6 +40,9 @@ void add_train(CLI::App& program) {
   fashion->add_option("--epochs", options->epochs, "passes over the training pictures")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
+  fashion->add_option("--steps", options->steps, "end after this many steps; 0: when the epochs are over")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
   fashion->add_option("--batch", options->batch, "pictures in a step")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);

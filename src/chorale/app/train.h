@@ -9,6 +9,7 @@ namespace chorale::app {
 struct TrainOptions {
   std::string model = "cnn";
   int epochs = 5;
+  int64_t steps = 0;  // of all epochs together; 0: as many as the epochs have
   int64_t batch = 128;
   double lr = 2e-3;  // the highest of a one-cycle schedule
   uint64_t seed = 1;

@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "chorale/api/api.h"
 #include "chorale/app/progress.h"
 #include "chorale/app/train.h"
@@ -52,7 +54,8 @@ double train_fashion_mnist(const TrainOptions& options) {
   nn::Sequential model = make_model(options.model);
   data::DataLoader loader(
       pictures, {.batch_size = options.batch, .shuffle = true, .drop_last = true, .workers = 1, .seed = options.seed});
-  const int64_t steps = loader.size() * options.epochs;
+  const int64_t all_steps = loader.size() * options.epochs;
+  const int64_t steps = options.steps > 0 ? std::min(options.steps, all_steps) : all_steps;
   CHORALE_CHECK(steps > 0, "[train] a batch of ", options.batch, " is larger than the ", pictures.size(),
                 " training pictures; choose a smaller one");
   optim::AdamW optimizer(model.named_parameters(), {.lr = options.lr});
@@ -68,7 +71,7 @@ double train_fashion_mnist(const TrainOptions& options) {
   const auto start = Clock::now();
   double result = 0;
   int64_t step = 0;
-  for (int epoch = 1; epoch <= options.epochs; ++epoch) {
+  for (int epoch = 1; step < steps; ++epoch) {
     const auto epoch_start = Clock::now();
     double total_loss = 0, recent = 0;
     int64_t in_epoch = 0;
@@ -85,6 +88,7 @@ double train_fashion_mnist(const TrainOptions& options) {
       progress.show(++step, fmt::format("epoch {}/{}  loss {:.3f}  {} pictures/s", epoch, options.epochs, recent,
                                         grouped(static_cast<int64_t>(static_cast<double>(in_epoch * options.batch) /
                                                                      seconds_since(epoch_start)))));
+      if (step == steps) break;
       if (Interrupt::requested()) {
         progress.say(fmt::format("interrupted after step {} of {}", grouped(step), grouped(steps)));
         throw StateError("[train] stopped by a signal; nothing was saved");
@@ -97,7 +101,7 @@ double train_fashion_mnist(const TrainOptions& options) {
                              grouped(static_cast<int64_t>(static_cast<double>(in_epoch * options.batch) / seconds)),
                              clock_text(seconds_since(start))));
   }
-  fmt::print("test accuracy {:.2f} % after {} epochs, {:.1f} s\n", result * 100, options.epochs, seconds_since(start));
+  fmt::print("test accuracy {:.2f} % after {} steps, {:.1f} s\n", result * 100, grouped(steps), seconds_since(start));
   return result;
 }
 

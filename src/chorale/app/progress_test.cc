@@ -1,0 +1,68 @@
+#include "chorale/app/progress.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+
+namespace chorale::app {
+namespace {
+
+using namespace std::chrono_literals;
+
+// What a progress line writes to a file.
+std::string written(const std::function<void(std::FILE*)>& write) {
+  std::FILE* file = std::tmpfile();
+  write(file);
+  std::rewind(file);
+  char text[4096];
+  const size_t length = std::fread(text, 1, sizeof(text), file);
+  std::fclose(file);
+  return {text, length};
+}
+
+TEST(Progress, NumbersAreReadable) {
+  EXPECT_EQ(grouped(0), "0");
+  EXPECT_EQ(grouped(999), "999");
+  EXPECT_EQ(grouped(1000), "1,000");
+  EXPECT_EQ(grouped(-1234567), "-1,234,567");
+  EXPECT_EQ(grouped(-123), "-123");
+  EXPECT_EQ(clock_text(65), "1:05");
+  EXPECT_EQ(clock_text(7384.4), "2:03:04");
+}
+
+TEST(Progress, AFileGetsTheFirstAndTheLastStepAsPlainLines) {
+  const std::string text = written([](std::FILE* file) {
+    EXPECT_EQ(Progress::style_for(file), Progress::Style::kPlain);
+    Progress progress(file, Progress::Style::kPlain, 1000, 1h);
+    for (int step = 1; step <= 1000; ++step) progress.show(step, "loss 0.5");
+  });
+  EXPECT_EQ(text.substr(0, 27), "  0 %  1/1,000  loss 0.5  0");
+  EXPECT_NE(text.find("\n100 %  1,000/1,000  loss 0.5  0:00 left\n"), std::string::npos);
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 2);
+}
+
+TEST(Progress, ALiveLineIsErasedBeforeAnotherLineAndAtTheEnd) {
+  const std::string text = written([](std::FILE* file) {
+    Progress progress(file, Progress::Style::kLive, 2);
+    progress.show(1, "half");
+    progress.say("a word");
+    progress.show(2, "all");
+  });
+  EXPECT_NE(text.find(" 50 %  1/2  half"), std::string::npos);
+  EXPECT_NE(text.find("\r\033[Ka word\n"), std::string::npos);
+  EXPECT_NE(text.find("█▏ 100 %  2/2  all"), std::string::npos);
+  EXPECT_TRUE(text.ends_with("\r\033[K"));
+}
+
+TEST(Progress, QuietSaysNothing) {
+  EXPECT_EQ(written([](std::FILE* file) {
+              Progress progress(file, Progress::Style::kQuiet, 2);
+              progress.show(2, "all");
+              progress.say("a word");
+            }),
+            "");
+}
+
+}  // namespace
+}  // namespace chorale::app
