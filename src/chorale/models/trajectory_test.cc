@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "chorale/api/api.h"
+#include "chorale/base/parallel.h"
 #include "chorale/models/cnn.h"
 #include "chorale/models/encoder.h"
 #include "chorale/models/formula_test_util.h"
@@ -22,6 +23,7 @@ template <class Model>
 void expect_trajectory(const std::string& name, Model model, const Shape& shape, int64_t classes, DType dtype) {
   const Json expected = nn::oracle::read_oracle("trajectories.json")[name][std::string(name_of(dtype))];
   const double tolerance = dtype == DType::kF64 ? 1e-9 : 1e-4;
+  set_thread_count(1);  // tests run side by side: threads that wait for one another would cost more than they give
   model.to(dtype);
   fill_by_formula(model);
   optim::AdamW optimizer(model.named_parameters(), {.lr = 1e-3, .weight_decay = 0.01});

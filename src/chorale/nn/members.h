@@ -90,7 +90,7 @@ void visit_member(MemberVisitor& visitor, const std::string& name, std::unique_p
 template <class T>
 void visit_member(MemberVisitor& visitor, const std::string& name, std::shared_ptr<T>& member) {
   if (!member) return;
-  const auto copy = [&member]() -> std::shared_ptr<void> {
+  const auto copy = [&]() -> std::shared_ptr<void> {
     if constexpr (std::is_copy_constructible_v<T> && !std::is_abstract_v<T>) {
       if (typeid(*member) == typeid(T)) return std::make_shared<T>(*member);
     }
