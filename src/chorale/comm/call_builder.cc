@@ -1,7 +1,8 @@
 #include <cstring>
 
-#include "chorale/base/comm_error.h"
+#include "chorale/base/debug_level.h"
 #include "chorale/base/error.h"
+#include "chorale/base/trace.h"
 #include "chorale/comm/group_state.h"
 #include "chorale/vec/combine.h"
 #include "chorale/vec/loops.h"
@@ -114,6 +115,7 @@ void CallBuilder::check(const Tensor& tensor) {
 
 Chunk CallBuilder::input(const Tensor& tensor) {
   check(tensor);
+  note_shape(tensor);
   const size_t bytes = static_cast<size_t>(tensor.elems()) * tensor.elem_bytes();
   if (tensor.is_contiguous()) {
     operation_->keep.push_back(tensor.storage());
@@ -138,17 +140,58 @@ Chunk CallBuilder::written(const Tensor& tensor, bool copy_in) {
   return {static_cast<std::byte*>(packed.raw()), bytes};
 }
 Chunk CallBuilder::output(const Tensor& tensor) { return written(tensor, false); }
-Chunk CallBuilder::in_place(const Tensor& tensor) { return written(tensor, true); }
+Chunk CallBuilder::in_place(const Tensor& tensor) {
+  const Chunk chunk = written(tensor, true);
+  note_shape(tensor);
+  return chunk;
+}
 
-Intrusive<Operation> CallBuilder::start() {
-  const std::lock_guard lock(state_->context->mutex);
-  state_->engine->submit(operation_);
-  return operation_;
+void CallBuilder::note_shape(const Tensor& tensor) {
+  if (!trace::enabled()) return;
+  std::vector<int64_t> shape(tensor.sizes().begin(), tensor.sizes().end());
+  if (is_complex(tensor.dtype())) shape.push_back(2);  // it travels as pairs of reals
+  operation_->traced = true;
+  operation_->shapes.push_back(std::move(shape));
+}
+
+void start_together(GroupState& state, const Operations& operations) {
+  for (size_t i = 1; i < operations.size(); ++i) {
+    auto& shapes = operations[i]->shapes;
+    operations[0]->shapes.insert(operations[0]->shapes.end(), shapes.begin(), shapes.end());
+    operations[i]->traced = false;
+  }
+  const std::lock_guard lock(state.context->mutex);
+  for (const auto& operation : operations) state.engine->submit(operation);
+}
+
+void CallBuilder::collect() {
+  Operations& collected = *state_->collecting;
+  CHORALE_CHECK_STATE(collected.empty() || (collected[0]->kind == operation_->kind &&
+                                            collected[0]->reduction.op == operation_->reduction.op),
+                      "[", name_, "] a coalescing scope holds calls of one kind and one reduction: found ",
+                      describe(operation_->print), " after ", describe(collected[0]->print));
+  collected.push_back(operation_);
 }
 
 Work CallBuilder::launch() {
+  if (state_->collecting) {
+    collect();
+    return {};
+  }
+  // In detail, a rank that stays away is found before data moves.
+  const bool collective = operation_->kind != CallKind::kSend && operation_->kind != CallKind::kRecv &&
+                          operation_->kind != CallKind::kMonitoredBarrier;
+  if (debug_level() == DebugLevel::kDetail && collective) {
+    CallOptions options;
+    if (state_->rank() == 0)
+      options.timeout = std::chrono::duration_cast<std::chrono::milliseconds>(operation_->timeout);
+    CallBuilder(state_, CallKind::kMonitoredBarrier, options).launch().wait();
+  }
+  if (trace::enabled() && operation_->give.empty() && operation_->take.empty()) operation_->traced = true;
+  const std::lock_guard lock(state_->context->mutex);
+  state_->engine->submit(operation_);
   Operations operations;
-  operations.push_back(start());
+  operations.push_back(operation_);
   return Work(state_->engine, std::move(operations));
 }
 

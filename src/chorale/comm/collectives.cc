@@ -1,5 +1,6 @@
 // The collectives of a group: arguments are checked here, and turned into what each rank gives and takes.
 #include <algorithm>
+#include <iostream>
 
 #include "chorale/base/error.h"
 #include "chorale/comm/group_state.h"
@@ -32,10 +33,24 @@ void check_count(const char* call, const char* what, const std::vector<Tensor>& 
                 size, ", not ", tensors.size());
 }
 
+Work launch_together(const std::shared_ptr<GroupState>& state, const std::vector<CallBuilder>& calls) {
+  Operations operations;
+  for (const CallBuilder& call : calls) operations.push_back(call.handle());
+  CHORALE_CHECK_STATE(!state->collecting, "[coalescing] several tensors in one call are coalesced already");
+  start_together(*state, operations);
+  return Work(state->engine, std::move(operations));
+}
+
+// What a rank outside the group gets.
+Work outside(const char* call) {
+  std::cerr << concat("[", call, "] this rank is not in the group: nothing is done\n");
+  return {};
+}
+
 }  // namespace
 
 Work Group::barrier(const CallOptions& options) const {
-  if (!state_) return {};
+  if (!state_) return outside("barrier");
   return CallBuilder(state_, CallKind::kBarrier, options).launch();
 }
 
@@ -50,7 +65,7 @@ void Group::monitored_barrier(std::chrono::milliseconds timeout, bool wait_for_a
 }
 
 Work Group::broadcast_span(Span data, int root, const CallOptions& options) const {
-  if (!state_) return {};
+  if (!state_) return outside("broadcast");
   CallBuilder call(state_, CallKind::kBroadcast, options);
   call.set_root(root);
   call.set_dtype(data.dtype);
@@ -65,7 +80,7 @@ Work Group::broadcast_span(Span data, int root, const CallOptions& options) cons
 }
 
 Work Group::broadcast(const Tensor& tensor, int root, const CallOptions& options) const {
-  if (!state_) return {};
+  if (!state_) return outside("broadcast");
   CallBuilder call(state_, CallKind::kBroadcast, options);
   call.set_root(root);
   if (call.operation().root == state_->rank()) {
@@ -73,13 +88,14 @@ Work Group::broadcast(const Tensor& tensor, int root, const CallOptions& options
     call.operation().results.push_back(tensor);
   } else {
     call.take(call.output(tensor));
+    call.note_shape(tensor);
   }
   call.set_count(tensor.elems());
   return call.launch();
 }
 
 Work Group::reduce(const Tensor& tensor, int root, Reduction reduction, const CallOptions& options) const {
-  if (!state_) return {};
+  if (!state_) return outside("reduce");
   CallBuilder call(state_, CallKind::kReduce, options);
   CHORALE_CHECK(tensor.defined(), "[reduce] the tensor is undefined");
   call.set_root(root);
@@ -93,7 +109,7 @@ Work Group::reduce(const Tensor& tensor, int root, Reduction reduction, const Ca
 }
 
 Work Group::all_reduce_span(Span data, Reduction reduction, const CallOptions& options) const {
-  if (!state_) return {};
+  if (!state_) return outside("all_reduce");
   CallBuilder call(state_, CallKind::kAllReduce, options);
   call.set_reduction(reduction, data.dtype);
   call.set_count(data.elems);
@@ -104,7 +120,7 @@ Work Group::all_reduce_span(Span data, Reduction reduction, const CallOptions& o
 }
 
 Work Group::all_reduce(const Tensor& tensor, Reduction reduction, const CallOptions& options) const {
-  if (!state_) return {};
+  if (!state_) return outside("all_reduce");
   CallBuilder call(state_, CallKind::kAllReduce, options);
   CHORALE_CHECK(tensor.defined(), "[all_reduce] the tensor is undefined");
   call.set_reduction(reduction, tensor.dtype());
@@ -116,7 +132,7 @@ Work Group::all_reduce(const Tensor& tensor, Reduction reduction, const CallOpti
 }
 
 Work Group::all_gather_spans(Span output, Span input, const CallOptions& options) const {
-  if (!state_) return {};
+  if (!state_) return outside("all_gather");
   CHORALE_CHECK(output.elems == input.elems * state_->size(), "[all_gather] the output must hold ",
                 input.elems * state_->size(), " elements, ", input.elems, " of each rank, not ", output.elems);
   CallBuilder call(state_, CallKind::kAllGather, options);
@@ -129,7 +145,7 @@ Work Group::all_gather_spans(Span output, Span input, const CallOptions& options
 }
 
 Work Group::all_gather(const std::vector<Tensor>& outputs, const Tensor& input, const CallOptions& options) const {
-  if (!state_) return {};
+  if (!state_) return outside("all_gather");
   check_count("all_gather", "outputs", outputs, state_->size());
   CallBuilder call(state_, CallKind::kAllGather, options);
   call.give(call.input(input));
@@ -142,7 +158,7 @@ Work Group::all_gather(const std::vector<Tensor>& outputs, const Tensor& input, 
 }
 
 Work Group::all_gather_into(const Tensor& output, const Tensor& input, const CallOptions& options) const {
-  if (!state_) return {};
+  if (!state_) return outside("all_gather_into");
   CallBuilder call(state_, CallKind::kAllGather, options);
   call.give(call.input(input));
   const Chunk whole = call.output(output);
@@ -155,7 +171,7 @@ Work Group::all_gather_into(const Tensor& output, const Tensor& input, const Cal
 
 Work Group::gather(const std::vector<Tensor>& outputs, const Tensor& input, int root,
                    const CallOptions& options) const {
-  if (!state_) return {};
+  if (!state_) return outside("gather");
   CallBuilder call(state_, CallKind::kGather, options);
   call.set_root(root);
   call.give(call.input(input));
@@ -175,10 +191,11 @@ Work Group::gather(const std::vector<Tensor>& outputs, const Tensor& input, int 
 
 Work Group::scatter(const Tensor& output, const std::vector<Tensor>& inputs, int root,
                     const CallOptions& options) const {
-  if (!state_) return {};
+  if (!state_) return outside("scatter");
   CallBuilder call(state_, CallKind::kScatter, options);
   call.set_root(root);
   call.take(call.output(output));
+  call.note_shape(output);
   if (call.operation().root == state_->rank()) {
     check_count("scatter", "on the root, inputs", inputs, state_->size());
     for (const Tensor& input : inputs) {
@@ -195,7 +212,7 @@ Work Group::scatter(const Tensor& output, const std::vector<Tensor>& inputs, int
 
 Work Group::reduce_scatter(const Tensor& output, const std::vector<Tensor>& inputs, Reduction reduction,
                            const CallOptions& options) const {
-  if (!state_) return {};
+  if (!state_) return outside("reduce_scatter");
   check_count("reduce_scatter", "inputs", inputs, state_->size());
   CHORALE_CHECK(output.defined(), "[reduce_scatter] the output is undefined");
   CallBuilder call(state_, CallKind::kReduceScatter, options);
@@ -211,7 +228,7 @@ Work Group::reduce_scatter(const Tensor& output, const std::vector<Tensor>& inpu
 
 Work Group::reduce_scatter_from(const Tensor& output, const Tensor& input, Reduction reduction,
                                 const CallOptions& options) const {
-  if (!state_) return {};
+  if (!state_) return outside("reduce_scatter_from");
   CHORALE_CHECK(output.defined(), "[reduce_scatter] the output is undefined");
   CallBuilder call(state_, CallKind::kReduceScatter, options);
   call.set_reduction(reduction, output.dtype());
@@ -226,7 +243,7 @@ Work Group::reduce_scatter_from(const Tensor& output, const Tensor& input, Reduc
 
 Work Group::all_to_all(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
                        const CallOptions& options) const {
-  if (!state_) return {};
+  if (!state_) return outside("all_to_all");
   check_count("all_to_all", "inputs", inputs, state_->size());
   check_count("all_to_all", "outputs", outputs, state_->size());
   CallBuilder call(state_, CallKind::kAllToAll, options);
@@ -238,7 +255,7 @@ Work Group::all_to_all(const std::vector<Tensor>& outputs, const std::vector<Ten
 
 Work Group::all_to_all_single(const Tensor& output, const Tensor& input, std::span<const int64_t> output_splits,
                               std::span<const int64_t> input_splits, const CallOptions& options) const {
-  if (!state_) return {};
+  if (!state_) return outside("all_to_all_single");
   CallBuilder call(state_, CallKind::kAllToAll, options);
   const int size = state_->size();
   const auto cut = [&](const char* what, const Tensor& tensor, const Chunk& whole, std::span<const int64_t> splits,
@@ -277,7 +294,7 @@ Work Group::all_to_all_single(const Tensor& output, const Tensor& input, std::sp
 
 Work Group::all_reduce_coalesced(const std::vector<Tensor>& tensors, Reduction reduction,
                                  const CallOptions& options) const {
-  if (!state_) return {};
+  if (!state_) return outside("all_reduce_coalesced");
   CHORALE_CHECK(!tensors.empty(), "[all_reduce] there is no tensor to reduce");
   // All are checked before the first one is started.
   std::vector<CallBuilder> calls;
@@ -290,14 +307,12 @@ Work Group::all_reduce_coalesced(const std::vector<Tensor>& tensors, Reduction r
     call.give(chunk);
     call.take(chunk);
   }
-  Operations operations;
-  for (CallBuilder& call : calls) operations.push_back(call.start());
-  return Work(state_->engine, std::move(operations));
+  return launch_together(state_, calls);
 }
 
 Work Group::all_gather_coalesced(const std::vector<std::vector<Tensor>>& outputs, const std::vector<Tensor>& inputs,
                                  const CallOptions& options) const {
-  if (!state_) return {};
+  if (!state_) return outside("all_gather_coalesced");
   CHORALE_CHECK(outputs.size() == inputs.size() && !inputs.empty(), "[all_gather] ", inputs.size(), " inputs and ",
                 outputs.size(), " lists of outputs");
   std::vector<CallBuilder> calls;
@@ -310,15 +325,13 @@ Work Group::all_gather_coalesced(const std::vector<std::vector<Tensor>>& outputs
                   elems_of(outputs[i]), " elements do not fit an input of ", inputs[i].elems());
     call.set_count(inputs[i].elems());
   }
-  Operations operations;
-  for (CallBuilder& call : calls) operations.push_back(call.start());
-  return Work(state_->engine, std::move(operations));
+  return launch_together(state_, calls);
 }
 
 // ---- point-to-point
 
 Work Group::isend(const Tensor& tensor, int destination, uint64_t tag, const CallOptions& options) const {
-  if (!state_) return {};
+  if (!state_) return outside("isend");
   CallBuilder call(state_, CallKind::kSend, options);
   call.operation().peer = state_->group_rank("send", destination);
   call.operation().tag = call.operation().print.tag = tag;
@@ -328,11 +341,12 @@ Work Group::isend(const Tensor& tensor, int destination, uint64_t tag, const Cal
 }
 
 Work Group::irecv(const Tensor& tensor, int source, uint64_t tag, const CallOptions& options) const {
-  if (!state_) return {};
+  if (!state_) return outside("irecv");
   CallBuilder call(state_, CallKind::kRecv, options);
   call.operation().peer = source == kAnySource ? -1 : state_->group_rank("recv", source);
   call.operation().tag = call.operation().print.tag = tag;
   call.take(call.output(tensor));
+  call.note_shape(tensor);
   call.set_count(tensor.elems());
   return call.launch();
 }

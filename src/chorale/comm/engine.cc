@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "chorale/base/error.h"
+#include "chorale/base/trace.h"
 #include "chorale/device/shared_pages.h"
 
 namespace chorale::comm {
@@ -30,6 +32,15 @@ void Engine::complete(Operation& operation, std::exception_ptr error) {
     }
   }
   operation.finish.clear();
+  if (operation.traced) {
+    const bool any = operation.kind == CallKind::kRecv && operation.peer < 0;
+    trace::record({.name = concat(backend(), ":", any ? "recvAnySource" : name_of(operation.kind)),
+                   .rank = membership_.members[static_cast<size_t>(membership_.rank)],
+                   .start = operation.issued,
+                   .end = trace::Clock::now(),
+                   .async = true,
+                   .shapes = std::move(operation.shapes)});
+  }
   operation.error = error;
   operation.state.store(error ? Operation::State::kFailed : Operation::State::kDone, std::memory_order_release);
 }

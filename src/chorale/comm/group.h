@@ -105,6 +105,9 @@ class Group {
     return all_reduce_span(raw(data), reduction, options);
   }
 
+  // The sum of sparse tensors, coalesced; equal indices of several ranks add up. Blocks.
+  Tensor sparse_all_reduce(const Tensor& tensor, const CallOptions& options = {}) const;
+
   // Into one tensor per rank, whose sizes may differ; into one tensor (the chunks one after the other).
   Work all_gather(const std::vector<Tensor>& outputs, const Tensor& input, const CallOptions& options = {}) const;
   Work all_gather_into(const Tensor& output, const Tensor& input, const CallOptions& options = {}) const;
@@ -113,8 +116,9 @@ class Group {
     return all_gather_spans(raw(output), raw(input), options);
   }
   // The root passes one output per rank, the others none.
-  Work gather(const std::vector<Tensor>& outputs, const Tensor& input, int root, const CallOptions& options = {}) const;
-  Work scatter(const Tensor& output, const std::vector<Tensor>& inputs, int root,
+  Work gather(const std::vector<Tensor>& outputs, const Tensor& input, int root = 0,
+              const CallOptions& options = {}) const;
+  Work scatter(const Tensor& output, const std::vector<Tensor>& inputs, int root = 0,
                const CallOptions& options = {}) const;
   Work reduce_scatter(const Tensor& output, const std::vector<Tensor>& inputs, Reduction reduction = {},
                       const CallOptions& options = {}) const;
@@ -145,6 +149,7 @@ class Group {
   const std::shared_ptr<Engine>& engine() const;
 
  private:
+  friend class Coalescing;
   explicit Group(std::shared_ptr<GroupState> state) : state_(std::move(state)) {}
 
   struct Span {

@@ -11,6 +11,7 @@ struct GroupState {
   std::shared_ptr<Engine> engine;
   std::vector<ShmIdentity> identities;  // of the members
   std::chrono::milliseconds timeout{};
+  Operations* collecting = nullptr;  // of the open Coalescing scope
 
   const Membership& membership() const { return engine->membership(); }
   int size() const { return membership().size(); }
@@ -18,6 +19,9 @@ struct GroupState {
   // Throws InvalidArgument, naming the call, for a global rank that is not a member.
   int group_rank(const char* call, int global_rank) const;
 };
+
+// Starts operations one right after the other; for the trace they are one call.
+void start_together(GroupState& state, const Operations& operations);
 
 // A call while it is put together.
 class CallBuilder {
@@ -36,15 +40,18 @@ class CallBuilder {
   Chunk input(const Tensor& tensor);
   Chunk output(const Tensor& tensor);
   Chunk in_place(const Tensor& tensor);
+  // For the trace; inputs and what is changed in place are noted anyway.
+  void note_shape(const Tensor& tensor);
   void give(Chunk chunk) { operation_->give.push_back(chunk); }
   void take(Chunk chunk) { operation_->take.push_back(chunk); }
 
   Operation& operation() { return *operation_; }
-  Intrusive<Operation> start();
+  const Intrusive<Operation>& handle() const { return operation_; }
   Work launch();
 
  private:
   void check(const Tensor& tensor);
+  void collect();
   Chunk written(const Tensor& tensor, bool copy_in);
 
   const std::shared_ptr<GroupState>& state_;

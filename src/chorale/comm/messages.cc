@@ -41,6 +41,16 @@ Intrusive<Operation> Messages::pending() const {
   return sending_.empty() ? Intrusive<Operation>() : sending_.front();
 }
 
+std::vector<int> Messages::answered() const {
+  std::vector<int> ranks;
+  for (const Answer& answer : answers_) ranks.push_back(answer.to);
+  return ranks;
+}
+void Messages::drop_answers_to(const std::vector<int>& ranks) {
+  std::erase_if(answers_,
+                [&](const Answer& answer) { return std::find(ranks.begin(), ranks.end(), answer.to) != ranks.end(); });
+}
+
 bool Messages::room_to(int peer) const {
   const shm::Mailbox& box = group_.segment.mailbox(group_.rank, peer);
   return box.filled.load(std::memory_order_relaxed) - box.emptied.load(std::memory_order_acquire) <

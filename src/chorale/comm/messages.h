@@ -22,6 +22,9 @@ class Messages {
   bool idle() const { return posted_.empty() && sending_.empty() && unanswered_.empty() && answers_.empty(); }
   // One of those in flight; null when there is none.
   Intrusive<Operation> pending() const;
+  // Who is owed an answer, and to whom none need be sent any more.
+  std::vector<int> answered() const;
+  void drop_answers_to(const std::vector<int>& ranks);
   // All that is in flight, given up.
   std::vector<Intrusive<Operation>> abandon();
   // Sends whose data a peer may be reading.

@@ -64,6 +64,10 @@ struct Operation : RefCounted {
   uint64_t flight = 0;  // its number in the flight recorder
   SmallVector<Block, 1> scratch;
 
+  // For the trace: shapes of what it moves, if anybody wants to know.
+  bool traced = false;
+  std::vector<std::vector<int64_t>> shapes;
+
   // What must live until it is done, what is then done with the result, and who is told.
   SmallVector<Intrusive<chorale::Storage>, 2> keep;
   Tensors results;

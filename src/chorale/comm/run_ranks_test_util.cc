@@ -1,6 +1,5 @@
 #include "chorale/comm/run_ranks_test_util.h"
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -65,9 +64,8 @@ pid_t start_rank(int rank, int size, int call, const std::string& store) {
   // Nothing is left behind when the test itself is killed.
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);
-  const int nothing = open("/dev/null", O_WRONLY);
-  dup2(nothing, STDOUT_FILENO);
-  const char* arguments[] = {"rank", filter.c_str(), nullptr};
+  dup2(STDERR_FILENO, STDOUT_FILENO);
+  const char* arguments[] = {"rank", filter.c_str(), "--gtest_brief=1", nullptr};
   execve("/proc/self/exe", const_cast<char**>(arguments), variables.data());
   _exit(127);
 }

@@ -50,10 +50,14 @@ ShmEngine::~ShmEngine() {
       if (!calls_.empty()) {
         wait_a_little(lock, *calls_.front(), rounds, Deadline::never());
       } else {
-        // Answers and sends: a peer that is gone needs none.
         const auto rest = messages_.pending();
-        if (!rest) break;
-        wait_a_little(lock, *rest, rounds, Deadline::never());
+        if (rest) {
+          wait_a_little(lock, *rest, rounds, Deadline::never());
+          continue;
+        }
+        // An answer that found no room is still owed, unless its receiver is gone.
+        messages_.drop_answers_to(gone_among(messages_.answered()));
+        sched_yield();
       }
     }
     if (!idle())
@@ -178,7 +182,12 @@ std::vector<int> ShmEngine::awaited(const Operation& operation) const {
 }
 
 void ShmEngine::look_around(Operation& operation, Deadline deadline) {
-  if (group_.segment.failed()) throw GroupFailed{};
+  if (group_.segment.failed()) {
+    // Others may have finished this very call and failed in a later one.
+    progress();
+    if (!operation.pending()) return;
+    throw GroupFailed{};
+  }
   const std::vector<int> missing = awaited(operation);
   const std::vector<int> gone = gone_among(missing);
   if (!gone.empty()) {
@@ -219,10 +228,12 @@ void ShmEngine::look_at_deadline(Operation& operation, Deadline deadline, const 
   }
   const std::string time = seconds(Clock::now() - operation.issued);
   if (missing.empty()) throw CallFailed{concat("timed out after ", time), -1};
-  const int first = missing.front();
-  throw CallFailed{concat("timed out: nothing from rank ", group_.global(first), " for ", time, "; rank ",
-                          group_.global(first), " (", group_.condition(first), ") ", where_is(first)),
-                   group_.global(first)};
+  // Of several, one that is stopped is to blame rather than one that waits as we do.
+  const auto stopped = std::find_if(missing.begin(), missing.end(), [&](int peer) { return group_.is_stopped(peer); });
+  const int culprit = stopped == missing.end() ? missing.front() : *stopped;
+  throw CallFailed{concat("timed out: nothing from rank ", group_.global(culprit), " for ", time, "; rank ",
+                          group_.global(culprit), " (", group_.condition(culprit), ") ", where_is(culprit)),
+                   group_.global(culprit)};
 }
 
 void ShmEngine::say_who_is_awaited(const Operation& operation, const std::vector<int>& missing) {

@@ -25,6 +25,7 @@ class ShmEngine final : public Engine {
   std::string flight_record() const override { return flight_.json(membership(), {}); }
   uint32_t last_number() const override { return number_; }
   bool is_broken() const override { return group_.segment.failed(); }
+  const ShmGroup& group() const { return group_; }
 
  private:
   using Clock = Deadline::Clock;

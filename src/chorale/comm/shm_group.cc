@@ -1,16 +1,15 @@
 #include "chorale/comm/shm_group.h"
 
 #include <sched.h>
-#include <unistd.h>
 
 #include <bit>
 #include <cstring>
-#include <fstream>
 #include <functional>
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
 #include "chorale/device/shared_pages.h"
+#include "chorale/transport/host_identity.h"
 
 namespace chorale::comm {
 namespace {
@@ -21,16 +20,6 @@ constexpr size_t kLargestSharingBytes = 16 << 10;
 
 const SharedPages* shared_source() { return dynamic_cast<const SharedPages*>(&cpu_allocator().source()); }
 
-uint64_t host_hash() {
-  std::ifstream boot("/proc/sys/kernel/random/boot_id");
-  std::string text;
-  std::getline(boot, text);
-  char space[128] = {};
-  const ssize_t length = readlink("/proc/self/ns/net", space, sizeof(space) - 1);
-  text.append(space, length > 0 ? static_cast<size_t>(length) : 0);
-  return std::hash<std::string>{}(text);
-}
-
 bool is_page_aligned(const void* address) { return reinterpret_cast<uintptr_t>(address) % kPageBytes == 0; }
 
 }  // namespace
@@ -38,7 +27,7 @@ bool is_page_aligned(const void* address) { return reinterpret_cast<uintptr_t>(a
 ShmIdentity own_identity(RankContext& context) {
   ShmIdentity identity;
   identity.process = shm::this_process();
-  identity.host = host_hash();
+  identity.host = std::hash<std::string>{}(transport::host_identity());
   if (const SharedPages* pages = shared_source()) identity.arena = shm::shared_file(pages->shared_descriptor());
   identity.scratch = shm::shared_file(context.scratch().source().shared_descriptor());
   cpu_set_t cores;
@@ -120,6 +109,11 @@ std::byte* ShmGroup::reach(int peer_rank, shm::Place place, size_t bytes) {
 bool ShmGroup::is_dead(int peer) const {
   const auto& process = peers_[static_cast<size_t>(peer)].process;
   return process && !process->alive();
+}
+
+bool ShmGroup::is_stopped(int peer) const {
+  const auto& process = peers_[static_cast<size_t>(peer)].process;
+  return process && process->condition().starts_with("stopped");
 }
 
 std::string ShmGroup::condition(int peer) const {

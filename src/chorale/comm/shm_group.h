@@ -52,7 +52,9 @@ class ShmGroup {
   std::byte* reach(int peer, shm::Place place, size_t bytes);
   bool same_process(int peer) const { return peers_[static_cast<size_t>(peer)].process == nullptr; }
   bool all_in_one_process() const { return one_process_; }
+  const shm::ProcessId& process_of(int peer) const { return peers_[static_cast<size_t>(peer)].id; }
   bool is_dead(int peer) const;
+  bool is_stopped(int peer) const;  // by a signal or a debugger
   std::string condition(int peer) const;
   // Looks for a failure after everything that was read before.
   bool failed() const {

@@ -1,0 +1,115 @@
+// Collectives of values: the rows of section 3.6 of the contract, and the codec.
+#include "chorale/comm/objects.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "chorale/base/debug_level.h"
+#include "chorale/base/error.h"
+#include "chorale/comm/spec_test_util.h"
+
+namespace chorale::comm {
+namespace {
+
+Tensor some_tensor() {
+  const Tensor tensor = Tensor::empty({3, 3}, DType::kF32);
+  for (int64_t i = 0; i < 9; ++i) tensor.data<float>()[i] = 1.0f / static_cast<float>(i + 3);
+  return tensor;
+}
+
+// Five kinds, as in the contract: nested map, struct, struct with a tensor, string, mixed nested list.
+Value sample(int index) {
+  switch (index % 5) {
+    case 0:
+      return Map{{"foo", 5}, {"bar", Map{{"baz", 1.5}, {"on", true}}}};
+    case 1:
+      return Record{"Foo", {{"x", 7}, {"added", "later"}}};
+    case 2:
+      return Record{"Bar", {{"weights", some_tensor()}}};
+    case 3:
+      return "foo";
+    default:
+      return List{1, 2, true, "string", List{4, 5, "nested", Value()}};
+  }
+}
+
+Value too_deep() {
+  Value value = 1;
+  for (int depth = 0; depth <= kMostValueDepth; ++depth) value = List{value};
+  return value;
+}
+
+// spec: test_all_gather_object_default_pg, test_all_gather_object_subgroup, test_gather_object,
+// test_gather_object_subgroup
+TEST(Objects, AreGathered) {
+  for (DebugLevel level : {DebugLevel::kOff, DebugLevel::kInfo, DebugLevel::kDetail}) {
+    set_debug_level(level);
+    run_ranks(6, [](Group& world) {
+      Group full = world.duplicate();
+      for (Group* group : {&world, &full}) {
+        const auto all = all_gather_object(*group, sample(group->rank()));
+        ASSERT_EQ(all.size(), 6u);
+        for (int r = 0; r < 6; ++r) EXPECT_EQ(all[static_cast<size_t>(r)], sample(r));
+        EXPECT_THROW(all_gather_object(*group, too_deep()), InvalidArgument);
+        const auto gathered = gather_object(*group, sample(group->rank()), 0);
+        EXPECT_EQ(gathered.size(), group->rank() == 0 ? 6u : 0u);
+        for (size_t r = 0; r < gathered.size(); ++r) EXPECT_EQ(gathered[r], sample(static_cast<int>(r)));
+      }
+    });
+  }
+  set_debug_level(DebugLevel::kOff);
+}
+
+// spec: test_broadcast_object_list, test_scatter_object_list
+TEST(Objects, AreBroadcastAndScattered) {
+  run_ranks(6, [](Group& group) {
+    std::vector<Value> one{group.rank() == 0 ? sample(0) : Value()}, five;
+    for (int i = 0; i < 5; ++i) five.push_back(group.rank() == 0 ? sample(i) : Value(i));
+    broadcast_object_list(group, one, 0);
+    EXPECT_EQ(one[0], sample(0));
+    broadcast_object_list(group, five, 0);
+    for (int i = 0; i < 5; ++i) EXPECT_EQ(five[static_cast<size_t>(i)], sample(i));
+    std::vector<Value> inputs, output(1), none;
+    for (int r = 0; r < group.size() && group.rank() == 0; ++r) inputs.push_back(sample(r));
+    scatter_object_list(group, output, inputs, 0);
+    EXPECT_EQ(output[0], sample(group.rank()));
+    EXPECT_THROW(scatter_object_list(group, none, inputs, 0), InvalidArgument);
+  });
+}
+
+TEST(Codec, RoundTripsEveryKind) {
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(decode(encode(sample(i))), sample(i));
+  const Tensor empty = Tensor::empty({0, 5}, DType::kI64);
+  EXPECT_EQ(decode(encode(empty)).as<Tensor>().sizes(), (Shape{0, 5}));
+  EXPECT_EQ(decode(encode(sample(2))).as<Record>().type, "Bar");
+  EXPECT_EQ(decode(encode(sample(0))).as<Map>().at("foo").as<int64_t>(), 5);
+  EXPECT_THROW(decode(encode(sample(3))).as<List>(), InvalidArgument);
+}
+
+TEST(Codec, RefusesWhatCannotTravel) {
+  EXPECT_THROW(encode(too_deep()), InvalidArgument);
+  EXPECT_THROW(encode(Tensor()), InvalidArgument);
+}
+
+// Whatever the bytes are: a value, or InvalidArgument.
+TEST(Codec, SurvivesBytesThatNobodyEncoded) {
+  std::mt19937 random(17);
+  const auto try_decode = [](const std::string& text) {
+    try {
+      const Value value = decode(text);
+      EXPECT_EQ(decode(encode(value)), value);
+    } catch (const InvalidArgument&) {
+    }
+  };
+  for (int round = 0; round < 3000; ++round) {
+    std::string text = encode(sample(round));
+    const size_t changes = 1 + random() % 4;
+    for (size_t i = 0; i < changes; ++i) text[random() % text.size()] = static_cast<char>(random());
+    if (round % 3 == 0) text.resize(random() % (text.size() + 1));
+    try_decode(text);
+  }
+}
+
+}  // namespace
+}  // namespace chorale::comm

@@ -1,0 +1,59 @@
+// What the scenarios of spec/collectives-and-ddp.md share: B(k, v) and how a tensor is compared with a value.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "chorale/base/trace.h"
+#include "chorale/comm/run_ranks_test_util.h"
+
+namespace chorale::comm {
+
+template <class T>
+T value_of(double value) {
+  if constexpr (std::is_same_v<T, complex64>) {
+    return T(static_cast<float>(value), static_cast<float>(value) + 1);
+  } else {
+    return static_cast<T>(value);
+  }
+}
+template <class T = float>
+Tensor filled(const Shape& sizes, T value) {
+  const Tensor tensor = Tensor::empty(sizes, dtype_of<T>);
+  std::fill_n(tensor.data<T>(), tensor.elems(), value);
+  return tensor;
+}
+// The spec's B(k, v).
+inline Tensor cube(int64_t k, double value) { return filled<float>({k, k, k}, static_cast<float>(value)); }
+
+template <class T>
+bool all_equal(const Tensor& tensor, T value) {
+  for (int64_t i = 0; i < tensor.elems(); ++i) {
+    if (!(tensor.data<T>()[i] == value)) return false;
+  }
+  return true;
+}
+inline bool is_cube(const Tensor& tensor, int64_t k, double value) {
+  return tensor.sizes() == Shape{k, k, k} && all_equal(tensor, static_cast<float>(value));
+}
+
+// The three groups of most rows: the default one, [1, 2] and a new one of all ranks. Runs `body` in each on its
+// members.
+inline void in_every_group(Group& world, const std::function<void(Group&)>& body) {
+  body(world);
+  if (world.size() >= 3) {
+    Group sub = world.new_group({1, 2});
+    if (sub.is_member()) body(sub);
+  }
+  Group full = world.duplicate();
+  body(full);
+}
+
+inline int count_events(const std::vector<trace::Event>& events, const std::string& name, int rank) {
+  int count = 0;
+  for (const trace::Event& event : events) count += event.name == name && event.rank == rank ? 1 : 0;
+  return count;
+}
+
+}  // namespace chorale::comm

@@ -1,0 +1,47 @@
+// The default group of a rank, and what else belongs to a job. One object per rank; nothing is process-wide.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "chorale/comm/group.h"
+#include "chorale/transport/rendezvous.h"
+
+namespace chorale::comm {
+
+class World {
+ public:
+  World() = default;
+  // As init().
+  World(std::shared_ptr<transport::Store> store, int rank, int size, const GroupOptions& options = {}) {
+    init(std::move(store), rank, size, options);
+  }
+
+  // Makes the default group with the ranks that meet at the store. StateError when there is one already.
+  void init(std::shared_ptr<transport::Store> store, int rank, int size, const GroupOptions& options = {});
+  // With the ranks that a launcher started, or that an URL names (transport/rendezvous.h).
+  void init(std::string_view url = "env://", const transport::RendezvousOptions& where = {},
+            const GroupOptions& options = {});
+  bool is_initialized() const { return group_.is_member(); }
+  // The default group; StateError before init() and after destroy().
+  Group& group();
+  // Leaves the default group; init() may follow. Groups made from it live on.
+  void destroy();
+
+  transport::Store& store();
+
+ private:
+  std::shared_ptr<transport::Store> store_;
+  Group group_;
+  int generation_ = 0;
+};
+
+// The canonical, lower-case name of a way to move data ("shm", "tls", "ucx", "mpi", "nccl"), from any case. Throws
+// InvalidArgument for a name that is none.
+std::string parse_backend(std::string_view name);
+
+// The variables that matter to data-parallel training, one line `env:NAME=value` each; N/A when a variable is not set.
+std::string relevant_environment();
+
+}  // namespace chorale::comm
