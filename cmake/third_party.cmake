@@ -12,6 +12,7 @@ find_library(CHORALE_DNNL dnnl REQUIRED)
 find_library(CHORALE_HWY hwy REQUIRED)
 find_library(CHORALE_SLEEF sleef REQUIRED)
 find_library(CHORALE_DW dw REQUIRED)
+find_library(CHORALE_HWLOC hwloc REQUIRED)
 # OpenBLAS is not linked: it is loaded at first use (kernel/cpu/blas/openblas.cc says why).
 
 add_library(chorale_third_party INTERFACE)
@@ -19,7 +20,7 @@ target_link_libraries(chorale_third_party INTERFACE
   OpenMP::OpenMP_CXX Threads::Threads
   "${CHORALE_DNNL}" "${CHORALE_HWY}" "${CHORALE_SLEEF}"
   fmt::fmt spdlog::spdlog nlohmann_json::nlohmann_json ZLIB::ZLIB
-  OpenSSL::Crypto "${CHORALE_DW}" ${CMAKE_DL_LIBS})
+  OpenSSL::Crypto "${CHORALE_HWLOC}" "${CHORALE_DW}" ${CMAKE_DL_LIBS})
 
 if(CHORALE_TESTS)
   find_package(GTest REQUIRED)

@@ -3,12 +3,12 @@
 
 #include <CLI/CLI.hpp>
 
-#define CHORALE_COMMANDS(X) X(bench) X(doctor) X(ops) X(train)
+#define CHORALE_COMMANDS(X) X(bench) X(doctor) X(ops) X(run) X(train)
 
 namespace chorale::app {
 
 // add_doctor(program) and so on: each adds its subcommand with its options, and a callback that does the work and
-// throws a chorale::Error to fail.
+// throws a chorale::Error to fail, or CLI::RuntimeError(status) to end with a status of its own.
 #define CHORALE_DECLARE(name) void add_##name(CLI::App& program);
 CHORALE_COMMANDS(CHORALE_DECLARE)
 #undef CHORALE_DECLARE

@@ -43,6 +43,8 @@ int run(int argc, const char* const* argv) {
     program.parse(argc, argv);
     if (program.get_subcommands().empty()) std::cout << program.help();
     return 0;
+  } catch (const CLI::RuntimeError& error) {
+    return error.get_exit_code();  // the command has said why
   } catch (const CLI::ParseError& error) {
     return program.exit(error) == 0 ? 0 : 2;  // prints help, version or what is wrong
   } catch (const Error& error) {

@@ -5,7 +5,8 @@
 
 namespace chorale::app {
 
-// Runs a command line; returns the exit status: 0, 1 when the command failed, 2 when the command line is wrong.
+// Runs a command line; returns the exit status: 0, 1 when the command failed (or one of its own), 2 when the command
+// line is wrong.
 int run(int argc, const char* const* argv);
 
 std::string_view version();

@@ -1,5 +1,7 @@
 #include "chorale/base/config.h"
 
+#include <unistd.h>
+
 #include <cstdlib>
 
 namespace chorale::config {
@@ -8,6 +10,18 @@ std::optional<std::string> env(const char* name) {
   const char* value = std::getenv(name);
   if (!value || !*value) return std::nullopt;
   return value;
+}
+
+std::vector<std::string> environment_with(const std::map<std::string, std::string>& changes) {
+  std::vector<std::string> lines;
+  for (char** line = environ; line && *line; ++line) {
+    const std::string text = *line;
+    if (!changes.contains(text.substr(0, text.find('=')))) lines.push_back(text);
+  }
+  for (const auto& [name, value] : changes) {
+    if (!value.empty()) lines.push_back(name + "=" + value);
+  }
+  return lines;
 }
 
 bool one_of_several_ranks() {

@@ -1,13 +1,19 @@
 // The only reader of the environment: what a variable means is said here once.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace chorale::config {
 
 // The variable's value, or nothing when it is unset or empty.
 std::optional<std::string> env(const char* name);
+
+// The whole environment as NAME=value, for a process that is started: with these values instead of its own; an empty
+// value takes the variable away.
+std::vector<std::string> environment_with(const std::map<std::string, std::string>& changes);
 
 // True when a launcher's variables say that this process is one of several ranks (torchrun's WORLD_SIZE, Open MPI's,
 // PMI's, Slurm's). Tensors then live in memory that peers can map.

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <map>
+#include <set>
 
 namespace chorale::config {
 namespace {
@@ -43,6 +44,20 @@ TEST_F(ConfigTest, AnEmptyVariableCountsAsUnset) {
   EXPECT_EQ(env("CHORALE_CONFIG_TEST"), std::nullopt);
   set("CHORALE_CONFIG_TEST", nullptr);
   EXPECT_EQ(env("CHORALE_CONFIG_TEST"), std::nullopt);
+}
+
+TEST_F(ConfigTest, TheEnvironmentOfAChildHasTheChangesAndTheRest) {
+  set("CHORALE_CONFIG_TEST", "kept");
+  set("CHORALE_CONFIG_TEST_2", "old");
+  set("CHORALE_CONFIG_TEST_3", "taken away");
+  const auto lines = environment_with({{"CHORALE_CONFIG_TEST_2", "new"}, {"CHORALE_CONFIG_TEST_3", ""}, {"A", "b=c"}});
+  std::set<std::string> ours;
+  for (const std::string& line : lines) {
+    if (line.starts_with("CHORALE_CONFIG_TEST") || line.starts_with("A=")) {
+      EXPECT_TRUE(ours.insert(line).second);
+    }
+  }
+  EXPECT_EQ(ours, (std::set<std::string>{"A=b=c", "CHORALE_CONFIG_TEST=kept", "CHORALE_CONFIG_TEST_2=new"}));
 }
 
 TEST_F(ConfigTest, EveryLaunchersSizeAboveOneMeansSeveralRanks) {

@@ -16,7 +16,6 @@
 
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
-#include "chorale/transport/socket.h"
 
 namespace chorale::transport {
 namespace {
@@ -130,6 +129,12 @@ std::string own_address(const std::string& peer) {
   if (auto address = address_towards(peer.empty() || is_loopback(peer) ? "192.0.2.1" : peer)) return *address;
   throw InvalidArgument(concat("[interface] no route to ", peer.empty() ? "other hosts" : peer,
                                "; set CHORALE_IFACE to one of: ", listing()));
+}
+
+Endpoint listening_place(const Endpoint& named) {
+  const bool loopback_is_meant = named.host == "localhost" || named.host.starts_with("127.") || named.host == "::1";
+  if (loopback_is_meant || !is_loopback(named.host)) return named;
+  return Endpoint::tcp(own_address(""), named.port);
 }
 
 }  // namespace chorale::transport

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "chorale/transport/socket.h"
+
 namespace chorale::transport {
 
 struct Interface {
@@ -20,5 +22,9 @@ std::vector<Interface> interfaces();
 //   3. the route to the peer; to the world in general when `peer` is empty, or is a name of this host for itself.
 // Throws InvalidArgument, in one line that says what to set, when there is none.
 std::string own_address(const std::string& peer);
+
+// Where a server listens so that others find it at the place that was named: there, unless the name is this host's own
+// and stands for loopback in its table of names. Nobody else would get there.
+Endpoint listening_place(const Endpoint& named);
 
 }  // namespace chorale::transport

@@ -68,14 +68,6 @@ int required(const char* name, const char* variable, std::optional<int> option, 
   return *option;
 }
 
-// Where rank 0 listens so that the others find it at the place that was named. A host's own name often stands for
-// loopback in its own table of names: nobody else would get there.
-Endpoint listening_place(const Endpoint& named) {
-  const bool loopback_is_meant =
-      named.host == "localhost" || named.host.starts_with("127.") || named.host == "::1" || !is_loopback(named.host);
-  return loopback_is_meant ? named : Endpoint::tcp(own_address(""), named.port);
-}
-
 struct HostedStore {
   HostedStore(const Endpoint& place, const std::optional<Secret>& secret, Deadline deadline)
       : server(place, secret), client(std::in_place, server.endpoint(), secret, deadline) {}

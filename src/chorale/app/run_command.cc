@@ -1,0 +1,64 @@
+// `chorale run`: starts a program as the ranks of a job.
+#include <memory>
+#include <string>
+
+#include "chorale/app/commands.h"
+#include "chorale/base/error.h"
+#include "chorale/launch/guardian.h"
+#include "chorale/launch/launcher.h"
+
+namespace chorale::app {
+namespace {
+
+struct RunArguments {
+  launch::LaunchOptions options;
+  double grace_s = 10;
+  int guardian = -1;
+};
+
+int run_command(RunArguments& arguments, std::vector<std::string> words) {
+  if (arguments.guardian >= 0) return launch::be_the_guardian(arguments.guardian);
+  // Everything after the program is the program's; an option before it that we do not know ends up here.
+  if (!words.empty() && words.front().starts_with('-')) throw CLI::ExtrasError({words.front()});
+  if (words.empty()) throw CLI::RequiredError("PROGRAM");
+  if (arguments.options.ranks == 0) throw CLI::RequiredError("-n");
+  arguments.options.command = std::move(words);
+  arguments.options.grace = std::chrono::milliseconds(static_cast<int64_t>(arguments.grace_s * 1000));
+  return launch::launch(arguments.options);
+}
+
+}  // namespace
+
+void add_run(CLI::App& program) {
+  CLI::App* command = program.add_subcommand("run", "Start a program as the ranks of a job: run -n 4 PROGRAM ARGS...");
+  command->prefix_command();
+  command->footer(
+      "PROGRAM gets torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, ...). The exit status is 0 when every rank "
+      "ended\n"
+      "with 0, else that of the first rank that failed (128 + N: killed by signal N).");
+  const auto arguments = std::make_shared<RunArguments>();
+  launch::LaunchOptions& options = arguments->options;
+  options.ranks = 0;
+  command->add_option("-n,--nproc-per-node", options.ranks, "Ranks on this node")->check(CLI::Range(1, 65536));
+  command->add_option("--nnodes", options.nodes, "Nodes of the job; on each, start the same command")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  command->add_option("--node-rank", options.node_rank, "Which of them this is")
+      ->check(CLI::Range(0, 65535))
+      ->capture_default_str();
+  command->add_option("--rdzv", options.rendezvous, "Where node 0 is found: HOST:PORT");
+  command->add_option("--max-restarts", options.max_restarts, "How often all ranks are started again after a failure")
+      ->check(CLI::Range(0, 1'000'000))
+      ->capture_default_str();
+  command->add_option("--log-dir", options.log_dir, "Also write each rank's output to a file in this folder");
+  command->add_option("--grace", arguments->grace_s, "Seconds between SIGTERM and SIGKILL")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
+  command->add_option("--guardian", arguments->guardian)->group("");  // the launcher's own use (launch/guardian.h)
+  command->callback([command, arguments] {
+    const int status = run_command(*arguments, command->remaining());
+    if (status != 0) throw CLI::RuntimeError(status);
+  });
+}
+
+}  // namespace chorale::app

@@ -1,0 +1,312 @@
+#include "chorale/launch/launcher.h"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/signalfd.h>
+
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "chorale/base/comm_error.h"
+#include "chorale/base/error.h"
+#include "chorale/launch/ranks.h"
+#include "chorale/transport/host_identity.h"
+#include "chorale/transport/interface.h"
+#include "chorale/transport/memory_store.h"
+#include "chorale/transport/secret.h"
+#include "chorale/transport/store_server.h"
+#include "chorale/transport/tcp_store.h"
+
+namespace chorale::launch {
+namespace {
+
+using namespace std::chrono_literals;
+using transport::Endpoint;
+using transport::Secret;
+
+constexpr int kCannotStart = 126, kNoProgram = 127;
+
+// The signals that the launcher reads from a descriptor. Threads that are made meanwhile inherit the mask, so that none
+// of them is ended by a signal that was meant for us.
+class Signals {
+ public:
+  Signals() {
+    sigemptyset(&stop_);
+    for (const int number : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&stop_, number);
+    sigset_t all = stop_;
+    sigaddset(&all, SIGCHLD);
+    pthread_sigmask(SIG_BLOCK, &all, &before_);
+    before_pipe_ = ::signal(SIGPIPE, SIG_IGN);
+    reading_ = Descriptor(signalfd(-1, &all, SFD_CLOEXEC | SFD_NONBLOCK));
+  }
+  ~Signals() {
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+    ::signal(SIGPIPE, before_pipe_);
+  }
+  Signals(const Signals&) = delete;
+  Signals& operator=(const Signals&) = delete;
+
+  int descriptor() const { return reading_.get(); }
+  std::vector<int> take() const {
+    std::vector<int> numbers;
+    signalfd_siginfo info{};
+    while (read(reading_.get(), &info, sizeof info) == sizeof info) numbers.push_back(static_cast<int>(info.ssi_signo));
+    return numbers;
+  }
+  // While there are no ranks, a signal to stop simply ends the launcher.
+  template <class Body>
+  auto let_through(const Body& body) const {
+    pthread_sigmask(SIG_UNBLOCK, &stop_, nullptr);
+    struct Block {
+      const sigset_t* set;
+      ~Block() { pthread_sigmask(SIG_BLOCK, set, nullptr); }
+    } const block{&stop_};
+    return body();
+  }
+
+ private:
+  sigset_t stop_, before_;
+  sighandler_t before_pipe_;
+  Descriptor reading_;
+};
+
+std::string signal_name(int number) {
+  const char* name = sigabbrev_np(number);
+  return name ? concat("SIG", name) : concat("signal ", number);
+}
+
+void say(const std::string& text) { std::cerr << "chorale run: " << text << std::endl; }
+
+// One start of the ranks of this node.
+class Start {
+ public:
+  Start(const LaunchOptions& options, const Signals& signals, Ranks& ranks, Nodes& nodes)
+      : options_(options), signals_(signals), ranks_(ranks), nodes_(nodes) {}
+
+  // Nothing when every rank of every node ended well.
+  std::optional<Halt> run() {
+    try {
+      ranks_.start();
+    } catch (const StateError& problem) {
+      nodes_.halt({problem.what(), kCannotStart, false});
+    }
+    while (!is_over()) {
+      std::vector<pollfd> wanted = ranks_.streams();
+      wanted.push_back({signals_.descriptor(), POLLIN, 0});
+      wanted.push_back({nodes_.wake_up(), POLLIN, 0});
+      poll(wanted.data(), wanted.size(), 100);
+      if (!ranks_.forward(wanted)) interrupt(SIGPIPE);
+      for (const int number : signals_.take()) {
+        if (number != SIGCHLD) interrupt(number);
+      }
+      look_at(ranks_.reap());
+      if (!stopping_ && nodes_.halted()) stop(SIGTERM);
+      if (stopping_ && !killed_ && Deadline::Clock::now() >= kill_at_) kill_all();
+    }
+    return nodes_.halted();
+  }
+
+  // The rank of this node that failed first.
+  const std::optional<RankEnd>& culprit() const { return culprit_; }
+  std::string others() const {
+    return fmt::format("{} ended well, {} stopped{}", ended_well_, stopped_,
+                       killed_ ? fmt::format(" (some with SIGKILL, {:g} s after SIGTERM)",
+                                             std::chrono::duration<double>(options_.grace).count())
+                               : "");
+  }
+
+ private:
+  void look_at(std::vector<RankEnd> ends) {
+    // Of several that have ended since the last look, one killed by a signal is more likely the cause than one that
+    // gave up with an exit code.
+    std::stable_sort(ends.begin(), ends.end(), [](const RankEnd& a, const RankEnd& b) {
+      return WIFSIGNALED(a.wait_status) > WIFSIGNALED(b.wait_status);
+    });
+    for (const RankEnd& end : ends) {
+      if (!end.failed()) {
+        ++ended_well_;
+      } else if (stopping_ || culprit_ || nodes_.halted()) {
+        ++stopped_;
+      } else {
+        culprit_ = end;
+        nodes_.halt({concat("rank ", end.rank, " on ", transport::host_name(), " failed: ", describe(end.wait_status)),
+                     exit_status_of(end.wait_status), true});
+        stop(SIGTERM);
+      }
+    }
+    if (!ranks_.any_running() && !stopping_ && !std::exchange(finished_, true)) nodes_.finish();
+  }
+
+  void interrupt(int number) {
+    if (number == interrupted_ && number == SIGPIPE) return;
+    if (interrupted_ != 0) return kill_all();  // the second time: now
+    interrupted_ = number;
+    nodes_.halt(
+        {number == SIGPIPE ? "nobody reads the output" : "stopped by " + signal_name(number), 128 + number, false});
+    stop(number == SIGPIPE ? SIGTERM : number);
+  }
+
+  void stop(int number) {
+    ranks_.signal(number);
+    ranks_.signal(SIGCONT);  // a stopped process does not see the signal
+    if (!std::exchange(stopping_, true)) kill_at_ = Deadline::Clock::now() + options_.grace;
+  }
+
+  void kill_all() {
+    killed_ = ranks_.any_running();
+    ranks_.signal(SIGKILL);
+  }
+
+  bool is_over() {
+    if (ranks_.any_running() || !(nodes_.halted() || nodes_.all_finished())) return false;
+    // What is in the pipes is still shown; a process that got away may keep them open.
+    if (!drained_by_) drained_by_ = Deadline::Clock::now() + 500ms;
+    return ranks_.streams().empty() || Deadline::Clock::now() >= *drained_by_;
+  }
+
+  const LaunchOptions& options_;
+  const Signals& signals_;
+  Ranks& ranks_;
+  Nodes& nodes_;
+  std::optional<RankEnd> culprit_;
+  int ended_well_ = 0, stopped_ = 0;
+  int interrupted_ = 0;
+  bool stopping_ = false, killed_ = false, finished_ = false;
+  Deadline::Clock::time_point kill_at_{};
+  std::optional<Deadline::Clock::time_point> drained_by_;
+};
+
+void say_summary(const Halt& halt, const Start& start, const Ranks& ranks, std::chrono::system_clock::time_point began,
+                 int restarts, const LaunchOptions& options) {
+  std::string text = halt.reason;
+  if (const auto& culprit = start.culprit()) {
+    const auto second = std::chrono::system_clock::to_time_t(culprit->when);
+    text += fmt::format("\n  pid         {}", culprit->pid);
+    text += fmt::format("\n  when        {:%Y-%m-%d %H:%M:%S}, {:.1f} s after the start", fmt::localtime(second),
+                        std::chrono::duration<double>(culprit->when - began).count());
+    const auto& lines = ranks.last_errors(culprit->rank);
+    if (lines.empty()) text += "\n  last error  nothing on standard error";
+    for (size_t i = 0; i < lines.size(); ++i)
+      text += fmt::format("\n  {:<11} {}", i == 0 ? "last error" : "", lines[i]);
+  }
+  text += "\n  others      " + start.others();
+  if (options.max_restarts > 0) text += fmt::format("\n  restarts    {} of {}", restarts, options.max_restarts);
+  say(text);
+}
+
+class Launcher {
+ public:
+  Launcher(const LaunchOptions& options, std::string program) : options_(options), program_(std::move(program)) {
+    CHORALE_CHECK(options.ranks >= 1 && options.nodes >= 1 && options.node_rank >= 0 &&
+                      options.node_rank < options.nodes && options.max_restarts >= 0,
+                  "[launch] ", options.ranks, " ranks on node ", options.node_rank, " of ", options.nodes, " with ",
+                  options.max_restarts, " restarts cannot be");
+    auto secret = Secret::from_environment();
+    if (secret) secret_ = *secret;
+    secret_file_ = Descriptor(secret_.to_descriptor());
+    if (options.nodes == 1) {
+      server_.emplace(Endpoint::tcp("127.0.0.1", 0), secret_);
+      place_ = server_->endpoint();
+      self_store_ = std::make_shared<transport::MemoryStore>();
+      return;
+    }
+    CHORALE_CHECK(!options.rendezvous.empty(), "[launch] several nodes meet at node 0: --rdzv HOST:PORT");
+    CHORALE_CHECK(secret,
+                  "[launch] several nodes need a secret: set CHORALE_SECRET_FILE to a file with the same secret on "
+                  "every node (openssl rand -hex 32 >secret; chmod 600 secret)");
+    place_ = Endpoint::parse(options.rendezvous);
+    CHORALE_CHECK(!place_.is_unix() && place_.port != 0, "[launch] --rdzv must be HOST:PORT, not ", options.rendezvous);
+    if (options.node_rank == 0) server_.emplace(transport::listening_place(place_), secret_);
+    self_store_ = signals_.let_through([&] {
+      return std::make_shared<transport::TcpStore>(server_ ? server_->endpoint() : place_, secret_, within(30min));
+    });
+  }
+
+  ~Launcher() {
+    self_store_.reset();
+    if (server_ && options_.nodes > 1) server_->wait_for_clients_to_leave(within(options_.grace + 5s));
+  }
+  Launcher(const Launcher&) = delete;
+  Launcher& operator=(const Launcher&) = delete;
+
+  int run() {
+    for (int restarts = 0;; ++restarts) {
+      const std::optional<Halt> halt = run_once(restarts);
+      if (!halt) return 0;
+      if (!halt->may_restart || restarts == options_.max_restarts) return halt->exit_status;
+      say(fmt::format("starting again, restart {} of {}", restarts + 1, options_.max_restarts));
+    }
+  }
+
+ private:
+  std::optional<Halt> run_once(int restarts) {
+    const auto began = std::chrono::system_clock::now();
+    Nodes nodes({options_.nodes, options_.node_rank, options_.ranks, options_.max_restarts,
+                 server_ ? server_->endpoint().host : ""},
+                self_store_, restarts);
+    const NodePlan plan = signals_.let_through([&] { return nodes.join(within(30min)); });
+    nodes.start_watching();
+    Ranks ranks(plan_of(plan, restarts), guardian_);
+    Start start(options_, signals_, ranks, nodes);
+    const std::optional<Halt> halt = start.run();
+    if (halt) say_summary(*halt, start, ranks, began, restarts, options_);
+    return halt;
+  }
+
+  Ranks::Plan plan_of(const NodePlan& nodes, int restarts) const {
+    return {.process = {.program = program_,
+                        .arguments = options_.command,
+                        .environment = {},
+                        .cpus = {},
+                        .inherited = {secret_file_.get()}},
+            .environment = {{"WORLD_SIZE", std::to_string(nodes.world_size)},
+                            {"ROLE_WORLD_SIZE", std::to_string(nodes.world_size)},
+                            {"LOCAL_WORLD_SIZE", std::to_string(options_.ranks)},
+                            {"GROUP_RANK", std::to_string(options_.node_rank)},
+                            {"GROUP_WORLD_SIZE", std::to_string(options_.nodes)},
+                            {"MASTER_ADDR", nodes.master_addr},
+                            {"MASTER_PORT", std::to_string(nodes.master_port)},
+                            {"TORCHELASTIC_RUN_ID", run_id_},
+                            {"TORCHELASTIC_RESTART_COUNT", std::to_string(restarts)},
+                            {"TORCHELASTIC_MAX_RESTARTS", std::to_string(options_.max_restarts)},
+                            {"TORCHELASTIC_USE_AGENT_STORE", ""},
+                            {"CHORALE_STORE", place_.text()},
+                            {"CHORALE_SECRET_FD", std::to_string(secret_file_.get())}},
+            .cores = cores_,
+            .nodes = nodes,
+            .log_dir = options_.log_dir,
+            .log_suffix = restarts == 0 ? "" : concat(".restart_", restarts)};
+  }
+
+  const LaunchOptions& options_;
+  const std::string program_;
+  const Signals signals_;  // before anything that has a thread
+  Guardian guardian_;
+  const std::string run_id_ = concat("chorale-", getpid());
+  Secret secret_ = Secret::generate();
+  std::optional<transport::StoreServer> server_;
+  Endpoint place_;
+  std::shared_ptr<transport::Store> self_store_;
+  const std::vector<RankCores> cores_ = share_cores(options_.ranks);
+  Descriptor secret_file_;
+};
+
+}  // namespace
+
+int launch(const LaunchOptions& options) {
+  CHORALE_CHECK(!options.command.empty(), "[launch] no program to run");
+  std::string program;
+  try {
+    program = find_program(options.command.front());
+  } catch (const InvalidArgument& problem) {
+    say(problem.what());
+    return kNoProgram;
+  }
+  return Launcher(options, std::move(program)).run();
+}
+
+}  // namespace chorale::launch

@@ -1,0 +1,26 @@
+// `chorale run`: starts the ranks of this node, stays with them to the end, and leaves nothing behind.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+namespace chorale::launch {
+
+struct LaunchOptions {
+  int ranks = 1;  // on this node
+  int nodes = 1;
+  int node_rank = 0;
+  std::string rendezvous;  // HOST:PORT of node 0, when there are several nodes
+  int max_restarts = 0;
+  std::string log_dir;                                         // empty: no files
+  std::chrono::milliseconds grace = std::chrono::seconds(10);  // between SIGTERM and SIGKILL
+  std::vector<std::string> command;                            // a program and its arguments
+};
+
+// The exit status: 0 when every rank ended with 0, else that of the first rank that failed; 128 + N when it was killed
+// by signal N, or when the launcher was told to stop by signal N; 126 when a rank could not be started; 127 when there
+// is no such program; 1 when a node was lost. Says on standard error which rank it was, and why.
+int launch(const LaunchOptions& options);
+
+}  // namespace chorale::launch

@@ -1,0 +1,169 @@
+#include "chorale/launch/ranks.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <string_view>
+#include <utility>
+
+#include "chorale/base/config.h"
+
+namespace chorale::launch {
+namespace {
+
+bool write_all(int descriptor, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t size = write(descriptor, bytes.data(), bytes.size());
+    if (size < 0 && errno == EINTR) continue;
+    if (size < 0) return false;
+    bytes.remove_prefix(static_cast<size_t>(size));
+  }
+  return true;
+}
+
+}  // namespace
+
+int exit_status_of(int wait_status) {
+  return WIFSIGNALED(wait_status) ? 128 + WTERMSIG(wait_status) : WEXITSTATUS(wait_status);
+}
+
+std::string describe(int wait_status) {
+  if (!WIFSIGNALED(wait_status)) return concat("exit code ", WEXITSTATUS(wait_status));
+  const int number = WTERMSIG(wait_status);
+  const char* name = sigabbrev_np(number);
+  return concat("killed by ", name ? concat("SIG", name) : concat("signal ", number),
+                WCOREDUMP(wait_status) ? " (core dumped)" : "");
+}
+
+// One of a rank's two outputs.
+struct Ranks::Stream {
+  Stream(Descriptor from, std::function<void(std::string_view)> take_line)
+      : pipe(std::move(from)), lines(std::move(take_line)) {}
+  Descriptor pipe;  // closed at its end
+  LineCutter lines;
+};
+
+struct Ranks::Rank {
+  int rank = 0;
+  pid_t pid = -1;
+  bool running = false;
+  Descriptor log;
+  LastLines last_errors;
+  std::vector<std::unique_ptr<Stream>> streams;
+};
+
+Ranks::Ranks(Plan plan, Guardian& guardian) : plan_(std::move(plan)), guardian_(guardian) {}
+
+Ranks::~Ranks() {
+  signal(SIGKILL);
+  for (const auto& rank : ranks_) {
+    if (!rank->running) continue;
+    waitpid(rank->pid, nullptr, 0);
+    guardian_.forget(rank->pid);
+  }
+}
+
+void Ranks::start() {
+  const int local_size = static_cast<int>(plan_.cores.size());
+  if (!plan_.log_dir.empty()) std::filesystem::create_directories(plan_.log_dir);
+  for (int local = 0; local < local_size; ++local) {
+    const RankCores& cores = plan_.cores[static_cast<size_t>(local)];
+    Rank& rank = *ranks_.emplace_back(std::make_unique<Rank>());
+    rank.rank = plan_.nodes.first_rank + local;
+    auto variables = plan_.environment;
+    variables["RANK"] = variables["ROLE_RANK"] = std::to_string(rank.rank);
+    variables["LOCAL_RANK"] = std::to_string(local);
+    // The user's choice stays.
+    if (!config::env("OMP_NUM_THREADS")) variables["OMP_NUM_THREADS"] = std::to_string(cores.threads);
+    ProcessPlan process = plan_.process;
+    process.environment = config::environment_with(variables);
+    process.cpus = cores.cpus;
+    if (!plan_.log_dir.empty()) {
+      const std::string path = concat(plan_.log_dir, "/rank_", rank.rank, plan_.log_suffix, ".log");
+      rank.log = Descriptor(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644));
+      CHORALE_CHECK_STATE(rank.log, "[launch] cannot write ", path, ": ", std::strerror(errno));
+    }
+    StartedProcess started = start_process(process, [this](pid_t pid) { guardian_.watch(pid); });
+    rank.pid = started.pid;
+    rank.running = true;
+    const auto take_line = [this, &rank](int descriptor) {
+      return [this, &rank, descriptor](std::string_view line) {
+        if (descriptor == STDERR_FILENO) rank.last_errors.add(line);
+        // In one piece, so that lines of several ranks do not mix.
+        output_is_open_ = write_all(descriptor, concat("[", rank.rank, "] ", line, "\n")) && output_is_open_;
+      };
+    };
+    rank.streams.push_back(std::make_unique<Stream>(std::move(started.output), take_line(STDOUT_FILENO)));
+    rank.streams.push_back(std::make_unique<Stream>(std::move(started.errors), take_line(STDERR_FILENO)));
+  }
+}
+
+void Ranks::signal(int number) {
+  for (const auto& rank : ranks_) {
+    if (rank->running) kill(-rank->pid, number);
+  }
+}
+
+std::vector<RankEnd> Ranks::reap() {
+  std::vector<RankEnd> ends;
+  for (const auto& rank : ranks_) {
+    siginfo_t info{};
+    const auto pid = static_cast<id_t>(rank->pid);
+    if (!rank->running || waitid(P_PID, pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) continue;
+    // While it is not reaped yet, its number, which is also its group's, belongs to nobody else.
+    kill(-rank->pid, SIGKILL);
+    RankEnd& end = ends.emplace_back();
+    end.rank = rank->rank;
+    end.pid = rank->pid;
+    end.when = std::chrono::system_clock::now();
+    waitpid(rank->pid, &end.wait_status, 0);
+    guardian_.forget(rank->pid);
+    rank->running = false;
+  }
+  return ends;
+}
+
+bool Ranks::any_running() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const auto& rank) { return rank->running; });
+}
+
+std::vector<pollfd> Ranks::streams() const {
+  std::vector<pollfd> open;
+  for (const auto& rank : ranks_) {
+    for (const auto& stream : rank->streams) {
+      if (stream->pipe) open.push_back({stream->pipe.get(), POLLIN, 0});
+    }
+  }
+  return open;
+}
+
+bool Ranks::forward(const std::vector<pollfd>& ready) {
+  std::vector<char> bytes(size_t{64} << 10);
+  for (const auto& rank : ranks_) {
+    for (const auto& stream : rank->streams) {
+      const bool is_ready = std::any_of(ready.begin(), ready.end(), [&](const pollfd& state) {
+        return state.revents != 0 && state.fd == stream->pipe.get();
+      });
+      if (!is_ready) continue;
+      const ssize_t size = read(stream->pipe.get(), bytes.data(), bytes.size());
+      if (size < 0 && errno == EINTR) continue;
+      if (size <= 0) {
+        stream->lines.finish();
+        stream->pipe.reset();
+        continue;
+      }
+      const std::string_view text(bytes.data(), static_cast<size_t>(size));
+      if (rank->log) write_all(rank->log.get(), text);
+      stream->lines.feed(text);
+    }
+  }
+  return output_is_open_;
+}
+
+const std::deque<std::string>& Ranks::last_errors(int rank) const {
+  return ranks_[static_cast<size_t>(rank - plan_.nodes.first_rank)]->last_errors.lines();
+}
+
+}  // namespace chorale::launch

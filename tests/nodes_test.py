@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+"""`chorale run --nnodes 2` on two nodes that are network namespaces joined by a cable.
+
+  nodes_test.py BIN      BIN is the folder of the built programs
+"""
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+CHORALE = str(pathlib.Path(sys.argv.pop(1)).resolve() / "chorale")
+LIMIT_S = 40
+NAMES = [f"chorale{os.getpid()}n{i}" for i in range(2)]
+ADDRESSES = ["10.231.77.1", "10.231.77.2"]
+PORT = 29511
+
+
+def ip(*words):
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+def lay_the_cable():
+    for name in NAMES:
+        ip("netns", "add", name)
+        ip("-n", name, "link", "set", "lo", "up")
+    ip("link", "add", "veth0", "netns", NAMES[0], "type", "veth", "peer", "name", "veth0", "netns", NAMES[1])
+    for name, address in zip(NAMES, ADDRESSES):
+        ip("-n", name, "address", "add", address + "/24", "dev", "veth0")
+        ip("-n", name, "link", "set", "veth0", "up")
+
+
+def setUpModule():
+    if os.geteuid() != 0 or not shutil.which("ip"):
+        raise unittest.SkipTest("network namespaces need root and the program ip")
+    try:
+        lay_the_cable()
+    except subprocess.CalledProcessError as error:
+        tearDownModule()
+        raise unittest.SkipTest(f"no network namespaces here: {error.stderr.strip()}")
+
+
+def tearDownModule():
+    for name in NAMES:
+        subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+
+
+class Nodes(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.secret = self.secret_file("0123456789abcdef0123456789abcdef")
+        self.processes = []
+        self.addCleanup(self.clean)
+
+    def secret_file(self, text):
+        path = self.folder / f"secret_{text[:4]}"
+        path.write_text(text + "\n")
+        path.chmod(0o600)
+        return str(path)
+
+    def clean(self):
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+    def start(self, node, script, *options, ranks=1, secret=None):
+        command = ["ip", "netns", "exec", NAMES[node], CHORALE, "run", "-n", str(ranks), "--nnodes", "2", "--node-rank",
+                   str(node), "--rdzv", f"{ADDRESSES[0]}:{PORT}", *options, "sh", "-c", script]
+        environment = dict(os.environ, CHORALE_SECRET_FILE=secret or self.secret)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        self.processes.append(process)
+        return process
+
+    def finish(self, process):
+        out, err = process.communicate(timeout=LIMIT_S)
+        return process.returncode, sorted(out.splitlines()), err
+
+    def wait_for_lines(self, count):
+        """Ranks announce themselves in files."""
+        end = time.monotonic() + LIMIT_S
+        while len(list(self.folder.glob("up_*"))) < count:
+            self.assertLess(time.monotonic(), end, f"{count} ranks are not up")
+            time.sleep(0.05)
+
+    def announce(self):
+        return f"touch {self.folder}/up_$RANK; "
+
+    def test_ranks_are_numbered_over_the_nodes_in_order(self):
+        script = "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR $MASTER_PORT"
+        second, first = self.start(1, script, ranks=3), self.start(0, script, ranks=2)
+        (status0, out0, err0), (status1, out1, err1) = self.finish(first), self.finish(second)
+        self.assertEqual((status0, status1), (0, 0), err0 + err1)
+        port = out0[0].split()[-1]
+        self.assertEqual(out0, [f"[{r}] {r} {r} 5 2 0 {ADDRESSES[0]} {port}" for r in (0, 1)])
+        self.assertEqual(out1, [f"[{r}] {r} {r - 2} 5 3 1 {ADDRESSES[0]} {port}" for r in (2, 3, 4)])
+
+    def test_a_failure_on_one_node_stops_the_other(self):
+        script = self.announce() + "test $RANK = 1 || exec sleep 100; sleep 1; echo broken >&2; exit 9"
+        first, second = self.start(0, script), self.start(1, script)
+        (status0, _, err0), (status1, _, err1) = self.finish(first), self.finish(second)
+        self.assertEqual((status0, status1), (9, 9), err0 + err1)
+        for err in (err0, err1):
+            self.assertRegex(err, r"rank 1 on \S+ failed: exit code 9")
+        self.assertIn("broken", err1)
+
+    def test_both_nodes_start_again(self):
+        script = "test $TORCHELASTIC_RESTART_COUNT = 1 && exit 0; sleep 0.$RANK; test $RANK = 1 && exit 9; sleep 100"
+        first, second = (self.start(node, script, "--max-restarts", "2") for node in (0, 1))
+        (status0, _, err0), (status1, _, err1) = self.finish(first), self.finish(second)
+        self.assertEqual((status0, status1), (0, 0), err0 + err1)
+        self.assertIn("restart 1 of 2", err0)
+        self.assertIn("restart 1 of 2", err1)
+
+    def test_a_node_that_is_done_waits_for_the_other(self):
+        script = "test $RANK = 0 && exit 0; sleep 1; exit 6"
+        first, second = self.start(0, script), self.start(1, script)
+        self.assertEqual((self.finish(first)[0], self.finish(second)[0]), (6, 6))
+
+    def test_ctrl_c_on_one_node_stops_both(self):
+        script = self.announce() + "exec sleep 100"
+        first, second = self.start(0, script), self.start(1, script)
+        self.wait_for_lines(2)
+        second.send_signal(signal.SIGINT)
+        (status0, _, err0), (status1, _, err1) = self.finish(first), self.finish(second)
+        self.assertEqual((status0, status1), (130, 130), err0 + err1)
+        self.assertIn("stopped by SIGINT", err0)
+
+    def test_the_loss_of_node_0_stops_the_other(self):
+        script = self.announce() + "exec sleep 100"
+        first, second = self.start(0, script), self.start(1, script)
+        self.wait_for_lines(2)
+        first.kill()
+        status, _, err = self.finish(second)
+        self.assertEqual(status, 1)
+        self.assertRegex(err, r"lost node 0 \(\S+\)")
+
+    def test_a_node_with_another_secret_is_refused(self):
+        first = self.start(0, "true")
+        second = self.start(1, "true", secret=self.secret_file("fedcba9876543210fedcba9876543210"))
+        status, _, err = self.finish(second)
+        self.assertEqual(status, 1)
+        self.assertIn("secret", err)
+        self.assertIsNone(first.poll())
+        friend = self.start(1, "echo here")
+        self.assertEqual(self.finish(friend)[:2], (0, ["[1] here"]))
+        status, _, err = self.finish(first)
+        self.assertEqual(status, 0)
+        self.assertRegex(err, re.escape(f"refused {ADDRESSES[1]}:"))
+
+    def test_two_nodes_with_one_number_are_noticed(self):
+        pair = [self.start(0, "true"), self.start(0, "true")]
+        end = time.monotonic() + LIMIT_S
+        while all(process.poll() is None for process in pair):
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.05)
+        pair.sort(key=lambda process: process.poll() is None)
+        status, _, err = self.finish(pair[0])
+        self.assertEqual(status, 1)
+        self.assertIn("Address already in use", err)
+        self.assertEqual(self.finish(self.start(1, "true"))[0], 0)
+        self.assertEqual(self.finish(pair[1])[0], 0)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=0)

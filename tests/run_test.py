@@ -1,0 +1,274 @@
+#!/usr/bin/env python3
+"""`chorale run` from the outside: variables, output, failures, signals, restarts, and nothing left behind.
+
+  run_test.py BIN      BIN is the folder of the built programs
+"""
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+CHORALE = str(pathlib.Path(sys.argv.pop(1)).resolve() / "chorale")
+LIMIT_S = 30
+
+
+def sh(script):
+    return ["sh", "-c", script]
+
+
+def start(arguments, **options):
+    options.setdefault("stdout", subprocess.PIPE)
+    options.setdefault("stderr", subprocess.PIPE)
+    return subprocess.Popen([CHORALE, "run", *arguments], text=True, **options)
+
+
+def run(*arguments, **options):
+    process = start(arguments, **options)
+    try:
+        process.out, process.err = process.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return process
+
+
+def wait_until(condition, what):
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {LIMIT_S} s: {what}")
+        time.sleep(0.02)
+
+
+def alive(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class Scratch(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def pids(self, count):
+        """Of processes that write them, one in each file pid_*."""
+        files = []
+
+        def there():
+            files[:] = sorted(f for f in self.folder.glob("pid_*") if f.read_text().endswith("\n"))
+            return len(files) == count
+
+        wait_until(there, f"{count} processes")
+        return [int(f.read_text()) for f in files]
+
+    def write_pid(self):
+        return f"echo $$ >{self.folder}/pid_$RANK; "
+
+
+class Success(Scratch):
+    def test_each_rank_gets_torchruns_variables(self):
+        names = ("RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR "
+                 "TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS")
+        result = run("-n", "3", *sh("echo " + " ".join(f"${name}" for name in names.split())))
+        self.assertEqual(result.returncode, 0, result.err)
+        self.assertEqual(sorted(result.out.splitlines()),
+                         [f"[{rank}] {rank} {rank} 3 3 0 127.0.0.1 0 0" for rank in range(3)])
+        self.assertEqual(result.err, "")
+
+    def test_the_master_port_is_free_and_the_same_for_all(self):
+        code = "import os, socket; p = int(os.environ['MASTER_PORT']); os.environ['RANK'] == '0' and socket.socket().bind(('127.0.0.1', p)); print(p)"
+        result = run("-n", "3", sys.executable, "-c", code)
+        self.assertEqual(result.returncode, 0, result.err)
+        self.assertEqual(len({line.split()[1] for line in result.out.splitlines()}), 1)
+
+    def test_the_secret_is_in_a_descriptor_and_nowhere_else(self):
+        code = ("import os; s = os.pread(int(os.environ['CHORALE_SECRET_FD']), 100, 0); "
+                "e = open('/proc/self/environ', 'rb').read() + open('/proc/self/cmdline', 'rb').read(); "
+                "print(len(s), s in e, s.hex().encode() in e)")
+        result = run("-n", "1", sys.executable, "-c", code)
+        self.assertEqual(result.out, "[0] 32 False False\n")
+
+    def test_lines_stay_whole_and_keep_their_stream(self):
+        code = ("import os, sys\n"
+                "for i in range(300):\n"
+                "  for c in 'abcdefghij': os.write(1, (c * 30).encode())\n"
+                "  os.write(1, b'\\n')\n"
+                "os.write(2, b'to errors\\nwithout an end')\n")
+        result = run("-n", "4", sys.executable, "-c", code)
+        whole = "".join(c * 30 for c in "abcdefghij")
+        self.assertEqual(sorted(result.out.splitlines()), sorted(f"[{r}] {whole}" for r in range(4) for _ in range(300)))
+        self.assertEqual(sorted(result.err.splitlines()),
+                         sorted([f"[{r}] to errors" for r in range(4)] + [f"[{r}] without an end" for r in range(4)]))
+
+    def test_log_dir_has_a_file_for_each_rank(self):
+        folder = self.folder / "new" / "logs"
+        result = run("-n", "2", "--log-dir", str(folder), *sh("echo out $RANK; echo err $RANK >&2"))
+        self.assertEqual(result.returncode, 0, result.err)
+        for rank in range(2):
+            self.assertEqual(sorted((folder / f"rank_{rank}.log").read_text().splitlines()), [f"err {rank}", f"out {rank}"])
+
+    def test_arguments_after_the_program_are_the_programs(self):
+        result = run("-n", "1", "echo", "-n", "--nnodes", "--", "--help", "a b")
+        self.assertEqual(result.out, "[0] --nnodes -- --help a b\n", result.err)
+
+    def test_standard_input_is_empty(self):
+        result = run("-n", "2", "cat", stdin=subprocess.PIPE)
+        self.assertEqual((result.returncode, result.out), (0, ""))
+
+    def test_ranks_are_bound_to_cores_and_told_their_threads(self):
+        code = "import os; print(len(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'])"
+        cores = len(os.sched_getaffinity(0))
+        environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+        result = run("-n", "1", sys.executable, "-c", code, env=environment)
+        self.assertEqual(int(result.out.split()[1]), cores)
+        if cores >= 2:
+            result = run("-n", "2", sys.executable, "-c", code, env=environment)
+            self.assertLess(max(int(line.split()[1]) for line in result.out.splitlines()), cores)
+        environment["OMP_NUM_THREADS"] = "7"
+        self.assertTrue(run("-n", "1", sys.executable, "-c", code, env=environment).out.endswith(" 7\n"))
+
+
+class CommandLine(unittest.TestCase):
+    def test_what_is_wrong_is_said_and_status_2(self):
+        for arguments, word in ((["true"], "-n"), (["-n", "2"], "PROGRAM"), (["-n", "0", "true"], "-n"),
+                                (["-n", "x", "true"], "-n"), (["-n", "2", "--fabric", "ucx", "true"], "--fabric"),
+                                (["-n", "2", "--chaos", "1", "true"], "--chaos")):
+            result = run(*arguments)
+            self.assertEqual(result.returncode, 2, arguments)
+            self.assertIn(word, result.err, arguments)
+
+    def test_a_missing_program_is_127(self):
+        for name in ("no-such-program", "./no-such-program", "/etc/passwd"):
+            result = run("-n", "2", name)
+            self.assertEqual(result.returncode, 127)
+            self.assertIn(name, result.err)
+            self.assertEqual(len(result.err.splitlines()), 1, result.err)
+
+    def test_several_nodes_need_a_place_and_a_secret(self):
+        self.assertIn("--rdzv", run("-n", "1", "--nnodes", "2", "true").err)
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("CHORALE_SECRET")}
+        result = run("-n", "1", "--nnodes", "2", "--rdzv", "127.0.0.1:1", "true", env=environment)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("CHORALE_SECRET_FILE", result.err)
+
+
+class Failure(Scratch):
+    def test_the_first_failure_stops_all_with_one_summary(self):
+        began = time.monotonic()
+        result = run("-n", "3", *sh(self.write_pid() + "test $RANK = 1 || exec sleep 100; sleep 0.3; echo oh no >&2; exit 7"))
+        self.assertEqual(result.returncode, 7)
+        self.assertLess(time.monotonic() - began, 8)
+        self.assertEqual(result.err.count("chorale run:"), 1, result.err)
+        self.assertRegex(result.err, r"rank 1 on \S+ failed: exit code 7")
+        self.assertRegex(result.err, rf"pid +{self.pids(3)[1]}\n")
+        self.assertRegex(result.err, r"last error +oh no\n")
+        self.assertRegex(result.err, r"when +\d{4}-\d\d-\d\d \d\d:\d\d:\d\d, \d+\.\d s after the start")
+        self.assertRegex(result.err, r"others +0 ended well, 2 stopped\n")
+        self.assertFalse(any(map(alive, self.pids(3))))
+
+    def test_a_killed_rank_is_named_with_its_signal(self):
+        process = start(["-n", "3", *sh(self.write_pid() + "exec sleep 100")])
+        os.kill(self.pids(3)[2], signal.SIGKILL)
+        _, err = process.communicate(timeout=LIMIT_S)
+        self.assertEqual(process.returncode, 128 + signal.SIGKILL)
+        self.assertRegex(err, r"rank 2 on \S+ failed: killed by SIGKILL")
+
+    def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(self):
+        result = run("-n", "2", "--grace", "0.5",
+                     *sh("trap '' TERM; test $RANK = 0 || exit 3; while true; do sleep 0.1; done"))
+        self.assertEqual(result.returncode, 3)
+        self.assertIn("some with SIGKILL, 0.5 s after SIGTERM", result.err)
+
+    def test_ranks_have_time_to_clean_up(self):
+        script = "trap 'echo cleaned; exit 0' TERM; test $RANK = 0 || { sleep 0.5; exit 3; }; while true; do sleep 0.05; done"
+        self.assertIn("[0] cleaned\n", run("-n", "2", *sh(script)).out)
+
+    def test_a_stopped_rank_is_stopped_all_the_same(self):
+        script = "test $RANK = 0 && kill -STOP $$; sleep 0.3; exit 4"
+        self.assertEqual(run("-n", "2", "--grace", "2", *sh(script)).returncode, 4)
+
+    def test_what_a_rank_leaves_in_its_group_is_killed(self):
+        result = run("-n", "2", *sh(f"sleep 100 & echo $! >{self.folder}/pid_$RANK"))
+        self.assertEqual(result.returncode, 0)
+        self.assertFalse(any(map(alive, self.pids(2))))
+
+
+class Signals(Scratch):
+    def test_signals_to_stop_are_forwarded(self):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            with self.subTest(number.name):
+                name = number.name.removeprefix("SIG")
+                process = start(["-n", "2", *sh(f"trap 'echo got {name}; exit 0' {name}; " + self.write_pid() +
+                                               "while true; do sleep 0.05; done")])
+                self.pids(2)
+                process.send_signal(number)
+                out, err = process.communicate(timeout=LIMIT_S)
+                self.assertEqual(process.returncode, 128 + number)
+                self.assertEqual(sorted(out.splitlines()), [f"[0] got {name}", f"[1] got {name}"])
+                self.assertIn(f"stopped by SIG{name}", err)
+                for file in self.folder.glob("pid_*"):
+                    file.unlink()
+
+    def test_the_second_signal_kills(self):
+        process = start(["-n", "2", *sh("trap '' INT TERM; " + self.write_pid() + "while true; do sleep 0.05; done")])
+        pids = self.pids(2)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        self.assertIsNone(process.poll())
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=5)
+        self.assertEqual(process.returncode, 128 + signal.SIGINT)
+        self.assertFalse(any(map(alive, pids)))
+
+    def test_nothing_survives_when_the_launcher_is_killed(self):
+        process = start(["-n", "3", *sh(f"sleep 100 & echo $! >{self.folder}/pid_child_$RANK; " + self.write_pid() + "wait")])
+        pids = self.pids(6)
+        self.assertTrue(all(map(alive, pids)))
+        process.kill()
+        process.wait()
+        wait_until(lambda: not any(map(alive, pids)), f"all of {pids} dead")
+        process.stdout.close()
+        process.stderr.close()
+
+    def test_nobody_who_reads_the_output_stops_the_job(self):
+        process = start(["-n", "2", "yes"])
+        process.stdout.close()
+        self.assertIn("nobody reads", process.stderr.read())
+        process.stderr.close()
+        self.assertEqual(process.wait(timeout=LIMIT_S), 128 + signal.SIGPIPE)
+
+
+class Restarts(Scratch):
+    def test_ranks_are_started_again_until_they_succeed(self):
+        script = "echo start $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; test $TORCHELASTIC_RESTART_COUNT = 2 || { sleep 0.$RANK; exit 5; }"
+        result = run("-n", "2", "--max-restarts", "3", "--log-dir", str(self.folder), *sh(script))
+        self.assertEqual(result.returncode, 0, result.err)
+        for attempt in range(3):
+            self.assertEqual(result.out.count(f"start {attempt} of 3"), 2, result.out)
+        self.assertEqual(result.err.count("starting again"), 2)
+        self.assertEqual((self.folder / "rank_0.restart_2.log").read_text(), "start 2 of 3\n")
+
+    def test_the_last_failure_counts(self):
+        result = run("-n", "1", "--max-restarts", "2", *sh("exit $((TORCHELASTIC_RESTART_COUNT + 10))"))
+        self.assertEqual(result.returncode, 12)
+        self.assertEqual(re.findall(r"restarts +(\d) of 2", result.err), ["0", "1", "2"])
+
+    def test_an_interrupted_job_is_not_started_again(self):
+        process = start(["-n", "1", "--max-restarts", "9", *sh(self.write_pid() + "exec sleep 100")])
+        self.pids(1)
+        process.terminate()
+        _, err = process.communicate(timeout=LIMIT_S)
+        self.assertEqual(process.returncode, 128 + signal.SIGTERM)
+        self.assertNotIn("starting again", err)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=0)
