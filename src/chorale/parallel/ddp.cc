@@ -5,6 +5,7 @@
 #include "chorale/autograd/node.h"
 #include "chorale/base/error.h"
 #include "chorale/base/log.h"
+#include "chorale/parallel/sync_batch_norm.h"
 
 namespace chorale::parallel {
 
@@ -159,7 +160,7 @@ void DataParallelBase::before_forward(bool records) {
     reducer_->check_finished();
     if (synchronizes_) recorder_.start_step(*reducer_);
   }
-  if (Join* join = current_join()) {
+  if (Join* join = current_join(); join && join->options().enabled) {
     recorder_.note_join();
     join->notify(*this);
   }
@@ -301,9 +302,7 @@ DdpLog DataParallelBase::log() const {
   parallel::describe(*reducer_, log);
   log.module_name = module_->type_name();
   log.broadcast_buffers = options_.broadcast_buffers;
-  for (const auto& [name, module] : module_->named_modules()) {
-    if (std::string_view(module->type_name()) == "SyncBatchNorm") log.has_sync_bn = true;
-  }
+  log.has_sync_bn = has_sync_batchnorm(*module_);
   return log;
 }
 

@@ -111,8 +111,9 @@ struct BatchNormNet : nn::Module {
 };
 
 struct Task : nn::Module {
-  nn::Parameter p{ones({2, 2})};
+  nn::Parameter p;
   CHORALE_MODULE(Task, p)
+  Task() : p(ones({2, 2})) {}
   Tensor forward(const Tensor& x) { return add(p, x); }
 };
 

@@ -1,0 +1,99 @@
+// Another group for a wrapper, also after a backward that failed; and errors of one rank.
+#include "chorale/base/comm_error.h"
+#include "chorale/base/error.h"
+#include "chorale/parallel/zoo_test_util.h"
+
+namespace chorale::parallel {
+namespace {
+
+struct Fails : Function {
+  const char* name() const override { return "fails"; }
+  std::vector<Tensor> forward(const std::vector<Tensor>& in) override { return {clone(in[0])}; }
+  std::vector<Tensor> backward(const std::vector<Tensor>&) override { throw StateError("backward fails"); }
+};
+
+// The layers get their gradients from the last to the first; the op that fails is before the first.
+struct ThreeLayers : nn::Module {
+  Linear a, b, c;
+  bool fails = false;
+  CHORALE_MODULE(ThreeLayers, a, b, c)
+  explicit ThreeLayers(int64_t width) : a(width, width), b(width, width), c(width, width) {}
+  Tensor forward(const Tensor& x) {
+    Tensor y = a(x);
+    if (fails) y = chorale::apply<Fails>({y})[0];
+    return c(b(y));
+  }
+};
+
+void good_pass(DistributedDataParallel<ThreeLayers>& ddp) {
+  ddp.module().fails = false;
+  ddp.zero_grad();
+  backward(sum(ddp(pattern({2, ddp.module().a.weight.size(1)}, ddp.group().rank()))));
+  for (const Tensor& p : ddp.parameters()) expect_same_on_all_ranks(ddp.group(), gradient(p));
+}
+void failing_pass(DistributedDataParallel<ThreeLayers>& ddp) {
+  ddp.module().fails = true;
+  const Tensor loss = sum(ddp(pattern({2, ddp.module().a.weight.size(1)}, ddp.group().rank())));
+  EXPECT_THROW(backward(loss), StateError);
+}
+
+// spec: test_ddp_update_process_group_new_group
+TEST(ProcessGroup, CanBeChangedAfterAFailedBackward) {
+  run_ranks(4, [](comm::Group& group) {
+    comm::Group low = group.new_group({0, 1}), high = group.new_group({1, 2, 3});
+    DistributedDataParallel ddp(seeded(ThreeLayers(1024), 1), group,
+                                {.find_unused_parameters = FindUnused::kOn, .bucket_cap_mb = 1});
+    const auto iterate = [&](const comm::Group& on) {
+      if (!on.is_member()) return;
+      good_pass(ddp);
+      failing_pass(ddp);
+    };
+    iterate(group);
+    for (const comm::Group* next : std::vector<const comm::Group*>{&low, &high, &group}) {
+      ddp.set_group(*next);
+      iterate(*next);
+    }
+  });
+}
+
+// spec: test_ddp_update_process_group_grad_undefined
+TEST(ProcessGroup, AnUnusedLayerIsNoTroubleAfterwards) {
+  run_ranks(2, [](comm::Group& group) {
+    DistributedDataParallel ddp(seeded(ThreeLayers(10), 1), group, {.find_unused_parameters = FindUnused::kOn});
+    failing_pass(ddp);
+    ddp.set_group(group);
+    ddp.zero_grad();
+    good_pass(ddp);
+  });
+}
+
+// spec: test_ddp_update_process_group_no_find_unused
+TEST(ProcessGroup, CanBeChangedBeforeAnyPass) {
+  run_ranks(2, [](comm::Group& group) {
+    DistributedDataParallel ddp(seeded(ThreeLayers(10), 1), group, {.find_unused_parameters = FindUnused::kOff});
+    ddp.set_group(group);
+    good_pass(ddp);
+  });
+}
+
+// A caught exception of one rank ends the others' wait; with another group all go on.
+TEST(ProcessGroup, OneRanksFailureEndsTheStepOfAllAndTrainingGoesOnInANewGroup) {
+  run_ranks(3, [](comm::Group& group) {
+    DistributedDataParallel ddp(seeded(ThreeLayers(10), 1), group);
+    good_pass(ddp);
+    if (group.rank() == 1) {
+      failing_pass(ddp);
+      ddp.set_group({});  // leaves the group
+    } else {
+      const Tensor loss = sum(ddp(ones({2, 10})));
+      EXPECT_THROW(backward(loss), CommError);
+      EXPECT_TRUE(ddp.log().has_error);
+    }
+    ddp.set_group(group);
+    good_pass(ddp);
+    good_pass(ddp);
+  });
+}
+
+}  // namespace
+}  // namespace chorale::parallel
