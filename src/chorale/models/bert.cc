@@ -95,7 +95,7 @@ BertHead::BertHead(const BertConfig& config, const nn::Parameter& word_embedding
 
 Tensor BertHead::forward(const Tensor& x) { return decoder(norm(gelu(transform(x)))); }
 
-BertForMaskedLM::BertForMaskedLM(const BertConfig& config)
-    : bert(config), head(config, bert.embeddings.word_embeddings.weight) {}
+BertForMaskedLM::BertForMaskedLM(const BertConfig& with)
+    : config(with), bert(with), head(with, bert.embeddings.word_embeddings.weight) {}
 
 }  // namespace chorale::models

@@ -90,6 +90,7 @@ struct BertHead : nn::Module {
 
 // Guesses tokens: logits [batch, tokens, vocab_size].
 struct BertForMaskedLM : nn::Module {
+  BertConfig config;
   BertModel bert;
   BertHead head;
   CHORALE_MODULE(BertForMaskedLM, bert, nn::named("cls.predictions", head))
