@@ -14,7 +14,10 @@ import tempfile
 import time
 import unittest
 
-CHORALE = str(pathlib.Path(sys.argv.pop(1)).resolve() / "chorale")
+BIN = pathlib.Path(sys.argv.pop(1)).resolve()
+CHORALE = str(BIN / "chorale")
+# Prints a line with what it got from the others through the store.
+MEET = f"exec {BIN}/transport_test --gtest_also_run_disabled_tests --gtest_filter='RankOfALauncher.*'"
 LIMIT_S = 40
 NAMES = [f"chorale{os.getpid()}n{i}" for i in range(2)]
 ADDRESSES = ["10.231.77.1", "10.231.77.2"]
@@ -101,6 +104,26 @@ class Nodes(unittest.TestCase):
         port = out0[0].split()[-1]
         self.assertEqual(out0, [f"[{r}] {r} {r} 5 2 0 {ADDRESSES[0]} {port}" for r in (0, 1)])
         self.assertEqual(out1, [f"[{r}] {r} {r - 2} 5 3 1 {ADDRESSES[0]} {port}" for r in (2, 3, 4)])
+
+    def test_ranks_of_both_nodes_meet_in_the_store_of_node_0(self):
+        first, second = self.start(0, MEET, ranks=2), self.start(1, MEET)
+        (status0, out0, err0), (status1, out1, err1) = self.finish(first), self.finish(second)
+        self.assertEqual((status0, status1), (0, 0), err0 + err1)
+        places = f" | {ADDRESSES[0]} 0 of 2 | {ADDRESSES[0]} 1 of 2 | {ADDRESSES[1]} 0 of 1"
+        for rank in range(3):
+            self.assertIn(f"[{rank}] rank {rank} of 3:{places}", out0 + out1)
+
+    def test_ranks_meet_on_two_nodes_without_a_launcher(self):
+        environment = dict(os.environ, CHORALE_SECRET_FILE=self.secret, WORLD_SIZE="2", MASTER_ADDR=ADDRESSES[0],
+                           MASTER_PORT=str(PORT))
+        for node in (1, 0):
+            self.processes.append(subprocess.Popen(["ip", "netns", "exec", NAMES[node], "sh", "-c", MEET],
+                                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                                   env=dict(environment, RANK=str(node))))
+        for process in list(self.processes):
+            status, out, err = self.finish(process)
+            self.assertEqual(status, 0, err)
+            self.assertTrue(any(f": | {ADDRESSES[0]} 0 of 1 | {ADDRESSES[1]} 0 of 1" in line for line in out), out)
 
     def test_a_failure_on_one_node_stops_the_other(self):
         script = self.announce() + "test $RANK = 1 || exec sleep 100; sleep 1; echo broken >&2; exit 9"

@@ -13,7 +13,10 @@ import tempfile
 import time
 import unittest
 
-CHORALE = str(pathlib.Path(sys.argv.pop(1)).resolve() / "chorale")
+BIN = pathlib.Path(sys.argv.pop(1)).resolve()
+CHORALE = str(BIN / "chorale")
+# Prints a line with what it got from the others through the store.
+MEET = [str(BIN / "transport_test"), "--gtest_also_run_disabled_tests", "--gtest_filter=RankOfALauncher.*"]
 LIMIT_S = 30
 
 
@@ -82,6 +85,23 @@ class Success(Scratch):
         self.assertEqual(sorted(result.out.splitlines()),
                          [f"[{rank}] {rank} {rank} 3 3 0 127.0.0.1 0 0" for rank in range(3)])
         self.assertEqual(result.err, "")
+
+    def test_ranks_meet_in_the_launchers_store(self):
+        result = run("-n", "3", *MEET)
+        self.assertEqual(result.returncode, 0, result.out + result.err)
+        places = "".join(f" | 127.0.0.1 {rank} of 3" for rank in range(3))
+        for rank in range(3):
+            self.assertIn(f"[{rank}] rank {rank} of 3:{places}\n", result.out)
+
+    def test_ranks_meet_without_a_launcher_by_variables(self):
+        ranks = [subprocess.Popen(MEET, stdout=subprocess.PIPE, text=True,
+                                  env=dict(os.environ, RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
+                                           MASTER_PORT=str(20000 + os.getpid() % 10000)))
+                 for rank in (1, 0)]
+        for process in ranks:
+            out, _ = process.communicate(timeout=LIMIT_S)
+            self.assertIn("of 2: | 127.0.0.1 0 of 2 | 127.0.0.1 1 of 2\n", out)
+            self.assertEqual(process.returncode, 0)
 
     def test_the_master_port_is_free_and_the_same_for_all(self):
         code = "import os, socket; p = int(os.environ['MASTER_PORT']); os.environ['RANK'] == '0' and socket.socket().bind(('127.0.0.1', p)); print(p)"

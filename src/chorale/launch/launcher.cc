@@ -6,13 +6,16 @@
 #include <sys/signalfd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <optional>
 #include <utility>
 
 #include "chorale/base/comm_error.h"
+#include "chorale/base/config.h"
 #include "chorale/base/error.h"
+#include "chorale/launch/last_calls.h"
 #include "chorale/launch/ranks.h"
 #include "chorale/transport/host_identity.h"
 #include "chorale/transport/interface.h"
@@ -180,6 +183,11 @@ class Start {
   std::optional<Deadline::Clock::time_point> drained_by_;
 };
 
+// The user's folder, that of the logs, or the default.
+std::string flights_of(const LaunchOptions& options) {
+  return options.log_dir.empty() || config::env("CHORALE_FLIGHT_DIR") ? flight_folder() : options.log_dir;
+}
+
 void say_summary(const Halt& halt, const Start& start, const Ranks& ranks, std::chrono::system_clock::time_point began,
                  int restarts, const LaunchOptions& options) {
   std::string text = halt.reason;
@@ -193,6 +201,11 @@ void say_summary(const Halt& halt, const Start& start, const Ranks& ranks, std::
     for (size_t i = 0; i < lines.size(); ++i)
       text += fmt::format("\n  {:<11} {}", i == 0 ? "last error" : "", lines[i]);
   }
+  const auto calls = last_calls(flights_of(options), ranks.rank_of_process());
+  for (size_t i = 0; i < calls.size(); ++i) {
+    text += fmt::format("\n  {:<11} rank {}: {}", i == 0 ? "last calls" : "", calls[i].rank, calls[i].text);
+  }
+  if (!calls.empty()) text += fmt::format("\n  records     {} and others beside it", calls.front().file);
   text += "\n  others      " + start.others();
   if (options.max_restarts > 0) text += fmt::format("\n  restarts    {} of {}", restarts, options.max_restarts);
   say(text);
@@ -274,6 +287,7 @@ class Launcher {
                             {"TORCHELASTIC_RESTART_COUNT", std::to_string(restarts)},
                             {"TORCHELASTIC_MAX_RESTARTS", std::to_string(options_.max_restarts)},
                             {"TORCHELASTIC_USE_AGENT_STORE", ""},
+                            {"CHORALE_FLIGHT_DIR", std::filesystem::absolute(flights_of(options_)).string()},
                             {"CHORALE_STORE", place_.text()},
                             {"CHORALE_SECRET_FD", std::to_string(secret_file_.get())}},
             .cores = cores_,

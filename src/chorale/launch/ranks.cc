@@ -166,4 +166,10 @@ const std::deque<std::string>& Ranks::last_errors(int rank) const {
   return ranks_[static_cast<size_t>(rank - plan_.nodes.first_rank)]->last_errors.lines();
 }
 
+std::map<pid_t, int> Ranks::rank_of_process() const {
+  std::map<pid_t, int> ranks;
+  for (const auto& rank : ranks_) ranks.emplace(rank->pid, rank->rank);
+  return ranks;
+}
+
 }  // namespace chorale::launch

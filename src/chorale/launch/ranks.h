@@ -58,6 +58,7 @@ class Ranks {
   std::vector<pollfd> streams() const;
   bool forward(const std::vector<pollfd>& ready);
   const std::deque<std::string>& last_errors(int rank) const;
+  std::map<pid_t, int> rank_of_process() const;
 
  private:
   struct Stream;

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <iostream>
 #include <mutex>
 #include <thread>
 
@@ -183,6 +184,19 @@ TEST_F(RendezvousTest, OneRankTwiceOrTwoSizesAreNoticed) {
               AllOf(HasSubstr("rank 1 is there already"), HasSubstr(concat("process ", getpid()))));
   EXPECT_THAT(error_of(url, {.rank = 0, .world_size = 3}),
               AllOf(HasSubstr("world of 3"), HasSubstr("another one of 2")));
+}
+
+// What a rank of tests/run_test.py and tests/nodes_test.py does: only a launcher can run it.
+TEST(RankOfALauncher, DISABLED_MeetsTheOthers) {
+  const RendezvousResult job = rendezvous("env://", {.timeout = 20s});
+  const auto key = [](int rank) { return concat("address ", rank); };
+  job.store->set(key(job.rank), concat(job.address, " ", job.local_rank, " of ", job.local_size), within(20s));
+  std::string line = concat("rank ", job.rank, " of ", job.world_size, ":");
+  for (int rank = 0; rank < job.world_size; ++rank) line += " | " + job.store->get(key(rank), within(20s));
+  std::cout << line << std::endl;
+  // The store may be a rank's own.
+  if (job.store->add("done", 1, within(20s)) == job.world_size) job.store->set("all done", "", within(20s));
+  job.store->wait(std::vector<std::string>{"all done"}, within(20s));
 }
 
 }  // namespace
