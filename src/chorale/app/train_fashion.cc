@@ -1,18 +1,21 @@
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
+#include <csignal>
 
 #include "chorale/api/api.h"
 #include "chorale/app/progress.h"
 #include "chorale/app/train.h"
 #include "chorale/base/error.h"
-#include "chorale/base/host.h"
 #include "chorale/base/parallel.h"
 #include "chorale/data/fashion_mnist.h"
 #include "chorale/data/loader.h"
 #include "chorale/models/cnn.h"
 #include "chorale/nn/nn.h"
 #include "chorale/optim/optim.h"
+#include "chorale/parallel/ddp.h"
+#include "chorale/parallel/distributed_sampler.h"
 
 namespace chorale::app {
 namespace {
@@ -34,26 +37,38 @@ int64_t count_parameters(const nn::Sequential& model) {
   return count;
 }
 
-// The share of pictures whose class the model names.
-double accuracy(nn::Sequential& model, const FashionMnist& pictures) {
+// The share of pictures whose class the model names. Each rank looks at some of them.
+double accuracy(nn::Sequential& model, const FashionMnist& pictures, const comm::Group& group) {
   model.eval();
   const NoGrad scope;
   int64_t right = 0;
-  data::DataLoader loader(pictures, {.batch_size = 500});
-  for (const auto& [x, y] : loader) right += sum(eq(argmax(model(x), 1), y)).item<int64_t>();
+  std::vector<int64_t> indices;
+  for (int64_t i = group.rank(); i < pictures.size(); i += group.size()) {
+    indices.push_back(i);
+    if (indices.size() < 500 && i + group.size() < pictures.size()) continue;
+    const auto [x, y] = pictures.get_batch(indices);
+    right += sum(eq(argmax(model(x), 1), y)).item<int64_t>();
+    indices.clear();
+  }
   model.train();
-  return static_cast<double>(right) / static_cast<double>(pictures.size());
+  const Tensor total = Tensor::scalar(right, DType::kI64);
+  group.all_reduce(total).wait();
+  return static_cast<double>(total.item<int64_t>()) / static_cast<double>(pictures.size());
 }
 
 }  // namespace
 
-double train_fashion_mnist(const TrainOptions& options) {
-  set_thread_count(options.threads > 0 ? options.threads : usable_cores());
+void train_fashion_mnist(const TrainOptions& options, const comm::Group& group, std::FILE* out) {
+  CHORALE_CHECK(options.batch % group.size() == 0, "[train] a batch of ", options.batch,
+                " pictures cannot be dealt to ", group.size(), " ranks equally; choose a multiple of ", group.size());
   manual_seed(options.seed);
   const FashionMnist pictures(FashionMnist::Split::kTrain), unseen(FashionMnist::Split::kTest);
-  nn::Sequential model = make_model(options.model);
+  parallel::DistributedDataParallel model(make_model(options.model), group);
   data::DataLoader loader(
-      pictures, {.batch_size = options.batch, .shuffle = true, .drop_last = true, .workers = 1, .seed = options.seed});
+      pictures,
+      std::make_shared<parallel::DistributedSampler>(
+          pictures.size(), group, parallel::DistributedSamplerOptions{.seed = options.seed, .drop_last = true}),
+      {.batch_size = options.batch / group.size(), .drop_last = true, .seed = options.seed});
   const int64_t all_steps = loader.size() * options.epochs;
   const int64_t steps = options.steps > 0 ? std::min(options.steps, all_steps) : all_steps;
   CHORALE_CHECK(steps > 0, "[train] a batch of ", options.batch, " is larger than the ", pictures.size(),
@@ -61,12 +76,13 @@ double train_fashion_mnist(const TrainOptions& options) {
   optim::AdamW optimizer(model.named_parameters(), {.lr = options.lr});
   auto scheduler = optim::Scheduler::one_cycle(optimizer, {.max_lr = options.lr, .steps = steps + 1});
 
-  Progress progress(stdout, options.quiet ? Progress::Style::kQuiet : Progress::style_for(stdout), steps);
+  const bool speaks = group.rank() == 0;
+  Progress progress(out, options.quiet || !speaks ? Progress::Style::kQuiet : Progress::style_for(out), steps);
   progress.say(fmt::format("Fashion-MNIST: {} pictures to learn from, {} to be tested with", grouped(pictures.size()),
                            grouped(unseen.size())));
-  progress.say(fmt::format("{} with {} parameters, {} epochs of {} steps of {} pictures, {} threads", options.model,
-                           grouped(count_parameters(model)), options.epochs, grouped(loader.size()), options.batch,
-                           thread_count()));
+  progress.say(fmt::format("{} with {} parameters; epochs of {} steps of {} pictures; ranks: {}, threads of each: {}",
+                           options.model, grouped(count_parameters(model.module())), grouped(loader.size()),
+                           options.batch, group.size(), thread_count()));
   const Interrupt interrupt;
   const auto start = Clock::now();
   double result = 0;
@@ -75,34 +91,37 @@ double train_fashion_mnist(const TrainOptions& options) {
     const auto epoch_start = Clock::now();
     double total_loss = 0, recent = 0;
     int64_t in_epoch = 0;
+    const auto speed = [&] {
+      return grouped(static_cast<int64_t>(static_cast<double>(in_epoch * options.batch) / seconds_since(epoch_start)));
+    };
     for (const auto& [x, y] : loader) {
       optimizer.zero_grad();
       const Tensor loss = cross_entropy(model(x), y);
       backward(loss);
       optimizer.step();
       scheduler.step();
-      const double value = loss.item<float>();
+      const double value = loss.item<float>();  // of this rank's part of the batch
       total_loss += value;
       ++in_epoch;
       recent = in_epoch == 1 ? value : 0.98 * recent + 0.02 * value;
-      progress.show(++step, fmt::format("epoch {}/{}  loss {:.3f}  {} pictures/s", epoch, options.epochs, recent,
-                                        grouped(static_cast<int64_t>(static_cast<double>(in_epoch * options.batch) /
-                                                                     seconds_since(epoch_start)))));
+      progress.show(++step,
+                    fmt::format("epoch {}/{}  loss {:.3f}  {} pictures/s", epoch, options.epochs, recent, speed()));
       if (step == steps) break;
-      if (Interrupt::requested()) {
-        progress.say(fmt::format("interrupted after step {} of {}", grouped(step), grouped(steps)));
-        throw StateError("[train] stopped by a signal; nothing was saved");
+      if (Interrupt::requested(group)) {
+        progress.say(fmt::format("interrupted after step {} of {}; nothing was saved", grouped(step), grouped(steps)));
+        throw CLI::RuntimeError(128 + SIGINT);
       }
     }
-    const double seconds = seconds_since(epoch_start);
-    result = accuracy(model, unseen);
+    const std::string pictures_per_second = speed();
+    result = accuracy(model.module(), unseen, group);
     progress.say(fmt::format("epoch {}/{}  loss {:.3f}  test accuracy {:.2f} %  {} pictures/s  {}", epoch,
                              options.epochs, total_loss / static_cast<double>(in_epoch), result * 100,
-                             grouped(static_cast<int64_t>(static_cast<double>(in_epoch * options.batch) / seconds)),
-                             clock_text(seconds_since(start))));
+                             pictures_per_second, clock_text(seconds_since(start))));
   }
-  fmt::print("test accuracy {:.2f} % after {} steps, {:.1f} s\n", result * 100, grouped(steps), seconds_since(start));
-  return result;
+  if (speaks) {
+    fmt::print(out, "test accuracy {:.2f} % after {} steps, {:.1f} s\n", result * 100, grouped(steps),
+               seconds_since(start));
+  }
 }
 
 }  // namespace chorale::app
