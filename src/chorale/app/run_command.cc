@@ -39,20 +39,20 @@ void add_run(CLI::App& program) {
   const auto arguments = std::make_shared<RunArguments>();
   launch::LaunchOptions& options = arguments->options;
   options.ranks = 0;
-  command->add_option("-n,--nproc-per-node", options.ranks, "Ranks on this node")->check(CLI::Range(1, 65536));
-  command->add_option("--nnodes", options.nodes, "Nodes of the job; on each, start the same command")
-      ->check(CLI::Range(1, 65536))
+  const auto number = [&](const char* names, int& value, int least, const char* help) {
+    return command->add_option(names, value, help)->check(CLI::Range(least, 1'000'000).description(""))->type_name("N");
+  };
+  number("-n,--nproc-per-node", options.ranks, 1, "Ranks on this node");
+  number("--nnodes", options.nodes, 1, "Nodes of the job; the same command is started on each")->capture_default_str();
+  number("--node-rank", options.node_rank, 0, "Which of them this is")->capture_default_str();
+  command->add_option("--rdzv", options.rendezvous, "Where node 0 is found")->type_name("HOST:PORT");
+  number("--max-restarts", options.max_restarts, 0, "How often all ranks are started again after a failure")
       ->capture_default_str();
-  command->add_option("--node-rank", options.node_rank, "Which of them this is")
-      ->check(CLI::Range(0, 65535))
-      ->capture_default_str();
-  command->add_option("--rdzv", options.rendezvous, "Where node 0 is found: HOST:PORT");
-  command->add_option("--max-restarts", options.max_restarts, "How often all ranks are started again after a failure")
-      ->check(CLI::Range(0, 1'000'000))
-      ->capture_default_str();
-  command->add_option("--log-dir", options.log_dir, "Also write each rank's output to a file in this folder");
-  command->add_option("--grace", arguments->grace_s, "Seconds between SIGTERM and SIGKILL")
-      ->check(CLI::Range(0.0, 1e6))
+  command->add_option("--log-dir", options.log_dir, "Also write each rank's output to a file in this folder")
+      ->type_name("DIR");
+  command->add_option("--grace", arguments->grace_s, "Between SIGTERM and SIGKILL when ranks are stopped")
+      ->check(CLI::NonNegativeNumber.description(""))
+      ->type_name("SECONDS")
       ->capture_default_str();
   command->add_option("--guardian", arguments->guardian)->group("");  // the launcher's own use (launch/guardian.h)
   command->callback([command, arguments] {

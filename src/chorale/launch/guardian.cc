@@ -1,28 +1,21 @@
 #include "chorale/launch/guardian.h"
 
-#include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
 
 #include <charconv>
+#include <csignal>
 #include <set>
 
 #include "chorale/base/config.h"
 #include "chorale/base/log.h"
+#include "chorale/launch/process.h"
 
 namespace chorale::launch {
 
 Guardian::Guardian(const std::string& program) {
-  const std::string number = std::to_string(pipe_.reading.get());
-  std::vector<std::string> words{"chorale", "run", "--guardian", number};
-  std::vector<char*> arguments;
-  for (std::string& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-  auto lines = config::environment_with({});
-  std::vector<char*> environment;
-  for (std::string& line : lines) environment.push_back(line.data());
-  environment.push_back(nullptr);
-
+  const std::vector<std::string> words{"chorale", "run", "--guardian", std::to_string(pipe_.reading.get())};
+  const std::vector<std::string> variables = config::environment_with({});
   posix_spawn_file_actions_t files;
   posix_spawn_file_actions_init(&files);
   // To its own number: that takes close-on-exec away in the child only.
@@ -30,7 +23,8 @@ Guardian::Guardian(const std::string& program) {
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSID);
-  const int error = posix_spawn(&pid_, program.c_str(), &files, &attributes, arguments.data(), environment.data());
+  const int error = posix_spawn(&pid_, program.c_str(), &files, &attributes, pointers_to(words).data(),
+                                pointers_to(variables).data());
   posix_spawn_file_actions_destroy(&files);
   posix_spawnattr_destroy(&attributes);
   CHORALE_CHECK_STATE(error == 0, "[launch] cannot start the guardian ", program, ": ", std::strerror(error));

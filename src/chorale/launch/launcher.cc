@@ -2,10 +2,10 @@
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
-#include <signal.h>
 #include <sys/signalfd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -206,7 +206,7 @@ void say_summary(const Halt& halt, const Start& start, const Ranks& ranks, std::
     text += fmt::format("\n  {:<11} rank {}: {}", i == 0 ? "last calls" : "", calls[i].rank, calls[i].text);
   }
   if (!calls.empty()) text += fmt::format("\n  records     {} and others beside it", calls.front().file);
-  text += "\n  others      " + start.others();
+  text += fmt::format("\n  {:<11} {}", start.culprit() ? "others" : "ranks", start.others());
   if (options.max_restarts > 0) text += fmt::format("\n  restarts    {} of {}", restarts, options.max_restarts);
   say(text);
 }

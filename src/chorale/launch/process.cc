@@ -2,11 +2,11 @@
 
 #include <fcntl.h>
 #include <sched.h>
-#include <signal.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+#include <csignal>
 #include <string_view>
 
 #include "chorale/base/config.h"
@@ -17,13 +17,6 @@ namespace {
 bool is_executable_file(const std::string& path) {
   struct stat state {};
   return stat(path.c_str(), &state) == 0 && S_ISREG(state.st_mode) && access(path.c_str(), X_OK) == 0;
-}
-
-std::vector<char*> pointers(const std::vector<std::string>& words) {
-  std::vector<char*> array;
-  for (const std::string& word : words) array.push_back(const_cast<char*>(word.c_str()));
-  array.push_back(nullptr);
-  return array;
 }
 
 // Everything the child needs, made before it is: between fork and exec only system calls are allowed, because another
@@ -61,6 +54,14 @@ struct ChildPlan {
 
 }  // namespace
 
+std::vector<char*> pointers_to(const std::vector<std::string>& words) {
+  std::vector<char*> array;
+  array.reserve(words.size() + 1);
+  for (const std::string& word : words) array.push_back(const_cast<char*>(word.c_str()));
+  array.push_back(nullptr);
+  return array;
+}
+
 std::string find_program(const std::string& name) {
   if (name.find('/') != std::string::npos) {
     CHORALE_CHECK(access(name.c_str(), F_OK) == 0, "[launch] no program '", name, "': ", std::strerror(errno));
@@ -80,7 +81,7 @@ std::string find_program(const std::string& name) {
 StartedProcess start_process(const ProcessPlan& plan, const std::function<void(pid_t)>& before_it_runs) {
   Pipe output, errors, go, failure;
   const Descriptor input(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  const auto arguments = pointers(plan.arguments), environment = pointers(plan.environment);
+  const auto arguments = pointers_to(plan.arguments), environment = pointers_to(plan.environment);
   cpu_set_t cpus;
   CPU_ZERO(&cpus);
   for (const int cpu : plan.cpus) {

@@ -15,6 +15,9 @@ namespace chorale::launch {
 // executable.
 std::string find_program(const std::string& name);
 
+// As exec wants them, with a null pointer at the end; valid as long as the words.
+std::vector<char*> pointers_to(const std::vector<std::string>& words);
+
 struct ProcessPlan {
   std::string program;                   // a path
   std::vector<std::string> arguments;    // with the program's name in front

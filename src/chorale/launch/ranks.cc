@@ -1,9 +1,9 @@
 #include "chorale/launch/ranks.h"
 
-#include <signal.h>
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <string_view>
 #include <utility>

@@ -29,6 +29,7 @@ class RendezvousTest : public testing::Test {
   static std::vector<RendezvousResult> meet(const std::string& url, int size, const std::optional<Secret>& secret) {
     std::vector<RendezvousResult> results(static_cast<size_t>(size));
     std::vector<std::thread> ranks;
+    ranks.reserve(results.size());
     for (int rank = 0; rank < size; ++rank) {
       ranks.emplace_back([&, rank] {
         auto& mine = results[static_cast<size_t>(rank)];

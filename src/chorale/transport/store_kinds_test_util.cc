@@ -1,10 +1,10 @@
 #include "chorale/transport/store_kinds_test_util.h"
 
-#include <stdlib.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <optional>
 #include <utility>
