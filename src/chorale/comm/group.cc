@@ -13,7 +13,6 @@
 #include "chorale/base/error.h"
 #include "chorale/comm/group_state.h"
 #include "chorale/comm/shm_engine.h"
-#include "chorale/device/shared_pages.h"
 
 namespace chorale::comm {
 namespace {
@@ -108,9 +107,6 @@ Group Group::connect(transport::Store& store, const std::string& name, int rank,
   CHORALE_CHECK(rank >= 0 && rank < size, "[group] rank ", rank, " is outside 0 to ", size - 1);
   const auto timeout = options.timeout.value_or(default_timeout());
   const Deadline deadline = within(timeout);
-  // Tensors should be where peers can see them; too late if there are some already.
-  if (size > 1 && cpu_allocator().source().shared_descriptor() < 0 && cpu_allocator().stats().reserved_bytes == 0)
-    cpu_allocator().set_source(shared_pages());
   auto context = std::make_shared<RankContext>();
   Introduction own{own_identity(*context), {}};
   std::shared_ptr<shm::Segment> segment;

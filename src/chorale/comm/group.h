@@ -9,6 +9,9 @@
 // - On a rank outside the group calls do nothing and return an empty Work.
 // - Tensors may have any strides; spans and tensors must be on the CPU. Sums follow Note [Order of sums] in
 //   vec/combine.h: the same bits on all ranks, from run to run, for threads and processes.
+// - Peers reduce tensors in place where the allocator's memory can be shared: in a process that a launcher started as
+//   one of several ranks, or that called cpu_allocator().set_source(shared_pages()) before its first tensor. All other
+//   memory is copied on the way.
 // - After a failure the group is broken: every later call throws a CommError. Build a new one.
 #pragma once
 
