@@ -14,6 +14,7 @@ std::string state_key(const std::string& parameter, const char* state) {
 }  // namespace
 
 NamedTensors Optimizer::state_dict() const {
+  const NoGrad quiet;
   NamedTensors result;
   for (size_t g = 0; g < groups_.size(); ++g) {
     for (const Field& field : groups_[g].options.type()->fields)
@@ -23,11 +24,16 @@ NamedTensors Optimizer::state_dict() const {
     result.emplace_back(state_key(parameter.name, "step"), Tensor::scalar(parameter.steps, DType::kI64));
     if (parameter.steps == 0) continue;
     const StateNames& names = groups_[parameter.group].states;
+    // Options or the dtype may have changed since the last step: what the next step would make is saved as well.
+    Parameter complete = parameter;
+    fit_states(complete);
     for (size_t s = 0; s < kMaxStates; ++s) {
-      if (names[s] && parameter.state[s].defined())
-        result.emplace_back(state_key(parameter.name, names[s]), clone(parameter.state[s]));
+      if (names[s]) result.emplace_back(state_key(parameter.name, names[s]), clone(complete.state[s]));
     }
-    if (parameter.master.defined()) result.emplace_back(state_key(parameter.name, "master"), clone(parameter.master));
+    if (is_half(parameter.tensor.dtype())) {
+      const Tensor& master = parameter.master.defined() ? parameter.master : parameter.tensor;
+      result.emplace_back(state_key(parameter.name, "master"), clone(to(master, DType::kF32)));
+    }
   }
   return result;
 }

@@ -231,6 +231,22 @@ TEST(Optimizer, ASavedStateDoesNotChangeWithLaterSteps) {
   EXPECT_EQ(at(saved, "state/a/exp_avg").item<double>(), before);
 }
 
+TEST(Optimizer, AStateIsCompleteAfterAChangeOfOptionsOrDtype) {
+  const Tensor a = leaf({1});
+  Sgd optimizer({{"a", a}});
+  set_gradient(a, Tensor::from<double>({1}, {1}));
+  optimizer.step();
+  optimizer.set_option(0, "momentum", 0.5);
+  set_gradient(a, {});
+  a.set_data(to(detach(a), DType::kBF16));
+  NamedTensors saved = optimizer.state_dict();
+  EXPECT_EQ(values(at(saved, "state/a/momentum_buffer")), (Values{0}));
+  EXPECT_EQ(values(at(saved, "state/a/master")), values(a));
+  Sgd other({{"a", a}});
+  other.load_state_dict(saved);
+  EXPECT_EQ(other.options().momentum, 0.5);
+}
+
 TEST(Optimizer, AStateOfOtherParametersIsRefusedAndNothingChanges) {
   const Tensor a = leaf({1}), b = leaf({1, 2});
   Adam one({{"a", a}}, {.lr = 0.5}), other({{"b", b}});
