@@ -292,7 +292,7 @@ TEST(Collectives, BoolStaysBool) {
   });
 }
 
-// spec: test_all_gather{,_group,_full_group,_complex}
+// spec: collectives:test_all_gather, test_all_gather{_group,_full_group,_complex}
 TEST(Collectives, AllGather) {
   in_all_groups([](Group& group) {
     const int own = group.global_rank(group.rank());

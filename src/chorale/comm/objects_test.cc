@@ -40,7 +40,7 @@ Value too_deep() {
   return value;
 }
 
-// spec: test_all_gather_object_default_pg, test_all_gather_object_subgroup, test_gather_object,
+// spec: test_all_gather_object_default_pg, test_all_gather_object_subgroup, collectives:test_gather_object,
 // test_gather_object_subgroup
 TEST(Objects, AreGathered) {
   for (DebugLevel level : {DebugLevel::kOff, DebugLevel::kInfo, DebugLevel::kDetail}) {
