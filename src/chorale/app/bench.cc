@@ -41,6 +41,15 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
+double peak_mib() {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;) {
+    double kib = 0;
+    if (word == "VmHWM:" && status >> kib) return kib / 1024;
+  }
+  return 0;
+}
+
 PeerProcess::PeerProcess(const std::vector<std::string>& command) {
   int to[2], from[2];
   CHORALE_CHECK_STATE(pipe2(to, O_CLOEXEC) == 0 && pipe2(from, O_CLOEXEC) == 0, "[bench] cannot make a pipe");
@@ -111,9 +120,7 @@ std::string today() {
 
 std::filesystem::path repository() {
   // build/release/bin/chorale
-  std::error_code error;
-  const auto program = std::filesystem::read_symlink("/proc/self/exe", error);
-  return program.parent_path().parent_path().parent_path().parent_path();
+  return std::filesystem::path(program_path()).parent_path().parent_path().parent_path().parent_path();
 }
 
 std::string commit() {
@@ -127,6 +134,11 @@ std::string commit() {
 }
 
 }  // namespace
+
+std::string program_path() {
+  std::error_code error;
+  return std::filesystem::read_symlink("/proc/self/exe", error);
+}
 
 std::string peers_folder() {
   const auto folder = repository() / "bench" / "peers";
@@ -166,6 +178,7 @@ void add_bench(CLI::App& program) {
   add_bench_collectives(*bench);
   add_bench_ops(*bench);
   add_bench_steps(*bench);
+  add_bench_ddp(*bench);
 }
 
 }  // namespace chorale::app

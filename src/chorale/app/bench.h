@@ -17,6 +17,9 @@ int64_t calibrate(const std::function<void()>& run, double target_seconds);
 
 double median(std::vector<double> values);
 
+// Peak resident memory of this program. (getrusage() would count what the process had before exec.)
+double peak_mib();
+
 // A program that answers one line for each line it gets.
 class PeerProcess {
  public:
@@ -51,6 +54,8 @@ struct BenchRow {
 nlohmann::json bench_report(const std::string& bench, const std::vector<BenchRow>& rows);
 void write_json(const std::string& path, const nlohmann::json& report);
 
+// The path of this program, for starting it again.
+std::string program_path();
 // The folder bench/peers of the repository this program was built in; empty when it is not there (an installed
 // program).
 std::string peers_folder();

@@ -7,15 +7,12 @@
 #include <fstream>
 #include <iostream>
 
-#include "chorale/api/api.h"
 #include "chorale/app/bench.h"
+#include "chorale/app/bench_models.h"
 #include "chorale/app/commands.h"
 #include "chorale/base/error.h"
 #include "chorale/base/parallel.h"
 #include "chorale/kernel/cpu/dnnl/gemm.h"
-#include "chorale/models/cnn.h"
-#include "chorale/models/encoder.h"
-#include "chorale/models/mlp.h"
 #include "chorale/optim/optim.h"
 
 namespace chorale::app {
@@ -24,16 +21,6 @@ namespace {
 using Clock = std::chrono::steady_clock;  // CLOCK_MONOTONIC, which Python's time.monotonic() reads too
 
 double now_seconds() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
-
-// Peak resident memory of this program. (getrusage() would count what the process had before exec.)
-double peak_mib() {
-  std::ifstream status("/proc/self/status");
-  for (std::string word; status >> word;) {
-    double kib = 0;
-    if (word == "VmHWM:" && status >> kib) return kib / 1024;
-  }
-  return 0;
-}
 
 // ---- the worker: trains one model, and answers like bench/peers/torch_steps.py --serve
 
@@ -53,8 +40,7 @@ void serve(const Worker& worker, double base_mib, Model model, const Tensor& x, 
     Tensor loss;
     {
       const Autocast scope(DType::kBF16, worker.bf16);
-      const Tensor y = model(x);
-      loss = cross_entropy(y.rank() > 2 ? flatten(y, 0, -2) : y, target);
+      loss = bench_loss(model, x, target);
     }
     backward(loss);
     optimizer.step();
@@ -81,16 +67,9 @@ void serve(const Worker& worker, double base_mib, Model model, const Tensor& x, 
 void serve(const Worker& worker) {
   set_thread_count(1);
   const double base = peak_mib();
-  if (worker.model == "tinymlp") {
-    serve(worker, base, models::mlp({20, 32, 10}), normal({8, 20}), zeros({8}, DType::kI64));
-  } else if (worker.model == "mlp512x4") {
-    serve(worker, base, models::mlp({512, 512, 512, 512, 512, 10}), normal({32, 512}), randint(0, 10, {32}));
-  } else if (worker.model == "cnn_fashion") {
-    serve(worker, base, models::fashion_cnn(), normal({32, 1, 28, 28}), randint(0, 10, {32}));
-  } else {
-    const Tensor ids = randint(0, 8192, {8, 128});
-    serve(worker, base, models::Encoder(), ids, flatten(ids));
-  }
+  with_bench_model(worker.model, [&](auto model, const Tensor& x, const Tensor& target) {
+    serve(worker, base, std::move(model), x, target);
+  });
 }
 
 // ---- the benchmark

@@ -16,5 +16,6 @@ CHORALE_COMMANDS(CHORALE_DECLARE)
 void add_bench_collectives(CLI::App& bench);
 void add_bench_ops(CLI::App& bench);
 void add_bench_steps(CLI::App& bench);
+void add_bench_ddp(CLI::App& bench);
 
 }  // namespace chorale::app

@@ -1,0 +1,244 @@
+// `chorale bench ddp`: data-parallel training steps of four models beside the same steps without communication, and
+// beside PyTorch. Ranks are processes; those of one side form a group, take their orders from its rank 0, and are
+// measured in turns with the other sides.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+
+#include "chorale/app/bench.h"
+#include "chorale/app/bench_models.h"
+#include "chorale/app/commands.h"
+#include "chorale/base/error.h"
+#include "chorale/base/parallel.h"
+#include "chorale/optim/optim.h"
+#include "chorale/parallel/ddp.h"
+#include "chorale/transport/file_store.h"
+
+namespace chorale::app {
+namespace {
+
+// ---- the worker
+
+// How a side trains: alone, or data-parallel with these options.
+struct Mode {
+  const char* name;
+  bool communicates;
+  parallel::DdpOptions options{};
+};
+const Mode kModes[] = {
+    {"local", false},
+    {"ddp", true},
+    {"search-off", true, {.find_unused_parameters = parallel::FindUnused::kOff}},
+    {"copies", true, {.gradient_as_bucket_view = false}},
+};
+
+struct Worker {
+  std::string model, mode, store;
+  int rank = 0, size = 1;
+};
+
+template <class Step>
+void serve(const comm::Group& group, const Step& step, const std::function<nlohmann::json()>& facts) {
+  while (true) {
+    int64_t count = 0;
+    if (group.rank() == 0 && !(std::cin >> count)) count = -1;
+    group.broadcast(std::span(&count, 1), 0).wait();
+    if (count < 0) return;
+    step();
+    group.barrier().wait();
+    std::vector<double> times;
+    for (int64_t i = 0; i < count; ++i) times.push_back(seconds_of(step, 1) * 1e3);
+    if (group.rank() > 0) continue;
+    nlohmann::json answer = facts();
+    answer["ms"] = median(times);
+    answer["peak_mib"] = peak_mib();
+    std::cout << answer.dump() << std::endl;
+  }
+}
+
+template <class Model>
+void serve(const Mode& mode, const comm::Group& group, Model model, const Tensor& x, const Tensor& target) {
+  optim::AdamW optimizer(model.named_parameters(), {.lr = 1e-3});
+  const auto step = [&](auto& forward) {
+    optimizer.zero_grad();
+    backward(bench_loss(forward, x, target));
+    optimizer.step();
+  };
+  if (!mode.communicates) {
+    serve(
+        group, [&] { step(model); }, [] { return nlohmann::json::object(); });
+    return;
+  }
+  parallel::DistributedDataParallel ddp(model, group, mode.options);
+  serve(
+      group, [&] { step(ddp); },
+      [&] {
+        const parallel::DdpLog log = ddp.log();
+        return nlohmann::json{{"bytes", log.total_parameter_size_bytes},
+                              {"buckets", ddp.reducer().bucket_count()},
+                              {"comm_ms", static_cast<double>(log.backward_comm_time) / 1e6},
+                              {"hidden", static_cast<double>(log.backward_compute_comm_overlap_time) /
+                                             static_cast<double>(std::max<int64_t>(log.backward_comm_time, 1))}};
+      });
+}
+
+void serve(const Worker& worker) {
+  std::cout << "{}" << std::endl;  // the others are started after this
+  set_thread_count(1);
+  const Mode* mode =
+      std::find_if(std::begin(kModes), std::end(kModes), [&](const Mode& m) { return m.name == worker.mode; });
+  CHORALE_CHECK(mode != std::end(kModes), "[bench] no mode ", worker.mode);
+  transport::FileStore store(worker.store);
+  const comm::Group group = comm::Group::connect(store, "bench", worker.rank, worker.size);
+  with_bench_model(worker.model, [&](auto model, const Tensor& x, const Tensor& target) {
+    serve(*mode, group, std::move(model), x, target);
+  });
+}
+
+// ---- the benchmark
+
+struct Options {
+  std::string json;
+  std::string python = "python3";
+  std::string only;
+  std::string against = "torch";
+  int ranks = 2;
+  int rounds = 5;
+};
+
+struct Side {
+  std::string name;
+  std::vector<std::unique_ptr<PeerProcess>> ranks;
+  std::vector<double> ms;
+  nlohmann::json last;
+
+  void turn(int steps) {
+    last = nlohmann::json::parse(ranks[0]->ask(std::to_string(steps)));
+    ms.push_back(last["ms"]);
+  }
+};
+
+Side start(const std::string& model, const Mode& mode, int ranks, const std::filesystem::path& folder) {
+  Side side{.name = mode.name, .ranks = {}, .ms = {}, .last = {}};
+  const std::string store = folder / (model + "-" + mode.name);
+  for (int rank = 0; rank < ranks; ++rank) {
+    side.ranks.push_back(std::make_unique<PeerProcess>(
+        std::vector<std::string>{"/usr/bin/env", fmt::format("WORLD_SIZE={}", ranks), fmt::format("RANK={}", rank),
+                                 program_path(), "bench", "ddp-worker", model, mode.name, "--store", store, "--rank",
+                                 std::to_string(rank), "--size", std::to_string(ranks)}));
+  }
+  return side;
+}
+
+// Milliseconds of PyTorch's steps, local and data-parallel; throws StateError when it cannot run.
+std::map<std::string, double> torch_turn(const std::string& model, int steps, const Options& options,
+                                         const std::filesystem::path& folder) {
+  const std::string file = folder / "torch.json";
+  const std::string command =
+      fmt::format("OMP_NUM_THREADS=1 '{}' '{}/torch_steps.py' {} 1 --model {} --steps {} --json '{}' > /dev/null 2>&1",
+                  options.python, peers_folder(), options.ranks, model, steps, file);
+  CHORALE_CHECK_STATE(std::system(command.c_str()) == 0, "[bench] ", options.python, " cannot run torch_steps.py");
+  std::map<std::string, double> ms;
+  for (const auto& row : nlohmann::json::parse(std::ifstream(file))) ms[row["mode"]] = row["ms"];
+  return ms;
+}
+
+struct DdpCase {
+  const char* model;
+  int steps;
+};
+constexpr DdpCase kCases[] = {{"tinymlp", 1000}, {"mlp512x4", 60}, {"cnn_fashion", 15}, {"bert_256x4", 3}};
+
+BenchRow measure(const DdpCase& c, const Options& options, const std::filesystem::path& folder) {
+  std::vector<Side> sides;
+  for (const Mode& mode : kModes) sides.push_back(start(c.model, mode, options.ranks, folder));
+  std::map<std::string, std::vector<double>> torch;
+  for (int round = 0; round < options.rounds; ++round) {
+    for (Side& side : sides) side.turn(c.steps);
+    if (options.against.find("torch") == std::string::npos || round >= 3) continue;  // its start takes seconds
+    try {
+      for (const auto& [mode, ms] : torch_turn(c.model, c.steps, options, folder)) torch[mode].push_back(ms);
+    } catch (const StateError& error) {
+      fmt::print("({}; --torch-python names another)\n", error.what());
+      break;
+    }
+  }
+  const auto ms = [&](size_t side) { return median(sides[side].ms); };
+  BenchRow row{.name = fmt::format("{}/ddp/n{}/t1", c.model, options.ranks), .unit = "ms", .ours = ms(1), .peers = {}};
+  if (torch.contains("ddp")) row.peers["torch"] = median(torch["ddp"]);
+  row.extra = sides[1].last;
+  row.extra["local_ms"] = ms(0);
+  row.extra["overhead_us"] = (ms(1) - ms(0)) * 1e3;
+  row.extra["overhead_percent"] = (ms(1) / ms(0) - 1) * 100;
+  row.extra["search_off_ms"] = ms(2);
+  row.extra["copies_ms"] = ms(3);
+  row.extra["local_peak_mib"] = sides[0].last["peak_mib"];
+  row.extra["copies_peak_mib"] = sides[3].last["peak_mib"];
+  if (torch.contains("local")) row.extra["torch_local_ms"] = median(torch["local"]);
+  return row;
+}
+
+void print(const BenchRow& row) {
+  const auto number = [&](const char* name) { return row.extra[name].get<double>(); };
+  const auto peer = row.peers.find("torch");
+  fmt::print(
+      "{:<24} {:>9.4f} {:>9.4f} {:>9.1f} {:>6.1f}% {} {:>9.4f} {:>9.4f} {:>9.1f} {:>6.0f}% {:>7.0f} {:>7.0f} "
+      "{:>7.0f}\n",
+      row.name, number("local_ms"), row.ours, number("overhead_us"), number("overhead_percent"),
+      peer == row.peers.end() ? fmt::format("{:>9} {:>7}", "-", "-")
+                              : fmt::format("{:>9.3f} {:>6.2f}x", peer->second, peer->second / row.ours),
+      number("search_off_ms"), number("copies_ms"), number("bytes") / 1024, number("hidden") * 100,
+      number("local_peak_mib"), number("peak_mib"), number("copies_peak_mib"));
+  std::fflush(stdout);
+}
+
+void run(const Options& options) {
+  CHORALE_CHECK(!peers_folder().empty(), "[bench] bench/peers is not beside this program: run it from a checkout");
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / fmt::format("chorale-bench-{}", getpid());
+  std::filesystem::create_directories(folder);
+  fmt::print("{:<24} {:>9} {:>9} {:>9} {:>7} {:>9} {:>7} {:>9} {:>9} {:>9} {:>7} {:>7} {:>7} {:>7}\n", "case",
+             "local ms", "ddp ms", "over us", "over", "PyTorch", "ratio", "search off", "copies", "KiB sent", "hidden",
+             "MiB loc", "ddp", "copies");
+  std::vector<BenchRow> rows;
+  for (const DdpCase& c : kCases) {
+    if (std::string(c.model).find(options.only) == std::string::npos) continue;
+    rows.push_back(measure(c, options, folder));
+    print(rows.back());
+  }
+  std::filesystem::remove_all(folder);
+  CHORALE_CHECK(!rows.empty(), "[bench] no case has '", options.only, "' in its name");
+  if (!options.json.empty()) write_json(options.json, bench_report("ddp", rows));
+}
+
+}  // namespace
+
+void add_bench_ddp(CLI::App& bench) {
+  CLI::App* command = bench.add_subcommand("ddp", "Data-parallel training steps of four models, against PyTorch");
+  auto options = std::make_shared<Options>();
+  command->add_option("-n,--ranks", options->ranks, "processes, of one thread each")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  command->add_option("--json", options->json, "write the report to this file");
+  command->add_option("--torch-python", options->python, "a Python that can import torch")->capture_default_str();
+  command->add_option("--against", options->against, "peers: torch, or none")->capture_default_str();
+  command->add_option("--only", options->only, "cases with this in their name");
+  command->add_option("--rounds", options->rounds, "turns of each side; the median counts")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  command->callback([options] { run(*options); });
+
+  CLI::App* hidden = bench.add_subcommand("ddp-worker", "A rank of `bench ddp`")->group("");
+  auto worker = std::make_shared<Worker>();
+  hidden->add_option("model", worker->model)->required();
+  hidden->add_option("mode", worker->mode)->required();
+  hidden->add_option("--store", worker->store)->required();
+  hidden->add_option("--rank", worker->rank)->required();
+  hidden->add_option("--size", worker->size)->required();
+  hidden->callback([worker] { serve(*worker); });
+}
+
+}  // namespace chorale::app
