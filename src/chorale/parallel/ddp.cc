@@ -73,10 +73,15 @@ void DataParallelBase::attach(nn::Module& module, const comm::Group& group, cons
   reducer::ReducerOptions how{.find_unused = options.find_unused_parameters,
                               .gradient_as_bucket_view = options.gradient_as_bucket_view,
                               .static_graph = options.static_graph};
+  if (options.mixed_precision) {
+    const MixedPrecision& precision = *options.mixed_precision;
+    how.reduce_dtype = precision.reduce ? precision.reduce : precision.parameters;
+  }
   if (options.bucket_cap_mb) how.bucket_cap_bytes = static_cast<size_t>(*options.bucket_cap_mb * 1024 * 1024);
   reducer::GradientOwner& owner = *this;
   reducer_ = std::make_unique<reducer::Reducer>(std::move(own), owner, std::move(infos), how);
   if (options.sync_module_states) broadcast_states(reducer_->group().global_rank(0));
+  if (options.mixed_precision) mixed_.emplace(module, *options.mixed_precision, ignored_);
   add_hooks();
 }
 
@@ -130,6 +135,7 @@ void DataParallelBase::sync_module_states(int source) {
 DataParallelBase::ForwardScope::ForwardScope(DataParallelBase& ddp)
     : ddp_(ddp), records_(grad_enabled()), reduced_(records_ && ddp.synchronizes_) {
   ddp_.logged([&] { ddp_.before_forward(records_); });
+  if (ddp_.mixed_) ddp_.mixed_->enter(shadows_);
 }
 
 void DataParallelBase::ForwardScope::pass(Tensor& output) {
@@ -148,6 +154,7 @@ void DataParallelBase::ForwardScope::pass(Tensor& output) {
 }
 
 void DataParallelBase::ForwardScope::finish() {
+  shadows_.undo();
   if (node_) {
     node_->number = autograd::next_number(number_);
     node_->custom = std::make_unique<PassThrough>(ddp_.link_);

@@ -23,6 +23,7 @@
 #include "chorale/nn/module.h"
 #include "chorale/parallel/ddp_log.h"
 #include "chorale/parallel/join.h"
+#include "chorale/parallel/mixed_precision.h"
 #include "chorale/reducer/reducer.h"
 
 namespace chorale::parallel {
@@ -41,8 +42,9 @@ struct DdpOptions {
   bool sync_module_states = true;
   // Buckets of so many MiB; none: 1 for the first, 25 for the others.
   std::optional<double> bucket_cap_mb{};
-  // Parameters and buffers, by name, that stay this rank's own: not compared, not sent, not reduced.
+  // Parameters and buffers, by name, that stay this rank's own: not compared, not sent, not reduced, not cast.
   std::vector<std::string> ignore{};
+  std::optional<MixedPrecision> mixed_precision{};
 };
 
 // Takes care of the buffers instead of the broadcast. What it returns is waited for at the end of backward.
@@ -98,6 +100,8 @@ class DataParallelBase : public nn::Module, public Joinable, private reducer::Gr
   reducer::Reducer& reducer() { return *reducer_; }
   const reducer::Reducer& reducer() const { return *reducer_; }
   const DdpOptions& options() const { return options_; }
+  // With mixed precision only.
+  const std::vector<MixedParameters::Entry>& mixed_parameters() const { return mixed_->entries(); }
   DdpLog log() const;
   // Times are taken in the first ten steps, and then in every one that this divides.
   void set_sample_rate(int64_t steps);
@@ -115,6 +119,9 @@ class DataParallelBase : public nn::Module, public Joinable, private reducer::Gr
   DataParallelBase();
   void attach(nn::Module& module, const comm::Group& group, const DdpOptions& options);
 
+  bool casts_inputs() const { return mixed_.has_value(); }
+  void cast(Tensor& input) const { mixed_->cast(input); }
+
   // One forward: constructed before it, told the outputs after it.
   class ForwardScope {
    public:
@@ -129,6 +136,7 @@ class DataParallelBase : public nn::Module, public Joinable, private reducer::Gr
     bool reduced_;  // and averaged
     Intrusive<autograd::Node> node_;
     uint64_t number_ = 0;  // the highest among the outputs' nodes
+    Substitution shadows_;
   };
 
  private:
@@ -165,6 +173,7 @@ class DataParallelBase : public nn::Module, public Joinable, private reducer::Gr
   std::unique_ptr<reducer::Reducer> reducer_;
   std::shared_ptr<Link> link_;
   std::vector<HookHandle> hooks_;
+  std::optional<MixedParameters> mixed_;
   BufferHook buffer_hook_;
   std::vector<comm::Future> buffer_futures_;
   std::vector<Tensor> buffers_;  // as they are now; kept for its memory
@@ -187,6 +196,23 @@ class DistributedDataParallel final : public DataParallelBase {
 
   template <class... Args>
   auto forward(Args&&... args) {
+    if constexpr (requires(std::decay_t<Args> & ... copies) { module_(copies...); }) {
+      if (casts_inputs()) {
+        std::tuple<std::decay_t<Args>...> inputs(args...);
+        visit_tensors(inputs, [this](Tensor& input) { cast(input); });
+        return std::apply([this](auto&... input) { return run(input...); }, inputs);
+      }
+    }
+    return run(std::forward<Args>(args)...);
+  }
+  template <class... Args>
+  auto operator()(Args&&... args) {
+    return nn::call(*this, std::forward<Args>(args)...);
+  }
+
+ private:
+  template <class... Args>
+  auto run(Args&&... args) {
     ForwardScope scope(*this);
     if constexpr (std::is_void_v<decltype(module_(std::forward<Args>(args)...))>) {
       module_(std::forward<Args>(args)...);
@@ -198,12 +224,7 @@ class DistributedDataParallel final : public DataParallelBase {
       return result;
     }
   }
-  template <class... Args>
-  auto operator()(Args&&... args) {
-    return nn::call(*this, std::forward<Args>(args)...);
-  }
 
- private:
   M module_;
 };
 

@@ -1,0 +1,87 @@
+#include "chorale/parallel/ddp_log.h"
+
+#include "chorale/optim/optim.h"
+#include "chorale/parallel/zoo_test_util.h"
+
+namespace chorale::parallel {
+namespace {
+
+struct LargeNet : nn::Module {
+  Linear fc1{1000, 2000, {.bias = false}}, fc2{2000, 500, {.bias = false}};
+  CHORALE_MODULE(LargeNet, fc1, fc2)
+  LargeNet() { fc1.to(DType::kF64); }
+  Tensor forward(const Tensor& x) { return fc2(to(fc1(to(x, DType::kF64)), DType::kF32)); }
+};
+
+// spec: test_ddp_logging_data_cpu
+TEST(DdpLog, SaysHowItIsSetUpAndHowLongStepsTake) {
+  run_ranks(2, [](comm::Group& group) {
+    DistributedDataParallel ddp(seeded(Net(), 1), group,
+                                {.find_unused_parameters = FindUnused::kOff, .gradient_as_bucket_view = false});
+    ddp.set_sample_rate(2);
+    for (int i = 0; i < 20; ++i) {
+      backward(sum(ddp(pattern({2, 2}, i))));
+      const DdpLog log = ddp.log();
+      if (i > 0 && (i < 10 || i % 2 == 0)) {
+        EXPECT_EQ(log.iteration, i);
+        EXPECT_GE(log.forward_compute_time, 1);
+        EXPECT_GE(log.backward_compute_time, 1);
+        EXPECT_GE(log.backward_comm_time, 1);
+        EXPECT_LE(log.backward_compute_comm_overlap_time, log.backward_compute_time);
+        EXPECT_LE(log.backward_compute_comm_overlap_time, log.backward_comm_time);
+      } else if (i > 10) {
+        EXPECT_NE(log.iteration, i);
+      }
+    }
+    const DdpLog log = ddp.log();
+    EXPECT_EQ(log.iteration, 18);
+    EXPECT_EQ(log.world_size, 2);
+    EXPECT_EQ(log.rank, group.rank());
+    EXPECT_EQ(log.module_name, "Net");
+    EXPECT_EQ(log.device_ids, "");
+    EXPECT_EQ(log.output_device, -1);
+    EXPECT_TRUE(log.broadcast_buffers);
+    EXPECT_EQ(log.bucket_cap_bytes, 26214400);
+    EXPECT_FALSE(log.find_unused_parameters);
+    EXPECT_FALSE(log.gradient_as_bucket_view);
+    EXPECT_EQ(log.backend_name, group.backend());
+    EXPECT_EQ(log.dtypes, "float");
+    EXPECT_EQ(log.num_parameter_tensors, 3);
+    EXPECT_EQ(log.total_parameter_size_bytes, 2880);
+    EXPECT_EQ(log.bucket_sizes, "2880");
+    EXPECT_TRUE(log.has_rebuilt_buckets);
+    EXPECT_EQ(log.rebuilt_bucket_sizes, "2880");
+    EXPECT_EQ(log.prev_iteration_grad_ready_order_indices, "2, 1, 0");
+    EXPECT_EQ(log.rebuilt_per_bucket_param_indices, "2 1 0");
+    EXPECT_EQ(log.unused_parameter_size, 0);
+    EXPECT_EQ(log.comm_hook, "");
+    EXPECT_FALSE(log.is_multi_device_module || log.has_sync_bn || log.static_graph || log.has_error);
+    EXPECT_EQ(log.environment.at("MASTER_ADDR"), "N/A");
+    EXPECT_LE(log.forward_compute_time_start, log.backward_compute_time_start);
+    EXPECT_LE(log.backward_compute_time_start, log.backward_comm_time_start);
+    EXPECT_LE(log.backward_comm_time_start, log.backward_comm_time_end);
+    EXPECT_LE(log.backward_compute_time_start, log.backward_compute_time_end);
+    EXPECT_GE(log.avg_forward_compute_time, 1);
+    EXPECT_GE(log.avg_backward_compute_time, 1);
+    EXPECT_GE(log.avg_backward_comm_time, 1);
+
+    DistributedDataParallel large(LargeNet(), group, {.bucket_cap_mb = 1.5});
+    EXPECT_EQ(large.log().bucket_cap_bytes, 1572864);
+    EXPECT_EQ(large.log().bucket_sizes, "4000000, 16000000");
+    EXPECT_EQ(large.log().dtypes, "double, float");
+  });
+}
+
+TEST(DdpLog, CountsWhatWasNotUsed) {
+  run_ranks(2, [](comm::Group& group) {
+    DistributedDataParallel ddp(UnusedTwoLin(), group);
+    for (int step = 0; step < 2; ++step) {
+      const auto [a, b] = ddp(ones({1, 10}));
+      backward(add(sum(a), sum(b)));
+    }
+    EXPECT_EQ(ddp.log().unused_parameter_size, 100);
+  });
+}
+
+}  // namespace
+}  // namespace chorale::parallel
