@@ -1,0 +1,151 @@
+// The proof: N ranks that train on a part of each batch equal one rank that trains on the whole.
+#include <cstring>
+
+#include "chorale/base/parallel.h"
+#include "chorale/models/cnn.h"
+#include "chorale/models/encoder.h"
+#include "chorale/models/mlp.h"
+#include "chorale/op/samples.h"
+#include "chorale/optim/optim.h"
+#include "chorale/parallel/sync_batch_norm.h"
+#include "chorale/parallel/zoo_test_util.h"
+
+namespace chorale::parallel {
+namespace {
+
+constexpr int kSteps = 20;
+
+// A step's inputs and targets, the whole batch.
+struct Batch {
+  Tensor x, target;
+};
+using Batches = std::function<Batch(int step)>;
+
+Batches features(const Shape& sizes, DType dtype) {
+  return [=](int step) {
+    std::vector<int64_t> classes(static_cast<size_t>(sizes[0]));
+    for (size_t i = 0; i < classes.size(); ++i)
+      classes[i] = static_cast<int64_t>(i * 7 + static_cast<size_t>(step)) % 10;
+    return Batch{to(op::sample(sizes, 1000 + step, -1, 1), dtype), Tensor::from(classes, {sizes[0]})};
+  };
+}
+Batches tokens(int64_t rows, int64_t length) {
+  return [=](int step) {
+    std::vector<int64_t> ids(static_cast<size_t>(rows * length));
+    for (size_t i = 0; i < ids.size(); ++i)
+      ids[i] = static_cast<int64_t>(i * i * 31 + i * 7 + static_cast<size_t>(step) * 101) % 8192;
+    const Tensor x = Tensor::from(ids, {rows, length});
+    return Batch{x, x};
+  };
+}
+
+std::unique_ptr<optim::Optimizer> make_optimizer(bool adam, const nn::Module& module) {
+  if (adam) return std::make_unique<optim::AdamW>(module.named_parameters(), optim::AdamWOptions{.lr = 1e-3});
+  return std::make_unique<optim::Sgd>(module.named_parameters(), optim::SgdOptions{.lr = 0.05});
+}
+
+template <class Forward>
+double train(Forward& forward, optim::Optimizer& optimizer, const Tensor& x, const Tensor& target) {
+  optimizer.zero_grad();
+  const Tensor y = forward(x);
+  const Tensor loss = cross_entropy(y.rank() > 2 ? flatten(y, 0, -2) : y, flatten(target));
+  backward(loss);
+  optimizer.step();
+  return loss.item<double>();
+}
+
+// Bits of all parameters.
+int64_t digest(const nn::Module& module) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (const Tensor& p : module.parameters()) {
+    const size_t bytes = static_cast<size_t>(p.elems()) * p.elem_bytes();
+    for (size_t i = 0; i < bytes; i += sizeof(uint32_t)) {
+      uint32_t word;
+      std::memcpy(&word, static_cast<const std::byte*>(p.raw()) + i, sizeof(word));
+      hash = (hash ^ word) * 0x100000001b3u;
+    }
+  }
+  return static_cast<int64_t>(hash);
+}
+
+template <class M>
+struct Reference {
+  std::vector<double> losses;
+  M end;
+};
+template <class M>
+Reference<M> one_rank(const M& start, bool adam, const Batches& batches) {
+  M model = nn::clone(start);
+  const auto optimizer = make_optimizer(adam, model);
+  std::vector<double> losses;
+  for (int step = 0; step < kSteps; ++step) {
+    const Batch batch = batches(step);
+    losses.push_back(train(model, *optimizer, batch.x, batch.target));
+  }
+  return {std::move(losses), std::move(model)};
+}
+
+template <class M>
+void equals_one_rank(const M& start, const std::vector<int>& sizes, const Batches& batches, bool adam) {
+  const Reference<M> reference = one_rank(start, adam, batches);
+  const bool wide = start.parameters()[0].dtype() == DType::kF64;
+  for (int size : sizes) {
+    run_ranks(size, [&](comm::Group& group) {
+      set_thread_count(1);
+      M model = nn::clone(start);
+      convert_sync_batchnorm(model, group);
+      DistributedDataParallel ddp(model, group, {.bucket_cap_mb = 0.25});
+      const auto optimizer = make_optimizer(adam, ddp);
+      for (int step = 0; step < kSteps; ++step) {
+        const Batch batch = batches(step);
+        const int64_t rows = batch.x.size(0) / group.size(), first = rows * group.rank();
+        double loss = train(ddp, *optimizer, narrow(batch.x, 0, first, rows), narrow(batch.target, 0, first, rows));
+        group.all_reduce(std::span(&loss, 1), Reduce::kAverage).wait();
+        const double expected = reference.losses[static_cast<size_t>(step)];
+        ASSERT_NEAR(loss, expected, std::abs(expected) * (wide ? 1e-9 : 1e-4)) << size << " ranks, step " << step;
+        int64_t least = digest(ddp), most = least;
+        group.all_reduce(std::span(&least, 1), Reduce::kMin).wait();
+        group.all_reduce(std::span(&most, 1), Reduce::kMax).wait();
+        ASSERT_EQ(least, most) << "parameters differ between ranks after step " << step;
+      }
+      if (adam) return;  // it amplifies rounding where a gradient is zero
+      const auto own = ddp.module().named_parameters();
+      const std::vector<Tensor> other = reference.end.parameters();
+      const double tolerance = wide ? 1e-12 : 1e-4;
+      for (size_t i = 0; i < own.size(); ++i) {
+        expect_close(own[i].second, other[i], own[i].first, tolerance, tolerance);
+      }
+    });
+  }
+}
+
+template <class M>
+M in_dtype(M model, DType dtype) {
+  model.to(dtype);
+  return model;
+}
+
+TEST(NRanksEqualOne, TinyMlp) {
+  for (DType dtype : {DType::kF32, DType::kF64}) {
+    for (bool adam : {false, true}) {
+      equals_one_rank(in_dtype(seeded(models::mlp({20, 32, 10}), 1), dtype), {2, 3, 4, 8}, features({24, 20}, dtype),
+                      adam);
+    }
+  }
+}
+
+TEST(NRanksEqualOne, Mlp512x4) {
+  const auto model = models::mlp({512, 512, 512, 512, 512, 10});
+  equals_one_rank(model, {2, 8}, features({24, 512}, DType::kF32), false);
+  equals_one_rank(in_dtype(nn::clone(model), DType::kF64), {3}, features({24, 512}, DType::kF64), true);
+  equals_one_rank(in_dtype(nn::clone(model), DType::kF64), {4}, features({24, 512}, DType::kF64), false);
+}
+
+TEST(NRanksEqualOne, CnnWithBatchNormOverAllRanks) {
+  equals_one_rank(models::fashion_cnn(), {2, 3}, features({24, 1, 28, 28}, DType::kF32), false);
+}
+
+TEST(NRanksEqualOne, Encoder) { equals_one_rank(models::Encoder(), {2}, tokens(8, 8), false); }
+
+}  // namespace
+}  // namespace chorale::parallel
