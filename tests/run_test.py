@@ -6,6 +6,7 @@
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -103,6 +104,13 @@ class Success(Scratch):
             self.assertIn("of 2: | 127.0.0.1 0 of 2 | 127.0.0.1 1 of 2\n", out)
             self.assertEqual(process.returncode, 0)
 
+    @unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
+    def test_ranks_meet_under_open_mpi_with_nothing_set(self):
+        result = subprocess.run(["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", *MEET], text=True,
+                                stdout=subprocess.PIPE, timeout=LIMIT_S)
+        for rank in range(2):
+            self.assertIn(f"rank {rank} of 2: | 127.0.0.1 0 of 2 | 127.0.0.1 1 of 2\n", result.stdout)
+
     def test_the_master_port_is_free_and_the_same_for_all(self):
         code = "import os, socket; p = int(os.environ['MASTER_PORT']); os.environ['RANK'] == '0' and socket.socket().bind(('127.0.0.1', p)); print(p)"
         result = run("-n", "3", sys.executable, "-c", code)
@@ -171,6 +179,15 @@ class CommandLine(unittest.TestCase):
             self.assertEqual(result.returncode, 127)
             self.assertIn(name, result.err)
             self.assertEqual(len(result.err.splitlines()), 1, result.err)
+
+    def test_a_file_that_cannot_be_executed_is_126(self):
+        with tempfile.TemporaryDirectory() as folder:
+            program = pathlib.Path(folder) / "program"
+            program.write_bytes(b"\x7fELF no")
+            program.chmod(0o755)
+            result = run("-n", "3", str(program))
+            self.assertEqual(result.returncode, 126)
+            self.assertIn("Exec format error", result.err)
 
     def test_several_nodes_need_a_place_and_a_secret(self):
         self.assertIn("--rdzv", run("-n", "1", "--nnodes", "2", "true").err)

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <functional>
 #include <map>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -68,6 +70,19 @@ int required(const char* name, const char* variable, std::optional<int> option, 
   return *option;
 }
 
+// Everybody says who he is; what does not fit together is found here rather than in the first collective.
+void introduce(Store& store, int rank, int world_size, Deadline deadline) {
+  const std::string size = std::to_string(world_size);
+  const std::string agreed = store.compare_set("rendezvous/world_size", "", size, deadline);
+  CHORALE_CHECK(agreed == size, "[rendezvous] this rank (", rank, ") expects a world of ", size,
+                " ranks, another one of ", agreed);
+  const std::string me =
+      concat("process ", getpid(), " on ", host_name(), ", ", Deadline::Clock::now().time_since_epoch().count());
+  const std::string who = store.compare_set(concat("rendezvous/rank/", rank), "", me, deadline);
+  CHORALE_CHECK(who == me, "[rendezvous] rank ", rank, " is there already (", who.substr(0, who.rfind(',')),
+                "); is a job still running, or a file left from one that was killed?");
+}
+
 struct HostedStore {
   HostedStore(const Endpoint& place, const std::optional<Secret>& secret, Deadline deadline)
       : server(place, secret), client(std::in_place, server.endpoint(), secret, deadline) {}
@@ -83,49 +98,77 @@ struct HostedStore {
 };
 
 std::shared_ptr<Store> socket_store(const Endpoint& place, const RendezvousResult& job, Deadline deadline) {
-  if (job.rank != 0) return std::make_shared<TcpStore>(place, job.secret, deadline);
-  const auto hosted =
-      std::make_shared<HostedStore>(place.is_unix() ? place : listening_place(place), job.secret, deadline);
-  return {hosted, &*hosted->client};
+  std::shared_ptr<Store> store;
+  if (job.rank == 0) {
+    const auto hosted =
+        std::make_shared<HostedStore>(place.is_unix() ? place : listening_place(place), job.secret, deadline);
+    store = std::shared_ptr<Store>(hosted, &*hosted->client);
+  } else {
+    store = std::make_shared<TcpStore>(place, job.secret, deadline);
+  }
+  introduce(*store, job.rank, job.world_size, deadline);
+  return store;
 }
 
 Endpoint unix_place(std::string_view job) { return Endpoint::unix_socket(concat("chorale-", geteuid(), "-", job)); }
 
-// TCP with a secret, a Unix socket without.
-Endpoint store_place(const Endpoint& tcp, bool has_secret) {
-  if (has_secret) return tcp;
-  CHORALE_CHECK(is_local_host(tcp.host), "[rendezvous] the store is on another host, ", tcp.text(),
-                ", and the job has no secret: set CHORALE_SECRET_FILE to a file with the same secret on every node");
-  return unix_place(std::to_string(tcp.port));
-}
+// Where the ranks meet, and what the last of them does when it has dropped its store.
+struct Meeting {
+  std::shared_ptr<Store> store;
+  std::string store_host;
+  std::function<void()> when_all_have_left = [] {};
+};
 
-std::shared_ptr<FileStore> file_store(const std::string& path) {
-  CHORALE_CHECK(path.starts_with('/'), "[rendezvous] file:// needs an absolute path, file:///PATH, not '", path, "'");
-  return std::make_shared<FileStore>(path);
-}
+// How many have left.
+constexpr const char* kLeft = "rendezvous/left";
 
-// The last of the ranks to drop its store removes the file.
-std::shared_ptr<Store> removed_in_the_end(std::shared_ptr<FileStore> file, int world_size) {
-  FileStore* const store = file.get();
-  return {store, [file = std::move(file), world_size](Store*) {
+std::shared_ptr<Store> noticed_when_dropped(const Meeting& meeting, int world_size) {
+  return {meeting.store.get(), [meeting, world_size](Store* store) {
             try {
-              if (file->add("rendezvous/left", 1, within(5s)) == world_size) file->remove_file();
-            } catch (const Error&) {  // a file that stays is no reason to fail at the end
+              if (store->add(kLeft, 1, within(5s)) == world_size) meeting.when_all_have_left();
+            } catch (const Error&) {  // at the end of a job others may be gone: no reason to fail
             }
           }};
 }
 
-std::shared_ptr<Store> store_of_variables(const LauncherVariables& found, const RendezvousResult& job,
-                                          Deadline deadline) {
-  if (found.store) {
-    // The launcher's store outlives a start of the job, so each start has entries of its own.
-    return std::make_shared<PrefixStore>(
-        "start " + config::env("TORCHELASTIC_RESTART_COUNT").value_or("0"),
-        std::make_shared<TcpStore>(Endpoint::parse(*found.store), job.secret, deadline));
+// TCP with a secret, a Unix socket without.
+Meeting meet_over_tcp(const Endpoint& place, const RendezvousResult& job, Deadline deadline) {
+  CHORALE_CHECK(job.secret || is_local_host(place.host), "[rendezvous] the store is on another host, ", place.text(),
+                ", and the job has no secret: set CHORALE_SECRET_FILE to a file with the same secret on every node");
+  return {socket_store(job.secret ? place : unix_place(std::to_string(place.port)), job, deadline), place.host};
+}
+
+Meeting meet_in_file(const std::string& path, const RendezvousResult& job, Deadline deadline) {
+  CHORALE_CHECK(path.starts_with('/'), "[rendezvous] file:// needs an absolute path, file:///PATH, not '", path, "'");
+  const auto file = std::make_shared<FileStore>(path);
+  introduce(*file, job.rank, job.world_size, deadline);
+  return {file, "", [file] { file->remove_file(); }};
+}
+
+// The launcher's store outlives starts of the job, and worlds that a program makes and drops: each has entries of its
+// own. The next world begins when all ranks have left the one before; whoever does not fit into one that is being left
+// waits for it.
+Meeting meet_at_launcher(const Endpoint& place, const RendezvousResult& job, Deadline deadline) {
+  const auto start = std::make_shared<PrefixStore>("start " + config::env("TORCHELASTIC_RESTART_COUNT").value_or("0"),
+                                                   std::make_shared<TcpStore>(place, job.secret, deadline));
+  while (true) {
+    const int64_t number = start->add("worlds before", 0, deadline);
+    const auto world = std::make_shared<PrefixStore>(concat("world ", number), start);
+    try {
+      introduce(*world, job.rank, job.world_size, deadline);
+      return {world, place.host, [start] { start->add("worlds before", 1, within(5s)); }};
+    } catch (const InvalidArgument&) {
+      if (deadline.passed() || !world->contains(kLeft, deadline)) throw;
+    }
+    std::this_thread::sleep_for(5ms);
   }
+}
+
+Meeting meet_by_variables(const LauncherVariables& found, const RendezvousResult& job, Deadline deadline) {
+  if (found.store) return meet_at_launcher(Endpoint::parse(*found.store), job, deadline);
   const bool one_host = found.local_size == job.world_size;
   if (!job.secret && one_host && !found.job.empty() && !config::env("MASTER_ADDR")) {
-    return socket_store(unix_place(found.job), job, deadline);
+    return {socket_store(unix_place(found.job), job, deadline), ""};
   }
   CHORALE_CHECK(found.master_addr, "[rendezvous] MASTER_ADDR is not set: the host of rank 0");
   CHORALE_CHECK(found.master_port, "[rendezvous] MASTER_PORT is not set: a free port on the host of rank 0");
@@ -136,20 +179,7 @@ std::shared_ptr<Store> store_of_variables(const LauncherVariables& found, const 
   auto port = *found.master_port;
   // torchrun's own agent listens at MASTER_PORT.
   if (config::env("TORCHELASTIC_USE_AGENT_STORE") == "True") ++port;
-  return socket_store(store_place(Endpoint::tcp(*found.master_addr, port), job.secret.has_value()), job, deadline);
-}
-
-// Everybody says who he is; what does not fit together is found here rather than in the first collective.
-void introduce(Store& store, int rank, int world_size, Deadline deadline) {
-  const std::string size = std::to_string(world_size);
-  const std::string agreed = store.compare_set("rendezvous/world_size", "", size, deadline);
-  CHORALE_CHECK(agreed == size, "[rendezvous] this rank (", rank, ") expects a world of ", size,
-                " ranks, another one of ", agreed);
-  const std::string me =
-      concat("process ", getpid(), " on ", host_name(), ", ", Deadline::Clock::now().time_since_epoch().count());
-  const std::string who = store.compare_set(concat("rendezvous/rank/", rank), "", me, deadline);
-  CHORALE_CHECK(who == me, "[rendezvous] rank ", rank, " is there already (", who.substr(0, who.rfind(',')),
-                "); is a job still running, or a file left from one that was killed?");
+  return meet_over_tcp(Endpoint::tcp(*found.master_addr, port), job, deadline);
 }
 
 void find_neighbours(RendezvousResult& result, Deadline deadline) {
@@ -182,25 +212,20 @@ RendezvousResult rendezvous(std::string_view text, const RendezvousOptions& opti
                 result.rank, " of ", result.world_size, ": a rank counts from 0 to world_size - 1");
   result.secret = options.secret ? options.secret : Secret::from_environment();
 
-  std::string store_host;
-  std::shared_ptr<FileStore> file;
+  Meeting meeting;
   if (url.scheme == "env") {
     CHORALE_CHECK(url.place.empty(), "[rendezvous] env:// takes no place, but has '", url.place, "'");
-    result.store = store_of_variables(found, result, deadline);
-    store_host = found.store ? Endpoint::parse(*found.store).host : found.master_addr.value_or("");
+    meeting = meet_by_variables(found, result, deadline);
   } else if (url.scheme == "tcp") {
-    const Endpoint place = Endpoint::parse(url.place);
-    result.store = socket_store(store_place(place, result.secret.has_value()), result, deadline);
-    store_host = place.host;
+    meeting = meet_over_tcp(Endpoint::parse(url.place), result, deadline);
   } else if (url.scheme == "file") {
-    result.store = file = file_store(url.place);
+    meeting = meet_in_file(url.place, result, deadline);
   } else {
     throw InvalidArgument(concat("[rendezvous] expected env://, tcp:// or file://, not '", url.scheme, "://'"));
   }
 
-  introduce(*result.store, result.rank, result.world_size, deadline);
-  // From here on this rank counts as one that was there: one that was refused must not take the file from the others.
-  if (file) result.store = removed_in_the_end(file, result.world_size);
+  // Only who was accepted counts among those who leave.
+  result.store = noticed_when_dropped(meeting, result.world_size);
   if (!rank_is_given && found.local_rank && found.local_size) {
     result.local_rank = *found.local_rank;
     result.local_size = *found.local_size;
@@ -211,7 +236,7 @@ RendezvousResult rendezvous(std::string_view text, const RendezvousOptions& opti
   } else {
     find_neighbours(result, deadline);
   }
-  result.address = result.local_size == result.world_size ? "127.0.0.1" : own_address(store_host);
+  result.address = result.local_size == result.world_size ? "127.0.0.1" : own_address(meeting.store_host);
   return result;
 }
 

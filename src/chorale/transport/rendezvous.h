@@ -36,7 +36,8 @@ struct RendezvousResult {
 //   env://                 rank, size and the store's place from variables: torchrun's RANK, WORLD_SIZE, MASTER_ADDR
 //   and
 //                          MASTER_PORT, or those of another launcher (transport/launcher_variables.h). A missing one is
-//                          an InvalidArgument that names it. Under `chorale run` the launcher hosts the store.
+//                          an InvalidArgument that names it. Under `chorale run` the launcher hosts the store; when all
+//                          ranks have dropped theirs, the next rendezvous begins with an empty one.
 //   tcp://HOST:PORT        rank 0 hosts the store there
 //   file:///PATH           a file that all reach; it is removed when the last rank drops its store
 // The last two take rank and size from the options, from `?rank=0&world_size=2`, or from a launcher's variables.

@@ -124,6 +124,25 @@ TEST_F(RendezvousTest, EnvGoesToTheStoreOfTheLauncherWithEntriesOfItsOwnForEachS
   }
 }
 
+TEST_F(RendezvousTest, ANewWorldBeginsWhenAllHaveLeftTheOneBefore) {
+  const StoreServer server(Endpoint::tcp("127.0.0.1", 0), secret_);
+  environment_.set("CHORALE_STORE", server.endpoint().text());
+  const auto join = [&](int rank, int size) {
+    return rendezvous("env://", {.rank = rank, .world_size = size, .secret = secret_, .timeout = 20s});
+  };
+  std::thread slow([&] {
+    { const auto first = join(1, 2); }
+    const auto second = join(0, 1);  // alone, under another number
+    EXPECT_EQ(second.store->add("n", 1, within(5s)), 1);
+  });
+  {
+    const auto first = join(0, 2);
+    EXPECT_EQ(first.store->add("n", 1, within(5s)), 1);
+    std::this_thread::sleep_for(50ms);  // the other one must wait for us
+  }
+  slow.join();
+}
+
 TEST_F(RendezvousTest, EachMissingVariableIsNamed) {
   const std::vector<std::pair<std::string, std::string>> variables{
       {"RANK", "0"}, {"WORLD_SIZE", "1"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29500"}};

@@ -15,7 +15,6 @@ namespace chorale::transport {
 namespace {
 
 using testing::HasSubstr;
-using testing::StartsWith;
 
 constexpr const char* kText = "0123456789abcdef0123456789abcdef";
 

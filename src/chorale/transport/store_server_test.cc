@@ -76,7 +76,7 @@ TEST_F(StoreServerTest, AStrangerWhoSendsGarbageIsRefusedAndLoggedWithItsAddress
 TEST_F(StoreServerTest, AWrongSecretIsRefusedOnBothSides) {
   const std::string log = log_of([&] {
     try {
-      TcpStore(server_.endpoint(), Secret::generate(), soon());
+      const TcpStore store(server_.endpoint(), Secret::generate(), soon());
       FAIL();
     } catch (const CommError& error) {
       EXPECT_THAT(error.what(), AllOf(HasSubstr(server_.endpoint().text()), HasSubstr("CHORALE_SECRET_FILE")));
@@ -184,7 +184,7 @@ TEST_F(StoreServerTest, AClientThatDoesNotReadDelaysNobody) {
   }
   const auto start = Deadline::Clock::now();
   for (int i = 0; i < 100; ++i) friendly.add("n", 1, soon());
-  EXPECT_LT(Deadline::Clock::now() - start, 3s);
+  EXPECT_LT(Deadline::Clock::now() - start, 15s);  // not the 30 s that a reply may take
   EXPECT_EQ(decode_reply(slow[0].receive(soon()))->words[0].size(), kMaxStoreValueBytes);  // late, but whole
 }
 
@@ -266,7 +266,7 @@ TEST(StoreServer, AClientMayStartFirst) {
 TEST(StoreServer, NoServerIsAnErrorAtTheDeadline) {
   const auto start = Deadline::Clock::now();
   try {
-    TcpStore(Endpoint::tcp("127.0.0.1", 1), Secret::generate(), within(100ms));
+    const TcpStore store(Endpoint::tcp("127.0.0.1", 1), Secret::generate(), within(100ms));
     FAIL();
   } catch (const CommError& error) {
     EXPECT_THAT(error.what(), AllOf(HasSubstr("127.0.0.1:1"), HasSubstr("refused")));

@@ -89,8 +89,8 @@ TEST_P(StoreTest, ADeadlineEndsAWaitWithTheNamesOfTheMissingKeys) {
 }
 
 TEST_P(StoreTest, AnyNumberOfMissingKeysGivesAShortMessage) {
-  std::vector<std::string> keys;
-  for (int i = 0; i < 100; ++i) keys.push_back("k" + std::to_string(i));
+  std::vector<std::string> keys(100);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = "k" + std::to_string(i);
   EXPECT_THAT(message_of([&] { client()->wait(keys, within(10ms)); }), HasSubstr("k7' and 92 more"));
 }
 
@@ -112,6 +112,7 @@ TEST_P(StoreTest, AddCountsFromZeroAndRefusesWhatIsNoNumber) {
 TEST_P(StoreTest, AddsOfManyThreadsAreNotLost) {
   constexpr int kThreads = 4, kAdds = 50;
   std::vector<std::thread> threads;
+  threads.reserve(kThreads);
   std::vector<std::vector<int64_t>> seen(kThreads);
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([&, t] {
