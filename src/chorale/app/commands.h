@@ -3,7 +3,7 @@
 
 #include <CLI/CLI.hpp>
 
-#define CHORALE_COMMANDS(X) X(bench) X(doctor) X(ops) X(run) X(train)
+#define CHORALE_COMMANDS(X) X(bench) X(doctor) X(flight) X(ops) X(run) X(train)
 
 namespace chorale::app {
 

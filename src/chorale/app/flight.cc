@@ -1,0 +1,138 @@
+// `chorale flight DUMP…`: reads the dumps of all ranks and says who diverged first, and at which call.
+#include "chorale/app/flight.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "chorale/app/commands.h"
+#include "chorale/base/error.h"
+
+namespace chorale::app {
+namespace {
+
+struct Call {
+  std::string text;
+  std::string state;
+};
+// One rank's calls in one group, by number; messages, which have none, are left out.
+struct Flight {
+  int rank = -1;
+  std::string error;
+  std::map<int64_t, Call> calls;
+  int64_t last() const { return calls.empty() ? 0 : calls.rbegin()->first; }
+};
+
+std::string list_of(const std::vector<int>& ranks) {
+  return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
+}
+
+std::string explain_group(const std::string& group, const std::vector<int>& members,
+                          const std::vector<Flight>& flights) {
+  std::string text = fmt::format("group {} of {} ranks", group, members.size());
+  std::vector<int> silent;
+  for (int member : members) {
+    if (std::none_of(flights.begin(), flights.end(), [&](const Flight& flight) { return flight.rank == member; }))
+      silent.push_back(member);
+  }
+  if (!silent.empty()) text += fmt::format(" (no dump of {})", list_of(silent));
+  text += ":\n";
+  int64_t first = 0, last = 0;
+  for (const Flight& flight : flights) {
+    // Records hold the last calls only: compare where all of them do.
+    if (!flight.calls.empty()) first = std::max(first, flight.calls.begin()->first);
+    last = std::max(last, flight.last());
+  }
+  for (int64_t number = first; number <= last; ++number) {
+    std::map<std::string, std::vector<int>> camps;
+    std::vector<int> behind;
+    for (const Flight& flight : flights) {
+      const auto found = flight.calls.find(number);
+      if (found == flight.calls.end()) {
+        behind.push_back(flight.rank);
+      } else {
+        camps[found->second.text].push_back(flight.rank);
+      }
+    }
+    if (camps.size() > 1) {
+      text += fmt::format("  call #{} is the first in which ranks differ:\n", number);
+      for (const auto& [call, ranks] : camps) text += fmt::format("    {}: {}\n", list_of(ranks), call);
+      return text;
+    }
+    if (!behind.empty() && !camps.empty()) {
+      text += fmt::format("  {} never made call #{}, {}, which {} made\n", list_of(behind), number,
+                          camps.begin()->first, list_of(camps.begin()->second));
+      for (const Flight& flight : flights) {
+        if (std::find(behind.begin(), behind.end(), flight.rank) != behind.end())
+          text += fmt::format("    the last of rank {} was #{}{}\n", flight.rank, flight.last(),
+                              flight.calls.empty() ? "" : ", " + flight.calls.rbegin()->second.text);
+      }
+      return text;
+    }
+  }
+  text += fmt::format("  all made the same calls, up to #{}", last);
+  std::map<std::string, std::vector<int>> states;
+  for (const Flight& flight : flights) {
+    if (!flight.calls.empty()) states[flight.calls.rbegin()->second.state].push_back(flight.rank);
+  }
+  for (const auto& [state, ranks] : states) text += fmt::format("; {} on {}", state, list_of(ranks));
+  if (!silent.empty()) text += fmt::format("; look at {} first", list_of(silent));
+  return text + "\n";
+}
+
+}  // namespace
+
+std::string explain_flights(const std::vector<nlohmann::json>& records) {
+  struct Group {
+    std::vector<int> members;
+    std::vector<Flight> flights;
+  };
+  std::map<std::string, Group> groups;
+  try {
+    for (const auto& record : records) {
+      CHORALE_CHECK(record.at("format") == "chorale-flight-1", "[flight] unknown format ", record.at("format").dump());
+      Group& group = groups[record.at("group").get<std::string>()];
+      group.members = record.at("members").get<std::vector<int>>();
+      Flight flight;
+      flight.rank = record.at("rank").get<int>();
+      flight.error = record.at("error").get<std::string>();
+      for (const auto& call : record.at("calls")) {
+        if (const auto number = call.at("number").get<int64_t>(); number > 0)
+          flight.calls[number] = {call.at("call").get<std::string>(), call.at("state").get<std::string>()};
+      }
+      group.flights.push_back(std::move(flight));
+    }
+  } catch (const nlohmann::json::exception& error) {
+    throw InvalidArgument(concat("[flight] this is not a dump of a flight recorder: ", error.what()));
+  }
+  std::string text;
+  for (auto& [name, group] : groups) {
+    std::sort(group.flights.begin(), group.flights.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
+    text += explain_group(name, group.members, group.flights);
+    for (const Flight& flight : group.flights) {
+      if (!flight.error.empty()) text += fmt::format("  rank {} said: {}\n", flight.rank, flight.error);
+    }
+  }
+  return text;
+}
+
+void add_flight(CLI::App& program) {
+  CLI::App* command = program.add_subcommand("flight", "Say who diverged first, from the dumps of all ranks");
+  auto paths = std::make_shared<std::vector<std::string>>();
+  command->add_option("dumps", *paths, "files that a failed job left (CHORALE_FLIGHT_DIR)")->required();
+  command->callback([paths] {
+    std::vector<nlohmann::json> records;
+    for (const std::string& path : *paths) {
+      std::ifstream file(path);
+      CHORALE_CHECK(file, "[flight] cannot read ", path);
+      records.push_back(nlohmann::json::parse(file, nullptr, false));
+      CHORALE_CHECK(!records.back().is_discarded(), "[flight] ", path, " is not JSON");
+    }
+    fmt::print("{}", explain_flights(records));
+  });
+}
+
+}  // namespace chorale::app

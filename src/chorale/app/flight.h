@@ -1,0 +1,14 @@
+// What the flight recorders of several ranks say together (comm/flight.h).
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace chorale::app {
+
+// In plain words: for each group, who diverged first, at which call, or who stayed behind. Throws InvalidArgument for a
+// record that is not one.
+std::string explain_flights(const std::vector<nlohmann::json>& records);
+
+}  // namespace chorale::app

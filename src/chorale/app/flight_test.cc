@@ -1,0 +1,45 @@
+#include "chorale/app/flight.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "chorale/base/error.h"
+
+namespace chorale::app {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+json record(int rank, std::vector<std::string> calls) {
+  json rows = json::array();
+  int64_t number = 0;
+  for (const std::string& call : calls) rows.push_back({{"number", ++number}, {"call", call}, {"state", "done"}});
+  return {{"format", "chorale-flight-1"}, {"group", "world"}, {"rank", rank},
+          {"members", {0, 1, 2}},         {"error", ""},      {"calls", rows}};
+}
+
+TEST(Flight, FindsTheFirstCallInWhichRanksDiffer) {
+  const std::string text = explain_flights({record(0, {"barrier", "all_reduce of 4 f32 (sum)", "barrier"}),
+                                            record(1, {"barrier", "broadcast of 4 f32, root 0", "x"}),
+                                            record(2, {"barrier", "all_reduce of 4 f32 (sum)", "barrier"})});
+  EXPECT_THAT(text, HasSubstr("call #2 is the first in which ranks differ"));
+  EXPECT_THAT(text, HasSubstr("ranks 0, 2: all_reduce of 4 f32 (sum)"));
+  EXPECT_THAT(text, HasSubstr("rank 1: broadcast of 4 f32, root 0"));
+}
+
+TEST(Flight, FindsWhoStayedBehind) {
+  const std::string text = explain_flights({record(0, {"barrier", "barrier"}), record(1, {"barrier"})});
+  EXPECT_THAT(text, HasSubstr("rank 1 never made call #2, barrier, which rank 0 made"));
+  EXPECT_THAT(text, HasSubstr("no dump of rank 2"));
+}
+
+TEST(Flight, SaysSoWhenAllAgree) {
+  const std::string text = explain_flights({record(0, {"barrier"}), record(1, {"barrier"})});
+  EXPECT_THAT(text, HasSubstr("all made the same calls, up to #1"));
+  EXPECT_THAT(text, HasSubstr("look at rank 2 first"));
+  EXPECT_THROW(explain_flights({json{{"a", 1}}}), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace chorale::app
