@@ -103,7 +103,7 @@ AttentionOutput MultiheadAttention::forward(const Tensor& query, const Tensor& k
   AttentionOutput result;
   Tensor mixed;
   if (masks.need_weights) {
-    Tensor scores = matmul(q * (1 / std::sqrt(static_cast<double>(width_ / heads_))), transpose(k, 2, 3));
+    Tensor scores = matmul(q * (1 / std::sqrt(static_cast<double>(q.size(3)))), transpose(k, 2, 3));
     if (mask.defined()) {
       scores = mask.dtype() == DType::kBool ? masked_fill(scores, logical_not(mask), -INFINITY) : scores + mask;
     }

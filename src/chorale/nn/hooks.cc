@@ -7,6 +7,7 @@
 
 namespace chorale::nn {
 
+// Whoever runs them runs copies: a hook may remove itself or add others.
 struct HookLists {
   std::list<ForwardPreHook> before_forward;
   std::list<ForwardHook> after_forward;
@@ -44,7 +45,7 @@ struct HookedCall::Backward {
   std::vector<Tensor> output_gradients;
 
   void finish(std::vector<Tensor>& input_gradients) {
-    for (const BackwardHook& hook : lists->after_backward) hook(input_gradients, output_gradients);
+    for (const BackwardHook& hook : std::list(lists->after_backward)) hook(input_gradients, output_gradients);
     output_gradients.clear();
   }
 
@@ -92,7 +93,7 @@ struct HookedCall::Backward {
     using Identity::Identity;
     const char* name() const override { return "module_outputs"; }
     void run(std::vector<Tensor>& gradients) override {
-      for (const BackwardPreHook& hook : call->lists->before_backward) hook(gradients);
+      for (const BackwardPreHook& hook : std::list(call->lists->before_backward)) hook(gradients);
       call->output_gradients = gradients;
       std::vector<Tensor> none;
       if (!call->inputs_wanted) call->finish(none);
@@ -104,7 +105,7 @@ HookedCall::HookedCall(Module& module) : module_(module), lists_(module.hooks().
 HookedCall::~HookedCall() = default;
 
 std::vector<Tensor> HookedCall::before(std::vector<Tensor> inputs) {
-  for (const ForwardPreHook& hook : lists_->before_forward) hook(module_, inputs);
+  for (const ForwardPreHook& hook : std::list(lists_->before_forward)) hook(module_, inputs);
   inputs_ = inputs;
   if (grad_enabled() && !(lists_->before_backward.empty() && lists_->after_backward.empty())) {
     backward_ = std::make_shared<Backward>();
@@ -116,7 +117,7 @@ std::vector<Tensor> HookedCall::before(std::vector<Tensor> inputs) {
 }
 
 std::vector<Tensor> HookedCall::after(std::vector<Tensor> outputs) {
-  for (const ForwardHook& hook : lists_->after_forward) hook(module_, inputs_, outputs);
+  for (const ForwardHook& hook : std::list(lists_->after_forward)) hook(module_, inputs_, outputs);
   if (backward_) outputs = Backward::pass<Backward::Outputs>(std::move(outputs), backward_);
   return outputs;
 }

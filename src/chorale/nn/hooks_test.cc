@@ -85,6 +85,20 @@ TEST(Hooks, RemovedOnesDoNotRunAndHandlesMaySurviveTheModule) {
   two.remove();
 }
 
+TEST(Hooks, MayRemoveThemselves) {
+  ReLU layer;
+  int calls = 0;
+  std::optional<HookHandle> handle;
+  handle = layer.after_forward([&](Module&, const auto&, auto&) {
+    ++calls;
+    handle->remove();
+  });
+  layer.after_forward([&](Module&, const auto&, auto&) { calls += 10; });
+  layer(ones({1}));
+  layer(ones({1}));
+  EXPECT_EQ(calls, 21);
+}
+
 TEST(Hooks, ACopiedModuleHasItsOwnHooks) {
   ReLU layer;
   int calls = 0;

@@ -73,8 +73,8 @@ Recurrent::Result Recurrent::run(const Tensor& x, const std::vector<Tensor>& sta
       const Weights& w = weights[index];
       // What depends on x alone is one product for all times.
       const std::vector<Tensor> gates = unbind(linear(value, w.ih, w.bias_ih), 0);
-      std::vector<Tensor> now;
-      for (const Tensor& part : first) now.push_back(select(part, 0, static_cast<int64_t>(index)));
+      std::vector<Tensor> now = first;
+      for (Tensor& part : now) part = select(part, 0, static_cast<int64_t>(index));
       std::vector<Tensor> h(static_cast<size_t>(T));
       for (size_t i = 0; i < h.size(); ++i) {
         const size_t t = direction == 0 ? i : h.size() - 1 - i;
