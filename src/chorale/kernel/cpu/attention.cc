@@ -71,9 +71,16 @@ class Input {
     }
     C* to = memory_.as<C>();
     rows_ = {to, width_};
-    for (int64_t i = 0; i < heads.rows(); ++i, from += heads.row_stride(), to += width_) {
-      for (int64_t j = 0; j < heads.columns(); ++j) to[j] = static_cast<C>(from[j * heads.column_stride()]);
-      std::fill(to + heads.columns(), to + width_, C(0));
+    const int64_t rows = heads.rows(), columns = heads.columns(), row = heads.row_stride(),
+                  step = heads.column_stride();
+    const vec::Convert widen = vec::convert_loop(dtype_of<S>, dtype_of<C>);
+    for (int64_t i = 0; i < rows; ++i, from += row, to += width_) {
+      if (step == 1) {
+        widen(from, to, columns);
+      } else {
+        for (int64_t j = 0; j < columns; ++j) to[j] = static_cast<C>(from[j * step]);
+      }
+      std::fill(to + columns, to + width_, C(0));
     }
   }
   RowsOf<const C> rows() const { return rows_; }
@@ -106,9 +113,16 @@ class Sum {
   RowsOf<C> rows() const { return rows_; }
   void store() const {
     if (!beside_) return;
-    for (int64_t i = 0; i < heads_.rows(); ++i) {
+    const int64_t rows = heads_.rows(), columns = heads_.columns(), step = heads_.column_stride();
+    const vec::Convert narrow = vec::convert_loop(dtype_of<C>, dtype_of<S>);
+    for (int64_t i = 0; i < rows; ++i) {
       S* to = to_ + i * heads_.row_stride();
-      for (int64_t j = 0; j < heads_.columns(); ++j) to[j * heads_.column_stride()] = static_cast<S>(rows_.row(i)[j]);
+      const C* from = rows_.row(i);
+      if (step == 1) {
+        narrow(from, to, columns);
+      } else {
+        for (int64_t j = 0; j < columns; ++j) to[j * step] = static_cast<S>(from[j]);
+      }
     }
   }
 
