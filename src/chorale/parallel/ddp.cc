@@ -50,6 +50,17 @@ DataParallelBase::~DataParallelBase() {
 }
 
 void DataParallelBase::attach(nn::Module& module, const comm::Group& group, const DdpOptions& options) {
+  CHORALE_CHECK_STATE(!options.mesh, "[ddp] give a group or a mesh, not both; the mesh is a ", *options.mesh);
+  wrap(module, group, options);
+}
+
+void DataParallelBase::attach(nn::Module& module, const DdpOptions& options) {
+  CHORALE_CHECK(options.mesh, "[ddp] give a group or a mesh");
+  CHORALE_CHECK_STATE(options.mesh->rank() == 1, "[ddp] replicas need a mesh of one dimension, not a ", *options.mesh);
+  wrap(module, options.mesh->group(size_t{0}), options);
+}
+
+void DataParallelBase::wrap(nn::Module& module, const comm::Group& group, const DdpOptions& options) {
   module_ = &module;
   options_ = options;
   ignored_ = {options.ignore.begin(), options.ignore.end()};

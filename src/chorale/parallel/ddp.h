@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "chorale/comm/mesh.h"
 #include "chorale/nn/module.h"
 #include "chorale/parallel/ddp_log.h"
 #include "chorale/parallel/join.h"
@@ -45,6 +46,8 @@ struct DdpOptions {
   // Parameters and buffers, by name, that stay this rank's own: not compared, not sent, not reduced, not cast.
   std::vector<std::string> ignore{};
   std::optional<MixedPrecision> mixed_precision{};
+  // Instead of a group: replicas along the one dimension of a mesh, which must outlive the wrapper.
+  const comm::Mesh* mesh = nullptr;
 };
 
 // Takes care of the buffers instead of the broadcast. What it returns is waited for at the end of backward.
@@ -118,6 +121,7 @@ class DataParallelBase : public nn::Module, public Joinable, private reducer::Gr
  protected:
   DataParallelBase();
   void attach(nn::Module& module, const comm::Group& group, const DdpOptions& options);
+  void attach(nn::Module& module, const DdpOptions& options);
 
   bool casts_inputs() const { return mixed_.has_value(); }
   void cast(Tensor& input) const { mixed_->cast(input); }
@@ -151,6 +155,7 @@ class DataParallelBase : public nn::Module, public Joinable, private reducer::Gr
   // Runs f; what it throws is in the log too.
   template <class F>
   auto logged(const F& f);
+  void wrap(nn::Module& module, const comm::Group& group, const DdpOptions& options);
   void add_hooks();
   void begin_backward();
   void end_backward();
@@ -190,6 +195,9 @@ class DistributedDataParallel final : public DataParallelBase {
   DistributedDataParallel(M module, const comm::Group& group, const DdpOptions& options = {})
       : module_(std::move(module)) {
     attach(module_, group, options);
+  }
+  DistributedDataParallel(M module, const DdpOptions& options) : module_(std::move(module)) {
+    attach(module_, options);
   }
   M& module() { return module_; }
   const M& module() const { return module_; }

@@ -2,6 +2,7 @@
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
 #include "chorale/parallel/zoo_test_util.h"
+#include "chorale/transport/memory_store.h"
 
 namespace chorale::parallel {
 namespace {
@@ -53,6 +54,47 @@ TEST(ProcessGroup, CanBeChangedAfterAFailedBackward) {
       ddp.set_group(*next);
       iterate(*next);
     }
+  });
+}
+
+// spec: test_ddp_update_process_group_default_group
+TEST(ProcessGroup, TheWorldMayEndAndBeginAgainWithOtherRanks) {
+  transport::MemoryStore store;
+  run_ranks(4, [&](comm::Group& group) {
+    const int rank = group.rank();
+    DistributedDataParallel ddp(seeded(ThreeLayers(64), 1), group, {.find_unused_parameters = FindUnused::kOn});
+    const auto iterate = [&] {
+      good_pass(ddp);
+      failing_pass(ddp);
+    };
+    iterate();
+    ddp.set_group({});
+    group.destroy();
+    if (rank > 0) {
+      comm::Group three = comm::Group::connect(store, "three", rank - 1, 3);
+      ddp.set_group(three);
+      iterate();
+      ddp.set_group({});
+    }
+    comm::Group all = comm::Group::connect(store, "all", rank, 4);
+    ddp.set_group(all);
+    iterate();
+  });
+}
+
+// spec: test_ddp_device_mesh_initialization
+TEST(ProcessGroup, AMeshOfOneDimensionTakesThePlaceOfAGroup) {
+  run_ranks(4, [](comm::Group& group) {
+    const comm::Mesh line(group, {4}), grid(group, {2, 2});
+    DistributedDataParallel ddp(TwoLin(), {.mesh = &line});
+    EXPECT_EQ(ddp.options().mesh, &line);
+    const auto [a, b] = ddp(pattern({1, 10}, group.rank()));
+    backward(add(sum(a), sum(b)));
+    expect_same_on_all_ranks(group, gradient(ddp.module().a.weight));
+    EXPECT_TRUE(has(message_of<StateError>([&] { DistributedDataParallel both(TwoLin(), group, {.mesh = &line}); }),
+                    "not both"));
+    EXPECT_TRUE(has(message_of<StateError>([&] { DistributedDataParallel two(TwoLin(), {.mesh = &grid}); }),
+                    "mesh of 2 x 2 ranks"));
   });
 }
 

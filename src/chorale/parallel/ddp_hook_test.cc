@@ -47,6 +47,78 @@ TEST(CommHook, ANullHookIsRefusedAndLogged) {
   });
 }
 
+struct LargeNet : nn::Module {
+  Linear fc1{1000, 2000, {.bias = false}}, fc2{2000, 500, {.bias = false}};
+  CHORALE_MODULE(LargeNet, fc1, fc2)
+  Tensor forward(const Tensor& x) { return fc2(fc1(x)); }
+};
+
+using MakeOptimizer = std::function<std::unique_ptr<optim::Optimizer>(const nn::NamedTensors&)>;
+
+// Averages, and then lets the parameters of the bucket be updated at once, each by an optimizer of its own.
+void update_in_hook(const comm::Group& group, const MakeOptimizer& make_one, bool views, bool declared, bool subset) {
+  const DdpOptions options{.gradient_as_bucket_view = views, .static_graph = declared};
+  DistributedDataParallel fused(seeded(LargeNet(), group.rank()), group, options);
+  DistributedDataParallel ordinary(nn::clone(fused.module()), group, options);
+  const LargeNet before = nn::clone(fused.module());
+  std::map<size_t, std::unique_ptr<optim::Optimizer>> optimizers;
+  const auto& managed = fused.managed_parameters();
+  for (size_t i = 0; i < (subset ? 1 : managed.size()); ++i) optimizers[i] = make_one({managed[i]});
+  fused.register_comm_hook({"update", [&](GradBucket& bucket) {
+                              div_(bucket.buffer(), bucket.group().size());
+                              const auto gradients = bucket.gradients();
+                              const auto parameters = bucket.parameters();
+                              return bucket.group()
+                                  .all_reduce(bucket.buffer())
+                                  .future()
+                                  .then([=, &optimizers, &managed](const Tensors& all) {
+                                    for (size_t k = 0; k < parameters.size(); ++k) {
+                                      const auto found = optimizers.find(parameters[k]);
+                                      if (found == optimizers.end()) continue;
+                                      const Tensor& parameter = managed[parameters[k]].second;
+                                      const Tensor own = gradient(parameter);
+                                      set_gradient(parameter, gradients[k]);
+                                      found->second->step();
+                                      set_gradient(parameter, own);
+                                    }
+                                    return all;
+                                  });
+                            }});
+  const auto plain =
+      make_one(subset ? nn::NamedTensors{ordinary.managed_parameters()[0]} : ordinary.managed_parameters());
+  for (int step = 0; step < 6; ++step) {
+    const Tensor x = pattern({1, 1000}, step + 10 * group.rank());
+    backward(sum(fused(x)));
+    fused.zero_grad();
+    backward(sum(ordinary(x)));
+    plain->step();
+    ordinary.zero_grad();
+  }
+  expect_equal_parameters(fused.module(), ordinary.module());
+  EXPECT_FALSE(equal_bits(fused.module().fc1.weight, before.fc1.weight));
+  EXPECT_EQ(equal_bits(fused.module().fc2.weight, before.fc2.weight), subset);
+}
+
+// spec: test_ddp_hook_with_optimizer_parity_{adamw,adam,sgd}
+TEST(CommHook, AHookMayUpdateTheParametersOfItsBucket) {
+  const MakeOptimizer adamw = [](const nn::NamedTensors& p) {
+    return std::make_unique<optim::AdamW>(p, optim::AdamWOptions{.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-6});
+  };
+  const MakeOptimizer adam = [](const nn::NamedTensors& p) {
+    return std::make_unique<optim::Adam>(p, optim::AdamOptions{.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-6});
+  };
+  const MakeOptimizer sgd = [](const nn::NamedTensors& p) {
+    return std::make_unique<optim::Sgd>(p, optim::SgdOptions{.lr = 1e-2, .momentum = 0.9, .weight_decay = 0.01});
+  };
+  run_ranks(2, [&](comm::Group& group) {
+    for (bool views : {false, true}) {
+      for (bool declared : {false, true}) update_in_hook(group, adamw, views, declared, views == declared);
+    }
+    update_in_hook(group, adam, true, false, false);
+    update_in_hook(group, sgd, true, false, false);
+  });
+}
+
 struct ThreeLayers : nn::Module {
   Linear a{3, 3}, b{3, 3}, c{3, 3};
   CHORALE_MODULE(ThreeLayers, a, b, c)
