@@ -13,15 +13,11 @@ CachingAllocator& RankContext::scratch() {
   return *scratch_;
 }
 
-Engine::Engine(std::shared_ptr<RankContext> context, Membership membership)
-    : context_(std::move(context)), membership_(std::move(membership)) {
+void Engine::enlist() {
   const std::lock_guard lock(context_->mutex);
   context_->engines.push_back(this);
 }
-Engine::~Engine() {
-  const std::lock_guard lock(context_->mutex);
-  std::erase(context_->engines, this);
-}
+void Engine::delist() { std::erase(context_->engines, this); }
 
 void Engine::complete(Operation& operation, std::exception_ptr error) {
   if (!error) {

@@ -42,8 +42,9 @@ struct Membership {
 
 class Engine {
  public:
-  Engine(std::shared_ptr<RankContext> context, Membership membership);
-  virtual ~Engine();
+  Engine(std::shared_ptr<RankContext> context, Membership membership)
+      : context_(std::move(context)), membership_(std::move(membership)) {}
+  virtual ~Engine() = default;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -69,6 +70,10 @@ class Engine {
   virtual bool is_broken() const = 0;
 
  protected:
+  // An engine is moved by waits in other groups of its rank from enlist(), when it is complete, to delist(), before its
+  // parts go. delist() is called with the lock.
+  void enlist();
+  void delist();
   // Ends an operation; `error` is null when it succeeded. Who waits for it sees it at once, callbacks run later,
   // without the lock.
   void complete(Operation& operation, std::exception_ptr error);

@@ -41,8 +41,8 @@ TEST(Groups, EveryRankIsThereOnce) {
   EXPECT_EQ(ranks, (std::set<int>{0, 1, 2, 3}));
 }
 
-// spec: test_get_backend, test_get_rank_size_group, test_get_rank_size_full_group, test_destroy_group,
-// test_destroy_full_group
+// spec: test_get_backend, test_get_rank_size_group, test_get_rank_size_full_group
+// spec: test_destroy_group, test_destroy_full_group
 TEST(Groups, MembersAndOthersAskAGroup) {
   run_ranks(4, [](Group& world) {
     EXPECT_EQ(world.backend(), "shm");
@@ -159,6 +159,26 @@ TEST(Groups, WaitsOfTwoGroupsInDifferentOrders) {
     }
     EXPECT_TRUE(is_cube(x, 50, 2));
     EXPECT_TRUE(is_cube(y, 50, 4));
+  });
+}
+
+// One rank's threads share its groups: some wait while others make and destroy some.
+TEST(Groups, ThreadsOfOneRank) {
+  run_ranks(2, [](Group& world) {
+    Group other = world.duplicate();
+    std::thread second([&] {
+      for (int i = 0; i < 20; ++i) {
+        Group brief = other.duplicate();
+        brief.barrier().wait();
+      }
+    });
+    std::vector<float> x(1);
+    for (int i = 0; i < 200; ++i) {
+      x[0] = 1;
+      world.all_reduce(std::span(x)).wait();
+      EXPECT_EQ(x[0], 2);
+    }
+    second.join();
   });
 }
 

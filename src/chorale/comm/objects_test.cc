@@ -40,8 +40,8 @@ Value too_deep() {
   return value;
 }
 
-// spec: test_all_gather_object_default_pg, test_all_gather_object_subgroup, collectives:test_gather_object,
-// test_gather_object_subgroup
+// spec: test_all_gather_object_default_pg, test_all_gather_object_subgroup
+// spec: test_gather_object, test_gather_object_subgroup
 TEST(Objects, AreGathered) {
   for (DebugLevel level : {DebugLevel::kOff, DebugLevel::kInfo, DebugLevel::kDetail}) {
     set_debug_level(level);

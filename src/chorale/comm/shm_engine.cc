@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cstring>
 #include <exception>
 #include <iostream>
 
@@ -37,6 +38,7 @@ ShmEngine::ShmEngine(std::shared_ptr<RankContext> whose_context, Membership whos
       messages_(group_),
       exceptions_at_birth_(std::uncaught_exceptions()) {
   group_.own().state.store(shm::RankState::kJoined);
+  enlist();
 }
 
 ShmEngine::~ShmEngine() {
@@ -62,6 +64,7 @@ ShmEngine::~ShmEngine() {
     }
     if (!idle())
       end_all(std::make_exception_ptr(StateError("[group] the group was destroyed before the work was done")));
+    delist();
   }
   // Only a failure that others do not know yet is told as one.
   group_.segment.publish(group_.own().state, threw ? shm::RankState::kThrew : shm::RankState::kLeft);
@@ -295,7 +298,9 @@ std::string ShmEngine::recorded_failure(int& culprit) const {
     sched_yield();
   }
   culprit = header.culprit;
-  return concat("rank ", group_.global(header.reporter), " says: ", header.text);
+  if (header.reporter < 0 || header.reporter >= group_.size) return "the record of the failure is damaged";
+  return concat("rank ", group_.global(header.reporter),
+                " says: ", std::string_view(header.text, strnlen(header.text, shm::kFailureTextBytes)));
 }
 
 void ShmEngine::fail(const Operation& operation, const std::string& reason, int culprit) {

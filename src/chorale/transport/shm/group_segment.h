@@ -108,7 +108,7 @@ struct RankControl {
   // Read by others only after a failure: stays in its owner's cache.
   alignas(kCacheLineBytes) std::atomic<uint32_t> hands{0};
   alignas(kCacheLineBytes) std::atomic<uint32_t> doorbell{0};
-  std::atomic<uint32_t> sleeping{0};
+  std::atomic<uint32_t> sleeping{0};  // threads of this rank
   std::atomic<RankState> state{RankState::kAbsent};
   CallSlot slots[2];
   alignas(kCacheLineBytes) std::byte staging[2][kStagingBytes];
@@ -187,11 +187,11 @@ class GroupSegment {
   void sleep(int rank, int64_t nanoseconds, const Look& look) const {
     RankControl& own = control(rank);
     const uint32_t bell = own.doorbell.load(std::memory_order_seq_cst);
-    own.sleeping.store(1, std::memory_order_seq_cst);
+    own.sleeping.fetch_add(1, std::memory_order_seq_cst);  // several threads of a rank may wait
     header().sleepers.fetch_add(1, std::memory_order_seq_cst);
     if (!look()) wait_for_bell(own.doorbell, bell, nanoseconds);
     header().sleepers.fetch_sub(1, std::memory_order_seq_cst);
-    own.sleeping.store(0, std::memory_order_relaxed);
+    own.sleeping.fetch_sub(1, std::memory_order_seq_cst);
   }
 
  private:
