@@ -41,7 +41,7 @@ Value too_deep() {
 }
 
 // spec: test_all_gather_object_default_pg, test_all_gather_object_subgroup
-// spec: test_gather_object, test_gather_object_subgroup
+// spec: collectives:test_gather_object, test_gather_object_subgroup
 TEST(Objects, AreGathered) {
   for (DebugLevel level : {DebugLevel::kOff, DebugLevel::kInfo, DebugLevel::kDetail}) {
     set_debug_level(level);
