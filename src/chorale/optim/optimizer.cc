@@ -212,7 +212,7 @@ void Optimizer::fit_states(Parameter& parameter) const {
   for (size_t s = 0; s < kMaxStates; ++s) {
     if (group.states[s]) fit(parameter.state[s], initial_state(group.options));
   }
-  // A new master need not be filled: it does not round to the parameter, which counts then.
+  // A new master is taken from the parameter by the next step, because NaN rounds to no parameter (vec/update.h).
   if (is_half(tensor.dtype())) fit(parameter.master, std::numeric_limits<double>::quiet_NaN());
 }
 
