@@ -340,6 +340,22 @@ struct Detaching : nn::Module {
   }
 };
 
+// A table whose gradient has an entry per index is averaged like any other.
+TEST(Unused, RowsOfATableThatARankDidNotUseGetTheAverage) {
+  run_ranks(2, [](comm::Group& group) {
+    DistributedDataParallel ddp(nn::Embedding(4, 2, {.sparse = true}), group);
+    for (int step = 1; step <= 3; ++step) {
+      backward(sum(ddp(full({3}, group.rank(), DType::kI64))));
+      const auto g = to_dense(gradient(ddp.module().weight)).to_vector<float>();
+      const float each = 1.5f * static_cast<float>(step);
+      EXPECT_EQ(g, (std::vector<float>{each, each, each, each, 0, 0, 0, 0}));
+    }
+    DistributedDataParallel copying(nn::Embedding(4, 2, {.sparse = true}), group, {.gradient_as_bucket_view = false});
+    const Tensor loss = sum(copying(full({3}, group.rank(), DType::kI64)));
+    EXPECT_TRUE(has(message_of<StateError>([&] { backward(loss); }), "0 (weight) is sparse"));
+  });
+}
+
 // spec: test_ddp_returns_tensor_with_no_grad
 TEST(Unused, AnOutputWithoutHistoryStaysSo) {
   for (bool declared : {false, true}) {

@@ -131,6 +131,9 @@ void Reducer::arrived(size_t index) {
 void Reducer::put_into_bucket(size_t index) {
   Place& place = places_[index];
   const Tensor gradient = owner_.gradient(index);
+  CHORALE_CHECK_STATE(!gradient.defined() || !gradient.is_sparse(), "[ddp] rank ", group_.rank(),
+                      ": the gradient of parameter ", describe({&index, 1}),
+                      " is sparse; with gradient_as_bucket_view it would be made dense and averaged");
   if (!gradient.defined()) {
     fill_zero(place.view);
   } else if (!place.is_gradient) {
@@ -167,7 +170,8 @@ void Reducer::launch(Bucket& bucket, size_t index) {
   if (hook_.run) {
     bucket.future = run_hook(bucket, index, bucket.buffer);
   } else {
-    bucket.work = group_.all_reduce(bucket.buffer, comm::premultiplied_sum(factor()), {.tag = tag(index), .timeout = {}});
+    bucket.work =
+        group_.all_reduce(bucket.buffer, comm::premultiplied_sum(factor()), {.tag = tag(index), .timeout = {}});
   }
 }
 
