@@ -71,8 +71,8 @@ void wait_for_everybody(const shm::GroupSegment& segment, const Membership& memb
   }
 }
 
-std::shared_ptr<GroupState> join(std::shared_ptr<RankContext> context, Membership membership,
-                                 const shm::SharedFile& file, std::vector<ShmIdentity> identities,
+std::shared_ptr<GroupState> join(std::shared_ptr<RankContext> context, const Membership& membership,
+                                 const shm::SharedFile& file, const std::vector<ShmIdentity>& identities,
                                  std::chrono::milliseconds timeout) {
   const int size = membership.size();
   shm::GroupSegment segment(shm::Segment::attach(file, shm::GroupSegment::bytes_for(size)), size);
@@ -137,7 +137,7 @@ Group Group::connect(transport::Store& store, const std::string& name, int rank,
   Membership membership{name, rank, std::vector<int>(static_cast<size_t>(size))};
   std::iota(membership.members.begin(), membership.members.end(), 0);
   context->groups_made = 1;
-  return Group(join(std::move(context), std::move(membership), file, std::move(identities), timeout));
+  return Group(join(std::move(context), membership, file, identities, timeout));
 }
 
 // All groups of the lists in one exchange: the first member of each makes its segment and tells where it is.

@@ -123,11 +123,11 @@ void ShmEngine::step_calls() {
   }
 }
 
-void ShmEngine::finish(Operation& operation, std::exception_ptr error) {
+void ShmEngine::finish(Operation& operation, const std::exception_ptr& error) {
   for (const Block& block : operation.scratch) context().scratch().deallocate(block);
   operation.scratch.clear();
   flight_.leave(operation.flight, error != nullptr);
-  complete(operation, std::move(error));
+  complete(operation, error);
 }
 
 // ---- waiting
@@ -327,7 +327,7 @@ void ShmEngine::fail_as_recorded(const Operation& operation) {
   fail(operation, concat("the group is broken: ", reason, "; build a new group"), culprit);
 }
 
-void ShmEngine::end_all(std::exception_ptr error) {
+void ShmEngine::end_all(const std::exception_ptr& error) {
   broken_ = error;
   for (const auto& operation : std::exchange(calls_, {})) finish(*operation, error);
   for (const auto& operation : messages_.abandon()) finish(*operation, error);

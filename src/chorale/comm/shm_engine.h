@@ -31,7 +31,7 @@ class ShmEngine final : public Engine {
   using Clock = Deadline::Clock;
 
   void step_calls();
-  void finish(Operation& operation, std::exception_ptr error);
+  void finish(Operation& operation, const std::exception_ptr& error);
   // Looks why an operation does not move, and throws the reason if there is one.
   void look_around(Operation& operation, Deadline deadline);
   std::vector<int> gone_among(const std::vector<int>& ranks) const;
@@ -45,7 +45,7 @@ class ShmEngine final : public Engine {
   // Breaks the group: publishes the failure unless there is one already, takes memory back, and ends all operations.
   void fail(const Operation& operation, const std::string& reason, int culprit);
   void fail_as_recorded(const Operation& operation);
-  void end_all(std::exception_ptr error);
+  void end_all(const std::exception_ptr& error);
   void record_failure(const std::string& text, int culprit);
   std::string recorded_failure(int& culprit) const;
   void take_memory_back();
