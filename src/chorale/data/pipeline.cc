@@ -5,7 +5,11 @@
 
 namespace chorale::data {
 
-Pipeline::Pipeline(Claim claim, int workers, int ahead) : claim_(std::move(claim)) {
+// It is whole before the first thread starts, so that its destructor stops those that run when the system refuses
+// another.
+Pipeline::Pipeline(Claim claim) : claim_(std::move(claim)) {}
+
+Pipeline::Pipeline(Claim claim, int workers, int ahead) : Pipeline(std::move(claim)) {
   CHORALE_CHECK(workers >= 0, "[Pipeline] there cannot be ", workers, " workers");
   CHORALE_CHECK(workers == 0 || ahead > 0, "[Pipeline] workers need room for at least one result, not ", ahead);
   slots_.resize(static_cast<size_t>(workers == 0 ? 1 : ahead));

@@ -39,6 +39,7 @@ class Pipeline {
     std::exception_ptr error;
   };
 
+  explicit Pipeline(Claim claim);
   void work();
   void put(size_t ticket, Slot slot);
   Slot take();
