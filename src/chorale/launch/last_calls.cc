@@ -27,19 +27,23 @@ std::optional<pid_t> process_in(std::string_view name) {
   return process;
 }
 
-std::string last_call_in(const fs::path& path) {
+std::string decisive_call_in(const fs::path& path) {
   std::ifstream file(path);
   const std::string text(std::istreambuf_iterator<char>(file), {});
   const json::Value record = json::parse(path.string(), text);
   const json::Value* calls = json::find(record.object("a flight record"), "calls");
   CHORALE_CHECK(calls && !calls->array("calls").empty(), "no calls in ", path);
-  const json::Object& last = calls->array("calls").back().object("a call");
-  const auto word = [&](const char* key) {
-    const json::Value* value = json::find(last, key);
+  const auto word = [](const json::Value& call, const char* key) {
+    const json::Value* value = json::find(call.object("a call"), key);
     return value ? value->string(key) : std::string("?");
   };
-  const json::Value* number = json::find(last, "number");
-  return concat(word("call"), ", #", number ? number->size("number") : 0, ": ", word("state"));
+  // Where it got stuck; calls that were issued later wait behind it.
+  const json::Array& all = calls->array("calls");
+  const auto open =
+      std::find_if(all.begin(), all.end(), [&](const json::Value& call) { return word(call, "state") != "done"; });
+  const json::Value& last = open == all.end() ? all.back() : *open;
+  const json::Value* number = json::find(last.object("a call"), "number");
+  return concat(word(last, "call"), ", #", number ? number->size("number") : 0, ": ", word(last, "state"));
 }
 
 }  // namespace
@@ -64,7 +68,7 @@ std::vector<LastCall> last_calls(const std::string& folder, const std::map<pid_t
   std::vector<LastCall> calls;
   for (const auto& [rank, entry] : newest) {
     try {
-      calls.push_back({rank, last_call_in(entry.path()), entry.path().string()});
+      calls.push_back({rank, decisive_call_in(entry.path()), entry.path().string()});
     } catch (const InvalidArgument&) {
     }
   }

@@ -11,7 +11,7 @@ namespace chorale::launch {
 
 struct LastCall {
   int rank = 0;
-  std::string text;  // "all_reduce of 1000 f32, #12: pending"
+  std::string text;  // the first call that is not done, or the last: "all_reduce of 1000 f32, #12: pending"
   std::string file;
 };
 

@@ -23,7 +23,8 @@ TEST(LastCalls, TheLatestRecordOfEachRankCountsAndBrokenOnesAreLeftOut) {
   const std::string done = R"({"number": 3, "call": "all_reduce of 8 f32", "state": "done"})";
   const std::string pending = R"({"number": 4, "call": "barrier", "state": "pending"})";
   write("chorale-flight-100-0-rank2.json", record(done), 20);
-  write("chorale-flight-100-1-rank2.json", record(done + "," + pending), 10);
+  const std::string behind = R"({"number": 5, "call": "broadcast", "state": "pending"})";
+  write("chorale-flight-100-1-rank2.json", record(done + "," + pending + "," + behind), 10);
   write("chorale-flight-101-0-rank0.json", record(done), 10);
   write("chorale-flight-102-0-rank1.json", "{", 10);
   write("chorale-flight-103-0-rank3.json", record(""), 10);

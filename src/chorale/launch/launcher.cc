@@ -205,7 +205,7 @@ void say_summary(const Halt& halt, const Start& start, const Ranks& ranks, std::
   for (size_t i = 0; i < calls.size(); ++i) {
     text += fmt::format("\n  {:<11} rank {}: {}", i == 0 ? "last calls" : "", calls[i].rank, calls[i].text);
   }
-  if (!calls.empty()) text += fmt::format("\n  records     {} and others beside it", calls.front().file);
+  if (!calls.empty()) text += fmt::format("\n  records     {}{}", calls.front().file, calls.size() > 1 ? ", …" : "");
   text += fmt::format("\n  {:<11} {}", start.culprit() ? "others" : "ranks", start.others());
   if (options.max_restarts > 0) text += fmt::format("\n  restarts    {} of {}", restarts, options.max_restarts);
   say(text);
@@ -241,7 +241,9 @@ class Launcher {
 
   ~Launcher() {
     self_store_.reset();
-    if (server_ && options_.nodes > 1) server_->wait_for_clients_to_leave(within(options_.grace + 5s));
+    if (!server_ || options_.nodes == 1) return;
+    // The other nodes still have to read how it ended, and their ranks to stop.
+    signals_.let_through([&] { server_->wait_for_clients_to_leave(within(options_.grace + 5s)); });
   }
   Launcher(const Launcher&) = delete;
   Launcher& operator=(const Launcher&) = delete;
