@@ -379,6 +379,7 @@ std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& operations) {
     CHORALE_CHECK(same, "[batch_isend_irecv] all operations of a batch must use one group");
   }
   std::vector<Work> works;
+  works.reserve(operations.size());
   for (const P2POp& operation : operations) {
     works.push_back(operation.kind_ == CallKind::kSend
                         ? operation.group_->isend(operation.tensor_, operation.peer_, operation.tag_)

@@ -32,6 +32,7 @@ std::vector<Value> all_gather_object(const Group& group, const Value& value) {
   for (int64_t size : gather_sizes(group, own.elems())) texts.push_back(room_for(size));
   group.all_gather(texts, own).wait();
   std::vector<Value> values;
+  values.reserve(texts.size());
   for (const Tensor& text : texts) values.push_back(as_value(text));
   return values;
 }

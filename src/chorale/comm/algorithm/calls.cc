@@ -157,7 +157,7 @@ void expose_to_reduce(ShmGroup& group, Operation& operation, CallSlot& slot, uin
   }
   slot.exposure = Exposure::kSlot;
   slot.place = {};
-  std::memcpy(slot.payload, chunk.data, chunk.bytes);
+  if (chunk.bytes > 0) std::memcpy(slot.payload, chunk.data, chunk.bytes);
 }
 
 void expose_to_read(ShmGroup& group, Operation& operation, CallSlot& slot) {
