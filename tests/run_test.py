@@ -104,6 +104,33 @@ class Success(Scratch):
             self.assertIn("of 2: | 127.0.0.1 0 of 2 | 127.0.0.1 1 of 2\n", out)
             self.assertEqual(process.returncode, 0)
 
+    @unittest.skipUnless(os.geteuid() == 0, "only root can be two users")
+    def test_without_a_secret_another_user_is_refused(self):
+        port = str(30000 + os.getpid() % 10000)
+        environment = dict(os.environ, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+
+        def rank(number):
+            return subprocess.Popen(MEET, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                    env=dict(environment, RANK=str(number)))
+
+        first = rank(0)
+        code = ("import socket, sys, time\n"
+                "s = socket.socket(socket.AF_UNIX)\n"
+                "for _ in range(300):\n"
+                "  try: s.connect(sys.argv[1].encode().replace(b'@', bytes(1))); break\n"
+                "  except ConnectionRefusedError: time.sleep(0.05)\n"
+                "try: s.sendall(bytes(100)); print(s.recv(1))\n"
+                "except OSError: print(b'')\n")
+        stranger = subprocess.run(["/usr/bin/python3", "-c", code, f"@chorale-0-{port}"], user=65534, text=True,
+                                  stdout=subprocess.PIPE, timeout=LIMIT_S)
+        self.assertEqual(stranger.stdout, "b''\n")
+        second = rank(1)
+        out, err = first.communicate(timeout=LIMIT_S)
+        self.assertIn("refused a connection of another user", err)
+        self.assertEqual(first.returncode, 0, out + err)
+        second.communicate(timeout=LIMIT_S)
+        self.assertEqual(second.returncode, 0)
+
     @unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
     def test_ranks_meet_under_open_mpi_with_nothing_set(self):
         result = subprocess.run(["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", *MEET], text=True,
