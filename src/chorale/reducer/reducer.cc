@@ -294,7 +294,7 @@ void Reducer::shadow_backward() {
     Bucket zeros{.parameters = bucket.parameters, .buffer = copy_of(bucket.buffer), .views = {}};
     fill_zero(zeros.buffer);
     for (const Tensor& view : bucket.views) {
-      zeros.views.push_back(zeros.buffer.view_as(view.sizes(), view.strides(), view.offset()));
+      zeros.views.push_back(zeros.buffer.view_as(view.sizes(), view.strides(), view.offset() - bucket.buffer.offset()));
     }
     launch(zeros, i);
     wait_for(zeros, i);

@@ -129,7 +129,7 @@ class Reducer {
  private:
   struct Bucket {
     std::vector<size_t> parameters;
-    Tensor buffer;              // flat
+    Tensor buffer;              // flat, a part of an arena
     std::vector<Tensor> views;  // of the buffer, in the shapes of the gradients
     size_t pending = 0;         // gradients that are not there yet
     comm::Work work{};
@@ -148,6 +148,7 @@ class Reducer {
 
   std::vector<size_t> limits(bool first) const;
   std::vector<std::vector<size_t>> assign(std::span<const size_t> order) const;
+  Tensor arena(DType dtype, int64_t elems, bool anew);
   void make_buckets(const std::vector<std::vector<size_t>>& assignment);
   std::vector<std::vector<size_t>> layout_of_rank_0(const std::vector<std::vector<size_t>>& own) const;
   bool rebuilds() const;
@@ -177,6 +178,7 @@ class Reducer {
   CommHook hook_;
   std::optional<int> divisor_;
 
+  std::vector<Tensor> arenas_;  // Note [Arenas]; one per dtype
   std::vector<Bucket> buckets_;
   std::vector<Place> places_;  // by parameter
   size_t next_ = 0;            // the bucket to be launched next

@@ -32,31 +32,78 @@ std::vector<std::vector<size_t>> Reducer::assign(std::span<const size_t> order) 
   return buckets;
 }
 
+namespace {
+// Buckets begin at cache lines.
+int64_t padded(int64_t elems, DType dtype) {
+  const auto line = static_cast<int64_t>(64 / size_of(dtype));
+  return (elems + line - 1) / line * line;
+}
+}  // namespace
+
+// Note [Arenas] All buckets of a dtype lie in one tensor. When they are made anew, and no gradient lies in the old ones
+// (the usual zero_grad() before a forward drops them), they are only cut otherwise: gradients never exist twice.
+Tensor Reducer::arena(DType dtype, int64_t elems, bool anew) {
+  // Room for any way of cutting.
+  const int64_t room = elems + static_cast<int64_t>(places_.size()) * padded(1, dtype);
+  for (Tensor& known : arenas_) {
+    if (known.dtype() != dtype) continue;
+    if (anew) known = Tensor::empty({room}, dtype);
+    return known;
+  }
+  return arenas_.emplace_back(Tensor::empty({room}, dtype));
+}
+
 void Reducer::make_buckets(const std::vector<std::vector<size_t>>& assignment) {
-  std::vector<Tensor> old_views(places_.size());
-  for (size_t i = 0; i < places_.size(); ++i) old_views[i] = places_[i].view;
-  buckets_.clear();
-  for (const std::vector<size_t>& parameters : assignment) {
-    const GradientInfo& first = gradients_[parameters[0]];
-    const DType dtype = options_.reduce_dtype && is_floating(first.dtype) ? *options_.reduce_dtype : first.dtype;
+  // Old places of gradients that lie in a bucket.
+  std::vector<Tensor> old(places_.size());
+  bool any_old = false;
+  for (size_t i = 0; i < places_.size(); ++i) {
+    if (!places_[i].view.defined() || !places_[i].is_gradient) continue;
+    const Tensor gradient = owner_.gradient(i);
+    if (!gradient.defined() || gradient.raw() != places_[i].view.raw()) continue;
+    old[i] = places_[i].view;
+    any_old = true;
+  }
+  const auto dtype_of_bucket = [&](const std::vector<size_t>& parameters) {
+    const DType dtype = gradients_[parameters[0]].dtype;
+    return options_.reduce_dtype && is_floating(dtype) ? *options_.reduce_dtype : dtype;
+  };
+  const auto elems_of = [&](const std::vector<size_t>& parameters) {
     int64_t elems = 0;
     for (size_t i : parameters) elems += count_elems(gradients_[i].sizes);
-    Bucket bucket{.parameters = parameters, .buffer = Tensor::empty({elems}, dtype), .views = {}};
-    int64_t offset = 0;
+    return elems;
+  };
+  struct Cut {
+    Tensor arena;
+    int64_t used = 0;
+  };
+  std::vector<Cut> cuts;  // by dtype
+  buckets_.clear();
+  for (const std::vector<size_t>& parameters : assignment) {
+    const DType dtype = dtype_of_bucket(parameters);
+    auto cut = std::find_if(cuts.begin(), cuts.end(), [&](const Cut& c) { return c.arena.dtype() == dtype; });
+    if (cut == cuts.end()) {
+      int64_t all = 0;
+      for (const auto& other : assignment) all += dtype_of_bucket(other) == dtype ? elems_of(other) : 0;
+      cut = cuts.insert(cut, {arena(dtype, all, any_old)});
+    }
+    const int64_t elems = elems_of(parameters);
+    Bucket bucket{.parameters = parameters, .buffer = cut->arena.view_as({elems}, {1}, cut->used), .views = {}};
+    int64_t offset = cut->used;
+    cut->used += padded(elems, dtype);
     for (size_t i : parameters) {
       const GradientInfo& info = gradients_[i];
       // A gradient is laid out like its parameter if that is dense.
       const Strides strides = is_dense(info.sizes, info.strides) ? info.strides : contiguous_strides(info.sizes);
       Place& place = places_[i];
       place.bucket = buckets_.size();
-      place.view = bucket.buffer.view_as(info.sizes, strides, offset);
+      place.view = cut->arena.view_as(info.sizes, strides, offset);
       place.is_gradient = options_.gradient_as_bucket_view && dtype == info.dtype;
       offset += count_elems(info.sizes);
       bucket.views.push_back(place.view);
       if (!place.is_gradient) continue;
-      const Tensor gradient = owner_.gradient(i);
-      if (gradient.defined() && old_views[i].defined() && gradient.raw() == old_views[i].raw()) {
-        copy_values(gradient, place.view);
+      if (old[i].defined()) {
+        copy_values(old[i], place.view);
         owner_.set_gradient(i, place.view);
       }
       owner_.set_destination(i, place.view);

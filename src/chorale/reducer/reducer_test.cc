@@ -169,6 +169,31 @@ TEST_P(BothModes, BucketsAreMadeAnewInTheOrderThatRank0Saw) {
   });
 }
 
+TEST(Reducer, NewBucketsTakeTheMemoryOfTheOldOnesUnlessGradientsLieThere) {
+  for (bool dropped : {false, true}) {
+    run_ranks(2, [dropped](comm::Group& group) {
+      Arrays arrays({20, 500, 200});
+      Reducer reducer(group.duplicate(), arrays, arrays.infos(), {.bucket_cap_bytes = 1048});
+      const Tensor before = arrays.views[0];
+      step(reducer, arrays, {{2, 1}, {1, 2}, {0, 3}});
+      if (dropped) arrays.present.assign(3, false);
+      EXPECT_TRUE(reducer.rebuild_if_due());
+      EXPECT_EQ(reducer.bucket_count(), 2u);
+      EXPECT_EQ(arrays.views[0].storage() == before.storage(), dropped);
+      if (!dropped) {
+        EXPECT_EQ(arrays.at(0), 3);
+        EXPECT_EQ(arrays.at(1), 2);
+        EXPECT_EQ(arrays.at(2), 1);
+      }
+      arrays.present.assign(3, false);
+      step(reducer, arrays, {{2, 4}, {1, 5}, {0, 6}});
+      EXPECT_EQ(arrays.at(0), 6);
+      EXPECT_EQ(arrays.target(1)[499], 5);
+      EXPECT_EQ(arrays.target(2)[199], 4);
+    });
+  }
+}
+
 TEST(Reducer, WithSearchOnBucketsAreSmallAtOnceAndStay) {
   run_ranks(2, [](comm::Group& group) {
     Arrays arrays({1000, 1000, 1000});
