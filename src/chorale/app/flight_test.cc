@@ -11,7 +11,7 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 
-json record(int rank, std::vector<std::string> calls) {
+json record(int rank, const std::vector<std::string>& calls) {
   json rows = json::array();
   int64_t number = 0;
   for (const std::string& call : calls) rows.push_back({{"number", ++number}, {"call", call}, {"state", "done"}});

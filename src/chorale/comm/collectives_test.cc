@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
@@ -31,7 +30,7 @@ void broadcast_value(Group& group, T value) {
     const Tensor x = filled<T>({k, k, k}, is_src ? value : static_cast<T>(-1));
     group.broadcast(x, src).wait();
     EXPECT_EQ(x.sizes(), (Shape{k, k, k}));
-    for (int64_t i = 0; i < x.elems(); ++i) ASSERT_EQ(std::memcmp(&x.data<T>()[i], &value, sizeof(T)), 0);
+    for (int64_t i = 0; i < x.elems(); ++i) ASSERT_EQ(x.data<T>()[i], value);
   }
 }
 
@@ -337,7 +336,10 @@ TEST(Collectives, AllGatherOfDifferentSizesAndIntoOneTensor) {
     for (const Shape& sizes : {Shape{2 * n, 2}, Shape{n, 2, 2}}) {
       const Tensor all = filled<float>(sizes, -1);
       group.all_gather_into(all, filled<float>({2, 2}, static_cast<float>(r))).wait();
-      for (int64_t i = 0; i < all.elems(); ++i) EXPECT_EQ(all.data<float>()[i], static_cast<float>(i / 4));
+      for (int64_t i = 0; i < all.elems(); ++i) {
+        const int64_t sender = i / 4;
+        EXPECT_EQ(all.data<float>()[i], static_cast<float>(sender));
+      }
     }
   });
 }
@@ -387,8 +389,8 @@ TEST(Collectives, BoolIsGatheredAndBroadcast) {
   run_ranks(kRanks, [](Group& group) {
     const bool even = group.rank() % 2 == 0;
     const Tensor x = bools(even, true);
-    std::vector<Tensor> outputs;
-    for (int r = 0; r < group.size(); ++r) outputs.push_back(bools(false, false));
+    std::vector<Tensor> outputs(static_cast<size_t>(group.size()));
+    for (Tensor& output : outputs) output = bools(false, false);
     group.all_gather(outputs, x).wait();
     for (int r = 0; r < group.size(); ++r) EXPECT_TRUE(holds(outputs[static_cast<size_t>(r)], r % 2 == 0, true));
     EXPECT_TRUE(holds(x, even, true)) << "the input stays";

@@ -64,13 +64,22 @@ Tensor make(const Case& c, int64_t count, const Value& value) {
   });
 }
 
+template <class T>
+bool same(const T& a, const T& b) {
+  if constexpr (std::is_same_v<T, float16> || std::is_same_v<T, bfloat16>) {
+    return a.bits == b.bits;
+  } else {
+    return a == b;
+  }
+}
+
 void expect(const Tensor& tensor, const Value& value, const char* what = "") {
   visit_dtype(tensor.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     const int64_t stride = tensor.elems() > 1 ? tensor.stride(0) : 1;
     for (int64_t i = 0; i < tensor.elems(); ++i) {
       const T found = tensor.data<T>()[i * stride], wanted = convert<T>(value(i));
-      if (std::memcmp(&found, &wanted, sizeof(T)) != 0) {
+      if (!same(found, wanted)) {
         ADD_FAILURE() << what << " element " << i << " of " << tensor.elems() << " is wrong";
         return;
       }
@@ -126,8 +135,8 @@ void run_case(Group& group, const Case& c) {
   };
   const auto nothing = [](int64_t) { return int64_t{0}; };
   const auto list = [&](const Value& value) {
-    std::vector<Tensor> tensors;
-    for (int r = 0; r < size; ++r) tensors.push_back(make(c, n, value));
+    std::vector<Tensor> tensors(static_cast<size_t>(size));
+    for (Tensor& tensor : tensors) tensor = make(c, n, value);
     return tensors;
   };
   const CallOptions soon{.tag = 0, .timeout = 20s};
@@ -173,8 +182,8 @@ void run_case(Group& group, const Case& c) {
     }
     case CallKind::kReduceScatter: {
       const Tensor x = make(c, n, nothing), from = make(c, n * size, own), y = make(c, n, nothing);
-      std::vector<Tensor> inputs;
-      for (int r = 0; r < size; ++r) inputs.push_back(make(c, n, of(rank, 13 * r)));
+      std::vector<Tensor> inputs(static_cast<size_t>(size));
+      for (int r = 0; r < size; ++r) inputs[static_cast<size_t>(r)] = make(c, n, of(rank, 13 * r));
       group.reduce_scatter(x, inputs, c.reduce, soon).wait();
       expect(x, sum(13 * rank));
       group.reduce_scatter_from(y, from, c.reduce, soon).wait();

@@ -3,11 +3,11 @@
 // processes. CHORALE_FAULTS=all runs the numbers of ranks and calls that the default leaves out.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <signal.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <filesystem>
 #include <thread>
 
@@ -69,8 +69,8 @@ void call(Group& group, CallKind kind, Fault fault, int64_t count) {
     return dtype == DType::kF32 ? tensor(elems) : Tensor::empty({elems}, dtype);
   };
   const auto list = [&] {
-    std::vector<Tensor> tensors;
-    for (int r = 0; r < size; ++r) tensors.push_back(typed(n));
+    std::vector<Tensor> tensors(static_cast<size_t>(size));
+    for (Tensor& one : tensors) one = typed(n);
     return tensors;
   };
   const bool is_root = group.global_rank(rank) == root;

@@ -201,8 +201,8 @@ TEST(Groups, ManyRanksAndManyGroups) {
     EXPECT_EQ(x[0], 128 * 127 / 2);
   });
   run_ranks(4, [](Group& world) {
-    std::vector<Group> groups;
-    for (int i = 0; i < 64; ++i) groups.push_back(world.duplicate());
+    std::vector<Group> groups(64);
+    for (Group& group : groups) group = world.duplicate();
     for (Group& group : groups) group.barrier().wait();
     // Destroyed in another order on each rank.
     while (!groups.empty()) groups.erase(groups.begin() + (world.rank() * 7) % static_cast<int>(groups.size()));

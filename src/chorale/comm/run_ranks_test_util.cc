@@ -1,11 +1,11 @@
 #include "chorale/comm/run_ranks_test_util.h"
 
 #include <gtest/gtest.h>
-#include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <filesystem>
 #include <iostream>
 #include <thread>
@@ -77,6 +77,7 @@ void run_ranks(int size, const std::function<void(Group&)>& body, const GroupOpt
   std::mutex mutex;
   std::exception_ptr first;
   std::vector<std::thread> threads;
+  threads.reserve(static_cast<size_t>(size));
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       try {

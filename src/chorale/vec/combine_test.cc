@@ -19,6 +19,7 @@ template <class T>
 std::vector<std::vector<T>> combined(Reduce op, std::vector<std::vector<T>> in, size_t destinations,
                                      double factor = 1) {
   std::vector<const void*> sources;
+  sources.reserve(in.size());
   for (auto& x : in) sources.push_back(x.data());
   // The first destinations are sources themselves, as in an all-reduce in place.
   std::vector<std::vector<T>> extra(destinations, std::vector<T>(in[0].size()));
@@ -50,6 +51,7 @@ TEST(Combine, FloatSumsFollowTheTreeForAnyNumberOfSources) {
         std::vector<float> expected;
         for (int64_t i = 0; i < n; ++i) {
           std::vector<float> leaves;
+          leaves.reserve(in.size());
           for (const auto& x : in) leaves.push_back(x[static_cast<size_t>(i)]);
           expected.push_back(tree_sum(leaves));
         }
@@ -74,6 +76,7 @@ template <class T>
 void expect_integers(Reduce op, T expected, std::vector<T> values) {
   for (int64_t n : kSizes) {
     std::vector<std::vector<T>> in;
+    in.reserve(values.size());
     for (T v : values) in.emplace_back(n, v);
     for (const auto& out : combined(op, in, values.size()))
       ASSERT_EQ(out, std::vector<T>(static_cast<size_t>(n), expected));
@@ -99,7 +102,7 @@ TEST(Combine, BoolStaysBool) {
   uint8_t out[4];
   const void* in[] = {a, b};
   void* to[] = {out};
-  const auto expect = [&](Reduce op, std::vector<uint8_t> expected) {
+  const auto expect = [&](Reduce op, const std::vector<uint8_t>& expected) {
     combine(op, DType::kBool, in, to, 4);
     EXPECT_EQ(std::vector<uint8_t>(out, out + 4), expected);
   };
