@@ -12,6 +12,7 @@
 
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
+#include "chorale/base/parallel.h"
 #include "chorale/transport/file_store.h"
 #include "chorale/transport/memory_store.h"
 
@@ -80,6 +81,7 @@ void run_ranks(int size, const std::function<void(Group&)>& body, const GroupOpt
   threads.reserve(static_cast<size_t>(size));
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
+      set_thread_count(1);  // ranks share the cores: threads of their own would only wait for one another
       try {
         Group group = Group::connect(store, "world", rank, size, options);
         body(group);
