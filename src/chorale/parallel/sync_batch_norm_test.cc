@@ -6,12 +6,10 @@
 
 #include "chorale/nn/nn.h"
 #include "chorale/op/samples.h"
-#include "chorale/parallel/parallel_test_util.h"
+#include "chorale/parallel/zoo_test_util.h"
 
 namespace chorale::parallel {
 namespace {
-
-using comm::run_ranks;
 
 // The parts of ranks of an [N, …] batch.
 struct Split {
@@ -105,8 +103,8 @@ TEST(SyncBatchNorm, RunningVarianceIsUnbiasedOverAllRanks) {
       std::vector<Tensor> all;
       for (int r = 0; r < group.size(); ++r) all.push_back(to(input(r), DType::kF64));
       const Tensor whole = cat(all, 2);
-      expect_equal(norm.running_mean, to(mean(whole, {0, 2}), DType::kF32), "mean");
-      expect_equal(norm.running_var, to(var(whole, {0, 2}), DType::kF32), "variance");
+      expect_close(norm.running_mean, to(mean(whole, {0, 2}), DType::kF32), "mean");
+      expect_close(norm.running_var, to(var(whole, {0, 2}), DType::kF32), "variance");
     });
   }
 }
@@ -118,7 +116,7 @@ TEST(SyncBatchNorm, TakesTwoToFiveDimensions) {
       convert_sync_batchnorm(norm, group);
       const Tensor whole = to(op::sample(sizes, 1), DType::kF32);
       const Tensor y = norm(chunk(whole, 2)[static_cast<size_t>(group.rank())]);
-      expect_equal(y, chunk(reference(whole), 2)[static_cast<size_t>(group.rank())], concat(sizes));
+      expect_close(y, chunk(reference(whole), 2)[static_cast<size_t>(group.rank())], concat(sizes));
     };
     check(nn::BatchNorm1d(2), {4, 2});
     check(nn::BatchNorm1d(2), {4, 2, 3});
@@ -129,15 +127,16 @@ TEST(SyncBatchNorm, TakesTwoToFiveDimensions) {
   });
 }
 
+Tensor as_channels_last(const Tensor& x) {
+  const Tensor copy = Tensor::empty_strided(x.sizes(), channels_last_strides(x.sizes()), x.dtype());
+  return copy_(copy, x);
+}
+
 TEST(SyncBatchNorm, KeepsChannelsLast) {
   run_ranks(2, [](comm::Group& group) {
     const auto check = [&](auto norm, const Shape& sizes) {
-      auto reference = clone(norm);
       convert_sync_batchnorm(norm, group);
-      const Tensor plain = to(op::sample(sizes, group.rank()), DType::kF32);
-      const Tensor x = Tensor::empty_strided(sizes, channels_last_strides(sizes), DType::kF32);
-      copy_(x, plain);
-      set_requires_grad(x);
+      const Tensor x = set_requires_grad(as_channels_last(to(op::sample(sizes, group.rank()), DType::kF32)));
       const Tensor y = norm(x);
       EXPECT_TRUE(y.is_channels_last() && !y.is_contiguous()) << sizes;
       const Tensor dx = grad({sum(square(y))}, {x})[0];
@@ -148,35 +147,113 @@ TEST(SyncBatchNorm, KeepsChannelsLast) {
   });
 }
 
-TEST(SyncBatchNorm, GivesHalfForHalf) {
-  run_ranks(2, [](comm::Group& group) {
-    nn::BatchNorm1d norm(4);
-    norm.to(DType::kF16);
-    convert_sync_batchnorm(norm, group);
-    const Tensor x = set_requires_grad(to(op::sample({3, 4}, group.rank()), DType::kF16));
-    const Tensor y = norm(x);
-    backward(sum(square(y)));
-    EXPECT_EQ(y.dtype(), DType::kF16);
-    for (const Tensor& t : {x, Tensor(norm.weight), Tensor(norm.bias)}) EXPECT_EQ(gradient(t).dtype(), DType::kF16);
-    EXPECT_EQ(norm.running_var.dtype(), DType::kF16);
+// Training the converted module on the ranks' parts equals training the plain one on the whole batch.
+template <class M>
+void expect_parity(const M& module, const Shape& sizes, const Shape& target_sizes, const Split& split,
+                   bool channels_last = false) {
+  run_ranks(static_cast<int>(split.sizes.size()), [&](comm::Group& group) {
+    M reference = nn::clone(module), synced = nn::clone(module);
+    convert_sync_batchnorm(synced, group);
+    DistributedDataParallel ddp(std::move(synced), group);
+    EXPECT_TRUE(ddp.log().has_sync_bn);
+    const int64_t local = split.sizes[static_cast<size_t>(group.rank())];
+    const Tensor x = to(op::sample(sizes, 1), DType::kF32), target = to(op::sample(target_sizes, 2), DType::kF32);
+    // Means over parts of different sizes become the mean over all of it.
+    const double scale = static_cast<double>(group.size() * local) / static_cast<double>(split.total());
+    parity_loop(ddp, reference, channels_last ? as_channels_last(x) : x, target, local, split.begin(group.rank()),
+                scale);
   });
 }
 
+// spec: test_DistributedDataParallel_SyncBatchNorm
+// spec: test_DistributedDataParallel_SyncBatchNorm_No_Affine
+// spec: test_DistributedDataParallel_SyncBatchNorm_Single_Input_Per_Process
+TEST(SyncBatchNorm, TrainsLikeOneRankOnTheWholeBatch) {
+  for (const int ranks : {2, 3, 4}) {
+    for (const int64_t local : {1, 2}) {
+      const int64_t N = ranks * local;
+      expect_parity(seeded(BatchNormNet(true), 1), {N, 2}, {N, 4}, equal_parts(ranks, local));
+      expect_parity(seeded(BatchNormNet(false), 1), {N, 2}, {N, 4}, equal_parts(ranks, local));
+    }
+  }
+}
+
+// spec: test_DistributedDataParallel_SyncBatchNorm_2D_Input
+TEST(SyncBatchNorm, TrainsOnInputsWithoutPlaces) {
+  for (const int ranks : {2, 3, 4}) {
+    expect_parity(nn::BatchNorm1d(2), {2 * ranks, 2}, {2 * ranks, 2}, equal_parts(ranks, 2));
+    expect_parity(nn::BatchNorm1d(2), {ranks, 2}, {ranks, 2}, equal_parts(ranks, 1));
+  }
+}
+
+// spec: test_DistributedDataParallel_SyncBatchNorm_Diff_Input_Sizes_gradient
+TEST(SyncBatchNorm, TrainsOnPartsOfDifferentSizes) {
+  for (const int ranks : {2, 3, 4}) {
+    Split split;
+    for (int r = 0; r < ranks; ++r) split.sizes.push_back(r + 2);
+    const int64_t N = split.total();
+    expect_parity(seeded(BatchNormNet(true), 1), {N, 2}, {N, 4}, split);
+  }
+}
+
+// spec: test_DistributedDataParallel_SyncBatchNorm_Channels_Last
+TEST(SyncBatchNorm, TrainsOnChannelsLast) {
+  for (const int ranks : {2, 3, 4}) {
+    const int64_t N = 2 * ranks;
+    expect_parity(nn::BatchNorm2d(2), {N, 2, 4, 4}, {N, 2, 4, 4}, equal_parts(ranks, 2), true);
+    expect_parity(nn::BatchNorm3d(2), {N, 2, 4, 4, 4}, {N, 2, 4, 4, 4}, equal_parts(ranks, 2), true);
+  }
+}
+
+// spec: test_DistributedDataParallel_SyncBatchNorm_half
+TEST(SyncBatchNorm, GivesHalfForHalf) {
+  run_ranks(2, [](comm::Group& group) {
+    BatchNormNet net = seeded(BatchNormNet(true), 1);
+    net.to(DType::kF16);
+    convert_sync_batchnorm(net, group);
+    DistributedDataParallel ddp(net, group);
+    const Tensor x = set_requires_grad(to(op::sample({2, 2}, group.rank()), DType::kF16));
+    const Tensor y = ddp(x);
+    backward(sum(square(y)));
+    EXPECT_EQ(y.dtype(), DType::kF16);
+    EXPECT_EQ(gradient(x).dtype(), DType::kF16);
+    for (const auto& [name, p] : net.named_parameters()) {
+      ASSERT_TRUE(gradient(p).defined()) << name;
+      EXPECT_EQ(gradient(p).dtype(), DType::kF16) << name;
+    }
+    EXPECT_EQ(net.bn.running_var.dtype(), DType::kF16);
+  });
+}
+
+// spec: test_ddp_sync_bn_training_vs_eval
 TEST(SyncBatchNorm, CommunicatesInTrainingOnly) {
   run_ranks(2, [](comm::Group& group) {
     nn::BatchNorm2d norm(2, {.track_running_stats = false});
     convert_sync_batchnorm(norm, group);
     const comm::Group& own = dynamic_cast<const SyncStatistics&>(*norm.statistics()).group();
+    DistributedDataParallel ddp(norm, group);
     const Tensor x = set_requires_grad(to(op::sample({10, 2, 4, 4}), DType::kF32));
     const int64_t before = own.sequence_number();
-    for (int i = 0; i < 6; ++i) backward(sum(norm(x)));
+    for (int i = 0; i < 6; ++i) backward(sum(ddp(x)));
     EXPECT_EQ(own.sequence_number(), before + 12);  // an all-gather and an all-reduce each
     group.barrier().wait();
+    const int64_t reductions = ddp.group().sequence_number();
     if (group.rank() == 0) {
-      norm.eval();
-      for (int i = 0; i < 6; ++i) backward(sum(norm(x)));
+      ddp.eval();
+      for (int i = 0; i < 6; ++i) ddp(x);
     }
     EXPECT_EQ(own.sequence_number(), before + 12);
+    EXPECT_EQ(ddp.group().sequence_number(), reductions);
+  });
+}
+
+// spec: test_sync_bn_logged
+TEST(SyncBatchNorm, IsInTheLog) {
+  run_ranks(2, [](comm::Group& group) {
+    BatchNormNet net;
+    EXPECT_FALSE(DistributedDataParallel(net, group).log().has_sync_bn);
+    convert_sync_batchnorm(net, group);
+    EXPECT_TRUE(DistributedDataParallel(net, group).log().has_sync_bn);
   });
 }
 
