@@ -2,15 +2,12 @@
 
 #include <gmock/gmock.h>
 
-#include "chorale/nn/nn.h"
-#include "chorale/op/samples.h"
 #include "chorale/optim/sgd.h"
-#include "chorale/parallel/parallel_test_util.h"
+#include "chorale/parallel/comm_hooks.h"
+#include "chorale/parallel/zoo_test_util.h"
 
 namespace chorale::parallel {
 namespace {
-
-using comm::run_ranks;
 
 void set_all(const std::vector<Tensor>& parameters, double value) {
   const NoGrad quiet;
@@ -146,27 +143,22 @@ TEST(ModelAverager, RefusesWhatCannotBe) {
   });
 }
 
-struct Net : nn::Module {
-  nn::Linear fc1{2, 10, {.bias = false}}, fc2{10, 4};
-  CHORALE_MODULE(Net, fc1, fc2)
-  Net() {
-    const NoGrad quiet;
-    int seed = 1;
-    for (const Tensor& p : parameters()) copy_(p, op::sample(p.sizes(), seed++, -1, 1));
-  }
-  Tensor forward(const Tensor& x) { return softmax(fc2(relu(fc1(x))), 1); }
-};
-
-// A step on this rank's own data: parameters drift apart until they are averaged.
-void compute_gradients(Net& net, const comm::Group& world, int step) {
+// A step on this rank's own data.
+template <class M>
+void compute_gradients(M& module, const comm::Group& world, int step) {
   const int seed = step * world.size() + world.rank();
-  net.zero_grad();
-  backward(mse_loss(net(to(op::sample({2, 2}, seed), DType::kF32)), to(op::sample({2, 4}, 100 + seed), DType::kF32)));
+  module.zero_grad();
+  backward(mse_loss(module(pattern({2, 2}, seed)), pattern({2, 4}, 100 + seed)));
 }
 
-void expect_parity(const comm::Group& world, ModelAverager& plain, ModelAverager& wrapped) {
-  Net a, b;
-  optim::Sgd sgd_a(a.named_parameters(), {.lr = 0.03}), sgd_b(b.named_parameters(), {.lr = 0.03});
+void expect_parity(const comm::Group& world, ModelAverager& plain, ModelAverager& wrapped, bool views) {
+  DistributedDataParallel a(seeded(Net(), 1), world, {.gradient_as_bucket_view = views});
+  DistributedDataParallel b(seeded(Net(), 1), world, {.gradient_as_bucket_view = views});
+  // After the first steps gradients stay this rank's own, and parameters drift apart until they are averaged.
+  for (auto* ddp : {&a, &b}) {
+    ddp->register_comm_hook(post_local_sgd_hook({.start_iteration = 4, .average_in_subgroup = false}));
+  }
+  optim::Sgd sgd_a(a.managed_parameters(), {.lr = 0.03}), sgd_b(b.managed_parameters(), {.lr = 0.03});
   PostLocalSgdOptimizer optimizer(sgd_b, wrapped);
   for (int step = 0; step < 20; ++step) {
     compute_gradients(a, world, step);
@@ -174,32 +166,37 @@ void expect_parity(const comm::Group& world, ModelAverager& plain, ModelAverager
     sgd_a.step();
     plain.average_parameters(sgd_a);
     optimizer.step();
-    expect_equal_parameters(a, b, concat("step ", step));
+    expect_equal_parameters(a, b);
   }
   EXPECT_EQ(plain.step(), 20);
   EXPECT_EQ(wrapped.step(), 20);
 }
 
+// spec: test_post_localSGD_optimizer_parity, test_post_localSGD_optimizer_parity_grad_is_view
+// spec: test_post_localSGD_optimizer_parity_with_hierarchical_sgd
+// spec: test_post_localSGD_optimizer_parity_with_hierarchical_sgd_grad_is_view
 TEST(PostLocalSgdOptimizer, IsTheOptimizerFollowedByTheAverager) {
-  for (const int ranks : {2, 3, 4}) {
-    run_ranks(ranks, [](comm::Group& world) {
-      const PeriodicAveragerOptions options{.period = 4, .warmup_steps = 10};
-      PeriodicAverager plain(world, options), wrapped(world, options);
-      expect_parity(world, plain, wrapped);
+  for (const bool views : {false, true}) {
+    for (const int ranks : {2, 3, 4}) {
+      run_ranks(ranks, [&](comm::Group& world) {
+        const PeriodicAveragerOptions options{.period = 4, .warmup_steps = 10};
+        PeriodicAverager plain(world, options), wrapped(world, options);
+        expect_parity(world, plain, wrapped, views);
+      });
+    }
+    run_ranks(4, [&](comm::Group& world) {
+      HierarchicalAverager plain(world, {{2, 2}, {4, 4}}, 4), wrapped(world, {{2, 2}, {4, 4}}, 4);
+      expect_parity(world, plain, wrapped, views);
     });
   }
-  run_ranks(4, [](comm::Group& world) {
-    HierarchicalAverager plain(world, {{2, 2}, {4, 4}}, 4), wrapped(world, {{2, 2}, {4, 4}}, 4);
-    expect_parity(world, plain, wrapped);
-  });
 }
 
 // spec: test_post_localSGD_optimizer_step_reload
 TEST(PostLocalSgdOptimizer, SavesAndRestoresTheAveragersStep) {
   run_ranks(2, [](comm::Group& world) {
     Net a, b;
-    optim::Sgd sgd_a(a.named_parameters(), {.lr = 0.03, .momentum = 0.9});
-    optim::Sgd sgd_b(b.named_parameters(), {.lr = 0.03, .momentum = 0.9});
+    optim::Sgd sgd_a(managed_parameters(a), {.lr = 0.03, .momentum = 0.9});
+    optim::Sgd sgd_b(managed_parameters(b), {.lr = 0.03, .momentum = 0.9});
     PeriodicAverager averager_a(world, {.period = 4, .warmup_steps = 10});
     PeriodicAverager averager_b(world, {.period = 4, .warmup_steps = 10});
     PostLocalSgdOptimizer one(sgd_a, averager_a), other(sgd_b, averager_b);
@@ -220,7 +217,7 @@ TEST(PostLocalSgdOptimizer, SavesAndRestoresTheAveragersStep) {
 TEST(PostLocalSgdOptimizer, WarnsOfAStateWithoutStep) {
   run_ranks(1, [](comm::Group& world) {
     Net net;
-    optim::Sgd sgd(net.named_parameters(), {.lr = 0.03});
+    optim::Sgd sgd(managed_parameters(net), {.lr = 0.03});
     PeriodicAverager averager(world, {.period = 4});
     PostLocalSgdOptimizer optimizer(sgd, averager);
     testing::internal::CaptureStderr();
