@@ -46,7 +46,10 @@ Schedule one_cycle(const OneCycleOptions& o, double low, double high, double low
 
 Schedule step_decay(int64_t period, double gamma) {
   check_steps("step_decay", period);
-  return [=](int64_t step, double base) { return base * std::pow(gamma, static_cast<double>(step / period)); };
+  return [=](int64_t step, double base) {
+    const int64_t passed = step / period;
+    return base * std::pow(gamma, static_cast<double>(passed));
+  };
 }
 
 Schedule multi_step(std::vector<int64_t> milestones, double gamma) {

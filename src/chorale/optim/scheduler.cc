@@ -19,8 +19,8 @@ std::string rate_key(const char* what, size_t group) { return concat(what, "/", 
 
 }  // namespace
 
-Scheduler::Scheduler(Optimizer& optimizer, Schedule lr, Schedule momentum)
-    : Scheduler(optimizer, std::vector<Schedule>(optimizer.group_count(), std::move(lr)), std::move(momentum)) {}
+Scheduler::Scheduler(Optimizer& optimizer, const Schedule& lr, Schedule momentum)
+    : Scheduler(optimizer, std::vector<Schedule>(optimizer.group_count(), lr), std::move(momentum)) {}
 
 Scheduler::Scheduler(Optimizer& optimizer, std::vector<Schedule> lr_of_groups, Schedule momentum)
     : optimizer_(optimizer), lr_(std::move(lr_of_groups)), momentum_(std::move(momentum)), base_(rates(optimizer)) {

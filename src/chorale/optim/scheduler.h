@@ -71,7 +71,7 @@ class Scheduler {
  public:
   // One schedule for all groups, or one for each. `momentum`, where given, moves the option momentum, or beta1 where
   // the optimizer has that instead.
-  Scheduler(Optimizer& optimizer, Schedule lr, Schedule momentum = {});
+  Scheduler(Optimizer& optimizer, const Schedule& lr, Schedule momentum = {});
   Scheduler(Optimizer& optimizer, std::vector<Schedule> lr_of_groups, Schedule momentum = {});
   // Both from one place.
   static Scheduler one_cycle(Optimizer& optimizer, const OneCycleOptions& options);
