@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <csignal>
-#include <filesystem>
 #include <thread>
 
 #include "chorale/base/comm_error.h"
@@ -161,19 +160,7 @@ void run_live_cells(Group& world, const std::vector<int64_t>& counts) {
 
 class FaultMatrix : public testing::Test {
  protected:
-  void SetUp() override {
-    if (is_rank_process()) return;
-    char name[] = "/tmp/chorale-faults-XXXXXX";
-    folder_ = mkdtemp(name);
-    setenv("CHORALE_FLIGHT_DIR", folder_.c_str(), 1);
-  }
-  void TearDown() override {
-    if (!folder_.empty()) std::filesystem::remove_all(folder_);
-  }
-  bool all() const { return config::env("CHORALE_FAULTS") == "all"; }
-
- private:
-  std::string folder_;
+  static bool all() { return config::env("CHORALE_FAULTS") == "all"; }
 };
 
 TEST_F(FaultMatrix, ThreadsThatCallSomethingElseOrThrow) {

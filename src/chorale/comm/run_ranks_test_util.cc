@@ -19,6 +19,26 @@
 namespace chorale::comm {
 namespace {
 
+// Dumps of groups that tests break go to a folder that is removed with the test program.
+class FlightFolder {
+ public:
+  FlightFolder() {
+    if (config::env("CHORALE_FLIGHT_DIR")) return;
+    char name[] = "/tmp/chorale-flights-XXXXXX";
+    if (!mkdtemp(name)) return;
+    path_ = name;
+    setenv("CHORALE_FLIGHT_DIR", name, 1);
+  }
+  ~FlightFolder() {
+    std::error_code ignored;
+    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
+  }
+
+ private:
+  std::string path_;
+};
+void provide_flight_folder() { static const FlightFolder folder; }
+
 // How often this test has called run_processes: parent and child count alike.
 int next_call() {
   static std::string test;
@@ -74,6 +94,7 @@ pid_t start_rank(int rank, int size, int call, const std::string& store) {
 }  // namespace
 
 void run_ranks(int size, const std::function<void(Group&)>& body, const GroupOptions& options) {
+  provide_flight_folder();
   transport::MemoryStore store;
   std::mutex mutex;
   std::exception_ptr first;
@@ -99,6 +120,7 @@ bool is_rank_process() { return config::env("CHORALE_TEST_RANK").has_value(); }
 
 std::vector<int> run_processes(int size, const std::function<void(Group&)>& body, const GroupOptions& options,
                                const std::function<void(const RunningRanks&)>& meanwhile) {
+  provide_flight_folder();
   const int call = next_call();
   if (is_rank_process()) {
     if (std::stoi(*config::env("CHORALE_TEST_CALL")) != call) return std::vector<int>(static_cast<size_t>(size), 0);
