@@ -207,8 +207,8 @@ class DistributedDataParallel final : public DataParallelBase {
     if constexpr (requires(std::decay_t<Args> & ... copies) { module_(copies...); }) {
       if (casts_inputs()) {
         std::tuple<std::decay_t<Args>...> inputs(args...);
-        visit_tensors(inputs, [this](Tensor& input) { cast(input); });
-        return std::apply([this](auto&... input) { return run(input...); }, inputs);
+        visit_tensors(inputs, [this](Tensor& input) { this->cast(input); });
+        return std::apply([this](auto&... input) { return this->run(input...); }, inputs);
       }
     }
     return run(std::forward<Args>(args)...);
