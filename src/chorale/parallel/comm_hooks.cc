@@ -51,7 +51,7 @@ struct Quantized {
 CommHook quantize_hook(const char* name, const comm::Group* chosen, std::optional<int64_t> chunk_elems) {
   return {name, [chosen, chunk_elems](GradBucket& bucket) {
             const comm::Group& group = group_of(bucket, chosen);
-            const Tensor buffer = bucket.buffer();
+            const Tensor& buffer = bucket.buffer();
             if (buffer.elems() == 0) return reducer::ready_future(buffer);
             const int64_t columns = chunk_elems.value_or(buffer.elems());
             const int64_t rows = (buffer.elems() + columns - 1) / columns;

@@ -84,7 +84,7 @@ PowerSgd::Matrix PowerSgd::factorize(const Tensor& target, const Tensor& values,
 
 comm::Future PowerSgd::reduce(GradBucket& bucket, bool batched) {
   const comm::Group& group = bucket.group();
-  const Tensor buffer = bucket.buffer();
+  const Tensor& buffer = bucket.buffer();
   const int64_t iteration = iteration_;
   if (bucket.is_last()) ++iteration_;
   gradient_bytes_ += bytes_of({buffer});
@@ -146,11 +146,11 @@ comm::Future PowerSgd::reduce(GradBucket& bucket, bool batched) {
 
 CommHook power_sgd_hook(std::shared_ptr<PowerSgd> state) {
   CHORALE_CHECK(state, "[power_sgd] there is no state");
-  return {"power_sgd", [state](GradBucket& bucket) { return state->reduce(bucket, false); }};
+  return {"power_sgd", [state = std::move(state)](GradBucket& bucket) { return state->reduce(bucket, false); }};
 }
 CommHook batched_power_sgd_hook(std::shared_ptr<PowerSgd> state) {
   CHORALE_CHECK(state, "[batched_power_sgd] there is no state");
-  return {"batched_power_sgd", [state](GradBucket& bucket) { return state->reduce(bucket, true); }};
+  return {"batched_power_sgd", [state = std::move(state)](GradBucket& bucket) { return state->reduce(bucket, true); }};
 }
 
 // ---- saving
