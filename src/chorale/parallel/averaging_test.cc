@@ -127,7 +127,8 @@ TEST(HierarchicalAverager, LetsTheLongestPeriodWin) {
         linear.parameters(), world, 8, [&] { averager.average_parameters(linear.parameters()); },
         [&](int64_t step) {
           const int size = step % 4 == 0 ? 8 : step % 2 == 0 ? 4 : 2;
-          return world.rank() / size * size + (size - 1) / 2.0;
+          const int first = world.rank() / size * size;
+          return first + (size - 1) / 2.0;
         });
   });
 }

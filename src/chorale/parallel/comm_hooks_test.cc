@@ -18,6 +18,7 @@ struct HandMadeBucket {
 
   explicit HandMadeBucket(const std::vector<Tensor>& gradients) {
     std::vector<Tensor> flat;
+    flat.reserve(gradients.size());
     for (const Tensor& g : gradients) flat.push_back(flatten(g));
     buffer = cat(flat);
     int64_t offset = 0;

@@ -19,6 +19,7 @@ using ::testing::ElementsAre;
 // Of all ranks, in the order in which they were dealt.
 std::vector<int64_t> dealt(int64_t size, int replicas, const DistributedSamplerOptions& options, int64_t epoch) {
   std::vector<std::vector<int64_t>> hands;
+  hands.reserve(static_cast<size_t>(replicas));
   for (int rank = 0; rank < replicas; ++rank)
     hands.push_back(DistributedSampler(size, rank, replicas, options).indices(epoch));
   std::vector<int64_t> all;

@@ -101,6 +101,7 @@ TEST(SyncBatchNorm, RunningVarianceIsUnbiasedOverAllRanks) {
       // After 30 passes 0.01^30 of the initial values is left.
       for (int i = 0; i < 30; ++i) backward(mean(norm(x)));
       std::vector<Tensor> all;
+      all.reserve(static_cast<size_t>(group.size()));
       for (int r = 0; r < group.size(); ++r) all.push_back(to(input(r), DType::kF64));
       const Tensor whole = cat(all, 2);
       expect_close(norm.running_mean, to(mean(whole, {0, 2}), DType::kF32), "mean");
