@@ -312,7 +312,11 @@ class Signals(Scratch):
 
 class Restarts(Scratch):
     def test_ranks_are_started_again_until_they_succeed(self):
-        script = "echo start $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; test $TORCHELASTIC_RESTART_COUNT = 2 || { sleep 0.$RANK; exit 5; }"
+        # A rank fails when both have spoken: the other one would be stopped.
+        started = f"{self.folder}/started_$TORCHELASTIC_RESTART_COUNT"
+        script = (f"echo start $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; : >{started}_$RANK; "
+                  "test $TORCHELASTIC_RESTART_COUNT = 2 || { "
+                  f"until test -e {started}_0 && test -e {started}_1; do sleep 0.01; done; exit 5; }}")
         result = run("-n", "2", "--max-restarts", "3", "--log-dir", str(self.folder), *sh(script))
         self.assertEqual(result.returncode, 0, result.err)
         for attempt in range(3):

@@ -37,7 +37,7 @@ class SharedPages final : public ArenaSource {
   const int descriptor_;
   mutable std::mutex mutex_;  // guards what follows
   uint64_t end_ = 0;
-  std::atomic<bool> any_renewed_{false};  // saves the lock in a process where nothing ever failed
+  std::atomic<bool> any_renewed_{false};         // saves the lock in a process where nothing ever failed
   std::map<const std::byte*, Renewed> renewed_;  // stretches that do not lie where their arena says; disjoint
 };
 
