@@ -313,7 +313,7 @@ class Signals(Scratch):
 class Restarts(Scratch):
     def test_ranks_are_started_again_until_they_succeed(self):
         # A rank fails when both have spoken: the other one would be stopped.
-        started = f"{self.folder}/started_$TORCHELASTIC_RESTART_COUNT"
+        started = f"{self.folder}/started_${{TORCHELASTIC_RESTART_COUNT}}"
         script = (f"echo start $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; : >{started}_$RANK; "
                   "test $TORCHELASTIC_RESTART_COUNT = 2 || { "
                   f"until test -e {started}_0 && test -e {started}_1; do sleep 0.01; done; exit 5; }}")
