@@ -28,7 +28,8 @@ constexpr OptionalPart kParts[] = {
 std::span<const OptionalPart> optional_parts() { return kParts; }
 
 Availability has_library(const char* soname, std::string_view to_install) {
-  if (void* library = dlopen(soname, RTLD_LAZY | RTLD_LOCAL)) {
+  // It stays: not every library can be unloaded without leaving something behind.
+  if (void* library = dlopen(soname, RTLD_LAZY | RTLD_LOCAL | RTLD_NODELETE)) {
     dlclose(library);
     return {true, ""};
   }
