@@ -58,28 +58,36 @@ struct Passed {
 TEST(Pool, AnObjectMayDieOnAnotherThread) {
   std::vector<Passed*> made;
   for (int i = 0; i < 5000; ++i) made.push_back(Pool<Passed>::make(Passed{i}));
+  int64_t sum = 0;
   std::thread([&] {
-    for (Passed* object : made) Pool<Passed>::recycle(object);
+    for (Passed* object : made) {
+      sum += object->value;
+      Pool<Passed>::recycle(object);
+    }
   }).join();
+  EXPECT_EQ(sum, 5000 * 4999 / 2);
 }
 
 // Under AddressSanitizer this test fails when the list of an ended thread is still used.
 struct Late {
+  static inline int died = 0;
   int64_t value;
+  ~Late() { ++died; }
 };
 struct KeepsUntilThreadEnd {
   std::vector<Late*> held;
   ~KeepsUntilThreadEnd() {
     for (Late* late : held) Pool<Late>::recycle(late);
-    Pool<Late>::recycle(Pool<Late>::make(Late{3}));
+    Pool<Late>::recycle(Pool<Late>::make());
   }
 };
 TEST(Pool, ObjectsMayDieAfterTheThreadsListWasClosed) {
   std::thread([] {
     thread_local KeepsUntilThreadEnd keeper;  // made first, so destroyed last
-    for (int i = 0; i < 10; ++i) keeper.held.push_back(Pool<Late>::make(Late{i}));
-    Pool<Late>::recycle(Pool<Late>::make(Late{2}));
+    for (int i = 0; i < 10; ++i) keeper.held.push_back(Pool<Late>::make());
+    Pool<Late>::recycle(Pool<Late>::make());
   }).join();
+  EXPECT_EQ(Late::died, 12);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <thread>
@@ -25,11 +26,17 @@ TEST(WatchdogDeathTest, PrintsTheStackOfTheHangingFunctionAndAborts) {
       testing::KilledBySignal(SIGABRT), "Some.Test has run for 0.05 s(.|\n)*hang_forever.*watchdog_test.cc");
 }
 
-TEST(Watchdog, LetsATestThatEndsInTimePass) {
-  Watchdog watchdog(50ms);
-  watchdog.start("Some.Test");
-  watchdog.stop();
-  std::this_thread::sleep_for(100ms);
+TEST(WatchdogDeathTest, LetsATestThatEndsInTimePass) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        Watchdog watchdog(50ms);
+        watchdog.start("Some.Test");
+        watchdog.stop();
+        std::this_thread::sleep_for(100ms);
+        _exit(0);
+      },
+      testing::ExitedWithCode(0), "");
 }
 
 TEST(WatchdogDeathTest, WatchesTheSecondTestAfterAFirstThatEnded) {
