@@ -50,6 +50,12 @@ inline void in_every_group(Group& world, const std::function<void(Group&)>& body
   body(full);
 }
 
+// The same among four ranks.
+inline constexpr int kWorldRanks = 4;
+inline void in_all_groups(const std::function<void(Group&)>& body) {
+  run_ranks(kWorldRanks, [&](Group& world) { in_every_group(world, body); });
+}
+
 inline int count_events(const std::vector<trace::Event>& events, const std::string& name, int rank) {
   int count = 0;
   for (const trace::Event& event : events) count += event.name == name && event.rank == rank ? 1 : 0;
