@@ -2,6 +2,7 @@
 
 #include "chorale/base/error.h"
 #include "chorale/optim/optim.h"
+#include "chorale/parallel/power_sgd.h"
 #include "chorale/parallel/zoo_test_util.h"
 
 namespace chorale::parallel {
@@ -109,6 +110,7 @@ INSTANTIATE_TEST_SUITE_P(Join, UnevenInputs,
                                          std::vector{0, 1, 3, 3}, std::vector{0, 5, 10, 10}, std::vector{5, 6, 7, 7},
                                          std::vector{5, 6, 8, 8}, std::vector{5, 10, 15, 15}, std::vector{3, 0, 1}));
 
+// Smaller layers and pictures than the scenario's, for the time of it.
 // spec: test_ddp_uneven_inputs
 TEST_P(UnevenInputs, RanksWithFewerTakePartUntilAllHaveEnded) {
   const CommHook average{"average", [](GradBucket& bucket) {
@@ -128,6 +130,10 @@ TEST_P(UnevenInputs, RanksWithFewerTakePartUntilAllHaveEnded) {
         uneven(group, tasks, ones({2, 2}), steps, mode, 3, {});
       }
       uneven(group, seeded(Linear(100, 100, {.bias = false}), 1), ones({1, 100}), steps, mode, 4, average);
+      const auto compression = std::make_shared<PowerSgd>(
+          PowerSgdOptions{.rank = 1, .start_iteration = 1, .error_feedback = false, .warm_start = false});
+      uneven(group, seeded(Linear(100, 100, {.bias = false}), 1), ones({1, 100}), steps, mode, 5,
+             power_sgd_hook(compression));
     });
   }
 }
