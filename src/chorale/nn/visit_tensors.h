@@ -67,10 +67,9 @@ void visit_tensors(T& value, Fn&& fn) {
   } else if constexpr (detail::ListsFields<T>) {
     visit_fields(value, visit);
   } else if constexpr (std::is_void_v<std::remove_pointer_t<Plain>> ||
-                       std::is_function_v<std::remove_pointer_t<Plain>>) {
-    // An opaque pointer.
-  } else if constexpr (std::is_base_of_v<nn::Module, Plain> || std::is_convertible_v<T&, std::string_view>) {
-    // A module's own tensors are parameters and buffers, not inputs.
+                       std::is_function_v<std::remove_pointer_t<Plain>> || std::is_base_of_v<nn::Module, Plain> ||
+                       std::is_convertible_v<T&, std::string_view>) {
+    // Nothing to see in an opaque pointer; a module's own tensors are parameters and buffers, not inputs.
   } else if constexpr (detail::Dereferences<T>) {
     if (value) visit(*value);
   } else if constexpr (detail::MapLike<T>) {

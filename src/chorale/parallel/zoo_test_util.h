@@ -148,6 +148,7 @@ inline void expect_equal_gradients(const nn::Module& a, const nn::Module& b) {
 // The tensor has the same bits on all ranks.
 inline void expect_same_on_all_ranks(const comm::Group& group, const Tensor& x, const std::string& what = {}) {
   std::vector<Tensor> all;
+  all.reserve(static_cast<size_t>(group.size()));
   for (int r = 0; r < group.size(); ++r) all.push_back(Tensor::empty(x.sizes(), x.dtype()));
   group.all_gather(all, detach(x)).wait();
   for (int r = 0; r < group.size(); ++r)
