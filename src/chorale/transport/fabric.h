@@ -37,6 +37,8 @@ struct Envelope {
   friend bool operator==(const Envelope&, const Envelope&) = default;
 };
 
+class Chaos;
+
 // A message on its way. Sent: done when its memory may be used again. Received: done when all of it is there.
 class Transfer {
  public:
@@ -81,8 +83,9 @@ struct FabricOptions {
   int rank = 0;
   std::optional<Secret> secret;  // tls refuses to start without
   std::chrono::milliseconds keep_alive{2000};
-  int streams = 2;        // per pair, for large messages
-  bool checksum = false;  // of payloads, end to end
+  int streams = 2;               // per pair, for large messages
+  bool checksum = false;         // of payloads, end to end
+  std::shared_ptr<Chaos> chaos;  // faults on purpose (transport/chaos.h); null: none
 };
 
 class Fabric {

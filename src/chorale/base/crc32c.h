@@ -1,0 +1,13 @@
+// CRC-32C (Castagnoli) by the processor's own instruction: 8 bytes in 3 cycles. SSE4.2 is the least that we run on.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace chorale {
+
+// Of the bytes, going on from the CRC of those before them.
+uint32_t crc32c(std::span<const std::byte> bytes, uint32_t before = 0);
+
+}  // namespace chorale
