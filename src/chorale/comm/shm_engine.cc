@@ -24,11 +24,6 @@ constexpr Deadline::Clock::duration kLookInterval = 5ms;  // how often the reaso
 constexpr Deadline::Clock::duration kLongestSleep = 20ms;
 constexpr Deadline::Clock::duration kFirstWord = 5s;  // after which one says for whom one waits
 
-std::string seconds(Deadline::Clock::duration time) {
-  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(time).count();
-  return concat(ms / 1000, ".", ms % 1000 / 100, " s");
-}
-
 }  // namespace
 
 ShmEngine::ShmEngine(std::shared_ptr<RankContext> whose_context, Membership whose, shm::GroupSegment segment,
@@ -229,7 +224,7 @@ void ShmEngine::look_at_deadline(Operation& operation, Deadline deadline, const 
       calls_.front().get() == &operation) {
     return note_absence(group_, operation);
   }
-  const std::string time = seconds(Clock::now() - operation.issued);
+  const std::string time = in_seconds(Clock::now() - operation.issued);
   if (missing.empty()) throw CallFailed{concat("timed out after ", time), -1};
   // Of several, one that is stopped is to blame rather than one that waits as we do.
   const auto stopped = std::find_if(missing.begin(), missing.end(), [&](int peer) { return group_.is_stopped(peer); });
@@ -249,7 +244,8 @@ void ShmEngine::say_who_is_awaited(const Operation& operation, const std::vector
     who += concat("rank ", group_.global(peer), " (", group_.condition(peer), ") ", where_is(peer));
   }
   // One write, so that lines of several ranks stay whole.
-  std::cerr << concat(prefix(operation), "waiting since ", seconds(Clock::now() - operation.issued), " for ", who, "\n")
+  std::cerr << concat(prefix_of(membership(), operation), "waiting since ", in_seconds(Clock::now() - operation.issued),
+                      " for ", who, "\n")
             << std::flush;
 }
 
@@ -266,12 +262,6 @@ std::string ShmEngine::where_is(int peer) const {
   }
   if (number == 0) return "has made no call in this group yet";
   return concat("last entered ", describe(last->fingerprint), " #", number);
-}
-
-std::string ShmEngine::prefix(const Operation& operation) const {
-  const std::string number = operation.number > 0 ? concat(" #", operation.number) : std::string();
-  return concat("[", name_of(operation.kind), number, "] rank ", group_.global(group_.rank), " (group ",
-                membership().name, " of ", group_.size, "): ");
 }
 
 // ---- failing
@@ -306,25 +296,13 @@ std::string ShmEngine::recorded_failure(int& culprit) const {
 void ShmEngine::fail(const Operation& operation, const std::string& reason, int culprit) {
   record_failure(reason, culprit);
   take_memory_back();
-  std::string text = prefix(operation) + reason;
-  const std::string dump = flight_.dump(membership(), text);
-  if (!dump.empty()) text += concat(" [the last calls are in ", dump, "]");
-  end_all(std::make_exception_ptr(CommError(text, {.rank = group_.global(group_.rank),
-                                                   .peer = culprit,
-                                                   .collective = std::string(name_of(operation.kind)),
-                                                   .sequence_number = operation.number})));
+  end_all(error_of(membership(), operation, reason, culprit, flight_));
 }
 
 void ShmEngine::fail_as_recorded(const Operation& operation) {
   int culprit = -1;
   const std::string reason = recorded_failure(culprit);
-  if (operation.kind == CallKind::kMonitoredBarrier && group_.rank != 0 && operation.number > 0) {
-    return fail(operation,
-                concat("rank ", group_.global(group_.rank),
-                       " reached the monitored barrier, but failed waiting on rank ", group_.global(0), ": ", reason),
-                culprit);
-  }
-  fail(operation, concat("the group is broken: ", reason, "; build a new group"), culprit);
+  fail(operation, reason_of_a_broken_group(membership(), operation, reason), culprit);
 }
 
 void ShmEngine::end_all(const std::exception_ptr& error) {

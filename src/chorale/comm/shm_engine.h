@@ -40,7 +40,6 @@ class ShmEngine final : public Engine {
   void say_who_is_awaited(const Operation& operation, const std::vector<int>& missing);
   std::vector<int> awaited(const Operation& operation) const;
   std::string where_is(int peer) const;
-  std::string prefix(const Operation& operation) const;
 
   // Breaks the group: publishes the failure unless there is one already, takes memory back, and ends all operations.
   void fail(const Operation& operation, const std::string& reason, int culprit);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "chorale/comm/engine.h"
+#include "chorale/comm/failure.h"
 #include "chorale/transport/shm/group_segment.h"
 
 namespace chorale::comm {
@@ -91,13 +92,6 @@ class Hands {
   const ShmGroup& group_;
 };
 
-// Thrown by an algorithm that has seen the group's failure; the engine turns it into the error that the caller gets.
-struct GroupFailed {};
-// Thrown by whoever finds the failure; the engine breaks the group with it.
-struct CallFailed {
-  std::string reason;
-  int culprit = -1;  // global rank
-};
 inline void check_not_failed(const ShmGroup& group) {
   if (group.failed()) [[unlikely]]
     throw GroupFailed{};

@@ -1,0 +1,73 @@
+#include "chorale/comm/failure.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "chorale/base/comm_error.h"
+#include "chorale/base/error.h"
+
+namespace chorale::comm {
+namespace {
+
+int global(const Membership& membership, int rank) { return membership.members[static_cast<size_t>(rank)]; }
+
+}  // namespace
+
+void raise_difference(const Membership& membership, std::span<const Fingerprint> prints) {
+  // Ranks by the call they made, in the order of their first rank.
+  std::vector<std::pair<Fingerprint, std::vector<int>>> camps;
+  for (int rank = 0; rank < membership.size(); ++rank) {
+    const Fingerprint& print = prints[static_cast<size_t>(rank)];
+    auto camp = std::find_if(camps.begin(), camps.end(), [&](const auto& other) { return other.first == print; });
+    if (camp == camps.end()) camp = camps.insert(camps.end(), {print, {}});
+    camp->second.push_back(rank);
+  }
+  std::string text = "ranks made different calls:";
+  for (const auto& [print, ranks] : camps) {
+    text += ranks.size() > 1 ? " ranks" : " rank";
+    for (size_t r = 0; r < ranks.size(); ++r) text += concat(r > 0 ? ", " : " ", global(membership, ranks[r]));
+    Fingerprint shown = print;
+    if (shown.root >= 0 && shown.root < membership.size()) shown.root = global(membership, shown.root);
+    text += concat(": ", describe(shown), ";");
+  }
+  text += " all ranks must make the same calls in the same order";
+  // The smallest camp is the odd one out; of equal ones the later.
+  auto odd = camps.begin();
+  for (auto camp = camps.begin(); camp != camps.end(); ++camp) {
+    if (camp->second.size() <= odd->second.size()) odd = camp;
+  }
+  throw CallFailed{text, global(membership, odd->second.front())};
+}
+
+std::string prefix_of(const Membership& membership, const Operation& operation) {
+  const std::string number = operation.number > 0 ? concat(" #", operation.number) : std::string();
+  return concat("[", name_of(operation.kind), number, "] rank ", global(membership, membership.rank), " (group ",
+                membership.name, " of ", membership.size(), "): ");
+}
+
+std::exception_ptr error_of(const Membership& membership, const Operation& operation, const std::string& reason,
+                            int culprit, const FlightRecorder& flight) {
+  std::string text = prefix_of(membership, operation) + reason;
+  const std::string dump = flight.dump(membership, text);
+  if (!dump.empty()) text += concat(" [the last calls are in ", dump, "]");
+  return std::make_exception_ptr(CommError(text, {.rank = global(membership, membership.rank),
+                                                  .peer = culprit,
+                                                  .collective = std::string(name_of(operation.kind)),
+                                                  .sequence_number = operation.number}));
+}
+
+std::string reason_of_a_broken_group(const Membership& membership, const Operation& operation,
+                                     const std::string& reason) {
+  if (operation.kind == CallKind::kMonitoredBarrier && membership.rank != 0 && operation.number > 0) {
+    return concat("rank ", global(membership, membership.rank),
+                  " reached the monitored barrier, but failed waiting on rank ", global(membership, 0), ": ", reason);
+  }
+  return concat("the group is broken: ", reason, "; build a new group");
+}
+
+std::string in_seconds(Deadline::Clock::duration time) {
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(time).count();
+  return concat(ms / 1000, ".", ms % 1000 / 100, " s");
+}
+
+}  // namespace chorale::comm

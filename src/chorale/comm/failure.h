@@ -1,0 +1,35 @@
+// Inside comm: how the failure of a call is raised and told, the same whatever moves the data.
+#pragma once
+
+#include <exception>
+#include <span>
+#include <string>
+
+#include "chorale/comm/engine.h"
+#include "chorale/comm/flight.h"
+
+namespace chorale::comm {
+
+// Thrown by an algorithm that has seen the group's failure; the engine turns it into the error that the caller gets.
+struct GroupFailed {};
+// Thrown by whoever finds the failure; the engine breaks the group with it.
+struct CallFailed {
+  std::string reason;
+  int culprit = -1;  // global rank
+};
+
+// Throws CallFailed, naming everybody's call. `prints` are those of the members, by group rank, and not all the same.
+[[noreturn, gnu::cold]] void raise_difference(const Membership& membership, std::span<const Fingerprint> prints);
+
+// "[all_reduce #7] rank 1 (group world of 4): "
+std::string prefix_of(const Membership& membership, const Operation& operation);
+// What the caller gets: prefix, reason, and where the last calls were written.
+std::exception_ptr error_of(const Membership& membership, const Operation& operation, const std::string& reason,
+                            int culprit, const FlightRecorder& flight);
+// For a rank other than 0 whose monitored barrier failed, and for any other call of a group that broke elsewhere.
+std::string reason_of_a_broken_group(const Membership& membership, const Operation& operation,
+                                     const std::string& reason);
+// "1.5 s"
+std::string in_seconds(Deadline::Clock::duration time);
+
+}  // namespace chorale::comm
