@@ -21,6 +21,8 @@ target_link_libraries(chorale_third_party INTERFACE
   "${CHORALE_DNNL}" "${CHORALE_HWY}" "${CHORALE_SLEEF}"
   fmt::fmt spdlog::spdlog nlohmann_json::nlohmann_json ZLIB::ZLIB
   OpenSSL::Crypto "${CHORALE_HWLOC}" "${CHORALE_DW}" ${CMAKE_DL_LIBS})
+# The same as the linker's names, for programs that link the installed static library (cmake/package.cmake).
+set(CHORALE_LINK_NAMES dnnl hwy sleef fmt spdlog z crypto hwloc dw ${OpenMP_CXX_LIB_NAMES} ${CMAKE_DL_LIBS})
 
 if(CHORALE_TESTS)
   find_package(GTest REQUIRED)

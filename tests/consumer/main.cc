@@ -1,0 +1,16 @@
+// A step of data-parallel training with a group of however many ranks there are.
+#include <iostream>
+
+#include "chorale/chorale.h"
+
+using namespace chorale;
+
+int main(int argc, char**) {
+  comm::World world;
+  if (argc > 1) world.init();  // with an argument: a launcher has started this
+  const Tensor w = set_requires_grad(ones({3}));
+  backward(sum(square(w)));
+  const Tensor dw = gradient(w);
+  if (world.is_initialized()) world.group().all_reduce(dw).wait();
+  std::cout << "gradient " << dw << "\n";
+}
