@@ -1,4 +1,4 @@
-"""The programs that README.md shows are examples that are built and run."""
+"""The programs that README.md shows are examples that are built and run, and examples are short."""
 import pathlib
 import re
 import unittest
@@ -13,6 +13,10 @@ class Readme(unittest.TestCase):
         self.assertTrue(shown)
         for program in shown:
             self.assertTrue(any(program in text for text in examples), "not in any example:\n" + program)
+
+    def test_an_example_fits_on_a_screen_or_two(self):
+        for path in (ROOT / "examples").glob("*.cc"):
+            self.assertLess(len(path.read_text().splitlines()), 80, path.name)
 
 
 if __name__ == "__main__":
