@@ -33,7 +33,7 @@ class Bpe {
   static Bpe load(const std::filesystem::path& folder);  // with vocab.json and merges.txt
   static Bpe load(const std::filesystem::path& vocab, const std::filesystem::path& merges);
   static Bpe parse(std::string_view vocab, std::string_view merges);
-  // Writes vocab.json and merges.txt into a folder, which must exist.
+  // Writes vocab.json and merges.txt into a folder, which is made if need be.
   void save(const std::filesystem::path& folder) const;
 
   Id size() const { return static_cast<Id>(tokens_.size()); }

@@ -137,6 +137,8 @@ void Bpe::save(const std::filesystem::path& folder) const {
         printable(token(static_cast<Id>(pair >> 32))) + ' ' + printable(token(static_cast<Id>(pair & 0xffffffff)));
     merges += '\n';
   }
+  std::error_code ignored;  // the files say it better
+  std::filesystem::create_directories(folder, ignored);
   io::AtomicFile merges_file(folder / kMergesName), vocab_file(folder / kVocabName);
   merges_file.write(merges);
   vocab_file.write(vocab);

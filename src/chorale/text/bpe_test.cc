@@ -59,8 +59,8 @@ TEST(Bpe, EncodesAsTheTokenizersPackageDoes) {
 TEST(Bpe, IsTheSameThroughFiles) {
   const TemporaryFolder folder;
   const Bpe bpe = Bpe::train(kCorpus, {.vocab_size = 400, .specials = {"<|endoftext|>", "<|Ġ|>"}});
-  bpe.save(folder.path());
-  const Bpe loaded = Bpe::load(folder.path());
+  bpe.save(folder.path() / "new" / "tokenizer");
+  const Bpe loaded = Bpe::load(folder.path() / "new" / "tokenizer");
   ASSERT_EQ(loaded.size(), bpe.size());
   for (int32_t id = 0; id < bpe.size(); ++id) EXPECT_EQ(loaded.token(id), bpe.token(id));
   EXPECT_EQ(loaded.encode(kCorpus), bpe.encode(kCorpus));
