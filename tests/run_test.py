@@ -18,6 +18,8 @@ BIN = pathlib.Path(sys.argv.pop(1)).resolve()
 CHORALE = str(BIN / "chorale")
 # Prints a line with what it got from the others through the store.
 MEET = [str(BIN / "transport_test"), "--gtest_also_run_disabled_tests", "--gtest_filter=RankOfALauncher.*"]
+# Makes twenty calls with the others.
+WORK = [str(BIN / "comm_test"), "--gtest_also_run_disabled_tests", "--gtest_filter=RankOfALauncher.*"]
 LIMIT_S = 30
 
 
@@ -191,11 +193,47 @@ class Success(Scratch):
         self.assertTrue(run("-n", "1", sys.executable, "-c", code, env=environment).out.endswith(" 7\n"))
 
 
+class Chaos(Scratch):
+    def work(self, *arguments):
+        return run("-n", "2", *arguments, *WORK, env=dict(os.environ, CHORALE_FLIGHT_DIR=str(self.folder)))
+
+    def test_a_plan_is_said_and_carried_out(self):
+        plan = "delay@rank=0,call=3,ms=5;kill@rank=1,call=7"
+        result = self.work("--chaos", plan)
+        self.assertEqual(result.returncode, 128 + signal.SIGKILL, result.err)
+        self.assertIn(f"chorale run: faults on purpose: {plan}\n", result.err)
+        self.assertIn("rank 1 on ", result.err)
+        self.assertIn("failed: killed by SIGKILL", result.err)
+
+    def test_a_seed_makes_a_plan_which_is_said(self):
+        result = self.work("--chaos", "1")
+        self.assertEqual(result.returncode, 0, result.err)
+        self.assertIn("faults on purpose: delay@rank=0,call=5,ms=10;short@rank=1", result.err)
+        self.assertEqual(result.err.count("faults on purpose"), 1)
+
+    def test_a_restart_is_without_faults(self):
+        result = self.work("--chaos", "kill@rank=1,call=7", "--max-restarts", "1")
+        self.assertEqual(result.returncode, 0, result.err)
+        self.assertEqual(result.out.count("twenty calls"), 2)
+
+    def test_damaged_control_messages_are_found_without_checksums_and_data_with_them(self):
+        for arguments, what in ((["--chaos", "corrupt@rank=1,call=7"], "the control message of rank 1 "),
+                                (["--checksum", "--chaos", "corrupt@rank=1,call=7,what=payload"], "the data of rank 1 ")):
+            result = self.work(*arguments)
+            self.assertNotEqual(result.returncode, 0)
+            self.assertIn(what, result.out)
+
+    def test_what_is_no_plan_is_an_error(self):
+        result = self.work("--chaos", "kill@rank=2,call=1")
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn("rank is one of the job's", result.err)
+
+
 class CommandLine(unittest.TestCase):
     def test_what_is_wrong_is_said_and_status_2(self):
         for arguments, word in ((["true"], "-n"), (["-n", "2"], "PROGRAM"), (["-n", "0", "true"], "-n"),
                                 (["-n", "x", "true"], "-n"), (["-n", "2", "--fabric", "ucx", "true"], "--fabric"),
-                                (["-n", "2", "--chaos", "1", "true"], "--chaos")):
+                                (["-n", "2", "--chaos"], "--chaos")):
             result = run(*arguments)
             self.assertEqual(result.returncode, 2, arguments)
             self.assertIn(word, result.err, arguments)

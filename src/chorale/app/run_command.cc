@@ -54,6 +54,13 @@ void add_run(CLI::App& program) {
       ->check(CLI::NonNegativeNumber.description(""))
       ->type_name("SECONDS")
       ->capture_default_str();
+  command
+      ->add_option("--chaos", options.chaos,
+                   "Faults on purpose: a seed, or a plan such as 'kill@rank=1,call=7;delay@rank=0,call=3,ms=50'")
+      ->envname("CHORALE_CHAOS")
+      ->type_name("SEED|PLAN");
+  command->add_flag("--checksum", options.checksum, "Verify payloads, not only control messages; costs time")
+      ->envname("CHORALE_CHECKSUM");
   command->add_option("--guardian", arguments->guardian)->group("");  // the launcher's own use (launch/guardian.h)
   command->callback([command, arguments] {
     const int status = run_command(*arguments, command->remaining());

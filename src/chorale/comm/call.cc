@@ -66,7 +66,11 @@ std::string describe(const Fingerprint& print) {
   const CallKind kind = kind_of(print);
   std::ostringstream text;
   text << name_of(kind);
-  if (kind == CallKind::kBarrier || kind == CallKind::kMonitoredBarrier || kind == CallKind::kNone) return text.str();
+  const char* const checksums = print.variant == transport::shm::kChecksummed ? ", with checksums" : "";
+  if (kind == CallKind::kBarrier || kind == CallKind::kMonitoredBarrier || kind == CallKind::kNone) {
+    text << checksums;
+    return text.str();
+  }
   if (kind == CallKind::kNewGroup) {
     text << " (members " << std::hex << print.detail << ')';
     return text.str();
@@ -87,6 +91,7 @@ std::string describe(const Fingerprint& print) {
   }
   if (print.root >= 0) text << ", root " << print.root;
   if (print.tag != 0) text << ", tag " << print.tag;
+  text << checksums;
   return text.str();
 }
 

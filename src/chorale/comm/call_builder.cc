@@ -65,6 +65,7 @@ CallBuilder::CallBuilder(const std::shared_ptr<GroupState>& state, CallKind kind
   operation_->kind = kind;
   operation_->print.kind = static_cast<uint8_t>(kind);
   operation_->print.tag = options.tag;
+  if (state_->context->checksum) operation_->print.variant = transport::shm::kChecksummed;
   operation_->issued = Deadline::Clock::now();
   operation_->timeout = options.timeout.value_or(state_->timeout);
   operation_->deadline = Deadline(operation_->issued + operation_->timeout);
@@ -154,12 +155,21 @@ void CallBuilder::note_shape(const Tensor& tensor) {
   operation_->shapes.push_back(std::move(shape));
 }
 
+namespace {
+// Every call of a rank comes by here.
+void meet_chaos(const GroupState& state) {
+  if (state.context->chaos) [[unlikely]]
+    state.context->chaos->enter_call();
+}
+}  // namespace
+
 void start_together(GroupState& state, const Operations& operations) {
   for (size_t i = 1; i < operations.size(); ++i) {
     auto& shapes = operations[i]->shapes;
     operations[0]->shapes.insert(operations[0]->shapes.end(), shapes.begin(), shapes.end());
     operations[i]->traced = false;
   }
+  for (size_t i = 0; i < operations.size(); ++i) meet_chaos(state);
   const std::lock_guard lock(state.context->mutex);
   for (const auto& operation : operations) state.engine->submit(operation);
 }
@@ -188,6 +198,7 @@ Work CallBuilder::launch() {
     CallBuilder(state_, CallKind::kMonitoredBarrier, options).launch().wait();
   }
   if (trace::enabled() && operation_->give.empty() && operation_->take.empty()) operation_->traced = true;
+  meet_chaos(*state_);
   const std::lock_guard lock(state_->context->mutex);
   state_->engine->submit(operation_);
   Operations operations;

@@ -9,6 +9,7 @@
 
 #include "chorale/comm/operation.h"
 #include "chorale/device/allocator.h"
+#include "chorale/transport/chaos.h"
 
 namespace chorale::comm {
 
@@ -22,6 +23,10 @@ class RankContext {
   std::vector<Engine*> engines;
   // False when ranks outnumber cores: who waits then gives the core away at once.
   bool core_each = true;
+  // Payloads carry checksums, which every receiver verifies.
+  bool checksum = false;
+  // Faults on purpose; null: none.
+  std::shared_ptr<transport::Chaos> chaos;
   // Groups are named by a count of all that were made, also of those this rank is not in.
   int64_t groups_made = 0;
 

@@ -1,4 +1,5 @@
 // Did everybody make the same call?
+#include "chorale/base/error.h"
 #include "chorale/comm/shm_group.h"
 
 namespace chorale::comm {
@@ -6,18 +7,31 @@ namespace {
 
 [[noreturn, gnu::cold, gnu::noinline]] void raise_difference(const ShmGroup& group, const Operation& operation) {
   std::vector<Fingerprint> prints;
-  for (int rank = 0; rank < group.size; ++rank)
-    prints.push_back(group.segment.slot(rank, operation.number).fingerprint);
+  for (int rank = 0; rank < group.size; ++rank) {
+    const shm::CallSlot& slot = group.segment.slot(rank, operation.number);
+    // Words that are damaged say nothing about a call.
+    if (slot.check != slot.right_check(operation.number, slot.fingerprint.weight()))
+      raise_damage(group, rank, "the control message");
+    prints.push_back(slot.fingerprint);
+  }
   raise_difference(group.membership, prints);
 }
 
 }  // namespace
 
 void check_fingerprints(const ShmGroup& group, const Operation& operation) {
+  const uint64_t weight = operation.print.weight();
   for (int peer = 0; peer < group.size; ++peer) {
-    if (!(group.segment.slot(peer, operation.number).fingerprint == operation.print)) [[unlikely]]
+    const shm::CallSlot& slot = group.segment.slot(peer, operation.number);
+    if (!(slot.fingerprint == operation.print) || slot.check != slot.right_check(operation.number, weight)) [[unlikely]]
       raise_difference(group, operation);
   }
+}
+
+void raise_damage(const ShmGroup& group, int peer, const char* what) {
+  throw CallFailed{concat(what, " of rank ", group.global(peer), " (", group.condition(peer),
+                          ") is damaged: its checksum is wrong; bad memory, or something wrote where it must not"),
+                   group.global(peer)};
 }
 
 }  // namespace chorale::comm

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iostream>
 #include <numeric>
 
 #include "chorale/base/comm_error.h"
@@ -29,6 +30,22 @@ std::chrono::milliseconds default_timeout() {
   CHORALE_CHECK(*end == 0 && seconds > 0 && seconds < 1e9, "[group] CHORALE_TIMEOUT is '", *text,
                 "'; it takes a number of seconds, such as 1800");
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3));
+}
+
+bool default_checksum() {
+  const std::string text = config::env("CHORALE_CHECKSUM").value_or("0");
+  CHORALE_CHECK(text == "0" || text == "1", "[group] CHORALE_CHECKSUM is '", text, "'; it takes 0 or 1");
+  return text == "1";
+}
+
+std::shared_ptr<transport::Chaos> chaos_of(const GroupOptions& options, int rank, int size) {
+  const auto text = options.chaos ? options.chaos : config::env("CHORALE_CHAOS");
+  if (!text) return nullptr;
+  const transport::ChaosPlan plan = transport::chaos_plan(*text, size);
+  // What a seed means is worth knowing; a launcher hands on the whole plan and has said it.
+  if (rank == 0 && transport::text_of(plan) != *text && !options.chaos)
+    std::cerr << concat("[chaos] faults on purpose: ", transport::text_of(plan), "\n") << std::flush;
+  return transport::Chaos::of_rank(plan, rank);
 }
 
 // What a rank tells the others when a group is made: who it is, and the segment if it is the one that makes it.
@@ -108,6 +125,8 @@ Group Group::connect(transport::Store& store, const std::string& name, int rank,
   const auto timeout = options.timeout.value_or(default_timeout());
   const Deadline deadline = within(timeout);
   auto context = std::make_shared<RankContext>();
+  context->checksum = options.checksum ? *options.checksum : default_checksum();
+  context->chaos = chaos_of(options, rank, size);
   Introduction own{own_identity(*context), {}};
   std::shared_ptr<shm::Segment> segment;
   if (rank == 0) {
@@ -180,8 +199,8 @@ Group::Subgroups Group::make_groups(const std::vector<std::vector<int>>& lists, 
     if (list[r] == own_global) membership.rank = static_cast<int>(r);
     identities.push_back(one.identity);
   }
-  result.groups[static_cast<size_t>(result.own)] = Group(join(
-      state_->context, std::move(membership), file, std::move(identities), options.timeout.value_or(state_->timeout)));
+  result.groups[static_cast<size_t>(result.own)] =
+      Group(join(state_->context, membership, file, identities, options.timeout.value_or(state_->timeout)));
   return result;
 }
 

@@ -30,6 +30,11 @@ namespace chorale::comm {
 struct GroupOptions {
   // For each call that names no deadline of its own. The default is CHORALE_TIMEOUT in seconds, else 30 minutes.
   std::optional<std::chrono::milliseconds> timeout;
+  // Payloads are verified by who receives them, which costs time. The default is CHORALE_CHECKSUM, 0 or 1, else no.
+  // Of the world; its other groups do as it does.
+  std::optional<bool> checksum = {};
+  // Faults on purpose: a plan or a seed (transport/chaos.h). The default is CHORALE_CHAOS, else none. Of the world.
+  std::optional<std::string> chaos = {};
 };
 
 struct CallOptions {

@@ -16,7 +16,7 @@ TEST(AllReduce, SumIsExactForAnyRankCount) {
         // Small integers: every partial sum is exact, so the order of additions cannot matter.
         std::vector<float> x(count, static_cast<float>(group.rank() + 1));
         group.all_reduce(std::span(x), Reduce::kSum).synchronize(within(5s));
-        const auto expected = static_cast<float>(group.size() * (group.size() + 1) / 2);
+        const auto expected = static_cast<float>(group.size() * (group.size() + 1)) / 2;
         EXPECT_EQ(x, std::vector<float>(count, expected));
       }
     });

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "chorale/base/crc32c.h"
 #include "chorale/base/error.h"
 
 namespace chorale::comm {
@@ -12,6 +13,7 @@ using shm::Message;
 using shm::MessageKind;
 using shm::Place;
 using shm::PlaceKind;
+using What = transport::ChaosFault::What;
 
 // Small messages that nobody asks for are kept up to this total; then their sender has to wait.
 constexpr size_t kMostEarlyBytes = size_t{256} << 20;
@@ -61,6 +63,10 @@ Message& Messages::next_to(int peer) const {
   return box.ring[box.filled.load(std::memory_order_relaxed) % shm::kMessagesInFlight];
 }
 void Messages::fill(int peer) {
+  Message& message = next_to(peer);
+  message.check = message.right_check();
+  if (group_.context().chaos) [[unlikely]]
+    group_.context().chaos->touch(What::kControl, {reinterpret_cast<std::byte*>(&message.id), 4 * sizeof(uint64_t)});
   std::atomic<uint32_t>& filled = group_.segment.mailbox(group_.rank, peer).filled;
   group_.segment.publish(filled, filled.load(std::memory_order_relaxed) + 1);
 }
@@ -73,17 +79,22 @@ bool Messages::start_send(Operation& operation) {
   message.tag = operation.tag;
   message.bytes = chunk.bytes;
   message.id = operation.id = next_id_++;
+  message.has_crc = group_.context().checksum ? 1 : 0;
+  message.crc = message.has_crc != 0 ? crc32c({chunk.data, chunk.bytes}) : 0;
+  transport::Chaos* chaos = group_.context().chaos.get();
   const bool fits = chunk.bytes <= shm::kMessageInlineBytes;
   message.kind = fits ? MessageKind::kInline : MessageKind::kReady;
   if (fits) {
     if (chunk.bytes > 0) std::memcpy(message.data, chunk.data, chunk.bytes);
-  } else if (const auto place = group_.place_of(chunk)) {
+    if (chaos) chaos->touch(What::kPayload, {message.data, chunk.bytes});
+  } else if (const auto place = chaos ? std::nullopt : group_.place_of(chunk)) {
     message.place = *place;
   } else {
     CachingAllocator& scratch = group_.context().scratch();
     const Block block = scratch.allocate(chunk.bytes);
     operation.scratch.push_back(block);
     std::memcpy(block.data, chunk.data, chunk.bytes);
+    if (chaos) chaos->touch(What::kPayload, {static_cast<std::byte*>(block.data), chunk.bytes});
     message.place = Place::make(PlaceKind::kScratch, scratch.locate(block.data)->source_offset());
   }
   fill(operation.peer);
@@ -120,10 +131,18 @@ void Messages::deliver(Operation& receive, int from, const Early& message, const
                             " bytes of ", receive.dtype),
                      group_.global(from)};
   }
+  if (group_.context().checksum && !message.crc) {
+    throw CallFailed{concat("rank ", group_.global(from), " sends without checksums, and rank ",
+                            group_.global(group_.rank), " wants them: CHORALE_CHECKSUM differs"),
+                     group_.global(from)};
+  }
+  const auto verify = [&] {
+    if (message.crc && crc32c({to.data, to.bytes}) != *message.crc) raise_damage(group_, from, "a message");
+  };
   receive.source = from;
   if (message.kind == MessageKind::kInline) {
     if (to.bytes > 0) std::memcpy(to.data, inline_data, to.bytes);
-    return;
+    return verify();
   }
   {
     const Hands hands(group_);
@@ -135,6 +154,7 @@ void Messages::deliver(Operation& receive, int from, const Early& message, const
       check_not_failed(group_);
     }
   }
+  verify();
   answers_.push_back({from, message.id});
 }
 
@@ -159,6 +179,8 @@ void Messages::empty_mailbox(int from, std::vector<Intrusive<Operation>>& done) 
     const uint32_t emptied = box.emptied.load(std::memory_order_relaxed);
     if (box.filled.load(std::memory_order_acquire) == emptied) return;
     const Message& message = box.ring[emptied % shm::kMessagesInFlight];
+    if (message.check != message.right_check()) [[unlikely]]
+      raise_damage(group_, from, "a message's head");
     if (message.kind == MessageKind::kTaken) {
       const auto found = std::find_if(unanswered_.begin(), unanswered_.end(), [&](const auto& operation) {
         return operation->id == message.id && operation->peer == from;
@@ -169,8 +191,14 @@ void Messages::empty_mailbox(int from, std::vector<Intrusive<Operation>>& done) 
       unanswered_.erase(found);
     } else {
       CHORALE_INVARIANT(message.dtype < kDTypeCount, "message of dtype ", message.dtype);
-      Early early{
-          message.kind, static_cast<DType>(message.dtype), message.id, message.tag, message.bytes, message.place, {}};
+      Early early{.kind = message.kind,
+                  .dtype = static_cast<DType>(message.dtype),
+                  .id = message.id,
+                  .tag = message.tag,
+                  .bytes = message.bytes,
+                  .place = message.place,
+                  .crc = message.has_crc != 0 ? std::optional(message.crc) : std::nullopt,
+                  .data = {}};
       const bool is_inline = message.kind == MessageKind::kInline;
       CHORALE_INVARIANT(!is_inline || message.bytes <= shm::kMessageInlineBytes, "message of ", message.bytes);
       const auto wanted = std::find_if(posted_.begin(), posted_.end(), [&](const auto& receive) {

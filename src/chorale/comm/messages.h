@@ -37,6 +37,7 @@ class Messages {
     DType dtype;
     uint64_t id, tag, bytes;
     shm::Place place;
+    std::optional<uint32_t> crc;
     std::vector<std::byte> data;
   };
   struct Answer {

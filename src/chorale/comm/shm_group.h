@@ -108,8 +108,10 @@ bool step_call(ShmGroup& group, Operation& operation, uint32_t& pieces);
 void note_absence(const ShmGroup& group, Operation& operation);
 // The ranks that it waits for.
 std::vector<int> missing_ranks(const ShmGroup& group, const Operation& operation);
-// Throws CallFailed, naming everybody's call, if they are not the same.
+// Throws CallFailed, naming everybody's call, if they are not the same, or whose words are damaged (Note [Damage] in
+// transport/shm/control_check.h).
 void check_fingerprints(const ShmGroup& group, const Operation& operation);
+[[noreturn]] void raise_damage(const ShmGroup& group, int peer, const char* what);
 
 // Between their own memory (algorithm/in_place.cc): each rank combines its slice of everybody's data and stores the
 // result to everybody.

@@ -47,11 +47,26 @@ std::string parse_backend(std::string_view name) {
 
 std::string relevant_environment() {
   std::string text;
-  for (const char* name :
-       {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS",
-        "CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_DEBUG", "NCCL_TOPO_DUMP_FILE",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_DISTRIBUTED_DEBUG", "CHORALE_DEBUG", "CHORALE_FLIGHT_DIR",
-        "CHORALE_IFACE", "CHORALE_TIMEOUT"}) {
+  for (const char* name : {"RANK",
+                           "LOCAL_RANK",
+                           "WORLD_SIZE",
+                           "LOCAL_WORLD_SIZE",
+                           "MASTER_ADDR",
+                           "MASTER_PORT",
+                           "OMP_NUM_THREADS",
+                           "CUDA_VISIBLE_DEVICES",
+                           "GLOO_SOCKET_IFNAME",
+                           "NCCL_SOCKET_IFNAME",
+                           "NCCL_DEBUG",
+                           "NCCL_TOPO_DUMP_FILE",
+                           "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+                           "TORCH_DISTRIBUTED_DEBUG",
+                           "CHORALE_CHAOS",
+                           "CHORALE_CHECKSUM",
+                           "CHORALE_DEBUG",
+                           "CHORALE_FLIGHT_DIR",
+                           "CHORALE_IFACE",
+                           "CHORALE_TIMEOUT"}) {
     text += concat("env:", name, "=", config::env(name).value_or("N/A"), "\n");
   }
   return text;

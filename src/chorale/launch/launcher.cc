@@ -17,6 +17,7 @@
 #include "chorale/base/error.h"
 #include "chorale/launch/last_calls.h"
 #include "chorale/launch/ranks.h"
+#include "chorale/transport/chaos.h"
 #include "chorale/transport/host_identity.h"
 #include "chorale/transport/interface.h"
 #include "chorale/transport/memory_store.h"
@@ -264,15 +265,24 @@ class Launcher {
                  server_ ? server_->endpoint().host : ""},
                 self_store_, restarts);
     const NodePlan plan = signals_.let_through([&] { return nodes.join(within(30min)); });
+    const std::string chaos = chaos_for(plan.world_size, restarts);
     nodes.start_watching();
-    Ranks ranks(plan_of(plan, restarts), guardian_);
+    Ranks ranks(plan_of(plan, restarts, chaos), guardian_);
     Start start(options_, signals_, ranks, nodes);
     const std::optional<Halt> halt = start.run();
     if (halt) say_summary(*halt, start, ranks, began, restarts, options_);
     return halt;
   }
 
-  Ranks::Plan plan_of(const NodePlan& nodes, int restarts) const {
+  // The plan in full: a seed needs the number of ranks. A restart is to show that the job recovers, so it has none.
+  std::string chaos_for(int world_size, int restarts) const {
+    if (options_.chaos.empty() || restarts > 0) return "";
+    const std::string plan = transport::text_of(transport::chaos_plan(options_.chaos, world_size));
+    if (options_.node_rank == 0) say(concat("faults on purpose: ", plan));
+    return plan;
+  }
+
+  Ranks::Plan plan_of(const NodePlan& nodes, int restarts, const std::string& chaos) const {
     return {.process = {.program = program_,
                         .arguments = options_.command,
                         .environment = {},
@@ -290,6 +300,8 @@ class Launcher {
                             {"TORCHELASTIC_MAX_RESTARTS", std::to_string(options_.max_restarts)},
                             {"TORCHELASTIC_USE_AGENT_STORE", ""},
                             {"CHORALE_FLIGHT_DIR", std::filesystem::absolute(flights_of(options_)).string()},
+                            {"CHORALE_CHAOS", chaos},
+                            {"CHORALE_CHECKSUM", options_.checksum ? "1" : ""},
                             {"CHORALE_STORE", place_.text()},
                             {"CHORALE_SECRET_FD", std::to_string(secret_file_.get())}},
             .cores = cores_,

@@ -15,7 +15,9 @@ struct LaunchOptions {
   int max_restarts = 0;
   std::string log_dir;                                         // empty: no files
   std::chrono::milliseconds grace = std::chrono::seconds(10);  // between SIGTERM and SIGKILL
-  std::vector<std::string> command;                            // a program and its arguments
+  std::string chaos;      // a plan or a seed (transport/chaos.h) for the first start; empty: no faults on purpose
+  bool checksum = false;  // of payloads (comm/group.h)
+  std::vector<std::string> command;  // a program and its arguments
 };
 
 // The exit status: 0 when every rank ended with 0, else that of the first rank that failed; 128 + N when it was killed

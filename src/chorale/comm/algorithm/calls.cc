@@ -1,8 +1,12 @@
 // Collectives on one host by reading: each rank enters with the place of what it gives (Note [Give and take]), and then
 // takes what it needs from the others' places. Small data travels in the slot itself and is done after one exchange.
+//
+// With checksums (GroupOptions::checksum) every call goes this way, reductions too: each chunk that a rank gives has a
+// row in its table with the CRC, and who takes it verifies what arrived, in its own copy, before the call succeeds.
 #include <algorithm>
 #include <cstring>
 
+#include "chorale/base/crc32c.h"
 #include "chorale/base/error.h"
 #include "chorale/comm/shm_group.h"
 #include "chorale/vec/combine.h"
@@ -16,6 +20,7 @@ using shm::Place;
 using shm::PlacedChunk;
 using shm::PlaceKind;
 using Phase = Operation::Phase;
+using What = transport::ChaosFault::What;
 
 // With hands up, a failure is looked for after every so many bytes.
 constexpr size_t kCheckBytes = 256 << 10;
@@ -55,49 +60,102 @@ void copy(const ShmGroup& group, std::byte* to, const std::byte* from, size_t by
   }
 }
 
+bool has_checksums(const Operation& operation) { return operation.print.variant == shm::kChecksummed; }
+// True when slots begin with a table of what is given.
+bool has_table(const Operation& operation) { return !one_for_all(operation.kind) || has_checksums(operation); }
+
+void verify(const ShmGroup& group, int peer, uint32_t found, uint32_t expected) {
+  if (found != expected) [[unlikely]]
+    raise_damage(group, peer, "the data");
+}
+
+struct Given {
+  const std::byte* data = nullptr;
+  uint32_t crc = 0;  // with checksums
+};
+
 // Where `peer` has what this rank takes from it.
-const std::byte* given_by(ShmGroup& group, const Operation& operation, int peer, size_t bytes) {
+Given given_by(ShmGroup& group, const Operation& operation, int peer, size_t bytes) {
   if (peer == group.rank) {
     const Chunk& own = operation.give[one_for_all(operation.kind) ? 0 : static_cast<size_t>(peer)];
     CHORALE_INVARIANT(own.bytes == bytes, "a rank's own chunk has ", own.bytes, " bytes, not ", bytes);
-    return own.data;
+    return {own.data};
   }
   CallSlot& slot = group.segment.slot(peer, operation.number);
   PlacedChunk chunk{slot.place, bytes};
-  if (!one_for_all(operation.kind))
-    std::memcpy(&chunk, slot.payload + static_cast<size_t>(group.rank) * sizeof(chunk), sizeof(chunk));
+  if (has_table(operation)) {
+    const size_t row = one_for_all(operation.kind) ? 0 : static_cast<size_t>(group.rank);
+    std::memcpy(&chunk, slot.payload + row * sizeof(chunk), sizeof(chunk));
+    if (chunk.check != chunk.right_check()) [[unlikely]]
+      raise_damage(group, peer, "the table of chunks");
+  }
   if (chunk.bytes != bytes) {
     throw CallFailed{concat("rank ", group.global(peer), " gives ", chunk.bytes, " bytes where rank ",
                             group.global(group.rank), " takes ", bytes, ": the sizes of the chunks do not fit"),
                      group.global(peer)};
   }
-  if (chunk.place.kind() != PlaceKind::kSlot) return group.reach(peer, chunk.place, bytes);
+  if (chunk.place.kind() != PlaceKind::kSlot) return {group.reach(peer, chunk.place, bytes), chunk.crc};
   CHORALE_INVARIANT(chunk.place.offset() + bytes <= shm::kSlotPayloadBytes, "chunk outside its slot");
-  return slot.payload + chunk.place.offset();
+  return {slot.payload + chunk.place.offset(), chunk.crc};
 }
 
-// A tensor that peers read in place must not change before they have acted: the result waits in this rank's own slot,
-// whose payload nobody reads then.
+// A tensor that peers read in place must not change before they have acted. Until then the result waits in this rank's
+// own slot, whose payload nobody reads then; with checksums, which allow any size, in scratch memory.
 bool result_waits(const ShmGroup& group, const Operation& operation) {
   return (operation.kind == CallKind::kAllReduce || operation.kind == CallKind::kReduce) &&
-         group.segment.slot(group.rank, operation.number).exposure == Exposure::kWritable &&
+         group.segment.slot(group.rank, operation.number).exposure != Exposure::kSlot &&
          takes_from(operation, group.rank, group.rank);
 }
-Chunk result_of(const ShmGroup& group, const Operation& operation) {
+Chunk place_of_result(ShmGroup& group, Operation& operation) {
   const Chunk& to = operation.take[0];
   if (!result_waits(group, operation)) return to;
-  return {group.segment.slot(group.rank, operation.number).payload, to.bytes};
+  if (!has_checksums(operation)) return {group.segment.slot(group.rank, operation.number).payload, to.bytes};
+  operation.scratch.push_back(group.context().scratch().allocate(to.bytes));
+  return {static_cast<std::byte*>(operation.scratch.back().data), to.bytes};
+}
+void fetch_result(const ShmGroup& group, const Operation& operation) {
+  const Chunk& to = operation.take[0];
+  const void* from = has_checksums(operation) ? operation.scratch.back().data
+                                              : group.segment.slot(group.rank, operation.number).payload;
+  std::memcpy(to.data, from, to.bytes);
+}
+
+// Combines what arrived in copies of our own, piece by piece, and verifies those.
+void combine_verified(const ShmGroup& group, const Operation& operation, const Given* sources, const Chunk& to) {
+  const size_t elem = size_of(operation.dtype);
+  const auto size = static_cast<size_t>(group.size);
+  constexpr size_t kPieceBytes = 64 << 10;
+  std::vector<std::byte> pieces(size * std::min(kPieceBytes, to.bytes));
+  std::vector<uint32_t> crcs(size);
+  const void* at[shm::kMostRanks];
+  for (size_t begin = 0; begin < to.bytes; begin += kPieceBytes) {
+    check_not_failed(group);
+    const size_t bytes = std::min(kPieceBytes, to.bytes - begin);
+    for (size_t r = 0; r < size; ++r) {
+      std::byte* piece = pieces.data() + r * bytes;
+      std::memcpy(piece, sources[r].data + begin, bytes);
+      crcs[r] = crc32c({piece, bytes}, crcs[r]);
+      at[r] = piece;
+    }
+    void* out[] = {to.data + begin};
+    vec::combine(operation.reduction.op, operation.dtype, {at, size}, out, static_cast<int64_t>(bytes / elem),
+                 operation.reduction.factor);
+  }
+  for (int peer = 0; peer < group.size; ++peer) {
+    if (peer != group.rank) verify(group, peer, crcs[static_cast<size_t>(peer)], sources[peer].crc);
+  }
 }
 
 void combine_all(ShmGroup& group, const Operation& operation, const Chunk& to) {
   const size_t elem = size_of(operation.dtype);
   const auto size = static_cast<size_t>(group.size);
-  const std::byte* sources[shm::kMostRanks];
+  Given sources[shm::kMostRanks];
   const void* at[shm::kMostRanks];
   for (int peer = 0; peer < group.size; ++peer) sources[peer] = given_by(group, operation, peer, to.bytes);
+  if (has_checksums(operation)) return combine_verified(group, operation, sources, to);
   for (size_t begin = 0; begin < to.bytes; begin += kCheckBytes) {
     if (begin > 0) check_not_failed(group);
-    for (size_t r = 0; r < size; ++r) at[r] = sources[r] + begin;
+    for (size_t r = 0; r < size; ++r) at[r] = sources[r].data + begin;
     void* out[] = {to.data + begin};
     const size_t bytes = std::min(kCheckBytes, to.bytes - begin);
     vec::combine(operation.reduction.op, operation.dtype, {at, size}, out, static_cast<int64_t>(bytes / elem),
@@ -106,12 +164,12 @@ void combine_all(ShmGroup& group, const Operation& operation, const Chunk& to) {
 }
 
 // Sizes are checked before anything is written: a misfit is an error, not half a result.
-void take(ShmGroup& group, const Operation& operation) {
+void take(ShmGroup& group, Operation& operation) {
   if (reduces(operation.kind)) {
-    if (takes_from(operation, group.rank, group.rank)) combine_all(group, operation, result_of(group, operation));
+    if (takes_from(operation, group.rank, group.rank)) combine_all(group, operation, place_of_result(group, operation));
     return;
   }
-  const std::byte* from[shm::kMostRanks] = {};
+  Given from[shm::kMostRanks];
   const auto to = [&](int peer) -> const Chunk& {
     return operation.take[operation.take.size() == 1 ? 0 : static_cast<size_t>(peer)];
   };
@@ -121,18 +179,24 @@ void take(ShmGroup& group, const Operation& operation) {
   // Each rank starts with its neighbour, so that not all read the same rank's memory at once.
   for (int step = 1; step <= group.size; ++step) {
     const int peer = (group.rank + step) % group.size;
-    if (from[peer]) copy(group, to(peer).data, from[peer], to(peer).bytes);
+    if (!from[peer].data) continue;
+    copy(group, to(peer).data, from[peer].data, to(peer).bytes);
+    if (has_checksums(operation) && peer != group.rank)
+      verify(group, peer, crc32c({to(peer).data, to(peer).bytes}), from[peer].crc);
   }
 }
 
-// A place for a chunk: where it is, or in scratch memory, where it is copied.
+// A place for a chunk: where it is, or in scratch memory, where it is copied. What may be damaged on purpose is copied
+// too: the tensor is the caller's.
 Place expose(ShmGroup& group, Operation& operation, const Chunk& chunk) {
   if (chunk.bytes == 0) return {};
-  if (const auto place = group.place_of(chunk)) return *place;
+  transport::Chaos* chaos = group.context().chaos.get();
+  if (const auto place = chaos ? std::nullopt : group.place_of(chunk)) return *place;
   CachingAllocator& scratch = group.context().scratch();
   const Block block = scratch.allocate(chunk.bytes);
   operation.scratch.push_back(block);
   std::memcpy(block.data, chunk.data, chunk.bytes);
+  if (chaos) chaos->touch(What::kPayload, {static_cast<std::byte*>(block.data), chunk.bytes});
   const auto location = scratch.locate(block.data);
   return Place::make(PlaceKind::kScratch, location->source_offset());
 }
@@ -161,7 +225,7 @@ void expose_to_reduce(ShmGroup& group, Operation& operation, CallSlot& slot, uin
 }
 
 void expose_to_read(ShmGroup& group, Operation& operation, CallSlot& slot) {
-  const bool table = operation.give.size() > 1 || !one_for_all(operation.kind);
+  const bool table = has_table(operation);
   const size_t table_bytes = table ? operation.give.size() * sizeof(PlacedChunk) : 0;
   size_t total = table_bytes;
   for (const Chunk& chunk : operation.give) total += (chunk.bytes + 15) / 16 * 16;
@@ -176,10 +240,13 @@ void expose_to_read(ShmGroup& group, Operation& operation, CallSlot& slot) {
       place = expose(group, operation, chunk);
     } else if (chunk.bytes > 0) {
       std::memcpy(slot.payload + at, chunk.data, chunk.bytes);
+      if (group.context().chaos) group.context().chaos->touch(What::kPayload, {slot.payload + at, chunk.bytes});
       at += (chunk.bytes + 15) / 16 * 16;
     }
     if (table) {
-      const PlacedChunk placed{place, chunk.bytes};
+      PlacedChunk placed{place, chunk.bytes};
+      if (has_checksums(operation)) placed.crc = crc32c({chunk.data, chunk.bytes});
+      placed.check = placed.right_check();
       std::memcpy(slot.payload + r * sizeof(placed), &placed, sizeof(placed));
     } else {
       slot.place = place;
@@ -208,11 +275,15 @@ bool everybody_acted(const ShmGroup& group, Operation& operation) {
 void enter_call(ShmGroup& group, Operation& operation, uint32_t pieces) {
   CallSlot& slot = group.segment.slot(group.rank, operation.number);
   slot.fingerprint = operation.print;
-  if (operation.kind == CallKind::kAllReduce || operation.kind == CallKind::kReduce) {
+  if ((operation.kind == CallKind::kAllReduce || operation.kind == CallKind::kReduce) && !has_checksums(operation)) {
     expose_to_reduce(group, operation, slot, pieces);
   } else {
     expose_to_read(group, operation, slot);
   }
+  slot.check = slot.right_check(operation.number, operation.print.weight());
+  if (group.context().chaos) [[unlikely]]
+    group.context().chaos->touch(What::kControl, {reinterpret_cast<std::byte*>(&slot.exposure),
+                                                  offsetof(CallSlot, payload) - offsetof(CallSlot, exposure)});
   operation.phase = Phase::kEntered;
   group.segment.publish(slot.number, operation.number);
 }
@@ -268,6 +339,8 @@ bool step_call(ShmGroup& group, Operation& operation, uint32_t& pieces) {
   if (operation.phase == Phase::kEntered) {
     if (!everybody_entered(group, operation)) return false;
     check_fingerprints(group, operation);
+    if (group.context().chaos) [[unlikely]]
+      group.context().chaos->pause();
     bool outside = false, staged = false, all_writable = true;
     for (int peer = 0; peer < group.size; ++peer) {
       const Exposure exposure = group.segment.slot(peer, operation.number).exposure;
@@ -296,7 +369,7 @@ bool step_call(ShmGroup& group, Operation& operation, uint32_t& pieces) {
   CallSlot& slot = group.segment.slot(group.rank, operation.number);
   if (slot.exposure == Exposure::kSlot) return true;
   if (!everybody_acted(group, operation)) return false;
-  if (result_waits(group, operation)) std::memcpy(operation.take[0].data, slot.payload, operation.take[0].bytes);
+  if (result_waits(group, operation)) fetch_result(group, operation);
   return true;
 }
 

@@ -44,6 +44,7 @@
 #include <new>
 #include <string>
 
+#include "chorale/transport/shm/control_check.h"
 #include "chorale/transport/shm/peer_process.h"
 
 namespace chorale::transport::shm {
@@ -65,8 +66,15 @@ struct Fingerprint {
   uint64_t tag = 0;     // the caller's
 
   friend bool operator==(const Fingerprint&, const Fingerprint&) = default;
+  // Its part of the check of a slot (Note [Damage]).
+  uint64_t weight() const {
+    uint64_t words[4];
+    std::memcpy(words, this, sizeof(words));
+    return weigh(words[0], words[1], words[2], words[3]);
+  }
 };
 static_assert(sizeof(Fingerprint) == 32);
+inline constexpr uint8_t kChecksummed = 1;  // a variant: payloads carry checksums
 
 // Where data lies. The kind is in the two top bits.
 enum class PlaceKind : uint8_t { kSlot, kPointer, kArena, kScratch };
@@ -79,10 +87,14 @@ struct Place {
 struct PlacedChunk {
   Place place;
   uint64_t bytes = 0;
+  uint32_t crc = 0;  // of the data, where payloads are checked
+  uint32_t check = 0;
+
+  uint32_t right_check() const { return check_of(weigh(place.bits, bytes, crc)); }
 };
 
 // What peers may do with a rank's data in a call.
-enum class Exposure : uint32_t {
+enum class Exposure : uint16_t {
   kSlot,      // all of it is in the slot
   kReadable,  // some of it is outside the slot: peers read it there
   kWritable,  // outside, in pages of its own: peers may reduce it in place
@@ -92,10 +104,17 @@ enum class Exposure : uint32_t {
 struct alignas(kCacheLineBytes) CallSlot {
   std::atomic<uint32_t> number{0};  // written last
   Exposure exposure = Exposure::kSlot;
+  uint16_t check = 0;  // of the head, that is all before the payload
   Fingerprint fingerprint;
   Place place;  // of the one chunk; with one chunk per rank, payload begins with a table of PlacedChunk
   // 16 bytes share the line of the number: a small value travels in one line.
   alignas(16) std::byte payload[kSlotPayloadBytes];
+
+  // For the number that will be, or was, published; `print_weight` is that of the fingerprint.
+  uint16_t right_check(uint32_t of_number, uint64_t print_weight) const {
+    return check_of(print_weight + weigh<4>(uint64_t{of_number} << 32 | static_cast<uint64_t>(exposure), place.bits));
+  }
+  uint16_t right_check() const { return right_check(number.load(std::memory_order_relaxed), fingerprint.weight()); }
 };
 static_assert(offsetof(CallSlot, payload) == 48);
 
@@ -127,8 +146,17 @@ struct Message {
   uint64_t tag = 0;
   uint64_t bytes = 0;
   Place place;
+  uint32_t crc = 0;      // of the data, where payloads are checked
+  uint16_t has_crc = 0;  // 1 where they are
+  uint16_t check = 0;    // of the head, that is all before the data
   alignas(16) std::byte data[kMessageInlineBytes];
+
+  uint16_t right_check() const {
+    return check_of(weigh(uint64_t{dtype} << 32 | static_cast<uint64_t>(kind), id, tag, bytes, place.bits,
+                          uint64_t{crc} << 32 | has_crc));
+  }
 };
+static_assert(offsetof(Message, data) == 48);
 struct Mailbox {
   alignas(kCacheLineBytes) std::atomic<uint32_t> filled{0};   // written by the sender
   alignas(kCacheLineBytes) std::atomic<uint32_t> emptied{0};  // written by the receiver
