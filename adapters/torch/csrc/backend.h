@@ -1,0 +1,73 @@
+// The backend "chorale" of torch.distributed: our groups behind PyTorch's interface.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "chorale/comm/group.h"
+#include "work.h"
+
+namespace chorale_torch {
+
+class Backend final : public c10d::Backend {
+ public:
+  // Ranks of a group are named by their rank in the job in errors, not by the rank in the group.
+  Backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, std::chrono::milliseconds timeout);
+  ~Backend() override;
+
+  const std::string getBackendName() const override { return "chorale"; }
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  c10::intrusive_ptr<c10d::Work> endCoalescing() override;
+  void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
+  uint64_t getSequenceNumberForGroup() override;
+  void setSequenceNumberForGroup() override {}
+
+  using Tensors = std::vector<at::Tensor>;
+  using WorkHandle = c10::intrusive_ptr<c10d::Work>;
+
+  WorkHandle broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  WorkHandle allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkHandle allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkHandle allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
+  WorkHandle reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
+  WorkHandle allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
+  WorkHandle _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
+  WorkHandle allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                                 const c10d::AllgatherOptions& options) override;
+  WorkHandle allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                             const c10d::AllgatherOptions& options) override;
+  WorkHandle gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
+  WorkHandle scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override;
+  WorkHandle reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                            const c10d::ReduceScatterOptions& options) override;
+  WorkHandle _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                  const c10d::ReduceScatterOptions& options) override;
+  WorkHandle reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                             const c10d::ReduceScatterOptions& options) override;
+  WorkHandle alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                           std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override;
+  WorkHandle alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
+  WorkHandle send(Tensors& tensors, int destination, int tag) override;
+  WorkHandle recv(Tensors& tensors, int source, int tag) override;
+  WorkHandle recvAnysource(Tensors& tensors, int tag) override;
+  WorkHandle barrier(const c10d::BarrierOptions& options) override;
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_for_all) override;
+
+ private:
+  chorale::comm::CallOptions call_options(std::chrono::milliseconds timeout) const;
+  // Wraps a call; `async`: nobody may ever wait for it.
+  WorkHandle started(Work::Parts parts, bool async);
+  uint64_t number() const;
+
+  chorale::comm::Group group_;
+  std::chrono::milliseconds timeout_;
+  bool collecting_ = false;
+  chorale::comm::Operations collected_;
+  Tensors collected_results_;
+  Mover mover_;  // ends first: it uses the group
+};
+
+// PyTorch's CPU allocator becomes ours: what is allocated from then on lies in memory that peers of the host can map.
+void use_our_allocator();
+
+}  // namespace chorale_torch

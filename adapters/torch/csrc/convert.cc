@@ -1,0 +1,153 @@
+#include "convert.h"
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/error.h>
+
+#include "chorale/base/comm_error.h"
+
+namespace chorale_torch {
+namespace {
+
+std::optional<chorale::DType> known_dtype(at::ScalarType type) {
+  using chorale::DType;
+  switch (type) {
+    case at::kBool:
+      return DType::kBool;
+    case at::kByte:
+      return DType::kU8;
+    case at::kChar:
+      return DType::kI8;
+    case at::kShort:
+      return DType::kI16;
+    case at::kInt:
+      return DType::kI32;
+    case at::kLong:
+      return DType::kI64;
+    case at::kHalf:
+      return DType::kF16;
+    case at::kBFloat16:
+      return DType::kBF16;
+    case at::kFloat:
+      return DType::kF32;
+    case at::kDouble:
+      return DType::kF64;
+    case at::kComplexFloat:
+      return DType::kC64;
+    case at::kComplexDouble:
+      return DType::kC128;
+    default:
+      return std::nullopt;
+  }
+}
+
+}  // namespace
+
+chorale::Tensor view_of(const at::Tensor& tensor, bool as_bytes_if_unknown) {
+  TORCH_CHECK(tensor.defined(), "chorale: a tensor is undefined");
+  TORCH_CHECK(tensor.device().is_cpu(), "chorale: tensors must be on the CPU, not on ", tensor.device(),
+              "; for GPUs use \"cpu:chorale,cuda:nccl\"");
+  TORCH_CHECK(tensor.layout() == at::kStrided,
+              "chorale: only dense tensors can be sent; all-reduce takes sparse ones too");
+  const auto dtype = known_dtype(tensor.scalar_type());
+  if (!dtype) {
+    TORCH_CHECK(as_bytes_if_unknown && tensor.is_contiguous(), "chorale: ", tensor.scalar_type(),
+                " cannot be reduced; it can be sent, gathered and scattered when it is contiguous");
+    const auto bytes = static_cast<int64_t>(tensor.nbytes());
+    auto storage = chorale::Storage::wrap(tensor.data_ptr(), tensor.nbytes(), chorale::kCpu, [tensor] {});
+    return chorale::Tensor::on(std::move(storage), {bytes}, {1}, 0, chorale::DType::kU8);
+  }
+  // The stretch that the view touches: strides of a PyTorch tensor are never negative.
+  int64_t last = tensor.numel() == 0 ? -1 : 0;
+  for (int64_t d = 0; d < tensor.dim() && last >= 0; ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+  chorale::Shape sizes(tensor.sizes().begin(), tensor.sizes().end());
+  chorale::Strides strides(tensor.strides().begin(), tensor.strides().end());
+  const size_t bytes = static_cast<size_t>(last + 1) * tensor.element_size();
+  auto storage = chorale::Storage::wrap(tensor.data_ptr(), bytes, chorale::kCpu, [tensor] {});
+  return chorale::Tensor::on(std::move(storage), sizes, strides, 0, *dtype);
+}
+
+std::vector<chorale::Tensor> views_of(const std::vector<at::Tensor>& tensors, bool as_bytes_if_unknown) {
+  std::vector<chorale::Tensor> views;
+  views.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) views.push_back(view_of(tensor, as_bytes_if_unknown));
+  return views;
+}
+
+chorale::comm::Reduction reduction_of(const c10d::ReduceOp& op) {
+  using chorale::Reduce;
+  switch (op.op_) {
+    case c10d::ReduceOp::SUM:
+      return Reduce::kSum;
+    case c10d::ReduceOp::AVG:
+      return Reduce::kAverage;
+    case c10d::ReduceOp::PRODUCT:
+      return Reduce::kProduct;
+    case c10d::ReduceOp::MIN:
+      return Reduce::kMin;
+    case c10d::ReduceOp::MAX:
+      return Reduce::kMax;
+    case c10d::ReduceOp::BAND:
+      return Reduce::kBitAnd;
+    case c10d::ReduceOp::BOR:
+      return Reduce::kBitOr;
+    case c10d::ReduceOp::BXOR:
+      return Reduce::kBitXor;
+    case c10d::ReduceOp::PREMUL_SUM: {
+      const auto* supplement = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
+      TORCH_CHECK(supplement, "chorale: PREMUL_SUM without its factor");
+      return chorale::comm::premultiplied_sum(
+          supplement->tensor_factor.defined() ? supplement->tensor_factor.item<double>() : supplement->double_factor);
+    }
+    default:
+      TORCH_CHECK(false, "chorale: unknown reduction ", static_cast<int>(op.op_));
+  }
+}
+
+void rethrow_as_torch() {
+  try {
+    throw;
+  } catch (const chorale::InvalidArgument& error) {
+    TORCH_CHECK_VALUE(false, error.what());
+  } catch (const chorale::CommError& error) {
+    C10_THROW_ERROR(DistBackendError, error.what());
+  } catch (const chorale::Error& error) {
+    TORCH_CHECK(false, error.what());
+  }
+}
+
+// ---- the store
+
+namespace {
+std::vector<uint8_t> bytes_of(std::string_view text) { return {text.begin(), text.end()}; }
+std::string text_of(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
+std::chrono::milliseconds time_left(chorale::Deadline deadline) {
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.left());
+  return std::clamp(left, std::chrono::milliseconds(1), std::chrono::milliseconds(std::chrono::hours(24)));
+}
+}  // namespace
+
+void BorrowedStore::set(std::string_view key, std::string_view value, chorale::Deadline) {
+  store_->set(std::string(key), bytes_of(value));
+}
+std::string BorrowedStore::get(std::string_view key, chorale::Deadline deadline) {
+  store_->wait({std::string(key)}, time_left(deadline));
+  return text_of(store_->get(std::string(key)));
+}
+void BorrowedStore::wait(std::span<const std::string> names, chorale::Deadline deadline) {
+  store_->wait({names.begin(), names.end()}, time_left(deadline));
+}
+bool BorrowedStore::contains(std::string_view key, chorale::Deadline) { return store_->check({std::string(key)}); }
+int64_t BorrowedStore::add(std::string_view key, int64_t delta, chorale::Deadline) {
+  return store_->add(std::string(key), delta);
+}
+std::string BorrowedStore::compare_set(std::string_view key, std::string_view expected, std::string_view desired,
+                                       chorale::Deadline) {
+  return text_of(store_->compareSet(std::string(key), bytes_of(expected), bytes_of(desired)));
+}
+bool BorrowedStore::remove(std::string_view key, chorale::Deadline) { return store_->deleteKey(std::string(key)); }
+std::vector<std::string> BorrowedStore::keys(std::string_view, chorale::Deadline) {
+  throw chorale::StateError("[store] PyTorch's stores cannot be listed");
+}
+int64_t BorrowedStore::count(chorale::Deadline) { return store_->getNumKeys(); }
+
+}  // namespace chorale_torch
