@@ -5,7 +5,7 @@ find_package(fmt REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(CLI11 REQUIRED)
-find_package(OpenSSL REQUIRED COMPONENTS Crypto)
+find_package(OpenSSL REQUIRED COMPONENTS Crypto SSL)
 find_package(ZLIB REQUIRED)
 # Not through its CMake package, which asks for OpenCL's headers on behalf of a GPU engine that we do not use.
 find_library(CHORALE_DNNL dnnl REQUIRED)
@@ -20,9 +20,9 @@ target_link_libraries(chorale_third_party INTERFACE
   OpenMP::OpenMP_CXX Threads::Threads
   "${CHORALE_DNNL}" "${CHORALE_HWY}" "${CHORALE_SLEEF}"
   fmt::fmt spdlog::spdlog nlohmann_json::nlohmann_json ZLIB::ZLIB
-  OpenSSL::Crypto "${CHORALE_HWLOC}" "${CHORALE_DW}" ${CMAKE_DL_LIBS})
+  OpenSSL::SSL OpenSSL::Crypto "${CHORALE_HWLOC}" "${CHORALE_DW}" ${CMAKE_DL_LIBS})
 # The same as the linker's names, for programs that link the installed static library (cmake/package.cmake).
-set(CHORALE_LINK_NAMES dnnl hwy sleef fmt spdlog z crypto hwloc dw ${OpenMP_CXX_LIB_NAMES} ${CMAKE_DL_LIBS})
+set(CHORALE_LINK_NAMES dnnl hwy sleef fmt spdlog z ssl crypto hwloc dw ${OpenMP_CXX_LIB_NAMES} ${CMAKE_DL_LIBS})
 
 if(CHORALE_TESTS)
   find_package(GTest REQUIRED)

@@ -105,8 +105,9 @@ class Fabric {
                               std::span<const std::byte> data) = 0;
   // From one peer, or from whichever comes first.
   virtual TransferHandle receive(int peer, uint64_t channel, std::span<std::byte> into) = 0;
-  // From then on the fabric does not touch the transfer's memory any more. False when it was done already. A message
-  // that was half received is lost, and its peer with it; a receive that had not begun leaves the message for another.
+  // From then on the fabric does not touch the transfer's memory any more, and the transfer has failed. False when it
+  // had ended already. A receive that had not begun leaves the message for another; one that had begun loses it. The
+  // receive of a message that its sender cancels halfway fails.
   virtual bool cancel(const TransferHandle& transfer) = 0;
 
   // A short message (at most 4 KiB) that is heard at once, whatever the receiver waits for: by the function that was

@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -280,6 +281,14 @@ Socket connect_to(const Endpoint& endpoint, Deadline deadline) {
     std::this_thread::sleep_for(std::min<Deadline::Clock::duration>(pause, deadline.left()));
     pause = std::min<std::chrono::milliseconds>(pause * 2, 200ms);
   }
+}
+
+void allow_many_descriptors() {
+  constexpr rlim_t kEnough = 65536;
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= kEnough) return;
+  limit.rlim_cur = std::min(limit.rlim_max, kEnough);
+  setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 bool is_local_host(const std::string& host) {

@@ -62,6 +62,9 @@ Socket accept_at(const Socket& listener);
 // Tries until the deadline: the server may not be up yet. Says so in the log after a few seconds.
 Socket connect_to(const Endpoint& endpoint, Deadline deadline);
 
+// Many systems start a process with 1,024 descriptors and let it ask for more.
+void allow_many_descriptors();
+
 // Whether the host's name or address is one of this machine (in this network namespace).
 bool is_local_host(const std::string& host);
 // Whether it stands for 127.0.0.0/8 or ::1. Many hosts call themselves so by their own name.

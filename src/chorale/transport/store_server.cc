@@ -1,7 +1,5 @@
 #include "chorale/transport/store_server.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <asio/buffer.hpp>
 #include <asio/generic/stream_protocol.hpp>
@@ -11,7 +9,6 @@
 #include <asio/steady_timer.hpp>
 #include <asio/write.hpp>
 #include <atomic>
-#include <bit>
 #include <list>
 #include <map>
 #include <thread>
@@ -22,6 +19,7 @@
 #include "chorale/base/error.h"
 #include "chorale/base/log.h"
 #include "chorale/transport/control_channel.h"
+#include "chorale/transport/refusals.h"
 #include "chorale/transport/store_protocol.h"
 #include "chorale/transport/store_table.h"
 
@@ -30,15 +28,6 @@ namespace {
 
 using namespace std::chrono_literals;
 using StreamSocket = asio::generic::stream_protocol::socket;
-
-// Many systems start a process with 1,024 descriptors and let it ask for more.
-void allow_many_descriptors() {
-  constexpr rlim_t kEnough = 65536;
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= kEnough) return;
-  limit.rlim_cur = std::min(limit.rlim_max, kEnough);
-  setrlimit(RLIMIT_NOFILE, &limit);
-}
 
 }  // namespace
 
@@ -69,7 +58,6 @@ class StoreServer::Impl {
 
   void accept_next();
   void welcome(Socket socket);
-  void refused(const std::string& peer, const std::string& why);
   // Runs a request, or leaves the session waiting for a key.
   void serve(const SessionPtr& session);
   void wait_for(const std::string& key, const SessionPtr& session);
@@ -82,12 +70,12 @@ class StoreServer::Impl {
   StoreTable table_;
   std::map<std::string, std::vector<SessionPtr>, std::less<>> waiting_;  // by the key each waits for at the moment
   std::list<std::weak_ptr<Session>> strangers_;                          // the oldest first
-  uint64_t refusals_ = 0;
-  std::atomic<int> clients_ = 0;  // proved and connected
+  std::atomic<int> clients_ = 0;                                         // proved and connected
 
   asio::io_context context_{1};
   Socket listener_;
   Endpoint endpoint_;
+  Refusals refusals_{"store", endpoint_.text()};
   asio::posix::stream_descriptor acceptor_{context_};
   asio::steady_timer accept_pause_{context_};
   std::thread thread_;
@@ -149,7 +137,7 @@ class StoreServer::Impl::Session : public std::enable_shared_from_this<Session> 
   void close(const std::string& why) {
     if (std::exchange(closed_, true)) return;
     if (proved()) --server_.clients_;
-    if (!why.empty()) server_.refused(peer_, why);
+    if (!why.empty()) server_.refusals_.add(peer_, why);
     server_.stop_waiting(*this);
     asio::error_code ignored;
     socket_.close(ignored);
@@ -253,15 +241,6 @@ void StoreServer::Impl::welcome(Socket socket) {
   const auto session = std::make_shared<Session>(*this, std::move(socket));
   strangers_.push_back(session);
   session->start();
-}
-
-void StoreServer::Impl::refused(const std::string& peer, const std::string& why) {
-  // Somebody who tries again and again must not fill the disk.
-  constexpr uint64_t kLoggedEach = 100;
-  if (++refusals_ <= kLoggedEach || std::has_single_bit(refusals_)) {
-    log_warning(concat("[store] refused ", peer, " at ", endpoint_.text(), ": ", why,
-                       refusals_ > kLoggedEach ? concat(" (", refusals_, " refused so far)") : ""));
-  }
 }
 
 void StoreServer::Impl::serve(const SessionPtr& session) {

@@ -1,0 +1,47 @@
+#include "chorale/transport/frame.h"
+
+#include <cstring>
+
+#include "chorale/base/error.h"
+
+namespace chorale::transport {
+namespace {
+
+uint64_t most_bytes(FrameKind kind) {
+  switch (kind) {
+    case FrameKind::kEager:
+      return Fabric::kEagerBytes;
+    case FrameKind::kChunk:
+      return kChunkBytes;
+    case FrameKind::kAnnounce:
+    case FrameKind::kFiller:
+      return kMaxMessageBytes;
+    case FrameKind::kCredit:
+      return kCreditBytes;
+    case FrameKind::kReady:
+    case FrameKind::kSkip:
+    case FrameKind::kWithdraw:
+      break;
+  }
+  return 0;
+}
+
+}  // namespace
+
+Frame parse_frame(std::span<const std::byte, kFrameBytes> bytes) {
+  Frame frame;
+  std::memcpy(&frame, bytes.data(), bytes.size());
+  CHORALE_CHECK(frame.magic == Frame::kMagic && frame.kind >= FrameKind::kEager && frame.kind <= FrameKind::kFiller,
+                "[tls] no frame of ours: magic ", frame.magic, ", kind ", static_cast<uint32_t>(frame.kind));
+  CHORALE_CHECK(frame.bytes <= most_bytes(frame.kind), "[tls] a frame of kind ", static_cast<uint32_t>(frame.kind),
+                " with ", frame.bytes, " bytes; at most ", most_bytes(frame.kind));
+  const bool has_offset = frame.kind == FrameKind::kChunk || frame.kind == FrameKind::kFiller;
+  CHORALE_CHECK(frame.offset <= (has_offset ? kMaxMessageBytes : 0), "[tls] a frame at offset ", frame.offset);
+  return frame;
+}
+
+size_t body_bytes(const Frame& frame) {
+  return frame.kind == FrameKind::kEager || frame.kind == FrameKind::kChunk ? frame.bytes : 0;
+}
+
+}  // namespace chorale::transport

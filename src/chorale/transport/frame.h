@@ -1,0 +1,53 @@
+// What travels on the data connections of the tls fabric: a head of fixed size, then the bytes that it announces.
+//
+// Note [Messages of the tls fabric]
+// A pair of ranks has, in each direction, one connection for short frames and some for bulk; so who writes and who
+// reads never share one. A small message goes at once, as kEager, while the sender has credit: the receiver gives
+// credit back as its caller takes the messages. A large one, or one without credit, is announced; the answer is kReady
+// (the caller has given its memory) or kSkip (its memory is of another size). Then the bulk connections take chunks as
+// fast as they can, and the receiver stores each where it belongs. Matching follows the order of kEager and kAnnounce,
+// which use the same connection. A sender that takes its memory back says kWithdraw, or, if chunks are already under
+// way, sends kFiller in place of the rest: chunks without bytes.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "chorale/transport/fabric.h"
+
+namespace chorale::transport {
+
+enum class FrameKind : uint32_t { kEager = 1, kAnnounce, kReady, kSkip, kWithdraw, kCredit, kChunk, kFiller };
+
+// As it is on the wire (little-endian, as all hosts that we run on).
+struct Frame {
+  static constexpr uint32_t kMagic = 0x4d5f4843;
+
+  uint32_t magic = kMagic;
+  FrameKind kind = FrameKind::kCredit;
+  uint32_t has_checksum = 0;
+  uint32_t checksum = 0;  // CRC-32C of the bytes that follow
+  uint64_t channel = 0;   // of kEager and kAnnounce
+  uint64_t id = 0;        // of an announced message, counted by its sender
+  uint64_t offset = 0;    // of a chunk in its message
+  uint64_t bytes = 0;     // of the message, the chunk, the credit
+  Envelope envelope;      // of kEager and kAnnounce
+};
+inline constexpr size_t kFrameBytes = sizeof(Frame);
+static_assert(kFrameBytes == 96);
+
+inline constexpr size_t kChunkBytes = 128 << 10;
+inline constexpr uint64_t kMaxMessageBytes = uint64_t{1} << 48;
+// Of small messages that a receiver keeps for one peer until its caller asks for them.
+inline constexpr uint64_t kCreditBytes = 4 << 20;
+// What a small message costs; empty ones take memory, too.
+inline uint64_t credit_of(size_t bytes) { return bytes + kFrameBytes; }
+
+// Throws InvalidArgument when the bytes are no frame, or one with lengths that no sender of ours uses.
+Frame parse_frame(std::span<const std::byte, kFrameBytes> bytes);
+// How many bytes follow.
+size_t body_bytes(const Frame& frame);
+
+}  // namespace chorale::transport

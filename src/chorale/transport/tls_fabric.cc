@@ -1,0 +1,498 @@
+// The tls fabric: Note [Messages of the tls fabric] says what travels, transport/control_mesh.h who is alive.
+//
+// Note [Locks of the tls fabric]
+// mutex_ guards what is known of messages and peers, and is held for short: nothing is encrypted, decrypted or copied
+// under it. Each outlet has a mutex that is held while it encrypts. landing_ is held by the loop's thread while it
+// stores bytes of a message. They are taken in this order: an outlet's or landing_, then mutex_.
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "chorale/base/comm_error.h"
+#include "chorale/base/crc32c.h"
+#include "chorale/base/error.h"
+#include "chorale/transport/control_mesh.h"
+#include "chorale/transport/fabric.h"
+#include "chorale/transport/frame.h"
+#include "chorale/transport/tls_inlet.h"
+#include "chorale/transport/tls_join.h"
+#include "chorale/transport/tls_message.h"
+#include "chorale/transport/tls_outlet.h"
+
+namespace chorale::transport {
+namespace {
+
+constexpr int kMaxStreams = 16;
+
+// Streams of a pair: 0 is for control; then, for short frames and for each of bulk, one from the lower rank to the
+// higher and one back.
+int streams_of_pair(const FabricOptions& options) { return 1 + 2 * (1 + options.streams); }
+bool is_outgoing(int stream, int rank, int peer) { return (stream % 2 == 1) == (rank < peer); }
+
+class TlsFabric final : public Fabric, private ControlMesh::Owner, private TlsInlet::Receiver {
+ public:
+  TlsFabric(const FabricOptions& options, std::map<int, std::vector<TlsStream>> streams);
+  ~TlsFabric() override;
+
+  const char* name() const override { return "tls"; }
+  TransferHandle send(int peer, uint64_t channel, const Envelope& envelope, std::span<const std::byte> data) override;
+  TransferHandle receive(int peer, uint64_t channel, std::span<std::byte> into) override;
+  bool cancel(const TransferHandle& transfer) override;
+
+  void tell(std::span<const int> peers, std::string_view notice) override { mesh_.tell(peers, notice); }
+  void on_notice(std::function<void(int, std::string_view)> hear) override { mesh_.on_notice(std::move(hear)); }
+  void set_status(const std::array<uint64_t, 8>& status) override { mesh_.set_status(status); }
+  Life life(int peer) const override { return mesh_.life(peer); }
+  uint32_t events() const override { return mesh_.events().now(); }
+  void await_event(uint32_t seen, Deadline deadline) override { mesh_.events().wait(seen, deadline); }
+  void wake() override { mesh_.events().add(); }
+
+ private:
+  struct Peer {
+    int rank = 0;
+    std::unique_ptr<TlsOutlet> shorts;
+    std::vector<std::unique_ptr<TlsOutlet>> bulk;
+    std::vector<std::unique_ptr<TlsInlet>> inlets;
+    template <class Action>
+    void each_outlet(const Action& action) {
+      action(*shorts);
+      for (const auto& outlet : bulk) action(*outlet);
+    }
+    // All under mutex_:
+    std::string gone;  // why, when it has
+    uint64_t next_id = 0;
+    uint64_t credit = kCreditBytes;                          // for small messages to it
+    uint64_t held = 0;                                       // of its credit: by its small messages that are here
+    uint64_t owed = 0;                                       // of its credit: to be given back
+    std::unordered_map<uint64_t, TlsTransferPtr> announced;  // to it, and not settled
+    std::deque<TlsTransferPtr> ready;                        // to it, with bytes to be given out
+    std::unordered_map<uint64_t, MessagePtr> landing;        // from it, large
+    MessagePtr arriving;                                     // from it, small
+  };
+
+  // ControlMesh::Owner and TlsInlet::Receiver: in the mesh's thread.
+  bool drained(int rank) override;
+  void on_gone(int rank, const Life& life) override;
+  MessagePtr on_frame(int rank, const Frame& frame) override;
+  void on_body(int rank, const Frame& frame, const MessagePtr& message) override;
+  void on_end(int rank, const std::string& why) override { mesh_.suspect(rank, why); }
+  void on_nonsense(int rank, const std::string& why) override { mesh_.lose(rank, why); }
+
+  Peer& peer_of(int rank);
+  static Frame frame_of(FrameKind kind, uint64_t id, uint64_t bytes);
+  static MessagePtr new_message(int source, const Frame& frame);
+  static void fail_landing(Message& message);
+  void add_checksum(Frame& frame, std::span<const std::byte> body) const;
+  bool take_back(const TlsTransferPtr& transfer);
+  bool write_chunk(Peer& peer, TlsStream& stream);
+
+  // Under mutex_:
+  Frame begin_large(Peer& peer, const MessagePtr& message);
+  std::optional<Frame> give_credit(Peer& peer, size_t bytes);
+  TlsTransferPtr take_announced(Peer& peer, uint64_t id);
+  MessagePtr find_landing(Peer& peer, const Frame& frame);
+
+  const FabricOptions options_;
+  std::map<int, Peer> peers_;
+  std::mutex mutex_;
+  std::mutex landing_;
+  MessageTable table_;
+  mutable ControlMesh mesh_;  // last: its thread calls the rest
+};
+
+std::map<int, TlsStream> take_control(std::map<int, std::vector<TlsStream>>& streams) {
+  std::map<int, TlsStream> control;
+  for (auto& [rank, of_pair] : streams) control.emplace(rank, std::move(of_pair.front()));
+  return control;
+}
+
+TlsFabric::TlsFabric(const FabricOptions& options, std::map<int, std::vector<TlsStream>> streams)
+    : options_(options), mesh_(take_control(streams), options.keep_alive, *this) {
+  TlsInlet::Receiver& receiver = *this;
+  for (auto& [rank, of_pair] : streams) {
+    Peer& peer = peers_[rank];
+    peer.rank = rank;
+    const auto broken = [this, rank = rank](const std::string& why) { mesh_.suspect(rank, why); };
+    for (int i = 1; i < static_cast<int>(of_pair.size()); ++i) {
+      TlsStream& stream = of_pair[static_cast<size_t>(i)];
+      if (!is_outgoing(i, options.rank, rank)) {
+        peer.inlets.push_back(std::make_unique<TlsInlet>(std::move(stream), mesh_.loop(), rank, receiver, landing_));
+      } else if (i <= 2) {
+        peer.shorts = std::make_unique<TlsOutlet>(std::move(stream), mesh_.loop(), nullptr, broken);
+      } else {
+        const auto produce = [this, &peer](TlsStream& to) { return write_chunk(peer, to); };
+        peer.bulk.push_back(std::make_unique<TlsOutlet>(std::move(stream), mesh_.loop(), produce, broken));
+      }
+    }
+  }
+  mesh_.start();
+}
+
+TlsFabric::~TlsFabric() {
+  const Deadline deadline = within(options_.keep_alive);
+  for (auto& [rank, peer] : peers_) peer.each_outlet([&](TlsOutlet& outlet) { outlet.flush(deadline); });
+  for (auto& [rank, peer] : peers_) peer.each_outlet([](TlsOutlet& outlet) { outlet.end(); });
+  mesh_.leave();
+  for (auto& [rank, peer] : peers_) {
+    peer.each_outlet([](TlsOutlet& outlet) { outlet.close(); });
+    for (const auto& inlet : peer.inlets) inlet->close();
+  }
+}
+
+TlsFabric::Peer& TlsFabric::peer_of(int rank) {
+  const auto found = peers_.find(rank);
+  CHORALE_CHECK(found != peers_.end(), "[tls] rank ", rank, " is not on another host of this job");
+  return found->second;
+}
+
+Frame TlsFabric::frame_of(FrameKind kind, uint64_t id, uint64_t bytes) {
+  Frame frame;
+  frame.kind = kind;
+  frame.id = id;
+  frame.bytes = bytes;
+  return frame;
+}
+
+TransferHandle TlsFabric::send(int rank, uint64_t channel, const Envelope& envelope, std::span<const std::byte> data) {
+  Peer& peer = peer_of(rank);
+  const auto transfer = std::make_shared<TlsTransfer>();
+  transfer->is_send = true;
+  transfer->peer = rank;
+  Frame frame = frame_of(FrameKind::kEager, 0, data.size());
+  frame.channel = channel;
+  frame.envelope = envelope;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!peer.gone.empty()) {
+      transfer->settle(Transfer::State::kFailed, peer.gone);
+      return transfer;
+    }
+    if (data.size() <= kEagerBytes && credit_of(data.size()) <= peer.credit) {
+      peer.credit -= credit_of(data.size());
+      transfer->settle(Transfer::State::kDone);  // nobody sees it before the bytes are encrypted
+    } else {
+      frame.kind = FrameKind::kAnnounce;
+      frame.id = transfer->id = ++peer.next_id;
+      transfer->data = data;
+      peer.announced.emplace(frame.id, transfer);
+    }
+  }
+  if (frame.kind == FrameKind::kAnnounce) {
+    peer.shorts->send(frame);
+  } else {
+    add_checksum(frame, data);
+    peer.shorts->send(frame, data);
+  }
+  return transfer;
+}
+
+void TlsFabric::add_checksum(Frame& frame, std::span<const std::byte> body) const {
+  if (!options_.checksum) return;
+  frame.has_checksum = 1;
+  frame.checksum = crc32c(body);
+}
+
+TransferHandle TlsFabric::receive(int rank, uint64_t channel, std::span<std::byte> into) {
+  if (rank != kAnySource) peer_of(rank);
+  const auto transfer = std::make_shared<TlsTransfer>();
+  transfer->peer = rank;
+  transfer->channel = channel;
+  transfer->into = into;
+  std::unique_lock lock(mutex_);
+  const MessagePtr message = table_.ask(transfer);
+  if (!message) {
+    if (rank != kAnySource && !peer_of(rank).gone.empty()) {
+      table_.forget(transfer);
+      transfer->settle(Transfer::State::kFailed, peer_of(rank).gone);
+    }
+    return transfer;
+  }
+  Peer& peer = peer_of(message->source);
+  if (message->is_announced) {
+    const Frame answer = begin_large(peer, message);
+    lock.unlock();
+    peer.shorts->send(answer);
+  } else if (message->left == 0) {
+    // Nobody else knows of the two any more.
+    lock.unlock();
+    if (into.size() == message->bytes) std::copy_n(message->kept.get(), message->bytes, into.data());
+    lock.lock();
+    transfer->settle(Transfer::State::kDone);
+    const auto credit = give_credit(peer, message->bytes);
+    lock.unlock();
+    if (credit) peer.shorts->send(*credit);
+  }
+  return transfer;
+}
+
+// A large message has found its receive: the answer to its sender.
+Frame TlsFabric::begin_large(Peer& peer, const MessagePtr& message) {
+  TlsTransfer& transfer = *message->transfer;
+  if (transfer.into.size() != message->bytes) {
+    transfer.settle(Transfer::State::kDone);
+    return frame_of(FrameKind::kSkip, message->id, 0);
+  }
+  message->to = transfer.into.data();
+  peer.landing.emplace(message->id, message);
+  return frame_of(FrameKind::kReady, message->id, 0);
+}
+
+// Of a small message that was taken. In portions: a frame for each would double the number of packets.
+std::optional<Frame> TlsFabric::give_credit(Peer& peer, size_t bytes) {
+  peer.held -= credit_of(bytes);
+  peer.owed += credit_of(bytes);
+  if (peer.owed < kCreditBytes / 4) return std::nullopt;
+  return frame_of(FrameKind::kCredit, 0, std::exchange(peer.owed, 0));
+}
+
+bool TlsFabric::cancel(const TransferHandle& handle) {
+  const auto transfer = std::static_pointer_cast<TlsTransfer>(handle);
+  if (transfer->is_send) return take_back(transfer);
+  const std::scoped_lock lock(landing_, mutex_);
+  if (!transfer->pending()) return false;
+  if (transfer->message) {
+    // The rest of it is thrown away. A small one whose bytes go elsewhere keeps its place.
+    if (transfer->message->to == transfer->into.data()) transfer->message->to = nullptr;
+  } else {
+    table_.forget(transfer);
+  }
+  transfer->settle(Transfer::State::kFailed, "cancelled");
+  return true;
+}
+
+bool TlsFabric::take_back(const TlsTransferPtr& transfer) {
+  Peer& peer = peer_of(transfer->peer);
+  bool is_ready = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!transfer->pending()) return false;
+    transfer->is_taken_back = true;
+    is_ready = transfer->is_ready;
+    take_announced(peer, transfer->id);
+    transfer->settle(Transfer::State::kFailed, "cancelled");
+  }
+  if (is_ready) {
+    for (const auto& outlet : peer.bulk) outlet->fence();
+    for (const auto& outlet : peer.bulk) outlet->pump();
+  } else {
+    peer.shorts->send(frame_of(FrameKind::kWithdraw, transfer->id, 0));
+  }
+  return true;
+}
+
+TlsTransferPtr TlsFabric::take_announced(Peer& peer, uint64_t id) {
+  const auto found = peer.announced.find(id);
+  if (found == peer.announced.end()) return nullptr;
+  TlsTransferPtr transfer = found->second;
+  peer.announced.erase(found);
+  return transfer;
+}
+
+// In the thread that pumps; the outlet's mutex is held.
+bool TlsFabric::write_chunk(Peer& peer, TlsStream& stream) {
+  TlsTransferPtr transfer;
+  Frame frame;
+  {
+    const std::lock_guard lock(mutex_);
+    if (peer.ready.empty()) return false;
+    transfer = peer.ready.front();
+    const size_t left = transfer->data.size() - transfer->given_out;
+    frame = transfer->is_taken_back ? frame_of(FrameKind::kFiller, transfer->id, left)
+                                    : frame_of(FrameKind::kChunk, transfer->id, std::min(left, kChunkBytes));
+    frame.offset = transfer->given_out;
+    transfer->given_out += frame.bytes;
+    if (frame.bytes == left) peer.ready.pop_front();
+  }
+  const auto body = transfer->data.subspan(frame.offset, body_bytes(frame));
+  if (!body.empty()) add_checksum(frame, body);
+  stream.write(std::as_bytes(std::span(&frame, 1)), body);
+  {
+    const std::lock_guard lock(mutex_);
+    transfer->encrypted += body.size();
+    if (transfer->encrypted < transfer->data.size()) return true;
+    transfer->settle(Transfer::State::kDone);
+    take_announced(peer, transfer->id);
+  }
+  mesh_.events().add();
+  return true;
+}
+
+MessagePtr TlsFabric::find_landing(Peer& peer, const Frame& frame) {
+  const auto found = peer.landing.find(frame.id);
+  CHORALE_CHECK(found != peer.landing.end(), "[tls] rank ", peer.rank,
+                " sent a chunk of a message that nobody asked for");
+  const MessagePtr message = found->second;
+  CHORALE_CHECK(frame.bytes <= message->left && frame.offset <= message->bytes - frame.bytes, "[tls] rank ", peer.rank,
+                " sent ", frame.bytes, " bytes at ", frame.offset, " of a message of ", message->bytes, ", of which ",
+                message->left, " are missing");
+  return message;
+}
+
+MessagePtr TlsFabric::new_message(int source, const Frame& frame) {
+  const auto message = std::make_shared<Message>();
+  message->source = source;
+  message->channel = frame.channel;
+  message->id = frame.id;
+  message->is_announced = frame.kind == FrameKind::kAnnounce;
+  message->envelope = frame.envelope;
+  message->bytes = message->left = frame.bytes;
+  return message;
+}
+
+MessagePtr TlsFabric::on_frame(int rank, const Frame& frame) {
+  Peer& peer = peer_of(rank);
+  std::unique_lock lock(mutex_);
+  switch (frame.kind) {
+    case FrameKind::kEager: {
+      peer.held += credit_of(frame.bytes);
+      CHORALE_CHECK(peer.held + peer.owed <= kCreditBytes, "[tls] rank ", rank, " sent more than it has credit for");
+      const MessagePtr message = new_message(rank, frame);
+      const TlsTransferPtr transfer = table_.offer(message);
+      if (!transfer) {
+        message->kept.reset(new std::byte[frame.bytes]);
+        message->to = message->kept.get();
+      } else if (transfer->into.size() == frame.bytes) {
+        message->to = transfer->into.data();
+      }
+      peer.arriving = message;
+      return message;
+    }
+    case FrameKind::kAnnounce: {
+      const MessagePtr message = new_message(rank, frame);
+      if (!table_.offer(message)) return nullptr;
+      const Frame answer = begin_large(peer, message);
+      lock.unlock();
+      peer.shorts->send(answer);
+      if (answer.kind == FrameKind::kSkip) mesh_.events().add();
+      return nullptr;
+    }
+    case FrameKind::kReady: {
+      const auto found = peer.announced.find(frame.id);
+      if (found == peer.announced.end()) return nullptr;  // it was withdrawn
+      CHORALE_CHECK(!std::exchange(found->second->is_ready, true), "[tls] rank ", rank,
+                    " is ready twice for a message");
+      peer.ready.push_back(found->second);
+      lock.unlock();
+      for (const auto& outlet : peer.bulk) outlet->pump();
+      return nullptr;
+    }
+    case FrameKind::kSkip:
+      if (const TlsTransferPtr transfer = take_announced(peer, frame.id)) transfer->settle(Transfer::State::kDone);
+      break;
+    case FrameKind::kWithdraw: {
+      const auto found = peer.landing.find(frame.id);
+      if (found == peer.landing.end()) {
+        table_.forget(rank, frame.id);
+        return nullptr;
+      }
+      fail_landing(*found->second);
+      peer.landing.erase(found);
+      break;
+    }
+    case FrameKind::kCredit:
+      peer.credit += frame.bytes;
+      CHORALE_CHECK(peer.credit <= kCreditBytes, "[tls] rank ", rank, " gave more credit than there is");
+      return nullptr;
+    case FrameKind::kChunk:
+      return find_landing(peer, frame);
+    case FrameKind::kFiller: {
+      const MessagePtr message = find_landing(peer, frame);
+      fail_landing(*message);
+      message->left -= frame.bytes;
+      if (message->left == 0) peer.landing.erase(frame.id);
+      break;
+    }
+  }
+  lock.unlock();
+  mesh_.events().add();
+  return nullptr;
+}
+
+void TlsFabric::fail_landing(Message& message) {
+  message.to = nullptr;
+  if (message.transfer) {
+    message.transfer->settle(Transfer::State::kFailed, concat("rank ", message.source, " took its message back"));
+  }
+}
+
+void TlsFabric::on_body(int rank, const Frame& frame, const MessagePtr& message) {
+  Peer& peer = peer_of(rank);
+  std::optional<Frame> credit;
+  {
+    // A receive may have come while the bytes went to memory of ours.
+    const std::scoped_lock lock(landing_, mutex_);
+    message->left -= frame.bytes;
+    const TlsTransferPtr transfer = message->transfer;
+    if (frame.kind == FrameKind::kEager) {
+      peer.arriving.reset();
+      if (!message->is_taken) return;
+      if (transfer && message->kept && transfer->into.size() == message->bytes) {
+        std::copy_n(message->kept.get(), message->bytes, transfer->into.data());
+      }
+      credit = give_credit(peer, message->bytes);
+    } else if (message->left == 0) {
+      peer.landing.erase(message->id);
+    } else {
+      return;
+    }
+    if (transfer) transfer->settle(Transfer::State::kDone);
+  }
+  if (credit) peer.shorts->send(*credit);
+  mesh_.events().add();
+}
+
+bool TlsFabric::drained(int rank) {
+  const auto& inlets = peer_of(rank).inlets;
+  return std::all_of(inlets.begin(), inlets.end(), [](const auto& inlet) { return inlet->has_ended(); });
+}
+
+void TlsFabric::on_gone(int rank, const Life& life) {
+  Peer& peer = peer_of(rank);
+  // From here on nobody touches the memory of a transfer with this peer.
+  for (const auto& inlet : peer.inlets) inlet->close();
+  peer.each_outlet([](TlsOutlet& outlet) { outlet.close(); });
+  const std::lock_guard lock(mutex_);
+  peer.gone = life.text;
+  std::vector<TlsTransferPtr> failed = table_.forget_peer(rank);
+  for (const auto& [id, transfer] : peer.announced) failed.push_back(transfer);
+  for (const auto& [id, message] : peer.landing) {
+    if (message->transfer) failed.push_back(message->transfer);
+  }
+  if (peer.arriving && peer.arriving->transfer) failed.push_back(peer.arriving->transfer);
+  peer.arriving.reset();
+  peer.announced.clear();
+  peer.ready.clear();
+  peer.landing.clear();
+  for (const TlsTransferPtr& transfer : failed) transfer->settle(Transfer::State::kFailed, life.text);
+}
+
+class TlsFabricBuilder final : public FabricBuilder {
+ public:
+  TlsFabricBuilder(const FabricOptions& options, const std::string& own_address)
+      : options_(options), join_(options, own_address) {
+    CHORALE_CHECK(options.streams >= 1 && options.streams <= kMaxStreams, "[tls] ", options.streams,
+                  " streams per pair; expected 1 to ", kMaxStreams);
+    CHORALE_CHECK(options.keep_alive >= std::chrono::milliseconds(10), "[tls] a keep-alive of ",
+                  options.keep_alive.count(), " ms; expected at least 10");
+  }
+  FabricAddress address() override { return {0, join_.endpoint(), {}}; }
+  std::unique_ptr<Fabric> connect(const std::vector<FabricAddress>& addresses, Deadline deadline) override {
+    return std::make_unique<TlsFabric>(options_, join_.meet(addresses, streams_of_pair(options_), deadline));
+  }
+
+ private:
+  const FabricOptions options_;
+  TlsJoin join_;
+};
+
+}  // namespace
+
+std::unique_ptr<FabricBuilder> make_tls_fabric(const FabricOptions& options, const std::string& own_address) {
+  return std::make_unique<TlsFabricBuilder>(options, own_address);
+}
+
+}  // namespace chorale::transport

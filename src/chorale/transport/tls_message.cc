@@ -1,0 +1,99 @@
+#include "chorale/transport/tls_message.h"
+
+#include <algorithm>
+
+namespace chorale::transport {
+namespace {
+
+bool fits(const TlsTransfer& transfer, const Message& message) {
+  return transfer.peer == Fabric::kAnySource || transfer.peer == message.source;
+}
+
+void marry(const TlsTransferPtr& transfer, const MessagePtr& message) {
+  transfer->source = message->source;
+  transfer->envelope = message->envelope;
+  transfer->bytes = message->bytes;
+  transfer->message = message;
+  message->transfer = transfer;
+  message->is_taken = true;
+}
+
+}  // namespace
+
+void TlsTransfer::settle(State state, const std::string& why) {
+  if (!pending()) return;
+  if (message) message->transfer.reset();
+  message.reset();
+  error = why;
+  state_.store(state, std::memory_order_release);
+}
+
+MessagePtr MessageTable::ask(const TlsTransferPtr& transfer) {
+  Channel& channel = channels_[transfer->channel];
+  const auto found = std::find_if(channel.messages.begin(), channel.messages.end(),
+                                  [&](const MessagePtr& message) { return fits(*transfer, *message); });
+  if (found == channel.messages.end()) {
+    channel.receives.push_back(transfer);
+    return nullptr;
+  }
+  MessagePtr message = *found;
+  channel.messages.erase(found);
+  if (channel.empty()) channels_.erase(transfer->channel);
+  marry(transfer, message);
+  return message;
+}
+
+TlsTransferPtr MessageTable::offer(const MessagePtr& message) {
+  Channel& channel = channels_[message->channel];
+  const auto found = std::find_if(channel.receives.begin(), channel.receives.end(),
+                                  [&](const TlsTransferPtr& transfer) { return fits(*transfer, *message); });
+  if (found == channel.receives.end()) {
+    channel.messages.push_back(message);
+    return nullptr;
+  }
+  TlsTransferPtr transfer = *found;
+  channel.receives.erase(found);
+  if (channel.empty()) channels_.erase(message->channel);
+  marry(transfer, message);
+  return transfer;
+}
+
+bool MessageTable::forget(const TlsTransferPtr& transfer) {
+  const auto channel = channels_.find(transfer->channel);
+  if (channel == channels_.end()) return false;
+  const bool found = std::erase(channel->second.receives, transfer) > 0;
+  if (channel->second.empty()) channels_.erase(channel);
+  return found;
+}
+
+MessagePtr MessageTable::forget(int source, uint64_t id) {
+  for (auto channel = channels_.begin(); channel != channels_.end(); ++channel) {
+    auto& messages = channel->second.messages;
+    const auto found = std::find_if(messages.begin(), messages.end(), [&](const MessagePtr& message) {
+      return message->is_announced && message->source == source && message->id == id;
+    });
+    if (found == messages.end()) continue;
+    MessagePtr message = *found;
+    messages.erase(found);
+    if (channel->second.empty()) channels_.erase(channel);
+    return message;
+  }
+  return nullptr;
+}
+
+std::vector<TlsTransferPtr> MessageTable::forget_peer(int source) {
+  std::vector<TlsTransferPtr> waiting;
+  for (auto channel = channels_.begin(); channel != channels_.end();) {
+    std::erase_if(channel->second.messages, [&](const MessagePtr& message) {
+      return message->source == source && (message->is_announced || message->left > 0);
+    });
+    std::erase_if(channel->second.receives, [&](const TlsTransferPtr& transfer) {
+      if (transfer->peer == source) waiting.push_back(transfer);
+      return transfer->peer == source;
+    });
+    channel = channel->second.empty() ? channels_.erase(channel) : std::next(channel);
+  }
+  return waiting;
+}
+
+}  // namespace chorale::transport
