@@ -164,8 +164,8 @@ class ControlMesh::Peer final : public IoLoop::Handler {
       const std::string frame = encode_control_frame(kind, body);
       stream_.write(std::as_bytes(std::span(frame)));
       flush();
-    } catch (const CommError& error) {
-      end(Life::State::kLost, error.what());
+    } catch (const CommError&) {
+      // Reading tells what happened to the peer, and its last words before that.
     }
   }
 
@@ -231,11 +231,16 @@ class ControlMesh::Peer final : public IoLoop::Handler {
       if (!ending_ || gone_) return;
       if (!drained && !ending_->at_once && Clock::now() - ending_->since < grace()) return;
       gone_ = true;
-      life_.state = ending_->state;
-      life_.text = ending_->text;
       life = life_;
+      life.state = ending_->state;
+      life.text = ending_->text;
     }
+    // Who sees that the peer has gone finds its transfers ended.
     mesh_.owner_.on_gone(rank_, life);
+    {
+      const std::lock_guard lock(mutex_);
+      life_ = life;
+    }
     mesh_.events_.add();
   }
 

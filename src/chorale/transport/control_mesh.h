@@ -37,7 +37,7 @@ class ControlMesh {
    public:
     // Whether nothing of this peer is on its way any more. Asked when the peer has ended.
     virtual bool drained(int peer) = 0;
-    // Once for each peer that has gone; life() shows it.
+    // Once for each peer that has gone, before life() shows it.
     virtual void on_gone(int peer, const Life& life) = 0;
 
    protected:

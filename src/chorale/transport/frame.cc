@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "chorale/base/crc32c.h"
 #include "chorale/base/error.h"
 
 namespace chorale::transport {
@@ -28,13 +29,20 @@ uint64_t most_bytes(FrameKind kind) {
 
 }  // namespace
 
+Frame seal(Frame frame) {
+  frame.head_checksum = 0;
+  frame.head_checksum = crc32c(std::as_bytes(std::span(&frame, 1)));
+  return frame;
+}
+
 Frame parse_frame(std::span<const std::byte, kFrameBytes> bytes) {
   Frame frame;
   std::memcpy(&frame, bytes.data(), bytes.size());
+  CHORALE_CHECK(seal(frame).head_checksum == frame.head_checksum, "[tls] a frame is damaged: its checksum is wrong");
   CHORALE_CHECK(frame.magic == Frame::kMagic && frame.kind >= FrameKind::kEager && frame.kind <= FrameKind::kFiller,
-                "[tls] no frame of ours: magic ", frame.magic, ", kind ", static_cast<uint32_t>(frame.kind));
-  CHORALE_CHECK(frame.bytes <= most_bytes(frame.kind), "[tls] a frame of kind ", static_cast<uint32_t>(frame.kind),
-                " with ", frame.bytes, " bytes; at most ", most_bytes(frame.kind));
+                "[tls] no frame of ours: magic ", frame.magic, ", kind ", static_cast<int>(frame.kind));
+  CHORALE_CHECK(frame.bytes <= most_bytes(frame.kind), "[tls] a frame of kind ", static_cast<int>(frame.kind), " with ",
+                frame.bytes, " bytes; at most ", most_bytes(frame.kind));
   const bool has_offset = frame.kind == FrameKind::kChunk || frame.kind == FrameKind::kFiller;
   CHORALE_CHECK(frame.offset <= (has_offset ? kMaxMessageBytes : 0), "[tls] a frame at offset ", frame.offset);
   return frame;

@@ -19,7 +19,7 @@
 
 namespace chorale::transport {
 
-enum class FrameKind : uint32_t { kEager = 1, kAnnounce, kReady, kSkip, kWithdraw, kCredit, kChunk, kFiller };
+enum class FrameKind : uint16_t { kEager = 1, kAnnounce, kReady, kSkip, kWithdraw, kCredit, kChunk, kFiller };
 
 // As it is on the wire (little-endian, as all hosts that we run on).
 struct Frame {
@@ -27,13 +27,14 @@ struct Frame {
 
   uint32_t magic = kMagic;
   FrameKind kind = FrameKind::kCredit;
-  uint32_t has_checksum = 0;
-  uint32_t checksum = 0;  // CRC-32C of the bytes that follow
-  uint64_t channel = 0;   // of kEager and kAnnounce
-  uint64_t id = 0;        // of an announced message, counted by its sender
-  uint64_t offset = 0;    // of a chunk in its message
-  uint64_t bytes = 0;     // of the message, the chunk, the credit
-  Envelope envelope;      // of kEager and kAnnounce
+  uint16_t has_checksum = 0;
+  uint32_t checksum = 0;       // CRC-32C of the bytes that follow
+  uint32_t head_checksum = 0;  // of the frame itself, with 0 in this place
+  uint64_t channel = 0;        // of kEager and kAnnounce
+  uint64_t id = 0;             // of an announced message, counted by its sender
+  uint64_t offset = 0;         // of a chunk in its message
+  uint64_t bytes = 0;          // of the message, the chunk, the credit
+  Envelope envelope;           // of kEager and kAnnounce
 };
 inline constexpr size_t kFrameBytes = sizeof(Frame);
 static_assert(kFrameBytes == 96);
@@ -45,6 +46,8 @@ inline constexpr uint64_t kCreditBytes = 4 << 20;
 // What a small message costs; empty ones take memory, too.
 inline uint64_t credit_of(size_t bytes) { return bytes + kFrameBytes; }
 
+// With its head_checksum: TLS guards what is on the wire, this what a faulty memory makes of it before.
+Frame seal(Frame frame);
 // Throws InvalidArgument when the bytes are no frame, or one with lengths that no sender of ours uses.
 Frame parse_frame(std::span<const std::byte, kFrameBytes> bytes);
 // How many bytes follow.

@@ -309,6 +309,7 @@ bool TlsFabric::write_chunk(Peer& peer, TlsStream& stream) {
   }
   const auto body = transfer->data.subspan(frame.offset, body_bytes(frame));
   if (!body.empty()) add_checksum(frame, body);
+  frame = seal(frame);
   stream.write(std::as_bytes(std::span(&frame, 1)), body);
   {
     const std::lock_guard lock(mutex_);

@@ -64,13 +64,12 @@ TlsJoin::TlsJoin(const FabricOptions& options, const std::string& own_address)
       secret_(checked(options.secret)),
       nonce_(new_nonce()),
       listener_(listen_at(Endpoint::tcp(own_address, 0))),
+      endpoint_(concat(endpoint_of(listener_).text(), "#", nonce_)),
       refusals_("tls", endpoint_of(listener_).text()) {
   allow_many_descriptors();
 }
 
 TlsJoin::~TlsJoin() = default;
-
-std::string TlsJoin::endpoint() const { return concat(endpoint_of(listener_).text(), "#", nonce_); }
 
 bool TlsJoin::expects(const StreamIdentity& identity) const {
   if (identity.nonce != nonce_ || identity.to != rank_ || identity.from <= rank_ ||

@@ -21,7 +21,7 @@ class TlsJoin {
   ~TlsJoin();
 
   // For FabricAddress::endpoint.
-  std::string endpoint() const;
+  const std::string& endpoint() const { return endpoint_; }
   // Connects to every rank of another host, `streams` times each, and ends listening. Strangers are refused, logged and
   // delay nobody. Throws CommError that says who is missing at the deadline, or who does not know the secret.
   std::map<int, std::vector<TlsStream>> meet(const std::vector<FabricAddress>& addresses, int streams,
@@ -41,6 +41,7 @@ class TlsJoin {
   const Secret secret_;
   const std::string nonce_;
   Socket listener_;
+  const std::string endpoint_;
   Refusals refusals_;
   std::vector<FabricAddress> addresses_;
   int streams_ = 0;

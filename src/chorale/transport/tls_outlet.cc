@@ -47,7 +47,8 @@ void TlsOutlet::watch_room(bool wanted) {
 
 void TlsOutlet::send(const Frame& frame, std::span<const std::byte> body) {
   guarded([&] {
-    stream_.write(std::as_bytes(std::span(&frame, 1)), body);
+    const Frame sealed = seal(frame);
+    stream_.write(std::as_bytes(std::span(&sealed, 1)), body);
     if (!waits_for_room_) watch_room(!stream_.flush());
   });
 }

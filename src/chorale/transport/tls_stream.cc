@@ -295,7 +295,7 @@ ptrdiff_t TlsStream::read(std::span<std::byte> into) {
     case SSL_ERROR_ZERO_RETURN:
       return kEnd;
     case SSL_ERROR_SYSCALL:
-      if (failure == 0) return kEnd;
+      if (failure == 0 || failure == ECONNRESET) return kEnd;  // a reset: it ended with something unread
       ERR_clear_error();
       impl_->fail("receiving from", std::strerror(failure));
     default:
