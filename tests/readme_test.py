@@ -1,4 +1,5 @@
-"""The programs that README.md shows are examples that are built and run, and examples are short."""
+"""The whole programs that README.md and docs/usage show are examples that are built and run, and examples are short.
+Other code blocks of docs/usage are compiled and run by themselves (tests/snippets)."""
 import pathlib
 import re
 import unittest
@@ -8,11 +9,11 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 class Readme(unittest.TestCase):
     def test_programs_are_examples(self):
-        shown = re.findall(r"```cpp\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
         examples = [path.read_text() for path in (ROOT / "examples").glob("*.cc")]
-        self.assertTrue(shown)
-        for program in shown:
-            self.assertTrue(any(program in text for text in examples), "not in any example:\n" + program)
+        for page in [ROOT / "README.md", *(ROOT / "docs/usage").glob("*.md")]:
+            for code in re.findall(r"^```cpp\n(.*?)^```$", page.read_text(), re.S | re.M):
+                if page.name == "README.md" or "int main(" in code:
+                    self.assertTrue(any(code in text for text in examples), f"{page.name}: not in any example:\n{code}")
 
     def test_an_example_fits_on_a_screen_or_two(self):
         for path in (ROOT / "examples").glob("*.cc"):

@@ -9,7 +9,9 @@
 
 #include "chorale/api/api.h"
 #include "chorale/base/comm_error.h"
+#include "chorale/base/debug_level.h"
 #include "chorale/base/error.h"
+#include "chorale/base/trace.h"
 #include "chorale/comm/group.h"
 #include "chorale/comm/mesh.h"
 #include "chorale/comm/objects.h"

@@ -44,13 +44,14 @@ std::string run(const Snippet& snippet, chorale::comm::Group& group) {
     error = thrown.what();
   }
   std::cout.rdbuf(console);
-  if (snippet.error && !matches(error, snippet.error)) {
-    return "was to fail with\n  " + std::string(snippet.error) + "\nand " +
-           (error.empty() ? "did not fail" : "failed with\n  " + error);
-  }
   if (!snippet.error && !error.empty()) return "failed:\n  " + error;
-  // Ranks print different things; pages show what the first one does.
-  if (snippet.output && group.rank() == 0 && !matches(trimmed(printed.str()), snippet.output)) {
+  if (snippet.error && error.empty()) return "was to fail with\n  " + std::string(snippet.error) + "\nand did not fail";
+  // Ranks say different things; pages show what the first one says.
+  if (group.rank() != 0) return "";
+  if (snippet.error && !matches(error, snippet.error)) {
+    return "was to fail with\n  " + std::string(snippet.error) + "\nand failed with\n  " + error;
+  }
+  if (snippet.output && !matches(trimmed(printed.str()), snippet.output)) {
     return "was to print\n" + std::string(snippet.output) + "\nand printed\n" + trimmed(printed.str());
   }
   return "";

@@ -2,13 +2,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "chorale/api/api.h"
 #include "chorale/app/commands.h"
 #include "chorale/base/did_you_mean.h"
 #include "chorale/base/error.h"
+#include "chorale/op/builder.h"
 #include "chorale/op/table.h"
 
 namespace chorale::app {
@@ -101,9 +104,10 @@ std::string saved(uint32_t mask, const char* what) {
   return text;
 }
 
-void print_one(const OpDef& row) {
-  const auto field = [](std::string_view name, std::string_view value) { fmt::print("  {:<12} {}\n", name, value); };
-  fmt::print("{}\n", row.name);
+// What is known of a row, for people.
+std::vector<std::pair<std::string, std::string>> facts_of(const OpDef& row) {
+  std::vector<std::pair<std::string, std::string>> facts;
+  const auto field = [&](std::string_view name, std::string_view value) { facts.emplace_back(name, value); };
   if (*row.formula) field("formula", row.formula);
   field("inputs", *row.inputs ? row.inputs : "none");
   field("results", row.outputs == 1 ? "1" : fmt::format("{}", row.outputs));
@@ -126,6 +130,47 @@ void print_one(const OpDef& row) {
   if (row.dynamic) notes += "the shape of its result depends on data; ";
   if (row.in_place) notes += "may write over an input; ";
   if (!notes.empty()) field("notes", notes.substr(0, notes.size() - 2));
+  return facts;
+}
+
+void print_one(const OpDef& row) {
+  fmt::print("{}\n", row.name);
+  for (const auto& [name, value] : facts_of(row)) fmt::print("  {:<12} {}\n", name, value);
+}
+
+// "f64 [2, 3]", with the values where there are few.
+nlohmann::json described(std::span<const Tensor> tensors) {
+  constexpr int64_t kFew = 24;
+  nlohmann::json list = nlohmann::json::array();
+  for (const Tensor& tensor : tensors) {
+    if (!tensor.defined()) {
+      list.push_back({{"type", "absent"}});
+      continue;
+    }
+    nlohmann::json one = {{"type", concat(tensor.dtype(), " ", tensor.sizes())}};
+    if (tensor.elems() > 0 && tensor.elems() <= kFew && !tensor.is_sparse()) one["values"] = to_string(tensor);
+    list.push_back(std::move(one));
+  }
+  return list;
+}
+
+// The rows with the calls that their samples make: what tools/docs makes pages of.
+void print_json() {
+  const NoGrad scope;
+  nlohmann::json rows = nlohmann::json::array();
+  for (const OpDef* row : op::all_ops()) {
+    nlohmann::json facts, examples = nlohmann::json::array();
+    for (const auto& [name, value] : facts_of(*row)) facts[name] = value;
+    for (const op::Sample& sample : row->samples()) {
+      std::vector<Tensor> out(static_cast<size_t>(row->outputs));
+      op::current_builder().call(*row, sample.in, sample.attrs, out);
+      examples.push_back({{"in", described(sample.in)},
+                          {"attributes", row->attrs ? concat(sample.attrs) : ""},
+                          {"out", described(out)}});
+    }
+    rows.push_back({{"name", row->name}, {"facts", std::move(facts)}, {"examples", std::move(examples)}});
+  }
+  fmt::print("{}\n", rows.dump());
 }
 
 }  // namespace
@@ -133,8 +178,11 @@ void print_one(const OpDef& row) {
 void add_ops(CLI::App& program) {
   CLI::App* command = program.add_subcommand("ops", "Show the op table, or one op");
   auto name = std::make_shared<std::string>();
+  auto json = std::make_shared<bool>(false);
   command->add_option("NAME", *name, "the op to show");
-  command->callback([name] {
+  command->add_flag("--json", *json, "all of it as JSON, with examples");
+  command->callback([name, json] {
+    if (*json) return print_json();
     if (name->empty()) return print_table();
     const OpDef* row = op::find_op(*name);
     if (row) return print_one(*row);
