@@ -1,6 +1,7 @@
 #include "chorale/autograd/autograd.h"
 
 #include "chorale/base/error.h"
+#include "chorale/base/trace.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/pointwise.h"
@@ -73,6 +74,7 @@ void backward(const Tensor& root, const Tensor& gradient, const BackwardOptions&
 void backward(std::span<const Tensor> roots, std::span<const Tensor> gradients, const BackwardOptions& options) {
   CHORALE_CHECK(gradients.empty() || gradients.size() == roots.size(), "[backward] ", roots.size(), " tensors but ",
                 gradients.size(), " gradients");
+  const trace::Span span("backward");
   autograd::BackwardRun run({options.retain_graph || options.create_graph, options.create_graph, options.sink});
   for (size_t i = 0; i < roots.size(); ++i) {
     const bool given = i < gradients.size() && gradients[i].defined();

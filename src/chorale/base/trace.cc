@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <numeric>
+#include <set>
 
 namespace chorale::trace {
 namespace {
@@ -50,20 +52,85 @@ void record(Event event) {
   r.next = (r.next + 1) % r.capacity;
 }
 
+namespace {
+
+using nlohmann::json;
+
+// The distance between the ranks of a group; 0 where it is not always the same.
+int stride_of(const std::vector<int>& ranks) {
+  if (ranks.size() < 2) return 1;
+  const int stride = ranks[1] - ranks[0];
+  for (size_t i = 2; i < ranks.size(); ++i) {
+    if (ranks[i] - ranks[i - 1] != stride) return 0;
+  }
+  return stride;
+}
+
+json group_json(const Traffic& traffic) {
+  return {{"pg_name", traffic.group},
+          {"pg_desc", traffic.group},
+          {"pg_size", traffic.ranks.size()},
+          {"global_rank_start", traffic.ranks.empty() ? 0 : traffic.ranks.front()},
+          {"global_rank_stride", stride_of(traffic.ranks)}};
+}
+
+json traffic_json(const Traffic& traffic) {
+  json node{{"collective_name", traffic.call}, {"dtype", traffic.dtype}};
+  if (traffic.call == "wait") return node;
+  node.update(group_json(traffic));
+  const auto sum = [](const std::vector<int64_t>& parts) { return std::accumulate(parts.begin(), parts.end(), 0LL); };
+  const auto split = [](const std::vector<int64_t>& parts) { return parts.size() > 1 ? json(parts) : json::array(); };
+  node["in_msg_nelems"] = sum(traffic.in_elems);
+  node["out_msg_nelems"] = sum(traffic.out_elems);
+  node["in_split_size"] = split(traffic.in_elems);
+  node["out_split_size"] = split(traffic.out_elems);
+  return node;
+}
+
+}  // namespace
+
 std::string chrome_json(const std::vector<Event>& events) {
-  using nlohmann::json;
   const auto us = [](auto time) { return std::chrono::duration<double, std::micro>(time).count(); };
   json rows = json::array();
   for (const Event& event : events) {
+    json arguments{{"shapes", event.shapes}, {"async", event.async}};
+    if (event.traffic) {
+      arguments.update(traffic_json(*event.traffic));
+      arguments["group_ranks"] = event.traffic->ranks;
+    }
     rows.push_back({{"name", event.name},
                     {"ph", "X"},
                     {"pid", 0},
                     {"tid", event.rank},
                     {"ts", us(event.start.time_since_epoch())},
                     {"dur", us(event.end - event.start)},
-                    {"args", {{"shapes", event.shapes}, {"async", event.async}}}});
+                    {"args", std::move(arguments)}});
   }
   return json{{"traceEvents", rows}}.dump();
+}
+
+std::string execution_json(const std::vector<Event>& events, int rank) {
+  std::vector<const Event*> calls;
+  for (const Event& event : events) {
+    if (event.traffic && event.rank == rank) calls.push_back(&event);
+  }
+  std::stable_sort(calls.begin(), calls.end(), [](const Event* a, const Event* b) { return a->start < b->start; });
+  json groups = json::array(), nodes = json::array();
+  std::set<std::string> known;
+  for (const Event* event : calls) {
+    const Traffic& traffic = *event->traffic;
+    if (!traffic.ranks.empty() && known.insert(traffic.group).second) {
+      json node = group_json(traffic);
+      node["name"] = "process_group:init";
+      node["ranks"] = traffic.ranks;
+      groups.push_back(std::move(node));
+    }
+    json node = traffic_json(traffic);
+    node["name"] = event->name;
+    nodes.push_back(std::move(node));
+  }
+  groups.insert(groups.end(), nodes.begin(), nodes.end());
+  return json{{"rank", rank}, {"nodes", std::move(groups)}}.dump();
 }
 
 }  // namespace chorale::trace

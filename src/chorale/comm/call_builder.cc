@@ -66,6 +66,7 @@ CallBuilder::CallBuilder(const std::shared_ptr<GroupState>& state, CallKind kind
   operation_->print.kind = static_cast<uint8_t>(kind);
   operation_->print.tag = options.tag;
   if (state_->context->checksum) operation_->print.variant = transport::shm::kChecksummed;
+  operation_->traced = trace::enabled();
   operation_->issued = Deadline::Clock::now();
   operation_->timeout = options.timeout.value_or(state_->timeout);
   operation_->deadline = Deadline(operation_->issued + operation_->timeout);
@@ -148,10 +149,9 @@ Chunk CallBuilder::in_place(const Tensor& tensor) {
 }
 
 void CallBuilder::note_shape(const Tensor& tensor) {
-  if (!trace::enabled()) return;
+  if (!operation_->traced) return;
   std::vector<int64_t> shape(tensor.sizes().begin(), tensor.sizes().end());
   if (is_complex(tensor.dtype())) shape.push_back(2);  // it travels as pairs of reals
-  operation_->traced = true;
   operation_->shapes.push_back(std::move(shape));
 }
 
@@ -197,8 +197,9 @@ Work CallBuilder::launch() {
       options.timeout = std::chrono::duration_cast<std::chrono::milliseconds>(operation_->timeout);
     CallBuilder(state_, CallKind::kMonitoredBarrier, options).launch().wait();
   }
-  if (trace::enabled() && operation_->give.empty() && operation_->take.empty()) operation_->traced = true;
   meet_chaos(*state_);
+  const Membership& who = state_->membership();
+  const trace::Span span("start", trace::Kind::kComm, who.members[static_cast<size_t>(who.rank)]);
   const std::lock_guard lock(state_->context->mutex);
   state_->engine->submit(operation_);
   Operations operations;

@@ -19,6 +19,30 @@ void Engine::enlist() {
 }
 void Engine::delist() { std::erase(context_->engines, this); }
 
+void Engine::note(Operation& operation) const {
+  const auto elems = [&](const auto& chunks) {
+    std::vector<int64_t> counts;
+    for (const Chunk& chunk : chunks) counts.push_back(static_cast<int64_t>(chunk.bytes / size_of(operation.dtype)));
+    return counts;
+  };
+  const bool any = operation.kind == CallKind::kRecv && operation.peer < 0;
+  const std::string name(any ? "recvAnySource" : name_of(operation.kind));
+  operation.completed = trace::Clock::now();
+  trace::record({.name = concat(backend(), ":", name),
+                 .rank = membership_.members[static_cast<size_t>(membership_.rank)],
+                 .start = operation.issued,
+                 .end = operation.completed,
+                 .async = true,
+                 .shapes = std::move(operation.shapes),
+                 .kind = trace::Kind::kCall,
+                 .traffic = trace::Traffic{.call = name,
+                                           .dtype = concat(operation.dtype),
+                                           .group = membership_.name,
+                                           .ranks = membership_.members,
+                                           .in_elems = elems(operation.give),
+                                           .out_elems = elems(operation.take)}});
+}
+
 void Engine::complete(Operation& operation, std::exception_ptr error) {
   if (!error) {
     try {
@@ -28,15 +52,8 @@ void Engine::complete(Operation& operation, std::exception_ptr error) {
     }
   }
   operation.finish.clear();
-  if (operation.traced) {
-    const bool any = operation.kind == CallKind::kRecv && operation.peer < 0;
-    trace::record({.name = concat(backend(), ":", any ? "recvAnySource" : name_of(operation.kind)),
-                   .rank = membership_.members[static_cast<size_t>(membership_.rank)],
-                   .start = operation.issued,
-                   .end = trace::Clock::now(),
-                   .async = true,
-                   .shapes = std::move(operation.shapes)});
-  }
+  if (operation.traced) [[unlikely]]
+    note(operation);
   operation.error = error;
   operation.state.store(error ? Operation::State::kFailed : Operation::State::kDone, std::memory_order_release);
 }
@@ -63,12 +80,23 @@ void progress_others(Engine& engine) {
 }  // namespace
 
 void wait(Engine& engine, Operation& operation, Deadline deadline) {
+  const bool traced = operation.traced;
+  const auto start = traced ? trace::Clock::now() : trace::Clock::time_point{};
   std::unique_lock lock(engine.context().mutex);
   for (int64_t rounds = 0; operation.pending(); ++rounds) {
     engine.progress();
     if (!operation.pending()) break;
     if (rounds % 64 == 63) progress_others(engine);
     engine.wait_a_little(lock, operation, rounds, deadline);
+  }
+  if (traced) [[unlikely]] {
+    const Membership& who = engine.membership();
+    trace::record({.name = concat(engine.backend(), ":wait"),
+                   .rank = who.members[static_cast<size_t>(who.rank)],
+                   .start = start,
+                   .end = trace::Clock::now(),
+                   .kind = trace::Kind::kComm,
+                   .traffic = trace::Traffic{.call = "wait", .dtype = concat(operation.dtype), .group = who.name}});
   }
   if (!operation.told) tell(lock, operation);
   if (operation.error) std::rethrow_exception(operation.error);

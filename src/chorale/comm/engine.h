@@ -84,6 +84,9 @@ class Engine {
   void complete(Operation& operation, std::exception_ptr error);
 
  private:
+  // For the trace.
+  void note(Operation& operation) const;
+
   const std::shared_ptr<RankContext> context_;
   const Membership membership_;
 };

@@ -12,6 +12,7 @@
 #include "chorale/base/comm_error.h"
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
+#include "chorale/base/trace.h"
 #include "chorale/comm/group_state.h"
 #include "chorale/comm/shm_engine.h"
 
@@ -156,6 +157,7 @@ Group Group::connect(transport::Store& store, const std::string& name, int rank,
   Membership membership{name, rank, std::vector<int>(static_cast<size_t>(size))};
   std::iota(membership.members.begin(), membership.members.end(), 0);
   context->groups_made = 1;
+  trace::set_rank(rank);
   return Group(join(std::move(context), membership, file, identities, timeout));
 }
 

@@ -64,8 +64,9 @@ struct Operation : RefCounted {
   uint64_t flight = 0;  // its number in the flight recorder
   SmallVector<Block, 1> scratch;
 
-  // For the trace: shapes of what it moves, if anybody wants to know.
+  // For the trace: shapes of what it moves, if anybody wants to know, and when it was done.
   bool traced = false;
+  Deadline::Clock::time_point completed;
   std::vector<std::vector<int64_t>> shapes;
 
   // What must live until it is done, what is then done with the result, and who is told.

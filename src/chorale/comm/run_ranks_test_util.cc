@@ -63,6 +63,7 @@ int next_call() {
     std::cerr << "rank " << rank << " threw: " << error.what() << std::endl;
     status = 1;
   }
+  if (testing::Test::IsSkipped()) status = kSkipped;
   if (testing::Test::HasFailure()) status = 1;
   std::cerr.flush();
   _exit(status);

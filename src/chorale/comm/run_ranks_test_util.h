@@ -16,10 +16,11 @@ void run_ranks(int size, const std::function<void(Group&)>& body, const GroupOpt
 struct RunningRanks {
   std::vector<pid_t> pids;
 };
+inline constexpr int kSkipped = 77;
 // Runs `body` on `size` processes: this test program, executed again for the same test, which comes to this same call
 // and does the body's work there. What the test does before the call, it does in every process. Returns how each ended:
-// its exit status (1: a check failed or an exception got out, 0: all is well), or minus the signal that ended it.
-// `meanwhile`, if given, runs here while they do.
+// its exit status (0: all is well, 1: a check failed or an exception got out, kSkipped: GTEST_SKIP), or minus the
+// signal that ended it. `meanwhile`, if given, runs here while they do.
 std::vector<int> run_processes(int size, const std::function<void(Group&)>& body, const GroupOptions& options = {},
                                const std::function<void(const RunningRanks&)>& meanwhile = {});
 // True in a process that run_processes started.

@@ -1,5 +1,7 @@
 #include "chorale/comm/work.h"
 
+#include <algorithm>
+
 #include "chorale/base/error.h"
 
 namespace chorale::comm {
@@ -36,6 +38,12 @@ int Work::source_rank() const {
       return engine_->membership().members[static_cast<size_t>(operation->source)];
   }
   return -1;
+}
+
+Deadline::Clock::time_point Work::completed_at() const {
+  Deadline::Clock::time_point last{};
+  for (const auto& operation : operations_) last = std::max(last, operation->completed);
+  return last;
 }
 
 void Work::then(std::function<void()> callback) const {

@@ -36,6 +36,8 @@ class Work {
   Tensors result() const;
   // The global rank that a received message came from; -1 before it came, and for other works.
   int source_rank() const;
+  // When it was done; known only of works that were started while events are traced.
+  Deadline::Clock::time_point completed_at() const;
   // What follows from the result.
   Future future() const;
   // Calls `callback` once, when the work is done or has failed; at once if it already is. Callbacks run in the order in

@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "chorale/base/parallel.h"
+#include "chorale/base/trace.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/pointwise.h"
@@ -124,6 +125,7 @@ std::vector<Tensor> Optimizer::parameters() const {
 // ---- steps
 
 void Optimizer::step() {
+  const trace::Span span("optimizer");
   const NoGrad quiet;
   start_batch();
   for (uint32_t i = 0; i < parameters_.size(); ++i) {

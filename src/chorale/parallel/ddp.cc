@@ -76,7 +76,7 @@ void DataParallelBase::wrap(nn::Module& module, const comm::Group& group, const 
   }
   // What goes wrong in our communication must not break the caller's group.
   comm::Group own = group.duplicate();
-  verify_parameters(own, parameters_);
+  parallel::verify_parameters(own, parameters_);
   std::vector<reducer::GradientInfo> infos;
   for (const auto& [name, parameter] : parameters_) {
     infos.push_back({name, parameter.sizes(), parameter.strides(), parameter.dtype()});
@@ -171,6 +171,7 @@ void DataParallelBase::ForwardScope::finish() {
     node_->custom = std::make_unique<PassThrough>(ddp_.link_);
   }
   ddp_.logged([&] { ddp_.after_forward(records_, reduced_); });
+  span_.end();
 }
 
 void DataParallelBase::before_forward(bool records) {
@@ -279,6 +280,15 @@ void DataParallelBase::end_backward() {
 
 void DataParallelBase::check_finished() {
   logged([&] { reducer_->check_finished(); });
+}
+
+void DataParallelBase::verify_parameters() {
+  logged([&] { parallel::verify_parameters(group(), parallel::managed_parameters(*module_, options_.ignore)); });
+}
+
+reducer::BucketAssignment DataParallelBase::assign_buckets(std::span<const Tensor> tensors,
+                                                           std::span<const size_t> limits) {
+  return logged([&] { return reducer::assign_buckets(tensors, limits); });
 }
 
 // ---- changes

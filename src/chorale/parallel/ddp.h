@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "chorale/base/trace.h"
 #include "chorale/comm/mesh.h"
 #include "chorale/nn/module.h"
 #include "chorale/parallel/ddp_log.h"
@@ -94,6 +95,10 @@ class DataParallelBase : public nn::Module, public Joinable, private reducer::Gr
   void remove_hooks();
   // Throws what the next forward would: gradients that never came.
   void check_finished();
+  // Compares the module's parameters with those of the other ranks once more, as the constructor did. Collective.
+  void verify_parameters();
+  // The buckets that tensors like these would be reduced in.
+  reducer::BucketAssignment assign_buckets(std::span<const Tensor> tensors, std::span<const size_t> limits);
 
   // ---- what it works on, and how
 
@@ -136,6 +141,7 @@ class DataParallelBase : public nn::Module, public Joinable, private reducer::Gr
 
    private:
     DataParallelBase& ddp_;
+    trace::Span span_{"forward"};
     bool records_;  // gradients are wanted,
     bool reduced_;  // and averaged
     Intrusive<autograd::Node> node_;

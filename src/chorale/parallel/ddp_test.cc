@@ -47,11 +47,36 @@ TEST(Ddp, TheCheckOfParametersNamesRankAndParameter) {
     ddp.module().lin = Linear(group.rank() == 0 ? 100 : 10, 1);
     const std::string error =
         message_of<StateError>([&] { verify_parameters(group, managed_parameters(ddp.module())); });
+    EXPECT_FALSE(ddp.log().has_error);
     EXPECT_TRUE(has(error, "rank 1: parameter 1 (lin.weight)"));
     EXPECT_TRUE(has(error, "[1, 10]"));
     EXPECT_TRUE(has(error, "does not match rank 0"));
     EXPECT_TRUE(has(error, "[1, 100]"));
     group.barrier().wait();
+    EXPECT_EQ(message_of<StateError>([&] { ddp.verify_parameters(); }), error);
+    EXPECT_EQ(ddp.log().error, error);
+    group.barrier().wait();
+  });
+}
+
+// spec: test_compute_bucket_assignment_by_size_sparse_error_with_logger
+TEST(Ddp, SparseTensorsHaveNoBucketsAndTheLogSaysSo) {
+  run_ranks(2, [](comm::Group& group) {
+    DistributedDataParallel ddp(TwoLin(), group);
+    std::vector<Tensor> tensors;
+    for (int i = 0; i < 3; ++i) {
+      for (const auto& [elems, dtype] : {std::pair{50, DType::kF32}, std::pair{25, DType::kF64}}) {
+        tensors.push_back(Tensor::sparse_coo(zeros({1, 1}, DType::kI64), ones({1}, dtype), {elems}));
+      }
+    }
+    const std::vector<size_t> limits{400};
+    const std::string error = message_of<StateError>([&] { ddp.assign_buckets(tensors, limits); });
+    EXPECT_TRUE(has(error, "sparse"));
+    EXPECT_TRUE(ddp.log().has_error);
+    EXPECT_EQ(ddp.log().error, error);
+    for (Tensor& tensor : tensors) tensor = empty(tensor.sizes(), tensor.dtype());
+    EXPECT_EQ(ddp.assign_buckets(tensors, limits).buckets,
+              (std::vector<std::vector<size_t>>{{0, 2}, {1, 3}, {4}, {5}}));
   });
 }
 

@@ -1,4 +1,6 @@
 // Parameters without gradient, control flow, outputs left out of the loss, and passes that are not reduced.
+#include "chorale/base/comm_error.h"
+#include "chorale/base/debug_level.h"
 #include "chorale/base/error.h"
 #include "chorale/parallel/zoo_test_util.h"
 
@@ -7,6 +9,16 @@ namespace {
 
 constexpr DdpOptions kSearchOff{.find_unused_parameters = FindUnused::kOff};
 constexpr DdpOptions kSearchOn{.find_unused_parameters = FindUnused::kOn};
+
+// Errors name parameters at every level; at the highest each collective is checked first.
+void run_at_every_level(int ranks, const std::function<void(comm::Group&)>& body) {
+  const DebugLevel before = debug_level();
+  for (DebugLevel level : {DebugLevel::kOff, DebugLevel::kInfo, DebugLevel::kDetail}) {
+    set_debug_level(level);
+    run_ranks(ranks, body);
+  }
+  set_debug_level(before);
+}
 
 // ---- no_sync
 
@@ -78,12 +90,12 @@ TEST(NoSync, WhatAHookChainsBecomesTheGradients) {
 
 struct Four : nn::Module {
   std::vector<Linear> lin;
-  int first = 0;
+  size_t first = 0;
   CHORALE_MODULE(Four, lin)
   Four() {
     for (int i = 0; i < 4; ++i) lin.emplace_back(1, 1);
   }
-  Tensor forward(const Tensor& x, int which) { return lin[static_cast<size_t>(first + which)](x); }
+  Tensor forward(const Tensor& x, size_t which) { return lin[first + which](x); }
 };
 
 // spec: test_grads_same_across_ranks_with_no_sync
@@ -115,7 +127,7 @@ struct Two : nn::Module {
 
 // spec: test_ddp_unused_params_rebuild_buckets_exception
 TEST(Unused, WithoutSearchTheNextForwardNamesWhatGotNoGradient) {
-  run_ranks(2, [](comm::Group& group) {
+  run_at_every_level(2, [](comm::Group& group) {
     DistributedDataParallel ddp(Two(), group, kSearchOff);
     backward(sum(ddp(ones({2, 10}))));
     EXPECT_FALSE(ddp.log().has_error);
@@ -137,7 +149,7 @@ Tensor random_or_ones(int step) { return step % 2 == 0 ? pattern({20, 10}, step)
 // spec: test_ddp_control_flow_same_across_ranks
 TEST(Unused, ControlFlowMayChangeFromStepToStep) {
   for (FindUnused search : {FindUnused::kOn, FindUnused::kAuto}) {
-    run_ranks(3, [search](comm::Group& group) {
+    run_at_every_level(3, [search](comm::Group& group) {
       DistributedDataParallel ddp(CtrlFlow(), group, {.find_unused_parameters = search});
       for (int step = 0; step < 6; ++step) {
         backward(sum(ddp(random_or_ones(step))));
@@ -146,7 +158,7 @@ TEST(Unused, ControlFlowMayChangeFromStepToStep) {
       }
     });
   }
-  run_ranks(2, [](comm::Group& group) {
+  run_at_every_level(2, [](comm::Group& group) {
     DistributedDataParallel ddp(CtrlFlow(), group, kSearchOff);
     backward(sum(ddp(random_or_ones(0))));
     EXPECT_TRUE(has(message_of<StateError>([&] { ddp(random_or_ones(0)); }), "1 (lin2.weight)"));
@@ -156,7 +168,7 @@ TEST(Unused, ControlFlowMayChangeFromStepToStep) {
 // spec: test_ddp_control_flow_different_across_ranks
 TEST(Unused, ControlFlowMayDifferFromRankToRank) {
   for (FindUnused search : {FindUnused::kOn, FindUnused::kAuto}) {
-    run_ranks(3, [search](comm::Group& group) {
+    run_at_every_level(3, [search](comm::Group& group) {
       CtrlFlow net;
       net.only_rank = 1;
       net.rank = group.rank();
@@ -169,7 +181,7 @@ TEST(Unused, ControlFlowMayDifferFromRankToRank) {
       }
     });
   }
-  run_ranks(2, [](comm::Group& group) {
+  run_at_every_level(2, [](comm::Group& group) {
     DistributedDataParallel ddp(CtrlFlow(), group, kSearchOff);
     backward(sum(ddp(random_or_ones(0))));
     EXPECT_TRUE(has(message_of<StateError>([&] { ddp(random_or_ones(0)); }), "1 (lin2.weight)"));
@@ -187,7 +199,7 @@ struct Nested : nn::Module {
 
 // spec: test_ddp_multiple_nested_unused_params_error, test_ddp_multiple_nested_unused_params_err_ignore_params
 TEST(Unused, NamesOfNestedModulesAreThereAndIgnoredOnesAreNot) {
-  run_ranks(2, [](comm::Group& group) {
+  run_at_every_level(2, [](comm::Group& group) {
     DistributedDataParallel ddp(Nested(), group, kSearchOff);
     backward(sum(ddp(pattern({10, 2}, 1))));
     const std::string error = message_of<StateError>([&] { ddp(pattern({10, 2}, 1)); });
@@ -195,7 +207,7 @@ TEST(Unused, NamesOfNestedModulesAreThereAndIgnoredOnesAreNot) {
                     "parameters without gradient: 0 (embedding_net.embedding.weight), 1 (embedding_net.lin.weight), 2 "
                     "(embedding_net.lin.bias), 4 (lin.b.weight)."));
   });
-  run_ranks(2, [](comm::Group& group) {
+  run_at_every_level(2, [](comm::Group& group) {
     DistributedDataParallel ddp(
         Nested(), group, {.find_unused_parameters = FindUnused::kOff, .ignore = {"embedding_net.embedding.weight"}});
     backward(sum(ddp(pattern({10, 2}, 1))));
@@ -353,6 +365,60 @@ TEST(Unused, RowsOfATableThatARankDidNotUseGetTheAverage) {
     DistributedDataParallel copying(nn::Embedding(4, 2, {.sparse = true}), group, {.gradient_as_bucket_view = false});
     const Tensor loss = sum(copying(full({3}, group.rank(), DType::kI64)));
     EXPECT_TRUE(has(message_of<StateError>([&] { backward(loss); }), "0 (weight) is sparse"));
+  });
+}
+
+// ---- an output that the wrapper cannot see
+
+struct HidesOne : nn::Module {
+  Linear lin1{1024, 1024}, lin2{1024, 2048};
+  Tensor hidden;
+  CHORALE_MODULE(HidesOne, lin1, lin2)
+  Tensor forward(const Tensor& x) {
+    hidden = lin2(x);
+    return lin1(x);
+  }
+};
+constexpr double kOneTensorMb = 4096.0 / (1 << 20);
+
+// spec: test_ddp_has_finalized
+TEST(Unused, AReductionThatDidNotFinishIsFoundByTheCheckAndByTheNextForward) {
+  // The wrapper passes the first output through its node and does not know of the second. Without search, a rank that
+  // leaves the second out of its loss cannot finish.
+  run_ranks(3, [](comm::Group& group) {
+    const Tensor x = ones({2, 1024});
+    DistributedDataParallel ddp(HidesOne(), group,
+                                {.find_unused_parameters = FindUnused::kOff, .bucket_cap_mb = kOneTensorMb});
+    ddp.check_finished();
+    const Tensor first = ddp(x);
+    if (group.rank() == 0) {
+      backward(sum(first));
+      const std::string error = message_of<StateError>([&] { ddp.check_finished(); });
+      EXPECT_TRUE(has(error, "parameters without gradient: 2 (lin2.weight), 3 (lin2.bias)"));
+      EXPECT_EQ(message_of<StateError>([&] { ddp(x); }), error);
+    } else {
+      // Rank 0 leaves, and they need not wait for it until the deadline.
+      const Tensor loss = add(sum(first), sum(ddp.module().hidden));
+      const std::string error = message_of<CommError>([&] { backward(loss); });
+      EXPECT_TRUE(has(error, "rank 0"));
+    }
+  });
+}
+
+// With search nothing is awaited that the wrapper did not see in backward itself, so the same program is right.
+TEST(Unused, AnOutputThatTheWrapperDoesNotSeeMayBeLeftOutByARank) {
+  run_ranks(3, [](comm::Group& group) {
+    DistributedDataParallel ddp(HidesOne(), group,
+                                {.find_unused_parameters = FindUnused::kOn, .bucket_cap_mb = kOneTensorMb});
+    for (int step = 0; step < 2; ++step) {
+      ddp.zero_grad();
+      const Tensor first = ddp(ones({2, 1024}));
+      backward(group.rank() == 0 ? sum(first) : add(sum(first), sum(ddp.module().hidden)));
+      ddp.check_finished();
+      expect_close(gradient(ddp.module().lin1.bias), full({1024}, 2.0));
+      expect_close(gradient(ddp.module().lin2.bias), full({2048}, 2.0 * 2 / 3));
+    }
+    EXPECT_EQ(ddp.reducer().bucket_count(), 4u);
   });
 }
 

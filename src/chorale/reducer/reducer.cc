@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "chorale/base/error.h"
+#include "chorale/base/trace.h"
 #include "chorale/reducer/copy_values.h"
 
 namespace chorale::reducer {
@@ -167,6 +168,8 @@ void Reducer::launch_full_buckets() {
 
 void Reducer::launch(Bucket& bucket, size_t index) {
   if (recording_times_ && index == 0) times_.comm_start = Clock::now();
+  if (trace::enabled()) [[unlikely]]
+    bucket.launched = Clock::now();
   if (hook_.run) {
     bucket.future = run_hook(bucket, index, bucket.buffer);
   } else {
@@ -182,10 +185,15 @@ comm::Future Reducer::run_hook(const Bucket& bucket, size_t index, const Tensor&
 
 void Reducer::wait_for(Bucket& bucket, size_t index) {
   if (!bucket.future) {
-    std::exchange(bucket.work, {}).wait();
+    bucket.work.wait();
+    if (bucket.launched != Clock::time_point{}) [[unlikely]]
+      note(bucket, index);
+    bucket.work = {};
     return;
   }
   const Tensors result = std::exchange(bucket.future, {})->wait();
+  if (bucket.launched != Clock::time_point{}) [[unlikely]]
+    note(bucket, index);
   CHORALE_CHECK_STATE(result.size() == 1 && result[0].defined() && result[0].sizes() == bucket.buffer.sizes() &&
                           result[0].dtype() == bucket.buffer.dtype(),
                       "[ddp] rank ", group_.rank(), ": the hook ", hook_.name, " must return one tensor of ",
@@ -193,6 +201,16 @@ void Reducer::wait_for(Bucket& bucket, size_t index) {
                       result.size() == 1 && result[0].defined() ? concat(result[0].dtype(), " ", result[0].sizes())
                                                                 : concat(result.size(), " tensors"));
   if (!same_place(result[0], bucket.buffer)) copy_values(result[0], bucket.buffer);
+}
+
+// A hook's future does not tell when it was done; that it is there now is known.
+void Reducer::note(Bucket& bucket, size_t index) const {
+  trace::record({.name = concat("bucket ", index),
+                 .rank = group_.global_rank(group_.rank()),
+                 .start = std::exchange(bucket.launched, {}),
+                 .end = hook_.run ? Clock::now() : bucket.work.completed_at(),
+                 .async = true,
+                 .kind = trace::Kind::kBucket});
 }
 
 void Reducer::launch_used_map() {
@@ -216,6 +234,7 @@ void Reducer::end_backward() {
     for (Place& place : places_) place.times = place.times_so_far;
   }
   if (finds_unused() || first_static_backward()) {
+    const trace::Span span("search_unused_parameters", trace::Kind::kSpan, group_.global_rank(group_.rank()));
     mark_rest_unused();
     launch_used_map();
   }

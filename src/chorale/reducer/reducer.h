@@ -134,6 +134,7 @@ class Reducer {
     size_t pending = 0;         // gradients that are not there yet
     comm::Work work{};
     std::optional<comm::Future> future{};  // instead of the work, when there is a hook
+    Clock::time_point launched{};          // for the trace
   };
   struct Place {
     size_t bucket = 0;
@@ -161,6 +162,7 @@ class Reducer {
   void launch(Bucket& bucket, size_t index);
   comm::Future run_hook(const Bucket& bucket, size_t index, const Tensor& buffer);
   void wait_for(Bucket& bucket, size_t index);
+  void note(Bucket& bucket, size_t index) const;
   void launch_used_map();
   void finish();
   void take_out_of_bucket(size_t index);
