@@ -22,8 +22,8 @@ namespace {
 
 constexpr std::string_view kIdentityMagic = "chorale-fabric-1";
 constexpr size_t kRecordBytes = SSL3_RT_MAX_PLAIN_LENGTH;
-// Several records per system call.
-constexpr size_t kReadAheadBytes = 256 << 10;
+// Many records per system call. OpenSSL's own reading ahead moves all that it holds with each record.
+constexpr size_t kInputBytes = 256 << 10;
 // AES-GCM should not encrypt more than 2^24.5 records with one key (RFC 8446, section 5.5).
 constexpr uint64_t kRecordsPerKey = uint64_t{1} << 22;
 
@@ -40,24 +40,64 @@ struct Output {
   }
 };
 
-int write_to_output(BIO* bio, const char* data, int size) {
-  auto& output = *static_cast<Output*>(BIO_get_data(bio));
+// What has come and was not decrypted yet.
+struct Input {
+  std::vector<char> bytes;
+  size_t begin = 0;
+  size_t end = 0;
+};
+
+struct Wire {
+  int descriptor = -1;
+  Input input;
+  Output output;
+};
+
+int write_to_wire(BIO* bio, const char* data, int size) {
+  auto& output = static_cast<Wire*>(BIO_get_data(bio))->output;
   output.bytes.insert(output.bytes.end(), data, data + size);
   return size;
 }
 
-// OpenSSL asks for nothing but flushing, which is ours to decide.
-long control_output(BIO*, int command, long, void*) { return command == BIO_CTRL_FLUSH ? 1 : 0; }
+int read_from_wire(BIO* bio, char* data, int size) {
+  auto& wire = *static_cast<Wire*>(BIO_get_data(bio));
+  Input& input = wire.input;
+  BIO_clear_retry_flags(bio);
+  if (input.begin == input.end) {
+    input.bytes.resize(kInputBytes);
+    const ssize_t n = recv(wire.descriptor, input.bytes.data(), input.bytes.size(), MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) BIO_set_retry_read(bio);
+    if (n <= 0) return static_cast<int>(n);
+    input.begin = 0;
+    input.end = static_cast<size_t>(n);
+  }
+  const size_t taken = std::min(static_cast<size_t>(size), input.end - input.begin);
+  std::memcpy(data, input.bytes.data() + input.begin, taken);
+  input.begin += taken;
+  return static_cast<int>(taken);
+}
 
-BIO* new_output_bio(Output* output) {
+long control_wire(BIO* bio, int command, long, void*) {
+  switch (command) {
+    case BIO_CTRL_FLUSH:  // ours to decide
+      return 1;
+    case BIO_CTRL_EOF:
+      return BIO_get_shutdown(bio);
+    default:
+      return 0;
+  }
+}
+
+BIO* new_wire_bio(Wire* wire) {
   static BIO_METHOD* const method = [] {
-    BIO_METHOD* made = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "memory that is sent later");
-    BIO_meth_set_write(made, write_to_output);
-    BIO_meth_set_ctrl(made, control_output);
+    BIO_METHOD* made = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "buffered socket");
+    BIO_meth_set_write(made, write_to_wire);
+    BIO_meth_set_read(made, read_from_wire);
+    BIO_meth_set_ctrl(made, control_wire);
     return made;
   }();
   BIO* bio = BIO_new(method);
-  BIO_set_data(bio, output);
+  BIO_set_data(bio, wire);
   BIO_set_init(bio, 1);
   return bio;
 }
@@ -108,7 +148,9 @@ struct TlsStream::Impl {
       : socket(std::move(owned)), secret(job_secret), ssl(SSL_new(context())) {
     CHORALE_INVARIANT(ssl, "no memory for a TLS connection");
     SSL_set_app_data(ssl, this);
-    SSL_set_bio(ssl, BIO_new_socket(socket.descriptor(), BIO_NOCLOSE), new_output_bio(&output));
+    wire.descriptor = socket.descriptor();
+    BIO* bio = new_wire_bio(&wire);
+    SSL_set_bio(ssl, bio, bio);
     if (is_server) {
       SSL_set_accept_state(ssl);
     } else {
@@ -134,7 +176,7 @@ struct TlsStream::Impl {
   StreamIdentity identity;
   std::string identity_text;
   std::function<bool(const StreamIdentity&)> expects;
-  Output output;
+  Wire wire;
   SSL* ssl;
   uint64_t records = 0;          // since the key was changed
   std::vector<std::byte> small;  // a record that is put together from two parts
@@ -189,8 +231,6 @@ SSL_CTX* TlsStream::Impl::context() {
     // Whether a rank has left or was cut off is said by our own messages.
     SSL_CTX_set_options(made, SSL_OP_IGNORE_UNEXPECTED_EOF);
     SSL_CTX_clear_options(made, SSL_OP_ENABLE_MIDDLEBOX_COMPAT);
-    SSL_CTX_set_read_ahead(made, 1);
-    SSL_CTX_set_default_read_buffer_len(made, kReadAheadBytes);
     SSL_CTX_set_mode(made, SSL_MODE_RELEASE_BUFFERS);
     SSL_CTX_set_psk_use_session_callback(made, use_session);
     SSL_CTX_set_psk_find_session_callback(made, find_session);
@@ -264,7 +304,7 @@ void TlsStream::write(std::span<const std::byte> head, std::span<const std::byte
 }
 
 bool TlsStream::flush() {
-  Output& output = impl_->output;
+  Output& output = impl_->wire.output;
   while (output.left() > 0) {
     const ssize_t n =
         send(impl_->socket.descriptor(), output.bytes.data() + output.sent, output.left(), MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -281,7 +321,7 @@ bool TlsStream::flush() {
   return true;
 }
 
-size_t TlsStream::unsent_bytes() const { return impl_->output.left(); }
+size_t TlsStream::unsent_bytes() const { return impl_->wire.output.left(); }
 
 ptrdiff_t TlsStream::read(std::span<std::byte> into) {
   ERR_clear_error();
@@ -303,7 +343,9 @@ ptrdiff_t TlsStream::read(std::span<std::byte> into) {
   }
 }
 
-bool TlsStream::holds_input() const { return SSL_has_pending(impl_->ssl) == 1; }
+bool TlsStream::holds_input() const {
+  return impl_->wire.input.begin != impl_->wire.input.end || SSL_has_pending(impl_->ssl) == 1;
+}
 
 const StreamIdentity& TlsStream::identity() const { return impl_->identity; }
 int TlsStream::descriptor() const { return impl_->socket.descriptor(); }
