@@ -16,6 +16,7 @@ bool fits(ControlKind kind, size_t bytes) {
     case ControlKind::kStatus:
       return bytes == kStatusBytes;
     case ControlKind::kNotice:
+    case ControlKind::kDrop:
       return bytes <= kMaxNoticeBytes;
     case ControlKind::kGoodbye:
       return bytes == 0;

@@ -15,6 +15,7 @@ enum class ControlKind : uint32_t {
   kStatus = 0xc0de0001,  // the words of Fabric::set_status: this rank lives
   kNotice,
   kGoodbye,
+  kDrop,  // the receiver is lost to the sender, for this reason
 };
 
 struct ControlFrame {

@@ -121,6 +121,7 @@ class ControlMesh::Peer final : public IoLoop::Handler {
   void lose(const std::string& why) {
     const std::lock_guard lock(mutex_);
     if (gone_) return;
+    send_locked(ControlKind::kDrop, std::string_view(why).substr(0, kMaxNoticeBytes));
     ending_.reset();
     end(Life::State::kLost, why);
     ending_->at_once = true;
@@ -199,6 +200,9 @@ class ControlMesh::Peer final : public IoLoop::Handler {
       case ControlKind::kGoodbye:
         end(Life::State::kLeft, "left: its work is done, or it was told to end");
         return;
+      case ControlKind::kDrop:
+        end(Life::State::kLost, concat("dropped the connection: ", frame.body));
+        return;
     }
   }
 
@@ -215,6 +219,7 @@ class ControlMesh::Peer final : public IoLoop::Handler {
                                      "; is its host down, or the network?"));
       ending_->at_once = true;
     } else if (suspected_ && now - suspected_->first > grace()) {
+      send_locked(ControlKind::kDrop, std::string_view(suspected_->second).substr(0, kMaxNoticeBytes));
       end(Life::State::kLost, suspected_->second);
     } else if (now - heard_ > mesh_.keep_alive_ && life_.state == Life::State::kConnected) {
       life_.state = Life::State::kSilent;

@@ -88,7 +88,7 @@ class TlsFabric final : public Fabric, private ControlMesh::Owner, private TlsIn
   static void fail_landing(Message& message);
   void add_checksum(Frame& frame, std::span<const std::byte> body) const;
   bool take_back(const TlsTransferPtr& transfer);
-  bool write_chunk(Peer& peer, TlsStream& stream);
+  bool write_chunk(Peer& peer, TlsOutlet& outlet);
 
   // Under mutex_:
   Frame begin_large(Peer& peer, const MessagePtr& message);
@@ -122,10 +122,11 @@ TlsFabric::TlsFabric(const FabricOptions& options, std::map<int, std::vector<Tls
       if (!is_outgoing(i, options.rank, rank)) {
         peer.inlets.push_back(std::make_unique<TlsInlet>(std::move(stream), mesh_.loop(), rank, receiver, landing_));
       } else if (i <= 2) {
-        peer.shorts = std::make_unique<TlsOutlet>(std::move(stream), mesh_.loop(), nullptr, broken);
+        peer.shorts = std::make_unique<TlsOutlet>(std::move(stream), mesh_.loop(), options.chaos, nullptr, broken);
       } else {
-        const auto produce = [this, &peer](TlsStream& to) { return write_chunk(peer, to); };
-        peer.bulk.push_back(std::make_unique<TlsOutlet>(std::move(stream), mesh_.loop(), produce, broken));
+        const auto produce = [this, &peer](TlsOutlet& to) { return write_chunk(peer, to); };
+        peer.bulk.push_back(
+            std::make_unique<TlsOutlet>(std::move(stream), mesh_.loop(), options.chaos, produce, broken));
       }
     }
   }
@@ -293,7 +294,7 @@ TlsTransferPtr TlsFabric::take_announced(Peer& peer, uint64_t id) {
 }
 
 // In the thread that pumps; the outlet's mutex is held.
-bool TlsFabric::write_chunk(Peer& peer, TlsStream& stream) {
+bool TlsFabric::write_chunk(Peer& peer, TlsOutlet& outlet) {
   TlsTransferPtr transfer;
   Frame frame;
   {
@@ -309,8 +310,7 @@ bool TlsFabric::write_chunk(Peer& peer, TlsStream& stream) {
   }
   const auto body = transfer->data.subspan(frame.offset, body_bytes(frame));
   if (!body.empty()) add_checksum(frame, body);
-  frame = seal(frame);
-  stream.write(std::as_bytes(std::span(&frame, 1)), body);
+  outlet.write(frame, body);
   {
     const std::lock_guard lock(mutex_);
     transfer->encrypted += body.size();

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "chorale/base/error.h"
+#include "chorale/transport/chaos.h"
 #include "chorale/transport/fabric.h"
 #include "chorale/transport/fabric_test_util.h"
 #include "chorale/transport/frame.h"
@@ -263,6 +264,68 @@ TEST_F(TlsPair, ChecksumsAgree) {
     await_done(a(), sent);
     EXPECT_EQ(into, data);
   }
+}
+
+// Rank 0 has the faults; what becomes of a message to rank 1.
+class TlsFaults : public TlsPair {
+ protected:
+  TransferHandle message_under(const char* fault, bool checksum, size_t bytes) {
+    FabricOptions options = test_options(0);
+    options.checksum = checksum;
+    options.keep_alive = 400ms;
+    const auto chaos = Chaos::of_rank(chaos_plan(fault, 2), 0);
+    fabrics_ = connect_ranks(2, [&](int rank) {
+      FabricOptions own = options;
+      own.rank = rank;
+      if (rank == 0) own.chaos = chaos;
+      return make_tls_fabric(own, "127.0.0.1");
+    });
+    data_ = pattern(bytes, 1);
+    into_.assign(bytes, {});
+    chaos->enter_call();
+    const auto sent = a().send(1, 1, envelope(1), data_);
+    auto received = b().receive(0, 1, into_);
+    await_end(a(), sent);
+    await_end(b(), received);
+    return received;
+  }
+  Bytes data_, into_;
+};
+
+TEST_F(TlsFaults, ADamagedFrameIsAlwaysFound) {
+  for (const size_t bytes : {size_t{100}, size_t{300000}}) {
+    const auto received = message_under("corrupt@rank=0,call=1", false, bytes);
+    EXPECT_EQ(received->state(), Transfer::State::kFailed);
+    EXPECT_THAT(received->error, HasSubstr("damaged"));
+  }
+}
+
+TEST_F(TlsFaults, ADamagedPayloadIsFoundWithChecksums) {
+  for (const size_t bytes : {size_t{100}, size_t{300000}}) {
+    const auto received = message_under("corrupt@rank=0,call=1,what=payload", true, bytes);
+    EXPECT_EQ(received->state(), Transfer::State::kFailed);
+    EXPECT_THAT(received->error, HasSubstr("rank 0 sent a message whose checksum is wrong"));
+    EXPECT_EQ(message_under("corrupt@rank=0,call=1,what=payload", false, bytes)->state(), Transfer::State::kDone);
+    EXPECT_NE(into_, data_);
+  }
+}
+
+TEST_F(TlsFaults, ShortAndLateWritesChangeNothing) {
+  for (const size_t bytes : {size_t{100}, size_t{300000}}) {
+    for (const char* fault : {"short@rank=0,call=1", "stall@rank=0,call=1,ms=30"}) {
+      EXPECT_EQ(message_under(fault, false, bytes)->state(), Transfer::State::kDone);
+      EXPECT_EQ(into_, data_);
+    }
+  }
+}
+
+TEST_F(TlsFaults, AResetIsALossOnBothSides) {
+  const auto received = message_under("reset@rank=0,call=1", false, 100);
+  EXPECT_EQ(received->state(), Transfer::State::kFailed);
+  // Whoever notices first tells the other.
+  const auto either = testing::AnyOf(HasSubstr("reset on purpose"), HasSubstr("closed its connections"));
+  EXPECT_THAT(await_life(b(), 0, Life::State::kLost).text, either);
+  EXPECT_THAT(await_life(a(), 1, Life::State::kLost).text, either);
 }
 
 TEST_F(TlsPair, PeersOfTheSameHostAndStrangersAreNoPeers) {

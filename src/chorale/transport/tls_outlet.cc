@@ -4,7 +4,9 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "chorale/base/comm_error.h"
 
@@ -16,8 +18,12 @@ constexpr int kFramesPerTurn = 8;
 
 }  // namespace
 
-TlsOutlet::TlsOutlet(TlsStream stream, IoLoop& loop, Produce produce, Broken broken)
-    : stream_(std::move(stream)), loop_(loop), produce_(std::move(produce)), broken_(std::move(broken)) {
+TlsOutlet::TlsOutlet(TlsStream stream, IoLoop& loop, std::shared_ptr<Chaos> chaos, Produce produce, Broken broken)
+    : stream_(std::move(stream)),
+      loop_(loop),
+      chaos_(std::move(chaos)),
+      produce_(std::move(produce)),
+      broken_(std::move(broken)) {
   loop_.watch(stream_.descriptor(), 0, *this);
 }
 
@@ -47,16 +53,43 @@ void TlsOutlet::watch_room(bool wanted) {
 
 void TlsOutlet::send(const Frame& frame, std::span<const std::byte> body) {
   guarded([&] {
-    const Frame sealed = seal(frame);
-    stream_.write(std::as_bytes(std::span(&sealed, 1)), body);
-    if (!waits_for_room_) watch_room(!stream_.flush());
+    write(frame, body);
+    if (!waits_for_room_) watch_room(!flush_now());
   });
 }
 
+void TlsOutlet::write(const Frame& frame, std::span<const std::byte> body) {
+  Frame sealed = seal(frame);
+  if (chaos_) return write_with_faults(sealed, body);
+  stream_.write(std::as_bytes(std::span(&sealed, 1)), body);
+}
+
+void TlsOutlet::write_with_faults(Frame& frame, std::span<const std::byte> body) {
+  const Chaos::Write fault = chaos_->before_write(kFrameBytes + body.size(), !body.empty());
+  const auto head = std::as_writable_bytes(std::span(&frame, 1));
+  if (fault.reset) {
+    const linger reset{1, 0};
+    setsockopt(stream_.descriptor(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+    stream_.close();
+    throw CommError("the connection to " + stream_.peer() + " was reset on purpose");
+  }
+  if (fault.corrupt_control) chaos_->flip(head);
+  std::vector<std::byte> copy;
+  if (fault.corrupt_payload) {
+    copy.assign(body.begin(), body.end());
+    chaos_->flip(copy);
+    body = copy;
+  }
+  most_bytes_ = std::min(fault.most, most_bytes_);
+  stream_.write(head, body);
+}
+
+bool TlsOutlet::flush_now() { return stream_.flush(std::exchange(most_bytes_, SIZE_MAX)); }
+
 void TlsOutlet::produce_and_flush() {
   for (int frames = 0; frames < kFramesPerTurn; ++frames) {
-    if (!stream_.flush()) break;
-    if (!produce_ || !produce_(stream_)) return watch_room(false);
+    if (!flush_now()) break;
+    if (!produce_ || !produce_(*this)) return watch_room(false);
   }
   watch_room(true);
 }

@@ -303,13 +303,15 @@ void TlsStream::write(std::span<const std::byte> head, std::span<const std::byte
   encrypt(body.subspan(with_head));
 }
 
-bool TlsStream::flush() {
+bool TlsStream::flush(size_t most) {
   Output& output = impl_->wire.output;
   while (output.left() > 0) {
-    const ssize_t n =
-        send(impl_->socket.descriptor(), output.bytes.data() + output.sent, output.left(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (most == 0) return false;
+    const ssize_t n = send(impl_->socket.descriptor(), output.bytes.data() + output.sent, std::min(output.left(), most),
+                           MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n >= 0) {
       output.sent += static_cast<size_t>(n);
+      most -= static_cast<size_t>(n);
     } else if (errno == EAGAIN) {
       output.forget_what_was_sent();
       return false;

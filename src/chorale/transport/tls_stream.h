@@ -49,8 +49,8 @@ class TlsStream {
   // Encrypts the two parts, one after the other, into memory of its own; flush() sends it. Both together make one
   // record when they are small.
   void write(std::span<const std::byte> head, std::span<const std::byte> body = {});
-  // Sends as much as the socket takes; true when nothing is left.
-  bool flush();
+  // Sends as much as the socket takes, or `most` bytes; true when nothing is left.
+  bool flush(size_t most = SIZE_MAX);
   size_t unsent_bytes() const;
 
   static constexpr ptrdiff_t kEnd = -1;
