@@ -1,5 +1,6 @@
 #include "chorale/device/allocator.h"
 
+#include <pthread.h>
 #include <sanitizer/asan_interface.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
 #include "chorale/device/pages.h"
+#include "chorale/device/shared_pages.h"
 
 namespace chorale {
 namespace {
@@ -79,7 +81,19 @@ struct ThreadCache {
   }
 };
 
+// Which allocators there are is a fact about the process: fork() copies them all.
+struct AllAllocators {
+  std::mutex mutex;
+  std::vector<AllocatorState*> states;
+};
+AllAllocators& all_allocators();
+
 struct AllocatorState {
+  AllocatorState() {
+    AllAllocators& all = all_allocators();
+    const std::lock_guard lock(all.mutex);
+    all.states.push_back(this);
+  }
   const uint64_t id = next_id.fetch_add(1);
   std::mutex mutex;  // guards everything below but the atomics and the map's readers
   std::unique_ptr<ArenaSource> source;
@@ -94,8 +108,14 @@ struct AllocatorState {
   std::atomic<size_t> current{0}, peak{0}, reserved{0};
 
   ~AllocatorState() {
+    {
+      AllAllocators& all = all_allocators();
+      const std::lock_guard lock(all.mutex);
+      std::erase(all.states, this);
+    }
     for (const auto& arena : arenas) give_back(*arena);
   }
+  SharedPages* shared() const { return dynamic_cast<SharedPages*>(source.get()); }
 
   void count(size_t bytes) { raise_peak(current.fetch_add(bytes, std::memory_order_relaxed) + bytes); }
   void raise_peak(size_t to) {
@@ -368,6 +388,38 @@ void CachingAllocator::set_source(std::unique_ptr<ArenaSource> source) {
                       "[allocator] the source of memory can change only before the first tensor; ",
                       state_->reserved.load(), " bytes are in use already");
   state_->source = std::move(source);
+}
+
+// ---- fork: no lock may be held by a thread that the child does not have, and shared pages become the child's own
+
+namespace {
+
+void before_fork() {
+  all_allocators().mutex.lock();
+  for (AllocatorState* state : all_allocators().states) {
+    state->mutex.lock();
+    if (SharedPages* pages = state->shared()) pages->before_fork();
+  }
+}
+void after_fork(void (SharedPages::*resume)() noexcept) {
+  for (AllocatorState* state : all_allocators().states) {
+    if (SharedPages* pages = state->shared()) (pages->*resume)();
+    state->mutex.unlock();
+  }
+  all_allocators().mutex.unlock();
+}
+
+}  // namespace
+
+AllAllocators& all_allocators() {
+  // Never destroyed: allocators in static storage may outlive everything.
+  static auto* const all = [] {
+    pthread_atfork(
+        before_fork, [] { after_fork(&SharedPages::after_fork_in_parent); },
+        [] { after_fork(&SharedPages::after_fork_in_child); });
+    return new AllAllocators;
+  }();
+  return *all;
 }
 
 CachingAllocator& cpu_allocator() {

@@ -67,18 +67,20 @@ Arena SharedPages::acquire(size_t bytes) {
     throw StateError(concat("[allocator] cannot map ", bytes, " bytes of shared memory: ", std::strerror(error)));
   }
   madvise(base, bytes, MADV_HUGEPAGE);
-  return {base, bytes, offset};
+  const std::lock_guard lock(mutex_);
+  return arenas_[base] = {base, bytes, offset};
 }
 
 void SharedPages::release(const Arena& arena) noexcept {
   munmap(arena.base, arena.bytes);
+  const std::lock_guard lock(mutex_);
+  if (arenas_.erase(arena.base) == 0) return;  // inherited from a parent process
   // Ranges of the file are not reused, so a peer's old mapping can never show another tensor.
   const auto punch = [&](uint64_t offset, size_t bytes) {
     fallocate(descriptor_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
               static_cast<off_t>(bytes));
   };
   punch(arena.source_offset, arena.bytes);
-  const std::lock_guard lock(mutex_);
   const auto first = renewed_.lower_bound(arena.base), last = renewed_.lower_bound(arena.base + arena.bytes);
   for (auto at = first; at != last; ++at) punch(at->second.offset, at->second.bytes);
   renewed_.erase(first, last);
@@ -88,9 +90,10 @@ std::optional<uint64_t> SharedPages::offset_of(const Arena& arena, const std::by
   const std::byte* end = begin + bytes;
   if (begin < arena.base || end > arena.base + arena.bytes) return std::nullopt;
   const uint64_t plain = arena.source_offset + static_cast<uint64_t>(begin - arena.base);
-  if (!any_renewed_.load(std::memory_order_acquire)) [[likely]]
+  if (!any_moved_.load(std::memory_order_acquire)) [[likely]]
     return plain;
   const std::lock_guard lock(mutex_);
+  if (!arenas_.contains(arena.base)) return std::nullopt;
   auto next = renewed_.upper_bound(begin);
   if (next != renewed_.begin()) {
     const auto& [base, stretch] = *std::prev(next);
@@ -134,7 +137,67 @@ void SharedPages::renew(std::byte* begin, size_t bytes) {
     }
   }
   renewed_.emplace(first, Renewed{length, offset});
-  any_renewed_.store(true, std::memory_order_release);
+  any_moved_.store(true, std::memory_order_release);
+}
+
+// ---- fork
+
+void SharedPages::before_fork() {
+  mutex_.lock();
+  if (pipe2(pipe_, O_CLOEXEC) != 0) pipe_[0] = pipe_[1] = -1;
+}
+
+void SharedPages::after_fork_in_parent() noexcept {
+  if (pipe_[0] >= 0) {
+    close(pipe_[1]);
+    char none;
+    // The end of the file comes when the child has closed its end, or is dead.
+    while (read(pipe_[0], &none, 1) < 0 && errno == EINTR) {
+    }
+    close(pipe_[0]);
+  }
+  mutex_.unlock();
+}
+
+// Only system calls that are allowed in the child of a process with threads. Without memory there is no child.
+void SharedPages::make_private(const Arena& arena) const noexcept {
+  void* raw = mmap(nullptr, arena.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (raw == MAP_FAILED) _exit(1);
+  auto* copy = static_cast<std::byte*>(raw);
+  const auto copy_stretch = [&](std::byte* to, size_t bytes, off_t from) {
+    for (size_t done = 0; done < bytes;) {
+      const ssize_t n = pread(descriptor_, to + done, bytes - done, from + static_cast<off_t>(done));
+      if (n <= 0 && errno != EINTR) _exit(1);
+      if (n > 0) done += static_cast<size_t>(n);
+    }
+  };
+  // Pages that were never touched are holes in the file.
+  const auto begin = static_cast<off_t>(arena.source_offset), end = begin + static_cast<off_t>(arena.bytes);
+  for (off_t at = lseek(descriptor_, begin, SEEK_DATA); at >= 0 && at < end;) {
+    const off_t hole = lseek(descriptor_, at, SEEK_HOLE);
+    const off_t stop = hole < 0 || hole > end ? end : hole;
+    copy_stretch(copy + (at - begin), static_cast<size_t>(stop - at), at);
+    at = lseek(descriptor_, stop, SEEK_DATA);
+  }
+  const auto last = renewed_.lower_bound(arena.base + arena.bytes);
+  for (auto moved = renewed_.lower_bound(arena.base); moved != last; ++moved)
+    copy_stretch(copy + (moved->first - arena.base), moved->second.bytes, static_cast<off_t>(moved->second.offset));
+  if (mremap(raw, arena.bytes, arena.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, arena.base) == MAP_FAILED) _exit(1);
+}
+
+void SharedPages::after_fork_in_child() noexcept {
+  for (const auto& entry : arenas_) make_private(entry.second);
+  arenas_.clear();
+  renewed_.clear();
+  any_moved_.store(true, std::memory_order_release);
+  close(descriptor_);
+  descriptor_ = memfd_create("chorale-arenas", MFD_CLOEXEC);
+  end_ = 0;
+  if (pipe_[0] >= 0) {
+    close(pipe_[0]);
+    close(pipe_[1]);
+  }
+  mutex_.unlock();
 }
 
 std::unique_ptr<ArenaSource> private_pages() { return std::make_unique<PrivatePages>(); }

@@ -1,4 +1,9 @@
 // Arenas in one sparse memfd that other processes can map (allocator.h, shared_pages()).
+//
+// Note [Forked children]
+// fork() would leave parent and child writing into the same pages. A child therefore gets private copies of all arenas
+// before fork() returns in either of them: the parent waits, so that the copy is of one moment. The child's new arenas
+// go to a file of its own.
 #pragma once
 
 #include <atomic>
@@ -27,17 +32,25 @@ class SharedPages final : public ArenaSource {
   // StateError when there is no memory.
   void renew(std::byte* begin, size_t bytes);
 
+  // Around fork(), called by the owner under its own lock (Note [Forked children]).
+  void before_fork();
+  void after_fork_in_parent() noexcept;
+  void after_fork_in_child() noexcept;
+
  private:
   struct Renewed {
     size_t bytes;
     uint64_t offset;
   };
   uint64_t grow(size_t bytes);
+  void make_private(const Arena& arena) const noexcept;
 
-  const int descriptor_;
+  int descriptor_;
   mutable std::mutex mutex_;  // guards what follows
   uint64_t end_ = 0;
-  std::atomic<bool> any_renewed_{false};         // saves the lock in a process where nothing ever failed
+  std::map<const std::byte*, Arena> arenas_;     // those in the file
+  int pipe_[2] = {-1, -1};                       // closed by the child when it has its copies
+  std::atomic<bool> any_moved_{false};           // saves the lock in a process where nothing ever failed
   std::map<const std::byte*, Renewed> renewed_;  // stretches that do not lie where their arena says; disjoint
 };
 
