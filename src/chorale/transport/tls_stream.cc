@@ -12,81 +12,60 @@
 #include <charconv>
 #include <cstring>
 #include <utility>
-#include <vector>
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
+#include "chorale/transport/byte_queue.h"
+#include "chorale/transport/tls_records.h"
 
 namespace chorale::transport {
 namespace {
 
 constexpr std::string_view kIdentityMagic = "chorale-fabric-1";
-constexpr size_t kRecordBytes = SSL3_RT_MAX_PLAIN_LENGTH;
-// Many records per system call. OpenSSL's own reading ahead moves all that it holds with each record.
-constexpr size_t kInputBytes = 256 << 10;
-// AES-GCM should not encrypt more than 2^24.5 records with one key (RFC 8446, section 5.5).
-constexpr uint64_t kRecordsPerKey = uint64_t{1} << 22;
+// What is read with one system call: more where more comes.
+constexpr size_t kMinInputBytes = 16 << 10;
+constexpr size_t kMaxInputBytes = 256 << 10;
 
-// What encryption makes is gathered here, so that many records leave with one system call and encrypting never blocks.
-struct Output {
-  std::vector<char> bytes;
-  size_t sent = 0;
-  size_t left() const { return bytes.size() - sent; }
-  // Only when it is the larger part: each byte is then moved at most once.
-  void forget_what_was_sent() {
-    if (sent < left()) return;
-    bytes.erase(bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(sent));
-    sent = 0;
-  }
-};
-
-// What has come and was not decrypted yet.
-struct Input {
-  std::vector<char> bytes;
-  size_t begin = 0;
-  size_t end = 0;
-};
-
+// Encrypted bytes, to be sent and received.
 struct Wire {
   int descriptor = -1;
-  Input input;
-  Output output;
+  ByteQueue output;
+  ByteQueue input;
+  size_t input_bytes = kMinInputBytes;
+
+  // As recv().
+  ssize_t receive() {
+    const ssize_t n = recv(descriptor, input.room(input_bytes).data(), input_bytes, MSG_DONTWAIT);
+    if (n <= 0) return n;
+    input.commit(static_cast<size_t>(n));
+    if (static_cast<size_t>(n) == input_bytes) input_bytes = std::min(2 * input_bytes, kMaxInputBytes);
+    return n;
+  }
 };
 
 int write_to_wire(BIO* bio, const char* data, int size) {
-  auto& output = static_cast<Wire*>(BIO_get_data(bio))->output;
-  output.bytes.insert(output.bytes.end(), data, data + size);
+  auto& wire = *static_cast<Wire*>(BIO_get_data(bio));
+  wire.output.push(std::as_bytes(std::span(data, static_cast<size_t>(size))));
   return size;
 }
 
+// No more than was asked for: what follows the handshake is not OpenSSL's.
 int read_from_wire(BIO* bio, char* data, int size) {
   auto& wire = *static_cast<Wire*>(BIO_get_data(bio));
-  Input& input = wire.input;
   BIO_clear_retry_flags(bio);
-  if (input.begin == input.end) {
-    input.bytes.resize(kInputBytes);
-    const ssize_t n = recv(wire.descriptor, input.bytes.data(), input.bytes.size(), MSG_DONTWAIT);
+  if (wire.input.empty()) {
+    const ssize_t n = wire.receive();
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) BIO_set_retry_read(bio);
     if (n <= 0) return static_cast<int>(n);
-    input.begin = 0;
-    input.end = static_cast<size_t>(n);
   }
-  const size_t taken = std::min(static_cast<size_t>(size), input.end - input.begin);
-  std::memcpy(data, input.bytes.data() + input.begin, taken);
-  input.begin += taken;
+  const size_t taken = std::min(static_cast<size_t>(size), wire.input.size());
+  std::memcpy(data, wire.input.bytes().data(), taken);
+  wire.input.pop(taken);
   return static_cast<int>(taken);
 }
 
-long control_wire(BIO* bio, int command, long, void*) {
-  switch (command) {
-    case BIO_CTRL_FLUSH:  // ours to decide
-      return 1;
-    case BIO_CTRL_EOF:
-      return BIO_get_shutdown(bio);
-    default:
-      return 0;
-  }
-}
+// OpenSSL asks for nothing but flushing, which is ours to decide.
+long control_wire(BIO*, int command, long, void*) { return command == BIO_CTRL_FLUSH ? 1 : 0; }
 
 BIO* new_wire_bio(Wire* wire) {
   static BIO_METHOD* const method = [] {
@@ -100,6 +79,18 @@ BIO* new_wire_bio(Wire* wire) {
   BIO_set_data(bio, wire);
   BIO_set_init(bio, 1);
   return bio;
+}
+
+std::optional<Digest> digest_of_hex(std::string_view text) {
+  Digest digest;
+  if (text.size() != 2 * digest.size()) return std::nullopt;
+  for (size_t i = 0; i < digest.size(); ++i) {
+    unsigned char byte = 0;
+    const auto [end, error] = std::from_chars(text.data() + 2 * i, text.data() + 2 * i + 2, byte, 16);
+    if (error != std::errc() || end != text.data() + 2 * i + 2) return std::nullopt;
+    digest[i] = static_cast<char>(byte);
+  }
+  return digest;
 }
 
 std::string last_tls_error() {
@@ -164,6 +155,8 @@ struct TlsStream::Impl {
   Impl& operator=(const Impl&) = delete;
 
   static SSL_CTX* context();
+  static void keep_traffic_secret(const SSL* ssl, const char* line);
+  void end_handshake();
   static int use_session(SSL* ssl, const EVP_MD*, const unsigned char** name, size_t* bytes, SSL_SESSION** session);
   static int find_session(SSL* ssl, const unsigned char* name, size_t bytes, SSL_SESSION** session);
   SSL_SESSION* new_session() const;
@@ -177,9 +170,10 @@ struct TlsStream::Impl {
   std::string identity_text;
   std::function<bool(const StreamIdentity&)> expects;
   Wire wire;
-  SSL* ssl;
-  uint64_t records = 0;          // since the key was changed
-  std::vector<std::byte> small;  // a record that is put together from two parts
+  SSL* ssl;  // until the handshake is done
+  // After the handshake:
+  std::optional<RecordKey> sending, receiving;
+  ByteQueue opened;  // data of a record that the caller had no room for
 };
 
 SSL_SESSION* TlsStream::Impl::new_session() const {
@@ -218,6 +212,25 @@ int TlsStream::Impl::find_session(SSL* ssl, const unsigned char* name, size_t by
   return *session != nullptr;
 }
 
+// How OpenSSL hands out the secrets from which the keys of the records come.
+void TlsStream::Impl::keep_traffic_secret(const SSL* ssl, const char* line) {
+  auto& self = *static_cast<Impl*>(SSL_get_app_data(ssl));
+  const std::string_view text(line);
+  const bool is_clients = text.starts_with("CLIENT_TRAFFIC_SECRET_0 ");
+  if (!is_clients && !text.starts_with("SERVER_TRAFFIC_SECRET_0 ")) return;
+  auto secret = digest_of_hex(text.substr(text.rfind(' ') + 1));
+  CHORALE_INVARIANT(secret, "a traffic secret of another size");
+  const bool is_own = is_clients == (SSL_is_server(ssl) == 0);
+  (is_own ? self.sending : self.receiving).emplace(*secret, !is_own);
+  OPENSSL_cleanse(secret->data(), secret->size());
+}
+
+void TlsStream::Impl::end_handshake() {
+  if (SSL_session_reused(ssl) != 1) fail("the handshake with", "it does not know the secret");
+  CHORALE_INVARIANT(sending && receiving, "a handshake without keys");
+  SSL_free(std::exchange(ssl, nullptr));
+}
+
 // One for all: what differs is in each connection.
 SSL_CTX* TlsStream::Impl::context() {
   static SSL_CTX* const shared = [] {
@@ -231,7 +244,7 @@ SSL_CTX* TlsStream::Impl::context() {
     // Whether a rank has left or was cut off is said by our own messages.
     SSL_CTX_set_options(made, SSL_OP_IGNORE_UNEXPECTED_EOF);
     SSL_CTX_clear_options(made, SSL_OP_ENABLE_MIDDLEBOX_COMPAT);
-    SSL_CTX_set_mode(made, SSL_MODE_RELEASE_BUFFERS);
+    SSL_CTX_set_keylog_callback(made, keep_traffic_secret);
     SSL_CTX_set_psk_use_session_callback(made, use_session);
     SSL_CTX_set_psk_find_session_callback(made, find_session);
     return made;
@@ -258,6 +271,7 @@ TlsStream TlsStream::server(Socket socket, const Secret& secret, std::function<b
 }
 
 TlsStream::Step TlsStream::handshake() {
+  if (!impl_->ssl) return flush() ? Step::kDone : Step::kNeedsOutput;
   ERR_clear_error();
   const int result = SSL_do_handshake(impl_->ssl);
   const int error = SSL_get_error(impl_->ssl, result);
@@ -266,6 +280,7 @@ TlsStream::Step TlsStream::handshake() {
     why = concat(impl_->identity_text.empty() ? "it is no rank of this job that is expected (" : "a wrong secret? (",
                  why, ")");
   }
+  if (result == 1) impl_->end_handshake();
   // What it said last (an alert, too) is worth sending.
   bool sent = false;
   try {
@@ -275,78 +290,66 @@ TlsStream::Step TlsStream::handshake() {
   }
   if (!why.empty()) impl_->fail("the handshake with", why);
   if (!sent) return Step::kNeedsOutput;
-  if (result != 1) return Step::kNeedsInput;
-  if (SSL_session_reused(impl_->ssl) != 1) impl_->fail("the handshake with", "it does not know the secret");
-  return Step::kDone;
+  return result == 1 ? Step::kDone : Step::kNeedsInput;
 }
 
 void TlsStream::write(std::span<const std::byte> head, std::span<const std::byte> body) {
-  Impl& self = *impl_;
-  const auto encrypt = [&](std::span<const std::byte> part) {
-    if (part.empty()) return;
-    ERR_clear_error();
-    size_t written = 0;
-    if (SSL_write_ex(self.ssl, part.data(), part.size(), &written) != 1 || written != part.size()) {
-      self.fail("encrypting for", last_tls_error());
-    }
-    self.records += (part.size() + kRecordBytes - 1) / kRecordBytes;
-  };
-  if (self.records >= kRecordsPerKey) {
-    if (SSL_key_update(self.ssl, SSL_KEY_UPDATE_NOT_REQUESTED) != 1) self.fail("a new key for", last_tls_error());
-    self.records = 0;
-  }
-  // The first record takes the head and as much of the body as fits; the rest needs no copy.
-  const size_t with_head = std::min(body.size(), kRecordBytes - std::min(head.size(), kRecordBytes));
-  self.small.assign(head.begin(), head.end());
-  self.small.insert(self.small.end(), body.begin(), body.begin() + static_cast<ptrdiff_t>(with_head));
-  encrypt(self.small);
-  encrypt(body.subspan(with_head));
+  impl_->sending->seal(head, body, impl_->wire.output);
 }
 
 bool TlsStream::flush(size_t most) {
-  Output& output = impl_->wire.output;
-  while (output.left() > 0) {
+  ByteQueue& output = impl_->wire.output;
+  while (!output.empty()) {
     if (most == 0) return false;
-    const ssize_t n = send(impl_->socket.descriptor(), output.bytes.data() + output.sent, std::min(output.left(), most),
+    const ssize_t n = send(impl_->socket.descriptor(), output.bytes().data(), std::min(output.size(), most),
                            MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n >= 0) {
-      output.sent += static_cast<size_t>(n);
+      output.pop(static_cast<size_t>(n));
       most -= static_cast<size_t>(n);
     } else if (errno == EAGAIN) {
-      output.forget_what_was_sent();
       return false;
     } else if (errno != EINTR) {
       impl_->fail("sending to", std::strerror(errno));
     }
   }
-  output.forget_what_was_sent();
   return true;
 }
 
-size_t TlsStream::unsent_bytes() const { return impl_->wire.output.left(); }
+size_t TlsStream::unsent_bytes() const { return impl_->wire.output.size(); }
 
 ptrdiff_t TlsStream::read(std::span<std::byte> into) {
-  ERR_clear_error();
-  errno = 0;
-  size_t n = 0;
-  if (SSL_read_ex(impl_->ssl, into.data(), into.size(), &n) == 1) return static_cast<ptrdiff_t>(n);
-  const int failure = errno;
-  switch (SSL_get_error(impl_->ssl, 0)) {
-    case SSL_ERROR_WANT_READ:
-      return 0;
-    case SSL_ERROR_ZERO_RETURN:
-      return kEnd;
-    case SSL_ERROR_SYSCALL:
-      if (failure == 0 || failure == ECONNRESET) return kEnd;  // a reset: it ended with something unread
-      ERR_clear_error();
-      impl_->fail("receiving from", std::strerror(failure));
-    default:
-      impl_->fail("receiving from", last_tls_error());
+  Impl& self = *impl_;
+  ByteQueue& input = self.wire.input;
+  const size_t wanted = into.size();
+  while (!into.empty()) {
+    if (!self.opened.empty()) {
+      const size_t n = std::min(into.size(), self.opened.size());
+      std::memcpy(into.data(), self.opened.bytes().data(), n);
+      self.opened.pop(n);
+      into = into.subspan(n);
+    } else if (const auto room = RecordKey::room_for(input.bytes())) {
+      const bool fits = *room <= into.size();
+      const auto opened = self.receiving->open(input.bytes(), fits ? into : self.opened.room(*room));
+      input.pop(opened.taken);
+      if (opened.is_end) return kEnd;
+      if (fits) {
+        into = into.subspan(opened.bytes);
+      } else {
+        self.opened.commit(opened.bytes);
+      }
+    } else if (into.size() < wanted) {
+      break;
+    } else if (const ssize_t n = self.wire.receive(); n <= 0) {
+      if (n < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
+      if (n == 0 || errno == ECONNRESET) return kEnd;  // a reset: it ended with something unread
+      self.fail("receiving from", std::strerror(errno));
+    }
   }
+  return static_cast<ptrdiff_t>(wanted - into.size());
 }
 
 bool TlsStream::holds_input() const {
-  return impl_->wire.input.begin != impl_->wire.input.end || SSL_has_pending(impl_->ssl) == 1;
+  return !impl_->opened.empty() || RecordKey::room_for(impl_->wire.input.bytes()).has_value();
 }
 
 const StreamIdentity& TlsStream::identity() const { return impl_->identity; }

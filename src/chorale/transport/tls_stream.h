@@ -30,7 +30,8 @@ struct StreamIdentity {
   friend bool operator==(const StreamIdentity&, const StreamIdentity&) = default;
 };
 
-// Not thread-safe. Failures are CommErrors that name the peer's address.
+// Not thread-safe. Failures are CommErrors that name the peer's address; what comes and is not TLS, or was changed on
+// its way, is an InvalidArgument.
 class TlsStream {
  public:
   // Of the side that connects.
@@ -56,7 +57,7 @@ class TlsStream {
   static constexpr ptrdiff_t kEnd = -1;
   // How many bytes came: 0 when there are none at the moment, kEnd when the other side has closed.
   ptrdiff_t read(std::span<std::byte> into);
-  // Whether bytes were taken from the socket that read() has not given out: nobody will be told that they can be read.
+  // Whether read() would give bytes without looking at the socket: epoll does not tell of those.
   bool holds_input() const;
 
   int descriptor() const;
