@@ -13,6 +13,7 @@ find_library(CHORALE_HWY hwy REQUIRED)
 find_library(CHORALE_SLEEF sleef REQUIRED)
 find_library(CHORALE_DW dw REQUIRED)
 find_library(CHORALE_HWLOC hwloc REQUIRED)
+find_library(CHORALE_IPSEC_MB IPSec_MB REQUIRED)
 # OpenBLAS is not linked: it is loaded at first use (kernel/cpu/blas/openblas.cc says why).
 
 add_library(chorale_third_party INTERFACE)
@@ -20,9 +21,9 @@ target_link_libraries(chorale_third_party INTERFACE
   OpenMP::OpenMP_CXX Threads::Threads
   "${CHORALE_DNNL}" "${CHORALE_HWY}" "${CHORALE_SLEEF}"
   fmt::fmt spdlog::spdlog nlohmann_json::nlohmann_json ZLIB::ZLIB
-  OpenSSL::SSL OpenSSL::Crypto "${CHORALE_HWLOC}" "${CHORALE_DW}" ${CMAKE_DL_LIBS})
+  OpenSSL::SSL OpenSSL::Crypto "${CHORALE_IPSEC_MB}" "${CHORALE_HWLOC}" "${CHORALE_DW}" ${CMAKE_DL_LIBS})
 # The same as the linker's names, for programs that link the installed static library (cmake/package.cmake).
-set(CHORALE_LINK_NAMES dnnl hwy sleef fmt spdlog z ssl crypto hwloc dw ${OpenMP_CXX_LIB_NAMES} ${CMAKE_DL_LIBS})
+set(CHORALE_LINK_NAMES dnnl hwy sleef fmt spdlog z ssl crypto IPSec_MB hwloc dw ${OpenMP_CXX_LIB_NAMES} ${CMAKE_DL_LIBS})
 
 if(CHORALE_TESTS)
   find_package(GTest REQUIRED)

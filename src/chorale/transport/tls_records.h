@@ -1,6 +1,7 @@
 // The records of TLS 1.3 (RFC 8446, section 5) for data, with AES-128-GCM, in one direction of a connection whose
-// handshake is done. OpenSSL's own copies what it sends twice and what it receives twice, which costs as much time as
-// half of the encryption; here bytes are encrypted from the caller's memory and decrypted into it.
+// handshake is done. OpenSSL's own code copies what it sends twice and what it receives twice; here bytes are encrypted
+// from the caller's memory and decrypted into it. And its AES (3.0) does not know the vector instructions of recent
+// processors: 4.3 GB/s on one core here, against 12 of Intel's ipsec-mb, which is what we use.
 #pragma once
 
 #include <array>
