@@ -4,6 +4,8 @@ include(GoogleTest)
 #
 # Makes a layer of the folder src/chorale/NAME, whose sources are found by suffix:
 #   *.cc, *.cu (with CHORALE_CUDA)  into libchorale
+#   *_module.cc                     into lib/chorale_*.so, loaded at first use (base/module.h), where third_party.cmake
+#                                   has found what it needs
 #   *_test_util.cc                  into the library linked to every test
 #   *_test.cc                       into NAME_test, each test registered with ctest as its own entry
 #   *_fuzz_test.cc                  also into fuzz_NAME_*, a program each, with CHORALE_FUZZ (base/fuzz_test_util.h)
@@ -31,7 +33,9 @@ function(chorale_layer name)
   list(FILTER tests INCLUDE REGEX "_test\\.c[cu]$")
   set(test_utils ${sources})
   list(FILTER test_utils INCLUDE REGEX "_test_util\\.c[cu]$")
-  list(FILTER sources EXCLUDE REGEX "_(test|test_util|bench)\\.c[cu]$")
+  set(modules ${sources})
+  list(FILTER modules INCLUDE REGEX "_module\\.cc$")
+  list(FILTER sources EXCLUDE REGEX "_(test|test_util|bench|module)\\.c[cu]$")
   list(REMOVE_ITEM sources "${folder}/main.cc")
 
   if(sources)
@@ -47,6 +51,20 @@ function(chorale_layer name)
       target_sources(chorale_static PRIVATE $<TARGET_OBJECTS:chorale_${name}>)
     endif()
   endif()
+  foreach(path IN LISTS modules)
+    cmake_path(GET path STEM stem)
+    string(REGEX REPLACE "_module$" "" stem "${stem}")
+    if(NOT TARGET chorale_${stem}_library)
+      message(STATUS "Without chorale_${stem}.so: its library is not here (chorale doctor says what to install)")
+      continue()
+    endif()
+    add_library(chorale_${stem}_module MODULE "${path}")
+    set_target_properties(chorale_${stem}_module PROPERTIES PREFIX "" OUTPUT_NAME chorale_${stem})
+    target_link_libraries(chorale_${stem}_module PRIVATE chorale_flags chorale_${stem}_library)
+    foreach(library chorale_shared chorale_static)  # neither links it
+      add_dependencies(${library} chorale_${stem}_module)
+    endforeach()
+  endforeach()
   if(CHORALE_FUZZ)
     set(fuzzers ${tests})
     list(FILTER fuzzers INCLUDE REGEX "_fuzz_test\\.cc$")

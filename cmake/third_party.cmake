@@ -25,6 +25,20 @@ target_link_libraries(chorale_third_party INTERFACE
 # The same as the linker's names, for programs that link the installed static library (cmake/package.cmake).
 set(CHORALE_LINK_NAMES dnnl hwy sleef fmt spdlog z ssl crypto IPSec_MB hwloc dw ${OpenMP_CXX_LIB_NAMES} ${CMAKE_DL_LIBS})
 
+# What a module needs, as chorale_NAME_library; without it the module is not built.
+function(chorale_module_library name header library)
+  find_path(CHORALE_${name}_INCLUDE ${header} PATH_SUFFIXES openmpi/include
+    HINTS /usr/lib/${CMAKE_LIBRARY_ARCHITECTURE})
+  find_library(CHORALE_${name}_LIBRARY ${library})
+  if(CHORALE_${name}_INCLUDE AND CHORALE_${name}_LIBRARY)
+    add_library(chorale_${name}_library INTERFACE)
+    target_include_directories(chorale_${name}_library SYSTEM INTERFACE "${CHORALE_${name}_INCLUDE}")
+    target_link_libraries(chorale_${name}_library INTERFACE "${CHORALE_${name}_LIBRARY}")
+  endif()
+endfunction()
+chorale_module_library(mpi mpi.h mpi)
+chorale_module_library(ucx ucp/api/ucp.h ucp)
+
 if(CHORALE_TESTS)
   find_package(GTest REQUIRED)
 endif()

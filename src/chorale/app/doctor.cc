@@ -1,5 +1,6 @@
 // `chorale doctor`: what this machine offers, and what is missing.
 #include <fmt/format.h>
+#include <hwloc.h>
 #include <hwy/highway.h>
 #include <sleef.h>
 #include <spdlog/version.h>
@@ -64,6 +65,8 @@ void print_libraries() {
   print_row("OpenBLAS", openblas_state());
   print_row("Highway", fmt::format("{}.{}.{}, vectors of {}", HWY_MAJOR, HWY_MINOR, HWY_PATCH, vec::target_name()));
   print_row("SLEEF", fmt::format("{}.{}.{}", SLEEF_VERSION_MAJOR, SLEEF_VERSION_MINOR, SLEEF_VERSION_PATCHLEVEL));
+  print_row("hwloc", fmt::format("{}.{}, which cores a rank gets", hwloc_get_api_version() >> 16,
+                                 hwloc_get_api_version() >> 8 & 0xff));
   print_row("fmt", fmt::format("{}.{}.{}", FMT_VERSION / 10000, FMT_VERSION / 100 % 100, FMT_VERSION % 100));
   print_row("spdlog", fmt::format("{}.{}.{}", SPDLOG_VER_MAJOR, SPDLOG_VER_MINOR, SPDLOG_VER_PATCH));
 }

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include "chorale/base/error.h"
+#include "chorale/base/module.h"
 
 namespace chorale {
 namespace {
@@ -17,10 +18,8 @@ Availability not_used_yet(const char* soname, std::string_view to_install) {
 constexpr OptionalPart kParts[] = {
     {"CUDA", "training on NVIDIA GPUs", [] { return not_used_yet("libcuda.so.1", "install NVIDIA's driver"); }},
     {"NCCL", "collectives between GPUs", [] { return not_used_yet("libnccl.so.2", "install NVIDIA's libnccl2"); }},
-    {"UCX", "fast fabrics between hosts", [] { return not_used_yet("libucp.so.0", "apt-get install libucx0"); }},
-    {"MPI", "jobs under mpirun and srun", [] { return not_used_yet("libmpi.so.40", "apt-get install libopenmpi3"); }},
-    {"hwloc", "cores close to their memory",
-     [] { return not_used_yet("libhwloc.so.15", "apt-get install libhwloc15"); }},
+    {"UCX", "fast fabrics, unauthenticated", [] { return module_availability(kUcxModule); }},
+    {"MPI", "groups under mpirun and srun", [] { return module_availability(kMpiModule); }},
 };
 
 }  // namespace

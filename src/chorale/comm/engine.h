@@ -55,7 +55,10 @@ class Engine {
 
   const Membership& membership() const { return membership_; }
   RankContext& context() const { return *context_; }
+  const std::shared_ptr<RankContext>& shared_context() const { return context_; }
   virtual const char* backend() const = 0;
+  // An engine of the same kind for some of the members, all of which call this. Null: their group is made from nothing.
+  virtual std::shared_ptr<Engine> make_subgroup(const Membership&) { return nullptr; }
 
   // The rest is called with the context's mutex locked.
 

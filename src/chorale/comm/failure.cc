@@ -39,6 +39,33 @@ void raise_difference(const Membership& membership, std::span<const Fingerprint>
   throw CallFailed{text, global(membership, odd->second.front())};
 }
 
+void note_absence(const Membership& membership, Operation& operation) {
+  const int missing = operation.seen;
+  const bool one_more = missing < membership.size();
+  if (one_more) operation.absent.push_back(missing);
+  if (operation.wait_for_all && one_more) {
+    operation.deadline = within(operation.timeout);
+    return;
+  }
+  std::string who, there;
+  for (int peer : operation.absent) who += concat(who.empty() ? "" : ", ", global(membership, peer));
+  for (int peer = 0; peer < missing; ++peer) {
+    if (std::find(operation.absent.begin(), operation.absent.end(), peer) == operation.absent.end())
+      there += concat(there.empty() ? "" : ", ", global(membership, peer));
+  }
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(operation.timeout).count();
+  throw CallFailed{concat("rank ", global(membership, 0), " timed out in the monitored barrier after ", ms, " ms: rank",
+                          operation.absent.size() > 1 ? "s " : " ", who, " did not reach it (seen: ", there, ")"),
+                   global(membership, operation.absent.front())};
+}
+
+void raise_misfit(const Membership& membership, int from, uint64_t bytes, DType dtype, const Operation& receive) {
+  throw CallFailed{concat("rank ", global(membership, from), " sent ", bytes, " bytes of ", dtype, " (tag ",
+                          receive.tag, ") where rank ", global(membership, membership.rank), " receives ",
+                          receive.take[0].bytes, " bytes of ", receive.dtype),
+                   global(membership, from)};
+}
+
 std::string prefix_of(const Membership& membership, const Operation& operation) {
   const std::string number = operation.number > 0 ? concat(" #", operation.number) : std::string();
   return concat("[", name_of(operation.kind), number, "] rank ", global(membership, membership.rank), " (group ",

@@ -21,6 +21,13 @@ struct CallFailed {
 // Throws CallFailed, naming everybody's call. `prints` are those of the members, by group rank, and not all the same.
 [[noreturn, gnu::cold]] void raise_difference(const Membership& membership, std::span<const Fingerprint> prints);
 
+// On rank 0: the time of a monitored barrier is over for the rank that it waits for (`seen`). Throws CallFailed naming
+// the absent, or gives the next one its time.
+void note_absence(const Membership& membership, Operation& operation);
+// A message came that does not fit what the receiver asked for.
+[[noreturn, gnu::cold]] void raise_misfit(const Membership& membership, int from, uint64_t bytes, DType dtype,
+                                          const Operation& receive);
+
 // "[all_reduce #7] rank 1 (group world of 4): "
 std::string prefix_of(const Membership& membership, const Operation& operation);
 // What the caller gets: prefix, reason, and where the last calls were written.

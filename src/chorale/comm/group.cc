@@ -15,6 +15,8 @@
 #include "chorale/base/trace.h"
 #include "chorale/comm/group_state.h"
 #include "chorale/comm/shm_engine.h"
+#include "chorale/comm/vendor/mpi_engine.h"
+#include "chorale/transport/fabric_name.h"
 
 namespace chorale::comm {
 namespace {
@@ -105,6 +107,16 @@ std::shared_ptr<GroupState> join(std::shared_ptr<RankContext> context, const Mem
   return state;
 }
 
+// A group of an engine that needs nothing else.
+std::shared_ptr<GroupState> state_of(std::shared_ptr<Engine> engine, std::chrono::milliseconds timeout) {
+  auto state = std::make_shared<GroupState>();
+  state->context = engine->shared_context();
+  state->timeout = timeout;
+  state->identities.resize(static_cast<size_t>(engine->membership().size()));
+  state->engine = std::move(engine);
+  return state;
+}
+
 std::vector<int> checked_ranks(const Membership& parent, std::vector<int> ranks) {
   std::sort(ranks.begin(), ranks.end());
   CHORALE_CHECK(!ranks.empty(), "[new_group] a group needs at least one rank");
@@ -125,9 +137,15 @@ Group Group::connect(transport::Store& store, const std::string& name, int rank,
   CHORALE_CHECK(rank >= 0 && rank < size, "[group] rank ", rank, " is outside 0 to ", size - 1);
   const auto timeout = options.timeout.value_or(default_timeout());
   const Deadline deadline = within(timeout);
+  const transport::FabricName fabric = transport::choose_fabric(options.fabric);
   auto context = std::make_shared<RankContext>();
   context->checksum = options.checksum ? *options.checksum : default_checksum();
   context->chaos = chaos_of(options, rank, size);
+  if (fabric.kind == "mpi") {
+    CHORALE_CHECK(!context->checksum && !context->chaos,
+                  "[group] MPI moves its own bytes: there are no checksums and no faults on purpose over it");
+    return Group(state_of(MpiEngine::connect(name, rank, size, deadline), timeout));
+  }
   Introduction own{own_identity(*context), {}};
   std::shared_ptr<shm::Segment> segment;
   if (rank == 0) {
@@ -200,6 +218,11 @@ Group::Subgroups Group::make_groups(const std::vector<std::vector<int>>& lists, 
     if (r == 0) file = one.segment;
     if (list[r] == own_global) membership.rank = static_cast<int>(r);
     identities.push_back(one.identity);
+  }
+  if (auto engine = state_->engine->make_subgroup(membership)) {
+    result.groups[static_cast<size_t>(result.own)] =
+        Group(state_of(std::move(engine), options.timeout.value_or(state_->timeout)));
+    return result;
   }
   result.groups[static_cast<size_t>(result.own)] =
       Group(join(state_->context, membership, file, identities, options.timeout.value_or(state_->timeout)));

@@ -35,6 +35,8 @@ struct GroupOptions {
   std::optional<bool> checksum = {};
   // Faults on purpose: a plan or a seed (transport/chaos.h). The default is CHORALE_CHAOS, else none. Of the world.
   std::optional<std::string> chaos = {};
+  // Of the default group (transport/fabric_name.h); empty: CHORALE_FABRIC, else tls between hosts.
+  std::string fabric = {};
 };
 
 struct CallOptions {

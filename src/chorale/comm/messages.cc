@@ -125,12 +125,8 @@ void Messages::send_all(std::vector<Intrusive<Operation>>& done) {
 
 void Messages::deliver(Operation& receive, int from, const Early& message, const std::byte* inline_data) {
   const Chunk& to = receive.take[0];
-  if (message.bytes != to.bytes || message.dtype != receive.dtype) {
-    throw CallFailed{concat("rank ", group_.global(from), " sent ", message.bytes, " bytes of ", message.dtype,
-                            " (tag ", message.tag, ") where rank ", group_.global(group_.rank), " receives ", to.bytes,
-                            " bytes of ", receive.dtype),
-                     group_.global(from)};
-  }
+  if (message.bytes != to.bytes || message.dtype != receive.dtype)
+    raise_misfit(group_.membership, from, message.bytes, message.dtype, receive);
   if (group_.context().checksum && !message.crc) {
     throw CallFailed{concat("rank ", group_.global(from), " sends without checksums, and rank ",
                             group_.global(group_.rank), " wants them: CHORALE_CHECKSUM differs"),

@@ -13,6 +13,7 @@
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
 #include "chorale/base/parallel.h"
+#include "chorale/comm/vendor/mpi_engine.h"
 #include "chorale/transport/file_store.h"
 #include "chorale/transport/memory_store.h"
 
@@ -92,10 +93,27 @@ pid_t start_rank(int rank, int size, int call, const std::string& store) {
   _exit(127);
 }
 
+// Under mpirun this process is one of the ranks, and so it is in every test whose ranks are as many; others do nothing.
+std::optional<int> ranks_of_mpirun() {
+  const auto size = config::env("OMPI_COMM_WORLD_SIZE");
+  return size ? std::optional(std::stoi(*size)) : std::nullopt;
+}
+void run_rank_of_mpirun(int size, const std::function<void(Group&)>& body, GroupOptions options) {
+  if (size != *ranks_of_mpirun()) return;
+  transport::MemoryStore unused;
+  options.fabric = "mpi";
+  Group group = Group::connect(unused, "world", std::stoi(*config::env("OMPI_COMM_WORLD_RANK")), size, options);
+  // Small pieces, so that small data has several.
+  if (const auto bytes = config::env("CHORALE_TEST_MPI_PIECE"))
+    dynamic_cast<MpiEngine&>(*group.engine()).set_piece_bytes(std::stoul(*bytes));
+  body(group);
+}
+
 }  // namespace
 
 void run_ranks(int size, const std::function<void(Group&)>& body, const GroupOptions& options) {
   provide_flight_folder();
+  if (ranks_of_mpirun()) return run_rank_of_mpirun(size, body, options);
   transport::MemoryStore store;
   std::mutex mutex;
   std::exception_ptr first;
@@ -122,6 +140,7 @@ bool is_rank_process() { return config::env("CHORALE_TEST_RANK").has_value(); }
 std::vector<int> run_processes(int size, const std::function<void(Group&)>& body, const GroupOptions& options,
                                const std::function<void(const RunningRanks&)>& meanwhile) {
   provide_flight_folder();
+  if (ranks_of_mpirun()) return std::vector<int>(static_cast<size_t>(size), 0);
   const int call = next_call();
   if (is_rank_process()) {
     if (std::stoi(*config::env("CHORALE_TEST_CALL")) != call) return std::vector<int>(static_cast<size_t>(size), 0);

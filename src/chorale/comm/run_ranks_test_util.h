@@ -10,7 +10,8 @@
 namespace chorale::comm {
 
 // Runs `body` on `size` ranks, each a thread with its own end of a new group. A rank that throws leaves the group; the
-// first exception is rethrown here when all have ended.
+// first exception is rethrown here when all have ended. Under mpirun (tests/mpi_test.py) the process itself is a rank
+// of an mpi group, if there are `size` of them; a test of another size does nothing.
 void run_ranks(int size, const std::function<void(Group&)>& body, const GroupOptions& options = {});
 
 struct RunningRanks {
@@ -20,7 +21,7 @@ inline constexpr int kSkipped = 77;
 // Runs `body` on `size` processes: this test program, executed again for the same test, which comes to this same call
 // and does the body's work there. What the test does before the call, it does in every process. Returns how each ended:
 // its exit status (0: all is well, 1: a check failed or an exception got out, kSkipped: GTEST_SKIP), or minus the
-// signal that ended it. `meanwhile`, if given, runs here while they do.
+// signal that ended it. `meanwhile`, if given, runs here while they do. Under mpirun it does nothing.
 std::vector<int> run_processes(int size, const std::function<void(Group&)>& body, const GroupOptions& options = {},
                                const std::function<void(const RunningRanks&)>& meanwhile = {});
 // True in a process that run_processes started.

@@ -222,7 +222,7 @@ void ShmEngine::look_at_deadline(Operation& operation, Deadline deadline, const 
   if (!deadline.earlier(operation.deadline).passed()) return;
   if (operation.kind == CallKind::kMonitoredBarrier && group_.rank == 0 && !calls_.empty() &&
       calls_.front().get() == &operation) {
-    return note_absence(group_, operation);
+    return note_absence(membership(), operation);
   }
   const std::string time = in_seconds(Clock::now() - operation.issued);
   if (missing.empty()) throw CallFailed{concat("timed out after ", time), -1};

@@ -103,9 +103,6 @@ inline void check_not_failed(const ShmGroup& group) {
 void enter_call(ShmGroup& group, Operation& operation, uint32_t pieces);
 // Runs a call that was entered.
 bool step_call(ShmGroup& group, Operation& operation, uint32_t& pieces);
-// The time of a monitored barrier is over for the ranks that rank 0 waits for: throws CommError naming them, or gives
-// the next one its time.
-void note_absence(const ShmGroup& group, Operation& operation);
 // The ranks that it waits for.
 std::vector<int> missing_ranks(const ShmGroup& group, const Operation& operation);
 // Throws CallFailed, naming everybody's call, if they are not the same, or whose words are damaged (Note [Damage] in

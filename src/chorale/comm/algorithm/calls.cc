@@ -307,32 +307,13 @@ bool step_monitored_barrier(ShmGroup& group, Operation& operation, uint32_t& pie
     if (std::find(absent.begin(), absent.end(), operation.seen) == absent.end()) return false;
     ++operation.seen;
   }
-  if (!operation.absent.empty()) note_absence(group, operation);
+  if (!operation.absent.empty()) note_absence(group.membership, operation);
   check_fingerprints(group, operation);
   group.segment.publish(group.own().acted, operation.piece);
   return true;
 }
 
 }  // namespace
-
-void note_absence(const ShmGroup& group, Operation& operation) {
-  const int missing = operation.seen;
-  if (missing < group.size) operation.absent.push_back(missing);
-  if (operation.wait_for_all && missing < group.size) {
-    operation.deadline = within(operation.timeout);
-    return;
-  }
-  std::string who, there;
-  for (int peer : operation.absent) who += concat(who.empty() ? "" : ", ", group.global(peer));
-  for (int peer = 0; peer < missing; ++peer) {
-    if (std::find(operation.absent.begin(), operation.absent.end(), peer) == operation.absent.end())
-      there += concat(there.empty() ? "" : ", ", group.global(peer));
-  }
-  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(operation.timeout).count();
-  throw CallFailed{concat("rank ", group.global(0), " timed out in the monitored barrier after ", ms, " ms: rank",
-                          operation.absent.size() > 1 ? "s " : " ", who, " did not reach it (seen: ", there, ")"),
-                   group.global(operation.absent.front())};
-}
 
 bool step_call(ShmGroup& group, Operation& operation, uint32_t& pieces) {
   if (operation.kind == CallKind::kMonitoredBarrier) return step_monitored_barrier(group, operation, pieces);
