@@ -108,7 +108,7 @@ std::vector<StepTimes> step_times(const std::vector<Event>& events) {
     Collected step;
     int64_t number = 0;
     Clock::time_point optimizer_end = Clock::time_point::max();
-    const auto close = [&] {
+    const auto close = [&, rank = rank] {
       if (optimizer_end == Clock::time_point::max()) return;
       all.push_back(step.times(rank, number++));
       step = {};

@@ -35,6 +35,7 @@ std::unique_ptr<Fabric> connect(const RendezvousResult& job) {
   const auto key = [](int rank) { return concat("fabric ", rank); };
   job.store->set(key(job.rank), builder->address().endpoint, soon());
   std::vector<FabricAddress> addresses;
+  addresses.reserve(static_cast<size_t>(job.world_size));
   for (int rank = 0; rank < job.world_size; ++rank) {
     addresses.push_back({static_cast<uint64_t>(rank), job.store->get(key(rank), soon()), {}});
   }
