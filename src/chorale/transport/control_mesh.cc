@@ -61,7 +61,11 @@ class ControlMesh::Peer final : public IoLoop::Handler {
     ask_when_idle(stream_.descriptor());
   }
 
-  void start() { mesh_.loop_.watch(stream_.descriptor(), EPOLLIN, *this); }
+  void start() {
+    mesh_.loop_.watch(stream_.descriptor(), EPOLLIN, *this);
+    // The handshake may have read the first notice too.
+    if (stream_.holds_input()) mesh_.loop_.again(*this, EPOLLIN);
+  }
 
   void on_ready(uint32_t events) override {
     std::vector<std::string> notices;

@@ -20,6 +20,8 @@ constexpr size_t kBytesPerTurn = 1 << 20;
 TlsInlet::TlsInlet(TlsStream stream, IoLoop& loop, int peer, Receiver& receiver, std::mutex& landing)
     : stream_(std::move(stream)), loop_(loop), peer_(peer), receiver_(receiver), landing_(landing) {
   loop_.watch(stream_.descriptor(), EPOLLIN, *this);
+  // The handshake may have read the first message too: the kernel has nothing left to announce then.
+  if (stream_.holds_input()) loop_.again(*this, EPOLLIN);
 }
 
 void TlsInlet::close() {
