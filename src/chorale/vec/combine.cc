@@ -167,8 +167,8 @@ Loop find_loop(Reduce op, DType dtype, bool scaled) {
 }
 
 void combine_all(Reduce op, DType dtype, std::span<const void* const> sources, std::span<void* const> destinations,
-                 int64_t elems, double factor) {
-  const Scaling scaling{factor, op == Reduce::kAverage ? static_cast<double>(sources.size()) : 1.0};
+                 int64_t elems, double factor, size_t average_of) {
+  const Scaling scaling{factor, op == Reduce::kAverage ? static_cast<double>(average_of) : 1.0};
   const Loop loop = find_loop(op, dtype, scaling.factor != 1 || scaling.divisor != 1);
   const auto n = static_cast<size_t>(elems);
   if (sources.size() <= 16 && destinations.size() == 1) {
@@ -215,7 +215,7 @@ bool can_combine(Reduce op, DType dtype) {
 }
 
 void combine(Reduce op, DType dtype, std::span<const void* const> sources, std::span<void* const> destinations,
-             int64_t n, double factor) {
+             int64_t n, double factor, size_t average_of) {
   if (n == 0 || destinations.empty()) return;
   if (is_complex(dtype)) {
     dtype = real_of(dtype);
@@ -225,7 +225,8 @@ void combine(Reduce op, DType dtype, std::span<const void* const> sources, std::
     if (op == Reduce::kSum || op == Reduce::kMax) op = Reduce::kBitOr;
     if (op == Reduce::kProduct || op == Reduce::kMin) op = Reduce::kBitAnd;
   }
-  HWY_DYNAMIC_DISPATCH(combine_all)(op, dtype, sources, destinations, n, factor);
+  HWY_DYNAMIC_DISPATCH(combine_all)
+  (op, dtype, sources, destinations, n, factor, average_of > 0 ? average_of : sources.size());
 }
 
 }  // namespace chorale::vec

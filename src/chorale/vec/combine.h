@@ -21,8 +21,9 @@ namespace chorale::vec {
 bool can_combine(Reduce op, DType dtype);
 
 // All sources and destinations hold n elements. A destination may be one of the sources; other overlaps are not
-// allowed. A factor other than 1 multiplies every source first (sums of floating and complex numbers only).
+// allowed. A factor other than 1 multiplies every source first (sums of floating and complex numbers only). An average
+// divides by the number of sources, or by `average_of` where they are sums of several values already.
 void combine(Reduce op, DType dtype, std::span<const void* const> sources, std::span<void* const> destinations,
-             int64_t n, double factor = 1);
+             int64_t n, double factor = 1, size_t average_of = 0);
 
 }  // namespace chorale::vec
