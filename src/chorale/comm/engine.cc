@@ -9,8 +9,18 @@
 namespace chorale::comm {
 
 CachingAllocator& RankContext::scratch() {
-  if (!scratch_) scratch_ = std::make_unique<CachingAllocator>(shared_pages());
+  if (!scratch_) scratch_ = std::make_shared<CachingAllocator>(shared_pages());
   return *scratch_;
+}
+
+std::shared_ptr<RankContext> RankContext::inner() {
+  auto context = std::make_shared<RankContext>();
+  scratch();
+  context->scratch_ = scratch_;
+  context->core_each = core_each;
+  context->checksum = checksum;
+  context->chaos = chaos;
+  return context;
 }
 
 void Engine::enlist() {

@@ -14,6 +14,7 @@
 namespace chorale::comm {
 
 class Engine;
+class NetHub;
 
 // What the groups of one rank share. A wait in one group moves the others too: ranks may wait for the works of two
 // groups in different orders.
@@ -30,11 +31,16 @@ class RankContext {
   // Groups are named by a count of all that were made, also of those this rank is not in.
   int64_t groups_made = 0;
 
+  // What connects this rank with those on other hosts; null when there are none.
+  std::shared_ptr<NetHub> net;
+
   // Memory that peers can map, for data that lies elsewhere.
   CachingAllocator& scratch();
+  // One with a lock of its own and the same scratch memory, for the engine of one host inside that of several.
+  std::shared_ptr<RankContext> inner();
 
  private:
-  std::unique_ptr<CachingAllocator> scratch_;
+  std::shared_ptr<CachingAllocator> scratch_;
 };
 
 // Who is in a group. A rank without prefix is a group rank: 0 to size - 1 in ascending order of global ranks.

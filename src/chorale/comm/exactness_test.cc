@@ -280,9 +280,22 @@ TEST(Exactness, EveryCollectiveAmongProcesses) {
   }
 }
 
+// Hosts that are branches of the tree of sums, hosts that are not, one rank each, and ranks dealt out in turn.
+const std::vector<std::vector<int>> kLayouts = {{0, 1},       {0, 0, 1, 1},    {0, 0, 0, 1, 1},
+                                                {0, 1, 2},    {0, 1, 0, 1},    {0, 0, 1, 2},
+                                                {0, 0, 0, 1}, {0, 0, 1, 1, 2}, {0, 1, 2, 2, 1, 0}};
+
+TEST(Exactness, EveryCollectiveBetweenHosts) {
+  for (size_t i = 0; i < kLayouts.size(); ++i)
+    run_hosts(kLayouts[i], [&](Group& group) {
+      run_all(group, sample(static_cast<unsigned>(200 + i), 60, 65537));
+      EXPECT_EQ(group.backend(), "tls");
+    });
+}
+
 // Large enough for reduction in place, and for the staging of memory that peers cannot reach; and both in one call.
 TEST(Exactness, LargeAllReducesOfOurOwnAndOfForeignMemory) {
-  run_threads_and_processes(3, [](Group& group) {
+  run_everywhere(3, [](Group& group) {
     for (DType dtype : {DType::kF32, DType::kBF16, DType::kI64}) {
       for (Where where : {Where::kOurs, Where::kForeign}) {
         for (CallKind kind : {CallKind::kAllReduce, CallKind::kReduce}) {
@@ -304,7 +317,7 @@ TEST(Exactness, LargeAllReducesOfOurOwnAndOfForeignMemory) {
 TEST(Exactness, FloatSumsDoNotDependOnThePath) {
   constexpr int kRanks = 5;
   const auto value = [](int rank, int64_t i) { return 1.0f / static_cast<float>(1 + 3 * rank + i % 1009); };
-  run_threads_and_processes(kRanks, [&](Group& group) {
+  run_everywhere(kRanks, [&](Group& group) {
     const auto expected = [&](int64_t i) {
       const float pair = value(0, i) + value(1, i), other = value(2, i) + value(3, i);
       return (pair + other) + value(4, i);

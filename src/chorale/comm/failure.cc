@@ -18,6 +18,7 @@ void raise_difference(const Membership& membership, std::span<const Fingerprint>
   std::vector<std::pair<Fingerprint, std::vector<int>>> camps;
   for (int rank = 0; rank < membership.size(); ++rank) {
     const Fingerprint& print = prints[static_cast<size_t>(rank)];
+    if (kind_of(print) == CallKind::kNone) continue;
     auto camp = std::find_if(camps.begin(), camps.end(), [&](const auto& other) { return other.first == print; });
     if (camp == camps.end()) camp = camps.insert(camps.end(), {print, {}});
     camp->second.push_back(rank);

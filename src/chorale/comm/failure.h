@@ -15,10 +15,12 @@ struct GroupFailed {};
 // Thrown by whoever finds the failure; the engine breaks the group with it.
 struct CallFailed {
   std::string reason;
-  int culprit = -1;  // global rank
+  int culprit = -1;     // global rank
+  bool unsure = false;  // somebody else may know better who is to blame, and is given a moment to say so
 };
 
-// Throws CallFailed, naming everybody's call. `prints` are those of the members, by group rank, and not all the same.
+// Throws CallFailed, naming everybody's call. `prints` are those of the members, by group rank, and not all the same;
+// of kind kNone where a call is not known.
 [[noreturn, gnu::cold]] void raise_difference(const Membership& membership, std::span<const Fingerprint> prints);
 
 // On rank 0: the time of a monitored barrier is over for the rank that it waits for (`seen`). Throws CallFailed naming

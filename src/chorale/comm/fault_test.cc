@@ -177,6 +177,14 @@ TEST_F(FaultMatrix, ProcessesThatCallSomethingElseOrThrow) {
   }
 }
 
+TEST_F(FaultMatrix, RanksOnSeveralHostsThatCallSomethingElseOrThrow) {
+  const std::vector<std::vector<int>> layouts = {{0, 1}, {0, 1, 2}, {0, 0, 1, 1}, {0, 1, 0, 1, 2}};
+  for (const auto& hosts : layouts) {
+    if (hosts.size() > 3 && !all()) continue;
+    run_hosts(hosts, [&](Group& world) { run_live_cells(world, {7, 50'000}); });
+  }
+}
+
 // The last rank dies or stops when the others enter the call.
 void run_deadly_cell(int size, CallKind kind, Fault fault) {
   SCOPED_TRACE(concat(size, " ranks, ", comm::name_of(kind), ", ", name_of(fault)));

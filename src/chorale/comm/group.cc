@@ -8,14 +8,17 @@
 #include <cstring>
 #include <iostream>
 #include <numeric>
+#include <random>
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
 #include "chorale/base/trace.h"
 #include "chorale/comm/group_state.h"
+#include "chorale/comm/net_engine.h"
 #include "chorale/comm/shm_engine.h"
 #include "chorale/comm/vendor/mpi_engine.h"
+#include "chorale/transport/fabric.h"
 #include "chorale/transport/fabric_name.h"
 
 namespace chorale::comm {
@@ -51,10 +54,12 @@ std::shared_ptr<transport::Chaos> chaos_of(const GroupOptions& options, int rank
   return transport::Chaos::of_rank(plan, rank);
 }
 
-// What a rank tells the others when a group is made: who it is, and the segment if it is the one that makes it.
+// What a rank tells the others when a group is made: who it is, the segment if it is the one that makes it for its
+// host, and a number by which the group is known if it is the first of all.
 struct Introduction {
   ShmIdentity identity;
   shm::SharedFile segment;
+  uint64_t id = 0;
 };
 static_assert(std::is_trivially_copyable_v<Introduction>);
 
@@ -91,19 +96,59 @@ void wait_for_everybody(const shm::GroupSegment& segment, const Membership& memb
   }
 }
 
-std::shared_ptr<GroupState> join(std::shared_ptr<RankContext> context, const Membership& membership,
-                                 const shm::SharedFile& file, const std::vector<ShmIdentity>& identities,
-                                 std::chrono::milliseconds timeout) {
+uint64_t new_id() {
+  std::random_device random;
+  return uint64_t{random()} << 32 | random();
+}
+
+std::shared_ptr<ShmEngine> join_host(std::shared_ptr<RankContext> context, const Membership& membership,
+                                     const shm::SharedFile& file, const std::vector<ShmIdentity>& identities,
+                                     Deadline deadline, bool inner) {
   const int size = membership.size();
   shm::GroupSegment segment(shm::Segment::attach(file, shm::GroupSegment::bytes_for(size)), size);
   if (segment.header().magic != kMagic || segment.header().size != static_cast<uint32_t>(size))
     throw CommError(concat("[new_group] the segment of group ", membership.name, " is not one of ours"));
+  auto engine = std::make_shared<ShmEngine>(std::move(context), membership, segment, identities, inner);
+  wait_for_everybody(segment, membership, identities, deadline);
+  return engine;
+}
+
+std::vector<uint64_t> hosts_of(const std::vector<ShmIdentity>& identities) {
+  std::vector<uint64_t> hosts;
+  hosts.reserve(identities.size());
+  for (const ShmIdentity& identity : identities) hosts.push_back(identity.host);
+  return hosts;
+}
+std::vector<ShmIdentity> neighbours_of(const std::vector<ShmIdentity>& identities, const NetLayout& layout) {
+  std::vector<ShmIdentity> neighbours;
+  for (int rank : layout.neighbours()) neighbours.push_back(identities[static_cast<size_t>(rank)]);
+  return neighbours;
+}
+
+// `file` is the segment of the members on this host, `id` the first member's number.
+std::shared_ptr<GroupState> join(std::shared_ptr<RankContext> context, const Membership& membership,
+                                 const shm::SharedFile& file, uint64_t id, const std::vector<ShmIdentity>& identities,
+                                 std::chrono::milliseconds timeout) {
   auto state = std::make_shared<GroupState>();
   state->context = context;
   state->timeout = timeout;
   state->identities = identities;
-  state->engine = std::make_shared<ShmEngine>(std::move(context), membership, segment, identities);
-  wait_for_everybody(segment, membership, identities, within(timeout));
+  const Deadline deadline = within(timeout);
+  NetLayout layout(hosts_of(identities), membership.rank);
+  if (layout.host_count() == 1) {
+    state->engine = join_host(std::move(context), membership, file, identities, deadline, false);
+    return state;
+  }
+  const std::vector<ShmIdentity> neighbours = neighbours_of(identities, layout);
+  Membership here{concat(membership.name, " on this host"), layout.index, {}};
+  for (int rank : layout.neighbours()) here.members.push_back(membership.members[static_cast<size_t>(rank)]);
+  auto inner = context->inner();
+  // The fabric's thread works while a rank waits for its neighbours: each needs two cores to spin without harm.
+  std::vector<ShmIdentity> threads = neighbours;
+  threads.insert(threads.end(), neighbours.begin(), neighbours.end());
+  inner->core_each = has_core_each(threads);
+  auto local = join_host(std::move(inner), here, file, neighbours, deadline, true);
+  state->engine = std::make_shared<NetEngine>(std::move(context), membership, std::move(layout), id, std::move(local));
   return state;
 }
 
@@ -115,6 +160,70 @@ std::shared_ptr<GroupState> state_of(std::shared_ptr<Engine> engine, std::chrono
   state->identities.resize(static_cast<size_t>(engine->membership().size()));
   state->engine = std::move(engine);
   return state;
+}
+
+// The value of a key, one per rank.
+std::vector<std::string> exchange(transport::Store& store, const std::string& name, int rank, int size,
+                                  std::string_view own, Deadline deadline) {
+  store.set(concat(name, "/", rank), std::string(own), deadline);
+  std::vector<std::string> all;
+  all.reserve(static_cast<size_t>(size));
+  for (int r = 0; r < size; ++r) all.push_back(store.get(concat(name, "/", r), deadline));
+  return all;
+}
+
+template <class T>
+std::string_view bytes_of(const T& value) {
+  return {reinterpret_cast<const char*>(&value), sizeof(value)};
+}
+
+// Reads what begins a text; what follows is `rest`.
+Introduction read_introduction(const std::string& text, int from, int rank, std::string* rest = nullptr) {
+  Introduction introduction;
+  if (text.size() < sizeof(introduction) || (!rest && text.size() > sizeof(introduction)))
+    throw CommError(concat("[group] rank ", from, " introduces itself with ", text.size(), " bytes where ",
+                           sizeof(Introduction), " are expected: does it run another version?"),
+                    {rank, from, "new_group", -1});
+  std::memcpy(static_cast<void*>(&introduction), text.data(), sizeof(introduction));
+  if (rest) *rest = text.substr(sizeof(introduction));
+  return introduction;
+}
+
+// Connects ranks of several hosts: tells the others where this one can be reached, and which segment it made for its
+// host. Fills in `context.net` and, in `own`, the host's segment and the number of the group. Returns the segment if
+// this rank made it: it must be kept until the neighbours have attached.
+std::shared_ptr<shm::Segment> connect_hosts(transport::Store& store, const std::string& name,
+                                            const std::vector<ShmIdentity>& identities, int rank,
+                                            const transport::FabricName& kind, const NetOptions& options,
+                                            Deadline deadline, RankContext& context, Introduction& own) {
+  const int size = static_cast<int>(identities.size());
+  const NetLayout layout(hosts_of(identities), rank);
+  std::shared_ptr<shm::Segment> segment;
+  if (layout.is_leader()) {
+    segment = make_segment(layout.local_size());
+    own.segment = segment->file();
+  }
+  own.id = new_id();
+  transport::FabricOptions fabric;
+  fabric.rank = rank;
+  fabric.checksum = context.checksum;
+  fabric.chaos = context.chaos;
+  const auto builder = make_fabric_builder(kind, options, std::move(fabric));
+  const transport::FabricAddress address = builder->address();
+  const std::string text = concat(bytes_of(own), address.endpoint, "\n", address.data);
+  const std::vector<std::string> all = exchange(store, name, rank, size, text, deadline);
+  std::vector<transport::FabricAddress> addresses;
+  for (int r = 0; r < size; ++r) {
+    std::string reach;
+    const Introduction peer = read_introduction(all[static_cast<size_t>(r)], r, rank, &reach);
+    if (r == 0) own.id = peer.id;
+    if (r == layout.neighbours()[0]) own.segment = peer.segment;
+    const size_t end = std::min(reach.find('\n'), reach.size());
+    addresses.push_back({identities[static_cast<size_t>(r)].host, reach.substr(0, end),
+                         end < reach.size() ? reach.substr(end + 1) : std::string()});
+  }
+  context.net = std::make_shared<NetHub>(builder->connect(addresses, deadline));
+  return segment;
 }
 
 std::vector<int> checked_ranks(const Membership& parent, std::vector<int> ranks) {
@@ -147,36 +256,29 @@ Group Group::connect(transport::Store& store, const std::string& name, int rank,
     return Group(state_of(MpiEngine::connect(name, rank, size, deadline), timeout));
   }
   Introduction own{own_identity(*context), {}};
+  if (options.net.host) own.identity.host = *options.net.host;
   std::shared_ptr<shm::Segment> segment;
   if (rank == 0) {
     segment = make_segment(size);
     own.segment = segment->file();
   }
-  const auto key = [&](int r) { return concat("group/", name, "/", r); };
-  store.set(key(rank), {reinterpret_cast<const char*>(&own), sizeof(own)}, deadline);
+  const std::string key = concat("group/", name);
   std::vector<ShmIdentity> identities;
-  shm::SharedFile file;
-  for (int r = 0; r < size; ++r) {
-    const std::string text = store.get(key(r), deadline);
-    if (text.size() != sizeof(Introduction))
-      throw CommError(concat("[group] rank ", r, " introduces itself with ", text.size(), " bytes where ",
-                             sizeof(Introduction), " are expected: does it run another version?"),
-                      {rank, r, "new_group", -1});
-    Introduction peer;
-    std::memcpy(&peer, text.data(), sizeof(peer));
-    if (r == 0) file = peer.segment;
-    if (peer.identity.host != own.identity.host)
-      throw CommError(concat("[group] rank ", r, " is on another host (or in another network namespace) than rank ",
-                             rank, "; groups span one host so far"),
-                      {rank, r, "new_group", -1});
+  for (const std::string& text : exchange(store, key, rank, size, bytes_of(own), deadline)) {
+    const Introduction peer = read_introduction(text, static_cast<int>(identities.size()), rank);
+    if (identities.empty()) own.segment = peer.segment;
     identities.push_back(peer.identity);
   }
-  context->core_each = has_core_each(identities);
+  const NetLayout layout(hosts_of(identities), rank);
+  context->core_each = has_core_each(neighbours_of(identities, layout));
+  if (layout.host_count() > 1) {
+    segment = connect_hosts(store, concat(key, "/net"), identities, rank, fabric, options.net, deadline, *context, own);
+  }
   Membership membership{name, rank, std::vector<int>(static_cast<size_t>(size))};
   std::iota(membership.members.begin(), membership.members.end(), 0);
   context->groups_made = 1;
   trace::set_rank(rank);
-  return Group(join(std::move(context), membership, file, identities, timeout));
+  return Group(join(std::move(context), membership, own.segment, own.id, identities, timeout));
 }
 
 // All groups of the lists in one exchange: the first member of each makes its segment and tells where it is.
@@ -193,10 +295,20 @@ Group::Subgroups Group::make_groups(const std::vector<std::vector<int>>& lists, 
     }
     call.add_detail(~uint64_t{0});
   }
-  Introduction own{state_->identities[static_cast<size_t>(parent.rank)], {}};
+  Introduction own{state_->identities[static_cast<size_t>(parent.rank)], {}, new_id()};
+  const auto identity_of = [&](int global_rank) {
+    return state_->identities[static_cast<size_t>(state_->group_rank("new_group", global_rank))];
+  };
+  // The members of this rank's new group that are on its host; the first one makes their segment.
+  std::vector<int> neighbours;
+  if (result.own >= 0) {
+    for (int member : lists[static_cast<size_t>(result.own)]) {
+      if (identity_of(member).host == own.identity.host) neighbours.push_back(member);
+    }
+  }
   std::shared_ptr<shm::Segment> segment;
-  if (result.own >= 0 && lists[static_cast<size_t>(result.own)].front() == own_global) {
-    segment = make_segment(static_cast<int>(lists[static_cast<size_t>(result.own)].size()));
+  if (!neighbours.empty() && neighbours.front() == own_global) {
+    segment = make_segment(static_cast<int>(neighbours.size()));
     own.segment = segment->file();
   }
   std::vector<Introduction> all(static_cast<size_t>(parent.size()));
@@ -212,12 +324,12 @@ Group::Subgroups Group::make_groups(const std::vector<std::vector<int>>& lists, 
   const auto& list = lists[static_cast<size_t>(result.own)];
   Membership membership{names[static_cast<size_t>(result.own)], 0, list};
   std::vector<ShmIdentity> identities;
-  shm::SharedFile file;
+  const auto told_by = [&](int member) -> const Introduction& {
+    return all[static_cast<size_t>(state_->group_rank("new_group", member))];
+  };
   for (size_t r = 0; r < list.size(); ++r) {
-    const Introduction& one = all[static_cast<size_t>(state_->group_rank("new_group", list[r]))];
-    if (r == 0) file = one.segment;
     if (list[r] == own_global) membership.rank = static_cast<int>(r);
-    identities.push_back(one.identity);
+    identities.push_back(told_by(list[r]).identity);
   }
   if (auto engine = state_->engine->make_subgroup(membership)) {
     result.groups[static_cast<size_t>(result.own)] =
@@ -225,7 +337,8 @@ Group::Subgroups Group::make_groups(const std::vector<std::vector<int>>& lists, 
     return result;
   }
   result.groups[static_cast<size_t>(result.own)] =
-      Group(join(state_->context, membership, file, identities, options.timeout.value_or(state_->timeout)));
+      Group(join(state_->context, membership, told_by(neighbours.front()).segment, told_by(list.front()).id, identities,
+                 options.timeout.value_or(state_->timeout)));
   return result;
 }
 

@@ -1,5 +1,5 @@
-// Ranks that work together: threads of one process or processes of one host (hosts come later behind the same
-// interface). A Group is this rank's end of it.
+// Ranks that work together: threads of one process, processes of one host, processes of several hosts. A Group is this
+// rank's end of it.
 //
 // Rules that hold for all calls:
 // - Every member makes the same calls in the same order, with equal arguments where they must be equal; otherwise all
@@ -8,7 +8,7 @@
 // - A call returns a Work at once and is done when that is waited for. Calls of a group run in order.
 // - On a rank outside the group calls do nothing and return an empty Work.
 // - Tensors may have any strides; spans and tensors must be on the CPU. Sums follow Note [Order of sums] in
-//   vec/combine.h: the same bits on all ranks, from run to run, for threads and processes.
+//   vec/combine.h: the same bits on all ranks, from run to run, for threads, processes and hosts.
 // - Peers reduce tensors in place where the allocator's memory can be shared: in a process that a launcher started as
 //   one of several ranks, or that called cpu_allocator().set_source(shared_pages()) before its first tensor. All other
 //   memory is copied on the way.
@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "chorale/comm/net_options.h"
 #include "chorale/comm/work.h"
 #include "chorale/transport/store.h"
 
@@ -29,7 +30,7 @@ namespace chorale::comm {
 
 struct GroupOptions {
   // For each call that names no deadline of its own. The default is CHORALE_TIMEOUT in seconds, else 30 minutes.
-  std::optional<std::chrono::milliseconds> timeout;
+  std::optional<std::chrono::milliseconds> timeout = {};
   // Payloads are verified by who receives them, which costs time. The default is CHORALE_CHECKSUM, 0 or 1, else no.
   // Of the world; its other groups do as it does.
   std::optional<bool> checksum = {};
@@ -37,6 +38,8 @@ struct GroupOptions {
   std::optional<std::string> chaos = {};
   // Of the default group (transport/fabric_name.h); empty: CHORALE_FABRIC, else tls between hosts.
   std::string fabric = {};
+  // Between hosts. Of the world; its other groups do as it does.
+  NetOptions net = {};
 };
 
 struct CallOptions {

@@ -154,19 +154,26 @@ void Messages::deliver(Operation& receive, int from, const Early& message, const
   answers_.push_back({from, message.id});
 }
 
-bool Messages::match_early(Operation& receive) {
+int Messages::early_sender(const Operation& receive) const {
   for (int from = 0; from < group_.size; ++from) {
     if (receive.peer >= 0 && receive.peer != from) continue;
-    auto& messages = early_[static_cast<size_t>(from)];
-    const auto found =
-        std::find_if(messages.begin(), messages.end(), [&](const Early& early) { return early.tag == receive.tag; });
-    if (found == messages.end()) continue;
-    deliver(receive, from, *found, found->data.data());
-    early_bytes_ -= found->data.size();
-    messages.erase(found);
-    return true;
+    const auto& messages = early_[static_cast<size_t>(from)];
+    if (std::any_of(messages.begin(), messages.end(), [&](const Early& early) { return early.tag == receive.tag; }))
+      return from;
   }
-  return false;
+  return -1;
+}
+
+bool Messages::match_early(Operation& receive) {
+  const int from = early_sender(receive);
+  if (from < 0) return false;
+  auto& messages = early_[static_cast<size_t>(from)];
+  const auto found =
+      std::find_if(messages.begin(), messages.end(), [&](const Early& early) { return early.tag == receive.tag; });
+  deliver(receive, from, *found, found->data.data());
+  early_bytes_ -= found->data.size();
+  messages.erase(found);
+  return true;
 }
 
 void Messages::empty_mailbox(int from, std::vector<Intrusive<Operation>>& done) {
@@ -215,6 +222,17 @@ void Messages::empty_mailbox(int from, std::vector<Intrusive<Operation>>& done) 
     }
     group_.segment.publish(box.emptied, emptied + 1);
   }
+}
+
+bool Messages::has_message(const Operation& receive, std::vector<Intrusive<Operation>>& done) {
+  for (int from = 0; from < group_.size; ++from) empty_mailbox(from, done);
+  return early_sender(receive) >= 0;
+}
+
+bool Messages::take_message(Operation& receive, std::vector<Intrusive<Operation>>& done) {
+  const bool found = match_early(receive);
+  if (!answers_.empty()) send_all(done);
+  return found;
 }
 
 void Messages::progress(std::vector<Intrusive<Operation>>& done) {

@@ -17,6 +17,10 @@ class Messages {
   explicit Messages(ShmGroup& group);
 
   void submit(const Intrusive<Operation>& operation);
+  // Whether a message for this receive, which was not submitted, is there; and takes it. `done` gets what else is
+  // finished on the way.
+  bool has_message(const Operation& receive, std::vector<Intrusive<Operation>>& done);
+  bool take_message(Operation& receive, std::vector<Intrusive<Operation>>& done);
   // Moves everything as far as it goes; `done` gets the operations that are finished.
   void progress(std::vector<Intrusive<Operation>>& done);
   bool idle() const { return posted_.empty() && sending_.empty() && unanswered_.empty() && answers_.empty(); }
@@ -51,6 +55,8 @@ class Messages {
   void send_all(std::vector<Intrusive<Operation>>& done);
   bool start_send(Operation& operation);
   void empty_mailbox(int from, std::vector<Intrusive<Operation>>& done);
+  // The sender of the first early message that fits; -1: none.
+  int early_sender(const Operation& receive) const;
   bool match_early(Operation& receive);
   void deliver(Operation& receive, int from, const Early& message, const std::byte* inline_data);
 

@@ -12,7 +12,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr GroupOptions kMinute{.timeout = 60s};
+const GroupOptions kMinute{.timeout = 60s};
 
 // spec: harness_launch
 TEST(RankProcesses, EndWellTogether) {

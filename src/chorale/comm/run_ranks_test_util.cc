@@ -109,11 +109,9 @@ void run_rank_of_mpirun(int size, const std::function<void(Group&)>& body, Group
   body(group);
 }
 
-}  // namespace
-
-void run_ranks(int size, const std::function<void(Group&)>& body, const GroupOptions& options) {
+void run_threads(int size, const std::function<void(Group&)>& body,
+                 const std::function<GroupOptions(int rank)>& options) {
   provide_flight_folder();
-  if (ranks_of_mpirun()) return run_rank_of_mpirun(size, body, options);
   transport::MemoryStore store;
   std::mutex mutex;
   std::exception_ptr first;
@@ -123,7 +121,7 @@ void run_ranks(int size, const std::function<void(Group&)>& body, const GroupOpt
     threads.emplace_back([&, rank] {
       set_thread_count(1);  // ranks share the cores: threads of their own would only wait for one another
       try {
-        Group group = Group::connect(store, "world", rank, size, options);
+        Group group = Group::connect(store, "world", rank, size, options(rank));
         body(group);
       } catch (...) {
         const std::lock_guard lock(mutex);
@@ -133,6 +131,28 @@ void run_ranks(int size, const std::function<void(Group&)>& body, const GroupOpt
   }
   for (std::thread& thread : threads) thread.join();
   if (first) std::rethrow_exception(first);
+}
+
+}  // namespace
+
+void run_ranks(int size, const std::function<void(Group&)>& body, const GroupOptions& options) {
+  if (ranks_of_mpirun()) {
+    provide_flight_folder();
+    return run_rank_of_mpirun(size, body, options);
+  }
+  run_threads(size, body, [&](int) { return options; });
+}
+
+void run_hosts(const std::vector<int>& hosts, const std::function<void(Group&)>& body, const GroupOptions& options) {
+  if (ranks_of_mpirun()) return;
+  const transport::Secret secret = transport::Secret::generate();
+  run_threads(static_cast<int>(hosts.size()), body, [&](int rank) {
+    GroupOptions own = options;
+    own.net.secret = secret;
+    own.net.address = "127.0.0.1";
+    own.net.host = static_cast<uint64_t>(hosts[static_cast<size_t>(rank)]);
+    return own;
+  });
 }
 
 bool is_rank_process() { return config::env("CHORALE_TEST_RANK").has_value(); }
@@ -164,6 +184,15 @@ std::vector<int> run_processes(int size, const std::function<void(Group&)>& body
 void run_threads_and_processes(int size, const std::function<void(Group&)>& body, const GroupOptions& options) {
   if (!is_rank_process()) run_ranks(size, body, options);
   EXPECT_EQ(run_processes(size, body, options), std::vector<int>(static_cast<size_t>(size), 0));
+}
+
+void run_everywhere(int size, const std::function<void(Group&)>& body, const GroupOptions& options) {
+  if (!is_rank_process() && size > 1) {
+    std::vector<int> hosts(static_cast<size_t>(size));
+    std::fill(hosts.begin() + (size + 1) / 2, hosts.end(), 1);
+    run_hosts(hosts, body, options);
+  }
+  run_threads_and_processes(size, body, options);
 }
 
 }  // namespace chorale::comm

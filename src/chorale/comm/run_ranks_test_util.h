@@ -14,6 +14,11 @@ namespace chorale::comm {
 // of an mpi group, if there are `size` of them; a test of another size does nothing.
 void run_ranks(int size, const std::function<void(Group&)>& body, const GroupOptions& options = {});
 
+// The same on several hosts: rank r is a thread that behaves as if it were on host hosts[r], and ranks of different
+// hosts talk through tls on 127.0.0.1. Under mpirun it does nothing.
+void run_hosts(const std::vector<int>& hosts, const std::function<void(Group&)>& body,
+               const GroupOptions& options = {});
+
 struct RunningRanks {
   std::vector<pid_t> pids;
 };
@@ -29,5 +34,7 @@ bool is_rank_process();
 
 // Both kinds, one after the other, and all is well with all of them.
 void run_threads_and_processes(int size, const std::function<void(Group&)>& body, const GroupOptions& options = {});
+// And on two hosts.
+void run_everywhere(int size, const std::function<void(Group&)>& body, const GroupOptions& options = {});
 
 }  // namespace chorale::comm

@@ -27,10 +27,11 @@ constexpr Deadline::Clock::duration kFirstWord = 5s;  // after which one says fo
 }  // namespace
 
 ShmEngine::ShmEngine(std::shared_ptr<RankContext> whose_context, Membership whose, shm::GroupSegment segment,
-                     const std::vector<ShmIdentity>& identities)
+                     const std::vector<ShmIdentity>& identities, bool inner)
     : Engine(std::move(whose_context), std::move(whose)),
       group_(context(), membership(), std::move(segment), identities),
       messages_(group_),
+      inner_(inner),
       exceptions_at_birth_(std::uncaught_exceptions()) {
   group_.own().state.store(shm::RankState::kJoined);
   enlist();
@@ -94,14 +95,40 @@ void ShmEngine::guarded(Operation& operation, const F& run) {
   }
 }
 
+bool ShmEngine::has_message(Operation& receive) {
+  bool found = false;
+  guarded(receive, [&] { found = messages_.has_message(receive, done_); });
+  finish_messages();
+  return found;
+}
+bool ShmEngine::take_message(Operation& receive) {
+  bool found = false;
+  guarded(receive, [&] { found = messages_.take_message(receive, done_); });
+  finish_messages();
+  return found;
+}
+
+std::optional<std::string> ShmEngine::gone(int peer) const {
+  if (gone_among({peer}).empty()) return std::nullopt;
+  return how_it_went(peer);
+}
+
+void ShmEngine::give_up() {
+  if (!broken_) fail_as_recorded(*Operation::make());
+}
+
 void ShmEngine::progress() {
   if (!calls_.empty()) step_calls();
   if (!messages_.idle()) [[unlikely]] {
     const Intrusive<Operation> any = messages_.pending();
     guarded(any ? *any : *Operation::make(), [&] { messages_.progress(done_); });
-    for (const auto& operation : done_) finish(*operation, nullptr);
-    done_.clear();
+    finish_messages();
   }
+}
+
+void ShmEngine::finish_messages() {
+  for (const auto& operation : done_) finish(*operation, nullptr);
+  done_.clear();
 }
 
 void ShmEngine::step_calls() {
@@ -228,6 +255,7 @@ void ShmEngine::look_at_deadline(Operation& operation, Deadline deadline, const 
   if (missing.empty()) throw CallFailed{concat("timed out after ", time), -1};
   // Of several, one that is stopped is to blame rather than one that waits as we do.
   const auto stopped = std::find_if(missing.begin(), missing.end(), [&](int peer) { return group_.is_stopped(peer); });
+  if (stopped == missing.end() && Clock::now() < deadline.earlier(operation.deadline).end() + operation.grace) return;
   const int culprit = stopped == missing.end() ? missing.front() : *stopped;
   throw CallFailed{concat("timed out: nothing from rank ", group_.global(culprit), " for ", time, "; rank ",
                           group_.global(culprit), " (", group_.condition(culprit), ") ", where_is(culprit)),
@@ -279,30 +307,30 @@ void ShmEngine::record_failure(const std::string& text, int culprit) {
   group_.segment.ring_all();
 }
 
-std::string ShmEngine::recorded_failure(int& culprit) const {
+ShmEngine::Failure ShmEngine::recorded_failure() const {
   const shm::GroupHeader& header = group_.segment.header();
   // Who claimed it may have died before it wrote.
   const Deadline patience = within(100ms);
   while (header.failure.load(std::memory_order_acquire) != shm::FailureState::kWritten) {
-    if (patience.passed()) return "a rank failed and ended before it could say why";
+    if (patience.passed()) return {-1, -1, "a rank failed and ended before it could say why"};
     sched_yield();
   }
-  culprit = header.culprit;
-  if (header.reporter < 0 || header.reporter >= group_.size) return "the record of the failure is damaged";
-  return concat("rank ", group_.global(header.reporter),
-                " says: ", std::string_view(header.text, strnlen(header.text, shm::kFailureTextBytes)));
+  if (header.reporter < 0 || header.reporter >= group_.size) return {-1, -1, "the record of the failure is damaged"};
+  return {group_.global(header.reporter), header.culprit,
+          std::string(header.text, strnlen(header.text, shm::kFailureTextBytes))};
 }
 
 void ShmEngine::fail(const Operation& operation, const std::string& reason, int culprit) {
   record_failure(reason, culprit);
   take_memory_back();
-  end_all(error_of(membership(), operation, reason, culprit, flight_));
+  end_all(inner_ ? std::make_exception_ptr(CommError(prefix_of(membership(), operation) + reason))
+                 : error_of(membership(), operation, reason, culprit, flight_));
 }
 
 void ShmEngine::fail_as_recorded(const Operation& operation) {
-  int culprit = -1;
-  const std::string reason = recorded_failure(culprit);
-  fail(operation, reason_of_a_broken_group(membership(), operation, reason), culprit);
+  const Failure failure = recorded_failure();
+  const std::string who = failure.reporter < 0 ? std::string() : concat("rank ", failure.reporter, " says: ");
+  fail(operation, reason_of_a_broken_group(membership(), operation, who + failure.text), failure.culprit);
 }
 
 void ShmEngine::end_all(const std::exception_ptr& error) {

@@ -18,7 +18,10 @@ void World::init(std::shared_ptr<transport::Store> store, int rank, int size, co
 void World::init(std::string_view url, const transport::RendezvousOptions& where, const GroupOptions& options) {
   CHORALE_CHECK_STATE(!is_initialized(), "[world] the default group exists already; destroy it first");
   const transport::RendezvousResult found = transport::rendezvous(url, where);
-  init(found.store, found.rank, found.world_size, options);
+  GroupOptions reachable = options;
+  if (!reachable.net.secret) reachable.net.secret = found.secret;
+  if (reachable.net.address.empty()) reachable.net.address = found.address;
+  init(found.store, found.rank, found.world_size, reachable);
 }
 
 Group& World::group() {
@@ -61,11 +64,14 @@ std::string relevant_environment() {
                            "NCCL_TOPO_DUMP_FILE",
                            "TORCH_NCCL_ASYNC_ERROR_HANDLING",
                            "TORCH_DISTRIBUTED_DEBUG",
+                           "CHORALE_ALGORITHMS",
                            "CHORALE_CHAOS",
                            "CHORALE_CHECKSUM",
                            "CHORALE_DEBUG",
+                           "CHORALE_FABRIC",
                            "CHORALE_FLIGHT_DIR",
                            "CHORALE_IFACE",
+                           "CHORALE_KEEP_ALIVE",
                            "CHORALE_TIMEOUT"}) {
     text += concat("env:", name, "=", config::env(name).value_or("N/A"), "\n");
   }
