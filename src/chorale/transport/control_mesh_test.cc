@@ -24,8 +24,8 @@ using Bytes = std::vector<std::byte>;
 using State = Life::State;
 
 constexpr auto kKeepAlive = 400ms;
-// Streams from rank 1 to rank 0 (tls_fabric.cc).
-constexpr size_t kControl = 0, kShorts = 2, kBulk = 4;
+// Streams from rank 1 to rank 0, and back (tls_fabric.cc).
+constexpr size_t kControl = 0, kShorts = 2, kBulk = 4, kShortsBack = 1, kBulkBack = 3;
 
 FabricOptions options() {
   FabricOptions made = test_options(0);
@@ -50,8 +50,9 @@ class PuppetTest : public testing::Test {
   }
 
   void say(size_t stream, std::string_view bytes) {
-    puppet_[stream].write(std::as_bytes(std::span(bytes)));
-    ASSERT_TRUE(puppet_[stream].flush());
+    puppet_[stream].write({}, std::as_bytes(std::span(bytes)));
+    const Deadline deadline = soon();
+    while (!puppet_[stream].flush()) ASSERT_FALSE(deadline.passed());
   }
   void say(ControlKind kind, std::string_view body = {}) { say(kControl, encode_control_frame(kind, body)); }
   void say(size_t stream, const Frame& frame, std::string_view body = {}) {
@@ -64,6 +65,24 @@ class PuppetTest : public testing::Test {
     made.bytes = bytes;
     made.id = id;
     return made;
+  }
+  void hear(size_t stream, std::span<std::byte> into) {
+    const Deadline deadline = soon();
+    while (!into.empty() && !deadline.passed()) {
+      const ptrdiff_t n = puppet_[stream].read(into);
+      ASSERT_GE(n, 0);
+      into = into.subspan(static_cast<size_t>(n));
+    }
+    ASSERT_TRUE(into.empty());
+  }
+  // The next frame, with its body.
+  std::pair<Frame, Bytes> hear_frame(size_t stream) {
+    std::array<std::byte, kFrameBytes> head;
+    hear(stream, head);
+    const Frame heard = parse_frame(head);
+    Bytes body(body_bytes(heard));
+    hear(stream, body);
+    return {heard, body};
   }
   // All connections end, without a word.
   void die() { puppet_.clear(); }
@@ -143,6 +162,74 @@ TEST_F(PuppetTest, AHalfMessageOfADeadPeerFailsItsReceive) {
   EXPECT_EQ(small->state(), Transfer::State::kFailed);
 }
 
+TEST_F(PuppetTest, AReceiveThatIsCancelledHalfwayStoresNothingMore) {
+  Bytes into(200000), next(3);
+  const auto receive = fabric_->receive(1, 0, into);
+  say(kShorts, frame(FrameKind::kAnnounce, into.size(), 1));
+  EXPECT_EQ(hear_frame(kShortsBack).first.kind, FrameKind::kReady);
+  say(kBulk, frame(FrameKind::kChunk, 100000, 1), std::string(50000, 'x'));
+  std::this_thread::sleep_for(50ms);
+  EXPECT_TRUE(fabric_->cancel(receive));
+  EXPECT_EQ(receive->state(), Transfer::State::kFailed);
+  EXPECT_EQ(into[0], std::byte{'x'});
+  into.assign(into.size(), std::byte{'-'});
+  say(kBulk, std::string(50000, 'x'));
+  Frame rest = frame(FrameKind::kChunk, 100000, 1);
+  rest.offset = 100000;
+  say(kBulk, rest, std::string(100000, 'x'));
+  // What comes next is not disturbed.
+  say(kShorts, frame(FrameKind::kEager, 3), "abc");
+  await_done(*fabric_, fabric_->receive(1, 0, next));
+  std::this_thread::sleep_for(20ms);
+  EXPECT_EQ(into, Bytes(into.size(), std::byte{'-'}));
+  EXPECT_EQ(fabric_->life(1).state, State::kConnected);
+}
+
+TEST_F(PuppetTest, TheMemoryOfASendThatIsCancelledHalfwayIsNotReadAnyMore) {
+  const Bytes original = pattern(32 << 20, 1);
+  Bytes data = original;
+  const auto send = fabric_->send(1, 0, {}, data);
+  EXPECT_EQ(hear_frame(kShortsBack).first.kind, FrameKind::kAnnounce);
+  say(kShorts, frame(FrameKind::kReady, 0, 1));
+  // Until the connection is full: nobody reads.
+  std::this_thread::sleep_for(100ms);
+  EXPECT_TRUE(send->pending());
+  EXPECT_TRUE(fabric_->cancel(send));
+  data.assign(data.size(), std::byte{0xee});
+  size_t got = 0;
+  while (true) {
+    const auto [head, body] = hear_frame(kBulkBack);
+    ASSERT_EQ(head.offset, got);
+    got += head.bytes;
+    if (head.kind == FrameKind::kFiller) break;
+    ASSERT_TRUE(std::equal(body.begin(), body.end(), original.begin() + static_cast<ptrdiff_t>(head.offset)));
+  }
+  EXPECT_EQ(got, data.size());
+}
+
+TEST_F(PuppetTest, AMessageThatItsSenderTakesBackHalfwayFailsItsReceive) {
+  for (const FrameKind kind : {FrameKind::kWithdraw, FrameKind::kFiller}) {
+    const uint64_t id = kind == FrameKind::kWithdraw ? 1 : 2;
+    Bytes into(200000);
+    const auto receive = fabric_->receive(1, 0, into);
+    say(kShorts, frame(FrameKind::kAnnounce, into.size(), id));
+    if (kind == FrameKind::kWithdraw) {
+      say(kShorts, frame(kind, 0, id));
+    } else {
+      EXPECT_EQ(hear_frame(kShortsBack).first.kind, FrameKind::kReady);  // of the first message
+      EXPECT_EQ(hear_frame(kShortsBack).first.id, id);
+      say(kBulk, frame(FrameKind::kChunk, 100000, id), std::string(100000, 'x'));
+      Frame rest = frame(kind, 100000, id);
+      rest.offset = 100000;
+      say(kBulk, rest);
+    }
+    await_end(*fabric_, receive);
+    EXPECT_EQ(receive->state(), Transfer::State::kFailed);
+    EXPECT_THAT(receive->error, HasSubstr("rank 1 took its message back"));
+    EXPECT_EQ(fabric_->life(1).state, State::kConnected);
+  }
+}
+
 TEST_F(PuppetTest, ADataConnectionThatBreaksAloneIsALoss) {
   puppet_[kBulk].close();
   EXPECT_THAT(await(State::kLost).text, HasSubstr("closed its connections"));
@@ -188,9 +275,7 @@ TEST_F(PuppetTest, AChunkOutsideItsMessageIsALoss) {
 TEST_F(PuppetTest, MoreThanItsCreditIsALoss) {
   const std::string body(Fabric::kEagerBytes, 'x');
   for (size_t sent = 0; sent <= kCreditBytes; sent += body.size()) {
-    const Frame head = seal(frame(FrameKind::kEager, body.size()));
-    puppet_[kShorts].write(std::as_bytes(std::span(&head, 1)), std::as_bytes(std::span(body)));
-    while (!puppet_[kShorts].flush()) std::this_thread::yield();
+    say(kShorts, frame(FrameKind::kEager, body.size()), body);
   }
   expect_nonsense("more than it has credit for");
 }

@@ -198,26 +198,6 @@ TEST_F(TlsPair, ACancelledReceiveLeavesItsMemoryAndTheMessageAlone) {
   }
 }
 
-TEST_F(TlsPair, AReceiveThatIsCancelledHalfwayStoresNothingMore) {
-  connect();
-  const Bytes data = pattern(64 << 20, 1);
-  Bytes into(data.size());
-  const auto received = b().receive(0, 1, into);
-  const auto sent = a().send(1, 1, envelope(1), data);
-  const Deadline deadline = soon();
-  volatile const std::byte* first = into.data();
-  while (*first == std::byte{0} && !deadline.passed()) std::this_thread::yield();
-  ASSERT_TRUE(b().cancel(received)) << "the machine was too fast";
-  const Bytes at_cancel = into;
-  await_done(a(), sent);
-  // What comes next is not disturbed.
-  Bytes next(100);
-  a().send(1, 1, envelope(2), pattern(100, 5));
-  await_done(b(), b().receive(0, 1, next));
-  EXPECT_EQ(next, pattern(100, 5));
-  EXPECT_TRUE(into == at_cancel);
-}
-
 TEST_F(TlsPair, ASendThatIsCancelledBeforeAnybodyAskedIsWithdrawn) {
   connect();
   const Bytes data = pattern(200000, 1), next = pattern(50, 2);
@@ -230,26 +210,6 @@ TEST_F(TlsPair, ASendThatIsCancelledBeforeAnybodyAskedIsWithdrawn) {
   await_done(b(), received);
   EXPECT_EQ(received->envelope, envelope(2));
   EXPECT_EQ(into, next);
-}
-
-TEST_F(TlsPair, ASendThatIsCancelledHalfwayFailsItsReceive) {
-  connect();
-  Bytes data = pattern(64 << 20, 1);
-  Bytes into(data.size());
-  const auto received = b().receive(0, 1, into);
-  const auto sent = a().send(1, 1, envelope(1), data);
-  const Deadline deadline = soon();
-  volatile const std::byte* first = into.data();
-  while (*first == std::byte{0} && !deadline.passed()) std::this_thread::yield();
-  ASSERT_TRUE(a().cancel(sent)) << "the machine was too fast";
-  std::fill(data.begin(), data.end(), std::byte{0xee});
-  await_end(b(), received);
-  EXPECT_EQ(received->state(), Transfer::State::kFailed);
-  EXPECT_THAT(received->error, HasSubstr("rank 0 took its message back"));
-  Bytes next(100);
-  a().send(1, 1, envelope(2), pattern(100, 5));
-  await_done(b(), b().receive(0, 1, next));
-  EXPECT_EQ(next, pattern(100, 5));
 }
 
 TEST_F(TlsPair, ChecksumsAgree) {
