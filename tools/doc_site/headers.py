@@ -112,7 +112,19 @@ def entity_of(cursor, header, scope, inside=False):
         elif entity.kind == "class" and kind and child.access_specifier not in NOT_PUBLIC and documented(child):
             if "operator" not in child.spelling or child.spelling == "operator()":
                 entity.members.append(entity_of(child, header, [*scope, entity.name], inside=True))
+    entity.members = merged(entity.members)
     return entity
+
+
+def merged(entities):
+    """Overloads become one entry, at the place of the first, so that a name has one place in a page."""
+    found = {}
+    for entity in entities:
+        first = found.setdefault((entity.kind == "function", entity.qualified), entity)
+        if first is not entity:
+            first.text += "\n" + entity.text
+            first.comment = "\n\n".join(dict.fromkeys(text for text in (first.comment, entity.comment) if text))
+    return list(found.values())
 
 
 def documented(cursor):
@@ -121,7 +133,8 @@ def documented(cursor):
     if cursor.kind in (clang.CursorKind.STRUCT_DECL, clang.CursorKind.CLASS_DECL, clang.CursorKind.CLASS_TEMPLATE,
                 clang.CursorKind.ENUM_DECL):
         return cursor.is_definition()
-    return True
+    # Copying and moving go without saying.
+    return not (cursor.kind == clang.CursorKind.CONSTRUCTOR and (cursor.is_copy_constructor() or cursor.is_move_constructor()))
 
 
 def children(cursor):
@@ -162,6 +175,8 @@ def read(root):
                     headers[name].entities.append(entity_of(child, headers[name], scope[1:]))
 
     walk(unit.cursor, [])
+    for header in headers.values():
+        header.entities = merged(header.entities)
     return dict(sorted(headers.items()))
 
 

@@ -31,17 +31,31 @@ def pre(text):
 
 
 def prose(comment):
-    """A comment of a header: paragraphs, and indented parts as code."""
-    parts = []
-    for block in re.split(r"\n\s*\n", comment.strip()):
-        if not block.strip():
-            continue
-        if all(line.startswith("  ") for line in block.splitlines()):
-            parts.append(cpp(block))
+    """A comment of a header: paragraphs, lists (lines that begin with a dash), and indented parts as code."""
+    parts = []  # (kind, lines)
+    for line in comment.strip("\n").splitlines():
+        before = parts[-1][0] if parts else None
+        if not line.strip():
+            kind = None
+        elif line.startswith("- "):
+            kind = "item"
+        elif before == "item" and line.startswith("  "):
+            kind, line = "more", line.strip()
         else:
-            text = html.escape(" ".join(line.strip() for line in block.splitlines()), quote=False)
-            parts.append("<p>" + re.sub(r"`([^`]+)`", r"<code>\1</code>", text) + "</p>")
-    return "\n".join(parts)
+            kind = "code" if line.startswith("  ") else "text"
+        if kind == "more" or (kind and kind == before and kind != "item"):
+            parts[-1][1].append(line)
+        else:
+            parts.append((kind, [line]))
+    out = []
+    for kind, lines in parts:
+        if kind == "code":
+            out.append(cpp("\n".join(lines)))
+        elif kind:
+            text = html.escape(" ".join(line.strip() for line in lines), quote=False)
+            text = re.sub(r"`([^`]+)`", r"<code>\1</code>", text)
+            out.append(f"<ul><li>{text[2:]}</li></ul>" if kind == "item" else f"<p>{text}</p>")
+    return "\n".join(out).replace("</ul>\n<ul>", "\n")
 
 
 def page(text):
@@ -51,8 +65,10 @@ def page(text):
 
     def keep(match):
         language, code = match[1], match[2].rstrip("\n")
-        label = f'<div class="label">{LABELS[language]}</div>' if language in LABELS else ""
-        blocks.append(label + (cpp(code) if language == "cpp" else pre(code)))
+        if language in LABELS:
+            blocks.append(f'<div class="label">{LABELS[language]}</div>' + pre(code).replace("<pre>", '<pre class="said">'))
+        else:
+            blocks.append(cpp(code) if language == "cpp" else pre(code))
         return f"\n\nBLOCK{len(blocks) - 1}BLOCK\n\n"
 
     text = re.sub(r"^```(\w*)\n(.*?)^```$", keep, text, flags=re.S | re.M)

@@ -1,6 +1,7 @@
 """Pages of the reference: one for each header, each module (a class derived from nn::Module) and each op."""
 import html
 import re
+import textwrap
 
 import headers as header_files
 import markup
@@ -25,11 +26,10 @@ def render(entity, level):
     if entity.kind == "class":
         fields = [member for member in entity.members if member.kind == "field"]
         if fields and len(fields) == len(entity.members):  # a struct of options: the code says it best
-            lines = [f"  {field.text}" + (f"  // {' '.join(field.comment.split())}" if field.comment else "") for field in fields]
-            text = "\n".join([text + " {", *lines, "};"])
+            text = "\n".join([text + " {", *(line for field in fields for line in field_lines(field)), "};"])
             rest = ""
         else:
-            rest = "\n".join(render(member, level + 1) for member in merged(entity.members))
+            rest = "\n".join(render(member, level + 1) for member in entity.members)
     else:
         rest = ""
     heading = f'<h{level} id="{anchor}">{html.escape(entity.qualified)}</h{level}>' if level < 3 else ""
@@ -37,37 +37,25 @@ def render(entity, level):
     return f"{heading}{name}{markup.cpp(text)}{markup.prose(entity.comment)}{rest}</div>"
 
 
-def merged(entities):
-    """Overloads that follow each other become one entry."""
-    out = []
-    for entity in entities:
-        if out and out[-1].kind == entity.kind == "function" and out[-1].qualified == entity.qualified:
-            out[-1].text += "\n" + entity.text
-            if entity.comment and entity.comment not in out[-1].comment:
-                out[-1].comment = (out[-1].comment + "\n\n" + entity.comment).strip()
-        else:
-            out.append(entity)
-    seen = {}
-    for entity in out:  # an anchor is unique: forms and overloads that are apart are collected at the first
-        key = entity.qualified
-        if key in seen and entity.kind == "function":
-            seen[key].text += "\n" + entity.text
-            seen[key].comment = "\n\n".join(dict.fromkeys(c for c in (seen[key].comment, entity.comment) if c))
-        else:
-            seen.setdefault(key, entity)
-    return list(seen.values())
+def field_lines(field):
+    """A field with its comment behind it, or above it where that would be too long."""
+    comment = " ".join(field.comment.split())
+    if not comment:
+        return [f"  {field.text}"]
+    if len(field.text) + len(comment) < 90:
+        return [f"  {field.text}  // {comment}"]
+    return [f"  // {line}" for line in textwrap.wrap(comment, 90)] + [f"  {field.text}"]
 
 
 def add_headers(site, headers):
     for path, header in headers.items():
-        header.entities = merged(header.entities)
         address = header_address(path)
         for entity in header.entities:
             place = f"{address}#{slug(entity.qualified)}"
             site.name(entity.qualified, place)
             for value in entity.values:
                 site.name(f"{entity.qualified}::{value}", place)
-            for member in merged(entity.members):
+            for member in entity.members:
                 if member.name != entity.name:
                     site.name(member.qualified, place if is_options(entity) else f"{address}#{slug(member.qualified)}")
         body = "\n".join(render(entity, 2) for entity in header.entities)
@@ -119,7 +107,7 @@ def add_modules(site, headers):
 
 def with_inherited(entity, by_name):
     """Public members, with those of its bases below nn::Module, which every module has."""
-    members = merged(entity.members)
+    members = list(entity.members)
     for base in entity.bases:
         known = by_name.get(base.removeprefix("chorale::"))
         if known and known.qualified != "nn::Module":

@@ -50,7 +50,7 @@ class Site:
 
     def known(self, text):
         """The public name at the start of an expression, or None."""
-        match = EXPRESSION.match(text)
+        match = EXPRESSION.match(text.removeprefix("chorale::"))
         if not match:
             return None
         if match["member"]:
