@@ -1,6 +1,8 @@
 // The same program under a cluster's own launcher: ranks that mpirun or srun started find each other without a word.
 //
 //   mpirun -n 2 ./under_mpirun
+//
+// CHORALE_FABRIC=mpi in front of it moves the data with MPI's own collectives instead of ours.
 #include <iostream>
 
 #include "chorale/chorale.h"

@@ -56,6 +56,12 @@ class Consumer(unittest.TestCase):
         for program in (self.prefix / "bin/chorale", self.folder / "build/consumer_static"):
             self.assertNotRegex(run("ldd", program), r"lib(mpi|ucp|ucs|uct|open-rte)\b")
 
+    def test_modules_are_found_where_they_were_installed(self):
+        modules = [path.name for path in (BUILD / "lib").glob("chorale_*.so")]
+        self.assertEqual(sorted(path.name for path in (self.prefix / "lib/chorale").iterdir()), sorted(modules))
+        if "chorale_mpi.so" in modules:
+            self.assertRegex(run(self.prefix / "bin/chorale", "doctor"), r"MPI .* yes")
+
     def test_another_minor_version_is_refused(self):
         project = self.folder / "newer"
         project.mkdir()
