@@ -47,6 +47,7 @@ class Embedding : public Module {
   Embedding(int64_t num_embeddings, int64_t embedding_dim, const EmbeddingOptions& options = {});
   Tensor forward(const Tensor& indices);
   std::string describe() const override;
+  const EmbeddingOptions& options() const { return options_; }
 
   Parameter weight;  // [num_embeddings, embedding_dim], normal
   CHORALE_MODULE(Embedding, weight)

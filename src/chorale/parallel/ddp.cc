@@ -3,8 +3,10 @@
 #include <algorithm>
 
 #include "chorale/autograd/node.h"
+#include "chorale/base/debug_level.h"
 #include "chorale/base/error.h"
 #include "chorale/base/log.h"
+#include "chorale/nn/linear.h"
 #include "chorale/parallel/sync_batch_norm.h"
 
 namespace chorale::parallel {
@@ -60,6 +62,18 @@ void DataParallelBase::attach(nn::Module& module, const DdpOptions& options) {
   wrap(module, options.mesh->group(size_t{0}), options);
 }
 
+namespace {
+// Parameters with sparse gradients.
+std::vector<Tensor> sparse_tables(nn::Module& module) {
+  std::vector<Tensor> tables;
+  for (const auto& [name, part] : module.named_modules()) {
+    auto* embedding = dynamic_cast<nn::Embedding*>(part);
+    if (embedding && embedding->options().sparse) tables.push_back(embedding->weight);
+  }
+  return tables;
+}
+}  // namespace
+
 void DataParallelBase::wrap(nn::Module& module, const comm::Group& group, const DdpOptions& options) {
   module_ = &module;
   options_ = options;
@@ -78,12 +92,16 @@ void DataParallelBase::wrap(nn::Module& module, const comm::Group& group, const 
   comm::Group own = group.duplicate();
   parallel::verify_parameters(own, parameters_);
   std::vector<reducer::GradientInfo> infos;
+  const std::vector<Tensor> tables = sparse_tables(module);
   for (const auto& [name, parameter] : parameters_) {
-    infos.push_back({name, parameter.sizes(), parameter.strides(), parameter.dtype()});
+    const bool sparse = std::any_of(tables.begin(), tables.end(),
+                                    [&, &own_tensor = parameter](const Tensor& table) { return table.is(own_tensor); });
+    infos.push_back({name, parameter.sizes(), parameter.strides(), parameter.dtype(), sparse});
   }
   reducer::ReducerOptions how{.find_unused = options.find_unused_parameters,
                               .gradient_as_bucket_view = options.gradient_as_bucket_view,
-                              .static_graph = options.static_graph};
+                              .static_graph = options.static_graph,
+                              .progress = options.progress};
   if (options.mixed_precision) {
     const MixedPrecision& precision = *options.mixed_precision;
     how.reduce_dtype = precision.reduce ? precision.reduce : precision.parameters;
@@ -94,6 +112,12 @@ void DataParallelBase::wrap(nn::Module& module, const comm::Group& group, const 
   if (options.sync_module_states) broadcast_states(reducer_->group().global_rank(0));
   if (options.mixed_precision) mixed_.emplace(module, *options.mixed_precision, ignored_);
   add_hooks();
+  if (debug_level() != DebugLevel::kOff && reducer_->group().rank() == 0) {
+    const DdpLog setup = log();
+    log_info(concat("[ddp] ", setup.module_name, " on ", setup.world_size, " ranks (", setup.backend_name,
+                    "): ", setup.num_parameter_tensors, " parameters, ", setup.total_parameter_size_bytes,
+                    " bytes of gradients, moved by ", setup.progress));
+  }
 }
 
 void DataParallelBase::add_hooks() {
@@ -314,8 +338,10 @@ void DataParallelBase::set_group(const comm::Group& group) {
   logged([&] {
     // Leaving the old group first ends the wait of whoever still expects something of this rank there.
     buffer_futures_.clear();
+    const std::vector<int> before = members_of(this->group());
     reducer_->set_group({});
     buffers_due_ = true;
+    move_sync_batchnorm(*module_, before, group);
     if (group.is_member()) reducer_->set_group(group.duplicate());
   });
 }

@@ -33,6 +33,7 @@ namespace chorale::parallel {
 using reducer::CommHook;
 using reducer::FindUnused;
 using reducer::GradBucket;
+using reducer::Progress;
 
 struct DdpOptions {
   FindUnused find_unused_parameters = FindUnused::kAuto;
@@ -47,6 +48,8 @@ struct DdpOptions {
   // Parameters and buffers, by name, that stay this rank's own: not compared, not sent, not reduced, not cast.
   std::vector<std::string> ignore{};
   std::optional<MixedPrecision> mixed_precision{};
+  // Who moves reductions while backward computes.
+  Progress progress = Progress::kAuto;
   // Instead of a group: replicas along the one dimension of a mesh, which must outlive the wrapper.
   const comm::Mesh* mesh = nullptr;
 };

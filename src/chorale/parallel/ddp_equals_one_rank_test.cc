@@ -76,6 +76,7 @@ struct Reference {
 };
 template <class M>
 Reference<M> one_rank(const M& start, bool adam, const Batches& batches) {
+  set_thread_count(1);  // as the ranks have it
   M model = nn::clone(start);
   const auto optimizer = make_optimizer(adam, model);
   std::vector<double> losses;
@@ -86,37 +87,47 @@ Reference<M> one_rank(const M& start, bool adam, const Batches& batches) {
   return {std::move(losses), std::move(model)};
 }
 
+// Ranks that are threads, and ranks that are processes, which do the reference themselves.
+enum class Kind { kThreads, kProcesses };
+
 template <class M>
-void equals_one_rank(const M& start, const std::vector<int>& sizes, const Batches& batches, bool adam) {
+void equals_one_rank(const M& start, const std::vector<int>& sizes, const Batches& batches, bool adam,
+                     Kind kind = Kind::kThreads) {
+  if (sizes.empty()) return;
   const Reference<M> reference = one_rank(start, adam, batches);
   const bool wide = start.parameters()[0].dtype() == DType::kF64;
+  const auto body = [&](comm::Group& group) {
+    set_thread_count(1);
+    M model = nn::clone(start);
+    convert_sync_batchnorm(model, group);
+    DistributedDataParallel ddp(model, group, {.bucket_cap_mb = 0.25});
+    const auto optimizer = make_optimizer(adam, ddp);
+    for (int step = 0; step < kSteps; ++step) {
+      const Batch batch = batches(step);
+      const int64_t rows = batch.x.size(0) / group.size(), first = rows * group.rank();
+      double loss = train(ddp, *optimizer, narrow(batch.x, 0, first, rows), narrow(batch.target, 0, first, rows));
+      group.all_reduce(std::span(&loss, 1), Reduce::kAverage).wait();
+      const double expected = reference.losses[static_cast<size_t>(step)];
+      ASSERT_NEAR(loss, expected, std::abs(expected) * (wide ? 1e-9 : 1e-4)) << group.size() << " ranks, step " << step;
+      int64_t least = digest(ddp), most = least;
+      group.all_reduce(std::span(&least, 1), Reduce::kMin).wait();
+      group.all_reduce(std::span(&most, 1), Reduce::kMax).wait();
+      ASSERT_EQ(least, most) << "parameters differ between ranks after step " << step;
+    }
+    if (adam) return;  // it amplifies rounding where a gradient is zero
+    const auto own = ddp.module().named_parameters();
+    const std::vector<Tensor> other = reference.end.parameters();
+    const double tolerance = wide ? 1e-12 : 1e-4;
+    for (size_t i = 0; i < own.size(); ++i) {
+      expect_close(own[i].second, other[i], own[i].first, tolerance, tolerance);
+    }
+  };
   for (int size : sizes) {
-    run_ranks(size, [&](comm::Group& group) {
-      set_thread_count(1);
-      M model = nn::clone(start);
-      convert_sync_batchnorm(model, group);
-      DistributedDataParallel ddp(model, group, {.bucket_cap_mb = 0.25});
-      const auto optimizer = make_optimizer(adam, ddp);
-      for (int step = 0; step < kSteps; ++step) {
-        const Batch batch = batches(step);
-        const int64_t rows = batch.x.size(0) / group.size(), first = rows * group.rank();
-        double loss = train(ddp, *optimizer, narrow(batch.x, 0, first, rows), narrow(batch.target, 0, first, rows));
-        group.all_reduce(std::span(&loss, 1), Reduce::kAverage).wait();
-        const double expected = reference.losses[static_cast<size_t>(step)];
-        ASSERT_NEAR(loss, expected, std::abs(expected) * (wide ? 1e-9 : 1e-4)) << size << " ranks, step " << step;
-        int64_t least = digest(ddp), most = least;
-        group.all_reduce(std::span(&least, 1), Reduce::kMin).wait();
-        group.all_reduce(std::span(&most, 1), Reduce::kMax).wait();
-        ASSERT_EQ(least, most) << "parameters differ between ranks after step " << step;
-      }
-      if (adam) return;  // it amplifies rounding where a gradient is zero
-      const auto own = ddp.module().named_parameters();
-      const std::vector<Tensor> other = reference.end.parameters();
-      const double tolerance = wide ? 1e-12 : 1e-4;
-      for (size_t i = 0; i < own.size(); ++i) {
-        expect_close(own[i].second, other[i], own[i].first, tolerance, tolerance);
-      }
-    });
+    if (kind == Kind::kThreads) {
+      if (!comm::is_rank_process()) run_ranks(size, body);
+    } else {
+      EXPECT_EQ(comm::run_processes(size, body), std::vector<int>(static_cast<size_t>(size), 0)) << size << " ranks";
+    }
   }
 }
 
@@ -127,26 +138,67 @@ M made(M model, DType dtype = DType::kF32) {
   return model;
 }
 
-TEST(NRanksEqualOne, TinyMlp) {
+// What a test does in every run; a long run does all of it.
+struct Part {
+  DType dtype;
+  bool adam;
+  std::vector<int> threads, processes;
+};
+template <class Make, class Data>
+void equals_one_rank(const Make& make, const Data& data, const std::vector<Part>& parts) {
+  if (!soaking()) {
+    for (const Part& part : parts) {
+      equals_one_rank(make(part.dtype), part.threads, data(part.dtype), part.adam);
+      equals_one_rank(make(part.dtype), part.processes, data(part.dtype), part.adam, Kind::kProcesses);
+    }
+    return;
+  }
   for (DType dtype : {DType::kF32, DType::kF64}) {
     for (bool adam : {false, true}) {
-      equals_one_rank(made(models::mlp({20, 32, 10}), dtype), {2, 3, 4, 8}, features({24, 20}, dtype), adam);
+      for (Kind kind : {Kind::kThreads, Kind::kProcesses}) {
+        equals_one_rank(make(dtype), {2, 3, 4, 8}, data(dtype), adam, kind);
+      }
     }
   }
 }
 
+TEST(NRanksEqualOne, TinyMlp) {
+  equals_one_rank(
+      [](DType dtype) {
+        return made(models::mlp({20, 32, 10}), dtype);
+      },
+      [](DType dtype) {
+        return features({24, 20}, dtype);
+      },
+      {{DType::kF32, false, {2, 3, 4, 8}, {3}},
+       {DType::kF32, true, {2, 3, 4, 8}, {}},
+       {DType::kF64, false, {2, 3, 4, 8}, {4}},
+       {DType::kF64, true, {2, 3, 4, 8}, {}}});
+}
+
 TEST(NRanksEqualOne, Mlp512x4) {
-  const auto model = made(models::mlp({512, 512, 512, 512, 512, 10}));
-  equals_one_rank(model, {2, 8}, features({24, 512}, DType::kF32), false);
-  equals_one_rank(made(nn::clone(model), DType::kF64), {3}, features({24, 512}, DType::kF64), true);
-  equals_one_rank(made(nn::clone(model), DType::kF64), {4}, features({24, 512}, DType::kF64), false);
+  equals_one_rank(
+      [](DType dtype) {
+        return made(models::mlp({512, 512, 512, 512, 512, 10}), dtype);
+      },
+      [](DType dtype) {
+        return features({24, 512}, dtype);
+      },
+      {{DType::kF32, false, {2, 8}, {}}, {DType::kF64, true, {3}, {}}, {DType::kF64, false, {4}, {}}});
 }
 
 TEST(NRanksEqualOne, CnnWithBatchNormOverAllRanks) {
-  equals_one_rank(made(models::fashion_cnn()), {2, 3}, features({24, 1, 28, 28}, DType::kF32), false);
+  equals_one_rank([](DType dtype) { return made(models::fashion_cnn(), dtype); },
+                  [](DType dtype) {
+                    return features({24, 1, 28, 28}, dtype);
+                  },
+                  {{DType::kF32, false, {2, 3}, {}}, {DType::kF64, false, {4}, {}}});
 }
 
-TEST(NRanksEqualOne, Encoder) { equals_one_rank(made(models::Encoder()), {2}, tokens(8, 8), false); }
+TEST(NRanksEqualOne, Encoder) {
+  equals_one_rank([](DType dtype) { return made(models::Encoder(), dtype); }, [](DType) { return tokens(24, 4); },
+                  {{DType::kF32, false, {2}, {}}});
+}
 
 }  // namespace
 }  // namespace chorale::parallel

@@ -1,6 +1,7 @@
 // Another group for a wrapper, also after a backward that failed; and errors of one rank.
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
+#include "chorale/parallel/sync_batch_norm.h"
 #include "chorale/parallel/zoo_test_util.h"
 #include "chorale/transport/memory_store.h"
 
@@ -119,6 +120,33 @@ TEST(ProcessGroup, CanBeChangedBeforeAnyPass) {
 }
 
 // A caught exception of one rank ends the others' wait; with another group all go on.
+TEST(ProcessGroup, BatchNormsOverAllRanksGoWithIt) {
+  run_ranks(4, [](comm::Group& group) {
+    BatchNormNet net = seeded(BatchNormNet(), 1);
+    convert_sync_batchnorm(net, group);
+    DistributedDataParallel ddp(net, group);
+    const auto statistics_of = [&](const std::vector<int>& ranks) {
+      const bool member = std::find(ranks.begin(), ranks.end(), group.rank()) != ranks.end();
+      const Tensor all = pattern({4, 2}, 3);
+      if (member) backward(sum(ddp(narrow(all, 0, group.rank(), 1))));
+      // What one rank gets on the rows of all members.
+      BatchNormNet whole = seeded(BatchNormNet(), 1);
+      std::vector<Tensor> rows;
+      for (int r : ranks) rows.push_back(narrow(all, 0, r, 1));
+      whole(cat(rows, 0));
+      if (member) expect_close(ddp.module().bn.running_mean, whole.bn.running_mean);
+      const NoGrad quiet;
+      fill_(ddp.module().bn.running_mean, 0);
+      fill_(ddp.module().bn.running_var, 1);
+    };
+    statistics_of({0, 1, 2, 3});
+    for (const std::vector<int>& ranks : {std::vector<int>{0, 1}, {1, 2, 3}, {0, 1, 2, 3}}) {
+      ddp.set_group(group.new_group(ranks));
+      statistics_of(ranks);
+    }
+  });
+}
+
 TEST(ProcessGroup, OneRanksFailureEndsTheStepOfAllAndTrainingGoesOnInANewGroup) {
   run_ranks(3, [](comm::Group& group) {
     DistributedDataParallel ddp(seeded(ThreeLayers(10), 1), group);

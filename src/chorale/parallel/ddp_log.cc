@@ -1,9 +1,11 @@
 #include "chorale/parallel/ddp_log.h"
 
 #include <set>
+#include <thread>
 
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
+#include "chorale/base/parallel.h"
 
 namespace chorale::parallel {
 namespace {
@@ -87,6 +89,10 @@ void describe(const reducer::Reducer& reducer, DdpLog& log) {
   log.world_size = reducer.group().size();
   log.rank = reducer.group().rank();
   log.backend_name = reducer.group().is_member() ? reducer.group().backend() : "";
+  log.progress =
+      concat(reducer.progress() == reducer::Progress::kHelper ? "a helper thread" : "backward's own thread", " (",
+             std::thread::hardware_concurrency(), " cores, ", log.world_size, " ranks of ", thread_count(),
+             reducer.options().progress == reducer::Progress::kAuto ? ")" : "; as asked for)");
   log.find_unused_parameters = reducer.options().find_unused != reducer::FindUnused::kOff;
   log.gradient_as_bucket_view = reducer.options().gradient_as_bucket_view;
   log.static_graph = reducer.options().static_graph;

@@ -72,6 +72,14 @@ TEST(DdpLog, SaysHowItIsSetUpAndHowLongStepsTake) {
   });
 }
 
+TEST(DdpLog, SaysWhoMovesReductions) {
+  run_ranks(2, [](comm::Group& group) {
+    EXPECT_TRUE(has(DistributedDataParallel(Net(), group, {.progress = Progress::kHelper}).log().progress, "helper"));
+    EXPECT_TRUE(has(DistributedDataParallel(Net(), group, {.progress = Progress::kCaller}).log().progress, "own"));
+    EXPECT_TRUE(has(DistributedDataParallel(Net(), group).log().progress, "2 ranks"));
+  });
+}
+
 TEST(DdpLog, CountsWhatWasNotUsed) {
   run_ranks(2, [](comm::Group& group) {
     DistributedDataParallel ddp(UnusedTwoLin(), group);

@@ -211,6 +211,28 @@ struct Square : nn::Module {
   Tensor forward() { return mul(p, p); }
 };
 
+TEST_P(Views, GradientsAreLaidOutLikeTheirParametersIfThoseAreDense) {
+  run_ranks(2, [](comm::Group& group) {
+    nn::Conv2d conv(2, 3, {.kernel = {2}});
+    const Tensor weight = Tensor::empty_strided({3, 2, 2, 2}, {8, 1, 4, 2}, DType::kF32);  // channels last
+    {
+      const NoGrad quiet;
+      copy_(weight, pattern({3, 2, 2, 2}, 1));
+    }
+    conv.weight = nn::Parameter(weight);
+    nn::Conv2d reference = nn::clone(conv);
+    DistributedDataParallel ddp(conv, group, {.gradient_as_bucket_view = GetParam()});
+    const Tensor x = pattern({4, 2, 5, 5}, 2);
+    for (int step = 0; step < 3; ++step) {
+      backward(mean(mul(ddp(narrow(x, 0, 2 * group.rank(), 2)), 2)));
+      backward(mean(mul(reference(x), 2)));
+      const Tensor g = gradient(ddp.module().weight);
+      EXPECT_TRUE(!GetParam() || g.strides() == weight.strides());
+      expect_close(g, gradient(reference.weight));
+    }
+  });
+}
+
 // spec: test_ddp_create_graph
 TEST(Ddp, BackwardThatIsRecordedItselfWorks) {
   run_ranks(2, [](comm::Group& group) {

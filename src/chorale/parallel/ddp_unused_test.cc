@@ -117,6 +117,28 @@ TEST(NoSync, UsageInsideCounts) {
   }
 }
 
+TEST(NoSync, IsDecidedByTheForward) {
+  run_ranks(2, [](comm::Group& group) {
+    DistributedDataParallel ddp(seeded(Linear(1, 1), 1), group);
+    const Tensor x = full({1, 1}, group.rank());
+    const auto slope = [&] { return gradient(ddp.module().weight).item<float>(); };
+    Tensor loss;
+    {
+      const auto scope = ddp.no_sync();
+      loss = sum(ddp(x));
+    }
+    backward(loss);
+    EXPECT_EQ(slope(), group.rank());
+    ddp.zero_grad();
+    loss = sum(ddp(x));
+    {
+      const auto scope = ddp.no_sync();
+      backward(loss);
+    }
+    EXPECT_EQ(slope(), 0.5f);
+  });
+}
+
 // ---- errors at the next forward
 
 struct Two : nn::Module {
@@ -351,22 +373,6 @@ struct Detaching : nn::Module {
     return {detach(x), clone(y)};
   }
 };
-
-// A table whose gradient has an entry per index is averaged like any other.
-TEST(Unused, RowsOfATableThatARankDidNotUseGetTheAverage) {
-  run_ranks(2, [](comm::Group& group) {
-    DistributedDataParallel ddp(nn::Embedding(4, 2, {.sparse = true}), group);
-    for (int step = 1; step <= 3; ++step) {
-      backward(sum(ddp(full({3}, group.rank(), DType::kI64))));
-      const auto g = to_dense(gradient(ddp.module().weight)).to_vector<float>();
-      const float each = 1.5f * static_cast<float>(step);
-      EXPECT_EQ(g, (std::vector<float>{each, each, each, each, 0, 0, 0, 0}));
-    }
-    DistributedDataParallel copying(nn::Embedding(4, 2, {.sparse = true}), group, {.gradient_as_bucket_view = false});
-    const Tensor loss = sum(copying(full({3}, group.rank(), DType::kI64)));
-    EXPECT_TRUE(has(message_of<StateError>([&] { backward(loss); }), "0 (weight) is sparse"));
-  });
-}
 
 // ---- an output that the wrapper cannot see
 

@@ -3,6 +3,7 @@
 #include "chorale/base/error.h"
 #include "chorale/optim/optim.h"
 #include "chorale/parallel/power_sgd.h"
+#include "chorale/parallel/sync_batch_norm.h"
 #include "chorale/parallel/zoo_test_util.h"
 
 namespace chorale::parallel {
@@ -24,9 +25,49 @@ TEST(Join, SumsAreDividedByTheInitialSizeOrByTheRanksThatAreLeft) {
           ddp.zero_grad();
         }
       });
+      // Afterwards it is all of them again.
+      backward(sum(ddp(full({1, 5}, 50.0))));
+      EXPECT_NEAR(gradient(ddp.module().weight).to_vector<float>()[0], 50, 1e-4);
     });
   }
 }
+
+struct Counts : nn::Module {
+  Linear lin{1, 1};
+  nn::Buffer count{zeros({1})};
+  int rank = 0;
+  CHORALE_MODULE(Counts, lin, count)
+  Tensor forward(const Tensor& x) {
+    add_(count, rank + 1);
+    return lin(x);
+  }
+};
+
+TEST(Join, BuffersComeFromTheHighestRankThatHasInputs) {
+  run_ranks(3, [](comm::Group& group) {
+    Counts net;
+    net.rank = group.rank();
+    DistributedDataParallel ddp(net, group);
+    // Rank 2 gives what it had after step 0, which is 3; rank 0 is alone in step 2 and goes on from its own.
+    const std::vector<std::vector<float>> expected{{1, 3 + 1, 4 + 1}, {2}, {3, 3 + 3}};
+    join({&ddp}, {}, [&] {
+      for (float count : expected[static_cast<size_t>(group.rank())]) {
+        backward(sum(ddp(ones({1, 1}))));
+        EXPECT_EQ(ddp.module().count.item<float>(), count);
+      }
+    });
+    EXPECT_EQ(ddp.module().count.item<float>(), 5);  // the last one's
+  });
+}
+
+// Notes whose state counts in the end.
+struct Witness : Joinable {
+  const comm::Group* group = nullptr;
+  int seen = -1;
+  const comm::Group& join_group() const override { return *group; }
+  void shadow_step(Join&) override {}
+  void after_join(int authority) override { seen = authority; }
+};
 
 // spec: test_ddp_join_model_equivalence
 TEST(Join, TrainingEqualsAsManyStepsOfOneRank) {
@@ -97,8 +138,13 @@ void uneven(const comm::Group& group, M net, const Tensor& input, const std::vec
     EXPECT_EQ(done, fewest);
     return;
   }
-  join({&ddp}, {}, body);
+  Witness witness;
+  witness.group = &group;
+  join({&ddp, &witness}, {}, body);
   EXPECT_EQ(done, own);
+  // Of those with most steps the highest.
+  const auto last = std::max_element(steps.rbegin(), steps.rend());
+  EXPECT_EQ(witness.seen, steps.rend() - last - 1);
   for (const auto& [name, tensor] : ddp.module().state_dict()) expect_same_on_all_ranks(group, tensor, name);
   EXPECT_TRUE(ddp.log().join_uneven_inputs);
 }
@@ -120,7 +166,7 @@ TEST_P(UnevenInputs, RanksWithFewerTakePartUntilAllHaveEnded) {
   const std::vector<int>& steps = GetParam();
   for (Mode mode : {Mode::kEveryStep, Mode::kSomeSteps, Mode::kThrow}) {
     run_ranks(static_cast<int>(steps.size()), [&](comm::Group& group) {
-      uneven(group, seeded(BatchNormNet(), 1), ones({2, 2}), steps, mode, 0, {});
+      uneven(group, seeded(BatchNormNet(), 1), ones({1, 2}), steps, mode, 0, {});
       uneven(group, seeded(Convolutions(), 1), ones({1, 1, 20, 20}), steps, mode, 1, {});
       uneven(group, seeded(Linear(100, 100, {.bias = false}), 1), ones({1, 100}), steps, mode, 2, {});
       for (int skipping : {1, 0}) {
@@ -150,27 +196,34 @@ struct Communicating : nn::Module {
   }
 };
 
+template <class M>
+void end_at_once(const comm::Group& group, M net) {
+  DistributedDataParallel ddp(net, group);
+  int done = 0;
+  const std::string error = message_of<StateError>([&] {
+    join({&ddp}, {.throw_when_one_ends = true}, [&] {
+      for (int step = 0; step < (group.rank() == 0 ? 10 : 5); ++step) {
+        backward(sum(ddp(pattern({10, 2}, group.rank()))));
+        ++done;
+        ascend(ddp.module());
+        ddp.zero_grad();
+      }
+    });
+  });
+  EXPECT_EQ(done, 5);
+  EXPECT_TRUE(has(error, group.rank() == 0 ? "another rank" : "rank " + std::to_string(group.rank()) + " has run out"));
+  for (const Tensor& p : ddp.parameters()) expect_same_on_all_ranks(group, p);
+}
+
 // spec: test_ddp_uneven_inputs_stop_iteration_sync_bn
 TEST(Join, AForwardThatCommunicatesItselfEndsOnAllRanksAtOnce) {
   run_ranks(3, [](comm::Group& group) {
     Communicating net = seeded(Communicating(), 1);
     net.group = &group;
-    DistributedDataParallel ddp(net, group);
-    int done = 0;
-    const std::string error = message_of<StateError>([&] {
-      join({&ddp}, {.throw_when_one_ends = true}, [&] {
-        for (int step = 0; step < (group.rank() == 0 ? 10 : 5); ++step) {
-          backward(sum(ddp(pattern({10, 2}, group.rank()))));
-          ++done;
-          ascend(ddp.module());
-          ddp.zero_grad();
-        }
-      });
-    });
-    EXPECT_EQ(done, 5);
-    EXPECT_TRUE(
-        has(error, group.rank() == 0 ? "another rank" : "rank " + std::to_string(group.rank()) + " has run out"));
-    for (const Tensor& p : ddp.parameters()) expect_same_on_all_ranks(group, p);
+    end_at_once(group, net);
+    BatchNormNet norm = seeded(BatchNormNet(), 1);
+    convert_sync_batchnorm(norm, group);
+    end_at_once(group, norm);
   });
 }
 

@@ -162,6 +162,22 @@ void convert_sync_batchnorm(nn::Module& module, const comm::Group& group) {
   });
 }
 
+std::vector<int> members_of(const comm::Group& group) {
+  return group.is_member() ? group.members() : std::vector<int>{};
+}
+
+void move_sync_batchnorm(nn::Module& module, const std::vector<int>& before, const comm::Group& group) {
+  std::vector<nn::BatchNorm*> layers;
+  module.apply([&](nn::Module& part) {
+    auto* norm = dynamic_cast<nn::BatchNorm*>(&part);
+    const auto* own = norm ? dynamic_cast<const SyncStatistics*>(norm->statistics().get()) : nullptr;
+    if (own && members_of(own->group()) == before) layers.push_back(norm);
+  });
+  if (layers.empty()) return;
+  const auto statistics = std::make_shared<const SyncStatistics>(group.is_member() ? group.duplicate() : comm::Group());
+  for (nn::BatchNorm* layer : layers) layer->set_statistics(statistics);
+}
+
 bool has_sync_batchnorm(nn::Module& module) {
   for (const auto& [name, part] : module.named_modules()) {
     const auto* norm = dynamic_cast<const nn::BatchNorm*>(part);

@@ -29,6 +29,12 @@ class SyncStatistics final : public nn::BatchStatistics {
 // rank, and on a rank outside the group, they stay what they are to their own batch.
 void convert_sync_batchnorm(nn::Module& module, const comm::Group& group);
 
+// Layers that took their statistics over the ranks `before` (global; none: this rank alone, outside its group) take
+// them over the ranks of `group` from now on; the others stay. Collective among the members of `group`.
+void move_sync_batchnorm(nn::Module& module, const std::vector<int>& before, const comm::Group& group);
+// The global ranks in a group; none on a rank outside.
+std::vector<int> members_of(const comm::Group& group);
+
 // True if the module has such a layer.
 bool has_sync_batchnorm(nn::Module& module);
 

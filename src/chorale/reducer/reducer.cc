@@ -1,11 +1,15 @@
 #include "chorale/reducer/reducer.h"
 
 #include <algorithm>
+#include <numeric>
+#include <thread>
 #include <utility>
 
 #include "chorale/base/error.h"
+#include "chorale/base/parallel.h"
 #include "chorale/base/trace.h"
 #include "chorale/reducer/copy_values.h"
+#include "chorale/vec/combine.h"
 
 namespace chorale::reducer {
 namespace {
@@ -31,6 +35,7 @@ Reducer::Reducer(comm::Group group, GradientOwner& owner, std::vector<GradientIn
   used_map_ = Tensor::empty({static_cast<int64_t>(gradients_.size())}, DType::kI32);
   fill_zero(used_map_);
   make_buckets(assign({}));
+  choose_progress();
 }
 
 Reducer::~Reducer() {
@@ -41,6 +46,18 @@ bool Reducer::finds_unused() const { return options_.find_unused != FindUnused::
 
 // With search on, graphs may differ from rank to rank and step to step: the order seen means nothing.
 bool Reducer::rebuilds() const { return options_.static_graph || options_.find_unused != FindUnused::kOn; }
+
+void Reducer::choose_progress() {
+  const int size = group_.size();
+  Progress choice = options_.progress;
+  if (choice == Progress::kAuto) {
+    const int wanted = size * (thread_count() + 1);
+    choice = size > 1 && static_cast<int>(std::thread::hardware_concurrency()) >= wanted ? Progress::kHelper
+                                                                                         : Progress::kCaller;
+  }
+  helper_.reset();
+  if (choice == Progress::kHelper && size > 1) helper_ = std::make_unique<comm::ProgressThread>(group_.engine());
+}
 
 double Reducer::factor() const { return 1.0 / divisor_.value_or(std::max(group_.size(), 1)); }
 
@@ -130,11 +147,13 @@ void Reducer::arrived(size_t index) {
 }
 
 void Reducer::put_into_bucket(size_t index) {
+  if (gradients_[index].sparse) return;  // it is fetched when its bucket is reduced
   Place& place = places_[index];
   const Tensor gradient = owner_.gradient(index);
-  CHORALE_CHECK_STATE(!gradient.defined() || !gradient.is_sparse(), "[ddp] rank ", group_.rank(),
-                      ": the gradient of parameter ", describe({&index, 1}),
-                      " is sparse; with gradient_as_bucket_view it would be made dense and averaged");
+  CHORALE_CHECK_STATE(
+      !gradient.defined() || !gradient.is_sparse(), "[ddp] rank ", group_.rank(), ": the gradient of parameter ",
+      describe({&index, 1}),
+      " is sparse, which was not announced: only the tables of nn::Embedding have sparse gradients here");
   if (!gradient.defined()) {
     fill_zero(place.view);
   } else if (!place.is_gradient) {
@@ -167,6 +186,7 @@ void Reducer::launch_full_buckets() {
 }
 
 void Reducer::launch(Bucket& bucket, size_t index) {
+  if (is_sparse(bucket)) return;
   if (recording_times_ && index == 0) times_.comm_start = Clock::now();
   if (trace::enabled()) [[unlikely]]
     bucket.launched = Clock::now();
@@ -176,11 +196,43 @@ void Reducer::launch(Bucket& bucket, size_t index) {
     bucket.work =
         group_.all_reduce(bucket.buffer, comm::premultiplied_sum(factor()), {.tag = tag(index), .timeout = {}});
   }
+  if (helper_) helper_->wake();
 }
 
 comm::Future Reducer::run_hook(const Bucket& bucket, size_t index, const Tensor& buffer) {
   GradBucket seen(index, index + 1 == buckets_.size(), buffer, bucket.views, bucket.parameters, group_);
   return hook_.run(seen);
+}
+
+namespace {
+
+// What a rank contributes to the average: rows of a dense gradient are entries, and where there is none there are no
+// entries. Division comes before the sum, as for dense ones.
+Tensor entries_of(const Tensor& gradient, const GradientInfo& info, double factor) {
+  Tensor indices, values;
+  if (gradient.defined() && gradient.is_sparse()) {
+    indices = gradient.sparse().indices;
+    values = Tensor::empty(gradient.sparse().values.sizes(), info.dtype);
+    copy_values(gradient.sparse().values, values);
+  } else {
+    Shape sizes = info.sizes;
+    if (!gradient.defined()) sizes[0] = 0;
+    indices = Tensor::empty({1, sizes[0]}, DType::kI64);
+    std::iota(indices.data<int64_t>(), indices.data<int64_t>() + sizes[0], 0);
+    values = Tensor::empty(sizes, info.dtype);
+    if (gradient.defined()) copy_values(gradient, values);
+  }
+  const void* from[] = {values.raw()};
+  void* to[] = {values.raw()};
+  vec::combine(Reduce::kSum, info.dtype, from, to, values.elems(), factor);
+  return Tensor::sparse_coo(indices, values, info.sizes);
+}
+
+}  // namespace
+
+Tensor Reducer::average_sparse(const Bucket& bucket, size_t index, const Tensor& own) const {
+  return group_.sparse_all_reduce(entries_of(own, gradients_[bucket.parameters[0]], factor()),
+                                  {.tag = tag(index), .timeout = {}});
 }
 
 void Reducer::wait_for(Bucket& bucket, size_t index) {
@@ -242,7 +294,13 @@ void Reducer::end_backward() {
 }
 
 void Reducer::finish() {
-  for (size_t i = 0; i < buckets_.size(); ++i) wait_for(buckets_[i], i);
+  for (size_t i = 0; i < buckets_.size(); ++i) {
+    if (!is_sparse(buckets_[i])) wait_for(buckets_[i], i);
+  }
+  for (size_t i = 0; i < buckets_.size(); ++i) {
+    Bucket& bucket = buckets_[i];
+    if (is_sparse(bucket)) bucket.buffer = average_sparse(bucket, i, owner_.gradient(bucket.parameters[0]));
+  }
   if (recording_times_) times_.comm_end = Clock::now();
 
   std::swap(before_unused_, last_unused_);
@@ -267,6 +325,10 @@ void Reducer::finish() {
 
 void Reducer::take_out_of_bucket(size_t index) {
   const Place& place = places_[index];
+  if (gradients_[index].sparse) {
+    owner_.set_gradient(index, std::exchange(buckets_[place.bucket].buffer, {}));
+    return;
+  }
   if (place.is_gradient) {
     if (!place.fired) owner_.set_gradient(index, place.view);
     return;
@@ -310,6 +372,7 @@ void Reducer::shadow_backward() {
   for (size_t i = 0; i < buckets_.size(); ++i) {
     // The buckets themselves hold the gradients of the last step.
     const Bucket& bucket = buckets_[i];
+    if (is_sparse(bucket)) continue;
     Bucket zeros{.parameters = bucket.parameters, .buffer = copy_of(bucket.buffer), .views = {}};
     fill_zero(zeros.buffer);
     for (const Tensor& view : bucket.views) {
@@ -319,6 +382,9 @@ void Reducer::shadow_backward() {
     wait_for(zeros, i);
   }
   if (finds_unused() || first_static_backward()) launch_used_map();
+  for (size_t i = 0; i < buckets_.size(); ++i) {
+    if (is_sparse(buckets_[i])) average_sparse(buckets_[i], i, {});
+  }
   end_reduction();
 }
 
@@ -328,6 +394,11 @@ void Reducer::set_hook(CommHook hook) {
   CHORALE_CHECK(hook.run, "[ddp] a communication hook must be a function, not null");
   CHORALE_CHECK_STATE(!hook_.run, "[ddp] there is a communication hook already, ", hook_.name,
                       "; a second one cannot be registered");
+  for (const GradientInfo& info : gradients_) {
+    CHORALE_CHECK_STATE(!info.sparse, "[ddp] the hook ", hook.name,
+                        " would get buckets of dense gradients, but that of ", info.name,
+                        " is sparse; make it dense, or train without a hook");
+  }
   hook_ = std::move(hook);
 }
 
@@ -341,10 +412,12 @@ bool Reducer::set_static_graph() {
 }
 
 void Reducer::set_group(comm::Group group) {
+  helper_.reset();
   std::exchange(used_work_, {});
   start_over();
   forget_usage();
   group_ = std::move(group);
+  choose_progress();
   reductions_ = 0;
   rebuilt_ = false;
   expecting_ = false;

@@ -8,14 +8,22 @@
 // the first, so buckets are first numbered from the last parameter to the first, and after the first backward by the
 // order that was seen on rank 0.
 //
+// Note [Sparse gradients]
+// A gradient that is announced as sparse has a bucket of its own, without memory. How many entries there are differs
+// from rank to rank and is told first, which makes its reduction a call that blocks: all of them come at the end of
+// backward, in the order of their buckets, behind everything that overlaps it. The average is a sparse gradient on all
+// ranks, also on those whose own was dense (a table used as a matrix too).
+//
 // Used by one thread at a time; the group belongs to it alone.
 #pragma once
 
 #include <chrono>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "chorale/comm/progress_thread.h"
 #include "chorale/reducer/bucket_assignment.h"
 #include "chorale/reducer/grad_bucket.h"
 
@@ -28,6 +36,13 @@ enum class FindUnused : uint8_t {
   kOff,   // it is an error at the next forward
 };
 
+// Who moves the reductions that are under way while backward computes.
+enum class Progress : uint8_t {
+  kAuto,    // kHelper where every rank has a core to spare for it, else kCaller
+  kCaller,  // backward's own thread, whenever it starts a further bucket, and at the end
+  kHelper,  // a thread of its own
+};
+
 struct ReducerOptions {
   // Bytes after which a bucket is full; none: 1 MiB for the first, so that reducing starts early, and 25 MiB.
   std::optional<size_t> bucket_cap_bytes{};
@@ -38,6 +53,7 @@ struct ReducerOptions {
   bool static_graph = false;
   // In which floating gradients are reduced, if not in their own.
   std::optional<DType> reduce_dtype{};
+  Progress progress = Progress::kAuto;
 };
 
 struct GradientInfo {
@@ -45,6 +61,8 @@ struct GradientInfo {
   Shape sizes;
   Strides strides;
   DType dtype = DType::kF32;
+  // Note [Sparse gradients]
+  bool sparse = false;
 };
 
 // Has the gradients. Indices are those of the list given to the reducer.
@@ -87,7 +105,7 @@ class Reducer {
 
   // ---- what else can be asked for
 
-  // StateError for a second one; InvalidArgument for one that cannot be called.
+  // StateError for a second one, and where gradients are sparse; InvalidArgument for one that cannot be called.
   void set_hook(CommHook hook);
   const CommHook* hook() const { return hook_.run ? &hook_ : nullptr; }
   // By what sums are divided; none: the group's size.
@@ -109,6 +127,8 @@ class Reducer {
   std::span<const size_t> bucket(size_t index) const { return buckets_[index].parameters; }
   size_t bucket_bytes(size_t index) const;
   bool has_rebuilt() const { return rebuilt_; }
+  // Who moves reductions: kCaller or kHelper.
+  Progress progress() const { return helper_ ? Progress::kHelper : Progress::kCaller; }
   // In the last reduced backward that recorded it.
   const std::vector<size_t>& ready_order() const { return ready_order_; }
   // On how many ranks each parameter was used, since the backward before that was reduced.
@@ -129,7 +149,7 @@ class Reducer {
  private:
   struct Bucket {
     std::vector<size_t> parameters;
-    Tensor buffer;              // flat, a part of an arena
+    Tensor buffer;              // flat, a part of an arena; the average where gradients are sparse
     std::vector<Tensor> views;  // of the buffer, in the shapes of the gradients
     size_t pending = 0;         // gradients that are not there yet
     comm::Work work{};
@@ -160,6 +180,8 @@ class Reducer {
   void mark_rest_unused();
   void launch_full_buckets();
   void launch(Bucket& bucket, size_t index);
+  bool is_sparse(const Bucket& bucket) const { return gradients_[bucket.parameters[0]].sparse; }
+  Tensor average_sparse(const Bucket& bucket, size_t index, const Tensor& own) const;
   comm::Future run_hook(const Bucket& bucket, size_t index, const Tensor& buffer);
   void wait_for(Bucket& bucket, size_t index);
   void note(Bucket& bucket, size_t index) const;
@@ -169,6 +191,7 @@ class Reducer {
   void start_over();
   void end_reduction();
   void forget_usage();
+  void choose_progress();
   uint64_t tag(size_t part) const;
   double factor() const;
   std::string describe(std::span<const size_t> parameters) const;
@@ -201,6 +224,8 @@ class Reducer {
 
   bool recording_times_ = false;
   Times times_;
+
+  std::unique_ptr<comm::ProgressThread> helper_;  // last: it ends before anything it moves
 };
 
 }  // namespace chorale::reducer

@@ -24,7 +24,8 @@ std::vector<size_t> Reducer::limits(bool first) const {
 std::vector<std::vector<size_t>> Reducer::assign(std::span<const size_t> order) const {
   std::vector<BucketItem> items;
   for (const GradientInfo& info : gradients_) {
-    items.push_back({static_cast<size_t>(count_elems(info.sizes)) * size_of(info.dtype), info.dtype, kCpu});
+    items.push_back(
+        {static_cast<size_t>(count_elems(info.sizes)) * size_of(info.dtype), info.dtype, kCpu, info.sparse});
   }
   auto buckets = assign_buckets(items, limits(order.empty()), order).buckets;
   // The last parameters get their gradients first.
@@ -80,11 +81,20 @@ void Reducer::make_buckets(const std::vector<std::vector<size_t>>& assignment) {
   std::vector<Cut> cuts;  // by dtype
   buckets_.clear();
   for (const std::vector<size_t>& parameters : assignment) {
+    if (gradients_[parameters[0]].sparse) {
+      Place& place = places_[parameters[0]];
+      place.bucket = buckets_.size();
+      place.is_gradient = false;
+      buckets_.push_back({.parameters = parameters, .buffer = {}, .views = {}});
+      continue;
+    }
     const DType dtype = dtype_of_bucket(parameters);
     auto cut = std::find_if(cuts.begin(), cuts.end(), [&](const Cut& c) { return c.arena.dtype() == dtype; });
     if (cut == cuts.end()) {
       int64_t all = 0;
-      for (const auto& other : assignment) all += dtype_of_bucket(other) == dtype ? elems_of(other) : 0;
+      for (const auto& other : assignment) {
+        if (!gradients_[other[0]].sparse && dtype_of_bucket(other) == dtype) all += elems_of(other);
+      }
       cut = cuts.insert(cut, {arena(dtype, all, any_old)});
     }
     const int64_t elems = elems_of(parameters);
