@@ -14,6 +14,7 @@
 #include "chorale/app/commands.h"
 #include "chorale/base/error.h"
 #include "chorale/base/parallel.h"
+#include "chorale/base/trace_summary.h"
 #include "chorale/optim/optim.h"
 #include "chorale/parallel/ddp.h"
 #include "chorale/transport/file_store.h"
@@ -41,6 +42,28 @@ struct Worker {
   int rank = 0, size = 1;
 };
 
+// Where the time of a step goes, over a few steps that are traced.
+nlohmann::json traced(const std::function<void()>& step) {
+  constexpr int kSteps = 5;
+  trace::start();
+  for (int i = 0; i < kSteps; ++i) step();
+  trace::StepTimes sum;
+  const std::vector<trace::StepTimes> steps = trace::step_times(trace::stop());
+  for (const trace::StepTimes& one : steps) {
+    sum.compute += one.compute;
+    sum.communication += one.communication;
+    sum.exposed += one.exposed;
+  }
+  const auto ms = [&](trace::Clock::duration time) {
+    return std::chrono::duration<double, std::milli>(time).count() / kSteps;
+  };
+  return {{"compute_ms", ms(sum.compute)},
+          {"comm_ms", ms(sum.communication)},
+          {"exposed_ms", ms(sum.exposed)},
+          {"hidden", sum.hidden_share()},
+          {"summary", trace::summary(steps)}};
+}
+
 template <class Step>
 void serve(const comm::Group& group, const Step& step, const std::function<nlohmann::json()>& facts) {
   while (true) {
@@ -52,8 +75,10 @@ void serve(const comm::Group& group, const Step& step, const std::function<nlohm
     group.barrier().wait();
     std::vector<double> times;
     for (int64_t i = 0; i < count; ++i) times.push_back(seconds_of(step, 1) * 1e3);
+    const nlohmann::json where = traced(step);
     if (group.rank() > 0) continue;
     nlohmann::json answer = facts();
+    answer.update(where);
     answer["ms"] = median(times);
     answer["best_ms"] = *std::min_element(times.begin(), times.end());
     answer["peak_mib"] = peak_mib();
@@ -79,11 +104,7 @@ void serve(const Mode& mode, const comm::Group& group, Model model, const Tensor
       group, [&] { step(ddp); },
       [&] {
         const parallel::DdpLog log = ddp.log();
-        return nlohmann::json{{"bytes", log.total_parameter_size_bytes},
-                              {"buckets", ddp.reducer().bucket_count()},
-                              {"comm_ms", static_cast<double>(log.backward_comm_time) / 1e6},
-                              {"hidden", static_cast<double>(log.backward_compute_comm_overlap_time) /
-                                             static_cast<double>(std::max<int64_t>(log.backward_comm_time, 1))}};
+        return nlohmann::json{{"bytes", log.total_parameter_size_bytes}, {"buckets", ddp.reducer().bucket_count()}};
       });
 }
 
@@ -192,15 +213,17 @@ void print(const BenchRow& row) {
   const auto number = [&](const char* name) { return row.extra[name].get<double>(); };
   const auto peer = row.peers.find("torch");
   fmt::print(
-      "{:<20} {:>9.4f} {:>9.4f} {:>9.1f} {:>6.1f}% {:>9.4f} {:>9.4f} {:>6.1f}% {} {:>9.4f} {:>9.4f} {:>9.1f} {:>6.0f}% "
-      "{:>7.0f} {:>7.0f} "
-      "{:>7.0f}\n",
+      "{:<20} {:>9.4f} {:>9.4f} {:>9.1f} {:>6.1f}% {:>9.4f} {:>9.4f} {:>6.1f}% {} {:>10.4f} {:>9.4f} {:>9.1f} "
+      "{:>6.0f}% "
+      "{:>7.0f} {:>7.0f} {:>7.0f}\n"
+      "{:<20} {}\n",
       row.name, number("local_ms"), row.ours, number("overhead_us"), number("overhead_percent"),
       number("best_local_ms"), number("best_ms"), number("best_overhead_percent"),
       peer == row.peers.end() ? fmt::format("{:>9} {:>7}", "-", "-")
                               : fmt::format("{:>9.3f} {:>6.2f}x", peer->second, peer->second / row.ours),
       number("search_off_ms"), number("copies_ms"), number("bytes") / 1024, number("hidden") * 100,
-      number("local_peak_mib"), number("peak_mib"), number("copies_peak_mib"));
+      number("local_peak_mib"), number("peak_mib"), number("copies_peak_mib"), "",
+      row.extra["summary"].get<std::string>());
   std::fflush(stdout);
 }
 
@@ -209,9 +232,10 @@ void run(const Options& options) {
   const std::filesystem::path folder =
       std::filesystem::temp_directory_path() / fmt::format("chorale-bench-{}", getpid());
   std::filesystem::create_directories(folder);
-  fmt::print("{:<20} {:>9} {:>9} {:>9} {:>7} {:>9} {:>9} {:>7} {:>9} {:>7} {:>9} {:>9} {:>9} {:>7} {:>7} {:>7} {:>7}\n",
-             "case", "local ms", "ddp ms", "over us", "over", "best loc", "best ddp", "over", "PyTorch", "ratio",
-             "search off", "copies", "KiB sent", "hidden", "MiB loc", "ddp", "copies");
+  fmt::print(
+      "{:<20} {:>9} {:>9} {:>9} {:>7} {:>9} {:>9} {:>7} {:>9} {:>7} {:>10} {:>9} {:>9} {:>7} {:>7} {:>7} {:>7}\n",
+      "case", "local ms", "ddp ms", "over us", "over", "best loc", "best ddp", "over", "PyTorch", "ratio", "search off",
+      "copies", "KiB sent", "hidden", "MiB loc", "ddp", "copies");
   std::vector<BenchRow> rows;
   for (const DdpCase& c : kCases) {
     if (std::string(c.model).find(options.only) == std::string::npos) continue;
