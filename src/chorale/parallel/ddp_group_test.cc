@@ -132,6 +132,7 @@ TEST(ProcessGroup, BatchNormsOverAllRanksGoWithIt) {
       // What one rank gets on the rows of all members.
       BatchNormNet whole = seeded(BatchNormNet(), 1);
       std::vector<Tensor> rows;
+      rows.reserve(ranks.size());
       for (int r : ranks) rows.push_back(narrow(all, 0, r, 1));
       whole(cat(rows, 0));
       if (member) expect_close(ddp.module().bn.running_mean, whole.bn.running_mean);
