@@ -24,7 +24,8 @@ struct Descriptor {
   }
 };
 
-void sync_folder(const std::filesystem::path& folder) {
+void sync_folder_of(const std::filesystem::path& path) {
+  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
   const Descriptor opened{::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
   // Some file systems cannot sync a folder (EINVAL); they make renames durable on their own or not at all.
   const bool synced = opened.value >= 0 && (::fsync(opened.value) == 0 || errno == EINVAL);
@@ -88,8 +89,19 @@ void AtomicFile::commit() {
   CHORALE_CHECK_STATE(::rename(temporary_.c_str(), path_.c_str()) == 0, "cannot write ", path_, ": ",
                       std::strerror(errno));
   ::close(std::exchange(file_, -1));
-  const std::filesystem::path folder = path_.parent_path();
-  sync_folder(folder.empty() ? "." : folder);
+  sync_folder_of(path_);
+}
+
+void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to) {
+  CHORALE_CHECK_STATE(::rename(from.c_str(), to.c_str()) == 0, "cannot rename ", from, " to ", to, ": ",
+                      std::strerror(errno));
+  sync_folder_of(to);
+}
+
+void write_file(const std::filesystem::path& path, std::string_view text) {
+  AtomicFile file(path);
+  file.write(text);
+  file.commit();
 }
 
 }  // namespace chorale::io

@@ -54,4 +54,11 @@ class AtomicFile {
   int file_ = -1;
 };
 
+// Gives a file or folder another name on the same file system, durably. StateError when the system refuses, such as for
+// a folder whose new name is taken.
+void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to);
+
+// Writes a whole file, atomically.
+void write_file(const std::filesystem::path& path, std::string_view text);
+
 }  // namespace chorale::io

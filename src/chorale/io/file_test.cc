@@ -102,5 +102,16 @@ TEST(AtomicFile, KeepsTheOldFileWhenTheSystemRefusesToWriteMore) {
   EXPECT_EQ(files_in(folder), 1u);
 }
 
+TEST(RenameDurably, MovesAFolderWithItsFilesAndNeverOverAnother) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder / "a");
+  write_file(folder / "a" / "x", "text");
+  rename_durably(folder / "a", folder / "b");
+  EXPECT_EQ(folder.read("b/x"), "text");
+  std::filesystem::create_directory(folder / "c");
+  EXPECT_THROW(rename_durably(folder / "c", folder / "b"), StateError);
+  EXPECT_EQ(folder.read("b/x"), "text");
+}
+
 }  // namespace
 }  // namespace chorale::io

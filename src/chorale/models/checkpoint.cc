@@ -83,11 +83,9 @@ std::string text_of(double value) {
 }
 
 template <class Config>
-Config read_config(const std::filesystem::path& folder) {
-  const std::filesystem::path path = folder / "config.json";
-  const auto file = io::MappedFile::open(path);
-  const json::Value root = json::parse(path.string(), file->text(), {.bytes = 1'000'000});
-  const json::Object& object = root.object(path.string());
+Config parse_config(const std::string& path, std::string_view text) {
+  const json::Value root = json::parse(path, text, {.bytes = 1'000'000});
+  const json::Object& object = root.object(path);
   Config config;
   for (const Fixed& row : fixed_settings(config)) {
     const json::Value* value = json::find(object, row.key);
@@ -112,6 +110,12 @@ Config read_config(const std::filesystem::path& folder) {
 }
 
 template <class Config>
+Config read_config(const std::filesystem::path& folder) {
+  const std::filesystem::path path = folder / "config.json";
+  return parse_config<Config>(path.string(), io::MappedFile::open(path)->text());
+}
+
+template <class Config>
 void write_config(const std::filesystem::path& folder, Config config, const char* architecture) {
   std::string text = "{\n  \"architectures\": [\"" + std::string(architecture) + "\"]";
   const auto add = [&](const char* name, const std::string& value) {
@@ -126,9 +130,7 @@ void write_config(const std::filesystem::path& folder, Config config, const char
     }
   });
   text += "\n}\n";
-  io::AtomicFile file(folder / "config.json");
-  file.write(text);
-  file.commit();
+  io::write_file(folder / "config.json", text);
 }
 
 template <class Model>
@@ -158,6 +160,13 @@ void load_parameters(Model& model, const io::NamedTensors& tensors, const std::f
 }
 
 }  // namespace
+
+Gpt2Config parse_gpt2_config(const std::string& what, std::string_view text) {
+  return parse_config<Gpt2Config>(what, text);
+}
+BertConfig parse_bert_config(const std::string& what, std::string_view text) {
+  return parse_config<BertConfig>(what, text);
+}
 
 Gpt2 load_gpt2(const std::filesystem::path& folder) {
   Gpt2 model(read_config<Gpt2Config>(folder));
