@@ -1,6 +1,6 @@
 include(GoogleTest)
 
-# chorale_layer(NAME [PROGRAM EXECUTABLE] [OPTIONS FLAG...] [DEPS LAYER...] [TEST_DEPS LAYER...])
+# chorale_layer(NAME [PROGRAM EXECUTABLE] [OPTIONS FLAG...] [LIBRARIES TARGET...] [DEPS LAYER...] [TEST_DEPS LAYER...])
 #
 # Makes a layer of the folder src/chorale/NAME, whose sources are found by suffix:
 #   *.cc, *.cu (with CHORALE_CUDA)  into libchorale
@@ -10,11 +10,12 @@ include(GoogleTest)
 #   *_test.cc                       into NAME_test, each test registered with ctest as its own entry
 #   *_fuzz_test.cc                  also into fuzz_NAME_*, a program each, with CHORALE_FUZZ (base/fuzz_test_util.h)
 #   *_bench.cc                      left to the program that collects them
+#   *.html, *.css, *.js             into libchorale as text: page.js is chorale::NAME::kPageJs (embed_text.cmake)
 # OPTIONS are for the compiler, on the layer's own sources. With PROGRAM the layer is an executable of that name instead of
-# a part of libchorale; main.cc is kept out of its tests.
+# a part of libchorale; main.cc is kept out of its tests. LIBRARIES are those that only this program needs.
 # DEPS (ALL: every layer) may be included, and what those may include; TEST_DEPS by tests only. tools/layers enforces both.
 function(chorale_layer name)
-  cmake_parse_arguments(PARSE_ARGV 1 layer "" "PROGRAM" "OPTIONS;DEPS;TEST_DEPS")
+  cmake_parse_arguments(PARSE_ARGV 1 layer "" "PROGRAM" "OPTIONS;LIBRARIES;DEPS;TEST_DEPS")
   if(CHORALE_LAYERS AND NOT name IN_LIST CHORALE_LAYERS)
     return()
   endif()
@@ -37,15 +38,24 @@ function(chorale_layer name)
   list(FILTER modules INCLUDE REGEX "_module\\.cc$")
   list(FILTER sources EXCLUDE REGEX "_(test|test_util|bench|module)\\.c[cu]$")
   list(REMOVE_ITEM sources "${folder}/main.cc")
+  file(GLOB_RECURSE texts CONFIGURE_DEPENDS "${folder}/*.html" "${folder}/*.css" "${folder}/*.js")
+  foreach(path IN LISTS texts)
+    cmake_path(GET path FILENAME file)
+    set(made "${CMAKE_BINARY_DIR}/embedded/${name}/${file}.cc")
+    add_custom_command(OUTPUT "${made}" DEPENDS "${path}" "${CMAKE_SOURCE_DIR}/cmake/embed_text.cmake" VERBATIM
+      COMMAND "${CMAKE_COMMAND}" "-DFILE=${path}" "-DNAMESPACE=chorale::${name}" "-DOUT=${made}"
+        -P "${CMAKE_SOURCE_DIR}/cmake/embed_text.cmake")
+    list(APPEND sources "${made}")
+  endforeach()
 
   if(sources)
     add_library(chorale_${name} OBJECT ${sources})
-    target_link_libraries(chorale_${name} PRIVATE chorale_flags chorale_third_party)
+    target_link_libraries(chorale_${name} PRIVATE chorale_flags chorale_third_party ${layer_LIBRARIES})
     target_compile_options(chorale_${name} PRIVATE ${layer_OPTIONS})
     if(layer_PROGRAM)
       add_executable(${layer_PROGRAM}_program "${folder}/main.cc" $<TARGET_OBJECTS:chorale_${name}>)
       set_target_properties(${layer_PROGRAM}_program PROPERTIES OUTPUT_NAME ${layer_PROGRAM})
-      target_link_libraries(${layer_PROGRAM}_program PRIVATE chorale)
+      target_link_libraries(${layer_PROGRAM}_program PRIVATE chorale ${layer_LIBRARIES})
     else()
       target_sources(chorale_shared PRIVATE $<TARGET_OBJECTS:chorale_${name}>)
       target_sources(chorale_static PRIVATE $<TARGET_OBJECTS:chorale_${name}>)
@@ -85,7 +95,7 @@ function(chorale_layer name)
   endif()
   if(tests)
     add_executable(${name}_test ${tests})
-    target_link_libraries(${name}_test PRIVATE chorale_test_util)
+    target_link_libraries(${name}_test PRIVATE chorale_test_util ${layer_LIBRARIES})
     if(layer_PROGRAM)
       target_sources(${name}_test PRIVATE $<TARGET_OBJECTS:chorale_${name}>)
     endif()

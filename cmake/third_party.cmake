@@ -15,6 +15,9 @@ find_library(CHORALE_DW dw REQUIRED)
 find_library(CHORALE_HWLOC hwloc REQUIRED)
 find_library(CHORALE_IPSEC_MB IPSec_MB REQUIRED)
 # OpenBLAS is not linked: it is loaded at first use (kernel/cpu/blas/openblas.cc says why).
+# Only the program needs it. Its flags must be those that Debian's library was compiled with, which pkg-config knows.
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(cpp_httplib REQUIRED IMPORTED_TARGET cpp-httplib)
 
 add_library(chorale_third_party INTERFACE)
 target_link_libraries(chorale_third_party INTERFACE

@@ -1,0 +1,31 @@
+// `chorale watch RUN`: the page of a run in a browser of this machine, while training goes on.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <memory>
+
+#include "chorale/app/commands.h"
+#include "chorale/app/live_server.h"
+
+namespace chorale::app {
+
+void add_watch(CLI::App& program) {
+  CLI::App* command = program.add_subcommand("watch", "Show a run in the browser while it trains");
+  struct Options {
+    std::filesystem::path run;
+    int port = 8642;
+  };
+  auto options = std::make_shared<Options>();
+  command->add_option("run", options->run, "the folder of the run, such as runs/NAME")->required();
+  command->add_option("--port", options->port, "port on 127.0.0.1; 0: any that is free")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 65535));
+  command->callback([options] {
+    LiveServer server(options->run, options->port);
+    fmt::print("http://127.0.0.1:{}/ shows the run (Ctrl-C ends this)\n", server.port());
+    std::fflush(stdout);
+    server.serve();  // there is nothing to tidy up when somebody interrupts it
+  });
+}
+
+}  // namespace chorale::app

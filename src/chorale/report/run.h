@@ -1,0 +1,93 @@
+// What a run left in its folder, or has left so far: config.json, metrics.jsonl, evaluation.json.
+//
+// metrics.jsonl has one JSON object on a line, told apart by "kind", all with "step" and "seconds" of training so far:
+//   start       once for each time that the run was started: "task", "ranks", "processor", … as they come
+//   train       every few steps: "loss", "accuracy", "bits_per_byte", "epoch", "lr", "gradient_norm", "step_ms",
+//               "exposed_communication_ms", and a speed, "pictures_per_second" or the like
+//   evaluation  "test_loss", "test_accuracy", "test_bits_per_byte"
+//   sample      "text" that the model wrote
+//   time        of one "rank" in one step: "compute_ms", "exposed_ms", "hidden_ms", "memory_mib"
+// All but kind, step, rank and text may be missing or null; other kinds and fields are passed over. A line counts once
+// its end is written. One that is not understood is passed over too, and named among the problems.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "chorale/base/json.h"
+#include "chorale/report/evaluation.h"
+#include "chorale/report/series.h"
+
+namespace chorale::report {
+
+constexpr std::array<std::string_view, 10> kTrainFields = {
+    "step",    "seconds", "epoch", "loss", "accuracy", "bits_per_byte", "lr", "gradient_norm",
+    "rate",     // what is called …_per_second
+    "waiting",  // the share of a step in which communication was exposed
+};
+constexpr std::array<std::string_view, 5> kEvaluationFields = {"step", "seconds", "test_loss", "test_accuracy",
+                                                               "test_bits_per_byte"};
+constexpr std::array<std::string_view, 5> kTimeFields = {"step", "compute_ms", "exposed_ms", "hidden_ms", "memory_mib"};
+
+struct Sample {
+  int64_t step = 0;
+  std::string text;
+};
+
+struct Run {
+  std::string name;
+  json::Object config;  // the options; empty when there is no file
+  json::Object start;   // what the last start said
+  Series train{kTrainFields}, evaluations{kEvaluationFields};
+  std::map<int64_t, Series> times;  // by rank
+  std::vector<Sample> samples;
+  std::string rate_unit;                 // "pictures/s", "tokens/s"
+  std::optional<Evaluation> evaluation;  // of a run that has one
+  double updated = 0;                    // when the last line was written, in seconds since 1970; 0: none was
+};
+
+// Reads the folder of a run, and later what was added to it since.
+class RunReader {
+ public:
+  // Throws InvalidArgument unless it is a folder. Files may be missing: they come with time.
+  explicit RunReader(std::filesystem::path folder);
+
+  // Reads what is new; returns whether anything was. A file that was replaced or shortened is read anew.
+  bool refresh();
+  const Run& run() const { return run_; }
+  // What could not be understood: "metrics.jsonl, line 17: …".
+  std::vector<std::string> problems() const;
+
+ private:
+  // Which content of a file was read: another one has another stamp.
+  struct Stamp {
+    uint64_t file = 0, bytes = 0;
+    int64_t modified_ns = 0;
+    bool operator==(const Stamp&) const = default;
+  };
+  static Stamp stamp_of(const std::filesystem::path& path);
+
+  bool read_metrics();
+  void read_line(std::string_view line);
+  void take_line(std::string_view what, const json::Object& line);
+  template <class Take>
+  bool read_whole(const char* name, Stamp& seen, std::string& problem, const Take& take);
+
+  std::filesystem::path folder_;
+  Run run_;
+  Stamp metrics_, config_, evaluation_;
+  std::string torn_;  // the beginning of a line whose end is not written yet
+  bool too_long_ = false;
+  int64_t line_ = 0;
+  int64_t bad_lines_ = 0;
+  std::vector<std::string> metrics_problems_;
+  std::string config_problem_, evaluation_problem_;
+};
+
+}  // namespace chorale::report
