@@ -1,0 +1,161 @@
+"""The page of a run in a real browser: as a file, with several runs, and live.
+
+  report_test.py BIN_FOLDER
+
+tests/browser.py and tests/example_run.py make pictures to look at (docs/dev/report.md).
+"""
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import example_run
+from browser import Browser
+
+PROGRAM = pathlib.Path(sys.argv.pop(1)) / "chorale"
+
+# How many points the curves of a section have.
+POINTS = "[...document.querySelectorAll('#{} .curve')].map(curve => (curve.getAttribute('d').match(/[ML]/g) ?? []).length)"
+TEXT = "document.getElementById('{}')?.textContent ?? ''"
+
+
+class Page(unittest.TestCase):
+    def setUp(self):
+        # A browser that is missing must not look like a page that works: packages.txt has it.
+        self.assertTrue(shutil.which("chromium"), "no chromium: run tools/setup test")
+        temporary = tempfile.TemporaryDirectory(prefix="chorale-report-")
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+
+    def browser(self, **options):
+        browser = Browser(**options)
+        self.addCleanup(browser.__exit__)
+        return browser
+
+    def report(self, *args):
+        done = subprocess.run([PROGRAM, "report", *map(str, args)], capture_output=True, text=True, cwd=self.folder)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return (self.folder / done.stdout.strip()).as_uri(), done.stderr
+
+    def opened(self, url, **options):
+        browser = self.browser(**options)
+        browser.open(url)
+        browser.wait_for("document.querySelector('#loss .curve') !== null")
+        return browser
+
+    def test_fashion_mnist(self):
+        run = example_run.write(self.folder / "run", lines=100)
+        url, problems = self.report(run)
+        self.assertEqual(problems, "")
+        browser = self.opened(url)
+        self.assertEqual(browser.evaluate(POINTS.format("loss")), [100, 100, 10])
+        self.assertEqual(browser.evaluate(POINTS.format("accuracy")), [100, 10])
+        self.assertEqual(browser.evaluate(POINTS.format("throughput")), [100, 100])
+        # Two ranks, three parts of a step, one of which is striped, and memory.
+        self.assertEqual(browser.evaluate("document.querySelectorAll('#ranks rect').length"), 2 * 4 + 2)
+        self.assertEqual(browser.evaluate("document.querySelectorAll('#confusion rect.right').length"), 10)
+        self.assertEqual(browser.evaluate("document.querySelectorAll('#worst canvas').length"), 20)
+        # The pictures have the pixels of the file.
+        pixels = example_run.evaluation(1)["worst"][0]["pixels"]
+        drawn = browser.evaluate("btoa(String.fromCharCode(...document.querySelector('#worst canvas').getContext('2d')"
+                                 ".getImageData(0, 0, 28, 28).data.filter((_, i) => i % 4 === 0)))")
+        self.assertEqual(drawn, pixels)
+        for word in "Example CPU", "0.1.0", "precision":
+            self.assertIn(word, browser.evaluate(TEXT.format("config")))
+        self.assertEqual(browser.requests, [url], "the file is not self-contained")
+        self.assertEqual(browser.complaints, [])
+
+    def test_the_pointer_reads_values(self):
+        run = example_run.write(self.folder / "run", lines=50)
+        browser = self.opened(self.report(run)[0])
+        box = browser.evaluate("(box => [box.x, box.y, box.width, box.height])(document.querySelector('#accuracy svg').getBoundingClientRect())")
+        browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0] + box[2] - 12, y=box[1] + box[3] / 2)
+        self.assertRegex(browser.wait_for("document.querySelector('#accuracy .tip:not([hidden])')?.textContent"), r"^step 500\D*91\.8 %$")
+
+    def test_axes_can_be_changed(self):
+        run = example_run.write(self.folder / "run", lines=50)
+        browser = self.opened(self.report(run)[0])
+        marks = "[...document.querySelectorAll('#loss text')].map(text => text.textContent).join(' ')"
+        steps = browser.evaluate(marks)
+        for name in "time", "logarithmic":
+            browser.evaluate(f"[...document.querySelectorAll('button')].find(button => button.textContent === '{name}').click()")
+            browser.wait_for("document.querySelector('#loss .curve') !== null")
+        changed = browser.evaluate(marks)
+        self.assertNotEqual(changed, steps)
+        self.assertIn(" s", changed)
+        self.assertEqual(browser.evaluate(POINTS.format("loss")), [50, 50, 10])
+        self.assertEqual(browser.complaints, [])
+
+    def test_samples_of_gpt_are_shown_as_text(self):
+        run = example_run.write(self.folder / "run", kind="gpt", lines=100)
+        browser = self.opened(self.report(run)[0])
+        self.assertEqual(browser.evaluate("document.querySelectorAll('#samples details').length"), 10)
+        self.assertIn("those <b>days</b>", browser.evaluate(TEXT.format("samples")))
+        self.assertEqual(browser.evaluate("document.querySelectorAll('#samples b').length"), 0)
+        self.assertTrue(browser.evaluate("document.getElementById('confusion').hidden"))
+        self.assertEqual(browser.evaluate(POINTS.format("bits")), [100, 10])
+        self.assertEqual(browser.complaints, [])
+
+    def test_runs_are_compared(self):
+        runs = [example_run.write(self.folder / name, lines=60, seed=seed) for seed, name in enumerate(["one", "two", "three"])]
+        url, _ = self.report(*runs)
+        self.assertTrue(url.endswith("/comparison.html"))
+        browser = self.opened(url)
+        self.assertEqual(browser.evaluate(POINTS.format("accuracy")), [60, 10] * 3)
+        self.assertEqual(browser.evaluate("document.querySelectorAll('#overview tbody tr').length"), 3)
+        self.assertRegex(browser.evaluate("document.querySelector('#config tbody').textContent"), r"^seed012$")
+        self.assertEqual(browser.complaints, [])
+
+    def test_nothing_sticks_out_on_a_phone_and_colours_follow_the_reader(self):
+        run = example_run.write(self.folder / "run", lines=40)
+        url, _ = self.report(run)
+        paper = {}
+        for dark in False, True:
+            browser = self.opened(url, width=360, height=740, dark=dark)
+            self.assertEqual(browser.evaluate("document.documentElement.scrollWidth"), 360)
+            self.assertEqual(browser.complaints, [])
+            paper[dark] = sum(map(int, re.findall(r"\d+", browser.evaluate("getComputedStyle(document.body).backgroundColor"))[:3]))
+        self.assertGreater(paper[False], 600)
+        self.assertLess(paper[True], 150)
+
+    def test_lines_that_are_not_understood_are_named(self):
+        run = example_run.write(self.folder / "run", lines=5)
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write("not JSON\n")
+        lines = len((run / "metrics.jsonl").read_text().splitlines())
+        url, problems = self.report(run)
+        self.assertIn(f"metrics.jsonl, line {lines}", problems)
+        browser = self.opened(url)
+        self.assertIn(f"metrics.jsonl, line {lines}", browser.evaluate(TEXT.format("problems")))
+
+    def test_a_live_page_follows_the_run(self):
+        run = self.folder / "run"
+        run.mkdir()
+        watch = subprocess.Popen([PROGRAM, "watch", run, "--port", "0"], stdout=subprocess.PIPE, text=True)
+        self.addCleanup(watch.stdout.close)
+        self.addCleanup(watch.wait)
+        self.addCleanup(watch.kill)
+        url = re.search(r"http://\S+", watch.stdout.readline())[0]
+        browser = self.browser()
+        browser.open(url)
+        browser.wait_for("document.querySelector('.state.on')?.textContent === 'waiting for the first step'")
+        lines = [json.dumps(line) + "\n" for line in example_run.metrics("gpt", 30, seed=1)]
+        so_far = 0
+        with (run / "metrics.jsonl").open("a", buffering=1) as file:
+            for part in lines[:20], lines[20:]:
+                file.writelines(part)
+                so_far += sum('"train"' in line for line in part)
+                browser.wait_for(f"({POINTS.format('loss')})[0] === {so_far}")
+        self.assertEqual(so_far, 30)
+        self.assertEqual(browser.complaints, [])
+        self.assertEqual(set(browser.requests), {url, url + "events"})
+        watch.kill()
+        browser.wait_for("document.querySelector('.state.off') !== null")
+
+
+if __name__ == "__main__":
+    unittest.main()
