@@ -1,10 +1,14 @@
 #include "chorale/base/trace.h"
 
 #include <algorithm>
+#include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
+
+#include "chorale/base/error.h"
+#include "chorale/base/trace_merge.h"
 
 namespace chorale::trace {
 namespace {
@@ -89,10 +93,57 @@ json traffic_json(const Traffic& traffic) {
 
 }  // namespace
 
+namespace {
+
+// A rank is a process of the timeline: what its thread does on one track, what it spends on calls among ranks on the
+// next, and calls and buckets under way on as many more as are needed for none to overlap another.
+constexpr int kOwnTrack = 0, kWaitTrack = 1, kFirstFlightTrack = 2;
+
+json name_row(const char* what, int rank, int track, const std::string& name) {
+  return {{"name", what}, {"ph", "M"}, {"pid", rank}, {"tid", track}, {"args", {{"name", name}}}};
+}
+std::string track_name(int track) {
+  if (track == kOwnTrack) return "computing";
+  if (track == kWaitTrack) return "communication: this rank is busy";
+  return "communication: under way";
+}
+
+// The track of each event.
+std::vector<int> tracks_of(const std::vector<Event>& events) {
+  std::vector<size_t> by_start(events.size());
+  std::iota(by_start.begin(), by_start.end(), 0);
+  std::stable_sort(by_start.begin(), by_start.end(),
+                   [&](size_t a, size_t b) { return events[a].start < events[b].start; });
+  std::map<int, std::vector<Clock::time_point>> busy_until;  // of the flight tracks of a rank
+  std::vector<int> tracks(events.size());
+  for (size_t i : by_start) {
+    const Event& event = events[i];
+    if (event.kind == Kind::kSpan || event.kind == Kind::kComm) {
+      tracks[i] = event.kind == Kind::kSpan ? kOwnTrack : kWaitTrack;
+      continue;
+    }
+    auto& lanes = busy_until[event.rank];
+    auto lane = std::find_if(lanes.begin(), lanes.end(), [&](Clock::time_point end) { return end <= event.start; });
+    if (lane == lanes.end()) lane = lanes.insert(lane, Clock::time_point{});
+    *lane = event.end;
+    tracks[i] = kFirstFlightTrack + static_cast<int>(lane - lanes.begin());
+  }
+  return tracks;
+}
+
+}  // namespace
+
 std::string chrome_json(const std::vector<Event>& events) {
   const auto us = [](auto time) { return std::chrono::duration<double, std::micro>(time).count(); };
+  const std::vector<int> tracks = tracks_of(events);
   json rows = json::array();
-  for (const Event& event : events) {
+  std::set<std::pair<int, int>> named;
+  for (size_t i = 0; i < events.size(); ++i) {
+    const Event& event = events[i];
+    if (named.emplace(event.rank, tracks[i]).second) {
+      rows.push_back(name_row("process_name", event.rank, tracks[i], "rank " + std::to_string(event.rank)));
+      rows.push_back(name_row("thread_name", event.rank, tracks[i], track_name(tracks[i])));
+    }
     json arguments{{"shapes", event.shapes}, {"async", event.async}};
     if (event.traffic) {
       arguments.update(traffic_json(*event.traffic));
@@ -100,11 +151,23 @@ std::string chrome_json(const std::vector<Event>& events) {
     }
     rows.push_back({{"name", event.name},
                     {"ph", "X"},
-                    {"pid", 0},
-                    {"tid", event.rank},
+                    {"pid", event.rank},
+                    {"tid", tracks[i]},
                     {"ts", us(event.start.time_since_epoch())},
                     {"dur", us(event.end - event.start)},
                     {"args", std::move(arguments)}});
+  }
+  return json{{"traceEvents", rows}}.dump();
+}
+
+std::string merged_chrome_json(const std::vector<std::string>& documents) {
+  json rows = json::array();
+  for (const std::string& document : documents) {
+    const json parsed = json::parse(document, nullptr, false);
+    CHORALE_CHECK(parsed.is_object() && parsed.contains("traceEvents") && parsed["traceEvents"].is_array(),
+                  "[trace] a document to merge has no list traceEvents");
+    const json& more = parsed["traceEvents"];
+    rows.insert(rows.end(), more.begin(), more.end());
   }
   return json{{"traceEvents", rows}}.dump();
 }

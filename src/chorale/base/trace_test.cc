@@ -2,8 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+#include <set>
+
 #include "chorale/base/debug_level.h"
 #include "chorale/base/error.h"
+#include "chorale/base/json.h"
+#include "chorale/base/trace_merge.h"
 
 namespace chorale {
 namespace {
@@ -21,6 +26,38 @@ TEST(Trace, KeepsTheLastEventsInOrderAndNothingWhenOff) {
   EXPECT_NE(trace::chrome_json(events).find("[[2,3]]"), std::string::npos);
   trace::record({.name = "after", .rank = 0, .start = {}, .end = {}, .async = false, .shapes = {}});
   EXPECT_TRUE(trace::stop().empty());
+}
+
+TEST(Trace, ATimelineHasAProcessPerRankAndCommunicationOnTracksOfItsOwn) {
+  const auto at = [](int us) { return trace::Clock::time_point(std::chrono::microseconds(us)); };
+  const auto event = [&](const char* name, int rank, int start, int end, trace::Kind kind) {
+    return trace::Event{.name = name, .rank = rank, .start = at(start), .end = at(end), .kind = kind};
+  };
+  using enum trace::Kind;
+  // The two buckets overlap; the third begins when the first is over.
+  const std::string first = trace::chrome_json(
+      {event("backward", 0, 0, 90, kSpan), event("wait", 0, 60, 80, kComm), event("bucket 0", 0, 10, 50, kBucket),
+       event("bucket 1", 0, 30, 80, kBucket), event("bucket 2", 0, 50, 70, kBucket)});
+  const std::string second = trace::chrome_json({event("backward", 1, 5, 95, kSpan)});
+  const json::Value merged = json::parse("timeline", trace::merged_chrome_json({first, second}));
+  const auto member = [](const json::Value& row, std::string_view key) -> const json::Value& {
+    return *json::find(row.object(key), key);
+  };
+  std::map<std::string, std::pair<int64_t, int64_t>> places;
+  std::set<std::string> processes;
+  for (const json::Value& row : member(merged, "traceEvents").array("traceEvents")) {
+    const std::string name = member(row, "name").string("name");
+    if (name == "process_name") processes.insert(member(member(row, "args"), "name").string("name"));
+    if (member(row, "ph").string("ph") != "X") continue;
+    const int64_t rank = member(row, "pid").size("pid");
+    places[name + " of " + std::to_string(rank)] = {rank, member(row, "tid").size("tid")};
+  }
+  EXPECT_EQ(processes, (std::set<std::string>{"rank 0", "rank 1"}));
+  const std::map<std::string, std::pair<int64_t, int64_t>> expected = {
+      {"backward of 0", {0, 0}}, {"wait of 0", {0, 1}},     {"bucket 0 of 0", {0, 2}},
+      {"bucket 1 of 0", {0, 3}}, {"bucket 2 of 0", {0, 2}}, {"backward of 1", {1, 0}}};
+  EXPECT_EQ(places, expected);
+  EXPECT_THROW(trace::merged_chrome_json({first, "[]"}), InvalidArgument);
 }
 
 TEST(DebugLevel, IsParsedInAnyCaseAndSetAtRunTime) {

@@ -1,0 +1,12 @@
+// The timelines of ranks that are processes, as one.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace chorale::trace {
+
+// Of what chrome_json() gave on each rank, whose clocks must agree. Throws InvalidArgument for anything else.
+std::string merged_chrome_json(const std::vector<std::string>& documents);
+
+}  // namespace chorale::trace
