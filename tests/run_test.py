@@ -89,6 +89,18 @@ class Success(Scratch):
                          [f"[{rank}] {rank} {rank} 3 3 0 127.0.0.1 0 0" for rank in range(3)])
         self.assertEqual(result.err, "")
 
+    def test_ranks_get_the_fabric(self):
+        result = run("-n", "1", "--fabric", "tls", *sh("echo $CHORALE_FABRIC"))
+        self.assertEqual((result.returncode, result.out), (0, "[0] tls\n"), result.err)
+
+    def test_a_fabric_that_cannot_be_is_an_error_before_anything_starts(self):
+        for fabric, reason in (("gloo", "'gloo' is no fabric; there are tls, ucx, ucx:DEVICE and mpi"),
+                               ("mpi", "CHORALE_FABRIC=mpi mpirun -n 1 PROGRAM ARGS...")):
+            result = run("-n", "1", "--fabric", fabric, *sh("echo started"))
+            self.assertNotEqual(result.returncode, 0)
+            self.assertIn(reason, result.err)
+            self.assertNotIn("started", result.out)
+
     def test_ranks_meet_in_the_launchers_store(self):
         result = run("-n", "3", *MEET)
         self.assertEqual(result.returncode, 0, result.out + result.err)

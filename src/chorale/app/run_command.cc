@@ -4,8 +4,10 @@
 
 #include "chorale/app/commands.h"
 #include "chorale/base/error.h"
+#include "chorale/base/module.h"
 #include "chorale/launch/guardian.h"
 #include "chorale/launch/launcher.h"
+#include "chorale/transport/fabric_name.h"
 
 namespace chorale::app {
 namespace {
@@ -16,12 +18,24 @@ struct RunArguments {
   int guardian = -1;
 };
 
+// What cannot work is said before anything is started.
+void check_fabric(const std::string& text, int ranks) {
+  if (text.empty()) return;
+  const transport::FabricName fabric = transport::parse_fabric(text);
+  CHORALE_CHECK(fabric.kind != "mpi", "[run] MPI starts its ranks itself: CHORALE_FABRIC=mpi mpirun -n ", ranks,
+                " PROGRAM ARGS...");
+  if (fabric.kind != "ucx") return;
+  const Availability ucx = module_availability(kUcxModule);
+  CHORALE_CHECK(ucx.yes, "[run] the fabric ", text, " is not available here: ", ucx.reason);
+}
+
 int run_command(RunArguments& arguments, std::vector<std::string> words) {
   if (arguments.guardian >= 0) return launch::be_the_guardian(arguments.guardian);
   // Everything after the program is the program's; an option before it that we do not know ends up here.
   if (!words.empty() && words.front().starts_with('-')) throw CLI::ExtrasError({words.front()});
   if (words.empty()) throw CLI::RequiredError("PROGRAM");
   if (arguments.options.ranks == 0) throw CLI::RequiredError("-n");
+  check_fabric(arguments.options.fabric, arguments.options.ranks);
   arguments.options.command = std::move(words);
   arguments.options.grace = std::chrono::milliseconds(static_cast<int64_t>(arguments.grace_s * 1000));
   return launch::launch(arguments.options);
@@ -61,6 +75,9 @@ void add_run(CLI::App& program) {
       ->type_name("SEED|PLAN");
   command->add_flag("--checksum", options.checksum, "Verify payloads, not only control messages; costs time")
       ->envname("CHORALE_CHECKSUM");
+  command->add_option("--fabric", options.fabric, "What connects hosts: tls, or ucx or ucx:DEVICE on a trusted network")
+      ->envname("CHORALE_FABRIC")
+      ->type_name("F");
   command->add_option("--guardian", arguments->guardian)->group("");  // the launcher's own use (launch/guardian.h)
   command->callback([command, arguments] {
     const int status = run_command(*arguments, command->remaining());

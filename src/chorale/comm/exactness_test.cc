@@ -6,7 +6,9 @@
 
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
+#include "chorale/base/module.h"
 #include "chorale/comm/run_ranks_test_util.h"
+#include "chorale/transport/fabric_name.h"
 
 namespace chorale::comm {
 namespace {
@@ -289,8 +291,20 @@ TEST(Exactness, EveryCollectiveBetweenHosts) {
   for (size_t i = 0; i < kLayouts.size(); ++i)
     run_hosts(kLayouts[i], [&](Group& group) {
       run_all(group, sample(static_cast<unsigned>(200 + i), 60, 65537));
-      EXPECT_EQ(group.backend(), "tls");
+      EXPECT_EQ(group.backend(), transport::choose_fabric("").kind);
     });
+}
+
+TEST(Exactness, EveryCollectiveBetweenHostsOverUcx) {
+  if (const Availability ucx = module_availability(kUcxModule); !ucx.yes) GTEST_SKIP() << ucx.reason;
+  for (const auto& layout : {kLayouts[0], kLayouts[2], kLayouts[3]}) {
+    run_hosts(layout,
+              [&](Group& group) {
+                run_all(group, sample(static_cast<unsigned>(300 + layout.size()), 60, 65537));
+                EXPECT_EQ(group.backend(), "ucx");
+              },
+              {.fabric = "ucx"});
+  }
 }
 
 // Large enough for reduction in place, and for the staging of memory that peers cannot reach; and both in one call.

@@ -13,6 +13,7 @@
 #include "chorale/base/comm_error.h"
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
+#include "chorale/base/module.h"
 #include "chorale/comm/run_ranks_test_util.h"
 #include "chorale/comm/shm_engine.h"
 #include "chorale/transport/file_store.h"
@@ -183,6 +184,11 @@ TEST_F(FaultMatrix, RanksOnSeveralHostsThatCallSomethingElseOrThrow) {
     if (hosts.size() > 3 && !all()) continue;
     run_hosts(hosts, [&](Group& world) { run_live_cells(world, {7, 50'000}); });
   }
+}
+
+TEST_F(FaultMatrix, RanksConnectedByUcxThatCallSomethingElseOrThrow) {
+  if (const Availability ucx = module_availability(kUcxModule); !ucx.yes) GTEST_SKIP() << ucx.reason;
+  run_hosts({0, 1}, [&](Group& world) { run_live_cells(world, {7, 50'000}); }, {.fabric = "ucx"});
 }
 
 // The last rank dies or stops when the others enter the call.

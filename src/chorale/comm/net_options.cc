@@ -27,11 +27,10 @@ std::unique_ptr<transport::FabricBuilder> make_fabric_builder(const transport::F
                                                               transport::FabricOptions fabric) {
   fabric.secret = options.secret ? options.secret : transport::Secret::from_environment();
   fabric.keep_alive = keep_alive();
-  CHORALE_CHECK(kind.kind == "tls", "[group] the fabric ", kind.kind, " cannot connect hosts yet; tls can");
   CHORALE_CHECK(fabric.secret,
                 "[group] ranks are on several hosts, which need a secret in common: use `chorale run`, or set "
                 "CHORALE_SECRET_FILE to a file with mode 0600 on every node");
-  return transport::make_tls_fabric(fabric, options.address.empty() ? transport::own_address("") : options.address);
+  return transport::make_fabric(kind, fabric, options.address.empty() ? transport::own_address("") : options.address);
 }
 
 }  // namespace chorale::comm

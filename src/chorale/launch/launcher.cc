@@ -302,6 +302,7 @@ class Launcher {
                             {"CHORALE_FLIGHT_DIR", std::filesystem::absolute(flights_of(options_)).string()},
                             {"CHORALE_CHAOS", chaos},
                             {"CHORALE_CHECKSUM", options_.checksum ? "1" : ""},
+                            {"CHORALE_FABRIC", options_.fabric},
                             {"CHORALE_STORE", place_.text()},
                             {"CHORALE_SECRET_FD", std::to_string(secret_file_.get())}},
             .cores = cores_,

@@ -17,6 +17,7 @@ struct LaunchOptions {
   std::chrono::milliseconds grace = std::chrono::seconds(10);  // between SIGTERM and SIGKILL
   std::string chaos;      // a plan or a seed (transport/chaos.h) for the first start; empty: no faults on purpose
   bool checksum = false;  // of payloads (comm/group.h)
+  std::string fabric;     // between hosts (transport/fabric_name.h); empty: the default
   std::vector<std::string> command;  // a program and its arguments
 };
 

@@ -141,5 +141,12 @@ class FabricBuilder {
 };
 // `own_address` is the address of the interface to listen at.
 std::unique_ptr<FabricBuilder> make_tls_fabric(const FabricOptions& options, const std::string& own_address);
+// Over the network devices that UCX finds, or the one that is named; authentication and lives by TLS at the address.
+std::unique_ptr<FabricBuilder> make_ucx_fabric(const FabricOptions& options, const std::string& own_address,
+                                               const std::string& device);
+// As the user has named it. Throws InvalidArgument for one that does not connect hosts.
+struct FabricName;
+std::unique_ptr<FabricBuilder> make_fabric(const FabricName& name, const FabricOptions& options,
+                                           const std::string& own_address);
 
 }  // namespace chorale::transport

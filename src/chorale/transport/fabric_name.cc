@@ -4,6 +4,7 @@
 
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
+#include "chorale/transport/fabric.h"
 
 namespace chorale::transport {
 
@@ -23,6 +24,13 @@ FabricName choose_fabric(std::string_view text) {
   if (!text.empty()) return parse_fabric(text);
   const auto named = config::env("CHORALE_FABRIC");
   return named ? parse_fabric(*named) : FabricName{};
+}
+
+std::unique_ptr<FabricBuilder> make_fabric(const FabricName& name, const FabricOptions& options,
+                                           const std::string& own_address) {
+  if (name.kind == "ucx") return make_ucx_fabric(options, own_address, name.device);
+  CHORALE_CHECK(name.kind == "tls", "[fabric] ", name.kind, " does not connect hosts; tls and ucx do");
+  return make_tls_fabric(options, own_address);
 }
 
 }  // namespace chorale::transport
