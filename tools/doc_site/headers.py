@@ -101,7 +101,7 @@ def entity_of(cursor, header, scope, inside=False):
     line = cursor.extent.start.line
     lines = header.lines
     last = cursor.extent.end.line if KINDS[cursor.kind] != "class" else line
-    entity = Entity(KINDS[cursor.kind], cursor.spelling, scope, header.path, line, declaration(lines, cursor),
+    entity = Entity(KINDS[cursor.kind], cursor.spelling.split("<")[0], scope, header.path, line, declaration(lines, cursor),
                     comment_of(lines, line - 1, min(last, len(lines)) - 1, KINDS[cursor.kind] == "function" and not inside))
     for child in children(cursor):
         kind = KINDS.get(child.kind)

@@ -25,6 +25,7 @@ class Site:
     def __init__(self):
         self.pages = {}  # address: (title, kind, body)
         self.names = {}  # public name: [address], the best first
+        self.by_last_part = {}
         self.wrong = []
 
     def add(self, address, title, kind, body):
@@ -39,6 +40,8 @@ class Site:
 
     def link_names(self):
         """Makes links of the names in guides, and notes for each name which guides mention it."""
+        for name in self.names:
+            self.by_last_part.setdefault(name.rsplit("::", 1)[-1], []).append(name)
         for address, (title, kind, body) in list(self.pages.items()):
             if kind != "guide":
                 continue
@@ -56,7 +59,12 @@ class Site:
         if match["member"]:
             types = OBJECTS.get(match["object"], [])
             return next((name for type_ in types if (name := f"{type_}::{match['member']}") in self.names), None)
-        return match["name"] if match["name"] in self.names else None
+        name = match["name"]
+        if name in self.names:
+            return name
+        # Without its namespace, where it is like no other: PowerSgd, quantize_per_channel_hook.
+        whole = self.by_last_part.get(name, ()) if re.search(r"[a-z][A-Z]|\w_\w", name) else ()
+        return whole[0] if len(whole) == 1 else None
 
     def linked(self, match, address):
         text = html.unescape(match[1])
