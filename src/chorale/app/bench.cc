@@ -175,6 +175,7 @@ void write_json(const std::string& path, const nlohmann::json& report) {
 void add_bench(CLI::App& program) {
   CLI::App* bench = program.add_subcommand("bench", "Measure, beside peers in the same run");
   bench->require_subcommand(1);
+  add_bench_all(*bench);
   add_bench_collectives(*bench);
   add_bench_ops(*bench);
   add_bench_steps(*bench);

@@ -13,6 +13,7 @@ namespace chorale::app {
 CHORALE_COMMANDS(CHORALE_DECLARE)
 #undef CHORALE_DECLARE
 
+void add_bench_all(CLI::App& bench);
 void add_bench_collectives(CLI::App& bench);
 void add_bench_ops(CLI::App& bench);
 void add_bench_steps(CLI::App& bench);
