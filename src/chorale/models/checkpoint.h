@@ -3,6 +3,8 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
+#include <string_view>
 
 #include "chorale/models/bert.h"
 #include "chorale/models/gpt2.h"
@@ -15,6 +17,10 @@ namespace chorale::models {
 // out.
 Gpt2 load_gpt2(const std::filesystem::path& folder);
 BertForMaskedLM load_bert(const std::filesystem::path& folder);
+
+// The text of a config.json; `what` names it in errors.
+Gpt2Config parse_gpt2_config(const std::string& what, std::string_view text);
+BertConfig parse_bert_config(const std::string& what, std::string_view text);
 
 // In the parameters' own dtypes; shared ones once. The folder is made if need be.
 inline constexpr size_t kShardBytes = 5'000'000'000;

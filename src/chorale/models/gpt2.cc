@@ -110,6 +110,7 @@ Tensor Gpt2::generate(const Tensor& ids, const GenerateOptions& options) {
       ended = logical_or(ended, eq(token, *options.eos_token));
     }
     parts.push_back(unsqueeze(token, 1));
+    if (options.on_token) options.on_token(token);
     if (all(ended).item<bool>()) break;
   }
   return cat(parts, 1);

@@ -1,6 +1,7 @@
 // Choosing the next token from logits.
 #pragma once
 
+#include <functional>
 #include <optional>
 
 #include "chorale/base/generator.h"
@@ -18,6 +19,8 @@ struct GenerateOptions {
   int64_t max_new_tokens = 32;
   std::optional<int64_t> eos_token{};  // ends a sequence, which is filled up with it while others go on
   SamplingOptions sampling{};
+  // Called with the tokens [batch] of each place as soon as they are chosen.
+  std::function<void(const Tensor& tokens)> on_token{};
 };
 
 // Logits [.., vocabulary] divided by the temperature, with -inf for tokens that are not to be chosen.
