@@ -1,81 +1,225 @@
-#include "chorale/app/train.h"
-
+// `chorale train`: options from the command line, from files and from the run that goes on; ranks; and the trainer.
 #include <unistd.h>
 
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 
 #include "chorale/app/commands.h"
+#include "chorale/app/program.h"
 #include "chorale/base/config.h"
+#include "chorale/base/cpu.h"
 #include "chorale/base/error.h"
 #include "chorale/base/host.h"
+#include "chorale/base/json_write.h"
 #include "chorale/base/parallel.h"
+#include "chorale/comm/objects.h"
 #include "chorale/comm/world.h"
 #include "chorale/launch/launcher.h"
+#include "chorale/train/dry_run.h"
+#include "chorale/train/tasks.h"
+#include "chorale/train/trainer.h"
 #include "chorale/transport/memory_store.h"
 
 namespace chorale::app {
 namespace {
 
-volatile std::sig_atomic_t interrupts = 0;
+namespace fs = std::filesystem;
+using train::Option;
+using train::OptionKind;
+using train::OptionTable;
 
-extern "C" void note_interrupt(int number) {
-  interrupts = interrupts + 1;
-  std::signal(number, SIG_DFL);  // the second one is not ours any more
+// The command of one task, with the options that were given.
+struct TrainCommand {
+  std::unique_ptr<train::TaskKind> kind;
+  train::TrainOptions options;
+  OptionTable table;
+  std::vector<std::pair<std::string, std::vector<std::string>>> given;
+  std::string config;  // file of options
+  int output = -1;     // descriptor of what rank 0 writes to; -1: standard output
+
+  // The launcher's.
+  int64_t nodes = 1, node_rank = 0, max_restarts = 0;
+  double grace_s = 60;  // enough to save
+  std::string rendezvous, log_dir;
+
+  void list_options();
+  void resolve();
+  int64_t ranks() const { return options.ranks > 0 ? options.ranks : usable_cores(); }
+  bool resumes() const { return options.resume || options.resume_previous; }
+
+ private:
+  void apply_given() const;
+};
+
+void TrainCommand::list_options() {
+  train::list_options(options, table);
+  kind->list_options(options, table);
+  using enum OptionKind;
+  table.add({.name = "nnodes",
+             .help = "nodes of the job; the same command is started on each",
+             .target = &nodes,
+             .kind = kHere,
+             .least = 1});
+  table.add({.name = "node-rank", .help = "which of them this is", .target = &node_rank, .kind = kHere});
+  table.add({.name = "rdzv",
+             .help = "where node 0 is found",
+             .target = &rendezvous,
+             .kind = kHere,
+             .value_name = "HOST:PORT"});
+  table.add({.name = "max-restarts",
+             .help = "how often all ranks are started again after a failure, from the last checkpoint",
+             .target = &max_restarts,
+             .kind = kHere});
+  table.add({.name = "log-dir",
+             .help = "also write each rank's output to a file in this folder",
+             .target = &log_dir,
+             .kind = kHere,
+             .value_name = "DIR"});
+  table.add({.name = "grace",
+             .help = "seconds between SIGTERM and SIGKILL when ranks are stopped",
+             .target = &grace_s,
+             .kind = kHere});
 }
 
-}  // namespace
-
-Interrupt::Interrupt() {
-  interrupts = 0;
-  std::signal(SIGINT, note_interrupt);
-  std::signal(SIGTERM, note_interrupt);
-}
-Interrupt::~Interrupt() {
-  std::signal(SIGINT, SIG_DFL);
-  std::signal(SIGTERM, SIG_DFL);
-}
-bool Interrupt::requested(const comm::Group& group) {
-  const Tensor any = Tensor::scalar(interrupts != 0 ? 1 : 0, DType::kI32);
-  group.all_reduce(any, {Reduce::kMax}).wait();
-  return any.item<int32_t>() != 0;
+json::Value read_json(const fs::path& path) {
+  return json::parse(path.string(), io::MappedFile::open(path)->text(), {.bytes = 1'000'000});
 }
 
-namespace {
+// A file of options, then the command line, which wins.
+void TrainCommand::apply_given() const {
+  if (!config.empty()) table.read(config, read_json(config).object(config));
+  try {
+    for (const auto& [name, words] : given) table.set(name, words);
+  } catch (const InvalidArgument& error) {
+    throw CLI::ValidationError(error.what());
+  }
+}
+
+void TrainCommand::resolve() {
+  apply_given();
+  // What the launcher starts again after a failure goes on.
+  if (config::env("TORCHELASTIC_RESTART_COUNT").value_or("0") != "0") options.resume = true;
+  if (!resumes()) return;
+  CHORALE_CHECK(!options.out.empty(), "[train] --resume needs the folder of the run: --out DIR");
+  CHORALE_CHECK(fs::is_directory(options.out), "[train] there is no run in ", options.out, ": no such folder");
+  const fs::path path = fs::path(options.out) / "config.json";
+  if (!fs::exists(path)) return;  // it ended before its beginning was written down
+  const json::Value before = read_json(path);
+  const bool previous = options.resume_previous;
+  table.read(path.string(), before.object(path.string()));
+  apply_given();
+  options.resume = true;
+  options.resume_previous = previous;
+  check_unchanged(table, before.object(path.string()), options.out);
+}
+
+// runs/TASK-1, or the next number that is free; made at once, so that nobody else takes it.
+std::string new_folder(const std::string& task) {
+  fs::create_directories("runs");
+  for (int number = 1;; ++number) {
+    fs::path path = fs::path("runs") / concat(task, "-", number);
+    if (fs::create_directory(path)) return path.string();
+  }
+}
 
 // This program with the same arguments, once for each rank. Lines of ranks come with their rank in front, which a live
 // line does not survive: rank 0 gets our own output as well.
-int start_ranks(int ranks) {
+int start_ranks(const TrainCommand& command) {
   const int output = dup(STDOUT_FILENO);  // inherited by the ranks
-  std::vector<std::string> command = {"/proc/self/exe"};
+  std::vector<std::string> line = {"/proc/self/exe"};
   std::ifstream words("/proc/self/cmdline");
   std::string word;
   std::getline(words, word, '\0');  // the program
-  while (std::getline(words, word, '\0')) command.push_back(word);
-  command.insert(command.end(), {"--output", std::to_string(output)});
+  while (std::getline(words, word, '\0')) line.push_back(word);
+  line.insert(line.end(), {"--output", std::to_string(output), "--out", command.options.out});
   launch::LaunchOptions options;
-  options.ranks = ranks;
-  options.command = std::move(command);
+  options.ranks = static_cast<int>(command.ranks());
+  options.nodes = static_cast<int>(command.nodes);
+  options.node_rank = static_cast<int>(command.node_rank);
+  options.rendezvous = command.rendezvous;
+  options.max_restarts = static_cast<int>(command.max_restarts);
+  options.log_dir = command.log_dir;
+  options.grace = std::chrono::milliseconds(static_cast<int64_t>(command.grace_s * 1000));
+  options.command = std::move(line);
   return launch::launch(options);
 }
 
-void run_train(const TrainOptions& options) {
-  const int ranks = options.ranks > 0 ? options.ranks : usable_cores();
-  if (!config::one_of_several_ranks() && ranks > 1) {
-    if (const int status = start_ranks(ranks); status != 0) throw CLI::RuntimeError(status);
+// All ranks train with the options of rank 0, which alone need see the files.
+void share_options(const OptionTable& table, const comm::Group& group) {
+  std::vector<comm::Value> text{json::write(table.values())};
+  comm::broadcast_object_list(group, text, 0);
+  const json::Value values = json::parse("options of rank 0", text[0].as<std::string>());
+  table.read("options of rank 0", values.object("options"));
+}
+
+train::Ending run_rank(const TrainCommand& command, const comm::Group& group) {
+  share_options(command.table, group);
+  set_thread_count(static_cast<int>(command.options.threads));
+  std::FILE* out = command.output >= 0 ? fdopen(command.output, "w") : stdout;
+  CHORALE_CHECK(out, "[train] descriptor ", command.output, " cannot be written to");
+  return train::train({.kind = *command.kind,
+                       .options = command.options,
+                       .table = command.table,
+                       .group = group,
+                       .folder = command.options.out,
+                       .facts = {{"version", json::Value(std::string(version()))},
+                                 {"processor", json::Value(std::string(cpu_brand()))},
+                                 {"cores", json::Value(int64_t{machine_cores()})}},
+                       .out = out});
+}
+
+void run_train(TrainCommand& command) {
+  command.resolve();
+  if (command.options.dry_run) {
+    set_thread_count(static_cast<int>(command.options.threads));
+    train::dry_run(*command.kind, command.options, static_cast<int>(command.ranks() * command.nodes), stdout);
     return;
   }
-  set_thread_count(options.threads);
+  const bool is_rank = config::one_of_several_ranks();
+  if (!is_rank || config::env("RANK").value_or("0") == "0") {
+    if (command.options.out.empty()) command.options.out = new_folder(command.kind->name());
+    if (!is_rank && !command.resumes()) train::check_is_new(command.options.out);
+  }
+  if (!is_rank && command.ranks() * command.nodes > 1) {
+    if (const int status = start_ranks(command); status != 0) throw CLI::RuntimeError(status);
+    return;
+  }
   comm::World world;
-  if (config::one_of_several_ranks()) {
+  if (is_rank) {
     world.init();
   } else {
     world.init(std::make_shared<transport::MemoryStore>(), 0, 1);
   }
-  std::FILE* out = options.output >= 0 ? fdopen(options.output, "w") : stdout;
-  CHORALE_CHECK(out, "[train] descriptor ", options.output, " cannot be written to");
-  train_fashion_mnist(options, world.group(), out);
+  try {
+    if (run_rank(command, world.group()) == train::Ending::kInterrupted) throw CLI::RuntimeError(128 + SIGINT);
+  } catch (const train::ToldByRank0&) {
+    throw CLI::RuntimeError(1);
+  }
+}
+
+void add_row(CLI::App& command, const Option& row, const std::shared_ptr<TrainCommand>& state) {
+  const std::string names = (row.also.empty() ? "" : row.also + ",") + "--" + row.name;
+  const auto note = [state, name = row.name](const CLI::results_t& words) {
+    state->given.emplace_back(name, words);
+    return true;
+  };
+  if (std::holds_alternative<bool*>(row.target)) {
+    command.add_flag_callback(
+        names, [note] { note({"true"}); }, row.help);
+    return;
+  }
+  std::string help = row.help;
+  for (size_t i = 0; i < row.choices.size(); ++i) help += (i == 0 ? ": " : ", ") + row.choices[i];
+  CLI::Option* option = command.add_option(names, note, help);
+  if (!row.value_name.empty()) option->type_name(row.value_name);
+  if (std::holds_alternative<std::vector<std::string>*>(row.target)) {
+    option->expected(1, CLI::detail::expected_max_vector_size);
+  } else {
+    option->take_last();
+  }
+  if (const std::string value = OptionTable::text_of(row); !value.empty()) option->default_str(value);
 }
 
 }  // namespace
@@ -83,32 +227,17 @@ void run_train(const TrainOptions& options) {
 void add_train(CLI::App& program) {
   CLI::App* train = program.add_subcommand("train", "Train a model");
   train->require_subcommand(1);
-  CLI::App* fashion = train->add_subcommand(
-      "fashion-mnist", "Tell ten kinds of clothes apart: 60,000 pictures of 28 x 28, from Debian's package");
-  auto options = std::make_shared<TrainOptions>();
-  fashion->add_option("--model", options->model, "cnn or mlp")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"cnn", "mlp"}));
-  fashion->add_option("--epochs", options->epochs, "passes over the training pictures")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  fashion->add_option("--steps", options->steps, "end after this many steps; 0: when the epochs are over")
-      ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
-  fashion->add_option("--batch", options->batch, "pictures in a step, of all ranks together")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  fashion->add_option("--lr", options->lr, "highest learning rate of the one-cycle schedule")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  fashion->add_option("--seed", options->seed, "of weights and order")->capture_default_str();
-  fashion->add_option("-n,--ranks", options->ranks, "processes that share each batch; 0: one for each core")
-      ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
-  fashion->add_option("--threads", options->threads, "of each rank")->capture_default_str()->check(CLI::PositiveNumber);
-  fashion->add_flag("--quiet", options->quiet, "only the result");
-  fashion->add_option("--output", options->output)->group("");
-  fashion->callback([options] { run_train(*options); });
+  for (auto& kind : train::task_kinds()) {
+    const auto state = std::make_shared<TrainCommand>();
+    state->kind = std::move(kind);
+    state->list_options();
+    CLI::App* command = train->add_subcommand(state->kind->name(), state->kind->help());
+    for (const Option& row : state->table.rows()) add_row(*command, row, state);
+    command->add_option("--config", state->config, "Options from a JSON file; the command line wins")
+        ->type_name("FILE");
+    command->add_option("--output", state->output)->group("");
+    command->callback([state] { run_train(*state); });
+  }
 }
 
 }  // namespace chorale::app

@@ -1,11 +1,11 @@
-#include "chorale/app/progress.h"
+#include "chorale/train/progress.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <functional>
 
-namespace chorale::app {
+namespace chorale::train {
 namespace {
 
 using namespace std::chrono_literals;
@@ -65,4 +65,4 @@ TEST(Progress, QuietSaysNothing) {
 }
 
 }  // namespace
-}  // namespace chorale::app
+}  // namespace chorale::train

@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <string>
 
-namespace chorale::app {
+namespace chorale::train {
 
 class Progress {
  public:
@@ -45,4 +45,4 @@ std::string clock_text(double seconds);
 // "1,234,567".
 std::string grouped(int64_t number);
 
-}  // namespace chorale::app
+}  // namespace chorale::train

@@ -1,4 +1,4 @@
-#include "chorale/app/progress.h"
+#include "chorale/train/progress.h"
 
 #include <fmt/format.h>
 #include <sys/ioctl.h>
@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-namespace chorale::app {
+namespace chorale::train {
 namespace {
 
 constexpr auto kRedraw = std::chrono::milliseconds(100);
@@ -94,4 +94,4 @@ void Progress::say(const std::string& line) {
   std::fflush(out_);
 }
 
-}  // namespace chorale::app
+}  // namespace chorale::train

@@ -1,0 +1,180 @@
+#include "chorale/train/checkpoint.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "chorale/base/error.h"
+#include "chorale/base/json_write.h"
+#include "chorale/base/log.h"
+#include "chorale/io/checksum.h"
+
+namespace chorale::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kFormat = 1;
+constexpr const char* kManifest = "manifest.json";
+constexpr const char* kTraining = "training.safetensors";
+// The last member of a manifest is the checksum of the text before it.
+constexpr std::string_view kSeal = ",\n  \"sha256\": \"";
+constexpr std::string_view kPrefix = "step-";
+
+std::string rank_file(size_t rank) { return fmt::format("rank-{}.safetensors", rank); }
+
+json::Value manifest_of(const Checkpoint& checkpoint, const fs::path& folder) {
+  json::Array files, random;
+  std::vector<fs::path> paths;
+  for (const auto& entry : fs::directory_iterator(folder)) paths.push_back(entry.path());
+  std::sort(paths.begin(), paths.end());
+  for (const fs::path& path : paths) {
+    const auto file = io::MappedFile::open(path);
+    files.emplace_back(json::Object{{"name", json::Value(path.filename().string())},
+                                    {"bytes", json::Value(static_cast<int64_t>(file->bytes().size()))},
+                                    {"sha256", json::Value(io::sha256(file->bytes()))}});
+  }
+  for (const RandomStream& stream : checkpoint.random) {
+    random.emplace_back(json::Object{{"seed", json::Value(stream.seed)}, {"offset", json::Value(stream.offset)}});
+  }
+  return json::Value(json::Object{{"format", json::Value(kFormat)},
+                                  {"step", json::Value(checkpoint.step)},
+                                  {"data", json::Value(checkpoint.data)},
+                                  {"options", json::Value(checkpoint.options)},
+                                  {"random", json::Value(std::move(random))},
+                                  {"files", json::Value(std::move(files))}});
+}
+
+void write_manifest(const Checkpoint& checkpoint, const fs::path& folder) {
+  std::string text = json::write(manifest_of(checkpoint, folder), json::Layout::kPages);
+  text.resize(text.size() - 2);  // "\n}"
+  const std::string seal = io::sha256(text);
+  io::write_file(folder / kManifest, text.append(kSeal) + seal + "\"\n}\n");
+}
+
+json::Value read_manifest(const fs::path& path) {
+  const auto file = io::MappedFile::open(path);
+  const std::string_view text = file->text();
+  const size_t at = text.rfind(kSeal);
+  CHORALE_CHECK(
+      at != std::string_view::npos && text.substr(at + kSeal.size()) == io::sha256(text.substr(0, at)) + "\"\n}\n",
+      "[checkpoint] ", path.string(), " is damaged: its checksum differs from its text");
+  return json::parse(path.string(), text);
+}
+
+uint64_t unsigned_of(const json::Object& object, const char* key, const std::string& what) {
+  const json::Value* value = json::find(object, key);
+  CHORALE_CHECK(value && (value->as<uint64_t>() || value->as<int64_t>()), "[checkpoint] ", what, " has no number ",
+                key);
+  return value->as<uint64_t>() ? *value->as<uint64_t>() : static_cast<uint64_t>(*value->as<int64_t>());
+}
+
+const json::Value& member(const json::Object& object, const char* key, const std::string& what) {
+  const json::Value* value = json::find(object, key);
+  CHORALE_CHECK(value, "[checkpoint] ", what, " has no ", key);
+  return *value;
+}
+
+void check_file(const fs::path& folder, const json::Object& row, const std::string& what) {
+  const fs::path path = folder / member(row, "name", what).string("name");
+  const auto file = io::MappedFile::open(path);
+  const auto bytes = static_cast<size_t>(member(row, "bytes", what).size("bytes"));
+  CHORALE_CHECK(file->bytes().size() == bytes, "[checkpoint] ", path.string(), " is damaged: it has ",
+                file->bytes().size(), " bytes instead of ", bytes);
+  CHORALE_CHECK(io::sha256(file->bytes()) == member(row, "sha256", what).string("sha256"), "[checkpoint] ",
+                path.string(), " is damaged: its checksum is not the one that was written down");
+}
+
+// Under another name first: a process that ends in between leaves no folder that is half a checkpoint.
+void remove_folder(const fs::path& path) {
+  const fs::path hidden = path.parent_path() / ("." + path.filename().string() + ".old");
+  fs::remove_all(hidden);
+  io::rename_durably(path, hidden);
+  fs::remove_all(hidden);
+}
+
+}  // namespace
+
+Checkpoints::Checkpoints(const fs::path& run) : folder_(run / "checkpoints") {
+  if (!fs::exists(folder_)) return;
+  for (const auto& entry : fs::directory_iterator(folder_)) {
+    if (entry.path().filename().string().starts_with(".step-")) fs::remove_all(entry.path());
+  }
+}
+
+void Checkpoints::save(const Checkpoint& checkpoint, const std::function<void(const fs::path&)>& save_model,
+                       int64_t keep) const {
+  const std::string name = fmt::format("{}{:08}", kPrefix, checkpoint.step);
+  const fs::path unfinished = folder_ / fmt::format(".{}.new", name), finished = folder_ / name;
+  fs::remove_all(unfinished);
+  fs::create_directories(unfinished);
+  save_model(unfinished);
+  io::save(unfinished / kTraining, checkpoint.training);
+  for (size_t rank = 0; rank < checkpoint.of_ranks.size(); ++rank) {
+    io::save(unfinished / rank_file(rank), checkpoint.of_ranks[rank]);
+  }
+  write_manifest(checkpoint, unfinished);
+  if (fs::exists(finished)) remove_folder(finished);
+  io::rename_durably(unfinished, finished);
+  const std::vector<fs::path> all = list();
+  for (size_t i = 0; i + static_cast<size_t>(keep) < all.size(); ++i) remove_folder(all[i]);
+}
+
+std::vector<fs::path> Checkpoints::list() const {
+  std::vector<fs::path> folders;
+  if (!fs::exists(folder_)) return folders;
+  for (const auto& entry : fs::directory_iterator(folder_)) {
+    if (entry.path().filename().string().starts_with(kPrefix)) folders.push_back(entry.path());
+  }
+  std::sort(folders.begin(), folders.end(), [](const fs::path& a, const fs::path& b) {
+    // By number: more than eight digits are longer names.
+    const std::string x = a.filename().string(), y = b.filename().string();
+    return x.size() != y.size() ? x.size() < y.size() : x < y;
+  });
+  return folders;
+}
+
+Checkpoint load_checkpoint(const fs::path& folder) {
+  const std::string what = (folder / kManifest).string();
+  const json::Value root = read_manifest(what);
+  const json::Object& manifest = root.object(what);
+  const int64_t format = member(manifest, "format", what).size("format");
+  CHORALE_CHECK(format == kFormat, "[checkpoint] ", what, " has format ", format, "; this program knows format ",
+                kFormat, " only");
+  for (const json::Value& row : member(manifest, "files", what).array("files")) {
+    check_file(folder, row.object("a file"), what);
+  }
+  Checkpoint checkpoint{.step = member(manifest, "step", what).size("step"),
+                        .data = member(manifest, "data", what).string("data"),
+                        .options = member(manifest, "options", what).object("options")};
+  for (const json::Value& row : member(manifest, "random", what).array("random")) {
+    const json::Object& stream = row.object("a random stream");
+    checkpoint.random.push_back({unsigned_of(stream, "seed", what), unsigned_of(stream, "offset", what)});
+  }
+  checkpoint.training = io::load(folder / kTraining).tensors;
+  while (fs::exists(folder / rank_file(checkpoint.of_ranks.size()))) {
+    checkpoint.of_ranks.push_back(io::load(folder / rank_file(checkpoint.of_ranks.size())).tensors);
+  }
+  return checkpoint;
+}
+
+std::optional<FoundCheckpoint> find_checkpoint(const Checkpoints& checkpoints, bool or_previous) {
+  std::vector<fs::path> folders = checkpoints.list();
+  while (!folders.empty()) {
+    const fs::path folder = folders.back();
+    folders.pop_back();
+    try {
+      return FoundCheckpoint{folder, load_checkpoint(folder)};
+    } catch (const InvalidArgument& error) {
+      if (folders.empty()) throw InvalidArgument(concat(error.what(), "; there is no checkpoint before it"));
+      if (!or_previous) {
+        throw InvalidArgument(concat(error.what(), ". The one before it, ", folders.back().string(),
+                                     ", is used only when asked: --resume-previous"));
+      }
+      log_warning(concat(error.what(), "; going back to ", folders.back().string()));
+    }
+  }
+  return {};
+}
+
+}  // namespace chorale::train

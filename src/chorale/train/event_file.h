@@ -1,0 +1,34 @@
+// TensorBoard's event files: numbers and texts by tag and step.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace chorale::train {
+
+class EventFile {
+ public:
+  // A new file in the folder. Readers drop what earlier files there have from `first_step` on.
+  EventFile(const std::filesystem::path& folder, int64_t first_step);
+
+  void number(int64_t step, std::string_view tag, double value);
+  void text(int64_t step, std::string_view tag, std::string_view value);
+  void flush();
+
+ private:
+  void event(int64_t step, std::string_view field);
+
+  struct Close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+  std::unique_ptr<std::FILE, Close> file_;
+};
+
+// The checksum that its records carry: CRC-32C (Castagnoli).
+uint32_t crc32c(std::string_view bytes);
+
+}  // namespace chorale::train

@@ -1,0 +1,70 @@
+#include "chorale/train/event_file.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "chorale/base/temporary_folder_test_util.h"
+
+namespace chorale::train {
+namespace {
+
+TEST(EventFile, ChecksumIsCastagnolis) {  // RFC 3720, B.4
+  EXPECT_EQ(crc32c("123456789"), 0xe3069283u);
+  EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8a9136aau);
+  EXPECT_EQ(crc32c(std::string(32, '\xff')), 0x62a8ab43u);
+}
+
+template <class T>
+T take(std::string_view& bytes) {
+  T value;
+  std::memcpy(&value, bytes.data(), sizeof value);
+  bytes.remove_prefix(sizeof value);
+  return value;
+}
+uint32_t unmask(uint32_t value) {
+  const uint32_t rotated = value - 0xa282ead8u;
+  return rotated >> 17 | rotated << 15;
+}
+// The messages of a file, less their times (a field of 9 bytes at the front), after checking the checksums.
+std::vector<std::string> messages(const std::string& file) {
+  std::vector<std::string> found;
+  for (std::string_view rest = file; !rest.empty();) {
+    const std::string_view length_bytes = rest.substr(0, 8);
+    const auto length = take<uint64_t>(rest);
+    EXPECT_EQ(unmask(take<uint32_t>(rest)), crc32c(length_bytes));
+    const std::string_view data = rest.substr(0, length);
+    rest.remove_prefix(length);
+    EXPECT_EQ(unmask(take<uint32_t>(rest)), crc32c(data));
+    EXPECT_EQ(data[0], '\x09');
+    found.emplace_back(data.substr(9));
+  }
+  return found;
+}
+
+TEST(EventFile, RecordsAreThoseThatTensorBoardReads) {
+  const TemporaryFolder folder;
+  {
+    EventFile events(folder.path(), 300);
+    events.number(300, "train/loss", 0.5);
+    events.text(301, "sample", "ab");
+  }
+  const auto entry = *std::filesystem::directory_iterator(folder.path());
+  EXPECT_TRUE(entry.path().filename().string().starts_with("events.out.tfevents."));
+  using namespace std::string_literals;
+  // As tensorboard.compat.proto.event_pb2 serialises them.
+  const std::vector<std::string> expected = {
+      "\x10\0\x1a\x0d"s + "brain.Event:2",
+      "\x10\xac\x02\x3a\x02\x08\x01"s,
+      "\x10\xac\x02\x2a\x13\x0a\x11\x0a\x0atrain/loss\x15\0\0\0\x3f"s,
+      "\x10\xad\x02\x2a\x1e\x0a\x1c\x0a\x06sample\x42\x0a\x08\x07\x12\x04\x12\x02\x08\x01\x42\x02"s + "ab" +
+          "\x4a\x06\x0a\x04\x0a\x02"s,
+  };
+  const std::vector<std::string> found = messages(folder.read(entry.path().filename().string()));
+  ASSERT_EQ(found.size(), 4u);
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(found[i], expected[i]) << i;
+  EXPECT_NE(found[3].find("sample"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace chorale::train

@@ -1,0 +1,88 @@
+#include "chorale/train/option_table.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "chorale/base/error.h"
+#include "chorale/base/json_write.h"
+
+namespace chorale::train {
+namespace {
+
+using testing::HasSubstr;
+
+struct Options {
+  int64_t batch = 128;
+  double lr = 0.1;
+  std::string optimizer = "adamw";
+  std::vector<std::string> text;
+  bool quiet = false;
+  OptionTable table;
+
+  Options() {
+    table.add({.name = "batch", .help = "", .target = &batch, .least = 1});
+    table.add({.name = "lr", .help = "", .target = &lr, .kind = OptionKind::kFree, .most = 10});
+    table.add({.name = "optimizer", .help = "", .target = &optimizer, .choices = {"adamw", "sgd"}});
+    table.add({.name = "text", .help = "", .target = &text});
+    table.add({.name = "quiet", .help = "", .target = &quiet, .kind = OptionKind::kHere});
+  }
+  void read(const std::string& json) const { table.read("o.json", json::parse("o.json", json).object("o.json")); }
+};
+
+template <class F>
+std::string error_of(const F& f) {
+  try {
+    f();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(OptionTable, EveryKindIsReadFromJsonAndWrittenAgain) {
+  Options o;
+  o.read(R"({"batch": 7, "lr": 1, "optimizer": "sgd", "text": ["a", "b"], "quiet": true})");
+  EXPECT_EQ(o.batch, 7);
+  EXPECT_EQ(o.lr, 1);
+  EXPECT_EQ(o.text, (std::vector<std::string>{"a", "b"}));
+  EXPECT_TRUE(o.quiet);
+  // What belongs to this start only is not written down.
+  EXPECT_EQ(json::write(o.table.values()), R"({"batch": 7, "lr": 1, "optimizer": "sgd", "text": ["a", "b"]})");
+}
+TEST(OptionTable, WordsOfACommandLineAreParsed) {
+  Options o;
+  o.table.set("batch", {"8", "16"});
+  o.table.set("lr", {"2.5e-3"});
+  o.table.set("text", {"a", "b"});
+  EXPECT_EQ(o.batch, 16);
+  EXPECT_EQ(o.lr, 2.5e-3);
+  EXPECT_EQ(o.text, (std::vector<std::string>{"a", "b"}));
+}
+TEST(OptionTable, AnUnknownKeyGetsTheNearestName) {
+  const Options o;
+  EXPECT_EQ(error_of([&] { o.read(R"({"bacth": 1})"); }), "o.json: there is no option 'bacth'; did you mean 'batch'?");
+}
+TEST(OptionTable, WrongValuesSayWhatWasExpected) {
+  const Options o;
+  EXPECT_EQ(error_of([&] { o.read(R"({"batch": 1.5})"); }),
+            "o.json: batch should be a whole number, but is a real number");
+  EXPECT_EQ(error_of([&] { o.table.set("batch", {"12x"}); }), "--batch expects a whole number, not '12x'");
+  EXPECT_EQ(error_of([&] { o.table.set("batch", {"0"}); }), "--batch expects a number of at least 1, not 0");
+  EXPECT_EQ(error_of([&] { o.table.set("lr", {"11"}); }), "--lr expects a number from 0 to 10, not 11");
+  EXPECT_EQ(error_of([&] { o.table.set("optimizer", {"adam"}); }),
+            "--optimizer expects one of adamw, sgd, not 'adam'; did you mean 'adamw'?");
+  EXPECT_EQ(error_of([&] { o.read(R"({"text": "a"})"); }), "o.json: text should be a list of strings, but is a string");
+}
+TEST(OptionTable, ARunKeepsWhatIsPartOfIt) {
+  const Options began;
+  const json::Object before = began.table.values();
+  Options now;
+  now.lr = 0.2;
+  now.quiet = true;
+  EXPECT_NO_THROW(check_unchanged(now.table, before, "runs/a"));
+  now.batch = 64;
+  EXPECT_THAT(error_of([&] { check_unchanged(now.table, before, "runs/a"); }), HasSubstr("--batch was 128, not 64"));
+}
+
+}  // namespace
+}  // namespace chorale::train

@@ -1,0 +1,44 @@
+// What all training jobs let their users choose.
+#pragma once
+
+#include "chorale/train/option_table.h"
+
+namespace chorale::train {
+
+struct TrainOptions {
+  // How long, and on how much at a time.
+  int64_t epochs = 5;
+  int64_t steps = 0;    // of all epochs together; 0: as many as the epochs have
+  int64_t batch = 128;  // examples in a step, of all ranks together
+  int64_t accumulate = 1;
+
+  // How gradients become steps.
+  std::string optimizer = "adamw";
+  double lr = 2e-3;
+  std::string schedule = "one-cycle";
+  int64_t warmup = 0;
+  double weight_decay = 0.01;
+  double clip = 0;
+  std::string precision = "f32";
+  std::string compress = "none";
+  int64_t seed = 1;
+  std::string init;  // folder of a model to start from
+
+  // What is written down, and when, in steps; 0: not before the end (of an epoch, for evaluations).
+  int64_t log_every = 10;
+  int64_t evaluate_every = 0;
+  int64_t checkpoint_every = 500;
+  int64_t keep = 3;
+  std::string out;
+  bool resume = false;
+  bool resume_previous = false;
+
+  int64_t ranks = 0;  // on this node; 0: one for each core
+  int64_t threads = 1;
+  bool dry_run = false;
+  bool quiet = false;
+};
+
+void list_options(TrainOptions& options, OptionTable& table);
+
+}  // namespace chorale::train

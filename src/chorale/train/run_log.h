@@ -1,0 +1,39 @@
+// What a run writes down of itself while it goes: metrics.jsonl, a JSON object per line, and TensorBoard's events.
+#pragma once
+
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+
+#include "chorale/base/json.h"
+#include "chorale/train/event_file.h"
+#include "chorale/train/task.h"
+
+namespace chorale::train {
+
+class RunLog {
+ public:
+  // Goes on behind `step`: lines of later steps, which will be made again, are dropped. `start` is the first line of
+  // this session, besides step, kind and time.
+  RunLog(const std::filesystem::path& folder, int64_t step, json::Object start);
+
+  // `kind` is "train" or "evaluation"; numbers appear in TensorBoard as KIND/NAME.
+  void numbers(const char* kind, int64_t step, const Metrics& metrics);
+  void sample(int64_t step, const std::string& text);
+  // Of this run, with the sessions before; what happened between them does not count.
+  double seconds() const;
+
+ private:
+  void line(const char* kind, int64_t step, json::Object members);
+
+  struct Close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+  std::unique_ptr<std::FILE, Close> file_;
+  double seconds_before_ = 0;
+  std::chrono::steady_clock::time_point start_;
+  EventFile events_;
+};
+
+}  // namespace chorale::train

@@ -1,0 +1,143 @@
+#include "chorale/train/stepper.h"
+
+#include <algorithm>
+
+#include "chorale/api/api.h"
+#include "chorale/optim/optim.h"
+#include "chorale/parallel/comm_hooks.h"
+
+namespace chorale::train {
+namespace {
+
+std::unique_ptr<optim::Optimizer> make_optimizer(const nn::NamedTensors& parameters, const TrainOptions& o) {
+  const double lr = o.lr, decay = o.weight_decay;
+  if (o.optimizer == "adamw")
+    return std::make_unique<optim::AdamW>(parameters, optim::AdamWOptions{.lr = lr, .weight_decay = decay});
+  if (o.optimizer == "adam")
+    return std::make_unique<optim::Adam>(parameters, optim::AdamOptions{.lr = lr, .weight_decay = decay});
+  if (o.optimizer == "sgd")
+    return std::make_unique<optim::Sgd>(parameters,
+                                        optim::SgdOptions{.lr = lr, .momentum = 0.9, .weight_decay = decay});
+  if (o.optimizer == "rmsprop")
+    return std::make_unique<optim::Rmsprop>(parameters, optim::RmspropOptions{.lr = lr, .weight_decay = decay});
+  if (o.optimizer == "adagrad")
+    return std::make_unique<optim::Adagrad>(parameters, optim::AdagradOptions{.lr = lr, .weight_decay = decay});
+  CHORALE_INVARIANT(o.optimizer == "lamb", "no optimizer ", o.optimizer);
+  return std::make_unique<optim::Lamb>(parameters, optim::LambOptions{.lr = lr, .weight_decay = decay});
+}
+
+optim::Scheduler make_scheduler(optim::Optimizer& optimizer, const TrainOptions& o, int64_t steps) {
+  if (o.schedule == "one-cycle") {
+    // One more than there are steps: the rate behind the last one is set too.
+    const optim::OneCycleOptions cycle{.max_lr = o.lr, .steps = steps + 1};
+    if (optimizer.has_option("momentum") || optimizer.has_option("beta1"))
+      return optim::Scheduler::one_cycle(optimizer, cycle);
+    return {optimizer, optim::one_cycle_lr(cycle)};
+  }
+  // The first step is not taken at a rate of 0.
+  const int64_t warmup = std::min(o.warmup, steps);
+  const optim::Schedule rise = optim::scaled_by([warmup](int64_t step) {
+    return step < warmup ? static_cast<double>(step + 1) / static_cast<double>(warmup + 1) : 1.0;
+  });
+  if (o.schedule == "constant") return {optimizer, rise};
+  if (o.schedule == "linear") {
+    const optim::Schedule fall = optim::scaled_by([warmup, steps](int64_t step) {
+      const int64_t falling = std::max<int64_t>(steps - warmup, 1),
+                    done = std::clamp<int64_t>(step - warmup, 0, falling);
+      return 1 - static_cast<double>(done) / static_cast<double>(falling);
+    });
+    return {optimizer, optim::chained({rise, fall})};
+  }
+  CHORALE_INVARIANT(o.schedule == "cosine", "no schedule ", o.schedule);
+  return {optimizer, optim::chained({rise, [warmup, steps](int64_t step, double base) {
+                                       if (step < warmup) return base;
+                                       return optim::cosine({.steps = std::max<int64_t>(steps - warmup, 1),
+                                                             .min_lr = base / 10})(step - warmup, base);
+                                     }})};
+}
+
+std::shared_ptr<parallel::PowerSgd> make_power_sgd(const TrainOptions& o, int64_t steps) {
+  if (o.compress != "powersgd") return nullptr;
+  // The first tenth of a run, while gradients are large, is not compressed.
+  return std::make_shared<parallel::PowerSgd>(parallel::PowerSgdOptions{
+      .rank = 4, .start_iteration = std::clamp<int64_t>(steps / 10, 2, 1000), .seed = static_cast<uint64_t>(o.seed)});
+}
+
+void add(io::NamedTensors& to, const std::string& prefix, const io::NamedTensors& from) {
+  for (const auto& [name, tensor] : from) to.emplace_back(prefix + name, tensor);
+}
+io::NamedTensors part(const io::NamedTensors& all, const std::string& prefix) {
+  io::NamedTensors found;
+  for (const auto& [name, tensor] : all) {
+    if (name.starts_with(prefix)) found.emplace_back(name.substr(prefix.size()), tensor);
+  }
+  return found;
+}
+
+constexpr const char *kOptimizer = "optimizer/", *kSchedule = "schedule/", *kScale = "scale/";
+
+}  // namespace
+
+Stepper::Stepper(Task& task, const TrainOptions& options, int64_t steps, const comm::Group& group)
+    : options_(options),
+      ddp_(Objective(task), group),
+      optimizer_(make_optimizer(task.model().named_parameters(), options)),
+      scheduler_(make_scheduler(*optimizer_, options, steps)),
+      scaler_({.enabled = options.precision == "f16"}),
+      power_sgd_(make_power_sgd(options, steps)) {
+  if (options.compress == "bf16") ddp_.register_comm_hook(parallel::bf16_compress_hook());
+  if (power_sgd_) ddp_.register_comm_hook(parallel::power_sgd_hook(power_sgd_));
+}
+
+Outcome Stepper::forward(const data::Example& batch) {
+  if (options_.precision == "f32") return ddp_(batch.x, batch.y);
+  const Autocast scope(options_.precision == "bf16" ? DType::kBF16 : DType::kF16);
+  return ddp_(batch.x, batch.y);
+}
+
+StepResult Stepper::step(const std::function<data::Example()>& next) {
+  StepResult result;
+  const auto pieces = static_cast<double>(options_.accumulate);
+  optimizer_->zero_grad();
+  for (int64_t piece = 1; piece <= options_.accumulate; ++piece) {
+    std::optional<parallel::DataParallelBase::NoSync> alone;
+    if (piece < options_.accumulate) alone.emplace(ddp_);
+    const Outcome outcome = forward(next());
+    backward(scaler_.scale(options_.accumulate > 1 ? outcome.loss / pieces : outcome.loss));
+    result.loss += outcome.loss.item<float>() / pieces;
+    if (outcome.right.defined()) result.right += outcome.right.item<int64_t>();
+  }
+  if (options_.clip > 0) {
+    scaler_.unscale(*optimizer_);
+    const std::vector<Tensor> parameters = optimizer_->parameters();
+    result.gradient_norm = optim::clip_grad_norm(parameters, options_.clip);
+  }
+  scaler_.step(*optimizer_);
+  scaler_.update();
+  scheduler_.step();
+  return result;
+}
+
+io::NamedTensors Stepper::state() const {
+  io::NamedTensors all;
+  add(all, kOptimizer, optimizer_->state_dict());
+  add(all, kSchedule, scheduler_.state_dict());
+  add(all, kScale, scaler_.state_dict());
+  return all;
+}
+
+void Stepper::load_state(const io::NamedTensors& state) {
+  optimizer_->load_state_dict(part(state, kOptimizer));
+  scheduler_.load_state_dict(part(state, kSchedule));
+  scaler_.load_state_dict(part(state, kScale));
+}
+
+io::NamedTensors Stepper::shared_part(const io::NamedTensors& own_state) {
+  io::NamedTensors shared;
+  for (const auto& row : own_state) {
+    if (!row.first.ends_with("/error")) shared.push_back(row);  // what one rank's factors missed
+  }
+  return shared;
+}
+
+}  // namespace chorale::train

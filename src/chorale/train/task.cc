@@ -1,0 +1,31 @@
+#include "chorale/train/task.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "chorale/io/safetensors.h"
+
+namespace chorale::train {
+
+void Task::load(const std::filesystem::path& folder) {
+  try {
+    model().load_state_dict(io::load(folder).tensors);
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument(concat(error.what(), " (from ", folder.string(), ")"));
+  }
+}
+
+std::string text_of(const Metrics& metrics) {
+  std::string text;
+  for (const auto& [key, value] : metrics) {
+    std::string name = key;
+    std::replace(name.begin(), name.end(), '_', ' ');
+    if (!text.empty()) text += "  ";
+    text += name.ends_with("accuracy") ? fmt::format("{} {:.2f} %", name, value * 100)
+                                       : fmt::format("{} {:.3f}", name, value);
+  }
+  return text;
+}
+
+}  // namespace chorale::train

@@ -1,0 +1,11 @@
+#include "chorale/train/tasks.h"
+
+namespace chorale::train {
+
+std::vector<std::unique_ptr<TaskKind>> task_kinds() {
+  std::vector<std::unique_ptr<TaskKind>> kinds;
+  kinds.push_back(fashion_kind());
+  return kinds;
+}
+
+}  // namespace chorale::train

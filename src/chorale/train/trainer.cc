@@ -1,0 +1,367 @@
+#include "chorale/train/trainer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "chorale/api/api.h"
+#include "chorale/base/generator.h"
+#include "chorale/base/json_write.h"
+#include "chorale/base/parallel.h"
+#include "chorale/comm/objects.h"
+#include "chorale/parallel/distributed_sampler.h"
+#include "chorale/train/exchange.h"
+
+namespace chorale::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// Runs `work` on rank 0; if it throws there, all ranks throw.
+template <class Work>
+void on_rank_0(const comm::Group& group, const Work& work) {
+  std::exception_ptr error;
+  if (group.rank() == 0) {
+    try {
+      work();
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+  const Tensor failed = Tensor::scalar(error ? 1 : 0, DType::kI32);
+  group.all_reduce(failed).wait();
+  if (error) std::rethrow_exception(error);
+  if (failed.item<int32_t>() != 0) throw ToldByRank0("rank 0 failed");
+}
+
+// Dropout and the like: each rank has numbers of its own.
+RandomStream stream_of_rank(const TrainOptions& options, int rank, int64_t step) {
+  constexpr uint64_t kTraining = 2;
+  return Generator(static_cast<uint64_t>(options.seed))
+      .fork(kTraining)
+      .fork(static_cast<uint64_t>(step))
+      .fork(static_cast<uint64_t>(rank))
+      .state();
+}
+
+// Sums over the steps since the last line of metrics.
+struct Sums {
+  int64_t steps = 0;
+  double loss = 0, right = 0, gradient_norm = 0;
+  double seconds = 0;  // of steps alone
+};
+
+class Trainer {
+ public:
+  explicit Trainer(const Job& job);
+  Ending run();
+
+ private:
+  bool speaks() const { return group_.rank() == 0; }
+  void resume();
+  void load(const std::optional<FoundCheckpoint>& found);
+  void introduce();
+  bool step();  // true when somebody wants to stop
+  bool is_due(int64_t every) const { return every > 0 && step_ % every == 0; }
+  bool ends_epoch() const { return step_ % plan_.steps_per_epoch == 0; }
+  Metrics measured();
+  void log();
+  void evaluate();
+  void save();
+  void say_how_to_go_on();
+
+  const Job& job_;
+  const TrainOptions& options_;
+  const comm::Group& group_;
+  std::unique_ptr<Task> task_;
+  Plan plan_;
+  std::optional<Stepper> stepper_;
+  std::shared_ptr<Loader> loader_;
+  std::optional<Progress> progress_;
+  std::optional<RunLog> log_;               // on rank 0
+  std::optional<Checkpoints> checkpoints_;  // on rank 0
+
+  int64_t step_ = 0;
+  int64_t saved_step_ = -1, evaluated_step_ = -1;
+  Sums sums_;
+  double smooth_loss_ = 0;  // for the live line
+  Metrics result_;          // of the last evaluation
+};
+
+Trainer::Trainer(const Job& job) : job_(job), options_(job.options), group_(job.group) {
+  manual_seed(static_cast<uint64_t>(options_.seed));
+  task_ = job.kind.make(options_);
+  plan_ = make_plan(options_, task_->examples(), group_.size());
+  resume();
+  loader_ = task_->loader(
+      std::make_shared<parallel::DistributedSampler>(
+          task_->examples(), group_,
+          parallel::DistributedSamplerOptions{.seed = static_cast<uint64_t>(options_.seed), .drop_last = true}),
+      {.batch_size = plan_.examples_of_rank, .drop_last = true, .seed = static_cast<uint64_t>(options_.seed)});
+  data::LoaderState position = loader_->state();
+  position.epoch = step_ / plan_.steps_per_epoch;
+  position.batch = step_ % plan_.steps_per_epoch * options_.accumulate;
+  loader_->load_state(position);
+  progress_.emplace(job.out, options_.quiet || !speaks() ? Progress::Style::kQuiet : Progress::style_for(job.out),
+                    plan_.steps);
+  if (speaks()) {
+    json::Object start = job.facts;
+    start.emplace_back("task", json::Value(std::string(job.kind.name())));
+    start.emplace_back("ranks", json::Value(int64_t{group_.size()}));
+    start.emplace_back("threads", json::Value(int64_t{thread_count()}));
+    start.emplace_back("parameters", json::Value(task_->model().parameter_count()));
+    start.emplace_back("steps", json::Value(plan_.steps));
+    start.emplace_back("steps_per_epoch", json::Value(plan_.steps_per_epoch));
+    log_.emplace(job.folder, step_, std::move(start));
+  }
+  introduce();
+}
+
+// Sets step and states to those of the last checkpoint, if there is one and it is wanted, else to the beginning.
+void Trainer::resume() {
+  std::optional<FoundCheckpoint> found;
+  on_rank_0(group_, [&] {
+    std::filesystem::create_directories(job_.folder);
+    const bool resumes = options_.resume || options_.resume_previous;
+    if (!resumes) check_is_new(job_.folder);
+    checkpoints_.emplace(job_.folder);
+    if (resumes) found = find_checkpoint(*checkpoints_, options_.resume_previous);
+    if (found) {
+      CHORALE_CHECK(found->checkpoint.data == task_->fingerprint(), "[train] the run in ", job_.folder.string(),
+                    " learnt from other data (", found->checkpoint.data, ") than there are now (", task_->fingerprint(),
+                    ")");
+      CHORALE_CHECK(found->checkpoint.step <= plan_.steps, "[train] the run in ", job_.folder.string(), " is at step ",
+                    found->checkpoint.step, " already, behind the end at step ", plan_.steps,
+                    "; give more with --steps or --epochs");
+      task_->load(found->folder);  // the wrapper below sends it to the others
+    } else {
+      if (!options_.init.empty()) task_->start_from(options_.init);
+      io::write_file(job_.folder / "config.json", json::write(job_.table.values(), json::Layout::kPages) + "\n");
+    }
+  });
+  stepper_.emplace(*task_, options_, plan_.steps, group_);
+  stepper_->ddp().set_sample_rate(options_.log_every);
+  load(found);
+}
+
+void Trainer::load(const std::optional<FoundCheckpoint>& found) {
+  // step, and for each rank the seed and the offset of its random stream
+  std::vector<comm::Value> head(1);
+  if (found) {
+    comm::List numbers{comm::Value(found->checkpoint.step)};
+    for (const RandomStream& stream : found->checkpoint.random) {
+      numbers.emplace_back(static_cast<int64_t>(stream.seed));
+      numbers.emplace_back(static_cast<int64_t>(stream.offset));
+    }
+    head[0] = std::move(numbers);
+  }
+  comm::broadcast_object_list(group_, head, 0);
+  if (head[0].is_nothing()) {
+    default_generator().restore(stream_of_rank(options_, group_.rank(), 0));
+    return;
+  }
+  const auto& numbers = head[0].as<comm::List>();
+  step_ = saved_step_ = numbers[0].as<int64_t>();
+  const bool same_ranks = numbers.size() == 1 + 2 * static_cast<size_t>(group_.size());
+  if (same_ranks) {
+    const size_t at = 1 + 2 * static_cast<size_t>(group_.rank());
+    default_generator().restore(
+        {static_cast<uint64_t>(numbers[at].as<int64_t>()), static_cast<uint64_t>(numbers[at + 1].as<int64_t>())});
+  } else {
+    default_generator().restore(stream_of_rank(options_, group_.rank(), step_));
+  }
+  stepper_->load_state(broadcast_tensors(group_, found ? found->checkpoint.training : io::NamedTensors{}));
+  if (!stepper_->has_own_state()) return;
+  std::vector<io::NamedTensors> own;
+  if (found) {
+    own = found->checkpoint.of_ranks;
+    if (!same_ranks) own.assign(static_cast<size_t>(group_.size()), Stepper::shared_part(own.at(0)));
+  }
+  stepper_->load_own_state(scatter_tensors(group_, own));
+}
+
+void Trainer::introduce() {
+  progress_->say(task_->describe());
+  progress_->say(
+      fmt::format("{} parameters; {} steps of {} {}, {} to an epoch; ranks: {}, threads of each: {}; run: {}",
+                  grouped(task_->model().parameter_count()), grouped(plan_.steps),
+                  grouped(options_.batch * task_->unit().per_example), task_->unit().name,
+                  grouped(plan_.steps_per_epoch), group_.size(), thread_count(), job_.folder.string()));
+  if (step_ > 0) progress_->say(fmt::format("going on behind step {}", grouped(step_)));
+  if (step_ == 0 && (options_.resume || options_.resume_previous))
+    progress_->say("there is no checkpoint yet: starting from the beginning");
+}
+
+bool Trainer::step() {
+  const auto start = Clock::now();
+  if (ends_epoch()) loader_->set_epoch(step_ / plan_.steps_per_epoch);  // leaves out what did not fill a step
+  const StepResult mine = stepper_->step([this] {
+    auto batch = loader_->next();
+    CHORALE_INVARIANT(batch, "the epoch ended before its last step");
+    return std::move(*batch);
+  });
+  ++step_;
+  const auto ranks = static_cast<double>(group_.size());
+  std::array<double, 3> all = {mine.loss / ranks, static_cast<double>(mine.right), Interrupt::requested() ? 1.0 : 0.0};
+  group_.all_reduce(std::span<double>(all)).wait();
+  ++sums_.steps;
+  sums_.loss += all[0];
+  sums_.right += all[1];
+  sums_.gradient_norm += mine.gradient_norm;
+  sums_.seconds += seconds_since(start);
+  smooth_loss_ = smooth_loss_ == 0 ? all[0] : 0.98 * smooth_loss_ + 0.02 * all[0];
+  return all[2] > 0;
+}
+
+// Of the steps since the last line.
+Metrics Trainer::measured() {
+  const auto steps = static_cast<double>(sums_.steps);
+  const double step_s = sums_.seconds / steps, loss = sums_.loss / steps;
+  Metrics metrics{{"loss", loss}};
+  for (const auto& row : task_->of_loss(loss)) metrics.push_back(row);
+  if (sums_.right > 0) metrics.emplace_back("accuracy", sums_.right / steps / static_cast<double>(options_.batch));
+  if (options_.clip > 0) metrics.emplace_back("gradient_norm", sums_.gradient_norm / steps);
+  metrics.emplace_back("lr", stepper_->lr());
+  metrics.emplace_back("epoch", static_cast<double>(step_) / static_cast<double>(plan_.steps_per_epoch));
+  metrics.emplace_back("step_ms", step_s * 1000);
+  metrics.emplace_back(concat(task_->unit().name, "_per_second"),
+                       static_cast<double>(options_.batch * task_->unit().per_example) / step_s);
+  if (group_.size() > 1) {
+    // Waiting for other ranks after this one's own gradients were ready.
+    const parallel::DdpLog times = stepper_->ddp().log();
+    const auto exposed = static_cast<double>(times.backward_comm_time - times.backward_compute_comm_overlap_time);
+    metrics.emplace_back("communication_ms", static_cast<double>(times.backward_comm_time) / 1e6);
+    metrics.emplace_back("exposed_communication_ms", exposed / 1e6);
+  }
+  return metrics;
+}
+
+double find(const Metrics& metrics, std::string_view name) {
+  for (const auto& [key, value] : metrics) {
+    if (key == name) return value;
+  }
+  return 0;
+}
+
+void Trainer::log() {
+  if (speaks()) {
+    const Metrics metrics = measured();
+    log_->numbers("train", step_, metrics);
+    std::string text = fmt::format("epoch {}/{}  ", (step_ - 1) / plan_.steps_per_epoch + 1,
+                                   (plan_.steps - 1) / plan_.steps_per_epoch + 1);
+    Metrics shown{{"loss", smooth_loss_}};
+    for (const auto& row : task_->of_loss(smooth_loss_)) shown.push_back(row);
+    if (sums_.right > 0) shown.emplace_back("accuracy", find(metrics, "accuracy"));
+    text += text_of(shown);
+    text += fmt::format("  {} {}/s",
+                        grouped(static_cast<int64_t>(find(metrics, concat(task_->unit().name, "_per_second")))),
+                        task_->unit().name);
+    if (group_.size() > 1) {
+      text +=
+          fmt::format("  comm {:.0f} %",
+                      100 * std::clamp(find(metrics, "exposed_communication_ms") / find(metrics, "step_ms"), 0.0, 1.0));
+    }
+    progress_->show(step_, text);
+  }
+  sums_ = {};
+}
+
+void Trainer::evaluate() {
+  if (evaluated_step_ == step_) return;
+  evaluated_step_ = step_;
+  // Buffers, such as running means, are each rank's own during a step; those of rank 0 are saved.
+  if (!task_->model().named_buffers().empty()) stepper_->ddp().sync_module_states(0);
+  task_->model().eval();
+  {
+    const NoGrad scope;
+    result_ = task_->evaluate(group_);
+    if (speaks()) {
+      log_->numbers("evaluation", step_, result_);
+      progress_->say(fmt::format("step {}  {}  {}", grouped(step_), text_of(result_), clock_text(log_->seconds())));
+      if (const auto text = task_->sample(step_)) {
+        log_->sample(step_, *text);
+        progress_->say("  " + *text);
+      }
+    }
+  }
+  task_->model().train();
+}
+
+void Trainer::save() {
+  if (saved_step_ == step_) return;
+  saved_step_ = step_;
+  const RandomStream mine = default_generator().state();
+  const std::vector<comm::Value> streams =
+      comm::gather_object(group_, comm::List{static_cast<int64_t>(mine.seed), static_cast<int64_t>(mine.offset)});
+  Checkpoint checkpoint{.step = step_, .data = task_->fingerprint()};
+  if (stepper_->has_own_state()) checkpoint.of_ranks = gather_tensors(group_, stepper_->own_state());
+  // Also the end of the others' wait: who leaves earlier would be a rank that ended while another still writes.
+  on_rank_0(group_, [&] {
+    checkpoint.options = job_.table.values();
+    checkpoint.training = stepper_->state();
+    for (const comm::Value& stream : streams) {
+      const auto& numbers = stream.as<comm::List>();
+      checkpoint.random.push_back(
+          {static_cast<uint64_t>(numbers[0].as<int64_t>()), static_cast<uint64_t>(numbers[1].as<int64_t>())});
+    }
+    checkpoints_->save(
+        checkpoint, [this](const auto& folder) { task_->save(folder); }, options_.keep);
+  });
+}
+
+void Trainer::say_how_to_go_on() {
+  progress_.reset();  // clears the live line
+  if (!speaks()) return;
+  fmt::print(job_.out,
+             "interrupted after step {} of {}, which is saved; go on with\n  chorale train {} --out {} --resume\n",
+             grouped(step_), grouped(plan_.steps), job_.kind.name(), job_.folder.string());
+  std::fflush(job_.out);
+}
+
+Ending Trainer::run() {
+  const Interrupt interrupt;
+  while (step_ < plan_.steps) {
+    const bool stop = step();
+    if (is_due(options_.log_every) || step_ == plan_.steps || stop) log();
+    const bool due = options_.evaluate_every > 0 ? is_due(options_.evaluate_every) : ends_epoch();
+    if (step_ == plan_.steps || (due && !stop)) evaluate();
+    if (step_ == plan_.steps || is_due(options_.checkpoint_every) || stop) save();
+    if (stop && step_ < plan_.steps) {
+      say_how_to_go_on();
+      return Ending::kInterrupted;
+    }
+  }
+  evaluate();  // of a run that was complete when it began
+  progress_.reset();
+  if (speaks()) {
+    fmt::print(job_.out, "{} after {} steps, {:.1f} s; run: {}\n", text_of(result_), grouped(step_), log_->seconds(),
+               job_.folder.string());
+    std::fflush(job_.out);
+  }
+  return Ending::kDone;
+}
+
+}  // namespace
+
+Plan make_plan(const TrainOptions& options, int64_t examples, int ranks) {
+  const int64_t pieces = ranks * options.accumulate;
+  CHORALE_CHECK(options.batch % pieces == 0, "[train] a batch of ", options.batch, " cannot be dealt to ", ranks,
+                " ranks in ", options.accumulate, " pieces equally; choose a multiple of ", pieces);
+  Plan plan{.steps_per_epoch = examples / options.batch, .examples_of_rank = options.batch / pieces};
+  CHORALE_CHECK(plan.steps_per_epoch > 0, "[train] a batch of ", options.batch, " is larger than the ", examples,
+                " training examples; choose a smaller one");
+  const int64_t all = plan.steps_per_epoch * options.epochs;
+  plan.steps = options.steps > 0 ? std::min(options.steps, all) : all;
+  return plan;
+}
+
+void check_is_new(const std::filesystem::path& folder) {
+  CHORALE_CHECK(!std::filesystem::exists(folder / "config.json"), "[train] there is a run in ", folder.string(),
+                " already; go on with it by --resume, or choose another folder with --out");
+}
+
+Ending train(const Job& job) { return Trainer(job).run(); }
+
+}  // namespace chorale::train

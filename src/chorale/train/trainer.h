@@ -1,0 +1,51 @@
+// The loop: steps, with metrics, evaluations, samples and checkpoints in between, until the end or Ctrl-C; from the
+// beginning or from a checkpoint.
+#pragma once
+
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "chorale/train/checkpoint.h"
+#include "chorale/train/interrupt.h"
+#include "chorale/train/progress.h"
+#include "chorale/train/run_log.h"
+#include "chorale/train/stepper.h"
+
+namespace chorale::train {
+
+struct Job {
+  const TaskKind& kind;
+  const TrainOptions& options;
+  const OptionTable& table;  // has the values that are written down
+  const comm::Group& group;
+  std::filesystem::path folder;  // of the run; only rank 0 looks at it
+  json::Object facts{};          // about program and machine, for the log
+  std::FILE* out = stdout;       // only rank 0 writes
+};
+
+// How many steps there are, and where an epoch ends.
+struct Plan {
+  int64_t steps_per_epoch = 0;
+  int64_t steps = 0;
+  int64_t examples_of_rank = 0;  // in one forward
+};
+// InvalidArgument when the batch cannot be dealt to this many ranks, or is larger than the data.
+Plan make_plan(const TrainOptions& options, int64_t examples, int ranks);
+
+// InvalidArgument when there is a run in the folder already.
+void check_is_new(const std::filesystem::path& folder);
+
+enum class Ending : uint8_t { kDone, kInterrupted };
+// As one rank of the group. What rank 0 throws, the others throw as ToldByRank0.
+Ending train(const Job& job);
+
+// Another rank has failed and says why: this one need not.
+class ToldByRank0 : public StateError {
+ public:
+  using StateError::StateError;
+};
+
+}  // namespace chorale::train

@@ -1,0 +1,184 @@
+#include "chorale/train/trainer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+
+#include "chorale/api/api.h"
+#include "chorale/base/parallel.h"
+#include "chorale/base/temporary_folder_test_util.h"
+#include "chorale/comm/world.h"
+#include "chorale/nn/nn.h"
+#include "chorale/transport/memory_store.h"
+
+namespace chorale::train {
+namespace {
+
+using testing::HasSubstr;
+
+// Learns the sum of eight numbers, with dropout so that random streams matter.
+class SumTask final : public Task {
+ public:
+  explicit SumTask(int interrupt_at) : interrupt_at_(interrupt_at) {
+    const Tensor x = uniform({40, 8}, -1, 1, DType::kF32, data_numbers_);
+    dataset_.emplace(x, sum(x, 1));
+  }
+  std::string describe() const override { return "sums"; }
+  Unit unit() const override { return {"sums", 1}; }
+  std::string fingerprint() const override { return "40 sums"; }
+  nn::Module& model() override { return model_; }
+  int64_t examples() const override { return dataset_->size(); }
+  std::shared_ptr<Loader> loader(std::shared_ptr<const data::Sampler> sampler,
+                                 const data::LoaderOptions& options) const override {
+    return std::make_shared<data::DataLoader<data::TensorDataset>>(*dataset_, std::move(sampler), options);
+  }
+  Outcome forward(const data::Example& batch) override {
+    if (++forwards_ == interrupt_at_) std::raise(SIGINT);
+    return {mse_loss(squeeze(model_(batch.x), 1), batch.y)};
+  }
+  Metrics evaluate(const comm::Group&) override {
+    std::vector<int64_t> all(40);
+    std::iota(all.begin(), all.end(), 0);
+    const data::Example batch = dataset_->get_batch(all);
+    return {{"test_loss", mse_loss(squeeze(model_(batch.x), 1), batch.y).item<float>()}};
+  }
+  void save(const std::filesystem::path& folder) const override {
+    io::save(folder / "model.safetensors", model_.state_dict());
+  }
+
+ private:
+  Generator data_numbers_{99};
+  std::optional<data::TensorDataset> dataset_;
+  nn::Sequential model_{nn::Linear(8, 16), nn::ReLU(), nn::Dropout(0.25), nn::Linear(16, 1)};
+  int interrupt_at_;
+  int forwards_ = 0;
+};
+
+class SumKind final : public TaskKind {
+ public:
+  int interrupt_at = 0;
+  const char* name() const override { return "sums"; }
+  const char* help() const override { return ""; }
+  void list_options(TrainOptions&, OptionTable&) override {}
+  std::unique_ptr<Task> make(const TrainOptions&) const override { return std::make_unique<SumTask>(interrupt_at); }
+};
+
+struct Session {
+  SumKind kind;
+  TrainOptions options;
+
+  Session() {
+    set_thread_count(1);
+    options.epochs = 3;
+    options.batch = 8;
+    options.lr = 0.01;
+    options.checkpoint_every = 4;
+    options.quiet = true;
+  }
+  // What it printed is in `printed`.
+  Ending run(const std::filesystem::path& folder) {
+    OptionTable table;
+    list_options(options, table);
+    comm::World world(std::make_shared<transport::MemoryStore>(), 0, 1);
+    char* text = nullptr;
+    size_t size = 0;
+    std::FILE* out = open_memstream(&text, &size);
+    const Ending ending = [&] {
+      struct Close {
+        std::FILE* file;
+        ~Close() { std::fclose(file); }
+      } const close{out};
+      return train(
+          {.kind = kind, .options = options, .table = table, .group = world.group(), .folder = folder, .out = out});
+    }();
+    printed.assign(text, size);
+    std::free(text);
+    return ending;
+  }
+  std::string printed;
+};
+
+std::string weights(const TemporaryFolder& folder, const std::string& run, int step) {
+  const std::string at =
+      run + "/checkpoints/step-" + std::string(7 - std::to_string(step).size() + 1, '0') + std::to_string(step) + "/";
+  return folder.read(at + "model.safetensors") + folder.read(at + "training.safetensors");
+}
+
+struct Variant {
+  const char* name;
+  void (*change)(TrainOptions&);
+};
+class Resuming : public testing::TestWithParam<Variant> {};
+
+TEST_P(Resuming, EndsWithTheBitsOfARunThatWasNeverInterrupted) {
+  const TemporaryFolder folder;
+  Session undisturbed;
+  GetParam().change(undisturbed.options);
+  EXPECT_EQ(undisturbed.run(folder / "a"), Ending::kDone);
+
+  Session first, second;
+  first.kind.interrupt_at = 7;  // between checkpoints
+  for (Session* session : {&first, &second}) GetParam().change(session->options);
+  EXPECT_EQ(first.run(folder / "b"), Ending::kInterrupted);
+  EXPECT_THAT(first.printed, HasSubstr("chorale train sums --out " + (folder / "b").string() + " --resume"));
+  second.options.resume = true;
+  EXPECT_EQ(second.run(folder / "b"), Ending::kDone);
+  const std::string expected = weights(folder, "a", 15);
+  EXPECT_GT(expected.size(), 1000u);
+  EXPECT_TRUE(weights(folder, "b", 15) == expected);
+}
+INSTANTIATE_TEST_SUITE_P(Variants, Resuming,
+                         testing::Values(Variant{"AdamW", [](TrainOptions&) {}},
+                                         Variant{"SgdWithCosine",
+                                                 [](TrainOptions& o) {
+                                                   o.optimizer = "sgd";
+                                                   o.schedule = "cosine";
+                                                   o.warmup = 3;
+                                                 }},
+                                         Variant{"LambWithClippingAndAccumulation",
+                                                 [](TrainOptions& o) {
+                                                   o.optimizer = "lamb";
+                                                   o.schedule = "linear";
+                                                   o.clip = 0.5;
+                                                   o.accumulate = 2;
+                                                 }},
+                                         Variant{"LossScaling", [](TrainOptions& o) { o.precision = "f16"; }},
+                                         Variant{"PowerSgd",
+                                                 [](TrainOptions& o) {
+                                                   o.precision = "bf16";
+                                                   o.compress = "powersgd";
+                                                 }}),
+                         [](const auto& row) { return std::string(row.param.name); });
+
+TEST(Trainer, AFolderWithARunIsNotOverwritten) {
+  const TemporaryFolder folder;
+  Session session;
+  session.options.steps = 1;
+  session.run(folder / "a");
+  EXPECT_THROW(session.run(folder / "a"), InvalidArgument);
+}
+TEST(Trainer, ResumingWithoutACheckpointBegins) {
+  const TemporaryFolder folder;
+  Session session;
+  session.options.steps = 2;
+  session.options.resume = true;
+  session.options.quiet = false;
+  EXPECT_EQ(session.run(folder / "a"), Ending::kDone);
+  EXPECT_THAT(session.printed, HasSubstr("there is no checkpoint yet: starting from the beginning"));
+}
+TEST(Trainer, PlanDealsABatchToRanksAndPieces) {
+  TrainOptions options;
+  options.batch = 64;
+  options.accumulate = 2;
+  options.epochs = 3;
+  const Plan plan = make_plan(options, 1000, 4);
+  EXPECT_EQ(plan.steps_per_epoch, 15);
+  EXPECT_EQ(plan.steps, 45);
+  EXPECT_EQ(plan.examples_of_rank, 8);
+  EXPECT_THROW(make_plan(options, 1000, 3), InvalidArgument);
+  EXPECT_THROW(make_plan(options, 63, 4), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace chorale::train
