@@ -56,10 +56,10 @@ class Train(unittest.TestCase):
 
 class Learning(Train):
     def test_fashion_mnist_is_learnt(self):
-        self.assertGreater(self.accuracy("--steps", "100", "-n", "1"), 75)
+        self.assertGreater(self.accuracy("--model", "mlp", "--steps", "150", "-n", "1"), 80)
 
     def test_two_ranks_learn_it_together(self):
-        self.assertGreater(self.accuracy("--steps", "60", "-n", "2", "--precision", "bf16", "--compress", "powersgd"), 65)
+        self.assertGreater(self.accuracy("--steps", "40", "-n", "2", "--precision", "bf16", "--compress", "powersgd"), 60)
 
     def test_a_run_says_what_it_did(self):
         self.run_to_end("--model", "mlp", "--steps", "20", "-n", "2", "--clip", "1")
@@ -145,7 +145,7 @@ class Stopping(Train):
         words = self.run_to_end("--out", "a", "--resume", status=1)
         self.assertIn(f"{damaged.relative_to(self.folder)} is damaged", words)
         self.assertIn("--resume-previous", words)
-        self.assertEqual(words.count("is damaged"), 1 + words.count("last error"), "only rank 0 says it")
+        self.assertEqual(words.count("is damaged"), 2, "rank 0 says it, and the launcher repeats it")
         self.run_to_end("--out", "a", "--resume-previous", "--steps", "6")
         self.assertEqual(self.steps_of("a")[-1], 6)
 
@@ -177,6 +177,54 @@ class Options(Train):
         for words in "421,834 in 12 tensors", "2,340 of 128 pictures", "MiB at the peak", "1687336 bytes", "Conv2d(1, 32":
             self.assertIn(words, out)
         self.assertEqual(list(self.folder.iterdir()), [])
+
+
+class Text(Train):
+    TINY = ("--context", "32", "--layers", "1", "--heads", "2", "--width", "16", "--batch", "8", "--log-every", "5")
+
+    def setUp(self):
+        super().setUp()
+        (self.folder / "text").write_text("the cat sat on the mat. " * 400)
+
+    def metrics(self, run):
+        return [json.loads(line) for line in (self.folder / run / "metrics.jsonl").read_text().splitlines()]
+
+    def generate(self, *args):
+        done = subprocess.run([PROGRAM, "generate", *args], cwd=self.folder, capture_output=True, text=True, timeout=LIMIT_S)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def test_a_gpt_learns_a_text_goes_on_after_an_interrupt_and_writes(self):
+        options = ("--text", "text", *self.TINY, "--lr", "0.01", "--epochs", "6", "--evaluate-every", "60", "--sample-tokens", "40")
+        self.run_to_end(*options, "-n", "2", "--out", "a", "--checkpoint-every", "100", task="gpt")
+        lines = self.metrics("a")
+        losses = [line["loss"] for line in lines if line["kind"] == "train"]
+        self.assertLess(losses[-1], losses[0] / 3)
+        last = [line for line in lines if line["kind"] == "evaluation"][-1]
+        self.assertAlmostEqual(last["test_bits_per_byte"], last["test_loss"] / 0.693147, delta=1e-3)
+        self.assertEqual(len([line for line in lines if line["kind"] == "sample"]), 4)
+        first = self.generate("--run", "a", "--prompt", "the cat", "--tokens", "60", "--seed", "5")
+        self.assertTrue(first.startswith("the cat"))
+        self.assertEqual(first, self.generate("--run", "a", "--prompt", "the cat", "--tokens", "60", "--seed", "5"))
+        self.assertIn(" sat on the mat. the cat sat", self.generate("--run", "a", "--prompt", "the cat", "--tokens", "40", "--temperature", "0"))
+
+        self.run_to_end(*options, "-n", "2", "--out", "b", "--steps", "30", task="gpt")
+        self.run_to_end("--out", "b", "--resume", "--steps", "60", task="gpt")
+        (self.folder / "text").write_text("another text. " * 400)
+        self.assertIn("learnt from other data", self.run_to_end("--out", "b", "--resume", "--steps", "90", task="gpt", status=1))
+
+    def test_a_bert_learns_to_fill_gaps_from_a_model_in_the_common_form(self):
+        shape = {"model_type": "bert", "vocab_size": 400, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+                 "intermediate_size": 64, "max_position_embeddings": 32, "hidden_dropout_prob": 0.1}
+        (self.folder / "shape.json").write_text(json.dumps(shape))
+        options = ("--text", "text", "--vocab", "300", "--context", "16", "--batch", "8", "--lr", "0.01", "-n", "1", "--log-every", "5")
+        self.run_to_end(*options, "--model-config", "shape.json", "--out", "a", "--steps", "60", "--epochs", "50", task="bert")
+        losses = [line["loss"] for line in self.metrics("a") if line["kind"] == "train"]
+        self.assertLess(losses[-1], losses[0] * 0.6)
+        (self.folder / "shape.json").unlink()
+        self.run_to_end("--out", "a", "--resume", "--steps", "62", task="bert")  # the run knows the shape
+        self.run_to_end(*options, "--init", self.last_checkpoint("a"), "--out", "b", "--steps", "5", task="bert")
+        self.assertLess(self.metrics("b")[1]["loss"], losses[0] * 0.8)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 
 #include <CLI/CLI.hpp>
 
-#define CHORALE_COMMANDS(X) X(bench) X(doctor) X(flight) X(ops) X(report) X(run) X(train) X(watch)
+#define CHORALE_COMMANDS(X) X(bench) X(doctor) X(flight) X(generate) X(ops) X(report) X(run) X(train) X(watch)
 
 namespace chorale::app {
 

@@ -5,6 +5,8 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <optional>
+#include <thread>
 
 #include "chorale/app/commands.h"
 #include "chorale/app/program.h"
@@ -20,6 +22,7 @@
 #include "chorale/train/dry_run.h"
 #include "chorale/train/tasks.h"
 #include "chorale/train/trainer.h"
+#include "chorale/transport/launcher_variables.h"
 #include "chorale/transport/memory_store.h"
 
 namespace chorale::app {
@@ -51,6 +54,7 @@ struct TrainCommand {
 
  private:
   void apply_given() const;
+  std::optional<json::Value> apply_run();
 };
 
 void TrainCommand::list_options() {
@@ -97,22 +101,26 @@ void TrainCommand::apply_given() const {
   }
 }
 
+// Options of the run that goes on; what is given now wins. Returns those that it began with, or nothing when it ended
+// before they were written down.
+std::optional<json::Value> TrainCommand::apply_run() {
+  CHORALE_CHECK(!options.out.empty(), "[train] --resume needs the folder of the run: --out DIR");
+  CHORALE_CHECK(fs::is_directory(options.out), "[train] there is no run in ", options.out, ": no such folder");
+  const fs::path path = fs::path(options.out) / "config.json";
+  if (!fs::exists(path)) return {};
+  json::Value before = read_json(path);
+  table.read(path.string(), before.object(path.string()));
+  apply_given();
+  return before;
+}
+
 void TrainCommand::resolve() {
   apply_given();
   // What the launcher starts again after a failure goes on.
   if (config::env("TORCHELASTIC_RESTART_COUNT").value_or("0") != "0") options.resume = true;
-  if (!resumes()) return;
-  CHORALE_CHECK(!options.out.empty(), "[train] --resume needs the folder of the run: --out DIR");
-  CHORALE_CHECK(fs::is_directory(options.out), "[train] there is no run in ", options.out, ": no such folder");
-  const fs::path path = fs::path(options.out) / "config.json";
-  if (!fs::exists(path)) return;  // it ended before its beginning was written down
-  const json::Value before = read_json(path);
-  const bool previous = options.resume_previous;
-  table.read(path.string(), before.object(path.string()));
-  apply_given();
-  options.resume = true;
-  options.resume_previous = previous;
-  check_unchanged(table, before.object(path.string()), options.out);
+  const auto before = resumes() ? apply_run() : std::optional<json::Value>();
+  kind->settle(options);
+  if (before) check_unchanged(table, before->object("options"), options.out);
 }
 
 // runs/TASK-1, or the next number that is free; made at once, so that nobody else takes it.
@@ -178,7 +186,7 @@ void run_train(TrainCommand& command) {
     return;
   }
   const bool is_rank = config::one_of_several_ranks();
-  if (!is_rank || config::env("RANK").value_or("0") == "0") {
+  if (!is_rank || transport::find_launcher_variables().rank.value_or(0) == 0) {
     if (command.options.out.empty()) command.options.out = new_folder(command.kind->name());
     if (!is_rank && !command.resumes()) train::check_is_new(command.options.out);
   }
@@ -195,6 +203,7 @@ void run_train(TrainCommand& command) {
   try {
     if (run_rank(command, world.group()) == train::Ending::kInterrupted) throw CLI::RuntimeError(128 + SIGINT);
   } catch (const train::ToldByRank0&) {
+    std::this_thread::sleep_for(std::chrono::seconds(1));  // rank 0 ends first: launchers name who did
     throw CLI::RuntimeError(1);
   }
 }

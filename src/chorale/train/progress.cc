@@ -42,11 +42,17 @@ Progress::Progress(std::FILE* out, Style style, int64_t total, std::chrono::mill
 
 Progress::~Progress() { erase(); }
 
+// A terminal that has become narrower has broken the line into rows: begin at the first of them.
+std::string Progress::back_to_start(int columns) const {
+  const int rows_above = drawn_cells_ > 0 ? (drawn_cells_ - 1) / columns : 0;
+  return rows_above > 0 ? fmt::format("\033[{}A\r\033[J", rows_above) : "\r\033[K";
+}
+
 void Progress::erase() {
-  if (!drawn_) return;
-  std::fputs("\r\033[K", out_);
+  if (drawn_cells_ == 0) return;
+  std::fputs(back_to_start(columns_of(out_)).c_str(), out_);
   std::fflush(out_);
-  drawn_ = false;
+  drawn_cells_ = 0;
 }
 
 std::string Progress::render(int64_t done, const std::string& text, int columns) const {
@@ -81,8 +87,11 @@ void Progress::show(int64_t done, const std::string& text) {
   if (style_ == Style::kPlain) {
     fmt::print(out_, "{}\n", render(done, text, 0));
   } else {
-    fmt::print(out_, "\r{}\033[K", render(done, text, columns_of(out_)));
-    drawn_ = true;
+    const int columns = columns_of(out_);
+    const std::string line = render(done, text, columns);
+    fmt::print(out_, "{}{}", back_to_start(columns), line);
+    const auto starts_character = [](char byte) { return (static_cast<uint8_t>(byte) & 0xc0) != 0x80; };
+    drawn_cells_ = static_cast<int>(std::count_if(line.begin(), line.end(), starts_character));
   }
   std::fflush(out_);
 }

@@ -29,6 +29,7 @@ class Progress {
 
  private:
   std::string render(int64_t done, const std::string& text, int columns) const;
+  std::string back_to_start(int columns) const;
   void erase();
 
   std::FILE* out_;
@@ -37,7 +38,7 @@ class Progress {
   std::chrono::milliseconds plain_interval_;
   std::chrono::steady_clock::time_point start_, last_;
   int64_t first_done_ = -1;  // what was done before the first show(): a run that resumes
-  bool drawn_ = false;
+  int drawn_cells_ = 0;      // of the live line as it stands
 };
 
 // "1:05", "2:03:04".

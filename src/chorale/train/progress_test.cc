@@ -1,6 +1,9 @@
 #include "chorale/train/progress.h"
 
 #include <gtest/gtest.h>
+#include <pty.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <functional>
@@ -53,6 +56,26 @@ TEST(Progress, ALiveLineIsErasedBeforeAnotherLineAndAtTheEnd) {
   EXPECT_NE(text.find("\r\033[Ka word\n"), std::string::npos);
   EXPECT_NE(text.find("█▏ 100 %  2/2  all"), std::string::npos);
   EXPECT_TRUE(text.ends_with("\r\033[K"));
+}
+
+TEST(Progress, ATerminalThatHasBecomeNarrowerIsCleared) {
+  int master = -1, slave = -1;
+  winsize size{.ws_row = 24, .ws_col = 100, .ws_xpixel = 0, .ws_ypixel = 0};
+  ASSERT_EQ(openpty(&master, &slave, nullptr, nullptr, &size), 0);
+  std::FILE* terminal = fdopen(slave, "w");
+  {
+    Progress progress(terminal, Progress::style_for(terminal), 2);
+    progress.show(1, std::string(60, 'x'));  // fills 99 columns
+    size.ws_col = 40;
+    ioctl(slave, TIOCSWINSZ, &size);
+    progress.show(2, "all");
+  }
+  std::string text(4096, '\0');
+  text.resize(static_cast<size_t>(read(master, text.data(), text.size())));
+  std::fclose(terminal);
+  close(master);
+  EXPECT_NE(text.find("\033[2A\r\033[J"), std::string::npos) << text;  // three rows of 40 are 99 cells
+  EXPECT_NE(text.find("100 %  2/2  all"), std::string::npos);
 }
 
 TEST(Progress, QuietSaysNothing) {

@@ -43,7 +43,7 @@ double drop_later_lines(const std::filesystem::path& path, int64_t step) {
 RunLog::RunLog(const std::filesystem::path& folder, int64_t step, json::Object start)
     : seconds_before_(drop_later_lines(folder / "metrics.jsonl", step)),
       start_(std::chrono::steady_clock::now()),
-      events_(folder, step) {
+      events_(folder, step > 0 ? step + 1 : 0) {
   const std::filesystem::path path = folder / "metrics.jsonl";
   file_.reset(std::fopen(path.c_str(), "ae"));
   CHORALE_CHECK(file_, "cannot write ", path, ": ", std::strerror(errno));

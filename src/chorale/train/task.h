@@ -73,6 +73,9 @@ class TaskKind {
   virtual const char* help() const = 0;
   // Sets its own defaults of common options, and adds its own options.
   virtual void list_options(TrainOptions& common, OptionTable& table) = 0;
+  // Called when all options have their values: replaces names of files that describe the model by what they say, so
+  // that a run can go on without them.
+  virtual void settle(const TrainOptions& /*common*/) {}
   // The model's weights are drawn from the process's generator.
   virtual std::unique_ptr<Task> make(const TrainOptions& common) const = 0;
 };

@@ -67,7 +67,8 @@ class Trainer {
   bool is_due(int64_t every) const { return every > 0 && step_ % every == 0; }
   bool ends_epoch() const { return step_ % plan_.steps_per_epoch == 0; }
   Metrics measured();
-  void log();
+  std::string status(const Metrics& metrics) const;
+  void log(bool due);
   void evaluate();
   void save();
   void say_how_to_go_on();
@@ -86,8 +87,9 @@ class Trainer {
   int64_t step_ = 0;
   int64_t saved_step_ = -1, evaluated_step_ = -1;
   Sums sums_;
-  double smooth_loss_ = 0;  // for the live line
-  Metrics result_;          // of the last evaluation
+  double smooth_loss_ = 0;
+  std::string status_;  // for the live line
+  Metrics result_;      // of the last evaluation
 };
 
 Trainer::Trainer(const Job& job) : job_(job), options_(job.options), group_(job.group) {
@@ -136,10 +138,10 @@ void Trainer::resume() {
                     found->checkpoint.step, " already, behind the end at step ", plan_.steps,
                     "; give more with --steps or --epochs");
       task_->load(found->folder);  // the wrapper below sends it to the others
-    } else {
-      if (!options_.init.empty()) task_->start_from(options_.init);
-      io::write_file(job_.folder / "config.json", json::write(job_.table.values(), json::Layout::kPages) + "\n");
+    } else if (!options_.init.empty()) {
+      task_->start_from(options_.init);
     }
+    io::write_file(job_.folder / "config.json", json::write(job_.table.values(), json::Layout::kPages) + "\n");
   });
   stepper_.emplace(*task_, options_, plan_.steps, group_);
   stepper_->ddp().set_sample_rate(options_.log_every);
@@ -211,7 +213,7 @@ bool Trainer::step() {
   sums_.right += all[1];
   sums_.gradient_norm += mine.gradient_norm;
   sums_.seconds += seconds_since(start);
-  smooth_loss_ = smooth_loss_ == 0 ? all[0] : 0.98 * smooth_loss_ + 0.02 * all[0];
+  smooth_loss_ = smooth_loss_ == 0 ? all[0] : 0.9 * smooth_loss_ + 0.1 * all[0];
   return all[2] > 0;
 }
 
@@ -245,27 +247,31 @@ double find(const Metrics& metrics, std::string_view name) {
   return 0;
 }
 
-void Trainer::log() {
-  if (speaks()) {
-    const Metrics metrics = measured();
-    log_->numbers("train", step_, metrics);
-    std::string text = fmt::format("epoch {}/{}  ", (step_ - 1) / plan_.steps_per_epoch + 1,
-                                   (plan_.steps - 1) / plan_.steps_per_epoch + 1);
-    Metrics shown{{"loss", smooth_loss_}};
-    for (const auto& row : task_->of_loss(smooth_loss_)) shown.push_back(row);
-    if (sums_.right > 0) shown.emplace_back("accuracy", find(metrics, "accuracy"));
-    text += text_of(shown);
-    text += fmt::format("  {} {}/s",
-                        grouped(static_cast<int64_t>(find(metrics, concat(task_->unit().name, "_per_second")))),
-                        task_->unit().name);
-    if (group_.size() > 1) {
-      text +=
-          fmt::format("  comm {:.0f} %",
-                      100 * std::clamp(find(metrics, "exposed_communication_ms") / find(metrics, "step_ms"), 0.0, 1.0));
-    }
-    progress_->show(step_, text);
+// What the live line says besides the step.
+std::string Trainer::status(const Metrics& metrics) const {
+  Metrics shown{{"loss", smooth_loss_}};
+  for (const auto& row : task_->of_loss(smooth_loss_)) shown.push_back(row);
+  if (sums_.right > 0) shown.emplace_back("accuracy", find(metrics, "accuracy"));
+  std::string text = fmt::format(
+      "epoch {}/{}  {}  {} {}/s", (step_ - 1) / plan_.steps_per_epoch + 1,
+      (plan_.steps - 1) / plan_.steps_per_epoch + 1, text_of(shown),
+      grouped(static_cast<int64_t>(find(metrics, concat(task_->unit().name, "_per_second")))), task_->unit().name);
+  if (group_.size() > 1) {
+    const double waited = find(metrics, "exposed_communication_ms") / find(metrics, "step_ms");
+    text += fmt::format("  comm {:.0f} %", 100 * std::clamp(waited, 0.0, 1.0));
   }
-  sums_ = {};
+  return text;
+}
+
+// Every step moves the live line; what it says changes with the lines of metrics.
+void Trainer::log(bool due) {
+  if (speaks() && (due || status_.empty())) {
+    const Metrics metrics = measured();
+    status_ = status(metrics);
+    if (due) log_->numbers("train", step_, metrics);
+  }
+  if (due) sums_ = {};
+  progress_->show(step_, status_);
 }
 
 void Trainer::evaluate() {
@@ -324,7 +330,7 @@ Ending Trainer::run() {
   const Interrupt interrupt;
   while (step_ < plan_.steps) {
     const bool stop = step();
-    if (is_due(options_.log_every) || step_ == plan_.steps || stop) log();
+    log(is_due(options_.log_every) || step_ == plan_.steps || stop);
     const bool due = options_.evaluate_every > 0 ? is_due(options_.evaluate_every) : ends_epoch();
     if (step_ == plan_.steps || (due && !stop)) evaluate();
     if (step_ == plan_.steps || is_due(options_.checkpoint_every) || stop) save();
