@@ -45,7 +45,8 @@ struct TrainCommand {
   // The launcher's.
   int64_t nodes = 1, node_rank = 0, max_restarts = 0;
   double grace_s = 60;  // enough to save
-  std::string rendezvous, log_dir;
+  std::string rendezvous, log_dir, chaos;
+  bool checksum = false;
 
   void list_options();
   void resolve();
@@ -84,6 +85,14 @@ void TrainCommand::list_options() {
   table.add({.name = "grace",
              .help = "seconds between SIGTERM and SIGKILL when ranks are stopped",
              .target = &grace_s,
+             .kind = kHere});
+  table.add({.name = "chaos",
+             .help = "make faults on purpose, as a plan or a seed says (see chorale run --help)",
+             .target = &chaos,
+             .kind = kHere});
+  table.add({.name = "checksum",
+             .help = "verify what ranks send each other, not only control messages; costs time",
+             .target = &checksum,
              .kind = kHere});
 }
 
@@ -149,6 +158,8 @@ int start_ranks(const TrainCommand& command) {
   options.rendezvous = command.rendezvous;
   options.max_restarts = static_cast<int>(command.max_restarts);
   options.log_dir = command.log_dir;
+  options.chaos = command.chaos;
+  options.checksum = command.checksum;
   options.grace = std::chrono::milliseconds(static_cast<int64_t>(command.grace_s * 1000));
   options.command = std::move(line);
   return launch::launch(options);

@@ -4,25 +4,16 @@
 
 #include <unistd.h>
 
-#include <array>
 #include <bit>
 #include <chrono>
 #include <cstring>
+#include <span>
 
+#include "chorale/base/crc32c.h"
 #include "chorale/base/error.h"
 
 namespace chorale::train {
 namespace {
-
-constexpr std::array<uint32_t, 256> make_table() {
-  std::array<uint32_t, 256> table{};
-  for (uint32_t i = 0; i < 256; ++i) {
-    uint32_t value = i;
-    for (int bit = 0; bit < 8; ++bit) value = value >> 1 ^ (value & 1 ? 0x82f63b78u : 0);
-    table[i] = value;
-  }
-  return table;
-}
 
 // ---- protocol buffers: a field is its number and wire type, then the value
 
@@ -55,7 +46,7 @@ std::string summary(const std::string& value) { return bytes_field(5, bytes_fiel
 
 void write_record(std::FILE* file, const std::string& data) {
   const auto masked = [](std::string_view bytes) {
-    const uint32_t crc = crc32c(bytes);
+    const uint32_t crc = crc32c(std::as_bytes(std::span(bytes)));
     return bytes_of((crc >> 15 | crc << 17) + 0xa282ead8u);
   };
   const std::string length = bytes_of(static_cast<uint64_t>(data.size()));
@@ -72,13 +63,6 @@ std::filesystem::path new_name(const std::filesystem::path& folder) {
 }
 
 }  // namespace
-
-uint32_t crc32c(std::string_view bytes) {
-  static constexpr std::array<uint32_t, 256> kTable = make_table();
-  uint32_t crc = ~0u;
-  for (const char byte : bytes) crc = crc >> 8 ^ kTable[(crc ^ static_cast<uint8_t>(byte)) & 255];
-  return ~crc;
-}
 
 EventFile::EventFile(const std::filesystem::path& folder, int64_t first_step)
     : file_(std::fopen(new_name(folder).c_str(), "wbe")) {

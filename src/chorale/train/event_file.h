@@ -28,7 +28,4 @@ class EventFile {
   std::unique_ptr<std::FILE, Close> file_;
 };
 
-// The checksum that its records carry: CRC-32C (Castagnoli).
-uint32_t crc32c(std::string_view bytes);
-
 }  // namespace chorale::train

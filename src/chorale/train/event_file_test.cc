@@ -3,17 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <span>
 
+#include "chorale/base/crc32c.h"
 #include "chorale/base/temporary_folder_test_util.h"
 
 namespace chorale::train {
 namespace {
-
-TEST(EventFile, ChecksumIsCastagnolis) {  // RFC 3720, B.4
-  EXPECT_EQ(crc32c("123456789"), 0xe3069283u);
-  EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8a9136aau);
-  EXPECT_EQ(crc32c(std::string(32, '\xff')), 0x62a8ab43u);
-}
 
 template <class T>
 T take(std::string_view& bytes) {
@@ -22,6 +18,7 @@ T take(std::string_view& bytes) {
   bytes.remove_prefix(sizeof value);
   return value;
 }
+uint32_t checksum(std::string_view bytes) { return crc32c(std::as_bytes(std::span(bytes))); }
 uint32_t unmask(uint32_t value) {
   const uint32_t rotated = value - 0xa282ead8u;
   return rotated >> 17 | rotated << 15;
@@ -32,10 +29,10 @@ std::vector<std::string> messages(const std::string& file) {
   for (std::string_view rest = file; !rest.empty();) {
     const std::string_view length_bytes = rest.substr(0, 8);
     const auto length = take<uint64_t>(rest);
-    EXPECT_EQ(unmask(take<uint32_t>(rest)), crc32c(length_bytes));
+    EXPECT_EQ(unmask(take<uint32_t>(rest)), checksum(length_bytes));
     const std::string_view data = rest.substr(0, length);
     rest.remove_prefix(length);
-    EXPECT_EQ(unmask(take<uint32_t>(rest)), crc32c(data));
+    EXPECT_EQ(unmask(take<uint32_t>(rest)), checksum(data));
     EXPECT_EQ(data[0], '\x09');
     found.emplace_back(data.substr(9));
   }
