@@ -72,27 +72,42 @@ std::shared_ptr<shm::Segment> make_segment(int size) {
 }
 
 // The group is there when all have attached: nobody can leave it before somebody else has come.
-void wait_for_everybody(const shm::GroupSegment& segment, const Membership& membership,
-                        const std::vector<ShmIdentity>& identities, Deadline deadline) {
+void wait_for_everybody(const ShmGroup& group, Deadline deadline) {
+  const shm::GroupSegment& segment = group.segment;
+  // Whoever gives up tells the others, or they would take its leaving for the reason.
+  const auto give_up = [&](const std::string& text, int culprit) {
+    segment.record_failure({group.rank, culprit, text});
+    const auto first = segment.recorded_failure();
+    throw CommError(concat("[new_group] rank ", group.global(group.rank), " (group ", group.membership.name, " of ",
+                           group.size, "): ", first.text),
+                    {group.global(group.rank), first.culprit, "new_group", -1});
+  };
   auto& attached = segment.header().attached;
   attached.fetch_add(1);
-  for (int64_t rounds = 0; attached.load() < static_cast<uint32_t>(membership.size()); ++rounds) {
+  auto next_look = Deadline::Clock::now() + 5ms;
+  for (int64_t rounds = 0; attached.load() < static_cast<uint32_t>(group.size); ++rounds) {
     if (rounds < 200) {
       sched_yield();
-      continue;
+    } else {
+      usleep(rounds < 2000 ? 100 : 2000);
     }
-    usleep(rounds < 2000 ? 100 : 2000);
-    if (rounds % 50 != 0) continue;
-    for (size_t r = 0; r < identities.size(); ++r) {
-      if (identities[r].process != shm::this_process() && !shm::PeerProcess::find(identities[r].process)->alive())
-        throw CommError(
-            concat("[new_group] rank ", membership.members[r], " ended while group ", membership.name, " was made"),
-            {membership.members[static_cast<size_t>(membership.rank)], membership.members[r], "new_group", -1});
+    // By the clock: on a busy machine a single yield may take long.
+    if (Deadline::Clock::now() < next_look) continue;
+    next_look = Deadline::Clock::now() + 5ms;
+    for (int peer = 0; peer < group.size; ++peer) {
+      if (group.is_dead(peer))
+        give_up(concat("rank ", group.global(peer), " ended while the group was made"), group.global(peer));
     }
-    if (deadline.passed()) {
-      throw CommError(concat("[new_group] only ", attached.load(), " of ", membership.size(), " ranks came to group ",
-                             membership.name));
+    if (segment.failed()) give_up("", -1);
+    if (!deadline.passed()) continue;
+    std::vector<int> missing;
+    for (int peer = 0; peer < group.size; ++peer) {
+      if (segment.control(peer).state.load() == shm::RankState::kAbsent) missing.push_back(group.global(peer));
     }
+    std::string who;
+    for (int peer : missing) who += concat(who.empty() ? "" : ", ", peer);
+    give_up(concat("only ", attached.load(), " of ", group.size, " ranks came; missing: rank ", who),
+            missing.empty() ? -1 : missing.front());
   }
 }
 
@@ -105,11 +120,21 @@ std::shared_ptr<ShmEngine> join_host(std::shared_ptr<RankContext> context, const
                                      const shm::SharedFile& file, const std::vector<ShmIdentity>& identities,
                                      Deadline deadline, bool inner) {
   const int size = membership.size();
-  shm::GroupSegment segment(shm::Segment::attach(file, shm::GroupSegment::bytes_for(size)), size);
-  if (segment.header().magic != kMagic || segment.header().size != static_cast<uint32_t>(size))
-    throw CommError(concat("[new_group] the segment of group ", membership.name, " is not one of ours"));
-  auto engine = std::make_shared<ShmEngine>(std::move(context), membership, segment, identities, inner);
-  wait_for_everybody(segment, membership, identities, deadline);
+  std::shared_ptr<ShmEngine> engine;
+  try {
+    shm::GroupSegment segment(shm::Segment::attach(file, shm::GroupSegment::bytes_for(size)), size);
+    if (segment.header().magic != kMagic || segment.header().size != static_cast<uint32_t>(size))
+      throw CommError(concat("[new_group] the segment of group ", membership.name, " is not one of ours"));
+    engine = std::make_shared<ShmEngine>(std::move(context), membership, segment, identities, inner);
+  } catch (const CommError& error) {
+    // The process of a peer is not there any more: say whose. The first member made the segment.
+    size_t gone = 0;
+    while (gone + 1 < identities.size() && shm::is_running(identities[gone].process)) ++gone;
+    const int culprit = membership.members[gone];
+    throw CommError(concat("[new_group] rank ", culprit, ": ", error.what()),
+                    {membership.members[static_cast<size_t>(membership.rank)], culprit, "new_group", -1});
+  }
+  wait_for_everybody(engine->group(), deadline);
   return engine;
 }
 
@@ -128,12 +153,11 @@ std::vector<ShmIdentity> neighbours_of(const std::vector<ShmIdentity>& identitie
 // `file` is the segment of the members on this host, `id` the first member's number.
 std::shared_ptr<GroupState> join(std::shared_ptr<RankContext> context, const Membership& membership,
                                  const shm::SharedFile& file, uint64_t id, const std::vector<ShmIdentity>& identities,
-                                 std::chrono::milliseconds timeout) {
+                                 std::chrono::milliseconds timeout, Deadline deadline) {
   auto state = std::make_shared<GroupState>();
   state->context = context;
   state->timeout = timeout;
   state->identities = identities;
-  const Deadline deadline = within(timeout);
   NetLayout layout(hosts_of(identities), membership.rank);
   if (layout.host_count() == 1) {
     state->engine = join_host(std::move(context), membership, file, identities, deadline, false);
@@ -278,7 +302,7 @@ Group Group::connect(transport::Store& store, const std::string& name, int rank,
   std::iota(membership.members.begin(), membership.members.end(), 0);
   context->groups_made = 1;
   trace::set_rank(rank);
-  return Group(join(std::move(context), membership, own.segment, own.id, identities, timeout));
+  return Group(join(std::move(context), membership, own.segment, own.id, identities, timeout, deadline));
 }
 
 // All groups of the lists in one exchange: the first member of each makes its segment and tells where it is.
@@ -338,7 +362,7 @@ Group::Subgroups Group::make_groups(const std::vector<std::vector<int>>& lists, 
   }
   result.groups[static_cast<size_t>(result.own)] =
       Group(join(state_->context, membership, told_by(neighbours.front()).segment, told_by(list.front()).id, identities,
-                 options.timeout.value_or(state_->timeout)));
+                 options.timeout.value_or(state_->timeout), within(state_->timeout)));
   return result;
 }
 

@@ -224,8 +224,17 @@ void ShmEngine::look_around(Operation& operation, Deadline deadline) {
         throw CallFailed{how_it_went(peer), group_.global(peer)};
     }
   }
-  look_at_deadline(operation, deadline, missing);
+  look_at_deadline(operation, deadline, with_the_stopped(missing, deadline.earlier(operation.deadline)));
   if (Clock::now() >= next_word_) say_who_is_awaited(operation, missing);
+}
+
+// Whom we wait for may itself wait for a rank that is stopped: then that one is to blame.
+std::vector<int> ShmEngine::with_the_stopped(std::vector<int> missing, Deadline deadline) const {
+  for (int peer = 0; peer < group_.size && deadline.passed(); ++peer) {
+    if (std::find(missing.begin(), missing.end(), peer) == missing.end() && group_.is_stopped(peer))
+      missing.push_back(peer);
+  }
+  return missing;
 }
 
 std::vector<int> ShmEngine::gone_among(const std::vector<int>& ranks) const {
@@ -295,29 +304,12 @@ std::string ShmEngine::where_is(int peer) const {
 // ---- failing
 
 void ShmEngine::record_failure(const std::string& text, int culprit) {
-  shm::GroupHeader& header = group_.segment.header();
-  auto none = shm::FailureState::kNone;
-  if (!header.failure.compare_exchange_strong(none, shm::FailureState::kClaimed, std::memory_order_seq_cst)) return;
-  header.reporter = group_.rank;
-  header.culprit = culprit;
-  const size_t length = std::min(text.size(), shm::kFailureTextBytes - 1);
-  std::memcpy(header.text, text.data(), length);
-  header.text[length] = 0;
-  header.failure.store(shm::FailureState::kWritten, std::memory_order_seq_cst);
-  group_.segment.ring_all();
+  group_.segment.record_failure({group_.rank, culprit, text});
 }
 
 ShmEngine::Failure ShmEngine::recorded_failure() const {
-  const shm::GroupHeader& header = group_.segment.header();
-  // Who claimed it may have died before it wrote.
-  const Deadline patience = within(100ms);
-  while (header.failure.load(std::memory_order_acquire) != shm::FailureState::kWritten) {
-    if (patience.passed()) return {-1, -1, "a rank failed and ended before it could say why"};
-    sched_yield();
-  }
-  if (header.reporter < 0 || header.reporter >= group_.size) return {-1, -1, "the record of the failure is damaged"};
-  return {group_.global(header.reporter), header.culprit,
-          std::string(header.text, strnlen(header.text, shm::kFailureTextBytes))};
+  const auto failure = group_.segment.recorded_failure();
+  return {failure.reporter < 0 ? -1 : group_.global(failure.reporter), failure.culprit, failure.text};
 }
 
 void ShmEngine::fail(const Operation& operation, const std::string& reason, int culprit) {

@@ -56,6 +56,7 @@ class ShmEngine final : public Engine {
   void look_around(Operation& operation, Deadline deadline);
   std::vector<int> gone_among(const std::vector<int>& ranks) const;
   std::string how_it_went(int peer) const;
+  std::vector<int> with_the_stopped(std::vector<int> missing, Deadline deadline) const;
   void look_at_deadline(Operation& operation, Deadline deadline, const std::vector<int>& missing);
   void say_who_is_awaited(const Operation& operation, const std::vector<int>& missing);
   std::vector<int> awaited(const Operation& operation) const;

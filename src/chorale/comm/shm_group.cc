@@ -101,8 +101,14 @@ std::byte* ShmGroup::reach(int peer_rank, shm::Place place, size_t bytes) {
     if (extent.holds(place.offset(), bytes)) return extent.at(place.offset());
   }
   auto& memory = in_arena ? peer.arena_memory : peer.scratch_memory;
-  if (!memory) memory = shm::PeerMemory::open(in_arena ? peer.arena : peer.scratch);
-  extents.push_back(memory->map(place.offset(), bytes));
+  try {
+    if (!memory) memory = shm::PeerMemory::open(in_arena ? peer.arena : peer.scratch);
+    extents.push_back(memory->map(place.offset(), bytes));
+  } catch (const CommError& error) {
+    // Most likely it has just ended.
+    throw CallFailed{concat("rank ", global(peer_rank), " (", condition(peer_rank), "): ", error.what()),
+                     global(peer_rank)};
+  }
   return extents.back().at(place.offset());
 }
 

@@ -49,7 +49,7 @@ class ShmGroup {
 
   // ---- peers' memory
 
-  // Where this process sees `bytes` at a place of a peer. Throws CommError when there is no such place.
+  // Where this process sees `bytes` at a place of a peer. Throws CallFailed when there is no such place (any more).
   std::byte* reach(int peer, shm::Place place, size_t bytes);
   bool same_process(int peer) const { return peers_[static_cast<size_t>(peer)].process == nullptr; }
   bool all_in_one_process() const { return one_process_; }

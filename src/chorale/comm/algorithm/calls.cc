@@ -188,9 +188,8 @@ void take(ShmGroup& group, Operation& operation) {
 
 // A place for a chunk: where it is, or in scratch memory, where it is copied. What may be damaged on purpose is copied
 // too: the tensor is the caller's.
-Place expose(ShmGroup& group, Operation& operation, const Chunk& chunk) {
+Place expose(ShmGroup& group, Operation& operation, const Chunk& chunk, transport::Chaos* chaos) {
   if (chunk.bytes == 0) return {};
-  transport::Chaos* chaos = group.context().chaos.get();
   if (const auto place = chaos ? std::nullopt : group.place_of(chunk)) return *place;
   CachingAllocator& scratch = group.context().scratch();
   const Block block = scratch.allocate(chunk.bytes);
@@ -236,11 +235,14 @@ void expose_to_read(ShmGroup& group, Operation& operation, CallSlot& slot) {
   for (size_t r = 0; r < operation.give.size(); ++r) {
     const Chunk& chunk = operation.give[r];
     Place place = Place::make(PlaceKind::kSlot, at);
+    // What a rank gives to itself is not looked at by anybody.
+    const bool is_seen = one_for_all(operation.kind) || static_cast<int>(r) != group.rank;
+    transport::Chaos* chaos = is_seen ? group.context().chaos.get() : nullptr;
     if (!fits) {
-      place = expose(group, operation, chunk);
+      place = expose(group, operation, chunk, chaos);
     } else if (chunk.bytes > 0) {
       std::memcpy(slot.payload + at, chunk.data, chunk.bytes);
-      if (group.context().chaos) group.context().chaos->touch(What::kPayload, {slot.payload + at, chunk.bytes});
+      if (chaos) chaos->touch(What::kPayload, {slot.payload + at, chunk.bytes});
       at += (chunk.bytes + 15) / 16 * 16;
     }
     if (table) {

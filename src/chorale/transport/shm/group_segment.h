@@ -172,7 +172,8 @@ struct GroupHeader {
   alignas(kCacheLineBytes) std::atomic<uint32_t> sleepers{0};
   // The first failure; all who come later report it too.
   alignas(kCacheLineBytes) std::atomic<FailureState> failure{FailureState::kNone};
-  int32_t reporter = -1, culprit = -1;  // group ranks
+  int32_t reporter = -1;  // group rank
+  int32_t culprit = -1;   // global rank
   char text[kFailureTextBytes] = {};
 };
 
@@ -200,6 +201,14 @@ class GroupSegment {
   std::byte* staging(int rank, uint32_t piece) const { return control(rank).staging[piece & 1]; }
   const Segment& memory() const { return *memory_; }
 
+  // The first failure is the group's: later ones are not recorded.
+  struct Failure {
+    int reporter = -1;  // group rank; -1: nobody could say it
+    int culprit = -1;   // global rank
+    std::string text;
+  };
+  void record_failure(const Failure& failure) const;
+  Failure recorded_failure() const;
   bool failed() const { return header().failure.load(std::memory_order_seq_cst) != FailureState::kNone; }
 
   // Stores so that sleepers notice (Note [Doorbells]).

@@ -109,6 +109,11 @@ const ProcessId& this_process() {
   return id;
 }
 
+bool is_running(const ProcessId& id) {
+  const Stat stat = read_stat(id.pid);
+  return stat.state != 0 && stat.state != 'Z' && stat.state != 'X' && stat.start_time == id.start_time;
+}
+
 SharedFile shared_file(int descriptor) {
   struct stat found {};
   CHORALE_CHECK_STATE(fstat(descriptor, &found) == 0, "[shm] descriptor ", descriptor, ": ", std::strerror(errno));

@@ -22,6 +22,8 @@ struct ProcessId {
   friend auto operator<=>(const ProcessId&, const ProcessId&) = default;
 };
 const ProcessId& this_process();
+// One that has ended, waited for or not, does not run; one that is stopped does.
+bool is_running(const ProcessId& id);
 
 // A memfd of some process. Memory files have no name; others open it through /proc while its owner lives.
 struct SharedFile {
