@@ -95,7 +95,7 @@ struct Four : nn::Module {
   Four() {
     for (int i = 0; i < 4; ++i) lin.emplace_back(1, 1);
   }
-  Tensor forward(const Tensor& x, size_t which) { return lin[first + which](x); }
+  Tensor forward(const Tensor& x, int which) { return lin[first + static_cast<size_t>(which)](x); }
 };
 
 // spec: test_grads_same_across_ranks_with_no_sync
