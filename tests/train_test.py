@@ -67,10 +67,18 @@ class Learning(Train):
         options = json.loads((run / "config.json").read_text())
         self.assertEqual((options["model"], options["steps"], options["ranks"]), ("mlp", 20, 2))
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        self.assertEqual([(line["kind"], line["step"]) for line in lines], [("start", 0), ("train", 10), ("train", 20), ("evaluation", 20)])
+        self.assertEqual([(line["kind"], line["step"]) for line in lines],
+                         [("start", 0), ("train", 10), ("train", 20), ("time", 20), ("time", 20), ("evaluation", 20)])
         self.assertLess(lines[2]["loss"], lines[1]["loss"])
         self.assertLessEqual({"accuracy", "gradient_norm", "lr", "pictures_per_second", "exposed_communication_ms"}, lines[1].keys())
+        self.assertEqual([line["rank"] for line in lines[3:5]], [0, 1])
         self.assertEqual(len(list(run.glob("events.out.tfevents.*"))), 1)
+        evaluation = json.loads((run / "evaluation.json").read_text())
+        self.assertEqual([sum(row) for row in evaluation["confusion"]], [1000] * 10)
+        right = sum(evaluation["confusion"][i][i] for i in range(10))
+        self.assertAlmostEqual(right / 10000, lines[5]["test_accuracy"])
+        sureness = [mistake["probability"] for mistake in evaluation["worst"]]
+        self.assertEqual((len(sureness), sureness), (24, sorted(sureness, reverse=True)))
 
 
 class Stopping(Train):

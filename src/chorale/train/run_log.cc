@@ -75,6 +75,12 @@ void RunLog::numbers(const char* kind, int64_t step, const Metrics& metrics) {
   events_.flush();
 }
 
+void RunLog::rank(int64_t step, int rank, const Metrics& metrics) {
+  json::Object members{{"rank", json::Value(int64_t{rank})}};
+  for (const auto& [name, value] : metrics) members.emplace_back(name, json::Value(value));
+  line("time", step, std::move(members));
+}
+
 void RunLog::sample(int64_t step, const std::string& text) {
   line("sample", step, {{"text", json::Value(text)}});
   events_.text(step, "sample", text);

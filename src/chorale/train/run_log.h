@@ -20,6 +20,8 @@ class RunLog {
 
   // `kind` is "train" or "evaluation"; numbers appear in TensorBoard as KIND/NAME.
   void numbers(const char* kind, int64_t step, const Metrics& metrics);
+  // Where a rank's time went in a step, and its memory.
+  void rank(int64_t step, int rank, const Metrics& metrics);
   void sample(int64_t step, const std::string& text);
   // Of this run, with the sessions before; what happened between them does not count.
   double seconds() const;

@@ -31,10 +31,13 @@ TEST(RunLog, ARunThatGoesOnDropsWhatItWillDoAgain) {
   }
   folder.write("metrics.jsonl", folder.read("metrics.jsonl") + "{\"kind\": \"tr");  // killed while it wrote
   RunLog log(folder.path(), 10, {{"ranks", json::Value(int64_t{2})}});
+  log.rank(11, 1, {{"compute_ms", 2.5}});
   log.sample(11, "a text\nof two lines");
-  EXPECT_EQ(lines(folder), (std::vector<std::string>{"start 0", "train 10", "evaluation 10", "start 10", "sample 11"}));
+  EXPECT_EQ(lines(folder),
+            (std::vector<std::string>{"start 0", "train 10", "evaluation 10", "start 10", "time 11", "sample 11"}));
   EXPECT_THAT(folder.read("metrics.jsonl"), testing::HasSubstr("\"loss\": 1.5}"));
   EXPECT_THAT(folder.read("metrics.jsonl"), testing::HasSubstr("\"ranks\": 2"));
+  EXPECT_THAT(folder.read("metrics.jsonl"), testing::HasSubstr("\"rank\": 1, \"compute_ms\": 2.5}"));
 }
 
 }  // namespace

@@ -54,6 +54,8 @@ class Task {
   // How well the model does on data that it is not trained on; the last number is the result of the job. All ranks call
   // it and share the work; the model is in evaluation mode and nothing is recorded.
   virtual Metrics evaluate(const comm::Group& group) = 0;
+  // Called on rank 0 after evaluate(): may leave files about it in the folder of the run.
+  virtual void report(const std::filesystem::path& /*run*/) const {}
   // Something that the model made, to look at; called on one rank, in evaluation mode.
   virtual std::optional<std::string> sample(int64_t /*step*/) { return {}; }
 

@@ -9,6 +9,7 @@
 #include "chorale/base/json_write.h"
 #include "chorale/base/parallel.h"
 #include "chorale/comm/objects.h"
+#include "chorale/device/allocator.h"
 #include "chorale/parallel/distributed_sampler.h"
 #include "chorale/train/exchange.h"
 
@@ -70,6 +71,7 @@ class Trainer {
   std::string status(const Metrics& metrics) const;
   void log(bool due);
   void evaluate();
+  void log_ranks();
   void save();
   void say_how_to_go_on();
 
@@ -87,6 +89,7 @@ class Trainer {
   int64_t step_ = 0;
   int64_t saved_step_ = -1, evaluated_step_ = -1;
   Sums sums_;
+  double step_s_ = 0;  // of the steps before the last line
   double smooth_loss_ = 0;
   std::string status_;  // for the live line
   Metrics result_;      // of the last evaluation
@@ -270,13 +273,34 @@ void Trainer::log(bool due) {
     status_ = status(metrics);
     if (due) log_->numbers("train", step_, metrics);
   }
-  if (due) sums_ = {};
+  if (due) {
+    step_s_ = sums_.seconds / static_cast<double>(sums_.steps);
+    sums_ = {};
+  }
   progress_->show(step_, status_);
+}
+
+void Trainer::log_ranks() {
+  const parallel::DdpLog times = stepper_->ddp().log();
+  const auto hidden = static_cast<double>(times.backward_compute_comm_overlap_time) / 1e6;
+  const double exposed = static_cast<double>(times.backward_comm_time) / 1e6 - hidden;
+  const double memory = static_cast<double>(cpu_allocator().stats().peak_bytes) / (1 << 20);
+  const std::vector<comm::Value> ranks =
+      comm::gather_object(group_, comm::List{std::max(step_s_ * 1000 - exposed, 0.0), exposed, hidden, memory});
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    const auto& numbers = ranks[rank].as<comm::List>();
+    log_->rank(step_, static_cast<int>(rank),
+               {{"compute_ms", numbers[0].as<double>()},
+                {"exposed_ms", numbers[1].as<double>()},
+                {"hidden_ms", numbers[2].as<double>()},
+                {"memory_mib", numbers[3].as<double>()}});
+  }
 }
 
 void Trainer::evaluate() {
   if (evaluated_step_ == step_) return;
   evaluated_step_ = step_;
+  if (step_s_ > 0) log_ranks();  // there were steps in this session
   // Buffers, such as running means, are each rank's own during a step; those of rank 0 are saved.
   if (!task_->model().named_buffers().empty()) stepper_->ddp().sync_module_states(0);
   task_->model().eval();
@@ -285,6 +309,7 @@ void Trainer::evaluate() {
     result_ = task_->evaluate(group_);
     if (speaks()) {
       log_->numbers("evaluation", step_, result_);
+      task_->report(job_.folder);
       progress_->say(fmt::format("step {}  {}  {}", grouped(step_), text_of(result_), clock_text(log_->seconds())));
       if (const auto text = task_->sample(step_)) {
         log_->sample(step_, *text);
