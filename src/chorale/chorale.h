@@ -12,6 +12,7 @@
 #include "chorale/base/debug_level.h"
 #include "chorale/base/error.h"
 #include "chorale/base/trace.h"
+#include "chorale/base/trace_summary.h"
 #include "chorale/comm/group.h"
 #include "chorale/comm/mesh.h"
 #include "chorale/comm/objects.h"
