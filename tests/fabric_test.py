@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Messages over TLS between three nodes that are network namespaces with cables to one switch: a cable is pulled, a link
-is slow, a rank is stopped or killed.
+"""Messages over TLS, and over UCX, between three nodes that are network namespaces with cables to one switch: a cable is
+pulled, a link is slow, a rank is stopped or killed.
 
   fabric_test.py BIN      BIN is the folder of the built programs
 """
@@ -58,6 +58,8 @@ def tearDownModule():
 
 
 class Fabric(unittest.TestCase):
+    fabric = "tls"
+
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -77,9 +79,9 @@ class Fabric(unittest.TestCase):
     def start(self, size, bytes, exchanges, keep_alive_ms=1000):
         """All ranks are connected when this returns."""
         for rank in range(size):
-            environment = dict(os.environ, CHORALE_SECRET_FILE=str(self.secret), WORLD_SIZE=str(size), RANK=str(rank),
-                               MASTER_ADDR=ADDRESSES[0], MASTER_PORT=str(PORT), EXCHANGE_BYTES=str(bytes),
-                               EXCHANGES=str(exchanges), KEEP_ALIVE_MS=str(keep_alive_ms))
+            environment = dict(os.environ, CHORALE_FABRIC=self.fabric, CHORALE_SECRET_FILE=str(self.secret),
+                               WORLD_SIZE=str(size), RANK=str(rank), MASTER_ADDR=ADDRESSES[0], MASTER_PORT=str(PORT),
+                               EXCHANGE_BYTES=str(bytes), EXCHANGES=str(exchanges), KEEP_ALIVE_MS=str(keep_alive_ms))
             with open(self.folder / f"rank{rank}", "w") as out:
                 self.ranks.append(subprocess.Popen(["ip", "netns", "exec", NAMES[rank], *RANK], stdout=out,
                                                    stderr=subprocess.STDOUT, env=environment))
@@ -156,6 +158,12 @@ class Fabric(unittest.TestCase):
             self.assertLess(when - before, 1)
             self.wait_for(rank, f"rank {1 - rank}: 4 exchanges$")
         self.finish(0, 1)
+
+
+@unittest.skipUnless((BIN.parent / "lib" / "chorale_ucx.so").exists(), "built without UCX")
+class FabricOverUcx(Fabric):
+    fabric = "ucx"
+    test_a_slow_link_stays_connected = None  # as slow again, and nothing new
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
 #include "chorale/transport/fabric.h"
+#include "chorale/transport/fabric_name.h"
 #include "chorale/transport/fabric_test_util.h"
 #include "chorale/transport/rendezvous.h"
 
@@ -31,13 +32,16 @@ std::unique_ptr<Fabric> connect(const RendezvousResult& job) {
   options.rank = job.rank;
   options.secret = Secret::from_environment();
   options.keep_alive = std::chrono::milliseconds(number("KEEP_ALIVE_MS"));
-  const auto builder = make_tls_fabric(options, job.address);
+  const auto builder = make_fabric(choose_fabric(""), options, job.address);
   const auto key = [](int rank) { return concat("fabric ", rank); };
-  job.store->set(key(job.rank), builder->address().endpoint, soon());
+  const FabricAddress own = builder->address();
+  job.store->set(key(job.rank), concat(own.endpoint, "\n", own.data), soon());
   std::vector<FabricAddress> addresses;
   addresses.reserve(static_cast<size_t>(job.world_size));
   for (int rank = 0; rank < job.world_size; ++rank) {
-    addresses.push_back({static_cast<uint64_t>(rank), job.store->get(key(rank), soon()), {}});
+    const std::string text = job.store->get(key(rank), soon());
+    const size_t end = text.find('\n');
+    addresses.push_back({static_cast<uint64_t>(rank), text.substr(0, end), text.substr(end + 1)});
   }
   return builder->connect(addresses, soon());
 }

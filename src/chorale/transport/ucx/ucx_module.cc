@@ -30,6 +30,9 @@ class Worker final : public UcxWorker {
     };
     if (!device.empty()) set("NET_DEVICES", device.c_str());
     if (!std::getenv("UCX_TLS")) set("TLS", "^sm");
+    // Of TCP, the only transport that has these. A third faster for 64 MiB than the 8 KiB that UCX sends at a time.
+    if (!std::getenv("UCX_TCP_TX_SEG_SIZE")) set("TX_SEG_SIZE", "256k");
+    if (!std::getenv("UCX_TCP_RX_SEG_SIZE")) set("RX_SEG_SIZE", "256k");
     ucp_params_t params{};
     params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
     params.features = UCP_FEATURE_TAG | UCP_FEATURE_WAKEUP;
