@@ -66,6 +66,18 @@ class MpiGroups(unittest.TestCase):
         self.assertIn("signal 9", result.stdout)
         self.assertLess(time.monotonic() - start, 20)
 
+    def test_on_several_hosts_rank_0_makes_the_secret_and_mpi_tells_the_others(self):
+        # That the others are elsewhere is only pretended.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("CHORALE_SECRET")}
+        result = subprocess.run(
+            ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "3", "env", "OMPI_COMM_WORLD_LOCAL_SIZE=1",
+             "OMPI_COMM_WORLD_LOCAL_RANK=0", str(BIN / "transport_test"), "--gtest_also_run_disabled_tests",
+             "--gtest_filter=RankOfALauncher.*"], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            timeout=LIMIT_S, env=dict(environment, CHORALE_IFACE="lo"))
+        self.assertEqual(result.returncode, 0, result.stdout)
+        for rank in range(3):
+            self.assertIn(f"rank {rank} of 3:" + " | 127.0.0.1 0 of 1" * 3, result.stdout)
+
     def test_training_over_mpi_by_a_variable(self):
         result = mpirun(2, str(BIN / "examples" / "under_mpirun"), CHORALE_FABRIC="mpi")
         self.assertEqual(result.returncode, 0, result.stdout)

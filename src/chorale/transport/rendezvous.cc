@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <thread>
@@ -13,10 +14,12 @@
 #include "chorale/base/comm_error.h"
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
+#include "chorale/base/module.h"
 #include "chorale/transport/file_store.h"
 #include "chorale/transport/host_identity.h"
 #include "chorale/transport/interface.h"
 #include "chorale/transport/launcher_variables.h"
+#include "chorale/transport/mpi/mpi.h"
 #include "chorale/transport/prefix_store.h"
 #include "chorale/transport/store_server.h"
 #include "chorale/transport/tcp_store.h"
@@ -164,9 +167,56 @@ Meeting meet_at_launcher(const Endpoint& place, const RendezvousResult& job, Dea
   }
 }
 
-Meeting meet_by_variables(const LauncherVariables& found, const RendezvousResult& job, Deadline deadline) {
+// Under mpirun on several hosts, without a secret and without a place: rank 0 makes both, and MPI tells the others. The
+// secret is then as safe as MPI's network is.
+Meeting meet_by_mpi(RendezvousResult& job, Deadline deadline) {
+  struct Invitation {
+    char secret[32];
+    char place[96];  // empty: rank 0 could not host the store
+  } invitation{};
+  std::shared_ptr<HostedStore> hosted;
+  std::exception_ptr trouble;
+  if (job.rank == 0) {
+    try {
+      job.secret = Secret::generate();
+      hosted = std::make_shared<HostedStore>(Endpoint::tcp(own_address(""), 0), job.secret, deadline);
+      const std::string place = hosted->server.endpoint().text();
+      CHORALE_INVARIANT(
+          job.secret->bytes().size() == sizeof(invitation.secret) && place.size() < sizeof(invitation.place),
+          "an invitation to ", place, " is too long");
+      job.secret->bytes().copy(invitation.secret, sizeof(invitation.secret));
+      place.copy(invitation.place, sizeof(invitation.place));
+    } catch (const std::exception&) {
+      trouble = std::current_exception();
+    }
+  }
+  Mpi& mpi = Mpi::get();
+  auto request = mpi.broadcast(mpi.world(), &invitation, sizeof(invitation), 0);
+  while (!mpi.test(request)) {
+    if (deadline.passed())
+      throw CommError(concat("[rendezvous] not all ", job.world_size, " ranks that mpirun started came in time"));
+    std::this_thread::sleep_for(1ms);
+  }
+  if (trouble) std::rethrow_exception(trouble);
+  const std::string place(invitation.place, strnlen(invitation.place, sizeof(invitation.place)));
+  if (place.empty()) throw CommError("[rendezvous] rank 0 could not host the store; it says why");
+  Meeting meeting{nullptr, Endpoint::parse(place).host};
+  if (job.rank == 0) {
+    meeting.store = std::shared_ptr<Store>(hosted, &*hosted->client);
+  } else {
+    job.secret = Secret::from_bytes({invitation.secret, sizeof(invitation.secret)});
+    meeting.store = std::make_shared<TcpStore>(Endpoint::parse(place), job.secret, deadline);
+  }
+  explicit_bzero(&invitation, sizeof(invitation));
+  introduce(*meeting.store, job.rank, job.world_size, deadline);
+  return meeting;
+}
+
+Meeting meet_by_variables(const LauncherVariables& found, RendezvousResult& job, Deadline deadline) {
   if (found.store) return meet_at_launcher(Endpoint::parse(*found.store), job, deadline);
   const bool one_host = found.local_size == job.world_size;
+  if (!job.secret && !one_host && !found.master_addr && Mpi::started_by_mpi() && module_availability(kMpiModule).yes)
+    return meet_by_mpi(job, deadline);
   if (!job.secret && one_host && !found.job.empty() && !config::env("MASTER_ADDR")) {
     return {socket_store(unix_place(found.job), job, deadline), ""};
   }

@@ -42,9 +42,12 @@ struct RendezvousResult {
 //   file:///PATH           a file that all reach; it is removed when the last rank drops its store
 // The last two take rank and size from the options, from `?rank=0&world_size=2`, or from a launcher's variables.
 //
-// Without a secret the job must be on one host, and its store is a Unix socket for this user only, named after the
-// port. Rank 0 drops its store last: when it goes it waits a few seconds for the others to leave. Ranks that do not fit
-// together (two sizes, one rank twice) get an InvalidArgument that says who is who.
+// Under mpirun on several hosts, without a secret and without MASTER_ADDR, rank 0 makes a secret and a store, and MPI
+// tells the others, where the module for MPI is available.
+//
+// Otherwise, without a secret the job must be on one host, and its store is a Unix socket for this user only, named
+// after the port. Rank 0 drops its store last: when it goes it waits a few seconds for the others to leave. Ranks that
+// do not fit together (two sizes, one rank twice) get an InvalidArgument that says who is who.
 RendezvousResult rendezvous(std::string_view url = "env://", const RendezvousOptions& options = {});
 
 }  // namespace chorale::transport
