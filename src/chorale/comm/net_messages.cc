@@ -91,7 +91,7 @@ bool NetMessages::is_done(Pending& pending) {
     // From any source. The message of a neighbour stays where it is until the fabric has let go of the memory.
     const std::lock_guard lock(group_.local->context().mutex);
     const Intrusive<Operation> probe = local_form(operation);
-    if (group_.local->has_message(*probe) && group_.fabric().cancel(pending.transfer)) {
+    if (group_.local->has_message(*probe) && group_.fabric().withdraw(pending.transfer)) {
       if (!group_.local->take_message(*probe)) throw GroupFailed{};
       operation.source = neighbours[static_cast<size_t>(probe->source)];
       return true;

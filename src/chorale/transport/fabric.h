@@ -109,6 +109,8 @@ class Fabric {
   // had ended already. A receive that had not begun leaves the message for another; one that had begun loses it. The
   // receive of a message that its sender cancels halfway fails.
   virtual bool cancel(const TransferHandle& transfer) = 0;
+  // Cancels a receive that has not begun: its message is there for another, and none is lost. False when it has begun.
+  virtual bool withdraw(const TransferHandle& transfer) = 0;
 
   // A short message (at most 4 KiB) that is heard at once, whatever the receiver waits for: by the function that was
   // set with on_notice, in the fabric's thread.

@@ -42,6 +42,7 @@ class TlsFabric final : public Fabric, private ControlMesh::Owner, private TlsIn
   TransferHandle send(int peer, uint64_t channel, const Envelope& envelope, std::span<const std::byte> data) override;
   TransferHandle receive(int peer, uint64_t channel, std::span<std::byte> into) override;
   bool cancel(const TransferHandle& transfer) override;
+  bool withdraw(const TransferHandle& transfer) override;
 
   void tell(std::span<const int> peers, std::string_view notice) override { mesh_.tell(peers, notice); }
   void on_notice(std::function<void(int, std::string_view)> hear) override { mesh_.on_notice(std::move(hear)); }
@@ -261,6 +262,14 @@ bool TlsFabric::cancel(const TransferHandle& handle) {
   } else {
     table_.forget(transfer);
   }
+  transfer->settle(Transfer::State::kFailed, "cancelled");
+  return true;
+}
+
+bool TlsFabric::withdraw(const TransferHandle& handle) {
+  const auto transfer = std::static_pointer_cast<TlsTransfer>(handle);
+  const std::lock_guard lock(mutex_);
+  if (!transfer->pending() || transfer->message || !table_.forget(transfer)) return false;
   transfer->settle(Transfer::State::kFailed, "cancelled");
   return true;
 }
