@@ -12,8 +12,11 @@ using namespace std::chrono_literals;
 
 // For so long the worker leaves a new call to whoever submitted it: mostly that thread waits for it right away.
 constexpr auto kFirstRefusal = 30us;
+// The worker looks for calls this often, for so long after the last one.
+constexpr auto kGlance = 200us;
+constexpr auto kHalfAwake = 20ms;
 // While a call runs elsewhere, the worker moves what else this rank has in flight.
-constexpr auto kTick = 5ms;
+constexpr auto kTick = 1ms;
 // Somebody who knows better who is to blame gets this time to say so.
 constexpr auto kUnsurePatience = 200ms;
 constexpr int64_t kRoundsPerLook = 16;
@@ -45,7 +48,7 @@ NetEngine::~NetEngine() {
                   concat("rank ", group_.global(group_.rank()), " left the group because of an exception"),
                   group_.global(group_.rank()));
     stopping_ = true;
-    changed_.notify_all();
+    for_worker_.notify_all();
   }
   worker_.join();
   const std::lock_guard lock(context().mutex);
@@ -69,7 +72,7 @@ void NetEngine::submit(const Intrusive<Operation>& operation) {
     progress();
   } else {
     calls_.push_back(operation);
-    changed_.notify_all();
+    if (worker_sleeps_) for_worker_.notify_one();
   }
 }
 
@@ -107,17 +110,30 @@ void NetEngine::finish(Operation& operation, const std::exception_ptr& error) {
 
 void NetEngine::work() {
   std::unique_lock lock(context().mutex);
+  Deadline::Clock::time_point last{};  // when there was something to do
   while (!stopping_) {
+    const auto now = Deadline::Clock::now();
     if (running_) {
-      changed_.wait_for(lock, kTick);
+      for_worker_.wait_for(lock, kTick);
       for (Engine* engine : context().engines) {
         if (!engine->idle()) engine->progress();
       }
-    } else if (calls_.empty()) {
-      changed_.wait(lock);
-      if (!calls_.empty() && !running_) changed_.wait_for(lock, kFirstRefusal);
+      last = now;
+    } else if (!calls_.empty()) {
+      if (now - calls_.front()->issued < kFirstRefusal) {
+        for_worker_.wait_for(lock, kFirstRefusal);
+      } else {
+        run(lock, Deadline::never());
+      }
+      last = now;
+    } else if (now - last < kHalfAwake) {
+      if (number_ != seen_by_worker_) last = now;
+      seen_by_worker_ = number_;
+      for_worker_.wait_for(lock, kGlance);
     } else {
-      run(lock, Deadline::never());
+      worker_sleeps_ = true;
+      for_worker_.wait(lock);
+      worker_sleeps_ = false;
     }
   }
 }
@@ -142,7 +158,7 @@ void NetEngine::run(std::unique_lock<std::mutex>& lock, Deadline deadline) {
   } else {
     end_all(*operation);
   }
-  changed_.notify_all();
+  for_waiters_.notify_all();
 }
 
 bool NetEngine::run_unlocked(NetCall& call) {
@@ -197,7 +213,7 @@ void NetEngine::wait_a_little(std::unique_lock<std::mutex>& lock, Operation& ope
   if (!message) {
     if (running_) {
       running_->shorten(deadline);
-      changed_.wait_for(lock, kTick);
+      for_waiters_.wait_for(lock, kTick);
     } else {
       run(lock, deadline);
     }

@@ -3,7 +3,9 @@
 // Note [Who runs a call]
 // Calls run in order, one at a time, each as plain blocking code without the lock (net_call.h): by the thread that
 // waits for it when nothing else runs, which saves a hand-over, else by a worker thread of the group, so that
-// communication overlaps what the caller does meanwhile. Messages between two ranks need no thread: the fabric has one.
+// communication overlaps what the caller does meanwhile. Waking that thread costs more than a small call; so after a
+// call it stays half awake for a while, looks for new ones by itself, and is left alone by who submits them. Messages
+// between two ranks need no thread: the fabric has one.
 #pragma once
 
 #include <condition_variable>
@@ -56,7 +58,9 @@ class NetEngine final : public Engine {
   int exceptions_at_birth_ = 0;
 
   NetCall* running_ = nullptr;
-  std::condition_variable changed_;  // something was submitted or has ended
+  std::condition_variable for_worker_, for_waiters_;
+  bool worker_sleeps_ = false;   // until it is woken
+  uint32_t seen_by_worker_ = 0;  // calls
   bool stopping_ = false;
   std::thread worker_;
 };
