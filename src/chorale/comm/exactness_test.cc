@@ -290,7 +290,7 @@ const std::vector<std::vector<int>> kLayouts = {{0, 1},       {0, 0, 1, 1},    {
 TEST(Exactness, EveryCollectiveBetweenHosts) {
   for (size_t i = 0; i < kLayouts.size(); ++i)
     run_hosts(kLayouts[i], [&](Group& group) {
-      run_all(group, sample(static_cast<unsigned>(200 + i), 60, 65537));
+      run_all(group, sample(static_cast<unsigned>(200 + i), 30, 65537));
       EXPECT_EQ(group.backend(), transport::choose_fabric("").kind);
     });
 }

@@ -78,6 +78,7 @@ class UcxFabric final : public Fabric, private ControlMesh::Owner, private IoLoo
   TransferHandle send(int peer, uint64_t channel, const Envelope& envelope, std::span<const std::byte> data) override;
   TransferHandle receive(int peer, uint64_t channel, std::span<std::byte> into) override;
   bool cancel(const TransferHandle& transfer) override;
+  bool withdraw(const TransferHandle& transfer) override;
 
   void tell(std::span<const int> peers, std::string_view notice) override { mesh_.tell(peers, notice); }
   void on_notice(std::function<void(int, std::string_view)> hear) override { mesh_.on_notice(std::move(hear)); }
@@ -486,6 +487,14 @@ bool UcxFabric::cancel(const TransferHandle& handle) {
     return true;
   }
   return take_back(lock, transfer);
+}
+
+bool UcxFabric::withdraw(const TransferHandle& handle) {
+  const auto transfer = std::static_pointer_cast<TlsTransfer>(handle);
+  const std::lock_guard lock(mutex_);
+  if (!transfer->pending() || !table_.forget(transfer)) return false;
+  transfer->settle(Transfer::State::kFailed, "cancelled");
+  return true;
 }
 
 // From UCX, which has it. It may end well in the meantime; if it does not end, the connection is cut.
