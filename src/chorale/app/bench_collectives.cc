@@ -1,5 +1,5 @@
 // `chorale bench collectives`: processes of one host, beside the floor of shared memory, PyTorch over gloo and Open
-// MPI, in turns. The ranks are this program again, started with --as-rank.
+// MPI, in turns; or of two hosts, beside PyTorch over gloo. The ranks are this program again, started with --as-rank.
 #include "chorale/app/bench_collectives.h"
 
 #include <fmt/format.h>
@@ -9,9 +9,11 @@
 #include <cstdio>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <sstream>
 
 #include "chorale/app/bench.h"
+#include "chorale/app/bench_hosts.h"
 #include "chorale/app/commands.h"
 #include "chorale/base/error.h"
 
@@ -19,7 +21,8 @@ namespace chorale::app {
 namespace {
 
 struct Options {
-  int ranks = 2;
+  int ranks = 2, hosts = 1;
+  std::string fabric = "tls";
   int rounds = 3;
   std::string against = "floor,torch,mpi";
   std::string json, only;
@@ -55,12 +58,23 @@ std::vector<std::string> lines_of(const std::string& command) {
 
 std::string quoted(const std::string& word) { return "'" + word + "'"; }
 
+// The first half of the ranks is on the first host.
+int host_of(const Options& options, int rank) { return rank * 2 / options.ranks; }
+
 // The ranks of ours: all but rank 0 in the background of a shell that waits for them.
-void measure_ours(const Options& options, const std::filesystem::path& folder, int round, Table& table) {
+void measure_ours(const Options& options, const TwoHosts* hosts, const std::filesystem::path& folder, int round,
+                  Table& table) {
   const std::string program = std::filesystem::read_symlink("/proc/self/exe").string();
   const std::string store = (folder / fmt::format("store{}", round)).string();
   std::string command = fmt::format("export WORLD_SIZE={};", options.ranks);
+  if (hosts) {
+    const std::string secret = quoted((folder / "secret").string());
+    command += fmt::format(" [ -e {0} ] || (umask 077; openssl rand -hex 32 > {0});", secret);
+    command += fmt::format(" export CHORALE_SECRET_FILE={} CHORALE_IFACE={} CHORALE_FABRIC={};", secret,
+                           TwoHosts::kInterface, quoted(options.fabric));
+  }
   for (int rank = options.ranks - 1; rank >= 0; --rank) {
+    if (hosts) command += " " + hosts->prefix(host_of(options, rank));
     command +=
         fmt::format(" {} bench collectives -n {} --as-rank {} --store {} --only {} --most-bytes {}{}", quoted(program),
                     options.ranks, rank, quoted(store), quoted(options.only), options.most_bytes, rank > 0 ? " &" : "");
@@ -96,14 +110,27 @@ struct Peer {
   std::string build;  // how to make it; empty: nothing to do
 };
 
-std::vector<Peer> find_peers(const Options& options, const std::filesystem::path& folder) {
+// PyTorch's ranks, each on its host.
+std::string torch_on_hosts(const Options& options, const TwoHosts& hosts, const std::string& script) {
+  std::string command = "{ export OMP_NUM_THREADS=1;";
+  for (int rank = options.ranks - 1; rank >= 0; --rank) {
+    command += fmt::format(" {} {} {} {} --max-bytes {} --rank {} --address {} --interface {}{}",
+                           hosts.prefix(host_of(options, rank)), quoted(options.python), quoted(script), options.ranks,
+                           options.most_bytes, rank, TwoHosts::address(0), TwoHosts::kInterface, rank > 0 ? " &" : ";");
+  }
+  return command + " }";
+}
+
+std::vector<Peer> find_peers(const Options& options, const TwoHosts* hosts, const std::filesystem::path& folder) {
   const std::string sources = peers_folder();
   std::vector<Peer> peers;
   if (sources.empty()) {
     fmt::print("peers: left out, bench/peers is not beside this program\n");
     return peers;
   }
-  const auto wanted = [&](const char* name) { return options.against.find(name) != std::string::npos; };
+  const auto wanted = [&](const std::string& name) {
+    return options.against.find(name) != std::string::npos && (!hosts || name == "torch");
+  };
   const auto target = [&](const char* name) { return quoted((folder / name).string()); };
   if (wanted("floor"))
     peers.push_back({"floor", fmt::format("{} {}", target("floor"), options.ranks),
@@ -114,8 +141,9 @@ std::vector<Peer> find_peers(const Options& options, const std::filesystem::path
                      fmt::format("mpicxx -O2 {} -o {}", quoted(sources + "/mpi_all_reduce.cc"), target("mpi"))});
   if (wanted("torch"))
     peers.push_back({"torch",
-                     fmt::format("OMP_NUM_THREADS=1 {} {} {} --max-bytes {}", quoted(options.python),
-                                 quoted(sources + "/torch_collectives.py"), options.ranks, options.most_bytes),
+                     hosts ? torch_on_hosts(options, *hosts, sources + "/torch_collectives.py")
+                           : fmt::format("OMP_NUM_THREADS=1 {} {} {} --max-bytes {}", quoted(options.python),
+                                         quoted(sources + "/torch_collectives.py"), options.ranks, options.most_bytes),
                      fmt::format("{} -c 'import torch.distributed'", quoted(options.python))});
   std::erase_if(peers, [](const Peer& peer) {
     const bool ready = std::system((peer.build + " >/dev/null 2>&1").c_str()) == 0;
@@ -172,12 +200,15 @@ void run(const Options& options) {
   const std::filesystem::path folder = name;
   Table ours;
   std::map<std::string, Table> tables;
-  const auto peers = find_peers(options, folder);
+  std::optional<TwoHosts> cable;
+  if (options.hosts == 2) cable.emplace();
+  const TwoHosts* hosts = cable ? &*cable : nullptr;
+  const auto peers = find_peers(options, hosts, folder);
   for (int round = 0; round < options.rounds; ++round) {
-    measure_ours(options, folder, round, ours);
+    measure_ours(options, hosts, folder, round, ours);
     for (const Peer& peer : peers) {
-      // PyTorch takes a minute, and is two orders away: once is enough.
-      if (peer.name == "torch" && round > 0) continue;
+      // On one host PyTorch takes a minute, and is two orders away: once is enough.
+      if (peer.name == "torch" && round > 0 && !hosts) continue;
       measure_peer(peer.command, options, "all_reduce", tables[peer.name]);
     }
   }
@@ -189,9 +220,13 @@ void run(const Options& options) {
 
 void add_bench_collectives(CLI::App& bench) {
   CLI::App* command = bench.add_subcommand(
-      "collectives", "Collectives among processes of this host, beside shared memory's floor, gloo and Open MPI");
+      "collectives", "Collectives among processes of this host, or of two, beside shared memory's floor, gloo and MPI");
   auto options = std::make_shared<Options>();
   command->add_option("-n,--ranks", options->ranks, "processes")->capture_default_str()->check(CLI::Range(1, 256));
+  command->add_option("--hosts", options->hosts, "2: two network namespaces with a cable, beside torch alone")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 2));
+  command->add_option("--fabric", options->fabric, "between hosts: tls, or ucx[:DEVICE]")->capture_default_str();
   command->add_option("--against", options->against, "peers, among floor, torch and mpi")->capture_default_str();
   command->add_option("--json", options->json, "write the report to this file");
   command->add_option("--torch-python", options->python, "a Python that can import torch")->capture_default_str();

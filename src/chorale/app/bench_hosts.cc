@@ -1,0 +1,35 @@
+#include "chorale/app/bench_hosts.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+#include "chorale/base/error.h"
+
+namespace chorale::app {
+
+TwoHosts::TwoHosts() {
+  for (size_t host = 0; host < 2; ++host) names_[host] = fmt::format("chorale-bench-{}-{}", getpid(), host);
+  std::string script = "set -e;";
+  for (const std::string& name : names_) script += fmt::format(" ip netns add {0}; ip -n {0} link set lo up;", name);
+  script +=
+      fmt::format(" ip link add {0} netns {1} type veth peer name {0} netns {2};", kInterface, names_[0], names_[1]);
+  for (int host = 0; host < 2; ++host)
+    script += fmt::format(" ip -n {0} address add {1}/24 dev {2}; ip -n {0} link set {2} up;",
+                          names_[static_cast<size_t>(host)], address(host), kInterface);
+  const int status = std::system(fmt::format("({}) >/dev/null 2>&1", script).c_str());
+  if (status != 0) remove();
+  CHORALE_CHECK_STATE(status == 0,
+                      "[bench] cannot make two network namespaces with a cable between them; that takes "
+                      "root and the program ip (iproute2)");
+}
+
+TwoHosts::~TwoHosts() { remove(); }
+
+void TwoHosts::remove() const {
+  for (const std::string& name : names_)
+    [[maybe_unused]] const int status = std::system(fmt::format("ip netns delete {} >/dev/null 2>&1", name).c_str());
+}
+
+}  // namespace chorale::app
