@@ -73,6 +73,7 @@ class Learning(Train):
         self.assertLessEqual({"accuracy", "gradient_norm", "lr", "pictures_per_second", "exposed_communication_ms"}, lines[1].keys())
         self.assertEqual([line["rank"] for line in lines[3:5]], [0, 1])
         self.assertEqual(len(list(run.glob("events.out.tfevents.*"))), 1)
+        self.assertTrue((run / "report.html").exists())
         evaluation = json.loads((run / "evaluation.json").read_text())
         self.assertEqual([sum(row) for row in evaluation["confusion"]], [1000] * 10)
         right = sum(evaluation["confusion"][i][i] for i in range(10))

@@ -7,10 +7,12 @@
 #include "chorale/api/api.h"
 #include "chorale/base/generator.h"
 #include "chorale/base/json_write.h"
+#include "chorale/base/log.h"
 #include "chorale/base/parallel.h"
 #include "chorale/comm/objects.h"
 #include "chorale/device/allocator.h"
 #include "chorale/parallel/distributed_sampler.h"
+#include "chorale/report/page.h"
 #include "chorale/train/exchange.h"
 
 namespace chorale::train {
@@ -74,6 +76,7 @@ class Trainer {
   void log_ranks();
   void save();
   void say_how_to_go_on();
+  void write_page() const;
 
   const Job& job_;
   const TrainOptions& options_;
@@ -351,6 +354,17 @@ void Trainer::say_how_to_go_on() {
   std::fflush(job_.out);
 }
 
+// The page is for people to look at: a run that cannot write it has trained all the same.
+void Trainer::write_page() const {
+  if (!speaks()) return;
+  try {
+    const std::vector<std::filesystem::path> runs{job_.folder};
+    for (const std::string& problem : report::write_report(runs, job_.folder / "report.html")) log_warning(problem);
+  } catch (const Error& error) {
+    log_warning(concat("there is no report of this run: ", error.what()));
+  }
+}
+
 Ending Trainer::run() {
   const Interrupt interrupt;
   while (step_ < plan_.steps) {
@@ -360,11 +374,13 @@ Ending Trainer::run() {
     if (step_ == plan_.steps || (due && !stop)) evaluate();
     if (step_ == plan_.steps || is_due(options_.checkpoint_every) || stop) save();
     if (stop && step_ < plan_.steps) {
+      write_page();
       say_how_to_go_on();
       return Ending::kInterrupted;
     }
   }
   evaluate();  // of a run that was complete when it began
+  write_page();
   progress_.reset();
   if (speaks()) {
     fmt::print(job_.out, "{} after {} steps, {:.1f} s; run: {}\n", text_of(result_), grouped(step_), log_->seconds(),
