@@ -21,12 +21,17 @@ struct RunArguments {
 // What cannot work is said before anything is started.
 void check_fabric(const std::string& text, int ranks) {
   if (text.empty()) return;
-  const transport::FabricName fabric = transport::parse_fabric(text);
-  CHORALE_CHECK(fabric.kind != "mpi", "[run] MPI starts its ranks itself: CHORALE_FABRIC=mpi mpirun -n ", ranks,
-                " PROGRAM ARGS...");
-  if (fabric.kind != "ucx") return;
-  const Availability ucx = module_availability(kUcxModule);
-  CHORALE_CHECK(ucx.yes, "[run] the fabric ", text, " is not available here: ", ucx.reason);
+  const auto fail = [](const std::string& why) { throw CLI::ValidationError("--fabric", why); };
+  try {
+    const transport::FabricName fabric = transport::parse_fabric(text);
+    if (fabric.kind == "mpi")
+      fail(concat("MPI starts its ranks itself: CHORALE_FABRIC=mpi mpirun -n ", ranks, " PROGRAM ARGS..."));
+    if (fabric.kind != "ucx") return;
+    const Availability ucx = module_availability(kUcxModule);
+    if (!ucx.yes) fail(concat(text, " is not available here: ", ucx.reason));
+  } catch (const InvalidArgument& error) {
+    fail(error.what());
+  }
 }
 
 int run_command(RunArguments& arguments, std::vector<std::string> words) {
