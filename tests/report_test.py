@@ -16,7 +16,7 @@ import unittest
 import example_run
 from browser import Browser
 
-PROGRAM = pathlib.Path(sys.argv.pop(1)) / "chorale"
+PROGRAM = pathlib.Path(sys.argv.pop(1)).resolve() / "chorale"
 
 # How many points the curves of a section have.
 POINTS = "[...document.querySelectorAll('#{} .curve')].map(curve => (curve.getAttribute('d').match(/[ML]/g) ?? []).length)"
@@ -131,6 +131,39 @@ class Page(unittest.TestCase):
         self.assertIn(f"metrics.jsonl, line {lines}", problems)
         browser = self.opened(url)
         self.assertIn(f"metrics.jsonl, line {lines}", browser.evaluate(TEXT.format("problems")))
+
+    def test_what_a_real_run_leaves_behind(self):
+        run = self.folder / "run"
+        command = [PROGRAM, "train", "fashion-mnist", "-n", "2", "--steps", "20", "--batch", "64", "--out", run, "--quiet"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        for rank in 0, 1:
+            steps = [line["step"] for line in lines if line["kind"] == "time" and line["rank"] == rank]
+            self.assertEqual(steps, [20])
+        self.assertTrue(all(line["compute_ms"] > 0 and line["memory_mib"] > 1 for line in lines if line["kind"] == "time"))
+
+        found = json.loads((run / "evaluation.json").read_text())
+        self.assertEqual([sum(row) for row in found["confusion"]], [1000] * 10)
+        right = sum(found["confusion"][k][k] for k in range(10))
+        self.assertAlmostEqual(right / 10000, lines[-1]["test_accuracy"])
+        self.assertEqual(len(found["worst"]), 24)
+        self.assertTrue(all(one["label"] != one["guess"] for one in found["worst"]))
+        self.assertEqual(found["worst"], sorted(found["worst"], key=lambda one: -one["probability"]))
+
+        events = json.loads((run / "trace.json").read_text())["traceEvents"]
+        for rank in 0, 1:
+            tracks = {row["tid"]: row["args"]["name"] for row in events if row["pid"] == rank and row["name"] == "thread_name"}
+            self.assertEqual(tracks[0], "computing")
+            self.assertIn("communication: under way", tracks.values())
+            own = [row for row in events if row["pid"] == rank and row["ph"] == "X"]
+            self.assertEqual(sum(row["name"] == "optimizer" for row in own), 3)
+            self.assertTrue(all(0 < row["ts"] < 60e6 and tracks[row["tid"]] for row in own))
+
+        browser = self.opened((run / "report.html").as_uri())
+        self.assertEqual(browser.evaluate("document.querySelectorAll('#worst canvas').length"), 20)
+        self.assertEqual(browser.evaluate("document.querySelectorAll('#ranks .bars').length"), 2)
+        self.assertEqual(browser.complaints, [])
 
     def test_a_live_page_follows_the_run(self):
         run = self.folder / "run"

@@ -14,6 +14,7 @@
 #include "chorale/parallel/distributed_sampler.h"
 #include "chorale/report/page.h"
 #include "chorale/train/exchange.h"
+#include "chorale/train/timeline.h"
 
 namespace chorale::train {
 namespace {
@@ -85,6 +86,7 @@ class Trainer {
   Plan plan_;
   std::optional<Stepper> stepper_;
   std::shared_ptr<Loader> loader_;
+  std::optional<Timeline> timeline_;
   std::optional<Progress> progress_;
   std::optional<RunLog> log_;               // on rank 0
   std::optional<Checkpoints> checkpoints_;  // on rank 0
@@ -112,6 +114,7 @@ Trainer::Trainer(const Job& job) : job_(job), options_(job.options), group_(job.
   position.epoch = step_ / plan_.steps_per_epoch;
   position.batch = step_ % plan_.steps_per_epoch * options_.accumulate;
   loader_->load_state(position);
+  timeline_.emplace(group_, step_, plan_.steps);
   progress_.emplace(job.out, options_.quiet || !speaks() ? Progress::Style::kQuiet : Progress::style_for(job.out),
                     plan_.steps);
   if (speaks()) {
@@ -205,12 +208,14 @@ void Trainer::introduce() {
 bool Trainer::step() {
   const auto start = Clock::now();
   if (ends_epoch()) loader_->set_epoch(step_ / plan_.steps_per_epoch);  // leaves out what did not fill a step
+  timeline_->begin(step_ + 1);
   const StepResult mine = stepper_->step([this] {
     auto batch = loader_->next();
     CHORALE_INVARIANT(batch, "the epoch ended before its last step");
     return std::move(*batch);
   });
   ++step_;
+  if (const auto timeline = timeline_->end(step_)) io::write_file(job_.folder / "trace.json", *timeline);
   const auto ranks = static_cast<double>(group_.size());
   std::array<double, 3> all = {mine.loss / ranks, static_cast<double>(mine.right), Interrupt::requested() ? 1.0 : 0.0};
   group_.all_reduce(std::span<double>(all)).wait();

@@ -41,7 +41,7 @@ function split(series) {
 }
 // The mean of the neighbours on both sides, so that a noisy curve can be read and does not lag.
 function smoothed(values) {
-  const reach = Math.max(1, Math.round(values.length / 50));
+  const reach = Math.round(values.length / 50);  // a short curve stays as it is
   const sums = [0], counts = [0];
   for (const value of values) {
     sums.push(last(sums) + (isNumber(value) ? value : 0));
@@ -316,7 +316,8 @@ function render() {
   section(cards, "bits", false, "Bits per byte", scoreCurves(runs, "bits_per_byte", {}));
   const units = [...new Set(runs.map(run => run.rate_unit).filter(Boolean))].join(", ");
   section(cards, "throughput", false, `Throughput${units ? `, ${units}` : ""}`, columnCurves(runs, "rate", {low: 0, label: "throughput"}));
-  section(cards, "rate", false, "Learning rate", columnCurves(runs, "lr", {low: 0, label: "learning rate"}));
+  section(cards, "rate", false, "Learning rate", curves(runs, (run, color, name) =>
+    [{name: name ?? "learning rate", color, x: place(run.train), y: run.train.lr}], {low: 0, label: "learning rate"}));
   section(cards, "gradients", false, "Norm of the gradients", columnCurves(runs, "gradient_norm", {low: 0, label: "norm of the gradients"}));
   section(cards, "communication", false, "Share of a step spent waiting for peers", columnCurves(runs, "waiting", {low: 0, yFormat: percent, yTip: percent, label: "share of communication"}));
   section(cards, "ranks", runs.length > 1, "Where the time of a step goes", [...timeSplit(runs), ...memory(runs)]);
