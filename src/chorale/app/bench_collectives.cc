@@ -110,13 +110,21 @@ struct Peer {
   std::string build;  // how to make it; empty: nothing to do
 };
 
+// Which collectives PyTorch measures: the one that is asked for, or all.
+std::string torch_options(const Options& options) {
+  const std::string op = options.only.substr(0, options.only.find('/'));
+  return fmt::format("--max-bytes {}{}", options.most_bytes,
+                     op.size() < options.only.size() ? fmt::format(" --op {}", quoted(op)) : "");
+}
+
 // PyTorch's ranks, each on its host.
 std::string torch_on_hosts(const Options& options, const TwoHosts& hosts, const std::string& script) {
   std::string command = "{ export OMP_NUM_THREADS=1;";
   for (int rank = options.ranks - 1; rank >= 0; --rank) {
-    command += fmt::format(" {} {} {} {} --max-bytes {} --rank {} --address {} --interface {}{}",
-                           hosts.prefix(host_of(options, rank)), quoted(options.python), quoted(script), options.ranks,
-                           options.most_bytes, rank, TwoHosts::address(0), TwoHosts::kInterface, rank > 0 ? " &" : ";");
+    command +=
+        fmt::format(" {} {} {} {} {} --rank {} --address {} --interface {}{}", hosts.prefix(host_of(options, rank)),
+                    quoted(options.python), quoted(script), options.ranks, torch_options(options), rank,
+                    TwoHosts::address(0), TwoHosts::kInterface, rank > 0 ? " &" : ";");
   }
   return command + " }";
 }
@@ -140,11 +148,12 @@ std::vector<Peer> find_peers(const Options& options, const TwoHosts* hosts, cons
                      fmt::format("mpirun --allow-run-as-root --oversubscribe -n {} {}", options.ranks, target("mpi")),
                      fmt::format("mpicxx -O2 {} -o {}", quoted(sources + "/mpi_all_reduce.cc"), target("mpi"))});
   if (wanted("torch"))
-    peers.push_back({"torch",
-                     hosts ? torch_on_hosts(options, *hosts, sources + "/torch_collectives.py")
-                           : fmt::format("OMP_NUM_THREADS=1 {} {} {} --max-bytes {}", quoted(options.python),
-                                         quoted(sources + "/torch_collectives.py"), options.ranks, options.most_bytes),
-                     fmt::format("{} -c 'import torch.distributed'", quoted(options.python))});
+    peers.push_back(
+        {"torch",
+         hosts ? torch_on_hosts(options, *hosts, sources + "/torch_collectives.py")
+               : fmt::format("OMP_NUM_THREADS=1 {} {} {} {}", quoted(options.python),
+                             quoted(sources + "/torch_collectives.py"), options.ranks, torch_options(options)),
+         fmt::format("{} -c 'import torch.distributed'", quoted(options.python))});
   std::erase_if(peers, [](const Peer& peer) {
     const bool ready = std::system((peer.build + " >/dev/null 2>&1").c_str()) == 0;
     if (!ready) fmt::print("{}: left out, this failed: {}\n", peer.name, peer.build);
@@ -230,7 +239,7 @@ void add_bench_collectives(CLI::App& bench) {
   command->add_option("--against", options->against, "peers, among floor, torch and mpi")->capture_default_str();
   command->add_option("--json", options->json, "write the report to this file");
   command->add_option("--torch-python", options->python, "a Python that can import torch")->capture_default_str();
-  command->add_option("--only", options->only, "cases with this in their name");
+  command->add_option("--only", options->only, "cases with this in their name, such as all_reduce/f32/4096");
   command->add_option("--most-bytes", options->most_bytes, "no larger tensors")->capture_default_str();
   command->add_option("--rounds", options->rounds, "measurements of each, in turns; the median counts")
       ->capture_default_str()
