@@ -44,6 +44,7 @@ struct Cell {
   int culprit() const;
   int64_t count() const;  // elements of the call
   int root() const;
+  bool between_hosts() const { return column == "tls" || column == "ucx"; }
   bool in_a_loop() const;  // the call is made again and again until it fails
   std::chrono::milliseconds deadline() const;
   // Which rank the errors must name; -1: any. Meaningless where all is well.

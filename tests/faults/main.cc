@@ -3,7 +3,9 @@
 //
 //   fault_rank --list                  the cells that exist, as FAULT CALL
 //   fault_rank CELL threads            all ranks, as threads
-//   fault_rank CELL RANK STORE         one rank; STORE is a file where they meet
+//   fault_rank CELL RANK STORE [ADDRESS]
+//                                      one rank; STORE is a file where they meet, ADDRESS where others reach this host
+//                                      (127.0.0.1: ranks of odd numbers behave as if they were on a second host)
 //
 // Exits with 0 if the rank saw what it must see; says on standard output what it saw instead.
 #include <unistd.h>
@@ -42,7 +44,8 @@ struct OnPurpose : std::runtime_error {
 
 class Rank {
  public:
-  Rank(const Cell& cell, int rank) : cell_(cell), rank_(rank), is_culprit_(rank == cell.culprit()) {}
+  Rank(const Cell& cell, int rank, std::string address)
+      : cell_(cell), rank_(rank), address_(std::move(address)), is_culprit_(rank == cell.culprit()) {}
 
   void run(transport::Store& store) {
     Group world = Group::connect(store, "world", rank_, cell_.size, options());
@@ -76,6 +79,12 @@ class Rank {
                              cell_.fault == Fault::kDamageData ? ",what=payload" : "");
     }
     options.checksum = cell_.fault == Fault::kDamageData;
+    if (!address_.empty()) {
+      options.net.secret = transport::Secret::from_bytes("of this test, and of no use elsewhere");
+      options.net.address = address_;
+      if (address_ == "127.0.0.1") options.net.host = static_cast<uint64_t>(rank_ % 2);
+      if (cell_.column == "ucx") options.fabric = address_ == "127.0.0.1" ? "ucx:lo" : "ucx:veth0";
+    }
     return options;
   }
 
@@ -137,7 +146,7 @@ class Rank {
       case Fault::kCut:
       case Fault::kDamage:
       case Fault::kDamageData:
-        return expect_error(group, cell_.fault == Fault::kCut ? -1 : rank_, [&] { calls(group); });
+        return expect_error(group, cell_.named(), [&] { calls(group); });
     }
   }
 
@@ -181,15 +190,16 @@ class Rank {
 
   const Cell& cell_;
   const int rank_;
+  const std::string address_;
   const bool is_culprit_;
   Clock::time_point started_;
   std::string error_;
 };
 
 // What is wrong; empty: nothing.
-std::string run_rank(const Cell& cell, int rank, transport::Store& store) {
+std::string run_rank(const Cell& cell, int rank, transport::Store& store, const std::string& address = {}) {
   try {
-    Rank(cell, rank).run(store);
+    Rank(cell, rank, address).run(store);
   } catch (const OnPurpose&) {
     return {};
   } catch (const std::exception& error) {
@@ -226,15 +236,15 @@ int main(int argc, char** argv) {
     return 0;
   }
   try {
-    CHORALE_CHECK(words.size() >= 2, "fault_rank CELL threads | fault_rank CELL RANK STORE | fault_rank --list");
+    CHORALE_CHECK(words.size() >= 2, "see the top of tests/faults/main.cc");
     const faults::Cell cell = faults::Cell::parse(words[0]);
     std::string wrong;
     if (words[1] == "threads") {
       wrong = faults::run_threads(cell);
     } else {
-      CHORALE_CHECK(words.size() == 3, "a rank meets the others at a file");
+      CHORALE_CHECK(words.size() >= 3, "a rank meets the others at a file");
       transport::FileStore store(words[2]);
-      wrong = faults::run_rank(cell, std::stoi(words[1]), store);
+      wrong = faults::run_rank(cell, std::stoi(words[1]), store, words.size() > 3 ? words[3] : "");
     }
     std::cout << wrong << std::flush;
     return wrong.empty() ? 0 : 1;

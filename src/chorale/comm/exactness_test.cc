@@ -254,9 +254,12 @@ std::vector<Case> all_cases() {
 std::vector<Case> sample(unsigned seed, size_t count, int64_t largest) {
   std::vector<Case> cases = all_cases();
   if (config::env("CHORALE_EXACTNESS") == "all") return cases;
-  std::erase_if(cases, [&](const Case& c) { return c.count > largest; });
   std::mt19937 random(seed);
   std::shuffle(cases.begin(), cases.end(), random);
+  // The largest take longest: two of them.
+  const auto first_large =
+      std::stable_partition(cases.begin(), cases.end(), [&](const Case& c) { return c.count <= largest; });
+  std::rotate(cases.begin(), first_large, first_large + 2);
   cases.resize(std::min(count, cases.size()));
   return cases;
 }
@@ -275,7 +278,7 @@ TEST(Exactness, EveryCollectiveAmongThreads) {
 }
 
 TEST(Exactness, EveryCollectiveAmongProcesses) {
-  for (int size : {2, 3, 5}) {
+  for (int size : {2, 3, 5, 8}) {
     const auto results = run_processes(
         size, [&](Group& group) { run_all(group, sample(static_cast<unsigned>(100 + size), 80, 65537)); });
     EXPECT_EQ(results, std::vector<int>(static_cast<size_t>(size), 0));

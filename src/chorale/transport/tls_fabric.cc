@@ -218,8 +218,8 @@ TransferHandle TlsFabric::receive(int rank, uint64_t channel, std::span<std::byt
     const Frame answer = begin_large(peer, message);
     lock.unlock();
     peer.shorts->send(answer);
-  } else if (message->left == 0) {
-    // Nobody else knows of the two any more.
+  } else if (message->left == 0 && peer.arriving != message) {
+    // Nobody else knows of the two any more. (Of an empty message nothing is left even before on_body has seen it.)
     lock.unlock();
     if (into.size() == message->bytes) std::copy_n(message->kept.get(), message->bytes, into.data());
     lock.lock();

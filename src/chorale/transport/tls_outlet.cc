@@ -65,7 +65,8 @@ void TlsOutlet::write(const Frame& frame, std::span<const std::byte> body) {
 }
 
 void TlsOutlet::write_with_faults(Frame& frame, std::span<const std::byte> body) {
-  const Chaos::Write fault = chaos_->before_write(kFrameBytes + body.size(), !body.empty());
+  const bool is_data = !body.empty() && (frame.kind == FrameKind::kEager || frame.kind == FrameKind::kChunk);
+  const Chaos::Write fault = chaos_->before_write(kFrameBytes + body.size(), is_data);
   const auto head = std::as_writable_bytes(std::span(&frame, 1));
   if (fault.reset) {
     const linger reset{1, 0};

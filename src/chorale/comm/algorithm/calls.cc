@@ -236,7 +236,7 @@ void expose_to_read(ShmGroup& group, Operation& operation, CallSlot& slot) {
     const Chunk& chunk = operation.give[r];
     Place place = Place::make(PlaceKind::kSlot, at);
     // What a rank gives to itself is not looked at by anybody.
-    const bool is_seen = one_for_all(operation.kind) || static_cast<int>(r) != group.rank;
+    const bool is_seen = group.size > 1 && (one_for_all(operation.kind) || static_cast<int>(r) != group.rank);
     transport::Chaos* chaos = is_seen ? group.context().chaos.get() : nullptr;
     if (!fits) {
       place = expose(group, operation, chunk, chaos);
