@@ -13,9 +13,11 @@
 #include "chorale/base/host.h"
 #include "chorale/base/optional_parts.h"
 #include "chorale/base/parallel.h"
+#include "chorale/comm/net_table.h"
 #include "chorale/kernel/cpu/blas/openblas.h"
 #include "chorale/kernel/cpu/cpu_probe.h"
 #include "chorale/kernel/cpu/dnnl/runtime.h"
+#include "chorale/transport/fabric_name.h"
 #include "chorale/vec/target.h"
 
 namespace chorale::app {
@@ -71,6 +73,12 @@ void print_libraries() {
   print_row("spdlog", fmt::format("{}.{}.{}", SPDLOG_VER_MAJOR, SPDLOG_VER_MINOR, SPDLOG_VER_PATCH));
 }
 
+void print_between_hosts() {
+  fmt::print("\nBetween hosts\n");
+  print_row("fabric", transport::choose_fabric("").kind + " (CHORALE_FABRIC)");
+  print_row("algorithms", comm::NetTable::from_environment().text() + " (CHORALE_ALGORITHMS)");
+}
+
 void print_optional_parts() {
   fmt::print("\nOptional parts\n");
   for (const OptionalPart& part : optional_parts()) {
@@ -87,6 +95,7 @@ void add_doctor(CLI::App& program) {
     print_machine();
     print_libraries();
     print_optional_parts();
+    print_between_hosts();
   });
 }
 

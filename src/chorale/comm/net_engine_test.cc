@@ -126,6 +126,7 @@ TEST(NetEngine, SubgroupsOfSubgroupsDoNotGetInEachOthersWay) {
   run_hosts({0, 1, 0, 1}, [](Group& world) {
     Group half = world.split(world.rank() / 2);
     std::vector<Group> more;
+    more.reserve(3);
     for (int i = 0; i < (world.rank() < 2 ? 3 : 1); ++i) more.push_back(half.duplicate());
     Group again = world.duplicate();
     std::vector<float> x(70'000, 1);
@@ -143,6 +144,7 @@ TEST(NetEngine, CallsOfAGroupRunInOrderWithoutAnybodyWaiting) {
   run_hosts({0, 1}, [](Group& group) {
     std::vector<std::vector<float>> buckets(8, std::vector<float>(10'000, 1));
     std::vector<Work> works;
+    works.reserve(buckets.size());
     for (auto& bucket : buckets) works.push_back(group.all_reduce(std::span(bucket)));
     // Nobody waits and nobody asks: a thread of the group does the work.
     const auto limit = Clock::now() + 10s;
