@@ -30,7 +30,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using train::Option;
-using train::OptionKind;
 using train::OptionTable;
 
 // The command of one task, with the options that were given.
@@ -61,7 +60,7 @@ struct TrainCommand {
 void TrainCommand::list_options() {
   train::list_options(options, table);
   kind->list_options(options, table);
-  using enum OptionKind;
+  using enum train::OptionKind;
   table.add({.name = "nnodes",
              .help = "nodes of the job; the same command is started on each",
              .target = &nodes,
