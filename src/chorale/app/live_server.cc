@@ -67,7 +67,7 @@ class Workers : public httplib::TaskQueue {
 bool is_loopback_name(std::string_view host) {
   const size_t colon = host.rfind(':');
   // The port may be another one: that of a tunnel. The colons of [::1] are no port.
-  if (colon != host.npos && host.find(']', colon) == host.npos) host = host.substr(0, colon);
+  if (colon != std::string_view::npos && host.find(']', colon) == std::string_view::npos) host = host.substr(0, colon);
   return host == "127.0.0.1" || host == "localhost" || host == "[::1]";
 }
 

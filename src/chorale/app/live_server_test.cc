@@ -59,11 +59,11 @@ TEST_F(Live, EventsTellOfEachChange) {
   bool added = false;
   client_->Get("/events", [&](const char* data, size_t size) {
     received.append(data, size);
-    if (!added && received.find("\"loss\": [2.5]") != received.npos) {
+    if (!added && received.find("\"loss\": [2.5]") != std::string::npos) {
       add_step(2, 1.5);
       added = true;
     }
-    return received.find("\"loss\": [2.5, 1.5]") == received.npos;  // false: enough
+    return received.find("\"loss\": [2.5, 1.5]") == std::string::npos;  // false: enough
   });
   EXPECT_THAT(received, HasSubstr("event: run\ndata: {"));
   EXPECT_THAT(received, HasSubstr("\"loss\": [2.5, 1.5]"));

@@ -62,7 +62,7 @@ TEST(Evaluation, WhatDoesNotFitTogetherIsNamed) {
   for (const auto& [from, to, expected] : cases) {
     std::string bad = good;
     const size_t at = bad.find(from);
-    ASSERT_NE(at, bad.npos) << from << " in " << good;
+    ASSERT_NE(at, std::string::npos) << from << " in " << good;
     bad.replace(at, std::string_view(from).size(), to);
     EXPECT_THAT(message_for(bad), HasSubstr(expected)) << bad;
   }

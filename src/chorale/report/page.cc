@@ -108,7 +108,7 @@ std::string page(std::string_view data, Mode mode) {
   std::string_view rest = kPageHtml;
   for (const auto& [mark, part] : parts) {
     const size_t at = rest.find(mark);
-    CHORALE_INVARIANT(at != rest.npos, "the page has no ", mark, " or has it in another order");
+    CHORALE_INVARIANT(at != std::string_view::npos, "the page has no ", mark, " or has it in another order");
     text.append(rest.substr(0, at)).append(part);
     rest.remove_prefix(at + mark.size());
   }

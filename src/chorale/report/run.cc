@@ -122,7 +122,7 @@ bool RunReader::read_metrics() {
     if (got <= 0) break;
     std::string_view rest(buffer.data(), static_cast<size_t>(got));
     offset += rest.size();
-    for (size_t end = rest.find('\n'); end != rest.npos; end = rest.find('\n')) {
+    for (size_t end = rest.find('\n'); end != std::string_view::npos; end = rest.find('\n')) {
       torn_ += rest.substr(0, end);
       rest.remove_prefix(end + 1);
       ++line_;
