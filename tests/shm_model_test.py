@@ -26,6 +26,10 @@ class ShmModel(unittest.TestCase):
     def test_two_ranks_one_death(self):
         self.assertEqual(search(MODEL.read_text(), "-DN=2", "-DCALLS=3"), 0)
 
+    def test_three_ranks_one_death(self):
+        # Complete, for one call with its data in the slot; two calls of three ranks take too many states.
+        self.assertEqual(search(MODEL.read_text(), "-DN=3", "-DCALLS=1"), 0)
+
     def test_nothing_is_written_into_memory_taken_back(self):
         self.assertEqual(search(MODEL.read_text(), "-DFENCE"), 0)
 

@@ -1,6 +1,7 @@
 /* The protocol of a group in shared memory (transport/shm/group_segment.h), to be checked exhaustively:
  *
  *   spin -DN=2 -search docs/dev/shm.pml
+ *   spin -DN=3 -DCALLS=1 -search docs/dev/shm.pml                three ranks, one of which may die: 1.1 million states
  *   spin -DN=3 -DCALLS=2 -search -bitstate docs/dev/shm.pml      too many states for a complete search; not in CI
  *   spin -DFENCE -search docs/dev/shm.pml        the second part
  *
