@@ -18,6 +18,10 @@ TwoHosts::TwoHosts() {
   for (int host = 0; host < 2; ++host)
     script += fmt::format(" ip -n {0} address add {1}/24 dev {2}; ip -n {0} link set {2} up;",
                           names_[static_cast<size_t>(host)], address(host), kInterface);
+  // UCX looks once for interfaces that are up.
+  for (const std::string& name : names_)
+    script += fmt::format(" timeout 5 sh -c 'until ip -n {} link show {} | grep -q \"state UP\"; do sleep 0.05; done';",
+                          name, kInterface);
   const int status = std::system(fmt::format("({}) >/dev/null 2>&1", script).c_str());
   if (status != 0) remove();
   CHORALE_CHECK_STATE(status == 0,
