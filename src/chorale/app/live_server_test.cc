@@ -14,7 +14,6 @@ namespace chorale::app {
 namespace {
 
 using testing::HasSubstr;
-using testing::Not;
 using namespace std::chrono_literals;
 
 // A server of a run of one step, in a thread of its own.
@@ -90,6 +89,7 @@ TEST_F(Live, TooManyPagesAreToldToComeBackAndOthersAreStillServed) {
   std::atomic<int> open = 0;
   std::atomic<bool> enough = false;
   std::vector<std::thread> pages;
+  pages.reserve(static_cast<size_t>(LiveServer::kMostStreams));
   for (int i = 0; i < LiveServer::kMostStreams; ++i) {
     pages.emplace_back([&] {
       httplib::Client page("127.0.0.1", server_->port());
