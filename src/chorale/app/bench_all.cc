@@ -95,11 +95,14 @@ std::vector<std::string> split(const std::string& text) {
 }
 
 void add_collectives(const json& report, std::vector<Line>& lines) {
+  std::map<double, Line> by_size;  // the report is in the order of names
   for (const json& row : report["rows"]) {
     const auto name = split(row["case"].get<std::string>());
     if (name[0] != "all_reduce" || name.back() != "registered") continue;
-    lines.push_back({fmt::format("all-reduce of {}, 2 ranks", size_name(name[2])), "us", row["ours"], peers_of(row)});
+    by_size[std::stod(name[2])] = {fmt::format("all-reduce of {}, 2 ranks", size_name(name[2])), "us", row["ours"],
+                                   peers_of(row)};
   }
+  for (auto& entry : by_size) lines.push_back(std::move(entry.second));
 }
 
 void add_steps(const json& report, std::vector<Line>& lines) {
