@@ -84,8 +84,9 @@ void wait_for_everybody(const ShmGroup& group, Deadline deadline) {
   };
   auto& attached = segment.header().attached;
   attached.fetch_add(1);
+  const auto all_are_here = [&] { return attached.load() >= static_cast<uint32_t>(group.size); };
   auto next_look = Deadline::Clock::now() + 5ms;
-  for (int64_t rounds = 0; attached.load() < static_cast<uint32_t>(group.size); ++rounds) {
+  for (int64_t rounds = 0; !all_are_here(); ++rounds) {
     if (rounds < 200) {
       sched_yield();
     } else {
@@ -95,10 +96,12 @@ void wait_for_everybody(const ShmGroup& group, Deadline deadline) {
     if (Deadline::Clock::now() < next_look) continue;
     next_look = Deadline::Clock::now() + 5ms;
     for (int peer = 0; peer < group.size; ++peer) {
-      if (group.is_dead(peer))
-        give_up(concat("rank ", group.global(peer), " ended while the group was made"), group.global(peer));
+      if (!group.is_dead(peer)) continue;
+      // Everybody may have come meanwhile, and one have gone on to its end: the next call will say so.
+      if (all_are_here()) return;
+      give_up(concat("rank ", group.global(peer), " ended while the group was made"), group.global(peer));
     }
-    if (segment.failed()) give_up("", -1);
+    if (segment.failed() && !all_are_here()) give_up("", -1);
     if (!deadline.passed()) continue;
     std::vector<int> missing;
     for (int peer = 0; peer < group.size; ++peer) {
