@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "chorale/autograd/autograd.h"
+#include "chorale/autograd/leaf_test_util.h"
 #include "chorale/base/error.h"
 #include "chorale/base/generator.h"
 #include "chorale/op/copy.h"
@@ -10,14 +10,6 @@
 
 namespace chorale {
 namespace {
-
-Tensor leaf(std::initializer_list<double> values) {
-  Tensor x = Tensor::from(values, {static_cast<int64_t>(values.size())});
-  set_requires_grad(x);
-  return x;
-}
-using Values = std::vector<double>;
-Values values(const Tensor& x) { return x.to_vector<double>(); }
 
 struct Cube final : Function {
   explicit Cube(double scale_) : scale(scale_) {}

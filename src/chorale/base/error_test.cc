@@ -2,18 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include "chorale/base/message_test_util.h"
+
 namespace chorale {
 namespace {
-
-template <class Kind, class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const Kind& error) {
-    return error.what();
-  }
-  return "no such error";
-}
 
 TEST(Error, EachMacroRaisesItsKindWithThePartsJoined) {
   EXPECT_EQ(message_of<InvalidArgument>([] { CHORALE_CHECK(false, "size ", 3, " is not ", 2.5); }),

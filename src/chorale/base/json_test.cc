@@ -4,17 +4,13 @@
 #include <gtest/gtest.h>
 
 #include "chorale/base/error.h"
+#include "chorale/base/message_test_util.h"
 
 namespace chorale::json {
 namespace {
 
 std::string error_of(std::string_view text, const Limits& limits = {}) {
-  try {
-    parse("the file", text, limits);
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "";
+  return message_of([&] { parse("the file", text, limits); });
 }
 
 TEST(Json, KeepsTheOrderOfKeysAndTheKindsOfNumbers) {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "chorale/base/message_test_util.h"
 #include "chorale/base/temporary_folder_test_util.h"
 #include "chorale/data/loader.h"
 #include "chorale/data/token_windows.h"
@@ -53,12 +54,7 @@ TEST(Collate, StacksTensorsAndNumbersPartByPart) {
 
 TEST(Collate, NamesTheExampleThatDoesNotFit) {
   const auto error_of = [](const std::vector<Tensor>& parts) -> std::string {
-    try {
-      collate(parts);
-    } catch (const InvalidArgument& error) {
-      return error.what();
-    }
-    return "";
+    return message_of([&] { collate(parts); });
   };
   const Tensor two = Tensor::from({1.f, 2.f}, {2});
   EXPECT_THAT(error_of({two, two, Tensor::from({1.f}, {1})}),

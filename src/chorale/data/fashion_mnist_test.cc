@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "chorale/base/message_test_util.h"
 #include "chorale/base/temporary_folder_test_util.h"
 
 namespace chorale::data {
@@ -39,12 +40,7 @@ TEST(FashionMnist, BatchesAreScaled) {
 TEST(FashionMnist, SaysWhatIsMissingOrWrong) {
   const TemporaryFolder folder;
   const auto error_of = [](const std::filesystem::path& path) -> std::string {
-    try {
-      const FashionMnist dataset(FashionMnist::Split::kTest, path);
-    } catch (const InvalidArgument& error) {
-      return error.what();
-    }
-    return "";
+    return message_of([&] { const FashionMnist dataset(FashionMnist::Split::kTest, path); });
   };
   EXPECT_THAT(error_of(folder / "none"), testing::HasSubstr("install the Debian package dataset-fashion-mnist"));
   EXPECT_THAT(error_of(folder.path()), testing::HasSubstr("No such file"));

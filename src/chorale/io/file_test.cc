@@ -8,6 +8,7 @@
 #include <csignal>
 
 #include "chorale/base/error.h"
+#include "chorale/base/message_test_util.h"
 #include "chorale/base/temporary_folder_test_util.h"
 
 namespace chorale::io {
@@ -38,12 +39,7 @@ TEST(MappedFile, OfAnEmptyFileIsEmpty) {
 TEST(MappedFile, NamesWhatCannotBeRead) {
   const TemporaryFolder folder;
   const auto error_of = [](const std::filesystem::path& path) -> std::string {
-    try {
-      MappedFile::open(path);
-    } catch (const InvalidArgument& error) {
-      return error.what();
-    }
-    return "";
+    return message_of([&] { MappedFile::open(path); });
   };
   EXPECT_THAT(error_of(folder / "none"), testing::HasSubstr("none\": No such file"));
   EXPECT_THAT(error_of(folder.path()), testing::HasSubstr("it is not a regular file"));

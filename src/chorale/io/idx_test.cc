@@ -5,6 +5,7 @@
 #include <zlib.h>
 
 #include "chorale/base/error.h"
+#include "chorale/base/message_test_util.h"
 #include "chorale/base/temporary_folder_test_util.h"
 
 namespace chorale::io {
@@ -16,12 +17,7 @@ using namespace std::string_literals;
 std::span<const std::byte> bytes_of(const std::string& text) { return std::as_bytes(std::span(text)); }
 
 std::string error_of(const std::string& file) {
-  try {
-    parse_idx("it", bytes_of(file));
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "";
+  return message_of([&] { parse_idx("it", bytes_of(file)); });
 }
 
 std::string gzip(const std::string& text) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "chorale/base/error.h"
+#include "chorale/base/message_test_util.h"
 #include "chorale/base/temporary_folder_test_util.h"
 
 namespace chorale::io {
@@ -37,12 +38,7 @@ std::vector<complex128> values_of(DType dtype) {
 }
 
 std::string error_of(std::string_view file) {
-  try {
-    parse_npy("it", file);
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "";
+  return message_of([&] { parse_npy("it", file); });
 }
 std::string with_header(const std::string& header, std::string_view data = "") {
   return std::string("\x93NUMPY\x01\0", 8) + static_cast<char>(header.size()) + '\0' + header + std::string(data);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "chorale/base/error.h"
+#include "chorale/base/message_test_util.h"
 #include "chorale/base/temporary_folder_test_util.h"
 
 namespace chorale::io {
@@ -59,12 +60,7 @@ void expect_equal(const Tensor& a, const Tensor& b) {
 }
 
 std::string error_of(const std::string& file) {
-  try {
-    parse_safetensors("it", std::as_bytes(std::span(file)));
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "";
+  return message_of([&] { parse_safetensors("it", std::as_bytes(std::span(file))); });
 }
 std::string with_length(std::string_view header, std::string_view data) {
   const uint64_t length = header.size();

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "chorale/base/error.h"
+#include "chorale/base/message_test_util.h"
 #include "chorale/base/temporary_folder_test_util.h"
 #include "chorale/io/safetensors.h"
 
@@ -39,12 +40,7 @@ void expect_loads(const std::filesystem::path& path, int count) {
 }
 
 std::string error_of(const std::filesystem::path& path) {
-  try {
-    load(path);
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "";
+  return message_of([&] { load(path); });
 }
 
 TEST(Sharded, CutsBetweenTensorsAndReadsBackInOrder) {

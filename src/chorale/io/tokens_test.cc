@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "chorale/base/error.h"
+#include "chorale/base/message_test_util.h"
 #include "chorale/base/temporary_folder_test_util.h"
 
 namespace chorale::io {
@@ -21,12 +22,7 @@ std::string shard(int32_t magic, int32_t version, int32_t count, std::string_vie
   return std::string(reinterpret_cast<const char*>(header.data()), 1024) + std::string(data);
 }
 std::string error_of(const std::string& file) {
-  try {
-    parse_token_shard("it", std::as_bytes(std::span(file)));
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "";
+  return message_of([&] { parse_token_shard("it", std::as_bytes(std::span(file))); });
 }
 
 TEST(TokenShard, KeepsTokensInTheLayoutOfLlmC) {

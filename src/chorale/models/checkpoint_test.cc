@@ -7,6 +7,7 @@
 
 #include "chorale/autograd/mode.h"
 #include "chorale/base/json.h"
+#include "chorale/base/message_test_util.h"
 #include "chorale/base/temporary_folder_test_util.h"
 #include "chorale/io/safetensors.h"
 
@@ -121,12 +122,7 @@ TEST(Checkpoint, SaysWhatDoesNotFit) {
   const TemporaryFolder folder;
   const auto error_of = [&](const std::string& config) -> std::string {
     folder.write("config.json", config);
-    try {
-      load_gpt2(folder.path());
-    } catch (const InvalidArgument& error) {
-      return error.what();
-    }
-    return "";
+    return message_of([&] { load_gpt2(folder.path()); });
   };
   const std::string sizes = R"("vocab_size": 5, "n_positions": 4, "n_embd": 4, "n_layer": 1, "n_head": 1)";
   EXPECT_THAT(error_of("{" + sizes + "}"), HasSubstr("has neither model.safetensors nor"));

@@ -2,22 +2,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "chorale/base/message_test_util.h"
 #include "chorale/nn/nn.h"
 
 namespace chorale::nn {
 namespace {
 
 using ::testing::HasSubstr;
-
-template <class F>
-std::string message_of(const F& f) {
-  try {
-    f();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 TEST(Dropout, DropsAShareInTrainingAndNothingInEvaluation) {
   manual_seed(1);

@@ -6,6 +6,7 @@
 
 #include <sstream>
 
+#include "chorale/base/message_test_util.h"
 #include "chorale/nn/nn.h"
 
 namespace chorale::nn {
@@ -43,17 +44,6 @@ std::vector<std::string> names_of(const Named& list) {
   return names;
 }
 std::vector<double> values(const Tensor& x) { return x.to_vector<double>(); }
-
-// The only error of a kind that f throws.
-template <class Kind, class F>
-std::string message_of(const F& f) {
-  try {
-    f();
-  } catch (const Kind& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 TEST(Module, NamesComeFromMembersAndOwnTensorsComeFirst) {
   Zoo zoo;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "chorale/api/api.h"
+#include "chorale/base/message_test_util.h"
 
 namespace chorale::optim {
 
@@ -27,16 +28,6 @@ inline Tensor& at(std::vector<std::pair<std::string, Tensor>>& state, const std:
   throw std::out_of_range(name);
 }
 
-// The message of the exception that `body` throws.
-template <class Kind, class Body>
-std::string message_of(Body body) {
-  try {
-    body();
-  } catch (const Kind& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 // The statement throws Kind with `part` in its message.
 #define EXPECT_MESSAGE(Kind, part, ...)                                             \
   do {                                                                              \

@@ -9,6 +9,7 @@
 
 #include "chorale/api/api.h"
 #include "chorale/base/config.h"
+#include "chorale/base/message_test_util.h"
 #include "chorale/comm/run_ranks_test_util.h"
 #include "chorale/nn/nn.h"
 #include "chorale/parallel/ddp.h"
@@ -184,17 +185,6 @@ void parity_loop(Ddp& ddp, M& reference, const Tensor& batch, const Tensor& targ
   }
 }
 
-// What `call` throws, or "" if nothing.
-template <class Error, class Call>
-std::string message_of(const Call& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
-}
 inline testing::AssertionResult has(const std::string& text, const std::string& part) {
   if (text.find(part) != std::string::npos) return testing::AssertionSuccess();
   return testing::AssertionFailure() << "no \"" << part << "\" in: " << text;

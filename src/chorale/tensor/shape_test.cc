@@ -11,19 +11,10 @@
 #include <vector>
 
 #include "chorale/base/error.h"
+#include "chorale/base/message_test_util.h"
 
 namespace chorale {
 namespace {
-
-template <class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 // The offset of every element in row-major order, by definition.
 std::vector<int64_t> offsets_of(const Shape& sizes, const Strides& strides) {

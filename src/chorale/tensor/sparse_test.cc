@@ -3,6 +3,7 @@
 #include <string>
 
 #include "chorale/base/error.h"
+#include "chorale/base/message_test_util.h"
 #include "chorale/tensor/tensor.h"
 
 namespace chorale {
@@ -12,12 +13,7 @@ const Tensor kIndices = Tensor::from({int64_t{0}, int64_t{4}}, {1, 2});
 const Tensor kRows = Tensor::from({1.0f, 2.0f, 3.0f, 4.0f, 5.0f, 6.0f}, {2, 3});
 
 std::string refusal(const Tensor& indices, const Tensor& values, const Shape& sizes) {
-  try {
-    Tensor::sparse_coo(indices, values, sizes);
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "no error";
+  return message_of([&] { Tensor::sparse_coo(indices, values, sizes); });
 }
 
 TEST(SparseTensor, KeepsItsPartsAndLooksLikeItsShape) {

@@ -10,19 +10,11 @@
 #include <vector>
 
 #include "chorale/base/error.h"
+#include "chorale/base/message_test_util.h"
 
 namespace chorale {
 namespace {
 
-template <class Kind, class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const Kind& error) {
-    return error.what();
-  }
-  return "no such error";
-}
 #define EXPECT_PARTS(message, ...)                                                                   \
   do {                                                                                               \
     const std::string whole = message;                                                               \

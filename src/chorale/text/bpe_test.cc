@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "chorale/base/error.h"
+#include "chorale/base/message_test_util.h"
 #include "chorale/base/philox.h"
 #include "chorale/base/temporary_folder_test_util.h"
 #include "chorale/text/bytes.h"
@@ -32,12 +33,7 @@ std::string vocab_with(const std::vector<std::string>& extra) {
   return text + "}";
 }
 std::string error_of(std::string_view vocab, std::string_view merges) {
-  try {
-    Bpe::parse(vocab, merges);
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "";
+  return message_of([&] { Bpe::parse(vocab, merges); });
 }
 
 TEST(Bpe, LearnsTheMergesThatTheTokenizersPackageLearns) {

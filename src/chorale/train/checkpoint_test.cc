@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "chorale/base/error.h"
+#include "chorale/base/message_test_util.h"
 #include "chorale/base/temporary_folder_test_util.h"
 
 namespace chorale::train {
@@ -32,15 +33,6 @@ std::vector<std::string> names(const Checkpoints& checkpoints) {
   std::vector<std::string> found;
   for (const fs::path& path : checkpoints.list()) found.push_back(path.filename().string());
   return found;
-}
-template <class F>
-std::string error_of(const F& f) {
-  try {
-    f();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "no error";
 }
 void flip_byte(const fs::path& path, std::streamoff at) {
   std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
@@ -93,7 +85,7 @@ TEST(Checkpoint, ADamagedFileIsNamedAndTheOneBeforeUsedOnlyWhenAsked) {
     save(checkpoints, 2);
     const fs::path damaged = folder / "checkpoints/step-00000002" / name;
     flip_byte(damaged, static_cast<std::streamoff>(fs::file_size(damaged) / 2));
-    const std::string error = error_of([&] { find_checkpoint(checkpoints, false); });
+    const std::string error = message_of([&] { find_checkpoint(checkpoints, false); });
     EXPECT_THAT(error, HasSubstr(damaged.string() + " is damaged"));
     EXPECT_THAT(error, HasSubstr("step-00000001, is used only when asked: --resume-previous"));
     EXPECT_EQ(find_checkpoint(checkpoints, true)->checkpoint.step, 1);
@@ -105,10 +97,10 @@ TEST(Checkpoint, AFileThatIsCutOffOrMissingIsNamed) {
   save(checkpoints, 1);
   const fs::path model = folder / "checkpoints/step-00000001/model.safetensors";
   fs::resize_file(model, fs::file_size(model) - 1);
-  EXPECT_THAT(error_of([&] { find_checkpoint(checkpoints, true); }),
+  EXPECT_THAT(message_of([&] { find_checkpoint(checkpoints, true); }),
               HasSubstr(model.string() + " is damaged: it has "));
   fs::remove(model);
-  EXPECT_THAT(error_of([&] { find_checkpoint(checkpoints, true); }), HasSubstr(model.string()));
+  EXPECT_THAT(message_of([&] { find_checkpoint(checkpoints, true); }), HasSubstr(model.string()));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "chorale/base/error.h"
 #include "chorale/base/json_write.h"
+#include "chorale/base/message_test_util.h"
 
 namespace chorale::train {
 namespace {
@@ -29,16 +30,6 @@ struct Options {
   void read(const std::string& json) const { table.read("o.json", json::parse("o.json", json).object("o.json")); }
 };
 
-template <class F>
-std::string error_of(const F& f) {
-  try {
-    f();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 TEST(OptionTable, EveryKindIsReadFromJsonAndWrittenAgain) {
   Options o;
   o.read(R"({"batch": 7, "lr": 1, "optimizer": "sgd", "text": ["a", "b"], "quiet": true})");
@@ -60,18 +51,20 @@ TEST(OptionTable, WordsOfACommandLineAreParsed) {
 }
 TEST(OptionTable, AnUnknownKeyGetsTheNearestName) {
   const Options o;
-  EXPECT_EQ(error_of([&] { o.read(R"({"bacth": 1})"); }), "o.json: there is no option 'bacth'; did you mean 'batch'?");
+  EXPECT_EQ(message_of([&] { o.read(R"({"bacth": 1})"); }),
+            "o.json: there is no option 'bacth'; did you mean 'batch'?");
 }
 TEST(OptionTable, WrongValuesSayWhatWasExpected) {
   const Options o;
-  EXPECT_EQ(error_of([&] { o.read(R"({"batch": 1.5})"); }),
+  EXPECT_EQ(message_of([&] { o.read(R"({"batch": 1.5})"); }),
             "o.json: batch should be a whole number, but is a real number");
-  EXPECT_EQ(error_of([&] { o.table.set("batch", {"12x"}); }), "--batch expects a whole number, not '12x'");
-  EXPECT_EQ(error_of([&] { o.table.set("batch", {"0"}); }), "--batch expects a number of at least 1, not 0");
-  EXPECT_EQ(error_of([&] { o.table.set("lr", {"11"}); }), "--lr expects a number from 0 to 10, not 11");
-  EXPECT_EQ(error_of([&] { o.table.set("optimizer", {"adam"}); }),
+  EXPECT_EQ(message_of([&] { o.table.set("batch", {"12x"}); }), "--batch expects a whole number, not '12x'");
+  EXPECT_EQ(message_of([&] { o.table.set("batch", {"0"}); }), "--batch expects a number of at least 1, not 0");
+  EXPECT_EQ(message_of([&] { o.table.set("lr", {"11"}); }), "--lr expects a number from 0 to 10, not 11");
+  EXPECT_EQ(message_of([&] { o.table.set("optimizer", {"adam"}); }),
             "--optimizer expects one of adamw, sgd, not 'adam'; did you mean 'adamw'?");
-  EXPECT_EQ(error_of([&] { o.read(R"({"text": "a"})"); }), "o.json: text should be a list of strings, but is a string");
+  EXPECT_EQ(message_of([&] { o.read(R"({"text": "a"})"); }),
+            "o.json: text should be a list of strings, but is a string");
 }
 TEST(OptionTable, ARunKeepsWhatIsPartOfIt) {
   const Options began;
@@ -81,7 +74,7 @@ TEST(OptionTable, ARunKeepsWhatIsPartOfIt) {
   now.quiet = true;
   EXPECT_NO_THROW(check_unchanged(now.table, before, "runs/a"));
   now.batch = 64;
-  EXPECT_THAT(error_of([&] { check_unchanged(now.table, before, "runs/a"); }), HasSubstr("--batch was 128, not 64"));
+  EXPECT_THAT(message_of([&] { check_unchanged(now.table, before, "runs/a"); }), HasSubstr("--batch was 128, not 64"));
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "chorale/base/message_test_util.h"
 #include "chorale/tensor/tensor.h"
 
 namespace chorale {
@@ -81,15 +82,5 @@ class RandomShapes {
  private:
   std::mt19937 engine_;
 };
-
-// The message of the InvalidArgument that f throws.
-inline std::string message_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 }  // namespace chorale
