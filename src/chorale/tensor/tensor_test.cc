@@ -203,8 +203,8 @@ TEST(Tensor, AViewBeyondItsStorageIsAnErrorWithTheReach) {
   const auto on = [&](const Shape& sizes, const Strides& strides, int64_t offset) {
     return message_of<InvalidArgument>([&] { Tensor::on(storage, sizes, strides, offset, DType::kF32); });
   };
-  EXPECT_EQ(on({2, 5}, {5, 1}, 0), "no such error");
-  EXPECT_EQ(on({5}, {-2}, 9), "no such error");
+  EXPECT_EQ(on({2, 5}, {5, 1}, 0), "");
+  EXPECT_EQ(on({5}, {-2}, 9), "");
   EXPECT_PARTS(on({2, 5}, {5, 1}, 1), "elements 1 to 10", "storage of 10");
   EXPECT_PARTS(on({6}, {-2}, 9), "elements -1 to 9");
   EXPECT_PARTS(on({1}, {1}, -1), "-1 to -1");
@@ -216,7 +216,7 @@ TEST(Tensor, AViewBeyondItsStorageIsAnErrorWithTheReach) {
   EXPECT_PARTS(on({2}, {1}, std::numeric_limits<int64_t>::max()), "counted");
   EXPECT_PARTS(on({2}, {-1}, std::numeric_limits<int64_t>::min()), "counted");
   // A view without elements touches nothing, wherever it is.
-  EXPECT_EQ(on({0}, {1}, 10), "no such error");
+  EXPECT_EQ(on({0}, {1}, 10), "");
   EXPECT_EQ(Tensor::on(storage, {0, 3}, {3, 1}, 1000, DType::kF32).raw(), nullptr);
   EXPECT_THROW(Tensor::on({}, {1}, {1}, 0, DType::kF32), InvalidArgument);
 }
