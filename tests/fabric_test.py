@@ -116,7 +116,7 @@ class Fabric(unittest.TestCase):
                 when, line = self.wait_for(rank, f"rank {peer} is lost")
                 self.assertIn("unreachable: acknowledged nothing for", line)
                 # The keep-alive is 1 s; the rest is for a machine that is busy.
-                self.assertLess(when - before, 3, line)
+                self.assertLess(when - before, 1.5, line)
                 self.wait_for(rank, rf"rank {peer}: \d exchanges, then a failure")
         for rank, peer in ((0, 1), (1, 0)):
             self.wait_for(rank, f"rank {peer}: 8 exchanges$")
@@ -155,7 +155,7 @@ class Fabric(unittest.TestCase):
         for rank in (0, 1):
             when, line = self.wait_for(rank, "rank 2 is lost")
             self.assertIn("killed, crashed or exited", line)
-            self.assertLess(when - before, 2)
+            self.assertLess(when - before, 1)
             self.wait_for(rank, f"rank {1 - rank}: 4 exchanges$")
         self.finish(0, 1)
 
@@ -164,8 +164,6 @@ class Fabric(unittest.TestCase):
 class FabricOverUcx(Fabric):
     fabric = "ucx"
     test_a_slow_link_stays_connected = None  # as slow again, and nothing new
-    # UCX itself may give up first on a busy machine; the transfers then fail before the peer is known to be lost.
-    test_a_pulled_cable_is_noticed_within_the_keep_alive_and_the_others_go_on = None
 
 
 if __name__ == "__main__":

@@ -222,7 +222,7 @@ class ControlMesh::Peer final : public IoLoop::Handler {
       end(Life::State::kLost, concat("unreachable: acknowledged nothing for ", seconds_text(now - acknowledged_),
                                      "; is its host down, or the network?"));
       ending_->at_once = true;
-    } else if (suspected_ && now - suspected_->first > grace()) {
+    } else if (suspected_ && now - suspected_->first > mesh_.keep_alive_) {  // by then a dead host is known as one
       send_locked(ControlKind::kDrop, std::string_view(suspected_->second).substr(0, kMaxNoticeBytes));
       end(Life::State::kLost, suspected_->second);
     } else if (now - heard_ > mesh_.keep_alive_ && life_.state == Life::State::kConnected) {

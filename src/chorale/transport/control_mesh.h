@@ -59,8 +59,8 @@ class ControlMesh {
   Life life(int peer) const;
   EventCount& events() { return events_; }
 
-  // The owner has noticed that a connection of the peer broke: if its control connection does not explain it in a
-  // moment, the peer is lost.
+  // The owner has noticed that a connection of the peer broke: if its control connection does not explain it
+  // within the keep-alive, the peer is lost.
   void suspect(int peer, const std::string& why);
   // It has broken the protocol: lost at once.
   void lose(int peer, const std::string& why);

@@ -59,7 +59,7 @@ struct Exchange {
   int done = 0;
 };
 
-// Exchanges messages with every peer, EXCHANGES times, or until all are gone. Says what it notices of their lives.
+// Exchanges messages with every peer, EXCHANGES times, or until the peer is gone. Says what it notices of their lives.
 TEST(RankOfAFabric, DISABLED_ExchangesMessages) {
   const RendezvousResult job = rendezvous("env://", {.timeout = 20s});
   const auto fabric = connect(job);
@@ -91,6 +91,8 @@ TEST(RankOfAFabric, DISABLED_ExchangesMessages) {
       if (fine && ++exchange.done < count) {
         exchange.start(*fabric, peer);
         ++it;
+      } else if (!fine && lives[peer] != Life::State::kLeft && lives[peer] != Life::State::kLost) {
+        ++it;  // the transfers of a peer that goes end before its life() says so
       } else {
         say(concat("rank ", peer, ": ", exchange.done, " exchanges", fine ? "" : ", then a failure"));
         it = exchanges.erase(it);

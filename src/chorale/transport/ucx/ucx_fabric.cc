@@ -11,19 +11,28 @@
 //
 // Note [Who moves UCX]
 // UCX moves only while somebody calls it. Who waits for an event calls it himself, for as long as something moves; the
-// mesh's thread does when nobody waits, woken by UCX's descriptor.
+// mesh's thread does when nobody waits, woken by UCX's descriptor. Neither may keep the others out: who drives lets
+// those in who wait for mutex_ (Turn), and the mesh's thread goes back to its other work after every few steps, for
+// it also tells the peers that this rank lives.
+//
+// Note [When UCX notices first]
+// UCX may see that a connection broke before the mesh knows why. What it says of it is no news for a caller ("the
+// connection broke"), and life() does not show the peer as gone yet. So it is a suspicion (ControlMesh::suspect), the
+// transfers that UCX has failed are stranded, and both end with the mesh's reason in on_gone().
 #include "chorale/transport/ucx/ucx.h"
 
 #include <immintrin.h>
 #include <sys/epoll.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <list>
 #include <map>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 
@@ -45,6 +54,8 @@ constexpr uint64_t kCreditBytes = 4 << 20;
 constexpr uint64_t kMostMessageBytes = uint64_t{1} << 48;
 // After this long without anything moving, who waits leaves it to the mesh's thread.
 constexpr Clock::duration kDriveTime = 100us;
+// Then others have their turn.
+constexpr int kStepsPerTurn = 32;
 // What cannot be cancelled may end by itself within this time, before the connection is cut.
 constexpr Clock::duration kCancelTime = 20ms;
 
@@ -91,12 +102,13 @@ class UcxFabric final : public Fabric, private ControlMesh::Owner, private IoLoo
  private:
   struct Peer {
     bool greeted = false;
-    std::string gone;  // why, when it has
-    bool broken = false;
+    std::string gone;    // why, when it has
+    std::string broken;  // what UCX says of its connection, when it does not work any more
     uint64_t next_id = 0;
     uint64_t credit = kCreditBytes;
     uint64_t held = 0, owed = 0;                             // of its credit: held here, and to be given back
     std::unordered_map<uint64_t, TlsTransferPtr> announced;  // sends that wait for its word
+    std::vector<TlsTransferPtr> stranded;                    // Note [When UCX notices first]
   };
   // Something that UCX works on. The head of a send lives here.
   struct Flying {
@@ -105,6 +117,20 @@ class UcxFabric final : public Fabric, private ControlMesh::Owner, private IoLoo
     TlsTransferPtr transfer;  // settled when it ends, if there is one
     std::unique_ptr<Head> head;
     uint64_t id = 0;  // of an announced message that is received
+    bool is_cancelled = false;
+  };
+
+  // Takes mutex_, before who drives takes it again.
+  class Turn {
+   public:
+    explicit Turn(UcxFabric& fabric) : lock_(fabric.mutex_, std::defer_lock) {
+      ++fabric.waiting_;
+      lock_.lock();
+      --fabric.waiting_;
+    }
+
+   private:
+    std::unique_lock<std::mutex> lock_;
   };
 
   Peer& peer_of(int rank);
@@ -118,9 +144,10 @@ class UcxFabric final : public Fabric, private ControlMesh::Owner, private IoLoo
   void send_head(int rank, const Head& head, std::span<const std::byte> body = {}, const TlsTransferPtr& transfer = {});
   void send_data(int rank, const TlsTransferPtr& transfer);
   void fly(Flying flying);
-  void lose(int rank, const std::string& why);
+  void suspect(int rank, const std::string& why);
+  void strand(int rank, const TlsTransferPtr& transfer, const std::string& why);
   void fail_all(int rank, const std::string& why);
-  bool take_back(std::unique_lock<std::mutex>& lock, const TlsTransferPtr& transfer);
+  bool take_back(const TlsTransferPtr& transfer);
   void rest();
 
   // ControlMesh::Owner and IoLoop::Handler: in the mesh's thread.
@@ -133,6 +160,7 @@ class UcxFabric final : public Fabric, private ControlMesh::Owner, private IoLoo
   const int descriptor_;
   std::map<int, Peer> peers_;
   std::mutex mutex_;
+  std::atomic<int> waiting_{0};  // for mutex_
   MessageTable table_;
   std::list<Flying> flying_;
   // The head that is being received. Heads are taken one by one, so that they stay in order.
@@ -140,8 +168,7 @@ class UcxFabric final : public Fabric, private ControlMesh::Owner, private IoLoo
   int arriving_from_ = -1;
   std::vector<std::byte> arrived_;
   int drivers_ = 0;
-  bool muted_ = false;  // the mesh's thread does not look at the descriptor
-  std::vector<std::pair<int, std::string>> lost_;
+  bool muted_ = false;        // the mesh's thread does not look at the descriptor
   mutable ControlMesh mesh_;  // last: its thread calls the rest
 };
 
@@ -166,10 +193,12 @@ UcxFabric::UcxFabric(const FabricOptions& options, std::unique_ptr<UcxWorker> wo
   };
   while (missing() != peers_.end()) {
     drive();
-    const bool broken = !lost_.empty();
-    if (!broken && !deadline.passed()) continue;
-    const int rank = broken ? lost_.front().first : missing()->first;
-    throw CommError(concat("[ucx] no way to rank ", rank, broken ? ": " + lost_.front().second : "",
+    auto hopeless =
+        std::find_if(peers_.begin(), peers_.end(), [](const auto& one) { return !one.second.broken.empty(); });
+    if (hopeless == peers_.end() && deadline.passed()) hopeless = missing();
+    if (hopeless == peers_.end()) continue;
+    const auto& [rank, peer] = *hopeless;
+    throw CommError(concat("[ucx] no way to rank ", rank, peer.broken.empty() ? "" : ": ", peer.broken,
                            "; do UCX_NET_DEVICES and UCX_TLS name what connects the hosts?"),
                     {options.rank, rank, "", -1});
   }
@@ -212,8 +241,8 @@ UcxFabric::Peer& UcxFabric::peer_of(int rank) {
 
 bool UcxFabric::drive() {
   bool moved = false;
-  while (worker_->progress()) moved = true;
-  for (auto& [rank, why] : worker_->take_broken()) lose(rank, why);
+  for (int step = 0; step < kStepsPerTurn && worker_->progress(); ++step) moved = true;
+  for (auto& [rank, why] : worker_->take_broken()) suspect(rank, why);
   const bool heads = take_heads();
   const bool ended = end_flights();
   if (ended || heads) mesh_.events().add();
@@ -222,7 +251,11 @@ bool UcxFabric::drive() {
 
 // Nobody moves it from now on but the mesh's thread, when it is woken.
 void UcxFabric::rest() {
-  while (!worker_->arm()) drive();
+  for (int step = 0; step < kStepsPerTurn; ++step) {
+    if (worker_->arm()) return;
+    drive();
+  }
+  mesh_.loop().post([this] { on_ready(EPOLLIN); });
 }
 
 bool UcxFabric::take_heads() {
@@ -243,7 +276,7 @@ bool UcxFabric::take_heads() {
     if (status == UcxWorker::Status::kFailed || peer == peers_.end()) continue;
     Head head;
     if (arrived_.size() < sizeof(head)) {
-      lose(arriving_from_, "it sent a message without a head");
+      mesh_.lose(arriving_from_, "it sent a message without a head");
       continue;
     }
     std::memcpy(&head, arrived_.data(), sizeof(head));
@@ -261,11 +294,14 @@ bool UcxFabric::end_flights() {
     }
     any = true;
     if (flying->transfer) {
-      const bool done = status == UcxWorker::Status::kDone;
-      const auto peer = peers_.find(flying->peer);
-      const std::string why =
-          peer != peers_.end() && !peer->second.gone.empty() ? peer->second.gone : "the connection broke";
-      flying->transfer->settle(done ? Transfer::State::kDone : Transfer::State::kFailed, done ? "" : why);
+      Peer& peer = peer_of(flying->peer);
+      if (status == UcxWorker::Status::kDone) {
+        flying->transfer->settle(Transfer::State::kDone);
+      } else if (flying->is_cancelled || !peer.gone.empty()) {
+        flying->transfer->settle(Transfer::State::kFailed, peer.gone.empty() ? "cancelled" : peer.gone);
+      } else {
+        strand(flying->peer, flying->transfer, "the connection broke");
+      }
     }
     flying = flying_.erase(flying);
   }
@@ -279,26 +315,26 @@ void UcxFabric::await_event(uint32_t seen, Deadline deadline) {
     std::unique_lock lock(mutex_);
     ++drivers_;
     auto idle_since = Clock::now();
-    while (events.now() == seen && lost_.empty()) {
+    while (events.now() == seen) {
       const bool moved = drive();
       const auto now = Clock::now();
       if (moved) idle_since = now;
       if (now - idle_since > kDriveTime || now >= deadline.end()) break;
       lock.unlock();
       _mm_pause();
+      while (waiting_ > 0) std::this_thread::yield();
       lock.lock();
     }
     if (--drivers_ == 0) {
       rest();
       if (std::exchange(muted_, false)) mesh_.loop().change(descriptor_, EPOLLIN, *this);
     }
-    for (const auto& [rank, why] : std::exchange(lost_, {})) mesh_.suspect(rank, why);
   }
   events.wait(seen, deadline);
 }
 
 void UcxFabric::on_ready(uint32_t) {
-  const std::lock_guard lock(mutex_);
+  const Turn turn(*this);
   if (drivers_ > 0) {
     muted_ = true;
     mesh_.loop().change(descriptor_, 0, *this);
@@ -306,7 +342,6 @@ void UcxFabric::on_ready(uint32_t) {
   }
   drive();
   rest();
-  for (const auto& [rank, why] : std::exchange(lost_, {})) mesh_.suspect(rank, why);
 }
 
 // ---- messages
@@ -324,8 +359,7 @@ void UcxFabric::send_head(int rank, const Head& head, std::span<const std::byte>
   try {
     flying.request = worker_->send(rank, head_tag(options_.rank), bytes_of(*flying.head), body);
   } catch (const std::runtime_error& error) {
-    if (transfer) transfer->settle(Transfer::State::kFailed, error.what());
-    return lose(rank, error.what());
+    return strand(rank, transfer, error.what());
   }
   fly(std::move(flying));
 }
@@ -334,8 +368,7 @@ void UcxFabric::send_data(int rank, const TlsTransferPtr& transfer) {
   try {
     fly({worker_->send(rank, data_tag(options_.rank, transfer->id), {}, transfer->data), rank, transfer, {}});
   } catch (const std::runtime_error& error) {
-    transfer->settle(Transfer::State::kFailed, error.what());
-    lose(rank, error.what());
+    strand(rank, transfer, error.what());
   }
 }
 
@@ -345,7 +378,7 @@ TransferHandle UcxFabric::send(int rank, uint64_t channel, const Envelope& envel
   transfer->peer = rank;
   transfer->data = data;
   Head head{.kind = HeadKind::kSmall, .bytes = data.size(), .channel = channel, .envelope = envelope};
-  const std::lock_guard lock(mutex_);
+  const Turn turn(*this);
   Peer& peer = peer_of(rank);
   if (!peer.gone.empty()) {
     transfer->settle(Transfer::State::kFailed, peer.gone);
@@ -368,7 +401,7 @@ TransferHandle UcxFabric::receive(int rank, uint64_t channel, std::span<std::byt
   transfer->peer = rank;
   transfer->channel = channel;
   transfer->into = into;
-  const std::lock_guard lock(mutex_);
+  const Turn turn(*this);
   if (rank != kAnySource) peer_of(rank);
   const MessagePtr message = table_.ask(transfer);
   if (message) {
@@ -411,7 +444,7 @@ void UcxFabric::on_head(int from, const Head& head, std::span<const std::byte> b
   Peer& peer = peer_of(from);
   const size_t expected = head.kind == HeadKind::kSmall ? head.bytes : 0;
   if (body.size() != expected || head.bytes > kMostMessageBytes)
-    return lose(from, "it sent a message that does not fit its head");
+    return mesh_.lose(from, "it sent a message that does not fit its head");
   if (head.kind == HeadKind::kSmall || head.kind == HeadKind::kAnnounce) {
     const auto message = std::make_shared<Message>();
     message->source = from;
@@ -422,7 +455,7 @@ void UcxFabric::on_head(int from, const Head& head, std::span<const std::byte> b
     message->bytes = head.bytes;
     if (!message->is_announced) {
       peer.held += credit_of(head.bytes);
-      if (peer.held + peer.owed > kCreditBytes) return lose(from, "it sent more than it has credit for");
+      if (peer.held + peer.owed > kCreditBytes) return mesh_.lose(from, "it sent more than it has credit for");
       const TlsTransferPtr transfer = table_.offer(message);
       if (transfer && transfer->into.size() == head.bytes) {
         if (!body.empty()) std::memcpy(transfer->into.data(), body.data(), body.size());
@@ -443,7 +476,7 @@ void UcxFabric::on_head(int from, const Head& head, std::span<const std::byte> b
       return;
     case HeadKind::kCredit:
       peer.credit += head.bytes;
-      if (peer.credit > kCreditBytes) lose(from, "it gave more credit than there is");
+      if (peer.credit > kCreditBytes) mesh_.lose(from, "it gave more credit than there is");
       return;
     case HeadKind::kWithdraw: {
       if (table_.forget(from, head.id)) return;
@@ -453,7 +486,8 @@ void UcxFabric::on_head(int from, const Head& head, std::span<const std::byte> b
       });
       if (flying == flying_.end()) return;
       worker_->cancel(flying->request);
-      flying->transfer->settle(Transfer::State::kFailed, concat("rank ", from, " took its message back"));
+      std::exchange(flying->transfer, nullptr)
+          ->settle(Transfer::State::kFailed, concat("rank ", from, " took its message back"));
       return;
     }
     case HeadKind::kReady:
@@ -467,7 +501,7 @@ void UcxFabric::on_head(int from, const Head& head, std::span<const std::byte> b
       return;
     }
     default:
-      return lose(from, "it sent a head of an unknown kind");
+      return mesh_.lose(from, "it sent a head of an unknown kind");
   }
 }
 
@@ -475,7 +509,7 @@ void UcxFabric::on_head(int from, const Head& head, std::span<const std::byte> b
 
 bool UcxFabric::cancel(const TransferHandle& handle) {
   const auto transfer = std::static_pointer_cast<TlsTransfer>(handle);
-  std::unique_lock lock(mutex_);
+  const Turn turn(*this);
   if (!transfer->pending()) return false;
   if (!transfer->is_send && table_.forget(transfer)) {
     transfer->settle(Transfer::State::kFailed, "cancelled");
@@ -486,22 +520,28 @@ bool UcxFabric::cancel(const TransferHandle& handle) {
     transfer->settle(Transfer::State::kFailed, "cancelled");
     return true;
   }
-  return take_back(lock, transfer);
+  return take_back(transfer);
 }
 
 bool UcxFabric::withdraw(const TransferHandle& handle) {
   const auto transfer = std::static_pointer_cast<TlsTransfer>(handle);
-  const std::lock_guard lock(mutex_);
+  const Turn turn(*this);
   if (!transfer->pending() || !table_.forget(transfer)) return false;
   transfer->settle(Transfer::State::kFailed, "cancelled");
   return true;
 }
 
 // From UCX, which has it. It may end well in the meantime; if it does not end, the connection is cut.
-bool UcxFabric::take_back(std::unique_lock<std::mutex>& lock, const TlsTransferPtr& transfer) {
+bool UcxFabric::take_back(const TlsTransferPtr& transfer) {
+  for (auto& [rank, peer] : peers_) {
+    if (std::erase(peer.stranded, transfer) == 0) continue;
+    transfer->settle(Transfer::State::kFailed, "cancelled");
+    return true;
+  }
   const auto flying =
       std::find_if(flying_.begin(), flying_.end(), [&](const Flying& one) { return one.transfer == transfer; });
   CHORALE_INVARIANT(flying != flying_.end(), "a transfer that nobody knows");
+  flying->is_cancelled = true;
   const int rank = flying->peer;
   const uint64_t id = flying->id;
   worker_->cancel(flying->request);
@@ -512,33 +552,36 @@ bool UcxFabric::take_back(std::unique_lock<std::mutex>& lock, const TlsTransferP
     const Deadline limit = within(1s);
     while (transfer->pending() && !limit.passed()) drive();
     CHORALE_INVARIANT(!transfer->pending(), "UCX does not let go of a message");
-    lost_.emplace_back(rank, "its connection was cut in the middle of a message that was given up");
+    suspect(rank, "its connection was cut in the middle of a message that was given up");
   }
   const bool cancelled = transfer->state() == Transfer::State::kFailed;
   // Its bytes may still come: cut off to nothing, which frees their sender.
   if (cancelled && !transfer->is_send && peer_of(rank).gone.empty())
     flying_.push_back({worker_->receive(data_tag(rank, id), {}), rank, nullptr, {}, id});
-  const auto lost = std::exchange(lost_, {});
   if (drivers_ == 0) rest();
-  lock.unlock();
-  for (const auto& [peer, why] : lost) mesh_.suspect(peer, why);
   return cancelled;
 }
 
-void UcxFabric::lose(int rank, const std::string& why) {
+void UcxFabric::suspect(int rank, const std::string& why) {
   const auto found = peers_.find(rank);
-  if (found == peers_.end() || std::exchange(found->second.broken, true)) return;
-  lost_.emplace_back(rank, why);
+  if (found == peers_.end() || !found->second.broken.empty()) return;
+  found->second.broken = why;
+  mesh_.suspect(rank, why);
+}
+
+void UcxFabric::strand(int rank, const TlsTransferPtr& transfer, const std::string& why) {
+  if (transfer) peer_of(rank).stranded.push_back(transfer);
+  suspect(rank, why);
 }
 
 bool UcxFabric::drained(int rank) {
-  const std::lock_guard lock(mutex_);
+  const Turn turn(*this);
   // Its last messages may still be on their way, unless UCX has noticed the end, too.
-  return peer_of(rank).broken;
+  return !peer_of(rank).broken.empty();
 }
 
 void UcxFabric::on_gone(int rank, const Life& life) {
-  const std::lock_guard lock(mutex_);
+  const Turn turn(*this);
   drive();
   peer_of(rank).gone = life.text;
   if (const auto request = worker_->disconnect(rank, false)) flying_.push_back({request, rank, nullptr, {}});
@@ -549,6 +592,8 @@ void UcxFabric::on_gone(int rank, const Life& life) {
 void UcxFabric::fail_all(int rank, const std::string& why) {
   for (const TlsTransferPtr& transfer : table_.forget_peer(rank)) transfer->settle(Transfer::State::kFailed, why);
   for (const auto& [id, transfer] : std::exchange(peer_of(rank).announced, {}))
+    transfer->settle(Transfer::State::kFailed, why);
+  for (const TlsTransferPtr& transfer : std::exchange(peer_of(rank).stranded, {}))
     transfer->settle(Transfer::State::kFailed, why);
   if (arriving_ && arriving_from_ == rank) worker_->cancel(arriving_);
   for (Flying& flying : flying_) {
