@@ -17,25 +17,26 @@ HWY_BEFORE_NAMESPACE();
 namespace chorale::vec::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// How a value is changed on its way: a factor on each source, a divisor of the result.
+// How a value is changed on its way: a factor on each source, or a divisor of the result. Never both, and a division by
+// 1 is not free: it is ten times a product.
+enum class Scale : uint8_t { kNone, kFactor, kDivisor };
 struct Scaling {
-  double factor = 1;
-  double divisor = 1;
+  Scale kind = Scale::kNone;
+  double by = 1;
 };
 
 // A few vectors of every source at a time, folded along the tree of Note [Order of sums] as a binary counter counts:
 // two partial results of equal weight are combined as soon as there are two.
-template <class Op, class T, bool kScaled>
+template <class Op, class T, Scale kScale>
 void combine_floats(const T* const* in, size_t sources, T* out, size_t n, Scaling scaling) {
   using S = Storage<T>;
   using V = typename S::V;
   const typename S::D d;
   using Compute = typename S::Compute;
   constexpr size_t kLanes = S::kLanes;
-  const V factor = hn::Set(d, static_cast<Compute>(scaling.factor));
-  const V divisor = hn::Set(d, static_cast<Compute>(scaling.divisor));
-  const auto leaf = [&](V v) { return kScaled ? hn::Mul(v, factor) : v; };
-  const auto finish = [&](V v) { return kScaled ? hn::Div(v, divisor) : v; };
+  const V by = hn::Set(d, static_cast<Compute>(scaling.by));
+  const auto leaf = [&](V v) { return kScale == Scale::kFactor ? hn::Mul(v, by) : v; };
+  const auto finish = [&](V v) { return kScale == Scale::kDivisor ? hn::Div(v, by) : v; };
   size_t j = 0;
   if (sources == 2) {
     for (; j + 2 * kLanes <= n; j += 2 * kLanes) {
@@ -112,10 +113,10 @@ void combine_integers(const T* const* in, size_t sources, T* out, size_t n, Scal
 
 using Loop = void (*)(const void* const* in, size_t sources, void* out, size_t n, Scaling scaling);
 
-template <ReduceOp kOp, class T, bool kScaled>
+template <ReduceOp kOp, class T, Scale kScale = Scale::kNone>
 void float_loop(const void* const* in, size_t sources, void* out, size_t n, Scaling scaling) {
-  combine_floats<VectorReduce<kOp>, T, kScaled>(reinterpret_cast<const T* const*>(in), sources, static_cast<T*>(out), n,
-                                                scaling);
+  combine_floats<VectorReduce<kOp>, T, kScale>(reinterpret_cast<const T* const*>(in), sources, static_cast<T*>(out), n,
+                                               scaling);
 }
 template <Reduce kOp, class T>
 void integer_loop(const void* const* in, size_t sources, void* out, size_t n, Scaling scaling) {
@@ -123,17 +124,19 @@ void integer_loop(const void* const* in, size_t sources, void* out, size_t n, Sc
 }
 
 template <class T>
-Loop loop_of(Reduce op, bool scaled) {
+Loop loop_of(Reduce op, Scale scale) {
   if constexpr (is_floating(dtype_of<T>)) {
     switch (op) {
       case Reduce::kProduct:
-        return &float_loop<ReduceOp::kProd, T, false>;
+        return &float_loop<ReduceOp::kProd, T>;
       case Reduce::kMin:
-        return &float_loop<ReduceOp::kMin, T, false>;
+        return &float_loop<ReduceOp::kMin, T>;
       case Reduce::kMax:
-        return &float_loop<ReduceOp::kMax, T, false>;
+        return &float_loop<ReduceOp::kMax, T>;
       default:
-        return scaled ? &float_loop<ReduceOp::kSum, T, true> : &float_loop<ReduceOp::kSum, T, false>;
+        return scale == Scale::kNone     ? &float_loop<ReduceOp::kSum, T>
+               : scale == Scale::kFactor ? &float_loop<ReduceOp::kSum, T, Scale::kFactor>
+                                         : &float_loop<ReduceOp::kSum, T, Scale::kDivisor>;
     }
   } else {
     switch (op) {
@@ -155,21 +158,26 @@ Loop loop_of(Reduce op, bool scaled) {
   }
 }
 
-Loop find_loop(Reduce op, DType dtype, bool scaled) {
+Loop find_loop(Reduce op, DType dtype, Scale scale) {
   return visit_dtype(dtype, [&](auto tag) -> Loop {
     using T = typename decltype(tag)::type;
     if constexpr (std::is_same_v<T, bool> || kIsComplex<T>) {
       return nullptr;  // mapped to bytes and to pairs of reals before
     } else {
-      return loop_of<T>(op, scaled);
+      return loop_of<T>(op, scale);
     }
   });
 }
 
 void combine_all(Reduce op, DType dtype, std::span<const void* const> sources, std::span<void* const> destinations,
                  int64_t elems, double factor, size_t average_of) {
-  const Scaling scaling{factor, op == Reduce::kAverage ? static_cast<double>(average_of) : 1.0};
-  const Loop loop = find_loop(op, dtype, scaling.factor != 1 || scaling.divisor != 1);
+  Scaling scaling;
+  if (op == Reduce::kAverage) {
+    scaling = {Scale::kDivisor, static_cast<double>(average_of)};
+  } else if (factor != 1) {
+    scaling = {Scale::kFactor, factor};
+  }
+  const Loop loop = find_loop(op, dtype, scaling.kind);
   const auto n = static_cast<size_t>(elems);
   if (sources.size() <= 16 && destinations.size() == 1) {
     loop(sources.data(), sources.size(), destinations[0], n, scaling);
