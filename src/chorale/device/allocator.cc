@@ -141,6 +141,11 @@ struct AllocatorState {
       found->second.pop_back();
       return block;
     }
+    std::byte* base = find_pages(bytes);
+    if (SharedPages* pages = shared()) pages->make_huge(base, bytes);
+    return base;
+  }
+  std::byte* find_pages(size_t bytes) {
     if (std::byte* base = runs.take(bytes)) return base;
     flush_recent();
     if (std::byte* base = runs.take(bytes)) return base;

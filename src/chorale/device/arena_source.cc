@@ -71,9 +71,24 @@ Arena SharedPages::acquire(size_t bytes) {
   return arenas_[base] = {base, bytes, offset};
 }
 
+void SharedPages::make_huge(const std::byte* begin, size_t bytes) noexcept {
+  constexpr int kPopulateWrite = 23, kCollapse = 25;  // of madvise, since Linux 5.14 and 6.1
+  constexpr size_t kHugeBytes = size_t{2} << 20;
+  const auto address = reinterpret_cast<uintptr_t>(begin);
+  const std::lock_guard lock(mutex_);
+  for (uintptr_t at = address / kHugeBytes * kHugeBytes; at < address + bytes; at += kHugeBytes) {
+    if (!huge_.insert(at).second) continue;
+    auto* piece = reinterpret_cast<void*>(at);  // NOLINT(performance-no-int-to-ptr)
+    // Nothing is collapsed where no page is.
+    if (madvise(piece, kPageBytes, kPopulateWrite) == 0) madvise(piece, kHugeBytes, kCollapse);
+  }
+}
+
 void SharedPages::release(const Arena& arena) noexcept {
   munmap(arena.base, arena.bytes);
   const std::lock_guard lock(mutex_);
+  const auto base = reinterpret_cast<uintptr_t>(arena.base);
+  huge_.erase(huge_.lower_bound(base), huge_.lower_bound(base + arena.bytes));
   if (arenas_.erase(arena.base) == 0) return;  // inherited from a parent process
   // Ranges of the file are not reused, so a peer's old mapping can never show another tensor.
   const auto punch = [&](uint64_t offset, size_t bytes) {

@@ -11,6 +11,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 
 #include "chorale/device/allocator.h"
 
@@ -32,6 +33,11 @@ class SharedPages final : public ArenaSource {
   // StateError when there is no memory.
   void renew(std::byte* begin, size_t bytes);
 
+  // Puts huge pages under the 2 MiB that [begin, begin + bytes) touches, where there are none yet and the kernel gives
+  // some; contents are kept. It would not do so by itself: shared memory is excepted on most systems, and a training
+  // step then spends several per cent of its time on entries of page tables.
+  void make_huge(const std::byte* begin, size_t bytes) noexcept;
+
   // Around fork(), called by the owner under its own lock (Note [Forked children]).
   void before_fork();
   void after_fork_in_parent() noexcept;
@@ -49,6 +55,7 @@ class SharedPages final : public ArenaSource {
   mutable std::mutex mutex_;  // guards what follows
   uint64_t end_ = 0;
   std::map<const std::byte*, Arena> arenas_;     // those in the file
+  std::set<uintptr_t> huge_;                     // addresses, by 2 MiB, that were made huge or could not be
   int pipe_[2] = {-1, -1};                       // closed by the child when it has its copies
   std::atomic<bool> any_moved_{false};           // saves the lock in a process where nothing ever failed
   std::map<const std::byte*, Renewed> renewed_;  // stretches that do not lie where their arena says; disjoint

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include <cstring>
 
@@ -43,6 +44,27 @@ TEST(SharedPages, ALateWriterNoLongerReachesRenewedPages) {
   munmap(peer, bytes);
   munmap(again, bytes);
   pages.release(arena);
+}
+
+TEST(SharedPages, HugePagesKeepContentsAndAreOnlyWhereTheyAreAskedFor) {
+  SharedPages pages;
+  const Arena arena = pages.acquire(kArenaBytes);
+  constexpr size_t kHugeBytes = size_t{2} << 20;
+  std::byte* tensor = arena.base + kHugeBytes + 5 * kPageBytes;
+  std::memset(tensor, 7, 3 * kPageBytes);
+  std::byte* peer = map_again(pages, *pages.offset_of(arena, tensor, kPageBytes), kPageBytes);
+  pages.make_huge(tensor, kHugeBytes);  // it touches two
+  EXPECT_EQ(tensor[100], kByte(7));
+  EXPECT_EQ(tensor[3 * kPageBytes], kByte(0));
+  peer[100] = kByte(9);
+  EXPECT_EQ(tensor[100], kByte(9)) << "other mappings see the same memory";
+  struct stat file {};
+  ASSERT_EQ(fstat(pages.shared_descriptor(), &file), 0);
+  EXPECT_LE(static_cast<size_t>(file.st_blocks) * 512, 2 * kHugeBytes) << "more memory than was asked for";
+  munmap(peer, kPageBytes);
+  pages.release(arena);
+  ASSERT_EQ(fstat(pages.shared_descriptor(), &file), 0);
+  EXPECT_EQ(file.st_blocks, 0);
 }
 
 TEST(SharedPages, OffsetsOfPartlyRenewedStretchesAreKnown) {
