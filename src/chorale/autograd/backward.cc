@@ -246,6 +246,11 @@ void BackwardRun::fit(Node& node, const Edge& edge, Tensor& gradient) const {
     gradient = sum_to(gradient, sizes);
   }
   if (gradient.dtype() != dtype) [[unlikely]] {
+    if (gradient.is_sparse()) {
+      const SparseParts& parts = gradient.sparse();
+      gradient = Tensor::sparse_coo(parts.indices, to(parts.values, dtype), sizes, parts.coalesced);
+      return;
+    }
     if (is_complex(gradient.dtype()) && !is_complex(dtype)) gradient = real(gradient);
     gradient = to(gradient, dtype);
   }

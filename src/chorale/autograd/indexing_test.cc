@@ -93,6 +93,14 @@ TEST(SparseGradient, MeetsADenseOneAtTheSameLeaf) {
   EXPECT_EQ(gradient_of(table), (std::vector<float>{11, 11, 12, 12}));
 }
 
+TEST(SparseGradient, GoesThroughACast) {
+  const Tensor table = leaf({1, 2, 3, 4}, {2, 2});
+  backward(sum(embedding(ints({1}), to(table, DType::kF64), {}, true)));
+  ASSERT_TRUE(gradient(table).is_sparse());
+  EXPECT_EQ(gradient(table).dtype(), DType::kF32);
+  EXPECT_EQ(to_dense(gradient(table)).to_vector<float>(), (std::vector<float>{0, 0, 1, 1}));
+}
+
 TEST(SparseGradient, GoesToADenseDestination) {
   const Tensor table = leaf({1, 2, 3, 4}, {2, 2});
   const Tensor bucket = zeros({6});
