@@ -89,9 +89,12 @@ void describe(const reducer::Reducer& reducer, DdpLog& log) {
   log.world_size = reducer.group().size();
   log.rank = reducer.group().rank();
   log.backend_name = reducer.group().is_member() ? reducer.group().backend() : "";
+  const reducer::Progress mover = reducer.progress();
   log.progress =
-      concat(reducer.progress() == reducer::Progress::kHelper ? "a helper thread" : "backward's own thread", " (",
-             std::thread::hardware_concurrency(), " cores, ", log.world_size, " ranks of ", thread_count(),
+      concat(mover == reducer::Progress::kHelper  ? "a helper thread"
+             : mover == reducer::Progress::kGroup ? "the group's thread"
+                                                  : "backward's own thread",
+             " (", std::thread::hardware_concurrency(), " cores, ", log.world_size, " ranks of ", thread_count(),
              reducer.options().progress == reducer::Progress::kAuto ? ")" : "; as asked for)");
   log.find_unused_parameters = reducer.options().find_unused != reducer::FindUnused::kOff;
   log.gradient_as_bucket_view = reducer.options().gradient_as_bucket_view;

@@ -49,14 +49,17 @@ bool Reducer::rebuilds() const { return options_.static_graph || options_.find_u
 
 void Reducer::choose_progress() {
   const int size = group_.size();
-  Progress choice = options_.progress;
-  if (choice == Progress::kAuto) {
+  const std::string backend = size > 1 ? group_.backend() : "";
+  progress_ = options_.progress;
+  if (backend == "tls" || backend == "ucx") {
+    progress_ = Progress::kGroup;
+  } else if (progress_ == Progress::kAuto || progress_ == Progress::kGroup) {
     const int wanted = size * (thread_count() + 1);
-    choice = size > 1 && static_cast<int>(std::thread::hardware_concurrency()) >= wanted ? Progress::kHelper
-                                                                                         : Progress::kCaller;
+    progress_ = size > 1 && static_cast<int>(std::thread::hardware_concurrency()) >= wanted ? Progress::kHelper
+                                                                                            : Progress::kCaller;
   }
   helper_.reset();
-  if (choice == Progress::kHelper && size > 1) helper_ = std::make_unique<comm::ProgressThread>(group_.engine());
+  if (progress_ == Progress::kHelper && size > 1) helper_ = std::make_unique<comm::ProgressThread>(group_.engine());
 }
 
 double Reducer::factor() const { return 1.0 / divisor_.value_or(std::max(group_.size(), 1)); }

@@ -38,9 +38,10 @@ enum class FindUnused : uint8_t {
 
 // Who moves the reductions that are under way while backward computes.
 enum class Progress : uint8_t {
-  kAuto,    // kHelper where every rank has a core to spare for it, else kCaller
+  kAuto,    // kGroup between hosts, kHelper where every rank has a core to spare for it, else kCaller
   kCaller,  // backward's own thread, whenever it starts a further bucket, and at the end
   kHelper,  // a thread of its own
+  kGroup,   // a thread that the group has anyway, between hosts; there the others are not needed, and not made
 };
 
 struct ReducerOptions {
@@ -127,8 +128,8 @@ class Reducer {
   std::span<const size_t> bucket(size_t index) const { return buckets_[index].parameters; }
   size_t bucket_bytes(size_t index) const;
   bool has_rebuilt() const { return rebuilt_; }
-  // Who moves reductions: kCaller or kHelper.
-  Progress progress() const { return helper_ ? Progress::kHelper : Progress::kCaller; }
+  // Who moves reductions; not kAuto.
+  Progress progress() const { return progress_; }
   // In the last reduced backward that recorded it.
   const std::vector<size_t>& ready_order() const { return ready_order_; }
   // On how many ranks each parameter was used, since the backward before that was reduced.
@@ -225,6 +226,7 @@ class Reducer {
   bool recording_times_ = false;
   Times times_;
 
+  Progress progress_ = Progress::kCaller;
   std::unique_ptr<comm::ProgressThread> helper_;  // last: it ends before anything it moves
 };
 

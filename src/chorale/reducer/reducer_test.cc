@@ -102,26 +102,30 @@ TEST_P(BothModes, GradientsBecomeTheAverageOverRanksAndAccumulate) {
 }
 
 // Buckets large enough to be under way while others become ready.
-TEST_P(BothModes, AHelperThreadThatMovesThemChangesNothing) {
-  for (Progress progress : {Progress::kCaller, Progress::kHelper}) {
-    run_ranks(3, [progress](comm::Group& group) {
-      Arrays arrays({100'000, 3, 50'000, 100'000});
-      Reducer reducer(group.duplicate(), arrays, arrays.infos(),
-                      {.bucket_cap_bytes = 100'000, .gradient_as_bucket_view = GetParam(), .progress = progress});
-      EXPECT_EQ(reducer.progress(), progress);
-      const auto r = static_cast<float>(group.rank());
-      for (int i = 1; i <= 6; ++i) {
-        arrays.present.assign(4, false);
-        step(reducer, arrays, {{3, 3 * r}, {2, 6 * r}, {1, 9 * r}, {0, 12 * r}});
-        for (size_t p = 0; p < 4; ++p) {
-          const std::span<float> values = arrays.target(p);
-          EXPECT_EQ(std::vector<float>(values.begin(), values.end()),
-                    std::vector<float>(values.size(), 3 * static_cast<float>(4 - p)));
-        }
-        if (i == 3) reducer.set_group(group.duplicate());
-      }
-      EXPECT_EQ(reducer.progress(), progress);
-    });
+void average_large_buckets(const comm::Group& group, bool views, Progress asked, Progress expected) {
+  Arrays arrays({100'000, 3, 50'000, 100'000});
+  Reducer reducer(group.duplicate(), arrays, arrays.infos(),
+                  {.bucket_cap_bytes = 100'000, .gradient_as_bucket_view = views, .progress = asked});
+  EXPECT_EQ(reducer.progress(), expected);
+  const auto r = static_cast<float>(group.rank());
+  for (int i = 1; i <= 6; ++i) {
+    arrays.present.assign(4, false);
+    step(reducer, arrays, {{3, 3 * r}, {2, 6 * r}, {1, 9 * r}, {0, 12 * r}});
+    for (size_t p = 0; p < 4; ++p) {
+      const std::span<float> values = arrays.target(p);
+      EXPECT_EQ(std::vector<float>(values.begin(), values.end()),
+                std::vector<float>(values.size(), 3 * static_cast<float>(4 - p)));
+    }
+    if (i == 3) reducer.set_group(group.duplicate());
+  }
+  EXPECT_EQ(reducer.progress(), expected);
+}
+TEST_P(BothModes, WhoeverMovesThemChangesNothing) {
+  for (Progress progress : {Progress::kCaller, Progress::kHelper})
+    run_ranks(3, [=](comm::Group& group) { average_large_buckets(group, GetParam(), progress, progress); });
+  for (Progress progress : {Progress::kAuto, Progress::kHelper}) {
+    comm::run_hosts({0, 1, 1},
+                    [=](comm::Group& group) { average_large_buckets(group, GetParam(), progress, Progress::kGroup); });
   }
 }
 
