@@ -68,10 +68,8 @@ void measure_ours(const Options& options, const TwoHosts* hosts, const std::file
   const std::string store = (folder / fmt::format("store{}", round)).string();
   std::string command = fmt::format("export WORLD_SIZE={};", options.ranks);
   if (hosts) {
-    const std::string secret = quoted((folder / "secret").string());
-    command += fmt::format(" [ -e {0} ] || (umask 077; openssl rand -hex 32 > {0});", secret);
-    command += fmt::format(" export CHORALE_SECRET_FILE={} CHORALE_IFACE={} CHORALE_FABRIC={};", secret,
-                           TwoHosts::kInterface, quoted(options.fabric));
+    for (const std::string& variable : TwoHosts::variables(folder, options.fabric))
+      command += fmt::format(" export {};", quoted(variable));
   }
   for (int rank = options.ranks - 1; rank >= 0; --rank) {
     if (hosts) command += " " + hosts->prefix(host_of(options, rank));
