@@ -14,7 +14,9 @@ import time
 import unittest
 
 BIN = pathlib.Path(sys.argv.pop(1)).resolve()
-RANK = f"{BIN}/comm_test --gtest_also_run_disabled_tests --gtest_brief=1 --gtest_filter=RankOnAHost"
+OPTIONS = "--gtest_also_run_disabled_tests --gtest_brief=1"
+RANK = f"{BIN}/comm_test {OPTIONS} --gtest_filter=RankOnAHost"
+TRAINING_RANK = f"{BIN}/parallel_test {OPTIONS} --gtest_filter=SameBits"
 LIMIT_S = 60
 SWITCH = f"chorale{os.getpid()}w"
 NAMES = [f"chorale{os.getpid()}h{i}" for i in range(3)]
@@ -72,12 +74,12 @@ class Hosts(unittest.TestCase):
                 process.kill()
             process.wait()
 
-    def start(self, nodes, test, ranks=1, **variables):
+    def start(self, nodes, test, ranks=1, program=RANK, **variables):
         for node in range(nodes):
             environment = dict(os.environ, CHORALE_SECRET_FILE=str(self.secret), CHORALE_FLIGHT_DIR=str(self.folder),
                                CHORALE_KEEP_ALIVE="1", **variables)
             command = [f"{BIN}/chorale", "run", "-n", str(ranks), "--nnodes", str(nodes), "--node-rank", str(node),
-                       "--rdzv", f"{ADDRESSES[0]}:{PORT}", "sh", "-c", f"exec {RANK}.{test}"]
+                       "--rdzv", f"{ADDRESSES[0]}:{PORT}", "sh", "-c", f"exec {program}.{test}"]
             with open(self.folder / f"node{node}", "w") as out:
                 self.nodes.append(subprocess.Popen(["ip", "netns", "exec", NAMES[node], *command], stdout=out,
                                                    stderr=subprocess.STDOUT, env=environment))
@@ -100,6 +102,14 @@ class Hosts(unittest.TestCase):
             for node in range(nodes):
                 self.assertEqual(self.nodes[node].wait(LIMIT_S), 0, self.said(node))
                 self.assertEqual(self.said(node).count("all is well over tls"), ranks, self.said(node))
+            self.nodes = []
+
+    def test_training_gives_the_bits_of_threads_over_every_fabric(self):
+        for fabric, ranks in (("tls", 1), ("ucx", 1), ("tls", 2)):
+            self.start(2, "DISABLED_OnThisNode", ranks, TRAINING_RANK, CHORALE_FABRIC=fabric, UCX_TLS="tcp")
+            for node in range(2):
+                self.assertEqual(self.nodes[node].wait(LIMIT_S), 0, self.said(node))
+                self.assertEqual(self.said(node).count(f"same bits over {fabric}"), ranks, self.said(node))
             self.nodes = []
 
     def test_a_pulled_cable_ends_an_all_reduce_on_every_rank_within_the_keep_alive(self):

@@ -1,6 +1,4 @@
 // The proof: N ranks that train on a part of each batch equal one rank that trains on the whole.
-#include <cstring>
-
 #include "chorale/base/parallel.h"
 #include "chorale/models/cnn.h"
 #include "chorale/models/encoder.h"
@@ -55,20 +53,6 @@ double train(Forward& forward, optim::Optimizer& optimizer, const Tensor& x, con
   return loss.item<double>();
 }
 
-// Bits of all parameters.
-int64_t digest(const nn::Module& module) {
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (const Tensor& p : module.parameters()) {
-    const size_t bytes = static_cast<size_t>(p.elems()) * p.elem_bytes();
-    for (size_t i = 0; i < bytes; i += sizeof(uint32_t)) {
-      uint32_t word;
-      std::memcpy(&word, static_cast<const std::byte*>(p.raw()) + i, sizeof(word));
-      hash = (hash ^ word) * 0x100000001b3u;
-    }
-  }
-  return static_cast<int64_t>(hash);
-}
-
 template <class M>
 struct Reference {
   std::vector<double> losses;
@@ -109,7 +93,7 @@ void equals_one_rank(const M& start, const std::vector<int>& sizes, const Batche
       group.all_reduce(std::span(&loss, 1), Reduce::kAverage).wait();
       const double expected = reference.losses[static_cast<size_t>(step)];
       ASSERT_NEAR(loss, expected, std::abs(expected) * (wide ? 1e-9 : 1e-4)) << group.size() << " ranks, step " << step;
-      int64_t least = digest(ddp), most = least;
+      int64_t least = bits_of(ddp), most = least;
       group.all_reduce(std::span(&least, 1), Reduce::kMin).wait();
       group.all_reduce(std::span(&most, 1), Reduce::kMax).wait();
       ASSERT_EQ(least, most) << "parameters differ between ranks after step " << step;

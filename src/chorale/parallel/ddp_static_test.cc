@@ -81,7 +81,7 @@ struct Nested : nn::Module {
   }
 };
 
-// spec: test_ddp_static_graph_nested_types, test_ddp_namedtuple
+// spec: test_ddp_static_graph_nested_types
 TEST(StaticGraph, OutputsKeepTheirTypesHoweverNested) {
   run_ranks(2, [](comm::Group& group) {
     DistributedDataParallel plain(seeded(Nested(), 1), group);
@@ -100,6 +100,48 @@ TEST(StaticGraph, OutputsKeepTheirTypesHoweverNested) {
       }
       expect_equal_parameters(plain.module(), declared.module());
     }
+  });
+}
+
+// Two ways to write a struct of tensors.
+struct Fields {
+  Tensor a, b;
+  int number = 0;
+  CHORALE_TENSORS(Fields, a, b)
+};
+struct PassesOn : nn::Module {
+  Linear fc{10, 1};
+  const TensorImpl *seen_a = nullptr, *seen_b = nullptr;
+  CHORALE_MODULE(PassesOn, fc)
+  template <class Input>
+  Input forward(Input x) {
+    auto& [a, b, number] = x;
+    seen_a = a.impl();
+    seen_b = b.impl();
+    b = fc(b);
+    return x;
+  }
+};
+
+// spec: test_ddp_namedtuple
+TEST(StaticGraph, InputsAndOutputsThatAreStructsKeepTypeFieldsAndValues) {
+  run_ranks(2, [](comm::Group& group) {
+    DistributedDataParallel ddp(seeded(PassesOn(), 1), group);
+    PassesOn& module = ddp.module();
+    const Tensor a = pattern({5, 10}, group.rank()), b = pattern({5, 10}, 7);
+    const auto check = [&](const auto& input, const auto& out) {
+      static_assert(std::is_same_v<decltype(input), decltype(out)>);
+      const auto& [out_a, out_b, number] = out;
+      EXPECT_EQ(number, 7);
+      EXPECT_TRUE(module.seen_a == a.impl() && module.seen_b == b.impl()) << "other tensors came in";
+      EXPECT_TRUE(equal_bits(out_a, a));
+      EXPECT_TRUE(equal_bits(out_b, module.fc(b)));
+      EXPECT_TRUE(requires_grad(out_b) && !requires_grad(out_a));
+    };
+    const Fields named{a, b, 7};
+    check(named, ddp(named));
+    const std::tuple<Tensor, Tensor, int> plain{a, b, 7};
+    check(plain, ddp(plain));
   });
 }
 

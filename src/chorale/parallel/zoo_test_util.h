@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <map>
 #include <tuple>
 
@@ -137,6 +138,19 @@ inline void expect_close(const Tensor& a, const Tensor& b, const std::string& wh
 }
 inline bool equal_bits(const Tensor& a, const Tensor& b) {
   return a.sizes() == b.sizes() && a.to_vector<double>() == b.to_vector<double>();
+}
+// A number for the bits of all parameters of four bytes and more an element.
+inline int64_t bits_of(const nn::Module& module) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (const Tensor& p : module.parameters()) {
+    const size_t bytes = static_cast<size_t>(p.elems()) * p.elem_bytes();
+    for (size_t i = 0; i < bytes; i += sizeof(uint32_t)) {
+      uint32_t word;
+      std::memcpy(&word, static_cast<const std::byte*>(p.raw()) + i, sizeof(word));
+      hash = (hash ^ word) * 0x100000001b3u;
+    }
+  }
+  return static_cast<int64_t>(hash);
 }
 inline void expect_equal_parameters(const nn::Module& a, const nn::Module& b) {
   const auto mine = a.parameters();
