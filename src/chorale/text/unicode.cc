@@ -11,6 +11,10 @@ struct Range {
   uint32_t first, last;
 };
 #include "chorale/text/unicode_ranges.inc"
+struct Replacement {
+  uint32_t code, first, second = 0, third = 0;
+};
+#include "chorale/text/unicode_folds.inc"
 constexpr Range kSpaces[] = {{0x9, 0xd},       {0x20, 0x20},     {0x85, 0x85},     {0xa0, 0xa0},     {0x1680, 0x1680},
                              {0x2000, 0x200a}, {0x2028, 0x2029}, {0x202f, 0x202f}, {0x205f, 0x205f}, {0x3000, 0x3000}};
 
@@ -34,9 +38,40 @@ constexpr auto kFirstKinds = [] {
   return kinds;
 }();
 
+template <size_t N>
+void append_replaced(const Replacement (&table)[N], std::u32string& text, uint32_t code) {
+  const Replacement* row = std::lower_bound(std::begin(table), std::end(table), code,
+                                            [](const Replacement& r, uint32_t value) { return r.code < value; });
+  if (row == std::end(table) || row->code != code) {
+    text += static_cast<char32_t>(code);
+    return;
+  }
+  for (const uint32_t part : {row->first, row->second, row->third}) {
+    if (part != 0) text += static_cast<char32_t>(part);
+  }
+}
+
 }  // namespace
 
 CharKind kind_of(uint32_t code) { return code < kFirstKinds.size() ? kFirstKinds[code] : find_kind(code); }
+bool is_punctuation(uint32_t code) { return contains(kPunctuation, code); }
+bool is_mark(uint32_t code) { return contains(kMarks, code); }
+bool is_invisible(uint32_t code) { return contains(kInvisible, code); }
+
+void append_without_accents(std::u32string& text, uint32_t code) {
+  // A Hangul syllable is a leading consonant, a vowel, and perhaps a trailing consonant, numbered in this order.
+  constexpr uint32_t kSyllables = 0xac00, kCount = 11172, kLeading = 0x1100, kVowels = 0x1161, kTrailing = 0x11a7;
+  constexpr uint32_t kOfVowel = 28, kOfLeading = 21 * kOfVowel;
+  if (code - kSyllables < kCount) {
+    const uint32_t index = code - kSyllables;
+    text += static_cast<char32_t>(kLeading + index / kOfLeading);
+    text += static_cast<char32_t>(kVowels + index % kOfLeading / kOfVowel);
+    if (index % kOfVowel != 0) text += static_cast<char32_t>(kTrailing + index % kOfVowel);
+  } else if (!is_mark(code)) {
+    append_replaced(kWithoutAccents, text, code);
+  }
+}
+void append_lower_case(std::u32string& text, uint32_t code) { append_replaced(kLowerCase, text, code); }
 
 Char char_at(std::string_view text, size_t at) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[at + i]); };

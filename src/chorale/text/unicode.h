@@ -1,4 +1,4 @@
-// As much of Unicode as cutting text into words needs.
+// As much of Unicode as cutting text into words, and BERT's way of simplifying it, need.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,14 @@ namespace chorale::text {
 // Letters and numbers are the general categories L and N, spaces the property White_Space.
 enum class CharKind : uint8_t { kLetter, kNumber, kSpace, kOther };
 CharKind kind_of(uint32_t code);
+bool is_punctuation(uint32_t code);  // the general category P
+bool is_mark(uint32_t code);         // accents and the like that stand on the character before: Mn
+bool is_invisible(uint32_t code);    // control, format and private-use characters: Cc, Cf, Co
+
+// Appends what is left of a character without its accents: e for é, nothing for a mark.
+void append_without_accents(std::u32string& text, uint32_t code);
+// Appends the character in lower case, whatever stands around it.
+void append_lower_case(std::u32string& text, uint32_t code);
 
 struct Char {
   uint32_t code = 0;
