@@ -70,6 +70,7 @@ class Learning(Train):
         self.assertEqual([(line["kind"], line["step"]) for line in lines],
                          [("start", 0), ("train", 10), ("train", 20), ("time", 20), ("time", 20), ("evaluation", 20)])
         self.assertLess(lines[2]["loss"], lines[1]["loss"])
+        self.assertLessEqual({"version", "processor", "vectors", "cores", "memory_gib", "system", "oneDNN", "compiler"}, lines[0].keys())
         self.assertLessEqual({"accuracy", "gradient_norm", "lr", "pictures_per_second", "exposed_communication_ms"}, lines[1].keys())
         self.assertEqual([line["rank"] for line in lines[3:5]], [0, 1])
         self.assertEqual(len(list(run.glob("events.out.tfevents.*"))), 1)
@@ -133,6 +134,21 @@ class Stopping(Train):
                 self.run_to_end("--out", name, "--resume", "-n", other_ranks, "--steps", str(step + 5))
                 self.assertEqual(self.steps_of(name)[-1], step + 5)
 
+    def test_a_second_interrupt_ends_it_at_once(self):
+        for ranks, status in ("1", -signal.SIGINT), ("2", 128 + signal.SIGINT):
+            with self.subTest(ranks=ranks):
+                # A step of many seconds, which only the first interrupt would wait for.
+                run = self.start("--model", "resnet18", "--batch", "8000", "--accumulate", "100", "-n", ranks, "--out", "run" + ranks)
+                self.wait_until(lambda: (self.folder / ("run" + ranks) / "metrics.jsonl").exists(), run)
+                time.sleep(0.2)
+                run.send_signal(signal.SIGINT)
+                time.sleep(0.3)
+                self.assertIsNone(run.poll(), "the first one waits for the step")
+                run.send_signal(signal.SIGINT)
+                run.communicate(timeout=LIMIT_S)
+                self.assertEqual(run.returncode, status)
+                self.assertEqual(self.steps_of("run" + ranks), [])
+
     def test_a_failed_rank_is_named_and_a_restart_goes_on(self):
         run = self.start(*self.OPTIONS, "--out", "a", "--max-restarts", "1")
         self.wait_until(lambda: self.steps_of("a"), run)
@@ -185,6 +201,8 @@ class Options(Train):
         out = self.run_to_end("--dry-run", "-n", "2", "--compress", "bf16")
         for words in "421,834 in 12 tensors", "2,340 of 128 pictures", "MiB at the peak", "1687336 bytes", "Conv2d(1, 32":
             self.assertIn(words, out)
+        # Without -n there are as many ranks as cores, or fewer where the batch cannot be dealt to them.
+        self.assertIn("ranks        1, each with 127 examples", self.run_to_end("--dry-run", "--batch", "127"))
         self.assertEqual(list(self.folder.iterdir()), [])
 
 
@@ -204,7 +222,7 @@ class Text(Train):
         return done.stdout
 
     def test_a_gpt_learns_a_text_goes_on_after_an_interrupt_and_writes(self):
-        options = ("--text", "text", *self.TINY, "--lr", "0.01", "--epochs", "6", "--evaluate-every", "60", "--sample-tokens", "40")
+        options = ("--text", "text", "--tokenizer", "bytes", *self.TINY, "--lr", "0.01", "--epochs", "6", "--evaluate-every", "60", "--sample-tokens", "40")
         self.run_to_end(*options, "-n", "2", "--out", "a", "--checkpoint-every", "100", task="gpt")
         lines = self.metrics("a")
         losses = [line["loss"] for line in lines if line["kind"] == "train"]
@@ -230,10 +248,28 @@ class Text(Train):
         self.run_to_end(*options, "--model-config", "shape.json", "--out", "a", "--steps", "60", "--epochs", "50", task="bert")
         losses = [line["loss"] for line in self.metrics("a") if line["kind"] == "train"]
         self.assertLess(losses[-1], losses[0] * 0.6)
+        self.assertIn("Embedding(400, 32", self.run_to_end(*options, "--config", "shape.json", "--dry-run", task="bert"))
         (self.folder / "shape.json").unlink()
         self.run_to_end("--out", "a", "--resume", "--steps", "62", task="bert")  # the run knows the shape
         self.run_to_end(*options, "--init", self.last_checkpoint("a"), "--out", "b", "--steps", "5", task="bert")
         self.assertLess(self.metrics("b")[1]["loss"], losses[0] * 0.8)
+
+    def test_a_bert_starts_from_a_model_with_its_tokenizer_and_hands_it_on(self):
+        tokenizer = self.folder / "tokenizer"
+        tokenizer.mkdir()
+        vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", "the", "cat", "mat", "s", "##at", "on"]
+        (tokenizer / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
+        options = ("--text", "text", "--batch", "8", "-n", "1", "--lr", "0.01", "--epochs", "20", "--log-every", "5")
+        self.run_to_end(*options, *self.TINY[:-4], "--tokenizer", tokenizer, "--out", "a", "--steps", "60", task="bert")
+        shutil.rmtree(tokenizer)
+        model = self.last_checkpoint("a")
+        self.assertEqual((model / "vocab.txt").read_text().split(), vocabulary)
+        out = self.run_to_end(*options, "--context", "32", "--init", model, "--out", "b", "--steps", "5", task="bert")
+        self.assertIn("3,200 tokens (12 word pieces)", out)
+        first, second = ([line for line in self.metrics(run) if line["kind"] == "train"] for run in "ab")
+        self.assertLess(second[0]["loss"], first[0]["loss"] * 0.7)
+        samples = [line["text"] for line in self.metrics("a") if line["kind"] == "sample"]
+        self.assertRegex(samples[-1], r"\[(the|cat|mat|s|at|on|\.)(: \S+)?\]")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 // `chorale train`: options from the command line, from files and from the run that goes on; ranks; and the trainer.
+#include <sys/utsname.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -18,12 +20,14 @@
 #include "chorale/base/parallel.h"
 #include "chorale/comm/objects.h"
 #include "chorale/comm/world.h"
+#include "chorale/kernel/cpu/dnnl/runtime.h"
 #include "chorale/launch/launcher.h"
 #include "chorale/train/dry_run.h"
 #include "chorale/train/tasks.h"
 #include "chorale/train/trainer.h"
 #include "chorale/transport/launcher_variables.h"
 #include "chorale/transport/memory_store.h"
+#include "chorale/vec/target.h"
 
 namespace chorale::app {
 namespace {
@@ -49,7 +53,7 @@ struct TrainCommand {
 
   void list_options();
   void resolve();
-  int64_t ranks() const { return options.ranks > 0 ? options.ranks : usable_cores(); }
+  int64_t ranks() const;  // on this node
   bool resumes() const { return options.resume || options.resume_previous; }
 
  private:
@@ -95,13 +99,30 @@ void TrainCommand::list_options() {
              .kind = kHere});
 }
 
+// By default one for each core, or as many as can share a batch equally.
+int64_t TrainCommand::ranks() const {
+  if (options.ranks > 0) return options.ranks;
+  int64_t ranks = usable_cores();
+  while (ranks > 1 && options.batch % (ranks * nodes * options.accumulate) != 0) --ranks;
+  return ranks;
+}
+
 json::Value read_json(const fs::path& path) {
   return json::parse(path.string(), io::MappedFile::open(path)->text(), {.bytes = 1'000'000});
 }
 
 // A file of options, then the command line, which wins.
 void TrainCommand::apply_given() const {
-  if (!config.empty()) table.read(config, read_json(config).object(config));
+  if (!config.empty()) {
+    const json::Value file = read_json(config);
+    const json::Object& object = file.object(config);
+    // A model's config.json, as Hugging Face's libraries write it, says what it describes; a file of options does not.
+    if (json::find(object, "model_type")) {
+      table.set("model-config", {config});
+    } else {
+      table.read(config, object);
+    }
+  }
   try {
     for (const auto& [name, words] : given) table.set(name, words);
   } catch (const InvalidArgument& error) {
@@ -172,6 +193,21 @@ void share_options(const OptionTable& table, const comm::Group& group) {
   table.read("options of rank 0", values.object("options"));
 }
 
+json::Object facts_of_machine() {
+  utsname system{};
+  ::uname(&system);
+  const auto gibibytes = static_cast<double>(memory_room().total_bytes) / (1 << 30);
+  kernel::cpu::dnnl::initialize();
+  return {{"version", json::Value(std::string(version()))},
+          {"processor", json::Value(std::string(cpu_brand()))},
+          {"vectors", json::Value(std::string(vec::target_name()))},
+          {"cores", json::Value(int64_t{machine_cores()})},
+          {"memory_gib", json::Value(std::round(gibibytes * 10) / 10)},
+          {"system", json::Value(concat(system.sysname, " ", system.release))},
+          {"oneDNN", json::Value(kernel::cpu::dnnl::version())},
+          {"compiler", json::Value(std::string(__VERSION__))}};
+}
+
 train::Ending run_rank(const TrainCommand& command, const comm::Group& group) {
   share_options(command.table, group);
   set_thread_count(static_cast<int>(command.options.threads));
@@ -182,9 +218,7 @@ train::Ending run_rank(const TrainCommand& command, const comm::Group& group) {
                        .table = command.table,
                        .group = group,
                        .folder = command.options.out,
-                       .facts = {{"version", json::Value(std::string(version()))},
-                                 {"processor", json::Value(std::string(cpu_brand()))},
-                                 {"cores", json::Value(int64_t{machine_cores()})}},
+                       .facts = facts_of_machine(),
                        .out = out});
 }
 
@@ -201,7 +235,11 @@ void run_train(TrainCommand& command) {
     if (!is_rank && !command.resumes()) train::check_is_new(command.options.out);
   }
   if (!is_rank && command.ranks() * command.nodes > 1) {
-    if (const int status = start_ranks(command); status != 0) throw CLI::RuntimeError(status);
+    if (const int status = start_ranks(command); status != 0) {
+      std::error_code not_empty;
+      fs::remove(command.options.out, not_empty);  // of a run that failed before it began
+      throw CLI::RuntimeError(status);
+    }
     return;
   }
   comm::World world;
@@ -252,7 +290,9 @@ void add_train(CLI::App& program) {
     state->list_options();
     CLI::App* command = train->add_subcommand(state->kind->name(), state->kind->help());
     for (const Option& row : state->table.rows()) add_row(*command, row, state);
-    command->add_option("--config", state->config, "Options from a JSON file; the command line wins")
+    command
+        ->add_option("--config", state->config,
+                     "Options from a JSON file (the command line wins), or a model's config.json, as --model-config")
         ->type_name("FILE");
     command->add_option("--output", state->output)->group("");
     command->callback([state] { run_train(*state); });

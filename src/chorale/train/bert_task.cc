@@ -1,11 +1,7 @@
 // A BERT learns to guess tokens that are hidden from it.
-#include <cmath>
-#include <numbers>
-
 #include "chorale/api/api.h"
 #include "chorale/data/token_windows.h"
 #include "chorale/models/checkpoint.h"
-#include "chorale/train/corpus.h"
 #include "chorale/train/tasks.h"
 #include "chorale/train/text_task.h"
 
@@ -13,11 +9,9 @@ namespace chorale::train {
 namespace {
 
 constexpr int64_t kIgnored = -100;  // of cross_entropy
-constexpr const char *kPad = "[PAD]", *kMask = "[MASK]";
+constexpr const char *kPad = "[PAD]", *kBegin = "[CLS]", *kEnd = "[SEP]", *kMask = "[MASK]";
 
-struct BertOptions {
-  TextOptions text;
-  ShapeOptions shape{.dropout = 0.1};
+struct BertOptions : TextTaskOptions {
   double masked = 0.15;  // share of tokens to be guessed
 };
 
@@ -28,7 +22,6 @@ models::BertConfig config_of(const BertOptions& o, const Tokenizer& tokenizer) {
     check_fits(config.vocab_size, tokenizer.size(), config.max_position_embeddings, o.text.context);
     return config;
   }
-  check(shape);
   return {.vocab_size = tokenizer.size(),
           .hidden_size = shape.width,
           .num_hidden_layers = shape.layers,
@@ -40,59 +33,60 @@ models::BertConfig config_of(const BertOptions& o, const Tokenizer& tokenizer) {
           .attention_probs_dropout_prob = shape.dropout};
 }
 
-// A window of tokens of which some are to be guessed: of those, 80 % are hidden behind the mask, 10 % are replaced by
-// any token, 10 % stay. Labels of the others are ignored.
-struct Masking {
-  double share;
-  int64_t mask, tokens;  // the mask's id; ids below `tokens` are those of text
+// A window of tokens between [CLS] and [SEP], some of which are to be guessed: of those, 80 % are hidden behind the
+// mask, 10 % are replaced by any token, 10 % stay. Labels of the others are ignored.
+class Masking {
+ public:
+  Masking(double share, const Tokenizer& tokenizer)
+      : share_(share),
+        begin_(tokenizer.special(kBegin)),
+        end_(tokenizer.special(kEnd)),
+        mask_(tokenizer.special(kMask)),
+        tokens_(tokenizer.size()) {}
 
   data::Example operator()(const data::Example& window, Generator& rng) const {
-    const int64_t count = window.x.elems();
-    std::vector<int64_t> ids = window.x.to_vector<int64_t>(), labels(static_cast<size_t>(count), kIgnored);
+    std::vector<int64_t> ids = window.x.to_vector<int64_t>();
+    const auto count = static_cast<int64_t>(ids.size());
+    std::vector<int64_t> labels(ids.size(), kIgnored);
     const std::vector<float> draws = uniform({count, 2}, 0, 1, DType::kF32, rng).to_vector<float>();
     for (size_t i = 0; i < ids.size(); ++i) {
-      if (draws[2 * i] >= share) continue;
+      if (draws[2 * i] >= share_) continue;
       labels[i] = ids[i];
       const double how = draws[2 * i + 1];
       if (how < 0.8) {
-        ids[i] = mask;
+        ids[i] = mask_;
       } else if (how < 0.9) {
-        ids[i] = std::min(static_cast<int64_t>((how - 0.8) * 10 * static_cast<double>(tokens)), tokens - 1);
+        ids[i] = std::min(static_cast<int64_t>((how - 0.8) * 10 * static_cast<double>(tokens_)), tokens_ - 1);
       }
     }
-    return {Tensor::from(ids, {count}), Tensor::from(labels, {count})};
+    for (auto* list : {&ids, &labels}) {
+      list->insert(list->begin(), list == &ids ? begin_ : kIgnored);
+      list->push_back(list == &ids ? end_ : kIgnored);
+    }
+    return {Tensor::from(ids, {count + 2}), Tensor::from(labels, {count + 2})};
   }
+
+ private:
+  double share_;
+  int64_t begin_, end_, mask_, tokens_;
 };
 using MaskedWindows = data::Mapped<data::TokenWindows, Masking>;
 
-class BertTask final : public Task {
- public:
-  explicit BertTask(const BertOptions& options)
-      : options_(options),
-        corpus_(read_corpus(options.text, {kPad, kMask})),
-        masking_{options.masked, corpus_.tokenizer.special(kMask), corpus_.tokenizer.special(kPad)},
-        windows_(data::TokenWindows(corpus_.tokens, options.text.context), masking_),
-        tested_(data::TokenWindows(corpus_.held_out, options.text.context), masking_),
-        model_(config_of(options, corpus_.tokenizer)) {}
+Corpus read_bert_corpus(const BertOptions& options) {
+  CHORALE_CHECK(options.text.context >= 4, "[train] a --context of ", options.text.context,
+                " is too small: [CLS] and [SEP] stand in it as well; choose at least 4");
+  return read_corpus(options.text, {kPad, kBegin, kEnd, kMask});
+}
 
-  std::string describe() const override { return "BERT: " + corpus_.description; }
-  Unit unit() const override { return {"tokens", options_.text.context}; }
-  std::string fingerprint() const override { return corpus_.fingerprint; }
-  nn::Module& model() override { return model_; }
-  int64_t examples() const override { return windows_.size(); }
-  std::shared_ptr<Loader> loader(std::shared_ptr<const data::Sampler> sampler,
-                                 const data::LoaderOptions& options) const override {
-    return std::make_shared<data::DataLoader<MaskedWindows>>(windows_, std::move(sampler), options);
-  }
+class BertTask final : public TextTask<MaskedWindows, models::BertForMaskedLM> {
+ public:
+  explicit BertTask(const BertOptions& options) : BertTask(options, read_bert_corpus(options)) {}
+
   Outcome forward(const data::Example& batch) override {
     const Tensor logits = model_(models::BertInput{batch.x});
     return {cross_entropy(flatten(logits, 0, 1), flatten(batch.y), {}, Reduction::kMean, kIgnored)};
   }
-  Metrics evaluate(const comm::Group& group) override {
-    const int64_t size = std::min<int64_t>(tested_.size(), 16);
-    data::DataLoader<MaskedWindows> batches(tested_, {.batch_size = size, .drop_last = true});
-    return {{"test_loss", mean_loss(*this, batches, group)}};
-  }
+  std::optional<std::string> sample(int64_t step) override;
   void start_from(const std::filesystem::path& folder) override {
     model_.load_state_dict(models::load_bert(folder).state_dict());
   }
@@ -102,35 +96,63 @@ class BertTask final : public Task {
   }
 
  private:
-  BertOptions options_;
-  Corpus corpus_;
-  Masking masking_;
-  MaskedWindows windows_, tested_;
-  models::BertForMaskedLM model_;
+  BertTask(const BertOptions& options, const Corpus& corpus)
+      : TextTask(
+            "BERT", options.text.context, corpus,
+            [&](const auto& tokens) {
+              return MaskedWindows(data::TokenWindows(tokens, options.text.context - 2),
+                                   Masking(options.masked, corpus.tokenizer));
+            },
+            [&](const Tokenizer& tokenizer) { return models::BertForMaskedLM(config_of(options, tokenizer)); }) {}
 };
+
+// A window of the text that is kept aside, with what the model guesses: "And God [said], Let there be [day: light]".
+std::optional<std::string> BertTask::sample(int64_t step) {
+  Generator rng(static_cast<uint64_t>(step));
+  const data::Example window = tested_.get(step % tested_.size(), rng);
+  const std::vector<int64_t> labels = window.y.to_vector<int64_t>(), ids = window.x.to_vector<int64_t>();
+  const Tensor logits = model_(models::BertInput{unsqueeze(window.x, 0)});
+  const std::vector<int64_t> guesses = argmax(select(logits, 0, 0), 1).to_vector<int64_t>();
+  const auto text_of = [&](std::span<const int32_t> tokens) {
+    const std::string text = as_utf8(corpus_.tokenizer.decode(tokens));
+    const size_t begin = std::min(text.find_first_not_of(' '), text.size());
+    return text.substr(begin, text.find_last_not_of(' ') + 1 - begin);
+  };
+  std::string text;
+  std::vector<int32_t> seen;  // since the last guess
+  const auto add = [&](const std::string& part) {
+    if (!part.empty()) text += (text.empty() ? "" : " ") + part;
+  };
+  for (size_t i = 1; i + 1 < ids.size(); ++i) {
+    if (labels[i] == kIgnored) {
+      seen.push_back(static_cast<int32_t>(ids[i]));
+      continue;
+    }
+    add(text_of(seen));
+    seen.clear();
+    const auto guess = static_cast<int32_t>(guesses[i]), truth = static_cast<int32_t>(labels[i]);
+    add(concat("[", text_of({&guess, 1}), guess == truth ? "" : ": " + text_of({&truth, 1}), "]"));
+  }
+  add(text_of(seen));
+  return text;
+}
 
 class BertKind final : public TaskKind {
  public:
   const char* name() const override { return "bert"; }
   const char* help() const override { return "Learn to guess the tokens of a text that are hidden"; }
   void list_options(TrainOptions& common, OptionTable& table) override {
-    common.epochs = 1;
-    common.batch = 32;
+    options_.shape.dropout = 0.1;
+    train::list_options(options_, "BERT", common, table);
     common.lr = 1e-3;
     common.schedule = "linear";
-    common.warmup = 50;
-    common.clip = 1;
-    common.evaluate_every = common.checkpoint_every = 250;
-    options_.text.tokenizer = "bpe";
-    train::list_options(options_.text, table);
-    train::list_options(options_.shape, "BERT", table);
     table.add({.name = "masked",
                .help = "share of tokens to be guessed",
                .target = &options_.masked,
                .least = 0.01,
                .most = 1});
   }
-  void settle(const TrainOptions& common) override { read_model_config(options_.shape, common.init); }
+  void settle(const TrainOptions& common) override { train::settle(options_, common.init); }
   std::unique_ptr<Task> make(const TrainOptions&) const override { return std::make_unique<BertTask>(options_); }
 
  private:

@@ -38,12 +38,13 @@ std::string read_text(const TextOptions& options) {
 }
 
 Tokenizer make_tokenizer(const TextOptions& options, const std::string& text, std::vector<std::string> specials) {
-  if (options.tokenizer == "bytes") return Tokenizer::bytes(std::move(specials));
-  if (options.tokenizer == "bpe") {
+  const std::string& name = options.tokenizer;
+  if (name == "bytes") return Tokenizer::bytes(std::move(specials));
+  if (name == "bpe" || name == "auto") {
     return Tokenizer::bpe(
         text::Bpe::train(text, {.vocab_size = static_cast<int32_t>(options.vocab), .specials = std::move(specials)}));
   }
-  return Tokenizer::bpe(text::Bpe::load(options.tokenizer));
+  return Tokenizer::load(name);
 }
 
 }  // namespace
@@ -54,10 +55,18 @@ void list_options(TextOptions& options, OptionTable& table) {
              .target = &options.files,
              .value_name = "FILE"});
   table.add({.name = "tokenizer",
-             .help = "bytes, bpe (learnt from the text), or a folder with vocab.json and merges.txt",
+             .help = "bytes, bpe (learnt from the text), a folder with GPT-2's vocab.json and merges.txt or BERT's "
+                     "vocab.txt; auto: that of --init if it has one, else bpe",
              .target = &options.tokenizer});
   table.add({.name = "vocab", .help = "most tokens of a bpe", .target = &options.vocab, .least = 300, .most = 1 << 24});
   table.add({.name = "context", .help = "tokens that the model sees at once", .target = &options.context, .least = 2});
+}
+
+void choose_tokenizer(TextOptions& options, const std::string& init) {
+  std::string& name = options.tokenizer;
+  if (name == "auto") name = !init.empty() && Tokenizer::is_in(init) ? init : "bpe";
+  CHORALE_CHECK(name == "bytes" || name == "bpe" || Tokenizer::is_in(name), "[train] --tokenizer expects auto, bytes, ",
+                "bpe or a folder with a tokenizer (vocab.json and merges.txt, or vocab.txt), which ", name, " is not");
 }
 
 Corpus read_corpus(const TextOptions& options, std::vector<std::string> specials) {

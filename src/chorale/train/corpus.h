@@ -12,11 +12,14 @@ namespace chorale::train {
 // What all jobs on text let their users choose.
 struct TextOptions {
   std::vector<std::string> files{};
-  std::string tokenizer = "bytes";  // or bpe, or a folder
-  int64_t vocab = 4096;             // of a bpe that is learnt from the text
-  int64_t context = 128;            // tokens that the model sees at once
+  std::string tokenizer = "auto";  // or bytes, bpe, or a folder
+  int64_t vocab = 2048;            // of a bpe that is learnt from the text
+  int64_t context = 128;           // tokens that the model sees at once
 };
 void list_options(TextOptions& options, OptionTable& table);
+// Replaces auto by the tokenizer of the model in the folder `init`, if that has one, else by bpe.
+// InvalidArgument when there is no such tokenizer.
+void choose_tokenizer(TextOptions& options, const std::string& init);
 
 struct Corpus {
   Tokenizer tokenizer;

@@ -12,7 +12,8 @@ namespace {
 TEST(Corpus, FilesFollowEachOtherAndTheEndIsKeptAside) {
   const TemporaryFolder folder;
   const std::string first(60, 'a'), second(40, 'b');
-  const Corpus corpus = read_corpus({.files = {folder.write("1", first), folder.write("2", second)}, .context = 8});
+  const Corpus corpus =
+      read_corpus({.files = {folder.write("1", first), folder.write("2", second)}, .tokenizer = "bytes", .context = 8});
   EXPECT_EQ(corpus.tokenizer.decode(corpus.tokens) + corpus.tokenizer.decode(corpus.held_out), first + second);
   EXPECT_EQ(corpus.held_out.size(), 9u);  // a window and the token behind it, more than a twentieth here
   EXPECT_EQ(corpus.bytes_per_token, 1);
@@ -29,15 +30,35 @@ TEST(Corpus, BytePairsAreLearntFromTheText) {
 TEST(Corpus, OtherTextHasAnotherFingerprint) {
   const TemporaryFolder folder;
   const auto fingerprint = [&](const std::string& text) {
-    return read_corpus({.files = {folder.write("t", text)}, .context = 8}).fingerprint;
+    return read_corpus({.files = {folder.write("t", text)}, .tokenizer = "bytes", .context = 8}).fingerprint;
   };
   EXPECT_EQ(fingerprint(std::string(50, 'a')), fingerprint(std::string(50, 'a')));
   EXPECT_NE(fingerprint(std::string(50, 'a')), fingerprint(std::string(49, 'a') + "b"));
 }
+TEST(Corpus, TheTokenizerIsThatOfTheModelToStartFromUnlessAnotherIsNamed) {
+  const TemporaryFolder model, nothing;
+  model.write("vocab.txt", "[UNK]\nin\nthe\nbegin\n##ning\n[MASK]\n");
+  const auto chosen = [](const std::string& named, const std::string& init) {
+    TextOptions options{.tokenizer = named};
+    choose_tokenizer(options, init);
+    return options.tokenizer;
+  };
+  EXPECT_EQ(chosen("auto", model.path()), model.path());
+  EXPECT_EQ(chosen("auto", nothing.path()), "bpe");
+  EXPECT_EQ(chosen("auto", ""), "bpe");
+  EXPECT_EQ(chosen("bytes", model.path()), "bytes");
+
+  const auto text = nothing.write("t", "In the Beginning in the beginning");
+  const Corpus corpus = read_corpus({.files = {text}, .tokenizer = model.path(), .context = 2});
+  EXPECT_EQ(corpus.tokens, (std::vector<int32_t>{1, 2, 3, 4, 1}));
+  EXPECT_EQ(corpus.held_out, (std::vector<int32_t>{2, 3, 4}));
+  EXPECT_THAT([&] { chosen("pbe", ""); },
+              testing::ThrowsMessage<InvalidArgument>(testing::HasSubstr("a folder with a tokenizer")));
+}
 TEST(Corpus, ATextThatIsTooShortSaysWhatToDo) {
   const TemporaryFolder folder;
   try {
-    read_corpus({.files = {folder.write("t", "short")}, .context = 8});
+    read_corpus({.files = {folder.write("t", "short")}, .tokenizer = "bytes", .context = 8});
     ADD_FAILURE() << "no error";
   } catch (const InvalidArgument& error) {
     EXPECT_THAT(error.what(), testing::HasSubstr("the text has 5 tokens only, too few for windows of 8"));

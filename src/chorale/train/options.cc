@@ -74,7 +74,7 @@ void list_options(TrainOptions& o, OptionTable& table) {
              .kind = kHere});
 
   table.add({.name = "ranks",
-             .help = "processes on this node that share each batch; 0: one for each core",
+             .help = "processes on this node that share each batch; 0: one for each core, if that divides the batch",
              .target = &o.ranks,
              .kind = kFree,
              .also = "-n,--nproc-per-node"});

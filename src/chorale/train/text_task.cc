@@ -19,7 +19,14 @@ double mean_loss(Task& task, Loader& batches, const comm::Group& group) {
   return sums[0] / sums[1];
 }
 
-void list_options(ShapeOptions& shape, const char* model, OptionTable& table) {
+void list_options(TextTaskOptions& options, const char* model, TrainOptions& common, OptionTable& table) {
+  common.epochs = 3;
+  common.batch = 16;
+  common.warmup = 50;
+  common.clip = 1;
+  common.evaluate_every = common.checkpoint_every = 250;
+  list_options(options.text, table);
+  ShapeOptions& shape = options.shape;
   table.add({.name = "layers", .help = "of the model", .target = &shape.layers, .least = 1});
   table.add({.name = "heads", .help = "of each layer's attention", .target = &shape.heads, .least = 1});
   table.add({.name = "width", .help = "numbers that stand for a token", .target = &shape.width, .least = 1});
@@ -31,10 +38,6 @@ void list_options(ShapeOptions& shape, const char* model, OptionTable& table) {
              .value_name = "FILE"});
 }
 
-void check(const ShapeOptions& shape) {
-  CHORALE_CHECK(shape.width % shape.heads == 0, "[train] a width of ", shape.width, " cannot be dealt to ", shape.heads,
-                " heads equally; choose a multiple of ", shape.heads);
-}
 void check_fits(int64_t model_vocabulary, int64_t tokenizer_vocabulary, int64_t model_context, int64_t context) {
   CHORALE_CHECK(model_vocabulary >= tokenizer_vocabulary, "[train] the model has ", model_vocabulary,
                 " tokens, the tokenizer ", tokenizer_vocabulary, "; choose another --tokenizer or a smaller --vocab");
@@ -42,12 +45,19 @@ void check_fits(int64_t model_vocabulary, int64_t tokenizer_vocabulary, int64_t 
                 "; choose a smaller --context");
 }
 
-void read_model_config(ShapeOptions& shape, const std::string& init) {
-  std::string& config = shape.model_config;
+void settle(TextTaskOptions& options, const std::string& init) {
+  // What can be wrong is found now, so that one process complains and not each rank.
+  for (const std::string& file : options.text.files) io::MappedFile::open(file);
+  choose_tokenizer(options.text, init);
+  const ShapeOptions& shape = options.shape;
+  std::string& config = options.shape.model_config;
   if (config.starts_with('{')) return;  // of a run that goes on
-  const std::string path = config.empty() ? init + "/config.json" : config;
-  if (config.empty() && init.empty()) return;
-  const auto file = io::MappedFile::open(path);
+  if (config.empty() && init.empty()) {
+    CHORALE_CHECK(shape.width % shape.heads == 0, "[train] a width of ", shape.width, " cannot be dealt to ",
+                  shape.heads, " heads equally; choose a multiple of ", shape.heads);
+    return;
+  }
+  const auto file = io::MappedFile::open(config.empty() ? init + "/config.json" : config);
   config = file->text().substr(std::min(file->text().find('{'), file->text().size()));
 }
 

@@ -1,29 +1,77 @@
 // What tasks on text have in common.
 #pragma once
 
+#include <algorithm>
+
+#include "chorale/train/corpus.h"
 #include "chorale/train/task.h"
 
 namespace chorale::train {
-
-// The mean loss of a task's model over examples from a loader, of which each rank takes every size-th batch. All
-// batches are equally large.
-double mean_loss(Task& task, Loader& batches, const comm::Group& group);
 
 // The shape of a transformer.
 struct ShapeOptions {
   int64_t layers = 4, heads = 4, width = 128;
   double dropout = 0;
-  std::string model_config{};  // a file's name, and after read_model_config its content: then that counts instead
+  std::string model_config{};  // a file's name, and after settle() its content: then that counts instead
 };
-// `model` is whose config.json can be given, such as "GPT-2".
-void list_options(ShapeOptions& options, const char* model, OptionTable& table);
 
-// Replaces the name of a config.json by its content, so that a run can go on without the file. Without a name,
-// the content is that of the model in the folder `init`; without that too, it stays empty.
-void read_model_config(ShapeOptions& shape, const std::string& init);
-// InvalidArgument when the width cannot be dealt to the heads.
-void check(const ShapeOptions& shape);
+struct TextTaskOptions {
+  TextOptions text;
+  ShapeOptions shape;
+};
+// Adds the options, and sets the defaults of common ones. `model` is whose config.json can be given, such as "GPT-2".
+void list_options(TextTaskOptions& options, const char* model, TrainOptions& common, OptionTable& table);
+// Replaces the name of a config.json by its content, that of the model in `init` if no other is named, and chooses the
+// tokenizer. InvalidArgument when a file is not there, or when the width cannot be dealt to the heads.
+void settle(TextTaskOptions& options, const std::string& init);
+
 // InvalidArgument when a model of a config.json has too few tokens for the tokenizer, or sees too few at once.
 void check_fits(int64_t model_vocabulary, int64_t tokenizer_vocabulary, int64_t model_context, int64_t context);
+
+// The mean loss of a task's model over examples from a loader, of which each rank takes every size-th batch. All
+// batches are equally large.
+double mean_loss(Task& task, Loader& batches, const comm::Group& group);
+
+// A model that learns from windows of a text; Windows is a data set.
+template <class Windows, class Model>
+class TextTask : public Task {
+ public:
+  std::string describe() const override { return concat(name_, ": ", corpus_.description); }
+  Unit unit() const override { return {"tokens", context_}; }
+  std::string fingerprint() const override { return corpus_.fingerprint; }
+  nn::Module& model() override { return model_; }
+  int64_t examples() const override { return windows_.size(); }
+  std::shared_ptr<Loader> loader(std::shared_ptr<const data::Sampler> sampler,
+                                 const data::LoaderOptions& options) const override {
+    return std::make_shared<data::DataLoader<Windows>>(windows_, std::move(sampler), options);
+  }
+  Metrics evaluate(const comm::Group& group) override {
+    const int64_t size = std::min<int64_t>(tested_.size(), 16);
+    data::DataLoader<Windows> batches(tested_, {.batch_size = size, .drop_last = true});
+    const double loss = mean_loss(*this, batches, group);
+    Metrics metrics{{"test_loss", loss}};
+    for (const auto& [name, value] : of_loss(loss)) metrics.emplace_back("test_" + name, value);
+    return metrics;
+  }
+
+ protected:
+  // windows_of(tokens) is the data set of some tokens, and model_of(tokenizer) the model.
+  template <class WindowsOf, class ModelOf>
+  TextTask(const char* name, int64_t context, Corpus corpus, const WindowsOf& windows_of, const ModelOf& model_of)
+      : corpus_(std::move(corpus)),
+        windows_(windows_of(corpus_.tokens)),
+        tested_(windows_of(corpus_.held_out)),
+        model_(model_of(corpus_.tokenizer)),
+        name_(name),
+        context_(context) {}
+
+  Corpus corpus_;
+  Windows windows_, tested_;
+  Model model_;
+
+ private:
+  const char* name_;
+  int64_t context_;
+};
 
 }  // namespace chorale::train

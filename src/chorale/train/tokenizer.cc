@@ -7,42 +7,64 @@
 #include "chorale/text/unicode.h"
 
 namespace chorale::train {
+namespace {
 
-Tokenizer Tokenizer::bytes(std::vector<std::string> specials) {
-  Tokenizer tokenizer{std::optional<text::Bpe>()};
-  tokenizer.specials_ = std::move(specials);
-  return tokenizer;
-}
-Tokenizer Tokenizer::load(const std::filesystem::path& folder, std::vector<std::string> specials) {
-  if (std::filesystem::exists(folder / "vocab.json")) return bpe(text::Bpe::load(folder));
-  return bytes(std::move(specials));
-}
-void Tokenizer::save(const std::filesystem::path& folder) const {
-  if (bpe_) bpe_->save(folder);
-}
+constexpr const char *kBpeFile = "vocab.json", *kWordPieceFile = "vocab.txt";
 
-int32_t Tokenizer::size() const {
-  return bpe_ ? bpe_->size() : text::Bytes::size() + static_cast<int32_t>(specials_.size());
+}  // namespace
+
+int32_t Tokenizer::BytesAndSpecials::size() const {
+  return text::Bytes::size() + static_cast<int32_t>(specials.size());
 }
-std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
-  return bpe_ ? bpe_->encode(text) : text::Bytes::encode(text);
+std::vector<int32_t> Tokenizer::BytesAndSpecials::encode(std::string_view text) const {
+  return text::Bytes::encode(text);
 }
-std::string Tokenizer::decode(std::span<const int32_t> ids) const {
-  if (bpe_) return bpe_->decode(ids);
+std::string Tokenizer::BytesAndSpecials::decode(std::span<const int32_t> ids) const {
   std::string text;
   for (const int32_t id : ids) {
     const auto special = static_cast<size_t>(id - text::Bytes::size());
-    text += special < specials_.size() ? specials_[special] : text::Bytes::decode({&id, 1});
+    text += special < specials.size() ? specials[special] : text::Bytes::decode({&id, 1});
   }
   return text;
 }
-int32_t Tokenizer::special(std::string_view name) const {
-  if (bpe_) return bpe_->special(name);
-  const auto found = std::find(specials_.begin(), specials_.end(), name);
-  CHORALE_CHECK(found != specials_.end(), "[Tokenizer] there is no special token ", name);
-  return text::Bytes::size() + static_cast<int32_t>(found - specials_.begin());
+int32_t Tokenizer::BytesAndSpecials::special(std::string_view name) const {
+  const auto found = std::find(specials.begin(), specials.end(), name);
+  CHORALE_CHECK(found != specials.end(), "[Tokenizer] there is no special token ", name);
+  return text::Bytes::size() + static_cast<int32_t>(found - specials.begin());
 }
-std::string Tokenizer::describe() const { return bpe_ ? concat(size(), " byte pairs") : "bytes"; }
+
+Tokenizer Tokenizer::bytes(std::vector<std::string> specials) {
+  return Tokenizer(BytesAndSpecials{std::move(specials)});
+}
+Tokenizer Tokenizer::load(const std::filesystem::path& folder) {
+  if (std::filesystem::exists(folder / kBpeFile)) return bpe(text::Bpe::load(folder));
+  if (std::filesystem::exists(folder / kWordPieceFile)) return Tokenizer(text::WordPiece::load(folder));
+  return bytes();
+}
+bool Tokenizer::is_in(const std::filesystem::path& folder) {
+  return std::filesystem::exists(folder / kBpeFile) || std::filesystem::exists(folder / kWordPieceFile);
+}
+
+void Tokenizer::save(const std::filesystem::path& folder) const {
+  std::visit([&](const auto& kind) { kind.save(folder); }, kind_);
+}
+int32_t Tokenizer::size() const {
+  return std::visit([](const auto& kind) { return kind.size(); }, kind_);
+}
+std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
+  return std::visit([&](const auto& kind) { return kind.encode(text); }, kind_);
+}
+std::string Tokenizer::decode(std::span<const int32_t> ids) const {
+  return std::visit([&](const auto& kind) { return kind.decode(ids); }, kind_);
+}
+int32_t Tokenizer::special(std::string_view name) const {
+  return std::visit([&](const auto& kind) { return kind.special(name); }, kind_);
+}
+std::string Tokenizer::describe() const {
+  if (std::holds_alternative<text::Bpe>(kind_)) return concat(size(), " byte pairs");
+  if (std::holds_alternative<text::WordPiece>(kind_)) return concat(size(), " word pieces");
+  return "bytes";
+}
 
 std::string Utf8Pieces::add(std::string_view bytes) {
   held_ += bytes;

@@ -2,12 +2,13 @@
 #pragma once
 
 #include <filesystem>
-#include <optional>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "chorale/text/bpe.h"
+#include "chorale/text/wordpiece.h"
 
 namespace chorale::train {
 
@@ -16,8 +17,10 @@ class Tokenizer {
   // A token is a byte; specials, which no text gives, follow the 256 bytes.
   static Tokenizer bytes(std::vector<std::string> specials = {});
   static Tokenizer bpe(text::Bpe bpe) { return Tokenizer(std::move(bpe)); }
-  // Of a folder that save() wrote, or of one of GPT-2's: with vocab.json and merges.txt, else bytes.
-  static Tokenizer load(const std::filesystem::path& folder, std::vector<std::string> specials = {});
+  // Of a folder with a model: GPT-2's (vocab.json and merges.txt), BERT's (vocab.txt), or one that save() wrote.
+  static Tokenizer load(const std::filesystem::path& folder);
+  // Whether the folder has files of a tokenizer. Bytes need none: load() gives them where there are none.
+  static bool is_in(const std::filesystem::path& folder);
   void save(const std::filesystem::path& folder) const;
 
   int32_t size() const;
@@ -28,10 +31,19 @@ class Tokenizer {
   std::string describe() const;
 
  private:
-  explicit Tokenizer(std::optional<text::Bpe> bpe) : bpe_(std::move(bpe)) {}
+  struct BytesAndSpecials {
+    std::vector<std::string> specials;
 
-  std::optional<text::Bpe> bpe_;  // nothing: bytes
-  std::vector<std::string> specials_;
+    int32_t size() const;
+    std::vector<int32_t> encode(std::string_view text) const;
+    std::string decode(std::span<const int32_t> ids) const;
+    int32_t special(std::string_view name) const;
+    void save(const std::filesystem::path&) const {}
+  };
+  using Kind = std::variant<BytesAndSpecials, text::Bpe, text::WordPiece>;
+  explicit Tokenizer(Kind kind) : kind_(std::move(kind)) {}
+
+  Kind kind_;
 };
 
 // Bytes of text that come in pieces, as whole UTF-8 characters: what may become one is held back, what cannot is
