@@ -54,10 +54,29 @@ TEST(Program, AnUnknownCommandGetsTheList) {
   EXPECT_THAT(outcome.err, testing::StartsWith("chorale: no command 'xyzzy' (commands: "));
 }
 
-TEST(Program, AnUnknownOptionIsAnErrorThatQuotesIt) {
-  const Outcome outcome = run_with({"doctor", "--frobnicate"});
-  EXPECT_EQ(outcome.status, 2);
-  EXPECT_THAT(outcome.err, HasSubstr("--frobnicate"));
+TEST(Program, WrongArgumentsAreQuotedWithTheNearestNameAndWhereToLook) {
+  const struct {
+    std::vector<const char*> args;
+    std::string error;
+  } kRows[] = {
+      {{"doctor", "--frobnicate"}, "chorale doctor: there is no option --frobnicate\nSee chorale doctor --help\n"},
+      {{"doctor", "well"}, "chorale doctor: 'well' was not expected\nSee chorale doctor --help\n"},
+      {{"train", "gpt", "--ephocs", "3"},
+       "chorale train gpt: there is no option --ephocs; did you mean '--epochs'?\nSee chorale train gpt --help\n"},
+      {{"train", "gpt", "--epoch=3"},
+       "chorale train gpt: there is no option --epoch; did you mean '--epochs'?\nSee chorale train gpt --help\n"},
+      {{"train", "bret"},
+       "chorale train: no command 'bret'; did you mean 'bert'? (commands: fashion-mnist, gpt, bert)\n"
+       "See chorale train --help\n"},
+      {{"train"}, "chorale train: which one? (commands: fashion-mnist, gpt, bert)\nSee chorale train --help\n"},
+      {{"report"}, "chorale report: runs is required\nSee chorale report --help\n"},
+  };
+  for (const auto& row : kRows) {
+    const Outcome outcome = run_with(row.args);
+    EXPECT_EQ(outcome.status, 2);
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_EQ(outcome.err, row.error);
+  }
 }
 
 TEST(Doctor, ShowsTheProcessorAndEveryOptionalPart) {
