@@ -33,10 +33,16 @@ class Docs(unittest.TestCase):
     def test_every_op_has_a_page_with_its_facts(self):
         ops = json.loads(run(PROGRAM, "ops", "--json").stdout)
         self.assertGreater(len(ops), 200)
+        without = []
         for row in ops:
             page = (self.site / f"ops/{row['name']}.html").read_text()
-            for place in ("facts", "shapes"):
+            for place in ("facts", "shapes", "row"):
                 self.assertIn(f'id="{place}"', page, row["name"])
+            for fact in ("formula", "gradient", "sharding", "dtypes"):
+                self.assertTrue(row["facts"][fact], row["name"])
+            if 'id="example"' not in page:
+                without.append(row["name"])
+        self.assertEqual(without, [])
         page = (self.site / "ops/matmul.html").read_text()
         for text in ("sum over k", "Gradient", "...mk,...kn-&gt;...mn", 'id="example"', 'id="row"', "PyTorch&#x27;s rules"):
             self.assertIn(text, page.replace("'", "&#x27;"))

@@ -16,13 +16,14 @@ def read(program, root):
 
 
 def row_sources(root):
-    """{name: (text of the row, path)}: a row begins with `constexpr OpDef k…` at the margin and ends with }; or });."""
+    """{name: (text of the row, path)}: a row is a constant `OpDef k…` at the margin with the indented lines that follow."""
+    row = re.compile(r"^(?:constinit )?const(?:expr)? OpDef k\w+.*(?:\n(?:[ }].*)?(?=\n))*", re.M)
     found = {}
     for path in sorted((root / "src/chorale/op/defs").glob("*.cc")):
-        for text in re.findall(r"^(?:constexpr|const) OpDef k\w+.*?^\}\)?;$", path.read_text(), re.S | re.M):
-            name = re.search(r'\.name = "(\w+)"', text)
+        for text in row.findall(path.read_text()):
+            name = re.search(r'"(\w+)"', text)
             if name:
-                found[name[1]] = (text, path.relative_to(root).as_posix())
+                found[name[1]] = (text.rstrip(), path.relative_to(root).as_posix())
     return found
 
 

@@ -167,11 +167,12 @@ def examples(row):
     text = ('<h2 id="shapes">Shapes, by example</h2><div class="wide"><table><tr>'
             + "".join(f"<th>{title}</th>" for title, _ in columns) + "</tr>"
             + "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in line) + "</tr>" for line in lines) + "</table></div>")
-    shown = next((e for e in row["examples"] if all("values" in t for t in e["in"] + e["out"]) and e["out"]), None)
-    if shown:
+    small = [e for e in row["examples"] if all("values" in t or t["type"] == "absent" for t in e["in"] + e["out"]) and e["out"]]
+    if small:
+        shown = min(small, key=lambda e: sum(len(t.get("values", "")) for t in e["in"] + e["out"]))
         names = [word.strip(" ?.") for word in row["facts"]["inputs"].split(",")]
         lines = [f"{names[min(i, len(names) - 1)] if e is shown['in'] else 'result'} =\n{t['values']}"
-                 for e in (shown["in"], shown["out"]) for i, t in enumerate(e)]
+                 for e in (shown["in"], shown["out"]) for i, t in enumerate(e) if "values" in t]
         call = f"attributes {shown['attributes']}\n\n" if shown["attributes"] else ""
         text += '<h2 id="example">Example</h2>' + markup.pre(call + "\n\n".join(lines))
     return text

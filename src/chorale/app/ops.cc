@@ -140,7 +140,7 @@ void print_one(const OpDef& row) {
 
 // "f64 [2, 3]", with the values where there are few.
 nlohmann::json described(std::span<const Tensor> tensors) {
-  constexpr int64_t kFew = 24;
+  constexpr int64_t kFew = 64;
   nlohmann::json list = nlohmann::json::array();
   for (const Tensor& tensor : tensors) {
     if (!tensor.defined()) {
@@ -148,7 +148,7 @@ nlohmann::json described(std::span<const Tensor> tensors) {
       continue;
     }
     nlohmann::json one = {{"type", concat(tensor.dtype(), " ", tensor.sizes())}};
-    if (tensor.elems() > 0 && tensor.elems() <= kFew && !tensor.is_sparse()) one["values"] = to_string(tensor);
+    if (tensor.elems() <= kFew && !tensor.is_sparse()) one["values"] = to_string(tensor);
     list.push_back(std::move(one));
   }
   return list;
