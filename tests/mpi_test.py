@@ -79,7 +79,7 @@ class MpiGroups(unittest.TestCase):
             self.assertIn(f"rank {rank} of 3:" + " | 127.0.0.1 0 of 1" * 3, result.stdout)
 
     def test_training_over_mpi_by_a_variable(self):
-        result = mpirun(2, str(BIN / "examples" / "under_mpirun"), CHORALE_FABRIC="mpi")
+        result = mpirun(2, str(BIN / "examples" / "train_ddp"), CHORALE_FABRIC="mpi")
         self.assertEqual(result.returncode, 0, result.stdout)
 
 

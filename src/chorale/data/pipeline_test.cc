@@ -62,10 +62,22 @@ TEST(Pipeline, RethrowsInPlaceAndEnds) {
   }
 }
 
-TEST(Pipeline, CanBeDroppedAtAnyMoment) {
+TEST(Pipeline, LeavesNothingBehindWhenItIsDroppedAtAnyMoment) {
   for (int taken = 0; taken < 40; ++taken) {
-    Pipeline pipeline(numbers(30), 3, 4);
-    for (int i = 0; i < taken; ++i) pipeline.next();
+    const auto alive = std::make_shared<int>(0);  // shared by claims, jobs and results
+    {
+      Pipeline pipeline(
+          [claim = numbers(30), alive]() mutable -> Pipeline::Job {
+            const Pipeline::Job job = claim();
+            if (!job) return {};
+            return [job, alive] {
+              return std::make_shared<std::pair<Pipeline::Result, std::shared_ptr<int>>>(job(), alive);
+            };
+          },
+          3, 4);
+      for (int i = 0; i < taken; ++i) EXPECT_EQ(pipeline.next() != nullptr, i < 30);
+    }
+    EXPECT_EQ(alive.use_count(), 1);
   }
 }
 
