@@ -22,12 +22,21 @@ uint64_t most_bytes(FrameKind kind) {
     case FrameKind::kReady:
     case FrameKind::kSkip:
     case FrameKind::kWithdraw:
+    case FrameKind::kHello:
       break;
   }
   return 0;
 }
 
 }  // namespace
+
+Frame make_frame(FrameKind kind, uint64_t id, uint64_t bytes) {
+  Frame frame;
+  frame.kind = kind;
+  frame.id = id;
+  frame.bytes = bytes;
+  return frame;
+}
 
 Frame seal(Frame frame) {
   frame.head_checksum = 0;
@@ -38,13 +47,13 @@ Frame seal(Frame frame) {
 Frame parse_frame(std::span<const std::byte, kFrameBytes> bytes) {
   Frame frame;
   std::memcpy(&frame, bytes.data(), bytes.size());
-  CHORALE_CHECK(seal(frame).head_checksum == frame.head_checksum, "[tls] a frame is damaged: its checksum is wrong");
-  CHORALE_CHECK(frame.magic == Frame::kMagic && frame.kind >= FrameKind::kEager && frame.kind <= FrameKind::kFiller,
-                "[tls] no frame of ours: magic ", frame.magic, ", kind ", static_cast<int>(frame.kind));
-  CHORALE_CHECK(frame.bytes <= most_bytes(frame.kind), "[tls] a frame of kind ", static_cast<int>(frame.kind), " with ",
-                frame.bytes, " bytes; at most ", most_bytes(frame.kind));
+  CHORALE_CHECK(seal(frame).head_checksum == frame.head_checksum, "[fabric] a frame is damaged: its checksum is wrong");
+  CHORALE_CHECK(frame.magic == Frame::kMagic && frame.kind >= FrameKind::kEager && frame.kind <= FrameKind::kHello,
+                "[fabric] no frame of ours: magic ", frame.magic, ", kind ", static_cast<int>(frame.kind));
+  CHORALE_CHECK(frame.bytes <= most_bytes(frame.kind), "[fabric] a frame of kind ", static_cast<int>(frame.kind),
+                " with ", frame.bytes, " bytes; at most ", most_bytes(frame.kind));
   const bool has_offset = frame.kind == FrameKind::kChunk || frame.kind == FrameKind::kFiller;
-  CHORALE_CHECK(frame.offset <= (has_offset ? kMaxMessageBytes : 0), "[tls] a frame at offset ", frame.offset);
+  CHORALE_CHECK(frame.offset <= (has_offset ? kMaxMessageBytes : 0), "[fabric] a frame at offset ", frame.offset);
   return frame;
 }
 

@@ -1,4 +1,4 @@
-// The tls fabric: Note [Messages of the tls fabric] says what travels, transport/control_mesh.h who is alive.
+// The tls fabric: transport/frame.h says what travels, transport/control_mesh.h who is alive.
 //
 // Note [Locks of the tls fabric]
 // mutex_ guards what is known of messages and peers, and is held for short: nothing is encrypted, decrypted or copied
@@ -15,12 +15,11 @@
 #include "chorale/base/comm_error.h"
 #include "chorale/base/crc32c.h"
 #include "chorale/base/error.h"
-#include "chorale/transport/control_mesh.h"
-#include "chorale/transport/fabric.h"
+#include "chorale/transport/credit.h"
 #include "chorale/transport/frame.h"
+#include "chorale/transport/mesh_fabric.h"
 #include "chorale/transport/tls_inlet.h"
 #include "chorale/transport/tls_join.h"
-#include "chorale/transport/tls_message.h"
 #include "chorale/transport/tls_outlet.h"
 
 namespace chorale::transport {
@@ -33,7 +32,7 @@ constexpr int kMaxStreams = 16;
 int streams_of_pair(const FabricOptions& options) { return 1 + 2 * (1 + options.streams); }
 bool is_outgoing(int stream, int rank, int peer) { return (stream % 2 == 1) == (rank < peer); }
 
-class TlsFabric final : public Fabric, private ControlMesh::Owner, private TlsInlet::Receiver {
+class TlsFabric final : public MeshFabric, private TlsInlet::Receiver {
  public:
   TlsFabric(const FabricOptions& options, std::map<int, std::vector<TlsStream>> streams);
   ~TlsFabric() override;
@@ -43,14 +42,6 @@ class TlsFabric final : public Fabric, private ControlMesh::Owner, private TlsIn
   TransferHandle receive(int peer, uint64_t channel, std::span<std::byte> into) override;
   bool cancel(const TransferHandle& transfer) override;
   bool withdraw(const TransferHandle& transfer) override;
-
-  void tell(std::span<const int> peers, std::string_view notice) override { mesh_.tell(peers, notice); }
-  void on_notice(std::function<void(int, std::string_view)> hear) override { mesh_.on_notice(std::move(hear)); }
-  void set_status(const std::array<uint64_t, 8>& status) override { mesh_.set_status(status); }
-  Life life(int peer) const override { return mesh_.life(peer); }
-  uint32_t events() const override { return mesh_.events().now(); }
-  void await_event(uint32_t seen, Deadline deadline) override { mesh_.events().wait(seen, deadline); }
-  void wake() override { mesh_.events().add(); }
 
  private:
   struct Peer {
@@ -66,13 +57,11 @@ class TlsFabric final : public Fabric, private ControlMesh::Owner, private TlsIn
     // All under mutex_:
     std::string gone;  // why, when it has
     uint64_t next_id = 0;
-    uint64_t credit = kCreditBytes;                          // for small messages to it
-    uint64_t held = 0;                                       // of its credit: by its small messages that are here
-    uint64_t owed = 0;                                       // of its credit: to be given back
-    std::unordered_map<uint64_t, TlsTransferPtr> announced;  // to it, and not settled
-    std::deque<TlsTransferPtr> ready;                        // to it, with bytes to be given out
-    std::unordered_map<uint64_t, MessagePtr> landing;        // from it, large
-    MessagePtr arriving;                                     // from it, small
+    Credit credit;
+    std::unordered_map<uint64_t, FabricTransferPtr> announced;  // to it, and not settled
+    std::deque<FabricTransferPtr> ready;                        // to it, with bytes to be given out
+    std::unordered_map<uint64_t, MessagePtr> landing;           // from it, large
+    MessagePtr arriving;                                        // from it, small
   };
 
   // ControlMesh::Owner and TlsInlet::Receiver: in the mesh's thread.
@@ -84,25 +73,19 @@ class TlsFabric final : public Fabric, private ControlMesh::Owner, private TlsIn
   void on_nonsense(int rank, const std::string& why) override { mesh_.lose(rank, why); }
 
   Peer& peer_of(int rank);
-  static Frame frame_of(FrameKind kind, uint64_t id, uint64_t bytes);
-  static MessagePtr new_message(int source, const Frame& frame);
   static void fail_landing(Message& message);
   void add_checksum(Frame& frame, std::span<const std::byte> body) const;
-  bool take_back(const TlsTransferPtr& transfer);
+  bool take_back(const FabricTransferPtr& transfer);
   bool write_chunk(Peer& peer, TlsOutlet& outlet);
 
   // Under mutex_:
   Frame begin_large(Peer& peer, const MessagePtr& message);
   std::optional<Frame> give_credit(Peer& peer, size_t bytes);
-  TlsTransferPtr take_announced(Peer& peer, uint64_t id);
+  FabricTransferPtr take_announced(Peer& peer, uint64_t id);
   MessagePtr find_landing(Peer& peer, const Frame& frame);
 
-  const FabricOptions options_;
   std::map<int, Peer> peers_;
-  std::mutex mutex_;
   std::mutex landing_;
-  MessageTable table_;
-  mutable ControlMesh mesh_;  // last: its thread calls the rest
 };
 
 std::map<int, TlsStream> take_control(std::map<int, std::vector<TlsStream>>& streams) {
@@ -112,7 +95,7 @@ std::map<int, TlsStream> take_control(std::map<int, std::vector<TlsStream>>& str
 }
 
 TlsFabric::TlsFabric(const FabricOptions& options, std::map<int, std::vector<TlsStream>> streams)
-    : options_(options), mesh_(take_control(streams), options.keep_alive, *this) {
+    : MeshFabric(options, take_control(streams)) {
   TlsInlet::Receiver& receiver = *this;
   for (auto& [rank, of_pair] : streams) {
     Peer& peer = peers_[rank];
@@ -151,20 +134,10 @@ TlsFabric::Peer& TlsFabric::peer_of(int rank) {
   return found->second;
 }
 
-Frame TlsFabric::frame_of(FrameKind kind, uint64_t id, uint64_t bytes) {
-  Frame frame;
-  frame.kind = kind;
-  frame.id = id;
-  frame.bytes = bytes;
-  return frame;
-}
-
 TransferHandle TlsFabric::send(int rank, uint64_t channel, const Envelope& envelope, std::span<const std::byte> data) {
   Peer& peer = peer_of(rank);
-  const auto transfer = std::make_shared<TlsTransfer>();
-  transfer->is_send = true;
-  transfer->peer = rank;
-  Frame frame = frame_of(FrameKind::kEager, 0, data.size());
+  const FabricTransferPtr transfer = sending(rank);
+  Frame frame = make_frame(FrameKind::kEager, 0, data.size());
   frame.channel = channel;
   frame.envelope = envelope;
   {
@@ -173,8 +146,7 @@ TransferHandle TlsFabric::send(int rank, uint64_t channel, const Envelope& envel
       transfer->settle(Transfer::State::kFailed, peer.gone);
       return transfer;
     }
-    if (data.size() <= kEagerBytes && credit_of(data.size()) <= peer.credit) {
-      peer.credit -= credit_of(data.size());
+    if (data.size() <= kEagerBytes && peer.credit.spend(data.size())) {
       transfer->settle(Transfer::State::kDone);  // nobody sees it before the bytes are encrypted
     } else {
       frame.kind = FrameKind::kAnnounce;
@@ -200,10 +172,7 @@ void TlsFabric::add_checksum(Frame& frame, std::span<const std::byte> body) cons
 
 TransferHandle TlsFabric::receive(int rank, uint64_t channel, std::span<std::byte> into) {
   if (rank != kAnySource) peer_of(rank);
-  const auto transfer = std::make_shared<TlsTransfer>();
-  transfer->peer = rank;
-  transfer->channel = channel;
-  transfer->into = into;
+  const FabricTransferPtr transfer = receiving(rank, channel, into);
   std::unique_lock lock(mutex_);
   const MessagePtr message = table_.ask(transfer);
   if (!message) {
@@ -233,26 +202,25 @@ TransferHandle TlsFabric::receive(int rank, uint64_t channel, std::span<std::byt
 
 // A large message has found its receive: the answer to its sender.
 Frame TlsFabric::begin_large(Peer& peer, const MessagePtr& message) {
-  TlsTransfer& transfer = *message->transfer;
+  FabricTransfer& transfer = *message->transfer;
   if (transfer.into.size() != message->bytes) {
     transfer.settle(Transfer::State::kDone);
-    return frame_of(FrameKind::kSkip, message->id, 0);
+    return make_frame(FrameKind::kSkip, message->id, 0);
   }
   message->to = transfer.into.data();
   peer.landing.emplace(message->id, message);
-  return frame_of(FrameKind::kReady, message->id, 0);
+  return make_frame(FrameKind::kReady, message->id, 0);
 }
 
-// Of a small message that was taken. In portions: a frame for each would double the number of packets.
+// Of a small message that was taken.
 std::optional<Frame> TlsFabric::give_credit(Peer& peer, size_t bytes) {
-  peer.held -= credit_of(bytes);
-  peer.owed += credit_of(bytes);
-  if (peer.owed < kCreditBytes / 4) return std::nullopt;
-  return frame_of(FrameKind::kCredit, 0, std::exchange(peer.owed, 0));
+  const uint64_t credit = peer.credit.release(bytes);
+  if (credit == 0) return std::nullopt;
+  return make_frame(FrameKind::kCredit, 0, credit);
 }
 
 bool TlsFabric::cancel(const TransferHandle& handle) {
-  const auto transfer = std::static_pointer_cast<TlsTransfer>(handle);
+  const auto transfer = std::static_pointer_cast<FabricTransfer>(handle);
   if (transfer->is_send) return take_back(transfer);
   const std::scoped_lock lock(landing_, mutex_);
   if (!transfer->pending()) return false;
@@ -267,14 +235,14 @@ bool TlsFabric::cancel(const TransferHandle& handle) {
 }
 
 bool TlsFabric::withdraw(const TransferHandle& handle) {
-  const auto transfer = std::static_pointer_cast<TlsTransfer>(handle);
+  const auto transfer = std::static_pointer_cast<FabricTransfer>(handle);
   const std::lock_guard lock(mutex_);
   if (!transfer->pending() || transfer->message || !table_.forget(transfer)) return false;
   transfer->settle(Transfer::State::kFailed, "cancelled");
   return true;
 }
 
-bool TlsFabric::take_back(const TlsTransferPtr& transfer) {
+bool TlsFabric::take_back(const FabricTransferPtr& transfer) {
   Peer& peer = peer_of(transfer->peer);
   bool is_ready = false;
   {
@@ -289,30 +257,30 @@ bool TlsFabric::take_back(const TlsTransferPtr& transfer) {
     for (const auto& outlet : peer.bulk) outlet->fence();
     for (const auto& outlet : peer.bulk) outlet->pump();
   } else {
-    peer.shorts->send(frame_of(FrameKind::kWithdraw, transfer->id, 0));
+    peer.shorts->send(make_frame(FrameKind::kWithdraw, transfer->id, 0));
   }
   return true;
 }
 
-TlsTransferPtr TlsFabric::take_announced(Peer& peer, uint64_t id) {
+FabricTransferPtr TlsFabric::take_announced(Peer& peer, uint64_t id) {
   const auto found = peer.announced.find(id);
   if (found == peer.announced.end()) return nullptr;
-  TlsTransferPtr transfer = found->second;
+  FabricTransferPtr transfer = found->second;
   peer.announced.erase(found);
   return transfer;
 }
 
 // In the thread that pumps; the outlet's mutex is held.
 bool TlsFabric::write_chunk(Peer& peer, TlsOutlet& outlet) {
-  TlsTransferPtr transfer;
+  FabricTransferPtr transfer;
   Frame frame;
   {
     const std::lock_guard lock(mutex_);
     if (peer.ready.empty()) return false;
     transfer = peer.ready.front();
     const size_t left = transfer->data.size() - transfer->given_out;
-    frame = transfer->is_taken_back ? frame_of(FrameKind::kFiller, transfer->id, left)
-                                    : frame_of(FrameKind::kChunk, transfer->id, std::min(left, kChunkBytes));
+    frame = transfer->is_taken_back ? make_frame(FrameKind::kFiller, transfer->id, left)
+                                    : make_frame(FrameKind::kChunk, transfer->id, std::min(left, kChunkBytes));
     frame.offset = transfer->given_out;
     transfer->given_out += frame.bytes;
     if (frame.bytes == left) peer.ready.pop_front();
@@ -342,26 +310,14 @@ MessagePtr TlsFabric::find_landing(Peer& peer, const Frame& frame) {
   return message;
 }
 
-MessagePtr TlsFabric::new_message(int source, const Frame& frame) {
-  const auto message = std::make_shared<Message>();
-  message->source = source;
-  message->channel = frame.channel;
-  message->id = frame.id;
-  message->is_announced = frame.kind == FrameKind::kAnnounce;
-  message->envelope = frame.envelope;
-  message->bytes = message->left = frame.bytes;
-  return message;
-}
-
 MessagePtr TlsFabric::on_frame(int rank, const Frame& frame) {
   Peer& peer = peer_of(rank);
   std::unique_lock lock(mutex_);
   switch (frame.kind) {
     case FrameKind::kEager: {
-      peer.held += credit_of(frame.bytes);
-      CHORALE_CHECK(peer.held + peer.owed <= kCreditBytes, "[tls] rank ", rank, " sent more than it has credit for");
-      const MessagePtr message = new_message(rank, frame);
-      const TlsTransferPtr transfer = table_.offer(message);
+      peer.credit.hold(frame.bytes);
+      const MessagePtr message = std::make_shared<Message>(rank, frame);
+      const FabricTransferPtr transfer = table_.offer(message);
       if (!transfer) {
         message->kept.reset(new std::byte[frame.bytes]);
         message->to = message->kept.get();
@@ -372,7 +328,7 @@ MessagePtr TlsFabric::on_frame(int rank, const Frame& frame) {
       return message;
     }
     case FrameKind::kAnnounce: {
-      const MessagePtr message = new_message(rank, frame);
+      const MessagePtr message = std::make_shared<Message>(rank, frame);
       if (!table_.offer(message)) return nullptr;
       const Frame answer = begin_large(peer, message);
       lock.unlock();
@@ -391,7 +347,7 @@ MessagePtr TlsFabric::on_frame(int rank, const Frame& frame) {
       return nullptr;
     }
     case FrameKind::kSkip:
-      if (const TlsTransferPtr transfer = take_announced(peer, frame.id)) transfer->settle(Transfer::State::kDone);
+      if (const FabricTransferPtr transfer = take_announced(peer, frame.id)) transfer->settle(Transfer::State::kDone);
       break;
     case FrameKind::kWithdraw: {
       const auto found = peer.landing.find(frame.id);
@@ -404,9 +360,10 @@ MessagePtr TlsFabric::on_frame(int rank, const Frame& frame) {
       break;
     }
     case FrameKind::kCredit:
-      peer.credit += frame.bytes;
-      CHORALE_CHECK(peer.credit <= kCreditBytes, "[tls] rank ", rank, " gave more credit than there is");
+      peer.credit.refund(frame.bytes);
       return nullptr;
+    case FrameKind::kHello:
+      throw InvalidArgument(concat("[tls] rank ", rank, " greets, which only ucx does"));
     case FrameKind::kChunk:
       return find_landing(peer, frame);
     case FrameKind::kFiller: {
@@ -436,7 +393,7 @@ void TlsFabric::on_body(int rank, const Frame& frame, const MessagePtr& message)
     // A receive may have come while the bytes went to memory of ours.
     const std::scoped_lock lock(landing_, mutex_);
     message->left -= frame.bytes;
-    const TlsTransferPtr transfer = message->transfer;
+    const FabricTransferPtr transfer = message->transfer;
     if (frame.kind == FrameKind::kEager) {
       peer.arriving.reset();
       if (!message->is_taken) return;
@@ -467,7 +424,7 @@ void TlsFabric::on_gone(int rank, const Life& life) {
   peer.each_outlet([](TlsOutlet& outlet) { outlet.close(); });
   const std::lock_guard lock(mutex_);
   peer.gone = life.text;
-  std::vector<TlsTransferPtr> failed = table_.forget_peer(rank);
+  std::vector<FabricTransferPtr> failed = table_.forget_peer(rank);
   for (const auto& [id, transfer] : peer.announced) failed.push_back(transfer);
   for (const auto& [id, message] : peer.landing) {
     if (message->transfer) failed.push_back(message->transfer);
@@ -477,7 +434,7 @@ void TlsFabric::on_gone(int rank, const Life& life) {
   peer.announced.clear();
   peer.ready.clear();
   peer.landing.clear();
-  for (const TlsTransferPtr& transfer : failed) transfer->settle(Transfer::State::kFailed, life.text);
+  for (const FabricTransferPtr& transfer : failed) transfer->settle(Transfer::State::kFailed, life.text);
 }
 
 class TlsFabricBuilder final : public FabricBuilder {

@@ -10,7 +10,7 @@
 
 #include "chorale/transport/frame.h"
 #include "chorale/transport/io_loop.h"
-#include "chorale/transport/tls_message.h"
+#include "chorale/transport/message.h"
 #include "chorale/transport/tls_stream.h"
 
 namespace chorale::transport {

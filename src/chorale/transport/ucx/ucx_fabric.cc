@@ -1,48 +1,18 @@
-// The ucx fabric: the data of messages goes by UCX, over the network devices that the user trusts; who is who, who is
-// alive and what ranks tell each other goes by TLS (transport/control_mesh.h).
-//
-// Note [Messages of the ucx fabric]
-// Which receive gets which message is decided here, not by UCX's tags: a receive may be for any source, and a message
-// of the wrong size must not be stored. Each message has a head, which goes to a queue of heads at the receiver. A
-// small message follows its head at once. A large one is announced; when somebody has asked for it, the receiver gives
-// UCX its place and says that it is ready, and its bytes go straight there, as a message with a tag of its own. A
-// sender may have kCreditBytes of small messages at a receiver that nobody has asked for; beyond that they are
-// announced, too.
-//
-// Note [Who moves UCX]
-// UCX moves only while somebody calls it. Who waits for an event calls it himself, for as long as something moves; the
-// mesh's thread does when nobody waits, woken by UCX's descriptor. Neither may keep the others out: who drives lets
-// those in who wait for mutex_ (Turn), and the mesh's thread goes back to its other work after every few steps, for
-// it also tells the peers that this rank lives.
-//
-// Note [When UCX notices first]
-// UCX may see that a connection broke before the mesh knows why. What it says of it is no news for a caller ("the
-// connection broke"), and life() does not show the peer as gone yet. So it is a suspicion (ControlMesh::suspect), the
-// transfers that UCX has failed are stranded, and both end with the mesh's reason in on_gone().
-#include "chorale/transport/ucx/ucx.h"
+// The ucx fabric from its beginning to its end: connecting, moving, leaving.
+#include "chorale/transport/ucx/ucx_fabric.h"
 
 #include <immintrin.h>
 #include <sys/epoll.h>
 
 #include <algorithm>
-#include <atomic>
-#include <cstring>
 #include <filesystem>
-#include <list>
-#include <map>
-#include <mutex>
-#include <optional>
 #include <thread>
-#include <unordered_map>
 #include <utility>
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
 #include "chorale/base/module.h"
-#include "chorale/transport/control_mesh.h"
-#include "chorale/transport/fabric.h"
 #include "chorale/transport/tls_join.h"
-#include "chorale/transport/tls_message.h"
 
 namespace chorale::transport {
 namespace {
@@ -50,134 +20,16 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-constexpr uint64_t kCreditBytes = 4 << 20;
-constexpr uint64_t kMostMessageBytes = uint64_t{1} << 48;
 // After this long without anything moving, who waits leaves it to the mesh's thread.
 constexpr Clock::duration kDriveTime = 100us;
 // Then others have their turn.
 constexpr int kStepsPerTurn = 32;
-// What cannot be cancelled may end by itself within this time, before the connection is cut.
-constexpr Clock::duration kCancelTime = 20ms;
 
-enum class HeadKind : uint32_t { kHello, kSmall, kAnnounce, kReady, kSkip, kWithdraw, kCredit };
-struct Head {
-  HeadKind kind = HeadKind::kHello;
-  uint32_t unused = 0;
-  uint64_t id = 0;     // of a message that is announced
-  uint64_t bytes = 0;  // of the message; or credit
-  uint64_t channel = 0;
-  Envelope envelope = {};
-};
-
-// Tags: heads of all senders go to one queue, data has its sender and the message's number.
-constexpr uint64_t kHeadTag = uint64_t{1} << 63;
-uint64_t head_tag(int from) { return kHeadTag | static_cast<uint64_t>(from); }
-uint64_t data_tag(int from, uint64_t id) {
-  return static_cast<uint64_t>(from) << 40 | (id & ((uint64_t{1} << 40) - 1));
-}
-
-uint64_t credit_of(size_t bytes) { return bytes + sizeof(Head); }
-std::span<const std::byte> bytes_of(const Head& head) { return std::as_bytes(std::span(&head, 1)); }
-
-class UcxFabric final : public Fabric, private ControlMesh::Owner, private IoLoop::Handler {
- public:
-  UcxFabric(const FabricOptions& options, std::unique_ptr<UcxWorker> worker, std::map<int, TlsStream> control,
-            const std::vector<FabricAddress>& addresses, Deadline deadline);
-  ~UcxFabric() override;
-
-  const char* name() const override { return "ucx"; }
-  TransferHandle send(int peer, uint64_t channel, const Envelope& envelope, std::span<const std::byte> data) override;
-  TransferHandle receive(int peer, uint64_t channel, std::span<std::byte> into) override;
-  bool cancel(const TransferHandle& transfer) override;
-  bool withdraw(const TransferHandle& transfer) override;
-
-  void tell(std::span<const int> peers, std::string_view notice) override { mesh_.tell(peers, notice); }
-  void on_notice(std::function<void(int, std::string_view)> hear) override { mesh_.on_notice(std::move(hear)); }
-  void set_status(const std::array<uint64_t, 8>& status) override { mesh_.set_status(status); }
-  Life life(int peer) const override { return mesh_.life(peer); }
-  uint32_t events() const override { return mesh_.events().now(); }
-  void await_event(uint32_t seen, Deadline deadline) override;
-  void wake() override { mesh_.events().add(); }
-
- private:
-  struct Peer {
-    bool greeted = false;
-    std::string gone;    // why, when it has
-    std::string broken;  // what UCX says of its connection, when it does not work any more
-    uint64_t next_id = 0;
-    uint64_t credit = kCreditBytes;
-    uint64_t held = 0, owed = 0;                             // of its credit: held here, and to be given back
-    std::unordered_map<uint64_t, TlsTransferPtr> announced;  // sends that wait for its word
-    std::vector<TlsTransferPtr> stranded;                    // Note [When UCX notices first]
-  };
-  // Something that UCX works on. The head of a send lives here.
-  struct Flying {
-    UcxWorker::Request request = nullptr;
-    int peer = -1;
-    TlsTransferPtr transfer;  // settled when it ends, if there is one
-    std::unique_ptr<Head> head;
-    uint64_t id = 0;  // of an announced message that is received
-    bool is_cancelled = false;
-  };
-
-  // Takes mutex_, before who drives takes it again.
-  class Turn {
-   public:
-    explicit Turn(UcxFabric& fabric) : lock_(fabric.mutex_, std::defer_lock) {
-      ++fabric.waiting_;
-      lock_.lock();
-      --fabric.waiting_;
-    }
-
-   private:
-    std::unique_lock<std::mutex> lock_;
-  };
-
-  Peer& peer_of(int rank);
-  // All below under mutex_.
-  bool drive();
-  bool take_heads();
-  bool end_flights();
-  void on_head(int from, const Head& head, std::span<const std::byte> body);
-  void begin(const MessagePtr& message);
-  void give_credit(int rank, size_t bytes);
-  void send_head(int rank, const Head& head, std::span<const std::byte> body = {}, const TlsTransferPtr& transfer = {});
-  void send_data(int rank, const TlsTransferPtr& transfer);
-  void fly(Flying flying);
-  void suspect(int rank, const std::string& why);
-  void strand(int rank, const TlsTransferPtr& transfer, const std::string& why);
-  void fail_all(int rank, const std::string& why);
-  bool take_back(const TlsTransferPtr& transfer);
-  void rest();
-
-  // ControlMesh::Owner and IoLoop::Handler: in the mesh's thread.
-  bool drained(int rank) override;
-  void on_gone(int rank, const Life& life) override;
-  void on_ready(uint32_t events) override;
-
-  const FabricOptions options_;
-  std::unique_ptr<UcxWorker> worker_;
-  const int descriptor_;
-  std::map<int, Peer> peers_;
-  std::mutex mutex_;
-  std::atomic<int> waiting_{0};  // for mutex_
-  MessageTable table_;
-  std::list<Flying> flying_;
-  // The head that is being received. Heads are taken one by one, so that they stay in order.
-  UcxWorker::Request arriving_ = nullptr;
-  int arriving_from_ = -1;
-  std::vector<std::byte> arrived_;
-  int drivers_ = 0;
-  bool muted_ = false;        // the mesh's thread does not look at the descriptor
-  mutable ControlMesh mesh_;  // last: its thread calls the rest
-};
+}  // namespace
 
 UcxFabric::UcxFabric(const FabricOptions& options, std::unique_ptr<UcxWorker> worker, std::map<int, TlsStream> control,
                      const std::vector<FabricAddress>& addresses, Deadline deadline)
-    : options_(options),
-      worker_(std::move(worker)),
-      descriptor_(worker_->descriptor()),
-      mesh_(std::move(control), options.keep_alive, *this) {
+    : MeshFabric(options, std::move(control)), worker_(std::move(worker)), descriptor_(worker_->descriptor()) {
   const FabricAddress& own = addresses[static_cast<size_t>(options.rank)];
   for (int rank = 0; rank < static_cast<int>(addresses.size()); ++rank) {
     const FabricAddress& other = addresses[static_cast<size_t>(rank)];
@@ -187,7 +39,7 @@ UcxFabric::UcxFabric(const FabricOptions& options, std::unique_ptr<UcxWorker> wo
   }
   // That every peer can be reached is found out here, not in the first collective.
   const std::lock_guard lock(mutex_);
-  for (auto& [rank, peer] : peers_) send_head(rank, {});
+  for (auto& [rank, peer] : peers_) send_frame(rank, make_frame(FrameKind::kHello, 0, 0));
   const auto missing = [&] {
     return std::find_if(peers_.begin(), peers_.end(), [](const auto& one) { return !one.second.greeted; });
   };
@@ -213,7 +65,7 @@ UcxFabric::~UcxFabric() {
     const std::lock_guard lock(mutex_);
     std::vector<UcxWorker::Request> closing;
     const auto is_sending = [](const Flying& flying) {
-      return flying.head || (flying.transfer && flying.transfer->is_send);
+      return flying.frame || (flying.transfer && flying.transfer->is_send);
     };
     while (std::any_of(flying_.begin(), flying_.end(), is_sending) && !deadline.passed()) drive();
     for (const auto& [rank, peer] : peers_) closing.push_back(worker_->disconnect(rank, peer.gone.empty()));
@@ -243,10 +95,10 @@ bool UcxFabric::drive() {
   bool moved = false;
   for (int step = 0; step < kStepsPerTurn && worker_->progress(); ++step) moved = true;
   for (auto& [rank, why] : worker_->take_broken()) suspect(rank, why);
-  const bool heads = take_heads();
+  const bool frames = take_frames();
   const bool ended = end_flights();
-  if (ended || heads) mesh_.events().add();
-  return moved || heads || ended;
+  if (ended || frames) mesh_.events().add();
+  return moved || frames || ended;
 }
 
 // Nobody moves it from now on but the mesh's thread, when it is woken.
@@ -258,11 +110,11 @@ void UcxFabric::rest() {
   mesh_.loop().post([this] { on_ready(EPOLLIN); });
 }
 
-bool UcxFabric::take_heads() {
+bool UcxFabric::take_frames() {
   bool any = false;
   for (;;) {
     if (!arriving_) {
-      const auto found = worker_->find(kHeadTag, kHeadTag);
+      const auto found = worker_->find(kFrameTag, kFrameTag);
       if (!found) return any;
       arriving_from_ = static_cast<int>(found->tag & 0xffffffff);
       arrived_.resize(found->bytes);
@@ -274,13 +126,14 @@ bool UcxFabric::take_heads() {
     any = true;
     const auto peer = peers_.find(arriving_from_);
     if (status == UcxWorker::Status::kFailed || peer == peers_.end()) continue;
-    Head head;
-    if (arrived_.size() < sizeof(head)) {
-      mesh_.lose(arriving_from_, "it sent a message without a head");
-      continue;
+    try {
+      CHORALE_CHECK(arrived_.size() >= kFrameBytes, "a message of ", arrived_.size(), " bytes is no frame");
+      const auto bytes = std::span<const std::byte>(arrived_);
+      on_frame(arriving_from_, parse_frame(bytes.first<kFrameBytes>()), bytes.subspan(kFrameBytes));
+    } catch (const InvalidArgument& error) {
+      peer->second.broken = error.what();
+      mesh_.lose(arriving_from_, error.what());
     }
-    std::memcpy(&head, arrived_.data(), sizeof(head));
-    on_head(arriving_from_, head, std::span(arrived_).subspan(sizeof(head)));
   }
 }
 
@@ -344,266 +197,9 @@ void UcxFabric::on_ready(uint32_t) {
   rest();
 }
 
-// ---- messages
+// ---- building
 
-void UcxFabric::fly(Flying flying) {
-  if (flying.request) {
-    flying_.push_back(std::move(flying));
-  } else if (flying.transfer) {
-    flying.transfer->settle(Transfer::State::kDone);
-  }
-}
-
-void UcxFabric::send_head(int rank, const Head& head, std::span<const std::byte> body, const TlsTransferPtr& transfer) {
-  Flying flying{nullptr, rank, transfer, std::make_unique<Head>(head)};
-  try {
-    flying.request = worker_->send(rank, head_tag(options_.rank), bytes_of(*flying.head), body);
-  } catch (const std::runtime_error& error) {
-    return strand(rank, transfer, error.what());
-  }
-  fly(std::move(flying));
-}
-
-void UcxFabric::send_data(int rank, const TlsTransferPtr& transfer) {
-  try {
-    fly({worker_->send(rank, data_tag(options_.rank, transfer->id), {}, transfer->data), rank, transfer, {}});
-  } catch (const std::runtime_error& error) {
-    strand(rank, transfer, error.what());
-  }
-}
-
-TransferHandle UcxFabric::send(int rank, uint64_t channel, const Envelope& envelope, std::span<const std::byte> data) {
-  const auto transfer = std::make_shared<TlsTransfer>();
-  transfer->is_send = true;
-  transfer->peer = rank;
-  transfer->data = data;
-  Head head{.kind = HeadKind::kSmall, .bytes = data.size(), .channel = channel, .envelope = envelope};
-  const Turn turn(*this);
-  Peer& peer = peer_of(rank);
-  if (!peer.gone.empty()) {
-    transfer->settle(Transfer::State::kFailed, peer.gone);
-    return transfer;
-  }
-  if (data.size() <= kEagerBytes && credit_of(data.size()) <= peer.credit) {
-    peer.credit -= credit_of(data.size());
-    send_head(rank, head, data, transfer);
-    return transfer;
-  }
-  head.kind = HeadKind::kAnnounce;
-  head.id = transfer->id = ++peer.next_id;
-  peer.announced.emplace(head.id, transfer);
-  send_head(rank, head);
-  return transfer;
-}
-
-TransferHandle UcxFabric::receive(int rank, uint64_t channel, std::span<std::byte> into) {
-  const auto transfer = std::make_shared<TlsTransfer>();
-  transfer->peer = rank;
-  transfer->channel = channel;
-  transfer->into = into;
-  const Turn turn(*this);
-  if (rank != kAnySource) peer_of(rank);
-  const MessagePtr message = table_.ask(transfer);
-  if (message) {
-    begin(message);
-  } else if (rank != kAnySource && !peer_of(rank).gone.empty()) {
-    table_.forget(transfer);
-    transfer->settle(Transfer::State::kFailed, peer_of(rank).gone);
-  }
-  return transfer;
-}
-
-// A message has found its receive.
-void UcxFabric::begin(const MessagePtr& message) {
-  const TlsTransferPtr transfer = message->transfer;
-  const int rank = message->source;
-  const bool fits = transfer->into.size() == message->bytes;
-  if (!message->is_announced) {
-    if (fits && message->bytes > 0) std::memcpy(transfer->into.data(), message->kept.get(), message->bytes);
-    transfer->settle(Transfer::State::kDone);
-    give_credit(rank, message->bytes);
-    return;
-  }
-  if (fits) {
-    fly({worker_->receive(data_tag(rank, message->id), transfer->into), rank, transfer, {}, message->id});
-  } else {
-    transfer->settle(Transfer::State::kDone);
-  }
-  send_head(rank, {.kind = fits ? HeadKind::kReady : HeadKind::kSkip, .id = message->id});
-}
-
-void UcxFabric::give_credit(int rank, size_t bytes) {
-  Peer& peer = peer_of(rank);
-  peer.held -= credit_of(bytes);
-  peer.owed += credit_of(bytes);
-  // In portions: a message for each would double their number.
-  if (peer.owed >= kCreditBytes / 4) send_head(rank, {.kind = HeadKind::kCredit, .bytes = std::exchange(peer.owed, 0)});
-}
-
-void UcxFabric::on_head(int from, const Head& head, std::span<const std::byte> body) {
-  Peer& peer = peer_of(from);
-  const size_t expected = head.kind == HeadKind::kSmall ? head.bytes : 0;
-  if (body.size() != expected || head.bytes > kMostMessageBytes)
-    return mesh_.lose(from, "it sent a message that does not fit its head");
-  if (head.kind == HeadKind::kSmall || head.kind == HeadKind::kAnnounce) {
-    const auto message = std::make_shared<Message>();
-    message->source = from;
-    message->channel = head.channel;
-    message->id = head.id;
-    message->is_announced = head.kind != HeadKind::kSmall;
-    message->envelope = head.envelope;
-    message->bytes = head.bytes;
-    if (!message->is_announced) {
-      peer.held += credit_of(head.bytes);
-      if (peer.held + peer.owed > kCreditBytes) return mesh_.lose(from, "it sent more than it has credit for");
-      const TlsTransferPtr transfer = table_.offer(message);
-      if (transfer && transfer->into.size() == head.bytes) {
-        if (!body.empty()) std::memcpy(transfer->into.data(), body.data(), body.size());
-        transfer->settle(Transfer::State::kDone);
-        return give_credit(from, head.bytes);
-      }
-      message->kept.reset(new std::byte[body.size()]);
-      if (!body.empty()) std::memcpy(message->kept.get(), body.data(), body.size());
-      if (transfer) begin(message);
-      return;
-    }
-    if (table_.offer(message)) begin(message);
-    return;
-  }
-  switch (head.kind) {
-    case HeadKind::kHello:
-      peer.greeted = true;
-      return;
-    case HeadKind::kCredit:
-      peer.credit += head.bytes;
-      if (peer.credit > kCreditBytes) mesh_.lose(from, "it gave more credit than there is");
-      return;
-    case HeadKind::kWithdraw: {
-      if (table_.forget(from, head.id)) return;
-      // Somebody is ready for it: nothing has come, so UCX lets go at once.
-      const auto flying = std::find_if(flying_.begin(), flying_.end(), [&](const Flying& one) {
-        return one.peer == from && one.id == head.id && one.transfer;
-      });
-      if (flying == flying_.end()) return;
-      worker_->cancel(flying->request);
-      std::exchange(flying->transfer, nullptr)
-          ->settle(Transfer::State::kFailed, concat("rank ", from, " took its message back"));
-      return;
-    }
-    case HeadKind::kReady:
-    case HeadKind::kSkip: {
-      const auto found = peer.announced.find(head.id);
-      if (found == peer.announced.end()) return;  // it was withdrawn
-      const TlsTransferPtr transfer = found->second;
-      peer.announced.erase(found);
-      if (head.kind == HeadKind::kReady) return send_data(from, transfer);
-      transfer->settle(Transfer::State::kDone);
-      return;
-    }
-    default:
-      return mesh_.lose(from, "it sent a head of an unknown kind");
-  }
-}
-
-// ---- endings
-
-bool UcxFabric::cancel(const TransferHandle& handle) {
-  const auto transfer = std::static_pointer_cast<TlsTransfer>(handle);
-  const Turn turn(*this);
-  if (!transfer->pending()) return false;
-  if (!transfer->is_send && table_.forget(transfer)) {
-    transfer->settle(Transfer::State::kFailed, "cancelled");
-    return true;
-  }
-  if (transfer->is_send && peer_of(transfer->peer).announced.erase(transfer->id) > 0) {
-    send_head(transfer->peer, {.kind = HeadKind::kWithdraw, .id = transfer->id});
-    transfer->settle(Transfer::State::kFailed, "cancelled");
-    return true;
-  }
-  return take_back(transfer);
-}
-
-bool UcxFabric::withdraw(const TransferHandle& handle) {
-  const auto transfer = std::static_pointer_cast<TlsTransfer>(handle);
-  const Turn turn(*this);
-  if (!transfer->pending() || !table_.forget(transfer)) return false;
-  transfer->settle(Transfer::State::kFailed, "cancelled");
-  return true;
-}
-
-// From UCX, which has it. It may end well in the meantime; if it does not end, the connection is cut.
-bool UcxFabric::take_back(const TlsTransferPtr& transfer) {
-  for (auto& [rank, peer] : peers_) {
-    if (std::erase(peer.stranded, transfer) == 0) continue;
-    transfer->settle(Transfer::State::kFailed, "cancelled");
-    return true;
-  }
-  const auto flying =
-      std::find_if(flying_.begin(), flying_.end(), [&](const Flying& one) { return one.transfer == transfer; });
-  CHORALE_INVARIANT(flying != flying_.end(), "a transfer that nobody knows");
-  flying->is_cancelled = true;
-  const int rank = flying->peer;
-  const uint64_t id = flying->id;
-  worker_->cancel(flying->request);
-  const Deadline patience = within(kCancelTime);
-  while (transfer->pending() && !patience.passed()) drive();
-  if (transfer->pending()) {
-    if (const auto request = worker_->disconnect(rank, false)) flying_.push_back({request, rank, nullptr, {}});
-    const Deadline limit = within(1s);
-    while (transfer->pending() && !limit.passed()) drive();
-    CHORALE_INVARIANT(!transfer->pending(), "UCX does not let go of a message");
-    suspect(rank, "its connection was cut in the middle of a message that was given up");
-  }
-  const bool cancelled = transfer->state() == Transfer::State::kFailed;
-  // Its bytes may still come: cut off to nothing, which frees their sender.
-  if (cancelled && !transfer->is_send && peer_of(rank).gone.empty())
-    flying_.push_back({worker_->receive(data_tag(rank, id), {}), rank, nullptr, {}, id});
-  if (drivers_ == 0) rest();
-  return cancelled;
-}
-
-void UcxFabric::suspect(int rank, const std::string& why) {
-  const auto found = peers_.find(rank);
-  if (found == peers_.end() || !found->second.broken.empty()) return;
-  found->second.broken = why;
-  mesh_.suspect(rank, why);
-}
-
-void UcxFabric::strand(int rank, const TlsTransferPtr& transfer, const std::string& why) {
-  if (transfer) peer_of(rank).stranded.push_back(transfer);
-  suspect(rank, why);
-}
-
-bool UcxFabric::drained(int rank) {
-  const Turn turn(*this);
-  // Its last messages may still be on their way, unless UCX has noticed the end, too.
-  return !peer_of(rank).broken.empty();
-}
-
-void UcxFabric::on_gone(int rank, const Life& life) {
-  const Turn turn(*this);
-  drive();
-  peer_of(rank).gone = life.text;
-  if (const auto request = worker_->disconnect(rank, false)) flying_.push_back({request, rank, nullptr, {}});
-  fail_all(rank, life.text);
-  if (drivers_ == 0) rest();
-}
-
-void UcxFabric::fail_all(int rank, const std::string& why) {
-  for (const TlsTransferPtr& transfer : table_.forget_peer(rank)) transfer->settle(Transfer::State::kFailed, why);
-  for (const auto& [id, transfer] : std::exchange(peer_of(rank).announced, {}))
-    transfer->settle(Transfer::State::kFailed, why);
-  for (const TlsTransferPtr& transfer : std::exchange(peer_of(rank).stranded, {}))
-    transfer->settle(Transfer::State::kFailed, why);
-  if (arriving_ && arriving_from_ == rank) worker_->cancel(arriving_);
-  for (Flying& flying : flying_) {
-    if (flying.peer == rank) worker_->cancel(flying.request);
-  }
-  // What was in flight with it ends now; a receive from it that UCX would keep waiting has been cancelled.
-  const auto is_left = [&](const Flying& flying) { return flying.peer == rank && flying.transfer; };
-  const Deadline limit = within(1s);
-  while (std::any_of(flying_.begin(), flying_.end(), is_left) && !limit.passed()) drive();
-}
+namespace {
 
 // UCX only warns of a device that is not there, and then finds no way to anybody.
 const std::string& checked_device(const std::string& list) {

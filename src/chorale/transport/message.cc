@@ -1,15 +1,15 @@
-#include "chorale/transport/tls_message.h"
+#include "chorale/transport/message.h"
 
 #include <algorithm>
 
 namespace chorale::transport {
 namespace {
 
-bool fits(const TlsTransfer& transfer, const Message& message) {
+bool fits(const FabricTransfer& transfer, const Message& message) {
   return transfer.peer == Fabric::kAnySource || transfer.peer == message.source;
 }
 
-void marry(const TlsTransferPtr& transfer, const MessagePtr& message) {
+void marry(const FabricTransferPtr& transfer, const MessagePtr& message) {
   transfer->source = message->source;
   transfer->envelope = message->envelope;
   transfer->bytes = message->bytes;
@@ -20,7 +20,16 @@ void marry(const TlsTransferPtr& transfer, const MessagePtr& message) {
 
 }  // namespace
 
-void TlsTransfer::settle(State state, const std::string& why) {
+Message::Message(int from, const Frame& frame)
+    : source(from),
+      channel(frame.channel),
+      id(frame.id),
+      is_announced(frame.kind == FrameKind::kAnnounce),
+      envelope(frame.envelope),
+      bytes(frame.bytes),
+      left(frame.bytes) {}
+
+void FabricTransfer::settle(State state, const std::string& why) {
   if (!pending()) return;
   if (message) message->transfer.reset();
   message.reset();
@@ -28,7 +37,7 @@ void TlsTransfer::settle(State state, const std::string& why) {
   state_.store(state, std::memory_order_release);
 }
 
-MessagePtr MessageTable::ask(const TlsTransferPtr& transfer) {
+MessagePtr MessageTable::ask(const FabricTransferPtr& transfer) {
   Channel& channel = channels_[transfer->channel];
   const auto found = std::find_if(channel.messages.begin(), channel.messages.end(),
                                   [&](const MessagePtr& message) { return fits(*transfer, *message); });
@@ -43,22 +52,22 @@ MessagePtr MessageTable::ask(const TlsTransferPtr& transfer) {
   return message;
 }
 
-TlsTransferPtr MessageTable::offer(const MessagePtr& message) {
+FabricTransferPtr MessageTable::offer(const MessagePtr& message) {
   Channel& channel = channels_[message->channel];
   const auto found = std::find_if(channel.receives.begin(), channel.receives.end(),
-                                  [&](const TlsTransferPtr& transfer) { return fits(*transfer, *message); });
+                                  [&](const FabricTransferPtr& transfer) { return fits(*transfer, *message); });
   if (found == channel.receives.end()) {
     channel.messages.push_back(message);
     return nullptr;
   }
-  TlsTransferPtr transfer = *found;
+  FabricTransferPtr transfer = *found;
   channel.receives.erase(found);
   if (channel.empty()) channels_.erase(message->channel);
   marry(transfer, message);
   return transfer;
 }
 
-bool MessageTable::forget(const TlsTransferPtr& transfer) {
+bool MessageTable::forget(const FabricTransferPtr& transfer) {
   const auto channel = channels_.find(transfer->channel);
   if (channel == channels_.end()) return false;
   const bool found = std::erase(channel->second.receives, transfer) > 0;
@@ -81,13 +90,13 @@ MessagePtr MessageTable::forget(int source, uint64_t id) {
   return nullptr;
 }
 
-std::vector<TlsTransferPtr> MessageTable::forget_peer(int source) {
-  std::vector<TlsTransferPtr> waiting;
+std::vector<FabricTransferPtr> MessageTable::forget_peer(int source) {
+  std::vector<FabricTransferPtr> waiting;
   for (auto channel = channels_.begin(); channel != channels_.end();) {
     std::erase_if(channel->second.messages, [&](const MessagePtr& message) {
       return message->source == source && (message->is_announced || message->left > 0);
     });
-    std::erase_if(channel->second.receives, [&](const TlsTransferPtr& transfer) {
+    std::erase_if(channel->second.receives, [&](const FabricTransferPtr& transfer) {
       if (transfer->peer == source) waiting.push_back(transfer);
       return transfer->peer == source;
     });

@@ -1,4 +1,4 @@
-// Messages of the tls fabric and the transfers that callers hold (Note [Messages of the tls fabric]).
+// Messages of a fabric and the transfers that callers hold (Note [Messages between two ranks]).
 #pragma once
 
 #include <cstddef>
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "chorale/transport/fabric.h"
+#include "chorale/transport/frame.h"
 
 namespace chorale::transport {
 
@@ -18,7 +19,7 @@ struct Message;
 using MessagePtr = std::shared_ptr<Message>;
 
 // Under the fabric's mutex, as all of this file, except what Transfer says.
-struct TlsTransfer : Transfer {
+struct FabricTransfer : Transfer {
   bool is_send = false;
   int peer = 0;  // or kAnySource
   uint64_t channel = 0;
@@ -38,10 +39,14 @@ struct TlsTransfer : Transfer {
   // The first one counts.
   void settle(State state, const std::string& why = {});
 };
-using TlsTransferPtr = std::shared_ptr<TlsTransfer>;
+using FabricTransferPtr = std::shared_ptr<FabricTransfer>;
 
 // A message that is coming, or has come and nobody has asked for it yet.
 struct Message {
+  Message() = default;
+  // As kEager or kAnnounce says.
+  Message(int from, const Frame& frame);
+
   int source = 0;
   uint64_t channel = 0;
   uint64_t id = 0;
@@ -53,28 +58,28 @@ struct Message {
   // Where its bytes go: kept, or the receiver's memory; null throws them away. Changed only while nobody is receiving
   // (TlsFabric::landing_).
   std::byte* to = nullptr;
-  bool is_taken = false;    // somebody has asked for it, even if he gave up since
-  TlsTransferPtr transfer;  // who receives it
+  bool is_taken = false;       // somebody has asked for it, even if he gave up since
+  FabricTransferPtr transfer;  // who receives it
 };
 
 // Who waits for messages, and which messages wait for somebody, both in order.
 class MessageTable {
  public:
   // Finds the message for a new receive; without one the receive waits.
-  MessagePtr ask(const TlsTransferPtr& transfer);
+  MessagePtr ask(const FabricTransferPtr& transfer);
   // Finds the receive for a new message; without one the message waits.
-  TlsTransferPtr offer(const MessagePtr& message);
+  FabricTransferPtr offer(const MessagePtr& message);
   // False when it does not wait here.
-  bool forget(const TlsTransferPtr& transfer);
+  bool forget(const FabricTransferPtr& transfer);
   // An announced message that waits; null when there is none.
   MessagePtr forget(int source, uint64_t id);
   // The peer has gone: its unfinished messages are forgotten, and those who wait for it alone are returned. What came
   // whole stays.
-  std::vector<TlsTransferPtr> forget_peer(int source);
+  std::vector<FabricTransferPtr> forget_peer(int source);
 
  private:
   struct Channel {
-    std::deque<TlsTransferPtr> receives;
+    std::deque<FabricTransferPtr> receives;
     std::deque<MessagePtr> messages;
     bool empty() const { return receives.empty() && messages.empty(); }
   };
