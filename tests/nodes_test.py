@@ -1,94 +1,54 @@
 #!/usr/bin/env python3
-"""`chorale run --nnodes 2` on two nodes that are network namespaces joined by a cable.
+"""`chorale run --nnodes 2` on two nodes that are network namespaces with cables to one switch.
 
   nodes_test.py BIN      BIN is the folder of the built programs
 """
 import os
 import pathlib
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
+
+from network import Network, NetworkTest
 
 BIN = pathlib.Path(sys.argv.pop(1)).resolve()
 CHORALE = str(BIN / "chorale")
 # Prints a line with what it got from the others through the store.
 MEET = f"exec {BIN}/transport_test --gtest_also_run_disabled_tests --gtest_filter='RankOfALauncher.*'"
-LIMIT_S = 40
-NAMES = [f"chorale{os.getpid()}n{i}" for i in range(2)]
-ADDRESSES = ["10.231.77.1", "10.231.77.2"]
+NETWORK = Network(subnet=77, nodes=2)
+ADDRESSES = NETWORK.addresses
 PORT = 29511
 
 
-def ip(*words):
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
-
-
-def lay_the_cable():
-    for name in NAMES:
-        ip("netns", "add", name)
-        ip("-n", name, "link", "set", "lo", "up")
-    ip("link", "add", "veth0", "netns", NAMES[0], "type", "veth", "peer", "name", "veth0", "netns", NAMES[1])
-    for name, address in zip(NAMES, ADDRESSES):
-        ip("-n", name, "address", "add", address + "/24", "dev", "veth0")
-        ip("-n", name, "link", "set", "veth0", "up")
-
-
 def setUpModule():
-    if os.geteuid() != 0 or not shutil.which("ip"):
-        raise unittest.SkipTest("network namespaces need root and the program ip")
-    try:
-        lay_the_cable()
-    except subprocess.CalledProcessError as error:
-        tearDownModule()
-        raise unittest.SkipTest(f"no network namespaces here: {error.stderr.strip()}")
+    NETWORK.lay()
 
 
 def tearDownModule():
-    for name in NAMES:
-        subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+    NETWORK.remove()
 
 
-class Nodes(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
-        self.secret = self.secret_file("0123456789abcdef0123456789abcdef")
-        self.processes = []
-        self.addCleanup(self.clean)
-
-    def secret_file(self, text):
-        path = self.folder / f"secret_{text[:4]}"
-        path.write_text(text + "\n")
-        path.chmod(0o600)
-        return str(path)
-
-    def clean(self):
-        for process in self.processes:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
+class Nodes(NetworkTest):
+    limit_s = 40
 
     def start(self, node, script, *options, ranks=1, secret=None):
-        command = ["ip", "netns", "exec", NAMES[node], CHORALE, "run", "-n", str(ranks), "--nnodes", "2", "--node-rank",
-                   str(node), "--rdzv", f"{ADDRESSES[0]}:{PORT}", *options, "sh", "-c", script]
+        command = NETWORK.on(node, CHORALE, "run", "-n", str(ranks), "--nnodes", "2", "--node-rank", str(node), "--rdzv",
+                             f"{ADDRESSES[0]}:{PORT}", *options, "sh", "-c", script)
         environment = dict(os.environ, CHORALE_SECRET_FILE=secret or self.secret)
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
         self.processes.append(process)
         return process
 
     def finish(self, process):
-        out, err = process.communicate(timeout=LIMIT_S)
+        out, err = process.communicate(timeout=self.limit_s)
         return process.returncode, sorted(out.splitlines()), err
 
     def wait_for_lines(self, count):
         """Ranks announce themselves in files."""
-        end = time.monotonic() + LIMIT_S
+        end = time.monotonic() + self.limit_s
         while len(list(self.folder.glob("up_*"))) < count:
             self.assertLess(time.monotonic(), end, f"{count} ranks are not up")
             time.sleep(0.05)
@@ -117,8 +77,8 @@ class Nodes(unittest.TestCase):
         environment = dict(os.environ, CHORALE_SECRET_FILE=self.secret, WORLD_SIZE="2", MASTER_ADDR=ADDRESSES[0],
                            MASTER_PORT=str(PORT))
         for node in (1, 0):
-            self.processes.append(subprocess.Popen(["ip", "netns", "exec", NAMES[node], "sh", "-c", MEET],
-                                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            self.processes.append(subprocess.Popen(NETWORK.on(node, "sh", "-c", MEET), stdout=subprocess.PIPE,
+                                                   stderr=subprocess.PIPE, text=True,
                                                    env=dict(environment, RANK=str(node))))
         for process in list(self.processes):
             status, out, err = self.finish(process)
@@ -180,7 +140,7 @@ class Nodes(unittest.TestCase):
 
     def test_two_nodes_with_one_number_are_noticed(self):
         pair = [self.start(0, "true"), self.start(0, "true")]
-        end = time.monotonic() + LIMIT_S
+        end = time.monotonic() + self.limit_s
         while all(process.poll() is None for process in pair):
             self.assertLess(time.monotonic(), end)
             time.sleep(0.05)

@@ -4,6 +4,8 @@
 
 #include <future>
 
+#include "chorale/transport/fabric_name.h"
+
 namespace chorale::transport {
 
 FabricOptions test_options(int rank) {
@@ -32,11 +34,12 @@ std::vector<std::unique_ptr<Fabric>> connect_ranks(int size, const MakeBuilder& 
   return fabrics;
 }
 
-std::vector<std::unique_ptr<Fabric>> connect_tls_ranks(int size, const FabricOptions& options) {
+std::vector<std::unique_ptr<Fabric>> connect_ranks_over(const std::string& fabric, int size,
+                                                        const FabricOptions& options) {
   return connect_ranks(size, [&](int rank) {
     FabricOptions own = options;
     own.rank = rank;
-    return make_tls_fabric(own, "127.0.0.1");
+    return make_fabric({fabric, ""}, own, "127.0.0.1");
   });
 }
 
