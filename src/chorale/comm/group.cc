@@ -271,6 +271,9 @@ Group Group::connect(transport::Store& store, const std::string& name, int rank,
   CHORALE_CHECK(size >= 1 && size <= shm::kMostRanks, "[group] a group has 1 to ", shm::kMostRanks, " ranks, not ",
                 size);
   CHORALE_CHECK(rank >= 0 && rank < size, "[group] rank ", rank, " is outside 0 to ", size - 1);
+  CHORALE_CHECK(options.members.empty() || (options.members.size() == static_cast<size_t>(size) &&
+                                            std::is_sorted(options.members.begin(), options.members.end())),
+                "[group] members must be ", size, " ascending ranks, or none");
   const auto timeout = options.timeout.value_or(default_timeout());
   const Deadline deadline = within(timeout);
   const transport::FabricName fabric = transport::choose_fabric(options.fabric);
@@ -303,8 +306,9 @@ Group Group::connect(transport::Store& store, const std::string& name, int rank,
   }
   Membership membership{name, rank, std::vector<int>(static_cast<size_t>(size))};
   std::iota(membership.members.begin(), membership.members.end(), 0);
+  if (!options.members.empty() && layout.host_count() == 1) membership.members = options.members;
   context->groups_made = 1;
-  trace::set_rank(rank);
+  trace::set_rank(membership.members[static_cast<size_t>(rank)]);
   return Group(join(std::move(context), membership, own.segment, own.id, identities, timeout, deadline));
 }
 

@@ -40,6 +40,9 @@ struct GroupOptions {
   std::string fabric = {};
   // Between hosts. Of the world; its other groups do as it does.
   NetOptions net = {};
+  // Of connect(), for a group that is a part of somebody else's job: the global ranks of its members, ascending. Empty:
+  // 0, 1, …. Between hosts they stay 0, 1, …: a fabric knows its ranks by these.
+  std::vector<int> members = {};
 };
 
 struct CallOptions {

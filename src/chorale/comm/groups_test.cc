@@ -234,5 +234,29 @@ TEST(World, HasOneDefaultGroupAtATime) {
   world.group().barrier().wait();
 }
 
+// A part of a job that is not ours: its members are known by the numbers that they have there.
+TEST(Groups, RanksOfAConnectedGroupMayHaveOtherNumbers) {
+  auto store = std::make_shared<transport::MemoryStore>();
+  const std::vector<int> members{2, 5};
+  std::vector<std::thread> threads;
+  for (int rank : {0, 1}) {
+    threads.emplace_back([&, rank] {
+      Group group = Group::connect(*store, "part", rank, 2, {.timeout = 5s, .members = members});
+      EXPECT_EQ(group.members(), members);
+      std::vector<float> x{static_cast<float>(rank)};
+      group.broadcast(std::span(x), 5).wait();
+      EXPECT_EQ(x[0], 1);
+      x.resize(static_cast<size_t>(1 + rank));
+      const auto text = message_of<CommError>([&] { group.all_reduce(std::span(x)).wait(); });
+      EXPECT_THAT(text, testing::AllOf(HasSubstr("rank 2"), HasSubstr("rank 5")));
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_THAT(message_of<InvalidArgument>([&] {
+                Group::connect(*store, "odd", 0, 2, {.members = {5, 2}});
+              }),
+              HasSubstr("2 ascending ranks"));
+}
+
 }  // namespace
 }  // namespace chorale::comm
