@@ -24,8 +24,8 @@
 #include "chorale/comm/mesh.h"
 #include "chorale/nn/module.h"
 #include "chorale/parallel/ddp_log.h"
-#include "chorale/parallel/join.h"
 #include "chorale/parallel/mixed_precision.h"
+#include "chorale/reducer/join.h"
 #include "chorale/reducer/reducer.h"
 
 namespace chorale::parallel {
@@ -33,6 +33,10 @@ namespace chorale::parallel {
 using reducer::CommHook;
 using reducer::FindUnused;
 using reducer::GradBucket;
+using reducer::Join;
+using reducer::join;
+using reducer::Joinable;
+using reducer::JoinOptions;
 using reducer::Progress;
 
 struct DdpOptions {

@@ -1,4 +1,4 @@
-#include "chorale/parallel/join.h"
+#include "chorale/reducer/join.h"
 
 #include "chorale/base/error.h"
 #include "chorale/optim/optim.h"

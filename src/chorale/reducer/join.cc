@@ -1,8 +1,8 @@
-#include "chorale/parallel/join.h"
+#include "chorale/reducer/join.h"
 
 #include "chorale/base/error.h"
 
-namespace chorale::parallel {
+namespace chorale::reducer {
 namespace {
 
 int32_t agree(const comm::Group& group, int32_t value, Reduce how) {
@@ -68,4 +68,4 @@ void Join::finish() {
   for (Joinable* joinable : joinables_) joinable->after_join(all.global_rank(authority));
 }
 
-}  // namespace chorale::parallel
+}  // namespace chorale::reducer

@@ -11,7 +11,7 @@
 
 #include "chorale/comm/group.h"
 
-namespace chorale::parallel {
+namespace chorale::reducer {
 
 struct JoinOptions {
   bool enabled = true;
@@ -70,4 +70,4 @@ class Join {
   comm::Work live_work_;
 };
 
-}  // namespace chorale::parallel
+}  // namespace chorale::reducer
