@@ -19,9 +19,12 @@ class Build(BuildExtension):
         subprocess.check_call(
             ["cmake", "-S", ROOT, "-B", out, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DCHORALE_TESTS=OFF",
              f"-DCHORALE_LAYERS={needed}"])
-        subprocess.check_call(["cmake", "--build", out, "--target", "chorale", "-j", str(os.cpu_count())])
+        jobs = os.environ.get("MAX_JOBS", str(os.cpu_count()))
+        subprocess.check_call(["cmake", "--build", out, "--target", "chorale_static", "-j", jobs])
+        needs = next(line for line in (out / "chorale.pc").read_text().splitlines() if line.startswith("Libs.private:"))
         for extension in self.extensions:
             extension.extra_objects.append(str(out / "lib" / "libchorale.a"))
+            extension.extra_link_args += ["-Wl,--as-needed", *needs.split()[1:]]
         super().build_extensions()
 
 
@@ -33,7 +36,6 @@ setup(
             include_dirs=[str(ROOT / "src"), str(HERE / "csrc")],
             extra_compile_args=["-std=c++20", "-O2", "-g0", "-fvisibility=hidden"],
             extra_link_args=["-Wl,--exclude-libs,libchorale.a"],
-            libraries=["fmt", "spdlog", "ssl", "crypto", "sleef", "hwy", "dw"],
         )
     ],
     cmdclass={"build_ext": Build},

@@ -1,9 +1,10 @@
+#include "allocator.h"
+
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 
 #include <cstring>
 
-#include "backend.h"
 #include "chorale/device/allocator.h"
 
 namespace chorale_torch {
@@ -30,7 +31,8 @@ class SharedAllocator final : public c10::Allocator {
 
 void use_our_allocator() {
   static SharedAllocator allocator;
-  chorale::cpu_allocator().set_source(chorale::shared_pages());
+  auto& memory = chorale::cpu_allocator();
+  if (memory.source().shared_descriptor() < 0) memory.set_source(chorale::shared_pages());
   c10::SetCPUAllocator(&allocator, 100);
 }
 

@@ -1,5 +1,9 @@
 #include "backend.h"
 
+#include <algorithm>
+#include <regex>
+
+#include "chorale/base/comm_error.h"
 #include "chorale/base/config.h"
 #include "convert.h"
 
@@ -10,15 +14,18 @@ using c10d::OpType;
 using chorale::comm::Operations;
 
 // The words of the profiler: "chorale:all_reduce". PyTorch's own tests look for another backend's name.
-const char* title_of(const char* call) {
-  static std::mutex mutex;
-  static std::unordered_map<std::string, std::string> titles;
-  const std::lock_guard lock(mutex);
-  auto& title = titles[call];
-  if (title.empty())
-    title = chorale::config::env("CHORALE_TORCH_PROFILE_AS").value_or("chorale") + std::string(":") + call;
-  return title.c_str();
+std::string title(const char* call) {
+  return chorale::config::env("CHORALE_TORCH_PROFILE_AS").value_or("chorale") + ":" + call;
 }
+const struct Titles {
+  std::string broadcast = title("broadcast"), all_reduce = title("all_reduce"),
+              sparse_all_reduce = title("sparse_all_reduce"), reduce = title("reduce"),
+              all_gather = title("all_gather"), all_gather_into = title("_all_gather_base"), gather = title("gather"),
+              scatter = title("scatter"), reduce_scatter = title("reduce_scatter"),
+              reduce_scatter_from = title("_reduce_scatter_base"), all_to_all = title("all_to_all"),
+              send = title("send"), recv = title("recv"), recv_any_source = title("recvAnySource"),
+              barrier = title("barrier"), coalesced = title("coalesced");
+} titles;
 
 const at::Tensor& the_one(const std::vector<at::Tensor>& tensors, const char* call) {
   TORCH_CHECK_VALUE(tensors.size() == 1, "chorale: ", call, " takes one tensor, not ", tensors.size());
@@ -36,11 +43,15 @@ chorale::comm::Work joined(const std::vector<chorale::comm::Work>& works) {
 
 }  // namespace
 
-Backend::Backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, std::chrono::milliseconds timeout)
+Backend::Backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, std::chrono::milliseconds timeout,
+                 std::vector<int> members)
     : c10d::Backend(rank, size), timeout_(timeout) {
+  // Ranks in another order than the job's (new_group(sort_ranks=False)) keep the group's numbers.
+  if (!std::is_sorted(members.begin(), members.end())) members.clear();
   translated([&] {
     BorrowedStore meeting(store);
-    group_ = chorale::comm::Group::connect(meeting, "torch", rank, size, {.timeout = timeout});
+    group_ = chorale::comm::Group::connect(meeting, "torch", rank, size,
+                                           {.timeout = timeout, .members = std::move(members)});
   });
 }
 
@@ -51,7 +62,7 @@ uint64_t Backend::getSequenceNumberForGroup() { return number(); }
 
 chorale::comm::CallOptions Backend::call_options(std::chrono::milliseconds timeout) const {
   chorale::comm::CallOptions options;
-  options.timeout = timeout.count() > 0 ? timeout : timeout_;
+  options.timeout = timeout == c10d::kUnsetTimeout ? timeout_ : timeout;
   return options;
 }
 
@@ -61,7 +72,6 @@ Backend::WorkHandle Backend::started(Work::Parts parts, bool async) {
     collected_results_.insert(collected_results_.end(), parts.results.begin(), parts.results.end());
     parts.work = chorale::comm::Work(group_.engine(), parts.work.operations());
   }
-  parts.title = title_of(parts.title);
   auto work = c10::make_intrusive<Work>(getRank(), number(), std::move(parts));
   if (async) mover_.add(work);
   return work;
@@ -77,7 +87,7 @@ Backend::WorkHandle Backend::endCoalescing() {
   collecting_ = false;
   Work::Parts parts;
   parts.type = OpType::COALESCED;
-  parts.title = "coalesced";
+  parts.title = titles.coalesced.c_str();
   parts.results = std::move(collected_results_);
   parts.work = chorale::comm::Work(group_.engine(), std::exchange(collected_, {}));
   return started(std::move(parts), true);
@@ -85,10 +95,9 @@ Backend::WorkHandle Backend::endCoalescing() {
 
 Backend::WorkHandle Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   const at::Tensor& tensor = the_one(tensors, "broadcast");
-  auto work = translated([&] {
-    return group_.broadcast(view_of(tensor, true), static_cast<int>(options.rootRank), call_options(options.timeout));
-  });
-  return started({OpType::BROADCAST, "broadcast", tensors, tensors, std::move(work), {}}, options.asyncOp);
+  auto work = translated(
+      [&] { return group_.broadcast(view_of(tensor, true), global(options.rootRank), call_options(options.timeout)); });
+  return started({OpType::BROADCAST, titles.broadcast.c_str(), tensors, tensors, std::move(work)}, options.asyncOp);
 }
 
 Backend::WorkHandle Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
@@ -97,29 +106,16 @@ Backend::WorkHandle Backend::allreduce(Tensors& tensors, const c10d::AllreduceOp
   auto work = translated([&] {
     return group_.all_reduce(view_of(tensor), reduction_of(options.reduceOp), call_options(options.timeout));
   });
-  return started({OpType::ALLREDUCE, "all_reduce", tensors, tensors, std::move(work), {}}, options.asyncOp);
+  return started({OpType::ALLREDUCE, titles.all_reduce.c_str(), tensors, tensors, std::move(work)}, options.asyncOp);
 }
 
 Backend::WorkHandle Backend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
   const at::Tensor& tensor = the_one(tensors, "all_reduce");
   TORCH_CHECK_VALUE(options.reduceOp.op_ == c10d::ReduceOp::SUM, "chorale: sparse tensors can only be summed");
-  const at::Tensor coalesced = tensor.coalesce();
-  const auto sum = translated([&] {
-    const chorale::Shape sizes(tensor.sizes().begin(), tensor.sizes().end());
-    return group_.sparse_all_reduce(chorale::Tensor::sparse_coo(view_of(coalesced.indices().contiguous()),
-                                                                view_of(coalesced.values().contiguous()), sizes, true),
-                                    call_options(options.timeout));
-  });
-  const auto copied = [](const chorale::Tensor& part, at::ScalarType type) {
-    const auto& sizes = part.sizes();
-    at::Tensor copy = at::empty(std::vector<int64_t>(sizes.begin(), sizes.end()), at::TensorOptions().dtype(type));
-    if (copy.nbytes() > 0) std::memcpy(copy.data_ptr(), part.raw(), copy.nbytes());
-    return copy;
-  };
-  at::Tensor result = at::sparse_coo_tensor(copied(sum.sparse().indices, at::kLong),
-                                            copied(sum.sparse().values, tensor.scalar_type()), tensor.sizes());
-  tensor.copy_(result._coalesced_(true));
-  return started({OpType::_ALLREDUCE_SPARSE, "sparse_all_reduce", {}, tensors, {}, {}}, false);
+  const auto sum = translated(
+      [&] { return group_.sparse_all_reduce(sparse_view_of(tensor.coalesce()), call_options(options.timeout)); });
+  tensor.copy_(tensor_of(sum));
+  return started({OpType::_ALLREDUCE_SPARSE, titles.sparse_all_reduce.c_str(), {}, tensors, {}}, false);
 }
 
 Backend::WorkHandle Backend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
@@ -127,16 +123,17 @@ Backend::WorkHandle Backend::allreduce_coalesced(Tensors& tensors, const c10d::A
     return group_.all_reduce_coalesced(views_of(tensors), reduction_of(options.reduceOp),
                                        call_options(options.timeout));
   });
-  return started({OpType::ALLREDUCE_COALESCED, "all_reduce", tensors, tensors, std::move(work), {}}, options.asyncOp);
+  return started({OpType::ALLREDUCE_COALESCED, titles.all_reduce.c_str(), tensors, tensors, std::move(work)},
+                 options.asyncOp);
 }
 
 Backend::WorkHandle Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   const at::Tensor& tensor = the_one(tensors, "reduce");
   auto work = translated([&] {
-    return group_.reduce(view_of(tensor), static_cast<int>(options.rootRank), reduction_of(options.reduceOp),
+    return group_.reduce(view_of(tensor), global(options.rootRank), reduction_of(options.reduceOp),
                          call_options(options.timeout));
   });
-  return started({OpType::REDUCE, "reduce", tensors, tensors, std::move(work), {}}, options.asyncOp);
+  return started({OpType::REDUCE, titles.reduce.c_str(), tensors, tensors, std::move(work)}, options.asyncOp);
 }
 
 Backend::WorkHandle Backend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -146,7 +143,7 @@ Backend::WorkHandle Backend::allgather(std::vector<Tensors>& outputs, Tensors& i
   auto work = translated([&] {
     return group_.all_gather(views_of(outputs[0], true), view_of(input, true), call_options(options.timeout));
   });
-  return started({OpType::ALLGATHER, "all_gather", inputs, outputs[0], std::move(work), {}}, options.asyncOp);
+  return started({OpType::ALLGATHER, titles.all_gather.c_str(), inputs, outputs[0], std::move(work)}, options.asyncOp);
 }
 
 Backend::WorkHandle Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -154,7 +151,7 @@ Backend::WorkHandle Backend::_allgather_base(at::Tensor& output, at::Tensor& inp
   auto work = translated([&] {
     return group_.all_gather_into(view_of(output, true), view_of(input, true), call_options(options.timeout));
   });
-  return started({OpType::_ALLGATHER_BASE, "_all_gather_base", {input}, {output}, std::move(work), {}},
+  return started({OpType::_ALLGATHER_BASE, titles.all_gather_into.c_str(), {input}, {output}, std::move(work)},
                  options.asyncOp);
 }
 
@@ -176,7 +173,7 @@ Backend::WorkHandle Backend::allgather_coalesced(std::vector<Tensors>& outputs, 
     }
     return joined(works);
   });
-  return started({OpType::ALLGATHER_COALESCED, "all_gather", inputs, std::move(results), std::move(work), {}},
+  return started({OpType::ALLGATHER_COALESCED, titles.all_gather.c_str(), inputs, std::move(results), std::move(work)},
                  options.asyncOp);
 }
 
@@ -191,8 +188,9 @@ Backend::WorkHandle Backend::allgather_into_tensor_coalesced(Tensors& outputs, T
           group_.all_gather_into(view_of(outputs[i], true), view_of(inputs[i], true), call_options(options.timeout)));
     return joined(works);
   });
-  return started({OpType::ALLGATHER_INTO_TENSOR_COALESCED, "_all_gather_base", inputs, outputs, std::move(work), {}},
-                 options.asyncOp);
+  return started(
+      {OpType::ALLGATHER_INTO_TENSOR_COALESCED, titles.all_gather_into.c_str(), inputs, outputs, std::move(work)},
+      options.asyncOp);
 }
 
 Backend::WorkHandle Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -203,10 +201,10 @@ Backend::WorkHandle Backend::gather(std::vector<Tensors>& outputs, Tensors& inpu
                     "others none; rank ", getRank(), " passed ", outputs.size());
   const Tensors results = is_root ? outputs[0] : Tensors{};
   auto work = translated([&] {
-    return group_.gather(views_of(results, true), view_of(input, true), static_cast<int>(options.rootRank),
+    return group_.gather(views_of(results, true), view_of(input, true), global(options.rootRank),
                          call_options(options.timeout));
   });
-  return started({OpType::GATHER, "gather", inputs, results, std::move(work), {}}, options.asyncOp);
+  return started({OpType::GATHER, titles.gather.c_str(), inputs, results, std::move(work)}, options.asyncOp);
 }
 
 Backend::WorkHandle Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
@@ -217,10 +215,10 @@ Backend::WorkHandle Backend::scatter(Tensors& outputs, std::vector<Tensors>& inp
                     "others none; rank ", getRank(), " passed ", inputs.size());
   const Tensors given = is_root ? inputs[0] : Tensors{};
   auto work = translated([&] {
-    return group_.scatter(view_of(output, true), views_of(given, true), static_cast<int>(options.rootRank),
+    return group_.scatter(view_of(output, true), views_of(given, true), global(options.rootRank),
                           call_options(options.timeout));
   });
-  return started({OpType::SCATTER, "scatter", given, outputs, std::move(work), {}}, options.asyncOp);
+  return started({OpType::SCATTER, titles.scatter.c_str(), given, outputs, std::move(work)}, options.asyncOp);
 }
 
 Backend::WorkHandle Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
@@ -231,7 +229,8 @@ Backend::WorkHandle Backend::reduce_scatter(Tensors& outputs, std::vector<Tensor
     return group_.reduce_scatter(view_of(output), views_of(inputs[0]), reduction_of(options.reduceOp),
                                  call_options(options.timeout));
   });
-  return started({OpType::REDUCE_SCATTER, "reduce_scatter", inputs[0], outputs, std::move(work), {}}, options.asyncOp);
+  return started({OpType::REDUCE_SCATTER, titles.reduce_scatter.c_str(), inputs[0], outputs, std::move(work)},
+                 options.asyncOp);
 }
 
 Backend::WorkHandle Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -240,7 +239,7 @@ Backend::WorkHandle Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor
     return group_.reduce_scatter_from(view_of(output), view_of(input), reduction_of(options.reduceOp),
                                       call_options(options.timeout));
   });
-  return started({OpType::_REDUCE_SCATTER_BASE, "_reduce_scatter_base", {input}, {output}, std::move(work), {}},
+  return started({OpType::_REDUCE_SCATTER_BASE, titles.reduce_scatter_from.c_str(), {input}, {output}, std::move(work)},
                  options.asyncOp);
 }
 
@@ -256,57 +255,86 @@ Backend::WorkHandle Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, T
     return joined(works);
   });
   return started(
-      {OpType::REDUCE_SCATTER_TENSOR_COALESCED, "_reduce_scatter_base", inputs, outputs, std::move(work), {}},
+      {OpType::REDUCE_SCATTER_TENSOR_COALESCED, titles.reduce_scatter_from.c_str(), inputs, outputs, std::move(work)},
       options.asyncOp);
 }
 
 Backend::WorkHandle Backend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                                            std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) {
   auto work = translated([&] {
-    return group_.all_to_all_single(view_of(output), view_of(input), output_splits, input_splits,
+    return group_.all_to_all_single(view_of(output, true), view_of(input, true), output_splits, input_splits,
                                     call_options(options.timeout));
   });
-  return started({OpType::ALLTOALL_BASE, "all_to_all", {input}, {output}, std::move(work), {}}, options.asyncOp);
+  return started({OpType::ALLTOALL_BASE, titles.all_to_all.c_str(), {input}, {output}, std::move(work)},
+                 options.asyncOp);
 }
 
 Backend::WorkHandle Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
   auto work = translated([&] {
     return group_.all_to_all(views_of(outputs, true), views_of(inputs, true), call_options(options.timeout));
   });
-  return started({OpType::ALLTOALL, "all_to_all", inputs, outputs, std::move(work), {}}, options.asyncOp);
+  return started({OpType::ALLTOALL, titles.all_to_all.c_str(), inputs, outputs, std::move(work)}, options.asyncOp);
 }
 
 Backend::WorkHandle Backend::send(Tensors& tensors, int destination, int tag) {
   const at::Tensor& tensor = the_one(tensors, "send");
-  auto work = translated(
-      [&] { return group_.isend(view_of(tensor, true), destination, static_cast<uint64_t>(tag), call_options({})); });
-  return started({OpType::SEND, "send", tensors, tensors, std::move(work), {}}, true);
+  auto work = translated([&] {
+    return group_.isend(view_of(tensor, true), global(destination), static_cast<uint64_t>(tag),
+                        call_options(c10d::kUnsetTimeout));
+  });
+  return started({OpType::SEND, titles.send.c_str(), tensors, tensors, std::move(work)}, true);
 }
 
 Backend::WorkHandle Backend::recv(Tensors& tensors, int source, int tag) {
   const at::Tensor& tensor = the_one(tensors, "recv");
-  auto work = translated(
-      [&] { return group_.irecv(view_of(tensor, true), source, static_cast<uint64_t>(tag), call_options({})); });
-  return started({OpType::RECV, "recv", tensors, tensors, std::move(work), {}}, true);
+  auto work = translated([&] {
+    return group_.irecv(view_of(tensor, true), global(source), static_cast<uint64_t>(tag), call_options(c10d::kUnsetTimeout));
+  });
+  return started({OpType::RECV, titles.recv.c_str(), tensors, tensors, std::move(work)}, true);
 }
 
 Backend::WorkHandle Backend::recvAnysource(Tensors& tensors, int tag) {
   const at::Tensor& tensor = the_one(tensors, "recv");
   auto work = translated([&] {
-    return group_.irecv(view_of(tensor, true), chorale::comm::kAnySource, static_cast<uint64_t>(tag), call_options({}));
+    return group_.irecv(view_of(tensor, true), chorale::comm::kAnySource, static_cast<uint64_t>(tag),
+                        call_options(c10d::kUnsetTimeout));
   });
-  return started({OpType::RECVANYSOURCE, "recvAnySource", tensors, tensors, std::move(work), {}}, true);
+  return started({OpType::RECVANYSOURCE, titles.recv_any_source.c_str(), tensors, tensors, std::move(work)}, true);
 }
 
 Backend::WorkHandle Backend::barrier(const c10d::BarrierOptions& options) {
   auto work = translated([&] { return group_.barrier(call_options(options.timeout)); });
-  return started({OpType::BARRIER, "barrier", {}, {}, std::move(work), {}}, options.asyncOp);
+  return started({OpType::BARRIER, titles.barrier.c_str(), {}, {}, std::move(work)}, options.asyncOp);
 }
 
+namespace {
+
+// Programs look for PyTorch's words, which say which ranks did not come.
+std::string in_words_of_torch(const chorale::CommError& error, bool at_root, int rank, int root, int64_t ms) {
+  const std::string text = error.what();
+  if (!at_root)
+    return chorale::concat("Rank ", rank, " successfully reached monitoredBarrier, but received errors while waiting ",
+                           "for send/recv from rank ", root, ": ", text);
+  std::smatch absent;
+  if (!std::regex_search(text, absent, std::regex("ranks? ([0-9, ]+) did not reach it")))
+    return chorale::concat("Rank ", error.failure().peer, " failed to pass monitoredBarrier: ", text);
+  const bool several = absent.str(1).find(',') != std::string::npos;
+  return chorale::concat("Rank ", rank, " timed out in monitoredBarrier after ", ms,
+                         " ms: ", several ? "Ranks " : "Rank ", absent.str(1),
+                         " failed to pass monitoredBarrier: ", text);
+}
+
+}  // namespace
+
 void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_for_all) {
+  const auto timeout = *call_options(options.timeout).timeout;
   translated([&] {
-    group_.monitored_barrier(*call_options(options.timeout).timeout, wait_for_all);
-    return 0;
+    try {
+      group_.monitored_barrier(timeout, wait_for_all);
+    } catch (const chorale::CommError& error) {
+      throw chorale::CommError(in_words_of_torch(error, getRank() == 0, global(getRank()), global(0), timeout.count()),
+                               error.failure());
+    }
   });
 }
 

@@ -10,8 +10,9 @@ namespace chorale_torch {
 
 class Backend final : public c10d::Backend {
  public:
-  // Ranks of a group are named by their rank in the job in errors, not by the rank in the group.
-  Backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, std::chrono::milliseconds timeout);
+  // `members` are the global ranks of a subgroup, by which errors name them; empty for the whole job.
+  Backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, std::chrono::milliseconds timeout,
+          std::vector<int> members);
   ~Backend() override;
 
   const std::string getBackendName() const override { return "chorale"; }
@@ -58,6 +59,7 @@ class Backend final : public c10d::Backend {
   // Wraps a call; `async`: nobody may ever wait for it.
   WorkHandle started(Work::Parts parts, bool async);
   uint64_t number() const;
+  int global(int64_t rank) const { return group_.global_rank(static_cast<int>(rank)); }
 
   chorale::comm::Group group_;
   std::chrono::milliseconds timeout_;
@@ -66,8 +68,5 @@ class Backend final : public c10d::Backend {
   Tensors collected_results_;
   Mover mover_;  // ends first: it uses the group
 };
-
-// PyTorch's CPU allocator becomes ours: what is allocated from then on lies in memory that peers of the host can map.
-void use_our_allocator();
 
 }  // namespace chorale_torch

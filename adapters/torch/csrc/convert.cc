@@ -1,5 +1,6 @@
 #include "convert.h"
 
+#include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/error.h>
 
@@ -8,8 +9,9 @@
 namespace chorale_torch {
 namespace {
 
-std::optional<chorale::DType> known_dtype(at::ScalarType type) {
-  using chorale::DType;
+using chorale::DType;
+
+std::optional<DType> known_dtype(at::ScalarType type) {
   switch (type) {
     case at::kBool:
       return DType::kBool;
@@ -40,21 +42,43 @@ std::optional<chorale::DType> known_dtype(at::ScalarType type) {
   }
 }
 
+at::ScalarType scalar_type_of(DType dtype) {
+  for (const at::ScalarType type : {at::kBool, at::kByte, at::kChar, at::kShort, at::kInt, at::kLong, at::kHalf,
+                                    at::kBFloat16, at::kFloat, at::kDouble, at::kComplexFloat, at::kComplexDouble}) {
+    if (known_dtype(type) == dtype) return type;
+  }
+  TORCH_CHECK(false, "chorale: no type of PyTorch's for ", static_cast<int>(dtype));
+}
+
+DType dtype_of_size(size_t bytes) {
+  switch (bytes) {
+    case 1:
+      return DType::kU8;
+    case 2:
+      return DType::kI16;
+    case 4:
+      return DType::kI32;
+    case 8:
+      return DType::kI64;
+    default:
+      TORCH_CHECK(bytes == 16, "chorale: elements of ", bytes, " bytes");
+      return DType::kC128;
+  }
+}
+
 }  // namespace
 
-chorale::Tensor view_of(const at::Tensor& tensor, bool as_bytes_if_unknown) {
+chorale::Tensor view_of(const at::Tensor& tensor, bool only_moved) {
   TORCH_CHECK(tensor.defined(), "chorale: a tensor is undefined");
   TORCH_CHECK(tensor.device().is_cpu(), "chorale: tensors must be on the CPU, not on ", tensor.device(),
               "; for GPUs use \"cpu:chorale,cuda:nccl\"");
   TORCH_CHECK(tensor.layout() == at::kStrided,
               "chorale: only dense tensors can be sent; all-reduce takes sparse ones too");
-  const auto dtype = known_dtype(tensor.scalar_type());
+  auto dtype = known_dtype(tensor.scalar_type());
   if (!dtype) {
-    TORCH_CHECK(as_bytes_if_unknown && tensor.is_contiguous(), "chorale: ", tensor.scalar_type(),
-                " cannot be reduced; it can be sent, gathered and scattered when it is contiguous");
-    const auto bytes = static_cast<int64_t>(tensor.nbytes());
-    auto storage = chorale::Storage::wrap(tensor.data_ptr(), tensor.nbytes(), chorale::kCpu, [tensor] {});
-    return chorale::Tensor::on(std::move(storage), {bytes}, {1}, 0, chorale::DType::kU8);
+    TORCH_CHECK(only_moved, "chorale: ", tensor.scalar_type(),
+                " cannot be reduced; it can be sent, gathered and scattered");
+    dtype = dtype_of_size(tensor.element_size());
   }
   // The stretch that the view touches: strides of a PyTorch tensor are never negative.
   int64_t last = tensor.numel() == 0 ? -1 : 0;
@@ -66,11 +90,28 @@ chorale::Tensor view_of(const at::Tensor& tensor, bool as_bytes_if_unknown) {
   return chorale::Tensor::on(std::move(storage), sizes, strides, 0, *dtype);
 }
 
-std::vector<chorale::Tensor> views_of(const std::vector<at::Tensor>& tensors, bool as_bytes_if_unknown) {
+std::vector<chorale::Tensor> views_of(const std::vector<at::Tensor>& tensors, bool only_moved) {
   std::vector<chorale::Tensor> views;
   views.reserve(tensors.size());
-  for (const at::Tensor& tensor : tensors) views.push_back(view_of(tensor, as_bytes_if_unknown));
+  for (const at::Tensor& tensor : tensors) views.push_back(view_of(tensor, only_moved));
   return views;
+}
+
+chorale::Tensor sparse_view_of(const at::Tensor& coalesced) {
+  const chorale::Shape sizes(coalesced.sizes().begin(), coalesced.sizes().end());
+  return chorale::Tensor::sparse_coo(view_of(coalesced.indices().contiguous()),
+                                     view_of(coalesced.values().contiguous()), sizes, true);
+}
+
+at::Tensor tensor_of(const chorale::Tensor& tensor) {
+  const std::vector<int64_t> sizes(tensor.sizes().begin(), tensor.sizes().end());
+  if (tensor.is_sparse()) {
+    const auto& parts = tensor.sparse();
+    return at::sparse_coo_tensor(tensor_of(parts.indices), tensor_of(parts.values), sizes)._coalesced_(parts.coalesced);
+  }
+  const std::vector<int64_t> strides(tensor.strides().begin(), tensor.strides().end());
+  return at::from_blob(
+      tensor.raw(), sizes, strides, [tensor](void*) {}, at::TensorOptions().dtype(scalar_type_of(tensor.dtype())));
 }
 
 chorale::comm::Reduction reduction_of(const c10d::ReduceOp& op) {
@@ -109,7 +150,9 @@ void rethrow_as_torch() {
   } catch (const chorale::InvalidArgument& error) {
     TORCH_CHECK_VALUE(false, error.what());
   } catch (const chorale::CommError& error) {
-    C10_THROW_ERROR(DistBackendError, error.what());
+    std::string text = error.what();
+    if (text.find("timed out") != std::string::npos) text += "; the timeout is the group's unless the call has its own";
+    C10_THROW_ERROR(DistBackendError, text);
   } catch (const chorale::Error& error) {
     TORCH_CHECK(false, error.what());
   }

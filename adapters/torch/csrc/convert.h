@@ -10,10 +10,15 @@
 
 namespace chorale_torch {
 
-// A view of the same memory, which keeps the tensor alive. Dense tensors on the CPU only. Types that we do not know
-// travel as bytes where nothing is computed (`as_bytes_if_unknown`), and are an error elsewhere.
-chorale::Tensor view_of(const at::Tensor& tensor, bool as_bytes_if_unknown = false);
-std::vector<chorale::Tensor> views_of(const std::vector<at::Tensor>& tensors, bool as_bytes_if_unknown = false);
+// A view of the same memory, which keeps the tensor alive. Dense tensors on the CPU only. A type that we do not know
+// becomes one of its size where values are only moved (`only_moved`), and is an error elsewhere.
+chorale::Tensor view_of(const at::Tensor& tensor, bool only_moved = false);
+std::vector<chorale::Tensor> views_of(const std::vector<at::Tensor>& tensors, bool only_moved = false);
+
+// The same of a coalesced sparse tensor; its parts are copied where they are not contiguous.
+chorale::Tensor sparse_view_of(const at::Tensor& coalesced);
+// The way back: the same memory, dense or sparse, as a tensor of PyTorch's.
+at::Tensor tensor_of(const chorale::Tensor& tensor);
 
 chorale::comm::Reduction reduction_of(const c10d::ReduceOp& op);
 

@@ -1,15 +1,16 @@
 // What Python sees.
 #include <torch/csrc/utils/pybind.h>
 
+#include "allocator.h"
 #include "backend.h"
 
 namespace chorale_torch {
 namespace {
 
 c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                               double timeout_seconds) {
+                                               double timeout_seconds, std::vector<int> members) {
   const std::chrono::milliseconds timeout(static_cast<int64_t>(timeout_seconds * 1e3));
-  return c10::make_intrusive<Backend>(store, rank, size, timeout);
+  return c10::make_intrusive<Backend>(store, rank, size, timeout, std::move(members));
 }
 
 }  // namespace

@@ -1,22 +1,18 @@
 #include "work.h"
 
+#include <algorithm>
+
+#include "chorale/base/log.h"
 #include "convert.h"
 
 namespace chorale_torch {
 namespace {
 
+using namespace std::chrono_literals;
+
 std::optional<std::vector<at::Tensor>> if_any(const std::vector<at::Tensor>& tensors) {
   if (tensors.empty()) return std::nullopt;
   return tensors;
-}
-
-std::exception_ptr torch_error(const std::function<void()>& body) {
-  try {
-    translated(body);
-    return nullptr;
-  } catch (...) {
-    return std::current_exception();
-  }
 }
 
 }  // namespace
@@ -25,30 +21,45 @@ Work::Work(int rank, uint64_t number, Parts parts)
     : c10d::Work(rank, parts.type, parts.title, if_any(parts.inputs)),
       work_(std::move(parts.work)),
       results_(std::move(parts.results)),
-      after_(std::move(parts.after)),
-      number_(number),
-      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
+      number_(number) {}
 
-void Work::settle(std::exception_ptr error) {
+void Work::settle(chorale::Deadline deadline) {
+  std::exception_ptr error;
+  try {
+    translated([&] { work_.synchronize(deadline); });
+  } catch (...) {
+    error = std::current_exception();
+  }
   std::call_once(settled_, [&] {
-    if (!error && after_) error = torch_error(after_);
-    after_ = nullptr;
     finish(error);
-    if (error) {
-      future_->setError(error);
-    } else {
-      future_->markCompleted(at::IValue(results_));
-    }
+    complete_future();
   });
 }
 
-void Work::move() {
-  settle(torch_error([&] { work_.wait(); }));
+void Work::complete_future() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!future_ || !completed_ || std::exchange(future_completed_, true)) return;
+  }
+  if (exception_) {
+    future_->setError(exception_);
+  } else {
+    future_->markCompleted(at::IValue(results_));
+  }
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!future_) future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+  }
+  complete_future();
+  return future_;
 }
 
 bool Work::isCompleted() {
   if (!work_.is_completed()) return false;
-  move();
+  settle(chorale::Deadline::never());
   return true;
 }
 
@@ -57,49 +68,100 @@ bool Work::isSuccess() const {
   return completed_ && !exception_;
 }
 
-int Work::sourceRank() const { return work_.source_rank(); }
+int Work::sourceRank() const {
+  const int source = work_.source_rank();
+  if (source < 0) return source;
+  const auto& members = work_.engine()->membership().members;  // PyTorch wants the rank in the group
+  return static_cast<int>(std::find(members.begin(), members.end(), source) - members.begin());
+}
 
 bool Work::wait(std::chrono::milliseconds timeout) {
-  if (timeout == kNoTimeout) {
-    move();
-  } else {
-    settle(torch_error([&] { work_.synchronize(chorale::within(timeout)); }));
-  }
+  settle(timeout == kNoTimeout ? chorale::Deadline::never() : chorale::within(timeout));
   if (const auto error = exception()) std::rethrow_exception(error);
   return true;
 }
 
-// ---- the thread
+// ---- the threads
 
 void Mover::add(c10::intrusive_ptr<Work> work) {
-  {
-    const std::lock_guard lock(mutex_);
-    works_.push_back(std::move(work));
-    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+  const std::lock_guard lock(mutex_);
+  works_.push_back(std::move(work));
+  any_added_ = true;
+  if (polling_) {
+    added_.notify_one();
+  } else {
+    let_another_poll();
   }
-  changed_.notify_one();
+}
+
+void Mover::let_another_poll() {
+  if (resting_ > 0) {
+    changed_.notify_one();
+  } else {
+    threads_.emplace_back([this] { run(); });
+  }
+}
+
+// Returns works that are done, at least one; none when the group ends.
+Mover::Works Mover::poll(std::unique_lock<std::mutex>& lock) {
+  constexpr std::chrono::microseconds kShortest = 10us, kLongest = 200us;
+  constexpr auto kForTheRest = 5s;
+  std::chrono::microseconds pause = kShortest;
+  std::optional<chorale::Deadline> end;
+  while (!works_.empty()) {
+    Works open = std::exchange(works_, {}), done;
+    any_added_ = false;
+    lock.unlock();
+    // Each of them: a message that nobody sends must not keep what was started after it.
+    std::erase_if(open, [&](auto& work) {
+      if (!work->is_done()) return false;
+      done.push_back(std::move(work));
+      return true;
+    });
+    lock.lock();
+    works_.insert(works_.begin(), std::make_move_iterator(open.begin()), std::make_move_iterator(open.end()));
+    if (!done.empty()) return done;
+    if (ending_ && !end) end = chorale::within(kForTheRest);
+    if (end && end->passed()) {
+      chorale::log_warning(chorale::concat("[torch] a group ended with ", works_.size(), " calls under way"));
+      works_.clear();
+      break;
+    }
+    pause = added_.wait_for(lock, pause, [&] { return any_added_; }) ? kShortest : std::min(pause * 2, kLongest);
+  }
+  return {};
 }
 
 void Mover::run() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [&] { return ending_ || !works_.empty(); });
-    if (works_.empty()) return;
-    const auto work = std::move(works_.front());
-    works_.pop_front();
+    ++resting_;
+    changed_.wait(lock, [&] { return !polling_ && (!works_.empty() || ending_); });
+    --resting_;
+    polling_ = true;
+    const Works done = poll(lock);
+    polling_ = false;
+    if (done.empty()) {  // the end
+      changed_.notify_all();
+      return;
+    }
+    if (!works_.empty()) let_another_poll();
     lock.unlock();
-    work->move();
+    for (const auto& work : done) work->isCompleted();
     lock.lock();
   }
 }
 
 Mover::~Mover() {
-  {
-    const std::lock_guard lock(mutex_);
-    ending_ = true;
+  std::unique_lock lock(mutex_);
+  ending_ = true;
+  while (!threads_.empty()) {  // what follows from a work may start further ones
+    std::vector<std::thread> threads = std::exchange(threads_, {});
+    lock.unlock();
+    changed_.notify_all();
+    for (std::thread& thread : threads) thread.join();
+    lock.lock();
   }
-  changed_.notify_one();
-  if (thread_.joinable()) thread_.join();
 }
 
 }  // namespace chorale_torch

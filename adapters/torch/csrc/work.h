@@ -1,15 +1,15 @@
 // A call in flight, as PyTorch knows it.
 //
 // Our works move when somebody waits for them (comm/work.h). PyTorch's users expect more: that a call which was started
-// and forgotten ends all the same, and that futures complete by themselves. A Mover, one thread per group that is
-// started with the first asynchronous call, waits for those. A blocking call never sees it: its caller does the work.
+// and forgotten ends all the same, and that futures complete by themselves. A Mover, one per group, with a
+// thread that is started with the first asynchronous call, sees to that. A blocking call never meets it: its caller
+// does the work.
 #pragma once
 
 #include <condition_variable>
-#include <deque>
-#include <functional>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -21,10 +21,9 @@ class Work final : public c10d::Work {
  public:
   struct Parts {
     c10d::OpType type = c10d::OpType::UNKNOWN;
-    const char* title = nullptr;  // for the profiler
+    const char* title = nullptr;  // for the profiler; lives as long as the program
     std::vector<at::Tensor> inputs, results;
     chorale::comm::Work work;
-    std::function<void()> after;  // once, when it has succeeded
   };
   Work(int rank, uint64_t number, Parts parts);
 
@@ -35,26 +34,35 @@ class Work final : public c10d::Work {
   void synchronize() override { wait(kNoTimeout); }
   bool wait(std::chrono::milliseconds timeout) override;
   void abort() override {}
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override { return number_; }
 
-  // Waits, and ends the work with its result or error; does not throw.
-  void move();
+  // Moves it on. True when it is done; isCompleted() tells everybody.
+  bool is_done() const { return work_.is_completed(); }
 
  private:
-  void settle(std::exception_ptr error);
+  // Waits, and ends the work with its result or error; does not throw.
+  void settle(chorale::Deadline deadline);
+  void complete_future();
 
   const chorale::comm::Work work_;
   const std::vector<at::Tensor> results_;
-  std::function<void()> after_;
   const uint64_t number_;
-  const c10::intrusive_ptr<c10::ivalue::Future> future_;
   std::once_flag settled_;
+  // Made when asked for, and completed once; guarded by mutex_.
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  bool future_completed_ = false;
 };
 
+// It polls, with pauses that grow: a core that it spun on would be missing in the computing that a call is to hide
+// behind. Whoever needs a result soon waits for it, and then moves it itself.
+//
+// What follows from a future may wait for another future. So who polls hands that on to another thread before it ends
+// works and thereby runs what follows from them; threads are started when all others are busy so.
 class Mover {
  public:
   Mover() = default;
+  // Gives what is still under way a few seconds.
   ~Mover();
   Mover(const Mover&) = delete;
   Mover& operator=(const Mover&) = delete;
@@ -62,13 +70,21 @@ class Mover {
   void add(c10::intrusive_ptr<Work> work);
 
  private:
+  using Works = std::vector<c10::intrusive_ptr<Work>>;
+
   void run();
+  Works poll(std::unique_lock<std::mutex>& lock);
+  void let_another_poll();
 
   std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<c10::intrusive_ptr<Work>> works_;
+  std::condition_variable changed_;  // there may be something to poll for a thread that does nothing
+  std::condition_variable added_;    // for the thread that polls
+  Works works_;
+  bool polling_ = false;
+  bool any_added_ = false;
   bool ending_ = false;
-  std::thread thread_;
+  int resting_ = 0;
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace chorale_torch
