@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+
 #include "chorale/comm/run_ranks_test_util.h"
 
 namespace chorale::comm {
@@ -33,18 +35,24 @@ TEST(ProgressThread, FinishesCallsThatNobodyWaitsFor) {
 }
 
 TEST(ProgressThread, EndsWhileCallsAreUnderWay) {
-  run_ranks(2, [](Group& group) {
+  std::atomic<bool> has_ended{false};
+  run_ranks(2, [&](Group& group) {
     Work work;
-    {
-      ProgressThread helper(group.engine());
-      if (group.rank() == 0) {
+    if (group.rank() == 0) {
+      {
+        ProgressThread helper(group.engine());
         work = group.barrier();
         helper.wake();
         std::this_thread::sleep_for(5ms);
       }
+      EXPECT_TRUE(work.operations()[0]->pending()) << "rank 1 has not come yet";
+      has_ended = true;
+    } else {
+      while (!has_ended) std::this_thread::sleep_for(1ms);
+      work = group.barrier();
     }
-    if (group.rank() == 1) work = group.barrier();
     work.wait();
+    EXPECT_TRUE(work.is_completed());
   });
 }
 
