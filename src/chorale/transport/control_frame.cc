@@ -2,14 +2,21 @@
 
 #include <array>
 #include <cstring>
+#include <span>
 
+#include "chorale/base/crc32c.h"
 #include "chorale/base/error.h"
 
 namespace chorale::transport {
 namespace {
 
-using Header = std::array<uint32_t, 2>;
+using Header = std::array<uint32_t, 3>;
 constexpr size_t kStatusBytes = 8 * sizeof(uint64_t);
+
+uint32_t checksum(ControlKind kind, std::string_view body) {
+  const std::array words{static_cast<uint32_t>(kind), static_cast<uint32_t>(body.size())};
+  return crc32c(std::as_bytes(std::span(body)), crc32c(std::as_bytes(std::span(words))));
+}
 
 bool fits(ControlKind kind, size_t bytes) {
   switch (kind) {
@@ -28,7 +35,7 @@ bool fits(ControlKind kind, size_t bytes) {
 
 std::string encode_control_frame(ControlKind kind, std::string_view body) {
   CHORALE_INVARIANT(fits(kind, body.size()), "a control frame of ", body.size(), " bytes");
-  const Header header{static_cast<uint32_t>(kind), static_cast<uint32_t>(body.size())};
+  const Header header{static_cast<uint32_t>(kind), static_cast<uint32_t>(body.size()), checksum(kind, body)};
   std::string frame(reinterpret_cast<const char*>(header.data()), sizeof header);
   return frame.append(body);
 }
@@ -42,6 +49,7 @@ std::optional<ControlFrame> take_control_frame(std::string_view& bytes) {
   CHORALE_CHECK(fits(kind, size), "[fabric] a control frame of kind ", header[0], " and ", size, " bytes");
   if (bytes.size() < sizeof header + size) return std::nullopt;
   const ControlFrame frame{kind, bytes.substr(sizeof header, size)};
+  CHORALE_CHECK(header[2] == checksum(kind, frame.body), "[fabric] a control frame is damaged: its checksum is wrong");
   bytes.remove_prefix(sizeof header + size);
   return frame;
 }

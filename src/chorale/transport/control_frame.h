@@ -1,4 +1,5 @@
-// What travels on a control connection of the fabric: its kind and its size in 4 bytes each, then its bytes.
+// What travels on a control connection of the fabric: its kind, its size and its checksum in 4 bytes each, then its
+// bytes. TLS finds what is changed on the wire; the checksum also finds what faulty memory did to it on either side.
 #pragma once
 
 #include <cstddef>

@@ -245,13 +245,23 @@ TEST_F(PuppetTest, GarbageOnTheControlConnectionIsALoss) {
   expect_nonsense("a control frame of kind");
 }
 
+TEST_F(PuppetTest, AControlFrameOfWhichAnyBitIsWrongIsALoss) {
+  std::string notice = encode_control_frame(ControlKind::kNotice, "group 7 has failed");
+  notice.back() = static_cast<char>(notice.back() ^ 0x10);
+  std::atomic<bool> heard{false};
+  fabric_->on_notice([&](int, std::string_view) { heard = true; });
+  say(kControl, notice);
+  expect_nonsense("a control frame is damaged");
+  EXPECT_FALSE(heard);
+}
+
 TEST_F(PuppetTest, TooLongASmallMessageIsALoss) {
   say(kShorts, frame(FrameKind::kEager, Fabric::kEagerBytes + 1));
   expect_nonsense("at most 65536");
 }
 
 TEST_F(PuppetTest, TooLongANoticeIsALoss) {
-  say(kControl, fuzz::bytes_of(static_cast<uint32_t>(ControlKind::kNotice), uint32_t{kMaxNoticeBytes + 1}));
+  say(kControl, fuzz::bytes_of(static_cast<uint32_t>(ControlKind::kNotice), uint32_t{kMaxNoticeBytes + 1}, 0U));
   expect_nonsense("and 4097 bytes");
 }
 

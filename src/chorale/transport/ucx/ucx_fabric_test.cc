@@ -1,14 +1,18 @@
-// What is the ucx fabric's alone: what becomes of a connection of UCX's that breaks, and the choice of its device.
+// What is the ucx fabric's alone: what becomes of a connection of UCX's that breaks, of frames that no peer of ours
+// sends, and the choice of its device.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <future>
 #include <thread>
 
 #include "chorale/transport/fabric_name.h"
 #include "chorale/transport/fabric_test_util.h"
+#include "chorale/transport/tls_join.h"
+#include "chorale/transport/ucx/ucx_fabric.h"
 
 namespace chorale::transport {
 namespace {
@@ -81,6 +85,83 @@ TEST_F(UcxBreaks, StrandedTransfersCanBeCancelled) {
   EXPECT_EQ(received_->error, "cancelled");
   EXPECT_FALSE(a().cancel(sent_));
   EXPECT_EQ(a().life(1).state, Life::State::kConnected);
+}
+
+// Rank 0 is a fabric; rank 1 is a puppet that holds a bare worker and sends with it what the test says.
+class UcxPuppet : public testing::Test {
+ protected:
+  void SetUp() override {
+    CHORALE_SKIP_WITHOUT_FABRIC("ucx");
+    TlsJoin join(test_options(1), "127.0.0.1");
+    const auto builder = make_fabric({"ucx", ""}, test_options(0), "127.0.0.1");
+    worker_ = Ucx::get().make_worker("");
+    std::vector<FabricAddress> addresses{builder->address(), {2, join.endpoint(), worker_->address()}};
+    addresses[0].host = 1;
+    auto connecting = std::async(std::launch::async, [&] { return builder->connect(addresses, soon()); });
+    control_ = std::move(join.meet(addresses, 1, soon()).at(0));
+    worker_->connect(0, addresses[0].data);
+    send(seal(make_frame(FrameKind::kHello, 0, 0)));
+    while (connecting.wait_for(0s) != std::future_status::ready) worker_->progress();
+    fabric_ = connecting.get();
+    take_greeting();
+  }
+  // UCX complains of what nobody has taken.
+  void take_greeting() {
+    std::optional<UcxWorker::Found> found;
+    while (!(found = worker_->find(kFrameTag, kFrameTag))) worker_->progress();
+    Bytes greeting(found->bytes);
+    UcxWorker::Request request = worker_->receive_found(*found, greeting);
+    while (worker_->test(request) == UcxWorker::Status::kPending) worker_->progress();
+    EXPECT_EQ(parse_frame(std::span<const std::byte>(greeting).first<kFrameBytes>()).kind, FrameKind::kHello);
+  }
+  void send(const Frame& frame, std::span<const std::byte> body = {}) {
+    send(std::as_bytes(std::span(&frame, 1)), body);
+  }
+  void send(std::span<const std::byte> head, std::span<const std::byte> body = {}) {
+    UcxWorker::Request request = worker_->send(0, frame_tag(1), head, body);
+    const Deadline deadline = soon();
+    while (worker_->test(request) == UcxWorker::Status::kPending && !deadline.passed()) worker_->progress();
+  }
+  void expect_loss(const char* why) { EXPECT_THAT(await_life(*fabric_, 1, Life::State::kLost).text, HasSubstr(why)); }
+
+  std::unique_ptr<UcxWorker> worker_;
+  std::vector<TlsStream> control_;
+  std::unique_ptr<Fabric> fabric_;
+};
+
+TEST_F(UcxPuppet, AFrameOfWhichAnyBitIsWrongIsALoss) {
+  Frame frame = seal(make_frame(FrameKind::kEager, 0, 3));
+  frame.channel ^= 1 << 20;
+  send(frame, pattern(3, 1));
+  expect_loss("a frame is damaged");
+}
+
+TEST_F(UcxPuppet, AFrameThatIsCutOffIsALoss) {
+  const Frame frame = seal(make_frame(FrameKind::kAnnounce, 1, 100000));
+  send(std::as_bytes(std::span(&frame, 1)).first(kFrameBytes - 1));
+  expect_loss("a message of 95 bytes is no frame");
+}
+
+TEST_F(UcxPuppet, AMessageThatDoesNotFitItsFrameIsALoss) {
+  send(seal(make_frame(FrameKind::kEager, 0, 3)), pattern(4, 1));
+  expect_loss("a message of 4 bytes does not fit its frame, which says 3");
+}
+
+TEST_F(UcxPuppet, WhatOnlyTlsSendsIsALoss) {
+  send(seal(make_frame(FrameKind::kFiller, 1, 10)));
+  expect_loss("which only tls sends");
+}
+
+TEST_F(UcxPuppet, MoreThanItsCreditIsALoss) {
+  const Bytes body = pattern(Fabric::kEagerBytes, 1);
+  for (size_t sent = 0; sent < kCreditBytes; sent += body.size())
+    send(seal(make_frame(FrameKind::kEager, 0, body.size())), body);
+  expect_loss("more than it has credit for");
+}
+
+TEST_F(UcxPuppet, CreditThatNobodyOwesIsALoss) {
+  send(seal(make_frame(FrameKind::kCredit, 0, 1)));
+  expect_loss("it gave more credit than there is");
 }
 
 TEST(UcxFabric, ADeviceThatIsNotThereIsNamed) {
