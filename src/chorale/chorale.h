@@ -41,3 +41,4 @@
 #include "chorale/tensor/dlpack.h"
 #include "chorale/text/bpe.h"
 #include "chorale/text/bytes.h"
+#include "chorale/text/wordpiece.h"
