@@ -56,6 +56,10 @@ class Consumer(unittest.TestCase):
         for program in (self.prefix / "bin/chorale", self.folder / "build/consumer_static"):
             self.assertNotRegex(run("ldd", program), r"lib(mpi|ucp|ucs|uct|open-rte)\b")
 
+    def test_a_program_with_our_code_in_it_is_small(self):
+        run("strip", "-o", self.folder / "stripped", self.folder / "build/consumer_static")
+        self.assertLess((self.folder / "stripped").stat().st_size, 20e6)
+
     def test_modules_are_found_where_they_were_installed(self):
         modules = [path.name for path in (BUILD / "lib").glob("chorale_*.so")]
         self.assertEqual(sorted(path.name for path in (self.prefix / "lib/chorale").iterdir()), sorted(modules))
