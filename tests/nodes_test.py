@@ -85,6 +85,22 @@ class Nodes(NetworkTest):
             self.assertEqual(status, 0, err)
             self.assertTrue(any(f": | {ADDRESSES[0]} 0 of 1 | {ADDRESSES[1]} 0 of 1" in line for line in out), out)
 
+    def test_a_job_is_trained_on_two_nodes(self):
+        line = ["train", "fashion-mnist", "--model", "mlp", "--steps", "10", "--batch", "64", "-n", "1", "--nnodes", "2", "--rdzv",
+                f"{ADDRESSES[0]}:{PORT}", "--node-rank"]
+        places = [self.folder / "node0", self.folder / "node1"]  # each node has files of its own
+        for node, place in enumerate(places):
+            place.mkdir()
+            self.processes.append(subprocess.Popen(["ip", "netns", "exec", NAMES[node], CHORALE, *line, str(node)], cwd=place,
+                                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                                   env=dict(os.environ, CHORALE_SECRET_FILE=self.secret)))
+        (status0, out0, err0), (status1, out1, err1) = map(self.finish, self.processes)
+        self.assertEqual((status0, status1), (0, 0), err0 + err1)
+        self.assertRegex("\n".join(out0), "ranks: 2,.*run: runs/fashion-mnist-1")
+        self.assertEqual(out1, [])
+        self.assertTrue((places[0] / "runs/fashion-mnist-1/report.html").exists())
+        self.assertEqual(list(places[1].iterdir()), [])
+
     def test_a_failure_on_one_node_stops_the_other(self):
         script = self.announce() + "test $RANK = 1 || exec sleep 100; sleep 1; echo broken >&2; exit 9"
         first, second = self.start(0, script), self.start(1, script)

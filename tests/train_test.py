@@ -83,6 +83,29 @@ class Learning(Train):
         self.assertEqual((len(sureness), sureness), (24, sorted(sureness, reverse=True)))
 
 
+class OtherLaunchers(Train):
+    LINE = (PROGRAM, "train", "fashion-mnist", "--model", "mlp", "--steps", "4", "--batch", "32", "--out", "a")
+
+    def test_mpirun_starts_the_ranks(self):
+        self.assertIsNotNone(shutil.which("mpirun"), "no mpirun: run tools/setup test")
+        done = subprocess.run(["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", *self.LINE], cwd=self.folder, capture_output=True,
+                              text=True, timeout=LIMIT_S)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("ranks: 2,", done.stdout)
+        self.assertEqual(self.steps_of("a"), [4])
+
+    def test_srun_starts_the_ranks(self):
+        # What srun sets, on a machine without it.
+        step = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "localhost"}
+        ranks = [subprocess.Popen(self.LINE, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                  env={**os.environ, **step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}) for rank in (0, 1)]
+        said = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
+        self.assertEqual([rank.returncode for rank in ranks], [0, 0], said)
+        self.assertIn("ranks: 2,", said[0])
+        self.assertEqual(said[1], "")
+        self.assertEqual(self.steps_of("a"), [4])
+
+
 class Stopping(Train):
     # Small and quick, with a checkpoint every other step.
     OPTIONS = ("--model", "mlp", "--steps", "40", "--batch", "32", "--checkpoint-every", "2", "--keep", "2", "--log-every", "1", "-n", "2")

@@ -170,7 +170,8 @@ int start_ranks(const TrainCommand& command) {
   std::string word;
   std::getline(words, word, '\0');  // the program
   while (std::getline(words, word, '\0')) line.push_back(word);
-  line.insert(line.end(), {"--output", std::to_string(output), "--out", command.options.out});
+  line.insert(line.end(), {"--output", std::to_string(output)});
+  if (!command.options.out.empty()) line.insert(line.end(), {"--out", command.options.out});
   launch::LaunchOptions options;
   options.ranks = static_cast<int>(command.ranks());
   options.nodes = static_cast<int>(command.nodes);
@@ -230,7 +231,8 @@ void run_train(TrainCommand& command) {
     return;
   }
   const bool is_rank = config::one_of_several_ranks();
-  if (!is_rank || transport::find_launcher_variables().rank.value_or(0) == 0) {
+  // The run's folder is rank 0's.
+  if (is_rank ? transport::find_launcher_variables().rank.value_or(0) == 0 : command.node_rank == 0) {
     if (command.options.out.empty()) command.options.out = new_folder(command.kind->name());
     if (!is_rank && !command.resumes()) train::check_is_new(command.options.out);
   }
