@@ -119,7 +119,6 @@ TEST(ProcessGroup, CanBeChangedBeforeAnyPass) {
   });
 }
 
-// A caught exception of one rank ends the others' wait; with another group all go on.
 TEST(ProcessGroup, BatchNormsOverAllRanksGoWithIt) {
   run_ranks(4, [](comm::Group& group) {
     BatchNormNet net = seeded(BatchNormNet(), 1);
@@ -148,6 +147,7 @@ TEST(ProcessGroup, BatchNormsOverAllRanksGoWithIt) {
   });
 }
 
+// A caught exception of one rank ends the others' wait; with another group all go on.
 TEST(ProcessGroup, OneRanksFailureEndsTheStepOfAllAndTrainingGoesOnInANewGroup) {
   run_ranks(3, [](comm::Group& group) {
     DistributedDataParallel ddp(seeded(ThreeLayers(10), 1), group);
@@ -164,6 +164,56 @@ TEST(ProcessGroup, OneRanksFailureEndsTheStepOfAllAndTrainingGoesOnInANewGroup) 
     good_pass(ddp);
     good_pass(ddp);
   });
+}
+
+struct ThrowsInForward : nn::Module {
+  Linear lin{4, 4};
+  bool throws = false;
+  CHORALE_MODULE(ThrowsInForward, lin)
+  Tensor forward(const Tensor& x) {
+    if (throws) throw StateError("forward fails");
+    return lin(x);
+  }
+};
+
+// An exception that leaves the rank's program takes its groups along, and the others learn of it where they wait.
+TEST(ProcessGroup, AnExceptionThatARankDoesNotCatchEndsAllRanks) {
+  enum class Where { kForward, kBackward, kGradientHook, kCommHook };
+  for (Where where : {Where::kForward, Where::kBackward, Where::kGradientHook, Where::kCommHook}) {
+    const auto train = [&](comm::Group& group) {
+      const bool throws = group.rank() == 1;
+      DistributedDataParallel ddp(seeded(ThrowsInForward(), 1), group);
+      if (where == Where::kCommHook) {
+        ddp.register_comm_hook({"throwing", [throws](GradBucket& bucket) {
+                                  if (throws) throw StateError("hook fails");
+                                  return bucket.group().all_reduce(bucket.buffer()).future();
+                                }});
+      }
+      if (where == Where::kGradientHook) {
+        after_accumulate(ddp.module().lin.weight, [throws](const Tensor&) {
+          if (throws) throw StateError("hook fails");
+        });
+      }
+      ddp.module().throws = throws && where == Where::kForward;
+      Tensor x = set_requires_grad(ones({2, 4}));
+      if (where == Where::kBackward && throws) x = chorale::apply<Fails>({x})[0];
+      backward(sum(ddp(x)));
+      if (where == Where::kBackward) backward(sum(ddp(ones({2, 4}))));  // that of rank 1 failed after its reduction
+    };
+    const std::string error = message_of<StateError>([&] {
+      run_ranks(3, [&](comm::Group& group) {
+        if (group.rank() == 1) return train(group);
+        try {
+          train(group);
+          ADD_FAILURE() << "no error";
+        } catch (const CommError& failure) {
+          EXPECT_EQ(failure.failure().peer, 1) << failure.what();
+          EXPECT_TRUE(has(failure.what(), "because of an exception"));
+        }
+      });
+    });
+    EXPECT_TRUE(has(error, "fails"));
+  }
 }
 
 }  // namespace

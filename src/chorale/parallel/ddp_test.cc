@@ -1,6 +1,7 @@
 #include "chorale/parallel/ddp.h"
 
 #include "chorale/base/error.h"
+#include "chorale/optim/clip.h"
 #include "chorale/parallel/zoo_test_util.h"
 
 namespace chorale::parallel {
@@ -376,6 +377,31 @@ TEST(Ddp, TwoBackwardPassesOfTwoForwardsAreBothReduced) {
     EXPECT_EQ(gradient(ddp.module().weight).item<float>(), 0.5f);
     backward(y2);
     EXPECT_EQ(gradient(ddp.module().weight).item<float>(), 5.5f);
+  });
+}
+
+// The norm is that of the averages, so all ranks scale alike, and as one rank does that has the whole batch.
+TEST_P(Views, GradientsAreClippedByTheNormOfTheWholeBatch) {
+  run_ranks(3, [](comm::Group& group) {
+    DistributedDataParallel ddp(seeded(Net(), 1), group, {.gradient_as_bucket_view = GetParam()});
+    Net reference = nn::clone(ddp.module());
+    const int64_t rows = 2 * group.size();
+    const Tensor x = pattern({rows, 2}, 1), y = pattern({rows, 4}, 2);
+    for (int step = 0; step < 3; ++step) {
+      backward(mse_loss(reference(x), y));
+      backward(mse_loss(ddp(narrow(x, 0, 2 * group.rank(), 2)), narrow(y, 0, 2 * group.rank(), 2)));
+      const double norm = optim::clip_grad_norm(reference.parameters(), 0.01);
+      EXPECT_GT(norm, 0.01);
+      EXPECT_NEAR(optim::clip_grad_norm(ddp.parameters(), 0.01), norm, 1e-5 * norm);
+      expect_equal_gradients(ddp.module(), reference);
+      for (const Tensor& p : ddp.parameters()) {
+        if (gradient(p).defined()) expect_same_on_all_ranks(group, gradient(p));
+      }
+      ascend(reference);
+      ascend(ddp.module());
+      reference.zero_grad();
+      ddp.zero_grad();
+    }
   });
 }
 
