@@ -187,7 +187,7 @@ void MpiEngine::finish(Operation& operation, const std::exception_ptr& error) {
 // ---- notices
 
 void MpiEngine::tell(News news, const Fingerprint& print, int culprit, const std::string& text) {
-  const Notice notice{news, news == News::kEntered ? number_ : completed_, print, culprit,
+  const Notice notice{news, news == News::kEntered ? told_ : completed_, print, culprit,
                       static_cast<uint32_t>(text.size())};
   auto& [bytes, requests] = outgoing_.emplace_back();
   bytes.resize(sizeof(notice) + text.size());

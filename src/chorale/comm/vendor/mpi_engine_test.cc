@@ -97,6 +97,23 @@ TEST(RankOfMpirun, DISABLED_DifferentCallsAreNamedOnEveryRankAndANewGroupWorks) 
   }
 }
 
+// What rank 0 tells while it waits in its first call is about that one, not about those that it has started since.
+TEST(RankOfMpirun, DISABLED_ARankThatWaitsWithSeveralCallsUnderWayIsUnderstood) {
+  const Group group = new_world();
+  const int last = group.size() - 1;
+  std::vector<float> x(3, 1);
+  std::vector<double> y(5, 1);
+  if (group.rank() != 0) std::this_thread::sleep_for(300ms);  // rank 0 tells meanwhile
+  Work first = group.all_reduce(std::span(x));
+  if (group.rank() != 0) first.wait();
+  if (group.rank() == last) std::this_thread::sleep_for(300ms);  // the others listen meanwhile
+  Work second = group.all_reduce(std::span(y));
+  first.wait();
+  second.wait();
+  EXPECT_EQ(x[2], static_cast<float>(group.size()));
+  EXPECT_EQ(y[4], group.size());
+}
+
 TEST(RankOfMpirun, DISABLED_ChunksThatDoNotFitAreNamedOnEveryRank) {
   const Group group = new_world();
   const int size = group.size(), rank = group.rank();
