@@ -70,29 +70,23 @@ bool Cell::in_a_loop() const {
 }
 
 std::chrono::milliseconds Cell::deadline() const {
-  const std::string_view name = call->name;
-  // Between hosts, who waits in a monitored barrier hears of rank 0 only.
-  const bool ends_by_it =
-      fault == Fault::kStop || fault == Fault::kStopSoon ||
-      (fault == Fault::kSkip && (name == "send" || (between_hosts() && name == "monitored_barrier")));
+  const bool ends_by_it = fault == Fault::kStop || fault == Fault::kStopSoon ||
+                          (fault == Fault::kSkip && std::string_view(call->name) == "send");
   // The others must not need it.
   return ends_by_it ? 500ms : 10s;
 }
 
-int Cell::named() const {
+bool Cell::may_name(int rank) const {
   const bool differs = fault == Fault::kShape || fault == Fault::kDtype || fault == Fault::kReduction ||
                        fault == Fault::kRoot || fault == Fault::kSkip;
-  // Of two that made different calls, or of the two ends of a message or of a wire, either may be the one who is wrong.
-  if (differs && size == 2) return -1;
-  // Two ranks of a host compare their calls before they speak to others, and of two, either may be wrong; who receives
-  // damage closes the connection, which the sender takes for the reason; and who waits for a rank that waits for
-  // another does not see that one.
-  if (between_hosts() && (differs || fault == Fault::kDamage || fault == Fault::kDamageData)) return -1;
-  if (between_hosts() && (fault == Fault::kStop || fault == Fault::kStopSoon)) return -1;
-  if (differs && call->pairwise && (fault == Fault::kShape || std::string_view(call->name) == "send")) return -1;
+  // Of two that made different calls, or of the two ends of a message, either may be the one who is wrong.
+  if (differs && size == 2) return true;
+  if (differs && call->pairwise && (fault == Fault::kShape || std::string_view(call->name) == "send")) return true;
   // Who made the new group's memory may give up and end before the others have seen it: then they blame that rank.
-  if (in_a_loop() && std::string_view(call->name) == "new_group") return -1;
-  return fault == Fault::kCut ? -1 : culprit();
+  if (in_a_loop() && std::string_view(call->name) == "new_group") return true;
+  // A wire has two ends, on different hosts.
+  if (fault == Fault::kCut && host_of(rank) != host_of(culprit())) return true;
+  return rank == culprit();
 }
 
 std::vector<std::string> existing_cells() {

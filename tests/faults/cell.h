@@ -47,8 +47,9 @@ struct Cell {
   bool between_hosts() const { return column == "tls" || column == "ucx"; }
   bool in_a_loop() const;  // the call is made again and again until it fails
   std::chrono::milliseconds deadline() const;
-  // Which rank the errors must name; -1: any. Meaningless where all is well.
-  int named() const;
+  static int host_of(int rank) { return rank % 2; }  // between hosts
+  // Whether errors may blame this rank. Meaningless where all is well.
+  bool may_name(int rank) const;
 };
 
 // Those that make sense, as FAULT CALL.

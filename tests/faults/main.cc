@@ -3,14 +3,17 @@
 //
 //   fault_rank --list                  the cells that exist, as FAULT CALL
 //   fault_rank CELL threads            all ranks, as threads
+//   fault_rank CELL mpi STORE          one rank that mpirun has started
 //   fault_rank CELL RANK STORE [ADDRESS]
 //                                      one rank; STORE is a file where they meet, ADDRESS where others reach this host
 //                                      (127.0.0.1: ranks of odd numbers behave as if they were on a second host)
 //
-// Exits with 0 if the rank saw what it must see; says on standard output what it saw instead.
+// Exits with 0 if the rank saw what it must see; says on standard output what it saw instead. Under mpirun, which hides
+// who exits with what, it also says that all is well.
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <iostream>
 #include <mutex>
@@ -82,9 +85,10 @@ class Rank {
     if (!address_.empty()) {
       options.net.secret = transport::Secret::from_bytes("of this test, and of no use elsewhere");
       options.net.address = address_;
-      if (address_ == "127.0.0.1") options.net.host = static_cast<uint64_t>(rank_ % 2);
+      if (address_ == "127.0.0.1") options.net.host = static_cast<uint64_t>(Cell::host_of(rank_));
       if (cell_.column == "ucx") options.fabric = address_ == "127.0.0.1" ? "ucx:lo" : "ucx:veth0";
     }
+    if (cell_.column == "mpi") options.fabric = "mpi";
     return options;
   }
 
@@ -114,7 +118,7 @@ class Rank {
         return;
       case Fault::kStop:
         raise(SIGSTOP);
-        return expect_error(group, -1, [&] { calls(group); });  // when it is woken
+        return expect_error(group, false, [&] { calls(group); });  // when it is woken
       case Fault::kKillSoon:
       case Fault::kStopSoon: {
         const int signal = cell_.fault == Fault::kKillSoon ? SIGKILL : SIGSTOP;
@@ -123,7 +127,7 @@ class Rank {
           std::this_thread::sleep_for(wait);
           kill(getpid(), signal);
         });
-        return expect_error(group, -1, [&] { calls(group); });
+        return expect_error(group, false, [&] { calls(group); });
       }
       case Fault::kExit:
         _exit(0);
@@ -133,41 +137,41 @@ class Rank {
       case Fault::kDtype:
       case Fault::kReduction:
       case Fault::kRoot:
-        return expect_error(group, cell_.named(), [&] {
+        return expect_error(group, true, [&] {
           const int first = static_cast<int>(Fault::kShape) - static_cast<int>(Wrong::kShape);
           call(group, static_cast<Wrong>(static_cast<int>(cell_.fault) - first));
           next_call(group);
         });
       case Fault::kSkip:
-        return expect_error(group, cell_.named(), [&] { next_call(group); });
+        return expect_error(group, true, [&] { next_call(group); });
       case Fault::kSlow:
         std::this_thread::sleep_for(150ms);
         return calls(group);
       case Fault::kCut:
       case Fault::kDamage:
       case Fault::kDamageData:
-        return expect_error(group, cell_.named(), [&] { calls(group); });
+        return expect_error(group, true, [&] { calls(group); });
     }
   }
 
   void be_another(Group& group) {
     if (cell_.fault == Fault::kSlow) return calls(group);
-    expect_error(group, cell_.named(), [&] { calls(group); });
+    expect_error(group, true, [&] { calls(group); });
     if (Clock::now() - started_ > kInTime + cell_.deadline() % 10s) {
       const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - started_).count();
       throw Mistake(concat("the error took ", ms, " ms: ", error_));
     }
   }
 
-  // `named`: the rank that the error must blame; -1: it must at least mention the culprit, where others look at it.
+  // `judged`: the error must blame the right one.
   template <class F>
-  void expect_error(Group& group, int named, const F& calls_that_fail) {
+  void expect_error(Group& group, bool judged, const F& calls_that_fail) {
     try {
       calls_that_fail();
     } catch (const CommError& error) {
       error_ = error.what();
-      if (named >= 0 && error.failure().peer != named)
-        throw Mistake(concat("blames rank ", error.failure().peer, " instead of rank ", named, ": ", error_));
+      if (judged && !cell_.may_name(error.failure().peer))
+        throw Mistake(concat("blames rank ", error.failure().peer, " instead of rank ", cell_.culprit(), ": ", error_));
       // A group that did not come to be has no calls, and is no loss to the one it was made from.
       if (std::string_view(cell_.call->name) == "new_group") return;
       if (error_.find("the last calls are in ") == std::string::npos)
@@ -225,6 +229,19 @@ std::string run_threads(const Cell& cell) {
   return wrong;
 }
 
+// Mpirun ends all ranks when one ends with something in flight: each waits until the others have seen what they see.
+std::string run_rank_of_mpirun(const Cell& cell, transport::Store& store) {
+  const int rank = std::stoi(std::getenv("OMPI_COMM_WORLD_RANK"));
+  const std::string wrong = run_rank(cell, rank, store);
+  if (wrong.empty()) std::cout << concat("rank ", rank, " saw what it must see\n") << std::flush;
+  store.set(concat("seen by ", rank), "", within(10s));
+  const bool culprit_stopped = cell.fault == Fault::kStop || cell.fault == Fault::kStopSoon;
+  for (int peer = 0; peer < cell.size; ++peer) {
+    if (!culprit_stopped || peer != cell.culprit()) store.get(concat("seen by ", peer), within(10s));
+  }
+  return wrong;
+}
+
 }  // namespace
 }  // namespace chorale::faults
 
@@ -241,6 +258,10 @@ int main(int argc, char** argv) {
     std::string wrong;
     if (words[1] == "threads") {
       wrong = faults::run_threads(cell);
+    } else if (words[1] == "mpi") {
+      CHORALE_CHECK(words.size() == 3, "a rank meets the others at a file");
+      transport::FileStore store(words[2]);
+      wrong = faults::run_rank_of_mpirun(cell, store);
     } else {
       CHORALE_CHECK(words.size() >= 3, "a rank meets the others at a file");
       transport::FileStore store(words[2]);

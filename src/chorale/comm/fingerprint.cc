@@ -5,7 +5,8 @@
 namespace chorale::comm {
 namespace {
 
-[[noreturn, gnu::cold, gnu::noinline]] void raise_difference(const ShmGroup& group, const Operation& operation) {
+// Throws unless the group leaves it to others.
+[[gnu::cold, gnu::noinline]] void look_at_difference(const ShmGroup& group, const Operation& operation) {
   std::vector<Fingerprint> prints;
   for (int rank = 0; rank < group.size; ++rank) {
     const shm::CallSlot& slot = group.segment.slot(rank, operation.number);
@@ -14,18 +15,22 @@ namespace {
       raise_damage(group, rank, "the control message");
     prints.push_back(slot.fingerprint);
   }
-  raise_difference(group.membership, prints);
+  if (!group.inner) raise_difference(group.membership, prints);
 }
 
 }  // namespace
 
-void check_fingerprints(const ShmGroup& group, const Operation& operation) {
+bool check_fingerprints(const ShmGroup& group, const Operation& operation) {
   const uint64_t weight = operation.print.weight();
   for (int peer = 0; peer < group.size; ++peer) {
     const shm::CallSlot& slot = group.segment.slot(peer, operation.number);
-    if (!(slot.fingerprint == operation.print) || slot.check != slot.right_check(operation.number, weight)) [[unlikely]]
-      raise_difference(group, operation);
+    if (!(slot.fingerprint == operation.print) || slot.check != slot.right_check(operation.number, weight))
+        [[unlikely]] {
+      look_at_difference(group, operation);
+      return false;
+    }
   }
+  return true;
 }
 
 void raise_damage(const ShmGroup& group, int peer, const char* what) {

@@ -15,10 +15,8 @@ using transport::Transfer;
 
 constexpr Deadline::Clock::duration kLookInterval = 4ms;    // how often the reason for a wait is looked for
 constexpr Deadline::Clock::duration kPollInterval = 200us;  // for what happens on this host and rings no bell
-constexpr Deadline::Clock::duration kGrace = 300ms;         // Note [Who is to blame]
 constexpr Deadline::Clock::duration kFirstWord = 5s;        // after which one says for whom one waits
-// When one other call is known to differ, the rest is worth a short wait: it shows who is the odd one out.
-constexpr Deadline::Clock::duration kDifferencePatience = 100ms;
+constexpr int64_t kRoundsBeforeLook = 64;                   // most waits for neighbours are over by then
 
 static_assert(sizeof(Fingerprint) == 4 * sizeof(uint64_t));
 
@@ -30,7 +28,7 @@ NetCall::NetCall(NetGroup& whose, Operation& what, Deadline deadline)
       layout(whose.layout),
       sent_(static_cast<size_t>(whose.size())),
       received_(static_cast<size_t>(whose.size())),
-      heard_(static_cast<size_t>(whose.size())),
+      inquiry_(whose, what.number, what.print),
       end_(deadline.end().time_since_epoch().count()),
       next_word_(what.issued + kFirstWord),
       word_interval_(kFirstWord) {}
@@ -90,7 +88,7 @@ void NetCall::wait_for(std::optional<Ticket> wanted) {
   for (;;) {
     const uint32_t seen = group.fabric().events();
     if (settle(wanted)) return;
-    look(wanted);
+    look(wanted, {});
     group.fabric().await_event(seen, within(kLookInterval));
   }
 }
@@ -108,15 +106,14 @@ bool NetCall::settle(std::optional<Ticket> wanted) {
     if (state == Transfer::State::kFailed) {
       if (group.fails(operation.number)) throw GroupFailed{};
       const auto reason = group.gone(posted.peer, operation.number);
-      if (reason) throw CallFailed{*reason, group.global(posted.peer)};
+      if (reason) throw CallFailed(*reason);
       // It may have given up for a reason that we have not heard of yet.
-      throw CallFailed{concat("rank ", group.global(posted.peer), " (on another host): ", posted.transfer->error,
-                              "; it ", group.where_is(posted.peer)),
+      throw CallFailed{concat("a message failed: ", posted.transfer->error, "; ", group.who_is(posted.peer)),
                        group.global(posted.peer), true};
     }
     if (posted.received) check(posted);
   }
-  if (difference_since_) return false;
+  if (inquiry_.differs()) return false;
   return wanted ? !posted_[*wanted].open : open_.empty();
 }
 
@@ -124,11 +121,8 @@ void NetCall::check(const Posted& posted) {
   const Transfer& transfer = *posted.transfer;
   Fingerprint print;
   std::memcpy(static_cast<void*>(&print), transfer.envelope.words.data(), sizeof(print));
-  heard_[static_cast<size_t>(posted.peer)] = print;
-  if (!(print == operation.print)) {
-    if (!difference_since_) difference_since_ = Clock::now();
-    return;
-  }
+  inquiry_.note(posted.peer, print);
+  if (inquiry_.differs()) return;
   const int peer = group.global(posted.peer);
   const transport::Envelope expected = envelope(posted.step);
   if (transfer.envelope.words[5] != expected.words[5]) {
@@ -149,28 +143,6 @@ void NetCall::check(const Posted& posted) {
   }
 }
 
-void NetCall::look_at_difference() {
-  if (!difference_since_) return;
-  bool all_leaders = layout.is_leader();
-  for (int host = 0; host < layout.host_count() && all_leaders; ++host)
-    all_leaders = host == layout.host || heard_[static_cast<size_t>(layout.leader_of(host))].has_value();
-  if (!all_leaders && Clock::now() - *difference_since_ < kDifferencePatience) return;
-  // Who was compared with its neighbours before made the call that its leader made.
-  std::vector<Fingerprint> calls(static_cast<size_t>(group.size()));
-  for (int peer = 0; peer < group.size(); ++peer) {
-    const auto& own = heard_[static_cast<size_t>(peer)];
-    const auto& leader = heard_[static_cast<size_t>(layout.leader_of(layout.host_of[static_cast<size_t>(peer)]))];
-    calls[static_cast<size_t>(peer)] =
-        layout.is_here(peer) ? operation.print : own.value_or(leader.value_or(Fingerprint{}));
-  }
-  try {
-    raise_difference(group.membership, calls);
-  } catch (CallFailed& failure) {
-    failure.unsure = !all_leaders;
-    throw;
-  }
-}
-
 std::vector<int> NetCall::awaited() const {
   std::vector<int> peers;
   for (const Ticket ticket : open_) peers.push_back(posted_[ticket].peer);
@@ -179,43 +151,35 @@ std::vector<int> NetCall::awaited() const {
   return peers;
 }
 
-std::string NetCall::who_is(int peer) const {
-  return concat("rank ", group.global(peer), " (", group.condition(peer), ") ", group.where_is(peer));
-}
-
-void NetCall::look(std::optional<Ticket> wanted) {
+void NetCall::look(std::optional<Ticket> wanted, std::span<const int> here) {
   if (group.fails(operation.number)) throw GroupFailed{};
-  look_at_difference();
-  const std::vector<int> missing = awaited();
+  std::vector<int> missing = awaited();
+  inquiry_.look_at_calls(missing);
   for (int peer : missing) {
     const auto reason = group.gone(peer, operation.number);
     if (!reason) continue;
     // Its last message may have come just before the notice.
     if (settle(wanted)) return;
     const std::vector<int> still = awaited();
-    if (std::find(still.begin(), still.end(), peer) != still.end()) throw CallFailed{*reason, group.global(peer)};
+    if (std::find(still.begin(), still.end(), peer) != still.end()) throw CallFailed(*reason);
   }
   const Clock::time_point now = Clock::now(), end{Clock::duration(end_.load())};
-  if (now >= end && !missing.empty()) {
-    const auto silent = std::find_if(missing.begin(), missing.end(), [&](int peer) { return group.is_silent(peer); });
-    if (silent == missing.end() && now < end + kGrace) return;
-    const int culprit = silent == missing.end() ? missing.front() : *silent;
-    throw CallFailed{concat("timed out: nothing from rank ", group.global(culprit), " for ",
-                            in_seconds(now - operation.issued), "; ", who_is(culprit)),
-                     group.global(culprit)};
+  if (now >= end) {
+    missing.insert(missing.end(), here.begin(), here.end());
+    inquiry_.look_for_culprit(missing, operation.issued);
   }
-  if (now >= next_word_) say_who_is_awaited();
+  // Of neighbours the engine of this host says it.
+  if (now >= next_word_) say_who_is_awaited(missing);
 }
 
-void NetCall::say_who_is_awaited() {
+void NetCall::say_who_is_awaited(std::span<const int> peers) {
   word_interval_ *= 2;
   next_word_ = operation.issued + word_interval_;
   std::string who;
-  for (int peer : awaited()) who += concat(who.empty() ? "" : "; ", who_is(peer));
+  for (int peer : peers) who += concat(who.empty() ? "" : "; ", group.who_is(peer));
   if (who.empty()) return;
   // One write, so that lines of several ranks stay whole.
-  std::cerr << concat("[", name_of(operation.kind), " #", operation.number, "] rank ", group.global(group.rank()),
-                      " (group ", group.membership.name, " of ", group.size(), "): waiting since ",
+  std::cerr << concat(prefix_of(group.membership, operation), "waiting since ",
                       in_seconds(Clock::now() - operation.issued), " for ", who, "\n")
             << std::flush;
 }
@@ -232,23 +196,27 @@ void NetCall::here(const Here& what) {
   for (const Chunk& chunk : what.take) local->take.push_back(chunk);
   local->print = operation.print;
   local->issued = operation.issued;
-  // Who is not there at the first call has not entered; later it may be held up elsewhere.
-  local->grace = calls_here_ == 0 ? Clock::duration{} : kGrace;
-  ++calls_here_;
   ShmEngine& engine = *group.local;
+  std::unique_lock lock(engine.context().mutex);
   try {
-    {
-      const std::lock_guard lock(engine.context().mutex);
-      local->deadline = Deadline(Clock::time_point(Clock::duration(end_.load())));
-      running_here_ = local;
-      engine.submit(local);
-    }
-    wait(engine, *local, Deadline::never());
-    const std::lock_guard lock(engine.context().mutex);
-    running_here_ = {};
+    engine.submit(local);
   } catch (const CommError&) {
     throw GroupFailed{};
   }
+  Clock::time_point next_look = Clock::now() + kLookInterval;
+  for (int64_t rounds = 0; local->pending(); ++rounds) {
+    engine.progress();
+    if (!local->pending()) break;
+    engine.wait_a_little(lock, *local, rounds, Deadline::never());
+    if (rounds < kRoundsBeforeLook || Clock::now() < next_look) continue;
+    std::vector<int> missing = engine.awaited(*local);
+    for (int& peer : missing) peer = layout.neighbours()[static_cast<size_t>(peer)];
+    lock.unlock();
+    look(std::nullopt, missing);
+    lock.lock();
+    next_look = Clock::now() + kLookInterval;
+  }
+  if (local->error) throw GroupFailed{};
 }
 
 void NetCall::meet_here() {
@@ -289,12 +257,6 @@ void NetCall::tell(int peer) {
   }
 }
 
-std::optional<std::string> NetCall::gone(int peer) const {
-  if (!layout.is_here(peer)) return group.gone(peer, operation.number);
-  const std::lock_guard lock(group.local->context().mutex);
-  return group.local->gone(layout.index_of[static_cast<size_t>(peer)]);
-}
-
 bool NetCall::hear(int peer, Deadline deadline) {
   ShmEngine& engine = *group.local;
   Intrusive<Operation> message;
@@ -315,13 +277,13 @@ bool NetCall::hear(int peer, Deadline deadline) {
     const uint32_t seen = group.fabric().events();
     if (came()) return true;
     if (group.fails(operation.number)) throw GroupFailed{};
-    look_at_difference();
-    if (const auto reason = gone(peer)) {
+    inquiry_.look_at_calls({&peer, 1});
+    if (const auto reason = group.gone(peer, operation.number)) {
       if (came()) return true;
-      throw CallFailed{*reason, group.global(peer)};
+      throw CallFailed(*reason);
     }
     if (deadline.passed()) return false;
-    if (Clock::now() >= next_word_) say_who_is_awaited();
+    if (Clock::now() >= next_word_) say_who_is_awaited({&peer, 1});
     group.fabric().await_event(seen, deadline.earlier(within(message ? kPollInterval : kLookInterval)));
   }
 }
@@ -330,8 +292,6 @@ void NetCall::shorten(Deadline deadline) {
   const Clock::rep end = deadline.end().time_since_epoch().count();
   if (end >= end_.load()) return;
   end_.store(end);
-  const std::lock_guard lock(group.local->context().mutex);
-  if (running_here_) running_here_->deadline = running_here_->deadline.earlier(deadline);
 }
 
 }  // namespace chorale::comm

@@ -5,11 +5,7 @@
 // Every call begins with a call among the neighbours, which compares their fingerprints; then the leaders hear from
 // each other, data or at least an empty message, and compare theirs; it ends with another call among the neighbours,
 // which their leader enters after that. So nobody ever finishes a call that some rank did not make, as on one host.
-//
-// Note [Who is to blame]
-// A rank that waits is held up by one that waits itself. Whoever is next to the culprit (it has not entered the call,
-// it is stopped, it is gone) says so at once. All others wait a moment longer than their deadline before they blame
-// somebody who waits as they do, and hear meanwhile who it really was.
+// When they differ, or a rank stays away: Note [Who is to blame] in net_inquiry.h.
 #pragma once
 
 #include <atomic>
@@ -18,7 +14,7 @@
 #include <span>
 #include <vector>
 
-#include "chorale/comm/net_group.h"
+#include "chorale/comm/net_inquiry.h"
 #include "chorale/tensor/tensor.h"
 
 namespace chorale::comm {
@@ -92,26 +88,20 @@ class NetCall {
   bool settle(std::optional<Ticket> wanted);
   void check(const Posted& posted);
   void wait_for(std::optional<Ticket> wanted);
-  // Throws the reason, if there is one, why this takes long.
-  void look(std::optional<Ticket> wanted);
-  void look_at_difference();
-  std::optional<std::string> gone(int peer) const;
+  // Throws the reason, if there is one, why this takes long. `here`: neighbours that are awaited.
+  void look(std::optional<Ticket> wanted, std::span<const int> here);
   Intrusive<Operation> message_here(CallKind kind, int peer) const;
   void submit_here(const Intrusive<Operation>& local);
   std::vector<int> awaited() const;
-  std::string who_is(int peer) const;
-  void say_who_is_awaited();
+  void say_who_is_awaited(std::span<const int> peers);
 
   std::deque<Tensor> buffers_;
   std::vector<Posted> posted_;
   std::vector<Ticket> open_;
-  std::vector<uint32_t> sent_, received_;          // messages to and from each rank
-  std::vector<std::optional<Fingerprint>> heard_;  // by group rank
-  std::optional<Clock::time_point> difference_since_;
+  std::vector<uint32_t> sent_, received_;  // messages to and from each rank
+  NetInquiry inquiry_;
   uint32_t algorithm_ = 0;
-  uint8_t calls_here_ = 0;
   std::atomic<Clock::rep> end_;
-  Intrusive<Operation> running_here_;  // guarded by the local engine's lock
   Clock::time_point next_word_;
   Clock::duration word_interval_;
 };

@@ -140,8 +140,7 @@ void NetEngine::work() {
 
 void NetEngine::run(std::unique_lock<std::mutex>& lock, Deadline deadline) {
   const Intrusive<Operation> operation = calls_.front();
-  group_.enter(operation->number);
-  group_.hub->note_call(group_.id, operation->number, operation->print);
+  group_.enter(operation->number, operation->print);
   bool done = false;
   {
     NetCall call(group_, *operation, deadline.earlier(operation->deadline));

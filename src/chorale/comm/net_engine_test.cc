@@ -65,6 +65,12 @@ void expect_reference(Group& group, int64_t count, DType dtype, Reduction reduct
   EXPECT_TRUE(same_bits(all, expected)) << "all_reduce";
   group.reduce(one, group.size() - 1, reduction).wait();
   EXPECT_TRUE(group.rank() != group.size() - 1 || same_bits(one, expected)) << "reduce";
+  // Rank r gets r elements more than rank 0.
+  std::vector<Tensor> given;
+  for (int r = 0; r < group.size(); ++r) given.push_back(values_of(group.rank(), count / 2 + r, dtype));
+  const Tensor own = Tensor::empty({count / 2 + group.rank()}, dtype);
+  group.reduce_scatter(own, given, reduction).wait();
+  EXPECT_TRUE(same_bits(own, reference(group.size(), own.elems(), dtype, reduction))) << "reduce_scatter";
 }
 
 TEST(NetEngine, SumsHaveTheBitsOfOneHostWhateverTheLayout) {
@@ -84,7 +90,8 @@ TEST(NetEngine, SumsHaveTheBitsOfOneHostWhateverTheLayout) {
 }
 
 TEST(NetEngine, EveryAlgorithmGivesTheSameBits) {
-  for (const char* table : {"all_reduce:0=leaders", "all_reduce:0=shards", "all_reduce:0=direct"}) {
+  for (const char* table : {"all_reduce:0=leaders,reduce_scatter:0=direct",
+                            "all_reduce:0=shards,reduce_scatter:0=shards", "all_reduce:0=direct"}) {
     setenv("CHORALE_ALGORITHMS", table, 1);
     for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 1, 1}, std::vector<int>{0, 0, 0, 1, 1, 1, 1}}) {
       run_hosts(hosts, [](Group& group) {
@@ -96,10 +103,15 @@ TEST(NetEngine, EveryAlgorithmGivesTheSameBits) {
   unsetenv("CHORALE_ALGORITHMS");
 }
 
-TEST(NetEngine, LargeAllReducesGoInPieces) {
+TEST(NetEngine, LargeDataGoesInPieces) {
   constexpr int64_t kElems = (int64_t{2} << 20) + 5;
   for (const auto& hosts : {std::vector<int>{0, 1}, std::vector<int>{0, 0, 1, 1}}) {
-    run_hosts(hosts, [](Group& group) { expect_reference(group, kElems, DType::kF32, Reduce::kSum); });
+    run_hosts(hosts, [](Group& group) {
+      expect_reference(group, kElems, DType::kF32, Reduce::kSum);
+      const Tensor x = values_of(group.rank(), kElems, DType::kF32);
+      group.broadcast(x, 1).wait();
+      EXPECT_TRUE(same_bits(x, values_of(1, kElems, DType::kF32)));
+    });
   }
 }
 
@@ -273,10 +285,14 @@ TEST(NetTable, IsReadFromTextPickedFromBySizeAndShown) {
   EXPECT_EQ(table.choose(CallKind::kAllReduce, 1 << 20, tree), NetAlgorithm::kDirect);
   // Sums by host would not follow the tree.
   EXPECT_EQ(table.choose(CallKind::kAllReduce, 100, other), NetAlgorithm::kDirect);
-  EXPECT_EQ(table.text(), "all_reduce:0=leaders,all_reduce:100=shards,all_reduce:5000=direct");
+  EXPECT_EQ(table.text(),
+            "all_reduce:0=leaders,all_reduce:100=shards,all_reduce:5000=direct,"
+            "reduce_scatter:0=direct,reduce_scatter:32768=shards");
+  EXPECT_EQ(NetTable::parse("reduce_scatter:9=shards").choose(CallKind::kReduceScatter, 1, tree),
+            NetAlgorithm::kShards);
   EXPECT_EQ(NetTable::parse(NetTable::parse("").text()).text(), NetTable::parse("").text());
   for (const char* wrong : {"all_reduce", "all_reduce:=direct", "all_reduce:1x=direct", "all_reduce:1=ring",
-                            "broadcast:1=direct", "all_reduce=1:direct"}) {
+                            "broadcast:1=direct", "all_reduce=1:direct", "reduce_scatter:1=leaders"}) {
     EXPECT_THROW(NetTable::parse(wrong), InvalidArgument) << wrong;
   }
 }

@@ -1,6 +1,7 @@
 #include "chorale/comm/net_group.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "chorale/base/error.h"
 
@@ -25,6 +26,7 @@ NetGroup::NetGroup(const Membership& whose, NetLayout where, std::shared_ptr<Net
       id(which),
       local(std::move(here)),
       others_(ranks_elsewhere(whose, layout)),
+      answers_(static_cast<size_t>(whose.size())),
       departures_(static_cast<size_t>(whose.size())) {
   hub->enlist(id, *this);
 }
@@ -39,13 +41,27 @@ void NetGroup::leave(uint32_t last, bool threw) {
 void NetGroup::hear(int from, const NetNotice& notice) {
   const auto at = std::lower_bound(membership.members.begin(), membership.members.end(), from);
   if (at == membership.members.end() || *at != from) return;
+  const auto peer = static_cast<size_t>(at - membership.members.begin());
   if (notice.kind == NetNotice::Kind::kFailed) {
     record({from, notice.culprit, notice.text, notice.number, Clock::now()});
     return;
   }
+  if (notice.kind == NetNotice::Kind::kWhereAreYou) {
+    const Whereabouts own = whereabouts(rank());
+    hub->tell({&from, 1}, {NetNotice::Kind::kHere, -1, id, own.number,
+                           std::string(reinterpret_cast<const char*>(&own.print), sizeof(own.print))});
+    return;
+  }
   const std::lock_guard lock(mutex_);
-  departures_[static_cast<size_t>(at - membership.members.begin())] =
-      Departure{notice.kind == NetNotice::Kind::kThrew, notice.number, Clock::now()};
+  if (notice.kind == NetNotice::Kind::kHere) {
+    Answer& answer = answers_[peer];
+    answer.heard = Clock::now();
+    answer.where.number = static_cast<uint32_t>(notice.number);
+    if (notice.text.size() == sizeof(answer.where.print))
+      std::memcpy(static_cast<void*>(&answer.where.print), notice.text.data(), sizeof(answer.where.print));
+    return;
+  }
+  departures_[peer] = Departure{notice.kind == NetNotice::Kind::kThrew, notice.number, Clock::now()};
 }
 
 bool NetGroup::record(Failure failure) {
@@ -54,15 +70,17 @@ bool NetGroup::record(Failure failure) {
     if (failed_.load(std::memory_order_relaxed)) return false;
     failure_ = std::move(failure);
     failed_.store(true, std::memory_order_release);
-    if (failure_.number <= entered_) local->record_failure(failure_.text, failure_.culprit);
+    if (failure_.number <= entered_.number) local->record_failure(failure_.text, failure_.culprit);
   }
   fabric().wake();
   return true;
 }
 
-void NetGroup::enter(uint32_t number) {
+void NetGroup::enter(uint32_t number, const Fingerprint& print) {
+  local->group().own().outer.enter(number, print);
+  hub->note_call(id, number, print);
   const std::lock_guard lock(mutex_);
-  entered_ = number;
+  entered_ = {number, print};
   if (failed_.load(std::memory_order_relaxed) && failure_.number <= number)
     local->record_failure(failure_.text, failure_.culprit);
 }
@@ -97,35 +115,77 @@ void NetGroup::share_failure(uint32_t number) {
   if (here.reporter == global(rank())) fail(number, here.text, here.culprit);
 }
 
-std::optional<std::string> NetGroup::gone(int peer, uint32_t number) const {
+std::optional<CallFailed> NetGroup::gone(int peer, uint32_t number) const {
+  if (layout.is_here(peer)) {
+    const std::lock_guard lock(local->context().mutex);
+    const auto reason = local->gone(layout.index_of[static_cast<size_t>(peer)]);
+    return reason ? std::optional(CallFailed{*reason, global(peer)}) : std::nullopt;
+  }
+  using State = transport::Life::State;
   std::optional<Departure> departure;
   {
     const std::lock_guard lock(mutex_);
     departure = departures_[static_cast<size_t>(peer)];
   }
   const transport::Life life = fabric().life(global(peer));
-  const std::string who = concat("rank ", global(peer), " (on another host)");
+  std::string how;
   if (departure) {
     const bool sent = number < departure->number && Clock::now() - departure->heard < kInFlight;
-    if (sent && life.state != transport::Life::State::kLost) return std::nullopt;
-    return concat(who, departure->threw ? " left the group because of an exception" : " has left the group", "; it ",
-                  hub->where_is(life, id));
+    if (sent && life.state != State::kLost) return std::nullopt;
+    how = departure->threw ? " left the group because of an exception" : " has left the group";
+  } else if (life.gone()) {
+    how = life.state == State::kLeft ? " has left the job" : concat(" is lost: ", life.text);
+  } else {
+    return std::nullopt;
   }
-  if (!life.gone()) return std::nullopt;
-  return concat(who, life.state == transport::Life::State::kLeft ? " has left the job" : " is lost: ",
-                life.state == transport::Life::State::kLeft ? std::string() : life.text, "; it ",
-                hub->where_is(life, id));
-}
-
-std::string NetGroup::condition(int peer) const {
-  const transport::Life life = fabric().life(global(peer));
-  return concat("on another host, ", life.text.empty() ? std::string("connected") : life.text);
+  return CallFailed{concat("rank ", global(peer), " (on another host)", how, "; it ", where_is(peer)),
+                    life.accuses ? global(rank()) : global(peer)};
 }
 
 bool NetGroup::is_silent(int peer) const {
   return fabric().life(global(peer)).state == transport::Life::State::kSilent;
 }
 
-std::string NetGroup::where_is(int peer) const { return hub->where_is(fabric().life(global(peer)), id); }
+bool NetGroup::is_stopped_here(int peer) const {
+  return local->group().is_stopped(layout.index_of[static_cast<size_t>(peer)]);
+}
+
+NetGroup::Whereabouts NetGroup::whereabouts(int peer) const {
+  Whereabouts where;
+  if (layout.is_here(peer)) {
+    where.number = local->group().segment.control(layout.index_of[static_cast<size_t>(peer)]).outer.read(where.print);
+    return where;
+  }
+  where.number = NetHub::last_call(fabric().life(global(peer)), id, where.print);
+  const std::lock_guard lock(mutex_);
+  const Whereabouts& answer = answers_[static_cast<size_t>(peer)].where;
+  return static_cast<int32_t>(answer.number - where.number) > 0 ? answer : where;
+}
+
+void NetGroup::ask_where() const { hub->tell(others_, {NetNotice::Kind::kWhereAreYou, -1, id, 0, std::string()}); }
+
+bool NetGroup::has_answered(int peer, Clock::time_point since) const {
+  const std::lock_guard lock(mutex_);
+  return answers_[static_cast<size_t>(peer)].heard >= since;
+}
+
+std::string NetGroup::where_is(int peer) const {
+  const Whereabouts where = whereabouts(peer);
+  if (where.number == 0) return "has made no call in this group yet";
+  Fingerprint shown = where.print;
+  if (shown.root >= 0 && shown.root < size()) shown.root = global(shown.root);
+  return concat("last entered ", describe(shown), " #", where.number);
+}
+
+std::string NetGroup::who_is(int peer) const {
+  std::string condition;
+  if (layout.is_here(peer)) {
+    condition = local->group().condition(layout.index_of[static_cast<size_t>(peer)]);
+  } else {
+    const transport::Life life = fabric().life(global(peer));
+    condition = concat("on another host, ", life.text.empty() ? std::string("connected") : life.text);
+  }
+  return concat("rank ", global(peer), " (", condition, ") ", where_is(peer));
+}
 
 }  // namespace chorale::comm

@@ -53,8 +53,8 @@ class NetGroup final : public NetListener {
   bool failed() const { return failed_.load(std::memory_order_acquire) || local->is_broken(); }
   // Failed, and in a way that ends this call (Note [Notices overtake]).
   bool fails(uint32_t number) const;
-  // This rank begins that call.
-  void enter(uint32_t number);
+  // This rank begins that call. Peers who wonder are told.
+  void enter(uint32_t number, const Fingerprint& print);
   // Also one that a neighbour has found.
   Failure failure() const;
   // Records it and tells everybody, unless there is one already.
@@ -63,25 +63,40 @@ class NetGroup final : public NetListener {
   // it was this rank who found it.
   void share_failure(uint32_t number);
 
-  // ---- peers on other hosts
+  // ---- peers
 
-  // Why call `number` gets nothing more from this peer, if that is so.
-  std::optional<std::string> gone(int peer, uint32_t number) const;
-  // "connected", "silent for 3.2 s: …"
-  std::string condition(int peer) const;
-  bool is_silent(int peer) const;
-  std::string where_is(int peer) const;
+  // Why call `number` gets nothing more from this peer, and who is to blame, if that is so.
+  std::optional<CallFailed> gone(int peer, uint32_t number) const;
+  bool is_silent(int peer) const;        // on another host
+  bool is_stopped_here(int peer) const;  // a neighbour
+  // The last call that a rank is known to have entered: number 0 when none is.
+  struct Whereabouts {
+    uint32_t number = 0;
+    Fingerprint print;
+  };
+  Whereabouts whereabouts(int peer) const;
+  // Asks everybody on other hosts; answers come within a moment from all whose fabric runs.
+  void ask_where() const;
+  bool has_answered(int peer, Clock::time_point since) const;
+  // "rank 3 (on another host, silent for 3.2 s: …) last entered all_reduce of 1000 f32 (sum) #12"
+  std::string who_is(int peer) const;
 
  private:
   void hear(int from, const NetNotice& notice) override;
   bool record(Failure failure);
+  std::string where_is(int peer) const;
 
   const std::vector<int> others_;  // global ranks on other hosts
 
   mutable std::mutex mutex_;  // guards the rest
   std::atomic<bool> failed_{false};
   Failure failure_;
-  uint32_t entered_ = 0;  // the last call that this rank has begun
+  Whereabouts entered_;  // the last call that this rank has begun
+  struct Answer {
+    Whereabouts where;
+    Clock::time_point heard{};
+  };
+  std::vector<Answer> answers_;  // by group rank
   struct Departure {
     bool threw = false;
     uint64_t number = 0;

@@ -51,14 +51,16 @@ void NetHub::hear(int from, std::string_view bytes) {
   Head head;
   if (bytes.size() < sizeof(head)) return;
   std::memcpy(&head, bytes.data(), sizeof(head));
-  if (head.kind > NetNotice::Kind::kThrew) return;
+  if (head.kind > NetNotice::Kind::kHere) return;
   NetNotice notice{head.kind, head.culprit, head.group, head.number, std::string(bytes.substr(sizeof(head)))};
   {
     const std::lock_guard lock(mutex_);
     const auto found = listeners_.find(notice.group);
     if (found != listeners_.end()) {
       found->second->hear(from, notice);
-    } else {
+    } else if (notice.kind == NetNotice::Kind::kWhereAreYou) {
+      tell({&from, 1}, {NetNotice::Kind::kHere, -1, notice.group, 0, std::string()});
+    } else if (notice.kind != NetNotice::Kind::kHere) {
       if (unheard_.size() >= kMostUnheard) unheard_.erase(unheard_.begin());
       unheard_.emplace_back(from, std::move(notice));
     }
@@ -72,12 +74,10 @@ void NetHub::note_call(uint64_t group, uint32_t number, const Fingerprint& print
   fabric_->set_status(status);
 }
 
-std::string NetHub::where_is(const transport::Life& life, uint64_t group) const {
-  if (life.status[1] == 0) return "has made no call between hosts yet";
-  if (life.status[0] != group) return "was last heard of in another group";
-  Fingerprint print;
+uint32_t NetHub::last_call(const transport::Life& life, uint64_t group, Fingerprint& print) {
+  if (life.status[0] != group) return 0;
   std::memcpy(static_cast<void*>(&print), &life.status[2], sizeof(print));
-  return concat("last entered ", describe(print), " #", life.status[1]);
+  return static_cast<uint32_t>(life.status[1]);
 }
 
 }  // namespace chorale::comm

@@ -1,8 +1,8 @@
 // Inside comm: this rank's end of what connects the hosts of a job, shared by all its groups that span hosts.
 //
-// Groups tell their members two things out of turn, whatever those wait for: that the group has failed, and that a rank
-// has left. Such a notice may overtake messages that were sent before it; therefore it says in which call its sender
-// was (net_group.h).
+// Groups tell their members some things out of turn, whatever those wait for: that the group has failed, that a rank
+// has left, and, when they are asked, where they are. Such a notice may overtake messages that were sent before it;
+// therefore it says in which call its sender was (net_group.h).
 #pragma once
 
 #include <map>
@@ -19,12 +19,12 @@
 namespace chorale::comm {
 
 struct NetNotice {
-  enum class Kind : uint32_t { kFailed, kLeft, kThrew };
+  enum class Kind : uint32_t { kFailed, kLeft, kThrew, kWhereAreYou, kHere };
   Kind kind = Kind::kFailed;
   int32_t culprit = -1;  // global rank
   uint64_t group = 0;
-  uint64_t number = 0;  // of the first call that the sender did not finish
-  std::string text;
+  uint64_t number = 0;  // of the first call that the sender did not finish; of kHere: of the last one that it entered
+  std::string text;     // of kHere: the fingerprint of that call
 };
 
 // Who hears the notices of one group, in the fabric's thread.
@@ -51,8 +51,8 @@ class NetHub {
 
   // The last call that this rank has entered, for peers who ask where it is.
   void note_call(uint64_t group, uint32_t number, const Fingerprint& print) const;
-  // "last entered all_reduce of 1000 f32 (sum) #12", as far as the peer has told.
-  std::string where_is(const transport::Life& life, uint64_t group) const;
+  // What a peer has told so; 0 when its last call was in another group.
+  static uint32_t last_call(const transport::Life& life, uint64_t group, Fingerprint& print);
 
  private:
   void hear(int from, std::string_view bytes);

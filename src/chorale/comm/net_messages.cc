@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iostream>
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
@@ -103,7 +104,7 @@ bool NetMessages::is_done(Pending& pending) {
     const int peer = operation.peer;
     const int culprit = peer < 0 ? transfer.source : group_.global(peer);
     const auto reason = peer < 0 ? std::nullopt : group_.gone(peer, ~uint32_t{0});
-    if (reason) throw CallFailed{*reason, culprit};
+    if (reason) throw CallFailed(*reason);
     if (!pending.patience) pending.patience = within(kUnsurePatience);
     if (!pending.patience->passed()) return false;
     throw CallFailed{concat("rank ", culprit, " (on another host): ", transfer.error), culprit};
@@ -132,27 +133,33 @@ void NetMessages::progress(std::vector<Intrusive<Operation>>& done) {
   }
 }
 
-void NetMessages::look(const Operation& operation, Deadline deadline) const {
+void NetMessages::look(const Operation& operation, Deadline deadline) {
+  const auto pending = std::find_if(pending_.begin(), pending_.end(),
+                                    [&](const Pending& one) { return one.operation.get() == &operation; });
+  if (pending == pending_.end()) return;
   std::vector<int> peers;
   for (int peer = 0; peer < group_.size(); ++peer) {
     if (operation.peer == peer || (operation.peer < 0 && peer != group_.rank())) peers.push_back(peer);
   }
-  const auto gone = [&](int peer) {
-    if (!group_.layout.is_here(peer)) return group_.gone(peer, 0);
-    const std::lock_guard lock(group_.local->context().mutex);
-    return group_.local->gone(group_.layout.index_of[static_cast<size_t>(peer)]);
-  };
   for (int peer : peers) {
-    if (const auto reason = gone(peer)) throw CallFailed{*reason, group_.global(peer)};
+    if (const auto reason = group_.gone(peer, 0)) throw CallFailed(*reason);
   }
-  if (!deadline.earlier(operation.deadline).passed()) return;
-  const std::string time = in_seconds(Deadline::Clock::now() - operation.issued);
-  const int peer = peers.empty() ? group_.rank() : peers.front();
-  throw CallFailed{concat("timed out: nothing from rank ", group_.global(peer), " for ", time,
-                          group_.layout.is_here(peer) ? std::string()
-                                                      : concat("; rank ", group_.global(peer), " (",
-                                                               group_.condition(peer), ") ", group_.where_is(peer))),
-                   group_.global(peer)};
+  if (deadline.earlier(operation.deadline).passed()) {
+    if (!pending->inquiry) pending->inquiry = std::make_unique<NetInquiry>(group_);
+    pending->inquiry->look_for_culprit(peers, operation.issued);
+  }
+  if (Deadline::Clock::now() - operation.issued >= pending->next_word) say_who_is_awaited(*pending, peers);
+}
+
+void NetMessages::say_who_is_awaited(Pending& pending, const std::vector<int>& peers) const {
+  const Operation& operation = *pending.operation;
+  pending.next_word *= 2;
+  std::string who;
+  for (int peer : peers) who += concat(who.empty() ? "" : "; ", group_.who_is(peer));
+  // One write, so that lines of several ranks stay whole.
+  std::cerr << concat(prefix_of(group_.membership, operation), "waiting since ",
+                      in_seconds(Deadline::Clock::now() - operation.issued), " for ", who, "\n")
+            << std::flush;
 }
 
 void NetMessages::wait_for_event(const Operation& operation, int64_t rounds, uint32_t seen) const {

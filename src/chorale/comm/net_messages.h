@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "chorale/comm/net_group.h"
+#include "chorale/comm/net_inquiry.h"
 
 namespace chorale::comm {
 
@@ -23,8 +23,9 @@ class NetMessages {
   Intrusive<Operation> pending() const {
     return pending_.empty() ? Intrusive<Operation>() : pending_.front().operation;
   }
-  // The reason why it does not come, if there is one; looked for now and then.
-  void look(const Operation& operation, Deadline deadline) const;
+  // Throws the reason why it does not come, if there is one; to be called now and then. Says for whom this rank waits
+  // when that takes long.
+  void look(const Operation& operation, Deadline deadline);
   // Waits a little for something to happen after the event `seen` of the fabric, without the lock of the engine.
   void wait_for_event(const Operation& operation, int64_t rounds, uint32_t seen) const;
   // All that is in flight, given up.
@@ -36,9 +37,15 @@ class NetMessages {
     transport::TransferHandle transfer;     // through the fabric
     Intrusive<Operation> here;              // through the engine of this host
     std::optional<Deadline> patience = {};  // after the transfer failed for a reason that we may hear soon
+    std::unique_ptr<NetInquiry> inquiry = nullptr;
+    Deadline::Clock::duration next_word = kFirstWord;  // after it was issued
   };
 
+  // After so long one says for whom one waits, and then whenever the time has doubled.
+  static constexpr Deadline::Clock::duration kFirstWord = std::chrono::seconds(5);
+
   bool is_done(Pending& pending);
+  void say_who_is_awaited(Pending& pending, const std::vector<int>& peers) const;
   void check(const Operation& receive, const transport::Transfer& transfer) const;
   uint64_t channel(uint64_t tag) const;
   Intrusive<Operation> local_form(const Operation& operation) const;

@@ -44,8 +44,6 @@ struct Operation : RefCounted {
 
   Deadline::Clock::time_point issued;
   Deadline deadline = Deadline::never();
-  // For so long after the deadline a rank that waits as we do is not blamed: somebody may know better (net_call.h).
-  Deadline::Clock::duration grace{};
   // Of a monitored barrier: name all who stay away, each after its own time; and who they are so far.
   bool wait_for_all = false;
   Deadline::Clock::duration timeout{};

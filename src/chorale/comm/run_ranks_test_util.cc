@@ -195,4 +195,28 @@ void run_everywhere(int size, const std::function<void(Group&)>& body, const Gro
   run_threads_and_processes(size, body, options);
 }
 
+void expect_sums_in_order(Group& group) {
+  const auto value = [](int rank, int64_t i) { return 1.0f / static_cast<float>(1 + 3 * rank + i % 1009); };
+  const std::function<float(int, int, int64_t)> sum = [&](int begin, int end, int64_t i) {
+    if (end - begin == 1) return value(begin, i);
+    int left = 1;
+    while (2 * left < end - begin) left *= 2;
+    return sum(begin, begin + left, i) + sum(begin + left, end, i);
+  };
+  // In a slot, in place or staged, and in more pieces than one.
+  for (int64_t count : {1, 5, 3000, 200'000}) {
+    const Tensor ours = Tensor::empty({count}, DType::kF32);
+    std::vector<float> foreign(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i)
+      ours.data<float>()[i] = foreign[static_cast<size_t>(i)] = value(group.rank(), i);
+    group.all_reduce(ours).wait();
+    group.all_reduce(std::span(foreign)).wait();
+    for (int64_t i = 0; i < count; ++i) {
+      const float expected = sum(0, group.size(), i);
+      ASSERT_EQ(ours.data<float>()[i], expected) << i << " of " << count;
+      ASSERT_EQ(foreign[static_cast<size_t>(i)], expected) << i << " of " << count;
+    }
+  }
+}
+
 }  // namespace chorale::comm

@@ -37,4 +37,8 @@ void run_threads_and_processes(int size, const std::function<void(Group&)>& body
 // And on two hosts.
 void run_everywhere(int size, const std::function<void(Group&)>& body, const GroupOptions& options = {});
 
+// All-reduces of floats whose order matters, of our own memory and of foreign memory, small and large: their bits are
+// those of Note [Order of sums] in vec/combine.h.
+void expect_sums_in_order(Group& group);
+
 }  // namespace chorale::comm

@@ -29,7 +29,7 @@ constexpr Deadline::Clock::duration kFirstWord = 5s;  // after which one says fo
 ShmEngine::ShmEngine(std::shared_ptr<RankContext> whose_context, Membership whose, shm::GroupSegment segment,
                      const std::vector<ShmIdentity>& identities, bool inner)
     : Engine(std::move(whose_context), std::move(whose)),
-      group_(context(), membership(), std::move(segment), identities),
+      group_(context(), membership(), std::move(segment), identities, inner),
       messages_(group_),
       inner_(inner),
       exceptions_at_birth_(std::uncaught_exceptions()) {
@@ -264,7 +264,6 @@ void ShmEngine::look_at_deadline(Operation& operation, Deadline deadline, const 
   if (missing.empty()) throw CallFailed{concat("timed out after ", time), -1};
   // Of several, one that is stopped is to blame rather than one that waits as we do.
   const auto stopped = std::find_if(missing.begin(), missing.end(), [&](int peer) { return group_.is_stopped(peer); });
-  if (stopped == missing.end() && Clock::now() < deadline.earlier(operation.deadline).end() + operation.grace) return;
   const int culprit = stopped == missing.end() ? missing.front() : *stopped;
   throw CallFailed{concat("timed out: nothing from rank ", group_.global(culprit), " for ", time, "; rank ",
                           group_.global(culprit), " (", group_.condition(culprit), ") ", where_is(culprit)),

@@ -11,7 +11,8 @@ namespace chorale::comm {
 
 class ShmEngine final : public Engine {
  public:
-  // `inner`: moves the data of one host for an engine of several hosts, which reports failures itself.
+  // `inner`: moves the data of one host for an engine of several hosts, which reports failures itself and finds out
+  // who made a different call.
   ShmEngine(std::shared_ptr<RankContext> context, Membership membership, shm::GroupSegment segment,
             const std::vector<ShmIdentity>& identities, bool inner = false);
   // Finishes what is in flight, unless an exception is passing through: then the others are told.
@@ -34,6 +35,8 @@ class ShmEngine final : public Engine {
   bool take_message(Operation& receive);
   // Why nothing comes from this rank any more, if that is so.
   std::optional<std::string> gone(int peer) const;
+  // The ranks that an operation waits for.
+  std::vector<int> awaited(const Operation& operation) const;
   // Ends everything with the failure that was recorded: nobody writes into memory of callers any more.
   void give_up();
 
@@ -59,7 +62,6 @@ class ShmEngine final : public Engine {
   std::vector<int> with_the_stopped(std::vector<int> missing, Deadline deadline) const;
   void look_at_deadline(Operation& operation, Deadline deadline, const std::vector<int>& missing);
   void say_who_is_awaited(const Operation& operation, const std::vector<int>& missing);
-  std::vector<int> awaited(const Operation& operation) const;
   std::string where_is(int peer) const;
   // Breaks the group: publishes the failure unless there is one already, takes memory back, and ends all operations.
   void fail(const Operation& operation, const std::string& reason, int culprit);

@@ -49,8 +49,13 @@ bool has_core_each(const std::vector<ShmIdentity>& ranks) {
 }
 
 ShmGroup::ShmGroup(RankContext& context, const Membership& whose, shm::GroupSegment group_segment,
-                   const std::vector<ShmIdentity>& identities)
-    : membership(whose), rank(whose.rank), size(whose.size()), segment(std::move(group_segment)), context_(context) {
+                   const std::vector<ShmIdentity>& identities, bool is_inner)
+    : membership(whose),
+      rank(whose.rank),
+      size(whose.size()),
+      segment(std::move(group_segment)),
+      inner(is_inner),
+      context_(context) {
   for (const ShmIdentity& identity : identities) {
     Peer peer{.id = identity.process,
               .process = nullptr,

@@ -28,11 +28,12 @@ bool has_core_each(const std::vector<ShmIdentity>& ranks);
 class ShmGroup {
  public:
   ShmGroup(RankContext& context, const Membership& membership, shm::GroupSegment segment,
-           const std::vector<ShmIdentity>& identities);
+           const std::vector<ShmIdentity>& identities, bool inner);
 
   const Membership& membership;  // the engine's
   const int rank, size;
   const shm::GroupSegment segment;
+  const bool inner;  // part of a group that spans hosts
 
   int global(int peer) const { return membership.members[static_cast<size_t>(peer)]; }
 
@@ -106,8 +107,9 @@ bool step_call(ShmGroup& group, Operation& operation, uint32_t& pieces);
 // The ranks that it waits for.
 std::vector<int> missing_ranks(const ShmGroup& group, const Operation& operation);
 // Throws CallFailed, naming everybody's call, if they are not the same, or whose words are damaged (Note [Damage] in
-// transport/shm/control_check.h).
-void check_fingerprints(const ShmGroup& group, const Operation& operation);
+// transport/shm/control_check.h). Where the group is part of one that spans hosts, calls that differ are not raised
+// here: the operation stays where it is (false), and whoever made it asks the other hosts who is right.
+bool check_fingerprints(const ShmGroup& group, const Operation& operation);
 [[noreturn]] void raise_damage(const ShmGroup& group, int peer, const char* what);
 
 // Between their own memory (algorithm/in_place.cc): each rank combines its slice of everybody's data and stores the

@@ -24,6 +24,7 @@ bool fits(ControlKind kind, size_t bytes) {
       return bytes == kStatusBytes;
     case ControlKind::kNotice:
     case ControlKind::kDrop:
+    case ControlKind::kAccuse:
       return bytes <= kMaxNoticeBytes;
     case ControlKind::kGoodbye:
       return bytes == 0;

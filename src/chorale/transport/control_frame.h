@@ -16,7 +16,8 @@ enum class ControlKind : uint32_t {
   kStatus = 0xc0de0001,  // the words of Fabric::set_status: this rank lives
   kNotice,
   kGoodbye,
-  kDrop,  // the receiver is lost to the sender, for this reason
+  kDrop,    // the receiver is lost to the sender, for this reason
+  kAccuse,  // the same, and the receiver is to blame: it has sent what it must not
 };
 
 struct ControlFrame {

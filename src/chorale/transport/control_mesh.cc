@@ -36,12 +36,16 @@ std::string seconds_text(Clock::duration time) {
   return std::move(text).str();
 }
 
-// How many bytes the other host has acknowledged so far.
-uint64_t acknowledged_bytes(int descriptor) {
+// What the other host has acknowledged so far, and whether anything that was sent to it is not.
+struct Acknowledged {
+  uint64_t bytes;
+  bool all;
+};
+Acknowledged acknowledged_by(int descriptor) {
   tcp_info info{};
   socklen_t size = sizeof info;
   getsockopt(descriptor, IPPROTO_TCP, TCP_INFO, &info, &size);
-  return info.tcpi_bytes_acked;
+  return {info.tcpi_bytes_acked, info.tcpi_unacked == 0};
 }
 
 // The kernel asks an idle connection's host every second, and gives up after three.
@@ -57,7 +61,7 @@ void ask_when_idle(int descriptor) {
 class ControlMesh::Peer final : public IoLoop::Handler {
  public:
   Peer(ControlMesh& mesh, int rank, TlsStream stream) : mesh_(mesh), rank_(rank), stream_(std::move(stream)) {
-    heard_ = acknowledged_ = Clock::now();
+    heard_ = Clock::now();
     ask_when_idle(stream_.descriptor());
   }
 
@@ -88,10 +92,10 @@ class ControlMesh::Peer final : public IoLoop::Handler {
   }
 
   // Looks at the clock; `beats` says whether a heartbeat is due.
-  void tick(Clock::time_point now, bool beats, std::string_view status) {
+  void tick(bool beats, std::string_view status) {
     {
       const std::lock_guard lock(mutex_);
-      if (!ending_) watch_life(now);
+      if (!ending_) watch_life();
       if (!ending_ && beats && unanswered_ < kMaxUnanswered) {
         ++unanswered_;
         send_locked(ControlKind::kStatus, status);
@@ -99,12 +103,6 @@ class ControlMesh::Peer final : public IoLoop::Handler {
     }
     finish();
   }
-  // This process did not run for a while: nothing that was not heard meanwhile means anything.
-  void excuse(Clock::time_point now) {
-    const std::lock_guard lock(mutex_);
-    heard_ = acknowledged_ = now;
-  }
-
   Life life() const {
     const std::lock_guard lock(mutex_);
     Life life = life_;
@@ -125,7 +123,7 @@ class ControlMesh::Peer final : public IoLoop::Handler {
   void lose(const std::string& why) {
     const std::lock_guard lock(mutex_);
     if (gone_) return;
-    send_locked(ControlKind::kDrop, std::string_view(why).substr(0, kMaxNoticeBytes));
+    send_locked(ControlKind::kAccuse, std::string_view(why).substr(0, kMaxNoticeBytes));
     ending_.reset();
     end(Life::State::kLost, why);
     ending_->at_once = true;
@@ -142,6 +140,7 @@ class ControlMesh::Peer final : public IoLoop::Handler {
     Life::State state;
     std::string text;
     bool at_once = false;
+    bool accuses = false;
   };
 
   Clock::duration grace() const { return std::max<Clock::duration>(mesh_.keep_alive_ / 4, 50ms); }
@@ -189,6 +188,7 @@ class ControlMesh::Peer final : public IoLoop::Handler {
 
   void hear(const ControlFrame& frame, std::vector<std::string>& notices) {
     heard_ = Clock::now();
+    heard_at_ = mesh_.watched_;
     unanswered_ = 0;
     if (life_.state == Life::State::kSilent) {
       life_.state = Life::State::kConnected;
@@ -207,25 +207,29 @@ class ControlMesh::Peer final : public IoLoop::Handler {
       case ControlKind::kDrop:
         end(Life::State::kLost, concat("dropped the connection: ", frame.body));
         return;
+      case ControlKind::kAccuse:
+        end(Life::State::kLost, concat("dropped the connection, because it got this from us: ", frame.body));
+        ending_->accuses = true;
+        return;
     }
   }
 
-  void watch_life(Clock::time_point now) {
-    const uint64_t acknowledged = acknowledged_bytes(stream_.descriptor());
-    // Where no heartbeats are sent, there is nothing to acknowledge.
-    if (acknowledged != acknowledged_bytes_ || unanswered_ == kMaxUnanswered) {
-      acknowledged_bytes_ = acknowledged;
-      acknowledged_ = now;
+  void watch_life() {
+    const Clock::duration now = mesh_.watched_;
+    const Acknowledged acknowledged = acknowledged_by(stream_.descriptor());
+    if (acknowledged.all || acknowledged.bytes != acknowledged_bytes_) {
+      acknowledged_bytes_ = acknowledged.bytes;
+      acknowledged_at_ = now;
     }
     // A quarter passes before the next heartbeat shows that nothing gets through, an eighth before the next look.
-    if (now - acknowledged_ > mesh_.keep_alive_ * 5 / 8) {
-      end(Life::State::kLost, concat("unreachable: acknowledged nothing for ", seconds_text(now - acknowledged_),
+    if (now - acknowledged_at_ > mesh_.keep_alive_ * 5 / 8) {
+      end(Life::State::kLost, concat("unreachable: acknowledged nothing for ", seconds_text(now - acknowledged_at_),
                                      "; is its host down, or the network?"));
       ending_->at_once = true;
-    } else if (suspected_ && now - suspected_->first > mesh_.keep_alive_) {  // by then a dead host is known as one
+    } else if (suspected_ && Clock::now() - suspected_->first > mesh_.keep_alive_) {  // by then a dead host is known
       send_locked(ControlKind::kDrop, std::string_view(suspected_->second).substr(0, kMaxNoticeBytes));
       end(Life::State::kLost, suspected_->second);
-    } else if (now - heard_ > mesh_.keep_alive_ && life_.state == Life::State::kConnected) {
+    } else if (now - heard_at_ > mesh_.keep_alive_ && life_.state == Life::State::kConnected) {
       life_.state = Life::State::kSilent;
       mesh_.events_.add();
     }
@@ -243,6 +247,7 @@ class ControlMesh::Peer final : public IoLoop::Handler {
       life = life_;
       life.state = ending_->state;
       life.text = ending_->text;
+      life.accuses = ending_->accuses;
     }
     // Who sees that the peer has gone finds its transfers ended.
     mesh_.owner_.on_gone(rank_, life);
@@ -261,7 +266,8 @@ class ControlMesh::Peer final : public IoLoop::Handler {
   bool waits_for_room_ = false;
   Life life_;
   Clock::time_point heard_;
-  Clock::time_point acknowledged_;  // when the peer's host acknowledged anything new
+  // By the mesh's watched_: when it was heard, and when the peer's host had acknowledged all or something new.
+  Clock::duration heard_at_{}, acknowledged_at_{};
   uint64_t acknowledged_bytes_ = 0;
   int unanswered_ = 0;  // heartbeats since anything was heard
   std::optional<std::pair<Clock::time_point, std::string>> suspected_;
@@ -300,9 +306,7 @@ void ControlMesh::leave() {
 
 void ControlMesh::tick() {
   const auto now = Clock::now();
-  if (now - last_tick_ > keep_alive_ / 2) {
-    for (const auto& [rank, peer] : peers_) peer->excuse(now);
-  }
+  watched_ += std::min<Clock::duration>(now - last_tick_, keep_alive_ / kTicksPerKeepAlive * 2);
   last_tick_ = now;
   const bool beats = ticks_++ % kTicksPerHeartbeat == 0;
   std::array<uint64_t, 8> status;
@@ -311,7 +315,7 @@ void ControlMesh::tick() {
     status = status_;
   }
   const std::string_view body(reinterpret_cast<const char*>(status.data()), sizeof status);
-  for (const auto& [rank, peer] : peers_) peer->tick(now, beats, body);
+  for (const auto& [rank, peer] : peers_) peer->tick(beats, body);
 }
 
 void ControlMesh::tell(std::span<const int> peers, std::string_view notice) {

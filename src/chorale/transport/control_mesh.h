@@ -83,6 +83,9 @@ class ControlMesh {
   std::map<int, std::unique_ptr<Peer>> peers_;
   uint64_t ticks_ = 0;
   std::chrono::steady_clock::time_point last_tick_;
+  // How long this thread has watched its peers. Only time that it had itself counts: on a busy machine it runs late,
+  // after a signal or a debugger very late, and must not blame others for what it could not hear meanwhile.
+  std::chrono::steady_clock::duration watched_{};
 
   std::mutex hearing_;  // held while somebody listens
   std::function<void(int, std::string_view)> hear_;

@@ -223,6 +223,14 @@ void expose_to_reduce(ShmGroup& group, Operation& operation, CallSlot& slot, uin
   if (chunk.bytes > 0) std::memcpy(slot.payload, chunk.data, chunk.bytes);
 }
 
+// Whether anybody looks at this chunk that the rank gives: nobody does at what it gives to itself alone.
+bool is_read(const ShmGroup& group, const Operation& operation, int chunk) {
+  const bool all_to_root = operation.kind == CallKind::kGather || operation.kind == CallKind::kReduce;
+  const bool to_itself =
+      one_for_all(operation.kind) ? all_to_root && operation.root == group.rank : chunk == group.rank;
+  return group.size > 1 && !to_itself;
+}
+
 void expose_to_read(ShmGroup& group, Operation& operation, CallSlot& slot) {
   const bool table = has_table(operation);
   const size_t table_bytes = table ? operation.give.size() * sizeof(PlacedChunk) : 0;
@@ -235,9 +243,7 @@ void expose_to_read(ShmGroup& group, Operation& operation, CallSlot& slot) {
   for (size_t r = 0; r < operation.give.size(); ++r) {
     const Chunk& chunk = operation.give[r];
     Place place = Place::make(PlaceKind::kSlot, at);
-    // What a rank gives to itself is not looked at by anybody.
-    const bool is_seen = group.size > 1 && (one_for_all(operation.kind) || static_cast<int>(r) != group.rank);
-    transport::Chaos* chaos = is_seen ? group.context().chaos.get() : nullptr;
+    transport::Chaos* chaos = is_read(group, operation, static_cast<int>(r)) ? group.context().chaos.get() : nullptr;
     if (!fits) {
       place = expose(group, operation, chunk, chaos);
     } else if (chunk.bytes > 0) {
@@ -310,7 +316,7 @@ bool step_monitored_barrier(ShmGroup& group, Operation& operation, uint32_t& pie
     ++operation.seen;
   }
   if (!operation.absent.empty()) note_absence(group.membership, operation);
-  check_fingerprints(group, operation);
+  if (!check_fingerprints(group, operation)) return false;
   group.segment.publish(group.own().acted, operation.piece);
   return true;
 }
@@ -320,8 +326,7 @@ bool step_monitored_barrier(ShmGroup& group, Operation& operation, uint32_t& pie
 bool step_call(ShmGroup& group, Operation& operation, uint32_t& pieces) {
   if (operation.kind == CallKind::kMonitoredBarrier) return step_monitored_barrier(group, operation, pieces);
   if (operation.phase == Phase::kEntered) {
-    if (!everybody_entered(group, operation)) return false;
-    check_fingerprints(group, operation);
+    if (!everybody_entered(group, operation) || !check_fingerprints(group, operation)) return false;
     if (group.context().chaos) [[unlikely]]
       group.context().chaos->pause();
     bool outside = false, staged = false, all_writable = true;

@@ -14,8 +14,20 @@
 namespace chorale::comm {
 namespace {
 
-// Pieces of a shard: one is summed while the next ones travel.
+// Pieces of what travels: one is summed while the next ones are on their way.
 constexpr size_t kPieceBytes = 1 << 20;
+
+// At least one piece, be it empty, so that hosts hear from each other.
+std::vector<Slice> pieces_of(const Slice& slice, size_t elem) {
+  const auto most = static_cast<int64_t>(kPieceBytes / elem);
+  std::vector<Slice> pieces;
+  int64_t at = slice.begin;
+  do {
+    pieces.push_back({at, std::min(slice.end, at + most)});
+    at = pieces.back().end;
+  } while (at < slice.end);
+  return pieces;
+}
 
 Chunk chunk_of(const Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.raw()), static_cast<size_t>(tensor.elems()) * tensor.elem_bytes()};
@@ -174,7 +186,6 @@ void all_reduce_leaves_by_leaders(NetCall& call) {
 void reduce_rail(NetCall& call, const Partial& partial, const Slice& shard, const Chunk& to) {
   const NetLayout& layout = call.layout;
   const size_t elem = partial.elem(), result_elem = size_of(call.operation.dtype);
-  const auto piece_elems = static_cast<int64_t>(kPieceBytes / elem);
   const auto hosts = static_cast<size_t>(layout.host_count());
   const auto peer = [&](size_t host) { return layout.hosts[host][static_cast<size_t>(layout.index)]; };
   const auto own = static_cast<size_t>(layout.host);
@@ -183,18 +194,7 @@ void reduce_rail(NetCall& call, const Partial& partial, const Slice& shard, cons
     const Slice slice = slice_of(shard.end - shard.begin, elem, static_cast<int>(host), static_cast<int>(hosts));
     return Slice{shard.begin + slice.begin, shard.begin + slice.end};
   };
-  // At least one piece, be it empty, so that hosts hear from each other.
-  const auto pieces_of = [&](const Slice& slice) {
-    std::vector<Slice> pieces;
-    int64_t at = slice.begin;
-    do {
-      pieces.push_back({at, std::min(slice.end, at + piece_elems)});
-      at = pieces.back().end;
-    } while (at < slice.end);
-    return pieces;
-  };
-
-  const std::vector<Slice> own_pieces = pieces_of(part_of(own));
+  const std::vector<Slice> own_pieces = pieces_of(part_of(own), elem);
   const size_t own_bytes = static_cast<size_t>(part_of(own).end - part_of(own).begin) * elem;
   const Chunk theirs = chunk_of(call.buffer(static_cast<int64_t>(hosts * own_bytes)));
   std::vector<std::vector<NetCall::Ticket>> tickets(hosts);
@@ -205,10 +205,11 @@ void reduce_rail(NetCall& call, const Partial& partial, const Slice& shard, cons
   };
   for (size_t host = 0; host < hosts; ++host) {
     if (host == own) continue;
-    for (const Slice& piece : pieces_of(part_of(host))) call.send(peer(host), part(partial.values(), piece, elem));
+    for (const Slice& piece : pieces_of(part_of(host), elem))
+      call.send(peer(host), part(partial.values(), piece, elem));
     for (const Slice& piece : own_pieces) tickets[host].push_back(call.receive(peer(host), place(host, piece)));
     // A sum comes after everything that this rank gives to it was received there: its place is free by then.
-    for (const Slice& piece : pieces_of(part_of(host))) call.receive(peer(host), part(to, piece, result_elem));
+    for (const Slice& piece : pieces_of(part_of(host), elem)) call.receive(peer(host), part(to, piece, result_elem));
   }
   std::vector<const void*> sources(hosts);
   for (size_t p = 0; p < own_pieces.size(); ++p) {
@@ -331,9 +332,71 @@ void net_all_reduce(NetCall& call) {
   }
 }
 
+namespace {
+
+// The sums of a host travel, each rank's from one of the members in turn.
+void reduce_scatter_by_shards(NetCall& call) {
+  const NetLayout& layout = call.layout;
+  const int rank = call.group.rank();
+  std::vector<Partial> given;  // by rank
+  for (const Chunk& chunk : call.operation.give) given.emplace_back(call, chunk);
+  const Partial& own = given[static_cast<size_t>(rank)];
+  // Each member gets the sum of what this host gives to one of `ranks`, -1: to nobody.
+  const auto sum_here = [&](const std::vector<int>& ranks) {
+    const auto values = [&](int to) { return to < 0 ? Chunk{} : given[static_cast<size_t>(to)].values(); };
+    const Chunk mine = values(ranks[static_cast<size_t>(layout.index)]);
+    if (!own.has_first_step()) return mine;
+    const Chunk sum = chunk_of(call.buffer(static_cast<int64_t>(mine.bytes)));
+    NetCall::Here scatter{.kind = CallKind::kReduceScatter,
+                          .give = {},
+                          .take = {sum},
+                          .root = -1,
+                          .dtype = own.dtype(),
+                          .reduction = own.first_step()};
+    for (int to : ranks) scatter.give.push_back(values(to));
+    call.here(scatter);
+    return sum;
+  };
+  std::vector<const void*> sources(static_cast<size_t>(layout.host_count()));
+  for (size_t host = 0; host < sources.size(); ++host) {
+    const auto& there = layout.hosts[host];
+    if (static_cast<int>(host) == layout.host) {
+      sources[host] = sum_here(there).data;
+    } else {
+      const Chunk sum = chunk_of(call.buffer(own.elems(), own.dtype()));
+      call.receive(there[static_cast<size_t>(layout.index) % there.size()], sum);
+      sources[host] = sum.data;
+    }
+  }
+  for (const auto& there : layout.hosts) {
+    if (there == layout.neighbours()) continue;
+    for (size_t first = 0; first < there.size(); first += layout.neighbours().size()) {
+      std::vector<int> ranks(layout.neighbours().size(), -1);
+      std::copy_n(there.begin() + static_cast<ptrdiff_t>(first), std::min(ranks.size(), there.size() - first),
+                  ranks.begin());
+      const Chunk sum = sum_here(ranks);
+      const int to = ranks[static_cast<size_t>(layout.index)];
+      if (to >= 0) call.send(to, sum);
+    }
+  }
+  call.await_all();
+  own.last_step(sources, call.operation.take[0], own.elems());
+}
+
+}  // namespace
+
 void net_reduce_scatter(NetCall& call) {
-  combine_at_owner(
-      call, [&](int rank) { return call.operation.give[static_cast<size_t>(rank)]; }, call.operation.take[0]);
+  const Operation& operation = call.operation;
+  uint64_t bytes = 0;
+  for (const Chunk& chunk : operation.give) bytes += chunk.bytes;
+  const NetAlgorithm algorithm = call.group.hub->table().choose(CallKind::kReduceScatter, bytes, call.layout);
+  call.set_algorithm(static_cast<uint32_t>(algorithm));
+  if (algorithm == NetAlgorithm::kShards) {
+    reduce_scatter_by_shards(call);
+  } else {
+    combine_at_owner(
+        call, [&](int rank) { return operation.give[static_cast<size_t>(rank)]; }, operation.take[0]);
+  }
   call.meet_here();
 }
 
@@ -369,30 +432,40 @@ void net_reduce(NetCall& call) {
   const int place = with_root ? layout.index_of[static_cast<size_t>(root)] : 0;
   const bool sums_here = layout.index == place;
   const Partial partial(call, data, sums_here && rank != root);
-  if (partial.has_first_step()) {
-    call.here({.kind = CallKind::kReduce,
-               .give = {partial.values()},
-               .take = sums_here ? std::vector<Chunk>{partial.values()} : std::vector<Chunk>(),
-               .root = place,
-               .dtype = partial.dtype(),
-               .reduction = partial.first_step()});
-  }
-  call.greet();
+  const size_t elem = partial.elem();
+  const std::vector<Slice> pieces = pieces_of({0, partial.elems()}, elem);
   const auto hosts = static_cast<size_t>(layout.host_count());
-  std::vector<const void*> sources(hosts);
-  if (rank == root) {
-    for (size_t host = 0; host < hosts; ++host) {
-      sources[host] = partial.values().data;
-      if (static_cast<int>(host) == layout.host) continue;
-      const Chunk theirs = chunk_of(call.buffer(partial.elems(), partial.dtype()));
-      sources[host] = theirs.data;
-      call.receive(layout.leader_of(static_cast<int>(host)), theirs);
+  std::vector<Chunk> sums(hosts, partial.values());          // on the root, by host
+  std::vector<std::vector<NetCall::Ticket>> tickets(hosts);  // likewise, of the pieces
+  for (size_t p = 0; p < pieces.size(); ++p) {
+    const Chunk piece = part(partial.values(), pieces[p], elem);
+    if (partial.has_first_step()) {
+      call.here({.kind = CallKind::kReduce,
+                 .give = {piece},
+                 .take = sums_here ? std::vector<Chunk>{piece} : std::vector<Chunk>(),
+                 .root = place,
+                 .dtype = partial.dtype(),
+                 .reduction = partial.first_step()});
     }
-  } else if (sums_here) {
-    call.send(root, partial.values());
+    if (p == 0) call.greet();
+    if (sums_here && rank != root) call.send(root, piece);
+    for (size_t host = 0; host < hosts && rank == root; ++host) {
+      if (static_cast<int>(host) == layout.host) continue;
+      if (p == 0) sums[host] = chunk_of(call.buffer(partial.elems(), partial.dtype()));
+      tickets[host].push_back(
+          call.receive(layout.leader_of(static_cast<int>(host)), part(sums[host], pieces[p], elem)));
+    }
+  }
+  std::vector<const void*> sources(hosts);
+  for (size_t p = 0; p < pieces.size() && rank == root; ++p) {
+    for (size_t host = 0; host < hosts; ++host) {
+      if (!tickets[host].empty()) call.await(tickets[host][p]);
+      sources[host] = part(sums[host], pieces[p], elem).data;
+    }
+    partial.last_step(sources, part(operation.take[0], pieces[p], size_of(operation.dtype)),
+                      pieces[p].end - pieces[p].begin);
   }
   call.await_all();
-  if (rank == root) partial.last_step(sources, operation.take[0], partial.elems());
   call.meet_here();
 }
 

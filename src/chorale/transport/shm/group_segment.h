@@ -36,6 +36,7 @@
 // what was published. Sleep is bounded all the same, because the dead ring no bells.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -120,6 +121,31 @@ static_assert(offsetof(CallSlot, payload) == 48);
 
 enum class RankState : uint32_t { kAbsent, kJoined, kLeft, kThrew };
 
+// The call between hosts that a rank is in, where its group spans several: for neighbours who wonder what it does
+// (comm/net_inquiry.h). Only the rank writes it.
+class OuterCall {
+ public:
+  void enter(uint32_t number, const Fingerprint& print) {
+    number_.store(0, std::memory_order_relaxed);
+    uint64_t words[4];
+    std::memcpy(words, &print, sizeof(words));
+    for (size_t w = 0; w < 4; ++w) words_[w].store(words[w], std::memory_order_release);
+    number_.store(number, std::memory_order_release);
+  }
+  // Its number; 0 when there was none yet, or just now another begins.
+  uint32_t read(Fingerprint& print) const {
+    const uint32_t number = number_.load(std::memory_order_acquire);
+    uint64_t words[4];
+    for (size_t w = 0; w < 4; ++w) words[w] = words_[w].load(std::memory_order_acquire);
+    std::memcpy(static_cast<void*>(&print), words, sizeof(words));
+    return number == number_.load(std::memory_order_relaxed) ? number : 0;
+  }
+
+ private:
+  std::atomic<uint32_t> number_{0};
+  std::array<std::atomic<uint64_t>, 4> words_{};
+};
+
 struct RankControl {
   // Read by all who wait.
   alignas(kCacheLineBytes) std::atomic<uint32_t> acted{0};  // the last piece this rank is done with
@@ -129,6 +155,7 @@ struct RankControl {
   alignas(kCacheLineBytes) std::atomic<uint32_t> doorbell{0};
   std::atomic<uint32_t> sleeping{0};  // threads of this rank
   std::atomic<RankState> state{RankState::kAbsent};
+  OuterCall outer;
   CallSlot slots[2];
   alignas(kCacheLineBytes) std::byte staging[2][kStagingBytes];
 };
