@@ -2,6 +2,7 @@
 // once.
 //
 //   fault_rank --list                  the cells that exist, as FAULT CALL
+//   fault_rank --columns               what can connect ranks here
 //   fault_rank CELL threads            all ranks, as threads
 //   fault_rank CELL mpi STORE          one rank that mpirun has started
 //   fault_rank CELL RANK STORE [ADDRESS]
@@ -23,6 +24,7 @@
 #include "cell.h"
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
+#include "chorale/base/module.h"
 #include "chorale/base/parallel.h"
 #include "chorale/transport/file_store.h"
 #include "chorale/transport/memory_store.h"
@@ -251,6 +253,12 @@ int main(int argc, char** argv) {
   const std::vector<std::string> words(argv + 1, argv + argc);
   if (words.size() == 1 && words[0] == "--list") {
     for (const std::string& cell : faults::existing_cells()) std::cout << cell << '\n';
+    return 0;
+  }
+  if (words.size() == 1 && words[0] == "--columns") {
+    std::cout << "threads\nshm\ntls\n";
+    if (module_availability(kUcxModule).yes) std::cout << "ucx\n";
+    if (module_availability(kMpiModule).yes) std::cout << "mpi\n";
     return 0;
   }
   try {

@@ -76,6 +76,7 @@ Measured prepare(const Group& group, const std::string& op, int64_t elems, bool 
             },
             [=] { return count_wrong(inbox, 1); }};
   }
+  if (op == "new_group") return {[] {}, [&group] { group.duplicate(); }, [] { return int64_t{0}; }};
   return {[] {}, [&group] { group.barrier().wait(); }, [] { return int64_t{0}; }};
 }
 
@@ -89,18 +90,19 @@ void run_collectives_rank(int rank, int size, const std::string& path, const std
     float one = 1;
     group.all_reduce(std::span(&one, 1)).wait();
   };
-  for (const char* op :
-       {"all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "barrier"}) {
+  for (const char* op : {"all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv",
+                         "barrier", "new_group"}) {
     for (int64_t bytes :
          {int64_t{4}, int64_t{4} << 10, int64_t{64} << 10, int64_t{1} << 20, int64_t{16} << 20, int64_t{64} << 20}) {
       for (bool registered : {true, false}) {
-        const bool barrier = std::string_view(op) == "barrier";
+        const bool creates = std::string_view(op) == "new_group";
+        const bool moves_nothing = creates || std::string_view(op) == "barrier";
         const std::string name =
             fmt::format("{}/f32/{}/n{}/{}", op, bytes, size, registered ? "registered" : "ordinary");
-        if (bytes > most_bytes || name.find(only) == std::string::npos || (barrier && (bytes > 4 || !registered)))
+        if (bytes > most_bytes || name.find(only) == std::string::npos || (moves_nothing && (bytes > 4 || !registered)))
           continue;
         const Measured measured = prepare(group, op, bytes / 4, registered);
-        const int count = bytes <= 65536 ? 2000 : bytes <= (1 << 20) ? 200 : 20;
+        const int count = creates ? 64 : bytes <= 65536 ? 2000 : bytes <= (1 << 20) ? 200 : 20;
         std::vector<double> us;
         for (int i = 0; i < count + 5; ++i) {
           measured.refill();

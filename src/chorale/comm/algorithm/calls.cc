@@ -3,6 +3,8 @@
 //
 // With checksums (GroupOptions::checksum) every call goes this way, reductions too: each chunk that a rank gives has a
 // row in its table with the CRC, and who takes it verifies what arrived, in its own copy, before the call succeeds.
+#include <emmintrin.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -24,6 +26,9 @@ using What = transport::ChaosFault::What;
 
 // With hands up, a failure is looked for after every so many bytes.
 constexpr size_t kCheckBytes = 256 << 10;
+// Chunks from this size on do not stay in the caches of all ranks: two that copy 8 MiB from each other and 8 MiB from
+// themselves take 1.43 ms by stream() and 1.95 ms by memcpy; with 512 KiB each there is no difference.
+constexpr size_t kStreamBytes = 2 << 20;
 // Up to here, copying a value into the slot beats the second exchange that reducing in place costs.
 constexpr size_t kInlineReduceBytes = 1 << 10;
 
@@ -52,11 +57,30 @@ bool takes_from(const Operation& operation, int rank, int peer) {
   }
 }
 
+// Copies past the caches: what is overwritten as a whole need not be read first.
+void stream(std::byte* to, const std::byte* from, size_t bytes) {
+  const size_t head = std::min(bytes, -reinterpret_cast<uintptr_t>(to) % sizeof(__m128i));
+  std::memcpy(to, from, head);
+  size_t at = head;
+  for (; at + 4 * sizeof(__m128i) <= bytes; at += 4 * sizeof(__m128i)) {
+    const auto* source = reinterpret_cast<const __m128i*>(from + at);
+    auto* destination = reinterpret_cast<__m128i*>(to + at);
+    for (int i = 0; i < 4; ++i) _mm_stream_si128(destination + i, _mm_loadu_si128(source + i));
+  }
+  std::memcpy(to + at, from + at, bytes - at);
+  _mm_sfence();
+}
+
 void copy(const ShmGroup& group, std::byte* to, const std::byte* from, size_t bytes) {
   if (to == from) return;
   for (size_t at = 0; at < bytes; at += kCheckBytes) {
     if (at > 0) check_not_failed(group);
-    std::memcpy(to + at, from + at, std::min(kCheckBytes, bytes - at));
+    const size_t piece = std::min(kCheckBytes, bytes - at);
+    if (bytes < kStreamBytes) {
+      std::memcpy(to + at, from + at, piece);
+    } else {
+      stream(to + at, from + at, piece);
+    }
   }
 }
 
