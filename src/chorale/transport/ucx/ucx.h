@@ -28,9 +28,10 @@ class UcxWorker {
   // For the others.
   virtual std::string address() = 0;
   virtual void connect(int peer, std::string_view address) = 0;
-  // At once and without a word: what is in flight with this peer fails. Or after all that was sent has gone, if
-  // `flushed`; the request is then to be tested.
-  virtual Request disconnect(int peer, bool flushed) = 0;
+  // Done when all that was sent to the peer has gone, which it may prevent.
+  virtual Request flush(int peer) = 0;
+  // At once and without a word: what is in flight with this peer fails. The request is to be tested until it is done.
+  virtual Request disconnect(int peer) = 0;
 
   // One message of two parts.
   virtual Request send(int peer, uint64_t tag, std::span<const std::byte> head, std::span<const std::byte> body) = 0;

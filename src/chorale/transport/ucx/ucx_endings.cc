@@ -56,7 +56,7 @@ bool UcxFabric::take_back(const FabricTransferPtr& transfer) {
   const Deadline patience = within(kCancelTime);
   while (transfer->pending() && !patience.passed()) drive();
   if (transfer->pending()) {
-    if (const auto request = worker_->disconnect(rank, false)) flying_.push_back({request, rank, nullptr, {}});
+    fly({worker_->disconnect(rank), rank});
     const Deadline limit = within(1s);
     while (transfer->pending() && !limit.passed()) drive();
     CHORALE_INVARIANT(!transfer->pending(), "UCX does not let go of a message");
@@ -65,7 +65,7 @@ bool UcxFabric::take_back(const FabricTransferPtr& transfer) {
   const bool cancelled = transfer->state() == Transfer::State::kFailed;
   // Its bytes may still come: cut off to nothing, which frees their sender.
   if (cancelled && !transfer->is_send && peer_of(rank).gone.empty())
-    flying_.push_back({worker_->receive(data_tag(rank, id), {}), rank, nullptr, {}, id});
+    fly({worker_->receive(data_tag(rank, id), {}), rank, nullptr, {}, id});
   if (drivers_ == 0) rest();
   return cancelled;
 }
@@ -92,7 +92,7 @@ void UcxFabric::on_gone(int rank, const Life& life) {
   const Turn turn(*this);
   drive();
   peer_of(rank).gone = life.text;
-  if (const auto request = worker_->disconnect(rank, false)) flying_.push_back({request, rank, nullptr, {}});
+  fly({worker_->disconnect(rank), rank});
   fail_all(rank, life.text);
   if (drivers_ == 0) rest();
 }

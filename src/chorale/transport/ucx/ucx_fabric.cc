@@ -22,8 +22,9 @@ using Clock = std::chrono::steady_clock;
 
 // After this long without anything moving, who waits leaves it to the mesh's thread.
 constexpr Clock::duration kDriveTime = 100us;
-// Then others have their turn.
+// Then others have their turn. A step may move a quarter of a MiB.
 constexpr int kStepsPerTurn = 32;
+constexpr int kTurnsBeforeRest = 4;
 
 }  // namespace
 
@@ -61,21 +62,29 @@ UcxFabric::UcxFabric(const FabricOptions& options, std::unique_ptr<UcxWorker> wo
 
 UcxFabric::~UcxFabric() {
   {
-    const Deadline deadline = within(options_.keep_alive);
     const std::lock_guard lock(mutex_);
-    std::vector<UcxWorker::Request> closing;
     const auto is_sending = [](const Flying& flying) {
       return flying.frame || (flying.transfer && flying.transfer->is_send);
     };
+    // A peer that is stopped takes nothing any more; it is not waited for.
+    Deadline deadline = within(options_.keep_alive);
     while (std::any_of(flying_.begin(), flying_.end(), is_sending) && !deadline.passed()) drive();
-    for (const auto& [rank, peer] : peers_) closing.push_back(worker_->disconnect(rank, peer.gone.empty()));
+    std::vector<UcxWorker::Request> flushing;
+    for (const auto& [rank, peer] : peers_) flushing.push_back(worker_->flush(rank));
+    const auto has_ended = [&](auto& request) { return worker_->test(request) != UcxWorker::Status::kPending; };
+    while (std::erase_if(flushing, has_ended), !flushing.empty() && !deadline.passed()) drive();
+    for (auto& [rank, peer] : peers_) {
+      if (peer.gone.empty()) peer.gone = "this rank has left";
+      fly({worker_->disconnect(rank), rank});
+    }
     // Receives that nobody will serve.
     worker_->cancel(arriving_);
     for (const Flying& flying : flying_) worker_->cancel(flying.request);
+    deadline = within(options_.keep_alive);
     while (!deadline.passed()) {
-      std::erase_if(closing, [&](auto& one) { return worker_->test(one) != UcxWorker::Status::kPending; });
       end_flights();
-      if (closing.empty() && flying_.empty() && worker_->test(arriving_) != UcxWorker::Status::kPending) break;
+      std::erase_if(flushing, has_ended);
+      if (flying_.empty() && flushing.empty() && has_ended(arriving_)) break;
       worker_->progress();
     }
   }
@@ -103,7 +112,7 @@ bool UcxFabric::drive() {
 
 // Nobody moves it from now on but the mesh's thread, when it is woken.
 void UcxFabric::rest() {
-  for (int step = 0; step < kStepsPerTurn; ++step) {
+  for (int turn = 0; turn < kTurnsBeforeRest; ++turn) {
     if (worker_->arm()) return;
     drive();
   }

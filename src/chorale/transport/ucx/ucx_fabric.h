@@ -70,8 +70,8 @@ class UcxFabric final : public MeshFabric, private IoLoop::Handler {
   struct Flying {
     UcxWorker::Request request = nullptr;
     int peer = -1;
-    FabricTransferPtr transfer;  // settled when it ends, if there is one
-    std::unique_ptr<Frame> frame;
+    FabricTransferPtr transfer = {};  // settled when it ends, if there is one
+    std::unique_ptr<Frame> frame = {};
     uint64_t id = 0;  // of an announced message that is received
     bool is_cancelled = false;
   };

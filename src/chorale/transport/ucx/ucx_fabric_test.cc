@@ -93,7 +93,9 @@ class UcxPuppet : public testing::Test {
   void SetUp() override {
     CHORALE_SKIP_WITHOUT_FABRIC("ucx");
     TlsJoin join(test_options(1), "127.0.0.1");
-    const auto builder = make_fabric({"ucx", ""}, test_options(0), "127.0.0.1");
+    FabricOptions options = test_options(0);
+    options.keep_alive = 400ms;
+    const auto builder = make_fabric({"ucx", ""}, options, "127.0.0.1");
     worker_ = Ucx::get().make_worker("");
     std::vector<FabricAddress> addresses{builder->address(), {2, join.endpoint(), worker_->address()}};
     addresses[0].host = 1;
@@ -122,12 +124,27 @@ class UcxPuppet : public testing::Test {
     const Deadline deadline = soon();
     while (worker_->test(request) == UcxWorker::Status::kPending && !deadline.passed()) worker_->progress();
   }
-  void expect_loss(const char* why) { EXPECT_THAT(await_life(*fabric_, 1, Life::State::kLost).text, HasSubstr(why)); }
+  void expect_loss(const char* why) {
+    const Deadline deadline = soon();
+    while (!fabric_->life(1).gone() && !deadline.passed()) worker_->progress();
+    EXPECT_EQ(fabric_->life(1).state, Life::State::kLost);
+    EXPECT_THAT(fabric_->life(1).text, HasSubstr(why));
+  }
 
   std::unique_ptr<UcxWorker> worker_;
   std::vector<TlsStream> control_;
   std::unique_ptr<Fabric> fabric_;
 };
+
+// As if it were stopped: it takes part in nothing that UCX would like to agree on.
+TEST_F(UcxPuppet, AFabricEndsThoughItsPeerDoesNotMove) {
+  const Bytes data(1000);
+  std::vector<TransferHandle> sent;
+  for (int i = 0; i < 1000; ++i) sent.push_back(fabric_->send(1, 1, {}, data));
+  const auto before = std::chrono::steady_clock::now();
+  fabric_.reset();
+  EXPECT_LT(std::chrono::steady_clock::now() - before, 5s);
+}
 
 TEST_F(UcxPuppet, AFrameOfWhichAnyBitIsWrongIsALoss) {
   Frame frame = seal(make_frame(FrameKind::kEager, 0, 3));

@@ -19,11 +19,19 @@ void check(ucs_status_t status, const std::string& what) {
   if (status != UCS_OK) throw std::runtime_error("UCX says: " + what + ": " + ucs_status_string(status));
 }
 
-// Whether there is nothing faster among these devices, or among all if none is named.
-bool is_tcp_only(const std::string& devices) {
+std::string variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value ? value : "";
+}
+
+// Whether there is nothing faster among these devices; if none is named, among those that UCX may use.
+bool is_tcp_only(const std::string& named) {
+  if (variable("UCX_TLS") == "tcp") return true;
+  const std::string devices = named.empty() ? variable("UCX_NET_DEVICES") : named;
   const std::filesystem::path fast = "/sys/class/infiniband";
   std::error_code ignored;
-  if (devices.empty()) return !std::filesystem::exists(fast, ignored) || std::filesystem::is_empty(fast, ignored);
+  if (devices.empty() || devices == "all")
+    return !std::filesystem::exists(fast, ignored) || std::filesystem::is_empty(fast, ignored);
   std::istringstream list(devices);
   for (std::string device; std::getline(list, device, ',');) {
     if (std::filesystem::exists(fast / device.substr(0, device.find(':')), ignored)) return false;
@@ -69,7 +77,7 @@ class Worker final : public UcxWorker {
   }
   ~Worker() override {
     while (!peers_.empty()) {
-      Request request = disconnect(peers_.begin()->first, false);
+      Request request = disconnect(peers_.begin()->first);
       while (test(request) == Status::kPending) progress();
     }
     ucp_worker_destroy(worker_);
@@ -104,12 +112,21 @@ class Worker final : public UcxWorker {
     check(status, "no way to rank " + std::to_string(rank));
   }
 
-  Request disconnect(int rank, bool flushed) override {
+  Request flush(int rank) override {
+    const auto found = peers_.find(rank);
+    if (found == peers_.end()) return nullptr;
+    const ucp_request_param_t params{};
+    const ucs_status_ptr_t request = ucp_ep_flush_nbx(found->second.endpoint, &params);
+    return UCS_PTR_IS_PTR(request) ? request : nullptr;
+  }
+
+  // Never by UCX's own closing after a flush: a worker that goes while that is under way ends the process.
+  Request disconnect(int rank) override {
     const auto found = peers_.find(rank);
     if (found == peers_.end()) return nullptr;
     ucp_request_param_t params{};
     params.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
-    params.flags = flushed ? 0 : UCP_EP_CLOSE_FLAG_FORCE;
+    params.flags = UCP_EP_CLOSE_FLAG_FORCE;
     const ucs_status_ptr_t request = ucp_ep_close_nbx(found->second.endpoint, &params);
     // Kept, for the error handler may still be called.
     closed_.insert(peers_.extract(found));
