@@ -46,6 +46,7 @@ class Entity:
 class Header:
     def __init__(self, path, text):
         self.path, self.lines, self.entities = path, text.splitlines(), []
+        self.borrowed = []  # (parallel::join, reducer::join) for `using reducer::join;` in namespace parallel
         self.comment = block_comment(self.lines, len(self.lines) and next(
             (i for i, line in enumerate(self.lines) if not line.startswith("//")), 0))
 
@@ -169,6 +170,10 @@ def read(root):
             if child.kind == clang.CursorKind.NAMESPACE:
                 if child.spelling not in ("detail", "std", "") and (scope or child.spelling == "chorale"):
                     walk(child, [*scope, child.spelling])
+            elif scope and name in headers and child.kind == clang.CursorKind.USING_DECLARATION:
+                using = re.match(r"\s*using ([\w:]+);", headers[name].lines[child.location.line - 1])
+                if using:
+                    headers[name].borrowed.append(("::".join([*scope[1:], using[1].rpartition("::")[2]]), using[1]))
             elif scope and name in headers and child.kind in KINDS and documented(child):
                 rows = scope[1:] == ["op"] and child.kind == clang.CursorKind.VAR_DECL  # they have pages of their own
                 if "operator" not in child.spelling and not rows:

@@ -64,6 +64,10 @@ def add_headers(site, headers):
         title = path
         site.add(address, title, "header", f'<h1>{path}</h1><p><code>#include "{path}"</code></p>'
                  f"{markup.prose(header.comment)}{body}")
+    for name, whose in (row for header in headers.values() for row in header.borrowed):
+        for known in [known for known in site.names if known == whose or known.startswith(whose + "::")]:
+            for place in site.names[known]:
+                site.name(name + known.removeprefix(whose), place)
 
 
 def is_options(entity):
