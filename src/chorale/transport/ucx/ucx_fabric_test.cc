@@ -140,6 +140,7 @@ class UcxPuppet : public testing::Test {
 TEST_F(UcxPuppet, AFabricEndsThoughItsPeerDoesNotMove) {
   const Bytes data(1000);
   std::vector<TransferHandle> sent;
+  sent.reserve(1000);
   for (int i = 0; i < 1000; ++i) sent.push_back(fabric_->send(1, 1, {}, data));
   const auto before = std::chrono::steady_clock::now();
   fabric_.reset();
