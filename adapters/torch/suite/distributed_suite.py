@@ -4,8 +4,12 @@ tools/torch_suite starts this program and talks to it: one line of JSON in, {"te
 out, {"outcome", "reason", "output"}. It imports torch and the tests once and then forks: a process for each test, and from that
 one the test's ranks. (Ranks that are spawned import everything anew, which takes longer than most tests.)
 
-The suite decides by the backend's name what to run, so ours is presented under a name that it knows; PATCHED says what
-is patched for that. The backend "gloo" runs PyTorch's own, with the same start and nothing else patched.
+The suite decides by the backend's name what to run, so ours is presented under a name that it knows. Patched for that:
+- ranks are forked from a process that has imported torch (those of RPC are spawned, as they always are);
+- the creator registered for gloo makes our backend, of the type that PyTorch gives to backends from outside;
+- the profiler's names of our events, and what DistributedDataParallel logs of its backend, are gloo's;
+- tests that gloo skips because only MPI has the operation, or because only MPI may have few ranks, are decided as for mpi.
+The backend "gloo" runs PyTorch's own, with the same start and nothing else patched.
 """
 
 import json
@@ -21,18 +25,11 @@ PRESENT_AS = os.environ.get("PRESENT_AS", "gloo")
 RANKS = int(os.environ["WORLD_SIZE"])
 os.environ["BACKEND"] = PRESENT_AS
 
-PATCHED = [
-    "ranks are forked from a process that has imported torch",
-    "the creator registered for gloo makes our backend, of the type that PyTorch gives to backends from outside",
-    "the profiler's names of our events, and what DistributedDataParallel logs of its backend, are gloo's",
-]
-
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch.testing._internal.common_distributed import DistTestCases  # noqa: E402
 
 if PRESENT_AS == "mpi":
-    PATCHED.append("skipped as gloo because only MPI has the operation, or MPI alone may have few ranks: decided as for mpi")
     for names in DistTestCases.backend_feature.values():
         if "gloo" in names:
             names.add("mpi")
@@ -160,7 +157,7 @@ def run(name, backend, limit):
 
 
 def main():
-    print(json.dumps({"tests": names_of_tests(), "patched": PATCHED}), flush=True)
+    print(json.dumps(names_of_tests()), flush=True)
     for line in sys.stdin:
         wanted = json.loads(line)
         outcome, reason, output = run(wanted["test"], wanted["backend"], wanted["limit"])
