@@ -144,6 +144,7 @@ class BertKind final : public TaskKind {
   void list_options(TrainOptions& common, OptionTable& table) override {
     options_.shape.dropout = 0.1;
     train::list_options(options_, "BERT", common, table);
+    common.epochs = 6;  // only some of the tokens are guessed each time
     common.lr = 1e-3;
     common.schedule = "linear";
     table.add({.name = "masked",
