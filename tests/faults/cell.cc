@@ -69,6 +69,8 @@ bool Cell::in_a_loop() const {
          fault == Fault::kDamageData;
 }
 
+bool Cell::ends_with_the_call() const { return fault >= Fault::kShape && fault <= Fault::kRoot && !call->pairwise; }
+
 std::chrono::milliseconds Cell::deadline() const {
   const bool ends_by_it = fault == Fault::kStop || fault == Fault::kStopSoon ||
                           (fault == Fault::kSkip && std::string_view(call->name) == "send");

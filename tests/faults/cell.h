@@ -46,6 +46,8 @@ struct Cell {
   int root() const;
   bool between_hosts() const { return column == "tls" || column == "ucx"; }
   bool in_a_loop() const;  // the call is made again and again until it fails
+  // Nobody may take the call for done: all ranks are in it, and it is not the same for all.
+  bool ends_with_the_call() const;
   std::chrono::milliseconds deadline() const;
   static int host_of(int rank) { return rank % 2; }  // between hosts
   // Whether errors may blame this rank. Meaningless where all is well.

@@ -105,7 +105,8 @@ class Rank {
     if (!cell_.in_a_loop()) {
       call(group);
       // A rank that exchanges messages with others only may be done before it hears of the fault; the next call tells.
-      return next_call(group);
+      if (!cell_.ends_with_the_call()) next_call(group);
+      return;
     }
     for (int i = 0; i < kMostCallsInALoop; ++i) {
       started_ = Clock::now();
@@ -142,7 +143,7 @@ class Rank {
         return expect_error(group, true, [&] {
           const int first = static_cast<int>(Fault::kShape) - static_cast<int>(Wrong::kShape);
           call(group, static_cast<Wrong>(static_cast<int>(cell_.fault) - first));
-          next_call(group);
+          if (!cell_.ends_with_the_call()) next_call(group);
         });
       case Fault::kSkip:
         return expect_error(group, true, [&] { next_call(group); });

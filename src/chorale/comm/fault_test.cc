@@ -98,25 +98,36 @@ TEST(Faults, ALateRankIsWaitedForUntilTheDeadline) {
 
 // On one host and between two, at the same time: it takes more than five seconds.
 TEST(Faults, WhoWaitsForLongSaysForWhomAndWhatThatRankDoes) {
-  const auto body = [](Group& group) {
-    group.all_reduce(Tensor::from(std::vector<float>{1, 2, 3}, {3})).wait();
-    if (group.rank() == 1) std::this_thread::sleep_for(5600ms);
-    group.barrier().wait();
+  const auto body = [](bool message) {
+    return [message](Group& group) {
+      const Tensor x = Tensor::from(std::vector<float>{1, 2, 3}, {3});
+      group.all_reduce(x).wait();
+      if (group.rank() == 1) std::this_thread::sleep_for(5600ms);
+      if (!message) group.barrier().wait();
+      if (message && group.rank() == 0) group.recv(x, 1);
+      if (message && group.rank() == 1) group.send(x, 0);
+    };
   };
   testing::internal::CaptureStderr();
-  std::thread hosts([&] { run_hosts({0, 1}, body, {.timeout = 30s}); });
-  run_ranks(2, body, {.timeout = 30s});
-  hosts.join();
-  const std::string text = testing::internal::GetCapturedStderr();
-  const std::string start = "[barrier #2] rank 0 (group world of 2): waiting since 5.";
-  size_t lines = 0;
-  for (size_t at = text.find(start); at != std::string::npos; at = text.find(start, at + 1)) {
-    const std::string line = text.substr(at, text.find('\n', at) - at);
-    EXPECT_THAT(line, HasSubstr(" s for rank 1 ("));
-    EXPECT_THAT(line, HasSubstr("last entered all_reduce of 3 f32 (sum)"));
-    ++lines;
+  {
+    std::vector<std::jthread> jobs;
+    for (bool message : {false, true}) {
+      jobs.emplace_back([&, message] { run_hosts({0, 1}, body(message), {.timeout = 30s}); });
+      jobs.emplace_back([&, message] { run_ranks(2, body(message), {.timeout = 30s}); });
+    }
   }
-  EXPECT_EQ(lines, 2u) << text;
+  const std::string text = testing::internal::GetCapturedStderr();
+  for (const std::string call : {"barrier #2", "recv"}) {
+    const std::string start = concat("[", call, "] rank 0 (group world of 2): waiting since 5.");
+    size_t lines = 0;
+    for (size_t at = text.find(start); at != std::string::npos; at = text.find(start, at + 1)) {
+      const std::string line = text.substr(at, text.find('\n', at) - at);
+      EXPECT_THAT(line, HasSubstr(" s for rank 1 ("));
+      EXPECT_THAT(line, HasSubstr("last entered all_reduce of 3 f32 (sum)"));
+      ++lines;
+    }
+    EXPECT_EQ(lines, 2u) << text;  // on one host, and between two
+  }
 }
 
 }  // namespace

@@ -243,6 +243,35 @@ TEST(NetEngine, AtTheDeadlineTheRankThatDidNotComeIsNamed) {
   }
 }
 
+// Two of a host cannot know which of them is wrong: the third rank's call shows it.
+TEST(NetEngine, OfDifferentCallsTheOneOfTheFewIsNamedWhereverItIsMade) {
+  for (int odd : {0, 1, 2}) {
+    run_hosts({0, 0, 1}, [&](Group& group) {
+      const int root = group.rank() == odd ? 2 : 1;
+      const std::string text = error_of([&] { group.broadcast(Tensor::empty({10}, DType::kF32), root).wait(); }, odd);
+      EXPECT_THAT(text, AllOf(HasSubstr(concat("rank ", odd, ": broadcast of 10 f32, root 2")),
+                              HasSubstr(": broadcast of 10 f32, root 1")));
+    });
+  }
+}
+
+// Nobody hears from it what it does instead, or only its neighbours do.
+TEST(NetEngine, WhoSkipsAMonitoredBarrierIsNamedLongBeforeTheDeadline) {
+  for (int odd : {0, 1, 3}) {
+    run_hosts({0, 0, 1, 1}, [&](Group& group) {
+      const auto start = Clock::now();
+      const std::string text = error_of(
+          [&] {
+            if (group.rank() != odd) group.monitored_barrier(60s);
+            group.barrier().wait();
+          },
+          odd);
+      EXPECT_THAT(text, HasSubstr(concat("rank ", odd, ": barrier;")));
+      EXPECT_LT(Clock::now() - start, 20s);
+    });
+  }
+}
+
 TEST(NetEngine, AWaiterWithAnEarlierDeadlineEndsACallThatAnotherThreadRuns) {
   run_hosts({0, 1}, [](Group& group) {
     std::vector<float> x(10, 1);

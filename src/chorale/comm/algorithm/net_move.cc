@@ -51,6 +51,8 @@ void net_broadcast(NetCall& call) {
   const bool gives = layout.index == place;
   for (size_t p = 0; p < pieces.size() && layout.local_size() > 1; ++p) {
     if (receives) call.await(received[p]);
+    // Neighbours end with the last piece: not before their leader has heard from the other hosts.
+    if (p + 1 == pieces.size()) call.await_all();
     call.here({.kind = CallKind::kBroadcast,
                .give = gives ? std::vector<Chunk>{pieces[p]} : std::vector<Chunk>(),
                .take = gives ? std::vector<Chunk>() : std::vector<Chunk>{pieces[p]},
