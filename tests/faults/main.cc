@@ -233,17 +233,16 @@ std::string run_threads(const Cell& cell) {
 }
 
 // Mpirun ends all ranks when one ends with something in flight: each waits until the others have seen what they see.
-std::string run_rank_of_mpirun(const Cell& cell, transport::Store& store) {
+void run_rank_of_mpirun(const Cell& cell, transport::Store& store) {
   const int rank = std::stoi(std::getenv("OMPI_COMM_WORLD_RANK"));
   const std::string wrong = run_rank(cell, rank, store);
-  if (wrong.empty()) std::cout << concat("rank ", rank, " saw what it must see\n") << std::flush;
+  std::cout << (wrong.empty() ? concat("rank ", rank, " saw what it must see\n") : wrong) << std::flush;
   store.set(concat("seen by ", rank), "", within(10s));
   const bool culprit_stopped = cell.fault == Fault::kStop || cell.fault == Fault::kStopSoon;
   for (int peer = 0; peer < cell.size; ++peer) {
     if (!culprit_stopped || peer != cell.culprit()) store.get(concat("seen by ", peer), within(10s));
   }
   if (culprit_stopped) _exit(0);  // MPI would wait for it
-  return wrong;
 }
 
 }  // namespace
@@ -271,7 +270,7 @@ int main(int argc, char** argv) {
     } else if (words[1] == "mpi") {
       CHORALE_CHECK(words.size() == 3, "a rank meets the others at a file");
       transport::FileStore store(words[2]);
-      wrong = faults::run_rank_of_mpirun(cell, store);
+      faults::run_rank_of_mpirun(cell, store);
     } else {
       CHORALE_CHECK(words.size() >= 3, "a rank meets the others at a file");
       transport::FileStore store(words[2]);
