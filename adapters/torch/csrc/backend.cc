@@ -32,6 +32,14 @@ const at::Tensor& the_one(const std::vector<at::Tensor>& tensors, const char* ca
   return tensors[0];
 }
 
+constexpr size_t kSmallBytes = 64 << 10;
+constexpr std::chrono::microseconds kSoon{30};
+size_t bytes_of(const std::vector<at::Tensor>& tensors) {
+  size_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) bytes += tensor.is_sparse() ? 0 : tensor.nbytes();
+  return bytes;
+}
+
 // One work for several calls.
 chorale::comm::Work joined(const std::vector<chorale::comm::Work>& works) {
   Operations all;
@@ -67,13 +75,16 @@ chorale::comm::CallOptions Backend::call_options(std::chrono::milliseconds timeo
 }
 
 Backend::WorkHandle Backend::started(Work::Parts parts, bool async) {
-  if (collecting_) {
+  if (collecting_) {  // what endCoalescing returns is waited for, or moved
     for (const auto& operation : parts.work.operations()) collected_.push_back(operation);
     collected_results_.insert(collected_results_.end(), parts.results.begin(), parts.results.end());
-    parts.work = chorale::comm::Work(group_.engine(), parts.work.operations());
+    async = false;
   }
+  // A small collective is done before a thread has woken up, if the others come soon.
+  const bool soon = async && group_.engine()->context().core_each && bytes_of(parts.results) <= kSmallBytes &&
+                    parts.type != OpType::RECV && parts.type != OpType::RECVANYSOURCE;
   auto work = c10::make_intrusive<Work>(getRank(), number(), std::move(parts));
-  if (async) mover_.add(work);
+  if (async && !(soon && work->completes_within(kSoon))) mover_.add(work);
   return work;
 }
 
@@ -146,8 +157,8 @@ Backend::WorkHandle Backend::allgather(std::vector<Tensors>& outputs, Tensors& i
   return started({OpType::ALLGATHER, titles.all_gather.c_str(), inputs, outputs[0], std::move(work)}, options.asyncOp);
 }
 
-Backend::WorkHandle Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
-                                             const c10d::AllgatherOptions& options) {
+Backend::WorkHandle Backend::all_gather_single(at::Tensor& output, at::Tensor& input,
+                                               const c10d::AllgatherOptions& options) {
   auto work = translated([&] {
     return group_.all_gather_into(view_of(output, true), view_of(input, true), call_options(options.timeout));
   });
@@ -177,8 +188,8 @@ Backend::WorkHandle Backend::allgather_coalesced(std::vector<Tensors>& outputs, 
                  options.asyncOp);
 }
 
-Backend::WorkHandle Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                             const c10d::AllgatherOptions& options) {
+Backend::WorkHandle Backend::all_gather_single_coalesced(Tensors& outputs, Tensors& inputs,
+                                                         const c10d::AllgatherOptions& options) {
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "chorale: ", outputs.size(), " outputs for ", inputs.size(),
                     " inputs");
   auto work = translated([&] {
@@ -207,6 +218,17 @@ Backend::WorkHandle Backend::gather(std::vector<Tensors>& outputs, Tensors& inpu
   return started({OpType::GATHER, titles.gather.c_str(), inputs, results, std::move(work)}, options.asyncOp);
 }
 
+Backend::WorkHandle Backend::gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& options) {
+  std::vector<Tensors> parts;
+  if (options.rootRank == getRank()) {
+    TORCH_CHECK_VALUE(output.numel() == input.numel() * getSize(), "chorale: gather_single: the output has ",
+                      output.numel(), " elements where ", getSize(), " ranks give ", input.numel(), " each");
+    parts.push_back(output.view({getSize(), -1}).unbind());
+  }
+  Tensors inputs{input.flatten()};
+  return gather(parts, inputs, options);
+}
+
 Backend::WorkHandle Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                      const c10d::ScatterOptions& options) {
   const at::Tensor& output = the_one(outputs, "scatter");
@@ -233,8 +255,8 @@ Backend::WorkHandle Backend::reduce_scatter(Tensors& outputs, std::vector<Tensor
                  options.asyncOp);
 }
 
-Backend::WorkHandle Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                                                  const c10d::ReduceScatterOptions& options) {
+Backend::WorkHandle Backend::reduce_scatter_single(at::Tensor& output, at::Tensor& input,
+                                                   const c10d::ReduceScatterOptions& options) {
   auto work = translated([&] {
     return group_.reduce_scatter_from(view_of(output), view_of(input), reduction_of(options.reduceOp),
                                       call_options(options.timeout));
@@ -243,7 +265,7 @@ Backend::WorkHandle Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor
                  options.asyncOp);
 }
 
-Backend::WorkHandle Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+Backend::WorkHandle Backend::reduce_scatter_single_coalesced(Tensors& outputs, Tensors& inputs,
                                                              const c10d::ReduceScatterOptions& options) {
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "chorale: ", outputs.size(), " outputs for ", inputs.size(),
                     " inputs");
@@ -259,8 +281,9 @@ Backend::WorkHandle Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, T
       options.asyncOp);
 }
 
-Backend::WorkHandle Backend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
-                                           std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) {
+Backend::WorkHandle Backend::all_to_all_single(at::Tensor& output, at::Tensor& input,
+                                               std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
+                                               const c10d::AllToAllOptions& options) {
   auto work = translated([&] {
     return group_.all_to_all_single(view_of(output, true), view_of(input, true), output_splits, input_splits,
                                     call_options(options.timeout));
@@ -288,7 +311,8 @@ Backend::WorkHandle Backend::send(Tensors& tensors, int destination, int tag) {
 Backend::WorkHandle Backend::recv(Tensors& tensors, int source, int tag) {
   const at::Tensor& tensor = the_one(tensors, "recv");
   auto work = translated([&] {
-    return group_.irecv(view_of(tensor, true), global(source), static_cast<uint64_t>(tag), call_options(c10d::kUnsetTimeout));
+    return group_.irecv(view_of(tensor, true), global(source), static_cast<uint64_t>(tag),
+                        call_options(c10d::kUnsetTimeout));
   });
   return started({OpType::RECV, titles.recv.c_str(), tensors, tensors, std::move(work)}, true);
 }

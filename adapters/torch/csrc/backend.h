@@ -32,21 +32,22 @@ class Backend final : public c10d::Backend {
   WorkHandle allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
   WorkHandle reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
   WorkHandle allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
-  WorkHandle _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
+  WorkHandle all_gather_single(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
   WorkHandle allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                  const c10d::AllgatherOptions& options) override;
-  WorkHandle allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                             const c10d::AllgatherOptions& options) override;
+  WorkHandle all_gather_single_coalesced(Tensors& outputs, Tensors& inputs,
+                                         const c10d::AllgatherOptions& options) override;
   WorkHandle gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
+  WorkHandle gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& options) override;
   WorkHandle scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override;
   WorkHandle reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                             const c10d::ReduceScatterOptions& options) override;
-  WorkHandle _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                                  const c10d::ReduceScatterOptions& options) override;
-  WorkHandle reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+  WorkHandle reduce_scatter_single(at::Tensor& output, at::Tensor& input,
+                                   const c10d::ReduceScatterOptions& options) override;
+  WorkHandle reduce_scatter_single_coalesced(Tensors& outputs, Tensors& inputs,
                                              const c10d::ReduceScatterOptions& options) override;
-  WorkHandle alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
-                           std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override;
+  WorkHandle all_to_all_single(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                               std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override;
   WorkHandle alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
   WorkHandle send(Tensors& tensors, int destination, int tag) override;
   WorkHandle recv(Tensors& tensors, int source, int tag) override;

@@ -1,5 +1,7 @@
 #include "work.h"
 
+#include <ATen/record_function.h>
+
 #include <algorithm>
 
 #include "chorale/base/log.h"
@@ -15,10 +17,14 @@ std::optional<std::vector<at::Tensor>> if_any(const std::vector<at::Tensor>& ten
   return tensors;
 }
 
+// What PyTorch keeps for a profiler takes longer than a small call.
+bool is_recorded() { return at::hasCallbacks(); }
+
 }  // namespace
 
 Work::Work(int rank, uint64_t number, Parts parts)
-    : c10d::Work(rank, parts.type, parts.title, if_any(parts.inputs)),
+    : c10d::Work(rank, parts.type, is_recorded() ? parts.title : nullptr,
+                 is_recorded() ? if_any(parts.inputs) : std::nullopt),
       work_(std::move(parts.work)),
       results_(std::move(parts.results)),
       number_(number) {}
@@ -61,6 +67,14 @@ bool Work::isCompleted() {
   if (!work_.is_completed()) return false;
   settle(chorale::Deadline::never());
   return true;
+}
+
+bool Work::completes_within(std::chrono::microseconds time) {
+  const auto end = std::chrono::steady_clock::now() + time;
+  while (!is_done()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+  }
+  return isCompleted();
 }
 
 bool Work::isSuccess() const {

@@ -37,6 +37,7 @@ class Work final : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override { return number_; }
 
+  bool completes_within(std::chrono::microseconds time);
   // Moves it on. True when it is done; isCompleted() tells everybody.
   bool is_done() const { return work_.is_completed(); }
 

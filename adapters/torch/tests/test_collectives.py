@@ -83,6 +83,10 @@ def test_moving_every_dtype(rank, size):
         dist.all_gather_into_tensor(flat, own)
         same(flat, torch.cat([v.view(torch.uint8) for v in everybody]).view(dtype))
         dist.gather(own, gathered if rank == 0 else None, 0)
+        flat.view(torch.uint8).zero_()
+        dist.gather_single(own, flat if rank == 2 else None, 2)
+        if rank == 2:
+            same(flat, torch.cat([v.view(torch.uint8) for v in everybody]).view(dtype))
         dist.scatter(x, everybody if rank == 1 else None, 1)
         same(x, everybody[rank])
         outputs = [torch.empty_like(own) for _ in range(size)]
