@@ -31,7 +31,7 @@ struct Normalize final : torch::autograd::Function<Normalize> {
                         const Tensor& bias, const Tensor& mean, const Tensor& rstd, double count, SharedGroup group) {
     context->save_for_backward({x, weight, mean, rstd});
     context->saved_data["count"] = count;
-    context->saved_data["group"] = c10::make_intrusive<Held>(std::move(group));
+    context->saved_data["group"] = at::IValue::make_capsule(c10::make_intrusive<Held>(std::move(group)));
     Tensor y = (x - per_channel(mean, x)) * per_channel(weight.defined() ? rstd * weight : rstd, x);
     if (bias.defined()) y += per_channel(bias, x);
     return y;
@@ -41,11 +41,12 @@ struct Normalize final : torch::autograd::Function<Normalize> {
     const auto saved = context->get_saved_variables();
     const Tensor &x = saved[0], &weight = saved[1], &mean = saved[2], &rstd = saved[3], &dy = dout[0];
     const double count = context->saved_data["count"].toDouble();
-    const auto held = context->saved_data["group"].toCustomClass<Held>();
+    const auto held = context->saved_data["group"].toCapsule();
+    const auto& group = static_cast<const Held&>(*held).group;
     const Tensor z = (x - per_channel(mean, x)) * per_channel(rstd, x);
     const Tensor sums = at::stack({dy.sum(places(x)), (dy * z).sum(places(x))});
     Tensor averages = sums.clone();
-    held->group->all_reduce(view_of(averages)).wait();
+    group->all_reduce(view_of(averages)).wait();
     averages /= count;
     const Tensor dx = (dy - per_channel(averages[0], x) - z * per_channel(averages[1], x)) *
                       per_channel(weight.defined() ? rstd * weight : rstd, x);
