@@ -138,8 +138,13 @@ std::optional<CallFailed> NetGroup::gone(int peer, uint32_t number) const {
   } else {
     return std::nullopt;
   }
-  return CallFailed{concat("rank ", global(peer), " (on another host)", how, "; it ", where_is(peer)),
-                    life.accuses ? global(rank()) : global(peer)};
+  // Others leave because of what one of them got from this rank.
+  for (int other : others_) {
+    const transport::Life accuser = fabric().life(other);
+    if (accuser.accuses)
+      return CallFailed{concat("rank ", other, " (on another host) is lost: ", accuser.text), global(rank())};
+  }
+  return CallFailed{concat("rank ", global(peer), " (on another host)", how, "; it ", where_is(peer)), global(peer)};
 }
 
 bool NetGroup::is_silent(int peer) const {

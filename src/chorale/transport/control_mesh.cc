@@ -209,7 +209,7 @@ class ControlMesh::Peer final : public IoLoop::Handler {
         return;
       case ControlKind::kAccuse:
         end(Life::State::kLost, concat("dropped the connection, because it got this from us: ", frame.body));
-        ending_->accuses = true;
+        ending_->accuses = ending_->at_once = true;
         return;
     }
   }
