@@ -203,7 +203,7 @@ Work CallBuilder::launch() {
   const std::lock_guard lock(state_->context->mutex);
   state_->engine->submit(operation_);
   Operations operations;
-  operations.push_back(operation_);
+  operations.push_back(std::move(operation_));
   return Work(state_->engine, std::move(operations));
 }
 

@@ -47,6 +47,7 @@ class CallBuilder {
 
   Operation& operation() { return *operation_; }
   const Intrusive<Operation>& handle() const { return operation_; }
+  // The last that is done with the builder: the operation is then the work's.
   Work launch();
 
  private:

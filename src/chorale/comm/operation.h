@@ -34,6 +34,9 @@ struct Chunk {
 //   reduce      1                    root: 1, combined
 //   reduce_scatter  n                1: what everybody gives to this rank, combined
 struct Operation : RefCounted {
+  // Not defaulted: a pool would then fill all of it with zeros first, on the path of every call.
+  Operation() {}  // NOLINT(modernize-use-equals-default)
+
   Fingerprint print;
   CallKind kind = CallKind::kNone;
   DType dtype = DType::kU8;

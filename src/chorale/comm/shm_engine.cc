@@ -133,15 +133,16 @@ void ShmEngine::finish_messages() {
 
 void ShmEngine::step_calls() {
   while (!calls_.empty()) {
-    const Intrusive<Operation> operation = calls_.front();
+    Operation& operation = *calls_.front();
     bool done = false;
-    guarded(*operation, [&] {
-      if (operation->phase == Operation::Phase::kQueued) enter_call(group_, *operation, pieces_);
-      done = step_call(group_, *operation, pieces_);
+    guarded(operation, [&] {
+      if (operation.phase == Operation::Phase::kQueued) enter_call(group_, operation, pieces_);
+      done = step_call(group_, operation, pieces_);
     });
-    if (!done || broken_) return;
+    if (!done || broken_) return;  // broken: the queue and its operations are gone
+    const Intrusive<Operation> finished = std::move(calls_.front());
     calls_.pop_front();
-    finish(*operation, nullptr);
+    finish(*finished, nullptr);
   }
 }
 

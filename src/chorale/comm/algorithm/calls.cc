@@ -173,10 +173,10 @@ void combine_verified(const ShmGroup& group, const Operation& operation, const G
 void combine_all(ShmGroup& group, const Operation& operation, const Chunk& to) {
   const size_t elem = size_of(operation.dtype);
   const auto size = static_cast<size_t>(group.size);
-  Given sources[shm::kMostRanks];
   const void* at[shm::kMostRanks];
-  for (int peer = 0; peer < group.size; ++peer) sources[peer] = given_by(group, operation, peer, to.bytes);
-  if (has_checksums(operation)) return combine_verified(group, operation, sources, to);
+  SmallVector<Given, 8> sources;
+  for (int peer = 0; peer < group.size; ++peer) sources.push_back(given_by(group, operation, peer, to.bytes));
+  if (has_checksums(operation)) return combine_verified(group, operation, sources.data(), to);
   for (size_t begin = 0; begin < to.bytes; begin += kCheckBytes) {
     if (begin > 0) check_not_failed(group);
     for (size_t r = 0; r < size; ++r) at[r] = sources[r].data + begin;
@@ -193,20 +193,22 @@ void take(ShmGroup& group, Operation& operation) {
     if (takes_from(operation, group.rank, group.rank)) combine_all(group, operation, place_of_result(group, operation));
     return;
   }
-  Given from[shm::kMostRanks];
+  SmallVector<Given, 8> from(static_cast<size_t>(group.size));
   const auto to = [&](int peer) -> const Chunk& {
     return operation.take[operation.take.size() == 1 ? 0 : static_cast<size_t>(peer)];
   };
   for (int peer = 0; peer < group.size; ++peer) {
-    if (takes_from(operation, group.rank, peer)) from[peer] = given_by(group, operation, peer, to(peer).bytes);
+    if (takes_from(operation, group.rank, peer))
+      from[static_cast<size_t>(peer)] = given_by(group, operation, peer, to(peer).bytes);
   }
   // Each rank starts with its neighbour, so that not all read the same rank's memory at once.
   for (int step = 1; step <= group.size; ++step) {
     const int peer = (group.rank + step) % group.size;
-    if (!from[peer].data) continue;
-    copy(group, to(peer).data, from[peer].data, to(peer).bytes);
+    const Given& given = from[static_cast<size_t>(peer)];
+    if (!given.data) continue;
+    copy(group, to(peer).data, given.data, to(peer).bytes);
     if (has_checksums(operation) && peer != group.rank)
-      verify(group, peer, crc32c({to(peer).data, to(peer).bytes}), from[peer].crc);
+      verify(group, peer, crc32c({to(peer).data, to(peer).bytes}), given.crc);
   }
 }
 
