@@ -24,7 +24,7 @@ class SyncBatchNormImpl final : public torch::nn::NormImplBase<0, SyncBatchNormI
 };
 TORCH_MODULE(SyncBatchNorm);
 
-// Replaces every batch norm in the containers (torch::nn::Sequential, also nested) of a module. Collective: the layers
+// Replaces every batch norm in a torch::nn::Sequential, the module itself or in it. Collective: the layers
 // share a duplicate of the group. A batch norm that is a member of a class of yours cannot be replaced, since its
 // forward is not virtual: it is a StateError that names it; declare that member as a SyncBatchNorm.
 void convert_sync_batchnorm(torch::nn::Module& module, const chorale::comm::Group& group);

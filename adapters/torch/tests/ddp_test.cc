@@ -164,14 +164,14 @@ void sync_batch_norm_equals_the_whole_batch(const Group& group) {
   const Tensor whole = wave({6, 3, 4}, 0).requires_grad_(), dy = wave({6, 3, 4}, 9);
   torch::nn::BatchNorm1d plain(3);
   plain->forward(whole).mul(dy).sum().backward();
-  torch::nn::Sequential net(torch::nn::Sequential(torch::nn::BatchNorm1d(3)));
+  torch::nn::Sequential net(torch::nn::BatchNorm1d(3));
   chorale_torch::convert_sync_batchnorm(*net, group);
   const int64_t from = group.rank() == 0 ? 0 : 2, count = group.rank() == 0 ? 2 : 4;  // parts of different sizes
   const Tensor part = whole.detach().narrow(0, from, count).clone().requires_grad_();
   net->forward(part).mul(dy.narrow(0, from, count)).sum().backward();
   check_close(part.grad(), whole.grad().narrow(0, from, count), "gradients of inputs");
-  check_close(net->named_buffers()["0.0.running_var"], plain->running_var, "running variance");
-  check_close(average(group, net->named_parameters()["0.0.weight"].grad()) * group.size(), plain->weight.grad(),
+  check_close(net->named_buffers()["0.running_var"], plain->running_var, "running variance");
+  check_close(average(group, net->named_parameters()["0.weight"].grad()) * group.size(), plain->weight.grad(),
               "gradients of weights add up");
 }
 
