@@ -10,20 +10,30 @@
 namespace chorale_torch {
 namespace {
 
+// PyTorch also frees memory of which it knows the address only (raw_deallocate, in oneDNN's operations), so that what
+// our allocator wants back lies before the data, in a cache line of its own.
+constexpr size_t kHeaderBytes = 64;
+static_assert(sizeof(chorale::Block) <= kHeaderBytes);
+
 class SharedAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
-    if (bytes == 0) return {nullptr, c10::Device(c10::DeviceType::CPU)};
-    auto* block = new chorale::Block(chorale::cpu_allocator().allocate(bytes));
-    return {block->data, block, &release, c10::Device(c10::DeviceType::CPU)};
+    const c10::Device cpu(c10::DeviceType::CPU);
+    if (bytes == 0) return {nullptr, cpu};
+    const chorale::Block block = chorale::cpu_allocator().allocate(bytes + kHeaderBytes);
+    std::memcpy(block.data, &block, sizeof(block));
+    std::byte* data = block.data + kHeaderBytes;
+    return {data, data, &release, cpu};
   }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(to, from, bytes); }
 
  private:
-  static void release(void* context) {
-    const auto* block = static_cast<const chorale::Block*>(context);
-    chorale::cpu_allocator().deallocate(*block);
-    delete block;
+  static void release(void* data) {
+    if (!data) return;
+    chorale::Block block;
+    std::memcpy(&block, static_cast<std::byte*>(data) - kHeaderBytes, sizeof(block));
+    chorale::cpu_allocator().deallocate(block);
   }
 };
 

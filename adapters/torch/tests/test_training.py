@@ -95,6 +95,15 @@ def test_ddp_accumulates_without_synchronizing(rank, size):
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5)
 
 
+@on_ranks(2)
+def test_operations_that_free_memory_by_its_address(rank, size):
+    x = torch.randn(64, 1024, requires_grad=True)  # oneDNN's gelu
+    y = nn.functional.gelu(x)
+    y.sum().backward()
+    torch.testing.assert_close(y, x * 0.5 * (1 + torch.erf(x / 2 ** 0.5)), rtol=1e-4, atol=1e-5)
+    dist.all_reduce(x.grad)
+
+
 @on_ranks(3)
 def test_ranks_with_different_numbers_of_batches(rank, size):
     ddp = DistributedDataParallel(make_net())
