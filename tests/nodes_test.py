@@ -91,7 +91,7 @@ class Nodes(NetworkTest):
         places = [self.folder / "node0", self.folder / "node1"]  # each node has files of its own
         for node, place in enumerate(places):
             place.mkdir()
-            self.processes.append(subprocess.Popen(["ip", "netns", "exec", NAMES[node], CHORALE, *line, str(node)], cwd=place,
+            self.processes.append(subprocess.Popen(NETWORK.on(node, CHORALE, *line, str(node)), cwd=place,
                                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                                    env=dict(os.environ, CHORALE_SECRET_FILE=self.secret)))
         (status0, out0, err0), (status1, out1, err1) = map(self.finish, self.processes)
