@@ -52,7 +52,8 @@ Tensor reference(int size, int64_t count, DType dtype, Reduction reduction) {
 }
 
 bool same_bits(const Tensor& a, const Tensor& b) {
-  return a.elems() == b.elems() && std::memcmp(a.raw(), b.raw(), static_cast<size_t>(a.elems()) * a.elem_bytes()) == 0;
+  const size_t bytes = static_cast<size_t>(a.elems()) * a.elem_bytes();
+  return a.elems() == b.elems() && (bytes == 0 || std::memcmp(a.raw(), b.raw(), bytes) == 0);
 }
 
 const std::vector<std::vector<int>> kLayouts = {{0, 1}, {0, 0, 1, 1}, {0, 0, 0, 1, 1}, {0, 0, 1}, {0, 1, 0, 1}};
