@@ -38,11 +38,8 @@ Batches tokens(int64_t rows, int64_t length) {
   };
 }
 
-// With AdamW's usual eps of 1e-8 a gradient that is nothing but rounding (of a bias in front of a batch norm) moves its
-// parameter by the whole rate, in a direction that depends on the number of ranks.
 std::unique_ptr<optim::Optimizer> make_optimizer(bool adam, const nn::Module& module) {
-  if (adam)
-    return std::make_unique<optim::AdamW>(module.named_parameters(), optim::AdamWOptions{.lr = 1e-3, .eps = 1e-6});
+  if (adam) return std::make_unique<optim::AdamW>(module.named_parameters(), optim::AdamWOptions{.lr = 1e-3});
   return std::make_unique<optim::Sgd>(module.named_parameters(), optim::SgdOptions{.lr = 0.01});
 }
 
