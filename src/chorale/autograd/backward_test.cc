@@ -196,6 +196,7 @@ TEST(Threads, AGraphBuiltInOneThreadIsDifferentiatedInAnother) {
 TEST(Threads, DisjointGraphsRunAtOnceAndMeetAtALeaf) {
   const Tensor x = leaf({1, 1});
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
       for (int i = 0; i < 50; ++i) backward(sum(mul(x, x)));

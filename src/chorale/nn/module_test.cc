@@ -40,6 +40,7 @@ struct Zoo : Module {
 template <class Named>
 std::vector<std::string> names_of(const Named& list) {
   std::vector<std::string> names;
+  names.reserve(list.size());
   for (const auto& entry : list) names.push_back(entry.first);
   return names;
 }

@@ -74,6 +74,7 @@ TEST(Tensor, ImpossibleShapesAreErrorsThatShowThem) {
 
 TEST(Tensor, HandlesAliasOneTensor) {
   const Tensor x = counted({4});
+  // NOLINTNEXTLINE(performance-unnecessary-copy-initialization): the copy is what is tested
   const Tensor same = x;
   EXPECT_TRUE(same.is(x));
   same.data<float>()[2] = 20;
@@ -120,6 +121,7 @@ TEST(Tensor, AnAliasIsAnotherTensorOnTheSameBytes) {
 
 TEST(Tensor, SetDataRedirectsEveryHandle) {
   const Tensor x = counted({2, 3});
+  // NOLINTNEXTLINE(performance-unnecessary-copy-initialization): the copy is what is tested
   const Tensor handle = x;
   const Tensor other = Tensor::from({7.5, 8.5}, {2});
   x.set_data(other);
@@ -347,9 +349,11 @@ TEST(Tensor, OverlapIsOfStretchesOfMemory) {
 TEST(Tensor, HandlesOfOneTensorMayComeAndGoOnManyThreads) {
   const Tensor x = counted({100});
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([x] {
       for (int i = 0; i < 500; ++i) {
+        // NOLINTNEXTLINE(performance-unnecessary-copy-initialization): the copy is what is tested
         const Tensor copy = x;
         const Tensor view = copy.view_as({10}, {10}, i % 10);
         EXPECT_EQ(view.to_vector<int64_t>()[9], 90 + i % 10);
