@@ -117,7 +117,7 @@ MpiEngine::~MpiEngine() {
   }
   if (!idle()) end_all(std::make_exception_ptr(StateError("[group] the group was destroyed before the work was done")));
   try {
-    tell(threw ? News::kThrew : News::kLeft);
+    tell(threw ? News::kThrew : News::kLeft, completed_print_);
     for (const Deadline patience = within(100ms); !outgoing_.empty() && !patience.passed();) send_on();
   } catch (const std::exception& error) {
     std::cerr << concat("[group] the others could not be told that this rank leaves: ", error.what(), "\n");
@@ -164,6 +164,7 @@ void MpiEngine::progress() {
     if (!done || broken_) break;
     calls_.pop_front();
     completed_ = operation->number;
+    completed_print_ = operation->print;
     for (Peer& peer : peers_) {
       if (static_cast<int32_t>(operation->number - peer.number) < 0) continue;
       peer.number = operation->number;
@@ -227,9 +228,8 @@ void MpiEngine::hear() {
       continue;
     }
     peer.state = notice.news;
-    if (notice.news != News::kEntered) {
-      peer.number = notice.number;
-    } else if (static_cast<int32_t>(notice.number - peer.number) > 0) {
+    // Who leaves may have completed a call that this rank is still in, and then shows how it made that one.
+    if (notice.news != News::kEntered || static_cast<int32_t>(notice.number - peer.number) > 0) {
       peer.number = notice.number;
       peer.print = notice.print;
     }

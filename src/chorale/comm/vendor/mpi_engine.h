@@ -47,7 +47,7 @@ class MpiEngine final : public Engine {
   struct Notice {
     News news = News::kEntered;
     uint32_t number = 0;  // of the call that the sender has entered, or of the last one that it has completed
-    Fingerprint print;    // of a call that was entered
+    Fingerprint print;    // of that call
     int32_t culprit = -1;
     uint32_t text_bytes = 0;  // that follow
   };
@@ -82,6 +82,7 @@ class MpiEngine final : public Engine {
   std::vector<Intrusive<Operation>> done_;  // reused
   FlightRecorder flight_;
   uint32_t number_ = 0, completed_ = 0;
+  Fingerprint completed_print_;
   size_t piece_bytes_ = transport::Mpi::kMostBytes;
 
   std::vector<Peer> peers_;
