@@ -6,6 +6,8 @@
 
 #include <cmath>
 #include <csignal>
+#include <cstdio>
+#include <iostream>
 #include <limits>
 #include <thread>
 
@@ -29,6 +31,23 @@ Group new_world(std::chrono::milliseconds timeout = 20s) {
   transport::MemoryStore unused;
   return Group::connect(unused, "world", mpi_rank(), mpi_size(), {.timeout = timeout, .fabric = "mpi"});
 }
+
+// Mpirun ends all ranks when one ends with something in flight, also those that have not said yet how their tests went.
+class EndTogether final : public testing::EmptyTestEventListener {
+  void OnTestProgramEnd(const testing::UnitTest& /*tests*/) override {
+    std::fflush(stdout);
+    try {
+      new_world().barrier().wait();
+    } catch (const std::exception& error) {
+      std::cerr << "the ranks do not end together: " << error.what() << std::endl;
+    }
+  }
+};
+[[maybe_unused]] const bool end_together = [] {
+  const bool rank = config::env("OMPI_COMM_WORLD_RANK").has_value();
+  if (rank) testing::UnitTest::GetInstance()->listeners().Append(new EndTogether);
+  return rank;
+}();
 
 template <class F>
 std::string error_of(const F& run, int* culprit = nullptr) {
