@@ -86,9 +86,6 @@ bool Cell::may_name(int rank) const {
   if (differs && call->pairwise && (fault == Fault::kShape || std::string_view(call->name) == "send")) return true;
   // Who made the new group's memory may give up and end before the others have seen it: then they blame that rank.
   if (in_a_loop() && std::string_view(call->name) == "new_group") return true;
-  // MPI does not say who lives: of a row of ranks of which each waits for a message, the first one to give up blames
-  // its own peer.
-  if (column == "mpi" && fault == Fault::kStopSoon && std::string_view(call->name) == "send") return true;
   // A wire has two ends, on different hosts.
   if (fault == Fault::kCut && host_of(rank) != host_of(culprit())) return true;
   return rank == culprit();

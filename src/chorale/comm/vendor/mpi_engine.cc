@@ -28,6 +28,8 @@ constexpr Deadline::Clock::duration kLookInterval = 5ms;
 constexpr Deadline::Clock::duration kFirstWord = 5s;
 // After this long, or a quarter of the time that a call has, a rank tells the others what it waits in.
 constexpr Deadline::Clock::duration kTellAfter = 50ms;
+// Ranks that wait answer within this time, also where many share a core.
+constexpr Deadline::Clock::duration kAnswerPatience = 200ms;
 
 void combine_two(Reduce op, DType dtype, const void* in, void* in_out, int64_t elems) {
   const void* sources[] = {in, in_out};
@@ -187,8 +189,8 @@ void MpiEngine::finish(Operation& operation, const std::exception_ptr& error) {
 
 // ---- notices
 
-void MpiEngine::tell(News news, const Fingerprint& print, int culprit, const std::string& text) {
-  const Notice notice{news, news == News::kEntered ? told_ : completed_, print, culprit,
+void MpiEngine::tell(News news, const Fingerprint& print, int whom, const std::string& text) {
+  const Notice notice{news, news == News::kEntered ? told_ : completed_, print, whom,
                       static_cast<uint32_t>(text.size())};
   auto& [bytes, requests] = outgoing_.emplace_back();
   bytes.resize(sizeof(notice) + text.size());
@@ -208,8 +210,9 @@ void MpiEngine::send_on() {
   });
 }
 
-void MpiEngine::hear() {
+void MpiEngine::hear(const Operation& operation) {
   if (!outgoing_.empty()) send_on();
+  bool asked = false;
   while (const auto found = group_.mpi.find(group_.comm, Mpi::kAnySource, kNoticeTag)) {
     std::vector<char> bytes(found->bytes);
     auto request = group_.mpi.receive_found(*found, bytes.data());
@@ -223,8 +226,17 @@ void MpiEngine::hear() {
       if (!heard_) {
         heard_ = CallFailed{concat("rank ", group_.global(found->source),
                                    " says: ", std::string(bytes.begin() + sizeof(notice), bytes.end())),
-                            notice.culprit};
+                            notice.whom};
       }
+      continue;
+    }
+    if (notice.news == News::kAsks) {
+      asked = true;
+      continue;
+    }
+    if (notice.news == News::kAnswers) {
+      peer.answered = true;
+      peer.awaits = notice.whom;
       continue;
     }
     peer.state = notice.news;
@@ -234,6 +246,9 @@ void MpiEngine::hear() {
       peer.print = notice.print;
     }
   }
+  if (!asked) return;
+  const std::vector<int> missing = awaited(operation);
+  tell(News::kAnswers, operation.print, missing.size() == 1 ? missing.front() : -1);
 }
 
 // ---- waiting
@@ -269,7 +284,7 @@ void MpiEngine::wait_a_little(std::unique_lock<std::mutex>& lock, Operation& ope
 }
 
 void MpiEngine::look_around(Operation& operation, Deadline deadline) {
-  hear();
+  hear(operation);
   // What has just been heard of may be about a later call, or this one may be done by now.
   progress();
   if (!operation.pending()) return;
@@ -335,12 +350,38 @@ void MpiEngine::look_at_deadline(Operation& operation, Deadline deadline, const 
       calls_.front().get() == &operation) {
     return note_absence(membership(), operation);
   }
-  const std::string time = in_seconds(Clock::now() - operation.issued);
-  if (missing.empty()) throw CallFailed{concat("timed out after ", time), -1};
-  const int culprit = group_.global(missing.front());
-  throw CallFailed{concat("timed out: nothing from rank ", culprit, " for ", time, "; rank ", culprit, " ",
-                          where_is(missing.front())),
-                   culprit};
+  const auto now = Clock::now();
+  if (!asked_) {
+    asked_ = now;
+    for (Peer& peer : peers_) peer.answered = false;
+    tell(News::kAsks);
+  }
+  const int holding_up = who_holds_up(missing);
+  if (holding_up >= 0 && !peers_[static_cast<size_t>(holding_up)].answered && now - *asked_ < kAnswerPatience) return;
+  const std::string time = in_seconds(now - operation.issued);
+  if (holding_up < 0) throw CallFailed{concat("timed out after ", time), -1};
+  const int culprit = group_.global(holding_up);
+  throw CallFailed{
+      concat("timed out: nothing from rank ", culprit, " for ", time, "; rank ", culprit, " ", where_is(holding_up)),
+      culprit};
+}
+
+// Note [Who is to blame], over MPI: whom I wait for may itself wait for a third. Ranks that wait answer for whom; one
+// that computes, or is stopped, does not. So from rank to rank up to the first that does not answer; where all wait for
+// each other, it is the one that this rank waits for.
+int MpiEngine::who_holds_up(const std::vector<int>& missing) const {
+  const auto silent = [&](int rank) { return rank != group_.rank() && !peers_[static_cast<size_t>(rank)].answered; };
+  if (const auto one = std::find_if(missing.begin(), missing.end(), silent); one != missing.end()) return *one;
+  const int first = missing.empty() ? -1 : missing.front();
+  int rank = first;
+  for (int step = 0; step < group_.size() && rank >= 0; ++step) {
+    if (silent(rank)) return rank;
+    rank = rank == group_.rank() ? first : peers_[static_cast<size_t>(rank)].awaits;
+  }
+  for (int other = 0; rank < 0 && other < group_.size(); ++other) {
+    if (silent(other)) return other;
+  }
+  return first;
 }
 
 void MpiEngine::say_who_is_awaited(const Operation& operation, const std::vector<int>& missing) {

@@ -43,23 +43,26 @@ class MpiEngine final : public Engine {
   using Clock = Deadline::Clock;
 
   // What ranks tell each other out of turn.
-  enum class News : uint32_t { kEntered, kLeft, kThrew, kFailed };
+  enum class News : uint32_t { kEntered, kLeft, kThrew, kFailed, kAsks, kAnswers };
   struct Notice {
     News news = News::kEntered;
-    uint32_t number = 0;  // of the call that the sender has entered, or of the last one that it has completed
-    Fingerprint print;    // of that call
-    int32_t culprit = -1;
+    uint32_t number = 0;      // of the call that the sender has entered, or of the last one that it has completed
+    Fingerprint print;        // of that call
+    int32_t whom = -1;        // a failure's culprit (global rank); in an answer, whom the sender waits for (group rank)
     uint32_t text_bytes = 0;  // that follow
   };
   struct Peer {
     News state = News::kEntered;
     uint32_t number = 0;  // of the last call that it is known to have entered
     Fingerprint print;
+    // Since this rank has asked.
+    bool answered = false;
+    int awaits = -1;  // the one for whom it waits, if that is a single one
   };
 
-  void tell(News news, const Fingerprint& print = {}, int culprit = -1, const std::string& text = {});
-  // Without waiting.
-  void hear();
+  void tell(News news, const Fingerprint& print = {}, int whom = -1, const std::string& text = {});
+  // Without waiting, in the wait for `operation`.
+  void hear(const Operation& operation);
   void send_on();
 
   void finish(Operation& operation, const std::exception_ptr& error);
@@ -67,6 +70,7 @@ class MpiEngine final : public Engine {
   void compare_with_heard(const Operation& operation) const;
   std::vector<int> awaited(const Operation& operation) const;
   void look_at_deadline(Operation& operation, Deadline deadline, const std::vector<int>& missing);
+  int who_holds_up(const std::vector<int>& missing) const;
   void say_who_is_awaited(const Operation& operation, const std::vector<int>& missing);
   std::string where_is(int peer) const;
   void fail(const Operation& operation, const std::string& reason, int culprit);
@@ -92,6 +96,7 @@ class MpiEngine final : public Engine {
   std::atomic<bool> is_broken_{false};
   uint32_t told_ = 0;  // the last call of which the others were told that it was entered
   int exceptions_at_birth_ = 0;
+  std::optional<Clock::time_point> asked_;  // when this rank asked the others for whom they wait
 
   // Of the wait in progress.
   Clock::time_point next_look_, next_word_;

@@ -228,6 +228,23 @@ TEST(RankOfMpirun, DISABLED_ALateRankIsNamedAtTheDeadline) {
   EXPECT_LT(Deadline::Clock::now() - start, 800ms);
 }
 
+// Each waits for a message of the next one, and the last one for nobody: it is late.
+TEST(RankOfMpirun, DISABLED_ALateRankIsNamedAlsoByThoseWhoWaitForSomebodyElse) {
+  const Group all = new_world();
+  const Group group = all.duplicate({.timeout = 300ms});
+  const int last = group.size() - 1;
+  const Tensor x = Tensor::empty({3}, DType::kF32);
+  if (group.rank() == last) {
+    std::this_thread::sleep_for(1s);
+  } else {
+    int culprit = -1;
+    EXPECT_THAT(error_of([&] { group.recv(x, group.rank() + 1); }, &culprit),
+                HasSubstr(concat("nothing from rank ", last)));
+    EXPECT_EQ(culprit, last);
+  }
+  all.barrier().wait();
+}
+
 TEST(RankOfMpirun, DISABLED_AMonitoredBarrierNamesWhoStaysAway) {
   const int last = mpi_size() - 1;
   const Group group = new_world(5s);
