@@ -145,6 +145,13 @@ std::string peers_folder() {
   return std::filesystem::exists(folder) ? folder.string() : "";
 }
 
+void check_only(const std::string& only, const std::vector<std::string>& names) {
+  if (std::any_of(names.begin(), names.end(), [&](const std::string& name) { return picks(only, name); })) return;
+  std::string list;
+  for (const std::string& name : names) list += "\n  " + name;
+  throw InvalidArgument(concat("[bench] no case has '", only, "' (--only) in its name; there are:", list));
+}
+
 nlohmann::json bench_report(const std::string& bench, const std::vector<BenchRow>& rows) {
   nlohmann::json report = {{"bench", bench},
                            {"machine",

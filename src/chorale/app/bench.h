@@ -50,6 +50,11 @@ struct BenchRow {
   nlohmann::json extra = nlohmann::json::object();
 };
 
+// `--only`: does it pick the case of this name?
+inline bool picks(const std::string& only, const std::string& name) { return name.find(only) != std::string::npos; }
+// Throws InvalidArgument with the names of all cases when it picks none of them.
+void check_only(const std::string& only, const std::vector<std::string>& names);
+
 // The object that `--json` writes.
 nlohmann::json bench_report(const std::string& bench, const std::vector<BenchRow>& rows);
 void write_json(const std::string& path, const nlohmann::json& report);

@@ -195,6 +195,7 @@ void report(const Options& options, const Table& ours, const std::map<std::strin
     rows.push_back(std::move(row));
   }
   CHORALE_CHECK_STATE(!rows.empty(), "[bench] the ranks gave no figures; run one case with --only to see why");
+  print_bars(rows, options.ranks, options.hosts, options.fabric);
   if (!options.json.empty()) write_json(options.json, bench_report("collectives", rows));
 }
 
@@ -202,6 +203,9 @@ void run(const Options& options) {
   if (options.as_rank >= 0) {
     return run_collectives_rank(options.as_rank, options.ranks, options.store, options.only, options.most_bytes);
   }
+  std::vector<std::string> names;
+  for (const CollectiveCase& c : collective_cases(options.ranks, options.most_bytes)) names.push_back(c.name);
+  check_only(options.only, names);
   char name[] = "/tmp/chorale-bench-XXXXXX";
   CHORALE_CHECK_STATE(mkdtemp(name), "[bench] cannot make a folder in /tmp");
   const std::filesystem::path folder = name;

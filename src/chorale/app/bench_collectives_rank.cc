@@ -77,10 +77,38 @@ Measured prepare(const Group& group, const std::string& op, int64_t elems, bool 
             [=] { return count_wrong(inbox, 1); }};
   }
   if (op == "new_group") return {[] {}, [&group] { group.duplicate(); }, [] { return int64_t{0}; }};
+  if (op == "64_subgroups") {
+    std::vector<int> even, odd;
+    for (int r = 0; r < group.size(); ++r) (r % 2 == 0 ? even : odd).push_back(r);
+    return {[] {},
+            [=, &group] {
+              std::vector<Group> groups;
+              for (int i = 0; i < 64; ++i) groups.push_back(group.new_group(i % 2 == 0 || odd.empty() ? even : odd));
+            },
+            [] { return int64_t{0}; }};
+  }
   return {[] {}, [&group] { group.barrier().wait(); }, [] { return int64_t{0}; }};
 }
 
 }  // namespace
+
+std::vector<CollectiveCase> collective_cases(int ranks, int64_t most_bytes) {
+  std::vector<CollectiveCase> cases;
+  for (const char* op : {"all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv",
+                         "barrier", "new_group", "64_subgroups"}) {
+    const bool moves_data =
+        std::string_view(op).find("group") == std::string::npos && std::string_view(op) != "barrier";
+    for (int64_t bytes :
+         {int64_t{4}, int64_t{4} << 10, int64_t{64} << 10, int64_t{1} << 20, int64_t{16} << 20, int64_t{64} << 20}) {
+      for (bool registered : {true, false}) {
+        if (bytes > most_bytes || (!moves_data && (bytes > 4 || !registered))) continue;
+        cases.push_back({fmt::format("{}/f32/{}/n{}/{}", op, bytes, ranks, registered ? "registered" : "ordinary"), op,
+                         bytes, registered});
+      }
+    }
+  }
+  return cases;
+}
 
 void run_collectives_rank(int rank, int size, const std::string& path, const std::string& only, int64_t most_bytes) {
   set_thread_count(1);
@@ -90,35 +118,29 @@ void run_collectives_rank(int rank, int size, const std::string& path, const std
     float one = 1;
     group.all_reduce(std::span(&one, 1)).wait();
   };
-  for (const char* op : {"all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv",
-                         "barrier", "new_group"}) {
-    for (int64_t bytes :
-         {int64_t{4}, int64_t{4} << 10, int64_t{64} << 10, int64_t{1} << 20, int64_t{16} << 20, int64_t{64} << 20}) {
-      for (bool registered : {true, false}) {
-        const bool creates = std::string_view(op) == "new_group";
-        const bool moves_nothing = creates || std::string_view(op) == "barrier";
-        const std::string name =
-            fmt::format("{}/f32/{}/n{}/{}", op, bytes, size, registered ? "registered" : "ordinary");
-        if (bytes > most_bytes || name.find(only) == std::string::npos || (moves_nothing && (bytes > 4 || !registered)))
-          continue;
-        const Measured measured = prepare(group, op, bytes / 4, registered);
-        const int count = creates ? 64 : bytes <= 65536 ? 2000 : bytes <= (1 << 20) ? 200 : 20;
-        std::vector<double> us;
-        for (int i = 0; i < count + 5; ++i) {
-          measured.refill();
-          together();
-          const auto start = Clock::now();
-          measured.call();
-          if (i >= 5) us.push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count());
-        }
-        std::vector<int64_t> wrong{measured.wrong()};
-        group.all_reduce(std::span(wrong)).wait();
-        std::sort(us.begin(), us.end());
-        if (rank == 0) {
-          fmt::print("{} {} {:.3f} {:.3f} {}\n", name, bytes, us[us.size() / 2], us[us.size() * 99 / 100], wrong[0]);
-          std::fflush(stdout);
-        }
-      }
+  for (const CollectiveCase& c : collective_cases(size, most_bytes)) {
+    if (!picks(only, c.name)) continue;
+    const Measured measured = prepare(group, c.op, c.bytes / 4, c.registered);
+    const int count = c.op == "64_subgroups" ? 5
+                      : c.op == "new_group"  ? 64
+                      : c.bytes <= 65536     ? 2000
+                      : c.bytes <= (1 << 20) ? 200
+                                             : 20;
+    const int before = std::min(5, count / 4);
+    std::vector<double> us;
+    for (int i = 0; i < count + before; ++i) {
+      measured.refill();
+      together();
+      const auto start = Clock::now();
+      measured.call();
+      if (i >= before) us.push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count());
+    }
+    std::vector<int64_t> wrong{measured.wrong()};
+    group.all_reduce(std::span(wrong)).wait();
+    std::sort(us.begin(), us.end());
+    if (rank == 0) {
+      fmt::print("{} {} {:.3f} {:.3f} {}\n", c.name, c.bytes, us[us.size() / 2], us[us.size() * 99 / 100], wrong[0]);
+      std::fflush(stdout);
     }
   }
 }

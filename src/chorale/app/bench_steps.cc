@@ -169,52 +169,67 @@ void print(const BenchRow& row, double gflop) {
   std::fflush(stdout);
 }
 
+struct Picked {
+  const StepCase* what;
+  bool bf16;
+  std::string name;
+};
+std::vector<Picked> picked(const Options& options) {
+  std::vector<Picked> all;
+  std::vector<std::string> names;
+  for (const StepCase& c : kCases) {
+    for (const bool bf16 : {false, true}) {
+      if (bf16 && std::string_view(c.model) != "bert_256x4") continue;
+      all.push_back({&c, bf16, fmt::format("{}/local/n1/t1{}", c.model, bf16 ? "/bf16" : "")});
+      names.push_back(all.back().name);
+    }
+  }
+  check_only(options.only, names);
+  std::erase_if(all, [&](const Picked& c) { return !picks(options.only, c.name); });
+  return all;
+}
+
 void run(const Options& options) {
   set_thread_count(1);
   CHORALE_CHECK(!peers_folder().empty(), "[bench] bench/peers is not beside this program: run it from a checkout");
+  const std::vector<Picked> cases = picked(options);
   std::vector<BenchRow> rows;
   fmt::print("{:<36} {:>10} {:>10} {:>7} {:>10} {:>7} {:>8} {:>5} {:>8} {:>8} {:>8}\n", "case", "ours ms", "PyTorch",
              "ratio", "compiled", "ratio", "GFLOP/s", "share", "peak MiB", "growth", "first ms");
   const double best = best_product_gflops();
-  for (const StepCase& c : kCases) {
-    for (const bool bf16 : {false, true}) {
-      if (bf16 && std::string_view(c.model) != "bert_256x4") continue;
-      const std::string name = fmt::format("{}/local/n1/t1{}", c.model, bf16 ? "/bf16" : "");
-      if (name.find(options.only) == std::string::npos) continue;
-      std::vector<Side> sides = start_sides(c, bf16, options);
-      for (int round = 0; round < options.rounds; ++round) {
-        for (Side& side : sides) side.turn(c.steps);
-      }
-      std::map<std::string, double> peers;
-      for (size_t i = 2; i < sides.size(); ++i) peers[sides[i].name] = median(sides[i].ms);
-      for (size_t i = 0; i < 2; ++i) {
-        const Side& side = sides[i];
-        BenchRow row{
-            .name = name + (i == 0 ? "" : "/in_backward"), .unit = "ms", .ours = median(side.ms), .peers = peers};
-        const double peak = side.last["peak_mib"], base = side.last["base_mib"];
-        row.extra = {{"peak_mib", peak},
-                     {"growth_mib", peak - base},
-                     {"first_ms", side.last["first_ms"]},
-                     {"gflops", c.gflop / row.ours * 1e3},
-                     {"share_of_product", c.gflop / row.ours * 1e3 / best}};
-        for (size_t j = 2; j < sides.size(); ++j) {
-          row.extra[sides[j].name + "_growth_mib"] =
-              sides[j].last["peak_mib"].get<double>() - sides[j].last["base_mib"].get<double>();
-          row.extra[sides[j].name + "_peak_mib"] = sides[j].last["peak_mib"];
-          row.extra[sides[j].name + "_first_ms"] = sides[j].last["first_ms"];
-        }
-        print(row, c.gflop);
-        rows.push_back(std::move(row));
-      }
+  for (const auto& [what, bf16, name] : cases) {
+    const StepCase& c = *what;
+    std::vector<Side> sides = start_sides(c, bf16, options);
+    for (int round = 0; round < options.rounds; ++round) {
+      for (Side& side : sides) side.turn(c.steps);
+    }
+    std::map<std::string, double> peers;
+    for (size_t i = 2; i < sides.size(); ++i) peers[sides[i].name] = median(sides[i].ms);
+    for (size_t i = 0; i < 2; ++i) {
+      const Side& side = sides[i];
+      BenchRow row{
+          .name = name + (i == 0 ? "" : "/in_backward"), .unit = "ms", .ours = median(side.ms), .peers = peers};
+      const double peak = side.last["peak_mib"], base = side.last["base_mib"];
+      row.extra = {{"peak_mib", peak},
+                   {"growth_mib", peak - base},
+                   {"first_ms", side.last["first_ms"]},
+                   {"gflops", c.gflop / row.ours * 1e3},
+                   {"share_of_product", c.gflop / row.ours * 1e3 / best}};
       for (size_t j = 2; j < sides.size(); ++j) {
-        fmt::print("{:<36} {:>76.0f} {:>8.0f} {:>8.0f}\n", "  " + sides[j].name,
-                   sides[j].last["peak_mib"].get<double>(),
-                   sides[j].last["peak_mib"].get<double>() - sides[j].last["base_mib"].get<double>(),
-                   sides[j].last["first_ms"].get<double>());
+        row.extra[sides[j].name + "_growth_mib"] =
+            sides[j].last["peak_mib"].get<double>() - sides[j].last["base_mib"].get<double>();
+        row.extra[sides[j].name + "_peak_mib"] = sides[j].last["peak_mib"];
+        row.extra[sides[j].name + "_first_ms"] = sides[j].last["first_ms"];
       }
+      print(row, c.gflop);
+      rows.push_back(std::move(row));
+    }
+    for (size_t j = 2; j < sides.size(); ++j) {
+      fmt::print("{:<36} {:>76.0f} {:>8.0f} {:>8.0f}\n", "  " + sides[j].name, sides[j].last["peak_mib"].get<double>(),
+                 sides[j].last["peak_mib"].get<double>() - sides[j].last["base_mib"].get<double>(),
+                 sides[j].last["first_ms"].get<double>());
     }
   }
-  CHORALE_CHECK(!rows.empty(), "[bench] no case has '", options.only, "' in its name");
   fmt::print("\noneDNN's own product of 1024 x 1024: {:.1f} GFLOP/s; share is that of a whole step\n", best);
   if (!options.json.empty()) write_json(options.json, bench_report("steps", rows));
 }

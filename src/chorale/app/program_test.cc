@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -52,6 +53,18 @@ TEST(Program, AnUnknownCommandGetsTheList) {
   const Outcome outcome = run_with({"xyzzy"});
   EXPECT_EQ(outcome.status, 2);
   EXPECT_THAT(outcome.err, testing::StartsWith("chorale: no command 'xyzzy' (commands: "));
+}
+
+TEST(Program, ABenchmarkOfNoCaseListsTheCases) {
+  for (const auto& [bench, one] :
+       std::map<const char*, const char*>{{"collectives", "\n  all_reduce/f32/4096/n2/ordinary\n"},
+                                          {"ops", "\n  cost/f32/1/recorded\n"},
+                                          {"steps", "\n  bert_256x4/local/n1/t1/bf16"},
+                                          {"ddp", "\n  tinymlp/ddp/n2/t1\n"}}) {
+    const Outcome outcome = run_with({"bench", bench, "--only", "all_reduse"});
+    EXPECT_EQ(outcome.status, 1);
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("no case has 'all_reduse'"), HasSubstr(one)));
+  }
 }
 
 TEST(Program, WrongArgumentsAreQuotedWithTheNearestNameAndWhereToLook) {
