@@ -126,7 +126,9 @@ Backend::WorkHandle Backend::allreduce_sparse(Tensors& tensors, const c10d::Allr
   const auto sum = translated(
       [&] { return group_.sparse_all_reduce(sparse_view_of(tensor.coalesce()), call_options(options.timeout)); });
   tensor.copy_(tensor_of(sum));
-  return started({OpType::_ALLREDUCE_SPARSE, titles.sparse_all_reduce.c_str(), {}, tensors, {}}, false);
+  auto work = started({OpType::_ALLREDUCE_SPARSE, titles.sparse_all_reduce.c_str(), {}, tensors, {}}, false);
+  work->isCompleted();  // whoever takes its future may never wait for the work
+  return work;
 }
 
 Backend::WorkHandle Backend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {

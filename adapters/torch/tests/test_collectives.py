@@ -166,6 +166,8 @@ def test_sparse_sums(rank, size):
     x = torch.sparse_coo_tensor([[0, rank + 1]], [1.0, 2.0], (4,))
     dist.all_reduce(x)
     assert x.to_dense().tolist() == [2, 2, 2, 0]
+    future = dist.all_reduce(x, async_op=True).get_future()
+    assert future.wait()[0].to_dense().tolist() == [4, 4, 4, 0]  # by itself: nobody waits for the work
     empty = torch.sparse_coo_tensor((3, 2))
     dist.all_reduce(empty)
     assert empty.to_dense().count_nonzero() == 0
