@@ -5,15 +5,17 @@ out, {"outcome", "reason", "output"}. It imports torch and the tests once and th
 one the test's ranks. (Ranks that are spawned import everything anew, which takes longer than most tests.)
 
 The suite decides by the backend's name what to run, so ours is presented under a name that it knows. Patched for that:
-- ranks are forked from a process that has imported torch (those of RPC are spawned, as they always are);
+- ranks are forked from a process that has imported torch;
 - the creator registered for gloo makes our backend, of the type that PyTorch gives to backends from outside;
 - the profiler's names of our events, and what DistributedDataParallel logs of its backend, are gloo's;
 - tests that gloo skips because only MPI has the operation, or because only MPI may have few ranks, are decided as for mpi.
 The backend "gloo" runs PyTorch's own, with the same start and nothing else patched.
 """
 
+import inspect
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -41,6 +43,12 @@ from torch.testing._internal.distributed.distributed_test import (  # noqa: E402
     DistributedTest,
     TestDistBackend,
 )
+from torch.testing._internal.distributed.rpc.dist_autograd_test import (  # noqa: E402
+    DistAutogradTest,
+    TensorPipeAgentDistAutogradTest,
+)
+from torch.testing._internal.distributed.rpc.jit.rpc_test import JitRpcTest  # noqa: E402
+from torch.testing._internal.distributed.rpc.rpc_test import RpcTest, TensorPipeAgentRpcTest  # noqa: E402
 from torch.testing._internal.distributed.rpc.tensorpipe_rpc_agent_test_fixture import (  # noqa: E402
     TensorPipeRpcAgentTestFixture,
 )
@@ -72,11 +80,9 @@ def present_ours_as_gloo():
 
 
 class OnBackend(MultiProcessTestCase):
-    start = "fork"
-
     def setUp(self):
         super().setUp()
-        self._start_processes(torch.multiprocessing.get_context(self.start).Process)
+        self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
     @classmethod
     def _run(cls, *args, **kwargs):
@@ -89,21 +95,59 @@ class Suite(OnBackend, TestDistBackend, DistributedTest._DistTestBase):
     pass
 
 
-# The number of their ranks is their own. RPC does not survive a fork.
-class DdpUnderDistAutograd(OnBackend, TensorPipeRpcAgentTestFixture, ddp_under_dist_autograd_test.DdpUnderDistAutogradTest):
-    start = "spawn"
+# The number of ranks is each test's own, so their classes come first.
+class OverRpc(TensorPipeRpcAgentTestFixture, OnBackend):
+    pass
 
 
-class DdpComparison(OnBackend, TensorPipeRpcAgentTestFixture, ddp_under_dist_autograd_test.DdpComparisonTest):
-    start = "spawn"
+class DdpUnderDistAutograd(ddp_under_dist_autograd_test.DdpUnderDistAutogradTest, OverRpc):
+    pass
 
 
-CLASSES = [Suite, DdpUnderDistAutograd, DdpComparison]
+class DdpComparison(ddp_under_dist_autograd_test.DdpComparisonTest, OverRpc):
+    pass
+
+
+class Rpc(RpcTest, OverRpc):
+    pass
+
+
+class TensorPipeRpc(TensorPipeAgentRpcTest, OverRpc):
+    pass
+
+
+class JitRpc(JitRpcTest, OverRpc):
+    pass
+
+
+class DistAutograd(DistAutogradTest, OverRpc):
+    pass
+
+
+class TensorPipeDistAutograd(TensorPipeAgentDistAutogradTest, OverRpc):
+    pass
+
+
+OVER_RPC = [DdpUnderDistAutograd, DdpComparison, Rpc, TensorPipeRpc, JitRpc, DistAutograd, TensorPipeDistAutograd]
+
+
+def has_group(each, name, seen):
+    """Whether a test, or a method that it calls, has a process group. Most tests of RPC do without: no backend is in them."""
+    seen.add(name)
+    source = inspect.getsource(inspect.unwrap(getattr(each, name)))
+    if re.search(r"initialize_pg|init_process_group|dist\.barrier", source):
+        return True
+    called = set(re.findall(r"self\.(_\w+|\w+_helper)\(", source)) - seen
+    return any(inspect.isfunction(getattr(each, other, None)) and has_group(each, other, seen) for other in called)
 
 
 def names_of_tests():
     loader = unittest.TestLoader()
-    return [f"{each.__name__}.{name}" for each in CLASSES for name in loader.getTestCaseNames(each)]
+    names = [f"Suite.{name}" for name in loader.getTestCaseNames(Suite)]
+    if RANKS == 2:
+        names += [f"{each.__name__}.{name}" for each in OVER_RPC for name in loader.getTestCaseNames(each)
+                  if has_group(each, name, set())]
+    return names
 
 
 def run_in_child(name, backend, environment, log):
