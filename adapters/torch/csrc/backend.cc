@@ -81,10 +81,11 @@ Backend::WorkHandle Backend::started(Work::Parts parts, bool async) {
     async = false;
   }
   // A small collective is done before a thread has woken up, if the others come soon.
-  const bool soon = async && group_.engine()->context().core_each && bytes_of(parts.results) <= kSmallBytes &&
-                    parts.type != OpType::RECV && parts.type != OpType::RECVANYSOURCE;
+  const bool core_each = group_.engine()->context().core_each;
+  const bool soon = async && core_each && bytes_of(parts.results) <= kSmallBytes && parts.type != OpType::RECV &&
+                    parts.type != OpType::RECVANYSOURCE;
   auto work = c10::make_intrusive<Work>(getRank(), number(), std::move(parts));
-  if (async && !(soon && work->completes_within(kSoon))) mover_.add(work);
+  if (async && !(soon && work->completes_within(kSoon))) mover_.add(work, core_each);
   return work;
 }
 

@@ -1,6 +1,7 @@
 #include "work.h"
 
 #include <ATen/record_function.h>
+#include <sched.h>
 
 #include <algorithm>
 
@@ -97,9 +98,17 @@ bool Work::wait(std::chrono::milliseconds timeout) {
 
 // ---- the threads
 
-void Mover::add(c10::intrusive_ptr<Work> work) {
+std::chrono::nanoseconds Caller::computed() const {
+  timespec spent{};
+  clock_gettime(clock_, &spent);  // a thread that has ended computes no more
+  return std::chrono::seconds(spent.tv_sec) + std::chrono::nanoseconds(spent.tv_nsec);
+}
+
+void Mover::add(c10::intrusive_ptr<Work> work, bool core_each) {
   const std::lock_guard lock(mutex_);
   works_.push_back(std::move(work));
+  caller_ = Caller();
+  core_each_ = core_each;
   any_added_ = true;
   if (polling_) {
     added_.notify_one();
@@ -118,20 +127,25 @@ void Mover::let_another_poll() {
 
 // Returns works that are done, at least one; none when the group ends.
 Mover::Works Mover::poll(std::unique_lock<std::mutex>& lock) {
-  constexpr std::chrono::microseconds kShortest = 10us, kLongest = 200us;
+  constexpr std::chrono::microseconds kShortest = 20us, kLongest = 500us;
+  constexpr int kEager = 500;  // polls without a pause, about as many microseconds
   constexpr auto kForTheRest = 5s;
   std::chrono::microseconds pause = kShortest;
+  int eager = kEager;
   std::optional<chorale::Deadline> end;
   while (!works_.empty()) {
     Works open = std::exchange(works_, {}), done;
-    any_added_ = false;
+    if (std::exchange(any_added_, false)) eager = kEager;
+    const Caller caller = caller_;
     lock.unlock();
+    const auto computed = caller.computed();
     // Each of them: a message that nobody sends must not keep what was started after it.
     std::erase_if(open, [&](auto& work) {
       if (!work->is_done()) return false;
       done.push_back(std::move(work));
       return true;
     });
+    const bool caller_rests = caller.computed() == computed;
     lock.lock();
     works_.insert(works_.begin(), std::make_move_iterator(open.begin()), std::make_move_iterator(open.end()));
     if (!done.empty()) return done;
@@ -141,7 +155,14 @@ Mover::Works Mover::poll(std::unique_lock<std::mutex>& lock) {
       works_.clear();
       break;
     }
-    pause = added_.wait_for(lock, pause, [&] { return any_added_; }) ? kShortest : std::min(pause * 2, kLongest);
+    if (caller_rests && core_each_ && eager-- > 0) {
+      pause = kShortest;
+      lock.unlock();
+      sched_yield();
+      lock.lock();
+    } else {
+      pause = added_.wait_for(lock, pause, [&] { return any_added_; }) ? kShortest : std::min(pause * 2, kLongest);
+    }
   }
   return {};
 }

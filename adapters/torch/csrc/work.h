@@ -6,6 +6,9 @@
 // does the work.
 #pragma once
 
+#include <pthread.h>
+
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -55,8 +58,22 @@ class Work final : public c10d::Work {
   bool future_completed_ = false;
 };
 
-// It polls, with pauses that grow: a core that it spun on would be missing in the computing that a call is to hide
-// behind. Whoever needs a result soon waits for it, and then moves it itself.
+// The thread that started a call.
+class Caller {
+ public:
+  Caller() { pthread_getcpuclockid(pthread_self(), &clock_); }
+  // Its processor time so far: what does not change belongs to a thread that rests.
+  std::chrono::nanoseconds computed() const;
+
+ private:
+  clockid_t clock_{};
+};
+
+// Note [Who moves]
+// A Mover polls. While the caller computes it does so seldom: there may be no core for the Mover but the caller's, and
+// then it can only take away what a call is to hide behind. DistributedDataParallel rests at the end of backward until
+// futures complete, which nobody but the Mover can do; then it polls as often as it can. Who waits for a work moves it
+// himself.
 //
 // What follows from a future may wait for another future. So who polls hands that on to another thread before it ends
 // works and thereby runs what follows from them; threads are started when all others are busy so.
@@ -68,7 +85,8 @@ class Mover {
   Mover(const Mover&) = delete;
   Mover& operator=(const Mover&) = delete;
 
-  void add(c10::intrusive_ptr<Work> work);
+  // `core_each`: ranks do not outnumber cores.
+  void add(c10::intrusive_ptr<Work> work, bool core_each);
 
  private:
   using Works = std::vector<c10::intrusive_ptr<Work>>;
@@ -81,6 +99,8 @@ class Mover {
   std::condition_variable changed_;  // there may be something to poll for a thread that does nothing
   std::condition_variable added_;    // for the thread that polls
   Works works_;
+  Caller caller_;  // of the last work
+  bool core_each_ = true;
   bool polling_ = false;
   bool any_added_ = false;
   bool ending_ = false;
