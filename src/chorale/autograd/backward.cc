@@ -357,6 +357,17 @@ void BackwardRun::run() {
   } const current{std::exchange(current_run, this)};
 
   if (!captures_.empty()) mark_needed();
+  try {
+    run_tasks();
+  } catch (...) {
+    for (const Task& task : tasks_) {
+      if (task.node && task.node->custom && captures_.empty()) task.node->custom->note_failure();
+    }
+    throw;
+  }
+}
+
+void BackwardRun::run_tasks() {
   while (true) {
     for (uint32_t root : std::exchange(roots_, {})) {
       if (tasks_[root].waiting == 0) make_ready(root);

@@ -68,6 +68,7 @@ class BackwardRun {
   };
   struct RuleContext;
 
+  void run_tasks();
   uint32_t task_of(const Edge& edge);
   void discover(uint32_t root);
   void mark_needed();

@@ -106,6 +106,9 @@ struct CustomBackward {
   // Whether apply() is to be called even if no gradient at all arrived.
   virtual bool wants_undefined() const { return false; }
   virtual void release() {}
+  // A backward through this node was left by an exception, before or after its own turn; not while gradients are only
+  // asked for (grad()). Called where it is being handled.
+  virtual void note_failure() {}
 };
 
 struct Node : RefCounted {

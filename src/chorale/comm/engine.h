@@ -77,6 +77,8 @@ class Engine {
   // reason: fails the group when a peer is gone or the deadline has passed. May unlock and lock again.
   virtual void wait_a_little(std::unique_lock<std::mutex>& lock, Operation& operation, int64_t rounds,
                              Deadline deadline) = 0;
+  // Peers who ask where this rank is (and it is still there, or gone without another call) are told of this text too.
+  virtual void note_exception(const std::string& what) = 0;
   // The last calls of this rank as JSON text (docs: flight recorder).
   virtual std::string flight_record() const = 0;
   virtual uint32_t last_number() const = 0;

@@ -93,6 +93,11 @@ std::string reason_of_a_broken_group(const Membership& membership, const Operati
   return concat("the group is broken: ", reason, "; build a new group");
 }
 
+std::string where_and_thrown(const std::string& last_call, const std::string& thrown) {
+  const std::string where = last_call.empty() ? "has made no call in this group yet" : "last entered " + last_call;
+  return thrown.empty() ? where : concat(where, ", and then threw: ", thrown);
+}
+
 std::string in_seconds(Deadline::Clock::duration time) {
   const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(time).count();
   return concat(ms / 1000, ".", ms % 1000 / 100, " s");

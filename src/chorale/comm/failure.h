@@ -38,6 +38,8 @@ std::exception_ptr error_of(const Membership& membership, const Operation& opera
 // For a rank other than 0 whose monitored barrier failed, and for any other call of a group that broke elsewhere.
 std::string reason_of_a_broken_group(const Membership& membership, const Operation& operation,
                                      const std::string& reason);
+// What a rank does, as far as it is known: "last entered all_reduce … #7, and then threw: out of memory".
+std::string where_and_thrown(const std::string& last_call, const std::string& thrown);
 // "1.5 s"
 std::string in_seconds(Deadline::Clock::duration time);
 

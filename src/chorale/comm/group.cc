@@ -459,6 +459,11 @@ int64_t Group::sequence_number() const {
   return state.engine->last_number();
 }
 bool Group::is_broken() const { return state_ && state_->engine->is_broken(); }
+void Group::note_exception(const std::string& what) const {
+  if (!state_) return;
+  const std::lock_guard lock(state_->context->mutex);
+  state_->engine->note_exception(what);
+}
 std::string Group::flight_record() const {
   const auto& state = member_state(state_, "flight record");
   const std::lock_guard lock(state.context->mutex);

@@ -80,6 +80,9 @@ class Group {
   std::chrono::milliseconds timeout() const;
   // Of the last collective that was started.
   int64_t sequence_number() const;
+  // This rank throws, or has just caught, an exception with this text. Should it leave, end or keep the others waiting
+  // before its next call, then their errors say so.
+  void note_exception(const std::string& what) const;
   // True once a call has failed.
   bool is_broken() const;
   // The last 1,000 calls of this rank as JSON text.

@@ -178,6 +178,8 @@ bool NetEngine::run_unlocked(NetCall& call) {
   return false;
 }
 
+void NetEngine::note_exception(const std::string& what) { group_.note_exception(what); }
+
 void NetEngine::end_all(const Operation& operation) {
   group_.share_failure(finished_ + 1);
   {

@@ -27,8 +27,19 @@ NetGroup::NetGroup(const Membership& whose, NetLayout where, std::shared_ptr<Net
       local(std::move(here)),
       others_(ranks_elsewhere(whose, layout)),
       answers_(static_cast<size_t>(whose.size())),
-      departures_(static_cast<size_t>(whose.size())) {
+      departures_(static_cast<size_t>(whose.size())),
+      thrown_(static_cast<size_t>(whose.size())) {
   hub->enlist(id, *this);
+}
+
+void NetGroup::note_exception(const std::string& what) {
+  uint32_t number = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    number = entered_.number;
+  }
+  local->group().own().exception.set(number, what);
+  hub->tell(others_, {NetNotice::Kind::kException, global(rank()), id, number, what});
 }
 
 void NetGroup::leave(uint32_t last, bool threw) {
@@ -59,6 +70,10 @@ void NetGroup::hear(int from, const NetNotice& notice) {
     answer.where.number = static_cast<uint32_t>(notice.number);
     if (notice.text.size() == sizeof(answer.where.print))
       std::memcpy(static_cast<void*>(&answer.where.print), notice.text.data(), sizeof(answer.where.print));
+    return;
+  }
+  if (notice.kind == NetNotice::Kind::kException) {
+    thrown_[peer] = {static_cast<uint32_t>(notice.number), notice.text};
     return;
   }
   departures_[peer] = Departure{notice.kind == NetNotice::Kind::kThrew, notice.number, Clock::now()};
@@ -176,10 +191,18 @@ bool NetGroup::has_answered(int peer, Clock::time_point since) const {
 
 std::string NetGroup::where_is(int peer) const {
   const Whereabouts where = whereabouts(peer);
-  if (where.number == 0) return "has made no call in this group yet";
+  std::string thrown;
+  if (layout.is_here(peer)) {
+    const int here = layout.index_of[static_cast<size_t>(peer)];
+    thrown = local->group().segment.control(here).exception.since(where.number);
+  } else {
+    const std::lock_guard lock(mutex_);
+    const Thrown& told = thrown_[static_cast<size_t>(peer)];
+    if (static_cast<int32_t>(told.number - where.number) >= 0) thrown = told.text;
+  }
   Fingerprint shown = where.print;
   if (shown.root >= 0 && shown.root < size()) shown.root = global(shown.root);
-  return concat("last entered ", describe(shown), " #", where.number);
+  return where_and_thrown(where.number == 0 ? std::string() : concat(describe(shown), " #", where.number), thrown);
 }
 
 std::string NetGroup::who_is(int peer) const {

@@ -27,6 +27,7 @@ class NetGroup final : public NetListener {
 
   NetGroup(const Membership& membership, NetLayout layout, std::shared_ptr<NetHub> hub, uint64_t id,
            std::shared_ptr<ShmEngine> local);
+  void note_exception(const std::string& what);
   // Tells the others that this rank leaves, after it has finished `last` calls.
   void leave(uint32_t last, bool threw);
   ~NetGroup() = default;
@@ -103,6 +104,11 @@ class NetGroup final : public NetListener {
     Clock::time_point heard;
   };
   std::vector<std::optional<Departure>> departures_;  // by group rank
+  struct Thrown {
+    uint32_t number = 0;  // of the last call before it
+    std::string text;
+  };
+  std::vector<Thrown> thrown_;  // by group rank
 };
 
 }  // namespace chorale::comm

@@ -51,7 +51,7 @@ void NetHub::hear(int from, std::string_view bytes) {
   Head head;
   if (bytes.size() < sizeof(head)) return;
   std::memcpy(&head, bytes.data(), sizeof(head));
-  if (head.kind > NetNotice::Kind::kHere) return;
+  if (head.kind > NetNotice::Kind::kException) return;
   NetNotice notice{head.kind, head.culprit, head.group, head.number, std::string(bytes.substr(sizeof(head)))};
   {
     const std::lock_guard lock(mutex_);

@@ -19,12 +19,13 @@
 namespace chorale::comm {
 
 struct NetNotice {
-  enum class Kind : uint32_t { kFailed, kLeft, kThrew, kWhereAreYou, kHere };
+  enum class Kind : uint32_t { kFailed, kLeft, kThrew, kWhereAreYou, kHere, kException };
   Kind kind = Kind::kFailed;
   int32_t culprit = -1;  // global rank
   uint64_t group = 0;
-  uint64_t number = 0;  // of the first call that the sender did not finish; of kHere: of the last one that it entered
-  std::string text;     // of kHere: the fingerprint of that call
+  // Of the first call that the sender did not finish; of kHere and kException: of the last one that it entered.
+  uint64_t number = 0;
+  std::string text;  // of kHere: the fingerprint of that call
 };
 
 // Who hears the notices of one group, in the fabric's thread.

@@ -297,9 +297,12 @@ std::string ShmEngine::where_is(int peer) const {
       number = found;
     }
   }
-  if (number == 0) return "has made no call in this group yet";
-  return concat("last entered ", describe(last->fingerprint), " #", number);
+  Fingerprint outer;
+  const std::string thrown = control.exception.since(inner_ ? control.outer.read(outer) : number);
+  return where_and_thrown(number == 0 ? std::string() : concat(describe(last->fingerprint), " #", number), thrown);
 }
+
+void ShmEngine::note_exception(const std::string& what) { group_.own().exception.set(number_, what); }
 
 // ---- failing
 

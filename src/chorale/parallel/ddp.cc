@@ -30,6 +30,9 @@ struct DataParallelBase::PassThrough final : autograd::CustomBackward {
     if (link->ddp && run && !run->is_capturing()) link->ddp->begin_backward();
     return Tensors(dout);
   }
+  void note_failure() override {
+    if (link->ddp) link->ddp->note_exception();
+  }
 };
 
 template <class F>
@@ -163,6 +166,16 @@ void DataParallelBase::broadcast_states(int root) {
 
 void DataParallelBase::sync_module_states(int source) {
   logged([&] { broadcast_states(source); });
+}
+
+void DataParallelBase::note_exception() {
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    group().note_exception(error.what());
+  } catch (...) {
+    group().note_exception("of a type that is not std::exception");
+  }
 }
 
 // ---- forward

@@ -10,6 +10,11 @@
 //   }
 //
 // Any module and any forward will do; tensors are found in its results as visit_tensors finds them.
+//
+// Note [Exceptions]
+// A rank that throws in forward, in backward or in a hook leaves the others waiting for its gradients. When the
+// exception ends it, or it leaves the group, they get a CommError with that exception's text. Who catches it,
+// everywhere, goes on with set_group().
 #pragma once
 
 #include <functional>
@@ -135,6 +140,8 @@ class DataParallelBase : public nn::Module, public Joinable, private reducer::Gr
   void attach(nn::Module& module, const comm::Group& group, const DdpOptions& options);
   void attach(nn::Module& module, const DdpOptions& options);
 
+  // Called where an exception is being handled (Note [Exceptions]).
+  void note_exception();
   bool casts_inputs() const { return mixed_.has_value(); }
   void cast(Tensor& input) const { mixed_->cast(input); }
 
@@ -236,13 +243,22 @@ class DistributedDataParallel final : public DataParallelBase {
   auto run(Args&&... args) {
     ForwardScope scope(*this);
     if constexpr (std::is_void_v<decltype(module_(std::forward<Args>(args)...))>) {
-      module_(std::forward<Args>(args)...);
+      run_module(std::forward<Args>(args)...);
       scope.finish();
     } else {
-      auto result = module_(std::forward<Args>(args)...);
+      auto result = run_module(std::forward<Args>(args)...);
       visit_tensors(result, [&](Tensor& output) { scope.pass(output); });
       scope.finish();
       return result;
+    }
+  }
+  template <class... Args>
+  auto run_module(Args&&... args) {
+    try {
+      return module_(std::forward<Args>(args)...);
+    } catch (...) {
+      note_exception();
+      throw;
     }
   }
 

@@ -157,8 +157,8 @@ TEST(ProcessGroup, OneRanksFailureEndsTheStepOfAllAndTrainingGoesOnInANewGroup) 
       ddp.set_group({});  // leaves the group
     } else {
       const Tensor loss = sum(ddp(ones({2, 10})));
-      EXPECT_THROW(backward(loss), CommError);
-      EXPECT_TRUE(ddp.log().has_error);
+      EXPECT_TRUE(has(message_of<CommError>([&] { backward(loss); }), "has left the group; it last entered"));
+      EXPECT_TRUE(has(ddp.log().error, "and then threw: backward fails"));
     }
     ddp.set_group(group);
     good_pass(ddp);
@@ -179,6 +179,7 @@ struct ThrowsInForward : nn::Module {
 // An exception that leaves the rank's program takes its groups along, and the others learn of it where they wait.
 TEST(ProcessGroup, AnExceptionThatARankDoesNotCatchEndsAllRanks) {
   enum class Where { kForward, kBackward, kGradientHook, kCommHook };
+  const std::string texts[] = {"forward fails", "backward fails", "hook fails", "hook fails"};
   for (Where where : {Where::kForward, Where::kBackward, Where::kGradientHook, Where::kCommHook}) {
     const auto train = [&](comm::Group& group) {
       const bool throws = group.rank() == 1;
@@ -200,19 +201,19 @@ TEST(ProcessGroup, AnExceptionThatARankDoesNotCatchEndsAllRanks) {
       backward(sum(ddp(x)));
       if (where == Where::kBackward) backward(sum(ddp(ones({2, 4}))));  // that of rank 1 failed after its reduction
     };
-    const std::string error = message_of<StateError>([&] {
-      run_ranks(3, [&](comm::Group& group) {
-        if (group.rank() == 1) return train(group);
-        try {
-          train(group);
-          ADD_FAILURE() << "no error";
-        } catch (const CommError& failure) {
-          EXPECT_EQ(failure.failure().peer, 1) << failure.what();
-          EXPECT_TRUE(has(failure.what(), "because of an exception"));
-        }
-      });
-    });
-    EXPECT_TRUE(has(error, "fails"));
+    const auto body = [&](comm::Group& group) {
+      if (group.rank() == 1) return train(group);
+      try {
+        train(group);
+        ADD_FAILURE() << "no error";
+      } catch (const CommError& failure) {
+        EXPECT_EQ(failure.failure().peer, 1) << failure.what();
+        EXPECT_TRUE(has(failure.what(), "left the group because of an exception"));
+        EXPECT_TRUE(has(failure.what(), concat("and then threw: ", texts[static_cast<size_t>(where)])));
+      }
+    };
+    EXPECT_EQ(message_of<StateError>([&] { run_ranks(3, body); }), texts[static_cast<size_t>(where)]);
+    EXPECT_EQ(message_of<StateError>([&] { comm::run_hosts({0, 0, 1}, body); }), texts[static_cast<size_t>(where)]);
   }
 }
 

@@ -239,6 +239,11 @@ void MpiEngine::hear(const Operation& operation) {
       peer.awaits = notice.whom;
       continue;
     }
+    if (notice.news == News::kException) {
+      peer.thrown.assign(bytes.begin() + sizeof(notice), bytes.end());
+      peer.thrown_after = notice.number;
+      continue;
+    }
     peer.state = notice.news;
     // Who leaves may have completed a call that this rank is still in, and then shows how it made that one.
     if (notice.news != News::kEntered || static_cast<int32_t>(notice.number - peer.number) > 0) {
@@ -398,8 +403,13 @@ void MpiEngine::say_who_is_awaited(const Operation& operation, const std::vector
 
 std::string MpiEngine::where_is(int rank) const {
   const Peer& peer = peers_[static_cast<size_t>(rank)];
-  if (peer.number == 0) return "has made no call in this group yet";
-  return concat("last entered ", describe(peer.print), " #", peer.number);
+  const bool since = static_cast<int32_t>(peer.thrown_after - peer.number) >= 0;
+  return where_and_thrown(peer.number == 0 ? std::string() : concat(describe(peer.print), " #", peer.number),
+                          since ? peer.thrown : std::string());
+}
+
+void MpiEngine::note_exception(const std::string& what) {
+  if (!broken_) tell(News::kException, {}, -1, what);
 }
 
 // ---- failing

@@ -29,6 +29,7 @@ class MpiEngine final : public Engine {
   bool idle() const override { return calls_.empty() && messages_.idle(); }
   void wait_a_little(std::unique_lock<std::mutex>& lock, Operation& operation, int64_t rounds,
                      Deadline deadline) override;
+  void note_exception(const std::string& what) override;
   std::string flight_record() const override { return flight_.json(membership(), {}); }
   uint32_t last_number() const override { return number_; }
   bool is_broken() const override { return is_broken_.load(std::memory_order_acquire); }
@@ -43,7 +44,7 @@ class MpiEngine final : public Engine {
   using Clock = Deadline::Clock;
 
   // What ranks tell each other out of turn.
-  enum class News : uint32_t { kEntered, kLeft, kThrew, kFailed, kAsks, kAnswers };
+  enum class News : uint32_t { kEntered, kLeft, kThrew, kFailed, kAsks, kAnswers, kException };
   struct Notice {
     News news = News::kEntered;
     uint32_t number = 0;      // of the call that the sender has entered, or of the last one that it has completed
@@ -57,7 +58,9 @@ class MpiEngine final : public Engine {
     Fingerprint print;
     // Since this rank has asked.
     bool answered = false;
-    int awaits = -1;  // the one for whom it waits, if that is a single one
+    int awaits = -1;     // the one for whom it waits, if that is a single one
+    std::string thrown;  // after call `thrown_after`
+    uint32_t thrown_after = 0;
   };
 
   void tell(News news, const Fingerprint& print = {}, int whom = -1, const std::string& text = {});

@@ -36,6 +36,7 @@
 // what was published. Sleep is bounded all the same, because the dead ring no bells.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -146,6 +147,31 @@ class OuterCall {
   std::array<std::atomic<uint64_t>, 4> words_{};
 };
 
+// What a rank has thrown, for others who ask why it does not come. Only the rank writes it, seldom: who reads while
+// another text is being written gets a mixture of both.
+class LastException {
+ public:
+  void set(uint32_t number, const std::string& text) {
+    length_.store(0, std::memory_order_relaxed);
+    const size_t length = std::min(text.size(), text_.size());
+    for (size_t i = 0; i < length; ++i) text_[i].store(text[i], std::memory_order_relaxed);
+    number_.store(number, std::memory_order_relaxed);
+    length_.store(static_cast<uint32_t>(length), std::memory_order_release);
+  }
+  // Empty if it has thrown nothing since it entered call `number`.
+  std::string since(uint32_t number) const {
+    const size_t length = std::min<size_t>(length_.load(std::memory_order_acquire), text_.size());
+    if (number_.load(std::memory_order_relaxed) != number) return {};
+    std::string text(length, ' ');
+    for (size_t i = 0; i < length; ++i) text[i] = text_[i].load(std::memory_order_relaxed);
+    return text;
+  }
+
+ private:
+  std::atomic<uint32_t> length_{0}, number_{0};  // of the last call that it had entered
+  std::array<std::atomic<char>, 1024> text_{};
+};
+
 struct RankControl {
   // Read by all who wait.
   alignas(kCacheLineBytes) std::atomic<uint32_t> acted{0};  // the last piece this rank is done with
@@ -156,6 +182,7 @@ struct RankControl {
   std::atomic<uint32_t> sleeping{0};  // threads of this rank
   std::atomic<RankState> state{RankState::kAbsent};
   OuterCall outer;
+  LastException exception;
   CallSlot slots[2];
   alignas(kCacheLineBytes) std::byte staging[2][kStagingBytes];
 };
