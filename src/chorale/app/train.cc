@@ -17,6 +17,7 @@
 #include "chorale/base/error.h"
 #include "chorale/base/host.h"
 #include "chorale/base/json_write.h"
+#include "chorale/base/log.h"
 #include "chorale/base/parallel.h"
 #include "chorale/comm/objects.h"
 #include "chorale/comm/world.h"
@@ -247,6 +248,8 @@ void run_train(TrainCommand& command) {
   comm::World world;
   if (is_rank) {
     world.init();
+    if (!transport::find_launcher_variables().store)
+      log_as(concat("rank ", world.group().rank()));  // ours puts it before
   } else {
     world.init(std::make_shared<transport::MemoryStore>(), 0, 1);
   }

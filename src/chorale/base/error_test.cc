@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "chorale/base/log.h"
 #include "chorale/base/message_test_util.h"
 
 namespace chorale {
@@ -36,6 +37,16 @@ TEST(Error, TheMacrosAreOneStatement) {
   else
     reached = true;
   EXPECT_TRUE(reached);
+}
+
+TEST(Log, LinesSayWhoSpeaksOnceThatIsKnown) {
+  testing::internal::CaptureStderr();
+  log_warning("before");
+  log_as("rank 3");
+  log_warning("after");
+  const std::string lines = testing::internal::GetCapturedStderr();
+  EXPECT_NE(lines.find(" warning: before\n"), std::string::npos) << lines;
+  EXPECT_NE(lines.find(" rank 3 warning: after\n"), std::string::npos) << lines;
 }
 
 }  // namespace

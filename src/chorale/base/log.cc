@@ -21,6 +21,7 @@ spdlog::logger& logger() {
 
 }  // namespace
 
+void log_as(const std::string& who) { logger().set_pattern("chorale %H:%M:%S.%e " + who + " %l: %v"); }
 void log_info(const std::string& message) { logger().info("{}", message); }
 void log_warning(const std::string& message) { logger().warn("{}", message); }
 
