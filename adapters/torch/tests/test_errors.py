@@ -58,6 +58,15 @@ def test_nobody_comes(rank, size):
 
 
 @on_ranks(2)
+def test_futures_fail_too(rank, size):
+    group = dist.new_group(timeout=datetime.timedelta(milliseconds=300))
+    if rank == 0:
+        with pytest.raises(RuntimeError, match="rank 1"):
+            dist.all_reduce(torch.ones(100_000), group=group, async_op=True).get_future().wait()
+    dist.barrier()
+
+
+@on_ranks(2)
 def test_bad_arguments(rank, size):
     with pytest.raises(RuntimeError, match="cannot be reduced"):
         dist.all_reduce(torch.ones(3).to(torch.float8_e4m3fn))

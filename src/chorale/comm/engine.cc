@@ -87,6 +87,15 @@ void progress_others(Engine& engine) {
   }
 }
 
+// Polls come often; who is late is looked for seldom.
+bool look_is_due(Operation& operation) {
+  constexpr std::chrono::milliseconds kInterval{5};
+  const auto now = Deadline::Clock::now();
+  if (now < std::max(operation.looked, operation.issued) + kInterval) return false;
+  operation.looked = now;
+  return true;
+}
+
 }  // namespace
 
 void wait(Engine& engine, Operation& operation, Deadline deadline) {
@@ -117,6 +126,7 @@ bool poll(Engine& engine, Operation& operation) {
   if (operation.pending()) {
     engine.progress();
     progress_others(engine);
+    if (operation.pending() && look_is_due(operation)) engine.look(operation);
   }
   if (operation.pending()) return false;
   if (!operation.told) tell(lock, operation);

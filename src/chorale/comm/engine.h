@@ -79,6 +79,8 @@ class Engine {
                              Deadline deadline) = 0;
   // Peers who ask where this rank is (and it is still there, or gone without another call) are told of this text too.
   virtual void note_exception(const std::string& what) = 0;
+  // The same look without a wait, for an operation that is only polled.
+  virtual void look(Operation& operation) = 0;
   // The last calls of this rank as JSON text (docs: flight recorder).
   virtual std::string flight_record() const = 0;
   virtual uint32_t last_number() const = 0;

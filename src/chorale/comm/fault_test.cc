@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <latch>
 #include <thread>
 
 #include "chorale/base/comm_error.h"
@@ -93,6 +94,26 @@ TEST(Faults, ALateRankIsWaitedForUntilTheDeadline) {
     EXPECT_THROW(work.wait(), CommError);
     // Rank 1 left, which is an error at once; nobody need wait for the deadline.
     EXPECT_LT(Clock::now() - start, 190ms);
+  });
+}
+
+TEST(Faults, WhoOnlyPollsLearnsOfALateRankAndOfOneThatLeft) {
+  std::latch told(1);
+  run_ranks(2, [&](Group& group) {
+    Group other = group.duplicate();
+    if (group.rank() == 1) return told.wait();  // stays away, and then leaves the other group
+    const auto poll = [](const Work& work) -> std::string {
+      while (!work.is_completed()) std::this_thread::sleep_for(1ms);
+      try {
+        work.wait();
+      } catch (const CommError& error) {
+        return error.what();
+      }
+      return "no error";
+    };
+    EXPECT_THAT(poll(group.barrier({.tag = 0, .timeout = 100ms})), HasSubstr("nothing from rank 1"));
+    told.count_down();
+    EXPECT_THAT(poll(other.barrier()), HasSubstr("rank 1"));
   });
 }
 

@@ -232,4 +232,10 @@ void NetEngine::wait_a_little(std::unique_lock<std::mutex>& lock, Operation& ope
   lock.lock();
 }
 
+// Calls are run by a thread, which looks itself.
+void NetEngine::look(Operation& operation) {
+  if (operation.kind != CallKind::kSend && operation.kind != CallKind::kRecv) return;
+  guarded(operation, [&] { messages_.look(operation, Deadline::never()); });
+}
+
 }  // namespace chorale::comm

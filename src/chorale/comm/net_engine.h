@@ -33,6 +33,7 @@ class NetEngine final : public Engine {
   void wait_a_little(std::unique_lock<std::mutex>& lock, Operation& operation, int64_t rounds,
                      Deadline deadline) override;
   void note_exception(const std::string& what) override;
+  void look(Operation& operation) override;
   std::string flight_record() const override { return flight_.json(membership(), {}); }
   uint32_t last_number() const override { return number_; }
   bool is_broken() const override { return group_.failed(); }

@@ -46,6 +46,7 @@ struct Operation : RefCounted {
   SmallVector<Chunk, 2> give, take;
 
   Deadline::Clock::time_point issued;
+  Deadline::Clock::time_point looked;  // the last time that a poll asked why it does not move
   Deadline deadline = Deadline::never();
   // Of a monitored barrier: name all who stay away, each after its own time; and who they are so far.
   bool wait_for_all = false;

@@ -190,7 +190,14 @@ void ShmEngine::wait_a_little(std::unique_lock<std::mutex>& lock, Operation& ope
   const bool late = deadline.earlier(operation.deadline).end() <= now;
   if (!late && now < next_look_) return;
   next_look_ = now + kLookInterval;
-  guarded(operation, [&] { look_around(operation, deadline); });
+  guarded(operation, [&] {
+    look_around(operation, deadline);
+    if (operation.pending() && now >= next_word_) say_who_is_awaited(operation, awaited(operation));
+  });
+}
+
+void ShmEngine::look(Operation& operation) {
+  guarded(operation, [&] { look_around(operation, Deadline::never()); });
 }
 
 std::vector<int> ShmEngine::awaited(const Operation& operation) const {
@@ -226,7 +233,6 @@ void ShmEngine::look_around(Operation& operation, Deadline deadline) {
     }
   }
   look_at_deadline(operation, deadline, with_the_stopped(missing, deadline.earlier(operation.deadline)));
-  if (Clock::now() >= next_word_) say_who_is_awaited(operation, missing);
 }
 
 // Whom we wait for may itself wait for a rank that is stopped: then that one is to blame.

@@ -285,7 +285,14 @@ void MpiEngine::wait_a_little(std::unique_lock<std::mutex>& lock, Operation& ope
   const bool late = deadline.earlier(operation.deadline).end() <= now;
   if (!late && now < next_look_) return;
   next_look_ = now + kLookInterval;
-  guarded(operation, [&] { look_around(operation, deadline); });
+  guarded(operation, [&] {
+    look_around(operation, deadline);
+    if (operation.pending() && now >= next_word_) say_who_is_awaited(operation, awaited(operation));
+  });
+}
+
+void MpiEngine::look(Operation& operation) {
+  guarded(operation, [&] { look_around(operation, Deadline::never()); });
 }
 
 void MpiEngine::look_around(Operation& operation, Deadline deadline) {
@@ -313,7 +320,6 @@ void MpiEngine::look_around(Operation& operation, Deadline deadline) {
         group_.global(rank)};
   }
   look_at_deadline(operation, deadline, missing);
-  if (Clock::now() >= next_word_) say_who_is_awaited(operation, missing);
 }
 
 // Calls that move data are compared when everybody has entered. A monitored barrier is entered in another way, so that
