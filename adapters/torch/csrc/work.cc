@@ -128,14 +128,14 @@ void Mover::let_another_poll() {
 // Returns works that are done, at least one; none when the group ends.
 Mover::Works Mover::poll(std::unique_lock<std::mutex>& lock) {
   constexpr std::chrono::microseconds kShortest = 20us, kLongest = 500us;
-  constexpr int kEager = 500;  // polls without a pause, about as many microseconds
+  constexpr int kSpins = 300, kYields = 300;  // polls without a pause, each about a microsecond
   constexpr auto kForTheRest = 5s;
   std::chrono::microseconds pause = kShortest;
-  int eager = kEager;
+  int eager = 0;
   std::optional<chorale::Deadline> end;
   while (!works_.empty()) {
     Works open = std::exchange(works_, {}), done;
-    if (std::exchange(any_added_, false)) eager = kEager;
+    if (std::exchange(any_added_, false)) eager = 0;
     const Caller caller = caller_;
     lock.unlock();
     const auto computed = caller.computed();
@@ -155,10 +155,10 @@ Mover::Works Mover::poll(std::unique_lock<std::mutex>& lock) {
       works_.clear();
       break;
     }
-    if (caller_rests && core_each_ && eager-- > 0) {
+    if (caller_rests && core_each_ && eager++ < kSpins + kYields) {
       pause = kShortest;
       lock.unlock();
-      sched_yield();
+      if (eager > kSpins) sched_yield();
       lock.lock();
     } else {
       pause = added_.wait_for(lock, pause, [&] { return any_added_; }) ? kShortest : std::min(pause * 2, kLongest);
