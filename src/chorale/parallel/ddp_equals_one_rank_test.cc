@@ -128,8 +128,11 @@ struct Part {
   bool adam;
   std::vector<int> threads, processes;
 };
+// Where `pools`, the model chooses maxima. In f32 it may choose the other of two that are nearly equal, and AdamW makes
+// full steps of what follows: one rank in f32 is then further from one rank in f64 (1e-3 after 18 steps of the CNN)
+// than ranks may be from each other. So AdamW is compared in f64 there, and SGD in both.
 template <class Make, class Data>
-void equals_one_rank(const Make& make, const Data& data, const std::vector<Part>& parts) {
+void equals_one_rank(const Make& make, const Data& data, const std::vector<Part>& parts, bool pools = false) {
   if (!soaking()) {
     for (const Part& part : parts) {
       equals_one_rank(make(part.dtype), part.threads, data(part.dtype), part.adam);
@@ -139,6 +142,7 @@ void equals_one_rank(const Make& make, const Data& data, const std::vector<Part>
   }
   for (DType dtype : {DType::kF32, DType::kF64}) {
     for (bool adam : {false, true}) {
+      if (pools && adam && dtype == DType::kF32) continue;
       for (Kind kind : {Kind::kThreads, Kind::kProcesses}) {
         equals_one_rank(make(dtype), {2, 3, 4, 8}, data(dtype), adam, kind);
       }
@@ -176,7 +180,7 @@ TEST(NRanksEqualOne, CnnWithBatchNormOverAllRanks) {
                   [](DType dtype) {
                     return features({24, 1, 28, 28}, dtype);
                   },
-                  {{DType::kF32, false, {2, 3}, {}}, {DType::kF64, false, {4}, {}}});
+                  {{DType::kF32, false, {2, 3}, {}}, {DType::kF64, false, {4}, {}}}, /*pools=*/true);
 }
 
 TEST(NRanksEqualOne, Encoder) {
