@@ -6,10 +6,11 @@
 // does the work.
 #pragma once
 
-#include <pthread.h>
+#include <sys/types.h>
 
 #include <chrono>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -61,12 +62,18 @@ class Work final : public c10d::Work {
 // The thread that started a call.
 class Caller {
  public:
-  Caller() { pthread_getcpuclockid(pthread_self(), &clock_); }
-  // Its processor time so far: what does not change belongs to a thread that rests.
-  std::chrono::nanoseconds computed() const;
+  Caller();
+  ~Caller();
+  Caller(const Caller&) = delete;
+  Caller& operator=(const Caller&) = delete;
+
+  pid_t thread() const { return thread_; }
+  // It neither computes nor is about to as soon as it gets a core.
+  bool rests() const;
 
  private:
-  clockid_t clock_{};
+  const pid_t thread_;
+  const int file_;
 };
 
 // Note [Who moves]
@@ -99,7 +106,7 @@ class Mover {
   std::condition_variable changed_;  // there may be something to poll for a thread that does nothing
   std::condition_variable added_;    // for the thread that polls
   Works works_;
-  Caller caller_;  // of the last work
+  std::shared_ptr<const Caller> caller_;  // of the last work
   bool core_each_ = true;
   bool polling_ = false;
   bool any_added_ = false;
