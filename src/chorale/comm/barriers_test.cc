@@ -7,6 +7,7 @@
 #include "chorale/base/comm_error.h"
 #include "chorale/base/debug_level.h"
 #include "chorale/base/error.h"
+#include "chorale/base/message_test_util.h"
 #include "chorale/comm/spec_test_util.h"
 
 namespace chorale::comm {
@@ -59,16 +60,6 @@ class Meeting {
   std::condition_variable changed_;
 };
 
-template <class F>
-std::string error_of(const F& run) {
-  try {
-    run();
-  } catch (const CommError& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 // spec: test_barrier_timeout_group, test_barrier_timeout_full_group, test_barrier_timeout_global
 TEST(Barrier, TimesOutNotBeforeItsTime) {
   Meeting end(3);
@@ -79,7 +70,7 @@ TEST(Barrier, TimesOutNotBeforeItsTime) {
               for (Group* group : {&sub, &full, &world}) {
                 if (group->rank() != 0) continue;
                 const auto start = Clock::now();
-                EXPECT_THAT(error_of([&] { group->barrier().wait(); }), HasSubstr("timed out"));
+                EXPECT_THAT(message_of<CommError>([&] { group->barrier().wait(); }), HasSubstr("timed out"));
                 EXPECT_GE(Clock::now() - start, 200ms);
               }
               end.wait();
@@ -96,12 +87,12 @@ TEST(MonitoredBarrier, NamesTheLowestRankThatStaysAway) {
       group.monitored_barrier(5s, all);
     }
     if (group.rank() == 0) {
-      const std::string text = error_of([&] { group.monitored_barrier(200ms); });
+      const std::string text = message_of<CommError>([&] { group.monitored_barrier(200ms); });
       EXPECT_THAT(
           text, AllOf(HasSubstr("monitored barrier"), HasSubstr("rank 2 did not reach it"), Not(HasSubstr("rank 3"))));
     } else if (group.rank() == 1) {
       // Its own time is no matter: rank 0 finds out.
-      const std::string text = error_of([&] { group.monitored_barrier(1ms); });
+      const std::string text = message_of<CommError>([&] { group.monitored_barrier(1ms); });
       EXPECT_THAT(text,
                   AllOf(HasSubstr("rank 1 reached the monitored barrier"), HasSubstr("failed waiting on rank 0")));
     }
@@ -115,7 +106,7 @@ TEST(MonitoredBarrier, OfASubgroupIsNothingToOthers) {
   run_ranks(3, [&](Group& world) {
     Group group = world.new_group({0, 1});
     if (world.rank() == 0) {
-      EXPECT_THAT(error_of([&] { group.monitored_barrier(100ms); }), HasSubstr("rank 1 did not reach it"));
+      EXPECT_THAT(message_of<CommError>([&] { group.monitored_barrier(100ms); }), HasSubstr("rank 1 did not reach it"));
     } else if (world.rank() == 2) {
       EXPECT_NO_THROW(group.monitored_barrier(100ms));
     }
@@ -129,10 +120,11 @@ TEST(MonitoredBarrier, WithoutTimeAndWithTimeForEach) {
   run_ranks(4, [&](Group& world) {
     Group first = world.duplicate(), second = world.duplicate();
     if (world.rank() == 0) {
-      EXPECT_THAT(error_of([&] { first.monitored_barrier(0ms); }),
+      EXPECT_THAT(message_of<CommError>([&] { first.monitored_barrier(0ms); }),
                   AllOf(HasSubstr("rank 0 timed out"), HasSubstr("seen: 0")));
       const auto start = Clock::now();
-      EXPECT_THAT(error_of([&] { second.monitored_barrier(50ms, true); }), HasSubstr("ranks 1, 2, 3 did not reach it"));
+      EXPECT_THAT(message_of<CommError>([&] { second.monitored_barrier(50ms, true); }),
+                  HasSubstr("ranks 1, 2, 3 did not reach it"));
       EXPECT_GE(Clock::now() - start, 150ms) << "each has its own time";
     }
     end.wait();
@@ -146,7 +138,7 @@ TEST(DebugDetail, NamesWhoStaysAwayFromACollective) {
               group.barrier().wait();
               set_debug_level(DebugLevel::kDetail);
               if (group.rank() == 0) {
-                EXPECT_THAT(error_of([&] { group.all_reduce(cube(1, 1)).wait(); }),
+                EXPECT_THAT(message_of<CommError>([&] { group.all_reduce(cube(1, 1)).wait(); }),
                             AllOf(HasSubstr("monitored barrier"), HasSubstr("rank 1 did not reach it")));
               }
               end.wait();

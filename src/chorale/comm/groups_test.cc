@@ -8,6 +8,7 @@
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
+#include "chorale/base/message_test_util.h"
 #include "chorale/comm/spec_test_util.h"
 #include "chorale/comm/world.h"
 #include "chorale/transport/memory_store.h"
@@ -17,17 +18,6 @@ namespace {
 
 using namespace std::chrono_literals;
 using testing::HasSubstr;
-
-template <class Kind, class F>
-std::string message_of(const F& run) {
-  try {
-    run();
-  } catch (const Kind& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "no such error";
-  return {};
-}
 
 // spec: test_get_rank
 TEST(Groups, EveryRankIsThereOnce) {

@@ -212,17 +212,6 @@ TEST(NetEngine, MessagesWithAnotherTagDoNotHoldUpOthersAndOneToOneselfArrives) {
   });
 }
 
-std::string error_of(const std::function<void()>& call, int culprit) {
-  try {
-    call();
-  } catch (const CommError& error) {
-    EXPECT_EQ(error.failure().peer, culprit) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return {};
-}
-
 // Rank 3 comes late: every rank, whoever it waits for itself, hears that it was rank 3.
 TEST(NetEngine, AtTheDeadlineTheRankThatDidNotComeIsNamed) {
   for (const auto& hosts : {std::vector<int>{0, 0, 1, 1}, std::vector<int>{0, 1, 0, 1}}) {
@@ -236,7 +225,7 @@ TEST(NetEngine, AtTheDeadlineTheRankThatDidNotComeIsNamed) {
                   return;
                 }
                 const auto start = Clock::now();
-                const std::string text = error_of([&] { group.all_reduce(std::span(x)).wait(); }, 3);
+                const std::string text = message_blaming(3, [&] { group.all_reduce(std::span(x)).wait(); });
                 EXPECT_THAT(text, AllOf(HasSubstr("timed out"), HasSubstr("nothing from rank 3")));
                 EXPECT_LT(Clock::now() - start, 1400ms);
               },
@@ -249,7 +238,8 @@ TEST(NetEngine, OfDifferentCallsTheOneOfTheFewIsNamedWhereverItIsMade) {
   for (int odd : {0, 1, 2}) {
     run_hosts({0, 0, 1}, [&](Group& group) {
       const int root = group.rank() == odd ? 2 : 1;
-      const std::string text = error_of([&] { group.broadcast(Tensor::empty({10}, DType::kF32), root).wait(); }, odd);
+      const std::string text =
+          message_blaming(odd, [&] { group.broadcast(Tensor::empty({10}, DType::kF32), root).wait(); });
       EXPECT_THAT(text, AllOf(HasSubstr(concat("rank ", odd, ": broadcast of 10 f32, root 2")),
                               HasSubstr(": broadcast of 10 f32, root 1")));
     });
@@ -261,12 +251,10 @@ TEST(NetEngine, WhoSkipsAMonitoredBarrierIsNamedLongBeforeTheDeadline) {
   for (int odd : {0, 1, 3}) {
     run_hosts({0, 0, 1, 1}, [&](Group& group) {
       const auto start = Clock::now();
-      const std::string text = error_of(
-          [&] {
-            if (group.rank() != odd) group.monitored_barrier(60s);
-            group.barrier().wait();
-          },
-          odd);
+      const std::string text = message_blaming(odd, [&] {
+        if (group.rank() != odd) group.monitored_barrier(60s);
+        group.barrier().wait();
+      });
       EXPECT_THAT(text, HasSubstr(concat("rank ", odd, ": barrier;")));
       EXPECT_LT(Clock::now() - start, 20s);
     });
@@ -284,7 +272,7 @@ TEST(NetEngine, AWaiterWithAnEarlierDeadlineEndsACallThatAnotherThreadRuns) {
     const Work work = group.all_reduce(std::span(x));
     std::this_thread::sleep_for(50ms);  // the group's thread runs it by now
     const auto start = Clock::now();
-    error_of([&] { work.synchronize(within(100ms)); }, 1);
+    message_blaming(1, [&] { work.synchronize(within(100ms)); });
     EXPECT_LT(Clock::now() - start, 900ms);
     EXPECT_TRUE(group.is_broken());
   });
@@ -299,7 +287,7 @@ TEST(NetEngine, ARankThatLeavesIsNamedAtOnceButNotBeforeItsLastCallIsDone) {
       EXPECT_EQ(x.back(), 3);
       if (group.rank() == 1) return;
       const auto start = Clock::now();
-      const std::string text = error_of([&] { group.barrier().wait(); }, 1);
+      const std::string text = message_blaming(1, [&] { group.barrier().wait(); });
       EXPECT_THAT(text, AnyOf(HasSubstr("rank 1"), HasSubstr("has left")));
       EXPECT_LT(Clock::now() - start, 5s);
     });

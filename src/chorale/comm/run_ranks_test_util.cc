@@ -10,6 +10,7 @@
 #include <iostream>
 #include <thread>
 
+#include "chorale/base/comm_error.h"
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
 #include "chorale/base/parallel.h"
@@ -193,6 +194,17 @@ void run_everywhere(int size, const std::function<void(Group&)>& body, const Gro
     run_hosts(hosts, body, options);
   }
   run_threads_and_processes(size, body, options);
+}
+
+std::string message_blaming(int culprit, const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const CommError& error) {
+    EXPECT_EQ(error.failure().peer, culprit) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "no error";
+  return {};
 }
 
 void expect_sums_in_order(Group& group) {

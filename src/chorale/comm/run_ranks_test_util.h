@@ -37,6 +37,9 @@ void run_threads_and_processes(int size, const std::function<void(Group&)>& body
 // And on two hosts.
 void run_everywhere(int size, const std::function<void(Group&)>& body, const GroupOptions& options = {});
 
+// The message of the CommError that `call` throws, which must blame this rank (a global one).
+std::string message_blaming(int culprit, const std::function<void()>& call);
+
 // All-reduces of floats whose order matters, of our own memory and of foreign memory, small and large: their bits are
 // those of Note [Order of sums] in vec/combine.h.
 void expect_sums_in_order(Group& group);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "chorale/base/error.h"
+#include "chorale/base/message_test_util.h"
 #include "chorale/transport/environment_test_util.h"
 
 namespace chorale::transport {
@@ -18,12 +19,7 @@ class LauncherVariablesTest : public testing::Test {
     for (const auto& [name, value] : variables) environment_.set(name, value);
   }
   static std::string error() {
-    try {
-      find_launcher_variables();
-    } catch (const InvalidArgument& problem) {
-      return problem.what();
-    }
-    return "no error";
+    return message_of([] { find_launcher_variables(); });
   }
   static void expect(int rank, int size, std::optional<int> local_rank, std::optional<int> local_size) {
     const LauncherVariables found = find_launcher_variables();

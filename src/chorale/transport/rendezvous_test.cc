@@ -11,6 +11,7 @@
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
+#include "chorale/base/message_test_util.h"
 #include "chorale/transport/environment_test_util.h"
 #include "chorale/transport/socket.h"
 #include "chorale/transport/store_kinds_test_util.h"
@@ -59,12 +60,7 @@ class RendezvousTest : public testing::Test {
   static uint16_t free_port() { return endpoint_of(listen_at(Endpoint::tcp("127.0.0.1", 0))).port; }
 
   std::string error_of(const std::string& url, const RendezvousOptions& options = {}) {
-    try {
-      rendezvous(url, options);
-    } catch (const InvalidArgument& error) {
-      return error.what();
-    }
-    return "no error";
+    return message_of([&] { rendezvous(url, options); });
   }
 
   ScratchEnvironment environment_;

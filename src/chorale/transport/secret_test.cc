@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "chorale/base/error.h"
+#include "chorale/base/message_test_util.h"
 #include "chorale/transport/store_kinds_test_util.h"
 
 namespace chorale::transport {
@@ -17,15 +18,6 @@ namespace {
 using testing::HasSubstr;
 
 constexpr const char* kText = "0123456789abcdef0123456789abcdef";
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 class SecretTest : public testing::Test {
  protected:

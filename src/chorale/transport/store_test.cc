@@ -10,6 +10,7 @@
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
+#include "chorale/base/message_test_util.h"
 #include "chorale/transport/store_kinds_test_util.h"
 
 namespace chorale::transport {
@@ -29,15 +30,6 @@ class StoreTest : public testing::TestWithParam<StoreKind> {
  private:
   const std::unique_ptr<StoreFixture> fixture_ = GetParam().make();
 };
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const CommError& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST_P(StoreTest, AnotherClientGetsTheBytesThatWereSet) {
   const auto writer = client(), reader = client();
@@ -78,8 +70,9 @@ TEST_P(StoreTest, ADeadlineEndsAWaitWithTheNamesOfTheMissingKeys) {
   const auto store = client();
   store->set("there", "x", soon());
   const auto start = Deadline::Clock::now();
-  EXPECT_THAT(message_of([&] { store->get("alpha", within(50ms)); }), AllOf(HasSubstr("get"), HasSubstr("alpha'")));
-  EXPECT_THAT(message_of([&] {
+  EXPECT_THAT(message_of<CommError>([&] { store->get("alpha", within(50ms)); }),
+              AllOf(HasSubstr("get"), HasSubstr("alpha'")));
+  EXPECT_THAT(message_of<CommError>([&] {
                 store->wait(std::vector<std::string>{"alpha", "there", "beta"}, within(50ms));
               }),
               AllOf(HasSubstr("alpha'"), HasSubstr("beta'"), testing::Not(HasSubstr("there'"))));
@@ -91,7 +84,7 @@ TEST_P(StoreTest, ADeadlineEndsAWaitWithTheNamesOfTheMissingKeys) {
 TEST_P(StoreTest, AnyNumberOfMissingKeysGivesAShortMessage) {
   std::vector<std::string> keys(100);
   for (size_t i = 0; i < keys.size(); ++i) keys[i] = "k" + std::to_string(i);
-  EXPECT_THAT(message_of([&] { client()->wait(keys, within(10ms)); }), HasSubstr("k7' and 92 more"));
+  EXPECT_THAT(message_of<CommError>([&] { client()->wait(keys, within(10ms)); }), HasSubstr("k7' and 92 more"));
 }
 
 TEST_P(StoreTest, AddCountsFromZeroAndRefusesWhatIsNoNumber) {
