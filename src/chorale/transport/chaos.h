@@ -14,7 +14,8 @@
 //   stop     SIGSTOP
 //   kill     SIGKILL
 //
-// `short` and `reset` happen on connections only; in shared memory there is nothing to write short or to cut.
+// `short` and `reset` happen on connections only; in shared memory there is nothing to write short or to cut, and UCX
+// cuts its writes as it likes: over ucx nothing is `short`.
 #pragma once
 
 #include <atomic>

@@ -57,6 +57,11 @@ Frame parse_frame(std::span<const std::byte, kFrameBytes> bytes) {
   return frame;
 }
 
+void check_checksum(uint32_t said, uint32_t found, int from) {
+  CHORALE_CHECK(found == said, "[fabric] rank ", from,
+                " sent a message whose checksum is wrong: its memory, or ours, or the network changed it");
+}
+
 size_t body_bytes(const Frame& frame) {
   return frame.kind == FrameKind::kEager || frame.kind == FrameKind::kChunk ? frame.bytes : 0;
 }

@@ -32,7 +32,7 @@ struct Frame {
   uint32_t magic = kMagic;
   FrameKind kind = FrameKind::kCredit;
   uint16_t has_checksum = 0;
-  uint32_t checksum = 0;       // CRC-32C of the bytes that follow
+  uint32_t checksum = 0;       // CRC-32C of the bytes that follow; over ucx, of those that kAnnounce announces, too
   uint32_t head_checksum = 0;  // of the frame itself, with 0 in this place: a head that is damaged is always found
   uint64_t channel = 0;        // of kEager and kAnnounce
   uint64_t id = 0;             // of an announced message, counted by its sender
@@ -54,6 +54,8 @@ Frame make_frame(FrameKind kind, uint64_t id, uint64_t bytes);
 Frame seal(Frame frame);
 // Throws InvalidArgument when the bytes are no frame, or one with lengths that no sender of ours uses.
 Frame parse_frame(std::span<const std::byte, kFrameBytes> bytes);
+// Throws InvalidArgument when the bytes that came from this rank have another checksum than its frame says.
+void check_checksum(uint32_t said, uint32_t found, int from);
 // How many bytes follow.
 size_t body_bytes(const Frame& frame);
 

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "chorale/base/crc32c.h"
 #include "chorale/transport/control_mesh.h"
 #include "chorale/transport/fabric.h"
 #include "chorale/transport/message.h"
@@ -27,6 +28,12 @@ class MeshFabric : public Fabric, protected ControlMesh::Owner {
   // The fabric starts the mesh when it is whole, and leaves it before it goes.
   MeshFabric(const FabricOptions& options, std::map<int, TlsStream> control)
       : options_(options), mesh_(std::move(control), options.keep_alive, *this) {}
+
+  void add_checksum(Frame& frame, std::span<const std::byte> body) const {
+    if (!options_.checksum) return;
+    frame.has_checksum = 1;
+    frame.checksum = crc32c(body);
+  }
 
   static FabricTransferPtr sending(int peer) {
     const auto transfer = std::make_shared<FabricTransfer>();

@@ -27,6 +27,7 @@ Message::Message(int from, const Frame& frame)
       is_announced(frame.kind == FrameKind::kAnnounce),
       envelope(frame.envelope),
       bytes(frame.bytes),
+      checksum(frame.has_checksum != 0 ? std::optional(frame.checksum) : std::nullopt),
       left(frame.bytes) {}
 
 void FabricTransfer::settle(State state, const std::string& why) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -53,6 +54,7 @@ struct Message {
   bool is_announced = false;
   Envelope envelope;
   size_t bytes = 0;
+  std::optional<uint32_t> checksum;   // of all its bytes, if they are announced with one
   size_t left = 0;                    // bytes that have not come
   std::unique_ptr<std::byte[]> kept;  // of a small one that came before anybody asked
   // Where its bytes go: kept, or the receiver's memory; null throws them away. Changed only while nobody is receiving

@@ -13,7 +13,6 @@
 #include <utility>
 
 #include "chorale/base/comm_error.h"
-#include "chorale/base/crc32c.h"
 #include "chorale/base/error.h"
 #include "chorale/transport/credit.h"
 #include "chorale/transport/frame.h"
@@ -74,7 +73,6 @@ class TlsFabric final : public MeshFabric, private TlsInlet::Receiver {
 
   Peer& peer_of(int rank);
   static void fail_landing(Message& message);
-  void add_checksum(Frame& frame, std::span<const std::byte> body) const;
   bool take_back(const FabricTransferPtr& transfer);
   bool write_chunk(Peer& peer, TlsOutlet& outlet);
 
@@ -162,12 +160,6 @@ TransferHandle TlsFabric::send(int rank, uint64_t channel, const Envelope& envel
     peer.shorts->send(frame, data);
   }
   return transfer;
-}
-
-void TlsFabric::add_checksum(Frame& frame, std::span<const std::byte> body) const {
-  if (!options_.checksum) return;
-  frame.has_checksum = 1;
-  frame.checksum = crc32c(body);
 }
 
 TransferHandle TlsFabric::receive(int rank, uint64_t channel, std::span<std::byte> into) {

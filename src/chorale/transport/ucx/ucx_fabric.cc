@@ -140,8 +140,7 @@ bool UcxFabric::take_frames() {
       const auto bytes = std::span<const std::byte>(arrived_);
       on_frame(arriving_from_, parse_frame(bytes.first<kFrameBytes>()), bytes.subspan(kFrameBytes));
     } catch (const InvalidArgument& error) {
-      peer->second.broken = error.what();
-      mesh_.lose(arriving_from_, error.what());
+      accuse(arriving_from_, error.what());
     }
   }
 }
@@ -158,7 +157,7 @@ bool UcxFabric::end_flights() {
     if (flying->transfer) {
       Peer& peer = peer_of(flying->peer);
       if (status == UcxWorker::Status::kDone) {
-        flying->transfer->settle(Transfer::State::kDone);
+        land(*flying);
       } else if (flying->is_cancelled || !peer.gone.empty()) {
         flying->transfer->settle(Transfer::State::kFailed, peer.gone.empty() ? "cancelled" : peer.gone);
       } else {
@@ -168,6 +167,22 @@ bool UcxFabric::end_flights() {
     flying = flying_.erase(flying);
   }
   return any;
+}
+
+void UcxFabric::land(Flying& flying) {
+  try {
+    if (const MessagePtr& message = flying.transfer->message; message && message->checksum)
+      check_checksum(*message->checksum, crc32c(flying.transfer->into), flying.peer);
+    flying.transfer->settle(Transfer::State::kDone);
+  } catch (const InvalidArgument& error) {
+    peer_of(flying.peer).stranded.push_back(flying.transfer);
+    accuse(flying.peer, error.what());
+  }
+}
+
+void UcxFabric::accuse(int rank, const std::string& why) {
+  peer_of(rank).broken = why;
+  mesh_.lose(rank, why);
 }
 
 void UcxFabric::await_event(uint32_t seen, Deadline deadline) {
@@ -228,10 +243,7 @@ const std::string& checked_device(const std::string& list) {
 class UcxFabricBuilder final : public FabricBuilder {
  public:
   UcxFabricBuilder(const FabricOptions& options, const std::string& own_address, const std::string& device)
-      : options_(options), join_(options, own_address), worker_(Ucx::get().make_worker(checked_device(device))) {
-    CHORALE_CHECK(!options.checksum && !options.chaos,
-                  "[ucx] UCX moves its own bytes: there are no checksums and no faults on purpose over it");
-  }
+      : options_(options), join_(options, own_address), worker_(Ucx::get().make_worker(checked_device(device))) {}
   FabricAddress address() override { return {0, join_.endpoint(), worker_->address()}; }
   std::unique_ptr<Fabric> connect(const std::vector<FabricAddress>& addresses, Deadline deadline) override {
     std::map<int, TlsStream> control;

@@ -74,6 +74,7 @@ class UcxFabric final : public MeshFabric, private IoLoop::Handler {
     std::unique_ptr<Frame> frame = {};
     uint64_t id = 0;  // of an announced message that is received
     bool is_cancelled = false;
+    std::vector<std::byte> damaged = {};  // what is sent in place of the caller's data, by a fault on purpose
   };
 
   // Takes mutex_, before who drives takes it again.
@@ -94,6 +95,7 @@ class UcxFabric final : public MeshFabric, private IoLoop::Handler {
   bool drive();
   bool take_frames();
   bool end_flights();
+  void land(Flying& flying);
   void on_frame(int from, const Frame& frame, std::span<const std::byte> body);
   void on_message(int from, const Frame& frame, std::span<const std::byte> body);
   void on_answer(int from, const Frame& frame);
@@ -102,6 +104,10 @@ class UcxFabric final : public MeshFabric, private IoLoop::Handler {
   void send_frame(int rank, const Frame& frame, std::span<const std::byte> body = {},
                   const FabricTransferPtr& transfer = {});
   void send_data(int rank, const FabricTransferPtr& transfer);
+  // Faults on purpose; false: the connection was cut.
+  bool spoil(Flying& flying, std::span<const std::byte>& body);
+  // What has come from the peer is not what a sound one sends.
+  void accuse(int rank, const std::string& why);
   void fly(Flying flying);
   void suspect(int rank, const std::string& why);
   void strand(int rank, const FabricTransferPtr& transfer, const std::string& why);

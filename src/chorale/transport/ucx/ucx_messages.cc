@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "chorale/base/error.h"
+#include "chorale/transport/chaos.h"
 #include "chorale/transport/ucx/ucx_fabric.h"
 
 namespace chorale::transport {
@@ -20,6 +21,8 @@ void UcxFabric::fly(Flying flying) {
 void UcxFabric::send_frame(int rank, const Frame& frame, std::span<const std::byte> body,
                            const FabricTransferPtr& transfer) {
   Flying flying{nullptr, rank, transfer, std::make_unique<Frame>(seal(frame))};
+  if (options_.chaos && !spoil(flying, body)) [[unlikely]]
+    return;
   try {
     const auto head = std::as_bytes(std::span(flying.frame.get(), 1));
     flying.request = worker_->send(rank, frame_tag(options_.rank), head, body);
@@ -29,9 +32,34 @@ void UcxFabric::send_frame(int rank, const Frame& frame, std::span<const std::by
   fly(std::move(flying));
 }
 
+bool UcxFabric::spoil(Flying& flying, std::span<const std::byte>& body) {
+  const int rank = flying.peer;
+  const Chaos::Write fault = options_.chaos->before_write(kFrameBytes + body.size(), !body.empty());
+  if (fault.reset) {
+    fly({worker_->disconnect(rank), rank});
+    strand(rank, flying.transfer, concat("the connection to rank ", rank, " was reset on purpose"));
+    return false;
+  }
+  if (fault.corrupt_control) options_.chaos->flip(std::as_writable_bytes(std::span(flying.frame.get(), 1)));
+  if (fault.corrupt_payload) {
+    flying.damaged.assign(body.begin(), body.end());
+    options_.chaos->flip(flying.damaged);
+    body = flying.damaged;
+  }
+  return true;
+}
+
 void UcxFabric::send_data(int rank, const FabricTransferPtr& transfer) {
+  Flying flying{nullptr, rank, transfer};
+  std::span<const std::byte> data = transfer->data;
+  if (options_.chaos) [[unlikely]] {
+    flying.damaged.assign(data.begin(), data.end());
+    options_.chaos->touch(ChaosFault::What::kPayload, flying.damaged);
+    data = flying.damaged;
+  }
   try {
-    fly({worker_->send(rank, data_tag(options_.rank, transfer->id), {}, transfer->data), rank, transfer, {}});
+    flying.request = worker_->send(rank, data_tag(options_.rank, transfer->id), {}, data);
+    fly(std::move(flying));
   } catch (const std::runtime_error& error) {
     strand(rank, transfer, error.what());
   }
@@ -49,6 +77,7 @@ TransferHandle UcxFabric::send(int rank, uint64_t channel, const Envelope& envel
     transfer->settle(Transfer::State::kFailed, peer.gone);
     return transfer;
   }
+  if (!data.empty()) add_checksum(frame, data);
   if (data.size() <= kEagerBytes && peer.credit.spend(data.size())) {
     send_frame(rank, frame, data, transfer);
     return transfer;
@@ -101,6 +130,7 @@ void UcxFabric::give_credit(int rank, size_t bytes) {
 void UcxFabric::on_frame(int from, const Frame& frame, std::span<const std::byte> body) {
   CHORALE_CHECK(body.size() == body_bytes(frame), "a message of ", body.size(),
                 " bytes does not fit its frame, which says ", body_bytes(frame));
+  if (!body.empty() && frame.has_checksum != 0) check_checksum(frame.checksum, crc32c(body), from);
   if (frame.kind == FrameKind::kEager || frame.kind == FrameKind::kAnnounce) {
     on_message(from, frame, body);
   } else {
