@@ -27,9 +27,7 @@ void raise_difference(const Membership& membership, std::span<const Fingerprint>
   for (const auto& [print, ranks] : camps) {
     text += ranks.size() > 1 ? " ranks" : " rank";
     for (size_t r = 0; r < ranks.size(); ++r) text += concat(r > 0 ? ", " : " ", global(membership, ranks[r]));
-    Fingerprint shown = print;
-    if (shown.root >= 0 && shown.root < membership.size()) shown.root = global(membership, shown.root);
-    text += concat(": ", describe(shown), ";");
+    text += concat(": ", describe(membership, print), ";");
   }
   text += " all ranks must make the same calls in the same order";
   // The smallest camp is the odd one out; of equal ones the later.
@@ -67,10 +65,27 @@ void raise_misfit(const Membership& membership, int from, uint64_t bytes, DType 
                    global(membership, from)};
 }
 
+std::string describe(const Membership& membership, const Fingerprint& print) {
+  Fingerprint shown = print;
+  if (shown.root >= 0 && shown.root < membership.size()) shown.root = global(membership, shown.root);
+  return describe(shown);
+}
+
+std::string who_is_this(const Membership& membership) {
+  constexpr int kMostShown = 8;
+  std::string ranks;
+  if (membership.size() > 0 && membership.members.back() >= membership.size()) {
+    for (int r = 0; r < std::min(membership.size(), kMostShown); ++r)
+      ranks += concat(r == 0 ? ": ranks " : ", ", global(membership, r));
+    if (membership.size() > kMostShown) ranks += ", …";
+  }
+  return concat("rank ", global(membership, membership.rank), " (group ", membership.name, " of ", membership.size(),
+                ranks, ")");
+}
+
 std::string prefix_of(const Membership& membership, const Operation& operation) {
   const std::string number = operation.number > 0 ? concat(" #", operation.number) : std::string();
-  return concat("[", name_of(operation.kind), number, "] rank ", global(membership, membership.rank), " (group ",
-                membership.name, " of ", membership.size(), "): ");
+  return concat("[", name_of(operation.kind), number, "] ", who_is_this(membership), ": ");
 }
 
 std::exception_ptr error_of(const Membership& membership, const Operation& operation, const std::string& reason,

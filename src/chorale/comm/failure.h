@@ -30,6 +30,10 @@ void note_absence(const Membership& membership, Operation& operation);
 [[noreturn, gnu::cold]] void raise_misfit(const Membership& membership, int from, uint64_t bytes, DType dtype,
                                           const Operation& receive);
 
+// Errors show global ranks only, which are what users know: also for the root of a call.
+std::string describe(const Membership& membership, const Fingerprint& print);
+// "rank 1 (group world of 4)"; where its ranks are other ones than the job's, "rank 5 (group tp of 2: ranks 1, 5)".
+std::string who_is_this(const Membership& membership);
 // "[all_reduce #7] rank 1 (group world of 4): "
 std::string prefix_of(const Membership& membership, const Operation& operation);
 // What the caller gets: prefix, reason, and where the last calls were written.

@@ -78,8 +78,7 @@ void wait_for_everybody(const ShmGroup& group, Deadline deadline) {
   const auto give_up = [&](const std::string& text, int culprit) {
     segment.record_failure({group.rank, culprit, text});
     const auto first = segment.recorded_failure();
-    throw CommError(concat("[new_group] rank ", group.global(group.rank), " (group ", group.membership.name, " of ",
-                           group.size, "): ", first.text),
+    throw CommError(concat("[new_group] ", who_is_this(group.membership), ": ", first.text),
                     {group.global(group.rank), first.culprit, "new_group", -1});
   };
   auto& attached = segment.header().attached;

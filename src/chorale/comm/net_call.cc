@@ -127,7 +127,8 @@ void NetCall::check(const Posted& posted) {
   const transport::Envelope expected = envelope(posted.step);
   if (transfer.envelope.words[5] != expected.words[5]) {
     throw CallFailed{concat("rank ", peer, " and rank ", group.global(group.rank()), " move the data of ",
-                            describe(print), " in different ways; CHORALE_ALGORITHMS must be the same on all ranks"),
+                            describe(group.membership, print),
+                            " in different ways; CHORALE_ALGORITHMS must be the same on all ranks"),
                      peer};
   }
   if (transfer.envelope != expected) {

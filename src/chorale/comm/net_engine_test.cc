@@ -294,6 +294,27 @@ TEST(NetEngine, ARankThatLeavesIsNamedAtOnceButNotBeforeItsLastCallIsDone) {
   }
 }
 
+// Ranks 1 and 3 of four are ranks 0 and 1 of their group, on two hosts.
+TEST(NetEngine, ErrorsOfASubgroupNameRanksOfTheJobAndTheirHost) {
+  run_hosts({0, 0, 1, 1}, [](Group& world) {
+    const Group group = world.new_group({1, 3}, {.timeout = 300ms});
+    if (world.rank() % 2 == 1) {
+      const Tensor x = Tensor::empty({10}, DType::kF32);
+      const int odd = 3;
+      const std::string differ = message_blaming(odd, [&] { group.broadcast(x, world.rank()).wait(); });
+      EXPECT_THAT(differ,
+                  AllOf(HasSubstr(concat("rank ", world.rank(), " (group ")), HasSubstr(" of 2: ranks 1, 3): "),
+                        HasSubstr("rank 1: broadcast of 10 f32, root 1; rank 3: broadcast of 10 f32, root 3;")));
+    }
+    const Group next = world.new_group({1, 3}, {.timeout = 300ms});
+    if (world.rank() == 1) {
+      EXPECT_THAT(message_blaming(3, [&] { next.broadcast(Tensor::empty({10}, DType::kF32), 3).wait(); }),
+                  AllOf(HasSubstr("nothing from rank 3"), HasSubstr("rank 3 (on another host, 127.0.0.1, connected)")));
+    }
+    world.barrier().wait();
+  });
+}
+
 TEST(NetTable, IsReadFromTextPickedFromBySizeAndShown) {
   const std::vector<uint64_t> in_order{0, 0, 1, 1}, in_turns{0, 1, 0, 1};
   const NetLayout tree(in_order, 0), other(in_turns, 0);

@@ -156,10 +156,9 @@ std::optional<CallFailed> NetGroup::gone(int peer, uint32_t number) const {
   // Others leave because of what one of them got from this rank.
   for (int other : others_) {
     const transport::Life accuser = fabric().life(other);
-    if (accuser.accuses)
-      return CallFailed{concat("rank ", other, " (on another host) is lost: ", accuser.text), global(rank())};
+    if (accuser.accuses) return CallFailed{concat(elsewhere(other), " is lost: ", accuser.text), global(rank())};
   }
-  return CallFailed{concat("rank ", global(peer), " (on another host)", how, "; it ", where_is(peer)), global(peer)};
+  return CallFailed{concat(elsewhere(global(peer)), how, "; it ", where_is(peer)), global(peer)};
 }
 
 bool NetGroup::is_silent(int peer) const {
@@ -200,9 +199,12 @@ std::string NetGroup::where_is(int peer) const {
     const Thrown& told = thrown_[static_cast<size_t>(peer)];
     if (static_cast<int32_t>(told.number - where.number) >= 0) thrown = told.text;
   }
-  Fingerprint shown = where.print;
-  if (shown.root >= 0 && shown.root < size()) shown.root = global(shown.root);
-  return where_and_thrown(where.number == 0 ? std::string() : concat(describe(shown), " #", where.number), thrown);
+  return where_and_thrown(
+      where.number == 0 ? std::string() : concat(describe(membership, where.print), " #", where.number), thrown);
+}
+
+std::string NetGroup::elsewhere(int global_rank) const {
+  return concat("rank ", global_rank, " (on another host, ", fabric().life(global_rank).address, ")");
 }
 
 std::string NetGroup::who_is(int peer) const {
@@ -211,7 +213,7 @@ std::string NetGroup::who_is(int peer) const {
     condition = local->group().condition(layout.index_of[static_cast<size_t>(peer)]);
   } else {
     const transport::Life life = fabric().life(global(peer));
-    condition = concat("on another host, ", life.text.empty() ? std::string("connected") : life.text);
+    condition = concat("on another host, ", life.address, ", ", life.text.empty() ? "connected" : life.text);
   }
   return concat("rank ", global(peer), " (", condition, ") ", where_is(peer));
 }

@@ -79,7 +79,9 @@ class NetGroup final : public NetListener {
   // Asks everybody on other hosts; answers come within a moment from all whose fabric runs.
   void ask_where() const;
   bool has_answered(int peer, Clock::time_point since) const;
-  // "rank 3 (on another host, silent for 3.2 s: …) last entered all_reduce of 1000 f32 (sum) #12"
+  // "rank 3 (on another host, 10.0.0.7)", by its global rank
+  std::string elsewhere(int global_rank) const;
+  // "rank 3 (on another host, 10.0.0.7, silent for 3.2 s: …) last entered all_reduce of 1000 f32 (sum) #12"
   std::string who_is(int peer) const;
 
  private:

@@ -107,7 +107,7 @@ bool NetMessages::is_done(Pending& pending) {
     if (reason) throw CallFailed(*reason);
     if (!pending.patience) pending.patience = within(kUnsurePatience);
     if (!pending.patience->passed()) return false;
-    throw CallFailed{concat("rank ", culprit, " (on another host): ", transfer.error), culprit};
+    throw CallFailed{concat(group_.elsewhere(culprit), ": ", transfer.error), culprit};
   }
   if (operation.kind == CallKind::kRecv) {
     const auto& members = group_.membership.members;

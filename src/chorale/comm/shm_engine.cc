@@ -305,7 +305,8 @@ std::string ShmEngine::where_is(int peer) const {
   }
   Fingerprint outer;
   const std::string thrown = control.exception.since(inner_ ? control.outer.read(outer) : number);
-  return where_and_thrown(number == 0 ? std::string() : concat(describe(last->fingerprint), " #", number), thrown);
+  return where_and_thrown(number == 0 ? std::string() : concat(describe(membership(), last->fingerprint), " #", number),
+                          thrown);
 }
 
 void ShmEngine::note_exception(const std::string& what) { group_.own().exception.set(number_, what); }

@@ -62,6 +62,7 @@ class ControlMesh::Peer final : public IoLoop::Handler {
  public:
   Peer(ControlMesh& mesh, int rank, TlsStream stream) : mesh_(mesh), rank_(rank), stream_(std::move(stream)) {
     heard_ = Clock::now();
+    life_.address = stream_.peer().substr(0, stream_.peer().rfind(':'));
     ask_when_idle(stream_.descriptor());
   }
 

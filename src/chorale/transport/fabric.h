@@ -69,6 +69,7 @@ struct Life {
   State state = State::kConnected;
   bool accuses = false;              // lost because it has dropped this rank, which sent it something damaged
   std::string text;                  // "connection reset", "silent for 3.2 s: stopped by a signal or a debugger?"
+  std::string address;               // of its host
   std::array<uint64_t, 8> status{};  // the last that it told about itself
   bool gone() const { return state == State::kLeft || state == State::kLost; }
 };

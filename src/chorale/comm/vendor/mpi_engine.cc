@@ -410,8 +410,9 @@ void MpiEngine::say_who_is_awaited(const Operation& operation, const std::vector
 std::string MpiEngine::where_is(int rank) const {
   const Peer& peer = peers_[static_cast<size_t>(rank)];
   const bool since = static_cast<int32_t>(peer.thrown_after - peer.number) >= 0;
-  return where_and_thrown(peer.number == 0 ? std::string() : concat(describe(peer.print), " #", peer.number),
-                          since ? peer.thrown : std::string());
+  return where_and_thrown(
+      peer.number == 0 ? std::string() : concat(describe(membership(), peer.print), " #", peer.number),
+      since ? peer.thrown : std::string());
 }
 
 void MpiEngine::note_exception(const std::string& what) {

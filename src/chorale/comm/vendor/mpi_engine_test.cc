@@ -225,6 +225,25 @@ TEST(RankOfMpirun, DISABLED_ALateRankIsNamedAlsoByThoseWhoWaitForSomebodyElse) {
   all.barrier().wait();
 }
 
+TEST(RankOfMpirun, DISABLED_ErrorsOfASubgroupNameRanksOfTheJob) {
+  const Group all = new_world();
+  const int last = all.size() - 1;
+  std::vector<int> later;
+  for (int r = 1; r < all.size(); ++r) later.push_back(r);
+  const Group rest = all.new_group(later, {.timeout = 300ms});
+  const Tensor x = Tensor::empty({3}, DType::kF32);
+  if (all.rank() > 0 && all.rank() < last) {
+    rest.barrier().wait();
+    EXPECT_THAT(message_blaming(last, [&] { rest.broadcast(x, last).wait(); }),
+                AllOf(HasSubstr(concat("rank ", all.rank(), " (group ")), HasSubstr(": ranks 1, "),
+                      HasSubstr(concat("nothing from rank ", last)), HasSubstr("last entered barrier #1")));
+  } else if (all.rank() == last) {
+    rest.barrier().wait();
+    std::this_thread::sleep_for(1s);
+  }
+  all.barrier().wait();
+}
+
 TEST(RankOfMpirun, DISABLED_AMonitoredBarrierNamesWhoStaysAway) {
   const int last = mpi_size() - 1;
   const Group group = new_world(5s);
