@@ -262,3 +262,13 @@ def test_sizes_of_messages(megabytes):
             assert tensor.min() == tensor.max() == 3
 
     run_ranks(body)
+
+
+@on_ranks(2)
+def test_one_backend_per_kind_of_device(rank, size):
+    group = dist.new_group(backend="cpu:chorale,cuda:gloo")  # nccl needs a GPU
+    x = torch.ones(3)
+    dist.all_reduce(x, group=group)
+    assert x.tolist() == [2, 2, 2]
+    with pytest.raises(dist.DistBackendError, match="different calls"):  # what only ours says
+        dist.all_reduce(torch.ones(1 + rank), group=group)

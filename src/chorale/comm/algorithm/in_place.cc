@@ -57,6 +57,7 @@ bool anybody_stages(const ShmGroup& group, const Operation& operation) {
 }
 
 void act(ShmGroup& group, const Operation& operation, const Pieces& piece) {
+  if (group.size == 1 && operation.reduction.factor == 1) return;  // the data of one rank are the result
   const size_t elem = size_of(operation.dtype);
   const auto size = static_cast<size_t>(group.size);
   std::byte* places[shm::kMostRanks];
