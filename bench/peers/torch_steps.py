@@ -1,6 +1,6 @@
-"""PyTorch training steps on the CPU, alone and under DDP over gloo, as the peer to stand beside.
+"""PyTorch training steps on the CPU, alone and under DDP over gloo, as the peer to stand beside; over chorale with --backend.
 
-  python3 torch_steps.py WORLD THREADS [--json FILE] [--model tinymlp,...] [--compile] [--steps N]
+  python3 torch_steps.py WORLD THREADS [--json FILE] [--model tinymlp,...] [--compile] [--steps N] [--backend gloo]
   python3 torch_steps.py 1 1 --serve --model tinymlp [--compile] [--bf16] [--started S]
 
 One row per model and mode: median milliseconds per step (zero_grad, forward, loss, backward, AdamW step), first-step
@@ -33,7 +33,9 @@ def workloads():
 def run(rank, world, args):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=args.port, GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(args.threads)
-    dist.init_process_group("gloo", rank=rank, world_size=world)
+    if args.backend == "chorale":
+        import chorale_torch  # adapters/torch, installed or in PYTHONPATH
+    dist.init_process_group(args.backend, rank=rank, world_size=world)
     rows = []
     for name in args.model.split(","):
         for mode in ("local", "ddp"):
@@ -116,6 +118,7 @@ if __name__ == "__main__":
     parser.add_argument("--model", default="tinymlp,mlp512x4,cnn_fashion,bert_256x4")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--backend", default="gloo")
     parser.add_argument("--port", default="29512")
     parser.add_argument("--json")
     parser.add_argument("--serve", action="store_true")
