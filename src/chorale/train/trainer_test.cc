@@ -84,17 +84,19 @@ struct Session {
     char* text = nullptr;
     size_t size = 0;
     std::FILE* out = open_memstream(&text, &size);
-    const Ending ending = [&] {
-      struct Close {
-        std::FILE* file;
-        ~Close() { std::fclose(file); }
-      } const close{out};
-      return train(
-          {.kind = kind, .options = options, .table = table, .group = world.group(), .folder = folder, .out = out});
-    }();
-    printed.assign(text, size);
-    std::free(text);
-    return ending;
+    struct Close {
+      std::FILE* file;
+      char*& text;
+      size_t& size;
+      std::string& printed;
+      ~Close() {
+        std::fclose(file);
+        printed.assign(text, size);
+        std::free(text);
+      }
+    } const close{out, text, size, printed};
+    return train(
+        {.kind = kind, .options = options, .table = table, .group = world.group(), .folder = folder, .out = out});
   }
   std::string printed;
 };
