@@ -68,6 +68,7 @@ void expect_reference(Group& group, int64_t count, DType dtype, Reduction reduct
   EXPECT_TRUE(group.rank() != group.size() - 1 || same_bits(one, expected)) << "reduce";
   // Rank r gets r elements more than rank 0.
   std::vector<Tensor> given;
+  given.reserve(static_cast<size_t>(group.size()));
   for (int r = 0; r < group.size(); ++r) given.push_back(values_of(group.rank(), count / 2 + r, dtype));
   const Tensor own = Tensor::empty({count / 2 + group.rank()}, dtype);
   group.reduce_scatter(own, given, reduction).wait();
@@ -210,6 +211,23 @@ TEST(NetEngine, MessagesWithAnotherTagDoNotHoldUpOthersAndOneToOneselfArrives) {
     for (const Work& work : sent) work.wait();
     own.wait();
   });
+}
+
+// More pieces than are received ahead, and not as many for every host.
+TEST(NetEngine, LargeSumsOfManyPiecesAreExact) {
+  for (const auto& hosts : {std::vector<int>{0, 1}, std::vector<int>{0, 1, 2}}) {
+    run_hosts(hosts, [](Group& group) {
+      const int64_t count = group.size() * int64_t{6} * (1 << 18) + 17;
+      const Tensor x = Tensor::empty({count}, DType::kF32);
+      for (int64_t i = 0; i < count; ++i) x.data<float>()[i] = static_cast<float>(i % 1000 + group.rank());
+      group.all_reduce(x).wait();
+      const int64_t extra = group.size() * (group.size() - 1) / 2;
+      int64_t wrong = 0;
+      for (int64_t i = 0; i < count; ++i)
+        wrong += x.data<float>()[i] != static_cast<float>(group.size() * (i % 1000) + extra) ? 1 : 0;
+      EXPECT_EQ(wrong, 0);
+    });
+  }
 }
 
 // Rank 3 comes late: every rank, whoever it waits for itself, hears that it was rank 3.
