@@ -59,6 +59,7 @@ PeerProcess::PeerProcess(const std::vector<std::string>& command) {
   posix_spawn_file_actions_adddup2(&actions, from[1], STDOUT_FILENO);
   posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
   std::vector<char*> arguments;
+  arguments.reserve(command.size() + 1);
   for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
   const int error = posix_spawnp(&pid_, arguments[0], &actions, nullptr, arguments.data(), environ);

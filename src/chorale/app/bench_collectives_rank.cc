@@ -83,6 +83,7 @@ Measured prepare(const Group& group, const std::string& op, int64_t elems, bool 
     return {[] {},
             [=, &group] {
               std::vector<Group> groups;
+              groups.reserve(64);
               for (int i = 0; i < 64; ++i) groups.push_back(group.new_group(i % 2 == 0 || odd.empty() ? even : odd));
             },
             [] { return int64_t{0}; }};

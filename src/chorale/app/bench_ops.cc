@@ -204,6 +204,7 @@ std::vector<BenchRow> own_cost(const Options& options) {
   };
   const auto ns_per_call = [&](const std::function<void()>& body) {
     std::vector<double> ns;
+    ns.reserve(static_cast<size_t>(options.rounds));
     const int64_t count = calibrate(body, options.seconds);
     for (int round = 0; round < options.rounds; ++round)
       ns.push_back(seconds_of(body, count) / static_cast<double>(count * kCalls) * 1e9);

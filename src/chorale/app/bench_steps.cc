@@ -59,6 +59,7 @@ void serve(const Worker& worker, double base_mib, Model model, const Tensor& x, 
     int count = 0;
     if (!(std::cin >> count)) return;
     std::vector<double> times;
+    times.reserve(static_cast<size_t>(count));
     for (int i = 0; i < count; ++i) times.push_back(seconds_of(step, 1) * 1e3);
     ms = median(times);
   }
@@ -152,6 +153,7 @@ double best_product_gflops() {
   };
   run();
   std::vector<double> seconds;
+  seconds.reserve(5);
   for (int i = 0; i < 5; ++i) seconds.push_back(seconds_of(run, 1));
   return product(n, n, n) / median(seconds);
 }
