@@ -135,6 +135,8 @@ bool UcxFabric::take_frames() {
     any = true;
     const auto peer = peers_.find(arriving_from_);
     if (status == UcxWorker::Status::kFailed || peer == peers_.end()) continue;
+    // Behind a frame that was damaged, the next one must not be taken for it.
+    if (peer->second.accused) continue;
     try {
       CHORALE_CHECK(arrived_.size() >= kFrameBytes, "a message of ", arrived_.size(), " bytes is no frame");
       const auto bytes = std::span<const std::byte>(arrived_);
@@ -181,7 +183,9 @@ void UcxFabric::land(Flying& flying) {
 }
 
 void UcxFabric::accuse(int rank, const std::string& why) {
-  peer_of(rank).broken = why;
+  Peer& peer = peer_of(rank);
+  peer.broken = why;
+  peer.accused = true;
   mesh_.lose(rank, why);
 }
 

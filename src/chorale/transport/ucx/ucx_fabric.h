@@ -59,8 +59,9 @@ class UcxFabric final : public MeshFabric, private IoLoop::Handler {
  private:
   struct Peer {
     bool greeted = false;
-    std::string gone;    // why, when it has
-    std::string broken;  // what UCX says of its connection, when it does not work any more
+    std::string gone;      // why, when it has
+    std::string broken;    // what UCX says of its connection, when it does not work any more
+    bool accused = false;  // something that came from it was damaged
     uint64_t next_id = 0;
     Credit credit;
     std::unordered_map<uint64_t, FabricTransferPtr> announced;  // sends that wait for its word
