@@ -158,7 +158,9 @@ std::optional<CallFailed> NetGroup::gone(int peer, uint32_t number) const {
     const transport::Life accuser = fabric().life(other);
     if (accuser.accuses) return CallFailed{concat(elsewhere(other), " is lost: ", accuser.text), global(rank())};
   }
-  return CallFailed{concat(elsewhere(global(peer)), how, "; it ", where_is(peer)), global(peer)};
+  // Who leaves the job without a word to the group knows that it has failed: whoever found that out is telling us why.
+  const bool unsure = !departure && life.state == State::kLeft;
+  return CallFailed{concat(elsewhere(global(peer)), how, "; it ", where_is(peer)), global(peer), unsure};
 }
 
 bool NetGroup::is_silent(int peer) const {
