@@ -324,17 +324,22 @@ void MpiEngine::look_around(Operation& operation, Deadline deadline) {
 
 // Calls that move data are compared when everybody has entered. A monitored barrier is entered in another way, so that
 // who is in one never sees the records of the rest: the notices tell.
-void MpiEngine::compare_with_heard(const Operation& operation) const {
+void MpiEngine::compare_with_heard(const Operation& operation) {
   if (calls_.empty() || calls_.front().get() != &operation) return;
   std::vector<Fingerprint> prints(peers_.size(), operation.print);
-  bool differ = false;
+  bool differ = false, all = true;
   for (size_t r = 0; r < peers_.size(); ++r) {
-    if (static_cast<int>(r) == group_.rank() || peers_[r].number != operation.number) continue;
-    if (peers_[r].print == operation.print) continue;
-    prints[r] = peers_[r].print;
-    differ = true;
+    const auto ahead = static_cast<int32_t>(peers_[r].number - operation.number);
+    if (static_cast<int>(r) == group_.rank() || ahead > 0) continue;
+    prints[r] = ahead == 0 ? peers_[r].print : Fingerprint{};
+    all = all && ahead == 0;
+    differ = differ || (ahead == 0 && !(prints[r] == operation.print));
   }
-  if (differ) raise_difference(membership(), prints);
+  if (!differ) return;
+  // Who has not been heard of yet may show who is the odd one out.
+  const auto now = Clock::now();
+  if (std::exchange(differs_in_, operation.number) != operation.number) differs_since_ = now;
+  if (all || now - differs_since_ > kAnswerPatience) raise_difference(membership(), prints);
 }
 
 std::vector<int> MpiEngine::awaited(const Operation& operation) const {

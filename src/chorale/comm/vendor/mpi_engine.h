@@ -71,7 +71,7 @@ class MpiEngine final : public Engine {
 
   void finish(Operation& operation, const std::exception_ptr& error);
   void look_around(Operation& operation, Deadline deadline);
-  void compare_with_heard(const Operation& operation) const;
+  void compare_with_heard(const Operation& operation);
   std::vector<int> awaited(const Operation& operation) const;
   void look_at_deadline(Operation& operation, Deadline deadline, const std::vector<int>& missing);
   int who_holds_up(const std::vector<int>& missing) const;
@@ -101,6 +101,10 @@ class MpiEngine final : public Engine {
   uint32_t told_ = 0;  // the last call of which the others were told that it was entered
   int exceptions_at_birth_ = 0;
   std::optional<Clock::time_point> asked_;  // when this rank asked the others for whom they wait
+
+  // Since when it is known that others made another call with the number `differs_in_`.
+  uint32_t differs_in_ = 0;
+  Clock::time_point differs_since_;
 
   // Of the wait in progress.
   Clock::time_point next_look_, next_word_;
