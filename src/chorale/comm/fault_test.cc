@@ -151,5 +151,38 @@ TEST(Faults, WhoWaitsForLongSaysForWhomAndWhatThatRankDoes) {
   }
 }
 
+// A process that nothing unwinds: std::terminate, _exit.
+TEST(Faults, WhatARankHasThrownIsSaidWhenItsProcessHasEnded) {
+  const auto body = [](Group& group) {
+    group.barrier().wait();
+    if (group.rank() == 1) {
+      group.note_exception("out of memory");
+      _exit(3);
+    }
+    try {
+      group.barrier().wait();
+      ADD_FAILURE() << "no error";
+    } catch (const CommError& error) {
+      EXPECT_EQ(error.failure().peer, 1);
+      EXPECT_THAT(error.what(), HasSubstr("it last entered barrier #1, and then threw: out of memory"));
+    }
+  };
+  EXPECT_EQ(run_processes(2, body), (std::vector<int>{0, 3}));
+}
+TEST(Faults, WhatARankHasThrownIsForgottenWithItsNextCall) {
+  run_threads_and_processes(2, [](Group& group) {
+    group.note_exception("out of memory");
+    group.barrier().wait();
+    if (group.rank() == 1) return;
+    try {
+      group.barrier().wait();
+      ADD_FAILURE() << "no error";
+    } catch (const CommError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("has left the group"));
+      EXPECT_THAT(error.what(), testing::Not(HasSubstr("threw")));
+    }
+  });
+}
+
 }  // namespace
 }  // namespace chorale::comm
