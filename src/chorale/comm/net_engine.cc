@@ -167,11 +167,15 @@ bool NetEngine::run_unlocked(NetCall& call) {
     return true;
   } catch (const GroupFailed&) {
   } catch (const CallFailed& failure) {
+    std::optional<CallFailed> accused;
     if (failure.unsure) {
       const Deadline patience = within(kUnsurePatience);
-      while (!group_.failed() && !patience.passed()) std::this_thread::sleep_for(1ms);
+      while (!group_.failed() && !patience.passed() && !(accused = group_.accusation())) {
+        std::this_thread::sleep_for(1ms);
+      }
     }
-    if (!group_.failed()) group_.fail(number, failure.reason, failure.culprit);
+    const CallFailed& known = accused ? *accused : failure;
+    if (!group_.failed()) group_.fail(number, known.reason, known.culprit);
   } catch (const std::exception& error) {
     group_.fail(number, error.what(), group_.global(group_.rank()));
   }

@@ -153,14 +153,18 @@ std::optional<CallFailed> NetGroup::gone(int peer, uint32_t number) const {
   } else {
     return std::nullopt;
   }
-  // Others leave because of what one of them got from this rank.
+  if (auto accused = accusation()) return accused;  // then others leave because of that
+  // Who leaves the job without a word to the group knows that it has failed: whoever found that out is telling us why.
+  const bool unsure = !departure && life.state == State::kLeft;
+  return CallFailed{concat(elsewhere(global(peer)), how, "; it ", where_is(peer)), global(peer), unsure};
+}
+
+std::optional<CallFailed> NetGroup::accusation() const {
   for (int other : others_) {
     const transport::Life accuser = fabric().life(other);
     if (accuser.accuses) return CallFailed{concat(elsewhere(other), " is lost: ", accuser.text), global(rank())};
   }
-  // Who leaves the job without a word to the group knows that it has failed: whoever found that out is telling us why.
-  const bool unsure = !departure && life.state == State::kLeft;
-  return CallFailed{concat(elsewhere(global(peer)), how, "; it ", where_is(peer)), global(peer), unsure};
+  return std::nullopt;
 }
 
 bool NetGroup::is_silent(int peer) const {

@@ -68,6 +68,8 @@ class NetGroup final : public NetListener {
 
   // Why call `number` gets nothing more from this peer, and who is to blame, if that is so.
   std::optional<CallFailed> gone(int peer, uint32_t number) const;
+  // That somebody got something damaged from this rank, if that is so.
+  std::optional<CallFailed> accusation() const;
   bool is_silent(int peer) const;        // on another host
   bool is_stopped_here(int peer) const;  // a neighbour
   // The last call that a rank is known to have entered: number 0 when none is.
