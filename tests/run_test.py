@@ -297,7 +297,8 @@ class Failure(Scratch):
 
     def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(self):
         result = run("-n", "2", "--grace", "0.5",
-                     *sh("trap '' TERM; test $RANK = 0 || exit 3; while true; do sleep 0.1; done"))
+                     *sh("trap '' TERM; if [ $RANK = 1 ]; then until [ -e ignores ]; do sleep 0.01; done; exit 3; fi; "
+                         "touch ignores; while true; do sleep 0.1; done"), cwd=self.folder)
         self.assertEqual(result.returncode, 3)
         self.assertIn("some with SIGKILL, 0.5 s after SIGTERM", result.err)
 
