@@ -27,6 +27,7 @@ std::unique_ptr<transport::FabricBuilder> make_fabric_builder(const transport::F
                                                               transport::FabricOptions fabric) {
   fabric.secret = options.secret ? options.secret : transport::Secret::from_environment();
   fabric.keep_alive = keep_alive();
+  fabric.congestion = config::env("CHORALE_CONGESTION").value_or("");
   CHORALE_CHECK(fabric.secret,
                 "[group] ranks are on several hosts, which need a secret in common: use `chorale run`, or set "
                 "CHORALE_SECRET_FILE to a file with mode 0600 on every node");

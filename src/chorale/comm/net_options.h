@@ -26,8 +26,8 @@ struct NetOptions {
   std::optional<uint64_t> host = {};
 };
 
-// Ready to listen; secret and keep-alive of `fabric` are filled in. Throws InvalidArgument for what cannot be, such as
-// no secret.
+// Ready to listen; secret, keep-alive and congestion control of `fabric` are filled in. Throws InvalidArgument for what
+// cannot be, such as no secret.
 std::unique_ptr<transport::FabricBuilder> make_fabric_builder(const transport::FabricName& kind,
                                                               const NetOptions& options,
                                                               transport::FabricOptions fabric);

@@ -67,6 +67,7 @@ std::string relevant_environment() {
                            "CHORALE_ALGORITHMS",
                            "CHORALE_CHAOS",
                            "CHORALE_CHECKSUM",
+                           "CHORALE_CONGESTION",
                            "CHORALE_DEBUG",
                            "CHORALE_FABRIC",
                            "CHORALE_FLIGHT_DIR",

@@ -87,6 +87,7 @@ struct FabricOptions {
   std::chrono::milliseconds keep_alive{2000};
   int streams = 2;               // per pair, for large messages
   bool checksum = false;         // of payloads, end to end
+  std::string congestion;        // control of TCP; empty: Note [Congestion control]
   std::shared_ptr<Chaos> chaos;  // faults on purpose (transport/chaos.h); null: none
 };
 

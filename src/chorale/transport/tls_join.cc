@@ -7,6 +7,7 @@
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
+#include "chorale/transport/congestion.h"
 
 namespace chorale::transport {
 namespace {
@@ -62,6 +63,7 @@ struct TlsJoin::Visitor {
 TlsJoin::TlsJoin(const FabricOptions& options, const std::string& own_address)
     : rank_(options.rank),
       secret_(checked(options.secret)),
+      congestion_(checked_congestion_control(options.congestion)),
       nonce_(new_nonce()),
       listener_(listen_at(Endpoint::tcp(own_address, 0))),
       endpoint_(concat(endpoint_of(listener_).text(), "#", nonce_)),
@@ -133,6 +135,7 @@ bool TlsJoin::go_on(Visitor& visitor, Deadline deadline) {
     refusals_.add(visitor.stream.peer(), concat("stream ", identity.stream, " of rank ", identity.from, " twice"));
     return false;
   }
+  choose_congestion_control(visitor.stream.descriptor(), congestion_);
   met_[is_stranger ? identity.from : visitor.peer].emplace(identity.stream, std::move(visitor.stream));
   --left_;
   return false;

@@ -39,6 +39,7 @@ class TlsJoin {
 
   const int rank_;
   const Secret secret_;
+  const std::string congestion_;
   const std::string nonce_;
   Socket listener_;
   const std::string endpoint_;

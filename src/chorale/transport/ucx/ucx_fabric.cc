@@ -12,6 +12,7 @@
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
 #include "chorale/base/module.h"
+#include "chorale/transport/congestion.h"
 #include "chorale/transport/tls_join.h"
 
 namespace chorale::transport {
@@ -22,7 +23,7 @@ using Clock = std::chrono::steady_clock;
 
 // After this long without anything moving, who waits leaves it to the mesh's thread.
 constexpr Clock::duration kDriveTime = 100us;
-// Then others have their turn. A step may move a quarter of a MiB.
+// Then others have their turn. A step may move half a MiB.
 constexpr int kStepsPerTurn = 32;
 constexpr int kTurnsBeforeRest = 4;
 
@@ -247,17 +248,27 @@ const std::string& checked_device(const std::string& list) {
 class UcxFabricBuilder final : public FabricBuilder {
  public:
   UcxFabricBuilder(const FabricOptions& options, const std::string& own_address, const std::string& device)
-      : options_(options), join_(options, own_address), worker_(Ucx::get().make_worker(checked_device(device))) {}
+      : options_(options),
+        join_(options, own_address),
+        older_(tcp_connections()),
+        worker_(Ucx::get().make_worker(checked_device(device))) {}
   FabricAddress address() override { return {0, join_.endpoint(), worker_->address()}; }
   std::unique_ptr<Fabric> connect(const std::vector<FabricAddress>& addresses, Deadline deadline) override {
     std::map<int, TlsStream> control;
     for (auto& [rank, streams] : join_.meet(addresses, 1, deadline)) control.emplace(rank, std::move(streams.front()));
-    return std::make_unique<UcxFabric>(options_, std::move(worker_), std::move(control), addresses, deadline);
+    auto fabric = std::make_unique<UcxFabric>(options_, std::move(worker_), std::move(control), addresses, deadline);
+    // UCX neither asks nor says which sockets are its own: all that are new are taken for them.
+    for (int descriptor : tcp_connections()) {
+      if (std::find(older_.begin(), older_.end(), descriptor) == older_.end())
+        choose_congestion_control(descriptor, options_.congestion);
+    }
+    return fabric;
   }
 
  private:
   const FabricOptions options_;
   TlsJoin join_;
+  const std::vector<int> older_;
   std::unique_ptr<UcxWorker> worker_;
 };
 

@@ -52,9 +52,9 @@ class Worker final : public UcxWorker {
     };
     if (!device.empty()) set("NET_DEVICES", device.c_str());
     if (!std::getenv("UCX_TLS")) set("TLS", "^sm");
-    // Of TCP, the only transport that has these. A third faster for 64 MiB than the 8 KiB that UCX sends at a time.
-    if (!std::getenv("UCX_TCP_TX_SEG_SIZE")) set("TX_SEG_SIZE", "256k");
-    if (!std::getenv("UCX_TCP_RX_SEG_SIZE")) set("RX_SEG_SIZE", "256k");
+    // Of TCP, the only transport that has these. Twice as fast for 64 MiB as the 8 KiB that UCX sends at a time.
+    if (!std::getenv("UCX_TCP_TX_SEG_SIZE")) set("TX_SEG_SIZE", "512k");
+    if (!std::getenv("UCX_TCP_RX_SEG_SIZE")) set("RX_SEG_SIZE", "512k");
     // Over TCP, UCX 1.13 counts a copy-free send that fails halfway twice, and ends the process for it: a rank that is
     // killed would take its peers along. With a copy it does not.
     if (is_tcp_only(device)) {
