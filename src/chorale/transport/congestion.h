@@ -2,12 +2,14 @@
 //
 // Note [Congestion control]
 // BBR lets every packet go at a time of its own, by timers of the kernel's: made for links across the Internet. Between
-// hosts that are near each other the timers cost a third of the throughput (64 MiB all-reduced over a veth pair: 63 ms,
-// with cubic 43). So a connection to a near peer that would use BBR uses cubic, or reno, which every process may.
+// hosts of one network the timers cost a third of the throughput (64 MiB all-reduced over a veth pair: 62 ms, with
+// cubic 43). So where the system's is BBR and the address is a private one, connections use cubic, or reno, which every
+// process may. It must be so from the beginning: what was BBR once keeps its timers under another name, and then loses
+// by them, because packets that timers send overtake those that a thread sends.
+//
 // CHORALE_CONGESTION names the one for all connections, whatever the system's is.
 #pragma once
 
-#include <chrono>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,15 +19,22 @@ namespace chorale::transport {
 
 // As the kernel calls the one of this socket.
 std::string congestion_control_of(int descriptor);
-// In place of `current` where a round trip takes this long, the best first; none: it stays.
-std::span<const char* const> better_congestion_controls(std::string_view current, std::chrono::microseconds round_trip);
+// Whether routers of the Internet do not know this address (10.0.0.1, fd00::1).
+bool is_private_address(const std::string& address);
+// In place of `current`, the best first; none: it stays.
+std::span<const char* const> better_congestion_controls(std::string_view current, bool to_private_address);
 
 // Throws InvalidArgument when this process may not use it; empty: any.
 const std::string& checked_congestion_control(const std::string& name);
-// Of a connection: the one that was named, else by Note [Congestion control].
-void choose_congestion_control(int descriptor, const std::string& named);
+// Of a socket that is not connected yet, with the address of the other side, or of one that listens, with its own: the
+// one that was named, else by Note [Congestion control].
+void choose_congestion_control(int descriptor, const std::string& address, const std::string& named);
 
-// The TCP connections that this process has open.
-std::vector<int> tcp_connections();
+// The sockets of this process that listen for TCP connections, and at which address.
+struct Listener {
+  int descriptor;
+  std::string address;
+};
+std::vector<Listener> tcp_listeners();
 
 }  // namespace chorale::transport

@@ -2,8 +2,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 
-#include <algorithm>
 #include <vector>
 
 #include "chorale/base/error.h"
@@ -13,18 +13,30 @@
 namespace chorale::transport {
 namespace {
 
-using namespace std::chrono_literals;
+using testing::Contains;
 using testing::ElementsAre;
+using testing::Field;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::StrEq;
 
-TEST(CongestionControl, OnlyBbrAndOnlyNearbyIsReplaced) {
-  EXPECT_THAT(better_congestion_controls("bbr", 100us), ElementsAre(testing::StrEq("cubic"), testing::StrEq("reno")));
-  EXPECT_THAT(better_congestion_controls("bbr2", 100us), testing::SizeIs(2));
-  EXPECT_THAT(better_congestion_controls("bbr", 20ms), IsEmpty());
-  EXPECT_THAT(better_congestion_controls("bbr", std::chrono::microseconds::max()), IsEmpty());
-  EXPECT_THAT(better_congestion_controls("dctcp", 100us), IsEmpty());
-  EXPECT_THAT(better_congestion_controls("cubic", 100us), IsEmpty());
+TEST(CongestionControl, OnlyBbrAndOnlyToPrivateAddressesIsReplaced) {
+  EXPECT_THAT(better_congestion_controls("bbr", true), ElementsAre(StrEq("cubic"), StrEq("reno")));
+  EXPECT_THAT(better_congestion_controls("bbr2", true), testing::SizeIs(2));
+  EXPECT_THAT(better_congestion_controls("bbr", false), IsEmpty());
+  EXPECT_THAT(better_congestion_controls("dctcp", true), IsEmpty());
+  EXPECT_THAT(better_congestion_controls("cubic", true), IsEmpty());
+}
+
+TEST(CongestionControl, PrivateAddressesAreKnown) {
+  for (const char* address : {"10.0.0.1", "10.255.255.255", "172.16.0.1", "172.31.255.1", "192.168.3.4", "100.64.0.1",
+                              "169.254.1.1", "127.0.0.1", "::1", "fe80::1%eth0", "fd12:3456::1"}) {
+    EXPECT_TRUE(is_private_address(address)) << address;
+  }
+  for (const char* address : {"11.0.0.1", "9.255.255.255", "172.15.0.1", "172.32.0.1", "192.169.0.1", "100.128.0.1",
+                              "8.8.8.8", "2001:db8::1", "fec0::1", "node1", "", "0.0.0.0"}) {
+    EXPECT_FALSE(is_private_address(address)) << address;
+  }
 }
 
 TEST(CongestionControl, ThatTheKernelDoesNotKnowIsRefusedWithThoseThatItAllows) {
@@ -38,24 +50,29 @@ TEST(CongestionControl, ThatTheKernelDoesNotKnowIsRefusedWithThoseThatItAllows) 
   EXPECT_EQ(checked_congestion_control(""), "");
 }
 
-// Whatever the system's is, a connection on this host ends without BBR's timers.
-TEST(CongestionControl, OfAConnectionIsChosen) {
+// Whatever the system's is, sockets of this host are without BBR's timers; and who is accepted has what the listener
+// has.
+TEST(CongestionControl, OfASocketIsChosenBeforeItIsConnected) {
   const Socket listener = listen_at(Endpoint::tcp("127.0.0.1", 0));
-  Socket client = connect_to(endpoint_of(listener), soon());
+  choose_congestion_control(listener.descriptor(), "127.0.0.1", "");
+  EXPECT_THAT(congestion_control_of(listener.descriptor()), testing::Not(testing::StartsWith("bbr")));
+  choose_congestion_control(listener.descriptor(), "127.0.0.1", "reno");
+  int prepared = -1;
+  const Socket client = connect_to(endpoint_of(listener), soon(), [&](int descriptor) {
+    prepared = descriptor;
+    choose_congestion_control(descriptor, "127.0.0.1", "reno");
+  });
   Socket server;
   while (!server) server = accept_at(listener);
-  client.send("x", soon());
-  std::string byte(1, '\0');
-  server.receive(byte, soon());
-  EXPECT_THAT(tcp_connections(), testing::IsSupersetOf({client.descriptor(), server.descriptor()}));
-  EXPECT_THAT(tcp_connections(), testing::Not(testing::Contains(listener.descriptor())));
-  choose_congestion_control(client.descriptor(), "");
-  EXPECT_THAT(congestion_control_of(client.descriptor()), testing::Not(testing::StartsWith("bbr")));
-  choose_congestion_control(client.descriptor(), "reno");
+  EXPECT_EQ(prepared, client.descriptor());
   EXPECT_EQ(congestion_control_of(client.descriptor()), "reno");
+  EXPECT_EQ(congestion_control_of(server.descriptor()), "reno");
+  EXPECT_THAT(tcp_listeners(), Contains(testing::AllOf(Field(&Listener::descriptor, listener.descriptor()),
+                                                       Field(&Listener::address, "127.0.0.1"))));
+  EXPECT_THAT(tcp_listeners(), testing::Not(Contains(Field(&Listener::descriptor, client.descriptor()))));
 }
 
-// All connections of a fabric: those of tls, and those that UCX has opened.
+// Of tls, all connections; of UCX those that its peers have opened.
 class CongestionOfFabric : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override { CHORALE_SKIP_WITHOUT_FABRIC(GetParam()); }
@@ -64,18 +81,19 @@ INSTANTIATE_TEST_SUITE_P(Fabrics, CongestionOfFabric, testing::ValuesIn(kFabricN
                          [](const auto& one) { return std::string(one.param); });
 
 TEST_P(CongestionOfFabric, IsTheOneThatWasNamed) {
-  const std::vector<int> before = tcp_connections();
+  const auto count = [] {
+    int found = 0;
+    for (int descriptor = 0; descriptor < 1024; ++descriptor) found += congestion_control_of(descriptor) == "reno";
+    return found;
+  };
   FabricOptions options = test_options(0);
   options.congestion = "reno";
+  const bool is_tls = std::string_view(GetParam()) == "tls";
+  const int before = count();
   const auto fabrics = connect_ranks_over(GetParam(), 2, options);
-  int found = 0;
-  for (int descriptor : tcp_connections()) {
-    if (std::find(before.begin(), before.end(), descriptor) != before.end()) continue;
-    EXPECT_EQ(congestion_control_of(descriptor), "reno");
-    ++found;
-  }
-  // Both ends of the control connection, and at least one more connection.
-  EXPECT_GE(found, 4);
+  // Two ends each: of the control connection and those for short and bulk data; UCX has its listeners and, of each
+  // connection, at least the end that was accepted.
+  EXPECT_GE(count() - before, is_tls ? 2 * (1 + 2 * (1 + options.streams)) : 2 + 2 + 1);
   options.congestion = "astrology";
   EXPECT_THROW(connect_ranks_over(GetParam(), 2, options), InvalidArgument);
 }

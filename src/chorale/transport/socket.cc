@@ -249,7 +249,7 @@ Socket accept_at(const Socket& listener) {
   }
 }
 
-Socket connect_to(const Endpoint& endpoint, Deadline deadline) {
+Socket connect_to(const Endpoint& endpoint, Deadline deadline, const std::function<void(int)>& prepare) {
   CHORALE_CHECK(endpoint.is_unix() || endpoint.port != 0, "[socket] ", endpoint.text(),
                 ": port 0 cannot be connected to");
   const auto start = Deadline::Clock::now();
@@ -259,6 +259,7 @@ Socket connect_to(const Endpoint& endpoint, Deadline deadline) {
     std::string problem;
     for (const Address& address : resolve(endpoint, problem)) {
       Socket made(new_socket(address.family()), endpoint.text());
+      if (prepare) prepare(made.descriptor());
       // A packet that is dropped on the way must not use up the whole time.
       const int error = connect_once(made.descriptor(), address, deadline.earlier(within(10s)));
       if (error == 0) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -59,8 +60,9 @@ Endpoint endpoint_of(const Socket& listener);
 // The next connection, or an empty socket when there is none at the moment. One of another user (of a Unix socket) is
 // closed, logged, and not counted. Throws CommError when the process cannot have another descriptor.
 Socket accept_at(const Socket& listener);
-// Tries until the deadline: the server may not be up yet. Says so in the log after a few seconds.
-Socket connect_to(const Endpoint& endpoint, Deadline deadline);
+// Tries until the deadline: the server may not be up yet. Says so in the log after a few seconds. `prepare` may change
+// a socket before it is connected.
+Socket connect_to(const Endpoint& endpoint, Deadline deadline, const std::function<void(int descriptor)>& prepare = {});
 
 // Many systems start a process with 1,024 descriptors and let it ask for more.
 void allow_many_descriptors();

@@ -69,6 +69,7 @@ TlsJoin::TlsJoin(const FabricOptions& options, const std::string& own_address)
       endpoint_(concat(endpoint_of(listener_).text(), "#", nonce_)),
       refusals_("tls", endpoint_of(listener_).text()) {
   allow_many_descriptors();
+  choose_congestion_control(listener_.descriptor(), own_address, congestion_);
 }
 
 TlsJoin::~TlsJoin() = default;
@@ -86,8 +87,11 @@ bool TlsJoin::expects(const StreamIdentity& identity) const {
 void TlsJoin::visit(int peer, int stream, int attempt, Deadline deadline) {
   const Place place = place_of(addresses_[static_cast<size_t>(peer)]);
   const StreamIdentity identity{place.nonce, rank_, peer, stream};
+  Socket socket = connect_to(place.endpoint, deadline, [&](int descriptor) {
+    choose_congestion_control(descriptor, place.endpoint.host, congestion_);
+  });
   const auto visitor =
-      visitors_.insert(visitors_.end(), {TlsStream::client(connect_to(place.endpoint, deadline), secret_, identity),
+      visitors_.insert(visitors_.end(), {TlsStream::client(std::move(socket), secret_, identity),
                                          deadline.earlier(within(kHandshakeTime)), peer, stream, attempt});
   if (!go_on(*visitor, deadline)) visitors_.erase(visitor);
 }
@@ -135,7 +139,6 @@ bool TlsJoin::go_on(Visitor& visitor, Deadline deadline) {
     refusals_.add(visitor.stream.peer(), concat("stream ", identity.stream, " of rank ", identity.from, " twice"));
     return false;
   }
-  choose_congestion_control(visitor.stream.descriptor(), congestion_);
   met_[is_stranger ? identity.from : visitor.peer].emplace(identity.stream, std::move(visitor.stream));
   --left_;
   return false;

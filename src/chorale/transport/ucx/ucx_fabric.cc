@@ -245,30 +245,33 @@ const std::string& checked_device(const std::string& list) {
   return list;
 }
 
+// UCX listens as soon as there is a worker, and who connects to it gets what its listener has; of the connections that
+// it opens itself it lets nobody decide (Note [Congestion control]).
+std::unique_ptr<UcxWorker> make_worker(const FabricOptions& options, const std::string& device) {
+  const std::vector<Listener> before = tcp_listeners();
+  auto worker = Ucx::get().make_worker(checked_device(device));
+  for (const auto& [descriptor, address] : tcp_listeners()) {
+    const auto is_same = [descriptor = descriptor](const Listener& old) { return old.descriptor == descriptor; };
+    if (std::none_of(before.begin(), before.end(), is_same))
+      choose_congestion_control(descriptor, address, options.congestion);
+  }
+  return worker;
+}
+
 class UcxFabricBuilder final : public FabricBuilder {
  public:
   UcxFabricBuilder(const FabricOptions& options, const std::string& own_address, const std::string& device)
-      : options_(options),
-        join_(options, own_address),
-        older_(tcp_connections()),
-        worker_(Ucx::get().make_worker(checked_device(device))) {}
+      : options_(options), join_(options, own_address), worker_(make_worker(options, device)) {}
   FabricAddress address() override { return {0, join_.endpoint(), worker_->address()}; }
   std::unique_ptr<Fabric> connect(const std::vector<FabricAddress>& addresses, Deadline deadline) override {
     std::map<int, TlsStream> control;
     for (auto& [rank, streams] : join_.meet(addresses, 1, deadline)) control.emplace(rank, std::move(streams.front()));
-    auto fabric = std::make_unique<UcxFabric>(options_, std::move(worker_), std::move(control), addresses, deadline);
-    // UCX neither asks nor says which sockets are its own: all that are new are taken for them.
-    for (int descriptor : tcp_connections()) {
-      if (std::find(older_.begin(), older_.end(), descriptor) == older_.end())
-        choose_congestion_control(descriptor, options_.congestion);
-    }
-    return fabric;
+    return std::make_unique<UcxFabric>(options_, std::move(worker_), std::move(control), addresses, deadline);
   }
 
  private:
   const FabricOptions options_;
   TlsJoin join_;
-  const std::vector<int> older_;
   std::unique_ptr<UcxWorker> worker_;
 };
 
