@@ -60,7 +60,7 @@ int Cell::culprit() const {
 }
 int Cell::root() const { return static_cast<int>(std::mt19937_64(seed + 1)() % static_cast<uint64_t>(size)); }
 int64_t Cell::count() const {
-  constexpr int64_t kCounts[] = {1, 7, 1000, 6000, 50'000};
+  constexpr int64_t kCounts[] = {1, 7, 1000, 6000, 50'000, 300'000};
   return kCounts[std::mt19937_64(seed + 2)() % std::size(kCounts)];
 }
 

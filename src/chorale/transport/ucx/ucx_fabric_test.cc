@@ -182,6 +182,33 @@ TEST_F(UcxPuppet, CreditThatNobodyOwesIsALoss) {
   expect_loss("it gave more credit than there is");
 }
 
+// Pieces of a message that go before anybody has asked for it would be those that a receive waits for in vain when
+// their sender is killed: UCX ends no such receive.
+TEST(UcxWorker, WhatIsLongerThanAFrameWaitsForItsReceiver) {
+  CHORALE_SKIP_WITHOUT_FABRIC("ucx");
+  const auto from = Ucx::get().make_worker(""), to = Ucx::get().make_worker("");
+  from->connect(1, to->address());
+  const auto is_sent = [&](UcxWorker::Request& request, std::chrono::milliseconds time) {
+    const Deadline deadline = within(time);
+    while (from->test(request) == UcxWorker::Status::kPending) {
+      if (deadline.passed()) return false;
+      from->progress();
+      to->progress();
+    }
+    return true;
+  };
+  for (const size_t bytes : {size_t{128} << 10, size_t{1} << 20, size_t{8} << 20}) {
+    const Bytes data = pattern(bytes, bytes);
+    UcxWorker::Request sending = from->send(1, bytes, {}, data);
+    EXPECT_FALSE(is_sent(sending, 30ms)) << bytes;
+    Bytes into(bytes);
+    UcxWorker::Request receiving = to->receive(bytes, into);
+    EXPECT_TRUE(is_sent(sending, 10s));
+    while (to->test(receiving) == UcxWorker::Status::kPending) to->progress();
+    EXPECT_EQ(into, data);
+  }
+}
+
 TEST(UcxFabric, ADeviceThatIsNotThereIsNamed) {
   CHORALE_SKIP_WITHOUT_FABRIC("ucx");
   try {

@@ -39,6 +39,9 @@ bool is_tcp_only(const std::string& named) {
   return true;
 }
 
+// More than a frame with the largest small message, and less than a segment of any transport.
+constexpr const char* kMostAtOnce = "96k";
+
 class Worker final : public UcxWorker {
  public:
   explicit Worker(const std::string& device) {
@@ -55,6 +58,9 @@ class Worker final : public UcxWorker {
     // Of TCP, the only transport that has these. Twice as fast for 64 MiB as the 8 KiB that UCX sends at a time.
     if (!std::getenv("UCX_TCP_TX_SEG_SIZE")) set("TX_SEG_SIZE", "512k");
     if (!std::getenv("UCX_TCP_RX_SEG_SIZE")) set("RX_SEG_SIZE", "512k");
+    // What is longer waits for its receiver's word. Otherwise UCX sends it in several pieces, and a receive of which
+    // some have come never ends when their sender is killed.
+    set("RNDV_THRESH", kMostAtOnce);
     // Over TCP, UCX 1.13 counts a copy-free send that fails halfway twice, and ends the process for it: a rank that is
     // killed would take its peers along. With a copy it does not.
     if (is_tcp_only(device)) {
