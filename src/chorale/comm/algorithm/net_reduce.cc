@@ -15,9 +15,9 @@ namespace chorale::comm {
 namespace {
 
 // Pieces of what travels: one is summed while the next ones are on their way.
-constexpr size_t kPieceBytes = 1 << 20;
+constexpr size_t kPieceBytes = 4 << 20;
 // So many of them wait to be summed at most, in memory that is used again while it is in a cache.
-constexpr size_t kPiecesAhead = 4;
+constexpr size_t kPiecesAhead = 2;
 
 // At least one piece, be it empty, so that hosts hear from each other.
 std::vector<Slice> pieces_of(const Slice& slice, size_t elem) {
