@@ -173,6 +173,25 @@ TEST(RankOfMpirun, DISABLED_ARankThatLeavesIsNamed) {
               AllOf(HasSubstr(concat("rank ", last, " has left the group")), HasSubstr("last entered barrier #1")));
 }
 
+TEST(RankOfMpirun, DISABLED_WhatARankHasThrownIsSaidByTheOthers) {
+  const int last = mpi_size() - 1;
+  const Group all = new_world();
+  try {
+    const Group group = all.duplicate();
+    group.barrier().wait();
+    if (group.rank() == last) {
+      group.note_exception("out of memory");
+      throw std::bad_alloc();
+    }
+    EXPECT_THAT(message_blaming(last, [&] { group.barrier().wait(); }),
+                AllOf(HasSubstr(concat("rank ", last, " left the group because of an exception")),
+                      HasSubstr("it last entered barrier #1, and then threw: out of memory")));
+  } catch (const std::bad_alloc&) {
+    EXPECT_EQ(all.rank(), last);
+  }
+  all.barrier().wait();
+}
+
 // Rank 1 is done when its part has left; the root still waits for that of rank 0, which is late.
 TEST(RankOfMpirun, DISABLED_ARankMayLeaveWhileOthersAreInTheCallThatItHasCompleted) {
   const Group all = new_world();
