@@ -104,10 +104,8 @@ bool NetMessages::is_done(Pending& pending) {
     const int peer = operation.peer;
     const int culprit = peer < 0 ? transfer.source : group_.global(peer);
     const auto reason = peer < 0 ? std::nullopt : group_.gone(peer, ~uint32_t{0});
-    if (reason) throw CallFailed(*reason);
-    if (!pending.patience) pending.patience = within(kUnsurePatience);
-    if (!pending.patience->passed()) return false;
-    throw CallFailed{concat(group_.elsewhere(culprit), ": ", transfer.error), culprit};
+    raise(pending, reason.value_or(CallFailed{concat(group_.elsewhere(culprit), ": ", transfer.error), culprit, true}));
+    return false;
   }
   if (operation.kind == CallKind::kRecv) {
     const auto& members = group_.membership.members;
@@ -116,6 +114,11 @@ bool NetMessages::is_done(Pending& pending) {
     check(operation, transfer);
   }
   return true;
+}
+
+void NetMessages::raise(Pending& pending, const CallFailed& reason) {
+  if (!pending.patience) pending.patience = within(kUnsurePatience);
+  if (!reason.unsure || pending.patience->passed()) throw CallFailed(reason);
 }
 
 void NetMessages::progress(std::vector<Intrusive<Operation>>& done) {
@@ -142,7 +145,7 @@ void NetMessages::look(const Operation& operation, Deadline deadline) {
     if (operation.peer == peer || (operation.peer < 0 && peer != group_.rank())) peers.push_back(peer);
   }
   for (int peer : peers) {
-    if (const auto reason = group_.gone(peer, 0)) throw CallFailed(*reason);
+    if (const auto reason = group_.gone(peer, 0)) raise(*pending, *reason);
   }
   if (deadline.earlier(operation.deadline).passed()) {
     if (!pending->inquiry) pending->inquiry = std::make_unique<NetInquiry>(group_);

@@ -36,7 +36,7 @@ class NetMessages {
     Intrusive<Operation> operation;
     transport::TransferHandle transfer;     // through the fabric
     Intrusive<Operation> here;              // through the engine of this host
-    std::optional<Deadline> patience = {};  // after the transfer failed for a reason that we may hear soon
+    std::optional<Deadline> patience = {};  // after it failed for a reason that we may hear soon
     std::unique_ptr<NetInquiry> inquiry = nullptr;
     Deadline::Clock::duration next_word = kFirstWord;  // after it was issued
   };
@@ -45,6 +45,8 @@ class NetMessages {
   static constexpr Deadline::Clock::duration kFirstWord = std::chrono::seconds(5);
 
   bool is_done(Pending& pending);
+  // Throws: at once, or, where somebody may know better who is to blame, when he has had time to say so.
+  static void raise(Pending& pending, const CallFailed& reason);
   void say_who_is_awaited(Pending& pending, const std::vector<int>& peers) const;
   void check(const Operation& receive, const transport::Transfer& transfer) const;
   uint64_t channel(uint64_t tag) const;
