@@ -331,6 +331,16 @@ TEST(Exactness, LargeAllReducesOfOurOwnAndOfForeignMemory) {
   });
 }
 
+// Between hosts sums of such sizes travel in pieces of 4 MiB, of which few are on their way at once.
+TEST(Exactness, SumsBetweenHostsInSeveralPieces) {
+  for (const auto& layout : {kLayouts[0], kLayouts[1], kLayouts[3]}) {
+    run_hosts(layout, [](Group& group) {
+      run_case(group, {CallKind::kAllReduce, DType::kF32, (6 << 20) + 3, Reduce::kSum, Where::kOurs, 1});
+      run_case(group, {CallKind::kReduce, DType::kBF16, (6 << 20) + 3, Reduce::kSum, Where::kOurs, 1});
+    });
+  }
+}
+
 TEST(Exactness, FloatSumsDoNotDependOnThePath) { EXPECT_NO_FATAL_FAILURE(run_everywhere(5, expect_sums_in_order)); }
 
 }  // namespace
