@@ -9,6 +9,7 @@
 
 #include "chorale/app/commands.h"
 #include "chorale/app/program.h"
+#include "chorale/base/config.h"
 #include "chorale/base/cpu.h"
 #include "chorale/base/host.h"
 #include "chorale/base/optional_parts.h"
@@ -17,6 +18,7 @@
 #include "chorale/kernel/cpu/blas/openblas.h"
 #include "chorale/kernel/cpu/cpu_probe.h"
 #include "chorale/kernel/cpu/dnnl/runtime.h"
+#include "chorale/transport/congestion.h"
 #include "chorale/transport/fabric_name.h"
 #include "chorale/vec/target.h"
 
@@ -73,9 +75,19 @@ void print_libraries() {
   print_row("spdlog", fmt::format("{}.{}.{}", SPDLOG_VER_MAJOR, SPDLOG_VER_MINOR, SPDLOG_VER_PATCH));
 }
 
+std::string congestion_state() {
+  if (const auto named = config::env("CHORALE_CONGESTION")) return *named + " (CHORALE_CONGESTION)";
+  const std::string system = transport::usual_congestion_control("192.0.2.1");
+  const std::string near = transport::usual_congestion_control("10.0.0.1");
+  if (near == system) return system + " (CHORALE_CONGESTION)";
+  return fmt::format("{}, but {} to private addresses (CHORALE_CONGESTION); UCX keeps {} where it connects itself",
+                     system, near, system);
+}
+
 void print_between_hosts() {
   fmt::print("\nBetween hosts\n");
   print_row("fabric", transport::choose_fabric("").kind + " (CHORALE_FABRIC)");
+  print_row("TCP", "congestion control: " + congestion_state());
   print_row("algorithms", comm::NetTable::from_environment().text() + " (CHORALE_ALGORITHMS)");
 }
 

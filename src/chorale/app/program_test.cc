@@ -9,6 +9,7 @@
 
 #include "chorale/base/cpu.h"
 #include "chorale/base/optional_parts.h"
+#include "chorale/transport/congestion.h"
 
 namespace chorale::app {
 namespace {
@@ -100,6 +101,7 @@ TEST(Doctor, ShowsTheProcessorAndEveryOptionalPart) {
     EXPECT_THAT(outcome.out, HasSubstr(std::string(part.name)));
     EXPECT_THAT(outcome.out, HasSubstr(part.available().reason));
   }
+  EXPECT_THAT(outcome.out, HasSubstr("congestion control: " + transport::usual_congestion_control("192.0.2.1")));
 }
 
 }  // namespace

@@ -87,6 +87,12 @@ void choose_congestion_control(int descriptor, const std::string& address, const
   }
 }
 
+std::string usual_congestion_control(const std::string& address) {
+  const Socket trial(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "");
+  choose_congestion_control(trial.descriptor(), address, "");
+  return congestion_control_of(trial.descriptor());
+}
+
 std::vector<Listener> tcp_listeners() {
   std::vector<Listener> found;
   const std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir("/proc/self/fd"), closedir);

@@ -29,6 +29,8 @@ const std::string& checked_congestion_control(const std::string& name);
 // Of a socket that is not connected yet, with the address of the other side, or of one that listens, with its own: the
 // one that was named, else by Note [Congestion control].
 void choose_congestion_control(int descriptor, const std::string& address, const std::string& named);
+// What that is for connections to this address when none was named.
+std::string usual_congestion_control(const std::string& address);
 
 // The sockets of this process that listen for TCP connections, and at which address.
 struct Listener {

@@ -56,6 +56,7 @@ TEST(CongestionControl, OfASocketIsChosenBeforeItIsConnected) {
   const Socket listener = listen_at(Endpoint::tcp("127.0.0.1", 0));
   choose_congestion_control(listener.descriptor(), "127.0.0.1", "");
   EXPECT_THAT(congestion_control_of(listener.descriptor()), testing::Not(testing::StartsWith("bbr")));
+  EXPECT_EQ(congestion_control_of(listener.descriptor()), usual_congestion_control("127.0.0.1"));
   choose_congestion_control(listener.descriptor(), "127.0.0.1", "reno");
   int prepared = -1;
   const Socket client = connect_to(endpoint_of(listener), soon(), [&](int descriptor) {
