@@ -1,6 +1,7 @@
 // Inside comm: how the failure of a call is raised and told, the same whatever moves the data.
 #pragma once
 
+#include <chrono>
 #include <exception>
 #include <span>
 #include <string>
@@ -18,6 +19,7 @@ struct CallFailed {
   int culprit = -1;     // global rank
   bool unsure = false;  // somebody else may know better who is to blame, and is given a moment to say so
 };
+inline constexpr std::chrono::milliseconds kUnsurePatience{200};  // that moment
 
 // Throws CallFailed, naming everybody's call. `prints` are those of the members, by group rank, and not all the same;
 // of kind kNone where a call is not known.

@@ -17,8 +17,6 @@ constexpr auto kGlance = 200us;
 constexpr auto kHalfAwake = 20ms;
 // While a call runs elsewhere, the worker moves what else this rank has in flight.
 constexpr auto kTick = 1ms;
-// Somebody who knows better who is to blame gets this time to say so.
-constexpr auto kUnsurePatience = 200ms;
 constexpr int64_t kRoundsPerLook = 16;
 
 }  // namespace

@@ -17,7 +17,6 @@ using transport::Transfer;
 
 constexpr auto kLongestSleep = 2ms;  // what happens on this host rings no bell of the fabric
 constexpr int64_t kYields = 200;
-constexpr auto kUnsurePatience = 200ms;  // as NetEngine's
 
 }  // namespace
 
