@@ -4,11 +4,11 @@ include(GoogleTest)
 #
 # Makes a layer of the folder src/chorale/NAME, whose sources are found by suffix:
 #   *.cc, *.cu (with CHORALE_CUDA)  into libchorale
-#   *_module.cc                     into lib/chorale_*.so, loaded at first use (base/module.h), where third_party.cmake
+#   *_module.cc                     into lib/chorale_*.so, loaded at first use (base/shared_object.h), where third_party.cmake
 #                                   has found what it needs
 #   *_test_util.cc                  into the library linked to every test
 #   *_test.cc                       into NAME_test, each test registered with ctest as its own entry
-#   *_fuzz_test.cc                  also into fuzz_NAME_*, a program each, with CHORALE_FUZZ (base/fuzz_test_util.h)
+#   *_fuzz_test.cc                  also into fuzz_NAME_*, a program each, with CHORALE_FUZZ (testing/fuzz_test_util.h)
 #   *_bench.cc                      left to the program that collects them
 #   *.html, *.css, *.js             into libchorale as text: page.js is chorale::NAME::kPageJs (embed_text.cmake)
 # OPTIONS are for the compiler, on the layer's own sources. With PROGRAM the layer is an executable of that name instead of
@@ -81,7 +81,7 @@ function(chorale_layer name)
     foreach(path IN LISTS fuzzers)
       cmake_path(GET path STEM stem)
       string(REGEX REPLACE "_fuzz_test$" "" stem "${stem}")
-      add_executable(fuzz_${name}_${stem} "${path}" "${CMAKE_SOURCE_DIR}/src/chorale/base/fuzz_test_util.cc")
+      add_executable(fuzz_${name}_${stem} "${path}" "${CMAKE_SOURCE_DIR}/src/chorale/testing/fuzz_test_util.cc")
       target_compile_definitions(fuzz_${name}_${stem} PRIVATE CHORALE_LIBFUZZER)
       target_link_options(fuzz_${name}_${stem} PRIVATE -fsanitize=fuzzer)
       target_link_libraries(fuzz_${name}_${stem} PRIVATE chorale)
@@ -99,7 +99,7 @@ function(chorale_layer name)
     if(layer_PROGRAM)
       target_sources(${name}_test PRIVATE $<TARGET_OBJECTS:chorale_${name}>)
     endif()
-    # The watchdog of a test (base/test_main_test_util.cc) barks first; ctest's own limit prints no stacks.
+    # The watchdog of a test (testing/test_main_test_util.cc) barks first; ctest's own limit prints no stacks.
     set(limit_s 200)
     if(CHORALE_SANITIZE)
       set(limit_s 600)

@@ -18,3 +18,18 @@ foreach(header IN LISTS headers)
   cmake_path(GET header PARENT_PATH folder)
   file(INSTALL "${CHORALE_SOURCES}/${header}" DESTINATION "${CMAKE_INSTALL_PREFIX}/include/${folder}")
 endforeach()
+
+# Headers that have moved are found at their old place too, for one version: old and new path, side by side.
+set(moved
+  base/trace.h trace/trace.h
+  base/trace_summary.h trace/trace_summary.h
+  comm/net_options.h comm/net/net_options.h
+  transport/chaos.h transport/fabric/chaos.h
+  transport/rendezvous.h transport/store/rendezvous.h
+  transport/secret.h transport/security/secret.h
+  transport/store.h transport/store/store.h)
+while(moved)
+  list(POP_FRONT moved old new)
+  file(WRITE "${CMAKE_INSTALL_PREFIX}/include/chorale/${old}"
+    "// Moved.\n#pragma once\n\n#include \"chorale/${new}\"  // IWYU pragma: export\n")
+endwhile()

@@ -1,24 +1,28 @@
 # The layers, from the bottom up (docs/dev/style.md, section 1). A layer may include the headers of its DEPS and of what
 # those may include; tools/layers compares every #include with this table.
 chorale_layer(base)
+chorale_layer(json DEPS base)
+chorale_layer(trace DEPS base TEST_DEPS json)
+# What tests of every layer use: the main function with its watchdog, folders that vanish, fuzzing.
+chorale_layer(testing DEPS base)
 # Vector loops are useless without inlining: at -O1 the tests of all layers above would wait for them. No contraction: a
 # multiplication and an addition must round alike in the body of a loop and in its tail.
 chorale_layer(vec OPTIONS -O3 -ffp-contract=off DEPS base)
 chorale_layer(device DEPS base)
 chorale_layer(tensor DEPS device)
-chorale_layer(io DEPS tensor)
+chorale_layer(io DEPS tensor json)
 chorale_layer(text DEPS io)
 # For layers without loops of their own, whose work is done by the others: the first build of the program is shorter.
 set(lightly "$<$<CONFIG:Release>:-O1>")
 chorale_layer(report OPTIONS ${lightly} DEPS io)
 chorale_layer(transport DEPS device)
-chorale_layer(launch OPTIONS ${lightly} DEPS transport)
+chorale_layer(launch OPTIONS ${lightly} DEPS transport json)
 chorale_layer(kernel DEPS tensor vec)
-chorale_layer(comm DEPS transport tensor vec)
+chorale_layer(comm DEPS transport tensor vec trace)
 chorale_layer(reducer DEPS comm)
 chorale_layer(op DEPS kernel TEST_DEPS autograd)
 chorale_layer(eager DEPS op)
-chorale_layer(autograd DEPS op)
+chorale_layer(autograd DEPS op trace)
 chorale_layer(autocast DEPS autograd TEST_DEPS api)
 chorale_layer(api DEPS eager autocast)
 chorale_layer(optim DEPS api)
@@ -29,5 +33,5 @@ chorale_layer(models DEPS nn io TEST_DEPS optim)
 chorale_layer(train OPTIONS ${lightly} DEPS parallel models text report)
 chorale_layer(app PROGRAM chorale OPTIONS ${lightly} LIBRARIES PkgConfig::cpp_httplib DEPS ALL)
 # What is measured is compiled as users compile it.
-file(GLOB measured "${CMAKE_SOURCE_DIR}/src/chorale/app/bench_*.cc")
+file(GLOB measured "${CMAKE_SOURCE_DIR}/src/chorale/app/bench/*.cc")
 set_source_files_properties(${measured} PROPERTIES COMPILE_OPTIONS "$<$<CONFIG:Release>:-O3>")

@@ -9,6 +9,7 @@ TOOL = pathlib.Path(__file__).resolve().parent / "layers"
 TABLE = """
 # chorale_layer(commented DEPS nothing)
 chorale_layer(base)
+chorale_layer(testing DEPS base)
 chorale_layer(tensor OPTIONS -O3 DEPS base)
 chorale_layer(op DEPS tensor TEST_DEPS eager)  # looks up in its tests
 chorale_layer(eager
@@ -59,9 +60,10 @@ class Layers(unittest.TestCase):
         self.assert_fails({"src/chorale/tensor/a_test.cc": line}, "src/chorale/tensor/a_test.cc:1")
 
     def test_test_helpers_are_for_tests_only(self):
-        line = '#include "chorale/base/watchdog_test_util.h"\n'
+        line = '#include "chorale/testing/watchdog_test_util.h"\n'
         self.assert_clean({"src/chorale/op/a_test.cc": line})
-        self.assert_fails({"src/chorale/op/a.cc": line}, "for tests only")
+        self.assert_fails({"src/chorale/op/a.cc": line}, "op includes testing; allowed: op, base, tensor")
+        self.assert_fails({"src/chorale/op/a.cc": '#include "chorale/op/x_test_util.h"\n'}, "for tests only")
 
     def test_a_folder_without_a_line_fails(self):
         self.assert_fails({"src/chorale/stray/a.h": ""}, "no chorale_layer(stray ...)")
@@ -70,8 +72,8 @@ class Layers(unittest.TestCase):
         self.assert_fails({}, "names b, which is not listed above", table="chorale_layer(a DEPS b)\nchorale_layer(b DEPS a)\n")
 
     def test_needed_is_what_a_layer_and_its_tests_include(self):
-        self.assertEqual(self.run_on({}, args=["--needed", "tensor"]), (0, "base;tensor\n"))
-        self.assertEqual(self.run_on({}, args=["--needed", "op,base"]), (0, "base;eager;op;tensor\n"))
+        self.assertEqual(self.run_on({}, args=["--needed", "tensor"]), (0, "base;tensor;testing\n"))
+        self.assertEqual(self.run_on({}, args=["--needed", "op,base"]), (0, "base;eager;op;tensor;testing\n"))
         code, output = self.run_on({}, args=["--needed", "opp"])
         self.assertEqual(code, 1)
         self.assertIn("no layer opp", output)

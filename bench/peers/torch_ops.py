@@ -1,6 +1,6 @@
 """PyTorch's ops, one thread, as the peer of `chorale bench ops`.
 
-Reads one case per line from standard input, as JSON (chorale/app/bench_ops.cc writes them), measures it for about the time it is
+Reads one case per line from standard input, as JSON (chorale/app/bench/ops.cc writes them), measures it for about the time it is
 told, and answers with nanoseconds per call, or with a line that begins with "!" and says why not. Cases are kept, so that ours and
 theirs can be measured in turns.
 """

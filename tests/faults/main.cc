@@ -24,10 +24,10 @@
 #include "cell.h"
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
-#include "chorale/base/module.h"
-#include "chorale/base/parallel.h"
-#include "chorale/transport/file_store.h"
-#include "chorale/transport/memory_store.h"
+#include "chorale/base/parallel_for.h"
+#include "chorale/base/shared_object.h"
+#include "chorale/transport/store/file_store.h"
+#include "chorale/transport/store/memory_store.h"
 
 namespace chorale::faults {
 namespace {

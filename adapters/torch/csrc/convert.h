@@ -6,7 +6,7 @@
 
 #include "chorale/comm/call.h"
 #include "chorale/tensor/tensor.h"
-#include "chorale/transport/store.h"
+#include "chorale/transport/store/store.h"
 
 namespace chorale_torch {
 

@@ -7,7 +7,7 @@
 
 #include "chorale/api/table_test_util.h"
 #include "chorale/base/error.h"
-#include "chorale/base/parallel.h"
+#include "chorale/base/parallel_for.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/shard_labels.h"
@@ -24,7 +24,7 @@ class Table : public ::testing::TestWithParam<const OpDef*> {
 
 std::vector<int64_t> ranks(const std::vector<Tensor>& tensors) {
   std::vector<int64_t> result;
-  for (const Tensor& x : tensors) result.push_back(x.defined() ? x.rank() : -1);
+  for (const Tensor& x : tensors) result.push_back(x.defined() ? x.dims() : -1);
   return result;
 }
 
@@ -184,7 +184,7 @@ TEST_P(Table, AResultThatDoesNotFitIsRefusedAndLeftAlone) {
     std::vector<Tensor> out;
     for (const Tensor& y : run(row(), sample.in, sample.attrs)) {
       Shape sizes = y.sizes();
-      if (sizes.size() == kMaxRank) sizes.pop_back();
+      if (sizes.size() == kMaxDims) sizes.pop_back();
       sizes.push_back(2);
       out.push_back(fill_(Tensor::empty(sizes, y.dtype()), 1));
     }

@@ -13,13 +13,13 @@
 #include "chorale/base/cpu.h"
 #include "chorale/base/host.h"
 #include "chorale/base/optional_parts.h"
-#include "chorale/base/parallel.h"
-#include "chorale/comm/net_table.h"
+#include "chorale/base/parallel_for.h"
+#include "chorale/comm/net/net_table.h"
 #include "chorale/kernel/cpu/blas/openblas.h"
-#include "chorale/kernel/cpu/cpu_probe.h"
 #include "chorale/kernel/cpu/dnnl/runtime.h"
+#include "chorale/kernel/cpu/support/cpu_probe.h"
 #include "chorale/transport/congestion.h"
-#include "chorale/transport/fabric_name.h"
+#include "chorale/transport/fabric/fabric_name.h"
 #include "chorale/vec/target.h"
 
 namespace chorale::app {

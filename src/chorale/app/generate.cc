@@ -5,7 +5,7 @@
 
 #include "chorale/app/commands.h"
 #include "chorale/base/error.h"
-#include "chorale/base/parallel.h"
+#include "chorale/base/parallel_for.h"
 #include "chorale/models/checkpoint.h"
 #include "chorale/train/checkpoint.h"
 #include "chorale/train/writer.h"

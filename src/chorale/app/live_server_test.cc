@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "chorale/base/error.h"
-#include "chorale/base/temporary_folder_test_util.h"
+#include "chorale/testing/temporary_folder_test_util.h"
 
 namespace chorale::app {
 namespace {

@@ -4,10 +4,10 @@
 
 #include "chorale/app/commands.h"
 #include "chorale/base/error.h"
-#include "chorale/base/module.h"
+#include "chorale/base/shared_object.h"
 #include "chorale/launch/guardian.h"
 #include "chorale/launch/launcher.h"
-#include "chorale/transport/fabric_name.h"
+#include "chorale/transport/fabric/fabric_name.h"
 
 namespace chorale::app {
 namespace {
@@ -27,7 +27,7 @@ void check_fabric(const std::string& text, int ranks) {
     if (fabric.kind == "mpi")
       fail(concat("MPI starts its ranks itself: CHORALE_FABRIC=mpi mpirun -n ", ranks, " PROGRAM ARGS..."));
     if (fabric.kind != "ucx") return;
-    const Availability ucx = module_availability(kUcxModule);
+    const Availability ucx = shared_object_availability(kUcxObject);
     if (!ucx.yes) fail(concat(text, " is not available here: ", ucx.reason));
   } catch (const InvalidArgument& error) {
     fail(error.what());

@@ -1,10 +1,10 @@
 #include "chorale/autograd/autograd.h"
 
 #include "chorale/base/error.h"
-#include "chorale/base/trace.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/pointwise.h"
+#include "chorale/trace/trace.h"
 
 namespace chorale {
 

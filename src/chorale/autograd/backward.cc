@@ -240,7 +240,7 @@ void BackwardRun::fit(Node& node, const Edge& edge, Tensor& gradient) const {
   const Shape& sizes = meta ? meta->sizes : edge.leaf.sizes();
   const DType dtype = meta ? meta->dtype : edge.leaf.dtype();
   if (!(gradient.sizes() == sizes)) [[unlikely]] {
-    CHORALE_INVARIANT(!gradient.is_sparse() && gradient.rank() >= static_cast<int64_t>(sizes.size()),
+    CHORALE_INVARIANT(!gradient.is_sparse() && gradient.dims() >= static_cast<int64_t>(sizes.size()),
                       "the gradient of ", node.name(), " has shape ", gradient.sizes(), " for an input of shape ",
                       sizes);
     gradient = sum_to(gradient, sizes);

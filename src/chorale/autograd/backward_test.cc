@@ -51,7 +51,7 @@ TEST(Backward, BroadcastAndDtypeAreUndoneForEachInput) {
   const Tensor y = mul(wide, one);  // f64[3] times f32[]
   backward(sum(y));
   EXPECT_EQ(gradient(one).dtype(), DType::kF32);
-  EXPECT_EQ(gradient(one).rank(), 0);
+  EXPECT_EQ(gradient(one).dims(), 0);
   EXPECT_EQ(gradient(one).item<double>(), 6);
   EXPECT_EQ(values(gradient(wide)), (Values{2, 2, 2}));
 }

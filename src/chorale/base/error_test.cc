@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "chorale/base/log.h"
-#include "chorale/base/message_test_util.h"
+#include "chorale/testing/message_test_util.h"
 
 namespace chorale {
 namespace {

@@ -3,7 +3,7 @@
 #include <dlfcn.h>
 
 #include "chorale/base/error.h"
-#include "chorale/base/module.h"
+#include "chorale/base/shared_object.h"
 
 namespace chorale {
 namespace {
@@ -18,8 +18,8 @@ Availability not_used_yet(const char* soname, std::string_view to_install) {
 constexpr OptionalPart kParts[] = {
     {"CUDA", "training on NVIDIA GPUs", [] { return not_used_yet("libcuda.so.1", "install NVIDIA's driver"); }},
     {"NCCL", "collectives between GPUs", [] { return not_used_yet("libnccl.so.2", "install NVIDIA's libnccl2"); }},
-    {"UCX", "fast fabrics, unauthenticated", [] { return module_availability(kUcxModule); }},
-    {"MPI", "groups under mpirun and srun", [] { return module_availability(kMpiModule); }},
+    {"UCX", "fast fabrics, unauthenticated", [] { return shared_object_availability(kUcxObject); }},
+    {"MPI", "groups under mpirun and srun", [] { return shared_object_availability(kMpiObject); }},
 };
 
 }  // namespace

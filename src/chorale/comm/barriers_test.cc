@@ -7,8 +7,8 @@
 #include "chorale/base/comm_error.h"
 #include "chorale/base/debug_level.h"
 #include "chorale/base/error.h"
-#include "chorale/base/message_test_util.h"
 #include "chorale/comm/spec_test_util.h"
+#include "chorale/testing/message_test_util.h"
 
 namespace chorale::comm {
 namespace {

@@ -2,8 +2,8 @@
 
 #include "chorale/base/debug_level.h"
 #include "chorale/base/error.h"
-#include "chorale/base/trace.h"
 #include "chorale/comm/group_state.h"
+#include "chorale/trace/trace.h"
 #include "chorale/vec/combine.h"
 #include "chorale/vec/loops.h"
 
@@ -19,7 +19,7 @@ void for_each_row(const Tensor& tensor, const Run& run) {
   const int64_t width = rank > 0 ? sizes[static_cast<size_t>(rank - 1)] : 1;
   if (tensor.elems() == 0) return;
   const int64_t rows = tensor.elems() / width;
-  int64_t index[kMaxRank] = {};
+  int64_t index[kMaxDims] = {};
   int64_t offset = 0;
   for (int64_t row = 0; row < rows; ++row) {
     run(offset, row, width, rank > 0 ? strides[static_cast<size_t>(rank - 1)] : 1);

@@ -10,7 +10,7 @@
 #include "chorale/base/error.h"
 #include "chorale/comm/run_ranks_test_util.h"
 #include "chorale/comm/world.h"
-#include "chorale/transport/memory_store.h"
+#include "chorale/transport/store/memory_store.h"
 
 namespace chorale::comm {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "chorale/base/error.h"
-#include "chorale/base/trace.h"
 #include "chorale/device/shared_pages.h"
+#include "chorale/trace/trace.h"
 
 namespace chorale::comm {
 

@@ -9,7 +9,7 @@
 
 #include "chorale/comm/operation.h"
 #include "chorale/device/allocator.h"
-#include "chorale/transport/chaos.h"
+#include "chorale/transport/fabric/chaos.h"
 
 namespace chorale::comm {
 

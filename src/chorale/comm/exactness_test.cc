@@ -6,9 +6,9 @@
 
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
-#include "chorale/base/module.h"
+#include "chorale/base/shared_object.h"
 #include "chorale/comm/run_ranks_test_util.h"
-#include "chorale/transport/fabric_name.h"
+#include "chorale/transport/fabric/fabric_name.h"
 
 namespace chorale::comm {
 namespace {
@@ -301,7 +301,7 @@ TEST(Exactness, EveryCollectiveBetweenHosts) {
 }
 
 TEST(Exactness, EveryCollectiveBetweenHostsOverUcx) {
-  if (const Availability ucx = module_availability(kUcxModule); !ucx.yes) GTEST_SKIP() << ucx.reason;
+  if (const Availability ucx = shared_object_availability(kUcxObject); !ucx.yes) GTEST_SKIP() << ucx.reason;
   for (const auto& layout : {kLayouts[0], kLayouts[2], kLayouts[3]}) {
     run_hosts(layout,
               [&](Group& group) {

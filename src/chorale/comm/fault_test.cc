@@ -12,8 +12,8 @@
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
 #include "chorale/comm/run_ranks_test_util.h"
-#include "chorale/comm/shm_engine.h"
-#include "chorale/transport/file_store.h"
+#include "chorale/comm/shm/shm_engine.h"
+#include "chorale/transport/store/file_store.h"
 
 namespace chorale::comm {
 namespace {

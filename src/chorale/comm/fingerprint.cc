@@ -1,6 +1,6 @@
 // Did everybody make the same call?
 #include "chorale/base/error.h"
-#include "chorale/comm/shm_group.h"
+#include "chorale/comm/shm/shm_group.h"
 
 namespace chorale::comm {
 namespace {

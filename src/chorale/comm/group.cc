@@ -13,13 +13,13 @@
 #include "chorale/base/comm_error.h"
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
-#include "chorale/base/trace.h"
 #include "chorale/comm/group_state.h"
-#include "chorale/comm/net_engine.h"
-#include "chorale/comm/shm_engine.h"
-#include "chorale/comm/vendor/mpi_engine.h"
-#include "chorale/transport/fabric.h"
-#include "chorale/transport/fabric_name.h"
+#include "chorale/comm/mpi/mpi_engine.h"
+#include "chorale/comm/net/net_engine.h"
+#include "chorale/comm/shm/shm_engine.h"
+#include "chorale/trace/trace.h"
+#include "chorale/transport/fabric/fabric.h"
+#include "chorale/transport/fabric/fabric_name.h"
 
 namespace chorale::comm {
 namespace {

@@ -22,9 +22,9 @@
 #include <string>
 #include <vector>
 
-#include "chorale/comm/net_options.h"
+#include "chorale/comm/net/net_options.h"
 #include "chorale/comm/work.h"
-#include "chorale/transport/store.h"
+#include "chorale/transport/store/store.h"
 
 namespace chorale::comm {
 
@@ -34,9 +34,10 @@ struct GroupOptions {
   // Payloads are verified by who receives them, which costs time. The default is CHORALE_CHECKSUM, 0 or 1, else no.
   // Of the world; its other groups do as it does.
   std::optional<bool> checksum = {};
-  // Faults on purpose: a plan or a seed (transport/chaos.h). The default is CHORALE_CHAOS, else none. Of the world.
+  // Faults on purpose: a plan or a seed (transport/fabric/chaos.h). The default is CHORALE_CHAOS, else none. Of the
+  // world.
   std::optional<std::string> chaos = {};
-  // Of the default group (transport/fabric_name.h); empty: CHORALE_FABRIC, else tls between hosts.
+  // Of the default group (transport/fabric/fabric_name.h); empty: CHORALE_FABRIC, else tls between hosts.
   std::string fabric = {};
   // Between hosts. Of the world; its other groups do as it does.
   NetOptions net = {};

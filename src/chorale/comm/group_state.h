@@ -2,7 +2,7 @@
 #pragma once
 
 #include "chorale/comm/group.h"
-#include "chorale/comm/shm_group.h"
+#include "chorale/comm/shm/shm_group.h"
 
 namespace chorale::comm {
 

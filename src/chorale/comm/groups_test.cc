@@ -8,10 +8,10 @@
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
-#include "chorale/base/message_test_util.h"
 #include "chorale/comm/spec_test_util.h"
 #include "chorale/comm/world.h"
-#include "chorale/transport/memory_store.h"
+#include "chorale/testing/message_test_util.h"
+#include "chorale/transport/store/memory_store.h"
 
 namespace chorale::comm {
 namespace {

@@ -17,7 +17,8 @@ class Mesh {
 
   const std::vector<int>& shape() const { return shape_; }
   const std::vector<std::string>& names() const { return names_; }
-  size_t rank() const { return shape_.size(); }  // the number of dimensions
+  size_t dims() const { return shape_.size(); }  // the number of dimensions
+  [[deprecated("call dims(): a rank is a process")]] size_t rank() const { return dims(); }
   // Global ranks, in row-major order.
   const std::vector<int>& ranks() const { return ranks_; }
   // Where this rank is along a dimension.

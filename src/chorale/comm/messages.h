@@ -8,7 +8,7 @@
 #include <deque>
 #include <vector>
 
-#include "chorale/comm/shm_group.h"
+#include "chorale/comm/shm/shm_group.h"
 
 namespace chorale::comm {
 

@@ -13,10 +13,10 @@
 #include "chorale/base/comm_error.h"
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
-#include "chorale/base/parallel.h"
-#include "chorale/comm/vendor/mpi_engine.h"
-#include "chorale/transport/file_store.h"
-#include "chorale/transport/memory_store.h"
+#include "chorale/base/parallel_for.h"
+#include "chorale/comm/mpi/mpi_engine.h"
+#include "chorale/transport/store/file_store.h"
+#include "chorale/transport/store/memory_store.h"
 
 namespace chorale::comm {
 namespace {

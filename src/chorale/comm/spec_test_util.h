@@ -5,8 +5,8 @@
 
 #include <vector>
 
-#include "chorale/base/trace.h"
 #include "chorale/comm/run_ranks_test_util.h"
+#include "chorale/trace/trace.h"
 
 namespace chorale::comm {
 

@@ -185,7 +185,7 @@ class ValueReader {
     const std::string_view head = take(2);
     const auto dtype = static_cast<uint8_t>(head[0]);
     const auto rank = static_cast<uint8_t>(head[1]);
-    check(dtype < kDTypeCount && rank <= kMaxRank);
+    check(dtype < kDTypeCount && rank <= kMaxDims);
     Shape sizes;
     // The product of sizes is bounded by the bytes that are there, so it cannot overflow.
     uint64_t elems = 1;

@@ -1,7 +1,7 @@
 #include <stdexcept>
 
-#include "chorale/base/fuzz_test_util.h"
 #include "chorale/comm/value.h"
+#include "chorale/testing/fuzz_test_util.h"
 
 namespace chorale::comm {
 namespace {

@@ -3,8 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "chorale/base/message_test_util.h"
-#include "chorale/base/temporary_folder_test_util.h"
 #include "chorale/data/loader.h"
 #include "chorale/data/token_windows.h"
 #include "chorale/op/copy.h"
@@ -13,6 +11,8 @@
 #include "chorale/op/random.h"
 #include "chorale/op/shape.h"
 #include "chorale/op/view.h"
+#include "chorale/testing/message_test_util.h"
+#include "chorale/testing/temporary_folder_test_util.h"
 
 namespace mine {  // a program's own example type
 

@@ -22,10 +22,10 @@ FashionMnist::FashionMnist(Split split, const std::filesystem::path& folder) {
                 "; install the Debian package dataset-fashion-mnist, or name the folder that has the files");
   const Tensor images = io::load_idx(folder / (stem + "-images-idx3-ubyte.gz"));
   labels_ = io::load_idx(folder / (stem + "-labels-idx1-ubyte.gz"));
-  CHORALE_CHECK(images.dtype() == DType::kU8 && images.rank() == 3 && images.size(1) == 28 && images.size(2) == 28,
+  CHORALE_CHECK(images.dtype() == DType::kU8 && images.dims() == 3 && images.size(1) == 28 && images.size(2) == 28,
                 "[FashionMnist] expected pictures u8 [n, 28, 28] in ", folder, ", found ", images.dtype(), " ",
                 images.sizes());
-  CHORALE_CHECK(labels_.dtype() == DType::kU8 && labels_.rank() == 1 && labels_.size(0) == images.size(0),
+  CHORALE_CHECK(labels_.dtype() == DType::kU8 && labels_.dims() == 1 && labels_.size(0) == images.size(0),
                 "[FashionMnist] expected ", images.size(0), " labels of u8 in ", folder, ", found ", labels_.dtype(),
                 " ", labels_.sizes());
   const auto labels = labels_.span<uint8_t>();

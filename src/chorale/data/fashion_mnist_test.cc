@@ -3,8 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "chorale/base/message_test_util.h"
-#include "chorale/base/temporary_folder_test_util.h"
+#include "chorale/testing/message_test_util.h"
+#include "chorale/testing/temporary_folder_test_util.h"
 
 namespace chorale::data {
 namespace {

@@ -7,7 +7,7 @@
 #include <chrono>
 #include <thread>
 
-#include "chorale/base/parallel.h"
+#include "chorale/base/parallel_for.h"
 #include "chorale/op/random.h"
 
 namespace chorale::data {

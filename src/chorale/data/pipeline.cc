@@ -1,7 +1,7 @@
 #include "chorale/data/pipeline.h"
 
 #include "chorale/base/error.h"
-#include "chorale/base/parallel.h"
+#include "chorale/base/parallel_for.h"
 
 namespace chorale::data {
 

@@ -55,12 +55,12 @@ Tensor parse(const std::string& what, Reader&& reader) {
   std::array<std::byte, kMagicBytes> magic{};
   reader.read(magic);
   const std::optional<DType> dtype = dtype_of_code(magic[2]);
-  const auto rank = static_cast<size_t>(magic[3]);
+  const auto dims = static_cast<size_t>(magic[3]);
   CHORALE_CHECK(magic[0] == std::byte{0} && magic[1] == std::byte{0} && dtype, "[idx] ", what,
                 " is not an IDX file: it should begin with 0, 0 and the code of a type");
-  CHORALE_CHECK(rank <= kMaxRank, "[idx] ", what, " has ", rank, " dimensions; at most ", kMaxRank, " are possible");
+  CHORALE_CHECK(dims <= kMaxDims, "[idx] ", what, " has ", dims, " dimensions; at most ", kMaxDims, " are possible");
   Shape sizes;
-  for (size_t d = 0; d < rank; ++d) {
+  for (size_t d = 0; d < dims; ++d) {
     std::array<std::byte, kSizeBytes> size{};
     reader.read(size);
     int64_t value = 0;

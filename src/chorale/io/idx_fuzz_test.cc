@@ -1,5 +1,5 @@
-#include "chorale/base/fuzz_test_util.h"
 #include "chorale/io/idx.h"
+#include "chorale/testing/fuzz_test_util.h"
 
 using namespace std::string_literals;
 

@@ -5,8 +5,8 @@
 #include <zlib.h>
 
 #include "chorale/base/error.h"
-#include "chorale/base/message_test_util.h"
-#include "chorale/base/temporary_folder_test_util.h"
+#include "chorale/testing/message_test_util.h"
+#include "chorale/testing/temporary_folder_test_util.h"
 
 namespace chorale::io {
 namespace {

@@ -118,7 +118,7 @@ class HeaderParser {
   void parse_shape(NpyHeader& header) {
     expect('(');
     while (!next_is(')')) {
-      CHORALE_CHECK(header.sizes.size() < kMaxRank, "[npy] ", what_, " has more than ", kMaxRank, " dimensions");
+      CHORALE_CHECK(header.sizes.size() < kMaxDims, "[npy] ", what_, " has more than ", kMaxDims, " dimensions");
       skip_spaces();
       int64_t size = 0;
       const char* end = text_.data() + text_.size();

@@ -4,9 +4,9 @@
 #include <unordered_set>
 
 #include "chorale/base/did_you_mean.h"
-#include "chorale/base/json.h"
 #include "chorale/io/safetensors_header.h"
 #include "chorale/io/tensor_bytes.h"
+#include "chorale/json/json.h"
 
 namespace chorale::io {
 namespace {

@@ -1,6 +1,6 @@
 #include "chorale/base/error.h"
-#include "chorale/base/fuzz_test_util.h"
 #include "chorale/io/safetensors.h"
+#include "chorale/testing/fuzz_test_util.h"
 
 namespace {
 

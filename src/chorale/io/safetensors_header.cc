@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "chorale/base/json.h"
 #include "chorale/io/safetensors.h"
+#include "chorale/json/json.h"
 
 // The format: eight bytes, the length of the header, little-endian; the header, a JSON object that may be followed by
 // spaces; the data. The object has a member per tensor, {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, and
@@ -47,8 +47,8 @@ SafetensorsEntry parse_entry(std::string_view what, const std::string& name, con
   const SafetensorsDType* row = find_safetensors_dtype(entry.dtype);
   CHORALE_CHECK(row, "[safetensors] ", what, ": tensor \"", name, "\" has the unknown dtype \"", entry.dtype, "\"");
   const json::Array& sizes = shape->array("shape");
-  CHORALE_CHECK(sizes.size() <= kMaxRank, "[safetensors] ", what, ": tensor \"", name, "\" has ", sizes.size(),
-                " dimensions; at most ", kMaxRank, " are possible");
+  CHORALE_CHECK(sizes.size() <= kMaxDims, "[safetensors] ", what, ": tensor \"", name, "\" has ", sizes.size(),
+                " dimensions; at most ", kMaxDims, " are possible");
   for (const json::Value& size : sizes) entry.sizes.push_back(size.size("shape"));
   const json::Array& range = offsets->array("data_offsets");
   CHORALE_CHECK(range.size() == 2, "[safetensors] ", what, ": tensor \"", name,

@@ -3,8 +3,8 @@
 #include <set>
 #include <system_error>
 
-#include "chorale/base/json.h"
 #include "chorale/io/safetensors.h"
+#include "chorale/json/json.h"
 
 // Shards: {"metadata": {"total_size": 123}, "weight_map": {"tensor": "model-00001-of-00002.safetensors", …}}.
 

@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "chorale/base/error.h"
-#include "chorale/base/fuzz_test_util.h"
 #include "chorale/io/tokens.h"
+#include "chorale/testing/fuzz_test_util.h"
 
 CHORALE_FUZZ(TokenShard, {chorale::fuzz::bytes_of(20240520, 1, 2) + std::string(1012, '\0') + "abcd"}) {
   std::vector<int32_t> aligned(input.size() / sizeof(int32_t) + 1);  // as a mapping is

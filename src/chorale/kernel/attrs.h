@@ -23,9 +23,9 @@
 
 namespace chorale {
 
-// A list of at most kMaxRank integers: dimensions, sizes, pads. Trivially copyable, unlike Shape.
+// A list of at most kMaxDims integers: dimensions, sizes, pads. Trivially copyable, unlike Shape.
 struct IntList {
-  int64_t values[kMaxRank] = {};
+  int64_t values[kMaxDims] = {};
   int64_t count = 0;
 
   IntList() = default;
@@ -33,7 +33,7 @@ struct IntList {
   IntList(T value) : IntList({static_cast<int64_t>(value)}) {}  // NOLINT(google-explicit-constructor)
   IntList(std::initializer_list<int64_t> list) : IntList(std::span<const int64_t>(list.begin(), list.size())) {}
   IntList(std::span<const int64_t> list) {  // NOLINT(google-explicit-constructor)
-    CHORALE_CHECK(list.size() <= kMaxRank, "a list of dimensions has at most ", kMaxRank, " entries, not ",
+    CHORALE_CHECK(list.size() <= kMaxDims, "a list of dimensions has at most ", kMaxDims, " entries, not ",
                   list.size());
     for (int64_t value : list) values[count++] = value;
   }

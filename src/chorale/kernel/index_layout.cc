@@ -30,8 +30,8 @@ IndexLayout index_layout(const char* op, const Shape& x, std::span<const Tensor>
     front.append(layout.result.begin(), layout.result.end());
     layout.result = front;
   }
-  CHORALE_CHECK(layout.result.size() <= kMaxRank, "[", op, "] the result would have shape ", layout.result,
-                ": more than ", kMaxRank, " dimensions");
+  CHORALE_CHECK(layout.result.size() <= kMaxDims, "[", op, "] the result would have shape ", layout.result,
+                ": more than ", kMaxDims, " dimensions");
   return layout;
 }
 

@@ -48,7 +48,7 @@ Found numbers_among(const Attrs& attrs) {
 DType common_dtype(const Pointwise& pointwise, std::span<const Tensor> in, const Attrs& attrs) {
   if (vec::info(pointwise.op).kind == vec::ScalarKind::kMasked) in = in.subspan(1);
   Found with_dims, without_dims, numbers;
-  for (const Tensor& x : in) (x.rank() > 0 ? with_dims : without_dims).add(x.dtype());
+  for (const Tensor& x : in) (x.dims() > 0 ? with_dims : without_dims).add(x.dtype());
   if (pointwise.promotion != Promotion::kScaled) numbers = numbers_among(attrs);
   const DType common = combine(with_dims, combine(without_dims, numbers)).dtype;
   return pointwise.promotion == Promotion::kFloat && !is_differentiable(common) ? DType::kF32 : common;

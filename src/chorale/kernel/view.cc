@@ -12,7 +12,7 @@ size_t dim_of(const char* op, int64_t dim, const Shape& sizes) {
 }
 
 void check_room(const char* op, const Shape& sizes) {
-  CHORALE_CHECK(sizes.size() < kMaxRank, "[", op, "] a tensor has at most ", kMaxRank, " dimensions, and ", sizes,
+  CHORALE_CHECK(sizes.size() < kMaxDims, "[", op, "] a tensor has at most ", kMaxDims, " dimensions, and ", sizes,
                 " has no room for another");
 }
 

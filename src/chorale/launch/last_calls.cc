@@ -10,7 +10,7 @@
 
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
-#include "chorale/base/json.h"
+#include "chorale/json/json.h"
 
 namespace chorale::launch {
 namespace {

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "chorale/transport/store_kinds_test_util.h"
+#include "chorale/transport/store/store_kinds_test_util.h"
 
 namespace chorale::launch {
 namespace {

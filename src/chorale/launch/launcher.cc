@@ -17,13 +17,13 @@
 #include "chorale/base/error.h"
 #include "chorale/launch/last_calls.h"
 #include "chorale/launch/ranks.h"
-#include "chorale/transport/chaos.h"
+#include "chorale/transport/fabric/chaos.h"
 #include "chorale/transport/host_identity.h"
 #include "chorale/transport/interface.h"
-#include "chorale/transport/memory_store.h"
-#include "chorale/transport/secret.h"
-#include "chorale/transport/store_server.h"
-#include "chorale/transport/tcp_store.h"
+#include "chorale/transport/security/secret.h"
+#include "chorale/transport/store/memory_store.h"
+#include "chorale/transport/store/store_server.h"
+#include "chorale/transport/store/tcp_store.h"
 
 namespace chorale::launch {
 namespace {

@@ -15,9 +15,9 @@ struct LaunchOptions {
   int max_restarts = 0;
   std::string log_dir;                                         // empty: no files
   std::chrono::milliseconds grace = std::chrono::seconds(10);  // between SIGTERM and SIGKILL
-  std::string chaos;      // a plan or a seed (transport/chaos.h) for the first start; empty: no faults on purpose
-  bool checksum = false;  // of payloads (comm/group.h)
-  std::string fabric;     // between hosts (transport/fabric_name.h); empty: the default
+  std::string chaos;  // a plan or a seed (transport/fabric/chaos.h) for the first start; empty: no faults on purpose
+  bool checksum = false;             // of payloads (comm/group.h)
+  std::string fabric;                // between hosts (transport/fabric/fabric_name.h); empty: the default
   std::vector<std::string> command;  // a program and its arguments
 };
 

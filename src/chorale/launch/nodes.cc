@@ -8,8 +8,8 @@
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
 #include "chorale/transport/host_identity.h"
-#include "chorale/transport/prefix_store.h"
 #include "chorale/transport/socket.h"
+#include "chorale/transport/store/prefix_store.h"
 
 namespace chorale::launch {
 namespace {

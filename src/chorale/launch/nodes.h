@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "chorale/launch/descriptor.h"
-#include "chorale/transport/store.h"
+#include "chorale/transport/store/store.h"
 
 namespace chorale::launch {
 

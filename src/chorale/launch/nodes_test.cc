@@ -6,7 +6,7 @@
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
-#include "chorale/transport/memory_store.h"
+#include "chorale/transport/store/memory_store.h"
 
 namespace chorale::launch {
 namespace {

@@ -32,7 +32,7 @@ BertEmbeddings::BertEmbeddings(const BertConfig& config)
       dropout(config.hidden_dropout_prob) {}
 
 Tensor BertEmbeddings::forward(const Tensor& ids, const Tensor& types) {
-  CHORALE_CHECK(ids.rank() == 2 && ids.size(1) <= position_embeddings.weight.size(0),
+  CHORALE_CHECK(ids.dims() == 2 && ids.size(1) <= position_embeddings.weight.size(0),
                 "[Bert] expected input_ids [batch, at most ", position_embeddings.weight.size(0),
                 " tokens], found shape ", ids.sizes());
   const Tensor type = types.defined() ? token_type_embeddings(types) : select(token_type_embeddings.weight, 0, 0);

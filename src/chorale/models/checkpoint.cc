@@ -4,8 +4,8 @@
 #include <charconv>
 #include <set>
 
-#include "chorale/base/json.h"
 #include "chorale/io/safetensors.h"
+#include "chorale/json/json.h"
 
 namespace chorale::models {
 namespace {

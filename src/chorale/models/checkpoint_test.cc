@@ -6,10 +6,10 @@
 #include <map>
 
 #include "chorale/autograd/mode.h"
-#include "chorale/base/json.h"
-#include "chorale/base/message_test_util.h"
-#include "chorale/base/temporary_folder_test_util.h"
 #include "chorale/io/safetensors.h"
+#include "chorale/json/json.h"
+#include "chorale/testing/message_test_util.h"
+#include "chorale/testing/temporary_folder_test_util.h"
 
 namespace chorale::models {
 namespace {

@@ -33,7 +33,7 @@ Encoder::Encoder(const EncoderConfig& config)
 }
 
 Tensor Encoder::forward(const Tensor& ids) {
-  CHORALE_CHECK(ids.rank() == 2 && ids.size(1) <= position.weight.size(0),
+  CHORALE_CHECK(ids.dims() == 2 && ids.size(1) <= position.weight.size(0),
                 "[Encoder] expected ids [batch, length] with a length of at most ", position.weight.size(0),
                 ", found shape ", ids.sizes());
   Tensor x = token(ids) + position(arange(ids.size(1)));

@@ -12,8 +12,8 @@ void fill_by_formula(const nn::Module& model) {
   int seed = 100;
   for (const auto& [name, p] : model.named_parameters()) {
     const double bound =
-        p.rank() > 1 ? std::sqrt(static_cast<double>(p.size(0)) / static_cast<double>(p.elems())) : 0.1;
-    const bool factor = p.rank() == 1 && name.ends_with("weight");
+        p.dims() > 1 ? std::sqrt(static_cast<double>(p.size(0)) / static_cast<double>(p.elems())) : 0.1;
+    const bool factor = p.dims() == 1 && name.ends_with("weight");
     copy_(p, op::sample(p.sizes(), seed++, factor ? 0.5 : -bound, factor ? 1.5 : bound));
   }
 }

@@ -76,7 +76,7 @@ Gpt2Model::Gpt2Model(const Gpt2Config& config)
 
 Tensor Gpt2Model::forward(const Tensor& ids, Gpt2Cache* cache) {
   const int64_t past = cache ? cache->length : 0, most = cache ? cache->capacity : wpe.weight.size(0);
-  CHORALE_CHECK(ids.rank() == 2 && past + ids.size(1) <= most, "[Gpt2] expected ids [batch, tokens] of at most ",
+  CHORALE_CHECK(ids.dims() == 2 && past + ids.size(1) <= most, "[Gpt2] expected ids [batch, tokens] of at most ",
                 most - past, " tokens, found shape ", ids.sizes());
   CHORALE_CHECK_STATE(!cache || !grad_enabled(), "[Gpt2] a cache keeps no history: use NoGrad with it");
   Tensor x = drop(wte(ids) + wpe(arange(past, past + ids.size(1))));
@@ -93,7 +93,7 @@ Gpt2::Gpt2(const Gpt2Config& with)
 Tensor Gpt2::forward(const Tensor& ids, Gpt2Cache* cache) { return lm_head(transformer(ids, cache)); }
 
 Tensor Gpt2::generate(const Tensor& ids, const GenerateOptions& options) {
-  CHORALE_CHECK(ids.rank() == 2 && ids.size(1) > 0, "[generate] expected ids [batch, at least one token], found shape ",
+  CHORALE_CHECK(ids.dims() == 2 && ids.size(1) > 0, "[generate] expected ids [batch, at least one token], found shape ",
                 ids.sizes());
   const int64_t total = ids.size(1) + options.max_new_tokens;
   CHORALE_CHECK(options.max_new_tokens >= 0 && total <= config.n_positions, "[generate] ", ids.size(1), " tokens and ",

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "chorale/api/api.h"
-#include "chorale/base/parallel.h"
+#include "chorale/base/parallel_for.h"
 #include "chorale/models/bert.h"
 #include "chorale/models/formula_test_util.h"
 #include "chorale/models/gpt2.h"

@@ -27,7 +27,7 @@ Tensor restrict_logits(const Tensor& logits, const SamplingOptions& options) {
 }
 
 Tensor sample_token(const Tensor& logits, const SamplingOptions& options) {
-  CHORALE_CHECK(logits.rank() == 2, "[sample_token] expected logits [batch, vocabulary], found ", logits.sizes());
+  CHORALE_CHECK(logits.dims() == 2, "[sample_token] expected logits [batch, vocabulary], found ", logits.sizes());
   if (options.temperature == 0) return argmax(logits, -1);
   Generator& generator = options.generator ? *options.generator : default_generator();
   return select(multinomial(softmax(restrict_logits(logits, options), -1), 1, false, generator), 1, 0);

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "chorale/api/api.h"
-#include "chorale/base/parallel.h"
+#include "chorale/base/parallel_for.h"
 #include "chorale/models/cnn.h"
 #include "chorale/models/encoder.h"
 #include "chorale/models/formula_test_util.h"

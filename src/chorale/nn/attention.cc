@@ -46,7 +46,7 @@ Tensor MultiheadAttention::mask_of(const AttentionMasks& masks, const Tensor& q,
   const int64_t B = q.size(0), L = q.size(2), S = k.size(2);  // batch, queries, keys
   std::vector<Tensor> parts;
   if (const Tensor& mask = masks.attn_mask; mask.defined()) {
-    const bool per_head = mask.rank() == 3;
+    const bool per_head = mask.dims() == 3;
     CHORALE_CHECK(mask.sizes() == (per_head ? Shape{B * heads_, L, S} : Shape{L, S}),
                   "[MultiheadAttention] expected an attn_mask [", L, ", ", S, "] or [", B * heads_, ", ", L, ", ", S,
                   "], found ", mask.sizes());
@@ -75,11 +75,11 @@ Tensor MultiheadAttention::mask_of(const AttentionMasks& masks, const Tensor& q,
 
 AttentionOutput MultiheadAttention::forward(const Tensor& query, const Tensor& key, const Tensor& value,
                                             const AttentionMasks& masks) {
-  const bool single = query.rank() == 2;
+  const bool single = query.dims() == 2;
   const int64_t kdim = options_.kdim.value_or(width_), vdim = options_.vdim.value_or(width_);
-  CHORALE_CHECK((single || query.rank() == 3) && key.rank() == query.rank() && value.rank() == query.rank() &&
+  CHORALE_CHECK((single || query.dims() == 3) && key.dims() == query.dims() && value.dims() == query.dims() &&
                     query.size(-1) == width_ && key.size(-1) == kdim && value.size(-1) == vdim,
-                "[MultiheadAttention] expected query, key and value of the same rank, 2 or 3, and widths ", width_,
+                "[MultiheadAttention] expected query, key and value with 2 or 3 dimensions each, and widths ", width_,
                 ", ", kdim, ", ", vdim, "; found ", query.sizes(), ", ", key.sizes(), ", ", value.sizes());
   // To [batch, heads, length, width / heads].
   const auto split_heads = [&](const Tensor& projected) {

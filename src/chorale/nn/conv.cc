@@ -10,10 +10,10 @@ namespace chorale::nn {
 namespace {
 
 // One entry per dimension.
-IntList per_dimension(const char* type, const char* what, const IntList& list, int64_t rank) {
-  CHORALE_CHECK(list.count == 1 || list.count == rank, "[", type, "] expected one entry or ", rank, " for ", what,
+IntList per_dimension(const char* type, const char* what, const IntList& list, int64_t dims) {
+  CHORALE_CHECK(list.count == 1 || list.count == dims, "[", type, "] expected one entry or ", dims, " for ", what,
                 ", found ", list.count);
-  return list.count == rank ? list : IntList(std::vector<int64_t>(static_cast<size_t>(rank), list[0]));
+  return list.count == dims ? list : IntList(std::vector<int64_t>(static_cast<size_t>(dims), list[0]));
 }
 
 void check_channels(const char* type, int64_t in_channels, int64_t out_channels, int64_t groups) {
@@ -37,12 +37,12 @@ std::string describe_window(int64_t in_channels, int64_t out_channels, const Int
 
 }  // namespace
 
-Conv::Conv(int64_t rank, int64_t in_channels, int64_t out_channels, const ConvOptions& options) : options_(options) {
+Conv::Conv(int64_t dims, int64_t in_channels, int64_t out_channels, const ConvOptions& options) : options_(options) {
   check_channels("Conv", in_channels, out_channels, options.groups);
-  options_.kernel = per_dimension("Conv", "kernel", options.kernel, rank);
-  options_.stride = per_dimension("Conv", "stride", options.stride, rank);
-  options_.padding = per_dimension("Conv", "padding", options.padding, rank);
-  options_.dilation = per_dimension("Conv", "dilation", options.dilation, rank);
+  options_.kernel = per_dimension("Conv", "kernel", options.kernel, dims);
+  options_.stride = per_dimension("Conv", "stride", options.stride, dims);
+  options_.padding = per_dimension("Conv", "padding", options.padding, dims);
+  options_.dilation = per_dimension("Conv", "dilation", options.dilation, dims);
   weight = Parameter(empty(weight_shape(out_channels, in_channels / options.groups, options_.kernel)));
   const double bound = 1 / std::sqrt(init::fans_of(weight).in);
   init::uniform_(weight, -bound, bound);
@@ -68,15 +68,15 @@ std::string Conv::describe() const {
                          options_.padding);
 }
 
-ConvTranspose::ConvTranspose(int64_t rank, int64_t in_channels, int64_t out_channels,
+ConvTranspose::ConvTranspose(int64_t dims, int64_t in_channels, int64_t out_channels,
                              const ConvTransposeOptions& options)
     : options_(options) {
   check_channels("ConvTranspose", in_channels, out_channels, options.groups);
-  options_.kernel = per_dimension("ConvTranspose", "kernel", options.kernel, rank);
-  options_.stride = per_dimension("ConvTranspose", "stride", options.stride, rank);
-  options_.padding = per_dimension("ConvTranspose", "padding", options.padding, rank);
-  options_.output_padding = per_dimension("ConvTranspose", "output_padding", options.output_padding, rank);
-  options_.dilation = per_dimension("ConvTranspose", "dilation", options.dilation, rank);
+  options_.kernel = per_dimension("ConvTranspose", "kernel", options.kernel, dims);
+  options_.stride = per_dimension("ConvTranspose", "stride", options.stride, dims);
+  options_.padding = per_dimension("ConvTranspose", "padding", options.padding, dims);
+  options_.output_padding = per_dimension("ConvTranspose", "output_padding", options.output_padding, dims);
+  options_.dilation = per_dimension("ConvTranspose", "dilation", options.dilation, dims);
   weight = Parameter(empty(weight_shape(in_channels, out_channels / options.groups, options_.kernel)));
   const double bound = 1 / std::sqrt(init::fans_of(weight).in);
   init::uniform_(weight, -bound, bound);

@@ -28,7 +28,7 @@ class Conv : public Module {
   CHORALE_MODULE(Conv, weight, bias)
 
  protected:
-  Conv(int64_t rank, int64_t in_channels, int64_t out_channels, const ConvOptions& options);
+  Conv(int64_t dims, int64_t in_channels, int64_t out_channels, const ConvOptions& options);
 
  private:
   ConvOptions options_;
@@ -69,7 +69,7 @@ class ConvTranspose : public Module {
   CHORALE_MODULE(ConvTranspose, weight, bias)
 
  protected:
-  ConvTranspose(int64_t rank, int64_t in_channels, int64_t out_channels, const ConvTransposeOptions& options);
+  ConvTranspose(int64_t dims, int64_t in_channels, int64_t out_channels, const ConvTransposeOptions& options);
 
  private:
   ConvTransposeOptions options_;

@@ -57,10 +57,10 @@ const Tensor& zeros_(const Tensor& x) { return constant_(x, 0); }
 const Tensor& ones_(const Tensor& x) { return constant_(x, 1); }
 
 Fans fans_of(const Tensor& weight) {
-  CHORALE_CHECK(weight.rank() >= 2, "[init] the fans of a weight need at least two dimensions, found shape ",
+  CHORALE_CHECK(weight.dims() >= 2, "[init] the fans of a weight need at least two dimensions, found shape ",
                 weight.sizes());
   double window = 1;
-  for (int64_t d = 2; d < weight.rank(); ++d) window *= static_cast<double>(weight.size(d));
+  for (int64_t d = 2; d < weight.dims(); ++d) window *= static_cast<double>(weight.size(d));
   return {window * static_cast<double>(weight.size(1)), window * static_cast<double>(weight.size(0))};
 }
 
@@ -110,7 +110,7 @@ const Tensor& kaiming_uniform_(const Tensor& weight, const KaimingOptions& optio
 }
 
 const Tensor& orthogonal_(const Tensor& weight, double gain, Generator& generator) {
-  CHORALE_CHECK(weight.rank() >= 2, "[orthogonal_] needs at least two dimensions, found shape ", weight.sizes());
+  CHORALE_CHECK(weight.dims() >= 2, "[orthogonal_] needs at least two dimensions, found shape ", weight.sizes());
   if (weight.elems() == 0) return weight;
   const NoGrad quiet;
   const int64_t rows = weight.size(0), columns = weight.elems() / rows;

@@ -2,8 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "chorale/base/message_test_util.h"
 #include "chorale/nn/nn.h"
+#include "chorale/testing/message_test_util.h"
 
 namespace chorale::nn {
 namespace {

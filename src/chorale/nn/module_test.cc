@@ -6,8 +6,8 @@
 
 #include <sstream>
 
-#include "chorale/base/message_test_util.h"
 #include "chorale/nn/nn.h"
+#include "chorale/testing/message_test_util.h"
 
 namespace chorale::nn {
 namespace {

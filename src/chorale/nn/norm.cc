@@ -5,22 +5,22 @@
 namespace chorale::nn {
 namespace {
 
-void check_image(const Module& module, const Tensor& x, int64_t rank, int64_t channels, bool channel_first) {
+void check_image(const Module& module, const Tensor& x, int64_t dims, int64_t channels, bool channel_first) {
   // One-dimensional batch norm takes [N, C] too; instance norm takes an image without batch.
-  const int64_t channel_dim = channel_first && x.rank() == rank + 1 ? 0 : 1;
-  const bool fits = x.rank() == rank + 2 || (x.rank() == rank + 1 && (channel_first || rank == 1));
+  const int64_t channel_dim = channel_first && x.dims() == dims + 1 ? 0 : 1;
+  const bool fits = x.dims() == dims + 2 || (x.dims() == dims + 1 && (channel_first || dims == 1));
   CHORALE_CHECK(fits && x.size(channel_dim) == channels, "[", module.type_name(), "] expected ", channels,
                 " channels in [N, C",
-                rank == 1   ? ", L"
-                : rank == 2 ? ", H, W"
+                dims == 1   ? ", L"
+                : dims == 2 ? ", H, W"
                             : ", D, H, W",
                 "], found shape ", x.sizes());
 }
 
 }  // namespace
 
-BatchNorm::BatchNorm(int64_t rank, int64_t channels, const BatchNormOptions& options)
-    : rank_(rank), channels_(channels), options_(options) {
+BatchNorm::BatchNorm(int64_t dims, int64_t channels, const BatchNormOptions& options)
+    : dims_(dims), channels_(channels), options_(options) {
   CHORALE_CHECK(channels > 0, "[BatchNorm] expected a positive number of channels, found ", channels);
   if (options.affine) {
     weight = Parameter(ones({channels}));
@@ -34,7 +34,7 @@ BatchNorm::BatchNorm(int64_t rank, int64_t channels, const BatchNormOptions& opt
 }
 
 Tensor BatchNorm::forward(const Tensor& x) {
-  check_image(*this, x, rank_, channels_, false);
+  check_image(*this, x, dims_, channels_, false);
   double momentum = options_.momentum.value_or(0);
   if (is_training() && running_mean.defined()) {
     add_(num_batches_tracked, 1);
@@ -53,8 +53,8 @@ std::string BatchNorm::describe() const {
       statistics_ ? ", statistics of " + statistics_->describe() : "");
 }
 
-InstanceNorm::InstanceNorm(int64_t rank, int64_t channels, const InstanceNormOptions& options)
-    : rank_(rank), channels_(channels), options_(options) {
+InstanceNorm::InstanceNorm(int64_t dims, int64_t channels, const InstanceNormOptions& options)
+    : dims_(dims), channels_(channels), options_(options) {
   CHORALE_CHECK(channels > 0, "[InstanceNorm] expected a positive number of channels, found ", channels);
   if (options.affine) {
     weight = Parameter(ones({channels}));
@@ -68,8 +68,8 @@ InstanceNorm::InstanceNorm(int64_t rank, int64_t channels, const InstanceNormOpt
 }
 
 Tensor InstanceNorm::forward(const Tensor& x) {
-  check_image(*this, x, rank_, channels_, true);
-  const bool single = x.rank() == rank_ + 1;
+  check_image(*this, x, dims_, channels_, true);
+  const bool single = x.dims() == dims_ + 1;
   const Tensor y = instance_norm(single ? unsqueeze(x, 0) : x, running_mean, running_var, weight, bias,
                                  is_training() || !running_mean.defined(), options_.momentum, options_.eps);
   return single ? select(y, 0, 0) : y;
@@ -108,7 +108,7 @@ GroupNorm::GroupNorm(int64_t groups, int64_t channels, const GroupNormOptions& o
   bias = Parameter(zeros({channels}));
 }
 Tensor GroupNorm::forward(const Tensor& x) {
-  CHORALE_CHECK(x.rank() >= 2 && x.size(1) == channels_, "[GroupNorm] expected ", channels_,
+  CHORALE_CHECK(x.dims() >= 2 && x.size(1) == channels_, "[GroupNorm] expected ", channels_,
                 " channels in dimension 1, found shape ", x.sizes());
   return group_norm(x, groups_, weight, bias, eps_);
 }

@@ -43,10 +43,10 @@ class BatchNorm : public Module {
   CHORALE_MODULE(BatchNorm, weight, bias, running_mean, running_var, num_batches_tracked)
 
  protected:
-  BatchNorm(int64_t rank, int64_t channels, const BatchNormOptions& options);
+  BatchNorm(int64_t dims, int64_t channels, const BatchNormOptions& options);
 
  private:
-  int64_t rank_;  // of the image
+  int64_t dims_;  // of the image
   int64_t channels_;
   BatchNormOptions options_;
   std::shared_ptr<const BatchStatistics> statistics_;
@@ -81,10 +81,10 @@ class InstanceNorm : public Module {
   CHORALE_MODULE(InstanceNorm, weight, bias, running_mean, running_var, num_batches_tracked)
 
  protected:
-  InstanceNorm(int64_t rank, int64_t channels, const InstanceNormOptions& options);
+  InstanceNorm(int64_t dims, int64_t channels, const InstanceNormOptions& options);
 
  private:
-  int64_t rank_;
+  int64_t dims_;
   int64_t channels_;
   InstanceNormOptions options_;
 };

@@ -45,10 +45,10 @@ std::string Recurrent::describe() const {
 }
 
 Recurrent::Result Recurrent::run(const Tensor& x, const std::vector<Tensor>& state, const Step& step) {
-  CHORALE_CHECK((x.rank() == 3 || x.rank() == 2) && x.size(-1) == input_size_, "[", type_name(), "] expected ",
+  CHORALE_CHECK((x.dims() == 3 || x.dims() == 2) && x.size(-1) == input_size_, "[", type_name(), "] expected ",
                 options_.batch_first ? "[batch, time, " : "[time, batch, ", input_size_, "] or [time, ", input_size_,
                 "], found shape ", x.sizes());
-  const bool single = x.rank() == 2;
+  const bool single = x.dims() == 2;
   const size_t directions = options_.bidirectional ? 2 : 1;
   Tensor value = single ? unsqueeze(x, 1) : options_.batch_first ? transpose(x, 0, 1) : x;
   const int64_t T = value.size(0), B = value.size(1);  // time, batch

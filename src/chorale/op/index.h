@@ -69,7 +69,7 @@ Tensor masked_select(const Tensor& x, const Tensor& mask);
 Tensor masked_scatter(const Tensor& x, const Tensor& mask, const Tensor& source);
 // masked_fill (op/pointwise.h) with a value that has a gradient: one element.
 Tensor masked_fill(const Tensor& x, const Tensor& mask, const Tensor& value);
-// The indices of elements that are not zero: i64 [count, rank].
+// The indices of elements that are not zero: i64 [count, dims].
 Tensor nonzero(const Tensor& x);
 
 namespace op {

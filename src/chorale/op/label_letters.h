@@ -7,10 +7,10 @@
 
 namespace chorale::op {
 
-// One letter per dimension: abc for rank 3.
-inline std::string letters(int64_t rank, char first = 'a') {
+// One letter per dimension: abc for dims 3.
+inline std::string letters(int64_t dims, char first = 'a') {
   std::string labels;
-  for (int64_t i = 0; i < rank; ++i) labels += static_cast<char>(first + i);
+  for (int64_t i = 0; i < dims; ++i) labels += static_cast<char>(first + i);
   return labels;
 }
 

@@ -18,7 +18,7 @@ struct ShardLabels {
 
 // The rule for operands and results of these ranks (-1: an absent operand, which gets no letters). Throws
 // InvalidArgument when the rule does not fit them. Not for replicate-only rules.
-ShardLabels shard_labels(const OpDef& op, const Attrs& attrs, std::span<const int64_t> in_ranks,
-                         std::span<const int64_t> out_ranks);
+ShardLabels shard_labels(const OpDef& op, const Attrs& attrs, std::span<const int64_t> in_dims,
+                         std::span<const int64_t> out_dims);
 
 }  // namespace chorale::op

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "chorale/base/parallel.h"
+#include "chorale/base/parallel_for.h"
 #include "chorale/op/samples.h"
 #include "chorale/optim/adam.h"
 #include "chorale/optim/optim_test_util.h"

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "chorale/base/parallel.h"
+#include "chorale/base/parallel_for.h"
 #include "chorale/tensor/tensor.h"
 
 namespace chorale::optim {

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "chorale/base/parallel.h"
+#include "chorale/base/parallel_for.h"
 #include "chorale/optim/check.h"
 
 namespace chorale::optim {

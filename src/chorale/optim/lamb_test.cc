@@ -1,6 +1,6 @@
 #include "chorale/optim/lamb.h"
 
-#include "chorale/base/parallel.h"
+#include "chorale/base/parallel_for.h"
 #include "chorale/op/samples.h"
 #include "chorale/optim/optim_test_util.h"
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "chorale/api/api.h"
-#include "chorale/base/message_test_util.h"
+#include "chorale/testing/message_test_util.h"
 
 namespace chorale::optim {
 

@@ -4,12 +4,12 @@
 #include <limits>
 #include <unordered_set>
 
-#include "chorale/base/parallel.h"
-#include "chorale/base/trace.h"
+#include "chorale/base/parallel_for.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/sparse.h"
+#include "chorale/trace/trace.h"
 
 namespace chorale::optim {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "chorale/base/parallel.h"
+#include "chorale/base/parallel_for.h"
 #include "chorale/op/samples.h"
 #include "chorale/optim/adam.h"
 #include "chorale/optim/optim_test_util.h"

@@ -25,13 +25,13 @@
 #include <utility>
 #include <vector>
 
-#include "chorale/base/trace.h"
 #include "chorale/comm/mesh.h"
 #include "chorale/nn/module.h"
 #include "chorale/parallel/ddp_log.h"
 #include "chorale/parallel/mixed_precision.h"
 #include "chorale/reducer/join.h"
 #include "chorale/reducer/reducer.h"
+#include "chorale/trace/trace.h"
 
 namespace chorale::parallel {
 

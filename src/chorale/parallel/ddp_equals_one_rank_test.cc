@@ -1,5 +1,5 @@
 // The proof: N ranks that train on a part of each batch equal one rank that trains on the whole.
-#include "chorale/base/parallel.h"
+#include "chorale/base/parallel_for.h"
 #include "chorale/models/cnn.h"
 #include "chorale/models/encoder.h"
 #include "chorale/models/formula_test_util.h"

@@ -3,7 +3,7 @@
 #include "chorale/base/error.h"
 #include "chorale/parallel/sync_batch_norm.h"
 #include "chorale/parallel/zoo_test_util.h"
-#include "chorale/transport/memory_store.h"
+#include "chorale/transport/store/memory_store.h"
 
 namespace chorale::parallel {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
-#include "chorale/base/parallel.h"
+#include "chorale/base/parallel_for.h"
 
 namespace chorale::parallel {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
-#include "chorale/base/parallel.h"
+#include "chorale/base/parallel_for.h"
 #include "chorale/comm/world.h"
 #include "chorale/models/cnn.h"
 #include "chorale/models/formula_test_util.h"

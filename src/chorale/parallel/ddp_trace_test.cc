@@ -1,9 +1,9 @@
 // What the trace shows of data-parallel training.
 #include <nlohmann/json.hpp>
 
-#include "chorale/base/trace_summary.h"
 #include "chorale/optim/optim.h"
 #include "chorale/parallel/zoo_test_util.h"
+#include "chorale/trace/trace_summary.h"
 
 namespace chorale::parallel {
 namespace {

@@ -32,7 +32,7 @@ std::vector<std::string> parameter_names(const nn::Module& module, const std::ve
 namespace {
 
 // A parameter in numbers, for comparison: dtype, rank, sizes, strides.
-constexpr size_t kNumbers = 2 + 2 * kMaxRank;
+constexpr size_t kNumbers = 2 + 2 * kMaxDims;
 
 void append_description(std::vector<int64_t>& numbers, const Tensor& parameter) {
   const size_t start = numbers.size();
@@ -42,13 +42,13 @@ void append_description(std::vector<int64_t>& numbers, const Tensor& parameter) 
   std::copy(parameter.sizes().begin(), parameter.sizes().end(),
             numbers.begin() + static_cast<std::ptrdiff_t>(start) + 2);
   std::copy(parameter.strides().begin(), parameter.strides().end(),
-            numbers.begin() + static_cast<std::ptrdiff_t>(start + 2 + kMaxRank));
+            numbers.begin() + static_cast<std::ptrdiff_t>(start + 2 + kMaxDims));
 }
 
 std::string described(std::span<const int64_t> numbers) {
   const auto rank = static_cast<size_t>(numbers[1]);
   const auto list = [&](size_t start) { return Shape(numbers.subspan(start, rank)); };
-  return concat(static_cast<DType>(numbers[0]), " ", list(2), " with strides ", list(2 + kMaxRank));
+  return concat(static_cast<DType>(numbers[0]), " ", list(2), " with strides ", list(2 + kMaxDims));
 }
 
 }  // namespace

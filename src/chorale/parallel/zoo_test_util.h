@@ -10,10 +10,10 @@
 
 #include "chorale/api/api.h"
 #include "chorale/base/config.h"
-#include "chorale/base/message_test_util.h"
 #include "chorale/comm/run_ranks_test_util.h"
 #include "chorale/nn/nn.h"
 #include "chorale/parallel/ddp.h"
+#include "chorale/testing/message_test_util.h"
 
 namespace chorale::parallel {
 

@@ -15,7 +15,7 @@ void copy_strided(const Tensor& from, const Tensor& to) {
   const size_t elem = from.elem_bytes();
   const auto* source = static_cast<const std::byte*>(from.raw());
   auto* target = static_cast<std::byte*>(to.raw());
-  int64_t index[kMaxRank] = {}, source_at = 0, target_at = 0;
+  int64_t index[kMaxDims] = {}, source_at = 0, target_at = 0;
   for (int64_t n = from.elems(); n > 0; --n) {
     std::memcpy(target + target_at * static_cast<int64_t>(elem), source + source_at * static_cast<int64_t>(elem), elem);
     for (size_t d = from.sizes().size(); d-- > 0;) {

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "chorale/base/error.h"
-#include "chorale/base/parallel.h"
-#include "chorale/base/trace.h"
+#include "chorale/base/parallel_for.h"
 #include "chorale/reducer/copy_values.h"
+#include "chorale/trace/trace.h"
 #include "chorale/vec/combine.h"
 
 namespace chorale::reducer {

@@ -4,8 +4,8 @@
 #include <array>
 
 #include "chorale/base/error.h"
-#include "chorale/base/json_write.h"
 #include "chorale/io/file.h"
+#include "chorale/json/json_write.h"
 
 namespace chorale::report {
 namespace {

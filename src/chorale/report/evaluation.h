@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "chorale/base/json.h"
+#include "chorale/json/json.h"
 
 namespace chorale::report {
 

@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 
 #include "chorale/base/error.h"
-#include "chorale/base/json_write.h"
-#include "chorale/base/message_test_util.h"
-#include "chorale/base/temporary_folder_test_util.h"
+#include "chorale/json/json_write.h"
+#include "chorale/testing/message_test_util.h"
+#include "chorale/testing/temporary_folder_test_util.h"
 
 namespace chorale::report {
 namespace {

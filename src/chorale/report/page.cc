@@ -5,8 +5,8 @@
 #include <memory>
 
 #include "chorale/base/error.h"
-#include "chorale/base/json_write.h"
 #include "chorale/io/file.h"
+#include "chorale/json/json_write.h"
 #include "chorale/report/page_parts.h"
 
 namespace chorale::report {

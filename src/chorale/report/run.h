@@ -20,7 +20,7 @@
 #include <string_view>
 #include <vector>
 
-#include "chorale/base/json.h"
+#include "chorale/json/json.h"
 #include "chorale/report/evaluation.h"
 #include "chorale/report/series.h"
 

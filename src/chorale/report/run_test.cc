@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "chorale/base/error.h"
-#include "chorale/base/temporary_folder_test_util.h"
+#include "chorale/testing/temporary_folder_test_util.h"
 
 namespace chorale::report {
 namespace {

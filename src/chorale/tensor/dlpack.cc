@@ -75,7 +75,7 @@ DLManagedTensorVersioned* to_dlpack(const Tensor& tensor) {
       .flags = tensor.storage()->read_only() ? kReadOnly : 0,
       .dl_tensor = {.data = tensor.raw(),
                     .device = {kDLCPU, 0},
-                    .ndim = static_cast<int32_t>(tensor.rank()),
+                    .ndim = static_cast<int32_t>(tensor.dims()),
                     .dtype = {code.code, code.bits, 1},
                     .shape = exported->sizes.data(),
                     .strides = exported->strides.data(),
@@ -95,13 +95,13 @@ Tensor from_dlpack(DLManagedTensorVersioned* managed) {
                 "[from_dlpack] takes tensors of the CPU (device type 1), not of type ", given.device.device_type,
                 "; move it first");
   const DType dtype = dtype_of_code(given.dtype);
-  CHORALE_CHECK(given.ndim >= 0 && given.ndim <= static_cast<int32_t>(kMaxRank), "[from_dlpack] a tensor has at most ",
-                kMaxRank, " dimensions, not ", given.ndim);
-  const auto rank = static_cast<size_t>(given.ndim);
-  CHORALE_CHECK(rank == 0 || given.shape, "[from_dlpack] ", rank, " dimensions but no shape");
-  const Shape sizes(given.shape, given.shape + rank);
+  CHORALE_CHECK(given.ndim >= 0 && given.ndim <= static_cast<int32_t>(kMaxDims), "[from_dlpack] a tensor has at most ",
+                kMaxDims, " dimensions, not ", given.ndim);
+  const auto dims = static_cast<size_t>(given.ndim);
+  CHORALE_CHECK(dims == 0 || given.shape, "[from_dlpack] ", dims, " dimensions but no shape");
+  const Shape sizes(given.shape, given.shape + dims);
   const int64_t elems = count_elems(sizes);
-  const Strides strides = given.strides ? Strides(given.strides, given.strides + rank) : contiguous_strides(sizes);
+  const Strides strides = given.strides ? Strides(given.strides, given.strides + dims) : contiguous_strides(sizes);
   CHORALE_CHECK(elems == 0 || given.data, "[from_dlpack] shape ", sizes, " but no data");
 
   // The storage begins at the lowest element, which is not the first where a stride is negative.

@@ -66,7 +66,7 @@ dlpack::DLManagedTensorVersioned* to_dlpack(const Tensor& tensor);
 
 // A tensor on another library's bytes. Takes over `managed` whatever happens: its deleter runs once, when the last
 // tensor on the bytes goes or when they are refused. Throws InvalidArgument for what we cannot hold: another major
-// version, a device other than the CPU, an unknown dtype, vector lanes, more than kMaxRank dimensions, impossible
+// version, a device other than the CPU, an unknown dtype, vector lanes, more than kMaxDims dimensions, impossible
 // sizes, unaligned memory. What comes as read-only cannot be written in place.
 Tensor from_dlpack(dlpack::DLManagedTensorVersioned* managed);
 

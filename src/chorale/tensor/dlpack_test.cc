@@ -249,7 +249,7 @@ TEST(Dlpack, EveryDTypeSurvivesTheRoundTrip) {
 }
 
 TEST(Dlpack, EveryRankSurvivesTheRoundTrip) {
-  for (size_t rank = 0; rank <= kMaxRank; ++rank) {
+  for (size_t rank = 0; rank <= kMaxDims; ++rank) {
     const Tensor x = Tensor::empty(Shape(rank, 2), DType::kU8);
     EXPECT_EQ(from_dlpack(to_dlpack(x)).sizes(), x.sizes());
   }

@@ -141,7 +141,7 @@ class Printer {
 
   std::string next_cell() {
     const std::string& cell = cells_[next_++];
-    return tensor_.rank() == 0 ? cell : std::string(width_ - columns(cell), ' ') + cell;
+    return tensor_.dims() == 0 ? cell : std::string(width_ - columns(cell), ' ') + cell;
   }
 
   void lay_out(size_t dim, size_t indent, std::string& out) {

@@ -117,14 +117,14 @@ std::optional<Reach> reach_of(std::span<const int64_t> sizes, std::span<const in
 
 Shape broadcast_shapes(const char* op, const Shape& a, const Shape& b) {
   if (a == b) return a;
-  const size_t rank = std::max(a.size(), b.size());
-  Shape result(rank);
-  for (size_t i = 0; i < rank; ++i) {
+  const size_t dims = std::max(a.size(), b.size());
+  Shape result(dims);
+  for (size_t i = 0; i < dims; ++i) {
     const int64_t m = i < a.size() ? a[a.size() - 1 - i] : 1;
     const int64_t n = i < b.size() ? b[b.size() - 1 - i] : 1;
     CHORALE_CHECK(m == n || m == 1 || n == 1, "[", op, "] shapes ", a, " and ", b, " do not broadcast: sizes ", m,
-                  " and ", n, " differ in dimension ", rank - 1 - i, " and neither is 1");
-    result[rank - 1 - i] = m == 1 ? n : m;
+                  " and ", n, " differ in dimension ", dims - 1 - i, " and neither is 1");
+    result[dims - 1 - i] = m == 1 ? n : m;
   }
   return result;
 }
@@ -138,10 +138,10 @@ Strides broadcast_strides(const Shape& sizes, const Strides& strides, const Shap
   return result;
 }
 
-int64_t normalize_dim(const char* op, int64_t dim, int64_t rank) {
-  const int64_t dims = std::max<int64_t>(rank, 1);
-  CHORALE_CHECK(dim >= -dims && dim < dims, "[", op, "] dimension ", dim, " is out of range for a tensor of rank ",
-                rank, "; expected ", -dims, " to ", dims - 1);
+int64_t normalize_dim(const char* op, int64_t dim, int64_t count) {
+  const int64_t dims = std::max<int64_t>(count, 1);
+  CHORALE_CHECK(dim >= -dims && dim < dims, "[", op, "] dimension ", dim, " is out of range for a tensor of ",
+                count, count == 1 ? " dimension" : " dimensions", "; expected ", -dims, " to ", dims - 1);
   return dim < 0 ? dim + dims : dim;
 }
 

@@ -11,7 +11,7 @@
 
 namespace chorale {
 
-inline constexpr size_t kMaxRank = 8;
+inline constexpr size_t kMaxDims = 8;
 // With at most so many elements, bytes fit into int64_t for every dtype.
 inline constexpr int64_t kMaxElems = std::numeric_limits<int64_t>::max() / 16;
 
@@ -24,7 +24,7 @@ std::ostream& operator<<(std::ostream& out, const Shape& shape);  // [2, 3]
 int64_t count_elems(std::span<const int64_t> sizes);
 // Row-major: the last dimension moves fastest.
 Strides contiguous_strides(std::span<const int64_t> sizes);
-// Channels fastest: N, spatial…, C in memory for sizes [N, C, spatial…]; rank 3 to 5.
+// Channels fastest: N, spatial…, C in memory for sizes [N, C, spatial…]; 3 to 5 dimensions.
 Strides channels_last_strides(std::span<const int64_t> sizes);
 // Dimensions of size 1 may have any stride, and a tensor without elements is always contiguous.
 bool is_contiguous(std::span<const int64_t> sizes, std::span<const int64_t> strides);
@@ -45,7 +45,7 @@ Shape broadcast_shapes(const char* op, const Shape& a, const Shape& b);
 Strides broadcast_strides(const Shape& sizes, const Strides& strides, const Shape& to);
 
 // dim counted from the end when negative; throws InvalidArgument, naming `op`. A scalar has the one dimension 0.
-int64_t normalize_dim(const char* op, int64_t dim, int64_t rank);
+int64_t normalize_dim(const char* op, int64_t dim, int64_t dims);
 
 // Sets `result` to strides that show the elements of `sizes` as shape `to` (of the same count); false when that needs a
 // copy.

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "chorale/base/error.h"
-#include "chorale/base/message_test_util.h"
+#include "chorale/testing/message_test_util.h"
 
 namespace chorale {
 namespace {

@@ -3,8 +3,8 @@
 #include <string>
 
 #include "chorale/base/error.h"
-#include "chorale/base/message_test_util.h"
 #include "chorale/tensor/tensor.h"
+#include "chorale/testing/message_test_util.h"
 
 namespace chorale {
 namespace {

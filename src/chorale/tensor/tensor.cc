@@ -11,8 +11,8 @@ namespace {
 
 TensorImpl* new_impl() { return Pool<TensorImpl>::make(); }
 
-void check_rank(const Shape& sizes) {
-  CHORALE_CHECK(sizes.size() <= kMaxRank, "a tensor has at most ", kMaxRank, " dimensions, not ", sizes.size(), ": ",
+void check_dims(const Shape& sizes) {
+  CHORALE_CHECK(sizes.size() <= kMaxDims, "a tensor has at most ", kMaxDims, " dimensions, not ", sizes.size(), ": ",
                 sizes);
 }
 
@@ -53,7 +53,7 @@ void TensorImpl::destroy(TensorImpl* impl) { Pool<TensorImpl>::recycle(impl); }
 Tensor Tensor::empty(const Shape& sizes, DType dtype, Device device) { return empty(TensorSpec{sizes, dtype, device}); }
 
 Tensor Tensor::empty(TensorSpec&& spec) {
-  check_rank(spec.sizes);
+  check_dims(spec.sizes);
   const int64_t elems = count_elems(spec.sizes);
   TensorImpl* impl = new_impl();
   Tensor result = adopt(impl);
@@ -68,7 +68,7 @@ Tensor Tensor::empty(TensorSpec&& spec) {
 }
 
 Tensor Tensor::empty_strided(const Shape& sizes, const Strides& strides, DType dtype, Device device) {
-  check_rank(sizes);
+  check_dims(sizes);
   CHORALE_CHECK(sizes.size() == strides.size(), "[empty_strided] ", sizes.size(), " sizes but ", strides.size(),
                 " strides");
   count_elems(sizes);
@@ -83,7 +83,7 @@ Tensor Tensor::empty_strided(const Shape& sizes, const Strides& strides, DType d
 
 Tensor Tensor::on(Intrusive<Storage> storage, const Shape& sizes, const Strides& strides, int64_t offset, DType dtype) {
   CHORALE_CHECK(storage, "[view] there is no storage");
-  check_rank(sizes);
+  check_dims(sizes);
   CHORALE_CHECK(sizes.size() == strides.size(), "[view] ", sizes.size(), " sizes but ", strides.size(), " strides");
   const int64_t elems = count_elems(sizes);
   const auto capacity = static_cast<int64_t>(storage->bytes() / size_of(dtype));
@@ -173,21 +173,21 @@ Tensor Tensor::sparse_coo(const Tensor& indices, const Tensor& values, const Sha
   CHORALE_CHECK(!indices.is_sparse() && !values.is_sparse(), "[sparse_coo] indices and values must be dense");
   CHORALE_CHECK(indices.device() == values.device(), "[sparse_coo] indices are on ", indices.device(),
                 " but values on ", values.device());
-  check_rank(sizes);
-  CHORALE_CHECK(indices.dtype() == DType::kI64 && indices.rank() == 2,
+  check_dims(sizes);
+  CHORALE_CHECK(indices.dtype() == DType::kI64 && indices.dims() == 2,
                 "[sparse_coo] indices must be i64 of shape [sparse_dim, nnz], not ", indices.dtype(), " ",
                 indices.sizes());
   const int64_t sparse_dim = indices.size(0), nnz = indices.size(1);
-  CHORALE_CHECK(values.rank() >= 1 && values.size(0) == nnz, "[sparse_coo] ", nnz, " indices but values of shape ",
+  CHORALE_CHECK(values.dims() >= 1 && values.size(0) == nnz, "[sparse_coo] ", nnz, " indices but values of shape ",
                 values.sizes());
-  CHORALE_CHECK(sparse_dim + values.rank() - 1 == static_cast<int64_t>(sizes.size()), "[sparse_coo] shape ", sizes,
-                " needs ", sizes.size(), " dimensions, got ", sparse_dim, " sparse and ", values.rank() - 1,
+  CHORALE_CHECK(sparse_dim + values.dims() - 1 == static_cast<int64_t>(sizes.size()), "[sparse_coo] shape ", sizes,
+                " needs ", sizes.size(), " dimensions, got ", sparse_dim, " sparse and ", values.dims() - 1,
                 " dense ones");
-  for (int64_t d = 1; d < values.rank(); ++d) {
+  for (int64_t d = 1; d < values.dims(); ++d) {
     CHORALE_CHECK(values.size(d) == sizes[static_cast<size_t>(sparse_dim + d - 1)], "[sparse_coo] values of shape ",
                   values.sizes(), " do not fit shape ", sizes);
   }
-  check_rank(sizes);
+  check_dims(sizes);
   TensorImpl* impl = new_impl();
   Tensor result = adopt(impl);
   impl->elems = count_elems(sizes);
@@ -206,12 +206,12 @@ const SparseParts& Tensor::sparse() const {
 }
 
 int64_t Tensor::size(int64_t dim) const {
-  CHORALE_CHECK(rank() > 0, "[size] a scalar has no dimensions");
-  return impl_->sizes[static_cast<size_t>(normalize_dim("size", dim, rank()))];
+  CHORALE_CHECK(dims() > 0, "[size] a scalar has no dimensions");
+  return impl_->sizes[static_cast<size_t>(normalize_dim("size", dim, dims()))];
 }
 int64_t Tensor::stride(int64_t dim) const {
-  CHORALE_CHECK(rank() > 0, "[stride] a scalar has no dimensions");
-  return impl_->strides[static_cast<size_t>(normalize_dim("stride", dim, rank()))];
+  CHORALE_CHECK(dims() > 0, "[stride] a scalar has no dimensions");
+  return impl_->strides[static_cast<size_t>(normalize_dim("stride", dim, dims()))];
 }
 
 void Tensor::check_access(DType wanted) const {
@@ -289,7 +289,7 @@ Tensor Tensor::borrow(std::span<const T> values, const Shape& sizes, std::functi
 Tensor Tensor::wrap_values(void* values, size_t count, const Shape& sizes, DType dtype, std::function<void()> release,
                            Access access) {
   // Everything that can be wrong is found before the memory is ours to release.
-  check_rank(sizes);
+  check_dims(sizes);
   CHORALE_CHECK(count_elems(sizes) == static_cast<int64_t>(count), "[borrow] ", count, " values for shape ", sizes);
   return on(Storage::wrap(values, count * size_of(dtype), kCpu, std::move(release), access), sizes,
             contiguous_strides(sizes), 0, dtype);

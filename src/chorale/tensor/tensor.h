@@ -89,7 +89,8 @@ class Tensor {
   const Strides& strides() const { return impl_->strides; }
   int64_t size(int64_t dim) const;
   int64_t stride(int64_t dim) const;
-  int64_t rank() const { return static_cast<int64_t>(impl_->sizes.size()); }
+  int64_t dims() const { return static_cast<int64_t>(impl_->sizes.size()); }  // the number of dimensions
+  [[deprecated("call dims(): a rank is a process")]] int64_t rank() const { return dims(); }
   int64_t elems() const { return impl_->elems; }
   int64_t offset() const { return impl_->offset; }
   size_t elem_bytes() const { return size_of(impl_->dtype); }

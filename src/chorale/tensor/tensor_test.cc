@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "chorale/base/error.h"
-#include "chorale/base/message_test_util.h"
+#include "chorale/testing/message_test_util.h"
 
 namespace chorale {
 namespace {
@@ -35,7 +35,7 @@ TEST(Tensor, AnEmptyOneHasTheAskedForShapeDtypeAndDevice) {
   EXPECT_EQ(x.strides(), (Strides{3, 1}));
   EXPECT_EQ(x.dtype(), DType::kBF16);
   EXPECT_EQ(x.device(), kCpu);
-  EXPECT_EQ(x.rank(), 2);
+  EXPECT_EQ(x.dims(), 2);
   EXPECT_EQ(x.elems(), 6);
   EXPECT_EQ(x.elem_bytes(), 2u);
   EXPECT_EQ(x.storage()->bytes(), 12u);
@@ -55,7 +55,7 @@ TEST(Tensor, ZeroSizesAndZeroDimensionsAreTensorsLikeOthers) {
   EXPECT_FALSE(none.overlaps(none));
   const Tensor scalar = Tensor::empty({}, DType::kF32);
   EXPECT_EQ(scalar.elems(), 1);
-  EXPECT_EQ(scalar.rank(), 0);
+  EXPECT_EQ(scalar.dims(), 0);
   *scalar.data<float>() = 2;
   EXPECT_EQ(scalar.item<int>(), 2);
   EXPECT_THROW(scalar.size(0), InvalidArgument);
@@ -288,7 +288,7 @@ TEST(Tensor, ConversionKeepsWhatTheTargetCanHold) {
 TEST(Tensor, ScalarMakesAZeroDimensionalTensorOfAnyDType) {
   for (const DType dtype : kAllDTypes) {
     const Tensor x = Tensor::scalar(1, dtype);
-    EXPECT_EQ(x.rank(), 0);
+    EXPECT_EQ(x.dims(), 0);
     EXPECT_EQ(x.dtype(), dtype);
     EXPECT_EQ(x.item<double>(), 1);
   }

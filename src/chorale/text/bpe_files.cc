@@ -2,8 +2,8 @@
 #include <array>
 
 #include "chorale/base/error.h"
-#include "chorale/base/json.h"
 #include "chorale/io/file.h"
+#include "chorale/json/json.h"
 #include "chorale/text/bpe.h"
 #include "chorale/text/unicode.h"
 

@@ -1,5 +1,5 @@
 #include "chorale/base/error.h"
-#include "chorale/base/fuzz_test_util.h"
+#include "chorale/testing/fuzz_test_util.h"
 #include "chorale/text/bpe.h"
 
 namespace {

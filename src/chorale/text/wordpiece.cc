@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "chorale/base/error.h"
-#include "chorale/base/json.h"
 #include "chorale/io/file.h"
+#include "chorale/json/json.h"
 #include "chorale/text/unicode.h"
 
 namespace chorale::text {

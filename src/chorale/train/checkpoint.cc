@@ -5,9 +5,9 @@
 #include <algorithm>
 
 #include "chorale/base/error.h"
-#include "chorale/base/json_write.h"
 #include "chorale/base/log.h"
 #include "chorale/io/checksum.h"
+#include "chorale/json/json_write.h"
 
 namespace chorale::train {
 namespace {

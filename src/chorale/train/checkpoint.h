@@ -16,9 +16,9 @@
 #include <utility>
 #include <vector>
 
-#include "chorale/base/json.h"
 #include "chorale/base/philox.h"
 #include "chorale/io/safetensors.h"
+#include "chorale/json/json.h"
 
 namespace chorale::train {
 

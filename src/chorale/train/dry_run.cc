@@ -10,7 +10,7 @@
 #include "chorale/train/progress.h"
 #include "chorale/train/stepper.h"
 #include "chorale/train/trainer.h"
-#include "chorale/transport/memory_store.h"
+#include "chorale/transport/store/memory_store.h"
 
 namespace chorale::train {
 namespace {

@@ -6,7 +6,7 @@
 #include <span>
 
 #include "chorale/base/crc32c.h"
-#include "chorale/base/temporary_folder_test_util.h"
+#include "chorale/testing/temporary_folder_test_util.h"
 
 namespace chorale::train {
 namespace {

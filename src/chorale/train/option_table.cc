@@ -5,7 +5,7 @@
 
 #include "chorale/base/did_you_mean.h"
 #include "chorale/base/error.h"
-#include "chorale/base/json_write.h"
+#include "chorale/json/json_write.h"
 
 namespace chorale::train {
 namespace {

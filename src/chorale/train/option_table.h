@@ -9,7 +9,7 @@
 #include <variant>
 #include <vector>
 
-#include "chorale/base/json.h"
+#include "chorale/json/json.h"
 
 namespace chorale::train {
 

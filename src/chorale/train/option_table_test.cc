@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "chorale/base/error.h"
-#include "chorale/base/json_write.h"
-#include "chorale/base/message_test_util.h"
+#include "chorale/json/json_write.h"
+#include "chorale/testing/message_test_util.h"
 
 namespace chorale::train {
 namespace {

@@ -6,8 +6,8 @@
 #include <cstring>
 
 #include "chorale/base/error.h"
-#include "chorale/base/json_write.h"
 #include "chorale/io/file.h"
+#include "chorale/json/json_write.h"
 
 namespace chorale::train {
 namespace {

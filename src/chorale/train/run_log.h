@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <memory>
 
-#include "chorale/base/json.h"
+#include "chorale/json/json.h"
 #include "chorale/train/event_file.h"
 #include "chorale/train/task.h"
 

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "chorale/base/temporary_folder_test_util.h"
+#include "chorale/testing/temporary_folder_test_util.h"
 
 namespace chorale::train {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "chorale/base/trace_merge.h"
 #include "chorale/comm/objects.h"
+#include "chorale/trace/trace_merge.h"
 
 namespace chorale::train {
 namespace {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "chorale/base/trace.h"
 #include "chorale/comm/group.h"
+#include "chorale/trace/trace.h"
 
 namespace chorale::train {
 

@@ -6,11 +6,11 @@
 
 #include "chorale/api/api.h"
 #include "chorale/base/generator.h"
-#include "chorale/base/json_write.h"
 #include "chorale/base/log.h"
-#include "chorale/base/parallel.h"
+#include "chorale/base/parallel_for.h"
 #include "chorale/comm/objects.h"
 #include "chorale/device/allocator.h"
+#include "chorale/json/json_write.h"
 #include "chorale/parallel/distributed_sampler.h"
 #include "chorale/report/page.h"
 #include "chorale/train/exchange.h"

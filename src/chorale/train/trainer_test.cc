@@ -6,11 +6,11 @@
 #include <csignal>
 
 #include "chorale/api/api.h"
-#include "chorale/base/parallel.h"
-#include "chorale/base/temporary_folder_test_util.h"
+#include "chorale/base/parallel_for.h"
 #include "chorale/comm/world.h"
 #include "chorale/nn/nn.h"
-#include "chorale/transport/memory_store.h"
+#include "chorale/testing/temporary_folder_test_util.h"
+#include "chorale/transport/store/memory_store.h"
 
 namespace chorale::train {
 namespace {

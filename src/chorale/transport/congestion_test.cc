@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "chorale/base/error.h"
-#include "chorale/transport/fabric_test_util.h"
+#include "chorale/transport/fabric/fabric_test_util.h"
 #include "chorale/transport/socket.h"
 
 namespace chorale::transport {

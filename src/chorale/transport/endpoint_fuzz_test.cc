@@ -1,6 +1,6 @@
 #include <stdexcept>
 
-#include "chorale/base/fuzz_test_util.h"
+#include "chorale/testing/fuzz_test_util.h"
 #include "chorale/transport/socket.h"
 
 namespace chorale::transport {

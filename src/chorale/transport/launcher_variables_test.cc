@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "chorale/base/error.h"
-#include "chorale/base/message_test_util.h"
+#include "chorale/testing/message_test_util.h"
 #include "chorale/transport/environment_test_util.h"
 
 namespace chorale::transport {

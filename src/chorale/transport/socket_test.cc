@@ -10,7 +10,7 @@
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
-#include "chorale/transport/control_channel.h"
+#include "chorale/transport/fabric/control_channel.h"
 
 namespace chorale::transport {
 namespace {

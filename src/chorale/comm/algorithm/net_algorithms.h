@@ -2,7 +2,7 @@
 // between hosts]).
 #pragma once
 
-#include "chorale/comm/net_call.h"
+#include "chorale/comm/net/net_call.h"
 
 namespace chorale::comm {
 

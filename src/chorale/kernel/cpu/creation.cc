@@ -2,8 +2,8 @@
 
 #include <cstring>
 
-#include "chorale/base/parallel.h"
-#include "chorale/kernel/cpu/copy.h"
+#include "chorale/base/parallel_for.h"
+#include "chorale/kernel/cpu/support/copy.h"
 #include "chorale/kernel/creation_attrs.h"
 #include "chorale/vec/loops.h"
 

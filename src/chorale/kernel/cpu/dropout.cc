@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "chorale/base/parallel.h"
-#include "chorale/kernel/cpu/copy.h"
+#include "chorale/base/parallel_for.h"
 #include "chorale/kernel/cpu/dropout_loops.h"
-#include "chorale/kernel/cpu/floating.h"
+#include "chorale/kernel/cpu/support/copy.h"
+#include "chorale/kernel/cpu/support/floating.h"
 #include "chorale/kernel/nn_attrs.h"
 #include "chorale/vec/random.h"
 

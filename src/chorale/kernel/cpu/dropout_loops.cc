@@ -7,7 +7,7 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 
-#include "chorale/kernel/cpu/for_vectors-inl.h"
+#include "chorale/kernel/cpu/support/for_vectors-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace chorale::kernel::cpu::HWY_NAMESPACE {

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "chorale/base/parallel.h"
-#include "chorale/kernel/cpu/copy.h"
-#include "chorale/kernel/cpu/strided.h"
+#include "chorale/base/parallel_for.h"
+#include "chorale/kernel/cpu/support/copy.h"
+#include "chorale/kernel/cpu/support/strided.h"
 #include "chorale/vec/loops.h"
 
 namespace chorale::kernel::cpu {
@@ -147,17 +147,17 @@ class Strided {
     }
   }
 
-  bool is_repeated_along_rows(const StridedOperand& operand) const { return operand.inner_stride(space_.rank()) == 0; }
+  bool is_repeated_along_rows(const StridedOperand& operand) const { return operand.inner_stride(space_.dims()) == 0; }
   bool is_shared_by_rows(const StridedOperand& operand) const {
-    return std::all_of(operand.strides, operand.strides + space_.rank() - 1,
+    return std::all_of(operand.strides, operand.strides + space_.dims() - 1,
                        [](int64_t stride) { return stride == 0; });
   }
 
   // Can the loop run on the operands' own memory, row by row, and is a row worth a call?
   bool rows_are_direct() const {
-    if (space_.rank() > 1 && space_.inner() < kLongRow) return false;
+    if (space_.dims() > 1 && space_.inner() < kLongRow) return false;
     const auto is_direct = [&](const StridedOperand& operand, DType loop) {
-      return operand.dtype == loop && operand.inner_stride(space_.rank()) == static_cast<int64_t>(operand.elem_bytes);
+      return operand.dtype == loop && operand.inner_stride(space_.dims()) == static_cast<int64_t>(operand.elem_bytes);
     };
     bool direct = is_direct(space_[0], call_.out);
     for (size_t k = 0; k < call_.inputs; ++k) {

@@ -8,7 +8,7 @@
 #include <limits>
 #include <random>
 
-#include "chorale/base/parallel.h"
+#include "chorale/base/parallel_for.h"
 
 namespace chorale::kernel::cpu {
 namespace {

@@ -6,8 +6,8 @@
 #include <numbers>
 #include <vector>
 
-#include "chorale/base/parallel.h"
-#include "chorale/kernel/cpu/copy.h"
+#include "chorale/base/parallel_for.h"
+#include "chorale/kernel/cpu/support/copy.h"
 #include "chorale/kernel/random_attrs.h"
 #include "chorale/vec/loops.h"
 #include "chorale/vec/random.h"

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "chorale/kernel/cpu/blocks.h"
-#include "chorale/kernel/cpu/bytes.h"
-#include "chorale/kernel/cpu/copy.h"
+#include "chorale/kernel/cpu/support/around_dim.h"
+#include "chorale/kernel/cpu/support/bytes.h"
+#include "chorale/kernel/cpu/support/copy.h"
 #include "chorale/kernel/shape_attrs.h"
 
 namespace chorale::kernel::cpu {
@@ -31,7 +31,7 @@ void join(std::span<const Tensor> in, const Tensor& out, int64_t dim, Lengths&& 
     } else {
       View view = View::of(out);
       view.offset += at * view.strides[static_cast<size_t>(dim)];
-      if (x.rank() == out.rank()) {
+      if (x.dims() == out.dims()) {
         view.sizes[static_cast<size_t>(dim)] = length;
       } else {
         view.sizes.erase(static_cast<size_t>(dim));
@@ -70,14 +70,14 @@ void triangle(const KernelArgs& args, bool upper) {
 
 void cat(const KernelArgs& args) {
   const Tensor& out = args.out[0];
-  const int64_t dim = normalize_dim("cat", args.attrs.get<DimAttrs>().dim, out.rank());
+  const int64_t dim = normalize_dim("cat", args.attrs.get<DimAttrs>().dim, out.dims());
   // An empty vector fits anything and counts for nothing.
   join(args.in, out, dim,
-       [&](const Tensor& x) { return x.rank() == out.rank() ? x.sizes()[static_cast<size_t>(dim)] : 0; });
+       [&](const Tensor& x) { return x.dims() == out.dims() ? x.sizes()[static_cast<size_t>(dim)] : 0; });
 }
 
 void stack(const KernelArgs& args) {
-  const int64_t dim = normalize_dim("stack", args.attrs.get<DimAttrs>().dim, args.out[0].rank());
+  const int64_t dim = normalize_dim("stack", args.attrs.get<DimAttrs>().dim, args.out[0].dims());
   join(args.in, args.out[0], dim, [](const Tensor&) { return 1; });
 }
 
@@ -86,7 +86,7 @@ void roll(const KernelArgs& args) {
   const Tensor& out = args.out[0];
   if (out.elems() == 0) return;
   const Tensor x = contiguous(args.in[0]);
-  const Blocks blocks = Blocks::around(out.sizes(), normalize_dim("roll", a.dim, out.rank()));
+  const Blocks blocks = Blocks::around(out.sizes(), normalize_dim("roll", a.dim, out.dims()));
   const int64_t shift = (a.shift % blocks.length + blocks.length) % blocks.length;
   const auto elem = static_cast<int64_t>(out.elem_bytes());
   const int64_t step = blocks.length * blocks.inner * elem, head = shift * blocks.inner * elem;
@@ -114,7 +114,7 @@ void one_hot(const KernelArgs& args) {
 }
 
 void repeat_interleave(const KernelArgs& args) {
-  CHORALE_CHECK(args.in[0].rank() == 1, "[repeat_interleave] repeats must be a vector, found shape ",
+  CHORALE_CHECK(args.in[0].dims() == 1, "[repeat_interleave] repeats must be a vector, found shape ",
                 args.in[0].sizes());
   const Tensor repeats = contiguous(args.in[0], DType::kI64);
   int64_t total = 0;

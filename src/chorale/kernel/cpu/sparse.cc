@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "chorale/base/error.h"
-#include "chorale/kernel/cpu/accumulate.h"
-#include "chorale/kernel/cpu/bytes.h"
-#include "chorale/kernel/cpu/copy.h"
-#include "chorale/kernel/cpu/indices.h"
+#include "chorale/kernel/cpu/index/checked_indices.h"
+#include "chorale/kernel/cpu/support/accumulate.h"
+#include "chorale/kernel/cpu/support/bytes.h"
+#include "chorale/kernel/cpu/support/copy.h"
 #include "chorale/kernel/view.h"
 
 namespace chorale::kernel::cpu {

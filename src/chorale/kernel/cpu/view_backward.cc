@@ -5,10 +5,10 @@
 #include <complex>
 #include <vector>
 
-#include "chorale/kernel/cpu/accumulate.h"
-#include "chorale/kernel/cpu/blocks.h"
-#include "chorale/kernel/cpu/bytes.h"
-#include "chorale/kernel/cpu/copy.h"
+#include "chorale/kernel/cpu/support/accumulate.h"
+#include "chorale/kernel/cpu/support/around_dim.h"
+#include "chorale/kernel/cpu/support/bytes.h"
+#include "chorale/kernel/cpu/support/copy.h"
 #include "chorale/kernel/view.h"
 
 namespace chorale::kernel::cpu {
@@ -54,8 +54,8 @@ void flip(const KernelArgs& args) {
   if (out.elems() == 0) return;
   View view = View::of(x);
   for (int64_t entry : args.attrs.get<DimsAttrs>().dims) {
-    if (x.rank() == 0) break;
-    const auto dim = static_cast<size_t>(normalize_dim("flip", entry, x.rank()));
+    if (x.dims() == 0) break;
+    const auto dim = static_cast<size_t>(normalize_dim("flip", entry, x.dims()));
     view.offset += (view.sizes[dim] - 1) * view.strides[dim];
     view.strides[dim] = -view.strides[dim];
   }
@@ -65,7 +65,7 @@ void flip(const KernelArgs& args) {
 void slice_backward(const KernelArgs& args) {
   const auto& a = args.attrs.get<SliceBackwardAttrs>();
   const Tensor &dy = args.in[0], &out = args.out[0];
-  const auto dim = static_cast<size_t>(normalize_dim("slice", a.dim, out.rank()));
+  const auto dim = static_cast<size_t>(normalize_dim("slice", a.dim, out.dims()));
   const View view = slice_view(View::contiguous(out.sizes()), forward_of(a));
   const Blocks blocks = Blocks::around(out.sizes(), static_cast<int64_t>(dim));
   const auto elem = static_cast<int64_t>(out.elem_bytes());
@@ -98,7 +98,7 @@ void unfold_backward(const KernelArgs& args) {
   const Tensor dy = contiguous(args.in[0]);
   // dy is [outer, windows, inner, size], out [outer, length, inner]. Each place of the result collects its windows in
   // order, so that the sum does not depend on threads.
-  const auto dim = static_cast<size_t>(normalize_dim("unfold", a.dim, out.rank()));
+  const auto dim = static_cast<size_t>(normalize_dim("unfold", a.dim, out.dims()));
   const Blocks blocks = Blocks::around(out.sizes(), static_cast<int64_t>(dim));
   const int64_t length = blocks.length, inner = blocks.inner;
   const int64_t windows = view.sizes[dim];

@@ -1,4 +1,4 @@
-#include "chorale/kernel/cpu/attention.h"
+#include "chorale/kernel/cpu/product/attention.h"
 
 #include <cmath>
 #include <limits>
@@ -30,13 +30,13 @@ void check_heads(const InferArgs& args, const Tensor& q, const Tensor& k, const 
   const auto& a = args.attrs.get<AttentionAttrs>();
   const char* name = args.op.name;
   CHORALE_CHECK(
-      q.rank() >= 2 && k.rank() == q.rank() && v.rank() == q.rank() && k.dtype() == q.dtype() && v.dtype() == q.dtype(),
-      "[", name, "] q, k and v must have one dtype and rank, at least 2; they are ", q.dtype(), " ", q.sizes(), ", ",
+      q.dims() >= 2 && k.dims() == q.dims() && v.dims() == q.dims() && k.dtype() == q.dtype() && v.dtype() == q.dtype(),
+      "[", name, "] q, k and v must have one dtype and number of dimensions, at least 2; they are ", q.dtype(), " ", q.sizes(), ", ",
       k.dtype(), " ", k.sizes(), " and ", v.dtype(), " ", v.sizes());
   CHORALE_CHECK(k.size(-1) == q.size(-1), "[", name, "] q and k differ in depth: ", q.sizes(), " and ", k.sizes());
   CHORALE_CHECK(v.size(-2) == k.size(-2), "[", name, "] k and v differ in length: ", k.sizes(), " and ", v.sizes());
-  for (int64_t d = 0; d + 2 < q.rank(); ++d) {
-    const bool heads = d + 3 == q.rank() && a.grouped;
+  for (int64_t d = 0; d + 2 < q.dims(); ++d) {
+    const bool heads = d + 3 == q.dims() && a.grouped;
     const bool fits = heads ? k.size(d) > 0 && q.size(d) % k.size(d) == 0 : q.size(d) == k.size(d);
     CHORALE_CHECK(fits && v.size(d) == k.size(d), "[", name, "] dimension ", d,
                   " of q, k and v does not fit: ", q.sizes(), ", ", k.sizes(), " and ", v.sizes(),
@@ -46,8 +46,8 @@ void check_heads(const InferArgs& args, const Tensor& q, const Tensor& k, const 
     CHORALE_CHECK(mask.dtype() == DType::kBool || is_floating(mask.dtype()), "[", name,
                   "] a mask is bool or floating, not ", mask.dtype());
     const Shape scores = scores_shape(q, k);
-    bool fits = mask.rank() <= q.rank();
-    for (int64_t d = 1; fits && d <= mask.rank(); ++d)
+    bool fits = mask.dims() <= q.dims();
+    for (int64_t d = 1; fits && d <= mask.dims(); ++d)
       fits = mask.size(-d) == 1 || mask.size(-d) == scores[scores.size() - static_cast<size_t>(d)];
     CHORALE_CHECK(fits, "[", name, "] a mask of shape ", mask.sizes(), " does not broadcast to the scores, ", scores);
   }
@@ -59,12 +59,12 @@ void check_heads(const InferArgs& args, const Tensor& q, const Tensor& k, const 
 // New memory of this shape; heads inside lengths, as like's are, or row-major.
 void describe_like(OutSpec& out, const Shape& sizes, const Tensor& like) {
   describe(out, sizes, like.dtype(), like);
-  const size_t rank = sizes.size();
-  if (rank < 3 || like.stride(-3) >= like.stride(-2)) return;
+  const size_t dims = sizes.size();
+  if (dims < 3 || like.stride(-3) >= like.stride(-2)) return;
   Shape swapped = sizes;
-  std::swap(swapped[rank - 3], swapped[rank - 2]);
+  std::swap(swapped[dims - 3], swapped[dims - 2]);
   out.strides = contiguous_strides(swapped);
-  std::swap(out.strides[rank - 3], out.strides[rank - 2]);
+  std::swap(out.strides[dims - 3], out.strides[dims - 2]);
   out.strided = true;
 }
 
@@ -140,10 +140,10 @@ Tensors grad_attention(const GradArgs& g) {
 struct Labels {
   std::string q, k, v, mask, out, lse;
 
-  Labels(const AttentionAttrs& attrs, int64_t rank, int64_t mask_rank) {
-    std::string leading = letters(rank - 2);
-    for (int64_t d = 0; d + 2 < rank; ++d) {
-      if (attrs.dropout_p > 0 || (attrs.grouped && d + 3 == rank)) leading = keep_whole(leading, d);
+  Labels(const AttentionAttrs& attrs, int64_t dims, int64_t mask_rank) {
+    std::string leading = letters(dims - 2);
+    for (int64_t d = 0; d + 2 < dims; ++d) {
+      if (attrs.dropout_p > 0 || (attrs.grouped && d + 3 == dims)) leading = keep_whole(leading, d);
     }
     q = leading + "XY";
     k = leading + "ZY";
@@ -241,7 +241,7 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
                                     const AttentionOptions& options) {
   CHORALE_CHECK(!(options.is_causal && options.mask.defined()),
                 "[scaled_dot_product_attention] give a mask or is_causal, not both: put the causal part into the mask");
-  CHORALE_CHECK(q.rank() >= 2 && k.rank() >= 2,
+  CHORALE_CHECK(q.dims() >= 2 && k.dims() >= 2,
                 "[scaled_dot_product_attention] q and k must be [.., length, depth], not ", q.sizes(), " and ",
                 k.sizes());
   kernel::AttentionAttrs attrs;

@@ -1,6 +1,6 @@
 #include <limits>
 
-#include "chorale/base/parallel.h"
+#include "chorale/base/parallel_for.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/defs/nn_test_util.h"

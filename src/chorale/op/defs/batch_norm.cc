@@ -1,4 +1,4 @@
-#include "chorale/kernel/cpu/norm.h"
+#include "chorale/kernel/cpu/norm/norm.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/defs/norm_rules.h"
@@ -22,7 +22,7 @@ int64_t count_per_channel(const Shape& sizes) {
 }
 
 void check_batch(const InferArgs& args, const Tensor& x) {
-  CHORALE_CHECK(x.rank() >= 2, "[", args.op.name, "] x must be [N, C, …], not ", x.sizes());
+  CHORALE_CHECK(x.dims() >= 2, "[", args.op.name, "] x must be [N, C, …], not ", x.sizes());
 }
 
 // x's shape in row-major or channels-last order, whichever x has.
@@ -57,24 +57,24 @@ void infer_batch_norm_backward(const InferArgs& args, std::span<OutSpec> out) {
 
 void infer_running_average(const InferArgs& args, std::span<OutSpec> out) {
   const Tensor &running = args.in[0], &now = args.in[1];
-  CHORALE_CHECK(running.rank() == 1 && now.sizes() == running.sizes() && is_floating(now.dtype()),
+  CHORALE_CHECK(running.dims() == 1 && now.sizes() == running.sizes() && is_floating(now.dtype()),
                 "[running_average] two floating vectors of one length are wanted, not ", running.dtype(), " ",
                 running.sizes(), " and ", now.dtype(), " ", now.sizes());
   describe(out[0], running.sizes(), running.dtype(), running);
 }
 
 // [C] as [C, 1, …], which broadcasts to x [N, C, …].
-Tensor per_channel(const Tensor& p, int64_t rank) {
+Tensor per_channel(const Tensor& p, int64_t count) {
   if (!p.defined()) return p;
-  Shape sizes(static_cast<size_t>(rank) - 1, 1);
+  Shape sizes(static_cast<size_t>(count) - 1, 1);
   sizes[0] = p.elems();
   return reshape(p, sizes);
 }
 
 // All dimensions but the channels.
-IntList places(int64_t rank) {
+IntList places(int64_t count) {
   IntList dims{0};
-  for (int64_t d = 2; d < rank; ++d) dims.values[dims.count++] = d;
+  for (int64_t d = 2; d < count; ++d) dims.values[dims.count++] = d;
   return dims;
 }
 
@@ -89,22 +89,22 @@ Tensors grad_batch_norm(const GradArgs& g) {
   }
   // The statistics have gradients of their own in second derivatives.
   const auto n = static_cast<double>(count_per_channel(x.sizes()));
-  if (g.dout[1].defined()) d[0] = plus(d[0], expand_as(per_channel(g.dout[1] / n, x.rank()), x));
+  if (g.dout[1].defined()) d[0] = plus(d[0], expand_as(per_channel(g.dout[1] / n, x.dims()), x));
   if (g.dout[2].defined()) {
-    d[0] = plus(d[0], (x - per_channel(mean, x.rank())) * per_channel(g.dout[2] * (2 / n), x.rank()));
+    d[0] = plus(d[0], (x - per_channel(mean, x.dims())) * per_channel(g.dout[2] * (2 / n), x.dims()));
   }
   return d;
 }
 
 Tensors grad_batch_norm_backward(const GradArgs& g) {
   const Tensor &x = g.in[1], &variance = g.in[3], &weight = g.in[4];
-  const int64_t rank = x.rank();
+  const int64_t dims = x.dims();
   const Tensor rstd = rsqrt(variance + g.attrs.get<BatchNormAttrs>().eps);
-  const NormGradient of{g.in[0],     x, per_channel(g.in[2], rank), per_channel(rstd, rank), per_channel(weight, rank),
-                        places(rank)};
-  const NormGradient d = differentiate(of, g.dout[0], per_channel(g.dout[1], rank), per_channel(g.dout[2], rank));
+  const NormGradient of{g.in[0],     x, per_channel(g.in[2], dims), per_channel(rstd, dims), per_channel(weight, dims),
+                        places(dims)};
+  const NormGradient d = differentiate(of, g.dout[0], per_channel(g.dout[1], dims), per_channel(g.dout[2], dims));
   const auto sum_of = [&](const Tensor& t) {
-    return t.defined() ? reshape(sum(t, places(rank)), variance.sizes()) : t;
+    return t.defined() ? reshape(sum(t, places(dims)), variance.sizes()) : t;
   };
   Tensors result(5);
   if (d.dy.defined()) result[0] = expand_as(d.dy, x);
@@ -116,19 +116,19 @@ Tensors grad_batch_norm_backward(const GradArgs& g) {
 }
 
 // Channels may be split: nothing is summed over them. Splitting samples would change the statistics.
-std::string labels_of_rank(int64_t rank) {
-  std::string x = letters(rank);
-  for (int64_t d = 0; d < rank; ++d) {
+std::string labels_of(int64_t count) {
+  std::string x = letters(count);
+  for (int64_t d = 0; d < count; ++d) {
     if (d != 1) x = keep_whole(x, d);
   }
   return x;
 }
 std::string labels_batch_norm(const Attrs&, std::span<const int64_t> ranks) {
-  const std::string x = labels_of_rank(ranks[0]);
+  const std::string x = labels_of(ranks[0]);
   return x + ",b,b->" + x + ",b,b";
 }
 std::string labels_batch_norm_backward(const Attrs&, std::span<const int64_t> ranks) {
-  const std::string x = labels_of_rank(ranks[0]);
+  const std::string x = labels_of(ranks[0]);
   return x + "," + x + ",b,b,b->" + x + ",b,b";
 }
 
@@ -215,7 +215,7 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
   CHORALE_CHECK(running_mean.defined() == running_var.defined(),
                 "[batch_norm] running mean and variance go together, but only the ",
                 running_mean.defined() ? "mean" : "variance", " is given");
-  CHORALE_CHECK(x.rank() >= 2, "[batch_norm] x must be [N, C, …], not ", x.sizes());
+  CHORALE_CHECK(x.dims() >= 2, "[batch_norm] x must be [N, C, …], not ", x.sizes());
   for (const Tensor* running : {&running_mean, &running_var}) {
     CHORALE_CHECK(!running->defined() || (running->sizes() == Shape{x.size(1)} && is_floating(running->dtype())),
                   "[batch_norm] running statistics must be floating tensors of shape [", x.size(1), "], not ",
@@ -234,13 +234,13 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
   Tensor scale = rsqrt(running_var + eps);
   if (weight.defined()) scale = scale * weight;
   const Tensor offset = running_mean * scale, shift = bias.defined() ? bias - offset : -offset;
-  const Tensor y = addcmul(op::per_channel(shift, x.rank()), x, op::per_channel(scale, x.rank()));
+  const Tensor y = addcmul(op::per_channel(shift, x.dims()), x, op::per_channel(scale, x.dims()));
   return to(y, x.dtype());
 }
 
 Tensor instance_norm(const Tensor& x, const Tensor& running_mean, const Tensor& running_var, const Tensor& weight,
                      const Tensor& bias, bool use_input_stats, double momentum, double eps) {
-  CHORALE_CHECK(x.rank() >= 3, "[instance_norm] x must be [N, C, …] with places behind the channels, not ", x.sizes());
+  CHORALE_CHECK(x.dims() >= 3, "[instance_norm] x must be [N, C, …] with places behind the channels, not ", x.sizes());
   CHORALE_CHECK(!use_input_stats || count_elems(std::span(x.sizes().begin() + 2, x.sizes().end())) != 1,
                 "[instance_norm] one value per channel has no variance: x is ", x.sizes());
   if (!use_input_stats) return batch_norm(x, running_mean, running_var, weight, bias, false, momentum, eps);

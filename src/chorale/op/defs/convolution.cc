@@ -2,7 +2,7 @@
 // meet in one sum, each row computes one of them from the other two.
 #include "chorale/op/convolution.h"
 
-#include "chorale/kernel/cpu/convolution_op.h"
+#include "chorale/kernel/cpu/convolution/convolution.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/reduce.h"
@@ -28,7 +28,7 @@ ConvolutionAttrs with_sizes(const ConvolutionAttrs& attrs, const Shape& shape) {
 }
 
 void check_operands(const InferArgs& args, const Tensor& a, const Tensor& b, const char* names) {
-  CHORALE_CHECK(a.rank() >= 3 && a.rank() <= 5 && a.rank() == b.rank(), "[", args.op.name, "] ", names,
+  CHORALE_CHECK(a.dims() >= 3 && a.dims() <= 5 && a.dims() == b.dims(), "[", args.op.name, "] ", names,
                 " must both have 3, 4 or 5 dimensions, found ", a.sizes(), " and ", b.sizes());
   CHORALE_CHECK(a.dtype() == b.dtype(), "[", args.op.name, "] dtypes differ: ", a.dtype(), " and ", b.dtype(),
                 "; cast one side");
@@ -63,7 +63,7 @@ void infer_convolution(const InferArgs& args, std::span<OutSpec> out) {
                 " has ", x.size(1), " channels; weight ", w.sizes(), " with ", attrs.groups, " groups takes ",
                 w.size(1) * attrs.groups, " and gives ", w.size(0));
   if (bias.defined()) {
-    CHORALE_CHECK(bias.rank() == 1 && bias.size(0) == w.size(0) && bias.dtype() == x.dtype(),
+    CHORALE_CHECK(bias.dims() == 1 && bias.size(0) == w.size(0) && bias.dtype() == x.dtype(),
                   "[convolution] bias must be ", x.dtype(), " [", w.size(0), "], found ", bias.dtype(), " ",
                   bias.sizes());
   }
@@ -149,7 +149,7 @@ constexpr OpDef kConvolution{
       if (g.needs(1)) din[1] = emit(g, 1, kConvolutionWeight, with_sizes(attrs, w.sizes()), x, dy);
       if (g.needs(2)) {
         IntList dims{0};
-        for (int64_t d = 2; d < dy.rank(); ++d) dims.values[dims.count++] = d;
+        for (int64_t d = 2; d < dy.dims(); ++d) dims.values[dims.count++] = d;
         din[2] = sum(dy, dims);
       }
       return din;
@@ -269,10 +269,10 @@ IntList join(const IntList& a, const IntList& b) {
 
 // x with a batch, and whether it had none.
 std::pair<Tensor, bool> batched(const char* name, const Tensor& x, size_t spatial) {
-  const auto rank = static_cast<int64_t>(spatial) + 2;
-  CHORALE_CHECK(x.rank() == rank || x.rank() == rank - 1, "[", name, "] x must have ", rank, " dimensions, or ",
-                rank - 1, " without a batch, found ", x.sizes());
-  return x.rank() == rank ? std::pair(x, false) : std::pair(unsqueeze(x, 0), true);
+  const auto dims = static_cast<int64_t>(spatial) + 2;
+  CHORALE_CHECK(x.dims() == dims || x.dims() == dims - 1, "[", name, "] x must have ", dims, " dimensions, or ",
+                dims - 1, " without a batch, found ", x.sizes());
+  return x.dims() == dims ? std::pair(x, false) : std::pair(unsqueeze(x, 0), true);
 }
 
 Tensor conv(const char* name, size_t spatial, const Tensor& x, const Tensor& weight, const Tensor& bias,
@@ -289,7 +289,7 @@ Tensor conv_transpose(const char* name, size_t spatial, const Tensor& x, const T
                       const IntList& stride, const IntList& padding, const IntList& output_padding, int64_t groups,
                       const IntList& dilation) {
   const auto [full, single] = batched(name, x, spatial);
-  CHORALE_CHECK(weight.rank() == full.rank(), "[", name, "] weight must have ", full.rank(), " dimensions, found ",
+  CHORALE_CHECK(weight.dims() == full.dims(), "[", name, "] weight must have ", full.dims(), " dimensions, found ",
                 weight.sizes());
   const IntList strides = per_dimension(name, "stride", stride, spatial),
                 pads = per_dimension(name, "padding", padding, spatial);

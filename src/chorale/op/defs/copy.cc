@@ -1,6 +1,6 @@
 #include "chorale/op/copy.h"
 
-#include "chorale/kernel/cpu/copy.h"
+#include "chorale/kernel/cpu/support/copy.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/samples.h"
 #include "chorale/op/table.h"

@@ -1,7 +1,7 @@
 // Losses of classes.
 #include <limits>
 
-#include "chorale/kernel/cpu/loss.h"
+#include "chorale/kernel/cpu/loss/loss.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/defs/norm_rules.h"
@@ -19,7 +19,7 @@ using kernel::CrossEntropyAttrs;
 using kernel::NllLossAttrs;
 using kernel::NllLossBackwardAttrs;
 
-int64_t class_dim(size_t rank) { return rank == 1 ? 0 : 1; }
+int64_t class_dim(size_t dims) { return dims == 1 ? 0 : 1; }
 
 // The shape of the target: that of the logits without the classes.
 Shape target_shape(Shape sizes) {
@@ -104,7 +104,7 @@ Tensors grad_cross_entropy_backward(const GradArgs& g) {
 
 // Everything but the classes may be split; losses that are summed up are then partial sums, and their mean needs the
 // whole.
-std::string class_labels(int64_t rank) { return keep_whole(letters(rank), class_dim(static_cast<size_t>(rank))); }
+std::string class_labels(int64_t dims) { return keep_whole(letters(dims), class_dim(static_cast<size_t>(dims))); }
 std::string without_classes(std::string labels) {
   return labels.erase(static_cast<size_t>(class_dim(labels.size())), 1);
 }
@@ -302,7 +302,7 @@ Tensor soft_cross_entropy(const Tensor& x, Tensor target, const Tensor& weight, 
 
 Tensor cross_entropy(const Tensor& x, const Tensor& target, const Tensor& weight, Reduction reduction,
                      int64_t ignore_index, double label_smoothing) {
-  CHORALE_CHECK(x.rank() > 0, "[cross_entropy] x must have a dimension of classes, not be a scalar");
+  CHORALE_CHECK(x.dims() > 0, "[cross_entropy] x must have a dimension of classes, not be a scalar");
   if (is_floating(target.dtype())) return soft_cross_entropy(x, target, weight, reduction, label_smoothing);
   const kernel::CrossEntropyAttrs attrs{ignore_index, label_smoothing, reduction};
   return op::call_many<2>(op::kCrossEntropy, attrs, x, target, weight)[0];

@@ -61,7 +61,7 @@ Tensor dropout(const Tensor& x, double p, bool training, Generator& generator) {
 }
 
 Tensor feature_dropout(const Tensor& x, double p, bool training, Generator& generator) {
-  CHORALE_CHECK(x.rank() >= 2, "[feature_dropout] x must be [N, C, …], not ", x.sizes());
+  CHORALE_CHECK(x.dims() >= 2, "[feature_dropout] x must be [N, C, …], not ", x.sizes());
   if (!training || p == 0) return x;
   Shape sizes(x.sizes().size(), 1);
   sizes[0] = x.size(0);

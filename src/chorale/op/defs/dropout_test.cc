@@ -1,4 +1,4 @@
-#include "chorale/base/parallel.h"
+#include "chorale/base/parallel_for.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/defs/nn_test_util.h"
 #include "chorale/op/nn.h"

@@ -21,12 +21,12 @@ struct Named {
 // Names for the dimensions behind "...", aligned from the right: the letters of equations cannot clash with digits.
 constexpr std::string_view kEllipsisLabels = "01234567";
 
-std::string spell_out(std::string_view equation, const std::string& labels, int64_t rank) {
+std::string spell_out(std::string_view equation, const std::string& labels, int64_t dims) {
   const size_t dots = labels.find("...");
   if (dots == std::string::npos) return labels;
-  const int64_t hidden = rank - (static_cast<int64_t>(labels.size()) - 3);
+  const int64_t hidden = dims - (static_cast<int64_t>(labels.size()) - 3);
   CHORALE_CHECK(hidden >= 0, "[einsum] '", labels, "' in '", equation, "' names more dimensions than the operand's ",
-                rank);
+                dims);
   std::string result = labels;
   return result.replace(dots, 3, kEllipsisLabels.substr(kEllipsisLabels.size() - static_cast<size_t>(hidden)));
 }
@@ -140,8 +140,8 @@ Tensor einsum(std::string_view equation, const std::vector<Tensor>& operands) {
   std::map<char, int64_t> sizes;
   std::map<char, int> occurrences;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    inputs[i] = spell_out(equation, inputs[i], operands[i].rank());
-    CHORALE_CHECK(static_cast<int64_t>(inputs[i].size()) == operands[i].rank(), "[einsum] '", inputs[i], "' in '",
+    inputs[i] = spell_out(equation, inputs[i], operands[i].dims());
+    CHORALE_CHECK(static_cast<int64_t>(inputs[i].size()) == operands[i].dims(), "[einsum] '", inputs[i], "' in '",
                   equation, "' does not fit an operand of shape ", operands[i].sizes());
     for (size_t d = 0; d < inputs[i].size(); ++d) {
       const char label = inputs[i][d];

@@ -1,7 +1,7 @@
 // Rows and functions of embeddings.
 #include "chorale/op/embedding.h"
 
-#include "chorale/kernel/cpu/embedding.h"
+#include "chorale/kernel/cpu/index/embedding.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
@@ -16,7 +16,7 @@ namespace op {
 namespace {
 
 void check_table(const char* op, const Tensor& table, const Tensor& indices) {
-  CHORALE_CHECK(table.rank() == 2, "[", op, "] the table must be a matrix, found shape ", table.sizes());
+  CHORALE_CHECK(table.dims() == 2, "[", op, "] the table must be a matrix, found shape ", table.sizes());
   CHORALE_CHECK(indices.dtype() == DType::kI64 || indices.dtype() == DType::kI32, "[", op,
                 "] indices are i64 or i32, not ", indices.dtype());
 }
@@ -24,7 +24,7 @@ void check_table(const char* op, const Tensor& table, const Tensor& indices) {
 void infer_embedding(const InferArgs& args, std::span<OutSpec> out) {
   const Tensor &table = args.in[0], &indices = args.in[1];
   check_table("embedding", table, indices);
-  CHORALE_CHECK(indices.rank() < static_cast<int64_t>(kMaxRank), "[embedding] indices of shape ", indices.sizes(),
+  CHORALE_CHECK(indices.dims() < static_cast<int64_t>(kMaxDims), "[embedding] indices of shape ", indices.sizes(),
                 " leave no room for another dimension");
   out[0].sizes = indices.sizes();
   out[0].sizes.push_back(table.size(1));
@@ -35,7 +35,7 @@ void infer_embedding(const InferArgs& args, std::span<OutSpec> out) {
 void infer_embedding_backward(const InferArgs& args, std::span<OutSpec> out) {
   const Tensor &dy = args.in[0], &indices = args.in[1];
   Shape expected = indices.sizes();
-  CHORALE_CHECK(dy.rank() == indices.rank() + 1, "[embedding_backward] a gradient of shape ", dy.sizes(),
+  CHORALE_CHECK(dy.dims() == indices.dims() + 1, "[embedding_backward] a gradient of shape ", dy.sizes(),
                 " does not belong to indices of shape ", indices.sizes());
   expected.push_back(dy.sizes().back());
   CHORALE_CHECK(dy.sizes() == expected, "[embedding_backward] a gradient of shape ", expected, " was expected, found ",
@@ -60,7 +60,7 @@ Tensor sparse_gradient(const Tensor& dy, const Tensor& indices, const Shape& tab
 int64_t bags_of(const Tensor& offsets, bool last_offset) { return offsets.elems() - (last_offset ? 1 : 0); }
 
 void check_bags(const Tensor& indices, const Tensor& offsets, const Tensor& weights, BagMode mode, bool last_offset) {
-  CHORALE_CHECK(indices.rank() == 1 && offsets.rank() == 1,
+  CHORALE_CHECK(indices.dims() == 1 && offsets.dims() == 1,
                 "[embedding_bag] indices and offsets are vectors, found shapes ", indices.sizes(), " and ",
                 offsets.sizes());
   CHORALE_CHECK(offsets.dtype() == DType::kI64 || offsets.dtype() == DType::kI32,
@@ -91,7 +91,7 @@ void infer_embedding_bag_backward(const InferArgs& args, std::span<OutSpec> out)
   const auto& a = args.attrs.get<EmbeddingBagBackwardAttrs>();
   const Tensor& dy = args.in[0];
   check_bags(args.in[1], args.in[2], args.in[3], a.mode, a.last_offset);
-  CHORALE_CHECK(dy.rank() == 2 && dy.size(0) == bags_of(args.in[2], a.last_offset),
+  CHORALE_CHECK(dy.dims() == 2 && dy.size(0) == bags_of(args.in[2], a.last_offset),
                 "[embedding_bag_backward] a gradient of shape ", dy.sizes(), " does not belong to ",
                 bags_of(args.in[2], a.last_offset), " bags");
   CHORALE_CHECK(a.mode != BagMode::kMax || (args.in[4].defined() && args.in[4].sizes() == dy.sizes()),
@@ -248,7 +248,7 @@ namespace {
 // Counted from the end when negative.
 int64_t padding_row(const char* name, const Tensor& table, std::optional<int64_t> padding) {
   if (!padding) return kNoPadding;
-  CHORALE_CHECK(table.rank() == 2, "[", name, "] the table must be a matrix, found shape ", table.sizes());
+  CHORALE_CHECK(table.dims() == 2, "[", name, "] the table must be a matrix, found shape ", table.sizes());
   const int64_t rows = table.size(0);
   CHORALE_CHECK(*padding >= -rows && *padding < rows, "[", name, "] the padding row ", *padding,
                 " is out of range: the table has ", rows, " rows");
@@ -268,7 +268,7 @@ Tensor embedding_bag(const Tensor& indices, const Tensor& table, const Tensor& o
 }
 
 Tensor embedding_bag(const Tensor& indices, const Tensor& table, const EmbeddingBagOptions& options) {
-  CHORALE_CHECK(indices.rank() == 2,
+  CHORALE_CHECK(indices.dims() == 2,
                 "[embedding_bag] without offsets the indices are a matrix with a bag per row, found shape ",
                 indices.sizes());
   const int64_t bags = indices.size(0), length = indices.size(1);

@@ -1,6 +1,6 @@
 #include "chorale/op/embedding.h"
 
-#include "chorale/base/parallel.h"
+#include "chorale/base/parallel_for.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/defs/tensor_test_util.h"
 #include "chorale/op/view.h"

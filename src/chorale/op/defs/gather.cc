@@ -1,7 +1,7 @@
 // Rows of ops with an index per element.
 #include <string>
 
-#include "chorale/kernel/cpu/index.h"
+#include "chorale/kernel/cpu/index/index.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/index.h"
 #include "chorale/op/label_letters.h"
@@ -11,7 +11,7 @@
 namespace chorale::op {
 namespace {
 
-// The index has the rank of x (of `sizes`) and, except along the dimension, no more elements than it. A scalar counts
+// The index has as many dimensions as x (of `sizes`) and, except along the dimension, no more elements than it. A scalar counts
 // as a vector of one element.
 void check_index(const char* op, const Shape& sizes, int64_t dim, const Tensor& index) {
   CHORALE_CHECK(index.dtype() == DType::kI64, "[", op, "] indices are i64, not ", index.dtype());

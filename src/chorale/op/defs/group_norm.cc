@@ -1,4 +1,4 @@
-#include "chorale/kernel/cpu/norm.h"
+#include "chorale/kernel/cpu/norm/norm.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/defs/norm_rules.h"
 #include "chorale/op/label_letters.h"
@@ -15,7 +15,7 @@ using kernel::GroupNormAttrs;
 using kernel::GroupNormBackwardAttrs;
 
 void check_groups(const InferArgs& args, const Tensor& x, int64_t groups) {
-  CHORALE_CHECK(x.rank() >= 2, "[", args.op.name, "] x must be [N, C, …], not ", x.sizes());
+  CHORALE_CHECK(x.dims() >= 2, "[", args.op.name, "] x must be [N, C, …], not ", x.sizes());
   CHORALE_CHECK(groups > 0 && x.size(1) % groups == 0, "[", args.op.name, "] ", x.size(1),
                 " channels cannot be divided into ", groups, " equal groups");
 }
@@ -50,7 +50,7 @@ struct Grouped {
 
   Grouped(const Tensor& x, int64_t group_count)
       : N(x.size(0)), groups(group_count), K(x.size(1) / group_count), area(1) {
-    for (int64_t d = 2; d < x.rank(); ++d) area *= x.size(d);
+    for (int64_t d = 2; d < x.dims(); ++d) area *= x.size(d);
   }
   int64_t count() const { return K * area; }
   Tensor split(const Tensor& x) const { return x.defined() ? reshape(x, {N, groups, K, area}) : x; }
@@ -105,17 +105,17 @@ Tensors grad_group_norm_backward(const GradArgs& g) {
 }
 
 // Samples may be split.
-std::string labels_of_rank(int64_t rank) {
-  std::string x = letters(rank);
-  for (int64_t d = 1; d < rank; ++d) x = keep_whole(x, d);
+std::string labels_of(int64_t dims) {
+  std::string x = letters(dims);
+  for (int64_t d = 1; d < dims; ++d) x = keep_whole(x, d);
   return x;
 }
 std::string labels_group_norm(const Attrs&, std::span<const int64_t> ranks) {
-  const std::string x = labels_of_rank(ranks[0]);
+  const std::string x = labels_of(ranks[0]);
   return x + ",B,B->" + x + ",aZ,aZ";
 }
 std::string labels_group_norm_backward(const Attrs& attrs, std::span<const int64_t> ranks) {
-  const std::string x = labels_of_rank(ranks[0]);
+  const std::string x = labels_of(ranks[0]);
   const std::string parameter = attrs.get<GroupNormBackwardAttrs>().affine ? "B" : "Y";
   return x + "," + x + ",aZ,aZ,B->" + x + "," + parameter + "," + parameter;
 }

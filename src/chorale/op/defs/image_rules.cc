@@ -5,8 +5,8 @@
 namespace chorale::op {
 
 AsImage::AsImage(const char* op, const Tensor& x, int64_t spatial)
-    : spatial_(spatial), batched_(x.rank() == spatial + 2) {
-  CHORALE_CHECK(x.rank() == spatial + 1 || x.rank() == spatial + 2, "[", op, "] x must be ",
+    : spatial_(spatial), batched_(x.dims() == spatial + 2) {
+  CHORALE_CHECK(x.dims() == spatial + 1 || x.dims() == spatial + 2, "[", op, "] x must be ",
                 spatial == 1 ? "[N, C, L] or [C, L]" : "[N, C, H, W] or [C, H, W]", ", not ", x.sizes());
   image_ = batched_ ? x : unsqueeze(x, 0);
   if (spatial == 1) image_ = unsqueeze(image_, 2);

@@ -8,7 +8,7 @@
 namespace chorale::op {
 
 inline void check_image(const InferArgs& args, const Tensor& x) {
-  CHORALE_CHECK(x.rank() == 4, "[", args.op.name, "] x must be [N, C, H, W], not ", x.sizes());
+  CHORALE_CHECK(x.dims() == 4, "[", args.op.name, "] x must be [N, C, H, W], not ", x.sizes());
   CHORALE_CHECK(x.size(2) * x.size(3) < int64_t{1} << 31, "[", args.op.name, "] planes of ", x.size(2), " x ",
                 x.size(3), " are too large");
 }

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "chorale/kernel/cpu/index.h"
+#include "chorale/kernel/cpu/index/index.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/label_letters.h"
 #include "chorale/op/pointwise.h"
@@ -23,7 +23,7 @@ void same_as(const Tensor& x, OutSpec& out) {
 size_t check_index(const char* op, const Shape& x, int64_t dim, const Tensor& index) {
   CHORALE_CHECK(index.dtype() == DType::kI64 || index.dtype() == DType::kI32, "[", op, "] indices are i64 or i32, not ",
                 index.dtype());
-  CHORALE_CHECK(index.rank() <= 1, "[", op, "] the index must be a vector, found shape ", index.sizes());
+  CHORALE_CHECK(index.dims() <= 1, "[", op, "] the index must be a vector, found shape ", index.sizes());
   return static_cast<size_t>(normalize_dim(op, dim, static_cast<int64_t>(x.size())));
 }
 
@@ -37,7 +37,7 @@ Shape selected(const Shape& x, size_t dim, const Tensor& index) {
 void infer_index_select(const InferArgs& args, std::span<OutSpec> out) {
   const Tensor& x = args.in[0];
   const size_t dim = check_index("index_select", x.sizes(), args.attrs.get<DimAttrs>().dim, args.in[1]);
-  CHORALE_CHECK(x.rank() > 0 || args.in[1].elems() == 1, "[index_select] a scalar takes one index, not ",
+  CHORALE_CHECK(x.dims() > 0 || args.in[1].elems() == 1, "[index_select] a scalar takes one index, not ",
                 args.in[1].sizes());
   same_as(x, out[0]);
   out[0].sizes = selected(x.sizes(), dim, args.in[1]);
@@ -79,7 +79,7 @@ void infer_index_fill(const InferArgs& args, std::span<OutSpec> out) {
 }
 
 // The dimension stays whole, and so does the index: aBc,Z->aZc with -1 for an index of one element.
-std::string index_letter(int64_t rank) { return rank > 0 ? "Z" : ""; }
+std::string index_letter(int64_t dims) { return dims > 0 ? "Z" : ""; }
 template <class T>
 std::string labels_select(const Attrs& attrs, std::span<const int64_t> ranks) {
   const std::string x = ranks[0] > 0 ? keep_whole(letters(ranks[0]), attrs.get<T>().dim) : "";

@@ -24,7 +24,7 @@ struct Brackets {
 // How many dimensions of x an item uses up.
 int64_t dims_of(const IndexItem& item) {
   if (const auto* mark = std::get_if<IndexMark>(&item); mark) return 0;
-  if (const auto* tensor = std::get_if<Tensor>(&item); tensor && tensor->dtype() == DType::kBool) return tensor->rank();
+  if (const auto* tensor = std::get_if<Tensor>(&item); tensor && tensor->dtype() == DType::kBool) return tensor->dims();
   return 1;
 }
 
@@ -32,11 +32,11 @@ int64_t dims_of(const IndexItem& item) {
 // all.
 void add_mask(const Tensor& mask, Brackets& brackets) {
   const int64_t dim = brackets.dim();
-  for (int64_t d = 0; d < mask.rank(); ++d) {
+  for (int64_t d = 0; d < mask.dims(); ++d) {
     CHORALE_CHECK(mask.size(d) == brackets.view.size(dim + d), "[index] a mask of shape ", mask.sizes(),
                   " does not fit shape ", brackets.view.sizes(), " from dimension ", dim, " on");
   }
-  if (mask.rank() == 0) {
+  if (mask.dims() == 0) {
     brackets.view = unsqueeze(brackets.view, dim);
     brackets.tensors.push_back(select(nonzero(reshape(mask, {1})), 1, 0));
     return;
@@ -50,7 +50,7 @@ Brackets take_apart(const Tensor& x, IndexItems items) {
     used += dims_of(item);
     ellipses += std::holds_alternative<IndexMark>(item) && std::get<IndexMark>(item) == kEllipsis;
   }
-  CHORALE_CHECK(used <= x.rank(), "[index] ", used, " indices for a tensor of shape ", x.sizes());
+  CHORALE_CHECK(used <= x.dims(), "[index] ", used, " indices for a tensor of shape ", x.sizes());
   CHORALE_CHECK(ellipses <= 1, "[index] only one ellipsis can stand for the dimensions that are left");
   Brackets brackets{x, {}};
   for (const IndexItem& item : items) {
@@ -59,7 +59,7 @@ Brackets take_apart(const Tensor& x, IndexItems items) {
         brackets.view = unsqueeze(brackets.view, brackets.dim());
         brackets.keep_whole();
       } else {
-        for (int64_t i = used; i < x.rank(); ++i) brackets.keep_whole();
+        for (int64_t i = used; i < x.dims(); ++i) brackets.keep_whole();
       }
     } else if (const auto* range = std::get_if<Slice>(&item)) {
       if (range->start != 0 || range->stop != kEnd || range->step != 1) {
@@ -116,9 +116,9 @@ Tensor gather(const Tensor& x, int64_t dim, const Tensor& index) { return call(k
 
 Tensor take_along_dim(const Tensor& x, const Tensor& index, std::optional<int64_t> dim) {
   if (!dim) return gather(flatten(x), 0, flatten(index));
-  CHORALE_CHECK(x.rank() == index.rank() && x.rank() > 0, "[take_along_dim] x of shape ", x.sizes(),
+  CHORALE_CHECK(x.dims() == index.dims() && x.dims() > 0, "[take_along_dim] x of shape ", x.sizes(),
                 " and an index of shape ", index.sizes(), " must have the same number of dimensions");
-  const auto at = static_cast<size_t>(normalize_dim("take_along_dim", *dim, x.rank()));
+  const auto at = static_cast<size_t>(normalize_dim("take_along_dim", *dim, x.dims()));
   // Broadcast everywhere but along the dimension.
   Shape x_sizes = x.sizes(), index_sizes = index.sizes();
   x_sizes[at] = index_sizes[at] = 1;
@@ -183,7 +183,7 @@ Tensor masked_scatter(const Tensor& x, const Tensor& mask, const Tensor& source)
   return call(kMaskedScatter, {}, x, mask, source);
 }
 Tensor masked_fill(const Tensor& x, const Tensor& mask, const Tensor& value) {
-  CHORALE_CHECK(value.rank() == 0, "[masked_fill] the value must be a scalar, found shape ", value.sizes());
+  CHORALE_CHECK(value.dims() == 0, "[masked_fill] the value must be a scalar, found shape ", value.sizes());
   return where(mask, to(value, x.dtype()), x);
 }
 Tensor nonzero(const Tensor& x) { return call(kNonzero, {}, x); }

@@ -1,5 +1,5 @@
 // Rows of x[i0, i1, …] with tensors as indices.
-#include "chorale/kernel/cpu/index.h"
+#include "chorale/kernel/cpu/index/index.h"
 #include "chorale/kernel/index_layout.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/creation.h"

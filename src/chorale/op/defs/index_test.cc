@@ -1,6 +1,6 @@
 #include "chorale/op/index.h"
 
-#include "chorale/base/parallel.h"
+#include "chorale/base/parallel_for.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/defs/tensor_test_util.h"
 #include "chorale/op/pointwise.h"
@@ -32,7 +32,7 @@ TEST(IndexSelect, AgreesWithIndexArithmeticAndAddsBack) {
   RandomShapes random(21);
   for (int round = 0; round < 100; ++round) {
     const Tensor x = transpose(iota<double>(random.shape(), 1), 0, -1);
-    const auto dim = static_cast<size_t>(random.pick(0, x.rank() - 1));
+    const auto dim = static_cast<size_t>(random.pick(0, x.dims() - 1));
     const int64_t size = x.sizes()[dim];
     const Tensor index = random_index(random, {size == 0 ? 0 : random.pick(0, 6)}, size);
     Shape sizes = x.sizes();
@@ -88,7 +88,7 @@ TEST(Gather, AgreesWithIndexArithmeticOverRandomShapes) {
   RandomShapes random(22);
   for (int round = 0; round < 200; ++round) {
     const Tensor x = transpose(iota<double>(random.shape(), 1), 0, -1);
-    const auto dim = static_cast<size_t>(random.pick(0, x.rank() - 1));
+    const auto dim = static_cast<size_t>(random.pick(0, x.dims() - 1));
     Shape sizes = x.sizes();
     for (int64_t& size : sizes) size = random.pick(0, 3) ? size : std::min<int64_t>(size, 2);
     sizes[dim] = x.sizes()[dim] == 0 ? 0 : random.pick(0, 5);
@@ -114,7 +114,7 @@ TEST(Gather, AgreesWithIndexArithmeticOverRandomShapes) {
     expect_equal(scatter(x, d, index, source), scattered(false));
     expect_equal(scatter_add(x, d, index, source), scattered(true));
     const Tensor expected = scattered(true);
-    scatter_add_(x, d - x.rank(), index, source);
+    scatter_add_(x, d - x.dims(), index, source);
     expect_tensor(x, x.sizes(), values(expected));
   }
 }

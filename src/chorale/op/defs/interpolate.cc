@@ -1,4 +1,4 @@
-#include "chorale/kernel/cpu/interpolate.h"
+#include "chorale/kernel/cpu/image/interpolate.h"
 
 #include <cmath>
 
@@ -95,8 +95,8 @@ Rows interpolate_rows() {
 namespace chorale {
 
 Tensor interpolate(const Tensor& x, const InterpolateOptions& options) {
-  CHORALE_CHECK(x.rank() == 3 || x.rank() == 4, "[interpolate] x must be [N, C, L] or [N, C, H, W], not ", x.sizes());
-  const int64_t spatial = x.rank() - 2;
+  CHORALE_CHECK(x.dims() == 3 || x.dims() == 4, "[interpolate] x must be [N, C, L] or [N, C, H, W], not ", x.sizes());
+  const int64_t spatial = x.dims() - 2;
   const size_t given = options.size.empty() ? options.scale_factor.size() : options.size.size();
   CHORALE_CHECK(options.size.empty() != options.scale_factor.empty(),
                 "[interpolate] give a size or a scale_factor, not ", options.size.empty() ? "neither" : "both");

@@ -1,6 +1,6 @@
 #include <limits>
 
-#include "chorale/kernel/cpu/norm.h"
+#include "chorale/kernel/cpu/norm/norm.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/defs/norm_rules.h"
 #include "chorale/op/label_letters.h"
@@ -19,12 +19,12 @@ using kernel::LayerNormBackwardAttrs;
 // x's shape with the normalised dimensions, checked, as ones: the shape of the statistics.
 Shape statistics_shape(const InferArgs& args, const Tensor& x, const IntList& normalized_shape) {
   const Shape shape = normalized_shape.shape();
-  const size_t rank = x.sizes().size(), count = shape.size();
-  const bool fits = count >= 1 && count <= rank && Shape(x.sizes().end() - count, x.sizes().end()) == shape;
+  const size_t dims = x.sizes().size(), count = shape.size();
+  const bool fits = count >= 1 && count <= dims && Shape(x.sizes().end() - count, x.sizes().end()) == shape;
   CHORALE_CHECK(fits, "[", args.op.name, "] the last dimensions of x, ", x.sizes(), ", must be the normalised shape ",
                 shape);
   Shape statistics = x.sizes();
-  for (size_t d = rank - count; d < rank; ++d) statistics[d] = 1;
+  for (size_t d = dims - count; d < dims; ++d) statistics[d] = 1;
   return statistics;
 }
 
@@ -39,9 +39,9 @@ IntList dims_of(const IntList& normalized_shape) {
 struct Labels {
   std::string x, statistics, parameter;
 
-  Labels(int64_t rank, const IntList& normalized_shape) {
-    const auto leading = static_cast<size_t>(rank) - normalized_shape.size();
-    x = letters(rank);
+  Labels(int64_t dims, const IntList& normalized_shape) {
+    const auto leading = static_cast<size_t>(dims) - normalized_shape.size();
+    x = letters(dims);
     for (size_t d = leading; d < x.size(); ++d) x = keep_whole(x, static_cast<int64_t>(d));
     parameter = x.substr(leading);
     statistics = x.substr(0, leading);

@@ -13,9 +13,9 @@ namespace chorale {
 inline std::vector<Tensor> layouts(const Tensor& x) {
   std::vector<Tensor> result{x};
   IntList backwards;
-  for (int64_t d = x.rank(); d-- > 0;) backwards.values[backwards.count++] = d;
+  for (int64_t d = x.dims(); d-- > 0;) backwards.values[backwards.count++] = d;
   result.push_back(permute(clone(permute(x, backwards)), backwards));  // the first dimension is contiguous
-  if (x.rank() > 0) {
+  if (x.dims() > 0) {
     Shape wide = x.sizes();
     wide.back() *= 2;
     const Tensor spaced = slice(zeros(wide, x.dtype()), -1, 0, kEnd, 2);  // every other element

@@ -3,7 +3,7 @@
 
 #include <array>
 
-#include "chorale/kernel/cpu/linalg.h"
+#include "chorale/kernel/cpu/product/linalg.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/label_letters.h"
 #include "chorale/op/pointwise.h"
@@ -24,7 +24,7 @@ namespace {
 Shape batch_sizes(const Tensor& x) { return Shape({x.sizes().data(), x.sizes().size() - 2}); }
 
 void check_matrices(const char* op, const Tensor& x, bool square) {
-  CHORALE_CHECK(x.rank() >= 2 && (!square || x.size(-1) == x.size(-2)), "[", op, "] needs ", square ? "square " : "",
+  CHORALE_CHECK(x.dims() >= 2 && (!square || x.size(-1) == x.size(-2)), "[", op, "] needs ", square ? "square " : "",
                 "matrices in the last two dimensions, found shape ", x.sizes());
 }
 

@@ -1,5 +1,5 @@
 // Losses of numbers.
-#include "chorale/kernel/cpu/loss.h"
+#include "chorale/kernel/cpu/loss/loss.h"
 
 #include "chorale/op/builder.h"
 #include "chorale/op/copy.h"
@@ -272,13 +272,13 @@ Tensor kl_div(const Tensor& x, const Tensor& target, KlReduction reduction, bool
     case KlReduction::kBatchMean:
       break;
   }
-  CHORALE_CHECK(x.rank() > 0, "[kl_div] the mean over a batch needs a dimension of samples, but x is a scalar");
+  CHORALE_CHECK(x.dims() > 0, "[kl_div] the mean over a batch needs a dimension of samples, but x is a scalar");
   return sum(losses) / static_cast<double>(losses.size(0));
 }
 
 Tensor cosine_similarity(const Tensor& x, const Tensor& y, int64_t dim, double eps) {
   const Pair pair("cosine_similarity", x, y);
-  dim = normalize_dim("cosine_similarity", dim, pair.x.rank());
+  dim = normalize_dim("cosine_similarity", dim, pair.x.dims());
   // Cut before the root, which has no derivative at 0.
   const auto length = [&](const Tensor& t) { return sqrt(maximum(sum(square(t), {dim}), eps * eps)); };
   return sum(pair.x * pair.y, {dim}) / (length(pair.x) * length(pair.y));

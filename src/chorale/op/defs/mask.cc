@@ -1,5 +1,5 @@
 // Rows of ops with a mask.
-#include "chorale/kernel/cpu/index.h"
+#include "chorale/kernel/cpu/index/index.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/index.h"

@@ -1,4 +1,4 @@
-#include "chorale/kernel/cpu/pool.h"
+#include "chorale/kernel/cpu/image/pool.h"
 
 #include "chorale/kernel/pool_window.h"
 #include "chorale/op/builder.h"

@@ -1,6 +1,6 @@
 #include "chorale/op/product.h"
 
-#include "chorale/kernel/cpu/matmul.h"
+#include "chorale/kernel/cpu/product/matmul.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/reduce.h"
@@ -21,12 +21,12 @@ void check_dtypes(const char* name, const Tensor& a, const Tensor& b) {
 
 void infer_matmul(const InferArgs& args, std::span<OutSpec> out) {
   const Tensor &a = args.in[0], &b = args.in[1];
-  CHORALE_CHECK(a.rank() >= 2 && b.rank() >= 2, "[matmul] needs matrices, found ", a.sizes(), " x ", b.sizes());
+  CHORALE_CHECK(a.dims() >= 2 && b.dims() >= 2, "[matmul] needs matrices, found ", a.sizes(), " x ", b.sizes());
   check_dtypes("matmul", a, b);
   CHORALE_CHECK(a.size(-1) == b.size(-2), "[matmul] inner dimensions differ: ", a.sizes(), " x ", b.sizes(),
                 "; transpose one side?");
   Shape sizes;
-  if (a.rank() > 2 || b.rank() > 2) {
+  if (a.dims() > 2 || b.dims() > 2) {
     sizes = broadcast_shapes("matmul", Shape(a.sizes().begin(), a.sizes().end() - 2),
                              Shape(b.sizes().begin(), b.sizes().end() - 2));
   }
@@ -39,13 +39,13 @@ void infer_matmul(const InferArgs& args, std::span<OutSpec> out) {
 
 void infer_addmm(const InferArgs& args, std::span<OutSpec> out) {
   const Tensor &c = args.in[0], &a = args.in[1], &b = args.in[2];
-  CHORALE_CHECK(a.rank() == 2 && b.rank() == 2, "[addmm] needs matrices, found ", a.sizes(), " x ", b.sizes());
+  CHORALE_CHECK(a.dims() == 2 && b.dims() == 2, "[addmm] needs matrices, found ", a.sizes(), " x ", b.sizes());
   check_dtypes("addmm", a, b);
   check_dtypes("addmm", c, a);
   CHORALE_CHECK(a.size(1) == b.size(0), "[addmm] inner dimensions differ: ", a.sizes(), " x ", b.sizes(),
                 "; transpose one side?");
   const Shape sizes{a.size(0), b.size(1)};
-  CHORALE_CHECK(c.rank() <= 2 && broadcast_shapes("addmm", c.sizes(), sizes) == sizes, "[addmm] ", c.sizes(),
+  CHORALE_CHECK(c.dims() <= 2 && broadcast_shapes("addmm", c.sizes(), sizes) == sizes, "[addmm] ", c.sizes(),
                 " does not broadcast to the product's ", sizes);
   out[0].sizes = sizes;
   out[0].dtype = a.dtype();
@@ -54,14 +54,14 @@ void infer_addmm(const InferArgs& args, std::span<OutSpec> out) {
 
 void infer_linear(const InferArgs& args, std::span<OutSpec> out) {
   const Tensor &x = args.in[0], &weight = args.in[1], &bias = args.in[2];
-  CHORALE_CHECK(weight.rank() == 2 && x.rank() >= 1, "[linear] needs x [.., in] and weight [out, in], found ",
+  CHORALE_CHECK(weight.dims() == 2 && x.dims() >= 1, "[linear] needs x [.., in] and weight [out, in], found ",
                 x.sizes(), " and ", weight.sizes());
   CHORALE_CHECK(x.size(-1) == weight.size(1), "[linear] x ", x.sizes(), " has ", x.size(-1), " features, weight ",
                 weight.sizes(), " takes ", weight.size(1));
   check_dtypes("linear", x, weight);
   if (bias.defined()) {
     check_dtypes("linear", x, bias);
-    CHORALE_CHECK(bias.rank() == 1 && bias.size(0) == weight.size(0), "[linear] bias ", bias.sizes(),
+    CHORALE_CHECK(bias.dims() == 1 && bias.size(0) == weight.size(0), "[linear] bias ", bias.sizes(),
                   " does not fit weight ", weight.sizes());
   }
   out[0].sizes = x.sizes();
@@ -71,7 +71,7 @@ void infer_linear(const InferArgs& args, std::span<OutSpec> out) {
 }
 
 // All dimensions but the last as one.
-Tensor as_rows(const Tensor& x) { return x.rank() == 2 ? x : reshape(x, {-1, x.size(-1)}); }
+Tensor as_rows(const Tensor& x) { return x.dims() == 2 ? x : reshape(x, {-1, x.size(-1)}); }
 
 Tensors grad_linear(const GradArgs& g) {
   const Tensor &x = g.in[0], &weight = g.in[1], &dy = g.dout[0];
@@ -95,8 +95,8 @@ constexpr OpDef kMatmul{
     .grad = [](const GradArgs& g) -> Tensors {
       const Tensor &a = g.in[0], &b = g.in[1], &dc = g.dout[0];
       Tensors din(2);
-      if (g.needs(0)) din[0] = a.rank() == dc.rank() ? emit(g, 0, kMatmul, {}, dc, adjoint(b)) : matmul(dc, adjoint(b));
-      if (g.needs(1)) din[1] = b.rank() == dc.rank() ? emit(g, 1, kMatmul, {}, adjoint(a), dc) : matmul(adjoint(a), dc);
+      if (g.needs(0)) din[0] = a.dims() == dc.dims() ? emit(g, 0, kMatmul, {}, dc, adjoint(b)) : matmul(dc, adjoint(b));
+      if (g.needs(1)) din[1] = b.dims() == dc.dims() ? emit(g, 1, kMatmul, {}, adjoint(a), dc) : matmul(adjoint(a), dc);
       return din;
     },
     .shard = {.labels = "...mk,...kn->...mn", .partial = Reduce::kSum},
@@ -169,12 +169,12 @@ Rows product_rows() { return kRows; }
 }  // namespace op
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
-  CHORALE_CHECK(a.rank() >= 1 && b.rank() >= 1, "[matmul] a scalar is no matrix: ", a.sizes(), " x ", b.sizes(),
+  CHORALE_CHECK(a.dims() >= 1 && b.dims() >= 1, "[matmul] a scalar is no matrix: ", a.sizes(), " x ", b.sizes(),
                 "; use mul");
-  if (a.rank() == 1) return squeeze(matmul(unsqueeze(a, 0), b), {b.rank() == 1 ? int64_t{0} : int64_t{-2}});
-  if (b.rank() == 1) return squeeze(matmul(a, unsqueeze(b, 1)), {-1});
+  if (a.dims() == 1) return squeeze(matmul(unsqueeze(a, 0), b), {b.dims() == 1 ? int64_t{0} : int64_t{-2}});
+  if (b.dims() == 1) return squeeze(matmul(a, unsqueeze(b, 1)), {-1});
   // Many small matrices times one matrix are one tall matrix times it, in the gradient too.
-  if (a.rank() > 2 && b.rank() == 2 && a.is_contiguous() && a.elems() > 0) {
+  if (a.dims() > 2 && b.dims() == 2 && a.is_contiguous() && a.elems() > 0) {
     Shape sizes = a.sizes();
     sizes.back() = b.size(1);
     return view(op::call(op::kMatmul, {}, view(a, {-1, a.size(-1)}), b), sizes);
@@ -183,12 +183,12 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
 }
 
 Tensor mm(const Tensor& a, const Tensor& b) {
-  CHORALE_CHECK(a.rank() == 2 && b.rank() == 2, "[mm] needs two matrices, found ", a.sizes(), " x ", b.sizes());
+  CHORALE_CHECK(a.dims() == 2 && b.dims() == 2, "[mm] needs two matrices, found ", a.sizes(), " x ", b.sizes());
   return op::call(op::kMatmul, {}, a, b);
 }
 
 Tensor bmm(const Tensor& a, const Tensor& b) {
-  CHORALE_CHECK(a.rank() == 3 && b.rank() == 3 && a.size(0) == b.size(0),
+  CHORALE_CHECK(a.dims() == 3 && b.dims() == 3 && a.size(0) == b.size(0),
                 "[bmm] needs two batches of matrices of equal length, found ", a.sizes(), " x ", b.sizes());
   return op::call(op::kMatmul, {}, a, b);
 }
@@ -202,13 +202,13 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
 }
 
 Tensor dot(const Tensor& a, const Tensor& b) {
-  CHORALE_CHECK(a.rank() == 1 && b.rank() == 1 && a.size(0) == b.size(0),
+  CHORALE_CHECK(a.dims() == 1 && b.dims() == 1 && a.size(0) == b.size(0),
                 "[dot] needs two vectors of equal length, found ", a.sizes(), " and ", b.sizes());
   return matmul(a, b);
 }
 
 Tensor outer(const Tensor& a, const Tensor& b) {
-  CHORALE_CHECK(a.rank() == 1 && b.rank() == 1, "[outer] needs two vectors, found ", a.sizes(), " and ", b.sizes());
+  CHORALE_CHECK(a.dims() == 1 && b.dims() == 1, "[outer] needs two vectors, found ", a.sizes(), " and ", b.sizes());
   return mul(unsqueeze(a, 1), b);
 }
 

@@ -27,7 +27,7 @@ TEST(Matmul, VectorsLoseTheirDimension) {
   const Tensor a = iota<float>({2, 3}), v = iota<float>({3}, 1), w = iota<float>({2}, 1);
   EXPECT_EQ(values(matmul(a, v)), (Values{8, 26}));
   EXPECT_EQ(values(matmul(w, a)), (Values{6, 9, 12}));
-  EXPECT_EQ(matmul(v, v).rank(), 0);
+  EXPECT_EQ(matmul(v, v).dims(), 0);
   EXPECT_EQ(matmul(v, v).item<float>(), 14);
   EXPECT_EQ(values(outer(w, v)), (Values{1, 2, 3, 2, 4, 6}));
 }

@@ -54,7 +54,7 @@ void infer_bernoulli(const InferArgs& args, std::span<OutSpec> out) {
 void infer_multinomial(const InferArgs& args, std::span<OutSpec> out) {
   const auto& a = args.attrs.get<DrawAttrs>();
   const Tensor& w = args.in[0];
-  CHORALE_CHECK(w.rank() >= 1 && w.rank() <= 2 && w.size(-1) > 0,
+  CHORALE_CHECK(w.dims() >= 1 && w.dims() <= 2 && w.size(-1) > 0,
                 "[multinomial] weights must be [n] or [rows, n] with n > 0, found ", w.sizes());
   CHORALE_CHECK(a.count > 0 && (a.replacement || a.count <= w.size(-1)), "[multinomial] ", a.count, " draws ",
                 a.replacement ? "with" : "without", " replacement from ", w.size(-1), " weights");
@@ -183,7 +183,7 @@ Tensor bernoulli(const Tensor& p, Generator& generator) {
                   op::DrawAttrs{1, false, static_cast<int64_t>(stream.seed), static_cast<int64_t>(stream.offset)}, p);
 }
 Tensor multinomial(const Tensor& weights, int64_t count, bool replacement, Generator& generator) {
-  const int64_t n = weights.rank() > 0 ? weights.size(-1) : 1;
+  const int64_t n = weights.dims() > 0 ? weights.size(-1) : 1;
   const int64_t rows = n > 0 ? weights.elems() / n : 0;
   const RandomStream stream = generator.take(2 * rows * std::max(n, count));
   return op::call(

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "chorale/base/error.h"
-#include "chorale/base/parallel.h"
+#include "chorale/base/parallel_for.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/defs/tensor_test_util.h"
 

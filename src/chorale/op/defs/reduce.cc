@@ -3,7 +3,7 @@
 
 #include <array>
 
-#include "chorale/kernel/cpu/reduce.h"
+#include "chorale/kernel/cpu/reduce/reduce.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/defs/reduce_common.h"
@@ -70,7 +70,7 @@ constexpr OpDef kMean{
 void infer_extreme(const InferArgs& a, std::span<OutSpec> out) {
   infer_reduction<ReduceAttrs>(a, a.in[0].dtype(), out[0]);
   const Tensor& x = a.in[0];
-  check_not_empty(a.op.name, x.sizes(), dim_mask(a.op.name, a.attrs.get<ReduceAttrs>().dims, x.rank()));
+  check_not_empty(a.op.name, x.sizes(), dim_mask(a.op.name, a.attrs.get<ReduceAttrs>().dims, x.dims()));
 }
 
 // Equal extremes share the gradient.

@@ -28,7 +28,7 @@ std::string reduction_labels(int64_t rank, DimMask reduced, bool keepdim, bool w
     } else {
       from += whole ? capital : letter;
       // What remains of the dimension is another one, of size 1.
-      if (keepdim) to += static_cast<char>(capital + static_cast<char>(kMaxRank));
+      if (keepdim) to += static_cast<char>(capital + static_cast<char>(kMaxDims));
     }
   }
   return from + "->" + to;

@@ -33,7 +33,7 @@ template <class A>
 void infer_reduction(const InferArgs& args, DType dtype, OutSpec& out) {
   const A& attrs = args.attrs.get<A>();
   const Tensor& x = args.in[0];
-  out.sizes = reduced_shape(x.sizes(), dim_mask(args.op.name, attrs.dims, x.rank()), attrs.keepdim);
+  out.sizes = reduced_shape(x.sizes(), dim_mask(args.op.name, attrs.dims, x.dims()), attrs.keepdim);
   out.dtype = dtype;
   out.device = x.device();
 }

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "chorale/base/parallel.h"
+#include "chorale/base/parallel_for.h"
 #include "chorale/kernel/reduce_attrs.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
@@ -19,7 +19,7 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 // Folds with f, one element after the other, in row-major order.
 Tensor naive(const Tensor& x, const IntList& dims, bool keepdim, DType dtype, double first,
              const std::function<double(double, double)>& f) {
-  const kernel::DimMask reduced = kernel::dim_mask("naive", dims, x.rank());
+  const kernel::DimMask reduced = kernel::dim_mask("naive", dims, x.dims());
   const Shape sizes = kernel::reduced_shape(x.sizes(), reduced, false);
   const Strides strides = contiguous_strides(sizes);
   std::vector<double> results(static_cast<size_t>(count_elems(sizes)), first);
@@ -94,7 +94,7 @@ TEST(Reduce, LongReductionsAreCutIntoBlocksWithoutLosingAnything) {
     double total = 0;
     for (double value : values(x)) total += value;
     EXPECT_EQ(sum(x).item<double>(), total) << sizes;
-    for (int64_t d = 0; d < x.rank(); ++d) EXPECT_EQ(sum(sum(x, d)).item<double>(), total) << sizes << " " << d;
+    for (int64_t d = 0; d < x.dims(); ++d) EXPECT_EQ(sum(sum(x, d)).item<double>(), total) << sizes << " " << d;
     EXPECT_EQ(amax(x).item<double>(), 3);
   }
   // Channels of images: the rows of one result lie apart.

@@ -1,8 +1,8 @@
 // Running sums and products, and products over dimensions, whose gradient is made of running ones.
 #include <array>
 
-#include "chorale/kernel/cpu/reduce.h"
-#include "chorale/kernel/cpu/scan.h"
+#include "chorale/kernel/cpu/reduce/reduce.h"
+#include "chorale/kernel/cpu/reduce/scan.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/defs/reduce_common.h"
@@ -31,7 +31,7 @@ Tensor products_before(const Tensor& x, int64_t dim, bool reverse) {
 
 void infer_scan(const InferArgs& args, std::span<OutSpec> out) {
   const Tensor& x = args.in[0];
-  normalize_dim(args.op.name, args.attrs.get<ScanAttrs>().dim, x.rank());
+  normalize_dim(args.op.name, args.attrs.get<ScanAttrs>().dim, x.dims());
   out[0] = {.sizes = x.sizes(), .dtype = sum_dtype(x.dtype()), .device = x.device()};
 }
 
@@ -129,7 +129,7 @@ Tensors prod_grad(const GradArgs& g) {
   const DimMask reduced = reduced_dims<ReduceAttrs>(g);
   IntList order;  // kept dimensions first, so that the reduced ones can become one
   for (DimMask wanted : {0u, 1u}) {
-    for (int64_t d = 0; d < x.rank(); ++d) {
+    for (int64_t d = 0; d < x.dims(); ++d) {
       if ((reduced >> d & 1u) == wanted) order.values[order.count++] = d;
     }
   }

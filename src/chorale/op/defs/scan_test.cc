@@ -16,7 +16,7 @@ TEST(Scan, RunsAlongAnyDimension) {
   expect_tensor(cumsum(transpose(x, 0, 1), 0), {3, 2}, {1, 4, 3, 9, 6, 15});
   for (const Shape& sizes : {Shape{9, 100}, Shape{300, 7}, Shape{2, 50, 300}}) {
     const Tensor big = build(sizes, [](const Shape& i) { return static_cast<double>((i[0] * 7 + i[1] * 3) % 5 - 2); });
-    for (int64_t dim = 0; dim < big.rank(); ++dim) {
+    for (int64_t dim = 0; dim < big.dims(); ++dim) {
       const Tensor sums = cumsum(big, dim);
       expect_equal(select(sums, dim, -1), sum(big, dim));
       for_each_index(sizes, [&](const Shape& index) {

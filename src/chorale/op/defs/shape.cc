@@ -14,7 +14,7 @@
 namespace chorale::op {
 namespace {
 
-// An empty vector is left out of a cat, whatever the others' rank.
+// An empty vector is left out of a cat, whatever the others' number of dimensions.
 bool is_nothing(const Shape& sizes) { return sizes.size() == 1 && sizes[0] == 0; }
 
 DType promote_all(std::span<const Tensor> in) {
@@ -28,8 +28,8 @@ void infer_cat(const InferArgs& args, std::span<OutSpec> out) {
   const auto* model = std::find_if(args.in.data(), args.in.data() + args.in.size(),
                                    [](const Tensor& x) { return !is_nothing(x.sizes()); });
   if (model == args.in.data() + args.in.size()) model = args.in.data();
-  CHORALE_CHECK(model->rank() > 0, "[cat] scalars have no dimension to be joined along; use stack");
-  const auto dim = static_cast<size_t>(normalize_dim("cat", args.attrs.get<DimAttrs>().dim, model->rank()));
+  CHORALE_CHECK(model->dims() > 0, "[cat] scalars have no dimension to be joined along; use stack");
+  const auto dim = static_cast<size_t>(normalize_dim("cat", args.attrs.get<DimAttrs>().dim, model->dims()));
   Shape sizes = model->sizes();
   sizes[dim] = 0;
   for (size_t i = 0; i < args.in.size(); ++i) {
@@ -53,8 +53,8 @@ void infer_stack(const InferArgs& args, std::span<OutSpec> out) {
     CHORALE_CHECK(args.in[i].sizes() == sizes, "[stack] input ", i, " has shape ", args.in[i].sizes(),
                   ", the first has ", sizes, "; they must agree");
   }
-  CHORALE_CHECK(sizes.size() < kMaxRank, "[stack] tensors of shape ", sizes, " have no room for another dimension");
-  const int64_t dim = normalize_dim("stack", args.attrs.get<DimAttrs>().dim, args.in[0].rank() + 1);
+  CHORALE_CHECK(sizes.size() < kMaxDims, "[stack] tensors of shape ", sizes, " have no room for another dimension");
+  const int64_t dim = normalize_dim("stack", args.attrs.get<DimAttrs>().dim, args.in[0].dims() + 1);
   sizes.insert(static_cast<size_t>(dim), static_cast<int64_t>(args.in.size()));
   out[0].sizes = std::move(sizes);
   out[0].dtype = promote_all(args.in);
@@ -132,12 +132,12 @@ std::string labels_roll(const Attrs& attrs, std::span<const int64_t> ranks) {
 }
 
 void infer_roll(const InferArgs& args, std::span<OutSpec> out) {
-  normalize_dim("roll", args.attrs.get<RollAttrs>().dim, args.in[0].rank());
+  normalize_dim("roll", args.attrs.get<RollAttrs>().dim, args.in[0].dims());
   infer_same(args, out);
 }
 
 void infer_triangle(const InferArgs& args, std::span<OutSpec> out) {
-  CHORALE_CHECK(args.in[0].rank() >= 2, "[triangle] needs a matrix or a batch of them, found shape ",
+  CHORALE_CHECK(args.in[0].dims() >= 2, "[triangle] needs a matrix or a batch of them, found shape ",
                 args.in[0].sizes());
   infer_same(args, out);
 }
@@ -177,7 +177,7 @@ constinit const OpDef kCat{
     .cpu = kernel::cpu::cat,
     .grad = [](const GradArgs& g) -> Tensors {
       Tensors din;
-      const int64_t dim = normalize_dim("cat", g.attrs.get<DimAttrs>().dim, g.dout[0].rank());
+      const int64_t dim = normalize_dim("cat", g.attrs.get<DimAttrs>().dim, g.dout[0].dims());
       int64_t at = 0;
       for (size_t i = 0; i < g.in.size(); ++i) {
         const Shape sizes = g.shape(i);

@@ -29,7 +29,7 @@ Tensor stack(std::span<const Tensor> xs, int64_t dim) { return call_list(kStack,
 Tensor stack(std::initializer_list<Tensor> xs, int64_t dim) { return stack(span_of(xs), dim); }
 
 Tensor repeat(const Tensor& x, const IntList& repeats) {
-  CHORALE_CHECK(repeats.size() >= x.sizes().size(), "[repeat] shape ", x.sizes(), " needs at least ", x.rank(),
+  CHORALE_CHECK(repeats.size() >= x.sizes().size(), "[repeat] shape ", x.sizes(), " needs at least ", x.dims(),
                 " repeats, got ", repeats.shape(), "; use tile");
   for (int64_t count : repeats) {
     CHORALE_CHECK(count >= 0, "[repeat] a repeat of ", count, " in ", repeats.shape(), " is negative");
@@ -58,8 +58,8 @@ Tensor tile(const Tensor& x, const IntList& repeats) {
 
 Tensor repeat_interleave(const Tensor& x, int64_t repeats, std::optional<int64_t> dim) {
   CHORALE_CHECK(repeats >= 0, "[repeat_interleave] ", repeats, " repeats are negative");
-  if (!dim || x.rank() == 0) return repeat_interleave(reshape(x, {x.elems()}), repeats, 0);
-  const auto at = static_cast<size_t>(normalize_dim("repeat_interleave", *dim, x.rank()));
+  if (!dim || x.dims() == 0) return repeat_interleave(reshape(x, {x.elems()}), repeats, 0);
+  const auto at = static_cast<size_t>(normalize_dim("repeat_interleave", *dim, x.dims()));
   const IntList blocks = around(x.sizes(), at);
   Shape sizes = x.sizes();
   sizes[at] *= repeats;
@@ -69,14 +69,14 @@ Tensor repeat_interleave(const Tensor& x, int64_t repeats, std::optional<int64_t
 }
 
 Tensor repeat_interleave(const Tensor& x, const Tensor& repeats, std::optional<int64_t> dim) {
-  if (!dim || x.rank() == 0) return repeat_interleave(flatten(x), repeats, 0);
-  const int64_t at = normalize_dim("repeat_interleave", *dim, x.rank());
+  if (!dim || x.dims() == 0) return repeat_interleave(flatten(x), repeats, 0);
+  const int64_t at = normalize_dim("repeat_interleave", *dim, x.dims());
   const int64_t size = x.size(at);
-  CHORALE_CHECK(repeats.rank() <= 1 && (repeats.elems() == 1 || repeats.elems() == size),
+  CHORALE_CHECK(repeats.dims() <= 1 && (repeats.elems() == 1 || repeats.elems() == size),
                 "[repeat_interleave] repeats of shape ", repeats.sizes(), " do not fit dimension ", at, " of size ",
                 size);
   const Tensor counts =
-      repeats.elems() == size && repeats.rank() == 1 ? repeats : expand(reshape(repeats, {1}), {size});
+      repeats.elems() == size && repeats.dims() == 1 ? repeats : expand(reshape(repeats, {1}), {size});
   return index_select(x, at, call(kRepeatInterleave, {}, counts));
 }
 
@@ -100,11 +100,11 @@ Tensor tril(const Tensor& x, int64_t diagonal) { return call(kTril, TriangleAttr
 Tensor triu(const Tensor& x, int64_t diagonal) { return call(kTriu, TriangleAttrs{diagonal}, x); }
 
 std::vector<Tensor> meshgrid(std::span<const Tensor> xs, Indexing indexing) {
-  CHORALE_CHECK(xs.size() <= kMaxRank, "[meshgrid] takes at most ", kMaxRank, " vectors, not ", xs.size());
+  CHORALE_CHECK(xs.size() <= kMaxDims, "[meshgrid] takes at most ", kMaxDims, " vectors, not ", xs.size());
   const bool swap = indexing == Indexing::kXY && xs.size() >= 2;
   Shape sizes;
   for (const Tensor& x : xs) {
-    CHORALE_CHECK(x.rank() <= 1, "[meshgrid] takes vectors, found shape ", x.sizes());
+    CHORALE_CHECK(x.dims() <= 1, "[meshgrid] takes vectors, found shape ", x.sizes());
     sizes.push_back(x.elems());
   }
   if (swap) std::swap(sizes[0], sizes[1]);

@@ -1,6 +1,6 @@
 #include "chorale/op/shape.h"
 
-#include "chorale/base/parallel.h"
+#include "chorale/base/parallel_for.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/defs/tensor_test_util.h"
 #include "chorale/op/view.h"
@@ -133,7 +133,7 @@ TEST(Pad, AgreesWithIndexArithmeticOverRandomShapes) {
     const auto mode = static_cast<PadMode>(random.pick(0, 2));
     std::vector<int64_t> pads;
     Shape sizes = x.sizes();
-    for (int64_t d = x.rank() - 1; d >= 0 && random.pick(0, 3) > 0; --d) {
+    for (int64_t d = x.dims() - 1; d >= 0 && random.pick(0, 3) > 0; --d) {
       const int64_t size = x.size(d);
       const int64_t most = mode == PadMode::kReflect ? size - 1 : size == 0 && mode == PadMode::kReplicate ? 0 : 3;
       if (most < 0) break;

@@ -1,4 +1,4 @@
-#include "chorale/kernel/cpu/softmax.h"
+#include "chorale/kernel/cpu/norm/softmax.h"
 
 #include "chorale/kernel/view.h"
 #include "chorale/op/builder.h"
@@ -16,7 +16,7 @@ using kernel::DimAttrs;
 
 void infer_softmax(const InferArgs& args, std::span<OutSpec> out) {
   const Tensor& x = args.in[0];
-  normalize_dim(args.op.name, args.attrs.get<DimAttrs>().dim, x.rank());
+  normalize_dim(args.op.name, args.attrs.get<DimAttrs>().dim, x.dims());
   out[0].sizes = x.sizes();
   out[0].dtype = x.dtype();
   out[0].device = x.device();

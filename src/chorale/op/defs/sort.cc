@@ -3,7 +3,7 @@
 
 #include <array>
 
-#include "chorale/kernel/cpu/sort.h"
+#include "chorale/kernel/cpu/index/sort.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/defs/reduce_common.h"
@@ -46,7 +46,7 @@ constexpr OpDef kSort{
     .infer =
         [](const InferArgs& args, std::span<OutSpec> out) {
           const Tensor& x = args.in[0];
-          normalize_dim("sort", args.attrs.get<SortAttrs>().dim, x.rank());
+          normalize_dim("sort", args.attrs.get<SortAttrs>().dim, x.dims());
           out[0] = {.sizes = x.sizes(), .dtype = x.dtype(), .device = x.device()};
           out[1] = {.sizes = x.sizes(), .dtype = DType::kI64, .device = x.device()};
         },
@@ -73,8 +73,8 @@ constexpr OpDef kTopk{
         [](const InferArgs& args, std::span<OutSpec> out) {
           const auto& attrs = args.attrs.get<TopkAttrs>();
           const Tensor& x = args.in[0];
-          const auto dim = static_cast<size_t>(normalize_dim("topk", attrs.dim, x.rank()));
-          const int64_t n = x.rank() == 0 ? 1 : x.sizes()[dim];
+          const auto dim = static_cast<size_t>(normalize_dim("topk", attrs.dim, x.dims()));
+          const int64_t n = x.dims() == 0 ? 1 : x.sizes()[dim];
           CHORALE_CHECK(attrs.k >= 0 && attrs.k <= n, "[topk] k is ", attrs.k, ", but dimension ", attrs.dim,
                         " of shape ", x.sizes(), " has ", n, " elements");
           Shape sizes = x.sizes();
@@ -114,9 +114,9 @@ void infer_searchsorted(const InferArgs& args, std::span<OutSpec> out) {
   const Tensor &boundaries = args.in[0], &values = args.in[1];
   CHORALE_CHECK(boundaries.dtype() == values.dtype(), "[searchsorted] boundaries are ", boundaries.dtype(),
                 " and values ", values.dtype());
-  bool fits = boundaries.rank() == 1 || boundaries.rank() == values.rank();
-  for (int64_t d = 0; fits && d + 1 < boundaries.rank(); ++d) fits = boundaries.size(d) == values.size(d);
-  CHORALE_CHECK(fits && boundaries.rank() > 0,
+  bool fits = boundaries.dims() == 1 || boundaries.dims() == values.dims();
+  for (int64_t d = 0; fits && d + 1 < boundaries.dims(); ++d) fits = boundaries.size(d) == values.size(d);
+  CHORALE_CHECK(fits && boundaries.dims() > 0,
                 "[searchsorted] boundaries must be one list or one for each row of values: ", boundaries.sizes(),
                 " and ", values.sizes(), " differ before the last dimension");
   out[0] = {.sizes = values.sizes(), .dtype = DType::kI64, .device = values.device()};
@@ -192,7 +192,7 @@ Tensor searchsorted(const Tensor& boundaries, const Tensor& values, bool right) 
 }
 
 Tensor bincount(const Tensor& x, const Tensor& weights, int64_t minlength) {
-  CHORALE_CHECK(x.rank() == 1, "[bincount] counts the elements of a vector, not of shape ", x.sizes());
+  CHORALE_CHECK(x.dims() == 1, "[bincount] counts the elements of a vector, not of shape ", x.sizes());
   CHORALE_CHECK(!weights || weights.sizes() == x.sizes(), "[bincount] x has shape ", x.sizes(), " but weights have ",
                 weights ? weights.sizes() : Shape{});
   CHORALE_CHECK(minlength >= 0, "[bincount] minlength is ", minlength);

@@ -2,7 +2,7 @@
 #include <array>
 #include <cmath>
 
-#include "chorale/kernel/cpu/statistics.h"
+#include "chorale/kernel/cpu/reduce/statistics.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
@@ -23,7 +23,7 @@ void infer_norm(const InferArgs& a, std::span<OutSpec> out) {
   CHORALE_CHECK(!std::isnan(attrs.p), "[norm] p is not a number");
   // The norm of nothing is 0 where adding a zero changes no norm.
   if (attrs.p < 0 || std::isinf(attrs.p)) {
-    check_not_empty(a.op.name, x.sizes(), dim_mask(a.op.name, attrs.dims, x.rank()));
+    check_not_empty(a.op.name, x.sizes(), dim_mask(a.op.name, attrs.dims, x.dims()));
   }
 }
 

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "chorale/base/message_test_util.h"
 #include "chorale/tensor/tensor.h"
+#include "chorale/testing/message_test_util.h"
 
 namespace chorale {
 

@@ -122,7 +122,7 @@ void infer_like_input(const InferArgs& args, std::span<OutSpec> out) {
 void infer_flip(const InferArgs& args, std::span<OutSpec> out) {
   uint32_t seen = 0;
   for (int64_t entry : args.attrs.get<DimsAttrs>().dims) {
-    const int64_t dim = normalize_dim("flip", entry, args.in[0].rank());
+    const int64_t dim = normalize_dim("flip", entry, args.in[0].dims());
     CHORALE_CHECK(!(seen >> dim & 1u), "[flip] dimension ", dim, " appears twice in ",
                   args.attrs.get<DimsAttrs>().dims.shape());
     seen |= 1u << dim;

@@ -12,8 +12,8 @@ namespace {
 using namespace op;  // NOLINT(google-build-using-namespace): rows and attributes
 
 size_t dim_of(const char* name, const Tensor& x, int64_t dim) {
-  CHORALE_CHECK(x.rank() > 0, "[", name, "] a scalar has no dimension ", dim);
-  return static_cast<size_t>(normalize_dim(name, dim, x.rank()));
+  CHORALE_CHECK(x.dims() > 0, "[", name, "] a scalar has no dimension ", dim);
+  return static_cast<size_t>(normalize_dim(name, dim, x.dims()));
 }
 
 }  // namespace
@@ -80,22 +80,22 @@ std::vector<Tensor> unbind(const Tensor& x, int64_t dim) {
 Tensor permute(const Tensor& x, const IntList& dims) { return call(kPermute, DimsAttrs{dims}, x); }
 
 Tensor transpose(const Tensor& x, int64_t dim0, int64_t dim1) {
-  const int64_t from = normalize_dim("transpose", dim0, x.rank()), to = normalize_dim("transpose", dim1, x.rank());
+  const int64_t from = normalize_dim("transpose", dim0, x.dims()), to = normalize_dim("transpose", dim1, x.dims());
   DimsAttrs attrs;
-  attrs.dims.count = x.rank();
-  for (int64_t i = 0; i < x.rank(); ++i) attrs.dims.values[i] = i;
+  attrs.dims.count = x.dims();
+  for (int64_t i = 0; i < x.dims(); ++i) attrs.dims.values[i] = i;
   std::swap(attrs.dims.values[from], attrs.dims.values[to]);
   return call(kPermute, attrs, x);
 }
 Tensor swapdims(const Tensor& x, int64_t dim0, int64_t dim1) { return transpose(x, dim0, dim1); }
 
 Tensor t(const Tensor& x) {
-  CHORALE_CHECK(x.rank() <= 2, "[t] needs at most 2 dimensions, found ", x.sizes(), "; use transpose or permute");
-  return x.rank() < 2 ? x : transpose(x, 0, 1);
+  CHORALE_CHECK(x.dims() <= 2, "[t] needs at most 2 dimensions, found ", x.sizes(), "; use transpose or permute");
+  return x.dims() < 2 ? x : transpose(x, 0, 1);
 }
 
 Tensor adjoint(const Tensor& x) {
-  CHORALE_CHECK(x.rank() >= 2, "[adjoint] needs a matrix or a batch of them, found shape ", x.sizes());
+  CHORALE_CHECK(x.dims() >= 2, "[adjoint] needs a matrix or a batch of them, found shape ", x.sizes());
   const Tensor swapped = transpose(x, -2, -1);
   return is_complex(x.dtype()) ? conj(swapped) : swapped;
 }
@@ -105,8 +105,8 @@ Tensor movedim(const Tensor& x, const IntList& from, const IntList& to) {
                 " places ", to.shape());
   constexpr int64_t kFree = -1;
   DimsAttrs attrs;
-  attrs.dims.count = x.rank();
-  std::fill_n(attrs.dims.values, kMaxRank, kFree);
+  attrs.dims.count = x.dims();
+  std::fill_n(attrs.dims.values, kMaxDims, kFree);
   uint32_t moved = 0;
   for (size_t i = 0; i < from.size(); ++i) {
     const size_t source = dim_of("movedim", x, from[i]), place = dim_of("movedim", x, to[i]);
@@ -116,7 +116,7 @@ Tensor movedim(const Tensor& x, const IntList& from, const IntList& to) {
     moved |= 1u << source;
   }
   int64_t next = 0;
-  for (int64_t i = 0; i < x.rank(); ++i) {
+  for (int64_t i = 0; i < x.dims(); ++i) {
     if (attrs.dims.values[i] != kFree) continue;
     while (moved >> next & 1u) ++next;
     attrs.dims.values[i] = next++;
@@ -127,9 +127,9 @@ Tensor movedim(const Tensor& x, const IntList& from, const IntList& to) {
 Tensor expand(const Tensor& x, const IntList& sizes) {
   // Kept sizes are written as -1: the row's sharding labels see from that which dimensions may be split.
   SizesAttrs attrs{sizes};
-  const auto rank = static_cast<int64_t>(sizes.size());
-  for (int64_t i = std::max<int64_t>(rank - x.rank(), 0); i < rank; ++i) {
-    if (attrs.sizes.values[i] == x.sizes()[static_cast<size_t>(i - (rank - x.rank()))]) attrs.sizes.values[i] = -1;
+  const auto dims = static_cast<int64_t>(sizes.size());
+  for (int64_t i = std::max<int64_t>(dims - x.dims(), 0); i < dims; ++i) {
+    if (attrs.sizes.values[i] == x.sizes()[static_cast<size_t>(i - (dims - x.dims()))]) attrs.sizes.values[i] = -1;
   }
   return call(kExpand, attrs, x);
 }
@@ -146,7 +146,7 @@ Tensor reshape(const Tensor& x, const IntList& sizes) {
 }
 
 Tensor flatten(const Tensor& x, int64_t start, int64_t end) {
-  if (x.rank() == 0) return reshape(x, {1});
+  if (x.dims() == 0) return reshape(x, {1});
   const size_t first = dim_of("flatten", x, start), last = dim_of("flatten", x, end);
   CHORALE_CHECK(first <= last, "[flatten] start ", start, " comes after end ", end, " in a tensor of shape ",
                 x.sizes());
@@ -168,7 +168,7 @@ Tensor unflatten(const Tensor& x, int64_t dim, const IntList& sizes) {
 
 Tensor squeeze(const Tensor& x) {
   DimsAttrs attrs;
-  for (int64_t i = 0; i < x.rank(); ++i) {
+  for (int64_t i = 0; i < x.dims(); ++i) {
     if (x.sizes()[static_cast<size_t>(i)] == 1) attrs.dims.values[attrs.dims.count++] = i;
   }
   return call(kSqueeze, attrs, x);
@@ -176,8 +176,8 @@ Tensor squeeze(const Tensor& x) {
 Tensor squeeze(const Tensor& x, const IntList& dims) {
   DimsAttrs attrs;
   for (int64_t dim : dims) {
-    const int64_t at = normalize_dim("squeeze", dim, x.rank());
-    if (x.rank() > 0 && x.sizes()[static_cast<size_t>(at)] == 1) attrs.dims.values[attrs.dims.count++] = at;
+    const int64_t at = normalize_dim("squeeze", dim, x.dims());
+    if (x.dims() > 0 && x.sizes()[static_cast<size_t>(at)] == 1) attrs.dims.values[attrs.dims.count++] = at;
   }
   return call(kSqueeze, attrs, x);
 }

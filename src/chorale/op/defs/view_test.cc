@@ -21,7 +21,7 @@ TEST(Slice, AgreesWithIndexArithmeticOverRandomShapes) {
   RandomShapes random(1);
   for (int round = 0; round < 200; ++round) {
     const Tensor x = iota(random.shape());
-    const int64_t dim = random.pick(0, x.rank() - 1), size = x.size(dim);
+    const int64_t dim = random.pick(0, x.dims() - 1), size = x.size(dim);
     const int64_t start = random.pick(0, size), end = random.pick(start, size), step = random.pick(1, 3);
     Shape sizes = x.sizes();
     sizes[static_cast<size_t>(dim)] = (end - start + step - 1) / step;
@@ -34,7 +34,7 @@ TEST(Slice, AgreesWithIndexArithmeticOverRandomShapes) {
         },
         DType::kF32);
     expect_equal(slice(x, dim, start, end, step), expected);
-    expect_equal(slice(x, dim - x.rank(), start, end, step), expected);
+    expect_equal(slice(x, dim - x.dims(), start, end, step), expected);
   }
 }
 
@@ -93,7 +93,7 @@ TEST(Permute, ReordersDimensionsOverRandomShapes) {
   RandomShapes random(2);
   for (int round = 0; round < 100; ++round) {
     const Tensor x = iota(random.shape());
-    std::vector<int64_t> dims(static_cast<size_t>(x.rank()));
+    std::vector<int64_t> dims(static_cast<size_t>(x.dims()));
     std::iota(dims.begin(), dims.end(), 0);
     std::shuffle(dims.begin(), dims.end(), std::mt19937(static_cast<unsigned>(round)));
     Shape sizes;
@@ -160,8 +160,8 @@ TEST(Reshape, EqualsACopyInRowMajorOrderOverRandomViews) {
   RandomShapes random(3);
   for (int round = 0; round < 100; ++round) {
     Tensor x = iota(random.shape());
-    x = transpose(x, random.pick(0, x.rank() - 1), random.pick(0, x.rank() - 1));
-    x = slice(x, random.pick(0, x.rank() - 1), 0, kEnd, 2);
+    x = transpose(x, random.pick(0, x.dims() - 1), random.pick(0, x.dims() - 1));
+    x = slice(x, random.pick(0, x.dims() - 1), 0, kEnd, 2);
     expect_tensor(reshape(x, {x.elems()}), {x.elems()}, values(x));
     Shape half = x.sizes();
     half.push_back(1);
@@ -265,14 +265,14 @@ TEST(ViewGradients, AreTheTransposesOfViews) {
   RandomShapes random(4);
   for (int round = 0; round < 200; ++round) {
     const Tensor x = iota<double>(random.shape(), 1);
-    const int64_t dim = random.pick(-x.rank(), x.rank() - 1), size = x.size(dim);
+    const int64_t dim = random.pick(-x.dims(), x.dims() - 1), size = x.size(dim);
     const op::SliceAttrs slice{dim, random.pick(0, size), random.pick(0, size), random.pick(1, 3)};
     expect_transpose(op::kSlice, slice, op::kSliceBackward,
                      kernel::SliceBackwardAttrs{x.sizes(), slice.dim, slice.start, slice.end, slice.step}, x);
     const op::UnfoldAttrs unfold{dim, random.pick(0, size), random.pick(1, 4)};
     expect_transpose(op::kUnfold, unfold, op::kUnfoldBackward,
                      kernel::UnfoldBackwardAttrs{x.sizes(), unfold.dim, unfold.size, unfold.step}, x);
-    if (x.rank() < 2) continue;
+    if (x.dims() < 2) continue;
     const op::DiagonalAttrs diagonal{random.pick(-3, 3), 0, -1};
     expect_transpose(op::kDiagonal, diagonal, op::kDiagonalBackward,
                      kernel::DiagonalBackwardAttrs{x.sizes(), diagonal.offset, 0, -1}, x);

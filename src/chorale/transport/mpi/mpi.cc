@@ -1,13 +1,13 @@
 #include "chorale/transport/mpi/mpi.h"
 
 #include "chorale/base/config.h"
-#include "chorale/base/module.h"
+#include "chorale/base/shared_object.h"
 
 namespace chorale::transport {
 
 Mpi& Mpi::get() {
   static auto* const mpi = [] {
-    auto* loaded = static_cast<Mpi*>(load_module(kMpiModule));
+    auto* loaded = static_cast<Mpi*>(load_shared_object(kMpiObject));
     loaded->initialize();
     return loaded;
   }();

@@ -1,5 +1,5 @@
-// What we need of MPI, without its types: a module (base/module.h) has the other side. Collectives are non-blocking
-// ones, so that deadlines hold.
+// What we need of MPI, without its types: a module (base/shared_object.h) has the other side. Collectives are
+// non-blocking ones, so that deadlines hold.
 //
 // One thread at a time calls it. Ranks are those of the communicator. An error of MPI's is a std::runtime_error with
 // its text.

@@ -1,5 +1,5 @@
 // The shared memory of a group on one host: who has entered which call, small data, flags, mailboxes, and the first
-// failure. The layout is the protocol; comm/shm_engine.h moves data with it.
+// failure. The layout is the protocol; comm/shm/shm_engine.h moves data with it.
 //
 // Note [Calls in shared memory]
 // Calls of a group are numbered, and every rank runs them one after the other. A rank enters call k by writing a slot
@@ -123,7 +123,7 @@ static_assert(offsetof(CallSlot, payload) == 48);
 enum class RankState : uint32_t { kAbsent, kJoined, kLeft, kThrew };
 
 // The call between hosts that a rank is in, where its group spans several: for neighbours who wonder what it does
-// (comm/net_inquiry.h). Only the rank writes it.
+// (comm/net/net_inquiry.h). Only the rank writes it.
 class OuterCall {
  public:
   void enter(uint32_t number, const Fingerprint& print) {

@@ -1,5 +1,5 @@
-// What we need of UCX, without its types: a module (base/module.h) has the other side. Messages between workers are
-// matched by tags.
+// What we need of UCX, without its types: a module (base/shared_object.h) has the other side. Messages between workers
+// are matched by tags.
 //
 // One thread at a time calls a worker. An error of UCX's is a std::runtime_error with its text.
 #pragma once

@@ -11,9 +11,9 @@
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
-#include "chorale/base/module.h"
+#include "chorale/base/shared_object.h"
 #include "chorale/transport/congestion.h"
-#include "chorale/transport/tls_join.h"
+#include "chorale/transport/tls/tls_join.h"
 
 namespace chorale::transport {
 namespace {
@@ -278,7 +278,7 @@ class UcxFabricBuilder final : public FabricBuilder {
 }  // namespace
 
 Ucx& Ucx::get() {
-  static auto* const ucx = static_cast<Ucx*>(load_module(kUcxModule));
+  static auto* const ucx = static_cast<Ucx*>(load_shared_object(kUcxObject));
   return *ucx;
 }
 

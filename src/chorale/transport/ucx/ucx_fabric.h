@@ -1,5 +1,5 @@
 // The ucx fabric: the data of messages goes by UCX, over the network devices that the user trusts; who is who, who is
-// alive and what ranks tell each other goes by TLS (transport/control_mesh.h).
+// alive and what ranks tell each other goes by TLS (transport/fabric/control_mesh.h).
 //
 // Note [Messages of the ucx fabric]
 // Which receive gets which message is decided here, not by UCX's tags: a receive may be for any source, and a message
@@ -28,9 +28,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "chorale/transport/credit.h"
-#include "chorale/transport/frame.h"
-#include "chorale/transport/mesh_fabric.h"
+#include "chorale/transport/fabric/credit.h"
+#include "chorale/transport/fabric/frame.h"
+#include "chorale/transport/fabric/mesh_fabric.h"
 #include "chorale/transport/ucx/ucx.h"
 
 namespace chorale::transport {

@@ -9,9 +9,9 @@
 #include <future>
 #include <thread>
 
-#include "chorale/transport/fabric_name.h"
-#include "chorale/transport/fabric_test_util.h"
-#include "chorale/transport/tls_join.h"
+#include "chorale/transport/fabric/fabric_name.h"
+#include "chorale/transport/fabric/fabric_test_util.h"
+#include "chorale/transport/tls/tls_join.h"
 #include "chorale/transport/ucx/ucx_fabric.h"
 
 namespace chorale::transport {

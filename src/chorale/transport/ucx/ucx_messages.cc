@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "chorale/base/error.h"
-#include "chorale/transport/chaos.h"
+#include "chorale/transport/fabric/chaos.h"
 #include "chorale/transport/ucx/ucx_fabric.h"
 
 namespace chorale::transport {

@@ -6,7 +6,7 @@
 
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
-#include "chorale/kernel/cpu/cpu_probe.h"
+#include "chorale/kernel/cpu/support/cpu_probe.h"
 
 namespace chorale::kernel::cpu::blas {
 namespace {

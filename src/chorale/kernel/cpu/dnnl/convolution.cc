@@ -2,7 +2,7 @@
 
 #include "chorale/base/error.h"
 #include "chorale/kernel/cpu/dnnl/primitive.h"
-#include "chorale/kernel/cpu/scratch.h"
+#include "chorale/kernel/cpu/support/scratch.h"
 
 namespace chorale::kernel::cpu::dnnl {
 namespace {

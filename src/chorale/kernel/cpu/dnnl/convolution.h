@@ -1,7 +1,7 @@
 // oneDNN's convolution primitives, with whatever reordering pays off around them.
 #pragma once
 
-#include "chorale/kernel/cpu/convolution.h"
+#include "chorale/kernel/cpu/convolution/convolution_engine.h"
 
 namespace chorale::kernel::cpu::dnnl {
 

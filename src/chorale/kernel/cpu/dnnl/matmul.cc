@@ -3,9 +3,9 @@
 #include <utility>
 
 #include "chorale/base/error.h"
-#include "chorale/kernel/cpu/cpu_probe.h"
 #include "chorale/kernel/cpu/dnnl/primitive.h"
-#include "chorale/kernel/cpu/matrix.h"
+#include "chorale/kernel/cpu/product/blas_layout.h"
+#include "chorale/kernel/cpu/support/cpu_probe.h"
 
 namespace chorale::kernel::cpu::dnnl {
 namespace {

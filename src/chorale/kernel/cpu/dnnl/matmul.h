@@ -1,7 +1,7 @@
 // oneDNN's matmul primitive: better than dnnl_sgemm for some shapes, and the one that knows bf16.
 #pragma once
 
-#include "chorale/kernel/cpu/product.h"
+#include "chorale/kernel/cpu/product/product_engine.h"
 
 namespace chorale::kernel::cpu::dnnl {
 

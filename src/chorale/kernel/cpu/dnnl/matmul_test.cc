@@ -5,7 +5,7 @@
 #include <thread>
 #include <vector>
 
-#include "chorale/base/parallel.h"
+#include "chorale/base/parallel_for.h"
 #include "chorale/kernel/cpu/dnnl/primitive.h"
 
 namespace chorale::kernel::cpu::dnnl {

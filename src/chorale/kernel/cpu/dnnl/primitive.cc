@@ -3,9 +3,9 @@
 #include <omp.h>
 
 #include "chorale/base/error.h"
-#include "chorale/base/parallel.h"
+#include "chorale/base/parallel_for.h"
 #include "chorale/kernel/cpu/dnnl/runtime.h"
-#include "chorale/kernel/cpu/scratch.h"
+#include "chorale/kernel/cpu/support/scratch.h"
 
 namespace chorale::kernel::cpu::dnnl {
 

@@ -1,0 +1,227 @@
+#include "chorale/comm/net/net_group.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "chorale/base/error.h"
+
+namespace chorale::comm {
+namespace {
+
+std::vector<int> ranks_elsewhere(const Membership& membership, const NetLayout& layout) {
+  std::vector<int> ranks;
+  for (int peer = 0; peer < membership.size(); ++peer) {
+    if (!layout.is_here(peer)) ranks.push_back(membership.members[static_cast<size_t>(peer)]);
+  }
+  return ranks;
+}
+
+}  // namespace
+
+NetGroup::NetGroup(const Membership& whose, NetLayout where, std::shared_ptr<NetHub> through, uint64_t which,
+                   std::shared_ptr<ShmEngine> here)
+    : membership(whose),
+      layout(std::move(where)),
+      hub(std::move(through)),
+      id(which),
+      local(std::move(here)),
+      others_(ranks_elsewhere(whose, layout)),
+      answers_(static_cast<size_t>(whose.size())),
+      departures_(static_cast<size_t>(whose.size())),
+      thrown_(static_cast<size_t>(whose.size())) {
+  hub->enlist(id, *this);
+}
+
+void NetGroup::note_exception(const std::string& what) {
+  uint32_t number = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    number = entered_.number;
+  }
+  local->group().own().exception.set(number, what);
+  hub->tell(others_, {NetNotice::Kind::kException, global(rank()), id, number, what});
+}
+
+void NetGroup::leave(uint32_t last, bool threw) {
+  hub->delist(id);
+  if (failed()) return;  // they know
+  hub->tell(others_, {threw ? NetNotice::Kind::kThrew : NetNotice::Kind::kLeft, global(rank()), id, uint64_t{last} + 1,
+                      std::string()});
+}
+
+void NetGroup::hear(int from, const NetNotice& notice) {
+  const auto at = std::lower_bound(membership.members.begin(), membership.members.end(), from);
+  if (at == membership.members.end() || *at != from) return;
+  const auto peer = static_cast<size_t>(at - membership.members.begin());
+  if (notice.kind == NetNotice::Kind::kFailed) {
+    record({from, notice.culprit, notice.text, notice.number, Clock::now()});
+    return;
+  }
+  if (notice.kind == NetNotice::Kind::kWhereAreYou) {
+    const Whereabouts own = whereabouts(rank());
+    hub->tell({&from, 1}, {NetNotice::Kind::kHere, -1, id, own.number,
+                           std::string(reinterpret_cast<const char*>(&own.print), sizeof(own.print))});
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  if (notice.kind == NetNotice::Kind::kHere) {
+    Answer& answer = answers_[peer];
+    answer.heard = Clock::now();
+    answer.where.number = static_cast<uint32_t>(notice.number);
+    if (notice.text.size() == sizeof(answer.where.print))
+      std::memcpy(static_cast<void*>(&answer.where.print), notice.text.data(), sizeof(answer.where.print));
+    return;
+  }
+  if (notice.kind == NetNotice::Kind::kException) {
+    thrown_[peer] = {static_cast<uint32_t>(notice.number), notice.text};
+    return;
+  }
+  departures_[peer] = Departure{notice.kind == NetNotice::Kind::kThrew, notice.number, Clock::now()};
+}
+
+bool NetGroup::record(Failure failure) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (failed_.load(std::memory_order_relaxed)) return false;
+    failure_ = std::move(failure);
+    failed_.store(true, std::memory_order_release);
+    if (failure_.number <= entered_.number) local->record_failure(failure_.text, failure_.culprit);
+  }
+  fabric().wake();
+  return true;
+}
+
+void NetGroup::enter(uint32_t number, const Fingerprint& print) {
+  local->group().own().outer.enter(number, print);
+  hub->note_call(id, number, print);
+  const std::lock_guard lock(mutex_);
+  entered_ = {number, print};
+  if (failed_.load(std::memory_order_relaxed) && failure_.number <= number)
+    local->record_failure(failure_.text, failure_.culprit);
+}
+
+bool NetGroup::fails(uint32_t number) const {
+  if (local->is_broken() && !failed_.load(std::memory_order_acquire)) return true;
+  if (!failed_.load(std::memory_order_acquire)) return false;
+  const std::lock_guard lock(mutex_);
+  return failure_.number <= number || Clock::now() - failure_.heard > kInFlight;
+}
+
+NetGroup::Failure NetGroup::failure() const {
+  {
+    const std::lock_guard lock(mutex_);
+    if (failed_.load(std::memory_order_relaxed)) return failure_;
+  }
+  const ShmEngine::Failure found = local->recorded_failure();
+  return {found.reporter, found.culprit, found.text, 0, Clock::now()};
+}
+
+void NetGroup::fail(uint32_t number, const std::string& reason, int culprit) {
+  if (record({global(rank()), culprit, reason, number, Clock::now()}))
+    hub->tell(others_, {NetNotice::Kind::kFailed, culprit, id, number, reason});
+}
+
+void NetGroup::share_failure(uint32_t number) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (failed_.load(std::memory_order_relaxed)) local->record_failure(failure_.text, failure_.culprit);
+  }
+  const ShmEngine::Failure here = local->recorded_failure();
+  if (here.reporter == global(rank())) fail(number, here.text, here.culprit);
+}
+
+std::optional<CallFailed> NetGroup::gone(int peer, uint32_t number) const {
+  if (layout.is_here(peer)) {
+    const std::lock_guard lock(local->context().mutex);
+    const auto reason = local->gone(layout.index_of[static_cast<size_t>(peer)]);
+    return reason ? std::optional(CallFailed{*reason, global(peer)}) : std::nullopt;
+  }
+  using State = transport::Life::State;
+  std::optional<Departure> departure;
+  {
+    const std::lock_guard lock(mutex_);
+    departure = departures_[static_cast<size_t>(peer)];
+  }
+  const transport::Life life = fabric().life(global(peer));
+  std::string how;
+  if (departure) {
+    const bool sent = number < departure->number && Clock::now() - departure->heard < kInFlight;
+    if (sent && life.state != State::kLost) return std::nullopt;
+    how = departure->threw ? " left the group because of an exception" : " has left the group";
+  } else if (life.gone()) {
+    how = life.state == State::kLeft ? " has left the job" : concat(" is lost: ", life.text);
+  } else {
+    return std::nullopt;
+  }
+  if (auto accused = accusation()) return accused;  // then others leave because of that
+  // Who leaves the job without a word to the group knows that it has failed: whoever found that out is telling us why.
+  const bool unsure = !departure && life.state == State::kLeft;
+  return CallFailed{concat(elsewhere(global(peer)), how, "; it ", where_is(peer)), global(peer), unsure};
+}
+
+std::optional<CallFailed> NetGroup::accusation() const {
+  for (int other : others_) {
+    const transport::Life accuser = fabric().life(other);
+    if (accuser.accuses) return CallFailed{concat(elsewhere(other), " is lost: ", accuser.text), global(rank())};
+  }
+  return std::nullopt;
+}
+
+bool NetGroup::is_silent(int peer) const {
+  return fabric().life(global(peer)).state == transport::Life::State::kSilent;
+}
+
+bool NetGroup::is_stopped_here(int peer) const {
+  return local->group().is_stopped(layout.index_of[static_cast<size_t>(peer)]);
+}
+
+NetGroup::Whereabouts NetGroup::whereabouts(int peer) const {
+  Whereabouts where;
+  if (layout.is_here(peer)) {
+    where.number = local->group().segment.control(layout.index_of[static_cast<size_t>(peer)]).outer.read(where.print);
+    return where;
+  }
+  where.number = NetHub::last_call(fabric().life(global(peer)), id, where.print);
+  const std::lock_guard lock(mutex_);
+  const Whereabouts& answer = answers_[static_cast<size_t>(peer)].where;
+  return static_cast<int32_t>(answer.number - where.number) > 0 ? answer : where;
+}
+
+void NetGroup::ask_where() const { hub->tell(others_, {NetNotice::Kind::kWhereAreYou, -1, id, 0, std::string()}); }
+
+bool NetGroup::has_answered(int peer, Clock::time_point since) const {
+  const std::lock_guard lock(mutex_);
+  return answers_[static_cast<size_t>(peer)].heard >= since;
+}
+
+std::string NetGroup::where_is(int peer) const {
+  const Whereabouts where = whereabouts(peer);
+  std::string thrown;
+  if (layout.is_here(peer)) {
+    const int here = layout.index_of[static_cast<size_t>(peer)];
+    thrown = local->group().segment.control(here).exception.since(where.number);
+  } else {
+    const std::lock_guard lock(mutex_);
+    const Thrown& told = thrown_[static_cast<size_t>(peer)];
+    if (static_cast<int32_t>(told.number - where.number) >= 0) thrown = told.text;
+  }
+  return where_and_thrown(
+      where.number == 0 ? std::string() : concat(describe(membership, where.print), " #", where.number), thrown);
+}
+
+std::string NetGroup::elsewhere(int global_rank) const {
+  return concat("rank ", global_rank, " (on another host, ", fabric().life(global_rank).address, ")");
+}
+
+std::string NetGroup::who_is(int peer) const {
+  std::string condition;
+  if (layout.is_here(peer)) {
+    condition = local->group().condition(layout.index_of[static_cast<size_t>(peer)]);
+  } else {
+    const transport::Life life = fabric().life(global(peer));
+    condition = concat("on another host, ", life.address, ", ", life.text.empty() ? "connected" : life.text);
+  }
+  return concat("rank ", global(peer), " (", condition, ") ", where_is(peer));
+}
+
+}  // namespace chorale::comm

@@ -1,0 +1,70 @@
+// Inside comm: this rank's end of what connects the hosts of a job, shared by all its groups that span hosts.
+//
+// Groups tell their members some things out of turn, whatever those wait for: that the group has failed, that a rank
+// has left, and, when they are asked, where they are. Such a notice may overtake messages that were sent before it;
+// therefore it says in which call its sender was (net_group.h).
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "chorale/comm/call.h"
+#include "chorale/comm/net/net_table.h"
+#include "chorale/transport/fabric/fabric.h"
+
+namespace chorale::comm {
+
+struct NetNotice {
+  enum class Kind : uint32_t { kFailed, kLeft, kThrew, kWhereAreYou, kHere, kException };
+  Kind kind = Kind::kFailed;
+  int32_t culprit = -1;  // global rank
+  uint64_t group = 0;
+  // Of the first call that the sender did not finish; of kHere and kException: of the last one that it entered.
+  uint64_t number = 0;
+  std::string text;  // of kHere: the fingerprint of that call
+};
+
+// Who hears the notices of one group, in the fabric's thread.
+class NetListener {
+ public:
+  virtual void hear(int from, const NetNotice& notice) = 0;
+
+ protected:
+  ~NetListener() = default;
+};
+
+class NetHub {
+ public:
+  explicit NetHub(std::unique_ptr<transport::Fabric> fabric);
+
+  transport::Fabric& fabric() const { return *fabric_; }
+  const NetTable& table() const { return table_; }
+
+  // From here to delist(), which waits for a notice that is being heard. What came before is heard at once.
+  void enlist(uint64_t group, NetListener& listener);
+  void delist(uint64_t group);
+
+  void tell(std::span<const int> peers, const NetNotice& notice) const;
+
+  // The last call that this rank has entered, for peers who ask where it is.
+  void note_call(uint64_t group, uint32_t number, const Fingerprint& print) const;
+  // What a peer has told so; 0 when its last call was in another group.
+  static uint32_t last_call(const transport::Life& life, uint64_t group, Fingerprint& print);
+
+ private:
+  void hear(int from, std::string_view bytes);
+
+  const NetTable table_ = NetTable::from_environment();
+  std::mutex mutex_;
+  std::map<uint64_t, NetListener*> listeners_;
+  // For groups that are not there yet, or not any more; the oldest are forgotten.
+  std::vector<std::pair<int, NetNotice>> unheard_;
+  // Last: it hears until it is gone.
+  std::unique_ptr<transport::Fabric> fabric_;
+};
+
+}  // namespace chorale::comm

@@ -1,0 +1,57 @@
+// Inside comm: who holds up a call between hosts?
+//
+// Note [Who is to blame]
+// A rank that waits is held up by one that waits itself, perhaps for a third. So who has seen a call other than its
+// own, or whose time is over, asks around in which call each rank is. The threads of the fabrics answer, whatever their
+// ranks wait for; of neighbours it is written in the segment of the host. To blame is, in this order,
+//
+//   who made another call than most;
+//   who is stopped, or does not answer;
+//   who has not come to this call yet;
+//   and if all are there and answer, whom this rank waits for.
+//
+// Whoever asks gets the same answers, so all ranks name the same one.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "chorale/comm/net/net_group.h"
+
+namespace chorale::comm {
+
+class NetInquiry {
+ public:
+  using Clock = Deadline::Clock;
+
+  // For a message: it has no number, and there is nothing to compare.
+  explicit NetInquiry(NetGroup& group) : group_(group) {}
+  NetInquiry(NetGroup& group, uint32_t number, const Fingerprint& print);
+
+  // A message of the peer shows what call it makes.
+  void note(int peer, const Fingerprint& print);
+  // Somebody is known to make another call: this one must not succeed.
+  bool differs() const { return differs_since_.has_value(); }
+  // To be called now and then while waiting. Throws CallFailed when calls differ and everybody's is known, or time
+  // enough was given to find out.
+  void look_at_calls(std::span<const int> awaited);
+  // To be called now and then when the time is over. Throws CallFailed when it is known who is to blame. Ranks are
+  // those of the group, in ascending order.
+  void look_for_culprit(std::span<const int> awaited, Clock::time_point issued);
+
+ private:
+  void ask();
+  void learn(int peer);
+  std::optional<int> silent_one();
+  std::optional<int> late_one() const;
+
+  NetGroup& group_;
+  const uint32_t number_ = 0;
+  const Fingerprint print_;
+  std::vector<std::optional<Fingerprint>> calls_;  // by group rank, of this number
+  std::optional<Clock::time_point> differs_since_, late_since_;
+  Clock::time_point next_question_;
+};
+
+}  // namespace chorale::comm

@@ -1,0 +1,148 @@
+#include <algorithm>
+#include <cmath>
+
+#include "chorale/kernel/cpu/loss/class_targets.h"
+#include "chorale/kernel/cpu/loss/loss.h"
+#include "chorale/kernel/cpu/norm/row_arithmetic.h"
+#include "chorale/kernel/cpu/support/along_dim.h"
+
+namespace chorale::kernel::cpu {
+namespace {
+
+Lines lines_of(const Tensor& x) { return Lines(x, x.dims() == 1 ? 0 : 1); }
+
+// Losses of single elements become the result: themselves, their sum or their mean.
+template <class S, class C>
+void reduce_losses(const C* losses, int64_t count, Reduction reduction, double denominator, const Tensor& out) {
+  if (reduction == Reduction::kNone) {
+    vec::convert_loop(dtype_of<C>, dtype_of<S>)(losses, out.data<S>(), count);
+    return;
+  }
+  C total = 0;
+  vec::reduce_row(vec::ReduceOp::kSum, dtype_of<C>)(losses, count, &total);
+  *out.data<S>() = static_cast<S>(static_cast<C>(static_cast<double>(total) / denominator));
+}
+
+// The gradient of the loss of element i before its own derivative.
+template <class C>
+class LossGradient {
+ public:
+  LossGradient(const Tensor& dloss, Reduction reduction, double denominator)
+      : dloss_(contiguous(dloss, dtype_of<C>)), each_(reduction == Reduction::kNone), denominator_(denominator) {}
+  C operator()(int64_t i) const {
+    return static_cast<C>(static_cast<double>(dloss_.data<C>()[each_ ? i : 0]) / denominator_);
+  }
+
+ private:
+  Tensor dloss_;
+  bool each_;
+  double denominator_;
+};
+
+}  // namespace
+
+// With p = softmax(x), target t, class weights w of sum W, smoothing s and K classes, the loss of a line is
+//   (1 - s) w_t (lse - x_t) + s / K (W lse - sum_c w_c x_c)
+void cross_entropy(const KernelArgs& args) {
+  const auto& attrs = args.attrs.get<CrossEntropyAttrs>();
+  const Tensor x = contiguous(args.in[0]);
+  const Lines lines = lines_of(x);
+  visit_floating(x.dtype(), [&](auto tag) {
+    using S = typename decltype(tag)::type;
+    using C = Compute<S>;
+    const int64_t K = lines.length;
+    const ClassTargets<C> targets("cross_entropy", args.in[1], args.in[2], K, attrs.ignore_index);
+    const C smooth = static_cast<C>(attrs.label_smoothing), share = smooth / static_cast<C>(K);
+    const C total_weight = smooth > 0 ? targets.total_class_weight() : C(0);
+    C* lse = args.out[1].data<C>();
+    const Scratch losses(static_cast<size_t>(targets.count()) * sizeof(C));
+    for_lines<S, 1>(lines, {x.data<S>()}, nullptr, [&](const auto& in, auto*, int64_t i) {
+      const auto [max, sum] = vec::max_sum_exp(in[0], K);
+      lse[i] = max + std::log(sum);
+      C loss = 0;
+      if (targets.counts(i)) {
+        loss = (1 - smooth) * targets.weight(i) * (lse[i] - in[0][targets.of(i)]);
+        if (smooth > 0) {
+          C weighted = 0;
+          if (targets.class_weights()) {
+            vec::dot(dtype_of<C>)(targets.class_weights(), in[0], K, &weighted);
+          } else {
+            vec::reduce_row(vec::ReduceOp::kSum, dtype_of<C>)(in[0], K, &weighted);
+          }
+          loss += share * (total_weight * lse[i] - weighted);
+        }
+      }
+      losses.as<C>()[i] = loss;
+    });
+    reduce_losses<S>(losses.as<C>(), targets.count(), attrs.reduction, targets.denominator(attrs.reduction),
+                     args.out[0]);
+  });
+}
+
+// dx_j = g ((1 - s) w_t + s W / K) p_j - g s / K w_j - [j = t] g (1 - s) w_t
+void cross_entropy_backward(const KernelArgs& args) {
+  const auto& attrs = args.attrs.get<CrossEntropyAttrs>();
+  const Tensor x = contiguous(args.in[1]);
+  const Lines lines = lines_of(x);
+  visit_floating(x.dtype(), [&](auto tag) {
+    using S = typename decltype(tag)::type;
+    using C = Compute<S>;
+    const int64_t K = lines.length;
+    const ClassTargets<C> targets("cross_entropy", args.in[2], args.in[3], K, attrs.ignore_index);
+    const LossGradient<C> gradient(args.in[0], attrs.reduction, targets.denominator(attrs.reduction));
+    const Tensor lse = contiguous(args.in[4], dtype_of<C>);
+    const C smooth = static_cast<C>(attrs.label_smoothing), share = smooth / static_cast<C>(K);
+    const C total_weight = smooth > 0 ? targets.total_class_weight() : C(0);
+    for_lines<S, 1>(lines, {x.data<S>()}, args.out[0].data<S>(), [&](const auto& in, auto* dx, int64_t i) {
+      if (!targets.counts(i)) {
+        std::fill(dx, dx + K, C(0));
+        return;
+      }
+      const C g = gradient(i), hit = g * (1 - smooth) * targets.weight(i);
+      const C offset = targets.class_weights() ? C(0) : -g * share;
+      exp_affine_row(in[0], {lse.data<C>()[i], hit + g * share * total_weight, offset}, dx, K);
+      if (targets.class_weights() && smooth > 0) vec::axpy(-g * share, targets.class_weights(), dx, K);
+      dx[targets.of(i)] -= hit;
+    });
+  });
+}
+
+void nll_loss(const KernelArgs& args) {
+  const auto& attrs = args.attrs.get<NllLossAttrs>();
+  const Tensor x = contiguous(args.in[0]);
+  const Lines lines = lines_of(x);
+  visit_floating(x.dtype(), [&](auto tag) {
+    using S = typename decltype(tag)::type;
+    using C = Compute<S>;
+    const ClassTargets<C> targets("nll_loss", args.in[1], args.in[2], lines.length, attrs.ignore_index);
+    const Scratch losses(static_cast<size_t>(targets.count()) * sizeof(C));
+    for (int64_t i = 0; i < targets.count(); ++i) {
+      const int64_t line = i / lines.inner * lines.length * lines.inner + i % lines.inner;
+      losses.as<C>()[i] = targets.counts(i)
+                              ? -targets.weight(i) * static_cast<C>(x.data<S>()[line + targets.of(i) * lines.inner])
+                              : C(0);
+    }
+    reduce_losses<S>(losses.as<C>(), targets.count(), attrs.reduction, targets.denominator(attrs.reduction),
+                     args.out[0]);
+  });
+}
+
+void nll_loss_backward(const KernelArgs& args) {
+  const auto& attrs = args.attrs.get<NllLossBackwardAttrs>();
+  const Tensor& dx = args.out[0];
+  const Lines lines = lines_of(dx);
+  visit_floating(dx.dtype(), [&](auto tag) {
+    using S = typename decltype(tag)::type;
+    using C = Compute<S>;
+    const ClassTargets<C> targets("nll_loss", args.in[1], args.in[2], lines.length, attrs.ignore_index);
+    const LossGradient<C> gradient(args.in[0], attrs.reduction, targets.denominator(attrs.reduction));
+    std::fill(dx.data<S>(), dx.data<S>() + dx.elems(), S());
+    for (int64_t i = 0; i < targets.count(); ++i) {
+      if (!targets.counts(i)) continue;
+      const int64_t line = i / lines.inner * lines.length * lines.inner + i % lines.inner;
+      dx.data<S>()[line + targets.of(i) * lines.inner] = static_cast<S>(-gradient(i) * targets.weight(i));
+    }
+  });
+}
+
+}  // namespace chorale::kernel::cpu

@@ -1,0 +1,33 @@
+// The main function of every layer's tests: GoogleTest under a watchdog.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <string>
+
+#include "chorale/base/config.h"
+#include "chorale/testing/watchdog_test_util.h"
+
+namespace {
+
+// Well above any test and below ctest's own limit, which would print no stacks. CHORALE_TEST_TIMEOUT_S overrides it.
+std::chrono::seconds limit_of_a_test() {
+  const auto text = chorale::config::env("CHORALE_TEST_TIMEOUT_S");
+  return std::chrono::seconds(text ? std::stoi(*text) : 60);
+}
+
+class WatchdogListener : public testing::EmptyTestEventListener {
+  void OnTestStart(const testing::TestInfo& test) override {
+    watchdog_.start(std::string(test.test_suite_name()) + "." + test.name());
+  }
+  void OnTestEnd(const testing::TestInfo&) override { watchdog_.stop(); }
+
+  chorale::Watchdog watchdog_{limit_of_a_test()};
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  testing::UnitTest::GetInstance()->listeners().Append(new WatchdogListener);
+  return RUN_ALL_TESTS();
+}

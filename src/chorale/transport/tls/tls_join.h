@@ -1,0 +1,54 @@
+// How the ranks of a job that are on different hosts get connected: each listens, and connects to those below it.
+#pragma once
+
+#include <list>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "chorale/transport/fabric/fabric.h"
+#include "chorale/transport/security/refusals.h"
+#include "chorale/transport/security/secret.h"
+#include "chorale/transport/socket.h"
+#include "chorale/transport/tls/tls_stream.h"
+
+namespace chorale::transport {
+
+class TlsJoin {
+ public:
+  // Listens at the address from now on. Throws InvalidArgument without a secret.
+  TlsJoin(const FabricOptions& options, const std::string& own_address);
+  ~TlsJoin();
+
+  // For FabricAddress::endpoint.
+  const std::string& endpoint() const { return endpoint_; }
+  // Connects to every rank of another host, `streams` times each, and ends listening. Strangers are refused, logged and
+  // delay nobody. Throws CommError that says who is missing at the deadline, or who does not know the secret.
+  std::map<int, std::vector<TlsStream>> meet(const std::vector<FabricAddress>& addresses, int streams,
+                                             Deadline deadline);
+
+ private:
+  struct Visitor;
+
+  void visit(int peer, int stream, int attempt, Deadline deadline);
+  void welcome(Deadline deadline);
+  // False when the handshake has ended, one way or the other.
+  bool go_on(Visitor& visitor, Deadline deadline);
+  bool expects(const StreamIdentity& identity) const;
+  std::string missing() const;
+
+  const int rank_;
+  const Secret secret_;
+  const std::string congestion_;
+  const std::string nonce_;
+  Socket listener_;
+  const std::string endpoint_;
+  Refusals refusals_;
+  std::vector<FabricAddress> addresses_;
+  int streams_ = 0;
+  size_t left_ = 0;                              // streams to come
+  std::list<Visitor> visitors_;                  // in the middle of their handshake, the oldest first
+  std::map<int, std::map<int, TlsStream>> met_;  // by peer and stream
+};
+
+}  // namespace chorale::transport
