@@ -7,8 +7,10 @@ import sys
 import tempfile
 import unittest
 
+from unittest_main import main
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-BUILD = pathlib.Path(sys.argv[1]).parent if len(sys.argv) > 1 else ROOT / "build/debug"
+BUILD = pathlib.Path(sys.argv.pop(1)).parent if len(sys.argv) > 1 else ROOT / "build/debug"
 
 
 def cached(name):
@@ -82,4 +84,4 @@ class Consumer(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(argv=["consumer_test"])
+    main()

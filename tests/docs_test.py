@@ -8,8 +8,10 @@ import sys
 import tempfile
 import unittest
 
+from unittest_main import main
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PROGRAM = (pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "build/debug/bin") / "chorale"
+PROGRAM = (pathlib.Path(sys.argv.pop(1)) if len(sys.argv) > 1 else ROOT / "build/debug/bin") / "chorale"
 sys.path.insert(0, str(ROOT / "tools/doc_site"))
 
 import links  # noqa: E402
@@ -97,4 +99,4 @@ class Docs(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(argv=["docs_test"])
+    main()

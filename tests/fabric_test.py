@@ -12,6 +12,7 @@ import time
 import unittest
 
 from network import Network, NetworkTest
+from unittest_main import main
 
 BIN = pathlib.Path(sys.argv.pop(1)).resolve()
 RANK = [f"{BIN}/transport_test", "--gtest_also_run_disabled_tests", "--gtest_filter=RankOfAFabric.*"]
@@ -110,4 +111,4 @@ class FabricOverUcx(Fabric):
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=0)
+    main()

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import unittest
 
+from unittest_main import main
+
 MATRIX = pathlib.Path(__file__).resolve().parent / "fault_matrix"
 BIN = sys.argv.pop(1)
 
@@ -34,4 +36,4 @@ class FaultMatrix(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    main()

@@ -10,6 +10,7 @@ import time
 import unittest
 
 from network import Network, NetworkTest
+from unittest_main import main
 
 BIN = pathlib.Path(sys.argv.pop(1)).resolve()
 OPTIONS = "--gtest_also_run_disabled_tests --gtest_brief=1"
@@ -84,4 +85,4 @@ class Hosts(NetworkTest):
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=0)
+    main()

@@ -12,6 +12,8 @@ import sys
 import time
 import unittest
 
+from unittest_main import main
+
 BIN = pathlib.Path(sys.argv.pop(1)).resolve()
 LIMIT_S = 120
 
@@ -84,4 +86,4 @@ class MpiGroups(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    main()

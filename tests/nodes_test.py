@@ -13,6 +13,7 @@ import time
 import unittest
 
 from network import Network, NetworkTest
+from unittest_main import main
 
 BIN = pathlib.Path(sys.argv.pop(1)).resolve()
 CHORALE = str(BIN / "chorale")
@@ -169,4 +170,4 @@ class Nodes(NetworkTest):
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=0)
+    main()

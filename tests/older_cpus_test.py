@@ -7,6 +7,8 @@ import subprocess
 import sys
 import unittest
 
+from unittest_main import main
+
 BIN = pathlib.Path(sys.argv.pop(1))
 # The oldest processor that we promise to run on, and the one of most laptops.
 CPUS = {"Westmere": "SSE4", "Haswell": "AVX2"}
@@ -39,4 +41,4 @@ class OlderCpus(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    main()

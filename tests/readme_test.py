@@ -4,6 +4,8 @@ import pathlib
 import re
 import unittest
 
+from unittest_main import main
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
@@ -21,4 +23,4 @@ class Readme(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(argv=["readme_test"])
+    main()

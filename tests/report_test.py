@@ -15,6 +15,7 @@ import unittest
 
 import example_run
 from browser import Browser
+from unittest_main import main
 
 PROGRAM = pathlib.Path(sys.argv.pop(1)).resolve() / "chorale"
 
@@ -191,4 +192,4 @@ class Page(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    main()

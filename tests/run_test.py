@@ -14,6 +14,8 @@ import tempfile
 import time
 import unittest
 
+from unittest_main import main
+
 BIN = pathlib.Path(sys.argv.pop(1)).resolve()
 CHORALE = str(BIN / "chorale")
 # Prints a line with what it got from the others through the store.
@@ -390,4 +392,4 @@ class Restarts(Scratch):
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=0)
+    main()

@@ -2,6 +2,8 @@
 """Checks the model of the shared-memory protocol (docs/dev/shm.pml) exhaustively, and that it can fail at all."""
 import pathlib, shutil, subprocess, sys, tempfile, unittest
 
+from unittest_main import main
+
 MODEL = pathlib.Path(__file__).resolve().parent.parent / "docs/dev/shm.pml"
 
 
@@ -45,4 +47,4 @@ class ShmModel(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(argv=sys.argv[:1])
+    main()

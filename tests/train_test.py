@@ -18,6 +18,8 @@ import tempfile
 import time
 import unittest
 
+from unittest_main import main
+
 PROGRAM = pathlib.Path(sys.argv.pop(1)).resolve() / "chorale"
 KILLS = int(os.environ.get("CHORALE_TEST_KILLS") or 5)
 LIMIT_S = 120
@@ -296,4 +298,4 @@ class Text(Train):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    main()
