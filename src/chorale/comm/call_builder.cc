@@ -15,7 +15,7 @@ template <class Run>
 void for_each_row(const Tensor& tensor, const Run& run) {
   const Shape& sizes = tensor.sizes();
   const Strides& strides = tensor.strides();
-  const int64_t rank = tensor.rank();
+  const int64_t rank = tensor.dims();
   const int64_t width = rank > 0 ? sizes[static_cast<size_t>(rank - 1)] : 1;
   if (tensor.elems() == 0) return;
   const int64_t rows = tensor.elems() / width;

@@ -260,7 +260,7 @@ Work Group::all_to_all_single(const Tensor& output, const Tensor& input, std::sp
   const int size = state_->size();
   const auto cut = [&](const char* what, const Tensor& tensor, const Chunk& whole, std::span<const int64_t> splits,
                        auto add) {
-    const int64_t rows = tensor.rank() > 0 ? tensor.size(0) : tensor.elems();
+    const int64_t rows = tensor.dims() > 0 ? tensor.size(0) : tensor.elems();
     if (splits.empty()) {
       CHORALE_CHECK(rows % size == 0, "[all_to_all] the ", what, " has ", rows, " rows, which ", size,
                     " ranks cannot share evenly; pass split sizes");

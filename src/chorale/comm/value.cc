@@ -85,7 +85,7 @@ class ValueWriter {
     CHORALE_CHECK(count <= kMostValueBytes, "[value] a tensor of ", count, " bytes; send it by itself");
     code(Code::kTensor);
     text += static_cast<char>(tensor.dtype());
-    text += static_cast<char>(tensor.rank());
+    text += static_cast<char>(tensor.dims());
     for (int64_t size : tensor.sizes()) number(static_cast<uint64_t>(size));
     const size_t at = text.size();
     text.resize(at + count);

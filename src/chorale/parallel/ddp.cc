@@ -61,7 +61,7 @@ void DataParallelBase::attach(nn::Module& module, const comm::Group& group, cons
 
 void DataParallelBase::attach(nn::Module& module, const DdpOptions& options) {
   CHORALE_CHECK(options.mesh, "[ddp] give a group or a mesh");
-  CHORALE_CHECK_STATE(options.mesh->rank() == 1, "[ddp] replicas need a mesh of one dimension, not a ", *options.mesh);
+  CHORALE_CHECK_STATE(options.mesh->dims() == 1, "[ddp] replicas need a mesh of one dimension, not a ", *options.mesh);
   wrap(module, options.mesh->group(size_t{0}), options);
 }
 

@@ -47,7 +47,7 @@ template <class Forward>
 double train(Forward& forward, optim::Optimizer& optimizer, const Tensor& x, const Tensor& target) {
   optimizer.zero_grad();
   const Tensor y = forward(x);
-  const Tensor loss = cross_entropy(y.rank() > 2 ? flatten(y, 0, -2) : y, flatten(target));
+  const Tensor loss = cross_entropy(y.dims() > 2 ? flatten(y, 0, -2) : y, flatten(target));
   backward(loss);
   optimizer.step();
   return loss.item<double>();

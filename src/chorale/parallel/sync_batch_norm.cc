@@ -8,7 +8,7 @@ namespace {
 // All dimensions but the channels.
 IntList places(const Tensor& x) {
   IntList dims{0};
-  for (int64_t d = 2; d < x.rank(); ++d) dims.values[dims.count++] = d;
+  for (int64_t d = 2; d < x.dims(); ++d) dims.values[dims.count++] = d;
   return dims;
 }
 int64_t count_per_channel(const Tensor& x) {
@@ -18,7 +18,7 @@ int64_t count_per_channel(const Tensor& x) {
 }
 // [C] as [C, 1, …], which broadcasts to x [N, C, …].
 Tensor per_channel(const Tensor& values, const Tensor& x) {
-  Shape sizes(static_cast<size_t>(x.rank()) - 1, 1);
+  Shape sizes(static_cast<size_t>(x.dims()) - 1, 1);
   sizes[0] = values.elems();
   return reshape(values, sizes);
 }

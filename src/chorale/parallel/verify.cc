@@ -38,7 +38,7 @@ void append_description(std::vector<int64_t>& numbers, const Tensor& parameter) 
   const size_t start = numbers.size();
   numbers.resize(start + kNumbers, 0);
   numbers[start] = static_cast<int64_t>(parameter.dtype());
-  numbers[start + 1] = parameter.rank();
+  numbers[start + 1] = parameter.dims();
   std::copy(parameter.sizes().begin(), parameter.sizes().end(),
             numbers.begin() + static_cast<std::ptrdiff_t>(start) + 2);
   std::copy(parameter.strides().begin(), parameter.strides().end(),

@@ -29,7 +29,7 @@ void with_bench_model(const std::string& name, const Use& use) {
 template <class Forward>
 Tensor bench_loss(Forward& forward, const Tensor& x, const Tensor& target) {
   const Tensor y = forward(x);
-  return cross_entropy(y.rank() > 2 ? flatten(y, 0, -2) : y, target);
+  return cross_entropy(y.dims() > 2 ? flatten(y, 0, -2) : y, target);
 }
 
 }  // namespace chorale::app
