@@ -15,15 +15,15 @@ template <class Run>
 void for_each_row(const Tensor& tensor, const Run& run) {
   const Shape& sizes = tensor.sizes();
   const Strides& strides = tensor.strides();
-  const int64_t rank = tensor.dims();
-  const int64_t width = rank > 0 ? sizes[static_cast<size_t>(rank - 1)] : 1;
+  const int64_t dims = tensor.dims();
+  const int64_t width = dims > 0 ? sizes[static_cast<size_t>(dims - 1)] : 1;
   if (tensor.elems() == 0) return;
   const int64_t rows = tensor.elems() / width;
   int64_t index[kMaxDims] = {};
   int64_t offset = 0;
   for (int64_t row = 0; row < rows; ++row) {
-    run(offset, row, width, rank > 0 ? strides[static_cast<size_t>(rank - 1)] : 1);
-    for (int64_t d = rank - 2; d >= 0; --d) {
+    run(offset, row, width, dims > 0 ? strides[static_cast<size_t>(dims - 1)] : 1);
+    for (int64_t d = dims - 2; d >= 0; --d) {
       const auto at = static_cast<size_t>(d);
       offset += strides[at];
       if (++index[at] < sizes[at]) break;

@@ -102,8 +102,8 @@ comm::Future PowerSgd::reduce(GradBucket& bucket, bool batched) {
     const std::vector<Tensor> gradients = gradients_in_buffer(bucket);
     for (size_t i = 0; i < gradients.size(); ++i) {
       const Tensor& g = gradients[i];
-      const int64_t rows = g.rank() > 0 ? g.size(0) : 1, columns = rows > 0 ? g.elems() / rows : 0;
-      if (g.rank() < 2 || !compresses(rows, columns)) {
+      const int64_t rows = g.dims() > 0 ? g.size(0) : 1, columns = rows > 0 ? g.elems() / rows : 0;
+      if (g.dims() < 2 || !compresses(rows, columns)) {
         plain.push_back(g);
       } else {
         matrices.push_back(factorize(g, to(reshape(g, {rows, columns}), dtype), bucket.parameters()[i], iteration));
