@@ -257,8 +257,8 @@ int main(int argc, char** argv) {
   }
   if (words.size() == 1 && words[0] == "--columns") {
     std::cout << "threads\nshm\ntls\n";
-    if (module_availability(kUcxModule).yes) std::cout << "ucx\n";
-    if (module_availability(kMpiModule).yes) std::cout << "mpi\n";
+    if (shared_object_availability(kUcxObject).yes) std::cout << "ucx\n";
+    if (shared_object_availability(kMpiObject).yes) std::cout << "mpi\n";
     return 0;
   }
   try {

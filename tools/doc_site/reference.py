@@ -131,7 +131,7 @@ def add_ops(site, table, headers):
     for name, row in table.items():
         address = f"ops/{name}.html"
         facts = row["facts"]
-        body = [f"<h1>{name}</h1>", markup.pre(facts["formula"])]
+        body = [f"<h1>{name}</h1>", markup.pre(facts.get("expression") or facts["formula"])]
         function = op_table.function_name(name, functions)
         if function:
             forms = [e for form in (function, function + "_", function + "_out") for e in functions.get(form, [])]

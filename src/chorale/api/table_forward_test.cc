@@ -32,7 +32,6 @@ TEST_P(Table, RowIsComplete) {
   EXPECT_NE(row().inputs, nullptr);
   EXPECT_NE(row().infer == nullptr, !row().dynamic) << "shapes come from inference, or from the kernel of a dynamic op";
   EXPECT_NE(row().cpu == nullptr, !row().view) << "a kernel, or a view";
-  EXPECT_NE(row().cuda, nullptr);
   EXPECT_NE(row().grad, nullptr) << "say not_differentiable aloud";
   EXPECT_TRUE(row().shard.labels || row().shard.labels_of || row().shard.replicate) << "say kReplicateOnly aloud";
   EXPECT_FALSE(samples().empty()) << "a row without samples is not tested";
@@ -150,7 +149,7 @@ TEST_P(Table, InPlaceAndOutFormsEqualThePlainOne) {
   if (row().dynamic) {
     for (const Sample& sample : samples()) {
       const auto out = run(row(), sample.in, sample.attrs);
-      EXPECT_THROW(current_builder().call_into(row(), sample.in, sample.attrs, out), InvalidArgument);
+      EXPECT_THROW(current().call_into(row(), sample.in, sample.attrs, out), InvalidArgument);
     }
     return;
   }
@@ -162,7 +161,7 @@ TEST_P(Table, InPlaceAndOutFormsEqualThePlainOne) {
       for (int64_t& stride : strides) stride *= 3;  // an awkward place to write to
       out.push_back(Tensor::empty_strided(y.sizes(), strides, y.dtype()));
     }
-    current_builder().call_into(row(), sample.in, sample.attrs, out);
+    current().call_into(row(), sample.in, sample.attrs, out);
     for (size_t i = 0; i < out.size(); ++i) {
       expect_close(out[i], expected[i], 0, describe(row(), sample) + " into a given tensor");
       EXPECT_EQ(out[i].storage()->version(), 1u);
@@ -173,7 +172,7 @@ TEST_P(Table, InPlaceAndOutFormsEqualThePlainOne) {
           sample.in[k].dtype() != expected[0].dtype())
         continue;
       const auto in = copies(sample.in);
-      current_builder().call_into(row(), in, sample.attrs, {&in[k], 1});
+      current().call_into(row(), in, sample.attrs, {&in[k], 1});
       expect_close(in[k], expected[0], 0, describe(row(), sample) + " in place");
     }
   }
@@ -189,8 +188,7 @@ TEST_P(Table, AResultThatDoesNotFitIsRefusedAndLeftAlone) {
       out.push_back(fill_(Tensor::empty(sizes, y.dtype()), 1));
     }
     const auto before = copies(out);
-    EXPECT_THROW(current_builder().call_into(row(), sample.in, sample.attrs, out), InvalidArgument)
-        << describe(row(), sample);
+    EXPECT_THROW(current().call_into(row(), sample.in, sample.attrs, out), InvalidArgument) << describe(row(), sample);
     for (size_t i = 0; i < out.size(); ++i) {
       expect_close(out[i], before[i], 0, describe(row(), sample) + " wrote into a tensor that it refused");
       EXPECT_EQ(out[i].storage()->version(), 1u);

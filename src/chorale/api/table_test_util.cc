@@ -11,7 +11,7 @@ namespace chorale::op {
 
 std::vector<Tensor> run(const OpDef& row, const std::vector<Tensor>& in, const Attrs& attrs) {
   std::vector<Tensor> out(static_cast<size_t>(row.outputs));
-  current_builder().call(row, in, attrs, out);
+  current().call(row, in, attrs, out);
   return out;
 }
 

@@ -12,6 +12,7 @@
 #include "chorale/base/did_you_mean.h"
 #include "chorale/base/error.h"
 #include "chorale/op/builder.h"
+#include "chorale/op/kernels.h"
 #include "chorale/op/table.h"
 
 namespace chorale::app {
@@ -46,8 +47,11 @@ std::string dtypes(DTypeSet set) {
 }
 
 std::string devices(const OpDef& row) {
-  std::string text = row.dynamic ? "cpu" : "cpu null";  // shapes that depend on data need data
-  if (row.cuda != op::not_yet) text += " cuda";
+  std::string text;
+  for (const Device device : {Device{DeviceType::kCpu}, Device{DeviceType::kNull}, Device{DeviceType::kCuda}}) {
+    if (device.type == DeviceType::kNull && row.dynamic) continue;  // shapes that depend on data need data
+    if (op::find_kernel(row, device.type)) text += concat(text.empty() ? "" : " ", type_name(device.type));
+  }
   return text;
 }
 
@@ -108,7 +112,8 @@ std::string saved(uint32_t mask, const char* what) {
 std::vector<std::pair<std::string, std::string>> facts_of(const OpDef& row) {
   std::vector<std::pair<std::string, std::string>> facts;
   const auto field = [&](std::string_view name, std::string_view value) { facts.emplace_back(name, value); };
-  if (*row.formula) field("formula", row.formula);
+  if (const std::string_view formula = op::formula_of(row); !formula.empty())
+    field(row.pointwise ? "expression" : "formula", formula);
   field("inputs", *row.inputs ? row.inputs : "none");
   field("results", row.outputs == 1 ? "1" : fmt::format("{}", row.outputs));
   if (row.attrs) {
@@ -163,7 +168,7 @@ void print_json() {
     for (const auto& [name, value] : facts_of(*row)) facts[name] = value;
     for (const op::Sample& sample : row->samples()) {
       std::vector<Tensor> out(static_cast<size_t>(row->outputs));
-      op::current_builder().call(*row, sample.in, sample.attrs, out);
+      op::current().call(*row, sample.in, sample.attrs, out);
       examples.push_back({{"in", described(sample.in)},
                           {"attributes", row->attrs ? concat(sample.attrs) : ""},
                           {"out", described(out)}});

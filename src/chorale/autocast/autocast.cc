@@ -36,43 +36,44 @@ bool is_spent(const Tensor& recorded) {
   return slot && slot->node && slot->node->released;
 }
 
-}  // namespace
-
-Tensor Caster::cast_below(const Tensor& x, DType dtype) const {
+Tensor cast_by(op::Rest rest, const Tensor& x, DType dtype) {
   Tensor result;
-  below_.call(op::kTo, {&x, 1}, op::CopyAttrs{dtype, /*keep_layout=*/true}, {&result, 1});
+  rest.call(op::kTo, {&x, 1}, op::CopyAttrs{dtype, /*keep_layout=*/true}, {&result, 1});
   return result;
 }
 
-Tensor Caster::cast(const Tensor& x, DType dtype) {
-  if (dtype != lower_ || !is_parameter(x)) return cast_below(x, dtype);
+}  // namespace
+
+Tensor Caster::cast(const Tensor& x, DType dtype, op::Rest rest) {
+  if (dtype != lower_ || !is_parameter(x)) return cast_by(rest, x, dtype);
   const uint32_t version = x.storage()->version();
   CastParameter& known = parameters_[x.impl()];
   const bool usable =
       known.cast.defined() && known.version == version && (known.recorded || !grad_enabled()) && !is_spent(known.cast);
-  if (!usable) known = {x, cast_below(x, dtype), version, grad_enabled()};
+  if (!usable) known = {x, cast_by(rest, x, dtype), version, grad_enabled()};
   return known.cast;
 }
 
-void Caster::call(const op::OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
+void Caster::call(const op::OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out,
+                  op::Rest rest) {
   const auto dtype = wanted(op, in, lower_);
   if (!dtype) {
-    below_.call(op, in, attrs, out);
+    rest.call(op, in, attrs, out);
     return;
   }
   Tensors inputs;
-  for (const Tensor& x : in) inputs.push_back(is_real_floating(x) && x.dtype() != *dtype ? cast(x, *dtype) : x);
-  below_.call(op, {inputs.data(), inputs.size()}, attrs, out);
+  for (const Tensor& x : in) inputs.push_back(is_real_floating(x) && x.dtype() != *dtype ? cast(x, *dtype, rest) : x);
+  rest.call(op, {inputs.data(), inputs.size()}, attrs, out);
 }
 
 }  // namespace autocast
 
 Autocast::Autocast(DType lower, bool enabled)
-    : caster_(op::builder_for_gradients(), lower),
-      under_(enabled ? static_cast<op::Builder&>(caster_) : caster_.below()) {
+    : caster_(lower),
+      under_(enabled ? op::current_stack().with(caster_) : op::current_stack().without(op::Place::kAutocast)) {
   CHORALE_CHECK(is_half(lower), "[Autocast] lowers to f16 or bf16, not ", lower);
 }
 
-bool autocast_enabled() { return op::current_scoped_builder() != nullptr; }
+bool autocast_enabled() { return op::current_stack().at(op::Place::kAutocast) != nullptr; }
 
 }  // namespace chorale

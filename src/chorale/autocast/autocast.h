@@ -14,24 +14,24 @@
 #include <memory>
 #include <unordered_map>
 
-#include "chorale/op/scoped_builder.h"
+#include "chorale/op/builder.h"
 
 namespace chorale {
 
 namespace autocast {
 
-class Caster final : public op::ScopedBuilder {
+class Caster final : public op::Builder {
  public:
   // `lower` is f16 or bf16.
-  Caster(op::Builder& below, DType lower) : below_(below), lower_(lower) {}
+  explicit Caster(DType lower) : Builder(op::Place::kAutocast), lower_(lower) {}
 
-  void call(const op::OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) override;
-  void call_into(const op::OpDef& op, std::span<const Tensor> in, const Attrs& attrs,
-                 std::span<const Tensor> out) override {
-    below_.call_into(op, in, attrs, out);
+  void call(const op::OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out,
+            op::Rest rest) override;
+  void call_into(const op::OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<const Tensor> out,
+                 op::Rest rest) override {
+    rest.call_into(op, in, attrs, out);
   }
-  op::Builder& below() const override { return below_; }
-  std::shared_ptr<op::ScopedBuilder> copy() const override { return std::make_shared<Caster>(below_, lower_); }
+  std::shared_ptr<Builder> keep() override { return std::make_shared<Caster>(lower_); }
 
  private:
   // A parameter is cast once in a scope, however often it is used, and its gradient comes back through that one cast.
@@ -42,10 +42,8 @@ class Caster final : public op::ScopedBuilder {
     bool recorded;     // for backward
   };
 
-  Tensor cast(const Tensor& x, DType dtype);
-  Tensor cast_below(const Tensor& x, DType dtype) const;
+  Tensor cast(const Tensor& x, DType dtype, op::Rest rest);
 
-  op::Builder& below_;
   DType lower_;
   std::unordered_map<const TensorImpl*, CastParameter> parameters_;
 };

@@ -22,19 +22,17 @@ Tensor input(const Shape& sizes, int seed) { return to(op::sample(sizes, seed), 
 // Counts the casts that pass, and hands everything on.
 class CountingCasts final : public op::Builder {
  public:
-  explicit CountingCasts(op::Builder& next) : next_(next) {}
-  void call(const op::OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) override {
+  CountingCasts() : Builder(op::Place::kSharding) {}
+  void call(const op::OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out,
+            op::Rest rest) override {
     count += std::string_view(op.name) == "to";
-    next_.call(op, in, attrs, out);
+    rest.call(op, in, attrs, out);
   }
-  void call_into(const op::OpDef& op, std::span<const Tensor> in, const Attrs& attrs,
-                 std::span<const Tensor> out) override {
-    next_.call_into(op, in, attrs, out);
+  void call_into(const op::OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<const Tensor> out,
+                 op::Rest rest) override {
+    rest.call_into(op, in, attrs, out);
   }
   int count = 0;
-
- private:
-  op::Builder& next_;
 };
 
 // Two layers that share their weight; the loss is f32.
@@ -80,8 +78,8 @@ TEST(Autocast, BackwardInsideTheScopeIsBackwardOutside) {
 }
 
 TEST(Autocast, AParameterIsCastOnceInAScope) {
-  CountingCasts counting(op::current_builder());
-  const op::Under counted(counting);
+  CountingCasts counting;
+  const op::Under counted(op::current_stack().with(counting));
   const Model model;
   counting.count = 0;
   const Autocast scope(kBF16);

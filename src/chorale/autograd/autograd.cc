@@ -1,9 +1,11 @@
 #include "chorale/autograd/autograd.h"
 
 #include "chorale/base/error.h"
+#include "chorale/op/builder.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/pointwise.h"
+#include "chorale/op/view.h"
 #include "chorale/trace/trace.h"
 
 namespace chorale {
@@ -26,7 +28,7 @@ const Tensor& set_requires_grad(const Tensor& x, bool wanted) {
 
 bool requires_grad(const Tensor& x) { return edge_of(x).wanted(); }
 bool is_leaf(const Tensor& x) { return !edge_of(x).node; }
-Tensor detach(const Tensor& x) { return x.alias(); }
+Tensor detach(const Tensor& x) { return x.is_sparse() ? x.alias() : op::call(op::kDetach, {}, x); }
 
 Tensor gradient(const Tensor& x) {
   const Slot* slot = slot_of(x);

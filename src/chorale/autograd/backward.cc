@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "chorale/autograd/mode.h"
 #include "chorale/base/error.h"
@@ -9,7 +10,6 @@
 #include "chorale/op/copy.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/reduce.h"
-#include "chorale/op/scoped_builder.h"
 #include "chorale/op/sparse.h"
 #include "chorale/op/view.h"
 
@@ -213,6 +213,8 @@ Tensors BackwardRun::apply_rule(Node& node, std::span<const Tensor> dout, uint32
   CHORALE_CHECK_STATE(!node.released, "[backward of ", node.name(),
                       "] this part of the graph was differentiated before and its saved values were freed; pass "
                       "retain_graph the first time");
+  std::optional<op::Under> recorded;
+  if (node.stack) recorded.emplace(node.stack->stack());
   if (node.custom) return node.custom->apply(node, dout, needed);
   Tensors in, out;
   in.resize(node.edges.size());
@@ -347,7 +349,9 @@ void BackwardRun::run_leaf(uint32_t at) {
 
 void BackwardRun::run() {
   const ModeScope restore;
-  const op::Under below(op::builder_for_gradients());
+  // What rules call follows from what was recorded, not from the scope of autocast that backward happens to be called
+  // in.
+  const op::Under below(op::current_stack().without(op::Place::kAutocast));
   mode.grad = options_.create_graph;
   mode.inference = false;
   mode.saved_hooks = nullptr;

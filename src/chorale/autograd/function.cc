@@ -1,13 +1,12 @@
 // Functions whose gradient a user wrote, and activation checkpointing.
 #include <algorithm>
-#include <optional>
 
 #include "chorale/autograd/autograd.h"
 #include "chorale/base/error.h"
 #include "chorale/base/generator.h"
+#include "chorale/op/builder.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/pointwise.h"
-#include "chorale/op/scoped_builder.h"
 
 namespace chorale {
 
@@ -106,7 +105,7 @@ struct Frame {
   std::function<std::vector<Tensor>(const std::vector<Tensor>&)> function;
   std::vector<Tensor> in;
   RandomStream random;
-  std::shared_ptr<op::ScopedBuilder> scope;  // such as autocast; null when there was none
+  op::KeptStack stack{op::current_stack()};  // what it ran under, autocast included
   size_t packed = 0;                         // values that forward wanted to save
   std::vector<Tensor> recomputed;
 };
@@ -125,8 +124,7 @@ void recompute(Frame& frame) {
   std::vector<Tensor> values;
   {
     const EnableGrad record;
-    std::optional<op::Under> scope;
-    if (frame.scope) scope.emplace(*frame.scope);
+    const op::Under same(frame.stack.stack());
     const SavedTensorHooksScope collect({[&](const Tensor& value) {
                                            values.push_back(value);
                                            return std::make_shared<int>(0);
@@ -152,7 +150,6 @@ std::vector<Tensor> checkpoint(std::function<std::vector<Tensor>(const std::vect
   frame->function = std::move(function);
   frame->in = in;
   frame->random = default_generator().state();
-  if (const op::ScopedBuilder* scope = op::current_scoped_builder()) frame->scope = scope->copy();
   const SavedTensorHooksScope forget({[frame](const Tensor&) {
                                         return std::make_shared<Ticket>(Ticket{frame, frame->packed++});
                                       },

@@ -15,6 +15,10 @@
 #include "chorale/base/intrusive.h"
 #include "chorale/op/op_def.h"
 
+namespace chorale::op {
+class KeptStack;
+}
+
 namespace chorale::autograd {
 
 struct Node;
@@ -120,6 +124,8 @@ struct Node : RefCounted {
   SmallVector<op::Meta, 1> outputs;
   std::unique_ptr<std::vector<op::Meta>> inputs;  // where the row saves them
   Attrs attrs;
+  std::shared_ptr<const op::KeptStack>
+      stack;  // the Builders to run the rule under; null: those that backward runs under
   std::unique_ptr<CustomBackward> custom;
   std::unique_ptr<NodeHooks> hooks;
   bool released = false;

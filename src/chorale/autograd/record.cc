@@ -133,9 +133,16 @@ void rebase(const Tensor& tensor, const Intrusive<Node>& node, uint32_t index) {
   attach(base, write, 0);
 }
 
-void Autograd::call(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
+void Autograd::remember(Node& node, op::Rest rest) {
+  if (rest == usual_.all()) [[likely]]
+    return;
+  node.stack = std::make_shared<const op::KeptStack>(op::Stack(rest).with(*this));
+}
+
+void Autograd::call(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out,
+                    op::Rest rest) {
   if (!mode.grad) [[unlikely]] {
-    next_.call(op, in, attrs, out);
+    rest.call(op, in, attrs, out);
     if (mode.inference) {
       for (const Tensor& y : out) y.impl()->inference = true;
     }
@@ -143,14 +150,15 @@ void Autograd::call(const OpDef& op, std::span<const Tensor> in, const Attrs& at
   }
   Intrusive<Node> node;
   if (any_may_want_grad(in) && op.grad != op::not_differentiable) node = start_node(op, in, attrs);
-  next_.call(op, in, attrs, out);
+  rest.call(op, in, attrs, out);
   if (node) {
+    remember(*node, rest);
     finish_node(*node, out);
     for (size_t i = 0; i < out.size(); ++i) {
       if (is_differentiable(out[i].dtype())) attach(out[i], node, static_cast<uint32_t>(i));
     }
   }
-  if (op.view) {
+  if (op.view && op.grad != op::not_differentiable) {  // detach() has no part in the history of its input
     for (const Tensor& y : out) {
       Slot& slot = slot_for_writing(y);
       const Tensor& base = base_of(in[0]);
@@ -160,15 +168,16 @@ void Autograd::call(const OpDef& op, std::span<const Tensor> in, const Attrs& at
   }
 }
 
-void Autograd::call_into(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<const Tensor> out) {
+void Autograd::call_into(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<const Tensor> out,
+                         op::Rest rest) {
   if (!mode.grad || (!any_may_want_grad(in) && !any_may_want_grad(out))) {
-    next_.call_into(op, in, attrs, out);
+    rest.call_into(op, in, attrs, out);
     return;
   }
   for (const Tensor& y : out) check_in_place(op.name, y);
   Intrusive<Node> node;
   if (op.grad != op::not_differentiable) node = start_node(op, in, attrs);
-  next_.call_into(op, in, attrs, out);
+  rest.call_into(op, in, attrs, out);
   if (!node) {
     // Nothing of the new value depends on a leaf: what was recorded for the old one must not be used for it.
     for (const Tensor& y : out) {
@@ -182,6 +191,7 @@ void Autograd::call_into(const OpDef& op, std::span<const Tensor> in, const Attr
     }
     return;
   }
+  remember(*node, rest);
   finish_node(*node, out);
   for (size_t i = 0; i < out.size(); ++i) {
     if (is_differentiable(out[i].dtype())) rebase(out[i], node, static_cast<uint32_t>(i));

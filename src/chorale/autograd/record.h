@@ -8,14 +8,18 @@ namespace chorale::autograd {
 
 class Autograd final : public op::Builder {
  public:
-  explicit Autograd(op::Builder& next) : next_(next) {}
+  // `usual`: what is below it as a rule. A node that is recorded over anything else remembers it, for its gradient.
+  explicit Autograd(const op::Stack& usual) : Builder(op::Place::kAutograd), usual_(usual) {}
 
-  void call(const op::OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) override;
-  void call_into(const op::OpDef& op, std::span<const Tensor> in, const Attrs& attrs,
-                 std::span<const Tensor> out) override;
+  void call(const op::OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out,
+            op::Rest rest) override;
+  void call_into(const op::OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<const Tensor> out,
+                 op::Rest rest) override;
 
  private:
-  op::Builder& next_;
+  void remember(Node& node, op::Rest rest);
+
+  const op::Stack& usual_;
 };
 
 // Gives `tensor`, which was just overwritten by what `node` recorded, its new history; a write into a view changes its

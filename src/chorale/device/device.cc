@@ -20,16 +20,14 @@ Device device_from_name(std::string_view name) {
   throw InvalidArgument(concat("unknown device '", name, "'; expected cpu, null, cuda or cuda:N"));
 }
 
+const char* type_name(DeviceType type) {
+  constexpr const char* names[kDeviceTypes] = {"cpu", "null", "cuda"};
+  return names[static_cast<size_t>(type)];
+}
+
 std::ostream& operator<<(std::ostream& out, Device device) {
-  switch (device.type) {
-    case DeviceType::kCpu:
-      return out << "cpu";
-    case DeviceType::kNull:
-      return out << "null";
-    case DeviceType::kCuda:
-      return out << "cuda:" << device.index;
-  }
-  return out;
+  out << type_name(device.type);
+  return device.type == DeviceType::kCuda ? out << ":" << device.index : out;
 }
 
 }  // namespace chorale

@@ -1,6 +1,7 @@
 // Where a tensor lives. `null` has shapes and no bytes: models can be built, sized and traced without memory.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <iosfwd>
 #include <string_view>
@@ -8,6 +9,7 @@
 namespace chorale {
 
 enum class DeviceType : uint8_t { kCpu, kNull, kCuda };
+inline constexpr size_t kDeviceTypes = 3;
 
 struct Device {
   DeviceType type = DeviceType::kCpu;
@@ -21,6 +23,8 @@ inline constexpr Device kNull{DeviceType::kNull};
 // "cpu", "null", "cuda:1" and back; throws InvalidArgument for anything else.
 Device device_from_name(std::string_view name);
 std::ostream& operator<<(std::ostream& out, Device device);
+// "cpu", "null", "cuda".
+const char* type_name(DeviceType type);
 
 // An order of work on a device. The CPU has one: the calling thread's own.
 struct Stream {

@@ -3,38 +3,18 @@
 #include <algorithm>
 
 #include "chorale/base/error.h"
+#include "chorale/base/generator.h"
 #include "chorale/op/copy.h"
+#include "chorale/op/kernels.h"
+#include "chorale/op/prepare.h"
+#include "chorale/op/table.h"
 
 namespace chorale::eager {
 namespace {
 
 using op::OpDef;
 using op::OutSpec;
-using Specs = SmallVector<OutSpec, 2>;
-
-// All inputs live on one device; without inputs the specs say which.
-void check_inputs(const OpDef& op, std::span<const Tensor> in) {
-  Device device{};
-  bool found = false;
-  for (size_t i = 0; i < in.size(); ++i) {
-    if (!in[i].defined()) continue;
-    CHORALE_CHECK(!in[i].is_sparse(), "[", op.name, "] takes dense tensors, and input ", i,
-                  " is sparse; see op/sparse.h, or call to_dense() first");
-    if (!found) {
-      device = in[i].device();
-      found = true;
-      CHORALE_CHECK(op.dtypes.has(in[i].dtype()), "[", op.name, "] is not defined for ", in[i].dtype(), " tensors");
-    }
-    CHORALE_CHECK(in[i].device() == device, "[", op.name, "] inputs are on different devices: ", device, " and ",
-                  in[i].device(), "; move one of them");
-  }
-}
-
-void launch(const OpDef& op, Device device, std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
-  if (op.view || device.type == DeviceType::kNull) return;
-  const kernel::Kernel kernel = device.type == DeviceType::kCpu ? op.cpu : op.cuda;
-  kernel({in, out, attrs, Stream{device}});
-}
+using op::OutSpecs;
 
 Tensor make(OutSpec& spec, std::span<const Tensor> in) {
   if (spec.view_of >= 0) {
@@ -42,23 +22,6 @@ Tensor make(OutSpec& spec, std::span<const Tensor> in) {
   }
   if (spec.strided) return Tensor::empty_strided(spec.sizes, spec.strides, spec.dtype, spec.device);
   return Tensor::empty({std::move(spec.sizes), spec.dtype, spec.device});
-}
-
-int category(DType dtype) { return is_complex(dtype) ? 3 : is_floating(dtype) ? 2 : dtype == DType::kBool ? 0 : 1; }
-
-void check_output(const OpDef& op, const Tensor& out, const OutSpec& spec) {
-  out.storage()->check_writable(op.name);
-  CHORALE_CHECK(out.sizes() == spec.sizes, "[", op.name, "] the result has shape ", spec.sizes,
-                " but the tensor to write into has ", out.sizes());
-  CHORALE_CHECK(category(spec.dtype) <= category(out.dtype()), "[", op.name, "] a result of ", spec.dtype,
-                " cannot be written into a tensor of ", out.dtype(), " without losing its kind; cast it first");
-  CHORALE_CHECK(out.device() == spec.device, "[", op.name, "] the result is on ", spec.device,
-                " but the tensor to write into is on ", out.device());
-  for (size_t d = 0; d < out.sizes().size(); ++d) {
-    CHORALE_CHECK(out.sizes()[d] <= 1 || out.strides()[d] != 0, "[", op.name,
-                  "] cannot write into an expanded tensor of shape ", out.sizes(),
-                  ": several elements share one place in memory; clone it first");
-  }
 }
 
 bool same_view(const Tensor& a, const Tensor& b) {
@@ -80,43 +43,51 @@ bool writes_directly(const OpDef& op, std::span<const Tensor> in, const Tensor& 
 
 }  // namespace
 
-void Eager::call(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
-  check_inputs(op, in);
+// Rows get their numbers before the first call.
+Eager::Eager() : Builder(op::Place::kBottom) { op::all_ops(); }
+
+void Eager::call(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out, op::Rest) {
   if (op.dynamic) {
+    op::check_inputs(op, in);
     CHORALE_CHECK(in[0].device().type != DeviceType::kNull, "[", op.name,
                   "] the shape of its result depends on data, and tensors on the null device have none");
-    launch(op, in[0].device(), in, attrs, out);
+    op::launch(op, in[0].device(), in, attrs, out);
     return;
   }
-  Specs specs(out.size());
-  op.infer({op, in, attrs}, {specs.data(), specs.size()});
+  OutSpecs specs = op::prepare(op, in, attrs, out.size());
   const Device device = specs[0].device;
   for (size_t i = 0; i < out.size(); ++i) out[i] = make(specs[i], in);
-  launch(op, device, in, attrs, out);
+  op::launch(op, device, in, attrs, out);
 }
 
-void Eager::call_into(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<const Tensor> out) {
-  check_inputs(op, in);
-  CHORALE_CHECK(!op.dynamic, "[", op.name, "] has no in-place or out form: the shape of its result depends on data");
-  Specs specs(out.size());
-  op.infer({op, in, attrs}, {specs.data(), specs.size()});
+void Eager::call_into(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<const Tensor> out,
+                      op::Rest) {
+  OutSpecs specs = op::prepare_into(op, in, attrs, out);
   const Device device = specs[0].device;
-  // Everything is checked before the first byte is written.
-  Tensors targets;
   bool direct = true;
-  for (size_t i = 0; i < out.size(); ++i) {
-    check_output(op, out[i], specs[i]);
-    direct &= writes_directly(op, in, out[i], specs[i]);
-  }
+  for (size_t i = 0; i < out.size(); ++i) direct &= writes_directly(op, in, out[i], specs[i]);
+  Tensors targets;
   for (size_t i = 0; i < out.size(); ++i) targets.push_back(direct ? out[i] : make(specs[i], in));
-  launch(op, device, in, attrs, {targets.data(), targets.size()});
+  op::launch(op, device, in, attrs, {targets.data(), targets.size()});
   if (!direct) {
     for (size_t i = 0; i < out.size(); ++i) {
       Tensor target = out[i];
-      launch(op::kTo, device, {&targets[i], 1}, op::CopyAttrs{target.dtype()}, {&target, 1});
+      op::launch(op::kTo, device, {&targets[i], 1}, op::CopyAttrs{target.dtype()}, {&target, 1});
     }
   }
-  for (const Tensor& written : out) written.storage()->note_write(op.name);
+  op::note_writes(op, out);
 }
+
+Tensor Eager::draw(Generator& generator, int64_t words, Device device, op::Rest) {
+  const RandomStream stream = generator.take(words);
+  Tensor stretch = Tensor::empty({2}, DType::kI64, device);
+  if (device.type == DeviceType::kNull) return stretch;
+  auto* place = stretch.data<int64_t>();
+  place[0] = static_cast<int64_t>(stream.seed);
+  place[1] = static_cast<int64_t>(stream.offset);
+  return stretch;
+}
+
+void Eager::set_data(const Tensor& x, const Tensor& other, op::Rest) { x.set_data(other); }
 
 }  // namespace chorale::eager

@@ -12,7 +12,9 @@ namespace chorale::eager {
 namespace {
 
 void copy_into(const Tensor& from, const Tensor& to) {
-  Eager().call_into(op::kTo, {&from, 1}, op::CopyAttrs{to.dtype()}, {&to, 1});
+  Eager eager;
+  const op::Stack stack{&eager};
+  stack.all().call_into(op::kTo, {&from, 1}, op::CopyAttrs{to.dtype()}, {&to, 1});
 }
 
 TEST(EagerCallInto, WritesAndCountsTheWrite) {

@@ -9,11 +9,14 @@
 
 namespace chorale::kernel {
 
+struct Pointwise;
+
 struct KernelArgs {
   std::span<const Tensor> in;  // an absent optional input is undefined
   std::span<Tensor> out;
   const Attrs& attrs;
   Stream stream;
+  const Pointwise* pointwise = nullptr;  // what a pointwise row computes; null for all others
 };
 
 using Kernel = void (*)(const KernelArgs&);

@@ -84,24 +84,20 @@ struct DifferenceLossAttrs {
 };
 CHORALE_FIELDS(DifferenceLossAttrs, kind, bound, reduction)
 
-// Which elements are dropped is a function of the stream (seed, offset in blocks; see base/philox.h) and the element's
-// place alone, so a gradient drops the same ones.
+// Which elements are dropped is a function of the stretch (kernel/stretch.h) and the element's place alone, so a
+// gradient drops the same ones.
 struct DropoutAttrs {
   double p = 0.5;
-  int64_t seed = 0;
-  int64_t offset = 0;
 };
-CHORALE_FIELDS(DropoutAttrs, p, seed, offset)
+CHORALE_FIELDS(DropoutAttrs, p)
 
 struct AttentionAttrs {
   double scale = 1;
   bool causal = false;   // query i sees keys 0 … i
   bool grouped = false;  // several heads of queries share one of keys and values
   double dropout_p = 0;
-  int64_t seed = 0;
-  int64_t offset = 0;
 };
-CHORALE_FIELDS(AttentionAttrs, scale, causal, grouped, dropout_p, seed, offset)
+CHORALE_FIELDS(AttentionAttrs, scale, causal, grouped, dropout_p)
 
 // Pooling in two dimensions. The window holds kernel, stride, padding and dilation, each of height and width.
 struct PoolAttrs {

@@ -1,8 +1,7 @@
-// Attributes of random ops. Each names its stretch of a stream, so that the same call gives the same numbers.
+// Attributes of random ops: what is drawn. Where in a stream is an input (kernel/stretch.h), so that a call that is run
+// again draws anew where it gets another stretch, and the same where it gets the same.
 #pragma once
 
-#include "chorale/base/philox.h"
-#include "chorale/device/device.h"
 #include "chorale/kernel/attrs.h"
 
 namespace chorale::kernel {
@@ -12,39 +11,23 @@ struct RandomAttrs {
   IntList sizes;
   double a = 0;
   double b = 1;
-  int64_t seed = 0;
-  int64_t offset = 0;
   DType dtype = DType::kF32;
-  DeviceType device = DeviceType::kCpu;
-  int64_t device_index = 0;
-
-  RandomStream stream() const { return {static_cast<uint64_t>(seed), static_cast<uint64_t>(offset)}; }
 };
-CHORALE_FIELDS(RandomAttrs, sizes, a, b, seed, offset, dtype, device, device_index)
+CHORALE_FIELDS(RandomAttrs, sizes, a, b, dtype)
 
 struct RandintAttrs {
   IntList sizes;
   int64_t low = 0;
   int64_t high = 1;
-  int64_t seed = 0;
-  int64_t offset = 0;
   DType dtype = DType::kI64;
-  DeviceType device = DeviceType::kCpu;
-  int64_t device_index = 0;
-
-  RandomStream stream() const { return {static_cast<uint64_t>(seed), static_cast<uint64_t>(offset)}; }
 };
-CHORALE_FIELDS(RandintAttrs, sizes, low, high, seed, offset, dtype, device, device_index)
+CHORALE_FIELDS(RandintAttrs, sizes, low, high, dtype)
 
 // Of ops whose shape comes from an input.
 struct DrawAttrs {
   int64_t count = 1;
   bool replacement = false;
-  int64_t seed = 0;
-  int64_t offset = 0;
-
-  RandomStream stream() const { return {static_cast<uint64_t>(seed), static_cast<uint64_t>(offset)}; }
 };
-CHORALE_FIELDS(DrawAttrs, count, replacement, seed, offset)
+CHORALE_FIELDS(DrawAttrs, count, replacement)
 
 }  // namespace chorale::kernel

@@ -162,7 +162,7 @@ void Module::to(DType dtype) {
   for_each_tensor(*this, [&](const Tensor& x) {
     if (!is_differentiable(x.dtype()) || x.dtype() == dtype) return;
     const Tensor gradient_then = gradient(x);
-    x.set_data(chorale::to(x, dtype));
+    set_data(x, chorale::to(x, dtype));
     if (gradient_then.defined()) set_gradient(x, chorale::to(gradient_then, dtype));
   });
 }
@@ -173,7 +173,7 @@ void Module::to(Device device) {
     CHORALE_CHECK(device.type == DeviceType::kNull, "[Module::to] cannot move from ", x.device(), " to ", device,
                   ": the values are not there; make the module on the device where it is to run");
     set_gradient(x, {});
-    x.set_data(Tensor::empty(x.sizes(), x.dtype(), device));
+    set_data(x, Tensor::empty(x.sizes(), x.dtype(), device));
   });
 }
 

@@ -24,5 +24,7 @@ Tensor clone(const Tensor& x);
 Tensor contiguous(const Tensor& x);
 // Overwrites x with `source`, broadcast and converted; returns x.
 const Tensor& copy_(const Tensor& x, const Tensor& source);
+// Makes x, and every handle on it, look at the bytes, shape and dtype of another tensor: for parameters that move.
+void set_data(const Tensor& x, const Tensor& other);
 
 }  // namespace chorale

@@ -3,11 +3,12 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "chorale/base/reduce.h"
-#include "chorale/kernel/kernel_args.h"
+#include "chorale/kernel/pointwise.h"
 #include "chorale/tensor/tensor.h"
 
 namespace chorale::op {
@@ -131,9 +132,14 @@ struct Sample {
 };
 using Samples = std::vector<Sample> (*)();
 
-// The gradient rule of a row that has none, and the kernel of a device that has none yet.
+// The gradient rule of a row that has none.
 Tensors not_differentiable(const GradArgs&);
-void not_yet(const kernel::KernelArgs&);
+
+// What the table finds out about its rows when it joins them (op/table.cc); before that, nothing.
+struct RowFacts {
+  uint16_t number = 0;    // the place in all_ops(): kernels of a device are found by it (op/kernels.h)
+  uint32_t optional = 0;  // bit i: input i may be absent
+};
 
 struct OpDef {
   const char* name;
@@ -142,8 +148,9 @@ struct OpDef {
   const AttrsType& (*attrs)() = nullptr;  // the type of its attributes
   DTypeSet dtypes{};                      // of the first input
   Infer infer = nullptr;
-  kernel::Kernel cpu = nullptr;  // null for views, which have no work to do
-  kernel::Kernel cuda = not_yet;
+  std::optional<kernel::Pointwise>
+      pointwise{};               // the scalar expression of a pointwise row, for whoever fuses or renders it
+  kernel::Kernel cpu = nullptr;  // null for views, which have no work to do; other devices: op/kernels.h
   Grad grad = nullptr;
   bool twice = true;  // the gradient can be differentiated again
   ShardRule shard{};
@@ -154,7 +161,8 @@ struct OpDef {
   bool dynamic = false;   // shapes of results depend on data: the kernel allocates them
   bool in_place = false;  // an output may be exactly an input: elements depend on the same elements only
   Samples samples = nullptr;
-  const char* formula = "";  // for people
+  const char* formula = "";  // for people; that of a pointwise row is its expression: see formula_of()
+  mutable RowFacts facts{};
 };
 
 template <class T>

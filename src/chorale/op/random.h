@@ -7,16 +7,20 @@
 
 namespace chorale {
 
+// Takes a stretch of `words` random words from the generator, as a tiny tensor that random rows take for an input
+// (kernel/stretch.h). The same stretch gives the same numbers again: gradients and recomputation save it.
+Tensor draw(Generator& generator, int64_t words, Device device = kCpu);
+
 // In [low, high).
 Tensor uniform(const Shape& sizes, double low = 0, double high = 1, DType dtype = DType::kF32,
-               Generator& generator = default_generator());
+               Generator& generator = default_generator(), Device device = kCpu);
 Tensor normal(const Shape& sizes, double mean = 0, double stddev = 1, DType dtype = DType::kF32,
-              Generator& generator = default_generator());
+              Generator& generator = default_generator(), Device device = kCpu);
 // Integers in [low, high).
 Tensor randint(int64_t low, int64_t high, const Shape& sizes, DType dtype = DType::kI64,
-               Generator& generator = default_generator());
+               Generator& generator = default_generator(), Device device = kCpu);
 // 0 … n - 1 in random order.
-Tensor randperm(int64_t n, DType dtype = DType::kI64, Generator& generator = default_generator());
+Tensor randperm(int64_t n, DType dtype = DType::kI64, Generator& generator = default_generator(), Device device = kCpu);
 // 1 with probability p, else 0; shape and dtype of p.
 Tensor bernoulli(const Tensor& p, Generator& generator = default_generator());
 // `count` positions drawn from each row of weights, which need not add up to 1.

@@ -46,4 +46,6 @@ Tensor sample_complex(const Shape& sizes, int seed) {
   return x;
 }
 
+Tensor sample_stretch(int64_t seed, int64_t offset) { return Tensor::from<int64_t>({seed, offset}, {2}); }
+
 }  // namespace chorale::op

@@ -11,5 +11,7 @@ Tensor sample(const Shape& sizes, int seed = 0, double low = -2, double high = 2
 Tensor sample_ints(const Shape& sizes, int64_t low, int64_t high, int seed = 0);
 Tensor sample_bools(const Shape& sizes, int seed = 0);
 Tensor sample_complex(const Shape& sizes, int seed = 0);  // c128
+// A stretch of random words (kernel/stretch.h).
+Tensor sample_stretch(int64_t seed, int64_t offset = 0);
 
 }  // namespace chorale::op

@@ -3,7 +3,23 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "chorale/vec/expression.h"
+
 namespace chorale::op {
+namespace {
+
+// "x, weight, bias?": bit 2; "x, indices?...": bit 1 and all above it.
+uint32_t optional_inputs(std::string_view names) {
+  uint32_t optional = 0;
+  for (size_t i = 0; !names.empty(); ++i) {
+    const std::string_view name = names.substr(0, names.find(','));
+    if (name.find('?') != std::string_view::npos) optional |= name.ends_with("...") ? ~0u << i : 1u << i;
+    names.remove_prefix(std::min(name.size() + 1, names.size()));
+  }
+  return optional;
+}
+
+}  // namespace
 
 Rows all_ops() {
   static const std::vector<const OpDef*> rows = [] {
@@ -19,6 +35,7 @@ Rows all_ops() {
          }) {
       all.insert(all.end(), family.begin(), family.end());
     }
+    for (size_t i = 0; i < all.size(); ++i) all[i]->facts = {static_cast<uint16_t>(i), optional_inputs(all[i]->inputs)};
     return all;
   }();
   return rows;
@@ -33,5 +50,7 @@ const OpDef* find_op(std::string_view name) {
   const auto found = by_name.find(name);
   return found == by_name.end() ? nullptr : found->second;
 }
+
+std::string_view formula_of(const OpDef& row) { return row.pointwise ? vec::text_of(row.pointwise->op) : row.formula; }
 
 }  // namespace chorale::op

@@ -44,9 +44,12 @@ Rows interpolate_rows();
 Rows dropout_rows();
 Rows attention_rows();
 
-// All rows, by family.
+// All rows, by family. The first call joins them and gives them their numbers (RowFacts); an op that runs has been
+// there.
 Rows all_ops();
 // The row of that name, or null.
 const OpDef* find_op(std::string_view name);
+// What a row computes, for people: the expression of a pointwise row, otherwise what the row says.
+std::string_view formula_of(const OpDef& row);
 
 }  // namespace chorale::op

@@ -83,7 +83,8 @@ using kernel::SizesAttrs;
 using kernel::SliceAttrs;
 using kernel::UnfoldAttrs;
 
-extern const OpDef kSlice, kSelect, kPermute, kExpand, kView, kSqueeze, kUnsqueeze, kUnfold, kDiagonal, kAsStrided;
+extern const OpDef kDetach, kSlice, kSelect, kPermute, kExpand, kView, kSqueeze, kUnsqueeze, kUnfold, kDiagonal,
+    kAsStrided;
 extern const OpDef kFlip;
 // Gradients of views: zeros of the viewed shape, with the gradient added through the view.
 extern const OpDef kSliceBackward, kDiagonalBackward, kUnfoldBackward, kAsStridedBackward;

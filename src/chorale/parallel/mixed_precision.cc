@@ -31,7 +31,7 @@ MixedParameters::MixedParameters(nn::Module& module, const MixedPrecision& preci
   const NoGrad quiet;
   if (precision.buffers) {
     for (const auto& [name, buffer] : module.named_buffers()) {
-      if (is_floating(buffer.dtype()) && !ignored_.contains(name)) buffer.set_data(to(buffer, *precision.buffers));
+      if (is_floating(buffer.dtype()) && !ignored_.contains(name)) set_data(buffer, to(buffer, *precision.buffers));
     }
   }
   Substitution scope;

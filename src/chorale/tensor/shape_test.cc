@@ -190,7 +190,7 @@ TEST(Shape, DimensionsCountFromTheEndWhenNegative) {
   for (const int64_t dim : {3, -4}) {
     const std::string message = message_of([&] { normalize_dim("sum", dim, 3); });
     for (const std::string& part :
-         {std::string("[sum]"), std::to_string(dim), std::string("rank 3"), std::string("-3 to 2")}) {
+         {std::string("[sum]"), std::to_string(dim), std::string("3 dimensions"), std::string("-3 to 2")}) {
       EXPECT_NE(message.find(part), std::string::npos) << message;
     }
   }

@@ -25,7 +25,7 @@ TEST(SparseTensor, KeepsItsPartsAndLooksLikeItsShape) {
   EXPECT_TRUE(x.sparse().indices.is(kIndices));
   EXPECT_TRUE(x.sparse().values.is(kRows));
   EXPECT_TRUE(x.sparse().coalesced);
-  EXPECT_EQ(x.raw(), nullptr);
+  EXPECT_THROW(x.raw(), StateError);
   EXPECT_FALSE(kRows.is_sparse());
 }
 

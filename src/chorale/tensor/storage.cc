@@ -29,6 +29,12 @@ Intrusive<Storage> Storage::wrap(void* data, size_t bytes, Device device, std::f
   return storage;
 }
 
+Intrusive<Storage> Storage::without_bytes(Device device) {
+  auto storage = Intrusive<Storage>::adopt(Pool<Storage>::make());
+  storage->device_ = device;
+  return storage;
+}
+
 void Storage::raise_read_only(const char* writer) {
   throw InvalidArgument(concat("[", writer, "] cannot write into a tensor on read-only memory; clone it first"));
 }

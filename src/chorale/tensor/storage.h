@@ -19,6 +19,8 @@ class Storage : public RefCounted {
   // that is; it must not throw), or longer than every tensor on it when there is no `release`.
   static Intrusive<Storage> wrap(void* data, size_t bytes, Device device, std::function<void()> release = {},
                                  Access access = Access::kReadWrite);
+  // Only a place to count writes to.
+  static Intrusive<Storage> without_bytes(Device device);
   static void destroy(Storage* storage);
 
   std::byte* data() const { return data_; }

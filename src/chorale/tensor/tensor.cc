@@ -81,6 +81,24 @@ Tensor Tensor::empty_strided(const Shape& sizes, const Strides& strides, DType d
   return on(Storage::allocate(bytes, device), sizes, strides, 0, dtype);
 }
 
+Tensor Tensor::without_bytes(const Shape& sizes, const Strides& strides, DType dtype, Device device,
+                             std::unique_ptr<TensorExtension> extension) {
+  check_dims(sizes);
+  CHORALE_CHECK(sizes.size() == strides.size(), "[without_bytes] ", sizes.size(), " sizes but ", strides.size(),
+                " strides");
+  TensorImpl* impl = new_impl();
+  Tensor result = adopt(impl);
+  impl->elems = count_elems(sizes);
+  impl->sizes = sizes;
+  impl->strides = strides;
+  impl->dtype = dtype;
+  impl->device = device;
+  impl->contiguous = chorale::is_contiguous(sizes, strides);
+  impl->storage = Storage::without_bytes(device);
+  impl->extension = std::move(extension);
+  return result;
+}
+
 Tensor Tensor::on(Intrusive<Storage> storage, const Shape& sizes, const Strides& strides, int64_t offset, DType dtype) {
   CHORALE_CHECK(storage, "[view] there is no storage");
   check_dims(sizes);
@@ -130,9 +148,11 @@ Tensor Tensor::view_as(Shape sizes, Strides strides, int64_t offset) const {
 }
 
 Tensor Tensor::alias() const {
-  if (is_sparse()) return sparse_coo(sparse().indices, sparse().values, sizes(), sparse().coalesced);
+  const TensorImpl& from = of("alias");
   TensorImpl* impl = new_impl();
   Tensor result = adopt(impl);
+  if (from.extension) [[unlikely]]
+    impl->extension = from.extension->copy();
   impl->storage = impl_->storage;
   impl->data = impl_->data;
   impl->elems = impl_->elems;
@@ -157,6 +177,7 @@ void Tensor::set_data(const Tensor& other) const {
   impl_->dtype = other.impl_->dtype;
   impl_->device = other.impl_->device;
   impl_->contiguous = other.impl_->contiguous;
+  impl_->extension = other.impl_->extension ? other.impl_->extension->copy() : nullptr;
 }
 
 Tensor Tensor::scalar(Scalar value, DType dtype) {
@@ -196,14 +217,29 @@ Tensor Tensor::sparse_coo(const Tensor& indices, const Tensor& values, const Sha
   impl->dtype = values.dtype();
   impl->device = values.device();
   impl->storage = values.storage();  // so that versions and devices have one answer; `data` stays null
-  impl->sparse = std::make_unique<SparseParts>(SparseParts{indices, values, coalesced});
+  impl->extension = std::make_unique<SparseParts>(indices, values, coalesced);
   return result;
 }
 
 const SparseParts& Tensor::sparse() const {
   CHORALE_CHECK(is_sparse(), "[sparse] a dense tensor of shape ", sizes(), " has no sparse parts");
-  return *impl_->sparse;
+  return static_cast<const SparseParts&>(*impl_->extension);
 }
+
+std::unique_ptr<TensorExtension> SparseParts::copy() const {
+  return std::make_unique<SparseParts>(indices, values, coalesced);
+}
+std::string SparseParts::why_no_bytes(const Tensor& tensor) const {
+  return concat("a sparse tensor of shape ", tensor.sizes(), " has no dense elements; see sparse().values");
+}
+
+void Tensor::raise_undefined(const char* asked) {
+  throw InvalidArgument(
+      concat("[", asked,
+             "] this tensor is undefined: default-constructed, moved from, or a result that is absent "
+             "(a gradient before the first backward, for example)"));
+}
+void Tensor::raise_no_bytes() const { throw StateError(concat("[data] ", extension()->why_no_bytes(*this))); }
 
 int64_t Tensor::size(int64_t dim) const {
   CHORALE_CHECK(dims() > 0, "[size] a scalar has no dimensions");
@@ -220,8 +256,7 @@ void Tensor::check_access(DType wanted) const {
 }
 void Tensor::check_readable() const {
   CHORALE_CHECK_STATE(defined(), "[data] this tensor is undefined");
-  CHORALE_CHECK_STATE(!is_sparse(), "[data] a sparse tensor of shape ", sizes(),
-                      " has no dense elements; see sparse().values");
+  if (extension() && !impl_->data) raise_no_bytes();
   CHORALE_CHECK_STATE(device().type == DeviceType::kCpu, "[data] a tensor on device ", device(),
                       " has no elements that the host can read");
 }
@@ -307,7 +342,7 @@ CHORALE_FOR_EACH_DTYPE(CHORALE_INSTANTIATE)
 
 bool Tensor::overlaps(const Tensor& other) const {
   if (elems() == 0 || other.elems() == 0) return false;
-  if (!raw() || !other.raw()) return impl_->storage == other.impl_->storage;  // no addresses to compare
+  if (!impl_->data || !other.impl_->data) return impl_->storage == other.impl_->storage;  // no addresses to compare
   // By address, not by storage: two storages may wrap the same memory.
   const auto range = [](const Tensor& x) {
     const Reach reach = reach_of(x.sizes(), x.strides()).value_or(Reach{});

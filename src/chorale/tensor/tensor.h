@@ -6,6 +6,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -23,8 +24,18 @@ struct AutogradSlot {
   virtual ~AutogradSlot() = default;
 };
 
-// The parts of a sparse (COO) tensor: indices [sparse_dim, nnz] in i64, values [nnz, dense dims…]. Entries with equal
-// indices add up; `coalesced` says that there are none and that they are sorted.
+// What a layer knows of a tensor besides its bytes: the parts of a sparse one, which shard of what it is, which value
+// of a trace. A tensor has at most one. Whoever makes a view of such a tensor gives the view its own; an alias, the
+// same tensor under another handle, gets a copy.
+struct TensorExtension {
+  enum class Kind : uint8_t { kSparse, kSharded, kTraced };
+  explicit TensorExtension(Kind which) : kind(which) {}
+  virtual ~TensorExtension() = default;
+  virtual std::unique_ptr<TensorExtension> copy() const = 0;
+  // Why there are no bytes, and what to do: said to whoever asks for them.
+  virtual std::string why_no_bytes(const Tensor& tensor) const = 0;
+  const Kind kind;
+};
 struct SparseParts;
 
 struct TensorImpl : RefCounted {
@@ -39,7 +50,7 @@ struct TensorImpl : RefCounted {
   bool contiguous = true;
   bool inference = false;  // made where autograd was told that it will never be asked (autograd/mode.h)
   std::unique_ptr<AutogradSlot> autograd;
-  std::unique_ptr<SparseParts> sparse;
+  std::unique_ptr<TensorExtension> extension;
 
   static void destroy(TensorImpl* impl);
 };
@@ -78,30 +89,45 @@ class Tensor {
   static Tensor borrow(std::span<const T> values, const Shape& sizes, std::function<void()> release = {});
   // A view of any storage; bounds are checked.
   static Tensor on(Intrusive<Storage> storage, const Shape& sizes, const Strides& strides, int64_t offset, DType dtype);
+  // Shape, strides, dtype and device as of any tensor, and an extension that stands for its bytes: whoever asks for
+  // those is told why there are none.
+  static Tensor without_bytes(const Shape& sizes, const Strides& strides, DType dtype, Device device,
+                              std::unique_ptr<TensorExtension> extension);
   // A sparse tensor of shape `sizes`. Shapes are checked here, index values by the ops that follow them.
   static Tensor sparse_coo(const Tensor& indices, const Tensor& values, const Shape& sizes, bool coalesced = false);
 
   bool defined() const { return static_cast<bool>(impl_); }
   explicit operator bool() const { return defined(); }
-  DType dtype() const { return impl_->dtype; }
-  Device device() const { return impl_->device; }
-  const Shape& sizes() const { return impl_->sizes; }
-  const Strides& strides() const { return impl_->strides; }
+  // These and all below throw InvalidArgument for an undefined tensor.
+  DType dtype() const { return of("dtype").dtype; }
+  Device device() const { return of("device").device; }
+  const Shape& sizes() const { return of("sizes").sizes; }
+  const Strides& strides() const { return of("strides").strides; }
   int64_t size(int64_t dim) const;
   int64_t stride(int64_t dim) const;
-  int64_t dims() const { return static_cast<int64_t>(impl_->sizes.size()); }  // the number of dimensions
+  int64_t dims() const { return static_cast<int64_t>(of("dims").sizes.size()); }  // the number of dimensions
   [[deprecated("call dims(): a rank is a process")]] int64_t rank() const { return dims(); }
-  int64_t elems() const { return impl_->elems; }
-  int64_t offset() const { return impl_->offset; }
-  size_t elem_bytes() const { return size_of(impl_->dtype); }
-  bool is_contiguous() const { return impl_->contiguous; }
+  int64_t elems() const { return of("elems").elems; }
+  int64_t offset() const { return of("offset").offset; }
+  size_t elem_bytes() const { return size_of(of("elem_bytes").dtype); }
+  bool is_contiguous() const { return of("is_contiguous").contiguous; }
   bool is_channels_last() const { return chorale::is_channels_last(sizes(), strides()); }
-  bool is_sparse() const { return impl_->sparse != nullptr; }
+  // Null for an ordinary tensor.
+  const TensorExtension* extension() const { return of("extension").extension.get(); }
+  bool is_sparse() const { return has(TensorExtension::Kind::kSparse); }
+  bool is_sharded() const { return has(TensorExtension::Kind::kSharded); }
+  bool is_traced() const { return has(TensorExtension::Kind::kTraced); }
   const SparseParts& sparse() const;
-  const Intrusive<Storage>& storage() const { return impl_->storage; }
+  const Intrusive<Storage>& storage() const { return of("storage").storage; }
 
-  // Untyped, and typed with a check. On the null device there is no data: StateError.
-  void* raw() const { return impl_->data; }
+  // Untyped, and typed with a check. On the null device there is no data: null, and StateError. A tensor whose
+  // extension stands for its bytes has neither: StateError.
+  void* raw() const {
+    const TensorImpl& impl = of("raw");
+    if (!impl.data && impl.extension) [[unlikely]]
+      raise_no_bytes();
+    return impl.data;
+  }
   template <class T>
   T* data() const {
     check_access(dtype_of<std::remove_const_t<T>>);
@@ -141,6 +167,17 @@ class Tensor {
   explicit Tensor(Intrusive<TensorImpl> impl) : impl_(std::move(impl)) {}
   static Tensor wrap_values(void* values, size_t count, const Shape& sizes, DType dtype, std::function<void()> release,
                             Access access);
+  const TensorImpl& of(const char* asked) const {
+    if (!impl_) [[unlikely]]
+      raise_undefined(asked);
+    return *impl_;
+  }
+  bool has(TensorExtension::Kind kind) const {
+    const TensorExtension* known = extension();
+    return known && known->kind == kind;
+  }
+  [[noreturn]] static void raise_undefined(const char* asked);
+  [[noreturn]] void raise_no_bytes() const;
   void check_readable() const;
   void check_access(DType wanted) const;
   void check_contiguous() const;
@@ -148,7 +185,17 @@ class Tensor {
   Intrusive<TensorImpl> impl_;
 };
 
-struct SparseParts {
+// The parts of a sparse (COO) tensor: indices [sparse_dim, nnz] in i64, values [nnz, dense dims…]. Entries with equal
+// indices add up; `coalesced` says that there are none and that they are sorted.
+struct SparseParts final : TensorExtension {
+  SparseParts(Tensor its_indices, Tensor its_values, bool is_coalesced)
+      : TensorExtension(Kind::kSparse),
+        indices(std::move(its_indices)),
+        values(std::move(its_values)),
+        coalesced(is_coalesced) {}
+  std::unique_ptr<TensorExtension> copy() const override;
+  std::string why_no_bytes(const Tensor& tensor) const override;
+
   Tensor indices;
   Tensor values;
   bool coalesced = false;

@@ -69,7 +69,8 @@ TEST(Tensor, ImpossibleShapesAreErrorsThatShowThem) {
   EXPECT_PARTS(message_of<InvalidArgument>([] { Tensor::empty({int64_t{1} << 61}, DType::kF64); }),
                "2305843009213693952");
   EXPECT_PARTS(message_of<InvalidArgument>([] { Tensor::empty({int64_t{1} << 50}, DType::kU8); }), "1125899906842624");
-  EXPECT_PARTS(message_of<InvalidArgument>([] { Tensor::empty({2}, DType::kF32).size(1); }), "dimension 1", "rank 1");
+  EXPECT_PARTS(message_of<InvalidArgument>([] { Tensor::empty({2}, DType::kF32).size(1); }), "dimension 1",
+               "1 dimension;");
 }
 
 TEST(Tensor, HandlesAliasOneTensor) {
@@ -364,6 +365,60 @@ TEST(Tensor, HandlesOfOneTensorMayComeAndGoOnManyThreads) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(x.use_count(), 1);
+}
+
+// Stands for a value of a trace.
+struct FakeTrace final : TensorExtension {
+  explicit FakeTrace(int number) : TensorExtension(Kind::kTraced), value(number) {}
+  std::unique_ptr<TensorExtension> copy() const override { return std::make_unique<FakeTrace>(value); }
+  std::string why_no_bytes(const Tensor& tensor) const override {
+    return concat("value ", value, " of shape ", tensor.sizes(), " is traced; return it first");
+  }
+  int value;
+};
+
+TEST(TensorExtension, StandsForBytesAndIsToldToWhoeverAsksForThem) {
+  const Tensor x = Tensor::without_bytes({2, 3}, {1, 2}, DType::kF64, kCpu, std::make_unique<FakeTrace>(7));
+  EXPECT_TRUE(x.is_traced());
+  EXPECT_FALSE(x.is_sparse());
+  EXPECT_EQ(x.sizes(), (Shape{2, 3}));
+  EXPECT_EQ(x.strides(), (Strides{1, 2}));
+  EXPECT_EQ(x.device(), kCpu);
+  EXPECT_FALSE(x.is_contiguous());
+  const std::string why = "[data] value 7 of shape [2, 3] is traced; return it first";
+  EXPECT_EQ(message_of<std::exception>([&] { x.raw(); }), why);
+  EXPECT_EQ(message_of<std::exception>([&] { x.data<double>(); }), why);
+  EXPECT_EQ(message_of<std::exception>([&] { x.to_vector<double>(); }), why);
+}
+
+TEST(TensorExtension, AnAliasHasACopyAndAViewHasNone) {
+  const Tensor x = Tensor::without_bytes({2, 3}, {3, 1}, DType::kF64, kCpu, std::make_unique<FakeTrace>(7));
+  const Tensor alias = x.alias(), view = x.view_as({3}, {1}, 0);
+  ASSERT_TRUE(alias.is_traced());
+  EXPECT_NE(alias.extension(), x.extension());
+  EXPECT_EQ(static_cast<const FakeTrace*>(alias.extension())->value, 7);
+  EXPECT_EQ(view.extension(), nullptr);
+}
+
+TEST(UndefinedTensor, IsAnErrorThatNamesTheFunctionInEveryAccessor) {
+  const Tensor none;
+  const auto expect = [&](const char* function, auto&& call) {
+    EXPECT_EQ(
+        message_of<std::exception>([&] { (void)call(); }).find(concat("[", function, "] this tensor is undefined")), 0u)
+        << function;
+  };
+  expect("sizes", [&] { return none.sizes().size(); });
+  expect("strides", [&] { return none.strides().size(); });
+  expect("dtype", [&] { return none.dtype(); });
+  expect("device", [&] { return none.device(); });
+  expect("dims", [&] { return none.dims(); });
+  expect("dims", [&] { return none.size(0); });
+  expect("elems", [&] { return none.elems(); });
+  expect("raw", [&] { return none.raw(); });
+  expect("extension", [&] { return none.is_sparse(); });
+  expect("storage", [&] { return none.storage()->bytes(); });
+  expect("alias", [&] { return none.alias(); });
+  expect("data", [&] { return none.data<float>(); });
 }
 
 }  // namespace

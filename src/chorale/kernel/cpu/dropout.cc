@@ -8,6 +8,7 @@
 #include "chorale/kernel/cpu/support/copy.h"
 #include "chorale/kernel/cpu/support/floating.h"
 #include "chorale/kernel/nn_attrs.h"
+#include "chorale/kernel/stretch.h"
 #include "chorale/vec/random.h"
 
 namespace chorale::kernel::cpu {
@@ -17,25 +18,26 @@ uint32_t dropout_threshold(double p) { return static_cast<uint32_t>(std::min(std
 void dropout(const KernelArgs& args) {
   const auto& attrs = args.attrs.get<DropoutAttrs>();
   const Tensor x = contiguous(args.in[0]);
-  const RandomStream stream{static_cast<uint64_t>(attrs.seed), static_cast<uint64_t>(attrs.offset)};
+  const Stretch stretch(args.in[1], x.sizes());
   const uint32_t threshold = dropout_threshold(attrs.p);
   // A block of words and numbers stays in the first-level cache.
   constexpr int64_t kBlock = 2048;
-  const int64_t n = x.elems(), blocks = (n + kBlock - 1) / kBlock;
   visit_floating(x.dtype(), [&](auto tag) {
     using S = typename decltype(tag)::type;
     using C = Compute<S>;
     const C scale = attrs.p < 1 ? static_cast<C>(1 / (1 - attrs.p)) : C(0);
-    parallel_for(blocks, row_grain(kBlock), [&](int64_t begin, int64_t end) {
-      uint32_t words[kBlock];
-      const Row<S> from(kBlock), to(kBlock);
-      for (int64_t b = begin; b < end; ++b) {
-        const int64_t at = b * kBlock, count = std::min(kBlock, n - at);
-        vec::random_words(stream, static_cast<uint64_t>(at), words, count);
-        S* y = args.out[0].data<S>() + at;
-        drop_row(from.load(x.data<S>() + at, count), words, threshold, scale, to.target(y), count);
-        to.store(y, count);
-      }
+    for_each_run(stretch, x.sizes(), [&](int64_t run_at, int64_t first, int64_t n) {
+      parallel_for((n + kBlock - 1) / kBlock, row_grain(kBlock), [&](int64_t begin, int64_t end) {
+        uint32_t words[kBlock];
+        const Row<S> from(kBlock), to(kBlock);
+        for (int64_t b = begin; b < end; ++b) {
+          const int64_t in_run = b * kBlock, at = run_at + in_run, count = std::min(kBlock, n - in_run);
+          vec::random_words(stretch.stream, static_cast<uint64_t>(first + in_run), words, count);
+          S* y = args.out[0].data<S>() + at;
+          drop_row(from.load(x.data<S>() + at, count), words, threshold, scale, to.target(y), count);
+          to.store(y, count);
+        }
+      });
     });
   });
 }

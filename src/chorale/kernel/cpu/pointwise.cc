@@ -264,17 +264,18 @@ bool is_transposed(const Tensor& x, const Tensor& out) {
 
 }  // namespace
 
-void run_pointwise(const Pointwise& pointwise, const KernelArgs& args) {
+void pointwise(const KernelArgs& args) {
+  const Pointwise& what = *args.pointwise;
   const Tensor& out = args.out[0];
   if (out.elems() == 0) return;
-  const vec::ScalarInfo& info = vec::info(pointwise.op);
-  const DType common = common_dtype(pointwise, args.in, args.attrs);
+  const vec::ScalarInfo& info = vec::info(what.op);
+  const DType common = common_dtype(what, args.in, args.attrs);
   DType loop;
-  const bool known = loop_dtype(pointwise.op, common, loop);
-  if (const char* name = division_name(pointwise.op); name && is_integral(loop)) check_divisor(name, args.in[1]);
+  const bool known = loop_dtype(what.op, common, loop);
+  if (const char* name = division_name(what.op); name && is_integral(loop)) check_divisor(name, args.in[1]);
 
   Call call;
-  call.loop = vec::pointwise_loop(pointwise.op, loop);
+  call.loop = vec::pointwise_loop(what.op, loop);
   CHORALE_INVARIANT(known && call.loop, info.name, " has no loop for ", common);
   call.params = params_of(args.attrs, loop);
   call.inputs = static_cast<size_t>(info.input_count);

@@ -23,7 +23,8 @@ CHORALE_FIELDS(Number, value)
 void run(ScalarOp op, const std::vector<Tensor>& in, const Tensor& out, const Attrs& attrs = {},
          Promotion promotion = Promotion::kSame) {
   Tensor target = out;
-  run_pointwise({op, promotion}, {in, {&target, 1}, attrs, Stream{}});
+  const Pointwise what{op, promotion};
+  pointwise({in, {&target, 1}, attrs, Stream{}, &what});
 }
 
 // Element offsets of a view, in row-major order, after broadcasting it to `sizes`.

@@ -9,6 +9,7 @@
 #include "chorale/base/parallel_for.h"
 #include "chorale/kernel/cpu/support/copy.h"
 #include "chorale/kernel/random_attrs.h"
+#include "chorale/kernel/stretch.h"
 #include "chorale/vec/loops.h"
 #include "chorale/vec/random.h"
 
@@ -18,19 +19,24 @@ namespace {
 constexpr int64_t kGrainElems = 8192;
 constexpr int64_t kChunkElems = 1024;  // even: normals come in pairs
 
-// Calls f(words, first, count) for chunks of elements, with the random words of those elements.
+// Calls f(words, skip, at, count) for chunks of elements, with the random words of those elements: `words` begins
+// `skip` (0 or 1) elements before element `at`, so that pairs are those of the whole tensor.
 template <class F>
-void for_each_chunk(RandomStream stream, int64_t elems, int64_t words_each, F&& f) {
-  const int64_t chunks = (elems + kChunkElems - 1) / kChunkElems;
-  parallel_for(chunks, kGrainElems / kChunkElems, [&](int64_t begin, int64_t end) {
-    std::array<uint32_t, 2 * kChunkElems> words;
-    for (int64_t chunk = begin; chunk < end; ++chunk) {
-      const int64_t first = chunk * kChunkElems;
-      const int64_t count = std::min(kChunkElems, elems - first);
-      const int64_t drawn = (count + count % 2) * words_each;  // whole pairs
-      vec::random_words(stream, static_cast<uint64_t>(first * words_each), words.data(), drawn);
-      f(words.data(), first, count);
-    }
+void for_each_chunk(const KernelArgs& args, const Tensor& stretch, int64_t words_each, F&& f) {
+  const Stretch from(stretch, args.out[0].sizes());
+  for_each_run(from, args.out[0].sizes(), [&](int64_t begin_at, int64_t begin_first, int64_t elems) {
+    const int64_t skip = begin_first % 2, first = begin_first - skip, all = elems + skip;
+    const int64_t chunks = (all + kChunkElems - 1) / kChunkElems;
+    parallel_for(chunks, kGrainElems / kChunkElems, [&](int64_t begin, int64_t end) {
+      std::array<uint32_t, 2 * kChunkElems> words;
+      for (int64_t chunk = begin; chunk < end; ++chunk) {
+        const int64_t start = chunk * kChunkElems, count = std::min(kChunkElems, all - start);
+        const int64_t drawn = (count + count % 2) * words_each;  // whole pairs
+        vec::random_words(from.stream, static_cast<uint64_t>((first + start) * words_each), words.data(), drawn);
+        const int64_t skipped = chunk == 0 ? skip : 0;
+        f(words.data(), skipped, begin_at + start - skip + skipped, count - skipped);
+      }
+    });
   });
 }
 
@@ -73,17 +79,17 @@ void uniform(const KernelArgs& args) {
   visit_floating(out.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     T* data = out.data<T>();
-    for_each_chunk(attrs.stream(), out.elems(), words_per_element(out.dtype()),
-                   [&](const uint32_t* words, int64_t first, int64_t count) {
+    for_each_chunk(args, args.in[0], words_per_element(out.dtype()),
+                   [&](const uint32_t* words, int64_t skip, int64_t first, int64_t count) {
                      if constexpr (std::is_same_v<T, float>) {
                        const auto low = static_cast<float>(attrs.a), range = static_cast<float>(attrs.b - attrs.a);
                        // low + range may round up to the bound that must not be reached.
                        const float last = std::nextafter(static_cast<float>(attrs.b), low);
                        for (int64_t i = 0; i < count; ++i)
-                         data[first + i] = std::min(low + range * uniform_f32(words[i]), last);
+                         data[first + i] = std::min(low + range * uniform_f32(words[skip + i]), last);
                      } else {
                        for (int64_t i = 0; i < count; ++i)
-                         data[first + i] = narrow_to<T>(attrs.a + (attrs.b - attrs.a) * unit(words, i, wide));
+                         data[first + i] = narrow_to<T>(attrs.a + (attrs.b - attrs.a) * unit(words, skip + i, wide));
                      }
                    });
   });
@@ -130,11 +136,11 @@ void normal(const KernelArgs& args) {
     using T = typename decltype(tag)::type;
     using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
     T* data = out.data<T>();
-    for_each_chunk(attrs.stream(), out.elems(), words_per_element(out.dtype()),
-                   [&](const uint32_t* words, int64_t first, int64_t count) {
+    for_each_chunk(args, args.in[0], words_per_element(out.dtype()),
+                   [&](const uint32_t* words, int64_t skip, int64_t first, int64_t count) {
                      std::array<Compute, kChunkElems> drawn;
-                     normal_chunk(words, (count + 1) / 2, attrs.a, attrs.b, drawn.data());
-                     for (int64_t i = 0; i < count; ++i) data[first + i] = T(drawn[static_cast<size_t>(i)]);
+                     normal_chunk(words, (skip + count + 1) / 2, attrs.a, attrs.b, drawn.data());
+                     for (int64_t i = 0; i < count; ++i) data[first + i] = T(drawn[static_cast<size_t>(skip + i)]);
                    });
   });
 }
@@ -147,10 +153,10 @@ void randint(const KernelArgs& args) {
     using T = typename decltype(tag)::type;
     T* data = out.data<T>();
     for_each_chunk(
-        attrs.stream(), out.elems(), kWordsPerInteger, [&](const uint32_t* words, int64_t first, int64_t count) {
+        args, args.in[0], kWordsPerInteger, [&](const uint32_t* words, int64_t skip, int64_t first, int64_t count) {
           for (int64_t i = 0; i < count; ++i) {
-            const auto value =
-                static_cast<int64_t>(static_cast<uint64_t>(attrs.low) + below(range, words[2 * i], words[2 * i + 1]));
+            const auto value = static_cast<int64_t>(static_cast<uint64_t>(attrs.low) +
+                                                    below(range, words[2 * (skip + i)], words[2 * (skip + i) + 1]));
             data[first + i] = Scalar(value).to<T>();
           }
         });
@@ -159,15 +165,14 @@ void randint(const KernelArgs& args) {
 
 // Fisher and Yates, from the back: element i changes places with one of those up to it.
 void randperm(const KernelArgs& args) {
-  const auto& attrs = args.attrs.get<RandintAttrs>();
   const Tensor& out = args.out[0];
+  const RandomStream stream = Stretch(args.in[0], out.sizes()).stream;
   const int64_t n = out.elems();
   std::vector<int64_t> order(static_cast<size_t>(n));
   for (int64_t i = 0; i < n; ++i) order[static_cast<size_t>(i)] = i;
   for (int64_t i = n - 1; i > 0; --i) {
     const auto at = static_cast<uint64_t>(i) * kWordsPerInteger;
-    const uint64_t other =
-        below(static_cast<uint64_t>(i) + 1, random_word(attrs.stream(), at), random_word(attrs.stream(), at + 1));
+    const uint64_t other = below(static_cast<uint64_t>(i) + 1, random_word(stream, at), random_word(stream, at + 1));
     std::swap(order[static_cast<size_t>(i)], order[other]);
   }
   visit_dtype(out.dtype(), [&](auto tag) {
@@ -177,7 +182,6 @@ void randperm(const KernelArgs& args) {
 }
 
 void bernoulli(const KernelArgs& args) {
-  const auto& attrs = args.attrs.get<DrawAttrs>();
   const Tensor p = contiguous(args.in[0]);
   const Tensor& out = args.out[0];
   const auto probability = [](auto value) { return static_cast<double>(Scalar(static_cast<float>(value)).real()); };
@@ -193,9 +197,9 @@ void bernoulli(const KernelArgs& args) {
       CHORALE_CHECK(chance(i) >= 0 && chance(i) <= 1, "[bernoulli] probability ", chance(i), " at position ", i,
                     " is not between 0 and 1");
     }
-    for_each_chunk(attrs.stream(), out.elems(), 1, [&](const uint32_t* words, int64_t first, int64_t count) {
+    for_each_chunk(args, args.in[1], 1, [&](const uint32_t* words, int64_t skip, int64_t first, int64_t count) {
       for (int64_t i = 0; i < count; ++i)
-        data[first + i] = narrow_to<T>(static_cast<double>(uniform_f32(words[i])) < chance(first + i));
+        data[first + i] = narrow_to<T>(static_cast<double>(uniform_f32(words[skip + i])) < chance(first + i));
     });
   });
 }
@@ -206,6 +210,7 @@ void multinomial(const KernelArgs& args) {
   const auto& attrs = args.attrs.get<DrawAttrs>();
   const Tensor weights = contiguous(args.in[0], DType::kF64);
   const Tensor& out = args.out[0];
+  const RandomStream stream = Stretch(args.in[1], out.sizes()).stream;
   const int64_t n = weights.size(-1), rows = n > 0 ? weights.elems() / n : 0;
   const double* w = weights.data<double>();
   for (int64_t row = 0; row < rows; ++row) {
@@ -230,7 +235,7 @@ void multinomial(const KernelArgs& args) {
       const double* at = w + row * n;
       const auto word = [&](int64_t i) {
         const auto position = static_cast<uint64_t>(row * std::max(n, attrs.count) + i) * 2;
-        return uniform_f64(random_word(attrs.stream(), position), random_word(attrs.stream(), position + 1));
+        return uniform_f64(random_word(stream, position), random_word(stream, position + 1));
       };
       if (attrs.replacement) {
         double sum = 0;

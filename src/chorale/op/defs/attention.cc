@@ -10,6 +10,7 @@
 #include "chorale/op/label_letters.h"
 #include "chorale/op/nn.h"
 #include "chorale/op/product.h"
+#include "chorale/op/random.h"
 #include "chorale/op/samples.h"
 #include "chorale/op/shape.h"
 #include "chorale/op/table.h"
@@ -31,8 +32,8 @@ void check_heads(const InferArgs& args, const Tensor& q, const Tensor& k, const 
   const char* name = args.op.name;
   CHORALE_CHECK(
       q.dims() >= 2 && k.dims() == q.dims() && v.dims() == q.dims() && k.dtype() == q.dtype() && v.dtype() == q.dtype(),
-      "[", name, "] q, k and v must have one dtype and number of dimensions, at least 2; they are ", q.dtype(), " ", q.sizes(), ", ",
-      k.dtype(), " ", k.sizes(), " and ", v.dtype(), " ", v.sizes());
+      "[", name, "] q, k and v must have one dtype and number of dimensions, at least 2; they are ", q.dtype(), " ",
+      q.sizes(), ", ", k.dtype(), " ", k.sizes(), " and ", v.dtype(), " ", v.sizes());
   CHORALE_CHECK(k.size(-1) == q.size(-1), "[", name, "] q and k differ in depth: ", q.sizes(), " and ", k.sizes());
   CHORALE_CHECK(v.size(-2) == k.size(-2), "[", name, "] k and v differ in length: ", k.sizes(), " and ", v.sizes());
   for (int64_t d = 0; d + 2 < q.dims(); ++d) {
@@ -111,7 +112,7 @@ Tensor grad_mask(const GradArgs& g) {
   if (g.dout[0].defined()) {
     const Tensor dout = wide(g.dout[0]);
     dweights = matmul(dout, transpose(per_head(g.in[2]), -2, -1));
-    if (a.dropout_p > 0) dweights = call(kDropout, kernel::DropoutAttrs{a.dropout_p, a.seed, a.offset}, dweights);
+    if (a.dropout_p > 0) dweights = call(kDropout, kernel::DropoutAttrs{a.dropout_p}, dweights, g.in[4]);
     correction = sum(dout * wide(g.out[0]), -1, true);
   }
   if (g.dout[1].defined()) correction = correction - unsqueeze(g.dout[1], -1);
@@ -124,10 +125,10 @@ Tensor grad_mask(const GradArgs& g) {
 
 Tensors grad_attention(const GradArgs& g) {
   const Tensor &q = g.in[0], &k = g.in[1], &v = g.in[2], &mask = g.in[3];
-  Tensors d(4);
+  Tensors d(5);
   if (g.needs(0) || g.needs(1) || g.needs(2)) {
     auto [dq, dk, dv] =
-        call_many<3>(kAttentionBackward, g.attrs, g.dout[0], g.dout[1], q, k, v, mask, g.out[0], g.out[1]);
+        call_many<3>(kAttentionBackward, g.attrs, g.dout[0], g.dout[1], q, k, v, mask, g.out[0], g.out[1], g.in[4]);
     d[0] = dq;
     d[1] = dk;
     d[2] = dv;
@@ -157,16 +158,17 @@ struct Labels {
 
 std::vector<Sample> samples_attention() {
   return {
-      {{sample({2, 3, 2}), sample({2, 4, 2}, 1), sample({2, 4, 3}, 2), Tensor()}, AttentionAttrs{.scale = 0.7}},
-      {{sample({2, 2, 4, 3}), sample({2, 2, 4, 3}, 1), sample({2, 2, 4, 3}, 2), Tensor()},
+      {{sample({2, 3, 2}), sample({2, 4, 2}, 1), sample({2, 4, 3}, 2), Tensor(), Tensor()},
+       AttentionAttrs{.scale = 0.7}},
+      {{sample({2, 2, 4, 3}), sample({2, 2, 4, 3}, 1), sample({2, 2, 4, 3}, 2), Tensor(), Tensor()},
        AttentionAttrs{.scale = 0.5, .causal = true}},
-      {{sample({4, 3}), sample({5, 3}, 1), sample({5, 2}, 2),
-        Tensor::from<bool>({true, false, true, true, false}, {5})},
+      {{sample({4, 3}), sample({5, 3}, 1), sample({5, 2}, 2), Tensor::from<bool>({true, false, true, true, false}, {5}),
+        Tensor()},
        AttentionAttrs{.scale = 1}},
-      {{sample({1, 4, 3, 2}), sample({1, 2, 2, 2}, 1), sample({1, 2, 2, 2}, 2), sample({3, 2}, 3)},
+      {{sample({1, 4, 3, 2}), sample({1, 2, 2, 2}, 1), sample({1, 2, 2, 2}, 2), sample({3, 2}, 3), Tensor()},
        AttentionAttrs{.scale = 0.6, .grouped = true}},
-      {{sample({2, 3, 2}), sample({2, 5, 2}, 1), sample({2, 5, 2}, 2), sample({2, 1, 5}, 3)},
-       AttentionAttrs{.scale = 0.7, .dropout_p = 0.4, .seed = 3, .offset = 9}},
+      {{sample({2, 3, 2}), sample({2, 5, 2}, 1), sample({2, 5, 2}, 2), sample({2, 1, 5}, 3), sample_stretch(3, 9)},
+       AttentionAttrs{.scale = 0.7, .dropout_p = 0.4}},
   };
 }
 
@@ -174,7 +176,7 @@ std::vector<Sample> samples_attention() {
 
 constinit const OpDef kAttention{
     .name = "attention",
-    .inputs = "q, k, v, mask?",
+    .inputs = "q, k, v, mask?, stretch?",
     .outputs = 2,
     .attrs = attrs_of<AttentionAttrs>,
     .dtypes = kFloats,
@@ -185,9 +187,10 @@ constinit const OpDef kAttention{
     .shard = {.labels_of =
                   [](const Attrs& attrs, std::span<const int64_t> ranks) {
                     const Labels l(attrs.get<AttentionAttrs>(), ranks[0], ranks[3]);
-                    return l.q + "," + l.k + "," + l.v + "," + l.mask + "->" + l.out + "," + l.lse;
+                    return l.q + "," + l.k + "," + l.v + "," + l.mask + "," + (ranks[4] > 0 ? "S" : "") + "->" + l.out +
+                           "," + l.lse;
                   }},
-    .saves = {.in = 0b1111, .out = 0b11},
+    .saves = {.in = 0b11111, .out = 0b11},
     .autocast = Cast::kLower,
     .samples = samples_attention,
     .formula = "softmax(scale * q k^T + mask) v",
@@ -195,7 +198,7 @@ constinit const OpDef kAttention{
 
 constinit const OpDef kAttentionBackward{
     .name = "attention_backward",
-    .inputs = "dout?, dlogsumexp?, q, k, v, mask?, out, logsumexp",
+    .inputs = "dout?, dlogsumexp?, q, k, v, mask?, out, logsumexp, stretch?",
     .outputs = 3,
     .attrs = attrs_of<AttentionAttrs>,
     .dtypes = kFloats,
@@ -206,7 +209,7 @@ constinit const OpDef kAttentionBackward{
                   [](const Attrs& attrs, std::span<const int64_t> ranks) {
                     const Labels l(attrs.get<AttentionAttrs>(), ranks[2], ranks[5]);
                     return l.out + "," + l.lse + "," + l.q + "," + l.k + "," + l.v + "," + l.mask + "," + l.out + "," +
-                           l.lse + "->" + l.q + "," + l.k + "," + l.v;
+                           l.lse + "," + (ranks[8] > 0 ? "S" : "") + "->" + l.q + "," + l.k + "," + l.v;
                   }},
     .samples = []() -> std::vector<Sample> {
       std::vector<Sample> samples;
@@ -218,9 +221,9 @@ constinit const OpDef kAttentionBackward{
         Shape lse = out;
         lse.pop_back();
         const Tensor dlse = seed % 2 == 0 ? sample(lse, seed) : Tensor();
-        samples.push_back(
-            {{sample(out, seed + 1), dlse, q, k, v, forward.in[3], sample(out, seed + 2), sample(lse, seed + 3, 2, 4)},
-             forward.attrs});
+        samples.push_back({{sample(out, seed + 1), dlse, q, k, v, forward.in[3], sample(out, seed + 2),
+                            sample(lse, seed + 3, 2, 4), forward.in[4]},
+                           forward.attrs});
         seed += 5;
       }
       return samples;
@@ -249,14 +252,13 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
   attrs.causal = options.is_causal;
   attrs.grouped = options.enable_gqa;
   attrs.dropout_p = options.dropout_p;
+  Tensor stretch;
   if (options.dropout_p > 0) {
     Generator& generator = options.generator ? *options.generator : default_generator();
     const int64_t weights = q.size(-1) == 0 ? 0 : q.elems() / q.size(-1) * k.size(-2);
-    const RandomStream stream = generator.take(weights);
-    attrs.seed = static_cast<int64_t>(stream.seed);
-    attrs.offset = static_cast<int64_t>(stream.offset);
+    stretch = draw(generator, weights, q.device());
   }
-  return op::call_many<2>(op::kAttention, attrs, q, k, v, options.mask)[0];
+  return op::call_many<2>(op::kAttention, attrs, q, k, v, options.mask, stretch)[0];
 }
 
 }  // namespace chorale

@@ -82,10 +82,12 @@ const Factor kCausal = [](int64_t, int64_t, int64_t i, int64_t j) {
 
 // Forward and backward through the rows, in any dtype.
 void expect_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
-                      const kernel::AttentionAttrs& attrs, const Factor& bias, const Factor& factor, double tolerance) {
-  const auto [out, lse] = op::call_many<2>(op::kAttention, attrs, q, k, v, mask);
+                      const kernel::AttentionAttrs& attrs, const Factor& bias, const Factor& factor, double tolerance,
+                      const Tensor& stretch = {}) {
+  const auto [out, lse] = op::call_many<2>(op::kAttention, attrs, q, k, v, mask, stretch);
   const Tensor dout = as(op::sample(out.sizes(), 99), q.dtype());
-  const auto [dq, dk, dv] = op::call_many<3>(op::kAttentionBackward, attrs, dout, Tensor(), q, k, v, mask, out, lse);
+  const auto [dq, dk, dv] =
+      op::call_many<3>(op::kAttentionBackward, attrs, dout, Tensor(), q, k, v, mask, out, lse, stretch);
   const Expected e = naive_attention(as(q, DType::kF64), as(k, DType::kF64), as(v, DType::kF64), attrs.scale, bias,
                                      factor, as(dout, DType::kF64));
   expect_near(out, e.out, tolerance, "out");
@@ -162,15 +164,27 @@ TEST(Attention, AQueryThatSeesNoKeyGetsZero) {
 
 TEST(Attention, DropsTheWeightsThatDropoutWould) {
   const Tensor q = op::sample({1, 2, 70, 4}, 1), k = op::sample({1, 2, 67, 4}, 2), v = op::sample({1, 2, 67, 4}, 3);
-  const kernel::AttentionAttrs attrs{.scale = 0.5, .dropout_p = 0.4, .seed = 11, .offset = 5};
-  const Tensor factors = op::call(op::kDropout, kernel::DropoutAttrs{0.4, 11, 5}, ones({1, 2, 70, 67}, DType::kF64));
+  const kernel::AttentionAttrs attrs{.scale = 0.5, .dropout_p = 0.4};
+  const Tensor stretch = op::sample_stretch(11, 5);
+  const Tensor factors = op::call(op::kDropout, kernel::DropoutAttrs{0.4}, ones({1, 2, 70, 67}, DType::kF64), stretch);
   expect_attention(
-      q, k, v, {}, attrs, kNoBias, [&](auto... p) { return at(factors, {p...}); }, 1e-11);
+      q, k, v, {}, attrs, kNoBias, [&](auto... p) { return at(factors, {p...}); }, 1e-11, stretch);
   Generator generator(3), same(3);
   const AttentionOptions options{.dropout_p = 0.4, .generator = &generator};
   expect_equal(scaled_dot_product_attention(q, k, v, options),
                scaled_dot_product_attention(q, k, v, {.dropout_p = 0.4, .generator = &same}));
   EXPECT_EQ(generator.state().offset, static_cast<uint64_t>(2 * 70 * 67 / 4));
+}
+
+TEST(Attention, AShardOfHeadsDropsWhatTheWholeWouldDropThere) {
+  const Tensor q = op::sample({2, 4, 5, 3}, 1), k = op::sample({2, 4, 6, 3}, 2), v = op::sample({2, 4, 6, 3}, 3);
+  const kernel::AttentionAttrs attrs{.scale = 0.5, .dropout_p = 0.4};
+  const Tensor whole = op::call_many<2>(op::kAttention, attrs, q, k, v, Tensor(), op::sample_stretch(3, 8))[0];
+  for (int64_t head : {0, 1, 3}) {
+    const auto part = [&](const Tensor& x) { return narrow(x, 1, head, 1); };
+    const Tensor place = Tensor::from<int64_t>({3, 8, 0, 2, head, 4, 0, 5, 0, 6}, {10});
+    expect_near(op::call_many<2>(op::kAttention, attrs, part(q), part(k), part(v), Tensor(), place)[0], part(whole), 0);
+  }
 }
 
 TEST(Attention, ReadsViewsOfAFusedProjectionAndAnswersInTheirOrder) {
@@ -188,9 +202,11 @@ TEST(Attention, ReadsViewsOfAFusedProjectionAndAnswersInTheirOrder) {
 TEST(Attention, BitsDoNotDependOnTheNumberOfThreads) {
   const Tensor q = as(op::sample({2, 4, 200, 32}, 1), DType::kF32), k = as(op::sample({2, 2, 150, 32}, 2), DType::kF32);
   const auto run = [&] {
-    const kernel::AttentionAttrs attrs{.scale = 0.2, .causal = true, .grouped = true, .dropout_p = 0.1, .seed = 1};
-    const auto [out, lse] = op::call_many<2>(op::kAttention, attrs, q, k, k, Tensor());
-    const auto [dq, dk, dv] = op::call_many<3>(op::kAttentionBackward, attrs, out, lse, q, k, k, Tensor(), out, lse);
+    const kernel::AttentionAttrs attrs{.scale = 0.2, .causal = true, .grouped = true, .dropout_p = 0.1};
+    const Tensor stretch = op::sample_stretch(1);
+    const auto [out, lse] = op::call_many<2>(op::kAttention, attrs, q, k, k, Tensor(), stretch);
+    const auto [dq, dk, dv] =
+        op::call_many<3>(op::kAttentionBackward, attrs, out, lse, q, k, k, Tensor(), out, lse, stretch);
     std::vector<std::vector<double>> all;
     for (const Tensor& t : {out, lse, dq, dk, dv}) all.push_back(values(t));
     return all;

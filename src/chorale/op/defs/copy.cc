@@ -75,4 +75,6 @@ const Tensor& copy_(const Tensor& x, const Tensor& source) {
   return op::call_into(kTo, attrs, x, expand(source, x.sizes()));
 }
 
+void set_data(const Tensor& x, const Tensor& other) { op::current().set_data(x, other); }
+
 }  // namespace chorale

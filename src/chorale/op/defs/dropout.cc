@@ -4,6 +4,7 @@
 #include "chorale/op/creation.h"
 #include "chorale/op/nn.h"
 #include "chorale/op/pointwise.h"
+#include "chorale/op/random.h"
 #include "chorale/op/samples.h"
 #include "chorale/op/table.h"
 #include "chorale/op/view.h"
@@ -26,19 +27,22 @@ void infer_dropout(const InferArgs& args, std::span<OutSpec> out) {
 
 constinit const OpDef kDropout{
     .name = "dropout",
-    .inputs = "x",
+    .inputs = "x, stretch",
     .attrs = attrs_of<DropoutAttrs>,
     .dtypes = kFloats,
     .infer = infer_dropout,
     .cpu = kernel::cpu::dropout,
-    .grad = [](const GradArgs& g) -> Tensors { return {call(kDropout, g.attrs, g.dout[0])}; },
+    .grad = [](const GradArgs& g) -> Tensors {
+      return {call(kDropout, g.attrs, g.dout[0], g.in[1]), Tensor{}};
+    },
     .shard = kReplicateOnly,  // a shard does not know its elements' places
     .linear = linear_in({0}),
+    .saves = saves_in({1}),
     .samples = []() -> std::vector<Sample> {
-      return {{{sample({7, 5})}, DropoutAttrs{0.5, 1, 0}},
-              {{sample({3}, 1)}, DropoutAttrs{0.1, -1, 1000}},
-              {{sample({2, 2, 2}, 2)}, DropoutAttrs{1, 5, 5}},
-              {{sample({}, 3)}, DropoutAttrs{0, 2, 7}}};
+      return {{{sample({7, 5}), sample_stretch(1, 0)}, DropoutAttrs{0.5}},
+              {{sample({3}, 1), sample_stretch(-1, 1000)}, DropoutAttrs{0.1}},
+              {{sample({2, 2, 2}, 2), sample_stretch(5, 5)}, DropoutAttrs{1}},
+              {{sample({}, 3), sample_stretch(2, 7)}, DropoutAttrs{0}}};
     },
     .formula = "x / (1 - p), or 0 with probability p",
 };
@@ -55,9 +59,7 @@ namespace chorale {
 Tensor dropout(const Tensor& x, double p, bool training, Generator& generator) {
   CHORALE_CHECK(p >= 0 && p <= 1, "[dropout] p must lie between 0 and 1, not be ", p);
   if (!training || p == 0) return x;
-  const RandomStream stream = generator.take(x.elems());
-  const kernel::DropoutAttrs attrs{p, static_cast<int64_t>(stream.seed), static_cast<int64_t>(stream.offset)};
-  return op::call(op::kDropout, attrs, x);
+  return op::call(op::kDropout, kernel::DropoutAttrs{p}, x, draw(generator, x.elems(), x.device()));
 }
 
 Tensor feature_dropout(const Tensor& x, double p, bool training, Generator& generator) {

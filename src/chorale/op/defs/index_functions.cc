@@ -168,8 +168,8 @@ Tensor index_put(const Tensor& x, IndexItems items, const Tensor& values, bool a
 const Tensor& index_put_(const Tensor& x, IndexItems items, const Tensor& values, bool accumulate) {
   const Brackets brackets = take_apart(x, items);
   if (!brackets.tensors.empty()) {
-    current_builder().call_into(kIndexPut, with_values(brackets.view, values, brackets.tensors),
-                                IndexPutAttrs{accumulate}, {&brackets.view, 1});
+    current().call_into(kIndexPut, with_values(brackets.view, values, brackets.tensors), IndexPutAttrs{accumulate},
+                        {&brackets.view, 1});
   } else if (accumulate) {
     add_(brackets.view, values);
   } else {

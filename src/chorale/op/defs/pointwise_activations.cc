@@ -44,194 +44,223 @@ Tensors backward_twice(const GradArgs& g, const OpDef& row, Second&& second) {
 
 extern const OpDef kReluBackward, kLeakyReluBackward, kHardtanhBackward;
 
-constexpr OpDef kRelu = pointwise<ScalarOp::kRelu>({
-    .name = "relu",
-    .dtypes = kFloats | kInts,
-    .grad = [](const GradArgs& g) -> Tensors { return {call(kReluBackward, {}, g.dout[0], g.out[0])}; },
-    .saves = kSavesOutputs,
-    .samples = samples_unary,
-});
-constexpr OpDef kReluBackward = pointwise<ScalarOp::kReluBackward>({
-    .name = "relu_backward",
-    .inputs = "dy, y",
-    .grad = passes_first<kReluBackward>,
-    .linear = linear_in({0}),
-    .saves = saves_in({1}),
-    .samples = samples_backward,
-});
-constexpr OpDef kLeakyRelu = pointwise<ScalarOp::kLeakyRelu>({
-    .name = "leaky_relu",
-    .attrs = attrs_of<LeakyReluAttrs>,
-    .grad = [](const GradArgs& g) -> Tensors { return {call(kLeakyReluBackward, g.attrs, g.dout[0], g.in[0])}; },
-    .saves = kSavesInputs,
-    .samples = [] { return with(samples_unary(), LeakyReluAttrs{0.1}); },
-});
-constexpr OpDef kLeakyReluBackward = pointwise<ScalarOp::kLeakyReluBackward>({
-    .name = "leaky_relu_backward",
-    .inputs = "dy, x",
-    .attrs = attrs_of<LeakyReluAttrs>,
-    .grad = passes_first<kLeakyReluBackward>,
-    .linear = linear_in({0}),
-    .saves = saves_in({1}),
-    .samples = [] { return with(samples_backward(), LeakyReluAttrs{0.1}); },
-});
-constexpr OpDef kHardtanh = pointwise<ScalarOp::kHardtanh>({
-    .name = "hardtanh",
-    .attrs = attrs_of<HardtanhAttrs>,
-    .grad = [](const GradArgs& g) -> Tensors { return {call(kHardtanhBackward, g.attrs, g.dout[0], g.in[0])}; },
-    .saves = kSavesInputs,
-    .samples =
-        [] {
-          return with(samples_unary(), HardtanhAttrs{-0.5, 1.5});
-        },
-});
-constexpr OpDef kHardtanhBackward = pointwise<ScalarOp::kHardtanhBackward>({
-    .name = "hardtanh_backward",
-    .inputs = "dy, x",
-    .attrs = attrs_of<HardtanhAttrs>,
-    .grad = passes_first<kHardtanhBackward>,
-    .linear = linear_in({0}),
-    .saves = saves_in({1}),
-    .samples =
-        [] {
-          return with(samples_backward(), HardtanhAttrs{-0.5, 1.5});
-        },
-});
+constexpr OpDef kRelu =
+    pointwise({ScalarOp::kRelu},
+              {
+                  .name = "relu",
+                  .dtypes = kFloats | kInts,
+                  .grad = [](const GradArgs& g) -> Tensors { return {call(kReluBackward, {}, g.dout[0], g.out[0])}; },
+                  .saves = kSavesOutputs,
+                  .samples = samples_unary,
+              });
+constexpr OpDef kReluBackward = pointwise({ScalarOp::kReluBackward}, {
+                                                                         .name = "relu_backward",
+                                                                         .inputs = "dy, y",
+                                                                         .grad = passes_first<kReluBackward>,
+                                                                         .linear = linear_in({0}),
+                                                                         .saves = saves_in({1}),
+                                                                         .samples = samples_backward,
+                                                                     });
+constexpr OpDef kLeakyRelu = pointwise(
+    {ScalarOp::kLeakyRelu},
+    {
+        .name = "leaky_relu",
+        .attrs = attrs_of<LeakyReluAttrs>,
+        .grad = [](const GradArgs& g) -> Tensors { return {call(kLeakyReluBackward, g.attrs, g.dout[0], g.in[0])}; },
+        .saves = kSavesInputs,
+        .samples = [] { return with(samples_unary(), LeakyReluAttrs{0.1}); },
+    });
+constexpr OpDef kLeakyReluBackward = pointwise(
+    {ScalarOp::kLeakyReluBackward}, {
+                                        .name = "leaky_relu_backward",
+                                        .inputs = "dy, x",
+                                        .attrs = attrs_of<LeakyReluAttrs>,
+                                        .grad = passes_first<kLeakyReluBackward>,
+                                        .linear = linear_in({0}),
+                                        .saves = saves_in({1}),
+                                        .samples = [] { return with(samples_backward(), LeakyReluAttrs{0.1}); },
+                                    });
+constexpr OpDef kHardtanh = pointwise(
+    {ScalarOp::kHardtanh},
+    {
+        .name = "hardtanh",
+        .attrs = attrs_of<HardtanhAttrs>,
+        .grad = [](const GradArgs& g) -> Tensors { return {call(kHardtanhBackward, g.attrs, g.dout[0], g.in[0])}; },
+        .saves = kSavesInputs,
+        .samples =
+            [] {
+              return with(samples_unary(), HardtanhAttrs{-0.5, 1.5});
+            },
+    });
+constexpr OpDef kHardtanhBackward =
+    pointwise({ScalarOp::kHardtanhBackward}, {
+                                                 .name = "hardtanh_backward",
+                                                 .inputs = "dy, x",
+                                                 .attrs = attrs_of<HardtanhAttrs>,
+                                                 .grad = passes_first<kHardtanhBackward>,
+                                                 .linear = linear_in({0}),
+                                                 .saves = saves_in({1}),
+                                                 .samples =
+                                                     [] {
+                                                       return with(samples_backward(), HardtanhAttrs{-0.5, 1.5});
+                                                     },
+                                             });
 
 // ---- smooth
 
-constexpr OpDef kSigmoidBackward = pointwise<ScalarOp::kSigmoidBackward>({
-    .name = "sigmoid_backward",
-    .inputs = "dy, y",
-    .grad = [](const GradArgs& g) -> Tensors {
-      const Tensor &dz = g.dout[0], &dy = g.in[0], &y = g.in[1];
-      return {g.needs(0) ? call(kSigmoidBackward, {}, dz, conj(y)) : Tensor{},
-              g.needs(1) ? mul(dz, conj(mul(dy, rsub(mul(y, 2), 1)))) : Tensor{}};
-    },
-    .linear = linear_in({0}),
-    .saves = kSavesInputs,
-    .samples = samples_backward,
-});
-constexpr OpDef kSigmoid = pointwise<ScalarOp::kSigmoid, Promotion::kFloat>({
-    .name = "sigmoid",
-    .grad = [](const GradArgs& g) -> Tensors { return {call(kSigmoidBackward, {}, g.dout[0], conj(g.out[0]))}; },
-    .saves = kSavesOutputs,
-    .samples = samples_holomorphic,
-});
+constexpr OpDef kSigmoidBackward = pointwise(
+    {ScalarOp::kSigmoidBackward}, {
+                                      .name = "sigmoid_backward",
+                                      .inputs = "dy, y",
+                                      .grad = [](const GradArgs& g) -> Tensors {
+                                        const Tensor &dz = g.dout[0], &dy = g.in[0], &y = g.in[1];
+                                        return {g.needs(0) ? call(kSigmoidBackward, {}, dz, conj(y)) : Tensor{},
+                                                g.needs(1) ? mul(dz, conj(mul(dy, rsub(mul(y, 2), 1)))) : Tensor{}};
+                                      },
+                                      .linear = linear_in({0}),
+                                      .saves = kSavesInputs,
+                                      .samples = samples_backward,
+                                  });
+constexpr OpDef kSigmoid = pointwise(
+    {ScalarOp::kSigmoid, Promotion::kFloat},
+    {
+        .name = "sigmoid",
+        .grad = [](const GradArgs& g) -> Tensors { return {call(kSigmoidBackward, {}, g.dout[0], conj(g.out[0]))}; },
+        .saves = kSavesOutputs,
+        .samples = samples_holomorphic,
+    });
 
-constexpr OpDef kSiluBackward = pointwise<ScalarOp::kSiluBackward>({
-    .name = "silu_backward",
-    .inputs = "dy, x",
-    .grad = [](const GradArgs& g) -> Tensors {
-      return backward_twice(g, kSiluBackward, [](const Tensor& x) {
-        // s (1 - s) (2 + x (1 - 2 s)) with s = sigmoid(x)
-        const Tensor s = sigmoid(x);
-        return s * (1 - s) * (2 + x * (1 - 2 * s));
-      });
-    },
-    .linear = linear_in({0}),
-    .saves = kSavesInputs,
-    .samples = samples_backward,
-});
-constexpr OpDef kSilu = pointwise<ScalarOp::kSilu>({
-    .name = "silu",
-    .grad = [](const GradArgs& g) -> Tensors { return {call(kSiluBackward, {}, g.dout[0], g.in[0])}; },
-    .saves = kSavesInputs,
-    .samples = samples_unary,
-});
+constexpr OpDef kSiluBackward =
+    pointwise({ScalarOp::kSiluBackward}, {
+                                             .name = "silu_backward",
+                                             .inputs = "dy, x",
+                                             .grad = [](const GradArgs& g) -> Tensors {
+                                               return backward_twice(g, kSiluBackward, [](const Tensor& x) {
+                                                 // s (1 - s) (2 + x (1 - 2 s)) with s = sigmoid(x)
+                                                 const Tensor s = sigmoid(x);
+                                                 return s * (1 - s) * (2 + x * (1 - 2 * s));
+                                               });
+                                             },
+                                             .linear = linear_in({0}),
+                                             .saves = kSavesInputs,
+                                             .samples = samples_backward,
+                                         });
+constexpr OpDef kSilu =
+    pointwise({ScalarOp::kSilu},
+              {
+                  .name = "silu",
+                  .grad = [](const GradArgs& g) -> Tensors { return {call(kSiluBackward, {}, g.dout[0], g.in[0])}; },
+                  .saves = kSavesInputs,
+                  .samples = samples_unary,
+              });
 
-constexpr OpDef kGeluErfBackward = pointwise<ScalarOp::kGeluErfBackward>({
-    .name = "gelu_erf_backward",
-    .inputs = "dy, x",
-    .grad = [](const GradArgs& g) -> Tensors {
-      return backward_twice(g, kGeluErfBackward, [](const Tensor& x) {
-        // phi(x) (2 - x^2) with the normal density phi
-        const Tensor x2 = square(x);
-        return exp(x2 * -0.5) * kRsqrtTwoPi * (2 - x2);
-      });
-    },
-    .linear = linear_in({0}),
-    .saves = kSavesInputs,
-    .samples = samples_backward,
-});
-constexpr OpDef kGeluErf = pointwise<ScalarOp::kGeluErf>({
-    .name = "gelu_erf",
-    .grad = [](const GradArgs& g) -> Tensors { return {call(kGeluErfBackward, {}, g.dout[0], g.in[0])}; },
-    .saves = kSavesInputs,
-    .samples = samples_unary,
-});
+constexpr OpDef kGeluErfBackward =
+    pointwise({ScalarOp::kGeluErfBackward}, {
+                                                .name = "gelu_erf_backward",
+                                                .inputs = "dy, x",
+                                                .grad = [](const GradArgs& g) -> Tensors {
+                                                  return backward_twice(g, kGeluErfBackward, [](const Tensor& x) {
+                                                    // phi(x) (2 - x^2) with the normal density phi
+                                                    const Tensor x2 = square(x);
+                                                    return exp(x2 * -0.5) * kRsqrtTwoPi * (2 - x2);
+                                                  });
+                                                },
+                                                .linear = linear_in({0}),
+                                                .saves = kSavesInputs,
+                                                .samples = samples_backward,
+                                            });
+constexpr OpDef kGeluErf =
+    pointwise({ScalarOp::kGeluErf},
+              {
+                  .name = "gelu_erf",
+                  .grad = [](const GradArgs& g) -> Tensors { return {call(kGeluErfBackward, {}, g.dout[0], g.in[0])}; },
+                  .saves = kSavesInputs,
+                  .samples = samples_unary,
+              });
 
-constexpr OpDef kGeluTanhBackward = pointwise<ScalarOp::kGeluTanhBackward>({
-    .name = "gelu_tanh_backward",
-    .inputs = "dy, x",
-    .grad = [](const GradArgs& g) -> Tensors {
-      return backward_twice(g, kGeluTanhBackward, [](const Tensor& x) {
-        // f = x s with s = sigmoid(u), u = c0 x + c1 x^3: f'' = s (1 - s) (2 u' + x (u'' + (1 - 2 s) u'^2))
-        constexpr double c0 = 1.59576912160573071176, c1 = 0.044715 * c0;
-        const Tensor x2 = square(x), s = sigmoid(x * (c0 + c1 * x2)), du = c0 + 3 * c1 * x2;
-        return s * (1 - s) * (2 * du + x * (6 * c1 * x + (1 - 2 * s) * square(du)));
-      });
-    },
-    .linear = linear_in({0}),
-    .saves = kSavesInputs,
-    .samples = samples_backward,
-});
-constexpr OpDef kGeluTanh = pointwise<ScalarOp::kGeluTanh>({
-    .name = "gelu_tanh",
-    .grad = [](const GradArgs& g) -> Tensors { return {call(kGeluTanhBackward, {}, g.dout[0], g.in[0])}; },
-    .saves = kSavesInputs,
-    .samples = samples_unary,
-});
+constexpr OpDef kGeluTanhBackward = pointwise(
+    {ScalarOp::kGeluTanhBackward}, {
+                                       .name = "gelu_tanh_backward",
+                                       .inputs = "dy, x",
+                                       .grad = [](const GradArgs& g) -> Tensors {
+                                         return backward_twice(g, kGeluTanhBackward, [](const Tensor& x) {
+                                           // f = x s with s = sigmoid(u), u = c0 x + c1 x^3: f'' = s (1 - s) (2 u' + x
+                                           // (u'' + (1 - 2 s) u'^2))
+                                           constexpr double c0 = 1.59576912160573071176, c1 = 0.044715 * c0;
+                                           const Tensor x2 = square(x), s = sigmoid(x * (c0 + c1 * x2)),
+                                                        du = c0 + 3 * c1 * x2;
+                                           return s * (1 - s) * (2 * du + x * (6 * c1 * x + (1 - 2 * s) * square(du)));
+                                         });
+                                       },
+                                       .linear = linear_in({0}),
+                                       .saves = kSavesInputs,
+                                       .samples = samples_backward,
+                                   });
+constexpr OpDef kGeluTanh = pointwise(
+    {ScalarOp::kGeluTanh},
+    {
+        .name = "gelu_tanh",
+        .grad = [](const GradArgs& g) -> Tensors { return {call(kGeluTanhBackward, {}, g.dout[0], g.in[0])}; },
+        .saves = kSavesInputs,
+        .samples = samples_unary,
+    });
 
-constexpr OpDef kEluBackward = pointwise<ScalarOp::kEluBackward>({
-    .name = "elu_backward",
-    .inputs = "dy, x",
-    .attrs = attrs_of<EluAttrs>,
-    .grad = [](const GradArgs& g) -> Tensors {
-      return backward_twice(
-          g, kEluBackward, [&](const Tensor& x) { return where(gt(x, 0), 0, exp(x) * g.attrs.get<EluAttrs>().alpha); });
-    },
-    .linear = linear_in({0}),
-    .saves = kSavesInputs,
-    .samples = [] { return with(samples_backward(), EluAttrs{0.7}); },
-});
-constexpr OpDef kElu = pointwise<ScalarOp::kElu>({
-    .name = "elu",
-    .attrs = attrs_of<EluAttrs>,
-    .grad = [](const GradArgs& g) -> Tensors { return {call(kEluBackward, g.attrs, g.dout[0], g.in[0])}; },
-    .saves = kSavesInputs,
-    .samples = [] { return with(samples_unary(), EluAttrs{0.7}); },
-});
+constexpr OpDef kEluBackward =
+    pointwise({ScalarOp::kEluBackward}, {
+                                            .name = "elu_backward",
+                                            .inputs = "dy, x",
+                                            .attrs = attrs_of<EluAttrs>,
+                                            .grad = [](const GradArgs& g) -> Tensors {
+                                              return backward_twice(g, kEluBackward, [&](const Tensor& x) {
+                                                return where(gt(x, 0), 0, exp(x) * g.attrs.get<EluAttrs>().alpha);
+                                              });
+                                            },
+                                            .linear = linear_in({0}),
+                                            .saves = kSavesInputs,
+                                            .samples = [] { return with(samples_backward(), EluAttrs{0.7}); },
+                                        });
+constexpr OpDef kElu = pointwise({ScalarOp::kElu}, {
+                                                       .name = "elu",
+                                                       .attrs = attrs_of<EluAttrs>,
+                                                       .grad = [](const GradArgs& g) -> Tensors {
+                                                         return {call(kEluBackward, g.attrs, g.dout[0], g.in[0])};
+                                                       },
+                                                       .saves = kSavesInputs,
+                                                       .samples = [] { return with(samples_unary(), EluAttrs{0.7}); },
+                                                   });
 
-constexpr OpDef kSoftplusBackward = pointwise<ScalarOp::kSoftplusBackward>({
-    .name = "softplus_backward",
-    .inputs = "dy, x",
-    .attrs = attrs_of<SoftplusAttrs>,
-    .grad = [](const GradArgs& g) -> Tensors {
-      return backward_twice(g, kSoftplusBackward, [&](const Tensor& x) {
-        const auto& [beta, threshold] = g.attrs.get<SoftplusAttrs>();
-        const Tensor s = sigmoid(x * beta);
-        return where(gt(x * beta, threshold), 0, s * (1 - s) * beta);
-      });
-    },
-    .linear = linear_in({0}),
-    .saves = kSavesInputs,
-    .samples =
-        [] {
-          return with(samples_backward(), SoftplusAttrs{2, 2.5});
-        },
-});
-constexpr OpDef kSoftplus = pointwise<ScalarOp::kSoftplus>({
-    .name = "softplus",
-    .attrs = attrs_of<SoftplusAttrs>,
-    .grad = [](const GradArgs& g) -> Tensors { return {call(kSoftplusBackward, g.attrs, g.dout[0], g.in[0])}; },
-    .saves = kSavesInputs,
-    .autocast = Cast::kF32,
-    .samples =
-        [] {
-          return with(samples_unary(), SoftplusAttrs{2, 2.5});
-        },
-});
+constexpr OpDef kSoftplusBackward =
+    pointwise({ScalarOp::kSoftplusBackward}, {
+                                                 .name = "softplus_backward",
+                                                 .inputs = "dy, x",
+                                                 .attrs = attrs_of<SoftplusAttrs>,
+                                                 .grad = [](const GradArgs& g) -> Tensors {
+                                                   return backward_twice(g, kSoftplusBackward, [&](const Tensor& x) {
+                                                     const auto& [beta, threshold] = g.attrs.get<SoftplusAttrs>();
+                                                     const Tensor s = sigmoid(x * beta);
+                                                     return where(gt(x * beta, threshold), 0, s * (1 - s) * beta);
+                                                   });
+                                                 },
+                                                 .linear = linear_in({0}),
+                                                 .saves = kSavesInputs,
+                                                 .samples =
+                                                     [] {
+                                                       return with(samples_backward(), SoftplusAttrs{2, 2.5});
+                                                     },
+                                             });
+constexpr OpDef kSoftplus = pointwise(
+    {ScalarOp::kSoftplus},
+    {
+        .name = "softplus",
+        .attrs = attrs_of<SoftplusAttrs>,
+        .grad = [](const GradArgs& g) -> Tensors { return {call(kSoftplusBackward, g.attrs, g.dout[0], g.in[0])}; },
+        .saves = kSavesInputs,
+        .autocast = Cast::kF32,
+        .samples =
+            [] {
+              return with(samples_unary(), SoftplusAttrs{2, 2.5});
+            },
+    });
 
 }  // namespace
 

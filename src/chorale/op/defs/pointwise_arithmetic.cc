@@ -69,196 +69,219 @@ std::vector<Sample> samples_addc() {
           with(2, {sample_complex({3}), sample_complex({3}, 1), sample_complex({3}, 2)})};
 }
 
-// An integer divided by the number zero. (The quotients and the remainder by a number infer alike.)
+// An integer divided by the number zero is an error.
 void infer_divided(const InferArgs& args, std::span<OutSpec> out) {
-  infer_pointwise<ScalarOp::kRemainderScalar, Promotion::kSame>(args, out);
+  infer_pointwise(args, out);
   CHORALE_CHECK(is_differentiable(out[0].dtype) || !args.attrs.get<NumberAttrs>().value.is_zero(), "[", args.op.name,
                 "] integer division by zero: a tensor of ", args.in[0].dtype(), " divided by 0");
 }
 
 // ---- sums
 
-constexpr OpDef kAdd = pointwise<ScalarOp::kAdd>({
-    .name = "add",
-    .grad = [](const GradArgs& g) -> Tensors {
-      return {g.dout[0], g.dout[0]};
-    },
-    .samples = samples_bilinear,
-});
-constexpr OpDef kAddScaled = pointwise<ScalarOp::kAddScaled, Promotion::kScaled>({
-    .name = "add_scaled",
-    .attrs = attrs_of<NumberAttrs>,
-    .grad = [](const GradArgs& g) -> Tensors {
-      const Scalar alpha = g.attrs.get<NumberAttrs>().value;
-      return {g.dout[0], g.needs(1) ? mul(g.dout[0], conj(alpha)) : Tensor{}};
-    },
-    .samples = samples_scaled,
-});
-constexpr OpDef kAddScalar = pointwise<ScalarOp::kAddScalar>({
-    .name = "add_scalar",
-    .attrs = attrs_of<NumberAttrs>,
-    .grad = [](const GradArgs& g) -> Tensors { return {g.dout[0]}; },
-    .samples = samples_linear,
-});
-constexpr OpDef kSub = pointwise<ScalarOp::kSub>({
-    .name = "sub",
-    .dtypes = kFloats | kInts | kComplexes,
-    .grad = [](const GradArgs& g) -> Tensors {
-      return {g.dout[0], g.needs(1) ? neg(g.dout[0]) : Tensor{}};
-    },
-    .samples = samples_bilinear,
-});
-constexpr OpDef kSubScalar = pointwise<ScalarOp::kSubScalar>({
-    .name = "sub_scalar",
-    .attrs = attrs_of<NumberAttrs>,
-    .dtypes = kFloats | kInts | kComplexes,
-    .grad = [](const GradArgs& g) -> Tensors { return {g.dout[0]}; },
-    .samples = samples_linear,
-});
-constexpr OpDef kRsubScalar = pointwise<ScalarOp::kRsubScalar>({
-    .name = "rsub_scalar",
-    .attrs = attrs_of<NumberAttrs>,
-    .dtypes = kFloats | kInts | kComplexes,
-    .grad = [](const GradArgs& g) -> Tensors { return {neg(g.dout[0])}; },
-    .samples = samples_linear,
-});
+constexpr OpDef kAdd = pointwise({ScalarOp::kAdd}, {
+                                                       .name = "add",
+                                                       .grad = [](const GradArgs& g) -> Tensors {
+                                                         return {g.dout[0], g.dout[0]};
+                                                       },
+                                                       .samples = samples_bilinear,
+                                                   });
+constexpr OpDef kAddScaled = pointwise({ScalarOp::kAddScaled, Promotion::kScaled},
+                                       {
+                                           .name = "add_scaled",
+                                           .attrs = attrs_of<NumberAttrs>,
+                                           .grad = [](const GradArgs& g) -> Tensors {
+                                             const Scalar alpha = g.attrs.get<NumberAttrs>().value;
+                                             return {g.dout[0], g.needs(1) ? mul(g.dout[0], conj(alpha)) : Tensor{}};
+                                           },
+                                           .samples = samples_scaled,
+                                       });
+constexpr OpDef kAddScalar =
+    pointwise({ScalarOp::kAddScalar}, {
+                                          .name = "add_scalar",
+                                          .attrs = attrs_of<NumberAttrs>,
+                                          .grad = [](const GradArgs& g) -> Tensors { return {g.dout[0]}; },
+                                          .samples = samples_linear,
+                                      });
+constexpr OpDef kSub = pointwise({ScalarOp::kSub}, {
+                                                       .name = "sub",
+                                                       .dtypes = kFloats | kInts | kComplexes,
+                                                       .grad = [](const GradArgs& g) -> Tensors {
+                                                         return {g.dout[0], g.needs(1) ? neg(g.dout[0]) : Tensor{}};
+                                                       },
+                                                       .samples = samples_bilinear,
+                                                   });
+constexpr OpDef kSubScalar =
+    pointwise({ScalarOp::kSubScalar}, {
+                                          .name = "sub_scalar",
+                                          .attrs = attrs_of<NumberAttrs>,
+                                          .dtypes = kFloats | kInts | kComplexes,
+                                          .grad = [](const GradArgs& g) -> Tensors { return {g.dout[0]}; },
+                                          .samples = samples_linear,
+                                      });
+constexpr OpDef kRsubScalar =
+    pointwise({ScalarOp::kRsubScalar}, {
+                                           .name = "rsub_scalar",
+                                           .attrs = attrs_of<NumberAttrs>,
+                                           .dtypes = kFloats | kInts | kComplexes,
+                                           .grad = [](const GradArgs& g) -> Tensors { return {neg(g.dout[0])}; },
+                                           .samples = samples_linear,
+                                       });
 
 // ---- products
 
-constexpr OpDef kMul = pointwise<ScalarOp::kMul>({
-    .name = "mul",
-    .grad = [](const GradArgs& g) -> Tensors {
-      const Tensor& dy = g.dout[0];
-      return {g.needs(0) ? mul(dy, conj(g.in[1])) : Tensor{}, g.needs(1) ? mul(dy, conj(g.in[0])) : Tensor{}};
-    },
-    .linear = linear_in({0, 1}),
-    .saves = kSavesInputs,
-    .samples = samples_bilinear,
-});
-constexpr OpDef kMulScalar = pointwise<ScalarOp::kMulScalar>({
-    .name = "mul_scalar",
-    .attrs = attrs_of<NumberAttrs>,
-    .grad = [](const GradArgs& g) -> Tensors { return {mul(g.dout[0], conj(g.attrs.get<NumberAttrs>().value))}; },
-    .linear = linear_in({0}),
-    .samples = samples_linear,
-});
-constexpr OpDef kAddcmul = pointwise<ScalarOp::kAddcmul, Promotion::kScaled>({
-    .name = "addcmul",
-    .attrs = attrs_of<NumberAttrs>,
-    .dtypes = kFloats | kInts | kComplexes,
-    .grad = [](const GradArgs& g) -> Tensors {
-      const Tensor &dy = g.dout[0], &y = g.in[1], &z = g.in[2];
-      const Scalar value = conj(g.attrs.get<NumberAttrs>().value);
-      return {dy, g.needs(1) ? mul(mul(dy, conj(z)), value) : Tensor{},
-              g.needs(2) ? mul(mul(dy, conj(y)), value) : Tensor{}};
-    },
-    .saves = saves_in({1, 2}),
-    .autocast = Cast::kWidest,
-    .samples = samples_addc,
-});
+constexpr OpDef kMul = pointwise(
+    {ScalarOp::kMul},
+    {
+        .name = "mul",
+        .grad = [](const GradArgs& g) -> Tensors {
+          const Tensor& dy = g.dout[0];
+          return {g.needs(0) ? mul(dy, conj(g.in[1])) : Tensor{}, g.needs(1) ? mul(dy, conj(g.in[0])) : Tensor{}};
+        },
+        .linear = linear_in({0, 1}),
+        .saves = kSavesInputs,
+        .samples = samples_bilinear,
+    });
+constexpr OpDef kMulScalar = pointwise(
+    {ScalarOp::kMulScalar},
+    {
+        .name = "mul_scalar",
+        .attrs = attrs_of<NumberAttrs>,
+        .grad = [](const GradArgs& g) -> Tensors { return {mul(g.dout[0], conj(g.attrs.get<NumberAttrs>().value))}; },
+        .linear = linear_in({0}),
+        .samples = samples_linear,
+    });
+constexpr OpDef kAddcmul = pointwise({ScalarOp::kAddcmul, Promotion::kScaled},
+                                     {
+                                         .name = "addcmul",
+                                         .attrs = attrs_of<NumberAttrs>,
+                                         .dtypes = kFloats | kInts | kComplexes,
+                                         .grad = [](const GradArgs& g) -> Tensors {
+                                           const Tensor &dy = g.dout[0], &y = g.in[1], &z = g.in[2];
+                                           const Scalar value = conj(g.attrs.get<NumberAttrs>().value);
+                                           return {dy, g.needs(1) ? mul(mul(dy, conj(z)), value) : Tensor{},
+                                                   g.needs(2) ? mul(mul(dy, conj(y)), value) : Tensor{}};
+                                         },
+                                         .saves = saves_in({1, 2}),
+                                         .autocast = Cast::kWidest,
+                                         .samples = samples_addc,
+                                     });
 
 // ---- quotients
 
-constexpr OpDef kDiv = pointwise<ScalarOp::kDiv, Promotion::kFloat>({
-    .name = "div",
-    .grad = [](const GradArgs& g) -> Tensors {
-      const Tensor dx = div(g.dout[0], conj(g.in[1]));
-      return {dx, g.needs(1) ? neg(mul(dx, conj(g.out[0]))) : Tensor{}};
-    },
-    .linear = linear_in({0}),
-    .saves = {.in = 1u << 1, .out = 1},
-    .samples = samples_quotient,
-});
-constexpr OpDef kDivScalar = pointwise<ScalarOp::kDivScalar, Promotion::kFloat>({
-    .name = "div_scalar",
-    .attrs = attrs_of<NumberAttrs>,
-    .grad = [](const GradArgs& g) -> Tensors { return {div(g.dout[0], conj(g.attrs.get<NumberAttrs>().value))}; },
-    .linear = linear_in({0}),
-    .samples = samples_linear,
-});
-constexpr OpDef kRdivScalar = pointwise<ScalarOp::kRdivScalar, Promotion::kFloat>({
-    .name = "rdiv_scalar",
-    .attrs = attrs_of<NumberAttrs>,
-    .grad = [](const GradArgs& g) -> Tensors { return {neg(mul(g.dout[0], conj(div(g.out[0], g.in[0]))))}; },
-    .saves = kSavesBoth,
-    .samples = []() -> std::vector<Sample> {
-      return {{.in = {sample({2, 3}, 0, 0.5, 3)}, .attrs = NumberAttrs{2}}};
-    },
-});
-constexpr OpDef kAddcdiv = pointwise<ScalarOp::kAddcdiv, Promotion::kScaled>({
-    .name = "addcdiv",
-    .attrs = attrs_of<NumberAttrs>,
-    .grad = [](const GradArgs& g) -> Tensors {
-      const Tensor &dx = g.dout[0], &y = g.in[1], &z = g.in[2];
-      const Tensor dy = div(mul(dx, conj(g.attrs.get<NumberAttrs>().value)), conj(z));
-      return {dx, dy, g.needs(2) ? neg(mul(dy, conj(div(y, z)))) : Tensor{}};
-    },
-    .saves = saves_in({1, 2}),
-    .autocast = Cast::kWidest,
-    .samples = samples_addc,
-});
-constexpr OpDef kFloorDivide = pointwise<ScalarOp::kFloorDivide>({
-    .name = "floor_divide",
-    .grad = not_differentiable,
-    .samples = samples_modulo,
-});
-constexpr OpDef kFloorDivideScalar = pointwise<ScalarOp::kFloorDivideScalar>({
-    .name = "floor_divide_scalar",
-    .attrs = attrs_of<NumberAttrs>,
-    .infer = infer_divided,
-    .grad = not_differentiable,
-    .samples = samples_number,
-});
-constexpr OpDef kTruncDivide = pointwise<ScalarOp::kTruncDivide>({
-    .name = "trunc_divide",
-    .grad = not_differentiable,
-    .samples = samples_modulo,
-});
-constexpr OpDef kTruncDivideScalar = pointwise<ScalarOp::kTruncDivideScalar>({
-    .name = "trunc_divide_scalar",
-    .attrs = attrs_of<NumberAttrs>,
-    .infer = infer_divided,
-    .grad = not_differentiable,
-    .samples = samples_number,
-});
-constexpr OpDef kRemainder = pointwise<ScalarOp::kRemainder>({
-    .name = "remainder",
-    .grad = [](const GradArgs& g) -> Tensors {
-      return {g.dout[0], g.needs(1) ? neg(mul(g.dout[0], floor_divide(g.in[0], g.in[1]))) : Tensor{}};
-    },
-    .saves = kSavesInputs,
-    .samples = samples_modulo,
-});
-constexpr OpDef kRemainderScalar = pointwise<ScalarOp::kRemainderScalar>({
-    .name = "remainder_scalar",
-    .attrs = attrs_of<NumberAttrs>,
-    .infer = infer_divided,
-    .grad = [](const GradArgs& g) -> Tensors { return {g.dout[0]}; },
-    .samples = samples_number,
-});
+constexpr OpDef kDiv = pointwise({ScalarOp::kDiv, Promotion::kFloat},
+                                 {
+                                     .name = "div",
+                                     .grad = [](const GradArgs& g) -> Tensors {
+                                       const Tensor dx = div(g.dout[0], conj(g.in[1]));
+                                       return {dx, g.needs(1) ? neg(mul(dx, conj(g.out[0]))) : Tensor{}};
+                                     },
+                                     .linear = linear_in({0}),
+                                     .saves = {.in = 1u << 1, .out = 1},
+                                     .samples = samples_quotient,
+                                 });
+constexpr OpDef kDivScalar = pointwise(
+    {ScalarOp::kDivScalar, Promotion::kFloat},
+    {
+        .name = "div_scalar",
+        .attrs = attrs_of<NumberAttrs>,
+        .grad = [](const GradArgs& g) -> Tensors { return {div(g.dout[0], conj(g.attrs.get<NumberAttrs>().value))}; },
+        .linear = linear_in({0}),
+        .samples = samples_linear,
+    });
+constexpr OpDef kRdivScalar = pointwise(
+    {ScalarOp::kRdivScalar, Promotion::kFloat},
+    {
+        .name = "rdiv_scalar",
+        .attrs = attrs_of<NumberAttrs>,
+        .grad = [](const GradArgs& g) -> Tensors { return {neg(mul(g.dout[0], conj(div(g.out[0], g.in[0]))))}; },
+        .saves = kSavesBoth,
+        .samples = []() -> std::vector<Sample> {
+          return {{.in = {sample({2, 3}, 0, 0.5, 3)}, .attrs = NumberAttrs{2}}};
+        },
+    });
+constexpr OpDef kAddcdiv = pointwise({ScalarOp::kAddcdiv, Promotion::kScaled},
+                                     {
+                                         .name = "addcdiv",
+                                         .attrs = attrs_of<NumberAttrs>,
+                                         .grad = [](const GradArgs& g) -> Tensors {
+                                           const Tensor &dx = g.dout[0], &y = g.in[1], &z = g.in[2];
+                                           const Tensor dy =
+                                               div(mul(dx, conj(g.attrs.get<NumberAttrs>().value)), conj(z));
+                                           return {dx, dy, g.needs(2) ? neg(mul(dy, conj(div(y, z)))) : Tensor{}};
+                                         },
+                                         .saves = saves_in({1, 2}),
+                                         .autocast = Cast::kWidest,
+                                         .samples = samples_addc,
+                                     });
+constexpr OpDef kFloorDivide = pointwise({ScalarOp::kFloorDivide}, {
+                                                                       .name = "floor_divide",
+                                                                       .grad = not_differentiable,
+                                                                       .samples = samples_modulo,
+                                                                   });
+constexpr OpDef kFloorDivideScalar = pointwise({ScalarOp::kFloorDivideScalar}, {
+                                                                                   .name = "floor_divide_scalar",
+                                                                                   .attrs = attrs_of<NumberAttrs>,
+                                                                                   .infer = infer_divided,
+                                                                                   .grad = not_differentiable,
+                                                                                   .samples = samples_number,
+                                                                               });
+constexpr OpDef kTruncDivide = pointwise({ScalarOp::kTruncDivide}, {
+                                                                       .name = "trunc_divide",
+                                                                       .grad = not_differentiable,
+                                                                       .samples = samples_modulo,
+                                                                   });
+constexpr OpDef kTruncDivideScalar = pointwise({ScalarOp::kTruncDivideScalar}, {
+                                                                                   .name = "trunc_divide_scalar",
+                                                                                   .attrs = attrs_of<NumberAttrs>,
+                                                                                   .infer = infer_divided,
+                                                                                   .grad = not_differentiable,
+                                                                                   .samples = samples_number,
+                                                                               });
+constexpr OpDef kRemainder =
+    pointwise({ScalarOp::kRemainder},
+              {
+                  .name = "remainder",
+                  .grad = [](const GradArgs& g) -> Tensors {
+                    return {g.dout[0], g.needs(1) ? neg(mul(g.dout[0], floor_divide(g.in[0], g.in[1]))) : Tensor{}};
+                  },
+                  .saves = kSavesInputs,
+                  .samples = samples_modulo,
+              });
+constexpr OpDef kRemainderScalar =
+    pointwise({ScalarOp::kRemainderScalar}, {
+                                                .name = "remainder_scalar",
+                                                .attrs = attrs_of<NumberAttrs>,
+                                                .infer = infer_divided,
+                                                .grad = [](const GradArgs& g) -> Tensors { return {g.dout[0]}; },
+                                                .samples = samples_number,
+                                            });
 
 // ---- on the way from x to y
 
-constexpr OpDef kLerp = pointwise<ScalarOp::kLerp>({
-    .name = "lerp",
-    .inputs = "x, y, weight",
-    .grad = [](const GradArgs& g) -> Tensors {
-      const Tensor &dz = g.dout[0], &x = g.in[0], &y = g.in[1], &weight = g.in[2];
-      return {g.needs(0) ? mul(dz, rsub(weight, 1)) : Tensor{}, g.needs(1) ? mul(dz, weight) : Tensor{},
-              g.needs(2) ? mul(dz, sub(y, x)) : Tensor{}};
-    },
-    .saves = kSavesInputs,
-    .samples = samples_ternary,
-});
-constexpr OpDef kLerpScalar = pointwise<ScalarOp::kLerpScalar, Promotion::kScaled>({
-    .name = "lerp_scalar",
-    .attrs = attrs_of<NumberAttrs>,
-    .grad = [](const GradArgs& g) -> Tensors {
-      const double weight = g.attrs.get<NumberAttrs>().value.real();
-      return {g.needs(0) ? mul(g.dout[0], 1 - weight) : Tensor{}, g.needs(1) ? mul(g.dout[0], weight) : Tensor{}};
-    },
-    .samples = samples_lerp_number,
-});
+constexpr OpDef kLerp = pointwise({ScalarOp::kLerp}, {
+                                                         .name = "lerp",
+                                                         .inputs = "x, y, weight",
+                                                         .grad = [](const GradArgs& g) -> Tensors {
+                                                           const Tensor &dz = g.dout[0], &x = g.in[0], &y = g.in[1],
+                                                                        &weight = g.in[2];
+                                                           return {g.needs(0) ? mul(dz, rsub(weight, 1)) : Tensor{},
+                                                                   g.needs(1) ? mul(dz, weight) : Tensor{},
+                                                                   g.needs(2) ? mul(dz, sub(y, x)) : Tensor{}};
+                                                         },
+                                                         .saves = kSavesInputs,
+                                                         .samples = samples_ternary,
+                                                     });
+constexpr OpDef kLerpScalar = pointwise(
+    {ScalarOp::kLerpScalar, Promotion::kScaled},
+    {
+        .name = "lerp_scalar",
+        .attrs = attrs_of<NumberAttrs>,
+        .grad = [](const GradArgs& g) -> Tensors {
+          const double weight = g.attrs.get<NumberAttrs>().value.real();
+          return {g.needs(0) ? mul(g.dout[0], 1 - weight) : Tensor{}, g.needs(1) ? mul(g.dout[0], weight) : Tensor{}};
+        },
+        .samples = samples_lerp_number,
+    });
 
 }  // namespace
 

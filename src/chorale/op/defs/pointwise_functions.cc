@@ -36,7 +36,7 @@ std::vector<Sample> samples_exponent() {
 }
 
 void infer_pow_scalar(const InferArgs& args, std::span<OutSpec> out) {
-  infer_pointwise<ScalarOp::kPowScalar, Promotion::kSame>(args, out);
+  infer_pointwise(args, out);
   const Scalar exponent = args.attrs.get<NumberAttrs>().value;
   CHORALE_CHECK(is_differentiable(out[0].dtype) || exponent.integer() >= 0, "[", args.op.name, "] a tensor of ",
                 args.in[0].dtype(), " to the power ", exponent, " has no integer result; cast it to a floating type");
@@ -44,184 +44,222 @@ void infer_pow_scalar(const InferArgs& args, std::span<OutSpec> out) {
 
 // ---- powers
 
-constexpr OpDef kPow = pointwise<ScalarOp::kPow>({
-    .name = "pow",
-    .grad = [](const GradArgs& g) -> Tensors {
-      const Tensor &dz = g.dout[0], &x = g.in[0], &y = g.in[1], &z = g.out[0];
-      Tensors d(2);
-      if (g.needs(0)) d[0] = where(eq(y, 0), 0, mul(dz, conj(mul(y, pow(x, sub(y, 1))))));
-      if (g.needs(1)) {
-        // 0^y is 0 for all y > 0, although log(0) is not finite.
-        const Tensor flat = logical_and(eq(x, 0), ge(real(y), 0));
-        d[1] = where(flat, 0, mul(dz, conj(mul(z, log(x)))));
-      }
-      return d;
-    },
-    .saves = kSavesBoth,
-    .autocast = Cast::kF32,
-    .samples = samples_pow,
-});
-constexpr OpDef kPowScalar = pointwise<ScalarOp::kPowScalar>({
-    .name = "pow_scalar",
-    .attrs = attrs_of<NumberAttrs>,
-    .infer = infer_pow_scalar,
-    .grad = [](const GradArgs& g) -> Tensors {
-      const Scalar exponent = g.attrs.get<NumberAttrs>().value;
-      if (exponent.is_zero()) return zero_gradient(g);
-      const Scalar less_one = exponent.kind() == Scalar::Kind::kComplex
-                                  ? Scalar(std::complex<double>(exponent.real() - 1, exponent.imag()))
-                                  : Scalar(exponent.real() - 1);
-      return {mul(g.dout[0], conj(mul(pow(g.in[0], less_one), exponent)))};
-    },
-    .saves = kSavesInputs,
-    .autocast = Cast::kF32,
-    .samples = samples_pow_number,
-});
-constexpr OpDef kRpowScalar = pointwise<ScalarOp::kRpowScalar>({
-    .name = "rpow_scalar",
-    .attrs = attrs_of<NumberAttrs>,
-    .grad = [](const GradArgs& g) -> Tensors {
-      const Scalar base = g.attrs.get<NumberAttrs>().value;
-      const Scalar log_base = base.kind() == Scalar::Kind::kComplex
-                                  ? Scalar(std::log(std::complex<double>(base.real(), base.imag())))
-                                  : Scalar(std::log(base.real()));
-      const Tensor dx = mul(g.dout[0], conj(mul(g.out[0], log_base)));
-      // 0^x is 0 for all x > 0, although log(0) is not finite.
-      return {base.is_zero() ? where(ge(real(g.in[0]), 0), 0, dx) : dx};
-    },
-    .saves = kSavesBoth,
-    .autocast = Cast::kF32,
-    .samples = samples_exponent,
-});
-constexpr OpDef kSquare = pointwise<ScalarOp::kSquare>({
-    .name = "square",
-    .dtypes = kFloats | kInts | kComplexes,
-    .grad = [](const GradArgs& g) -> Tensors { return {mul(g.dout[0], mul(conj(g.in[0]), 2))}; },
-    .saves = kSavesInputs,
-    .samples = samples_holomorphic,
-});
-constexpr OpDef kReciprocal = pointwise<ScalarOp::kReciprocal, Promotion::kFloat>({
-    .name = "reciprocal",
-    .grad = [](const GradArgs& g) -> Tensors { return {neg(mul(g.dout[0], conj(square(g.out[0]))))}; },
-    .saves = kSavesOutputs,
-    .autocast = Cast::kF32,
-    .samples = samples_root,
-});
-constexpr OpDef kSqrt = pointwise<ScalarOp::kSqrt, Promotion::kFloat>({
-    .name = "sqrt",
-    .grad = [](const GradArgs& g) -> Tensors { return {div(g.dout[0], mul(conj(g.out[0]), 2))}; },
-    .saves = kSavesOutputs,
-    .samples = samples_root,
-});
-constexpr OpDef kRsqrt = pointwise<ScalarOp::kRsqrt, Promotion::kFloat>({
-    .name = "rsqrt",
-    .grad = [](const GradArgs& g) -> Tensors { return {mul(mul(g.dout[0], conj(pow(g.out[0], 3))), -0.5)}; },
-    .saves = kSavesOutputs,
-    .autocast = Cast::kF32,
-    .samples = samples_root,
-});
+constexpr OpDef kPow =
+    pointwise({ScalarOp::kPow}, {
+                                    .name = "pow",
+                                    .grad = [](const GradArgs& g) -> Tensors {
+                                      const Tensor &dz = g.dout[0], &x = g.in[0], &y = g.in[1], &z = g.out[0];
+                                      Tensors d(2);
+                                      if (g.needs(0))
+                                        d[0] = where(eq(y, 0), 0, mul(dz, conj(mul(y, pow(x, sub(y, 1))))));
+                                      if (g.needs(1)) {
+                                        // 0^y is 0 for all y > 0, although log(0) is not finite.
+                                        const Tensor flat = logical_and(eq(x, 0), ge(real(y), 0));
+                                        d[1] = where(flat, 0, mul(dz, conj(mul(z, log(x)))));
+                                      }
+                                      return d;
+                                    },
+                                    .saves = kSavesBoth,
+                                    .autocast = Cast::kF32,
+                                    .samples = samples_pow,
+                                });
+constexpr OpDef kPowScalar =
+    pointwise({ScalarOp::kPowScalar}, {
+                                          .name = "pow_scalar",
+                                          .attrs = attrs_of<NumberAttrs>,
+                                          .infer = infer_pow_scalar,
+                                          .grad = [](const GradArgs& g) -> Tensors {
+                                            const Scalar exponent = g.attrs.get<NumberAttrs>().value;
+                                            if (exponent.is_zero()) return zero_gradient(g);
+                                            const Scalar less_one =
+                                                exponent.kind() == Scalar::Kind::kComplex
+                                                    ? Scalar(std::complex<double>(exponent.real() - 1, exponent.imag()))
+                                                    : Scalar(exponent.real() - 1);
+                                            return {mul(g.dout[0], conj(mul(pow(g.in[0], less_one), exponent)))};
+                                          },
+                                          .saves = kSavesInputs,
+                                          .autocast = Cast::kF32,
+                                          .samples = samples_pow_number,
+                                      });
+constexpr OpDef kRpowScalar =
+    pointwise({ScalarOp::kRpowScalar}, {
+                                           .name = "rpow_scalar",
+                                           .attrs = attrs_of<NumberAttrs>,
+                                           .grad = [](const GradArgs& g) -> Tensors {
+                                             const Scalar base = g.attrs.get<NumberAttrs>().value;
+                                             const Scalar log_base =
+                                                 base.kind() == Scalar::Kind::kComplex
+                                                     ? Scalar(std::log(std::complex<double>(base.real(), base.imag())))
+                                                     : Scalar(std::log(base.real()));
+                                             const Tensor dx = mul(g.dout[0], conj(mul(g.out[0], log_base)));
+                                             // 0^x is 0 for all x > 0, although log(0) is not finite.
+                                             return {base.is_zero() ? where(ge(real(g.in[0]), 0), 0, dx) : dx};
+                                           },
+                                           .saves = kSavesBoth,
+                                           .autocast = Cast::kF32,
+                                           .samples = samples_exponent,
+                                       });
+constexpr OpDef kSquare =
+    pointwise({ScalarOp::kSquare},
+              {
+                  .name = "square",
+                  .dtypes = kFloats | kInts | kComplexes,
+                  .grad = [](const GradArgs& g) -> Tensors { return {mul(g.dout[0], mul(conj(g.in[0]), 2))}; },
+                  .saves = kSavesInputs,
+                  .samples = samples_holomorphic,
+              });
+constexpr OpDef kReciprocal =
+    pointwise({ScalarOp::kReciprocal, Promotion::kFloat},
+              {
+                  .name = "reciprocal",
+                  .grad = [](const GradArgs& g) -> Tensors { return {neg(mul(g.dout[0], conj(square(g.out[0]))))}; },
+                  .saves = kSavesOutputs,
+                  .autocast = Cast::kF32,
+                  .samples = samples_root,
+              });
+constexpr OpDef kSqrt =
+    pointwise({ScalarOp::kSqrt, Promotion::kFloat},
+              {
+                  .name = "sqrt",
+                  .grad = [](const GradArgs& g) -> Tensors { return {div(g.dout[0], mul(conj(g.out[0]), 2))}; },
+                  .saves = kSavesOutputs,
+                  .samples = samples_root,
+              });
+constexpr OpDef kRsqrt = pointwise(
+    {ScalarOp::kRsqrt, Promotion::kFloat},
+    {
+        .name = "rsqrt",
+        .grad = [](const GradArgs& g) -> Tensors { return {mul(mul(g.dout[0], conj(pow(g.out[0], 3))), -0.5)}; },
+        .saves = kSavesOutputs,
+        .autocast = Cast::kF32,
+        .samples = samples_root,
+    });
 
 // ---- exponentials and logarithms
 
-constexpr OpDef kExp = pointwise<ScalarOp::kExp, Promotion::kFloat>({
-    .name = "exp",
-    .grad = [](const GradArgs& g) -> Tensors { return {mul(g.dout[0], conj(g.out[0]))}; },
-    .saves = kSavesOutputs,
-    .autocast = Cast::kF32,
-    .samples = samples_holomorphic,
-});
-constexpr OpDef kExp2 = pointwise<ScalarOp::kExp2, Promotion::kFloat>({
-    .name = "exp2",
-    .grad = [](const GradArgs& g) -> Tensors { return {mul(mul(g.dout[0], g.out[0]), kLn2)}; },
-    .saves = kSavesOutputs,
-    .autocast = Cast::kF32,
-    .samples = samples_unary,
-});
-constexpr OpDef kExpm1 = pointwise<ScalarOp::kExpm1, Promotion::kFloat>({
-    .name = "expm1",
-    .grad = [](const GradArgs& g) -> Tensors { return {mul(g.dout[0], add(g.out[0], 1))}; },
-    .saves = kSavesOutputs,
-    .autocast = Cast::kF32,
-    .samples = samples_unary,
-});
-constexpr OpDef kLog = pointwise<ScalarOp::kLog, Promotion::kFloat>({
-    .name = "log",
-    .grad = [](const GradArgs& g) -> Tensors { return {div(g.dout[0], conj(g.in[0]))}; },
-    .saves = kSavesInputs,
-    .autocast = Cast::kF32,
-    .samples = samples_root,
-});
-constexpr OpDef kLog2 = pointwise<ScalarOp::kLog2, Promotion::kFloat>({
-    .name = "log2",
-    .grad = [](const GradArgs& g) -> Tensors { return {div(g.dout[0], mul(g.in[0], kLn2))}; },
-    .saves = kSavesInputs,
-    .autocast = Cast::kF32,
-    .samples = samples_positive,
-});
-constexpr OpDef kLog10 = pointwise<ScalarOp::kLog10, Promotion::kFloat>({
-    .name = "log10",
-    .grad = [](const GradArgs& g) -> Tensors { return {div(g.dout[0], mul(g.in[0], kLn10))}; },
-    .saves = kSavesInputs,
-    .autocast = Cast::kF32,
-    .samples = samples_positive,
-});
-constexpr OpDef kLog1p = pointwise<ScalarOp::kLog1p, Promotion::kFloat>({
-    .name = "log1p",
-    .grad = [](const GradArgs& g) -> Tensors { return {div(g.dout[0], add(g.in[0], 1))}; },
-    .saves = kSavesInputs,
-    .autocast = Cast::kF32,
-    .samples = samples_positive,
-});
+constexpr OpDef kExp =
+    pointwise({ScalarOp::kExp, Promotion::kFloat},
+              {
+                  .name = "exp",
+                  .grad = [](const GradArgs& g) -> Tensors { return {mul(g.dout[0], conj(g.out[0]))}; },
+                  .saves = kSavesOutputs,
+                  .autocast = Cast::kF32,
+                  .samples = samples_holomorphic,
+              });
+constexpr OpDef kExp2 =
+    pointwise({ScalarOp::kExp2, Promotion::kFloat},
+              {
+                  .name = "exp2",
+                  .grad = [](const GradArgs& g) -> Tensors { return {mul(mul(g.dout[0], g.out[0]), kLn2)}; },
+                  .saves = kSavesOutputs,
+                  .autocast = Cast::kF32,
+                  .samples = samples_unary,
+              });
+constexpr OpDef kExpm1 =
+    pointwise({ScalarOp::kExpm1, Promotion::kFloat},
+              {
+                  .name = "expm1",
+                  .grad = [](const GradArgs& g) -> Tensors { return {mul(g.dout[0], add(g.out[0], 1))}; },
+                  .saves = kSavesOutputs,
+                  .autocast = Cast::kF32,
+                  .samples = samples_unary,
+              });
+constexpr OpDef kLog =
+    pointwise({ScalarOp::kLog, Promotion::kFloat},
+              {
+                  .name = "log",
+                  .grad = [](const GradArgs& g) -> Tensors { return {div(g.dout[0], conj(g.in[0]))}; },
+                  .saves = kSavesInputs,
+                  .autocast = Cast::kF32,
+                  .samples = samples_root,
+              });
+constexpr OpDef kLog2 =
+    pointwise({ScalarOp::kLog2, Promotion::kFloat},
+              {
+                  .name = "log2",
+                  .grad = [](const GradArgs& g) -> Tensors { return {div(g.dout[0], mul(g.in[0], kLn2))}; },
+                  .saves = kSavesInputs,
+                  .autocast = Cast::kF32,
+                  .samples = samples_positive,
+              });
+constexpr OpDef kLog10 =
+    pointwise({ScalarOp::kLog10, Promotion::kFloat},
+              {
+                  .name = "log10",
+                  .grad = [](const GradArgs& g) -> Tensors { return {div(g.dout[0], mul(g.in[0], kLn10))}; },
+                  .saves = kSavesInputs,
+                  .autocast = Cast::kF32,
+                  .samples = samples_positive,
+              });
+constexpr OpDef kLog1p =
+    pointwise({ScalarOp::kLog1p, Promotion::kFloat},
+              {
+                  .name = "log1p",
+                  .grad = [](const GradArgs& g) -> Tensors { return {div(g.dout[0], add(g.in[0], 1))}; },
+                  .saves = kSavesInputs,
+                  .autocast = Cast::kF32,
+                  .samples = samples_positive,
+              });
 
 // ---- trigonometry
 
-constexpr OpDef kSin = pointwise<ScalarOp::kSin, Promotion::kFloat>({
-    .name = "sin",
-    .grad = [](const GradArgs& g) -> Tensors { return {mul(g.dout[0], conj(cos(g.in[0])))}; },
-    .saves = kSavesInputs,
-    .samples = samples_holomorphic,
-});
-constexpr OpDef kCos = pointwise<ScalarOp::kCos, Promotion::kFloat>({
-    .name = "cos",
-    .grad = [](const GradArgs& g) -> Tensors { return {neg(mul(g.dout[0], conj(sin(g.in[0]))))}; },
-    .saves = kSavesInputs,
-    .samples = samples_holomorphic,
-});
-constexpr OpDef kTan = pointwise<ScalarOp::kTan, Promotion::kFloat>({
-    .name = "tan",
-    .grad = [](const GradArgs& g) -> Tensors { return {mul(g.dout[0], conj(add(square(g.out[0]), 1)))}; },
-    .saves = kSavesOutputs,
-    .autocast = Cast::kF32,
-    .samples = []() -> std::vector<Sample> {
-      return {{.in = {sample({2, 3}, 0, -1.2, 1.2)}}};
-    },
-});
-constexpr OpDef kTanhBackward = pointwise<ScalarOp::kTanhBackward>({
-    .name = "tanh_backward",
-    .inputs = "dy, y",
-    .grad = [](const GradArgs& g) -> Tensors {
-      const Tensor &dz = g.dout[0], &dy = g.in[0], &y = g.in[1];
-      return {g.needs(0) ? call(kTanhBackward, {}, dz, conj(y)) : Tensor{},
-              g.needs(1) ? mul(mul(dz, conj(mul(dy, y))), -2) : Tensor{}};
-    },
-    .linear = linear_in({0}),
-    .saves = kSavesInputs,
-    .samples = samples_backward,
-});
-constexpr OpDef kTanh = pointwise<ScalarOp::kTanh, Promotion::kFloat>({
-    .name = "tanh",
-    .grad = [](const GradArgs& g) -> Tensors { return {call(kTanhBackward, {}, g.dout[0], conj(g.out[0]))}; },
-    .saves = kSavesOutputs,
-    .samples = samples_holomorphic,
-});
-constexpr OpDef kErf = pointwise<ScalarOp::kErf, Promotion::kFloat>({
-    .name = "erf",
-    .grad = [](const GradArgs& g) -> Tensors {
-      return {mul(mul(g.dout[0], exp(neg(square(g.in[0])))), kTwoOverSqrtPi)};
-    },
-    .saves = kSavesInputs,
-    .samples = samples_unary,
-});
+constexpr OpDef kSin =
+    pointwise({ScalarOp::kSin, Promotion::kFloat},
+              {
+                  .name = "sin",
+                  .grad = [](const GradArgs& g) -> Tensors { return {mul(g.dout[0], conj(cos(g.in[0])))}; },
+                  .saves = kSavesInputs,
+                  .samples = samples_holomorphic,
+              });
+constexpr OpDef kCos =
+    pointwise({ScalarOp::kCos, Promotion::kFloat},
+              {
+                  .name = "cos",
+                  .grad = [](const GradArgs& g) -> Tensors { return {neg(mul(g.dout[0], conj(sin(g.in[0]))))}; },
+                  .saves = kSavesInputs,
+                  .samples = samples_holomorphic,
+              });
+constexpr OpDef kTan =
+    pointwise({ScalarOp::kTan, Promotion::kFloat},
+              {
+                  .name = "tan",
+                  .grad = [](const GradArgs& g) -> Tensors { return {mul(g.dout[0], conj(add(square(g.out[0]), 1)))}; },
+                  .saves = kSavesOutputs,
+                  .autocast = Cast::kF32,
+                  .samples = []() -> std::vector<Sample> {
+                    return {{.in = {sample({2, 3}, 0, -1.2, 1.2)}}};
+                  },
+              });
+constexpr OpDef kTanhBackward =
+    pointwise({ScalarOp::kTanhBackward}, {
+                                             .name = "tanh_backward",
+                                             .inputs = "dy, y",
+                                             .grad = [](const GradArgs& g) -> Tensors {
+                                               const Tensor &dz = g.dout[0], &dy = g.in[0], &y = g.in[1];
+                                               return {g.needs(0) ? call(kTanhBackward, {}, dz, conj(y)) : Tensor{},
+                                                       g.needs(1) ? mul(mul(dz, conj(mul(dy, y))), -2) : Tensor{}};
+                                             },
+                                             .linear = linear_in({0}),
+                                             .saves = kSavesInputs,
+                                             .samples = samples_backward,
+                                         });
+constexpr OpDef kTanh = pointwise(
+    {ScalarOp::kTanh, Promotion::kFloat},
+    {
+        .name = "tanh",
+        .grad = [](const GradArgs& g) -> Tensors { return {call(kTanhBackward, {}, g.dout[0], conj(g.out[0]))}; },
+        .saves = kSavesOutputs,
+        .samples = samples_holomorphic,
+    });
+constexpr OpDef kErf = pointwise({ScalarOp::kErf, Promotion::kFloat},
+                                 {
+                                     .name = "erf",
+                                     .grad = [](const GradArgs& g) -> Tensors {
+                                       return {mul(mul(g.dout[0], exp(neg(square(g.in[0])))), kTwoOverSqrtPi)};
+                                     },
+                                     .saves = kSavesInputs,
+                                     .samples = samples_unary,
+                                 });
 
 }  // namespace
 

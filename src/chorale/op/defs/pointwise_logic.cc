@@ -33,75 +33,73 @@ std::vector<Sample> samples_masked() {
 }
 
 // Rows that differ in nothing but name and expression.
-template <ScalarOp op>
-constexpr OpDef comparison(const char* name) {
-  return pointwise<op>({.name = name, .grad = not_differentiable, .samples = samples_compare});
+constexpr OpDef comparison(ScalarOp op, const char* name) {
+  return pointwise({op}, {.name = name, .grad = not_differentiable, .samples = samples_compare});
 }
-template <ScalarOp op>
-constexpr OpDef comparison_with_number(const char* name) {
-  return pointwise<op>(
+constexpr OpDef comparison_with_number(ScalarOp op, const char* name) {
+  return pointwise(
+      {op},
       {.name = name, .attrs = attrs_of<NumberAttrs>, .grad = not_differentiable, .samples = samples_compare_number});
 }
-template <ScalarOp op>
-constexpr OpDef logical(const char* name, Samples samples = samples_zeros) {
-  return pointwise<op>({.name = name, .grad = not_differentiable, .samples = samples});
+constexpr OpDef logical(ScalarOp op, const char* name, Samples samples = samples_zeros) {
+  return pointwise({op}, {.name = name, .grad = not_differentiable, .samples = samples});
 }
-template <ScalarOp op>
-constexpr OpDef classification(const char* name) {
-  return pointwise<op, Promotion::kFloat>({.name = name, .grad = not_differentiable, .samples = samples_unary});
+constexpr OpDef classification(ScalarOp op, const char* name) {
+  return pointwise({op, Promotion::kFloat}, {.name = name, .grad = not_differentiable, .samples = samples_unary});
 }
 
-constexpr OpDef kEq = comparison<ScalarOp::kEq>("eq");
-constexpr OpDef kNe = comparison<ScalarOp::kNe>("ne");
-constexpr OpDef kLt = comparison<ScalarOp::kLt>("lt");
-constexpr OpDef kLe = comparison<ScalarOp::kLe>("le");
-constexpr OpDef kGt = comparison<ScalarOp::kGt>("gt");
-constexpr OpDef kGe = comparison<ScalarOp::kGe>("ge");
-constexpr OpDef kEqScalar = comparison_with_number<ScalarOp::kEqScalar>("eq_scalar");
-constexpr OpDef kNeScalar = comparison_with_number<ScalarOp::kNeScalar>("ne_scalar");
-constexpr OpDef kLtScalar = comparison_with_number<ScalarOp::kLtScalar>("lt_scalar");
-constexpr OpDef kLeScalar = comparison_with_number<ScalarOp::kLeScalar>("le_scalar");
-constexpr OpDef kGtScalar = comparison_with_number<ScalarOp::kGtScalar>("gt_scalar");
-constexpr OpDef kGeScalar = comparison_with_number<ScalarOp::kGeScalar>("ge_scalar");
+constexpr OpDef kEq = comparison(ScalarOp::kEq, "eq");
+constexpr OpDef kNe = comparison(ScalarOp::kNe, "ne");
+constexpr OpDef kLt = comparison(ScalarOp::kLt, "lt");
+constexpr OpDef kLe = comparison(ScalarOp::kLe, "le");
+constexpr OpDef kGt = comparison(ScalarOp::kGt, "gt");
+constexpr OpDef kGe = comparison(ScalarOp::kGe, "ge");
+constexpr OpDef kEqScalar = comparison_with_number(ScalarOp::kEqScalar, "eq_scalar");
+constexpr OpDef kNeScalar = comparison_with_number(ScalarOp::kNeScalar, "ne_scalar");
+constexpr OpDef kLtScalar = comparison_with_number(ScalarOp::kLtScalar, "lt_scalar");
+constexpr OpDef kLeScalar = comparison_with_number(ScalarOp::kLeScalar, "le_scalar");
+constexpr OpDef kGtScalar = comparison_with_number(ScalarOp::kGtScalar, "gt_scalar");
+constexpr OpDef kGeScalar = comparison_with_number(ScalarOp::kGeScalar, "ge_scalar");
 
-constexpr OpDef kLogicalAnd = logical<ScalarOp::kLogicalAnd>("logical_and");
-constexpr OpDef kLogicalOr = logical<ScalarOp::kLogicalOr>("logical_or");
-constexpr OpDef kLogicalXor = logical<ScalarOp::kLogicalXor>("logical_xor");
-constexpr OpDef kLogicalNot = logical<ScalarOp::kLogicalNot>("logical_not", samples_steps);
-constexpr OpDef kBitwiseAnd = logical<ScalarOp::kBitwiseAnd>("bitwise_and", samples_bits);
-constexpr OpDef kBitwiseOr = logical<ScalarOp::kBitwiseOr>("bitwise_or", samples_bits);
-constexpr OpDef kBitwiseXor = logical<ScalarOp::kBitwiseXor>("bitwise_xor", samples_bits);
-constexpr OpDef kBitwiseNot = logical<ScalarOp::kBitwiseNot>("bitwise_not", [] {
+constexpr OpDef kLogicalAnd = logical(ScalarOp::kLogicalAnd, "logical_and");
+constexpr OpDef kLogicalOr = logical(ScalarOp::kLogicalOr, "logical_or");
+constexpr OpDef kLogicalXor = logical(ScalarOp::kLogicalXor, "logical_xor");
+constexpr OpDef kLogicalNot = logical(ScalarOp::kLogicalNot, "logical_not", samples_steps);
+constexpr OpDef kBitwiseAnd = logical(ScalarOp::kBitwiseAnd, "bitwise_and", samples_bits);
+constexpr OpDef kBitwiseOr = logical(ScalarOp::kBitwiseOr, "bitwise_or", samples_bits);
+constexpr OpDef kBitwiseXor = logical(ScalarOp::kBitwiseXor, "bitwise_xor", samples_bits);
+constexpr OpDef kBitwiseNot = logical(ScalarOp::kBitwiseNot, "bitwise_not", [] {
   return std::vector<Sample>{{.in = {sample_ints({2, 3}, 0, 100)}}, {.in = {sample_bools({4})}}};
 });
 
-constexpr OpDef kIsNan = classification<ScalarOp::kIsNan>("isnan");
-constexpr OpDef kIsInf = classification<ScalarOp::kIsInf>("isinf");
-constexpr OpDef kIsFinite = classification<ScalarOp::kIsFinite>("isfinite");
+constexpr OpDef kIsNan = classification(ScalarOp::kIsNan, "isnan");
+constexpr OpDef kIsInf = classification(ScalarOp::kIsInf, "isinf");
+constexpr OpDef kIsFinite = classification(ScalarOp::kIsFinite, "isfinite");
 
 // ---- choice
 
-constexpr OpDef kWhere = pointwise<ScalarOp::kWhere>({
-    .name = "where",
-    .inputs = "condition, x, y",
-    .grad = [](const GradArgs& g) -> Tensors {
-      const Tensor &condition = g.in[0], &dz = g.dout[0];
-      return {Tensor{}, g.needs(1) ? where(condition, dz, 0) : Tensor{},
-              g.needs(2) ? where(condition, 0, dz) : Tensor{}};
-    },
-    .saves = saves_in({0}),
-    .samples = samples_where,
-});
-constexpr OpDef kMaskedFill = pointwise<ScalarOp::kMaskedFill>({
-    .name = "masked_fill",
-    .inputs = "mask, x",
-    .attrs = attrs_of<NumberAttrs>,
-    .grad = [](const GradArgs& g) -> Tensors {
-      return {Tensor{}, where(g.in[0], 0, g.dout[0])};
-    },
-    .saves = saves_in({0}),
-    .samples = samples_masked,
-});
+constexpr OpDef kWhere =
+    pointwise({ScalarOp::kWhere}, {
+                                      .name = "where",
+                                      .inputs = "condition, x, y",
+                                      .grad = [](const GradArgs& g) -> Tensors {
+                                        const Tensor &condition = g.in[0], &dz = g.dout[0];
+                                        return {Tensor{}, g.needs(1) ? where(condition, dz, 0) : Tensor{},
+                                                g.needs(2) ? where(condition, 0, dz) : Tensor{}};
+                                      },
+                                      .saves = saves_in({0}),
+                                      .samples = samples_where,
+                                  });
+constexpr OpDef kMaskedFill = pointwise({ScalarOp::kMaskedFill}, {
+                                                                     .name = "masked_fill",
+                                                                     .inputs = "mask, x",
+                                                                     .attrs = attrs_of<NumberAttrs>,
+                                                                     .grad = [](const GradArgs& g) -> Tensors {
+                                                                       return {Tensor{}, where(g.in[0], 0, g.dout[0])};
+                                                                     },
+                                                                     .saves = saves_in({0}),
+                                                                     .samples = samples_masked,
+                                                                 });
 
 }  // namespace
 

@@ -25,139 +25,152 @@ std::vector<Sample> samples_bound_backward() {
 
 extern const OpDef kMinimumBackward, kMaximumBackward;
 
-constexpr OpDef kMinimum = pointwise<ScalarOp::kMinimum>({
-    .name = "minimum",
-    .grad = [](const GradArgs& g) -> Tensors {
-      const Tensor &dz = g.dout[0], &x = g.in[0], &y = g.in[1];
-      return {g.needs(0) ? call(kMinimumBackward, {}, dz, x, y) : Tensor{},
-              g.needs(1) ? call(kMinimumBackward, {}, dz, y, x) : Tensor{}};
-    },
-    .saves = kSavesInputs,
-    .samples = samples_binary,
-});
-constexpr OpDef kMaximum = pointwise<ScalarOp::kMaximum>({
-    .name = "maximum",
-    .grad = [](const GradArgs& g) -> Tensors {
-      const Tensor &dz = g.dout[0], &x = g.in[0], &y = g.in[1];
-      return {g.needs(0) ? call(kMaximumBackward, {}, dz, x, y) : Tensor{},
-              g.needs(1) ? call(kMaximumBackward, {}, dz, y, x) : Tensor{}};
-    },
-    .saves = kSavesInputs,
-    .samples = samples_binary,
-});
+constexpr OpDef kMinimum =
+    pointwise({ScalarOp::kMinimum}, {
+                                        .name = "minimum",
+                                        .grad = [](const GradArgs& g) -> Tensors {
+                                          const Tensor &dz = g.dout[0], &x = g.in[0], &y = g.in[1];
+                                          return {g.needs(0) ? call(kMinimumBackward, {}, dz, x, y) : Tensor{},
+                                                  g.needs(1) ? call(kMinimumBackward, {}, dz, y, x) : Tensor{}};
+                                        },
+                                        .saves = kSavesInputs,
+                                        .samples = samples_binary,
+                                    });
+constexpr OpDef kMaximum =
+    pointwise({ScalarOp::kMaximum}, {
+                                        .name = "maximum",
+                                        .grad = [](const GradArgs& g) -> Tensors {
+                                          const Tensor &dz = g.dout[0], &x = g.in[0], &y = g.in[1];
+                                          return {g.needs(0) ? call(kMaximumBackward, {}, dz, x, y) : Tensor{},
+                                                  g.needs(1) ? call(kMaximumBackward, {}, dz, y, x) : Tensor{}};
+                                        },
+                                        .saves = kSavesInputs,
+                                        .samples = samples_binary,
+                                    });
 // What x gets of the gradient.
-constexpr OpDef kMinimumBackward = pointwise<ScalarOp::kMinimumBackward>({
-    .name = "minimum_backward",
-    .inputs = "dz, x, y",
-    .grad = passes_first<kMinimumBackward>,
-    .linear = linear_in({0}),
-    .saves = saves_in({1, 2}),
-    .samples = samples_ternary,
-});
-constexpr OpDef kMaximumBackward = pointwise<ScalarOp::kMaximumBackward>({
-    .name = "maximum_backward",
-    .inputs = "dz, x, y",
-    .grad = passes_first<kMaximumBackward>,
-    .linear = linear_in({0}),
-    .saves = saves_in({1, 2}),
-    .samples = samples_ternary,
-});
+constexpr OpDef kMinimumBackward = pointwise({ScalarOp::kMinimumBackward}, {
+                                                                               .name = "minimum_backward",
+                                                                               .inputs = "dz, x, y",
+                                                                               .grad = passes_first<kMinimumBackward>,
+                                                                               .linear = linear_in({0}),
+                                                                               .saves = saves_in({1, 2}),
+                                                                               .samples = samples_ternary,
+                                                                           });
+constexpr OpDef kMaximumBackward = pointwise({ScalarOp::kMaximumBackward}, {
+                                                                               .name = "maximum_backward",
+                                                                               .inputs = "dz, x, y",
+                                                                               .grad = passes_first<kMaximumBackward>,
+                                                                               .linear = linear_in({0}),
+                                                                               .saves = saves_in({1, 2}),
+                                                                               .samples = samples_ternary,
+                                                                           });
 
 // ---- bounds that are numbers: no gradient at or beyond them
 
 extern const OpDef kClampBackward, kClampMinBackward, kClampMaxBackward;
 
-constexpr OpDef kClamp = pointwise<ScalarOp::kClamp>({
-    .name = "clamp",
-    .attrs = attrs_of<BoundsAttrs>,
-    .grad = [](const GradArgs& g) -> Tensors { return {call(kClampBackward, g.attrs, g.dout[0], g.in[0])}; },
-    .saves = kSavesInputs,
-    .samples = samples_clamp,
-});
-constexpr OpDef kClampMin = pointwise<ScalarOp::kMaxScalar>({
-    .name = "clamp_min",
-    .attrs = attrs_of<NumberAttrs>,
-    .grad = [](const GradArgs& g) -> Tensors { return {call(kClampMinBackward, g.attrs, g.dout[0], g.in[0])}; },
-    .saves = kSavesInputs,
-    .samples = samples_bound,
-});
-constexpr OpDef kClampMax = pointwise<ScalarOp::kMinScalar>({
-    .name = "clamp_max",
-    .attrs = attrs_of<NumberAttrs>,
-    .grad = [](const GradArgs& g) -> Tensors { return {call(kClampMaxBackward, g.attrs, g.dout[0], g.in[0])}; },
-    .saves = kSavesInputs,
-    .samples = samples_bound,
-});
-constexpr OpDef kClampBackward = pointwise<ScalarOp::kClampBackward>({
-    .name = "clamp_backward",
-    .inputs = "dy, x",
-    .attrs = attrs_of<BoundsAttrs>,
-    .grad = passes_first<kClampBackward>,
-    .linear = linear_in({0}),
-    .saves = saves_in({1}),
-    .samples = samples_clamp_backward,
-});
-constexpr OpDef kClampMinBackward = pointwise<ScalarOp::kClampMinBackward>({
-    .name = "clamp_min_backward",
-    .inputs = "dy, x",
-    .attrs = attrs_of<NumberAttrs>,
-    .grad = passes_first<kClampMinBackward>,
-    .linear = linear_in({0}),
-    .saves = saves_in({1}),
-    .samples = samples_bound_backward,
-});
-constexpr OpDef kClampMaxBackward = pointwise<ScalarOp::kClampMaxBackward>({
-    .name = "clamp_max_backward",
-    .inputs = "dy, x",
-    .attrs = attrs_of<NumberAttrs>,
-    .grad = passes_first<kClampMaxBackward>,
-    .linear = linear_in({0}),
-    .saves = saves_in({1}),
-    .samples = samples_bound_backward,
-});
+constexpr OpDef kClamp = pointwise({ScalarOp::kClamp}, {
+                                                           .name = "clamp",
+                                                           .attrs = attrs_of<BoundsAttrs>,
+                                                           .grad = [](const GradArgs& g) -> Tensors {
+                                                             return {call(kClampBackward, g.attrs, g.dout[0], g.in[0])};
+                                                           },
+                                                           .saves = kSavesInputs,
+                                                           .samples = samples_clamp,
+                                                       });
+constexpr OpDef kClampMin = pointwise(
+    {ScalarOp::kMaxScalar},
+    {
+        .name = "clamp_min",
+        .attrs = attrs_of<NumberAttrs>,
+        .grad = [](const GradArgs& g) -> Tensors { return {call(kClampMinBackward, g.attrs, g.dout[0], g.in[0])}; },
+        .saves = kSavesInputs,
+        .samples = samples_bound,
+    });
+constexpr OpDef kClampMax = pointwise(
+    {ScalarOp::kMinScalar},
+    {
+        .name = "clamp_max",
+        .attrs = attrs_of<NumberAttrs>,
+        .grad = [](const GradArgs& g) -> Tensors { return {call(kClampMaxBackward, g.attrs, g.dout[0], g.in[0])}; },
+        .saves = kSavesInputs,
+        .samples = samples_bound,
+    });
+constexpr OpDef kClampBackward = pointwise({ScalarOp::kClampBackward}, {
+                                                                           .name = "clamp_backward",
+                                                                           .inputs = "dy, x",
+                                                                           .attrs = attrs_of<BoundsAttrs>,
+                                                                           .grad = passes_first<kClampBackward>,
+                                                                           .linear = linear_in({0}),
+                                                                           .saves = saves_in({1}),
+                                                                           .samples = samples_clamp_backward,
+                                                                       });
+constexpr OpDef kClampMinBackward =
+    pointwise({ScalarOp::kClampMinBackward}, {
+                                                 .name = "clamp_min_backward",
+                                                 .inputs = "dy, x",
+                                                 .attrs = attrs_of<NumberAttrs>,
+                                                 .grad = passes_first<kClampMinBackward>,
+                                                 .linear = linear_in({0}),
+                                                 .saves = saves_in({1}),
+                                                 .samples = samples_bound_backward,
+                                             });
+constexpr OpDef kClampMaxBackward =
+    pointwise({ScalarOp::kClampMaxBackward}, {
+                                                 .name = "clamp_max_backward",
+                                                 .inputs = "dy, x",
+                                                 .attrs = attrs_of<NumberAttrs>,
+                                                 .grad = passes_first<kClampMaxBackward>,
+                                                 .linear = linear_in({0}),
+                                                 .saves = saves_in({1}),
+                                                 .samples = samples_bound_backward,
+                                             });
 
 // ---- signs
 
-constexpr OpDef kNeg = pointwise<ScalarOp::kNeg>({
-    .name = "neg",
-    .dtypes = kFloats | kInts | kComplexes,
-    .grad = [](const GradArgs& g) -> Tensors { return {neg(g.dout[0])}; },
-    .linear = linear_in({0}),
-    .samples = samples_holomorphic,
-});
+constexpr OpDef kNeg =
+    pointwise({ScalarOp::kNeg}, {
+                                    .name = "neg",
+                                    .dtypes = kFloats | kInts | kComplexes,
+                                    .grad = [](const GradArgs& g) -> Tensors { return {neg(g.dout[0])}; },
+                                    .linear = linear_in({0}),
+                                    .samples = samples_holomorphic,
+                                });
 extern const OpDef kAbsBackward;
-constexpr OpDef kAbs = pointwise<ScalarOp::kAbs>({
-    .name = "abs",
-    .dtypes = kFloats | kInts,
-    .grad = [](const GradArgs& g) -> Tensors { return {call(kAbsBackward, {}, g.dout[0], g.in[0])}; },
-    .saves = kSavesInputs,
-    .samples = samples_unary,
-});
-constexpr OpDef kAbsBackward = pointwise<ScalarOp::kAbsBackward>({
-    .name = "abs_backward",
-    .inputs = "dy, x",
-    .grad = passes_first<kAbsBackward>,
-    .linear = linear_in({0}),
-    .saves = saves_in({1}),
-    .samples = samples_backward,
-});
-constexpr OpDef kSign = pointwise<ScalarOp::kSign>({
-    .name = "sign",
-    .dtypes = kReals,
-    .grad = zero_gradient,
-    .samples = samples_steps,
-});
+constexpr OpDef kAbs =
+    pointwise({ScalarOp::kAbs},
+              {
+                  .name = "abs",
+                  .dtypes = kFloats | kInts,
+                  .grad = [](const GradArgs& g) -> Tensors { return {call(kAbsBackward, {}, g.dout[0], g.in[0])}; },
+                  .saves = kSavesInputs,
+                  .samples = samples_unary,
+              });
+constexpr OpDef kAbsBackward = pointwise({ScalarOp::kAbsBackward}, {
+                                                                       .name = "abs_backward",
+                                                                       .inputs = "dy, x",
+                                                                       .grad = passes_first<kAbsBackward>,
+                                                                       .linear = linear_in({0}),
+                                                                       .saves = saves_in({1}),
+                                                                       .samples = samples_backward,
+                                                                   });
+constexpr OpDef kSign = pointwise({ScalarOp::kSign}, {
+                                                         .name = "sign",
+                                                         .dtypes = kReals,
+                                                         .grad = zero_gradient,
+                                                         .samples = samples_steps,
+                                                     });
 
 // ---- steps; integers are what they are
 
 constexpr OpDef kFloor =
-    pointwise<ScalarOp::kFloor>({.name = "floor", .grad = zero_gradient, .samples = samples_steps});
-constexpr OpDef kCeil = pointwise<ScalarOp::kCeil>({.name = "ceil", .grad = zero_gradient, .samples = samples_steps});
+    pointwise({ScalarOp::kFloor}, {.name = "floor", .grad = zero_gradient, .samples = samples_steps});
+constexpr OpDef kCeil = pointwise({ScalarOp::kCeil}, {.name = "ceil", .grad = zero_gradient, .samples = samples_steps});
 constexpr OpDef kRound =
-    pointwise<ScalarOp::kRound>({.name = "round", .grad = zero_gradient, .samples = samples_steps});
+    pointwise({ScalarOp::kRound}, {.name = "round", .grad = zero_gradient, .samples = samples_steps});
 
 constexpr OpDef kTrunc =
-    pointwise<ScalarOp::kTrunc>({.name = "trunc", .grad = zero_gradient, .samples = samples_steps});
+    pointwise({ScalarOp::kTrunc}, {.name = "trunc", .grad = zero_gradient, .samples = samples_steps});
 
 }  // namespace
 

@@ -40,7 +40,9 @@ void choose_layout(std::span<const Tensor> in, OutSpec& out) {
 
 }  // namespace
 
-void infer_pointwise(const kernel::Pointwise& pointwise, const InferArgs& args, OutSpec& out) {
+void infer_pointwise(const InferArgs& args, std::span<OutSpec> outs) {
+  const kernel::Pointwise& pointwise = *args.op.pointwise;
+  OutSpec& out = outs[0];
   const vec::ScalarInfo& info = vec::info(pointwise.op);
   bool all_contiguous = true;
   for (size_t i = 0; i < args.in.size(); ++i) {

@@ -23,11 +23,7 @@ CHORALE_FIELDS(BoundsAttrs, min, max)
 
 // ---- inference
 
-void infer_pointwise(const kernel::Pointwise& pointwise, const InferArgs& args, OutSpec& out);
-template <ScalarOp op, Promotion promotion>
-void infer_pointwise(const InferArgs& args, std::span<OutSpec> out) {
-  infer_pointwise({op, promotion}, args, out[0]);
-}
+void infer_pointwise(const InferArgs& args, std::span<OutSpec> out);
 
 // ---- samples: of one, two and three floating inputs, with broadcasting
 
@@ -44,27 +40,6 @@ std::vector<Sample> samples_backward();
 // ---- rows
 
 namespace detail {
-// As vec::info(), at compile time.
-struct ScalarFacts {
-  uint8_t dtypes;
-  int inputs;
-  const char* text;
-};
-constexpr int count_inputs(const char* list) {  // "(a, b)"
-  int count = 1;
-  for (; *list != '\0'; ++list) count += *list == ',';
-  return count;
-}
-constexpr ScalarFacts facts_of(ScalarOp op) {
-  using namespace vec::domain;
-  constexpr ScalarFacts facts[] = {
-#define CHORALE_SCALAR(Name, dtypes, inputs, ...) {static_cast<uint8_t>(dtypes), count_inputs(#inputs), #__VA_ARGS__},
-#define CHORALE_SCALAR_ALL
-#include "chorale/vec/scalar_ops.inc"
-#undef CHORALE_SCALAR_ALL
-  };
-  return facts[static_cast<size_t>(op)];
-}
 constexpr DTypeSet dtypes_of(uint8_t domain, Promotion promotion) {
   DTypeSet dtypes;
   if (domain & vec::domain::F) dtypes = dtypes | kFloats;
@@ -76,17 +51,16 @@ constexpr DTypeSet dtypes_of(uint8_t domain, Promotion promotion) {
 }  // namespace detail
 
 // Completes a row: what it says itself stays.
-template <ScalarOp op, Promotion promotion = Promotion::kSame>
-constexpr OpDef pointwise(OpDef row) {
-  constexpr detail::ScalarFacts facts = detail::facts_of(op);
+constexpr OpDef pointwise(kernel::Pointwise what, OpDef row) {
+  const vec::ScalarInfo& info = vec::info(what.op);
   constexpr const char* names[] = {"x", "x, y", "x, y, z"};
-  if (!row.infer) row.infer = infer_pointwise<op, promotion>;
-  row.cpu = kernel::cpu::pointwise<op, promotion>;
+  row.pointwise = what;
+  if (!row.infer) row.infer = infer_pointwise;
+  row.cpu = kernel::cpu::pointwise;
   row.in_place = true;
   row.shard = kShardElementwise;
-  row.formula = facts.text;
-  if (*row.inputs == '\0') row.inputs = names[facts.inputs - 1];
-  if (row.dtypes.empty()) row.dtypes = detail::dtypes_of(facts.dtypes, promotion);
+  if (*row.inputs == '\0') row.inputs = names[info.input_count - 1];
+  if (row.dtypes.empty()) row.dtypes = detail::dtypes_of(info.dtypes, what.promotion);
   return row;
 }
 

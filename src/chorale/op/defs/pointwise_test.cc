@@ -193,7 +193,7 @@ TEST(PointwiseDTypes, WhatMakesNoSenseIsRefused) {
   EXPECT_THAT(message_of([] { masked_fill(ints({1}), bools({true}), 1.5); }), HasSubstr("1.5"));
   EXPECT_THAT(message_of([] { clamp(floats({1}), {}); }), HasSubstr("at least one bound"));
   EXPECT_THAT(message_of([] { pow(ints({2}), -1); }), HasSubstr("-1"));
-  EXPECT_THAT(message_of([] { add(floats({1}), Tensor()); }), HasSubstr("input 1 is undefined"));
+  EXPECT_THAT(message_of([] { add(floats({1}), Tensor()); }), HasSubstr("y (input 1) is an undefined tensor"));
   EXPECT_THAT(message_of([] { add(floats({1}), Tensor::empty({1}, DType::kF32, kNull)); }),
               HasSubstr("different devices"));
 }

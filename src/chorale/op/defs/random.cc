@@ -19,7 +19,7 @@ void infer_sizes(const InferArgs& args, std::span<OutSpec> out) {
   const A& a = args.attrs.get<A>();
   out[0].sizes = a.sizes.shape();
   out[0].dtype = a.dtype;
-  out[0].device = {a.device, static_cast<int16_t>(a.device_index)};
+  out[0].device = args.in[0].device();
 }
 void infer_real(const InferArgs& args, std::span<OutSpec> out) {
   const auto& a = args.attrs.get<RandomAttrs>();
@@ -64,13 +64,13 @@ void infer_multinomial(const InferArgs& args, std::span<OutSpec> out) {
   out[0].device = w.device();
 }
 
-// Rows without inputs differ in a few fields only.
-constexpr OpDef from_nothing(const char* name, const AttrsType& (*attrs)(), Infer infer, kernel::Kernel cpu,
+// Rows whose only input is a stretch differ in a few fields only.
+constexpr OpDef from_stretch(const char* name, const AttrsType& (*attrs)(), Infer infer, kernel::Kernel cpu,
                              Samples samples, const char* formula) {
   return {.name = name,
-          .inputs = "",
+          .inputs = "stretch",
           .attrs = attrs,
-          .dtypes = kAll,
+          .dtypes = {DType::kI64},
           .infer = infer,
           .cpu = cpu,
           .grad = not_differentiable,
@@ -79,35 +79,35 @@ constexpr OpDef from_nothing(const char* name, const AttrsType& (*attrs)(), Infe
           .formula = formula};
 }
 
-constexpr OpDef kUniform = from_nothing(
+constexpr OpDef kUniform = from_stretch(
     "uniform", attrs_of<RandomAttrs>, infer_uniform, kernel::cpu::uniform,
     [] {
-      return std::vector<Sample>{{.in = {}, .attrs = RandomAttrs{.sizes = {2, 3}, .a = -1, .b = 2, .seed = 7}},
-                                 {.in = {}, .attrs = RandomAttrs{.sizes = {}, .dtype = DType::kF64}}};
+      return std::vector<Sample>{{.in = {sample_stretch(7)}, .attrs = RandomAttrs{.sizes = {2, 3}, .a = -1, .b = 2}},
+                                 {.in = {sample_stretch(0)}, .attrs = RandomAttrs{.sizes = {}, .dtype = DType::kF64}}};
     },
     "uniform in [a, b)");
-constexpr OpDef kNormal = from_nothing(
+constexpr OpDef kNormal = from_stretch(
     "normal", attrs_of<RandomAttrs>, infer_normal, kernel::cpu::normal,
     [] {
       return std::vector<Sample>{
-          {.in = {}, .attrs = RandomAttrs{.sizes = {5}, .a = 1, .b = 2, .seed = 7, .dtype = DType::kBF16}}};
+          {.in = {sample_stretch(7)}, .attrs = RandomAttrs{.sizes = {5}, .a = 1, .b = 2, .dtype = DType::kBF16}}};
     },
     "normal with mean a and standard deviation b");
-constexpr OpDef kRandint = from_nothing(
+constexpr OpDef kRandint = from_stretch(
     "randint", attrs_of<RandintAttrs>, infer_randint, kernel::cpu::randint,
     [] {
-      return std::vector<Sample>{{.in = {}, .attrs = RandintAttrs{.sizes = {3, 2}, .low = -2, .high = 9, .seed = 7}}};
+      return std::vector<Sample>{
+          {.in = {sample_stretch(7)}, .attrs = RandintAttrs{.sizes = {3, 2}, .low = -2, .high = 9}}};
     },
     "uniform among low … high - 1");
-constexpr OpDef kRandperm = from_nothing(
+constexpr OpDef kRandperm = from_stretch(
     "randperm", attrs_of<RandintAttrs>, infer_randperm, kernel::cpu::randperm,
-    [] { return std::vector<Sample>{{.in = {}, .attrs = RandintAttrs{.sizes = {6}, .seed = 7}}}; },
+    [] { return std::vector<Sample>{{.in = {sample_stretch(7)}, .attrs = RandintAttrs{.sizes = {6}}}}; },
     "0 … n - 1 in random order");
 
 constexpr OpDef kBernoulli{
     .name = "bernoulli",
-    .inputs = "p",
-    .attrs = attrs_of<DrawAttrs>,
+    .inputs = "p, stretch",
     .dtypes = kFloats,
     .infer = infer_bernoulli,
     .cpu = kernel::cpu::bernoulli,
@@ -115,13 +115,13 @@ constexpr OpDef kBernoulli{
     .shard = kReplicateOnly,  // a piece does not know where it stands in the stream
     .samples =
         [] {
-          return std::vector<Sample>{{.in = {sample({3, 4}, 0, 0, 1)}, .attrs = DrawAttrs{.seed = 7}}};
+          return std::vector<Sample>{{.in = {sample({3, 4}, 0, 0, 1), sample_stretch(7)}}};
         },
     .formula = "1 with probability p[i], else 0",
 };
 constexpr OpDef kMultinomial{
     .name = "multinomial",
-    .inputs = "weights",
+    .inputs = "weights, stretch",
     .attrs = attrs_of<DrawAttrs>,
     .dtypes = kFloats,
     .infer = infer_multinomial,
@@ -132,24 +132,20 @@ constexpr OpDef kMultinomial{
         [] {
           // Weights that every floating type represents exactly, so that all of them draw the same.
           const Tensor weights = Tensor::from({1.0, 0.0, 2.0, 0.5, 4.0, 1.0, 0.25, 8.0}, {2, 4});
-          return std::vector<Sample>{{.in = {weights}, .attrs = DrawAttrs{.count = 3, .replacement = false, .seed = 7}},
-                                     {.in = {weights}, .attrs = DrawAttrs{.count = 6, .replacement = true, .seed = 8}}};
+          return std::vector<Sample>{
+              {.in = {weights, sample_stretch(7)}, .attrs = DrawAttrs{.count = 3, .replacement = false}},
+              {.in = {weights, sample_stretch(8)}, .attrs = DrawAttrs{.count = 6, .replacement = true}}};
         },
     .formula = "positions drawn in proportion to their weights",
 };
 
 constexpr const OpDef* kRows[] = {&kUniform, &kNormal, &kRandint, &kRandperm, &kBernoulli, &kMultinomial};
 
-RandomAttrs real_attrs(const Shape& sizes, double a, double b, DType dtype, Device device, Generator& generator) {
-  const RandomStream stream = generator.take((count_elems(sizes) + 1) * kernel::cpu::words_per_element(dtype));
-  return {sizes, a,           b,           static_cast<int64_t>(stream.seed), static_cast<int64_t>(stream.offset),
-          dtype, device.type, device.index};
+Tensor draw_reals(Generator& generator, const Shape& sizes, DType dtype, Device device) {
+  return draw(generator, (count_elems(sizes) + 1) * kernel::cpu::words_per_element(dtype), device);
 }
-RandintAttrs integer_attrs(const Shape& sizes, int64_t low, int64_t high, DType dtype, Generator& generator) {
-  const RandomStream stream = generator.take(count_elems(sizes) * kernel::cpu::kWordsPerInteger);
-  return {
-      sizes, low, high, static_cast<int64_t>(stream.seed), static_cast<int64_t>(stream.offset), dtype, DeviceType::kCpu,
-      0};
+Tensor draw_integers(Generator& generator, const Shape& sizes, Device device) {
+  return draw(generator, count_elems(sizes) * kernel::cpu::kWordsPerInteger, device);
 }
 
 }  // namespace
@@ -158,38 +154,39 @@ Rows random_rows() { return kRows; }
 
 }  // namespace op
 
-Tensor uniform(const Shape& sizes, double low, double high, DType dtype, Generator& generator) {
-  return op::call(op::kUniform, op::real_attrs(sizes, low, high, dtype, kCpu, generator));
+Tensor draw(Generator& generator, int64_t words, Device device) { return op::current().draw(generator, words, device); }
+
+Tensor uniform(const Shape& sizes, double low, double high, DType dtype, Generator& generator, Device device) {
+  return op::call(op::kUniform, op::RandomAttrs{sizes, low, high, dtype},
+                  op::draw_reals(generator, sizes, dtype, device));
 }
-Tensor normal(const Shape& sizes, double mean, double stddev, DType dtype, Generator& generator) {
-  return op::call(op::kNormal, op::real_attrs(sizes, mean, stddev, dtype, kCpu, generator));
+Tensor normal(const Shape& sizes, double mean, double stddev, DType dtype, Generator& generator, Device device) {
+  return op::call(op::kNormal, op::RandomAttrs{sizes, mean, stddev, dtype},
+                  op::draw_reals(generator, sizes, dtype, device));
 }
 const Tensor& uniform_(const Tensor& x, double low, double high, Generator& generator) {
-  return op::call_into(op::kUniform, op::real_attrs(x.sizes(), low, high, x.dtype(), x.device(), generator), x);
+  return op::call_into(op::kUniform, op::RandomAttrs{x.sizes(), low, high, x.dtype()}, x,
+                       op::draw_reals(generator, x.sizes(), x.dtype(), x.device()));
 }
 const Tensor& normal_(const Tensor& x, double mean, double stddev, Generator& generator) {
-  return op::call_into(op::kNormal, op::real_attrs(x.sizes(), mean, stddev, x.dtype(), x.device(), generator), x);
+  return op::call_into(op::kNormal, op::RandomAttrs{x.sizes(), mean, stddev, x.dtype()}, x,
+                       op::draw_reals(generator, x.sizes(), x.dtype(), x.device()));
 }
-Tensor randint(int64_t low, int64_t high, const Shape& sizes, DType dtype, Generator& generator) {
-  return op::call(op::kRandint, op::integer_attrs(sizes, low, high, dtype, generator));
+Tensor randint(int64_t low, int64_t high, const Shape& sizes, DType dtype, Generator& generator, Device device) {
+  return op::call(op::kRandint, op::RandintAttrs{sizes, low, high, dtype}, op::draw_integers(generator, sizes, device));
 }
-Tensor randperm(int64_t n, DType dtype, Generator& generator) {
+Tensor randperm(int64_t n, DType dtype, Generator& generator, Device device) {
   CHORALE_CHECK(n >= 0, "[randperm] a length cannot be negative: ", n);
-  return op::call(op::kRandperm, op::integer_attrs({n}, 0, 1, dtype, generator));
+  return op::call(op::kRandperm, op::RandintAttrs{{n}, 0, 1, dtype}, op::draw_integers(generator, {n}, device));
 }
 Tensor bernoulli(const Tensor& p, Generator& generator) {
-  const RandomStream stream = generator.take(p.elems() + 1);
-  return op::call(op::kBernoulli,
-                  op::DrawAttrs{1, false, static_cast<int64_t>(stream.seed), static_cast<int64_t>(stream.offset)}, p);
+  return op::call(op::kBernoulli, {}, p, draw(generator, p.elems() + 1, p.device()));
 }
 Tensor multinomial(const Tensor& weights, int64_t count, bool replacement, Generator& generator) {
   const int64_t n = weights.dims() > 0 ? weights.size(-1) : 1;
   const int64_t rows = n > 0 ? weights.elems() / n : 0;
-  const RandomStream stream = generator.take(2 * rows * std::max(n, count));
-  return op::call(
-      op::kMultinomial,
-      op::DrawAttrs{count, replacement, static_cast<int64_t>(stream.seed), static_cast<int64_t>(stream.offset)},
-      weights);
+  return op::call(op::kMultinomial, op::DrawAttrs{count, replacement}, weights,
+                  draw(generator, 2 * rows * std::max(n, count), weights.device()));
 }
 
 }  // namespace chorale

@@ -7,8 +7,15 @@
 
 #include "chorale/base/error.h"
 #include "chorale/base/parallel_for.h"
+#include "chorale/kernel/nn_attrs.h"
+#include "chorale/kernel/random_attrs.h"
+#include "chorale/op/builder.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/defs/tensor_test_util.h"
+#include "chorale/op/nn.h"
+#include "chorale/op/samples.h"
+#include "chorale/op/table.h"
+#include "chorale/op/view.h"
 
 namespace chorale {
 namespace {
@@ -118,6 +125,45 @@ TEST(Random, BadArgumentsAreNamed) {
   EXPECT_THROW(multinomial(full({3}, 1.0), 4), InvalidArgument);
   EXPECT_THROW(multinomial(full({3}, 0.0), 1), InvalidArgument);
   EXPECT_THROW(multinomial(full({3}, -1.0), 1), InvalidArgument);
+}
+
+// A stretch that says where a shard begins and how large the whole is: the shard draws what the whole has there.
+TEST(Random, AShardDrawsWhatTheWholeWouldDrawThere) {
+  const Shape whole{5, 7};
+  const struct {
+    int64_t row, rows, column, columns;
+  } shards[] = {{0, 2, 0, 7}, {2, 3, 0, 7}, {0, 5, 0, 3}, {0, 5, 3, 4}, {1, 3, 2, 5}, {4, 1, 6, 1}};
+  const auto expect = [&](const char* name, auto&& make) {
+    const Tensor all = make(whole, op::sample_stretch(9, 4));
+    for (const auto& s : shards) {
+      const Tensor place = Tensor::from<int64_t>({9, 4, s.row, 5, s.column, 7}, {6});
+      const Tensor part = make({s.rows, s.columns}, place);
+      EXPECT_EQ(values(part), values(narrow(narrow(all, 0, s.row, s.rows), 1, s.column, s.columns)))
+          << name << " from " << s.row << ", " << s.column;
+    }
+  };
+  for (DType dtype : {DType::kF32, DType::kF64, DType::kBF16}) {
+    expect("uniform", [&](const Shape& sizes, const Tensor& stretch) {
+      return op::call(*op::find_op("uniform"), kernel::RandomAttrs{.sizes = sizes, .dtype = dtype}, stretch);
+    });
+    expect("normal", [&](const Shape& sizes, const Tensor& stretch) {
+      return op::call(*op::find_op("normal"), kernel::RandomAttrs{.sizes = sizes, .dtype = dtype}, stretch);
+    });
+    expect("dropout", [&](const Shape& sizes, const Tensor& stretch) {
+      return op::call(op::kDropout, kernel::DropoutAttrs{0.5}, ones(sizes, dtype), stretch);
+    });
+    expect("bernoulli", [&](const Shape& sizes, const Tensor& stretch) {
+      return op::call(*op::find_op("bernoulli"), {}, full(sizes, 0.5, dtype), stretch);
+    });
+  }
+  expect("randint", [&](const Shape& sizes, const Tensor& stretch) {
+    return op::call(*op::find_op("randint"), kernel::RandintAttrs{.sizes = sizes, .low = 0, .high = 1000}, stretch);
+  });
+}
+
+TEST(Random, AStretchThatDoesNotFitIsRefused) {
+  const Tensor stretch = Tensor::from<int64_t>({9, 4, 0}, {3});
+  EXPECT_THROW(op::call(op::kDropout, kernel::DropoutAttrs{0.5}, ones({2}), stretch), InvalidArgument);
 }
 
 }  // namespace

@@ -86,8 +86,8 @@ const Tensor& sparse_add_(const Tensor& dense, const Tensor& sparse) {
   check_shapes("sparse_add_", dense, sparse);
   CHORALE_CHECK(!dense.is_sparse(), "[sparse_add_] adds to a dense tensor in place; use sparse_add for a sparse one");
   const SparseParts& parts = sparse.sparse();
-  op::current_builder().call_into(op::kIndexPut, before_indices({dense, parts.values}, parts), op::IndexPutAttrs{true},
-                                  {&dense, 1});
+  op::current().call_into(op::kIndexPut, before_indices({dense, parts.values}, parts), op::IndexPutAttrs{true},
+                          {&dense, 1});
   return dense;
 }
 

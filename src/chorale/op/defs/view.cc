@@ -186,6 +186,31 @@ constinit const OpDef kSelect{
     .formula = "x[index] along dim",
 };
 
+// The same bytes without history. A row, so that a trace and shards see it.
+constinit const OpDef kDetach{
+    .name = "detach",
+    .inputs = "x",
+    .dtypes = kAll,
+    .infer =
+        [](const InferArgs& args, std::span<OutSpec> out) {
+          const Tensor& x = args.in[0];
+          out[0].sizes = x.sizes();
+          out[0].dtype = x.dtype();
+          out[0].device = x.device();
+          out[0].strides = x.strides();
+          out[0].view_of = 0;
+          out[0].offset = x.offset();
+        },
+    .grad = not_differentiable,
+    .shard = kShardElementwise,
+    .linear = linear_in({0}),
+    .view = true,
+    .samples = []() -> std::vector<Sample> {
+      return {{{sample({2, 3})}}, {{sample({})}}};
+    },
+    .formula = "x, and no gradient",
+};
+
 constinit const OpDef kPermute{
     .name = "permute",
     .inputs = "x",
@@ -361,9 +386,14 @@ constinit const OpDef kFlip{
 
 Rows view_rows() {
   static constexpr const OpDef* kRows[] = {
-      &kSlice,   &kSelect,        &kPermute,          &kExpand,         &kView,
-      &kSqueeze, &kUnsqueeze,     &kUnfold,           &kDiagonal,       &kAsStrided,
-      &kFlip,    &kSliceBackward, &kDiagonalBackward, &kUnfoldBackward, &kAsStridedBackward,
+      &kDetach,         &kSlice,
+      &kSelect,         &kPermute,
+      &kExpand,         &kView,
+      &kSqueeze,        &kUnsqueeze,
+      &kUnfold,         &kDiagonal,
+      &kAsStrided,      &kFlip,
+      &kSliceBackward,  &kDiagonalBackward,
+      &kUnfoldBackward, &kAsStridedBackward,
   };
   return kRows;
 }

@@ -1,6 +1,7 @@
 #include "chorale/kernel/cpu/product/attention.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "chorale/base/parallel_for.h"
 #include "chorale/kernel/cpu/dropout.h"
@@ -8,6 +9,7 @@
 #include "chorale/kernel/cpu/support/copy.h"
 #include "chorale/kernel/cpu/support/floating.h"
 #include "chorale/kernel/nn_attrs.h"
+#include "chorale/kernel/stretch.h"
 
 namespace chorale::kernel::cpu {
 namespace {
@@ -138,16 +140,17 @@ class Sum {
 // What all heads of a call have in common.
 class Plan {
  public:
-  Plan(const Tensor& queries, const Tensor& keys, const Tensor& values, const Tensor& mask, const AttentionAttrs& attrs)
-      : q(queries), k(keys), v(values), attrs_(attrs) {
+  Plan(const Tensor& queries, const Tensor& keys, const Tensor& values, const Tensor& mask, const Tensor& stretch,
+       const AttentionAttrs& attrs)
+      : q(queries), k(keys), v(values), attrs_(attrs), scores_(queries.sizes()) {
+    scores_.back() = keys.size(-2);
+    if (attrs.dropout_p > 0) stretch_.emplace(stretch, scores_);
     if (queries.dims() >= 3 && keys.size(-3) > 0) {
       query_heads_ = queries.size(-3);
       group_ = queries.size(-3) / keys.size(-3);
     }
     if (!mask.defined()) return;
-    Shape scores = queries.sizes();
-    scores.back() = keys.size(-2);
-    mask_ = mask.view_as(scores, broadcast_strides(mask.sizes(), mask.strides(), scores), mask.offset());
+    mask_ = mask.view_as(scores_, broadcast_strides(mask.sizes(), mask.strides(), scores_), mask.offset());
   }
 
   // Heads of queries per head of keys and values.
@@ -170,8 +173,8 @@ class Plan {
     if (attrs_.dropout_p > 0) {
       h.dropout.threshold = dropout_threshold(attrs_.dropout_p);
       h.dropout.keep_scale = attrs_.dropout_p < 1 ? 1 / (1 - attrs_.dropout_p) : 0;
-      h.dropout.stream = {static_cast<uint64_t>(attrs_.seed), static_cast<uint64_t>(attrs_.offset)};
-      h.dropout.first_word = static_cast<uint64_t>(index * q.rows() * k.rows());
+      h.dropout.stream = stretch_->stream;
+      h.dropout.first_word = static_cast<uint64_t>(whole_index(*stretch_, scores_, index * q.rows() * k.rows()));
     }
     return h;
   }
@@ -183,6 +186,8 @@ class Plan {
  private:
   const AttentionAttrs& attrs_;
   int64_t query_heads_ = 1, group_ = 1;
+  Shape scores_;  // of the weights: [.., queries, keys]
+  std::optional<Stretch> stretch_;
   Tensor mask_;
 };
 
@@ -250,7 +255,7 @@ void backward(const Plan& plan, const Gradients& g) {
 }  // namespace
 
 void attention(const KernelArgs& args) {
-  const Plan plan(args.in[0], args.in[1], args.in[2], args.in[3], args.attrs.get<AttentionAttrs>());
+  const Plan plan(args.in[0], args.in[1], args.in[2], args.in[3], args.in[4], args.attrs.get<AttentionAttrs>());
   visit_floating(args.in[0].dtype(), [&](auto tag) {
     using S = typename decltype(tag)::type;
     forward<S>(plan, Heads(args.out[0]), args.out[1].data<Compute<S>>());
@@ -258,7 +263,7 @@ void attention(const KernelArgs& args) {
 }
 
 void attention_backward(const KernelArgs& args) {
-  const Plan plan(args.in[2], args.in[3], args.in[4], args.in[5], args.attrs.get<AttentionAttrs>());
+  const Plan plan(args.in[2], args.in[3], args.in[4], args.in[5], args.in[8], args.attrs.get<AttentionAttrs>());
   visit_floating(args.in[2].dtype(), [&](auto tag) {
     using S = typename decltype(tag)::type;
     constexpr DType kCompute = dtype_of<Compute<S>>;

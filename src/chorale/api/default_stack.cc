@@ -6,13 +6,15 @@
 
 namespace chorale::op {
 
-Builder& default_builder() {
+const Stack& default_stack() {
   // On a processor without any of our instruction sets this throws, where a kernel would crash.
   static const char* const vectors = vec::target_name();
   static_cast<void>(vectors);
   static eager::Eager eager;
-  static autograd::Autograd recording(eager);
-  return recording;
+  static const Stack below{&eager};
+  static autograd::Autograd recording(below);
+  static const Stack stack{&recording, &eager};
+  return stack;
 }
 
 }  // namespace chorale::op
