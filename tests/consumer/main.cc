@@ -5,6 +5,14 @@
 
 using namespace chorale;
 
+// Words of inner layers stay free for users: each of these would be ambiguous if `using namespace chorale` brought it.
+struct Block {};
+struct Pool {};
+struct Arena {};
+struct Field {};
+struct Location {};
+[[maybe_unused]] static void use_own_words(Block, Pool, Arena, Field, Location) {}
+
 int main(int argc, char**) {
   comm::World world;
   if (argc > 1) world.init();  // with an argument: a launcher has started this

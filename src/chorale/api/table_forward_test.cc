@@ -43,7 +43,7 @@ TEST_P(Table, AttributesSurviveARoundTripThroughTheirFields) {
     ASSERT_EQ(row().attrs ? &row().attrs() : nullptr, sample.attrs.type()) << describe(row(), sample);
     if (!row().attrs) continue;
     Attrs copy(row().attrs());
-    for (const Field& field : sample.attrs.type()->fields) copy.set(field.name, sample.attrs.at(field));
+    for (const kernel::Field& field : sample.attrs.type()->fields) copy.set(field.name, sample.attrs.at(field));
     EXPECT_EQ(copy, sample.attrs) << describe(row(), sample);
     EXPECT_EQ(copy.hash(), sample.attrs.hash());
   }
@@ -241,8 +241,10 @@ TEST_P(Table, EmptyDimensionsWork) {
         in.push_back(x);
       }
       // Sizes that stand in attributes cannot be cut here.
-      if (!cut || (row().attrs && std::any_of(row().attrs().fields.begin(), row().attrs().fields.end(),
-                                              [](const Field& f) { return f.kind == FieldKind::kInts; }))) {
+      if (!cut || (row().attrs &&
+                   std::any_of(row().attrs().fields.begin(), row().attrs().fields.end(), [](const kernel::Field& f) {
+                     return f.kind == FieldKind::kInts || f.kind == FieldKind::kSpatial;
+                   }))) {
         continue;
       }
       const auto out = run(row(), in, sample.attrs);

@@ -45,7 +45,7 @@ void drain() {
     if (!pending.nodes.empty()) {
       Node* node = pending.nodes.back();
       pending.nodes.pop_back();
-      Pool<Node>::recycle(node);
+      base::Pool<Node>::recycle(node);
     } else {
       const Tensor tensor = std::move(pending.tensors.back());
       pending.tensors.pop_back();
@@ -83,7 +83,7 @@ void renew_view(const Tensor& view, uint32_t rebased) {
 
 }  // namespace
 
-Intrusive<Node> Node::make() { return Intrusive<Node>::adopt(Pool<Node>::make()); }
+Intrusive<Node> Node::make() { return Intrusive<Node>::adopt(base::Pool<Node>::make()); }
 
 void Node::destroy(Node* node) {
   queue().nodes.push_back(node);
@@ -98,14 +98,14 @@ struct SlotRoom {
 };
 }  // namespace
 
-void* Slot::operator new(size_t) { return Pool<SlotRoom>::make(); }
-void Slot::operator delete(void* memory) { Pool<SlotRoom>::recycle(static_cast<SlotRoom*>(memory)); }
+void* Slot::operator new(size_t) { return base::Pool<SlotRoom>::make(); }
+void Slot::operator delete(void* memory) { base::Pool<SlotRoom>::recycle(static_cast<SlotRoom*>(memory)); }
 
 Slot::~Slot() {
   if (!view) return;
   // A tensor that nobody else holds dies here; a long chain of views must not recurse.
   queue().tensors.push_back(std::move(view->view_of));
-  Pool<ViewInfo>::recycle(view);
+  base::Pool<ViewInfo>::recycle(view);
   drain();
 }
 

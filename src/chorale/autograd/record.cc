@@ -163,7 +163,7 @@ void Autograd::call(const OpDef& op, std::span<const Tensor> in, const Attrs& at
       Slot& slot = slot_for_writing(y);
       const Tensor& base = base_of(in[0]);
       const Slot* base_slot = slot_of(base);
-      slot.view = Pool<ViewInfo>::make(ViewInfo{in[0], base, &op, attrs, base_slot ? base_slot->rebased : 0});
+      slot.view = base::Pool<ViewInfo>::make(ViewInfo{in[0], base, &op, attrs, base_slot ? base_slot->rebased : 0});
     }
   }
 }

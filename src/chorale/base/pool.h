@@ -8,7 +8,7 @@
 #include <new>
 #include <utility>
 
-namespace chorale {
+namespace chorale::base {
 
 template <class T>
 class Pool {
@@ -74,4 +74,4 @@ class Pool {
   static inline constinit thread_local List list_{};
 };
 
-}  // namespace chorale
+}  // namespace chorale::base

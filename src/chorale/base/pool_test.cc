@@ -17,25 +17,25 @@ struct Item {
 };
 
 TEST(Pool, RunsConstructorsAndDestructors) {
-  Item* item = Pool<Item>::make(7);
+  Item* item = base::Pool<Item>::make(7);
   EXPECT_EQ(item->values[3], 7);
   EXPECT_EQ(Item::alive, 1);
-  Pool<Item>::recycle(item);
+  base::Pool<Item>::recycle(item);
   EXPECT_EQ(Item::alive, 0);
 }
 
 TEST(Pool, GivesTheLastRecycledMemoryFirst) {
   std::thread([] {  // a fresh thread: its list is empty
-    Item* first = Pool<Item>::make();
-    Item* second = Pool<Item>::make();
-    Pool<Item>::recycle(first);
-    Pool<Item>::recycle(second);
-    Item* third = Pool<Item>::make();
-    Item* fourth = Pool<Item>::make();
+    Item* first = base::Pool<Item>::make();
+    Item* second = base::Pool<Item>::make();
+    base::Pool<Item>::recycle(first);
+    base::Pool<Item>::recycle(second);
+    Item* third = base::Pool<Item>::make();
+    Item* fourth = base::Pool<Item>::make();
     EXPECT_EQ(third, second);
     EXPECT_EQ(fourth, first);
-    Pool<Item>::recycle(third);
-    Pool<Item>::recycle(fourth);
+    base::Pool<Item>::recycle(third);
+    base::Pool<Item>::recycle(fourth);
   })
       .join();
 }
@@ -43,13 +43,13 @@ TEST(Pool, GivesTheLastRecycledMemoryFirst) {
 TEST(Pool, ObjectsAliveTogetherNeverShareMemory) {
   std::set<Item*> alive;
   for (int round = 0; round < 3; ++round) {
-    for (int i = 0; i < 3000; ++i) EXPECT_TRUE(alive.insert(Pool<Item>::make(i)).second);
+    for (int i = 0; i < 3000; ++i) EXPECT_TRUE(alive.insert(base::Pool<Item>::make(i)).second);
     while (alive.size() > 500) {
-      Pool<Item>::recycle(*alive.begin());
+      base::Pool<Item>::recycle(*alive.begin());
       alive.erase(alive.begin());
     }
   }
-  for (Item* item : alive) Pool<Item>::recycle(item);
+  for (Item* item : alive) base::Pool<Item>::recycle(item);
 }
 
 struct Passed {
@@ -57,12 +57,12 @@ struct Passed {
 };
 TEST(Pool, AnObjectMayDieOnAnotherThread) {
   std::vector<Passed*> made;
-  for (int i = 0; i < 5000; ++i) made.push_back(Pool<Passed>::make(Passed{i}));
+  for (int i = 0; i < 5000; ++i) made.push_back(base::Pool<Passed>::make(Passed{i}));
   int64_t sum = 0;
   std::thread([&] {
     for (Passed* object : made) {
       sum += object->value;
-      Pool<Passed>::recycle(object);
+      base::Pool<Passed>::recycle(object);
     }
   }).join();
   EXPECT_EQ(sum, 5000 * 4999 / 2);
@@ -77,15 +77,15 @@ struct Late {
 struct KeepsUntilThreadEnd {
   std::vector<Late*> held;
   ~KeepsUntilThreadEnd() {
-    for (Late* late : held) Pool<Late>::recycle(late);
-    Pool<Late>::recycle(Pool<Late>::make());
+    for (Late* late : held) base::Pool<Late>::recycle(late);
+    base::Pool<Late>::recycle(base::Pool<Late>::make());
   }
 };
 TEST(Pool, ObjectsMayDieAfterTheThreadsListWasClosed) {
   std::thread([] {
     thread_local KeepsUntilThreadEnd keeper;  // made first, so destroyed last
-    for (int i = 0; i < 10; ++i) keeper.held.push_back(Pool<Late>::make());
-    Pool<Late>::recycle(Pool<Late>::make());
+    for (int i = 0; i < 10; ++i) keeper.held.push_back(base::Pool<Late>::make());
+    base::Pool<Late>::recycle(base::Pool<Late>::make());
   }).join();
   EXPECT_EQ(Late::died, 12);
 }

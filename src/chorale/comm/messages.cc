@@ -91,7 +91,7 @@ bool Messages::start_send(Operation& operation) {
     message.place = *place;
   } else {
     CachingAllocator& scratch = group_.context().scratch();
-    const Block block = scratch.allocate(chunk.bytes);
+    const memory::Block block = scratch.allocate(chunk.bytes);
     operation.scratch.push_back(block);
     std::memcpy(block.data, chunk.data, chunk.bytes);
     if (chaos) chaos->touch(What::kPayload, {static_cast<std::byte*>(block.data), chunk.bytes});

@@ -66,7 +66,7 @@ struct Operation : RefCounted {
   int64_t at = 0;  // elements before this one are done
   uint64_t id = 0;
   uint64_t flight = 0;  // its number in the flight recorder
-  SmallVector<Block, 1> scratch;
+  SmallVector<memory::Block, 1> scratch;
 
   // For the trace: shapes of what it moves, if anybody wants to know, and when it was done.
   bool traced = false;
@@ -86,8 +86,8 @@ struct Operation : RefCounted {
 
   bool pending() const { return state.load(std::memory_order_acquire) == State::kPending; }
 
-  static Intrusive<Operation> make() { return Intrusive<Operation>::adopt(Pool<Operation>::make()); }
-  static void destroy(Operation* operation) { Pool<Operation>::recycle(operation); }
+  static Intrusive<Operation> make() { return Intrusive<Operation>::adopt(base::Pool<Operation>::make()); }
+  static void destroy(Operation* operation) { base::Pool<Operation>::recycle(operation); }
 };
 
 }  // namespace chorale::comm

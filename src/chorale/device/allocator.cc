@@ -97,8 +97,8 @@ struct AllocatorState {
   const uint64_t id = next_id.fetch_add(1);
   std::mutex mutex;  // guards everything below but the atomics and the map's readers
   std::unique_ptr<ArenaSource> source;
-  std::vector<std::unique_ptr<Arena>> arenas;
-  std::vector<std::unique_ptr<Arena>> returned;  // a reader of the map may still look at them
+  std::vector<std::unique_ptr<memory::Arena>> arenas;
+  std::vector<std::unique_ptr<memory::Arena>> returned;  // a reader of the map may still look at them
   ArenaMap map;
   PageRuns runs{map};
   // Large blocks freed lately, by exact size: a training step asks for the same sizes again.
@@ -125,7 +125,7 @@ struct AllocatorState {
   }
 
   // The rest is called under the lock.
-  void give_back(const Arena& arena) {
+  void give_back(const memory::Arena& arena) {
     ASAN_UNPOISON_MEMORY_REGION(arena.base, arena.bytes);
     source->release(arena);
   }
@@ -149,9 +149,9 @@ struct AllocatorState {
     if (std::byte* base = runs.take(bytes)) return base;
     flush_recent();
     if (std::byte* base = runs.take(bytes)) return base;
-    const Arena arena = source->acquire(round_up(bytes, kArenaBytes));
+    const memory::Arena arena = source->acquire(round_up(bytes, kArenaBytes));
     CHORALE_INVARIANT(reinterpret_cast<uintptr_t>(arena.base) % kArenaBytes == 0, "arena is not aligned");
-    arenas.push_back(std::make_unique<Arena>(arena));
+    arenas.push_back(std::make_unique<memory::Arena>(arena));
     map.set(*arenas.back());
     reserved.fetch_add(arena.bytes);
     ASAN_POISON_MEMORY_REGION(arena.base, arena.bytes);
@@ -294,7 +294,7 @@ CachingAllocator::CachingAllocator(std::unique_ptr<ArenaSource> source) : state_
 }
 CachingAllocator::~CachingAllocator() = default;
 
-Block CachingAllocator::allocate(size_t bytes) {
+memory::Block CachingAllocator::allocate(size_t bytes) {
   if (bytes == 0) return {};
   if (bytes > kLargestSmallBytes) {
     CHORALE_CHECK(bytes < size_t{1} << 46, "[allocator] ", bytes, " bytes asked for: is a shape wrong?");
@@ -325,7 +325,7 @@ Block CachingAllocator::allocate(size_t bytes) {
   return {data, rounded, cache};
 }
 
-void CachingAllocator::deallocate(const Block& block) noexcept {
+void CachingAllocator::deallocate(const memory::Block& block) noexcept {
   if (!block.data) return;
   state_->current.fetch_sub(block.bytes, std::memory_order_relaxed);
   ASAN_POISON_MEMORY_REGION(block.data, block.bytes);
@@ -365,8 +365,8 @@ void CachingAllocator::trim() {
   if (own) state_->release_spans(*own);
   for (ThreadCache* idle : state_->idle_caches) state_->release_spans(*idle);
   state_->flush_recent();
-  std::vector<std::unique_ptr<Arena>> kept;
-  for (std::unique_ptr<Arena>& arena : state_->arenas) {
+  std::vector<std::unique_ptr<memory::Arena>> kept;
+  for (std::unique_ptr<memory::Arena>& arena : state_->arenas) {
     if (!state_->runs.take_whole(*arena)) {
       kept.push_back(std::move(arena));
       continue;
@@ -379,10 +379,10 @@ void CachingAllocator::trim() {
   state_->arenas = std::move(kept);
 }
 
-std::optional<Location> CachingAllocator::locate(const void* address) const {
-  const Arena* arena = state_->map.find(address);
+std::optional<memory::Location> CachingAllocator::locate(const void* address) const {
+  const memory::Arena* arena = state_->map.find(address);
   if (!arena) return std::nullopt;
-  return Location{*arena, static_cast<size_t>(static_cast<const std::byte*>(address) - arena->base)};
+  return memory::Location{*arena, static_cast<size_t>(static_cast<const std::byte*>(address) - arena->base)};
 }
 
 ArenaSource& CachingAllocator::source() { return *state_->source; }

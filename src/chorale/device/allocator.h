@@ -24,6 +24,11 @@ inline constexpr size_t kPageBytes = 4096;
 inline constexpr size_t kArenaBytes = size_t{64} << 20;  // arenas are multiples of this, and aligned to it
 inline constexpr size_t kLargestSmallBytes = size_t{256} << 10;
 
+struct ThreadCache;
+struct AllocatorState;
+
+namespace memory {
+
 // A stretch of address space that a source gave us. `source_offset` is its place in what the source shares with others.
 struct Arena {
   std::byte* base = nullptr;
@@ -31,30 +36,36 @@ struct Arena {
   uint64_t source_offset = 0;
 };
 
-// Gives and takes back arenas. Called under the allocator's lock.
-class ArenaSource {
- public:
-  virtual ~ArenaSource() = default;
-  // `bytes` is a multiple of kArenaBytes; base must be aligned to kArenaBytes. Throws StateError when there is no
-  // memory.
-  virtual Arena acquire(size_t bytes) = 0;
-  virtual void release(const Arena& arena) noexcept = 0;
-  // The descriptor that peers map, or -1 when the memory is private.
-  virtual int shared_descriptor() const { return -1; }
-};
-std::unique_ptr<ArenaSource> private_pages();
-// One sparse memfd for the whole process: it has no name, so nothing is left behind when the process dies.
-std::unique_ptr<ArenaSource> shared_pages();
-
-struct ThreadCache;
-struct AllocatorState;
-
 // What allocate() returned; deallocate() wants it back whole.
 struct Block {
   std::byte* data = nullptr;
   size_t bytes = 0;              // as rounded up; the caller may use what it asked for
   ThreadCache* owner = nullptr;  // null for large blocks
 };
+
+// Where an address lies.
+struct Location {
+  Arena arena;
+  size_t offset = 0;
+  uint64_t source_offset() const { return arena.source_offset + offset; }
+};
+
+}  // namespace memory
+
+// Gives and takes back arenas. Called under the allocator's lock.
+class ArenaSource {
+ public:
+  virtual ~ArenaSource() = default;
+  // `bytes` is a multiple of kArenaBytes; base must be aligned to kArenaBytes. Throws StateError when there is no
+  // memory.
+  virtual memory::Arena acquire(size_t bytes) = 0;
+  virtual void release(const memory::Arena& arena) noexcept = 0;
+  // The descriptor that peers map, or -1 when the memory is private.
+  virtual int shared_descriptor() const { return -1; }
+};
+std::unique_ptr<ArenaSource> private_pages();
+// One sparse memfd for the whole process: it has no name, so nothing is left behind when the process dies.
+std::unique_ptr<ArenaSource> shared_pages();
 
 struct MemoryStats {
   size_t current_bytes = 0;   // in live blocks, as rounded up
@@ -67,8 +78,8 @@ class Allocator {
  public:
   virtual ~Allocator() = default;
   // Throws InvalidArgument for an absurd size and StateError when memory is exhausted. Zero bytes give a null block.
-  virtual Block allocate(size_t bytes) = 0;
-  virtual void deallocate(const Block& block) noexcept = 0;
+  virtual memory::Block allocate(size_t bytes) = 0;
+  virtual void deallocate(const memory::Block& block) noexcept = 0;
   virtual MemoryStats stats() const = 0;
   virtual void reset_peak() = 0;
   // Gives arenas without live blocks back to the source, except those with blocks in the free lists of other running
@@ -76,26 +87,19 @@ class Allocator {
   virtual void trim() = 0;
 };
 
-// Where an address lies.
-struct Location {
-  Arena arena;
-  size_t offset = 0;
-  uint64_t source_offset() const { return arena.source_offset + offset; }
-};
-
 class CachingAllocator final : public Allocator {
  public:
   explicit CachingAllocator(std::unique_ptr<ArenaSource> source);
   ~CachingAllocator() override;
 
-  Block allocate(size_t bytes) override;
-  void deallocate(const Block& block) noexcept override;
+  memory::Block allocate(size_t bytes) override;
+  void deallocate(const memory::Block& block) noexcept override;
   MemoryStats stats() const override;
   void reset_peak() override;
   void trim() override;
 
   // In constant time and without locks; nothing for memory that is not ours.
-  std::optional<Location> locate(const void* address) const;
+  std::optional<memory::Location> locate(const void* address) const;
   ArenaSource& source();
   // Throws StateError once an arena exists: memory cannot move under tensors.
   void set_source(std::unique_ptr<ArenaSource> source);

@@ -26,14 +26,14 @@ struct Ledger {
 class CountingSource final : public ArenaSource {
  public:
   explicit CountingSource(Ledger& ledger) : ledger_(ledger) {}
-  Arena acquire(size_t bytes) override {
-    const Arena arena = pages_->acquire(bytes);
+  memory::Arena acquire(size_t bytes) override {
+    const memory::Arena arena = pages_->acquire(bytes);
     ++ledger_.acquired;
     ledger_.live_bytes += bytes;
     ledger_.arenas[arena.base] = bytes;
     return arena;
   }
-  void release(const Arena& arena) noexcept override {
+  void release(const memory::Arena& arena) noexcept override {
     ++ledger_.released;
     ledger_.live_bytes -= arena.bytes;
     ledger_.arenas.erase(arena.base);
@@ -67,7 +67,7 @@ TEST_F(AllocatorTest, EveryBlockIsAlignedLargeEnoughAndRoundedByAtMostAQuarter) 
       sizes.push_back(bytes);
   }
   for (const size_t bytes : sizes) {
-    const Block block = allocator.allocate(bytes);
+    const memory::Block block = allocator.allocate(bytes);
     EXPECT_EQ(reinterpret_cast<uintptr_t>(block.data) % kBlockAlignment, 0u);
     EXPECT_EQ(block.bytes, expected_rounding(bytes)) << bytes;
     if (bytes > kLargestSmallBytes) {
@@ -80,7 +80,7 @@ TEST_F(AllocatorTest, EveryBlockIsAlignedLargeEnoughAndRoundedByAtMostAQuarter) 
 
 TEST_F(AllocatorTest, LiveBlocksNeverOverlap) {
   std::mt19937 random(1);
-  std::map<std::byte*, Block> live;
+  std::map<std::byte*, memory::Block> live;
   for (int i = 0; i < 20000; ++i) {
     if (live.size() > 300) {
       const auto victim = std::next(live.begin(), static_cast<std::ptrdiff_t>(random() % live.size()));
@@ -88,7 +88,7 @@ TEST_F(AllocatorTest, LiveBlocksNeverOverlap) {
       live.erase(victim);
     }
     const size_t bytes = random() % (random() % 50 == 0 ? size_t{3} << 20 : 9000) + 1;
-    const Block block = allocator.allocate(bytes);
+    const memory::Block block = allocator.allocate(bytes);
     const auto next = live.lower_bound(block.data);
     if (next != live.end()) {
       ASSERT_LE(block.data + block.bytes, next->first);
@@ -104,16 +104,16 @@ TEST_F(AllocatorTest, LiveBlocksNeverOverlap) {
 
 TEST_F(AllocatorTest, AFreedBlockIsReusedForTheSameClass) {
   for (const size_t bytes : {size_t{1}, size_t{100}, size_t{4096}, size_t{200} << 10, size_t{5} << 20}) {
-    const Block first = allocator.allocate(bytes);
+    const memory::Block first = allocator.allocate(bytes);
     allocator.deallocate(first);
-    const Block second = allocator.allocate(bytes);
+    const memory::Block second = allocator.allocate(bytes);
     EXPECT_EQ(second.data, first.data) << bytes;
     allocator.deallocate(second);
   }
 }
 
 TEST_F(AllocatorTest, ZeroBytesGiveANullBlockThatMayBeFreed) {
-  const Block block = allocator.allocate(0);
+  const memory::Block block = allocator.allocate(0);
   EXPECT_EQ(block.data, nullptr);
   EXPECT_EQ(allocator.stats().current_bytes, 0u);
   allocator.deallocate(block);
@@ -134,8 +134,8 @@ TEST_F(AllocatorTest, AbsurdSizesAreErrorsThatShowThem) {
 
 class EmptySource final : public ArenaSource {
  public:
-  Arena acquire(size_t bytes) override { throw StateError("no " + std::to_string(bytes)); }
-  void release(const Arena&) noexcept override {}
+  memory::Arena acquire(size_t bytes) override { throw StateError("no " + std::to_string(bytes)); }
+  void release(const memory::Arena&) noexcept override {}
 };
 TEST(Allocator, AFailingSourceIsReportedAndChangesNothing) {
   CachingAllocator allocator(std::make_unique<EmptySource>());
@@ -149,7 +149,7 @@ TEST(Allocator, AFailingSourceIsReportedAndChangesNothing) {
 
 TEST_F(AllocatorTest, StatsAgreeWithTheSourceAndWithLiveBlocks) {
   std::mt19937 random(2);
-  std::vector<Block> live;
+  std::vector<memory::Block> live;
   size_t expected = 0, peak = 0;
   for (int i = 0; i < 3000; ++i) {
     if (!live.empty() && random() % 5 < 2) {
@@ -174,45 +174,45 @@ TEST_F(AllocatorTest, StatsAgreeWithTheSourceAndWithLiveBlocks) {
       ASSERT_EQ(allocator.stats().peak_bytes, expected);
     }
   }
-  for (const Block& block : live) allocator.deallocate(block);
+  for (const memory::Block& block : live) allocator.deallocate(block);
   EXPECT_EQ(allocator.stats().current_bytes, 0u);
   EXPECT_EQ(allocator.stats().peak_bytes, peak);
 }
 
 TEST_F(AllocatorTest, SmallBlocksWasteNoMoreThanTheirRounding) {
   // 40 KiB does not divide a span of 64 KiB: the rest must not be lost.
-  std::vector<Block> blocks;
+  std::vector<memory::Block> blocks;
   const size_t bytes = 40 << 10;
   while ((blocks.size() + 1) * bytes <= kArenaBytes) blocks.push_back(allocator.allocate(bytes));
   EXPECT_EQ(ledger.live_bytes, kArenaBytes);
-  for (const Block& block : blocks) allocator.deallocate(block);
+  for (const memory::Block& block : blocks) allocator.deallocate(block);
 }
 
 TEST_F(AllocatorTest, NeighboursMergeInsideAnArenaOfSeveralUnits) {
-  const Block whole = allocator.allocate(4 * kArenaBytes);
+  const memory::Block whole = allocator.allocate(4 * kArenaBytes);
   allocator.deallocate(whole);
   // Cut at the multiples of kArenaBytes, where another arena could begin but does not.
-  std::vector<Block> quarters;
+  std::vector<memory::Block> quarters;
   for (int i = 0; i < 4; ++i) quarters.push_back(allocator.allocate(kArenaBytes));
   EXPECT_EQ(ledger.acquired, 1);
-  for (const Block& block : quarters) allocator.deallocate(block);
-  const Block again = allocator.allocate(4 * kArenaBytes);
+  for (const memory::Block& block : quarters) allocator.deallocate(block);
+  const memory::Block again = allocator.allocate(4 * kArenaBytes);
   EXPECT_EQ(ledger.acquired, 1);
   allocator.deallocate(again);
 }
 
 TEST_F(AllocatorTest, TrimGivesBackEveryArenaWithoutLiveBlocks) {
-  std::vector<Block> blocks;
+  std::vector<memory::Block> blocks;
   for (int i = 0; i < 6; ++i) blocks.push_back(allocator.allocate(kArenaBytes - kPageBytes));
   for (int i = 0; i < 1000; ++i) blocks.push_back(allocator.allocate(static_cast<size_t>(i + 1) * 100));
-  const Block kept = allocator.allocate(size_t{1} << 20);
+  const memory::Block kept = allocator.allocate(size_t{1} << 20);
   std::memset(kept.data, 0x5a, kept.bytes);
   std::thread([&] {  // an ended thread's cache counts too
     for (int i = 0; i < 1000; ++i) blocks.push_back(allocator.allocate(300));
   })
       .join();
   EXPECT_GE(ledger.acquired, 6);
-  for (const Block& block : blocks) allocator.deallocate(block);
+  for (const memory::Block& block : blocks) allocator.deallocate(block);
   allocator.trim();
   EXPECT_EQ(ledger.live_bytes, kArenaBytes);
   EXPECT_EQ(allocator.stats().reserved_bytes, kArenaBytes);
@@ -226,7 +226,7 @@ TEST_F(AllocatorTest, TrimGivesBackEveryArenaWithoutLiveBlocks) {
 }
 
 TEST_F(AllocatorTest, TrimKeepsSpansWithALiveSmallBlock) {
-  std::vector<Block> blocks;
+  std::vector<memory::Block> blocks;
   for (int i = 0; i < 5000; ++i) blocks.push_back(allocator.allocate(64));
   for (size_t i = 0; i < blocks.size(); ++i) {
     if (i % 1000 != 500) allocator.deallocate(blocks[i]);
@@ -234,12 +234,12 @@ TEST_F(AllocatorTest, TrimKeepsSpansWithALiveSmallBlock) {
   allocator.trim();
   std::set<std::byte*> live;
   for (size_t i = 500; i < blocks.size(); i += 1000) live.insert(blocks[i].data);
-  std::vector<Block> fresh;
+  std::vector<memory::Block> fresh;
   for (int i = 0; i < 10000; ++i) {
     fresh.push_back(allocator.allocate(64));
     ASSERT_TRUE(live.insert(fresh.back().data).second);
   }
-  for (const Block& block : fresh) allocator.deallocate(block);
+  for (const memory::Block& block : fresh) allocator.deallocate(block);
   for (size_t i = 500; i < blocks.size(); i += 1000) allocator.deallocate(blocks[i]);
   allocator.trim();
   EXPECT_EQ(ledger.live_bytes, 0u);
@@ -257,7 +257,7 @@ TEST(Allocator, DestructionReleasesEverythingAtOnce) {
 }
 
 TEST_F(AllocatorTest, LocateIsExactForEveryAddressAcrossArenas) {
-  std::vector<Block> blocks;
+  std::vector<memory::Block> blocks;
   for (int i = 0; i < 4; ++i) blocks.push_back(allocator.allocate(kArenaBytes * static_cast<size_t>(i + 1) - 100));
   blocks.push_back(allocator.allocate(100));
   for (const auto& [base, bytes] : ledger.arenas) {
@@ -274,11 +274,11 @@ TEST_F(AllocatorTest, LocateIsExactForEveryAddressAcrossArenas) {
       EXPECT_TRUE(!location || location->arena.base != base);
     }
   }
-  for (const Block& block : blocks) allocator.deallocate(block);
+  for (const memory::Block& block : blocks) allocator.deallocate(block);
 }
 
 TEST_F(AllocatorTest, LocateKnowsNothingOfForeignAddresses) {
-  const Block block = allocator.allocate(size_t{1} << 20);
+  const memory::Block block = allocator.allocate(size_t{1} << 20);
   const int on_the_stack = 0;
   const auto on_the_heap = std::make_unique<int>(0);
   EXPECT_FALSE(allocator.locate(&on_the_stack));
@@ -286,7 +286,7 @@ TEST_F(AllocatorTest, LocateKnowsNothingOfForeignAddresses) {
   EXPECT_FALSE(allocator.locate(nullptr));
   EXPECT_FALSE(allocator.locate(reinterpret_cast<const void*>(~uintptr_t{0})));
   CachingAllocator other(private_pages());
-  const Block foreign = other.allocate(100);
+  const memory::Block foreign = other.allocate(100);
   EXPECT_FALSE(allocator.locate(foreign.data));
   other.deallocate(foreign);
   const std::byte* data = block.data;
@@ -298,7 +298,7 @@ TEST_F(AllocatorTest, LocateKnowsNothingOfForeignAddresses) {
 
 TEST_F(AllocatorTest, TheSourceCannotChangeOnceAnArenaExists) {
   allocator.set_source(std::make_unique<CountingSource>(ledger));
-  const Block block = allocator.allocate(1);
+  const memory::Block block = allocator.allocate(1);
   try {
     allocator.set_source(private_pages());
     FAIL() << "no error";
@@ -310,7 +310,7 @@ TEST_F(AllocatorTest, TheSourceCannotChangeOnceAnArenaExists) {
 
 TEST(Allocator, SharedPagesAreSeenThroughAnotherMapping) {
   CachingAllocator allocator(shared_pages());
-  std::vector<Block> blocks;
+  std::vector<memory::Block> blocks;
   for (int i = 0; i < 3; ++i) {
     blocks.push_back(allocator.allocate(kArenaBytes / 2 + kPageBytes));  // one arena each
     std::memset(blocks.back().data, 'a' + i, blocks.back().bytes);
@@ -332,17 +332,17 @@ TEST(Allocator, SharedPagesAreSeenThroughAnotherMapping) {
     munmap(mapped, blocks[i].bytes);
   }
   EXPECT_EQ(offsets.size(), 3u);
-  for (const Block& block : blocks) allocator.deallocate(block);
+  for (const memory::Block& block : blocks) allocator.deallocate(block);
 }
 
 TEST(Allocator, ReleasedSharedPagesAreNeverShownAgain) {
   CachingAllocator allocator(shared_pages());
-  const Block first = allocator.allocate(size_t{1} << 20);
+  const memory::Block first = allocator.allocate(size_t{1} << 20);
   const auto before = allocator.locate(first.data);
   std::memset(first.data, 1, first.bytes);
   allocator.deallocate(first);
   allocator.trim();
-  const Block second = allocator.allocate(size_t{1} << 20);
+  const memory::Block second = allocator.allocate(size_t{1} << 20);
   const auto after = allocator.locate(second.data);
   EXPECT_GE(after->source_offset(), before->arena.source_offset + before->arena.bytes);
   // The old range holds no memory any more: a peer that still maps it reads zeros.

@@ -20,15 +20,15 @@ class AllocatorThreadsTest : public testing::Test {
 };
 
 TEST_F(AllocatorThreadsTest, ABlockFreedElsewhereReturnsToItsOwnersList) {
-  std::vector<Block> blocks;
+  std::vector<memory::Block> blocks;
   for (int i = 0; i < 3000; ++i) blocks.push_back(allocator.allocate(256));
   std::vector<std::byte*> before;
-  for (const Block& block : blocks) before.push_back(block.data);
+  for (const memory::Block& block : blocks) before.push_back(block.data);
   std::byte* others = nullptr;
   std::thread([&] {
-    for (const Block& block : blocks) allocator.deallocate(block);
+    for (const memory::Block& block : blocks) allocator.deallocate(block);
     // The thread that freed them gets none of them.
-    const Block own = allocator.allocate(256);
+    const memory::Block own = allocator.allocate(256);
     others = own.data;
     allocator.deallocate(own);
   }).join();
@@ -36,7 +36,7 @@ TEST_F(AllocatorThreadsTest, ABlockFreedElsewhereReturnsToItsOwnersList) {
   EXPECT_EQ(allocator.stats().current_bytes, 0u);
   const size_t reserved = allocator.stats().reserved_bytes;
   // First what is left of the last span, then the returned ones, all of them.
-  std::vector<Block> again;
+  std::vector<memory::Block> again;
   std::vector<std::byte*> after;
   for (int i = 0; i < 3000 + 256; ++i) {
     again.push_back(allocator.allocate(256));
@@ -46,21 +46,21 @@ TEST_F(AllocatorThreadsTest, ABlockFreedElsewhereReturnsToItsOwnersList) {
   std::sort(after.begin(), after.end());
   EXPECT_TRUE(std::includes(after.begin(), after.end(), before.begin(), before.end()));
   EXPECT_EQ(allocator.stats().reserved_bytes, reserved);
-  for (const Block& block : again) allocator.deallocate(block);
+  for (const memory::Block& block : again) allocator.deallocate(block);
 }
 
 TEST_F(AllocatorThreadsTest, AnEndedThreadsMemoryIsAdoptedByTheNext) {
   std::byte* first = nullptr;
-  Block survivor;
+  memory::Block survivor;
   std::thread([&] {
-    const Block block = allocator.allocate(1000);
+    const memory::Block block = allocator.allocate(1000);
     survivor = allocator.allocate(1000);
     first = block.data;
     allocator.deallocate(block);
   }).join();
   allocator.deallocate(survivor);  // its owner has no thread now
   std::thread([&] {
-    const Block a = allocator.allocate(1000);
+    const memory::Block a = allocator.allocate(1000);
     EXPECT_EQ(a.data, first);
     allocator.deallocate(a);
   }).join();
@@ -73,11 +73,11 @@ TEST_F(AllocatorThreadsTest, AnEndedThreadsMemoryIsAdoptedByTheNext) {
 // Allocates while the thread's variables are destroyed, after the allocator's own.
 struct Late {
   CachingAllocator* allocator = nullptr;
-  Block held;
+  memory::Block held;
   ~Late() {
     if (!allocator) return;
     for (int i = 0; i < 100; ++i) {
-      const Block block = allocator->allocate(5000);
+      const memory::Block block = allocator->allocate(5000);
       std::memset(block.data, i, 5000);
       allocator->deallocate(block);
     }
@@ -101,7 +101,7 @@ TEST_F(AllocatorThreadsTest, AThreadMayAllocateUntilItsVeryEnd) {
 TEST_F(AllocatorThreadsTest, OneThreadMayUseManyAllocatorsInTurn) {
   std::vector<std::unique_ptr<CachingAllocator>> allocators;
   for (int i = 0; i < 5; ++i) allocators.push_back(std::make_unique<CachingAllocator>(private_pages()));
-  std::vector<std::pair<size_t, Block>> live;
+  std::vector<std::pair<size_t, memory::Block>> live;
   std::mt19937 random(3);
   for (int i = 0; i < 5000; ++i) {
     const size_t which = random() % allocators.size();
@@ -122,7 +122,7 @@ TEST_F(AllocatorThreadsTest, OneThreadMayUseManyAllocatorsInTurn) {
 TEST_F(AllocatorThreadsTest, ManyThreadsPassBlocksAround) {
   constexpr int kThreads = 8, kRounds = 30000;
   struct Held {
-    Block block;
+    memory::Block block;
     size_t bytes;
     unsigned char pattern;
   };
@@ -176,13 +176,13 @@ TEST_F(AllocatorThreadsTest, ThePeakIsNeverBelowWhatAThreadHolds) {
     while (!stop) allocator.reset_peak();
   });
   for (int i = 0; i < 20000; ++i) {
-    const Block block = allocator.allocate(size_t{1} << 20);
-    const Block small = allocator.allocate(64);
+    const memory::Block block = allocator.allocate(size_t{1} << 20);
+    const memory::Block small = allocator.allocate(64);
     EXPECT_GE(allocator.stats().current_bytes, block.bytes + small.bytes);
     allocator.deallocate(small);
     allocator.deallocate(block);
   }
-  const Block held = allocator.allocate(size_t{1} << 20);
+  const memory::Block held = allocator.allocate(size_t{1} << 20);
   stop = true;
   resetter.join();
   EXPECT_GE(allocator.stats().peak_bytes, held.bytes);

@@ -27,7 +27,7 @@ std::byte* reserve_aligned(size_t bytes) {
 
 class PrivatePages final : public ArenaSource {
  public:
-  Arena acquire(size_t bytes) override {
+  memory::Arena acquire(size_t bytes) override {
     std::byte* base = reserve_aligned(bytes);
     if (mprotect(base, bytes, PROT_READ | PROT_WRITE) != 0) {
       const int error = errno;
@@ -37,7 +37,7 @@ class PrivatePages final : public ArenaSource {
     madvise(base, bytes, MADV_HUGEPAGE);  // fewer page faults; harmless where there are no huge pages
     return {base, bytes, 0};
   }
-  void release(const Arena& arena) noexcept override { munmap(arena.base, arena.bytes); }
+  void release(const memory::Arena& arena) noexcept override { munmap(arena.base, arena.bytes); }
 };
 
 }  // namespace
@@ -57,7 +57,7 @@ uint64_t SharedPages::grow(size_t bytes) {
   return offset;
 }
 
-Arena SharedPages::acquire(size_t bytes) {
+memory::Arena SharedPages::acquire(size_t bytes) {
   const uint64_t offset = grow(bytes);
   std::byte* base = reserve_aligned(bytes);
   if (mmap(base, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, descriptor_, static_cast<off_t>(offset)) ==
@@ -84,7 +84,7 @@ void SharedPages::make_huge(const std::byte* begin, size_t bytes) noexcept {
   }
 }
 
-void SharedPages::release(const Arena& arena) noexcept {
+void SharedPages::release(const memory::Arena& arena) noexcept {
   munmap(arena.base, arena.bytes);
   const std::lock_guard lock(mutex_);
   const auto base = reinterpret_cast<uintptr_t>(arena.base);
@@ -101,7 +101,7 @@ void SharedPages::release(const Arena& arena) noexcept {
   renewed_.erase(first, last);
 }
 
-std::optional<uint64_t> SharedPages::offset_of(const Arena& arena, const std::byte* begin, size_t bytes) const {
+std::optional<uint64_t> SharedPages::offset_of(const memory::Arena& arena, const std::byte* begin, size_t bytes) const {
   const std::byte* end = begin + bytes;
   if (begin < arena.base || end > arena.base + arena.bytes) return std::nullopt;
   const uint64_t plain = arena.source_offset + static_cast<uint64_t>(begin - arena.base);
@@ -175,7 +175,7 @@ void SharedPages::after_fork_in_parent() noexcept {
 }
 
 // Only system calls that are allowed in the child of a process with threads. Without memory there is no child.
-void SharedPages::make_private(const Arena& arena) const noexcept {
+void SharedPages::make_private(const memory::Arena& arena) const noexcept {
   void* raw = mmap(nullptr, arena.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (raw == MAP_FAILED) _exit(1);
   auto* copy = static_cast<std::byte*>(raw);

@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t kBytes = size_t{1} << 20;
 
-bool all_are(const Block& block, int value) {
+bool all_are(const memory::Block& block, int value) {
   for (size_t i = 0; i < block.bytes; ++i) {
     if (block.data[i] != static_cast<std::byte>(value)) return false;
   }
@@ -35,7 +35,7 @@ bool in_child(const std::function<bool()>& body) {
 class Fork : public testing::Test {
  protected:
   CachingAllocator allocator{shared_pages()};
-  Block block = allocator.allocate(kBytes);
+  memory::Block block = allocator.allocate(kBytes);
   void TearDown() override { allocator.deallocate(block); }
 };
 
@@ -78,7 +78,7 @@ TEST_F(Fork, RenewedPagesAreCopiedFromWhereTheyLie) {
 TEST_F(Fork, AChildAllocatesAndFreesWithoutTouchingItsParent) {
   std::memset(block.data, 1, kBytes);
   EXPECT_TRUE(in_child([&] {
-    const Block own = allocator.allocate(kArenaBytes + kBytes);  // a new arena
+    const memory::Block own = allocator.allocate(kArenaBytes + kBytes);  // a new arena
     std::memset(own.data, 4, own.bytes);
     const auto place = allocator.locate(block.data);
     // What is private cannot be shown to peers; what is new can.
@@ -91,7 +91,7 @@ TEST_F(Fork, AChildAllocatesAndFreesWithoutTouchingItsParent) {
     return hidden && shown;
   }));
   EXPECT_TRUE(all_are(block, 1));
-  const Block next = allocator.allocate(kArenaBytes);
+  const memory::Block next = allocator.allocate(kArenaBytes);
   std::memset(next.data, 5, kBytes);
   EXPECT_TRUE(all_are(block, 1));
   allocator.deallocate(next);
@@ -104,7 +104,7 @@ TEST_F(Fork, AllocatingThreadsDoNotLeaveAChildStuck) {
   });
   for (int i = 0; i < 20; ++i) {
     EXPECT_TRUE(in_child([&] {
-      const Block own = allocator.allocate(kLargestSmallBytes * 3);
+      const memory::Block own = allocator.allocate(kLargestSmallBytes * 3);
       std::memset(own.data, 1, own.bytes);
       allocator.deallocate(own);
       return true;

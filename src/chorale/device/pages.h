@@ -24,9 +24,9 @@ class ArenaMap {
     for (auto& leaf : leaves_) delete leaf.load();
   }
 
-  void set(const Arena& arena) { set(arena, &arena); }
-  void forget(const Arena& arena) { set(arena, nullptr); }
-  const Arena* find(const void* address) const {
+  void set(const memory::Arena& arena) { set(arena, &arena); }
+  void forget(const memory::Arena& arena) { set(arena, nullptr); }
+  const memory::Arena* find(const void* address) const {
     const uint64_t number = reinterpret_cast<uint64_t>(address) / kArenaBytes;
     if (number >= kLeaves * kLeafEntries) return nullptr;
     const Leaf* leaf = leaves_[number / kLeafEntries].load(std::memory_order_acquire);
@@ -36,9 +36,9 @@ class ArenaMap {
  private:
   static constexpr uint64_t kLeaves = 2048, kLeafEntries = 2048;
   static_assert(kLeaves * kLeafEntries * kArenaBytes == uint64_t{1} << 48);
-  using Leaf = std::array<std::atomic<const Arena*>, kLeafEntries>;
+  using Leaf = std::array<std::atomic<const memory::Arena*>, kLeafEntries>;
 
-  void set(const Arena& arena, const Arena* entry) {
+  void set(const memory::Arena& arena, const memory::Arena* entry) {
     for (size_t at = 0; at < arena.bytes; at += kArenaBytes) {
       const uint64_t number = reinterpret_cast<uint64_t>(arena.base + at) / kArenaBytes;
       std::atomic<Leaf*>& slot = leaves_[number / kLeafEntries];
@@ -80,7 +80,7 @@ class PageRuns {
     add(base, bytes);
   }
   // True, and the run is gone, when all of the arena is free.
-  bool take_whole(const Arena& arena) {
+  bool take_whole(const memory::Arena& arena) {
     const auto found = by_address_.find(arena.base);
     if (found == by_address_.end() || found->second != arena.bytes) return false;
     remove(arena.base, arena.bytes);

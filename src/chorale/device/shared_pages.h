@@ -21,12 +21,12 @@ class SharedPages final : public ArenaSource {
  public:
   SharedPages();
   ~SharedPages() override;
-  Arena acquire(size_t bytes) override;
-  void release(const Arena& arena) noexcept override;
+  memory::Arena acquire(size_t bytes) override;
+  void release(const memory::Arena& arena) noexcept override;
   int shared_descriptor() const override { return descriptor_; }
 
   // Where [begin, begin + bytes) of the arena lies in the file; nothing if it is not one stretch there.
-  std::optional<uint64_t> offset_of(const Arena& arena, const std::byte* begin, size_t bytes) const;
+  std::optional<uint64_t> offset_of(const memory::Arena& arena, const std::byte* begin, size_t bytes) const;
 
   // Puts fresh pages with the same contents under the whole pages that [begin, begin + bytes) touches. Who mapped the
   // old ones can no longer read or write what is seen here. Nobody else may use these pages meanwhile. Throws
@@ -49,16 +49,16 @@ class SharedPages final : public ArenaSource {
     uint64_t offset;
   };
   uint64_t grow(size_t bytes);
-  void make_private(const Arena& arena) const noexcept;
+  void make_private(const memory::Arena& arena) const noexcept;
 
   int descriptor_;
   mutable std::mutex mutex_;  // guards what follows
   uint64_t end_ = 0;
-  std::map<const std::byte*, Arena> arenas_;     // those in the file
-  std::set<uintptr_t> huge_;                     // addresses, by 2 MiB, that were made huge or could not be
-  int pipe_[2] = {-1, -1};                       // closed by the child when it has its copies
-  std::atomic<bool> any_moved_{false};           // saves the lock in a process where nothing ever failed
-  std::map<const std::byte*, Renewed> renewed_;  // stretches that do not lie where their arena says; disjoint
+  std::map<const std::byte*, memory::Arena> arenas_;  // those in the file
+  std::set<uintptr_t> huge_;                          // addresses, by 2 MiB, that were made huge or could not be
+  int pipe_[2] = {-1, -1};                            // closed by the child when it has its copies
+  std::atomic<bool> any_moved_{false};                // saves the lock in a process where nothing ever failed
+  std::map<const std::byte*, Renewed> renewed_;       // stretches that do not lie where their arena says; disjoint
 };
 
 }  // namespace chorale

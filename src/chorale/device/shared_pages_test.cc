@@ -20,7 +20,7 @@ std::byte* map_again(const SharedPages& pages, uint64_t offset, size_t bytes) {
 
 TEST(SharedPages, ALateWriterNoLongerReachesRenewedPages) {
   SharedPages pages;
-  const Arena arena = pages.acquire(kArenaBytes);
+  const memory::Arena arena = pages.acquire(kArenaBytes);
   std::byte* tensor = arena.base + 5 * kPageBytes;
   const size_t bytes = 3 * kPageBytes;
   std::memset(tensor, 7, bytes);
@@ -48,7 +48,7 @@ TEST(SharedPages, ALateWriterNoLongerReachesRenewedPages) {
 
 TEST(SharedPages, HugePagesKeepContentsAndAreOnlyWhereTheyAreAskedFor) {
   SharedPages pages;
-  const Arena arena = pages.acquire(kArenaBytes);
+  const memory::Arena arena = pages.acquire(kArenaBytes);
   constexpr size_t kHugeBytes = size_t{2} << 20;
   std::byte* tensor = arena.base + kHugeBytes + 5 * kPageBytes;
   std::memset(tensor, 7, 3 * kPageBytes);
@@ -69,7 +69,7 @@ TEST(SharedPages, HugePagesKeepContentsAndAreOnlyWhereTheyAreAskedFor) {
 
 TEST(SharedPages, OffsetsOfPartlyRenewedStretchesAreKnown) {
   SharedPages pages;
-  const Arena arena = pages.acquire(kArenaBytes);
+  const memory::Arena arena = pages.acquire(kArenaBytes);
   const auto page = [&](size_t number) { return arena.base + number * kPageBytes; };
   pages.renew(page(10), 4 * kPageBytes);
   pages.renew(page(12), 1);

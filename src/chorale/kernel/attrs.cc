@@ -9,13 +9,13 @@ namespace chorale {
 namespace {
 
 template <class T>
-const T& read(const Attrs& attrs, const Field& field) {
+const T& read(const Attrs& attrs, const kernel::Field& field) {
   return *reinterpret_cast<const T*>(static_cast<const std::byte*>(attrs.bytes()) + field.offset);
 }
 
 // Calls f with the field's value in its own type; an enum is its number.
 template <class F>
-auto visit_field(const Attrs& attrs, const Field& field, F&& f) {
+auto visit_field(const Attrs& attrs, const kernel::Field& field, F&& f) {
   switch (field.kind) {
     case FieldKind::kBool:
       return f(read<bool>(attrs, field));
@@ -29,6 +29,8 @@ auto visit_field(const Attrs& attrs, const Field& field, F&& f) {
       return f(read<uint8_t>(attrs, field));
     case FieldKind::kInts:
       return f(read<IntList>(attrs, field));
+    case FieldKind::kSpatial:
+      return f(read<SpatialList>(attrs, field));
     case FieldKind::kScalar:
       return f(read<Scalar>(attrs, field));
   }
@@ -41,14 +43,18 @@ struct Value {
   FieldValue operator()(double value) const { return value; }
   FieldValue operator()(DType value) const { return std::string(name_of(value)); }
   FieldValue operator()(uint8_t value) const { return static_cast<int64_t>(value); }
-  FieldValue operator()(const IntList& value) const { return std::vector<int64_t>(value.begin(), value.end()); }
+  template <size_t N>
+  FieldValue operator()(const IntListOf<N>& value) const {
+    return std::vector<int64_t>(value.begin(), value.end());
+  }
   FieldValue operator()(const Scalar& value) const { return value; }
 };
 
 // Equal means: an op called with either gives the same bits. NaN is equal to itself, 0.0 and -0.0 are not equal.
 struct Same {
   bool operator()(double a, double b) const { return Scalar::same_bits(a, b); }
-  bool operator()(const IntList& a, const IntList& b) const {
+  template <size_t N>
+  bool operator()(const IntListOf<N>& a, const IntListOf<N>& b) const {
     return std::equal(a.begin(), a.end(), b.begin(), b.end());
   }
   template <class T>
@@ -61,7 +67,8 @@ struct Hash {
   static void combine(size_t& seed, size_t value) { seed ^= value + 0x9e3779b97f4a7c15u + (seed << 6) + (seed >> 2); }
 
   size_t operator()(double value) const { return std::hash<uint64_t>()(std::bit_cast<uint64_t>(value)); }
-  size_t operator()(const IntList& value) const {
+  template <size_t N>
+  size_t operator()(const IntListOf<N>& value) const {
     size_t seed = value.size();
     for (int64_t v : value) combine(seed, std::hash<int64_t>()(v));
     return seed;
@@ -84,7 +91,10 @@ struct Print {
   void operator()(bool value) const { out << (value ? "true" : "false"); }
   void operator()(double value) const { out << to_text(value); }
   void operator()(uint8_t value) const { out << static_cast<int>(value); }
-  void operator()(const IntList& value) const { out << value.shape(); }
+  template <size_t N>
+  void operator()(const IntListOf<N>& value) const {
+    out << value.shape();
+  }
   template <class T>
   void operator()(const T& value) const {
     out << value;
@@ -92,9 +102,14 @@ struct Print {
 };
 
 const char* wanted_by(FieldKind kind) {
-  constexpr const char* kNames[] = {
-      "a bool",  "an integer", "a number", "the name of a dtype", "the number of an enumerator", "a list of integers",
-      "a number"};
+  constexpr const char* kNames[] = {"a bool",
+                                    "an integer",
+                                    "a number",
+                                    "the name of a dtype",
+                                    "the number of an enumerator",
+                                    "a list of integers",
+                                    "a list of at most three integers",
+                                    "a number"};
   return kNames[static_cast<size_t>(kind)];
 }
 const char* given_in(const FieldValue& value) {
@@ -105,18 +120,18 @@ const char* given_in(const FieldValue& value) {
 
 std::string known_fields(const AttrsType& type) {
   std::string names;
-  for (const Field& field : type.fields) names += (names.empty() ? "" : ", ") + std::string(field.name);
+  for (const kernel::Field& field : type.fields) names += (names.empty() ? "" : ", ") + std::string(field.name);
   return names;
 }
 
 }  // namespace
 
-FieldValue Attrs::at(const Field& field) const { return visit_field(*this, field, Value{}); }
+FieldValue Attrs::at(const kernel::Field& field) const { return visit_field(*this, field, Value{}); }
 
 void Attrs::set(std::string_view name, const FieldValue& value) {
   CHORALE_CHECK(type_, "[attributes] there are none, so there is no '", name, "'");
   const auto field =
-      std::find_if(type_->fields.begin(), type_->fields.end(), [&](const Field& f) { return name == f.name; });
+      std::find_if(type_->fields.begin(), type_->fields.end(), [&](const kernel::Field& f) { return name == f.name; });
   CHORALE_CHECK(field != type_->fields.end(), "[", type_->name, "] has no field '", name,
                 "'; known: ", known_fields(*type_));
   std::byte* at = bytes_ + field->offset;
@@ -146,6 +161,9 @@ void Attrs::set(std::string_view name, const FieldValue& value) {
     case FieldKind::kInts:
       expect(std::holds_alternative<std::vector<int64_t>>(value));
       return store(IntList(std::get<std::vector<int64_t>>(value)));
+    case FieldKind::kSpatial:
+      expect(std::holds_alternative<std::vector<int64_t>>(value));
+      return store(SpatialList(std::get<std::vector<int64_t>>(value)));
     case FieldKind::kScalar:
       if (integer) return store(Scalar(*integer));
       if (real) return store(Scalar(*real));
@@ -158,7 +176,7 @@ void Attrs::set(std::string_view name, const FieldValue& value) {
 bool operator==(const Attrs& a, const Attrs& b) {
   if (a.type_ != b.type_) return false;
   if (!a.type_) return true;
-  return std::all_of(a.type_->fields.begin(), a.type_->fields.end(), [&](const Field& field) {
+  return std::all_of(a.type_->fields.begin(), a.type_->fields.end(), [&](const kernel::Field& field) {
     return visit_field(a, field, [&](const auto& value) {
       return Same{}(value, read<std::remove_cvref_t<decltype(value)>>(b, field));
     });
@@ -168,14 +186,14 @@ bool operator==(const Attrs& a, const Attrs& b) {
 size_t Attrs::hash() const {
   size_t seed = 0;
   if (!type_) return seed;
-  for (const Field& field : type_->fields) Hash::combine(seed, visit_field(*this, field, Hash{}));
+  for (const kernel::Field& field : type_->fields) Hash::combine(seed, visit_field(*this, field, Hash{}));
   return seed;
 }
 
 std::ostream& operator<<(std::ostream& out, const Attrs& attrs) {
   out << '{';
   if (attrs.type_) {
-    for (const Field& field : attrs.type_->fields) {
+    for (const kernel::Field& field : attrs.type_->fields) {
       out << (&field == attrs.type_->fields.data() ? "" : ", ") << field.name << '=';
       visit_field(attrs, field, Print{out});
     }

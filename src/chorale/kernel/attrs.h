@@ -23,22 +23,22 @@
 
 namespace chorale {
 
-// A list of at most kMaxDims integers: dimensions, sizes, pads. Trivially copyable, unlike Shape.
-struct IntList {
-  int64_t values[kMaxDims] = {};
+// A list of at most kMost integers: dimensions, sizes, pads. Trivially copyable, unlike Shape.
+template <size_t kMost>
+struct IntListOf {
+  int64_t values[kMost] = {};
   int64_t count = 0;
 
-  IntList() = default;
+  IntListOf() = default;
   template <std::integral T>
-  IntList(T value) : IntList({static_cast<int64_t>(value)}) {}  // NOLINT(google-explicit-constructor)
-  IntList(std::initializer_list<int64_t> list) : IntList(std::span<const int64_t>(list.begin(), list.size())) {}
-  IntList(std::span<const int64_t> list) {  // NOLINT(google-explicit-constructor)
-    CHORALE_CHECK(list.size() <= kMaxDims, "a list of dimensions has at most ", kMaxDims, " entries, not ",
-                  list.size());
+  IntListOf(T value) : IntListOf({static_cast<int64_t>(value)}) {}  // NOLINT(google-explicit-constructor)
+  IntListOf(std::initializer_list<int64_t> list) : IntListOf(std::span<const int64_t>(list.begin(), list.size())) {}
+  IntListOf(std::span<const int64_t> list) {  // NOLINT(google-explicit-constructor)
+    CHORALE_CHECK(list.size() <= kMost, "a list of dimensions has at most ", kMost, " entries, not ", list.size());
     for (int64_t value : list) values[count++] = value;
   }
-  IntList(const Shape& shape) : IntList(std::span<const int64_t>(shape.data(), shape.size())) {}  // NOLINT
-  IntList(const std::vector<int64_t>& list) : IntList(std::span<const int64_t>(list)) {}          // NOLINT
+  IntListOf(const Shape& shape) : IntListOf(std::span<const int64_t>(shape.data(), shape.size())) {}  // NOLINT
+  IntListOf(const std::vector<int64_t>& list) : IntListOf(std::span<const int64_t>(list)) {}          // NOLINT
 
   size_t size() const { return static_cast<size_t>(count); }
   bool empty() const { return count == 0; }
@@ -48,20 +48,25 @@ struct IntList {
   std::span<const int64_t> span() const { return {values, size()}; }
   Shape shape() const { return Shape(span()); }
 };
+using IntList = IntListOf<kMaxDims>;
+// One entry per dimension of an image: several of these fit into the attributes of a convolution.
+using SpatialList = IntListOf<3>;
 
-enum class FieldKind : uint8_t { kBool, kI64, kF64, kDType, kEnum, kInts, kScalar };
+enum class FieldKind : uint8_t { kBool, kI64, kF64, kDType, kEnum, kInts, kSpatial, kScalar };
 using FieldValue = std::variant<bool, int64_t, double, std::string, std::vector<int64_t>, Scalar>;
 
+namespace kernel {
 struct Field {
   const char* name;
   FieldKind kind;
   size_t offset;
 };
+}  // namespace kernel
 
 struct AttrsType {
   const char* name;
   size_t size;
-  std::span<const Field> fields;
+  std::span<const kernel::Field> fields;
   void (*construct)(void* memory);  // the defaults
 };
 
@@ -77,11 +82,14 @@ constexpr FieldKind field_kind() {
     return FieldKind::kDType;
   } else if constexpr (std::is_same_v<T, IntList>) {
     return FieldKind::kInts;
+  } else if constexpr (std::is_same_v<T, SpatialList>) {
+    return FieldKind::kSpatial;
   } else if constexpr (std::is_same_v<T, Scalar>) {
     return FieldKind::kScalar;
   } else {
-    static_assert(std::is_enum_v<T> && sizeof(T) == 1,
-                  "an attribute field is bool, int64_t, double, DType, IntList, Scalar or a one-byte enum");
+    static_assert(
+        std::is_enum_v<T> && sizeof(T) == 1,
+        "an attribute field is bool, int64_t, double, DType, IntList, SpatialList, Scalar or a one-byte enum");
     return FieldKind::kEnum;
   }
 }
@@ -117,7 +125,7 @@ class Attrs {
   const void* bytes() const { return bytes_; }
   // Throws InvalidArgument for an unknown name (listing the known ones) or a value of the wrong kind.
   void set(std::string_view field, const FieldValue& value);
-  FieldValue at(const Field& field) const;
+  FieldValue at(const kernel::Field& field) const;
 
   friend bool operator==(const Attrs& a, const Attrs& b);
   size_t hash() const;
@@ -131,7 +139,7 @@ class Attrs {
 }  // namespace chorale
 
 #define CHORALE_FIELD(T, field) \
-  ::chorale::Field { #field, ::chorale::field_kind < decltype(T::field)>(), offsetof(T, field) }
+  ::chorale::kernel::Field { #field, ::chorale::field_kind < decltype(T::field)>(), offsetof(T, field) }
 #define CHORALE_FIELDS_1(T, a) CHORALE_FIELD(T, a)
 #define CHORALE_FIELDS_2(T, a, ...) CHORALE_FIELD(T, a), CHORALE_FIELDS_1(T, __VA_ARGS__)
 #define CHORALE_FIELDS_3(T, a, ...) CHORALE_FIELD(T, a), CHORALE_FIELDS_2(T, __VA_ARGS__)
@@ -143,7 +151,7 @@ class Attrs {
 #define CHORALE_FIELDS_PICK(_1, _2, _3, _4, _5, _6, _7, _8, NAME, ...) NAME
 #define CHORALE_FIELDS(T, ...)                                                                                        \
   inline const ::chorale::AttrsType& attrs_type(::chorale::TypeTag<T>) {                                              \
-    static constexpr ::chorale::Field kFields[] = {                                                                   \
+    static constexpr ::chorale::kernel::Field kFields[] = {                                                           \
         CHORALE_FIELDS_PICK(__VA_ARGS__, CHORALE_FIELDS_8, CHORALE_FIELDS_7, CHORALE_FIELDS_6, CHORALE_FIELDS_5,      \
                             CHORALE_FIELDS_4, CHORALE_FIELDS_3, CHORALE_FIELDS_2, CHORALE_FIELDS_1)(T, __VA_ARGS__)}; \
     static constexpr ::chorale::AttrsType kType{#T, sizeof(T), kFields, [](void* memory) { new (memory) T(); }};      \

@@ -89,7 +89,7 @@ TEST(Attrs, EveryFieldCanBeSetByNameAndReadBack) {
   for (const auto& [name, value] : kChanges) {
     Attrs attrs = EveryKind{};
     attrs.set(name, value);
-    for (const Field& field : every_kind().fields) {
+    for (const kernel::Field& field : every_kind().fields) {
       if (std::string_view(field.name) == name) {
         EXPECT_EQ(attrs.at(field), value) << name;
       } else {

@@ -16,4 +16,11 @@ struct TriangularAttrs {
 };
 CHORALE_FIELDS(TriangularAttrs, upper, unit)
 
+// beta * c + alpha * a b.
+struct AddmmAttrs {
+  Scalar beta = 1;
+  Scalar alpha = 1;
+};
+CHORALE_FIELDS(AddmmAttrs, beta, alpha)
+
 }  // namespace chorale::kernel

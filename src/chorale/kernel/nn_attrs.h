@@ -99,29 +99,39 @@ struct AttentionAttrs {
 };
 CHORALE_FIELDS(AttentionAttrs, scale, causal, grouped, dropout_p)
 
-// Pooling in two dimensions. The window holds kernel, stride, padding and dilation, each of height and width.
+// In one to three dimensions: lists have an entry for each.
+struct ConvolutionAttrs {
+  SpatialList stride;
+  SpatialList padding;
+  SpatialList dilation;
+  SpatialList result;  // its spatial sizes, in rows where shapes cannot tell them; empty in the others
+  int64_t groups = 1;
+};
+CHORALE_FIELDS(ConvolutionAttrs, stride, padding, dilation, result, groups)
+
+// Pooling in two dimensions: lists hold height and width.
 struct PoolAttrs {
-  IntList window;
+  SpatialList kernel, stride, padding, dilation;
   bool ceil_mode = false;  // a last window may reach beyond the input
 };
-CHORALE_FIELDS(PoolAttrs, window, ceil_mode)
+CHORALE_FIELDS(PoolAttrs, kernel, stride, padding, dilation, ceil_mode)
 
 struct AvgPoolAttrs {
-  IntList window;  // no dilation: it is 1
+  SpatialList kernel, stride, padding;
   bool ceil_mode = false;
   bool count_include_pad = true;
   int64_t divisor = 0;  // instead of the number of elements in a window, unless 0
 };
-CHORALE_FIELDS(AvgPoolAttrs, window, ceil_mode, count_include_pad, divisor)
+CHORALE_FIELDS(AvgPoolAttrs, kernel, stride, padding, ceil_mode, count_include_pad, divisor)
 
 struct AvgPoolBackwardAttrs {
-  IntList window;
+  SpatialList kernel, stride, padding;
   bool ceil_mode = false;
   bool count_include_pad = true;
   int64_t divisor = 0;
   int64_t height = 0, width = 0;  // of the input
 };
-CHORALE_FIELDS(AvgPoolBackwardAttrs, window, ceil_mode, count_include_pad, divisor, height, width)
+CHORALE_FIELDS(AvgPoolBackwardAttrs, kernel, stride, padding, ceil_mode, count_include_pad, divisor, height, width)
 
 // The size of a result.
 struct AreaAttrs {

@@ -23,9 +23,18 @@ struct PoolSide {
   }
 };
 
-// Height is side 0, width side 1; a list without dilation has dilation 1.
-inline PoolSide pool_side(const IntList& window, size_t side) {
-  return {window[side], window[2 + side], window[4 + side], window.size() > 6 ? window[6 + side] : 1};
+struct PoolWindow {
+  PoolSide height, width;
+};
+inline PoolWindow window_of(const PoolAttrs& a) {
+  const auto side = [&](size_t i) { return PoolSide{a.kernel[i], a.stride[i], a.padding[i], a.dilation[i]}; };
+  return {side(0), side(1)};
+}
+// Windows of means have no dilation.
+template <class Attrs>
+PoolWindow window_of(const Attrs& a) {
+  const auto side = [&](size_t i) { return PoolSide{a.kernel[i], a.stride[i], a.padding[i], 1}; };
+  return {side(0), side(1)};
 }
 
 // The part of a window that lies in the input: begin, begin + step, … below end.

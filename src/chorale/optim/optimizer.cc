@@ -82,11 +82,11 @@ void Optimizer::replace_options(size_t group, const Attrs& options) {
 
 bool Optimizer::has_option(std::string_view name) const {
   const auto fields = groups_.front().options.type()->fields;
-  return std::any_of(fields.begin(), fields.end(), [&](const Field& field) { return field.name == name; });
+  return std::any_of(fields.begin(), fields.end(), [&](const kernel::Field& field) { return field.name == name; });
 }
 
-const Field& Optimizer::field_called(const Attrs& options, std::string_view name) const {
-  for (const Field& field : options.type()->fields) {
+const kernel::Field& Optimizer::field_called(const Attrs& options, std::string_view name) const {
+  for (const kernel::Field& field : options.type()->fields) {
     if (field.name == name) return field;
   }
   throw InvalidArgument(concat("[", name_, "] has no option ", name, "; its options are ", options));
@@ -98,7 +98,7 @@ double Optimizer::option(size_t group, std::string_view name) const {
   return std::holds_alternative<bool>(value) ? static_cast<double>(std::get<bool>(value)) : std::get<double>(value);
 }
 
-void Optimizer::set_field(Attrs& options, const Field& field, double value) {
+void Optimizer::set_field(Attrs& options, const kernel::Field& field, double value) {
   if (field.kind == FieldKind::kBool) {
     options.set(field.name, value != 0);
   } else {

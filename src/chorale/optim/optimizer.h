@@ -149,8 +149,8 @@ class Optimizer {
   void push(const vec::UpdateSpan& span, DType dtype, uint32_t recipe);
   void finish_batch();
   void fit_states(Parameter& parameter) const;
-  const Field& field_called(const Attrs& options, std::string_view name) const;
-  static void set_field(Attrs& options, const Field& field, double value);
+  const kernel::Field& field_called(const Attrs& options, std::string_view name) const;
+  static void set_field(Attrs& options, const kernel::Field& field, double value);
   void update_one(uint32_t parameter);
 
   const char* name_;

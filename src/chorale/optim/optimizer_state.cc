@@ -17,7 +17,7 @@ NamedTensors Optimizer::state_dict() const {
   const NoGrad quiet;
   NamedTensors result;
   for (size_t g = 0; g < groups_.size(); ++g) {
-    for (const Field& field : groups_[g].options.type()->fields)
+    for (const kernel::Field& field : groups_[g].options.type()->fields)
       result.emplace_back(group_key(g, field.name), Tensor::scalar(option(g, field.name), DType::kF64));
   }
   for (const Parameter& parameter : parameters_) {
@@ -43,7 +43,7 @@ void Optimizer::load_state_dict(const NamedTensors& state) {
   StateReader reader(name_, state);
   std::vector<Group> groups = groups_;
   for (size_t g = 0; g < groups.size(); ++g) {
-    for (const Field& field : groups[g].options.type()->fields)
+    for (const kernel::Field& field : groups[g].options.type()->fields)
       set_field(groups[g].options, field, reader.number(group_key(g, field.name)));
     groups[g].states = states(groups[g].options);
   }

@@ -6,7 +6,7 @@
 namespace chorale {
 
 Intrusive<Storage> Storage::allocate(size_t bytes, Device device) {
-  auto storage = Intrusive<Storage>::adopt(Pool<Storage>::make());
+  auto storage = Intrusive<Storage>::adopt(base::Pool<Storage>::make());
   storage->device_ = device;
   storage->bytes_ = bytes;
   if (device.type != DeviceType::kNull) {
@@ -20,7 +20,7 @@ Intrusive<Storage> Storage::wrap(void* data, size_t bytes, Device device, std::f
                                  Access access) {
   CHORALE_CHECK(device.type != DeviceType::kNull, "[wrap] the null device has no memory that could be wrapped");
   CHORALE_CHECK(data || bytes == 0, "[wrap] a null pointer has no ", bytes, " bytes");
-  auto storage = Intrusive<Storage>::adopt(Pool<Storage>::make());
+  auto storage = Intrusive<Storage>::adopt(base::Pool<Storage>::make());
   storage->device_ = device;
   storage->bytes_ = bytes;
   storage->data_ = static_cast<std::byte*>(data);
@@ -30,7 +30,7 @@ Intrusive<Storage> Storage::wrap(void* data, size_t bytes, Device device, std::f
 }
 
 Intrusive<Storage> Storage::without_bytes(Device device) {
-  auto storage = Intrusive<Storage>::adopt(Pool<Storage>::make());
+  auto storage = Intrusive<Storage>::adopt(base::Pool<Storage>::make());
   storage->device_ = device;
   return storage;
 }
@@ -45,7 +45,7 @@ void Storage::destroy(Storage* storage) {
     (*storage->release_)();
     delete storage->release_;
   }
-  Pool<Storage>::recycle(storage);
+  base::Pool<Storage>::recycle(storage);
 }
 
 }  // namespace chorale

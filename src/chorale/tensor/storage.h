@@ -7,6 +7,11 @@
 #include "chorale/base/intrusive.h"
 #include "chorale/device/allocator.h"
 
+namespace chorale::base {
+template <class>
+class Pool;
+}
+
 namespace chorale {
 
 enum class Access : uint8_t { kReadWrite, kReadOnly };
@@ -44,14 +49,14 @@ class Storage : public RefCounted {
 
  private:
   template <class>
-  friend class Pool;
+  friend class base::Pool;
   Storage() = default;
   ~Storage() = default;
   [[noreturn]] static void raise_read_only(const char* writer);
 
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
-  Block block_;
+  memory::Block block_;
   std::function<void()>* release_ = nullptr;
   std::atomic<uint32_t> version_{0};
   std::atomic<const char*> last_writer_{nullptr};

@@ -9,7 +9,7 @@
 namespace chorale {
 namespace {
 
-TensorImpl* new_impl() { return Pool<TensorImpl>::make(); }
+TensorImpl* new_impl() { return base::Pool<TensorImpl>::make(); }
 
 void check_dims(const Shape& sizes) {
   CHORALE_CHECK(sizes.size() <= kMaxDims, "a tensor has at most ", kMaxDims, " dimensions, not ", sizes.size(), ": ",
@@ -48,7 +48,7 @@ To convert_element(const From& value) {
 
 }  // namespace
 
-void TensorImpl::destroy(TensorImpl* impl) { Pool<TensorImpl>::recycle(impl); }
+void TensorImpl::destroy(TensorImpl* impl) { base::Pool<TensorImpl>::recycle(impl); }
 
 Tensor Tensor::empty(const Shape& sizes, DType dtype, Device device) { return empty(TensorSpec{sizes, dtype, device}); }
 

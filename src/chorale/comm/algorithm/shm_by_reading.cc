@@ -218,7 +218,7 @@ Place expose(ShmGroup& group, Operation& operation, const Chunk& chunk, transpor
   if (chunk.bytes == 0) return {};
   if (const auto place = chaos ? std::nullopt : group.place_of(chunk)) return *place;
   CachingAllocator& scratch = group.context().scratch();
-  const Block block = scratch.allocate(chunk.bytes);
+  const memory::Block block = scratch.allocate(chunk.bytes);
   operation.scratch.push_back(block);
   std::memcpy(block.data, chunk.data, chunk.bytes);
   if (chaos) chaos->touch(What::kPayload, {static_cast<std::byte*>(block.data), chunk.bytes});

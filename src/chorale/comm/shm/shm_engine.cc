@@ -151,7 +151,7 @@ void ShmEngine::step_calls() {
 }
 
 void ShmEngine::finish(Operation& operation, const std::exception_ptr& error) {
-  for (const Block& block : operation.scratch) context().scratch().deallocate(block);
+  for (const memory::Block& block : operation.scratch) context().scratch().deallocate(block);
   operation.scratch.clear();
   flight_.leave(operation.flight, error != nullptr);
   complete(operation, error);

@@ -3,6 +3,7 @@
 #include "chorale/op/convolution.h"
 
 #include "chorale/kernel/cpu/convolution/convolution.h"
+#include "chorale/kernel/nn_attrs.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/reduce.h"
@@ -19,12 +20,13 @@ using kernel::ConvolutionAttrs;
 size_t spatial_of(const Tensor& x) { return x.sizes().size() - 2; }
 
 // The attributes for another of the three rows: the sizes of its result are known.
-ConvolutionAttrs with_sizes(const ConvolutionAttrs& attrs, const Shape& shape) {
-  ConvolutionAttrs result = attrs;
-  const size_t spatial = shape.size() - 2;
-  result.reach = IntList(attrs.reach.span().first(spatial));
-  for (size_t d = 0; d < spatial; ++d) result.reach.values[result.reach.count++] = shape[d + 2];
-  return result;
+ConvolutionAttrs with_sizes(ConvolutionAttrs attrs, const Shape& shape) {
+  attrs.result = std::span<const int64_t>(shape.data() + 2, shape.size() - 2);
+  return attrs;
+}
+ConvolutionAttrs without_sizes(ConvolutionAttrs attrs) {
+  attrs.result = {};
+  return attrs;
 }
 
 void check_operands(const InferArgs& args, const Tensor& a, const Tensor& b, const char* names) {
@@ -34,12 +36,12 @@ void check_operands(const InferArgs& args, const Tensor& a, const Tensor& b, con
                 "; cast one side");
   const auto& attrs = args.attrs.get<ConvolutionAttrs>();
   const size_t spatial = spatial_of(a);
-  CHORALE_CHECK(attrs.step.size() == 2 * spatial && attrs.reach.size() >= spatial, "[", args.op.name,
-                "] stride, padding and dilation must have ", spatial, " entries each");
+  CHORALE_CHECK(attrs.stride.size() == spatial && attrs.padding.size() == spatial && attrs.dilation.size() == spatial,
+                "[", args.op.name, "] stride, padding and dilation must have ", spatial, " entries each");
   for (size_t d = 0; d < spatial; ++d) {
-    CHORALE_CHECK(attrs.step[d] > 0 && attrs.step[spatial + d] >= 0 && attrs.reach[d] > 0, "[", args.op.name,
-                  "] stride ", attrs.step[d], " and dilation ", attrs.reach[d], " must be positive, padding ",
-                  attrs.step[spatial + d], " not negative");
+    CHORALE_CHECK(attrs.stride[d] > 0 && attrs.padding[d] >= 0 && attrs.dilation[d] > 0, "[", args.op.name, "] stride ",
+                  attrs.stride[d], " and dilation ", attrs.dilation[d], " must be positive, padding ", attrs.padding[d],
+                  " not negative");
   }
   CHORALE_CHECK(attrs.groups > 0, "[", args.op.name, "] groups must be positive, not ", attrs.groups);
 }
@@ -69,11 +71,11 @@ void infer_convolution(const InferArgs& args, std::span<OutSpec> out) {
   }
   Shape sizes{x.size(0), w.size(0)};
   for (size_t d = 0; d < spatial; ++d) {
-    const int64_t window = attrs.reach[d] * (w.sizes()[d + 2] - 1) + 1;
-    const int64_t padded = x.sizes()[d + 2] + 2 * attrs.step[spatial + d];
+    const int64_t window = attrs.dilation[d] * (w.sizes()[d + 2] - 1) + 1;
+    const int64_t padded = x.sizes()[d + 2] + 2 * attrs.padding[d];
     CHORALE_CHECK(window >= 1 && padded >= window, "[convolution] the kernel covers ", window,
                   " elements in spatial dimension ", d, ", but x ", x.sizes(), " padded has ", padded);
-    sizes.push_back((padded - window) / attrs.step[d] + 1);
+    sizes.push_back((padded - window) / attrs.stride[d] + 1);
   }
   set_result(out[0], std::move(sizes), x);
 }
@@ -86,16 +88,16 @@ void infer_transpose(const InferArgs& args, std::span<OutSpec> out) {
   CHORALE_CHECK(y.size(1) == w.size(0) && w.size(0) % attrs.groups == 0, "[convolution_transpose] y ", y.sizes(),
                 " has ", y.size(1), " channels; weight ", w.sizes(), " takes ", w.size(0), " in ", attrs.groups,
                 " groups");
-  CHORALE_CHECK(attrs.reach.size() == 2 * spatial, "[convolution_transpose] the sizes of the result are missing");
+  CHORALE_CHECK(attrs.result.size() == spatial, "[convolution_transpose] the sizes of the result are missing");
   Shape sizes{y.size(0), w.size(1) * attrs.groups};
   for (size_t d = 0; d < spatial; ++d) {
-    const int64_t window = attrs.reach[d] * (w.sizes()[d + 2] - 1) + 1;
-    const int64_t size = attrs.reach[spatial + d];
-    const int64_t padded = size + 2 * attrs.step[spatial + d];
-    CHORALE_CHECK(size >= 0 && padded >= window && (padded - window) / attrs.step[d] + 1 == y.sizes()[d + 2],
+    const int64_t window = attrs.dilation[d] * (w.sizes()[d + 2] - 1) + 1;
+    const int64_t size = attrs.result[d];
+    const int64_t padded = size + 2 * attrs.padding[d];
+    CHORALE_CHECK(size >= 0 && padded >= window && (padded - window) / attrs.stride[d] + 1 == y.sizes()[d + 2],
                   "[convolution_transpose] a result of ", size, " elements in spatial dimension ", d,
-                  " does not fit y ", y.sizes(), " with weight ", w.sizes(), ", stride ", attrs.step[d],
-                  " and padding ", attrs.step[spatial + d]);
+                  " does not fit y ", y.sizes(), " with weight ", w.sizes(), ", stride ", attrs.stride[d],
+                  " and padding ", attrs.padding[d]);
     sizes.push_back(size);
   }
   set_result(out[0], std::move(sizes), y);
@@ -107,16 +109,16 @@ void infer_weight(const InferArgs& args, std::span<OutSpec> out) {
   const auto& attrs = args.attrs.get<ConvolutionAttrs>();
   const size_t spatial = spatial_of(x);
   CHORALE_CHECK(x.size(0) == y.size(0) && x.size(1) % attrs.groups == 0 && y.size(1) % attrs.groups == 0 &&
-                    attrs.reach.size() == 2 * spatial,
+                    attrs.result.size() == spatial,
                 "[convolution_weight] x ", x.sizes(), " and y ", y.sizes(), " do not fit in ", attrs.groups, " groups");
   Shape sizes{y.size(1), x.size(1) / attrs.groups};
   for (size_t d = 0; d < spatial; ++d) {
-    const int64_t window = attrs.reach[d] * (attrs.reach[spatial + d] - 1) + 1;
-    const int64_t padded = x.sizes()[d + 2] + 2 * attrs.step[spatial + d];
-    CHORALE_CHECK(window >= 1 && padded >= window && (padded - window) / attrs.step[d] + 1 == y.sizes()[d + 2],
-                  "[convolution_weight] a kernel of ", attrs.reach[spatial + d], " elements in spatial dimension ", d,
+    const int64_t window = attrs.dilation[d] * (attrs.result[d] - 1) + 1;
+    const int64_t padded = x.sizes()[d + 2] + 2 * attrs.padding[d];
+    CHORALE_CHECK(window >= 1 && padded >= window && (padded - window) / attrs.stride[d] + 1 == y.sizes()[d + 2],
+                  "[convolution_weight] a kernel of ", attrs.result[d], " elements in spatial dimension ", d,
                   " does not lead from x ", x.sizes(), " to y ", y.sizes());
-    sizes.push_back(attrs.reach[spatial + d]);
+    sizes.push_back(attrs.result[d]);
   }
   out[0].sizes = std::move(sizes);
   out[0].dtype = x.dtype();
@@ -127,9 +129,10 @@ std::string spatial_labels(std::span<const int64_t> ranks, const char* letters) 
   return std::string(letters, static_cast<size_t>(ranks[0] - 2));
 }
 
-Sample two_d(const Shape& x, const Shape& w, bool bias, IntList step, IntList dilation, int64_t groups = 1) {
+Sample two_d(const Shape& x, const Shape& w, bool bias, SpatialList stride, SpatialList padding, SpatialList dilation,
+             int64_t groups = 1) {
   return {.in = {sample(x), sample(w, 1), bias ? sample({w[0]}, 2) : Tensor()},
-          .attrs = ConvolutionAttrs{step, dilation, groups}};
+          .attrs = ConvolutionAttrs{stride, padding, dilation, {}, groups}};
 }
 
 }  // namespace
@@ -164,10 +167,10 @@ constexpr OpDef kConvolution{
     .autocast = Cast::kLower,
     .samples =
         [] {
-          return std::vector<Sample>{two_d({2, 3, 5, 4}, {2, 3, 3, 2}, true, {1, 1, 1, 0}, {1, 1}),
-                                     two_d({1, 4, 6, 5}, {4, 2, 2, 2}, false, {2, 1, 0, 1}, {1, 2}, 2),
-                                     two_d({2, 2, 7}, {4, 1, 3}, true, {2, 1}, {1}, 2),
-                                     two_d({1, 2, 3, 4, 3}, {2, 2, 2, 2, 2}, true, {1, 2, 1, 0, 1, 0}, {1, 1, 1})};
+          return std::vector<Sample>{two_d({2, 3, 5, 4}, {2, 3, 3, 2}, true, {1, 1}, {1, 0}, {1, 1}),
+                                     two_d({1, 4, 6, 5}, {4, 2, 2, 2}, false, {2, 1}, {0, 1}, {1, 2}, 2),
+                                     two_d({2, 2, 7}, {4, 1, 3}, true, 2, 1, 1, 2),
+                                     two_d({1, 2, 3, 4, 3}, {2, 2, 2, 2, 2}, true, {1, 2, 1}, {0, 1, 0}, {1, 1, 1})};
         },
     .formula = "y[n][o][p] = bias[o] + sum over i, k of x[n][i][p * stride + k * dilation - padding] w[o][i][k]",
 };
@@ -181,8 +184,7 @@ constexpr OpDef kConvolutionTranspose{
     .cpu = kernel::cpu::convolution_transpose,
     .grad = [](const GradArgs& g) -> Tensors {
       const Tensor &y = g.in[0], &w = g.in[1], &dx = g.dout[0];
-      ConvolutionAttrs attrs = g.attrs.get<ConvolutionAttrs>();
-      attrs.reach = IntList(attrs.reach.span().first(spatial_of(y)));
+      const ConvolutionAttrs attrs = without_sizes(g.attrs.get<ConvolutionAttrs>());
       Tensors din(2);
       if (g.needs(0)) din[0] = call(kConvolution, attrs, dx, w, Tensor{});
       if (g.needs(1)) din[1] = emit(g, 1, kConvolutionWeight, with_sizes(attrs, w.sizes()), dx, y);
@@ -200,10 +202,10 @@ constexpr OpDef kConvolutionTranspose{
         [] {
           return std::vector<Sample>{
               {.in = {sample({2, 2, 5, 3}), sample({2, 3, 3, 2}, 1)},
-               .attrs = ConvolutionAttrs{{1, 1, 1, 0}, {1, 1, 5, 4}, 1}},
+               .attrs = ConvolutionAttrs{{1, 1}, {1, 0}, {1, 1}, {5, 4}, 1}},
               {.in = {sample({1, 4, 3, 3}), sample({4, 2, 2, 2}, 1)},
-               .attrs = ConvolutionAttrs{{2, 1, 0, 1}, {1, 2, 6, 3}, 2}},
-              {.in = {sample({2, 3, 4}), sample({3, 2, 3}, 1)}, .attrs = ConvolutionAttrs{{2, 1}, {1, 8}, 1}}};
+               .attrs = ConvolutionAttrs{{2, 1}, {0, 1}, {1, 2}, {6, 3}, 2}},
+              {.in = {sample({2, 3, 4}), sample({3, 2, 3}, 1)}, .attrs = ConvolutionAttrs{2, 1, 1, 8, 1}}};
         },
     .formula = "x[n][i][p * stride + k * dilation - padding] += y[n][o][p] w[o][i][k]",
 };
@@ -217,8 +219,7 @@ constexpr OpDef kConvolutionWeight{
     .cpu = kernel::cpu::convolution_weight,
     .grad = [](const GradArgs& g) -> Tensors {
       const Tensor &x = g.in[0], &y = g.in[1], &dw = g.dout[0];
-      ConvolutionAttrs attrs = g.attrs.get<ConvolutionAttrs>();
-      attrs.reach = IntList(attrs.reach.span().first(spatial_of(x)));
+      const ConvolutionAttrs attrs = without_sizes(g.attrs.get<ConvolutionAttrs>());
       Tensors din(2);
       if (g.needs(0)) din[0] = call(kConvolutionTranspose, with_sizes(attrs, x.sizes()), y, dw);
       if (g.needs(1)) din[1] = call(kConvolution, attrs, x, dw, Tensor{});
@@ -237,8 +238,8 @@ constexpr OpDef kConvolutionWeight{
         [] {
           return std::vector<Sample>{
               {.in = {sample({2, 3, 5, 4}), sample({2, 2, 5, 3}, 1)},
-               .attrs = ConvolutionAttrs{{1, 1, 1, 0}, {1, 1, 3, 2}, 1}},
-              {.in = {sample({2, 2, 7}), sample({2, 4, 4}, 1)}, .attrs = ConvolutionAttrs{{2, 1}, {1, 3}, 2}}};
+               .attrs = ConvolutionAttrs{{1, 1}, {1, 0}, {1, 1}, {3, 2}, 1}},
+              {.in = {sample({2, 2, 7}), sample({2, 4, 4}, 1)}, .attrs = ConvolutionAttrs{2, 1, 1, 3, 2}}};
         },
     .formula = "w[o][i][k] = sum over n, p of x[n][i][p * stride + k * dilation - padding] y[n][o][p]",
 };
@@ -252,19 +253,13 @@ Rows convolution_rows() { return kRows; }
 
 namespace {
 
-IntList per_dimension(const char* name, const char* what, const IntList& list, size_t spatial) {
+SpatialList per_dimension(const char* name, const char* what, const IntList& list, size_t spatial) {
   CHORALE_CHECK(list.size() == 1 || list.size() == spatial, "[", name, "] ", what, " must have 1 or ", spatial,
                 " entries, not ", list.size());
-  if (list.size() == spatial) return list;
-  IntList full;
+  if (list.size() == spatial) return list.span();
+  SpatialList full;
   for (size_t d = 0; d < spatial; ++d) full.values[full.count++] = list[0];
   return full;
-}
-
-IntList join(const IntList& a, const IntList& b) {
-  IntList both = a;
-  for (int64_t value : b) both.values[both.count++] = value;
-  return both;
 }
 
 // x with a batch, and whether it had none.
@@ -278,9 +273,11 @@ std::pair<Tensor, bool> batched(const char* name, const Tensor& x, size_t spatia
 Tensor conv(const char* name, size_t spatial, const Tensor& x, const Tensor& weight, const Tensor& bias,
             const IntList& stride, const IntList& padding, const IntList& dilation, int64_t groups) {
   const auto [full, single] = batched(name, x, spatial);
-  const op::ConvolutionAttrs attrs{
-      join(per_dimension(name, "stride", stride, spatial), per_dimension(name, "padding", padding, spatial)),
-      per_dimension(name, "dilation", dilation, spatial), groups};
+  const op::ConvolutionAttrs attrs{.stride = per_dimension(name, "stride", stride, spatial),
+                                   .padding = per_dimension(name, "padding", padding, spatial),
+                                   .dilation = per_dimension(name, "dilation", dilation, spatial),
+                                   .result = {},
+                                   .groups = groups};
   const Tensor y = op::call(op::kConvolution, attrs, full, weight, bias);
   return single ? squeeze(y, {0}) : y;
 }
@@ -291,19 +288,19 @@ Tensor conv_transpose(const char* name, size_t spatial, const Tensor& x, const T
   const auto [full, single] = batched(name, x, spatial);
   CHORALE_CHECK(weight.dims() == full.dims(), "[", name, "] weight must have ", full.dims(), " dimensions, found ",
                 weight.sizes());
-  const IntList strides = per_dimension(name, "stride", stride, spatial),
-                pads = per_dimension(name, "padding", padding, spatial);
-  const IntList extra = per_dimension(name, "output_padding", output_padding, spatial),
-                dilations = per_dimension(name, "dilation", dilation, spatial);
-  IntList sizes;
+  const SpatialList strides = per_dimension(name, "stride", stride, spatial),
+                    pads = per_dimension(name, "padding", padding, spatial);
+  const SpatialList extra = per_dimension(name, "output_padding", output_padding, spatial),
+                    dilations = per_dimension(name, "dilation", dilation, spatial);
+  SpatialList sizes;
   for (size_t d = 0; d < spatial; ++d) {
     CHORALE_CHECK(extra[d] >= 0 && extra[d] < std::max(strides[d], dilations[d]), "[", name, "] output_padding ",
                   extra[d], " must be smaller than the stride ", strides[d], " or the dilation ", dilations[d]);
     sizes.values[sizes.count++] = (full.sizes()[d + 2] - 1) * strides[d] - 2 * pads[d] +
                                   dilations[d] * (weight.sizes()[d + 2] - 1) + 1 + extra[d];
   }
-  Tensor y = op::call(op::kConvolutionTranspose,
-                      op::ConvolutionAttrs{join(strides, pads), join(dilations, sizes), groups}, full, weight);
+  Tensor y =
+      op::call(op::kConvolutionTranspose, op::ConvolutionAttrs{strides, pads, dilations, sizes, groups}, full, weight);
   if (bias.defined()) {
     IntList shape{-1};
     for (size_t d = 0; d < spatial; ++d) shape.values[shape.count++] = 1;

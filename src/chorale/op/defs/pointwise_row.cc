@@ -8,7 +8,7 @@ namespace chorale::op {
 namespace {
 
 void check_numbers_fit(const OpDef& op, const Attrs& attrs, DType common) {
-  for (const Field& field : attrs.type()->fields) {
+  for (const kernel::Field& field : attrs.type()->fields) {
     if (field.kind != FieldKind::kScalar) continue;
     const auto number = std::get<Scalar>(attrs.at(field));
     const bool fits = number.kind() <= Scalar::Kind::kInt || is_complex(common) ||

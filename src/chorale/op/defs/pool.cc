@@ -18,10 +18,8 @@ using kernel::AvgPoolBackwardAttrs;
 using kernel::PoolAttrs;
 using kernel::PoolSide;
 
-// The number of windows along side 0 (height) or 1 (width), checked.
-int64_t windows(const InferArgs& args, const IntList& window, bool ceil_mode, size_t side, int64_t size) {
-  const PoolSide s = kernel::pool_side(window, side);
-  const char* along = side == 0 ? "height" : "width";
+// The number of windows along a side, checked.
+int64_t windows(const InferArgs& args, const PoolSide& s, bool ceil_mode, const char* along, int64_t size) {
   CHORALE_CHECK(s.kernel > 0 && s.stride > 0 && s.dilation > 0, "[", args.op.name, "] kernel ", s.kernel, ", stride ",
                 s.stride, " and dilation ", s.dilation, " of the ", along, " must be positive");
   CHORALE_CHECK(s.padding >= 0 && s.padding <= s.reach() / 2, "[", args.op.name, "] padding ", s.padding, " of the ",
@@ -32,12 +30,20 @@ int64_t windows(const InferArgs& args, const IntList& window, bool ceil_mode, si
   return count;
 }
 
+template <class A>
+void check_lists(const InferArgs& args, const A& a) {
+  CHORALE_CHECK(a.kernel.size() == 2 && a.stride.size() == 2 && a.padding.size() == 2, "[", args.op.name,
+                "] kernel, stride and padding must have 2 entries each");
+}
+
 void infer_max_pool(const InferArgs& args, std::span<OutSpec> out) {
   const Tensor& x = args.in[0];
   const auto& a = args.attrs.get<PoolAttrs>();
   check_image(args, x);
-  const int64_t height = windows(args, a.window, a.ceil_mode, 0, x.size(2)),
-                width = windows(args, a.window, a.ceil_mode, 1, x.size(3));
+  check_lists(args, a);
+  const kernel::PoolWindow window = kernel::window_of(a);
+  const int64_t height = windows(args, window.height, a.ceil_mode, "height", x.size(2)),
+                width = windows(args, window.width, a.ceil_mode, "width", x.size(3));
   describe_image(out[0], x, height, width, x.dtype());
   describe_image(out[1], x, height, width, DType::kI64);
 }
@@ -46,8 +52,10 @@ void infer_avg_pool(const InferArgs& args, std::span<OutSpec> out) {
   const Tensor& x = args.in[0];
   const auto& a = args.attrs.get<AvgPoolAttrs>();
   check_image(args, x);
-  const int64_t height = windows(args, a.window, a.ceil_mode, 0, x.size(2)),
-                width = windows(args, a.window, a.ceil_mode, 1, x.size(3));
+  check_lists(args, a);
+  const kernel::PoolWindow window = kernel::window_of(a);
+  const int64_t height = windows(args, window.height, a.ceil_mode, "height", x.size(2)),
+                width = windows(args, window.width, a.ceil_mode, "width", x.size(3));
   describe_image(out[0], x, height, width, x.dtype());
 }
 
@@ -55,8 +63,10 @@ void infer_avg_pool_backward(const InferArgs& args, std::span<OutSpec> out) {
   const Tensor& dy = args.in[0];
   const auto& a = args.attrs.get<AvgPoolBackwardAttrs>();
   check_image(args, dy);
-  const int64_t height = windows(args, a.window, a.ceil_mode, 0, a.height),
-                width = windows(args, a.window, a.ceil_mode, 1, a.width);
+  check_lists(args, a);
+  const kernel::PoolWindow window = kernel::window_of(a);
+  const int64_t height = windows(args, window.height, a.ceil_mode, "height", a.height),
+                width = windows(args, window.width, a.ceil_mode, "width", a.width);
   CHORALE_CHECK(dy.size(2) == height && dy.size(3) == width, "[avg_pool_backward] an image of ", a.height, " x ",
                 a.width, " has ", height, " x ", width, " windows, but the gradient is ", dy.sizes());
   describe_image(out[0], dy, a.height, a.width, dy.dtype());
@@ -100,11 +110,11 @@ constinit const OpDef kMaxPool{
     .shard = kShardImageAndIndices,
     .saves = {.in = 0, .out = 0b10},
     .samples = []() -> std::vector<Sample> {
-      return {{{sample({2, 2, 4, 4})}, PoolAttrs{{2, 2, 2, 2, 0, 0, 1, 1}}},
-              {{sample({1, 2, 5, 6}, 1)}, PoolAttrs{{3, 2, 2, 1, 1, 1, 1, 1}, true}},
-              {{sample({1, 1, 7, 7}, 2)}, PoolAttrs{{2, 3, 1, 3, 1, 2, 3, 2}}},
-              {{permute(sample({2, 4, 5, 3}, 3), {0, 3, 1, 2})}, PoolAttrs{{2, 2, 2, 2, 0, 0, 1, 1}}},
-              {{sample({1, 1, 3, 70}, 4)}, PoolAttrs{{2, 3, 1, 2, 0, 1, 1, 1}}}};
+      return {{{sample({2, 2, 4, 4})}, PoolAttrs{{2, 2}, {2, 2}, {0, 0}, {1, 1}}},
+              {{sample({1, 2, 5, 6}, 1)}, PoolAttrs{{3, 2}, {2, 1}, {1, 1}, {1, 1}, true}},
+              {{sample({1, 1, 7, 7}, 2)}, PoolAttrs{{2, 3}, {1, 3}, {1, 2}, {3, 2}}},
+              {{permute(sample({2, 4, 5, 3}, 3), {0, 3, 1, 2})}, PoolAttrs{{2, 2}, {2, 2}, {0, 0}, {1, 1}}},
+              {{sample({1, 1, 3, 70}, 4)}, PoolAttrs{{2, 3}, {1, 2}, {0, 1}, {1, 1}}}};
     },
     .formula = "the largest element of each window, and where it is",
 };
@@ -159,19 +169,19 @@ constinit const OpDef kAvgPool{
     .cpu = kernel::cpu::avg_pool,
     .grad = [](const GradArgs& g) -> Tensors {
       const auto& a = g.attrs.get<AvgPoolAttrs>();
-      return {call(
-          kAvgPoolBackward,
-          AvgPoolBackwardAttrs{a.window, a.ceil_mode, a.count_include_pad, a.divisor, g.shape(0)[2], g.shape(0)[3]},
-          g.dout[0])};
+      return {call(kAvgPoolBackward,
+                   AvgPoolBackwardAttrs{a.kernel, a.stride, a.padding, a.ceil_mode, a.count_include_pad, a.divisor,
+                                        g.shape(0)[2], g.shape(0)[3]},
+                   g.dout[0])};
     },
     .shard = kShardImage,
     .linear = linear_in({0}),
     .samples = []() -> std::vector<Sample> {
-      return {{{sample({2, 2, 4, 4})}, AvgPoolAttrs{{2, 2, 2, 2, 0, 0}}},
-              {{sample({1, 2, 5, 6}, 1)}, AvgPoolAttrs{{3, 2, 2, 1, 1, 1}, true, true}},
-              {{sample({1, 2, 5, 6}, 2)}, AvgPoolAttrs{{3, 3, 2, 2, 1, 1}, true, false}},
-              {{permute(sample({2, 4, 5, 3}, 3), {0, 3, 1, 2})}, AvgPoolAttrs{{2, 3, 1, 2, 1, 1}, false, true, 5}},
-              {{sample({1, 1, 3, 70}, 4)}, AvgPoolAttrs{{2, 3, 1, 2, 0, 1}}}};
+      return {{{sample({2, 2, 4, 4})}, AvgPoolAttrs{{2, 2}, {2, 2}, {0, 0}}},
+              {{sample({1, 2, 5, 6}, 1)}, AvgPoolAttrs{{3, 2}, {2, 1}, {1, 1}, true, true}},
+              {{sample({1, 2, 5, 6}, 2)}, AvgPoolAttrs{{3, 3}, {2, 2}, {1, 1}, true, false}},
+              {{permute(sample({2, 4, 5, 3}, 3), {0, 3, 1, 2})}, AvgPoolAttrs{{2, 3}, {1, 2}, {1, 1}, false, true, 5}},
+              {{sample({1, 1, 3, 70}, 4)}, AvgPoolAttrs{{2, 3}, {1, 2}, {0, 1}}}};
     },
     .formula = "the mean of each window",
 };
@@ -185,14 +195,15 @@ constinit const OpDef kAvgPoolBackward{
     .cpu = kernel::cpu::avg_pool_backward,
     .grad = [](const GradArgs& g) -> Tensors {
       const auto& a = g.attrs.get<AvgPoolBackwardAttrs>();
-      return {call(kAvgPool, AvgPoolAttrs{a.window, a.ceil_mode, a.count_include_pad, a.divisor}, g.dout[0])};
+      return {call(kAvgPool, AvgPoolAttrs{a.kernel, a.stride, a.padding, a.ceil_mode, a.count_include_pad, a.divisor},
+                   g.dout[0])};
     },
     .shard = kShardImage,
     .linear = linear_in({0}),
     .samples = []() -> std::vector<Sample> {
-      return {{{sample({1, 2, 3, 3})}, AvgPoolBackwardAttrs{{2, 2, 1, 1, 0, 0}, false, true, 0, 4, 4}},
+      return {{{sample({1, 2, 3, 3})}, AvgPoolBackwardAttrs{{2, 2}, {1, 1}, {0, 0}, false, true, 0, 4, 4}},
               {{permute(sample({1, 2, 2, 3}), {0, 3, 1, 2})},
-               AvgPoolBackwardAttrs{{3, 3, 2, 2, 1, 1}, false, false, 0, 4, 3}}};
+               AvgPoolBackwardAttrs{{3, 3}, {2, 2}, {1, 1}, false, false, 0, 4, 3}}};
     },
     .formula = "dy spread over each window",
 };

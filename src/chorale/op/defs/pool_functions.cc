@@ -15,26 +15,19 @@ int64_t entry(const char* op, const char* name, const IntList& list, int64_t spa
   return list[list.count == 1 ? 0 : static_cast<size_t>(dim)];
 }
 
-// The last `spatial` of height and width; a missing height gets `height`.
-void append(IntList& window, const char* op, const char* name, const IntList& list, int64_t spatial, int64_t height) {
-  window.values[window.count++] = spatial == 1 ? height : entry(op, name, list, spatial, 0);
-  window.values[window.count++] = entry(op, name, list, spatial, spatial - 1);
-}
-
-IntList window_of(const char* op, int64_t spatial, const IntList& kernel, const IntList& stride, const IntList& padding,
-                  const IntList& dilation) {
-  IntList window;
-  append(window, op, "kernel", kernel, spatial, 1);
-  append(window, op, "stride", stride.empty() ? kernel : stride, spatial, 1);
-  append(window, op, "padding", padding, spatial, 0);
-  append(window, op, "dilation", dilation, spatial, 1);
-  return window;
+// Height and width of a list that has the last `spatial` of them; a missing height is `height`.
+SpatialList sides(const char* op, const char* name, const IntList& list, int64_t spatial, int64_t height) {
+  return {spatial == 1 ? height : entry(op, name, list, spatial, 0), entry(op, name, list, spatial, spatial - 1)};
 }
 
 ValuesIndices max_pool(const char* op, int64_t spatial, const Tensor& x, const IntList& kernel, const IntList& stride,
                        const IntList& padding, const IntList& dilation, bool ceil_mode) {
   const AsImage as(op, x, spatial);
-  const kernel::PoolAttrs attrs{window_of(op, spatial, kernel, stride, padding, dilation), ceil_mode};
+  const kernel::PoolAttrs attrs{.kernel = sides(op, "kernel", kernel, spatial, 1),
+                                .stride = sides(op, "stride", stride.empty() ? kernel : stride, spatial, 1),
+                                .padding = sides(op, "padding", padding, spatial, 0),
+                                .dilation = sides(op, "dilation", dilation, spatial, 1),
+                                .ceil_mode = ceil_mode};
   auto [values, indices] = op::call_many<2>(op::kMaxPool, attrs, as.image());
   return {as.back(values), as.back(indices)};
 }
@@ -43,9 +36,12 @@ Tensor avg_pool(const char* op, int64_t spatial, const Tensor& x, const IntList&
                 const IntList& padding, bool ceil_mode, bool count_include_pad, std::optional<int64_t> divisor) {
   CHORALE_CHECK(divisor != 0, "[", op, "] divisor_override must not be 0");
   const AsImage as(op, x, spatial);
-  kernel::AvgPoolAttrs attrs{window_of(op, spatial, kernel, stride, padding, 1), ceil_mode, count_include_pad,
-                             divisor.value_or(0)};
-  attrs.window.count = 6;  // without dilation
+  const kernel::AvgPoolAttrs attrs{.kernel = sides(op, "kernel", kernel, spatial, 1),
+                                   .stride = sides(op, "stride", stride.empty() ? kernel : stride, spatial, 1),
+                                   .padding = sides(op, "padding", padding, spatial, 0),
+                                   .ceil_mode = ceil_mode,
+                                   .count_include_pad = count_include_pad,
+                                   .divisor = divisor.value_or(0)};
   return as.back(op::call(op::kAvgPool, attrs, as.image()));
 }
 

@@ -1,6 +1,7 @@
 #include "chorale/op/product.h"
 
 #include "chorale/kernel/cpu/product/matmul.h"
+#include "chorale/kernel/linalg_attrs.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/reduce.h"

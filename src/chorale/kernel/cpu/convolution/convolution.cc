@@ -4,6 +4,7 @@
 
 #include "chorale/kernel/cpu/convolution/convolution_engine.h"
 #include "chorale/kernel/cpu/support/copy.h"
+#include "chorale/kernel/nn_attrs.h"
 
 namespace chorale::kernel::cpu {
 namespace {
@@ -37,9 +38,9 @@ Convolution describe(const Tensor& x, const Tensor& w, const Tensor& y, const Co
     c.in[d] = x.sizes()[d + 2];
     c.out[d] = y.sizes()[d + 2];
     c.kernel[d] = w.sizes()[d + 2];
-    c.stride[d] = attrs.step[d];
-    c.pad[d] = attrs.step[spatial + d];
-    c.dilation[d] = attrs.reach[d];
+    c.stride[d] = attrs.stride[d];
+    c.pad[d] = attrs.padding[d];
+    c.dilation[d] = attrs.dilation[d];
   }
   return c;
 }

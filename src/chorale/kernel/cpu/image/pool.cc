@@ -23,7 +23,7 @@ struct Pooling {
   bool channels_last;
 
   // `window` is null for adaptive windows.
-  Pooling(const Tensor& large, const Tensor& small, const IntList* window)
+  Pooling(const Tensor& large, const Tensor& small, const PoolWindow* window)
       : N(large.size(0)), C(large.size(1)), H(large.size(2)), W(large.size(3)) {
     channels_last = !large.is_contiguous() || !small.is_contiguous();
     if (!window) {
@@ -31,8 +31,8 @@ struct Pooling {
       columns = adaptive_spans(W, small.size(3));
       return;
     }
-    side = pool_side(*window, 1);
-    rows = window_spans(pool_side(*window, 0), H, small.size(2));
+    side = window->width;
+    rows = window_spans(window->height, H, small.size(2));
     columns = window_spans(side, W, small.size(3));
     const auto whole = [&](int64_t j) { return column(j).count() == side.kernel; };
     while (inner < width() && !whole(inner)) ++inner;
@@ -195,17 +195,17 @@ void avg_backward(const Pooling& p, const Divisor& divisor, const T* dy, T* dx) 
   });
 }
 
-void max_any(const KernelArgs& args, const IntList* window) {
+void max_any(const KernelArgs& args, const PoolWindow* window) {
   with_images(args, [&]<class T>(const Tensor& x, const Tensor& y, T) {
     max_forward(Pooling(x, y, window), x.data<T>(), y.data<T>(), args.out[1].data<int64_t>());
   });
 }
-void avg_any(const KernelArgs& args, const IntList* window, const Divisor& divisor) {
+void avg_any(const KernelArgs& args, const PoolWindow* window, const Divisor& divisor) {
   with_images(args, [&]<class T>(const Tensor& x, const Tensor& y, T) {
     avg_forward(Pooling(x, y, window), divisor, x.data<T>(), y.data<T>());
   });
 }
-void avg_any_backward(const KernelArgs& args, const IntList* window, const Divisor& divisor) {
+void avg_any_backward(const KernelArgs& args, const PoolWindow* window, const Divisor& divisor) {
   with_images(args, [&]<class T>(const Tensor& dy, const Tensor& dx, T) {
     avg_backward(Pooling(dx, dy, window), divisor, dy.data<T>(), dx.data<T>());
   });
@@ -213,7 +213,10 @@ void avg_any_backward(const KernelArgs& args, const IntList* window, const Divis
 
 }  // namespace
 
-void max_pool(const KernelArgs& args) { max_any(args, &args.attrs.get<PoolAttrs>().window); }
+void max_pool(const KernelArgs& args) {
+  const PoolWindow window = window_of(args.attrs.get<PoolAttrs>());
+  max_any(args, &window);
+}
 void adaptive_max_pool(const KernelArgs& args) { max_any(args, nullptr); }
 
 void max_pool_backward(const KernelArgs& args) {
@@ -226,13 +229,15 @@ void max_pool_backward(const KernelArgs& args) {
 
 void avg_pool(const KernelArgs& args) {
   const auto& attrs = args.attrs.get<AvgPoolAttrs>();
-  avg_any(args, &attrs.window, {attrs.count_include_pad, attrs.divisor});
+  const PoolWindow window = window_of(attrs);
+  avg_any(args, &window, {attrs.count_include_pad, attrs.divisor});
 }
 void adaptive_avg_pool(const KernelArgs& args) { avg_any(args, nullptr, {}); }
 
 void avg_pool_backward(const KernelArgs& args) {
   const auto& attrs = args.attrs.get<AvgPoolBackwardAttrs>();
-  avg_any_backward(args, &attrs.window, {attrs.count_include_pad, attrs.divisor});
+  const PoolWindow window = window_of(attrs);
+  avg_any_backward(args, &window, {attrs.count_include_pad, attrs.divisor});
 }
 void adaptive_avg_pool_backward(const KernelArgs& args) { avg_any_backward(args, nullptr, {}); }
 

@@ -2,6 +2,7 @@
 
 #include "chorale/kernel/cpu/product/product_engine.h"
 #include "chorale/kernel/cpu/support/copy.h"
+#include "chorale/kernel/linalg_attrs.h"
 
 namespace chorale::kernel::cpu {
 namespace {

@@ -3,17 +3,10 @@
 
 #include "chorale/kernel/kernel_args.h"
 
-namespace chorale::kernel {
+namespace chorale::kernel::cpu {
 
-struct AddmmAttrs {
-  Scalar beta = 1;
-  Scalar alpha = 1;
-};
-CHORALE_FIELDS(AddmmAttrs, beta, alpha)
-
-namespace cpu {
 void matmul(const KernelArgs& args);  // a [.., m, k], b [.., k, n]
-void addmm(const KernelArgs& args);   // c (broadcast to [m, n]), a [m, k], b [k, n]
+void addmm(const KernelArgs& args);   // c (broadcast to [m, n]), a [m, k], b [k, n]; AddmmAttrs
 void linear(const KernelArgs& args);  // x [.., k], weight [n, k], bias [n] or none
-}  // namespace cpu
-}  // namespace chorale::kernel
+
+}  // namespace chorale::kernel::cpu

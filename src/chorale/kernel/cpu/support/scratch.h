@@ -8,7 +8,7 @@ namespace chorale::kernel::cpu {
 // At least `bytes`, aligned to 64, contents undefined; nothing for 0.
 class Scratch {
  public:
-  explicit Scratch(size_t bytes) : block_(bytes == 0 ? Block{} : cpu_allocator().allocate(bytes)) {}
+  explicit Scratch(size_t bytes) : block_(bytes == 0 ? memory::Block{} : cpu_allocator().allocate(bytes)) {}
   ~Scratch() {
     if (block_.data != nullptr) cpu_allocator().deallocate(block_);
   }
@@ -21,7 +21,7 @@ class Scratch {
   }
 
  private:
-  Block block_;
+  memory::Block block_;
 };
 
 }  // namespace chorale::kernel::cpu
