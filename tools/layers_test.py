@@ -71,6 +71,19 @@ class Layers(unittest.TestCase):
     def test_a_dependency_upwards_in_the_table_fails(self):
         self.assert_fails({}, "names b, which is not listed above", table="chorale_layer(a DEPS b)\nchorale_layer(b DEPS a)\n")
 
+    def test_the_table_for_people_must_say_the_same(self):
+        def rows(*lines):
+            return {"docs/dev/style.md": "\n".join(("| layer | folder | holds | may include |", *lines)) + "\n"}
+
+        table = "chorale_layer(base)\nchorale_layer(testing DEPS base)\nchorale_layer(tensor DEPS base)\n"
+        good = ("| 0 | `base` | errors | – |", "| 1 | `testing` | tests | base |", "| 2 | `tensor` | bytes | base |")
+        self.assertEqual(self.run_on(rows(*good, "| 5 | `graph` | planned: traces | tensor |"), table), (0, ""))
+        self.assert_fails(rows(*good[:2], "| 2 | `tensor` | bytes | base, testing |"),
+                          "tensor may include base, testing; cmake/layer_table.cmake says base", table=table)
+        self.assert_fails(rows(*good[:2]), "no row for the layer tensor", table=table)
+        self.assert_fails(rows(*good, "| 5 | `graph` | traces | tensor |"), "there is no layer graph", table=table)
+        self.assert_fails(rows(*good[:2], "| 2 | `tensor` | planned: bytes | base |"), "tensor is there", table=table)
+
     def test_needed_is_what_a_layer_and_its_tests_include(self):
         self.assertEqual(self.run_on({}, args=["--needed", "tensor"]), (0, "base;tensor;testing\n"))
         self.assertEqual(self.run_on({}, args=["--needed", "op,base"]), (0, "base;eager;op;tensor;testing\n"))
