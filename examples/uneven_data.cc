@@ -1,4 +1,4 @@
-// Ranks with different numbers of batches: who runs out of them takes part in the others' communication until all have.
+// Ranks with different numbers of batches: a rank that runs out takes part in the others' calls until all have.
 //
 //   chorale run -n 2 ./uneven_data
 #include <iostream>

@@ -142,7 +142,7 @@ proctype Actor() {
 proctype Owner() {
   failure = true;
   if
-  :: !hands             /* lowered, or never raised: who raises them later sees the failure */
+  :: !hands             /* lowered, or never raised: a rank that raises them later sees the failure */
   :: hands -> owner_sees = 1 /* patience is over: fresh pages */
   fi;
   owner_has_it_back = true

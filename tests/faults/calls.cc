@@ -72,7 +72,7 @@ auto sum_of(int size, int64_t shift = 0) {
 
 void run_barrier(const CallArgs& args) { args.group.barrier().wait(); }
 void run_monitored_barrier(const CallArgs& args) {
-  // Rank 0 is to find out first who is missing: the others only know that it does not answer.
+  // Rank 0 is to find out first which rank is missing: the others only know that it does not answer.
   const auto timeout = args.group.timeout();
   args.group.monitored_barrier(args.group.rank() == 0 ? timeout / 2 : timeout);
 }

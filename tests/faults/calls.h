@@ -21,7 +21,7 @@ struct CallArgs {
 struct CallRow {
   const char* name;
   bool has_data, reduces, has_root;  // what can be wrong with it
-  bool pairwise;                     // its sizes are a matter between two ranks: either may be the one who is wrong
+  bool pairwise;                     // its sizes are a matter between two ranks: either may be the wrong one
   void (*run)(const CallArgs& args);
 };
 std::span<const CallRow> call_rows();

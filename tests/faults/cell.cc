@@ -81,10 +81,10 @@ std::chrono::milliseconds Cell::deadline() const {
 bool Cell::may_name(int rank) const {
   const bool differs = fault == Fault::kShape || fault == Fault::kDtype || fault == Fault::kReduction ||
                        fault == Fault::kRoot || fault == Fault::kSkip;
-  // Of two that made different calls, or of the two ends of a message, either may be the one who is wrong.
+  // Of two that made different calls, or of the two ends of a message, either may be the wrong one.
   if (differs && size == 2) return true;
   if (differs && call->pairwise && (fault == Fault::kShape || std::string_view(call->name) == "send")) return true;
-  // Who made the new group's memory may give up and end before the others have seen it: then they blame that rank.
+  // The rank that made the new group's memory may give up and end before the others have seen it: then they blame that rank.
   if (in_a_loop() && std::string_view(call->name) == "new_group") return true;
   // A wire has two ends, on different hosts.
   if (fault == Fault::kCut && host_of(rank) != host_of(culprit())) return true;

@@ -10,7 +10,7 @@
 //                                      (127.0.0.1: ranks of odd numbers behave as if they were on a second host)
 //
 // Exits with 0 if the rank saw what it must see; says on standard output what it saw instead. Under mpirun, which hides
-// who exits with what, it also says that all is well.
+// the exit codes of ranks, it also says that all is well.
 #include <unistd.h>
 
 #include <csignal>

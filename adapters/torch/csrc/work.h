@@ -76,13 +76,13 @@ class Caller {
   const int file_;
 };
 
-// Note [Who moves]
+// Note [Which thread moves]
 // A Mover polls. While the caller computes it does so seldom: there may be no core for the Mover but the caller's, and
 // then it can only take away what a call is to hide behind. DistributedDataParallel rests at the end of backward until
-// futures complete, which nobody but the Mover can do; then it polls as often as it can. Who waits for a work moves it
-// himself.
+// futures complete, which only the Mover can do; then it polls as often as it can. A thread that waits for a work
+// moves it itself.
 //
-// What follows from a future may wait for another future. So who polls hands that on to another thread before it ends
+// What follows from a future may wait for another future. So the polling thread hands polling on to another before it ends
 // works and thereby runs what follows from them; threads are started when all others are busy so.
 class Mover {
  public:

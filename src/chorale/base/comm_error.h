@@ -11,7 +11,7 @@ namespace chorale {
 
 // What is known about a failed communication; -1 and empty mean unknown or not of that kind.
 struct CommFailure {
-  int rank = -1;                 // who reports
+  int rank = -1;                 // the rank that reports
   int peer = -1;                 // the culprit
   std::string collective;        // "all_reduce"
   int64_t sequence_number = -1;  // of the call within its group

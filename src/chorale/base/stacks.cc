@@ -33,8 +33,8 @@ struct Capture {
   int count;
   sem_t done;
 } capture;
-// The thread that is asked, 0 for none. Who sets it back to 0 owns `capture`: the thread itself, or the caller that
-// withdraws the question.
+// The thread that is asked, 0 for none. The thread that sets it back to 0 owns `capture`: the one that was
+// asked, or the caller that withdraws the question.
 std::atomic<pid_t> asked_thread{0};
 
 pid_t current_thread() { return static_cast<pid_t>(syscall(SYS_gettid)); }

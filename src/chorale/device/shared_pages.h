@@ -28,8 +28,8 @@ class SharedPages final : public ArenaSource {
   // Where [begin, begin + bytes) of the arena lies in the file; nothing if it is not one stretch there.
   std::optional<uint64_t> offset_of(const memory::Arena& arena, const std::byte* begin, size_t bytes) const;
 
-  // Puts fresh pages with the same contents under the whole pages that [begin, begin + bytes) touches. Who mapped the
-  // old ones can no longer read or write what is seen here. Nobody else may use these pages meanwhile. Throws
+  // Puts fresh pages with the same contents under the whole pages that [begin, begin + bytes) touches. A peer that
+  // mapped the old ones can no longer read or write what is seen here. No thread may use these pages meanwhile. Throws
   // StateError when there is no memory.
   void renew(std::byte* begin, size_t bytes);
 

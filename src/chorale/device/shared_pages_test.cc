@@ -33,7 +33,7 @@ TEST(SharedPages, ALateWriterNoLongerReachesRenewedPages) {
   EXPECT_EQ(tensor[100], kByte(7)) << "contents are kept";
   peer[100] = kByte(9);
   EXPECT_EQ(tensor[100], kByte(7));
-  // Registered anew: who asks again sees and reaches the new pages.
+  // Registered anew: a peer that asks again sees and reaches the new pages.
   const auto after = pages.offset_of(arena, tensor, bytes);
   ASSERT_TRUE(after);
   EXPECT_NE(*after, *before);

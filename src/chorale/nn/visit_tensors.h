@@ -1,5 +1,5 @@
-// The tensors inside a value, whatever its type: what a module takes and returns is up to the programmer, and those who
-// stand around it (hooks, data-parallel training, checkpointing) must still see every tensor.
+// The tensors inside a value, whatever its type: what a module takes and returns is up to the programmer, and the code
+// around it (hooks, data-parallel training, checkpointing) must still see every tensor.
 //
 //   struct Output {
 //     Tensor logits;

@@ -13,8 +13,8 @@
 //
 // Note [Exceptions]
 // A rank that throws in forward, in backward or in a hook leaves the others waiting for its gradients. When the
-// exception ends it, or it leaves the group, they get a CommError with that exception's text. Who catches it,
-// everywhere, goes on with set_group().
+// exception ends it, or it leaves the group, they get a CommError with that exception's text. A program that
+// catches it on all ranks goes on with set_group().
 #pragma once
 
 #include <functional>
@@ -57,7 +57,7 @@ struct DdpOptions {
   // Parameters and buffers, by name, that stay this rank's own: not compared, not sent, not reduced, not cast.
   std::vector<std::string> ignore{};
   std::optional<MixedPrecision> mixed_precision{};
-  // Who moves reductions while backward computes.
+  // Which thread moves reductions while backward computes.
   Progress progress = Progress::kAuto;
   // Instead of a group: replicas along the one dimension of a mesh, which must outlive the wrapper.
   const comm::Mesh* mesh = nullptr;
@@ -99,7 +99,7 @@ class DataParallelBase : public nn::Module, public Joinable, private reducer::Gr
   void register_buffer_hook(BufferHook hook);
   // Declares that every step uses the same parameters in the same way; before training.
   void set_static_graph();
-  // Goes on in another group, also after a backward that failed. Every member of it calls this; who is not in it may.
+  // Goes on in another group, also after a backward that failed. Every member of it calls this; other ranks may.
   void set_group(const comm::Group& group);
   // Makes the states of all ranks those of rank `source` (global).
   void sync_module_states(int source);

@@ -22,7 +22,7 @@ struct DdpLog {
   bool find_unused_parameters = false;  // auto or on
   bool gradient_as_bucket_view = false;
   std::string backend_name;
-  std::string progress;  // who moves reductions while backward computes, and why
+  std::string progress;  // which thread moves reductions while backward computes, and why
   std::string dtypes;
   int64_t total_parameter_size_bytes = 0;
   int64_t num_parameter_tensors = 0;

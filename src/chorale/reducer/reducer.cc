@@ -312,7 +312,7 @@ void Reducer::finish() {
     if (!places_[i].used) last_unused_.push_back(i);
   }
   if (reductions_ > 0 && last_unused_ != before_unused_) looks_static_ = false;
-  // Only who did not use a parameter has to know whether others did.
+  // Only a rank that left a parameter unused has to know whether others used it.
   if (!last_unused_.empty()) used_work_.wait();
   const std::span<const int32_t> map = used_map_.span<const int32_t>();
   for (size_t i = 0; i < places_.size(); ++i) {

@@ -1,6 +1,6 @@
 // Averages gradients over ranks while they are being computed: gradients that belong together travel in one bucket, and
-// a bucket is reduced as soon as its last gradient is there. It knows no modules and no automatic differentiation; who
-// has gradients tells it when one is ready (GradientOwner, mark_ready).
+// a bucket is reduced as soon as its last gradient is there. It knows no modules and no automatic differentiation; the
+// owner of the gradients tells it when one is ready (GradientOwner, mark_ready).
 //
 // Note [Bucket order]
 // Every rank reduces the same buckets in the same order, that of their indices, whatever the order in which gradients
@@ -36,7 +36,7 @@ enum class FindUnused : uint8_t {
   kOff,   // it is an error at the next forward
 };
 
-// Who moves the reductions that are under way while backward computes.
+// Which thread moves the reductions that are under way while backward computes.
 enum class Progress : uint8_t {
   kAuto,    // kGroup between hosts, kHelper where every rank has a core to spare for it, else kCaller
   kCaller,  // backward's own thread, whenever it starts a further bucket, and at the end
@@ -128,7 +128,7 @@ class Reducer {
   std::span<const size_t> bucket(size_t index) const { return buckets_[index].parameters; }
   size_t bucket_bytes(size_t index) const;
   bool has_rebuilt() const { return rebuilt_; }
-  // Who moves reductions; not kAuto.
+  // Which thread moves reductions; not kAuto.
   Progress progress() const { return progress_; }
   // In the last reduced backward that recorded it.
   const std::vector<size_t>& ready_order() const { return ready_order_; }

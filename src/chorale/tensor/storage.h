@@ -39,7 +39,7 @@ class Storage : public RefCounted {
       raise_read_only(writer);
   }
 
-  // Writes so far, and who wrote last: a gradient that needs an overwritten value is reported with both.
+  // Writes so far, and the last writer: a gradient that needs an overwritten value is reported with both.
   uint32_t version() const { return version_.load(std::memory_order_relaxed); }
   const char* last_writer() const { return last_writer_.load(std::memory_order_relaxed); }
   void note_write(const char* writer) {

@@ -31,7 +31,7 @@ struct Traffic {
 
 struct Event {
   std::string name;  // "shm:all_reduce"
-  int rank = -1;     // who did it, where ranks are threads of one process
+  int rank = -1;     // the rank it belongs to, where ranks are threads of one process
   Clock::time_point start, end;
   bool async = false;
   std::vector<std::vector<int64_t>> shapes{};  // of inputs
@@ -59,8 +59,8 @@ inline void set_rank(int rank) { detail::rank = rank; }
 // What the calling thread does from here to the end of the scope.
 class Span {
  public:
-  explicit Span(const char* name, Kind kind = Kind::kSpan, int who = rank())
-      : name_(enabled() ? name : nullptr), kind_(kind), rank_(who) {
+  explicit Span(const char* name, Kind kind = Kind::kSpan, int of_rank = rank())
+      : name_(enabled() ? name : nullptr), kind_(kind), rank_(of_rank) {
     if (name_) [[unlikely]]
       start_ = Clock::now();
   }

@@ -36,7 +36,7 @@ struct UpdateParams {
 
 // A stretch of one parameter. Weights and states are of compute_of(dtype). For the 16-bit types `weight` is the master
 // copy in f32 and `rounded` the parameter itself; a master that does not round to its parameter was overtaken by
-// somebody who wrote the parameter (a checkpoint, a broadcast), and is taken from there.
+// a write to the parameter (a checkpoint, a broadcast), and is taken from there.
 struct UpdateSpan {
   void* weight = nullptr;
   void* rounded = nullptr;         // of dtype; only for the 16-bit types
