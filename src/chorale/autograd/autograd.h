@@ -61,7 +61,7 @@ HookHandle on_gradient(const Tensor& x, autograd::GradHook hook);
 // Runs after the gradient was accumulated into leaf x, once per backward.
 HookHandle after_accumulate(const Tensor& x, autograd::LeafHook hook);
 // Runs when the gradient of leaf x is final: behind all after_accumulate hooks, or, where somebody else completes it (a
-// reduction over ranks, which sets the gradient later), when he says so. What consumes gradients belongs here.
+// reduction over ranks, which sets the gradient later), when that is done. What consumes gradients belongs here.
 HookHandle after_complete(const Tensor& x, autograd::LeafHook hook);
 // Claims leaf x: backward no longer completes its gradient, complete_gradient() does.
 void set_completed_by_other(const Tensor& x, bool claimed);

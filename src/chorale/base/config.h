@@ -1,4 +1,4 @@
-// The only reader of the environment: what a variable means is said here once.
+// The only reader of the environment. What a value means is parsed where it is used, and said in docs/usage/run.md.
 #pragma once
 
 #include <map>

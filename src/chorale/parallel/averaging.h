@@ -17,7 +17,7 @@ namespace chorale::parallel {
 // Replaces values by their averages over the group, in one call. Nothing happens on a rank outside the group.
 void average_parameters(std::span<const Tensor> parameters, const comm::Group& group);
 
-// Decides after each step whether, and among whom, to average. Used by one thread at a time, in step with the averagers
+// Decides after each step whether, and among which ranks, to average. Used by one thread at a time, in step with the averagers
 // of the other ranks.
 class ModelAverager {
  public:
@@ -32,7 +32,7 @@ class ModelAverager {
   void set_step(int64_t step) { step_ = step; }
 
  protected:
-  // Among whom to average in this step; null: nobody.
+  // Among which ranks to average in this step; null: none.
   virtual const comm::Group* due(int64_t step) const = 0;
 
  private:
