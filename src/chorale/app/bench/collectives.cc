@@ -12,6 +12,7 @@
 #include <optional>
 #include <sstream>
 
+#include "chorale/app/bench/before.h"
 #include "chorale/app/bench/bench.h"
 #include "chorale/app/bench/hosts.h"
 #include "chorale/app/commands.h"
@@ -238,7 +239,10 @@ void add_bench_collectives(CLI::App& bench) {
       ->capture_default_str()
       ->check(CLI::Range(1, 2));
   command->add_option("--fabric", options->fabric, "between hosts: tls, or ucx[:DEVICE]")->capture_default_str();
-  command->add_option("--against", options->against, "peers, among floor, torch and mpi")->capture_default_str();
+  command
+      ->add_option("--against", options->against,
+                   "peers, among floor, torch and mpi; or before=PROGRAM, an older chorale")
+      ->capture_default_str();
   command->add_option("--json", options->json, "write the report to this file");
   command->add_option("--torch-python", options->python, "a Python that can import torch")->capture_default_str();
   command->add_option("--only", options->only, "cases with this in their name, such as all_reduce/f32/4096");
@@ -248,7 +252,11 @@ void add_bench_collectives(CLI::App& bench) {
       ->check(CLI::PositiveNumber);
   command->add_option("--as-rank", options->as_rank, "")->group("");
   command->add_option("--store", options->store, "")->group("");
-  command->callback([options] { run(*options); });
+  command->callback([options] {
+    if (const std::string before = before_program(options->against); !before.empty())
+      return compare_with_before("collectives", before, options->json);
+    run(*options);
+  });
 }
 
 }  // namespace chorale::app

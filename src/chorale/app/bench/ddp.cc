@@ -9,6 +9,7 @@
 #include <iostream>
 #include <limits>
 
+#include "chorale/app/bench/before.h"
 #include "chorale/app/bench/bench.h"
 #include "chorale/app/bench/hosts.h"
 #include "chorale/app/bench/models.h"
@@ -307,7 +308,8 @@ void add_bench_ddp(CLI::App& bench) {
       ->check(CLI::PositiveNumber);
   command->add_option("--json", options->json, "write the report to this file");
   command->add_option("--torch-python", options->python, "a Python that can import torch")->capture_default_str();
-  command->add_option("--against", options->against, "peers: torch, or none")->capture_default_str();
+  command->add_option("--against", options->against, "peers: torch, or none; or before=PROGRAM, an older chorale")
+      ->capture_default_str();
   command->add_option("--only", options->only, "cases with this in their name");
   command->add_option("--rounds", options->rounds, "turns of each side; the median counts")
       ->capture_default_str()
@@ -319,7 +321,11 @@ void add_bench_ddp(CLI::App& bench) {
       ->check(CLI::Range(1, 2));
   command->add_option("--fabric", options->fabric, "between hosts: tls, or ucx[:DEVICE]")->capture_default_str();
   command->add_option("--rate", options->rate, "of the cable between hosts, such as 1gbit");
-  command->callback([options] { run(*options); });
+  command->callback([options] {
+    if (const std::string before = before_program(options->against); !before.empty())
+      return compare_with_before("ddp", before, options->json);
+    run(*options);
+  });
 
   CLI::App* hidden = bench.add_subcommand("ddp-worker", "A rank of `bench ddp`")->group("");
   auto worker = std::make_shared<Worker>();

@@ -7,6 +7,7 @@
 #include <functional>
 #include <iostream>
 
+#include "chorale/app/bench/before.h"
 #include "chorale/app/bench/bench.h"
 #include "chorale/app/bench/ops_cases.h"
 #include "chorale/app/commands.h"
@@ -261,7 +262,10 @@ void add_bench_ops(CLI::App& bench) {
   auto options = std::make_shared<Options>();
   command->add_option("--json", options->json, "write the report to this file");
   command->add_option("--torch-python", options->python, "a Python that can import torch")->capture_default_str();
-  command->add_option("--against", options->against, "peers, among torch, memcpy and onednn")->capture_default_str();
+  command
+      ->add_option("--against", options->against,
+                   "peers, among torch, memcpy and onednn; or before=PROGRAM, an older chorale")
+      ->capture_default_str();
   command->add_option("--only", options->only, "cases with this in their name");
   command->add_option("--rounds", options->rounds, "measurements of each, in turns; the median counts")
       ->capture_default_str()
@@ -269,7 +273,11 @@ void add_bench_ops(CLI::App& bench) {
   command->add_option("--seconds", options->seconds, "length of one measurement")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
-  command->callback([options] { run(*options); });
+  command->callback([options] {
+    if (const std::string before = before_program(options->against); !before.empty())
+      return compare_with_before("ops", before, options->json);
+    run(*options);
+  });
 }
 
 }  // namespace chorale::app

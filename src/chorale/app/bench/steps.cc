@@ -7,6 +7,7 @@
 #include <fstream>
 #include <iostream>
 
+#include "chorale/app/bench/before.h"
 #include "chorale/app/bench/bench.h"
 #include "chorale/app/bench/models.h"
 #include "chorale/app/commands.h"
@@ -244,12 +245,19 @@ void add_bench_steps(CLI::App& bench) {
   auto options = std::make_shared<Options>();
   command->add_option("--json", options->json, "write the report to this file");
   command->add_option("--torch-python", options->python, "a Python that can import torch")->capture_default_str();
-  command->add_option("--against", options->against, "peers, among torch and compiled")->capture_default_str();
+  command
+      ->add_option("--against", options->against,
+                   "peers, among torch and compiled; or before=PROGRAM, an older chorale")
+      ->capture_default_str();
   command->add_option("--only", options->only, "cases with this in their name");
   command->add_option("--rounds", options->rounds, "turns of each side; the median counts")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
-  command->callback([options] { run(*options); });
+  command->callback([options] {
+    if (const std::string before = before_program(options->against); !before.empty())
+      return compare_with_before("steps", before, options->json);
+    run(*options);
+  });
 
   CLI::App* hidden = bench.add_subcommand("step-worker", "Trains one model for `bench steps`")->group("");
   auto worker = std::make_shared<Worker>();
