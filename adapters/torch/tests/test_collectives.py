@@ -102,14 +102,18 @@ def test_moving_every_dtype(rank, size):
 
 @on_ranks(3)
 def test_uneven_sizes(rank, size):
-    gathered = [torch.empty(r + 1) for r in range(size)]
-    dist.all_gather(gathered, torch.full((rank + 1,), float(rank)))
-    assert [g.tolist() for g in gathered] == [[0], [1, 1], [2, 2, 2]]
-    # Rank r sends s + 1 rows to rank s.
-    x = torch.full((6, 2), float(rank))
-    y = torch.empty(size * (rank + 1), 2)
-    dist.all_to_all_single(y, x, [rank + 1] * size, [1, 2, 3])
-    assert y[:, 0].tolist() == [float(r) for r in range(size) for _ in range(rank + 1)]
+    gathered = [torch.full((r + 1,), -1.0) for r in range(size)]
+    dist.all_gather(gathered, 10.0 * rank + torch.arange(rank + 1))
+    assert [g.tolist() for g in gathered] == [[0], [10, 11], [20, 21, 22]]
+    # Rank r sends s + 1 rows to rank s: row 0, rows 1 and 2, rows 3 to 5.
+    inputs = [100.0 * r + torch.arange(12.0).view(6, 2) for r in range(size)]
+    y = torch.full((size * (rank + 1), 2), -1.0)
+    dist.all_to_all_single(y, inputs[rank], [rank + 1] * size, [1, 2, 3])
+    begin = [0, 1, 3][rank]
+    assert torch.equal(y, torch.cat([x[begin:begin + rank + 1] for x in inputs]))
+    even = torch.full((size, 2), -1.0)
+    dist.all_to_all_single(even, inputs[rank][:size].contiguous())
+    assert torch.equal(even, torch.stack([x[rank] for x in inputs]))
 
 
 @on_ranks(2)

@@ -2,9 +2,10 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <map>
+#include <deque>
 #include <set>
+
+#include "chorale/testing/environment_test_util.h"
 
 namespace chorale::config {
 namespace {
@@ -12,29 +13,16 @@ namespace {
 // Tests run in processes of their own or one after the other, so the environment is theirs to change; it is put back.
 class ConfigTest : public testing::Test {
  protected:
-  void set(const char* name, const char* value) {
-    if (!before_.contains(name)) before_[name] = env(name);
-    if (value) {
-      setenv(name, value, 1);
-    } else {
-      unsetenv(name);
-    }
-  }
+  void set(const char* name, const char* value) { variables_.emplace_back(name, value); }
   void SetUp() override {
     for (const char* name : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"}) set(name, nullptr);
   }
   void TearDown() override {
-    for (const auto& [name, value] : before_) {
-      if (value) {
-        setenv(name.c_str(), value->c_str(), 1);
-      } else {
-        unsetenv(name.c_str());
-      }
-    }
+    while (!variables_.empty()) variables_.pop_back();  // a variable that was set twice, too, is as it was before
   }
 
  private:
-  std::map<std::string, std::optional<std::string>> before_;
+  std::deque<EnvironmentVariable> variables_;
 };
 
 TEST_F(ConfigTest, AnEmptyVariableCountsAsUnset) {

@@ -18,21 +18,37 @@ namespace {
 using namespace std::chrono_literals;
 using testing::HasSubstr;
 
+// What rank r holds at index i.
+float number(int rank, size_t i) { return static_cast<float>(1000 * rank) + static_cast<float>(i % 997); }
+std::vector<float> numbers(int rank, size_t count) {
+  std::vector<float> list(count);
+  for (size_t i = 0; i < count; ++i) list[i] = number(rank, i);
+  return list;
+}
+
 // Ten calls, small and large, whose results are known.
 void ten_calls(Group& group) {
   const int size = group.size(), rank = group.rank();
   for (int64_t count : {5, 3000, 100'000}) {
     const auto elems = static_cast<size_t>(count);
-    std::vector<float> x(elems, static_cast<float>(rank + 1));
+    std::vector<float> x = numbers(rank, elems);
     group.all_reduce(std::span(x)).wait();
-    EXPECT_EQ(x, std::vector<float>(elems, static_cast<float>(size * (size + 1)) / 2));
-    const Tensor ours = Tensor::from(std::vector<float>(elems, static_cast<float>(rank)), {count});
+    for (size_t i = 0; i < elems; ++i) {
+      float sum = 0;
+      for (int r = 0; r < size; ++r) sum += number(r, i);
+      ASSERT_EQ(x[i], sum) << i << " of " << count;
+    }
+    const Tensor ours = Tensor::from(numbers(rank, elems), {count});
     group.broadcast(ours, size - 1).wait();
-    EXPECT_EQ(ours.data<float>()[count - 1], static_cast<float>(size - 1));
-    std::vector<int64_t> own(elems, rank), all(elems * static_cast<size_t>(size));
-    group.all_gather_into(std::span(all), std::span<const int64_t>(own)).wait();
-    EXPECT_EQ(all.back(), size - 1);
-    EXPECT_EQ(all.front(), 0);
+    EXPECT_EQ(ours.to_vector<float>(), numbers(size - 1, elems));
+    const std::vector<float> own = numbers(rank, elems);
+    std::vector<float> all(elems * static_cast<size_t>(size), -1), expected;
+    group.all_gather_into(std::span(all), std::span<const float>(own)).wait();
+    for (int r = 0; r < size; ++r) {
+      const std::vector<float> theirs = numbers(r, elems);
+      expected.insert(expected.end(), theirs.begin(), theirs.end());
+    }
+    EXPECT_EQ(all, expected);
   }
   group.barrier().wait();
 }
@@ -63,11 +79,11 @@ void expect_damage(const char* plan, bool checksum, const std::function<void(Gro
 }
 
 void all_reduce_of(Group& group, int64_t count) {
-  group.all_reduce(Tensor::from(std::vector<float>(static_cast<size_t>(count), 1), {count})).wait();
+  group.all_reduce(Tensor::from(numbers(group.rank(), static_cast<size_t>(count)), {count})).wait();
 }
 void ring_of(Group& group, int64_t count) {
   const int right = (group.rank() + 1) % 3, left = (group.rank() + 2) % 3;
-  const Tensor x = Tensor::from(std::vector<float>(static_cast<size_t>(count), 1), {count}),
+  const Tensor x = Tensor::from(numbers(group.rank(), static_cast<size_t>(count)), {count}),
                y = Tensor::empty({count}, DType::kF32);
   const Work sent = group.isend(x, right), received = group.irecv(y, left);
   sent.wait();
@@ -94,7 +110,7 @@ TEST(ChaosInAGroup, WithChecksumsDamagedDataIsFoundAndNamesItsOwner) {
     expect_damage(
         plan, true,
         [&](Group& group) {
-          const Tensor in = Tensor::from(std::vector<float>(static_cast<size_t>(3 * count), 1), {3 * count});
+          const Tensor in = Tensor::from(numbers(group.rank(), static_cast<size_t>(3 * count)), {3 * count});
           group.all_to_all_single(Tensor::empty({3 * count}, DType::kF32), in).wait();
         },
         "the data");

@@ -2,6 +2,7 @@
 // equal on all ranks, whatever path the data took. A sample by default; CHORALE_EXACTNESS=all runs everything.
 #include <gtest/gtest.h>
 
+#include <map>
 #include <random>
 
 #include "chorale/base/config.h"
@@ -16,17 +17,25 @@ namespace {
 using namespace std::chrono_literals;
 
 enum class Where { kOurs, kForeign, kStrided };
+// Beside the plain form: sizes that differ from rank to rank, several tensors in one call, one tensor that is cut.
+enum class Form { kPlain, kUneven, kCoalesced, kSingle, kUnevenSingle };
 
 struct Case {
   CallKind kind;
+  Form form;
   DType dtype;
   int64_t count;
   Reduce reduce;
   Where where;
   int root;
 };
+const char* word_for(Form form) {
+  constexpr const char* kNames[] = {"", " (uneven)", " (coalesced)", " (single)", " (uneven, single)"};
+  return kNames[static_cast<size_t>(form)];
+}
 std::ostream& operator<<(std::ostream& out, const Case& c) {
-  return out << name_of(c.kind) << ' ' << c.dtype << ' ' << c.count << ' ' << name_of(c.reduce) << " root " << c.root
+  return out << name_of(c.kind) << word_for(c.form) << ' ' << c.dtype << ' ' << c.count << ' ' << name_of(c.reduce)
+             << " root " << c.root
              << (c.where == Where::kOurs      ? " ours"
                  : c.where == Where::kForeign ? " foreign"
                                               : " strided");
@@ -89,10 +98,22 @@ void expect(const Tensor& tensor, const Value& value, const char* what = "") {
   });
 }
 
-// What rank r holds at index i; small, so that sums, and mostly ones, so that products fit every dtype.
+bool reduces(CallKind kind) {
+  return kind == CallKind::kReduce || kind == CallKind::kAllReduce || kind == CallKind::kReduceScatter;
+}
+
+// What rank r holds at index i: as good as random, so that an element at a wrong place, or of a wrong rank, shows.
+// Never 0, which is what outputs hold before, but for bool. What is moved fits every dtype; what is reduced is small,
+// so that sums, and mostly ones, so that products fit, too.
 int64_t held(const Case& c, int rank, int64_t i) {
-  if (c.reduce == Reduce::kProduct) return (i + rank) % 5 == 0 ? 2 : 1;
-  return (7 * rank + 3 * i) % 5 + (c.dtype == DType::kBool ? -1 : 1);
+  uint64_t hash = (static_cast<uint64_t>(i) * 1009 + static_cast<uint64_t>(rank) + 1) * 0x9e3779b97f4a7c15u;
+  hash ^= hash >> 29;
+  hash *= 0xbf58476d1ce4e5b9u;
+  const auto below = [&](uint64_t limit) { return static_cast<int64_t>((hash >> 32) % limit); };
+  if (c.dtype == DType::kBool) return below(2);
+  if (!reduces(c.kind)) return below(120) + 1;
+  if (c.reduce == Reduce::kProduct) return below(5) == 0 ? 2 : 1;
+  return below(5) + 1;
 }
 
 int64_t reduced(const Case& c, int size, int64_t i) {
@@ -127,7 +148,92 @@ int64_t reduced(const Case& c, int size, int64_t i) {
   return result;
 }
 
+// Where rank r's part begins, and how much it is, of something that ranks share unevenly.
+int64_t part_of(const Case& c, int rank) { return c.count + 3 * rank; }
+int64_t begin_of(const Case& c, int rank) { return c.count * rank + 3 * rank * (rank - 1) / 2; }
+
+void run_uneven_case(const Group& group, const Case& c, const CallOptions& soon) {
+  const int rank = group.rank(), size = group.size();
+  const auto nothing = [](int64_t) { return int64_t{0}; };
+  std::vector<Tensor> list(static_cast<size_t>(size));
+  if (c.kind == CallKind::kAllGather) {
+    const Tensor x = make(c, part_of(c, rank), [&](int64_t i) { return held(c, rank, i); });
+    for (int r = 0; r < size; ++r) list[static_cast<size_t>(r)] = make(c, part_of(c, r), nothing);
+    group.all_gather(list, x, soon).wait();
+    for (int r = 0; r < size; ++r) expect(list[static_cast<size_t>(r)], [&](int64_t i) { return held(c, r, i); });
+    return expect(
+        x, [&](int64_t i) { return held(c, rank, i); }, "input");
+  }
+  const Tensor y = make(c, part_of(c, rank), nothing);
+  for (int r = 0; r < size; ++r) {
+    list[static_cast<size_t>(r)] = make(c, part_of(c, r), [&](int64_t i) { return held(c, rank, begin_of(c, r) + i); });
+  }
+  group.reduce_scatter(y, list, c.reduce, soon).wait();
+  expect(y, [&](int64_t i) { return reduced(c, size, begin_of(c, rank) + i); });
+}
+
+void run_coalesced_case(const Group& group, const Case& c, const CallOptions& soon) {
+  const int rank = group.rank(), size = group.size();
+  const auto nothing = [](int64_t) { return int64_t{0}; };
+  // Tensor k of rank r: its values go on where those of tensor k - 1 end.
+  const int64_t counts[] = {c.count, 1, c.count / 2, 0, 5}, begins[] = {0, c.count, c.count + 1, 0, 2 * c.count};
+  std::vector<Tensor> tensors;
+  std::vector<std::vector<Tensor>> outputs;
+  for (size_t k = 0; k < std::size(counts); ++k) {
+    tensors.push_back(make(c, counts[k], [&](int64_t i) { return held(c, rank, begins[k] + i); }));
+    outputs.emplace_back();
+    for (int r = 0; r < size; ++r) outputs.back().push_back(make(c, counts[k], nothing));
+  }
+  if (c.kind == CallKind::kAllReduce) {
+    group.all_reduce_coalesced(tensors, c.reduce, soon).wait();
+    for (size_t k = 0; k < std::size(counts); ++k)
+      expect(tensors[k], [&](int64_t i) { return reduced(c, size, begins[k] + i); });
+    return;
+  }
+  group.all_gather_coalesced(outputs, tensors, soon).wait();
+  for (size_t k = 0; k < std::size(counts); ++k) {
+    for (int r = 0; r < size; ++r)
+      expect(outputs[k][static_cast<size_t>(r)], [&](int64_t i) { return held(c, r, begins[k] + i); });
+  }
+}
+
+// Rows of two elements. Evenly, or rank s gives n + s + 2r rows to rank r.
+void run_single_case(const Group& group, const Case& c, const CallOptions& soon) {
+  const int rank = group.rank(), size = group.size();
+  const auto rows = [&](int from, int to) { return c.form == Form::kSingle ? c.count : c.count + from + 2 * to; };
+  std::vector<int64_t> in, out;
+  int64_t given = 0, taken = 0;
+  for (int r = 0; r < size; ++r) {
+    in.push_back(rows(rank, r));
+    out.push_back(rows(r, rank));
+    given += in.back();
+    taken += out.back();
+  }
+  const auto as_rows = [](const Tensor& x) {
+    const int64_t stride = x.elems() > 1 ? x.stride(0) : 1;
+    return x.view_as({x.elems() / 2, 2}, {2 * stride, stride}, 0);
+  };
+  const Tensor x = make(c, 2 * given, [&](int64_t i) { return held(c, rank, i); });
+  const Tensor y = make(c, 2 * taken, [](int64_t) { return int64_t{0}; });
+  if (c.form == Form::kSingle) {
+    group.all_to_all_single(as_rows(y), as_rows(x), {}, {}, soon).wait();
+  } else {
+    group.all_to_all_single(as_rows(y), as_rows(x), out, in, soon).wait();
+  }
+  expect(y, [&](int64_t i) {
+    int from = 0;
+    for (; i >= 2 * rows(from, rank); ++from) i -= 2 * rows(from, rank);
+    int64_t before = 0;
+    for (int r = 0; r < rank; ++r) before += 2 * rows(from, r);
+    return held(c, from, before + i);
+  });
+}
+
 void run_case(Group& group, const Case& c) {
+  const CallOptions soon{.tag = 0, .timeout = 20s};
+  if (c.form == Form::kUneven) return run_uneven_case(group, c, soon);
+  if (c.form == Form::kCoalesced) return run_coalesced_case(group, c, soon);
+  if (c.form != Form::kPlain) return run_single_case(group, c, soon);
   const int rank = group.rank(), size = group.size(), root = c.root % size;
   const int64_t n = c.count;
   const auto own = [&](int64_t i) { return held(c, rank, i); };
@@ -141,7 +247,6 @@ void run_case(Group& group, const Case& c) {
     for (Tensor& tensor : tensors) tensor = make(c, n, value);
     return tensors;
   };
-  const CallOptions soon{.tag = 0, .timeout = 20s};
   switch (c.kind) {
     case CallKind::kBroadcast: {
       const Tensor x = make(c, n, own);
@@ -222,8 +327,19 @@ const int64_t kCounts[] = {0, 1, 3, 17, 1000, 65537, (1 << 20) + 3};
 const Reduce kReductions[] = {Reduce::kSum,    Reduce::kProduct, Reduce::kMin,   Reduce::kMax,
                               Reduce::kBitAnd, Reduce::kBitOr,   Reduce::kBitXor};
 
-bool reduces(CallKind kind) {
-  return kind == CallKind::kReduce || kind == CallKind::kAllReduce || kind == CallKind::kReduceScatter;
+std::vector<Form> forms_of(CallKind kind) {
+  switch (kind) {
+    case CallKind::kAllReduce:
+      return {Form::kPlain, Form::kCoalesced};
+    case CallKind::kAllGather:
+      return {Form::kPlain, Form::kUneven, Form::kCoalesced};
+    case CallKind::kReduceScatter:
+      return {Form::kPlain, Form::kUneven};
+    case CallKind::kAllToAll:
+      return {Form::kPlain, Form::kSingle, Form::kUnevenSingle};
+    default:
+      return {Form::kPlain};
+  }
 }
 bool makes_sense(const Case& c) {
   if (!reduces(c.kind)) return c.reduce == Reduce::kSum;
@@ -236,12 +352,14 @@ std::vector<Case> all_cases() {
   std::vector<Case> cases;
   int root = 0;
   for (CallKind kind : kKinds) {
-    for (DType dtype : kAllDTypes) {
-      for (int64_t count : kCounts) {
-        for (Reduce reduce : kReductions) {
-          for (Where where : {Where::kOurs, Where::kForeign, Where::kStrided}) {
-            const Case c{kind, dtype, count, reduce, where, root++};
-            if (makes_sense(c)) cases.push_back(c);
+    for (Form form : forms_of(kind)) {
+      for (DType dtype : kAllDTypes) {
+        for (int64_t count : kCounts) {
+          for (Reduce reduce : kReductions) {
+            for (Where where : {Where::kOurs, Where::kForeign, Where::kStrided}) {
+              const Case c{kind, form, dtype, count, reduce, where, root++};
+              if (makes_sense(c)) cases.push_back(c);
+            }
           }
         }
       }
@@ -256,6 +374,12 @@ std::vector<Case> sample(unsigned seed, size_t count, int64_t largest) {
   if (config::env("CHORALE_EXACTNESS") == "all") return cases;
   std::mt19937 random(seed);
   std::shuffle(cases.begin(), cases.end(), random);
+  // One of each kind and form, then a second one of each, …
+  std::map<std::pair<CallKind, Form>, int> seen;
+  std::vector<std::pair<int, Case>> turns;
+  for (const Case& c : cases) turns.emplace_back(seen[{c.kind, c.form}]++, c);
+  std::stable_sort(turns.begin(), turns.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (size_t i = 0; i < cases.size(); ++i) cases[i] = turns[i].second;
   // The largest take longest: two of them.
   const auto first_large =
       std::stable_partition(cases.begin(), cases.end(), [&](const Case& c) { return c.count <= largest; });
@@ -275,7 +399,7 @@ bool run_all(Group& group, const std::vector<Case>& cases) {
 }
 
 TEST(Exactness, EveryCollectiveAmongThreads) {
-  for (int size : {1, 2, 3, 5, 8})
+  for (int size : sizes_to_run({1, 2, 3, 5, 8}))
     run_ranks(size, [&](Group& group) { EXPECT_TRUE(run_all(group, sample(static_cast<unsigned>(size), 60, 65537))); });
 }
 
@@ -318,9 +442,9 @@ TEST(Exactness, LargeAllReducesOfOurOwnAndOfForeignMemory) {
     for (DType dtype : {DType::kF32, DType::kBF16, DType::kI64}) {
       for (Where where : {Where::kOurs, Where::kForeign}) {
         for (CallKind kind : {CallKind::kAllReduce, CallKind::kReduce}) {
-          run_case(group, {kind, dtype, (1 << 20) + 3, Reduce::kSum, where, 1});
+          run_case(group, {kind, Form::kPlain, dtype, (1 << 20) + 3, Reduce::kSum, where, 1});
           // Rank 0 holds its data elsewhere than the others.
-          Case mixed{kind, dtype, 70001, Reduce::kSum, where, 2};
+          Case mixed{kind, Form::kPlain, dtype, 70001, Reduce::kSum, where, 2};
           if (group.rank() == 0) mixed.where = where == Where::kOurs ? Where::kForeign : Where::kOurs;
           run_case(group, mixed);
           mixed.count = 1500;
@@ -335,8 +459,8 @@ TEST(Exactness, LargeAllReducesOfOurOwnAndOfForeignMemory) {
 TEST(Exactness, SumsBetweenHostsInSeveralPieces) {
   for (const auto& layout : {kLayouts[0], kLayouts[1], kLayouts[3]}) {
     run_hosts(layout, [](Group& group) {
-      run_case(group, {CallKind::kAllReduce, DType::kF32, (6 << 20) + 3, Reduce::kSum, Where::kOurs, 1});
-      run_case(group, {CallKind::kReduce, DType::kBF16, (6 << 20) + 3, Reduce::kSum, Where::kOurs, 1});
+      run_case(group, {CallKind::kAllReduce, Form::kPlain, DType::kF32, (6 << 20) + 3, Reduce::kSum, Where::kOurs, 1});
+      run_case(group, {CallKind::kReduce, Form::kPlain, DType::kBF16, (6 << 20) + 3, Reduce::kSum, Where::kOurs, 1});
     });
   }
 }

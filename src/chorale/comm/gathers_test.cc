@@ -45,47 +45,67 @@ TEST(Collectives, AllGatherOfDifferentSizesAndIntoOneTensor) {
         views.push_back(whole.view_as({i + 1, l, l}, {l * l, l, 1}, at * l * l));
         at += i + 1;
       }
-      const Work work = group.all_gather(views, filled<float>({r + 1, l, l}, 2));
-      if (async) {
-        while (!work.is_completed()) {
+      const auto gather = [&](const Tensor& input) {
+        std::fill_n(whole.data<float>(), whole.elems(), -1.0f);
+        const Work work = group.all_gather(views, input);
+        if (async) {
+          while (!work.is_completed()) {
+          }
         }
-      }
-      work.wait();
+        work.wait();
+      };
+      gather(filled<float>({r + 1, l, l}, 2));
       EXPECT_TRUE(all_equal(whole, 2.0f));
+      const auto rank = static_cast<int>(r);
+      gather(numbered<float>({r + 1, l, l}, [&](int64_t i) { return sent_by<float>(rank, i); }));
+      for (int sender = 0; sender < n; ++sender) {
+        const Tensor& view = views[static_cast<size_t>(sender)];
+        for (int64_t i = 0; i < view.elems(); ++i) ASSERT_EQ(view.data<float>()[i], sent_by<float>(sender, i));
+      }
     }
     for (const Shape& sizes : {Shape{2 * n, 2}, Shape{n, 2, 2}}) {
       const Tensor all = filled<float>(sizes, -1);
       group.all_gather_into(all, filled<float>({2, 2}, static_cast<float>(r))).wait();
-      for (int64_t i = 0; i < all.elems(); ++i) {
-        const int64_t sender = i / 4;
-        EXPECT_EQ(all.data<float>()[i], static_cast<float>(sender));
-      }
+      for (int64_t i = 0; i < all.elems(); ++i) EXPECT_EQ(all.data<float>()[i], static_cast<float>(i / 4));
+      const auto rank = static_cast<int>(r);
+      group.all_gather_into(all, numbered<float>({2, 2}, [&](int64_t i) { return sent_by<float>(rank, i); })).wait();
+      for (int64_t i = 0; i < all.elems(); ++i)
+        EXPECT_EQ(all.data<float>()[i], sent_by<float>(static_cast<int>(i / 4), i % 4));
     }
   });
 }
 
 // spec: test_all_gather_coalesced_{simple,complex,group,full_group}, test_all_gather_coalesced_with_empty
 TEST(Collectives, CoalescedAllGather) {
+  trace::start();
   in_all_groups([](Group& group) {
     const int own = group.global_rank(group.rank());
-    const auto tensor = [](int64_t k, double value) {
-      return filled<complex64>(Shape(static_cast<size_t>(k), k), complex64(static_cast<float>(value), 0));
+    // One call for each c; tensor k of rank q holds value(q, k, place).
+    const auto run = [&](const auto& value) {
+      using T = decltype(value(0, int64_t{0}, int64_t{0}));
+      for (int64_t c : {2, 3, 4}) {
+        std::vector<Tensor> inputs;
+        std::vector<std::vector<Tensor>> outputs;
+        for (int64_t k = 1; k < c; ++k) {
+          const Shape sizes(static_cast<size_t>(k), k);
+          inputs.push_back(numbered<T>(sizes, [&](int64_t i) { return value(own, k, i); }));
+          outputs.emplace_back();
+          for (int r = 0; r < group.size(); ++r) outputs.back().push_back(filled<T>(sizes, T(-1)));
+        }
+        group.all_gather_coalesced(outputs, inputs).wait();
+        for (int64_t k = 1; k < c; ++k) {
+          for (int r = 0; r < group.size(); ++r) {
+            const Tensor& found = outputs[static_cast<size_t>(k - 1)][static_cast<size_t>(r)];
+            for (int64_t i = 0; i < found.elems(); ++i)
+              ASSERT_EQ(found.data<T>()[i], value(group.global_rank(r), k, i)) << c << ' ' << k << ' ' << r << ' ' << i;
+          }
+        }
+      }
     };
-    for (int64_t c : {2, 3, 4}) {
-      std::vector<Tensor> inputs;
-      std::vector<std::vector<Tensor>> outputs;
-      for (int64_t k = 1; k < c; ++k) {
-        inputs.push_back(tensor(k, static_cast<double>(own + k)));
-        outputs.emplace_back();
-        for (int r = 0; r < group.size(); ++r) outputs.back().push_back(tensor(k, -1));
-      }
-      group.all_gather_coalesced(outputs, inputs).wait();
-      for (int64_t k = 1; k < c; ++k) {
-        for (int r = 0; r < group.size(); ++r)
-          EXPECT_TRUE(all_equal(outputs[static_cast<size_t>(k - 1)][static_cast<size_t>(r)],
-                                complex64(static_cast<float>(group.global_rank(r) + k), 0)));
-      }
-    }
+    run([](int q, int64_t k, int64_t) { return static_cast<float>(q + k); });
+    run([](int q, int64_t k, int64_t i) {
+      return complex64(static_cast<float>(q + k), static_cast<float>(100 * q + i + 1));
+    });
     const auto five = [](int rank) {
       const auto v = static_cast<float>(rank);
       return std::vector<Tensor>{filled<float>({2, 2}, v), filled<float>({0}, 0), filled<float>({3, 3}, v + 1),
@@ -100,8 +120,19 @@ TEST(Collectives, CoalescedAllGather) {
     for (int r = 0; r < group.size(); ++r) {
       EXPECT_TRUE(all_equal(outputs[0][static_cast<size_t>(r)], static_cast<float>(group.global_rank(r))));
       EXPECT_TRUE(all_equal(outputs[2][static_cast<size_t>(r)], static_cast<float>(group.global_rank(r) + 1)));
+      for (size_t i : {1u, 3u, 4u}) EXPECT_EQ(outputs[i][static_cast<size_t>(r)].sizes(), (Shape{0}));
     }
   });
+  // One event per call, with the shapes of all its inputs; complex numbers as pairs. Rank 0 is in two of three groups.
+  const auto events = trace::stop();
+  EXPECT_EQ(count_events(events, "shm:all_gather", 0), 2 * (3 + 3 + 1));
+  const auto count_shapes = [&](const std::vector<std::vector<int64_t>>& shapes) {
+    return std::count_if(events.begin(), events.end(),
+                         [&](const auto& event) { return event.rank == 0 && event.shapes == shapes; });
+  };
+  EXPECT_EQ(count_shapes({{1}, {2, 2}, {3, 3, 3}}), 2);
+  EXPECT_EQ(count_shapes({{1, 2}, {2, 2, 2}, {3, 3, 3, 2}}), 2);
+  EXPECT_EQ(count_shapes({{2, 2}, {0}, {3, 3}, {0}, {0}}), 2);
 }
 
 // spec: test_gather{,_group,_full_group}, test_gather_checks
@@ -191,25 +222,33 @@ TEST(Collectives, AllToAllOfOneTensor) {
   in_all_groups([](Group& group) {
     const int64_t n = group.size();
     const int own = group.global_rank(group.rank());
-    const auto run = [&](auto value) {
-      using T = decltype(value(0));
-      const Tensor in = filled<T>({n, n}, value(own)), out = filled<T>({n, n}, value(-1));
+    // Element i of what rank `sender` passes is value(sender, i).
+    const auto run = [&](const auto& value) {
+      using T = decltype(value(0, int64_t{0}));
+      const auto mine = [&](int64_t i) { return value(own, i); };
+      const Tensor in = numbered<T>({n, n}, mine), out = filled<T>({n, n}, T(-1));
       group.all_to_all_single(out, in).wait();
       for (int64_t i = 0; i < n * n; ++i)
-        EXPECT_EQ(out.data<T>()[i], value(group.global_rank(static_cast<int>(i / n))));
+        ASSERT_EQ(out.data<T>()[i], value(group.global_rank(static_cast<int>(i / n)), group.rank() * n + i % n)) << i;
+      // Rank g gets g + 1 rows, whoever sends.
       std::vector<int64_t> in_splits, out_splits(static_cast<size_t>(n), own + 1);
-      int64_t rows = 0;
+      int64_t rows = 0, rows_before = 0;
       for (int member : group.members()) {
         in_splits.push_back(member + 1);
         rows += member + 1;
+        if (member < own) rows_before += member + 1;
       }
-      const Tensor from = filled<T>({rows, n}, value(own)), to = filled<T>({(own + 1) * n, n}, value(-1));
+      const Tensor from = numbered<T>({rows, n}, mine), to = filled<T>({(own + 1) * n, n}, T(-1));
       group.all_to_all_single(to, from, out_splits, in_splits).wait();
+      const int64_t block = (own + 1) * n;
       for (int64_t i = 0; i < to.elems(); ++i)
-        EXPECT_EQ(to.data<T>()[i], value(group.global_rank(static_cast<int>(i / n / (own + 1)))));
+        ASSERT_EQ(to.data<T>()[i], value(group.global_rank(static_cast<int>(i / block)), rows_before * n + i % block))
+            << i;
     };
-    run([](int x) { return static_cast<float>(x); });
-    run([](int x) { return complex64(static_cast<float>(x), 9); });
+    run([](int sender, int64_t) { return static_cast<float>(sender); });
+    run([](int sender, int64_t) { return complex64(static_cast<float>(sender), 9); });
+    run(sent_by<float>);
+    run(sent_by<complex64>);
   });
 }
 
@@ -219,20 +258,27 @@ TEST(Collectives, AllToAllOfLists) {
   in_all_groups([](Group& group) {
     const int64_t n = group.size();
     const int own = group.global_rank(group.rank());
-    const auto run = [&](auto value) {
-      using T = decltype(value(0));
+    // Element i of what rank `sender` has for rank `receiver` is value(sender, receiver, i).
+    const auto run = [&](const auto& value) {
+      using T = decltype(value(0, 0, int64_t{0}));
       std::vector<Tensor> inputs, outputs;
       for (int member : group.members()) {
-        inputs.push_back(filled<T>({member + 1, n}, value(own)));
-        outputs.push_back(filled<T>({own + 1, n}, value(-1)));
+        inputs.push_back(numbered<T>({member + 1, n}, [&](int64_t i) { return value(own, member, i); }));
+        outputs.push_back(filled<T>({own + 1, n}, T(-1)));
       }
       group.all_to_all(outputs, inputs).wait();
-      for (int r = 0; r < n; ++r) EXPECT_TRUE(all_equal(outputs[static_cast<size_t>(r)], value(group.global_rank(r))));
+      for (int r = 0; r < n; ++r) {
+        const Tensor& found = outputs[static_cast<size_t>(r)];
+        for (int64_t i = 0; i < found.elems(); ++i)
+          ASSERT_EQ(found.data<T>()[i], value(group.global_rank(r), own, i)) << r << ' ' << i;
+      }
     };
-    run([](int x) { return static_cast<float>(x); });
-    run([](int x) { return complex64(static_cast<float>(x), 9); });
+    run([](int sender, int, int64_t) { return static_cast<float>(sender); });
+    run([](int sender, int, int64_t) { return complex64(static_cast<float>(sender), 9); });
+    run([](int sender, int receiver, int64_t i) { return sent_by<float>(sender, 100 * receiver + i); });
+    run([](int sender, int receiver, int64_t i) { return sent_by<complex64>(sender, 100 * receiver + i); });
   });
-  EXPECT_EQ(count_events(trace::stop(), "shm:all_to_all", 0), 2 * 2);
+  EXPECT_EQ(count_events(trace::stop(), "shm:all_to_all", 0), 2 * 4);
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ namespace {
 using namespace std::chrono_literals;
 
 TEST(AllReduce, SumIsExactForAnyRankCount) {
-  for (int size : {1, 2, 3, 5, 8}) {
+  for (int size : sizes_to_run({1, 2, 3, 5, 8})) {
     run_ranks(size, [](Group& group) {
       for (size_t count : {0u, 1u, 3u, 17u, 1000u, 65537u}) {
         // Small integers: every partial sum is exact, so the order of additions cannot matter.

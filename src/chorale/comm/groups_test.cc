@@ -10,6 +10,7 @@
 #include "chorale/base/error.h"
 #include "chorale/comm/spec_test_util.h"
 #include "chorale/comm/world.h"
+#include "chorale/testing/environment_test_util.h"
 #include "chorale/testing/message_test_util.h"
 #include "chorale/transport/store/memory_store.h"
 
@@ -201,9 +202,8 @@ TEST(Groups, ManyRanksAndManyGroups) {
 
 // spec: test_dump_DDP_relevant_env_vars
 TEST(World, PrintsTheVariablesThatMatter) {
-  setenv("MASTER_PORT", "12345", 1);
+  const EnvironmentVariable port("MASTER_PORT", "12345"), topology("NCCL_TOPO_DUMP_FILE", nullptr);
   const std::string text = relevant_environment();
-  unsetenv("MASTER_PORT");
   EXPECT_THAT(text, HasSubstr("env:MASTER_PORT=12345\n"));
   EXPECT_THAT(text, HasSubstr("env:NCCL_TOPO_DUMP_FILE=N/A\n"));
   for (const char* name : {"MASTER_ADDR", "WORLD_SIZE", "TORCH_NCCL_ASYNC_ERROR_HANDLING"})

@@ -11,13 +11,6 @@
 namespace chorale::comm {
 namespace {
 
-// Runs the body with the trace on, for the rows that count events.
-std::vector<trace::Event> traced(int size, const std::function<void(Group&)>& body) {
-  trace::start();
-  run_ranks(size, body);
-  return trace::stop();
-}
-
 bool is_cube_shape(const std::vector<int64_t>& shape, int64_t most) {
   return shape.size() == 3 && shape[0] >= 1 && shape[0] <= most && shape[1] == shape[0] && shape[2] == shape[0];
 }
@@ -113,6 +106,30 @@ TEST(Messages, WithTags) {
     EXPECT_EQ(count_events(events, "shm:send", rank), kRanks - 1);
     EXPECT_EQ(count_events(events, "shm:recv", rank), kRanks - 1);
   }
+  for (const trace::Event& event : events) {
+    if (event.kind != trace::Kind::kCall) continue;
+    EXPECT_TRUE(event.name == "shm:send" || event.name == "shm:recv") << event.name;
+    EXPECT_EQ(event.shapes, (std::vector<std::vector<int64_t>>{{10, 10, 10}}));
+  }
+  // Each sends something else with another tag first: without tags that would be taken instead.
+  run_ranks(kRanks, [](Group& group) {
+    constexpr uint64_t kOther = 100;
+    std::vector<Work> sent;
+    for (int dst = 0; dst < group.size(); ++dst) {
+      if (dst == group.rank()) continue;
+      sent.push_back(group.isend(cube(10, -5 - group.rank()), dst, kOther));
+      sent.push_back(group.isend(cube(10, group.rank()), dst, static_cast<uint64_t>(group.rank())));
+    }
+    for (int src = 0; src < group.size(); ++src) {
+      if (src == group.rank()) continue;
+      const Tensor x = cube(10, -1), other = cube(10, -1);
+      group.recv(x, src, static_cast<uint64_t>(src));
+      EXPECT_TRUE(is_cube(x, 10, src));
+      group.recv(other, src, kOther);
+      EXPECT_TRUE(is_cube(other, 10, -5 - src));
+    }
+    for (const Work& work : sent) work.wait();
+  });
 }
 
 // spec: test_isend{,_autograd_profiler,_torch_profiler}

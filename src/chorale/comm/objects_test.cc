@@ -61,15 +61,44 @@ TEST(Objects, AreGathered) {
   set_debug_level(DebugLevel::kOff);
 }
 
-// spec: test_broadcast_object_list, test_scatter_object_list
-TEST(Objects, AreBroadcastAndScattered) {
+// Every value, alone and in a list with all others: different before, those of the root after.
+void broadcast_samples(const Group& group, int root) {
+  const bool is_root = group.global_rank(group.rank()) == root;
+  std::vector<Value> five;
+  for (int i = 0; i < 5; ++i) {
+    five.push_back(is_root ? sample(i) : Value(i));
+    std::vector<Value> one{five.back()};
+    EXPECT_EQ(one[0] == sample(i), is_root);
+    broadcast_object_list(group, one, root);
+    EXPECT_EQ(one, std::vector<Value>{sample(i)});
+  }
+  broadcast_object_list(group, five, root);
+  ASSERT_EQ(five.size(), 5u);
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(five[static_cast<size_t>(i)], sample(i));
+}
+
+// spec: test_broadcast_object_list
+TEST(Objects, AreBroadcast) {
+  for (DebugLevel level : {DebugLevel::kOff, DebugLevel::kDetail}) {
+    set_debug_level(level);
+    run_ranks(6, [](Group& world) {
+      broadcast_samples(world, 0);
+      const Group sub = world.new_group({1, 2, 5});
+      if (sub.is_member()) {
+        for (int root : {1, 5}) broadcast_samples(sub, root);
+      } else {
+        std::vector<Value> own{sample(3)};
+        broadcast_object_list(sub, own, 1);
+        EXPECT_EQ(own, std::vector<Value>{sample(3)}) << "nothing happens outside the group";
+      }
+    });
+  }
+  set_debug_level(DebugLevel::kOff);
+}
+
+// spec: test_scatter_object_list
+TEST(Objects, AreScattered) {
   run_ranks(6, [](Group& group) {
-    std::vector<Value> one{group.rank() == 0 ? sample(0) : Value()}, five;
-    for (int i = 0; i < 5; ++i) five.push_back(group.rank() == 0 ? sample(i) : Value(i));
-    broadcast_object_list(group, one, 0);
-    EXPECT_EQ(one[0], sample(0));
-    broadcast_object_list(group, five, 0);
-    for (int i = 0; i < 5; ++i) EXPECT_EQ(five[static_cast<size_t>(i)], sample(i));
     std::vector<Value> inputs, output(1), none;
     for (int r = 0; r < group.size() && group.rank() == 0; ++r) inputs.push_back(sample(r));
     scatter_object_list(group, output, inputs, 0);

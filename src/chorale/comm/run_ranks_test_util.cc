@@ -94,13 +94,17 @@ pid_t start_rank(int rank, int size, int call, const std::string& store) {
   _exit(127);
 }
 
-// Under mpirun this process is one of the ranks, and so it is in every test whose ranks are as many; others do nothing.
+// Under mpirun this process is one of the ranks, and so it is in every test whose ranks are as many.
 std::optional<int> ranks_of_mpirun() {
   const auto size = config::env("OMPI_COMM_WORLD_SIZE");
   return size ? std::optional(std::stoi(*size)) : std::nullopt;
 }
+// The test goes on behind the call, and ends as a skipped one.
+void skip_under_mpirun(const std::string& needed) {
+  GTEST_SKIP() << "needs " << needed << ", and mpirun has started " << *ranks_of_mpirun() << " ranks";
+}
 void run_rank_of_mpirun(int size, const std::function<void(Group&)>& body, GroupOptions options) {
-  if (size != *ranks_of_mpirun()) return;
+  if (size != *ranks_of_mpirun()) return skip_under_mpirun(concat(size, " ranks"));
   transport::MemoryStore unused;
   options.fabric = "mpi";
   Group group = Group::connect(unused, "world", std::stoi(*config::env("OMPI_COMM_WORLD_RANK")), size, options);
@@ -144,8 +148,16 @@ void run_ranks(int size, const std::function<void(Group&)>& body, const GroupOpt
   run_threads(size, body, [&](int) { return options; });
 }
 
+std::vector<int> sizes_to_run(const std::vector<int>& sizes) {
+  const std::optional<int> there = ranks_of_mpirun();
+  if (!there) return sizes;
+  if (std::find(sizes.begin(), sizes.end(), *there) != sizes.end()) return {*there};
+  skip_under_mpirun("another number of ranks");
+  return {};
+}
+
 void run_hosts(const std::vector<int>& hosts, const std::function<void(Group&)>& body, const GroupOptions& options) {
-  if (ranks_of_mpirun()) return;
+  if (ranks_of_mpirun()) return skip_under_mpirun("threads as hosts");
   const transport::Secret secret = transport::Secret::generate();
   run_threads(static_cast<int>(hosts.size()), body, [&](int rank) {
     GroupOptions own = options;
@@ -161,7 +173,10 @@ bool is_rank_process() { return config::env("CHORALE_TEST_RANK").has_value(); }
 std::vector<int> run_processes(int size, const std::function<void(Group&)>& body, const GroupOptions& options,
                                const std::function<void(const RunningRanks&)>& meanwhile) {
   provide_flight_folder();
-  if (ranks_of_mpirun()) return std::vector<int>(static_cast<size_t>(size), 0);
+  if (ranks_of_mpirun()) {
+    skip_under_mpirun("processes of its own");
+    return std::vector<int>(static_cast<size_t>(size), 0);
+  }
   const int call = next_call();
   if (is_rank_process()) {
     if (std::stoi(*config::env("CHORALE_TEST_CALL")) != call) return std::vector<int>(static_cast<size_t>(size), 0);
@@ -184,11 +199,12 @@ std::vector<int> run_processes(int size, const std::function<void(Group&)>& body
 
 void run_threads_and_processes(int size, const std::function<void(Group&)>& body, const GroupOptions& options) {
   if (!is_rank_process()) run_ranks(size, body, options);
+  if (ranks_of_mpirun()) return;
   EXPECT_EQ(run_processes(size, body, options), std::vector<int>(static_cast<size_t>(size), 0));
 }
 
 void run_everywhere(int size, const std::function<void(Group&)>& body, const GroupOptions& options) {
-  if (!is_rank_process() && size > 1) {
+  if (!is_rank_process() && size > 1 && !ranks_of_mpirun()) {
     std::vector<int> hosts(static_cast<size_t>(size));
     std::fill(hosts.begin() + (size + 1) / 2, hosts.end(), 1);
     run_hosts(hosts, body, options);

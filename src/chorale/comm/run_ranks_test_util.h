@@ -11,11 +11,13 @@ namespace chorale::comm {
 
 // Runs `body` on `size` ranks, each a thread with its own end of a new group. A rank that throws leaves the group; the
 // first exception is rethrown here when all have ended. Under mpirun (tests/mpi_test.py) the process itself is a rank
-// of an mpi group, if there are `size` of them; a test of another size does nothing.
+// of an mpi group, if there are `size` of them; otherwise the test is reported as skipped.
 void run_ranks(int size, const std::function<void(Group&)>& body, const GroupOptions& options = {});
+// For a test that runs with several sizes: all of them, and under mpirun the one that there is, if it is in the list.
+std::vector<int> sizes_to_run(const std::vector<int>& sizes);
 
 // The same on several hosts: rank r is a thread that behaves as if it were on host hosts[r], and ranks of different
-// hosts talk through tls on 127.0.0.1. Under mpirun it does nothing.
+// hosts talk through tls on 127.0.0.1. Under mpirun the test is reported as skipped.
 void run_hosts(const std::vector<int>& hosts, const std::function<void(Group&)>& body,
                const GroupOptions& options = {});
 
@@ -26,13 +28,13 @@ inline constexpr int kSkipped = 77;
 // Runs `body` on `size` processes: this test program, executed again for the same test, which comes to this same call
 // and does the body's work there. What the test does before the call, it does in every process. Returns how each ended:
 // its exit status (0: all is well, 1: a check failed or an exception got out, kSkipped: GTEST_SKIP), or minus the
-// signal that ended it. `meanwhile`, if given, runs here while they do. Under mpirun it does nothing.
+// signal that ended it. `meanwhile`, if given, runs here while they do. Under mpirun the test is reported as skipped.
 std::vector<int> run_processes(int size, const std::function<void(Group&)>& body, const GroupOptions& options = {},
                                const std::function<void(const RunningRanks&)>& meanwhile = {});
 // True in a process that run_processes started.
 bool is_rank_process();
 
-// Both kinds, one after the other, and all is well with all of them.
+// Both kinds, one after the other, and all is well with all of them. Under mpirun its ranks only.
 void run_threads_and_processes(int size, const std::function<void(Group&)>& body, const GroupOptions& options = {});
 // And on two hosts.
 void run_everywhere(int size, const std::function<void(Group&)>& body, const GroupOptions& options = {});

@@ -24,6 +24,19 @@ Tensor filled(const Shape& sizes, T value) {
   std::fill_n(tensor.data<T>(), tensor.elems(), value);
   return tensor;
 }
+// A tensor whose element i is value(i).
+template <class T, class Value>
+Tensor numbered(const Shape& sizes, const Value& value) {
+  const Tensor tensor = Tensor::empty(sizes, dtype_of<T>);
+  for (int64_t i = 0; i < tensor.elems(); ++i) tensor.data<T>()[i] = value(i);
+  return tensor;
+}
+// What element i of rank `sender` is in exchanges: no two elements of one sender are equal, nor are elements at the
+// same place of two senders.
+template <class T>
+T sent_by(int sender, int64_t i) {
+  return value_of<T>(static_cast<double>(1000 * sender + i));
+}
 // The spec's B(k, v).
 inline Tensor cube(int64_t k, double value) { return filled<float>({k, k, k}, static_cast<float>(value)); }
 
@@ -56,6 +69,12 @@ inline void in_all_groups(const std::function<void(Group&)>& body) {
   run_ranks(kWorldRanks, [&](Group& world) { in_every_group(world, body); });
 }
 
+// The events of a run with the trace on.
+inline std::vector<trace::Event> traced(int size, const std::function<void(Group&)>& body) {
+  trace::start();
+  run_ranks(size, body);
+  return trace::stop();
+}
 inline int count_events(const std::vector<trace::Event>& events, const std::string& name, int rank) {
   int count = 0;
   for (const trace::Event& event : events) count += event.name == name && event.rank == rank ? 1 : 0;

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <string>
 
 #include "chorale/base/config.h"
@@ -24,10 +25,20 @@ class WatchdogListener : public testing::EmptyTestEventListener {
   chorale::Watchdog watchdog_{limit_of_a_test()};
 };
 
+// What a launcher or a user's shell may have set, and what changes what tests see. Ranks keep it: they are started on
+// purpose with it, as tests that are otherwise disabled (tests/*.py) or by run_processes.
+void forget_the_surroundings() {
+  if (testing::GTEST_FLAG(also_run_disabled_tests) || chorale::config::env("CHORALE_TEST_RANK")) return;
+  for (const char* name : {"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+                           "CHORALE_DEBUG", "TORCH_DISTRIBUTED_DEBUG"})
+    unsetenv(name);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
+  forget_the_surroundings();
   testing::UnitTest::GetInstance()->listeners().Append(new WatchdogListener);
   return RUN_ALL_TESTS();
 }
