@@ -153,8 +153,10 @@ TEST(DataLoader, MakesAtMostPrefetchBatchesPerWorkerAhead) {
   const Fragile dataset;
   DataLoader loader(dataset, {.batch_size = 1, .workers = 3, .prefetch = 2});
   loader.next();
-  std::this_thread::sleep_for(50ms);
+  const auto end = std::chrono::steady_clock::now() + 20s;
+  while (*dataset.asked <= 1 && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(1ms);
   EXPECT_GT(*dataset.asked, 1);
+  std::this_thread::sleep_for(50ms);  // time for more than there may be
   EXPECT_LE(*dataset.asked, 1 + 3 * 2);
 }
 

@@ -211,13 +211,14 @@ TEST(RankOfMpirun, DISABLED_ARankMayLeaveWhileOthersAreInTheCallThatItHasComplet
   all.barrier().wait();  // the next test begins at the same time
 }
 
+// The last rank comes when all others have given it up.
 TEST(RankOfMpirun, DISABLED_ALateRankIsNamedAtTheDeadline) {
-  const int last = mpi_size() - 1;
-  const Group group = new_world(300ms);
+  const Group all = new_world(), group = all.duplicate({.timeout = 300ms});
+  const int last = group.size() - 1;
   std::vector<float> x(1000);
-  group.all_reduce(std::span(x)).wait();
+  group.all_reduce(std::span(x), Reduce::kSum, {.tag = 0, .timeout = 20s}).wait();
   if (group.rank() == last) {
-    std::this_thread::sleep_for(1s);
+    all.barrier().wait();
     EXPECT_THAT(message_of<CommError>([&] { group.all_reduce(std::span(x)).wait(); }),
                 HasSubstr(concat("nothing from rank ", last)));
     return;
@@ -226,7 +227,8 @@ TEST(RankOfMpirun, DISABLED_ALateRankIsNamedAtTheDeadline) {
   EXPECT_THAT(
       message_blaming(last, [&] { group.all_reduce(std::span(x)).wait(); }),
       AllOf(HasSubstr(concat("nothing from rank ", last)), HasSubstr("last entered all_reduce of 1000 f32 (sum) #1")));
-  EXPECT_LT(Deadline::Clock::now() - start, 800ms);
+  EXPECT_LT(Deadline::Clock::now() - start, 10s);  // the time of the group, not that of the world
+  all.barrier().wait();
 }
 
 // Each waits for a message of the next one, and the last one for nobody: it is late.
@@ -235,9 +237,7 @@ TEST(RankOfMpirun, DISABLED_ALateRankIsNamedAlsoByThoseWhoWaitForSomebodyElse) {
   const Group group = all.duplicate({.timeout = 300ms});
   const int last = group.size() - 1;
   const Tensor x = Tensor::empty({3}, DType::kF32);
-  if (group.rank() == last) {
-    std::this_thread::sleep_for(1s);
-  } else {
+  if (group.rank() != last) {
     EXPECT_THAT(message_blaming(last, [&] { group.recv(x, group.rank() + 1); }),
                 HasSubstr(concat("nothing from rank ", last)));
   }
@@ -258,18 +258,17 @@ TEST(RankOfMpirun, DISABLED_ErrorsOfASubgroupNameRanksOfTheJob) {
                       HasSubstr(concat("nothing from rank ", last)), HasSubstr("last entered barrier #1")));
   } else if (all.rank() == last) {
     rest.barrier().wait();
-    std::this_thread::sleep_for(1s);
   }
   all.barrier().wait();
 }
 
 TEST(RankOfMpirun, DISABLED_AMonitoredBarrierNamesWhoStaysAway) {
-  const int last = mpi_size() - 1;
-  const Group group = new_world(5s);
-  group.monitored_barrier(2s);
+  const Group all = new_world(), group = all.duplicate();
+  const int last = group.size() - 1;
+  group.monitored_barrier(20s);
   if (group.rank() == last) {
-    std::this_thread::sleep_for(500ms);
-    EXPECT_THAT(message_of<CommError>([&] { group.monitored_barrier(2s); }), HasSubstr("did not reach it"));
+    all.barrier().wait();  // the others have given it up
+    EXPECT_THAT(message_of<CommError>([&] { group.monitored_barrier(20s); }), HasSubstr("did not reach it"));
     return;
   }
   const std::string error = message_blaming(last, [&] { group.monitored_barrier(200ms); });
@@ -277,6 +276,7 @@ TEST(RankOfMpirun, DISABLED_AMonitoredBarrierNamesWhoStaysAway) {
   if (group.rank() > 0) {
     EXPECT_THAT(error, HasSubstr("failed waiting on rank 0"));
   }
+  all.barrier().wait();
 }
 
 TEST(RankOfMpirun, DISABLED_SubgroupsWorkAtTheSameTime) {

@@ -168,7 +168,9 @@ TEST_F(PuppetTest, AReceiveThatIsCancelledHalfwayStoresNothingMore) {
   say(kShorts, frame(FrameKind::kAnnounce, into.size(), 1));
   EXPECT_EQ(hear_frame(kShortsBack).first.kind, FrameKind::kReady);
   say(kBulk, frame(FrameKind::kChunk, 100000, 1), std::string(50000, 'x'));
-  std::this_thread::sleep_for(50ms);
+  const Deadline deadline = soon();
+  volatile const std::byte* first = into.data();
+  while (*first != std::byte{'x'} && !deadline.passed()) std::this_thread::yield();
   EXPECT_TRUE(fabric_->cancel(receive));
   EXPECT_EQ(receive->state(), Transfer::State::kFailed);
   EXPECT_EQ(into[0], std::byte{'x'});
@@ -274,7 +276,7 @@ TEST_F(PuppetTest, AChunkOutsideItsMessageIsALoss) {
   Bytes into(100000);
   const auto receive = fabric_->receive(1, 0, into);
   say(kShorts, frame(FrameKind::kAnnounce, into.size(), 1));
-  std::this_thread::sleep_for(50ms);
+  EXPECT_EQ(hear_frame(kShortsBack).first.kind, FrameKind::kReady);
   Frame chunk = frame(FrameKind::kChunk, 10, 1);
   chunk.offset = into.size() - 9;
   say(kBulk, chunk);
