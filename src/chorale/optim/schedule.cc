@@ -1,9 +1,10 @@
-// The schedules themselves: functions of a step.
+#include "chorale/optim/schedule.h"
+
 #include <algorithm>
 #include <cmath>
 #include <numbers>
 
-#include "chorale/optim/scheduler.h"
+#include "chorale/base/error.h"
 
 namespace chorale::optim {
 namespace {

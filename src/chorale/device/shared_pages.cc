@@ -1,3 +1,5 @@
+#include "chorale/device/shared_pages.h"
+
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -7,7 +9,6 @@
 
 #include "chorale/base/error.h"
 #include "chorale/device/allocator.h"
-#include "chorale/device/shared_pages.h"
 
 namespace chorale {
 namespace {
