@@ -4,7 +4,7 @@
 #include <iostream>
 
 #include "chorale/api/api.h"
-#include "chorale/io/safetensors.h"
+#include "chorale/io/sharded.h"
 #include "chorale/models/mlp.h"
 #include "chorale/optim/optim.h"
 

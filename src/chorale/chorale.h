@@ -21,7 +21,7 @@
 #include "chorale/data/token_windows.h"
 #include "chorale/io/idx.h"
 #include "chorale/io/npy.h"
-#include "chorale/io/safetensors.h"
+#include "chorale/io/sharded.h"
 #include "chorale/io/tokens.h"
 #include "chorale/models/checkpoint.h"
 #include "chorale/models/cnn.h"

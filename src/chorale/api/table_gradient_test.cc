@@ -1,6 +1,7 @@
 // The gradient of every row against finite differences in f64, first and second derivatives.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -58,7 +59,7 @@ Case prepare(const Sample& sample) {
   Case result;
   for (size_t i = 0; i < sample.in.size(); ++i) {
     Tensor x = sample.in[i].defined() && !sample.in[i].is_sparse() ? clone(sample.in[i]) : sample.in[i];
-    if (x.defined() && !x.is_sparse() && is_differentiable(x.dtype()) && !(sample.constant >> i & 1u)) {
+    if (x.defined() && !x.is_sparse() && is_differentiable(x.dtype()) && !sample.constant.has(i)) {
       set_requires_grad(x);
       result.wanted.push_back(x);
     }
@@ -122,11 +123,11 @@ TEST_P(TableGradient, ReadsOnlyWhatTheRowSaves) {
         std::memset(x.raw(), 0xff, static_cast<size_t>(x.elems()) * x.elem_bytes());
       }
     };
-    for (size_t i = 0; i < c.in.size(); ++i) poison(c.in[i], row().saves.in >> i & 1u);
+    for (size_t i = 0; i < c.in.size(); ++i) poison(c.in[i], row().saves.in.has(i));
     for (size_t i = 0; i < out.size(); ++i) {
       const bool aliases =
           std::any_of(c.in.begin(), c.in.end(), [&](const Tensor& x) { return x.defined() && x.overlaps(out[i]); });
-      poison(out[i], aliases || (row().saves.out >> i & 1u));
+      poison(out[i], aliases || row().saves.out.has(i));
     }
     const auto got = grad({total}, c.wanted);
     for (size_t k = 0; k < got.size(); ++k)
@@ -152,6 +153,35 @@ TEST_P(TableGradient, IsComputedOnlyWhereItIsNeeded) {
       expect_close(got[0], expected[k], 1e-12, describe(row(), sample) + " alone");
     }
   }
+}
+
+// Rows that show a part of their input: their gradient may be added in its place, which must give what adding the
+// rule's gradient gives, and that needs elements that are shown at most once.
+TEST(TableParts, AGradientAddedInItsPlaceIsThatOfTheRule) {
+  int rows = 0;
+  for (const OpDef* row : all_ops()) {
+    if (!row->part) continue;
+    ++rows;
+    ASSERT_TRUE(row->view) << row->name;
+    for (const Sample& sample : row->samples()) {
+      const Tensor& x = sample.in[0];
+      std::vector<double> places(static_cast<size_t>(x.elems()));
+      for (size_t i = 0; i < places.size(); ++i) places[i] = static_cast<double>(i);
+      std::vector<double> shown = run(*row, {Tensor::from(places, x.sizes())}, sample.attrs)[0].to_vector<double>();
+      std::sort(shown.begin(), shown.end());
+      EXPECT_EQ(std::adjacent_find(shown.begin(), shown.end()), shown.end()) << describe(*row, sample);
+
+      // The same sum twice: with a gradient that is there before that of the part, and by the rule alone.
+      const Tensor leaf = set_requires_grad(clone(x)), weights = op::sample(x.sizes(), 7);
+      const Tensor y = mul(leaf, 2);
+      const Tensor whole = sum(mul(y, weights));
+      const Tensor part = projected(run(*row, {y}, sample.attrs), 3);
+      const auto together = grad({part, whole}, {leaf}, {.retain_graph = true});
+      const auto rule = grad({part}, {leaf}, {.retain_graph = true}), rest = grad({whole}, {leaf});
+      expect_close(together[0], add(rule[0], rest[0]), 1e-12, describe(*row, sample));
+    }
+  }
+  EXPECT_GE(rows, 3);
 }
 
 std::vector<const OpDef*> differentiable_rows() {

@@ -98,12 +98,11 @@ void print_table() {
   fmt::print("\n{} ops. `chorale ops NAME` shows one.\n", op::all_ops().size());
 }
 
-std::string saved(uint32_t mask, const char* what) {
-  if (mask == 0) return "";
-  if (mask == ~0u) return fmt::format("all {}s", what);
+std::string saved(op::InputSet positions, const char* what) {
+  if (positions == op::InputSet::all()) return fmt::format("all {}s", what);
   std::string text;
-  for (int i = 0; i < 32; ++i) {
-    if (mask >> i & 1u) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", what, i);
+  for (size_t i = 0; i <= op::InputSet::kLast; ++i) {
+    if (positions.has(i)) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", what, i);
   }
   return text;
 }
@@ -131,7 +130,7 @@ std::vector<std::pair<std::string, std::string>> facts_of(const OpDef& row) {
   field("sharding", sharding(row) == "whole" ? "every rank needs the whole" : sharding(row));
   field("autocast", autocast(row.autocast));
   std::string notes;
-  if (row.view) notes += "shows the bytes of its input; ";
+  if (row.view) notes += row.part ? "shows a part of its input; " : "shows the bytes of its input; ";
   if (row.dynamic) notes += "the shape of its result depends on data; ";
   if (row.in_place) notes += "may write over an input; ";
   if (!notes.empty()) field("notes", notes.substr(0, notes.size() - 2));

@@ -77,7 +77,9 @@ void backward(std::span<const Tensor> roots, std::span<const Tensor> gradients, 
   CHORALE_CHECK(gradients.empty() || gradients.size() == roots.size(), "[backward] ", roots.size(), " tensors but ",
                 gradients.size(), " gradients");
   const trace::Span span("backward");
-  autograd::BackwardRun run({options.retain_graph || options.create_graph, options.create_graph, options.sink});
+  BackwardOptions own = options;
+  own.retain_graph |= options.create_graph;
+  autograd::BackwardRun run(own);
   for (size_t i = 0; i < roots.size(); ++i) {
     const bool given = i < gradients.size() && gradients[i].defined();
     run.add_root(roots[i], given ? gradients[i] : ones_for("backward", roots[i]));
@@ -89,7 +91,8 @@ std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<T
                          const GradOptions& options) {
   CHORALE_CHECK(options.grad_outputs.empty() || options.grad_outputs.size() == outputs.size(), "[grad] ",
                 outputs.size(), " outputs but ", options.grad_outputs.size(), " gradients of them");
-  autograd::BackwardRun run({options.retain_graph || options.create_graph, options.create_graph, nullptr});
+  autograd::BackwardRun run(
+      {.retain_graph = options.retain_graph || options.create_graph, .create_graph = options.create_graph});
   for (const Tensor& input : inputs) run.capture(input);
   for (size_t i = 0; i < outputs.size(); ++i) {
     const bool given = i < options.grad_outputs.size() && options.grad_outputs[i].defined();
@@ -112,20 +115,33 @@ HookHandle on_gradient(const Tensor& x, autograd::GradHook hook) {
   return HookHandle(edge.node->hooks_for_writing().on_output[edge.index].add(std::move(hook)));
 }
 
+namespace {
+autograd::LeafHook with_sink(LeafHookWithoutSink hook) {
+  return [hook = std::move(hook)](const Tensor& leaf, autograd::GradSink&) { hook(leaf); };
+}
+}  // namespace
+
 HookHandle after_accumulate(const Tensor& x, autograd::LeafHook hook) {
   CHORALE_CHECK_STATE(edge_of(x).leaf.defined(), "[after_accumulate] needs a leaf that requires a gradient");
   return HookHandle(slot_for_writing(x).extras_for_writing().accumulated.add(std::move(hook)));
+}
+
+HookHandle after_accumulate(const Tensor& x, LeafHookWithoutSink hook) {
+  return after_accumulate(x, with_sink(std::move(hook)));
 }
 
 HookHandle after_complete(const Tensor& x, autograd::LeafHook hook) {
   CHORALE_CHECK_STATE(edge_of(x).leaf.defined(), "[after_complete] needs a leaf that requires a gradient");
   return HookHandle(slot_for_writing(x).extras_for_writing().completed.add(std::move(hook)));
 }
+HookHandle after_complete(const Tensor& x, LeafHookWithoutSink hook) {
+  return after_complete(x, with_sink(std::move(hook)));
+}
 void set_completed_by_other(const Tensor& x, bool claimed) {
   slot_for_writing(x).extras_for_writing().completed_by_other = claimed;
 }
 void complete_gradient(const Tensor& x) {
-  if (const Slot* slot = slot_of(x)) autograd::run_completed_hooks(*slot, x);
+  if (const Slot* slot = slot_of(x)) autograd::run_completed_hooks(*slot, x, autograd::current_sink());
 }
 
 namespace {

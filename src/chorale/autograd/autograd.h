@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "chorale/autograd/backward.h"
+#include "chorale/autograd/function.h"
 #include "chorale/autograd/mode.h"
 
 namespace chorale {
@@ -58,11 +59,16 @@ class HookHandle {
 };
 // Runs when the gradient of x is complete; a defined result replaces it.
 HookHandle on_gradient(const Tensor& x, autograd::GradHook hook);
+// Hooks of leaves get the leaf and, if they take it, the sink that its gradient went to: gradient(leaf) is the gradient
+// only where backward was given no other sink.
+using LeafHookWithoutSink = std::function<void(const Tensor& leaf)>;
 // Runs after the gradient was accumulated into leaf x, once per backward.
 HookHandle after_accumulate(const Tensor& x, autograd::LeafHook hook);
+HookHandle after_accumulate(const Tensor& x, LeafHookWithoutSink hook);
 // Runs when the gradient of leaf x is final: behind all after_accumulate hooks, or, where somebody else completes it (a
 // reduction over ranks, which sets the gradient later), when that is done. What consumes gradients belongs here.
 HookHandle after_complete(const Tensor& x, autograd::LeafHook hook);
+HookHandle after_complete(const Tensor& x, LeafHookWithoutSink hook);
 // Claims leaf x: backward no longer completes its gradient, complete_gradient() does.
 void set_completed_by_other(const Tensor& x, bool claimed);
 void complete_gradient(const Tensor& x);
@@ -71,45 +77,5 @@ HookHandle before_node(const Tensor& x, autograd::NodePreHook hook);
 HookHandle after_node(const Tensor& x, autograd::NodePostHook hook);
 // Runs once at the end of the backward that this thread is in; StateError outside of one.
 void at_end_of_backward(std::function<void()> callback);
-
-// A differentiable function that is not made of ops, or whose gradient is better written by hand. Derive, then call
-// apply<MyFunction>({inputs}, constructor arguments…). Members may hold anything that is no tensor of the graph.
-class Function {
- public:
-  virtual ~Function() = default;
-  virtual const char* name() const = 0;
-  // Runs without recording.
-  virtual std::vector<Tensor> forward(const std::vector<Tensor>& in) = 0;
-  // Gets one gradient per output (zeros where none arrived), gives one per input (undefined for none). Recorded when
-  // second derivatives are asked for.
-  virtual std::vector<Tensor> backward(const std::vector<Tensor>& dout) = 0;
-
- protected:
-  // In forward: keeps inputs, outputs or intermediate values for backward, with a check against overwriting.
-  void save_for_backward(std::vector<Tensor> tensors) { to_save_ = std::move(tensors); }
-  // In backward: those values.
-  const std::vector<Tensor>& saved() const { return unpacked_; }
-  // In forward: this output has no gradient.
-  void mark_non_differentiable(const Tensor& output) { non_differentiable_.push_back(output); }
-  // In backward: whether the gradient of input i is wanted.
-  bool needs(size_t i) const { return needed_ >> i & 1u; }
-
- private:
-  friend struct FunctionBackward;
-  friend std::vector<Tensor> apply_function(std::unique_ptr<Function> function, const std::vector<Tensor>& in);
-  std::vector<Tensor> to_save_, unpacked_, non_differentiable_;
-  uint32_t needed_ = 0;
-};
-std::vector<Tensor> apply_function(std::unique_ptr<Function> function, const std::vector<Tensor>& in);
-template <class F, class... Args>
-std::vector<Tensor> apply(const std::vector<Tensor>& in, Args&&... args) {
-  return apply_function(std::make_unique<F>(std::forward<Args>(args)...), in);
-}
-
-// Activation checkpointing: runs `function`, keeps its inputs only, and computes what backward needs again when it
-// needs it, with the same random numbers. Hooks, second derivatives and nesting work as without it. The function must
-// do the same when it is called again.
-std::vector<Tensor> checkpoint(std::function<std::vector<Tensor>(const std::vector<Tensor>&)> function,
-                               const std::vector<Tensor>& in);
 
 }  // namespace chorale

@@ -1,8 +1,8 @@
 #include "chorale/autograd/backward.h"
 
 #include <algorithm>
-#include <array>
 #include <optional>
+#include <utility>
 
 #include "chorale/autograd/mode.h"
 #include "chorale/base/error.h"
@@ -11,72 +11,15 @@
 #include "chorale/op/pointwise.h"
 #include "chorale/op/reduce.h"
 #include "chorale/op/sparse.h"
-#include "chorale/op/view.h"
 
 namespace chorale::autograd {
 namespace {
 
 constinit thread_local BackwardRun* current_run = nullptr;
 
-// True when nobody else can see this tensor's bytes, so that it may be overwritten or kept.
-bool exclusive(const Tensor& x) {
-  return x.use_count() == 1 && !x.is_sparse() && x.storage()->use_count() == 1 && !slot_of(x) && x.is_contiguous();
+Tensor in_dtype(Tensor gradient, DType dtype) {
+  return gradient.dtype() == dtype ? std::move(gradient) : to(gradient, dtype);
 }
-
-void accumulate(Tensor& sum, Tensor gradient, bool create_graph) {
-  if (!sum.defined()) {
-    sum = std::move(gradient);
-  } else if (sum.is_sparse() || gradient.is_sparse()) {
-    sum = sparse_add(sum, gradient);
-  } else if (!create_graph && exclusive(sum)) {
-    add_(sum, gradient);
-  } else {
-    sum = add(sum, gradient);
-  }
-}
-
-op::Meta meta_of(const Edge& edge) {
-  if (edge.node) return edge.node->outputs[edge.index];
-  return {edge.leaf.sizes(), edge.leaf.dtype(), edge.leaf.device()};
-}
-
-// Accumulates into the leaf's own gradient. Two backward passes in different threads may meet at a leaf.
-class GradFieldSink final : public GradSink {
- public:
-  void accept(const Tensor& leaf, Tensor gradient, bool create_graph) override {
-    const std::lock_guard lock(mutex_of(leaf));
-    Slot& slot = slot_for_writing(leaf);
-    if (slot.grad.defined()) {
-      if (create_graph || slot.grad.is_sparse()) {
-        Tensor sum = slot.grad;
-        accumulate(sum, std::move(gradient), create_graph);
-        slot.grad = std::move(sum);
-      } else if (gradient.is_sparse()) {
-        sparse_add_(slot.grad, gradient);
-      } else {
-        add_(slot.grad, gradient);
-      }
-    } else if (slot.extras && slot.extras->destination.defined() && !create_graph) {
-      if (!gradient.is(slot.extras->destination)) copy_(slot.extras->destination, to_dense(gradient));
-      slot.grad = slot.extras->destination;
-    } else if (create_graph || gradient.is_sparse() || exclusive(gradient)) {
-      slot.grad = std::move(gradient);
-    } else {
-      slot.grad = clone(gradient);
-    }
-  }
-  Tensor destination(const Tensor& leaf) override {
-    const std::lock_guard lock(mutex_of(leaf));
-    const Slot* slot = slot_of(leaf);
-    return slot && slot->extras && !slot->grad.defined() ? slot->extras->destination : Tensor{};
-  }
-
- private:
-  std::mutex& mutex_of(const Tensor& leaf) {
-    return mutexes_[reinterpret_cast<uintptr_t>(leaf.impl()) / 64 % mutexes_.size()];
-  }
-  std::array<std::mutex, 64> mutexes_;
-};
 
 void check_finite(const Node& node, std::span<const Tensor> din) {
   for (size_t i = 0; i < din.size(); ++i) {
@@ -89,16 +32,22 @@ void check_finite(const Node& node, std::span<const Tensor> din) {
 
 }  // namespace
 
-void run_completed_hooks(const Slot& slot, const Tensor& leaf) {
-  if (slot.extras) slot.extras->completed.for_each([&](const LeafHook& hook) { hook(leaf); });
+void run_completed_hooks(const Slot& slot, const Tensor& leaf, GradSink& sink) {
+  if (slot.extras) slot.extras->completed.for_each([&](const LeafHook& hook) { hook(leaf, sink); });
 }
 
-GradSink& grad_field_sink() {
-  static auto* const sink = new GradFieldSink;
-  return *sink;
-}
+GradSink& current_sink() { return current_run ? current_run->sink() : grad_field_sink(); }
 
 BackwardRun* BackwardRun::current() { return current_run; }
+
+BackwardRun::BackwardRun(BackwardOptions options)
+    : options_(options), reuses_memory_(!options.create_graph && op::current_stack().may_reuse_memory()) {}
+
+BackwardRun::~BackwardRun() {
+  if (inbox_) inbox_->close();
+}
+
+// ---- the graph
 
 uint32_t BackwardRun::task_of(const Edge& edge) {
   const void* target = edge.node ? static_cast<const void*>(edge.node.get()) : edge.leaf.impl();
@@ -128,19 +77,72 @@ void BackwardRun::discover(uint32_t root) {
   }
 }
 
-void BackwardRun::add_root(const Tensor& root, Tensor gradient) {
-  const Edge edge = edge_of(root);
-  CHORALE_CHECK_STATE(edge.wanted(), "[backward] a tensor of shape ", root.sizes(),
-                      " does not require a gradient: nothing that leads to it does");
-  CHORALE_CHECK(gradient.sizes() == root.sizes(), "[backward] the gradient of a tensor of shape ", root.sizes(),
-                " has shape ", gradient.sizes());
+uint32_t BackwardRun::task_of_root(const Edge& edge) {
   const size_t known = tasks_.size();
   const uint32_t task = task_of(edge);
   if (tasks_.size() > known) discover(task);
-  if (gradient.dtype() != root.dtype()) gradient = to(gradient, root.dtype());
-  receive(tasks_[task], edge.index, std::move(gradient));
-  roots_.push_back(task);
   kept_.push_back(edge);
+  return task;
+}
+
+void BackwardRun::add_root(const Tensor& root, Tensor gradient) {
+  check_root(root, gradient);
+  add_root(edge_of(root), std::move(gradient));
+}
+
+void BackwardRun::add_root(const Edge& edge, Tensor gradient) {
+  const uint32_t task = task_of_root(edge);
+  receive(tasks_[task], edge.index, in_dtype(std::move(gradient), spec_of(edge).dtype));
+  roots_.push_back(task);
+}
+
+LateRoot BackwardRun::expect_root(const Edge& root) {
+  CHORALE_CHECK_STATE(root.wanted(), "[backward] a root was announced that leads to no leaf");
+  const uint32_t task = task_of_root(root);
+  CHORALE_CHECK_STATE(!tasks_[task].done, "[backward] a root was announced after its turn: announce it earlier");
+  if (!inbox_) inbox_ = std::make_shared<BackwardInbox>();
+  ++tasks_[task].waiting;
+  late_.push_back(task);
+  return {inbox_, root, task};
+}
+
+LateRoot BackwardRun::expect_root() {
+  if (!inbox_) inbox_ = std::make_shared<BackwardInbox>();
+  return {inbox_, {}, BackwardInbox::kUnnamed};
+}
+
+void BackwardRun::take_late_roots() {
+  for (BackwardInbox::Delivery& came : inbox_->take()) {
+    if (came.task == BackwardInbox::kUnnamed) {
+      if (came.root.wanted()) add_root(came.root, std::move(came.gradients[0]));
+      continue;
+    }
+    for (uint32_t i = 0; i < came.gradients.size(); ++i) {
+      if (!came.gradients[i].defined()) continue;
+      Task& task = tasks_[came.task];
+      const DType dtype = task.node ? task.node->outputs[i].dtype : task.leaf->dtype;
+      receive(task, i, in_dtype(std::move(came.gradients[i]), dtype));
+    }
+    late_.erase(std::find(late_.begin(), late_.end(), came.task));
+    --tasks_[came.task].waiting;
+    roots_.push_back(came.task);
+  }
+}
+
+// False when nothing is expected any more.
+bool BackwardRun::wait_for_late_root() {
+  const BackwardInbox::Wait ended = inbox_->wait(options_.deadline);
+  CHORALE_CHECK_STATE(ended != BackwardInbox::Wait::kDeadline,
+                      "[backward] roots were expected that did not come in time: ", names_of_late_roots());
+  return ended == BackwardInbox::Wait::kNews;
+}
+
+std::string BackwardRun::names_of_late_roots() const {
+  std::string names;
+  for (const uint32_t task : late_) {
+    names += concat(names.empty() ? "" : ", ", tasks_[task].node ? tasks_[task].node->name() : "a leaf");
+  }
+  return names.empty() ? "none of them was named" : names;
 }
 
 void BackwardRun::capture(const Tensor& input) {
@@ -168,10 +170,30 @@ void BackwardRun::mark_needed() {
   }
 }
 
+// ---- gradients on their way
+
+// True when nobody else can see this tensor's bytes, so that it may be overwritten or kept.
+bool BackwardRun::owns(const Tensor& x) const {
+  return reuses_memory_ && x.use_count() == 1 && !x.extension() && x.storage()->use_count() == 1 && !slot_of(x) &&
+         x.is_contiguous();
+}
+
+void BackwardRun::add_up(Tensor& sum, Tensor gradient) const {
+  if (!sum.defined()) {
+    sum = std::move(gradient);
+  } else if (sum.is_sparse() || gradient.is_sparse()) {
+    sum = sparse_add(sum, gradient);
+  } else if (owns(sum)) {
+    add_(sum, gradient);
+  } else {
+    sum = add(sum, gradient);
+  }
+}
+
 void BackwardRun::receive(Task& task, uint32_t index, Tensor gradient) {
   CHORALE_CHECK_STATE(!task.done, "[backward] a gradient arrived at ", task.node ? task.node->name() : "a leaf",
                       " after it had run; add all roots that share a part of the graph before that part runs");
-  accumulate(task.gradients[index], std::move(gradient), options_.create_graph);
+  add_up(task.gradients[index], std::move(gradient));
 }
 
 void BackwardRun::make_ready(uint32_t task) {
@@ -188,28 +210,28 @@ bool BackwardRun::sole_contribution(const Edge& edge) const {
   return task.waiting == 1 && !task.gradients[0].defined() && slot && (!slot->extras || slot->extras->hooks.empty());
 }
 
-struct BackwardRun::RuleContext {
-  BackwardRun& run;
-  Node& node;
+class BackwardRun::RuleContext final : public op::GradContext {
+ public:
+  RuleContext(const BackwardRun& run, const Node& node) : run_(run), node_(node) {}
 
-  static op::Meta meta(const void* context, size_t input) {
-    const Node& node = static_cast<const RuleContext*>(context)->node;
-    if (node.inputs) return (*node.inputs)[input];
-    const Edge& edge = node.edges[input];
+  TensorSpec spec(size_t input) const override {
+    if (node_.inputs) return (*node_.inputs)[input];
+    const Edge& edge = node_.edges[input];
     CHORALE_INVARIANT(edge.wanted(), "a rule asked for the shape of an input that is not saved and needs no gradient");
-    return meta_of(edge);
+    return spec_of(edge);
   }
-  static Tensor destination(const void* context, size_t input) {
-    const auto& self = *static_cast<const RuleContext*>(context);
-    const Edge& edge = self.node.edges[input];
-    if (!edge.leaf.defined() || self.run.options_.create_graph || !self.run.captures_.empty()) return {};
-    if (!self.run.sole_contribution(edge)) return {};
-    GradSink* sink = self.run.options_.sink ? self.run.options_.sink : &grad_field_sink();
-    return sink->destination(edge.leaf);
+  Tensor destination(size_t input) const override {
+    const Edge& edge = node_.edges[input];
+    if (!edge.leaf.defined() || run_.options_.create_graph || !run_.captures_.empty()) return {};
+    return run_.sole_contribution(edge) ? run_.sink().destination(edge.leaf) : Tensor{};
   }
+
+ private:
+  const BackwardRun& run_;
+  const Node& node_;
 };
 
-Tensors BackwardRun::apply_rule(Node& node, std::span<const Tensor> dout, uint32_t needed) {
+Tensors BackwardRun::apply_rule(Node& node, std::span<const Tensor> dout, op::InputSet needed) {
   CHORALE_CHECK_STATE(!node.released, "[backward of ", node.name(),
                       "] this part of the graph was differentiated before and its saved values were freed; pass "
                       "retain_graph the first time");
@@ -225,22 +247,15 @@ Tensors BackwardRun::apply_rule(Node& node, std::span<const Tensor> dout, uint32
   for (size_t i = 0; i < node.saved_out.size(); ++i) {
     if (node.saved_out[i].defined()) out[i] = node.saved_out[i].unpack(node, i, nullptr);
   }
-  const RuleContext context{*this, node};
-  return node.op->grad({.in = in,
-                        .out = out,
-                        .dout = dout,
-                        .attrs = node.attrs,
-                        .needed = needed,
-                        .context = &context,
-                        .meta_of = RuleContext::meta,
-                        .destination_of = RuleContext::destination});
+  const RuleContext context(*this, node);
+  return node.op->grad({.in = in, .out = out, .dout = dout, .attrs = node.attrs, .needed = needed, .context = context});
 }
 
 // A rule may leave a gradient in the broadcast shape or in a wider dtype.
 void BackwardRun::fit(Node& node, const Edge& edge, Tensor& gradient) const {
-  const op::Meta* meta = edge.node ? &edge.node->outputs[edge.index] : nullptr;
-  const Shape& sizes = meta ? meta->sizes : edge.leaf.sizes();
-  const DType dtype = meta ? meta->dtype : edge.leaf.dtype();
+  const TensorSpec* spec = edge.node ? &edge.node->outputs[edge.index] : nullptr;
+  const Shape& sizes = spec ? spec->sizes : edge.leaf.sizes();
+  const DType dtype = spec ? spec->dtype : edge.leaf.dtype();
   if (!(gradient.sizes() == sizes)) [[unlikely]] {
     CHORALE_INVARIANT(!gradient.is_sparse() && gradient.dims() >= static_cast<int64_t>(sizes.size()),
                       "the gradient of ", node.name(), " has shape ", gradient.sizes(), " for an input of shape ",
@@ -261,11 +276,10 @@ void BackwardRun::fit(Node& node, const Edge& edge, Tensor& gradient) const {
 // The gradient of a part of a tensor whose gradient is there already, from another part for example: it is added in its
 // place, where the rule would make a tensor of zeros around it and add the whole.
 bool BackwardRun::add_to_part(const Node& node, const Tensor& dout) {
-  if (node.op != &op::kSlice && node.op != &op::kSelect) return false;
-  if (options_.create_graph || node.hooks || mode.anomaly) return false;
+  if (!reuses_memory_ || !node.op || !node.op->part || node.hooks || mode.anomaly) return false;
   const Edge& edge = node.edges[0];
   const Tensor& sum = tasks_[task_of(edge)].gradients[edge.index];
-  if (!sum.defined() || sum.is_sparse() || !exclusive(sum) || sum.dtype() != dout.dtype()) return false;
+  if (!sum.defined() || !owns(sum) || sum.dtype() != dout.dtype()) return false;
   add_(op::call(*node.op, node.attrs, sum), dout);
   return true;
 }
@@ -281,8 +295,7 @@ void BackwardRun::run_node(uint32_t at) {
         if (!dout[i].defined()) return;
         if (Tensor replaced = hook(dout[i]); replaced.defined()) dout[i] = std::move(replaced);
       });
-      if (node.hooks->retained[i] && dout[i].defined())
-        accumulate(*node.hooks->retained[i], dout[i], options_.create_graph);
+      if (node.hooks->retained[i] && dout[i].defined()) add_up(*node.hooks->retained[i], dout[i]);
     }
   }
   for (Capture& capture : captures_) {
@@ -291,16 +304,17 @@ void BackwardRun::run_node(uint32_t at) {
   if (!tasks_[at].runs) return;
   if (node.hooks) node.hooks->before.for_each([&](const NodePreHook& hook) { hook({dout.data(), dout.size()}); });
 
-  uint32_t needed = 0;
+  op::InputSet needed;
   for (size_t i = 0; i < node.edges.size(); ++i) {
     const Edge& edge = node.edges[i];
-    if (edge.wanted() && (captures_.empty() || tasks_[task_of(edge)].needed)) needed |= 1u << std::min<size_t>(i, 31);
+    if (edge.wanted() && (captures_.empty() || tasks_[task_of(edge)].needed)) needed.add(i);
   }
   Tensors din;
   const bool any_gradient = std::any_of(dout.begin(), dout.end(), [](const Tensor& g) { return g.defined(); });
-  if (any_gradient && needed && add_to_part(node, dout[0])) {
+  const bool is_due = any_gradient && !needed.empty();
+  if (is_due && add_to_part(node, dout[0])) {
     din.resize(1);
-  } else if ((any_gradient || (node.custom && node.custom->wants_undefined())) && needed) {
+  } else if (is_due || (node.custom && node.custom->always_runs())) {
     din = apply_rule(node, dout, needed);
     CHORALE_INVARIANT(din.size() == node.edges.size(), "the gradient of ", node.name(), " returned ", din.size(),
                       " gradients for ", node.edges.size(), " inputs");
@@ -314,7 +328,7 @@ void BackwardRun::run_node(uint32_t at) {
 
   for (size_t i = 0; i < node.edges.size(); ++i) {
     const Edge& edge = node.edges[i];
-    if (!edge.wanted() || !(needed >> std::min<size_t>(i, 31) & 1u)) continue;
+    if (!edge.wanted() || !needed.has(i)) continue;
     const uint32_t target = task_of(edge);
     if (din[i].defined()) {
       fit(node, edge, din[i]);
@@ -341,10 +355,11 @@ void BackwardRun::run_leaf(uint32_t at) {
     }
     return;
   }
-  (options_.sink ? *options_.sink : grad_field_sink()).accept(leaf, std::move(gradient), options_.create_graph);
+  const Arrival arrival{.create_graph = options_.create_graph, .owned = owns(gradient)};
+  sink().accept(leaf, std::move(gradient), arrival);
   if (!slot.extras) return;
-  slot.extras->accumulated.for_each([&](const LeafHook& hook) { hook(leaf); });
-  if (!slot.extras->completed_by_other) run_completed_hooks(slot, leaf);
+  slot.extras->accumulated.for_each([&](const LeafHook& hook) { hook(leaf, sink()); });
+  if (!slot.extras->completed_by_other) run_completed_hooks(slot, leaf, sink());
 }
 
 void BackwardRun::run() {
@@ -364,6 +379,7 @@ void BackwardRun::run() {
   try {
     run_tasks();
   } catch (...) {
+    if (inbox_) inbox_->close();
     for (const Task& task : tasks_) {
       if (task.node && task.node->custom && captures_.empty()) task.node->custom->note_failure();
     }
@@ -373,6 +389,7 @@ void BackwardRun::run() {
 
 void BackwardRun::run_tasks() {
   while (true) {
+    if (inbox_) take_late_roots();
     for (uint32_t root : std::exchange(roots_, {})) {
       if (tasks_[root].waiting == 0) make_ready(root);
     }
@@ -387,6 +404,8 @@ void BackwardRun::run_tasks() {
       } else {
         run_leaf(task);
       }
+    } else if (inbox_ && wait_for_late_root()) {
+      continue;
     } else if (!callbacks_.empty()) {
       for (const auto& callback : std::exchange(callbacks_, {})) callback();
     } else if (roots_.empty()) {

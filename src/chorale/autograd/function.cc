@@ -1,7 +1,9 @@
-// Functions whose gradient a user wrote, and activation checkpointing.
+#include "chorale/autograd/function.h"
+
 #include <algorithm>
 
-#include "chorale/autograd/autograd.h"
+#include "chorale/autograd/mode.h"
+#include "chorale/autograd/new_node.h"
 #include "chorale/base/error.h"
 #include "chorale/base/generator.h"
 #include "chorale/op/builder.h"
@@ -25,7 +27,7 @@ struct FunctionBackward final : autograd::CustomBackward {
 
   const char* name() const override { return function->name(); }
 
-  Tensors apply(Node& node, std::span<const Tensor> dout, uint32_t needed) override {
+  Tensors apply(Node& node, std::span<const Tensor> dout, op::InputSet needed) override {
     Function& f = *function;
     f.needed_ = needed;
     f.unpacked_.clear();
@@ -38,8 +40,8 @@ struct FunctionBackward final : autograd::CustomBackward {
     std::vector<Tensor> gradients(dout.begin(), dout.end());
     for (size_t i = 0; i < gradients.size(); ++i) {
       if (gradients[i].defined()) continue;
-      const op::Meta& meta = node.outputs[i];
-      gradients[i] = zeros(meta.sizes, meta.dtype, meta.device);
+      const TensorSpec& spec = node.outputs[i];
+      gradients[i] = zeros(spec.sizes, spec.dtype, spec.device);
     }
     std::vector<Tensor> din = f.backward(gradients);
     f.unpacked_.clear();
@@ -58,19 +60,10 @@ std::vector<Tensor> apply_function(std::unique_ptr<Function> function, const std
     const NoGrad quiet;
     out = function->forward(in);
   }
-  bool wanted = false;
-  uint64_t floor = 0;
-  auto node = Node::make();
-  if (grad_enabled()) {
-    for (const Tensor& x : in) {
-      Edge edge = x.defined() && is_differentiable(x.dtype()) ? autograd::edge_of(x) : Edge{};
-      wanted |= edge.wanted();
-      if (edge.node) floor = std::max(floor, edge.node->number);
-      node->edges.push_back(std::move(edge));
-    }
-  }
-  if (!wanted) return out;
-  node->number = autograd::next_number(floor);
+  if (!grad_enabled()) return out;
+  autograd::NewNode node;
+  for (const Tensor& x : in) node.add_input(x);
+  if (!node.is_wanted()) return out;
   auto backward = std::make_unique<FunctionBackward>();
   const auto position = [](const std::vector<Tensor>& list, const Tensor& x) {
     const auto found =
@@ -85,16 +78,16 @@ std::vector<Tensor> apply_function(std::unique_ptr<Function> function, const std
   function->to_save_.clear();
   const std::vector<Tensor> plain = std::exchange(function->non_differentiable_, {});
   for (size_t i = 0; i < out.size(); ++i) {
-    node->outputs.push_back({out[i].sizes(), out[i].dtype(), out[i].device()});
-    if (position(plain, out[i]) >= 0 || !is_differentiable(out[i].dtype())) continue;
+    if (position(plain, out[i]) >= 0) {
+      node.describe_output(op::spec_of(out[i]));
+      continue;
+    }
     // An input returned as it is must not take this node's history.
     if (position(in, out[i]) >= 0) out[i] = out[i].alias();
-    autograd::Slot& slot = autograd::slot_for_writing(out[i]);
-    slot.node = node;
-    slot.index = static_cast<uint32_t>(i);
+    node.add_output(out[i]);
   }
   backward->function = std::move(function);
-  node->custom = std::move(backward);
+  node.set_rule(std::move(backward));
   return out;
 }
 

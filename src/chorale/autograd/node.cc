@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "chorale/autograd/mode.h"
+#include "chorale/autograd/new_node.h"
 #include "chorale/base/error.h"
 #include "chorale/base/pool.h"
 #include "chorale/op/builder.h"
@@ -71,13 +72,10 @@ void renew_view(const Tensor& view, uint32_t rebased) {
     at.index = 0;
     at.node = {};
     if (!parent.wanted()) continue;
-    auto node = Node::make();
-    node->op = at.view->op;
-    node->attrs = at.view->attrs;
-    node->number = next_number(parent.node ? parent.node->number : 0);
-    node->edges.push_back(std::move(parent));
-    node->outputs.push_back({stale.back()->sizes(), stale.back()->dtype(), stale.back()->device()});
-    at.node = std::move(node);
+    NewNode node;
+    node.add_edge(std::move(parent));
+    node.set_rule(*at.view->op, at.view->attrs);
+    node.add_output(*stale.back());
   }
 }
 
@@ -183,15 +181,11 @@ Tensor Saved::unpack(Node& node, size_t position, const Edge* edge) const {
   if (!mode.grad) return value;
   // Second derivatives: the value must be where it was in the graph.
   if (own_output_) {
-    Slot& slot = slot_for_writing(value);
-    slot.node = Intrusive<Node>::share(&node);
-    slot.index = static_cast<uint32_t>(position);
+    set_history(value, Intrusive<Node>::share(&node), static_cast<uint32_t>(position));
   } else if (edge && edge->leaf.defined()) {
     return edge->leaf;
   } else if (edge && edge->node) {
-    Slot& slot = slot_for_writing(value);
-    slot.node = edge->node;
-    slot.index = edge->index;
+    set_history(value, edge->node, edge->index);
   }
   return value;
 }

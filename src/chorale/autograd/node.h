@@ -21,6 +21,7 @@ class KeptStack;
 
 namespace chorale::autograd {
 
+class GradSink;
 struct Node;
 
 // Where the gradient of an input goes: to output `index` of a node, or to a leaf; neither: no gradient is needed.
@@ -70,7 +71,8 @@ class HookList {
 };
 
 using GradHook = std::function<Tensor(const Tensor& gradient)>;  // an undefined result keeps the gradient
-using LeafHook = std::function<void(const Tensor& leaf)>;
+// Gets the sink that the leaf's gradient went to (grad_sink.h).
+using LeafHook = std::function<void(const Tensor& leaf, GradSink& sink)>;
 using NodePreHook = std::function<void(std::span<Tensor> dout)>;                                // may replace
 using NodePostHook = std::function<void(std::span<Tensor> din, std::span<const Tensor> dout)>;  // may replace
 
@@ -106,23 +108,24 @@ struct CustomBackward {
   virtual ~CustomBackward() = default;
   virtual const char* name() const = 0;
   // One gradient per edge.
-  virtual Tensors apply(Node& node, std::span<const Tensor> dout, uint32_t needed) = 0;
-  // Whether apply() is to be called even if no gradient at all arrived.
-  virtual bool wants_undefined() const { return false; }
+  virtual Tensors apply(Node& node, std::span<const Tensor> dout, op::InputSet needed) = 0;
+  // Whether apply() is to be called even if no gradient at all arrived, or if no edge wants one (it goes elsewhere).
+  virtual bool always_runs() const { return false; }
   virtual void release() {}
   // A backward through this node was left by an exception, before or after its own turn; not while gradients are only
   // asked for (grad()). Called where it is being handled.
   virtual void note_failure() {}
 };
 
+// Made by a NewNode (new_node.h).
 struct Node : RefCounted {
   const op::OpDef* op = nullptr;  // null when custom
   uint64_t number = 0;            // Lamport clock: greater than those of all inputs' nodes
   SmallVector<Edge, 3> edges;
   SmallVector<Saved, 2> saved_in;  // by input; undefined where the row does not save it
   SmallVector<Saved, 1> saved_out;
-  SmallVector<op::Meta, 1> outputs;
-  std::unique_ptr<std::vector<op::Meta>> inputs;  // where the row saves them
+  SmallVector<TensorSpec, 1> outputs;
+  std::unique_ptr<std::vector<TensorSpec>> inputs;  // where the row saves them
   Attrs attrs;
   std::shared_ptr<const op::KeptStack>
       stack;  // the Builders to run the rule under; null: those that backward runs under
@@ -195,8 +198,12 @@ inline const Tensor& base_of(const Tensor& tensor) {
   return slot && slot->view ? slot->view->base : tensor;
 }
 
-// The hooks of after_complete().
-void run_completed_hooks(const Slot& slot, const Tensor& leaf);
+// From now on `tensor` is output `index` of `node`.
+inline void set_history(const Tensor& tensor, Intrusive<Node> node, uint32_t index) {
+  Slot& slot = slot_for_writing(tensor);
+  slot.node = std::move(node);
+  slot.index = index;
+}
 
 // Where the gradient of `tensor` goes now; a view whose base was rebased gets its node made anew first.
 Edge edge_of(const Tensor& tensor);

@@ -1,8 +1,10 @@
 #include "chorale/autograd/record.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "chorale/autograd/mode.h"
+#include "chorale/autograd/new_node.h"
 #include "chorale/base/error.h"
 #include "chorale/base/pool.h"
 #include "chorale/op/copy.h"
@@ -18,28 +20,18 @@ bool any_may_want_grad(std::span<const Tensor> tensors) {
   return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return may_want_grad(t); });
 }
 
-// Edges and saved inputs; outputs are filled in once they exist. Null when no input leads to a leaf.
-Intrusive<Node> start_node(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs) {
-  auto node = Node::make();
-  node->op = &op;
-  uint64_t floor = 0;
-  bool wanted = false;
-  for (const Tensor& x : in) {
-    Edge edge = x.defined() && is_differentiable(x.dtype()) ? edge_of(x) : Edge{};
-    if (edge.node) floor = std::max(floor, edge.node->number);
-    wanted |= edge.wanted();
-    node->edges.push_back(std::move(edge));
-  }
-  if (!wanted) return {};
-  node->attrs = attrs;
-  node->number = next_number(floor);
-  if (op.saves.metas) {
-    node->inputs = std::make_unique<std::vector<op::Meta>>();
-    for (const Tensor& x : in)
-      node->inputs->push_back(x.defined() ? op::Meta{x.sizes(), x.dtype(), x.device()} : op::Meta{});
+// Edges and saved inputs; outputs are added once they exist. Nothing when no input leads to a leaf.
+std::optional<NewNode> start_node(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs) {
+  NewNode node;
+  for (const Tensor& x : in) node.add_input(x);
+  if (!node.is_wanted()) return {};
+  node.set_rule(op, attrs);
+  if (op.saves.specs) {
+    node->inputs = std::make_unique<std::vector<TensorSpec>>();
+    for (const Tensor& x : in) node->inputs->push_back(x.defined() ? op::spec_of(x) : TensorSpec{});
   }
   for (size_t i = 0; i < in.size(); ++i) {
-    if (in[i].defined() && op.saves.in >> std::min<size_t>(i, 31) & 1u) {
+    if (in[i].defined() && op.saves.in.has(i)) {
       node->saved_in.resize(in.size());
       node->saved_in[i] = Saved(in[i], false);
     }
@@ -47,12 +39,11 @@ Intrusive<Node> start_node(const OpDef& op, std::span<const Tensor> in, const At
   return node;
 }
 
-void finish_node(Node& node, std::span<const Tensor> out) {
-  for (const Tensor& y : out) node.outputs.push_back({y.sizes(), y.dtype(), y.device()});
+void save_outputs(const NewNode& node, std::span<const Tensor> out) {
   for (size_t i = 0; i < out.size(); ++i) {
-    if (node.op->saves.out >> i & 1u) {
-      node.saved_out.resize(out.size());
-      node.saved_out[i] = Saved(out[i], true);
+    if (node->op->saves.out.has(i)) {
+      node->saved_out.resize(out.size());
+      node->saved_out[i] = Saved(out[i], true);
     }
   }
 }
@@ -74,11 +65,11 @@ struct WriteThroughView final : CustomBackward {
   }
   const char* name() const override { return "write_through_view"; }
   // Edges: the base before, the op that wrote.
-  Tensors apply(Node&, std::span<const Tensor> dout, uint32_t needed) override {
+  Tensors apply(Node&, std::span<const Tensor> dout, op::InputSet needed) override {
     const Tensor region = region_of(dout[0]);
     Tensors din(2);
-    if (needed & 2u) din[1] = clone(region);
-    if (needed & 1u) {
+    if (needed.has(1)) din[1] = clone(region);
+    if (needed.has(0)) {
       // Out of place, so that it can be differentiated again: a mask that is zero in the region.
       Tensor mask;
       {
@@ -98,12 +89,6 @@ struct WriteThroughView final : CustomBackward {
   std::vector<Call> calls;  // from the base on
 };
 
-void attach(const Tensor& tensor, const Intrusive<Node>& node, uint32_t index) {
-  Slot& slot = slot_for_writing(tensor);
-  slot.node = node;
-  slot.index = index;
-}
-
 }  // namespace
 
 void check_in_place(const char* op, const Tensor& tensor) {
@@ -118,19 +103,16 @@ void rebase(const Tensor& tensor, const Intrusive<Node>& node, uint32_t index) {
   Slot& slot = slot_for_writing(tensor);
   if (!slot.view) {
     ++slot.rebased;
-    attach(tensor, node, index);
+    set_history(tensor, node, index);
     return;
   }
   const Tensor base = slot.view->base;
-  auto write = Node::make();
-  write->edges.push_back(edge_of(base));
-  write->edges.push_back({node, index, {}});
-  write->number = next_number(node->number);
-  write->outputs.push_back({base.sizes(), base.dtype(), base.device()});
-  write->custom = std::make_unique<WriteThroughView>(tensor);
-  Slot& base_slot = slot_for_writing(base);
-  ++base_slot.rebased;  // every view, this one included, makes its node anew when it is next used
-  attach(base, write, 0);
+  NewNode write;
+  write.add_edge(edge_of(base));
+  write.add_edge({node, index, {}});
+  write.set_rule(std::make_unique<WriteThroughView>(tensor));
+  ++slot_for_writing(base).rebased;  // every view, this one included, makes its node anew when it is next used
+  write.add_output(base);
 }
 
 void Autograd::remember(Node& node, op::Rest rest) {
@@ -148,15 +130,13 @@ void Autograd::call(const OpDef& op, std::span<const Tensor> in, const Attrs& at
     }
     return;
   }
-  Intrusive<Node> node;
+  std::optional<NewNode> node;
   if (any_may_want_grad(in) && op.grad != op::not_differentiable) node = start_node(op, in, attrs);
   rest.call(op, in, attrs, out);
   if (node) {
-    remember(*node, rest);
-    finish_node(*node, out);
-    for (size_t i = 0; i < out.size(); ++i) {
-      if (is_differentiable(out[i].dtype())) attach(out[i], node, static_cast<uint32_t>(i));
-    }
+    remember(*node->node(), rest);
+    save_outputs(*node, out);
+    for (const Tensor& y : out) node->add_output(y);
   }
   if (op.view && op.grad != op::not_differentiable) {  // detach() has no part in the history of its input
     for (const Tensor& y : out) {
@@ -175,26 +155,25 @@ void Autograd::call_into(const OpDef& op, std::span<const Tensor> in, const Attr
     return;
   }
   for (const Tensor& y : out) check_in_place(op.name, y);
-  Intrusive<Node> node;
+  std::optional<NewNode> node;
   if (op.grad != op::not_differentiable) node = start_node(op, in, attrs);
   rest.call_into(op, in, attrs, out);
   if (!node) {
     // Nothing of the new value depends on a leaf: what was recorded for the old one must not be used for it.
     for (const Tensor& y : out) {
       if (!edge_of(y).wanted() && !edge_of(base_of(y)).wanted()) continue;
-      auto constant = Node::make();
-      constant->op = &op;
-      constant->number = next_number(0);
-      for (const Tensor& written : out)
-        constant->outputs.push_back({written.sizes(), written.dtype(), written.device()});
-      rebase(y, constant, 0);
+      NewNode constant;
+      constant.set_rule(op, attrs);
+      for (const Tensor& written : out) constant.describe_output(op::spec_of(written));
+      rebase(y, constant.node(), 0);
     }
     return;
   }
-  remember(*node, rest);
-  finish_node(*node, out);
+  remember(*node->node(), rest);
+  save_outputs(*node, out);
+  for (const Tensor& y : out) node->describe_output(op::spec_of(y));
   for (size_t i = 0; i < out.size(); ++i) {
-    if (is_differentiable(out[i].dtype())) rebase(out[i], node, static_cast<uint32_t>(i));
+    if (is_differentiable(out[i].dtype())) rebase(out[i], node->node(), static_cast<uint32_t>(i));
   }
 }
 

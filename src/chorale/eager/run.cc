@@ -21,7 +21,7 @@ Tensor make(OutSpec& spec, std::span<const Tensor> in) {
     return in[static_cast<size_t>(spec.view_of)].view_as(std::move(spec.sizes), std::move(spec.strides), spec.offset);
   }
   if (spec.strided) return Tensor::empty_strided(spec.sizes, spec.strides, spec.dtype, spec.device);
-  return Tensor::empty({std::move(spec.sizes), spec.dtype, spec.device});
+  return Tensor::empty(std::move(spec));
 }
 
 bool same_view(const Tensor& a, const Tensor& b) {

@@ -1,5 +1,4 @@
-// Tensors by name in a file: the safetensors format, in one file or in shards with an index, as the Hugging Face
-// libraries write and read them.
+// Tensors by name in a file: the safetensors format. sharded.h has several files of it with an index.
 #pragma once
 
 #include <map>
@@ -8,11 +7,10 @@
 #include <vector>
 
 #include "chorale/io/file.h"
-#include "chorale/tensor/tensor.h"
+#include "chorale/tensor/named_tensors.h"
 
 namespace chorale::io {
 
-using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 using Metadata = std::map<std::string, std::string>;
 
 // What the header of a file says of a tensor. The format has dtypes that tensors have not (U16, U32, U64, F8_…): such a
@@ -53,24 +51,7 @@ class SafetensorsFile {
   std::unordered_map<std::string, size_t> by_name_;
 };
 
-struct Checkpoint {
-  NamedTensors tensors;
-  Metadata metadata;
-};
-
-// Reads all tensors, in the order in which they were saved: from a .safetensors file, from an index (a .json file) and
-// the shards that it names, or from a folder with either `model.safetensors` or `model.safetensors.index.json`.
-// Tensors are as SafetensorsFile::load makes them.
-Checkpoint load(const std::filesystem::path& path);
-
 // Writes one file, atomically (AtomicFile). Tensors need not be contiguous. c128 has no name in the format.
 void save(const std::filesystem::path& path, const NamedTensors& tensors, const Metadata& metadata = {});
-
-// Writes `model.safetensors` into a folder (which is made if need be), or, if that would have more than
-// `max_shard_bytes`, shards `model-00001-of-00003.safetensors` and their index. A tensor is never cut, so one that is
-// larger gets a larger shard of its own. Each file appears at once and the index after its shards; files that an
-// earlier call left and that are no longer named are removed at the end.
-void save_sharded(const std::filesystem::path& folder, const NamedTensors& tensors, size_t max_shard_bytes,
-                  const Metadata& metadata = {});
 
 }  // namespace chorale::io

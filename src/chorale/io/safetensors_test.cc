@@ -1,4 +1,5 @@
 #include "chorale/io/safetensors.h"
+#include "chorale/io/sharded.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

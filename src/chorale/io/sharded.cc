@@ -1,9 +1,11 @@
+#include "chorale/io/sharded.h"
+
 #include <algorithm>
 #include <cstdio>
+#include <map>
 #include <set>
 #include <system_error>
 
-#include "chorale/io/safetensors.h"
 #include "chorale/json/json.h"
 
 // Shards: {"metadata": {"total_size": 123}, "weight_map": {"tensor": "model-00001-of-00002.safetensors", …}}.

@@ -5,6 +5,7 @@
 
 #include "chorale/base/error.h"
 #include "chorale/io/safetensors.h"
+#include "chorale/io/sharded.h"
 #include "chorale/testing/message_test_util.h"
 #include "chorale/testing/temporary_folder_test_util.h"
 

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "chorale/io/safetensors.h"
+#include "chorale/io/sharded.h"
 #include "chorale/json/json.h"
 
 namespace chorale::models {
@@ -135,7 +136,7 @@ void write_config(const std::filesystem::path& folder, Config config, const char
 
 template <class Model>
 void save(const std::filesystem::path& folder, const Model& model, const char* architecture, size_t max_shard_bytes) {
-  io::NamedTensors tensors;
+  NamedTensors tensors;
   std::set<const void*> seen;
   for (auto& [name, tensor] : model.state_dict()) {
     if (tensor.elems() == 0 || seen.insert(tensor.raw()).second) tensors.emplace_back(name, tensor);
@@ -145,12 +146,12 @@ void save(const std::filesystem::path& folder, const Model& model, const char* a
   write_config(folder, model.config, architecture);
 }
 
-bool has_prefix(const io::NamedTensors& tensors, std::string_view prefix) {
+bool has_prefix(const NamedTensors& tensors, std::string_view prefix) {
   return std::any_of(tensors.begin(), tensors.end(), [&](const auto& row) { return row.first.starts_with(prefix); });
 }
 
 template <class Model>
-void load_parameters(Model& model, const io::NamedTensors& tensors, const std::filesystem::path& folder) {
+void load_parameters(Model& model, const NamedTensors& tensors, const std::filesystem::path& folder) {
   try {
     model.load_state_dict(tensors);
   } catch (const InvalidArgument& error) {
@@ -170,9 +171,9 @@ BertConfig parse_bert_config(const std::string& what, std::string_view text) {
 
 Gpt2 load_gpt2(const std::filesystem::path& folder) {
   Gpt2 model(read_config<Gpt2Config>(folder));
-  const io::NamedTensors stored = io::load(folder).tensors;
+  const NamedTensors stored = io::load(folder).tensors;
   const bool bare = !has_prefix(stored, "transformer.");  // saved without its head
-  io::NamedTensors tensors;
+  NamedTensors tensors;
   for (const auto& [name, tensor] : stored) {
     if (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias")) continue;  // masks, of older versions
     tensors.emplace_back(bare && !name.starts_with("lm_head.") ? "transformer." + name : name, tensor);
@@ -183,7 +184,7 @@ Gpt2 load_gpt2(const std::filesystem::path& folder) {
 
 BertForMaskedLM load_bert(const std::filesystem::path& folder) {
   BertForMaskedLM model(read_config<BertConfig>(folder));
-  io::NamedTensors tensors;
+  NamedTensors tensors;
   for (const auto& [stored, tensor] : io::load(folder).tensors) {
     std::string name = stored;
     if (name.starts_with("bert.pooler.") || name.starts_with("cls.seq_relationship.") ||

@@ -7,6 +7,7 @@
 
 #include "chorale/autograd/mode.h"
 #include "chorale/io/safetensors.h"
+#include "chorale/io/sharded.h"
 #include "chorale/json/json.h"
 #include "chorale/testing/message_test_util.h"
 #include "chorale/testing/temporary_folder_test_util.h"
@@ -47,7 +48,7 @@ void expect_near(const Tensor& logits, const std::vector<double>& wanted) {
 }
 
 // Every tensor that transformers wrote is in what we wrote, under its name and bit by bit.
-void expect_holds(const io::NamedTensors& ours, const io::NamedTensors& theirs) {
+void expect_holds(const NamedTensors& ours, const NamedTensors& theirs) {
   const std::map<std::string, Tensor> by_name(ours.begin(), ours.end());
   EXPECT_EQ(by_name.size(), theirs.size());
   for (const auto& [name, tensor] : theirs) {
@@ -93,7 +94,7 @@ TEST(Checkpoint, TakesNamesOfOlderVersions) {
   const TemporaryFolder folder;
   const auto [ids, logits] = expected("gpt2");
   // As the first GPT-2 of the hub: no prefix, and masks among the parameters.
-  io::NamedTensors bare;
+  NamedTensors bare;
   for (const auto& [name, tensor] : io::load(recorded("gpt2")).tensors) {
     bare.emplace_back(name.substr(std::string("transformer.").size()), tensor);
   }
@@ -103,7 +104,7 @@ TEST(Checkpoint, TakesNamesOfOlderVersions) {
   io::save(folder / "gpt2" / "model.safetensors", bare);
   expect_near(load_gpt2(folder / "gpt2")(ids), logits);
 
-  io::NamedTensors old;
+  NamedTensors old;
   for (auto [name, tensor] : io::load(recorded("bert")).tensors) {
     if (const size_t at = name.find("LayerNorm."); at != std::string::npos) {
       name = name.substr(0, at) + (name.ends_with("weight") ? "LayerNorm.gamma" : "LayerNorm.beta");

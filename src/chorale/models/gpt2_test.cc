@@ -60,7 +60,7 @@ TEST(Gpt2, TheHeadIsTheTokenEmbeddingAlsoAfterCloningAndLoading) {
   Gpt2 copy = nn::clone(model);
   EXPECT_TRUE(copy.lm_head.weight.is(copy.transformer.wte.weight));
   // A file of Hugging Face's leaves out the tied name.
-  nn::NamedTensors state = model.state_dict();
+  NamedTensors state = model.state_dict();
   std::erase_if(state, [](const auto& entry) { return entry.first == "lm_head.weight"; });
   Gpt2 loaded(kSmall);
   loaded.load_state_dict(state);

@@ -24,11 +24,11 @@
 #include "chorale/nn/members.h"
 #include "chorale/nn/parameter.h"
 #include "chorale/op/copy.h"
+#include "chorale/tensor/named_tensors.h"
 
 namespace chorale::nn {
 
 // In the order of the modules, a module's own tensors before those of its members.
-using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 using NamedModules = std::vector<std::pair<std::string, Module*>>;
 
 // What load_state_dict could not match, when it was not strict.

@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "chorale/base/error.h"
-#include "chorale/nn/for_each.h"
+#include "chorale/base/for_each.h"
 #include "chorale/tensor/tensor.h"
 
 namespace chorale {

@@ -42,6 +42,13 @@ Builder* Stack::at(Place place) const {
   return nullptr;
 }
 
+bool Stack::may_reuse_memory() const {
+  for (Builder* const* at = builders_; *at; ++at) {
+    if (!(*at)->may_reuse_memory()) return false;
+  }
+  return true;
+}
+
 KeptStack::KeptStack(const Stack& stack) : stack_{} {
   for (size_t place = 0; place < kPlaces; ++place) {
     Builder* builder = stack.at(static_cast<Place>(place));

@@ -45,6 +45,9 @@ class Builder {
   // One that does the same and lives for as long as it is held, for what is run again when the scope of this one has
   // ended. Unless overridden this one itself, which suits a Builder that lives as long as the process.
   virtual std::shared_ptr<Builder> keep();
+  // Whether memory that nobody else can see may be written again instead of allocated. A tracer says no: a graph must
+  // not depend on how many handles there were while it was recorded.
+  virtual bool may_reuse_memory() const { return true; }
 
  protected:
   explicit Builder(Place place) : place_(place) {}
@@ -102,6 +105,8 @@ class Stack {
   Stack without(Place place) const;
   Builder* at(Place place) const;  // or null
   Rest all() const { return Rest(builders_); }
+  // Whether all of them allow it.
+  bool may_reuse_memory() const;
 
  private:
   void put(Builder& builder);

@@ -49,9 +49,9 @@ TEST(Facts, SayWhichInputsMayBeAbsent) {
     all_ops();
     return find_op(name)->facts.optional;
   };
-  EXPECT_EQ(optional("add"), 0u);
-  EXPECT_EQ(optional("linear"), 0b100u);
-  EXPECT_EQ(optional("attention"), 0b11000u);
+  EXPECT_EQ(optional("add"), InputSet{});
+  EXPECT_EQ(optional("linear"), InputSet{2});
+  EXPECT_EQ(optional("attention"), (InputSet{3, 4}));
 }
 
 }  // namespace

@@ -2,13 +2,13 @@
 // (docs/dev/style.md, section 2). Rows are constants; families of them are joined in op/table.cc.
 #pragma once
 
-#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "chorale/base/reduce.h"
 #include "chorale/kernel/pointwise.h"
+#include "chorale/op/input_set.h"
 #include "chorale/tensor/tensor.h"
 
 namespace chorale::op {
@@ -40,11 +40,11 @@ inline constexpr DTypeSet kBools{DType::kBool};
 inline constexpr DTypeSet kReals = kFloats | kInts | kBools;
 inline constexpr DTypeSet kAll = kReals | kComplexes;
 
+// What a tensor is like, without its bytes.
+inline TensorSpec spec_of(const Tensor& x) { return {x.sizes(), x.dtype(), x.device()}; }
+
 // What an op's result looks like. By default it is new and contiguous.
-struct OutSpec {
-  Shape sizes;
-  DType dtype = DType::kF32;
-  Device device;
+struct OutSpec : TensorSpec {
   Strides strides{};     // used when `strided`
   bool strided = false;  // new memory with these strides (a layout other than row-major)
   int view_of = -1;      // the input whose bytes this shows, with `strides` and `offset`
@@ -59,50 +59,49 @@ struct InferArgs {
 // Checks shapes, dtypes and attributes (InvalidArgument) and says what comes out. Reads no data.
 using Infer = void (*)(const InferArgs& args, std::span<OutSpec> out);
 
-struct Meta {
-  Shape sizes;
-  DType dtype;
-  Device device;
+// What a gradient rule may ask of whoever calls it.
+class GradContext {
+ public:
+  // Known of every input that needs a gradient, and of the others where the row saves it (Saves::specs).
+  virtual TensorSpec spec(size_t input) const = 0;
+  // Memory in which the gradient of this input is wanted (a bucket view), or undefined.
+  virtual Tensor destination(size_t input) const = 0;
+
+ protected:
+  ~GradContext() = default;
 };
 
-// What a gradient rule gets. in[i] and out[i] are defined only where the row saves them; the shape and dtype of an
-// input that needs a gradient are always known, of the others where the row saves them (Saves::metas).
+// What a gradient rule gets. in[i] and out[i] are defined only where the row saves them.
 struct GradArgs {
   std::span<const Tensor> in;
   std::span<const Tensor> out;
   std::span<const Tensor> dout;  // undefined where no gradient arrived; with one output it is always defined
   const Attrs& attrs;
-  uint32_t needed = 0;
-  const void* context = nullptr;  // of the two functions below, which belong to whoever calls the rule
-  Meta (*meta_of)(const void* context, size_t input) = nullptr;
-  Tensor (*destination_of)(const void* context, size_t input) = nullptr;
+  InputSet needed;
+  const GradContext& context;
 
   // False for an input without gradient: its product is never computed.
-  // The last bit stands for all inputs from there on.
-  bool needs(size_t i) const { return needed >> std::min<size_t>(i, 31) & 1u; }
-  Shape shape(size_t i) const { return i < in.size() && in[i].defined() ? in[i].sizes() : meta_of(context, i).sizes; }
-  DType dtype(size_t i) const { return i < in.size() && in[i].defined() ? in[i].dtype() : meta_of(context, i).dtype; }
-  // Memory in which the gradient of input i is wanted (a bucket view), or undefined. A rule may ignore it; one whose
-  // last op is expensive writes there with call_into and returns it. See emit() in op/builder.h.
-  Tensor destination(size_t i) const { return destination_of ? destination_of(context, i) : Tensor{}; }
+  bool needs(size_t i) const { return needed.has(i); }
+  Shape shape(size_t i) const { return i < in.size() && in[i].defined() ? in[i].sizes() : context.spec(i).sizes; }
+  DType dtype(size_t i) const { return i < in.size() && in[i].defined() ? in[i].dtype() : context.spec(i).dtype; }
+  // A rule may ignore it; one whose last op is expensive writes there with call_into and returns it. See emit() in
+  // op/builder.h.
+  Tensor destination(size_t i) const { return context.destination(i); }
 };
 // Returns one gradient per input, undefined for none. Written with ops, so that one rule serves eager and traced code
 // and can be differentiated again. A gradient of a broadcast input may have the broadcast shape, and any floating
 // dtype: whoever calls the rule sums it to the input's shape and casts it.
 using Grad = Tensors (*)(const GradArgs&);
 
-// Which values a rule reads, as bit masks: a table test poisons everything else.
+// Which values a rule reads: a table test poisons everything else.
 struct Saves {
-  uint32_t in = 0, out = 0;
-  bool metas = false;  // the rule asks for shapes or dtypes of inputs that need no gradient
+  InputSet in{}, out{};
+  bool specs = false;  // the rule asks for shapes or dtypes of inputs that need no gradient
 };
-inline constexpr Saves kSavesNothing{0, 0}, kSavesInputs{~0u, 0}, kSavesOutputs{0, ~0u}, kSavesBoth{~0u, ~0u};
-inline constexpr Saves kSavesMetas{0, 0, true};
-constexpr Saves saves_in(std::initializer_list<int> inputs) {
-  Saves saves;
-  for (int i : inputs) saves.in |= 1u << i;
-  return saves;
-}
+inline constexpr Saves kSavesNothing{}, kSavesInputs{.in = InputSet::all()}, kSavesOutputs{.out = InputSet::all()};
+inline constexpr Saves kSavesBoth{.in = InputSet::all(), .out = InputSet::all()};
+inline constexpr Saves kSavesSpecs{.specs = true};
+constexpr Saves saves_in(InputSet inputs) { return {.in = inputs}; }
 
 // How an op behaves over shards: one letter per dimension and comma-separated operands, "mk,kn->mn". Splitting a letter
 // that is in the result splits the result; splitting one that is summed away leaves partial values to be combined by
@@ -127,7 +126,7 @@ struct Sample {
   std::vector<Tensor> in;
   Attrs attrs{};
   bool grad = true;          // compare the gradient with finite differences here
-  uint32_t constant = 0;     // bit i: floating input i has no gradient by definition
+  InputSet constant{};       // floating inputs that have no gradient by definition
   double f32_tolerance = 0;  // 0: the default of the table tests
 };
 using Samples = std::vector<Sample> (*)();
@@ -137,8 +136,8 @@ Tensors not_differentiable(const GradArgs&);
 
 // What the table finds out about its rows when it joins them (op/table.cc); before that, nothing.
 struct RowFacts {
-  uint16_t number = 0;    // the place in all_ops(): kernels of a device are found by it (op/kernels.h)
-  uint32_t optional = 0;  // bit i: input i may be absent
+  uint16_t number = 0;  // the place in all_ops(): kernels of a device are found by it (op/kernels.h)
+  InputSet optional{};  // inputs that may be absent
 };
 
 struct OpDef {
@@ -154,10 +153,13 @@ struct OpDef {
   Grad grad = nullptr;
   bool twice = true;  // the gradient can be differentiated again
   ShardRule shard{};
-  uint32_t linear = 0;  // bit i: partial sums may flow into input i
+  InputSet linear{};  // inputs into which partial sums may flow
   Saves saves{};
   Cast autocast = Cast::kNone;
-  bool view = false;      // results show inputs' bytes
+  bool view = false;  // results show inputs' bytes
+  // A view of some elements of its input, each at most once: where the gradient of that input is there already, the
+  // gradient of the part can be added in its place, while the rule would put zeros around it and add the whole.
+  bool part = false;
   bool dynamic = false;   // shapes of results depend on data: the kernel allocates them
   bool in_place = false;  // an output may be exactly an input: elements depend on the same elements only
   Samples samples = nullptr;
@@ -170,6 +172,6 @@ const AttrsType& attrs_of() {
   return attrs_type(TypeTag<T>{});
 }
 
-constexpr uint32_t linear_in(std::initializer_list<int> inputs) { return saves_in(inputs).in; }
+constexpr InputSet linear_in(InputSet inputs) { return inputs; }
 
 }  // namespace chorale::op

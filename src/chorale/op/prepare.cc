@@ -47,7 +47,7 @@ void check_inputs(const OpDef& op, std::span<const Tensor> in) {
   bool found = false;
   for (size_t i = 0; i < in.size(); ++i) {
     if (!in[i].defined()) {
-      if (!(op.facts.optional >> std::min<size_t>(i, 31) & 1u)) [[unlikely]]
+      if (!op.facts.optional.has(i)) [[unlikely]]
         raise_undefined(op, i);
       continue;
     }

@@ -8,12 +8,14 @@
 namespace chorale::op {
 namespace {
 
-// "x, weight, bias?": bit 2; "x, indices?...": bit 1 and all above it.
-uint32_t optional_inputs(std::string_view names) {
-  uint32_t optional = 0;
+// "x, weight, bias?": 2; "x, indices?...": 1 and all behind it.
+InputSet optional_inputs(std::string_view names) {
+  InputSet optional;
   for (size_t i = 0; !names.empty(); ++i) {
     const std::string_view name = names.substr(0, names.find(','));
-    if (name.find('?') != std::string_view::npos) optional |= name.ends_with("...") ? ~0u << i : 1u << i;
+    if (name.find('?') != std::string_view::npos) {
+      optional = optional | (name.ends_with("...") ? InputSet::from(i) : InputSet{i});
+    }
     names.remove_prefix(std::min(name.size() + 1, names.size()));
   }
   return optional;

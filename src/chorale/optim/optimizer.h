@@ -19,12 +19,10 @@
 
 #include "chorale/autograd/autograd.h"
 #include "chorale/kernel/attrs.h"
-#include "chorale/tensor/tensor.h"
+#include "chorale/tensor/named_tensors.h"
 #include "chorale/vec/update.h"
 
 namespace chorale::optim {
-
-using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 
 // Parameters that share options; Options is a struct of an optimizer, such as AdamOptions.
 template <class Options>

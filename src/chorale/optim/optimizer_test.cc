@@ -161,6 +161,18 @@ TEST(Optimizer, UpdatingInBackwardRefusesWhatNeedsAllGradients) {
   EXPECT_MESSAGE(InvalidArgument, "right shares its memory", shared.update_in_backward());
 }
 
+TEST(Optimizer, UpdatingInBackwardLeavesAloneWhatGoesToAnotherSink) {
+  const Tensor a = leaf({1});
+  Sgd optimizer({{"a", a}}, {.lr = 1});
+  optimizer.update_in_backward();
+  autograd::GradientMap map;
+  backward(sum(a * 3), {}, {.sink = &map});
+  EXPECT_EQ(values(a), (Values{1}));
+  EXPECT_EQ(values(map.gradient(a)), (Values{3}));
+  backward(sum(a * 3));
+  EXPECT_EQ(values(a), (Values{-2}));
+}
+
 TEST(Optimizer, HooksGoWithTheOptimizer) {
   const Tensor a = leaf({1});
   {

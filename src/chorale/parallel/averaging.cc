@@ -86,14 +86,14 @@ Tensor PostLocalSgdOptimizer::step(const std::function<Tensor()>& closure) {
   return loss;
 }
 
-optim::NamedTensors PostLocalSgdOptimizer::state_dict() const {
-  optim::NamedTensors state = optimizer_.state_dict();
+NamedTensors PostLocalSgdOptimizer::state_dict() const {
+  NamedTensors state = optimizer_.state_dict();
   state.emplace_back(kStep, Tensor::scalar(averager_.step(), DType::kI64));
   return state;
 }
 
-void PostLocalSgdOptimizer::load_state_dict(const optim::NamedTensors& state) {
-  optim::NamedTensors of_optimizer = state;
+void PostLocalSgdOptimizer::load_state_dict(const NamedTensors& state) {
+  NamedTensors of_optimizer = state;
   std::optional<int64_t> step;
   std::erase_if(of_optimizer, [&](const auto& entry) {
     if (entry.first != kStep) return false;

@@ -17,8 +17,8 @@ namespace chorale::parallel {
 // Replaces values by their averages over the group, in one call. Nothing happens on a rank outside the group.
 void average_parameters(std::span<const Tensor> parameters, const comm::Group& group);
 
-// Decides after each step whether, and among which ranks, to average. Used by one thread at a time, in step with the averagers
-// of the other ranks.
+// Decides after each step whether, and among which ranks, to average. Used by one thread at a time, in step with the
+// averagers of the other ranks.
 class ModelAverager {
  public:
   virtual ~ModelAverager() = default;
@@ -90,8 +90,8 @@ class PostLocalSgdOptimizer {
 
   // The optimizer's, and the averager's step. A state without it (of the optimizer alone) can be loaded: then the
   // averager starts over, with a warning.
-  optim::NamedTensors state_dict() const;
-  void load_state_dict(const optim::NamedTensors& state);
+  NamedTensors state_dict() const;
+  void load_state_dict(const NamedTensors& state);
 
   optim::Optimizer& optimizer() { return optimizer_; }
   ModelAverager& averager() { return averager_; }

@@ -205,7 +205,7 @@ TEST(PostLocalSgdOptimizer, SavesAndRestoresTheAveragersStep) {
       compute_gradients(a, world, step);
       one.step();
     }
-    optim::NamedTensors state = one.state_dict();
+    NamedTensors state = one.state_dict();
     other.load_state_dict(state);
     EXPECT_EQ(averager_b.step(), 20);
     EXPECT_EQ(other.state_dict().size(), state.size());

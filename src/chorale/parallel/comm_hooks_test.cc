@@ -195,7 +195,7 @@ void expect_optimizer_parity(const Options& options, const DdpOptions& ddp_optio
     DistributedDataParallel fused(nn::clone(start), group, ddp_options), ordinary(nn::clone(start), group, ddp_options);
     const Tensor before = clone(detach(fused.module().fc1.weight)), second = clone(detach(fused.module().fc2.weight));
     const auto optimizer_of = [&](LargeNet& net) {
-      nn::NamedTensors parameters = net.named_parameters();
+      NamedTensors parameters = net.named_parameters();
       if (first_only) parameters.resize(1);
       return Optimizer(parameters, options);
     };

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "chorale/autograd/node.h"
+#include "chorale/autograd/new_node.h"
 #include "chorale/base/debug_level.h"
 #include "chorale/base/error.h"
 #include "chorale/base/log.h"
@@ -23,8 +23,8 @@ struct DataParallelBase::PassThrough final : autograd::CustomBackward {
   std::shared_ptr<Link> link;
 
   const char* name() const override { return "outputs of DistributedDataParallel"; }
-  bool wants_undefined() const override { return true; }
-  Tensors apply(autograd::Node&, std::span<const Tensor> dout, uint32_t) override {
+  bool always_runs() const override { return true; }
+  Tensors apply(autograd::Node&, std::span<const Tensor> dout, op::InputSet) override {
     // Gradients that are only asked for (grad()) are not accumulated, and hence not averaged.
     const autograd::BackwardRun* run = autograd::BackwardRun::current();
     if (link->ddp && run && !run->is_capturing()) link->ddp->begin_backward();
@@ -145,7 +145,13 @@ void DataParallelBase::remove_hooks() {
 }
 
 void DataParallelBase::set_gradient(size_t index, const Tensor& gradient) {
-  chorale::set_gradient(parameters_[index].second, gradient);
+  autograd::current_sink().set_gradient(parameters_[index].second, gradient);
+}
+
+void DataParallelBase::move_out(size_t index, const Tensor& view) {
+  const Tensor& parameter = parameters_[index].second;
+  const Tensor own = chorale::gradient(parameter);
+  if (own.defined() && own.raw() == view.raw()) chorale::set_gradient(parameter, clone(own));
 }
 
 void DataParallelBase::set_destination(size_t index, const Tensor& view) {
@@ -153,7 +159,7 @@ void DataParallelBase::set_destination(size_t index, const Tensor& view) {
 }
 
 void DataParallelBase::broadcast_states(int root) {
-  const auto send = [&](const nn::NamedTensors& tensors) {
+  const auto send = [&](const NamedTensors& tensors) {
     std::vector<comm::Work> works;
     for (const auto& [name, tensor] : tensors) {
       if (!ignored_.contains(name)) works.push_back(group().broadcast(tensor, root));
@@ -190,23 +196,15 @@ void DataParallelBase::ForwardScope::pass(Tensor& output) {
   if (!reduced_ || !is_differentiable(output.dtype())) return;
   autograd::Edge edge = autograd::edge_of(output);
   if (!edge.wanted()) return;
-  if (!node_) node_ = autograd::Node::make();
-  if (edge.node) number_ = std::max(number_, edge.node->number);
-  Tensor passed = output.alias();
-  autograd::Slot& slot = autograd::slot_for_writing(passed);
-  slot.node = node_;
-  slot.index = static_cast<uint32_t>(node_->edges.size());
-  node_->edges.push_back(std::move(edge));
-  node_->outputs.push_back({passed.sizes(), passed.dtype(), passed.device()});
-  output = std::move(passed);
+  if (!node_) node_.emplace();
+  node_->add_edge(std::move(edge));
+  output = output.alias();
+  node_->add_output(output);
 }
 
 void DataParallelBase::ForwardScope::finish() {
   shadows_.undo();
-  if (node_) {
-    node_->number = autograd::next_number(number_);
-    node_->custom = std::make_unique<PassThrough>(ddp_.link_);
-  }
+  if (node_) node_->set_rule(std::make_unique<PassThrough>(ddp_.link_));
   ddp_.logged([&] { ddp_.after_forward(records_, reduced_); });
   span_.end();
 }
@@ -297,7 +295,7 @@ void DataParallelBase::broadcast_buffers(int root) {
 }
 
 void DataParallelBase::run_buffer_hook() {
-  nn::NamedTensors named = module_->named_buffers();
+  NamedTensors named = module_->named_buffers();
   std::erase_if(named, [&](const auto& entry) { return ignored_.contains(entry.first); });
   for (comm::Future& future : buffer_hook_.run(group(), named)) buffer_futures_.push_back(std::move(future));
 }
@@ -305,7 +303,8 @@ void DataParallelBase::run_buffer_hook() {
 // ---- backward
 
 void DataParallelBase::begin_backward() {
-  if (reducer_->begin_backward()) at_end_of_backward([this] { end_backward(); });
+  const bool elsewhere = &autograd::current_sink() != &autograd::grad_field_sink();
+  if (reducer_->begin_backward(elsewhere)) at_end_of_backward([this] { end_backward(); });
 }
 
 void DataParallelBase::end_backward() {

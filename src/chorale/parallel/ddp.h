@@ -25,10 +25,12 @@
 #include <utility>
 #include <vector>
 
+#include "chorale/autograd/new_node.h"
 #include "chorale/comm/mesh.h"
 #include "chorale/nn/module.h"
 #include "chorale/parallel/ddp_log.h"
 #include "chorale/parallel/mixed_precision.h"
+#include "chorale/parallel/verify.h"
 #include "chorale/reducer/join.h"
 #include "chorale/reducer/reducer.h"
 #include "chorale/trace/trace.h"
@@ -66,7 +68,7 @@ struct DdpOptions {
 // Takes care of the buffers instead of the broadcast. What it returns is waited for at the end of backward.
 struct BufferHook {
   enum class Place : uint8_t { kBeforeForward, kAfterForward };
-  std::function<std::vector<comm::Future>(const comm::Group& group, const nn::NamedTensors& buffers)> run;
+  std::function<std::vector<comm::Future>(const comm::Group& group, const NamedTensors& buffers)> run;
   Place place = Place::kAfterForward;
 };
 
@@ -116,7 +118,7 @@ class DataParallelBase : public nn::Module, public Joinable, private reducer::Gr
 
   const comm::Group& group() const { return reducer_->group(); }
   // What is reduced, in the order of the indices that hooks, errors and logs use.
-  const nn::NamedTensors& managed_parameters() const { return parameters_; }
+  const NamedTensors& managed_parameters() const { return parameters_; }
   reducer::Reducer& reducer() { return *reducer_; }
   const reducer::Reducer& reducer() const { return *reducer_; }
   const DdpOptions& options() const { return options_; }
@@ -158,8 +160,7 @@ class DataParallelBase : public nn::Module, public Joinable, private reducer::Gr
     trace::Span span_{"forward"};
     bool records_;  // gradients are wanted,
     bool reduced_;  // and averaged
-    Intrusive<autograd::Node> node_;
-    uint64_t number_ = 0;  // the highest among the outputs' nodes
+    std::optional<autograd::NewNode> node_;
     Substitution shadows_;
   };
 
@@ -167,10 +168,12 @@ class DataParallelBase : public nn::Module, public Joinable, private reducer::Gr
   struct PassThrough;
   struct Link;  // how nodes and hooks find this object; empty when it is gone
 
-  Tensor gradient(size_t index) override { return chorale::gradient(parameters_[index].second); }
+  // Gradients are where the backward that runs puts them, outside of one the parameters' own.
+  Tensor gradient(size_t index) override { return autograd::current_sink().gradient(parameters_[index].second); }
   void set_gradient(size_t index, const Tensor& gradient) override;
   void set_destination(size_t index, const Tensor& view) override;
   void complete(size_t index) override { complete_gradient(parameters_[index].second); }
+  void move_out(size_t index, const Tensor& view) override;
 
   // Runs f; what it throws is in the log too.
   template <class F>
@@ -194,7 +197,7 @@ class DataParallelBase : public nn::Module, public Joinable, private reducer::Gr
   nn::Module* module_ = nullptr;
   DdpOptions options_;
   std::unordered_set<std::string> ignored_;
-  nn::NamedTensors parameters_;
+  NamedTensors parameters_;
   std::unique_ptr<reducer::Reducer> reducer_;
   std::shared_ptr<Link> link_;
   std::vector<HookHandle> hooks_;
@@ -264,16 +267,5 @@ class DistributedDataParallel final : public DataParallelBase {
 
   M module_;
 };
-
-// The index of each managed parameter's name, for debugging: `tensors` must be the managed ones of the module.
-// InvalidArgument when there are more or fewer of them than the module has, or one is missing.
-std::vector<std::string> parameter_names(const nn::Module& module, const std::vector<Tensor>& tensors,
-                                         const std::vector<std::string>& ignore = {});
-// Parameters that a wrapper of `module` would reduce.
-nn::NamedTensors managed_parameters(const nn::Module& module, const std::vector<std::string>& ignore = {});
-
-// Every rank must have the same parameters: their number, and each one's shape, strides and dtype. StateError on all
-// ranks otherwise, naming the rank and the parameter that differ from the first rank's.
-void verify_parameters(const comm::Group& group, const nn::NamedTensors& parameters);
 
 }  // namespace chorale::parallel

@@ -83,7 +83,7 @@ TEST(Buffers, IgnoredParametersAndBuffersStayTheRanksOwn) {
 }
 
 // A hook that sums the buffers over ranks.
-std::vector<comm::Future> sum_buffers(const comm::Group& group, const nn::NamedTensors& buffers, bool wait) {
+std::vector<comm::Future> sum_buffers(const comm::Group& group, const NamedTensors& buffers, bool wait) {
   std::vector<comm::Future> futures;
   for (const auto& [name, buffer] : buffers) futures.push_back(group.all_reduce(buffer).future());
   if (!wait) return futures;
@@ -98,8 +98,7 @@ void compare_with_sums_by_hand(const comm::Group& group, BufferHook::Place place
   hooked.module().buffer = nn::Buffer(pattern({1, 2}, 50 + group.rank()));
   by_hand.module().buffer = nn::Buffer(pattern({1, 2}, 50 + group.rank()));
   hooked.register_buffer_hook(
-      {[wait](const comm::Group& of, const nn::NamedTensors& buffers) { return sum_buffers(of, buffers, wait); },
-       place});
+      {[wait](const comm::Group& of, const NamedTensors& buffers) { return sum_buffers(of, buffers, wait); }, place});
   for (int step = 0; step < 2; ++step) {
     const Tensor x = ones({2, 10});
     if (place == BufferHook::Place::kBeforeForward) group.all_reduce(by_hand.module().buffer).wait();
@@ -130,7 +129,7 @@ TEST(Buffers, AHookTakesCareOfThemBeforeOrAfterForward) {
 TEST(Buffers, AHookThatBroadcastsEqualsTheDefault) {
   run_ranks(3, [](comm::Group& group) {
     DistributedDataParallel hooked(seeded_buf_net(group.rank()), group), plain(seeded_buf_net(group.rank()), group);
-    hooked.register_buffer_hook({[](const comm::Group& of, const nn::NamedTensors& buffers) {
+    hooked.register_buffer_hook({[](const comm::Group& of, const NamedTensors& buffers) {
       std::vector<comm::Future> futures;
       for (const auto& [name, buffer] : buffers) futures.push_back(of.broadcast(buffer, 0).future());
       return futures;

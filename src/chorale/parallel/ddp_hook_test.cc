@@ -53,7 +53,7 @@ struct LargeNet : nn::Module {
   Tensor forward(const Tensor& x) { return fc2(fc1(x)); }
 };
 
-using MakeOptimizer = std::function<std::unique_ptr<optim::Optimizer>(const nn::NamedTensors&)>;
+using MakeOptimizer = std::function<std::unique_ptr<optim::Optimizer>(const NamedTensors&)>;
 
 // Averages, and then lets the parameters of the bucket be updated at once, each by an optimizer of its own.
 void update_in_hook(const comm::Group& group, const MakeOptimizer& make_one, bool views, bool declared, bool subset) {
@@ -84,8 +84,7 @@ void update_in_hook(const comm::Group& group, const MakeOptimizer& make_one, boo
                                     return all;
                                   });
                             }});
-  const auto plain =
-      make_one(subset ? nn::NamedTensors{ordinary.managed_parameters()[0]} : ordinary.managed_parameters());
+  const auto plain = make_one(subset ? NamedTensors{ordinary.managed_parameters()[0]} : ordinary.managed_parameters());
   for (int step = 0; step < 6; ++step) {
     const Tensor x = pattern({1, 1000}, step + 10 * group.rank());
     backward(sum(fused(x)));
@@ -101,13 +100,13 @@ void update_in_hook(const comm::Group& group, const MakeOptimizer& make_one, boo
 
 // spec: test_ddp_hook_with_optimizer_parity_{adamw,adam,sgd}
 TEST(CommHook, AHookMayUpdateTheParametersOfItsBucket) {
-  const MakeOptimizer adamw = [](const nn::NamedTensors& p) {
+  const MakeOptimizer adamw = [](const NamedTensors& p) {
     return std::make_unique<optim::AdamW>(p, optim::AdamWOptions{.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-6});
   };
-  const MakeOptimizer adam = [](const nn::NamedTensors& p) {
+  const MakeOptimizer adam = [](const NamedTensors& p) {
     return std::make_unique<optim::Adam>(p, optim::AdamOptions{.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-6});
   };
-  const MakeOptimizer sgd = [](const nn::NamedTensors& p) {
+  const MakeOptimizer sgd = [](const NamedTensors& p) {
     return std::make_unique<optim::Sgd>(p, optim::SgdOptions{.lr = 1e-2, .momentum = 0.9, .weight_decay = 0.01});
   };
   run_ranks(2, [&](comm::Group& group) {
@@ -125,7 +124,7 @@ struct ThreeLayers : nn::Module {
   Tensor forward(const Tensor& x) { return c(relu(b(relu(a(x))))); }
 };
 
-std::unique_ptr<optim::Optimizer> make(bool adam, const nn::NamedTensors& parameters) {
+std::unique_ptr<optim::Optimizer> make(bool adam, const NamedTensors& parameters) {
   if (adam) return std::make_unique<optim::Adam>(parameters, optim::AdamOptions{.lr = 0.03});
   return std::make_unique<optim::Sgd>(parameters, optim::SgdOptions{.lr = 0.03});
 }

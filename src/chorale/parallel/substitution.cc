@@ -32,7 +32,7 @@ struct ByName final : nn::MemberVisitor {
 
 }  // namespace
 
-Substitution::Substitution(nn::Module& module, const nn::NamedTensors& others) {
+Substitution::Substitution(nn::Module& module, const NamedTensors& others) {
   std::unordered_map<std::string, Tensor> left(others.begin(), others.end());
   ByName visitor(*this, left);
   try {

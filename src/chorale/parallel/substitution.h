@@ -19,7 +19,7 @@ class Substitution {
  public:
   Substitution() = default;
   // By name; shapes must be equal. InvalidArgument for a name that the module does not have.
-  Substitution(nn::Module& module, const nn::NamedTensors& others);
+  Substitution(nn::Module& module, const NamedTensors& others);
   ~Substitution() { undo(); }
   Substitution(const Substitution&) = delete;
   Substitution& operator=(const Substitution&) = delete;

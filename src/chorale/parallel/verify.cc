@@ -1,12 +1,14 @@
+#include "chorale/parallel/verify.h"
+
 #include <algorithm>
 
+#include "chorale/autograd/autograd.h"
 #include "chorale/base/error.h"
-#include "chorale/parallel/ddp.h"
 
 namespace chorale::parallel {
 
-nn::NamedTensors managed_parameters(const nn::Module& module, const std::vector<std::string>& ignore) {
-  nn::NamedTensors parameters = module.named_parameters();
+NamedTensors managed_parameters(const nn::Module& module, const std::vector<std::string>& ignore) {
+  NamedTensors parameters = module.named_parameters();
   std::erase_if(parameters, [&](const auto& entry) {
     return !requires_grad(entry.second) || std::find(ignore.begin(), ignore.end(), entry.first) != ignore.end();
   });
@@ -15,7 +17,7 @@ nn::NamedTensors managed_parameters(const nn::Module& module, const std::vector<
 
 std::vector<std::string> parameter_names(const nn::Module& module, const std::vector<Tensor>& tensors,
                                          const std::vector<std::string>& ignore) {
-  const nn::NamedTensors own = managed_parameters(module, ignore);
+  const NamedTensors own = managed_parameters(module, ignore);
   std::vector<std::string> names(tensors.size());
   for (const auto& [name, parameter] : own) {
     const auto found = std::find_if(tensors.begin(), tensors.end(),
@@ -53,7 +55,7 @@ std::string described(std::span<const int64_t> numbers) {
 
 }  // namespace
 
-void verify_parameters(const comm::Group& group, const nn::NamedTensors& parameters) {
+void verify_parameters(const comm::Group& group, const NamedTensors& parameters) {
   if (!group.is_member()) return;
   const auto size = static_cast<size_t>(group.size());
   // Counts first: what follows has the size that they say.

@@ -1,15 +1,15 @@
 #include "chorale/reducer/reducer.h"
 
 #include <algorithm>
-#include <numeric>
+#include <limits>
 #include <thread>
 #include <utility>
 
 #include "chorale/base/error.h"
 #include "chorale/base/parallel_for.h"
 #include "chorale/reducer/copy_values.h"
+#include "chorale/reducer/sparse_entries.h"
 #include "chorale/trace/trace.h"
-#include "chorale/vec/combine.h"
 
 namespace chorale::reducer {
 namespace {
@@ -34,6 +34,9 @@ Reducer::Reducer(comm::Group group, GradientOwner& owner, std::vector<GradientIn
   places_.resize(gradients_.size());
   used_map_ = Tensor::empty({static_cast<int64_t>(gradients_.size())}, DType::kI32);
   fill_zero(used_map_);
+  for (const GradientInfo& info : gradients_) {
+    if (!info.sparse) arenas_.add_room(dtype_in_bucket(info), count_elems(info.sizes));
+  }
   make_buckets(assign({}));
   choose_progress();
 }
@@ -81,6 +84,103 @@ std::string Reducer::describe(std::span<const size_t> parameters) const {
   return text;
 }
 
+// ---- how buckets come to be (Note [Bucket order])
+
+namespace {
+constexpr size_t kFirstBucketBytes = 1 << 20, kBucketBytes = 25 << 20;
+}  // namespace
+
+// Before the order of gradients is known, small buckets would wait for each other in vain: one for all is enough,
+// unless there will be no others.
+std::vector<size_t> Reducer::limits(bool first) const {
+  if (first && rebuilds()) return {std::numeric_limits<size_t>::max()};
+  if (options_.bucket_cap_bytes) return {*options_.bucket_cap_bytes};
+  return {kFirstBucketBytes, kBucketBytes};
+}
+
+BucketLayout Reducer::assign(std::span<const size_t> order) const {
+  std::vector<BucketItem> items;
+  for (const GradientInfo& info : gradients_) {
+    items.push_back(
+        {static_cast<size_t>(count_elems(info.sizes)) * size_of(info.dtype), info.dtype, kCpu, info.sparse});
+  }
+  auto buckets = assign_buckets(items, limits(order.empty()), order).buckets;
+  // The last parameters get their gradients first.
+  if (order.empty()) std::reverse(buckets.begin(), buckets.end());
+  return buckets;
+}
+
+DType Reducer::dtype_in_bucket(const GradientInfo& info) const {
+  return options_.reduce_dtype && is_floating(info.dtype) ? *options_.reduce_dtype : info.dtype;
+}
+
+void Reducer::make_buckets(const BucketLayout& layout) {
+  // Old places of gradients that lie in a bucket.
+  std::vector<Tensor> old(places_.size());
+  bool any_old = false;
+  for (size_t i = 0; i < places_.size(); ++i) {
+    if (!places_[i].view.defined() || !places_[i].is_gradient) continue;
+    const Tensor gradient = owner_.gradient(i);
+    if (!gradient.defined() || gradient.raw() != places_[i].view.raw()) continue;
+    old[i] = places_[i].view;
+    any_old = true;
+  }
+  arenas_.start_over(any_old);
+  buckets_.clear();
+  for (const std::vector<size_t>& parameters : layout) {
+    if (gradients_[parameters[0]].sparse) {
+      Place& place = places_[parameters[0]];
+      place.bucket = buckets_.size();
+      place.is_gradient = false;
+      buckets_.push_back({.parameters = parameters, .buffer = {}, .views = {}});
+      continue;
+    }
+    const DType dtype = dtype_in_bucket(gradients_[parameters[0]]);
+    int64_t elems = 0;
+    for (size_t i : parameters) elems += count_elems(gradients_[i].sizes);
+    auto [arena, offset] = arenas_.cut(dtype, elems);
+    Bucket bucket{.parameters = parameters, .buffer = arena.view_as({elems}, {1}, offset), .views = {}};
+    for (size_t i : parameters) {
+      const GradientInfo& info = gradients_[i];
+      // A gradient is laid out like its parameter if that is dense.
+      const Strides strides = is_dense(info.sizes, info.strides) ? info.strides : contiguous_strides(info.sizes);
+      Place& place = places_[i];
+      place.bucket = buckets_.size();
+      place.view = arena.view_as(info.sizes, strides, offset);
+      place.is_gradient = options_.gradient_as_bucket_view && dtype == info.dtype;
+      offset += count_elems(info.sizes);
+      bucket.views.push_back(place.view);
+      if (!place.is_gradient) continue;
+      if (old[i].defined()) {
+        copy_values(old[i], place.view);
+        owner_.set_gradient(i, place.view);
+      }
+      owner_.set_destination(i, place.view);
+    }
+    buckets_.push_back(std::move(bucket));
+  }
+  start_over();
+}
+
+bool Reducer::rebuild_if_due() {
+  // The first backward of a static graph reduces everything at its end, and shows no order.
+  if (rebuilt_ || !rebuilds() || running_ || reductions_ < (options_.static_graph ? 2 : 1)) return false;
+  rebuilt_ = true;
+  std::vector<size_t> order = ready_order_;
+  std::vector<bool> seen(places_.size());
+  for (size_t i : order) seen[i] = true;
+  for (size_t i = places_.size(); i-- > 0;) {
+    if (!seen[i]) order.push_back(i);
+  }
+  const auto layout = layout_of_rank_0(group_, assign(order), places_.size());
+  const bool same =
+      std::equal(layout.begin(), layout.end(), buckets_.begin(), buckets_.end(),
+                 [](const auto& parameters, const Bucket& bucket) { return parameters == bucket.parameters; });
+  if (same) return true;
+  make_buckets(layout);
+  return true;
+}
+
 // ---- before backward
 
 void Reducer::check_finished() const {
@@ -106,9 +206,13 @@ void Reducer::check_finished() const {
                           ". All outputs of forward must take part in the loss on every rank; ", advice));
 }
 
-bool Reducer::begin_backward() {
+bool Reducer::begin_backward(bool elsewhere) {
   if (!expecting_ || running_) return false;
   running_ = true;
+  elsewhere_ = elsewhere;
+  for (size_t i = 0; i < places_.size() && elsewhere; ++i) {
+    if (places_[i].is_gradient) owner_.move_out(i, places_[i].view);
+  }
   if (recording_times_) times_ = {.backward_start = Clock::now(), .backward_end = {}, .comm_start = {}, .comm_end = {}};
   if (!rebuilt_) ready_order_.clear();
   if (options_.static_graph && !first_static_backward()) {
@@ -159,7 +263,7 @@ void Reducer::put_into_bucket(size_t index) {
       " is sparse, which was not announced: only the tables of nn::Embedding have sparse gradients here");
   if (!gradient.defined()) {
     fill_zero(place.view);
-  } else if (!place.is_gradient) {
+  } else if (!is_gradient(place)) {
     copy_values(gradient, place.view);
   } else if (!same_place(gradient, place.view)) {
     copy_values(gradient, place.view);
@@ -171,7 +275,7 @@ void Reducer::mark_rest_unused() {
   for (size_t i = 0; i < places_.size() && missing_ > 0; ++i) {
     Place& place = places_[i];
     if (place.ready) continue;
-    if (!place.used && place.is_gradient) {
+    if (!place.used && is_gradient(place)) {
       // Should nobody have used it, its gradient stays as it is.
       if (const Tensor gradient = owner_.gradient(i); gradient.defined()) preserved_.emplace_back(i, copy_of(gradient));
     }
@@ -207,34 +311,9 @@ comm::Future Reducer::run_hook(const Bucket& bucket, size_t index, const Tensor&
   return hook_.run(seen);
 }
 
-namespace {
-
-// What a rank contributes to the average: rows of a dense gradient are entries, and where there is none there are no
-// entries. Division comes before the sum, as for dense ones.
-Tensor entries_of(const Tensor& gradient, const GradientInfo& info, double factor) {
-  Tensor indices, values;
-  if (gradient.defined() && gradient.is_sparse()) {
-    indices = gradient.sparse().indices;
-    values = Tensor::empty(gradient.sparse().values.sizes(), info.dtype);
-    copy_values(gradient.sparse().values, values);
-  } else {
-    Shape sizes = info.sizes;
-    if (!gradient.defined()) sizes[0] = 0;
-    indices = Tensor::empty({1, sizes[0]}, DType::kI64);
-    std::iota(indices.data<int64_t>(), indices.data<int64_t>() + sizes[0], 0);
-    values = Tensor::empty(sizes, info.dtype);
-    if (gradient.defined()) copy_values(gradient, values);
-  }
-  const void* from[] = {values.raw()};
-  void* to[] = {values.raw()};
-  vec::combine(Reduce::kSum, info.dtype, from, to, values.elems(), factor);
-  return Tensor::sparse_coo(indices, values, info.sizes);
-}
-
-}  // namespace
-
 Tensor Reducer::average_sparse(const Bucket& bucket, size_t index, const Tensor& own) const {
-  return group_.sparse_all_reduce(entries_of(own, gradients_[bucket.parameters[0]], factor()),
+  const GradientInfo& info = gradients_[bucket.parameters[0]];
+  return group_.sparse_all_reduce(entries_of(own, info.sizes, info.dtype, factor()),
                                   {.tag = tag(index), .timeout = {}});
 }
 
@@ -332,7 +411,7 @@ void Reducer::take_out_of_bucket(size_t index) {
     owner_.set_gradient(index, std::exchange(buckets_[place.bucket].buffer, {}));
     return;
   }
-  if (place.is_gradient) {
+  if (is_gradient(place)) {
     if (!place.fired) owner_.set_gradient(index, place.view);
     return;
   }
@@ -368,7 +447,7 @@ void Reducer::start_over() {
   next_ = 0;
   missing_ = places_.size();
   preserved_.clear();
-  running_ = false;
+  running_ = elsewhere_ = false;
 }
 
 void Reducer::shadow_backward() {

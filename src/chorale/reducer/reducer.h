@@ -14,6 +14,11 @@
 // backward, in the order of their buckets, behind everything that overlaps it. The average is a sparse gradient on all
 // ranks, also on those whose own was dense (a table used as a matrix too).
 //
+// Note [Elsewhere]
+// The gradients of a backward may go elsewhere than usual (to a context of distributed autograd, of which there may be
+// several). They are copied into the buckets and out of them then, because the usual ones, which may be views of the
+// buckets, must stay as they are.
+//
 // Used by one thread at a time; the group belongs to it alone.
 #pragma once
 
@@ -25,6 +30,7 @@
 
 #include "chorale/comm/progress_thread.h"
 #include "chorale/reducer/bucket_assignment.h"
+#include "chorale/reducer/bucket_layout.h"
 #include "chorale/reducer/grad_bucket.h"
 
 namespace chorale::reducer {
@@ -77,6 +83,9 @@ class GradientOwner {
   virtual void set_destination(size_t index, const Tensor& view) = 0;
   // The gradient is the average now.
   virtual void complete(size_t index) = 0;
+  // Before a backward whose gradients go elsewhere (Note [Elsewhere]): a gradient that lies in `view` gets memory of
+  // its own.
+  virtual void move_out(size_t /*index*/, const Tensor& /*view*/) {}
 };
 
 class Reducer {
@@ -96,8 +105,9 @@ class Reducer {
   bool rebuild_if_due();
   // Whether the next backward is to be reduced; otherwise gradients only accumulate.
   void expect_backward(bool reduced) { expecting_ = reduced; }
-  // True for the first call in a backward that is reduced; end_backward() must then be called at its end.
-  bool begin_backward();
+  // True for the first call in a backward that is reduced; end_backward() must then be called at its end. `elsewhere`:
+  // the owner's gradients are others than usual until then (Note [Elsewhere]).
+  bool begin_backward(bool elsewhere = false);
   // Gradient `index` is there (with what was accumulated before).
   void mark_ready(size_t index);
   // Waits for all buckets, and completes the gradients. Where gradients are missing and that is not allowed, it leaves
@@ -160,7 +170,7 @@ class Reducer {
   struct Place {
     size_t bucket = 0;
     Tensor view;
-    bool is_gradient = true;    // the gradient itself is to be this view
+    bool is_gradient = true;    // the usual gradient itself is to be this view
     bool ready = false;         // in the bucket
     bool fired = false;         // in this backward
     bool used = false;          // since the last reduction
@@ -169,13 +179,13 @@ class Reducer {
   };
 
   std::vector<size_t> limits(bool first) const;
-  std::vector<std::vector<size_t>> assign(std::span<const size_t> order) const;
-  Tensor arena(DType dtype, int64_t elems, bool anew);
-  void make_buckets(const std::vector<std::vector<size_t>>& assignment);
-  std::vector<std::vector<size_t>> layout_of_rank_0(const std::vector<std::vector<size_t>>& own) const;
+  BucketLayout assign(std::span<const size_t> order) const;
+  DType dtype_in_bucket(const GradientInfo& info) const;
+  void make_buckets(const BucketLayout& layout);
   bool rebuilds() const;
   bool finds_unused() const;
   bool first_static_backward() const { return options_.static_graph && reductions_ == 0; }
+  bool is_gradient(const Place& place) const { return place.is_gradient && !elsewhere_; }
   void put_into_bucket(size_t index);
   void arrived(size_t index);
   void mark_rest_unused();
@@ -204,13 +214,14 @@ class Reducer {
   CommHook hook_;
   std::optional<int> divisor_;
 
-  std::vector<Tensor> arenas_;  // Note [Arenas]; one per dtype
+  BucketArenas arenas_;
   std::vector<Bucket> buckets_;
   std::vector<Place> places_;  // by parameter
   size_t next_ = 0;            // the bucket to be launched next
   size_t missing_ = 0;         // gradients that are not there yet
   bool expecting_ = false;     // the next backward is reduced
   bool running_ = false;       // a reduction has begun and is not finished
+  bool elsewhere_ = false;     // in this backward: Note [Elsewhere]
   bool rebuilt_ = false;
   int64_t reductions_ = 0;  // finished ones, in this group
 

@@ -17,18 +17,18 @@
 #include <vector>
 
 #include "chorale/base/philox.h"
-#include "chorale/io/safetensors.h"
+#include "chorale/io/sharded.h"
 #include "chorale/json/json.h"
 
 namespace chorale::train {
 
 struct Checkpoint {
   int64_t step = 0;
-  std::string data;                          // Task::fingerprint()
-  json::Object options{};                    // of the run, for whoever finds the folder
-  std::vector<RandomStream> random{};        // of each rank
-  io::NamedTensors training{};               // the same on all ranks
-  std::vector<io::NamedTensors> of_ranks{};  // of each rank; or nothing
+  std::string data;                      // Task::fingerprint()
+  json::Object options{};                // of the run, for whoever finds the folder
+  std::vector<RandomStream> random{};    // of each rank
+  NamedTensors training{};               // the same on all ranks
+  std::vector<NamedTensors> of_ranks{};  // of each rank; or nothing
 };
 
 class Checkpoints {

@@ -17,7 +17,7 @@ namespace {
 
 std::string mebibytes(double bytes) { return fmt::format("{:.1f} MiB", bytes / (1 << 20)); }
 
-double bytes_of(const io::NamedTensors& tensors) {
+double bytes_of(const NamedTensors& tensors) {
   double bytes = 0;
   for (const auto& [name, tensor] : tensors)
     bytes += static_cast<double>(tensor.elems()) * static_cast<double>(tensor.elem_bytes());

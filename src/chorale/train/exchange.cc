@@ -7,7 +7,7 @@ namespace chorale::train {
 namespace {
 
 // Names, dtypes and shapes; the bytes follow one by one, which a value, bounded as it is, might not hold.
-comm::Value outline(const io::NamedTensors& tensors) {
+comm::Value outline(const NamedTensors& tensors) {
   comm::List rows;
   for (const auto& [name, tensor] : tensors) {
     comm::List sizes;
@@ -17,8 +17,8 @@ comm::Value outline(const io::NamedTensors& tensors) {
   }
   return {rows};
 }
-io::NamedTensors allocate(const comm::Value& outline) {
-  io::NamedTensors tensors;
+NamedTensors allocate(const comm::Value& outline) {
+  NamedTensors tensors;
   for (const comm::Value& row : outline.as<comm::List>()) {
     const auto& parts = row.as<comm::List>();
     Shape sizes;
@@ -32,11 +32,11 @@ Tensor own(const Tensor& tensor) { return clone(tensor); }
 
 }  // namespace
 
-io::NamedTensors broadcast_tensors(const comm::Group& group, const io::NamedTensors& tensors) {
+NamedTensors broadcast_tensors(const comm::Group& group, const NamedTensors& tensors) {
   std::vector<comm::Value> head(1);
   if (group.rank() == 0) head[0] = outline(tensors);
   comm::broadcast_object_list(group, head, 0);
-  io::NamedTensors result;
+  NamedTensors result;
   if (group.rank() == 0) {
     for (const auto& [name, tensor] : tensors) result.emplace_back(name, own(tensor));
   } else {
@@ -46,9 +46,9 @@ io::NamedTensors broadcast_tensors(const comm::Group& group, const io::NamedTens
   return result;
 }
 
-std::vector<io::NamedTensors> gather_tensors(const comm::Group& group, const io::NamedTensors& tensors) {
+std::vector<NamedTensors> gather_tensors(const comm::Group& group, const NamedTensors& tensors) {
   const std::vector<comm::Value> outlines = comm::gather_object(group, outline(tensors));
-  std::vector<io::NamedTensors> all;
+  std::vector<NamedTensors> all;
   if (group.rank() != 0) {
     for (const auto& [name, tensor] : tensors) group.send(tensor, 0);
     return all;
@@ -61,10 +61,10 @@ std::vector<io::NamedTensors> gather_tensors(const comm::Group& group, const io:
   return all;
 }
 
-io::NamedTensors scatter_tensors(const comm::Group& group, const std::vector<io::NamedTensors>& tensors) {
+NamedTensors scatter_tensors(const comm::Group& group, const std::vector<NamedTensors>& tensors) {
   std::vector<comm::Value> outlines, head(1);
   if (group.rank() == 0) {
-    for (const io::NamedTensors& part : tensors) outlines.push_back(outline(part));
+    for (const NamedTensors& part : tensors) outlines.push_back(outline(part));
   }
   comm::scatter_object_list(group, head, outlines);
   if (group.rank() == 0) {
@@ -73,7 +73,7 @@ io::NamedTensors scatter_tensors(const comm::Group& group, const std::vector<io:
     }
     return tensors[0];
   }
-  io::NamedTensors result = allocate(head[0]);
+  NamedTensors result = allocate(head[0]);
   for (const auto& [name, tensor] : result) group.recv(tensor, 0);
   return result;
 }

@@ -4,15 +4,15 @@
 #include <vector>
 
 #include "chorale/comm/group.h"
-#include "chorale/io/safetensors.h"
+#include "chorale/tensor/named_tensors.h"
 
 namespace chorale::train {
 
 // Those of rank 0, on all ranks.
-io::NamedTensors broadcast_tensors(const comm::Group& group, const io::NamedTensors& tensors);
+NamedTensors broadcast_tensors(const comm::Group& group, const NamedTensors& tensors);
 // Those of all ranks, on rank 0; elsewhere nothing.
-std::vector<io::NamedTensors> gather_tensors(const comm::Group& group, const io::NamedTensors& tensors);
+std::vector<NamedTensors> gather_tensors(const comm::Group& group, const NamedTensors& tensors);
 // Those that rank 0 has for this rank; elsewhere `tensors` is not looked at.
-io::NamedTensors scatter_tensors(const comm::Group& group, const std::vector<io::NamedTensors>& tensors);
+NamedTensors scatter_tensors(const comm::Group& group, const std::vector<NamedTensors>& tensors);
 
 }  // namespace chorale::train

@@ -9,7 +9,7 @@
 namespace chorale::train {
 namespace {
 
-std::unique_ptr<optim::Optimizer> make_optimizer(const nn::NamedTensors& parameters, const TrainOptions& o) {
+std::unique_ptr<optim::Optimizer> make_optimizer(const NamedTensors& parameters, const TrainOptions& o) {
   const double lr = o.lr, decay = o.weight_decay;
   if (o.optimizer == "adamw")
     return std::make_unique<optim::AdamW>(parameters, optim::AdamWOptions{.lr = lr, .weight_decay = decay});
@@ -63,11 +63,11 @@ std::shared_ptr<parallel::PowerSgd> make_power_sgd(const TrainOptions& o, int64_
       .rank = 4, .start_iteration = std::clamp<int64_t>(steps / 10, 2, 1000), .seed = static_cast<uint64_t>(o.seed)});
 }
 
-void add(io::NamedTensors& to, const std::string& prefix, const io::NamedTensors& from) {
+void add(NamedTensors& to, const std::string& prefix, const NamedTensors& from) {
   for (const auto& [name, tensor] : from) to.emplace_back(prefix + name, tensor);
 }
-io::NamedTensors part(const io::NamedTensors& all, const std::string& prefix) {
-  io::NamedTensors found;
+NamedTensors part(const NamedTensors& all, const std::string& prefix) {
+  NamedTensors found;
   for (const auto& [name, tensor] : all) {
     if (name.starts_with(prefix)) found.emplace_back(name.substr(prefix.size()), tensor);
   }
@@ -118,22 +118,22 @@ StepResult Stepper::step(const std::function<data::Example()>& next) {
   return result;
 }
 
-io::NamedTensors Stepper::state() const {
-  io::NamedTensors all;
+NamedTensors Stepper::state() const {
+  NamedTensors all;
   add(all, kOptimizer, optimizer_->state_dict());
   add(all, kSchedule, scheduler_.state_dict());
   add(all, kScale, scaler_.state_dict());
   return all;
 }
 
-void Stepper::load_state(const io::NamedTensors& state) {
+void Stepper::load_state(const NamedTensors& state) {
   optimizer_->load_state_dict(part(state, kOptimizer));
   scheduler_.load_state_dict(part(state, kSchedule));
   scaler_.load_state_dict(part(state, kScale));
 }
 
-io::NamedTensors Stepper::shared_part(const io::NamedTensors& own_state) {
-  io::NamedTensors shared;
+NamedTensors Stepper::shared_part(const NamedTensors& own_state) {
+  NamedTensors shared;
   for (const auto& row : own_state) {
     if (!row.first.ends_with("/error")) shared.push_back(row);  // what one rank's factors missed
   }

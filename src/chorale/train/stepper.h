@@ -6,11 +6,11 @@
 #include <memory>
 #include <optional>
 
-#include "chorale/io/safetensors.h"
 #include "chorale/optim/grad_scaler.h"
 #include "chorale/optim/scheduler.h"
 #include "chorale/parallel/ddp.h"
 #include "chorale/parallel/power_sgd.h"
+#include "chorale/tensor/named_tensors.h"
 #include "chorale/train/task.h"
 
 namespace chorale::train {
@@ -48,14 +48,14 @@ class Stepper {
   parallel::DataParallelBase& ddp() { return ddp_; }
 
   // What is the same on all ranks, less the model.
-  io::NamedTensors state() const;
-  void load_state(const io::NamedTensors& state);
+  NamedTensors state() const;
+  void load_state(const NamedTensors& state);
   // What is this rank's own.
   bool has_own_state() const { return power_sgd_ != nullptr; }
-  io::NamedTensors own_state() const { return power_sgd_->state_dict(); }
-  void load_own_state(const io::NamedTensors& state) { power_sgd_->load_state_dict(state); }
+  NamedTensors own_state() const { return power_sgd_->state_dict(); }
+  void load_own_state(const NamedTensors& state) { power_sgd_->load_state_dict(state); }
   // What another number of ranks can use of it.
-  static io::NamedTensors shared_part(const io::NamedTensors& own_state);
+  static NamedTensors shared_part(const NamedTensors& own_state);
 
  private:
   Outcome forward(const data::Example& batch);

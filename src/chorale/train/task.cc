@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "chorale/io/safetensors.h"
+#include "chorale/io/sharded.h"
 
 namespace chorale::train {
 

@@ -183,9 +183,9 @@ void Trainer::load(const std::optional<FoundCheckpoint>& found) {
   } else {
     default_generator().restore(stream_of_rank(options_, group_.rank(), step_));
   }
-  stepper_->load_state(broadcast_tensors(group_, found ? found->checkpoint.training : io::NamedTensors{}));
+  stepper_->load_state(broadcast_tensors(group_, found ? found->checkpoint.training : NamedTensors{}));
   if (!stepper_->has_own_state()) return;
-  std::vector<io::NamedTensors> own;
+  std::vector<NamedTensors> own;
   if (found) {
     own = found->checkpoint.of_ranks;
     if (!same_ranks) own.assign(static_cast<size_t>(group_.size()), Stepper::shared_part(own.at(0)));

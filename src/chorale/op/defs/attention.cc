@@ -190,7 +190,7 @@ constinit const OpDef kAttention{
                     return l.q + "," + l.k + "," + l.v + "," + l.mask + "," + (ranks[4] > 0 ? "S" : "") + "->" + l.out +
                            "," + l.lse;
                   }},
-    .saves = {.in = 0b11111, .out = 0b11},
+    .saves = {.in = {0, 1, 2, 3, 4}, .out = {0, 1}},
     .autocast = Cast::kLower,
     .samples = samples_attention,
     .formula = "softmax(scale * q k^T + mask) v",

@@ -144,7 +144,7 @@ constinit const OpDef kBatchNorm{
     .cpu = kernel::cpu::batch_norm,
     .grad = grad_batch_norm,
     .shard = {.labels_of = labels_batch_norm},
-    .saves = {.in = 0b011, .out = 0b110},
+    .saves = {.in = {0, 1}, .out = {1, 2}},
     .samples = []() -> std::vector<Sample> {
       return {{{sample({5, 3}), sample({3}, 1), sample({3}, 2)}, BatchNormAttrs{1e-5}},
               {{sample({2, 3, 4}, 3), sample({3}, 4), Tensor()}, BatchNormAttrs{0.1}},

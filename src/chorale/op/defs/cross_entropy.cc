@@ -156,11 +156,11 @@ std::vector<Sample> samples_cross_entropy() {
       {{logits({4, 3}, 1), Tensor::from<int64_t>({0, 2, 1, 2}, {4}), Tensor()}, CrossEntropyAttrs{}},
       {.in = {logits({4, 3}, 2), Tensor::from<int64_t>({0, -100, 1, 2}, {4}), sample({3}, 3, 0.5, 2)},
        .attrs = CrossEntropyAttrs{-100, 0.2, Reduction::kMean},
-       .constant = 0b100},
+       .constant = {2}},
       {{logits({2, 3, 4}, 4), sample_ints({2, 4}, 0, 3, 5), Tensor()}, CrossEntropyAttrs{1, 0, Reduction::kNone}},
       {.in = {logits({2, 3, 2, 2}, 6), sample_ints({2, 2, 2}, 0, 3, 7), sample({3}, 8, 0.5, 2)},
        .attrs = CrossEntropyAttrs{-1, 0.1, Reduction::kSum},
-       .constant = 0b100},
+       .constant = {2}},
       {{logits({5}, 9), Tensor::from<int64_t>({3}, {}), Tensor()}, CrossEntropyAttrs{-100, 0.3, Reduction::kNone}},
   };
 }
@@ -177,7 +177,7 @@ constinit const OpDef kCrossEntropy{
     .cpu = kernel::cpu::cross_entropy,
     .grad = grad_cross_entropy,
     .shard = {.partial = Reduce::kSum, .labels_of = labels_cross_entropy},
-    .saves = {.in = 0b111, .out = 0b10},
+    .saves = {.in = {0, 1, 2}, .out = {1}},
     .autocast = Cast::kF32,
     .samples = samples_cross_entropy,
     .formula = "logsumexp(x) - x[target], weighted and smoothed",
@@ -203,7 +203,7 @@ constinit const OpDef kCrossEntropyBackward{
         samples.push_back({.in = {sample(loss, ++seed), forward.in[0], forward.in[1], forward.in[2],
                                   sample(target_shape(sizes), ++seed, 1, 3)},
                            .attrs = forward.attrs,
-                           .constant = 0b1000});
+                           .constant = {3}});
       }
       return samples;
     },
@@ -232,7 +232,7 @@ constinit const OpDef kNllLoss{
       return {{{sample({4, 3}), sample_ints({4}, 0, 3, 1), Tensor()}, NllLossAttrs{}},
               {.in = {sample({4, 3}), Tensor::from<int64_t>({0, 1, 1, 2}, {4}), sample({3}, 2, 0.5, 2)},
                .attrs = NllLossAttrs{1, Reduction::kMean},
-               .constant = 0b100},
+               .constant = {2}},
               {{sample({2, 3, 4}), sample_ints({2, 4}, 0, 3, 3), Tensor()}, NllLossAttrs{-100, Reduction::kNone}},
               {{sample({3}), Tensor::from<int64_t>({2}, {}), Tensor()}, NllLossAttrs{-100, Reduction::kSum}}};
     },
@@ -258,7 +258,7 @@ constinit const OpDef kNllLossBackward{
     .samples = []() -> std::vector<Sample> {
       return {{.in = {sample({}), sample_ints({4}, 0, 3, 1), sample({3}, 2, 0.5, 2)},
                .attrs = NllLossBackwardAttrs{{4, 3}, -100, Reduction::kMean},
-               .constant = 0b100},
+               .constant = {2}},
               {{sample({2, 2}), sample_ints({2, 2}, 0, 3, 3), Tensor()},
                NllLossBackwardAttrs{{2, 3, 2}, 1, Reduction::kNone}}};
     },

@@ -188,7 +188,7 @@ constinit const OpDef kEmbeddingBag{
     },
     .twice = false,
     .shard = kReplicateOnly,
-    .saves = {.in = ~0u, .out = 2u},
+    .saves = {.in = InputSet::all(), .out = {1}},
     .samples = []() -> std::vector<Sample> {
       const Tensor list = indices({2, 0, 2, 3, 1}, {5}), starts = indices({0, 2, 2}, {3});
       return {

@@ -32,8 +32,8 @@ void infer_pick(const InferArgs& args, std::span<OutSpec> out) {
   const Tensor& x = args.in[0];
   const DimMask reduced = picked_dim(args.op.name, attrs.dim, x.dims());
   check_not_empty(args.op.name, x.sizes(), reduced);
-  out[0] = {.sizes = reduced_shape(x.sizes(), reduced, attrs.keepdim), .dtype = x.dtype(), .device = x.device()};
-  out[1] = {.sizes = out[0].sizes, .dtype = DType::kI64, .device = x.device()};
+  out[0] = {{.sizes = reduced_shape(x.sizes(), reduced, attrs.keepdim), .dtype = x.dtype(), .device = x.device()}};
+  out[1] = {{.sizes = out[0].sizes, .dtype = DType::kI64, .device = x.device()}};
 }
 
 void infer_arg(const InferArgs& args, std::span<OutSpec> out) {
@@ -42,7 +42,7 @@ void infer_arg(const InferArgs& args, std::span<OutSpec> out) {
   const DimMask reduced =
       attrs.flat ? dim_mask(args.op.name, {}, x.dims()) : picked_dim(args.op.name, attrs.dim, x.dims());
   check_not_empty(args.op.name, x.sizes(), reduced);
-  out[0] = {.sizes = reduced_shape(x.sizes(), reduced, attrs.keepdim), .dtype = DType::kI64, .device = x.device()};
+  out[0] = {{.sizes = reduced_shape(x.sizes(), reduced, attrs.keepdim), .dtype = DType::kI64, .device = x.device()}};
 }
 
 Tensors pick_grad(const GradArgs& g) {
@@ -66,7 +66,7 @@ std::vector<Sample> samples_arg() {
           {{sample_ints({5, 2}, -3, 3)}, ArgAttrs{0, true, true}}};
 }
 
-constexpr Saves kSavesIndices{0, 2};
+constexpr Saves kSavesIndices{.out = {1}};
 
 constexpr OpDef kMax{
     .name = "max",

@@ -132,7 +132,7 @@ constinit const OpDef kGroupNorm{
     .cpu = kernel::cpu::group_norm,
     .grad = grad_group_norm,
     .shard = {.labels_of = labels_group_norm},
-    .saves = {.in = 0b011, .out = 0b110},
+    .saves = {.in = {0, 1}, .out = {1, 2}},
     .autocast = Cast::kF32,
     .samples = []() -> std::vector<Sample> {
       return {{{sample({2, 4, 3}), sample({4}, 1), sample({4}, 2)}, GroupNormAttrs{2, 1e-5}},

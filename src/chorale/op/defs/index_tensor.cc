@@ -63,7 +63,7 @@ constinit const OpDef kIndex{
     },
     .shard = kReplicateOnly,
     .linear = linear_in({0}),
-    .saves = {.in = ~1u},
+    .saves = {.in = InputSet::from(1)},
     .samples = []() -> std::vector<Sample> {
       return {{{sample({4}), indices({3, 0, -1}, {3})}},
               {{sample({3, 4}), indices({2, 0}, {2, 1}), indices({1, 3, -4}, {3})}},
@@ -87,7 +87,7 @@ constinit const OpDef kIndexBackward{
     },
     .shard = kReplicateOnly,
     .linear = linear_in({0}),
-    .saves = {.in = ~1u},
+    .saves = {.in = InputSet::from(1)},
     .samples = []() -> std::vector<Sample> {
       return {
           {{sample({3}), indices({3, 0, -1}, {3})}, SizesAttrs{{4}}},
@@ -117,7 +117,7 @@ constinit const OpDef kIndexPut{
       return din;
     },
     .shard = kReplicateOnly,
-    .saves = {.in = ~3u},
+    .saves = {.in = InputSet::from(2)},
     .in_place = true,
     // Without accumulation, the gradient of a place named twice would go to both: those samples name them once.
     .samples = []() -> std::vector<Sample> {

@@ -157,7 +157,7 @@ constinit const OpDef kLayerNorm{
     .cpu = kernel::cpu::layer_norm,
     .grad = grad_layer_norm,
     .shard = {.labels_of = labels_layer_norm},
-    .saves = {.in = 0b011, .out = 0b110},
+    .saves = {.in = {0, 1}, .out = {1, 2}},
     .autocast = Cast::kF32,
     .samples = []() -> std::vector<Sample> {
       return {{{sample({3, 5}), sample({5}, 1), sample({5}, 2)}, LayerNormAttrs{{5}, 1e-5}},
@@ -201,7 +201,7 @@ constinit const OpDef kRmsNorm{
     .cpu = kernel::cpu::rms_norm,
     .grad = grad_rms_norm,
     .shard = {.labels_of = labels_rms_norm},
-    .saves = {.in = 0b11, .out = 0b10},
+    .saves = {.in = {0, 1}, .out = {1}},
     .autocast = Cast::kF32,
     .samples = []() -> std::vector<Sample> {
       return {{{sample({3, 5}), sample({5}, 1)}, LayerNormAttrs{{5}, 1e-5}},

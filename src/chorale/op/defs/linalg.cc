@@ -74,7 +74,7 @@ constexpr OpDef kCholesky{
         [](const InferArgs& args, std::span<OutSpec> out) {
           const Tensor& a = args.in[0];
           check_matrices("cholesky", a, true);
-          out[0] = {.sizes = a.sizes(), .dtype = a.dtype(), .device = a.device()};
+          out[0] = {spec_of(a)};
         },
     .cpu = kernel::cpu::cholesky,
     .grad = cholesky_grad,
@@ -96,7 +96,7 @@ void infer_solve(const InferArgs& args, std::span<OutSpec> out) {
   CHORALE_CHECK(a.dtype() == b.dtype(), "[solve_triangular] a is ", a.dtype(), " and b is ", b.dtype());
   CHORALE_CHECK(a.size(-1) == b.size(-2) && batch_sizes(a) == batch_sizes(b), "[solve_triangular] a of shape ",
                 a.sizes(), " does not fit b of shape ", b.sizes());
-  out[0] = {.sizes = b.sizes(), .dtype = b.dtype(), .device = b.device()};
+  out[0] = {spec_of(b)};
 }
 
 // x = a^-1 b: db = a^-T dx, da = -db x^T where a is read.
@@ -128,7 +128,7 @@ constexpr OpDef kSolveTriangular{
     .grad = solve_grad,
     .shard = {.labels = "...MK,...Kn->...Kn"},
     .linear = linear_in({1}),
-    .saves = {1, 1},
+    .saves = {.in = {0}, .out = {0}},
     .autocast = Cast::kF32,
     .samples = []() -> std::vector<Sample> {
       return {{{sample_triangle({3, 3}, 0), sample({3, 2}, 1)}, TriangularAttrs{false, false}},
@@ -142,7 +142,7 @@ void infer_qr(const InferArgs& args, std::span<OutSpec> out) {
   const Tensor& a = args.in[0];
   check_matrices("qr", a, false);
   const int64_t k = std::min(a.size(-1), a.size(-2));
-  out[0] = {.sizes = a.sizes(), .dtype = a.dtype(), .device = a.device()};
+  out[0] = {spec_of(a)};
   out[1] = out[0];
   out[0].sizes.back() = k;
   out[1].sizes[a.sizes().size() - 2] = k;

@@ -176,7 +176,7 @@ constexpr OpDef kDiv = pointwise({ScalarOp::kDiv, Promotion::kFloat},
                                        return {dx, g.needs(1) ? neg(mul(dx, conj(g.out[0]))) : Tensor{}};
                                      },
                                      .linear = linear_in({0}),
-                                     .saves = {.in = 1u << 1, .out = 1},
+                                     .saves = {.in = {1}, .out = {0}},
                                      .samples = samples_quotient,
                                  });
 constexpr OpDef kDivScalar = pointwise(

@@ -108,7 +108,7 @@ constinit const OpDef kMaxPool{
     .cpu = kernel::cpu::max_pool,
     .grad = grad_max_pool,
     .shard = kShardImageAndIndices,
-    .saves = {.in = 0, .out = 0b10},
+    .saves = {.out = {1}},
     .samples = []() -> std::vector<Sample> {
       return {{{sample({2, 2, 4, 4})}, PoolAttrs{{2, 2}, {2, 2}, {0, 0}, {1, 1}}},
               {{sample({1, 2, 5, 6}, 1)}, PoolAttrs{{3, 2}, {2, 1}, {1, 1}, {1, 1}, true}},
@@ -129,7 +129,7 @@ constinit const OpDef kAdaptiveMaxPool{
     .cpu = kernel::cpu::adaptive_max_pool,
     .grad = grad_max_pool,
     .shard = kShardImageAndIndices,
-    .saves = {.in = 0, .out = 0b10},
+    .saves = {.out = {1}},
     .samples = []() -> std::vector<Sample> {
       return {{{sample({2, 2, 5, 4})}, AreaAttrs{3, 2}},
               {{permute(sample({1, 4, 5, 3}, 1), {0, 3, 1, 2})}, AreaAttrs{1, 1}},

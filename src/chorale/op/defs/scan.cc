@@ -32,7 +32,7 @@ Tensor products_before(const Tensor& x, int64_t dim, bool reverse) {
 void infer_scan(const InferArgs& args, std::span<OutSpec> out) {
   const Tensor& x = args.in[0];
   normalize_dim(args.op.name, args.attrs.get<ScanAttrs>().dim, x.dims());
-  out[0] = {.sizes = x.sizes(), .dtype = sum_dtype(x.dtype()), .device = x.device()};
+  out[0] = {{.sizes = x.sizes(), .dtype = sum_dtype(x.dtype()), .device = x.device()}};
 }
 
 template <int kInputs>
@@ -114,7 +114,7 @@ constexpr OpDef kRecurrence{
     },
     .shard = {.labels_of = labels_of_scan<2>},
     .linear = linear_in({1}),
-    .saves = {1, 1},
+    .saves = {.in = {0}, .out = {0}},
     .autocast = Cast::kF32,
     .samples = []() -> std::vector<Sample> {
       return {{{sample({2, 4}), sample({2, 4}, 1)}, ScanAttrs{1, false, true}},

@@ -188,8 +188,8 @@ constinit const OpDef kCat{
       return din;
     },
     .shard = {.labels_of = labels_cat},
-    .linear = ~0u,
-    .saves = kSavesMetas,
+    .linear = InputSet::all(),
+    .saves = kSavesSpecs,
     .autocast = Cast::kWidest,
     .samples = []() -> std::vector<Sample> {
       return {{{sample({2, 3}), sample({1, 3}, 1)}, DimAttrs{0}},
@@ -214,7 +214,7 @@ constinit const OpDef kStack{
       return din;
     },
     .shard = {.labels_of = labels_stack},
-    .linear = ~0u,
+    .linear = InputSet::all(),
     .autocast = Cast::kWidest,
     .samples = []() -> std::vector<Sample> {
       return {{{sample({2, 3}), sample({2, 3}, 1)}, DimAttrs{0}},

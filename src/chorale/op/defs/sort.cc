@@ -35,7 +35,7 @@ Tensors order_grad(const GradArgs& g) {
   return {place(g.dout[0], g.out[1], g.shape(0), g.attrs.get<A>().dim)};
 }
 
-constexpr Saves kSavesIndices{0, 2};
+constexpr Saves kSavesIndices{.out = {1}};
 
 constexpr OpDef kSort{
     .name = "sort",
@@ -47,8 +47,8 @@ constexpr OpDef kSort{
         [](const InferArgs& args, std::span<OutSpec> out) {
           const Tensor& x = args.in[0];
           normalize_dim("sort", args.attrs.get<SortAttrs>().dim, x.dims());
-          out[0] = {.sizes = x.sizes(), .dtype = x.dtype(), .device = x.device()};
-          out[1] = {.sizes = x.sizes(), .dtype = DType::kI64, .device = x.device()};
+          out[0] = {spec_of(x)};
+          out[1] = {{.sizes = x.sizes(), .dtype = DType::kI64, .device = x.device()}};
         },
     .cpu = kernel::cpu::sort,
     .grad = order_grad<SortAttrs>,
@@ -79,8 +79,8 @@ constexpr OpDef kTopk{
                         " of shape ", x.sizes(), " has ", n, " elements");
           Shape sizes = x.sizes();
           if (!sizes.empty()) sizes[dim] = attrs.k;
-          out[0] = {.sizes = sizes, .dtype = x.dtype(), .device = x.device()};
-          out[1] = {.sizes = sizes, .dtype = DType::kI64, .device = x.device()};
+          out[0] = {{.sizes = sizes, .dtype = x.dtype(), .device = x.device()}};
+          out[1] = {{.sizes = sizes, .dtype = DType::kI64, .device = x.device()}};
         },
     .cpu = kernel::cpu::topk,
     .grad = order_grad<TopkAttrs>,
@@ -119,7 +119,7 @@ void infer_searchsorted(const InferArgs& args, std::span<OutSpec> out) {
   CHORALE_CHECK(fits && boundaries.dims() > 0,
                 "[searchsorted] boundaries must be one list or one for each row of values: ", boundaries.sizes(),
                 " and ", values.sizes(), " differ before the last dimension");
-  out[0] = {.sizes = values.sizes(), .dtype = DType::kI64, .device = values.device()};
+  out[0] = {{.sizes = values.sizes(), .dtype = DType::kI64, .device = values.device()}};
 }
 
 constexpr OpDef kSearchsorted{

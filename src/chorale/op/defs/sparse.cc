@@ -25,7 +25,7 @@ constinit const OpDef kSparseCoalesce{
     },
     .shard = kReplicateOnly,
     .linear = linear_in({0}),
-    .saves = {.in = 0, .out = 4u},
+    .saves = {.out = {2}},
     .dynamic = true,
     .samples = []() -> std::vector<Sample> {
       return {{{sample({4}), Tensor::from<int64_t>({2, 0, 2, 1}, {1, 4})}, SizesAttrs{{3}}},

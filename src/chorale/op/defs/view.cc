@@ -153,6 +153,7 @@ constinit const OpDef kSlice{
     .shard = {.labels_of = keep_dim<SliceAttrs>},
     .linear = linear_in({0}),
     .view = true,
+    .part = true,
     .samples = []() -> std::vector<Sample> {
       return {{{sample({5})}, SliceAttrs{0, 1, 4, 1}},
               {{sample({3, 7})}, SliceAttrs{1, 1, kEnd, 2}},
@@ -178,6 +179,7 @@ constinit const OpDef kSelect{
     .shard = {.labels_of = drop_dim<SelectAttrs>},
     .linear = linear_in({0}),
     .view = true,
+    .part = true,
     .samples = []() -> std::vector<Sample> {
       return {{{sample({5})}, SelectAttrs{0, 3}},
               {{sample({3, 4})}, SelectAttrs{1, -1}},
@@ -338,6 +340,7 @@ constinit const OpDef kDiagonal{
     .shard = {.labels_of = labels_diagonal},
     .linear = linear_in({0}),
     .view = true,
+    .part = true,
     .samples = []() -> std::vector<Sample> {
       return {{{sample({3, 3})}, DiagonalAttrs{}},
               {{sample({3, 4})}, DiagonalAttrs{1, 0, 1}},
