@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <map>
 #include <sstream>
 
 #include "chorale/api/table_test_util.h"
@@ -10,7 +9,6 @@
 #include "chorale/base/parallel_for.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
-#include "chorale/op/shard_labels.h"
 #include "chorale/op/view.h"
 
 namespace chorale::op {
@@ -22,18 +20,12 @@ class Table : public ::testing::TestWithParam<const OpDef*> {
   std::vector<Sample> samples() const { return row().samples ? row().samples() : std::vector<Sample>{}; }
 };
 
-std::vector<int64_t> ranks(const std::vector<Tensor>& tensors) {
-  std::vector<int64_t> result;
-  for (const Tensor& x : tensors) result.push_back(x.defined() ? x.dims() : -1);
-  return result;
-}
-
 TEST_P(Table, RowIsComplete) {
   EXPECT_NE(row().inputs, nullptr);
   EXPECT_NE(row().infer == nullptr, !row().dynamic) << "shapes come from inference, or from the kernel of a dynamic op";
   EXPECT_NE(row().cpu == nullptr, !row().view) << "a kernel, or a view";
   EXPECT_NE(row().grad, nullptr) << "say not_differentiable aloud";
-  EXPECT_TRUE(row().shard.labels || row().shard.labels_of || row().shard.replicate) << "say kReplicateOnly aloud";
+  EXPECT_TRUE(row().shard.labels || row().shard.ways || row().shard.replicate) << "say kReplicateOnly aloud";
   EXPECT_FALSE(samples().empty()) << "a row without samples is not tested";
   EXPECT_EQ(find_op(row().name), &row()) << "two rows have one name";
 }
@@ -46,31 +38,6 @@ TEST_P(Table, AttributesSurviveARoundTripThroughTheirFields) {
     for (const kernel::Field& field : sample.attrs.type()->fields) copy.set(field.name, sample.attrs.at(field));
     EXPECT_EQ(copy, sample.attrs) << describe(row(), sample);
     EXPECT_EQ(copy.hash(), sample.attrs.hash());
-  }
-}
-
-TEST_P(Table, ShardingLabelsFitTheSamples) {
-  if (row().shard.replicate) {
-    EXPECT_EQ(row().shard.labels, nullptr);
-    return;
-  }
-  for (const Sample& sample : samples()) {
-    const auto out = run(row(), sample.in, sample.attrs);
-    SCOPED_TRACE(describe(row(), sample));
-    const ShardLabels labels = shard_labels(row(), sample.attrs, ranks(sample.in), ranks(out));
-    // A letter stands for one size, wherever it occurs (1 where an operand is broadcast).
-    std::map<char, int64_t> sizes;
-    const auto check = [&](const std::string& letters, const Tensor& x) {
-      for (size_t d = 0; d < letters.size(); ++d) {
-        if (std::isupper(static_cast<unsigned char>(letters[d])) || x.sizes()[d] == 1) continue;
-        const auto [at, fresh] = sizes.emplace(letters[d], x.sizes()[d]);
-        EXPECT_TRUE(fresh || at->second == x.sizes()[d]) << "label " << letters[d] << " in " << describe(row(), sample);
-      }
-    };
-    for (size_t i = 0; i < sample.in.size(); ++i) {
-      if (sample.in[i].defined()) check(labels.in[i], sample.in[i]);
-    }
-    for (size_t i = 0; i < out.size(); ++i) check(labels.out[i], out[i]);
   }
 }
 
@@ -219,43 +186,9 @@ TEST_P(Table, ThreadsDoNotChangeTheBits) {
   set_thread_count(before);
 }
 
-// A dimension that may be split may also be empty: the result is empty there too, and nothing crashes.
-TEST_P(Table, EmptyDimensionsWork) {
-  if (row().shard.replicate || row().dynamic) return;
-  for (const Sample& sample : samples()) {
-    const auto expected = run(row(), sample.in, sample.attrs);
-    if (expected.size() != 1) continue;
-    const ShardLabels labels = shard_labels(row(), sample.attrs, ranks(sample.in), ranks(expected));
-    for (size_t d = 0; d < labels.out[0].size(); ++d) {
-      const char letter = labels.out[0][d];
-      if (std::isupper(static_cast<unsigned char>(letter))) continue;
-      std::vector<Tensor> in;
-      bool cut = false;
-      for (size_t i = 0; i < sample.in.size(); ++i) {
-        Tensor x = sample.in[i];
-        const size_t at = x.defined() ? labels.in[i].find(letter) : std::string::npos;
-        if (at != std::string::npos && x.sizes()[at] == expected[0].sizes()[d]) {
-          x = clone(narrow(x, static_cast<int64_t>(at), 0, 0));
-          cut = true;
-        }
-        in.push_back(x);
-      }
-      // Sizes that stand in attributes cannot be cut here.
-      if (!cut || (row().attrs &&
-                   std::any_of(row().attrs().fields.begin(), row().attrs().fields.end(), [](const kernel::Field& f) {
-                     return f.kind == FieldKind::kInts || f.kind == FieldKind::kSpatial;
-                   }))) {
-        continue;
-      }
-      const auto out = run(row(), in, sample.attrs);
-      EXPECT_EQ(out[0].elems(), 0) << describe(row(), sample) << " with label " << letter << " empty";
-    }
-  }
-}
-
 // Rows that work element by element take scalars and broadcast operands.
 TEST_P(Table, ElementwiseRowsBroadcast) {
-  if (!row().shard.labels || std::strcmp(row().shard.labels, "elementwise") != 0) return;
+  if (!row().shard.labels || std::strcmp(row().shard.labels, kElementwiseLabels) != 0) return;
   for (const Sample& sample : samples()) {
     if (sample.in.size() < 2) continue;
     for (size_t k = 0; k < sample.in.size(); ++k) {

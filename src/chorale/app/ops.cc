@@ -13,6 +13,7 @@
 #include "chorale/base/error.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/kernels.h"
+#include "chorale/op/shard_ways.h"
 #include "chorale/op/table.h"
 
 namespace chorale::app {
@@ -63,6 +64,20 @@ std::string gradient(const OpDef& row) {
 std::string sharding(const OpDef& row) {
   if (row.shard.replicate) return "whole";
   return row.shard.labels ? row.shard.labels : "by attributes";
+}
+
+// How its first sample may be split over two ranks.
+std::string ways_of(const OpDef& row) {
+  const op::Sample sample = row.samples().at(0);
+  std::vector<Tensor> out(static_cast<size_t>(row.outputs));
+  op::current().call(row, sample.in, sample.attrs, out);
+  std::vector<Shape> sizes;
+  for (const Tensor& y : out) sizes.push_back(y.sizes());
+  std::string text;
+  for (const op::ShardWay& way : op::shard_ways({row, sample.attrs, sample.in, sizes, 2})) {
+    text += concat(text.empty() ? "" : "; ", way);
+  }
+  return text.empty() ? "none" : text;
 }
 
 const char* autocast(op::Cast cast) {
@@ -128,6 +143,7 @@ std::vector<std::pair<std::string, std::string>> facts_of(const OpDef& row) {
     field("saves", in.empty() && out.empty() ? "nothing" : in + (in.empty() || out.empty() ? "" : ", ") + out);
   }
   field("sharding", sharding(row) == "whole" ? "every rank needs the whole" : sharding(row));
+  field("shard ways", ways_of(row) + " (an example on 2 ranks)");
   field("autocast", autocast(row.autocast));
   std::string notes;
   if (row.view) notes += row.part ? "shows a part of its input; " : "shows the bytes of its input; ";

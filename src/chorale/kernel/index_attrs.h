@@ -36,14 +36,17 @@ inline constexpr int64_t kNoPadding = -1;
 struct EmbeddingAttrs {
   int64_t padding = kNoPadding;  // a row of the table that gets no gradient
   bool sparse = false;           // the gradient is a sparse tensor
+  // Of a part of a table: its first row in the whole, and the rows of that. Rows that are elsewhere count as 0.
+  int64_t first = 0, total = 0;
 };
-CHORALE_FIELDS(EmbeddingAttrs, padding, sparse)
+CHORALE_FIELDS(EmbeddingAttrs, padding, sparse, first, total)
 
 struct EmbeddingBackwardAttrs {
   int64_t rows = 0;
   int64_t padding = kNoPadding;
+  int64_t first = 0, total = 0;  // as above
 };
-CHORALE_FIELDS(EmbeddingBackwardAttrs, rows, padding)
+CHORALE_FIELDS(EmbeddingBackwardAttrs, rows, padding, first, total)
 
 enum class BagMode : uint8_t { kSum, kMean, kMax };
 

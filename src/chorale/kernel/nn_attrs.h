@@ -81,8 +81,9 @@ struct DifferenceLossAttrs {
   Difference kind = Difference::kSquare;
   double bound = 1;
   Reduction reduction = Reduction::kMean;
+  int64_t count = 0;  // what a mean divides by, where x is a part of something larger; 0: by the elements of x
 };
-CHORALE_FIELDS(DifferenceLossAttrs, kind, bound, reduction)
+CHORALE_FIELDS(DifferenceLossAttrs, kind, bound, reduction, count)
 
 // Which elements are dropped is a function of the stretch (kernel/stretch.h) and the element's place alone, so a
 // gradient drops the same ones.

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "chorale/base/reduce.h"
 #include "chorale/kernel/pointwise.h"
 #include "chorale/op/input_set.h"
+#include "chorale/op/shard_rule.h"
 #include "chorale/tensor/tensor.h"
 
 namespace chorale::op {
@@ -103,21 +103,6 @@ inline constexpr Saves kSavesBoth{.in = InputSet::all(), .out = InputSet::all()}
 inline constexpr Saves kSavesSpecs{.specs = true};
 constexpr Saves saves_in(InputSet inputs) { return {.in = inputs}; }
 
-// How an op behaves over shards: one letter per dimension and comma-separated operands, "mk,kn->mn". Splitting a letter
-// that is in the result splits the result; splitting one that is summed away leaves partial values to be combined by
-// `partial`.
-// "..." stands for any leading dimensions; a capital letter means: keep this dimension whole. Where labels depend on
-// attributes or ranks, `labels_of` makes them.
-struct ShardRule {
-  const char* labels = nullptr;
-  Reduce partial = Reduce::kNone;
-  std::string (*labels_of)(const Attrs& attrs, std::span<const int64_t> ranks) = nullptr;
-  bool replicate = false;
-};
-inline constexpr ShardRule kReplicateOnly{.replicate = true};
-// Operands and result agree dimension by dimension, after broadcasting.
-inline constexpr ShardRule kShardElementwise{.labels = "elementwise"};
-
 // What autocast does with floating inputs: cast to the lower type, to f32, to the widest among them, or nothing.
 enum class Cast : uint8_t { kNone, kLower, kF32, kWidest };
 
@@ -153,7 +138,8 @@ struct OpDef {
   Grad grad = nullptr;
   bool twice = true;  // the gradient can be differentiated again
   ShardRule shard{};
-  InputSet linear{};  // inputs into which partial sums may flow
+  Linear linear{};      // partial sums flow through
+  Monotone monotone{};  // partial extremes do
   Saves saves{};
   Cast autocast = Cast::kNone;
   bool view = false;  // results show inputs' bytes
@@ -171,7 +157,5 @@ template <class T>
 const AttrsType& attrs_of() {
   return attrs_type(TypeTag<T>{});
 }
-
-constexpr InputSet linear_in(InputSet inputs) { return inputs; }
 
 }  // namespace chorale::op

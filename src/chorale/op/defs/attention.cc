@@ -7,12 +7,12 @@
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/defs/norm_rules.h"
-#include "chorale/op/label_letters.h"
 #include "chorale/op/nn.h"
 #include "chorale/op/product.h"
 #include "chorale/op/random.h"
 #include "chorale/op/samples.h"
 #include "chorale/op/shape.h"
+#include "chorale/op/shard_ways.h"
 #include "chorale/op/table.h"
 #include "chorale/op/view.h"
 
@@ -137,24 +137,53 @@ Tensors grad_attention(const GradArgs& g) {
   return d;
 }
 
-// Leading dimensions may be split, heads too unless they are grouped; dropout needs to know the place of every weight.
+// Leading dimensions may be split, heads too.
 struct Labels {
   std::string q, k, v, mask, out, lse;
 
-  Labels(const AttentionAttrs& attrs, int64_t dims, int64_t mask_rank) {
-    std::string leading = letters(dims - 2);
-    for (int64_t d = 0; d + 2 < dims; ++d) {
-      if (attrs.dropout_p > 0 || (attrs.grouped && d + 3 == dims)) leading = keep_whole(leading, d);
-    }
+  Labels(const ShardCall& call, size_t q_at, size_t mask_at) {
+    const auto& attrs = call.attrs.get<AttentionAttrs>();
+    std::string leading = letters(call.dims(q_at) - 2);
+    if (attrs.grouped) leading = keep_whole(leading, -1);
     q = leading + "XY";
     k = leading + "ZY";
     v = leading + "ZW";
     out = leading + "XW";
     lse = leading + "X";
     const std::string scores = leading + "XZ";
-    if (mask_rank >= 0) mask = scores.substr(scores.size() - static_cast<size_t>(mask_rank));
+    if (call.dims(mask_at) >= 0) mask = scores.substr(scores.size() - static_cast<size_t>(call.dims(mask_at)));
   }
 };
+
+// Several heads of q belong to one of k and v: they stay together where the heads of k and v can be split evenly.
+void split_grouped_heads(const ShardCall& call, ShardWays& ways, size_t q_at, size_t k_at) {
+  const auto& attrs = call.attrs.get<AttentionAttrs>();
+  const int64_t dims = call.dims(q_at), heads = dims - 3;
+  if (!attrs.grouped || heads < 0) return;
+  const int64_t q_heads = call.in[q_at].size(heads);
+  if (!can_split(call.in[k_at].size(heads), call.shards, Parts::kEqual)) return;
+  std::vector<Placement> in;
+  for (size_t i = 0; i < call.in.size(); ++i) {
+    // All have the heads at the same place, except that a mask may have fewer dimensions, and one for all heads.
+    if (static_cast<int>(i) == call.op.shard.stretch) {
+      in.emplace_back();
+      continue;
+    }
+    const bool is_mask = i == q_at + 3;
+    const int64_t at = is_mask ? call.dims(i) - 3 : heads;
+    const bool splits = call.in[i].defined() && at >= 0 && !(is_mask && call.in[i].size(at) != q_heads);
+    in.push_back(splits ? Placement::shard(at) : Placement());
+  }
+  ways.add(std::move(in), std::vector<Placement>(call.out.size(), Placement::shard(heads)));
+}
+
+// Dropout draws a number for every score of q, which is input kQ, and k.
+template <size_t kQ>
+Drawn drawn_scores(const ShardCall& call, std::span<const Part> in, std::span<const Part>) {
+  Drawn scores{scores_shape(call.in[kQ], call.in[kQ + 1]), in[kQ]};
+  scores.part.sizes.back() = scores.whole.back();
+  return scores;
+}
 
 std::vector<Sample> samples_attention() {
   return {
@@ -184,12 +213,14 @@ constinit const OpDef kAttention{
     .cpu = kernel::cpu::attention,
     .grad = grad_attention,
     .twice = false,
-    .shard = {.labels_of =
-                  [](const Attrs& attrs, std::span<const int64_t> ranks) {
-                    const Labels l(attrs.get<AttentionAttrs>(), ranks[0], ranks[3]);
-                    return l.q + "," + l.k + "," + l.v + "," + l.mask + "," + (ranks[4] > 0 ? "S" : "") + "->" + l.out +
-                           "," + l.lse;
-                  }},
+    .shard = {.ways =
+                  [](const ShardCall& call, ShardWays& ways) {
+                    const Labels l(call, 0, 3);
+                    ways.split(join({l.q, l.k, l.v, l.mask, "S"}, {l.out, l.lse}));
+                    split_grouped_heads(call, ways, 0, 1);
+                  },
+              .stretch = 4,
+              .drawn = drawn_scores<0>},
     .saves = {.in = {0, 1, 2, 3, 4}, .out = {0, 1}},
     .autocast = Cast::kLower,
     .samples = samples_attention,
@@ -205,12 +236,15 @@ constinit const OpDef kAttentionBackward{
     .infer = infer_attention_backward,
     .cpu = kernel::cpu::attention_backward,
     .grad = not_differentiable,
-    .shard = {.labels_of =
-                  [](const Attrs& attrs, std::span<const int64_t> ranks) {
-                    const Labels l(attrs.get<AttentionAttrs>(), ranks[2], ranks[5]);
-                    return l.out + "," + l.lse + "," + l.q + "," + l.k + "," + l.v + "," + l.mask + "," + l.out + "," +
-                           l.lse + "," + (ranks[8] > 0 ? "S" : "") + "->" + l.q + "," + l.k + "," + l.v;
-                  }},
+    .shard = {.ways =
+                  [](const ShardCall& call, ShardWays& ways) {
+                    const Labels l(call, 2, 5);
+                    ways.split(join({l.out, l.lse, l.q, l.k, l.v, l.mask, l.out, l.lse, "S"}, {l.q, l.k, l.v}));
+                    split_grouped_heads(call, ways, 2, 3);
+                  },
+              .stretch = 8,
+              .drawn = drawn_scores<2>},
+    .linear = linear_terms({{0}, {1}}),
     .samples = []() -> std::vector<Sample> {
       std::vector<Sample> samples;
       int seed = 30;

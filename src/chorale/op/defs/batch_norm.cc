@@ -2,10 +2,10 @@
 #include "chorale/op/builder.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/defs/norm_rules.h"
-#include "chorale/op/label_letters.h"
 #include "chorale/op/nn.h"
 #include "chorale/op/reduce.h"
 #include "chorale/op/samples.h"
+#include "chorale/op/shard_ways.h"
 #include "chorale/op/table.h"
 #include "chorale/op/view.h"
 
@@ -116,20 +116,14 @@ Tensors grad_batch_norm_backward(const GradArgs& g) {
 }
 
 // Channels may be split: nothing is summed over them. Splitting samples would change the statistics.
-std::string labels_of(int64_t count) {
-  std::string x = letters(count);
-  for (int64_t d = 0; d < count; ++d) {
-    if (d != 1) x = keep_whole(x, d);
-  }
-  return x;
-}
-std::string labels_batch_norm(const Attrs&, std::span<const int64_t> ranks) {
-  const std::string x = labels_of(ranks[0]);
-  return x + ",b,b->" + x + ",b,b";
-}
-std::string labels_batch_norm_backward(const Attrs&, std::span<const int64_t> ranks) {
-  const std::string x = labels_of(ranks[0]);
-  return x + "," + x + ",b,b,b->" + x + ",b,b";
+void ways_batch_norm(const ShardCall& call, ShardWays& ways) {
+  const auto labels = [](int64_t dims) {
+    return dims < 2 ? std::string(1, 'b') : replaced(keep_whole(letters(dims)), 1, 'b');
+  };
+  std::vector<std::string> in, out;
+  for (size_t i = 0; i < call.in.size(); ++i) in.push_back(labels(call.dims(i)));
+  for (const Shape& sizes : call.out) out.push_back(labels(static_cast<int64_t>(sizes.size())));
+  ways.split(join(in, out));
 }
 
 }  // namespace
@@ -143,7 +137,7 @@ constinit const OpDef kBatchNorm{
     .infer = infer_batch_norm,
     .cpu = kernel::cpu::batch_norm,
     .grad = grad_batch_norm,
-    .shard = {.labels_of = labels_batch_norm},
+    .shard = {.ways = ways_batch_norm},
     .saves = {.in = {0, 1}, .out = {1, 2}},
     .samples = []() -> std::vector<Sample> {
       return {{{sample({5, 3}), sample({3}, 1), sample({3}, 2)}, BatchNormAttrs{1e-5}},
@@ -164,7 +158,7 @@ constinit const OpDef kBatchNormBackward{
     .infer = infer_batch_norm_backward,
     .cpu = kernel::cpu::batch_norm_backward,
     .grad = grad_batch_norm_backward,
-    .shard = {.labels_of = labels_batch_norm_backward},
+    .shard = {.ways = ways_batch_norm},
     .linear = linear_in({0}),
     .saves = kSavesInputs,
     .samples = []() -> std::vector<Sample> {
@@ -186,6 +180,7 @@ constinit const OpDef kRunningAverage{
     .cpu = kernel::cpu::running_average,
     .grad = not_differentiable,
     .shard = {.labels = "b,b->b"},
+    .linear = linear_terms({{0}, {1}}),
     .in_place = true,
     .samples = []() -> std::vector<Sample> {
       return {{{sample({5}), sample({5}, 1)}, RunningAverageAttrs{0.1, 1.25}}};

@@ -8,6 +8,7 @@
 #include "chorale/op/pointwise.h"
 #include "chorale/op/reduce.h"
 #include "chorale/op/samples.h"
+#include "chorale/op/shard_ways.h"
 #include "chorale/op/table.h"
 #include "chorale/op/view.h"
 
@@ -125,8 +126,34 @@ void infer_weight(const InferArgs& args, std::span<OutSpec> out) {
   out[0].device = x.device();
 }
 
-std::string spatial_labels(std::span<const int64_t> ranks, const char* letters) {
-  return std::string(letters, static_cast<size_t>(ranks[0] - 2));
+// Windows overlap, so only samples n and channels i (of x) and o (of y) can be split; `in` and `out` are their letters.
+// In groups, channels meet only those of their own group: a part has whole groups, fewer of them. The dimensions of
+// operands and result that groups divide are `grouped` and `grouped_out`.
+void split_channels(const ShardCall& call, ShardWays& ways, std::vector<std::string> in, std::vector<std::string> out,
+                    std::initializer_list<int64_t> grouped, int64_t grouped_out) {
+  const int64_t groups = call.attrs.get<ConvolutionAttrs>().groups;
+  const std::string spatial = keep_whole(letters(call.dims(0) - 2));
+  const auto complete = [&](std::string& labels) {
+    if (groups > 1) {
+      for (char& letter : labels)
+        letter = letter == 'n' || letter == '+' ? letter : static_cast<char>(std::toupper(letter));
+    }
+    if (labels[0] != '+') labels += spatial;  // the bias has no places
+  };
+  for (std::string& labels : in) complete(labels);
+  for (std::string& labels : out) complete(labels);
+  ways.split(join(in, out), Reduce::kSum);
+  if (groups > 1 && can_split(groups, call.shards, Parts::kEqual)) {
+    std::vector<Placement> placements;
+    for (int64_t dim : grouped) placements.push_back(Placement::shard(dim));
+    ways.add(std::move(placements), {Placement::shard(grouped_out)});
+  }
+}
+Attrs local_groups(const ShardCall& call, std::span<const Part> in, std::span<const Part>) {
+  auto attrs = call.attrs.get<ConvolutionAttrs>();
+  // One group stays one, also of a part of the channels.
+  if (attrs.groups > 1) attrs.groups = attrs.groups * in[0].sizes[1] / call.in[0].size(1);
+  return attrs;
 }
 
 Sample two_d(const Shape& x, const Shape& w, bool bias, SpatialList stride, SpatialList padding, SpatialList dilation,
@@ -157,12 +184,12 @@ constexpr OpDef kConvolution{
       }
       return din;
     },
-    // Channels meet in groups, windows overlap: only samples and output channels can be split.
-    .shard = {.labels_of =
-                  [](const Attrs&, std::span<const int64_t> ranks) {
-                    const std::string s = spatial_labels(ranks, "XYZ");
-                    return "nI" + s + ",oJ" + spatial_labels(ranks, "KLM") + ",o->no" + spatial_labels(ranks, "PQR");
-                  }},
+    .shard = {.ways =
+                  [](const ShardCall& call, ShardWays& ways) {
+                    split_channels(call, ways, {"ni", "oi", "+o"}, {"no"}, {1, 0, 0}, 1);
+                  },
+              .local = local_groups},
+    .linear = linear_terms({{0, 1}, {2}}),
     .saves = saves_in({0, 1}),
     .autocast = Cast::kLower,
     .samples =
@@ -190,11 +217,11 @@ constexpr OpDef kConvolutionTranspose{
       if (g.needs(1)) din[1] = emit(g, 1, kConvolutionWeight, with_sizes(attrs, w.sizes()), dx, y);
       return din;
     },
-    .shard = {.labels_of =
-                  [](const Attrs&, std::span<const int64_t> ranks) {
-                    return "nO" + spatial_labels(ranks, "PQR") + ",OJ" + spatial_labels(ranks, "KLM") + "->nI" +
-                           spatial_labels(ranks, "XYZ");
-                  }},
+    .shard = {.ways =
+                  [](const ShardCall& call, ShardWays& ways) {
+                    split_channels(call, ways, {"no", "oi"}, {"ni"}, {1, 0}, 1);
+                  },
+              .local = local_groups},
     .linear = linear_in({0, 1}),
     .saves = saves_in({0, 1}),
     .autocast = Cast::kLower,
@@ -225,12 +252,11 @@ constexpr OpDef kConvolutionWeight{
       if (g.needs(1)) din[1] = call(kConvolution, attrs, x, dw, Tensor{});
       return din;
     },
-    .shard = {.partial = Reduce::kSum,
-              .labels_of =
-                  [](const Attrs&, std::span<const int64_t> ranks) {
-                    return "nI" + spatial_labels(ranks, "XYZ") + ",nO" + spatial_labels(ranks, "PQR") + "->OJ" +
-                           spatial_labels(ranks, "KLM");
-                  }},
+    .shard = {.ways =
+                  [](const ShardCall& call, ShardWays& ways) {
+                    split_channels(call, ways, {"ni", "no"}, {"oi"}, {1, 1}, 0);
+                  },
+              .local = local_groups},
     .linear = linear_in({0, 1}),
     .saves = saves_in({0, 1}),
     .autocast = Cast::kLower,

@@ -3,6 +3,7 @@
 #include "chorale/kernel/cpu/support/copy.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/samples.h"
+#include "chorale/op/shard_ways.h"
 #include "chorale/op/table.h"
 #include "chorale/op/view.h"
 
@@ -19,6 +20,15 @@ void infer_to(const InferArgs& args, std::span<OutSpec> out) {
     out[0].strided = true;
     out[0].strides = x.strides();
   }
+}
+
+// Sums and averages survive a cast unless it cuts fractions off, or parts; extremes survive every cast in which order
+// does.
+void pass_through_cast(const ShardCall& call, ShardWays& ways) {
+  const DType from = call.in[0].dtype(), to = call.attrs.get<CopyAttrs>().dtype;
+  if (to == DType::kBool) return;
+  if (is_differentiable(to) || !is_differentiable(from)) ways.pass(linear_in({0}));
+  if (!is_complex(to)) ways.pass(rises_in({0}));
 }
 
 std::vector<Sample> samples_to() {
@@ -42,8 +52,7 @@ const OpDef kTo{
     .cpu = kernel::cpu::copy,
     // Whoever calls a rule casts the gradient back to the dtype of x.
     .grad = [](const GradArgs& g) -> Tensors { return {g.dout[0]}; },
-    .shard = kShardElementwise,
-    .linear = linear_in({0}),
+    .shard = {.labels = kElementwiseLabels, .ways = pass_through_cast},
     .in_place = true,
     .samples = samples_to,
     .formula = "x in another dtype",

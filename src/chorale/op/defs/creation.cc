@@ -5,6 +5,7 @@
 #include "chorale/kernel/cpu/creation.h"
 #include "chorale/kernel/creation_attrs.h"
 #include "chorale/op/builder.h"
+#include "chorale/op/shard_ways.h"
 #include "chorale/op/table.h"
 
 namespace chorale {
@@ -44,6 +45,25 @@ void infer_eye(const InferArgs& args, std::span<OutSpec> out) {
   out[0].device = device_of(a);
 }
 
+void ways_full(const ShardCall& call, ShardWays& ways) {
+  ways.split(join({}, {letters(static_cast<int64_t>(call.out[0].size()))}));
+}
+
+bool counts_in_integers(const RangeAttrs& a) {
+  return a.start.kind() <= Scalar::Kind::kInt && a.step.kind() <= Scalar::Kind::kInt;
+}
+// Only integers: start + i * step of a later start would round differently.
+void ways_arange(const ShardCall& call, ShardWays& ways) {
+  if (counts_in_integers(call.attrs.get<RangeAttrs>())) ways.split("->a");
+}
+Attrs local_arange(const ShardCall& call, std::span<const Part>, std::span<const Part> out) {
+  RangeAttrs a = call.attrs.get<RangeAttrs>();
+  if (!counts_in_integers(a)) return a;
+  a.start = a.start.integer() + out[0].first[0] * a.step.integer();
+  a.count = out[0].sizes[0];
+  return a;
+}
+
 constexpr OpDef kFull{
     .name = "full",
     .inputs = "",
@@ -52,7 +72,7 @@ constexpr OpDef kFull{
     .infer = infer_full,
     .cpu = kernel::cpu::full,
     .grad = not_differentiable,
-    .shard = kReplicateOnly,
+    .shard = {.ways = ways_full, .local = with_result_sizes<FullAttrs>},
     .in_place = true,
     .samples =
         [] {
@@ -70,7 +90,7 @@ constexpr OpDef kArange{
     .infer = infer_count<RangeAttrs>,
     .cpu = kernel::cpu::arange,
     .grad = not_differentiable,
-    .shard = kReplicateOnly,
+    .shard = {.ways = ways_arange, .local = local_arange},
     .samples =
         [] {
           return std::vector<Sample>{

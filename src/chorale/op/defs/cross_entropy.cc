@@ -5,10 +5,10 @@
 #include "chorale/op/builder.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/defs/norm_rules.h"
-#include "chorale/op/label_letters.h"
 #include "chorale/op/nn.h"
 #include "chorale/op/reduce.h"
 #include "chorale/op/samples.h"
+#include "chorale/op/shard_ways.h"
 #include "chorale/op/table.h"
 #include "chorale/op/view.h"
 
@@ -102,30 +102,27 @@ Tensors grad_cross_entropy_backward(const GradArgs& g) {
   return d;
 }
 
-// Everything but the classes may be split; losses that are summed up are then partial sums, and their mean needs the
-// whole.
-std::string class_labels(int64_t dims) { return keep_whole(letters(dims), class_dim(static_cast<size_t>(dims))); }
-std::string without_classes(std::string labels) {
-  return labels.erase(static_cast<size_t>(class_dim(labels.size())), 1);
-}
-std::string whole(std::string labels, Reduction reduction) {
-  if (reduction == Reduction::kMean) {
-    for (int64_t d = 0; d < static_cast<int64_t>(labels.size()); ++d) labels = keep_whole(labels, d);
+// Everything but the classes may be split; losses that are summed up are then partial sums. Their mean needs the whole:
+// it is divided by the weights of all targets that count, which only the data tell.
+struct Labels {
+  std::string x, target, loss, weight = "Z";
+
+  Labels(int64_t dims, Reduction reduction) {
+    x = letters(dims);
+    if (reduction == Reduction::kMean) x = keep_whole(x);
+    const int64_t classes = class_dim(x.size());
+    x = keep_whole(x, classes);
+    target = without(x, classes);
+    if (reduction == Reduction::kNone) loss = target;
   }
-  return labels;
+};
+void ways_cross_entropy(const ShardCall& call, ShardWays& ways) {
+  const Labels l(call.dims(0), call.attrs.get<CrossEntropyAttrs>().reduction);
+  ways.split(join({l.x, l.target, l.weight}, {l.loss, l.target}), Reduce::kSum);
 }
-std::string labels_cross_entropy(const Attrs& attrs, std::span<const int64_t> ranks) {
-  const Reduction reduction = attrs.get<CrossEntropyAttrs>().reduction;
-  const std::string x = whole(class_labels(ranks[0]), reduction), target = without_classes(x);
-  const std::string weight(1, x[static_cast<size_t>(class_dim(x.size()))]);
-  return x + "," + target + "," + weight + "->" + (reduction == Reduction::kNone ? target : "") + "," + target;
-}
-std::string labels_cross_entropy_backward(const Attrs& attrs, std::span<const int64_t> ranks) {
-  const Reduction reduction = attrs.get<CrossEntropyAttrs>().reduction;
-  const std::string x = whole(class_labels(ranks[1]), reduction), target = without_classes(x);
-  const std::string weight(1, x[static_cast<size_t>(class_dim(x.size()))]);
-  return (reduction == Reduction::kNone ? target : "") + "," + x + "," + target + "," + weight + "," + target + "->" +
-         x;
+void ways_cross_entropy_backward(const ShardCall& call, ShardWays& ways) {
+  const Labels l(call.dims(1), call.attrs.get<CrossEntropyAttrs>().reduction);
+  ways.split(join({l.loss, l.x, l.target, l.weight, l.target}, {l.x}));
 }
 
 // ---- nll_loss
@@ -143,11 +140,13 @@ void infer_nll_loss_backward(const InferArgs& args, std::span<OutSpec> out) {
   describe(out[0], a.sizes.shape(), args.in[0].dtype(), args.in[0]);
 }
 
-std::string labels_nll_loss(const Attrs& attrs, std::span<const int64_t> ranks) {
-  const Reduction reduction = attrs.get<NllLossAttrs>().reduction;
-  const std::string x = whole(class_labels(ranks[0]), reduction), target = without_classes(x);
-  const std::string weight(1, x[static_cast<size_t>(class_dim(x.size()))]);
-  return x + "," + target + "," + weight + "->" + (reduction == Reduction::kNone ? target : "");
+void ways_nll_loss(const ShardCall& call, ShardWays& ways) {
+  const Labels l(call.dims(0), call.attrs.get<NllLossAttrs>().reduction);
+  ways.split(join({l.x, l.target, l.weight}, {l.loss}), Reduce::kSum);
+}
+void ways_nll_loss_backward(const ShardCall& call, ShardWays& ways) {
+  const Labels l(static_cast<int64_t>(call.out[0].size()), call.attrs.get<NllLossBackwardAttrs>().reduction);
+  ways.split(join({l.loss, l.target, l.weight}, {l.x}));
 }
 
 std::vector<Sample> samples_cross_entropy() {
@@ -176,7 +175,7 @@ constinit const OpDef kCrossEntropy{
     .infer = infer_cross_entropy,
     .cpu = kernel::cpu::cross_entropy,
     .grad = grad_cross_entropy,
-    .shard = {.partial = Reduce::kSum, .labels_of = labels_cross_entropy},
+    .shard = {.ways = ways_cross_entropy},
     .saves = {.in = {0, 1, 2}, .out = {1}},
     .autocast = Cast::kF32,
     .samples = samples_cross_entropy,
@@ -191,7 +190,7 @@ constinit const OpDef kCrossEntropyBackward{
     .infer = infer_cross_entropy_backward,
     .cpu = kernel::cpu::cross_entropy_backward,
     .grad = grad_cross_entropy_backward,
-    .shard = {.labels_of = labels_cross_entropy_backward},
+    .shard = {.ways = ways_cross_entropy_backward},
     .linear = linear_in({0}),
     .saves = kSavesInputs,
     .samples = []() -> std::vector<Sample> {
@@ -224,7 +223,7 @@ constinit const OpDef kNllLoss{
                    g.in[2]),
               Tensor(), Tensor()};
     },
-    .shard = {.partial = Reduce::kSum, .labels_of = labels_nll_loss},
+    .shard = {.ways = ways_nll_loss},
     .linear = linear_in({0}),
     .saves = saves_in({1, 2}),
     .autocast = Cast::kF32,
@@ -252,7 +251,7 @@ constinit const OpDef kNllLossBackward{
       return {call(kNllLoss, NllLossAttrs{a.ignore_index, a.reduction}, g.dout[0], g.in[1], g.in[2]), Tensor(),
               Tensor()};
     },
-    .shard = kReplicateOnly,
+    .shard = {.ways = ways_nll_loss_backward, .local = with_result_sizes<NllLossBackwardAttrs>},
     .linear = linear_in({0}),
     .saves = saves_in({1, 2}),
     .samples = []() -> std::vector<Sample> {

@@ -35,8 +35,7 @@ constinit const OpDef kDropout{
     .grad = [](const GradArgs& g) -> Tensors {
       return {call(kDropout, g.attrs, g.dout[0], g.in[1]), Tensor{}};
     },
-    .shard = kReplicateOnly,  // a shard does not know its elements' places
-    .linear = linear_in({0}),
+    .shard = {.labels = "...,S->...", .stretch = 1},
     .saves = saves_in({1}),
     .samples = []() -> std::vector<Sample> {
       return {{{sample({7, 5}), sample_stretch(1, 0)}, DropoutAttrs{0.5}},

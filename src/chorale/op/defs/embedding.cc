@@ -8,6 +8,7 @@
 #include "chorale/op/index.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/samples.h"
+#include "chorale/op/shard_ways.h"
 #include "chorale/op/table.h"
 #include "chorale/op/view.h"
 
@@ -114,6 +115,31 @@ void infer_embedding_bag_weights_backward(const InferArgs& args, std::span<OutSp
   out[0].device = dy.device();
 }
 
+Attrs local_embedding(const ShardCall& call, std::span<const Part> in, std::span<const Part>) {
+  auto a = call.attrs.get<EmbeddingAttrs>();
+  const int64_t rows = call.in[0].size(0);
+  if (in[0].sizes[0] == rows) return a;
+  a.first = in[0].first[0];
+  a.total = rows;
+  return a;
+}
+Attrs local_embedding_backward(const ShardCall& call, std::span<const Part>, std::span<const Part> out) {
+  auto a = call.attrs.get<EmbeddingBackwardAttrs>();
+  const int64_t rows = call.out[0][0];
+  if (out[0].sizes[0] == rows) return a;
+  a.rows = out[0].sizes[0];
+  a.first = out[0].first[0];
+  a.total = rows;
+  return a;
+}
+
+// Columns may be split. Without maxima there are no picked rows: an empty list.
+void ways_embedding_bag(const ShardCall& call, ShardWays& ways) {
+  const bool max = call.attrs.get<EmbeddingBagAttrs>().mode == BagMode::kMax;
+  const Placement columns = Placement::shard(1), whole;
+  ways.add({columns, whole, whole, whole}, {columns, max ? columns : whole});
+}
+
 Tensor indices(std::initializer_list<int64_t> list, const Shape& sizes) { return Tensor::from(list, sizes); }
 
 }  // namespace
@@ -131,7 +157,8 @@ constinit const OpDef kEmbedding{
       if (a.sparse) return {sparse_gradient(g.dout[0], g.in[1], table, a.padding), {}};
       return {emit(g, 0, kEmbeddingBackward, EmbeddingBackwardAttrs{table[0], a.padding}, g.dout[0], g.in[1]), {}};
     },
-    .shard = {.labels = "Vc,...->...c"},
+    // A part of the rows gives those that it has, and zeros: partial sums.
+    .shard = {.labels = "vc,...->...c", .partial = Reduce::kSum, .local = local_embedding},
     .linear = linear_in({0}),
     .saves = saves_in({1}),
     .samples = []() -> std::vector<Sample> {
@@ -156,7 +183,7 @@ constinit const OpDef kEmbeddingBackward{
       const Tensor ddy = call(kEmbedding, EmbeddingAttrs{}, g.dout[0], g.in[1]);
       return {padding == kNoPadding ? ddy : masked_fill(ddy, unsqueeze(eq(g.in[1], padding), -1), Scalar(0)), {}};
     },
-    .shard = kReplicateOnly,
+    .shard = {.labels = "...c,...->vc", .partial = Reduce::kSum, .local = local_embedding_backward},
     .linear = linear_in({0}),
     .saves = saves_in({1}),
     .samples = []() -> std::vector<Sample> {
@@ -187,7 +214,7 @@ constinit const OpDef kEmbeddingBag{
       return din;
     },
     .twice = false,
-    .shard = kReplicateOnly,
+    .shard = {.ways = ways_embedding_bag},
     .saves = {.in = InputSet::all(), .out = {1}},
     .samples = []() -> std::vector<Sample> {
       const Tensor list = indices({2, 0, 2, 3, 1}, {5}), starts = indices({0, 2, 2}, {3});
@@ -208,7 +235,8 @@ constinit const OpDef kEmbeddingBagBackward{
     .infer = infer_embedding_bag_backward,
     .cpu = kernel::cpu::embedding_bag_backward,
     .grad = not_differentiable,
-    .shard = kReplicateOnly,
+    .shard = {.labels = "Bc,N,B,N,Bc->Vc"},
+    .linear = linear_in({0}),
     .samples = []() -> std::vector<Sample> {
       const Tensor list = indices({2, 0, 2, 3, 1}, {5}), starts = indices({0, 2, 2}, {3});
       return {{{sample({3, 2}), list, starts, sample({5}, 1), {}},
@@ -228,7 +256,8 @@ constinit const OpDef kEmbeddingBagWeightsBackward{
     .infer = infer_embedding_bag_weights_backward,
     .cpu = kernel::cpu::embedding_bag_weights_backward,
     .grad = not_differentiable,
-    .shard = kReplicateOnly,
+    .shard = {.labels = "Bc,Vc,N,O->N", .partial = Reduce::kSum},
+    .linear = linear_in({0, 1}),
     .samples = []() -> std::vector<Sample> {
       return {{{sample({3, 2}), sample({4, 2}, 1), indices({2, 0, 2, 3, 1}, {5}), indices({0, 2, 2}, {3})},
                EmbeddingBagAttrs{BagMode::kSum, 2, false}}};

@@ -15,16 +15,15 @@ namespace {
 
 DimMask picked_dim(const char* op, int64_t dim, int64_t dims) { return DimMask{1} << normalize_dim(op, dim, dims); }
 
-std::string labels_of_pick(const Attrs& attrs, std::span<const int64_t> ranks) {
-  const auto& a = attrs.get<PickAttrs>();
-  const std::string one = reduction_labels(ranks[0], picked_dim("shard", a.dim, ranks[0]), a.keepdim, true);
-  return one + "," + one.substr(one.find('>') + 1);
+// What is searched stays whole.
+void ways_pick(const ShardCall& call, ShardWays& ways) {
+  const auto& a = call.attrs.get<PickAttrs>();
+  split_reduction(call, ways, picked_dim("shard", a.dim, call.dims(0)), a.keepdim);
 }
-
-std::string labels_of_arg(const Attrs& attrs, std::span<const int64_t> ranks) {
-  const auto& a = attrs.get<ArgAttrs>();
-  const DimMask all = dim_mask("shard", {}, ranks[0]);
-  return reduction_labels(ranks[0], a.flat ? all : picked_dim("shard", a.dim, ranks[0]), a.keepdim, true);
+void ways_arg(const ShardCall& call, ShardWays& ways) {
+  const auto& a = call.attrs.get<ArgAttrs>();
+  const DimMask all = dim_mask("shard", {}, call.dims(0));
+  split_reduction(call, ways, a.flat ? all : picked_dim("shard", a.dim, call.dims(0)), a.keepdim);
 }
 
 void infer_pick(const InferArgs& args, std::span<OutSpec> out) {
@@ -77,7 +76,7 @@ constexpr OpDef kMax{
     .infer = infer_pick,
     .cpu = kernel::cpu::max_with_index,
     .grad = pick_grad,
-    .shard = {.labels_of = labels_of_pick},
+    .shard = {.ways = ways_pick},
     .saves = kSavesIndices,
     .samples = samples_pick,
     .formula = "max of x along dim, and where it is",
@@ -92,7 +91,7 @@ constexpr OpDef kMin{
     .infer = infer_pick,
     .cpu = kernel::cpu::min_with_index,
     .grad = pick_grad,
-    .shard = {.labels_of = labels_of_pick},
+    .shard = {.ways = ways_pick},
     .saves = kSavesIndices,
     .samples = samples_pick,
     .formula = "min of x along dim, and where it is",
@@ -106,7 +105,7 @@ constexpr OpDef kArgmax{
     .infer = infer_arg,
     .cpu = kernel::cpu::argmax,
     .grad = not_differentiable,
-    .shard = {.labels_of = labels_of_arg},
+    .shard = {.ways = ways_arg},
     .samples = samples_arg,
     .formula = "where the first max of x is",
 };
@@ -119,7 +118,7 @@ constexpr OpDef kArgmin{
     .infer = infer_arg,
     .cpu = kernel::cpu::argmin,
     .grad = not_differentiable,
-    .shard = {.labels_of = labels_of_arg},
+    .shard = {.ways = ways_arg},
     .samples = samples_arg,
     .formula = "where the first min of x is",
 };

@@ -4,15 +4,15 @@
 #include "chorale/kernel/cpu/index/index.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/index.h"
-#include "chorale/op/label_letters.h"
 #include "chorale/op/samples.h"
+#include "chorale/op/shard_ways.h"
 #include "chorale/op/view.h"
 
 namespace chorale::op {
 namespace {
 
-// The index has as many dimensions as x (of `sizes`) and, except along the dimension, no more elements than it. A scalar counts
-// as a vector of one element.
+// The index has as many dimensions as x (of `sizes`) and, except along the dimension, no more elements than it. A
+// scalar counts as a vector of one element.
 void check_index(const char* op, const Shape& sizes, int64_t dim, const Tensor& index) {
   CHORALE_CHECK(index.dtype() == DType::kI64, "[", op, "] indices are i64, not ", index.dtype());
   const auto at = static_cast<size_t>(normalize_dim(op, dim, static_cast<int64_t>(sizes.size())));
@@ -85,6 +85,64 @@ Tensor to_source(Tensor picked, const Shape& source) {
   return picked;
 }
 
+// Dimensions in which all tensors have the same size may be split, except the one that is indexed in x: aBc. Along it
+// the index may be split, where that is its letter z.
+struct Labels {
+  std::string x, index;
+
+  Labels(const Shape& sizes, int64_t dim, std::initializer_list<Shape> others) {
+    const auto dims = static_cast<int64_t>(sizes.size());
+    x = letters(dims);
+    for (const Shape& other : others) {
+      for (int64_t d = 0; d < dims; ++d) {
+        const auto at = static_cast<size_t>(d);
+        if (other.size() != sizes.size() || other[at] != sizes[at]) x = keep_whole(x, d);
+      }
+    }
+    x = keep_whole(x, dim);
+    index = replaced(x, dim, 'z');
+  }
+};
+
+void ways_gather(const ShardCall& call, ShardWays& ways) {
+  const Tensor& index = call.in[1];
+  if (index.dims() != call.dims(0)) return;
+  const Labels l(call.in[0].sizes(), call.attrs.get<DimAttrs>().dim, {index.sizes()});
+  ways.split(join({l.x, l.index}, {l.index}));
+}
+
+void ways_gather_backward(const ShardCall& call, ShardWays& ways) {
+  const Tensor& index = call.in[1];
+  if (index.sizes().size() != call.out[0].size()) return;
+  const Labels l(call.out[0], call.attrs.get<DimBackwardAttrs>().dim, {index.sizes()});
+  ways.split(join({l.index, l.index}, {l.x}), Reduce::kSum);
+}
+
+// Of places named twice the last one counts, so the index stays whole along the dimension.
+void ways_scatter(const ShardCall& call, ShardWays& ways) {
+  const Tensor &index = call.in[1], &source = call.in[2];
+  if (index.dims() != call.dims(0) || source.dims() != call.dims(0)) return;
+  const Labels l(call.in[0].sizes(), call.attrs.get<DimAttrs>().dim, {index.sizes(), source.sizes()});
+  ways.split(join({l.x, l.x, l.x}, {l.x}));
+}
+
+void ways_scatter_fill(const ShardCall& call, ShardWays& ways) {
+  const auto& a = call.attrs.get<FillAttrs>();
+  if (a.value.is_zero()) ways.pass(linear_in({0}));
+  if (call.dims(1) != call.dims(0)) return;
+  const Labels l(call.in[0].sizes(), a.dim, {call.in[1].sizes()});
+  ways.split(join({l.x, l.x}, {l.x}));
+}
+
+void ways_scatter_add(const ShardCall& call, ShardWays& ways) {
+  const Tensor &index = call.in[1], &source = call.in[2];
+  if (index.dims() != call.dims(0) || source.dims() != call.dims(0)) return;
+  const int64_t dim = call.attrs.get<DimAttrs>().dim;
+  Labels l(call.in[0].sizes(), dim, {index.sizes(), source.sizes()});
+  if (index.dims() == 0 || index.size(dim) != source.size(dim)) l.index = keep_whole(l.index, dim);
+  ways.split(join({"+" + l.x, l.index, l.index}, {l.x}), Reduce::kSum);
+}
+
 Tensor indices(std::initializer_list<int64_t> list, const Shape& sizes) { return Tensor::from(list, sizes); }
 
 }  // namespace
@@ -99,7 +157,7 @@ constinit const OpDef kGather{
     .grad = [](const GradArgs& g) -> Tensors {
       return {call(kGatherBackward, DimBackwardAttrs{g.shape(0), g.attrs.get<DimAttrs>().dim}, g.dout[0], g.in[1]), {}};
     },
-    .shard = kReplicateOnly,
+    .shard = {.ways = ways_gather},
     .linear = linear_in({0}),
     .saves = saves_in({1}),
     .samples = []() -> std::vector<Sample> {
@@ -120,7 +178,7 @@ constinit const OpDef kGatherBackward{
     .grad = [](const GradArgs& g) -> Tensors {
       return {gather(g.dout[0], g.attrs.get<DimBackwardAttrs>().dim, g.in[1]), {}};
     },
-    .shard = kReplicateOnly,
+    .shard = {.ways = ways_gather_backward, .local = with_result_sizes<DimBackwardAttrs>},
     .linear = linear_in({0}),
     .saves = saves_in({1}),
     .samples = []() -> std::vector<Sample> {
@@ -143,7 +201,8 @@ constinit const OpDef kScatter{
               {},
               g.needs(2) ? to_source(gather(g.dout[0], dim, g.in[1]), g.shape(2)) : Tensor{}};
     },
-    .shard = kReplicateOnly,
+    .shard = {.ways = ways_scatter},
+    .linear = linear_terms({{0}, {2}}),
     .saves = saves_in({1}),
     .in_place = true,
     // The gradient of a place named twice would go to both: samples name them once.
@@ -164,7 +223,7 @@ constinit const OpDef kScatterFill{
     .grad = [](const GradArgs& g) -> Tensors {
       return {scatter(g.dout[0], g.attrs.get<FillAttrs>().dim, g.in[1], Scalar(0)), {}};
     },
-    .shard = kReplicateOnly,
+    .shard = {.ways = ways_scatter_fill},
     .saves = saves_in({1}),
     .in_place = true,
     .samples = []() -> std::vector<Sample> {
@@ -185,7 +244,8 @@ constinit const OpDef kScatterAdd{
       const int64_t dim = g.attrs.get<DimAttrs>().dim;
       return {g.dout[0], {}, g.needs(2) ? to_source(gather(g.dout[0], dim, g.in[1]), g.shape(2)) : Tensor{}};
     },
-    .shard = kReplicateOnly,
+    .shard = {.ways = ways_scatter_add},
+    .linear = linear_terms({{0}, {2}}),
     .saves = saves_in({1}),
     .in_place = true,
     .samples = []() -> std::vector<Sample> {

@@ -1,10 +1,10 @@
 #include "chorale/kernel/cpu/norm/norm.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/defs/norm_rules.h"
-#include "chorale/op/label_letters.h"
 #include "chorale/op/nn.h"
 #include "chorale/op/reduce.h"
 #include "chorale/op/samples.h"
+#include "chorale/op/shard_ways.h"
 #include "chorale/op/table.h"
 #include "chorale/op/view.h"
 
@@ -104,20 +104,40 @@ Tensors grad_group_norm_backward(const GradArgs& g) {
   return result;
 }
 
-// Samples may be split.
-std::string labels_of(int64_t dims) {
-  std::string x = letters(dims);
-  for (int64_t d = 1; d < dims; ++d) x = keep_whole(x, d);
+// Samples may be split, and channels between groups: a part then has fewer groups. Operands and results in which
+// channels, or groups of them, are dimension `dim`.
+std::string samples_of(int64_t dims) {
+  std::string x = keep_whole(letters(dims));
+  x[0] = 'a';
   return x;
 }
-std::string labels_group_norm(const Attrs&, std::span<const int64_t> ranks) {
-  const std::string x = labels_of(ranks[0]);
-  return x + ",B,B->" + x + ",aZ,aZ";
+constexpr Placement kByGroup = Placement::shard(1), kByChannel = Placement::shard(0);
+
+void ways_group_norm(const ShardCall& call, ShardWays& ways) {
+  const std::string x = samples_of(call.dims(0));
+  ways.split(join({x, "B", "B"}, {x, "aZ", "aZ"}));
+  if (can_split(call.attrs.get<GroupNormAttrs>().groups, call.shards, Parts::kEqual)) {
+    ways.add({kByGroup, kByChannel, kByChannel}, {kByGroup, kByGroup, kByGroup});
+  }
 }
-std::string labels_group_norm_backward(const Attrs& attrs, std::span<const int64_t> ranks) {
-  const std::string x = labels_of(ranks[0]);
-  const std::string parameter = attrs.get<GroupNormBackwardAttrs>().affine ? "B" : "Y";
-  return x + "," + x + ",aZ,aZ,B->" + x + "," + parameter + "," + parameter;
+Attrs local_group_norm(const ShardCall& call, std::span<const Part>, std::span<const Part> out) {
+  auto a = call.attrs.get<GroupNormAttrs>();
+  a.groups = out[1].sizes[1];
+  return a;
+}
+
+void ways_group_norm_backward(const ShardCall& call, ShardWays& ways) {
+  const auto& a = call.attrs.get<GroupNormBackwardAttrs>();
+  const std::string x = samples_of(call.dims(0)), parameter = a.affine ? "B" : "Y";
+  ways.split(join({x, x, "aZ", "aZ", "B"}, {x, parameter, parameter}), Reduce::kSum);
+  if (can_split(a.groups, call.shards, Parts::kEqual)) {
+    ways.add({kByGroup, kByGroup, kByGroup, kByGroup, kByChannel}, {kByGroup, kByChannel, kByChannel});
+  }
+}
+Attrs local_group_norm_backward(const ShardCall& call, std::span<const Part> in, std::span<const Part>) {
+  auto a = call.attrs.get<GroupNormBackwardAttrs>();
+  a.groups = in[2].sizes[1];
+  return a;
 }
 
 }  // namespace
@@ -131,7 +151,7 @@ constinit const OpDef kGroupNorm{
     .infer = infer_group_norm,
     .cpu = kernel::cpu::group_norm,
     .grad = grad_group_norm,
-    .shard = {.labels_of = labels_group_norm},
+    .shard = {.ways = ways_group_norm, .local = local_group_norm},
     .saves = {.in = {0, 1}, .out = {1, 2}},
     .autocast = Cast::kF32,
     .samples = []() -> std::vector<Sample> {
@@ -152,7 +172,7 @@ constinit const OpDef kGroupNormBackward{
     .infer = infer_group_norm_backward,
     .cpu = kernel::cpu::group_norm_backward,
     .grad = grad_group_norm_backward,
-    .shard = {.partial = Reduce::kSum, .labels_of = labels_group_norm_backward},
+    .shard = {.ways = ways_group_norm_backward, .local = local_group_norm_backward},
     .linear = linear_in({0}),
     .saves = kSavesInputs,
     .samples = []() -> std::vector<Sample> {

@@ -5,9 +5,9 @@
 
 #include "chorale/kernel/cpu/index/index.h"
 #include "chorale/op/builder.h"
-#include "chorale/op/label_letters.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/samples.h"
+#include "chorale/op/shard_ways.h"
 #include "chorale/op/table.h"
 
 namespace chorale::op {
@@ -78,17 +78,39 @@ void infer_index_fill(const InferArgs& args, std::span<OutSpec> out) {
   same_as(args.in[0], out[0]);
 }
 
-// The dimension stays whole, and so does the index: aBc,Z->aZc with -1 for an index of one element.
-std::string index_letter(int64_t dims) { return dims > 0 ? "Z" : ""; }
-template <class T>
-std::string labels_select(const Attrs& attrs, std::span<const int64_t> ranks) {
-  const std::string x = ranks[0] > 0 ? keep_whole(letters(ranks[0]), attrs.get<T>().dim) : "";
-  return x + "," + index_letter(ranks[1]) + "->" + x;
+// The dimension of x that is indexed stays whole, the index z may be split: aBc,z->azc. A single index is no list.
+struct Labels {
+  std::string x, index, picked;
+
+  Labels(int64_t dims, int64_t index_dims, int64_t dim) {
+    x = keep_whole(letters(dims), dim);
+    index = index_dims > 0 ? "z" : "";
+    picked = replaced(x, dim, index_dims > 0 && dims > 0 ? 'z' : 'Z');
+    if (dims == 0) index = keep_whole(index);
+  }
+};
+void ways_index_select(const ShardCall& call, ShardWays& ways) {
+  const Labels l(call.dims(0), call.dims(1), call.attrs.get<DimAttrs>().dim);
+  ways.split(join({l.x, l.index}, {l.picked}));
 }
-template <class T>
-std::string labels_placing(const Attrs& attrs, std::span<const int64_t> ranks) {
-  const std::string x = ranks[0] > 0 ? keep_whole(letters(ranks[0]), attrs.get<T>().dim) : "";
-  return x + "," + index_letter(ranks[1]) + "," + x + "->" + x;
+void ways_index_select_backward(const ShardCall& call, ShardWays& ways) {
+  const Labels l(call.dims(0), call.dims(1), call.attrs.get<DimBackwardAttrs>().dim);
+  ways.split(join({l.picked, l.index}, {l.x}), Reduce::kSum);
+}
+void ways_index_add(const ShardCall& call, ShardWays& ways) {
+  const Labels l(call.dims(0), call.dims(1), call.attrs.get<IndexAddAttrs>().dim);
+  ways.split(join({"+" + l.x, l.index, l.picked}, {l.x}), Reduce::kSum);
+}
+// Of places named twice the last one counts, so the index stays whole.
+void ways_index_copy(const ShardCall& call, ShardWays& ways) {
+  const Labels l(call.dims(0), call.dims(1), call.attrs.get<DimAttrs>().dim);
+  ways.split(join({l.x, keep_whole(l.index), l.x}, {l.x}));
+}
+void ways_index_fill(const ShardCall& call, ShardWays& ways) {
+  const auto& a = call.attrs.get<FillAttrs>();
+  const Labels l(call.dims(0), call.dims(1), a.dim);
+  ways.split(join({l.x, keep_whole(l.index)}, {l.x}));
+  if (a.value.is_zero()) ways.pass(linear_in({0}));
 }
 
 Tensor indices(std::initializer_list<int64_t> list) { return Tensor::from(list, {static_cast<int64_t>(list.size())}); }
@@ -106,7 +128,7 @@ constinit const OpDef kIndexSelect{
       return {call(kIndexSelectBackward, DimBackwardAttrs{g.shape(0), g.attrs.get<DimAttrs>().dim}, g.dout[0], g.in[1]),
               {}};
     },
-    .shard = {.labels_of = labels_select<DimAttrs>},
+    .shard = {.ways = ways_index_select},
     .linear = linear_in({0}),
     .saves = saves_in({1}),
     .samples = []() -> std::vector<Sample> {
@@ -127,7 +149,7 @@ constinit const OpDef kIndexSelectBackward{
     .grad = [](const GradArgs& g) -> Tensors {
       return {index_select(g.dout[0], g.attrs.get<DimBackwardAttrs>().dim, g.in[1]), {}};
     },
-    .shard = kReplicateOnly,
+    .shard = {.ways = ways_index_select_backward, .local = with_result_sizes<DimBackwardAttrs>},
     .linear = linear_in({0}),
     .saves = saves_in({1}),
     .samples = []() -> std::vector<Sample> {
@@ -153,7 +175,8 @@ constinit const OpDef kIndexAdd{
       }
       return {g.dout[0], {}, dsource};
     },
-    .shard = {.labels_of = labels_placing<IndexAddAttrs>},
+    .shard = {.ways = ways_index_add},
+    .linear = linear_terms({{0}, {2}}),
     .saves = saves_in({1}),
     .in_place = true,
     .samples = []() -> std::vector<Sample> {
@@ -176,7 +199,8 @@ constinit const OpDef kIndexCopy{
               {},
               g.needs(2) ? index_select(g.dout[0], dim, g.in[1]) : Tensor{}};
     },
-    .shard = {.labels_of = labels_placing<DimAttrs>},
+    .shard = {.ways = ways_index_copy},
+    .linear = linear_terms({{0}, {2}}),
     .saves = saves_in({1}),
     .in_place = true,
     // The gradient of a place named twice would go to both: samples name them once.
@@ -197,7 +221,7 @@ constinit const OpDef kIndexFill{
     .grad = [](const GradArgs& g) -> Tensors {
       return {index_fill(g.dout[0], g.attrs.get<FillAttrs>().dim, g.in[1], 0), {}};
     },
-    .shard = {.labels_of = labels_select<FillAttrs>},
+    .shard = {.ways = ways_index_fill},
     .saves = saves_in({1}),
     .in_place = true,
     .samples = []() -> std::vector<Sample> {

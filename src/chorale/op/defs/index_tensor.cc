@@ -1,10 +1,13 @@
 // Rows of x[i0, i1, …] with tensors as indices.
+#include <cctype>
+
 #include "chorale/kernel/cpu/index/index.h"
 #include "chorale/kernel/index_layout.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/index.h"
 #include "chorale/op/samples.h"
+#include "chorale/op/shard_ways.h"
 
 namespace chorale::op {
 namespace {
@@ -38,6 +41,56 @@ void infer_index_put(const InferArgs& args, std::span<OutSpec> out) {
   out[0].device = x.device();
 }
 
+// Dimensions of x without an index may be split, and those of the indices: aCd with an index pq for C gives apqd.
+struct Labels {
+  std::string x, result;
+  std::vector<std::string> indices;
+
+  Labels(const Shape& sizes, std::span<const Tensor> list) {
+    const kernel::IndexLayout layout = kernel::index_layout("shard", sizes, list);
+    const std::string picked = letters(static_cast<int64_t>(layout.picked.size()), 'p');
+    x = letters(static_cast<int64_t>(sizes.size()));
+    if (!layout.aside) result = picked;
+    for (size_t d = 0; d < sizes.size(); ++d) {
+      const bool indexed = d < list.size() && list[d].defined();
+      if (layout.aside && d == layout.first) result += picked;
+      if (indexed) {
+        x = keep_whole(x, static_cast<int64_t>(d));
+      } else {
+        result += x[d];
+      }
+    }
+    for (const Tensor& index : list) {
+      indices.push_back(index.defined() ? picked.substr(picked.size() - static_cast<size_t>(index.dims())) : "");
+    }
+  }
+  // Operands in front of the indices.
+  std::vector<std::string> with(std::initializer_list<std::string> first) const {
+    std::vector<std::string> all = first;
+    all.insert(all.end(), indices.begin(), indices.end());
+    return all;
+  }
+};
+void ways_index(const ShardCall& call, ShardWays& ways) {
+  const Labels l(call.in[0].sizes(), call.in.subspan(1));
+  ways.split(join(l.with({l.x}), {l.result}));
+}
+void ways_index_backward(const ShardCall& call, ShardWays& ways) {
+  const Labels l(call.out[0], call.in.subspan(1));
+  ways.split(join(l.with({l.result}), {l.x}), Reduce::kSum);
+}
+// Of places named twice the last one counts, unless values are added up: only then the indices may be split.
+void ways_index_put(const ShardCall& call, ShardWays& ways) {
+  Labels l(call.in[0].sizes(), call.in.subspan(2));
+  const bool accumulate = call.attrs.get<IndexPutAttrs>().accumulate;
+  std::string values = l.result.substr(l.result.size() - call.in[1].sizes().size());
+  if (!accumulate) {
+    for (std::string& index : l.indices) index = keep_whole(index);
+    for (char& letter : values) letter = letter >= 'p' ? static_cast<char>(std::toupper(letter)) : letter;
+  }
+  ways.split(join(l.with({"+" + l.x, values}), {l.x}), Reduce::kSum);
+}
+
 // A call with the inputs in front of the same indices.
 Tensor with_indices(const OpDef& op, const Attrs& attrs, std::initializer_list<Tensor> first,
                     std::span<const Tensor> indices) {
@@ -61,7 +114,7 @@ constinit const OpDef kIndex{
       din[0] = with_indices(kIndexBackward, SizesAttrs{g.shape(0)}, {g.dout[0]}, g.in.subspan(1));
       return din;
     },
-    .shard = kReplicateOnly,
+    .shard = {.ways = ways_index},
     .linear = linear_in({0}),
     .saves = {.in = InputSet::from(1)},
     .samples = []() -> std::vector<Sample> {
@@ -85,7 +138,7 @@ constinit const OpDef kIndexBackward{
       din[0] = with_indices(kIndex, {}, {g.dout[0]}, g.in.subspan(1));
       return din;
     },
-    .shard = kReplicateOnly,
+    .shard = {.ways = ways_index_backward, .local = with_result_sizes<SizesAttrs>},
     .linear = linear_in({0}),
     .saves = {.in = InputSet::from(1)},
     .samples = []() -> std::vector<Sample> {
@@ -116,7 +169,8 @@ constinit const OpDef kIndexPut{
       if (g.needs(1)) din[1] = with_indices(kIndex, {}, {g.dout[0]}, indices);
       return din;
     },
-    .shard = kReplicateOnly,
+    .shard = {.ways = ways_index_put},
+    .linear = linear_terms({{0}, {1}}),
     .saves = {.in = InputSet::from(2)},
     .in_place = true,
     // Without accumulation, the gradient of a place named twice would go to both: those samples name them once.

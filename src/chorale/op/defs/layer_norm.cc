@@ -3,10 +3,10 @@
 #include "chorale/kernel/cpu/norm/norm.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/defs/norm_rules.h"
-#include "chorale/op/label_letters.h"
 #include "chorale/op/nn.h"
 #include "chorale/op/reduce.h"
 #include "chorale/op/samples.h"
+#include "chorale/op/shard_ways.h"
 #include "chorale/op/table.h"
 #include "chorale/op/view.h"
 
@@ -93,16 +93,20 @@ Tensors grad_layer_norm(const GradArgs& g) {
   return d;
 }
 
-std::string labels_layer_norm(const Attrs& attrs, std::span<const int64_t> ranks) {
-  const Labels l(ranks[0], attrs.get<LayerNormAttrs>().normalized_shape);
-  return l.x + "," + l.parameter + "," + l.parameter + "->" + l.x + "," + l.statistics + "," + l.statistics;
+// Of both normalisations, with any number of parameters and statistics.
+void ways_layer_norm(const ShardCall& call, ShardWays& ways) {
+  const Labels l(call.dims(0), call.attrs.get<LayerNormAttrs>().normalized_shape);
+  std::vector<std::string> in(call.in.size(), l.parameter), out(call.out.size(), l.statistics);
+  in[0] = out[0] = l.x;
+  ways.split(join(in, out));
 }
-std::string labels_layer_norm_backward(const Attrs& attrs, std::span<const int64_t> ranks) {
-  const auto& a = attrs.get<LayerNormBackwardAttrs>();
-  const Labels l(ranks[0], a.normalized_shape);
-  const std::string parameter = a.affine ? l.parameter : "Z";
-  return l.x + "," + l.x + "," + l.statistics + "," + l.statistics + "," + l.parameter + "->" + l.x + "," + parameter +
-         "," + parameter;
+void ways_layer_norm_backward(const ShardCall& call, ShardWays& ways) {
+  const auto& a = call.attrs.get<LayerNormBackwardAttrs>();
+  const Labels l(call.dims(0), a.normalized_shape);
+  std::vector<std::string> in(call.in.size(), l.statistics), out(call.out.size(), a.affine ? l.parameter : "Z");
+  in[0] = in[1] = out[0] = l.x;
+  in.back() = l.parameter;
+  ways.split(join(in, out), Reduce::kSum);
 }
 
 // ---- rms_norm
@@ -120,16 +124,6 @@ Tensors grad_rms_norm(const GradArgs& g) {
   const auto n = static_cast<double>(count_elems(a.normalized_shape.span()));
   if (g.dout[1].defined()) d[0] = plus(d[0], g.dout[1] * pow(rstd, 3) * x / -n);
   return d;
-}
-
-std::string labels_rms_norm(const Attrs& attrs, std::span<const int64_t> ranks) {
-  const Labels l(ranks[0], attrs.get<LayerNormAttrs>().normalized_shape);
-  return l.x + "," + l.parameter + "->" + l.x + "," + l.statistics;
-}
-std::string labels_rms_norm_backward(const Attrs& attrs, std::span<const int64_t> ranks) {
-  const auto& a = attrs.get<LayerNormBackwardAttrs>();
-  const Labels l(ranks[0], a.normalized_shape);
-  return l.x + "," + l.x + "," + l.statistics + "," + l.parameter + "->" + l.x + "," + (a.affine ? l.parameter : "Z");
 }
 
 // The gradient of both gradients.
@@ -156,7 +150,7 @@ constinit const OpDef kLayerNorm{
     .infer = infer_layer_norm,
     .cpu = kernel::cpu::layer_norm,
     .grad = grad_layer_norm,
-    .shard = {.labels_of = labels_layer_norm},
+    .shard = {.ways = ways_layer_norm},
     .saves = {.in = {0, 1}, .out = {1, 2}},
     .autocast = Cast::kF32,
     .samples = []() -> std::vector<Sample> {
@@ -177,7 +171,7 @@ constinit const OpDef kLayerNormBackward{
     .infer = infer_layer_norm_backward,
     .cpu = kernel::cpu::layer_norm_backward,
     .grad = grad_backward<true>,
-    .shard = {.partial = Reduce::kSum, .labels_of = labels_layer_norm_backward},
+    .shard = {.ways = ways_layer_norm_backward},
     .linear = linear_in({0}),
     .saves = kSavesInputs,
     .samples = []() -> std::vector<Sample> {
@@ -200,7 +194,7 @@ constinit const OpDef kRmsNorm{
     .infer = infer_layer_norm,
     .cpu = kernel::cpu::rms_norm,
     .grad = grad_rms_norm,
-    .shard = {.labels_of = labels_rms_norm},
+    .shard = {.ways = ways_layer_norm},
     .saves = {.in = {0, 1}, .out = {1}},
     .autocast = Cast::kF32,
     .samples = []() -> std::vector<Sample> {
@@ -220,7 +214,7 @@ constinit const OpDef kRmsNormBackward{
     .infer = infer_layer_norm_backward,
     .cpu = kernel::cpu::rms_norm_backward,
     .grad = grad_backward<false>,
-    .shard = {.partial = Reduce::kSum, .labels_of = labels_rms_norm_backward},
+    .shard = {.ways = ways_layer_norm_backward},
     .linear = linear_in({0}),
     .saves = kSavesInputs,
     .samples = []() -> std::vector<Sample> {

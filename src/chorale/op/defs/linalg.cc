@@ -5,7 +5,6 @@
 
 #include "chorale/kernel/cpu/product/linalg.h"
 #include "chorale/op/builder.h"
-#include "chorale/op/label_letters.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/product.h"
 #include "chorale/op/samples.h"

@@ -5,10 +5,10 @@
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/defs/norm_rules.h"
-#include "chorale/op/label_letters.h"
 #include "chorale/op/nn.h"
 #include "chorale/op/reduce.h"
 #include "chorale/op/samples.h"
+#include "chorale/op/shard_ways.h"
 #include "chorale/op/table.h"
 #include "chorale/op/view.h"
 
@@ -65,21 +65,23 @@ Tensor curvature(const GradArgs& g) {
   return within(1);
 }
 
-std::string labels_difference(const Attrs& attrs, std::span<const int64_t> ranks) {
-  const Reduction reduction = attrs.get<DifferenceLossAttrs>().reduction;
-  std::string x = letters(ranks[0]);
-  if (reduction == Reduction::kMean) {
-    for (int64_t d = 0; d < ranks[0]; ++d) x = keep_whole(x, d);
+// Losses that are added up are partial sums, and so are means, whose parts divide by the number of all elements.
+void ways_difference(const ShardCall& call, ShardWays& ways) {
+  const std::string x = letters(call.dims(0));
+  if (call.attrs.get<DifferenceLossAttrs>().reduction == Reduction::kNone) {
+    ways.split(join({x, x}, {x}));
+  } else {
+    ways.split(join({x, x}, {""}), Reduce::kSum);
   }
-  return x + "," + x + "->" + (reduction == Reduction::kNone ? x : "");
 }
-std::string labels_difference_backward(const Attrs& attrs, std::span<const int64_t> ranks) {
-  const Reduction reduction = attrs.get<DifferenceLossAttrs>().reduction;
-  std::string x = letters(ranks[1]);
-  if (reduction == Reduction::kMean) {
-    for (int64_t d = 0; d < ranks[1]; ++d) x = keep_whole(x, d);
-  }
-  return (reduction == Reduction::kNone ? x : "") + "," + x + "," + x + "->" + x;
+void ways_difference_backward(const ShardCall& call, ShardWays& ways) {
+  const std::string x = letters(call.dims(1));
+  ways.split(join({letters(call.dims(0)), x, x}, {x}));
+}
+Attrs local_difference(const ShardCall& call, std::span<const Part>, std::span<const Part>) {
+  auto a = call.attrs.get<DifferenceLossAttrs>();
+  if (a.count == 0) a.count = call.in.back().elems();
+  return a;
 }
 
 // Differences of 0.1 to 0.9 and of 1.1 to 3: away from 0 and from a bound of 1.
@@ -101,7 +103,7 @@ constinit const OpDef kDifferenceLoss{
       const Tensor dx = call(kDifferenceLossBackward, g.attrs, g.dout[0], g.in[0], g.in[1]);
       return {dx, g.needs(1) ? -dx : Tensor()};
     },
-    .shard = {.partial = Reduce::kSum, .labels_of = labels_difference},
+    .shard = {.ways = ways_difference, .local = local_difference},
     .saves = kSavesInputs,
     .autocast = Cast::kF32,
     .samples = []() -> std::vector<Sample> {
@@ -136,7 +138,7 @@ constinit const OpDef kDifferenceLossBackward{
       }
       return d;
     },
-    .shard = {.labels_of = labels_difference_backward},
+    .shard = {.ways = ways_difference_backward, .local = local_difference},
     .linear = linear_in({0}),
     .saves = kSavesInputs,
     .samples = []() -> std::vector<Sample> {

@@ -63,7 +63,8 @@ constinit const OpDef kMaskedScatter{
       }
       return {g.needs(0) ? masked_fill(g.dout[0], g.in[1], Scalar(0)) : Tensor{}, {}, dsource};
     },
-    .shard = kReplicateOnly,
+    .shard = kReplicateOnly,  // which elements of source a part takes depends on the mask before it
+    .linear = linear_terms({{0}, {2}}),
     .saves = saves_in({1}),
     .in_place = true,
     .samples = []() -> std::vector<Sample> {

@@ -50,6 +50,7 @@ constexpr OpDef kRelu =
                   .name = "relu",
                   .dtypes = kFloats | kInts,
                   .grad = [](const GradArgs& g) -> Tensors { return {call(kReluBackward, {}, g.dout[0], g.out[0])}; },
+                  .monotone = rises_in({0}),
                   .saves = kSavesOutputs,
                   .samples = samples_unary,
               });
@@ -86,6 +87,7 @@ constexpr OpDef kHardtanh = pointwise(
         .name = "hardtanh",
         .attrs = attrs_of<HardtanhAttrs>,
         .grad = [](const GradArgs& g) -> Tensors { return {call(kHardtanhBackward, g.attrs, g.dout[0], g.in[0])}; },
+        .monotone = rises_in({0}),
         .saves = kSavesInputs,
         .samples =
             [] {
@@ -126,6 +128,7 @@ constexpr OpDef kSigmoid = pointwise(
     {
         .name = "sigmoid",
         .grad = [](const GradArgs& g) -> Tensors { return {call(kSigmoidBackward, {}, g.dout[0], conj(g.out[0]))}; },
+        .monotone = rises_in({0}),
         .saves = kSavesOutputs,
         .samples = samples_holomorphic,
     });

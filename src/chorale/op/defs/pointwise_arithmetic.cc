@@ -83,6 +83,8 @@ constexpr OpDef kAdd = pointwise({ScalarOp::kAdd}, {
                                                        .grad = [](const GradArgs& g) -> Tensors {
                                                          return {g.dout[0], g.dout[0]};
                                                        },
+                                                       .linear = linear_terms({{0}, {1}}),
+                                                       .monotone = rises_in({0, 1}),
                                                        .samples = samples_bilinear,
                                                    });
 constexpr OpDef kAddScaled = pointwise({ScalarOp::kAddScaled, Promotion::kScaled},
@@ -93,6 +95,7 @@ constexpr OpDef kAddScaled = pointwise({ScalarOp::kAddScaled, Promotion::kScaled
                                              const Scalar alpha = g.attrs.get<NumberAttrs>().value;
                                              return {g.dout[0], g.needs(1) ? mul(g.dout[0], conj(alpha)) : Tensor{}};
                                            },
+                                           .linear = linear_terms({{0}, {1}}),
                                            .samples = samples_scaled,
                                        });
 constexpr OpDef kAddScalar =
@@ -100,6 +103,7 @@ constexpr OpDef kAddScalar =
                                           .name = "add_scalar",
                                           .attrs = attrs_of<NumberAttrs>,
                                           .grad = [](const GradArgs& g) -> Tensors { return {g.dout[0]}; },
+                                          .monotone = rises_in({0}),
                                           .samples = samples_linear,
                                       });
 constexpr OpDef kSub = pointwise({ScalarOp::kSub}, {
@@ -108,6 +112,8 @@ constexpr OpDef kSub = pointwise({ScalarOp::kSub}, {
                                                        .grad = [](const GradArgs& g) -> Tensors {
                                                          return {g.dout[0], g.needs(1) ? neg(g.dout[0]) : Tensor{}};
                                                        },
+                                                       .linear = linear_terms({{0}, {1}}),
+                                                       .monotone = {.rises = 0b01, .falls = 0b10},
                                                        .samples = samples_bilinear,
                                                    });
 constexpr OpDef kSubScalar =
@@ -116,6 +122,7 @@ constexpr OpDef kSubScalar =
                                           .attrs = attrs_of<NumberAttrs>,
                                           .dtypes = kFloats | kInts | kComplexes,
                                           .grad = [](const GradArgs& g) -> Tensors { return {g.dout[0]}; },
+                                          .monotone = rises_in({0}),
                                           .samples = samples_linear,
                                       });
 constexpr OpDef kRsubScalar =
@@ -124,6 +131,7 @@ constexpr OpDef kRsubScalar =
                                            .attrs = attrs_of<NumberAttrs>,
                                            .dtypes = kFloats | kInts | kComplexes,
                                            .grad = [](const GradArgs& g) -> Tensors { return {neg(g.dout[0])}; },
+                                           .monotone = falls_in({0}),
                                            .samples = samples_linear,
                                        });
 
@@ -161,6 +169,7 @@ constexpr OpDef kAddcmul = pointwise({ScalarOp::kAddcmul, Promotion::kScaled},
                                            return {dy, g.needs(1) ? mul(mul(dy, conj(z)), value) : Tensor{},
                                                    g.needs(2) ? mul(mul(dy, conj(y)), value) : Tensor{}};
                                          },
+                                         .linear = linear_terms({{0}, {1, 2}}),
                                          .saves = saves_in({1, 2}),
                                          .autocast = Cast::kWidest,
                                          .samples = samples_addc,
@@ -209,6 +218,7 @@ constexpr OpDef kAddcdiv = pointwise({ScalarOp::kAddcdiv, Promotion::kScaled},
                                                div(mul(dx, conj(g.attrs.get<NumberAttrs>().value)), conj(z));
                                            return {dx, dy, g.needs(2) ? neg(mul(dy, conj(div(y, z)))) : Tensor{}};
                                          },
+                                         .linear = linear_terms({{0}, {1}}),
                                          .saves = saves_in({1, 2}),
                                          .autocast = Cast::kWidest,
                                          .samples = samples_addc,
@@ -268,6 +278,7 @@ constexpr OpDef kLerp = pointwise({ScalarOp::kLerp}, {
                                                                    g.needs(1) ? mul(dz, weight) : Tensor{},
                                                                    g.needs(2) ? mul(dz, sub(y, x)) : Tensor{}};
                                                          },
+                                                         .linear = linear_terms({{0}, {1}}),
                                                          .saves = kSavesInputs,
                                                          .samples = samples_ternary,
                                                      });
@@ -280,6 +291,7 @@ constexpr OpDef kLerpScalar = pointwise(
           const double weight = g.attrs.get<NumberAttrs>().value.real();
           return {g.needs(0) ? mul(g.dout[0], 1 - weight) : Tensor{}, g.needs(1) ? mul(g.dout[0], weight) : Tensor{}};
         },
+        .linear = linear_terms({{0}, {1}}),
         .samples = samples_lerp_number,
     });
 

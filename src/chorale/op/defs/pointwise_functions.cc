@@ -142,6 +142,7 @@ constexpr OpDef kExp =
               {
                   .name = "exp",
                   .grad = [](const GradArgs& g) -> Tensors { return {mul(g.dout[0], conj(g.out[0]))}; },
+                  .monotone = rises_in({0}),
                   .saves = kSavesOutputs,
                   .autocast = Cast::kF32,
                   .samples = samples_holomorphic,
@@ -151,6 +152,7 @@ constexpr OpDef kExp2 =
               {
                   .name = "exp2",
                   .grad = [](const GradArgs& g) -> Tensors { return {mul(mul(g.dout[0], g.out[0]), kLn2)}; },
+                  .monotone = rises_in({0}),
                   .saves = kSavesOutputs,
                   .autocast = Cast::kF32,
                   .samples = samples_unary,
@@ -160,6 +162,7 @@ constexpr OpDef kExpm1 =
               {
                   .name = "expm1",
                   .grad = [](const GradArgs& g) -> Tensors { return {mul(g.dout[0], add(g.out[0], 1))}; },
+                  .monotone = rises_in({0}),
                   .saves = kSavesOutputs,
                   .autocast = Cast::kF32,
                   .samples = samples_unary,
@@ -248,6 +251,7 @@ constexpr OpDef kTanh = pointwise(
     {
         .name = "tanh",
         .grad = [](const GradArgs& g) -> Tensors { return {call(kTanhBackward, {}, g.dout[0], conj(g.out[0]))}; },
+        .monotone = rises_in({0}),
         .saves = kSavesOutputs,
         .samples = samples_holomorphic,
     });
@@ -257,6 +261,7 @@ constexpr OpDef kErf = pointwise({ScalarOp::kErf, Promotion::kFloat},
                                      .grad = [](const GradArgs& g) -> Tensors {
                                        return {mul(mul(g.dout[0], exp(neg(square(g.in[0])))), kTwoOverSqrtPi)};
                                      },
+                                     .monotone = rises_in({0}),
                                      .saves = kSavesInputs,
                                      .samples = samples_unary,
                                  });

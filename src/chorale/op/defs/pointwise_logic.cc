@@ -1,6 +1,7 @@
 // Comparisons, logic, bits, and choice by a condition.
 #include "chorale/op/defs/pointwise_row.h"
 #include "chorale/op/pointwise.h"
+#include "chorale/op/shard_ways.h"
 #include "chorale/op/table.h"
 
 namespace chorale::op {
@@ -87,19 +88,30 @@ constexpr OpDef kWhere =
                                         return {Tensor{}, g.needs(1) ? where(condition, dz, 0) : Tensor{},
                                                 g.needs(2) ? where(condition, 0, dz) : Tensor{}};
                                       },
+                                      .linear = linear_terms({{1}, {2}}),
+                                      .monotone = rises_in({1, 2}),
                                       .saves = saves_in({0}),
                                       .samples = samples_where,
                                   });
-constexpr OpDef kMaskedFill = pointwise({ScalarOp::kMaskedFill}, {
-                                                                     .name = "masked_fill",
-                                                                     .inputs = "mask, x",
-                                                                     .attrs = attrs_of<NumberAttrs>,
-                                                                     .grad = [](const GradArgs& g) -> Tensors {
-                                                                       return {Tensor{}, where(g.in[0], 0, g.dout[0])};
-                                                                     },
-                                                                     .saves = saves_in({0}),
-                                                                     .samples = samples_masked,
-                                                                 });
+constexpr OpDef kMaskedFill =
+    pointwise({ScalarOp::kMaskedFill}, {
+                                           .name = "masked_fill",
+                                           .inputs = "mask, x",
+                                           .attrs = attrs_of<NumberAttrs>,
+                                           .grad = [](const GradArgs& g) -> Tensors {
+                                             return {Tensor{}, where(g.in[0], 0, g.dout[0])};
+                                           },
+                                           // Partial sums of 0 are 0.
+                                           .shard = {.labels = kElementwiseLabels,
+                                                     .ways =
+                                                         [](const ShardCall& call, ShardWays& ways) {
+                                                           if (call.attrs.get<NumberAttrs>().value.is_zero())
+                                                             ways.pass(linear_in({1}));
+                                                         }},
+                                           .monotone = rises_in({1}),
+                                           .saves = saves_in({0}),
+                                           .samples = samples_masked,
+                                       });
 
 }  // namespace
 

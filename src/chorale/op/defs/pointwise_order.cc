@@ -33,6 +33,7 @@ constexpr OpDef kMinimum =
                                           return {g.needs(0) ? call(kMinimumBackward, {}, dz, x, y) : Tensor{},
                                                   g.needs(1) ? call(kMinimumBackward, {}, dz, y, x) : Tensor{}};
                                         },
+                                        .monotone = rises_in({0, 1}),
                                         .saves = kSavesInputs,
                                         .samples = samples_binary,
                                     });
@@ -44,6 +45,7 @@ constexpr OpDef kMaximum =
                                           return {g.needs(0) ? call(kMaximumBackward, {}, dz, x, y) : Tensor{},
                                                   g.needs(1) ? call(kMaximumBackward, {}, dz, y, x) : Tensor{}};
                                         },
+                                        .monotone = rises_in({0, 1}),
                                         .saves = kSavesInputs,
                                         .samples = samples_binary,
                                     });
@@ -75,6 +77,7 @@ constexpr OpDef kClamp = pointwise({ScalarOp::kClamp}, {
                                                            .grad = [](const GradArgs& g) -> Tensors {
                                                              return {call(kClampBackward, g.attrs, g.dout[0], g.in[0])};
                                                            },
+                                                           .monotone = rises_in({0}),
                                                            .saves = kSavesInputs,
                                                            .samples = samples_clamp,
                                                        });
@@ -84,6 +87,7 @@ constexpr OpDef kClampMin = pointwise(
         .name = "clamp_min",
         .attrs = attrs_of<NumberAttrs>,
         .grad = [](const GradArgs& g) -> Tensors { return {call(kClampMinBackward, g.attrs, g.dout[0], g.in[0])}; },
+        .monotone = rises_in({0}),
         .saves = kSavesInputs,
         .samples = samples_bound,
     });
@@ -93,6 +97,7 @@ constexpr OpDef kClampMax = pointwise(
         .name = "clamp_max",
         .attrs = attrs_of<NumberAttrs>,
         .grad = [](const GradArgs& g) -> Tensors { return {call(kClampMaxBackward, g.attrs, g.dout[0], g.in[0])}; },
+        .monotone = rises_in({0}),
         .saves = kSavesInputs,
         .samples = samples_bound,
     });
@@ -134,6 +139,7 @@ constexpr OpDef kNeg =
                                     .dtypes = kFloats | kInts | kComplexes,
                                     .grad = [](const GradArgs& g) -> Tensors { return {neg(g.dout[0])}; },
                                     .linear = linear_in({0}),
+                                    .monotone = falls_in({0}),
                                     .samples = samples_holomorphic,
                                 });
 extern const OpDef kAbsBackward;
@@ -158,19 +164,21 @@ constexpr OpDef kSign = pointwise({ScalarOp::kSign}, {
                                                          .name = "sign",
                                                          .dtypes = kReals,
                                                          .grad = zero_gradient,
+                                                         .monotone = rises_in({0}),
                                                          .samples = samples_steps,
                                                      });
 
 // ---- steps; integers are what they are
 
-constexpr OpDef kFloor =
-    pointwise({ScalarOp::kFloor}, {.name = "floor", .grad = zero_gradient, .samples = samples_steps});
-constexpr OpDef kCeil = pointwise({ScalarOp::kCeil}, {.name = "ceil", .grad = zero_gradient, .samples = samples_steps});
-constexpr OpDef kRound =
-    pointwise({ScalarOp::kRound}, {.name = "round", .grad = zero_gradient, .samples = samples_steps});
+constexpr OpDef kFloor = pointwise(
+    {ScalarOp::kFloor}, {.name = "floor", .grad = zero_gradient, .monotone = rises_in({0}), .samples = samples_steps});
+constexpr OpDef kCeil = pointwise(
+    {ScalarOp::kCeil}, {.name = "ceil", .grad = zero_gradient, .monotone = rises_in({0}), .samples = samples_steps});
+constexpr OpDef kRound = pointwise(
+    {ScalarOp::kRound}, {.name = "round", .grad = zero_gradient, .monotone = rises_in({0}), .samples = samples_steps});
 
-constexpr OpDef kTrunc =
-    pointwise({ScalarOp::kTrunc}, {.name = "trunc", .grad = zero_gradient, .samples = samples_steps});
+constexpr OpDef kTrunc = pointwise(
+    {ScalarOp::kTrunc}, {.name = "trunc", .grad = zero_gradient, .monotone = rises_in({0}), .samples = samples_steps});
 
 }  // namespace
 

@@ -58,7 +58,7 @@ constexpr OpDef pointwise(kernel::Pointwise what, OpDef row) {
   if (!row.infer) row.infer = infer_pointwise;
   row.cpu = kernel::cpu::pointwise;
   row.in_place = true;
-  row.shard = kShardElementwise;
+  if (!row.shard.labels) row.shard = kShardElementwise;
   if (*row.inputs == '\0') row.inputs = names[info.input_count - 1];
   if (row.dtypes.empty()) row.dtypes = detail::dtypes_of(info.dtypes, what.promotion);
   return row;

@@ -6,6 +6,7 @@
 #include "chorale/op/pointwise.h"
 #include "chorale/op/reduce.h"
 #include "chorale/op/samples.h"
+#include "chorale/op/shard_ways.h"
 #include "chorale/op/table.h"
 #include "chorale/op/view.h"
 
@@ -130,7 +131,14 @@ constexpr OpDef kAddmm{
       if (g.needs(2)) din[2] = mul(matmul(adjoint(g.in[1]), dy), attrs.alpha);
       return din;
     },
-    .shard = kReplicateOnly,
+    // c is a term of its own, and may be repeated along m and n.
+    .shard = {.ways =
+                  [](const ShardCall& call, ShardWays& ways) {
+                    ways.split(join({"+" + std::string("mn").substr(static_cast<size_t>(2 - call.dims(0))), "mk", "kn"},
+                                    {"mn"}),
+                               Reduce::kSum);
+                  }},
+    .linear = linear_terms({{0}, {1, 2}}),
     .saves = saves_in({1, 2}),
     .autocast = Cast::kLower,
     .samples =
@@ -150,7 +158,9 @@ constexpr OpDef kLinear{
     .infer = infer_linear,
     .cpu = kernel::cpu::linear,
     .grad = grad_linear,
-    .shard = {.labels = "...K,nK,n->...n"},
+    // Features may be split: the bias is then a partial sum too, or every rank would add all of it.
+    .shard = {.labels = "...k,nk,+n->...n", .partial = Reduce::kSum},
+    .linear = linear_terms({{0, 1}, {2}}),
     .saves = saves_in({0, 1}),
     .autocast = Cast::kLower,
     .samples =

@@ -4,6 +4,7 @@
 #include "chorale/kernel/random_attrs.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/samples.h"
+#include "chorale/op/shard_ways.h"
 #include "chorale/op/table.h"
 
 namespace chorale {
@@ -64,9 +65,15 @@ void infer_multinomial(const InferArgs& args, std::span<OutSpec> out) {
   out[0].device = w.device();
 }
 
+void ways_from_stretch(const ShardCall& call, ShardWays& ways) {
+  ways.split(join({"S"}, {letters(static_cast<int64_t>(call.out[0].size()))}));
+}
+template <class A>
+inline constexpr ShardRule kDrawsParts{.ways = ways_from_stretch, .stretch = 0, .local = with_result_sizes<A>};
+
 // Rows whose only input is a stretch differ in a few fields only.
 constexpr OpDef from_stretch(const char* name, const AttrsType& (*attrs)(), Infer infer, kernel::Kernel cpu,
-                             Samples samples, const char* formula) {
+                             const ShardRule& shard, Samples samples, const char* formula) {
   return {.name = name,
           .inputs = "stretch",
           .attrs = attrs,
@@ -74,34 +81,35 @@ constexpr OpDef from_stretch(const char* name, const AttrsType& (*attrs)(), Infe
           .infer = infer,
           .cpu = cpu,
           .grad = not_differentiable,
-          .shard = kReplicateOnly,
+          .shard = shard,
           .samples = samples,
           .formula = formula};
 }
 
 constexpr OpDef kUniform = from_stretch(
-    "uniform", attrs_of<RandomAttrs>, infer_uniform, kernel::cpu::uniform,
+    "uniform", attrs_of<RandomAttrs>, infer_uniform, kernel::cpu::uniform, kDrawsParts<RandomAttrs>,
     [] {
       return std::vector<Sample>{{.in = {sample_stretch(7)}, .attrs = RandomAttrs{.sizes = {2, 3}, .a = -1, .b = 2}},
                                  {.in = {sample_stretch(0)}, .attrs = RandomAttrs{.sizes = {}, .dtype = DType::kF64}}};
     },
     "uniform in [a, b)");
 constexpr OpDef kNormal = from_stretch(
-    "normal", attrs_of<RandomAttrs>, infer_normal, kernel::cpu::normal,
+    "normal", attrs_of<RandomAttrs>, infer_normal, kernel::cpu::normal, kDrawsParts<RandomAttrs>,
     [] {
       return std::vector<Sample>{
-          {.in = {sample_stretch(7)}, .attrs = RandomAttrs{.sizes = {5}, .a = 1, .b = 2, .dtype = DType::kBF16}}};
+          {.in = {sample_stretch(7)}, .attrs = RandomAttrs{.sizes = {5}, .a = 1, .b = 2, .dtype = DType::kBF16}},
+          {.in = {sample_stretch(9)}, .attrs = RandomAttrs{.sizes = {3, 5}, .a = 1, .b = 2, .dtype = DType::kF64}}};
     },
     "normal with mean a and standard deviation b");
 constexpr OpDef kRandint = from_stretch(
-    "randint", attrs_of<RandintAttrs>, infer_randint, kernel::cpu::randint,
+    "randint", attrs_of<RandintAttrs>, infer_randint, kernel::cpu::randint, kDrawsParts<RandintAttrs>,
     [] {
       return std::vector<Sample>{
           {.in = {sample_stretch(7)}, .attrs = RandintAttrs{.sizes = {3, 2}, .low = -2, .high = 9}}};
     },
     "uniform among low … high - 1");
 constexpr OpDef kRandperm = from_stretch(
-    "randperm", attrs_of<RandintAttrs>, infer_randperm, kernel::cpu::randperm,
+    "randperm", attrs_of<RandintAttrs>, infer_randperm, kernel::cpu::randperm, kReplicateOnly,
     [] { return std::vector<Sample>{{.in = {sample_stretch(7)}, .attrs = RandintAttrs{.sizes = {6}}}}; },
     "0 … n - 1 in random order");
 
@@ -112,7 +120,7 @@ constexpr OpDef kBernoulli{
     .infer = infer_bernoulli,
     .cpu = kernel::cpu::bernoulli,
     .grad = not_differentiable,
-    .shard = kReplicateOnly,  // a piece does not know where it stands in the stream
+    .shard = {.labels = "...,S->...", .stretch = 1},
     .samples =
         [] {
           return std::vector<Sample>{{.in = {sample({3, 4}, 0, 0, 1), sample_stretch(7)}}};

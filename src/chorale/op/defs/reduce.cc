@@ -31,6 +31,12 @@ std::vector<Sample> samples_logic() {
           {{sample_ints({3, 5}, 0, 2)}, ReduceAttrs{{0}, false}}};
 }
 
+void ways_sum(const ShardCall& call, ShardWays& ways) { split_reduction<ReduceAttrs>(call, ways, Reduce::kSum); }
+// The average of averages is the average only where all are of equally many.
+void ways_mean(const ShardCall& call, ShardWays& ways) {
+  split_reduction<ReduceAttrs>(call, ways, Reduce::kAverage, Parts::kEqual);
+}
+
 constexpr OpDef kSum{
     .name = "sum",
     .inputs = "x",
@@ -40,7 +46,7 @@ constexpr OpDef kSum{
                 std::span<OutSpec> out) { infer_reduction<ReduceAttrs>(a, sum_dtype(a.in[0].dtype()), out[0]); },
     .cpu = kernel::cpu::sum,
     .grad = [](const GradArgs& g) -> Tensors { return {spread(g.dout[0], g.shape(0), reduced_dims<ReduceAttrs>(g))}; },
-    .shard = splits_into<ReduceAttrs>(Reduce::kSum),
+    .shard = {.ways = ways_sum},
     .linear = linear_in({0}),
     .saves = kSavesNothing,
     .autocast = Cast::kF32,
@@ -60,7 +66,7 @@ constexpr OpDef kMean{
       const DimMask reduced = reduced_dims<ReduceAttrs>(g);
       return {spread(g.dout[0] / reduced_count(g.shape(0), reduced), g.shape(0), reduced)};
     },
-    .shard = kReducesWhole<ReduceAttrs>,
+    .shard = {.ways = ways_mean},
     .linear = linear_in({0}),
     .saves = kSavesNothing,
     .samples = samples_reduce,
@@ -90,7 +96,7 @@ constexpr OpDef kAmax{
     .infer = infer_extreme,
     .cpu = kernel::cpu::amax,
     .grad = extreme_grad,
-    .shard = splits_into<ReduceAttrs>(Reduce::kMax),
+    .shard = kReducesParts<Reduce::kMax, Parts::kNotEmpty>,
     .saves = kSavesBoth,
     .samples = samples_reduce,
     .formula = "max of x over dims",
@@ -104,7 +110,7 @@ constexpr OpDef kAmin{
     .infer = infer_extreme,
     .cpu = kernel::cpu::amin,
     .grad = extreme_grad,
-    .shard = splits_into<ReduceAttrs>(Reduce::kMin),
+    .shard = kReducesParts<Reduce::kMin, Parts::kNotEmpty>,
     .saves = kSavesBoth,
     .samples = samples_reduce,
     .formula = "min of x over dims",
@@ -120,7 +126,7 @@ constexpr OpDef kAny{
     .infer = infer_logic,
     .cpu = kernel::cpu::any,
     .grad = not_differentiable,
-    .shard = splits_into<ReduceAttrs>(Reduce::kBitOr),
+    .shard = kReducesParts<Reduce::kBitOr>,
     .samples = samples_logic,
     .formula = "some x over dims is not 0",
 };
@@ -133,7 +139,7 @@ constexpr OpDef kAllOf{
     .infer = infer_logic,
     .cpu = kernel::cpu::all,
     .grad = not_differentiable,
-    .shard = splits_into<ReduceAttrs>(Reduce::kBitAnd),
+    .shard = kReducesParts<Reduce::kBitAnd>,
     .samples = samples_logic,
     .formula = "no x over dims is 0",
 };
@@ -146,7 +152,7 @@ constexpr OpDef kCountNonzero{
     .infer = [](const InferArgs& a, std::span<OutSpec> out) { infer_reduction<ReduceAttrs>(a, DType::kI64, out[0]); },
     .cpu = kernel::cpu::count_nonzero,
     .grad = not_differentiable,
-    .shard = splits_into<ReduceAttrs>(Reduce::kSum),
+    .shard = {.ways = ways_sum},
     .samples = samples_logic,
     .formula = "how many x over dims are not 0",
 };

@@ -17,21 +17,22 @@ Tensor place(const Tensor& values, const Tensor& indices, const Shape& to, int64
   return scatter(zeros(to, values.dtype(), values.device()), dim, indices, values);
 }
 
-std::string reduction_labels(int64_t rank, DimMask reduced, bool keepdim, bool whole) {
-  std::string from, to;
-  for (int64_t d = 0; d < rank; ++d) {
-    const auto letter = static_cast<char>('a' + d);
-    const auto capital = static_cast<char>('A' + d);
-    if (!(reduced >> d & 1u)) {
-      from += letter;
-      to += letter;
-    } else {
-      from += whole ? capital : letter;
-      // What remains of the dimension is another one, of size 1.
-      if (keepdim) to += static_cast<char>(capital + static_cast<char>(kMaxDims));
+void split_reduction(const ShardCall& call, ShardWays& ways, DimMask reduced, bool keepdim, Partial partial,
+                     Parts parts) {
+  // First with the reduced dimensions whole, then with the others whole.
+  for (const bool along : {false, true}) {
+    std::string from, to;
+    for (int64_t d = 0; d < call.dims(0); ++d) {
+      const auto letter = static_cast<char>('a' + d), capital = static_cast<char>('A' + d);
+      const bool gone = reduced >> d & 1u;
+      from += gone == along ? letter : capital;
+      // What remains of a reduced dimension is another one, of size 1.
+      if (!gone || keepdim) to += gone || along ? capital : letter;
     }
+    const std::string labels = join({from}, std::vector<std::string>(call.out.size(), to));
+    if (!along) ways.split(labels);
+    if (along && !partial.none()) ways.split(labels, partial, parts);
   }
-  return from + "->" + to;
 }
 
 void check_not_empty(const char* op, const Shape& sizes, DimMask reduced) {

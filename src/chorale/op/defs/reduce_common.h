@@ -5,7 +5,7 @@
 #include <string>
 
 #include "chorale/kernel/reduce_attrs.h"
-#include "chorale/op/op_def.h"
+#include "chorale/op/shard_ways.h"
 
 namespace chorale::op {
 
@@ -26,8 +26,10 @@ Tensor spread(const Tensor& results, const Shape& to, DimMask reduced);
 // Zeros of shape `to` with values[…] put where indices say along `dim`, of which values have one or more elements.
 Tensor place(const Tensor& values, const Tensor& indices, const Shape& to, int64_t dim);
 
-// Labels of a reduction of one tensor: "abc->ac". `whole` keeps the reduced dimensions on one rank (capital letters).
-std::string reduction_labels(int64_t rank, DimMask reduced, bool keepdim, bool whole);
+// Ways of a reduction of one tensor to `call.out.size()` results of one shape. The dimensions that stay may be split;
+// the reduced ones too, where `partial` says what the results of the parts are.
+void split_reduction(const ShardCall& call, ShardWays& ways, DimMask reduced, bool keepdim, Partial partial = {},
+                     Parts parts = Parts::kAny);
 
 template <class A>
 void infer_reduction(const InferArgs& args, DType dtype, OutSpec& out) {
@@ -43,19 +45,25 @@ DimMask reduced_dims(const GradArgs& g) {
   return dim_mask("gradient", g.attrs.get<A>().dims, static_cast<int64_t>(g.shape(0).size()));
 }
 
-template <class A, bool kWhole>
-std::string labels_of_reduction(const Attrs& attrs, std::span<const int64_t> ranks) {
-  const A& a = attrs.get<A>();
-  return reduction_labels(ranks[0], dim_mask("shard", a.dims, ranks[0]), a.keepdim, kWhole);
+template <class A>
+void split_reduction(const ShardCall& call, ShardWays& ways, Partial partial = {}, Parts parts = Parts::kAny) {
+  const A& a = call.attrs.get<A>();
+  split_reduction(call, ways, dim_mask("shard", a.dims, call.dims(0)), a.keepdim, partial, parts);
 }
 
-// Reduced dimensions may be split, and the parts are then combined; or they may not.
+// Reduced dimensions may not be split.
 template <class A>
-constexpr ShardRule splits_into(Reduce partial) {
-  return {.partial = partial, .labels_of = labels_of_reduction<A, false>};
-}
-template <class A>
-inline constexpr ShardRule kReducesWhole{.labels_of = labels_of_reduction<A, true>};
+inline constexpr ShardRule kReducesWhole{
+    .ways = [](const ShardCall& call, ShardWays& ways) { split_reduction<A>(call, ways); }};
+// They may; what the parts give is combined in the same manner, and so are parts of elements.
+template <Reduce kind, Parts parts = Parts::kAny>
+inline constexpr ShardRule kReducesParts{.ways = [](const ShardCall& call, ShardWays& ways) {
+  split_reduction<ReduceAttrs>(call, ways, kind, parts);
+  const bool bits = kind == Reduce::kBitAnd || kind == Reduce::kBitOr;
+  if (!bits || call.in[0].dtype() == DType::kBool) {
+    ways.add({Placement::partial(kind)}, {Placement::partial(kind)});
+  }
+}};
 
 // Throws InvalidArgument when a result would be the extreme of nothing.
 void check_not_empty(const char* op, const Shape& sizes, DimMask reduced);

@@ -6,7 +6,6 @@
 #include "chorale/op/builder.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/defs/reduce_common.h"
-#include "chorale/op/label_letters.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/reduce.h"
 #include "chorale/op/samples.h"
@@ -35,10 +34,9 @@ void infer_scan(const InferArgs& args, std::span<OutSpec> out) {
   out[0] = {{.sizes = x.sizes(), .dtype = sum_dtype(x.dtype()), .device = x.device()}};
 }
 
-template <int kInputs>
-std::string labels_of_scan(const Attrs& attrs, std::span<const int64_t> ranks) {
-  const std::string each = ranks[0] == 0 ? "" : keep_whole(letters(ranks[0]), attrs.get<ScanAttrs>().dim);
-  return (kInputs == 1 ? each : each + "," + each) + "->" + each;
+void ways_scan(const ShardCall& call, ShardWays& ways) {
+  const std::string each = keep_whole(letters(call.dims(0)), call.attrs.get<ScanAttrs>().dim);
+  ways.split(join(std::vector<std::string>(call.in.size(), each), {each}));
 }
 
 std::vector<Sample> samples_scan() {
@@ -57,7 +55,7 @@ constexpr OpDef kCumsum{
     .infer = infer_scan,
     .cpu = kernel::cpu::cumsum,
     .grad = [](const GradArgs& g) -> Tensors { return {call(kCumsum, reversed(g.attrs.get<ScanAttrs>()), g.dout[0])}; },
-    .shard = {.labels_of = labels_of_scan<1>},
+    .shard = {.ways = ways_scan},
     .linear = linear_in({0}),
     .saves = kSavesNothing,
     .autocast = Cast::kF32,
@@ -84,7 +82,7 @@ constexpr OpDef kCumprod{
     .infer = infer_scan,
     .cpu = kernel::cpu::cumprod,
     .grad = cumprod_grad,
-    .shard = {.labels_of = labels_of_scan<1>},
+    .shard = {.ways = ways_scan},
     .saves = kSavesInputs,
     .autocast = Cast::kF32,
     .samples = samples_scan,
@@ -112,7 +110,7 @@ constexpr OpDef kRecurrence{
       const Tensor db = call(kRecurrence, reversed(g.attrs.get<ScanAttrs>()), conj(g.in[0]), g.dout[0]);
       return {g.needs(0) ? db * conj(g.out[0]) : Tensor{}, db};
     },
-    .shard = {.labels_of = labels_of_scan<2>},
+    .shard = {.ways = ways_scan},
     .linear = linear_in({1}),
     .saves = {.in = {0}, .out = {0}},
     .autocast = Cast::kF32,
@@ -152,7 +150,7 @@ constexpr OpDef kProd{
                 std::span<OutSpec> out) { infer_reduction<ReduceAttrs>(a, sum_dtype(a.in[0].dtype()), out[0]); },
     .cpu = kernel::cpu::prod,
     .grad = prod_grad,
-    .shard = splits_into<ReduceAttrs>(Reduce::kProduct),
+    .shard = kReducesParts<Reduce::kProduct>,
     .saves = kSavesInputs,
     .autocast = Cast::kF32,
     .samples = []() -> std::vector<Sample> {

@@ -6,8 +6,8 @@
 
 #include "chorale/kernel/cpu/shape.h"
 #include "chorale/op/builder.h"
-#include "chorale/op/label_letters.h"
 #include "chorale/op/samples.h"
+#include "chorale/op/shard_ways.h"
 #include "chorale/op/table.h"
 #include "chorale/op/view.h"
 
@@ -62,18 +62,17 @@ void infer_stack(const InferArgs& args, std::span<OutSpec> out) {
 }
 
 // abC,abC->abC and ab,ab->aZb.
-std::string labels_cat(const Attrs& attrs, std::span<const int64_t> ranks) {
-  const std::string x = keep_whole(letters(ranks[0]), attrs.get<DimAttrs>().dim);
-  std::string all = x;
-  for (size_t i = 1; i < ranks.size(); ++i) all += "," + x;
-  return all + "->" + x;
+void ways_cat(const ShardCall& call, ShardWays& ways) {
+  const std::string y = keep_whole(letters(static_cast<int64_t>(call.out[0].size())), call.attrs.get<DimAttrs>().dim);
+  std::vector<std::string> xs;
+  for (const Tensor& x : call.in) xs.push_back(is_nothing(x.sizes()) ? "Z" : y);
+  ways.split(join(xs, {y}));
 }
-std::string labels_stack(const Attrs& attrs, std::span<const int64_t> ranks) {
-  const std::string x = letters(ranks[0]);
-  std::string all = x;
-  for (size_t i = 1; i < ranks.size(); ++i) all += "," + x;
-  const int64_t dim = normalize_dim("stack", attrs.get<DimAttrs>().dim, ranks[0] + 1);
-  return all + "->" + std::string(x).insert(static_cast<size_t>(dim), 1, 'Z');
+void ways_stack(const ShardCall& call, ShardWays& ways) {
+  const std::string x = letters(call.dims(0));
+  const int64_t dim = normalize_dim("stack", call.attrs.get<DimAttrs>().dim, call.dims(0) + 1);
+  ways.split(
+      join(std::vector<std::string>(call.in.size(), x), {std::string(x).insert(static_cast<size_t>(dim), 1, 'Z')}));
 }
 
 void infer_same(const InferArgs& args, std::span<OutSpec> out) {
@@ -89,7 +88,7 @@ Shape padded_sizes(const char* name, const Shape& from, const PadAttrs& a) {
   for (size_t i = 0; i < a.pads.size() / 2; ++i) {
     const int64_t before = a.pads[2 * i], after = a.pads[2 * i + 1];
     int64_t& size = sizes[sizes.size() - 1 - i];
-    if (a.mode != PadMode::kConstant) {
+    if (a.mode != PadMode::kConstant && (before != 0 || after != 0)) {
       CHORALE_CHECK(before >= 0 && after >= 0, "[", name, "] only constant padding can crop; found pads ",
                     a.pads.shape());
       const int64_t most = a.mode == PadMode::kReflect ? size - 1 : size > 0 ? std::max(before, after) : 0;
@@ -119,16 +118,25 @@ void infer_pad_backward(const InferArgs& args, std::span<OutSpec> out) {
   padded_sizes("pad_backward", out[0].sizes, a);
 }
 
-std::string labels_pad(const Attrs& attrs, std::span<const int64_t> ranks) {
-  const IntList& pads = attrs.get<PadAttrs>().pads;
-  std::string x = letters(ranks[0]);
-  for (int64_t i = 0; i < static_cast<int64_t>(pads.size() / 2); ++i) x = keep_whole(x, -1 - i);
-  return x + "->" + x;
+// Dimensions without borders may be split.
+std::string labels_pad(const ShardCall& call) {
+  const IntList& pads = call.attrs.get<PadAttrs>().pads;
+  std::string x = letters(call.dims(0));
+  for (size_t i = 0; i < pads.size() / 2; ++i) {
+    if (pads[2 * i] != 0 || pads[2 * i + 1] != 0) x = keep_whole(x, -1 - static_cast<int64_t>(i));
+  }
+  return join({x}, {x});
 }
+void ways_pad(const ShardCall& call, ShardWays& ways) {
+  const auto& a = call.attrs.get<PadAttrs>();
+  ways.split(labels_pad(call));
+  if (a.mode != PadMode::kConstant || a.value.is_zero()) ways.pass(linear_in({0}));
+}
+void ways_pad_backward(const ShardCall& call, ShardWays& ways) { ways.split(labels_pad(call)); }
 
-std::string labels_roll(const Attrs& attrs, std::span<const int64_t> ranks) {
-  const std::string x = ranks[0] ? keep_whole(letters(ranks[0]), attrs.get<RollAttrs>().dim) : "";
-  return x + "->" + x;
+void ways_roll(const ShardCall& call, ShardWays& ways) {
+  const std::string x = keep_whole(letters(call.dims(0)), call.attrs.get<RollAttrs>().dim);
+  ways.split(join({x}, {x}));
 }
 
 void infer_roll(const InferArgs& args, std::span<OutSpec> out) {
@@ -187,8 +195,8 @@ constinit const OpDef kCat{
       }
       return din;
     },
-    .shard = {.labels_of = labels_cat},
-    .linear = InputSet::all(),
+    .shard = {.ways = ways_cat},
+    .linear = kLinearInEach,
     .saves = kSavesSpecs,
     .autocast = Cast::kWidest,
     .samples = []() -> std::vector<Sample> {
@@ -213,8 +221,8 @@ constinit const OpDef kStack{
       }
       return din;
     },
-    .shard = {.labels_of = labels_stack},
-    .linear = InputSet::all(),
+    .shard = {.ways = ways_stack},
+    .linear = kLinearInEach,
     .autocast = Cast::kWidest,
     .samples = []() -> std::vector<Sample> {
       return {{{sample({2, 3}), sample({2, 3}, 1)}, DimAttrs{0}},
@@ -237,7 +245,7 @@ constinit const OpDef kPad{
       for (int64_t& entry : a.pads.values) entry = -entry;
       return {pad(g.dout[0], a.pads)};
     },
-    .shard = {.labels_of = labels_pad},
+    .shard = {.ways = ways_pad},
     .samples = samples_pad,
     .formula = "x with borders, two entries of pads per dimension from the last backwards",
 };
@@ -253,7 +261,7 @@ constinit const OpDef kPadBackward{
       const auto& a = g.attrs.get<PadAttrs>();
       return {pad(g.dout[0], a.pads, a.mode)};
     },
-    .shard = {.labels_of = labels_pad},
+    .shard = {.ways = ways_pad_backward},
     .linear = linear_in({0}),
     .samples = []() -> std::vector<Sample> {
       return {{{sample({2, 7})}, PadAttrs{{1, 2}, PadMode::kReflect, 0}},
@@ -274,7 +282,7 @@ constinit const OpDef kRoll{
       const auto& a = g.attrs.get<RollAttrs>();
       return {call(kRoll, RollAttrs{a.dim, -a.shift}, g.dout[0])};
     },
-    .shard = {.labels_of = labels_roll},
+    .shard = {.ways = ways_roll},
     .linear = linear_in({0}),
     .samples = []() -> std::vector<Sample> {
       return {{{sample({5})}, RollAttrs{0, 2}},

@@ -2,11 +2,11 @@
 
 #include "chorale/kernel/view.h"
 #include "chorale/op/builder.h"
-#include "chorale/op/label_letters.h"
 #include "chorale/op/nn.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/reduce.h"
 #include "chorale/op/samples.h"
+#include "chorale/op/shard_ways.h"
 #include "chorale/op/table.h"
 
 namespace chorale::op {
@@ -29,15 +29,10 @@ void infer_backward(const InferArgs& args, std::span<OutSpec> out) {
   infer_softmax(args, out);
 }
 
-std::string labels_unary(const Attrs& attrs, std::span<const int64_t> ranks) {
-  if (ranks[0] == 0) return "->";
-  const std::string x = keep_whole(letters(ranks[0]), attrs.get<DimAttrs>().dim);
-  return x + "->" + x;
-}
-std::string labels_backward(const Attrs& attrs, std::span<const int64_t> ranks) {
-  if (ranks[0] == 0) return ",->";
-  const std::string x = keep_whole(letters(ranks[0]), attrs.get<DimAttrs>().dim);
-  return x + "," + x + "->" + x;
+// What adds up to 1 stays whole.
+void ways_softmax(const ShardCall& call, ShardWays& ways) {
+  const std::string x = keep_whole(letters(call.dims(0)), call.attrs.get<DimAttrs>().dim);
+  ways.split(join(std::vector<std::string>(call.in.size(), x), {x}));
 }
 
 std::vector<Sample> samples_unary() {
@@ -63,7 +58,7 @@ constinit const OpDef kSoftmax{
     .infer = infer_softmax,
     .cpu = kernel::cpu::softmax,
     .grad = [](const GradArgs& g) -> Tensors { return {call(kSoftmaxBackward, g.attrs, g.dout[0], g.out[0])}; },
-    .shard = {.labels_of = labels_unary},
+    .shard = {.ways = ways_softmax},
     .saves = kSavesOutputs,
     .autocast = Cast::kF32,
     .samples = samples_unary,
@@ -78,7 +73,7 @@ constinit const OpDef kLogSoftmax{
     .infer = infer_softmax,
     .cpu = kernel::cpu::log_softmax,
     .grad = [](const GradArgs& g) -> Tensors { return {call(kLogSoftmaxBackward, g.attrs, g.dout[0], g.out[0])}; },
-    .shard = {.labels_of = labels_unary},
+    .shard = {.ways = ways_softmax},
     .saves = kSavesOutputs,
     .autocast = Cast::kF32,
     .samples = samples_unary,
@@ -100,7 +95,7 @@ constinit const OpDef kSoftmaxBackward{
       if (g.needs(1)) result[1] = v * (dy - along(dy * y, g)) - dy * along(v * y, g);
       return result;
     },
-    .shard = {.labels_of = labels_backward},
+    .shard = {.ways = ways_softmax},
     .linear = linear_in({0}),
     .saves = kSavesInputs,
     .samples = samples_backward,
@@ -122,7 +117,7 @@ constinit const OpDef kLogSoftmaxBackward{
       if (g.needs(1)) result[1] = -p * along(dy, g);
       return result;
     },
-    .shard = {.labels_of = labels_backward},
+    .shard = {.ways = ways_softmax},
     .linear = linear_in({0}),
     .saves = kSavesInputs,
     .samples = samples_backward,

@@ -7,7 +7,6 @@
 #include "chorale/op/builder.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/defs/reduce_common.h"
-#include "chorale/op/label_letters.h"
 #include "chorale/op/samples.h"
 #include "chorale/op/table.h"
 
@@ -24,9 +23,9 @@ namespace {
 
 // "aB->aB,aB": what is ordered stays on one rank.
 template <class A>
-std::string labels_of_order(const Attrs& attrs, std::span<const int64_t> ranks) {
-  const std::string each = ranks[0] == 0 ? "" : keep_whole(letters(ranks[0]), attrs.get<A>().dim);
-  return each + "->" + each + "," + each;
+void ways_order(const ShardCall& call, ShardWays& ways) {
+  const std::string each = keep_whole(letters(call.dims(0)), call.attrs.get<A>().dim);
+  ways.split(join({each}, {each, each}));
 }
 
 // Values came from x[indices] along dim.
@@ -52,7 +51,7 @@ constexpr OpDef kSort{
         },
     .cpu = kernel::cpu::sort,
     .grad = order_grad<SortAttrs>,
-    .shard = {.labels_of = labels_of_order<SortAttrs>},
+    .shard = {.ways = ways_order<SortAttrs>},
     .saves = kSavesIndices,
     .samples = []() -> std::vector<Sample> {
       return {{{sample({2, 5})}, SortAttrs{-1, false}},
@@ -84,7 +83,7 @@ constexpr OpDef kTopk{
         },
     .cpu = kernel::cpu::topk,
     .grad = order_grad<TopkAttrs>,
-    .shard = {.labels_of = labels_of_order<TopkAttrs>},
+    .shard = {.ways = ways_order<TopkAttrs>},
     .saves = kSavesIndices,
     .samples = []() -> std::vector<Sample> {
       return {{{sample({2, 9})}, TopkAttrs{2, -1, true}},
@@ -130,11 +129,12 @@ constexpr OpDef kSearchsorted{
     .infer = infer_searchsorted,
     .cpu = kernel::cpu::searchsorted,
     .grad = not_differentiable,
-    .shard = {.labels_of = [](const Attrs&, std::span<const int64_t> ranks) -> std::string {
-      const std::string values = letters(ranks[1]);
-      const std::string rows = ranks[0] == ranks[1] ? values.substr(0, values.size() - 1) : "";
-      return rows + "Z," + values + "->" + values;
-    }},
+    .shard = {.ways =
+                  [](const ShardCall& call, ShardWays& ways) {
+                    const std::string values = letters(call.dims(1));
+                    const std::string rows = call.dims(0) == call.dims(1) ? values.substr(0, values.size() - 1) : "";
+                    ways.split(join({rows + "Z", values}, {values}));
+                  }},
     .samples = []() -> std::vector<Sample> {
       const Tensor sorted = Tensor::from<double>({-1, -0.5, 0.25, 1, 1.5}, {5});
       const Tensor rows = Tensor::from<double>({-1, 0, 1, -2, -1, 0}, {2, 3});

@@ -24,7 +24,6 @@ constinit const OpDef kSparseCoalesce{
       return {index_select(g.dout[0], 0, g.out[2]), {}};
     },
     .shard = kReplicateOnly,
-    .linear = linear_in({0}),
     .saves = {.out = {2}},
     .dynamic = true,
     .samples = []() -> std::vector<Sample> {

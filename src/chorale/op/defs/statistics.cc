@@ -52,6 +52,12 @@ Tensors norm_grad(const GradArgs& g) {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
+// The norm of nothing is 0 where that changes no norm.
+void ways_norm(const ShardCall& call, ShardWays& ways) {
+  const double p = call.attrs.get<NormAttrs>().p;
+  split_reduction<NormAttrs>(call, ways, Partial::norm(p), p < 0 || std::isinf(p) ? Parts::kNotEmpty : Parts::kAny);
+}
+
 constexpr OpDef kNorm{
     .name = "norm",
     .inputs = "x",
@@ -60,7 +66,7 @@ constexpr OpDef kNorm{
     .infer = infer_norm,
     .cpu = kernel::cpu::norm,
     .grad = norm_grad,
-    .shard = kReducesWhole<NormAttrs>,
+    .shard = {.ways = ways_norm},
     .saves = kSavesBoth,
     .autocast = Cast::kF32,
     .samples = []() -> std::vector<Sample> {

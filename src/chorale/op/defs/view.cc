@@ -7,8 +7,8 @@
 #include "chorale/kernel/cpu/view_backward.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/copy.h"
-#include "chorale/op/label_letters.h"
 #include "chorale/op/samples.h"
+#include "chorale/op/shard_ways.h"
 #include "chorale/op/table.h"
 
 namespace chorale::op {
@@ -32,63 +32,79 @@ void infer_view(const InferArgs& args, std::span<OutSpec> out) {
   show(args, view_of(View::of(args.in[0]), args.attrs.get<T>()), out);
 }
 
-// Sharding labels of ops that need one dimension whole and keep it, or drop it.
-template <class T>
-std::string keep_dim(const Attrs& attrs, std::span<const int64_t> ranks) {
-  const std::string x = keep_whole(letters(ranks[0]), attrs.get<T>().dim);
-  return x + "->" + x;
-}
-template <class T>
-std::string drop_dim(const Attrs& attrs, std::span<const int64_t> ranks) {
-  const int64_t dim = normalize_dim("drop_dim", attrs.get<T>().dim, ranks[0]);
-  const std::string x = keep_whole(letters(ranks[0]), dim);
-  return x + "->" + std::string(x).erase(static_cast<size_t>(dim), 1);
+// A dimension that is sliced stays whole, unless nothing of it is left out.
+void ways_slice(const ShardCall& call, ShardWays& ways) {
+  const auto& a = call.attrs.get<SliceAttrs>();
+  const bool all = a.step == 1 && call.out[0] == call.in[0].sizes();
+  const std::string x = all ? letters(call.dims(0)) : keep_whole(letters(call.dims(0)), a.dim);
+  ways.split(join({x}, {x}));
 }
 
-std::string labels_permute(const Attrs& attrs, std::span<const int64_t> ranks) {
-  const std::string x = letters(ranks[0]);
+void ways_select(const ShardCall& call, ShardWays& ways) {
+  const int64_t dim = call.attrs.get<SelectAttrs>().dim;
+  const std::string x = keep_whole(letters(call.dims(0)), dim);
+  ways.split(join({x}, {without(x, dim)}));
+}
+
+void ways_permute(const ShardCall& call, ShardWays& ways) {
+  const std::string x = letters(call.dims(0));
   std::string result;
-  for (int64_t dim : attrs.get<DimsAttrs>().dims)
-    result += x[static_cast<size_t>(normalize_dim("permute", dim, ranks[0]))];
-  return x + "->" + result;
+  for (int64_t dim : call.attrs.get<DimsAttrs>().dims)
+    result += x[static_cast<size_t>(normalize_dim("permute", dim, call.dims(0)))];
+  ways.split(join({x}, {result}));
 }
 
-// Kept dimensions may be split; repeated and new ones are whole.
-std::string labels_expand(const Attrs& attrs, std::span<const int64_t> ranks) {
-  const IntList& sizes = attrs.get<SizesAttrs>().sizes;
-  std::string result = letters(static_cast<int64_t>(sizes.size()));
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i] != -1) result = keep_whole(result, static_cast<int64_t>(i));
+// The shapes are cut into groups of dimensions with equal products: [2, 3, 5] and [6, 5] into 2 x 3 = 6 and 5 = 5. The
+// first dimension of a group may be split where its chunks have as many elements as those of the other shape.
+void ways_view(const ShardCall& call, ShardWays& ways) {
+  const Shape &from = call.in[0].sizes(), &to = call.out[0];
+  if (count_elems(from) == 0) return;
+  const auto skip_ones = [](const Shape& shape, size_t at) {
+    while (at < shape.size() && shape[at] == 1) ++at;
+    return at;
+  };
+  size_t i = skip_ones(from, 0), j = skip_ones(to, 0);
+  while (i < from.size() && j < to.size()) {
+    const size_t first_i = i, first_j = j;
+    int64_t left = from[i++], right = to[j++];
+    while (left != right) {
+      int64_t& smaller = left < right ? left : right;
+      smaller *= left < right ? from[i++] : to[j++];
+    }
+    const auto chunk_elems = [&](int64_t size) { return chunk_of(size, call.shards, 0).size * (left / size); };
+    if (chunk_elems(from[first_i]) == chunk_elems(to[first_j])) {
+      ways.add({Placement::shard(static_cast<int64_t>(first_i))}, {Placement::shard(static_cast<int64_t>(first_j))});
+    }
+    i = skip_ones(from, i);
+    j = skip_ones(to, j);
   }
-  return result.substr(result.size() - static_cast<size_t>(ranks[0])) + "->" + result;
 }
 
-std::string labels_squeeze(const Attrs& attrs, std::span<const int64_t> ranks) {
-  std::string x = letters(ranks[0]);
-  for (int64_t dim : attrs.get<DimsAttrs>().dims) x = keep_whole(x, dim);
+void ways_squeeze(const ShardCall& call, ShardWays& ways) {
+  std::string x = letters(call.dims(0));
+  for (int64_t dim : call.attrs.get<DimsAttrs>().dims) x = keep_whole(x, dim);
   std::string result = x;
   std::erase_if(result, [](char letter) { return letter < 'a'; });
-  return x + "->" + result;
+  ways.split(join({x}, {result}));
 }
 
-std::string labels_unsqueeze(const Attrs& attrs, std::span<const int64_t> ranks) {
-  const std::string x = letters(ranks[0]);
-  const int64_t dim = normalize_dim("unsqueeze", attrs.get<DimAttrs>().dim, ranks[0] + 1);
-  return x + "->" + std::string(x).insert(static_cast<size_t>(dim), 1, 'Z');
+void ways_unsqueeze(const ShardCall& call, ShardWays& ways) {
+  const std::string x = letters(call.dims(0));
+  const int64_t dim = normalize_dim("unsqueeze", call.attrs.get<DimAttrs>().dim, call.dims(0) + 1);
+  ways.split(join({x}, {std::string(x).insert(static_cast<size_t>(dim), 1, 'Z')}));
 }
 
-std::string labels_unfold(const Attrs& attrs, std::span<const int64_t> ranks) {
-  if (ranks[0] == 0) return "->Z";
-  const std::string x = keep_whole(letters(ranks[0]), attrs.get<UnfoldAttrs>().dim);
-  return x + "->" + x + "Z";
+void ways_unfold(const ShardCall& call, ShardWays& ways) {
+  const std::string x = keep_whole(letters(call.dims(0)), call.attrs.get<UnfoldAttrs>().dim);
+  ways.split(join({x}, {x + "Z"}));
 }
 
-std::string labels_diagonal(const Attrs& attrs, std::span<const int64_t> ranks) {
-  const auto& a = attrs.get<DiagonalAttrs>();
-  const std::string x = keep_whole(keep_whole(letters(ranks[0]), a.dim1), a.dim2);
+void ways_diagonal(const ShardCall& call, ShardWays& ways) {
+  const auto& a = call.attrs.get<DiagonalAttrs>();
+  const std::string x = keep_whole(keep_whole(letters(call.dims(0)), a.dim1), a.dim2);
   std::string result = x;
   std::erase_if(result, [](char letter) { return letter < 'a'; });
-  return x + "->" + result + "Z";
+  ways.split(join({x}, {result + "Z"}));
 }
 
 void infer_as_strided(const InferArgs& args, std::span<OutSpec> out) {
@@ -130,12 +146,10 @@ void infer_flip(const InferArgs& args, std::span<OutSpec> out) {
   infer_like_input(args, out);
 }
 
-std::string labels_flip(const Attrs& attrs, std::span<const int64_t> ranks) {
-  std::string x = letters(ranks[0]);
-  if (ranks[0] > 0) {
-    for (int64_t dim : attrs.get<DimsAttrs>().dims) x = keep_whole(x, dim);
-  }
-  return x + "->" + x;
+void ways_flip(const ShardCall& call, ShardWays& ways) {
+  std::string x = letters(call.dims(0));
+  for (int64_t dim : call.attrs.get<DimsAttrs>().dims) x = keep_whole(x, dim);
+  ways.split(join({x}, {x}));
 }
 
 }  // namespace
@@ -150,7 +164,7 @@ constinit const OpDef kSlice{
       const auto& a = g.attrs.get<SliceAttrs>();
       return {call(kSliceBackward, kernel::SliceBackwardAttrs{g.shape(0), a.dim, a.start, a.end, a.step}, g.dout[0])};
     },
-    .shard = {.labels_of = keep_dim<SliceAttrs>},
+    .shard = {.ways = ways_slice},
     .linear = linear_in({0}),
     .view = true,
     .part = true,
@@ -176,7 +190,7 @@ constinit const OpDef kSelect{
       return {call(kSliceBackward, kernel::SliceBackwardAttrs{g.shape(0), dim, index, index + 1, 1},
                    unsqueeze(g.dout[0], dim))};
     },
-    .shard = {.labels_of = drop_dim<SelectAttrs>},
+    .shard = {.ways = ways_select},
     .linear = linear_in({0}),
     .view = true,
     .part = true,
@@ -227,7 +241,7 @@ constinit const OpDef kPermute{
         inverse.values[normalize_dim("permute", dims[static_cast<size_t>(i)], rank)] = i;
       return {permute(g.dout[0], inverse)};
     },
-    .shard = {.labels_of = labels_permute},
+    .shard = {.ways = ways_permute},
     .linear = linear_in({0}),
     .view = true,
     .samples = []() -> std::vector<Sample> {
@@ -245,7 +259,7 @@ constinit const OpDef kExpand{
     .dtypes = kAll,
     .infer = infer_view<SizesAttrs, kernel::expand_view>,
     .grad = [](const GradArgs& g) -> Tensors { return {g.dout[0]}; },  // summed to x's shape by whoever asked
-    .shard = {.labels_of = labels_expand},
+    .shard = {.labels = kElementwiseLabels, .local = with_result_sizes<SizesAttrs>},
     .linear = linear_in({0}),
     .view = true,
     .samples = []() -> std::vector<Sample> {
@@ -263,12 +277,13 @@ constinit const OpDef kView{
     .dtypes = kAll,
     .infer = infer_view<SizesAttrs, kernel::reshape_view>,
     .grad = [](const GradArgs& g) -> Tensors { return {reshape(g.dout[0], g.shape(0))}; },
-    .shard = kReplicateOnly,
+    .shard = {.ways = ways_view, .local = with_result_sizes<SizesAttrs>},
     .linear = linear_in({0}),
     .view = true,
     .samples = []() -> std::vector<Sample> {
       return {{{sample({2, 6})}, SizesAttrs{{3, 4}}},
               {{sample({2, 3, 2})}, SizesAttrs{{2, -1}}},
+              {{sample({6, 1, 4})}, SizesAttrs{{3, 2, 2, 2}}},
               {{sample({1})}, SizesAttrs{}}};
     },
     .formula = "the same elements under another shape",
@@ -281,7 +296,7 @@ constinit const OpDef kSqueeze{
     .dtypes = kAll,
     .infer = infer_view<DimsAttrs, kernel::squeeze_view>,
     .grad = [](const GradArgs& g) -> Tensors { return {reshape(g.dout[0], g.shape(0))}; },
-    .shard = {.labels_of = labels_squeeze},
+    .shard = {.ways = ways_squeeze},
     .linear = linear_in({0}),
     .view = true,
     .samples = []() -> std::vector<Sample> {
@@ -297,7 +312,7 @@ constinit const OpDef kUnsqueeze{
     .dtypes = kAll,
     .infer = infer_view<DimAttrs, kernel::unsqueeze_view>,
     .grad = [](const GradArgs& g) -> Tensors { return {reshape(g.dout[0], g.shape(0))}; },
-    .shard = {.labels_of = labels_unsqueeze},
+    .shard = {.ways = ways_unsqueeze},
     .linear = linear_in({0}),
     .view = true,
     .samples = []() -> std::vector<Sample> {
@@ -316,7 +331,7 @@ constinit const OpDef kUnfold{
       const auto& a = g.attrs.get<UnfoldAttrs>();
       return {call(kUnfoldBackward, kernel::UnfoldBackwardAttrs{g.shape(0), a.dim, a.size, a.step}, g.dout[0])};
     },
-    .shard = {.labels_of = labels_unfold},
+    .shard = {.ways = ways_unfold},
     .linear = linear_in({0}),
     .view = true,
     .samples = []() -> std::vector<Sample> {
@@ -337,7 +352,7 @@ constinit const OpDef kDiagonal{
       const auto& a = g.attrs.get<DiagonalAttrs>();
       return {call(kDiagonalBackward, kernel::DiagonalBackwardAttrs{g.shape(0), a.offset, a.dim1, a.dim2}, g.dout[0])};
     },
-    .shard = {.labels_of = labels_diagonal},
+    .shard = {.ways = ways_diagonal},
     .linear = linear_in({0}),
     .view = true,
     .part = true,
@@ -378,7 +393,7 @@ constinit const OpDef kFlip{
     .infer = infer_flip,
     .cpu = kernel::cpu::flip,
     .grad = [](const GradArgs& g) -> Tensors { return {flip(g.dout[0], g.attrs.get<DimsAttrs>().dims)}; },
-    .shard = {.labels_of = labels_flip},
+    .shard = {.ways = ways_flip},
     .linear = linear_in({0}),
     .samples = []() -> std::vector<Sample> {
       return {

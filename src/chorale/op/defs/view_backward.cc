@@ -4,6 +4,7 @@
 #include "chorale/kernel/view.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/samples.h"
+#include "chorale/op/shard_ways.h"
 #include "chorale/op/view.h"
 
 namespace chorale::op {
@@ -31,6 +32,28 @@ void infer_backward(const InferArgs& args, std::span<OutSpec> out) {
   infer_through(args, view_of(View::contiguous(sizes), kernel::forward_of(a)), sizes, out);
 }
 
+// As the views themselves, from the other side.
+void ways_slice_backward(const ShardCall& call, ShardWays& ways) {
+  const auto& a = call.attrs.get<SliceBackwardAttrs>();
+  const bool all = a.step == 1 && call.out[0] == call.in[0].sizes();
+  const std::string x = all ? letters(call.dims(0)) : keep_whole(letters(call.dims(0)), a.dim);
+  ways.split(join({x}, {x}));
+}
+
+void ways_diagonal_backward(const ShardCall& call, ShardWays& ways) {
+  const auto& a = call.attrs.get<DiagonalBackwardAttrs>();
+  const std::string x = keep_whole(keep_whole(letters(call.dims(0) + 1), a.dim1), a.dim2);
+  std::string dy = x;
+  std::erase_if(dy, [](char letter) { return letter < 'a'; });
+  ways.split(join({dy + "Z"}, {x}));
+}
+
+void ways_unfold_backward(const ShardCall& call, ShardWays& ways) {
+  const std::string x =
+      keep_whole(letters(static_cast<int64_t>(call.out[0].size())), call.attrs.get<UnfoldBackwardAttrs>().dim);
+  ways.split(join({x + "Z"}, {x}));
+}
+
 void infer_as_strided_backward(const InferArgs& args, std::span<OutSpec> out) {
   const auto& a = args.attrs.get<AsStridedAttrs>();
   infer_through(args, {a.sizes.shape(), a.strides.shape(), 0}, args.in[1].sizes(), out);
@@ -48,7 +71,7 @@ constinit const OpDef kSliceBackward{
     .grad = [](const GradArgs& g) -> Tensors {
       return {call(kSlice, kernel::forward_of(g.attrs.get<SliceBackwardAttrs>()), g.dout[0])};
     },
-    .shard = kReplicateOnly,
+    .shard = {.ways = ways_slice_backward, .local = with_result_sizes<SliceBackwardAttrs>},
     .linear = linear_in({0}),
     .samples = []() -> std::vector<Sample> {
       return {{{sample({3})}, SliceBackwardAttrs{{5}, 0, 1, 4, 1}},
@@ -69,7 +92,7 @@ constinit const OpDef kDiagonalBackward{
     .grad = [](const GradArgs& g) -> Tensors {
       return {call(kDiagonal, kernel::forward_of(g.attrs.get<DiagonalBackwardAttrs>()), g.dout[0])};
     },
-    .shard = kReplicateOnly,
+    .shard = {.ways = ways_diagonal_backward, .local = with_result_sizes<DiagonalBackwardAttrs>},
     .linear = linear_in({0}),
     .samples = []() -> std::vector<Sample> {
       return {{{sample({3})}, DiagonalBackwardAttrs{{3, 3}, 0, 0, 1}},
@@ -89,7 +112,7 @@ constinit const OpDef kUnfoldBackward{
     .grad = [](const GradArgs& g) -> Tensors {
       return {call(kUnfold, kernel::forward_of(g.attrs.get<UnfoldBackwardAttrs>()), g.dout[0])};
     },
-    .shard = kReplicateOnly,
+    .shard = {.ways = ways_unfold_backward, .local = with_result_sizes<UnfoldBackwardAttrs>},
     .linear = linear_in({0}),
     .samples = []() -> std::vector<Sample> {
       return {{{sample({5, 3})}, UnfoldBackwardAttrs{{7}, 0, 3, 1}},

@@ -150,8 +150,30 @@ void visit_floats(DType dtype, F&& f) {
 
 }  // namespace
 
+namespace {
+// Rows of a part of a table, and zeros for those of other parts.
+void embedding_of_part(const Tensor& table, const Tensor& indices, int64_t first, const Tensor& out) {
+  const Tensor part = contiguous(table);
+  const int64_t bytes = table.size(1) * static_cast<int64_t>(table.elem_bytes());
+  const auto rows = indices.span<const int64_t>();
+  parallel_for(indices.elems(), items_grain(bytes), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = rows[static_cast<size_t>(i)] - first;
+      std::byte* to = static_cast<std::byte*>(out.raw()) + i * bytes;
+      if (row >= 0 && row < table.size(0)) {
+        std::copy_n(static_cast<const std::byte*>(part.raw()) + row * bytes, bytes, to);
+      } else {
+        std::fill_n(to, bytes, std::byte{0});
+      }
+    }
+  });
+}
+}  // namespace
+
 void embedding(const KernelArgs& args) {
+  const auto& a = args.attrs.get<EmbeddingAttrs>();
   const Tensor &table = args.in[0], &out = args.out[0];
+  if (a.total > 0) return embedding_of_part(table, rows_of("embedding", args.in[1], a.total), a.first, out);
   const Tensor indices = rows_of("embedding", args.in[1], table.size(0));
   const Picks picks(Blocks{1, table.size(0), table.size(1)}, indices);
   picks.take(contiguous(table).raw(), out.raw(), out.elem_bytes());
@@ -161,15 +183,16 @@ void embedding_backward(const KernelArgs& args) {
   const auto& a = args.attrs.get<EmbeddingBackwardAttrs>();
   const Tensor& out = args.out[0];
   const int64_t columns = out.size(1);
-  const Tensor indices = rows_of("embedding", args.in[1], a.rows);
+  const Tensor indices = rows_of("embedding", args.in[1], a.total > 0 ? a.total : a.rows);
   const auto rows = indices.span<const int64_t>();
   const Tensor dy = contiguous(args.in[0], compute_of(out.dtype()));
   sum_into_table(out, [&]<class T>(T* table) {
     const T* from = dy.data<T>();
     share_columns(columns, indices.elems(), [&](int64_t begin, int64_t end) {
       for (size_t i = 0; i < rows.size(); ++i) {
-        if (rows[i] == a.padding) continue;
-        add_row(from + static_cast<int64_t>(i) * columns, table + rows[i] * columns, begin, end);
+        const int64_t row = rows[i] - a.first;
+        if (rows[i] == a.padding || row < 0 || row >= a.rows) continue;
+        add_row(from + static_cast<int64_t>(i) * columns, table + row * columns, begin, end);
       }
     });
   });

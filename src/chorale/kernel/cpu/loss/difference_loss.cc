@@ -54,7 +54,7 @@ void difference_loss(const KernelArgs& args) {
     if (each) return;
     C total = 0;
     vec::reduce_row(vec::ReduceOp::kSum, dtype_of<C>)(sums.as<C>(), blocks, &total);
-    if (attrs.reduction == Reduction::kMean) total /= static_cast<C>(n);
+    if (attrs.reduction == Reduction::kMean) total /= static_cast<C>(attrs.count > 0 ? attrs.count : n);
     *args.out[0].data<S>() = static_cast<S>(total);
   });
 }
@@ -69,7 +69,7 @@ void difference_loss_backward(const KernelArgs& args) {
     const bool each = attrs.reduction == Reduction::kNone;
     const Tensor dloss = each ? contiguous(args.in[0]) : contiguous(args.in[0], dtype_of<C>);
     C scale = each ? C(1) : *dloss.data<C>();
-    if (attrs.reduction == Reduction::kMean) scale /= static_cast<C>(n);
+    if (attrs.reduction == Reduction::kMean) scale /= static_cast<C>(attrs.count > 0 ? attrs.count : n);
     const vec::Loop mul = vec::pointwise_loop(vec::ScalarOp::kMul, dtype_of<C>);
     parallel_for(blocks, row_grain(kBlock), [&](int64_t begin, int64_t end) {
       const Row<S> x_row(kBlock), y_row(kBlock), dloss_row(kBlock), dx_row(kBlock);
