@@ -1,4 +1,4 @@
-// What a row says about shards (docs/dev/ops.md, "Sharding rules"). Who reads it: op/shard_ways.h.
+// What a row says about shards (docs/dev/ops.md, "Sharding rules"); op/shard_ways.h makes ways to split a call of it.
 #pragma once
 
 #include <cstdint>
