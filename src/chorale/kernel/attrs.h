@@ -18,6 +18,7 @@
 
 #include "chorale/base/dtype.h"
 #include "chorale/base/error.h"
+#include "chorale/base/for_each.h"
 #include "chorale/base/scalar.h"
 #include "chorale/tensor/shape.h"
 
@@ -138,22 +139,12 @@ class Attrs {
 
 }  // namespace chorale
 
-#define CHORALE_FIELD(T, field) \
-  ::chorale::kernel::Field { #field, ::chorale::field_kind < decltype(T::field)>(), offsetof(T, field) }
-#define CHORALE_FIELDS_1(T, a) CHORALE_FIELD(T, a)
-#define CHORALE_FIELDS_2(T, a, ...) CHORALE_FIELD(T, a), CHORALE_FIELDS_1(T, __VA_ARGS__)
-#define CHORALE_FIELDS_3(T, a, ...) CHORALE_FIELD(T, a), CHORALE_FIELDS_2(T, __VA_ARGS__)
-#define CHORALE_FIELDS_4(T, a, ...) CHORALE_FIELD(T, a), CHORALE_FIELDS_3(T, __VA_ARGS__)
-#define CHORALE_FIELDS_5(T, a, ...) CHORALE_FIELD(T, a), CHORALE_FIELDS_4(T, __VA_ARGS__)
-#define CHORALE_FIELDS_6(T, a, ...) CHORALE_FIELD(T, a), CHORALE_FIELDS_5(T, __VA_ARGS__)
-#define CHORALE_FIELDS_7(T, a, ...) CHORALE_FIELD(T, a), CHORALE_FIELDS_6(T, __VA_ARGS__)
-#define CHORALE_FIELDS_8(T, a, ...) CHORALE_FIELD(T, a), CHORALE_FIELDS_7(T, __VA_ARGS__)
-#define CHORALE_FIELDS_PICK(_1, _2, _3, _4, _5, _6, _7, _8, NAME, ...) NAME
-#define CHORALE_FIELDS(T, ...)                                                                                        \
-  inline const ::chorale::AttrsType& attrs_type(::chorale::TypeTag<T>) {                                              \
-    static constexpr ::chorale::kernel::Field kFields[] = {                                                           \
-        CHORALE_FIELDS_PICK(__VA_ARGS__, CHORALE_FIELDS_8, CHORALE_FIELDS_7, CHORALE_FIELDS_6, CHORALE_FIELDS_5,      \
-                            CHORALE_FIELDS_4, CHORALE_FIELDS_3, CHORALE_FIELDS_2, CHORALE_FIELDS_1)(T, __VA_ARGS__)}; \
-    static constexpr ::chorale::AttrsType kType{#T, sizeof(T), kFields, [](void* memory) { new (memory) T(); }};      \
-    return kType;                                                                                                     \
+#define CHORALE_FIELD(field) \
+  ::chorale::kernel::Field{#field, ::chorale::field_kind<decltype(Listed::field)>(), offsetof(Listed, field)},
+#define CHORALE_FIELDS(T, ...)                                                                                   \
+  inline const ::chorale::AttrsType& attrs_type(::chorale::TypeTag<T>) {                                         \
+    using Listed = T;                                                                                            \
+    static constexpr ::chorale::kernel::Field kFields[] = {CHORALE_FOR_EACH(CHORALE_FIELD, __VA_ARGS__)};        \
+    static constexpr ::chorale::AttrsType kType{#T, sizeof(T), kFields, [](void* memory) { new (memory) T(); }}; \
+    return kType;                                                                                                \
   }
