@@ -20,8 +20,8 @@ class FlightRecorder {
 
   // {"group": …, "rank": …, "calls": [{"number", "kind", "dtype", "count", …, "state", "start_us", "end_us"}, …]}
   std::string json(const Membership& membership, const std::string& error) const;
-  // Writes it to a file of its own in CHORALE_FLIGHT_DIR (the folder for temporary files if that is not set) and
-  // returns the path; empty when that failed. Never throws.
+  // Writes it to a new file, which only its owner may read, in CHORALE_FLIGHT_DIR (the folder for temporary files if
+  // that is not set) and returns the path; empty when that failed. Never throws.
   std::string dump(const Membership& membership, const std::string& error) const noexcept;
 
  private:

@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The process in "chorale-flight-PROCESS-COUNT-rankR.json".
+// The process in "chorale-flight-PROCESS-NUMBER-rankR.json".
 std::optional<pid_t> process_in(std::string_view name) {
   constexpr std::string_view kPrefix = "chorale-flight-";
   if (!name.starts_with(kPrefix) || !name.ends_with(".json")) return std::nullopt;
@@ -50,8 +50,9 @@ std::string decisive_call_in(const fs::path& path) {
 
 std::string flight_folder() {
   if (const auto folder = config::env("CHORALE_FLIGHT_DIR")) return *folder;
-  std::error_code ignored;
-  return fs::temp_directory_path(ignored).string();
+  std::error_code error;
+  const fs::path folder = fs::temp_directory_path(error);
+  return error ? "/tmp" : folder.string();  // TMPDIR is not there: no reason to start nothing
 }
 
 std::vector<LastCall> last_calls(const std::string& folder, const std::map<pid_t, int>& rank_of_process) {
@@ -59,6 +60,7 @@ std::vector<LastCall> last_calls(const std::string& folder, const std::map<pid_t
   std::map<int, fs::directory_entry> newest;
   std::error_code trouble;
   for (const auto& entry : fs::directory_iterator(folder, trouble)) {
+    if (!fs::is_regular_file(entry.symlink_status(trouble))) continue;  // of somebody else, who shares the folder
     const auto process = process_in(entry.path().filename().string());
     const auto found = process ? rank_of_process.find(*process) : rank_of_process.end();
     if (found == rank_of_process.end()) continue;
