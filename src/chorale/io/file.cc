@@ -59,6 +59,13 @@ MappedFile::~MappedFile() {
 
 AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
   CHORALE_CHECK(path_.has_filename(), "cannot write ", path_, ": it names no file");
+  // A rename would take away what is under the name: a device, a pipe, somebody's link. Behind a link is the file.
+  std::error_code error;
+  const std::filesystem::file_status status = std::filesystem::status(path_, error);
+  const bool is_link = std::filesystem::is_symlink(std::filesystem::symlink_status(path_, error));
+  CHORALE_CHECK(std::filesystem::is_regular_file(status) || (!std::filesystem::exists(status) && !is_link),
+                "cannot write ", path_, ": it is not a regular file, and stays as it is");
+  if (is_link) path_ = std::filesystem::canonical(path_);
   static std::atomic<int> count{0};
   do {
     temporary_ = path_;

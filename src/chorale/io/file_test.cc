@@ -109,5 +109,28 @@ TEST(RenameDurably, MovesAFolderWithItsFilesAndNeverOverAnother) {
   EXPECT_EQ(folder.read("b/x"), "text");
 }
 
+TEST(AtomicFile, ReplacesNothingButRegularFiles) {
+  const TemporaryFolder folder;
+  ASSERT_EQ(mkfifo((folder / "pipe").c_str(), 0600), 0);
+  std::filesystem::create_symlink(folder / "nowhere", folder / "dangling");
+  std::filesystem::create_directory(folder / "folder");
+  for (const char* name : {"pipe", "dangling", "folder"}) {
+    EXPECT_THROW(write_file(folder / name, "text"), InvalidArgument) << name;
+  }
+  EXPECT_THROW(write_file("/dev/null", "text"), InvalidArgument);
+  EXPECT_TRUE(std::filesystem::is_fifo(folder / "pipe"));
+  EXPECT_TRUE(std::filesystem::is_symlink(folder / "dangling"));
+  EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
+}
+
+TEST(AtomicFile, BehindALinkItIsTheFileThatIsReplaced) {
+  const TemporaryFolder folder;
+  folder.write("file", "old");
+  std::filesystem::create_symlink(folder / "file", folder / "link");
+  write_file(folder / "link", "new");
+  EXPECT_TRUE(std::filesystem::is_symlink(folder / "link"));
+  EXPECT_EQ(folder.read("file"), "new");
+}
+
 }  // namespace
 }  // namespace chorale::io

@@ -25,10 +25,23 @@ constexpr SafetensorsDType kDTypes[] = {
     {"F8_E8M0", 1, {}},
 };
 
+// Of a shape that may be anything.
+size_t bytes_of(const std::string& tensor, const Shape& sizes, size_t elem_bytes) {
+  size_t bytes = 0;
+  try {
+    const auto elems = static_cast<size_t>(count_elems(sizes));
+    CHORALE_CHECK(!__builtin_mul_overflow(elems, elem_bytes, &bytes), "shape ", sizes, " has too many bytes");
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument(concat("[safetensors] ", tensor, ": ", error.what()));
+  }
+  return bytes;
+}
+
 SafetensorsEntry parse_entry(std::string_view what, const std::string& name, const json::Value& value) {
   SafetensorsEntry entry{.name = name, .dtype = {}, .sizes = {}};
+  const std::string tensor = concat(what, ": tensor \"", name, "\"");
   const json::Value *dtype = nullptr, *shape = nullptr, *offsets = nullptr;
-  for (const auto& [key, member] : value.object(name)) {
+  for (const auto& [key, member] : value.object(tensor)) {
     if (key == "dtype") {
       dtype = &member;
     } else if (key == "shape") {
@@ -43,19 +56,19 @@ SafetensorsEntry parse_entry(std::string_view what, const std::string& name, con
   CHORALE_CHECK(dtype && shape && offsets, "[safetensors] ", what, ": tensor \"", name,
                 "\" needs dtype, shape and data_offsets");
 
-  entry.dtype = dtype->string("dtype");
+  entry.dtype = dtype->string(tensor + ": dtype");
   const SafetensorsDType* row = find_safetensors_dtype(entry.dtype);
   CHORALE_CHECK(row, "[safetensors] ", what, ": tensor \"", name, "\" has the unknown dtype \"", entry.dtype, "\"");
-  const json::Array& sizes = shape->array("shape");
+  const json::Array& sizes = shape->array(tensor + ": shape");
   CHORALE_CHECK(sizes.size() <= kMaxDims, "[safetensors] ", what, ": tensor \"", name, "\" has ", sizes.size(),
                 " dimensions; at most ", kMaxDims, " are possible");
-  for (const json::Value& size : sizes) entry.sizes.push_back(size.size("shape"));
-  const json::Array& range = offsets->array("data_offsets");
+  for (const json::Value& size : sizes) entry.sizes.push_back(size.size(tensor + ": shape"));
+  const json::Array& range = offsets->array(tensor + ": data_offsets");
   CHORALE_CHECK(range.size() == 2, "[safetensors] ", what, ": tensor \"", name,
                 "\" should have two data_offsets, but has ", range.size());
-  entry.begin = static_cast<size_t>(range[0].size("data_offsets"));
-  entry.end = static_cast<size_t>(range[1].size("data_offsets"));
-  const size_t bytes = static_cast<size_t>(count_elems(entry.sizes)) * row->bytes;
+  entry.begin = static_cast<size_t>(range[0].size(tensor + ": data_offsets"));
+  entry.end = static_cast<size_t>(range[1].size(tensor + ": data_offsets"));
+  const size_t bytes = bytes_of(tensor, entry.sizes, row->bytes);
   CHORALE_CHECK(entry.begin <= entry.end && entry.end - entry.begin == bytes, "[safetensors] ", what, ": tensor \"",
                 name, "\" of dtype ", entry.dtype, " and shape ", entry.sizes, " needs ", bytes,
                 " bytes, but has the data_offsets ", entry.begin, " and ", entry.end);
@@ -111,7 +124,9 @@ SafetensorsHeader parse_safetensors(std::string_view what, std::span<const std::
   const json::Value root = json::parse(what, text, {.bytes = kMaxHeaderBytes, .depth = kMaxDepth});
   for (const auto& [key, value] : root.object(what)) {
     if (key == "__metadata__") {
-      for (const auto& [name, note] : value.object(key)) header.metadata.emplace(name, note.string(name));
+      const std::string notes = concat(what, ": ", key);
+      for (const auto& [name, note] : value.object(notes))
+        header.metadata.emplace(name, note.string(concat(notes, ": ", name)));
     } else {
       header.entries.push_back(parse_entry(what, key, value));
     }

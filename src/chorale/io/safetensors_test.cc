@@ -184,17 +184,29 @@ TEST(SafetensorsHeader, SaysWhyAFileIsRefused) {
   EXPECT_THAT(error_of(with_length(R"({"x":{},"x":{}})", "")), HasSubstr("has the key \"x\" twice"));
   EXPECT_THAT(error_of(with_length(R"({"x":{"dtype":"F32","shape":[]}})", "")), HasSubstr("needs dtype, shape and"));
   EXPECT_THAT(error_of(with_length(R"({"x":{"strides":[]}})", "")), HasSubstr("unknown member \"strides\""));
-  EXPECT_THAT(error_of(with_length(R"({"x":7})", "")), HasSubstr("x should be an object, but is an integer"));
-  EXPECT_THAT(error_of(with_length(R"({"__metadata__":{"k":1}})", "")), HasSubstr("should be a string"));
+  EXPECT_THAT(error_of(with_length(R"({"x":7})", "")),
+              HasSubstr("it: tensor \"x\" should be an object, but is an integer"));
+  EXPECT_THAT(error_of(with_length(R"({"__metadata__":{"k":1}})", "")),
+              HasSubstr("it: __metadata__: k should be a string"));
   EXPECT_THAT(error_of(with_length(entry("F33", "[1]", "[0,4]"), "abcd")), HasSubstr("unknown dtype \"F33\""));
   EXPECT_THAT(error_of(with_length(entry("F32", "[2]", "[0,4]"), "abcd")), HasSubstr("needs 8 bytes, but has the"));
-  EXPECT_THAT(error_of(with_length(entry("F32", "[-1]", "[0,4]"), "abcd")), HasSubstr("should not be negative"));
+  EXPECT_THAT(error_of(with_length(entry("F32", "[-1]", "[0,4]"), "abcd")),
+              HasSubstr("it: tensor \"x\": shape should not be negative"));
   EXPECT_THAT(error_of(with_length(entry("F32", "[1.0]", "[0,4]"), "abcd")), HasSubstr("but is a real number"));
   EXPECT_THAT(error_of(with_length(entry("F32", "[1]", "[0]"), "abcd")), HasSubstr("should have two data_offsets"));
   EXPECT_THAT(error_of(with_length(entry("F32", "[1]", "[4,0]"), "abcd")), HasSubstr("needs 4 bytes"));
   EXPECT_THAT(error_of(with_length(entry("F32", "[1,1,1,1,1,1,1,1,1]", "[0,4]"), "abcd")), HasSubstr("9 dimensions"));
-  // 2^32 * 2^32 * 4 bytes is 0 in 64 bits.
-  EXPECT_NE(error_of(with_length(entry("F32", "[4294967296,4294967296]", "[0,0]"), "")), "");
+  // 2^32 * 2^32 * 4 bytes is 0 in 64 bits, and so are 2^62 * 4.
+  EXPECT_THAT(error_of(with_length(entry("F32", "[4294967296,4294967296]", "[0,0]"), "")),
+              HasSubstr("it: tensor \"x\": "));
+  EXPECT_THAT(error_of(with_length(entry("F32", "[4611686018427387904]", "[0,0]"), "")),
+              HasSubstr("it: tensor \"x\": "));
+  EXPECT_THAT(error_of(with_length(entry("F32", "7", "[0,4]"), "abcd")),
+              HasSubstr("it: tensor \"x\": shape should be"));
+  EXPECT_THAT(error_of(with_length(entry("F32", "[1]", "4"), "abcd")),
+              HasSubstr("it: tensor \"x\": data_offsets should"));
+  EXPECT_THAT(error_of(with_length(entry("F32", "[1]", "[0,\"4\"]"), "abcd")),
+              HasSubstr("it: tensor \"x\": data_offsets"));
   EXPECT_THAT(error_of(with_length(entry("F32", "[1]", "[0,4]"), "abc")), HasSubstr("it was cut off"));
   EXPECT_THAT(error_of(with_length(entry("F32", "[1]", "[0,4]"), "abcde")), HasSubstr("has 5 bytes of data"));
 }
