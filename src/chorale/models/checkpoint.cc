@@ -7,6 +7,7 @@
 #include "chorale/io/safetensors.h"
 #include "chorale/io/sharded.h"
 #include "chorale/json/json.h"
+#include "chorale/models/size.h"
 
 namespace chorale::models {
 namespace {
@@ -160,6 +161,16 @@ void load_parameters(Model& model, const NamedTensors& tensors, const std::files
   model.eval();
 }
 
+// What a configuration asks for is compared with the weights before memory is taken for it.
+template <class Config>
+void check_size(const Config& config, const NamedTensors& stored, const std::filesystem::path& folder) {
+  double numbers = 0;
+  for (const auto& [name, tensor] : stored) numbers += static_cast<double>(tensor.elems());
+  const double expected = size_of(config).parameters;
+  CHORALE_CHECK(expected <= numbers, "[load] ", folder, ": config.json describes a model of ", expected,
+                " parameters, but the weights are only ", numbers, " numbers: they do not belong together");
+}
+
 }  // namespace
 
 Gpt2Config parse_gpt2_config(const std::string& what, std::string_view text) {
@@ -170,8 +181,10 @@ BertConfig parse_bert_config(const std::string& what, std::string_view text) {
 }
 
 Gpt2 load_gpt2(const std::filesystem::path& folder) {
-  Gpt2 model(read_config<Gpt2Config>(folder));
+  const auto config = read_config<Gpt2Config>(folder);
   const NamedTensors stored = io::load(folder).tensors;
+  check_size(config, stored, folder);
+  Gpt2 model(config);
   const bool bare = !has_prefix(stored, "transformer.");  // saved without its head
   NamedTensors tensors;
   for (const auto& [name, tensor] : stored) {
@@ -183,9 +196,12 @@ Gpt2 load_gpt2(const std::filesystem::path& folder) {
 }
 
 BertForMaskedLM load_bert(const std::filesystem::path& folder) {
-  BertForMaskedLM model(read_config<BertConfig>(folder));
+  const auto config = read_config<BertConfig>(folder);
+  const NamedTensors all = io::load(folder).tensors;
+  check_size(config, all, folder);
+  BertForMaskedLM model(config);
   NamedTensors tensors;
-  for (const auto& [stored, tensor] : io::load(folder).tensors) {
+  for (const auto& [stored, tensor] : all) {
     std::string name = stored;
     if (name.starts_with("bert.pooler.") || name.starts_with("cls.seq_relationship.") ||
         name == "bert.embeddings.position_ids") {
