@@ -123,7 +123,7 @@ std::vector<std::string> write_report(std::span<const std::filesystem::path> run
     RunReader& reader = *readers.emplace_back(std::make_unique<RunReader>(folder));
     reader.refresh();
     CHORALE_CHECK(reader.run().updated > 0, "[report] ", folder,
-                  " has no metrics.jsonl; name the folder of a run, such as runs/NAME");
+                  " has no metrics.jsonl that is a regular file; name the folder of a run, such as runs/NAME");
     views.push_back(&reader);
     for (const std::string& problem : reader.problems()) problems.push_back(reader.run().name + ": " + problem);
   }

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "chorale/base/error.h"
+#include "chorale/base/printable.h"
 #include "chorale/io/file.h"
 
 namespace chorale::report {
@@ -45,16 +46,17 @@ struct File {
 }  // namespace
 
 RunReader::RunReader(std::filesystem::path folder) : folder_(std::move(folder)) {
-  CHORALE_CHECK(std::filesystem::is_directory(folder_), "[report] ", folder_,
-                " is no folder; name the folder of a run, such as runs/NAME");
+  std::error_code error;
+  CHORALE_CHECK(std::filesystem::is_directory(folder_, error), "[report] ", folder_, " is no folder",
+                error ? concat(" (", error.message(), ")") : "", "; name the folder of a run, such as runs/NAME");
   // "." and "runs/a/" have names too.
-  const auto path = std::filesystem::weakly_canonical(folder_);
-  run_.name = (path.has_filename() ? path : path.parent_path()).filename().string();
+  const auto path = std::filesystem::weakly_canonical(folder_, error);
+  run_.name = printable((path.has_filename() ? path : path.parent_path()).filename().string());
 }
 
 RunReader::Stamp RunReader::stamp_of(const std::filesystem::path& path) {
   struct stat status {};
-  if (::stat(path.c_str(), &status) != 0) return {};
+  if (::stat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return {};
   return {status.st_ino, static_cast<uint64_t>(status.st_size),
           status.st_mtim.tv_sec * int64_t{1'000'000'000} + status.st_mtim.tv_nsec};
 }
