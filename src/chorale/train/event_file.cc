@@ -44,14 +44,13 @@ std::string bytes_field(int number, std::string_view value) {
 
 std::string summary(const std::string& value) { return bytes_field(5, bytes_field(1, value)); }
 
-void write_record(std::FILE* file, const std::string& data) {
+std::string record_of(const std::string& data) {
   const auto masked = [](std::string_view bytes) {
     const uint32_t crc = crc32c(std::as_bytes(std::span(bytes)));
     return bytes_of((crc >> 15 | crc << 17) + 0xa282ead8u);
   };
   const std::string length = bytes_of(static_cast<uint64_t>(data.size()));
-  const std::string record = length + masked(length) + data + masked(data);
-  std::fwrite(record.data(), 1, record.size(), file);
+  return length + masked(length) + data + masked(data);
 }
 
 double now_s() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
@@ -64,16 +63,14 @@ std::filesystem::path new_name(const std::filesystem::path& folder) {
 
 }  // namespace
 
-EventFile::EventFile(const std::filesystem::path& folder, int64_t first_step)
-    : file_(std::fopen(new_name(folder).c_str(), "wbe")) {
-  CHORALE_CHECK(file_, "cannot write a file into ", folder, ": ", std::strerror(errno));
+EventFile::EventFile(const std::filesystem::path& folder, int64_t first_step) : file_(new_name(folder)) {
   event(0, bytes_field(3, "brain.Event:2"));                                  // the version of the format
   if (first_step > 0) event(first_step, bytes_field(7, varint_field(1, 1)));  // SessionLog: start
   flush();
 }
 
 void EventFile::event(int64_t step, std::string_view field) {
-  write_record(file_.get(), double_field(1, now_s()) + varint_field(2, step).append(field));
+  file_.add(record_of(double_field(1, now_s()) + varint_field(2, step).append(field)));
 }
 void EventFile::number(int64_t step, std::string_view tag, double value) {
   event(step, summary(bytes_field(1, tag) + float_field(2, static_cast<float>(value))));
@@ -85,6 +82,6 @@ void EventFile::text(int64_t step, std::string_view tag, std::string_view value)
   const std::string metadata = bytes_field(1, bytes_field(1, "text"));
   event(step, summary(bytes_field(1, tag) + bytes_field(8, tensor) + bytes_field(9, metadata)));
 }
-void EventFile::flush() { std::fflush(file_.get()); }
+void EventFile::flush() { file_.flush(); }
 
 }  // namespace chorale::train

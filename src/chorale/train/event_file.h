@@ -2,11 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdio>
 #include <filesystem>
-#include <memory>
 #include <string>
 #include <string_view>
+
+#include "chorale/io/append_file.h"
 
 namespace chorale::train {
 
@@ -22,10 +22,7 @@ class EventFile {
  private:
   void event(int64_t step, std::string_view field);
 
-  struct Close {
-    void operator()(std::FILE* file) const { std::fclose(file); }
-  };
-  std::unique_ptr<std::FILE, Close> file_;
+  io::AppendFile file_;
 };
 
 }  // namespace chorale::train

@@ -3,37 +3,54 @@
 #include <fmt/chrono.h>
 
 #include <cmath>
-#include <cstring>
+#include <optional>
 
 #include "chorale/base/error.h"
+#include "chorale/base/log.h"
 #include "chorale/io/file.h"
 #include "chorale/json/json_write.h"
 
 namespace chorale::train {
 namespace {
 
-// Keeps the lines up to a step and returns the seconds of the last of them. A last line that is cut off, since the
-// process was killed, is dropped too.
+// What is in a line; nothing when it is damaged, or not whole.
+std::optional<json::Object> line_in(const std::string& what, std::string_view text) {
+  try {
+    json::Value value = json::parse(what, text);
+    const json::Value* step = json::find(value.object(what), "step");
+    CHORALE_CHECK(step, what, " has no step");
+    step->size("step");
+    return std::move(*value.mutable_as<json::Object>());
+  } catch (const InvalidArgument&) {
+    return {};
+  }
+}
+
+// Keeps the whole lines up to a step and returns the seconds of the last of them.
 double drop_later_lines(const std::filesystem::path& path, int64_t step) {
   if (!std::filesystem::exists(path)) return 0;
   const auto file = io::MappedFile::open(path);
   std::string_view rest = file->text();
   std::string kept;
   double seconds = 0;
+  size_t damaged = 0, first_damage = 0;
   while (!rest.empty()) {
     const size_t end = rest.find('\n');
-    if (end == std::string_view::npos) break;
-    const json::Value value = json::parse(path.string(), rest.substr(0, end));
-    const json::Object& line = value.object(path.string());
-    const json::Value* at = json::find(line, "step");
-    if (at && at->size("step") <= step) {
-      kept += rest.substr(0, end + 1);
-      const json::Value* time = json::find(line, "seconds");
+    const bool is_whole = end != std::string_view::npos;
+    const std::string_view text = rest.substr(0, is_whole ? end + 1 : rest.size());
+    if (const auto line = is_whole ? line_in(path.string(), text.substr(0, end)) : std::nullopt; !line) {
+      if (damaged++ == 0) first_damage = static_cast<size_t>(text.data() - file->text().data());
+    } else if (json::find(*line, "step")->size("step") <= step) {
+      kept += text;
+      const json::Value* time = json::find(*line, "seconds");
       if (time && time->as<double>()) seconds = *time->as<double>();
       if (time && time->as<int64_t>()) seconds = static_cast<double>(*time->as<int64_t>());
     }
-    rest.remove_prefix(end + 1);
+    rest.remove_prefix(text.size());
   }
+  if (damaged > 0)
+    log_warning(concat(path.string(), " had ", damaged, damaged == 1 ? " damaged line" : " damaged lines",
+                       ", cut off at byte ", first_damage, "; the run goes on without ", damaged == 1 ? "it" : "them"));
   io::write_file(path, kept);
   return seconds;
 }
@@ -42,11 +59,9 @@ double drop_later_lines(const std::filesystem::path& path, int64_t step) {
 
 RunLog::RunLog(const std::filesystem::path& folder, int64_t step, json::Object start)
     : seconds_before_(drop_later_lines(folder / "metrics.jsonl", step)),
+      file_(folder / "metrics.jsonl"),
       start_(std::chrono::steady_clock::now()),
       events_(folder, step > 0 ? step + 1 : 0) {
-  const std::filesystem::path path = folder / "metrics.jsonl";
-  file_.reset(std::fopen(path.c_str(), "ae"));
-  CHORALE_CHECK(file_, "cannot write ", path, ": ", std::strerror(errno));
   const auto now = std::chrono::time_point_cast<std::chrono::seconds>(std::chrono::system_clock::now());
   start.emplace_back("time", json::Value(fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", now)));
   line("start", step, std::move(start));
@@ -60,9 +75,8 @@ void RunLog::line(const char* kind, int64_t step, json::Object members) {
   members.insert(members.begin(), {{"kind", json::Value(std::string(kind))},
                                    {"step", json::Value(step)},
                                    {"seconds", json::Value(std::round(seconds() * 1000) / 1000)}});
-  const std::string text = json::write(members) + "\n";
-  std::fwrite(text.data(), 1, text.size(), file_.get());
-  std::fflush(file_.get());
+  file_.add(json::write(members) + "\n");
+  file_.flush();
 }
 
 void RunLog::numbers(const char* kind, int64_t step, const Metrics& metrics) {

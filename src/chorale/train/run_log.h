@@ -2,9 +2,7 @@
 #pragma once
 
 #include <chrono>
-#include <cstdio>
 #include <filesystem>
-#include <memory>
 
 #include "chorale/json/json.h"
 #include "chorale/train/event_file.h"
@@ -14,8 +12,8 @@ namespace chorale::train {
 
 class RunLog {
  public:
-  // Goes on behind `step`: lines of later steps, which will be made again, are dropped. `start` is the first line of
-  // this session, besides step, kind and time.
+  // Goes on behind `step`: lines of later steps, which will be made again, are dropped, and so are damaged ones, with a
+  // warning. `start` is the first line of this session, besides step, kind and time.
   RunLog(const std::filesystem::path& folder, int64_t step, json::Object start);
 
   // `kind` is "train" or "evaluation"; numbers appear in TensorBoard as KIND/NAME.
@@ -29,11 +27,8 @@ class RunLog {
  private:
   void line(const char* kind, int64_t step, json::Object members);
 
-  struct Close {
-    void operator()(std::FILE* file) const { std::fclose(file); }
-  };
-  std::unique_ptr<std::FILE, Close> file_;
-  double seconds_before_ = 0;
+  double seconds_before_ = 0;  // reads the file, before it is opened to grow
+  io::AppendFile file_;
   std::chrono::steady_clock::time_point start_;
   EventFile events_;
 };

@@ -40,5 +40,21 @@ TEST(RunLog, ARunThatGoesOnDropsWhatItWillDoAgain) {
   EXPECT_THAT(folder.read("metrics.jsonl"), testing::HasSubstr("\"rank\": 1, \"compute_ms\": 2.5}"));
 }
 
+TEST(RunLog, DamagedLinesAreCutOffAndSaid) {
+  const TemporaryFolder folder;
+  {
+    RunLog log(folder.path(), 0, {});
+    log.numbers("train", 10, {{"loss", 1.5}});
+  }
+  const std::string whole = folder.read("metrics.jsonl");
+  // A line that a full disk cut, with another one behind it, and one that does not end.
+  folder.write("metrics.jsonl", whole + "{\"kind\": \"tr{\"kind\": \"train\", \"step\": 12}\n{\"kind\"");
+  testing::internal::CaptureStderr();
+  { RunLog log(folder.path(), 20, {}); }
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              testing::HasSubstr("metrics.jsonl had 2 damaged lines, cut off at byte " + std::to_string(whole.size())));
+  EXPECT_EQ(lines(folder), (std::vector<std::string>{"start 0", "train 10", "start 20"}));
+}
+
 }  // namespace
 }  // namespace chorale::train
