@@ -2,21 +2,35 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <functional>
 
 #define CHORALE_COMMANDS(X) X(bench) X(doctor) X(flight) X(generate) X(ops) X(report) X(run) X(train) X(watch)
 
 namespace chorale::app {
 
-// add_doctor(program) and so on: each adds its subcommand with its options, and a callback that does the work and
-// throws a chorale::Error to fail, or CLI::RuntimeError(status) to end with a status of its own.
-#define CHORALE_DECLARE(name) void add_##name(CLI::App& program);
+// Exit statuses besides 0, 1 (the command failed) and 2 (the command line is wrong).
+constexpr int kNotFinite = 3;   // training stopped, since a number was not finite
+constexpr int kOutputLost = 4;  // the work is done, but what it printed could not be written
+
+// What a command does, once its options are known to be right.
+using Work = std::function<void()>;
+
+// add_doctor(program, work) and so on: each adds its subcommand with its options, and a callback that checks them and
+// leaves the work. The work throws any exception to fail, whose message the program prints, or
+// CLI::RuntimeError(status) to end with a status of its own.
+#define CHORALE_DECLARE(name) void add_##name(CLI::App& program, Work& work);
 CHORALE_COMMANDS(CHORALE_DECLARE)
 #undef CHORALE_DECLARE
 
-void add_bench_all(CLI::App& bench);
-void add_bench_collectives(CLI::App& bench);
-void add_bench_ops(CLI::App& bench);
-void add_bench_steps(CLI::App& bench);
-void add_bench_ddp(CLI::App& bench);
+void add_bench_all(CLI::App& bench, Work& work);
+void add_bench_collectives(CLI::App& bench, Work& work);
+void add_bench_ops(CLI::App& bench, Work& work);
+void add_bench_steps(CLI::App& bench, Work& work);
+void add_bench_ddp(CLI::App& bench, Work& work);
+
+// For work that ends with a status of its own.
+inline void end_with(int status) {
+  if (status != 0) throw CLI::RuntimeError(status);
+}
 
 }  // namespace chorale::app

@@ -99,15 +99,19 @@ void print_optional_parts() {
   }
 }
 
+void examine() {
+  fmt::print("Chorale {}\n\n", version());
+  print_machine();
+  print_libraries();
+  print_optional_parts();
+  print_between_hosts();
+}
+
 }  // namespace
 
-void add_doctor(CLI::App& program) {
-  program.add_subcommand("doctor", "Show what this machine offers and what is missing")->callback([] {
-    fmt::print("Chorale {}\n\n", version());
-    print_machine();
-    print_libraries();
-    print_optional_parts();
-    print_between_hosts();
+void add_doctor(CLI::App& program, Work& work) {
+  program.add_subcommand("doctor", "Show what this machine offers and what is missing")->callback([&work] {
+    work = examine;
   });
 }
 

@@ -4,12 +4,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <map>
 
 #include "chorale/app/commands.h"
 #include "chorale/base/error.h"
+#include "chorale/io/file.h"
 
 namespace chorale::app {
 namespace {
@@ -119,20 +118,25 @@ std::string explain_flights(const std::vector<nlohmann::json>& records) {
   return text;
 }
 
-void add_flight(CLI::App& program) {
+namespace {
+
+void explain_files(const std::vector<std::string>& paths) {
+  std::vector<nlohmann::json> records;
+  for (const std::string& path : paths) {
+    const auto file = io::MappedFile::open(path);
+    records.push_back(nlohmann::json::parse(file->text(), nullptr, false));
+    CHORALE_CHECK(!records.back().is_discarded(), "[flight] ", path, " is not JSON");
+  }
+  fmt::print("{}", explain_flights(records));
+}
+
+}  // namespace
+
+void add_flight(CLI::App& program, Work& work) {
   CLI::App* command = program.add_subcommand("flight", "Say who diverged first, from the dumps of all ranks");
   auto paths = std::make_shared<std::vector<std::string>>();
   command->add_option("dumps", *paths, "files that a failed job left (CHORALE_FLIGHT_DIR)")->required();
-  command->callback([paths] {
-    std::vector<nlohmann::json> records;
-    for (const std::string& path : *paths) {
-      std::ifstream file(path);
-      CHORALE_CHECK(file, "[flight] cannot read ", path);
-      records.push_back(nlohmann::json::parse(file, nullptr, false));
-      CHORALE_CHECK(!records.back().is_discarded(), "[flight] ", path, " is not JSON");
-    }
-    fmt::print("{}", explain_flights(records));
-  });
+  command->callback([paths, &work] { work = [paths] { explain_files(*paths); }; });
 }
 
 }  // namespace chorale::app

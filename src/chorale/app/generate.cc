@@ -1,13 +1,15 @@
 // `chorale generate`: goes on with a text, with the model of a run or of a GPT-2's folder.
 #include <filesystem>
-#include <iostream>
 #include <memory>
 
 #include "chorale/app/commands.h"
+#include "chorale/app/options.h"
 #include "chorale/base/error.h"
 #include "chorale/base/parallel_for.h"
 #include "chorale/models/checkpoint.h"
 #include "chorale/train/checkpoint.h"
+#include "chorale/train/options.h"
+#include "chorale/train/output.h"
 #include "chorale/train/writer.h"
 
 namespace chorale::app {
@@ -18,12 +20,49 @@ namespace fs = std::filesystem;
 struct GenerateCommand {
   std::string run, prompt;
   train::WriteOptions options{.temperature = 0.8};
-  uint64_t seed = 0;
-  int threads = 0;  // 0: as ever
+  int64_t seed = 0;
+  int64_t threads = 0;  // 0: as ever
+  train::OptionTable table;
+
+  void list_options();
 };
+
+void GenerateCommand::list_options() {
+  using enum train::OptionKind;
+  table.add({.name = "prompt", .help = "what the text begins with", .target = &prompt, .kind = kHere});
+  table.add({.name = "tokens", .help = "how many to write", .target = &options.tokens, .kind = kHere, .most = 1e9});
+  table.add({.name = "temperature",
+             .help = "0: always the likeliest token; 1: as the model says",
+             .target = &options.temperature,
+             .kind = kHere,
+             .most = 1e6});
+  table.add({.name = "top-k",
+             .help = "only among the K likeliest tokens; 0: all",
+             .target = &options.top_k,
+             .kind = kHere,
+             .most = 1e9});
+  table.add({.name = "top-p",
+             .help = "only among the likeliest tokens that together have this probability",
+             .target = &options.top_p,
+             .kind = kHere,
+             .most = 1});
+  table.add({.name = "seed",
+             .help = "of the choices: the same one gives the same text",
+             .target = &seed,
+             .kind = kHere,
+             .most = train::kMostSeed});
+  table.add({.name = "threads",
+             .help = "0: one for each core",
+             .target = &threads,
+             .kind = kHere,
+             .most = train::kMostThreads});
+}
 
 // The last checkpoint of a run, or the folder itself when it has a model.
 fs::path model_folder(const std::string& run) {
+  std::error_code error;
+  CHORALE_CHECK(fs::is_directory(run, error), "[generate] --run ", run, " is no folder",
+                error ? ": " + error.message() : "");
   if (fs::exists(fs::path(run) / "model.safetensors") || fs::exists(fs::path(run) / "model.safetensors.index.json"))
     return run;
   const auto found = train::find_checkpoint(train::Checkpoints(run), false);
@@ -35,44 +74,30 @@ fs::path model_folder(const std::string& run) {
 }
 
 void generate(GenerateCommand& command) {
-  if (command.threads > 0) set_thread_count(command.threads);
+  if (command.threads > 0) set_thread_count(static_cast<int>(command.threads));
   const fs::path folder = model_folder(command.run);
   models::Gpt2 model = models::load_gpt2(folder);
   const train::Tokenizer tokenizer = train::Tokenizer::load(folder);
-  Generator numbers(command.seed);
+  Generator numbers(static_cast<uint64_t>(command.seed));
   command.options.generator = &numbers;
-  command.options.on_text = [](const std::string& piece) { std::cout << piece << std::flush; };
+  train::Output output(stdout);
+  command.options.on_text = [&](const std::string& piece) { output.print(piece); };
   train::write_text(model, tokenizer, command.prompt, command.options);
-  std::cout << '\n';
+  output.print("\n");
+  if (output.has_failed()) end_with(kOutputLost);
 }
 
 }  // namespace
 
-void add_generate(CLI::App& program) {
+void add_generate(CLI::App& program, Work& work) {
   CLI::App* command = program.add_subcommand("generate", "Go on with a text, with a GPT that was trained");
   const auto state = std::make_shared<GenerateCommand>();
-  command->add_option("--run", state->run, "Folder of a run, or of a GPT-2 with config.json and model.safetensors")
+  command->add_option("--run", state->run, "folder of a run, or of a GPT-2 with config.json and model.safetensors")
       ->type_name("DIR")
       ->required();
-  command->add_option("--prompt", state->prompt, "What the text begins with");
-  command->add_option("--tokens", state->options.tokens, "How many to write")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  command
-      ->add_option("--temperature", state->options.temperature, "0: always the likeliest token; 1: as the model says")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  command->add_option("--top-k", state->options.top_k, "Only among the K likeliest tokens; 0: all")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  command
-      ->add_option("--top-p", state->options.top_p,
-                   "Only among the likeliest tokens that together have this probability")
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str();
-  command->add_option("--seed", state->seed, "Of the choices: the same one gives the same text")->capture_default_str();
-  command->add_option("--threads", state->threads, "0: one for each core")->check(CLI::NonNegativeNumber);
-  command->callback([state] { generate(*state); });
+  state->list_options();
+  add_options(*command, state->table);
+  command->callback([state, &work] { work = [state] { generate(*state); }; });
 }
 
 }  // namespace chorale::app

@@ -193,23 +193,24 @@ void print_json() {
   fmt::print("{}\n", rows.dump());
 }
 
+void show(const std::string& name) {
+  if (name.empty()) return print_table();
+  const OpDef* row = op::find_op(name);
+  if (row) return print_one(*row);
+  std::vector<std::string> names;
+  for (const OpDef* other : op::all_ops()) names.emplace_back(other->name);
+  throw InvalidArgument(concat("there is no op '", name, "'", did_you_mean(name, names)));
+}
+
 }  // namespace
 
-void add_ops(CLI::App& program) {
+void add_ops(CLI::App& program, Work& work) {
   CLI::App* command = program.add_subcommand("ops", "Show the op table, or one op");
   auto name = std::make_shared<std::string>();
   auto json = std::make_shared<bool>(false);
   command->add_option("NAME", *name, "the op to show");
   command->add_flag("--json", *json, "all of it as JSON, with examples");
-  command->callback([name, json] {
-    if (*json) return print_json();
-    if (name->empty()) return print_table();
-    const OpDef* row = op::find_op(*name);
-    if (row) return print_one(*row);
-    std::vector<std::string> names;
-    for (const OpDef* other : op::all_ops()) names.emplace_back(other->name);
-    throw InvalidArgument(concat("there is no op '", *name, "'", did_you_mean(*name, names)));
-  });
+  command->callback([name, json, &work] { work = [name, json] { *json ? print_json() : show(*name); }; });
 }
 
 }  // namespace chorale::app

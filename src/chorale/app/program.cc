@@ -1,8 +1,15 @@
 #include "chorale/app/program.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <functional>
 #include <iostream>
+#include <new>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "chorale/app/commands.h"
@@ -62,12 +69,43 @@ std::string explain(const CLI::App& program, const CLI::ParseError& error) {
 
 std::string_view version() { return CHORALE_VERSION; }
 
-int run(int argc, const char* const* argv) {
+namespace {
+
+// What went wrong, in words, whatever was thrown.
+std::string describe(const std::exception_ptr& thrown) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const std::bad_alloc&) {
+    return "out of memory: the machine, or a limit (ulimit -v), has none left; choose something smaller";
+  } catch (const std::system_error& error) {  // of files, threads and the like
+    return error.what();
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "something was thrown that is no error; please report this";
+  }
+}
+
+// Whether standard output took all of it; says so once if not.
+bool output_is_whole() {
+  errno = 0;
+  std::cout.flush();
+  const bool flushed = std::fflush(stdout) == 0;
+  if (flushed && std::ferror(stdout) == 0 && std::cout.good()) return true;
+  std::cerr << "chorale: the output could not be written" << (errno != 0 ? concat(": ", std::strerror(errno)) : "")
+            << '\n';
+  std::clearerr(stdout);
+  std::cout.clear();
+  return false;
+}
+
+// Reads the command line into work; returns the status of one that is wrong, or 0.
+int plan_work(int argc, const char* const* argv, Work& work) {
   CLI::App program("Chorale trains neural networks in C++.", "chorale");
   program.set_version_flag("--version", "chorale " + std::string(version()));
   program.set_help_all_flag("--help-all", "Print the help of every command and exit");
   program.require_subcommand(0, 1);
-#define CHORALE_ADD(name) add_##name(program);
+#define CHORALE_ADD(name) add_##name(program, work);
   CHORALE_COMMANDS(CHORALE_ADD)
 #undef CHORALE_ADD
 
@@ -87,10 +125,44 @@ int run(int argc, const char* const* argv) {
     const std::string name = full_name(chosen(program));
     std::cerr << name << ": " << explain(program, error) << "\nSee " << name << " --help\n";
     return 2;
-  } catch (const Error& error) {
-    std::cerr << "chorale: " << error.what() << '\n';
-    return 1;
   }
+}
+
+// The one place where errors of commands end.
+int status_of(const std::function<int()>& body) {
+  int status = 1;
+  try {
+    status = body();
+  } catch (const CLI::RuntimeError& error) {
+    status = error.get_exit_code();
+  } catch (...) {
+    const std::string problem = describe(std::current_exception());
+    if (std::ferror(stdout) != 0) {  // it could not print
+      std::clearerr(stdout);
+      std::cerr << "chorale: the output could not be written: " << problem << std::endl;
+      return kOutputLost;
+    }
+    std::cerr << "chorale: " << problem << std::endl;
+  }
+  return output_is_whole() || status != 0 ? status : kOutputLost;
+}
+
+}  // namespace
+
+int plan(int argc, const char* const* argv) {
+  return status_of([&] {
+    Work work;
+    return plan_work(argc, argv, work);
+  });
+}
+
+int run(int argc, const char* const* argv) {
+  return status_of([&] {
+    Work work;
+    if (const int status = plan_work(argc, argv, work); status != 0) return status;
+    if (work) work();
+    return 0;
+  });
 }
 
 }  // namespace chorale::app

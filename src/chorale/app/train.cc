@@ -6,11 +6,13 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <memory>
 #include <optional>
 #include <thread>
 
 #include "chorale/app/commands.h"
+#include "chorale/app/options.h"
 #include "chorale/app/program.h"
 #include "chorale/base/config.h"
 #include "chorale/base/cpu.h"
@@ -34,7 +36,6 @@ namespace chorale::app {
 namespace {
 
 namespace fs = std::filesystem;
-using train::Option;
 using train::OptionTable;
 
 // The command of one task, with the options that were given.
@@ -46,65 +47,34 @@ struct TrainCommand {
   std::string config;  // file of options
   int output = -1;     // descriptor of what rank 0 writes to; -1: standard output
 
-  // The launcher's.
-  int64_t nodes = 1, node_rank = 0, max_restarts = 0;
-  double grace_s = 60;  // enough to save
-  std::string rendezvous, log_dir, chaos;
-  bool checksum = false;
+  LaunchValues launching{.grace_s = 60};  // enough to save
 
   void list_options();
   void resolve();
   int64_t ranks() const;  // on this node
+  int world_size() const { return launch_options(launching, ranks()).ranks * static_cast<int>(launching.nodes); }
   bool resumes() const { return options.resume || options.resume_previous; }
+  bool is_first() const;
 
  private:
   void apply_given() const;
-  std::optional<json::Value> apply_run();
+  std::optional<json::Object> apply_run();
 };
 
 void TrainCommand::list_options() {
   train::list_options(options, table);
   kind->list_options(options, table);
-  using enum train::OptionKind;
-  table.add({.name = "nnodes",
-             .help = "nodes of the job; the same command is started on each",
-             .target = &nodes,
-             .kind = kHere,
-             .least = 1});
-  table.add({.name = "node-rank", .help = "which of them this is", .target = &node_rank, .kind = kHere});
-  table.add({.name = "rdzv",
-             .help = "where node 0 is found",
-             .target = &rendezvous,
-             .kind = kHere,
-             .value_name = "HOST:PORT"});
-  table.add({.name = "max-restarts",
-             .help = "how often all ranks are started again after a failure, from the last checkpoint",
-             .target = &max_restarts,
-             .kind = kHere});
-  table.add({.name = "log-dir",
-             .help = "also write each rank's output to a file in this folder",
-             .target = &log_dir,
-             .kind = kHere,
-             .value_name = "DIR"});
-  table.add({.name = "grace",
-             .help = "seconds between SIGTERM and SIGKILL when ranks are stopped",
-             .target = &grace_s,
-             .kind = kHere});
-  table.add({.name = "chaos",
-             .help = "make faults on purpose, as a plan or a seed says (see chorale run --help)",
-             .target = &chaos,
-             .kind = kHere});
-  table.add({.name = "checksum",
-             .help = "verify what ranks send each other, not only control messages; costs time",
-             .target = &checksum,
-             .kind = kHere});
+  app::list_options(launching, table);
 }
 
 // By default one for each core, or as many as can share a batch equally.
 int64_t TrainCommand::ranks() const {
   if (options.ranks > 0) return options.ranks;
   int64_t ranks = usable_cores();
-  while (ranks > 1 && options.batch % (ranks * nodes * options.accumulate) != 0) --ranks;
+  const auto pieces = [&] {
+    return train::product("ranks and pieces of a batch", {ranks, launching.nodes, options.accumulate});
+  };
+  while (ranks > 1 && options.batch % pieces() != 0) --ranks;
   return ranks;
 }
 
@@ -131,34 +101,56 @@ void TrainCommand::apply_given() const {
   }
 }
 
-// Options of the run that goes on; what is given now wins. Returns those that it began with, or nothing when it ended
-// before they were written down.
-std::optional<json::Value> TrainCommand::apply_run() {
+// Whether the folder of the run is this process's business: rank 0's, and before there are ranks the first node's.
+bool TrainCommand::is_first() const {
+  return config::one_of_several_ranks() ? transport::find_launcher_variables().rank.value_or(0) == 0
+                                        : launching.node_rank == 0;
+}
+
+// Options of the run that goes on; what is given now wins. Returns those that it has, or nothing when it ended before
+// they were written down.
+std::optional<json::Object> TrainCommand::apply_run() {
   CHORALE_CHECK(!options.out.empty(), "[train] --resume needs the folder of the run: --out DIR");
-  CHORALE_CHECK(fs::is_directory(options.out), "[train] there is no run in ", options.out, ": no such folder");
-  const fs::path path = fs::path(options.out) / "config.json";
-  if (!fs::exists(path)) return {};
-  json::Value before = read_json(path);
-  table.read(path.string(), before.object(path.string()));
+  if (!is_first()) return {};  // all others get them from rank 0
+  std::error_code error;
+  CHORALE_CHECK(fs::is_directory(options.out, error), "[train] there is no run in ", options.out, ": ",
+                error ? error.message() : "that is no folder");
+  // A job that still runs is named now, and by one process.
+  const bool is_launched = output >= 0;
+  if (!is_launched) {
+    const train::RunLock nobody_else(options.out);
+  }
+  std::optional<train::RunOptions> found = train::options_of_run(options.out, table);
+  if (!found) return {};
+  if (!is_launched) {
+    for (const std::string& difference : found->differences) log_warning(difference);
+  }
+  table.read(concat("options of the run in ", options.out), found->values);
   apply_given();
-  return before;
+  return std::move(found->values);
 }
 
 void TrainCommand::resolve() {
   apply_given();
+  if (!options.out.empty() && is_first()) train::check_can_be_folder(options.out);
   // What the launcher starts again after a failure goes on.
   if (config::env("TORCHELASTIC_RESTART_COUNT").value_or("0") != "0") options.resume = true;
-  const auto before = resumes() ? apply_run() : std::optional<json::Value>();
+  const auto before = resumes() ? apply_run() : std::optional<json::Object>();
   kind->settle(options);
-  if (before) check_unchanged(table, before->object("options"), options.out);
+  if (before) check_unchanged(table, *before, options.out);
+  if (config::one_of_several_ranks()) return;
+  try {
+    launch_options(launching, ranks());
+  } catch (const InvalidArgument& error) {
+    throw CLI::ValidationError(error.what());
+  }
 }
 
 // runs/TASK-1, or the next number that is free; made at once, so that nobody else takes it.
-std::string new_folder(const std::string& task) {
-  fs::create_directories("runs");
+std::string new_folder(const std::string& task, train::MadeFolders& made) {
   for (int number = 1;; ++number) {
-    fs::path path = fs::path("runs") / concat(task, "-", number);
-    if (fs::create_directory(path)) return path.string();
+    const fs::path path = fs::path("runs") / concat(task, "-", number);
+    if (made.make_new(path)) return path.string();
   }
 }
 
@@ -173,16 +165,8 @@ int start_ranks(const TrainCommand& command) {
   while (std::getline(words, word, '\0')) line.push_back(word);
   line.insert(line.end(), {"--output", std::to_string(output)});
   if (!command.options.out.empty()) line.insert(line.end(), {"--out", command.options.out});
-  launch::LaunchOptions options;
-  options.ranks = static_cast<int>(command.ranks());
-  options.nodes = static_cast<int>(command.nodes);
-  options.node_rank = static_cast<int>(command.node_rank);
-  options.rendezvous = command.rendezvous;
-  options.max_restarts = static_cast<int>(command.max_restarts);
-  options.log_dir = command.log_dir;
-  options.chaos = command.chaos;
-  options.checksum = command.checksum;
-  options.grace = std::chrono::milliseconds(static_cast<int64_t>(command.grace_s * 1000));
+  launch::LaunchOptions options = launch_options(command.launching, command.ranks());
+  options.final_statuses = {kNotFinite, kOutputLost};
   options.command = std::move(line);
   return launch::launch(options);
 }
@@ -210,39 +194,41 @@ json::Object facts_of_machine() {
           {"compiler", json::Value(std::string(__VERSION__))}};
 }
 
-train::Ending run_rank(const TrainCommand& command, const comm::Group& group) {
+// The status that the process ends with.
+int run_rank(const TrainCommand& command, const comm::Group& group) {
   share_options(command.table, group);
   set_thread_count(static_cast<int>(command.options.threads));
   std::FILE* out = command.output >= 0 ? fdopen(command.output, "w") : stdout;
   CHORALE_CHECK(out, "[train] descriptor ", command.output, " cannot be written to");
-  return train::train({.kind = *command.kind,
-                       .options = command.options,
-                       .table = command.table,
-                       .group = group,
-                       .folder = command.options.out,
-                       .facts = facts_of_machine(),
-                       .out = out});
+  train::Output output(out);
+  const train::Ending ending = train::train({.kind = *command.kind,
+                                             .options = command.options,
+                                             .table = command.table,
+                                             .group = group,
+                                             .folder = command.options.out,
+                                             .out = output,
+                                             .facts = facts_of_machine()});
+  if (ending == train::Ending::kInterrupted) return 128 + SIGINT;
+  return output.has_failed() ? kOutputLost : 0;
 }
 
 void run_train(TrainCommand& command) {
-  command.resolve();
+  std::signal(SIGXFSZ, SIG_IGN);  // a limit on files is an error like a full disk
   if (command.options.dry_run) {
     set_thread_count(static_cast<int>(command.options.threads));
-    train::dry_run(*command.kind, command.options, static_cast<int>(command.ranks() * command.nodes), stdout);
+    train::dry_run(*command.kind, command.options, command.world_size(), stdout);
     return;
   }
   const bool is_rank = config::one_of_several_ranks();
-  // The run's folder is rank 0's.
-  if (is_rank ? transport::find_launcher_variables().rank.value_or(0) == 0 : command.node_rank == 0) {
-    if (command.options.out.empty()) command.options.out = new_folder(command.kind->name());
-    if (!is_rank && !command.resumes()) train::check_is_new(command.options.out);
+  train::MadeFolders made;
+  if (command.is_first()) {
+    std::string& out = command.options.out;
+    if (out.empty()) out = new_folder(command.kind->name(), made);
+    if (!is_rank && !command.resumes()) train::check_is_new(out);
+    if (!is_rank) made.make(out);
   }
-  if (!is_rank && command.ranks() * command.nodes > 1) {
-    if (const int status = start_ranks(command); status != 0) {
-      std::error_code not_empty;
-      fs::remove(command.options.out, not_empty);  // of a run that failed before it began
-      throw CLI::RuntimeError(status);
-    }
+  if (!is_rank && command.world_size() > 1) {
+    if (const int status = start_ranks(command); status != 0) throw CLI::RuntimeError(status);
     return;
   }
   comm::World world;
@@ -253,40 +239,27 @@ void run_train(TrainCommand& command) {
   } else {
     world.init(std::make_shared<transport::MemoryStore>(), 0, 1);
   }
+  int status = 0;
+  const auto let_rank_0_end_first = [] { std::this_thread::sleep_for(std::chrono::seconds(1)); };  // launchers name it
   try {
-    if (run_rank(command, world.group()) == train::Ending::kInterrupted) throw CLI::RuntimeError(128 + SIGINT);
+    status = run_rank(command, world.group());
   } catch (const train::ToldByRank0&) {
-    std::this_thread::sleep_for(std::chrono::seconds(1));  // rank 0 ends first: launchers name who did
-    throw CLI::RuntimeError(1);
+    let_rank_0_end_first();
+    status = 1;
+  } catch (const train::NotFinite& error) {
+    if (world.group().rank() == 0) {
+      std::cerr << "chorale: " << error.what() << '\n';
+    } else {
+      let_rank_0_end_first();
+    }
+    status = kNotFinite;
   }
-}
-
-void add_row(CLI::App& command, const Option& row, const std::shared_ptr<TrainCommand>& state) {
-  const std::string names = (row.also.empty() ? "" : row.also + ",") + "--" + row.name;
-  const auto note = [state, name = row.name](const CLI::results_t& words) {
-    state->given.emplace_back(name, words);
-    return true;
-  };
-  if (std::holds_alternative<bool*>(row.target)) {
-    command.add_flag_callback(
-        names, [note] { note({"true"}); }, row.help);
-    return;
-  }
-  std::string help = row.help;
-  for (size_t i = 0; i < row.choices.size(); ++i) help += (i == 0 ? ": " : ", ") + row.choices[i];
-  CLI::Option* option = command.add_option(names, note, help);
-  if (!row.value_name.empty()) option->type_name(row.value_name);
-  if (std::holds_alternative<std::vector<std::string>*>(row.target)) {
-    option->expected(1, CLI::detail::expected_max_vector_size);
-  } else {
-    option->take_last();
-  }
-  if (const std::string value = OptionTable::text_of(row); !value.empty()) option->default_str(value);
+  if (status != 0) throw CLI::RuntimeError(status);
 }
 
 }  // namespace
 
-void add_train(CLI::App& program) {
+void add_train(CLI::App& program, Work& work) {
   CLI::App* train = program.add_subcommand("train", "Train a model");
   train->require_subcommand(1);
   for (auto& kind : train::task_kinds()) {
@@ -294,13 +267,18 @@ void add_train(CLI::App& program) {
     state->kind = std::move(kind);
     state->list_options();
     CLI::App* command = train->add_subcommand(state->kind->name(), state->kind->help());
-    for (const Option& row : state->table.rows()) add_row(*command, row, state);
+    add_options(*command, state->table, [given = &state->given](const std::string& name, const auto& words) {
+      given->emplace_back(name, words);
+    });
     command
         ->add_option("--config", state->config,
                      "Options from a JSON file (the command line wins), or a model's config.json, as --model-config")
         ->type_name("FILE");
     command->add_option("--output", state->output)->group("");
-    command->callback([state] { run_train(*state); });
+    command->callback([state, &work] {
+      state->resolve();
+      work = [state] { run_train(*state); };
+    });
   }
 }
 

@@ -6,25 +6,32 @@
 
 #include "chorale/app/commands.h"
 #include "chorale/app/live_server.h"
+#include "chorale/app/options.h"
 
 namespace chorale::app {
 
-void add_watch(CLI::App& program) {
+void add_watch(CLI::App& program, Work& work) {
   CLI::App* command = program.add_subcommand("watch", "Show a run in the browser while it trains");
   struct Options {
     std::filesystem::path run;
-    int port = 8642;
+    int64_t port = 8642;
+    train::OptionTable table;
   };
   auto options = std::make_shared<Options>();
   command->add_option("run", options->run, "the folder of the run, such as runs/NAME")->required();
-  command->add_option("--port", options->port, "port on 127.0.0.1; 0: any that is free")
-      ->capture_default_str()
-      ->check(CLI::Range(0, 65535));
-  command->callback([options] {
-    LiveServer server(options->run, options->port);
-    fmt::print("http://127.0.0.1:{}/ shows the run (Ctrl-C ends this)\n", server.port());
-    std::fflush(stdout);
-    server.serve();  // there is nothing to tidy up when somebody interrupts it
+  options->table.add({.name = "port",
+                      .help = "port on 127.0.0.1; 0: any that is free",
+                      .target = &options->port,
+                      .kind = train::OptionKind::kHere,
+                      .most = 65535});
+  add_options(*command, options->table);
+  command->callback([options, &work] {
+    work = [options] {
+      LiveServer server(options->run, static_cast<int>(options->port));
+      fmt::print("http://127.0.0.1:{}/ shows the run (Ctrl-C ends this)\n", server.port());
+      std::fflush(stdout);
+      server.serve();  // there is nothing to tidy up when somebody interrupts it
+    };
   });
 }
 

@@ -109,7 +109,9 @@ class Start {
       }
       look_at(ranks_.reap());
       if (!stopping_ && nodes_.halted()) stop(SIGTERM);
-      if (stopping_ && !killed_ && Deadline::Clock::now() >= kill_at_) kill_all();
+      if (stopping_ && !killed_ && Deadline::Clock::now() >= kill_at_)
+        kill_all(fmt::format("SIGKILL, {:g} s after {}", std::chrono::duration<double>(options_.grace).count(),
+                             signal_name(stopped_by_)));
     }
     return nodes_.halted();
   }
@@ -118,9 +120,7 @@ class Start {
   const std::optional<RankEnd>& culprit() const { return culprit_; }
   std::string others() const {
     return fmt::format("{} ended well, {} stopped{}", ended_well_, stopped_,
-                       killed_ ? fmt::format(" (some with SIGKILL, {:g} s after SIGTERM)",
-                                             std::chrono::duration<double>(options_.grace).count())
-                               : "");
+                       killed_ ? " (some with " + how_killed_ + ")" : "");
   }
 
  private:
@@ -138,16 +138,21 @@ class Start {
       } else {
         culprit_ = end;
         nodes_.halt({concat("rank ", end.rank, " on ", transport::host_name(), " failed: ", describe(end.wait_status)),
-                     exit_status_of(end.wait_status), true});
+                     exit_status_of(end.wait_status), !is_final(exit_status_of(end.wait_status))});
         stop(SIGTERM);
       }
     }
     if (!ranks_.any_running() && !stopping_ && !std::exchange(finished_, true)) nodes_.finish();
   }
 
+  bool is_final(int status) const {
+    const std::vector<int>& all = options_.final_statuses;
+    return std::find(all.begin(), all.end(), status) != all.end();
+  }
+
   void interrupt(int number) {
     if (number == interrupted_ && number == SIGPIPE) return;
-    if (interrupted_ != 0) return kill_all();  // the second time: now
+    if (interrupted_ != 0) return kill_all(concat("SIGKILL, after a second signal, ", signal_name(number)));
     interrupted_ = number;
     nodes_.halt(
         {number == SIGPIPE ? "nobody reads the output" : "stopped by " + signal_name(number), 128 + number, false});
@@ -157,11 +162,15 @@ class Start {
   void stop(int number) {
     ranks_.signal(number);
     ranks_.signal(SIGCONT);  // a stopped process does not see the signal
-    if (!std::exchange(stopping_, true)) kill_at_ = Deadline::Clock::now() + options_.grace;
+    if (!std::exchange(stopping_, true)) {
+      kill_at_ = Deadline::Clock::now() + options_.grace;
+      stopped_by_ = number;
+    }
   }
 
-  void kill_all() {
+  void kill_all(std::string how) {
     killed_ = ranks_.any_running();
+    how_killed_ = std::move(how);
     ranks_.signal(SIGKILL);
   }
 
@@ -178,7 +187,8 @@ class Start {
   Nodes& nodes_;
   std::optional<RankEnd> culprit_;
   int ended_well_ = 0, stopped_ = 0;
-  int interrupted_ = 0;
+  int interrupted_ = 0, stopped_by_ = 0;
+  std::string how_killed_;
   bool stopping_ = false, killed_ = false, finished_ = false;
   Deadline::Clock::time_point kill_at_{};
   std::optional<Deadline::Clock::time_point> drained_by_;

@@ -16,9 +16,10 @@ struct LaunchOptions {
   std::string log_dir;                                         // empty: no files
   std::chrono::milliseconds grace = std::chrono::seconds(10);  // between SIGTERM and SIGKILL
   std::string chaos;  // a plan or a seed (transport/fabric/chaos.h) for the first start; empty: no faults on purpose
-  bool checksum = false;             // of payloads (comm/group.h)
-  std::string fabric;                // between hosts (transport/fabric/fabric_name.h); empty: the default
-  std::vector<std::string> command;  // a program and its arguments
+  bool checksum = false;              // of payloads (comm/group.h)
+  std::string fabric;                 // between hosts (transport/fabric/fabric_name.h); empty: the default
+  std::vector<std::string> command;   // a program and its arguments
+  std::vector<int> final_statuses{};  // of ranks that it is no use to start again
 };
 
 // The exit status: 0 when every rank ended with 0, else that of the first rank that failed; 128 + N when it was killed

@@ -15,20 +15,20 @@ struct BertOptions : TextTaskOptions {
   double masked = 0.15;  // share of tokens to be guessed
 };
 
-models::BertConfig config_of(const BertOptions& o, const Tokenizer& tokenizer) {
+models::BertConfig config_of(const BertOptions& o, int64_t vocabulary, int64_t pad) {
   const ShapeOptions& shape = o.shape;
   if (!shape.model_config.empty()) {
     models::BertConfig config = models::parse_bert_config("--model-config", shape.model_config);
-    check_fits(config.vocab_size, tokenizer.size(), config.max_position_embeddings, o.text.context);
+    check_fits(config.vocab_size, vocabulary, config.max_position_embeddings, o.text.context);
     return config;
   }
-  return {.vocab_size = tokenizer.size(),
+  return {.vocab_size = vocabulary,
           .hidden_size = shape.width,
           .num_hidden_layers = shape.layers,
           .num_attention_heads = shape.heads,
           .intermediate_size = 4 * shape.width,
           .max_position_embeddings = o.text.context,
-          .pad_token_id = tokenizer.special(kPad),
+          .pad_token_id = pad,
           .hidden_dropout_prob = shape.dropout,
           .attention_probs_dropout_prob = shape.dropout};
 }
@@ -80,7 +80,8 @@ Corpus read_bert_corpus(const BertOptions& options) {
 
 class BertTask final : public TextTask<MaskedWindows, models::BertForMaskedLM> {
  public:
-  explicit BertTask(const BertOptions& options) : BertTask(options, read_bert_corpus(options)) {}
+  BertTask(const BertOptions& options, const TrainOptions& common)
+      : BertTask(options, common, read_bert_corpus(options)) {}
 
   Outcome forward(const data::Example& batch) override {
     const Tensor logits = model_(models::BertInput{batch.x});
@@ -96,14 +97,18 @@ class BertTask final : public TextTask<MaskedWindows, models::BertForMaskedLM> {
   }
 
  private:
-  BertTask(const BertOptions& options, const Corpus& corpus)
+  BertTask(const BertOptions& options, const TrainOptions& common, const Corpus& corpus)
       : TextTask(
             "BERT", options.text.context, corpus,
             [&](const auto& tokens) {
               return MaskedWindows(data::TokenWindows(tokens, options.text.context - 2),
                                    Masking(options.masked, corpus.tokenizer));
             },
-            [&](const Tokenizer& tokenizer) { return models::BertForMaskedLM(config_of(options, tokenizer)); }) {}
+            [&](const Tokenizer& tokenizer) {
+              const models::BertConfig config = config_of(options, tokenizer.size(), tokenizer.special(kPad));
+              check_memory(models::size_of(config), common);
+              return models::BertForMaskedLM(config);
+            }) {}
 };
 
 // A window of the text that is kept aside, with what the model guesses: "And God [said], Let there be [day: light]".
@@ -153,8 +158,13 @@ class BertKind final : public TaskKind {
                .least = 0.01,
                .most = 1});
   }
-  void settle(const TrainOptions& common) override { train::settle(options_, common.init); }
-  std::unique_ptr<Task> make(const TrainOptions&) const override { return std::make_unique<BertTask>(options_); }
+  void settle(const TrainOptions& common) override {
+    train::settle(options_, common);
+    check_memory(models::size_of(config_of(options_, 0, 0)), common);  // of as many tokens as there will be at least
+  }
+  std::unique_ptr<Task> make(const TrainOptions& common) const override {
+    return std::make_unique<BertTask>(options_, common);
+  }
 
  private:
   BertOptions options_;

@@ -85,6 +85,12 @@ void check_file(const fs::path& folder, const json::Object& row, const std::stri
                 path.string(), " is damaged: its checksum is not the one that was written down");
 }
 
+// "step-00000500". Others, such as the copy of a checkpoint, are not ours.
+bool is_name_of_checkpoint(std::string_view name) {
+  return name.starts_with(kPrefix) && name.size() > kPrefix.size() &&
+         name.find_first_not_of("0123456789", kPrefix.size()) == std::string_view::npos;
+}
+
 // Under another name first: a process that ends in between leaves no folder that is half a checkpoint.
 void remove_folder(const fs::path& path) {
   const fs::path hidden = path.parent_path() / ("." + path.filename().string() + ".old");
@@ -96,9 +102,19 @@ void remove_folder(const fs::path& path) {
 }  // namespace
 
 Checkpoints::Checkpoints(const fs::path& run) : folder_(run / "checkpoints") {
+  std::error_code error;
+  const fs::file_status status = fs::status(folder_, error);
+  CHORALE_CHECK(fs::is_directory(status) || status.type() == fs::file_type::not_found, "[checkpoint] ",
+                folder_.string(), " should be a folder, but ",
+                error ? concat("cannot be read: ", error.message()) : "is something else");
+}
+
+void Checkpoints::remove_unfinished() const {
   if (!fs::exists(folder_)) return;
   for (const auto& entry : fs::directory_iterator(folder_)) {
-    if (entry.path().filename().string().starts_with(".step-")) fs::remove_all(entry.path());
+    const std::string name = entry.path().filename().string();
+    const bool is_half = name.starts_with('.') && (name.ends_with(".new") || name.ends_with(".old"));
+    if (is_half && is_name_of_checkpoint(name.substr(1, name.size() - 5))) fs::remove_all(entry.path());
   }
 }
 
@@ -124,7 +140,7 @@ std::vector<fs::path> Checkpoints::list() const {
   std::vector<fs::path> folders;
   if (!fs::exists(folder_)) return folders;
   for (const auto& entry : fs::directory_iterator(folder_)) {
-    if (entry.path().filename().string().starts_with(kPrefix)) folders.push_back(entry.path());
+    if (is_name_of_checkpoint(entry.path().filename().string())) folders.push_back(entry.path());
   }
   std::sort(folders.begin(), folders.end(), [](const fs::path& a, const fs::path& b) {
     // By number: more than eight digits are longer names.
@@ -172,6 +188,20 @@ std::optional<FoundCheckpoint> find_checkpoint(const Checkpoints& checkpoints, b
                                      ", is used only when asked: --resume-previous"));
       }
       log_warning(concat(error.what(), "; going back to ", folders.back().string()));
+    }
+  }
+  return {};
+}
+
+std::optional<FoundOptions> last_options(const Checkpoints& checkpoints) {
+  const std::vector<fs::path> folders = checkpoints.list();
+  for (auto folder = folders.rbegin(); folder != folders.rend(); ++folder) {
+    const fs::path path = *folder / kManifest;
+    try {
+      const json::Value manifest = read_manifest(path);
+      return FoundOptions{path, member(manifest.object(path.string()), "options", path.string()).object("options")};
+    } catch (const InvalidArgument&) {
+      continue;  // find_checkpoint complains
     }
   }
   return {};

@@ -33,8 +33,11 @@ struct Checkpoint {
 
 class Checkpoints {
  public:
-  // In the folder of a run. Removes what a process that was killed left half-written.
+  // In the folder of a run. Those who only read need no lock: a checkpoint is there as a whole or not at all.
   explicit Checkpoints(const std::filesystem::path& run);
+
+  // Removes what a process that was killed left half-written; only for the owner of the run's lock.
+  void remove_unfinished() const;
 
   // Writes a checkpoint, then removes all but the last `keep`. `save_model` writes the model's files into a folder. A
   // checkpoint of the same step is replaced.
@@ -59,5 +62,12 @@ struct FoundCheckpoint {
   Checkpoint checkpoint;
 };
 std::optional<FoundCheckpoint> find_checkpoint(const Checkpoints& checkpoints, bool or_previous);
+
+// What the last checkpoint whose manifest is whole says of the run's options; other files are not looked at.
+struct FoundOptions {
+  std::filesystem::path manifest;
+  json::Object options;
+};
+std::optional<FoundOptions> last_options(const Checkpoints& checkpoints);
 
 }  // namespace chorale::train

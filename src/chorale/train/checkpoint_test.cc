@@ -74,7 +74,27 @@ TEST(Checkpoint, LeftoversOfAKilledProcessAreNotCheckpointsAndAreRemoved) {
   folder.write("checkpoints/.step-00000006.new/model.safetensors", "half");
   const Checkpoints checkpoints(folder.path());
   EXPECT_EQ(find_checkpoint(checkpoints, false)->checkpoint.step, 5);
+  EXPECT_TRUE(fs::exists(folder / "checkpoints/.step-00000006.new")) << "a process that only reads removes nothing";
+  checkpoints.remove_unfinished();
   EXPECT_FALSE(fs::exists(folder / "checkpoints/.step-00000006.new"));
+}
+TEST(Checkpoint, WhatIsNotACheckpointOfTheRunStays) {
+  const TemporaryFolder folder;
+  const Checkpoints checkpoints(folder.path());
+  save(checkpoints, 5);
+  fs::copy(folder / "checkpoints/step-00000005", folder / "checkpoints/step-00000005-best",
+           fs::copy_options::recursive);
+  folder.write("checkpoints/.step-notes", "mine");
+  checkpoints.remove_unfinished();
+  for (const int64_t step : {6, 7, 8}) save(checkpoints, step, 1);
+  EXPECT_EQ(names(checkpoints), (std::vector<std::string>{"step-00000008"}));
+  EXPECT_TRUE(fs::exists(folder / "checkpoints/step-00000005-best/manifest.json"));
+  EXPECT_EQ(folder.read("checkpoints/.step-notes"), "mine");
+}
+TEST(Checkpoint, OneWhoseFolderIsAFileIsAnError) {
+  const TemporaryFolder folder;
+  folder.write("checkpoints", "a file");
+  EXPECT_THAT(message_of([&] { Checkpoints(folder.path()); }), HasSubstr("should be a folder, but is something else"));
 }
 TEST(Checkpoint, ADamagedFileIsNamedAndTheOneBeforeUsedOnlyWhenAsked) {
   for (const char* name : {"model.safetensors", "training.safetensors", "rank-1.safetensors", "manifest.json"}) {

@@ -59,7 +59,11 @@ void list_options(TextOptions& options, OptionTable& table) {
                      "vocab.txt; auto: that of --init if it has one, else bpe",
              .target = &options.tokenizer});
   table.add({.name = "vocab", .help = "most tokens of a bpe", .target = &options.vocab, .least = 300, .most = 1 << 24});
-  table.add({.name = "context", .help = "tokens that the model sees at once", .target = &options.context, .least = 2});
+  table.add({.name = "context",
+             .help = "tokens that the model sees at once",
+             .target = &options.context,
+             .least = 2,
+             .most = 1 << 24});
 }
 
 void choose_tokenizer(TextOptions& options, const std::string& init) {

@@ -34,9 +34,9 @@ void dry_run(const TaskKind& kind, const TrainOptions& options, int ranks, std::
   Stepper stepper(*task, options, plan.steps, world.group());
   const auto loader = task->loader(std::make_shared<data::SequentialSampler>(task->examples()),
                                    {.batch_size = plan.examples_of_rank, .drop_last = true});
-  const auto step = [&] { stepper.step([&] { return *loader->next(); }); };
   cpu_allocator().reset_peak();
-  step();
+  stepper.compute([&] { return *loader->next(); });
+  stepper.update();
 
   std::ostringstream tree;
   tree << task->model();

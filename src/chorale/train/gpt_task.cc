@@ -36,13 +36,17 @@ models::Gpt2Config config_of(const GptOptions& o, int64_t vocabulary) {
 
 class GptTask final : public TextTask<data::TokenWindows, models::Gpt2> {
  public:
-  GptTask(const GptOptions& options, uint64_t seed)
+  GptTask(const GptOptions& options, const TrainOptions& common)
       : TextTask(
             "GPT", options.text.context, read_corpus(options.text),
             [&](const auto& tokens) { return data::TokenWindows(tokens, options.text.context); },
-            [&](const Tokenizer& tokenizer) { return models::Gpt2(config_of(options, tokenizer.size())); }),
+            [&](const Tokenizer& tokenizer) {
+              const models::Gpt2Config config = config_of(options, tokenizer.size());
+              check_memory(models::size_of(config), common);
+              return models::Gpt2(config);
+            }),
         options_(options),
-        seed_(seed) {}
+        seed_(static_cast<uint64_t>(common.seed)) {}
 
   Outcome forward(const data::Example& batch) override {
     const Tensor logits = model_(batch.x);
@@ -82,11 +86,15 @@ class GptKind final : public TaskKind {
     table.add({.name = "sample-tokens",
                .help = "length of samples",
                .target = &options_.sample_tokens,
-               .kind = OptionKind::kFree});
+               .kind = OptionKind::kFree,
+               .most = 1e6});
   }
-  void settle(const TrainOptions& common) override { train::settle(options_, common.init); }
+  void settle(const TrainOptions& common) override {
+    train::settle(options_, common);
+    check_memory(models::size_of(config_of(options_, 0)), common);  // of as many tokens as there will be at least
+  }
   std::unique_ptr<Task> make(const TrainOptions& common) const override {
-    return std::make_unique<GptTask>(options_, static_cast<uint64_t>(common.seed));
+    return std::make_unique<GptTask>(options_, common);
   }
 
  private:

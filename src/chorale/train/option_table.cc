@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
+#include <optional>
 
 #include "chorale/base/did_you_mean.h"
 #include "chorale/base/error.h"
+#include "chorale/base/printable.h"
 #include "chorale/json/json_write.h"
 
 namespace chorale::train {
@@ -17,12 +20,20 @@ std::string joined(const std::vector<std::string>& words, const char* between) {
 }
 
 template <class T>
-T number_of(const std::string& word, const std::string& what, const char* expected) {
+std::optional<T> number_of(const std::string& word) {
   T value{};
   const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
-  CHORALE_CHECK(error == std::errc() && end == word.data() + word.size(), what, " expects ", expected, ", not '", word,
-                "'");
+  if (error != std::errc() || end != word.data() + word.size()) return {};
   return value;
+}
+
+// As short as it can be; a whole number without an exponent, and no larger than there are.
+std::string text_of_number(double value, bool whole) {
+  constexpr double kLargest = 9.2e18;
+  if (whole && value > kLargest) return std::to_string(std::numeric_limits<int64_t>::max());
+  if (std::abs(value) < kLargest && value == std::floor(value) && std::abs(value) < 1e15)
+    return std::to_string(static_cast<int64_t>(value));
+  return concat(value);
 }
 
 json::Value value_of(const Option& row) {
@@ -86,20 +97,44 @@ const Option& OptionTable::row(std::string_view name, const std::string& what) c
   throw InvalidArgument(concat(what, ": there is no option '", name, "'", did_you_mean(name, names)));
 }
 
+std::string range_of(const Option& row) {
+  const bool whole = std::holds_alternative<int64_t*>(row.target);
+  return concat(whole ? "a whole number" : "a number", " from ", text_of_number(row.least, whole), " to ",
+                text_of_number(row.most, whole));
+}
+
+int64_t product(const char* what, std::initializer_list<int64_t> factors) {
+  int64_t value = 1;
+  std::string text;
+  bool fits = true;
+  for (const int64_t factor : factors) {
+    fits = fits && !__builtin_mul_overflow(value, factor, &value);
+    text += (text.empty() ? "" : " x ") + std::to_string(factor);
+  }
+  CHORALE_CHECK(fits, "[train] ", what, ": ", text, " is more than there are numbers for; choose smaller ones");
+  return value;
+}
+
 void OptionTable::check(const Option& row, const std::string& what) {
-  const auto in_range = [&](double value) {
-    const std::string range = row.most < std::numeric_limits<double>::infinity()
-                                  ? concat("from ", row.least, " to ", row.most)
-                                  : concat("of at least ", row.least);
-    CHORALE_CHECK(value >= row.least && value <= row.most, what, " expects a number ", range, ", not ", value);
+  const auto in_range = [&](double value, const auto& shown) {
+    CHORALE_CHECK(value >= row.least && value <= row.most, what, " expects ", range_of(row), ", not ", shown);
   };
-  if (const auto* whole = std::get_if<int64_t*>(&row.target)) in_range(static_cast<double>(**whole));
-  if (const auto* real = std::get_if<double*>(&row.target)) in_range(**real);
+  if (const auto* whole = std::get_if<int64_t*>(&row.target)) in_range(static_cast<double>(**whole), **whole);
+  if (const auto* real = std::get_if<double*>(&row.target)) in_range(**real, **real);
   if (const auto* word = std::get_if<std::string*>(&row.target); word && !row.choices.empty()) {
     CHORALE_CHECK(std::find(row.choices.begin(), row.choices.end(), **word) != row.choices.end(), what,
-                  " expects one of ", joined(row.choices, ", "), ", not '", **word, "'",
+                  " expects one of ", joined(row.choices, ", "), ", not '", printable(**word), "'",
                   did_you_mean(**word, row.choices));
   }
+}
+
+void OptionTable::set_number(const Option& row, const std::string& what, const std::string& word) {
+  const auto put = [&](auto* target, const auto& value) {
+    CHORALE_CHECK(value, what, " expects ", range_of(row), ", not '", printable(word), "'");
+    *target = *value;
+  };
+  if (const auto* whole = std::get_if<int64_t*>(&row.target)) put(*whole, number_of<int64_t>(word));
+  if (const auto* real = std::get_if<double*>(&row.target)) put(*real, number_of<double>(word));
 }
 
 void OptionTable::set(std::string_view name, const std::vector<std::string>& words) const {
@@ -107,18 +142,20 @@ void OptionTable::set(std::string_view name, const std::vector<std::string>& wor
   const Option& option = row(name, "the command line");
   const std::string& last = words.back();  // an option that is repeated counts as its last
   if (const auto* flag = std::get_if<bool*>(&option.target)) {
-    CHORALE_CHECK(last == "true" || last == "false", what, " is true or false, not '", last, "'");
+    CHORALE_CHECK(last == "true" || last == "false", what, " is true or false, not '", printable(last), "'");
     **flag = last == "true";
-  } else if (const auto* whole = std::get_if<int64_t*>(&option.target)) {
-    **whole = number_of<int64_t>(last, what, "a whole number");
-  } else if (const auto* real = std::get_if<double*>(&option.target)) {
-    **real = number_of<double>(last, what, "a number");
   } else if (const auto* word = std::get_if<std::string*>(&option.target)) {
     **word = last;
+  } else if (const auto* list = std::get_if<std::vector<std::string>*>(&option.target)) {
+    **list = words;
   } else {
-    **std::get_if<std::vector<std::string>*>(&option.target) = words;
+    set_number(option, what, last);
   }
   check(option, what);
+  if (option.kind == OptionKind::kHere) return;
+  for (const std::string& word : words) {
+    CHORALE_CHECK(is_utf8(word), what, " is written down and must be UTF-8, which '", printable(word), "' is not");
+  }
 }
 
 void OptionTable::read(const std::string& what, const json::Object& object) const {

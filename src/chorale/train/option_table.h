@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <string>
 #include <string_view>
@@ -26,12 +27,14 @@ struct Option {
   std::string help;
   Target target;
   OptionKind kind = OptionKind::kFixed;
-  // Values that are allowed: numbers from `least` to `most`, words among `choices` unless that is empty.
+  // Values that are allowed: numbers from `least` to `most`, words among `choices` unless that is empty. Every number
+  // has a range: a test looks for rows without one.
   double least = 0;
   double most = std::numeric_limits<double>::infinity();
   std::vector<std::string> choices{};
   std::string value_name{};  // for the help, such as FILE
   std::string also{};        // further names on the command line, with their dashes
+  std::string variable{};    // of the environment, that gives it where the command line does not
 };
 
 class OptionTable {
@@ -52,9 +55,16 @@ class OptionTable {
  private:
   const Option& row(std::string_view name, const std::string& what) const;
   static void check(const Option& row, const std::string& what);
+  static void set_number(const Option& row, const std::string& what, const std::string& word);
 
   std::vector<Option> rows_;
 };
+
+// "a whole number from 1 to 64": what a row of numbers expects.
+std::string range_of(const Option& row);
+
+// The product of options, which may each be large: InvalidArgument says `what` when there is no such number.
+int64_t product(const char* what, std::initializer_list<int64_t> factors);
 
 // InvalidArgument names the fixed options that differ from those of the run in `folder`, which began with `before`.
 void check_unchanged(const OptionTable& table, const json::Object& before, const std::string& folder);

@@ -21,7 +21,7 @@ struct Options {
   OptionTable table;
 
   Options() {
-    table.add({.name = "batch", .help = "", .target = &batch, .least = 1});
+    table.add({.name = "batch", .help = "", .target = &batch, .least = 1, .most = 1e9});
     table.add({.name = "lr", .help = "", .target = &lr, .kind = OptionKind::kFree, .most = 10});
     table.add({.name = "optimizer", .help = "", .target = &optimizer, .choices = {"adamw", "sgd"}});
     table.add({.name = "text", .help = "", .target = &text});
@@ -58,13 +58,34 @@ TEST(OptionTable, WrongValuesSayWhatWasExpected) {
   const Options o;
   EXPECT_EQ(message_of([&] { o.read(R"({"batch": 1.5})"); }),
             "o.json: batch should be a whole number, but is a real number");
-  EXPECT_EQ(message_of([&] { o.table.set("batch", {"12x"}); }), "--batch expects a whole number, not '12x'");
-  EXPECT_EQ(message_of([&] { o.table.set("batch", {"0"}); }), "--batch expects a number of at least 1, not 0");
+  EXPECT_EQ(message_of([&] { o.table.set("batch", {"12x"}); }),
+            "--batch expects a whole number from 1 to 1000000000, not '12x'");
+  for (const char* value : {"0", "-9223372036854775808", "9223372036854775807"})
+    EXPECT_EQ(message_of([&] { o.table.set("batch", {value}); }),
+              concat("--batch expects a whole number from 1 to 1000000000, not ", value));
+  for (const char* value : {"99999999999999999999", "", " 1", "1 ", "nan"})
+    EXPECT_EQ(message_of([&] { o.table.set("batch", {value}); }),
+              concat("--batch expects a whole number from 1 to 1000000000, not '", value, "'"));
+  for (const char* value : {"inf", "nan", "-1"})
+    EXPECT_EQ(message_of([&] { o.table.set("lr", {value}); }),
+              concat("--lr expects a number from 0 to 10, not ", value));
+  EXPECT_EQ(message_of([&] { o.table.set("lr", {"1e999"}); }), "--lr expects a number from 0 to 10, not '1e999'");
+  EXPECT_EQ(message_of([&] {
+              o.table.set("text", {"a", "b\xff"});
+            }),
+            "--text is written down and must be UTF-8, which 'b\\xff' is not");
   EXPECT_EQ(message_of([&] { o.table.set("lr", {"11"}); }), "--lr expects a number from 0 to 10, not 11");
   EXPECT_EQ(message_of([&] { o.table.set("optimizer", {"adam"}); }),
             "--optimizer expects one of adamw, sgd, not 'adam'; did you mean 'adamw'?");
   EXPECT_EQ(message_of([&] { o.read(R"({"text": "a"})"); }),
             "o.json: text should be a list of strings, but is a string");
+}
+TEST(OptionTable, AProductThatIsTooLargeIsAnError) {
+  EXPECT_EQ(product("steps", {1'000'000, 1'000'000'000}), 1'000'000'000'000'000);
+  EXPECT_THAT(message_of([] {
+                product("steps", {int64_t{1} << 32, int64_t{1} << 31});
+              }),
+              HasSubstr("steps: 4294967296 x 2147483648 is more than there are numbers for"));
 }
 TEST(OptionTable, ARunKeepsWhatIsPartOfIt) {
   const Options began;

@@ -5,6 +5,13 @@
 
 namespace chorale::train {
 
+// Limits of options that several commands have.
+constexpr double kMostRanks = 65536;  // on a node
+constexpr double kMostNodes = 65536;
+constexpr double kMostWorld = 1'000'000;  // ranks of all nodes
+constexpr double kMostThreads = 1024;
+constexpr double kMostSeed = 9223372036854775807.0;
+
 struct TrainOptions {
   // How long, and on how much at a time.
   int64_t epochs = 5;
@@ -23,6 +30,7 @@ struct TrainOptions {
   std::string compress = "none";
   int64_t seed = 1;
   std::string init;  // folder of a model to start from
+  std::string on_nan = "stop";
 
   // What is written down, and when, in steps; 0: not before the end (of an epoch, for evaluations).
   int64_t log_every = 10;

@@ -7,15 +7,17 @@
 #include <algorithm>
 #include <cmath>
 
+#include "chorale/base/error.h"
+
 namespace chorale::train {
 namespace {
 
 constexpr auto kRedraw = std::chrono::milliseconds(100);
 
-int columns_of(std::FILE* out) {
+int columns_of(const Output& out) {
   winsize size{};
   // Asked for each time, so that a resized terminal is no matter.
-  return ioctl(fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+  return ioctl(fileno(out.file()), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
 }  // namespace
@@ -32,16 +34,23 @@ std::string grouped(int64_t number) {
   return text;
 }
 
-Progress::Style Progress::style_for(std::FILE* out) { return isatty(fileno(out)) != 0 ? Style::kLive : Style::kPlain; }
+Progress::Style Progress::style_for(const Output& out) {
+  return isatty(fileno(out.file())) != 0 ? Style::kLive : Style::kPlain;
+}
 
-Progress::Progress(std::FILE* out, Style style, int64_t total, std::chrono::milliseconds plain_interval)
+Progress::Progress(Output& out, Style style, int64_t total, std::chrono::milliseconds plain_interval)
     : out_(out),
       style_(style),
       total_(total),
       plain_interval_(plain_interval),
       start_(std::chrono::steady_clock::now()) {}
 
-Progress::~Progress() { erase(); }
+Progress::~Progress() {
+  try {
+    erase();
+  } catch (const StateError&) {  // nobody is there to see it
+  }
+}
 
 // A terminal that has become narrower has broken the line into rows: begin at the first of them.
 std::string Progress::back_to_start(int columns) const {
@@ -51,9 +60,9 @@ std::string Progress::back_to_start(int columns) const {
 
 void Progress::erase() {
   if (drawn_cells_ == 0) return;
-  std::fputs(back_to_start(columns_of(out_)).c_str(), out_);
-  std::fflush(out_);
+  const std::string text = back_to_start(columns_of(out_));
   drawn_cells_ = 0;
+  out_.print(text);
 }
 
 std::string Progress::render(int64_t done, const std::string& text, int columns) const {
@@ -86,22 +95,21 @@ void Progress::show(int64_t done, const std::string& text) {
   if (!first && done < total_ && now - last_ < interval) return;
   last_ = now;
   if (style_ == Style::kPlain) {
-    fmt::print(out_, "{}\n", render(done, text, 0));
+    out_.print(render(done, text, 0) + "\n");
   } else {
     const int columns = columns_of(out_);
     const std::string line = render(done, text, columns);
-    fmt::print(out_, "{}{}", back_to_start(columns), line);
+    const std::string start = back_to_start(columns);
     const auto starts_character = [](char byte) { return (static_cast<uint8_t>(byte) & 0xc0) != 0x80; };
     drawn_cells_ = static_cast<int>(std::count_if(line.begin(), line.end(), starts_character));
+    out_.print(start + line);
   }
-  std::fflush(out_);
 }
 
 void Progress::say(const std::string& line) {
   if (style_ == Style::kQuiet) return;
   erase();
-  fmt::print(out_, "{}\n", line);
-  std::fflush(out_);
+  out_.print(line + "\n");
 }
 
 }  // namespace chorale::train

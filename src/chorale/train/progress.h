@@ -2,8 +2,9 @@
 #pragma once
 
 #include <chrono>
-#include <cstdio>
 #include <string>
+
+#include "chorale/train/output.h"
 
 namespace chorale::train {
 
@@ -11,11 +12,10 @@ class Progress {
  public:
   enum class Style { kQuiet, kPlain, kLive };
   // kLive on a terminal, else kPlain.
-  static Style style_for(std::FILE* out);
+  static Style style_for(const Output& out);
 
-  // `total` steps are to be done. Plain lines come at most every `plain_interval`.
-  Progress(std::FILE* out, Style style, int64_t total,
-           std::chrono::milliseconds plain_interval = std::chrono::seconds(5));
+  // `total` steps are to be done. `out` must outlive it. Plain lines come at most every `plain_interval`.
+  Progress(Output& out, Style style, int64_t total, std::chrono::milliseconds plain_interval = std::chrono::seconds(5));
   // Leaves the terminal in order.
   ~Progress();
   Progress(const Progress&) = delete;
@@ -32,7 +32,7 @@ class Progress {
   std::string back_to_start(int columns) const;
   void erase();
 
-  std::FILE* out_;
+  Output& out_;
   Style style_;
   int64_t total_;
   std::chrono::milliseconds plain_interval_;

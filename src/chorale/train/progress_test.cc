@@ -6,7 +6,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <functional>
+
+#include "chorale/base/error.h"
 
 namespace chorale::train {
 namespace {
@@ -14,9 +17,10 @@ namespace {
 using namespace std::chrono_literals;
 
 // What a progress line writes to a file.
-std::string written(const std::function<void(std::FILE*)>& write) {
+std::string written(const std::function<void(Output&)>& write) {
   std::FILE* file = std::tmpfile();
-  write(file);
+  Output output(file);
+  write(output);
   std::rewind(file);
   char text[4096];
   const size_t length = std::fread(text, 1, sizeof(text), file);
@@ -35,7 +39,7 @@ TEST(Progress, NumbersAreReadable) {
 }
 
 TEST(Progress, AFileGetsTheFirstAndTheLastStepAsPlainLines) {
-  const std::string text = written([](std::FILE* file) {
+  const std::string text = written([](Output& file) {
     EXPECT_EQ(Progress::style_for(file), Progress::Style::kPlain);
     Progress progress(file, Progress::Style::kPlain, 1000, 1h);
     for (int step = 1; step <= 1000; ++step) progress.show(step, "loss 0.5");
@@ -46,7 +50,7 @@ TEST(Progress, AFileGetsTheFirstAndTheLastStepAsPlainLines) {
 }
 
 TEST(Progress, ALiveLineIsErasedBeforeAnotherLineAndAtTheEnd) {
-  const std::string text = written([](std::FILE* file) {
+  const std::string text = written([](Output& file) {
     Progress progress(file, Progress::Style::kLive, 2);
     progress.show(1, "half");
     progress.say("a word");
@@ -64,7 +68,8 @@ TEST(Progress, ATerminalThatHasBecomeNarrowerIsCleared) {
   ASSERT_EQ(openpty(&master, &slave, nullptr, nullptr, &size), 0);
   std::FILE* terminal = fdopen(slave, "w");
   {
-    Progress progress(terminal, Progress::style_for(terminal), 2);
+    Output output(terminal);
+    Progress progress(output, Progress::style_for(output), 2);
     progress.show(1, std::string(60, 'x'));  // fills 99 columns
     size.ws_col = 40;
     ioctl(slave, TIOCSWINSZ, &size);
@@ -82,12 +87,41 @@ TEST(Progress, ATerminalThatHasBecomeNarrowerIsCleared) {
 }
 
 TEST(Progress, QuietSaysNothing) {
-  EXPECT_EQ(written([](std::FILE* file) {
+  EXPECT_EQ(written([](Output& file) {
               Progress progress(file, Progress::Style::kQuiet, 2);
               progress.show(2, "all");
               progress.say("a word");
             }),
             "");
+}
+
+TEST(Output, AFullDiskGetsOneWarningAndIsRemembered) {
+  std::FILE* full = std::fopen("/dev/full", "w");
+  ASSERT_NE(full, nullptr);
+  testing::internal::CaptureStderr();
+  {
+    Output output(full);
+    Progress progress(output, Progress::Style::kPlain, 3, 0ms);
+    for (int step = 1; step <= 3; ++step) progress.show(step, "loss 0.5");
+    EXPECT_TRUE(output.has_failed());
+  }
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("the output cannot be written: No space left on device"), std::string::npos) << said;
+  EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
+  std::fclose(full);
+}
+
+TEST(Output, AReaderThatHasGoneIsAnError) {
+  std::signal(SIGPIPE, SIG_IGN);
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  close(ends[0]);
+  std::FILE* file = fdopen(ends[1], "w");
+  Output output(file);
+  EXPECT_THROW(output.print("a word\n"), StateError);
+  EXPECT_FALSE(output.has_failed());
+  std::fclose(file);
+  std::signal(SIGPIPE, SIG_DFL);
 }
 
 }  // namespace

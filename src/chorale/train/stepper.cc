@@ -1,10 +1,13 @@
 #include "chorale/train/stepper.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "chorale/api/api.h"
 #include "chorale/optim/optim.h"
 #include "chorale/parallel/comm_hooks.h"
+#include "chorale/train/finite_watch.h"
 
 namespace chorale::train {
 namespace {
@@ -80,6 +83,7 @@ constexpr const char *kOptimizer = "optimizer/", *kSchedule = "schedule/", *kSca
 
 Stepper::Stepper(Task& task, const TrainOptions& options, int64_t steps, const comm::Group& group)
     : options_(options),
+      task_(task),
       ddp_(Objective(task), group),
       optimizer_(make_optimizer(task.model().named_parameters(), options)),
       scheduler_(make_scheduler(*optimizer_, options, steps)),
@@ -95,27 +99,68 @@ Outcome Stepper::forward(const data::Example& batch) {
   return ddp_(batch.x, batch.y);
 }
 
-StepResult Stepper::step(const std::function<data::Example()>& next) {
+StepResult Stepper::compute(const std::function<data::Example()>& next) {
   StepResult result;
   const auto pieces = static_cast<double>(options_.accumulate);
+  random_before_ = default_generator().state();
+  examples_.clear();
   optimizer_->zero_grad();
   for (int64_t piece = 1; piece <= options_.accumulate; ++piece) {
     std::optional<parallel::DataParallelBase::NoSync> alone;
     if (piece < options_.accumulate) alone.emplace(ddp_);
-    const Outcome outcome = forward(next());
+    examples_.push_back(next());
+    const Outcome outcome = forward(examples_.back());
     backward(scaler_.scale(options_.accumulate > 1 ? outcome.loss / pieces : outcome.loss));
     result.loss += outcome.loss.item<float>() / pieces;
     if (outcome.right.defined()) result.right += outcome.right.item<int64_t>();
   }
+  return result;
+}
+
+// The largest of them tells it, where a norm could overflow.
+bool Stepper::gradients_are_finite() {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  return std::isfinite(optim::clip_grad_norm(optimizer_->parameters(), kInfinity, {.norm_type = kInfinity}));
+}
+
+UpdateResult Stepper::update() {
+  UpdateResult result;
   if (options_.clip > 0) {
     scaler_.unscale(*optimizer_);
-    const std::vector<Tensor> parameters = optimizer_->parameters();
-    result.gradient_norm = optim::clip_grad_norm(parameters, options_.clip);
+    result.gradient_norm = optim::clip_grad_norm(optimizer_->parameters(), options_.clip);
+  }
+  // With loss scaling a step is skipped now and then, which is how the scale is found.
+  const bool is_suspect = options_.clip == 0 || !std::isfinite(result.gradient_norm);
+  if (stops_at_nan() && !scaler_.enabled() && is_suspect && !gradients_are_finite()) {
+    result.problem = "a gradient is not finite";
+    return result;
   }
   scaler_.step(*optimizer_);
   scaler_.update();
   scheduler_.step();
+  if (stops_at_nan() && scaler_.scale() < 1)
+    result.problem = concat("gradients are not finite even with a loss scale of ", scaler_.scale());
   return result;
+}
+
+std::string Stepper::find_not_finite() {
+  default_generator().restore(random_before_);
+  optimizer_->zero_grad();
+  const parallel::DataParallelBase::NoSync alone(ddp_);
+  FiniteWatch watch(task_.model());
+  for (const data::Example& example : examples_) {
+    if (!is_finite(example.x) || !is_finite(example.y)) watch.note("the examples themselves");
+    const Outcome outcome = forward(example);
+    if (!is_finite(outcome.loss)) watch.note("the loss itself");
+    backward(scaler_.scale(outcome.loss));
+    // From the last layer to the first, as backward goes.
+    const NamedTensors parameters = task_.model().named_parameters();
+    for (auto row = parameters.rbegin(); row != parameters.rend(); ++row) {
+      if (!is_finite(gradient(row->second))) watch.note(concat("the gradient of parameter ", row->first));
+    }
+  }
+  optimizer_->zero_grad();
+  return watch.first();
 }
 
 NamedTensors Stepper::state() const {

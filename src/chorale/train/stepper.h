@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 
+#include "chorale/base/generator.h"
 #include "chorale/optim/grad_scaler.h"
 #include "chorale/optim/scheduler.h"
 #include "chorale/parallel/ddp.h"
@@ -32,7 +33,11 @@ class Objective final : public nn::Module {
 struct StepResult {
   double loss = 0;
   int64_t right = 0;
-  double gradient_norm = 0;  // of all ranks' average; only with clipping
+};
+// What became of the gradients, which are the same on all ranks.
+struct UpdateResult {
+  double gradient_norm = 0;  // only with clipping
+  std::string problem{};     // why nothing was updated: a number that is not finite; empty: all is well
 };
 
 class Stepper {
@@ -40,8 +45,13 @@ class Stepper {
   // The task and the options must outlive it. `steps` are to be done in all.
   Stepper(Task& task, const TrainOptions& options, int64_t steps, const comm::Group& group);
 
-  // `next` gives this rank's examples, in as many pieces as the options say.
-  StepResult step(const std::function<data::Example()>& next);
+  // A step is compute() and then update(). `next` gives this rank's examples, in as many pieces as the options say.
+  StepResult compute(const std::function<data::Example()>& next);
+  // Changes the model, unless gradients are not finite and the options say that this ends the job.
+  UpdateResult update();
+  // After compute(): does it again, on this rank alone, and returns where numbers stop being finite ("" if they do
+  // not).
+  std::string find_not_finite();
 
   double lr() const { return optimizer_->lr(); }
   const optim::Optimizer& optimizer() const { return *optimizer_; }
@@ -59,13 +69,19 @@ class Stepper {
 
  private:
   Outcome forward(const data::Example& batch);
+  bool stops_at_nan() const { return options_.on_nan == "stop"; }
+  bool gradients_are_finite();
 
   const TrainOptions& options_;
+  Task& task_;
   parallel::DistributedDataParallel<Objective> ddp_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   optim::Scheduler scheduler_;
   optim::GradScaler scaler_;
   std::shared_ptr<parallel::PowerSgd> power_sgd_;  // null: not used
+  // To repeat the step.
+  std::vector<data::Example> examples_;
+  RandomStream random_before_{};
 };
 
 }  // namespace chorale::train

@@ -1,8 +1,11 @@
 #include "chorale/train/text_task.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 
+#include "chorale/base/host.h"
 #include "chorale/io/file.h"
 
 namespace chorale::train {
@@ -27,9 +30,10 @@ void list_options(TextTaskOptions& options, const char* model, TrainOptions& com
   common.evaluate_every = common.checkpoint_every = 250;
   list_options(options.text, table);
   ShapeOptions& shape = options.shape;
-  table.add({.name = "layers", .help = "of the model", .target = &shape.layers, .least = 1});
-  table.add({.name = "heads", .help = "of each layer's attention", .target = &shape.heads, .least = 1});
-  table.add({.name = "width", .help = "numbers that stand for a token", .target = &shape.width, .least = 1});
+  table.add({.name = "layers", .help = "of the model", .target = &shape.layers, .least = 1, .most = 1e5});
+  table.add({.name = "heads", .help = "of each layer's attention", .target = &shape.heads, .least = 1, .most = 1e5});
+  table.add(
+      {.name = "width", .help = "numbers that stand for a token", .target = &shape.width, .least = 1, .most = 1e7});
   table.add(
       {.name = "dropout", .help = "share of numbers left out in training", .target = &shape.dropout, .most = 0.999});
   table.add({.name = "model-config",
@@ -45,10 +49,37 @@ void check_fits(int64_t model_vocabulary, int64_t tokenizer_vocabulary, int64_t 
                 "; choose a smaller --context");
 }
 
-void settle(TextTaskOptions& options, const std::string& init) {
+namespace {
+
+std::string gibibytes(double bytes) { return fmt::format("{:.4g} GiB", bytes / (1 << 30)); }
+
+double ranks_here(const TrainOptions& common) { return static_cast<double>(std::max<int64_t>(common.ranks, 1)); }
+
+}  // namespace
+
+void check_memory(const models::ModelSize& size, const TrainOptions& common) {
+  const bool two_moments = common.optimizer == "adamw" || common.optimizer == "adam" || common.optimizer == "lamb";
+  const double states = two_moments ? 2 : 1, ranks = ranks_here(common);
+  const double needed = ranks * models::bytes_of(size, 2 + states);
+  const auto there = static_cast<double>(memory_room().total_bytes);
+  CHORALE_CHECK(needed <= there, "[train] a model of ", fmt::format("{:.4g}", size.parameters), " parameters takes ",
+                gibibytes(needed), " for weights, gradients and the optimizer's states on ", ranks,
+                ranks == 1 ? " rank" : " ranks", "; this machine has ", gibibytes(there),
+                ". Choose a smaller model, or fewer ranks");
+}
+
+void settle(TextTaskOptions& options, const TrainOptions& common) {
+  const std::string& init = common.init;
   // What can be wrong is found now, so that one process complains and not each rank.
-  for (const std::string& file : options.text.files) io::MappedFile::open(file);
+  double bytes = 0;
+  for (const std::string& file : options.text.files)
+    bytes += static_cast<double>(io::MappedFile::open(file)->bytes().size());
   choose_tokenizer(options.text, init);
+  // Each rank has the text, and its tokens.
+  const double needed = ranks_here(common) * bytes * (options.text.tokenizer == "bytes" ? 5 : 2);
+  const auto there = static_cast<double>(memory_room().total_bytes);
+  CHORALE_CHECK(needed <= there, "[train] a text of ", gibibytes(bytes), " takes ", gibibytes(needed),
+                " of memory or more; this machine has ", gibibytes(there), ". Choose a smaller one");
   const ShapeOptions& shape = options.shape;
   std::string& config = options.shape.model_config;
   if (config.starts_with('{')) return;  // of a run that goes on

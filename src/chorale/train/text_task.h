@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "chorale/models/size.h"
 #include "chorale/train/corpus.h"
 #include "chorale/train/task.h"
 
@@ -21,9 +22,13 @@ struct TextTaskOptions {
 };
 // Adds the options, and sets the defaults of common ones. `model` is whose config.json can be given, such as "GPT-2".
 void list_options(TextTaskOptions& options, const char* model, TrainOptions& common, OptionTable& table);
-// Replaces the name of a config.json by its content, that of the model in `init` if no other is named, and chooses the
-// tokenizer. InvalidArgument when a file is not there, or when the width cannot be dealt to the heads.
-void settle(TextTaskOptions& options, const std::string& init);
+// Replaces the name of a config.json by its content, that of the model to start from if no other is named, and chooses
+// the tokenizer. InvalidArgument when a file is not there or larger than memory, or when the width cannot be dealt to
+// the heads.
+void settle(TextTaskOptions& options, const TrainOptions& common);
+
+// InvalidArgument when this machine has not the memory to train a model of this size: before its first tensor is made.
+void check_memory(const models::ModelSize& size, const TrainOptions& common);
 
 // InvalidArgument when a model of a config.json has too few tokens for the tokenizer, or sees too few at once.
 void check_fits(int64_t model_vocabulary, int64_t tokenizer_vocabulary, int64_t model_context, int64_t context);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "chorale/api/api.h"
 #include "chorale/base/generator.h"
@@ -68,6 +69,7 @@ class Trainer {
   void load(const std::optional<FoundCheckpoint>& found);
   void introduce();
   bool step();  // true when somebody wants to stop
+  [[noreturn]] void give_up(const std::string& problem);
   bool is_due(int64_t every) const { return every > 0 && step_ % every == 0; }
   bool ends_epoch() const { return step_ % plan_.steps_per_epoch == 0; }
   Metrics measured();
@@ -78,6 +80,8 @@ class Trainer {
   void save();
   void say_how_to_go_on();
   void write_page() const;
+  template <class Write>
+  void leave_file(const char* name, const Write& write) const;
 
   const Job& job_;
   const TrainOptions& options_;
@@ -88,6 +92,8 @@ class Trainer {
   std::shared_ptr<Loader> loader_;
   std::optional<Timeline> timeline_;
   std::optional<Progress> progress_;
+  MadeFolders made_;                        // on rank 0; goes after the lock, which is a file in it
+  std::optional<RunLock> lock_;             // on rank 0
   std::optional<RunLog> log_;               // on rank 0
   std::optional<Checkpoints> checkpoints_;  // on rank 0
 
@@ -134,12 +140,15 @@ Trainer::Trainer(const Job& job) : job_(job), options_(job.options), group_(job.
 void Trainer::resume() {
   std::optional<FoundCheckpoint> found;
   on_rank_0(group_, [&] {
-    std::filesystem::create_directories(job_.folder);
+    made_.make(job_.folder);
+    lock_.emplace(job_.folder);
     const bool resumes = options_.resume || options_.resume_previous;
     if (!resumes) check_is_new(job_.folder);
     checkpoints_.emplace(job_.folder);
+    checkpoints_->remove_unfinished();
     if (resumes) found = find_checkpoint(*checkpoints_, options_.resume_previous);
     if (found) {
+      check_unchanged(job_.table, found->checkpoint.options, job_.folder.string());
       CHORALE_CHECK(found->checkpoint.data == task_->fingerprint(), "[train] the run in ", job_.folder.string(),
                     " learnt from other data (", found->checkpoint.data, ") than there are now (", task_->fingerprint(),
                     ")");
@@ -209,23 +218,59 @@ bool Trainer::step() {
   const auto start = Clock::now();
   if (ends_epoch()) loader_->set_epoch(step_ / plan_.steps_per_epoch);  // leaves out what did not fill a step
   timeline_->begin(step_ + 1);
-  const StepResult mine = stepper_->step([this] {
+  const StepResult mine = stepper_->compute([this] {
     auto batch = loader_->next();
     CHORALE_INVARIANT(batch, "the epoch ended before its last step");
     return std::move(*batch);
   });
-  ++step_;
-  if (const auto timeline = timeline_->end(step_)) io::write_file(job_.folder / "trace.json", *timeline);
   const auto ranks = static_cast<double>(group_.size());
   std::array<double, 3> all = {mine.loss / ranks, static_cast<double>(mine.right), Interrupt::requested() ? 1.0 : 0.0};
   group_.all_reduce(std::span<double>(all)).wait();
+  if (options_.on_nan == "stop" && !std::isfinite(all[0])) give_up(concat("the loss is ", all[0]));
+  const UpdateResult update = stepper_->update();
+  if (!update.problem.empty()) give_up(update.problem);
+  ++step_;
+  if (const auto timeline = timeline_->end(step_)) {
+    leave_file("trace.json", [&] { io::write_file(job_.folder / "trace.json", *timeline); });
+  }
   ++sums_.steps;
   sums_.loss += all[0];
   sums_.right += all[1];
-  sums_.gradient_norm += mine.gradient_norm;
+  sums_.gradient_norm += update.gradient_norm;
   sums_.seconds += seconds_since(start);
   smooth_loss_ = smooth_loss_ == 0 ? all[0] : 0.9 * smooth_loss_ + 0.1 * all[0];
   return all[2] > 0;
+}
+
+// Before the update: every rank repeats the step by itself and looks where numbers stop being finite.
+void Trainer::give_up(const std::string& problem) {
+  const std::vector<comm::Value> found = comm::gather_object(group_, comm::Value(stepper_->find_not_finite()));
+  progress_.reset();
+  std::string message =
+      fmt::format("[train] step {}: {}, so training has stopped before the update", step_ + 1, problem);
+  if (!speaks()) throw NotFinite(message);
+  std::vector<std::string> places;
+  for (size_t rank = 0; rank < found.size(); ++rank) {
+    if (const auto& place = found[rank].as<std::string>(); !place.empty())
+      places.push_back(fmt::format("on rank {} it is {}", rank, place));
+  }
+  message += places.empty() ? "; every rank's own numbers are finite: their sum over ranks is not"
+                            : fmt::format("; what is not finite first: {}", fmt::join(places, ", "));
+  const std::vector<std::filesystem::path> saved = checkpoints_->list();
+  message += saved.empty() ? ". There is no checkpoint yet"
+                           : fmt::format(". The last checkpoint, {}, is as it was", saved.back().string());
+  write_page();
+  throw NotFinite(message + ". Try a smaller --lr, or --clip 1; --on-nan continue trains on regardless");
+}
+
+// Files for people to look at: a run that cannot write one has trained all the same.
+template <class Write>
+void Trainer::leave_file(const char* name, const Write& write) const {
+  try {
+    write();
+  } catch (const Error& error) {
+    log_warning(concat("there is no ", name, " of this run: ", error.what()));
+  }
 }
 
 // Of the steps since the last line.
@@ -317,12 +362,14 @@ void Trainer::evaluate() {
     result_ = task_->evaluate(group_);
     if (speaks()) {
       log_->numbers("evaluation", step_, result_);
-      task_->report(job_.folder);
+      leave_file("evaluation", [&] { task_->report(job_.folder); });
       progress_->say(fmt::format("step {}  {}  {}", grouped(step_), text_of(result_), clock_text(log_->seconds())));
-      if (const auto text = task_->sample(step_)) {
+      leave_file("sample", [&] {
+        const auto text = task_->sample(step_);
+        if (!text) return;
         log_->sample(step_, *text);
         progress_->say("  " + *text);
-      }
+      });
     }
   }
   task_->model().train();
@@ -353,21 +400,17 @@ void Trainer::save() {
 void Trainer::say_how_to_go_on() {
   progress_.reset();  // clears the live line
   if (!speaks()) return;
-  fmt::print(job_.out,
-             "interrupted after step {} of {}, which is saved; go on with\n  chorale train {} --out {} --resume\n",
-             grouped(step_), grouped(plan_.steps), job_.kind.name(), job_.folder.string());
-  std::fflush(job_.out);
+  job_.out.print(
+      fmt::format("interrupted after step {} of {}, which is saved; go on with\n  chorale train {} --out {} --resume\n",
+                  grouped(step_), grouped(plan_.steps), job_.kind.name(), job_.folder.string()));
 }
 
-// The page is for people to look at: a run that cannot write it has trained all the same.
 void Trainer::write_page() const {
   if (!speaks()) return;
-  try {
+  leave_file("report", [&] {
     const std::vector<std::filesystem::path> runs{job_.folder};
     for (const std::string& problem : report::write_report(runs, job_.folder / "report.html")) log_warning(problem);
-  } catch (const Error& error) {
-    log_warning(concat("there is no report of this run: ", error.what()));
-  }
+  });
 }
 
 Ending Trainer::run() {
@@ -388,9 +431,8 @@ Ending Trainer::run() {
   write_page();
   progress_.reset();
   if (speaks()) {
-    fmt::print(job_.out, "{} after {} steps, {:.1f} s; run: {}\n", text_of(result_), grouped(step_), log_->seconds(),
-               job_.folder.string());
-    std::fflush(job_.out);
+    job_.out.print(fmt::format("{} after {} steps, {:.1f} s; run: {}\n", text_of(result_), grouped(step_),
+                               log_->seconds(), job_.folder.string()));
   }
   return Ending::kDone;
 }
@@ -398,20 +440,15 @@ Ending Trainer::run() {
 }  // namespace
 
 Plan make_plan(const TrainOptions& options, int64_t examples, int ranks) {
-  const int64_t pieces = ranks * options.accumulate;
+  const int64_t pieces = product("ranks and pieces of a batch", {ranks, options.accumulate});
   CHORALE_CHECK(options.batch % pieces == 0, "[train] a batch of ", options.batch, " cannot be dealt to ", ranks,
                 " ranks in ", options.accumulate, " pieces equally; choose a multiple of ", pieces);
   Plan plan{.steps_per_epoch = examples / options.batch, .examples_of_rank = options.batch / pieces};
   CHORALE_CHECK(plan.steps_per_epoch > 0, "[train] a batch of ", options.batch, " is larger than the ", examples,
                 " training examples; choose a smaller one");
-  const int64_t all = plan.steps_per_epoch * options.epochs;
+  const int64_t all = product("steps of all epochs", {plan.steps_per_epoch, options.epochs});
   plan.steps = options.steps > 0 ? std::min(options.steps, all) : all;
   return plan;
-}
-
-void check_is_new(const std::filesystem::path& folder) {
-  CHORALE_CHECK(!std::filesystem::exists(folder / "config.json"), "[train] there is a run in ", folder.string(),
-                " already; go on with it by --resume, or choose another folder with --out");
 }
 
 Ending train(const Job& job) { return Trainer(job).run(); }

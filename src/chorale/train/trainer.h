@@ -3,7 +3,6 @@
 #pragma once
 
 #include <chrono>
-#include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -11,6 +10,7 @@
 #include "chorale/train/checkpoint.h"
 #include "chorale/train/interrupt.h"
 #include "chorale/train/progress.h"
+#include "chorale/train/run_folder.h"
 #include "chorale/train/run_log.h"
 #include "chorale/train/stepper.h"
 
@@ -22,8 +22,8 @@ struct Job {
   const OptionTable& table;  // has the values that are written down
   const comm::Group& group;
   std::filesystem::path folder;  // of the run; only rank 0 looks at it
+  Output& out;                   // only rank 0 writes
   json::Object facts{};          // about program and machine, for the log
-  std::FILE* out = stdout;       // only rank 0 writes
 };
 
 // How many steps there are, and where an epoch ends.
@@ -35,15 +35,19 @@ struct Plan {
 // InvalidArgument when the batch cannot be dealt to this many ranks, or is larger than the data.
 Plan make_plan(const TrainOptions& options, int64_t examples, int ranks);
 
-// InvalidArgument when there is a run in the folder already.
-void check_is_new(const std::filesystem::path& folder);
-
 enum class Ending : uint8_t { kDone, kInterrupted };
-// As one rank of the group. What rank 0 throws, the others throw as ToldByRank0.
+// As one rank of the group. What rank 0 throws, the others throw as ToldByRank0; but all throw NotFinite.
 Ending train(const Job& job);
 
 // Another rank has failed and says why: this one need not.
 class ToldByRank0 : public StateError {
+ public:
+  using StateError::StateError;
+};
+
+// Loss or gradients are not finite, and the options say that this ends the job: nothing was updated or saved since they
+// were. To start again from the last checkpoint would end alike.
+class NotFinite : public StateError {
  public:
   using StateError::StateError;
 };

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <functional>
+#include <limits>
 
 #include "chorale/api/api.h"
 #include "chorale/base/parallel_for.h"
@@ -17,10 +19,30 @@ namespace {
 
 using testing::HasSubstr;
 
+// What a layer does to numbers that pass through it, from some forward on.
+struct Harm {
+  int from = 0;  // counted from 1; 0: never
+  std::function<Tensor(const Tensor&)> act;
+};
+class Harmful final : public nn::Module {
+ public:
+  Harmful(const Harm& harm, const int& forwards) : harm_(&harm), forwards_(&forwards) {}
+  const char* type_name() const override { return "Harmful"; }
+  void visit_members(nn::MemberVisitor&) override {}
+  Tensor forward(const Tensor& x) { return harm_->from > 0 && *forwards_ >= harm_->from ? harm_->act(x) : x; }
+  Tensor operator()(const Tensor& x) { return nn::call(*this, x); }
+
+ private:
+  const Harm* harm_;
+  const int* forwards_;
+};
+
 // Learns the sum of eight numbers, with dropout so that random streams matter.
 class SumTask final : public Task {
  public:
-  explicit SumTask(int interrupt_at) : interrupt_at_(interrupt_at) {
+  SumTask(int interrupt_at, const Harm& harm)
+      : model_(nn::Linear(8, 16), nn::ReLU(), Harmful(harm, forwards_), nn::Dropout(0.25), nn::Linear(16, 1)),
+        interrupt_at_(interrupt_at) {
     const Tensor x = uniform({40, 8}, -1, 1, DType::kF32, data_numbers_);
     dataset_.emplace(x, sum(x, 1));
   }
@@ -50,18 +72,21 @@ class SumTask final : public Task {
  private:
   Generator data_numbers_{99};
   std::optional<data::TensorDataset> dataset_;
-  nn::Sequential model_{nn::Linear(8, 16), nn::ReLU(), nn::Dropout(0.25), nn::Linear(16, 1)};
-  int interrupt_at_;
   int forwards_ = 0;
+  nn::Sequential model_;
+  int interrupt_at_;
 };
 
 class SumKind final : public TaskKind {
  public:
   int interrupt_at = 0;
+  Harm harm;
   const char* name() const override { return "sums"; }
   const char* help() const override { return ""; }
   void list_options(TrainOptions&, OptionTable&) override {}
-  std::unique_ptr<Task> make(const TrainOptions&) const override { return std::make_unique<SumTask>(interrupt_at); }
+  std::unique_ptr<Task> make(const TrainOptions&) const override {
+    return std::make_unique<SumTask>(interrupt_at, harm);
+  }
 };
 
 struct Session {
@@ -95,8 +120,9 @@ struct Session {
         std::free(text);
       }
     } const close{out, text, size, printed};
+    Output output(out);
     return train(
-        {.kind = kind, .options = options, .table = table, .group = world.group(), .folder = folder, .out = out});
+        {.kind = kind, .options = options, .table = table, .group = world.group(), .folder = folder, .out = output});
   }
   std::string printed;
 };
@@ -169,6 +195,68 @@ TEST(Trainer, ResumingWithoutACheckpointBegins) {
   EXPECT_EQ(session.run(folder / "a"), Ending::kDone);
   EXPECT_THAT(session.printed, HasSubstr("there is no checkpoint yet: starting from the beginning"));
 }
+// Runs until numbers are not finite; returns the message.
+std::string message_of_nan(Session& session, const TemporaryFolder& folder) {
+  try {
+    session.run(folder / "a");
+  } catch (const NotFinite& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST(NotFiniteNumbers, InALossStopTheRunBeforeUpdateAndCheckpointAndAreTraced) {
+  const TemporaryFolder folder;
+  Session session;
+  session.options.keep = 1;
+  session.kind.harm = {7, [](const Tensor& x) { return x * std::numeric_limits<double>::infinity(); }};
+  const std::string message = message_of_nan(session, folder);
+  EXPECT_THAT(message, HasSubstr("step 7: the loss is "));
+  EXPECT_THAT(message, HasSubstr("on rank 0 it is the output of layer 2 (Harmful)"));
+  EXPECT_THAT(message, HasSubstr("checkpoints/step-00000004, is as it was"));
+  EXPECT_EQ(Checkpoints(folder / "a").list().size(), 1u);
+  // What went before is that of a run without harm.
+  session.kind.harm = {};
+  session.options.resume = true;
+  EXPECT_EQ(session.run(folder / "a"), Ending::kDone);
+  Session undisturbed;
+  EXPECT_EQ(undisturbed.run(folder / "b"), Ending::kDone);
+  EXPECT_TRUE(weights(folder, "a", 15) == weights(folder, "b", 15));
+}
+
+// The numbers stay as they are, and their gradients become NaN.
+Tensor spoil_gradient(const Tensor& x) { return x + sqrt(x * 0) * 0; }
+
+TEST(NotFiniteNumbers, InGradientsAloneStopTheRunToo) {
+  for (const double clip : {0.0, 1.0}) {
+    const TemporaryFolder folder;
+    Session session;
+    session.options.clip = clip;
+    session.kind.harm = {6, spoil_gradient};
+    const std::string message = message_of_nan(session, folder);
+    EXPECT_THAT(message, HasSubstr("step 6: a gradient is not finite"));
+    EXPECT_THAT(message, HasSubstr("the gradient that layer 2 (Harmful) passes on"));
+  }
+}
+
+TEST(NotFiniteNumbers, WithLossScalingStopTheRunWhenTheScaleFallsBelowOne) {
+  const TemporaryFolder folder;
+  Session session;
+  session.options.precision = "f16";
+  session.options.epochs = 10;
+  session.kind.harm = {3, spoil_gradient};
+  // From 65,536 it is halved 17 times; each of these steps is skipped.
+  EXPECT_THAT(message_of_nan(session, folder), HasSubstr("gradients are not finite even with a loss scale of 0.5"));
+}
+
+TEST(NotFiniteNumbers, AreNoMatterToThoseWhoSaySo) {
+  const TemporaryFolder folder;
+  Session session;
+  session.options.on_nan = "continue";
+  session.kind.harm = {7, spoil_gradient};
+  EXPECT_EQ(session.run(folder / "a"), Ending::kDone);
+}
+
 TEST(Trainer, PlanDealsABatchToRanksAndPieces) {
   TrainOptions options;
   options.batch = 64;

@@ -11,6 +11,7 @@
 
 #include "chorale/app/bench/bench.h"
 #include "chorale/app/commands.h"
+#include "chorale/app/options.h"
 #include "chorale/base/error.h"
 
 namespace chorale::app {
@@ -186,7 +187,7 @@ void run(const Options& options) {
 
 }  // namespace
 
-void add_bench_all(CLI::App& bench) {
+void add_bench_all(CLI::App& bench, Work& work) {
   CLI::App* command = bench.add_subcommand("all", "Collectives, steps and data-parallel steps in one table");
   auto options = std::make_shared<Options>();
   command->add_option("--against", options->against, "peers, among torch and mpi")->capture_default_str();
@@ -195,8 +196,8 @@ void add_bench_all(CLI::App& bench) {
   command->add_option("--torch-python", options->python, "a Python that can import torch")->capture_default_str();
   command->add_option("--rounds", options->rounds, "turns of each side; the median counts")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  command->callback([options] { run(*options); });
+      ->check(between(1, 1e6));
+  command->callback([options, &work] { work = [options] { run(*options); }; });
 }
 
 }  // namespace chorale::app

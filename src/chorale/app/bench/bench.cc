@@ -180,14 +180,14 @@ void write_json(const std::string& path, const nlohmann::json& report) {
   CHORALE_CHECK(file.good(), "[bench] cannot write ", path);
 }
 
-void add_bench(CLI::App& program) {
+void add_bench(CLI::App& program, Work& work) {
   CLI::App* bench = program.add_subcommand("bench", "Measure, beside peers in the same run");
   bench->require_subcommand(1);
-  add_bench_all(*bench);
-  add_bench_collectives(*bench);
-  add_bench_ops(*bench);
-  add_bench_steps(*bench);
-  add_bench_ddp(*bench);
+  add_bench_all(*bench, work);
+  add_bench_collectives(*bench, work);
+  add_bench_ops(*bench, work);
+  add_bench_steps(*bench, work);
+  add_bench_ddp(*bench, work);
 }
 
 }  // namespace chorale::app

@@ -16,6 +16,7 @@
 #include "chorale/app/bench/bench.h"
 #include "chorale/app/bench/hosts.h"
 #include "chorale/app/commands.h"
+#include "chorale/app/options.h"
 #include "chorale/base/error.h"
 
 namespace chorale::app {
@@ -230,14 +231,14 @@ void run(const Options& options) {
 
 }  // namespace
 
-void add_bench_collectives(CLI::App& bench) {
+void add_bench_collectives(CLI::App& bench, Work& work) {
   CLI::App* command = bench.add_subcommand(
       "collectives", "Collectives among processes of this host, or of two, beside shared memory's floor, gloo and MPI");
   auto options = std::make_shared<Options>();
-  command->add_option("-n,--ranks", options->ranks, "processes")->capture_default_str()->check(CLI::Range(1, 256));
+  command->add_option("-n,--ranks", options->ranks, "processes")->capture_default_str()->check(between(1, 256));
   command->add_option("--hosts", options->hosts, "2: two network namespaces with a cable, beside torch alone")
       ->capture_default_str()
-      ->check(CLI::Range(1, 2));
+      ->check(between(1, 2));
   command->add_option("--fabric", options->fabric, "between hosts: tls, or ucx[:DEVICE]")->capture_default_str();
   command
       ->add_option("--against", options->against,
@@ -246,16 +247,20 @@ void add_bench_collectives(CLI::App& bench) {
   command->add_option("--json", options->json, "write the report to this file");
   command->add_option("--torch-python", options->python, "a Python that can import torch")->capture_default_str();
   command->add_option("--only", options->only, "cases with this in their name, such as all_reduce/f32/4096");
-  command->add_option("--most-bytes", options->most_bytes, "no larger tensors")->capture_default_str();
+  command->add_option("--most-bytes", options->most_bytes, "no larger tensors")
+      ->capture_default_str()
+      ->check(between(1, 1e15));
   command->add_option("--rounds", options->rounds, "measurements of each, in turns; the median counts")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(between(1, 1e6));
   command->add_option("--as-rank", options->as_rank, "")->group("");
   command->add_option("--store", options->store, "")->group("");
-  command->callback([options] {
-    if (const std::string before = before_program(options->against); !before.empty())
-      return compare_with_before("collectives", before, options->json);
-    run(*options);
+  command->callback([options, &work] {
+    work = [options] {
+      if (const std::string before = before_program(options->against); !before.empty())
+        return compare_with_before("collectives", before, options->json);
+      run(*options);
+    };
   });
 }
 

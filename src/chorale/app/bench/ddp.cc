@@ -14,6 +14,7 @@
 #include "chorale/app/bench/hosts.h"
 #include "chorale/app/bench/models.h"
 #include "chorale/app/commands.h"
+#include "chorale/app/options.h"
 #include "chorale/base/error.h"
 #include "chorale/base/parallel_for.h"
 #include "chorale/optim/optim.h"
@@ -300,12 +301,12 @@ void run(const Options& options) {
 
 }  // namespace
 
-void add_bench_ddp(CLI::App& bench) {
+void add_bench_ddp(CLI::App& bench, Work& work) {
   CLI::App* command = bench.add_subcommand("ddp", "Data-parallel training steps of four models, against PyTorch");
   auto options = std::make_shared<Options>();
   command->add_option("-n,--ranks", options->ranks, "processes, of one thread each")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(between(1, 256));
   command->add_option("--json", options->json, "write the report to this file");
   command->add_option("--torch-python", options->python, "a Python that can import torch")->capture_default_str();
   command->add_option("--against", options->against, "peers: torch, or none; or before=PROGRAM, an older chorale")
@@ -313,18 +314,20 @@ void add_bench_ddp(CLI::App& bench) {
   command->add_option("--only", options->only, "cases with this in their name");
   command->add_option("--rounds", options->rounds, "turns of each side; the median counts")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  command->add_option("--bucket-mb", options->bucket_mb,
-                      "buckets of so many MiB (default: the first 1, the others 25)");
+      ->check(between(1, 1e6));
+  command->add_option("--bucket-mb", options->bucket_mb, "buckets of so many MiB (default: the first 1, the others 25)")
+      ->check(between(1e-6, 1e6));
   command->add_option("--hosts", options->hosts, "2: two network namespaces with a cable, not against torch")
       ->capture_default_str()
-      ->check(CLI::Range(1, 2));
+      ->check(between(1, 2));
   command->add_option("--fabric", options->fabric, "between hosts: tls, or ucx[:DEVICE]")->capture_default_str();
   command->add_option("--rate", options->rate, "of the cable between hosts, such as 1gbit");
-  command->callback([options] {
-    if (const std::string before = before_program(options->against); !before.empty())
-      return compare_with_before("ddp", before, options->json);
-    run(*options);
+  command->callback([options, &work] {
+    work = [options] {
+      if (const std::string before = before_program(options->against); !before.empty())
+        return compare_with_before("ddp", before, options->json);
+      run(*options);
+    };
   });
 
   CLI::App* hidden = bench.add_subcommand("ddp-worker", "A rank of `bench ddp`")->group("");
@@ -335,7 +338,7 @@ void add_bench_ddp(CLI::App& bench) {
   hidden->add_option("--rank", worker->rank)->required();
   hidden->add_option("--size", worker->size)->required();
   hidden->add_option("--bucket-mb", worker->bucket_mb);
-  hidden->callback([worker] { serve(*worker); });
+  hidden->callback([worker, &work] { work = [worker] { serve(*worker); }; });
 }
 
 }  // namespace chorale::app

@@ -11,6 +11,7 @@
 #include "chorale/app/bench/bench.h"
 #include "chorale/app/bench/ops_cases.h"
 #include "chorale/app/commands.h"
+#include "chorale/app/options.h"
 #include "chorale/autograd/autograd.h"
 #include "chorale/base/error.h"
 #include "chorale/base/parallel_for.h"
@@ -256,7 +257,7 @@ void run(const Options& options) {
 
 }  // namespace
 
-void add_bench_ops(CLI::App& bench) {
+void add_bench_ops(CLI::App& bench, Work& work) {
   CLI::App* command =
       bench.add_subcommand("ops", "Every family of ops, one thread, against PyTorch and the machine's limits");
   auto options = std::make_shared<Options>();
@@ -269,14 +270,16 @@ void add_bench_ops(CLI::App& bench) {
   command->add_option("--only", options->only, "cases with this in their name");
   command->add_option("--rounds", options->rounds, "measurements of each, in turns; the median counts")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(between(1, 1e6));
   command->add_option("--seconds", options->seconds, "length of one measurement")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  command->callback([options] {
-    if (const std::string before = before_program(options->against); !before.empty())
-      return compare_with_before("ops", before, options->json);
-    run(*options);
+      ->check(between(1e-6, 3600));
+  command->callback([options, &work] {
+    work = [options] {
+      if (const std::string before = before_program(options->against); !before.empty())
+        return compare_with_before("ops", before, options->json);
+      run(*options);
+    };
   });
 }
 

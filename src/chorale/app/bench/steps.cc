@@ -11,6 +11,7 @@
 #include "chorale/app/bench/bench.h"
 #include "chorale/app/bench/models.h"
 #include "chorale/app/commands.h"
+#include "chorale/app/options.h"
 #include "chorale/base/error.h"
 #include "chorale/base/parallel_for.h"
 #include "chorale/kernel/cpu/dnnl/gemm.h"
@@ -239,7 +240,7 @@ void run(const Options& options) {
 
 }  // namespace
 
-void add_bench_steps(CLI::App& bench) {
+void add_bench_steps(CLI::App& bench, Work& work) {
   CLI::App* command =
       bench.add_subcommand("steps", "Training steps of four models, one rank and one thread, against PyTorch");
   auto options = std::make_shared<Options>();
@@ -252,11 +253,13 @@ void add_bench_steps(CLI::App& bench) {
   command->add_option("--only", options->only, "cases with this in their name");
   command->add_option("--rounds", options->rounds, "turns of each side; the median counts")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  command->callback([options] {
-    if (const std::string before = before_program(options->against); !before.empty())
-      return compare_with_before("steps", before, options->json);
-    run(*options);
+      ->check(between(1, 1e6));
+  command->callback([options, &work] {
+    work = [options] {
+      if (const std::string before = before_program(options->against); !before.empty())
+        return compare_with_before("steps", before, options->json);
+      run(*options);
+    };
   });
 
   CLI::App* hidden = bench.add_subcommand("step-worker", "Trains one model for `bench steps`")->group("");
@@ -267,7 +270,7 @@ void add_bench_steps(CLI::App& bench) {
   hidden->add_flag("--bf16", worker->bf16);
   hidden->add_flag("--in-backward", worker->in_backward);
   hidden->add_option("--started", worker->started);
-  hidden->callback([worker] { serve(*worker); });
+  hidden->callback([worker, &work] { work = [worker] { serve(*worker); }; });
 }
 
 }  // namespace chorale::app

@@ -1,0 +1,62 @@
+// The folder of a run: whether it can be one, who trains in it, and which options it has.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "chorale/train/option_table.h"
+
+namespace chorale::train {
+
+// InvalidArgument unless the path is a folder, or nothing yet where a folder can be made.
+void check_can_be_folder(const std::filesystem::path& path);
+
+// InvalidArgument when there is a run in the folder already.
+void check_is_new(const std::filesystem::path& folder);
+
+// Folders that were made for a run. When it ends, those that are still empty go: a run that fails before it begins
+// leaves nothing. What was there before is never removed.
+class MadeFolders {
+ public:
+  MadeFolders() = default;
+  ~MadeFolders();
+  MadeFolders(const MadeFolders&) = delete;
+  MadeFolders& operator=(const MadeFolders&) = delete;
+
+  // Makes the folder, with those above it.
+  void make(const std::filesystem::path& folder);
+  // As make(), but only if it was not there: false when it was.
+  bool make_new(const std::filesystem::path& folder);
+
+ private:
+  std::vector<std::filesystem::path> made_;  // from the outermost
+};
+
+// One process at a time trains in a folder. The kernel's lock on the file `.lock` decides, which ends with its owner;
+// the file itself only says who that is.
+class RunLock {
+ public:
+  // Waits a little, since an owner that was killed may still be about to end; then StateError that names the owner.
+  // Where the file system has no locks it warns, and there is none.
+  explicit RunLock(const std::filesystem::path& folder);
+  // Removes the file.
+  ~RunLock();
+  RunLock(const RunLock&) = delete;
+  RunLock& operator=(const RunLock&) = delete;
+
+ private:
+  std::filesystem::path path_;
+  int file_ = -1;
+};
+
+// The options of the run in a folder. What its last checkpoint was trained with rules; config.json, which may be newer,
+// counts for options that may change. Nothing when there is neither.
+struct RunOptions {
+  json::Object values;
+  std::vector<std::string> differences;  // what config.json says otherwise, in words
+};
+std::optional<RunOptions> options_of_run(const std::filesystem::path& folder, const OptionTable& table);
+
+}  // namespace chorale::train
