@@ -61,6 +61,14 @@ class Hosts(NetworkTest):
             self.finish(2)
             self.expect_words(2, f"same bits over {fabric}", ranks)
 
+    # spec: test_ddp_hook_parity_post_localSGD
+    def test_gradients_are_averaged_on_each_node_after_the_first_steps(self):
+        self.start(3, "DISABLED_OnThisNode", 2, f"{BIN}/parallel_test {OPTIONS} --gtest_filter=PostLocalSgd")
+        self.finish(3)
+        for node in range(3):
+            said = self.said(f"node{node}")
+            self.assertEqual(said.count(f"the average of this node is {2 * node + 0.5}"), 2, said)
+
     def test_a_pulled_cable_ends_an_all_reduce_on_every_rank_within_the_keep_alive(self):
         self.start(3, "DISABLED_ReducesMuch", REDUCE_BYTES=str(64 * MIB), ALL_REDUCES="1000")
         self.wait_for("node0", "all-reduce 1 is done")

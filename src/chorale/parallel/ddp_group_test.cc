@@ -17,13 +17,14 @@ struct Fails : Function {
 // The layers get their gradients from the last to the first; the op that fails is before the first.
 struct ThreeLayers : nn::Module {
   Linear a, b, c;
-  bool fails = false;
+  bool fails = false, uses_third = true;
   CHORALE_MODULE(ThreeLayers, a, b, c)
   explicit ThreeLayers(int64_t width) : a(width, width), b(width, width), c(width, width) {}
   Tensor forward(const Tensor& x) {
     Tensor y = a(x);
     if (fails) y = chorale::apply<Fails>({y})[0];
-    return c(b(y));
+    y = b(y);
+    return uses_third ? c(y) : y;
   }
 };
 
@@ -101,13 +102,26 @@ TEST(ProcessGroup, AMeshOfOneDimensionTakesThePlaceOfAGroup) {
 
 // spec: test_ddp_update_process_group_grad_undefined
 TEST(ProcessGroup, AnUnusedLayerIsNoTroubleAfterwards) {
-  run_ranks(2, [](comm::Group& group) {
-    DistributedDataParallel ddp(seeded(ThreeLayers(10), 1), group, {.find_unused_parameters = FindUnused::kOn});
-    failing_pass(ddp);
-    ddp.set_group(group);
-    ddp.zero_grad();
-    good_pass(ddp);
-  });
+  for (bool views : {false, true}) {
+    run_ranks(2, [views](comm::Group& group) {
+      DistributedDataParallel ddp(seeded(ThreeLayers(10), 1), group,
+                                  {.find_unused_parameters = FindUnused::kOn, .gradient_as_bucket_view = views});
+      failing_pass(ddp);  // the third layer has its gradients by then
+      ddp.set_group(group);
+      ddp.zero_grad();
+      ddp.module().fails = false;
+      ddp.module().uses_third = false;
+      backward(sum(ddp(pattern({2, 10}, group.rank()))));
+      ddp.check_finished();
+      // Used layers get the average over ranks, and the third one has no gradient, as on one rank.
+      ThreeLayers local = nn::clone(ddp.module());
+      local.uses_third = false;
+      for (int rank : {0, 1}) backward(mul(sum(local(pattern({2, 10}, rank))), 0.5));
+      expect_equal_gradients(ddp.module(), local);
+      EXPECT_TRUE(gradient(local.b.weight).defined());
+      EXPECT_FALSE(gradient(ddp.module().c.weight).defined() || gradient(ddp.module().c.bias).defined());
+    });
+  }
 }
 
 // spec: test_ddp_update_process_group_no_find_unused

@@ -110,11 +110,13 @@ TEST(CommHook, AHookMayUpdateTheParametersOfItsBucket) {
     return std::make_unique<optim::Sgd>(p, optim::SgdOptions{.lr = 1e-2, .momentum = 0.9, .weight_decay = 0.01});
   };
   run_ranks(2, [&](comm::Group& group) {
-    for (bool views : {false, true}) {
-      for (bool declared : {false, true}) update_in_hook(group, adamw, views, declared, views == declared);
+    for (const MakeOptimizer* optimizer : {&adamw, &adam, &sgd}) {
+      for (bool views : {false, true}) {
+        for (bool declared : {false, true}) {
+          for (bool subset : {false, true}) update_in_hook(group, *optimizer, views, declared, subset);
+        }
+      }
     }
-    update_in_hook(group, adam, true, false, false);
-    update_in_hook(group, sgd, true, false, false);
   });
 }
 

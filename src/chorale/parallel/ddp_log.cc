@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "chorale/base/config.h"
+#include "chorale/base/debug_level.h"
 #include "chorale/base/error.h"
 #include "chorale/base/parallel_for.h"
 
@@ -123,6 +124,7 @@ void describe(const reducer::Reducer& reducer, DdpLog& log) {
        {"MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "CHORALE_TIMEOUT", "OMP_NUM_THREADS"}) {
     log.environment[name] = config::env(name).value_or("N/A");
   }
+  log.environment["CHORALE_DEBUG"] = name_of(debug_level());  // the level in force, whatever the variable said at first
 }
 
 }  // namespace chorale::parallel

@@ -1,7 +1,9 @@
 #include "chorale/parallel/ddp_log.h"
 
+#include "chorale/base/debug_level.h"
 #include "chorale/optim/optim.h"
 #include "chorale/parallel/zoo_test_util.h"
+#include "chorale/testing/environment_test_util.h"
 
 namespace chorale::parallel {
 namespace {
@@ -15,6 +17,9 @@ struct LargeNet : nn::Module {
 
 // spec: test_ddp_logging_data_cpu
 TEST(DdpLog, SaysHowItIsSetUpAndHowLongStepsTake) {
+  const EnvironmentVariable address("MASTER_ADDR", "10.1.2.3"), port("MASTER_PORT", nullptr),
+      threads("OMP_NUM_THREADS", "2");
+  set_debug_level(DebugLevel::kInfo);
   run_ranks(2, [](comm::Group& group) {
     DistributedDataParallel ddp(seeded(Net(), 1), group,
                                 {.find_unused_parameters = FindUnused::kOff, .gradient_as_bucket_view = false});
@@ -29,6 +34,7 @@ TEST(DdpLog, SaysHowItIsSetUpAndHowLongStepsTake) {
         EXPECT_GE(log.backward_comm_time, 1);
         EXPECT_LE(log.backward_compute_comm_overlap_time, log.backward_compute_time);
         EXPECT_LE(log.backward_compute_comm_overlap_time, log.backward_comm_time);
+        EXPECT_GE(log.backward_compute_comm_overlap_time, 0);
       } else if (i > 10) {
         EXPECT_NE(log.iteration, i);
       }
@@ -56,7 +62,13 @@ TEST(DdpLog, SaysHowItIsSetUpAndHowLongStepsTake) {
     EXPECT_EQ(log.unused_parameter_size, 0);
     EXPECT_EQ(log.comm_hook, "");
     EXPECT_FALSE(log.is_multi_device_module || log.has_sync_bn || log.static_graph || log.has_error);
-    EXPECT_EQ(log.environment.at("MASTER_ADDR"), "N/A");
+    EXPECT_FALSE(log.join_uneven_inputs);
+    EXPECT_EQ(log.error, "");
+    EXPECT_EQ(log.environment.at("MASTER_ADDR"), "10.1.2.3");
+    EXPECT_EQ(log.environment.at("MASTER_PORT"), "N/A");
+    EXPECT_EQ(log.environment.at("OMP_NUM_THREADS"), "2");
+    EXPECT_EQ(log.environment.at("CHORALE_DEBUG"), "INFO");
+    for (const auto& [name, value] : log.environment) EXPECT_TRUE(has_not(name, "NCCL"));
     EXPECT_LE(log.forward_compute_time_start, log.backward_compute_time_start);
     EXPECT_LE(log.backward_compute_time_start, log.backward_comm_time_start);
     EXPECT_LE(log.backward_comm_time_start, log.backward_comm_time_end);
@@ -69,7 +81,10 @@ TEST(DdpLog, SaysHowItIsSetUpAndHowLongStepsTake) {
     EXPECT_EQ(large.log().bucket_cap_bytes, 1572864);
     EXPECT_EQ(large.log().bucket_sizes, "4000000, 16000000");
     EXPECT_EQ(large.log().dtypes, "double, float");
+    EXPECT_EQ(large.log().num_parameter_tensors, 2);
+    EXPECT_EQ(large.log().total_parameter_size_bytes, 20000000);
   });
+  set_debug_level(DebugLevel::kOff);
 }
 
 TEST(DdpLog, SaysWhoMovesReductions) {

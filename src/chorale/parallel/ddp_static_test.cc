@@ -181,7 +181,6 @@ TEST(StaticGraph, FreshTensorsGainNoHistory) {
   }
 }
 
-// spec: test_ddp_compile_static_graph
 TEST(StaticGraph, GivesTheSameOutputsAndGradients) {
   run_ranks(2, [](comm::Group& group) {
     DistributedDataParallel plain(seeded(Linear(10, 10), 1), group);

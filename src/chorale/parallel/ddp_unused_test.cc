@@ -387,7 +387,8 @@ struct HidesOne : nn::Module {
 };
 constexpr double kOneTensorMb = 4096.0 / (1 << 20);
 
-// spec: test_ddp_has_finalized
+// The catalogue's test_ddp_has_finalized wants this error with search on, too. Here search sees what backward does, and
+// not what forward returns, so that there is nothing to wait for (the next test).
 TEST(Unused, AReductionThatDidNotFinishIsFoundByTheCheckAndByTheNextForward) {
   // The wrapper passes the first output through its node and does not know of the second. Without search, a rank that
   // leaves the second out of its loss cannot finish.
