@@ -14,7 +14,7 @@
 #include "chorale/base/host.h"
 #include "chorale/base/optional_parts.h"
 #include "chorale/base/parallel_for.h"
-#include "chorale/comm/net/net_table.h"
+#include "chorale/comm/algorithm/table.h"
 #include "chorale/kernel/cpu/blas/openblas.h"
 #include "chorale/kernel/cpu/dnnl/runtime.h"
 #include "chorale/kernel/cpu/support/cpu_probe.h"
@@ -88,7 +88,11 @@ void print_between_hosts() {
   fmt::print("\nBetween hosts\n");
   print_row("fabric", transport::choose_fabric("").kind + " (CHORALE_FABRIC)");
   print_row("TCP", "congestion control: " + congestion_state());
-  print_row("algorithms", comm::NetTable::from_environment().text() + " (CHORALE_ALGORITHMS)");
+}
+
+void print_algorithms() {
+  fmt::print("\nAlgorithms of calls, by their size (CHORALE_ALGORITHMS)\n");
+  for (const std::string& line : comm::AlgorithmTable::from_environment().lines()) fmt::print("  {}\n", line);
 }
 
 void print_optional_parts() {
@@ -105,6 +109,7 @@ void examine() {
   print_libraries();
   print_optional_parts();
   print_between_hosts();
+  print_algorithms();
 }
 
 }  // namespace

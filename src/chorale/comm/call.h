@@ -1,17 +1,14 @@
-// What ranks can do together, and how a call looks to the others.
+// What ranks can do together.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <string>
 #include <string_view>
 
 #include "chorale/base/dtype.h"
 #include "chorale/base/reduce.h"
-#include "chorale/transport/shm/group_segment.h"
 
 namespace chorale::comm {
-
-using transport::shm::Fingerprint;
 
 enum class CallKind : uint8_t {
   kNone,
@@ -29,7 +26,12 @@ enum class CallKind : uint8_t {
   kSend,
   kRecv,
 };
+inline constexpr size_t kCallKinds = static_cast<size_t>(CallKind::kRecv) + 1;
 std::string_view name_of(CallKind kind);
+// True when a rank gives the same chunk to everybody, or nothing; else it gives one chunk per rank.
+inline bool gives_one_chunk(CallKind kind) {
+  return kind != CallKind::kScatter && kind != CallKind::kReduceScatter && kind != CallKind::kAllToAll;
+}
 std::string_view name_of(Reduce reduce);
 
 // A reduction, and for a sum the factor that every rank's values are multiplied with first.
@@ -45,9 +47,5 @@ inline Reduction premultiplied_sum(double factor) {
   reduction.factor = factor;
   return reduction;
 }
-
-inline CallKind kind_of(const Fingerprint& print) { return static_cast<CallKind>(print.kind); }
-// "all_reduce of 1000 f32 (sum)", with what distinguishes calls.
-std::string describe(const Fingerprint& print);
 
 }  // namespace chorale::comm

@@ -1,8 +1,9 @@
+#include "chorale/comm/call_builder.h"
+
 #include <cstring>
 
 #include "chorale/base/debug_level.h"
 #include "chorale/base/error.h"
-#include "chorale/comm/group_state.h"
 #include "chorale/trace/trace.h"
 #include "chorale/vec/combine.h"
 #include "chorale/vec/loops.h"
@@ -52,20 +53,12 @@ void unpack(const void* from, const Tensor& to) {
   });
 }
 
-int GroupState::group_rank(const char* call, int global_rank) const {
-  const auto& members = membership().members;
-  const auto found = std::lower_bound(members.begin(), members.end(), global_rank);
-  CHORALE_CHECK(found != members.end() && *found == global_rank, "[", call, "] rank ", global_rank, " is not in group ",
-                membership().name, " of ", members.size(), " ranks; ranks are global ones");
-  return static_cast<int>(found - members.begin());
-}
-
 CallBuilder::CallBuilder(const std::shared_ptr<GroupState>& state, CallKind kind, const CallOptions& options)
     : state_(state), operation_(Operation::make()), name_(name_of(kind).data()) {
   operation_->kind = kind;
   operation_->print.kind = static_cast<uint8_t>(kind);
   operation_->print.tag = options.tag;
-  if (state_->context->checksum) operation_->print.variant = transport::shm::kChecksummed;
+  if (state_->context->checksum) operation_->print.variant = kChecksummed;
   operation_->traced = trace::enabled();
   operation_->issued = Deadline::Clock::now();
   operation_->timeout = options.timeout.value_or(state_->timeout);
@@ -199,7 +192,7 @@ Work CallBuilder::launch() {
   }
   meet_chaos(*state_);
   const Membership& who = state_->membership();
-  const trace::Span span("start", trace::Kind::kComm, who.members[static_cast<size_t>(who.rank)]);
+  const trace::Span span("start", trace::Kind::kComm, who.own_global());
   const std::lock_guard lock(state_->context->mutex);
   state_->engine->submit(operation_);
   Operations operations;

@@ -3,7 +3,7 @@
 #include <exception>
 
 #include "chorale/base/error.h"
-#include "chorale/comm/group_state.h"
+#include "chorale/comm/call_builder.h"
 
 namespace chorale::comm {
 

@@ -1,33 +1,225 @@
 #include "chorale/comm/engine.h"
 
+#include <immintrin.h>
+#include <sched.h>
+
 #include <algorithm>
 
 #include "chorale/base/error.h"
-#include "chorale/device/shared_pages.h"
 #include "chorale/trace/trace.h"
 
 namespace chorale::comm {
+namespace {
 
-CachingAllocator& RankContext::scratch() {
-  if (!scratch_) scratch_ = std::make_shared<CachingAllocator>(shared_pages());
-  return *scratch_;
-}
+using namespace std::chrono_literals;
 
-std::shared_ptr<RankContext> RankContext::inner() {
-  auto context = std::make_shared<RankContext>();
-  scratch();
-  context->scratch_ = scratch_;
-  context->core_each = core_each;
-  context->checksum = checksum;
-  context->chaos = chaos;
-  return context;
-}
+// Waiting, by the number of rounds without progress. With a core for each rank spinning is best, for a time that covers
+// the differences between ranks; with fewer, the core is needed by the rank one waits for. After a long wait the core
+// is worth more than the latency.
+constexpr int64_t kSpins = 2000, kYields = 2000;
+constexpr Deadline::Clock::duration kLookInterval = 5ms;  // how often the reason for a long wait is looked for
+constexpr Deadline::Clock::duration kLongestSleep = 20ms;
+
+}  // namespace
+
+Engine::Engine(std::shared_ptr<RankContext> context, Membership membership)
+    : patience_{context->core_each ? kSpins : 1, kYields},
+      context_(std::move(context)),
+      membership_(std::move(membership)) {}
 
 void Engine::enlist() {
   const std::lock_guard lock(context_->mutex);
   context_->engines.push_back(this);
 }
 void Engine::delist() { std::erase(context_->engines, this); }
+
+// ---- moving
+
+void Engine::submit(const Intrusive<Operation>& operation) {
+  if (is_broken()) [[unlikely]]
+    refuse(*operation);
+  const bool message = operation->is_message();
+  if (!message) operation->number = ++number_;
+  operation->flight = flight_.enter(*operation);
+  if (message) {
+    guarded(*operation, [&] { messages().submit(operation); });
+    if (broken_ && operation->pending()) finish(*operation, broken_);
+    note_messages();
+  } else {
+    calls_.push_back(operation);
+  }
+  progress();
+}
+
+void Engine::refuse(const Operation& operation) {
+  if (!broken_) fail_as_recorded(operation);
+  std::rethrow_exception(broken_);
+}
+
+void Engine::step_calls() {
+  while (!calls_.empty()) {
+    const Intrusive<Operation>& operation = calls_.front();
+    bool done = false;
+    guarded(*operation, [&] { done = step(operation, std::exchange(first_is_new_, false)); });
+    if (!done || broken_) return;  // broken: the queue and its operations are gone
+    finish_first();
+  }
+}
+
+void Engine::finish_first() {
+  const Intrusive<Operation> finished = std::move(calls_.front());
+  calls_.pop_front();
+  first_is_new_ = true;
+  finished_ = finished->number;
+  finish(*finished, nullptr);
+}
+
+void Engine::step_messages() {
+  const Intrusive<Operation> any = messages().pending();
+  guarded(any ? *any : *Operation::make(), [&] { messages().progress(done_); });
+  for (const auto& operation : done_) finish(*operation, nullptr);
+  done_.clear();
+  note_messages();
+}
+
+void Engine::finish(Operation& operation, const std::exception_ptr& error) {
+  flight_.leave(operation.flight, error != nullptr);
+  complete(operation, error);
+}
+
+void Engine::drain(std::unique_lock<std::mutex>& lock) {
+  std::optional<Wait> wait;
+  while (!is_thrown_away() && !broken_ && !idle()) {
+    progress();
+    if (idle() || broken_) break;
+    const Intrusive<Operation> rest = calls_.empty() ? messages().pending() : calls_.front();
+    if (!rest) {
+      drop_what_is_owed();
+      sched_yield();
+      continue;
+    }
+    if (!wait || &wait->operation != rest.get()) wait.emplace(*rest, Deadline::never());
+    wait_a_little(lock, *wait);
+  }
+}
+
+void Engine::end_the_rest() {
+  if (!idle())
+    finish_all(std::make_exception_ptr(StateError("[group] the group was destroyed before the work was done")));
+}
+
+// ---- waiting
+
+void Engine::wait_a_little(std::unique_lock<std::mutex>& lock, Wait& wait) {
+  const int64_t round = wait.rounds++;
+  if (round < patience_.spins) {
+    _mm_pause();
+    return;
+  }
+  if (round < patience_.spins + patience_.yields) {
+    lock.unlock();  // another thread of this rank may want to start something
+    sched_yield();
+    lock.lock();
+  } else {
+    const auto most = std::min<Clock::duration>(kLongestSleep, wait.end().left());
+    sleep(lock, wait.operation, context_->engines.size() > 1 ? std::min<Clock::duration>(most, 1ms) : most);
+  }
+  look_if_due(wait);
+}
+
+void Engine::look_if_due(Wait& wait) {
+  if (!wait.operation.pending()) return;
+  const auto now = Clock::now();
+  if (wait.next_look == Clock::time_point{}) wait.next_look = now + kLookInterval;
+  // A deadline may be sooner than the next look at the peers.
+  if (now < wait.next_look && now < wait.end().end()) return;
+  wait.next_look = now + kLookInterval;
+  Operation& operation = wait.operation;
+  guarded(operation, [&] {
+    look_around(operation, wait.end());
+    if (!operation.pending() || !wait.word.is_due(operation)) return;
+    std::vector<std::string> who;
+    for (int peer : awaited(operation)) who.push_back(who_is(peer));
+    wait.word.say(membership_, operation, who);
+  });
+}
+
+void Engine::look(Operation& operation) {
+  if (has_own_thread() && !operation.is_message()) return;  // it looks itself
+  guarded(operation, [&] { look_around(operation, operation.deadline); });
+}
+
+std::vector<int> Engine::awaited(const Operation& operation) const {
+  // A call that is not the first waits for whoever the first one waits for.
+  if (!operation.is_message()) return awaited_by_call(calls_.empty() ? operation : *calls_.front());
+  if (operation.peer >= 0) return {operation.peer};
+  std::vector<int> others;
+  for (int peer = 0; peer < membership_.size(); ++peer) {
+    if (peer != membership_.rank) others.push_back(peer);
+  }
+  return others;
+}
+
+void Engine::look_around(Operation& operation, Deadline deadline) {
+  hear(operation);
+  if (has_failed()) {
+    // Others may have finished this very call and failed in a later one.
+    progress();
+    if (!operation.pending()) return;
+    throw GroupFailed{};
+  }
+  const std::vector<int> missing = awaited(operation);
+  for (int peer : missing) {
+    const auto reason = gone(peer);
+    if (!reason) continue;
+    // What it did last may have come just before its end: it is looked for once more, after the notice of death.
+    progress();
+    if (!operation.pending()) return;
+    const std::vector<int> still = awaited(operation);
+    if (std::find(still.begin(), still.end(), peer) != still.end()) raise_when_sure(operation, *reason);
+  }
+  if (!deadline.passed()) return;
+  const bool is_first = !calls_.empty() && calls_.front().get() == &operation;
+  if (operation.kind == CallKind::kMonitoredBarrier && membership_.rank == 0 && is_first &&
+      roll_call_.awaited() < membership_.size())
+    return roll_call_.skip(membership_, operation);
+  const auto culprit = find_culprit(operation, missing);
+  if (culprit) raise_timeout(membership_, operation, *culprit, *culprit < 0 ? std::string() : who_is(*culprit));
+}
+
+// ---- failing
+
+void Engine::fail(const Operation& operation, const std::string& reason, int culprit) {
+  record_failure(operation, reason, culprit);
+  let_go();
+  finish_all(broken_ ? broken_ : error_for(operation, reason, culprit));
+}
+
+void Engine::fail_as_recorded(const Operation& operation) {
+  const Failure failure = recorded_failure();
+  std::string text = failure.text;
+  if (failure.reporter != membership_.own_global()) {
+    if (failure.reporter >= 0) text = concat("rank ", failure.reporter, " says: ", text);
+    text = reason_of_a_broken_group(membership_, operation, text);
+  }
+  let_go();
+  finish_all(broken_ ? broken_ : error_for(operation, text, failure.culprit));
+}
+
+void Engine::finish_all(const std::exception_ptr& error) {
+  broken_ = error;
+  std::deque<Intrusive<Operation>> calls;
+  if (first_runs_alone_) {
+    calls.push_back(calls_.front());
+    calls_.pop_front();
+  }
+  calls_.swap(calls);
+  for (const auto& call : calls) finish(*call, broken_);
+  for (const auto& message : messages().abandon()) finish(*message, broken_);
+  has_messages_ = false;
+}
+
+// ---- ending
 
 void Engine::note(Operation& operation) const {
   const auto elems = [&](const auto& chunks) {
@@ -39,7 +231,7 @@ void Engine::note(Operation& operation) const {
   const std::string name(any ? "recvAnySource" : name_of(operation.kind));
   operation.completed = trace::Clock::now();
   trace::record({.name = concat(backend(), ":", name),
-                 .rank = membership_.members[static_cast<size_t>(membership_.rank)],
+                 .rank = membership_.own_global(),
                  .start = operation.issued,
                  .end = operation.completed,
                  .async = true,
@@ -53,7 +245,7 @@ void Engine::note(Operation& operation) const {
                                            .out_elems = elems(operation.take)}});
 }
 
-void Engine::complete(Operation& operation, std::exception_ptr error) {
+void Engine::complete(Operation& operation, std::exception_ptr error) const {
   if (!error) {
     try {
       for (const auto& action : operation.finish) action();
@@ -102,16 +294,19 @@ void wait(Engine& engine, Operation& operation, Deadline deadline) {
   const bool traced = operation.traced;
   const auto start = traced ? trace::Clock::now() : trace::Clock::time_point{};
   std::unique_lock lock(engine.context().mutex);
-  for (int64_t rounds = 0; operation.pending(); ++rounds) {
-    engine.progress();
-    if (!operation.pending()) break;
-    if (rounds % 64 == 63) progress_others(engine);
-    engine.wait_a_little(lock, operation, rounds, deadline);
+  if (operation.pending()) {
+    Wait wait(operation, deadline);
+    do {
+      engine.progress();
+      if (!operation.pending()) break;
+      if (wait.rounds % 64 == 63) progress_others(engine);
+      engine.wait_a_little(lock, wait);
+    } while (operation.pending());
   }
   if (traced) [[unlikely]] {
     const Membership& who = engine.membership();
     trace::record({.name = concat(engine.backend(), ":wait"),
-                   .rank = who.members[static_cast<size_t>(who.rank)],
+                   .rank = who.own_global(),
                    .start = start,
                    .end = trace::Clock::now(),
                    .kind = trace::Kind::kComm,

@@ -1,60 +1,53 @@
 // Inside comm: what moves the data of a group. One per group and rank; the group's promises (order, deadlines, errors)
-// are the engine's to keep, so that another transport is another Engine.
+// are kept here, once for all. An engine (shm/, net/, mpi/) says how bytes move, whether it has a thread of its own,
+// and what it knows of its peers.
+//
+// Note [Life of a call]
+// submit() numbers a call, writes it to the flight recorder and puts it at the end of the queue; only the first one of
+// the queue runs. progress() moves it by step(), which the engine provides, and so do waits. Whoever waits spins,
+// yields and sleeps (wait_a_little()), and now and then looks why nothing happens (look_around()): the group has
+// failed, somebody who is awaited is gone, or the time is over and it must be said who is to blame. Each of these is
+// thrown, as GroupFailed or CallFailed, and ends all that the group has in flight (guarded()). Messages between two
+// ranks are in a queue of their own (message_queue.h) and are awaited in the same way.
+//
+// An engine for devices fits in here, too: step() starts a call on a stream, and later asks whether its event has
+// happened; the streams wait, and the host watches with the same looks.
 #pragma once
 
+#include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "chorale/comm/failure.h"
+#include "chorale/comm/flight.h"
+#include "chorale/comm/membership.h"
+#include "chorale/comm/message_queue.h"
 #include "chorale/comm/operation.h"
-#include "chorale/device/allocator.h"
-#include "chorale/transport/fabric/chaos.h"
+#include "chorale/comm/rank_context.h"
+#include "chorale/comm/roll_call.h"
 
 namespace chorale::comm {
 
-class Engine;
-class NetHub;
+// One wait for one operation.
+struct Wait {
+  Wait(Operation& what, Deadline until) : operation(what), deadline(until) {}
 
-// What the groups of one rank share. A wait in one group moves the others too: ranks may wait for the works of two
-// groups in different orders.
-class RankContext {
- public:
-  std::mutex mutex;  // guards every engine of this rank
-  std::vector<Engine*> engines;
-  // False when ranks outnumber cores: who waits then gives the core away at once.
-  bool core_each = true;
-  // Payloads carry checksums, which every receiver verifies.
-  bool checksum = false;
-  // Faults on purpose; null: none.
-  std::shared_ptr<transport::Chaos> chaos;
-  // Groups are named by a count of all that were made, also of those this rank is not in.
-  int64_t groups_made = 0;
+  Operation& operation;
+  const Deadline deadline;
+  int64_t rounds = 0;  // without progress
+  Deadline::Clock::time_point next_look{};
+  WaitingWord word;
 
-  // What connects this rank with those on other hosts; null when there are none.
-  std::shared_ptr<NetHub> net;
-
-  // Memory that peers can map, for data that lies elsewhere.
-  CachingAllocator& scratch();
-  // One with a lock of its own and the same scratch memory, for the engine of one host inside that of several.
-  std::shared_ptr<RankContext> inner();
-
- private:
-  std::shared_ptr<CachingAllocator> scratch_;
-};
-
-// Who is in a group. A rank without prefix is a group rank: 0 to size - 1 in ascending order of global ranks.
-struct Membership {
-  std::string name;
-  int rank = -1;
-  std::vector<int> members;  // global ranks, ascending
-  int size() const { return static_cast<int>(members.size()); }
+  // That of the wait or of the operation, whichever is sooner.
+  Deadline end() const { return deadline.earlier(operation.deadline); }
 };
 
 class Engine {
  public:
-  Engine(std::shared_ptr<RankContext> context, Membership membership)
-      : context_(std::move(context)), membership_(std::move(membership)) {}
+  Engine(std::shared_ptr<RankContext> context, Membership membership);
   virtual ~Engine() = default;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -63,45 +56,146 @@ class Engine {
   RankContext& context() const { return *context_; }
   const std::shared_ptr<RankContext>& shared_context() const { return context_; }
   virtual const char* backend() const = 0;
+  // True when calls move on while all threads of the caller do something else.
+  virtual bool has_own_thread() const { return false; }
   // An engine of the same kind for some of the members, all of which call this. Null: their group is made from nothing.
   virtual std::shared_ptr<Engine> make_subgroup(const Membership&) { return nullptr; }
+  // Without the lock.
+  virtual bool is_broken() const = 0;
 
   // The rest is called with the context's mutex locked.
 
   // Numbers the call, starts it if nothing is before it, and returns. Throws CommError when the group is broken.
-  virtual void submit(const Intrusive<Operation>& operation) = 0;
+  void submit(const Intrusive<Operation>& operation);
   // Moves everything as far as it goes without waiting.
-  virtual void progress() = 0;
-  virtual bool idle() const = 0;
-  // The operation has not moved for `rounds` calls of progress(). Waits a little in a way that fits, and looks for the
+  void progress() {
+    if (!calls_.empty()) step_calls();
+    if (has_messages_) [[unlikely]]
+      step_messages();
+  }
+  bool idle() const { return calls_.empty() && !has_messages_; }
+  // The operation did not move in the last call of progress(). Waits a little in a way that fits, and looks for the
   // reason: fails the group when a peer is gone or the deadline has passed. May unlock and lock again.
-  virtual void wait_a_little(std::unique_lock<std::mutex>& lock, Operation& operation, int64_t rounds,
-                             Deadline deadline) = 0;
+  virtual void wait_a_little(std::unique_lock<std::mutex>& lock, Wait& wait);
+  // The same look without a wait, for an operation that is only polled.
+  void look(Operation& operation);
+  // The ranks that an operation waits for.
+  std::vector<int> awaited(const Operation& operation) const;
   // Peers who ask where this rank is (and it is still there, or gone without another call) are told of this text too.
   virtual void note_exception(const std::string& what) = 0;
-  // The same look without a wait, for an operation that is only polled.
-  virtual void look(Operation& operation) = 0;
   // The last calls of this rank as JSON text (docs: flight recorder).
-  virtual std::string flight_record() const = 0;
-  virtual uint32_t last_number() const = 0;
-  // Without the lock.
-  virtual bool is_broken() const = 0;
+  std::string flight_record() const { return flight_.json(membership_, {}); }
+  uint32_t last_number() const { return number_; }
 
  protected:
-  // An engine is moved by waits in other groups of its rank from enlist(), when it is complete, to delist(), before its
-  // parts go. delist() is called with the lock.
+  using Clock = Deadline::Clock;
+
+  // ---- what an engine provides
+
+  // Moves the first call as far as it goes without waiting; true when it is done. `is_new`: it was not moved before.
+  // May throw GroupFailed and CallFailed. An engine whose calls are run by a thread does nothing here.
+  virtual bool step(const Intrusive<Operation>& operation, bool is_new) = 0;
+  virtual MessageQueue& messages() = 0;
+  const MessageQueue& messages() const { return const_cast<Engine*>(this)->messages(); }
+  // Sleeps until something may have happened, for at most this long, without the lock. It may call progress() first.
+  virtual void sleep(std::unique_lock<std::mutex>& lock, const Operation& operation, Clock::duration at_most) = 0;
+  // How many rounds a wait spins, and then yields, before it sleeps.
+  struct Patience {
+    int64_t spins, yields;
+  };
+  Patience patience_;
+
+  // Listens for what peers tell out of turn, in a wait for this operation.
+  virtual void hear(const Operation&) {}
+  // The group has failed, and the first call and all messages with it.
+  virtual bool has_failed() const { return is_broken(); }
+  // The ranks that the first call waits for.
+  virtual std::vector<int> awaited_by_call(const Operation& first) const = 0;
+  // Why nothing comes from this rank any more, if that is so.
+  virtual std::optional<CallFailed> gone(int peer) const = 0;
+  // The time is over: who is to blame (-1: nobody is known). Nothing while that is being found out.
+  virtual std::optional<int> find_culprit(const Operation& operation, const std::vector<int>& missing) = 0;
+  // "rank 3 (process 4711, running) last entered all_reduce of 1000 f32 (sum) #12"
+  virtual std::string who_is(int peer) const = 0;
+
+  // Tells the others of a failure that this rank has found in an operation, unless there is one already.
+  virtual void record_failure(const Operation& operation, const std::string& reason, int culprit) = 0;
+  virtual Failure recorded_failure() const = 0;
+  // The group has failed: from then on nobody writes into memory of callers, and whoever depends on this rank knows.
+  virtual void let_go() = 0;
+  // What the caller gets.
+  virtual std::exception_ptr error_for(const Operation& operation, const std::string& reason, int culprit) const {
+    return error_of(membership_, operation, reason, culprit, flight_);
+  }
+  // Nothing is in flight but words that are owed to peers: forgets those that nobody hears any more.
+  virtual void drop_what_is_owed() {}
+
+  // ---- what it can use
+
+  // An engine is moved by waits in other groups of its rank from enlist(), when it is complete, to leave(), before its
+  // parts go.
   void enlist();
+  // For destructors, with the lock. Work that was started and dropped is still owed to the others: finishes it, unless
+  // an exception is passing through. What is left then has failed.
+  void drain(std::unique_lock<std::mutex>& lock);
+  void end_the_rest();
   void delist();
-  // Ends an operation; `error` is null when it succeeded. Who waits for it sees it at once, callbacks run later,
-  // without the lock.
-  void complete(Operation& operation, std::exception_ptr error);
+  // True in a destructor that runs because of an exception.
+  bool is_thrown_away() const { return std::uncaught_exceptions() > exceptions_at_birth_; }
+
+  // What `run` throws becomes a failure of the group.
+  template <class F>
+  void guarded(Operation& operation, const F& run) {
+    try {
+      run();
+    } catch (const GroupFailed&) {
+      fail_as_recorded(operation);
+    } catch (const CallFailed& failure) {
+      fail(operation, failure.reason, failure.culprit);
+    } catch (const std::exception& error) {
+      fail(operation, error.what(), membership_.own_global());
+    }
+  }
+  void fail(const Operation& operation, const std::string& reason, int culprit);
+  void fail_as_recorded(const Operation& operation);
+  // The first call is done.
+  void finish_first();
+  void look_if_due(Wait& wait);
+  // For an engine that has moved messages by other ways than progress().
+  void note_messages() { has_messages_ = !messages().idle(); }
+
+  const Intrusive<Operation>* first_call() const { return calls_.empty() ? nullptr : &calls_.front(); }
+  bool first_is_new() const { return first_is_new_; }
+  bool broken() const { return broken_ != nullptr; }
+  uint32_t finished() const { return finished_; }  // the number of the last call that is done
+
+  RollCall roll_call_;             // of the first call, if it is a monitored barrier
+  bool first_runs_alone_ = false;  // in a thread, which ends it itself
 
  private:
+  void step_calls();
+  void step_messages();
+  void finish(Operation& operation, const std::exception_ptr& error);
+  void finish_all(const std::exception_ptr& error);
+  // Throws the reason why an operation does not move, if there is one.
+  void look_around(Operation& operation, Deadline deadline);
+  [[noreturn, gnu::cold]] void refuse(const Operation& operation);
+  // Ends an operation; `error` is null when it succeeded. Who waits for it sees it at once, callbacks run later,
+  // without the lock.
+  void complete(Operation& operation, std::exception_ptr error) const;
   // For the trace.
   void note(Operation& operation) const;
 
   const std::shared_ptr<RankContext> context_;
   const Membership membership_;
+  std::deque<Intrusive<Operation>> calls_;  // in order; only the first one runs
+  bool first_is_new_ = true;
+  bool has_messages_ = false;
+  std::vector<Intrusive<Operation>> done_;  // reused
+  FlightRecorder flight_;
+  uint32_t number_ = 0, finished_ = 0;
+  std::exception_ptr broken_;
+  const int exceptions_at_birth_ = std::uncaught_exceptions();
 };
 
 // Blocks until the operation is done; rethrows its error.

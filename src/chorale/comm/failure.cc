@@ -1,17 +1,18 @@
 #include "chorale/comm/failure.h"
 
 #include <algorithm>
+#include <iostream>
 #include <utility>
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
 
 namespace chorale::comm {
-namespace {
 
-int global(const Membership& membership, int rank) { return membership.members[static_cast<size_t>(rank)]; }
-
-}  // namespace
+void raise_when_sure(Operation& operation, const CallFailed& reason) {
+  if (!operation.patience) operation.patience = within(kUnsurePatience);
+  if (!reason.unsure || operation.patience->passed()) throw CallFailed(reason);
+}
 
 void raise_difference(const Membership& membership, std::span<const Fingerprint> prints) {
   // Ranks by the call they made, in the order of their first rank.
@@ -26,7 +27,7 @@ void raise_difference(const Membership& membership, std::span<const Fingerprint>
   std::string text = "ranks made different calls:";
   for (const auto& [print, ranks] : camps) {
     text += ranks.size() > 1 ? " ranks" : " rank";
-    for (size_t r = 0; r < ranks.size(); ++r) text += concat(r > 0 ? ", " : " ", global(membership, ranks[r]));
+    for (size_t r = 0; r < ranks.size(); ++r) text += concat(r > 0 ? ", " : " ", membership.global(ranks[r]));
     text += concat(": ", describe(membership, print), ";");
   }
   text += " all ranks must make the same calls in the same order";
@@ -35,39 +36,19 @@ void raise_difference(const Membership& membership, std::span<const Fingerprint>
   for (auto camp = camps.begin(); camp != camps.end(); ++camp) {
     if (camp->second.size() <= odd->second.size()) odd = camp;
   }
-  throw CallFailed{text, global(membership, odd->second.front())};
-}
-
-void note_absence(const Membership& membership, Operation& operation) {
-  const int missing = operation.seen;
-  const bool one_more = missing < membership.size();
-  if (one_more) operation.absent.push_back(missing);
-  if (operation.wait_for_all && one_more) {
-    operation.deadline = within(operation.timeout);
-    return;
-  }
-  std::string who, there;
-  for (int peer : operation.absent) who += concat(who.empty() ? "" : ", ", global(membership, peer));
-  for (int peer = 0; peer < missing; ++peer) {
-    if (std::find(operation.absent.begin(), operation.absent.end(), peer) == operation.absent.end())
-      there += concat(there.empty() ? "" : ", ", global(membership, peer));
-  }
-  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(operation.timeout).count();
-  throw CallFailed{concat("rank ", global(membership, 0), " timed out in the monitored barrier after ", ms, " ms: rank",
-                          operation.absent.size() > 1 ? "s " : " ", who, " did not reach it (seen: ", there, ")"),
-                   global(membership, operation.absent.front())};
+  throw CallFailed{text, membership.global(odd->second.front())};
 }
 
 void raise_misfit(const Membership& membership, int from, uint64_t bytes, DType dtype, const Operation& receive) {
-  throw CallFailed{concat("rank ", global(membership, from), " sent ", bytes, " bytes of ", dtype, " (tag ",
-                          receive.tag, ") where rank ", global(membership, membership.rank), " receives ",
-                          receive.take[0].bytes, " bytes of ", receive.dtype),
-                   global(membership, from)};
+  throw CallFailed{concat("rank ", membership.global(from), " sent ", bytes, " bytes of ", dtype, " (tag ", receive.tag,
+                          ") where rank ", membership.own_global(), " receives ", receive.take[0].bytes, " bytes of ",
+                          receive.dtype),
+                   membership.global(from)};
 }
 
 std::string describe(const Membership& membership, const Fingerprint& print) {
   Fingerprint shown = print;
-  if (shown.root >= 0 && shown.root < membership.size()) shown.root = global(membership, shown.root);
+  if (shown.root >= 0 && shown.root < membership.size()) shown.root = membership.global(shown.root);
   return describe(shown);
 }
 
@@ -76,11 +57,10 @@ std::string who_is_this(const Membership& membership) {
   std::string ranks;
   if (membership.size() > 0 && membership.members.back() >= membership.size()) {
     for (int r = 0; r < std::min(membership.size(), kMostShown); ++r)
-      ranks += concat(r == 0 ? ": ranks " : ", ", global(membership, r));
+      ranks += concat(r == 0 ? ": ranks " : ", ", membership.global(r));
     if (membership.size() > kMostShown) ranks += ", …";
   }
-  return concat("rank ", global(membership, membership.rank), " (group ", membership.name, " of ", membership.size(),
-                ranks, ")");
+  return concat("rank ", membership.own_global(), " (group ", membership.name, " of ", membership.size(), ranks, ")");
 }
 
 std::string prefix_of(const Membership& membership, const Operation& operation) {
@@ -93,7 +73,7 @@ std::exception_ptr error_of(const Membership& membership, const Operation& opera
   std::string text = prefix_of(membership, operation) + reason;
   const std::string dump = flight.dump(membership, text);
   if (!dump.empty()) text += concat(" [the last calls are in ", dump, "]");
-  return std::make_exception_ptr(CommError(text, {.rank = global(membership, membership.rank),
+  return std::make_exception_ptr(CommError(text, {.rank = membership.own_global(),
                                                   .peer = culprit,
                                                   .collective = std::string(name_of(operation.kind)),
                                                   .sequence_number = operation.number}));
@@ -102,15 +82,33 @@ std::exception_ptr error_of(const Membership& membership, const Operation& opera
 std::string reason_of_a_broken_group(const Membership& membership, const Operation& operation,
                                      const std::string& reason) {
   if (operation.kind == CallKind::kMonitoredBarrier && membership.rank != 0 && operation.number > 0) {
-    return concat("rank ", global(membership, membership.rank),
-                  " reached the monitored barrier, but failed waiting on rank ", global(membership, 0), ": ", reason);
+    return concat("rank ", membership.own_global(), " reached the monitored barrier, but failed waiting on rank ",
+                  membership.global(0), ": ", reason);
   }
   return concat("the group is broken: ", reason, "; build a new group");
+}
+
+void raise_timeout(const Membership& membership, const Operation& operation, int culprit, const std::string& who) {
+  const std::string time = in_seconds(Deadline::Clock::now() - operation.issued);
+  if (culprit < 0) throw CallFailed{concat("timed out after ", time), -1};
+  const int rank = membership.global(culprit);
+  throw CallFailed{concat("timed out: nothing from rank ", rank, " for ", time, "; ", who), rank};
 }
 
 std::string where_and_thrown(const std::string& last_call, const std::string& thrown) {
   const std::string where = last_call.empty() ? "has made no call in this group yet" : "last entered " + last_call;
   return thrown.empty() ? where : concat(where, ", and then threw: ", thrown);
+}
+
+void WaitingWord::say(const Membership& membership, const Operation& operation, std::span<const std::string> who) {
+  next_ *= 2;
+  if (who.empty()) return;
+  std::string all;
+  for (const std::string& one : who) all += concat(all.empty() ? "" : "; ", one);
+  // One write, so that lines of several ranks stay whole.
+  std::cerr << concat(prefix_of(membership, operation), "waiting since ",
+                      in_seconds(Deadline::Clock::now() - operation.issued), " for ", all, "\n")
+            << std::flush;
 }
 
 std::string in_seconds(Deadline::Clock::duration time) {

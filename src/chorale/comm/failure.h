@@ -6,7 +6,6 @@
 #include <span>
 #include <string>
 
-#include "chorale/comm/engine.h"
 #include "chorale/comm/flight.h"
 
 namespace chorale::comm {
@@ -20,14 +19,19 @@ struct CallFailed {
   bool unsure = false;  // somebody else may know better who is to blame, and is given a moment to say so
 };
 inline constexpr std::chrono::milliseconds kUnsurePatience{200};  // that moment
+// Throws the reason: at once, or, where it is unsure, when the operation's patience is over.
+void raise_when_sure(Operation& operation, const CallFailed& reason);
+
+// The first failure of a group, as the rank that found it has told it.
+struct Failure {
+  int reporter = -1, culprit = -1;  // global ranks; -1: nobody could say it
+  std::string text;
+};
 
 // Throws CallFailed, naming everybody's call. `prints` are those of the members, by group rank, and not all the same;
 // of kind kNone where a call is not known.
 [[noreturn, gnu::cold]] void raise_difference(const Membership& membership, std::span<const Fingerprint> prints);
 
-// On rank 0: the time of a monitored barrier is over for the rank that it waits for (`seen`). Throws CallFailed naming
-// the absent, or gives the next one its time.
-void note_absence(const Membership& membership, Operation& operation);
 // A message came that does not fit what the receiver asked for.
 [[noreturn, gnu::cold]] void raise_misfit(const Membership& membership, int from, uint64_t bytes, DType dtype,
                                           const Operation& receive);
@@ -44,8 +48,22 @@ std::exception_ptr error_of(const Membership& membership, const Operation& opera
 // For a rank other than 0 whose monitored barrier failed, and for any other call of a group that broke elsewhere.
 std::string reason_of_a_broken_group(const Membership& membership, const Operation& operation,
                                      const std::string& reason);
+// The time is over, and `culprit` (a group rank; -1: nobody) is to blame; `who` is what is known of it. Throws
+// CallFailed.
+[[noreturn, gnu::cold]] void raise_timeout(const Membership& membership, const Operation& operation, int culprit,
+                                           const std::string& who);
 // What a rank does, as far as it is known: "last entered all_reduce … #7, and then threw: out of memory".
 std::string where_and_thrown(const std::string& last_call, const std::string& thrown);
+// A rank that waits long says for whom: after five seconds, and then whenever the time has doubled.
+class WaitingWord {
+ public:
+  bool is_due(const Operation& operation) const { return Deadline::Clock::now() - operation.issued >= next_; }
+  // `who` are descriptions of those awaited.
+  void say(const Membership& membership, const Operation& operation, std::span<const std::string> who);
+
+ private:
+  Deadline::Clock::duration next_ = std::chrono::seconds(5);  // after it was issued
+};
 // "1.5 s"
 std::string in_seconds(Deadline::Clock::duration time);
 

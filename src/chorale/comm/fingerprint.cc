@@ -1,42 +1,40 @@
-// Did everybody make the same call?
-#include "chorale/base/error.h"
-#include "chorale/comm/shm/shm_group.h"
+#include "chorale/comm/fingerprint.h"
+
+#include <sstream>
 
 namespace chorale::comm {
-namespace {
 
-// Throws unless the group leaves it to others.
-[[gnu::cold, gnu::noinline]] void look_at_difference(const ShmGroup& group, const Operation& operation) {
-  std::vector<Fingerprint> prints;
-  for (int rank = 0; rank < group.size; ++rank) {
-    const shm::CallSlot& slot = group.segment.slot(rank, operation.number);
-    // Words that are damaged say nothing about a call.
-    if (slot.check != slot.right_check(operation.number, slot.fingerprint.weight()))
-      raise_damage(group, rank, "the control message");
-    prints.push_back(slot.fingerprint);
+std::string describe(const Fingerprint& print) {
+  const CallKind kind = kind_of(print);
+  std::ostringstream text;
+  text << name_of(kind);
+  const char* const checksums = print.variant == kChecksummed ? ", with checksums" : "";
+  if (kind == CallKind::kBarrier || kind == CallKind::kMonitoredBarrier || kind == CallKind::kNone) {
+    text << checksums;
+    return text.str();
   }
-  if (!group.inner) raise_difference(group.membership, prints);
-}
-
-}  // namespace
-
-bool check_fingerprints(const ShmGroup& group, const Operation& operation) {
-  const uint64_t weight = operation.print.weight();
-  for (int peer = 0; peer < group.size; ++peer) {
-    const shm::CallSlot& slot = group.segment.slot(peer, operation.number);
-    if (!(slot.fingerprint == operation.print) || slot.check != slot.right_check(operation.number, weight))
-        [[unlikely]] {
-      look_at_difference(group, operation);
-      return false;
-    }
+  if (kind == CallKind::kNewGroup) {
+    text << " (members " << std::hex << print.detail << ')';
+    return text.str();
   }
-  return true;
-}
-
-void raise_damage(const ShmGroup& group, int peer, const char* what) {
-  throw CallFailed{concat(what, " of rank ", group.global(peer), " (", group.condition(peer),
-                          ") is damaged: its checksum is wrong; bad memory, or something wrote where it must not"),
-                   group.global(peer)};
+  text << " of ";
+  if (print.count > 0 || print.detail == 0) {
+    text << print.count;
+  } else {
+    text << "uneven chunks (" << std::hex << print.detail << std::dec << ") of";
+  }
+  // A rank of another build could hold anything here.
+  if (print.dtype < kDTypeCount) text << ' ' << static_cast<DType>(print.dtype);
+  const auto reduce = static_cast<Reduce>(print.reduce);
+  if (reduce != Reduce::kNone) {
+    text << " (" << name_of(reduce);
+    if (print.count > 0 && print.detail != 0) text << ", factor or sizes " << std::hex << print.detail << std::dec;
+    text << ')';
+  }
+  if (print.root >= 0) text << ", root " << print.root;
+  if (print.tag != 0) text << ", tag " << print.tag;
+  text << checksums;
+  return text.str();
 }
 
 }  // namespace chorale::comm

@@ -6,7 +6,8 @@
 #include <cstdint>
 #include <string>
 
-#include "chorale/comm/engine.h"
+#include "chorale/comm/membership.h"
+#include "chorale/comm/operation.h"
 
 namespace chorale::comm {
 

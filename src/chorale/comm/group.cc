@@ -1,433 +1,16 @@
-// Groups: how they come to be, and what they say of themselves.
+// Groups: what they say of themselves, the groups that are made out of them, and their calls. Arguments are checked
+// here, and turned into what each rank gives and takes (Note [Give and take]).
 #include "chorale/comm/group.h"
 
-#include <sched.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstring>
 #include <iostream>
-#include <numeric>
-#include <random>
 
-#include "chorale/base/comm_error.h"
-#include "chorale/base/config.h"
 #include "chorale/base/error.h"
-#include "chorale/comm/group_state.h"
-#include "chorale/comm/mpi/mpi_engine.h"
-#include "chorale/comm/net/net_engine.h"
-#include "chorale/comm/shm/shm_engine.h"
-#include "chorale/trace/trace.h"
-#include "chorale/transport/fabric/fabric.h"
-#include "chorale/transport/fabric/fabric_name.h"
+#include "chorale/comm/call_builder.h"
+#include "chorale/comm/group_making.h"
+#include "chorale/comm/sparse.h"
 
 namespace chorale::comm {
-namespace {
-
-using namespace std::chrono_literals;
-
-constexpr uint64_t kMagic = 0x43484f52414c4531;
-
-std::chrono::milliseconds default_timeout() {
-  const auto text = config::env("CHORALE_TIMEOUT");
-  if (!text) return 30min;
-  char* end = nullptr;
-  const double seconds = std::strtod(text->c_str(), &end);
-  CHORALE_CHECK(*end == 0 && seconds > 0 && seconds < 1e9, "[group] CHORALE_TIMEOUT is '", *text,
-                "'; it takes a number of seconds, such as 1800");
-  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3));
-}
-
-bool default_checksum() {
-  const std::string text = config::env("CHORALE_CHECKSUM").value_or("0");
-  CHORALE_CHECK(text == "0" || text == "1", "[group] CHORALE_CHECKSUM is '", text, "'; it takes 0 or 1");
-  return text == "1";
-}
-
-std::shared_ptr<transport::Chaos> chaos_of(const GroupOptions& options, int rank, int size) {
-  const auto text = options.chaos ? options.chaos : config::env("CHORALE_CHAOS");
-  if (!text) return nullptr;
-  const transport::ChaosPlan plan = transport::chaos_plan(*text, size);
-  // What a seed means is worth knowing; a launcher hands on the whole plan and has said it.
-  if (rank == 0 && transport::text_of(plan) != *text && !options.chaos)
-    std::cerr << concat("[chaos] faults on purpose: ", transport::text_of(plan), "\n") << std::flush;
-  return transport::Chaos::of_rank(plan, rank);
-}
-
-// What a rank tells the others when a group is made: who it is, the segment if it is the one that makes it for its
-// host, and a number by which the group is known if it is the first of all.
-struct Introduction {
-  ShmIdentity identity;
-  shm::SharedFile segment;
-  uint64_t id = 0;
-};
-static_assert(std::is_trivially_copyable_v<Introduction>);
-
-std::shared_ptr<shm::Segment> make_segment(int size) {
-  auto segment = shm::Segment::create(shm::GroupSegment::bytes_for(size));
-  auto& header = shm::GroupSegment(segment, size).header();
-  header.magic = kMagic;
-  header.size = static_cast<uint32_t>(size);
-  return segment;
-}
-
-// The group is there when all have attached: nobody can leave it before somebody else has come.
-void wait_for_everybody(const ShmGroup& group, Deadline deadline) {
-  const shm::GroupSegment& segment = group.segment;
-  // Whoever gives up tells the others, or they would take its leaving for the reason.
-  const auto give_up = [&](const std::string& text, int culprit) {
-    segment.record_failure({group.rank, culprit, text});
-    const auto first = segment.recorded_failure();
-    throw CommError(concat("[new_group] ", who_is_this(group.membership), ": ", first.text),
-                    {group.global(group.rank), first.culprit, "new_group", -1});
-  };
-  auto& attached = segment.header().attached;
-  attached.fetch_add(1);
-  const auto all_are_here = [&] { return attached.load() >= static_cast<uint32_t>(group.size); };
-  auto next_look = Deadline::Clock::now() + 5ms;
-  for (int64_t rounds = 0; !all_are_here(); ++rounds) {
-    if (rounds < 200) {
-      sched_yield();
-    } else {
-      usleep(rounds < 2000 ? 100 : 2000);
-    }
-    // By the clock: on a busy machine a single yield may take long.
-    if (Deadline::Clock::now() < next_look) continue;
-    next_look = Deadline::Clock::now() + 5ms;
-    for (int peer = 0; peer < group.size; ++peer) {
-      if (!group.is_dead(peer)) continue;
-      // Everybody may have come meanwhile, and one have gone on to its end: the next call will say so.
-      if (all_are_here()) return;
-      give_up(concat("rank ", group.global(peer), " ended while the group was made"), group.global(peer));
-    }
-    if (segment.failed() && !all_are_here()) give_up("", -1);
-    if (!deadline.passed()) continue;
-    std::vector<int> missing;
-    for (int peer = 0; peer < group.size; ++peer) {
-      if (segment.control(peer).state.load() == shm::RankState::kAbsent) missing.push_back(group.global(peer));
-    }
-    std::string who;
-    for (int peer : missing) who += concat(who.empty() ? "" : ", ", peer);
-    give_up(concat("only ", attached.load(), " of ", group.size, " ranks came; missing: rank ", who),
-            missing.empty() ? -1 : missing.front());
-  }
-}
-
-uint64_t new_id() {
-  std::random_device random;
-  return uint64_t{random()} << 32 | random();
-}
-
-std::shared_ptr<ShmEngine> join_host(std::shared_ptr<RankContext> context, const Membership& membership,
-                                     const shm::SharedFile& file, const std::vector<ShmIdentity>& identities,
-                                     Deadline deadline, bool inner) {
-  const int size = membership.size();
-  std::shared_ptr<ShmEngine> engine;
-  try {
-    shm::GroupSegment segment(shm::Segment::attach(file, shm::GroupSegment::bytes_for(size)), size);
-    if (segment.header().magic != kMagic || segment.header().size != static_cast<uint32_t>(size))
-      throw CommError(concat("[new_group] the segment of group ", membership.name, " is not one of ours"));
-    engine = std::make_shared<ShmEngine>(std::move(context), membership, segment, identities, inner);
-  } catch (const CommError& error) {
-    // The process of a peer is not there any more: say whose. The first member made the segment.
-    size_t gone = 0;
-    while (gone + 1 < identities.size() && shm::is_running(identities[gone].process)) ++gone;
-    const int culprit = membership.members[gone];
-    throw CommError(concat("[new_group] rank ", culprit, ": ", error.what()),
-                    {membership.members[static_cast<size_t>(membership.rank)], culprit, "new_group", -1});
-  }
-  wait_for_everybody(engine->group(), deadline);
-  return engine;
-}
-
-std::vector<uint64_t> hosts_of(const std::vector<ShmIdentity>& identities) {
-  std::vector<uint64_t> hosts;
-  hosts.reserve(identities.size());
-  for (const ShmIdentity& identity : identities) hosts.push_back(identity.host);
-  return hosts;
-}
-std::vector<ShmIdentity> neighbours_of(const std::vector<ShmIdentity>& identities, const NetLayout& layout) {
-  std::vector<ShmIdentity> neighbours;
-  for (int rank : layout.neighbours()) neighbours.push_back(identities[static_cast<size_t>(rank)]);
-  return neighbours;
-}
-
-// `file` is the segment of the members on this host, `id` the first member's number.
-std::shared_ptr<GroupState> join(std::shared_ptr<RankContext> context, const Membership& membership,
-                                 const shm::SharedFile& file, uint64_t id, const std::vector<ShmIdentity>& identities,
-                                 std::chrono::milliseconds timeout, Deadline deadline) {
-  auto state = std::make_shared<GroupState>();
-  state->context = context;
-  state->timeout = timeout;
-  state->identities = identities;
-  NetLayout layout(hosts_of(identities), membership.rank);
-  if (layout.host_count() == 1) {
-    state->engine = join_host(std::move(context), membership, file, identities, deadline, false);
-    return state;
-  }
-  const std::vector<ShmIdentity> neighbours = neighbours_of(identities, layout);
-  Membership here{concat(membership.name, " on this host"), layout.index, {}};
-  for (int rank : layout.neighbours()) here.members.push_back(membership.members[static_cast<size_t>(rank)]);
-  auto inner = context->inner();
-  // The fabric's thread works while a rank waits for its neighbours: each needs two cores to spin without harm.
-  std::vector<ShmIdentity> threads = neighbours;
-  threads.insert(threads.end(), neighbours.begin(), neighbours.end());
-  inner->core_each = has_core_each(threads);
-  auto local = join_host(std::move(inner), here, file, neighbours, deadline, true);
-  state->engine = std::make_shared<NetEngine>(std::move(context), membership, std::move(layout), id, std::move(local));
-  return state;
-}
-
-// A group of an engine that needs nothing else.
-std::shared_ptr<GroupState> state_of(std::shared_ptr<Engine> engine, std::chrono::milliseconds timeout) {
-  auto state = std::make_shared<GroupState>();
-  state->context = engine->shared_context();
-  state->timeout = timeout;
-  state->identities.resize(static_cast<size_t>(engine->membership().size()));
-  state->engine = std::move(engine);
-  return state;
-}
-
-// The value of a key, one per rank.
-std::vector<std::string> exchange(transport::Store& store, const std::string& name, int rank, int size,
-                                  std::string_view own, Deadline deadline) {
-  store.set(concat(name, "/", rank), std::string(own), deadline);
-  std::vector<std::string> all;
-  all.reserve(static_cast<size_t>(size));
-  for (int r = 0; r < size; ++r) all.push_back(store.get(concat(name, "/", r), deadline));
-  return all;
-}
-
-template <class T>
-std::string_view bytes_of(const T& value) {
-  return {reinterpret_cast<const char*>(&value), sizeof(value)};
-}
-
-// Reads what begins a text; what follows is `rest`.
-Introduction read_introduction(const std::string& text, int from, int rank, std::string* rest = nullptr) {
-  Introduction introduction;
-  if (text.size() < sizeof(introduction) || (!rest && text.size() > sizeof(introduction)))
-    throw CommError(concat("[group] rank ", from, " introduces itself with ", text.size(), " bytes where ",
-                           sizeof(Introduction), " are expected: does it run another version?"),
-                    {rank, from, "new_group", -1});
-  std::memcpy(static_cast<void*>(&introduction), text.data(), sizeof(introduction));
-  if (rest) *rest = text.substr(sizeof(introduction));
-  return introduction;
-}
-
-// Connects ranks of several hosts: tells the others where this one can be reached, and which segment it made for its
-// host. Fills in `context.net` and, in `own`, the host's segment and the number of the group. Returns the segment if
-// this rank made it: it must be kept until the neighbours have attached.
-std::shared_ptr<shm::Segment> connect_hosts(transport::Store& store, const std::string& name,
-                                            const std::vector<ShmIdentity>& identities, int rank,
-                                            const transport::FabricName& kind, const NetOptions& options,
-                                            Deadline deadline, RankContext& context, Introduction& own) {
-  const int size = static_cast<int>(identities.size());
-  const NetLayout layout(hosts_of(identities), rank);
-  std::shared_ptr<shm::Segment> segment;
-  if (layout.is_leader()) {
-    segment = make_segment(layout.local_size());
-    own.segment = segment->file();
-  }
-  own.id = new_id();
-  transport::FabricOptions fabric;
-  fabric.rank = rank;
-  fabric.checksum = context.checksum;
-  fabric.chaos = context.chaos;
-  const auto builder = make_fabric_builder(kind, options, std::move(fabric));
-  const transport::FabricAddress address = builder->address();
-  const std::string text = concat(bytes_of(own), address.endpoint, "\n", address.data);
-  const std::vector<std::string> all = exchange(store, name, rank, size, text, deadline);
-  std::vector<transport::FabricAddress> addresses;
-  for (int r = 0; r < size; ++r) {
-    std::string reach;
-    const Introduction peer = read_introduction(all[static_cast<size_t>(r)], r, rank, &reach);
-    if (r == 0) own.id = peer.id;
-    if (r == layout.neighbours()[0]) own.segment = peer.segment;
-    const size_t end = std::min(reach.find('\n'), reach.size());
-    addresses.push_back({identities[static_cast<size_t>(r)].host, reach.substr(0, end),
-                         end < reach.size() ? reach.substr(end + 1) : std::string()});
-  }
-  context.net = std::make_shared<NetHub>(builder->connect(addresses, deadline));
-  return segment;
-}
-
-std::vector<int> checked_ranks(const Membership& parent, std::vector<int> ranks) {
-  std::sort(ranks.begin(), ranks.end());
-  CHORALE_CHECK(!ranks.empty(), "[new_group] a group needs at least one rank");
-  for (size_t r = 0; r < ranks.size(); ++r) {
-    CHORALE_CHECK(std::binary_search(parent.members.begin(), parent.members.end(), ranks[r]), "[new_group] rank ",
-                  ranks[r], " is not in group ", parent.name, " of ", parent.size(), " ranks");
-    CHORALE_CHECK(r == 0 || ranks[r] != ranks[r - 1], "[new_group] rank ", ranks[r], " is listed twice");
-  }
-  return ranks;
-}
-
-}  // namespace
-
-Group Group::connect(transport::Store& store, const std::string& name, int rank, int size,
-                     const GroupOptions& options) {
-  CHORALE_CHECK(size >= 1 && size <= shm::kMostRanks, "[group] a group has 1 to ", shm::kMostRanks, " ranks, not ",
-                size);
-  CHORALE_CHECK(rank >= 0 && rank < size, "[group] rank ", rank, " is outside 0 to ", size - 1);
-  CHORALE_CHECK(options.members.empty() || (options.members.size() == static_cast<size_t>(size) &&
-                                            std::is_sorted(options.members.begin(), options.members.end())),
-                "[group] members must be ", size, " ascending ranks, or none");
-  const auto timeout = options.timeout.value_or(default_timeout());
-  const Deadline deadline = within(timeout);
-  const transport::FabricName fabric = transport::choose_fabric(options.fabric);
-  auto context = std::make_shared<RankContext>();
-  context->checksum = options.checksum ? *options.checksum : default_checksum();
-  context->chaos = chaos_of(options, rank, size);
-  if (fabric.kind == "mpi") {
-    CHORALE_CHECK(!context->checksum && !context->chaos,
-                  "[group] MPI moves its own bytes: there are no checksums and no faults on purpose over it");
-    return Group(state_of(MpiEngine::connect(name, rank, size, deadline), timeout));
-  }
-  Introduction own{own_identity(*context), {}};
-  if (options.net.host) own.identity.host = *options.net.host;
-  std::shared_ptr<shm::Segment> segment;
-  if (rank == 0) {
-    segment = make_segment(size);
-    own.segment = segment->file();
-  }
-  const std::string key = concat("group/", name);
-  std::vector<ShmIdentity> identities;
-  for (const std::string& text : exchange(store, key, rank, size, bytes_of(own), deadline)) {
-    const Introduction peer = read_introduction(text, static_cast<int>(identities.size()), rank);
-    if (identities.empty()) own.segment = peer.segment;
-    identities.push_back(peer.identity);
-  }
-  const NetLayout layout(hosts_of(identities), rank);
-  context->core_each = has_core_each(neighbours_of(identities, layout));
-  if (layout.host_count() > 1) {
-    segment = connect_hosts(store, concat(key, "/net"), identities, rank, fabric, options.net, deadline, *context, own);
-  }
-  Membership membership{name, rank, std::vector<int>(static_cast<size_t>(size))};
-  std::iota(membership.members.begin(), membership.members.end(), 0);
-  if (!options.members.empty() && layout.host_count() == 1) membership.members = options.members;
-  context->groups_made = 1;
-  trace::set_rank(membership.members[static_cast<size_t>(rank)]);
-  return Group(join(std::move(context), membership, own.segment, own.id, identities, timeout, deadline));
-}
-
-// All groups of the lists in one exchange: the first member of each makes its segment and tells where it is.
-Group::Subgroups Group::make_groups(const std::vector<std::vector<int>>& lists, const GroupOptions& options) const {
-  const Membership& parent = state_->membership();
-  const int own_global = parent.members[static_cast<size_t>(parent.rank)];
-  Subgroups result;
-  std::vector<std::string> names;
-  CallBuilder call(state_, CallKind::kNewGroup, {});
-  for (size_t i = 0; i < lists.size(); ++i) {
-    for (int member : lists[i]) {
-      call.add_detail(static_cast<uint64_t>(member));
-      if (member == own_global) result.own = static_cast<int>(i);
-    }
-    call.add_detail(~uint64_t{0});
-  }
-  Introduction own{state_->identities[static_cast<size_t>(parent.rank)], {}, new_id()};
-  const auto identity_of = [&](int global_rank) {
-    return state_->identities[static_cast<size_t>(state_->group_rank("new_group", global_rank))];
-  };
-  // The members of this rank's new group that are on its host; the first one makes their segment.
-  std::vector<int> neighbours;
-  if (result.own >= 0) {
-    for (int member : lists[static_cast<size_t>(result.own)]) {
-      if (identity_of(member).host == own.identity.host) neighbours.push_back(member);
-    }
-  }
-  std::shared_ptr<shm::Segment> segment;
-  if (!neighbours.empty() && neighbours.front() == own_global) {
-    segment = make_segment(static_cast<int>(neighbours.size()));
-    own.segment = segment->file();
-  }
-  std::vector<Introduction> all(static_cast<size_t>(parent.size()));
-  call.give({reinterpret_cast<std::byte*>(&own), sizeof(own)});
-  for (Introduction& one : all) call.take({reinterpret_cast<std::byte*>(&one), sizeof(one)});
-  call.launch().wait();
-  {
-    const std::lock_guard lock(state_->context->mutex);
-    for (size_t i = 0; i < lists.size(); ++i) names.push_back(std::to_string(state_->context->groups_made++));
-  }
-  result.groups.resize(lists.size());
-  if (result.own < 0) return result;
-  const auto& list = lists[static_cast<size_t>(result.own)];
-  Membership membership{names[static_cast<size_t>(result.own)], 0, list};
-  std::vector<ShmIdentity> identities;
-  const auto told_by = [&](int member) -> const Introduction& {
-    return all[static_cast<size_t>(state_->group_rank("new_group", member))];
-  };
-  for (size_t r = 0; r < list.size(); ++r) {
-    if (list[r] == own_global) membership.rank = static_cast<int>(r);
-    identities.push_back(told_by(list[r]).identity);
-  }
-  if (auto engine = state_->engine->make_subgroup(membership)) {
-    result.groups[static_cast<size_t>(result.own)] =
-        Group(state_of(std::move(engine), options.timeout.value_or(state_->timeout)));
-    return result;
-  }
-  result.groups[static_cast<size_t>(result.own)] =
-      Group(join(state_->context, membership, told_by(neighbours.front()).segment, told_by(list.front()).id, identities,
-                 options.timeout.value_or(state_->timeout), within(state_->timeout)));
-  return result;
-}
-
-Group Group::new_group(std::vector<int> ranks, const GroupOptions& options) const {
-  if (!state_) return {};
-  Subgroups made = make_groups({checked_ranks(state_->membership(), std::move(ranks))}, options);
-  return std::move(made.groups[0]);
-}
-
-Group::Subgroups Group::new_subgroups(int group_size, const GroupOptions& options) const {
-  if (!state_) return {};
-  const auto& members = state_->membership().members;
-  const int size = state_->size();
-  CHORALE_CHECK(group_size >= 1 && group_size <= size, "[new_subgroups] groups of ", group_size,
-                " ranks asked for, but the world size is ", size);
-  CHORALE_CHECK(size % group_size == 0, "[new_subgroups] the world size ", size, " is not divisible by the group size ",
-                group_size);
-  std::vector<std::vector<int>> lists;
-  for (int begin = 0; begin < size; begin += group_size)
-    lists.emplace_back(members.begin() + begin, members.begin() + begin + group_size);
-  return make_groups(lists, options);
-}
-
-Group::Subgroups Group::new_subgroups(const std::vector<std::vector<int>>& lists, const GroupOptions& options) const {
-  if (!state_) return {};
-  std::vector<std::vector<int>> sorted;
-  for (size_t i = 0; i < lists.size(); ++i) {
-    sorted.push_back(checked_ranks(state_->membership(), lists[i]));
-    for (size_t earlier = 0; earlier < i; ++earlier) {
-      for (int rank : sorted[i])
-        CHORALE_CHECK(!std::binary_search(sorted[earlier].begin(), sorted[earlier].end(), rank),
-                      "[new_subgroups] rank ", rank, " is in two lists, number ", earlier, " and number ", i,
-                      "; a rank can be in one of them only");
-    }
-  }
-  CHORALE_CHECK(!sorted.empty(), "[new_subgroups] there is no list of ranks");
-  return make_groups(sorted, options);
-}
-
-Group Group::split(int64_t color, const GroupOptions& options) const {
-  if (!state_) return {};
-  std::vector<int64_t> colors(static_cast<size_t>(state_->size()));
-  const std::vector<int64_t> own{color};
-  all_gather_into(std::span(colors), std::span(own)).wait();
-  std::vector<int64_t> distinct = colors;
-  std::sort(distinct.begin(), distinct.end());
-  distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
-  std::vector<std::vector<int>> lists(distinct.size());
-  for (size_t r = 0; r < colors.size(); ++r) {
-    const auto at = std::lower_bound(distinct.begin(), distinct.end(), colors[r]) - distinct.begin();
-    lists[static_cast<size_t>(at)].push_back(state_->membership().members[r]);
-  }
-  Subgroups made = make_groups(lists, options);
-  return std::move(made.groups[static_cast<size_t>(made.own)]);
-}
-
-Group Group::duplicate(const GroupOptions& options) const {
-  return state_ ? new_group(state_->membership().members, options) : Group();
-}
 
 // ---- what it says of itself
 
@@ -469,5 +52,481 @@ std::string Group::flight_record() const {
   return state.engine->flight_record();
 }
 const std::shared_ptr<Engine>& Group::engine() const { return member_state(state_, "engine").engine; }
+
+bool Group::moves_by_itself() const { return member_state(state_, "engine").engine->has_own_thread(); }
+
+// ---- groups out of this one
+
+namespace {
+
+std::vector<int> checked_ranks(const Membership& parent, std::vector<int> ranks) {
+  std::sort(ranks.begin(), ranks.end());
+  CHORALE_CHECK(!ranks.empty(), "[new_group] a group needs at least one rank");
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    CHORALE_CHECK(std::binary_search(parent.members.begin(), parent.members.end(), ranks[r]), "[new_group] rank ",
+                  ranks[r], " is not in group ", parent.name, " of ", parent.size(), " ranks");
+    CHORALE_CHECK(r == 0 || ranks[r] != ranks[r - 1], "[new_group] rank ", ranks[r], " is listed twice");
+  }
+  return ranks;
+}
+
+}  // namespace
+
+Group Group::connect(transport::Store& store, const std::string& name, int rank, int size,
+                     const GroupOptions& options) {
+  return Group(connect_group(store, name, rank, size, options));
+}
+
+Group Group::new_group(std::vector<int> ranks, const GroupOptions& options) const {
+  if (!state_) return {};
+  return Group(make_groups(state_, {checked_ranks(state_->membership(), std::move(ranks))}, options).state);
+}
+
+Group::Subgroups Group::subgroups(const std::vector<std::vector<int>>& lists, const GroupOptions& options) const {
+  MadeGroups made = make_groups(state_, lists, options);
+  Subgroups result;
+  result.groups.resize(lists.size());
+  result.own = made.own;
+  if (made.own >= 0) result.groups[static_cast<size_t>(made.own)] = Group(std::move(made.state));
+  return result;
+}
+
+Group::Subgroups Group::new_subgroups(int group_size, const GroupOptions& options) const {
+  if (!state_) return {};
+  const auto& members = state_->membership().members;
+  const int size = state_->size();
+  CHORALE_CHECK(group_size >= 1 && group_size <= size, "[new_subgroups] groups of ", group_size,
+                " ranks asked for, but the world size is ", size);
+  CHORALE_CHECK(size % group_size == 0, "[new_subgroups] the world size ", size, " is not divisible by the group size ",
+                group_size);
+  std::vector<std::vector<int>> lists;
+  for (int begin = 0; begin < size; begin += group_size)
+    lists.emplace_back(members.begin() + begin, members.begin() + begin + group_size);
+  return subgroups(lists, options);
+}
+
+Group::Subgroups Group::new_subgroups(const std::vector<std::vector<int>>& lists, const GroupOptions& options) const {
+  if (!state_) return {};
+  std::vector<std::vector<int>> sorted;
+  for (size_t i = 0; i < lists.size(); ++i) {
+    sorted.push_back(checked_ranks(state_->membership(), lists[i]));
+    for (size_t earlier = 0; earlier < i; ++earlier) {
+      for (int rank : sorted[i])
+        CHORALE_CHECK(!std::binary_search(sorted[earlier].begin(), sorted[earlier].end(), rank),
+                      "[new_subgroups] rank ", rank, " is in two lists, number ", earlier, " and number ", i,
+                      "; a rank can be in one of them only");
+    }
+  }
+  CHORALE_CHECK(!sorted.empty(), "[new_subgroups] there is no list of ranks");
+  return subgroups(sorted, options);
+}
+
+Group Group::split(int64_t color, const GroupOptions& options) const {
+  if (!state_) return {};
+  std::vector<int64_t> colors(static_cast<size_t>(state_->size()));
+  const std::vector<int64_t> own{color};
+  all_gather_into(std::span(colors), std::span(own)).wait();
+  std::vector<int64_t> distinct = colors;
+  std::sort(distinct.begin(), distinct.end());
+  distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
+  std::vector<std::vector<int>> lists(distinct.size());
+  for (size_t r = 0; r < colors.size(); ++r) {
+    const auto at = std::lower_bound(distinct.begin(), distinct.end(), colors[r]) - distinct.begin();
+    lists[static_cast<size_t>(at)].push_back(state_->membership().members[r]);
+  }
+  return Group(make_groups(state_, lists, options).state);
+}
+
+Group Group::duplicate(const GroupOptions& options) const {
+  return state_ ? new_group(state_->membership().members, options) : Group();
+}
+
+// ---- collectives
+
+namespace {
+
+int64_t elems_of(const std::vector<Tensor>& tensors) {
+  int64_t total = 0;
+  for (const Tensor& tensor : tensors) total += tensor.elems();
+  return total;
+}
+
+// Equal sizes are a count; different ones are hashed. Either must agree on all ranks.
+void set_sizes(CallBuilder& call, const std::vector<Tensor>& tensors) {
+  const bool even = std::all_of(tensors.begin(), tensors.end(),
+                                [&](const Tensor& tensor) { return tensor.elems() == tensors[0].elems(); });
+  if (even && !tensors.empty()) return call.set_count(tensors[0].elems());
+  for (const Tensor& tensor : tensors) call.add_detail(static_cast<uint64_t>(tensor.elems()));
+}
+
+// Chunks of one contiguous stretch, all of the same size.
+Chunk part(const Chunk& whole, int index, int size) {
+  const size_t bytes = whole.bytes / static_cast<size_t>(size);
+  return {whole.data + bytes * static_cast<size_t>(index), bytes};
+}
+
+void check_count(const char* call, const char* what, const std::vector<Tensor>& tensors, int size) {
+  CHORALE_CHECK(static_cast<int>(tensors.size()) == size, "[", call, "] ", what, " must hold one tensor per rank, ",
+                size, ", not ", tensors.size());
+}
+
+Work launch_together(const std::shared_ptr<GroupState>& state, const std::vector<CallBuilder>& calls) {
+  Operations operations;
+  for (const CallBuilder& call : calls) operations.push_back(call.handle());
+  CHORALE_CHECK_STATE(!state->collecting, "[coalescing] several tensors in one call are coalesced already");
+  start_together(*state, operations);
+  return Work(state->engine, std::move(operations));
+}
+
+// What a rank outside the group gets.
+Work outside(const char* call) {
+  std::cerr << concat("[", call, "] this rank is not in the group: nothing is done\n");
+  return {};
+}
+
+}  // namespace
+
+Work Group::barrier(const CallOptions& options) const {
+  if (!state_) return outside("barrier");
+  return CallBuilder(state_, CallKind::kBarrier, options).launch();
+}
+
+void Group::monitored_barrier(std::chrono::milliseconds timeout, bool wait_for_all) const {
+  if (!state_) return;
+  // Only rank 0 watches the time: if the others gave up first, nobody would find out who is missing.
+  CallOptions options;
+  if (state_->rank() == 0) options.timeout = timeout;
+  CallBuilder call(state_, CallKind::kMonitoredBarrier, options);
+  call.operation().wait_for_all = wait_for_all;
+  call.launch().wait();
+}
+
+Work Group::broadcast_span(Span data, int root, const CallOptions& options) const {
+  if (!state_) return outside("broadcast");
+  CallBuilder call(state_, CallKind::kBroadcast, options);
+  call.set_root(root);
+  call.set_dtype(data.dtype);
+  call.set_count(data.elems);
+  const Chunk chunk{data.data, static_cast<size_t>(data.elems) * size_of(data.dtype)};
+  if (call.operation().root == state_->rank()) {
+    call.give(chunk);
+  } else {
+    call.take(chunk);
+  }
+  return call.launch();
+}
+
+Work Group::broadcast(const Tensor& tensor, int root, const CallOptions& options) const {
+  if (!state_) return outside("broadcast");
+  CallBuilder call(state_, CallKind::kBroadcast, options);
+  call.set_root(root);
+  if (call.operation().root == state_->rank()) {
+    call.give(call.input(tensor));
+    call.operation().results.push_back(tensor);
+  } else {
+    call.take(call.output(tensor));
+    call.note_shape(tensor);
+  }
+  call.set_count(tensor.elems());
+  return call.launch();
+}
+
+Work Group::reduce(const Tensor& tensor, int root, Reduction reduction, const CallOptions& options) const {
+  if (!state_) return outside("reduce");
+  CallBuilder call(state_, CallKind::kReduce, options);
+  CHORALE_CHECK(tensor.defined(), "[reduce] the tensor is undefined");
+  call.set_root(root);
+  call.set_reduction(reduction, tensor.dtype());
+  call.set_count(tensor.elems());
+  const bool is_root = call.operation().root == state_->rank();
+  const Chunk chunk = is_root ? call.in_place(tensor) : call.input(tensor);
+  call.give(chunk);
+  if (is_root) call.take(chunk);
+  return call.launch();
+}
+
+Work Group::all_reduce_span(Span data, Reduction reduction, const CallOptions& options) const {
+  if (!state_) return outside("all_reduce");
+  CallBuilder call(state_, CallKind::kAllReduce, options);
+  call.set_reduction(reduction, data.dtype);
+  call.set_count(data.elems);
+  const Chunk chunk{data.data, static_cast<size_t>(data.elems) * size_of(data.dtype)};
+  call.give(chunk);
+  call.take(chunk);
+  return call.launch();
+}
+
+Work Group::all_reduce(const Tensor& tensor, Reduction reduction, const CallOptions& options) const {
+  if (!state_) return outside("all_reduce");
+  CallBuilder call(state_, CallKind::kAllReduce, options);
+  CHORALE_CHECK(tensor.defined(), "[all_reduce] the tensor is undefined");
+  call.set_reduction(reduction, tensor.dtype());
+  call.set_count(tensor.elems());
+  const Chunk chunk = call.in_place(tensor);
+  call.give(chunk);
+  call.take(chunk);
+  return call.launch();
+}
+
+Work Group::all_gather_spans(Span output, Span input, const CallOptions& options) const {
+  if (!state_) return outside("all_gather");
+  CHORALE_CHECK(output.elems == input.elems * state_->size(), "[all_gather] the output must hold ",
+                input.elems * state_->size(), " elements, ", input.elems, " of each rank, not ", output.elems);
+  CallBuilder call(state_, CallKind::kAllGather, options);
+  call.set_dtype(input.dtype);
+  call.set_count(input.elems);
+  call.give({input.data, static_cast<size_t>(input.elems) * size_of(input.dtype)});
+  const Chunk whole{output.data, static_cast<size_t>(output.elems) * size_of(output.dtype)};
+  for (int r = 0; r < state_->size(); ++r) call.take(part(whole, r, state_->size()));
+  return call.launch();
+}
+
+Work Group::all_gather(const std::vector<Tensor>& outputs, const Tensor& input, const CallOptions& options) const {
+  if (!state_) return outside("all_gather");
+  check_count("all_gather", "outputs", outputs, state_->size());
+  CallBuilder call(state_, CallKind::kAllGather, options);
+  call.give(call.input(input));
+  for (const Tensor& output : outputs) call.take(call.output(output));
+  CHORALE_CHECK(outputs[static_cast<size_t>(state_->rank())].elems() == input.elems(),
+                "[all_gather] the output for this rank has ", outputs[static_cast<size_t>(state_->rank())].elems(),
+                " elements, its input ", input.elems());
+  set_sizes(call, outputs);
+  return call.launch();
+}
+
+Work Group::all_gather_into(const Tensor& output, const Tensor& input, const CallOptions& options) const {
+  if (!state_) return outside("all_gather_into");
+  CallBuilder call(state_, CallKind::kAllGather, options);
+  call.give(call.input(input));
+  const Chunk whole = call.output(output);
+  CHORALE_CHECK(output.elems() == input.elems() * state_->size(), "[all_gather] the output must hold ",
+                input.elems() * state_->size(), " elements, ", input.elems(), " of each rank, not ", output.elems());
+  for (int r = 0; r < state_->size(); ++r) call.take(part(whole, r, state_->size()));
+  call.set_count(input.elems());
+  return call.launch();
+}
+
+Work Group::gather(const std::vector<Tensor>& outputs, const Tensor& input, int root,
+                   const CallOptions& options) const {
+  if (!state_) return outside("gather");
+  CallBuilder call(state_, CallKind::kGather, options);
+  call.set_root(root);
+  call.give(call.input(input));
+  if (call.operation().root == state_->rank()) {
+    check_count("gather", "on the root, outputs", outputs, state_->size());
+    for (const Tensor& output : outputs) {
+      call.take(call.output(output));
+      CHORALE_CHECK(output.elems() == input.elems(), "[gather] an output has ", output.elems(), " elements, the input ",
+                    input.elems());
+    }
+  } else {
+    CHORALE_CHECK(outputs.empty(), "[gather] only the root, rank ", root, ", passes outputs");
+  }
+  call.set_count(input.elems());
+  return call.launch();
+}
+
+Work Group::scatter(const Tensor& output, const std::vector<Tensor>& inputs, int root,
+                    const CallOptions& options) const {
+  if (!state_) return outside("scatter");
+  CallBuilder call(state_, CallKind::kScatter, options);
+  call.set_root(root);
+  call.take(call.output(output));
+  call.note_shape(output);
+  if (call.operation().root == state_->rank()) {
+    check_count("scatter", "on the root, inputs", inputs, state_->size());
+    for (const Tensor& input : inputs) {
+      call.give(call.input(input));
+      CHORALE_CHECK(output.elems() == input.elems(), "[scatter] an input has ", input.elems(), " elements, the output ",
+                    output.elems());
+    }
+  } else {
+    CHORALE_CHECK(inputs.empty(), "[scatter] only the root, rank ", root, ", passes inputs");
+  }
+  call.set_count(output.elems());
+  return call.launch();
+}
+
+Work Group::reduce_scatter(const Tensor& output, const std::vector<Tensor>& inputs, Reduction reduction,
+                           const CallOptions& options) const {
+  if (!state_) return outside("reduce_scatter");
+  check_count("reduce_scatter", "inputs", inputs, state_->size());
+  CHORALE_CHECK(output.defined(), "[reduce_scatter] the output is undefined");
+  CallBuilder call(state_, CallKind::kReduceScatter, options);
+  call.set_reduction(reduction, output.dtype());
+  for (const Tensor& input : inputs) call.give(call.input(input));
+  call.take(call.output(output));
+  CHORALE_CHECK(inputs[static_cast<size_t>(state_->rank())].elems() == output.elems(),
+                "[reduce_scatter] the input for this rank has ", inputs[static_cast<size_t>(state_->rank())].elems(),
+                " elements, the output ", output.elems());
+  set_sizes(call, inputs);
+  return call.launch();
+}
+
+Work Group::reduce_scatter_from(const Tensor& output, const Tensor& input, Reduction reduction,
+                                const CallOptions& options) const {
+  if (!state_) return outside("reduce_scatter_from");
+  CHORALE_CHECK(output.defined(), "[reduce_scatter] the output is undefined");
+  CallBuilder call(state_, CallKind::kReduceScatter, options);
+  call.set_reduction(reduction, output.dtype());
+  const Chunk whole = call.input(input);
+  CHORALE_CHECK(input.elems() == output.elems() * state_->size(), "[reduce_scatter] the input must hold ",
+                output.elems() * state_->size(), " elements, ", output.elems(), " for each rank, not ", input.elems());
+  for (int r = 0; r < state_->size(); ++r) call.give(part(whole, r, state_->size()));
+  call.take(call.output(output));
+  call.set_count(output.elems());
+  return call.launch();
+}
+
+Work Group::all_to_all(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
+                       const CallOptions& options) const {
+  if (!state_) return outside("all_to_all");
+  check_count("all_to_all", "inputs", inputs, state_->size());
+  check_count("all_to_all", "outputs", outputs, state_->size());
+  CallBuilder call(state_, CallKind::kAllToAll, options);
+  for (const Tensor& input : inputs) call.give(call.input(input));
+  for (const Tensor& output : outputs) call.take(call.output(output));
+  // Sizes differ from pair to pair; each rank compares its own with what it is given.
+  return call.launch();
+}
+
+Work Group::all_to_all_single(const Tensor& output, const Tensor& input, std::span<const int64_t> output_splits,
+                              std::span<const int64_t> input_splits, const CallOptions& options) const {
+  if (!state_) return outside("all_to_all_single");
+  CallBuilder call(state_, CallKind::kAllToAll, options);
+  const int size = state_->size();
+  const auto cut = [&](const char* what, const Tensor& tensor, const Chunk& whole, std::span<const int64_t> splits,
+                       auto add) {
+    const int64_t rows = tensor.dims() > 0 ? tensor.size(0) : tensor.elems();
+    if (splits.empty()) {
+      CHORALE_CHECK(rows % size == 0, "[all_to_all] the ", what, " has ", rows, " rows, which ", size,
+                    " ranks cannot share evenly; pass split sizes");
+      for (int r = 0; r < size; ++r) add(part(whole, r, size));
+      return;
+    }
+    CHORALE_CHECK(static_cast<int>(splits.size()) == size, "[all_to_all] one split size per rank, ", size, ", not ",
+                  splits.size());
+    int64_t total = 0;
+    for (int64_t split : splits) {
+      CHORALE_CHECK(split >= 0, "[all_to_all] a split size is ", split);
+      total += split;
+    }
+    CHORALE_CHECK(total == rows, "[all_to_all] the split sizes of the ", what, " add up to ", total, ", it has ", rows,
+                  " rows");
+    const size_t row_bytes = rows > 0 ? whole.bytes / static_cast<size_t>(rows) : 0;
+    size_t at = 0;
+    for (int64_t split : splits) {
+      const size_t bytes = static_cast<size_t>(split) * row_bytes;
+      add({whole.data + at, bytes});
+      at += bytes;
+    }
+  };
+  const Chunk from = call.input(input), to = call.output(output);
+  cut("input", input, from, input_splits, [&](Chunk chunk) { call.give(chunk); });
+  cut("output", output, to, output_splits, [&](Chunk chunk) { call.take(chunk); });
+  return call.launch();
+}
+
+Tensor Group::sparse_all_reduce(const Tensor& tensor, const CallOptions& options) const {
+  return state_ ? comm::sparse_all_reduce(*this, tensor, options) : tensor;
+}
+
+// ---- several at once
+
+Work Group::all_reduce_coalesced(const std::vector<Tensor>& tensors, Reduction reduction,
+                                 const CallOptions& options) const {
+  if (!state_) return outside("all_reduce_coalesced");
+  CHORALE_CHECK(!tensors.empty(), "[all_reduce] there is no tensor to reduce");
+  // All are checked before the first one is started.
+  std::vector<CallBuilder> calls;
+  for (const Tensor& tensor : tensors) {
+    CHORALE_CHECK(tensor.defined(), "[all_reduce] a tensor is undefined");
+    CallBuilder& call = calls.emplace_back(state_, CallKind::kAllReduce, options);
+    call.set_reduction(reduction, tensor.dtype());
+    call.set_count(tensor.elems());
+    const Chunk chunk = call.in_place(tensor);
+    call.give(chunk);
+    call.take(chunk);
+  }
+  return launch_together(state_, calls);
+}
+
+Work Group::all_gather_coalesced(const std::vector<std::vector<Tensor>>& outputs, const std::vector<Tensor>& inputs,
+                                 const CallOptions& options) const {
+  if (!state_) return outside("all_gather_coalesced");
+  CHORALE_CHECK(outputs.size() == inputs.size() && !inputs.empty(), "[all_gather] ", inputs.size(), " inputs and ",
+                outputs.size(), " lists of outputs");
+  std::vector<CallBuilder> calls;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    check_count("all_gather", "each list of outputs", outputs[i], state_->size());
+    CallBuilder& call = calls.emplace_back(state_, CallKind::kAllGather, options);
+    call.give(call.input(inputs[i]));
+    for (const Tensor& output : outputs[i]) call.take(call.output(output));
+    CHORALE_CHECK(elems_of(outputs[i]) == inputs[i].elems() * state_->size(), "[all_gather] outputs of ",
+                  elems_of(outputs[i]), " elements do not fit an input of ", inputs[i].elems());
+    call.set_count(inputs[i].elems());
+  }
+  return launch_together(state_, calls);
+}
+
+// ---- point-to-point
+
+Work Group::isend(const Tensor& tensor, int destination, uint64_t tag, const CallOptions& options) const {
+  if (!state_) return outside("isend");
+  CallBuilder call(state_, CallKind::kSend, options);
+  call.operation().peer = state_->group_rank("send", destination);
+  call.operation().tag = call.operation().print.tag = tag;
+  call.give(call.input(tensor));
+  call.set_count(tensor.elems());
+  return call.launch();
+}
+
+Work Group::irecv(const Tensor& tensor, int source, uint64_t tag, const CallOptions& options) const {
+  if (!state_) return outside("irecv");
+  CallBuilder call(state_, CallKind::kRecv, options);
+  call.operation().peer = source == kAnySource ? -1 : state_->group_rank("recv", source);
+  call.operation().tag = call.operation().print.tag = tag;
+  call.take(call.output(tensor));
+  call.note_shape(tensor);
+  call.set_count(tensor.elems());
+  return call.launch();
+}
+
+void Group::send(const Tensor& tensor, int destination, uint64_t tag) const {
+  if (!state_) return;
+  CHORALE_CHECK(destination != global_rank(rank()), "[send] a blocking send to oneself (rank ", destination,
+                ") would never end; use isend");
+  isend(tensor, destination, tag).wait();
+}
+
+int Group::recv(const Tensor& tensor, int source, uint64_t tag) const {
+  if (!state_) return -1;
+  const Work work = irecv(tensor, source, tag);
+  work.wait();
+  return work.source_rank();
+}
+
+P2POp::P2POp(CallKind kind, const Group& group, const Tensor& tensor, int peer, uint64_t tag)
+    : kind_(kind), group_(&group), tensor_(tensor), peer_(peer), tag_(tag) {
+  CHORALE_CHECK(kind == CallKind::kSend || kind == CallKind::kRecv,
+                "[batch_isend_irecv] a batch holds sends and receives, not ", name_of(kind));
+}
+
+std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& operations) {
+  CHORALE_CHECK(!operations.empty(), "[batch_isend_irecv] the list of operations is empty");
+  for (const P2POp& operation : operations) {
+    const bool same = operation.group_->is_member() == operations[0].group_->is_member() &&
+                      (!operation.group_->is_member() || operation.group_->engine() == operations[0].group_->engine());
+    CHORALE_CHECK(same, "[batch_isend_irecv] all operations of a batch must use one group");
+  }
+  std::vector<Work> works;
+  works.reserve(operations.size());
+  for (const P2POp& operation : operations) {
+    works.push_back(operation.kind_ == CallKind::kSend
+                        ? operation.group_->isend(operation.tensor_, operation.peer_, operation.tag_)
+                        : operation.group_->irecv(operation.tensor_, operation.peer_, operation.tag_));
+  }
+  return works;
+}
 
 }  // namespace chorale::comm

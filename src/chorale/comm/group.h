@@ -86,6 +86,9 @@ class Group {
   void note_exception(const std::string& what) const;
   // True once a call has failed.
   bool is_broken() const;
+  // True when calls move on while all threads of the caller do something else; otherwise they move in waits and in
+  // other calls of this rank, and a ProgressThread may help.
+  bool moves_by_itself() const;
   // The last 1,000 calls of this rank as JSON text.
   std::string flight_record() const;
 
@@ -186,7 +189,7 @@ class Group {
   Work broadcast_span(Span data, int root, const CallOptions& options) const;
   Work all_reduce_span(Span data, Reduction reduction, const CallOptions& options) const;
   Work all_gather_spans(Span output, Span input, const CallOptions& options) const;
-  Subgroups make_groups(const std::vector<std::vector<int>>& lists, const GroupOptions& options) const;
+  Subgroups subgroups(const std::vector<std::vector<int>>& lists, const GroupOptions& options) const;
 
   std::shared_ptr<GroupState> state_;
 };

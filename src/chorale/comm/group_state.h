@@ -1,4 +1,4 @@
-// Inside comm: what a Group's handle refers to, and how calls are built.
+// Inside comm: what a Group's handle refers to.
 #pragma once
 
 #include "chorale/comm/group.h"
@@ -19,50 +19,5 @@ struct GroupState {
   // Throws InvalidArgument, naming the call, for a global rank that is not a member.
   int group_rank(const char* call, int global_rank) const;
 };
-
-// Starts operations one right after the other; for the trace they are one call.
-void start_together(GroupState& state, const Operations& operations);
-
-// A call while it is put together.
-class CallBuilder {
- public:
-  CallBuilder(const std::shared_ptr<GroupState>& state, CallKind kind, const CallOptions& options);
-
-  void set_root(int global_rank);
-  // Throws InvalidArgument where the dtype cannot be reduced so.
-  void set_reduction(Reduction reduction, DType dtype);
-  void set_dtype(DType dtype);
-  // The same on all ranks: the number of elements, or a list of numbers.
-  void set_count(int64_t elems) { operation_->print.count = static_cast<uint64_t>(elems); }
-  void add_detail(uint64_t value);
-
-  // Contiguous bytes of a tensor that is read, written, or both; others are copied and, when done, copied back.
-  Chunk input(const Tensor& tensor);
-  Chunk output(const Tensor& tensor);
-  Chunk in_place(const Tensor& tensor);
-  // For the trace; inputs and what is changed in place are noted anyway.
-  void note_shape(const Tensor& tensor);
-  void give(Chunk chunk) { operation_->give.push_back(chunk); }
-  void take(Chunk chunk) { operation_->take.push_back(chunk); }
-
-  Operation& operation() { return *operation_; }
-  const Intrusive<Operation>& handle() const { return operation_; }
-  // The last that is done with the builder: the operation is then the work's.
-  Work launch();
-
- private:
-  void check(const Tensor& tensor);
-  void collect();
-  Chunk written(const Tensor& tensor, bool copy_in);
-
-  const std::shared_ptr<GroupState>& state_;
-  Intrusive<Operation> operation_;
-  const char* name_;
-  bool has_dtype_ = false;  // the first tensor brings it
-};
-
-// Elements of a strided tensor to and from contiguous memory, in row-major order.
-void pack(const Tensor& from, void* to);
-void unpack(const void* from, const Tensor& to);
 
 }  // namespace chorale::comm

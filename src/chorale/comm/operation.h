@@ -1,17 +1,18 @@
-// Inside comm: one call in flight.
+// Inside comm: one call in flight, as far as all engines know it. How far it has come is the business of the engine
+// that moves it (shm/shm_call.h, net/net_call.h, mpi/mpi_call.h).
 #pragma once
 
 #include <atomic>
 #include <exception>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "chorale/base/deadline.h"
 #include "chorale/base/intrusive.h"
 #include "chorale/base/pool.h"
 #include "chorale/base/small_vector.h"
-#include "chorale/comm/call.h"
-#include "chorale/device/allocator.h"
+#include "chorale/comm/fingerprint.h"
 #include "chorale/tensor/tensor.h"
 
 namespace chorale::comm {
@@ -48,25 +49,18 @@ struct Operation : RefCounted {
   Deadline::Clock::time_point issued;
   Deadline::Clock::time_point looked;  // the last time that a poll asked why it does not move
   Deadline deadline = Deadline::never();
-  // Of a monitored barrier: name all who stay away, each after its own time; and who they are so far.
-  bool wait_for_all = false;
+  // It has failed for a reason that somebody else may know better, who is given so long to say it (kUnsurePatience).
+  std::optional<Deadline> patience;
+  // Of a monitored barrier: the time of each rank, and whether all who stay away are named or only the first.
   Deadline::Clock::duration timeout{};
-  std::vector<int> absent;
+  bool wait_for_all = false;
 
   // Point-to-point: the other side (group rank; -1 as a source: any), the tag, and who sent.
   int peer = -1;
   uint64_t tag = 0;
   int source = -1;
 
-  // How far it is; used by the engine.
-  enum class Phase : uint8_t { kQueued, kEntered, kStaging, kActing, kLeaving };
-  Phase phase = Phase::kQueued;
-  int seen = 0;  // ranks before this one have done what the phase waits for
-  uint32_t piece = 0;
-  int64_t at = 0;  // elements before this one are done
-  uint64_t id = 0;
   uint64_t flight = 0;  // its number in the flight recorder
-  SmallVector<memory::Block, 1> scratch;
 
   // For the trace: shapes of what it moves, if anybody wants to know, and when it was done.
   bool traced = false;
@@ -84,6 +78,7 @@ struct Operation : RefCounted {
   std::exception_ptr error;
   bool told = false;  // `then` has run
 
+  bool is_message() const { return kind == CallKind::kSend || kind == CallKind::kRecv; }
   bool pending() const { return state.load(std::memory_order_acquire) == State::kPending; }
 
   static Intrusive<Operation> make() { return Intrusive<Operation>::adopt(base::Pool<Operation>::make()); }

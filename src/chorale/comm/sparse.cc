@@ -1,11 +1,10 @@
-// The sum of sparse tensors. Ranks have different numbers of entries: all entries are gathered, and each rank adds up
-// those with equal indices, in the order of ranks (Note [Order of sums]), so that all get the same bits.
+#include "chorale/comm/sparse.h"
+
 #include <algorithm>
 #include <cstring>
 #include <numeric>
 
 #include "chorale/base/error.h"
-#include "chorale/comm/group.h"
 #include "chorale/vec/combine.h"
 
 namespace chorale::comm {
@@ -43,17 +42,16 @@ Tensor gather_rows(const Group& group, const Tensor& own, const std::vector<int6
 
 }  // namespace
 
-Tensor Group::sparse_all_reduce(const Tensor& tensor, const CallOptions& options) const {
-  if (!state_) return tensor;
+Tensor sparse_all_reduce(const Group& group, const Tensor& tensor, const CallOptions& options) {
   CHORALE_CHECK(tensor.defined() && tensor.is_sparse(), "[sparse_all_reduce] the tensor is not sparse");
   const SparseParts& parts = tensor.sparse();
   const int64_t dims = parts.indices.size(0), own = parts.indices.size(1);
   Shape dense(parts.values.sizes().begin() + 1, parts.values.sizes().end());
   const int64_t width = count_elems(dense);
-  std::vector<int64_t> counts(static_cast<size_t>(size()));
-  all_gather_into(std::span(counts), std::span<const int64_t>(&own, 1), options).wait();
-  const Entries all{gather_rows(*this, transposed(parts.indices), counts, dims, options),
-                    gather_rows(*this, parts.values, counts, width, options)};
+  std::vector<int64_t> counts(static_cast<size_t>(group.size()));
+  group.all_gather_into(std::span(counts), std::span<const int64_t>(&own, 1), options).wait();
+  const Entries all{gather_rows(group, transposed(parts.indices), counts, dims, options),
+                    gather_rows(group, parts.values, counts, width, options)};
 
   const int64_t total = all.indices.size(0);
   const int64_t* indices = all.indices.data<int64_t>();

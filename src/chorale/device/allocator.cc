@@ -40,6 +40,16 @@ constexpr size_t class_bytes(int size_class) {
 static_assert(class_of(kLargestSmallBytes) == kClasses - 1 && class_bytes(kClasses - 1) == kLargestSmallBytes);
 static_assert(class_bytes(class_of(513)) == 640 && class_bytes(class_of(640)) == 640 && class_of(1) == 0);
 
+// Blocks of larger classes are whole pages.
+constexpr size_t kLargestSharingBytes = 16 << 10;
+constexpr bool large_classes_are_whole_pages() {
+  for (int c = 0; c < kClasses; ++c) {
+    if (class_bytes(c) > kLargestSharingBytes && class_bytes(c) % kPageBytes != 0) return false;
+  }
+  return true;
+}
+static_assert(large_classes_are_whole_pages() && kSpanBytes % kPageBytes == 0);
+
 struct FreeLink {
   FreeLink* next;
   int size_class;
@@ -377,6 +387,11 @@ void CachingAllocator::trim() {
     state_->returned.push_back(std::move(arena));
   }
   state_->arenas = std::move(kept);
+}
+
+bool owns_pages(const std::byte* begin, size_t bytes) {
+  const auto is_aligned = [](const std::byte* at) { return reinterpret_cast<uintptr_t>(at) % kPageBytes == 0; };
+  return bytes > kLargestSharingBytes || (is_aligned(begin) && is_aligned(begin + bytes));
 }
 
 std::optional<memory::Location> CachingAllocator::locate(const void* address) const {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "chorale/base/error.h"
+#include "chorale/device/pages.h"
 
 namespace chorale {
 namespace {
@@ -364,6 +365,27 @@ TEST(Allocator, OnlyTheCpuHasMemoryHere) {
   EXPECT_EQ(&allocator_of(kCpu), &cpu_allocator());
   EXPECT_THROW(allocator_of(kNull), InvalidArgument);
   EXPECT_THROW(allocator_of(Device{DeviceType::kCuda, 1}), InvalidArgument);
+}
+
+TEST(CachingAllocator, BlocksAbove16KiBAreAloneInTheirPages) {
+  CachingAllocator allocator(private_pages());
+  for (size_t bytes : {size_t{1} << 10, size_t{16} << 10, (size_t{16} << 10) + 1, size_t{100000}, size_t{300000}}) {
+    std::vector<memory::Block> blocks;
+    for (int i = 0; i < 40; ++i) blocks.push_back(allocator.allocate(bytes));
+    const auto first_page = [](const memory::Block& block) { return reinterpret_cast<uintptr_t>(block.data) / kPageBytes; };
+    const auto last_page = [&](const memory::Block& block) {
+      return (reinterpret_cast<uintptr_t>(block.data) + bytes - 1) / kPageBytes;
+    };
+    for (const memory::Block& block : blocks) {
+      if (!owns_pages(block.data, bytes)) continue;
+      for (const memory::Block& other : blocks) {
+        if (other.data == block.data) continue;
+        EXPECT_TRUE(last_page(other) < first_page(block) || first_page(other) > last_page(block)) << bytes;
+      }
+    }
+    EXPECT_EQ(owns_pages(blocks[0].data + 64, bytes - 64), bytes > (16 << 10) + 64) << bytes;
+    for (const memory::Block& block : blocks) allocator.deallocate(block);
+  }
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Bookkeeping of the allocator: which arena an address lies in, and which pages are free.
+// Bookkeeping of the allocator: which arena an address lies in, which pages are free, and which belong to one block.
 #pragma once
 
 #include <array>
@@ -105,5 +105,9 @@ class PageRuns {
   std::map<std::byte*, size_t> by_address_;
   std::set<std::pair<size_t, std::byte*>> by_size_;
 };
+
+// Of a stretch of one block of an allocator: true when nothing but this block lies in the pages that it touches, so
+// that they can be replaced under a peer that must not write there any more (Note [Block sizes] in allocator.h).
+bool owns_pages(const std::byte* begin, size_t bytes);
 
 }  // namespace chorale

@@ -52,9 +52,8 @@ bool Reducer::rebuilds() const { return options_.static_graph || options_.find_u
 
 void Reducer::choose_progress() {
   const int size = group_.size();
-  const std::string backend = size > 1 ? group_.backend() : "";
   progress_ = options_.progress;
-  if (backend == "tls" || backend == "ucx") {
+  if (size > 1 && group_.moves_by_itself()) {
     progress_ = Progress::kGroup;
   } else if (progress_ == Progress::kAuto || progress_ == Progress::kGroup) {
     const int wanted = size * (thread_count() + 1);

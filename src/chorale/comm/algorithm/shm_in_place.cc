@@ -9,14 +9,16 @@
 #include <algorithm>
 #include <cstring>
 
-#include "chorale/comm/shm/shm_group.h"
+#include "chorale/comm/algorithm/algorithms.h"
+#include "chorale/comm/algorithm/slice.h"
+#include "chorale/comm/shm/shm_call.h"
 #include "chorale/vec/combine.h"
 
 namespace chorale::comm {
 namespace {
 
 using shm::Exposure;
-using Phase = Operation::Phase;
+using Phase = ShmCall::Phase;
 
 constexpr size_t kCheckBytes = 256 << 10;  // a failure is looked for after every so many
 
@@ -27,41 +29,46 @@ struct Pieces {
 };
 
 // Writes to `places` where every rank's data of the current piece is.
-void find_places(ShmGroup& group, const Operation& operation, std::byte** places) {
+void find_places(const ShmCall& call, std::byte** places) {
+  ShmGroup& group = call.group;
+  const Operation& operation = call.operation();
   const size_t elem = size_of(operation.dtype);
   for (int peer = 0; peer < group.size; ++peer) {
-    const shm::CallSlot& slot = group.segment.slot(peer, operation.number);
+    const shm::CallSlot& slot = call.slot(peer);
     if (slot.exposure == Exposure::kStaged) {
-      places[peer] = group.segment.staging(peer, operation.piece);
+      places[peer] = group.segment.staging(peer, call.piece);
     } else if (peer == group.rank) {
-      places[peer] = operation.give[0].data + static_cast<size_t>(operation.at) * elem;
+      places[peer] = operation.give[0].data + static_cast<size_t>(call.at) * elem;
     } else {
-      places[peer] = group.reach(peer, slot.place, operation.give[0].bytes) + static_cast<size_t>(operation.at) * elem;
+      places[peer] = group.reach(peer, slot.place, operation.give[0].bytes) + static_cast<size_t>(call.at) * elem;
     }
   }
 }
 
-Pieces piece_at(const Operation& operation, bool staged) {
+Pieces piece_at(const ShmCall& call, bool staged) {
+  const Operation& operation = call.operation();
   const size_t elem = size_of(operation.dtype);
   const auto elems = static_cast<int64_t>(operation.give[0].bytes / elem);
   const int64_t piece = staged ? static_cast<int64_t>(shm::kStagingBytes / elem) : elems;
-  const int64_t end = std::min(elems, operation.at + piece);
-  return {piece, operation.at, end, end == elems};
+  const int64_t end = std::min(elems, call.at + piece);
+  return {piece, call.at, end, end == elems};
 }
 
-bool anybody_stages(const ShmGroup& group, const Operation& operation) {
-  for (int peer = 0; peer < group.size; ++peer) {
-    if (group.segment.slot(peer, operation.number).exposure == Exposure::kStaged) return true;
+bool anybody_stages(const ShmCall& call) {
+  for (int peer = 0; peer < call.group.size; ++peer) {
+    if (call.slot(peer).exposure == Exposure::kStaged) return true;
   }
   return false;
 }
 
-void act(ShmGroup& group, const Operation& operation, const Pieces& piece) {
+void act(const ShmCall& call, const Pieces& piece) {
+  const ShmGroup& group = call.group;
+  const Operation& operation = call.operation();
   if (group.size == 1 && operation.reduction.factor == 1) return;  // the data of one rank are the result
   const size_t elem = size_of(operation.dtype);
   const auto size = static_cast<size_t>(group.size);
   std::byte* places[shm::kMostRanks];
-  find_places(group, operation, places);
+  find_places(call, places);
   const Slice slice = slice_of(piece.end - piece.begin, elem, group.rank, group.size);
   const auto step = static_cast<int64_t>(kCheckBytes / elem);
   const void* sources[shm::kMostRanks];
@@ -81,60 +88,44 @@ void act(ShmGroup& group, const Operation& operation, const Pieces& piece) {
   }
 }
 
-template <class Flag>
-bool everybody(const ShmGroup& group, Operation& operation, Flag shm::RankControl::*flag) {
-  for (; operation.seen < group.size; ++operation.seen) {
-    const uint32_t number = (group.segment.control(operation.seen).*flag).load(std::memory_order_acquire);
-    if (static_cast<int32_t>(number - operation.piece) < 0) return false;
-  }
-  operation.seen = 0;
-  return true;
-}
-
 }  // namespace
 
-Slice slice_of(int64_t elems, size_t elem_bytes, int rank, int size) {
-  // Whole cache lines, so that no two ranks write to one.
-  const auto line = static_cast<int64_t>(std::max<size_t>(shm::kCacheLineBytes / elem_bytes, 1));
-  const int64_t each = ((elems + size - 1) / size + line - 1) / line * line;
-  return {std::min(elems, each * rank), std::min(elems, each * (rank + 1))};
-}
-
-bool step_in_place(ShmGroup& group, Operation& operation, uint32_t& pieces) {
-  const bool staged = anybody_stages(group, operation);
-  const bool own_staged = group.segment.slot(group.rank, operation.number).exposure == Exposure::kStaged;
+bool shm_in_place(ShmCall& call) {
+  ShmGroup& group = call.group;
+  const Operation& operation = call.operation();
+  const bool staged = anybody_stages(call);
+  const bool own_staged = call.own_slot().exposure == Exposure::kStaged;
   const size_t elem = size_of(operation.dtype);
   for (;;) {
-    const Pieces piece = piece_at(operation, staged);
-    if (operation.phase == Phase::kStaging && !everybody(group, operation, &shm::RankControl::staged)) return false;
-    if (operation.phase != Phase::kActing) {
+    const Pieces piece = piece_at(call, staged);
+    if (call.phase == Phase::kStaging && !call.everybody(&shm::RankControl::staged)) return false;
+    if (call.phase != Phase::kActing) {
       {
         const Hands hands(group);
         check_not_failed(group);
-        act(group, operation, piece);
+        act(call, piece);
         check_not_failed(group);
       }
-      operation.phase = Phase::kActing;
-      group.segment.publish(group.own().acted, operation.piece);
+      call.phase = Phase::kActing;
+      group.segment.publish(group.own().acted, call.piece);
       if (!piece.last) {
         if (own_staged) {
           const auto next = std::min(piece.elems, static_cast<int64_t>(operation.give[0].bytes / elem) - piece.end);
-          std::memcpy(group.segment.staging(group.rank, operation.piece + 1),
+          std::memcpy(group.segment.staging(group.rank, call.piece + 1),
                       operation.give[0].data + static_cast<size_t>(piece.end) * elem, static_cast<size_t>(next) * elem);
         }
-        group.segment.publish(group.own().staged, operation.piece + 1);
+        group.segment.publish(group.own().staged, call.piece + 1);
       }
     }
-    if (!everybody(group, operation, &shm::RankControl::acted)) return false;
+    if (!call.everybody(&shm::RankControl::acted)) return false;
     if (own_staged && (operation.kind == CallKind::kAllReduce || operation.root == group.rank)) {
       std::memcpy(operation.take[0].data + static_cast<size_t>(piece.begin) * elem,
-                  group.segment.staging(group.rank, operation.piece),
-                  static_cast<size_t>(piece.end - piece.begin) * elem);
+                  group.segment.staging(group.rank, call.piece), static_cast<size_t>(piece.end - piece.begin) * elem);
     }
     if (piece.last) return true;
-    operation.piece = ++pieces;
-    operation.at = piece.end;
-    operation.phase = Phase::kStaging;
+    call.begin_piece();
+    call.at = piece.end;
+    call.phase = Phase::kStaging;
   }
 }
 

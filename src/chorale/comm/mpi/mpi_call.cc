@@ -11,9 +11,6 @@
 namespace chorale::comm {
 namespace {
 
-bool gives_to_all(CallKind kind) {
-  return kind != CallKind::kScatter && kind != CallKind::kReduceScatter && kind != CallKind::kAllToAll;
-}
 bool has_chunk_per_rank(CallKind kind) {
   return kind != CallKind::kBroadcast && kind != CallKind::kAllReduce && kind != CallKind::kReduce;
 }
@@ -43,7 +40,7 @@ void MpiCall::begin(const Intrusive<Operation>& operation, size_t piece_bytes) {
   limit_ = std::max<size_t>(64, limit_ / 64 * 64);
   at_ = end_ = 0;
   stage_ = Stage::kEntering;
-  operation->phase = Operation::Phase::kEntered;
+  roll_call_ = {};
   enter();
 }
 
@@ -72,7 +69,7 @@ void MpiCall::enter() {
 // Rank 0 hears from everybody, and everybody else only from rank 0: so it is rank 0 who finds out who is missing.
 bool MpiCall::step_monitored_barrier() {
   transport::Mpi& mpi = group_.mpi;
-  Operation& operation = *operation_;
+  const Operation& operation = *operation_;
   if (group_.rank() > 0) {
     if (stage_ == Stage::kEntering) {
       request_ = mpi.receive(group_.comm, 0, kGoTag, &records_[0], sizeof(MpiRecord));
@@ -92,12 +89,8 @@ bool MpiCall::step_monitored_barrier() {
     while (!mpi.test(receiving)) {
     }
   }
-  for (; operation.seen < group_.size(); ++operation.seen) {
-    const bool absent =
-        std::find(operation.absent.begin(), operation.absent.end(), operation.seen) != operation.absent.end();
-    if (records_[static_cast<size_t>(operation.seen)].number != operation.number && !absent) return false;
-  }
-  if (!operation.absent.empty()) note_absence(group_.membership, operation);
+  const auto has_come = [&](int rank) { return records_[static_cast<size_t>(rank)].number == operation.number; };
+  if (!roll_call_.all_have_come(group_.membership, operation, has_come)) return false;
   check_records();
   stage_ = Stage::kMoving;
   return group_.size() == 1;
@@ -128,7 +121,6 @@ bool MpiCall::step() {
       if (at_ >= end_) break;
     }
     stage_ = Stage::kMoving;
-    operation_->phase = Operation::Phase::kActing;
     start_piece();
   }
   operation_ = {};
@@ -162,7 +154,7 @@ void MpiCall::check_records() {
     for (const MpiRecord& other : records_) prints.push_back(other.print);
     raise_difference(group_.membership, prints);
   }
-  if (!gives_to_all(operation.kind) || operation.take.size() != records_.size()) return;
+  if (!gives_one_chunk(operation.kind) || operation.take.size() != records_.size()) return;
   for (size_t r = 0; r < records_.size(); ++r) {
     if (operation.take[r].bytes == records_[r].given) continue;
     throw CallFailed{concat("rank ", group_.global(static_cast<int>(r)), " gives ", records_[r].given,

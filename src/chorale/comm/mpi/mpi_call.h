@@ -13,7 +13,7 @@
 #include <memory>
 #include <vector>
 
-#include "chorale/comm/engine.h"
+#include "chorale/comm/roll_call.h"
 #include "chorale/transport/mpi/mpi.h"
 
 namespace chorale::comm {
@@ -24,7 +24,7 @@ struct MpiGroup {
   const Membership& membership;  // the engine's
   int rank() const { return membership.rank; }
   int size() const { return membership.size(); }
-  int global(int peer) const { return membership.members[static_cast<size_t>(peer)]; }
+  int global(int peer) const { return membership.global(peer); }
 };
 
 // Tags of messages between ranks of a communicator. Those of data follow the last.
@@ -40,7 +40,7 @@ struct MpiRecord {
 
 class MpiCall {
  public:
-  explicit MpiCall(const MpiGroup& group) : group_(group) {}
+  MpiCall(const MpiGroup& group, RollCall& roll_call) : group_(group), roll_call_(roll_call) {}
 
   // `piece_bytes`: the most of all chunks together that one of MPI's calls moves.
   void begin(const Intrusive<Operation>& operation, size_t piece_bytes);
@@ -91,6 +91,7 @@ class MpiCall {
   void end_piece();
 
   const MpiGroup& group_;
+  RollCall& roll_call_;
   Intrusive<Operation> operation_;
   Stage stage_ = Stage::kEntering;
   transport::Mpi::Request request_ = 0;

@@ -1,11 +1,9 @@
 #include "chorale/comm/mpi/mpi_engine.h"
 
-#include <immintrin.h>
 #include <sched.h>
 
 #include <algorithm>
 #include <cstring>
-#include <exception>
 #include <iostream>
 #include <thread>
 
@@ -21,11 +19,9 @@ namespace {
 using namespace std::chrono_literals;
 using transport::Mpi;
 
-// Waiting, by the number of rounds without progress: as for shm, but MPI cannot wake who sleeps.
-constexpr int64_t kSpins = 2000, kYields = 20000;
+// MPI cannot wake who sleeps: so waits yield for longer, and sleep for short.
+constexpr int64_t kYields = 20000;
 constexpr Deadline::Clock::duration kSleep = 200us;
-constexpr Deadline::Clock::duration kLookInterval = 5ms;
-constexpr Deadline::Clock::duration kFirstWord = 5s;
 // After this long, or a quarter of the time that a call has, a rank tells the others what it waits in.
 constexpr Deadline::Clock::duration kTellAfter = 50ms;
 // Ranks that wait answer within this time, also where many share a core.
@@ -86,19 +82,16 @@ std::shared_ptr<MpiEngine> MpiEngine::connect(const std::string& name, int rank,
 MpiEngine::MpiEngine(std::shared_ptr<RankContext> whose_context, const Membership& whose, Mpi& mpi, Mpi::Comm comm)
     : Engine(std::move(whose_context), whose),
       group_{mpi, comm, membership()},
-      call_(group_),
+      call_(group_, roll_call_),
       messages_(group_),
-      peers_(static_cast<size_t>(whose.size())),
-      exceptions_at_birth_(std::uncaught_exceptions()) {
+      peers_(static_cast<size_t>(whose.size())) {
+  patience_.yields = kYields;
   enlist();
 }
 
 std::shared_ptr<Engine> MpiEngine::make_subgroup(const Membership& wanted) {
   std::vector<int> ranks;
-  for (int member : wanted.members) {
-    const auto& all = membership().members;
-    ranks.push_back(static_cast<int>(std::lower_bound(all.begin(), all.end(), member) - all.begin()));
-  }
+  for (int member : wanted.members) ranks.push_back(membership().find(member));
   Mpi::Comm comm = 0;
   {
     const std::lock_guard lock(context().mutex);
@@ -109,17 +102,12 @@ std::shared_ptr<Engine> MpiEngine::make_subgroup(const Membership& wanted) {
 
 // The communicator is not freed: a notice that is still on its way to it would end up in the next one with its number.
 MpiEngine::~MpiEngine() {
-  const bool threw = std::uncaught_exceptions() > exceptions_at_birth_;
   std::unique_lock lock(context().mutex);
-  // Work that was started and dropped is still owed to the others.
-  for (int64_t rounds = 0; !threw && !broken_ && !idle(); ++rounds) {
-    progress();
-    const auto rest = calls_.empty() ? messages_.pending() : calls_.front();
-    if (rest) wait_a_little(lock, *rest, rounds, Deadline::never());
-  }
-  if (!idle()) end_all(std::make_exception_ptr(StateError("[group] the group was destroyed before the work was done")));
+  drain(lock);
+  call_.abandon();
+  end_the_rest();
   try {
-    tell(threw ? News::kThrew : News::kLeft, completed_print_);
+    tell(is_thrown_away() ? News::kThrew : News::kLeft, completed_print_);
     for (const Deadline patience = within(100ms); !outgoing_.empty() && !patience.passed();) send_on();
   } catch (const std::exception& error) {
     std::cerr << concat("[group] the others could not be told that this rank leaves: ", error.what(), "\n");
@@ -127,70 +115,22 @@ MpiEngine::~MpiEngine() {
   delist();
 }
 
-void MpiEngine::submit(const Intrusive<Operation>& operation) {
-  if (!broken_ && heard_) fail_as_heard(*operation);
-  if (broken_) [[unlikely]]
-    std::rethrow_exception(broken_);
-  const bool message = operation->kind == CallKind::kSend || operation->kind == CallKind::kRecv;
-  if (!message) operation->number = ++number_;
-  operation->flight = flight_.enter(*operation);
-  if (message) {
-    guarded(*operation, [&] { messages_.submit(operation); });
-  } else {
-    calls_.push_back(operation);
+bool MpiEngine::step(const Intrusive<Operation>& operation, bool is_new) {
+  if (is_new) call_.begin(operation, piece_bytes_);
+  if (!call_.step()) return false;
+  completed_print_ = operation->print;
+  for (Peer& peer : peers_) {
+    if (static_cast<int32_t>(operation->number - peer.number) < 0) continue;
+    peer.number = operation->number;
+    peer.print = operation->print;
   }
-  progress();
-}
-
-template <class F>
-void MpiEngine::guarded(Operation& operation, const F& run) {
-  try {
-    run();
-  } catch (const GroupFailed&) {
-    fail_as_heard(operation);
-  } catch (const CallFailed& failure) {
-    fail(operation, failure.reason, failure.culprit);
-  } catch (const std::exception& error) {
-    fail(operation, error.what(), group_.global(group_.rank()));
-  }
-}
-
-void MpiEngine::progress() {
-  while (!calls_.empty()) {
-    const Intrusive<Operation> operation = calls_.front();
-    bool done = false;
-    guarded(*operation, [&] {
-      if (operation->phase == Operation::Phase::kQueued) call_.begin(operation, piece_bytes_);
-      done = call_.step();
-    });
-    if (!done || broken_) break;
-    calls_.pop_front();
-    completed_ = operation->number;
-    completed_print_ = operation->print;
-    for (Peer& peer : peers_) {
-      if (static_cast<int32_t>(operation->number - peer.number) < 0) continue;
-      peer.number = operation->number;
-      peer.print = operation->print;
-    }
-    finish(*operation, nullptr);
-  }
-  if (!messages_.idle()) {
-    const Intrusive<Operation> any = messages_.pending();
-    guarded(*any, [&] { messages_.progress(done_); });
-    for (const auto& operation : done_) finish(*operation, nullptr);
-    done_.clear();
-  }
-}
-
-void MpiEngine::finish(Operation& operation, const std::exception_ptr& error) {
-  flight_.leave(operation.flight, error != nullptr);
-  complete(operation, error);
+  return true;
 }
 
 // ---- notices
 
 void MpiEngine::tell(News news, const Fingerprint& print, int whom, const std::string& text) {
-  const Notice notice{news, news == News::kEntered ? told_ : completed_, print, whom,
+  const Notice notice{news, news == News::kEntered ? told_ : finished(), print, whom,
                       static_cast<uint32_t>(text.size())};
   auto& [bytes, requests] = outgoing_.emplace_back();
   bytes.resize(sizeof(notice) + text.size());
@@ -210,7 +150,7 @@ void MpiEngine::send_on() {
   });
 }
 
-void MpiEngine::hear(const Operation& operation) {
+bool MpiEngine::read_notices() {
   if (!outgoing_.empty()) send_on();
   bool asked = false;
   while (const auto found = group_.mpi.find(group_.comm, Mpi::kAnySource, kNoticeTag)) {
@@ -223,10 +163,10 @@ void MpiEngine::hear(const Operation& operation) {
     std::memcpy(&notice, bytes.data(), sizeof(notice));
     Peer& peer = peers_[static_cast<size_t>(found->source)];
     if (notice.news == News::kFailed) {
-      if (!heard_) {
-        heard_ = CallFailed{concat("rank ", group_.global(found->source),
-                                   " says: ", std::string(bytes.begin() + sizeof(notice), bytes.end())),
-                            notice.whom};
+      if (!is_broken()) {
+        failure_ = {group_.global(found->source), notice.whom,
+                    std::string(bytes.begin() + sizeof(notice), bytes.end())};
+        has_failure_.store(true, std::memory_order_release);
       }
       continue;
     }
@@ -251,81 +191,50 @@ void MpiEngine::hear(const Operation& operation) {
       peer.print = notice.print;
     }
   }
-  if (!asked) return;
-  const std::vector<int> missing = awaited(operation);
-  tell(News::kAnswers, operation.print, missing.size() == 1 ? missing.front() : -1);
+  return asked;
 }
 
-// ---- waiting
-
-void MpiEngine::wait_a_little(std::unique_lock<std::mutex>& lock, Operation& operation, int64_t rounds,
-                              Deadline deadline) {
-  if (rounds == 0) {
-    next_look_ = {};
-    word_interval_ = kFirstWord;
-  }
-  const int64_t spins = context().core_each ? kSpins : 1;
-  if (rounds < spins) {
-    _mm_pause();
-    return;
-  }
-  if (rounds == spins) {
-    next_look_ = Clock::now() + kLookInterval;
-    next_word_ = operation.issued + word_interval_;
-  }
-  lock.unlock();  // another thread of this rank may want to start something
-  if (rounds < spins + kYields) {
-    sched_yield();
-  } else {
-    std::this_thread::sleep_for(kSleep);
-  }
-  lock.lock();
-  if (!operation.pending()) return;
-  const auto now = Clock::now();
-  const bool late = deadline.earlier(operation.deadline).end() <= now;
-  if (!late && now < next_look_) return;
-  next_look_ = now + kLookInterval;
-  guarded(operation, [&] {
-    look_around(operation, deadline);
-    if (operation.pending() && now >= next_word_) say_who_is_awaited(operation, awaited(operation));
-  });
-}
-
-void MpiEngine::look(Operation& operation) {
-  guarded(operation, [&] { look_around(operation, Deadline::never()); });
-}
-
-void MpiEngine::look_around(Operation& operation, Deadline deadline) {
-  hear(operation);
+void MpiEngine::hear(const Operation& operation) {
+  const bool asked = read_notices();
   // What has just been heard of may be about a later call, or this one may be done by now.
   progress();
-  if (!operation.pending()) return;
-  if (heard_) throw GroupFailed{};
-  if (!calls_.empty() && told_ != calls_.front()->number) {
-    const Operation& first = *calls_.front();
+  if (!operation.pending() || is_broken()) return;
+  if (asked) {
+    const std::vector<int> missing = awaited(operation);
+    tell(News::kAnswers, operation.print, missing.size() == 1 ? missing.front() : -1);
+  }
+  if (first_call() && told_ != (*first_call())->number) {
+    const Operation& first = **first_call();
     if (Clock::now() - first.issued > std::min<Clock::duration>(kTellAfter, first.timeout / 4)) {
       told_ = first.number;
       tell(News::kEntered, first.print);
     }
   }
   compare_with_heard(operation);
-  const std::vector<int> missing = awaited(operation);
-  for (int rank : missing) {
-    const Peer& peer = peers_[static_cast<size_t>(rank)];
-    if (peer.state != News::kLeft && peer.state != News::kThrew) continue;
-    throw CallFailed{
-        concat("rank ", group_.global(rank),
-               peer.state == News::kThrew ? " left the group because of an exception; it " : " has left the group; it ",
-               where_is(rank)),
-        group_.global(rank)};
-  }
-  look_at_deadline(operation, deadline, missing);
+}
+
+// ---- waiting
+
+void MpiEngine::sleep(std::unique_lock<std::mutex>& lock, const Operation&, Clock::duration at_most) {
+  lock.unlock();
+  std::this_thread::sleep_for(std::min(kSleep, at_most));
+  lock.lock();
+}
+
+std::optional<CallFailed> MpiEngine::gone(int rank) const {
+  const News state = peers_[static_cast<size_t>(rank)].state;
+  if (state != News::kLeft && state != News::kThrew) return std::nullopt;
+  return CallFailed{
+      concat("rank ", group_.global(rank),
+             state == News::kThrew ? " left the group because of an exception; it " : " has left the group; it ",
+             where_is(rank)),
+      group_.global(rank)};
 }
 
 // Calls that move data are compared when everybody has entered. A monitored barrier is entered in another way, so that
 // who is in one never sees the records of the rest: the notices tell.
 void MpiEngine::compare_with_heard(const Operation& operation) {
-  if (calls_.empty() || calls_.front().get() != &operation) return;
+  if (!first_call() || first_call()->get() != &operation) return;
   std::vector<Fingerprint> prints(peers_.size(), operation.print);
   bool differ = false, all = true;
   for (size_t r = 0; r < peers_.size(); ++r) {
@@ -342,17 +251,8 @@ void MpiEngine::compare_with_heard(const Operation& operation) {
   if (all || now - differs_since_ > kAnswerPatience) raise_difference(membership(), prints);
 }
 
-std::vector<int> MpiEngine::awaited(const Operation& operation) const {
+std::vector<int> MpiEngine::awaited_by_call(const Operation& first) const {
   std::vector<int> ranks;
-  if (operation.kind == CallKind::kSend || operation.kind == CallKind::kRecv) {
-    if (operation.peer >= 0) return {operation.peer};
-    for (int peer = 0; peer < group_.size(); ++peer) {
-      if (peer != group_.rank()) ranks.push_back(peer);
-    }
-    return ranks;
-  }
-  // A call that is not at the head waits for whoever the head waits for.
-  const Operation& first = calls_.empty() ? operation : *calls_.front();
   for (int peer = 0; peer < group_.size(); ++peer) {
     if (peer == group_.rank()) continue;
     if (static_cast<int32_t>(peers_[static_cast<size_t>(peer)].number - first.number) < 0) ranks.push_back(peer);
@@ -360,12 +260,7 @@ std::vector<int> MpiEngine::awaited(const Operation& operation) const {
   return ranks;
 }
 
-void MpiEngine::look_at_deadline(Operation& operation, Deadline deadline, const std::vector<int>& missing) {
-  if (!deadline.earlier(operation.deadline).passed()) return;
-  if (operation.kind == CallKind::kMonitoredBarrier && group_.rank() == 0 && !calls_.empty() &&
-      calls_.front().get() == &operation) {
-    return note_absence(membership(), operation);
-  }
+std::optional<int> MpiEngine::find_culprit(const Operation&, const std::vector<int>& missing) {
   const auto now = Clock::now();
   if (!asked_) {
     asked_ = now;
@@ -373,13 +268,9 @@ void MpiEngine::look_at_deadline(Operation& operation, Deadline deadline, const 
     tell(News::kAsks);
   }
   const int holding_up = who_holds_up(missing);
-  if (holding_up >= 0 && !peers_[static_cast<size_t>(holding_up)].answered && now - *asked_ < kAnswerPatience) return;
-  const std::string time = in_seconds(now - operation.issued);
-  if (holding_up < 0) throw CallFailed{concat("timed out after ", time), -1};
-  const int culprit = group_.global(holding_up);
-  throw CallFailed{
-      concat("timed out: nothing from rank ", culprit, " for ", time, "; rank ", culprit, " ", where_is(holding_up)),
-      culprit};
+  if (holding_up >= 0 && !peers_[static_cast<size_t>(holding_up)].answered && now - *asked_ < kAnswerPatience)
+    return std::nullopt;
+  return holding_up;
 }
 
 // Note [Who is to blame], over MPI: whom I wait for may itself wait for a third. Ranks that wait answer for whom; one
@@ -400,17 +291,7 @@ int MpiEngine::who_holds_up(const std::vector<int>& missing) const {
   return first;
 }
 
-void MpiEngine::say_who_is_awaited(const Operation& operation, const std::vector<int>& missing) {
-  word_interval_ *= 2;
-  next_word_ = operation.issued + word_interval_;
-  if (missing.empty()) return;
-  std::string who;
-  for (int peer : missing) who += concat(who.empty() ? "" : "; ", "rank ", group_.global(peer), " ", where_is(peer));
-  // One write, so that lines of several ranks stay whole.
-  std::cerr << concat(prefix_of(membership(), operation), "waiting since ", in_seconds(Clock::now() - operation.issued),
-                      " for ", who, "\n")
-            << std::flush;
-}
+std::string MpiEngine::who_is(int rank) const { return concat("rank ", group_.global(rank), " ", where_is(rank)); }
 
 std::string MpiEngine::where_is(int rank) const {
   const Peer& peer = peers_[static_cast<size_t>(rank)];
@@ -422,31 +303,19 @@ std::string MpiEngine::where_is(int rank) const {
 
 void MpiEngine::note_exception(const std::string& what) {
   try {
-    if (!broken_) tell(News::kException, {}, -1, what);
+    if (!is_broken()) tell(News::kException, {}, -1, what);
   } catch (const std::exception&) {  // then the others do without it: what is being thrown here must not be replaced
   }
 }
 
-// ---- failing
-
-void MpiEngine::fail(const Operation& operation, const std::string& reason, int culprit) {
+void MpiEngine::record_failure(const Operation& operation, const std::string& reason, int culprit) {
+  if (is_broken()) return;
+  failure_ = {group_.global(group_.rank()), culprit, reason};
+  has_failure_.store(true, std::memory_order_release);
   try {
-    if (!heard_) tell(News::kFailed, operation.print, culprit, reason);
+    tell(News::kFailed, operation.print, culprit, reason);
   } catch (const std::exception&) {  // then the others see it at their deadlines
   }
-  end_all(error_of(membership(), operation, reason, culprit, flight_));
-}
-
-void MpiEngine::fail_as_heard(const Operation& operation) {
-  fail(operation, reason_of_a_broken_group(membership(), operation, heard_->reason), heard_->culprit);
-}
-
-void MpiEngine::end_all(const std::exception_ptr& error) {
-  broken_ = error;
-  is_broken_.store(true, std::memory_order_release);
-  call_.abandon();
-  for (const auto& operation : std::exchange(calls_, {})) finish(*operation, error);
-  for (const auto& operation : messages_.abandon()) finish(*operation, error);
 }
 
 }  // namespace chorale::comm

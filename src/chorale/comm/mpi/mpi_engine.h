@@ -7,11 +7,11 @@
 // in Note [Calls over MPI].
 #pragma once
 
-#include <deque>
 #include <list>
 #include <optional>
 
-#include "chorale/comm/failure.h"
+#include "chorale/comm/engine.h"
+#include "chorale/comm/mpi/mpi_call.h"
 #include "chorale/comm/mpi/mpi_messages.h"
 
 namespace chorale::comm {
@@ -24,16 +24,8 @@ class MpiEngine final : public Engine {
 
   const char* backend() const override { return "mpi"; }
   std::shared_ptr<Engine> make_subgroup(const Membership& membership) override;
-  void submit(const Intrusive<Operation>& operation) override;
-  void progress() override;
-  bool idle() const override { return calls_.empty() && messages_.idle(); }
-  void wait_a_little(std::unique_lock<std::mutex>& lock, Operation& operation, int64_t rounds,
-                     Deadline deadline) override;
   void note_exception(const std::string& what) override;
-  void look(Operation& operation) override;
-  std::string flight_record() const override { return flight_.json(membership(), {}); }
-  uint32_t last_number() const override { return number_; }
-  bool is_broken() const override { return is_broken_.load(std::memory_order_acquire); }
+  bool is_broken() const override { return has_failure_.load(std::memory_order_acquire); }
 
   // Data moves in pieces of this many bytes; less than MPI's limit for tests only.
   void set_piece_bytes(size_t bytes) { piece_bytes_ = bytes; }
@@ -42,8 +34,6 @@ class MpiEngine final : public Engine {
             transport::Mpi::Comm comm);
 
  private:
-  using Clock = Deadline::Clock;
-
   // What ranks tell each other out of turn.
   enum class News : uint32_t { kEntered, kLeft, kThrew, kFailed, kAsks, kAnswers, kException };
   struct Notice {
@@ -64,51 +54,43 @@ class MpiEngine final : public Engine {
     uint32_t thrown_after = 0;
   };
 
-  void tell(News news, const Fingerprint& print = {}, int whom = -1, const std::string& text = {});
-  // Without waiting, in the wait for `operation`.
-  void hear(const Operation& operation);
-  void send_on();
+  bool step(const Intrusive<Operation>& operation, bool is_new) override;
+  MessageQueue& messages() override { return messages_; }
+  void sleep(std::unique_lock<std::mutex>& lock, const Operation& operation, Clock::duration at_most) override;
+  // Notices, without waiting; tells the others which call this rank waits in.
+  void hear(const Operation& operation) override;
+  std::vector<int> awaited_by_call(const Operation& first) const override;
+  std::optional<CallFailed> gone(int peer) const override;
+  std::optional<int> find_culprit(const Operation& operation, const std::vector<int>& missing) override;
+  std::string who_is(int peer) const override;
+  void record_failure(const Operation& operation, const std::string& reason, int culprit) override;
+  Failure recorded_failure() const override { return failure_; }
+  void let_go() override { call_.abandon(); }
 
-  void finish(Operation& operation, const std::exception_ptr& error);
-  void look_around(Operation& operation, Deadline deadline);
+  void tell(News news, const Fingerprint& print = {}, int whom = -1, const std::string& text = {});
+  void send_on();
+  // True when somebody asks for whom this rank waits.
+  bool read_notices();
   void compare_with_heard(const Operation& operation);
-  std::vector<int> awaited(const Operation& operation) const;
-  void look_at_deadline(Operation& operation, Deadline deadline, const std::vector<int>& missing);
   int who_holds_up(const std::vector<int>& missing) const;
-  void say_who_is_awaited(const Operation& operation, const std::vector<int>& missing);
   std::string where_is(int peer) const;
-  void fail(const Operation& operation, const std::string& reason, int culprit);
-  void fail_as_heard(const Operation& operation);
-  void end_all(const std::exception_ptr& error);
-  template <class F>
-  void guarded(Operation& operation, const F& run);
 
   const MpiGroup group_;
   MpiCall call_;
   MpiMessages messages_;
-  std::deque<Intrusive<Operation>> calls_;  // in order; only the first one runs
-  std::vector<Intrusive<Operation>> done_;  // reused
-  FlightRecorder flight_;
-  uint32_t number_ = 0, completed_ = 0;
-  Fingerprint completed_print_;
+  Fingerprint completed_print_;  // of the last call that is done
   size_t piece_bytes_ = transport::Mpi::kMostBytes;
 
   std::vector<Peer> peers_;
   std::list<std::pair<std::vector<std::byte>, std::vector<transport::Mpi::Request>>> outgoing_;
-  std::optional<CallFailed> heard_;  // the first failure
-  std::exception_ptr broken_;
-  std::atomic<bool> is_broken_{false};
-  uint32_t told_ = 0;  // the last call of which the others were told that it was entered
-  int exceptions_at_birth_ = 0;
+  Failure failure_;  // the first
+  std::atomic<bool> has_failure_{false};
+  uint32_t told_ = 0;                       // the last call of which the others were told that it was entered
   std::optional<Clock::time_point> asked_;  // when this rank asked the others for whom they wait
 
   // Since when it is known that others made another call with the number `differs_in_`.
   uint32_t differs_in_ = 0;
   Clock::time_point differs_since_;
-
-  // Of the wait in progress.
-  Clock::time_point next_look_, next_word_;
-  Clock::duration word_interval_{};
 };
 
 }  // namespace chorale::comm

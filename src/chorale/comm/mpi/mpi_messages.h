@@ -9,23 +9,22 @@
 #include <list>
 #include <vector>
 
+#include "chorale/comm/message_queue.h"
 #include "chorale/comm/mpi/mpi_call.h"
 
 namespace chorale::comm {
 
-class MpiMessages {
+class MpiMessages final : public MessageQueue {
  public:
   explicit MpiMessages(const MpiGroup& group)
       : group_(group), next_tags_(static_cast<size_t>(group.size()), kFirstDataTag) {}
 
-  void submit(const Intrusive<Operation>& operation);
-  // Moves everything as far as it goes; `done` gets the operations that are finished.
-  void progress(std::vector<Intrusive<Operation>>& done);
-  bool idle() const { return posted_.empty() && moving_.empty(); }
-  // One of those in flight; null when there is none.
-  Intrusive<Operation> pending() const;
-  // All that is in flight, given up. Memory that MPI still uses stays MPI's.
-  std::vector<Intrusive<Operation>> abandon();
+  void submit(const Intrusive<Operation>& operation) override;
+  void progress(std::vector<Intrusive<Operation>>& done) override;
+  bool idle() const override { return posted_.empty() && moving_.empty(); }
+  Intrusive<Operation> pending() const override;
+  // Memory that MPI still uses stays MPI's.
+  std::vector<Intrusive<Operation>> abandon() override;
 
  private:
   struct Header {

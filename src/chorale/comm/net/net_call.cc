@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <iostream>
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
@@ -15,10 +14,7 @@ using transport::Transfer;
 
 constexpr Deadline::Clock::duration kLookInterval = 4ms;    // how often the reason for a wait is looked for
 constexpr Deadline::Clock::duration kPollInterval = 200us;  // for what happens on this host and rings no bell
-constexpr Deadline::Clock::duration kFirstWord = 5s;        // after which one says for whom one waits
 constexpr int64_t kRoundsBeforeLook = 64;                   // most waits for neighbours are over by then
-
-static_assert(sizeof(Fingerprint) == 4 * sizeof(uint64_t));
 
 }  // namespace
 
@@ -29,9 +25,7 @@ NetCall::NetCall(NetGroup& whose, Operation& what, Deadline deadline)
       sent_(static_cast<size_t>(whose.size())),
       received_(static_cast<size_t>(whose.size())),
       inquiry_(whose, what.number, what.print),
-      end_(deadline.end().time_since_epoch().count()),
-      next_word_(what.issued + kFirstWord),
-      word_interval_(kFirstWord) {}
+      end_(deadline.end().time_since_epoch().count()) {}
 
 NetCall::~NetCall() {
   for (const Ticket ticket : open_) group.fabric().cancel(posted_[ticket].transfer);
@@ -164,25 +158,20 @@ void NetCall::look(std::optional<Ticket> wanted, std::span<const int> here) {
     const std::vector<int> still = awaited();
     if (std::find(still.begin(), still.end(), peer) != still.end()) throw CallFailed(*reason);
   }
-  const Clock::time_point now = Clock::now(), end{Clock::duration(end_.load())};
-  if (now >= end) {
+  if (Clock::now() >= Clock::time_point(Clock::duration(end_.load()))) {
     missing.insert(missing.end(), here.begin(), here.end());
-    inquiry_.look_for_culprit(missing, operation.issued);
+    const auto culprit = inquiry_.find_culprit(missing);
+    if (culprit)
+      raise_timeout(group.membership, operation, *culprit, *culprit < 0 ? std::string() : group.who_is(*culprit));
   }
   // Of neighbours the engine of this host says it.
-  if (now >= next_word_) say_who_is_awaited(missing);
+  if (word_.is_due(operation)) say_who_is_awaited(missing);
 }
 
 void NetCall::say_who_is_awaited(std::span<const int> peers) {
-  word_interval_ *= 2;
-  next_word_ = operation.issued + word_interval_;
-  std::string who;
-  for (int peer : peers) who += concat(who.empty() ? "" : "; ", group.who_is(peer));
-  if (who.empty()) return;
-  // One write, so that lines of several ranks stay whole.
-  std::cerr << concat(prefix_of(group.membership, operation), "waiting since ",
-                      in_seconds(Clock::now() - operation.issued), " for ", who, "\n")
-            << std::flush;
+  std::vector<std::string> who;
+  for (int peer : peers) who.push_back(group.who_is(peer));
+  word_.say(group.membership, operation, who);
 }
 
 // ---- this host
@@ -205,11 +194,11 @@ void NetCall::here(const Here& what) {
     throw GroupFailed{};
   }
   Clock::time_point next_look = Clock::now() + kLookInterval;
-  for (int64_t rounds = 0; local->pending(); ++rounds) {
+  for (Wait wait(*local, Deadline::never()); local->pending();) {
     engine.progress();
     if (!local->pending()) break;
-    engine.wait_a_little(lock, *local, rounds, Deadline::never());
-    if (rounds < kRoundsBeforeLook || Clock::now() < next_look) continue;
+    engine.wait_a_little(lock, wait);
+    if (wait.rounds <= kRoundsBeforeLook || Clock::now() < next_look) continue;
     std::vector<int> missing = engine.awaited(*local);
     for (int& peer : missing) peer = layout.neighbours()[static_cast<size_t>(peer)];
     lock.unlock();
@@ -284,7 +273,7 @@ bool NetCall::hear(int peer, Deadline deadline) {
       throw CallFailed(*reason);
     }
     if (deadline.passed()) return false;
-    if (Clock::now() >= next_word_) say_who_is_awaited({&peer, 1});
+    if (word_.is_due(operation)) say_who_is_awaited({&peer, 1});
     group.fabric().await_event(seen, deadline.earlier(within(message ? kPollInterval : kLookInterval)));
   }
 }

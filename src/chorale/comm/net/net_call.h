@@ -69,8 +69,8 @@ class NetCall {
   // Another thread wants it done before this; it is an error if it is not.
   void shorten(Deadline deadline);
 
-  // Which way a call goes; the others must go the same (net_table.h).
-  void set_algorithm(uint32_t algorithm) { algorithm_ = algorithm; }
+  // Which way a call goes; the others must go the same (algorithm/table.h).
+  void set_algorithm(Algorithm algorithm) { algorithm_ = static_cast<uint32_t>(algorithm); }
 
  private:
   struct Posted {
@@ -102,11 +102,7 @@ class NetCall {
   NetInquiry inquiry_;
   uint32_t algorithm_ = 0;
   std::atomic<Clock::rep> end_;
-  Clock::time_point next_word_;
-  Clock::duration word_interval_;
+  WaitingWord word_;
 };
-
-// The algorithms (folder algorithm/).
-void run_call_between_hosts(NetCall& call);
 
 }  // namespace chorale::comm

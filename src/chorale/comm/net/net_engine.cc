@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
+#include "chorale/comm/algorithm/algorithms.h"
 
 namespace chorale::comm {
 namespace {
@@ -17,32 +17,28 @@ constexpr auto kGlance = 200us;
 constexpr auto kHalfAwake = 20ms;
 // While a call runs elsewhere, the worker moves what else this rank has in flight.
 constexpr auto kTick = 1ms;
-constexpr int64_t kRoundsPerLook = 16;
+constexpr int64_t kYields = 200;     // of a wait for a message of a neighbour
+constexpr auto kLongestSleep = 2ms;  // what happens on this host rings no bell of the fabric
 
 }  // namespace
 
 NetEngine::NetEngine(std::shared_ptr<RankContext> whose_context, Membership whose, NetLayout layout, uint64_t id,
                      std::shared_ptr<ShmEngine> local)
     : Engine(std::move(whose_context), std::move(whose)),
-      group_(membership(), std::move(layout), context().net, id, std::move(local)),
-      messages_(group_),
-      exceptions_at_birth_(std::uncaught_exceptions()) {
+      group_(membership(), context().algorithms, std::move(layout), context().net, id, std::move(local)),
+      messages_(group_) {
+  patience_ = {0, kYields};
   enlist();
   worker_ = std::thread([this] { work(); });
 }
 
 NetEngine::~NetEngine() {
-  const bool threw = std::uncaught_exceptions() > exceptions_at_birth_;
+  const bool threw = is_thrown_away();
   {
     std::unique_lock lock(context().mutex);
-    // Work that was started and dropped is still owed to the others.
-    for (int64_t rounds = 0; !threw && !broken_ && !idle(); ++rounds) {
-      progress();
-      if (idle() || broken_) break;
-      wait_a_little(lock, calls_.empty() ? *messages_.pending() : *calls_.front(), rounds, Deadline::never());
-    }
+    drain(lock);
     if (threw && running_)
-      group_.fail(finished_ + 1,
+      group_.fail(finished() + 1,
                   concat("rank ", group_.global(group_.rank()), " left the group because of an exception"),
                   group_.global(group_.rank()));
     stopping_ = true;
@@ -50,58 +46,14 @@ NetEngine::~NetEngine() {
   }
   worker_.join();
   const std::lock_guard lock(context().mutex);
-  const auto error = std::make_exception_ptr(StateError("[group] the group was destroyed before the work was done"));
-  for (const auto& operation : std::exchange(calls_, {})) finish(*operation, error);
-  for (const auto& operation : messages_.abandon()) finish(*operation, error);
+  end_the_rest();
   delist();
-  group_.leave(finished_, threw);
+  group_.leave(finished(), threw);
 }
 
-void NetEngine::submit(const Intrusive<Operation>& operation) {
-  const bool message = operation->kind == CallKind::kSend || operation->kind == CallKind::kRecv;
-  if (group_.failed()) [[unlikely]] {
-    if (!broken_) end_all(*operation);
-    std::rethrow_exception(broken_);
-  }
-  if (!message) operation->number = ++number_;
-  operation->flight = flight_.enter(*operation);
-  if (message) {
-    guarded(*operation, [&] { messages_.submit(operation); });
-    progress();
-  } else {
-    calls_.push_back(operation);
-    if (worker_sleeps_) for_worker_.notify_one();
-  }
-}
-
-template <class F>
-void NetEngine::guarded(const Operation& operation, const F& run) {
-  try {
-    run();
-    return;
-  } catch (const GroupFailed&) {
-  } catch (const CallFailed& failure) {
-    group_.fail(finished_ + 1, failure.reason, failure.culprit);
-  } catch (const std::exception& error) {
-    group_.fail(finished_ + 1, error.what(), group_.global(group_.rank()));
-  }
-  end_all(operation);
-}
-
-void NetEngine::progress() {
-  if (messages_.idle()) return;
-  const Intrusive<Operation> first = messages_.pending();
-  guarded(*first, [&] {
-    if (group_.fails(finished_ + 1)) throw GroupFailed{};
-    messages_.progress(done_);
-  });
-  for (const auto& operation : done_) finish(*operation, nullptr);
-  done_.clear();
-}
-
-void NetEngine::finish(Operation& operation, const std::exception_ptr& error) {
-  flight_.leave(operation.flight, error != nullptr);
-  complete(operation, error);
+bool NetEngine::step(const Intrusive<Operation>&, bool) {
+  if (worker_sleeps_) for_worker_.notify_one();
+  return false;
 }
 
 // ---- running calls
@@ -117,16 +69,16 @@ void NetEngine::work() {
         if (!engine->idle()) engine->progress();
       }
       last = now;
-    } else if (!calls_.empty()) {
-      if (now - calls_.front()->issued < kFirstRefusal) {
+    } else if (first_call()) {
+      if (now - (*first_call())->issued < kFirstRefusal) {
         for_worker_.wait_for(lock, kFirstRefusal);
       } else {
         run(lock, Deadline::never());
       }
       last = now;
     } else if (now - last < kHalfAwake) {
-      if (number_ != seen_by_worker_) last = now;
-      seen_by_worker_ = number_;
+      if (last_number() != seen_by_worker_) last = now;
+      seen_by_worker_ = last_number();
       for_worker_.wait_for(lock, kGlance);
     } else {
       worker_sleeps_ = true;
@@ -137,23 +89,24 @@ void NetEngine::work() {
 }
 
 void NetEngine::run(std::unique_lock<std::mutex>& lock, Deadline deadline) {
-  const Intrusive<Operation> operation = calls_.front();
+  const Intrusive<Operation> operation = *first_call();
   group_.enter(operation->number, operation->print);
   bool done = false;
   {
     NetCall call(group_, *operation, deadline.earlier(operation->deadline));
     running_ = &call;
+    first_runs_alone_ = true;
     lock.unlock();
     done = run_unlocked(call);
     lock.lock();
+    first_runs_alone_ = false;
     running_ = nullptr;
   }
   if (done) {
-    calls_.pop_front();
-    ++finished_;
-    finish(*operation, nullptr);
+    finish_first();
+    group_.note_finished(finished());
   } else {
-    end_all(*operation);
+    fail_as_recorded(*operation);
   }
   for_waiters_.notify_all();
 }
@@ -180,64 +133,44 @@ bool NetEngine::run_unlocked(NetCall& call) {
   return false;
 }
 
-void NetEngine::note_exception(const std::string& what) { group_.note_exception(what); }
+void NetEngine::record_failure(const Operation&, const std::string& reason, int culprit) {
+  group_.fail(finished() + 1, reason, culprit);
+}
 
-void NetEngine::end_all(const Operation& operation) {
-  group_.share_failure(finished_ + 1);
-  {
-    const std::lock_guard lock(group_.local->context().mutex);
-    group_.local->give_up();
-  }
-  if (!broken_) {
-    const NetGroup::Failure failure = group_.failure();
-    std::string text = failure.text;
-    if (failure.reporter != group_.global(group_.rank())) {
-      if (failure.reporter >= 0) text = concat("rank ", failure.reporter, " says: ", text);
-      text = reason_of_a_broken_group(membership(), operation, text);
-    }
-    broken_ = error_of(membership(), operation, text, failure.culprit, flight_);
-  }
-  // A call that runs in another thread ends itself, and is completed by it.
-  std::deque<Intrusive<Operation>> calls;
-  if (running_) {
-    calls.push_back(calls_.front());
-    calls_.pop_front();
-  }
-  calls_.swap(calls);
-  for (const auto& call : calls) finish(*call, broken_);
-  for (const auto& message : messages_.abandon()) finish(*message, broken_);
+void NetEngine::let_go() {
+  group_.share_failure(finished() + 1);
+  const std::lock_guard lock(group_.local->context().mutex);
+  group_.local->give_up();
 }
 
 // ---- waiting
 
-void NetEngine::wait_a_little(std::unique_lock<std::mutex>& lock, Operation& operation, int64_t rounds,
-                              Deadline deadline) {
-  const bool message = operation.kind == CallKind::kSend || operation.kind == CallKind::kRecv;
-  if (!message) {
-    if (running_) {
-      running_->shorten(deadline);
-      for_waiters_.wait_for(lock, kTick);
-    } else {
-      run(lock, deadline);
-    }
-    return;
+void NetEngine::wait_a_little(std::unique_lock<std::mutex>& lock, Wait& wait) {
+  const Operation& operation = wait.operation;
+  if (operation.is_message()) {
+    const bool through_fabric_alone = operation.peer >= 0 && !group_.layout.is_here(operation.peer);
+    if (!through_fabric_alone) return Engine::wait_a_little(lock, wait);
+    sleep(lock, operation, std::min<Clock::duration>(kLongestSleep, wait.end().left()));
+    look_if_due(wait);
+  } else if (running_) {
+    running_->shorten(wait.deadline);
+    for_waiters_.wait_for(lock, kTick);
+  } else {
+    run(lock, wait.deadline);
   }
+}
+
+void NetEngine::sleep(std::unique_lock<std::mutex>& lock, const Operation& operation, Clock::duration at_most) {
   const uint32_t seen = group_.fabric().events();
   progress();
   if (!operation.pending()) return;
-  if (rounds % kRoundsPerLook == 0) {
-    guarded(operation, [&] { messages_.look(operation, deadline); });
-    if (!operation.pending()) return;
-  }
   lock.unlock();
-  messages_.wait_for_event(operation, rounds, seen);
+  group_.fabric().await_event(seen, within(std::min<Clock::duration>(kLongestSleep, at_most)));
   lock.lock();
 }
 
-// Calls are run by a thread, which looks itself.
-void NetEngine::look(Operation& operation) {
-  if (operation.kind != CallKind::kSend && operation.kind != CallKind::kRecv) return;
-  guarded(operation, [&] { messages_.look(operation, Deadline::never()); });
+std::optional<int> NetEngine::find_culprit(const Operation& operation, const std::vector<int>& missing) {
+  return messages_.inquiry(operation).find_culprit(missing);
 }
 
 }  // namespace chorale::comm

@@ -9,10 +9,9 @@
 #pragma once
 
 #include <condition_variable>
-#include <deque>
 #include <thread>
 
-#include "chorale/comm/flight.h"
+#include "chorale/comm/engine.h"
 #include "chorale/comm/net/net_call.h"
 #include "chorale/comm/net/net_messages.h"
 
@@ -27,37 +26,33 @@ class NetEngine final : public Engine {
   ~NetEngine() override;
 
   const char* backend() const override { return group_.fabric().name(); }
-  void submit(const Intrusive<Operation>& operation) override;
-  void progress() override;
-  bool idle() const override { return calls_.empty() && messages_.idle(); }
-  void wait_a_little(std::unique_lock<std::mutex>& lock, Operation& operation, int64_t rounds,
-                     Deadline deadline) override;
-  void note_exception(const std::string& what) override;
-  void look(Operation& operation) override;
-  std::string flight_record() const override { return flight_.json(membership(), {}); }
-  uint32_t last_number() const override { return number_; }
+  bool has_own_thread() const override { return true; }
+  void wait_a_little(std::unique_lock<std::mutex>& lock, Wait& wait) override;
+  void note_exception(const std::string& what) override { group_.note_exception(what); }
   bool is_broken() const override { return group_.failed(); }
   const NetGroup& group() const { return group_; }
 
  private:
+  // Wakes the thread that runs calls.
+  bool step(const Intrusive<Operation>& operation, bool is_new) override;
+  MessageQueue& messages() override { return messages_; }
+  void sleep(std::unique_lock<std::mutex>& lock, const Operation& operation, Clock::duration at_most) override;
+  bool has_failed() const override { return group_.fails(); }
+  std::vector<int> awaited_by_call(const Operation&) const override { return {}; }  // that is NetCall's business
+  std::optional<CallFailed> gone(int peer) const override { return group_.gone(peer, 0); }
+  std::optional<int> find_culprit(const Operation& operation, const std::vector<int>& missing) override;
+  std::string who_is(int peer) const override { return group_.who_is(peer); }
+  void record_failure(const Operation& operation, const std::string& reason, int culprit) override;
+  Failure recorded_failure() const override { return group_.failure(); }
+  void let_go() override;
+
   void work();
   // Runs the first call, without the lock meanwhile.
   void run(std::unique_lock<std::mutex>& lock, Deadline deadline);
   bool run_unlocked(NetCall& call);
-  void finish(Operation& operation, const std::exception_ptr& error);
-  // With the lock: the group has failed, and everything ends with that.
-  void end_all(const Operation& operation);
-  template <class F>
-  void guarded(const Operation& operation, const F& run);
 
   NetGroup group_;
   NetMessages messages_;
-  std::deque<Intrusive<Operation>> calls_;
-  std::vector<Intrusive<Operation>> done_;  // reused
-  FlightRecorder flight_;
-  uint32_t number_ = 0, finished_ = 0;
-  std::exception_ptr broken_;
-  int exceptions_at_birth_ = 0;
 
   NetCall* running_ = nullptr;
   std::condition_variable for_worker_, for_waiters_;

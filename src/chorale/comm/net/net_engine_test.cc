@@ -338,26 +338,5 @@ TEST(NetEngine, ErrorsOfASubgroupNameRanksOfTheJobAndTheirHost) {
   });
 }
 
-TEST(NetTable, IsReadFromTextPickedFromBySizeAndShown) {
-  const std::vector<uint64_t> in_order{0, 0, 1, 1}, in_turns{0, 1, 0, 1};
-  const NetLayout tree(in_order, 0), other(in_turns, 0);
-  const NetTable table = NetTable::parse("all_reduce:100=shards,all_reduce:0=leaders,all_reduce:5000=direct");
-  EXPECT_EQ(table.choose(CallKind::kAllReduce, 99, tree), NetAlgorithm::kLeaders);
-  EXPECT_EQ(table.choose(CallKind::kAllReduce, 100, tree), NetAlgorithm::kShards);
-  EXPECT_EQ(table.choose(CallKind::kAllReduce, 1 << 20, tree), NetAlgorithm::kDirect);
-  // Sums by host would not follow the tree.
-  EXPECT_EQ(table.choose(CallKind::kAllReduce, 100, other), NetAlgorithm::kDirect);
-  EXPECT_EQ(table.text(),
-            "all_reduce:0=leaders,all_reduce:100=shards,all_reduce:5000=direct,"
-            "reduce_scatter:0=direct,reduce_scatter:32768=shards");
-  EXPECT_EQ(NetTable::parse("reduce_scatter:9=shards").choose(CallKind::kReduceScatter, 1, tree),
-            NetAlgorithm::kShards);
-  EXPECT_EQ(NetTable::parse(NetTable::parse("").text()).text(), NetTable::parse("").text());
-  for (const char* wrong : {"all_reduce", "all_reduce:=direct", "all_reduce:1x=direct", "all_reduce:1=ring",
-                            "broadcast:1=direct", "all_reduce=1:direct", "reduce_scatter:1=leaders"}) {
-    EXPECT_THROW(NetTable::parse(wrong), InvalidArgument) << wrong;
-  }
-}
-
 }  // namespace
 }  // namespace chorale::comm

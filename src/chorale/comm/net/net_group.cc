@@ -11,16 +11,17 @@ namespace {
 std::vector<int> ranks_elsewhere(const Membership& membership, const NetLayout& layout) {
   std::vector<int> ranks;
   for (int peer = 0; peer < membership.size(); ++peer) {
-    if (!layout.is_here(peer)) ranks.push_back(membership.members[static_cast<size_t>(peer)]);
+    if (!layout.is_here(peer)) ranks.push_back(membership.global(peer));
   }
   return ranks;
 }
 
 }  // namespace
 
-NetGroup::NetGroup(const Membership& whose, NetLayout where, std::shared_ptr<NetHub> through, uint64_t which,
-                   std::shared_ptr<ShmEngine> here)
+NetGroup::NetGroup(const Membership& whose, const AlgorithmTable& ways, NetLayout where,
+                   std::shared_ptr<NetHub> through, uint64_t which, std::shared_ptr<ShmEngine> here)
     : membership(whose),
+      table(ways),
       layout(std::move(where)),
       hub(std::move(through)),
       id(which),
@@ -50,11 +51,11 @@ void NetGroup::leave(uint32_t last, bool threw) {
 }
 
 void NetGroup::hear(int from, const NetNotice& notice) {
-  const auto at = std::lower_bound(membership.members.begin(), membership.members.end(), from);
-  if (at == membership.members.end() || *at != from) return;
-  const auto peer = static_cast<size_t>(at - membership.members.begin());
+  const int member = membership.find(from);
+  if (member < 0) return;
+  const auto peer = static_cast<size_t>(member);
   if (notice.kind == NetNotice::Kind::kFailed) {
-    record({from, notice.culprit, notice.text, notice.number, Clock::now()});
+    record({from, notice.culprit, notice.text}, notice.number);
     return;
   }
   if (notice.kind == NetNotice::Kind::kWhereAreYou) {
@@ -79,62 +80,62 @@ void NetGroup::hear(int from, const NetNotice& notice) {
   departures_[peer] = Departure{notice.kind == NetNotice::Kind::kThrew, notice.number, Clock::now()};
 }
 
-bool NetGroup::record(Failure failure) {
+bool NetGroup::record(Failure failure, uint64_t number) {
   {
     const std::lock_guard lock(mutex_);
     if (failed_.load(std::memory_order_relaxed)) return false;
     failure_ = std::move(failure);
+    failed_in_ = number;
+    heard_ = Clock::now();
     failed_.store(true, std::memory_order_release);
-    if (failure_.number <= entered_.number) local->record_failure(failure_.text, failure_.culprit);
+    if (failed_in_ <= entered_.number) local->publish_failure(failure_.text, failure_.culprit);
   }
   fabric().wake();
   return true;
 }
 
 void NetGroup::enter(uint32_t number, const Fingerprint& print) {
-  local->group().own().outer.enter(number, print);
+  local->group().own().outer.enter(number, print.words());
   hub->note_call(id, number, print);
   const std::lock_guard lock(mutex_);
   entered_ = {number, print};
-  if (failed_.load(std::memory_order_relaxed) && failure_.number <= number)
-    local->record_failure(failure_.text, failure_.culprit);
+  if (failed_.load(std::memory_order_relaxed) && failed_in_ <= number)
+    local->publish_failure(failure_.text, failure_.culprit);
 }
 
 bool NetGroup::fails(uint32_t number) const {
   if (local->is_broken() && !failed_.load(std::memory_order_acquire)) return true;
   if (!failed_.load(std::memory_order_acquire)) return false;
   const std::lock_guard lock(mutex_);
-  return failure_.number <= number || Clock::now() - failure_.heard > kInFlight;
+  return failed_in_ <= number || Clock::now() - heard_ > kInFlight;
 }
 
-NetGroup::Failure NetGroup::failure() const {
+Failure NetGroup::failure() const {
   {
     const std::lock_guard lock(mutex_);
     if (failed_.load(std::memory_order_relaxed)) return failure_;
   }
-  const ShmEngine::Failure found = local->recorded_failure();
-  return {found.reporter, found.culprit, found.text, 0, Clock::now()};
+  return local->recorded_failure();
 }
 
 void NetGroup::fail(uint32_t number, const std::string& reason, int culprit) {
-  if (record({global(rank()), culprit, reason, number, Clock::now()}))
+  if (record({global(rank()), culprit, reason}, number))
     hub->tell(others_, {NetNotice::Kind::kFailed, culprit, id, number, reason});
 }
 
 void NetGroup::share_failure(uint32_t number) {
   {
     const std::lock_guard lock(mutex_);
-    if (failed_.load(std::memory_order_relaxed)) local->record_failure(failure_.text, failure_.culprit);
+    if (failed_.load(std::memory_order_relaxed)) local->publish_failure(failure_.text, failure_.culprit);
   }
-  const ShmEngine::Failure here = local->recorded_failure();
+  const Failure here = local->recorded_failure();
   if (here.reporter == global(rank())) fail(number, here.text, here.culprit);
 }
 
 std::optional<CallFailed> NetGroup::gone(int peer, uint32_t number) const {
   if (layout.is_here(peer)) {
     const std::lock_guard lock(local->context().mutex);
-    const auto reason = local->gone(layout.index_of[static_cast<size_t>(peer)]);
-    return reason ? std::optional(CallFailed{*reason, global(peer)}) : std::nullopt;
+    return local->gone(layout.index_of[static_cast<size_t>(peer)]);
   }
   using State = transport::Life::State;
   std::optional<Departure> departure;
@@ -178,7 +179,9 @@ bool NetGroup::is_stopped_here(int peer) const {
 NetGroup::Whereabouts NetGroup::whereabouts(int peer) const {
   Whereabouts where;
   if (layout.is_here(peer)) {
-    where.number = local->group().segment.control(layout.index_of[static_cast<size_t>(peer)]).outer.read(where.print);
+    Fingerprint::Words call;
+    where.number = local->group().segment.control(layout.index_of[static_cast<size_t>(peer)]).outer.read(call);
+    where.print = Fingerprint::of(call);
     return where;
   }
   where.number = NetHub::last_call(fabric().life(global(peer)), id, where.print);

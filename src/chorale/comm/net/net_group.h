@@ -25,14 +25,16 @@ class NetGroup final : public NetListener {
   using Clock = Deadline::Clock;
   static constexpr Clock::duration kInFlight = std::chrono::seconds(1);
 
-  NetGroup(const Membership& membership, NetLayout layout, std::shared_ptr<NetHub> hub, uint64_t id,
-           std::shared_ptr<ShmEngine> local);
+  // `local` is the engine of the members on this host.
+  NetGroup(const Membership& membership, const AlgorithmTable& table, NetLayout layout, std::shared_ptr<NetHub> hub,
+           uint64_t id, std::shared_ptr<ShmEngine> local);
   void note_exception(const std::string& what);
   // Tells the others that this rank leaves, after it has finished `last` calls.
   void leave(uint32_t last, bool threw);
   ~NetGroup() = default;
 
   const Membership& membership;  // the engine's
+  const AlgorithmTable& table;   // the rank's
   const NetLayout layout;
   const std::shared_ptr<NetHub> hub;
   const uint64_t id;  // the same on all members, and of this group alone
@@ -41,19 +43,16 @@ class NetGroup final : public NetListener {
   transport::Fabric& fabric() const { return hub->fabric(); }
   int rank() const { return membership.rank; }
   int size() const { return membership.size(); }
-  int global(int peer) const { return membership.members[static_cast<size_t>(peer)]; }
+  int global(int peer) const { return membership.global(peer); }
 
   // ---- the first failure
 
-  struct Failure {
-    int reporter = -1, culprit = -1;  // global ranks
-    std::string text;
-    uint64_t number = 0;  // of the call that the reporter was in
-    Clock::time_point heard;
-  };
   bool failed() const { return failed_.load(std::memory_order_acquire) || local->is_broken(); }
   // Failed, and in a way that ends this call (Note [Notices overtake]).
   bool fails(uint32_t number) const;
+  // The same of whatever is in flight now; the engine says which call was finished last.
+  bool fails() const { return fails(finished_.load(std::memory_order_relaxed) + 1); }
+  void note_finished(uint32_t number) { finished_.store(number, std::memory_order_relaxed); }
   // This rank begins that call. Peers who wonder are told.
   void enter(uint32_t number, const Fingerprint& print);
   // Also one that a neighbour has found.
@@ -88,7 +87,8 @@ class NetGroup final : public NetListener {
 
  private:
   void hear(int from, const NetNotice& notice) override;
-  bool record(Failure failure);
+  // `number` is that of the call that the reporter was in.
+  bool record(Failure failure, uint64_t number);
   std::string where_is(int peer) const;
 
   const std::vector<int> others_;  // global ranks on other hosts
@@ -96,6 +96,9 @@ class NetGroup final : public NetListener {
   mutable std::mutex mutex_;  // guards the rest
   std::atomic<bool> failed_{false};
   Failure failure_;
+  uint64_t failed_in_ = 0;  // the call that the reporter was in
+  Clock::time_point heard_;
+  std::atomic<uint32_t> finished_{0};
   Whereabouts entered_;  // the last call that this rank has begun
   struct Answer {
     Whereabouts where;

@@ -12,8 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "chorale/comm/call.h"
-#include "chorale/comm/net/net_table.h"
+#include "chorale/comm/fingerprint.h"
 #include "chorale/transport/fabric/fabric.h"
 
 namespace chorale::comm {
@@ -42,7 +41,6 @@ class NetHub {
   explicit NetHub(std::unique_ptr<transport::Fabric> fabric);
 
   transport::Fabric& fabric() const { return *fabric_; }
-  const NetTable& table() const { return table_; }
 
   // From here to delist(), which waits for a notice that is being heard. What came before is heard at once.
   void enlist(uint64_t group, NetListener& listener);
@@ -58,7 +56,6 @@ class NetHub {
  private:
   void hear(int from, std::string_view bytes);
 
-  const NetTable table_ = NetTable::from_environment();
   std::mutex mutex_;
   std::map<uint64_t, NetListener*> listeners_;
   // For groups that are not there yet, or not any more; the oldest are forgotten.

@@ -83,20 +83,17 @@ std::optional<int> NetInquiry::late_one() const {
   return std::nullopt;
 }
 
-void NetInquiry::look_for_culprit(std::span<const int> awaited, Clock::time_point issued) {
-  if (differs()) return;
+std::optional<int> NetInquiry::find_culprit(std::span<const int> awaited) {
+  if (differs()) return std::nullopt;
   const auto now = Clock::now();
   if (!late_since_) late_since_ = now;
   ask();
-  std::optional<int> culprit = silent_one();
-  if (culprit && !group_.layout.is_here(*culprit) && now - *late_since_ < kAnswerPatience) return;
-  if (!culprit) culprit = late_one();
-  if (!culprit && !awaited.empty()) culprit = awaited.front();
-  const std::string time = in_seconds(now - issued);
-  if (!culprit) throw CallFailed{concat("timed out after ", time), -1};
-  throw CallFailed{
-      concat("timed out: nothing from rank ", group_.global(*culprit), " for ", time, "; ", group_.who_is(*culprit)),
-      group_.global(*culprit)};
+  if (const auto silent = silent_one()) {
+    const bool may_answer = !group_.layout.is_here(*silent) && now - *late_since_ < kAnswerPatience;
+    return may_answer ? std::nullopt : silent;
+  }
+  if (const auto late = late_one()) return late;
+  return awaited.empty() ? -1 : awaited.front();
 }
 
 }  // namespace chorale::comm

@@ -36,9 +36,9 @@ class NetInquiry {
   // To be called now and then while waiting. Throws CallFailed when calls differ and everybody's is known, or time
   // enough was given to find out.
   void look_at_calls(std::span<const int> awaited);
-  // To be called now and then when the time is over. Throws CallFailed when it is known who is to blame. Ranks are
-  // those of the group, in ascending order.
-  void look_for_culprit(std::span<const int> awaited, Clock::time_point issued);
+  // To be called now and then when the time is over: who is to blame (-1: nobody is known). Nothing while that is being
+  // found out. Ranks are those of the group, in ascending order.
+  std::optional<int> find_culprit(std::span<const int> awaited);
 
  private:
   void ask();

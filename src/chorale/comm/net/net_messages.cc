@@ -1,10 +1,7 @@
 #include "chorale/comm/net/net_messages.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <cstring>
-#include <iostream>
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
@@ -12,15 +9,9 @@
 namespace chorale::comm {
 namespace {
 
-using namespace std::chrono_literals;
 using transport::Transfer;
 
-constexpr auto kLongestSleep = 2ms;  // what happens on this host rings no bell of the fabric
-constexpr int64_t kYields = 200;
-
 }  // namespace
-
-NetMessages::~NetMessages() { abandon(); }
 
 uint64_t NetMessages::channel(uint64_t tag) const {
   // Mixed so that neighbouring tags of neighbouring groups do not meet (SplitMix64's last steps).
@@ -103,24 +94,19 @@ bool NetMessages::is_done(Pending& pending) {
     const int peer = operation.peer;
     const int culprit = peer < 0 ? transfer.source : group_.global(peer);
     const auto reason = peer < 0 ? std::nullopt : group_.gone(peer, ~uint32_t{0});
-    raise(pending, reason.value_or(CallFailed{concat(group_.elsewhere(culprit), ": ", transfer.error), culprit, true}));
+    raise_when_sure(
+        operation, reason.value_or(CallFailed{concat(group_.elsewhere(culprit), ": ", transfer.error), culprit, true}));
     return false;
   }
   if (operation.kind == CallKind::kRecv) {
-    const auto& members = group_.membership.members;
-    operation.source =
-        static_cast<int>(std::lower_bound(members.begin(), members.end(), transfer.source) - members.begin());
+    operation.source = group_.membership.find(transfer.source);
     check(operation, transfer);
   }
   return true;
 }
 
-void NetMessages::raise(Pending& pending, const CallFailed& reason) {
-  if (!pending.patience) pending.patience = within(kUnsurePatience);
-  if (!reason.unsure || pending.patience->passed()) throw CallFailed(reason);
-}
-
 void NetMessages::progress(std::vector<Intrusive<Operation>>& done) {
+  if (group_.fails()) throw GroupFailed{};
   {
     const std::lock_guard lock(group_.local->context().mutex);
     if (!group_.local->idle()) group_.local->progress();
@@ -135,42 +121,12 @@ void NetMessages::progress(std::vector<Intrusive<Operation>>& done) {
   }
 }
 
-void NetMessages::look(const Operation& operation, Deadline deadline) {
+NetInquiry& NetMessages::inquiry(const Operation& operation) {
   const auto pending = std::find_if(pending_.begin(), pending_.end(),
                                     [&](const Pending& one) { return one.operation.get() == &operation; });
-  if (pending == pending_.end()) return;
-  std::vector<int> peers;
-  for (int peer = 0; peer < group_.size(); ++peer) {
-    if (operation.peer == peer || (operation.peer < 0 && peer != group_.rank())) peers.push_back(peer);
-  }
-  for (int peer : peers) {
-    if (const auto reason = group_.gone(peer, 0)) raise(*pending, *reason);
-  }
-  if (deadline.earlier(operation.deadline).passed()) {
-    if (!pending->inquiry) pending->inquiry = std::make_unique<NetInquiry>(group_);
-    pending->inquiry->look_for_culprit(peers, operation.issued);
-  }
-  if (Deadline::Clock::now() - operation.issued >= pending->next_word) say_who_is_awaited(*pending, peers);
-}
-
-void NetMessages::say_who_is_awaited(Pending& pending, const std::vector<int>& peers) const {
-  const Operation& operation = *pending.operation;
-  pending.next_word *= 2;
-  std::string who;
-  for (int peer : peers) who += concat(who.empty() ? "" : "; ", group_.who_is(peer));
-  // One write, so that lines of several ranks stay whole.
-  std::cerr << concat(prefix_of(group_.membership, operation), "waiting since ",
-                      in_seconds(Deadline::Clock::now() - operation.issued), " for ", who, "\n")
-            << std::flush;
-}
-
-void NetMessages::wait_for_event(const Operation& operation, int64_t rounds, uint32_t seen) const {
-  const bool through_fabric_alone = operation.peer >= 0 && !group_.layout.is_here(operation.peer);
-  if (!through_fabric_alone && rounds < kYields) {
-    sched_yield();
-  } else {
-    group_.fabric().await_event(seen, within(kLongestSleep));
-  }
+  CHORALE_INVARIANT(pending != pending_.end(), "a message that is not in flight is awaited");
+  if (!pending->inquiry) pending->inquiry = std::make_unique<NetInquiry>(group_);
+  return *pending->inquiry;
 }
 
 std::vector<Intrusive<Operation>> NetMessages::abandon() {

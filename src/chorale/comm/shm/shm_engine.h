@@ -1,11 +1,9 @@
 // Inside comm: the engine of groups whose ranks, threads or processes, are all on one host.
 #pragma once
 
-#include <deque>
-
-#include "chorale/comm/flight.h"
-#include "chorale/comm/messages.h"
-#include "chorale/comm/shm/shm_group.h"
+#include "chorale/comm/engine.h"
+#include "chorale/comm/shm/shm_call.h"
+#include "chorale/comm/shm/shm_messages.h"
 
 namespace chorale::comm {
 
@@ -19,15 +17,7 @@ class ShmEngine final : public Engine {
   ~ShmEngine() override;
 
   const char* backend() const override { return "shm"; }
-  void submit(const Intrusive<Operation>& operation) override;
-  void progress() override;
-  bool idle() const override { return calls_.empty() && messages_.idle(); }
-  void wait_a_little(std::unique_lock<std::mutex>& lock, Operation& operation, int64_t rounds,
-                     Deadline deadline) override;
   void note_exception(const std::string& what) override;
-  void look(Operation& operation) override;
-  std::string flight_record() const override { return flight_.json(membership(), {}); }
-  uint32_t last_number() const override { return number_; }
   bool is_broken() const override { return group_.segment.failed(); }
   const ShmGroup& group() const { return group_; }
 
@@ -36,58 +26,34 @@ class ShmEngine final : public Engine {
   bool has_message(Operation& receive);
   bool take_message(Operation& receive);
   // Why nothing comes from this rank any more, if that is so.
-  std::optional<std::string> gone(int peer) const;
-  // The ranks that an operation waits for.
-  std::vector<int> awaited(const Operation& operation) const;
+  std::optional<CallFailed> gone(int peer) const override;
   // Ends everything with the failure that was recorded: nobody writes into memory of callers any more.
   void give_up();
 
   // Publishes a failure, if it is the first, without ending anything here. May be called by any thread, without a lock.
-  void record_failure(const std::string& text, int culprit);
-  struct Failure {
-    int reporter = -1, culprit = -1;  // global ranks
-    std::string text;
-  };
+  void publish_failure(const std::string& text, int culprit);
   // The first failure. Waits a moment for one that is being written.
-  Failure recorded_failure() const;
+  Failure recorded_failure() const override;
 
  private:
-  using Clock = Deadline::Clock;
+  bool step(const Intrusive<Operation>& operation, bool is_new) override;
+  MessageQueue& messages() override { return messages_; }
+  void sleep(std::unique_lock<std::mutex>& lock, const Operation& operation, Clock::duration at_most) override;
+  std::vector<int> awaited_by_call(const Operation& first) const override;
+  std::optional<int> find_culprit(const Operation& operation, const std::vector<int>& missing) override;
+  std::string who_is(int peer) const override;
+  void record_failure(const Operation& operation, const std::string& reason, int culprit) override;
+  // Takes memory back from peers whose hands stay up (Note [Hands]).
+  void let_go() override;
+  std::exception_ptr error_for(const Operation& operation, const std::string& reason, int culprit) const override;
+  void drop_what_is_owed() override;
 
-  void step_calls();
-  void finish_messages();
-  void finish(Operation& operation, const std::exception_ptr& error);
-  // Looks why an operation does not move, and throws the reason if there is one.
-  void look_around(Operation& operation, Deadline deadline);
-  std::vector<int> gone_among(const std::vector<int>& ranks) const;
-  std::string how_it_went(int peer) const;
-  std::vector<int> with_the_stopped(std::vector<int> missing, Deadline deadline) const;
-  void look_at_deadline(Operation& operation, Deadline deadline, const std::vector<int>& missing);
-  void say_who_is_awaited(const Operation& operation, const std::vector<int>& missing);
+  bool is_gone(int peer) const;
   std::string where_is(int peer) const;
-  // Breaks the group: publishes the failure unless there is one already, takes memory back, and ends all operations.
-  void fail(const Operation& operation, const std::string& reason, int culprit);
-  void fail_as_recorded(const Operation& operation);
-  void end_all(const std::exception_ptr& error);
-  void take_memory_back();
-
-  // What an algorithm throws becomes a failure of the group.
-  template <class F>
-  void guarded(Operation& operation, const F& run);
 
   ShmGroup group_;
-  Messages messages_;
-  std::deque<Intrusive<Operation>> calls_;  // in order; only the first one runs
-  std::vector<Intrusive<Operation>> done_;  // reused
-  FlightRecorder flight_;
-  uint32_t number_ = 0, pieces_ = 0;
-  std::exception_ptr broken_;
-  const bool inner_;
-  int exceptions_at_birth_ = 0;
-
-  // Of the wait in progress.
-  Clock::time_point next_look_, next_word_;
-  Clock::duration word_interval_{};
+  ShmCall call_;
+  ShmMessages messages_;
 };
 
 }  // namespace chorale::comm

@@ -2,25 +2,21 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <functional>
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
+#include "chorale/device/pages.h"
 #include "chorale/device/shared_pages.h"
 #include "chorale/transport/host_identity.h"
 
 namespace chorale::comm {
 namespace {
 
-// Blocks above this size own their pages (device/allocator.h, Note [Block sizes]): size classes above 16 KiB are
-// multiples of a page and are cut from whole pages.
-constexpr size_t kLargestSharingBytes = 16 << 10;
-
 const SharedPages* shared_source() { return dynamic_cast<const SharedPages*>(&cpu_allocator().source()); }
-
-bool is_page_aligned(const void* address) { return reinterpret_cast<uintptr_t>(address) % kPageBytes == 0; }
 
 }  // namespace
 
@@ -56,6 +52,10 @@ ShmGroup::ShmGroup(RankContext& context, const Membership& whose, shm::GroupSegm
       segment(std::move(group_segment)),
       inner(is_inner),
       context_(context) {
+  for (size_t kind = 0; kind < kCallKinds; ++kind) {
+    const uint64_t most = context.algorithms.most_by_slot(static_cast<CallKind>(kind));
+    most_in_slot_[kind] = static_cast<size_t>(std::min<uint64_t>(most, shm::kSlotPayloadBytes));
+  }
   for (const ShmIdentity& identity : identities) {
     Peer peer{.id = identity.process,
               .process = nullptr,
@@ -84,10 +84,7 @@ std::optional<shm::Place> ShmGroup::place_of(const Chunk& chunk) const {
   return shm::Place::make(shm::PlaceKind::kArena, *offset);
 }
 
-bool ShmGroup::is_writable(const Chunk& chunk) const {
-  return one_process_ || chunk.bytes > kLargestSharingBytes ||
-         (is_page_aligned(chunk.data) && is_page_aligned(chunk.data + chunk.bytes));
-}
+bool ShmGroup::is_writable(const Chunk& chunk) const { return one_process_ || owns_pages(chunk.data, chunk.bytes); }
 
 void ShmGroup::take_back(const Chunk& chunk) const {
   if (one_process_ || chunk.bytes == 0) return;
@@ -131,6 +128,12 @@ std::string ShmGroup::condition(int peer) const {
   const auto& process = peers_[static_cast<size_t>(peer)].process;
   if (!process) return "a thread of this process";
   return concat("process ", process->id().pid, ", ", process->condition());
+}
+
+void raise_damage(const ShmGroup& group, int peer, const char* what) {
+  throw CallFailed{concat(what, " of rank ", group.global(peer), " (", group.condition(peer),
+                          ") is damaged: its checksum is wrong; bad memory, or something wrote where it must not"),
+                   group.global(peer)};
 }
 
 }  // namespace chorale::comm

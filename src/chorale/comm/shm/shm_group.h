@@ -2,12 +2,13 @@
 // transport/shm/group_segment.h first.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <vector>
 
-#include "chorale/comm/engine.h"
 #include "chorale/comm/failure.h"
+#include "chorale/comm/rank_context.h"
 #include "chorale/transport/shm/group_segment.h"
 
 namespace chorale::comm {
@@ -35,15 +36,17 @@ class ShmGroup {
   const shm::GroupSegment segment;
   const bool inner;  // part of a group that spans hosts
 
-  int global(int peer) const { return membership.members[static_cast<size_t>(peer)]; }
+  int global(int peer) const { return membership.global(peer); }
+
+  // The most bytes that travel in the slot where there is another way, as the table says (algorithm/table.h).
+  size_t most_in_slot(CallKind kind) const { return most_in_slot_[static_cast<size_t>(kind)]; }
 
   // ---- own memory
 
   // A place where every peer can read it, if there is one.
   std::optional<shm::Place> place_of(const Chunk& chunk) const;
-  // True when peers may write there: the pages can be taken away from a peer that must not write any more. In an arena
-  // that holds for whole pages, and for anything longer than the largest block that shares its pages with others; a
-  // rank in our own process can be waited for instead.
+  // True when peers may write there: the pages can be taken away from a peer that must not write any more, because
+  // nothing else lies in them. (A rank in our own process can be waited for instead.)
   bool is_writable(const Chunk& chunk) const;
   // Takes pages back from peers whose hands stay up. Nothing to do for peers of this process and for the dead.
   void take_back(const Chunk& chunk) const;
@@ -77,6 +80,7 @@ class ShmGroup {
   };
 
   RankContext& context_;
+  std::array<size_t, kCallKinds> most_in_slot_{};
   std::vector<Peer> peers_;
   bool one_process_ = true;
 };
@@ -98,27 +102,6 @@ inline void check_not_failed(const ShmGroup& group) {
     throw GroupFailed{};
 }
 
-// ---- the algorithms (folder algorithm/). Each moves its operation as far as it goes; true when it is done.
-
-// Writes this rank's slot: from then on peers can go on. `pieces` counts the pieces of all calls of the group.
-void enter_call(ShmGroup& group, Operation& operation, uint32_t pieces);
-// Runs a call that was entered.
-bool step_call(ShmGroup& group, Operation& operation, uint32_t& pieces);
-// The ranks that it waits for.
-std::vector<int> missing_ranks(const ShmGroup& group, const Operation& operation);
-// Throws CallFailed, naming everybody's call, if they are not the same, or whose words are damaged (Note [Damage] in
-// transport/shm/control_check.h). Where the group is part of one that spans hosts, calls that differ are not raised
-// here: the operation stays where it is (false), and whoever made it asks the other hosts who is right.
-bool check_fingerprints(const ShmGroup& group, const Operation& operation);
 [[noreturn]] void raise_damage(const ShmGroup& group, int peer, const char* what);
-
-// Between their own memory (algorithm/shm_in_place.cc): each rank combines its slice of everybody's data and stores the
-// result to everybody.
-bool step_in_place(ShmGroup& group, Operation& operation, uint32_t& pieces);
-// What a rank does with its slice of [0, elems): shared by the two.
-struct Slice {
-  int64_t begin = 0, end = 0;
-};
-Slice slice_of(int64_t elems, size_t elem_bytes, int rank, int size);
 
 }  // namespace chorale::comm

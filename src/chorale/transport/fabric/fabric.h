@@ -1,6 +1,6 @@
 // What connects the ranks of a job that are on different hosts: messages between pairs of ranks, short notices, and
-// news of the peers' lives. One Fabric per rank; all groups of the rank share it. tls (transport/tls_fabric.h) is built
-// in, ucx is a module.
+// news of the peers' lives. One Fabric per rank; all groups of the rank share it. tls is built in (folder
+// tls/), ucx is a module.
 //
 // Note [Threads of a fabric]
 // Each fabric has one thread of its own that receives, sends what did not go at once, and keeps peers informed that
@@ -108,6 +108,14 @@ class Fabric {
                               std::span<const std::byte> data) = 0;
   // From one peer, or from whichever comes first.
   virtual TransferHandle receive(int peer, uint64_t channel, std::span<std::byte> into) = 0;
+  // The message that a receive would get now, for a receiver that does not know what comes; it stays where it is.
+  // Nothing when there is none: from then on a message that comes on this channel is an event.
+  struct Found {
+    int source = -1;
+    Envelope envelope;
+    size_t bytes = 0;
+  };
+  virtual std::optional<Found> find(int peer, uint64_t channel) = 0;
   // From then on the fabric does not touch the transfer's memory any more, and the transfer has failed. False when it
   // had ended already. A receive that had not begun leaves the message for another; one that had begun loses it. The
   // receive of a message that its sender cancels halfway fails.

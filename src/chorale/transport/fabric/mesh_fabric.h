@@ -29,6 +29,13 @@ class MeshFabric : public Fabric, protected ControlMesh::Owner {
   MeshFabric(const FabricOptions& options, std::map<int, TlsStream> control)
       : options_(options), mesh_(std::move(control), options.keep_alive, *this) {}
 
+  // Under mutex_.
+  std::optional<Found> find_message(int peer, uint64_t channel) {
+    const MessagePtr message = table_.find(peer, channel);
+    if (!message) return std::nullopt;
+    return Found{message->source, message->envelope, message->bytes};
+  }
+
   void add_checksum(Frame& frame, std::span<const std::byte> body) const {
     if (!options_.checksum) return;
     frame.has_checksum = 1;

@@ -68,6 +68,17 @@ FabricTransferPtr MessageTable::offer(const MessagePtr& message) {
   return transfer;
 }
 
+MessagePtr MessageTable::find(int peer, uint64_t channel) {
+  const auto known = channels_.find(channel);
+  if (known != channels_.end()) {
+    for (const MessagePtr& message : known->second.messages) {
+      if (peer == Fabric::kAnySource || peer == message->source) return message;
+    }
+  }
+  watched_.insert(channel);
+  return nullptr;
+}
+
 bool MessageTable::forget(const FabricTransferPtr& transfer) {
   const auto channel = channels_.find(transfer->channel);
   if (channel == channels_.end()) return false;

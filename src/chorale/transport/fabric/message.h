@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "chorale/transport/fabric/fabric.h"
@@ -71,6 +72,10 @@ class MessageTable {
   MessagePtr ask(const FabricTransferPtr& transfer);
   // Finds the receive for a new message; without one the message waits.
   FabricTransferPtr offer(const MessagePtr& message);
+  // The message that a receive from this peer (or from any) would get; null when there is none: then messages of the
+  // channel are watched for.
+  MessagePtr find(int peer, uint64_t channel);
+  bool is_watched(uint64_t channel) const { return !watched_.empty() && watched_.contains(channel); }
   // False when it does not wait here.
   bool forget(const FabricTransferPtr& transfer);
   // An announced message that waits; null when there is none.
@@ -86,6 +91,7 @@ class MessageTable {
     bool empty() const { return receives.empty() && messages.empty(); }
   };
   std::unordered_map<uint64_t, Channel> channels_;
+  std::unordered_set<uint64_t> watched_;  // channels
 };
 
 }  // namespace chorale::transport

@@ -33,7 +33,7 @@ TEST(ControlCheck, EveryByteOfASlotsHeadIsCovered) {
   const auto slot = std::make_unique<CallSlot>();
   slot->number.store(7);
   slot->exposure = Exposure::kReadable;
-  slot->fingerprint = {.kind = 5, .dtype = 1, .reduce = 1, .variant = 0, .root = -1, .count = 1000, .detail = 3};
+  slot->call = {{0xffffffff00010105, 1000, 3, 0}};
   slot->place = Place::make(PlaceKind::kArena, 0x123456);
   slot->check = slot->right_check();
   auto* bytes = reinterpret_cast<std::byte*>(slot.get());

@@ -59,24 +59,15 @@ inline constexpr uint32_t kMessagesInFlight = 8;
 inline constexpr size_t kFailureTextBytes = 2048;
 inline constexpr int kMostRanks = 256;
 
-// What a call is: equal on all ranks, or the call is an error.
-struct Fingerprint {
-  uint8_t kind = 0, dtype = 0, reduce = 0, variant = 0;
-  int32_t root = -1;
-  uint64_t count = 0;   // elements per chunk; 0 where chunks differ
-  uint64_t detail = 0;  // a hash of what else must be equal: sizes of chunks, a factor
-  uint64_t tag = 0;     // the caller's
+// What a call is, in words whose meaning is the caller's business (comm/fingerprint.h): equal on all ranks, or the call
+// is an error.
+struct CallWords {
+  std::array<uint64_t, 4> words{};
 
-  friend bool operator==(const Fingerprint&, const Fingerprint&) = default;
+  friend bool operator==(const CallWords&, const CallWords&) = default;
   // Its part of the check of a slot (Note [Damage]).
-  uint64_t weight() const {
-    uint64_t words[4];
-    std::memcpy(words, this, sizeof(words));
-    return weigh(words[0], words[1], words[2], words[3]);
-  }
+  uint64_t weight() const { return weigh(words[0], words[1], words[2], words[3]); }
 };
-static_assert(sizeof(Fingerprint) == 32);
-inline constexpr uint8_t kChecksummed = 1;  // a variant: payloads carry checksums
 
 // Where data lies. The kind is in the two top bits.
 enum class PlaceKind : uint8_t { kSlot, kPointer, kArena, kScratch };
@@ -107,16 +98,16 @@ struct alignas(kCacheLineBytes) CallSlot {
   std::atomic<uint32_t> number{0};  // written last
   Exposure exposure = Exposure::kSlot;
   uint16_t check = 0;  // of the head, that is all before the payload
-  Fingerprint fingerprint;
+  CallWords call;
   Place place;  // of the one chunk; with one chunk per rank, payload begins with a table of PlacedChunk
   // 16 bytes share the line of the number: a small value travels in one line.
   alignas(16) std::byte payload[kSlotPayloadBytes];
 
-  // For the number that will be, or was, published; `print_weight` is that of the fingerprint.
-  uint16_t right_check(uint32_t of_number, uint64_t print_weight) const {
-    return check_of(print_weight + weigh<4>(uint64_t{of_number} << 32 | static_cast<uint64_t>(exposure), place.bits));
+  // For the number that will be, or was, published; `call_weight` is that of `call`.
+  uint16_t right_check(uint32_t of_number, uint64_t call_weight) const {
+    return check_of(call_weight + weigh<4>(uint64_t{of_number} << 32 | static_cast<uint64_t>(exposure), place.bits));
   }
-  uint16_t right_check() const { return right_check(number.load(std::memory_order_relaxed), fingerprint.weight()); }
+  uint16_t right_check() const { return right_check(number.load(std::memory_order_relaxed), call.weight()); }
 };
 static_assert(offsetof(CallSlot, payload) == 48);
 
@@ -126,19 +117,15 @@ enum class RankState : uint32_t { kAbsent, kJoined, kLeft, kThrew };
 // (comm/net/net_inquiry.h). Only the rank writes it.
 class OuterCall {
  public:
-  void enter(uint32_t number, const Fingerprint& print) {
+  void enter(uint32_t number, const CallWords& call) {
     number_.store(0, std::memory_order_relaxed);
-    uint64_t words[4];
-    std::memcpy(words, &print, sizeof(words));
-    for (size_t w = 0; w < 4; ++w) words_[w].store(words[w], std::memory_order_release);
+    for (size_t w = 0; w < 4; ++w) words_[w].store(call.words[w], std::memory_order_release);
     number_.store(number, std::memory_order_release);
   }
   // Its number; 0 when there was none yet, or just now another begins.
-  uint32_t read(Fingerprint& print) const {
+  uint32_t read(CallWords& call) const {
     const uint32_t number = number_.load(std::memory_order_acquire);
-    uint64_t words[4];
-    for (size_t w = 0; w < 4; ++w) words[w] = words_[w].load(std::memory_order_acquire);
-    std::memcpy(static_cast<void*>(&print), words, sizeof(words));
+    for (size_t w = 0; w < 4; ++w) call.words[w] = words_[w].load(std::memory_order_acquire);
     return number == number_.load(std::memory_order_relaxed) ? number : 0;
   }
 

@@ -39,6 +39,10 @@ class TlsFabric final : public MeshFabric, private TlsInlet::Receiver {
   const char* name() const override { return "tls"; }
   TransferHandle send(int peer, uint64_t channel, const Envelope& envelope, std::span<const std::byte> data) override;
   TransferHandle receive(int peer, uint64_t channel, std::span<std::byte> into) override;
+  std::optional<Found> find(int peer, uint64_t channel) override {
+    const std::lock_guard lock(mutex_);
+    return find_message(peer, channel);
+  }
   bool cancel(const TransferHandle& transfer) override;
   bool withdraw(const TransferHandle& transfer) override;
 
@@ -321,7 +325,10 @@ MessagePtr TlsFabric::on_frame(int rank, const Frame& frame) {
     }
     case FrameKind::kAnnounce: {
       const MessagePtr message = std::make_shared<Message>(rank, frame);
-      if (!table_.offer(message)) return nullptr;
+      if (!table_.offer(message)) {
+        if (!table_.is_watched(message->channel)) return nullptr;
+        break;
+      }
       const Frame answer = begin_large(peer, message);
       lock.unlock();
       peer.shorts->send(answer);
@@ -388,7 +395,10 @@ void TlsFabric::on_body(int rank, const Frame& frame, const MessagePtr& message)
     const FabricTransferPtr transfer = message->transfer;
     if (frame.kind == FrameKind::kEager) {
       peer.arriving.reset();
-      if (!message->is_taken) return;
+      if (!message->is_taken) {
+        if (table_.is_watched(message->channel)) mesh_.events().add();
+        return;
+      }
       if (transfer && message->kept && transfer->into.size() == message->bytes) {
         std::copy_n(message->kept.get(), message->bytes, transfer->into.data());
       }

@@ -51,6 +51,10 @@ class UcxFabric final : public MeshFabric, private IoLoop::Handler {
   const char* name() const override { return "ucx"; }
   TransferHandle send(int peer, uint64_t channel, const Envelope& envelope, std::span<const std::byte> data) override;
   TransferHandle receive(int peer, uint64_t channel, std::span<std::byte> into) override;
+  std::optional<Found> find(int peer, uint64_t channel) override {
+    const Turn turn(*this);
+    return find_message(peer, channel);
+  }
   bool cancel(const TransferHandle& transfer) override;
   bool withdraw(const TransferHandle& transfer) override;
 

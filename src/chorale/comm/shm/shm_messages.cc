@@ -1,4 +1,4 @@
-#include "chorale/comm/messages.h"
+#include "chorale/comm/shm/shm_messages.h"
 
 #include <algorithm>
 #include <cstring>
@@ -20,49 +20,44 @@ constexpr size_t kMostEarlyBytes = size_t{256} << 20;
 
 }  // namespace
 
-Messages::Messages(ShmGroup& group) : group_(group), early_(static_cast<size_t>(group.size)) {}
+ShmMessages::ShmMessages(ShmGroup& group) : group_(group), early_(static_cast<size_t>(group.size)) {}
 
-void Messages::submit(const Intrusive<Operation>& operation) {
+void ShmMessages::submit(const Intrusive<Operation>& operation) {
   (operation->kind == CallKind::kSend ? sending_ : posted_).push_back(operation);
 }
 
-std::vector<Intrusive<Operation>> Messages::abandon() {
+std::vector<Intrusive<Operation>> ShmMessages::abandon() {
   std::vector<Intrusive<Operation>> all(sending_.begin(), sending_.end());
-  all.insert(all.end(), unanswered_.begin(), unanswered_.end());
+  for (const Exposed& exposed : exposed_) {
+    all.push_back(exposed.operation);
+    if (exposed.scratch.data) group_.context().scratch().deallocate(exposed.scratch);
+  }
   all.insert(all.end(), posted_.begin(), posted_.end());
+  all.insert(all.end(), finished_.begin(), finished_.end());
   sending_.clear();
-  unanswered_.clear();
+  exposed_.clear();
   posted_.clear();
   answers_.clear();
+  finished_.clear();
   return all;
 }
 
-Intrusive<Operation> Messages::pending() const {
-  if (!unanswered_.empty()) return unanswered_.front();
+Intrusive<Operation> ShmMessages::pending() const {
+  if (!exposed_.empty()) return exposed_.front().operation;
   if (!posted_.empty()) return posted_.front();
   return sending_.empty() ? Intrusive<Operation>() : sending_.front();
 }
 
-std::vector<int> Messages::answered() const {
-  std::vector<int> ranks;
-  for (const Answer& answer : answers_) ranks.push_back(answer.to);
-  return ranks;
-}
-void Messages::drop_answers_to(const std::vector<int>& ranks) {
-  std::erase_if(answers_,
-                [&](const Answer& answer) { return std::find(ranks.begin(), ranks.end(), answer.to) != ranks.end(); });
-}
-
-bool Messages::room_to(int peer) const {
+bool ShmMessages::room_to(int peer) const {
   const shm::Mailbox& box = group_.segment.mailbox(group_.rank, peer);
   return box.filled.load(std::memory_order_relaxed) - box.emptied.load(std::memory_order_acquire) <
          shm::kMessagesInFlight;
 }
-Message& Messages::next_to(int peer) const {
+Message& ShmMessages::next_to(int peer) const {
   shm::Mailbox& box = group_.segment.mailbox(group_.rank, peer);
   return box.ring[box.filled.load(std::memory_order_relaxed) % shm::kMessagesInFlight];
 }
-void Messages::fill(int peer) {
+void ShmMessages::fill(int peer) {
   Message& message = next_to(peer);
   message.check = message.right_check();
   if (group_.context().chaos) [[unlikely]]
@@ -71,37 +66,51 @@ void Messages::fill(int peer) {
   group_.segment.publish(filled, filled.load(std::memory_order_relaxed) + 1);
 }
 
-// True when the data is in the mailbox: the caller may have its buffer back.
-bool Messages::start_send(Operation& operation) {
-  const Chunk& chunk = operation.give[0];
-  Message& message = next_to(operation.peer);
-  message.dtype = static_cast<uint32_t>(operation.dtype);
-  message.tag = operation.tag;
+void ShmMessages::start_send(const Intrusive<Operation>& operation) {
+  const Chunk& chunk = operation->give[0];
+  const int to = operation->peer;
+  Message& message = next_to(to);
+  message.dtype = static_cast<uint32_t>(operation->dtype);
+  message.tag = operation->tag;
   message.bytes = chunk.bytes;
-  message.id = operation.id = next_id_++;
+  message.id = next_id_++;
   message.has_crc = group_.context().checksum ? 1 : 0;
   message.crc = message.has_crc != 0 ? crc32c({chunk.data, chunk.bytes}) : 0;
   transport::Chaos* chaos = group_.context().chaos.get();
-  const bool fits = chunk.bytes <= shm::kMessageInlineBytes;
-  message.kind = fits ? MessageKind::kInline : MessageKind::kReady;
-  if (fits) {
+  if (chunk.bytes <= shm::kMessageInlineBytes) {
+    message.kind = MessageKind::kInline;
     if (chunk.bytes > 0) std::memcpy(message.data, chunk.data, chunk.bytes);
     if (chaos) chaos->touch(What::kPayload, {message.data, chunk.bytes});
-  } else if (const auto place = chaos ? std::nullopt : group_.place_of(chunk)) {
+    fill(to);
+    finished_.push_back(operation);  // the caller may have its buffer back
+    return;
+  }
+  message.kind = MessageKind::kReady;
+  Exposed exposed{operation, message.id, {}};
+  if (const auto place = chaos ? std::nullopt : group_.place_of(chunk)) {
     message.place = *place;
   } else {
     CachingAllocator& scratch = group_.context().scratch();
-    const memory::Block block = scratch.allocate(chunk.bytes);
-    operation.scratch.push_back(block);
-    std::memcpy(block.data, chunk.data, chunk.bytes);
-    if (chaos) chaos->touch(What::kPayload, {static_cast<std::byte*>(block.data), chunk.bytes});
-    message.place = Place::make(PlaceKind::kScratch, scratch.locate(block.data)->source_offset());
+    exposed.scratch = scratch.allocate(chunk.bytes);
+    std::memcpy(exposed.scratch.data, chunk.data, chunk.bytes);
+    if (chaos) chaos->touch(What::kPayload, {exposed.scratch.data, chunk.bytes});
+    message.place = Place::make(PlaceKind::kScratch, scratch.locate(exposed.scratch.data)->source_offset());
   }
-  fill(operation.peer);
-  return fits;
+  exposed_.push_back(std::move(exposed));
+  fill(to);
 }
 
-void Messages::send_all(std::vector<Intrusive<Operation>>& done) {
+void ShmMessages::end_exposure(int from, uint64_t id) {
+  const auto found = std::find_if(exposed_.begin(), exposed_.end(), [&](const Exposed& exposed) {
+    return exposed.id == id && exposed.operation->peer == from;
+  });
+  CHORALE_INVARIANT(found != exposed_.end(), "rank ", from, " took message ", id, ", which is not there");
+  if (found->scratch.data) group_.context().scratch().deallocate(found->scratch);
+  finished_.push_back(found->operation);
+  exposed_.erase(found);
+}
+
+void ShmMessages::send_all() {
   while (!answers_.empty() && room_to(answers_.front().to)) {
     Message& message = next_to(answers_.front().to);
     message.kind = MessageKind::kTaken;
@@ -118,12 +127,12 @@ void Messages::send_all(std::vector<Intrusive<Operation>>& done) {
       ++at;
       continue;
     }
-    (start_send(**at) ? done : unanswered_).push_back(*at);
+    start_send(*at);
     at = sending_.erase(at);
   }
 }
 
-void Messages::deliver(Operation& receive, int from, const Early& message, const std::byte* inline_data) {
+void ShmMessages::deliver(Operation& receive, int from, const Early& message, const std::byte* inline_data) {
   const Chunk& to = receive.take[0];
   if (message.bytes != to.bytes || message.dtype != receive.dtype)
     raise_misfit(group_.membership, from, message.bytes, message.dtype, receive);
@@ -154,7 +163,7 @@ void Messages::deliver(Operation& receive, int from, const Early& message, const
   answers_.push_back({from, message.id});
 }
 
-int Messages::early_sender(const Operation& receive) const {
+int ShmMessages::early_sender(const Operation& receive) const {
   for (int from = 0; from < group_.size; ++from) {
     if (receive.peer >= 0 && receive.peer != from) continue;
     const auto& messages = early_[static_cast<size_t>(from)];
@@ -164,7 +173,7 @@ int Messages::early_sender(const Operation& receive) const {
   return -1;
 }
 
-bool Messages::match_early(Operation& receive) {
+bool ShmMessages::match_early(Operation& receive) {
   const int from = early_sender(receive);
   if (from < 0) return false;
   auto& messages = early_[static_cast<size_t>(from)];
@@ -176,7 +185,7 @@ bool Messages::match_early(Operation& receive) {
   return true;
 }
 
-void Messages::empty_mailbox(int from, std::vector<Intrusive<Operation>>& done) {
+void ShmMessages::empty_mailbox(int from) {
   shm::Mailbox& box = group_.segment.mailbox(from, group_.rank);
   for (;;) {
     const uint32_t emptied = box.emptied.load(std::memory_order_relaxed);
@@ -185,13 +194,7 @@ void Messages::empty_mailbox(int from, std::vector<Intrusive<Operation>>& done) 
     if (message.check != message.right_check()) [[unlikely]]
       raise_damage(group_, from, "a message's head");
     if (message.kind == MessageKind::kTaken) {
-      const auto found = std::find_if(unanswered_.begin(), unanswered_.end(), [&](const auto& operation) {
-        return operation->id == message.id && operation->peer == from;
-      });
-      CHORALE_INVARIANT(found != unanswered_.end(), "rank ", from, " took message ", message.id,
-                        ", which is not there");
-      done.push_back(*found);
-      unanswered_.erase(found);
+      end_exposure(from, message.id);
     } else {
       CHORALE_INVARIANT(message.dtype < kDTypeCount, "message of dtype ", message.dtype);
       Early early{.kind = message.kind,
@@ -209,7 +212,7 @@ void Messages::empty_mailbox(int from, std::vector<Intrusive<Operation>>& done) 
       });
       if (wanted != posted_.end()) {
         deliver(**wanted, from, early, message.data);
-        done.push_back(*wanted);
+        finished_.push_back(*wanted);
         posted_.erase(wanted);
       } else {
         if (is_inline) {
@@ -224,31 +227,39 @@ void Messages::empty_mailbox(int from, std::vector<Intrusive<Operation>>& done) 
   }
 }
 
-bool Messages::has_message(const Operation& receive, std::vector<Intrusive<Operation>>& done) {
-  for (int from = 0; from < group_.size; ++from) empty_mailbox(from, done);
+bool ShmMessages::has_message(const Operation& receive) {
+  for (int from = 0; from < group_.size; ++from) empty_mailbox(from);
   return early_sender(receive) >= 0;
 }
 
-bool Messages::take_message(Operation& receive, std::vector<Intrusive<Operation>>& done) {
+bool ShmMessages::take_message(Operation& receive) {
   const bool found = match_early(receive);
-  if (!answers_.empty()) send_all(done);
+  if (!answers_.empty()) send_all();
   return found;
 }
 
-void Messages::progress(std::vector<Intrusive<Operation>>& done) {
-  send_all(done);
+void ShmMessages::progress(std::vector<Intrusive<Operation>>& done) {
+  // Also when another message fails.
+  struct HandOver {
+    std::vector<Intrusive<Operation>>&from, &to;
+    ~HandOver() {
+      to.insert(to.end(), from.begin(), from.end());
+      from.clear();
+    }
+  } const hand_over{finished_, done};
+  send_all();
   for (auto at = posted_.begin(); at != posted_.end();) {
     if (match_early(**at)) {
-      done.push_back(*at);
+      finished_.push_back(*at);
       at = posted_.erase(at);
     } else {
       ++at;
     }
   }
-  if (!posted_.empty() || !unanswered_.empty() || !sending_.empty()) {
-    for (int from = 0; from < group_.size; ++from) empty_mailbox(from, done);
+  if (!posted_.empty() || !exposed_.empty() || !sending_.empty()) {
+    for (int from = 0; from < group_.size; ++from) empty_mailbox(from);
   }
-  if (!answers_.empty()) send_all(done);
+  if (!answers_.empty()) send_all();
 }
 
 }  // namespace chorale::comm
