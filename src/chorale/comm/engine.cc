@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
 #include "chorale/trace/trace.h"
 
@@ -19,6 +20,7 @@ using namespace std::chrono_literals;
 constexpr int64_t kSpins = 2000, kYields = 2000;
 constexpr Deadline::Clock::duration kLookInterval = 5ms;  // how often the reason for a long wait is looked for
 constexpr Deadline::Clock::duration kLongestSleep = 20ms;
+constexpr const char* kDestroyed = "[group] the group was destroyed before the work was done";
 
 }  // namespace
 
@@ -42,6 +44,9 @@ void Engine::submit(const Intrusive<Operation>& operation) {
   if (!message) operation->number = ++number_;
   operation->flight = flight_.enter(*operation);
   if (message) {
+    if (operation->is_parcel && operation->kind == CallKind::kSend) {
+      if (const auto reason = gone(operation->peer)) return fail_alone(*operation, *reason);
+    }
     guarded(*operation, [&] { messages().submit(operation); });
     if (broken_ && operation->pending()) finish(*operation, broken_);
     note_messages();
@@ -79,6 +84,9 @@ void Engine::step_messages() {
   guarded(any ? *any : *Operation::make(), [&] { messages().progress(done_); });
   for (const auto& operation : done_) finish(*operation, nullptr);
   done_.clear();
+  for (const auto& [parcel, failure] : messages().take_failed()) {
+    if (parcel->pending()) fail_alone(*parcel, failure);
+  }
   note_messages();
 }
 
@@ -95,7 +103,13 @@ void Engine::drain(std::unique_lock<std::mutex>& lock) {
     const Intrusive<Operation> rest = calls_.empty() ? messages().pending() : calls_.front();
     if (!rest) {
       drop_what_is_owed();
+      leave_what_is_late();
       sched_yield();
+      continue;
+    }
+    // Nobody is owed that somebody receives a parcel.
+    if (rest->is_parcel && rest->kind == CallKind::kRecv && withdraw(*rest)) {
+      finish(*rest, std::make_exception_ptr(StateError(kDestroyed)));
       continue;
     }
     if (!wait || &wait->operation != rest.get()) wait.emplace(*rest, Deadline::never());
@@ -104,15 +118,15 @@ void Engine::drain(std::unique_lock<std::mutex>& lock) {
 }
 
 void Engine::end_the_rest() {
-  if (!idle())
-    finish_all(std::make_exception_ptr(StateError("[group] the group was destroyed before the work was done")));
+  if (!idle()) finish_all(std::make_exception_ptr(StateError(kDestroyed)));
 }
 
 // ---- waiting
 
 void Engine::wait_a_little(std::unique_lock<std::mutex>& lock, Wait& wait) {
   const int64_t round = wait.rounds++;
-  if (round < patience_.spins) {
+  // A wait for a parcel may be long, and other threads want to send: no spinning with the lock.
+  if (round < patience_.spins && !wait.operation.is_parcel) {
     _mm_pause();
     return;
   }
@@ -161,6 +175,16 @@ std::vector<int> Engine::awaited(const Operation& operation) const {
 }
 
 void Engine::look_around(Operation& operation, Deadline deadline) {
+  if (!operation.is_parcel) return look_at_peers(operation, deadline);
+  try {
+    look_at_peers(operation, deadline);
+  } catch (const CallFailed& failure) {
+    // If it cannot be taken back any more, it is done.
+    if (operation.pending() && withdraw(operation)) fail_alone(operation, failure);
+  }
+}
+
+void Engine::look_at_peers(Operation& operation, Deadline deadline) {
   hear(operation);
   if (has_failed()) {
     // Others may have finished this very call and failed in a later one.
@@ -169,16 +193,33 @@ void Engine::look_around(Operation& operation, Deadline deadline) {
     throw GroupFailed{};
   }
   const std::vector<int> missing = awaited(operation);
+  const bool parcel_of_any = operation.is_parcel && operation.peer < 0;
+  size_t known_gone = 0;
   for (int peer : missing) {
     const auto reason = gone(peer);
     if (!reason) continue;
+    drop_what_is_owed();
     // What it did last may have come just before its end: it is looked for once more, after the notice of death.
     progress();
     if (!operation.pending()) return;
     const std::vector<int> still = awaited(operation);
-    if (std::find(still.begin(), still.end(), peer) != still.end()) raise_when_sure(operation, *reason);
+    if (std::find(still.begin(), still.end(), peer) == still.end()) continue;
+    if (operation.is_parcel) {
+      if (parcel_of_any && !known_gone_[operation.tag].insert(peer).second && ++known_gone < missing.size()) continue;
+      throw CallFailed(*reason);
+    }
+    raise_when_sure(operation, *reason);
   }
   if (!deadline.passed()) return;
+  if (operation.is_parcel) {
+    progress();
+    if (!operation.pending()) return;
+    throw CallFailed{
+        concat(operation.kind == CallKind::kSend ? "could not be handed over within " : "nothing came for ",
+               in_seconds(Clock::now() - operation.issued), operation.peer < 0 ? "" : "; ",
+               operation.peer < 0 ? std::string() : who_is(operation.peer)),
+        operation.peer < 0 ? -1 : membership_.global(operation.peer)};
+  }
   const bool is_first = !calls_.empty() && calls_.front().get() == &operation;
   if (operation.kind == CallKind::kMonitoredBarrier && membership_.rank == 0 && is_first &&
       roll_call_.awaited() < membership_.size())
@@ -187,7 +228,21 @@ void Engine::look_around(Operation& operation, Deadline deadline) {
   if (culprit) raise_timeout(membership_, operation, *culprit, *culprit < 0 ? std::string() : who_is(*culprit));
 }
 
+bool Engine::withdraw(const Operation& parcel) {
+  const bool removed = messages().remove(parcel);
+  note_messages();
+  return removed;
+}
+
 // ---- failing
+
+void Engine::fail_alone(Operation& parcel, const CallFailed& failure) {
+  finish(parcel, std::make_exception_ptr(CommError(prefix_of(membership_, parcel) + failure.reason,
+                                                   {.rank = membership_.own_global(),
+                                                    .peer = failure.culprit,
+                                                    .collective = std::string(name_of(parcel.kind)),
+                                                    .sequence_number = -1})));
+}
 
 void Engine::fail(const Operation& operation, const std::string& reason, int culprit) {
   record_failure(operation, reason, culprit);

@@ -15,9 +15,11 @@
 #pragma once
 
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -60,6 +62,8 @@ class Engine {
   virtual bool has_own_thread() const { return false; }
   // An engine of the same kind for some of the members, all of which call this. Null: their group is made from nothing.
   virtual std::shared_ptr<Engine> make_subgroup(const Membership&) { return nullptr; }
+  // Whether it carries parcels (Note [Parcels] in message_queue.h).
+  virtual bool has_parcels() const { return true; }
   // Without the lock.
   virtual bool is_broken() const = 0;
 
@@ -81,6 +85,8 @@ class Engine {
   void look(Operation& operation);
   // The ranks that an operation waits for.
   std::vector<int> awaited(const Operation& operation) const;
+  // Gives up a parcel that was submitted. False when it has ended already.
+  bool withdraw(const Operation& parcel);
   // Peers who ask where this rank is (and it is still there, or gone without another call) are told of this text too.
   virtual void note_exception(const std::string& what) = 0;
   // The last calls of this rank as JSON text (docs: flight recorder).
@@ -96,7 +102,6 @@ class Engine {
   // May throw GroupFailed and CallFailed. An engine whose calls are run by a thread does nothing here.
   virtual bool step(const Intrusive<Operation>& operation, bool is_new) = 0;
   virtual MessageQueue& messages() = 0;
-  const MessageQueue& messages() const { return const_cast<Engine*>(this)->messages(); }
   // Sleeps until something may have happened, for at most this long, without the lock. It may call progress() first.
   virtual void sleep(std::unique_lock<std::mutex>& lock, const Operation& operation, Clock::duration at_most) = 0;
   // How many rounds a wait spins, and then yields, before it sleeps.
@@ -127,12 +132,14 @@ class Engine {
   virtual std::exception_ptr error_for(const Operation& operation, const std::string& reason, int culprit) const {
     return error_of(membership_, operation, reason, culprit, flight_);
   }
-  // Nothing is in flight but words that are owed to peers: forgets those that nobody hears any more.
+  // Forgets words that are owed to peers who do not hear them any more.
   virtual void drop_what_is_owed() {}
+  // When this rank leaves: does not wait for those who have not taken their parcels in time.
+  virtual void leave_what_is_late() {}
 
   // ---- what it can use
 
-  // An engine is moved by waits in other groups of its rank from enlist(), when it is complete, to leave(), before its
+  // An engine is moved by waits in other groups of its rank from enlist(), when it is complete, to delist(), before its
   // parts go.
   void enlist();
   // For destructors, with the lock. Work that was started and dropped is still owed to the others: finishes it, unless
@@ -165,7 +172,6 @@ class Engine {
   void note_messages() { has_messages_ = !messages().idle(); }
 
   const Intrusive<Operation>* first_call() const { return calls_.empty() ? nullptr : &calls_.front(); }
-  bool first_is_new() const { return first_is_new_; }
   bool broken() const { return broken_ != nullptr; }
   uint32_t finished() const { return finished_; }  // the number of the last call that is done
 
@@ -177,8 +183,11 @@ class Engine {
   void step_messages();
   void finish(Operation& operation, const std::exception_ptr& error);
   void finish_all(const std::exception_ptr& error);
-  // Throws the reason why an operation does not move, if there is one.
+  // Throws the reason why an operation does not move, if there is one; a parcel is ended with it.
   void look_around(Operation& operation, Deadline deadline);
+  void look_at_peers(Operation& operation, Deadline deadline);
+  // Ends a parcel that is not in the queue any more.
+  void fail_alone(Operation& parcel, const CallFailed& failure);
   [[noreturn, gnu::cold]] void refuse(const Operation& operation);
   // Ends an operation; `error` is null when it succeeded. Who waits for it sees it at once, callbacks run later,
   // without the lock.
@@ -195,6 +204,7 @@ class Engine {
   FlightRecorder flight_;
   uint32_t number_ = 0, finished_ = 0;
   std::exception_ptr broken_;
+  std::map<uint64_t, std::set<int>> known_gone_;  // by tag: whose end receives of parcels from anybody have reported
   const int exceptions_at_birth_ = std::uncaught_exceptions();
 };
 

@@ -57,21 +57,6 @@ bool Group::moves_by_itself() const { return member_state(state_, "engine").engi
 
 // ---- groups out of this one
 
-namespace {
-
-std::vector<int> checked_ranks(const Membership& parent, std::vector<int> ranks) {
-  std::sort(ranks.begin(), ranks.end());
-  CHORALE_CHECK(!ranks.empty(), "[new_group] a group needs at least one rank");
-  for (size_t r = 0; r < ranks.size(); ++r) {
-    CHORALE_CHECK(std::binary_search(parent.members.begin(), parent.members.end(), ranks[r]), "[new_group] rank ",
-                  ranks[r], " is not in group ", parent.name, " of ", parent.size(), " ranks");
-    CHORALE_CHECK(r == 0 || ranks[r] != ranks[r - 1], "[new_group] rank ", ranks[r], " is listed twice");
-  }
-  return ranks;
-}
-
-}  // namespace
-
 Group Group::connect(transport::Store& store, const std::string& name, int rank, int size,
                      const GroupOptions& options) {
   return Group(connect_group(store, name, rank, size, options));
@@ -107,18 +92,7 @@ Group::Subgroups Group::new_subgroups(int group_size, const GroupOptions& option
 
 Group::Subgroups Group::new_subgroups(const std::vector<std::vector<int>>& lists, const GroupOptions& options) const {
   if (!state_) return {};
-  std::vector<std::vector<int>> sorted;
-  for (size_t i = 0; i < lists.size(); ++i) {
-    sorted.push_back(checked_ranks(state_->membership(), lists[i]));
-    for (size_t earlier = 0; earlier < i; ++earlier) {
-      for (int rank : sorted[i])
-        CHORALE_CHECK(!std::binary_search(sorted[earlier].begin(), sorted[earlier].end(), rank),
-                      "[new_subgroups] rank ", rank, " is in two lists, number ", earlier, " and number ", i,
-                      "; a rank can be in one of them only");
-    }
-  }
-  CHORALE_CHECK(!sorted.empty(), "[new_subgroups] there is no list of ranks");
-  return subgroups(sorted, options);
+  return subgroups(checked_lists(state_->membership(), lists), options);
 }
 
 Group Group::split(int64_t color, const GroupOptions& options) const {
@@ -504,6 +478,41 @@ int Group::recv(const Tensor& tensor, int source, uint64_t tag) const {
   const Work work = irecv(tensor, source, tag);
   work.wait();
   return work.source_rank();
+}
+
+namespace {
+
+CallBuilder parcel(const std::shared_ptr<GroupState>& state, CallKind kind, uint64_t tag,
+                   const ParcelOptions& options) {
+  CHORALE_CHECK(state->engine->has_parcels(), "[", name_of(kind), "_parcel] there are no parcels over ",
+                state->engine->backend(), "; make a group without CHORALE_FABRIC=mpi");
+  CallBuilder call(state, kind, {.tag = tag, .timeout = options.timeout});
+  call.operation().is_parcel = true;
+  call.operation().tag = tag;
+  call.operation().most_bytes = options.most_bytes;
+  call.set_dtype(DType::kU8);
+  return call;
+}
+
+}  // namespace
+
+Work Group::send_parcel(const Tensor& bytes, int destination, uint64_t tag, const ParcelOptions& options) const {
+  if (!state_) return outside("send_parcel");
+  CHORALE_CHECK(bytes.defined() && bytes.dtype() == DType::kU8, "[send_parcel] a parcel is a tensor of bytes (u8)");
+  CHORALE_CHECK(static_cast<uint64_t>(bytes.elems()) <= options.most_bytes, "[send_parcel] the parcel has ",
+                bytes.elems(), " bytes, which is more than ", options.most_bytes, "; raise most_bytes on both sides");
+  CallBuilder call = parcel(state_, CallKind::kSend, tag, options);
+  call.operation().peer = state_->group_rank("send_parcel", destination);
+  call.give(call.input(bytes));
+  call.set_count(bytes.elems());
+  return call.launch();
+}
+
+Work Group::receive_parcel(int source, uint64_t tag, const ParcelOptions& options) const {
+  if (!state_) return outside("receive_parcel");
+  CallBuilder call = parcel(state_, CallKind::kRecv, tag, options);
+  call.operation().peer = source == kAnySource ? -1 : state_->group_rank("receive_parcel", source);
+  return call.launch();
 }
 
 P2POp::P2POp(CallKind kind, const Group& group, const Tensor& tensor, int peer, uint64_t tag)

@@ -12,7 +12,7 @@
 // - Peers reduce tensors in place where the allocator's memory can be shared: in a process that a launcher started as
 //   one of several ranks, or that called cpu_allocator().set_source(shared_pages()) before its first tensor. All other
 //   memory is copied on the way.
-// - After a failure the group is broken: every later call throws a CommError. Build a new one.
+// - After a failure the group is broken: every later call throws a CommError. Build a new one. (Parcels fail alone.)
 #pragma once
 
 #include <chrono>
@@ -49,6 +49,11 @@ struct GroupOptions {
 struct CallOptions {
   uint64_t tag = 0;                                  // part of the fingerprint, for callers that know more
   std::optional<std::chrono::milliseconds> timeout;  // of this call
+};
+
+struct ParcelOptions {
+  std::optional<std::chrono::milliseconds> timeout = {};  // of this parcel; otherwise the group's
+  uint64_t most_bytes = uint64_t{1} << 30;
 };
 
 inline constexpr int kAnySource = -1;
@@ -168,6 +173,18 @@ class Group {
   int recv(const Tensor& tensor, int source = kAnySource, uint64_t tag = 0) const;
   Work isend(const Tensor& tensor, int destination, uint64_t tag = 0, const CallOptions& options = {}) const;
   Work irecv(const Tensor& tensor, int source = kAnySource, uint64_t tag = 0, const CallOptions& options = {}) const;
+
+  // Parcels: messages whose receiver knows neither their size nor, perhaps, their sender, and which fail alone: the
+  // group goes on (Note [Parcels] in comm/message_queue.h). Several threads may send and receive at once. There are
+  // none over MPI: InvalidArgument.
+
+  // The bytes of a tensor, of at most most_bytes of options. Done when they are on their way. The work throws CommError
+  // when the receiver is gone or does not take it in time.
+  Work send_parcel(const Tensor& bytes, int destination, uint64_t tag = 0, const ParcelOptions& options = {}) const;
+  // result() is one tensor of bytes (u8), source_rank() says who sent it. The work throws CommError when nothing comes
+  // in time, when something larger or damaged comes, and once for every rank that has gone (if `source` is one:
+  // always).
+  Work receive_parcel(int source = kAnySource, uint64_t tag = 0, const ParcelOptions& options = {}) const;
 
   const std::shared_ptr<Engine>& engine() const;
 

@@ -253,6 +253,32 @@ std::shared_ptr<shm::Segment> connect_hosts(transport::Store& store, const std::
 
 }  // namespace
 
+std::vector<int> checked_ranks(const Membership& parent, std::vector<int> ranks) {
+  std::sort(ranks.begin(), ranks.end());
+  CHORALE_CHECK(!ranks.empty(), "[new_group] a group needs at least one rank");
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    CHORALE_CHECK(std::binary_search(parent.members.begin(), parent.members.end(), ranks[r]), "[new_group] rank ",
+                  ranks[r], " is not in group ", parent.name, " of ", parent.size(), " ranks");
+    CHORALE_CHECK(r == 0 || ranks[r] != ranks[r - 1], "[new_group] rank ", ranks[r], " is listed twice");
+  }
+  return ranks;
+}
+
+std::vector<std::vector<int>> checked_lists(const Membership& parent, const std::vector<std::vector<int>>& lists) {
+  std::vector<std::vector<int>> sorted;
+  for (size_t i = 0; i < lists.size(); ++i) {
+    sorted.push_back(checked_ranks(parent, lists[i]));
+    for (size_t earlier = 0; earlier < i; ++earlier) {
+      for (int rank : sorted[i])
+        CHORALE_CHECK(!std::binary_search(sorted[earlier].begin(), sorted[earlier].end(), rank),
+                      "[new_subgroups] rank ", rank, " is in two lists, number ", earlier, " and number ", i,
+                      "; a rank can be in one of them only");
+    }
+  }
+  CHORALE_CHECK(!sorted.empty(), "[new_subgroups] there is no list of ranks");
+  return sorted;
+}
+
 std::shared_ptr<GroupState> connect_group(transport::Store& store, const std::string& name, int rank, int size,
                                           const GroupOptions& options) {
   CHORALE_CHECK(size >= 1 && size <= shm::kMostRanks, "[group] a group has 1 to ", shm::kMostRanks, " ranks, not ",

@@ -15,6 +15,11 @@ namespace chorale::comm {
 std::shared_ptr<GroupState> connect_group(transport::Store& store, const std::string& name, int rank, int size,
                                           const GroupOptions& options);
 
+// Ranks of a group to be, in ascending order. Throws InvalidArgument unless they are in `parent`, each once, and in one
+// of the lists.
+std::vector<int> checked_ranks(const Membership& parent, std::vector<int> ranks);
+std::vector<std::vector<int>> checked_lists(const Membership& parent, const std::vector<std::vector<int>>& lists);
+
 // Groups out of one, by lists of global ranks; every member of `state` calls this with the same lists.
 struct MadeGroups {
   int own = -1;                       // the list that this rank is in; -1: none

@@ -1,8 +1,22 @@
 // Inside comm: the messages between two ranks that one rank has in flight, whatever carries them.
+//
+// Note [Parcels]
+// The receiver of a plain message knows its size, and asks for it; who fails in one breaks the group. A parcel is for
+// those who serve requests: its receiver knows neither its size nor, perhaps, its sender. It takes nothing larger than
+// it says, and memory is taken when the size is known and small enough. A parcel fails alone, and the group goes on:
+// one that could not be handed over within its time, whose receiver is gone, that is too large, that was damaged.
+// Parcels and plain messages never meet, whatever their tags.
+//
+// A parcel is sent when its bytes are on their way and its caller may have its memory back; whether it was received,
+// only an answer shows. A receive from any source fails once for every rank that has gone, so that whoever serves
+// requests hears of each death, and after that it waits for those who are left. What a rank sent before it went is
+// received first.
 #pragma once
 
+#include <utility>
 #include <vector>
 
+#include "chorale/comm/failure.h"
 #include "chorale/comm/operation.h"
 
 namespace chorale::comm {
@@ -22,8 +36,20 @@ class MessageQueue {
   // One of those in flight; null when there is none. A queue that is not idle may still have none: then it owes a word
   // to a peer.
   virtual Intrusive<Operation> pending() const = 0;
+  // Gives up one parcel. False when it is not in flight any more.
+  virtual bool remove(const Operation& parcel) = 0;
   // All that is in flight, given up.
   virtual std::vector<Intrusive<Operation>> abandon() = 0;
+
+  // Parcels that have failed in progress(), each for itself.
+  using Failed = std::vector<std::pair<Intrusive<Operation>, CallFailed>>;
+  Failed take_failed() { return std::exchange(failed_, {}); }
+
+ protected:
+  Failed failed_;
 };
+
+// The memory for a parcel of this size. Throws CallFailed when the receive takes no such thing.
+Chunk room_for_parcel(const Membership& membership, Operation& receive, int from, uint64_t bytes);
 
 }  // namespace chorale::comm

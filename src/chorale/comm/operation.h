@@ -60,6 +60,10 @@ struct Operation : RefCounted {
   uint64_t tag = 0;
   int source = -1;
 
+  // A parcel (Note [Parcels] in message_queue.h), and the most bytes that a receive of one takes.
+  bool is_parcel = false;
+  uint64_t most_bytes = 0;
+
   uint64_t flight = 0;  // its number in the flight recorder
 
   // For the trace: shapes of what it moves, if anybody wants to know, and when it was done.

@@ -372,7 +372,9 @@ TEST(CachingAllocator, BlocksAbove16KiBAreAloneInTheirPages) {
   for (size_t bytes : {size_t{1} << 10, size_t{16} << 10, (size_t{16} << 10) + 1, size_t{100000}, size_t{300000}}) {
     std::vector<memory::Block> blocks;
     for (int i = 0; i < 40; ++i) blocks.push_back(allocator.allocate(bytes));
-    const auto first_page = [](const memory::Block& block) { return reinterpret_cast<uintptr_t>(block.data) / kPageBytes; };
+    const auto first_page = [](const memory::Block& block) {
+      return reinterpret_cast<uintptr_t>(block.data) / kPageBytes;
+    };
     const auto last_page = [&](const memory::Block& block) {
       return (reinterpret_cast<uintptr_t>(block.data) + bytes - 1) / kPageBytes;
     };

@@ -107,7 +107,7 @@ MpiEngine::~MpiEngine() {
   call_.abandon();
   end_the_rest();
   try {
-    tell(is_thrown_away() ? News::kThrew : News::kLeft, completed_print_);
+    tell(is_thrown_away() ? Notice::Kind::kThrew : Notice::Kind::kLeft, completed_print_);
     for (const Deadline patience = within(100ms); !outgoing_.empty() && !patience.passed();) send_on();
   } catch (const std::exception& error) {
     std::cerr << concat("[group] the others could not be told that this rank leaves: ", error.what(), "\n");
@@ -129,13 +129,10 @@ bool MpiEngine::step(const Intrusive<Operation>& operation, bool is_new) {
 
 // ---- notices
 
-void MpiEngine::tell(News news, const Fingerprint& print, int whom, const std::string& text) {
-  const Notice notice{news, news == News::kEntered ? told_ : finished(), print, whom,
-                      static_cast<uint32_t>(text.size())};
+void MpiEngine::tell(Notice::Kind kind, const Fingerprint& print, int whom, const std::string& text) {
+  const uint32_t number = kind == Notice::Kind::kEntered ? told_ : finished();
   auto& [bytes, requests] = outgoing_.emplace_back();
-  bytes.resize(sizeof(notice) + text.size());
-  std::memcpy(bytes.data(), &notice, sizeof(notice));
-  if (!text.empty()) std::memcpy(bytes.data() + sizeof(notice), text.data(), text.size());
+  bytes = encode({kind, whom, number, print, text});
   for (int peer = 0; peer < group_.size(); ++peer) {
     if (peer != group_.rank())
       requests.push_back(group_.mpi.send(group_.comm, peer, kNoticeTag, bytes.data(), bytes.size()));
@@ -154,41 +151,41 @@ bool MpiEngine::read_notices() {
   if (!outgoing_.empty()) send_on();
   bool asked = false;
   while (const auto found = group_.mpi.find(group_.comm, Mpi::kAnySource, kNoticeTag)) {
-    std::vector<char> bytes(found->bytes);
+    std::string bytes(found->bytes, '\0');
     auto request = group_.mpi.receive_found(*found, bytes.data());
     while (!group_.mpi.test(request)) {
     }
-    Notice notice;
-    CHORALE_INVARIANT(bytes.size() >= sizeof(notice), "a notice of ", bytes.size(), " bytes");
-    std::memcpy(&notice, bytes.data(), sizeof(notice));
+    const auto notice = decode_notice(bytes);
+    CHORALE_INVARIANT(notice, "rank ", group_.global(found->source), " sent ", bytes.size(),
+                      " bytes that are no notice");
     Peer& peer = peers_[static_cast<size_t>(found->source)];
-    if (notice.news == News::kFailed) {
-      if (!is_broken()) {
-        failure_ = {group_.global(found->source), notice.whom,
-                    std::string(bytes.begin() + sizeof(notice), bytes.end())};
+    const auto number = static_cast<uint32_t>(notice->number);
+    switch (notice->kind) {
+      case Notice::Kind::kFailed:
+        if (is_broken()) break;
+        failure_ = {group_.global(found->source), notice->whom, notice->text};
         has_failure_.store(true, std::memory_order_release);
-      }
-      continue;
-    }
-    if (notice.news == News::kAsks) {
-      asked = true;
-      continue;
-    }
-    if (notice.news == News::kAnswers) {
-      peer.answered = true;
-      peer.awaits = notice.whom;
-      continue;
-    }
-    if (notice.news == News::kException) {
-      peer.thrown.assign(bytes.begin() + sizeof(notice), bytes.end());
-      peer.thrown_after = notice.number;
-      continue;
-    }
-    peer.state = notice.news;
-    // Who leaves may have completed a call that this rank is still in, and then shows how it made that one.
-    if (notice.news != News::kEntered || static_cast<int32_t>(notice.number - peer.number) > 0) {
-      peer.number = notice.number;
-      peer.print = notice.print;
+        break;
+      case Notice::Kind::kAsk:
+        asked = true;
+        break;
+      case Notice::Kind::kAnswer:
+        peer.answered = true;
+        peer.awaits = notice->whom;
+        break;
+      case Notice::Kind::kException:
+        peer.thrown = notice->text;
+        peer.thrown_after = number;
+        break;
+      case Notice::Kind::kEntered:
+      case Notice::Kind::kLeft:
+      case Notice::Kind::kThrew:
+        peer.state = notice->kind;
+        // Who leaves may have completed a call that this rank is still in, and then shows how it made that one.
+        if (notice->kind == Notice::Kind::kEntered && static_cast<int32_t>(number - peer.number) <= 0) break;
+        peer.number = number;
+        peer.print = notice->print;
+        break;
     }
   }
   return asked;
@@ -201,13 +198,13 @@ void MpiEngine::hear(const Operation& operation) {
   if (!operation.pending() || is_broken()) return;
   if (asked) {
     const std::vector<int> missing = awaited(operation);
-    tell(News::kAnswers, operation.print, missing.size() == 1 ? missing.front() : -1);
+    tell(Notice::Kind::kAnswer, operation.print, missing.size() == 1 ? missing.front() : -1);
   }
   if (first_call() && told_ != (*first_call())->number) {
     const Operation& first = **first_call();
     if (Clock::now() - first.issued > std::min<Clock::duration>(kTellAfter, first.timeout / 4)) {
       told_ = first.number;
-      tell(News::kEntered, first.print);
+      tell(Notice::Kind::kEntered, first.print);
     }
   }
   compare_with_heard(operation);
@@ -222,13 +219,13 @@ void MpiEngine::sleep(std::unique_lock<std::mutex>& lock, const Operation&, Cloc
 }
 
 std::optional<CallFailed> MpiEngine::gone(int rank) const {
-  const News state = peers_[static_cast<size_t>(rank)].state;
-  if (state != News::kLeft && state != News::kThrew) return std::nullopt;
-  return CallFailed{
-      concat("rank ", group_.global(rank),
-             state == News::kThrew ? " left the group because of an exception; it " : " has left the group; it ",
-             where_is(rank)),
-      group_.global(rank)};
+  const Notice::Kind state = peers_[static_cast<size_t>(rank)].state;
+  if (state != Notice::Kind::kLeft && state != Notice::Kind::kThrew) return std::nullopt;
+  return CallFailed{concat("rank ", group_.global(rank),
+                           state == Notice::Kind::kThrew ? " left the group because of an exception; it "
+                                                         : " has left the group; it ",
+                           where_is(rank)),
+                    group_.global(rank)};
 }
 
 // Calls that move data are compared when everybody has entered. A monitored barrier is entered in another way, so that
@@ -265,7 +262,7 @@ std::optional<int> MpiEngine::find_culprit(const Operation&, const std::vector<i
   if (!asked_) {
     asked_ = now;
     for (Peer& peer : peers_) peer.answered = false;
-    tell(News::kAsks);
+    tell(Notice::Kind::kAsk);
   }
   const int holding_up = who_holds_up(missing);
   if (holding_up >= 0 && !peers_[static_cast<size_t>(holding_up)].answered && now - *asked_ < kAnswerPatience)
@@ -303,7 +300,7 @@ std::string MpiEngine::where_is(int rank) const {
 
 void MpiEngine::note_exception(const std::string& what) {
   try {
-    if (!is_broken()) tell(News::kException, {}, -1, what);
+    if (!is_broken()) tell(Notice::Kind::kException, {}, -1, what);
   } catch (const std::exception&) {  // then the others do without it: what is being thrown here must not be replaced
   }
 }
@@ -313,7 +310,7 @@ void MpiEngine::record_failure(const Operation& operation, const std::string& re
   failure_ = {group_.global(group_.rank()), culprit, reason};
   has_failure_.store(true, std::memory_order_release);
   try {
-    tell(News::kFailed, operation.print, culprit, reason);
+    tell(Notice::Kind::kFailed, operation.print, culprit, reason);
   } catch (const std::exception&) {  // then the others see it at their deadlines
   }
 }

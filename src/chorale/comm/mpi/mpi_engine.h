@@ -13,6 +13,7 @@
 #include "chorale/comm/engine.h"
 #include "chorale/comm/mpi/mpi_call.h"
 #include "chorale/comm/mpi/mpi_messages.h"
+#include "chorale/comm/notice.h"
 
 namespace chorale::comm {
 
@@ -23,6 +24,8 @@ class MpiEngine final : public Engine {
   ~MpiEngine() override;
 
   const char* backend() const override { return "mpi"; }
+  // What MPI has started cannot be taken back.
+  bool has_parcels() const override { return false; }
   std::shared_ptr<Engine> make_subgroup(const Membership& membership) override;
   void note_exception(const std::string& what) override;
   bool is_broken() const override { return has_failure_.load(std::memory_order_acquire); }
@@ -34,17 +37,8 @@ class MpiEngine final : public Engine {
             transport::Mpi::Comm comm);
 
  private:
-  // What ranks tell each other out of turn.
-  enum class News : uint32_t { kEntered, kLeft, kThrew, kFailed, kAsks, kAnswers, kException };
-  struct Notice {
-    News news = News::kEntered;
-    uint32_t number = 0;      // of the call that the sender has entered, or of the last one that it has completed
-    Fingerprint print;        // of that call
-    int32_t whom = -1;        // a failure's culprit (global rank); in an answer, whom the sender waits for (group rank)
-    uint32_t text_bytes = 0;  // that follow
-  };
   struct Peer {
-    News state = News::kEntered;
+    Notice::Kind state = Notice::Kind::kEntered;
     uint32_t number = 0;  // of the last call that it is known to have entered
     Fingerprint print;
     // Since this rank has asked.
@@ -67,7 +61,8 @@ class MpiEngine final : public Engine {
   Failure recorded_failure() const override { return failure_; }
   void let_go() override { call_.abandon(); }
 
-  void tell(News news, const Fingerprint& print = {}, int whom = -1, const std::string& text = {});
+  // Numbers are those of calls that the sender has entered (kEntered), or completed.
+  void tell(Notice::Kind kind, const Fingerprint& print = {}, int whom = -1, const std::string& text = {});
   void send_on();
   // True when somebody asks for whom this rank waits.
   bool read_notices();
@@ -82,7 +77,7 @@ class MpiEngine final : public Engine {
   size_t piece_bytes_ = transport::Mpi::kMostBytes;
 
   std::vector<Peer> peers_;
-  std::list<std::pair<std::vector<std::byte>, std::vector<transport::Mpi::Request>>> outgoing_;
+  std::list<std::pair<std::string, std::vector<transport::Mpi::Request>>> outgoing_;
   Failure failure_;  // the first
   std::atomic<bool> has_failure_{false};
   uint32_t told_ = 0;                       // the last call of which the others were told that it was entered

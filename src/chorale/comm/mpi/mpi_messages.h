@@ -23,6 +23,7 @@ class MpiMessages final : public MessageQueue {
   void progress(std::vector<Intrusive<Operation>>& done) override;
   bool idle() const override { return posted_.empty() && moving_.empty(); }
   Intrusive<Operation> pending() const override;
+  bool remove(const Operation&) override { return false; }  // there are no parcels
   // Memory that MPI still uses stays MPI's.
   std::vector<Intrusive<Operation>> abandon() override;
 

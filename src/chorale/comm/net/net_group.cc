@@ -1,7 +1,6 @@
 #include "chorale/comm/net/net_group.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "chorale/base/error.h"
 
@@ -40,44 +39,39 @@ void NetGroup::note_exception(const std::string& what) {
     number = entered_.number;
   }
   local->group().own().exception.set(number, what);
-  hub->tell(others_, {NetNotice::Kind::kException, global(rank()), id, number, what});
+  hub->tell(others_, id, {.kind = Notice::Kind::kException, .number = number, .text = what});
 }
 
 void NetGroup::leave(uint32_t last, bool threw) {
   hub->delist(id);
   if (failed()) return;  // they know
-  hub->tell(others_, {threw ? NetNotice::Kind::kThrew : NetNotice::Kind::kLeft, global(rank()), id, uint64_t{last} + 1,
-                      std::string()});
+  hub->tell(others_, id, {.kind = threw ? Notice::Kind::kThrew : Notice::Kind::kLeft, .number = uint64_t{last} + 1});
 }
 
-void NetGroup::hear(int from, const NetNotice& notice) {
+void NetGroup::hear(int from, const Notice& notice) {
   const int member = membership.find(from);
   if (member < 0) return;
   const auto peer = static_cast<size_t>(member);
-  if (notice.kind == NetNotice::Kind::kFailed) {
-    record({from, notice.culprit, notice.text}, notice.number);
+  if (notice.kind == Notice::Kind::kFailed) {
+    record({from, notice.whom, notice.text}, notice.number);
     return;
   }
-  if (notice.kind == NetNotice::Kind::kWhereAreYou) {
+  if (notice.kind == Notice::Kind::kAsk) {
     const Whereabouts own = whereabouts(rank());
-    hub->tell({&from, 1}, {NetNotice::Kind::kHere, -1, id, own.number,
-                           std::string(reinterpret_cast<const char*>(&own.print), sizeof(own.print))});
+    hub->tell({&from, 1}, id, {.kind = Notice::Kind::kAnswer, .number = own.number, .print = own.print});
     return;
   }
   const std::lock_guard lock(mutex_);
-  if (notice.kind == NetNotice::Kind::kHere) {
-    Answer& answer = answers_[peer];
-    answer.heard = Clock::now();
-    answer.where.number = static_cast<uint32_t>(notice.number);
-    if (notice.text.size() == sizeof(answer.where.print))
-      std::memcpy(static_cast<void*>(&answer.where.print), notice.text.data(), sizeof(answer.where.print));
+  if (notice.kind == Notice::Kind::kAnswer) {
+    answers_[peer] = {{static_cast<uint32_t>(notice.number), notice.print}, Clock::now()};
     return;
   }
-  if (notice.kind == NetNotice::Kind::kException) {
+  if (notice.kind == Notice::Kind::kException) {
     thrown_[peer] = {static_cast<uint32_t>(notice.number), notice.text};
     return;
   }
-  departures_[peer] = Departure{notice.kind == NetNotice::Kind::kThrew, notice.number, Clock::now()};
+  if (notice.kind != Notice::Kind::kLeft && notice.kind != Notice::Kind::kThrew) return;
+  departures_[peer] = Departure{notice.kind == Notice::Kind::kThrew, notice.number, Clock::now()};
 }
 
 bool NetGroup::record(Failure failure, uint64_t number) {
@@ -120,7 +114,7 @@ Failure NetGroup::failure() const {
 
 void NetGroup::fail(uint32_t number, const std::string& reason, int culprit) {
   if (record({global(rank()), culprit, reason}, number))
-    hub->tell(others_, {NetNotice::Kind::kFailed, culprit, id, number, reason});
+    hub->tell(others_, id, {.kind = Notice::Kind::kFailed, .whom = culprit, .number = number, .text = reason});
 }
 
 void NetGroup::share_failure(uint32_t number) {
@@ -190,7 +184,7 @@ NetGroup::Whereabouts NetGroup::whereabouts(int peer) const {
   return static_cast<int32_t>(answer.number - where.number) > 0 ? answer : where;
 }
 
-void NetGroup::ask_where() const { hub->tell(others_, {NetNotice::Kind::kWhereAreYou, -1, id, 0, std::string()}); }
+void NetGroup::ask_where() const { hub->tell(others_, id, {.kind = Notice::Kind::kAsk}); }
 
 bool NetGroup::has_answered(int peer, Clock::time_point since) const {
   const std::lock_guard lock(mutex_);

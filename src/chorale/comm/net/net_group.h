@@ -86,7 +86,7 @@ class NetGroup final : public NetListener {
   std::string who_is(int peer) const;
 
  private:
-  void hear(int from, const NetNotice& notice) override;
+  void hear(int from, const Notice& notice) override;
   // `number` is that of the call that the reporter was in.
   bool record(Failure failure, uint64_t number);
   std::string where_is(int peer) const;

@@ -9,16 +9,6 @@ namespace chorale::comm {
 namespace {
 
 constexpr size_t kMostUnheard = 256;
-constexpr size_t kMostText = 2048;
-
-// As it travels, followed by the text.
-struct Head {
-  NetNotice::Kind kind;
-  int32_t culprit;
-  uint64_t group, number;
-};
-static_assert(sizeof(Head) == 24 && std::is_trivially_copyable_v<Head>);
-
 }  // namespace
 
 NetHub::NetHub(std::unique_ptr<transport::Fabric> fabric) : fabric_(std::move(fabric)) {
@@ -29,8 +19,8 @@ void NetHub::enlist(uint64_t group, NetListener& listener) {
   const std::lock_guard lock(mutex_);
   listeners_[group] = &listener;
   const auto ours = std::stable_partition(unheard_.begin(), unheard_.end(),
-                                          [&](const auto& entry) { return entry.second.group != group; });
-  for (auto at = ours; at != unheard_.end(); ++at) listener.hear(at->first, at->second);
+                                          [&](const Unheard& entry) { return entry.group != group; });
+  for (auto at = ours; at != unheard_.end(); ++at) listener.hear(at->from, at->notice);
   unheard_.erase(ours, unheard_.end());
 }
 
@@ -39,30 +29,28 @@ void NetHub::delist(uint64_t group) {
   listeners_.erase(group);
 }
 
-void NetHub::tell(std::span<const int> peers, const NetNotice& notice) const {
+void NetHub::tell(std::span<const int> peers, uint64_t group, const Notice& notice) const {
   if (peers.empty()) return;
-  const Head head{notice.kind, notice.culprit, notice.group, notice.number};
-  std::string bytes(reinterpret_cast<const char*>(&head), sizeof(head));
-  bytes += std::string_view(notice.text).substr(0, kMostText);
-  fabric_->tell(peers, bytes);
+  const std::string bytes(reinterpret_cast<const char*>(&group), sizeof(group));
+  fabric_->tell(peers, bytes + encode(notice));
 }
 
 void NetHub::hear(int from, std::string_view bytes) {
-  Head head;
-  if (bytes.size() < sizeof(head)) return;
-  std::memcpy(&head, bytes.data(), sizeof(head));
-  if (head.kind > NetNotice::Kind::kException) return;
-  NetNotice notice{head.kind, head.culprit, head.group, head.number, std::string(bytes.substr(sizeof(head)))};
+  uint64_t group = 0;
+  if (bytes.size() < sizeof(group)) return;
+  std::memcpy(&group, bytes.data(), sizeof(group));
+  const auto notice = decode_notice(bytes.substr(sizeof(group)));
+  if (!notice) return;
   {
     const std::lock_guard lock(mutex_);
-    const auto found = listeners_.find(notice.group);
+    const auto found = listeners_.find(group);
     if (found != listeners_.end()) {
-      found->second->hear(from, notice);
-    } else if (notice.kind == NetNotice::Kind::kWhereAreYou) {
-      tell({&from, 1}, {NetNotice::Kind::kHere, -1, notice.group, 0, std::string()});
-    } else if (notice.kind != NetNotice::Kind::kHere) {
+      found->second->hear(from, *notice);
+    } else if (notice->kind == Notice::Kind::kAsk) {
+      tell({&from, 1}, group, {.kind = Notice::Kind::kAnswer});
+    } else if (notice->kind != Notice::Kind::kAnswer) {
       if (unheard_.size() >= kMostUnheard) unheard_.erase(unheard_.begin());
-      unheard_.emplace_back(from, std::move(notice));
+      unheard_.push_back({from, group, *notice});
     }
   }
   fabric_->wake();

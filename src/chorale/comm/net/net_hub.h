@@ -2,7 +2,8 @@
 //
 // Groups tell their members some things out of turn, whatever those wait for: that the group has failed, that a rank
 // has left, and, when they are asked, where they are. Such a notice may overtake messages that were sent before it;
-// therefore it says in which call its sender was (net_group.h).
+// therefore its number is that of the first call that its sender did not finish (net_group.h); of kAnswer and
+// kException, that of the last one that it entered.
 #pragma once
 
 #include <map>
@@ -12,25 +13,15 @@
 #include <string>
 #include <vector>
 
-#include "chorale/comm/fingerprint.h"
+#include "chorale/comm/notice.h"
 #include "chorale/transport/fabric/fabric.h"
 
 namespace chorale::comm {
 
-struct NetNotice {
-  enum class Kind : uint32_t { kFailed, kLeft, kThrew, kWhereAreYou, kHere, kException };
-  Kind kind = Kind::kFailed;
-  int32_t culprit = -1;  // global rank
-  uint64_t group = 0;
-  // Of the first call that the sender did not finish; of kHere and kException: of the last one that it entered.
-  uint64_t number = 0;
-  std::string text;  // of kHere: the fingerprint of that call
-};
-
 // Who hears the notices of one group, in the fabric's thread.
 class NetListener {
  public:
-  virtual void hear(int from, const NetNotice& notice) = 0;
+  virtual void hear(int from, const Notice& notice) = 0;
 
  protected:
   ~NetListener() = default;
@@ -46,7 +37,7 @@ class NetHub {
   void enlist(uint64_t group, NetListener& listener);
   void delist(uint64_t group);
 
-  void tell(std::span<const int> peers, const NetNotice& notice) const;
+  void tell(std::span<const int> peers, uint64_t group, const Notice& notice) const;
 
   // The last call that this rank has entered, for peers who ask where it is.
   void note_call(uint64_t group, uint32_t number, const Fingerprint& print) const;
@@ -59,7 +50,12 @@ class NetHub {
   std::mutex mutex_;
   std::map<uint64_t, NetListener*> listeners_;
   // For groups that are not there yet, or not any more; the oldest are forgotten.
-  std::vector<std::pair<int, NetNotice>> unheard_;
+  struct Unheard {
+    int from;
+    uint64_t group;
+    Notice notice;
+  };
+  std::vector<Unheard> unheard_;
   // Last: it hears until it is gone.
   std::unique_ptr<transport::Fabric> fabric_;
 };

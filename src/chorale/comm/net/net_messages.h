@@ -21,6 +21,7 @@ class NetMessages final : public MessageQueue {
   Intrusive<Operation> pending() const override {
     return pending_.empty() ? Intrusive<Operation>() : pending_.front().operation;
   }
+  bool remove(const Operation& parcel) override;
   std::vector<Intrusive<Operation>> abandon() override;
 
   // Who holds up a message whose time is over.
@@ -35,8 +36,14 @@ class NetMessages final : public MessageQueue {
   };
 
   bool is_done(Pending& pending);
+  bool is_here_done(Pending& pending);
+  // Of a receive of a parcel: true when something was found elsewhere.
+  bool find_parcel(Pending& pending);
+  void look_for_parcel(Pending& pending);
+  void submit_here(Pending& pending);
+  void let_go(const Pending& pending);
   void check(const Operation& receive, const transport::Transfer& transfer) const;
-  uint64_t channel(uint64_t tag) const;
+  uint64_t channel(const Operation& operation) const;
   Intrusive<Operation> local_form(const Operation& operation) const;
 
   NetGroup& group_;

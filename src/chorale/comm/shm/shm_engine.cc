@@ -51,9 +51,9 @@ bool ShmEngine::has_message(Operation& receive) {
   note_messages();
   return found;
 }
-bool ShmEngine::take_message(Operation& receive) {
+bool ShmEngine::take_message(const Intrusive<Operation>& receive) {
   bool found = false;
-  guarded(receive, [&] { found = messages_.take_message(receive); });
+  guarded(*receive, [&] { found = messages_.take_message(receive); });
   note_messages();
   return found;
 }
@@ -125,7 +125,7 @@ std::string ShmEngine::where_is(int peer) const {
 void ShmEngine::note_exception(const std::string& what) { group_.own().exception.set(last_number(), what); }
 
 void ShmEngine::drop_what_is_owed() {
-  messages_.drop_answers([&](int peer) { return is_gone(peer); });
+  messages_.drop_what_nobody_takes([&](int peer) { return is_gone(peer); });
 }
 
 // ---- failing

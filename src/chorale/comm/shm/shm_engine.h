@@ -24,7 +24,7 @@ class ShmEngine final : public Engine {
   // For an engine of several hosts, with the context's lock.
   // Whether a message for this receive, which was not submitted, is there; and takes it.
   bool has_message(Operation& receive);
-  bool take_message(Operation& receive);
+  bool take_message(const Intrusive<Operation>& receive);
   // Why nothing comes from this rank any more, if that is so.
   std::optional<CallFailed> gone(int peer) const override;
   // Ends everything with the failure that was recorded: nobody writes into memory of callers any more.
@@ -47,6 +47,7 @@ class ShmEngine final : public Engine {
   void let_go() override;
   std::exception_ptr error_for(const Operation& operation, const std::string& reason, int culprit) const override;
   void drop_what_is_owed() override;
+  void leave_what_is_late() override { messages_.leave_parcels(); }
 
   bool is_gone(int peer) const;
   std::string where_is(int peer) const;

@@ -17,10 +17,13 @@ using What = transport::ChaosFault::What;
 
 // Small messages that nobody asks for are kept up to this total; then their sender has to wait.
 constexpr size_t kMostEarlyBytes = size_t{256} << 20;
+// Parcels wait to be sent while so much lies ready for their receiver; one is always sent.
+constexpr uint64_t kMostPostedBytes = uint64_t{256} << 20;
 
 }  // namespace
 
-ShmMessages::ShmMessages(ShmGroup& group) : group_(group), early_(static_cast<size_t>(group.size)) {}
+ShmMessages::ShmMessages(ShmGroup& group)
+    : group_(group), early_(static_cast<size_t>(group.size)), posted_bytes_(static_cast<size_t>(group.size)) {}
 
 void ShmMessages::submit(const Intrusive<Operation>& operation) {
   (operation->kind == CallKind::kSend ? sending_ : posted_).push_back(operation);
@@ -29,8 +32,8 @@ void ShmMessages::submit(const Intrusive<Operation>& operation) {
 std::vector<Intrusive<Operation>> ShmMessages::abandon() {
   std::vector<Intrusive<Operation>> all(sending_.begin(), sending_.end());
   for (const Exposed& exposed : exposed_) {
-    all.push_back(exposed.operation);
-    if (exposed.scratch.data) group_.context().scratch().deallocate(exposed.scratch);
+    if (exposed.operation) all.push_back(exposed.operation);
+    release(exposed);
   }
   all.insert(all.end(), posted_.begin(), posted_.end());
   all.insert(all.end(), finished_.begin(), finished_.end());
@@ -43,7 +46,9 @@ std::vector<Intrusive<Operation>> ShmMessages::abandon() {
 }
 
 Intrusive<Operation> ShmMessages::pending() const {
-  if (!exposed_.empty()) return exposed_.front().operation;
+  for (const Exposed& exposed : exposed_) {
+    if (exposed.operation) return exposed.operation;
+  }
   if (!posted_.empty()) return posted_.front();
   return sending_.empty() ? Intrusive<Operation>() : sending_.front();
 }
@@ -74,8 +79,9 @@ void ShmMessages::start_send(const Intrusive<Operation>& operation) {
   message.tag = operation->tag;
   message.bytes = chunk.bytes;
   message.id = next_id_++;
-  message.has_crc = group_.context().checksum ? 1 : 0;
-  message.crc = message.has_crc != 0 ? crc32c({chunk.data, chunk.bytes}) : 0;
+  const bool checksum = group_.context().checksum;
+  message.flags = static_cast<uint16_t>((checksum ? shm::kHasCrc : 0) | (operation->is_parcel ? shm::kIsParcel : 0));
+  message.crc = checksum ? crc32c({chunk.data, chunk.bytes}) : 0;
   transport::Chaos* chaos = group_.context().chaos.get();
   if (chunk.bytes <= shm::kMessageInlineBytes) {
     message.kind = MessageKind::kInline;
@@ -86,8 +92,9 @@ void ShmMessages::start_send(const Intrusive<Operation>& operation) {
     return;
   }
   message.kind = MessageKind::kReady;
-  Exposed exposed{operation, message.id, {}};
-  if (const auto place = chaos ? std::nullopt : group_.place_of(chunk)) {
+  Exposed exposed{operation, to, message.id, chunk.bytes, operation->deadline, {}};
+  // Of a parcel a copy is exposed: it may be given up while its receiver reads it.
+  if (const auto place = chaos || operation->is_parcel ? std::nullopt : group_.place_of(chunk)) {
     message.place = *place;
   } else {
     CachingAllocator& scratch = group_.context().scratch();
@@ -96,17 +103,26 @@ void ShmMessages::start_send(const Intrusive<Operation>& operation) {
     if (chaos) chaos->touch(What::kPayload, {exposed.scratch.data, chunk.bytes});
     message.place = Place::make(PlaceKind::kScratch, scratch.locate(exposed.scratch.data)->source_offset());
   }
+  if (operation->is_parcel) {
+    posted_bytes_[static_cast<size_t>(to)] += chunk.bytes;
+    exposed.operation = {};
+    finished_.push_back(operation);
+  }
   exposed_.push_back(std::move(exposed));
   fill(to);
 }
 
+void ShmMessages::release(const Exposed& exposed) {
+  if (exposed.scratch.data) group_.context().scratch().deallocate(exposed.scratch);
+  if (!exposed.operation) posted_bytes_[static_cast<size_t>(exposed.to)] -= exposed.bytes;
+}
+
 void ShmMessages::end_exposure(int from, uint64_t id) {
-  const auto found = std::find_if(exposed_.begin(), exposed_.end(), [&](const Exposed& exposed) {
-    return exposed.id == id && exposed.operation->peer == from;
-  });
+  const auto found = std::find_if(exposed_.begin(), exposed_.end(),
+                                  [&](const Exposed& exposed) { return exposed.id == id && exposed.to == from; });
   CHORALE_INVARIANT(found != exposed_.end(), "rank ", from, " took message ", id, ", which is not there");
-  if (found->scratch.data) group_.context().scratch().deallocate(found->scratch);
-  finished_.push_back(found->operation);
+  release(*found);
+  if (found->operation) finished_.push_back(found->operation);
   exposed_.erase(found);
 }
 
@@ -122,20 +138,42 @@ void ShmMessages::send_all() {
   SmallVector<int, 8> full;
   for (auto at = sending_.begin(); at != sending_.end();) {
     const int to = (*at)->peer;
-    if (std::find(full.begin(), full.end(), to) != full.end() || !room_to(to)) {
+    const uint64_t posted = posted_bytes_[static_cast<size_t>(to)];
+    const bool waits = (*at)->is_parcel && posted > 0 && posted + (*at)->give[0].bytes > kMostPostedBytes;
+    if (waits || std::find(full.begin(), full.end(), to) != full.end() || !room_to(to)) {
       full.push_back(to);
       ++at;
       continue;
     }
-    start_send(*at);
+    try {
+      start_send(*at);
+    } catch (const std::exception& error) {  // no memory
+      if (!(*at)->is_parcel) throw;
+      failed_.emplace_back(*at, CallFailed{error.what(), group_.global(group_.rank)});
+    }
     at = sending_.erase(at);
   }
 }
 
-void ShmMessages::deliver(Operation& receive, int from, const Early& message, const std::byte* inline_data) {
-  const Chunk& to = receive.take[0];
-  if (message.bytes != to.bytes || message.dtype != receive.dtype)
+void ShmMessages::deliver(const Intrusive<Operation>& receive, int from, const Early& message,
+                          const std::byte* inline_data) {
+  try {
+    copy(*receive, from, message, inline_data);
+    finished_.push_back(receive);
+    last_sender_ = from;
+  } catch (const CallFailed& failure) {
+    if (!message.is_parcel) throw;
+    failed_.emplace_back(receive, failure);
+  }
+  // Whoever failed here does not read it any more either.
+  if (message.kind == MessageKind::kReady) answers_.push_back({from, message.id});
+}
+
+void ShmMessages::copy(Operation& receive, int from, const Early& message, const std::byte* inline_data) {
+  if (!message.is_parcel && (message.bytes != receive.take[0].bytes || message.dtype != receive.dtype))
     raise_misfit(group_.membership, from, message.bytes, message.dtype, receive);
+  const Chunk to =
+      message.is_parcel ? room_for_parcel(group_.membership, receive, from, message.bytes) : receive.take[0];
   if (group_.context().checksum && !message.crc) {
     throw CallFailed{concat("rank ", group_.global(from), " sends without checksums, and rank ",
                             group_.global(group_.rank), " wants them: CHORALE_CHECKSUM differs"),
@@ -160,25 +198,25 @@ void ShmMessages::deliver(Operation& receive, int from, const Early& message, co
     }
   }
   verify();
-  answers_.push_back({from, message.id});
 }
 
 int ShmMessages::early_sender(const Operation& receive) const {
-  for (int from = 0; from < group_.size; ++from) {
-    if (receive.peer >= 0 && receive.peer != from) continue;
+  for (int step = 1; step <= group_.size; ++step) {
+    const int from = (last_sender_ + step) % group_.size;
     const auto& messages = early_[static_cast<size_t>(from)];
-    if (std::any_of(messages.begin(), messages.end(), [&](const Early& early) { return early.tag == receive.tag; }))
+    if (std::any_of(messages.begin(), messages.end(),
+                    [&](const Early& early) { return fits(receive, from, early.is_parcel, early.tag); }))
       return from;
   }
   return -1;
 }
 
-bool ShmMessages::match_early(Operation& receive) {
-  const int from = early_sender(receive);
+bool ShmMessages::match_early(const Intrusive<Operation>& receive) {
+  const int from = early_sender(*receive);
   if (from < 0) return false;
   auto& messages = early_[static_cast<size_t>(from)];
-  const auto found =
-      std::find_if(messages.begin(), messages.end(), [&](const Early& early) { return early.tag == receive.tag; });
+  const auto found = std::find_if(messages.begin(), messages.end(),
+                                  [&](const Early& early) { return fits(*receive, from, early.is_parcel, early.tag); });
   deliver(receive, from, *found, found->data.data());
   early_bytes_ -= found->data.size();
   messages.erase(found);
@@ -191,28 +229,26 @@ void ShmMessages::empty_mailbox(int from) {
     const uint32_t emptied = box.emptied.load(std::memory_order_relaxed);
     if (box.filled.load(std::memory_order_acquire) == emptied) return;
     const Message& message = box.ring[emptied % shm::kMessagesInFlight];
-    if (message.check != message.right_check()) [[unlikely]]
+    if (!message.is_sound()) [[unlikely]]
       raise_damage(group_, from, "a message's head");
     if (message.kind == MessageKind::kTaken) {
       end_exposure(from, message.id);
     } else {
-      CHORALE_INVARIANT(message.dtype < kDTypeCount, "message of dtype ", message.dtype);
-      Early early{.kind = message.kind,
+      Early early{.is_parcel = (message.flags & shm::kIsParcel) != 0,
+                  .kind = message.kind,
                   .dtype = static_cast<DType>(message.dtype),
                   .id = message.id,
                   .tag = message.tag,
                   .bytes = message.bytes,
                   .place = message.place,
-                  .crc = message.has_crc != 0 ? std::optional(message.crc) : std::nullopt,
+                  .crc = (message.flags & shm::kHasCrc) != 0 ? std::optional(message.crc) : std::nullopt,
                   .data = {}};
       const bool is_inline = message.kind == MessageKind::kInline;
-      CHORALE_INVARIANT(!is_inline || message.bytes <= shm::kMessageInlineBytes, "message of ", message.bytes);
       const auto wanted = std::find_if(posted_.begin(), posted_.end(), [&](const auto& receive) {
-        return (receive->peer < 0 || receive->peer == from) && receive->tag == message.tag;
+        return fits(*receive, from, early.is_parcel, message.tag);
       });
       if (wanted != posted_.end()) {
-        deliver(**wanted, from, early, message.data);
-        finished_.push_back(*wanted);
+        deliver(*wanted, from, early, message.data);
         posted_.erase(wanted);
       } else {
         if (is_inline) {
@@ -227,13 +263,25 @@ void ShmMessages::empty_mailbox(int from) {
   }
 }
 
+void ShmMessages::empty_mailboxes() {
+  const int first = last_sender_ + 1;
+  for (int step = 0; step < group_.size; ++step) empty_mailbox((first + step) % group_.size);
+}
+
+bool ShmMessages::remove(const Operation& parcel) {
+  const auto is_it = [&](const Intrusive<Operation>& one) { return one.get() == &parcel; };
+  return std::erase_if(sending_, is_it) + std::erase_if(posted_, is_it) > 0;
+}
+
 bool ShmMessages::has_message(const Operation& receive) {
-  for (int from = 0; from < group_.size; ++from) empty_mailbox(from);
+  empty_mailboxes();
   return early_sender(receive) >= 0;
 }
 
-bool ShmMessages::take_message(Operation& receive) {
+bool ShmMessages::take_message(const Intrusive<Operation>& receive) {
   const bool found = match_early(receive);
+  // It was not submitted: its engine need not finish it.
+  std::erase(finished_, receive);
   if (!answers_.empty()) send_all();
   return found;
 }
@@ -249,15 +297,14 @@ void ShmMessages::progress(std::vector<Intrusive<Operation>>& done) {
   } const hand_over{finished_, done};
   send_all();
   for (auto at = posted_.begin(); at != posted_.end();) {
-    if (match_early(**at)) {
-      finished_.push_back(*at);
+    if (match_early(*at)) {
       at = posted_.erase(at);
     } else {
       ++at;
     }
   }
   if (!posted_.empty() || !exposed_.empty() || !sending_.empty()) {
-    for (int from = 0; from < group_.size; ++from) empty_mailbox(from);
+    empty_mailboxes();
   }
   if (!answers_.empty()) send_all();
 }

@@ -21,18 +21,31 @@ class ShmMessages final : public MessageQueue {
   void submit(const Intrusive<Operation>& operation) override;
   void progress(std::vector<Intrusive<Operation>>& done) override;
   bool idle() const override {
-    return posted_.empty() && sending_.empty() && exposed_.empty() && answers_.empty() && finished_.empty();
+    return posted_.empty() && sending_.empty() && exposed_.empty() && answers_.empty() && finished_.empty() &&
+           failed_.empty();
   }
   Intrusive<Operation> pending() const override;
   std::vector<Intrusive<Operation>> abandon() override;
 
+  bool remove(const Operation& parcel) override;
+
   // Whether a message for this receive, which was not submitted, is there; and takes it.
   bool has_message(const Operation& receive);
-  bool take_message(Operation& receive);
-  // Answers that found no room are still owed, unless their receivers are gone.
+  bool take_message(const Intrusive<Operation>& receive);
+  // Answers that found no room are still owed, and parcels are kept for their receivers, unless those are gone.
   template <class IsGone>
-  void drop_answers(const IsGone& is_gone) {
+  void drop_what_nobody_takes(const IsGone& is_gone) {
     std::erase_if(answers_, [&](const Answer& answer) { return is_gone(answer.to); });
+    std::erase_if(exposed_, [&](const Exposed& exposed) {
+      if (exposed.operation || !is_gone(exposed.to)) return false;
+      release(exposed);
+      return true;
+    });
+  }
+  // Parcels whose time is over while nobody has taken them: their memory is left to their receivers for ever, who may
+  // still read it.
+  void leave_parcels() {
+    std::erase_if(exposed_, [](const Exposed& exposed) { return !exposed.operation && exposed.deadline.passed(); });
   }
   // Sends whose data a peer may be reading.
   bool is_exposed() const { return !exposed_.empty(); }
@@ -40,6 +53,7 @@ class ShmMessages final : public MessageQueue {
  private:
   // A message that nobody has asked for yet.
   struct Early {
+    bool is_parcel;
     shm::MessageKind kind;
     DType dtype;
     uint64_t id, tag, bytes;
@@ -53,8 +67,10 @@ class ShmMessages final : public MessageQueue {
   };
   // A send that was announced as ready: the receiver has not answered yet.
   struct Exposed {
-    Intrusive<Operation> operation;
-    uint64_t id;
+    Intrusive<Operation> operation;  // null for a parcel: it is sent
+    int to;
+    uint64_t id, bytes;
+    Deadline deadline;
     memory::Block scratch;  // where the data had to be copied to
   };
 
@@ -63,22 +79,31 @@ class ShmMessages final : public MessageQueue {
   void fill(int peer);
   void send_all();
   void start_send(const Intrusive<Operation>& operation);
+  void empty_mailboxes();
   void empty_mailbox(int from);
   void end_exposure(int from, uint64_t id);
+  void release(const Exposed& exposed);
+  static bool fits(const Operation& receive, int from, bool is_parcel, uint64_t tag) {
+    return receive.is_parcel == is_parcel && receive.tag == tag && (receive.peer < 0 || receive.peer == from);
+  }
   // The sender of the first early message that fits; -1: none.
   int early_sender(const Operation& receive) const;
-  bool match_early(Operation& receive);
-  void deliver(Operation& receive, int from, const Early& message, const std::byte* inline_data);
+  bool match_early(const Intrusive<Operation>& receive);
+  // Into the receive, which is finished then; or, if it is a parcel, may have failed.
+  void deliver(const Intrusive<Operation>& receive, int from, const Early& message, const std::byte* inline_data);
+  void copy(Operation& receive, int from, const Early& message, const std::byte* inline_data);
 
   ShmGroup& group_;
   std::vector<std::deque<Early>> early_;  // by sender
   size_t early_bytes_ = 0;
+  std::vector<uint64_t> posted_bytes_;        // by receiver: of parcels that it has not taken yet
   std::deque<Intrusive<Operation>> sending_;  // not in a mailbox yet
   std::vector<Exposed> exposed_;
   std::deque<Intrusive<Operation>> posted_;  // receives
   std::deque<Answer> answers_;
   std::vector<Intrusive<Operation>> finished_;  // and progress() has not said so
   uint64_t next_id_ = 1;
+  int last_sender_ = 0;  // of the last message that was taken: a receive from anybody looks at the next one first
 };
 
 }  // namespace chorale::comm

@@ -46,6 +46,7 @@
 #include <new>
 #include <string>
 
+#include "chorale/base/dtype.h"
 #include "chorale/transport/shm/control_check.h"
 #include "chorale/transport/shm/peer_process.h"
 
@@ -175,6 +176,8 @@ struct RankControl {
 };
 
 // A mailbox from one rank to another (or to itself): a ring that the sender fills and the receiver empties in order.
+inline constexpr uint16_t kHasCrc = 1;
+inline constexpr uint16_t kIsParcel = 2;  // Note [Parcels] in comm/message_queue.h
 enum class MessageKind : uint32_t {
   kInline,  // the data is here
   kReady,   // the data waits at `place`; answered by kTaken
@@ -187,14 +190,20 @@ struct Message {
   uint64_t tag = 0;
   uint64_t bytes = 0;
   Place place;
-  uint32_t crc = 0;      // of the data, where payloads are checked
-  uint16_t has_crc = 0;  // 1 where they are
-  uint16_t check = 0;    // of the head, that is all before the data
+  uint32_t crc = 0;    // of the data, where payloads are checked
+  uint16_t flags = 0;  // kHasCrc, kIsParcel
+  uint16_t check = 0;  // of the head, that is all before the data
   alignas(16) std::byte data[kMessageInlineBytes];
 
   uint16_t right_check() const {
     return check_of(weigh(uint64_t{dtype} << 32 | static_cast<uint64_t>(kind), id, tag, bytes, place.bits,
-                          uint64_t{crc} << 32 | has_crc));
+                          uint64_t{crc} << 32 | flags));
+  }
+  // Whether a sender of ours would say this; words that are damaged, or anything else, are not acted on.
+  bool is_sound() const {
+    return check == right_check() && kind <= MessageKind::kTaken && flags <= (kHasCrc | kIsParcel) &&
+           (kind == MessageKind::kTaken ||
+            (dtype < kDTypeCount && (kind != MessageKind::kInline || bytes <= kMessageInlineBytes)));
   }
 };
 static_assert(offsetof(Message, data) == 48);
