@@ -92,6 +92,7 @@ class Trainer {
   std::shared_ptr<Loader> loader_;
   std::optional<Timeline> timeline_;
   std::optional<Progress> progress_;
+  std::optional<Interrupt> interrupt_;
   MadeFolders made_;                        // on rank 0; goes after the lock, which is a file in it
   std::optional<RunLock> lock_;             // on rank 0
   std::optional<RunLog> log_;               // on rank 0
@@ -138,6 +139,8 @@ Trainer::Trainer(const Job& job) : job_(job), options_(job.options), group_(job.
 
 // Sets step and states to those of the last checkpoint, if there is one and it is wanted, else to the beginning.
 void Trainer::resume() {
+  // Before ranks meet below: once there is a line of the log, every rank heeds Ctrl-C.
+  interrupt_.emplace();
   std::optional<FoundCheckpoint> found;
   on_rank_0(group_, [&] {
     made_.make(job_.folder);
@@ -414,7 +417,6 @@ void Trainer::write_page() const {
 }
 
 Ending Trainer::run() {
-  const Interrupt interrupt;
   while (step_ < plan_.steps) {
     const bool stop = step();
     log(is_due(options_.log_every) || step_ == plan_.steps || stop);
