@@ -68,7 +68,8 @@ class Running:
         return self.output.read_bytes().decode(errors="replace")
 
     def wait_for_file(self, name):
-        self.wait_for((self.folder / name).exists, f"there was {name}")
+        """`name` may have a *: checkpoints come and go."""
+        self.wait_for(lambda: any(self.folder.glob(name)), f"there was {name}")
 
     def ranks(self):
         children = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
