@@ -161,8 +161,8 @@ void load_parameters(Model& model, const NamedTensors& tensors, const std::files
   model.eval();
 }
 
-// What a configuration asks for is compared with the weights before memory is taken for it. Only a model that is far too
-// large is refused here: where one layer differs, the error that names the layer says more.
+// What a configuration asks for is compared with the weights before memory is taken for it. Only a model that is far
+// too large is refused here: where one layer differs, the error that names the layer says more.
 template <class Config>
 void check_size(const Config& config, const NamedTensors& stored, const std::filesystem::path& folder) {
   double numbers = 0;

@@ -38,8 +38,8 @@ Bilinear::Bilinear(int64_t in1_features, int64_t in2_features, int64_t out_featu
 Tensor Bilinear::forward(const Tensor& x1, const Tensor& x2) {
   CHORALE_CHECK(
       x1.dims() == x2.dims() && x1.dims() > 0 && x1.size(-1) == weight.size(1) && x2.size(-1) == weight.size(2),
-      "[Bilinear] expected [.., ", weight.size(1), "] and [.., ", weight.size(2), "] with equally many dimensions, found ", x1.sizes(),
-      " and ", x2.sizes());
+      "[Bilinear] expected [.., ", weight.size(1), "] and [.., ", weight.size(2),
+      "] with equally many dimensions, found ", x1.sizes(), " and ", x2.sizes());
   const Tensor y = einsum("...i,kij,...j->...k", {x1, weight, x2});
   return bias.defined() ? y + bias : y;
 }

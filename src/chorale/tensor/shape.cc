@@ -140,8 +140,8 @@ Strides broadcast_strides(const Shape& sizes, const Strides& strides, const Shap
 
 int64_t normalize_dim(const char* op, int64_t dim, int64_t count) {
   const int64_t dims = std::max<int64_t>(count, 1);
-  CHORALE_CHECK(dim >= -dims && dim < dims, "[", op, "] dimension ", dim, " is out of range for a tensor of ",
-                count, count == 1 ? " dimension" : " dimensions", "; expected ", -dims, " to ", dims - 1);
+  CHORALE_CHECK(dim >= -dims && dim < dims, "[", op, "] dimension ", dim, " is out of range for a tensor of ", count,
+                count == 1 ? " dimension" : " dimensions", "; expected ", -dims, " to ", dims - 1);
   return dim < 0 ? dim + dims : dim;
 }
 
