@@ -1,4 +1,4 @@
-// `chorale flight DUMP…`: reads the dumps of all ranks and says who diverged first, and at which call.
+// `chorale flight DUMP…`: reads the dumps of all ranks and says which rank diverged first, and at which call.
 #include "chorale/app/flight.h"
 
 #include <fmt/format.h>

@@ -66,7 +66,7 @@ void expect_damage(const char* plan, bool checksum, const std::function<void(Gro
                               group.barrier().wait();
                               try {
                                 body(group);
-                                group.barrier().wait();  // who had no part in it hears of it here
+                                group.barrier().wait();  // a rank without a part in it hears of it here
                                 ADD_FAILURE() << "rank " << group.rank() << " saw no error for " << plan;
                               } catch (const CommError& error) {
                                 EXPECT_EQ(error.failure().peer, 1) << error.what();

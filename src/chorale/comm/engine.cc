@@ -334,7 +334,7 @@ void progress_others(Engine& engine) {
   }
 }
 
-// Polls come often; who is late is looked for seldom.
+// Polls come often; late ranks are looked for seldom.
 bool look_is_due(Operation& operation) {
   constexpr std::chrono::milliseconds kInterval{5};
   const auto now = Deadline::Clock::now();

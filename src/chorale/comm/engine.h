@@ -87,7 +87,7 @@ class Engine {
   std::vector<int> awaited(const Operation& operation) const;
   // Gives up a parcel that was submitted. False when it has ended already.
   bool withdraw(const Operation& parcel);
-  // Peers who ask where this rank is (and it is still there, or gone without another call) are told of this text too.
+  // Peers that ask where this rank is (and it is still there, or gone without another call) are told of this text too.
   virtual void note_exception(const std::string& what) = 0;
   // The last calls of this rank as JSON text (docs: flight recorder).
   std::string flight_record() const { return flight_.json(membership_, {}); }
@@ -189,7 +189,7 @@ class Engine {
   // Ends a parcel that is not in the queue any more.
   void fail_alone(Operation& parcel, const CallFailed& failure);
   [[noreturn, gnu::cold]] void refuse(const Operation& operation);
-  // Ends an operation; `error` is null when it succeeded. Who waits for it sees it at once, callbacks run later,
+  // Ends an operation; `error` is null when it succeeded. A waiting thread sees it at once, callbacks run later,
   // without the lock.
   void complete(Operation& operation, std::exception_ptr error) const;
   // For the trace.

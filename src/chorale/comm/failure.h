@@ -16,7 +16,7 @@ struct GroupFailed {};
 struct CallFailed {
   std::string reason;
   int culprit = -1;     // global rank
-  bool unsure = false;  // somebody else may know better who is to blame, and is given a moment to say so
+  bool unsure = false;  // another rank may know the culprit, and is given a moment to say so
 };
 inline constexpr std::chrono::milliseconds kUnsurePatience{200};  // that moment
 // Throws the reason: at once, or, where it is unsure, when the operation's patience is over.

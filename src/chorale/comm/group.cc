@@ -167,7 +167,7 @@ Work Group::barrier(const CallOptions& options) const {
 
 void Group::monitored_barrier(std::chrono::milliseconds timeout, bool wait_for_all) const {
   if (!state_) return;
-  // Only rank 0 watches the time: if the others gave up first, nobody would find out who is missing.
+  // Only rank 0 watches the time: if the others gave up first, no rank would find out which is missing.
   CallOptions options;
   if (state_->rank() == 0) options.timeout = timeout;
   CallBuilder call(state_, CallKind::kMonitoredBarrier, options);

@@ -3,7 +3,7 @@
 //
 // Rules that hold for all calls:
 // - Every member makes the same calls in the same order, with equal arguments where they must be equal; otherwise all
-//   get a CommError that names who called what.
+//   get a CommError that names each rank's call.
 // - Roots, sources and destinations are global ranks (those of the world), whatever the group.
 // - A call returns a Work at once and is done when that is waited for. Calls of a group run in order.
 // - On a rank outside the group calls do nothing and return an empty Work.
@@ -31,7 +31,7 @@ namespace chorale::comm {
 struct GroupOptions {
   // For each call that names no deadline of its own. The default is CHORALE_TIMEOUT in seconds, else 30 minutes.
   std::optional<std::chrono::milliseconds> timeout = {};
-  // Payloads are verified by who receives them, which costs time. The default is CHORALE_CHECKSUM, 0 or 1, else no.
+  // Payloads are verified by their receivers, which costs time. The default is CHORALE_CHECKSUM, 0 or 1, else no.
   // Of the world; its other groups do as it does.
   std::optional<bool> checksum = {};
   // Faults on purpose: a plan or a seed (transport/fabric/chaos.h). The default is CHORALE_CHAOS, else none. Of the
@@ -97,7 +97,7 @@ class Group {
   // The last 1,000 calls of this rank as JSON text.
   std::string flight_record() const;
 
-  // ---- groups out of this one. Every member of this group calls these, in the same order, also those who will not be
+  // ---- groups out of this one. Every member of this group calls these, in the same order, also those that will not be
   // in the new one. Ranks are global.
 
   // Group ranks follow ascending global ranks, not the order of the list.
@@ -116,8 +116,8 @@ class Group {
   // ---- collectives
 
   Work barrier(const CallOptions& options = {}) const;
-  // Blocks. Rank 0 of the group finds out who does not come in time and throws a CommError that names the lowest such
-  // rank, or all of them with `wait_for_all` (each then has the full time). The others throw too.
+  // Blocks. Rank 0 of the group finds out which ranks do not come in time and throws a CommError that names the lowest
+  // such rank, or all of them with `wait_for_all` (each then has the full time). The others throw too.
   void monitored_barrier(std::chrono::milliseconds timeout, bool wait_for_all = false) const;
 
   Work broadcast(const Tensor& tensor, int root, const CallOptions& options = {}) const;

@@ -53,7 +53,7 @@ std::shared_ptr<transport::Chaos> chaos_of(const GroupOptions& options, int rank
   return transport::Chaos::of_rank(plan, rank);
 }
 
-// What a rank tells the others when a group is made: who it is, the segment if it is the one that makes it for its
+// What a rank tells the others when a group is made: its identity, the segment if it is the one that makes it for its
 // host, and a number by which the group is known if it is the first of all.
 struct Introduction {
   ShmIdentity identity;

@@ -55,7 +55,7 @@ struct Operation : RefCounted {
   Deadline::Clock::duration timeout{};
   bool wait_for_all = false;
 
-  // Point-to-point: the other side (group rank; -1 as a source: any), the tag, and who sent.
+  // Point-to-point: the other side (group rank; -1 as a source: any), the tag, and the sender.
   int peer = -1;
   uint64_t tag = 0;
   int source = -1;
@@ -71,7 +71,7 @@ struct Operation : RefCounted {
   Deadline::Clock::time_point completed;
   std::vector<std::vector<int64_t>> shapes;
 
-  // What must live until it is done, what is then done with the result, and who is told.
+  // What must live until it is done, what is then done with the result, and callbacks.
   SmallVector<Intrusive<chorale::Storage>, 2> keep;
   Tensors results;
   std::vector<std::function<void()>> finish;

@@ -21,7 +21,7 @@ class RankContext {
  public:
   std::mutex mutex;  // guards every engine of this rank
   std::vector<Engine*> engines;
-  // False when ranks outnumber cores: who waits then gives the core away at once.
+  // False when ranks outnumber cores: a waiting rank then gives its core away at once.
   bool core_each = true;
   // Payloads carry checksums, which every receiver verifies.
   bool checksum = false;

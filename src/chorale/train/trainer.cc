@@ -386,7 +386,7 @@ void Trainer::save() {
       comm::gather_object(group_, comm::List{static_cast<int64_t>(mine.seed), static_cast<int64_t>(mine.offset)});
   Checkpoint checkpoint{.step = step_, .data = task_->fingerprint()};
   if (stepper_->has_own_state()) checkpoint.of_ranks = gather_tensors(group_, stepper_->own_state());
-  // Also the end of the others' wait: who leaves earlier would be a rank that ended while another still writes.
+  // Also the end of the others' wait: a rank that left earlier would have ended while another still writes.
   on_rank_0(group_, [&] {
     checkpoint.options = job_.table.values();
     checkpoint.training = stepper_->state();

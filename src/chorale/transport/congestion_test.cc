@@ -50,7 +50,7 @@ TEST(CongestionControl, ThatTheKernelDoesNotKnowIsRefusedWithThoseThatItAllows) 
   EXPECT_EQ(checked_congestion_control(""), "");
 }
 
-// Whatever the system's is, sockets of this host are without BBR's timers; and who is accepted has what the listener
+// Whatever the system's is, sockets of this host are without BBR's timers; and accepted ones have what the listener
 // has.
 TEST(CongestionControl, OfASocketIsChosenBeforeItIsConnected) {
   const Socket listener = listen_at(Endpoint::tcp("127.0.0.1", 0));

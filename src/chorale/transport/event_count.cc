@@ -10,8 +10,8 @@
 
 namespace chorale::transport {
 
-// Who sleeps says so before he looks at the count a last time (the kernel does it for him), and who counts looks for
-// sleepers after he has counted: one of the two sees the other.
+// A sleeping thread says so before its last look at the count (the kernel looks for it), and a counting thread looks
+// for sleepers after it has counted: one of the two sees the other.
 void EventCount::add() {
   count_.fetch_add(1, std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) == 0) return;

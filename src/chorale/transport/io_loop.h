@@ -1,4 +1,4 @@
-// A thread that waits for many sockets (epoll) and calls who they belong to.
+// A thread that waits for many sockets (epoll) and calls their owners.
 #pragma once
 
 #include <atomic>

@@ -118,11 +118,11 @@ void serve(const Mode& mode, const comm::Group& group, std::optional<double> buc
       group, [&] { step(ddp); },
       [&] {
         const parallel::DdpLog log = ddp.log();
-        return nlohmann::json{
-            // By the volume of an all-reduce: every rank sends what it has to who adds it, and what it added to all.
-            {"bytes_sent", log.total_parameter_size_bytes * 2 * (group.size() - 1) / group.size()},
-            {"buckets", ddp.reducer().bucket_count()},
-            {"progress", log.progress}};
+        return nlohmann::json{// By the volume of an all-reduce: every rank sends what it has to the adding rank, and
+                              // what it added to all.
+                              {"bytes_sent", log.total_parameter_size_bytes * 2 * (group.size() - 1) / group.size()},
+                              {"buckets", ddp.reducer().bucket_count()},
+                              {"progress", log.progress}};
       });
 }
 

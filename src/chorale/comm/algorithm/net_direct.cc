@@ -6,7 +6,7 @@
 namespace chorale::comm {
 namespace {
 
-// Rank r's values of every chunk go to the chunk's owner, who combines them into `to`.
+// Rank r's values of every chunk go to the chunk's owner, which combines them into `to`.
 template <class ChunkOf>
 void combine_at_owner(NetCall& call, const ChunkOf& chunk, const Chunk& to) {
   const int rank = call.group.rank();

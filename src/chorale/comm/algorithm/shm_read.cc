@@ -3,7 +3,7 @@
 // exchange; otherwise (shm_read) a rank also waits until everybody has read what it gave.
 //
 // With checksums (GroupOptions::checksum) every call goes this way, reductions too: each chunk that a rank gives has a
-// row in its table with the CRC, and who takes it verifies what arrived, in its own copy, before the call succeeds.
+// row in its table with the CRC, and the receiver verifies what arrived, in its own copy, before the call succeeds.
 #include <emmintrin.h>
 
 #include <algorithm>
@@ -204,7 +204,7 @@ bool shm_read(ShmCall& call) {
     group.segment.publish(group.own().acted, call.piece);
     call.phase = Phase::kLeaving;
   }
-  // Who gave nothing that peers read outside of the segment has nothing to wait for.
+  // A rank that gave nothing that peers read outside of the segment has nothing to wait for.
   if (call.own_slot().exposure == Exposure::kSlot) return true;
   if (!call.everybody(&shm::RankControl::acted)) return false;
   if (result_waits(call)) fetch_result(call);

@@ -66,7 +66,7 @@ void MpiCall::enter() {
   }
 }
 
-// Rank 0 hears from everybody, and everybody else only from rank 0: so it is rank 0 who finds out who is missing.
+// Rank 0 hears from everybody, and everybody else only from rank 0: so rank 0 finds out which ranks are missing.
 bool MpiCall::step_monitored_barrier() {
   transport::Mpi& mpi = group_.mpi;
   const Operation& operation = *operation_;

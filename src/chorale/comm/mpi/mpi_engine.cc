@@ -181,7 +181,7 @@ bool MpiEngine::read_notices() {
       case Notice::Kind::kLeft:
       case Notice::Kind::kThrew:
         peer.state = notice->kind;
-        // Who leaves may have completed a call that this rank is still in, and then shows how it made that one.
+        // A rank that leaves may have completed a call that this rank is still in, and then shows how it made that one.
         if (notice->kind == Notice::Kind::kEntered && static_cast<int32_t>(number - peer.number) <= 0) break;
         peer.number = number;
         peer.print = notice->print;
@@ -229,7 +229,7 @@ std::optional<CallFailed> MpiEngine::gone(int rank) const {
 }
 
 // Calls that move data are compared when everybody has entered. A monitored barrier is entered in another way, so that
-// who is in one never sees the records of the rest: the notices tell.
+// a rank in one never sees the records of the rest: the notices tell.
 void MpiEngine::compare_with_heard(const Operation& operation) {
   if (!first_call() || first_call()->get() != &operation) return;
   std::vector<Fingerprint> prints(peers_.size(), operation.print);
@@ -242,7 +242,7 @@ void MpiEngine::compare_with_heard(const Operation& operation) {
     differ = differ || (ahead == 0 && !(prints[r] == operation.print));
   }
   if (!differ) return;
-  // Who has not been heard of yet may show who is the odd one out.
+  // A rank that has not been heard of yet may show which call is the odd one.
   const auto now = Clock::now();
   if (std::exchange(differs_in_, operation.number) != operation.number) differs_since_ = now;
   if (all || now - differs_since_ > kAnswerPatience) raise_difference(membership(), prints);
@@ -270,9 +270,9 @@ std::optional<int> MpiEngine::find_culprit(const Operation&, const std::vector<i
   return holding_up;
 }
 
-// Note [Who is to blame], over MPI: whom I wait for may itself wait for a third. Ranks that wait answer for whom; one
-// that computes, or is stopped, does not. So from rank to rank up to the first that does not answer; where all wait for
-// each other, it is the one that this rank waits for.
+// Note [Finding the culprit], over MPI: an awaited rank may itself wait for a third. Waiting ranks answer which one; a
+// rank that computes, or is stopped, does not. So from rank to rank up to the first that does not answer; where all
+// wait for each other, it is the one that this rank waits for.
 int MpiEngine::who_holds_up(const std::vector<int>& missing) const {
   const auto silent = [&](int rank) { return rank != group_.rank() && !peers_[static_cast<size_t>(rank)].answered; };
   if (const auto one = std::find_if(missing.begin(), missing.end(), silent); one != missing.end()) return *one;

@@ -43,7 +43,7 @@ class MpiEngine final : public Engine {
     Fingerprint print;
     // Since this rank has asked.
     bool answered = false;
-    int awaits = -1;     // the one for whom it waits, if that is a single one
+    int awaits = -1;     // the rank that it waits for, if that is a single one
     std::string thrown;  // after call `thrown_after`
     uint32_t thrown_after = 0;
   };
@@ -81,7 +81,7 @@ class MpiEngine final : public Engine {
   Failure failure_;  // the first
   std::atomic<bool> has_failure_{false};
   uint32_t told_ = 0;                       // the last call of which the others were told that it was entered
-  std::optional<Clock::time_point> asked_;  // when this rank asked the others for whom they wait
+  std::optional<Clock::time_point> asked_;  // when this rank asked the others which rank they await
 
   // Since when it is known that others made another call with the number `differs_in_`.
   uint32_t differs_in_ = 0;

@@ -5,7 +5,7 @@
 // Every call begins with a call among the neighbours, which compares their fingerprints; then the leaders hear from
 // each other, data or at least an empty message, and compare theirs; it ends with another call among the neighbours,
 // which their leader enters after that. So nobody ever finishes a call that some rank did not make, as on one host.
-// When they differ, or a rank stays away: Note [Who is to blame] in net_inquiry.h.
+// When they differ, or a rank stays away: Note [Finding the culprit] in net_inquiry.h.
 #pragma once
 
 #include <atomic>
@@ -64,7 +64,7 @@ class NetCall {
   // Memory for what travels; it lives until nothing of this call is on its way any more.
   const Tensor& buffer(int64_t elems, DType dtype = DType::kU8);
 
-  // ---- for who waits for it
+  // ---- for the thread that waits for it
 
   // Another thread wants it done before this; it is an error if it is not.
   void shorten(Deadline deadline);

@@ -1,10 +1,10 @@
 // Inside comm: the engine of groups whose ranks are on several hosts.
 //
-// Note [Who runs a call]
+// Note [Which thread runs a call]
 // Calls run in order, one at a time, each as plain blocking code without the lock (net_call.h): by the thread that
 // waits for it when nothing else runs, which saves a hand-over, else by a worker thread of the group, so that
 // communication overlaps what the caller does meanwhile. Waking that thread costs more than a small call; so after a
-// call it stays half awake for a while, looks for new ones by itself, and is left alone by who submits them. Messages
+// call it stays half awake for a while, looks for new ones by itself, and submitting a call does not wake it. Messages
 // between two ranks need no thread: the fabric has one.
 #pragma once
 

@@ -149,7 +149,8 @@ std::optional<CallFailed> NetGroup::gone(int peer, uint32_t number) const {
     return std::nullopt;
   }
   if (auto accused = accusation()) return accused;  // then others leave because of that
-  // Who leaves the job without a word to the group knows that it has failed: whoever found that out is telling us why.
+  // A rank that leaves the job without a word to the group knows that it has failed: the rank that found out tells us
+  // why.
   const bool unsure = !departure && life.state == State::kLeft;
   return CallFailed{concat(elsewhere(global(peer)), how, "; it ", where_is(peer)), global(peer), unsure};
 }

@@ -1,10 +1,10 @@
-// Inside comm: what the parts of an engine for several hosts share: who is where, the engine of this host, the first
-// failure, and what is known of the peers on other hosts.
+// Inside comm: what the parts of an engine for several hosts share: members and their hosts, the engine of this host,
+// the first failure, and what is known of the peers on other hosts.
 //
 // Note [Notices overtake]
 // A failure, or that a rank left, is told past all messages. A rank may hear of it while data of a call that its sender
 // had finished before is still on its way. So each notice names the first call that the sender did not finish: calls
-// before that one go on, for a moment at least (kInFlight), because what they wait for has been sent. Neighbours who
+// before that one go on, for a moment at least (kInFlight), because what they wait for has been sent. Neighbours that
 // wait for each other hear of it (through their segment) when this rank has come to that call.
 #pragma once
 
@@ -53,19 +53,19 @@ class NetGroup final : public NetListener {
   // The same of whatever is in flight now; the engine says which call was finished last.
   bool fails() const { return fails(finished_.load(std::memory_order_relaxed) + 1); }
   void note_finished(uint32_t number) { finished_.store(number, std::memory_order_relaxed); }
-  // This rank begins that call. Peers who wonder are told.
+  // This rank begins that call. Peers that ask are told.
   void enter(uint32_t number, const Fingerprint& print);
   // Also one that a neighbour has found.
   Failure failure() const;
   // Records it and tells everybody, unless there is one already.
   void fail(uint32_t number, const std::string& reason, int culprit);
   // This rank ends everything in that call: neighbours hear of a failure elsewhere, and the other hosts of one here, if
-  // it was this rank who found it.
+  // it was found by this rank.
   void share_failure(uint32_t number);
 
   // ---- peers
 
-  // Why call `number` gets nothing more from this peer, and who is to blame, if that is so.
+  // Why call `number` gets nothing more from this peer, and the culprit, if that is so.
   std::optional<CallFailed> gone(int peer, uint32_t number) const;
   // That somebody got something damaged from this rank, if that is so.
   std::optional<CallFailed> accusation() const;

@@ -18,7 +18,7 @@
 
 namespace chorale::comm {
 
-// Who hears the notices of one group, in the fabric's thread.
+// Hears the notices of one group, in the fabric's thread.
 class NetListener {
  public:
   virtual void hear(int from, const Notice& notice) = 0;
@@ -39,7 +39,7 @@ class NetHub {
 
   void tell(std::span<const int> peers, uint64_t group, const Notice& notice) const;
 
-  // The last call that this rank has entered, for peers who ask where it is.
+  // The last call that this rank has entered, for peers that ask where it is.
   void note_call(uint64_t group, uint32_t number, const Fingerprint& print) const;
   // What a peer has told so; 0 when its last call was in another group.
   static uint32_t last_call(const transport::Life& life, uint64_t group, Fingerprint& print);

@@ -9,7 +9,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// A rank that differs may be found before another, whose call would show who is the odd one out, has come to its own.
+// A rank that differs may be found before a third, whose call would show which of the two is wrong, has made its own.
 constexpr auto kDifferencePatience = 1s;
 // Threads of fabrics answer within this time, also where many share a core.
 constexpr auto kAnswerPatience = 300ms;

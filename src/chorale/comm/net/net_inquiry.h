@@ -1,14 +1,14 @@
-// Inside comm: who holds up a call between hosts?
+// Inside comm: which rank holds up a call between hosts?
 //
-// Note [Who is to blame]
-// A rank that waits is held up by one that waits itself, perhaps for a third. So who has seen a call other than its
-// own, or whose time is over, asks around in which call each rank is. The threads of the fabrics answer, whatever their
-// ranks wait for; of neighbours it is written in the segment of the host. To blame is, in this order,
+// Note [Finding the culprit]
+// A rank that waits is held up by one that waits itself, perhaps for a third. So a rank that has seen a call other
+// than its own, or whose time is over, asks around in which call each rank is. The threads of the fabrics answer,
+// whatever their ranks wait for; of neighbours it is written in the segment of the host. To blame is, in this order,
 //
-//   who made another call than most;
-//   who is stopped, or does not answer;
-//   who has not come to this call yet;
-//   and if all are there and answer, whom this rank waits for.
+//   a rank that made another call than most;
+//   one that is stopped, or does not answer;
+//   one that has not come to this call yet;
+//   and if all are there and answer, the one that this rank waits for.
 //
 // Whoever asks gets the same answers, so all ranks name the same one.
 #pragma once

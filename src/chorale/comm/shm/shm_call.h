@@ -55,7 +55,7 @@ class ShmCall {
   bool everybody(std::atomic<uint32_t> shm::RankControl::*flag);
   // Throws CallFailed, naming everybody's call, if they are not the same, or whose words are damaged (Note [Damage] in
   // transport/shm/control_check.h). Where the group is part of one that spans hosts, calls that differ are not raised
-  // here: the operation stays where it is (false), and whoever made it asks the other hosts who is right.
+  // here: the operation stays where it is (false), and its rank asks the other hosts which call is right.
   bool check_fingerprints() const;
   // Memory that peers can read, until the call is done.
   const memory::Block& scratch(size_t bytes);

@@ -12,7 +12,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Takes the line from the caches of others, who have read it, before it is written, without waiting for it.
+// Takes the line from the caches of ranks that have read it before it is written, without waiting for it.
 void own_soon(const void* line) { asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(line))); }
 
 }  // namespace
@@ -89,7 +89,7 @@ std::optional<CallFailed> ShmEngine::gone(int peer) const {
       group_.global(peer)};
 }
 
-// Whom we wait for may itself wait for a rank that is stopped: then that one is to blame.
+// An awaited rank may itself wait for a rank that is stopped: then the stopped one is to blame.
 std::optional<int> ShmEngine::find_culprit(const Operation&, const std::vector<int>& missing) {
   const auto is_stopped = [&](int peer) { return group_.is_stopped(peer); };
   const auto awaited = std::find_if(missing.begin(), missing.end(), is_stopped);

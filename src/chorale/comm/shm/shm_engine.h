@@ -10,7 +10,7 @@ namespace chorale::comm {
 class ShmEngine final : public Engine {
  public:
   // `inner`: moves the data of one host for an engine of several hosts, which reports failures itself and finds out
-  // who made a different call.
+  // which rank made a different call.
   ShmEngine(std::shared_ptr<RankContext> context, Membership membership, shm::GroupSegment segment,
             const std::vector<ShmIdentity>& identities, bool inner = false);
   // Finishes what is in flight, unless an exception is passing through: then the others are told.

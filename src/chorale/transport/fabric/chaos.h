@@ -52,7 +52,7 @@ ChaosPlan chaos_plan(std::string_view text, int size);
 // A text that chaos_plan reads.
 std::string text_of(const ChaosPlan& plan);
 
-// The faults of one rank. Who has none holds a null pointer: being off costs a look at it. Thread-safe.
+// The faults of one rank. A rank without any holds a null pointer: being off costs a look at it. Thread-safe.
 class Chaos {
  public:
   // Null when the plan has nothing for this rank.

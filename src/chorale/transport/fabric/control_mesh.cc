@@ -250,7 +250,7 @@ class ControlMesh::Peer final : public IoLoop::Handler {
       life.text = ending_->text;
       life.accuses = ending_->accuses;
     }
-    // Who sees that the peer has gone finds its transfers ended.
+    // A thread that sees the peer gone finds its transfers ended.
     mesh_.owner_.on_gone(rank_, life);
     {
       const std::lock_guard lock(mutex_);

@@ -6,10 +6,10 @@
 // Each fabric has one thread of its own that receives, sends what did not go at once, and keeps peers informed that
 // this rank lives, however busy its caller is. Every function here may be called by any thread.
 //
-// Note [Who is gone]
+// Note [Peers that are gone]
 // A peer that has ended closes its connections: seen at once. A host that cannot be reached any more acknowledges
 // nothing: seen after the keep-alive (CHORALE_KEEP_ALIVE, 2 s). A peer that was stopped (a signal, a debugger) is
-// neither: its kernel still acknowledges; it is `silent`, and only the deadline of who waits for it ends the wait.
+// neither: its kernel still acknowledges; it is `silent`, and only the deadline of the waiting rank ends the wait.
 #pragma once
 
 #include <array>
@@ -136,7 +136,7 @@ class Fabric {
   // until the deadline.
   virtual uint32_t events() const = 0;
   virtual void await_event(uint32_t seen, Deadline deadline) = 0;
-  // Counts one more, so that who waits looks again.
+  // Counts one more, so that waiting threads look again.
   virtual void wake() = 0;
 
  protected:

@@ -8,8 +8,8 @@
 // which use the same connection. A sender that takes its memory back says kWithdraw.
 //
 // Note [Connections of the tls fabric]
-// A pair of ranks has, in each direction, one connection for short frames and some for bulk; so who writes and who
-// reads never share one. The bulk connections take chunks as fast as they can, and the receiver stores each where it
+// A pair of ranks has, in each direction, one connection for short frames and some for bulk; so a writer and a
+// reader never share one. The bulk connections take chunks as fast as they can, and the receiver stores each where it
 // belongs. If chunks of a message that is taken back are already under way, kFiller comes in place of the rest: chunks
 // without bytes. (How ucx sends the bytes of a large message is its own business: Note [Messages of the ucx fabric].)
 #pragma once

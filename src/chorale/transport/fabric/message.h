@@ -61,11 +61,11 @@ struct Message {
   // Where its bytes go: kept, or the receiver's memory; null throws them away. Changed only while nobody is receiving
   // (TlsFabric::landing_).
   std::byte* to = nullptr;
-  bool is_taken = false;       // somebody has asked for it, even if he gave up since
-  FabricTransferPtr transfer;  // who receives it
+  bool is_taken = false;       // asked for, even if given up since
+  FabricTransferPtr transfer;  // that receives it
 };
 
-// Who waits for messages, and which messages wait for somebody, both in order.
+// Receives that wait for messages, and messages that wait for a receive, both in order.
 class MessageTable {
  public:
   // Finds the message for a new receive; without one the receive waits.
@@ -80,8 +80,8 @@ class MessageTable {
   bool forget(const FabricTransferPtr& transfer);
   // An announced message that waits; null when there is none.
   MessagePtr forget(int source, uint64_t id);
-  // The peer has gone: its unfinished messages are forgotten, and those who wait for it alone are returned. What came
-  // whole stays.
+  // The peer has gone: its unfinished messages are forgotten, and receives that wait for it alone are returned. What
+  // came whole stays.
   std::vector<FabricTransferPtr> forget_peer(int source);
 
  private:

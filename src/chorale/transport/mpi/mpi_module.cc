@@ -255,7 +255,7 @@ class MpiModule final : public Mpi {
     }
   }
 
-  // To finalise waits for everybody: who gave up on a call must not.
+  // To finalise waits for every rank: one that gave up on a call must not.
   static void finalize() {
     int finalized = 0;
     MPI_Finalized(&finalized);

@@ -8,8 +8,8 @@
 namespace chorale::transport {
 namespace {
 
-// Nobody gets in without the secret, whatever he says: as a client a hello and a proof, as a server a challenge and a
-// proof.
+// No connection gets in without the secret, whatever it says: as a client a hello and a proof, as a server a challenge
+// and a proof.
 CHORALE_FUZZ(Handshake, {ClientHandshake(Secret::generate(), "store").hello() + std::string(kProofBytes, 'p'),
                          std::string(kChallengeBytes + kProofBytes, 'c')}) {
   const std::optional<Secret> secret = Secret::from_bytes("the secret of this job");

@@ -70,7 +70,7 @@ TEST(Handshake, AProofForAnotherPurposeIsRefused) {
   ClientHandshake client(job(), "keep-alive");
   ServerHandshake server(job(), "store");
   EXPECT_THROW(server.challenge(client.hello()), CommError);
-  // A man in the middle who changes the purpose on the way gains nothing: both ends have it in their MACs.
+  // A man in the middle that changes the purpose on the way gains nothing: both ends have it in their MACs.
   ClientHandshake wanted(job(), "store");
   std::string hello = client.hello();
   hello.replace(8, kPurposeBytes, wanted.hello(), 8, kPurposeBytes);

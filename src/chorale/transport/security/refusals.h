@@ -1,4 +1,4 @@
-// Strangers who were not let in, in the log.
+// Strangers that were not let in, in the log.
 #pragma once
 
 #include <bit>
@@ -11,7 +11,7 @@
 
 namespace chorale::transport {
 
-// Somebody who tries again and again must not fill the disk: after the first hundred, each power of two is logged.
+// A stranger that tries again and again must not fill the disk: after the first hundred, each power of two is logged.
 class Refusals {
  public:
   Refusals(std::string who, std::string where) : who_(std::move(who)), where_(std::move(where)) {}

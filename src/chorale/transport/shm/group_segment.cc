@@ -28,7 +28,7 @@ void GroupSegment::record_failure(const Failure& failure) const {
 
 GroupSegment::Failure GroupSegment::recorded_failure() const {
   const GroupHeader& record = header();
-  // Who claimed it may have died before it wrote.
+  // The rank that claimed it may have died before it wrote.
   const Deadline patience = within(std::chrono::milliseconds(100));
   while (record.failure.load(std::memory_order_acquire) != FailureState::kWritten) {
     if (patience.passed()) return {-1, -1, "a rank failed and ended before it could say why"};

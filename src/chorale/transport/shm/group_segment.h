@@ -1,5 +1,5 @@
-// The shared memory of a group on one host: who has entered which call, small data, flags, mailboxes, and the first
-// failure. The layout is the protocol; comm/shm/shm_engine.h moves data with it.
+// The shared memory of a group on one host: which rank has entered which call, small data, flags, mailboxes, and the
+// first failure. The layout is the protocol; comm/shm/shm_engine.h moves data with it.
 //
 // Note [Calls in shared memory]
 // Calls of a group are numbered, and every rank runs them one after the other. A rank enters call k by writing a slot
@@ -26,14 +26,14 @@
 // raised hands second. Both in one total order, so either the first rank sees the failure and touches nothing, or the
 // second sees the hands. With hands up a rank looks for a failure again after every chunk. A rank that takes its memory
 // back after a failure thus waits a moment for hands to go down; if they stay up (the peer was stopped), the memory
-// gets fresh pages (device/shared_pages.h) and the peer may wake when it likes. Who has read a peer's memory looks for
-// a failure once more before it believes what it has read.
+// gets fresh pages (device/shared_pages.h) and the peer may wake when it likes. A rank that has read a peer's memory
+// looks for a failure once more before it believes what it has read.
 //
 // Note [Doorbells]
 // Nobody enters the kernel while all are awake. A rank that has waited long declares that it sleeps (`sleepers`, its
-// own `sleeping`), looks once more, and sleeps on its doorbell. Who publishes anything does so with a sequentially
-// consistent store and then reads `sleepers`: either it sees the sleeper and rings, or the sleeper's last look sees
-// what was published. Sleep is bounded all the same, because the dead ring no bells.
+// own `sleeping`), looks once more, and sleeps on its doorbell. A rank that publishes anything does so with a
+// sequentially consistent store and then reads `sleepers`: either it sees the sleeper and rings, or the sleeper's last
+// look sees what was published. Sleep is bounded all the same, because the dead ring no bells.
 #pragma once
 
 #include <algorithm>
@@ -114,7 +114,7 @@ static_assert(offsetof(CallSlot, payload) == 48);
 
 enum class RankState : uint32_t { kAbsent, kJoined, kLeft, kThrew };
 
-// The call between hosts that a rank is in, where its group spans several: for neighbours who wonder what it does
+// The call between hosts that a rank is in, where its group spans several: for neighbours that ask what it does
 // (comm/net/net_inquiry.h). Only the rank writes it.
 class OuterCall {
  public:
@@ -135,8 +135,8 @@ class OuterCall {
   std::array<std::atomic<uint64_t>, 4> words_{};
 };
 
-// What a rank has thrown, for others who ask why it does not come. Only the rank writes it, seldom: who reads while
-// another text is being written gets a mixture of both.
+// What a rank has thrown, for others that ask why it does not come. Only the rank writes it, seldom: a reader that
+// comes while another text is being written gets a mixture of both.
 class LastException {
  public:
   void set(uint32_t number, const std::string& text) {
@@ -161,7 +161,7 @@ class LastException {
 };
 
 struct RankControl {
-  // Read by all who wait.
+  // Read by all waiting ranks.
   alignas(kCacheLineBytes) std::atomic<uint32_t> acted{0};  // the last piece this rank is done with
   std::atomic<uint32_t> staged{0};                          // the last piece in its staging buffer
   // Read by others only after a failure: stays in its owner's cache.
@@ -220,7 +220,7 @@ struct GroupHeader {
   uint32_t size = 0;
   std::atomic<uint32_t> attached{0};
   alignas(kCacheLineBytes) std::atomic<uint32_t> sleepers{0};
-  // The first failure; all who come later report it too.
+  // The first failure; ranks that come later report it too.
   alignas(kCacheLineBytes) std::atomic<FailureState> failure{FailureState::kNone};
   int32_t reporter = -1;  // group rank
   int32_t culprit = -1;   // global rank

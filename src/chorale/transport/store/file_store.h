@@ -30,7 +30,7 @@ class FileStore final : public Store {
   std::vector<std::string> keys(std::string_view prefix, Deadline deadline) override;
   int64_t count(Deadline deadline) override;
 
-  // For the last one who leaves.
+  // For the last rank that leaves.
   void remove_file();
 
  private:

@@ -73,7 +73,7 @@ int required(const char* name, const char* variable, std::optional<int> option, 
   return *option;
 }
 
-// Everybody says who he is; what does not fit together is found here rather than in the first collective.
+// Every rank introduces itself; what does not fit together is found here rather than in the first collective.
 void introduce(Store& store, int rank, int world_size, Deadline deadline) {
   const std::string size = std::to_string(world_size);
   const std::string agreed = store.compare_set("rendezvous/world_size", "", size, deadline);
@@ -275,7 +275,7 @@ RendezvousResult rendezvous(std::string_view text, const RendezvousOptions& opti
     throw InvalidArgument(concat("[rendezvous] expected env://, tcp:// or file://, not '", url.scheme, "://'"));
   }
 
-  // Only who was accepted counts among those who leave.
+  // Only ranks that were accepted count among those that leave.
   result.store = noticed_when_dropped(meeting, result.world_size);
   if (!rank_is_given && found.local_rank && found.local_size) {
     result.local_rank = *found.local_rank;

@@ -1,4 +1,4 @@
-// How the ranks of a job find each other: who am I, how many are we, and a store that all of us reach.
+// How the ranks of a job find each other: own rank, number of ranks, and a store that all of them reach.
 #pragma once
 
 #include <chrono>
@@ -47,7 +47,7 @@ struct RendezvousResult {
 //
 // Otherwise, without a secret the job must be on one host, and its store is a Unix socket for this user only, named
 // after the port. Rank 0 drops its store last: when it goes it waits a few seconds for the others to leave. Ranks that
-// do not fit together (two sizes, one rank twice) get an InvalidArgument that says who is who.
+// do not fit together (two sizes, one rank twice) get an InvalidArgument that names them.
 RendezvousResult rendezvous(std::string_view url = "env://", const RendezvousOptions& options = {});
 
 }  // namespace chorale::transport

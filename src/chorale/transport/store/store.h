@@ -1,5 +1,5 @@
-// A small shared dictionary through which ranks find each other before they can talk: who is there, at which address,
-// which number comes next. Not a data path: values are bounded.
+// A small shared dictionary through which ranks find each other before they can talk: which are there, at which
+// address, which number comes next. Not a data path: values are bounded.
 #pragma once
 
 #include <cstddef>

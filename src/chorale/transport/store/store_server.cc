@@ -83,7 +83,7 @@ class StoreServer::Impl {
 
 // One connection. It has at most one request and one reply in memory: a client that sends a second request before it
 // has read the answer to the first breaks the protocol and is closed. While a request waits for a key, the next header
-// is being read, so that a client who leaves is noticed.
+// is being read, so that a client that leaves is noticed.
 class StoreServer::Impl::Session : public std::enable_shared_from_this<Session> {
  public:
   Session(Impl& server, Socket socket)

@@ -1,4 +1,4 @@
-// The tls fabric: transport/fabric/frame.h says what travels, transport/fabric/control_mesh.h who is alive.
+// The tls fabric: transport/fabric/frame.h says what travels, transport/fabric/control_mesh.h which peers live.
 //
 // Note [Locks of the tls fabric]
 // mutex_ guards what is known of messages and peers, and is held for short: nothing is encrypted, decrypted or copied

@@ -23,7 +23,7 @@ class TlsJoin {
   // For FabricAddress::endpoint.
   const std::string& endpoint() const { return endpoint_; }
   // Connects to every rank of another host, `streams` times each, and ends listening. Strangers are refused, logged and
-  // delay nobody. Throws CommError that says who is missing at the deadline, or who does not know the secret.
+  // delay nobody. Throws CommError that names the ranks that are missing at the deadline, or do not know the secret.
   std::map<int, std::vector<TlsStream>> meet(const std::vector<FabricAddress>& addresses, int streams,
                                              Deadline deadline);
 

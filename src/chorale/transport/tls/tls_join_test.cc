@@ -1,4 +1,4 @@
-// Who gets in.
+// Which connections get in.
 #include "chorale/transport/tls/tls_join.h"
 
 #include <gmock/gmock.h>
@@ -28,7 +28,7 @@ FabricOptions options(int rank, const char* secret = "the secret of a test, whic
 Endpoint place(const TlsJoin& join) { return Endpoint::parse(join.endpoint().substr(0, join.endpoint().find('#'))); }
 std::string nonce(const TlsJoin& join) { return join.endpoint().substr(join.endpoint().find('#') + 1); }
 
-// Rank 0 waits for rank 1, who comes after the strangers.
+// Rank 0 waits for rank 1, which comes after the strangers.
 class TlsJoinTest : public testing::Test {
  protected:
   // What rank 0 logs; both ranks must get connected in the end.

@@ -17,7 +17,7 @@
 
 namespace chorale::transport {
 
-// What a connection is for. The one who connects says so in his first message, under the key's protection. The nonce is
+// What a connection is for. The connecting rank says so in its first message, under the key's protection. The nonce is
 // the listener's: a connection that was meant for an earlier job at the same port is refused.
 struct StreamIdentity {
   std::string nonce;

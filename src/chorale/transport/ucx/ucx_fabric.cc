@@ -21,7 +21,7 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-// After this long without anything moving, who waits leaves it to the mesh's thread.
+// After this long without anything moving, a waiting thread leaves it to the mesh's thread.
 constexpr Clock::duration kDriveTime = 100us;
 // Then others have their turn. A step may move half a MiB.
 constexpr int kStepsPerTurn = 32;
@@ -245,8 +245,8 @@ const std::string& checked_device(const std::string& list) {
   return list;
 }
 
-// UCX listens as soon as there is a worker, and who connects to it gets what its listener has; of the connections that
-// it opens itself it lets nobody decide (Note [Congestion control]).
+// UCX listens as soon as there is a worker, and connections to it get what its listener has; of the connections that
+// it opens itself nothing can be chosen (Note [Congestion control]).
 std::unique_ptr<UcxWorker> make_worker(const FabricOptions& options, const std::string& device) {
   const std::vector<Listener> before = tcp_listeners();
   auto worker = Ucx::get().make_worker(checked_device(device));

@@ -1,5 +1,5 @@
-// The ucx fabric: the data of messages goes by UCX, over the network devices that the user trusts; who is who, who is
-// alive and what ranks tell each other goes by TLS (transport/fabric/control_mesh.h).
+// The ucx fabric: the data of messages goes by UCX, over the network devices that the user trusts; identities,
+// signs of life and what ranks tell each other go by TLS (transport/fabric/control_mesh.h).
 //
 // Note [Messages of the ucx fabric]
 // Which receive gets which message is decided here, not by UCX's tags: a receive may be for any source, and a message
@@ -7,11 +7,11 @@
 // A small message follows its frame at once. When somebody has asked for a large one, the receiver gives UCX its place
 // and says that it is ready, and its bytes go straight there, as a message with a tag of its own.
 //
-// Note [Who moves UCX]
-// UCX moves only while somebody calls it. Who waits for an event calls it himself, for as long as something moves; the
-// mesh's thread does when nobody waits, woken by UCX's descriptor. Neither may keep the others out: who drives lets
-// those in who wait for mutex_ (Turn), and the mesh's thread goes back to its other work after every few steps, for
-// it also tells the peers that this rank lives.
+// Note [Which thread moves UCX]
+// UCX moves only while a thread calls it. A thread that waits for an event calls it, for as long as something moves;
+// the mesh's thread does when no other waits, woken by UCX's descriptor. Neither may keep the others out: the driving
+// thread lets those in that wait for mutex_ (Turn), and the mesh's thread goes back to its other work after every few
+// steps, for it also tells the peers that this rank lives.
 //
 // Note [When UCX notices first]
 // UCX may see that a connection broke before the mesh knows why. What it says of it is no news for a caller ("the
@@ -82,7 +82,7 @@ class UcxFabric final : public MeshFabric, private IoLoop::Handler {
     std::vector<std::byte> damaged = {};  // what is sent in place of the caller's data, by a fault on purpose
   };
 
-  // Takes mutex_, before who drives takes it again.
+  // Takes mutex_, before the driving thread takes it again.
   class Turn {
    public:
     explicit Turn(UcxFabric& fabric) : lock_(fabric.mutex_, std::defer_lock) {
