@@ -58,6 +58,7 @@ std::vector<Tensor> relayout(const std::vector<Tensor>& in, Layout layout) {
 
 std::vector<Tensor> on_null_device(const std::vector<Tensor>& in) {
   std::vector<Tensor> shapes;
+  shapes.reserve(in.size());
   for (const Tensor& x : in) {
     shapes.push_back(x.defined() && !x.is_sparse() ? Tensor::empty_strided(x.sizes(), x.strides(), x.dtype(), kNull)
                                                    : x);
@@ -67,6 +68,7 @@ std::vector<Tensor> on_null_device(const std::vector<Tensor>& in) {
 
 std::vector<Tensor> copies(const std::vector<Tensor>& in) {
   std::vector<Tensor> result;
+  result.reserve(in.size());
   for (const Tensor& x : in) result.push_back(x.defined() && !x.is_sparse() ? clone(x) : x);
   return result;
 }

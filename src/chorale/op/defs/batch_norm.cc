@@ -41,7 +41,7 @@ void infer_batch_norm(const InferArgs& args, std::span<OutSpec> out) {
   check_parameter(args, "weight", args.in[1], {x.size(1)});
   check_parameter(args, "bias", args.in[2], {x.size(1)});
   describe_like(out[0], x);
-  for (size_t i : {1, 2}) describe(out[i], {x.size(1)}, compute_of(x.dtype()), x);
+  for (size_t i : {size_t{1}, size_t{2}}) describe(out[i], {x.size(1)}, compute_of(x.dtype()), x);
 }
 
 void infer_batch_norm_backward(const InferArgs& args, std::span<OutSpec> out) {
@@ -52,7 +52,7 @@ void infer_batch_norm_backward(const InferArgs& args, std::span<OutSpec> out) {
   check_parameter(args, "variance", args.in[3], {x.size(1)});
   check_parameter(args, "weight", args.in[4], {x.size(1)});
   describe_like(out[0], x);
-  for (size_t i : {1, 2}) describe(out[i], {x.size(1)}, compute_of(x.dtype()), x);
+  for (size_t i : {size_t{1}, size_t{2}}) describe(out[i], {x.size(1)}, compute_of(x.dtype()), x);
 }
 
 void infer_running_average(const InferArgs& args, std::span<OutSpec> out) {
