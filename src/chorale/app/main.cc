@@ -1,3 +1,7 @@
 #include "chorale/app/program.h"
+#include "chorale/base/descriptors.h"
 
-int main(int argc, char** argv) { return chorale::app::run(argc, argv); }
+int main(int argc, char** argv) {
+  chorale::open_standard_descriptors();
+  return chorale::app::run(argc, argv);
+}

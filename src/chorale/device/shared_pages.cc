@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "chorale/base/descriptors.h"
 #include "chorale/base/error.h"
 #include "chorale/device/allocator.h"
 
@@ -43,7 +44,7 @@ class PrivatePages final : public ArenaSource {
 
 }  // namespace
 
-SharedPages::SharedPages() : descriptor_(memfd_create("chorale-arenas", MFD_CLOEXEC)) {
+SharedPages::SharedPages() : descriptor_(above_standard(memfd_create("chorale-arenas", MFD_CLOEXEC))) {
   CHORALE_CHECK_STATE(descriptor_ >= 0, "[allocator] memfd_create failed: ", std::strerror(errno));
 }
 SharedPages::~SharedPages() { close(descriptor_); }
@@ -161,6 +162,7 @@ void SharedPages::renew(std::byte* begin, size_t bytes) {
 void SharedPages::before_fork() {
   mutex_.lock();
   if (pipe2(pipe_, O_CLOEXEC) != 0) pipe_[0] = pipe_[1] = -1;
+  for (int& end : pipe_) end = above_standard(end);
 }
 
 void SharedPages::after_fork_in_parent() noexcept {
@@ -207,7 +209,7 @@ void SharedPages::after_fork_in_child() noexcept {
   renewed_.clear();
   any_moved_.store(true, std::memory_order_release);
   close(descriptor_);
-  descriptor_ = memfd_create("chorale-arenas", MFD_CLOEXEC);
+  descriptor_ = above_standard(memfd_create("chorale-arenas", MFD_CLOEXEC));
   end_ = 0;
   if (pipe_[0] >= 0) {
     close(pipe_[0]);

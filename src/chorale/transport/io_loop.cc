@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "chorale/base/comm_error.h"
+#include "chorale/base/descriptors.h"
 #include "chorale/base/error.h"
 
 namespace chorale::transport {
@@ -33,8 +34,8 @@ void control(int epoll, int operation, int descriptor, uint32_t events, void* ha
 }  // namespace
 
 IoLoop::IoLoop()
-    : epoll_(checked(epoll_create1(EPOLL_CLOEXEC), "an epoll descriptor"), "epoll"),
-      bell_(checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "an eventfd"), "bell") {
+    : epoll_(checked(above_standard(epoll_create1(EPOLL_CLOEXEC)), "an epoll descriptor"), "epoll"),
+      bell_(checked(above_standard(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), "an eventfd"), "bell") {
   control(epoll_.descriptor(), EPOLL_CTL_ADD, bell_.descriptor(), EPOLLIN, nullptr);
 }
 

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "chorale/base/config.h"
+#include "chorale/base/descriptors.h"
 #include "chorale/base/error.h"
 
 namespace chorale::transport {
@@ -119,7 +120,7 @@ std::optional<Secret> Secret::from_environment() {
 }
 
 int Secret::to_descriptor() const {
-  const int file = memfd_create("chorale-secret", MFD_CLOEXEC);
+  const int file = above_standard(memfd_create("chorale-secret", MFD_CLOEXEC));
   CHORALE_INVARIANT(file >= 0 && pwrite(file, bytes_.data(), bytes_.size(), 0) == static_cast<ssize_t>(bytes_.size()),
                     "no memory file for the secret: ", std::strerror(errno));
   return file;

@@ -14,6 +14,7 @@
 #include <sstream>
 
 #include "chorale/base/comm_error.h"
+#include "chorale/base/descriptors.h"
 #include "chorale/base/error.h"
 
 namespace chorale::transport::shm {
@@ -44,7 +45,7 @@ std::string proc_path(const SharedFile& file) { return concat("/proc/", file.own
 
 // A descriptor of our own for the file.
 int open_shared(const SharedFile& file) {
-  const int descriptor = ::open(proc_path(file).c_str(), O_RDWR | O_CLOEXEC);
+  const int descriptor = above_standard(::open(proc_path(file).c_str(), O_RDWR | O_CLOEXEC));
   const int error = errno;
   struct stat found {};
   if (descriptor >= 0 && fstat(descriptor, &found) == 0 && found.st_ino == file.inode &&
@@ -127,7 +128,7 @@ std::shared_ptr<PeerProcess> PeerProcess::find(const ProcessId& id) {
 }
 
 PeerProcess::PeerProcess(const ProcessId& id)
-    : id_(id), descriptor_(static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(id.pid), 0))) {
+    : id_(id), descriptor_(above_standard(static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(id.pid), 0)))) {
   const int error = errno;
   // In this order: the process that the descriptor means has this start time, or has ended by now.
   if (descriptor_ >= 0 && read_stat(id.pid).start_time == id.start_time) return;
@@ -218,7 +219,7 @@ Segment::~Segment() {
 }
 
 std::shared_ptr<Segment> Segment::create(size_t bytes) {
-  const int descriptor = memfd_create("chorale-group", MFD_CLOEXEC);
+  const int descriptor = above_standard(memfd_create("chorale-group", MFD_CLOEXEC));
   CHORALE_CHECK_STATE(descriptor >= 0, "[shm] memfd_create failed: ", std::strerror(errno));
   if (ftruncate(descriptor, static_cast<off_t>(bytes)) != 0) {
     const int error = errno;
