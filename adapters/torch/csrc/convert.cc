@@ -4,6 +4,8 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/error.h>
 
+#include <array>
+
 #include "chorale/base/comm_error.h"
 
 namespace chorale_torch {
@@ -173,11 +175,15 @@ void BorrowedStore::set(std::string_view key, std::string_view value, chorale::D
   store_->set(std::string(key), bytes_of(value));
 }
 std::string BorrowedStore::get(std::string_view key, chorale::Deadline deadline) {
-  store_->wait({std::string(key)}, time_left(deadline));
+  wait(std::array{std::string(key)}, deadline);
   return text_of(store_->get(std::string(key)));
 }
 void BorrowedStore::wait(std::span<const std::string> names, chorale::Deadline deadline) {
-  store_->wait({names.begin(), names.end()}, time_left(deadline));
+  try {
+    store_->wait({names.begin(), names.end()}, time_left(deadline));
+  } catch (const c10::Error& error) {  // nobody has set them
+    throw chorale::CommError(chorale::concat("[store] ", error.what_without_backtrace()));
+  }
 }
 bool BorrowedStore::contains(std::string_view key, chorale::Deadline) { return store_->check({std::string(key)}); }
 int64_t BorrowedStore::add(std::string_view key, int64_t delta, chorale::Deadline) {

@@ -4,6 +4,7 @@
 
 #include "chorale/base/debug_level.h"
 #include "chorale/base/error.h"
+#include "chorale/comm/failure.h"
 #include "chorale/trace/trace.h"
 #include "chorale/vec/combine.h"
 #include "chorale/vec/loops.h"
@@ -55,6 +56,8 @@ void unpack(const void* from, const Tensor& to) {
 
 CallBuilder::CallBuilder(const std::shared_ptr<GroupState>& state, CallKind kind, const CallOptions& options)
     : state_(state), operation_(Operation::make()), name_(name_of(kind).data()) {
+  if (state_->context->made.is_foreign()) [[unlikely]]
+    raise_in_child(name_, state_->membership(), *state_->context);
   operation_->kind = kind;
   operation_->print.kind = static_cast<uint8_t>(kind);
   operation_->print.tag = options.tag;

@@ -1,17 +1,28 @@
 #include "chorale/comm/failure.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <iostream>
 #include <utility>
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
+#include "chorale/comm/rank_context.h"
 
 namespace chorale::comm {
 
 void raise_when_sure(Operation& operation, const CallFailed& reason) {
   if (!operation.patience) operation.patience = within(kUnsurePatience);
   if (!reason.unsure || operation.patience->passed()) throw CallFailed(reason);
+}
+
+void raise_in_child(std::string_view call, const Membership& membership, const RankContext& context) {
+  throw StateError(
+      concat("[", call, "] process ", getpid(), " is a forked child of ", who_is_this(membership), ", process ",
+             context.made.pid(),
+             ": a group belongs to the process that made it; start a program of its own (exec, or Python's "
+             "start method 'spawn'), which can make a group of its own"));
 }
 
 void raise_difference(const Membership& membership, std::span<const Fingerprint> prints) {

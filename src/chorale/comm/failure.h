@@ -5,10 +5,13 @@
 #include <exception>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "chorale/comm/flight.h"
 
 namespace chorale::comm {
+
+class RankContext;
 
 // Thrown by an algorithm that has seen the group's failure; the engine turns it into the error that the caller gets.
 struct GroupFailed {};
@@ -35,6 +38,10 @@ struct Failure {
 // A message came that does not fit what the receiver asked for.
 [[noreturn, gnu::cold]] void raise_misfit(const Membership& membership, int from, uint64_t bytes, DType dtype,
                                           const Operation& receive);
+
+// Throws the StateError of a call in a forked child of the rank's process, whose memory and threads it must not touch.
+[[noreturn, gnu::cold]] void raise_in_child(std::string_view call, const Membership& membership,
+                                            const RankContext& context);
 
 // Errors show global ranks only, which are what users know: also for the root of a call.
 std::string describe(const Membership& membership, const Fingerprint& print);

@@ -64,7 +64,9 @@ class P2POp;
 class Group {
  public:
   Group() = default;  // of no rank: what a rank outside gets
-  // Meets `size` ranks at the store under this name, which must be new there.
+  // Meets `size` ranks at the store under this name. The store may have seen meetings of this name before, also of
+  // ranks that are gone: none is taken for another (transport/store/meeting.h). The group is of this process only: in a
+  // forked child of it every call throws a StateError.
   static Group connect(transport::Store& store, const std::string& name, int rank, int size,
                        const GroupOptions& options = {});
   Group(Group&&) = default;

@@ -12,6 +12,7 @@
 #include "chorale/base/comm_error.h"
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
+#include "chorale/base/forks.h"
 #include "chorale/comm/call_builder.h"
 #include "chorale/comm/mpi/mpi_engine.h"
 #include "chorale/comm/net/net_engine.h"
@@ -19,6 +20,8 @@
 #include "chorale/trace/trace.h"
 #include "chorale/transport/fabric/fabric.h"
 #include "chorale/transport/fabric/fabric_name.h"
+#include "chorale/transport/store/meeting.h"
+#include "chorale/transport/store/rendezvous.h"
 
 namespace chorale::comm {
 namespace {
@@ -26,16 +29,6 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr uint64_t kMagic = 0x43484f52414c4531;
-
-std::chrono::milliseconds default_timeout() {
-  const auto text = config::env("CHORALE_TIMEOUT");
-  if (!text) return 30min;
-  char* end = nullptr;
-  const double seconds = std::strtod(text->c_str(), &end);
-  CHORALE_CHECK(*end == 0 && seconds > 0 && seconds < 1e9, "[group] CHORALE_TIMEOUT is '", *text,
-                "'; it takes a number of seconds, such as 1800");
-  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3));
-}
 
 bool default_checksum() {
   const std::string text = config::env("CHORALE_CHECKSUM").value_or("0");
@@ -54,7 +47,7 @@ std::shared_ptr<transport::Chaos> chaos_of(const GroupOptions& options, int rank
 }
 
 // What a rank tells the others when a group is made: its identity, the segment if it is the one that makes it for its
-// host, and a number by which the group is known if it is the first of all.
+// host, and a random number: the segment's token, and that by which the group is known if it is the first of all.
 struct Introduction {
   ShmIdentity identity;
   shm::SharedFile segment;
@@ -62,12 +55,38 @@ struct Introduction {
 };
 static_assert(std::is_trivially_copyable_v<Introduction>);
 
-std::shared_ptr<shm::Segment> make_segment(int size) {
+std::shared_ptr<shm::Segment> make_segment(int size, uint64_t token) {
   auto segment = shm::Segment::create(shm::GroupSegment::bytes_for(size));
   auto& header = shm::GroupSegment(segment, size).header();
   header.magic = kMagic;
   header.size = static_cast<uint32_t>(size);
+  header.token = token;
   return segment;
+}
+
+// Takes this rank's place in the segment. Throws CommError when another process has it.
+void claim_place(const shm::GroupSegment& segment, const Membership& membership) {
+  shm::RankControl& own = segment.control(membership.rank);
+  const shm::ProcessId& process = shm::this_process();
+  int64_t holder = 0;
+  if (!own.pid.compare_exchange_strong(holder, process.pid))
+    throw CommError(concat("[new_group] process ", holder, " is ", who_is_this(membership), " already"),
+                    {membership.own_global(), membership.own_global(), "new_group", -1});
+  own.start_time.store(process.start_time);
+}
+// When all have come.
+void check_places(const ShmGroup& group, const std::vector<ShmIdentity>& identities) {
+  for (int peer = 0; peer < group.size; ++peer) {
+    const shm::RankControl& control = group.segment.control(peer);
+    const shm::ProcessId found{control.pid.load(), control.start_time.load()};
+    const shm::ProcessId& expected = identities[static_cast<size_t>(peer)].process;
+    if (found == expected) continue;
+    const std::string text =
+        concat("process ", found.pid, " attached as rank ", group.global(peer), ", which is process ", expected.pid);
+    group.segment.record_failure({group.rank, group.global(peer), text});
+    throw CommError(concat("[new_group] ", who_is_this(group.membership), ": ", text),
+                    {group.global(group.rank), group.global(peer), "new_group", -1});
+  }
 }
 
 // The group is there when all have attached: nobody can leave it before somebody else has come.
@@ -117,17 +136,21 @@ uint64_t new_id() {
   return uint64_t{random()} << 32 | random();
 }
 
+// `maker` made the segment.
 std::shared_ptr<ShmEngine> join_host(std::shared_ptr<RankContext> context, const Membership& membership,
-                                     const shm::SharedFile& file, const std::vector<ShmIdentity>& identities,
+                                     const Introduction& maker, const std::vector<ShmIdentity>& identities,
                                      Deadline deadline, bool inner) {
   const int size = membership.size();
   std::shared_ptr<ShmEngine> engine;
   try {
-    shm::GroupSegment segment(shm::Segment::attach(file, shm::GroupSegment::bytes_for(size)), size);
-    if (segment.header().magic != kMagic || segment.header().size != static_cast<uint32_t>(size))
+    shm::GroupSegment segment(shm::Segment::attach(maker.segment, shm::GroupSegment::bytes_for(size)), size);
+    const shm::GroupHeader& header = segment.header();
+    if (header.magic != kMagic || header.size != static_cast<uint32_t>(size) || header.token != maker.id)
       throw CommError(concat("[new_group] the segment of group ", membership.name, " is not one of ours"));
+    claim_place(segment, membership);
     engine = std::make_shared<ShmEngine>(std::move(context), membership, segment, identities, inner);
   } catch (const CommError& error) {
+    if (error.failure().peer >= 0) throw;
     // The process of a peer is not there any more: say whose. The first member made the segment.
     size_t gone = 0;
     while (gone + 1 < identities.size() && shm::is_running(identities[gone].process)) ++gone;
@@ -136,6 +159,7 @@ std::shared_ptr<ShmEngine> join_host(std::shared_ptr<RankContext> context, const
                     {membership.own_global(), culprit, "new_group", -1});
   }
   wait_for_everybody(engine->group(), deadline);
+  check_places(engine->group(), identities);
   return engine;
 }
 
@@ -151,9 +175,15 @@ std::vector<ShmIdentity> neighbours_of(const std::vector<ShmIdentity>& identitie
   return neighbours;
 }
 
-// `file` is the segment of the members on this host, `id` the first member's number.
+// What this process has made is not its forked child's to end.
+std::shared_ptr<GroupState> owned_here(std::shared_ptr<GroupState> state) {
+  state->engine = kept_by_children(std::move(state->engine));
+  return kept_by_children(std::move(state));
+}
+
+// `maker` made the segment of the members on this host, `id` is the first member's number.
 std::shared_ptr<GroupState> join(std::shared_ptr<RankContext> context, const Membership& membership,
-                                 const shm::SharedFile& file, uint64_t id, const std::vector<ShmIdentity>& identities,
+                                 const Introduction& maker, uint64_t id, const std::vector<ShmIdentity>& identities,
                                  std::chrono::milliseconds timeout, Deadline deadline) {
   auto state = std::make_shared<GroupState>();
   state->context = context;
@@ -161,8 +191,8 @@ std::shared_ptr<GroupState> join(std::shared_ptr<RankContext> context, const Mem
   state->identities = identities;
   NetLayout layout(hosts_of(identities), membership.rank);
   if (layout.host_count() == 1) {
-    state->engine = join_host(std::move(context), membership, file, identities, deadline, false);
-    return state;
+    state->engine = join_host(std::move(context), membership, maker, identities, deadline, false);
+    return owned_here(std::move(state));
   }
   const std::vector<ShmIdentity> neighbours = neighbours_of(identities, layout);
   Membership here{concat(membership.name, " on this host"), layout.index, {}};
@@ -172,9 +202,9 @@ std::shared_ptr<GroupState> join(std::shared_ptr<RankContext> context, const Mem
   std::vector<ShmIdentity> threads = neighbours;
   threads.insert(threads.end(), neighbours.begin(), neighbours.end());
   inner->core_each = has_core_each(threads);
-  auto local = join_host(std::move(inner), here, file, neighbours, deadline, true);
+  auto local = join_host(std::move(inner), here, maker, neighbours, deadline, true);
   state->engine = std::make_shared<NetEngine>(std::move(context), membership, std::move(layout), id, std::move(local));
-  return state;
+  return owned_here(std::move(state));
 }
 
 // A group of an engine that needs nothing else.
@@ -184,10 +214,10 @@ std::shared_ptr<GroupState> state_of(std::shared_ptr<Engine> engine, std::chrono
   state->timeout = timeout;
   state->identities.resize(static_cast<size_t>(engine->membership().size()));
   state->engine = std::move(engine);
-  return state;
+  return owned_here(std::move(state));
 }
 
-// The value of a key, one per rank.
+// The value of a key, one per rank. The name is of a meeting that is complete.
 std::vector<std::string> exchange(transport::Store& store, const std::string& name, int rank, int size,
                                   std::string_view own, Deadline deadline) {
   store.set(concat(name, "/", rank), std::string(own), deadline);
@@ -215,20 +245,20 @@ Introduction read_introduction(const std::string& text, int from, int rank, std:
 }
 
 // Connects ranks of several hosts: tells the others where this one can be reached, and which segment it made for its
-// host. Fills in `context.net` and, in `own`, the host's segment and the number of the group. Returns the segment if
-// this rank made it: it must be kept until the neighbours have attached.
+// host. Fills in `context.net`, the number of the group, and what the maker of the host's segment told. Returns the
+// segment if this rank made it: it must be kept until the neighbours have attached.
 std::shared_ptr<shm::Segment> connect_hosts(transport::Store& store, const std::string& name,
                                             const std::vector<ShmIdentity>& identities, int rank,
                                             const transport::FabricName& kind, const NetOptions& options,
-                                            Deadline deadline, RankContext& context, Introduction& own) {
+                                            Deadline deadline, RankContext& context, Introduction own,
+                                            Introduction& maker, uint64_t& id) {
   const int size = static_cast<int>(identities.size());
   const NetLayout layout(hosts_of(identities), rank);
   std::shared_ptr<shm::Segment> segment;
   if (layout.is_leader()) {
-    segment = make_segment(layout.local_size());
+    segment = make_segment(layout.local_size(), own.id);
     own.segment = segment->file();
   }
-  own.id = new_id();
   transport::FabricOptions fabric;
   fabric.rank = rank;
   fabric.checksum = context.checksum;
@@ -241,8 +271,8 @@ std::shared_ptr<shm::Segment> connect_hosts(transport::Store& store, const std::
   for (int r = 0; r < size; ++r) {
     std::string reach;
     const Introduction peer = read_introduction(all[static_cast<size_t>(r)], r, rank, &reach);
-    if (r == 0) own.id = peer.id;
-    if (r == layout.neighbours()[0]) own.segment = peer.segment;
+    if (r == 0) id = peer.id;
+    if (r == layout.neighbours()[0]) maker = peer;
     const size_t end = std::min(reach.find('\n'), reach.size());
     addresses.push_back({identities[static_cast<size_t>(r)].host, reach.substr(0, end),
                          end < reach.size() ? reach.substr(end + 1) : std::string()});
@@ -287,7 +317,7 @@ std::shared_ptr<GroupState> connect_group(transport::Store& store, const std::st
   CHORALE_CHECK(options.members.empty() || (options.members.size() == static_cast<size_t>(size) &&
                                             std::is_sorted(options.members.begin(), options.members.end())),
                 "[group] members must be ", size, " ascending ranks, or none");
-  const auto timeout = options.timeout.value_or(default_timeout());
+  const auto timeout = options.timeout.value_or(transport::default_timeout());
   const Deadline deadline = within(timeout);
   const transport::FabricName fabric = transport::choose_fabric(options.fabric);
   auto context = std::make_shared<RankContext>();
@@ -298,31 +328,35 @@ std::shared_ptr<GroupState> connect_group(transport::Store& store, const std::st
                   "[group] MPI moves its own bytes: there are no checksums and no faults on purpose over it");
     return state_of(MpiEngine::connect(name, rank, size, deadline), timeout);
   }
-  Introduction own{own_identity(*context), {}};
+  Introduction own{own_identity(*context), {}, new_id()};
   if (options.net.host) own.identity.host = *options.net.host;
   std::shared_ptr<shm::Segment> segment;
   if (rank == 0) {
-    segment = make_segment(size);
+    segment = make_segment(size, own.id);
     own.segment = segment->file();
   }
-  const std::string key = concat("group/", name);
+  const transport::MeetingPlan plan{concat("group/", name), concat("the store, for group ", name), rank, size};
+  const transport::Meeting meeting = transport::meet(store, plan, bytes_of(own), deadline);
+  Introduction maker;
   std::vector<ShmIdentity> identities;
-  for (const std::string& text : exchange(store, key, rank, size, bytes_of(own), deadline)) {
+  for (const std::string& text : meeting.told) {
     const Introduction peer = read_introduction(text, static_cast<int>(identities.size()), rank);
-    if (identities.empty()) own.segment = peer.segment;
+    if (identities.empty()) maker = peer;
     identities.push_back(peer.identity);
   }
+  uint64_t id = maker.id;
   const NetLayout layout(hosts_of(identities), rank);
   context->core_each = has_core_each(neighbours_of(identities, layout));
   if (layout.host_count() > 1) {
-    segment = connect_hosts(store, concat(key, "/net"), identities, rank, fabric, options.net, deadline, *context, own);
+    segment = connect_hosts(store, transport::meeting_key(plan, meeting, "net"), identities, rank, fabric, options.net,
+                            deadline, *context, own, maker, id);
   }
   Membership membership{name, rank, std::vector<int>(static_cast<size_t>(size))};
   std::iota(membership.members.begin(), membership.members.end(), 0);
   if (!options.members.empty() && layout.host_count() == 1) membership.members = options.members;
   context->groups_made = 1;
   trace::set_rank(membership.own_global());
-  return join(std::move(context), membership, own.segment, own.id, identities, timeout, deadline);
+  return join(std::move(context), membership, maker, id, identities, timeout, deadline);
 }
 
 // All groups of the lists in one exchange: the first member of each makes its segment and tells where it is.
@@ -353,7 +387,7 @@ MadeGroups make_groups(const std::shared_ptr<GroupState>& state, const std::vect
   }
   std::shared_ptr<shm::Segment> segment;
   if (!neighbours.empty() && neighbours.front() == own_global) {
-    segment = make_segment(static_cast<int>(neighbours.size()));
+    segment = make_segment(static_cast<int>(neighbours.size()), own.id);
     own.segment = segment->file();
   }
   std::vector<Introduction> all(static_cast<size_t>(parent.size()));
@@ -379,8 +413,8 @@ MadeGroups make_groups(const std::shared_ptr<GroupState>& state, const std::vect
     result.state = state_of(std::move(engine), options.timeout.value_or(state->timeout));
     return result;
   }
-  result.state = join(state->context, membership, told_by(neighbours.front()).segment, told_by(list.front()).id,
-                      identities, options.timeout.value_or(state->timeout), within(state->timeout));
+  result.state = join(state->context, membership, told_by(neighbours.front()), told_by(list.front()).id, identities,
+                      options.timeout.value_or(state->timeout), within(state->timeout));
   return result;
 }
 

@@ -2,11 +2,7 @@
 // elsewhere it takes the core from the computing it should hide behind.
 #pragma once
 
-#include <atomic>
-#include <condition_variable>
 #include <memory>
-#include <mutex>
-#include <thread>
 
 #include "chorale/comm/engine.h"
 
@@ -15,23 +11,13 @@ namespace chorale::comm {
 class ProgressThread {
  public:
   explicit ProgressThread(std::shared_ptr<Engine> engine);
-  ~ProgressThread();
-  ProgressThread(const ProgressThread&) = delete;
-  ProgressThread& operator=(const ProgressThread&) = delete;
 
   // Something was started. The thread works until all of it is done, and sleeps then.
   void wake();
 
  private:
-  void run();
-  void move_until_idle();
-
-  const std::shared_ptr<Engine> engine_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool awake_ = false;
-  std::atomic<bool> ending_{false};
-  std::thread thread_;  // last, so that it starts when the rest is there
+  class Mover;
+  std::shared_ptr<Mover> mover_;  // a forked child has no such thread, and leaves it as it is
 };
 
 }  // namespace chorale::comm

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "chorale/base/forks.h"
 #include "chorale/comm/algorithm/table.h"
 #include "chorale/device/allocator.h"
 #include "chorale/transport/fabric/chaos.h"
@@ -35,6 +36,9 @@ class RankContext {
 
   // What connects this rank with those on other hosts; null when there are none.
   std::shared_ptr<NetHub> net;
+
+  // Threads, connections and shared memory are of the process that made them.
+  const ForkMark made;
 
   // Memory that peers can map, for data that lies elsewhere.
   CachingAllocator& scratch();

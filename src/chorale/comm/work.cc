@@ -3,10 +3,20 @@
 #include <algorithm>
 
 #include "chorale/base/error.h"
+#include "chorale/comm/failure.h"
 
 namespace chorale::comm {
 
+namespace {
+// Of a call that was started before the fork.
+void check_own(const std::shared_ptr<Engine>& engine) {
+  if (engine && engine->context().made.is_foreign()) [[unlikely]]
+    raise_in_child("wait", engine->membership(), engine->context());
+}
+}  // namespace
+
 void Work::synchronize(Deadline deadline) const {
+  check_own(engine_);
   for (const auto& operation : operations_) comm::wait(*engine_, *operation, deadline);
 }
 
@@ -17,6 +27,7 @@ void Work::wait(Stream& stream) const {
 }
 
 bool Work::is_completed() const {
+  check_own(engine_);
   bool done = true;
   for (const auto& operation : operations_) done = comm::poll(*engine_, *operation) && done;
   return done;

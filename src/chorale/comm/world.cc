@@ -10,14 +10,15 @@ namespace chorale::comm {
 void World::init(std::shared_ptr<transport::Store> store, int rank, int size, const GroupOptions& options) {
   CHORALE_CHECK_STATE(!is_initialized(), "[world] the default group exists already; destroy it first");
   CHORALE_CHECK(store, "[world] a store is needed to meet the other ranks");
-  group_ = Group::connect(*store, generation_ == 0 ? "world" : concat("world.", generation_), rank, size, options);
-  ++generation_;
+  group_ = Group::connect(*store, "world", rank, size, options);
   store_ = std::move(store);
 }
 
 void World::init(std::string_view url, const transport::RendezvousOptions& where, const GroupOptions& options) {
   CHORALE_CHECK_STATE(!is_initialized(), "[world] the default group exists already; destroy it first");
-  const transport::RendezvousResult found = transport::rendezvous(url, where);
+  transport::RendezvousOptions patient = where;
+  if (!patient.timeout) patient.timeout = options.timeout;
+  const transport::RendezvousResult found = transport::rendezvous(url, patient);
   GroupOptions reachable = options;
   if (!reachable.net.secret) reachable.net.secret = found.secret;
   if (reachable.net.address.empty()) reachable.net.address = found.address;
@@ -32,6 +33,7 @@ Group& World::group() {
 void World::destroy() {
   CHORALE_CHECK_STATE(is_initialized(), "[world] there is no default group to destroy");
   group_.destroy();
+  store_.reset();
 }
 
 transport::Store& World::store() {

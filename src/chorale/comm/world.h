@@ -26,15 +26,16 @@ class World {
   bool is_initialized() const { return group_.is_member(); }
   // The default group; StateError before init() and after destroy().
   Group& group();
-  // Leaves the default group; init() may follow. Groups made from it live on.
+  // Leaves the default group and its store; init() may follow, with the same store or URL too, and as often as one
+  // likes. Groups made from it live on.
   void destroy();
 
+  // StateError before init() and after destroy().
   transport::Store& store();
 
  private:
   std::shared_ptr<transport::Store> store_;
   Group group_;
-  int generation_ = 0;
 };
 
 // The canonical, lower-case name of a way to move data ("shm", "tls", "ucx", "mpi", "nccl"), from any case. Throws

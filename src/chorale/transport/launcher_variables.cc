@@ -97,7 +97,14 @@ LauncherVariables find_launcher_variables() {
       if (const auto job = config::env("OMPI_MCA_ess_base_jobid")) found.job = "openmpi-" + *job;
     }
   }
+  found.run = found.job;
+  if (taken == &kTorchrun) found.run = config::env("TORCHELASTIC_RUN_ID").value_or("");
   return found;
+}
+
+int restart_count() {
+  if (!config::env("CHORALE_STORE") && !config::env("TORCHELASTIC_RUN_ID")) return 0;
+  return integer_in("TORCHELASTIC_RESTART_COUNT").value_or(0);
 }
 
 }  // namespace chorale::transport

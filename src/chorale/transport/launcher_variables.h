@@ -16,6 +16,8 @@ struct LauncherVariables {
   std::optional<std::string> store;
   // A name for this job that all its ranks know, where the launcher gives one; empty otherwise.
   std::string job;
+  // Of the launcher's run, the same for all its ranks and no others; empty: not known.
+  std::string run;
 };
 
 // Looks for, in this order:
@@ -29,5 +31,10 @@ struct LauncherVariables {
 // Two of them that disagree about rank or size are an InvalidArgument that shows both, except where one is known to
 // have started the other: `chorale run` and torchrun inside of anything, and Open MPI or PMI inside a Slurm job.
 LauncherVariables find_launcher_variables();
+
+// How often the launcher that started this process has started the job again: TORCHELASTIC_RESTART_COUNT, which counts
+// only beside the launcher's other variables (CHORALE_STORE or TORCHELASTIC_RUN_ID); one that was left in a shell does
+// not.
+int restart_count();
 
 }  // namespace chorale::transport

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "chorale/base/comm_error.h"
+#include "chorale/base/descriptors.h"
 #include "chorale/base/error.h"
 #include "chorale/base/log.h"
 
@@ -81,7 +82,7 @@ std::vector<Address> resolve(const Endpoint& endpoint, std::string& problem) {
 }
 
 int new_socket(int family) {
-  const int made = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  const int made = above_standard(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (made < 0) throw CommError(concat("[socket] cannot make a socket: ", std::strerror(errno)));
   return made;
 }
@@ -211,6 +212,7 @@ void Socket::receive(std::span<char> bytes, Deadline deadline) {
 
 Socket listen_at(const Endpoint& endpoint) {
   std::string problem;
+  bool in_use = false;
   for (const Address& address : resolve(endpoint, problem)) {
     CHORALE_CHECK(!is_wildcard(address), "[socket] ", endpoint.text(),
                   " would listen on every interface; name one address, or an interface with CHORALE_IFACE");
@@ -219,9 +221,12 @@ Socket listen_at(const Endpoint& endpoint) {
     if (bind(listener.descriptor(), address.get(), address.size) == 0 && listen(listener.descriptor(), 1024) == 0) {
       return listener;
     }
+    in_use = in_use || errno == EADDRINUSE;
     problem = std::strerror(errno);
   }
-  throw CommError(concat("[socket] cannot listen at ", endpoint.text(), ": ", problem));
+  const std::string text = concat("[socket] cannot listen at ", endpoint.text(), ": ", problem);
+  if (in_use) throw AddressInUse(text);
+  throw CommError(text);
 }
 
 Endpoint endpoint_of(const Socket& listener) {
@@ -233,7 +238,8 @@ Endpoint endpoint_of(const Socket& listener) {
 Socket accept_at(const Socket& listener) {
   while (true) {
     Address address;
-    const int made = accept4(listener.descriptor(), address.get(), &address.size, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    const int made =
+        above_standard(accept4(listener.descriptor(), address.get(), &address.size, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (made < 0) {
       if (errno == EAGAIN) return {};
       if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) continue;  // that one has left
@@ -253,15 +259,16 @@ Socket connect_to(const Endpoint& endpoint, Deadline deadline, const std::functi
   CHORALE_CHECK(endpoint.is_unix() || endpoint.port != 0, "[socket] ", endpoint.text(),
                 ": port 0 cannot be connected to");
   const auto start = Deadline::Clock::now();
-  auto next_note = 5s;
+  Deadline::Clock::duration next_note = 4s;
   std::chrono::milliseconds pause = 5ms;
   while (true) {
     std::string problem;
     for (const Address& address : resolve(endpoint, problem)) {
       Socket made(new_socket(address.family()), endpoint.text());
       if (prepare) prepare(made.descriptor());
-      // A packet that is dropped on the way must not use up the whole time.
-      const int error = connect_once(made.descriptor(), address, deadline.earlier(within(10s)));
+      // A packet that is dropped on the way must not use up the whole time, nor keep us from saying so.
+      const Deadline attempt = deadline.earlier(within(10s)).earlier(Deadline(start + next_note));
+      const int error = connect_once(made.descriptor(), address, attempt);
       if (error == 0) {
         if (address.family() == AF_UNIX && !same_user(made.descriptor())) {
           throw CommError(concat("[socket] ", endpoint.text(), " is held by another user; choose another port"));

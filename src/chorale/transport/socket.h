@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "chorale/base/comm_error.h"
 #include "chorale/base/deadline.h"
 
 namespace chorale::transport {
@@ -53,7 +54,12 @@ class Socket {
   std::string peer_;
 };
 
-// Port 0 takes a free one. A wildcard address is refused: a server of ours listens at one place, which its user named.
+class AddressInUse : public CommError {
+ public:
+  using CommError::CommError;
+};
+// Port 0 takes a free one; AddressInUse when somebody listens there already. A wildcard address is refused: a server of
+// ours listens at one place, which its user named.
 Socket listen_at(const Endpoint& endpoint);
 // Where it listens, with the port that it got.
 Endpoint endpoint_of(const Socket& listener);

@@ -1,13 +1,26 @@
 #include "chorale/transport/fabric/control_channel.h"
 
+#include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
+#include "chorale/base/log.h"
 
 namespace chorale::transport {
 namespace {
+
+using namespace std::chrono_literals;
+
+// A server that goes, or one that is flooded by strangers, may close a connection in the middle of the handshake; the
+// next attempt then finds another. A server that has seen the proof and closes does not believe it, most likely: that
+// does not get better.
+constexpr auto kHandshakeTime = 4s, kFirstWord = 4s;
+constexpr auto kRetryPause = 20ms;
+constexpr int kMostRefusals = 3;
 
 std::string receive_bytes(Socket& socket, size_t bytes, Deadline deadline) {
   std::string text(bytes, '\0');
@@ -39,17 +52,31 @@ ControlChannel::ControlChannel(Socket socket, SessionMacs macs, size_t max_messa
 ControlChannel ControlChannel::connect(const Endpoint& endpoint, const std::optional<Secret>& secret,
                                        std::string_view purpose, size_t max_message_bytes, Deadline deadline) {
   check_secret(endpoint, secret);
-  Socket socket = connect_to(endpoint, deadline);
-  try {
-    ClientHandshake handshake(secret, purpose);
-    socket.send(handshake.hello(), deadline);
-    socket.send(handshake.answer(receive_bytes(socket, kChallengeBytes, deadline)), deadline);
-    const SessionMacs macs = handshake.finish(receive_bytes(socket, kProofBytes, deadline));
-    return {std::move(socket), macs, max_message_bytes};
-  } catch (const CommError& error) {
-    throw CommError(concat(error.what(), "; the handshake with ", endpoint.text(),
-                           " failed: is it a server of this job, and has this rank the same secret "
-                           "(CHORALE_SECRET_FILE)?"));
+  const auto start = Deadline::Clock::now();
+  Deadline::Clock::duration next_word = kFirstWord;
+  for (int refusals = 0;;) {
+    Socket socket = connect_to(endpoint, deadline);
+    std::string problem;
+    try {
+      ClientHandshake handshake(secret, purpose);
+      const Deadline limit = deadline.earlier(within(kHandshakeTime));
+      socket.send(handshake.hello(), limit);
+      const std::string proof = handshake.answer(receive_bytes(socket, kChallengeBytes, limit));
+      ++refusals;  // unless it is accepted
+      socket.send(proof, limit);
+      const SessionMacs macs = handshake.finish(receive_bytes(socket, kProofBytes, limit));
+      return {std::move(socket), macs, max_message_bytes};
+    } catch (const CommError& error) {
+      problem = concat(error.what(), "; the handshake with ", endpoint.text(),
+                       " failed: is it a server of this job, and has this rank the same secret "
+                       "(CHORALE_SECRET_FILE)?");
+    }
+    if (deadline.passed() || refusals == kMostRefusals) throw CommError(problem);
+    if (Deadline::Clock::now() - start >= next_word) {
+      log_info(concat(problem, " Tries again."));
+      next_word *= 4;
+    }
+    std::this_thread::sleep_for(std::min<Deadline::Clock::duration>(kRetryPause, deadline.left()));
   }
 }
 

@@ -1,10 +1,13 @@
 // Strangers that were not let in, in the log.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "chorale/base/error.h"
 #include "chorale/base/log.h"
@@ -28,5 +31,17 @@ class Refusals {
   const std::string where_;
   uint64_t count_ = 0;
 };
+
+// Which of these strangers (the oldest first; "ADDRESS:PORT") has to make room for another: the oldest of those who
+// come from where most come from. So whoever holds many connections loses his own, not those of a rank.
+inline size_t stranger_to_drop(const std::vector<std::string>& peers) {
+  std::map<std::string, size_t> count;
+  const auto address = [](const std::string& peer) { return peer.substr(0, peer.rfind(':')); };
+  size_t most = 0;
+  for (const std::string& peer : peers) most = std::max(most, ++count[address(peer)]);
+  size_t index = 0;
+  while (count[address(peers[index])] < most) ++index;
+  return index;
+}
 
 }  // namespace chorale::transport

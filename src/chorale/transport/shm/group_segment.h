@@ -169,6 +169,9 @@ struct RankControl {
   alignas(kCacheLineBytes) std::atomic<uint32_t> doorbell{0};
   std::atomic<uint32_t> sleeping{0};  // threads of this rank
   std::atomic<RankState> state{RankState::kAbsent};
+  // The process that has attached as this rank: the one that introduced itself, or the group is not what it seems.
+  std::atomic<int64_t> pid{0};
+  std::atomic<uint64_t> start_time{0};
   OuterCall outer;
   LastException exception;
   CallSlot slots[2];
@@ -219,6 +222,7 @@ struct GroupHeader {
   uint64_t magic = 0;
   uint32_t size = 0;
   std::atomic<uint32_t> attached{0};
+  uint64_t token = 0;  // of this group and no other; whoever may attach was told
   alignas(kCacheLineBytes) std::atomic<uint32_t> sleepers{0};
   // The first failure; ranks that come later report it too.
   alignas(kCacheLineBytes) std::atomic<FailureState> failure{FailureState::kNone};

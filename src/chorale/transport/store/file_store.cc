@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "chorale/base/comm_error.h"
+#include "chorale/base/descriptors.h"
 #include "chorale/base/error.h"
 
 namespace chorale::transport {
@@ -49,7 +50,7 @@ std::string trouble(const std::string& path, std::string_view what) {
 }
 
 int open_log(const std::string& path) {
-  const int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  const int file = above_standard(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   CHORALE_CHECK(file >= 0, trouble(path, "cannot open"));
   struct stat state {};
   const bool known = fstat(file, &state) == 0;
@@ -87,8 +88,6 @@ FileStore::FileStore(std::string path) : path_(std::move(path)), file_(open_log(
 
 FileStore::~FileStore() { close(file_); }
 
-void FileStore::remove_file() { unlink(path_.c_str()); }
-
 void FileStore::lock(std::string_view call, int kind, Deadline deadline) {
   Backoff backoff;
   while (flock(file_, kind | LOCK_NB) != 0) {
@@ -114,7 +113,7 @@ auto FileStore::locked(std::string_view call, int kind, Deadline deadline, const
 void FileStore::replay() {
   struct stat state {};
   if (fstat(file_, &state) != 0) throw CommError(trouble(path_, "cannot look at it"));
-  if (state.st_nlink == 0) throw CommError(concat("[store] file ", path_, " was removed while it was in use"));
+  if (state.st_nlink == 0) throw StoreLost(concat("[store] file ", path_, " was removed while it was in use"));
   if (end_ == 0 && state.st_size > 0) {
     std::array<char, kHeader.size()> header{};
     CHORALE_CHECK(
@@ -202,6 +201,13 @@ std::string FileStore::compare_set(std::string_view key, std::string_view expect
 
 bool FileStore::remove(std::string_view key, Deadline deadline) {
   return change_entry("remove", key, deadline, [&](StoreTable& entry) { return entry.remove(key); });
+}
+
+bool FileStore::remove_file_if(std::string_view key, std::string_view value, Deadline deadline) {
+  return locked("remove the file", LOCK_EX, deadline, [&] {
+    const std::string* found = table_.find(key);
+    return found && *found == value && unlink(path_.c_str()) == 0;
+  });
 }
 
 // Until `done` says so, with the keys that are missing otherwise.

@@ -10,7 +10,7 @@
 namespace chorale::transport {
 
 // The file is made when it does not exist, readable by its owner only; one that belongs to another user is refused. It
-// stays when the store goes, so a second job needs another path unless remove_file() was called. A writer that dies in
+// stays when the store goes, unless remove_file_if() was called. A writer that dies in
 // the middle of a change leaves the store as it was before.
 class FileStore final : public Store {
  public:
@@ -30,8 +30,9 @@ class FileStore final : public Store {
   std::vector<std::string> keys(std::string_view prefix, Deadline deadline) override;
   int64_t count(Deadline deadline) override;
 
-  // For the last rank that leaves.
-  void remove_file();
+  // For the last rank that leaves: removes the file if this is the entry's value. Any other rank that has it open gets
+  // a StoreLost from then on.
+  bool remove_file_if(std::string_view key, std::string_view value, Deadline deadline);
 
  private:
   template <class Body>

@@ -31,9 +31,11 @@ TEST_F(FileStoreTest, WhatWasSetOutlivesTheStore) {
   { FileStore(path_).set("a", "x", within(5s)); }
   FileStore later(path_);
   EXPECT_EQ(later.get("a", within(5s)), "x");
-  later.remove_file();
+  EXPECT_FALSE(later.remove_file_if("a", "another value", within(5s)));
+  EXPECT_TRUE(std::filesystem::exists(path_));
+  EXPECT_TRUE(later.remove_file_if("a", "x", within(5s)));
   EXPECT_FALSE(std::filesystem::exists(path_));
-  EXPECT_THROW(later.set("b", "y", within(5s)), CommError);  // the others would not see it
+  EXPECT_THROW(later.set("b", "y", within(5s)), StoreLost);  // the others would not see it
 }
 
 TEST_F(FileStoreTest, OthersCannotReadIt) {

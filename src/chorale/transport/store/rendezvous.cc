@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -14,12 +15,15 @@
 #include "chorale/base/comm_error.h"
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
+#include "chorale/base/forks.h"
+#include "chorale/base/log.h"
 #include "chorale/base/shared_object.h"
 #include "chorale/transport/host_identity.h"
 #include "chorale/transport/interface.h"
 #include "chorale/transport/launcher_variables.h"
 #include "chorale/transport/mpi/mpi.h"
 #include "chorale/transport/store/file_store.h"
+#include "chorale/transport/store/meeting.h"
 #include "chorale/transport/store/prefix_store.h"
 #include "chorale/transport/store/store_server.h"
 #include "chorale/transport/store/tcp_store.h"
@@ -73,119 +77,122 @@ int required(const char* name, const char* variable, std::optional<int> option, 
   return *option;
 }
 
-// Every rank introduces itself; what does not fit together is found here rather than in the first collective.
-void introduce(Store& store, int rank, int world_size, Deadline deadline) {
-  const std::string size = std::to_string(world_size);
-  const std::string agreed = store.compare_set("rendezvous/world_size", "", size, deadline);
-  CHORALE_CHECK(agreed == size, "[rendezvous] this rank (", rank, ") expects a world of ", size,
-                " ranks, another one of ", agreed);
-  const std::string me =
-      concat("process ", getpid(), " on ", host_name(), ", ", Deadline::Clock::now().time_since_epoch().count());
-  const std::string who = store.compare_set(concat("rendezvous/rank/", rank), "", me, deadline);
-  CHORALE_CHECK(who == me, "[rendezvous] rank ", rank, " is there already (", who.substr(0, who.rfind(',')),
-                "); is a job still running, or a file left from one that was killed?");
-}
-
+// A server of this process, and its own client.
 struct HostedStore {
   HostedStore(const Endpoint& place, const std::optional<Secret>& secret, Deadline deadline)
       : server(place, secret), client(std::in_place, server.endpoint(), secret, deadline) {}
+  // Whoever is still connected has to read how a meeting ended that failed.
   ~HostedStore() {
     client.reset();
-    server.wait_for_clients_to_leave(within(5s));
+    if (!all_have_left) server.wait_for_clients_to_leave(within(5s));
   }
   HostedStore(const HostedStore&) = delete;
   HostedStore& operator=(const HostedStore&) = delete;
 
   StoreServer server;
   std::optional<TcpStore> client;
+  bool all_have_left = false;
 };
 
-std::shared_ptr<Store> socket_store(const Endpoint& place, const RendezvousResult& job, Deadline deadline) {
+// Where the ranks meet.
+struct Place {
   std::shared_ptr<Store> store;
-  if (job.rank == 0) {
-    const auto hosted =
-        std::make_shared<HostedStore>(place.is_unix() ? place : listening_place(place), job.secret, deadline);
-    store = std::shared_ptr<Store>(hosted, &*hosted->client);
-  } else {
-    store = std::make_shared<TcpStore>(place, job.secret, deadline);
-  }
-  introduce(*store, job.rank, job.world_size, deadline);
-  return store;
-}
-
-Endpoint unix_place(std::string_view job) { return Endpoint::unix_socket(concat("chorale-", geteuid(), "-", job)); }
-
-// Where the ranks meet, and what the last of them does when it has dropped its store.
-struct Meeting {
-  std::shared_ptr<Store> store;
-  std::string store_host;
-  std::function<void()> when_all_have_left = [] {};
+  std::string where;       // for messages
+  std::string store_host;  // empty: this one
+  std::string run = {};    // of the launcher
+  // What this rank does when it drops its store; `left` says how many of the meeting have done so.
+  std::function<void(const Meeting& meeting, const std::function<int64_t()>& left)> leave =
+      [](const Meeting&, const std::function<int64_t()>&) {};
 };
 
 // How many have left.
 constexpr const char* kLeft = "rendezvous/left";
 
-std::shared_ptr<Store> noticed_when_dropped(const Meeting& meeting, int world_size) {
-  return {meeting.store.get(), [meeting, world_size](Store* store) {
+// The entries of the meeting. They are of the process that met the others: a forked child of it leaves nothing, and
+// lets connections and threads alone, which are its parent's.
+std::shared_ptr<Store> store_of(const Place& place, const Meeting& meeting) {
+  struct Stay {
+    Place place;
+    Meeting meeting;
+    PrefixStore view;
+    ForkMark made;
+  };
+  auto* stay = new Stay{place, meeting, PrefixStore(concat("rendezvous/", meeting.token), place.store), {}};
+  return {&stay->view, [stay](Store*) {
+            if (stay->made.is_foreign()) return;
             try {
-              if (store->add(kLeft, 1, within(5s)) == world_size) meeting.when_all_have_left();
+              stay->view.add(kLeft, 1, within(5s));
+              stay->place.leave(stay->meeting, [&] { return stay->view.add(kLeft, 0, within(5s)); });
             } catch (const Error&) {  // at the end of a job others may be gone: no reason to fail
             }
+            delete stay;
           }};
 }
 
+Place hosted_place(const Endpoint& place, const RendezvousResult& job, Deadline deadline) {
+  const auto hosted = std::make_shared<HostedStore>(place, job.secret, deadline);
+  Place found{std::shared_ptr<Store>(hosted, &*hosted->client), hosted->server.endpoint().text(), place.host};
+  // Rank 0 leaves last: it would take the store from under the others. Whoever connects again meanwhile, for the next
+  // meeting, is not waited for.
+  found.leave = [hosted, size = job.world_size](const Meeting&, const auto& left) {
+    const Deadline patience = within(5s);
+    while (left() < size && hosted->server.clients() > 1 && !patience.passed()) std::this_thread::sleep_for(2ms);
+    hosted->all_have_left = true;
+  };
+  return found;
+}
+
+// Rank 0 hosts the store, unless there is one already: a process that rank 0 has started, with the same environment,
+// meets the others at its parent's.
+Place socket_place(const Endpoint& place, const RendezvousResult& job, Deadline deadline) {
+  try {
+    if (job.rank == 0) return hosted_place(place.is_unix() ? place : listening_place(place), job, deadline);
+  } catch (const AddressInUse& problem) {
+    log_info(concat("[rendezvous] rank 0 meets the others at the store that is there: ", problem.what()));
+  }
+  return {std::make_shared<TcpStore>(place, job.secret, deadline), place.text(), place.host};
+}
+
+Endpoint unix_place(std::string_view job) { return Endpoint::unix_socket(concat("chorale-", geteuid(), "-", job)); }
+
 // TCP with a secret, a Unix socket without.
-Meeting meet_over_tcp(const Endpoint& place, const RendezvousResult& job, Deadline deadline) {
+Place tcp_place(const Endpoint& place, const RendezvousResult& job, Deadline deadline) {
   CHORALE_CHECK(job.secret || is_local_host(place.host), "[rendezvous] the store is on another host, ", place.text(),
                 ", and the job has no secret: set CHORALE_SECRET_FILE to a file with the same secret on every node");
-  return {socket_store(job.secret ? place : unix_place(std::to_string(place.port)), job, deadline), place.host};
+  Place found = socket_place(job.secret ? place : unix_place(std::to_string(place.port)), job, deadline);
+  found.store_host = place.host;
+  return found;
 }
 
-Meeting meet_in_file(const std::string& path, const RendezvousResult& job, Deadline deadline) {
+Place file_place(const std::string& path, const RendezvousResult& job) {
   CHORALE_CHECK(path.starts_with('/'), "[rendezvous] file:// needs an absolute path, file:///PATH, not '", path, "'");
   const auto file = std::make_shared<FileStore>(path);
-  introduce(*file, job.rank, job.world_size, deadline);
-  return {file, "", [file] { file->remove_file(); }};
-}
-
-// The launcher's store outlives starts of the job, and worlds that a program makes and drops: each has entries of its
-// own. The next world begins when all ranks have left the one before; whoever does not fit into one that is being left
-// waits for it.
-Meeting meet_at_launcher(const Endpoint& place, const RendezvousResult& job, Deadline deadline) {
-  const auto start = std::make_shared<PrefixStore>("start " + config::env("TORCHELASTIC_RESTART_COUNT").value_or("0"),
-                                                   std::make_shared<TcpStore>(place, job.secret, deadline));
-  while (true) {
-    const int64_t number = start->add("worlds before", 0, deadline);
-    const auto world = std::make_shared<PrefixStore>(concat("world ", number), start);
-    try {
-      introduce(*world, job.rank, job.world_size, deadline);
-      return {world, place.host, [start] { start->add("worlds before", 1, within(5s)); }};
-    } catch (const InvalidArgument&) {
-      if (deadline.passed() || !world->contains(kLeft, deadline)) throw;
-    }
-    std::this_thread::sleep_for(5ms);
-  }
+  Place found{file, "file " + path, ""};
+  // The last one removes it, unless there is a later meeting in it.
+  found.leave = [file, size = job.world_size](const Meeting& meeting, const auto& left) {
+    if (left() == size) file->remove_file_if(meeting.record_key, meeting.record, within(5s));
+  };
+  return found;
 }
 
 // Under mpirun on several hosts, without a secret and without a place: rank 0 makes both, and MPI tells the others. The
 // secret is then as safe as MPI's network is.
-Meeting meet_by_mpi(RendezvousResult& job, Deadline deadline) {
+Place place_by_mpi(RendezvousResult& job, Deadline deadline) {
   struct Invitation {
     char secret[32];
     char place[96];  // empty: rank 0 could not host the store
   } invitation{};
-  std::shared_ptr<HostedStore> hosted;
+  Place found;
   std::exception_ptr trouble;
   if (job.rank == 0) {
     try {
       job.secret = Secret::generate();
-      hosted = std::make_shared<HostedStore>(Endpoint::tcp(own_address(""), 0), job.secret, deadline);
-      const std::string place = hosted->server.endpoint().text();
+      found = hosted_place(Endpoint::tcp(own_address(""), 0), job, deadline);
       CHORALE_INVARIANT(
-          job.secret->bytes().size() == sizeof(invitation.secret) && place.size() < sizeof(invitation.place),
-          "an invitation to ", place, " is too long");
+          job.secret->bytes().size() == sizeof(invitation.secret) && found.where.size() < sizeof(invitation.place),
+          "an invitation to ", found.where, " is too long");
       job.secret->bytes().copy(invitation.secret, sizeof(invitation.secret));
-      place.copy(invitation.place, sizeof(invitation.place));
+      found.where.copy(invitation.place, sizeof(invitation.place));
     } catch (const std::exception&) {
       trouble = std::current_exception();
     }
@@ -200,27 +207,30 @@ Meeting meet_by_mpi(RendezvousResult& job, Deadline deadline) {
   if (trouble) std::rethrow_exception(trouble);
   const std::string place(invitation.place, strnlen(invitation.place, sizeof(invitation.place)));
   if (place.empty()) throw CommError("[rendezvous] rank 0 could not host the store; it says why");
-  Meeting meeting{nullptr, Endpoint::parse(place).host};
-  if (job.rank == 0) {
-    meeting.store = std::shared_ptr<Store>(hosted, &*hosted->client);
-  } else {
+  if (job.rank != 0) {
     job.secret = Secret::from_bytes({invitation.secret, sizeof(invitation.secret)});
-    meeting.store = std::make_shared<TcpStore>(Endpoint::parse(place), job.secret, deadline);
+    const Endpoint endpoint = Endpoint::parse(place);
+    found = {std::make_shared<TcpStore>(endpoint, job.secret, deadline), place, endpoint.host};
   }
   explicit_bzero(&invitation, sizeof(invitation));
-  introduce(*meeting.store, job.rank, job.world_size, deadline);
-  return meeting;
+  return found;
 }
 
-Meeting meet_by_variables(const LauncherVariables& found, RendezvousResult& job, Deadline deadline) {
-  if (found.store) return meet_at_launcher(Endpoint::parse(*found.store), job, deadline);
+// The launcher's store outlives starts of the job: each has entries of its own.
+Place launcher_place(const Endpoint& place, const RendezvousResult& job, Deadline deadline) {
+  return {std::make_shared<PrefixStore>(concat("start ", restart_count()),
+                                        std::make_shared<TcpStore>(place, job.secret, deadline)),
+          place.text(), place.host};
+}
+
+Place place_by_variables(const LauncherVariables& found, RendezvousResult& job, Deadline deadline) {
+  if (found.store) return launcher_place(Endpoint::parse(*found.store), job, deadline);
   const bool one_host = found.local_size == job.world_size;
   if (!job.secret && !one_host && !found.master_addr && Mpi::started_by_mpi() &&
       shared_object_availability(kMpiObject).yes)
-    return meet_by_mpi(job, deadline);
-  if (!job.secret && one_host && !found.job.empty() && !config::env("MASTER_ADDR")) {
-    return {socket_store(unix_place(found.job), job, deadline), ""};
-  }
+    return place_by_mpi(job, deadline);
+  if (!job.secret && one_host && !found.job.empty() && !config::env("MASTER_ADDR"))
+    return socket_place(unix_place(found.job), job, deadline);
   CHORALE_CHECK(found.master_addr, "[rendezvous] MASTER_ADDR is not set: the host of rank 0");
   CHORALE_CHECK(found.master_port, "[rendezvous] MASTER_PORT is not set: a free port on the host of rank 0");
   CHORALE_CHECK(job.secret || !found.local_size || one_host, "[rendezvous] ", found.local_size.value_or(0), " of ",
@@ -230,25 +240,35 @@ Meeting meet_by_variables(const LauncherVariables& found, RendezvousResult& job,
   auto port = *found.master_port;
   // torchrun's own agent listens at MASTER_PORT.
   if (config::env("TORCHELASTIC_USE_AGENT_STORE") == "True") ++port;
-  return meet_over_tcp(Endpoint::tcp(*found.master_addr, port), job, deadline);
+  return tcp_place(Endpoint::tcp(*found.master_addr, port), job, deadline);
 }
 
-void find_neighbours(RendezvousResult& result, Deadline deadline) {
-  const std::string mine = host_identity();
-  result.store->set(concat("rendezvous/host/", result.rank), mine, deadline);
-  result.local_rank = 0;
-  result.local_size = 0;
-  for (int other = 0; other < result.world_size; ++other) {
-    if (result.store->get(concat("rendezvous/host/", other), deadline) != mine) continue;
-    if (other < result.rank) ++result.local_rank;
-    ++result.local_size;
+Place place_of(const Url& url, const LauncherVariables& found, RendezvousResult& job, Deadline deadline) {
+  if (url.scheme == "env") {
+    CHORALE_CHECK(url.place.empty(), "[rendezvous] env:// takes no place, but has '", url.place, "'");
+    Place place = place_by_variables(found, job, deadline);
+    place.run = found.run;
+    return place;
   }
+  if (url.scheme == "tcp") return tcp_place(Endpoint::parse(url.place), job, deadline);
+  CHORALE_CHECK(url.scheme == "file", "[rendezvous] expected env://, tcp:// or file://, not '", url.scheme, "://'");
+  return file_place(url.place, job);
 }
 
 }  // namespace
 
+std::chrono::milliseconds default_timeout() {
+  const auto text = config::env("CHORALE_TIMEOUT");
+  if (!text) return 30min;
+  char* end = nullptr;
+  const double seconds = std::strtod(text->c_str(), &end);
+  CHORALE_CHECK(*end == 0 && seconds > 0 && seconds < 1e9, "[group] CHORALE_TIMEOUT is '", *text,
+                "'; it takes a number of seconds, such as 1800");
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3));
+}
+
 RendezvousResult rendezvous(std::string_view text, const RendezvousOptions& options) {
-  const Deadline deadline = within(options.timeout);
+  const Deadline deadline = within(options.timeout.value_or(default_timeout()));
   const Url url = parse_url(text);
   const bool rank_is_given = options.rank || url.query.contains("rank");
   const bool size_is_given = options.world_size || url.query.contains("world_size");
@@ -263,20 +283,21 @@ RendezvousResult rendezvous(std::string_view text, const RendezvousOptions& opti
                 result.rank, " of ", result.world_size, ": a rank counts from 0 to world_size - 1");
   result.secret = options.secret ? options.secret : Secret::from_environment();
 
+  const std::string host = host_identity();
+  Place place;
   Meeting meeting;
-  if (url.scheme == "env") {
-    CHORALE_CHECK(url.place.empty(), "[rendezvous] env:// takes no place, but has '", url.place, "'");
-    meeting = meet_by_variables(found, result, deadline);
-  } else if (url.scheme == "tcp") {
-    meeting = meet_over_tcp(Endpoint::parse(url.place), result, deadline);
-  } else if (url.scheme == "file") {
-    meeting = meet_in_file(url.place, result, deadline);
-  } else {
-    throw InvalidArgument(concat("[rendezvous] expected env://, tcp:// or file://, not '", url.scheme, "://'"));
+  // A store that goes before all have met was that of an earlier meeting: there will be another in its place.
+  while (meeting.token.empty()) {
+    try {
+      place = place_of(url, found, result, deadline);
+      meeting =
+          meet(*place.store, {"rendezvous", place.where, result.rank, result.world_size, place.run}, host, deadline);
+    } catch (const StoreLost&) {
+      if (deadline.passed()) throw;
+      std::this_thread::sleep_for(5ms);
+    }
   }
-
-  // Only ranks that were accepted count among those that leave.
-  result.store = noticed_when_dropped(meeting, result.world_size);
+  result.store = store_of(place, meeting);
   if (!rank_is_given && found.local_rank && found.local_size) {
     result.local_rank = *found.local_rank;
     result.local_size = *found.local_size;
@@ -285,9 +306,11 @@ RendezvousResult rendezvous(std::string_view text, const RendezvousOptions& opti
         "[rendezvous] local rank ", result.local_rank, " of ", result.local_size, " in a world of ", result.world_size,
         " cannot be");
   } else {
-    find_neighbours(result, deadline);
+    const auto& hosts = meeting.told;
+    result.local_rank = static_cast<int>(std::count(hosts.begin(), hosts.begin() + result.rank, host));
+    result.local_size = static_cast<int>(std::count(hosts.begin(), hosts.end(), host));
   }
-  result.address = result.local_size == result.world_size ? "127.0.0.1" : own_address(meeting.store_host);
+  result.address = result.local_size == result.world_size ? "127.0.0.1" : own_address(place.store_host);
   return result;
 }
 

@@ -17,9 +17,11 @@ struct RendezvousOptions {
   std::optional<int> rank = {}, world_size = {};
   // Of the job; otherwise from the environment (transport/security/secret.h).
   std::optional<Secret> secret = {};
-  // For the others to appear.
-  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  // For the others to appear. The default is default_timeout().
+  std::optional<std::chrono::milliseconds> timeout = {};
 };
+// CHORALE_TIMEOUT in seconds, else 30 minutes.
+std::chrono::milliseconds default_timeout();
 
 struct RendezvousResult {
   int rank = 0;
@@ -36,10 +38,11 @@ struct RendezvousResult {
 //   env://                 rank, size and the store's place from variables: torchrun's RANK, WORLD_SIZE, MASTER_ADDR
 //   and
 //                          MASTER_PORT, or those of another launcher (transport/launcher_variables.h). A missing one is
-//                          an InvalidArgument that names it. Under `chorale run` the launcher hosts the store; when all
-//                          ranks have dropped theirs, the next rendezvous begins with an empty one.
+//                          an InvalidArgument that names it. Under `chorale run` the launcher hosts the store.
 //   tcp://HOST:PORT        rank 0 hosts the store there
 //   file:///PATH           a file that all reach; it is removed when the last rank drops its store
+// Returns when all ranks are there. They may meet at the same place again and again, and a process that has a rank's
+// environment may join a second world beside the first: each meeting has entries of its own (Note [Meetings]).
 // The last two take rank and size from the options, from `?rank=0&world_size=2`, or from a launcher's variables.
 //
 // Under mpirun on several hosts, without a secret and without MASTER_ADDR, rank 0 makes a secret and a store, and MPI
@@ -47,7 +50,7 @@ struct RendezvousResult {
 //
 // Otherwise, without a secret the job must be on one host, and its store is a Unix socket for this user only, named
 // after the port. Rank 0 drops its store last: when it goes it waits a few seconds for the others to leave. Ranks that
-// do not fit together (two sizes, one rank twice) get an InvalidArgument that names them.
+// do not fit together (two sizes, one rank twice, two runs of a launcher) get an InvalidArgument that names them.
 RendezvousResult rendezvous(std::string_view url = "env://", const RendezvousOptions& options = {});
 
 }  // namespace chorale::transport

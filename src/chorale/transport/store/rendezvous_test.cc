@@ -10,12 +10,15 @@
 #include <thread>
 
 #include "chorale/base/comm_error.h"
+#include "chorale/base/config.h"
 #include "chorale/base/error.h"
 #include "chorale/testing/message_test_util.h"
 #include "chorale/transport/environment_test_util.h"
 #include "chorale/transport/socket.h"
+#include "chorale/transport/store/file_store.h"
 #include "chorale/transport/store/store_kinds_test_util.h"
 #include "chorale/transport/store/store_server.h"
+#include "chorale/transport/store/tcp_store.h"
 
 namespace chorale::transport {
 namespace {
@@ -60,7 +63,7 @@ class RendezvousTest : public testing::Test {
   static uint16_t free_port() { return endpoint_of(listen_at(Endpoint::tcp("127.0.0.1", 0))).port; }
 
   std::string error_of(const std::string& url, const RendezvousOptions& options = {}) {
-    return message_of([&] { rendezvous(url, options); });
+    return message_of<Error>([&] { rendezvous(url, options); });
   }
 
   ScratchEnvironment environment_;
@@ -109,34 +112,60 @@ TEST_F(RendezvousTest, EnvGoesToTheStoreOfTheLauncherWithEntriesOfItsOwnForEachS
   const StoreServer server(Endpoint::tcp("127.0.0.1", 0), secret_);
   environment_.set("CHORALE_STORE", server.endpoint().text());
   for (const auto& [name, value] : std::map<std::string, std::string>{
-           {"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "2"}}) {
+           {"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}}) {
     environment_.set(name, value);
   }
+  std::vector<RendezvousResult> starts;
   for (const char* start : {"0", "1"}) {
     environment_.set("TORCHELASTIC_RESTART_COUNT", start);
-    const auto result = rendezvous("env://", {.secret = secret_, .timeout = 5s});
-    EXPECT_EQ(result.local_size, 2);
-    EXPECT_EQ(result.store->add("n", 1, within(5s)), 1);
+    starts.push_back(rendezvous("env://", {.secret = secret_, .timeout = 5s}));
+    EXPECT_EQ(starts.back().local_size, 1);
+    EXPECT_EQ(starts.back().store->add("n", 1, within(5s)), 1);
   }
 }
 
-TEST_F(RendezvousTest, ANewWorldBeginsWhenAllHaveLeftTheOneBefore) {
+// Twenty times in a row, at whatever is slowest: one rank is always ahead of the other.
+TEST_F(RendezvousTest, RanksMeetAgainAndAgain) {
   const StoreServer server(Endpoint::tcp("127.0.0.1", 0), secret_);
-  environment_.set("CHORALE_STORE", server.endpoint().text());
-  const auto join = [&](int rank, int size) {
-    return rendezvous("env://", {.rank = rank, .world_size = size, .secret = secret_, .timeout = 20s});
+  environment_.set("MASTER_ADDR", "127.0.0.1");
+  environment_.set("MASTER_PORT", std::to_string(free_port()));
+  struct Case {
+    std::string url;
+    std::optional<Secret> secret;
+    std::string store = {};
   };
-  std::thread slow([&] {
-    { const auto first = join(1, 2); }
-    const auto second = join(0, 1);  // alone, under another number
-    EXPECT_EQ(second.store->add("n", 1, within(5s)), 1);
-  });
-  {
-    const auto first = join(0, 2);
-    EXPECT_EQ(first.store->add("n", 1, within(5s)), 1);
-    std::this_thread::sleep_for(50ms);  // the other one must wait for us
+  for (const Case& at :
+       {Case{"file://" + folder_.path("meet"), std::nullopt}, Case{concat("tcp://127.0.0.1:", free_port()), secret_},
+        Case{concat("tcp://127.0.0.1:", free_port()), std::nullopt}, Case{"env://", secret_},
+        Case{"env://", std::nullopt}, Case{"env://", secret_, server.endpoint().text()}}) {
+    SCOPED_TRACE(concat(at.url, at.secret ? " with a secret" : "", " ", at.store));
+    environment_.set("CHORALE_STORE", at.store);
+    std::vector<std::thread> ranks;
+    for (int rank = 0; rank < 2; ++rank) {
+      ranks.emplace_back([&, rank] {
+        for (int round = 0; round < 20; ++round) {
+          const auto mine = rendezvous(at.url, {.rank = rank, .world_size = 2, .secret = at.secret, .timeout = 20s});
+          mine.store->set(concat("of ", rank), concat(rank, " in ", round), within(20s));
+          EXPECT_EQ(mine.store->get(concat("of ", 1 - rank), within(20s)), concat(1 - rank, " in ", round));
+          if (rank == round % 2) std::this_thread::sleep_for(5ms);  // the other one has left and comes again
+        }
+      });
+    }
+    for (auto& rank : ranks) rank.join();
   }
-  slow.join();
+  EXPECT_FALSE(std::filesystem::exists(folder_.path("meet")));
+}
+
+// As a process does that ranks have started, and that has their environment: everybody has two worlds at the same time.
+TEST_F(RendezvousTest, ASecondWorldBesideTheFirstMeetsAtItsStore) {
+  const std::string url = concat("tcp://127.0.0.1:", free_port());
+  auto first = meet(url, 2, secret_);
+  auto second = meet(url, 2, secret_);
+  first[0].store->set("of the first", "", within(5s));
+  EXPECT_TRUE(first[1].store->contains("of the first", within(5s)));
+  EXPECT_FALSE(second[1].store->contains("of the first", within(5s)));
+  leave(second);
+  leave(first);
 }
 
 TEST_F(RendezvousTest, EachMissingVariableIsNamed) {
@@ -194,12 +223,31 @@ TEST_F(RendezvousTest, AnotherHostNeedsASecret) {
 
 TEST_F(RendezvousTest, OneRankTwiceOrTwoSizesAreNoticed) {
   const std::string url = "file://" + folder_.path("meet");
-  // It waits for rank 0 in vain, and has introduced itself by then.
-  EXPECT_THROW(rendezvous(url, {.rank = 1, .world_size = 2, .timeout = 100ms}), CommError);
+  std::thread waiting([&] {
+    EXPECT_THROW(rendezvous(url, {.rank = 1, .world_size = 2, .timeout = 3s}), CommError);  // nobody comes
+  });
+  while (FileStore(folder_.path("meet")).count(within(5s)) < 3) std::this_thread::sleep_for(1ms);  // it has its seat
   EXPECT_THAT(error_of(url, {.rank = 1, .world_size = 2}),
               AllOf(HasSubstr("rank 1 is there already"), HasSubstr(concat("process ", getpid()))));
   EXPECT_THAT(error_of(url, {.rank = 0, .world_size = 3}),
               AllOf(HasSubstr("world of 3"), HasSubstr("another one of 2")));
+  waiting.join();
+}
+
+TEST_F(RendezvousTest, RanksOfTwoRunsDoNotMix) {
+  environment_.set("MASTER_ADDR", "127.0.0.1");
+  environment_.set("MASTER_PORT", std::to_string(free_port()));
+  environment_.set("RANK", "0");
+  environment_.set("WORLD_SIZE", "2");
+  environment_.set("TORCHELASTIC_RUN_ID", "monday");
+  std::thread waiting([&] {
+    EXPECT_THROW(rendezvous("env://", {.timeout = 3s}), CommError);  // nobody of its run comes
+  });
+  const Endpoint place = Endpoint::unix_socket(concat("chorale-", geteuid(), "-", *config::env("MASTER_PORT")));
+  while (TcpStore(place, std::nullopt, within(5s)).count(within(5s)) < 3) std::this_thread::sleep_for(1ms);
+  environment_.set("TORCHELASTIC_RUN_ID", "tuesday");
+  EXPECT_THAT(error_of("env://", {.rank = 1, .timeout = 5s}), AllOf(HasSubstr("'monday'"), HasSubstr("'tuesday'")));
+  waiting.join();
 }
 
 // What a rank of tests/run_test.py and tests/nodes_test.py does: only a launcher can run it.

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "chorale/base/comm_error.h"
 #include "chorale/base/deadline.h"
 
 namespace chorale::transport {
@@ -18,8 +19,14 @@ namespace chorale::transport {
 inline constexpr size_t kMaxStoreKeyBytes = 4096;
 inline constexpr size_t kMaxStoreValueBytes = size_t{16} << 20;
 
+// The store is not there any more: its server has gone, or its file was removed. There may be a new one at its place.
+class StoreLost : public CommError {
+ public:
+  using CommError::CommError;
+};
+
 // Thread-safe. Keys are text, values are bytes held in a string. A call that cannot finish before its deadline throws
-// CommError naming the keys it waited for; a lost server is a CommError that names its address. Keys or values beyond
+// CommError naming the keys it waited for; a lost server is a StoreLost that names its address. Keys or values beyond
 // the bounds are InvalidArgument, and nothing is stored.
 class Store {
  public:

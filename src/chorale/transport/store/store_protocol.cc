@@ -49,6 +49,7 @@ bool has_its_words(const StoreRequest& request) {
   const size_t count = request.words.size();
   switch (request.call) {
     case StoreCall::kSet:
+    case StoreCall::kWill:
       return count == 2;
     case StoreCall::kCompareSet:
       return count == 3;
@@ -59,6 +60,7 @@ bool has_its_words(const StoreRequest& request) {
     case StoreCall::kKeys:
       return count == 1;
     case StoreCall::kCount:
+    case StoreCall::kWho:
       return count == 0;
     case StoreCall::kWait:
       return true;

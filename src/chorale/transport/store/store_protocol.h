@@ -17,15 +17,16 @@ inline constexpr std::string_view kStorePurpose = "store";
 inline constexpr size_t kMaxStoreMessageBytes = 2 * kMaxStoreValueBytes + kMaxStoreKeyBytes + 64;
 
 // One request at a time on a connection, each answered by one reply.
-enum class StoreCall : uint8_t { kSet, kGet, kWait, kContains, kAdd, kCompareSet, kRemove, kKeys, kCount };
+enum class StoreCall : uint8_t { kSet, kGet, kWait, kContains, kAdd, kCompareSet, kRemove, kKeys, kCount, kWill, kWho };
 enum class StoreStatus : uint8_t {
   kOk,
   kInvalid,  // words: what is wrong with the request
   kTimeout,  // words: the keys that are still missing
 };
 
-// words: the key or the keys, then the values. number: what to add; for kGet and kWait how many milliseconds to wait at
-// most, negative for ever.
+// kWho: a word that tells this server from all others. kWill: the server sets the key to the value when this connection
+// ends, however it ends. words: the key or the keys, then the values. number: what to add; for kGet and kWait how many
+// milliseconds to wait at most, negative for ever.
 struct StoreRequest {
   StoreCall call;
   int64_t number = 0;

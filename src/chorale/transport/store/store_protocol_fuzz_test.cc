@@ -11,6 +11,8 @@ std::vector<std::string> messages() {
           encode(StoreRequest{StoreCall::kWait, -1, {"a", "", "c"}}),
           encode(StoreRequest{StoreCall::kCompareSet, 7, {"a", "b", "c"}}),
           encode(StoreRequest{StoreCall::kCount, 0, {}}),
+          encode(StoreRequest{StoreCall::kWill, 0, {"a", "b"}}),
+          encode(StoreRequest{StoreCall::kWho, 0, {}}),
           encode(StoreReply{}),
           encode(StoreReply{StoreStatus::kTimeout, 1, {"a", "b"}})};
 }

@@ -17,6 +17,8 @@ std::vector<StoreRequest> one_of_each() {
       {StoreCall::kRemove, 0, {"key"}},
       {StoreCall::kKeys, 0, {""}},
       {StoreCall::kCount, 0, {}},
+      {StoreCall::kWill, 0, {"key", "value"}},
+      {StoreCall::kWho, 0, {}},
   };
 }
 

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "chorale/base/comm_error.h"
+#include "chorale/base/descriptors.h"
 #include "chorale/base/error.h"
 #include "chorale/base/log.h"
 #include "chorale/transport/fabric/control_channel.h"
@@ -64,8 +65,10 @@ class StoreServer::Impl {
   void stop_waiting(const Session& session);
   void key_appeared(const std::string& key);
   StoreReply run_call(const StoreRequest& request);
+  void carry_out(const std::vector<std::string>& will);
 
   const std::optional<Secret> secret_;
+  const Digest id_ = random_bytes();
   const Limits limits_;
   StoreTable table_;
   std::map<std::string, std::vector<SessionPtr>, std::less<>> waiting_;  // by the key each waits for at the moment
@@ -142,13 +145,16 @@ class StoreServer::Impl::Session : public std::enable_shared_from_this<Session> 
     asio::error_code ignored;
     socket_.close(ignored);
     timer_.cancel();
+    server_.carry_out(std::exchange(will, {}));
   }
 
   bool closed() const { return closed_; }
+  const std::string& peer() const { return peer_; }
   bool proved() const { return macs_.has_value(); }
   const std::optional<StoreRequest>& request() const { return request_; }
 
-  std::string waits_for;  // a key, while the request waits; the server sets it
+  std::string waits_for;          // a key, while the request waits; the server sets it
+  std::vector<std::string> will;  // empty, or what is set when this connection ends
 
  private:
   void read_request() {
@@ -219,7 +225,13 @@ void StoreServer::Impl::accept_next() {
   acceptor_.async_wait(asio::posix::descriptor_base::wait_read, [this](const asio::error_code& error) {
     if (error) return;
     try {
-      while (Socket socket = accept_at(listener_)) welcome(std::move(socket));
+      // A flood of strangers does not keep those who are in from being served.
+      constexpr int kAtOnce = 32;
+      for (int i = 0; i < kAtOnce; ++i) {
+        Socket socket = accept_at(listener_);
+        if (!socket) break;
+        welcome(std::move(socket));
+      }
       accept_next();
     } catch (const CommError& problem) {  // no descriptors or no memory: later there may be
       log_warning(concat("[store] ", problem.what()));
@@ -235,8 +247,11 @@ void StoreServer::Impl::welcome(Socket socket) {
     return !live || live->closed() || live->proved();
   });
   if (strangers_.size() >= limits_.strangers) {
-    strangers_.front().lock()->close("more strangers came");
-    strangers_.pop_front();
+    std::vector<std::string> peers;
+    for (const auto& other : strangers_) peers.push_back(other.lock()->peer());
+    const auto dropped = std::next(strangers_.begin(), static_cast<ptrdiff_t>(stranger_to_drop(peers)));
+    dropped->lock()->close("more strangers came");
+    strangers_.erase(dropped);
   }
   const auto session = std::make_shared<Session>(*this, std::move(socket));
   strangers_.push_back(session);
@@ -251,7 +266,9 @@ void StoreServer::Impl::serve(const SessionPtr& session) {
       const std::vector<std::string> missing = table_.missing(request.words);
       if (!missing.empty()) return wait_for(missing.front(), session);
     }
-    session->reply(run_call(request));
+    const StoreReply reply = run_call(request);
+    if (request.call == StoreCall::kWill) session->will = request.words;
+    session->reply(reply);
   } catch (const InvalidArgument& problem) {
     session->reply({StoreStatus::kInvalid, 0, {problem.what()}});
   }
@@ -313,13 +330,27 @@ StoreReply StoreServer::Impl::run_call(const StoreRequest& request) {
     case StoreCall::kCount:
       reply.number = table_.count();
       break;
+    case StoreCall::kWho:
+      reply.words.emplace_back(view(id_));
+      break;
+    case StoreCall::kWill:
+      check_store_key(words[0]);
+      check_store_value(words[0], words[1]);
+      break;  // the session keeps it
   }
   return reply;
+}
+
+void StoreServer::Impl::carry_out(const std::vector<std::string>& will) {
+  if (will.empty()) return;
+  table_.set(will[0], will[1]);
+  key_appeared(will[0]);
 }
 
 StoreServer::StoreServer(const Endpoint& endpoint, std::optional<Secret> secret, Limits limits) {
   CHORALE_CHECK(secret || endpoint.is_unix(), "[store] a server at ", endpoint.text(),
                 " needs the job's secret: set CHORALE_SECRET_FILE on every node, or start the ranks with chorale run");
+  const StandardDescriptorsHeld held;  // Asio's own descriptors are not ours to move
   impl_ = std::make_unique<Impl>(endpoint, std::move(secret), limits);
 }
 
@@ -327,8 +358,10 @@ StoreServer::~StoreServer() = default;
 
 const Endpoint& StoreServer::endpoint() const { return impl_->endpoint(); }
 
+int StoreServer::clients() const { return impl_->clients(); }
+
 void StoreServer::wait_for_clients_to_leave(Deadline deadline) const {
-  while (impl_->clients() > 0 && !deadline.passed()) std::this_thread::sleep_for(2ms);
+  while (clients() > 0 && !deadline.passed()) std::this_thread::sleep_for(2ms);
 }
 
 }  // namespace chorale::transport

@@ -16,9 +16,10 @@ namespace chorale::transport {
 class StoreServer {
  public:
   struct Limits {
-    std::chrono::milliseconds handshake = std::chrono::seconds(10);  // from the connection to the proof
-    std::chrono::milliseconds reply = std::chrono::seconds(30);      // to take a reply that was asked for
-    size_t strangers = 1024;  // connections that have not proved themselves; then the oldest is dropped
+    std::chrono::milliseconds handshake = std::chrono::seconds(5);  // from the connection to the proof
+    std::chrono::milliseconds reply = std::chrono::seconds(30);     // to take a reply that was asked for
+    // Connections that have not proved themselves; then one is dropped (stranger_to_drop), and a rank tries again.
+    size_t strangers = 256;
   };
 
   // Without a secret only at a Unix socket. Port 0 takes a free one.
@@ -30,6 +31,8 @@ class StoreServer {
   StoreServer& operator=(const StoreServer&) = delete;
 
   const Endpoint& endpoint() const;
+  // How many are connected and have proved themselves.
+  int clients() const;
   // Returns when none is connected, at the deadline at the latest: a rank that leaves first would otherwise take the
   // store from under the others.
   void wait_for_clients_to_leave(Deadline deadline) const;

@@ -5,12 +5,15 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <atomic>
 #include <chrono>
+#include <list>
 #include <thread>
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
 #include "chorale/transport/fabric/control_channel.h"
+#include "chorale/transport/security/refusals.h"
 #include "chorale/transport/store/store_kinds_test_util.h"
 #include "chorale/transport/store/store_protocol.h"
 #include "chorale/transport/store/tcp_store.h"
@@ -285,6 +288,60 @@ TEST(StoreServer, ListensOnlyWhereItIsTold) {
 TEST(StoreServer, WithoutASecretThereIsNoTcp) {
   EXPECT_THROW(StoreServer(Endpoint::tcp("127.0.0.1", 0), std::nullopt), InvalidArgument);
   EXPECT_THROW(TcpStore(Endpoint::tcp("127.0.0.1", 1), std::nullopt, soon()), InvalidArgument);
+}
+
+// Whoever opens connections faster than the server drops them pushes ranks out in the middle of their handshake.
+TEST_F(StoreServerTest, RanksGetInThroughAFloodOfStrangers) {
+  std::atomic<bool> ending = false;
+  std::atomic<int> opened = 0;
+  testing::internal::CaptureStderr();
+  std::thread flood([&] {
+    std::list<Socket> held;
+    while (!ending) {
+      held.push_back(stranger());
+      ++opened;
+      if (held.size() > 1200) held.pop_front();
+    }
+  });
+  while (opened < 1100) std::this_thread::sleep_for(1ms);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 8; ++rank) {
+    ranks.emplace_back([&, rank] {
+      for (int i = 0; i < 5; ++i) client().set(concat(rank, "/", i), "x", soon());
+    });
+  }
+  for (auto& rank : ranks) rank.join();
+  ending = true;
+  flood.join();
+  testing::internal::GetCapturedStderr();
+  EXPECT_EQ(client().count(soon()), 40);
+}
+
+TEST_F(StoreServerTest, AnotherServerAtTheSamePlaceIsAnotherStore) {
+  auto first = std::make_unique<StoreServer>(Endpoint::tcp("127.0.0.1", 0), secret_);
+  const Endpoint place = first->endpoint();
+  TcpStore store(place, secret_, soon());
+  store.set("a", "b", soon());
+  first.reset();
+  const StoreServer second(place, secret_);
+  for (int i = 0; i < 3; ++i) EXPECT_THROW(store.contains("a", soon()), StoreLost);
+  EXPECT_FALSE(TcpStore(place, secret_, soon()).contains("a", soon()));
+}
+
+TEST(Strangers, WhoHoldsMostLosesTheOldest) {
+  EXPECT_EQ(stranger_to_drop({"10.0.0.1:5", "10.0.0.2:5", "10.0.0.2:6"}), 1u);
+  EXPECT_EQ(stranger_to_drop({"10.0.0.1:5", "10.0.0.2:5"}), 0u);
+  EXPECT_EQ(stranger_to_drop({"[fe80::1]:5", "[fe80::2]:7", "[fe80::1]:6", "[fe80::2]:9", "[fe80::2]:1"}), 1u);
+}
+
+TEST_F(StoreServerTest, WhatIsWantedAtTheEndOfAConnectionIsSetThen) {
+  TcpStore other = client();
+  {
+    const StoreWill will(server_.endpoint(), secret_, "gone", "for good", soon());
+    EXPECT_FALSE(other.contains("gone", soon()));
+  }
+  EXPECT_EQ(other.get("gone", soon()), "for good");
+  EXPECT_THROW(StoreWill(server_.endpoint(), secret_, "", "x", soon()), InvalidArgument);
 }
 
 }  // namespace

@@ -37,6 +37,15 @@ std::string checked_value(std::string_view key, std::string_view value) {
 
 }  // namespace
 
+StoreWill::StoreWill(const Endpoint& server, const std::optional<Secret>& secret, const std::string& key,
+                     const std::string& value, Deadline deadline)
+    : channel_(ControlChannel::connect(server, secret, kStorePurpose, kMaxStoreMessageBytes, deadline)) {
+  channel_.send(encode(StoreRequest{StoreCall::kWill, 0, {checked(key), checked_value(key, value)}}), deadline);
+  const auto reply = decode_reply(channel_.receive(deadline));
+  if (!reply || reply->status != StoreStatus::kOk)
+    throw CommError(concat("[store] ", server.text(), " does not take '", key, "' for the end of this connection"));
+}
+
 TcpStore::TcpStore(Endpoint server, std::optional<Secret> secret, Deadline deadline)
     : server_(std::move(server)), secret_(std::move(secret)) {
   idle_.push_back(take_channel(deadline));
@@ -51,10 +60,27 @@ ControlChannel TcpStore::take_channel(Deadline deadline) {
       return channel;
     }
   }
-  return ControlChannel::connect(server_, secret_, kStorePurpose, kMaxStoreMessageBytes, deadline);
+  ControlChannel channel = ControlChannel::connect(server_, secret_, kStorePurpose, kMaxStoreMessageBytes, deadline);
+  std::string id;
+  try {
+    channel.send(encode(StoreRequest{StoreCall::kWho, 0, {}}), deadline);
+    const auto reply = decode_reply(channel.receive(deadline));
+    if (reply && reply->words.size() == 1) id = reply->words.front();
+  } catch (const CommError& error) {
+    if (deadline.passed()) throw;
+    throw StoreLost(concat("[store] ", error.what()));
+  }
+  if (id.empty())
+    throw CommError(concat("[store] ", server_.text(), " does not say who it is; does it run another version?"));
+  const std::lock_guard lock(mutex_);
+  if (id_.empty()) id_ = id;
+  if (id_ != id) throw StoreLost(concat("[store] ", server_.text(), " is another server by now"));
+  return channel;
 }
 
 StoreReply TcpStore::call(std::string_view name, const StoreRequest& request, Deadline deadline) {
+  CHORALE_CHECK_STATE(!made_.is_foreign(), "[store] ", name, ": this connection to ", server_.text(),
+                      " belongs to the process that was forked; connect to the store anew");
   StoreReply reply;
   try {
     ControlChannel channel = take_channel(deadline);
@@ -66,8 +92,10 @@ StoreReply TcpStore::call(std::string_view name, const StoreRequest& request, De
     const std::lock_guard lock(mutex_);
     idle_.push_back(std::move(channel));
   } catch (const CommError& error) {
-    throw CommError(concat("[store] ", name, request.words.empty() ? "" : concat(" '", request.words.front(), "'"),
-                           ": ", error.what()));
+    const std::string text = concat(
+        "[store] ", name, request.words.empty() ? "" : concat(" '", request.words.front(), "'"), ": ", error.what());
+    if (deadline.passed()) throw CommError(text);
+    throw StoreLost(text);
   }
   const std::string where = "the store at " + server_.text();
   if (reply.status == StoreStatus::kTimeout) throw_store_timeout(name, where, reply.words);

@@ -5,11 +5,23 @@
 #include <optional>
 #include <vector>
 
+#include "chorale/base/forks.h"
 #include "chorale/transport/fabric/control_channel.h"
 #include "chorale/transport/store/store.h"
 #include "chorale/transport/store/store_protocol.h"
 
 namespace chorale::transport {
+
+// The server sets `key` to `value` when this object goes, or its process, or the connection: a life that others can see
+// the end of.
+class StoreWill {
+ public:
+  StoreWill(const Endpoint& server, const std::optional<Secret>& secret, const std::string& key,
+            const std::string& value, Deadline deadline);
+
+ private:
+  ControlChannel channel_;
+};
 
 // A call has a connection for itself, so that a wait of one thread holds up no other; connections are kept for later
 // calls. A call that failed in the middle (a deadline, a lost server) may or may not have been carried out.
@@ -37,6 +49,8 @@ class TcpStore final : public Store {
   const std::optional<Secret> secret_;
   std::mutex mutex_;
   std::vector<ControlChannel> idle_;
+  std::string id_;  // of the server: a later one at the same place is another store
+  const ForkMark made_;
 };
 
 }  // namespace chorale::transport

@@ -99,9 +99,16 @@ void TlsJoin::visit(int peer, int stream, int attempt, Deadline deadline) {
 void TlsJoin::welcome(Deadline deadline) {
   while (Socket socket = accept_at(listener_)) {
     if (visitors_.size() >= left_ + kMaxStrangers) {
-      const auto oldest = std::find_if(visitors_.begin(), visitors_.end(), [](const auto& v) { return v.peer < 0; });
-      refusals_.add(oldest->stream.peer(), "more strangers came");
-      visitors_.erase(oldest);
+      std::vector<std::list<Visitor>::iterator> strangers;
+      std::vector<std::string> peers;
+      for (auto visitor = visitors_.begin(); visitor != visitors_.end(); ++visitor) {
+        if (visitor->peer >= 0) continue;
+        strangers.push_back(visitor);
+        peers.push_back(visitor->stream.peer());
+      }
+      const auto dropped = strangers[stranger_to_drop(peers)];
+      refusals_.add(dropped->stream.peer(), "more strangers came");
+      visitors_.erase(dropped);
     }
     visitors_.push_back({TlsStream::server(std::move(socket), secret_, [this](const auto& id) { return expects(id); }),
                          deadline.earlier(within(kHandshakeTime))});
