@@ -20,6 +20,7 @@
 #include "chorale/transport/fabric/chaos.h"
 #include "chorale/transport/host_identity.h"
 #include "chorale/transport/interface.h"
+#include "chorale/transport/keep_alive.h"
 #include "chorale/transport/security/secret.h"
 #include "chorale/transport/store/memory_store.h"
 #include "chorale/transport/store/store_server.h"
@@ -33,6 +34,7 @@ using transport::Endpoint;
 using transport::Secret;
 
 constexpr int kCannotStart = 126, kNoProgram = 127;
+constexpr auto kLeavingTime = 1500ms;
 
 // The signals that the launcher reads from a descriptor. Threads that are made meanwhile inherit the mask, so that none
 // of them is ended by a signal that was meant for us.
@@ -40,7 +42,11 @@ class Signals {
  public:
   Signals() {
     sigemptyset(&stop_);
-    for (const int number : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&stop_, number);
+    // What was ignored at the start (nohup, trap '' INT) stays so, here and in the ranks.
+    for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+      struct sigaction now {};
+      if (sigaction(number, nullptr, &now) != 0 || now.sa_handler != SIG_IGN) sigaddset(&stop_, number);
+    }
     sigset_t all = stop_;
     sigaddset(&all, SIGCHLD);
     pthread_sigmask(SIG_BLOCK, &all, &before_);
@@ -83,13 +89,20 @@ std::string signal_name(int number) {
   return name ? concat("SIG", name) : concat("signal ", number);
 }
 
-void say(const std::string& text) { std::cerr << "chorale run: " << text << std::endl; }
+// Standard output and standard error.
+struct Outputs {
+  Output output{STDOUT_FILENO}, errors{STDERR_FILENO};
+
+  void say(const std::string& text) { errors.write(concat("chorale run: ", text, "\n")); }
+  bool are_drained() const { return output.is_drained() && errors.is_drained(); }
+  bool have_lost_a_reader() const { return output.has_lost_its_reader() || errors.has_lost_its_reader(); }
+};
 
 // One start of the ranks of this node.
 class Start {
  public:
-  Start(const LaunchOptions& options, const Signals& signals, Ranks& ranks, Nodes& nodes)
-      : options_(options), signals_(signals), ranks_(ranks), nodes_(nodes) {}
+  Start(const LaunchOptions& options, const Signals& signals, Outputs& outputs, Ranks& ranks, Nodes& nodes)
+      : options_(options), signals_(signals), outputs_(outputs), ranks_(ranks), nodes_(nodes) {}
 
   // Nothing when every rank of every node ended well.
   std::optional<Halt> run() {
@@ -101,9 +114,13 @@ class Start {
     while (!is_over()) {
       std::vector<pollfd> wanted = ranks_.streams();
       wanted.push_back({signals_.descriptor(), POLLIN, 0});
-      wanted.push_back({nodes_.wake_up(), POLLIN, 0});
+      for (const int bell : {nodes_.wake_up(), outputs_.output.wake_up(), outputs_.errors.wake_up()})
+        wanted.push_back({bell, POLLIN, 0});
       poll(wanted.data(), wanted.size(), 100);
-      if (!ranks_.forward(wanted)) interrupt(SIGPIPE);
+      outputs_.output.woken();
+      outputs_.errors.woken();
+      ranks_.forward(wanted);
+      if (outputs_.have_lost_a_reader()) interrupt(SIGPIPE);
       for (const int number : signals_.take()) {
         if (number != SIGCHLD) interrupt(number);
       }
@@ -116,6 +133,8 @@ class Start {
     return nodes_.halted();
   }
 
+  // By a signal, or for want of a reader.
+  bool was_interrupted() const { return interrupted_ != 0; }
   // The rank of this node that failed first.
   const std::optional<RankEnd>& culprit() const { return culprit_; }
   std::string others() const {
@@ -176,13 +195,17 @@ class Start {
 
   bool is_over() {
     if (ranks_.any_running() || !(nodes_.halted() || nodes_.all_finished())) return false;
-    // What is in the pipes is still shown; a process that got away may keep them open.
-    if (!drained_by_) drained_by_ = Deadline::Clock::now() + 500ms;
-    return ranks_.streams().empty() || Deadline::Clock::now() >= *drained_by_;
+    // What is in the pipes is still shown; a process that got away may keep them open. A reader that is behind is
+    // waited for, unless somebody wants an end.
+    if (!ranks_.may_print()) return true;
+    const bool waits_for_reader = !outputs_.output.has_room() || !outputs_.errors.has_room();
+    if (!drained_by_ || (waits_for_reader && interrupted_ == 0)) drained_by_ = Deadline::Clock::now() + 500ms;
+    return Deadline::Clock::now() >= *drained_by_;
   }
 
   const LaunchOptions& options_;
   const Signals& signals_;
+  Outputs& outputs_;
   Ranks& ranks_;
   Nodes& nodes_;
   std::optional<RankEnd> culprit_;
@@ -199,8 +222,8 @@ std::string flights_of(const LaunchOptions& options) {
   return options.log_dir.empty() || config::env("CHORALE_FLIGHT_DIR") ? flight_folder() : options.log_dir;
 }
 
-void say_summary(const Halt& halt, const Start& start, const Ranks& ranks, std::chrono::system_clock::time_point began,
-                 int restarts, const LaunchOptions& options) {
+std::string summary_of(const Halt& halt, const Start& start, const Ranks& ranks,
+                       std::chrono::system_clock::time_point began, int restarts, const LaunchOptions& options) {
   std::string text = halt.reason;
   if (const auto& culprit = start.culprit()) {
     const auto second = std::chrono::system_clock::to_time_t(culprit->when);
@@ -219,7 +242,7 @@ void say_summary(const Halt& halt, const Start& start, const Ranks& ranks, std::
   if (!calls.empty()) text += fmt::format("\n  records     {}{}", calls.front().file, calls.size() > 1 ? ", …" : "");
   text += fmt::format("\n  {:<11} {}", start.culprit() ? "others" : "ranks", start.others());
   if (options.max_restarts > 0) text += fmt::format("\n  restarts    {} of {}", restarts, options.max_restarts);
-  say(text);
+  return text;
 }
 
 class Launcher {
@@ -246,6 +269,8 @@ class Launcher {
     CHORALE_CHECK(!place_.is_unix() && place_.port != 0, "[launch] --rdzv must be HOST:PORT, not ", options.rendezvous);
     if (options.node_rank == 0) server_.emplace(transport::listening_place(place_), secret_);
     self_store_ = signals_.let_through([&] {
+      if (options.node_rank != 0)
+        outputs_.say(concat("node ", options.node_rank, " looks for node 0 at ", place_.text()));
       return std::make_shared<transport::TcpStore>(server_ ? server_->endpoint() : place_, secret_, within(30min));
     });
   }
@@ -253,46 +278,91 @@ class Launcher {
   ~Launcher() {
     self_store_.reset();
     if (!server_ || options_.nodes == 1) return;
-    // The other nodes still have to read how it ended, and their ranks to stop.
-    signals_.let_through([&] { server_->wait_for_clients_to_leave(within(options_.grace + 5s)); });
+    // The other nodes still have to read how it ended; they look five times a second.
+    signals_.let_through([&] { server_->wait_for_clients_to_leave(within(kLeavingTime)); });
   }
   Launcher(const Launcher&) = delete;
   Launcher& operator=(const Launcher&) = delete;
 
   int run() {
+    const int status = run_to_the_end();
+    finish_output();
+    return status == 0 && output_is_lost_ ? 1 : status;
+  }
+
+ private:
+  int run_to_the_end() {
     for (int restarts = 0;; ++restarts) {
       const std::optional<Halt> halt = run_once(restarts);
       if (!halt) return 0;
       if (!halt->may_restart || restarts == options_.max_restarts) return halt->exit_status;
-      say(fmt::format("starting again, restart {} of {}", restarts + 1, options_.max_restarts));
+      outputs_.say(fmt::format("starting again, restart {} of {}", restarts + 1, options_.max_restarts));
     }
   }
 
- private:
+  // What was printed reaches its reader, however slow that is; a signal to stop ends that too.
+  void finish_output() {
+    for (const auto& [name, output] : {std::pair("output", &outputs_.output), std::pair("error", &outputs_.errors)}) {
+      if (output->problem().empty()) continue;
+      output_is_lost_ = true;
+      outputs_.say(
+          concat("cannot write to standard ", name, ": ", output->problem(), "; what the ranks printed is lost"));
+    }
+    const Deadline patience = interrupted_ ? within(500ms) : Deadline::never();
+    while (!outputs_.are_drained() && !patience.passed()) {
+      pollfd wanted[] = {{signals_.descriptor(), POLLIN, 0},
+                         {outputs_.output.wake_up(), POLLIN, 0},
+                         {outputs_.errors.wake_up(), POLLIN, 0}};
+      poll(wanted, 3, 100);
+      outputs_.output.woken();
+      outputs_.errors.woken();
+      const std::vector<int> signals = signals_.take();
+      if (std::any_of(signals.begin(), signals.end(), [](int number) { return number != SIGCHLD; })) return;
+    }
+  }
+
   std::optional<Halt> run_once(int restarts) {
     const auto began = std::chrono::system_clock::now();
-    Nodes nodes({options_.nodes, options_.node_rank, options_.ranks, options_.max_restarts,
-                 server_ ? server_->endpoint().host : ""},
+    Nodes nodes({.count = options_.nodes,
+                 .rank = options_.node_rank,
+                 .ranks_here = options_.ranks,
+                 .max_restarts = options_.max_restarts,
+                 .address = server_ ? server_->endpoint().host : "",
+                 .run_id = run_id_,
+                 .where = place_.text(),
+                 .keep_alive = transport::keep_alive(),
+                 .will = [this](const std::string& key) { return will(key); },
+                 .say = [this](const std::string& line) { outputs_.say(line); }},
                 self_store_, restarts);
     const NodePlan plan = signals_.let_through([&] { return nodes.join(within(30min)); });
     const std::string chaos = chaos_for(plan.world_size, restarts);
     nodes.start_watching();
     Ranks ranks(plan_of(plan, restarts, chaos), guardian_);
-    Start start(options_, signals_, ranks, nodes);
+    Start start(options_, signals_, outputs_, ranks, nodes);
     const std::optional<Halt> halt = start.run();
-    if (halt) say_summary(*halt, start, ranks, began, restarts, options_);
+    interrupted_ = start.was_interrupted();
+    if (halt) outputs_.say(summary_of(*halt, start, ranks, began, restarts, options_));
+    if (!ranks.log_problem().empty()) {
+      outputs_.say(ranks.log_problem());
+      output_is_lost_ = true;
+    }
     return halt;
   }
 
+  std::shared_ptr<void> will(const std::string& key) const {
+    return std::make_shared<transport::StoreWill>(server_ ? server_->endpoint() : place_, secret_, key, "",
+                                                  within(30s));
+  }
+
   // The plan in full: a seed needs the number of ranks. A restart is to show that the job recovers, so it has none.
-  std::string chaos_for(int world_size, int restarts) const {
+  std::string chaos_for(int world_size, int restarts) {
     if (options_.chaos.empty() || restarts > 0) return "";
     const std::string plan = transport::text_of(transport::chaos_plan(options_.chaos, world_size));
-    if (options_.node_rank == 0) say(concat("faults on purpose: ", plan));
+    if (options_.node_rank == 0) outputs_.say(concat("faults on purpose: ", plan));
     return plan;
   }
 
-  Ranks::Plan plan_of(const NodePlan& nodes, int restarts, const std::string& chaos) const {
+  Ranks::Plan plan_of(const NodePlan& nodes, int restarts, const std::string& chaos) {
     return {.process = {.program = program_,
                         .arguments = options_.command,
                         .environment = {},
@@ -305,7 +375,7 @@ class Launcher {
                             {"GROUP_WORLD_SIZE", std::to_string(options_.nodes)},
                             {"MASTER_ADDR", nodes.master_addr},
                             {"MASTER_PORT", std::to_string(nodes.master_port)},
-                            {"TORCHELASTIC_RUN_ID", run_id_},
+                            {"TORCHELASTIC_RUN_ID", nodes.run_id},
                             {"TORCHELASTIC_RESTART_COUNT", std::to_string(restarts)},
                             {"TORCHELASTIC_MAX_RESTARTS", std::to_string(options_.max_restarts)},
                             {"TORCHELASTIC_USE_AGENT_STORE", ""},
@@ -318,14 +388,18 @@ class Launcher {
             .cores = cores_,
             .nodes = nodes,
             .log_dir = options_.log_dir,
-            .log_suffix = restarts == 0 ? "" : concat(".restart_", restarts)};
+            .log_suffix = restarts == 0 ? "" : concat(".restart_", restarts),
+            .output = &outputs_.output,
+            .errors = &outputs_.errors};
   }
 
   const LaunchOptions& options_;
   const std::string program_;
   const Signals signals_;  // before anything that has a thread
+  Outputs outputs_;
+  bool output_is_lost_ = false, interrupted_ = false;
   Guardian guardian_;
-  const std::string run_id_ = concat("chorale-", getpid());
+  const std::string run_id_ = concat("chorale-", transport::host_name(), "-", getpid());
   Secret secret_ = Secret::generate();
   std::optional<transport::StoreServer> server_;
   Endpoint place_;
@@ -342,7 +416,7 @@ int launch(const LaunchOptions& options) {
   try {
     program = find_program(options.command.front());
   } catch (const InvalidArgument& problem) {
-    say(problem.what());
+    std::cerr << concat("chorale run: ", problem.what(), "\n");
     return kNoProgram;
   }
   return Launcher(options, std::move(program)).run();

@@ -18,7 +18,14 @@ using testing::HasSubstr;
 class NodesTest : public testing::Test {
  protected:
   std::unique_ptr<Nodes> node(int rank, int count, int ranks_here, int max_restarts = 0, int start = 0) {
-    return std::make_unique<Nodes>(Nodes::Self{count, rank, ranks_here, max_restarts, "127.0.0.1"}, store_, start);
+    return std::make_unique<Nodes>(Nodes::Self{.count = count,
+                                               .rank = rank,
+                                               .ranks_here = ranks_here,
+                                               .max_restarts = max_restarts,
+                                               .address = "127.0.0.1",
+                                               .run_id = concat("run", rank),
+                                               .where = "the test"},
+                                   store_, start);
   }
   // Each in a thread of its own, as they wait for each other.
   static std::vector<NodePlan> join(const std::vector<std::unique_ptr<Nodes>>& nodes) {
@@ -51,6 +58,7 @@ TEST_F(NodesTest, RanksAreNumberedOverTheNodes) {
     EXPECT_EQ(plans[i].master_addr, "127.0.0.1");
     EXPECT_EQ(plans[i].master_port, plans[0].master_port);
     EXPECT_NE(plans[i].master_port, 0);
+    EXPECT_EQ(plans[i].run_id, "run0");
   }
 }
 

@@ -38,6 +38,8 @@ struct ChildPlan {
   // Without the launcher there is no go.
   if (getppid() != plan.launcher || read(plan.go, &go, 1) != 1) _exit(127);
   signal(SIGPIPE, SIG_DFL);
+  // A rank is in the background of its terminal, and may write to it all the same (stty tostop).
+  signal(SIGTTOU, SIG_IGN);
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);

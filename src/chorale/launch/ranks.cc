@@ -39,9 +39,10 @@ std::string describe(int wait_status) {
 
 // One of a rank's two outputs.
 struct Ranks::Stream {
-  Stream(Descriptor from, std::function<void(std::string_view)> take_line)
-      : pipe(std::move(from)), lines(std::move(take_line)) {}
+  Stream(Descriptor from, Output& where, std::function<void(std::string_view)> take_line)
+      : pipe(std::move(from)), output(where), lines(std::move(take_line)) {}
   Descriptor pipe;  // closed at its end
+  Output& output;
   LineCutter lines;
 };
 
@@ -88,15 +89,18 @@ void Ranks::start() {
     StartedProcess started = start_process(process, [this](pid_t pid) { guardian_.watch(pid); });
     rank.pid = started.pid;
     rank.running = true;
-    const auto take_line = [this, &rank](int descriptor) {
-      return [this, &rank, descriptor](std::string_view line) {
-        if (descriptor == STDERR_FILENO) rank.last_errors.add(line);
-        // In one piece, so that lines of several ranks do not mix.
-        output_is_open_ = write_all(descriptor, concat("[", rank.rank, "] ", line, "\n")) && output_is_open_;
-      };
+    // In one piece, so that lines of several ranks do not mix.
+    const auto print = [&rank](Output& output, std::string_view line) {
+      output.write(concat("[", rank.rank, "] ", line, "\n"));
     };
-    rank.streams.push_back(std::make_unique<Stream>(std::move(started.output), take_line(STDOUT_FILENO)));
-    rank.streams.push_back(std::make_unique<Stream>(std::move(started.errors), take_line(STDERR_FILENO)));
+    rank.streams.push_back(
+        std::make_unique<Stream>(std::move(started.output), *plan_.output,
+                                 [print, output = plan_.output](std::string_view line) { print(*output, line); }));
+    rank.streams.push_back(std::make_unique<Stream>(std::move(started.errors), *plan_.errors,
+                                                    [print, &rank, errors = plan_.errors](std::string_view line) {
+                                                      rank.last_errors.add(line);
+                                                      print(*errors, line);
+                                                    }));
   }
 }
 
@@ -133,13 +137,20 @@ std::vector<pollfd> Ranks::streams() const {
   std::vector<pollfd> open;
   for (const auto& rank : ranks_) {
     for (const auto& stream : rank->streams) {
-      if (stream->pipe) open.push_back({stream->pipe.get(), POLLIN, 0});
+      if (stream->pipe && stream->output.has_room()) open.push_back({stream->pipe.get(), POLLIN, 0});
     }
   }
   return open;
 }
 
-bool Ranks::forward(const std::vector<pollfd>& ready) {
+bool Ranks::may_print() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const auto& rank) {
+    return std::any_of(rank->streams.begin(), rank->streams.end(),
+                       [](const auto& stream) { return bool{stream->pipe}; });
+  });
+}
+
+void Ranks::forward(const std::vector<pollfd>& ready) {
   std::vector<char> bytes(size_t{64} << 10);
   for (const auto& rank : ranks_) {
     for (const auto& stream : rank->streams) {
@@ -155,11 +166,11 @@ bool Ranks::forward(const std::vector<pollfd>& ready) {
         continue;
       }
       const std::string_view text(bytes.data(), static_cast<size_t>(size));
-      if (rank->log) write_all(rank->log.get(), text);
+      if (rank->log && !write_all(rank->log.get(), text) && log_problem_.empty())
+        log_problem_ = concat("cannot write the log of rank ", rank->rank, ": ", std::strerror(errno));
       stream->lines.feed(text);
     }
   }
-  return output_is_open_;
 }
 
 const std::deque<std::string>& Ranks::last_errors(int rank) const {

@@ -16,6 +16,7 @@
 #include "chorale/launch/guardian.h"
 #include "chorale/launch/lines.h"
 #include "chorale/launch/nodes.h"
+#include "chorale/launch/output.h"
 #include "chorale/launch/process.h"
 
 namespace chorale::launch {
@@ -41,6 +42,8 @@ class Ranks {
     std::vector<RankCores> cores;                    // one for each
     NodePlan nodes;
     std::string log_dir, log_suffix;
+    Output* output = nullptr;  // where what they print goes
+    Output* errors = nullptr;
   };
   // Starts none yet.
   Ranks(Plan plan, Guardian& guardian);
@@ -54,9 +57,14 @@ class Ranks {
   std::vector<RankEnd> reap();
   bool any_running() const;
 
-  // Output: what to poll, and what to do with the answer. False when there is nobody to read our own output.
+  // What to poll (less the streams whose readers are behind: the rank that prints then waits), and what to do with the
+  // answer.
   std::vector<pollfd> streams() const;
-  bool forward(const std::vector<pollfd>& ready);
+  void forward(const std::vector<pollfd>& ready);
+  // False when what they have printed is all there is.
+  bool may_print() const;
+  // Why a log could not be written, the first time; empty while all is well.
+  const std::string& log_problem() const { return log_problem_; }
   const std::deque<std::string>& last_errors(int rank) const;
   std::map<pid_t, int> rank_of_process() const;
 
@@ -67,7 +75,7 @@ class Ranks {
   Plan plan_;
   Guardian& guardian_;
   std::vector<std::unique_ptr<Rank>> ranks_;
-  bool output_is_open_ = true;
+  std::string log_problem_;
 };
 
 }  // namespace chorale::launch

@@ -17,10 +17,15 @@ extern "C" void note_interrupt(int number) {
 
 Interrupt::Interrupt() {
   interrupts = 0;
-  for (const int number : kSignals) std::signal(number, note_interrupt);
+  // What was ignored at the start (nohup, trap '' INT) stays so.
+  for (const int number : kSignals) {
+    if (std::signal(number, note_interrupt) == SIG_IGN) std::signal(number, SIG_IGN);
+  }
 }
 Interrupt::~Interrupt() {
-  for (const int number : kSignals) std::signal(number, SIG_DFL);
+  for (const int number : kSignals) {
+    if (std::signal(number, SIG_DFL) == SIG_IGN) std::signal(number, SIG_IGN);
+  }
 }
 bool Interrupt::requested() { return interrupts != 0; }
 

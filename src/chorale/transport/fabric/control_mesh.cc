@@ -22,7 +22,7 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kGoodbyeTime = 500ms;
-constexpr int kTicksPerKeepAlive = 8;
+constexpr int kTicksPerKeepAlive = 16;
 constexpr int kTicksPerHeartbeat = 2;
 // A peer that is stopped for long must not get its connection filled; after so many heartbeats that it did not answer
 // the kernel alone asks whether its host is there.
@@ -48,9 +48,10 @@ Acknowledged acknowledged_by(int descriptor) {
   return {info.tcpi_bytes_acked, info.tcpi_unacked == 0};
 }
 
-// The kernel asks an idle connection's host every second, and gives up after three.
-void ask_when_idle(int descriptor) {
-  const int seconds = 1, count = 3;
+// The kernel asks an idle connection's host four times in the keep-alive, once a second at most, and gives up then.
+void ask_when_idle(int descriptor, Clock::duration keep_alive) {
+  const auto quarter = std::chrono::duration_cast<std::chrono::seconds>(keep_alive / 4).count();
+  const int seconds = static_cast<int>(std::clamp<int64_t>(quarter, 1, 3600)), count = 3;
   setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds);
   setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof seconds);
   setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
@@ -63,7 +64,7 @@ class ControlMesh::Peer final : public IoLoop::Handler {
   Peer(ControlMesh& mesh, int rank, TlsStream stream) : mesh_(mesh), rank_(rank), stream_(std::move(stream)) {
     heard_ = Clock::now();
     life_.address = stream_.peer().substr(0, stream_.peer().rfind(':'));
-    ask_when_idle(stream_.descriptor());
+    ask_when_idle(stream_.descriptor(), mesh.keep_alive_);
   }
 
   void start() {
@@ -144,7 +145,7 @@ class ControlMesh::Peer final : public IoLoop::Handler {
     bool accuses = false;
   };
 
-  Clock::duration grace() const { return std::max<Clock::duration>(mesh_.keep_alive_ / 4, 50ms); }
+  Clock::duration grace() const { return std::clamp<Clock::duration>(mesh_.keep_alive_ / 4, 50ms, 500ms); }
 
   void end(Life::State state, const std::string& text) {
     if (ending_) return;
@@ -222,8 +223,8 @@ class ControlMesh::Peer final : public IoLoop::Handler {
       acknowledged_bytes_ = acknowledged.bytes;
       acknowledged_at_ = now;
     }
-    // A quarter passes before the next heartbeat shows that nothing gets through, an eighth before the next look.
-    if (now - acknowledged_at_ > mesh_.keep_alive_ * 5 / 8) {
+    // The last look at which all was well may have been a tick before what is not acknowledged was sent.
+    if (now - acknowledged_at_ > mesh_.keep_alive_ + mesh_.keep_alive_ / kTicksPerKeepAlive) {
       end(Life::State::kLost, concat("unreachable: acknowledged nothing for ", seconds_text(now - acknowledged_at_),
                                      "; is its host down, or the network?"));
       ending_->at_once = true;

@@ -8,7 +8,7 @@
 //
 // Note [Peers that are gone]
 // A peer that has ended closes its connections: seen at once. A host that cannot be reached any more acknowledges
-// nothing: seen after the keep-alive (CHORALE_KEEP_ALIVE, 2 s). A peer that was stopped (a signal, a debugger) is
+// nothing: seen after the keep-alive (CHORALE_KEEP_ALIVE, 10 s). A peer that was stopped (a signal, a debugger) is
 // neither: its kernel still acknowledges; it is `silent`, and only the deadline of the waiting rank ends the wait.
 #pragma once
 
@@ -84,7 +84,7 @@ struct FabricAddress {
 struct FabricOptions {
   int rank = 0;
   std::optional<Secret> secret;  // tls refuses to start without
-  std::chrono::milliseconds keep_alive{2000};
+  std::chrono::milliseconds keep_alive{10'000};
   int streams = 2;               // per pair, for large messages
   bool checksum = false;         // of payloads, end to end
   std::string congestion;        // control of TCP; empty: Note [Congestion control]

@@ -17,6 +17,7 @@
 #include "chorale/transport/fabric/credit.h"
 #include "chorale/transport/fabric/frame.h"
 #include "chorale/transport/fabric/mesh_fabric.h"
+#include "chorale/transport/keep_alive.h"
 #include "chorale/transport/tls/tls_inlet.h"
 #include "chorale/transport/tls/tls_join.h"
 #include "chorale/transport/tls/tls_outlet.h"
@@ -120,7 +121,7 @@ TlsFabric::TlsFabric(const FabricOptions& options, std::map<int, std::vector<Tls
 }
 
 TlsFabric::~TlsFabric() {
-  const Deadline deadline = within(options_.keep_alive);
+  const Deadline deadline = within(std::min(options_.keep_alive, kLeavingTime));
   for (auto& [rank, peer] : peers_) peer.each_outlet([&](TlsOutlet& outlet) { outlet.flush(deadline); });
   for (auto& [rank, peer] : peers_) peer.each_outlet([](TlsOutlet& outlet) { outlet.end(); });
   mesh_.leave();

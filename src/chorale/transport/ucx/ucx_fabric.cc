@@ -13,6 +13,7 @@
 #include "chorale/base/error.h"
 #include "chorale/base/shared_object.h"
 #include "chorale/transport/congestion.h"
+#include "chorale/transport/keep_alive.h"
 #include "chorale/transport/tls/tls_join.h"
 
 namespace chorale::transport {
@@ -68,7 +69,7 @@ UcxFabric::~UcxFabric() {
       return flying.frame || (flying.transfer && flying.transfer->is_send);
     };
     // A peer that is stopped takes nothing any more; it is not waited for.
-    Deadline deadline = within(options_.keep_alive);
+    Deadline deadline = within(std::min(options_.keep_alive, kLeavingTime));
     while (std::any_of(flying_.begin(), flying_.end(), is_sending) && !deadline.passed()) drive();
     std::vector<UcxWorker::Request> flushing;
     for (const auto& [rank, peer] : peers_) flushing.push_back(worker_->flush(rank));
@@ -81,7 +82,7 @@ UcxFabric::~UcxFabric() {
     // Receives that nobody will serve.
     worker_->cancel(arriving_);
     for (const Flying& flying : flying_) worker_->cancel(flying.request);
-    deadline = within(options_.keep_alive);
+    deadline = within(std::min(options_.keep_alive, kLeavingTime));
     while (!deadline.passed()) {
       end_flights();
       std::erase_if(flushing, has_ended);
