@@ -134,7 +134,7 @@ void TrainCommand::resolve() {
   apply_given();
   if (!options.out.empty() && is_first()) train::check_can_be_folder(options.out);
   // What the launcher starts again after a failure goes on.
-  if (config::env("TORCHELASTIC_RESTART_COUNT").value_or("0") != "0") options.resume = true;
+  if (transport::restart_count() > 0) options.resume = true;
   const auto before = resumes() ? apply_run() : std::optional<json::Object>();
   kind->settle(options);
   if (before) check_unchanged(table, *before, options.out);

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <string_view>
 
 namespace chorale::config {
 
@@ -25,8 +26,10 @@ std::vector<std::string> environment_with(const std::map<std::string, std::strin
 }
 
 bool one_of_several_ranks() {
-  for (const char* name : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"}) {
-    if (const auto size = env(name); size && std::atoi(size->c_str()) > 1) return true;
+  for (const std::string_view name : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"}) {
+    // A batch script, or a shell in an allocation, has Slurm's variables too, but is no rank.
+    if (name == "SLURM_NTASKS" && !env("SLURM_STEP_ID")) continue;
+    if (const auto size = env(name.data()); size && std::atoi(size->c_str()) > 1) return true;
   }
   return false;
 }

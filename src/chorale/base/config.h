@@ -16,7 +16,7 @@ std::optional<std::string> env(const char* name);
 std::vector<std::string> environment_with(const std::map<std::string, std::string>& changes);
 
 // True when a launcher's variables say that this process is one of several ranks (torchrun's WORLD_SIZE, Open MPI's,
-// PMI's, Slurm's). Tensors then live in memory that peers can map.
+// PMI's, those of a step of Slurm's). Tensors then live in memory that peers can map.
 bool one_of_several_ranks();
 
 }  // namespace chorale::config

@@ -15,7 +15,8 @@ class ConfigTest : public testing::Test {
  protected:
   void set(const char* name, const char* value) { variables_.emplace_back(name, value); }
   void SetUp() override {
-    for (const char* name : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"}) set(name, nullptr);
+    for (const char* name : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "SLURM_STEP_ID"})
+      set(name, nullptr);
   }
   void TearDown() override {
     while (!variables_.empty()) variables_.pop_back();  // a variable that was set twice, too, is as it was before
@@ -50,6 +51,7 @@ TEST_F(ConfigTest, TheEnvironmentOfAChildHasTheChangesAndTheRest) {
 
 TEST_F(ConfigTest, EveryLaunchersSizeAboveOneMeansSeveralRanks) {
   EXPECT_FALSE(one_of_several_ranks());
+  set("SLURM_STEP_ID", "0");
   for (const char* name : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"}) {
     set(name, "2");
     EXPECT_TRUE(one_of_several_ranks()) << name;
@@ -59,6 +61,14 @@ TEST_F(ConfigTest, EveryLaunchersSizeAboveOneMeansSeveralRanks) {
     }
     set(name, nullptr);
   }
+}
+
+TEST_F(ConfigTest, ABatchScriptOfSlurmIsNoRank) {
+  set("SLURM_PROCID", "0");
+  set("SLURM_NTASKS", "8");
+  EXPECT_FALSE(one_of_several_ranks());
+  set("SLURM_STEP_ID", "0");  // srun has started it
+  EXPECT_TRUE(one_of_several_ranks());
 }
 
 }  // namespace
