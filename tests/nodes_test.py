@@ -168,6 +168,27 @@ class Nodes(NetworkTest):
         self.assertEqual(self.finish(self.start(1, "true"))[0], 0)
         self.assertEqual(self.finish(pair[1])[0], 0)
 
+    def test_a_second_launcher_of_a_node_is_refused_and_the_job_goes_on(self):
+        script = self.announce() + f"while test ! -e {self.folder}/end; do sleep 0.1; done"
+        first, second = self.start(0, script), self.start(1, script)
+        self.wait_for_lines(2)
+        status, _, err = self.finish(self.start(1, script))
+        self.assertEqual(status, 1)
+        self.assertRegex(err, r"--node-rank 1 is taken by process \d+ on \S+")
+        (self.folder / "end").touch()
+        self.assertEqual((self.finish(first)[0], self.finish(second)[0]), (0, 0))
+
+    def test_a_launcher_that_is_killed_is_noticed_at_once(self):
+        script = self.announce() + "exec sleep 100"
+        first, second = self.start(0, script), self.start(1, script)
+        self.wait_for_lines(2)
+        start = time.monotonic()
+        second.kill()
+        status, _, err = self.finish(first)
+        self.assertEqual(status, 1)
+        self.assertRegex(err, r"lost node 1 \(\S+\): its launcher has ended")
+        self.assertLess(time.monotonic() - start, 8, "less than the keep-alive")
+
 
 if __name__ == "__main__":
     main()
