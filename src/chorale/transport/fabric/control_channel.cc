@@ -17,10 +17,10 @@ using namespace std::chrono_literals;
 
 // A server that goes, or one that is flooded by strangers, may close a connection in the middle of the handshake; the
 // next attempt then finds another. A server that has seen the proof and closes does not believe it, most likely: that
-// does not get better.
+// does not get better; but a flood can hit that moment, too, so it gets some more tries.
 constexpr auto kHandshakeTime = 4s, kFirstWord = 4s;
 constexpr auto kRetryPause = 20ms;
-constexpr int kMostRefusals = 3;
+constexpr int kMostRefusals = 10;
 
 std::string receive_bytes(Socket& socket, size_t bytes, Deadline deadline) {
   std::string text(bytes, '\0');

@@ -101,9 +101,11 @@ class StoreServer::Impl::Session : public std::enable_shared_from_this<Session> 
     read(kHelloBytes, [this] {
       write(handshake_.challenge(buffer_), [this] {
         read(kProofBytes, [this] {
-          write(handshake_.answer(buffer_), [this] {
-            macs_ = handshake_.macs();
-            ++server_.clients_;
+          // From here on it is no stranger, which others might push out while the answer is on its way.
+          const std::string answer = handshake_.answer(buffer_);
+          macs_ = handshake_.macs();
+          ++server_.clients_;
+          write(answer, [this] {
             timer_.cancel();
             read_request();
           });
