@@ -6,8 +6,8 @@
 namespace chorale::transport {
 namespace {
 
-CHORALE_FUZZ(StreamIdentities,
-             {StreamIdentity{"0123456789abcdef", 3, 1, 2}.text(), StreamIdentity{"", 0, 0, 0}.text()}) {
+CHORALE_FUZZ(StreamIdentities, {StreamIdentity{"0123456789abcdef-1-2", "fedcba9876543210-3-4", 3, 1, 2}.text(),
+                                StreamIdentity{"", "", 0, 0, 0}.text()}) {
   const auto identity = StreamIdentity::parse(input);
   if (identity && identity->text() != input) throw std::logic_error("two spellings of one identity");
 }

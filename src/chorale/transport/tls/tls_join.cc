@@ -8,6 +8,7 @@
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
 #include "chorale/transport/congestion.h"
+#include "chorale/transport/shm/peer_process.h"
 
 namespace chorale::transport {
 namespace {
@@ -27,7 +28,8 @@ const Secret& checked(const std::optional<Secret>& secret) {
   return *secret;
 }
 
-std::string new_nonce() {
+// Random, and of this process since its start: no other process has it, and none that comes later has its number.
+std::string new_token() {
   constexpr char kDigits[] = "0123456789abcdef";
   std::string text;
   const Digest random = random_bytes();
@@ -35,16 +37,17 @@ std::string new_nonce() {
     text += kDigits[static_cast<unsigned char>(byte) >> 4];
     text += kDigits[static_cast<unsigned char>(byte) & 15];
   }
-  return text;
+  const shm::ProcessId& process = shm::this_process();
+  return concat(text, "-", process.pid, "-", process.start_time);
 }
 
 struct Place {
   Endpoint endpoint;
-  std::string nonce;
+  std::string token;
 };
 Place place_of(const FabricAddress& address) {
   const size_t mark = address.endpoint.rfind('#');
-  CHORALE_CHECK(mark != std::string::npos, "[tls] expected HOST:PORT#NONCE, not '", address.endpoint, "'");
+  CHORALE_CHECK(mark != std::string::npos, "[tls] expected HOST:PORT#TOKEN, not '", address.endpoint, "'");
   return {Endpoint::parse(std::string_view(address.endpoint).substr(0, mark)), address.endpoint.substr(mark + 1)};
 }
 
@@ -64,9 +67,9 @@ TlsJoin::TlsJoin(const FabricOptions& options, const std::string& own_address)
     : rank_(options.rank),
       secret_(checked(options.secret)),
       congestion_(checked_congestion_control(options.congestion)),
-      nonce_(new_nonce()),
+      token_(new_token()),
       listener_(listen_at(Endpoint::tcp(own_address, 0))),
-      endpoint_(concat(endpoint_of(listener_).text(), "#", nonce_)),
+      endpoint_(concat(endpoint_of(listener_).text(), "#", token_)),
       refusals_("tls", endpoint_of(listener_).text()) {
   allow_many_descriptors();
   choose_congestion_control(listener_.descriptor(), own_address, congestion_);
@@ -75,9 +78,10 @@ TlsJoin::TlsJoin(const FabricOptions& options, const std::string& own_address)
 TlsJoin::~TlsJoin() = default;
 
 bool TlsJoin::expects(const StreamIdentity& identity) const {
-  if (identity.nonce != nonce_ || identity.to != rank_ || identity.from <= rank_ ||
+  if (identity.to_token != token_ || identity.to != rank_ || identity.from <= rank_ ||
       identity.from >= static_cast<int>(addresses_.size()) || identity.stream >= streams_ ||
-      addresses_[static_cast<size_t>(identity.from)].host == addresses_[static_cast<size_t>(rank_)].host) {
+      addresses_[static_cast<size_t>(identity.from)].host == addresses_[static_cast<size_t>(rank_)].host ||
+      identity.from_token != tokens_[static_cast<size_t>(identity.from)]) {
     return false;
   }
   const auto peer = met_.find(identity.from);
@@ -86,7 +90,7 @@ bool TlsJoin::expects(const StreamIdentity& identity) const {
 
 void TlsJoin::visit(int peer, int stream, int attempt, Deadline deadline) {
   const Place place = place_of(addresses_[static_cast<size_t>(peer)]);
-  const StreamIdentity identity{place.nonce, rank_, peer, stream};
+  const StreamIdentity identity{place.token, token_, rank_, peer, stream};
   Socket socket = connect_to(place.endpoint, deadline, [&](int descriptor) {
     choose_congestion_control(descriptor, place.endpoint.host, congestion_);
   });
@@ -168,8 +172,11 @@ std::map<int, std::vector<TlsStream>> TlsJoin::meet(const std::vector<FabricAddr
   CHORALE_CHECK(rank_ >= 0 && own < addresses.size(), "[tls] rank ", rank_, " among ", addresses.size(), " addresses");
   addresses_ = addresses;
   streams_ = streams;
-  for (const FabricAddress& address : addresses_) {
-    if (address.host != addresses_[own].host) left_ += static_cast<size_t>(streams);
+  tokens_.resize(addresses_.size());
+  for (size_t peer = 0; peer < addresses_.size(); ++peer) {
+    if (addresses_[peer].host == addresses_[own].host) continue;
+    tokens_[peer] = place_of(addresses_[peer]).token;
+    left_ += static_cast<size_t>(streams);
   }
   for (int peer = 0; peer < rank_; ++peer) {
     if (addresses_[static_cast<size_t>(peer)].host == addresses_[own].host) continue;

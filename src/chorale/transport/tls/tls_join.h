@@ -20,7 +20,7 @@ class TlsJoin {
   TlsJoin(const FabricOptions& options, const std::string& own_address);
   ~TlsJoin();
 
-  // For FabricAddress::endpoint.
+  // For FabricAddress::endpoint: where it listens, and its token, which names its process.
   const std::string& endpoint() const { return endpoint_; }
   // Connects to every rank of another host, `streams` times each, and ends listening. Strangers are refused, logged and
   // delay nobody. Throws CommError that names the ranks that are missing at the deadline, or do not know the secret.
@@ -40,11 +40,12 @@ class TlsJoin {
   const int rank_;
   const Secret secret_;
   const std::string congestion_;
-  const std::string nonce_;
+  const std::string token_;
   Socket listener_;
   const std::string endpoint_;
   Refusals refusals_;
   std::vector<FabricAddress> addresses_;
+  std::vector<std::string> tokens_;  // of those on other hosts
   int streams_ = 0;
   size_t left_ = 0;                              // streams to come
   std::list<Visitor> visitors_;                  // in the middle of their handshake, the oldest first

@@ -26,7 +26,7 @@ FabricOptions options(int rank, const char* secret = "the secret of a test, whic
 }
 
 Endpoint place(const TlsJoin& join) { return Endpoint::parse(join.endpoint().substr(0, join.endpoint().find('#'))); }
-std::string nonce(const TlsJoin& join) { return join.endpoint().substr(join.endpoint().find('#') + 1); }
+std::string token(const TlsJoin& join) { return join.endpoint().substr(join.endpoint().find('#') + 1); }
 
 // Rank 0 waits for rank 1, which comes after the strangers.
 class TlsJoinTest : public testing::Test {
@@ -73,6 +73,10 @@ TEST_F(TlsJoinTest, AWrongSecretIsRefusedOnBothSides) {
       EXPECT_THAT(error.what(), AllOf(HasSubstr("is that rank 0"), HasSubstr("the same secret")));
       EXPECT_EQ(error.failure().peer, 0);
     }
+    // One that knows all but the secret.
+    TlsStream thief = TlsStream::client(stranger(), *options(1, "another secret, which is long enough, too").secret,
+                                        {token(zero_), token(one_), 1, 0, 0});
+    EXPECT_THROW(while (thief.handshake() != TlsStream::Step::kDone) std::this_thread::yield(), CommError);
   });
   EXPECT_THAT(log, AllOf(HasSubstr("refused 127.0.0.1:"), HasSubstr("a wrong secret?")));
 }
@@ -88,7 +92,8 @@ TEST_F(TlsJoinTest, AHalfOpenConnectionDelaysNobody) {
 TEST_F(TlsJoinTest, AReplayDoesNotTakeTheRanksPlace) {
   int pair[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair), 0);
-  TlsStream recorded = TlsStream::client(Socket(pair[0], "a recorder"), *options(1).secret, {nonce(zero_), 1, 0, 0});
+  TlsStream recorded =
+      TlsStream::client(Socket(pair[0], "a recorder"), *options(1).secret, {token(zero_), token(one_), 1, 0, 0});
   EXPECT_EQ(recorded.handshake(), TlsStream::Step::kNeedsInput);
   std::string hello(4096, '\0');
   const ssize_t bytes = read(pair[1], hello.data(), hello.size());
@@ -113,6 +118,21 @@ TEST_F(TlsJoinTest, ARankOfAnotherJobAtTheSamePlaceIsRefused) {
   });
 }
 
+// A second process that has read where rank 0 listens, and says that it is rank 1, is not the rank 1 of this meeting.
+TEST_F(TlsJoinTest, AnotherProcessThanTheOneThatTookTheSeatIsRefused) {
+  const std::string log = log_of([&] {
+    TlsJoin other(options(1), "127.0.0.1");
+    const std::vector<FabricAddress> addresses{{1, zero_.endpoint(), {}}, {2, other.endpoint(), {}}};
+    EXPECT_THROW(other.meet(addresses, 3, soon()), CommError);
+  });
+  EXPECT_THAT(log, AllOf(HasSubstr("refused 127.0.0.1:"), HasSubstr("no rank of this job that is expected")));
+}
+
+TEST_F(TlsJoinTest, TheTokenNamesTheProcess) {
+  EXPECT_THAT(token(zero_), HasSubstr(concat("-", getpid(), "-")));
+  EXPECT_NE(token(zero_), token(one_));  // two joins of one process are two
+}
+
 TEST(TlsJoin, RanksThatDoNotComeAreNamed) {
   TlsJoin zero(options(0), "127.0.0.1");
   try {
@@ -130,11 +150,12 @@ TEST(TlsJoin, NeedsASecretAndOneAddress) {
 }
 
 TEST(StreamIdentity, HasOneSpelling) {
-  const StreamIdentity identity{"00ff", 12, 3, 1};
+  const StreamIdentity identity{"00ff-1-2", "7-3-4", 12, 3, 1};
   EXPECT_EQ(StreamIdentity::parse(identity.text()), identity);
-  for (const char* wrong : {"", "chorale-fabric-1", "chorale-fabric-1 00ff 12 3", "chorale-fabric-1 00ff 12 3 1 ",
-                            "chorale-fabric-1 00ff 012 3 1", "chorale-fabric-1 00ff -1 3 1", "other 00ff 12 3 1",
-                            "chorale-fabric-1 00ff 12 3 99999999999"}) {
+  EXPECT_EQ(identity.text(), "chorale-fabric-2 00ff-1-2 7-3-4 12 3 1");
+  for (const char* wrong : {"", "chorale-fabric-2", "chorale-fabric-2 00ff 7 12 3", "chorale-fabric-2 00ff 7 12 3 1 ",
+                            "chorale-fabric-2 00ff 7 012 3 1", "chorale-fabric-2 00ff 7 -1 3 1", "other 00ff 7 12 3 1",
+                            "chorale-fabric-1 00ff 12 3 1", "chorale-fabric-2 00ff 7 12 3 99999999999"}) {
     EXPECT_FALSE(StreamIdentity::parse(wrong)) << wrong;
   }
 }

@@ -18,7 +18,7 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-const StreamIdentity kIdentity{"0123", 1, 0, 2};
+const StreamIdentity kIdentity{"0123", "4567", 1, 0, 2};
 
 // A client that is nothing but OpenSSL.
 class Client {

@@ -21,7 +21,7 @@
 namespace chorale::transport {
 namespace {
 
-constexpr std::string_view kIdentityMagic = "chorale-fabric-1";
+constexpr std::string_view kIdentityMagic = "chorale-fabric-2";
 // What is read with one system call: more where more comes.
 constexpr size_t kMinInputBytes = 16 << 10;
 constexpr size_t kMaxInputBytes = 256 << 10;
@@ -113,7 +113,9 @@ int take_number(std::string_view& text) {
 
 }  // namespace
 
-std::string StreamIdentity::text() const { return concat(kIdentityMagic, " ", nonce, " ", from, " ", to, " ", stream); }
+std::string StreamIdentity::text() const {
+  return concat(kIdentityMagic, " ", to_token, " ", from_token, " ", from, " ", to, " ", stream);
+}
 
 std::optional<StreamIdentity> StreamIdentity::parse(std::string_view text) {
   const std::string_view whole = text;
@@ -125,7 +127,8 @@ std::optional<StreamIdentity> StreamIdentity::parse(std::string_view text) {
   };
   if (word() != kIdentityMagic) return std::nullopt;
   StreamIdentity identity;
-  identity.nonce = word();
+  identity.to_token = word();
+  identity.from_token = word();
   identity.from = take_number(text);
   identity.to = take_number(text);
   identity.stream = take_number(text);

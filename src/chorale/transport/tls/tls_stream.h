@@ -17,10 +17,12 @@
 
 namespace chorale::transport {
 
-// What a connection is for. The connecting rank says so in its first message, under the key's protection. The nonce is
-// the listener's: a connection that was meant for an earlier job at the same port is refused.
+// What a connection is for. The connecting rank says so in its first message, under the key's protection. Each side has
+// a token, which it told in the meeting of this job (tls_join.h): a connection that was meant for an earlier job at the
+// same port, or that comes from another process than the one that took the rank's seat, is refused.
 struct StreamIdentity {
-  std::string nonce;
+  std::string to_token;
+  std::string from_token;
   int from = 0;
   int to = 0;
   int stream = 0;
