@@ -59,6 +59,13 @@ class Network:
         ip("-n", self.switch, "link", "set", f"port{node}", "down")
         test.addCleanup(ip, "-n", self.switch, "link", "set", f"port{node}", "up")
 
+    def drop(self, node):
+        """The switch drops whatever the node sends and gets, without a word: its cable still looks well."""
+        ip("-n", self.switch, "link", "set", f"port{node}", "nomaster")
+
+    def drop_no_more(self, node):
+        ip("-n", self.switch, "link", "set", f"port{node}", "master", "switch")
+
     def slow(self, test, *nodes, rate="100mbit"):
         """What the nodes send is slow until the test is over."""
         for node in nodes:
