@@ -57,7 +57,7 @@ class Nodes {
   Nodes(const Nodes&) = delete;
   Nodes& operator=(const Nodes&) = delete;
 
-  // Waits for all nodes, and says after a few seconds for whom. InvalidArgument when one with this number is there.
+  // Waits for all nodes, and says after a few seconds for which. InvalidArgument when one with this number is there.
   NodePlan join(Deadline deadline);
   void start_watching();
   // The first one counts.

@@ -1,5 +1,5 @@
-// What the launcher prints, written by a thread of its own: whoever reads slowly, or not at all, keeps the launcher
-// neither from its ranks nor from signals.
+// What the launcher prints, written by a thread of its own: a reader that is slow, or does not read at all, keeps the
+// launcher neither from its ranks nor from signals.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace chorale::launch {
 
 class Output {
  public:
-  // What is kept for a slow reader; then whoever has more to say waits.
+  // What is kept for a slow reader; then the rank that has more to say waits.
   static constexpr size_t kMostBytes = size_t{8} << 20;
 
   explicit Output(int descriptor);

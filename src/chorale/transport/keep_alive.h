@@ -9,7 +9,7 @@ namespace chorale::transport {
 // at most as long again. A connection that is closed counts at once.
 std::chrono::milliseconds keep_alive();
 
-// How long whoever leaves waits for the others to take what was sent to them.
+// How long a rank that leaves waits for the others to take what was sent to them.
 inline constexpr std::chrono::milliseconds kLeavingTime{1000};
 
 }  // namespace chorale::transport

@@ -21,8 +21,8 @@ inline std::string_view message_mac(std::string_view header) { return header.sub
 // Unix socket only. After a CommError the channel is useless.
 class ControlChannel {
  public:
-  // The client's end. Tries until the deadline, and says so in the log after a few seconds; one who is refused after
-  // the proof gives up after three times.
+  // The client's end. Tries until the deadline, and says so in the log after a few seconds; a client that is refused
+  // after its proof gives up after ten tries.
   static ControlChannel connect(const Endpoint& endpoint, const std::optional<Secret>& secret, std::string_view purpose,
                                 size_t max_message_bytes, Deadline deadline);
   // The server's end of an accepted connection.

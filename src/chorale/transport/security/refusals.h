@@ -32,8 +32,8 @@ class Refusals {
   uint64_t count_ = 0;
 };
 
-// Which of these strangers (the oldest first; "ADDRESS:PORT") has to make room for another: the oldest of those who
-// come from where most come from. So whoever holds many connections loses his own, not those of a rank.
+// Which of these strangers (the oldest first; "ADDRESS:PORT") has to make room for another: the oldest of those that
+// come from where most come from. So a stranger with many connections loses its own, not those of a rank.
 inline size_t stranger_to_drop(const std::vector<std::string>& peers) {
   std::map<std::string, size_t> count;
   const auto address = [](const std::string& peer) { return peer.substr(0, peer.rfind(':')); };

@@ -222,7 +222,7 @@ struct GroupHeader {
   uint64_t magic = 0;
   uint32_t size = 0;
   std::atomic<uint32_t> attached{0};
-  uint64_t token = 0;  // of this group and no other; whoever may attach was told
+  uint64_t token = 0;  // of this group and no other; those that may attach were told
   alignas(kCacheLineBytes) std::atomic<uint32_t> sleepers{0};
   // The first failure; ranks that come later report it too.
   alignas(kCacheLineBytes) std::atomic<FailureState> failure{FailureState::kNone};

@@ -148,7 +148,7 @@ class Attendance {
                   "'; choose another place (MASTER_PORT)");
     CHORALE_CHECK(opening_.size == plan_.size, "[rendezvous] this rank (", plan_.rank, ") expects a world of ",
                   plan_.size, " ranks, another one of ", opening_.size, " (", seats_.begin()->second.who(), ")");
-    store_.add(key("arrived"), 1, call_time());  // before the seat, so that whoever counts none sees none
+    store_.add(key("arrived"), 1, call_time());  // before the seat, so that a rank that counts none sees none
     const std::string mine = own_.text();
     const std::string found = store_.compare_set(seat_key(plan_.rank), "", mine, call_time());
     if (found == mine) {

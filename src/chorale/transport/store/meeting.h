@@ -7,9 +7,10 @@
 // what it wants to tell the others, and waits for the outcome, which is written once and is the last word:
 //   complete       the rank that took the last seat says so
 //   abandoned      a rank gave up (its time was over), or the process of a seat has ended
-// A meeting with an outcome admits nobody: who comes later opens the next one. A seat of this host whose process has
-// ended makes an open meeting a stale one, left by a job that was killed: who comes abandons it. So after a meeting was
-// completed all its ranks have read the same seats, each taken by one process for this meeting and no other.
+// A meeting with an outcome admits nobody: a rank that comes later opens the next one. A seat of this host whose
+// process has ended makes an open meeting a stale one, left by a job that was killed: the next rank abandons it. So
+// after a meeting was completed all its ranks have read the same seats, each taken by one process for this meeting and
+// no other.
 #pragma once
 
 #include <string>
@@ -36,9 +37,9 @@ struct Meeting {
   std::vector<std::string> told;  // by rank: what each wanted to tell
 };
 
-// Returns when all ranks are there. Says in the log who is missing, after a few seconds and then ever less often.
-// Throws InvalidArgument when ranks do not fit together (two sizes, one rank twice, two runs), CommError when somebody
-// does not come before the deadline, has given up or has ended; all who were there are then told.
+// Returns when all ranks are there. Says in the log which are missing, after a few seconds and then ever less often.
+// Throws InvalidArgument when ranks do not fit together (two sizes, one rank twice, two runs), CommError when a rank
+// does not come before the deadline, has given up or has ended; all that were there are then told.
 Meeting meet(Store& store, const MeetingPlan& plan, std::string_view tell, Deadline deadline);
 // The key of an entry of this meeting, for what its ranks agree upon later.
 std::string meeting_key(const MeetingPlan& plan, const Meeting& meeting, std::string_view entry);

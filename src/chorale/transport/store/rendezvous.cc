@@ -81,7 +81,7 @@ int required(const char* name, const char* variable, std::optional<int> option, 
 struct HostedStore {
   HostedStore(const Endpoint& place, const std::optional<Secret>& secret, Deadline deadline)
       : server(place, secret), client(std::in_place, server.endpoint(), secret, deadline) {}
-  // Whoever is still connected has to read how a meeting ended that failed.
+  // A rank that is still connected has to read how a meeting ended that failed.
   ~HostedStore() {
     client.reset();
     if (!all_have_left) server.wait_for_clients_to_leave(within(5s));
@@ -132,8 +132,8 @@ std::shared_ptr<Store> store_of(const Place& place, const Meeting& meeting) {
 Place hosted_place(const Endpoint& place, const RendezvousResult& job, Deadline deadline) {
   const auto hosted = std::make_shared<HostedStore>(place, job.secret, deadline);
   Place found{std::shared_ptr<Store>(hosted, &*hosted->client), hosted->server.endpoint().text(), place.host};
-  // Rank 0 leaves last: it would take the store from under the others. Whoever connects again meanwhile, for the next
-  // meeting, is not waited for.
+  // Rank 0 leaves last: it would take the store from under the others. A rank that connects again meanwhile, for the
+  // next meeting, is not waited for.
   found.leave = [hosted, size = job.world_size](const Meeting&, const auto& left) {
     const Deadline patience = within(5s);
     while (left() < size && hosted->server.clients() > 1 && !patience.passed()) std::this_thread::sleep_for(2ms);

@@ -227,7 +227,7 @@ void StoreServer::Impl::accept_next() {
   acceptor_.async_wait(asio::posix::descriptor_base::wait_read, [this](const asio::error_code& error) {
     if (error) return;
     try {
-      // A flood of strangers does not keep those who are in from being served.
+      // A flood of strangers does not keep those that are in from being served.
       constexpr int kAtOnce = 32;
       for (int i = 0; i < kAtOnce; ++i) {
         Socket socket = accept_at(listener_);

@@ -290,7 +290,8 @@ TEST(StoreServer, WithoutASecretThereIsNoTcp) {
   EXPECT_THROW(TcpStore(Endpoint::tcp("127.0.0.1", 1), std::nullopt, soon()), InvalidArgument);
 }
 
-// Whoever opens connections faster than the server drops them pushes ranks out in the middle of their handshake.
+// A stranger that opens connections faster than the server drops them pushes ranks out in the middle of their
+// handshake.
 TEST_F(StoreServerTest, RanksGetInThroughAFloodOfStrangers) {
   std::atomic<bool> ending = false;
   std::atomic<int> opened = 0;
