@@ -1,0 +1,149 @@
+#include "chorale/rpc/agent.h"
+
+#include "chorale/base/log.h"
+#include "chorale/rpc/core.h"
+
+namespace chorale::rpc {
+
+Agent::Agent(const comm::Group& group, AgentOptions options) : core_(Core::start(group, std::move(options))) {}
+
+Agent::~Agent() {
+  if (!core_ || !core_->is_running()) return;
+  try {
+    core_->shut_down(std::uncaught_exceptions() == 0, Timeout(0));
+  } catch (const std::exception& error) {
+    log_warning(error.what());
+  }
+}
+
+const WorkerInfo& Agent::info() const { return core_->workers()[static_cast<size_t>(core_->own())]; }
+const WorkerInfo& Agent::info(const To& worker) const { return core_->worker(worker); }
+const std::vector<WorkerInfo>& Agent::workers() const { return core_->workers(); }
+bool Agent::is_running() const { return core_->is_running(); }
+std::shared_ptr<Helper> Agent::helper() const { return core_->helper(); }
+Timeout Agent::timeout() const { return core_->default_timeout(); }
+void Agent::set_timeout(Timeout timeout) { core_->set_default_timeout(timeout); }
+void Agent::shutdown(Timeout timeout) { core_->shut_down(true, timeout); }
+void Agent::shutdown_now() { core_->shut_down(false, Timeout(0)); }
+
+AgentInfo Agent::debug() const {
+  const Crew::Counts crew = core_->crew().counts();
+  const Core::Calls calls = core_->calls();
+  return {core_->options().threads,          crew.threads, crew.idle,    crew.waiting,
+          static_cast<int64_t>(crew.queued), calls.own,    calls.served, calls.served_later,
+          core_->references().counts()};
+}
+
+// ---- calls
+
+Writer Agent::begin(int to) const {
+  if (!is_running()) throw RpcError(RpcErrorKind::kNotRunning, core_->own(), "[rpc] the agent was shut down");
+  return Writer(core_.get(), to);
+}
+
+void Agent::start(MessageKind kind, int worker, const To& to, Writer writer, FutureState* future,
+                  std::function<void(Reader*, const std::exception_ptr&)> take) const {
+  core_->request(worker, {.kind = kind, .payload = std::move(writer.payload), .tensors = std::move(writer.tensors)},
+                 {.timeout = to.timeout(), .future = future},
+                 [core = core_.get(), worker, take = std::move(take)](Message answer, const std::exception_ptr& error) {
+                   if (error) return take(nullptr, error);
+                   Reader reader(answer.payload, answer.tensors, core, worker);
+                   try {
+                     take(&reader, nullptr);
+                   } catch (const std::exception&) {
+                     take(nullptr, std::current_exception());
+                   }
+                 });
+}
+
+std::shared_ptr<Reference> Agent::make_reference(int owner) const {
+  References& references = core_->references();
+  if (owner == core_->own()) return references.make_own();
+  return references.make_user(owner);
+}
+std::shared_ptr<Reference> Agent::make_local(AnyValue value) const {
+  if (!is_running()) throw RpcError(RpcErrorKind::kNotRunning, core_->own(), "[rpc] the agent was shut down");
+  return core_->references().make_local(std::move(value));
+}
+
+void Agent::start_remote(const std::shared_ptr<Reference>& reference, const To& to, Writer writer) const {
+  core_->remote(reference, MessageKind::kRemoteCall, to.timeout(), std::move(writer));
+}
+
+Future<std::vector<Tensor>> Agent::call_op_async(const To& to, const std::string& op, const std::vector<Tensor>& in,
+                                                 const Attrs& attributes) {
+  const WorkerInfo& worker = info(to);
+  using Result = Future<std::vector<Tensor>>;
+  Result future(std::make_shared<Result::State>(helper()));
+  Writer writer = begin(worker.id);
+  write_op(writer, op, in, attributes);
+  start(MessageKind::kOp, worker.id, to, std::move(writer), future.state().get(),
+        [future](Reader* reader, const std::exception_ptr& error) {
+          if (error) return (void)future.state()->try_set_error(error);
+          future.state()->try_set(read<std::vector<Tensor>>(*reader));
+        });
+  note_call(future);
+  return future;
+}
+
+RRef<std::vector<Tensor>> Agent::remote_op(const To& to, const std::string& op, const std::vector<Tensor>& in,
+                                           const Attrs& attributes) {
+  const WorkerInfo& worker = info(to);
+  Writer writer = begin(worker.id);
+  const std::shared_ptr<Reference> reference = make_reference(worker.id);
+  write_op(writer, op, in, attributes);
+  core_->remote(reference, MessageKind::kRemoteOp, to.timeout(), std::move(writer));
+  return RRef<std::vector<Tensor>>(reference);
+}
+
+void Agent::write_op(Writer& writer, const std::string& op, const std::vector<Tensor>& in, const Attrs& attributes) {
+  write(writer, op);
+  write_attributes(writer, attributes);
+  write(writer, in);
+}
+
+std::vector<std::shared_ptr<FutureState>>*& Agent::calls_of_thread() {
+  constinit thread_local std::vector<std::shared_ptr<FutureState>>* calls = nullptr;
+  return calls;
+}
+
+void Agent::wait_all(const std::function<void()>& body) {
+  std::vector<std::shared_ptr<FutureState>> calls;
+  {
+    struct Scope {
+      std::vector<std::shared_ptr<FutureState>>* before;
+      ~Scope() { calls_of_thread() = before; }
+    } const scope{std::exchange(calls_of_thread(), &calls)};
+    body();
+  }
+  Future<void> all(std::make_shared<Future<void>::State>(helper()));
+  if (calls.empty()) return;
+  auto left = std::make_shared<std::atomic<size_t>>(calls.size());
+  for (const auto& call : calls) {
+    call->add_callback([all, left, state = call.get()] {
+      if (state->error()) {
+        all.state()->try_set_error(state->error());
+      } else if (left->fetch_sub(1) == 1) {
+        all.state()->try_set({});
+      }
+    });
+  }
+  all.wait();
+}
+
+// ---- together
+
+void Agent::barrier(std::vector<std::string> names, Timeout timeout) {
+  if (names.empty()) {
+    for (const WorkerInfo& worker : workers()) names.push_back(worker.name);
+  }
+  core_->barrier(names, timeout);
+}
+
+std::map<std::string, Bytes> Agent::gather(Bytes own, Timeout timeout) const {
+  std::vector<std::string> names;
+  for (const WorkerInfo& worker : workers()) names.push_back(worker.name);
+  return core_->all_gather(names, std::move(own), timeout);
+}
+
+}  // namespace chorale::rpc

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "chorale/rpc/faults.h"
+#include "chorale/rpc/served.h"
+#include "chorale/rpc/worker.h"
+
+namespace chorale::rpc {
+
+struct AgentOptions {
+  // Of at most 127 characters out of A-Z a-z 0-9 - _ : and not that of another worker; none: worker0, worker1, ….
+  std::optional<std::string> name{};
+  std::vector<Served> serves{};
+  // For an answer, unless a call says otherwise; 0: for ever.
+  Timeout timeout = std::chrono::seconds(60);
+  // Threads that run requests, not counting those that wait for answers themselves; and all of them.
+  int threads = 16;
+  int most_threads = 256;
+  // What is left at shutdown is an error; otherwise a line in the log.
+  bool check_leaks = false;
+  // At shutdown, references that are still held are deleted.
+  bool delete_references = true;
+  // Before a control message is sent again; each time half as much longer.
+  std::chrono::nanoseconds retry_after = std::chrono::seconds(1);
+  Faults faults{};
+};
+
+}  // namespace chorale::rpc

@@ -1,0 +1,435 @@
+#include "chorale/rpc/core.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "chorale/autograd/autograd.h"
+#include "chorale/base/log.h"
+#include "chorale/comm/objects.h"
+
+namespace chorale::rpc {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr int kMostRetries = 5, kMostCleanupRetries = 20;
+constexpr size_t kMostNameBytes = 127;
+
+// Why this is no name for a worker; empty when it is one.
+std::string flaw_of(const std::string& name) {
+  if (name.empty()) return "it is empty";
+  if (name.size() > kMostNameBytes) return concat("it has ", name.size(), " characters, and must have less than 128");
+  const bool known = std::all_of(name.begin(), name.end(), [](char c) {
+    return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-' || c == '_' ||
+           c == ':';
+  });
+  return known ? "" : "its characters must be letters, digits, '-', '_' or ':'";
+}
+
+std::exception_ptr error_of(RpcErrorKind kind, int worker, const std::string& text) {
+  return std::make_exception_ptr(RpcError(kind, worker, text));
+}
+
+}  // namespace
+
+std::shared_ptr<Core> Core::start(const comm::Group& group, AgentOptions options) {
+  CHORALE_CHECK(group.is_member(), "[rpc] an agent needs a group that this rank is in");
+  CHORALE_CHECK(options.timeout.count() >= 0, "[rpc] the time for an answer cannot be negative; 0 means for ever");
+  CHORALE_CHECK(options.threads >= 1 && options.most_threads >= options.threads, "[rpc] an agent needs at least one ",
+                "thread, and at most most_threads = ", options.most_threads, ", not ", options.threads);
+  std::shared_ptr<Core> core(new Core(group, std::move(options)));
+  core->crew_ = std::make_unique<Crew>(
+      core->post_, [raw = core.get()](Arrival arrival) { return raw->sort(std::move(arrival)); },
+      CrewOptions{core->options_.threads, core->options_.most_threads});
+  core->state_ = State::kRuns;
+  return core;
+}
+
+Core::Core(const comm::Group& group, AgentOptions options)
+    : options_(std::move(options)),
+      own_(group.rank()),
+      timeout_ns_(options_.timeout.count()),
+      post_((exchange_names(group), group.duplicate())) {
+  for (const Served& function : options_.serves) functions_.emplace(function.name, &function);
+}
+
+Core::~Core() { shut_down(false, 0ns); }
+
+// Names travel before they are judged, so that all ranks learn of a bad one.
+void Core::exchange_names(const comm::Group& group) {
+  const std::string own = options_.name ? *options_.name : concat("worker", own_);
+  for (const comm::Value& name : comm::all_gather_object(group, own)) {
+    workers_.push_back({name.as<std::string>(), static_cast<int>(workers_.size())});
+  }
+  for (const WorkerInfo& worker : workers_) {
+    if (const std::string flaw = flaw_of(worker.name); !flaw.empty())
+      throw RpcError(RpcErrorKind::kBadName, worker.id,
+                     concat("[rpc] '", worker.name.substr(0, 200), "' is no name for worker ", worker.id, ": ", flaw));
+    const auto [there, fresh] = by_name_.emplace(worker.name, worker.id);
+    if (!fresh)
+      throw RpcError(RpcErrorKind::kDuplicateName, worker.id,
+                     concat("[rpc] workers ", there->second, " and ", worker.id, " are both called '", worker.name,
+                            "'; give each its own name"));
+  }
+}
+
+const WorkerInfo& Core::worker(const To& to) const {
+  const auto unknown = [&](const auto& what) -> RpcError {
+    std::string names;
+    for (const WorkerInfo& worker : workers_) names += concat(names.empty() ? "" : ", ", worker.name);
+    return {RpcErrorKind::kUnknownWorker, -1, concat("[rpc] there is no worker ", what, "; there are ", names)};
+  };
+  if (const auto* name = std::get_if<std::string>(&to.worker())) {
+    const auto found = by_name_.find(*name);
+    if (found == by_name_.end()) throw unknown("'" + *name + "'");
+    return workers_[static_cast<size_t>(found->second)];
+  }
+  const int64_t id = std::get<int64_t>(to.worker());
+  if (id < 0 || id >= size()) throw unknown(id);
+  return workers_[static_cast<size_t>(id)];
+}
+
+void Core::set_default_timeout(Timeout timeout) {
+  CHORALE_CHECK(timeout.count() >= 0, "[rpc] the time for an answer cannot be negative; 0 means for ever");
+  timeout_ns_ = timeout.count();
+}
+
+// ---- requests
+
+void Core::request(int to, Message message, RequestOptions options, Answered answered) {
+  if (!is_running()) return answered({}, error_of(RpcErrorKind::kNotRunning, own_, "[rpc] the agent was shut down"));
+  CHORALE_INVARIANT(is_request(message.kind), "a message of kind ", name_of(message.kind), " is no request");
+  const Timeout limit = options.timeout.value_or(default_timeout());
+  CHORALE_CHECK(limit.count() >= 0, "[rpc] the time for an answer cannot be negative; 0 means for ever");
+  uint64_t id = 0;
+  {
+    std::unique_lock lock(mutex_);
+    if (const auto gone = gone_.find(to); gone != gone_.end()) {
+      const std::string reason = gone->second;
+      lock.unlock();
+      return answered({}, error_of(RpcErrorKind::kConnection, to, reason));
+    }
+    id = next_request_++;
+    const auto end = limit.count() == 0 ? Deadline::Clock::time_point::max() : Deadline::Clock::now() + limit;
+    pending_.emplace(id, Pending{to, end, limit, options.future, std::move(answered), std::move(options.late)});
+    if (limit.count() > 0) timer_.at(end, id, [this, id] { time_out(id); });
+  }
+  message.id = id;
+  if (!options_.faults.empty() && fails_on_purpose(to, message))
+    return fail(id, error_of(RpcErrorKind::kInjected, own_,
+                             concat("[rpc] a message of kind '", name_of(message.kind), "' to worker ", to,
+                                    " failed on purpose")));
+  const auto delay = options_.faults.delay.find(message.kind);
+  if (delay == options_.faults.delay.end()) return send(to, std::move(message), id);
+  timer_.at(Deadline::Clock::now() + delay->second, [this, to, id, shared = std::make_shared<Message>(message)] {
+    crew_->run([this, to, id, shared] { send(to, std::move(*shared), id); });
+  });
+}
+
+bool Core::fails_on_purpose(int to, const Message& message) {
+  if (!options_.faults.fail.contains(message.kind)) return false;
+  std::string key = concat(to, " ", name_of(message.kind), " ");
+  key.append(reinterpret_cast<const char*>(message.payload.data()), message.payload.size());
+  const std::lock_guard lock(mutex_);
+  return failed_sends_[key]++ < options_.faults.times;
+}
+
+void Core::send(int to, Message message, uint64_t id) {
+  const bool twice = options_.faults.repeat.contains(message.kind);
+  try {
+    if (twice) deliver(to, message);
+    deliver(to, std::move(message));
+  } catch (const std::exception&) {
+    fail(id, std::current_exception());
+  }
+}
+
+void Core::deliver(int to, Message message) {
+  if (to != own_) return post_.send(to, message);
+  // The short way: the same bytes, and no history.
+  for (Tensor& x : message.tensors) {
+    const bool wanted = requires_grad(x);
+    x = x.alias();
+    if (wanted) set_requires_grad(x);
+  }
+  Job job = sort({own_, std::move(message), {}});
+  if (!job.task) return;
+  if (job.is_short) {
+    job.task();
+  } else {
+    crew_->run(std::move(job.task));
+  }
+}
+
+void Core::fail(uint64_t id, const std::exception_ptr& error) {
+  Pending pending;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = pending_.find(id);
+    if (found == pending_.end()) return;
+    pending = std::move(found->second);
+    pending_.erase(found);
+    if (pending.limit.count() > 0) timer_.take_back(pending.end, id);
+  }
+  pending.answered({}, error);
+}
+
+void Core::time_out(uint64_t id) {
+  Pending pending;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = pending_.find(id);
+    if (found == pending_.end()) return;
+    pending = std::move(found->second);
+    pending_.erase(found);
+    if (pending.late) late_.emplace(id, pending.late);
+  }
+  const auto error =
+      error_of(RpcErrorKind::kTimeout, pending.to,
+               concat("[rpc] worker '", workers_[static_cast<size_t>(pending.to)].name, "' did not answer within ",
+                      std::chrono::duration<double, std::milli>(pending.limit).count(), " ms"));
+  // Whatever follows from it may take long: not on the timer's thread.
+  crew_->run([answered = std::move(pending.answered), error] { answered({}, error); });
+}
+
+void Core::fail_all(int worker, const std::string& reason) {
+  std::vector<Pending> failed;
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto at = pending_.begin(); at != pending_.end();) {
+      if (worker >= 0 && at->second.to != worker) {
+        ++at;
+        continue;
+      }
+      if (at->second.limit.count() > 0) timer_.take_back(at->second.end, at->first);
+      failed.push_back(std::move(at->second));
+      at = pending_.erase(at);
+    }
+  }
+  for (Pending& pending : failed) pending.answered({}, error_of(RpcErrorKind::kConnection, pending.to, reason));
+}
+
+void Core::send_control(int to, Message message, std::function<void(const std::exception_ptr&)> done) {
+  struct Attempt {
+    Message message;
+    std::function<void(const std::exception_ptr&)> done;
+    int retries = 0;
+    std::function<void()> send;
+  };
+  auto attempt = std::make_shared<Attempt>(Attempt{std::move(message), std::move(done), 0, {}});
+  const int most = attempt->message.kind == MessageKind::kCleanup ? kMostCleanupRetries : kMostRetries;
+  attempt->send = [this, to, attempt, most] {
+    request(to, attempt->message, {.timeout = Timeout(0), .internal = true},
+            [this, attempt, most](const Message&, const std::exception_ptr& error) {
+              if (error && attempt->retries < most && is_running()) {
+                RpcErrorKind kind = RpcErrorKind::kRemote;
+                try {
+                  std::rethrow_exception(error);
+                } catch (const RpcError& known) {
+                  kind = known.kind();
+                } catch (...) {  // NOLINT(bugprone-empty-catch): of another kind
+                }
+                if (kind == RpcErrorKind::kInjected) {
+                  const double factor = std::pow(1.5, attempt->retries++);
+                  const auto wait = std::chrono::duration_cast<std::chrono::nanoseconds>(options_.retry_after * factor);
+                  timer_.at(Deadline::Clock::now() + wait, [this, attempt] { crew_->run(attempt->send); });
+                  return;
+                }
+              }
+              const auto last = std::move(attempt->done);
+              attempt->send = {};
+              if (last) last(error);
+            });
+  };
+  attempt->send();
+}
+
+void Core::remote(const std::shared_ptr<Reference>& reference, MessageKind kind, std::optional<Timeout> timeout,
+                  Writer arguments) {
+  const bool own = reference->is_owner();
+  const auto user = own ? nullptr : std::static_pointer_cast<UserReference>(reference);
+  Writer writer;
+  writer.number(reference->id().packed);
+  writer.number(own ? reference->id().packed : user->fork().packed);
+  writer.raw(arguments.payload.data(), arguments.payload.size());
+  request(reference->owner(),
+          {.kind = kind, .payload = std::move(writer.payload), .tensors = std::move(arguments.tensors)},
+          {.timeout = timeout,
+           .late =
+               [this, user](const Message&, const std::exception_ptr&) {
+                 if (user) references_.created(user);
+               }},
+          [this, reference, user](const Message&, const std::exception_ptr& error) {
+            if (user) {
+              if (error) {
+                references_.not_created(user, error);
+              } else {
+                references_.created(user);
+              }
+              return;
+            }
+            if (error)
+              static_cast<OwnerReference&>(*reference).value.state()->try_set_error(failed_reference(*reference));
+            references_.done_with_self(reference->id());
+          });
+}
+
+void Core::read_for(std::chrono::nanoseconds time) {
+  FutureState nothing;
+  crew_->wait(nothing, within(time));
+}
+
+std::exception_ptr Core::failed_reference(const Reference& reference) {
+  return error_of(RpcErrorKind::kReferenceFailed, reference.owner(),
+                  concat("[rref] the value of reference ", reference.id(), " could not be made: the call that was to ",
+                         "make it failed or took too long"));
+}
+
+// ---- what comes in
+
+Job Core::sort(Arrival arrival) {
+  const int from = arrival.from;
+  if (!arrival.message) {
+    if (from >= 0) {
+      const std::string reason = concat("[rpc] worker '", workers_[static_cast<size_t>(from)].name, "' (", from,
+                                        ") is gone: ", arrival.reason);
+      {
+        const std::lock_guard lock(mutex_);
+        gone_.emplace(from, reason);
+      }
+      return {[this, from, reason] {
+                fail_all(from, reason);
+                fail_gatherings(from, reason);
+                references_.forget_worker(from);
+              },
+              false};
+    }
+    return {[this, reason = arrival.reason] { fail_all(-1, concat("[rpc] nothing moves any more: ", reason)); }, false};
+  }
+  Message& message = *arrival.message;
+  if (!is_request(message.kind)) return sort_answer(from, std::move(message));
+  served_.fetch_add(1, std::memory_order_relaxed);
+  switch (message.kind) {
+    case MessageKind::kUserDelete:
+    case MessageKind::kForkRequest:
+    case MessageKind::kChildAccept:
+    case MessageKind::kGather:
+      return {[this, from, shared = std::make_shared<Message>(std::move(message))] { serve(from, std::move(*shared)); },
+              true};
+    default:
+      return {[this, from, shared = std::make_shared<Message>(std::move(message))] { serve(from, std::move(*shared)); },
+              false};
+  }
+}
+
+Job Core::sort_answer(int from, Message message) {
+  Pending pending;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = pending_.find(message.id);
+    if (found == pending_.end()) {
+      const auto late = late_.find(message.id);
+      if (late == late_.end()) return {};
+      pending.answered = std::move(late->second);
+      late_.erase(late);
+    } else {
+      if (found->second.to != from) {
+        log_warning(concat("[rpc] worker ", from, " answered a call of worker ", found->second.to));
+        return {};
+      }
+      pending = std::move(found->second);
+      pending_.erase(found);
+      if (pending.limit.count() > 0) timer_.take_back(pending.end, message.id);
+    }
+  }
+  const bool is_short = !pending.future || !pending.future->has_callbacks();
+  return {[this, shared = std::make_shared<Message>(std::move(message)), answered = std::move(pending.answered)] {
+            if (shared->kind == MessageKind::kError) {
+              answered({}, error_in(*shared));
+            } else {
+              answered(std::move(*shared), nullptr);
+            }
+          },
+          is_short};
+}
+
+std::exception_ptr Core::error_in(const Message& message) const {
+  try {
+    Reader reader(message.payload, {});
+    const auto kind = reader.number<uint8_t>();
+    CHORALE_CHECK(kind < kRpcErrorKinds, "[rpc] there is no error of kind ", int{kind});
+    const auto worker = reader.number<int32_t>();
+    return error_of(static_cast<RpcErrorKind>(kind), worker, read<std::string>(reader));
+  } catch (const InvalidArgument&) {
+    return std::current_exception();
+  }
+}
+
+Core::Calls Core::calls() const {
+  const std::lock_guard lock(mutex_);
+  return {static_cast<int64_t>(pending_.size()), served_.load(), served_later_.load()};
+}
+
+// ---- the end
+
+void Core::shut_down(bool graceful, Timeout timeout) {
+  State running = State::kRuns;
+  if (!state_.compare_exchange_strong(running, State::kLeaves)) {
+    if (running == State::kStarts) {
+      state_ = State::kStopped;
+      if (crew_) crew_->stop();
+    }
+    return;
+  }
+  std::exception_ptr error;
+  if (graceful) {
+    try {
+      leave_gracefully(timeout);
+    } catch (const std::exception&) {
+      error = std::current_exception();
+    }
+  }
+  // From here on whatever happened before.
+  state_ = State::kStopped;
+  crew_->stop();
+  timer_.stop();
+  fail_all(-1, "[rpc] the agent was shut down");
+  {
+    const std::lock_guard lock(mutex_);
+    late_.clear();
+    gatherings_.clear();
+  }
+  const std::string leaks = references_.leaks();
+  if (error) std::rethrow_exception(error);
+  if (leaks.empty() || !graceful) return;
+  const std::string text = concat("[rpc] references of worker ", own_, " are still held at shutdown: ", leaks);
+  if (options_.check_leaks) throw RpcError(RpcErrorKind::kReferenceLeak, own_, text);
+  log_warning(text);
+}
+
+void Core::leave_gracefully(Timeout timeout) {
+  std::vector<std::string> names;
+  for (const WorkerInfo& worker : workers_) names.push_back(worker.name);
+  barrier(names, timeout);
+  if (options_.delete_references) references_.delete_all(within(100s));
+  // Each call that is served is a call of somebody, so it is enough to count one's own. Calls may begin others between
+  // the two counts: only a sum of nothing, after nobody had any, is the end.
+  for (bool ends = false; !ends;) {
+    while (own_calls() > 0) read_for(100us);
+    barrier(names, timeout);
+    Writer writer;
+    writer.number(own_calls());
+    int64_t sum = 0;
+    for (const auto& [name, bytes] : all_gather(names, std::move(writer.payload), timeout)) {
+      sum += Reader(bytes, {}).number<int64_t>();
+    }
+    ends = sum == 0;
+  }
+}
+
+int64_t Core::own_calls() const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<int64_t>(pending_.size()) - gathers_;
+}
+
+}  // namespace chorale::rpc

@@ -1,0 +1,147 @@
+// Inside rpc: what an agent does, without the types of functions: requests and their answers, timeouts, retries,
+// faults, shutdown.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "chorale/base/rpc_error.h"
+#include "chorale/rpc/agent_options.h"
+#include "chorale/rpc/crew.h"
+#include "chorale/rpc/post.h"
+#include "chorale/rpc/references.h"
+#include "chorale/rpc/timer.h"
+#include "chorale/rpc/worker.h"
+
+namespace chorale::rpc {
+
+// What became of a request: an answer, or an error (null: none).
+using Answered = std::function<void(Message answer, const std::exception_ptr& error)>;
+
+struct RequestOptions {
+  std::optional<Timeout> timeout{};  // none: the agent's
+  FutureState* future = nullptr;     // that `answered` completes: with callbacks it is completed by the crew
+  bool internal = false;             // allowed while the agent shuts down
+  Answered late{};                   // an answer that came after the timeout
+};
+
+class Core : public std::enable_shared_from_this<Core> {
+ public:
+  static std::shared_ptr<Core> start(const comm::Group& group, AgentOptions options);
+  ~Core();
+  Core(const Core&) = delete;
+  Core& operator=(const Core&) = delete;
+
+  int own() const { return own_; }
+  int size() const { return static_cast<int>(workers_.size()); }
+  const std::vector<WorkerInfo>& workers() const { return workers_; }
+  const WorkerInfo& worker(const To& to) const;
+  std::weak_ptr<Core> weak() { return weak_from_this(); }
+  bool is_running() const { return state_ == State::kRuns || state_ == State::kLeaves; }
+  std::shared_ptr<Helper> helper() { return {shared_from_this(), crew_.get()}; }
+  Crew& crew() { return *crew_; }
+  Timer& timer() { return timer_; }
+  References& references() { return references_; }
+  const AgentOptions& options() const { return options_; }
+  Timeout default_timeout() const { return Timeout(timeout_ns_.load()); }
+  void set_default_timeout(Timeout timeout);
+
+  // ---- requests of this worker
+  void request(int to, Message message, RequestOptions options, Answered answered);
+  // Sent again when it fails (A1: control messages only). `done` gets null, or the last error.
+  void send_control(int to, Message message, std::function<void(const std::exception_ptr&)> done = {});
+  // The call that makes the value of a reference.
+  void remote(const std::shared_ptr<Reference>& reference, MessageKind kind, std::optional<Timeout> timeout,
+              Writer arguments);
+  // Reads messages for about so long.
+  void read_for(std::chrono::nanoseconds time);
+
+  // ---- the end
+  void barrier(const std::vector<std::string>& names, Timeout timeout);
+  std::map<std::string, Bytes> all_gather(const std::vector<std::string>& names, Bytes own, Timeout timeout);
+  void shut_down(bool graceful, Timeout timeout);
+
+  // Calls in flight: of this worker's own; of others', and those of them that wait for a future.
+  struct Calls {
+    int64_t own = 0, served = 0, served_later = 0;
+  };
+  Calls calls() const;
+
+ private:
+  enum class State { kStarts, kRuns, kLeaves, kStopped };
+  struct Pending {
+    int to = -1;
+    Deadline::Clock::time_point end{};
+    Timeout limit{};
+    FutureState* future = nullptr;
+    Answered answered;
+    Answered late;
+  };
+  struct Gathering;  // barrier.cc
+
+  Core(const comm::Group& group, AgentOptions options);
+  void exchange_names(const comm::Group& group);
+  Job sort(Arrival arrival);
+  Job sort_answer(int from, Message message);
+  void send(int to, Message message, uint64_t id);
+  void deliver(int to, Message message);
+  bool fails_on_purpose(int to, const Message& message);
+  void fail(uint64_t id, const std::exception_ptr& error);
+  void fail_all(int worker, const std::string& reason);
+  void time_out(uint64_t id);
+  std::exception_ptr error_in(const Message& message) const;
+  static std::exception_ptr failed_reference(const Reference& reference);
+
+  // serve.cc
+  void serve(int from, Message request);
+  void serve_call(int from, Message request);
+  std::function<void(const Reply&)> prepare_op(Reader& reader) const;
+  std::function<void(const Reply&)> prepare_function(Reader& reader) const;
+  void serve_fetch(int from, const Message& request);
+  void serve_control(int from, const Message& request);
+  void answer(int to, uint64_t id, Message message);
+  void answer_error(int to, uint64_t id, const std::exception_ptr& error);
+  void answer_value(int to, const Message& request, const AnyValue& value, const std::exception_ptr& error);
+  std::exception_ptr at_home(const std::exception_ptr& error) const;
+  const Served& find_function(const std::string& name, const std::string& signature) const;
+
+  // barrier.cc
+  void serve_gather(int from, const Message& request);
+  std::shared_ptr<Gathering> gathering(const std::string& key);
+  void add_to_gathering(Gathering& gathering, const std::string& name, Bytes value, size_t of);
+  void fail_gatherings(int worker, const std::string& reason);
+  void leave_gracefully(Timeout timeout);
+  int64_t own_calls() const;
+
+  AgentOptions options_;
+  const int own_;
+  std::vector<WorkerInfo> workers_;
+  std::map<std::string, int, std::less<>> by_name_;
+  std::map<std::string, const Served*, std::less<>> functions_;
+  std::atomic<State> state_{State::kStarts};
+  std::atomic<int64_t> timeout_ns_;
+  Post post_;
+  References references_{*this};
+  Timer timer_;
+
+  mutable std::mutex mutex_;
+  uint64_t next_request_ = 1;
+  std::unordered_map<uint64_t, Pending> pending_;
+  std::unordered_map<uint64_t, Answered> late_;
+  std::map<int, std::string> gone_;          // workers, and why
+  std::map<std::string, int> failed_sends_;  // faults: how often each request has failed
+  std::atomic<int64_t> served_{0}, served_later_{0}, gathers_{0};
+  std::map<std::string, std::shared_ptr<Gathering>> gatherings_;
+  std::map<std::string, uint64_t> gather_numbers_;
+  std::unique_ptr<Crew> crew_;  // last: its threads use all of the above
+};
+
+}  // namespace chorale::rpc

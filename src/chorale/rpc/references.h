@@ -1,0 +1,158 @@
+// Inside rpc: remote references and who holds them.
+//
+// Note [References]
+// A value lives on its owner for as long as any worker has a reference to it. Every reference on another worker (a
+// user) has a number of its own, its fork, and the owner keeps the set of forks. Messages may overtake each other, so
+// (1) a user tells the owner of its end only after the owner has confirmed it;
+// (2) a user that has passed itself on lives until the owner has confirmed the new one: the child asks the owner
+//     (fork request), and tells its parent afterwards (child accept).
+// Hence some fork that the owner knows is alive for as long as any user is. A user's own handle may be gone long
+// before: the tables here hold it (`pending users`, `pending children`). A reference that comes back to its owner makes
+// no fork; the owner accepts the child at once. A function runs only when the references among its arguments are
+// confirmed. Handlers of control messages may run twice. Objects are let go of outside the lock: their ends send
+// messages.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <ostream>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "chorale/rpc/served.h"
+
+namespace chorale::rpc {
+
+class Core;
+class References;
+
+// The worker that chose it, and a number there.
+struct GlobalId {
+  uint64_t packed = 0;
+  static GlobalId of(int worker, uint64_t number) { return {static_cast<uint64_t>(worker) << 48 | number}; }
+  int worker() const { return static_cast<int>(packed >> 48); }
+  uint64_t number() const { return packed & ((uint64_t{1} << 48) - 1); }
+  friend auto operator<=>(const GlobalId&, const GlobalId&) = default;
+  friend std::ostream& operator<<(std::ostream& out, GlobalId id) {
+    return out << "(created_on=" << id.worker() << ", local_id=" << id.number() << ")";
+  }
+};
+
+// What handles (RRef) of one worker share.
+class Reference {
+ public:
+  Reference(std::weak_ptr<Core> core, GlobalId id, int owner) : core_(std::move(core)), id_(id), owner_(owner) {}
+  virtual ~Reference() = default;
+  Reference(const Reference&) = delete;
+  Reference& operator=(const Reference&) = delete;
+
+  virtual bool is_owner() const = 0;
+  GlobalId id() const { return id_; }
+  int owner() const { return owner_; }
+  // RpcError (kNotRunning) when the agent is gone.
+  std::shared_ptr<Core> core() const;
+  const std::weak_ptr<Core>& weak_core() const { return core_; }
+
+ private:
+  const std::weak_ptr<Core> core_;
+  const GlobalId id_;
+  const int owner_;
+};
+
+class OwnerReference final : public Reference {
+ public:
+  using Reference::Reference;
+  bool is_owner() const override { return true; }
+  Future<AnyValue> value;
+};
+
+class UserReference final : public Reference {
+ public:
+  UserReference(std::weak_ptr<Core> core, GlobalId id, int owner, GlobalId fork)
+      : Reference(std::move(core), id, owner), fork_(fork) {}
+  ~UserReference() override;
+  bool is_owner() const override { return false; }
+  GlobalId fork() const { return fork_; }
+  // RpcError when the value could not be made, or the agent has deleted the reference.
+  void check_usable(const char* call) const;
+
+  Future<void> created;              // the owner has answered
+  Future<void> confirmed;            // the owner knows this user
+  std::atomic<bool> failed{false};   // the value could not be asked for
+  std::atomic<bool> deleted{false};  // the owner was told of its end
+  std::atomic<bool> known{false};    // its owner counts it: its end must be told
+
+ private:
+  const GlobalId fork_;
+};
+
+// What a reference is on the wire.
+struct ForkData {
+  int32_t owner = -1, parent = -1;
+  uint64_t id = 0, fork = 0;
+  std::string type;
+  CHORALE_MESSAGE(ForkData, owner, parent, id, fork, type)
+};
+
+struct ReferenceCounts {
+  size_t owners = 0, pending_values = 0, pending_users = 0, forks = 0, pending_children = 0, users = 0;
+};
+
+class References {
+ public:
+  explicit References(Core& core) : core_(core) {}
+
+  GlobalId next_id();
+  // ---- making them
+  // Nobody else knows it yet.
+  std::shared_ptr<OwnerReference> make_local(AnyValue value);
+  // For remote() to this worker: it is its own fork until done_with_self().
+  std::shared_ptr<OwnerReference> make_own();
+  void done_with_self(GlobalId id);
+  std::shared_ptr<UserReference> make_user(int owner);
+  // The answer to the remote call that made it.
+  void created(const std::shared_ptr<UserReference>& user);
+  void not_created(const std::shared_ptr<UserReference>& user, std::exception_ptr error);
+
+  // ---- passing them on
+  ForkData fork(const std::shared_ptr<Reference>& reference, int to, const std::string& type);
+  std::shared_ptr<Reference> adopt(const ForkData& data, int from, std::vector<std::shared_ptr<FutureState>>& gates);
+
+  // ---- on the owner
+  std::shared_ptr<OwnerReference> get_or_create(GlobalId id);
+  void add_fork(GlobalId id, GlobalId fork, int holder);
+  void delete_fork(GlobalId id, GlobalId fork);
+  // On the parent: lets go of what was held for this fork, and returns it.
+  std::shared_ptr<Reference> child_accepted(GlobalId fork);
+  // The end of a user, in its destructor or at shutdown.
+  void tell_end(UserReference& user);
+
+  // ---- the end
+  // Deletes all users that are still held, and waits until nobody refers to anything here. False: not in time.
+  bool delete_all(Deadline deadline);
+  // The references that are left, by id and with the workers that hold them; empty when there are none.
+  std::string leaks() const;
+  ReferenceCounts counts() const;
+  // A worker has ended, and with it all that it held.
+  void forget_worker(int worker);
+
+ private:
+  Core& core_;
+  mutable std::mutex mutex_;
+  uint64_t next_ = 0;
+  std::map<GlobalId, std::shared_ptr<OwnerReference>> owners_;
+  std::map<GlobalId, std::map<GlobalId, int>> forks_;  // by reference: its users, and the workers that hold them
+  std::map<GlobalId, std::set<GlobalId>> gone_;        // forks that are deleted, of references that live
+  std::map<GlobalId, std::shared_ptr<UserReference>> pending_users_;
+  std::map<GlobalId, std::weak_ptr<UserReference>> confirmed_users_;
+  struct Passed {
+    std::shared_ptr<Reference> parent;
+    int to;
+  };
+  std::map<GlobalId, Passed> pending_children_;
+};
+
+}  // namespace chorale::rpc

@@ -1,0 +1,91 @@
+#include "chorale/rpc/rref.h"
+
+#include "chorale/rpc/core.h"
+
+namespace chorale::rpc {
+
+const Reference& AnyRRef::get() const {
+  CHORALE_CHECK_STATE(reference_,
+                      "[rref] this reference stands for nothing; agent.remote() and agent.reference() make one");
+  return *reference_;
+}
+
+WorkerInfo AnyRRef::owner() const { return get().core()->workers()[static_cast<size_t>(get().owner())]; }
+
+bool AnyRRef::is_confirmed() const {
+  if (is_owner()) return true;
+  const FutureState& state = *static_cast<const UserReference&>(get()).confirmed.state();
+  return state.is_complete() && !state.error();
+}
+
+Future<void> AnyRRef::created() const {
+  if (!is_owner()) return static_cast<const UserReference&>(get()).created;
+  Future<void> now;
+  now.set();
+  return now;
+}
+
+void AnyRRef::fetch(const std::string& type, std::optional<Timeout> timeout,
+                    std::function<void(Reader*, const std::exception_ptr&)> take, FutureState* future) const {
+  static_cast<const UserReference&>(get()).check_usable("to_here");
+  const std::shared_ptr<Core> core = get().core();
+  Writer writer;
+  writer.number(id().packed);
+  write(writer, type);
+  const int owner = get().owner();
+  core->request(owner, {.kind = MessageKind::kFetch, .payload = std::move(writer.payload)},
+                {.timeout = timeout, .future = future},
+                [core = core.get(), owner, take = std::move(take)](Message answer, const std::exception_ptr& error) {
+                  if (error) return take(nullptr, error);
+                  Reader reader(answer.payload, answer.tensors, core, owner);
+                  try {
+                    take(&reader, nullptr);
+                  } catch (const std::exception&) {
+                    take(nullptr, std::current_exception());
+                  }
+                });
+}
+
+AnyValue AnyRRef::local(const char* call, const std::type_info& type) const {
+  if (!is_owner()) {
+    const auto core = get().core();
+    throw RpcError(RpcErrorKind::kNotOwner, get().owner(),
+                   concat("[", call, "] reference ", *this, " is owned by worker '",
+                          core->workers()[static_cast<size_t>(get().owner())].name, "', and this is worker '",
+                          core->workers()[static_cast<size_t>(core->own())].name, "'; use to_here()"));
+  }
+  const auto& owner = static_cast<const OwnerReference&>(get());
+  owner.value.state()->wait();
+  AnyValue value = owner.value.wait();
+  if (value.type->type != type)
+    throw RpcError(RpcErrorKind::kWrongArguments, get().owner(),
+                   concat("[", call, "] reference ", *this, " stands for a ", value.type->name, ", not for a ",
+                          readable_name(type)));
+  return value;
+}
+
+std::ostream& operator<<(std::ostream& out, const AnyRRef& rref) {
+  if (!rref) return out << "RRef(nothing)";
+  if (rref.is_owner()) return out << "OwnerRRef" << rref.id();
+  return out << "UserRRef" << rref.id() << " fork " << static_cast<const UserReference&>(*rref.reference()).fork();
+}
+
+std::shared_ptr<Helper> helper_of(const Reference& reference) { return reference.core()->helper(); }
+
+void write_reference(Writer& writer, const AnyRRef& rref, const std::string& type) {
+  if (!writer.core())
+    throw RpcError(RpcErrorKind::kUnsupported, -1, "[rref] a reference can be passed to workers only, not stored");
+  CHORALE_CHECK(rref, "[rref] a reference that stands for nothing cannot be passed on");
+  CHORALE_CHECK(rref.reference()->core().get() == writer.core(), "[rref] reference ", rref,
+                " belongs to another agent");
+  write(writer, writer.core()->references().fork(rref.reference(), writer.to(), type));
+}
+
+std::shared_ptr<Reference> read_reference(Reader& reader, const std::string& type) {
+  CHORALE_CHECK(reader.core(), "[rref] a reference can be passed to workers only, not stored");
+  const auto data = read<ForkData>(reader);
+  CHORALE_CHECK(data.type == type, "[rpc] a reference to a ", data.type, " came where one to a ", type, " is expected");
+  return reader.core()->references().adopt(data, reader.from(), reader.gates());
+}
+
+}  // namespace chorale::rpc

@@ -1,0 +1,252 @@
+// What an agent does with the requests of others.
+#include <algorithm>
+
+#include "chorale/autograd/autograd.h"
+#include "chorale/base/log.h"
+#include "chorale/op/builder.h"
+#include "chorale/op/table.h"
+#include "chorale/rpc/core.h"
+
+namespace chorale::rpc {
+
+void write_error(Writer& writer, int own, const std::string& own_name, const std::exception_ptr& error) {
+  RpcErrorKind kind = RpcErrorKind::kRemote;
+  int worker = own;
+  std::string text;
+  try {
+    std::rethrow_exception(error);
+  } catch (const RpcError& known) {
+    kind = known.kind();
+    if (known.worker() >= 0) worker = known.worker();
+    text = known.what();
+  } catch (const std::exception& other) {
+    text = concat("[rpc] worker '", own_name, "' threw ", readable_name(typeid(other)), ": ", other.what());
+  } catch (...) {
+    text = concat("[rpc] worker '", own_name, "' threw something that is no std::exception");
+  }
+  writer.number(static_cast<uint8_t>(kind));
+  writer.number<int32_t>(worker);
+  write(writer, text);
+}
+
+void Core::answer(int to, uint64_t id, Message message) {
+  served_.fetch_sub(1, std::memory_order_relaxed);
+  message.id = id;
+  try {
+    if (to != own_) return post_.send(to, message);
+    Job job = sort_answer(own_, std::move(message));
+    if (job.task) job.task();
+  } catch (const RpcError& error) {
+    // Whoever asked is gone.
+    if (is_running()) log_info(concat("[rpc] an answer to worker ", to, " was not sent: ", error.what()));
+  } catch (const InvalidArgument&) {
+    served_.fetch_add(1, std::memory_order_relaxed);
+    answer_error(to, id, std::current_exception());
+  }
+}
+
+void Core::answer_error(int to, uint64_t id, const std::exception_ptr& error) {
+  Writer writer;
+  write_error(writer, own_, workers_[static_cast<size_t>(own_)].name, error);
+  answer(to, id, {.kind = MessageKind::kError, .payload = std::move(writer.payload)});
+}
+
+void Core::answer_value(int to, const Message& request, const AnyValue& value, const std::exception_ptr& error) {
+  if (error) return answer_error(to, request.id, error);
+  try {
+    Writer writer(this, to);
+    value.type->write(writer, value.object.get());
+    answer(to, request.id,
+           {.kind = MessageKind::kReturn, .payload = std::move(writer.payload), .tensors = std::move(writer.tensors)});
+  } catch (const std::exception&) {
+    answer_error(to, request.id, std::current_exception());
+  }
+}
+
+void Core::serve(int from, Message request) {
+  const uint64_t id = request.id;
+  try {
+    switch (request.kind) {
+      case MessageKind::kCall:
+      case MessageKind::kRemoteCall:
+      case MessageKind::kOp:
+      case MessageKind::kRemoteOp:
+        return serve_call(from, std::move(request));
+      case MessageKind::kFetch:
+        return serve_fetch(from, request);
+      case MessageKind::kGather:
+        return serve_gather(from, request);
+      default:
+        return serve_control(from, request);
+    }
+  } catch (const std::exception&) {
+    answer_error(from, id, std::current_exception());
+  }
+}
+
+const Served& Core::find_function(const std::string& name, const std::string& signature) const {
+  const auto found = functions_.find(name);
+  if (found == functions_.end()) {
+    std::string known;
+    for (const auto& [served, function] : functions_)
+      known += concat(known.empty() ? "" : ", ", served, function->signature);
+    throw RpcError(RpcErrorKind::kUnknownFunction, own_,
+                   concat("[rpc] worker '", workers_[static_cast<size_t>(own_)].name, "' does not serve ", name,
+                          "; it serves ", known.empty() ? "nothing" : known));
+  }
+  if (found->second->signature != signature)
+    throw RpcError(RpcErrorKind::kWrongArguments, own_,
+                   concat("[rpc] worker '", workers_[static_cast<size_t>(own_)].name, "' serves ", name,
+                          found->second->signature, ", and was asked for ", name, signature));
+  return *found->second;
+}
+
+namespace {
+
+// Runs `then` when all gates are open; it gets the first error.
+void after(const std::vector<std::shared_ptr<FutureState>>& gates,
+           const std::function<void(const std::exception_ptr&)>& then, Crew& crew) {
+  if (std::all_of(gates.begin(), gates.end(), [](const auto& gate) { return gate->is_complete() && !gate->error(); }))
+    return then(nullptr);
+  auto left = std::make_shared<std::atomic<size_t>>(gates.size());
+  for (const auto& gate : gates) {
+    gate->add_callback([left, gates, then, &crew] {
+      if (left->fetch_sub(1) > 1) return;
+      std::exception_ptr error;
+      for (const auto& each : gates) {
+        if (each->error() && !error) error = each->error();
+      }
+      crew.run([then, error] { then(error); });
+    });
+  }
+}
+
+}  // namespace
+
+void Core::serve_call(int from, Message request) {
+  Reader reader(request.payload, request.tensors, this, from);
+  std::shared_ptr<OwnerReference> kept;
+  if (request.kind == MessageKind::kRemoteCall || request.kind == MessageKind::kRemoteOp) {
+    const GlobalId id{reader.number<uint64_t>()}, fork{reader.number<uint64_t>()};
+    CHORALE_CHECK(id.worker() == from, "[rpc] worker ", from, " asks for reference ", id);
+    kept = references_.get_or_create(id);
+    references_.add_fork(id, fork, from);
+  }
+  // Of a remote call the error is kept, too.
+  const auto reply = [this, from, kept, id = request.id](const AnyValue& value, const std::exception_ptr& error) {
+    Message head{.id = id};
+    if (!kept) return answer_value(from, head, value, error);
+    if (error) {
+      kept->value.state()->try_set_error(at_home(error));
+    } else {
+      kept->value.state()->try_set(value);
+    }
+    answer(from, id, {.kind = MessageKind::kReturn});
+  };
+  try {
+    const bool is_op = request.kind == MessageKind::kOp || request.kind == MessageKind::kRemoteOp;
+    const std::function<void(const Reply&)> run = is_op ? prepare_op(reader) : prepare_function(reader);
+    after(
+        reader.gates(),
+        [reply, run](const std::exception_ptr& error) {
+          if (error) return reply({}, error);
+          try {
+            run(reply);
+          } catch (...) {
+            reply({}, std::current_exception());
+          }
+        },
+        *crew_);
+  } catch (const std::exception&) {
+    reply({}, std::current_exception());
+  }
+}
+
+// An error that is kept here and thrown here or elsewhere, later: it says where it arose.
+std::exception_ptr Core::at_home(const std::exception_ptr& error) const {
+  Writer writer;
+  write_error(writer, own_, workers_[static_cast<size_t>(own_)].name, error);
+  return error_in({.kind = MessageKind::kError, .payload = std::move(writer.payload)});
+}
+
+namespace {
+
+// Callers of ops are compiled against them; who sends a name is not.
+void check_count(const op::OpDef& row, size_t count) {
+  const std::string_view inputs = row.inputs;
+  const auto names = inputs.empty() ? 0 : 1 + std::count(inputs.begin(), inputs.end(), ',');
+  const bool any = inputs.ends_with("...");
+  CHORALE_CHECK(any ? count + 1 >= static_cast<size_t>(names) : count == static_cast<size_t>(names), "[rpc] op '",
+                row.name, "' takes (", inputs, "), not ", count, " tensors");
+}
+
+}  // namespace
+
+std::function<void(const Reply&)> Core::prepare_op(Reader& reader) const {
+  const auto name = read<std::string>(reader);
+  const op::OpDef* row = op::find_op(name);
+  if (!row)
+    throw RpcError(RpcErrorKind::kUnknownFunction, own_, concat("[rpc] there is no op '", name, "' in the table"));
+  const Attrs attributes = row->attrs ? read_attributes(reader, row->attrs()) : Attrs();
+  if (!row->attrs) CHORALE_CHECK(reader.number<uint64_t>() == 0, "[rpc] op '", name, "' has no attributes");
+  auto in = read<std::vector<Tensor>>(reader);
+  reader.finish();
+  check_count(*row, in.size());
+  return [row, attributes, in = std::move(in)](const Reply& reply) {
+    std::vector<Tensor> out(static_cast<size_t>(row->outputs));
+    op::current().call(*row, in, attributes, out);
+    reply(any_value(std::move(out)), nullptr);
+  };
+}
+
+std::function<void(const Reply&)> Core::prepare_function(Reader& reader) const {
+  const auto name = read<std::string>(reader);
+  return find_function(name, read<std::string>(reader)).prepare(reader);
+}
+
+void Core::serve_fetch(int from, const Message& request) {
+  Reader reader(request.payload, {});
+  const GlobalId id{reader.number<uint64_t>()};
+  const auto expected = read<std::string>(reader);
+  // If the call that makes it has not come yet, it will.
+  const std::shared_ptr<OwnerReference> owner = references_.get_or_create(id);
+  served_later_.fetch_add(1, std::memory_order_relaxed);
+  const auto reply = [this, from, owner, expected, head = Message{.id = request.id}] {
+    served_later_.fetch_sub(1, std::memory_order_relaxed);
+    const auto& state = *owner->value.state();
+    if (state.error()) return answer_error(from, head.id, state.error());
+    if (state.value().type->name != expected)
+      return answer_error(
+          from, head.id,
+          std::make_exception_ptr(RpcError(RpcErrorKind::kWrongArguments, own_,
+                                           concat("[rpc] reference ", owner->id(), " stands for a ",
+                                                  state.value().type->name, ", not for a ", expected))));
+    answer_value(from, head, state.value(), nullptr);
+  };
+  owner->value.state()->add_callback(reply);
+}
+
+void Core::serve_control(int from, const Message& request) {
+  Reader reader(request.payload, {});
+  switch (request.kind) {
+    case MessageKind::kUserDelete: {
+      const GlobalId id{reader.number<uint64_t>()}, fork{reader.number<uint64_t>()};
+      references_.delete_fork(id, fork);
+      break;
+    }
+    case MessageKind::kForkRequest: {
+      const GlobalId id{reader.number<uint64_t>()}, fork{reader.number<uint64_t>()};
+      references_.add_fork(id, fork, from);
+      break;
+    }
+    case MessageKind::kChildAccept:
+      references_.child_accepted({reader.number<uint64_t>()});
+      break;
+    default:
+      throw InvalidArgument(concat("[rpc] worker ", from, " sent a request of kind '", name_of(request.kind),
+                                   "', which nobody here serves"));
+  }
+  answer(from, request.id, {.kind = MessageKind::kReturn});
+}
+
+}  // namespace chorale::rpc
