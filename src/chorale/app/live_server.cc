@@ -1,14 +1,23 @@
 #include "chorale/app/live_server.h"
 
 #include <httplib.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <cerrno>
 #include <chrono>
 #include <condition_variable>
+#include <cstring>
 #include <deque>
+#include <list>
 #include <mutex>
 #include <thread>
 #include <vector>
 
+#include "chorale/base/deadline.h"
 #include "chorale/base/error.h"
 #include "chorale/report/page.h"
 
@@ -18,20 +27,89 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kLookEvery = 500ms;  // at the files of the run
-constexpr int kOtherWorkers = 4;    // beside those that a stream keeps
-constexpr size_t kMostWaiting = 8;  // connections that were accepted and have no worker yet
+constexpr auto kRequestTime = 5s;   // from the connection to the end of its request
+constexpr auto kWriteTime = 5s;     // without that a byte of the answer is taken
+constexpr int kMostConnections = LiveServer::kMostStreams + 64;
 
-// Threads that answer connections. When all are busy, the one that accepts waits: the library's own pool would accept
-// connections without end.
+// One connection, for one request. The library's own waits for each byte anew, and has no limit for all of them.
+class Connection final : public httplib::Stream {
+ public:
+  explicit Connection(socket_t socket) : socket_(socket), until_(within(kRequestTime)) {}
+
+  bool is_readable() const override { return begin_ < end_ || is_ready(POLLIN, until_); }
+  bool is_writable() const override { return is_ready(POLLOUT, within(kWriteTime)); }
+  ssize_t read(char* to, size_t size) override {
+    if (begin_ == end_) {
+      if (!is_ready(POLLIN, until_)) return -1;
+      const ssize_t found = recv(socket_, bytes_.data(), bytes_.size(), 0);
+      if (found <= 0) return found;
+      begin_ = 0;
+      end_ = static_cast<size_t>(found);
+    }
+    const size_t taken = std::min(size, end_ - begin_);
+    std::copy_n(bytes_.data() + begin_, taken, to);
+    begin_ += taken;
+    return static_cast<ssize_t>(taken);
+  }
+  ssize_t write(const char* from, size_t size) override {
+    return is_writable() ? send(socket_, from, size, MSG_NOSIGNAL | MSG_DONTWAIT) : -1;
+  }
+  void get_remote_ip_and_port(std::string& ip, int& port) const override { ip = "127.0.0.1", port = 0; }
+  void get_local_ip_and_port(std::string& ip, int& port) const override { ip = "127.0.0.1", port = 0; }
+  socket_t socket() const override { return socket_; }
+
+  // By another thread: the one that reads from it gets its end.
+  void drop() const { ::shutdown(socket_, SHUT_RDWR); }
+
+ private:
+  bool is_ready(short events, Deadline until) const {
+    pollfd state{socket_, events, 0};
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until.left());
+    return poll(&state, 1, static_cast<int>(left.count())) > 0;
+  }
+
+  const socket_t socket_;
+  const Deadline until_;
+  std::array<char, 4096> bytes_;
+  size_t begin_ = 0, end_ = 0;
+};
+
+// Connections less the streams, which have a limit of their own; the oldest first. When there are too many, the oldest
+// goes: a client that is slow to ask, or to read its answer, loses its place, not the next one that comes.
+class Arrivals {
+ public:
+  void add(const Connection& connection) {
+    const std::lock_guard lock(mutex_);
+    found_.push_back(&connection);
+  }
+  void remove(const Connection& connection) {
+    const std::lock_guard lock(mutex_);
+    found_.remove(&connection);
+  }
+  void drop_oldest() {
+    const std::lock_guard lock(mutex_);
+    if (!found_.empty()) found_.front()->drop();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::list<const Connection*> found_;
+};
+
+// A thread for each connection, made when it is needed. When there are as many as there may be, the one that accepts
+// waits, and the slowest request is dropped.
 class Workers : public httplib::TaskQueue {
  public:
-  explicit Workers(int count) {
-    for (int i = 0; i < count; ++i) threads_.emplace_back([this] { work(); });
-  }
+  explicit Workers(Arrivals& arrivals) : arrivals_(arrivals) {}
   void enqueue(std::function<void()> task) override {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return tasks_.size() < kMostWaiting; });
+    while (busy_ == kMostConnections) {
+      arrivals_.drop_oldest();
+      changed_.wait_for(lock, 100ms);
+    }
+    ++busy_;
     tasks_.push_back(std::move(task));
+    if (threads_.size() < static_cast<size_t>(busy_)) threads_.emplace_back([this] { work(); });
     changed_.notify_all();
   }
   void shutdown() override {
@@ -45,24 +123,53 @@ class Workers : public httplib::TaskQueue {
 
  private:
   void work() {
+    std::unique_lock lock(mutex_);
     while (true) {
-      std::unique_lock lock(mutex_);
       changed_.wait(lock, [&] { return ending_ || !tasks_.empty(); });
       if (tasks_.empty()) return;
       const std::function<void()> task = std::move(tasks_.front());
       tasks_.pop_front();
-      changed_.notify_all();
       lock.unlock();
       task();
+      lock.lock();
+      --busy_;
+      changed_.notify_all();
     }
   }
 
+  Arrivals& arrivals_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> tasks_;
+  int busy_ = 0;  // connections, with those that wait for a thread
   bool ending_ = false;
   std::vector<std::thread> threads_;
 };
+
+// The library's server with connections of ours.
+class Server final : public httplib::Server {
+ public:
+  Arrivals arrivals;
+
+  // Called while this thread answers a request whose answer has no end.
+  void stays() { arrivals.remove(*current_); }
+
+ private:
+  bool process_and_close_socket(socket_t socket) override {
+    Connection connection(socket);
+    current_ = &connection;
+    arrivals.add(connection);
+    bool closed = false;
+    const bool fine = process_request(connection, true, closed, nullptr);
+    arrivals.remove(connection);
+    ::shutdown(socket, SHUT_RDWR);
+    ::close(socket);
+    return fine;
+  }
+
+  static thread_local const Connection* current_;
+};
+thread_local const Connection* Server::current_ = nullptr;
 
 bool is_loopback_name(std::string_view host) {
   const size_t colon = host.rfind(':');
@@ -116,7 +223,7 @@ struct LiveServer::State {
   bool serving = false, ending = false;
   int streams = 0;
 
-  httplib::Server server;
+  Server server;
   int port = 0;
 };
 
@@ -133,6 +240,7 @@ void LiveServer::State::stream(httplib::Response& response) {
     }
     ++streams;
   }
+  server.stays();
   response.set_chunked_content_provider(
       "text/event-stream",
       [this, seen = int64_t{0}](size_t, httplib::DataSink& sink) mutable {
@@ -150,15 +258,15 @@ void LiveServer::State::stream(httplib::Response& response) {
 }
 
 LiveServer::LiveServer(const std::filesystem::path& run, int port) : state_(std::make_unique<State>(run)) {
-  httplib::Server& server = state_->server;
-  server.new_task_queue = [] { return new Workers(kMostStreams + kOtherWorkers); };
+  Server& server = state_->server;
+  server.new_task_queue = [&server] { return new Workers(server.arrivals); };
   server.set_payload_max_length(1024);
-  server.set_read_timeout(5s);
-  server.set_write_timeout(5s);
   // Without SO_REUSEPORT, which the library sets: a second server would share the port and take half of the requests.
-  server.set_socket_options([](int socket) {
+  int listener = -1;
+  server.set_socket_options([&listener](int socket) {
     const int yes = 1;
     ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    listener = socket;
   });
   server.set_default_headers({{"Cache-Control", "no-store"},
                               {"X-Content-Type-Options", "nosniff"},
@@ -181,6 +289,10 @@ LiveServer::LiveServer(const std::filesystem::path& run, int port) : state_(std:
   }
   CHORALE_CHECK_STATE(state_->port > 0, "[watch] cannot listen on 127.0.0.1:", port,
                       ": another program does; choose another --port, or 0 for any that is free");
+  server.set_socket_options(nullptr);
+  // The library lets five wait to be accepted: the next would try again after a second, and then after three.
+  CHORALE_CHECK_STATE(::listen(listener, kMostConnections) == 0, "[watch] cannot listen on 127.0.0.1:", state_->port,
+                      ": ", std::strerror(errno));
 }
 
 LiveServer::~LiveServer() = default;

@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <httplib.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <thread>
@@ -106,6 +109,31 @@ TEST_F(Live, TooManyPagesAreToldToComeBackAndOthersAreStillServed) {
   EXPECT_EQ(status_of("/"), 200);
   enough = true;
   for (std::thread& page : pages) page.join();
+}
+
+// As many as would fill every place, and some more: a slow client loses its own.
+TEST_F(Live, SlowRequestsDoNotKeepThePageFromOthers) {
+  std::vector<int> slow;
+  for (int i = 0; i < 200; ++i) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(server_->port()));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    slow.push_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(::connect(slow.back(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    ASSERT_EQ(::send(slow.back(), "GET / HT", 8, MSG_NOSIGNAL), 8);
+  }
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(status_of("/"), 200);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 5s);  // less than a slow request has
+  for (const int socket : slow) ::close(socket);
+}
+
+TEST_F(Live, AConnectionIsForOneRequestWhichHasToComeSoon) {
+  client_->set_keep_alive(true);
+  const auto result = client_->Get("/");
+  ASSERT_TRUE(result);
+  EXPECT_EQ(result->get_header_value("Connection"), "close");
 }
 
 TEST_F(Live, APortThatIsTakenIsRefused) { EXPECT_THROW(LiveServer(folder_.path(), server_->port()), StateError); }
