@@ -146,7 +146,7 @@ class Output(Scratch):
         with open("/dev/full", "w") as full:
             process = self.start("-n", "2", *sh(f"echo lost; sleep 0.5; echo lost; touch {self.folder}/done_$RANK"), stdout=full)
             _, err = process.communicate(timeout=LIMIT_S)
-        self.assertEqual(process.returncode, 1)
+        self.assertEqual(process.returncode, 4)
         self.assertEqual(err.count(b"cannot write to standard output: No space left on device"), 1, err)
         self.assertEqual(len(list(self.folder.glob("done_*"))), 2)
 

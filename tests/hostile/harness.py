@@ -23,7 +23,7 @@ CRASHES = {-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGFPE, -signal.SIGILL, -si
 
 @dataclasses.dataclass
 class Row:
-    """What is run: `words` after the name of the program, or `shell`, a script in which $C is the program. Bytes are words too.
+    """What is run: `words` after the name of the program, or `shell`, a script in which $C is the program and $B its folder. Bytes are words too.
 
     The working folder holds `text`, the files in `files` (None: a folder, a function: called with the path) and, with `trained`, the run
     of a small GPT in `run`. What must hold afterwards: the exit status, a pattern for each of `says` in the output, none of
@@ -133,7 +133,7 @@ class Table:
         problem = None
         with open(output, "wb") as sink:
             process = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT,
-                                       env=clean({"C": str(self.program), **row.env}), start_new_session=True)
+                                       env=clean({"C": str(self.program), "B": str(self.program.parent), **row.env}), start_new_session=True)
             try:
                 if row.act:
                     row.act(Running(process, folder, output))

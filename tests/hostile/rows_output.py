@@ -1,5 +1,6 @@
 """Output that cannot be written: the work is done, one warning, a status that says so; a reader that has gone ends the job."""
 from harness import TINY, Row
+from rows_limits import no_namespaces, on_small_disk
 
 TRAIN = f"$C train gpt {' '.join(TINY)} --steps 4 --out run"
 RUN_FILES = r"run(/.*)?"
@@ -8,6 +9,10 @@ LOST = "the output could not be written|the output cannot be written: No space l
 
 def trained(folder):
     return None if (folder / "run/checkpoints/step-00000004/manifest.json").exists() else "it has not trained to the end"
+
+
+def both_done(folder):
+    return None if all((folder / f"done_{rank}").exists() for rank in (0, 1)) else "the ranks have not finished their work"
 
 
 def rows():
@@ -39,6 +44,11 @@ def rows():
         Row("output/generate of the hottest", ["generate", "--run", "run", "--tokens", "5", "--temperature", "1000000"], trained=True, status=0),
         Row("output/log-dir is a file", [*"train gpt".split(), *TINY, "--steps", "2", "-n", "2", "--log-dir", "text"], status={1, 126}, says=("text",)),
         Row("output/run with a log-dir that is a file", ["run", "-n", "2", "--log-dir", "text", "true"], status={1, 126}, says=("text",)),
+        Row("output/run with a log-dir on a full disk", shell=on_small_disk(16, "$C run -n 2 --log-dir logs sh -c \"seq 20000; touch ../done_\\$RANK\""), status=4,
+            files={"disk": None}, says=(r"\[0\] 20000\n", r"cannot write logs/rank_\d\.log: No space left on device; what the rank printed is not all there"),
+            may_make=r"done_\d", check=both_done, needs=no_namespaces),
+        Row("output/run with a log-dir and small files", shell="(ulimit -f 8; $C run -n 2 --log-dir logs sh -c 'seq 20000; touch done_$RANK') 2>&1 | cat; exit ${PIPESTATUS[0]}",
+            status=4, says=(r"cannot write logs/rank_\d\.log: File too large",), may_make=r"done_\d|logs(/.*)?", check=both_done),
         Row("output/run with a log-dir below a file", ["run", "-n", "2", "--log-dir", "text/x", "true"], status={1, 126}, says=("text",)),
     ]
     return found

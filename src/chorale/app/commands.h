@@ -4,13 +4,15 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 
+#include "chorale/launch/launcher.h"
+
 #define CHORALE_COMMANDS(X) X(bench) X(doctor) X(flight) X(generate) X(ops) X(report) X(run) X(train) X(watch)
 
 namespace chorale::app {
 
 // Exit statuses besides 0, 1 (the command failed) and 2 (the command line is wrong).
-constexpr int kNotFinite = 3;   // training stopped, since a number was not finite
-constexpr int kOutputLost = 4;  // the work is done, but what it printed could not be written
+constexpr int kNotFinite = 3;  // training stopped, since a number was not finite
+using launch::kOutputLost;     // the work is done, but what it printed could not be written
 
 // What a command does, once its options are known to be right.
 using Work = std::function<void()>;

@@ -51,11 +51,15 @@ class Signals {
     sigaddset(&all, SIGCHLD);
     pthread_sigmask(SIG_BLOCK, &all, &before_);
     before_pipe_ = ::signal(SIGPIPE, SIG_IGN);
+    // A limit on files is an error of a write, like a full disk. A handler, unlike SIG_IGN, is not handed on to ranks.
+    before_size_ = ::signal(SIGXFSZ, [](int) {});
+    if (before_size_ == SIG_IGN) ::signal(SIGXFSZ, SIG_IGN);
     reading_ = Descriptor(signalfd(-1, &all, SFD_CLOEXEC | SFD_NONBLOCK));
   }
   ~Signals() {
     pthread_sigmask(SIG_SETMASK, &before_, nullptr);
     ::signal(SIGPIPE, before_pipe_);
+    ::signal(SIGXFSZ, before_size_);
   }
   Signals(const Signals&) = delete;
   Signals& operator=(const Signals&) = delete;
@@ -80,7 +84,7 @@ class Signals {
 
  private:
   sigset_t stop_, before_;
-  sighandler_t before_pipe_;
+  sighandler_t before_pipe_, before_size_;
   Descriptor reading_;
 };
 
@@ -287,7 +291,7 @@ class Launcher {
   int run() {
     const int status = run_to_the_end();
     finish_output();
-    return status == 0 && output_is_lost_ ? 1 : status;
+    return status == 0 && output_is_lost_ ? kOutputLost : status;
   }
 
  private:

@@ -7,6 +7,9 @@
 
 namespace chorale::launch {
 
+// The exit status of every command whose work is done, but whose output could not be written.
+inline constexpr int kOutputLost = 4;
+
 struct LaunchOptions {
   int ranks = 1;  // on this node
   int nodes = 1;
@@ -24,7 +27,7 @@ struct LaunchOptions {
 
 // The exit status: 0 when every rank ended with 0, else that of the first rank that failed; 128 + N when it was killed
 // by signal N, or when the launcher was told to stop by signal N; 126 when a rank could not be started; 127 when there
-// is no such program; 1 when a node was lost. Says on standard error which rank it was, and why.
+// is no such program; 1 when a node was lost; kOutputLost. Says on standard error which rank it was, and why.
 int launch(const LaunchOptions& options);
 
 }  // namespace chorale::launch

@@ -57,6 +57,8 @@ struct Ranks::Rank {
 
 Ranks::Ranks(Plan plan, Guardian& guardian) : plan_(std::move(plan)), guardian_(guardian) {}
 
+std::string Ranks::log_path(int rank) const { return concat(plan_.log_dir, "/rank_", rank, plan_.log_suffix, ".log"); }
+
 Ranks::~Ranks() {
   signal(SIGKILL);
   for (const auto& rank : ranks_) {
@@ -82,7 +84,7 @@ void Ranks::start() {
     process.environment = config::environment_with(variables);
     process.cpus = cores.cpus;
     if (!plan_.log_dir.empty()) {
-      const std::string path = concat(plan_.log_dir, "/rank_", rank.rank, plan_.log_suffix, ".log");
+      const std::string path = log_path(rank.rank);
       rank.log = Descriptor(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644));
       CHORALE_CHECK_STATE(rank.log, "[launch] cannot write ", path, ": ", std::strerror(errno));
     }
@@ -167,7 +169,8 @@ void Ranks::forward(const std::vector<pollfd>& ready) {
       }
       const std::string_view text(bytes.data(), static_cast<size_t>(size));
       if (rank->log && !write_all(rank->log.get(), text) && log_problem_.empty())
-        log_problem_ = concat("cannot write the log of rank ", rank->rank, ": ", std::strerror(errno));
+        log_problem_ = concat("cannot write ", log_path(rank->rank), ": ", std::strerror(errno),
+                              "; what the rank printed is not all there");
       stream->lines.feed(text);
     }
   }

@@ -69,6 +69,7 @@ class Ranks {
   std::map<pid_t, int> rank_of_process() const;
 
  private:
+  std::string log_path(int rank) const;
   struct Stream;
   struct Rank;
 

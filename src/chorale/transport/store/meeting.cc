@@ -92,7 +92,7 @@ std::string list_of(const std::vector<int>& ranks) {
 }
 
 std::string seconds_text(Deadline::Clock::duration time) {
-  return concat(std::chrono::duration_cast<std::chrono::seconds>(time).count(), " s");
+  return concat(std::chrono::round<std::chrono::seconds>(time).count(), " s");
 }
 
 class Attendance {

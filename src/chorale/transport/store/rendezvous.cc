@@ -161,6 +161,7 @@ Place tcp_place(const Endpoint& place, const RendezvousResult& job, Deadline dea
                 ", and the job has no secret: set CHORALE_SECRET_FILE to a file with the same secret on every node");
   Place found = socket_place(job.secret ? place : unix_place(std::to_string(place.port)), job, deadline);
   found.store_host = place.host;
+  if (!job.secret) found.where = concat(place.text(), " (", found.where, ")");  // what the user has named comes first
   return found;
 }
 

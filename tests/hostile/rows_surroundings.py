@@ -1,0 +1,96 @@
+"""What a shell, a service or a batch system hands on: closed descriptors, ignored signals, ports and variables of others.
+
+`$B/examples/collectives` stands for programs of users that only link the library.
+"""
+import os
+import signal
+
+from harness import TINY, Row
+from rows_runs import RUN_FILES, whole_lines
+
+TRAIN = f"$C train gpt {' '.join(TINY)} --steps 4 --out run"
+LONG = f"$C train gpt {' '.join(TINY)} --steps 400 --epochs 1000 --checkpoint-every 0 --out run"
+LINKED = "$B/examples/collectives"
+# As ranks without a launcher, at a port that no other row has.
+RANK = "RANK=%d WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=%d "
+ALONE, TRAIN_ALONE = RANK + LINKED, RANK + TRAIN
+CLOSED = (("input", "<&-"), ("output", ">&-"), ("errors", "2>&-"), ("all", "<&- >&- 2>&-"))
+# Waits until both ranks are up, does something, and lets them end.
+WAITING = """sh -c 'touch up_$RANK; while [ ! -e end ]; do sleep 0.05; done'"""
+UP = "until [ -e up_0 ] && [ -e up_1 ]; do kill -0 $job || exit 9; sleep 0.05; done; "
+MADE = r"up_\d|end"
+
+
+def port(number):
+    return 20000 + (os.getpid() * 16 + number) % 12000
+
+
+def pair(number, redirected):
+    """Two ranks, both with the same descriptors."""
+    ranks = "".join(f"{ALONE % (rank, port(number))} {redirected} & p{rank}=$!; " for rank in (0, 1))
+    return ranks + "wait $p0; s0=$?; wait $p1; echo statuses $s0 $?"
+
+
+def signalled(number):
+    def act(running):
+        running.wait_for_file("run/metrics.jsonl")
+        running.process.send_signal(number)
+    return act
+
+
+def stop(number):
+    """To the process of the row, once both ranks are up; then they may end."""
+    def act(running):
+        running.wait_for(lambda: (running.folder / "up_0").exists() and (running.folder / "up_1").exists(), "both ranks were up")
+        running.process.send_signal(number)
+        (running.folder / "end").touch()
+    return act
+
+
+def rows():
+    found = []
+    for number, (name, redirected) in enumerate(CLOSED):
+        found += [
+            Row(f"surroundings/{name} closed: doctor", shell=f"$C doctor {redirected}", status=0, ci=name == "all"),
+            Row(f"surroundings/{name} closed: train", shell=f"{TRAIN} -n 1 {redirected}", status=0, may_make=RUN_FILES, check=whole_lines, ci=name == "all"),
+            Row(f"surroundings/{name} closed: train of two ranks", shell=f"{TRAIN} -n 2 {redirected}", status=0, may_make=RUN_FILES, check=whole_lines,
+                ci=name == "output"),
+            Row(f"surroundings/{name} closed: resume", shell=f"$C train gpt --out run --resume --steps 6 {redirected}", trained=True, status=0, may_change=RUN_FILES,
+                may_make=RUN_FILES, check=whole_lines, ci=False),
+            Row(f"surroundings/{name} closed: generate", shell=f"$C generate --run run --tokens 5 {redirected}", trained=True, status=0, ci=name == "output"),
+            Row(f"surroundings/{name} closed: a program of a user's", shell=f"$C run -n 2 {LINKED} {redirected}", status=0, ci=name == "output"),
+            Row(f"surroundings/{name} closed: a program of a user's without a launcher", shell=pair(number, redirected), status=0, says=("statuses 0 0",)),
+        ]
+    found += [
+        Row("surroundings/a second reader's descriptor is left alone", shell="exec 3<text 4>other; " + pair(8, "") + "; read -u 3 word; echo word $word; echo mine >&4; "
+            "[ $(cat other) = mine ] && echo whole", status=0, says=("statuses 0 0", "word the cat", "whole"), may_make="other"),
+
+        Row("surroundings/nohup: run", shell=f"trap '' HUP; exec $C run -n 2 {WAITING}", act=stop(signal.SIGHUP), status=0, may_make=MADE),
+        Row("surroundings/ignored Ctrl-C: run", shell=f"trap '' INT; exec $C run -n 2 {WAITING}", act=stop(signal.SIGINT), status=0, may_make=MADE),
+        Row("surroundings/ignored SIGTERM: run", shell=f"trap '' TERM; exec $C run -n 2 {WAITING}", act=stop(signal.SIGTERM), status=0, may_make=MADE, ci=False),
+        Row("surroundings/nohup: train", shell=f"trap '' HUP; exec {LONG} -n 1", act=signalled(signal.SIGHUP), status=0, never_says=("interrupted",), may_make=RUN_FILES,
+            check=whole_lines),
+        Row("surroundings/ignored Ctrl-C: train", shell=f"trap '' INT; exec {LONG} -n 1", act=signalled(signal.SIGINT), status=0, never_says=("interrupted",),
+            may_make=RUN_FILES, check=whole_lines, ci=False),
+        Row("surroundings/ignored Ctrl-C: train of two ranks", shell=f"trap '' INT; exec {LONG} -n 2", act=signalled(signal.SIGINT), status=0, never_says=("interrupted",),
+            may_make=RUN_FILES, check=whole_lines, ci=False),
+        Row("surroundings/Ctrl-C of a program of a user's", shell=f"$C run -n 2 bash -c 'trap \"exit 7\" INT; touch up_$RANK; {LINKED}; while :; do sleep 0.05; done' & job=$!; "
+            f"{UP} kill -TERM $job; wait $job; echo status $?", status=0, says=(r"status 143",), may_make=MADE, ci=False),
+
+        Row("surroundings/nobody reads, and a signal comes", shell="$C run -n 1 yes | (sleep 2; kill -TERM $(pgrep -P $$ -x chorale); sleep 3; cat >/dev/null); "
+            "echo status ${PIPESTATUS[0]}", status=0, says=("status 143",), within=30, ci=False),
+        Row("surroundings/a batch script of Slurm's is no rank", shell=f"{TRAIN} -n 1", env={"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_NODEID": "0"},
+            status=0, may_make=RUN_FILES),
+        Row("surroundings/an old restart count does not resume", shell=f"{TRAIN} -n 1", trained=True, env={"TORCHELASTIC_RESTART_COUNT": "3"}, status=1,
+            says=("there is a run in run already",)),
+        Row("surroundings/nobody comes: a rank", shell=f"CHORALE_TIMEOUT=6 {TRAIN_ALONE % (0, port(9))}", within=30,
+            says=(r"rank 0 of 2 waits at 127\.0\.0\.1:\d+ \(unix:\S+\) for rank 1", r"waited 6 s for rank 1 of 2 in vain")),
+        Row("surroundings/nobody comes: the second rank", shell=f"CHORALE_TIMEOUT=6 {TRAIN_ALONE % (1, port(10))}", within=30,
+            says=(r"still trying to connect to unix:chorale-\d+-\d+", r"cannot connect to unix:chorale-\d+-\d+.*is its rank \(or launcher\) running")),
+        Row("surroundings/nobody comes: a node", shell=f"openssl rand -hex 32 >secret; chmod 600 secret; CHORALE_SECRET_FILE=secret timeout 6 $C run -n 1 --nnodes 2 "
+            f"--node-rank 0 --rdzv 127.0.0.1:{port(11)} true", status=124, says=(r"node 0 waits at 127\.0\.0\.1:\d+ for node 1 of 2",), may_make="secret"),
+        Row("surroundings/two jobs at one port", shell=f"export CHORALE_TIMEOUT=8; TORCHELASTIC_RUN_ID=one {TRAIN_ALONE % (0, port(12))} & "
+            f"sleep 2; TORCHELASTIC_RUN_ID=two {TRAIN_ALONE % (1, port(12))}; echo second $?; wait %1; echo first $?", status=0,
+            says=(r"belong to another job: its run is 'one' \(process \d+ on \S+\), this one's is 'two'", r"second [1-9]", r"first [1-9]"), within=30),
+    ]
+    return found
