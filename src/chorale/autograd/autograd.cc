@@ -1,5 +1,6 @@
 #include "chorale/autograd/autograd.h"
 
+#include "chorale/autograd/gradient_watch.h"
 #include "chorale/base/error.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/copy.h"
@@ -31,6 +32,7 @@ bool is_leaf(const Tensor& x) { return !edge_of(x).node; }
 Tensor detach(const Tensor& x) { return x.is_sparse() ? x.alias() : op::call(op::kDetach, {}, x); }
 
 Tensor gradient(const Tensor& x) {
+  autograd::watch_read(x);
   const Slot* slot = slot_of(x);
   if (!slot) return {};
   return slot->extras && slot->extras->retained ? *slot->extras->retained : slot->grad;
@@ -39,6 +41,7 @@ Tensor gradient(const Tensor& x) {
 void set_gradient(const Tensor& x, const Tensor& gradient) {
   CHORALE_CHECK(!gradient.defined() || gradient.sizes() == x.sizes(), "[set_gradient] a tensor of shape ", x.sizes(),
                 " cannot have a gradient of shape ", gradient.sizes());
+  autograd::watch_replaced(x);
   if (!gradient.defined() && !slot_of(x)) return;
   Slot& slot = slot_for_writing(x);
   (slot.extras && slot.extras->retained ? *slot.extras->retained : slot.grad) = gradient;

@@ -30,6 +30,7 @@ class BackwardRun {
 
   // Adds a root with its gradient; allowed while run() is in progress (from a hook) and between calls of run().
   void add_root(const Tensor& root, Tensor gradient);
+  void add_root(const Edge& edge, Tensor gradient);
   // Note [Late roots]. Named, or not known yet; called by the thread that drives the run. A part of the graph that two
   // roots share must not have run when the second one comes: name it if that can happen.
   [[nodiscard]] LateRoot expect_root(const Edge& root);
@@ -37,6 +38,7 @@ class BackwardRun {
   // Asks for the gradient of `input`, a leaf or not, instead of accumulating; before the first root. Once something is
   // captured, nothing goes to the sink and only nodes that lead to a captured input run.
   void capture(const Tensor& input);
+  void capture(Edge edge);
   void run();
   // Undefined where no gradient arrived.
   Tensor captured(size_t i) const { return captures_[i].gradient; }
@@ -75,7 +77,6 @@ class BackwardRun {
   uint32_t task_of_root(const Edge& edge);
   void discover(uint32_t root);
   void mark_needed();
-  void add_root(const Edge& edge, Tensor gradient);
   void take_late_roots();
   bool wait_for_late_root();
   std::string names_of_late_roots() const;

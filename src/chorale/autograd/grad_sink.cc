@@ -2,12 +2,15 @@
 
 #include <array>
 
+#include "chorale/autograd/gradient_watch.h"
 #include "chorale/autograd/node.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/sparse.h"
 
 namespace chorale::autograd {
+
+constinit thread_local GradientWatch* gradient_watch = nullptr;
 
 void accumulate(Tensor& sum, Tensor gradient, Arrival arrival) {
   if (!sum.defined()) {
@@ -27,6 +30,7 @@ namespace {
 class GradFieldSink final : public GradSink {
  public:
   void accept(const Tensor& leaf, Tensor gradient, Arrival arrival) override {
+    watch_read(leaf);
     const std::lock_guard lock(mutex_of(leaf));
     Slot& slot = slot_for_writing(leaf);
     const Tensor destination = destination_of(slot);
@@ -38,15 +42,18 @@ class GradFieldSink final : public GradSink {
     slot.grad = destination;
   }
   Tensor gradient(const Tensor& leaf) override {
+    watch_read(leaf);
     const std::lock_guard lock(mutex_of(leaf));
     const Slot* slot = slot_of(leaf);
     return slot ? slot->grad : Tensor{};
   }
   void set_gradient(const Tensor& leaf, const Tensor& gradient) override {
+    watch_replaced(leaf);
     const std::lock_guard lock(mutex_of(leaf));
     slot_for_writing(leaf).grad = gradient;
   }
   Tensor destination(const Tensor& leaf) override {
+    watch_read(leaf);
     const std::lock_guard lock(mutex_of(leaf));
     const Slot* slot = slot_of(leaf);
     return slot ? destination_of(*slot) : Tensor{};

@@ -4,6 +4,7 @@
 
 #include <thread>
 
+#include "chorale/autograd/gradient_watch.h"
 #include "chorale/autograd/leaf_test_util.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/embedding.h"
@@ -122,6 +123,31 @@ TEST(GradSink, WhoCompletesAGradientLaterNamesTheSinkOfTheBackwardThatRuns) {
   backward(sum(mul(x, 3)), {}, {.sink = &map});
   backward(sum(mul(x, 3)));
   EXPECT_EQ(completed, (std::vector<GradSink*>{&map, &autograd::grad_field_sink()}));
+}
+
+struct Watch final : autograd::GradientWatch {
+  void note_read(const Tensor& leaf) override { seen += leaf.elems() == 1 ? "r" : "R"; }
+  void note_replaced(const Tensor& leaf) override { seen += leaf.elems() == 1 ? "w" : "W"; }
+  std::string seen;
+};
+
+TEST(GradientWatch, LearnsWhichGradientsAreReadAndReplaced) {
+  const Tensor x = leaf({1}), y = leaf({1, 2});
+  Watch watch;
+  autograd::gradient_watch = &watch;
+  set_gradient(x, {});
+  EXPECT_EQ(watch.seen, "w");
+  backward(mul(x, 3));
+  EXPECT_EQ(watch.seen.substr(0, 2), "wr");  // a gradient is added to what is there
+  watch.seen.clear();
+  (void)gradient(y);
+  autograd::grad_field_sink().set_gradient(y, {});
+  EXPECT_EQ(watch.seen, "RW");
+  watch.seen.clear();
+  GradientMap map;
+  backward(mul(x, 3), {}, {.sink = &map});  // not its own gradient
+  EXPECT_EQ(watch.seen, "");
+  autograd::gradient_watch = nullptr;
 }
 
 }  // namespace

@@ -232,6 +232,7 @@ std::string to_string(const Tensor& tensor, const PrintOptions& options) {
     const char* why = tensor.device().type == DeviceType::kNull ? ", no data" : ", not readable from here";
     return concat(type_of(tensor), " on ", tensor.device(), why);
   }
+  if (tensor.extension()) tensor.need_bytes("printing");
   return dense_text(tensor, options, 0);
 }
 

@@ -24,13 +24,21 @@ class Storage : public RefCounted {
   // that is; it must not throw), or longer than every tensor on it when there is no `release`.
   static Intrusive<Storage> wrap(void* data, size_t bytes, Device device, std::function<void()> release = {},
                                  Access access = Access::kReadWrite);
-  // Only a place to count writes to.
-  static Intrusive<Storage> without_bytes(Device device);
+  // Only a place to count writes to, which may get bytes later.
+  static Intrusive<Storage> without_bytes(Device device, size_t bytes = 0);
   static void destroy(Storage* storage);
 
   std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }
   Device device() const { return device_; }
+
+  // Takes over the memory of another storage, which has none from then on; tensors on this one look at it when they
+  // next set their pointers.
+  void take_bytes_of(Storage& other);
+  // Which trace was being recorded by the thread that made it; 0: none.
+  uint32_t made_in_trace() const { return made_in_trace_; }
+  static uint32_t current_trace();
+  static void set_current_trace(uint32_t trace);
 
   bool read_only() const { return access_ == Access::kReadOnly; }
   // Whoever is about to write asks first; throws InvalidArgument, naming the writer, when the memory is read-only.
@@ -60,6 +68,7 @@ class Storage : public RefCounted {
   std::function<void()>* release_ = nullptr;
   std::atomic<uint32_t> version_{0};
   std::atomic<const char*> last_writer_{nullptr};
+  uint32_t made_in_trace_ = 0;
   Device device_;
   Access access_ = Access::kReadWrite;
 };

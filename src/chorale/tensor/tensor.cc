@@ -94,7 +94,8 @@ Tensor Tensor::without_bytes(const Shape& sizes, const Strides& strides, DType d
   impl->dtype = dtype;
   impl->device = device;
   impl->contiguous = chorale::is_contiguous(sizes, strides);
-  impl->storage = Storage::without_bytes(device);
+  const std::optional<Reach> reach = reach_of(sizes, strides);
+  impl->storage = Storage::without_bytes(device, reach ? static_cast<size_t>(reach->high) * size_of(dtype) : 0);
   impl->extension = std::move(extension);
   return result;
 }
@@ -239,7 +240,11 @@ void Tensor::raise_undefined(const char* asked) {
              "] this tensor is undefined: default-constructed, moved from, or a result that is absent "
              "(a gradient before the first backward, for example)"));
 }
-void Tensor::raise_no_bytes() const { throw StateError(concat("[data] ", extension()->why_no_bytes(*this))); }
+void Tensor::need_bytes(const char* asked) const {
+  TensorExtension* known = impl_->extension.get();
+  if (impl_->data || !known || known->provide_bytes(*this, asked)) return;
+  throw StateError(concat("[data] ", impl_->extension->why_no_bytes(*this)));
+}
 
 int64_t Tensor::size(int64_t dim) const {
   CHORALE_CHECK(dims() > 0, "[size] a scalar has no dimensions");
@@ -251,12 +256,12 @@ int64_t Tensor::stride(int64_t dim) const {
 }
 
 void Tensor::check_access(DType wanted) const {
-  check_readable();
+  check_readable("a pointer to its bytes");
   CHORALE_CHECK(wanted == dtype(), "[data] asked for ", wanted, " elements of a tensor of ", dtype());
 }
-void Tensor::check_readable() const {
+void Tensor::check_readable(const char* asked) const {
   CHORALE_CHECK_STATE(defined(), "[data] this tensor is undefined");
-  if (extension() && !impl_->data) raise_no_bytes();
+  if (extension()) need_bytes(asked);
   CHORALE_CHECK_STATE(device().type == DeviceType::kCpu, "[data] a tensor on device ", device(),
                       " has no elements that the host can read");
 }
@@ -267,7 +272,7 @@ void Tensor::check_contiguous() const {
 
 template <class T>
 std::vector<T> Tensor::to_vector() const {
-  check_readable();
+  check_readable("to_vector()");
   std::vector<T> result;
   if constexpr (!std::is_same_v<T, bool>) result.reserve(static_cast<size_t>(elems()));
   visit_dtype(dtype(), [&](auto tag) {
@@ -280,7 +285,7 @@ std::vector<T> Tensor::to_vector() const {
 
 template <class T>
 T Tensor::item() const {
-  check_readable();
+  check_readable("item()");
   CHORALE_CHECK(elems() == 1, "[item] needs one element, found shape ", sizes(), " with ", elems());
   return visit_dtype(dtype(), [&](auto tag) {
     using From = typename decltype(tag)::type;

@@ -34,6 +34,9 @@ struct TensorExtension {
   virtual std::unique_ptr<TensorExtension> copy() const = 0;
   // Why there are no bytes, and what to do: said to whoever asks for them.
   virtual std::string why_no_bytes(const Tensor& tensor) const = 0;
+  // Whether the bytes came to be because somebody asked for them ("item()", "a pointer to its bytes"): then the tensor
+  // has them, and no extension any more.
+  virtual bool provide_bytes(const Tensor&, const char* /*asked*/) { return false; }
   const Kind kind;
 };
 struct SparseParts;
@@ -125,7 +128,7 @@ class Tensor {
   void* raw() const {
     const TensorImpl& impl = of("raw");
     if (!impl.data && impl.extension) [[unlikely]]
-      raise_no_bytes();
+      need_bytes("a pointer to its bytes");
     return impl.data;
   }
   template <class T>
@@ -157,6 +160,9 @@ class Tensor {
   TensorImpl* impl() const { return impl_.get(); }
   int64_t use_count() const { return impl_->use_count(); }
   bool is(const Tensor& other) const { return impl_ == other.impl_; }
+  // What raw() does for a tensor whose extension stands for its bytes: they come, or StateError says why not. `asked`
+  // says what for.
+  void need_bytes(const char* asked) const;
   // True when the stretches of memory they reach over meet, even if they only interleave there.
   bool overlaps(const Tensor& other) const;
 
@@ -177,8 +183,7 @@ class Tensor {
     return known && known->kind == kind;
   }
   [[noreturn]] static void raise_undefined(const char* asked);
-  [[noreturn]] void raise_no_bytes() const;
-  void check_readable() const;
+  void check_readable(const char* asked) const;
   void check_access(DType wanted) const;
   void check_contiguous() const;
 

@@ -400,6 +400,41 @@ TEST(TensorExtension, AnAliasHasACopyAndAViewHasNone) {
   EXPECT_EQ(view.extension(), nullptr);
 }
 
+// Its bytes come when they are asked for.
+struct LateBytes final : TensorExtension {
+  explicit LateBytes(std::vector<std::string>& log) : TensorExtension(Kind::kTraced), asked_for(log) {}
+  std::unique_ptr<TensorExtension> copy() const override { return std::make_unique<LateBytes>(asked_for); }
+  std::string why_no_bytes(const Tensor&) const override { return "never"; }
+  bool provide_bytes(const Tensor& tensor, const char* asked) override {
+    asked_for.emplace_back(asked);
+    Storage& storage = *tensor.storage();
+    if (!storage.data()) storage.take_bytes_of(*counted(tensor.sizes()).storage());
+    tensor.impl()->data = storage.data();
+    tensor.impl()->extension = nullptr;
+    return true;
+  }
+  std::vector<std::string>& asked_for;
+};
+
+TEST(TensorExtension, MayProvideBytesOnceTheyAreAskedFor) {
+  std::vector<std::string> asked;
+  const auto late = [&](const Shape& sizes) {
+    return Tensor::without_bytes(sizes, contiguous_strides(sizes), DType::kF32, kCpu,
+                                 std::make_unique<LateBytes>(asked));
+  };
+  const Tensor x = late({2, 2}), alias = x.alias();
+  x.storage()->note_write("a write before there were bytes");
+  EXPECT_EQ(x.storage()->bytes(), 16u);
+  EXPECT_EQ(x.to_vector<float>(), (std::vector<float>{0, 1, 2, 3}));
+  EXPECT_FALSE(x.is_traced());
+  EXPECT_EQ(x.to_vector<float>().size(), 4u);  // asks no further
+  EXPECT_EQ(x.storage()->version(), 1u);         // the storage is the one that it was
+  EXPECT_EQ(alias.raw(), x.raw());
+  EXPECT_EQ(late({1}).item<float>(), 0);
+  EXPECT_EQ(to_string(late({2})), to_string(counted({2})));
+  EXPECT_EQ(asked, (std::vector<std::string>{"to_vector()", "a pointer to its bytes", "item()", "printing"}));
+}
+
 TEST(UndefinedTensor, IsAnErrorThatNamesTheFunctionInEveryAccessor) {
   const Tensor none;
   const auto expect = [&](const char* function, auto&& call) {
