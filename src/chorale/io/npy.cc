@@ -14,9 +14,9 @@
 namespace chorale::io {
 namespace {
 
-constexpr std::string_view kMagic = "\x93NUMPY";
-constexpr size_t kMaxHeaderBytes = 10'000;  // as NumPy itself
-constexpr size_t kAlignment = 64;           // of the elements in the file
+constexpr std::string_view kNpyMagic = "\x93NUMPY";
+constexpr size_t kMaxNpyHeaderBytes = 10'000;  // as NumPy itself
+constexpr size_t kAlignment = 64;              // of the elements in the file
 
 struct Kind {
   std::string_view code;  // without byte order
@@ -141,7 +141,7 @@ class HeaderParser {
 }  // namespace
 
 NpyHeader parse_npy(const std::string& what, std::string_view file) {
-  CHORALE_CHECK(file.starts_with(kMagic), "[npy] ", what, " is not a .npy file: it should begin with \\x93NUMPY");
+  CHORALE_CHECK(file.starts_with(kNpyMagic), "[npy] ", what, " is not a .npy file: it should begin with \\x93NUMPY");
   CHORALE_CHECK(file.size() >= 12, "[npy] ", what, " was cut off in its header");
   const int major = file[6], minor = file[7];
   CHORALE_CHECK(major >= 1 && major <= 3 && minor == 0, "[npy] ", what, " has version ", major, ".", minor,
@@ -149,8 +149,8 @@ NpyHeader parse_npy(const std::string& what, std::string_view file) {
   const size_t length_bytes = major == 1 ? 2 : 4;
   uint32_t length = 0;
   std::memcpy(&length, file.data() + 8, length_bytes);
-  CHORALE_CHECK(length <= kMaxHeaderBytes, "[npy] ", what, " asks for a header of ", length, " bytes; at most ",
-                kMaxHeaderBytes, " are read");
+  CHORALE_CHECK(length <= kMaxNpyHeaderBytes, "[npy] ", what, " asks for a header of ", length, " bytes; at most ",
+                kMaxNpyHeaderBytes, " are read");
   NpyHeader header;
   header.data_begin = 8 + length_bytes + length;
   CHORALE_CHECK(header.data_begin <= file.size(), "[npy] ", what, " was cut off in its header");
@@ -193,7 +193,7 @@ void save_npy(const std::filesystem::path& path, const Tensor& tensor) {
 
   AtomicFile file(path);
   const auto length = static_cast<uint16_t>(text.size());  // at most eight sizes: far below 65536
-  file.write(kMagic);
+  file.write(kNpyMagic);
   file.write(std::string_view("\x01\0", 2));
   file.write(std::as_bytes(std::span(&length, 1)));
   file.write(text);

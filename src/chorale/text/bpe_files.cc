@@ -13,7 +13,7 @@
 namespace chorale::text {
 namespace {
 
-constexpr const char* kVocabName = "vocab.json";
+constexpr const char* kBpeVocabName = "vocab.json";
 constexpr const char* kMergesName = "merges.txt";
 
 constexpr auto kPrintable = [] {
@@ -28,15 +28,15 @@ constexpr auto kPrintable = [] {
 
 // The ids of a vocabulary by key, checked to be 0 … n - 1.
 std::unordered_map<std::string, Bpe::Id> read_vocab(std::string_view text) {
-  const json::Value root = json::parse(kVocabName, text, {.depth = 1});
-  const json::Object& members = root.object(kVocabName);
+  const json::Value root = json::parse(kBpeVocabName, text, {.depth = 1});
+  const json::Object& members = root.object(kBpeVocabName);
   std::unordered_map<std::string, Bpe::Id> ids;
   std::vector<bool> seen(members.size());
   for (const auto& [key, value] : members) {
     const int64_t id = value.size(key);
-    CHORALE_CHECK(id < static_cast<int64_t>(members.size()), "[Bpe] ", kVocabName, ": ", json::quote(key), " has id ",
-                  id, ", but ids go from 0 to ", members.size() - 1);
-    CHORALE_CHECK(!seen[static_cast<size_t>(id)], "[Bpe] ", kVocabName, " has the id ", id, " twice");
+    CHORALE_CHECK(id < static_cast<int64_t>(members.size()), "[Bpe] ", kBpeVocabName, ": ", json::quote(key),
+                  " has id ", id, ", but ids go from 0 to ", members.size() - 1);
+    CHORALE_CHECK(!seen[static_cast<size_t>(id)], "[Bpe] ", kBpeVocabName, " has the id ", id, " twice");
     seen[static_cast<size_t>(id)] = true;
     ids.emplace(key, static_cast<Bpe::Id>(id));
   }
@@ -61,7 +61,7 @@ Bpe Bpe::parse(std::string_view vocab, std::string_view merges) {
   for (uint32_t i = 0; i < 256; ++i) {
     const std::string byte(1, static_cast<char>(i));
     const auto found = ids.find(printable(byte));
-    CHORALE_CHECK(found != ids.end(), "[Bpe] ", kVocabName, " has no token for the byte ", i,
+    CHORALE_CHECK(found != ids.end(), "[Bpe] ", kBpeVocabName, " has no token for the byte ", i,
                   ": texts with it could not be encoded");
     bpe.byte_ids_[i] = found->second;
     bpe.tokens_[static_cast<size_t>(found->second)] = byte;
@@ -83,7 +83,7 @@ Bpe Bpe::parse(std::string_view vocab, std::string_view merges) {
     const auto id_of = [&](const std::string& token) {
       const auto found = ids.find(token);
       CHORALE_CHECK(found != ids.end(), "[Bpe] ", kMergesName, ", line ", number, ": a token of ", token.size(),
-                    " bytes is not in ", kVocabName);
+                    " bytes is not in ", kBpeVocabName);
       return found->second;
     };
     const Id left_id = id_of(left), right_id = id_of(right), joined = id_of(left + right);
@@ -116,7 +116,7 @@ Bpe Bpe::load(const std::filesystem::path& vocab, const std::filesystem::path& m
   }
 }
 
-Bpe Bpe::load(const std::filesystem::path& folder) { return load(folder / kVocabName, folder / kMergesName); }
+Bpe Bpe::load(const std::filesystem::path& folder) { return load(folder / kBpeVocabName, folder / kMergesName); }
 
 void Bpe::save(const std::filesystem::path& folder) const {
   std::string vocab = "{";
@@ -139,7 +139,7 @@ void Bpe::save(const std::filesystem::path& folder) const {
   }
   std::error_code ignored;  // the files say it better
   std::filesystem::create_directories(folder, ignored);
-  io::AtomicFile merges_file(folder / kMergesName), vocab_file(folder / kVocabName);
+  io::AtomicFile merges_file(folder / kMergesName), vocab_file(folder / kBpeVocabName);
   merges_file.write(merges);
   vocab_file.write(vocab);
   merges_file.commit();

@@ -10,7 +10,7 @@
 namespace chorale::text {
 namespace {
 
-constexpr const char* kVocabName = "vocab.txt";
+constexpr const char* kWordPieceVocabName = "vocab.txt";
 constexpr const char* kConfigName = "tokenizer_config.json";
 constexpr std::string_view kGoesOn = "##";
 constexpr std::string_view kUnknown = "[UNK]";
@@ -76,7 +76,7 @@ WordPiece WordPiece::parse(std::string_view vocab, const WordPieceOptions& optio
 }
 
 WordPiece WordPiece::load(const std::filesystem::path& folder) {
-  const std::filesystem::path path = folder / kVocabName;
+  const std::filesystem::path path = folder / kWordPieceVocabName;
   try {
     return parse(io::MappedFile::open(path)->text(), read_options(folder / kConfigName));
   } catch (const InvalidArgument& error) {
@@ -89,7 +89,7 @@ void WordPiece::save(const std::filesystem::path& folder) const {
   for (const std::string& token : tokens_) vocab += token + '\n';
   std::error_code ignored;  // the files say it better
   std::filesystem::create_directories(folder, ignored);
-  io::write_file(folder / kVocabName, vocab);
+  io::write_file(folder / kWordPieceVocabName, vocab);
   const auto text_of = [](bool value) { return value ? "true" : "false"; };
   io::write_file(
       folder / kConfigName,
@@ -196,7 +196,7 @@ std::string WordPiece::decode(std::span<const Id> ids) const {
 
 WordPiece::Id WordPiece::special(std::string_view name) const {
   const auto found = first_.find(name);
-  CHORALE_CHECK(found != first_.end(), "[WordPiece] ", kVocabName, " has no token ", name);
+  CHORALE_CHECK(found != first_.end(), "[WordPiece] ", kWordPieceVocabName, " has no token ", name);
   return found->second;
 }
 

@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kFormat = 1;
 constexpr const char* kManifest = "manifest.json";
-constexpr const char* kTraining = "training.safetensors";
+constexpr const char* kTrainingFile = "training.safetensors";
 // The last member of a manifest is the checksum of the text before it.
 constexpr std::string_view kSeal = ",\n  \"sha256\": \"";
 constexpr std::string_view kPrefix = "step-";
@@ -125,7 +125,7 @@ void Checkpoints::save(const Checkpoint& checkpoint, const std::function<void(co
   fs::remove_all(unfinished);
   fs::create_directories(unfinished);
   save_model(unfinished);
-  io::save(unfinished / kTraining, checkpoint.training);
+  io::save(unfinished / kTrainingFile, checkpoint.training);
   for (size_t rank = 0; rank < checkpoint.of_ranks.size(); ++rank) {
     io::save(unfinished / rank_file(rank), checkpoint.of_ranks[rank]);
   }
@@ -167,7 +167,7 @@ Checkpoint load_checkpoint(const fs::path& folder) {
     const json::Object& stream = row.object("a random stream");
     checkpoint.random.push_back({unsigned_of(stream, "seed", what), unsigned_of(stream, "offset", what)});
   }
-  checkpoint.training = io::load(folder / kTraining).tensors;
+  checkpoint.training = io::load(folder / kTrainingFile).tensors;
   while (fs::exists(folder / rank_file(checkpoint.of_ranks.size()))) {
     checkpoint.of_ranks.push_back(io::load(folder / rank_file(checkpoint.of_ranks.size())).tensors);
   }

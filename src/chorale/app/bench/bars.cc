@@ -9,7 +9,7 @@
 namespace chorale::app {
 namespace {
 
-constexpr int64_t kKi = 1 << 10, kMi = 1 << 20;
+constexpr int64_t kKiB = 1 << 10, kMiB = 1 << 20;
 
 enum class Memory { kOurs, kForeign, kEither };
 
@@ -23,25 +23,25 @@ struct Bar {
 };
 
 constexpr Bar kOneHost[] = {
-    {"all_reduce", 4, 64 * kKi, Memory::kOurs, "floor", 1 / 1.5},
-    {"all_reduce", kMi, 64 * kMi, Memory::kOurs, "floor", 1 / 1.25},
-    {"all_reduce", 4, 4 * kKi, Memory::kOurs, "torch", 140},
-    {"all_reduce", 64 * kKi, 64 * kKi, Memory::kOurs, "torch", 50},
-    {"all_reduce", kMi, kMi, Memory::kOurs, "torch", 9},
-    {"all_reduce", 16 * kMi, 16 * kMi, Memory::kOurs, "torch", 12},
-    {"all_reduce", 64 * kMi, 64 * kMi, Memory::kOurs, "torch", 8},
+    {"all_reduce", 4, 64 * kKiB, Memory::kOurs, "floor", 1 / 1.5},
+    {"all_reduce", kMiB, 64 * kMiB, Memory::kOurs, "floor", 1 / 1.25},
+    {"all_reduce", 4, 4 * kKiB, Memory::kOurs, "torch", 140},
+    {"all_reduce", 64 * kKiB, 64 * kKiB, Memory::kOurs, "torch", 50},
+    {"all_reduce", kMiB, kMiB, Memory::kOurs, "torch", 9},
+    {"all_reduce", 16 * kMiB, 16 * kMiB, Memory::kOurs, "torch", 12},
+    {"all_reduce", 64 * kMiB, 64 * kMiB, Memory::kOurs, "torch", 8},
     {"all_reduce", 4, 4, Memory::kOurs, "mpi", 0.8},
-    {"all_reduce", 4 * kKi, 64 * kMi, Memory::kOurs, "mpi", 2},
-    {"all_reduce", 4, 64 * kMi, Memory::kForeign, "mpi", 1},
+    {"all_reduce", 4 * kKiB, 64 * kMiB, Memory::kOurs, "mpi", 2},
+    {"all_reduce", 4, 64 * kMiB, Memory::kForeign, "mpi", 1},
     {"barrier", 4, 4, Memory::kEither, "torch", 50},
-    {nullptr, 4 * kKi, 4 * kKi, Memory::kOurs, "torch", 50},
-    {nullptr, 16 * kMi, 16 * kMi, Memory::kOurs, "torch", 4},
+    {nullptr, 4 * kKiB, 4 * kKiB, Memory::kOurs, "torch", 50},
+    {nullptr, 16 * kMiB, 16 * kMiB, Memory::kOurs, "torch", 4},
 };
-constexpr Bar kMoreRanksThanCores[] = {{"all_reduce", 4 * kKi, 4 * kKi, Memory::kEither, "mpi", 1}};
-constexpr Bar kTls[] = {{"all_reduce", 4 * kKi, 4 * kKi, Memory::kEither, "torch", 1},
-                        {"all_reduce", 64 * kMi, 64 * kMi, Memory::kEither, "torch", 1}};
-constexpr Bar kUcx[] = {{"all_reduce", 4 * kKi, 4 * kKi, Memory::kEither, "torch", 1.5},
-                        {"all_reduce", 64 * kMi, 64 * kMi, Memory::kEither, "torch", 1.5}};
+constexpr Bar kMoreRanksThanCores[] = {{"all_reduce", 4 * kKiB, 4 * kKiB, Memory::kEither, "mpi", 1}};
+constexpr Bar kTls[] = {{"all_reduce", 4 * kKiB, 4 * kKiB, Memory::kEither, "torch", 1},
+                        {"all_reduce", 64 * kMiB, 64 * kMiB, Memory::kEither, "torch", 1}};
+constexpr Bar kUcx[] = {{"all_reduce", 4 * kKiB, 4 * kKiB, Memory::kEither, "torch", 1.5},
+                        {"all_reduce", 64 * kMiB, 64 * kMiB, Memory::kEither, "torch", 1.5}};
 
 class Judge {
  public:
@@ -76,7 +76,7 @@ void print_bars(const std::vector<BenchRow>& rows, int ranks, int hosts, const s
   if (hosts == 1 && !core_each) bars = kMoreRanksThanCores;
   if (hosts == 2) bars = fabric == "tls" ? std::span<const Bar>(kTls) : kUcx;
   Judge judge;
-  for (const CollectiveCase& c : collective_cases(ranks, 64 * kMi)) {
+  for (const CollectiveCase& c : collective_cases(ranks, 64 * kMiB)) {
     const auto row = std::find_if(rows.begin(), rows.end(), [&](const BenchRow& r) { return r.name == c.name; });
     if (row == rows.end()) continue;
     for (const Bar& bar : bars) {
@@ -84,7 +84,7 @@ void print_bars(const std::vector<BenchRow>& rows, int ranks, int hosts, const s
       if (concerns(bar, c) && peer != row->peers.end())
         judge.compare(fmt::format("{} over {}", c.name, bar.peer), peer->second / row->ours, bar.at_least, true);
     }
-    if (hosts == 1 && core_each && c.op == "all_reduce" && c.bytes <= 64 * kKi)
+    if (hosts == 1 && core_each && c.op == "all_reduce" && c.bytes <= 64 * kKiB)
       judge.compare(c.name + ", p99 over p50", row->extra["p99"].get<double>() / row->ours, 4, false);
     if (c.op == "new_group" && ranks <= 8) judge.compare(c.name + ", ms", row->ours / 1e3, 50, false);
     if (c.op == "64_subgroups" && ranks <= 8) judge.compare(c.name + ", ms", row->ours / 1e3, 500, false);

@@ -20,7 +20,7 @@ namespace {
 using shm::Exposure;
 using Phase = ShmCall::Phase;
 
-constexpr size_t kCheckBytes = 256 << 10;  // a failure is looked for after every so many
+constexpr size_t kInPlaceCheckBytes = 256 << 10;  // a failure is looked for after every so many
 
 struct Pieces {
   int64_t elems;  // of a piece; the last one may be shorter
@@ -70,7 +70,7 @@ void act(const ShmCall& call, const Pieces& piece) {
   std::byte* places[shm::kMostRanks];
   find_places(call, places);
   const Slice slice = slice_of(piece.end - piece.begin, elem, group.rank, group.size);
-  const auto step = static_cast<int64_t>(kCheckBytes / elem);
+  const auto step = static_cast<int64_t>(kInPlaceCheckBytes / elem);
   const void* sources[shm::kMostRanks];
   void* destinations[shm::kMostRanks];
   for (int64_t at = slice.begin; at < slice.end; at += step) {

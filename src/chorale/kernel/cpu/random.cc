@@ -8,6 +8,7 @@
 
 #include "chorale/base/parallel_for.h"
 #include "chorale/kernel/cpu/support/copy.h"
+#include "chorale/kernel/cpu/support/floating.h"
 #include "chorale/kernel/random_attrs.h"
 #include "chorale/kernel/stretch.h"
 #include "chorale/vec/loops.h"
@@ -16,7 +17,7 @@
 namespace chorale::kernel::cpu {
 namespace {
 
-constexpr int64_t kGrainElems = 8192;
+constexpr int64_t kRandomGrainElems = 8192;
 constexpr int64_t kChunkElems = 1024;  // even: normals come in pairs
 
 // Calls f(words, skip, at, count) for chunks of elements, with the random words of those elements: `words` begins
@@ -27,7 +28,7 @@ void for_each_chunk(const KernelArgs& args, const Tensor& stretch, int64_t words
   for_each_run(from, args.out[0].sizes(), [&](int64_t begin_at, int64_t begin_first, int64_t elems) {
     const int64_t skip = begin_first % 2, first = begin_first - skip, all = elems + skip;
     const int64_t chunks = (all + kChunkElems - 1) / kChunkElems;
-    parallel_for(chunks, kGrainElems / kChunkElems, [&](int64_t begin, int64_t end) {
+    parallel_for(chunks, kRandomGrainElems / kChunkElems, [&](int64_t begin, int64_t end) {
       std::array<uint32_t, 2 * kChunkElems> words;
       for (int64_t chunk = begin; chunk < end; ++chunk) {
         const int64_t start = chunk * kChunkElems, count = std::min(kChunkElems, all - start);
@@ -47,20 +48,6 @@ double unit(const uint32_t* words, int64_t i, bool wide) {
 template <class T>
 T narrow_to(double value) {
   return Scalar(value).to<T>();
-}
-
-template <class F>
-void visit_floating(DType dtype, F&& f) {
-  switch (dtype) {
-    case DType::kF16:
-      return f(TypeTag<float16>{});
-    case DType::kBF16:
-      return f(TypeTag<bfloat16>{});
-    case DType::kF64:
-      return f(TypeTag<double>{});
-    default:
-      return f(TypeTag<float>{});
-  }
 }
 
 // A number below `bound` from 64 random bits: the upper half of a product, whose bias is below 2^-64 times the bound.

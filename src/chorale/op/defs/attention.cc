@@ -138,10 +138,10 @@ Tensors grad_attention(const GradArgs& g) {
 }
 
 // Leading dimensions may be split, heads too.
-struct Labels {
+struct AttentionLabels {
   std::string q, k, v, mask, out, lse;
 
-  Labels(const ShardCall& call, size_t q_at, size_t mask_at) {
+  AttentionLabels(const ShardCall& call, size_t q_at, size_t mask_at) {
     const auto& attrs = call.attrs.get<AttentionAttrs>();
     std::string leading = letters(call.dims(q_at) - 2);
     if (attrs.grouped) leading = keep_whole(leading, -1);
@@ -215,7 +215,7 @@ constinit const OpDef kAttention{
     .twice = false,
     .shard = {.ways =
                   [](const ShardCall& call, ShardWays& ways) {
-                    const Labels l(call, 0, 3);
+                    const AttentionLabels l(call, 0, 3);
                     ways.split(join({l.q, l.k, l.v, l.mask, "S"}, {l.out, l.lse}));
                     split_grouped_heads(call, ways, 0, 1);
                   },
@@ -238,7 +238,7 @@ constinit const OpDef kAttentionBackward{
     .grad = not_differentiable,
     .shard = {.ways =
                   [](const ShardCall& call, ShardWays& ways) {
-                    const Labels l(call, 2, 5);
+                    const AttentionLabels l(call, 2, 5);
                     ways.split(join({l.out, l.lse, l.q, l.k, l.v, l.mask, l.out, l.lse, "S"}, {l.q, l.k, l.v}));
                     split_grouped_heads(call, ways, 2, 3);
                   },

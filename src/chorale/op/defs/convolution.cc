@@ -271,9 +271,9 @@ constexpr OpDef kConvolutionWeight{
 };
 
 namespace {
-constexpr const OpDef* kRows[] = {&kConvolution, &kConvolutionTranspose, &kConvolutionWeight};
+constexpr const OpDef* kConvolutionRows[] = {&kConvolution, &kConvolutionTranspose, &kConvolutionWeight};
 }
-Rows convolution_rows() { return kRows; }
+Rows convolution_rows() { return kConvolutionRows; }
 
 }  // namespace op
 

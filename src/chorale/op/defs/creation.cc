@@ -128,11 +128,11 @@ constexpr OpDef kEye{
     .formula = "out[i][j] = i == j",
 };
 
-constexpr const OpDef* kRows[] = {&kFull, &kArange, &kLinspace, &kEye};
+constexpr const OpDef* kCreationRows[] = {&kFull, &kArange, &kLinspace, &kEye};
 
 }  // namespace
 
-Rows creation_rows() { return kRows; }
+Rows creation_rows() { return kCreationRows; }
 
 }  // namespace op
 

@@ -5,6 +5,7 @@
 #include "chorale/op/builder.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
+#include "chorale/op/defs/index_samples.h"
 #include "chorale/op/index.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/samples.h"
@@ -140,8 +141,6 @@ void ways_embedding_bag(const ShardCall& call, ShardWays& ways) {
   ways.add({columns, whole, whole, whole}, {columns, max ? columns : whole});
 }
 
-Tensor indices(std::initializer_list<int64_t> list, const Shape& sizes) { return Tensor::from(list, sizes); }
-
 }  // namespace
 
 constinit const OpDef kEmbedding{
@@ -162,11 +161,11 @@ constinit const OpDef kEmbedding{
     .linear = linear_in({0}),
     .saves = saves_in({1}),
     .samples = []() -> std::vector<Sample> {
-      return {{{sample({4, 3}), indices({2, 0, 2, 3}, {2, 2})}, EmbeddingAttrs{}},
-              {{sample({4, 1}), indices({1}, {})}, EmbeddingAttrs{}},
+      return {{{sample({4, 3}), sample_indices({2, 0, 2, 3}, {2, 2})}, EmbeddingAttrs{}},
+              {{sample({4, 1}), sample_indices({1}, {})}, EmbeddingAttrs{}},
               // The padding row has no gradient although the result depends on it, and a sparse one is no dense one.
-              {{sample({4, 2}), indices({1, 3, 1}, {3})}, EmbeddingAttrs{1, false}, false},
-              {{sample({4, 2}), indices({1, 3, 1}, {3})}, EmbeddingAttrs{kNoPadding, true}, false}};
+              {{sample({4, 2}), sample_indices({1, 3, 1}, {3})}, EmbeddingAttrs{1, false}, false},
+              {{sample({4, 2}), sample_indices({1, 3, 1}, {3})}, EmbeddingAttrs{kNoPadding, true}, false}};
     },
     .formula = "rows of a table",
 };
@@ -187,8 +186,8 @@ constinit const OpDef kEmbeddingBackward{
     .linear = linear_in({0}),
     .saves = saves_in({1}),
     .samples = []() -> std::vector<Sample> {
-      return {{{sample({2, 2, 3}), indices({2, 0, 2, 3}, {2, 2})}, EmbeddingBackwardAttrs{4, kNoPadding}},
-              {{sample({3, 2}), indices({1, 3, 1}, {3})}, EmbeddingBackwardAttrs{5, 1}}};
+      return {{{sample({2, 2, 3}), sample_indices({2, 0, 2, 3}, {2, 2})}, EmbeddingBackwardAttrs{4, kNoPadding}},
+              {{sample({3, 2}), sample_indices({1, 3, 1}, {3})}, EmbeddingBackwardAttrs{5, 1}}};
     },
     .formula = "zeros [rows, columns] with dy added at indices, except those of the padding",
 };
@@ -217,12 +216,12 @@ constinit const OpDef kEmbeddingBag{
     .shard = {.ways = ways_embedding_bag},
     .saves = {.in = InputSet::all(), .out = {1}},
     .samples = []() -> std::vector<Sample> {
-      const Tensor list = indices({2, 0, 2, 3, 1}, {5}), starts = indices({0, 2, 2}, {3});
-      return {
-          {{sample({4, 3}), list, starts, {}}, EmbeddingBagAttrs{BagMode::kSum, kNoPadding, false}},
-          {{sample({4, 3}), list, starts, sample({5}, 1)}, EmbeddingBagAttrs{BagMode::kSum, kNoPadding, false}},
-          {{sample({4, 3}), list, starts, {}}, EmbeddingBagAttrs{BagMode::kMean, 2, false}},
-          {{sample({4, 3}), list, indices({0, 3, 5}, {3}), {}}, EmbeddingBagAttrs{BagMode::kMax, kNoPadding, true}}};
+      const Tensor list = sample_indices({2, 0, 2, 3, 1}, {5}), starts = sample_indices({0, 2, 2}, {3});
+      return {{{sample({4, 3}), list, starts, {}}, EmbeddingBagAttrs{BagMode::kSum, kNoPadding, false}},
+              {{sample({4, 3}), list, starts, sample({5}, 1)}, EmbeddingBagAttrs{BagMode::kSum, kNoPadding, false}},
+              {{sample({4, 3}), list, starts, {}}, EmbeddingBagAttrs{BagMode::kMean, 2, false}},
+              {{sample({4, 3}), list, sample_indices({0, 3, 5}, {3}), {}},
+               EmbeddingBagAttrs{BagMode::kMax, kNoPadding, true}}};
     },
     .formula = "sums, means or maxima of rows of a table, bag by bag",
 };
@@ -238,11 +237,11 @@ constinit const OpDef kEmbeddingBagBackward{
     .shard = {.labels = "Bc,N,B,N,Bc->Vc"},
     .linear = linear_in({0}),
     .samples = []() -> std::vector<Sample> {
-      const Tensor list = indices({2, 0, 2, 3, 1}, {5}), starts = indices({0, 2, 2}, {3});
+      const Tensor list = sample_indices({2, 0, 2, 3, 1}, {5}), starts = sample_indices({0, 2, 2}, {3});
       return {{{sample({3, 2}), list, starts, sample({5}, 1), {}},
                EmbeddingBagBackwardAttrs{4, BagMode::kSum, kNoPadding, false}},
               {{sample({3, 2}), list, starts, {}, {}}, EmbeddingBagBackwardAttrs{4, BagMode::kMean, 3, false}},
-              {{sample({1, 2}), list, indices({0}, {1}), {}, indices({3, 0}, {1, 2})},
+              {{sample({1, 2}), list, sample_indices({0}, {1}), {}, sample_indices({3, 0}, {1, 2})},
                EmbeddingBagBackwardAttrs{4, BagMode::kMax, kNoPadding, false}}};
     },
     .formula = "the gradient of the table",
@@ -259,8 +258,9 @@ constinit const OpDef kEmbeddingBagWeightsBackward{
     .shard = {.labels = "Bc,Vc,N,O->N", .partial = Reduce::kSum},
     .linear = linear_in({0, 1}),
     .samples = []() -> std::vector<Sample> {
-      return {{{sample({3, 2}), sample({4, 2}, 1), indices({2, 0, 2, 3, 1}, {5}), indices({0, 2, 2}, {3})},
-               EmbeddingBagAttrs{BagMode::kSum, 2, false}}};
+      return {
+          {{sample({3, 2}), sample({4, 2}, 1), sample_indices({2, 0, 2, 3, 1}, {5}), sample_indices({0, 2, 2}, {3})},
+           EmbeddingBagAttrs{BagMode::kSum, 2, false}}};
     },
     .formula = "the gradient of the weights: dy of the bag times the row",
 };

@@ -3,6 +3,7 @@
 
 #include "chorale/kernel/cpu/index/index.h"
 #include "chorale/op/builder.h"
+#include "chorale/op/defs/index_samples.h"
 #include "chorale/op/index.h"
 #include "chorale/op/samples.h"
 #include "chorale/op/shard_ways.h"
@@ -13,7 +14,7 @@ namespace {
 
 // The index has as many dimensions as x (of `sizes`) and, except along the dimension, no more elements than it. A
 // scalar counts as a vector of one element.
-void check_index(const char* op, const Shape& sizes, int64_t dim, const Tensor& index) {
+void check_gather_index(const char* op, const Shape& sizes, int64_t dim, const Tensor& index) {
   CHORALE_CHECK(index.dtype() == DType::kI64, "[", op, "] indices are i64, not ", index.dtype());
   const auto at = static_cast<size_t>(normalize_dim(op, dim, static_cast<int64_t>(sizes.size())));
   if (index.elems() == 0) return;  // as PyTorch: nothing is indexed
@@ -45,14 +46,14 @@ void same_as(const Tensor& x, OutSpec& out) {
 }
 
 void infer_gather(const InferArgs& args, std::span<OutSpec> out) {
-  check_index("gather", args.in[0].sizes(), args.attrs.get<DimAttrs>().dim, args.in[1]);
+  check_gather_index("gather", args.in[0].sizes(), args.attrs.get<DimAttrs>().dim, args.in[1]);
   same_as(args.in[0], out[0]);
   out[0].sizes = args.in[1].sizes();
 }
 
 void infer_gather_backward(const InferArgs& args, std::span<OutSpec> out) {
   const auto& a = args.attrs.get<DimBackwardAttrs>();
-  check_index("gather_backward", a.sizes.shape(), a.dim, args.in[1]);
+  check_gather_index("gather_backward", a.sizes.shape(), a.dim, args.in[1]);
   CHORALE_CHECK(args.in[0].sizes() == args.in[1].sizes(), "[gather_backward] a gradient of shape ", args.in[1].sizes(),
                 " was expected, found ", args.in[0].sizes());
   same_as(args.in[0], out[0]);
@@ -60,14 +61,14 @@ void infer_gather_backward(const InferArgs& args, std::span<OutSpec> out) {
 }
 
 void infer_scatter(const InferArgs& args, std::span<OutSpec> out) {
-  check_index(args.op.name, args.in[0].sizes(), args.attrs.get<DimAttrs>().dim, args.in[1]);
+  check_gather_index(args.op.name, args.in[0].sizes(), args.attrs.get<DimAttrs>().dim, args.in[1]);
   check_source(args.op.name, args.in[0], args.in[1], args.in[2]);
   same_as(args.in[0], out[0]);
 }
 
 void infer_scatter_fill(const InferArgs& args, std::span<OutSpec> out) {
   const auto& a = args.attrs.get<FillAttrs>();
-  check_index("scatter", args.in[0].sizes(), a.dim, args.in[1]);
+  check_gather_index("scatter", args.in[0].sizes(), a.dim, args.in[1]);
   CHORALE_CHECK(is_complex(args.in[0].dtype()) || a.value.kind() != Scalar::Kind::kComplex,
                 "[scatter] a complex value cannot be written into ", args.in[0].dtype());
   same_as(args.in[0], out[0]);
@@ -143,8 +144,6 @@ void ways_scatter_add(const ShardCall& call, ShardWays& ways) {
   ways.split(join({"+" + l.x, l.index, l.index}, {l.x}), Reduce::kSum);
 }
 
-Tensor indices(std::initializer_list<int64_t> list, const Shape& sizes) { return Tensor::from(list, sizes); }
-
 }  // namespace
 
 constinit const OpDef kGather{
@@ -161,9 +160,9 @@ constinit const OpDef kGather{
     .linear = linear_in({0}),
     .saves = saves_in({1}),
     .samples = []() -> std::vector<Sample> {
-      return {{{sample({5}), indices({4, 0, 0}, {3})}, DimAttrs{0}},
-              {{sample({3, 4}), indices({2, 0, 1, 1, 0, 2}, {2, 3})}, DimAttrs{0}},
-              {{sample({2, 3, 2}), indices({2, 0, 1, 1}, {2, 2, 1})}, DimAttrs{-2}}};
+      return {{{sample({5}), sample_indices({4, 0, 0}, {3})}, DimAttrs{0}},
+              {{sample({3, 4}), sample_indices({2, 0, 1, 1, 0, 2}, {2, 3})}, DimAttrs{0}},
+              {{sample({2, 3, 2}), sample_indices({2, 0, 1, 1}, {2, 2, 1})}, DimAttrs{-2}}};
     },
     .formula = "x[index[i][j]][j] (dim 0)",
 };
@@ -182,8 +181,8 @@ constinit const OpDef kGatherBackward{
     .linear = linear_in({0}),
     .saves = saves_in({1}),
     .samples = []() -> std::vector<Sample> {
-      return {{{sample({3}), indices({4, 0, 0}, {3})}, DimBackwardAttrs{{5}, 0}},
-              {{sample({2, 3}), indices({2, 0, 1, 1, 0, 2}, {2, 3})}, DimBackwardAttrs{{3, 4}, -2}}};
+      return {{{sample({3}), sample_indices({4, 0, 0}, {3})}, DimBackwardAttrs{{5}, 0}},
+              {{sample({2, 3}), sample_indices({2, 0, 1, 1, 0, 2}, {2, 3})}, DimBackwardAttrs{{3, 4}, -2}}};
     },
     .formula = "zeros of the given sizes with dx[index[i][j]][j] += dy[i][j]",
 };
@@ -207,8 +206,8 @@ constinit const OpDef kScatter{
     .in_place = true,
     // The gradient of a place named twice would go to both: samples name them once.
     .samples = []() -> std::vector<Sample> {
-      return {{{sample({5}), indices({4, 0, 1}, {3}), sample({3}, 1)}, DimAttrs{0}},
-              {{sample({3, 4}), indices({2, 0, 1, 1, 2, 0}, {2, 3}), sample({2, 4}, 1)}, DimAttrs{0}}};
+      return {{{sample({5}), sample_indices({4, 0, 1}, {3}), sample({3}, 1)}, DimAttrs{0}},
+              {{sample({3, 4}), sample_indices({2, 0, 1, 1, 2, 0}, {2, 3}), sample({2, 4}, 1)}, DimAttrs{0}}};
     },
     .formula = "x with x[index[i][j]][j] = source[i][j] (dim 0)",
 };
@@ -227,8 +226,8 @@ constinit const OpDef kScatterFill{
     .saves = saves_in({1}),
     .in_place = true,
     .samples = []() -> std::vector<Sample> {
-      return {{{sample({5}), indices({4, 0, 0}, {3})}, FillAttrs{0, 0.5}},
-              {{sample({3, 4}), indices({2, 0, 1, 1}, {2, 2})}, FillAttrs{1, 2}}};
+      return {{{sample({5}), sample_indices({4, 0, 0}, {3})}, FillAttrs{0, 0.5}},
+              {{sample({3, 4}), sample_indices({2, 0, 1, 1}, {2, 2})}, FillAttrs{1, 2}}};
     },
     .formula = "x with x[index[i][j]][j] = value (dim 0)",
 };
@@ -249,9 +248,9 @@ constinit const OpDef kScatterAdd{
     .saves = saves_in({1}),
     .in_place = true,
     .samples = []() -> std::vector<Sample> {
-      return {{{sample({5}), indices({4, 0, 0}, {3}), sample({4}, 1)}, DimAttrs{0}},
-              {{sample({3, 4}), indices({2, 0, 1, 1, 2, 0}, {2, 3}), sample({2, 3}, 1)}, DimAttrs{0}},
-              {{sample({2, 3, 2}), indices({2, 0, 1, 1}, {2, 2, 1}), sample({2, 2, 1}, 1)}, DimAttrs{-2}}};
+      return {{{sample({5}), sample_indices({4, 0, 0}, {3}), sample({4}, 1)}, DimAttrs{0}},
+              {{sample({3, 4}), sample_indices({2, 0, 1, 1, 2, 0}, {2, 3}), sample({2, 3}, 1)}, DimAttrs{0}},
+              {{sample({2, 3, 2}), sample_indices({2, 0, 1, 1}, {2, 2, 1}), sample({2, 2, 1}, 1)}, DimAttrs{-2}}};
     },
     .formula = "x with x[index[i][j]][j] += source[i][j] (dim 0)",
 };

@@ -13,14 +13,14 @@
 namespace chorale::op {
 namespace {
 
-void same_as(const Tensor& x, OutSpec& out) {
+void like(const Tensor& x, OutSpec& out) {
   out.sizes = x.sizes();
   out.dtype = x.dtype();
   out.device = x.device();
 }
 
 // The dimension, after checking that the index is a vector (or one index) of integers.
-size_t check_index(const char* op, const Shape& x, int64_t dim, const Tensor& index) {
+size_t check_index_vector(const char* op, const Shape& x, int64_t dim, const Tensor& index) {
   CHORALE_CHECK(index.dtype() == DType::kI64 || index.dtype() == DType::kI32, "[", op, "] indices are i64 or i32, not ",
                 index.dtype());
   CHORALE_CHECK(index.dims() <= 1, "[", op, "] the index must be a vector, found shape ", index.sizes());
@@ -36,20 +36,20 @@ Shape selected(const Shape& x, size_t dim, const Tensor& index) {
 
 void infer_index_select(const InferArgs& args, std::span<OutSpec> out) {
   const Tensor& x = args.in[0];
-  const size_t dim = check_index("index_select", x.sizes(), args.attrs.get<DimAttrs>().dim, args.in[1]);
+  const size_t dim = check_index_vector("index_select", x.sizes(), args.attrs.get<DimAttrs>().dim, args.in[1]);
   CHORALE_CHECK(x.dims() > 0 || args.in[1].elems() == 1, "[index_select] a scalar takes one index, not ",
                 args.in[1].sizes());
-  same_as(x, out[0]);
+  like(x, out[0]);
   out[0].sizes = selected(x.sizes(), dim, args.in[1]);
 }
 
 void infer_index_select_backward(const InferArgs& args, std::span<OutSpec> out) {
   const auto& a = args.attrs.get<DimBackwardAttrs>();
   const Shape sizes = a.sizes.shape();
-  const size_t dim = check_index("index_select_backward", sizes, a.dim, args.in[1]);
+  const size_t dim = check_index_vector("index_select_backward", sizes, a.dim, args.in[1]);
   CHORALE_CHECK(args.in[0].sizes() == selected(sizes, dim, args.in[1]), "[index_select_backward] a gradient of shape ",
                 selected(sizes, dim, args.in[1]), " was expected, found ", args.in[0].sizes());
-  same_as(args.in[0], out[0]);
+  like(args.in[0], out[0]);
   out[0].sizes = sizes;
 }
 
@@ -57,13 +57,13 @@ void infer_index_select_backward(const InferArgs& args, std::span<OutSpec> out) 
 void infer_placing(const InferArgs& args, int64_t dim, std::span<OutSpec> out) {
   const Tensor &x = args.in[0], &index = args.in[1], &source = args.in[2];
   const char* op = args.op.name;
-  const size_t at = check_index(op, x.sizes(), dim, index);
+  const size_t at = check_index_vector(op, x.sizes(), dim, index);
   CHORALE_CHECK(source.sizes() == selected(x.sizes(), at, index), "[", op, "] a source of shape ",
                 selected(x.sizes(), at, index), " was expected for ", index.elems(), " indices into ", x.sizes(),
                 ", found ", source.sizes());
   CHORALE_CHECK(source.dtype() == x.dtype(), "[", op, "] the source is ", source.dtype(), ", but x is ", x.dtype(),
                 "; cast one of them");
-  same_as(x, out[0]);
+  like(x, out[0]);
 }
 template <class T>
 void infer_placing_of(const InferArgs& args, std::span<OutSpec> out) {
@@ -72,10 +72,10 @@ void infer_placing_of(const InferArgs& args, std::span<OutSpec> out) {
 
 void infer_index_fill(const InferArgs& args, std::span<OutSpec> out) {
   const auto& a = args.attrs.get<FillAttrs>();
-  check_index("index_fill", args.in[0].sizes(), a.dim, args.in[1]);
+  check_index_vector("index_fill", args.in[0].sizes(), a.dim, args.in[1]);
   CHORALE_CHECK(is_complex(args.in[0].dtype()) || a.value.kind() != Scalar::Kind::kComplex,
                 "[index_fill] a complex value cannot be written into ", args.in[0].dtype());
-  same_as(args.in[0], out[0]);
+  like(args.in[0], out[0]);
 }
 
 // The dimension of x that is indexed stays whole, the index z may be split: aBc,z->azc. A single index is no list.
@@ -113,7 +113,9 @@ void ways_index_fill(const ShardCall& call, ShardWays& ways) {
   if (a.value.is_zero()) ways.pass(linear_in({0}));
 }
 
-Tensor indices(std::initializer_list<int64_t> list) { return Tensor::from(list, {static_cast<int64_t>(list.size())}); }
+Tensor index_list(std::initializer_list<int64_t> list) {
+  return Tensor::from(list, {static_cast<int64_t>(list.size())});
+}
 
 }  // namespace
 
@@ -132,9 +134,9 @@ constinit const OpDef kIndexSelect{
     .linear = linear_in({0}),
     .saves = saves_in({1}),
     .samples = []() -> std::vector<Sample> {
-      return {{{sample({4}), indices({2, 0, 2})}, DimAttrs{0}},
-              {{sample({3, 5, 2}), indices({4, 4, 1, 0})}, DimAttrs{-2}},
-              {{sample({3, 5}), indices({1})}, DimAttrs{1}}};
+      return {{{sample({4}), index_list({2, 0, 2})}, DimAttrs{0}},
+              {{sample({3, 5, 2}), index_list({4, 4, 1, 0})}, DimAttrs{-2}},
+              {{sample({3, 5}), index_list({1})}, DimAttrs{1}}};
     },
     .formula = "slices of x along dim",
 };
@@ -153,8 +155,8 @@ constinit const OpDef kIndexSelectBackward{
     .linear = linear_in({0}),
     .saves = saves_in({1}),
     .samples = []() -> std::vector<Sample> {
-      return {{{sample({3}), indices({2, 0, 2})}, DimBackwardAttrs{{4}, 0}},
-              {{sample({3, 4, 2}), indices({4, 4, 1, 0})}, DimBackwardAttrs{{3, 5, 2}, 1}}};
+      return {{{sample({3}), index_list({2, 0, 2})}, DimBackwardAttrs{{4}, 0}},
+              {{sample({3, 4, 2}), index_list({4, 4, 1, 0})}, DimBackwardAttrs{{3, 5, 2}, 1}}};
     },
     .formula = "zeros of the given sizes with dy added at index",
 };
@@ -180,8 +182,8 @@ constinit const OpDef kIndexAdd{
     .saves = saves_in({1}),
     .in_place = true,
     .samples = []() -> std::vector<Sample> {
-      return {{{sample({4}), indices({2, 0, 2}), sample({3}, 1)}, IndexAddAttrs{0, 1}},
-              {{sample({3, 5, 2}), indices({4, 4, 1}), sample({3, 3, 2}, 1)}, IndexAddAttrs{1, 0.5}}};
+      return {{{sample({4}), index_list({2, 0, 2}), sample({3}, 1)}, IndexAddAttrs{0, 1}},
+              {{sample({3, 5, 2}), index_list({4, 4, 1}), sample({3, 3, 2}, 1)}, IndexAddAttrs{1, 0.5}}};
     },
     .formula = "x with alpha * source added at index along dim",
 };
@@ -205,8 +207,8 @@ constinit const OpDef kIndexCopy{
     .in_place = true,
     // The gradient of a place named twice would go to both: samples name them once.
     .samples = []() -> std::vector<Sample> {
-      return {{{sample({4}), indices({2, 0, 1}), sample({3}, 1)}, DimAttrs{0}},
-              {{sample({3, 5, 2}), indices({4, 1}), sample({3, 2, 2}, 1)}, DimAttrs{1}}};
+      return {{{sample({4}), index_list({2, 0, 1}), sample({3}, 1)}, DimAttrs{0}},
+              {{sample({3, 5, 2}), index_list({4, 1}), sample({3, 2, 2}, 1)}, DimAttrs{1}}};
     },
     .formula = "x with source copied to index along dim",
 };
@@ -225,8 +227,8 @@ constinit const OpDef kIndexFill{
     .saves = saves_in({1}),
     .in_place = true,
     .samples = []() -> std::vector<Sample> {
-      return {{{sample({4}), indices({2, 0, 2})}, FillAttrs{0, 0.5}},
-              {{sample({3, 5, 2}), indices({4, 1})}, FillAttrs{-2, 2}}};
+      return {{{sample({4}), index_list({2, 0, 2})}, FillAttrs{0, 0.5}},
+              {{sample({3, 5, 2}), index_list({4, 1})}, FillAttrs{-2, 2}}};
     },
     .formula = "x with a value at index along dim",
 };

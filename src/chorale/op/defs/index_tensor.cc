@@ -5,6 +5,7 @@
 #include "chorale/kernel/index_layout.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/creation.h"
+#include "chorale/op/defs/index_samples.h"
 #include "chorale/op/index.h"
 #include "chorale/op/samples.h"
 #include "chorale/op/shard_ways.h"
@@ -99,8 +100,6 @@ Tensor with_indices(const OpDef& op, const Attrs& attrs, std::initializer_list<T
   return call_list(op, attrs, in);
 }
 
-Tensor indices(std::initializer_list<int64_t> list, const Shape& sizes) { return Tensor::from(list, sizes); }
-
 }  // namespace
 
 constinit const OpDef kIndex{
@@ -118,10 +117,10 @@ constinit const OpDef kIndex{
     .linear = linear_in({0}),
     .saves = {.in = InputSet::from(1)},
     .samples = []() -> std::vector<Sample> {
-      return {{{sample({4}), indices({3, 0, -1}, {3})}},
-              {{sample({3, 4}), indices({2, 0}, {2, 1}), indices({1, 3, -4}, {3})}},
-              {{sample({2, 3, 4}), Tensor{}, indices({0, 2, 2}, {3})}},
-              {{sample({2, 3, 4}), indices({1, 0}, {2}), Tensor{}, indices({3}, {1})}}};
+      return {{{sample({4}), sample_indices({3, 0, -1}, {3})}},
+              {{sample({3, 4}), sample_indices({2, 0}, {2, 1}), sample_indices({1, 3, -4}, {3})}},
+              {{sample({2, 3, 4}), Tensor{}, sample_indices({0, 2, 2}, {3})}},
+              {{sample({2, 3, 4}), sample_indices({1, 0}, {2}), Tensor{}, sample_indices({3}, {1})}}};
     },
     .formula = "x[i0, i1, ...]",
 };
@@ -142,10 +141,11 @@ constinit const OpDef kIndexBackward{
     .linear = linear_in({0}),
     .saves = {.in = InputSet::from(1)},
     .samples = []() -> std::vector<Sample> {
-      return {
-          {{sample({3}), indices({3, 0, -1}, {3})}, SizesAttrs{{4}}},
-          {{sample({2, 2, 2}), indices({1, 1}, {2}), Tensor{}, indices({3, 0}, {2, 1})}, SizesAttrs{{2, 2, 4}}, false},
-          {{sample({2, 3, 4}), Tensor{}, indices({0, 2, 2}, {3})}, SizesAttrs{{2, 3, 4}}}};
+      return {{{sample({3}), sample_indices({3, 0, -1}, {3})}, SizesAttrs{{4}}},
+              {{sample({2, 2, 2}), sample_indices({1, 1}, {2}), Tensor{}, sample_indices({3, 0}, {2, 1})},
+               SizesAttrs{{2, 2, 4}},
+               false},
+              {{sample({2, 3, 4}), Tensor{}, sample_indices({0, 2, 2}, {3})}, SizesAttrs{{2, 3, 4}}}};
     },
     .formula = "zeros of the given sizes with dx[i0, i1, ...] += dy",
 };
@@ -175,13 +175,13 @@ constinit const OpDef kIndexPut{
     .in_place = true,
     // Without accumulation, the gradient of a place named twice would go to both: those samples name them once.
     .samples = []() -> std::vector<Sample> {
-      return {{{sample({4}), sample({3}, 1), indices({3, 0, -1}, {3})}, IndexPutAttrs{true}},
-              {{sample({4}), sample({}, 1), indices({3, 0}, {2})}, IndexPutAttrs{false}},
-              {{sample({3, 4}), sample({2, 3}, 1), indices({2, 0}, {2, 1}), indices({1, 3, -4}, {3})},
+      return {{{sample({4}), sample({3}, 1), sample_indices({3, 0, -1}, {3})}, IndexPutAttrs{true}},
+              {{sample({4}), sample({}, 1), sample_indices({3, 0}, {2})}, IndexPutAttrs{false}},
+              {{sample({3, 4}), sample({2, 3}, 1), sample_indices({2, 0}, {2, 1}), sample_indices({1, 3, -4}, {3})},
                IndexPutAttrs{false}},
-              {{sample({2, 3, 4}), sample({2, 3}, 1), indices({1, 0}, {2}), Tensor{}, indices({3}, {1})},
+              {{sample({2, 3, 4}), sample({2, 3}, 1), sample_indices({1, 0}, {2}), Tensor{}, sample_indices({3}, {1})},
                IndexPutAttrs{false}},
-              {{sample({2, 3, 4}), sample({3, 1}, 1), Tensor{}, indices({0, 2, 2}, {3})}, IndexPutAttrs{true}}};
+              {{sample({2, 3, 4}), sample({3, 1}, 1), Tensor{}, sample_indices({0, 2, 2}, {3})}, IndexPutAttrs{true}}};
     },
     .formula = "x with x[i0, i1, ...] = values, or += values",
 };

@@ -36,10 +36,10 @@ IntList dims_of(const IntList& normalized_shape) {
 }
 
 // Leading dimensions may be split. x, statistics, and the shape of the parameters, as labels.
-struct Labels {
+struct LayerNormLabels {
   std::string x, statistics, parameter;
 
-  Labels(int64_t dims, const IntList& normalized_shape) {
+  LayerNormLabels(int64_t dims, const IntList& normalized_shape) {
     const auto leading = static_cast<size_t>(dims) - normalized_shape.size();
     x = letters(dims);
     for (size_t d = leading; d < x.size(); ++d) x = keep_whole(x, static_cast<int64_t>(d));
@@ -95,14 +95,14 @@ Tensors grad_layer_norm(const GradArgs& g) {
 
 // Of both normalisations, with any number of parameters and statistics.
 void ways_layer_norm(const ShardCall& call, ShardWays& ways) {
-  const Labels l(call.dims(0), call.attrs.get<LayerNormAttrs>().normalized_shape);
+  const LayerNormLabels l(call.dims(0), call.attrs.get<LayerNormAttrs>().normalized_shape);
   std::vector<std::string> in(call.in.size(), l.parameter), out(call.out.size(), l.statistics);
   in[0] = out[0] = l.x;
   ways.split(join(in, out));
 }
 void ways_layer_norm_backward(const ShardCall& call, ShardWays& ways) {
   const auto& a = call.attrs.get<LayerNormBackwardAttrs>();
-  const Labels l(call.dims(0), a.normalized_shape);
+  const LayerNormLabels l(call.dims(0), a.normalized_shape);
   std::vector<std::string> in(call.in.size(), l.statistics), out(call.out.size(), a.affine ? l.parameter : "Z");
   in[0] = in[1] = out[0] = l.x;
   in.back() = l.parameter;

@@ -173,9 +173,9 @@ constexpr OpDef kLinear{
 };
 
 namespace {
-constexpr const OpDef* kRows[] = {&kMatmul, &kAddmm, &kLinear};
+constexpr const OpDef* kProductRows[] = {&kMatmul, &kAddmm, &kLinear};
 }
-Rows product_rows() { return kRows; }
+Rows product_rows() { return kProductRows; }
 
 }  // namespace op
 

@@ -147,7 +147,7 @@ constexpr OpDef kMultinomial{
     .formula = "positions drawn in proportion to their weights",
 };
 
-constexpr const OpDef* kRows[] = {&kUniform, &kNormal, &kRandint, &kRandperm, &kBernoulli, &kMultinomial};
+constexpr const OpDef* kRandomRows[] = {&kUniform, &kNormal, &kRandint, &kRandperm, &kBernoulli, &kMultinomial};
 
 Tensor draw_reals(Generator& generator, const Shape& sizes, DType dtype, Device device) {
   return draw(generator, (count_elems(sizes) + 1) * kernel::cpu::words_per_element(dtype), device);
@@ -158,7 +158,7 @@ Tensor draw_integers(Generator& generator, const Shape& sizes, Device device) {
 
 }  // namespace
 
-Rows random_rows() { return kRows; }
+Rows random_rows() { return kRandomRows; }
 
 }  // namespace op
 

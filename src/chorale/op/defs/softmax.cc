@@ -35,12 +35,12 @@ void ways_softmax(const ShardCall& call, ShardWays& ways) {
   ways.split(join(std::vector<std::string>(call.in.size(), x), {x}));
 }
 
-std::vector<Sample> samples_unary() {
+std::vector<Sample> samples_softmax() {
   return {{{sample({5})}, DimAttrs{0}},           {{sample({3, 4}, 1)}, DimAttrs{-1}},
           {{sample({3, 4}, 2)}, DimAttrs{0}},     {{sample({2, 3, 4}, 3)}, DimAttrs{1}},
           {{sample({2, 5, 17}, 4)}, DimAttrs{1}}, {{sample({}, 5)}, DimAttrs{0}}};
 }
-std::vector<Sample> samples_backward() {
+std::vector<Sample> samples_softmax_backward() {
   return {{{sample({4}), sample({4}, 1)}, DimAttrs{0}},
           {{sample({3, 4}, 2), sample({3, 4}, 3)}, DimAttrs{-1}},
           {{sample({2, 3, 2}, 4), sample({2, 3, 2}, 5)}, DimAttrs{1}}};
@@ -61,7 +61,7 @@ constinit const OpDef kSoftmax{
     .shard = {.ways = ways_softmax},
     .saves = kSavesOutputs,
     .autocast = Cast::kF32,
-    .samples = samples_unary,
+    .samples = samples_softmax,
     .formula = "exp(x) / sum(exp(x)) along dim",
 };
 
@@ -76,7 +76,7 @@ constinit const OpDef kLogSoftmax{
     .shard = {.ways = ways_softmax},
     .saves = kSavesOutputs,
     .autocast = Cast::kF32,
-    .samples = samples_unary,
+    .samples = samples_softmax,
     .formula = "x - log(sum(exp(x))) along dim",
 };
 
@@ -98,7 +98,7 @@ constinit const OpDef kSoftmaxBackward{
     .shard = {.ways = ways_softmax},
     .linear = linear_in({0}),
     .saves = kSavesInputs,
-    .samples = samples_backward,
+    .samples = samples_softmax_backward,
     .formula = "y * (dy - sum(dy * y)) along dim",
 };
 
@@ -120,7 +120,7 @@ constinit const OpDef kLogSoftmaxBackward{
     .shard = {.ways = ways_softmax},
     .linear = linear_in({0}),
     .saves = kSavesInputs,
-    .samples = samples_backward,
+    .samples = samples_softmax_backward,
     .formula = "dy - exp(y) * sum(dy) along dim",
 };
 

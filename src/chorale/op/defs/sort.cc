@@ -34,7 +34,7 @@ Tensors order_grad(const GradArgs& g) {
   return {place(g.dout[0], g.out[1], g.shape(0), g.attrs.get<A>().dim)};
 }
 
-constexpr Saves kSavesIndices{.out = {1}};
+constexpr Saves kSavesOrder{.out = {1}};
 
 constexpr OpDef kSort{
     .name = "sort",
@@ -52,7 +52,7 @@ constexpr OpDef kSort{
     .cpu = kernel::cpu::sort,
     .grad = order_grad<SortAttrs>,
     .shard = {.ways = ways_order<SortAttrs>},
-    .saves = kSavesIndices,
+    .saves = kSavesOrder,
     .samples = []() -> std::vector<Sample> {
       return {{{sample({2, 5})}, SortAttrs{-1, false}},
               {{sample({4, 3}, 1)}, SortAttrs{0, true}},
@@ -84,7 +84,7 @@ constexpr OpDef kTopk{
     .cpu = kernel::cpu::topk,
     .grad = order_grad<TopkAttrs>,
     .shard = {.ways = ways_order<TopkAttrs>},
-    .saves = kSavesIndices,
+    .saves = kSavesOrder,
     .samples = []() -> std::vector<Sample> {
       return {{{sample({2, 9})}, TopkAttrs{2, -1, true}},
               {{sample({4, 3}, 1)}, TopkAttrs{3, 0, false}},

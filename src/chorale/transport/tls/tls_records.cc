@@ -1,5 +1,6 @@
 #include "chorale/transport/tls/tls_records.h"
 
+#define NO_COMPAT_IMB_API_053  // its old names are macros such as SHA1, which OpenSSL's headers use, too
 #include <intel-ipsec-mb.h>
 #include <openssl/crypto.h>
 

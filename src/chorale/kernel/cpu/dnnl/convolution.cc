@@ -47,10 +47,6 @@ Inside inside(const Convolution& c, Pass pass) {
   return product ? Inside::kChannelsFirst : Inside::kOwnChoice;
 }
 
-memory::data_type type_of(DType dtype) {
-  return dtype == DType::kF32 ? memory::data_type::f32 : memory::data_type::bf16;
-}
-
 memory::dims dims(const std::array<int64_t, 3>& values, int spatial) {
   return {values.begin(), values.begin() + spatial};
 }

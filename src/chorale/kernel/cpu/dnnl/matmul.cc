@@ -12,11 +12,6 @@ namespace {
 
 using ::dnnl::memory;
 
-memory::data_type type_of(DType dtype) {
-  CHORALE_INVARIANT(dtype == DType::kF32 || dtype == DType::kBF16, "oneDNN matmul of ", dtype);
-  return dtype == DType::kF32 ? memory::data_type::f32 : memory::data_type::bf16;
-}
-
 // rows x cols, or batch x rows x cols. Strides of dimensions of size 1 are made what oneDNN expects.
 memory::desc describe(DType dtype, int64_t batch, int64_t rows, int64_t cols, int64_t batch_stride,
                       const BlasLayout& layout) {

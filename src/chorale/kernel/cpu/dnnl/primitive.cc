@@ -17,6 +17,11 @@ const ::dnnl::engine& engine() {
   return instance;
 }
 
+::dnnl::memory::data_type type_of(DType dtype) {
+  CHORALE_INVARIANT(dtype == DType::kF32 || dtype == DType::kBF16, "oneDNN is given ", dtype);
+  return dtype == DType::kF32 ? ::dnnl::memory::data_type::f32 : ::dnnl::memory::data_type::bf16;
+}
+
 namespace {
 
 // In order, and nothing is left running when a call returns.

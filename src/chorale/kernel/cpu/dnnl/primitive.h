@@ -8,9 +8,14 @@
 #include <unordered_map>
 #include <vector>
 
+#include "chorale/base/dtype.h"
+
 namespace chorale::kernel::cpu::dnnl {
 
 const ::dnnl::engine& engine();
+
+// Of f32 and bf16, the dtypes that we give oneDNN.
+::dnnl::memory::data_type type_of(DType dtype);
 
 // A compiled primitive together with the descriptors of its arguments. Not thread-safe: the arguments' addresses live
 // in it.

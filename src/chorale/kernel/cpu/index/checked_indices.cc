@@ -8,12 +8,12 @@
 namespace chorale::kernel::cpu {
 namespace {
 
-constexpr int64_t kGrain = 1 << 15;
+constexpr int64_t kCheckGrain = 1 << 15;
 
 // Whether any value is negative or reaches the bound.
 bool any_beyond(std::span<const int64_t> values, uint64_t bound) {
   std::atomic<bool> found = false;
-  parallel_for(static_cast<int64_t>(values.size()), kGrain, [&](int64_t begin, int64_t end) {
+  parallel_for(static_cast<int64_t>(values.size()), kCheckGrain, [&](int64_t begin, int64_t end) {
     // The sign of v, and of bound - 1 - v: without comparisons, which 64-bit vectors lack before SSE4.2. Unsigned,
     // because the difference may wrap around; it does so only for a negative v, whose own sign tells.
     uint64_t signs = 0;

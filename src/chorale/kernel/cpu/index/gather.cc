@@ -14,7 +14,7 @@
 namespace chorale::kernel::cpu {
 namespace {
 
-constexpr int64_t kGrain = 1 << 14;  // elements
+constexpr int64_t kGatherGrain = 1 << 14;  // elements
 
 template <class T>
 const T* advance(const T* at, int64_t bytes) {
@@ -83,7 +83,7 @@ void visit_places(const Line& line, const Tensor& tensor, const Tensor& list, F&
   };
   const Tensor values = list.defined() ? list.view_as(sizes, list.strides(), list.offset()) : list;
   if (shared == line.dim) return visit(line.index, tensor, values);
-  parallel_for(sizes[shared], std::max<int64_t>(1, kGrain / (line.index.elems() / sizes[shared])),
+  parallel_for(sizes[shared], std::max<int64_t>(1, kGatherGrain / (line.index.elems() / sizes[shared])),
                [&](int64_t begin, int64_t end) {
                  visit(narrowed(line.index, shared, begin, end), narrowed(tensor, shared, begin, end),
                        values.defined() ? narrowed(values, shared, begin, end) : values);
@@ -111,7 +111,7 @@ void gather(const KernelArgs& args) {
   visit_bytes(out.elem_bytes(), [&](auto tag) {
     using Unit = typename decltype(tag)::type;
     const int64_t index_step = space[1].inner_stride(space.dims()), x_step = space[2].inner_stride(space.dims());
-    parallel_for(space.elems(), kGrain, [&](int64_t begin, int64_t end) {
+    parallel_for(space.elems(), kGatherGrain, [&](int64_t begin, int64_t end) {
       space.for_each_row(begin, end, [&](std::byte* const* data, int64_t n) {
         auto* to = reinterpret_cast<Unit*>(data[0]);  // the result is contiguous
         const auto* at = reinterpret_cast<const int64_t*>(data[1]);

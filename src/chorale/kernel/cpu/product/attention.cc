@@ -17,7 +17,7 @@ namespace {
 // Queries that share the work of packing a head's keys.
 constexpr int64_t kQueriesPerCall = 128;
 // Multiplications that are worth a thread.
-constexpr int64_t kGrain = 1 << 18;
+constexpr int64_t kAttentionGrain = 1 << 18;
 
 int64_t padded(int64_t n) { return (n + kAttentionPad - 1) / kAttentionPad * kAttentionPad; }
 
@@ -191,7 +191,7 @@ class Plan {
   Tensor mask_;
 };
 
-int64_t grain(int64_t work) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, work)); }
+int64_t grain(int64_t work) { return std::max<int64_t>(1, kAttentionGrain / std::max<int64_t>(1, work)); }
 
 template <class S>
 void forward(const Plan& plan, const Heads& out, Compute<S>* lse) {

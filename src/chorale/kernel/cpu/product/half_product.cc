@@ -14,7 +14,7 @@ namespace chorale::kernel::cpu {
 namespace {
 
 // Conversions that pay for waking up a thread.
-constexpr int64_t kGrain = 1 << 15;
+constexpr int64_t kHalfGrain = 1 << 15;
 
 const uint16_t* at(const void* data, int64_t offset) { return static_cast<const uint16_t*>(data) + offset; }
 uint16_t* at(void* data, int64_t offset) { return static_cast<uint16_t*>(data) + offset; }
@@ -33,7 +33,7 @@ Converted widen(DType dtype, const uint16_t* in, int64_t rows, int64_t cols, int
     const Converted transposed = widen(dtype, in, cols, rows, col_stride, row_stride, out);
     return {out, transposed.col, transposed.row};
   }
-  parallel_for(rows, std::max<int64_t>(1, kGrain / cols), [&](int64_t begin, int64_t end) {
+  parallel_for(rows, std::max<int64_t>(1, kHalfGrain / cols), [&](int64_t begin, int64_t end) {
     if (col_stride == 1 && row_stride == cols)
       return convert(in + begin * cols, out + begin * cols, (end - begin) * cols);
     const Scratch row(col_stride == 1 ? 0 : static_cast<size_t>(cols) * sizeof(uint16_t));
@@ -53,7 +53,7 @@ void narrow(DType dtype, const float* in, int64_t rows, int64_t cols, uint16_t* 
             int64_t col_stride) {
   if (rows > 1 && cols == 1) return narrow(dtype, in, 1, rows, out, rows, row_stride);
   const vec::Convert convert = vec::convert_loop(DType::kF32, dtype);
-  parallel_for(rows, std::max<int64_t>(1, kGrain / cols), [&](int64_t begin, int64_t end) {
+  parallel_for(rows, std::max<int64_t>(1, kHalfGrain / cols), [&](int64_t begin, int64_t end) {
     if (col_stride == 1 && row_stride == cols)
       return convert(in + begin * cols, out + begin * cols, (end - begin) * cols);
     const Scratch row(col_stride == 1 ? 0 : static_cast<size_t>(cols) * sizeof(uint16_t));
@@ -155,7 +155,7 @@ void half_product(const Product& original) {
   }
   const int64_t elems = std::max<int64_t>(1, p.m * p.k + p.k * p.n);
   if (p.batch >= thread_count()) {
-    parallel_for(p.batch, std::max<int64_t>(1, kGrain / elems),
+    parallel_for(p.batch, std::max<int64_t>(1, kHalfGrain / elems),
                  [&](int64_t begin, int64_t end) { convert_and_multiply(p, begin, end); });
   } else {
     convert_and_multiply(p, 0, p.batch);

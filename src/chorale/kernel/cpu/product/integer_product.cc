@@ -13,7 +13,7 @@ namespace {
 
 // Rows of C, cut so that a piece's sums stay in the first-level cache while all rows of B's piece pass by.
 constexpr int64_t kColumns = 512;
-constexpr int64_t kGrain = 1 << 16;
+constexpr int64_t kIntegerGrain = 1 << 16;
 
 template <class T>
 void rows(const Product& p, const T* a, const T* b, T* c, int64_t begin, int64_t end) {
@@ -50,7 +50,7 @@ void run(const Product& p) {
       if (i == 0 || p.b_batch != 0) pack(b, p.k, p.n, p.b_row, p.b_col, space.as<T>());
       b = space.as<T>();
     }
-    parallel_for(p.m, std::max<int64_t>(1, kGrain / (p.n * p.k)), [&](int64_t begin, int64_t end) {
+    parallel_for(p.m, std::max<int64_t>(1, kIntegerGrain / (p.n * p.k)), [&](int64_t begin, int64_t end) {
       rows(p, static_cast<const T*>(p.a) + i * p.a_batch, b, static_cast<T*>(p.c) + i * p.c_batch, begin, end);
     });
   }

@@ -22,7 +22,7 @@ namespace chorale::kernel::cpu {
 namespace {
 
 // Multiplications that pay for waking up a thread.
-constexpr int64_t kGrain = 1 << 17;
+constexpr int64_t kEngineGrain = 1 << 17;
 
 // gemm(): C = alpha op(A) op(B) + beta C, row-major, with the library that is best for T.
 void gemm(bool ta, bool tb, int64_t m, int64_t n, int64_t k, double alpha, const float* a, int64_t lda, const float* b,
@@ -112,7 +112,7 @@ template <class T>
 void product_of(const Product& p) {
   // Many small matrices: a thread takes whole ones. Few large ones: all threads share each.
   if (p.batch >= thread_count()) {
-    const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, p.m * p.n * p.k));
+    const int64_t grain = std::max<int64_t>(1, kEngineGrain / std::max<int64_t>(1, p.m * p.n * p.k));
     parallel_for(p.batch, grain, [&](int64_t begin, int64_t end) { product_range<T>(p, begin, end); });
   } else {
     product_range<T>(p, 0, p.batch);
