@@ -32,7 +32,6 @@ chorale_layer(parallel DEPS nn optim data reducer TEST_DEPS models)
 chorale_layer(rpc DEPS nn optim comm TEST_DEPS parallel)
 chorale_layer(models DEPS nn io TEST_DEPS optim)
 chorale_layer(train OPTIONS ${lightly} DEPS parallel models text report)
-chorale_layer(app PROGRAM chorale OPTIONS ${lightly} LIBRARIES PkgConfig::cpp_httplib DEPS ALL)
-# What is measured is compiled as users compile it.
-file(GLOB measured "${CMAKE_SOURCE_DIR}/src/chorale/app/bench/*.cc")
-set_source_files_properties(${measured} PROPERTIES COMPILE_OPTIONS "$<$<CONFIG:Release>:-O3>")
+# Layers that training does not need stay out of LINKS, so that the first build need not wait for them: a command that needs
+# one is a program of its own, a folder with a main.cc.
+chorale_layer(app PROGRAM chorale LINKS train launch OPTIONS ${lightly} LIBRARIES PkgConfig::cpp_httplib DEPS ALL)

@@ -11,11 +11,15 @@ foreach(form shared static)
 endforeach()
 target_link_libraries(chorale_static INTERFACE "$<INSTALL_INTERFACE:${CHORALE_LINK_NAMES}>")
 
+# ./chorale builds what the command at hand needs, and nobody builds the shared library for it: what is missing is built
+# before anything is installed.
+get_property(programs GLOBAL PROPERTY CHORALE_PROGRAMS)
+install(CODE "execute_process(COMMAND \"${CMAKE_COMMAND}\" --build \"${CMAKE_BINARY_DIR}\" --target
+  chorale_shared chorale_static ${programs} COMMAND_ERROR_IS_FATAL ANY)")
 install(TARGETS chorale_shared chorale_static EXPORT chorale
   LIBRARY DESTINATION lib ARCHIVE DESTINATION lib INCLUDES DESTINATION include)
-if(TARGET chorale_program)
-  set_target_properties(chorale_program PROPERTIES EXPORT_NAME program INSTALL_RPATH "\$ORIGIN/../lib")
-  install(TARGETS chorale_program EXPORT chorale RUNTIME DESTINATION bin)
+if(programs)
+  install(TARGETS ${programs} EXPORT chorale RUNTIME DESTINATION bin)
 endif()
 install(DIRECTORY "${CMAKE_LIBRARY_OUTPUT_DIRECTORY}/" DESTINATION lib/chorale FILES_MATCHING PATTERN "chorale_*.so")
 install(CODE "set(CHORALE_SOURCES \"${CMAKE_SOURCE_DIR}/src\")")

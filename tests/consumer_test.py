@@ -68,6 +68,21 @@ class Consumer(unittest.TestCase):
         if "chorale_mpi.so" in modules:
             self.assertRegex(run(self.prefix / "bin/chorale", "doctor"), r"MPI .* yes")
 
+    def test_what_has_not_been_built_is_built_before_it_is_installed(self):
+        # As after ./chorale, which has no use for the shared library.
+        build = self.folder / "little"
+        run("cmake", "-G", "Ninja", "-S", ROOT, "-B", build, "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0",
+            "-DCHORALE_LAYERS=base", "-DCHORALE_TESTS=OFF", f"-DCMAKE_CXX_COMPILER={cached('CMAKE_CXX_COMPILER')}")
+        run("ninja", "-C", build, "chorale_static")
+        self.assertFalse((build / "lib/libchorale.so").exists())
+        run("cmake", "--install", build, "--prefix", self.folder / "little-installed")
+        for name in ("libchorale.a", "libchorale.so"):
+            self.assertTrue((self.folder / "little-installed/lib" / name).exists(), name)
+
+    def test_the_installed_program_has_every_command(self):
+        out = run(self.prefix / "bin/chorale", "bench", "ops", "--help")
+        self.assertIn("--torch-python", out)
+
     def test_another_minor_version_is_refused(self):
         project = self.folder / "newer"
         project.mkdir()

@@ -14,7 +14,7 @@ chorale_layer(tensor OPTIONS -O3 DEPS base)
 chorale_layer(op DEPS tensor TEST_DEPS eager)  # looks up in its tests
 chorale_layer(eager
               DEPS op)
-chorale_layer(app PROGRAM chorale DEPS ALL)
+chorale_layer(app PROGRAM chorale LINKS eager DEPS ALL)
 """
 
 

@@ -1,12 +1,15 @@
-// The commands of the chorale program. A new one is a line here and a file that defines its add_… function.
+// The commands of the chorale program. A new one is a line here and a file that defines its add_… function. A command
+// that training does not need, and that takes long to build, is a program of its own: a folder with its sources and a
+// main.cc here, and a line in commands.cc (docs/dev/design.md, section 1).
 #pragma once
 
 #include <CLI/CLI.hpp>
 #include <functional>
+#include <span>
 
 #include "chorale/launch/launcher.h"
 
-#define CHORALE_COMMANDS(X) X(bench) X(doctor) X(flight) X(generate) X(ops) X(report) X(run) X(train) X(watch)
+#define CHORALE_COMMANDS(X) X(doctor) X(flight) X(generate) X(ops) X(report) X(run) X(train) X(watch)
 
 namespace chorale::app {
 
@@ -24,6 +27,8 @@ using Work = std::function<void()>;
 CHORALE_COMMANDS(CHORALE_DECLARE)
 #undef CHORALE_DECLARE
 
+// The only command of chorale-bench.
+void add_bench(CLI::App& program, Work& work);
 void add_bench_all(CLI::App& bench, Work& work);
 void add_bench_collectives(CLI::App& bench, Work& work);
 void add_bench_ops(CLI::App& bench, Work& work);
@@ -34,5 +39,9 @@ void add_bench_ddp(CLI::App& bench, Work& work);
 inline void end_with(int status) {
   if (status != 0) throw CLI::RuntimeError(status);
 }
+
+using AddCommand = void (*)(CLI::App& program, Work& work);
+// Those of `chorale`: the list above, and each command that is a program of its own, which this one then becomes.
+std::span<const AddCommand> chorale_commands();
 
 }  // namespace chorale::app

@@ -21,6 +21,13 @@
 namespace chorale::app {
 namespace {
 
+// With the commands of chorale-bench in it, too.
+constexpr AddCommand kEveryCommand[] = {add_bench,
+#define CHORALE_ADDRESS(name) add_##name,
+                                        CHORALE_COMMANDS(CHORALE_ADDRESS)
+#undef CHORALE_ADDRESS
+};
+
 struct Outcome {
   int status;
   std::string said;
@@ -30,7 +37,7 @@ Outcome plan_of(const std::vector<std::string>& words) {
   for (const std::string& word : words) args.push_back(word.c_str());
   testing::internal::CaptureStdout();
   testing::internal::CaptureStderr();
-  const int status = plan(static_cast<int>(args.size()), args.data());
+  const int status = plan(static_cast<int>(args.size()), args.data(), kEveryCommand);
   std::string said = testing::internal::GetCapturedStdout();
   return {status, said + testing::internal::GetCapturedStderr()};
 }
@@ -66,9 +73,7 @@ void collect(const CLI::App& app, const std::vector<std::string>& words, std::ve
 std::vector<Command> commands() {
   CLI::App program;
   Work work;
-#define CHORALE_ADD(name) add_##name(program, work);
-  CHORALE_COMMANDS(CHORALE_ADD)
-#undef CHORALE_ADD
+  for (const AddCommand add : kEveryCommand) add(program, work);
   std::vector<Command> found;
   collect(program, {}, found);
   return found;

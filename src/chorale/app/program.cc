@@ -100,14 +100,12 @@ bool output_is_whole() {
 }
 
 // Reads the command line into work; returns the status of one that is wrong, or 0.
-int plan_work(int argc, const char* const* argv, Work& work) {
+int plan_work(int argc, const char* const* argv, std::span<const AddCommand> commands, Work& work) {
   CLI::App program("Chorale trains neural networks in C++.", "chorale");
   program.set_version_flag("--version", "chorale " + std::string(version()));
   program.set_help_all_flag("--help-all", "Print the help of every command and exit");
   program.require_subcommand(0, 1);
-#define CHORALE_ADD(name) add_##name(program, work);
-  CHORALE_COMMANDS(CHORALE_ADD)
-#undef CHORALE_ADD
+  for (const AddCommand add : commands) add(program, work);
 
   const auto is_first_word = [&](const CLI::App* command) { return command->check_name(argv[1]); };
   if (argc > 1 && argv[1][0] != '-' && program.get_subcommands(is_first_word).empty()) {
@@ -149,17 +147,17 @@ int status_of(const std::function<int()>& body) {
 
 }  // namespace
 
-int plan(int argc, const char* const* argv) {
+int plan(int argc, const char* const* argv, std::span<const AddCommand> commands) {
   return status_of([&] {
     Work work;
-    return plan_work(argc, argv, work);
+    return plan_work(argc, argv, commands, work);
   });
 }
 
-int run(int argc, const char* const* argv) {
+int run(int argc, const char* const* argv, std::span<const AddCommand> commands) {
   return status_of([&] {
     Work work;
-    if (const int status = plan_work(argc, argv, work); status != 0) return status;
+    if (const int status = plan_work(argc, argv, commands, work); status != 0) return status;
     if (work) work();
     return 0;
   });

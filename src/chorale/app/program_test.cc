@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "chorale/app/commands.h"
 #include "chorale/base/cpu.h"
 #include "chorale/base/optional_parts.h"
 #include "chorale/transport/congestion.h"
@@ -20,11 +22,11 @@ struct Outcome {
   int status;
   std::string out, err;
 };
-Outcome run_with(std::vector<const char*> args) {
+Outcome run_with(std::vector<const char*> args, std::span<const AddCommand> commands = chorale_commands()) {
   args.insert(args.begin(), "chorale");
   testing::internal::CaptureStdout();
   testing::internal::CaptureStderr();
-  const int status = run(static_cast<int>(args.size()), args.data());
+  const int status = run(static_cast<int>(args.size()), args.data(), commands);
   std::fflush(stdout);
   return {status, testing::internal::GetCapturedStdout(), testing::internal::GetCapturedStderr()};
 }
@@ -39,7 +41,7 @@ TEST(Program, HelpListsTheCommands) {
   for (const auto& args : {std::vector<const char*>{}, {"--help"}}) {
     const Outcome outcome = run_with(args);
     EXPECT_EQ(outcome.status, 0);
-    EXPECT_THAT(outcome.out, HasSubstr("doctor"));
+    EXPECT_THAT(outcome.out, AllOf(HasSubstr("doctor"), HasSubstr("bench")));
   }
 }
 
@@ -57,12 +59,13 @@ TEST(Program, AnUnknownCommandGetsTheList) {
 }
 
 TEST(Program, ABenchmarkOfNoCaseListsTheCases) {
+  const AddCommand commands[] = {add_bench};  // as in chorale-bench
   for (const auto& [bench, one] :
        std::map<const char*, const char*>{{"collectives", "\n  all_reduce/f32/4096/n2/ordinary\n"},
                                           {"ops", "\n  cost/f32/1/recorded\n"},
                                           {"steps", "\n  bert_256x4/local/n1/t1/bf16"},
                                           {"ddp", "\n  tinymlp/ddp/n2/t1\n"}}) {
-    const Outcome outcome = run_with({"bench", bench, "--only", "all_reduse"});
+    const Outcome outcome = run_with({"bench", bench, "--only", "all_reduse"}, commands);
     EXPECT_EQ(outcome.status, 1);
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("no case has 'all_reduse'"), HasSubstr(one)));
   }

@@ -15,6 +15,7 @@
 #include "chorale/base/error.h"
 
 namespace chorale::app {
+namespace bench_all {
 namespace {
 
 namespace fs = std::filesystem;
@@ -174,7 +175,7 @@ void run(const Options& options) {
   add_ddp(ddp, lines);
   Line size{"installed size (ours: the program, all of it)",
             "MiB",
-            static_cast<double>(fs::file_size(program_path())) / (1 << 20),
+            static_cast<double>(fs::file_size(fs::path(program_path()).parent_path() / "chorale")) / (1 << 20),
             {}};
   const std::string installed = torch ? torch_folder(options.python) : "";
   if (!installed.empty()) size.peers["torch"] = folder_mib(installed);
@@ -186,8 +187,10 @@ void run(const Options& options) {
 }
 
 }  // namespace
+}  // namespace bench_all
 
 void add_bench_all(CLI::App& bench, Work& work) {
+  using namespace bench_all;
   CLI::App* command = bench.add_subcommand("all", "Collectives, steps and data-parallel steps in one table");
   auto options = std::make_shared<Options>();
   command->add_option("--against", options->against, "peers, among torch and mpi")->capture_default_str();

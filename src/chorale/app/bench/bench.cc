@@ -120,7 +120,7 @@ std::string today() {
 }
 
 std::filesystem::path repository() {
-  // build/release/bin/chorale
+  // build/release/bin/chorale-bench
   return std::filesystem::path(program_path()).parent_path().parent_path().parent_path().parent_path();
 }
 

@@ -59,7 +59,7 @@ void check_only(const std::string& only, const std::vector<std::string>& names);
 nlohmann::json bench_report(const std::string& bench, const std::vector<BenchRow>& rows);
 void write_json(const std::string& path, const nlohmann::json& report);
 
-// The path of this program, for starting it again.
+// The path of this program, chorale-bench, for starting it again.
 std::string program_path();
 // The folder bench/peers of the repository this program was built in; empty when it is not there (an installed
 // program).

@@ -20,6 +20,7 @@
 #include "chorale/base/error.h"
 
 namespace chorale::app {
+namespace bench_collectives {
 namespace {
 
 struct Options {
@@ -66,7 +67,7 @@ int host_of(const Options& options, int rank) { return rank * 2 / options.ranks;
 // The ranks of ours: all but rank 0 in the background of a shell that waits for them.
 void measure_ours(const Options& options, const TwoHosts* hosts, const std::filesystem::path& folder, int round,
                   Table& table) {
-  const std::string program = std::filesystem::read_symlink("/proc/self/exe").string();
+  const std::string program = program_path();
   const std::string store = (folder / fmt::format("store{}", round)).string();
   std::string command = fmt::format("export WORLD_SIZE={};", options.ranks);
   if (hosts) {
@@ -230,8 +231,10 @@ void run(const Options& options) {
 }
 
 }  // namespace
+}  // namespace bench_collectives
 
 void add_bench_collectives(CLI::App& bench, Work& work) {
+  using namespace bench_collectives;
   CLI::App* command = bench.add_subcommand(
       "collectives", "Collectives among processes of this host, or of two, beside shared memory's floor, gloo and MPI");
   auto options = std::make_shared<Options>();

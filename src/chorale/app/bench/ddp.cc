@@ -23,6 +23,7 @@
 #include "chorale/transport/store/file_store.h"
 
 namespace chorale::app {
+namespace bench_ddp {
 namespace {
 
 // ---- the worker
@@ -300,8 +301,10 @@ void run(const Options& options) {
 }
 
 }  // namespace
+}  // namespace bench_ddp
 
 void add_bench_ddp(CLI::App& bench, Work& work) {
+  using namespace bench_ddp;
   CLI::App* command = bench.add_subcommand("ddp", "Data-parallel training steps of four models, against PyTorch");
   auto options = std::make_shared<Options>();
   command->add_option("-n,--ranks", options->ranks, "processes, of one thread each")

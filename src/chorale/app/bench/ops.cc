@@ -20,6 +20,7 @@
 #include "chorale/op/functions.h"
 
 namespace chorale::app {
+namespace bench_ops {
 namespace {
 
 struct Options {
@@ -256,8 +257,10 @@ void run(const Options& options) {
 }
 
 }  // namespace
+}  // namespace bench_ops
 
 void add_bench_ops(CLI::App& bench, Work& work) {
+  using namespace bench_ops;
   CLI::App* command =
       bench.add_subcommand("ops", "Every family of ops, one thread, against PyTorch and the machine's limits");
   auto options = std::make_shared<Options>();

@@ -18,6 +18,7 @@
 #include "chorale/optim/optim.h"
 
 namespace chorale::app {
+namespace bench_steps {
 namespace {
 
 using Clock = std::chrono::steady_clock;  // CLOCK_MONOTONIC, which Python's time.monotonic() reads too
@@ -120,7 +121,7 @@ Side start(const std::string& name, std::vector<std::string> command) {
 }
 
 std::vector<Side> start_sides(const StepCase& c, bool bf16, const Options& options) {
-  std::vector<std::string> ours = {"/proc/self/exe", "bench", "step-worker", c.model};
+  std::vector<std::string> ours = {program_path(), "bench", "step-worker", c.model};
   std::vector<std::string> torch = {options.python, peers_folder() + "/torch_steps.py", "1", "1", "--serve", "--model",
                                     c.model};
   if (bf16) {
@@ -239,8 +240,10 @@ void run(const Options& options) {
 }
 
 }  // namespace
+}  // namespace bench_steps
 
 void add_bench_steps(CLI::App& bench, Work& work) {
+  using namespace bench_steps;
   CLI::App* command =
       bench.add_subcommand("steps", "Training steps of four models, one rank and one thread, against PyTorch");
   auto options = std::make_shared<Options>();

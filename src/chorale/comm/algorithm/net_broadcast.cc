@@ -9,14 +9,14 @@ namespace chorale::comm {
 namespace {
 
 // Pieces of a broadcast: neighbours share one while the next ones travel.
-constexpr size_t kPieceBytes = 1 << 20;
+constexpr size_t kBroadcastPieceBytes = 1 << 20;
 
 // At least one, be it empty.
 std::vector<Chunk> pieces_of(const Chunk& data) {
   std::vector<Chunk> pieces;
   size_t at = 0;
   do {
-    pieces.push_back({data.data + at, std::min(kPieceBytes, data.bytes - at)});
+    pieces.push_back({data.data + at, std::min(kBroadcastPieceBytes, data.bytes - at)});
     at += pieces.back().bytes;
   } while (at < data.bytes);
   return pieces;

@@ -8,7 +8,7 @@
 namespace chorale::comm {
 namespace {
 
-constexpr size_t kPieceBytes = 4 << 20;
+constexpr size_t kSumPieceBytes = 4 << 20;
 
 int64_t elems_in(const Chunk& data, DType dtype) { return static_cast<int64_t>(data.bytes / size_of(dtype)); }
 
@@ -23,7 +23,7 @@ Chunk part(const Chunk& whole, int64_t begin, int64_t end, size_t elem) {
 Chunk part(const Chunk& whole, const Slice& slice, size_t elem) { return part(whole, slice.begin, slice.end, elem); }
 
 std::vector<Slice> pieces_of(const Slice& slice, size_t elem) {
-  const auto most = static_cast<int64_t>(kPieceBytes / elem);
+  const auto most = static_cast<int64_t>(kSumPieceBytes / elem);
   std::vector<Slice> pieces;
   int64_t at = slice.begin;
   do {

@@ -104,10 +104,10 @@ Tensors grad_cross_entropy_backward(const GradArgs& g) {
 
 // Everything but the classes may be split; losses that are summed up are then partial sums. Their mean needs the whole:
 // it is divided by the weights of all targets that count, which only the data tell.
-struct Labels {
+struct LossLabels {
   std::string x, target, loss, weight = "Z";
 
-  Labels(int64_t dims, Reduction reduction) {
+  LossLabels(int64_t dims, Reduction reduction) {
     x = letters(dims);
     if (reduction == Reduction::kMean) x = keep_whole(x);
     const int64_t classes = class_dim(x.size());
@@ -117,11 +117,11 @@ struct Labels {
   }
 };
 void ways_cross_entropy(const ShardCall& call, ShardWays& ways) {
-  const Labels l(call.dims(0), call.attrs.get<CrossEntropyAttrs>().reduction);
+  const LossLabels l(call.dims(0), call.attrs.get<CrossEntropyAttrs>().reduction);
   ways.split(join({l.x, l.target, l.weight}, {l.loss, l.target}), Reduce::kSum);
 }
 void ways_cross_entropy_backward(const ShardCall& call, ShardWays& ways) {
-  const Labels l(call.dims(1), call.attrs.get<CrossEntropyAttrs>().reduction);
+  const LossLabels l(call.dims(1), call.attrs.get<CrossEntropyAttrs>().reduction);
   ways.split(join({l.loss, l.x, l.target, l.weight, l.target}, {l.x}));
 }
 
@@ -141,11 +141,11 @@ void infer_nll_loss_backward(const InferArgs& args, std::span<OutSpec> out) {
 }
 
 void ways_nll_loss(const ShardCall& call, ShardWays& ways) {
-  const Labels l(call.dims(0), call.attrs.get<NllLossAttrs>().reduction);
+  const LossLabels l(call.dims(0), call.attrs.get<NllLossAttrs>().reduction);
   ways.split(join({l.x, l.target, l.weight}, {l.loss}), Reduce::kSum);
 }
 void ways_nll_loss_backward(const ShardCall& call, ShardWays& ways) {
-  const Labels l(static_cast<int64_t>(call.out[0].size()), call.attrs.get<NllLossBackwardAttrs>().reduction);
+  const LossLabels l(static_cast<int64_t>(call.out[0].size()), call.attrs.get<NllLossBackwardAttrs>().reduction);
   ways.split(join({l.loss, l.target, l.weight}, {l.x}));
 }
 

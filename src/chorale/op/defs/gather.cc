@@ -88,10 +88,10 @@ Tensor to_source(Tensor picked, const Shape& source) {
 
 // Dimensions in which all tensors have the same size may be split, except the one that is indexed in x: aBc. Along it
 // the index may be split, where that is its letter z.
-struct Labels {
+struct GatherLabels {
   std::string x, index;
 
-  Labels(const Shape& sizes, int64_t dim, std::initializer_list<Shape> others) {
+  GatherLabels(const Shape& sizes, int64_t dim, std::initializer_list<Shape> others) {
     const auto dims = static_cast<int64_t>(sizes.size());
     x = letters(dims);
     for (const Shape& other : others) {
@@ -108,14 +108,14 @@ struct Labels {
 void ways_gather(const ShardCall& call, ShardWays& ways) {
   const Tensor& index = call.in[1];
   if (index.dims() != call.dims(0)) return;
-  const Labels l(call.in[0].sizes(), call.attrs.get<DimAttrs>().dim, {index.sizes()});
+  const GatherLabels l(call.in[0].sizes(), call.attrs.get<DimAttrs>().dim, {index.sizes()});
   ways.split(join({l.x, l.index}, {l.index}));
 }
 
 void ways_gather_backward(const ShardCall& call, ShardWays& ways) {
   const Tensor& index = call.in[1];
   if (index.sizes().size() != call.out[0].size()) return;
-  const Labels l(call.out[0], call.attrs.get<DimBackwardAttrs>().dim, {index.sizes()});
+  const GatherLabels l(call.out[0], call.attrs.get<DimBackwardAttrs>().dim, {index.sizes()});
   ways.split(join({l.index, l.index}, {l.x}), Reduce::kSum);
 }
 
@@ -123,7 +123,7 @@ void ways_gather_backward(const ShardCall& call, ShardWays& ways) {
 void ways_scatter(const ShardCall& call, ShardWays& ways) {
   const Tensor &index = call.in[1], &source = call.in[2];
   if (index.dims() != call.dims(0) || source.dims() != call.dims(0)) return;
-  const Labels l(call.in[0].sizes(), call.attrs.get<DimAttrs>().dim, {index.sizes(), source.sizes()});
+  const GatherLabels l(call.in[0].sizes(), call.attrs.get<DimAttrs>().dim, {index.sizes(), source.sizes()});
   ways.split(join({l.x, l.x, l.x}, {l.x}));
 }
 
@@ -131,7 +131,7 @@ void ways_scatter_fill(const ShardCall& call, ShardWays& ways) {
   const auto& a = call.attrs.get<FillAttrs>();
   if (a.value.is_zero()) ways.pass(linear_in({0}));
   if (call.dims(1) != call.dims(0)) return;
-  const Labels l(call.in[0].sizes(), a.dim, {call.in[1].sizes()});
+  const GatherLabels l(call.in[0].sizes(), a.dim, {call.in[1].sizes()});
   ways.split(join({l.x, l.x}, {l.x}));
 }
 
@@ -139,7 +139,7 @@ void ways_scatter_add(const ShardCall& call, ShardWays& ways) {
   const Tensor &index = call.in[1], &source = call.in[2];
   if (index.dims() != call.dims(0) || source.dims() != call.dims(0)) return;
   const int64_t dim = call.attrs.get<DimAttrs>().dim;
-  Labels l(call.in[0].sizes(), dim, {index.sizes(), source.sizes()});
+  GatherLabels l(call.in[0].sizes(), dim, {index.sizes(), source.sizes()});
   if (index.dims() == 0 || index.size(dim) != source.size(dim)) l.index = keep_whole(l.index, dim);
   ways.split(join({"+" + l.x, l.index, l.index}, {l.x}), Reduce::kSum);
 }

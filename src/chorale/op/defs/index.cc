@@ -79,10 +79,10 @@ void infer_index_fill(const InferArgs& args, std::span<OutSpec> out) {
 }
 
 // The dimension of x that is indexed stays whole, the index z may be split: aBc,z->azc. A single index is no list.
-struct Labels {
+struct IndexLabels {
   std::string x, index, picked;
 
-  Labels(int64_t dims, int64_t index_dims, int64_t dim) {
+  IndexLabels(int64_t dims, int64_t index_dims, int64_t dim) {
     x = keep_whole(letters(dims), dim);
     index = index_dims > 0 ? "z" : "";
     picked = replaced(x, dim, index_dims > 0 && dims > 0 ? 'z' : 'Z');
@@ -90,25 +90,25 @@ struct Labels {
   }
 };
 void ways_index_select(const ShardCall& call, ShardWays& ways) {
-  const Labels l(call.dims(0), call.dims(1), call.attrs.get<DimAttrs>().dim);
+  const IndexLabels l(call.dims(0), call.dims(1), call.attrs.get<DimAttrs>().dim);
   ways.split(join({l.x, l.index}, {l.picked}));
 }
 void ways_index_select_backward(const ShardCall& call, ShardWays& ways) {
-  const Labels l(call.dims(0), call.dims(1), call.attrs.get<DimBackwardAttrs>().dim);
+  const IndexLabels l(call.dims(0), call.dims(1), call.attrs.get<DimBackwardAttrs>().dim);
   ways.split(join({l.picked, l.index}, {l.x}), Reduce::kSum);
 }
 void ways_index_add(const ShardCall& call, ShardWays& ways) {
-  const Labels l(call.dims(0), call.dims(1), call.attrs.get<IndexAddAttrs>().dim);
+  const IndexLabels l(call.dims(0), call.dims(1), call.attrs.get<IndexAddAttrs>().dim);
   ways.split(join({"+" + l.x, l.index, l.picked}, {l.x}), Reduce::kSum);
 }
 // Of places named twice the last one counts, so the index stays whole.
 void ways_index_copy(const ShardCall& call, ShardWays& ways) {
-  const Labels l(call.dims(0), call.dims(1), call.attrs.get<DimAttrs>().dim);
+  const IndexLabels l(call.dims(0), call.dims(1), call.attrs.get<DimAttrs>().dim);
   ways.split(join({l.x, keep_whole(l.index), l.x}, {l.x}));
 }
 void ways_index_fill(const ShardCall& call, ShardWays& ways) {
   const auto& a = call.attrs.get<FillAttrs>();
-  const Labels l(call.dims(0), call.dims(1), a.dim);
+  const IndexLabels l(call.dims(0), call.dims(1), a.dim);
   ways.split(join({l.x, keep_whole(l.index)}, {l.x}));
   if (a.value.is_zero()) ways.pass(linear_in({0}));
 }

@@ -43,11 +43,11 @@ void infer_index_put(const InferArgs& args, std::span<OutSpec> out) {
 }
 
 // Dimensions of x without an index may be split, and those of the indices: aCd with an index pq for C gives apqd.
-struct Labels {
+struct IndexTensorLabels {
   std::string x, result;
   std::vector<std::string> indices;
 
-  Labels(const Shape& sizes, std::span<const Tensor> list) {
+  IndexTensorLabels(const Shape& sizes, std::span<const Tensor> list) {
     const kernel::IndexLayout layout = kernel::index_layout("shard", sizes, list);
     const std::string picked = letters(static_cast<int64_t>(layout.picked.size()), 'p');
     x = letters(static_cast<int64_t>(sizes.size()));
@@ -73,16 +73,16 @@ struct Labels {
   }
 };
 void ways_index(const ShardCall& call, ShardWays& ways) {
-  const Labels l(call.in[0].sizes(), call.in.subspan(1));
+  const IndexTensorLabels l(call.in[0].sizes(), call.in.subspan(1));
   ways.split(join(l.with({l.x}), {l.result}));
 }
 void ways_index_backward(const ShardCall& call, ShardWays& ways) {
-  const Labels l(call.out[0], call.in.subspan(1));
+  const IndexTensorLabels l(call.out[0], call.in.subspan(1));
   ways.split(join(l.with({l.result}), {l.x}), Reduce::kSum);
 }
 // Of places named twice the last one counts, unless values are added up: only then the indices may be split.
 void ways_index_put(const ShardCall& call, ShardWays& ways) {
-  Labels l(call.in[0].sizes(), call.in.subspan(2));
+  IndexTensorLabels l(call.in[0].sizes(), call.in.subspan(2));
   const bool accumulate = call.attrs.get<IndexPutAttrs>().accumulate;
   std::string values = l.result.substr(l.result.size() - call.in[1].sizes().size());
   if (!accumulate) {
