@@ -5,7 +5,7 @@
 
 Each case is a name and a list of numbers.
   An optimizer: 100 steps on a small network in f64, whose weights and data both sides make by a formula (op/samples.h); the
-  loss before every tenth step, then for each parameter its sum weighted by other such numbers. PyTorch has no LAMB: it is
+  loss before every tenth step, then for each parameter its sum weighted by other such numbers (ASGD: also its averages). PyTorch has no LAMB: it is
   written out here from the paper, element by element, without any of our code.
   A scheduler: the learning rate at each step. The scaler: its scale after each update.
 """
@@ -69,6 +69,11 @@ OPTIMIZERS = {
         p, initial_accumulator_value=initial_accumulator, foreach=False, **kw),
     "rmsprop": plain(torch.optim.RMSprop),
     "lamb": Lamb,
+    "adadelta": plain(torch.optim.Adadelta),
+    "adamax": adam(torch.optim.Adamax),
+    "nadam": lambda p, decoupled=False, **kw: adam(torch.optim.NAdam)(p, decoupled_weight_decay=decoupled, **kw),
+    "radam": lambda p, decoupled=False, **kw: adam(torch.optim.RAdam)(p, decoupled_weight_decay=decoupled, **kw),
+    "asgd": plain(torch.optim.ASGD),
 }
 CASES = [
     ("sgd", dict(lr=0.05)),
@@ -93,6 +98,23 @@ CASES = [
     ("lamb", dict(lr=0.01)),
     ("lamb", dict(lr=0.02, beta1=0.8, beta2=0.95, eps=1e-3, weight_decay=0.2)),
     ("lamb", dict(lr=0.005, maximize=True)),
+    ("adadelta", dict()),
+    ("adadelta", dict(lr=0.5, rho=0.8, eps=1e-3, weight_decay=0.1)),
+    ("adadelta", dict(lr=0.1, maximize=True)),
+    ("adamax", dict()),
+    ("adamax", dict(lr=0.02, beta1=0.8, beta2=0.95, eps=1e-3, weight_decay=0.1)),
+    ("adamax", dict(lr=0.001, maximize=True)),
+    ("nadam", dict()),
+    ("nadam", dict(lr=0.02, beta1=0.8, beta2=0.95, eps=1e-3, weight_decay=0.1, momentum_decay=0.02)),
+    ("nadam", dict(lr=0.02, weight_decay=0.1, decoupled=True)),
+    ("nadam", dict(lr=0.001, maximize=True)),
+    ("radam", dict()),
+    ("radam", dict(lr=0.02, beta1=0.8, beta2=0.95, eps=1e-3, weight_decay=0.1)),
+    ("radam", dict(lr=0.02, weight_decay=0.1, decoupled=True)),
+    ("radam", dict(lr=0.001, maximize=True)),
+    ("asgd", dict()),
+    ("asgd", dict(lr=0.05, lambd=0.01, alpha=0.6, t0=20, weight_decay=0.1)),
+    ("asgd", dict(lr=0.001, maximize=True)),
 ]
 
 
@@ -108,6 +130,8 @@ def train(name, options):
             values.append(loss.item())
         loss.backward()
         optimizer.step()
+    if name == "asgd":
+        values += [(optimizer.state[p]["ax"] * sample(*p.shape, seed=6)).sum().item() for p in (w1, b1, w2)]
     return values + [(p * sample(*p.shape, seed=6)).sum().item() for p in (w1, b1, w2)]
 
 
@@ -223,7 +247,8 @@ def main():
     for name, options in PLATEAUS.items():
         emit(name, plateau(options))
     emit("scaler", scaler())
-    for name, norm_type, max_norm in (("1", 1.0, 2.0), ("2", 2.0, 2.0), ("inf", math.inf, 0.5), ("2_large", 2.0, 100.0)):
+    for name, norm_type, max_norm in (("1", 1.0, 2.0), ("2", 2.0, 2.0), ("inf", math.inf, 0.5), ("2_large", 2.0, 100.0),
+                                      ("3", 3.0, 2.0), ("half", 0.5, 20.0)):
         emit(f"clip/{name}", clipped(norm_type, max_norm))
     print("};")
 

@@ -6,11 +6,12 @@
 #include <sstream>
 
 #include "chorale/op/copy.h"
+#include "chorale/op/lists.h"
 
 namespace chorale::op {
 
 std::vector<Tensor> run(const OpDef& row, const std::vector<Tensor>& in, const Attrs& attrs) {
-  std::vector<Tensor> out(static_cast<size_t>(row.outputs));
+  std::vector<Tensor> out(result_count(row, in, attrs));
   current().call(row, in, attrs, out);
   return out;
 }

@@ -13,6 +13,7 @@
 #include "chorale/base/error.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/kernels.h"
+#include "chorale/op/lists.h"
 #include "chorale/op/shard_ways.h"
 #include "chorale/op/table.h"
 
@@ -69,7 +70,7 @@ std::string sharding(const OpDef& row) {
 // How its first sample may be split over two ranks.
 std::string ways_of(const OpDef& row) {
   const op::Sample sample = row.samples().at(0);
-  std::vector<Tensor> out(static_cast<size_t>(row.outputs));
+  std::vector<Tensor> out(op::result_count(row, sample.in, sample.attrs));
   op::current().call(row, sample.in, sample.attrs, out);
   std::vector<Shape> sizes;
   for (const Tensor& y : out) sizes.push_back(y.sizes());
@@ -122,6 +123,20 @@ std::string saved(op::InputSet positions, const char* what) {
   return text;
 }
 
+// Of a row over lists: which of its inputs it writes, in its first sample.
+std::string results_of_lists(const OpDef& row) {
+  const op::Lists lists = row.lists(row.samples().at(0).attrs);
+  std::vector<std::string> names;
+  std::istringstream inputs(row.inputs);
+  for (std::string name; std::getline(inputs >> std::ws, name, ',');) names.push_back(name);
+  std::string text;
+  for (size_t i = 0; i < lists.own + lists.count; ++i) {
+    if (lists.written.has(i)) text += (text.empty() ? "new values of " : ", ") + names.at(i);
+  }
+  if (lists.fresh) text += fmt::format("{}{} for each tensor", text.empty() ? "" : "; ", lists.fresh);
+  return text;
+}
+
 // What is known of a row, for people.
 std::vector<std::pair<std::string, std::string>> facts_of(const OpDef& row) {
   std::vector<std::pair<std::string, std::string>> facts;
@@ -129,7 +144,7 @@ std::vector<std::pair<std::string, std::string>> facts_of(const OpDef& row) {
   if (const std::string_view formula = op::formula_of(row); !formula.empty())
     field(row.pointwise ? "expression" : "formula", formula);
   field("inputs", *row.inputs ? row.inputs : "none");
-  field("results", row.outputs == 1 ? "1" : fmt::format("{}", row.outputs));
+  field("results", row.lists ? results_of_lists(row) : fmt::format("{}", row.outputs));
   if (row.attrs) {
     std::ostringstream defaults;
     defaults << Attrs(row.attrs());
@@ -182,7 +197,7 @@ void print_json() {
     nlohmann::json facts, examples = nlohmann::json::array();
     for (const auto& [name, value] : facts_of(*row)) facts[name] = value;
     for (const op::Sample& sample : row->samples()) {
-      std::vector<Tensor> out(static_cast<size_t>(row->outputs));
+      std::vector<Tensor> out(op::result_count(*row, sample.in, sample.attrs));
       op::current().call(*row, sample.in, sample.attrs, out);
       examples.push_back({{"in", described(sample.in)},
                           {"attributes", row->attrs ? concat(sample.attrs) : ""},

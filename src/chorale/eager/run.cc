@@ -6,6 +6,7 @@
 #include "chorale/base/generator.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/kernels.h"
+#include "chorale/op/lists.h"
 #include "chorale/op/prepare.h"
 #include "chorale/op/table.h"
 
@@ -62,6 +63,15 @@ void Eager::call(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs
 
 void Eager::call_into(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<const Tensor> out,
                       op::Rest) {
+  if (op.lists) {
+    if (const op::ListCall lists(op, in, attrs); lists.in_place(out)) {
+      op::prepare_in_place(op, lists, in, attrs, out);
+      SmallVector<Tensor, 16> targets(out);
+      op::launch(op, in.back().device(), in, attrs, {targets.data(), targets.size()});
+      op::note_writes(op, out);
+      return;
+    }
+  }
   OutSpecs specs = op::prepare_into(op, in, attrs, out);
   const Device device = specs[0].device;
   bool direct = true;

@@ -125,12 +125,25 @@ struct RowFacts {
   InputSet optional{};  // inputs that may be absent
 };
 
+// A row over lists, whose length n is that of the call: behind `own` inputs come `count` lists, the tensors of the
+// first one before those of the second. Tensors at one place of all lists belong together, and nothing else does: a
+// call with lists of n is n calls with lists of one.
+struct Lists {
+  size_t own = 0;
+  size_t count = 1;
+  // Results: new values of own inputs and of lists (numbered behind the own inputs), in this order, which call_into
+  // writes in place where it is given those very tensors; behind them `fresh` lists of others.
+  InputSet written{};
+  size_t fresh = 0;
+};
+
 struct OpDef {
   const char* name;
   const char* inputs = "";  // "a, b, bias?": names for people; "?" may be absent, "xs..." any number
-  int outputs = 1;
-  const AttrsType& (*attrs)() = nullptr;  // the type of its attributes
-  DTypeSet dtypes{};                      // of the first input
+  int outputs = 1;          // of a row over lists: see result_count() in op/lists.h
+  Lists (*lists)(const Attrs& attrs) = nullptr;  // of a row over lists
+  const AttrsType& (*attrs)() = nullptr;         // the type of its attributes
+  DTypeSet dtypes{};                             // of the first input
   Infer infer = nullptr;
   std::optional<kernel::Pointwise>
       pointwise{};               // the scalar expression of a pointwise row, for whoever fuses or renders it

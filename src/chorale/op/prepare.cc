@@ -18,7 +18,7 @@ std::string input_name(const OpDef& op, size_t i) {
 
 [[noreturn]] void raise_undefined(const OpDef& op, size_t i) {
   throw InvalidArgument(
-      concat("[", op.name, "] ", input_name(op, i), " (input ", i,
+      concat("[", op.name, "] ", op.lists ? "a tensor of its lists" : input_name(op, i), " (input ", i,
              ") is an undefined tensor: default-constructed, moved from, or a result that is absent"));
 }
 

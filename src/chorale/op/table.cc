@@ -27,13 +27,13 @@ Rows all_ops() {
   static const std::vector<const OpDef*> rows = [] {
     std::vector<const OpDef*> all;
     for (Rows family : {
-             convolution_rows(), copy_rows(),          arithmetic_rows(), order_rows(),      function_rows(),
-             activation_rows(),  logic_rows(),         complex_rows(),    creation_rows(),   reduce_rows(),
-             linalg_rows(),      pick_rows(),          statistics_rows(), sort_rows(),       scan_rows(),
-             product_rows(),     random_rows(),        view_rows(),       shape_rows(),      index_rows(),
-             embedding_rows(),   sparse_rows(),        softmax_rows(),    layer_norm_rows(), group_norm_rows(),
-             batch_norm_rows(),  cross_entropy_rows(), loss_rows(),       pool_rows(),       interpolate_rows(),
-             dropout_rows(),     attention_rows(),
+             convolution_rows(), copy_rows(),          arithmetic_rows(), order_rows(),         function_rows(),
+             activation_rows(),  logic_rows(),         complex_rows(),    creation_rows(),      reduce_rows(),
+             linalg_rows(),      pick_rows(),          statistics_rows(), sort_rows(),          scan_rows(),
+             product_rows(),     random_rows(),        view_rows(),       shape_rows(),         index_rows(),
+             embedding_rows(),   sparse_rows(),        softmax_rows(),    layer_norm_rows(),    group_norm_rows(),
+             batch_norm_rows(),  cross_entropy_rows(), loss_rows(),       pool_rows(),          interpolate_rows(),
+             dropout_rows(),     attention_rows(),     update_rows(),     gradient_list_rows(),
          }) {
       all.insert(all.end(), family.begin(), family.end());
     }

@@ -43,6 +43,8 @@ Rows pool_rows();
 Rows interpolate_rows();
 Rows dropout_rows();
 Rows attention_rows();
+Rows update_rows();
+Rows gradient_list_rows();
 
 // All rows, by family. The first call joins them and gives them their numbers (RowFacts); an op that runs has been
 // there.

@@ -13,15 +13,9 @@ void Adagrad::check(const Attrs& attrs) const {
   check_not_negative(name(), "eps", o.eps);
 }
 
-Optimizer::Recipe Adagrad::recipe(const Attrs& attrs, int64_t step) const {
+void Adagrad::update(const UpdateLists& lists, const Attrs& attrs) const {
   const auto& o = attrs.get<AdagradOptions>();
-  Recipe recipe;
-  recipe.rule = vec::UpdateRule::kAdagrad;
-  recipe.params.sign = o.maximize ? -1 : 1;
-  recipe.params.weight_decay = o.weight_decay;
-  recipe.params.rate = o.lr / (1 + static_cast<double>(step - 1) * o.lr_decay);
-  recipe.params.eps = o.eps;
-  return recipe;
+  adagrad_(lists, {.lr_decay = o.lr_decay, .weight_decay = o.weight_decay, .eps = o.eps, .maximize = o.maximize});
 }
 
 }  // namespace chorale::optim

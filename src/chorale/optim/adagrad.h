@@ -26,8 +26,8 @@ class Adagrad final : public OptimizerOf<AdagradOptions> {
  private:
   void check(const Attrs& options) const override;
   StateNames states(const Attrs&) const override { return {"sum", nullptr, nullptr}; }
-  Recipe recipe(const Attrs& options, int64_t step) const override;
-  double initial_state(const Attrs& options) const override {
+  void update(const UpdateLists& lists, const Attrs& options) const override;
+  double initial_state(const Attrs& options, size_t) const override {
     return options.get<AdagradOptions>().initial_accumulator;
   }
   bool takes_sparse(const Attrs& options) const override { return options.get<AdagradOptions>().weight_decay == 0; }

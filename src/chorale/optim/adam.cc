@@ -1,7 +1,5 @@
 #include "chorale/optim/adam.h"
 
-#include <cmath>
-
 #include "chorale/optim/check.h"
 
 namespace chorale::optim {
@@ -32,21 +30,15 @@ Optimizer::StateNames AdamOf<Options>::states(const Attrs& attrs) const {
 }
 
 template <class Options>
-Optimizer::Recipe AdamOf<Options>::recipe(const Attrs& attrs, int64_t step) const {
+void AdamOf<Options>::update(const UpdateLists& lists, const Attrs& attrs) const {
   const auto& o = attrs.get<Options>();
-  const auto t = static_cast<double>(step);
-  Recipe recipe;
-  recipe.rule = o.amsgrad ? vec::UpdateRule::kAmsgrad : vec::UpdateRule::kAdam;
-  recipe.params.sign = o.maximize ? -1 : 1;
-  (kDecoupled<Options> ? recipe.params.keep : recipe.params.weight_decay) =
-      kDecoupled<Options> ? 1 - o.lr * o.weight_decay : o.weight_decay;
-  recipe.params.rate = o.lr / (1 - std::pow(o.beta1, t));
-  recipe.params.gain1 = 1 - o.beta1;
-  recipe.params.decay2 = o.beta2;
-  recipe.params.gain2 = 1 - o.beta2;
-  recipe.params.root_scale = 1 / std::sqrt(1 - std::pow(o.beta2, t));
-  recipe.params.eps = o.eps;
-  return recipe;
+  adam_(lists, {.beta1 = o.beta1,
+                .beta2 = o.beta2,
+                .eps = o.eps,
+                .weight_decay = o.weight_decay,
+                .decoupled = kDecoupled<Options>,
+                .amsgrad = o.amsgrad,
+                .maximize = o.maximize});
 }
 
 template class AdamOf<AdamOptions>;

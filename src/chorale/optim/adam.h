@@ -34,12 +34,11 @@ class AdamOf final : public OptimizerOf<Options> {
   explicit AdamOf(const std::vector<ParameterGroup<Options>>& groups);
 
  private:
-  using typename Optimizer::Recipe;
   using typename Optimizer::StateNames;
 
   void check(const Attrs& options) const override;
   StateNames states(const Attrs& options) const override;
-  Recipe recipe(const Attrs& options, int64_t step) const override;
+  void update(const UpdateLists& lists, const Attrs& options) const override;
 };
 
 using Adam = AdamOf<AdamOptions>;

@@ -9,7 +9,7 @@
 namespace chorale::optim {
 
 struct ClipNormOptions {
-  double norm_type = 2;  // 1, 2 or infinity
+  double norm_type = 2;  // above 0, or infinity
   bool error_if_nonfinite = false;
 };
 // Returns the norm of all gradients taken together, and scales them in place by max_norm / (norm + 1e-6) where that is

@@ -1,22 +1,38 @@
 #include "chorale/optim/grad_scaler.h"
 
-#include <atomic>
-#include <cmath>
-
+#include "chorale/op/copy.h"
+#include "chorale/op/creation.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/optim/gradients.h"
 #include "chorale/optim/state_reader.h"
 
 namespace chorale::optim {
 
-GradScaler::GradScaler(const GradScalerOptions& options) : options_(options) {
+GradScaler::GradScaler(const GradScalerOptions& options)
+    : options_(options),
+      scale_(Tensor::scalar(options.scale, DType::kF32)),
+      finite_steps_(Tensor::scalar(0, DType::kI64)) {
   CHORALE_CHECK(options.scale > 0 && options.growth > 1 && options.backoff > 0 && options.backoff < 1,
                 "[GradScaler] expected scale > 0, growth > 1 and 0 < backoff < 1, found ", options.scale, ", ",
                 options.growth, " and ", options.backoff);
   CHORALE_CHECK(options.interval > 0, "[GradScaler] interval must be positive, not ", options.interval);
 }
 
-Tensor GradScaler::scale(const Tensor& loss) const { return options_.enabled ? mul(loss, options_.scale) : loss; }
+GradScaler::GradScaler(const GradScaler& other)
+    : options_(other.options_),
+      scale_(clone(other.scale_)),
+      finite_steps_(clone(other.finite_steps_)),
+      progress_(other.progress_) {}
+
+GradScaler& GradScaler::operator=(const GradScaler& other) {
+  options_ = other.options_;
+  scale_ = clone(other.scale_);
+  finite_steps_ = clone(other.finite_steps_);
+  progress_ = other.progress_;
+  return *this;
+}
+
+Tensor GradScaler::scale(const Tensor& loss) const { return options_.enabled ? mul(loss, scale_) : loss; }
 
 void GradScaler::unscale(Optimizer& optimizer) {
   if (!options_.enabled) return;
@@ -25,20 +41,16 @@ void GradScaler::unscale(Optimizer& optimizer) {
   CHORALE_CHECK_STATE(
       !progress_.contains(&optimizer),
       "[GradScaler] the gradients of this optimizer were unscaled before; call update() after its step");
-  const std::vector<Tensor> parameters = optimizer.parameters();
-  const auto chunks = gradient_chunks("GradScaler", parameters);
-  for (const GradientChunk& chunk : chunks) {
-    CHORALE_CHECK(chunk.dtype != DType::kF16, "[GradScaler] parameter ", chunk.parameter,
+  const NoGrad quiet;
+  const GradientList gradients = gradients_of("GradScaler", optimizer.parameters());
+  for (size_t i = 0; i < gradients.tensors.size(); ++i) {
+    CHORALE_CHECK(gradients.tensors[i].dtype() != DType::kF16, "[GradScaler] parameter ", gradients.parameters[i],
                   " has gradients of f16, in which the unscaled ones would vanish; keep parameters in f32 and compute "
                   "under Autocast");
   }
-  std::atomic<bool> finite = true;
-  for_each_chunk(chunks, [&, factor = 1 / options_.scale](const GradientChunk& chunk, size_t) {
-    if (!vec::scale_checked_loop(chunk.dtype)(chunk.data, chunk.n, factor))
-      finite.store(false, std::memory_order_relaxed);
-  });
-  note_gradient_writes("GradScaler", parameters);
-  progress_[&optimizer] = {.finite = finite};
+  const Tensor found_inf = Tensor::scalar(0, DType::kF32);
+  unscale_(gradients.tensors, scale_, found_inf);
+  progress_[&optimizer] = {.found_inf = found_inf};
 }
 
 bool GradScaler::step(Optimizer& optimizer) {
@@ -51,33 +63,29 @@ bool GradScaler::step(Optimizer& optimizer) {
   CHORALE_CHECK_STATE(!progress.stepped,
                       "[GradScaler] step() was called twice for one optimizer; call update() between");
   progress.stepped = true;
-  if (progress.finite) optimizer.step();
-  return progress.finite;
+  const bool finite = progress.found_inf.item<float>() == 0;
+  if (finite) optimizer.step();
+  return finite;
 }
 
 void GradScaler::update() {
   if (!options_.enabled) return;
   CHORALE_CHECK_STATE(!progress_.empty(), "[GradScaler] update() without a step() or an unscale() before it");
-  bool finite = true;
-  for (const auto& [optimizer, progress] : progress_) finite &= progress.finite;
+  const NoGrad quiet;
+  Tensor found_inf;
+  for (const auto& [optimizer, progress] : progress_)
+    found_inf = found_inf.defined() ? maximum(found_inf, progress.found_inf) : progress.found_inf;
   progress_.clear();
-  if (!finite) {
-    options_.scale *= options_.backoff;
-    finite_steps_ = 0;
-  } else if (++finite_steps_ == options_.interval) {
-    // It may only grow as far as f32, in which it multiplies the loss, can hold it.
-    const double grown = options_.scale * options_.growth;
-    if (std::isfinite(static_cast<float>(grown))) options_.scale = grown;
-    finite_steps_ = 0;
-  }
+  next_loss_scale_(scale_, finite_steps_, found_inf,
+                   {.growth = options_.growth, .backoff = options_.backoff, .interval = options_.interval});
 }
 
 NamedTensors GradScaler::state_dict() const {
-  return {{"scale", Tensor::scalar(options_.scale, DType::kF64)},
+  return {{"scale", to(scale_, DType::kF64)},
           {"growth", Tensor::scalar(options_.growth, DType::kF64)},
           {"backoff", Tensor::scalar(options_.backoff, DType::kF64)},
           {"interval", Tensor::scalar(options_.interval, DType::kI64)},
-          {"finite_steps", Tensor::scalar(finite_steps_, DType::kI64)}};
+          {"finite_steps", clone(finite_steps_)}};
 }
 
 void GradScaler::load_state_dict(const NamedTensors& state) {
@@ -89,8 +97,11 @@ void GradScaler::load_state_dict(const NamedTensors& state) {
                                   .enabled = options_.enabled};
   const int64_t finite_steps = reader.whole_number("finite_steps");
   reader.finish();
-  options_ = GradScaler(options).options_;  // checked
-  finite_steps_ = finite_steps;
+  const GradScaler checked(options);
+  options_ = checked.options_;
+  const NoGrad quiet;
+  fill_(scale_, options.scale);
+  fill_(finite_steps_, finite_steps);
 }
 
 }  // namespace chorale::optim

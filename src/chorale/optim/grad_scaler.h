@@ -15,7 +15,7 @@
 namespace chorale::optim {
 
 struct GradScalerOptions {
-  double scale = 65536;
+  double scale = 65536;  // in f32
   double growth = 2;     // after `interval` steps in a row with finite gradients
   double backoff = 0.5;  // after a step with others
   int64_t interval = 2000;
@@ -25,6 +25,9 @@ struct GradScalerOptions {
 class GradScaler {
  public:
   explicit GradScaler(const GradScalerOptions& options = {});
+  // A copy goes its own way.
+  GradScaler(const GradScaler& other);
+  GradScaler& operator=(const GradScaler& other);
 
   Tensor scale(const Tensor& loss) const;
   // Divides the gradients of the optimizer's parameters by the scale, in one pass that also finds out whether all are
@@ -35,7 +38,7 @@ class GradScaler {
   // After the steps of all optimizers: adapts the scale.
   void update();
 
-  double scale() const { return options_.enabled ? options_.scale : 1; }
+  double scale() const { return options_.enabled ? scale_.item<double>() : 1; }
   bool enabled() const { return options_.enabled; }
 
   NamedTensors state_dict() const;
@@ -43,11 +46,12 @@ class GradScaler {
 
  private:
   struct Progress {
-    bool finite = true;
+    Tensor found_inf;  // f32: not 0 where a gradient was infinite or NaN
     bool stepped = false;
   };
-  GradScalerOptions options_;
-  int64_t finite_steps_ = 0;                                 // in a row
+  GradScalerOptions options_;                                // its scale is the one at the start
+  Tensor scale_;                                             // f32, as the ops read it
+  Tensor finite_steps_;                                      // i64: in a row
   std::unordered_map<const Optimizer*, Progress> progress_;  // since the last update()
 };
 

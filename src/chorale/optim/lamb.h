@@ -24,8 +24,7 @@ class Lamb final : public OptimizerOf<LambOptions> {
  private:
   void check(const Attrs& options) const override;
   StateNames states(const Attrs&) const override { return {"exp_avg", "exp_avg_sq", nullptr}; }
-  Recipe recipe(const Attrs& options, int64_t step) const override;
-  void run(Batch& batch) const override;
+  void update(const UpdateLists& lists, const Attrs& options) const override;
 };
 
 }  // namespace chorale::optim

@@ -4,36 +4,16 @@
 #include <limits>
 #include <unordered_set>
 
-#include "chorale/base/parallel_for.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
+#include "chorale/op/index.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/sparse.h"
+#include "chorale/op/view.h"
 #include "chorale/optim/state_reader.h"
 #include "chorale/trace/trace.h"
 
 namespace chorale::optim {
-namespace {
-
-// Fewer elements are not worth waking a thread for: it takes some microseconds, and an element one nanosecond at most.
-constexpr int64_t kGrainElems = 32768;
-
-void* advance(void* pointer, int64_t elems, DType dtype) {
-  return pointer ? static_cast<std::byte*>(pointer) + elems * static_cast<int64_t>(size_of(dtype)) : nullptr;
-}
-
-}  // namespace
-
-vec::UpdateSpan Optimizer::piece_of(const Job& job, int64_t begin, int64_t n) {
-  vec::UpdateSpan piece = job.span;
-  const DType compute = compute_of(job.dtype);
-  piece.weight = advance(piece.weight, begin, compute);
-  piece.rounded = advance(piece.rounded, begin, job.dtype);
-  piece.gradient = advance(const_cast<void*>(piece.gradient), begin, job.dtype);
-  for (void*& state : piece.state) state = advance(state, begin, compute);
-  piece.n = n;
-  return piece;
-}
 
 Optimizer::~Optimizer() {
   for (HookHandle& hook : hooks_) hook.remove();
@@ -58,13 +38,21 @@ void Optimizer::add_group(const NamedTensors& parameters, const Attrs& options) 
                   "; expected f16, bf16, f32 or f64");
     CHORALE_CHECK(is_leaf(tensor), "[", name_, "] parameter ", name,
                   " was computed by an op; only leaves can be optimized");
-    CHORALE_CHECK(tensor.device() == kCpu, "[", name_, "] parameter ", name, " is on ", tensor.device(),
-                  "; expected cpu");
+    CHORALE_CHECK(tensor.device() == parameters.front().second.device(), "[", name_, "] parameter ", name, " is on ",
+                  tensor.device(), ", and the first of its group on ", parameters.front().second.device(),
+                  "; give parameters of another device a group of their own");
     CHORALE_CHECK(is_dense(tensor.sizes(), tensor.strides()), "[", name_, "] parameter ", name, " of shape ",
                   tensor.sizes(), " has holes or overlaps in memory; make it contiguous first");
-    parameters_.push_back({.name = name, .tensor = tensor, .group = groups_.size()});
+    parameters_.push_back(
+        {.name = name, .tensor = tensor, .group = groups_.size(), .step = full({}, 0, DType::kI64, tensor.device())});
   }
-  groups_.push_back({.options = options, .states = states(options)});
+  const Device device = parameters.front().second.device();
+  const Tensor lr = full({}, number_of(options, field_called(options, "lr")), DType::kF64, device);
+  groups_.push_back({.options = options, .states = states(options), .lr = lr});
+  for (int halves = 0; halves < 2; ++halves) {
+    batches_.emplace_back().group = groups_.size() - 1;
+    batches_.back().lists.lr = lr;
+  }
 }
 
 // ---- options
@@ -79,6 +67,12 @@ void Optimizer::replace_options(size_t group, const Attrs& options) {
   check(options);
   groups_[group].options = options;
   groups_[group].states = states(options);
+  follow_rate(groups_[group]);
+}
+
+void Optimizer::follow_rate(Group& group) const {
+  const NoGrad quiet;
+  fill_(group.lr, number_of(group.options, field_called(group.options, "lr")));
 }
 
 bool Optimizer::has_option(std::string_view name) const {
@@ -95,7 +89,11 @@ const kernel::Field& Optimizer::field_called(const Attrs& options, std::string_v
 
 double Optimizer::option(size_t group, std::string_view name) const {
   const Attrs& options = options_of(group);
-  const FieldValue value = options.at(field_called(options, name));
+  return number_of(options, field_called(options, name));
+}
+
+double Optimizer::number_of(const Attrs& options, const kernel::Field& field) {
+  const FieldValue value = options.at(field);
   return std::holds_alternative<bool>(value) ? static_cast<double>(std::get<bool>(value)) : std::get<double>(value);
 }
 
@@ -125,15 +123,16 @@ std::vector<Tensor> Optimizer::parameters() const {
 
 // ---- steps
 
-void Optimizer::step() {
+void Optimizer::step_unless(const Tensor& found_inf) {
   const trace::Span span("optimizer");
   const NoGrad quiet;
-  start_batch();
-  for (uint32_t i = 0; i < parameters_.size(); ++i) {
-    if (const Tensor gradient = chorale::gradient(parameters_[i].tensor); gradient.defined()) add_to_batch(i, gradient);
-    parameters_[i].updated = false;
+  const BatchScope scope{*this};
+  for (Parameter& parameter : parameters_) {
+    if (const Tensor gradient = chorale::gradient(parameter.tensor); gradient.defined())
+      add_to_batch(parameter, gradient);
+    parameter.updated = false;
   }
-  finish_batch();
+  update_batches(found_inf);
 }
 
 Tensor Optimizer::step(const std::function<Tensor()>& closure) {
@@ -185,19 +184,11 @@ void Optimizer::update_one(uint32_t i) {
                       " got a second gradient before step(): call step() after each backward, and do not accumulate "
                       "gradients over several ones under update_in_backward()");
   const NoGrad quiet;
-  start_batch();
-  add_to_batch(i, chorale::gradient(parameter.tensor));
-  finish_batch();
+  const BatchScope scope{*this};
+  add_to_batch(parameter, chorale::gradient(parameter.tensor));
+  update_batches({});
   parameter.updated = true;
   set_gradient(parameter.tensor, {});
-}
-
-void Optimizer::start_batch() {
-  batch_.parameters.clear();
-  batch_.jobs.clear();
-  batch_.recipes.clear();
-  batch_.elems = 0;
-  for (Group& group : groups_) group.recipe_step = -1;
 }
 
 void Optimizer::fit_states(Parameter& parameter) const {
@@ -207,7 +198,7 @@ void Optimizer::fit_states(Parameter& parameter) const {
   // A parameter may have been given another dtype or layout since the last step; its states follow.
   const auto fit = [&](Tensor& state, double initial) {
     if (state.defined() && state.dtype() == compute && state.strides() == tensor.strides()) return;
-    Tensor fresh = Tensor::empty_strided(tensor.sizes(), tensor.strides(), compute);
+    Tensor fresh = Tensor::empty_strided(tensor.sizes(), tensor.strides(), compute, tensor.device());
     if (state.defined()) {
       copy_(fresh, state);
     } else {
@@ -216,99 +207,85 @@ void Optimizer::fit_states(Parameter& parameter) const {
     state = std::move(fresh);
   };
   for (size_t s = 0; s < kMaxStates; ++s) {
-    if (group.states[s]) fit(parameter.state[s], initial_state(group.options));
+    if (!group.states[s]) continue;
+    Tensor& state = parameter.state[s];
+    const double initial = initial_state(group.options, s);
+    if (!is_number(s)) {
+      fit(state, initial);
+    } else if (!state.defined()) {
+      state = full({}, initial, DType::kF64, tensor.device());
+    }
   }
-  // A new master is taken from the parameter by the next step, because NaN rounds to no parameter (vec/update.h).
+  // A new master is taken from the parameter by the next step, because NaN rounds to no parameter (op/update.h).
   if (is_half(tensor.dtype())) fit(parameter.master, std::numeric_limits<double>::quiet_NaN());
 }
 
-void Optimizer::add_to_batch(uint32_t i, const Tensor& gradient) {
-  Parameter& parameter = parameters_[i];
-  Group& group = groups_[parameter.group];
+void Optimizer::add_to_batch(Parameter& parameter, const Tensor& gradient) {
   const Tensor& tensor = parameter.tensor;
+  // Everything is known to be in order before the first byte changes.
   CHORALE_CHECK(gradient.dtype() == tensor.dtype() && gradient.sizes() == tensor.sizes(), "[", name_,
                 "] the gradient of ", parameter.name, " is ", gradient.dtype(), " ", gradient.sizes(), "; expected ",
                 tensor.dtype(), " ", tensor.sizes());
+  tensor.storage()->check_writable(name_);
   fit_states(parameter);
-  batch_.parameters.push_back(i);
-  if (group.recipe_step != parameter.steps + 1) {
-    group.recipe_step = parameter.steps + 1;
-    group.recipe = static_cast<uint32_t>(batch_.recipes.size());
-    batch_.recipes.push_back(recipe(group.options, group.recipe_step));
-  }
-  vec::UpdateSpan span;
-  const bool half = is_half(tensor.dtype());
-  span.weight = half ? parameter.master.raw() : tensor.raw();
-  span.rounded = half ? tensor.raw() : nullptr;
-  for (size_t s = 0; s < kMaxStates; ++s) {
-    if (group.states[s]) span.state[s] = parameter.state[s].raw();
-  }
   if (gradient.is_sparse()) {
-    add_sparse(parameter, gradient, span, group.recipe);
-    return;
+    add_sparse(parameter, gradient);
+  } else {
+    add(parameter, gradient, [](const Tensor& x) { return x; });
   }
-  Tensor dense = gradient;
-  if (gradient.strides() != tensor.strides() && !(gradient.is_contiguous() && tensor.is_contiguous())) {
-    dense = Tensor::empty_strided(tensor.sizes(), tensor.strides(), tensor.dtype());
-    copy_(dense, gradient);
-    batch_.kept.push_back(dense);
-  }
-  span.gradient = dense.raw();
-  span.n = tensor.elems();
-  push(span, tensor.dtype(), group.recipe);
 }
 
-void Optimizer::add_sparse(const Parameter& parameter, const Tensor& gradient, const vec::UpdateSpan& span,
-                           uint32_t recipe) {
-  CHORALE_CHECK(takes_sparse(groups_[parameter.group].options), "[", name_, "] parameter ", parameter.name,
-                " has a sparse gradient, which these options cannot use without touching every element: ",
-                groups_[parameter.group].options,
+Optimizer::Batch& Optimizer::batch_of(const Parameter& parameter) {
+  return batches_[2 * parameter.group + (is_half(parameter.tensor.dtype()) ? 1 : 0)];
+}
+
+void Optimizer::add(const Parameter& parameter, const Tensor& gradient, FunctionRef<Tensor(const Tensor&)> part) {
+  UpdateLists& lists = batch_of(parameter).lists;
+  const StateNames& names = groups_[parameter.group].states;
+  lists.parameters.push_back(part(parameter.tensor));
+  lists.gradients.push_back(gradient);
+  lists.steps.push_back(parameter.step);
+  for (size_t s = 0, list = 0; s < kMaxStates; ++s) {
+    if (names[s]) lists.states[list++].push_back(part(parameter.state[s]));
+  }
+  if (is_half(parameter.tensor.dtype())) lists.masters.push_back(part(parameter.master));
+}
+
+void Optimizer::add_sparse(const Parameter& parameter, const Tensor& gradient) {
+  const Attrs& options = groups_[parameter.group].options;
+  CHORALE_CHECK(takes_sparse(options), "[", name_, "] parameter ", parameter.name,
+                " has a sparse gradient, which these options cannot use without touching every element: ", options,
                 "; take Adagrad or Sgd without momentum and weight decay, or ask for a dense gradient");
   const Tensor sorted = coalesce(gradient);
   const Tensor rows = sorted.sparse().indices, values = contiguous(sorted.sparse().values);
   CHORALE_CHECK(rows.size(0) == 1 && parameter.tensor.is_contiguous(), "[", name_, "] the sparse gradient of ",
                 parameter.name, " must be sparse in its first dimension only, and the parameter contiguous");
-  batch_.kept.push_back(values);
-  const int64_t width = parameter.tensor.elems() / std::max<int64_t>(parameter.tensor.size(0), 1);
-  const std::vector<int64_t> at = rows.to_vector<int64_t>();
-  const Job whole{span, values.dtype(), recipe, 0};
-  for (size_t r = 0; r < at.size(); ++r) {
-    CHORALE_CHECK(at[r] >= 0 && at[r] < parameter.tensor.size(0), "[", name_, "] the sparse gradient of ",
-                  parameter.name, " has row ", at[r], "; there are ", parameter.tensor.size(0));
-    vec::UpdateSpan row = piece_of(whole, at[r] * width, width);
-    row.gradient = advance(values.raw(), static_cast<int64_t>(r) * width, values.dtype());
-    push(row, values.dtype(), recipe);
-  }
-}
-
-void Optimizer::push(const vec::UpdateSpan& span, DType dtype, uint32_t recipe) {
-  batch_.jobs.push_back({span, dtype, recipe, batch_.elems});
-  batch_.elems += span.n;
-}
-
-void Optimizer::finish_batch() {
-  // Everything is known to be in order before the first byte changes.
-  for (uint32_t i : batch_.parameters) parameters_[i].tensor.storage()->check_writable(name_);
-  run(batch_);
-  for (uint32_t i : batch_.parameters) {
-    ++parameters_[i].steps;
-    parameters_[i].tensor.storage()->note_write(name_);
-  }
-  batch_.kept.clear();
-}
-
-void Optimizer::run(Batch& batch) const {
-  parallel_for(batch.elems, kGrainElems, [&](int64_t begin, int64_t end) {
-    auto job = std::upper_bound(batch.jobs.begin(), batch.jobs.end(), begin,
-                                [](int64_t at, const Job& j) { return at < j.begin; }) -
-               1;
-    for (; job != batch.jobs.end() && job->begin < end; ++job) {
-      const Recipe& recipe = batch.recipes[job->recipe];
-      const int64_t first = std::max<int64_t>(begin - job->begin, 0);
-      const int64_t n = std::min(end - job->begin, job->span.n) - first;
-      vec::update_loop(recipe.rule, job->dtype)(piece_of(*job, first, n), recipe.params);
-    }
+  TouchedRows touched{reshape(rows, {-1}), {}};
+  add(parameter, values, [&](const Tensor& whole) {
+    touched.tensors.emplace_back(whole, index_select(whole, 0, touched.rows));
+    return touched.tensors.back().second;
   });
+  touched_.push_back(std::move(touched));
+}
+
+void Optimizer::update_batches(const Tensor& found_inf) {
+  for (Batch& batch : batches_) {
+    batch.lists.found_inf = found_inf;
+    if (batch.lists.size() > 0) update(batch.lists, groups_[batch.group].options);
+  }
+  for (const TouchedRows& touched : touched_) {
+    for (const auto& [whole, part] : touched.tensors) index_copy_(whole, 0, touched.rows, part);
+  }
+}
+
+void Optimizer::clear_batches() {
+  touched_.clear();
+  for (Batch& batch : batches_) {
+    UpdateLists& lists = batch.lists;
+    lists.found_inf = {};
+    for (auto* list : {&lists.parameters, &lists.gradients, &lists.steps, &lists.masters}) list->clear();
+    for (auto& list : lists.states) list.clear();
+  }
 }
 
 // ---- saving and loading
@@ -330,8 +307,8 @@ NamedTensors Optimizer::state_dict() const {
       result.emplace_back(group_key(g, field.name), Tensor::scalar(option(g, field.name), DType::kF64));
   }
   for (const Parameter& parameter : parameters_) {
-    result.emplace_back(state_key(parameter.name, "step"), Tensor::scalar(parameter.steps, DType::kI64));
-    if (parameter.steps == 0) continue;
+    result.emplace_back(state_key(parameter.name, "step"), clone(parameter.step));
+    if (parameter.step.item<int64_t>() == 0) continue;
     const StateNames& names = groups_[parameter.group].states;
     // Options or the dtype may have changed since the last step: what the next step would make is saved as well.
     Parameter complete = parameter;
@@ -359,21 +336,23 @@ void Optimizer::load_state_dict(const NamedTensors& state) {
   std::vector<Parameter> parameters = parameters_;
   for (Parameter& parameter : parameters) {
     const Tensor& tensor = parameter.tensor;
-    const auto load = [&](const char* name) {
-      const Tensor found = reader.tensor(state_key(parameter.name, name), tensor.sizes());
+    const auto load = [&](const char* name, bool number = false) {
+      const Tensor found = reader.tensor(state_key(parameter.name, name), number ? Shape{} : tensor.sizes());
       if (!found.defined()) return Tensor{};
-      Tensor own = Tensor::empty_strided(tensor.sizes(), tensor.strides(), compute_of(tensor.dtype()));
+      if (number) return clone(to(found, DType::kF64));
+      Tensor own = Tensor::empty_strided(tensor.sizes(), tensor.strides(), compute_of(tensor.dtype()), tensor.device());
       copy_(own, found);
       return own;
     };
-    parameter.steps = reader.whole_number(state_key(parameter.name, "step"));
+    const int64_t steps = reader.whole_number(state_key(parameter.name, "step"));
+    parameter.step = full({}, steps, DType::kI64, tensor.device());
     parameter.updated = false;
     parameter.master = {};
     parameter.state = {};
-    if (parameter.steps == 0) continue;
+    if (steps == 0) continue;
     const StateNames& names = groups[parameter.group].states;
     for (size_t s = 0; s < kMaxStates; ++s) {
-      if (names[s]) parameter.state[s] = load(names[s]);
+      if (names[s]) parameter.state[s] = load(names[s], is_number(s));
     }
     if (is_half(tensor.dtype())) parameter.master = load("master");
   }
@@ -381,6 +360,7 @@ void Optimizer::load_state_dict(const NamedTensors& state) {
   for (const Group& group : groups) check(group.options);
   groups_ = std::move(groups);
   parameters_ = std::move(parameters);
+  for (Group& group : groups_) follow_rate(group);
 }
 
 }  // namespace chorale::optim

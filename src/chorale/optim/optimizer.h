@@ -7,8 +7,8 @@
 //     optimizer.step();
 //   }
 //
-// A step is one pass over all parameters, their gradients and states, cut among threads without regard to where a
-// parameter ends. Parameters of f16 and bf16 keep a master copy in f32. An optimizer is used by one thread at a time.
+// A step is one op for each group of parameters (op/update.h), one pass over all of them, their gradients and states.
+// Parameters of f16 and bf16 keep a master copy in f32. An optimizer is used by one thread at a time.
 #pragma once
 
 #include <array>
@@ -18,9 +18,10 @@
 #include <vector>
 
 #include "chorale/autograd/autograd.h"
+#include "chorale/base/parallel_for.h"
 #include "chorale/kernel/attrs.h"
+#include "chorale/op/update.h"
 #include "chorale/tensor/named_tensors.h"
-#include "chorale/vec/update.h"
 
 namespace chorale::optim {
 
@@ -44,7 +45,10 @@ class Optimizer {
   Optimizer& operator=(const Optimizer&) = delete;
 
   // Updates every parameter that has a gradient.
-  void step();
+  void step() { step_unless({}); }
+  // The same, but where `found_inf`, a floating tensor without dimensions, is not 0, nothing changes. It is read when
+  // the update runs: a step that was recorded asks anew each time.
+  void step_unless(const Tensor& found_inf);
   // Runs `closure`, which computes gradients and returns the loss, then steps; returns the loss.
   Tensor step(const std::function<Tensor()>& closure);
   void zero_grad(ZeroGrad how = ZeroGrad::kToNone);
@@ -78,39 +82,9 @@ class Optimizer {
   std::vector<Tensor> parameters() const;
 
  protected:
-  static constexpr size_t kMaxStates = 3;
-  // What vec::UpdateSpan::state holds, by the names of state_dict; null where there is nothing.
+  static constexpr size_t kMaxStates = UpdateLists::kMaxStates;
+  // What the lists of states hold, by the names of state_dict; null where there is nothing.
   using StateNames = std::array<const char*, kMaxStates>;
-  struct Recipe {
-    vec::UpdateRule rule = vec::UpdateRule::kSgd;
-    vec::UpdateParams params;
-  };
-  struct Parameter {
-    std::string name;
-    Tensor tensor;
-    size_t group = 0;
-    int64_t steps = 0;  // updates so far
-    Tensor master{};    // of the 16-bit types
-    std::array<Tensor, kMaxStates> state{};
-    bool updated = false;  // inside backward, since the last step()
-  };
-  // One stretch of memory to be updated; a dense gradient is one, a sparse one has one for each row.
-  struct Job {
-    vec::UpdateSpan span;
-    DType dtype;
-    uint32_t recipe;  // index into Batch::recipes
-    int64_t begin;    // elements of all jobs before it
-  };
-  struct Batch {
-    std::vector<uint32_t> parameters;  // indices of those that are updated
-    std::vector<Job> jobs;
-    std::vector<Recipe> recipes;
-    std::vector<Tensor> kept;  // gradients that had to be copied first
-    int64_t elems = 0;
-  };
-
-  // Elements [begin, begin + n) of a job.
-  static vec::UpdateSpan piece_of(const Job& job, int64_t begin, int64_t n);
 
   // `name` is for messages.
   explicit Optimizer(const char* name) : name_(name) {}
@@ -119,43 +93,71 @@ class Optimizer {
   // Throws InvalidArgument for options out of range.
   virtual void check(const Attrs& options) const = 0;
   virtual StateNames states(const Attrs& options) const = 0;
-  // How the update number `step` (from 1) of a parameter goes.
-  virtual Recipe recipe(const Attrs& options, int64_t step) const = 0;
-  // What a new state holds.
-  virtual double initial_state(const Attrs&) const { return 0; }
+  // The update itself. Its lists of states are those that states() names, without gaps.
+  virtual void update(const UpdateLists& lists, const Attrs& options) const = 0;
+  // What a new state holds, the one that states() names at this place.
+  virtual double initial_state(const Attrs&, size_t) const { return 0; }
+  // Whether that state is one f64 number for each parameter instead of one for each element.
+  virtual bool is_number(size_t) const { return false; }
   // Whether an element with a zero gradient stays as it is, state and all: then a sparse gradient touches its rows
   // only.
   virtual bool takes_sparse(const Attrs&) const { return false; }
-  // Updates what the batch says; the default is one pass.
-  virtual void run(Batch& batch) const;
 
   const char* name() const { return name_; }
   const Attrs& options_of(size_t group) const;
   void replace_options(size_t group, const Attrs& options);
 
  private:
+  struct Parameter {
+    std::string name;
+    Tensor tensor;
+    size_t group = 0;
+    Tensor step;      // i64: updates so far
+    Tensor master{};  // of the 16-bit types
+    std::array<Tensor, kMaxStates> state{};
+    bool updated = false;  // inside backward, since the last step()
+  };
   struct Group {
     Attrs options;
     StateNames states;
-    uint32_t recipe = 0;       // the latest one of this group in the batch,
-    int64_t recipe_step = -1;  // and the step it is for
+    Tensor lr;  // of the options, as updates read it
+  };
+  // Rows of a parameter with a sparse gradient: they are updated apart and put back.
+  struct TouchedRows {
+    Tensor rows;
+    std::vector<std::pair<Tensor, Tensor>> tensors;  // whole, rows of it
+  };
+  // What one op updates: the parameters of a group, those of the 16-bit types apart.
+  struct Batch {
+    size_t group = 0;
+    UpdateLists lists;
   };
 
-  void start_batch();
-  void add_to_batch(uint32_t parameter, const Tensor& gradient);
-  void add_sparse(const Parameter& parameter, const Tensor& gradient, const vec::UpdateSpan& span, uint32_t recipe);
-  void push(const vec::UpdateSpan& span, DType dtype, uint32_t recipe);
-  void finish_batch();
+  // What is put together for a step goes with it, also where it ends with an error.
+  struct BatchScope {
+    Optimizer& optimizer;
+    ~BatchScope() { optimizer.clear_batches(); }
+  };
+
+  void clear_batches();
+  Batch& batch_of(const Parameter& parameter);
+  void add_to_batch(Parameter& parameter, const Tensor& gradient);
+  void add_sparse(const Parameter& parameter, const Tensor& gradient);
+  void add(const Parameter& parameter, const Tensor& gradient, FunctionRef<Tensor(const Tensor&)> part);
+  void update_batches(const Tensor& found_inf);
   void fit_states(Parameter& parameter) const;
+  void follow_rate(Group& group) const;
   const kernel::Field& field_called(const Attrs& options, std::string_view name) const;
   static void set_field(Attrs& options, const kernel::Field& field, double value);
+  static double number_of(const Attrs& options, const kernel::Field& field);
   void update_one(uint32_t parameter);
 
   const char* name_;
   std::vector<Group> groups_;
   std::vector<Parameter> parameters_;
   std::vector<HookHandle> hooks_;
-  Batch batch_;  // kept between steps for its memory
+  std::vector<Batch> batches_;  // two for each group, kept between steps for their memory
+  std::vector<TouchedRows> touched_;
 };
 
 // The part of an optimizer that knows the type of its options.

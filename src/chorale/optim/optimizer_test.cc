@@ -190,7 +190,7 @@ TEST(Optimizer, BackwardNoticesThatAStepOverwroteAWeightItNeeds) {
   const Tensor loss = sum(a * b);
   backward(loss, {}, {.retain_graph = true});
   optimizer.step();
-  EXPECT_MESSAGE(StateError, "overwritten in place by Sgd", backward(loss));
+  EXPECT_MESSAGE(StateError, "overwritten in place by update_sgd", backward(loss));
 }
 
 TEST(Optimizer, HalfPrecisionParametersKeepTheirFineSteps) {

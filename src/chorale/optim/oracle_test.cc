@@ -11,6 +11,7 @@
 #include "chorale/api/api.h"
 #include "chorale/op/samples.h"
 #include "chorale/optim/optim.h"
+#include "chorale/optim/optim_test_util.h"
 
 namespace chorale::optim {
 namespace {
@@ -18,7 +19,6 @@ namespace {
 #include "chorale/optim/testdata/optim_oracle.inc"
 
 using op::sample;
-using Values = std::vector<double>;
 
 void expect_recorded(const std::string& name, const Values& values, double tolerance = 1e-10) {
   ASSERT_TRUE(kRecorded.contains(name)) << name;
@@ -29,7 +29,7 @@ void expect_recorded(const std::string& name, const Values& values, double toler
 }
 
 template <class Optim, class Options>
-void expect_trajectory(const std::string& name, const Options& options) {
+void expect_trajectory(const std::string& name, const Options& options, double tolerance = 1e-10) {
   const Tensor w1 = set_requires_grad(sample({5, 7}, 1)), b1 = set_requires_grad(sample({7}, 2)),
                w2 = set_requires_grad(sample({7, 3}, 3));
   const Tensor x = sample({4, 5}, 4), y = sample({4, 3}, 5);
@@ -42,8 +42,15 @@ void expect_trajectory(const std::string& name, const Options& options) {
     backward(loss);
     optimizer.step();
   }
+  if constexpr (std::is_same_v<Optim, Asgd>) {
+    NamedTensors state = optimizer.state_dict();
+    for (const char* key : {"state/w1/ax", "state/b1/ax", "state/w2/ax"}) {
+      const Tensor average = at(state, key);
+      values.push_back(sum(average * sample(average.sizes(), 6)).item<double>());
+    }
+  }
   for (const Tensor& p : {w1, b1, w2}) values.push_back(sum(p * sample(p.sizes(), 6)).item<double>());
-  expect_recorded(name, values);
+  expect_recorded(name, values, tolerance);
 }
 
 TEST(OptimOracle, Sgd) {
@@ -101,6 +108,47 @@ TEST(OptimOracle, Lamb) {
   expect_trajectory<Lamb, LambOptions>("lamb/2",
                                        {.lr = 0.02, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-3, .weight_decay = 0.2});
   expect_trajectory<Lamb, LambOptions>("lamb/3", {.lr = 0.005, .maximize = true});
+}
+
+TEST(OptimOracle, Adadelta) {
+  expect_trajectory<Adadelta, AdadeltaOptions>("adadelta/1", {});
+  expect_trajectory<Adadelta, AdadeltaOptions>("adadelta/2", {.lr = 0.5, .rho = 0.8, .eps = 1e-3, .weight_decay = 0.1});
+  expect_trajectory<Adadelta, AdadeltaOptions>("adadelta/3", {.lr = 0.1, .maximize = true});
+}
+
+TEST(OptimOracle, Adamax) {
+  expect_trajectory<Adamax, AdamaxOptions>("adamax/1", {});
+  expect_trajectory<Adamax, AdamaxOptions>("adamax/2",
+                                           {.lr = 0.02, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-3, .weight_decay = 0.1});
+  expect_trajectory<Adamax, AdamaxOptions>("adamax/3", {.lr = 0.001, .maximize = true});
+}
+
+// PyTorch keeps the products of NAdam's momenta, and ASGD's rates, in f32.
+constexpr double kNumbersInF32 = 1e-6;
+
+TEST(OptimOracle, Nadam) {
+  expect_trajectory<Nadam, NadamOptions>("nadam/1", {}, kNumbersInF32);
+  expect_trajectory<Nadam, NadamOptions>(
+      "nadam/2", {.lr = 0.02, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-3, .weight_decay = 0.1, .momentum_decay = 0.02},
+      kNumbersInF32);
+  expect_trajectory<Nadam, NadamOptions>("nadam/3", {.lr = 0.02, .weight_decay = 0.1, .decoupled = true},
+                                         kNumbersInF32);
+  expect_trajectory<Nadam, NadamOptions>("nadam/4", {.lr = 0.001, .maximize = true}, kNumbersInF32);
+}
+
+TEST(OptimOracle, Radam) {
+  expect_trajectory<Radam, RadamOptions>("radam/1", {});
+  expect_trajectory<Radam, RadamOptions>("radam/2",
+                                         {.lr = 0.02, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-3, .weight_decay = 0.1});
+  expect_trajectory<Radam, RadamOptions>("radam/3", {.lr = 0.02, .weight_decay = 0.1, .decoupled = true});
+  expect_trajectory<Radam, RadamOptions>("radam/4", {.lr = 0.001, .maximize = true});
+}
+
+TEST(OptimOracle, Asgd) {
+  expect_trajectory<Asgd, AsgdOptions>("asgd/1", {}, kNumbersInF32);
+  expect_trajectory<Asgd, AsgdOptions>(
+      "asgd/2", {.lr = 0.05, .lambd = 0.01, .alpha = 0.6, .t0 = 20, .weight_decay = 0.1}, kNumbersInF32);
+  expect_trajectory<Asgd, AsgdOptions>("asgd/3", {.lr = 0.001, .maximize = true}, kNumbersInF32);
 }
 
 struct Scheduled {
@@ -215,6 +263,8 @@ TEST(OptimOracle, ClippingByNorm) {
   expect_clipped("clip/2", 2, 2);
   expect_clipped("clip/inf", std::numeric_limits<double>::infinity(), 0.5);
   expect_clipped("clip/2_large", 2, 100);
+  expect_clipped("clip/3", 3, 2);
+  expect_clipped("clip/half", 0.5, 20);
 }
 
 }  // namespace

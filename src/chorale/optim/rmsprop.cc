@@ -18,20 +18,14 @@ Optimizer::StateNames Rmsprop::states(const Attrs& attrs) const {
   return {"square_avg", o.momentum != 0 ? "momentum_buffer" : nullptr, o.centered ? "grad_avg" : nullptr};
 }
 
-Optimizer::Recipe Rmsprop::recipe(const Attrs& attrs, int64_t) const {
-  using Rule = vec::UpdateRule;
+void Rmsprop::update(const UpdateLists& lists, const Attrs& attrs) const {
   const auto& o = attrs.get<RmspropOptions>();
-  Recipe recipe;
-  recipe.rule = o.momentum != 0 ? (o.centered ? Rule::kRmspropCenteredMomentum : Rule::kRmspropMomentum)
-                                : (o.centered ? Rule::kRmspropCentered : Rule::kRmsprop);
-  recipe.params.sign = o.maximize ? -1 : 1;
-  recipe.params.weight_decay = o.weight_decay;
-  recipe.params.rate = o.lr;
-  recipe.params.decay1 = o.momentum;
-  recipe.params.decay2 = o.alpha;
-  recipe.params.gain2 = 1 - o.alpha;
-  recipe.params.eps = o.eps;
-  return recipe;
+  rmsprop_(lists, {.alpha = o.alpha,
+                   .eps = o.eps,
+                   .weight_decay = o.weight_decay,
+                   .momentum = o.momentum,
+                   .centered = o.centered,
+                   .maximize = o.maximize});
 }
 
 }  // namespace chorale::optim

@@ -26,7 +26,7 @@ class Rmsprop final : public OptimizerOf<RmspropOptions> {
  private:
   void check(const Attrs& options) const override;
   StateNames states(const Attrs& options) const override;
-  Recipe recipe(const Attrs& options, int64_t step) const override;
+  void update(const UpdateLists& lists, const Attrs& options) const override;
 };
 
 }  // namespace chorale::optim

@@ -18,18 +18,16 @@ Optimizer::StateNames Sgd::states(const Attrs& attrs) const {
   return {attrs.get<SgdOptions>().momentum != 0 ? "momentum_buffer" : nullptr, nullptr, nullptr};
 }
 
-Optimizer::Recipe Sgd::recipe(const Attrs& attrs, int64_t step) const {
+// w -= lr * b, where b = momentum * b + (1 - dampening) * g and g = gradient + weight_decay * w. With nesterov the step
+// looks ahead: w -= lr * (g + momentum * b). The row is update_sgd, one pass over all parameters (op/defs/update.cc);
+// its loop is in vec/update.cc.
+void Sgd::update(const UpdateLists& lists, const Attrs& attrs) const {
   const auto& o = attrs.get<SgdOptions>();
-  Recipe recipe;
-  recipe.rule = o.nesterov        ? vec::UpdateRule::kSgdNesterov
-                : o.momentum != 0 ? vec::UpdateRule::kSgdMomentum
-                                  : vec::UpdateRule::kSgd;
-  recipe.params.sign = o.maximize ? -1 : 1;
-  recipe.params.weight_decay = o.weight_decay;
-  recipe.params.rate = o.lr;
-  recipe.params.decay1 = o.momentum;
-  recipe.params.gain1 = step == 1 ? 1 : 1 - o.dampening;
-  return recipe;
+  sgd_(lists, {.momentum = o.momentum,
+               .dampening = o.dampening,
+               .weight_decay = o.weight_decay,
+               .nesterov = o.nesterov,
+               .maximize = o.maximize});
 }
 
 bool Sgd::takes_sparse(const Attrs& attrs) const {

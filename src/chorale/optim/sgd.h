@@ -23,7 +23,7 @@ class Sgd final : public OptimizerOf<SgdOptions> {
  private:
   void check(const Attrs& options) const override;
   StateNames states(const Attrs& options) const override;
-  Recipe recipe(const Attrs& options, int64_t step) const override;
+  void update(const UpdateLists& lists, const Attrs& options) const override;
   bool takes_sparse(const Attrs& options) const override;
 };
 

@@ -51,8 +51,13 @@ constexpr uint32_t states_read(UpdateRule rule) {
     case UpdateRule::kSgdNesterov:
     case UpdateRule::kAdagrad:
     case UpdateRule::kRmsprop:
+    case UpdateRule::kAsgd:
       return 1;
     case UpdateRule::kAdam:
+    case UpdateRule::kMomentsOnly:
+    case UpdateRule::kNadam:
+    case UpdateRule::kAdamax:
+    case UpdateRule::kAdadelta:
     case UpdateRule::kRmspropMomentum:
     case UpdateRule::kLambMoments:
     case UpdateRule::kLambApply:
@@ -105,6 +110,38 @@ HWY_INLINE void apply_rmsprop(Lanes<C>& x, const Coefficients<C>& c) {
   x.w = hn::NegMulAdd(c.rate, step, x.w);
 }
 
+template <UpdateRule kRule, class C>
+HWY_INLINE void apply_of_adams_kind(Lanes<C>& x, const Coefficients<C>& c) {
+  if constexpr (kRule == UpdateRule::kAdamax) {
+    x.s0 = hn::MulAdd(c.gain1, hn::Sub(x.g, x.s0), x.s0);
+    x.s1 = hn::Max(hn::Mul(c.decay2, x.s1), hn::Add(hn::Abs(x.g), c.eps));
+    x.w = hn::NegMulAdd(c.rate, hn::Div(x.s0, x.s1), x.w);
+    return;
+  }
+  move_moments(x, c);
+  if constexpr (kRule == UpdateRule::kMomentsOnly) {
+    x.w = hn::NegMulAdd(c.rate, x.s0, x.w);
+  } else {
+    const auto divisor = hn::MulAdd(hn::Sqrt(x.s1), c.root_scale, c.eps);
+    x.w = hn::Sub(x.w, hn::Div(hn::MulAdd(c.rate, x.g, hn::Mul(c.scale1, x.s0)), divisor));
+  }
+}
+
+template <class C>
+HWY_INLINE void apply_adadelta(Lanes<C>& x, const Coefficients<C>& c) {
+  x.s0 = hn::MulAdd(c.decay2, x.s0, hn::Mul(c.gain2, hn::Mul(x.g, x.g)));
+  const auto u = hn::Mul(hn::Div(hn::Sqrt(hn::Add(x.s1, c.eps)), hn::Sqrt(hn::Add(x.s0, c.eps))), x.g);
+  x.s1 = hn::MulAdd(c.decay2, x.s1, hn::Mul(c.gain2, hn::Mul(u, u)));
+  x.w = hn::NegMulAdd(c.rate, u, x.w);
+}
+
+template <class C>
+HWY_INLINE void apply_asgd(Lanes<C>& x, const Coefficients<C>& c) {
+  x.w = hn::NegMulAdd(c.rate, x.g, x.w);
+  const auto whole = hn::Eq(c.gain1, Coefficients<C>::all(1));
+  x.s0 = hn::IfThenElse(whole, x.w, hn::MulAdd(c.gain1, hn::Sub(x.w, x.s0), x.s0));
+}
+
 template <class C>
 HWY_INLINE typename Lanes<C>::V lamb_step(const Lanes<C>& x, const Coefficients<C>& c) {
   const auto divisor = hn::MulAdd(hn::Sqrt(x.s1), c.root_scale, c.eps);
@@ -126,6 +163,12 @@ HWY_INLINE void apply(Lanes<C>& x, const Coefficients<C>& c) {
   } else if constexpr (kRule == UpdateRule::kAdagrad) {
     x.s0 = hn::MulAdd(x.g, x.g, x.s0);
     x.w = hn::NegMulAdd(c.rate, hn::Div(x.g, hn::Add(hn::Sqrt(x.s0), c.eps)), x.w);
+  } else if constexpr (kRule == UpdateRule::kAdadelta) {
+    apply_adadelta(x, c);
+  } else if constexpr (kRule == UpdateRule::kAsgd) {
+    apply_asgd(x, c);
+  } else if constexpr (kRule >= UpdateRule::kMomentsOnly) {
+    apply_of_adams_kind<kRule>(x, c);
   } else if constexpr (!kLamb) {
     apply_rmsprop<kRule>(x, c);
   } else if constexpr (kRule == UpdateRule::kLambMoments) {
@@ -266,6 +309,11 @@ Update find_update(UpdateRule rule, DType dtype) {
       update_of<UpdateRule::kRmspropCenteredMomentum>,
       update_of<UpdateRule::kLambMoments>,
       update_of<UpdateRule::kLambApply>,
+      update_of<UpdateRule::kMomentsOnly>,
+      update_of<UpdateRule::kNadam>,
+      update_of<UpdateRule::kAdamax>,
+      update_of<UpdateRule::kAdadelta>,
+      update_of<UpdateRule::kAsgd>,
   };
   return kByRule[static_cast<size_t>(rule)](dtype);
 }

@@ -25,8 +25,13 @@ enum class UpdateRule : uint8_t {
   // u = scale1 * s0 / (√s1 * root_scale + eps) + weight_decay * w, with s0 and s1 as in kAdam.
   kLambMoments,  // s0, s1; adds Σ w² and Σ u² to sums
   kLambApply,    // w -= rate * u
+  kMomentsOnly,  // s0, s1 as in kAdam; w -= rate * s0
+  kNadam,        // s0, s1 as in kAdam; w -= (rate * g + scale1 * s0) / (√s1 * root_scale + eps)
+  kAdamax,       // s0 as in kAdam; s1 = max(decay2 * s1, |g| + eps); w -= rate * s0 / s1
+  kAdadelta,  // s0 = decay2 * s0 + gain2 * g²; u = g * √(s1 + eps) / √(s0 + eps); s1 likewise of u²; w -= rate * u
+  kAsgd,      // w -= rate * g; s0 += gain1 * (w - s0), exactly w where gain1 is 1
 };
-inline constexpr int kUpdateRuleCount = 12;
+inline constexpr int kUpdateRuleCount = 17;
 
 struct UpdateParams {
   double sign = 1, weight_decay = 0, keep = 1, rate = 0;

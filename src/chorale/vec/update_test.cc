@@ -23,7 +23,12 @@ constexpr UpdateRule kRules[] = {UpdateRule::kSgd,
                                  UpdateRule::kRmspropCentered,
                                  UpdateRule::kRmspropCenteredMomentum,
                                  UpdateRule::kLambMoments,
-                                 UpdateRule::kLambApply};
+                                 UpdateRule::kLambApply,
+                                 UpdateRule::kMomentsOnly,
+                                 UpdateRule::kNadam,
+                                 UpdateRule::kAdamax,
+                                 UpdateRule::kAdadelta,
+                                 UpdateRule::kAsgd};
 static_assert(std::size(kRules) == kUpdateRuleCount);
 
 constexpr UpdateParams kParams{.sign = -1,
@@ -90,6 +95,29 @@ Element expected(UpdateRule rule, Element x, const UpdateParams& p) {
     case UpdateRule::kLambApply:
       x.w -= p.rate * lamb_step(x, p);
       break;
+    case UpdateRule::kMomentsOnly:
+    case UpdateRule::kNadam:
+      x.s0 += p.gain1 * (g - x.s0);
+      x.s1 = p.decay2 * x.s1 + p.gain2 * g * g;
+      x.w -= rule == UpdateRule::kNadam ? (p.rate * g + p.scale1 * x.s0) / (std::sqrt(x.s1) * p.root_scale + p.eps)
+                                        : p.rate * x.s0;
+      break;
+    case UpdateRule::kAdamax:
+      x.s0 += p.gain1 * (g - x.s0);
+      x.s1 = std::max(p.decay2 * x.s1, std::abs(g) + p.eps);
+      x.w -= p.rate * x.s0 / x.s1;
+      break;
+    case UpdateRule::kAdadelta: {
+      x.s0 = p.decay2 * x.s0 + p.gain2 * g * g;
+      const double u = g * std::sqrt(x.s1 + p.eps) / std::sqrt(x.s0 + p.eps);
+      x.s1 = p.decay2 * x.s1 + p.gain2 * u * u;
+      x.w -= p.rate * u;
+      break;
+    }
+    case UpdateRule::kAsgd:
+      x.w -= p.rate * g;
+      x.s0 += p.gain1 * (x.w - x.s0);
+      break;
   }
   return x;
 }
@@ -106,7 +134,8 @@ void expect_rule(UpdateRule rule, int64_t n, double tolerance) {
   std::vector<C> weight(size), s0(size), s1(size), s2(size);
   std::vector<T> gradient(size), rounded(size);
   double sums[2] = {3, 4}, expected_sums[2] = {3, 4};
-  const bool rmsprop = rule >= UpdateRule::kRmsprop && rule <= UpdateRule::kRmspropCenteredMomentum;
+  const bool rmsprop =
+      (rule >= UpdateRule::kRmsprop && rule <= UpdateRule::kRmspropCenteredMomentum) || rule == UpdateRule::kAdadelta;
   for (size_t i = 0; i < size; ++i) {
     Element x = element(static_cast<int64_t>(i));
     if (rmsprop || rule == UpdateRule::kAdagrad) x.s0 += 2;  // it stands under a root
@@ -148,6 +177,14 @@ TEST(Update, EveryRuleFollowsItsFormulaInEveryDTypeAndLength) {
       }
     }
   });
+}
+
+TEST(Update, AnAverageThatHasNotBegunIsTheWeightItself) {
+  // 0.1 + 0.7 - 0.7 is not 0.1.
+  std::vector<double> weight{0.1}, gradient{0}, average{0.7};
+  update_loop(UpdateRule::kAsgd, DType::kF64)({weight.data(), nullptr, gradient.data(), {average.data()}, 1},
+                                              {.gain1 = 1});
+  EXPECT_EQ(average, weight);
 }
 
 TEST(Update, AnElementsResultDoesNotDependOnItsPlace) {

@@ -1,0 +1,40 @@
+#include "chorale/kernel/cpu/update_lists.h"
+
+#include <algorithm>
+
+#include "chorale/kernel/cpu/support/copy.h"
+
+namespace chorale::kernel::cpu {
+
+double number_in(const Tensor& x) { return x.dtype() == DType::kF64 ? *x.data<double>() : x.item<double>(); }
+
+void start_from(std::span<const Tensor> in, std::span<const Tensor> out) {
+  for (size_t i = 0; i < out.size(); ++i) {
+    if (in[i].raw() != out[i].raw()) copy_into(in[i], out[i]);
+  }
+}
+
+Tensor laid_out_as(const Tensor& x, const Tensor& like) {
+  if (x.strides() == like.strides() || (x.is_contiguous() && like.is_contiguous())) return x;
+  Tensor other = Tensor::empty_strided(like.sizes(), like.strides(), x.dtype());
+  copy_into(x, other);
+  return other;
+}
+
+std::vector<Stretch> stretches_of(std::span<const Tensor> tensors) {
+  constexpr int64_t kElems = 16384;
+  std::vector<Stretch> stretches;
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    for (int64_t at = 0; at < tensors[t].elems(); at += kElems)
+      stretches.push_back({t, at, std::min(kElems, tensors[t].elems() - at)});
+  }
+  return stretches;
+}
+
+void for_each_stretch(std::span<const Stretch> stretches, FunctionRef<void(const Stretch& stretch, size_t i)> body) {
+  parallel_for(static_cast<int64_t>(stretches.size()), 2, [&](int64_t begin, int64_t end) {
+    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) body(stretches[i], i);
+  });
+}
+
+}  // namespace chorale::kernel::cpu
