@@ -56,16 +56,16 @@ void power_sums(const KernelArgs& args) {
   std::vector<Tensor> dense;
   dense.reserve(args.in.size());
   for (const Tensor& x : args.in) dense.push_back(is_dense(x.sizes(), x.strides()) ? x : contiguous(x));
-  const std::vector<Stretch> stretches = stretches_of(dense);
-  std::vector<double> parts(stretches.size());
-  for_each_stretch(stretches, [&](const Stretch& s, size_t i) {
+  const std::vector<Piece> pieces = pieces_of(dense);
+  std::vector<double> parts(pieces.size());
+  for_each_piece(pieces, [&](const Piece& s, size_t i) {
     const Tensor& x = dense[s.tensor];
     parts[i] = std::isinf(p) ? reduced(vec::ReduceOp::kMaxAbs, x.dtype(), at(x, s.begin), s.n)
                              : sum_of_powers(x.dtype(), at(x, s.begin), s.n, p);
   });
   for (const Tensor& y : args.out) *y.data<double>() = 0;
-  for (size_t i = 0; i < stretches.size(); ++i) {
-    double& sum = *args.out[stretches[i].tensor].data<double>();
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    double& sum = *args.out[pieces[i].tensor].data<double>();
     if (!std::isinf(p)) {
       sum += parts[i];
     } else if (parts[i] > sum || std::isnan(parts[i])) {
@@ -78,7 +78,7 @@ void clip_by_norm(const KernelArgs& args) {
   start_from(args.in.subspan(1), args.out);
   const double norm = number_in(args.in[0]), factor = args.attrs.get<ClipNormAttrs>().max_norm / (norm + 1e-6);
   if (!std::isfinite(norm) || factor >= 1) return;
-  for_each_stretch(stretches_of(args.out), [&](const Stretch& s, size_t) {
+  for_each_piece(pieces_of(args.out), [&](const Piece& s, size_t) {
     const Tensor& x = args.out[s.tensor];
     vec::scale_checked_loop(x.dtype())(at(x, s.begin), s.n, factor);
   });
@@ -90,7 +90,7 @@ void clip_by_value(const KernelArgs& args) {
   vec::Params params;
   params.f[0] = -limit;
   params.f[1] = limit;
-  for_each_stretch(stretches_of(args.out), [&](const Stretch& s, size_t) {
+  for_each_piece(pieces_of(args.out), [&](const Piece& s, size_t) {
     const Tensor& x = args.out[s.tensor];
     const void* in[1] = {at(x, s.begin)};
     vec::pointwise_loop(vec::ScalarOp::kClamp, x.dtype())(in, at(x, s.begin), s.n, params);
@@ -101,7 +101,7 @@ void unscale(const KernelArgs& args) {
   const auto list = args.out.subspan(1);
   start_from(args.in.subspan(1), args.out);
   std::atomic<bool> finite = true;
-  for_each_stretch(stretches_of(list), [&, factor = 1 / number_in(args.in[0])](const Stretch& s, size_t) {
+  for_each_piece(pieces_of(list), [&, factor = 1 / number_in(args.in[0])](const Piece& s, size_t) {
     const Tensor& x = list[s.tensor];
     if (!vec::scale_checked_loop(x.dtype())(at(x, s.begin), s.n, factor))
       finite.store(false, std::memory_order_relaxed);

@@ -12,7 +12,7 @@ namespace chorale::kernel::cpu {
 namespace {
 
 // Fewer elements are not worth waking a thread for: it takes some microseconds, and an element one nanosecond at most.
-constexpr int64_t kGrainElems = 32768;
+constexpr int64_t kUpdateGrainElems = 32768;
 constexpr size_t kMaxStates = 3;
 
 // How one update goes, the number `step` (from 1) of its parameter.
@@ -265,7 +265,7 @@ void update(const KernelArgs& args) {
     elems += job.span.n;
     jobs.push_back(job);
   }
-  parallel_for(elems, kGrainElems, [&](int64_t begin, int64_t end) {
+  parallel_for(elems, kUpdateGrainElems, [&](int64_t begin, int64_t end) {
     auto job =
         std::upper_bound(jobs.begin(), jobs.end(), begin, [](int64_t at, const Job& j) { return at < j.begin; }) - 1;
     for (; job != jobs.end() && job->begin < end; ++job) {
@@ -314,17 +314,17 @@ void lamb_moments(const KernelArgs& args) {
     job.recipe = recipes.at(++*steps[i].data<int64_t>());
     jobs.push_back(job);
   }
-  const std::vector<Stretch> stretches = stretches_of(parameters);
-  std::vector<std::array<double, 2>> parts(stretches.size());
-  for_each_stretch(stretches, [&](const Stretch& s, size_t i) {
+  const std::vector<Piece> pieces = pieces_of(parameters);
+  std::vector<std::array<double, 2>> parts(pieces.size());
+  for_each_piece(pieces, [&](const Piece& s, size_t i) {
     const Job& job = jobs[s.tensor];
     vec::UpdateSpan span = piece_of(job, s.begin, s.n);
     span.sums = parts[i].data();
     vec::update_loop(vec::UpdateRule::kLambMoments, job.dtype)(span, recipes[job.recipe].params);
   });
-  for (size_t i = 0; i < stretches.size(); ++i) {
-    *out(sums)[stretches[i].tensor].data<double>() += parts[i][0];
-    *out(sums + 1)[stretches[i].tensor].data<double>() += parts[i][1];
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    *out(sums)[pieces[i].tensor].data<double>() += parts[i][0];
+    *out(sums + 1)[pieces[i].tensor].data<double>() += parts[i][1];
   }
 }
 
@@ -352,7 +352,7 @@ void lamb_apply(const KernelArgs& args) {
     rates.push_back(recipes[job.recipe].params.rate * (weight > 0 && step > 0 ? std::sqrt(weight / step) : 1));
     jobs.push_back(job);
   }
-  for_each_stretch(stretches_of(parameters), [&](const Stretch& s, size_t) {
+  for_each_piece(pieces_of(parameters), [&](const Piece& s, size_t) {
     const Job& job = jobs[s.tensor];
     vec::UpdateParams params = recipes[job.recipe].params;
     params.rate = rates[s.tensor];

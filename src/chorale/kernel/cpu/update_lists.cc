@@ -21,19 +21,19 @@ Tensor laid_out_as(const Tensor& x, const Tensor& like) {
   return other;
 }
 
-std::vector<Stretch> stretches_of(std::span<const Tensor> tensors) {
+std::vector<Piece> pieces_of(std::span<const Tensor> tensors) {
   constexpr int64_t kElems = 16384;
-  std::vector<Stretch> stretches;
+  std::vector<Piece> pieces;
   for (size_t t = 0; t < tensors.size(); ++t) {
     for (int64_t at = 0; at < tensors[t].elems(); at += kElems)
-      stretches.push_back({t, at, std::min(kElems, tensors[t].elems() - at)});
+      pieces.push_back({t, at, std::min(kElems, tensors[t].elems() - at)});
   }
-  return stretches;
+  return pieces;
 }
 
-void for_each_stretch(std::span<const Stretch> stretches, FunctionRef<void(const Stretch& stretch, size_t i)> body) {
-  parallel_for(static_cast<int64_t>(stretches.size()), 2, [&](int64_t begin, int64_t end) {
-    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) body(stretches[i], i);
+void for_each_piece(std::span<const Piece> pieces, FunctionRef<void(const Piece& piece, size_t i)> body) {
+  parallel_for(static_cast<int64_t>(pieces.size()), 2, [&](int64_t begin, int64_t end) {
+    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) body(pieces[i], i);
   });
 }
 

@@ -17,14 +17,14 @@ void start_from(std::span<const Tensor> in, std::span<const Tensor> out);
 // A tensor with the values of x, laid out as `like`: x itself where that is so already. `like` has no holes.
 Tensor laid_out_as(const Tensor& x, const Tensor& like);
 
-// Stretches of several tensors, for passes that are cut into pieces of one size whatever the threads, so that sums over
+// Pieces of several tensors, for passes that are cut into pieces of one size whatever the threads, so that sums over
 // them do not depend on threads either.
-struct Stretch {
+struct Piece {
   size_t tensor;  // in its list
   int64_t begin, n;
 };
-std::vector<Stretch> stretches_of(std::span<const Tensor> tensors);
-// Calls body(stretch, i) for each, on several threads.
-void for_each_stretch(std::span<const Stretch> stretches, FunctionRef<void(const Stretch& stretch, size_t i)> body);
+std::vector<Piece> pieces_of(std::span<const Tensor> tensors);
+// Calls body(piece, i) for each, on several threads.
+void for_each_piece(std::span<const Piece> pieces, FunctionRef<void(const Piece& piece, size_t i)> body);
 
 }  // namespace chorale::kernel::cpu

@@ -90,7 +90,7 @@ Lists sums_of_list(const Attrs&) { return {.fresh = 1}; }
 Lists number_and_list(const Attrs&) { return {.own = 1, .written = {1}}; }
 Lists scaled_list(const Attrs&) { return {.own = 2, .written = {1, 2}}; }
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kEndless = std::numeric_limits<double>::infinity();
 
 Tensor f32(double value) { return Tensor::scalar(value, DType::kF32); }
 
@@ -107,7 +107,7 @@ const OpDef kPowerSums{
     .samples =
         [] {
           std::vector<Sample> samples;
-          for (const double p : {1.0, 2.0, 3.5, kInfinity})
+          for (const double p : {1.0, 2.0, 3.5, kEndless})
             samples.push_back({.in = {sample({3, 4}), sample({5}, 1)}, .attrs = PowerAttrs{p}, .grad = false});
           return samples;
         },
@@ -127,7 +127,7 @@ const OpDef kClipByNorm{
     .samples =
         [] {
           std::vector<Sample> samples;
-          for (const double norm : {4.0, 0.25, kInfinity})
+          for (const double norm : {4.0, 0.25, kEndless})
             samples.push_back({.in = {Tensor::scalar(norm, DType::kF64), sample({3, 4}), sample({5}, 1)},
                                .attrs = ClipNormAttrs{0.5},
                                .grad = false});
@@ -165,7 +165,7 @@ const OpDef kUnscale{
     .shard = {.ways = split_unscale},
     .samples =
         [] {
-          const Tensor infinite = Tensor::from<double>({1, kInfinity, 2}, {3});
+          const Tensor infinite = Tensor::from<double>({1, kEndless, 2}, {3});
           return std::vector<Sample>{
               {.in = {f32(8), f32(0), sample({3, 4}), sample({5}, 1)}, .grad = false},
               {.in = {f32(8), f32(1), sample({3, 4}), sample({5}, 1)}, .grad = false},
