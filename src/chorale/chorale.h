@@ -38,6 +38,8 @@
 #include "chorale/parallel/sync_batch_norm.h"
 #include "chorale/reducer/join.h"
 #include "chorale/rpc/agent.h"
+#include "chorale/snapshot/async_saver.h"
+#include "chorale/snapshot/snapshot.h"
 #include "chorale/tensor/dlpack.h"
 #include "chorale/text/bpe.h"
 #include "chorale/text/bytes.h"

@@ -1,0 +1,250 @@
+#include <algorithm>
+#include <exception>
+#include <random>
+#include <thread>
+
+#include "chorale/autograd/autograd.h"
+#include "chorale/base/crc32c.h"
+#include "chorale/base/log.h"
+#include "chorale/io/safetensors.h"
+#include "chorale/op/copy.h"
+#include "chorale/snapshot/agreement.h"
+
+namespace chorale::snapshot {
+namespace {
+
+std::span<const std::byte> bytes_of(const Tensor& x) {
+  return {static_cast<const std::byte*>(x.raw()), static_cast<size_t>(x.elems()) * x.elem_bytes()};
+}
+
+comm::Value to_value(const Shape& shape) {
+  comm::List list;
+  for (const int64_t n : shape) list.emplace_back(n);
+  return list;
+}
+Shape shape_in(const comm::Value& value) {
+  Shape shape;
+  for (const comm::Value& n : value.as<comm::List>()) shape.push_back(n.as<int64_t>());
+  return shape;
+}
+
+comm::Value to_value(const WriteItem& item) {
+  return comm::Map{{"key", item.key},
+                   {"is_bytes", item.is_bytes},
+                   {"dtype", std::string(chorale::name_of(item.dtype))},
+                   {"whole", to_value(item.whole)},
+                   {"offsets", to_value(item.region.offsets)},
+                   {"sizes", to_value(item.region.sizes)},
+                   {"fingerprint", static_cast<int64_t>(item.fingerprint)}};
+}
+WriteItem item_in(const comm::Value& value) {
+  const auto& map = value.as<comm::Map>();
+  return {.key = map.at("key").as<std::string>(),
+          .is_bytes = map.at("is_bytes").as<bool>(),
+          .dtype = dtype_from_name(map.at("dtype").as<std::string>()),
+          .whole = shape_in(map.at("whole")),
+          .region = {shape_in(map.at("offsets")), shape_in(map.at("sizes"))},
+          .fingerprint = static_cast<uint64_t>(map.at("fingerprint").as<int64_t>())};
+}
+
+// What this rank could write: chunks in their order, then bytes.
+std::vector<WriteItem> items_of(const State& state, bool with_fingerprints) {
+  std::vector<WriteItem> items;
+  for (const TensorChunk& chunk : state.chunks) {
+    CHORALE_CHECK(chunk.local.defined() && !chunk.local.is_sparse(), "[checkpoint] ", chunk.key,
+                  chunk.local.defined() ? " is sparse; save its indices and values" : " is an undefined tensor");
+    CHORALE_CHECK(chunk.local.device() == kCpu, "[checkpoint] ", chunk.key, " is on ", chunk.local.device(),
+                  "; copy it to the CPU first");
+    CHORALE_CHECK(!state.bytes.contains(chunk.key), "[checkpoint] ", chunk.key, " is both a tensor and bytes");
+    WriteItem item{.key = chunk.key, .dtype = chunk.local.dtype(), .whole = chunk.whole, .region = chunk.region()};
+    // Only of whole tensors can copies be expected; reading all values once is cheap beside writing them.
+    if (with_fingerprints && item.region == whole_of(chunk.whole))
+      item.fingerprint = crc32c(bytes_of(contiguous(chunk.local)));
+    items.push_back(std::move(item));
+  }
+  for (const auto& [key, bytes] : state.bytes) {
+    CHORALE_CHECK(!bytes.empty(), "[checkpoint] the bytes of ", key, " are empty");
+    const Shape sizes{static_cast<int64_t>(bytes.size())};
+    items.push_back({.key = key,
+                     .is_bytes = true,
+                     .whole = sizes,
+                     .region = whole_of(sizes),
+                     .fingerprint = crc32c(std::as_bytes(std::span(bytes.data(), bytes.size())))});
+  }
+  return items;
+}
+
+// The name of a part in its file: the key itself where it is the whole.
+std::string name_in_file(const WriteItem& item) {
+  return item.region == whole_of(item.whole) ? item.key : concat(item.key, "@", item.region.offsets);
+}
+
+struct Written {
+  size_t item;
+  SavedChunk chunk;
+};
+
+// Writes some items as one file.
+std::vector<Written> write_file_of(const std::filesystem::path& folder, const std::string& name, const State& state,
+                                   const std::vector<WriteItem>& items, const std::vector<size_t>& chosen) {
+  NamedTensors tensors;
+  std::vector<Written> written;
+  for (const size_t i : chosen) {
+    const WriteItem& item = items[i];
+    const Tensor x = item.is_bytes
+                         ? Tensor::borrow(std::span(reinterpret_cast<const uint8_t*>(state.bytes.at(item.key).data()),
+                                                    state.bytes.at(item.key).size()),
+                                          item.whole)
+                         : contiguous(state.chunks[i].local);
+    tensors.emplace_back(name_in_file(item), x);
+    written.push_back({i, {item.region, name, tensors.back().first, crc32c(bytes_of(x))}});
+  }
+  io::save(folder / name, tensors);
+  return written;
+}
+
+// Several files at a time, one for each thread; the first error is rethrown.
+std::vector<Written> write_files(const std::filesystem::path& folder, const std::vector<std::string>& names,
+                                 const State& state, const std::vector<WriteItem>& items,
+                                 const std::vector<std::vector<size_t>>& shares) {
+  std::vector<std::vector<Written>> results(shares.size());
+  std::vector<std::exception_ptr> errors(shares.size());
+  std::vector<std::thread> threads;
+  const auto write_one = [&](size_t t) {
+    try {
+      const NoGrad quiet;
+      if (!shares[t].empty()) results[t] = write_file_of(folder, names[t], state, items, shares[t]);
+    } catch (...) {
+      errors[t] = std::current_exception();
+    }
+  };
+  for (size_t t = 1; t < shares.size(); ++t) threads.emplace_back(write_one, t);
+  write_one(0);
+  for (std::thread& thread : threads) thread.join();
+  for (const std::exception_ptr& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+  std::vector<Written> all;
+  for (auto& some : results) all.insert(all.end(), some.begin(), some.end());
+  return all;
+}
+
+// Files that no checkpoint names any more: those of the one that was there before, and of saves that did not end.
+void remove_others(const std::filesystem::path& folder, const Index& index) {
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("rank-") && name.ends_with(".safetensors") && !index.files.contains(name))
+      std::filesystem::remove(entry.path(), ignored);
+  }
+}
+
+}  // namespace
+
+State whole(const NamedTensors& tensors, const std::string& prefix) {
+  State state;
+  for (const auto& [name, tensor] : tensors)
+    state.chunks.push_back({prefix + name, tensor.sizes(), Shape(tensor.sizes().size()), tensor});
+  return state;
+}
+
+void save(const std::filesystem::path& folder, const State& state, const SaveOptions& options) {
+  save(comm::Group(), folder, state, options);
+}
+
+void save(const comm::Group& group, const std::filesystem::path& folder, const State& state,
+          const SaveOptions& options) {
+  const NoGrad quiet;
+  const bool alone = !group.is_member();
+  const auto rank = static_cast<size_t>(alone ? 0 : group.rank());
+  const int own = alone ? 0 : group.global_rank(group.rank());
+  const int coordinator = options.coordinator >= 0 ? options.coordinator : alone ? 0 : group.global_rank(0);
+
+  // A number that no other save has, so that files of an older checkpoint stay as they are.
+  const std::vector<comm::Value> prepared = everywhere(group, Step::kPrepare, options.on_step, [&]() -> comm::Value {
+    CHORALE_CHECK(options.threads > 0, "[checkpoint] threads must be positive, not ", options.threads);
+    CHORALE_CHECK(alone || group.group_rank(coordinator) >= 0, "[checkpoint] the coordinator, rank ", coordinator,
+                  ", is not in the group");
+    std::filesystem::create_directories(folder);
+    CHORALE_CHECK_STATE(options.overwrite || !has_checkpoint(folder), "[checkpoint] ", folder,
+                        " has a checkpoint already; take another folder, or overwrite it");
+    return static_cast<int64_t>(std::random_device()());
+  });
+  const std::string id = std::to_string(prepared.front().as<int64_t>());
+
+  std::vector<WriteItem> items;
+  const std::vector<comm::Value> planned = everywhere(group, Step::kPlan, options.on_step, [&]() -> comm::Value {
+    items = items_of(state, !alone && group.size() > 1);
+    comm::List list;
+    for (const WriteItem& item : items) list.push_back(to_value(item));
+    return list;
+  });
+  std::vector<std::vector<WriteItem>> all;
+  SavePlan plan;
+  everywhere(group, Step::kAgree, options.on_step, [&]() -> comm::Value {
+    for (const comm::Value& list : planned) {
+      all.emplace_back();
+      for (const comm::Value& item : list.as<comm::List>()) all.back().push_back(item_in(item));
+    }
+    plan = plan_save(all);
+    return {};
+  });
+  for (const std::string& key : plan.differing) {
+    if (rank == 0)
+      log_warning(concat("[checkpoint] ranks have different values of ", key,
+                         "; one of them is saved. Give what differs by rank a key of its own"));
+  }
+
+  const std::vector<comm::Value> done = everywhere(group, Step::kWrite, options.on_step, [&]() -> comm::Value {
+    std::vector<int64_t> bytes;
+    for (const size_t i : plan.writes[rank]) bytes.push_back(items[i].bytes());
+    auto shares = balanced(bytes, static_cast<size_t>(options.threads));
+    std::vector<std::string> names;
+    for (size_t t = 0; t < shares.size(); ++t) {
+      for (size_t& i : shares[t]) i = plan.writes[rank][i];
+      names.push_back(concat("rank-", own, t ? concat("-", t) : "", "-", id, ".safetensors"));
+    }
+    comm::List list;
+    for (const Written& written : write_files(folder, names, state, items, shares)) {
+      const SavedChunk& chunk = written.chunk;
+      const auto size = static_cast<int64_t>(std::filesystem::file_size(folder / chunk.file));
+      list.push_back(comm::Map{{"item", static_cast<int64_t>(written.item)},
+                               {"file", chunk.file},
+                               {"file_bytes", size},
+                               {"name", chunk.name},
+                               {"checksum", int64_t{chunk.checksum}}});
+    }
+    return list;
+  });
+
+  // Only then is it written: a rank that fails here must not leave a checkpoint.
+  everywhere(group, Step::kIndex, options.on_step, []() -> comm::Value { return {}; });
+  everywhere(group, Step::kIndex, {}, [&]() -> comm::Value {
+    if (own != coordinator) return {};
+    Index index;
+    for (const auto& list : all) {
+      for (const WriteItem& item : list) {
+        if (!item.is_bytes) index.tensors.try_emplace(item.key, SavedTensor{item.dtype, item.whole, {}});
+      }
+    }
+    for (size_t r = 0; r < done.size(); ++r) {
+      for (const comm::Value& written : done[r].as<comm::List>()) {
+        const auto& map = written.as<comm::Map>();
+        const WriteItem& item = all[r][static_cast<size_t>(map.at("item").as<int64_t>())];
+        const SavedChunk chunk{item.region, map.at("file").as<std::string>(), map.at("name").as<std::string>(),
+                               static_cast<uint32_t>(map.at("checksum").as<int64_t>())};
+        index.files[chunk.file] = map.at("file_bytes").as<int64_t>();
+        if (item.is_bytes) {
+          index.bytes[item.key] = chunk;
+        } else {
+          index.tensors.at(item.key).chunks.push_back(chunk);
+        }
+      }
+    }
+    write_index(folder, index);
+    remove_others(folder, index);
+    return {};
+  });
+}
+
+}  // namespace chorale::snapshot

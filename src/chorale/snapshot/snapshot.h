@@ -1,0 +1,93 @@
+// Checkpoints of several ranks: a folder that any other number of ranks, with any other split, can load again.
+//
+//   snapshot::State state = snapshot::whole(model.named_parameters());
+//   state.bytes["step"] = "120";
+//   snapshot::save(group, "run/step-120", state);
+//   …
+//   snapshot::load(group, "run/step-120", state);  // in place
+//
+// A tensor that is spread over ranks is described by what each rank has of it: its key, the shape of the whole, where
+// the part begins, and the part. Saving writes every part once, load copies what a rank needs from wherever it was
+// saved, reading no other bytes. All ranks of the group call the same function; a rank that fails makes all of them
+// throw a CheckpointError that names it, and none waits for ever.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "chorale/comm/group.h"
+#include "chorale/snapshot/plan.h"
+#include "chorale/tensor/named_tensors.h"
+
+namespace chorale::snapshot {
+
+// Thrown on every rank when a step failed on some.
+class CheckpointError : public StateError {
+ public:
+  CheckpointError(const std::string& step, std::map<int, std::string> failures);
+  // What went wrong, by global rank.
+  const std::map<int, std::string>& failures() const { return failures_; }
+
+ private:
+  std::map<int, std::string> failures_;
+};
+
+// What this rank has of a tensor.
+struct TensorChunk {
+  std::string key;
+  Shape whole;
+  Shape offsets;
+  Tensor local;
+
+  Region region() const { return {offsets, local.sizes()}; }
+};
+
+// What a rank saves or loads. A key may have several chunks. Ranks may have the same chunk (copies of one value: one of
+// them is saved) and may have different keys.
+struct State {
+  std::vector<TensorChunk> chunks;
+  std::map<std::string, std::string> bytes;  // what is no tensor; not empty
+};
+// Tensors that a rank has whole, under prefix + name.
+State whole(const NamedTensors& tensors, const std::string& prefix = "");
+
+// The steps of a save and of a load, for whoever watches them.
+enum class Step : uint8_t { kPrepare, kPlan, kAgree, kWrite, kIndex, kRead };
+const char* name_of(Step step);
+
+struct SaveOptions {
+  bool overwrite = true;  // false: an error where the folder has a checkpoint
+  int coordinator = -1;   // the global rank that writes the index; -1: the group's first
+  int threads = 1;        // files, and threads, for each rank
+  // Called on each rank as a step begins; what it throws is a failure of this rank.
+  std::function<void(Step)> on_step = {};
+};
+// Writes the state of all ranks into a folder that they share, which is made if need be. An older checkpoint there is
+// valid until the new one is complete, and stays if this fails. Warns of tensors of which ranks have copies that
+// differ.
+void save(const comm::Group& group, const std::filesystem::path& folder, const State& state,
+          const SaveOptions& options = {});
+// For one process without a group.
+void save(const std::filesystem::path& folder, const State& state, const SaveOptions& options = {});
+
+struct LoadOptions {
+  bool partial = false;  // keys that the checkpoint does not have are left alone instead of being an error
+  bool verify = true;    // compare checksums of parts of which all is read
+  std::function<void(Step)> on_step = {};
+};
+// Fills the tensors of `state` in place, converted to their dtypes, and replaces its bytes. What the checkpoint has
+// beyond that is ignored. Nothing is written before the keys and shapes of all ranks are known to fit.
+void load(const comm::Group& group, const std::filesystem::path& folder, State& state, const LoadOptions& options = {});
+void load(const std::filesystem::path& folder, State& state, const LoadOptions& options = {});
+
+// New whole tensors with everything in a checkpoint whose key begins with `prefix`.
+State read(const std::filesystem::path& folder, const std::string& prefix = "");
+
+// What is wrong with a checkpoint's files: sizes and checksums of all parts; nothing where all is well. Throws
+// InvalidArgument where there is none.
+std::vector<std::string> verify(const std::filesystem::path& folder);
+
+}  // namespace chorale::snapshot

@@ -1,0 +1,343 @@
+#include "chorale/snapshot/snapshot.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <random>
+#include <set>
+
+#include "chorale/api/api.h"
+#include "chorale/comm/run_ranks_test_util.h"
+#include "chorale/io/safetensors.h"
+#include "chorale/snapshot/async_saver.h"
+#include "chorale/testing/message_test_util.h"
+#include "chorale/testing/temporary_folder_test_util.h"
+
+namespace chorale::snapshot {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Values that say where they stand.
+Tensor numbered(const Shape& sizes, double first = 0) {
+  int64_t n = 1;
+  for (const int64_t size : sizes) n *= size;
+  return add(reshape(arange(0, n, 1, DType::kF32), IntList(sizes)), first);
+}
+
+// The chunk of a dimension that a rank has: ceil(n / ranks) each, the last ones short or empty.
+Region shard(const Shape& whole, size_t dim, int64_t ranks, int64_t rank) {
+  Region region = whole_of(whole);
+  const int64_t size = (whole[dim] + ranks - 1) / ranks, begin = std::min(rank * size, whole[dim]);
+  region.offsets[dim] = begin;
+  region.sizes[dim] = std::min(size, whole[dim] - begin);
+  return region;
+}
+
+TensorChunk chunk_of(const std::string& key, const Tensor& whole, const Region& region) {
+  return {key, whole.sizes(), region.offsets, clone(part_of(whole, whole_of(whole.sizes()), region))};
+}
+TensorChunk empty_chunk(const std::string& key, const Shape& whole, const Region& region) {
+  return {key, whole, region.offsets, full(region.sizes, -1)};
+}
+void expect_part(const TensorChunk& chunk, const Tensor& whole) {
+  const Tensor expected = part_of(whole, whole_of(whole.sizes()), chunk.region());
+  EXPECT_EQ(chunk.local.to_vector<float>(), expected.to_vector<float>()) << chunk.key << " at " << chunk.region();
+}
+
+// spec: test_no_dist, test_save_load_bytes
+TEST(Checkpoint, OneProcessNeedsNoGroup) {
+  const TemporaryFolder folder;
+  State state = whole({{"a", numbered({3, 2})}, {"b", numbered({}, 5)}}, "model.");
+  state.bytes["step"] = std::string("12\0\xff", 4);
+  save(folder / "one", state);
+  State other = whole({{"a", full({3, 2}, 0)}, {"b", full({}, 0)}}, "model.");
+  const Tensor kept = other.chunks[0].local;
+  other.bytes["step"] = "";
+  load(folder / "one", other);
+  EXPECT_TRUE(other.chunks[0].local.is(kept)) << "loads in place";
+  EXPECT_EQ(kept.to_vector<float>(), (std::vector<float>{0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(other.chunks[1].local.item<float>(), 5);
+  EXPECT_EQ(other.bytes["step"], std::string("12\0\xff", 4));
+  EXPECT_TRUE(verify(folder / "one").empty());
+}
+
+TEST(Checkpoint, FilesAreOrdinarySafetensors) {
+  const TemporaryFolder folder;
+  save(folder / "one", whole({{"a", numbered({3, 2})}}));
+  const Index index = read_index(folder / "one");
+  ASSERT_EQ(index.files.size(), 1u);
+  const io::SafetensorsFile file(folder / "one" / index.files.begin()->first);
+  EXPECT_EQ(file.load("a").to_vector<float>(), (std::vector<float>{0, 1, 2, 3, 4, 5}));
+}
+
+TEST(Checkpoint, AViewIsSavedWithoutTheRestOfItsMemory) {
+  const TemporaryFolder folder;
+  const Tensor large = numbered({1000, 4});
+  save(folder / "one", whole({{"column", narrow(large, 1, 2, 1)}, {"row", narrow(large, 0, 7, 1)}}));
+  EXPECT_LT(read_index(folder / "one").files.begin()->second, 6000);
+  State state = whole({{"column", full({1000, 1}, 0)}, {"row", full({1, 4}, 0)}});
+  load(folder / "one", state);
+  EXPECT_EQ(state.chunks[0].local.to_vector<float>()[999], 3998);
+  EXPECT_EQ(state.chunks[1].local.to_vector<float>(), (std::vector<float>{28, 29, 30, 31}));
+}
+
+TEST(Checkpoint, ValuesAreConvertedToTheDtypeThatIsThere) {
+  const TemporaryFolder folder;
+  save(folder / "one", whole({{"a", numbered({4})}}));
+  State state = whole({{"a", full({4}, 0, DType::kF64)}});
+  load(folder / "one", state);
+  EXPECT_EQ(state.chunks[0].local.to_vector<double>(), (std::vector<double>{0, 1, 2, 3}));
+}
+
+// spec: TestLoadPlanner.test_strict, test_partial_load
+TEST(Checkpoint, AMissingKeyIsAnErrorUnlessALoadMayBePartial) {
+  const TemporaryFolder folder;
+  save(folder / "one", whole({{"net.weight", numbered({2})}, {"net.bias", numbered({2})}}));
+  State state = whole({{"net.weight", full({2}, -1)}, {"net.wieght", full({2}, -1)}});
+  const std::string message = message_of<CheckpointError>([&] { load(folder / "one", state); });
+  EXPECT_NE(message.find("has no net.wieght"), std::string::npos) << message;
+  EXPECT_EQ(state.chunks[0].local.to_vector<float>(), (std::vector<float>{-1, -1})) << "nothing was written";
+  load(folder / "one", state, {.partial = true});
+  EXPECT_EQ(state.chunks[0].local.to_vector<float>(), (std::vector<float>{0, 1}));
+  EXPECT_EQ(state.chunks[1].local.to_vector<float>(), (std::vector<float>{-1, -1}));
+  // What the checkpoint has beyond that is ignored; a part of it is chosen by prefix.
+  const State weights = read(folder / "one", "net.w");
+  ASSERT_EQ(weights.chunks.size(), 1u);
+  EXPECT_EQ(weights.chunks[0].key, "net.weight");
+}
+
+// spec: test_overwrite
+TEST(Checkpoint, OverwritingReplacesAndLeavesNothingBehind) {
+  const TemporaryFolder folder;
+  save(folder / "one", whole({{"a", numbered({4})}}));
+  EXPECT_NE(message_of<CheckpointError>([&] {
+              save(folder / "one", whole({{"a", numbered({4}, 9)}}), {.overwrite = false});
+            }).find("has a checkpoint already"),
+            std::string::npos);
+  save(folder / "one", whole({{"a", numbered({4}, 9)}}));
+  EXPECT_EQ(read(folder / "one").chunks[0].local.to_vector<float>()[0], 9);
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder / "one"), {}), 2) << "the index and one file";
+}
+
+// spec: x_crash_before_metadata
+TEST(Checkpoint, AFailedSaveLeavesTheOldOneAndMakesNoNewOne) {
+  const TemporaryFolder folder;
+  save(folder / "old", whole({{"a", numbered({4})}}));
+  const auto fail_late = [](Step step) {
+    if (step == Step::kIndex) throw std::runtime_error("the power went off");
+  };
+  for (const char* name : {"old", "new"})
+    EXPECT_THROW(save(folder / name, whole({{"a", numbered({4}, 9)}}), {.on_step = fail_late}), CheckpointError);
+  EXPECT_EQ(read(folder / "old").chunks[0].local.to_vector<float>()[0], 0);
+  EXPECT_TRUE(verify(folder / "old").empty());
+  EXPECT_FALSE(has_checkpoint(folder / "new"));
+  EXPECT_NE(message_of<InvalidArgument>([&] { read(folder / "new"); }).find("there is no checkpoint in"),
+            std::string::npos);
+}
+
+TEST(Checkpoint, DamageIsFound) {
+  const TemporaryFolder folder;
+  save(folder / "one", whole({{"a", numbered({64})}, {"b", numbered({64})}}));
+  const std::string name = read_index(folder / "one").files.begin()->first;
+  std::string content = folder.read("one/" + name);
+  content[content.size() - 5] ^= 1;
+  folder.write("one/" + name, content);
+  const auto problems = verify(folder / "one");
+  ASSERT_EQ(problems.size(), 1u);
+  EXPECT_NE(problems[0].find(" is damaged: its checksum is "), std::string::npos) << problems[0];
+  EXPECT_NE(message_of<CheckpointError>([&] { read(folder / "one"); }).find("is damaged"), std::string::npos);
+  folder.write("one/" + name, content.substr(0, content.size() - 1));
+  EXPECT_NE(verify(folder / "one").at(0).find("bytes, and the index says"), std::string::npos);
+}
+
+// spec: test_read_write_shard_tensor, test_read_write_only_tensor
+TEST(Checkpoint, EveryRankWritesItsPartsWithAnyNumberOfThreads) {
+  for (const int threads : {1, 2}) {
+    const TemporaryFolder folder;
+    const Tensor x = numbered({10, 3}), y = numbered({6}, 100);
+    comm::run_ranks(3, [&](comm::Group& group) {
+      const Region region = shard(x.sizes(), 0, 3, group.rank());
+      State state{{chunk_of("x", x, region), {"y", {6}, {0}, clone(y)}}, {}};
+      save(group, folder / "all", state, {.threads = threads});
+      State other{{empty_chunk("x", x.sizes(), region), {"y", {6}, {0}, full({6}, 0)}}, {}};
+      load(group, folder / "all", other);
+      expect_part(other.chunks[0], x);
+      expect_part(other.chunks[1], y);
+    });
+    const Index index = read_index(folder / "all");
+    EXPECT_EQ(index.tensors.at("x").chunks.size(), 3u);
+    EXPECT_EQ(index.tensors.at("y").chunks.size(), 1u) << "of copies one is written";
+    EXPECT_TRUE(verify(folder / "all").empty());
+  }
+}
+
+// spec: test_load_rowwise_to_colwise, test_load_with_different_shard_plan, test_switch_between_sharded_tensor_to_tensor
+// spec: test_uneven_reshard_with_checkpointable_api
+TEST(Checkpoint, AnySplitLoadsIntoAnyOther) {
+  const Tensor x = numbered({14, 5});
+  // Rows, columns, and all of it; over 1 to 4 ranks.
+  const auto split = [&](int how, int64_t ranks, int64_t rank) {
+    return how == 2 ? whole_of(x.sizes()) : shard(x.sizes(), static_cast<size_t>(how), ranks, rank);
+  };
+  const TemporaryFolder folder;
+  for (int saved = 0; saved < 3; ++saved) {
+    for (const int writers : {1, 4}) {
+      const fs::path path = folder / std::to_string(10 * saved + writers);
+      comm::run_ranks(writers, [&](comm::Group& group) {
+        save(group, path, {{chunk_of("x", x, split(saved, writers, group.rank()))}, {}});
+      });
+      for (int loaded = 0; loaded < 3; ++loaded) {
+        for (const int readers : {1, 3}) {
+          comm::run_ranks(readers, [&](comm::Group& group) {
+            State state{{empty_chunk("x", x.sizes(), split(loaded, readers, group.rank()))}, {}};
+            load(group, path, state);
+            expect_part(state.chunks[0], x);
+          });
+        }
+      }
+    }
+  }
+}
+
+// Some cuts of a box into boxes.
+std::vector<Region> random_cuts(const Shape& whole, std::mt19937& random) {
+  std::vector<Region> regions{whole_of(whole)};
+  const auto cuts = random() % 6;
+  for (unsigned i = 0; i < cuts; ++i) {
+    const size_t which = random() % regions.size(), dim = random() % whole.size();
+    Region rest = regions[which];
+    const int64_t at = static_cast<int64_t>(random()) % (rest.sizes[dim] + 1);
+    regions[which].sizes[dim] = at;
+    rest.offsets[dim] += at;
+    rest.sizes[dim] -= at;
+    regions.push_back(rest);
+  }
+  return regions;
+}
+
+TEST(Checkpoint, RandomLayoutsLoadIntoRandomLayouts) {
+  const TemporaryFolder folder;
+  for (unsigned seed = 0; seed < 60; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    std::mt19937 random(seed);
+    Shape sizes;
+    const size_t dims = 1 + random() % 3;
+    for (size_t d = 0; d < dims; ++d) sizes.push_back(1 + static_cast<int64_t>(random() % 7));
+    const Tensor x = numbered(sizes);
+    const auto saved = random_cuts(sizes, random), loaded = random_cuts(sizes, random);
+    const int writers = 1 + static_cast<int>(random() % 3), readers = 1 + static_cast<int>(random() % 3);
+    // Who has what: every part is on one rank at least, some on several.
+    std::vector<std::set<size_t>> on(static_cast<size_t>(writers));
+    for (size_t i = 0; i < saved.size(); ++i) {
+      on[random() % on.size()].insert(i);
+      if (random() % 3 == 0) on[random() % on.size()].insert(i);
+    }
+    const fs::path path = folder / std::to_string(seed);
+    comm::run_ranks(writers, [&](comm::Group& group) {
+      State state;
+      for (const size_t i : on[static_cast<size_t>(group.rank())]) state.chunks.push_back(chunk_of("x", x, saved[i]));
+      save(group, path, state);
+    });
+    comm::run_ranks(readers, [&](comm::Group& group) {
+      State state;
+      for (size_t i = 0; i < loaded.size(); ++i) {
+        if (static_cast<int>(i) % readers == group.rank()) state.chunks.push_back(empty_chunk("x", sizes, loaded[i]));
+      }
+      load(group, path, state);
+      for (const TensorChunk& chunk : state.chunks) expect_part(chunk, x);
+    });
+    if (HasFailure()) return;
+  }
+}
+
+// spec: test_different_ordered_state_dict_keys
+TEST(Checkpoint, RanksMayHaveTheirKeysInAnyOrder) {
+  const TemporaryFolder folder;
+  comm::run_ranks(2, [&](comm::Group& group) {
+    State state = whole({{"a", numbered({2})}, {"b", numbered({3}, 5)}});
+    if (group.rank() == 1) std::swap(state.chunks[0], state.chunks[1]);
+    save(group, folder / "all", state);
+    for (TensorChunk& chunk : state.chunks) fill_(chunk.local, -1);
+    load(group, folder / "all", state);
+    const size_t a = group.rank() == 1 ? 1 : 0;
+    EXPECT_EQ(state.chunks[a].local.to_vector<float>(), (std::vector<float>{0, 1}));
+    EXPECT_EQ(state.chunks[1 - a].local.to_vector<float>(), (std::vector<float>{5, 6, 7}));
+  });
+}
+
+// spec: test_save_error_handling, test_load_error_handling
+TEST(Checkpoint, AFailureAnywhereIsThrownEverywhereWithTheRanksThatFailed) {
+  const TemporaryFolder folder;
+  const std::map<int, std::string> expected{{1, "no"}, {3, "no"}};
+  const auto fail_at = [](const comm::Group& group, Step at) {
+    return [rank = group.rank(), at](Step step) {
+      if (step == at && rank % 2 == 1) throw std::runtime_error("no");
+    };
+  };
+  const auto failures = [](auto call) {
+    try {
+      call();
+    } catch (const CheckpointError& error) {
+      return error.failures();
+    }
+    return std::map<int, std::string>{};
+  };
+  comm::run_ranks(4, [&](comm::Group& group) {
+    State state = whole({{"a", numbered({4})}});
+    save(group, folder / "good", state);
+    AsyncSaver saver(group);
+    for (int coordinator = 0; coordinator < 4; ++coordinator) {
+      for (const Step step : {Step::kPrepare, Step::kPlan, Step::kAgree, Step::kWrite, Step::kIndex}) {
+        const SaveOptions options{.coordinator = coordinator, .on_step = fail_at(group, step)};
+        EXPECT_EQ(failures([&] { save(group, folder / "bad", state, options); }), expected) << name_of(step);
+        EXPECT_EQ(failures([&] {
+                    saver.start(folder / "bad", state, options);
+                    saver.wait();
+                  }),
+                  expected)
+            << name_of(step);
+      }
+      save(group, folder / std::to_string(coordinator), state, {.coordinator = coordinator});
+    }
+    for (const Step step : {Step::kPrepare, Step::kPlan, Step::kRead}) {
+      EXPECT_EQ(failures([&] { load(group, folder / "good", state, {.on_step = fail_at(group, step)}); }), expected)
+          << name_of(step);
+    }
+    load(group, folder / "good", state);  // the group is as good as before
+  });
+  EXPECT_FALSE(has_checkpoint(folder / "bad"));
+}
+
+// spec: test_save_error_handling_no_dist, test_load_error_handling_no_dist
+TEST(Checkpoint, AFailureOfTheOnlyProcessIsNamedToo) {
+  const TemporaryFolder folder;
+  State state = whole({{"a", numbered({4})}});
+  const auto fail = [](Step) { throw std::runtime_error("no"); };
+  EXPECT_EQ(message_of<CheckpointError>([&] { save(folder / "one", state, {.on_step = fail}); }),
+            "[checkpoint] preparing failed on rank 0; rank 0: no");
+  save(folder / "one", state);
+  EXPECT_EQ(message_of<CheckpointError>([&] { load(folder / "one", state, {.on_step = fail}); }),
+            "[checkpoint] preparing failed on rank 0; rank 0: no");
+}
+
+TEST(Checkpoint, AnIndexIsNotTrusted) {
+  const TemporaryFolder folder;
+  save(folder / "one", whole({{"a", numbered({4})}}));
+  const std::string good = folder.read("one/index.json");
+  const auto message = [&](const std::string& from, const std::string& to) {
+    std::string text = good;
+    const size_t at = text.find(from);
+    EXPECT_NE(at, std::string::npos) << from;
+    text.replace(at, from.size(), to);
+    return message_of<InvalidArgument>([&] { parse_index("index.json", text); });
+  };
+  EXPECT_NE(message("checkpoint 1", "checkpoint 9").find("has the format"), std::string::npos);
+  EXPECT_NE(message("\"sizes\": [4]", "\"sizes\": [5]").find("reaches beyond"), std::string::npos);
+  EXPECT_NE(message("\"sizes\": [4]", "\"sizes\": [3]").find("elements together"), std::string::npos);
+  EXPECT_NE(message("\"sizes\": [4]", "\"sizes\": [-4]").find("sizes"), std::string::npos);
+  EXPECT_NE(message("\"f32\"", "\"f33\"").find("f33"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace chorale::snapshot
