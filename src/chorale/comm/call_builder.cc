@@ -4,6 +4,7 @@
 
 #include "chorale/base/debug_level.h"
 #include "chorale/base/error.h"
+#include "chorale/comm/comm_counter.h"
 #include "chorale/comm/failure.h"
 #include "chorale/trace/trace.h"
 #include "chorale/vec/combine.h"
@@ -166,6 +167,7 @@ void start_together(GroupState& state, const Operations& operations) {
     operations[i]->traced = false;
   }
   for (size_t i = 0; i < operations.size(); ++i) meet_chaos(state);
+  if (!operations.empty()) CommCounter::note(operations[0]->kind);
   const std::lock_guard lock(state.context->mutex);
   for (const auto& operation : operations) state.engine->submit(operation);
 }
@@ -194,6 +196,7 @@ Work CallBuilder::launch() {
     CallBuilder(state_, CallKind::kMonitoredBarrier, options).launch().wait();
   }
   meet_chaos(*state_);
+  CommCounter::note(operation_->kind);
   const Membership& who = state_->membership();
   const trace::Span span("start", trace::Kind::kComm, who.own_global());
   const std::lock_guard lock(state_->context->mutex);

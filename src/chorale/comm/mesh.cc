@@ -1,45 +1,217 @@
 #include "chorale/comm/mesh.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <ostream>
+#include <set>
 
 #include "chorale/base/error.h"
 
 namespace chorale::comm {
 
-Mesh::Mesh(const Group& group, std::vector<int> shape, std::vector<std::string> names)
-    : shape_(std::move(shape)), names_(std::move(names)), ranks_(group.members()) {
-  const int count = std::accumulate(shape_.begin(), shape_.end(), 1, std::multiplies<>());
-  CHORALE_CHECK(!shape_.empty() && std::all_of(shape_.begin(), shape_.end(), [](int n) { return n > 0; }) &&
-                    count == group.size(),
-                "[mesh] its sizes must be positive with the group's ", group.size(), " as their product, not ", count);
-  CHORALE_CHECK(names_.empty() || names_.size() == shape_.size(), "[mesh] ", names_.size(), " names for ",
-                shape_.size(), " dimensions");
-  int stride = count;
-  for (size_t d = 0; d < shape_.size(); ++d) {
-    stride /= shape_[d];
-    coordinates_.push_back(group.rank() / stride % shape_[d]);
-    std::vector<std::vector<int>> lines;
-    for (int first = 0; first < count; ++first) {
-      if (first / stride % shape_[d] != 0) continue;
+struct Mesh::State {
+  std::vector<int> shape;
+  std::vector<std::string> names;
+  std::vector<int> ranks;
+  std::vector<int> coordinates;
+  std::vector<std::shared_ptr<const Group>> groups;  // by dimension
+  std::shared_ptr<State> root;                       // null: this is one
+  std::vector<size_t> dims_of_root;
+  // Of a root:
+  std::shared_ptr<const Group> everyone;  // makes groups for flatten()
+  std::vector<Mesh> flattened;
+};
+
+namespace {
+
+// The lines along some dimensions: for every place along the others, the ranks that share it. `own`: the coordinates of
+// this rank, or nothing.
+std::vector<std::vector<int>> lines_along(const std::vector<int>& shape, const std::vector<int>& ranks,
+                                          const std::vector<size_t>& dims) {
+  std::vector<std::vector<int>> lines;
+  std::vector<int> place(shape.size(), 0);
+  std::vector<std::pair<std::vector<int>, size_t>> known;
+  for (const int rank : ranks) {
+    std::vector<int> others = place;
+    for (const size_t d : dims) others[d] = 0;
+    auto found = std::find_if(known.begin(), known.end(), [&](const auto& entry) { return entry.first == others; });
+    if (found == known.end()) {
+      known.emplace_back(others, lines.size());
       lines.emplace_back();
-      for (int i = 0; i < shape_[d]; ++i) lines.back().push_back(ranks_[static_cast<size_t>(first + i * stride)]);
+      found = known.end() - 1;
     }
-    Group::Subgroups along = group.new_subgroups(lines);
-    groups_.push_back(std::move(along.groups[static_cast<size_t>(along.own)]));
+    lines[found->second].push_back(rank);
+    for (size_t d = shape.size(); d-- > 0;) {
+      if (++place[d] < shape[d]) break;
+      place[d] = 0;
+    }
   }
+  return lines;
 }
 
-const Group& Mesh::group(size_t dimension) const {
-  CHORALE_CHECK(dimension < groups_.size(), "[mesh] no dimension ", dimension, " in a ", *this);
-  return groups_[dimension];
+Group own_line(const Group& group, const std::vector<std::vector<int>>& lines) {
+  Group::Subgroups made = group.new_subgroups(lines);
+  return made.own >= 0 ? std::move(made.groups[static_cast<size_t>(made.own)]) : Group();
 }
 
-const Group& Mesh::group(const std::string& name) const {
-  const auto found = std::find(names_.begin(), names_.end(), name);
-  CHORALE_CHECK(found != names_.end(), "[mesh] no dimension ", name, " in a ", *this);
-  return groups_[static_cast<size_t>(found - names_.begin())];
+}  // namespace
+
+Mesh::Mesh(const Group& group, std::vector<int> shape, std::vector<std::string> names)
+    : Mesh(group, std::move(shape), std::move(names), group.members()) {}
+
+Mesh::Mesh(const Group& group, std::vector<int> shape, std::vector<std::string> names, std::vector<int> ranks)
+    : state_(std::make_shared<State>()) {
+  State& mesh = *state_;
+  mesh.shape = std::move(shape);
+  mesh.names = std::move(names);
+  mesh.ranks = std::move(ranks);
+  const int count = std::accumulate(mesh.shape.begin(), mesh.shape.end(), 1, std::multiplies<>());
+  CHORALE_CHECK(!mesh.shape.empty() && std::all_of(mesh.shape.begin(), mesh.shape.end(), [](int n) { return n > 0; }) &&
+                    count == size(),
+                "[mesh] its sizes must be positive with the number of ranks, ", size(), ", as their product, not ",
+                count);
+  CHORALE_CHECK(mesh.names.empty() || mesh.names.size() == mesh.shape.size(), "[mesh] ", mesh.names.size(),
+                " names for ", mesh.shape.size(), " dimensions");
+  CHORALE_CHECK(std::set<std::string>(mesh.names.begin(), mesh.names.end()).size() == mesh.names.size(),
+                "[mesh] two dimensions have one name in ", *this);
+  for (size_t i = 1; i < mesh.ranks.size(); ++i) {
+    CHORALE_CHECK(mesh.ranks[i - 1] < mesh.ranks[i], "[mesh] its ranks must ascend: found ", mesh.ranks[i], " behind ",
+                  mesh.ranks[i - 1]);
+  }
+  make_groups(group);
+}
+
+void Mesh::make_groups(const Group& group) {
+  State& mesh = *state_;
+  const int own = group.global_rank(group.rank());
+  const auto found = std::find(mesh.ranks.begin(), mesh.ranks.end(), own);
+  if (found != mesh.ranks.end()) {
+    auto at = static_cast<int>(found - mesh.ranks.begin());
+    mesh.coordinates.resize(mesh.shape.size());
+    for (size_t d = mesh.shape.size(); d-- > 0; at /= mesh.shape[d]) mesh.coordinates[d] = at % mesh.shape[d];
+  }
+  for (size_t d = 0; d < mesh.shape.size(); ++d) {
+    mesh.groups.push_back(std::make_shared<const Group>(own_line(group, lines_along(mesh.shape, mesh.ranks, {d}))));
+  }
+  mesh.everyone =
+      mesh.shape.size() == 1 ? mesh.groups[0] : std::make_shared<const Group>(own_line(group, {mesh.ranks}));
+}
+
+const std::vector<int>& Mesh::shape() const { return state_->shape; }
+const std::vector<std::string>& Mesh::names() const { return state_->names; }
+const std::vector<int>& Mesh::ranks() const { return state_->ranks; }
+const std::vector<int>& Mesh::coordinates() const { return state_->coordinates; }
+
+int Mesh::coordinate(size_t dimension) const {
+  CHORALE_CHECK(dimension < dims(), "[mesh] no dimension ", dimension, " in a ", *this);
+  CHORALE_CHECK(is_member(), "[mesh] this rank is outside the ", *this, ", so it has no place in it");
+  return coordinates()[dimension];
+}
+
+size_t Mesh::dimension(const std::string& name) const {
+  const auto found = std::find(names().begin(), names().end(), name);
+  CHORALE_CHECK(found != names().end(), "[mesh] no dimension ", name, " in a ", *this,
+                names().empty() ? "; give its dimensions names" : "");
+  return static_cast<size_t>(found - names().begin());
+}
+
+const std::shared_ptr<const Group>& Mesh::shared_group(size_t dimension) const {
+  CHORALE_CHECK(dimension < dims(), "[mesh] no dimension ", dimension, " in a ", *this);
+  return state_->groups[dimension];
+}
+
+Mesh Mesh::root() const { return state_->root ? Mesh(state_->root) : *this; }
+
+Mesh Mesh::slice(const std::vector<std::string>& wanted) const {
+  CHORALE_CHECK(!wanted.empty(), "[mesh] a slice needs at least one name");
+  if (wanted == names()) return *this;
+  if (wanted.size() == 1) {
+    for (const Mesh& known : root().state_->flattened) {
+      if (known.names() != wanted) continue;
+      auto flat = std::make_shared<State>(*known.state_);
+      flat->root = root().state_;
+      return Mesh(std::move(flat));
+    }
+  }
+  auto part = std::make_shared<State>();
+  part->root = root().state_;
+  std::vector<size_t> dims;
+  for (const std::string& name : wanted) {
+    dims.push_back(dimension(name));
+    CHORALE_CHECK(dims.size() == 1 || dims[dims.size() - 2] < dims.back(), "[mesh] a slice names dimensions in the ",
+                  "order of the mesh: ", name, " stands before ", wanted[dims.size() - 2], " in a ", *this);
+  }
+  for (const size_t d : dims) {
+    part->shape.push_back(shape()[d]);
+    part->names.push_back(names()[d]);
+    part->groups.push_back(state_->groups[d]);
+    if (is_member()) part->coordinates.push_back(coordinates()[d]);
+    part->dims_of_root.push_back(state_->root ? state_->dims_of_root[d] : d);
+  }
+  if (is_member()) {
+    // The line through this rank.
+    size_t at = 0;
+    for (size_t d = 0; d < this->dims(); ++d)
+      at = at * static_cast<size_t>(shape()[d]) + static_cast<size_t>(coordinates()[d]);
+    for (std::vector<int>& line : lines_along(shape(), ranks(), dims)) {
+      if (std::find(line.begin(), line.end(), ranks()[at]) != line.end()) part->ranks = std::move(line);
+    }
+  }
+  return Mesh(std::move(part));
+}
+
+Mesh Mesh::flatten(std::string name) const {
+  if (name.empty()) {
+    CHORALE_CHECK(!names().empty(), "[mesh] a ", *this, " has no names to make one of: give one to flatten()");
+    for (const std::string& part : names()) name += (name.empty() ? "" : "_") + part;
+  }
+  const Mesh whole = root();
+  std::vector<size_t> dims = state_->dims_of_root;
+  if (!state_->root) {
+    dims.resize(this->dims());
+    std::iota(dims.begin(), dims.end(), size_t{0});
+  }
+  if (dims.size() == 1 && names() == std::vector<std::string>{name}) return *this;
+  CHORALE_CHECK(std::find(whole.names().begin(), whole.names().end(), name) == whole.names().end(),
+                "[mesh] flatten: ", name, " is the name of a dimension of the ", whole, " already");
+  for (const Mesh& known : whole.state_->flattened) {
+    if (known.names()[0] != name) continue;
+    CHORALE_CHECK(known.state_->dims_of_root == dims, "[mesh] flatten: ", name, " stands for other dimensions of the ",
+                  whole, " already");
+    return whole.slice({name});
+  }
+  auto flat = std::make_shared<State>();
+  flat->shape = {size()};
+  flat->names = {name};
+  flat->ranks = ranks();
+  flat->root = whole.state_;
+  flat->dims_of_root = dims;
+  if (is_member()) {
+    flat->groups.push_back(std::make_shared<const Group>(
+        own_line(*whole.state_->everyone, lines_along(whole.shape(), whole.ranks(), dims))));
+    flat->coordinates = {flat->groups[0]->rank()};
+  } else {
+    flat->groups.push_back(std::make_shared<const Group>());
+  }
+  // What the root keeps does not hold on to the root.
+  auto kept = std::make_shared<State>(*flat);
+  kept->root = nullptr;
+  whole.state_->flattened.push_back(Mesh(std::move(kept)));
+  return Mesh(std::move(flat));
+}
+
+bool operator==(const Mesh& a, const Mesh& b) {
+  return a.state_ == b.state_ || (a.ranks() == b.ranks() && a.shape() == b.shape() && a.names() == b.names());
+}
+
+size_t Mesh::hash() const {
+  size_t hash = 0;
+  const auto mix = [&](size_t value) { hash = (hash ^ value) * 0x9e3779b97f4a7c15u; };
+  for (const int rank : ranks()) mix(static_cast<size_t>(rank));
+  for (const int n : shape()) mix(static_cast<size_t>(n));
+  for (const std::string& name : names()) mix(std::hash<std::string>()(name));
+  return hash;
 }
 
 std::ostream& operator<<(std::ostream& out, const Mesh& mesh) {

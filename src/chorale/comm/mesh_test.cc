@@ -3,25 +3,150 @@
 #include <gtest/gtest.h>
 
 #include "chorale/base/error.h"
+#include "chorale/comm/comm_counter.h"
 #include "chorale/comm/run_ranks_test_util.h"
 
 namespace chorale::comm {
 namespace {
 
+using Ranks = std::vector<int>;
+
+// spec: test_device_mesh_2d, DeviceMeshTestNDim.test_device_mesh_nd, test_get_local_rank{,_3d}
 TEST(Mesh, HasAGroupAlongEachDimension) {
   run_ranks(6, [](Group& group) {
     const Mesh mesh(group, {2, 3}, {"replica", "shard"});
     const int r = group.rank();
     EXPECT_EQ(mesh.coordinate(0), r / 3);
-    EXPECT_EQ(mesh.coordinate(1), r % 3);
-    EXPECT_EQ(mesh.group("replica").members(), (std::vector<int>{r % 3, r % 3 + 3}));
-    EXPECT_EQ(mesh.group(1).members(), (std::vector<int>{r / 3 * 3, r / 3 * 3 + 1, r / 3 * 3 + 2}));
+    EXPECT_EQ(mesh.coordinate("shard"), r % 3);
+    EXPECT_EQ(mesh.group("replica").members(), (Ranks{r % 3, r % 3 + 3}));
+    EXPECT_EQ(mesh.group(1).members(), (Ranks{r / 3 * 3, r / 3 * 3 + 1, r / 3 * 3 + 2}));
     int32_t sum = r;
     mesh.group("shard").all_reduce(std::span(&sum, 1)).wait();
     EXPECT_EQ(sum, r < 3 ? 3 : 12);
     EXPECT_EQ(concat(mesh), "mesh of 2 x 3 ranks (replica, shard)");
-    EXPECT_THROW(mesh.group("host"), InvalidArgument);
+  });
+  run_ranks(4, [](Group& group) {
+    // [[0, 1], [2, 3]]: along dimension 0 {0, 2} and {1, 3}, along dimension 1 {0, 1} and {2, 3}.
+    const Mesh mesh(group, {2, 2});
+    const int r = group.rank();
+    EXPECT_EQ(mesh.group(0).members(), (Ranks{r % 2, r % 2 + 2}));
+    EXPECT_EQ(mesh.group(1).members(), (Ranks{r / 2 * 2, r / 2 * 2 + 1}));
+    EXPECT_EQ(mesh.group(1).rank(), mesh.coordinate(1));
+  });
+  run_ranks(8, [](Group& group) {
+    const Mesh cube(group, {2, 2, 2}, {"a", "b", "c"});
+    const int r = group.rank();
+    EXPECT_EQ(cube.coordinates(), (Ranks{r / 4, r / 2 % 2, r % 2}));
+    EXPECT_EQ(cube.group("a").members(), (Ranks{r % 4, r % 4 + 4}));
+    EXPECT_EQ(cube.group("b").members(), (Ranks{r / 4 * 4 + r % 2, r / 4 * 4 + r % 2 + 2}));
+    EXPECT_EQ(cube.group("c").members(), (Ranks{r / 2 * 2, r / 2 * 2 + 1}));
+    for (size_t d = 0; d < 3; ++d) EXPECT_EQ(cube.group(d).rank(), cube.coordinate(d));
+  });
+}
+
+// spec: test_init_device_mesh,
+// test_raises_{duplicate_mesh_dim_names,mesh_shape_mesh_dim_names_mismatch,no_mesh_dim_found,invalid_mesh_dim_name}
+TEST(Mesh, IsComparedByRanksShapeAndNamesAndRefusesBadOnes) {
+  run_ranks(8, [](Group& group) {
+    const Mesh mesh(group, {2, 4}, {"dp", "tp"}), same(group, {2, 4}, {"dp", "tp"}), other(group, {2, 4}),
+        line(group, {8});
+    EXPECT_TRUE(mesh == same);
+    EXPECT_EQ(mesh.hash(), same.hash());
+    EXPECT_FALSE(mesh == other);
+    EXPECT_FALSE(other == line);
     EXPECT_THROW(Mesh(group, {4}), InvalidArgument);
+    EXPECT_THROW(Mesh(group, {2, 4}, {"dp", "dp"}), InvalidArgument);
+    EXPECT_THROW(Mesh(group, {8}, {"dp", "tp"}), InvalidArgument);
+    EXPECT_THROW(Mesh(group, {2}, {}, {3, 1}), InvalidArgument) << "ranks ascend";
+    EXPECT_THROW(mesh.group("host"), InvalidArgument);
+    EXPECT_THROW(mesh["pp"], InvalidArgument);
+    EXPECT_THROW(other["dp"], InvalidArgument) << "it has no names";
+    EXPECT_THROW(mesh.group(2), InvalidArgument);
+  });
+}
+
+// spec: test_get_item_{1d,2d,3d,3d_noncontiguous_slicing}, test_cache_and_reuse_submesh_slice_result
+TEST(Mesh, SlicesShareTheGroups) {
+  run_ranks(8, [](Group& group) {
+    const Mesh line(group, {8}, {"dp"}), grid(group, {2, 4}, {"dp", "tp"}), cube(group, {2, 2, 2}, {"pp", "dp", "tp"});
+    const int r = group.rank();
+    EXPECT_TRUE(line["dp"] == line);
+    const CommCounter counter;
+    EXPECT_EQ(grid["dp"].ranks(), (Ranks{r % 4, r % 4 + 4}));
+    EXPECT_EQ(grid["tp"].ranks(), r < 4 ? (Ranks{0, 1, 2, 3}) : (Ranks{4, 5, 6, 7}));
+    EXPECT_EQ(cube["dp"].ranks(), (Ranks{r / 4 * 4 + r % 2, r / 4 * 4 + r % 2 + 2}));
+    const Mesh far = cube.slice({"pp", "tp"});
+    EXPECT_EQ(far.shape(), (Ranks{2, 2}));
+    EXPECT_EQ(far.ranks(), r / 2 % 2 == 0 ? (Ranks{0, 1, 4, 5}) : (Ranks{2, 3, 6, 7}));
+    EXPECT_EQ(far["tp"].ranks(), (Ranks{r / 2 * 2, r / 2 * 2 + 1}));
+    EXPECT_EQ(&far.group("tp"), &cube.group("tp")) << "no new group";
+    EXPECT_EQ(&cube["tp"].group(0), &cube["tp"].group(0));
+    EXPECT_TRUE(far.root() == cube);
+    EXPECT_TRUE(far["tp"].root() == cube);
+    EXPECT_EQ(counter.count(CallKind::kNewGroup), 0);
+    EXPECT_THROW(cube.slice({"tp", "pp"}), InvalidArgument) << "in the order of the mesh";
+    EXPECT_THROW(cube.slice({}), InvalidArgument);
+  });
+}
+
+// spec: test_flatten_mesh_{1d,3d,4d}
+TEST(Mesh, FlattensDimensionsOnce) {
+  run_ranks(8, [](Group& group) {
+    const int r = group.rank();
+    const Mesh line(group, {8}, {"dp"});
+    EXPECT_TRUE(line.flatten() == line);
+    const Mesh cube(group, {2, 2, 2}, {"dp", "cp", "tp"});
+    const Mesh flat = cube.slice({"dp", "cp"}).flatten();
+    EXPECT_EQ(flat.names(), std::vector<std::string>{"dp_cp"});
+    EXPECT_EQ(flat.ranks(), r % 2 == 0 ? (Ranks{0, 2, 4, 6}) : (Ranks{1, 3, 5, 7}));
+    EXPECT_EQ(flat.group(0).members(), flat.ranks());
+    EXPECT_EQ(flat.coordinate(0), r / 2);
+    EXPECT_EQ(&cube.slice({"dp", "cp"}).flatten().group(0), &flat.group(0)) << "once";
+    EXPECT_EQ(&cube["dp_cp"].group(0), &flat.group(0)) << "the root knows the name";
+    const Mesh far = cube.slice({"dp", "tp"}).flatten("dp_tp");
+    EXPECT_EQ(far.ranks(), r / 2 % 2 == 0 ? (Ranks{0, 1, 4, 5}) : (Ranks{2, 3, 6, 7}));
+    EXPECT_THROW(cube.slice({"cp", "tp"}).flatten("dp"), InvalidArgument) << "the name of a dimension";
+    EXPECT_THROW(cube.slice({"cp", "tp"}).flatten("dp_cp"), InvalidArgument) << "stands for others";
+    const Mesh four(group, {2, 2, 2, 1}, {"a", "b", "c", "d"});
+    EXPECT_EQ(four.slice({"a", "c", "d"}).flatten().ranks(),
+              r / 2 % 2 == 0 ? (Ranks{0, 1, 4, 5}) : (Ranks{2, 3, 6, 7}));
+  });
+}
+
+TEST(Mesh, RanksOutsideHaveNoPlaceInIt) {
+  run_ranks(4, [](Group& group) {
+    const Mesh mesh(group, {2}, {"tp"}, {1, 3});
+    const bool inside = group.rank() % 2 == 1;
+    EXPECT_EQ(mesh.is_member(), inside);
+    EXPECT_EQ(mesh.ranks(), (Ranks{1, 3}));
+    if (inside) {
+      EXPECT_EQ(mesh.coordinate(0), group.rank() / 2);
+      EXPECT_EQ(mesh.group(0).members(), (Ranks{1, 3}));
+    } else {
+      EXPECT_THROW(mesh.coordinate(0), InvalidArgument);
+      EXPECT_FALSE(mesh.group(0).is_member());
+    }
+  });
+}
+
+TEST(CommCounter, CountsWhatItsThreadStarts) {
+  run_ranks(2, [](Group& group) {
+    const CommCounter outer;
+    std::vector<float> x(4, 1), all(8);
+    group.all_reduce(std::span(x)).wait();
+    {
+      CommCounter inner;
+      group.all_reduce(std::span(x)).wait();
+      group.all_gather_into(std::span(all), std::span<const float>(x)).wait();
+      group.barrier().wait();
+      EXPECT_EQ(inner.all_reduces(), 1);
+      EXPECT_EQ(inner.total(), 2) << "a barrier moves nothing";
+      EXPECT_EQ(concat(inner), "1 all_reduce, 1 all_gather");
+      inner.reset();
+      EXPECT_EQ(inner.total(), 0);
+      EXPECT_EQ(concat(inner), "nothing");
+    }
+    EXPECT_EQ(outer.total(), 3);
   });
 }
 

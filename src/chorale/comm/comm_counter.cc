@@ -1,0 +1,35 @@
+#include "chorale/comm/comm_counter.h"
+
+#include <ostream>
+
+namespace chorale::comm {
+
+constinit thread_local CommCounter* CommCounter::innermost_ = nullptr;
+
+namespace {
+bool is_counted(CallKind kind) { return kind >= CallKind::kBroadcast && kind <= CallKind::kAllToAll; }
+}  // namespace
+
+CommCounter::CommCounter() : outer_(innermost_) { innermost_ = this; }
+CommCounter::~CommCounter() { innermost_ = outer_; }
+
+int64_t CommCounter::total() const {
+  int64_t sum = 0;
+  for (size_t kind = 0; kind < kCallKinds; ++kind) {
+    if (is_counted(static_cast<CallKind>(kind))) sum += counts_[kind];
+  }
+  return sum;
+}
+
+std::ostream& operator<<(std::ostream& out, const CommCounter& counter) {
+  bool any = false;
+  for (size_t kind = 0; kind < kCallKinds; ++kind) {
+    const auto which = static_cast<CallKind>(kind);
+    if (!is_counted(which) || counter.count(which) == 0) continue;
+    out << (any ? ", " : "") << counter.count(which) << " " << name_of(which);
+    any = true;
+  }
+  return any ? out : out << "nothing";
+}
+
+}  // namespace chorale::comm
