@@ -2,6 +2,7 @@
 #include "chorale/autograd/record.h"
 #include "chorale/eager/run.h"
 #include "chorale/op/builder.h"
+#include "chorale/sharding/builder.h"
 #include "chorale/vec/target.h"
 
 namespace chorale::op {
@@ -11,9 +12,10 @@ const Stack& default_stack() {
   static const char* const vectors = vec::target_name();
   static_cast<void>(vectors);
   static eager::Eager eager;
-  static const Stack below{&eager};
+  static sharding::Sharding sharding;
+  static const Stack below{&sharding, &eager};
   static autograd::Autograd recording(below);
-  static const Stack stack{&recording, &eager};
+  static const Stack stack{&recording, &sharding, &eager};
   return stack;
 }
 

@@ -185,7 +185,7 @@ void BackwardRun::add_up(Tensor& sum, Tensor gradient) const {
     sum = std::move(gradient);
   } else if (sum.is_sparse() || gradient.is_sparse()) {
     sum = sparse_add(sum, gradient);
-  } else if (owns(sum)) {
+  } else if (owns(sum) && !gradient.extension()) {
     add_(sum, gradient);
   } else {
     sum = add(sum, gradient);

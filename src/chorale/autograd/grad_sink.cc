@@ -17,6 +17,8 @@ void accumulate(Tensor& sum, Tensor gradient, Arrival arrival) {
     sum = arrival.create_graph || arrival.owned || gradient.is_sparse() ? std::move(gradient) : clone(gradient);
   } else if (arrival.create_graph || sum.is_sparse()) {
     sum = sparse_add(sum, gradient);
+  } else if (sum.is_sharded()) {
+    sum = add(sum, gradient);  // which may be placed otherwise
   } else if (gradient.is_sparse()) {
     sparse_add_(sum, gradient);
   } else {

@@ -24,7 +24,7 @@ class KernelTables {
   KernelTables() {
     Kernels cpu, none;
     for (const OpDef* row : all_ops()) {
-      cpu.push_back(row->view ? nothing : row->cpu);
+      cpu.push_back(row->view && !row->cpu ? nothing : row->cpu);
       none.push_back(nothing);
     }
     set(DeviceType::kCpu, std::move(cpu));

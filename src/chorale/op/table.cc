@@ -6,6 +6,9 @@
 #include "chorale/vec/expression.h"
 
 namespace chorale::op {
+
+Rows collective_rows();  // op/defs/collective.cc
+
 namespace {
 
 // "x, weight, bias?": 2; "x, indices?...": 1 and all behind it.
@@ -33,7 +36,7 @@ Rows all_ops() {
              product_rows(),     random_rows(),        view_rows(),       shape_rows(),         index_rows(),
              embedding_rows(),   sparse_rows(),        softmax_rows(),    layer_norm_rows(),    group_norm_rows(),
              batch_norm_rows(),  cross_entropy_rows(), loss_rows(),       pool_rows(),          interpolate_rows(),
-             dropout_rows(),     attention_rows(),     update_rows(),     gradient_list_rows(),
+             dropout_rows(),     attention_rows(),     update_rows(),     gradient_list_rows(), collective_rows(),
          }) {
       all.insert(all.end(), family.begin(), family.end());
     }

@@ -1,6 +1,7 @@
 #include "chorale/parallel/sync_batch_norm.h"
 
 #include "chorale/api/api.h"
+#include "chorale/op/collective.h"
 
 namespace chorale::parallel {
 namespace {
@@ -23,45 +24,39 @@ Tensor per_channel(const Tensor& values, const Tensor& x) {
   return reshape(values, sizes);
 }
 
-// Of one channel: how many values, their mean, and the sum of their squared distances from it.
+// Of all channels [C], over the values of all ranks: how many values there are, their mean, and the sum of their
+// squared distances from it. In f64.
 struct Moments {
-  double count = 0, mean = 0, squares = 0;
+  Tensor count, mean, squares;
 
-  // Chan's formula, which loses no accuracy to a large mean.
+  // Chan's formula, which loses no accuracy to a large mean. Without values on either side nothing changes.
   void add(const Moments& other) {
-    if (other.count == 0) return;
-    const double delta = other.mean - mean, total = count + other.count;
-    mean += delta * other.count / total;
-    squares += other.squares + delta * delta * count * other.count / total;
+    const Tensor delta = other.mean - mean, total = count + other.count, divisor = clamp(total, 1);
+    mean = mean + delta * other.count / divisor;
+    squares = squares + (other.squares + delta * delta * count * other.count / divisor);
     count = total;
   }
 };
 
-// Of all channels, over the values of all ranks. A rank without values takes part: the others wait for its row. Every
-// rank adds up the same rows in the same order, so all get the same bits.
-std::vector<Moments> moments_of_all_ranks(const comm::Group& group, const Tensor& x) {
+// A rank without values takes part: the others wait for its row. Every rank adds up the same rows in the same order, so
+// all get the same bits.
+Moments moments_of_all_ranks(const Tensor& group, int64_t ranks, const Tensor& x) {
   const int64_t C = x.size(1), count = count_per_channel(x);
-  const Tensor row = zeros({1 + 2 * C}, DType::kF64), rows = empty({group.size(), 1 + 2 * C}, DType::kF64);
+  const Tensor row = zeros({1, 1 + 2 * C}, DType::kF64);
   if (count > 0) {
-    fill_(narrow(row, 0, 0, 1), count);
-    copy_(narrow(row, 0, 1, C), mean(x, places(x)));
-    copy_(narrow(row, 0, 1 + C, C), var(x, places(x), false, 0));
-    mul_(narrow(row, 0, 1 + C, C), count);
+    fill_(narrow(row, 1, 0, 1), count);
+    copy_(narrow(row, 1, 1, C), mean(x, places(x)));
+    copy_(narrow(row, 1, 1 + C, C), var(x, places(x), false, 0));
+    mul_(narrow(row, 1, 1 + C, C), count);
   }
-  group.all_gather_into(rows, row).wait();
-  std::vector<Moments> all(static_cast<size_t>(C));
-  for (int64_t r = 0; r < group.size(); ++r) {
-    const double* of_rank = rows.data<double>() + r * (1 + 2 * C);
-    for (int64_t c = 0; c < C; ++c) all[static_cast<size_t>(c)].add({of_rank[0], of_rank[1 + c], of_rank[1 + C + c]});
-  }
+  const Tensor rows = all_gather(row, group);
+  const auto of_rank = [&](int64_t r) {
+    const Tensor own = select(rows, 0, r);
+    return Moments{narrow(own, 0, 0, 1), narrow(own, 0, 1, C), narrow(own, 0, 1 + C, C)};
+  };
+  Moments all = of_rank(0);
+  for (int64_t r = 1; r < ranks; ++r) all.add(of_rank(r));
   return all;
-}
-
-Tensor vector_of(const std::vector<Moments>& moments, DType dtype, double (*value_of)(const Moments&)) {
-  std::vector<double> values;
-  values.reserve(moments.size());
-  for (const Moments& m : moments) values.push_back(value_of(m));
-  return to(Tensor::from(values, {static_cast<int64_t>(values.size())}), dtype);
 }
 
 struct RunningAverage {
@@ -83,13 +78,12 @@ class SyncBatchNorm final : public Function {
     const Tensor &x = in[0], &weight = in[1], &bias = in[2];
     const DType dtype = compute_of(x.dtype());
     const Tensor wide = to(x, dtype);
-    const std::vector<Moments> moments = moments_of_all_ranks(*group_, wide);
-    count_ = moments[0].count;
+    const Moments moments = moments_of_all_ranks(group_tensor(group_), group_->size(), wide);
+    count_ = moments.count.item<double>();
     CHORALE_CHECK(count_ != 1, "[SyncBatchNorm] one value per channel among all ", group_->size(),
                   " ranks has no variance: x is ", x.sizes(), " here; train with more samples");
-    const Tensor mean = vector_of(moments, dtype, [](const Moments& m) { return m.mean; });
-    const Tensor variance =
-        vector_of(moments, dtype, [](const Moments& m) { return m.count > 0 ? m.squares / m.count : 0; });
+    const Tensor mean = to(moments.mean, dtype);
+    const Tensor variance = to(moments.squares / clamp(moments.count, 1), dtype);
     const Tensor rstd = rsqrt(variance + eps_);
     update_running(mean, variance);
     save_for_backward({x, weight, mean, rstd});
@@ -115,8 +109,7 @@ class SyncBatchNorm final : public Function {
     if (needs(1)) result[1] = to(select(sums, 0, 1), weight.dtype());
     if (needs(2)) result[2] = to(select(sums, 0, 0), bias_dtype_);
     if (needs(0)) {
-      const Tensor averages = clone(sums);
-      group_->all_reduce(averages).wait();
+      const Tensor averages = all_reduce(sums, group_tensor(group_));
       if (count_ > 0) div_(averages, count_);
       // In z's memory, which has x's layout whatever dy's is.
       const Tensor& dx = mul_(z, per_channel(-select(averages, 0, 1), x));

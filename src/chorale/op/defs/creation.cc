@@ -4,7 +4,9 @@
 
 #include "chorale/kernel/cpu/creation.h"
 #include "chorale/kernel/creation_attrs.h"
+#include "chorale/kernel/fill_attrs.h"
 #include "chorale/op/builder.h"
+#include "chorale/op/samples.h"
 #include "chorale/op/shard_ways.h"
 #include "chorale/op/table.h"
 
@@ -128,7 +130,42 @@ constexpr OpDef kEye{
     .formula = "out[i][j] = i == j",
 };
 
-constexpr const OpDef* kCreationRows[] = {&kFull, &kArange, &kLinspace, &kEye};
+// Like another tensor, also in how that is spread over ranks. Its values do not matter, so partial ones need not be
+// reduced.
+void infer_full_like(const InferArgs& args, std::span<OutSpec> out) {
+  out[0].sizes = args.in[0].sizes();
+  out[0].dtype = args.in[0].dtype();
+  out[0].device = args.in[0].device();
+}
+void ways_full_like(const ShardCall& call, ShardWays& ways) {
+  const std::string x = letters(call.dims(0));
+  ways.split(join({x}, {x}));
+  for (const Reduce kind : {Reduce::kSum, Reduce::kAverage, Reduce::kMax, Reduce::kMin, Reduce::kProduct})
+    ways.add({Placement::partial(kind)}, {Placement()});
+}
+void fill_like(const kernel::KernelArgs& args) {
+  const auto& a = args.attrs.get<kernel::FillAttrs>();
+  FullAttrs full{.sizes = args.out[0].sizes(), .value = a.value, .dtype = args.out[0].dtype()};
+  kernel::cpu::full({.in = {}, .out = args.out, .attrs = full, .stream = args.stream});
+}
+constexpr OpDef kFullLike{
+    .name = "full_like",
+    .inputs = "like",
+    .attrs = attrs_of<kernel::FillAttrs>,
+    .dtypes = kAll,
+    .infer = infer_full_like,
+    .cpu = fill_like,
+    .grad = not_differentiable,
+    .shard = {.ways = ways_full_like},
+    .in_place = true,
+    .samples =
+        [] {
+          return std::vector<Sample>{{.in = {sample({2, 3})}, .attrs = kernel::FillAttrs{.value = 1.5}}};
+        },
+    .formula = "out[i] = value",
+};
+
+constexpr const OpDef* kCreationRows[] = {&kFull, &kArange, &kLinspace, &kEye, &kFullLike};
 
 }  // namespace
 
@@ -143,7 +180,10 @@ Tensor full(const Shape& sizes, Scalar value, DType dtype, Device device) {
 Tensor zeros(const Shape& sizes, DType dtype, Device device) { return full(sizes, 0, dtype, device); }
 Tensor ones(const Shape& sizes, DType dtype, Device device) { return full(sizes, 1, dtype, device); }
 Tensor empty_like(const Tensor& x) { return Tensor::empty(x.sizes(), x.dtype(), x.device()); }
-Tensor full_like(const Tensor& x, Scalar value) { return full(x.sizes(), value, x.dtype(), x.device()); }
+Tensor full_like(const Tensor& x, Scalar value) {
+  if (x.extension() && !x.is_sparse()) return op::call(op::kFullLike, kernel::FillAttrs{value}, x);
+  return full(x.sizes(), value, x.dtype(), x.device());
+}
 Tensor zeros_like(const Tensor& x) { return full_like(x, 0); }
 Tensor ones_like(const Tensor& x) { return full_like(x, 1); }
 const Tensor& fill_(const Tensor& x, Scalar value) {

@@ -1,0 +1,53 @@
+// Collectives as ops: recorded, differentiated, traced like any other. What the gradient of each means on several ranks
+// is said at the top of op/defs/collective.cc.
+#pragma once
+
+#include <memory>
+
+#include "chorale/comm/group.h"
+#include "chorale/op/op_def.h"
+
+namespace chorale {
+
+// A group as an operand: a tiny tensor that stands for it, so that what was recorded holds on to the group, and a graph
+// can be given another one. i64 [2], rank and size; plain numbers {0, 1} are a group of one.
+Tensor group_tensor(std::shared_ptr<const comm::Group> group);
+// The same of a group that outlives all uses of the tensor, gradients included.
+Tensor group_tensor(const comm::Group& group);
+// The group of such a tensor; null where it stands for one rank alone.
+const comm::Group* group_of(const Tensor& tensor);
+
+// Every rank of the group calls these, in the same order, with tensors of equal dtype.
+
+Tensor all_reduce(const Tensor& x, const Tensor& group, Reduce reduce = Reduce::kSum);
+// The chunks of all ranks, put together along `dim`. `whole`: the size of the result there, where chunks are those of
+// op::chunk_of; if left out, all have the size of this one.
+Tensor all_gather(const Tensor& x, const Tensor& group, int64_t dim = 0, int64_t whole = -1);
+// This rank's chunk along `dim` of the sum, which need not be divisible.
+Tensor reduce_scatter(const Tensor& x, const Tensor& group, int64_t dim = 0, Reduce reduce = Reduce::kSum);
+// The root's x, which all have in the same shape. Roots and peers are global ranks.
+Tensor broadcast(const Tensor& x, const Tensor& group, int root);
+// The sum on the root, zeros elsewhere.
+Tensor reduce(const Tensor& x, const Tensor& group, int root);
+// x is cut along `cut` into one chunk per rank; what comes from all ranks is put together along `join`, which has
+// `whole` elements then (if left out: as many times x's as there are ranks).
+Tensor all_to_all(const Tensor& x, const Tensor& group, int64_t cut = 0, int64_t join = 0, int64_t whole = -1);
+
+// Sends x to a rank that receives. The result is empty; for a gradient of x, backward must reach it: sum() it into the
+// loss, or pass it to backward() as a further root.
+Tensor send(const Tensor& x, const Tensor& group, int destination, int64_t tag = 0);
+// What a rank sends. `after`: anything of this rank; if it leads to a leaf, backward sends the gradient of the result
+// back to the source.
+Tensor receive(const Tensor& after, const Tensor& group, int source, const Shape& sizes, DType dtype, int64_t tag = 0);
+
+// The same, begun only: ops that follow run meanwhile, and wait_for() gives the result. Whoever reads it before is told
+// to wait. Work of a group moves as Group::moves_by_itself says.
+Tensor start_all_reduce(const Tensor& x, const Tensor& group, Reduce reduce = Reduce::kSum);
+Tensor start_all_gather(const Tensor& x, const Tensor& group, int64_t dim = 0, int64_t whole = -1);
+Tensor start_reduce_scatter(const Tensor& x, const Tensor& group, int64_t dim = 0, Reduce reduce = Reduce::kSum);
+Tensor start_all_to_all(const Tensor& x, const Tensor& group, int64_t cut = 0, int64_t join = 0, int64_t whole = -1);
+// The result of a collective that was begun, once it is there. Of any other tensor, the tensor.
+Tensor wait_for(const Tensor& pending);
+bool is_pending(const Tensor& tensor);
+
+}  // namespace chorale

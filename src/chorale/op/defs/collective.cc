@@ -1,0 +1,507 @@
+// Collectives as rows.
+//
+// Note [Gradients over ranks] What is differentiated is the sum of the losses of all ranks: the gradient of x on a rank
+// is the derivative of that sum by this rank's x. It follows that the gradient of each collective is its transpose:
+//   all_reduce(sum)      all_reduce(sum) of the gradients; of an average their average
+//   all_gather           reduce_scatter(sum)
+//   reduce_scatter(sum)  all_gather; of an average the same divided by the number of ranks
+//   broadcast            reduce to the root, zeros elsewhere
+//   reduce               broadcast from the root
+//   all_to_all           all_to_all, with what is cut and what is put together exchanged
+//   send                 receive from the destination
+//   receive              send to the source
+// Where every rank computes the same loss from the result, that sum has it once per rank; sharded tensors, which know
+// that such values are one, have gradients of their own (sharding/redistribute.h).
+#include "chorale/op/collective.h"
+
+#include <cstring>
+
+#include "chorale/base/error.h"
+#include "chorale/kernel/collective_attrs.h"
+#include "chorale/op/builder.h"
+#include "chorale/op/copy.h"
+#include "chorale/op/creation.h"
+#include "chorale/op/kernels.h"
+#include "chorale/op/pointwise.h"
+#include "chorale/op/samples.h"
+#include "chorale/op/table.h"
+#include "chorale/op/view.h"
+
+namespace chorale {
+namespace {
+
+// Kinds beyond those that the tensor layer knows by name.
+constexpr auto kGroupKind = static_cast<TensorExtension::Kind>(16),
+               kPendingKind = static_cast<TensorExtension::Kind>(17);
+
+struct GroupExtension final : TensorExtension {
+  explicit GroupExtension(std::shared_ptr<const comm::Group> which)
+      : TensorExtension(kGroupKind), group(std::move(which)) {}
+  std::unique_ptr<TensorExtension> copy() const override { return std::make_unique<GroupExtension>(group); }
+  std::string why_no_bytes(const Tensor&) const override { return "a group has no elements"; }
+  std::shared_ptr<const comm::Group> group;
+};
+
+// The result of a collective in flight. The tensor hides its bytes until wait_for() shows them.
+struct Pending final : TensorExtension {
+  explicit Pending(comm::Work in_flight) : TensorExtension(kPendingKind), work(std::move(in_flight)) {}
+  std::unique_ptr<TensorExtension> copy() const override { return std::make_unique<Pending>(work); }
+  std::string why_no_bytes(const Tensor& tensor) const override {
+    return concat("a result of shape ", tensor.sizes(), " is still on its way between ranks: call wait_for() on it");
+  }
+  comm::Work work;
+};
+
+}  // namespace
+
+Tensor group_tensor(std::shared_ptr<const comm::Group> group) {
+  CHORALE_CHECK(group && group->is_member(), "[group_tensor] this rank is not in the group, so it has no part in what ",
+                "the group does");
+  Tensor tensor = Tensor::from<int64_t>({group->rank(), group->size()}, {2});
+  if (group->size() > 1) tensor.impl()->extension = std::make_unique<GroupExtension>(std::move(group));
+  return tensor;
+}
+Tensor group_tensor(const comm::Group& group) {
+  return group_tensor(std::shared_ptr<const comm::Group>(std::shared_ptr<void>(), &group));
+}
+
+const comm::Group* group_of(const Tensor& tensor) {
+  const TensorExtension* known = tensor.extension();
+  if (known && known->kind == kGroupKind) return static_cast<const GroupExtension*>(known)->group.get();
+  CHORALE_CHECK(!known && tensor.dtype() == DType::kI64 && tensor.elems() == 2 && tensor.to_vector<int64_t>()[1] == 1,
+                "[collective] the group must be what group_tensor() made (a copy of that is no group), found a tensor ",
+                "of ", tensor.dtype(), " ", tensor.sizes());
+  return nullptr;
+}
+
+bool is_pending(const Tensor& tensor) {
+  return tensor.defined() && tensor.extension() && tensor.extension()->kind == kPendingKind;
+}
+
+namespace op {
+namespace {
+
+using kernel::Collective;
+using kernel::CollectiveAttrs;
+using kernel::KernelArgs;
+using kernel::MessageAttrs;
+
+const char* name_of(Collective kind) {
+  constexpr const char* kNames[] = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+int64_t& size_at(Shape& sizes, int64_t dim) { return sizes[static_cast<size_t>(dim)]; }
+
+void check_dim(const CollectiveAttrs& a, const Tensor& x, int64_t dim) {
+  CHORALE_CHECK(dim >= 0 && dim < x.dims(), "[", name_of(a.kind), "] there is no dimension ", dim,
+                " in a tensor of shape ", x.sizes());
+}
+
+void check_chunk(const CollectiveAttrs& a, const Tensor& x, int64_t dim) {
+  check_dim(a, x, dim);
+  const int64_t expected = chunk_of(a.whole, a.ranks, a.rank).size;
+  CHORALE_CHECK(x.size(dim) == expected, "[", name_of(a.kind), "] rank ", a.rank, " of ", a.ranks, " has ", expected,
+                " of ", a.whole, " elements along dimension ", dim, ", but its tensor has shape ", x.sizes());
+}
+
+void infer_collective(const InferArgs& args, std::span<OutSpec> out) {
+  const auto& a = args.attrs.get<CollectiveAttrs>();
+  const Tensor& x = args.in[0];
+  CHORALE_CHECK(a.ranks > 0 && a.rank >= 0 && a.rank < a.ranks, "[", name_of(a.kind), "] there is no rank ", a.rank,
+                " of ", a.ranks);
+  Shape sizes = x.sizes();
+  switch (a.kind) {
+    case Collective::kAllReduce:
+    case Collective::kBroadcast:
+    case Collective::kReduce:
+      break;
+    case Collective::kAllGather:
+      check_chunk(a, x, a.dim);
+      size_at(sizes, a.dim) = a.whole;
+      break;
+    case Collective::kReduceScatter:
+      check_dim(a, x, a.dim);
+      size_at(sizes, a.dim) = chunk_of(x.size(a.dim), a.ranks, a.rank).size;
+      break;
+    case Collective::kAllToAll:
+      check_chunk(a, x, a.other);
+      check_dim(a, x, a.dim);
+      CHORALE_CHECK(a.dim != a.other, "[all_to_all] dimension ", a.dim, " cannot be both cut and put together");
+      size_at(sizes, a.other) = a.whole;
+      size_at(sizes, a.dim) = chunk_of(x.size(a.dim), a.ranks, a.rank).size;
+      break;
+  }
+  out[0].sizes = std::move(sizes);
+  out[0].dtype = x.dtype();
+  out[0].device = x.device();
+}
+
+// One view per rank of the chunks along a dimension.
+std::vector<Tensor> chunks_of(const Tensor& x, int64_t dim, int64_t ranks) {
+  std::vector<Tensor> chunks;
+  for (int64_t r = 0; r < ranks; ++r) {
+    const Chunk chunk = chunk_of(x.size(dim), ranks, r);
+    Shape sizes = x.sizes();
+    size_at(sizes, dim) = chunk.size;
+    chunks.push_back(x.view_as(sizes, x.strides(), x.offset() + chunk.first * x.stride(dim)));
+  }
+  return chunks;
+}
+
+void copy_into(const Tensor& out, const Tensor& x) {
+  if (out.elems() == 0) return;
+  Tensor target = out;
+  launch(kTo, out.device(), {&x, 1}, CopyAttrs{out.dtype()}, {&target, 1});
+}
+
+comm::Work begin(const CollectiveAttrs& a, const comm::Group& group, const Tensor& x, const Tensor& out) {
+  CHORALE_CHECK(group.size() == a.ranks && group.rank() == a.rank, "[", name_of(a.kind), "] it was made for rank ",
+                a.rank, " of ", a.ranks, ", but the group has this one as rank ", group.rank(), " of ", group.size());
+  const auto root = static_cast<int>(a.root);
+  switch (a.kind) {
+    case Collective::kAllReduce:
+      copy_into(out, x);
+      return group.all_reduce(out, a.reduce);
+    case Collective::kAllGather:
+      return group.all_gather(chunks_of(out, a.dim, a.ranks), x);
+    case Collective::kReduceScatter:
+      return group.reduce_scatter(out, chunks_of(x, a.dim, a.ranks), a.reduce);
+    case Collective::kBroadcast:
+      copy_into(out, x);
+      return group.broadcast(out, root);
+    case Collective::kReduce:
+      copy_into(out, x);
+      return group.reduce(out, root, a.reduce);
+    case Collective::kAllToAll:
+      return group.all_to_all(chunks_of(out, a.other, a.ranks), chunks_of(x, a.dim, a.ranks));
+  }
+  return {};
+}
+
+// Elsewhere than on the root a sum was only given away.
+void finish(const CollectiveAttrs& a, const comm::Group& group, const Tensor& out) {
+  if (a.kind != Collective::kReduce || group.group_rank(static_cast<int>(a.root)) == group.rank()) return;
+  std::memset(out.raw(), 0, static_cast<size_t>(out.elems()) * out.elem_bytes());
+}
+
+void run_collective(const KernelArgs& args) {
+  const auto& a = args.attrs.get<CollectiveAttrs>();
+  const comm::Group* group = group_of(args.in[1]);
+  if (!group) return copy_into(args.out[0], args.in[0]);
+  begin(a, *group, args.in[0], args.out[0]).wait();
+  finish(a, *group, args.out[0]);
+}
+
+void start_collective(const KernelArgs& args) {
+  const auto& a = args.attrs.get<CollectiveAttrs>();
+  const comm::Group* group = group_of(args.in[1]);
+  if (!group) return copy_into(args.out[0], args.in[0]);
+  TensorImpl& out = *args.out[0].impl();
+  out.extension = std::make_unique<Pending>(begin(a, *group, args.in[0], args.out[0]));
+  out.data = nullptr;
+}
+
+void infer_wait(const InferArgs& args, std::span<OutSpec> out) {
+  const Tensor& x = args.in[0];
+  out[0] = {{x.sizes(), x.dtype(), x.device()}, x.strides(), true, 0, x.offset()};
+}
+
+void wait_collective(const KernelArgs& args) {
+  if (is_pending(args.in[0])) static_cast<const Pending*>(args.in[0].extension())->work.wait();
+}
+
+Tensors gradient_of(const GradArgs& g) {
+  const auto& a = g.attrs.get<CollectiveAttrs>();
+  const Tensor &dy = g.dout[0], &group = g.in[1];
+  CHORALE_CHECK(a.reduce == Reduce::kSum || a.reduce == Reduce::kAverage, "[", name_of(a.kind),
+                "] only sums and averages over ranks have a gradient; detach() the tensor first");
+  switch (a.kind) {
+    case Collective::kAllReduce:
+      return {all_reduce(dy, group, a.reduce), {}};
+    case Collective::kAllGather:
+      return {reduce_scatter(dy, group, a.dim), {}};
+    case Collective::kReduceScatter: {
+      const Tensor dx = all_gather(dy, group, a.dim, g.shape(0)[static_cast<size_t>(a.dim)]);
+      return {a.reduce == Reduce::kAverage ? div(dx, a.ranks) : dx, {}};
+    }
+    case Collective::kBroadcast:
+      return {reduce(dy, group, static_cast<int>(a.root)), {}};
+    case Collective::kReduce:
+      return {broadcast(dy, group, static_cast<int>(a.root)), {}};
+    case Collective::kAllToAll:
+      return {all_to_all(dy, group, a.other, a.dim, g.shape(0)[static_cast<size_t>(a.dim)]), {}};
+  }
+  return {};
+}
+
+Sample example(CollectiveAttrs attrs, const Shape& sizes) {
+  attrs.whole = attrs.kind == Collective::kAllToAll    ? sizes[static_cast<size_t>(attrs.other)]
+                : attrs.kind == Collective::kAllGather ? sizes[static_cast<size_t>(attrs.dim)]
+                                                       : 0;
+  return {.in = {sample(sizes), Tensor::from<int64_t>({0, 1}, {2})}, .attrs = attrs};
+}
+
+// What all of them are but name and sample.
+constexpr OpDef collective(const char* name, Samples samples, const char* formula) {
+  return {.name = name,
+          .inputs = "x, group",
+          .attrs = attrs_of<CollectiveAttrs>,
+          .dtypes = kAll,
+          .infer = infer_collective,
+          .cpu = run_collective,
+          .grad = gradient_of,
+          .shard = kReplicateOnly,
+          .saves = saves_in({1}),
+          .samples = samples,
+          .formula = formula};
+}
+
+constexpr OpDef kAllReduce = collective(
+    "all_reduce",
+    []() -> std::vector<Sample> {
+      return {example({.kind = Collective::kAllReduce}, {2, 3}),
+              example({.kind = Collective::kAllReduce, .reduce = Reduce::kAverage}, {4})};
+    },
+    "the sum (average, …) of x over ranks");
+constexpr OpDef kAllGather = collective(
+    "all_gather",
+    []() -> std::vector<Sample> {
+      return {example({.kind = Collective::kAllGather}, {2, 3}),
+              example({.kind = Collective::kAllGather, .dim = 1}, {2, 3})};
+    },
+    "the x of all ranks, one behind the other along dim");
+constexpr OpDef kReduceScatter = collective(
+    "reduce_scatter",
+    []() -> std::vector<Sample> {
+      return {example({.kind = Collective::kReduceScatter}, {3, 2}),
+              example({.kind = Collective::kReduceScatter, .reduce = Reduce::kAverage, .dim = 1}, {3, 2})};
+    },
+    "this rank's chunk along dim of the sum over ranks");
+constexpr OpDef kBroadcast = collective(
+    "broadcast",
+    []() -> std::vector<Sample> {
+      return {example({.kind = Collective::kBroadcast}, {2, 3})};
+    },
+    "the x of the root");
+constexpr OpDef kReduce = collective(
+    "reduce",
+    []() -> std::vector<Sample> {
+      return {example({.kind = Collective::kReduce}, {2, 3})};
+    },
+    "the sum over ranks on the root, zeros elsewhere");
+constexpr OpDef kAllToAll = collective(
+    "all_to_all",
+    []() -> std::vector<Sample> {
+      return {example({.kind = Collective::kAllToAll, .dim = 0, .other = 1}, {2, 3}),
+              example({.kind = Collective::kAllToAll, .dim = 2, .other = 0}, {2, 1, 3})};
+    },
+    "chunk i along dim goes to rank i; what comes is put together along other");
+
+constexpr OpDef make_start() {
+  OpDef row = collective(
+      "collective_start",
+      []() -> std::vector<Sample> {
+        return {example({.kind = Collective::kAllReduce}, {2, 3}),
+                example({.kind = Collective::kAllGather, .dim = 1}, {2, 3}),
+                example({.kind = Collective::kReduceScatter, .dim = 1}, {2, 3}),
+                example({.kind = Collective::kAllToAll, .dim = 0, .other = 1}, {2, 3})};
+      },
+      "the collective `kind`, begun: collective_wait gives its result");
+  row.cpu = start_collective;
+  return row;
+}
+constexpr OpDef kStart = make_start();
+
+constexpr OpDef kWait{
+    .name = "collective_wait",
+    .inputs = "pending",
+    .dtypes = kAll,
+    .infer = infer_wait,
+    .cpu = wait_collective,
+    .grad = [](const GradArgs& g) -> Tensors { return {g.dout[0]}; },
+    .shard = kShardElementwise,
+    .view = true,
+    .samples = []() -> std::vector<Sample> {
+      return {{.in = {sample({2, 3})}}};
+    },
+    .formula = "the result of a collective that was begun",
+};
+
+// ---- messages
+
+void infer_send(const InferArgs& args, std::span<OutSpec> out) {
+  out[0].sizes = {0};
+  out[0].dtype = args.in[0].dtype();
+  out[0].device = args.in[0].device();
+}
+void infer_receive(const InferArgs& args, std::span<OutSpec> out) {
+  const auto& a = args.attrs.get<MessageAttrs>();
+  out[0].sizes = a.sizes.shape();
+  out[0].dtype = a.dtype;
+  out[0].device = args.in[0].device();
+}
+
+void run_send(const KernelArgs& args) {
+  const auto& a = args.attrs.get<MessageAttrs>();
+  if (const comm::Group* group = group_of(args.in[1]))
+    group->send(args.in[0], static_cast<int>(a.peer), static_cast<uint64_t>(a.tag));
+}
+void run_receive(const KernelArgs& args) {
+  const auto& a = args.attrs.get<MessageAttrs>();
+  const Tensor& out = args.out[0];
+  if (const comm::Group* group = group_of(args.in[1])) {
+    group->recv(out, static_cast<int>(a.peer), static_cast<uint64_t>(a.tag));
+  } else if (out.elems() > 0) {
+    std::memset(out.raw(), 0, static_cast<size_t>(out.elems()) * out.elem_bytes());
+  }
+}
+
+extern constinit const OpDef kSend, kReceive;
+
+constinit const OpDef kSend{
+    .name = "send",
+    .inputs = "x, group",
+    .attrs = attrs_of<MessageAttrs>,
+    .dtypes = kAll,
+    .infer = infer_send,
+    .cpu = run_send,
+    .grad = [](const GradArgs& g) -> Tensors {
+      auto a = g.attrs.get<MessageAttrs>();
+      a.sizes = g.shape(0);
+      a.dtype = g.dtype(0);
+      return {call(kReceive, a, g.dout[0], g.in[1]), {}};
+    },
+    .shard = kReplicateOnly,
+    .saves = saves_in({1}),
+    .samples = []() -> std::vector<Sample> {
+      return {{.in = {sample({2, 3}), Tensor::from<int64_t>({0, 1}, {2})}, .attrs = MessageAttrs{}}};
+    },
+    .formula = "nothing; x goes to the rank `peer`",
+};
+constinit const OpDef kReceive{
+    .name = "receive",
+    .inputs = "after, group",
+    .attrs = attrs_of<MessageAttrs>,
+    .dtypes = kAll,
+    .infer = infer_receive,
+    .cpu = run_receive,
+    .grad = [](const GradArgs& g) -> Tensors {
+      const Tensor sent = call(kSend, g.attrs, g.dout[0], g.in[1]);
+      return {full(g.shape(0), 0, g.dtype(0), sent.device()), {}};
+    },
+    .shard = kReplicateOnly,
+    .saves = saves_in({1}),
+    .samples = []() -> std::vector<Sample> {
+      return {{.in = {sample({2, 3}), Tensor::from<int64_t>({0, 1}, {2})},
+               .attrs = MessageAttrs{.sizes = {2}, .dtype = DType::kF64},
+               .grad = false}};
+    },
+    .formula = "what the rank `peer` sends",
+};
+
+}  // namespace
+
+Rows collective_rows();
+Rows collective_rows() {
+  static constexpr const OpDef* kRows[] = {&kAllReduce, &kAllGather, &kReduceScatter, &kBroadcast, &kReduce,
+                                           &kAllToAll,  &kStart,     &kWait,          &kSend,      &kReceive};
+  return kRows;
+}
+
+}  // namespace op
+
+// ---- what users call
+
+namespace {
+
+using kernel::Collective;
+using kernel::CollectiveAttrs;
+
+CollectiveAttrs over(const Tensor& group, Collective kind) {
+  const comm::Group* ranks = group_of(group);
+  CollectiveAttrs attrs{.kind = kind};
+  if (ranks) {
+    attrs.ranks = ranks->size();
+    attrs.rank = ranks->rank();
+  }
+  return attrs;
+}
+
+CollectiveAttrs reducing(const Tensor& group, Reduce reduce) {
+  CollectiveAttrs attrs = over(group, Collective::kAllReduce);
+  attrs.reduce = reduce;
+  return attrs;
+}
+CollectiveAttrs gathering(const Tensor& x, const Tensor& group, int64_t dim, int64_t whole) {
+  CollectiveAttrs attrs = over(group, Collective::kAllGather);
+  attrs.dim = normalize_dim("all_gather", dim, x.dims());
+  attrs.whole = whole >= 0 ? whole : x.size(dim) * attrs.ranks;
+  return attrs;
+}
+CollectiveAttrs scattering(const Tensor& x, const Tensor& group, int64_t dim, Reduce reduce) {
+  CollectiveAttrs attrs = over(group, Collective::kReduceScatter);
+  attrs.dim = normalize_dim("reduce_scatter", dim, x.dims());
+  attrs.reduce = reduce;
+  return attrs;
+}
+CollectiveAttrs exchanging(const Tensor& x, const Tensor& group, int64_t cut, int64_t join, int64_t whole) {
+  CollectiveAttrs attrs = over(group, Collective::kAllToAll);
+  attrs.dim = normalize_dim("all_to_all", cut, x.dims());
+  attrs.other = normalize_dim("all_to_all", join, x.dims());
+  attrs.whole = whole >= 0 ? whole : x.size(join) * attrs.ranks;
+  return attrs;
+}
+CollectiveAttrs rooted(const Tensor& group, Collective kind, int root) {
+  CollectiveAttrs attrs = over(group, kind);
+  if (const comm::Group* ranks = group_of(group)) ranks->group_rank(root);  // throws for a rank outside
+  attrs.root = root;
+  return attrs;
+}
+
+}  // namespace
+
+Tensor all_reduce(const Tensor& x, const Tensor& group, Reduce reduce) {
+  return op::call(op::kAllReduce, reducing(group, reduce), x, group);
+}
+Tensor all_gather(const Tensor& x, const Tensor& group, int64_t dim, int64_t whole) {
+  return op::call(op::kAllGather, gathering(x, group, dim, whole), x, group);
+}
+Tensor reduce_scatter(const Tensor& x, const Tensor& group, int64_t dim, Reduce reduce) {
+  return op::call(op::kReduceScatter, scattering(x, group, dim, reduce), x, group);
+}
+Tensor broadcast(const Tensor& x, const Tensor& group, int root) {
+  return op::call(op::kBroadcast, rooted(group, Collective::kBroadcast, root), x, group);
+}
+Tensor reduce(const Tensor& x, const Tensor& group, int root) {
+  return op::call(op::kReduce, rooted(group, Collective::kReduce, root), x, group);
+}
+Tensor all_to_all(const Tensor& x, const Tensor& group, int64_t cut, int64_t join, int64_t whole) {
+  return op::call(op::kAllToAll, exchanging(x, group, cut, join, whole), x, group);
+}
+
+Tensor start_all_reduce(const Tensor& x, const Tensor& group, Reduce reduce) {
+  return op::call(op::kStart, reducing(group, reduce), x, group);
+}
+Tensor start_all_gather(const Tensor& x, const Tensor& group, int64_t dim, int64_t whole) {
+  return op::call(op::kStart, gathering(x, group, dim, whole), x, group);
+}
+Tensor start_reduce_scatter(const Tensor& x, const Tensor& group, int64_t dim, Reduce reduce) {
+  return op::call(op::kStart, scattering(x, group, dim, reduce), x, group);
+}
+Tensor start_all_to_all(const Tensor& x, const Tensor& group, int64_t cut, int64_t join, int64_t whole) {
+  return op::call(op::kStart, exchanging(x, group, cut, join, whole), x, group);
+}
+Tensor wait_for(const Tensor& pending) { return is_pending(pending) ? op::call(op::kWait, {}, pending) : pending; }
+
+Tensor send(const Tensor& x, const Tensor& group, int destination, int64_t tag) {
+  CHORALE_CHECK(group_of(group), "[send] a group of one has no rank to send to");
+  return op::call(op::kSend, kernel::MessageAttrs{.peer = destination, .tag = tag, .sizes = {}}, x, group);
+}
+Tensor receive(const Tensor& after, const Tensor& group, int source, const Shape& sizes, DType dtype, int64_t tag) {
+  CHORALE_CHECK(group_of(group), "[receive] a group of one has no rank to receive from");
+  return op::call(op::kReceive, kernel::MessageAttrs{.peer = source, .tag = tag, .sizes = sizes, .dtype = dtype}, after,
+                  group);
+}
+
+}  // namespace chorale

@@ -1,0 +1,30 @@
+// A Builder that runs ops on sharded tensors: it decides how (decision.h), redistributes operands, calls the op on this
+// rank's parts, and wraps the results. Calls without a sharded tensor pass through. Autograd stands above it and sees
+// whole tensors, so that what is redistributed here is not recorded.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "chorale/op/builder.h"
+
+namespace chorale::sharding {
+
+class Sharding final : public op::Builder {
+ public:
+  Sharding() : Builder(op::Place::kSharding) {}
+  void call(const op::OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out,
+            op::Rest rest) override;
+  void call_into(const op::OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<const Tensor> out,
+                 op::Rest rest) override;
+};
+
+}  // namespace chorale::sharding
+
+namespace chorale {
+
+// Runs `function` and says, op by op, how operands were placed, how they had to be, how results are, and what that
+// costs in the model by which it is decided. One line per op on sharded tensors.
+std::string explain_sharding(const std::function<void()>& function);
+
+}  // namespace chorale
