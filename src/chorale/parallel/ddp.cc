@@ -81,6 +81,7 @@ void DataParallelBase::wrap(nn::Module& module, const comm::Group& group, const 
   module_ = &module;
   options_ = options;
   ignored_ = {options.ignore.begin(), options.ignore.end()};
+  localized_ = Localized(module, ignored_);
   parameters_ = parallel::managed_parameters(module, options.ignore);
   CHORALE_CHECK_STATE(!parameters_.empty(), "[ddp] ", module.type_name(),
                       " has no parameter that requires a gradient: there is nothing to reduce");
@@ -184,11 +185,19 @@ void DataParallelBase::note_exception() {
   }
 }
 
+NamedTensors DataParallelBase::sharded_state_dict() {
+  NamedTensors state;
+  for (const auto& [name, tensor] : module_->named_parameters()) state.emplace_back(name, localized_.sharded(tensor));
+  for (const auto& [name, tensor] : module_->named_buffers()) state.emplace_back(name, localized_.sharded(tensor));
+  return state;
+}
+
 // ---- forward
 
 DataParallelBase::ForwardScope::ForwardScope(DataParallelBase& ddp)
     : ddp_(ddp), records_(grad_enabled()), reduced_(records_ && ddp.synchronizes_) {
   ddp_.logged([&] { ddp_.before_forward(records_); });
+  if (!ddp_.localized_.empty()) ddp_.localized_.enter(*ddp_.module_, shadows_);
   if (ddp_.mixed_) ddp_.mixed_->enter(shadows_);
 }
 

@@ -29,6 +29,7 @@
 #include "chorale/comm/mesh.h"
 #include "chorale/nn/module.h"
 #include "chorale/parallel/ddp_log.h"
+#include "chorale/parallel/localized.h"
 #include "chorale/parallel/mixed_precision.h"
 #include "chorale/parallel/verify.h"
 #include "chorale/reducer/join.h"
@@ -61,8 +62,8 @@ struct DdpOptions {
   std::optional<MixedPrecision> mixed_precision{};
   // Which thread moves reductions while backward computes.
   Progress progress = Progress::kAuto;
-  // Instead of a group: replicas along the one dimension of a mesh, which must outlive the wrapper.
-  const comm::Mesh* mesh = nullptr;
+  // Instead of a group: replicas along the one dimension of a mesh, mesh["dp"].
+  std::optional<comm::Mesh> mesh{};
 };
 
 // Takes care of the buffers instead of the broadcast. What it returns is waited for at the end of backward.
@@ -127,6 +128,10 @@ class DataParallelBase : public nn::Module, public Joinable, private reducer::Gr
   DdpLog log() const;
   // Times are taken in the first ten steps, and then in every one that this divides.
   void set_sample_rate(int64_t steps);
+
+  // Parameters and buffers of the module by name, those that are parts of sharded ones (localized.h) as sharded
+  // tensors: what a checkpoint saves. Without history; they share memory with the module's.
+  NamedTensors sharded_state_dict();
 
   const char* type_name() const override { return "DistributedDataParallel"; }
   void visit_members(nn::MemberVisitor& visitor) override { visitor.module("module", *module_); }
@@ -201,6 +206,7 @@ class DataParallelBase : public nn::Module, public Joinable, private reducer::Gr
   std::unique_ptr<reducer::Reducer> reducer_;
   std::shared_ptr<Link> link_;
   std::vector<HookHandle> hooks_;
+  Localized localized_;
   std::optional<MixedParameters> mixed_;
   BufferHook buffer_hook_;
   std::vector<comm::Future> buffer_futures_;

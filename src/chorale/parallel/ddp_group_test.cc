@@ -88,14 +88,14 @@ TEST(ProcessGroup, TheWorldMayEndAndBeginAgainWithOtherRanks) {
 TEST(ProcessGroup, AMeshOfOneDimensionTakesThePlaceOfAGroup) {
   run_ranks(4, [](comm::Group& group) {
     const comm::Mesh line(group, {4}), grid(group, {2, 2});
-    DistributedDataParallel ddp(TwoLin(), {.mesh = &line});
-    EXPECT_EQ(ddp.options().mesh, &line);
+    DistributedDataParallel ddp(TwoLin(), {.mesh = line});
+    EXPECT_TRUE(ddp.options().mesh == line);
     const auto [a, b] = ddp(pattern({1, 10}, group.rank()));
     backward(add(sum(a), sum(b)));
     expect_same_on_all_ranks(group, gradient(ddp.module().a.weight));
-    EXPECT_TRUE(has(message_of<StateError>([&] { DistributedDataParallel both(TwoLin(), group, {.mesh = &line}); }),
+    EXPECT_TRUE(has(message_of<StateError>([&] { DistributedDataParallel both(TwoLin(), group, {.mesh = line}); }),
                     "not both"));
-    EXPECT_TRUE(has(message_of<StateError>([&] { DistributedDataParallel two(TwoLin(), {.mesh = &grid}); }),
+    EXPECT_TRUE(has(message_of<StateError>([&] { DistributedDataParallel two(TwoLin(), {.mesh = grid}); }),
                     "mesh of 2 x 2 ranks"));
   });
 }

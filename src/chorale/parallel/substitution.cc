@@ -48,6 +48,10 @@ Substitution::Substitution(nn::Module& module, const NamedTensors& others) {
 void Substitution::replace(Tensor& member, const Tensor& other) {
   CHORALE_CHECK(other.defined() && other.sizes() == member.sizes(), "[substitute] a tensor of shape ", member.sizes(),
                 " cannot be replaced by one of another shape");
+  put(member, other);
+}
+
+void Substitution::put(Tensor& member, const Tensor& other) {
   before_.emplace_back(&member, member);
   member = other;
 }

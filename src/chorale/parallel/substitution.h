@@ -26,6 +26,8 @@ class Substitution {
 
   // Puts `other` in the place of a member until the end.
   void replace(Tensor& member, const Tensor& other);
+  // The same, whatever its shape: a sharded tensor for its part.
+  void put(Tensor& member, const Tensor& other);
   void undo();
 
  private:

@@ -1,0 +1,239 @@
+// GPT-2 and BERT in tensor parallel train as on one rank: with 2 and 4 ranks, with sequence parallel, with the loss
+// over split classes, and as replicas of shards.
+#include <gtest/gtest.h>
+
+#include "chorale/api/api.h"
+#include "chorale/base/config.h"
+#include "chorale/comm/comm_counter.h"
+#include "chorale/comm/run_ranks_test_util.h"
+#include "chorale/models/bert.h"
+#include "chorale/models/gpt2.h"
+#include "chorale/op/samples.h"
+#include "chorale/optim/optim.h"
+#include "chorale/parallel/ddp.h"
+#include "chorale/parallel/plans.h"
+
+namespace chorale::parallel {
+namespace {
+
+using comm::CommCounter;
+using comm::run_ranks;
+
+constexpr int kSteps = 10;
+constexpr int64_t kBatch = 4, kTokens = 6;
+
+models::Gpt2Config small(double dropout) {
+  return {.vocab_size = 13,  // which nothing divides
+          .n_positions = 8,
+          .n_embd = 16,
+          .n_layer = 2,
+          .n_head = 4,
+          .embd_pdrop = dropout,
+          .resid_pdrop = dropout,
+          .attn_pdrop = dropout};
+}
+
+models::Gpt2 make(DType dtype, double dropout) {
+  models::Gpt2 model(small(dropout));
+  model.to(dtype);
+  const NoGrad quiet;
+  int seed = 1;
+  for (const Tensor& p : model.parameters()) copy_(p, mul(to(op::sample(p.sizes(), seed++), dtype), 0.3));
+  return model;
+}
+
+Tensor ids(int step, int64_t rows = kBatch) {
+  return to(op::sample_ints({rows, kTokens + 1}, 0, 13, 100 + step), DType::kI64);
+}
+
+Tensor loss_of(const Tensor& logits, const Tensor& batch) {
+  const Tensor target = reshape(narrow(batch, 1, 1, kTokens), {-1});
+  const Tensor flat = reshape(logits, {target.size(0), 13});
+  return flat.is_sharded() ? to_local(loss_parallel(flat, target)) : cross_entropy(flat, target);
+}
+
+// Losses of ten steps of SGD. Parameters are updated by hand: each with its gradient, placed as it is.
+template <class Model, class Prepare>
+std::vector<double> train(Model& model, const Prepare& rows_of) {
+  std::vector<double> losses;
+  default_generator().reseed(3);
+  for (int step = 0; step < kSteps; ++step) {
+    const Tensor batch = rows_of(ids(step));
+    const Tensor loss = loss_of(model(contiguous(narrow(batch, 1, 0, kTokens))), batch);
+    losses.push_back(loss.template item<double>());
+    backward(loss);
+    const NoGrad quiet;
+    for (const Tensor& p : model.parameters()) {
+      sub_(p, mul(gradient(p), 0.5));
+      set_gradient(p, {});
+    }
+  }
+  return losses;
+}
+Tensor all_rows(const Tensor& batch) { return batch; }
+
+void expect_losses(const std::vector<double>& found, const std::vector<double>& wanted, double tolerance) {
+  ASSERT_EQ(found.size(), wanted.size());
+  for (size_t i = 0; i < found.size(); ++i) ASSERT_NEAR(found[i], wanted[i], tolerance) << "step " << i;
+}
+
+void expect_parameters(models::Gpt2& model, models::Gpt2& one, double tolerance) {
+  const auto p = model.named_parameters(), q = one.named_parameters();
+  ASSERT_EQ(p.size(), q.size());
+  for (size_t i = 0; i < p.size(); ++i) {
+    const Tensor whole = full_tensor(detach(p[i].second));
+    const double error = max(abs(sub(to(whole, DType::kF64), to(detach(q[i].second), DType::kF64)))).item<double>();
+    EXPECT_LE(error, tolerance) << p[i].first;
+  }
+}
+
+TEST(Gpt2TensorParallel, TrainsAsOneRankDoes) {
+  for (const DType dtype : {DType::kF64, DType::kF32}) {
+    models::Gpt2 one = make(dtype, 0);
+    const std::vector<double> wanted = train(one, all_rows);
+    const double tolerance = dtype == DType::kF64 ? 1e-9 : 1e-4;
+    for (const int ranks : {2, 4}) {
+      for (const bool sequence : {false, true}) {
+        for (const bool split_loss : {false, true}) {
+          // A few of all combinations, unless there is time.
+          const bool chosen = ranks == 2 ? dtype == DType::kF64 || sequence == split_loss
+                                         : dtype == DType::kF64 && sequence == split_loss;
+          if (!chosen && !config::env("CHORALE_SOAK")) continue;
+          SCOPED_TRACE(
+              concat(ranks, " ranks", sequence ? ", sequence parallel" : "", split_loss ? ", loss parallel" : ""));
+          run_ranks(ranks, [&](comm::Group& group) {
+            const Mesh mesh(group, {ranks}, {"tp"});
+            models::Gpt2 model = make(dtype, 0);
+            tensor_parallel(model, mesh, plan_for(model, {.sequence_parallel = sequence, .loss_parallel = split_loss}));
+            EXPECT_TRUE(model.lm_head.weight.is(model.transformer.wte.weight)) << "tied";
+            expect_losses(train(model, all_rows), wanted, tolerance);
+            expect_parameters(model, one, tolerance);
+          });
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+// Ranks that are processes have generators of their own; those of one seed draw the numbers of one rank.
+TEST(Gpt2TensorParallel, DropsWhatOneRankDrops) {
+  const std::vector<int> ended = comm::run_processes(2, [](comm::Group& group) {
+    const Mesh mesh(group, {2}, {"tp"});
+    models::Gpt2 one = make(DType::kF64, 0.2);
+    const std::vector<double> wanted = train(one, all_rows);
+    for (const bool sequence : {false, true}) {
+      models::Gpt2 model = make(DType::kF64, 0.2);
+      tensor_parallel(model, mesh, plan_for(model, {.sequence_parallel = sequence}));
+      expect_losses(train(model, all_rows), wanted, 1e-9);
+    }
+  });
+  EXPECT_EQ(ended, (std::vector<int>{0, 0}));
+}
+
+TEST(BertTensorParallel, TrainsAsOneRankDoes) {
+  const auto make_bert = [](double dropout) {
+    models::BertForMaskedLM model({.vocab_size = 13,
+                                   .hidden_size = 16,
+                                   .num_hidden_layers = 2,
+                                   .num_attention_heads = 4,
+                                   .intermediate_size = 24,
+                                   .max_position_embeddings = 8,
+                                   .hidden_dropout_prob = dropout,
+                                   .attention_probs_dropout_prob = dropout});
+    model.to(DType::kF64);
+    const NoGrad quiet;
+    int seed = 1;
+    for (const Tensor& p : model.parameters()) copy_(p, mul(op::sample(p.sizes(), seed++), 0.3));
+    return model;
+  };
+  const auto train_bert = [](models::BertForMaskedLM& model) {
+    std::vector<double> losses;
+    default_generator().reseed(3);
+    for (int step = 0; step < kSteps; ++step) {
+      const Tensor batch = ids(step);
+      const Tensor tokens = contiguous(narrow(batch, 1, 0, kTokens));
+      const Tensor mask = to(ne(tokens, 5), DType::kI64);
+      const Tensor loss = loss_of(model(models::BertInput{.input_ids = tokens, .attention_mask = mask}), batch);
+      losses.push_back(loss.item<double>());
+      backward(loss);
+      const NoGrad quiet;
+      for (const Tensor& p : model.parameters()) {
+        sub_(p, mul(gradient(p), 0.2));
+        set_gradient(p, {});
+      }
+    }
+    return losses;
+  };
+  {
+    models::BertForMaskedLM one = make_bert(0);
+    const std::vector<double> wanted = train_bert(one);
+    for (const int ranks : {2, 4}) {
+      for (const bool split_loss : {false, true}) {
+        SCOPED_TRACE(concat(ranks, " ranks", split_loss ? ", loss parallel" : ""));
+        run_ranks(ranks, [&](comm::Group& group) {
+          const Mesh mesh(group, {ranks}, {"tp"});
+          models::BertForMaskedLM model = make_bert(0);
+          tensor_parallel(model, mesh, plan_for(model, {.loss_parallel = split_loss}));
+          expect_losses(train_bert(model), wanted, 1e-9);
+          // Two all-reduces per layer in forward and two in backward, and the vocabulary's.
+          const CommCounter counter;
+          const Tensor batch = ids(0);
+          const Tensor y = model(models::BertInput{.input_ids = contiguous(narrow(batch, 1, 0, kTokens))});
+          EXPECT_EQ(counter.all_reduces(), 5) << counter;
+        });
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(Gpt2TensorParallel, SendsWhatMegatronSends) {
+  run_ranks(2, [](comm::Group& group) {
+    const Mesh mesh(group, {2}, {"tp"});
+    for (const bool sequence : {false, true}) {
+      models::Gpt2 model = make(DType::kF64, 0);
+      tensor_parallel(model, mesh, plan_for(model, {.sequence_parallel = sequence, .loss_parallel = true}));
+      const Tensor batch = ids(0);
+      CommCounter counter;
+      const Tensor logits = model(contiguous(narrow(batch, 1, 0, kTokens)));
+      // Two blocks with two each, and one for the vocabulary; with sequence parallel every all-reduce is a
+      // reduce-scatter and an all-gather.
+      if (sequence) {
+        EXPECT_EQ(counter.reduce_scatters(), 5) << counter;
+        EXPECT_EQ(counter.all_gathers(), 5) << counter;
+        EXPECT_EQ(counter.total(), 10) << counter;
+      } else {
+        EXPECT_EQ(counter.all_reduces(), 5) << counter;
+        EXPECT_EQ(counter.total(), 5) << counter;
+      }
+      const Tensor loss = loss_of(logits, batch);
+      counter.reset();
+      backward(loss);
+      if (sequence) {
+        EXPECT_EQ(counter.reduce_scatters(), 5) << counter;
+        EXPECT_EQ(counter.all_gathers(), 5) << counter;
+      } else {
+        EXPECT_EQ(counter.all_reduces(), 5) << counter;
+      }
+    }
+  });
+}
+
+TEST(Gpt2TensorParallel, ReplicasOfShardsTrainAsOneRank) {
+  models::Gpt2 one = make(DType::kF64, 0);
+  const std::vector<double> wanted = train(one, all_rows);
+  run_ranks(4, [&](comm::Group& group) {
+    const Mesh mesh(group, {2, 2}, {"dp", "tp"});
+    models::Gpt2 model = make(DType::kF64, 0);
+    tensor_parallel(model, mesh["tp"], plan_for(model));
+    DistributedDataParallel<models::Gpt2> ddp(std::move(model), {.mesh = mesh["dp"]});
+    std::vector<double> losses = train(
+        ddp, [&](const Tensor& batch) { return narrow(batch, 0, mesh.coordinate("dp") * kBatch / 2, kBatch / 2); });
+    mesh.group("dp").all_reduce(std::span(losses), Reduce::kAverage).wait();
+    expect_losses(losses, wanted, 1e-9);
+  });
+}
+
+}  // namespace
+}  // namespace chorale::parallel
