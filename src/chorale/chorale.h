@@ -52,3 +52,4 @@
 #include "chorale/text/wordpiece.h"
 #include "chorale/trace/trace.h"
 #include "chorale/trace/trace_summary.h"
+#include "chorale/zero/zero_optimizer.h"

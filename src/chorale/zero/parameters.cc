@@ -1,0 +1,69 @@
+#include "chorale/zero/parameters.h"
+
+#include "chorale/autograd/autograd.h"
+#include "chorale/base/error.h"
+#include "chorale/op/copy.h"
+#include "chorale/zero/partition.h"
+
+namespace chorale::zero {
+
+OwnedParameters::OwnedParameters(comm::Group group, bool bucket_views)
+    : group_(std::move(group)), bucket_views_(bucket_views) {
+  CHORALE_CHECK(group_.is_member(), "[ZeroOptimizer] this rank is not in the group");
+  totals_.resize(static_cast<size_t>(group_.size()));
+}
+
+NamedTensors OwnedParameters::add(const NamedTensors& parameters) {
+  CHORALE_CHECK(!parameters.empty(), "[ZeroOptimizer] a group has no parameters");
+  std::vector<int64_t> elems;
+  const DType dtype = all_.empty() ? parameters.front().second.dtype() : all_.front().second.dtype();
+  for (const auto& [name, x] : parameters) {
+    CHORALE_CHECK(x.defined() && !x.is_sparse() && x.is_contiguous(), "[ZeroOptimizer] parameter ", name,
+                  " must be a dense, contiguous tensor");
+    CHORALE_CHECK(x.dtype() == dtype, "[ZeroOptimizer] parameter ", name, " is ", x.dtype(), ", and the first one is ",
+                  dtype, "; all must have one dtype");
+    elems.push_back(x.elems());
+  }
+  const std::vector<int> owners = owners_of(elems, totals_);
+  NamedTensors own;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    all_.push_back(parameters[i]);
+    owners_.push_back(owners[i]);
+    if (owners[i] == group_.rank()) own.push_back(parameters[i]);
+  }
+  if (bucket_views_) make_buckets();
+  return own;
+}
+
+void OwnedParameters::make_buckets() {
+  const NoGrad quiet;
+  buckets_.assign(totals_.size(), {});
+  std::vector<int64_t> filled(totals_.size());
+  for (size_t r = 0; r < buckets_.size(); ++r) {
+    if (totals_[r] > 0) buckets_[r] = Tensor::empty({totals_[r]}, all_.front().second.dtype());
+  }
+  for (size_t i = 0; i < all_.size(); ++i) {
+    const Tensor& x = all_[i].second;
+    const auto r = static_cast<size_t>(owners_[i]);
+    const Tensor view = buckets_[r].view_as(x.sizes(), x.strides(), filled[r]);
+    copy_(view, x);
+    set_data(x, view);
+    filled[r] += x.elems();
+  }
+}
+
+void OwnedParameters::broadcast() {
+  std::vector<comm::Work> works;
+  if (bucket_views_) {
+    for (size_t r = 0; r < buckets_.size(); ++r) {
+      if (buckets_[r].defined())
+        works.push_back(group_.broadcast(buckets_[r], group_.global_rank(static_cast<int>(r))));
+    }
+  } else {
+    for (size_t i = 0; i < all_.size(); ++i)
+      works.push_back(group_.broadcast(all_[i].second, group_.global_rank(owners_[i])));
+  }
+  for (const comm::Work& work : works) work.wait();
+}
+
+}  // namespace chorale::zero

@@ -1,0 +1,40 @@
+// Inside zero: the parameters of all ranks, and how new values get from their owners to all others.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "chorale/comm/group.h"
+#include "chorale/tensor/named_tensors.h"
+
+namespace chorale::zero {
+
+class OwnedParameters {
+ public:
+  // `bucket_views`: parameters of one owner become views of one buffer, which is sent at once; otherwise each is sent
+  // alone.
+  OwnedParameters(comm::Group group, bool bucket_views);
+
+  // Adds parameters, with an owner each, and returns those that this rank owns. All must be dense, contiguous and of
+  // one dtype: InvalidArgument names the one that is not.
+  NamedTensors add(const NamedTensors& parameters);
+  // Everyone gets the owners' values.
+  void broadcast();
+
+  const comm::Group& group() const { return group_; }
+  const NamedTensors& all() const { return all_; }
+  const std::vector<int>& owners() const { return owners_; }  // group ranks
+  const std::vector<int64_t>& totals() const { return totals_; }
+
+ private:
+  void make_buckets();
+
+  comm::Group group_;
+  bool bucket_views_;
+  NamedTensors all_;
+  std::vector<int> owners_;
+  std::vector<int64_t> totals_;
+  std::vector<Tensor> buckets_;  // by owner; undefined where it has none
+};
+
+}  // namespace chorale::zero

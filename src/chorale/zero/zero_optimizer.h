@@ -1,0 +1,175 @@
+// ZeRO, stage 1: every rank has all parameters and gradients, and the optimizer's state of its part only. A step
+// updates that part and sends it to the others, so that N ranks need 1/N of the memory for states and do 1/N of the
+// update.
+//
+//   zero::ZeroOptimizer<optim::AdamW, optim::AdamWOptions> optimizer({{ddp.named_parameters(), {.lr = 1e-3}}}, group);
+//   …
+//   backward(loss);      // DistributedDataParallel averages the gradients
+//   optimizer.step();
+//
+// All ranks make the same calls. Parameters must keep their memory: with bucket views they are parts of a buffer.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "chorale/autograd/autograd.h"
+#include "chorale/comm/objects.h"
+#include "chorale/optim/optimizer.h"
+#include "chorale/zero/parameters.h"
+
+namespace chorale::zero {
+
+struct ZeroOptions {
+  bool bucket_views = false;  // send all parameters of a rank at once; they become views of one buffer
+};
+
+template <class Optim, class Options>
+class ZeroOptimizer {
+ public:
+  using Group = optim::ParameterGroup<Options>;
+
+  ZeroOptimizer(const std::vector<Group>& groups, const comm::Group& group, const ZeroOptions& options = {})
+      : parameters_(group.duplicate(), options.bucket_views) {
+    CHORALE_CHECK(!groups.empty(), "[ZeroOptimizer] there are no parameters");
+    for (const Group& one : groups) add_group(one);
+  }
+
+  // Parameters that are found later. Their owners follow from what each rank has so far.
+  void add_group(const Group& group) {
+    const NamedTensors own = parameters_.add(group.parameters);
+    options_.push_back(group.options);
+    parts_.push_back(own.empty() ? nullptr : std::make_unique<Optim>(std::vector<Group>{{own, group.options}}));
+    consolidated_.reset();
+  }
+
+  // Updates this rank's part with the gradients that are there, and gets the others'.
+  void step() {
+    for (const auto& part : parts_) {
+      if (part) part->step();
+    }
+    parameters_.broadcast();
+    consolidated_.reset();
+  }
+  // Runs `closure`, which computes gradients and returns the loss, then steps; returns the loss.
+  Tensor step(const std::function<Tensor()>& closure) {
+    Tensor loss;
+    {
+      const EnableGrad record;
+      loss = closure();
+    }
+    step();
+    return loss;
+  }
+  void zero_grad() {
+    for (const auto& [name, x] : parameters_.all()) set_gradient(x, {});
+  }
+
+  size_t group_count() const { return options_.size(); }
+  const Options& options(size_t group = 0) const { return options_.at(group); }
+  // From the next step on, on whichever rank; all ranks must be told the same.
+  void set_options(size_t group, const Options& options) {
+    if (parts_.at(group)) parts_[group]->set_options(0, options);
+    options_[group] = options;
+  }
+  double lr(size_t group = 0) const { return options_.at(group).lr; }
+  void set_lr(double lr) {
+    for (size_t g = 0; g < options_.size(); ++g) {
+      Options options = options_[g];
+      options.lr = lr;
+      set_options(g, options);
+    }
+  }
+
+  std::vector<Tensor> parameters() const {
+    std::vector<Tensor> tensors;
+    for (const auto& [name, x] : parameters_.all()) tensors.push_back(x);
+    return tensors;
+  }
+  // The group rank that keeps the state of each parameter, and how many elements each rank has.
+  const std::vector<int>& owners() const { return parameters_.owners(); }
+  const std::vector<int64_t>& elems_by_rank() const { return parameters_.totals(); }
+
+  // Brings the states of all ranks to one (a global rank), where state_dict() then is what an optimizer of all
+  // parameters would give. All ranks call it; it holds until the next step.
+  void consolidate_state_dict(int to = 0) {
+    comm::Map mine;
+    for (size_t g = 0; g < parts_.size(); ++g) {
+      if (!parts_[g]) continue;
+      for (const auto& [key, x] : parts_[g]->state_dict()) mine[outer_key(key, g)] = x;
+    }
+    consolidated_.reset();
+    const std::vector<comm::Value> all = comm::gather_object(parameters_.group(), mine, to);
+    if (parameters_.group().global_rank(parameters_.group().rank()) != to) return;
+    std::map<std::string, Tensor> state;
+    for (const comm::Value& of_rank : all) {
+      for (const auto& [key, x] : of_rank.as<comm::Map>()) state[key] = x.template as<Tensor>();
+    }
+    consolidated_ = NamedTensors(state.begin(), state.end());
+  }
+  NamedTensors state_dict() const {
+    CHORALE_CHECK_STATE(consolidated_,
+                        "[ZeroOptimizer] this rank has only its part of the state: all ranks call "
+                        "consolidate_state_dict(to) after the last step, and rank `to` has all of it then");
+    return *consolidated_;
+  }
+  // Takes over the state of an optimizer of all parameters, such as state_dict() gives: this rank's part of it. Its
+  // options win.
+  void load_state_dict(const NamedTensors& state) {
+    for (size_t g = 0; g < parts_.size(); ++g) {
+      if (!parts_[g]) {
+        Attrs attrs(options_[g]);
+        for (const auto& [key, x] : state) set_if_option(attrs, key, g, x);
+        options_[g] = attrs.get<Options>();
+        continue;
+      }
+      NamedTensors part;
+      for (const auto& [key, x] : state) {
+        if (is_of_part(key, g)) part.emplace_back(inner_key(key, g), x);
+      }
+      parts_[g]->load_state_dict(part);
+      options_[g] = parts_[g]->options(0);
+    }
+    consolidated_.reset();
+  }
+
+ private:
+  static std::string prefix(size_t group) { return concat("groups/", group, "/"); }
+  // A part of one group calls it group 0.
+  static std::string outer_key(const std::string& key, size_t group) {
+    return key.starts_with(prefix(0)) ? prefix(group) + key.substr(prefix(0).size()) : key;
+  }
+  static std::string inner_key(const std::string& key, size_t group) {
+    return key.starts_with(prefix(group)) ? prefix(0) + key.substr(prefix(group).size()) : key;
+  }
+  bool is_of_part(const std::string& key, size_t group) const {
+    if (key.starts_with("groups/")) return key.starts_with(prefix(group));
+    const std::vector<Tensor> own = parts_[group]->parameters();
+    for (const auto& [name, x] : parameters_.all()) {
+      if (!key.starts_with(concat("state/", name, "/"))) continue;
+      for (const Tensor& mine : own) {
+        if (mine.is(x)) return true;
+      }
+    }
+    return false;
+  }
+  static void set_if_option(Attrs& attrs, const std::string& key, size_t group, const Tensor& x) {
+    if (!key.starts_with(prefix(group))) return;
+    for (const kernel::Field& field : attrs.type()->fields) {
+      if (key.substr(prefix(group).size()) != field.name) continue;
+      if (field.kind == FieldKind::kBool) {
+        attrs.set(field.name, x.item<double>() != 0);
+      } else {
+        attrs.set(field.name, x.item<double>());
+      }
+    }
+  }
+
+  OwnedParameters parameters_;
+  std::vector<Options> options_;
+  std::vector<std::unique_ptr<Optim>> parts_;  // by group; null where this rank owns nothing of it
+  std::optional<NamedTensors> consolidated_;
+};
+
+}  // namespace chorale::zero
