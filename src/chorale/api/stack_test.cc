@@ -44,7 +44,7 @@ class Watcher final : public op::Builder, public std::enable_shared_from_this<Wa
 
 TEST(Stack, BuildersStandAtTheirPlacesWhateverTheOrderOfScopes) {
   const auto sharding = std::make_shared<Watcher>(), other = std::make_shared<Watcher>();
-  const op::Stack base = op::current_stack();
+  const op::Stack base = op::current_stack().without(op::Place::kSharding);
   const op::Stack stack = base.with(*sharding);
   EXPECT_EQ(stack.at(op::Place::kSharding), sharding.get());
   EXPECT_EQ(stack.at(op::Place::kAutograd), base.at(op::Place::kAutograd));

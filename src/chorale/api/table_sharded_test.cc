@@ -100,6 +100,7 @@ void expect_equal(const OpDef& row, const Sample& sample, const RowRun& whole, c
   }
 }
 
+// spec: test_dtensor_op_db
 TEST_P(ShardedOverGroups, EqualsTheWhole) {
   // Rows over lists place each tensor of a list by itself (optim/sharded_test.cc).
   if (!row().samples || !takes_tensors() || row().lists) return;

@@ -44,8 +44,8 @@ TEST(Mesh, HasAGroupAlongEachDimension) {
   });
 }
 
-// spec: test_init_device_mesh,
-// test_raises_{duplicate_mesh_dim_names,mesh_shape_mesh_dim_names_mismatch,no_mesh_dim_found,invalid_mesh_dim_name}
+// spec: test_init_device_mesh, test_raises_{duplicate_mesh_dim_names,mesh_shape_mesh_dim_names_mismatch}
+// spec: test_raises_{no_mesh_dim_found,invalid_mesh_dim_name}
 TEST(Mesh, IsComparedByRanksShapeAndNamesAndRefusesBadOnes) {
   run_ranks(8, [](Group& group) {
     const Mesh mesh(group, {2, 4}, {"dp", "tp"}), same(group, {2, 4}, {"dp", "tp"}), other(group, {2, 4}),

@@ -163,7 +163,9 @@ Tensors parts_for(const OpDef& op, std::span<const Tensor> in, const Decision& d
     if (op.shard.stretch == static_cast<int>(i)) {
       parts[i] = stretch_for(in[i], decision.stretch);
     } else if (!decision.moves[i]) [[likely]] {
-      parts[i] = in[i].is_sharded() ? local_of(in[i]) : in[i];
+      // A view of what is still on its way waits for nothing.
+      const bool waits = !op.view || op.cpu;
+      parts[i] = !in[i].is_sharded() ? in[i] : waits ? local_of(in[i]) : sharded(in[i]).local;
     } else {
       const Mesh& mesh = decision.mesh->mesh;
       const Placements now = in[i].is_sharded() ? placements_of(in[i]) : Placements(mesh.dims());
@@ -171,6 +173,12 @@ Tensors parts_for(const OpDef& op, std::span<const Tensor> in, const Decision& d
     }
   }
   return parts;
+}
+
+// The view of a result on its way is on its way, too.
+void stay_pending(const Tensor& from, Tensor& to) {
+  to.impl()->extension = from.extension()->copy();
+  to.impl()->data = nullptr;
 }
 
 // A view of a part may need a copy where the same view of the whole needs none: what was redistributed lies otherwise.
@@ -185,6 +193,9 @@ void call_on_parts(const OpDef& op, Tensors& parts, const Attrs& attrs, std::spa
     }
   }
   rest.call(op, {parts.data(), parts.size()}, attrs, out);
+  if (op.view && !op.cpu && is_pending(parts[0])) [[unlikely]] {
+    for (Tensor& y : out) stay_pending(parts[0], y);
+  }
 }
 
 Strides strides_of(const op::OutSpec& spec) {

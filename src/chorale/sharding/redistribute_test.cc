@@ -4,6 +4,7 @@
 #include <random>
 
 #include "chorale/base/error.h"
+#include "chorale/op/collective.h"
 #include "chorale/sharding/sharding_test_util.h"
 
 namespace chorale {
@@ -291,8 +292,8 @@ TEST(Redistribute, SecondDerivatives) {
   });
 }
 
-// spec: test_strided_shard_{,to_shard_}redistribution, test_partial_to_strided_shard_redistribution,
-// test_strided_shard_to_partial_raises
+// spec: test_strided_shard_{,to_shard_}redistribution, test_partial_to_strided_shard_redistribution
+// spec: test_strided_shard_to_partial_raises
 TEST(Redistribute, StridedShards) {
   run_ranks(kWorld, [](comm::Group& group) {
     const Mesh grid(group, {2, 2}), line(group, {4});
@@ -317,12 +318,22 @@ TEST(Redistribute, StridedShards) {
   });
 }
 
+// spec: test_full_tensor_sync, test_dtensor_async_output
 TEST(Redistribute, IsWaitedForAtFirstUse) {
   run_ranks(kWorld, [](comm::Group& group) {
     const Mesh mesh(group, {kWorld});
     const Tensor x = distribute(numbers({8, 3}), mesh, {S0});
+    const auto pending = [](const Tensor& y) { return is_pending(sharding::sharded(y).local); };
     const Tensor y = redistribute(x, {R}, {.async = true});
-    expect_same(full_tensor(add(y, y)), mul(numbers({8, 3}), 2));
+    EXPECT_TRUE(pending(y));
+    const Tensor turned = view(y, {24});
+    EXPECT_TRUE(pending(turned)) << "a view does not wait";
+    const Tensor twice = add(turned, turned);
+    EXPECT_FALSE(pending(twice)) << "an op does";
+    expect_same(full_tensor(twice), mul(numbers({24}), 2));
+    EXPECT_FALSE(is_pending(full_tensor(redistribute(x, {S1}, {.async = true}))));
+    EXPECT_FALSE(is_pending(full_tensor(y)));
+    expect_same(full_tensor(y), numbers({8, 3}));
     expect_same(to_local(redistribute(x, {S1}, {.async = true})), chunk_of_rank(numbers({8, 3}), 1, group.rank(), 4));
   });
 }

@@ -69,7 +69,7 @@ TEST(Sharded, PartsAreChunksThatMayBeShortOrEmpty) {
   });
 }
 
-// spec: test_from_local, test_from_local_negative_dim
+// spec: test_from_local, test_from_local_negative_dim, test_redistribute_negative_shard_dim
 TEST(Sharded, IsMadeOfParts) {
   run_ranks(kWorld, [](comm::Group& group) {
     const Mesh mesh(group, {kWorld});
@@ -77,6 +77,9 @@ TEST(Sharded, IsMadeOfParts) {
     EXPECT_EQ(from_local(part, mesh, {shard(0)}).sizes(), (Shape{12, 3}));
     EXPECT_EQ(from_local(part, mesh, {shard(-1)}).sizes(), (Shape{3, 12}));
     EXPECT_EQ(placements_of(from_local(part, mesh, {shard(-1)})), at({shard(1)}));
+    const Tensor rows = from_local(part, mesh, {shard(0)});
+    EXPECT_EQ(placements_of(redistribute(rows, {shard(-1)})), at({shard(1)}));
+    EXPECT_TRUE(redistribute(rows, {shard(-2)}).is(rows)) << "nothing to do";
     EXPECT_EQ(from_local(part, mesh, {replicate()}).sizes(), (Shape{3, 3}));
     EXPECT_EQ(from_local(part, mesh, {partial()}).sizes(), (Shape{3, 3}));
     const Tensor before = mul(part, 3);

@@ -228,7 +228,7 @@ std::string sparse_text(const Tensor& tensor, const PrintOptions& options) {
 std::string to_string(const Tensor& tensor, const PrintOptions& options) {
   if (!tensor.defined()) return "undefined";
   if (tensor.is_sparse()) return sparse_text(tensor, options);
-  if (tensor.extension() && !tensor.impl()->data) return tensor.extension()->why_no_bytes(tensor);
+  if (tensor.is_sharded()) return tensor.extension()->why_no_bytes(tensor);
   if (tensor.device().type != DeviceType::kCpu) {
     const char* why = tensor.device().type == DeviceType::kNull ? ", no data" : ", not readable from here";
     return concat(type_of(tensor), " on ", tensor.device(), why);
