@@ -13,14 +13,14 @@ namespace {
 // PyTorch also frees memory of which it knows the address only (raw_deallocate, in oneDNN's operations), so that what
 // our allocator wants back lies before the data, in a cache line of its own.
 constexpr size_t kHeaderBytes = 64;
-static_assert(sizeof(chorale::Block) <= kHeaderBytes);
+static_assert(sizeof(chorale::memory::Block) <= kHeaderBytes);
 
 class SharedAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
     const c10::Device cpu(c10::DeviceType::CPU);
     if (bytes == 0) return {nullptr, cpu};
-    const chorale::Block block = chorale::cpu_allocator().allocate(bytes + kHeaderBytes);
+    const chorale::memory::Block block = chorale::cpu_allocator().allocate(bytes + kHeaderBytes);
     std::memcpy(block.data, &block, sizeof(block));
     std::byte* data = block.data + kHeaderBytes;
     return {data, data, &release, cpu};
@@ -31,7 +31,7 @@ class SharedAllocator final : public c10::Allocator {
  private:
   static void release(void* data) {
     if (!data) return;
-    chorale::Block block;
+    chorale::memory::Block block;
     std::memcpy(&block, static_cast<std::byte*>(data) - kHeaderBytes, sizeof(block));
     chorale::cpu_allocator().deallocate(block);
   }

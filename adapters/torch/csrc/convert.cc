@@ -4,7 +4,10 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/error.h>
 
+#include <algorithm>
 #include <array>
+#include <chrono>
+#include <thread>
 
 #include "chorale/base/comm_error.h"
 
@@ -165,10 +168,6 @@ void rethrow_as_torch() {
 namespace {
 std::vector<uint8_t> bytes_of(std::string_view text) { return {text.begin(), text.end()}; }
 std::string text_of(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
-std::chrono::milliseconds time_left(chorale::Deadline deadline) {
-  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.left());
-  return std::clamp(left, std::chrono::milliseconds(1), std::chrono::milliseconds(std::chrono::hours(24)));
-}
 }  // namespace
 
 void BorrowedStore::set(std::string_view key, std::string_view value, chorale::Deadline) {
@@ -178,11 +177,15 @@ std::string BorrowedStore::get(std::string_view key, chorale::Deadline deadline)
   wait(std::array{std::string(key)}, deadline);
   return text_of(store_->get(std::string(key)));
 }
+// A meeting waits often and for a short time. PyTorch's own wait puts a warning into the log whenever its time is over.
 void BorrowedStore::wait(std::span<const std::string> names, chorale::Deadline deadline) {
-  try {
-    store_->wait({names.begin(), names.end()}, time_left(deadline));
-  } catch (const c10::Error& error) {  // nobody has set them
-    throw chorale::CommError(chorale::concat("[store] ", error.what_without_backtrace()));
+  using namespace std::chrono_literals;
+  const std::vector<std::string> keys(names.begin(), names.end());
+  for (chorale::Deadline::Clock::duration pause = 200us; !store_->check(keys);
+       pause = std::min<chorale::Deadline::Clock::duration>(2 * pause, 20ms)) {
+    if (deadline.passed())
+      throw chorale::CommError(chorale::concat("[store] nobody has set ", keys.front(), " in time"));
+    std::this_thread::sleep_for(std::min(pause, deadline.left()));
   }
 }
 bool BorrowedStore::contains(std::string_view key, chorale::Deadline) { return store_->check({std::string(key)}); }
