@@ -121,7 +121,8 @@ bool NetEngine::run_unlocked(NetCall& call) {
     std::optional<CallFailed> accused;
     if (failure.unsure) {
       const Deadline patience = within(kUnsurePatience);
-      while (!group_.failed() && !patience.passed() && !(accused = group_.accusation())) {
+      while (!group_.failed() && !patience.passed() && !(accused = group_.accusation()) &&
+             !(accused = group_.lost_one())) {
         std::this_thread::sleep_for(1ms);
       }
     }

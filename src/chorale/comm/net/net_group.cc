@@ -152,7 +152,20 @@ std::optional<CallFailed> NetGroup::gone(int peer, uint32_t number) const {
   // A rank that leaves the job without a word to the group knows that it has failed: the rank that found out tells us
   // why.
   const bool unsure = !departure && life.state == State::kLeft;
+  if (unsure) {
+    if (auto lost = lost_one()) return lost;
+  }
   return CallFailed{concat(elsewhere(global(peer)), how, "; it ", where_is(peer)), global(peer), unsure};
+}
+
+std::optional<CallFailed> NetGroup::lost_one() const {
+  for (int other : others_) {
+    const transport::Life life = fabric().life(other);
+    if (life.state == transport::Life::State::kLost)
+      return CallFailed{concat(elsewhere(other), " is lost: ", life.text, "; it ", where_is(membership.find(other))),
+                        other};
+  }
+  return std::nullopt;
 }
 
 std::optional<CallFailed> NetGroup::accusation() const {

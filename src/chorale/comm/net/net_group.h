@@ -69,6 +69,9 @@ class NetGroup final : public NetListener {
   std::optional<CallFailed> gone(int peer, uint32_t number) const;
   // That somebody got something damaged from this rank, if that is so.
   std::optional<CallFailed> accusation() const;
+  // That a rank on another host is lost, if that is so: a better reason than that another has left or taken a message
+  // back, which it may have done because of that.
+  std::optional<CallFailed> lost_one() const;
   bool is_silent(int peer) const;        // on another host
   bool is_stopped_here(int peer) const;  // a neighbour
   // The last call that a rank is known to have entered: number 0 when none is.

@@ -107,7 +107,8 @@ std::byte* ShmGroup::reach(int peer_rank, shm::Place place, size_t bytes) {
     if (!memory) memory = shm::PeerMemory::open(in_arena ? peer.arena : peer.scratch);
     extents.push_back(memory->map(place.offset(), bytes));
   } catch (const CommError& error) {
-    // Most likely it has just ended.
+    // Most likely it has just ended: because the group has failed, or the group fails because of that.
+    if (failed()) throw GroupFailed{};
     throw CallFailed{concat("rank ", global(peer_rank), " (", condition(peer_rank), "): ", error.what()),
                      global(peer_rank)};
   }
