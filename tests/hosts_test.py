@@ -5,6 +5,7 @@
 """
 import os
 import pathlib
+import signal
 import sys
 import time
 import unittest
@@ -104,6 +105,16 @@ class Hosts(NetworkTest):
             self.assertIn(self.processes[node].wait(self.limit_s), (1, 3), self.said(f"node{node}")[-2000:])
         # The rank ends at once, and its launcher 2 s after it; the rest is for a machine that is busy.
         self.assertLess(time.monotonic() - verdict, 5)
+
+    def test_a_rank_that_is_stopped_is_given_up_after_a_patience(self):
+        self.start(2, "DISABLED_ReducesMuch", program=f"echo pid $$; exec {RANK}", REDUCE_BYTES=str(MIB), ALL_REDUCES="1000000",
+                   CHORALE_STOP_PATIENCE="2")
+        pid = int(self.wait_for("node1", r"pid (\d+)")[1])
+        self.wait_for("node0", "all-reduce 10 is done")
+        os.kill(pid, signal.SIGSTOP)
+        self.addCleanup(os.kill, pid, signal.SIGKILL)
+        found = self.wait_for("node0", r"and (\d+) ms, because of rank 1: .*it is stopped since")
+        self.assertGreater(int(found[1]), 2000, found[0])
 
     def test_a_slow_link_is_no_failure(self):
         NETWORK.slow(self, 0, 1)

@@ -210,6 +210,12 @@ void Engine::look_at_peers(Operation& operation, Deadline deadline) {
     }
     raise_when_sure(operation, *reason);
   }
+  // Of a call, any rank may hold up the one that is awaited.
+  if (!parcel_of_any) {
+    stop_watch_.look(
+        membership_, operation, operation.is_message() ? operation.peer : -1,
+        [this](int peer) { return is_stopped(peer); }, [this](int peer) { return who_is(peer); });
+  }
   if (!deadline.passed()) return;
   if (operation.is_parcel) {
     progress();

@@ -30,6 +30,7 @@
 #include "chorale/comm/operation.h"
 #include "chorale/comm/rank_context.h"
 #include "chorale/comm/roll_call.h"
+#include "chorale/comm/stop_watch.h"
 
 namespace chorale::comm {
 
@@ -118,6 +119,8 @@ class Engine {
   virtual std::vector<int> awaited_by_call(const Operation& first) const = 0;
   // Why nothing comes from this rank any more, if that is so.
   virtual std::optional<CallFailed> gone(int peer) const = 0;
+  // Whether this rank is known to be stopped (Note [Patience with stopped ranks]).
+  virtual bool is_stopped(int) const { return false; }
   // The time is over: who is to blame (-1: nobody is known). Nothing while that is being found out.
   virtual std::optional<int> find_culprit(const Operation& operation, const std::vector<int>& missing) = 0;
   // "rank 3 (process 4711, running) last entered all_reduce of 1000 f32 (sum) #12"
@@ -179,6 +182,8 @@ class Engine {
   bool first_runs_alone_ = false;  // in a thread, which ends it itself
 
  private:
+  StopWatch stop_watch_;
+
   void step_calls();
   void step_messages();
   void finish(Operation& operation, const std::exception_ptr& error);

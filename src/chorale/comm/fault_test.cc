@@ -15,6 +15,7 @@
 #include "chorale/base/error.h"
 #include "chorale/comm/run_ranks_test_util.h"
 #include "chorale/comm/shm/shm_engine.h"
+#include "chorale/transport/environment_test_util.h"
 #include "chorale/transport/store/file_store.h"
 
 namespace chorale::comm {
@@ -71,6 +72,32 @@ TEST(Faults, AStoppedPeerThatWakesDoesNotWriteIntoWhatASurvivorHasTakenBack) {
     for (int64_t i = 0; i < kElems; ++i) ASSERT_EQ(x.data<float>()[i], -7.0f) << i;
   };
   EXPECT_EQ(run_processes(2, body, {.timeout = 2s}), (std::vector<int>{0, 0}));
+}
+
+// Long before the limit of the call, which is two minutes.
+void expect_a_stopped_rank_is_given_up(Group& outer) {
+  transport::ScratchEnvironment environment;
+  environment.set("CHORALE_STOP_PATIENCE", "1");
+  Group group = outer.duplicate({.timeout = 120s});
+  std::vector<int64_t> pids(static_cast<size_t>(group.size()));
+  const int64_t own = getpid();
+  group.all_gather_into(std::span(pids), std::span<const int64_t>(&own, 1)).wait();
+  if (group.rank() == 1) raise(SIGSTOP);
+  const auto start = Clock::now();
+  try {
+    group.barrier().wait();
+    if (group.rank() != 1) FAIL() << "the rank was not stopped";
+  } catch (const CommError& error) {
+    if (group.rank() == 1) return;
+    EXPECT_EQ(error.failure().peer, 1) << error.what();
+    EXPECT_THAT(error.what(), HasSubstr("it is stopped since")) << error.what();
+    EXPECT_LT(Clock::now() - start, 60s);
+  }
+  if (group.rank() == 0) kill(static_cast<pid_t>(pids[1]), SIGCONT);
+}
+
+TEST(Faults, ARankThatIsStoppedIsGivenUpAfterAPatience) {
+  EXPECT_EQ(run_processes(3, expect_a_stopped_rank_is_given_up), (std::vector<int>{0, 0, 0}));
 }
 
 TEST(Faults, SurvivorsBuildANewGroup) {

@@ -164,6 +164,9 @@ void NetCall::look(std::optional<Ticket> wanted, std::span<const int> here) {
     if (culprit)
       raise_timeout(group.membership, operation, *culprit, *culprit < 0 ? std::string() : group.who_is(*culprit));
   }
+  group.stop_watch.look(
+      group.membership, operation, -1, [this](int peer) { return group.is_stopped(peer); },
+      [this](int peer) { return group.who_is(peer); });
   // Of neighbours the engine of this host says it.
   if (word_.is_due(operation)) say_who_is_awaited(missing);
 }

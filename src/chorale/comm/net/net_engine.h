@@ -40,6 +40,7 @@ class NetEngine final : public Engine {
   bool has_failed() const override { return group_.fails(); }
   std::vector<int> awaited_by_call(const Operation&) const override { return {}; }  // that is NetCall's business
   std::optional<CallFailed> gone(int peer) const override { return group_.gone(peer, 0); }
+  bool is_stopped(int peer) const override { return group_.is_stopped(peer); }
   std::optional<int> find_culprit(const Operation& operation, const std::vector<int>& missing) override;
   std::string who_is(int peer) const override { return group_.who_is(peer); }
   void record_failure(const Operation& operation, const std::string& reason, int culprit) override;

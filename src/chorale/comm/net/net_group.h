@@ -74,6 +74,7 @@ class NetGroup final : public NetListener {
   std::optional<CallFailed> lost_one() const;
   bool is_silent(int peer) const;        // on another host
   bool is_stopped_here(int peer) const;  // a neighbour
+  bool is_stopped(int peer) const { return layout.is_here(peer) ? is_stopped_here(peer) : is_silent(peer); }
   // The last call that a rank is known to have entered: number 0 when none is.
   struct Whereabouts {
     uint32_t number = 0;
@@ -87,6 +88,8 @@ class NetGroup final : public NetListener {
   std::string elsewhere(int global_rank) const;
   // "rank 3 (on another host, 10.0.0.7, silent for 3.2 s: …) last entered all_reduce of 1000 f32 (sum) #12"
   std::string who_is(int peer) const;
+
+  StopWatch stop_watch;  // of the thread that runs a call
 
  private:
   void hear(int from, const Notice& notice) override;

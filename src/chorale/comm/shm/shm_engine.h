@@ -27,6 +27,7 @@ class ShmEngine final : public Engine {
   bool take_message(const Intrusive<Operation>& receive);
   // Why nothing comes from this rank any more, if that is so.
   std::optional<CallFailed> gone(int peer) const override;
+  bool is_stopped(int peer) const override { return group_.is_stopped(peer); }
   // Ends everything with the failure that was recorded: nobody writes into memory of callers any more.
   void give_up();
 
