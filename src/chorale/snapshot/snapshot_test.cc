@@ -1,12 +1,15 @@
 #include "chorale/snapshot/snapshot.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <filesystem>
 #include <random>
 #include <set>
 
 #include "chorale/api/api.h"
+#include "chorale/base/comm_error.h"
 #include "chorale/comm/run_ranks_test_util.h"
 #include "chorale/io/safetensors.h"
 #include "chorale/snapshot/async_saver.h"
@@ -120,7 +123,6 @@ TEST(Checkpoint, OverwritingReplacesAndLeavesNothingBehind) {
   EXPECT_EQ(std::distance(fs::directory_iterator(folder / "one"), {}), 2) << "the index and one file";
 }
 
-// spec: x_crash_before_metadata
 TEST(Checkpoint, AFailedSaveLeavesTheOldOneAndMakesNoNewOne) {
   const TemporaryFolder folder;
   save(folder / "old", whole({{"a", numbered({4})}}));
@@ -319,6 +321,30 @@ TEST(Checkpoint, AFailureOfTheOnlyProcessIsNamedToo) {
   save(folder / "one", state);
   EXPECT_EQ(message_of<CheckpointError>([&] { load(folder / "one", state, {.on_step = fail}); }),
             "[checkpoint] preparing failed on rank 0; rank 0: no");
+}
+
+// spec: x_crash_before_metadata
+TEST(Checkpoint, ARankThatIsKilledWhileItWritesLeavesTheCheckpointBefore) {
+  // A folder that all processes of this test know.
+  const pid_t parent = comm::is_rank_process() ? ::getppid() : ::getpid();
+  const fs::path folder = fs::temp_directory_path() / concat("chorale-killed-", parent);
+  const auto ended = comm::run_processes(2, [&](comm::Group& group) {
+    State state = whole({{"a", numbered({4})}, {"b", numbered({4}, 5)}});
+    save(group, folder / "before", state);
+    fill_(state.chunks[0].local, 9);
+    const auto die = [&](Step step) {
+      if (step == Step::kWrite && group.rank() == 1) ::raise(SIGKILL);
+    };
+    // The survivor, which has written its part of the new one by then, is told.
+    for (const char* name : {"new", "before"})
+      EXPECT_THROW(save(group, folder / name, state, {.on_step = die}), CommError);
+  });
+  EXPECT_EQ(ended, (std::vector<int>{0, -SIGKILL}));
+  EXPECT_EQ(read(folder / "before").chunks[0].local.to_vector<float>(), (std::vector<float>{0, 1, 2, 3}));
+  EXPECT_TRUE(verify(folder / "before").empty());
+  EXPECT_FALSE(has_checkpoint(folder / "new"));
+  EXPECT_THROW(read(folder / "new"), InvalidArgument);
+  fs::remove_all(folder);
 }
 
 TEST(Checkpoint, AnIndexIsNotTrusted) {
