@@ -242,14 +242,15 @@ Sample example(CollectiveAttrs attrs, const Shape& sizes) {
   return {.in = {sample(sizes), Tensor::from<int64_t>({0, 1}, {2})}, .attrs = attrs};
 }
 
-// What all of them are but name and sample.
-constexpr OpDef collective(const char* name, Samples samples, const char* formula) {
+// What all of them are but name, samples and, of one, the kernel.
+constexpr OpDef collective(const char* name, Samples samples, const char* formula,
+                           kernel::Kernel cpu = run_collective) {
   return {.name = name,
           .inputs = "x, group",
           .attrs = attrs_of<CollectiveAttrs>,
           .dtypes = kAll,
           .infer = infer_collective,
-          .cpu = run_collective,
+          .cpu = cpu,
           .grad = gradient_of,
           .shard = kReplicateOnly,
           .saves = saves_in({1}),
@@ -298,20 +299,15 @@ constexpr OpDef kAllToAll = collective(
     },
     "chunk i along dim goes to rank i; what comes is put together along other");
 
-constexpr OpDef make_start() {
-  OpDef row = collective(
-      "collective_start",
-      []() -> std::vector<Sample> {
-        return {example({.kind = Collective::kAllReduce}, {2, 3}),
-                example({.kind = Collective::kAllGather, .dim = 1}, {2, 3}),
-                example({.kind = Collective::kReduceScatter, .dim = 1}, {2, 3}),
-                example({.kind = Collective::kAllToAll, .dim = 0, .other = 1}, {2, 3})};
-      },
-      "the collective `kind`, begun: collective_wait gives its result");
-  row.cpu = start_collective;
-  return row;
-}
-constexpr OpDef kStart = make_start();
+constexpr OpDef kStart = collective(
+    "collective_start",
+    []() -> std::vector<Sample> {
+      return {example({.kind = Collective::kAllReduce}, {2, 3}),
+              example({.kind = Collective::kAllGather, .dim = 1}, {2, 3}),
+              example({.kind = Collective::kReduceScatter, .dim = 1}, {2, 3}),
+              example({.kind = Collective::kAllToAll, .dim = 0, .other = 1}, {2, 3})};
+    },
+    "the collective `kind`, begun: collective_wait gives its result", start_collective);
 
 constexpr OpDef kWait{
     .name = "collective_wait",
