@@ -8,7 +8,7 @@ chorale_layer(testing DEPS base)
 # Vector loops are useless without inlining: at -O1 the tests of all layers above would wait for them. No contraction: a
 # multiplication and an addition must round alike in the body of a loop and in its tail.
 chorale_layer(vec OPTIONS -O3 -ffp-contract=off DEPS base)
-chorale_layer(device DEPS base)
+chorale_layer(device DEPS vec)
 chorale_layer(tensor DEPS device)
 chorale_layer(io DEPS tensor json)
 chorale_layer(text DEPS io)

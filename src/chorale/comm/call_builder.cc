@@ -6,53 +6,44 @@
 #include "chorale/base/error.h"
 #include "chorale/comm/comm_counter.h"
 #include "chorale/comm/failure.h"
+#include "chorale/device/stream.h"
+#include "chorale/tensor/device_copy.h"
+#include "chorale/tensor/strided.h"
 #include "chorale/trace/trace.h"
 #include "chorale/vec/combine.h"
-#include "chorale/vec/loops.h"
+#include "chorale/vec/strided_copy.h"
 
 namespace chorale::comm {
+
 namespace {
 
-// Calls run(offset of a row in elements, number of the row) for every row, the last dimension being the row.
-template <class Run>
-void for_each_row(const Tensor& tensor, const Run& run) {
-  const Shape& sizes = tensor.sizes();
-  const Strides& strides = tensor.strides();
-  const int64_t dims = tensor.dims();
-  const int64_t width = dims > 0 ? sizes[static_cast<size_t>(dims - 1)] : 1;
-  if (tensor.elems() == 0) return;
-  const int64_t rows = tensor.elems() / width;
-  int64_t index[kMaxDims] = {};
-  int64_t offset = 0;
-  for (int64_t row = 0; row < rows; ++row) {
-    run(offset, row, width, dims > 0 ? strides[static_cast<size_t>(dims - 1)] : 1);
-    for (int64_t d = dims - 2; d >= 0; --d) {
-      const auto at = static_cast<size_t>(d);
-      offset += strides[at];
-      if (++index[at] < sizes[at]) break;
-      offset -= index[at] * strides[at];
-      index[at] = 0;
-    }
-  }
+// Packed memory as a tensor of the same shape.
+Tensor packed_as(const Tensor& tensor, void* memory) {
+  const size_t bytes = static_cast<size_t>(tensor.elems()) * tensor.elem_bytes();
+  return Tensor::on(Storage::wrap(memory, bytes, kCpu), tensor.sizes(), contiguous_strides(tensor.sizes()), 0,
+                    tensor.dtype());
 }
+// Bytes that the host has, in row-major order: algorithms use them where they are.
+bool is_usable(const Tensor& tensor) { return tensor.is_contiguous() && tensor.device() == kCpu; }
 
 }  // namespace
 
 void pack(const Tensor& from, void* to) {
-  const auto elem = static_cast<int64_t>(from.elem_bytes());
-  for_each_row(from, [&](int64_t offset, int64_t row, int64_t width, int64_t stride) {
-    vec::gather_strided(static_cast<const std::byte*>(from.raw()) + offset * elem, stride * elem,
-                        static_cast<std::byte*>(to) + row * width * elem, width, static_cast<size_t>(elem));
-  });
+  if (from.device() != kCpu) return copy_between_devices(from, packed_as(from, to));
+  const Strides rows = contiguous_strides(from.sizes());
+  vec::StridedView packed = strided(from);
+  packed.data = to;
+  packed.strides = rows;
+  vec::copy_strided(strided(from), packed, vec::Threads::kOne);
 }
 
 void unpack(const void* from, const Tensor& to) {
-  const auto elem = static_cast<int64_t>(to.elem_bytes());
-  for_each_row(to, [&](int64_t offset, int64_t row, int64_t width, int64_t stride) {
-    vec::scatter_strided(static_cast<const std::byte*>(from) + row * width * elem,
-                         static_cast<std::byte*>(to.raw()) + offset * elem, stride * elem, width,
-                         static_cast<size_t>(elem));
-  });
+  if (to.device() != kCpu) return copy_between_devices(packed_as(to, const_cast<void*>(from)), to);
+  const Strides rows = contiguous_strides(to.sizes());
+  vec::StridedView packed = strided(to);
+  packed.data = const_cast<void*>(from);
+  packed.strides = rows;
+  vec::copy_strided(packed, strided(to), vec::Threads::kOne);
 }
 
 CallBuilder::CallBuilder(const std::shared_ptr<GroupState>& state, CallKind kind, const CallOptions& options)
@@ -105,7 +96,8 @@ void CallBuilder::add_detail(uint64_t value) {
 
 void CallBuilder::check(const Tensor& tensor) {
   CHORALE_CHECK(tensor.defined(), "[", name_, "] a tensor is undefined");
-  CHORALE_CHECK(tensor.device() == kCpu, "[", name_, "] tensors must be on the CPU, not on ", tensor.device());
+  CHORALE_CHECK(tensor.device().type != DeviceType::kNull, "[", name_,
+                "] a tensor on device null has no bytes to send");
   CHORALE_CHECK(!tensor.is_sparse(), "[", name_, "] sparse tensors are reduced by sparse_all_reduce");
   if (!has_dtype_) set_dtype(tensor.dtype());
   CHORALE_CHECK(tensor.dtype() == operation_->dtype, "[", name_, "] tensors of one call have one dtype: found ",
@@ -116,7 +108,7 @@ Chunk CallBuilder::input(const Tensor& tensor) {
   check(tensor);
   note_shape(tensor);
   const size_t bytes = static_cast<size_t>(tensor.elems()) * tensor.elem_bytes();
-  if (tensor.is_contiguous()) {
+  if (is_usable(tensor)) {
     operation_->keep.push_back(tensor.storage());
     return {static_cast<std::byte*>(tensor.raw()), bytes};
   }
@@ -132,9 +124,13 @@ Chunk CallBuilder::written(const Tensor& tensor, bool copy_in) {
   tensor.storage()->note_write(name_);
   operation_->results.push_back(tensor);
   const size_t bytes = static_cast<size_t>(tensor.elems()) * tensor.elem_bytes();
-  if (tensor.is_contiguous()) return {static_cast<std::byte*>(tensor.raw()), bytes};
+  if (is_usable(tensor)) return {static_cast<std::byte*>(tensor.raw()), bytes};
   const Tensor packed = Tensor::empty(tensor.sizes(), tensor.dtype());
-  if (copy_in) pack(tensor, packed.raw());
+  if (copy_in) {
+    pack(tensor, packed.raw());
+  } else {
+    synchronize(current_stream(tensor.device()));  // what was asked of the device before may still read or write it
+  }
   operation_->finish.push_back([packed, tensor] { unpack(packed.raw(), tensor); });
   return {static_cast<std::byte*>(packed.raw()), bytes};
 }

@@ -16,6 +16,7 @@
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
 #include "chorale/device/pages.h"
+#include "chorale/device/runtime.h"
 #include "chorale/device/shared_pages.h"
 
 namespace chorale {
@@ -452,7 +453,8 @@ CachingAllocator& cpu_allocator() {
 Allocator& allocator_of(Device device) {
   if (device.type == DeviceType::kCpu) [[likely]]
     return cpu_allocator();
-  throw InvalidArgument(concat("[allocator] device ", device, " has no memory here"));
+  CHORALE_CHECK(device.type != DeviceType::kNull, "[allocator] device null has no memory");
+  return runtime_of(device).allocator(device);
 }
 
 }  // namespace chorale

@@ -85,6 +85,9 @@ class Allocator {
   // Gives arenas without live blocks back to the source, except those with blocks in the free lists of other running
   // threads.
   virtual void trim() = 0;
+  // The live block at `address` is used on this stream, too: it is not handed out again before what is on the stream
+  // when it is freed has ended. For devices without streams of their own there is nothing to remember.
+  virtual void record_stream(const void* /*address*/, Stream /*stream*/) {}
 };
 
 class CachingAllocator final : public Allocator {

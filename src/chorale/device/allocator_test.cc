@@ -364,7 +364,7 @@ TEST(Allocator, PrivatePagesHaveNoDescriptor) {
 TEST(Allocator, OnlyTheCpuHasMemoryHere) {
   EXPECT_EQ(&allocator_of(kCpu), &cpu_allocator());
   EXPECT_THROW(allocator_of(kNull), InvalidArgument);
-  EXPECT_THROW(allocator_of(Device{DeviceType::kCuda, 1}), InvalidArgument);
+  EXPECT_THROW(allocator_of(Device{DeviceType::kCuda, 1}), StateError);
 }
 
 TEST(CachingAllocator, BlocksAbove16KiBAreAloneInTheirPages) {

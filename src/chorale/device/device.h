@@ -1,4 +1,6 @@
-// Where a tensor lives. `null` has shapes and no bytes: models can be built, sized and traced without memory.
+// Where a tensor lives. `null` has shapes and no bytes: models can be built, sized and traced without memory. `sim` is
+// the CPU behind asynchronous streams, with memory that the host cannot touch (sim/sim_device.h): what is right there
+// is right on a GPU.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +10,8 @@
 
 namespace chorale {
 
-enum class DeviceType : uint8_t { kCpu, kNull, kCuda };
-inline constexpr size_t kDeviceTypes = 3;
+enum class DeviceType : uint8_t { kCpu, kNull, kCuda, kSim };
+inline constexpr size_t kDeviceTypes = 4;
 
 struct Device {
   DeviceType type = DeviceType::kCpu;
@@ -20,16 +22,19 @@ struct Device {
 inline constexpr Device kCpu{DeviceType::kCpu};
 inline constexpr Device kNull{DeviceType::kNull};
 
-// "cpu", "null", "cuda:1" and back; throws InvalidArgument for anything else.
+// "cpu", "null", "cuda:1", "sim:0" and back; throws InvalidArgument for anything else.
 Device device_from_name(std::string_view name);
 std::ostream& operator<<(std::ostream& out, Device device);
-// "cpu", "null", "cuda".
+// "cpu", "null", "cuda", "sim".
 const char* type_name(DeviceType type);
 
-// An order of work on a device. The CPU has one: the calling thread's own.
+// An order of work on a device: what is put on one stream happens there in that order. The CPU has one, the calling
+// thread's own. How to make streams and to wait for them is in stream.h.
 struct Stream {
   Device device;
-  void* handle = nullptr;
+  void* handle = nullptr;  // the runtime's (runtime.h); null on the CPU
+
+  friend bool operator==(const Stream&, const Stream&) = default;
 };
 
 }  // namespace chorale

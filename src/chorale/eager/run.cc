@@ -9,6 +9,7 @@
 #include "chorale/op/lists.h"
 #include "chorale/op/prepare.h"
 #include "chorale/op/table.h"
+#include "chorale/tensor/device_copy.h"
 
 namespace chorale::eager {
 namespace {
@@ -92,9 +93,12 @@ Tensor Eager::draw(Generator& generator, int64_t words, Device device, op::Rest)
   const RandomStream stream = generator.take(words);
   Tensor stretch = Tensor::empty({2}, DType::kI64, device);
   if (device.type == DeviceType::kNull) return stretch;
-  auto* place = stretch.data<int64_t>();
+  const bool on_cpu = device.type == DeviceType::kCpu;
+  const Tensor host = on_cpu ? stretch : empty_pinned({2}, DType::kI64, device);
+  auto* place = host.data<int64_t>();
   place[0] = static_cast<int64_t>(stream.seed);
   place[1] = static_cast<int64_t>(stream.offset);
+  if (!on_cpu) copy_between_devices(host, stretch);
   return stretch;
 }
 

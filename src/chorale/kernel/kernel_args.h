@@ -7,6 +7,10 @@
 #include "chorale/kernel/attrs.h"
 #include "chorale/tensor/tensor.h"
 
+namespace chorale::op {
+struct OpDef;
+}
+
 namespace chorale::kernel {
 
 struct Pointwise;
@@ -17,6 +21,7 @@ struct KernelArgs {
   const Attrs& attrs;
   Stream stream;
   const Pointwise* pointwise = nullptr;  // what a pointwise row computes; null for all others
+  const op::OpDef* row = nullptr;        // for a device that runs another device's kernels; kernels do not look at it
 };
 
 using Kernel = void (*)(const KernelArgs&);

@@ -168,13 +168,26 @@ void Module::to(DType dtype) {
 }
 
 void Module::to(Device device) {
+  const NoGrad quiet;
   for_each_tensor(*this, [&](const Tensor& x) {
     if (x.device() == device) return;
-    CHORALE_CHECK(device.type == DeviceType::kNull, "[Module::to] cannot move from ", x.device(), " to ", device,
-                  ": the values are not there; make the module on the device where it is to run");
+    CHORALE_CHECK(x.device().type != DeviceType::kNull, "[Module::to] cannot move from ", x.device(), " to ", device,
+                  ": the values are not there; call materialize() and fill it");
+    const Tensor gradient_then = gradient(x);
+    set_gradient(x, {});
+    if (device.type == DeviceType::kNull) return set_data(x, Tensor::empty(x.sizes(), x.dtype(), device));
+    set_data(x, chorale::to(x, device));
+    if (gradient_then.defined()) set_gradient(x, chorale::to(gradient_then, device));
+  });
+}
+
+void Module::materialize(Device device) {
+  for_each_tensor(*this, [&](const Tensor& x) {
+    if (x.device().type != DeviceType::kNull) return;
     set_gradient(x, {});
     set_data(x, Tensor::empty(x.sizes(), x.dtype(), device));
   });
+  to(device);
 }
 
 void Module::train(bool on) {

@@ -62,8 +62,11 @@ class Module {
 
   // Floating (and complex) parameters, buffers and gradients; whoever holds a parameter sees the change.
   void to(DType dtype);
-  // To the null device only shapes go; nothing comes back from there.
+  // Parameters, buffers and gradients. To the null device only shapes go; nothing comes back from there but by
+  // materialize().
   void to(Device device);
+  // Memory on `device`, not yet filled, for what is on the null device; the rest moves there.
+  void materialize(Device device);
   void train(bool on = true);
   void eval() { train(false); }
   bool is_training() const { return training_; }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "chorale/base/error.h"
+#include "chorale/device/stream.h"
 #include "chorale/op/table.h"
 
 namespace chorale::op {
@@ -73,7 +74,7 @@ void launch(const OpDef& op, Device device, std::span<const Tensor> in, const At
   const Kernel kernel = tables().find(op, device.type);
   if (!kernel) [[unlikely]]
     raise_missing(op, device);
-  kernel({in, out, attrs, Stream{device}, op.pointwise ? &*op.pointwise : nullptr});
+  kernel({in, out, attrs, current_stream(device), op.pointwise ? &*op.pointwise : nullptr, &op});
 }
 
 }  // namespace chorale::op

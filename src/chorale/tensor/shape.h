@@ -7,11 +7,11 @@
 #include <optional>
 #include <span>
 
+#include "chorale/base/dims.h"
 #include "chorale/base/small_vector.h"
 
 namespace chorale {
 
-inline constexpr size_t kMaxDims = 8;
 // With at most so many elements, bytes fit into int64_t for every dtype.
 inline constexpr int64_t kMaxElems = std::numeric_limits<int64_t>::max() / 16;
 

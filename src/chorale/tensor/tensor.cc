@@ -5,6 +5,9 @@
 
 #include "chorale/base/error.h"
 #include "chorale/base/pool.h"
+#include "chorale/tensor/device_copy.h"
+#include "chorale/tensor/strided.h"
+#include "chorale/vec/strided_copy.h"
 
 namespace chorale {
 namespace {
@@ -14,25 +17,6 @@ TensorImpl* new_impl() { return base::Pool<TensorImpl>::make(); }
 void check_dims(const Shape& sizes) {
   CHORALE_CHECK(sizes.size() <= kMaxDims, "a tensor has at most ", kMaxDims, " dimensions, not ", sizes.size(), ": ",
                 sizes);
-}
-
-// Calls f with the element offset of every element in row-major order.
-template <class F>
-void for_each_offset(const Shape& sizes, const Strides& strides, F&& f) {
-  if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return;
-  Shape index(sizes.size(), 0);
-  int64_t offset = 0;
-  while (true) {
-    f(offset);
-    size_t d = sizes.size();
-    while (d-- > 0) {
-      offset += strides[d];
-      if (++index[d] < sizes[d]) break;
-      offset -= strides[d] * sizes[d];
-      index[d] = 0;
-    }
-    if (d == static_cast<size_t>(-1)) return;
-  }
 }
 
 template <class To, class From>
@@ -259,11 +243,16 @@ void Tensor::check_access(DType wanted) const {
   check_readable("a pointer to its bytes");
   CHORALE_CHECK(wanted == dtype(), "[data] asked for ", wanted, " elements of a tensor of ", dtype());
 }
-void Tensor::check_readable(const char* asked) const {
+void Tensor::check_has_bytes(const char* asked) const {
   CHORALE_CHECK_STATE(defined(), "[data] this tensor is undefined");
   if (extension()) need_bytes(asked);
-  CHORALE_CHECK_STATE(device().type == DeviceType::kCpu, "[data] a tensor on device ", device(),
+  CHORALE_CHECK_STATE(device().type != DeviceType::kNull, "[data] a tensor on device ", device(),
                       " has no elements that the host can read");
+}
+void Tensor::check_readable(const char* asked) const {
+  check_has_bytes(asked);
+  CHORALE_CHECK_STATE(device().type == DeviceType::kCpu, "[data] a tensor on device ", device(),
+                      " has no elements that the host can read; copy it with to(x, kCpu) first");
 }
 void Tensor::check_contiguous() const {
   CHORALE_CHECK(is_contiguous(), "[span] needs a contiguous tensor; sizes ", sizes(), " have strides ", strides(),
@@ -272,24 +261,29 @@ void Tensor::check_contiguous() const {
 
 template <class T>
 std::vector<T> Tensor::to_vector() const {
-  check_readable("to_vector()");
-  std::vector<T> result;
-  if constexpr (!std::is_same_v<T, bool>) result.reserve(static_cast<size_t>(elems()));
+  check_has_bytes("to_vector()");
+  Tensor rows = on_host(*this);
+  if (!rows.is_contiguous()) {
+    rows = empty(sizes(), dtype());
+    vec::copy_strided(strided(*this), strided(rows));
+  }
+  std::vector<T> result(static_cast<size_t>(elems()));
   visit_dtype(dtype(), [&](auto tag) {
     using From = typename decltype(tag)::type;
-    const auto* from = static_cast<const From*>(raw());
-    for_each_offset(sizes(), strides(), [&](int64_t at) { result.push_back(convert_element<T>(from[at])); });
+    const auto* from = static_cast<const From*>(rows.raw());
+    for (size_t i = 0; i < result.size(); ++i) result[i] = convert_element<T>(from[i]);
   });
   return result;
 }
 
 template <class T>
 T Tensor::item() const {
-  check_readable("item()");
+  check_has_bytes("item()");
   CHORALE_CHECK(elems() == 1, "[item] needs one element, found shape ", sizes(), " with ", elems());
+  const Tensor host = on_host(*this);
   return visit_dtype(dtype(), [&](auto tag) {
     using From = typename decltype(tag)::type;
-    return convert_element<T>(*static_cast<const From*>(raw()));
+    return convert_element<T>(*static_cast<const From*>(host.raw()));
   });
 }
 

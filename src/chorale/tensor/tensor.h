@@ -183,6 +183,7 @@ class Tensor {
     return known && known->kind == kind;
   }
   [[noreturn]] static void raise_undefined(const char* asked);
+  void check_has_bytes(const char* asked) const;
   void check_readable(const char* asked) const;
   void check_access(DType wanted) const;
   void check_contiguous() const;

@@ -5,7 +5,8 @@
 #include "chorale/base/parallel_for.h"
 #include "chorale/kernel/cpu/support/copy.h"
 #include "chorale/kernel/creation_attrs.h"
-#include "chorale/vec/loops.h"
+#include "chorale/tensor/strided.h"
+#include "chorale/vec/strided_copy.h"
 
 namespace chorale::kernel::cpu {
 namespace {
@@ -30,14 +31,7 @@ void full(const KernelArgs& args) {
   const Tensor& out = args.out[0];
   if (out.elems() == 0) return;
   const Tensor value = Tensor::scalar(args.attrs.get<FullAttrs>().value, out.dtype());
-  if (!out.is_contiguous()) {
-    copy_into(value.view_as(out.sizes(), Strides(out.sizes().size(), 0), 0), out);
-    return;
-  }
-  const auto elem = static_cast<int64_t>(out.elem_bytes());
-  parallel_for(out.elems(), kGrainElems, [&](int64_t begin, int64_t end) {
-    vec::fill(static_cast<std::byte*>(out.raw()) + begin * elem, value.raw(), out.elem_bytes(), end - begin);
-  });
+  vec::fill_strided(value.raw(), strided(out));
 }
 
 void arange(const KernelArgs& args) {

@@ -5,11 +5,14 @@
 
 #include "chorale/base/parallel_for.h"
 #include "chorale/kernel/cpu/support/copy.h"
-#include "chorale/kernel/cpu/support/strided.h"
+#include "chorale/tensor/strided.h"
 #include "chorale/vec/loops.h"
 
 namespace chorale::kernel::cpu {
 namespace {
+
+using vec::StridedOperand;
+using vec::StridedSpace;
 
 using vec::ScalarKind;
 using vec::ScalarOp;
@@ -286,7 +289,9 @@ void pointwise(const KernelArgs& args) {
 
   SmallVector<Tensor, kMaxInputs> in;
   for (const Tensor& x : args.in) in.push_back(is_transposed(x, out) ? contiguous(x) : x);
-  const StridedSpace space(out, {in.data(), in.size()});
+  vec::StridedView views[kMaxInputs];
+  for (size_t k = 0; k < in.size(); ++k) views[k] = strided(in[k]);
+  const StridedSpace space(strided(out), {views, in.size()});
   Strided(call, space).run();
 }
 

@@ -1,6 +1,7 @@
 #include "chorale/op/copy.h"
 
 #include "chorale/kernel/cpu/support/copy.h"
+#include "chorale/kernel/device_copy.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/samples.h"
 #include "chorale/op/shard_ways.h"
@@ -10,16 +11,19 @@
 namespace chorale::op {
 namespace {
 
+void keep_layout(const Tensor& x, OutSpec& out) {
+  if (x.is_contiguous() || !is_dense(x.sizes(), x.strides())) return;
+  out.strided = true;
+  out.strides = x.strides();
+}
+
 void infer_to(const InferArgs& args, std::span<OutSpec> out) {
   const Tensor& x = args.in[0];
   const auto& attrs = args.attrs.get<CopyAttrs>();
   out[0].sizes = x.sizes();
   out[0].dtype = attrs.dtype;
   out[0].device = x.device();
-  if (attrs.keep_layout && !x.is_contiguous() && is_dense(x.sizes(), x.strides())) {
-    out[0].strided = true;
-    out[0].strides = x.strides();
-  }
+  if (attrs.keep_layout) keep_layout(x, out[0]);
 }
 
 // Sums and averages survive a cast unless it cuts fractions off, or parts; extremes survive every cast in which order
@@ -58,8 +62,31 @@ const OpDef kTo{
     .formula = "x in another dtype",
 };
 
+const OpDef kToDevice{
+    .name = "to_device",
+    .inputs = "x",
+    .attrs = attrs_of<ToDeviceAttrs>,
+    .dtypes = kAll,
+    .infer =
+        [](const InferArgs& args, std::span<OutSpec> out) {
+          const auto& attrs = args.attrs.get<ToDeviceAttrs>();
+          out[0].sizes = args.in[0].sizes();
+          out[0].dtype = args.in[0].dtype();
+          out[0].device = {attrs.device, static_cast<int16_t>(attrs.device_index)};
+          keep_layout(args.in[0], out[0]);
+        },
+    .cpu = kernel::move_to_device,
+    .grad = [](const GradArgs& g) -> Tensors { return {to(g.dout[0], g.context.spec(0).device)}; },
+    .shard = {.labels = kElementwiseLabels},
+    .linear = linear_in({0}),
+    .samples = []() -> std::vector<Sample> {
+      return {{.in = {sample({2, 3})}, .attrs = ToDeviceAttrs{}}, {.in = {sample({})}, .attrs = ToDeviceAttrs{}}};
+    },
+    .formula = "x on another device",
+};
+
 Rows copy_rows() {
-  static constexpr const OpDef* rows[] = {&kTo};
+  static constexpr const OpDef* rows[] = {&kTo, &kToDevice};
   return rows;
 }
 
@@ -74,11 +101,16 @@ Tensor to(const Tensor& x, DType dtype) {
   return x.dtype() == dtype ? x : op::call(kTo, CopyAttrs{dtype, /*keep_layout=*/true}, x);
 }
 
+Tensor to(const Tensor& x, Device device) {
+  return x.device() == device ? x : op::call(op::kToDevice, op::ToDeviceAttrs{device.type, device.index}, x);
+}
+
 Tensor clone(const Tensor& x) { return op::call(kTo, CopyAttrs{x.dtype()}, x); }
 
 Tensor contiguous(const Tensor& x) { return x.is_contiguous() ? x : clone(x); }
 
 const Tensor& copy_(const Tensor& x, const Tensor& source) {
+  if (source.device() != x.device()) return copy_(x, to(to(source, x.dtype()), x.device()));
   const CopyAttrs attrs{x.dtype()};
   if (source.sizes() == x.sizes()) return op::call_into(kTo, attrs, x, source);
   return op::call_into(kTo, attrs, x, expand(source, x.sizes()));

@@ -8,8 +8,8 @@
 #include "chorale/kernel/cpu/index/modified_copy.h"
 #include "chorale/kernel/cpu/support/accumulate.h"
 #include "chorale/kernel/cpu/support/bytes.h"
-#include "chorale/kernel/cpu/support/strided.h"
 #include "chorale/kernel/index_attrs.h"
+#include "chorale/tensor/strided.h"
 
 namespace chorale::kernel::cpu {
 namespace {
@@ -62,7 +62,8 @@ void visit_places(const Line& line, const Tensor& tensor, const Tensor& list, F&
   const int64_t step = tensor.strides()[line.dim];
   const auto visit = [&](const Tensor& index, const Tensor& places, const Tensor& values) {
     const Tensor in[] = {under_index(places, index.sizes(), line.dim), values.defined() ? values : index};
-    const StridedSpace space(index, in);
+    const vec::StridedView views[] = {strided(in[0]), strided(in[1])};
+    const vec::StridedSpace space(strided(index), views);
     const int64_t index_step = space[0].inner_stride(space.dims()), place_step = space[1].inner_stride(space.dims());
     const int64_t value_step = space[2].inner_stride(space.dims());
     const bool side_by_side = index_step == sizeof(int64_t) && value_step == sizeof(T);
@@ -107,7 +108,8 @@ void gather(const KernelArgs& args) {
   const Tensor x = at_least_vector(args.in[0]), result = at_least_vector(out);
   const int64_t step = x.strides()[line.dim];
   const Tensor in[] = {line.index, under_index(x, line.index.sizes(), line.dim)};
-  const StridedSpace space(result, in);
+  const vec::StridedView views[] = {strided(in[0]), strided(in[1])};
+  const vec::StridedSpace space(strided(result), views);
   visit_bytes(out.elem_bytes(), [&](auto tag) {
     using Unit = typename decltype(tag)::type;
     const int64_t index_step = space[1].inner_stride(space.dims()), x_step = space[2].inner_stride(space.dims());

@@ -1,10 +1,10 @@
-#include "chorale/kernel/cpu/support/strided.h"
+#include "chorale/vec/strided.h"
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
-namespace chorale::kernel::cpu {
+namespace chorale::vec {
 namespace {
 
 struct Bytes16 {
@@ -55,14 +55,15 @@ void visit_size(size_t elem_bytes, F&& f) {
 
 }  // namespace
 
-StridedSpace::StridedSpace(const Tensor& out, std::span<const Tensor> in)
-    : operand_count_(in.size() + 1), elems_(out.elems()) {
-  const Shape& sizes = out.sizes();
+StridedSpace::StridedSpace(const StridedView& out, std::span<const StridedView> in) : operand_count_(in.size() + 1) {
+  const std::span<const int64_t> sizes = out.sizes;
+  elems_ = 1;
   // Insertion sort by the output's strides, largest first; dimensions of size 1 do not matter.
   int order[kMaxDims];
   for (int d = 0; d < static_cast<int>(sizes.size()); ++d) {
+    elems_ *= sizes[static_cast<size_t>(d)];
     if (sizes[static_cast<size_t>(d)] == 1) continue;
-    const auto step = [&](int dim) { return std::abs(out.strides()[static_cast<size_t>(dim)]); };
+    const auto step = [&](int dim) { return std::abs(out.strides[static_cast<size_t>(dim)]); };
     int at = dims_++;
     for (; at > 0 && step(order[at - 1]) < step(d); --at) order[at] = order[at - 1];
     order[at] = d;
@@ -70,17 +71,16 @@ StridedSpace::StridedSpace(const Tensor& out, std::span<const Tensor> in)
   for (int i = 0; i < dims_; ++i) sizes_[i] = sizes[static_cast<size_t>(order[i])];
 
   for (size_t k = 0; k < operand_count_; ++k) {
-    const Tensor& x = k == 0 ? out : in[k - 1];
+    const StridedView& x = k == 0 ? out : in[k - 1];
     StridedOperand& operand = operands_[k];
-    operand.data = static_cast<std::byte*>(x.raw());
-    operand.dtype = x.dtype();
-    operand.elem_bytes = x.elem_bytes();
-    const auto missing = static_cast<int>(sizes.size() - x.sizes().size());
+    operand.data = static_cast<std::byte*>(x.data);
+    operand.dtype = x.dtype;
+    operand.elem_bytes = size_of(x.dtype);
+    const auto missing = static_cast<int>(sizes.size() - x.sizes.size());
     for (int i = 0; i < dims_; ++i) {
       const int d = order[i] - missing;
-      const bool repeated = d < 0 || x.sizes()[static_cast<size_t>(d)] == 1;
-      operand.strides[i] =
-          repeated ? 0 : x.strides()[static_cast<size_t>(d)] * static_cast<int64_t>(operand.elem_bytes);
+      const bool repeated = d < 0 || x.sizes[static_cast<size_t>(d)] == 1;
+      operand.strides[i] = repeated ? 0 : x.strides[static_cast<size_t>(d)] * static_cast<int64_t>(operand.elem_bytes);
     }
   }
   if (dims_ == 0) {  // one element
@@ -185,4 +185,4 @@ void StridedSpace::scatter(size_t operand, int64_t begin, int64_t n, const void*
   });
 }
 
-}  // namespace chorale::kernel::cpu
+}  // namespace chorale::vec

@@ -1,4 +1,4 @@
-// Walking over tensors of any strides in step. The dimensions of a result and of its inputs (broadcast to it) are put
+// Walking over memory of any strides in step. The dimensions of a result and of its inputs (broadcast to it) are put
 // in the order of the result's memory and merged where every operand allows, so that most calls end up with one or two.
 // Elements are then numbered along these dimensions: "positions" below.
 #pragma once
@@ -7,9 +7,18 @@
 #include <cstddef>
 #include <span>
 
-#include "chorale/tensor/tensor.h"
+#include "chorale/base/dims.h"
+#include "chorale/base/dtype.h"
 
-namespace chorale::kernel::cpu {
+namespace chorale::vec {
+
+// Elements at any strides, which are in elements and may be 0 or negative. `data` is the address of element 0.
+struct StridedView {
+  void* data = nullptr;
+  DType dtype = DType::kF32;
+  std::span<const int64_t> sizes{};
+  std::span<const int64_t> strides{};
+};
 
 struct StridedOperand {
   std::byte* data = nullptr;  // of position 0
@@ -26,8 +35,8 @@ class StridedSpace {
  public:
   static constexpr size_t kMaxOperands = 5;
 
-  // Operand 0 is `out`, operand i + 1 is in[i]. Undefined inputs are not allowed; there must be elements.
-  StridedSpace(const Tensor& out, std::span<const Tensor> in);
+  // Operand 0 is `out`, operand i + 1 is in[i], broadcast to it. There must be elements.
+  StridedSpace(const StridedView& out, std::span<const StridedView> in);
 
   int64_t elems() const { return elems_; }
   int dims() const { return dims_; }  // at least 1
@@ -87,4 +96,4 @@ class StridedSpace {
   StridedOperand operands_[kMaxOperands];
 };
 
-}  // namespace chorale::kernel::cpu
+}  // namespace chorale::vec

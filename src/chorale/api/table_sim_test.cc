@@ -1,0 +1,153 @@
+// Every row on the simulated device gives the bits of the CPU, forward and backward: memory that the host cannot touch,
+// streams that run late.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "chorale/api/table_test_util.h"
+#include "chorale/autograd/autograd.h"
+#include "chorale/base/error.h"
+#include "chorale/base/parallel_for.h"
+#include "chorale/eager/sim_kernels.h"
+#include "chorale/op/copy.h"
+#include "chorale/op/creation.h"
+#include "chorale/op/index.h"
+#include "chorale/op/pointwise.h"
+#include "chorale/op/random.h"
+#include "chorale/op/reduce.h"
+
+namespace chorale::op {
+namespace {
+
+constexpr Device kSim{DeviceType::kSim, 0};
+
+class SimTable : public ::testing::TestWithParam<const OpDef*> {
+ protected:
+  void SetUp() override {
+    eager::add_sim_device({.most_delay = std::chrono::microseconds(20)});
+    threads_ = thread_count();
+    set_thread_count(1);  // as kernels of the device do: sums are cut by the number of threads
+  }
+  void TearDown() override { set_thread_count(threads_); }
+  const OpDef& row() const { return *GetParam(); }
+
+ private:
+  int threads_ = 1;
+};
+
+bool is_dense_list(const std::vector<Tensor>& in) {
+  for (const Tensor& x : in) {
+    if (x.defined() && x.is_sparse()) return false;
+  }
+  return true;
+}
+
+std::vector<Tensor> moved(const std::vector<Tensor>& in, Device device) {
+  std::vector<Tensor> result;
+  for (const Tensor& x : in) result.push_back(x.defined() ? to(x, device) : x);
+  return result;
+}
+
+void expect_same_bits(const Tensor& found, const Tensor& expected, const std::string& what) {
+  ASSERT_EQ(found.sizes(), expected.sizes()) << what;
+  ASSERT_EQ(found.dtype(), expected.dtype()) << what;
+  const Tensor a = contiguous(found), b = contiguous(expected);
+  EXPECT_EQ(std::memcmp(a.raw(), b.raw(), static_cast<size_t>(a.elems()) * a.elem_bytes()), 0) << what;
+}
+
+TEST_P(SimTable, GivesTheBitsOfTheCpu) {
+  for (const Sample& sample : row().samples()) {
+    if (sample.in.empty() || !sample.in[0].defined() || !is_dense_list(sample.in)) continue;
+    for (DType dtype : {DType::kF64, DType::kF32}) {
+      const auto in = cast_inputs(sample.in, dtype);
+      if (!row().dtypes.has(in[0].dtype())) continue;
+      const auto expected = run(row(), in, sample.attrs);
+      const auto found = run(row(), moved(in, kSim), sample.attrs);
+      ASSERT_EQ(found.size(), expected.size());
+      for (size_t i = 0; i < found.size(); ++i) {
+        if (!expected[i].defined() || expected[i].is_sparse()) continue;
+        EXPECT_EQ(found[i].device(), &row() == &kToDevice ? kCpu : kSim) << describe(row(), sample);
+        expect_same_bits(to(found[i], kCpu), expected[i], describe(row(), sample));
+      }
+    }
+  }
+}
+
+Tensor projected(const std::vector<Tensor>& out) {
+  Tensor total;
+  for (const Tensor& y : out) {
+    if (!y.defined() || y.is_sparse() || !is_differentiable(y.dtype()) || is_complex(y.dtype())) continue;
+    const Tensor part = sum(mul(y, y));
+    total = total.defined() ? add(total, part) : part;
+  }
+  return total;
+}
+
+TEST_P(SimTable, GradientsHaveTheBitsOfTheCpu) {
+  if (row().grad == &not_differentiable) return;
+  for (const Sample& sample : row().samples()) {
+    if (!sample.grad || sample.in.empty() || !is_dense_list(sample.in)) continue;
+    const auto gradients = [&](Device device) {
+      std::vector<Tensor> in, wanted;
+      for (size_t i = 0; i < sample.in.size(); ++i) {
+        Tensor x = sample.in[i].defined() ? to(clone(sample.in[i]), device) : sample.in[i];
+        if (x.defined() && is_floating(x.dtype()) && !sample.constant.has(i)) {
+          set_requires_grad(x);
+          wanted.push_back(x);
+        }
+        in.push_back(x);
+      }
+      const Tensor loss = projected(run(row(), in, sample.attrs));
+      std::vector<Tensor> result;
+      if (!loss.defined() || !requires_grad(loss) || wanted.empty()) return result;
+      backward(loss);
+      for (const Tensor& x : wanted) result.push_back(gradient(x));
+      return result;
+    };
+    const auto expected = gradients(kCpu), found = gradients(kSim);
+    ASSERT_EQ(found.size(), expected.size()) << describe(row(), sample);
+    for (size_t i = 0; i < found.size(); ++i) {
+      ASSERT_EQ(found[i].defined(), expected[i].defined()) << describe(row(), sample);
+      if (!found[i].defined()) continue;
+      EXPECT_EQ(found[i].device(), kSim) << describe(row(), sample);
+      expect_same_bits(to(found[i], kCpu), expected[i], describe(row(), sample));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Rows, SimTable, ::testing::ValuesIn(all_ops().begin(), all_ops().end()),
+                         [](const auto& named) { return std::string(named.param->name); });
+
+TEST(SimTensors, CreationAndRandomFunctionsTakeTheDevice) {
+  eager::add_sim_device();
+  EXPECT_EQ(full({2, 2}, 3, DType::kF32, kSim).to_vector<float>(), std::vector<float>(4, 3));
+  EXPECT_EQ(arange(4, DType::kI64, kSim).to_vector<int64_t>(), (std::vector<int64_t>{0, 1, 2, 3}));
+  Generator a(5), b(5);
+  EXPECT_EQ(normal({33}, 0, 1, DType::kF32, a, kSim).to_vector<float>(), normal({33}, 0, 1, DType::kF32, b).to_vector<float>());
+  EXPECT_EQ(sum(full({3}, 2, DType::kF64, {DeviceType::kSim, 1})).item<double>(), 6);
+}
+
+TEST(SimTensors, DevicesDoNotMixAndCopiesCrossThem) {
+  eager::add_sim_device();
+  constexpr Device other{DeviceType::kSim, 1};
+  const Tensor x = Tensor::from({1.0f, 2.0f, 3.0f}, {3});
+  EXPECT_THROW(add(x, to(x, kSim)), InvalidArgument);
+  EXPECT_EQ(to(to(to(x, kSim), other), kCpu).to_vector<float>(), x.to_vector<float>());
+  const Tensor there = zeros({3}, DType::kF64, other);
+  copy_(there, x);
+  EXPECT_EQ(there.to_vector<double>(), (std::vector<double>{1, 2, 3}));
+  EXPECT_THROW((void)there.data<double>(), StateError);
+}
+
+TEST(SimTensors, AKernelsErrorSurfacesAtTheNextWait) {
+  eager::add_sim_device();
+  const Tensor table = to(Tensor::from({1.0f, 2.0f}, {2}), kSim);
+  const Tensor index = to(Tensor::from({int64_t{5}}, {1}), kSim);
+  Tensor picked;
+  EXPECT_NO_THROW(picked = gather(table, 0, index));
+  EXPECT_THROW((void)picked.to_vector<float>(), Error);
+  EXPECT_EQ(table.to_vector<float>(), (std::vector<float>{1, 2}));
+}
+
+}  // namespace
+}  // namespace chorale::op

@@ -1,0 +1,107 @@
+// Training on the simulated device gives the bits of the CPU: modules that move, optimizers, and DDP, whose groups
+// reach the device through copies of the host.
+#include <gtest/gtest.h>
+
+#include "chorale/base/parallel_for.h"
+#include "chorale/eager/sim_kernels.h"
+#include "chorale/models/mlp.h"
+#include "chorale/op/samples.h"
+#include "chorale/optim/optim.h"
+#include "chorale/parallel/zoo_test_util.h"
+
+namespace chorale::parallel {
+namespace {
+
+constexpr Device kSim{DeviceType::kSim, 0};
+constexpr int kSteps = 4;
+
+class SimTraining : public testing::Test {
+ protected:
+  void SetUp() override {
+    eager::add_sim_device({.most_delay = std::chrono::microseconds(20)});
+    threads_ = thread_count();
+    set_thread_count(1);
+  }
+  void TearDown() override { set_thread_count(threads_); }
+
+ private:
+  int threads_ = 1;
+};
+
+struct Trained {
+  std::vector<double> losses;
+  std::vector<std::vector<double>> parameters;
+};
+
+using Make = std::function<std::unique_ptr<optim::Optimizer>(const nn::Module&)>;
+
+Trained train_on(Device device, const Make& make) {
+  manual_seed(3);
+  nn::Sequential model = models::mlp({12, 16, 4});
+  model.to(device);
+  auto optimizer = make(model);
+  Trained result;
+  for (int step = 0; step < kSteps; ++step) {
+    const Tensor x = to(to(op::sample({6, 12}, 10 + step, -1, 1), DType::kF32), device);
+    const Tensor target = to(Tensor::from(std::vector<int64_t>{0, 1, 2, 3, 1, step % 4}, {6}), device);
+    optimizer->zero_grad();
+    const Tensor y = model(x);
+    const Tensor loss = cross_entropy(y, target);
+    backward(loss);
+    optimizer->step();
+    result.losses.push_back(loss.item<double>());
+  }
+  for (const auto& [name, parameter] : model.named_parameters()) {
+    EXPECT_EQ(parameter.device(), device) << name;
+    result.parameters.push_back(parameter.to_vector<double>());
+  }
+  return result;
+}
+
+TEST_F(SimTraining, OptimizersGiveTheBitsOfTheCpu) {
+  const auto sgd = [](const nn::Module& module) {
+    return std::make_unique<optim::Sgd>(module.named_parameters(), optim::SgdOptions{.lr = 0.1, .momentum = 0.9});
+  };
+  const auto adam = [](const nn::Module& module) {
+    return std::make_unique<optim::AdamW>(module.named_parameters(), optim::AdamWOptions{.lr = 0.01});
+  };
+  const auto compare = [](const Make& make) {
+    const Trained expected = train_on(kCpu, make), found = train_on(kSim, make);
+    EXPECT_EQ(found.losses, expected.losses);
+    EXPECT_EQ(found.parameters, expected.parameters);
+    EXPECT_NE(found.losses.front(), found.losses.back());
+  };
+  compare(sgd);
+  compare(adam);
+}
+
+TEST_F(SimTraining, AModuleComesBackFromTheNullDeviceByBeingFilled) {
+  nn::Sequential model = models::mlp({3, 2});
+  const auto before = model.state_dict();
+  nn::Sequential other = models::mlp({3, 2});
+  other.to(kNull);
+  EXPECT_THROW(other.to(kSim), InvalidArgument);
+  other.materialize(kSim);
+  other.load_state_dict(before);
+  for (const auto& [name, parameter] : other.named_parameters()) EXPECT_EQ(parameter.device(), kSim) << name;
+  other.to(kCpu);
+  for (size_t i = 0; i < before.size(); ++i) {
+    EXPECT_EQ(other.state_dict()[i].second.to_vector<float>(), before[i].second.to_vector<float>());
+  }
+}
+
+TEST_F(SimTraining, CollectivesReachTheDevice) {
+  run_ranks(3, [](comm::Group& group) {
+    const auto mine = static_cast<float>(group.rank());
+    const Tensor x = to(Tensor::from({mine, 10 * mine, 100 * mine, 7.0f}, {2, 2}), kSim);
+    const Tensor turned = transpose(x, 0, 1);
+    group.all_reduce(turned).wait();
+    EXPECT_EQ(x.to_vector<float>(), (std::vector<float>{3, 30, 300, 21}));
+    const Tensor all = zeros({3}, DType::kF32, kSim);
+    group.all_gather_into(all, full({1}, mine + 1, DType::kF32, kSim)).wait();
+    EXPECT_EQ(all.to_vector<float>(), (std::vector<float>{1, 2, 3}));
+  });
+}
+
+}  // namespace
+}  // namespace chorale::parallel
