@@ -17,6 +17,7 @@
 #include "chorale/autograd/autograd.h"
 #include "chorale/comm/objects.h"
 #include "chorale/optim/optimizer.h"
+#include "chorale/reducer/join.h"
 #include "chorale/zero/parameters.h"
 
 namespace chorale::zero {
@@ -26,7 +27,7 @@ struct ZeroOptions {
 };
 
 template <class Optim, class Options>
-class ZeroOptimizer {
+class ZeroOptimizer final : public reducer::Joinable {
  public:
   using Group = optim::ParameterGroup<Options>;
 
@@ -46,11 +47,8 @@ class ZeroOptimizer {
 
   // Updates this rank's part with the gradients that are there, and gets the others'.
   void step() {
-    for (const auto& part : parts_) {
-      if (part) part->step();
-    }
-    parameters_.broadcast();
-    consolidated_.reset();
+    if (reducer::Join* join = current_join()) join->notify(*this);
+    update();
   }
   // Runs `closure`, which computes gradients and returns the loss, then steps; returns the loss.
   Tensor step(const std::function<Tensor()>& closure) {
@@ -65,6 +63,12 @@ class ZeroOptimizer {
   void zero_grad() {
     for (const auto& [name, x] : parameters_.all()) set_gradient(x, {});
   }
+
+  // Under join() a rank that has run out of inputs goes on updating its part, with the gradients that it has: those of
+  // what is joined before this.
+  const comm::Group& join_group() const override { return parameters_.group(); }
+  void shadow_step(reducer::Join&) override { update(); }
+  void after_join(int) override {}
 
   size_t group_count() const { return options_.size(); }
   const Options& options(size_t group = 0) const { return options_.at(group); }
@@ -135,6 +139,14 @@ class ZeroOptimizer {
   }
 
  private:
+  void update() {
+    for (const auto& part : parts_) {
+      if (part) part->step();
+    }
+    parameters_.broadcast();
+    consolidated_.reset();
+  }
+
   static std::string prefix(size_t group) { return concat("groups/", group, "/"); }
   // A part of one group calls it group 0.
   static std::string outer_key(const std::string& key, size_t group) {
