@@ -251,7 +251,7 @@ TEST(TensorParallel, PreparesInputsAndOutputs) {
   });
 }
 
-// spec: test_prepare_module_input_multiple_inputs, test_prepare_module_kwargs_input
+// spec: test_prepare_module_input_multiple_inputs
 TEST(TensorParallel, PreparesEachArgument) {
   run_ranks(kWorld, [](comm::Group& group) {
     const Mesh mesh(group, {kWorld});

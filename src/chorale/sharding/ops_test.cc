@@ -266,6 +266,16 @@ TEST(ShardedOps, Reductions) {
         {"var", [](const Tensor& x, int64_t d, bool keep) { return var(x, d, keep); }},
         {"amax", [](const Tensor& x, int64_t d, bool keep) { return amax(x, d, keep); }},
         {"amin", [](const Tensor& x, int64_t d, bool keep) { return amin(x, d, keep); }},
+        {"std", [](const Tensor& x, int64_t d, bool keep) { return stddev(x, d, keep); }},
+        {"max", [](const Tensor& x, int64_t d, bool keep) { return max(x, d, keep).values; }},
+        {"min", [](const Tensor& x, int64_t d, bool keep) { return min(x, d, keep).values; }},
+        // The sum of what is a number, where some are none.
+        {"nansum",
+         [](const Tensor& x, int64_t d, bool keep) {
+           const Tensor holes = div(x, to(lt(x, 1.5), DType::kF64));
+           const Tensor none = logical_not(isfinite(holes));
+           return sum(masked_fill(holes, none, Scalar(0)), d, keep);
+         }},
     };
     for (const auto& [name, reduce] : all_of) {
       for (const int64_t dim : {0, 1, 2}) {
