@@ -8,6 +8,7 @@
 #pragma once
 
 #include "chorale/api/api.h"
+#include "chorale/api/compile.h"
 #include "chorale/base/comm_error.h"
 #include "chorale/base/debug_level.h"
 #include "chorale/base/error.h"

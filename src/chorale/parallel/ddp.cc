@@ -6,6 +6,8 @@
 #include "chorale/base/debug_level.h"
 #include "chorale/base/error.h"
 #include "chorale/base/log.h"
+#include "chorale/graph/recording.h"
+#include "chorale/graph/split.h"
 #include "chorale/nn/linear.h"
 #include "chorale/parallel/sync_batch_norm.h"
 
@@ -175,7 +177,24 @@ void DataParallelBase::sync_module_states(int source) {
   logged([&] { broadcast_states(source); });
 }
 
+namespace {
+// What a compiler is told while a forward runs, from its beginning to its end or to the exception that it throws. What
+// happens around the module's own forward is no part of a graph: recorded calls run before and behind it.
+struct ActiveForward {
+  ActiveForward(const void* owner, graph::ActiveDdp told) : ddp(owner), module(std::move(told)) {}
+  const void* ddp;
+  graph::ActiveDdp module;
+  graph::ActiveDdpScope scope{module};
+};
+thread_local std::vector<std::unique_ptr<ActiveForward>> active_forwards;  // the innermost last
+
+void end_active_forward(const void* ddp) {
+  if (!active_forwards.empty() && active_forwards.back()->ddp == ddp) active_forwards.pop_back();
+}
+}  // namespace
+
 void DataParallelBase::note_exception() {
+  end_active_forward(this);
   try {
     throw;
   } catch (const std::exception& error) {
@@ -196,12 +215,27 @@ NamedTensors DataParallelBase::sharded_state_dict() {
 
 DataParallelBase::ForwardScope::ForwardScope(DataParallelBase& ddp)
     : ddp_(ddp), records_(grad_enabled()), reduced_(records_ && ddp.synchronizes_) {
+  graph::finish_recorded("the forward of a data-parallel module begins");
   ddp_.logged([&] { ddp_.before_forward(records_); });
   if (!ddp_.localized_.empty()) ddp_.localized_.enter(*ddp_.module_, shadows_);
   if (ddp_.mixed_) ddp_.mixed_->enter(shadows_);
+  active_forwards.push_back(std::make_unique<ActiveForward>(
+      &ddp,
+      graph::ActiveDdp{graph::bucket_bytes(ddp.options_.bucket_cap_mb.value_or(25)), [&ddp](const Tensor& parameter) {
+                         const NamedTensors all = ddp.module_->named_parameters();
+                         return std::any_of(all.begin(), all.end(), [&](const auto& entry) {
+                           return entry.second.is(parameter) && ddp.ignored_.contains(entry.first);
+                         });
+                       }}));
 }
 
 void DataParallelBase::ForwardScope::pass(Tensor& output) {
+  try {
+    graph::finish_recorded("the forward of a data-parallel module ends");
+  } catch (...) {
+    end_active_forward(&ddp_);
+    throw;
+  }
   if (!reduced_ || !is_differentiable(output.dtype())) return;
   autograd::Edge edge = autograd::edge_of(output);
   if (!edge.wanted()) return;
@@ -212,6 +246,7 @@ void DataParallelBase::ForwardScope::pass(Tensor& output) {
 }
 
 void DataParallelBase::ForwardScope::finish() {
+  end_active_forward(&ddp_);
   shadows_.undo();
   if (node_) node_->set_rule(std::make_unique<PassThrough>(ddp_.link_));
   ddp_.logged([&] { ddp_.after_forward(records_, reduced_); });

@@ -126,8 +126,12 @@ Tensor Tensor::view_as(Shape sizes, Strides strides, int64_t offset) const {
   impl->dtype = impl_->dtype;
   impl->device = impl_->device;
   impl->storage = impl_->storage;
-  if (impl_->storage->data() && impl->elems > 0) {
-    impl->data = impl_->storage->data() + offset * static_cast<int64_t>(size_of(impl_->dtype));
+  const auto bytes = static_cast<int64_t>(size_of(impl_->dtype));
+  if (impl_->data && impl->elems > 0) {
+    // From its own pointer: an operand of a compiled graph has one without a storage that holds it.
+    impl->data = static_cast<std::byte*>(impl_->data) + (offset - impl_->offset) * bytes;
+  } else if (impl_->storage->data() && impl->elems > 0) {
+    impl->data = impl_->storage->data() + offset * bytes;
   }
   return result;
 }

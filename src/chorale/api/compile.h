@@ -1,0 +1,225 @@
+// Compiled functions and training steps.
+//
+//   auto step = compile([&](const Tensor& x, const Tensor& y) {
+//     optimizer.zero_grad();
+//     const Tensor loss = cross_entropy(model(x), y);
+//     backward(loss);
+//     optimizer.step();
+//     return loss;
+//   });
+//   for (…) loss = step(x, y);
+//
+// The function is called with tensors as usual; what it does to them is written down, made into a graph, and run from
+// the graph. Two contracts (CompileOptions::whole_graph):
+// - segmented (the default): host code runs in every call. Where it asks for a value (item(), printing, a pointer) what
+//   was written down so far runs, and recording goes on behind it: a break, with a reason that explain() shows;
+// - whole graph: the function runs when it is traced, and never again while the guards hold: tensors of the same kinds,
+//   captured tensors on the same memory, the same modes. Asking for a value inside is an error. Host values that the
+//   function reads are frozen.
+#pragma once
+
+#include <array>
+#include <concepts>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "chorale/api/segment.h"
+
+namespace chorale {
+
+struct CompileOptions {
+  bool whole_graph = false;
+  // How graphs are run; joint_eager() unless said otherwise.
+  compiled::Backend backend{};
+  // Gradients through one node per graph, from a graph of their own; else through the ops, one by one.
+  bool joint = true;
+  // Cut forward passes of data-parallel modules at their buckets.
+  bool split = true;
+  int most_variants = 8;  // of a stretch of the function; beyond that it runs uncompiled
+  std::string name = "step";
+  // Host values that the graph depends on: compared in every call of a whole graph.
+  std::vector<std::function<int64_t()>> watch{};
+};
+
+namespace compiled {
+
+// Runs a graph op by op.
+Backend joint_eager();
+
+// An argument of a compiled function.
+struct Argument {
+  std::string source;  // "arg 0", "arg 1[2]"
+  std::variant<Tensor, int64_t, double> value;
+};
+
+// What a compiled function did, for people and for tests.
+struct Report {
+  struct Compiled {
+    std::string text;  // of the forward graph
+    size_t ops = 0;
+    int64_t bucket_bytes = 0;
+    std::vector<Tensor> bucket;  // parameters that were charged to it
+    std::string break_reason;    // why the graph ends where it ends; empty: at the end of the function
+    int64_t arena_bytes = 0;
+  };
+  int compiles = 0;    // stretches that were compiled, however many pieces they have
+  int runs = 0;        // of stretches
+  int uncompiled = 0;  // calls that ran as they are
+  std::vector<Compiled> graphs;
+  std::vector<std::string> breaks;      // every one that happened
+  std::vector<std::string> recompiles;  // the guard that failed, once each
+  std::vector<std::string> guards;      // of whole graphs
+  // Why graphs end before the function does: one entry per graph that has a reason.
+  std::vector<std::string> break_reasons() const;
+  std::string text() const;
+};
+
+class Frame {
+ public:
+  explicit Frame(CompileOptions options);
+  ~Frame();
+  // Calls `body`, or what was made of it.
+  std::vector<Tensor> call(const std::vector<Argument>& arguments, const std::function<std::vector<Tensor>()>& body);
+  Report report() const;
+  void reset();
+
+ private:
+  class Call;
+  class StrictCall;
+  struct State;
+  struct Variant;
+  std::vector<Tensor> call_whole(const std::vector<Argument>& arguments,
+                                 const std::function<std::vector<Tensor>()>& body);
+  std::shared_ptr<Variant> trace(const std::vector<Argument>& arguments,
+                                 const std::function<std::vector<Tensor>()>& body, std::vector<Tensor>& results);
+
+  std::vector<Tensor> hand_out(const Variant& variant, const std::vector<Argument>& arguments,
+                               const Segment::Results& made) const;
+
+  std::unique_ptr<State> state_;
+};
+
+// ---- from arguments to lists, and from lists to results
+
+inline void add_argument(std::vector<Argument>& list, std::string source, const Tensor& x) {
+  list.push_back({std::move(source), x});
+}
+template <class T>
+requires std::is_arithmetic_v<T>
+void add_argument(std::vector<Argument>& list, std::string source, T x) {
+  if constexpr (std::is_floating_point_v<T>) {
+    list.push_back({std::move(source), static_cast<double>(x)});
+  } else {
+    list.push_back({std::move(source), static_cast<int64_t>(x)});
+  }
+}
+template <class T>
+void add_argument(std::vector<Argument>& list, const std::string& source, const std::vector<T>& xs) {
+  for (size_t i = 0; i < xs.size(); ++i) add_argument(list, source + "[" + std::to_string(i) + "]", xs[i]);
+}
+template <class... Ts>
+void add_argument(std::vector<Argument>& list, const std::string& source, const std::variant<Ts...>& x) {
+  std::visit([&](const auto& held) { add_argument(list, source, held); }, x);
+}
+
+template <class T>
+struct Result;
+template <>
+struct Result<void> {};
+template <>
+struct Result<Tensor> {
+  static std::vector<Tensor> list(const Tensor& x) { return {x}; }
+  static Tensor from(const std::vector<Tensor>& list, size_t& at) { return list[at++]; }
+};
+template <>
+struct Result<std::vector<Tensor>> {
+  static std::vector<Tensor> list(const std::vector<Tensor>& x) { return x; }
+  static std::vector<Tensor> from(const std::vector<Tensor>& list, size_t& at) {
+    std::vector<Tensor> rest(list.begin() + static_cast<int64_t>(at), list.end());
+    at = list.size();
+    return rest;
+  }
+};
+template <class A, class B>
+struct Result<std::pair<A, B>> {
+  static std::vector<Tensor> list(const std::pair<A, B>& x) {
+    std::vector<Tensor> all = Result<A>::list(x.first);
+    for (const Tensor& y : Result<B>::list(x.second)) all.push_back(y);
+    return all;
+  }
+  static std::pair<A, B> from(const std::vector<Tensor>& list, size_t& at) {
+    A first = Result<A>::from(list, at);
+    return {std::move(first), Result<B>::from(list, at)};
+  }
+};
+template <size_t N>
+struct Result<std::array<Tensor, N>> {
+  static std::vector<Tensor> list(const std::array<Tensor, N>& x) { return {x.begin(), x.end()}; }
+  static std::array<Tensor, N> from(const std::vector<Tensor>& list, size_t& at) {
+    std::array<Tensor, N> all;
+    for (Tensor& x : all) x = list[at++];
+    return all;
+  }
+};
+
+}  // namespace compiled
+
+// A function that is compiled when it is called. Copies share what was compiled. Several threads may call it.
+template <class F>
+class Compiled {
+ public:
+  Compiled(F function, CompileOptions options)
+      : function_(std::make_shared<F>(std::move(function))),
+        frame_(std::make_shared<compiled::Frame>(std::move(options))) {}
+
+  template <class... Args>
+  auto operator()(const Args&... args) const {
+    using R = std::remove_cvref_t<decltype((*function_)(args...))>;
+    std::vector<compiled::Argument> list;
+    [[maybe_unused]] size_t at = 0;
+    (compiled::add_argument(list, "arg " + std::to_string(at++), args), ...);
+    const std::vector<Tensor> results = frame_->call(list, [&]() -> std::vector<Tensor> {
+      if constexpr (std::is_void_v<R>) {
+        (*function_)(args...);
+        return {};
+      } else {
+        return compiled::Result<R>::list((*function_)(args...));
+      }
+    });
+    if constexpr (!std::is_void_v<R>) {
+      size_t from = 0;
+      return compiled::Result<R>::from(results, from);
+    }
+  }
+
+  compiled::Frame& frame() const { return *frame_; }
+  F& function() const { return *function_; }
+
+ private:
+  std::shared_ptr<F> function_;
+  std::shared_ptr<compiled::Frame> frame_;
+};
+
+// `function` is copied; a module is given by reference: compile(std::ref(model)).
+template <class F>
+Compiled<F> compile(F function, CompileOptions options = {}) {
+  return {std::move(function), std::move(options)};
+}
+
+// What was compiled and why: graphs, breaks, guards, buckets.
+template <class F>
+compiled::Report explain(const Compiled<F>& function) {
+  return function.frame().report();
+}
+
+// A break in segmented functions: `what` happens here on the host. An error in whole graphs.
+void break_graph(const std::string& what);
+// A tensor made from host data that may be part of a whole graph as it is.
+Tensor constant(const Tensor& x);
+
+}  // namespace chorale

@@ -1,0 +1,494 @@
+#include "chorale/api/segment.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "chorale/autograd/autograd.h"
+#include "chorale/autograd/new_node.h"
+#include "chorale/base/error.h"
+#include "chorale/graph/passes/common_values.h"
+#include "chorale/graph/pieces.h"
+#include "chorale/op/copy.h"
+#include "chorale/op/creation.h"
+
+namespace chorale::compiled {
+namespace {
+
+using autograd::Edge;
+using graph::kNone;
+using graph::RecordedCall;
+using graph::RecordedTensor;
+using graph::Recording;
+
+std::vector<SegmentKey::Outside> outside_of(const Recording& recording) {
+  std::vector<SegmentKey::Outside> found;
+  std::vector<uint32_t> on_storage(recording.storages().size(), 0);
+  for (const RecordedTensor& tensor : recording.tensors())
+    on_storage[tensor.storage] += tensor.handle.defined() ? 1 : 0;
+  for (uint32_t t = 0; t < recording.tensors().size(); ++t) {
+    const RecordedTensor& tensor = recording.tensors()[t];
+    if (!tensor.handle.defined()) continue;
+    found.push_back({t, tensor.storage, tensor.layout, requires_grad(tensor.handle), on_storage[tensor.storage] > 1});
+  }
+  return found;
+}
+
+std::vector<std::vector<size_t>> shape_of(const TapeCut& cut) {
+  std::vector<std::vector<size_t>> shape;
+  for (const TapePiece& piece : cut.pieces) {
+    shape.push_back({piece.roots.size()});
+    for (const TapePiece::Exit& exit : piece.exits) {
+      shape.back().push_back(exit.piece);
+      shape.back().push_back(exit.root);
+      shape.back().push_back(exit.edge.node ? 1 : 0);
+    }
+  }
+  return shape;
+}
+
+std::vector<Edge> edges_of(const std::vector<Tensor>& roots) {
+  std::vector<Edge> edges;
+  for (const Tensor& root : roots) edges.push_back(autograd::edge_of(root));
+  return edges;
+}
+
+bool same_call(const RecordedCall& a, const RecordedCall& b) {
+  return a.kind == b.kind && a.op == b.op && a.words == b.words && a.generator == b.generator && a.in == b.in &&
+         a.out == b.out && a.attrs == b.attrs;
+}
+
+std::string name_of(const RecordedCall& call) {
+  return call.kind == RecordedCall::Kind::kDraw ? "draw" : concat(call.op->name, call.out.size() ? "" : "");
+}
+
+std::string text_of(const graph::Layout& layout) { return concat(layout.dtype, layout.sizes); }
+
+// By exit of a piece: which tangents its gradient depends on.
+std::vector<std::vector<bool>> reached_by(const Segment::Piece& piece) {
+  const graph::Graph& backward = piece.backward.graph;
+  std::vector<std::vector<bool>> by_value(backward.values.size(), std::vector<bool>(piece.tangents.size(), false));
+  for (size_t i = 0; i < backward.inputs.size(); ++i) {
+    for (size_t root = 0; root < piece.tangents.size(); ++root) {
+      if (piece.backward.in[i] == piece.tangents[root]) by_value[backward.inputs[i]][root] = true;
+    }
+  }
+  for (const graph::Node& node : backward.nodes) {
+    for (const uint32_t x : node.in) {
+      if (x == kNone) continue;
+      for (const uint32_t y : node.out) {
+        for (size_t root = 0; root < piece.tangents.size(); ++root) {
+          if (by_value[x][root]) by_value[y][root] = true;
+        }
+      }
+    }
+  }
+  std::vector<std::vector<bool>> result;
+  for (const uint32_t gradient : piece.gradients) {
+    const auto at = std::find(piece.backward.out.begin(), piece.backward.out.end(), gradient);
+    result.push_back(gradient == kNone
+                         ? std::vector<bool>(piece.tangents.size(), false)
+                         : by_value[backward.outputs[static_cast<size_t>(at - piece.backward.out.begin())].value]);
+  }
+  return result;
+}
+
+// Pieces of the forward pass: one, or the splitter's.
+std::vector<graph::Bucket> buckets_of(const Recording& recording, const EndOfSegment& end, bool split,
+                                      std::vector<Tensor>& parameters) {
+  const std::vector<RecordedCall>& calls = recording.calls();
+  const graph::ActiveDdp* module = split ? graph::active_ddp() : nullptr;
+  if (!module) {
+    std::vector<graph::Bucket> all(1);
+    all[0].end = calls.size();
+    return all;
+  }
+  std::map<uint32_t, uint32_t> number_of;  // recorded tensor -> parameter
+  std::vector<int64_t> bytes;
+  for (uint32_t t = 0; t < recording.tensors().size(); ++t) {
+    const Tensor& handle = recording.tensors()[t].handle;
+    if (!handle.defined() || !requires_grad(handle) || !is_leaf(handle)) continue;
+    if (module->is_ignored && module->is_ignored(handle)) continue;
+    number_of[t] = static_cast<uint32_t>(parameters.size());
+    parameters.push_back(handle);
+    bytes.push_back(static_cast<int64_t>(handle.storage()->bytes()));
+  }
+  std::vector<graph::CallToSplit> to_split;
+  for (const RecordedCall& call : calls) {
+    graph::CallToSplit at;
+    for (const uint32_t x : call.in) {
+      if (x == kNone) continue;
+      at.in.push_back(x);
+      const auto found = number_of.find(x);
+      if (found == number_of.end()) continue;
+      if (std::find(at.parameters.begin(), at.parameters.end(), found->second) == at.parameters.end()) {
+        at.parameters.push_back(found->second);
+      }
+    }
+    at.out.assign(call.out.begin(), call.out.end());
+    to_split.push_back(std::move(at));
+  }
+  const std::set<uint32_t> live(end.live.begin(), end.live.end()), wanted(end.wanted.begin(), end.wanted.end());
+  return graph::split_calls(
+      to_split, bytes,
+      [&](uint32_t t) { return live.count(recording.tensors()[t].storage) > 0 || wanted.count(t) > 0; }, module->cap,
+      std::min(graph::kFirstBucketBytes, module->cap));
+}
+
+std::vector<uint64_t> ends_of(const std::vector<RecordedCall>& calls, const std::vector<graph::Bucket>& buckets) {
+  std::vector<uint64_t> ends;
+  for (const graph::Bucket& bucket : buckets) ends.push_back(bucket.end == 0 ? 0 : calls[bucket.end - 1].time);
+  ends.back() = ~uint64_t{0};
+  return ends;
+}
+
+std::vector<uint64_t> ends_of(const std::vector<RecordedCall>& calls, const std::vector<Segment::Piece>& pieces) {
+  std::vector<graph::Bucket> buckets;
+  for (const Segment::Piece& piece : pieces) {
+    buckets.emplace_back();
+    buckets.back().end = piece.last_call;
+  }
+  return ends_of(calls, buckets);
+}
+
+// The gradient of a piece: one node for all of it.
+struct PieceBackward final : autograd::CustomBackward {
+  std::shared_ptr<const Segment> segment;
+  size_t piece = 0;
+  std::vector<Tensor> saved;
+  std::vector<uint32_t> versions;
+
+  void note_versions() {
+    for (const Tensor& value : saved) versions.push_back(value.storage()->version());
+  }
+  const char* name() const override { return "compiled"; }
+  void release() override { saved.clear(); }
+  Tensors apply(autograd::Node&, std::span<const Tensor> dout, op::InputSet) override {
+    const Segment::Piece& its = segment->pieces()[piece];
+    CHORALE_CHECK_STATE(!autograd::mode.grad,
+                        "[compile] a compiled graph can be differentiated once; call the function itself, not the "
+                        "compiled one, where second derivatives are wanted");
+    std::map<uint32_t, Tensor> by_value;
+    for (size_t i = 0; i < saved.size(); ++i) {
+      CHORALE_CHECK_STATE(saved[i].storage()->version() == versions[i],
+                          "[backward of a compiled graph] needs a value (", saved[i].dtype(), " ", saved[i].sizes(),
+                          ") that was overwritten in place by ",
+                          saved[i].storage()->last_writer() ? saved[i].storage()->last_writer() : "a write",
+                          "; clone it before the write, or write out of place");
+      by_value[its.saved[i]] = saved[i];
+    }
+    // Values first: they may be of a recording that is going on.
+    for (const Tensor& tangent : dout) {
+      if (tangent.defined() && tangent.is_traced()) tangent.need_bytes("the backward of a compiled graph");
+    }
+    const graph::RecordingPaused paused;
+    for (size_t i = 0; i < dout.size(); ++i) {
+      const TensorSpec& spec = its.outputs[i];
+      by_value[its.tangents[i]] =
+          dout[i].defined() ? contiguous(to(dout[i], spec.dtype)) : zeros(spec.sizes, spec.dtype, spec.device);
+    }
+    std::vector<Tensor> in, out(its.backward.out.size());
+    for (const uint32_t value : its.backward.in) in.push_back(by_value.at(value));
+    if (!its.backward.out.empty()) segment->backward_program(piece)->run(in, segment->generators(), out);
+    Tensors gradients(its.gradients.size());
+    for (size_t i = 0; i < its.gradients.size(); ++i) {
+      if (its.gradients[i] == kNone) continue;
+      // Where no gradient arrives none leaves: zeros would make a parameter look used.
+      // One that depends on none (a rule that gives zeros) leaves in any case.
+      const std::vector<bool>& reached = its.reached_by[i];
+      bool is_reached = std::none_of(reached.begin(), reached.end(), [](bool at) { return at; });
+      for (size_t root = 0; root < dout.size(); ++root) is_reached |= reached[root] && dout[root].defined();
+      if (!is_reached) continue;
+      const auto at = std::find(its.backward.out.begin(), its.backward.out.end(), its.gradients[i]);
+      gradients[i] = out[static_cast<size_t>(at - its.backward.out.begin())];
+    }
+    return gradients;
+  }
+};
+
+}  // namespace
+
+std::shared_ptr<const Segment> Segment::build(Recording& recording, const EndOfSegment& end,
+                                              const BuildOptions& options) {
+  auto made = std::make_shared<Segment>();
+  made->backend_ = options.backend;
+  SegmentKey& key = made->key_;
+  key.calls = recording.calls();
+  key.outside = outside_of(recording);
+  key.live = end.live;
+  for (const Tensor& root : end.roots) key.roots.push_back(recording.find(root));
+
+  const size_t forward_calls = recording.calls().size();
+  std::vector<Tensor> parameters;
+  const std::vector<graph::Bucket> buckets = buckets_of(recording, end, options.split, parameters);
+  made->pieces_.resize(buckets.size());
+  for (size_t k = 0; k < buckets.size(); ++k) {
+    Piece& piece = made->pieces_[k];
+    piece.last_call = buckets[k].end;
+    piece.bucket_bytes = buckets[k].bytes;
+    for (const uint32_t p : buckets[k].parameters) piece.bucket.push_back(parameters[p]);
+  }
+
+  std::vector<size_t> backward_begin(buckets.size(), forward_calls), backward_end(buckets.size(), forward_calls);
+  std::vector<Tensor> gradients;  // kept until their values are known
+  std::vector<std::vector<uint32_t>> gradient_of(buckets.size());
+  std::vector<std::vector<uint32_t>> tangent_of(buckets.size());
+  if (options.joint && !end.roots.empty()) {
+    const TapeCut cut = cut_tape(edges_of(end.roots), end.begin, ends_of(recording.calls(), buckets));
+    CHORALE_CHECK_STATE(!cut.has_hooks, "[compile] hooks look at gradients inside of the graph");
+    key.tape = shape_of(cut);
+    made->root_places_ = cut.place;
+    for (size_t k = buckets.size(); k-- > 0;) {
+      const TapePiece& piece = cut.pieces[k];
+      Piece& its = made->pieces_[k];
+      backward_begin[k] = recording.calls().size();
+      const ShutPiece shut(piece);
+      autograd::BackwardRun run({.retain_graph = true});
+      for (size_t i = 0; i < piece.exits.size(); ++i) {
+        run.capture(shut.leaf(i));
+        its.exits.push_back({piece.exits[i].piece, piece.exits[i].root});
+      }
+      for (const Edge& root : piece.roots) {
+        const TensorSpec& spec = root.node->outputs[root.index];
+        its.outputs.push_back(spec);
+        const Tensor tangent =
+            recording.placeholder({spec.sizes, contiguous_strides(spec.sizes), 0, spec.dtype}, spec.device);
+        tangent_of[k].push_back(recording.find(tangent));
+        if (!piece.exits.empty()) run.add_root(root, tangent);
+      }
+      if (!piece.exits.empty() && !piece.roots.empty()) run.run();
+      for (size_t i = 0; i < piece.exits.size(); ++i) {
+        const Tensor gradient = run.captured(i);
+        gradient_of[k].push_back(gradient.defined() ? recording.add(gradient) : kNone);
+        gradients.push_back(gradient);
+      }
+      backward_end[k] = recording.calls().size();
+    }
+  }
+
+  std::vector<uint32_t> wanted = end.wanted;
+  for (const auto& list : gradient_of) {
+    for (const uint32_t gradient : list) {
+      if (gradient != kNone) wanted.push_back(gradient);
+    }
+  }
+  made->functional_ = graph::functionalize(recording, end.live, wanted);
+  made->live_ = end.live.size();
+  made->wanted_ = end.wanted.size();
+  const graph::Graph& whole = made->functional_.graph;
+  size_t at = made->live_ + made->wanted_;
+  for (size_t k = 0; k < buckets.size(); ++k) {
+    for (const uint32_t gradient : gradient_of[k]) {
+      made->pieces_[k].gradients.push_back(gradient == kNone ? kNone : whole.outputs[at++].value);
+    }
+    for (const uint32_t tangent : tangent_of[k]) {
+      for (size_t i = 0; i < whole.inputs.size(); ++i) {
+        if (made->functional_.inputs[i].tensor == tangent) made->pieces_[k].tangents.push_back(whole.inputs[i]);
+      }
+    }
+  }
+  for (size_t k = 0; k < buckets.size(); ++k) {
+    Piece& piece = made->pieces_[k];
+    if (piece.exits.empty()) continue;
+    std::vector<bool> belongs;
+    for (const graph::Node& node : whole.nodes) {
+      belongs.push_back(node.origin >= backward_begin[k] && node.origin < backward_end[k]);
+    }
+    std::vector<uint32_t> results;
+    for (const uint32_t value : piece.gradients) {
+      if (value != kNone && std::find(results.begin(), results.end(), value) == results.end()) results.push_back(value);
+    }
+    piece.backward = graph::cut_out(whole, belongs, results, {}, true);
+    graph::merge_common_values(piece.backward.graph);
+    piece.reached_by = reached_by(piece);
+    for (const uint32_t value : piece.backward.in) {
+      if (std::find(piece.tangents.begin(), piece.tangents.end(), value) == piece.tangents.end()) {
+        piece.saved.push_back(value);
+      }
+    }
+  }
+  made->cut_forward(forward_calls);
+  made->backward_programs_.resize(buckets.size());
+  for (size_t k = 0; k < buckets.size(); ++k) {
+    Piece& piece = made->pieces_[k];
+    graph::merge_common_values(piece.forward.graph);
+    piece.forward_program = made->backend_(piece.forward.graph, {false, k, buckets.size()});
+  }
+  for (graph::RecordedCall& call : key.calls) call.time = 0;
+  return made;
+}
+
+void Segment::cut_forward(size_t forward_calls) {
+  const graph::Graph& whole = functional_.graph;
+  std::set<uint32_t> from_outside(whole.inputs.begin(), whole.inputs.end());
+  std::set<uint32_t> wanted;  // by whoever comes later
+  for (size_t o = 0; o < live_ + wanted_; ++o) wanted.insert(whole.outputs[o].value);
+  for (const Piece& piece : pieces_) wanted.insert(piece.saved.begin(), piece.saved.end());
+  std::vector<graph::Output> written;
+  for (const graph::Output& output : whole.outputs) {
+    if (output.into != kNone) written.push_back(output);
+  }
+  for (size_t k = pieces_.size(); k-- > 0;) {
+    const size_t begin = k == 0 ? 0 : pieces_[k - 1].last_call;
+    const size_t end = k + 1 == pieces_.size() ? forward_calls : pieces_[k].last_call;
+    std::vector<bool> belongs;
+    std::vector<uint32_t> results;
+    for (const graph::Node& node : whole.nodes) {
+      belongs.push_back(node.origin >= begin && node.origin < end);
+      if (!belongs.back()) continue;
+      for (const uint32_t y : node.out) {
+        if (wanted.count(y)) results.push_back(y);
+      }
+    }
+    const bool is_last = k + 1 == pieces_.size();
+    pieces_[k].forward =
+        graph::cut_out(whole, belongs, results, is_last ? written : std::vector<graph::Output>{}, true);
+    for (const uint32_t value : pieces_[k].forward.in) {
+      if (!from_outside.count(value)) wanted.insert(value);
+    }
+  }
+}
+
+std::shared_ptr<const graph::Program> Segment::backward_program(size_t piece) const {
+  const std::lock_guard lock(mutex_);
+  auto& program = backward_programs_[piece];
+  if (!program) program = backend_(pieces_[piece].backward.graph, {true, piece, pieces_.size()});
+  return program;
+}
+
+std::string Segment::mismatch(const EndOfSegment& end) const {
+  const Recording& recording = end.recording;
+  const std::vector<SegmentKey::Outside> outside = outside_of(recording);
+  for (size_t i = 0; i < std::min(outside.size(), key_.outside.size()); ++i) {
+    const SegmentKey::Outside &now = outside[i], &then = key_.outside[i];
+    if (now.layout.dtype != then.layout.dtype || !(now.layout.sizes == then.layout.sizes)) {
+      return concat("input ", i, " is ", text_of(now.layout), ", expected ", text_of(then.layout));
+    }
+    if (!(now.layout.strides == then.layout.strides)) {
+      return concat("input ", i, " has strides ", now.layout.strides, ", expected ", then.layout.strides);
+    }
+    if (now.wants_grad != then.wants_grad) {
+      return concat("input ", i, then.wants_grad ? " does not require a gradient" : " requires a gradient");
+    }
+    if (now.tensor != then.tensor || now.storage != then.storage || now.compare_offset != then.compare_offset ||
+        (now.compare_offset && now.layout.offset != then.layout.offset)) {
+      return concat("input ", i, " shares its memory with other tensors than before");
+    }
+  }
+  if (outside.size() != key_.outside.size()) {
+    return concat(outside.size(), " tensors from outside, expected ", key_.outside.size());
+  }
+  const std::vector<RecordedCall>& calls = recording.calls();
+  for (size_t i = 0; i < std::min(calls.size(), key_.calls.size()); ++i) {
+    if (!same_call(calls[i], key_.calls[i])) {
+      return concat("call ", i, " is ", name_of(calls[i]), ", expected ", name_of(key_.calls[i]),
+                    calls[i].op == key_.calls[i].op ? " with other operands or attributes" : "");
+    }
+  }
+  if (calls.size() != key_.calls.size()) return concat(calls.size(), " calls, expected ", key_.calls.size());
+  if (end.live != key_.live) return "other results are wanted";
+  std::vector<uint32_t> roots;
+  for (const Tensor& root : end.roots) roots.push_back(recording.find(root));
+  if (roots != key_.roots) return "gradients come to other results";
+  if (!key_.tape.empty()) {
+    const TapeCut cut = cut_tape(edges_of(end.roots), end.begin, ends_of(calls, pieces_));
+    if (cut.has_hooks || shape_of(cut) != key_.tape) return "gradients go to other tensors";
+  }
+  return {};
+}
+
+Segment::Results Segment::run(const Bindings& bindings) const {
+  const graph::Graph& whole = functional_.graph;
+  std::vector<Tensor> values(whole.values.size());
+  std::map<uint32_t, size_t> place_of;  // recorded tensor -> place among those from outside
+  for (size_t i = 0; i < key_.outside.size(); ++i) place_of[key_.outside[i].tensor] = i;
+  const auto shown = [](const Tensor& x) {
+    return x.extension() ? Tensor::on(x.storage(), x.sizes(), x.strides(), x.offset(), x.dtype()) : x;
+  };
+  for (size_t i = 0; i < whole.inputs.size(); ++i) {
+    const graph::Functional::Input& input = functional_.inputs[i];
+    Tensor& value = values[whole.inputs[i]];
+    if (input.tensor != kNone) {
+      const auto at = place_of.find(input.tensor);
+      if (at != place_of.end()) value = shown(bindings.outside[at->second]);
+      continue;  // a tangent comes later
+    }
+    for (size_t p = 0; p < key_.outside.size() && !value.defined(); ++p) {
+      if (key_.outside[p].storage != input.storage) continue;
+      const Tensor& one = bindings.outside[p];
+      const int64_t shift = one.offset() - key_.outside[p].layout.offset;
+      value = Tensor::on(one.storage(), input.layout.sizes, input.layout.strides, input.layout.offset + shift,
+                         input.layout.dtype);
+    }
+  }
+  for (const Piece& piece : pieces_) {
+    std::vector<Tensor> in, out(piece.forward.out.size());
+    for (const uint32_t value : piece.forward.in) in.push_back(values[value]);
+    piece.forward_program->run(in, functional_.generators, out);
+    for (size_t i = 0; i < out.size(); ++i) {
+      if (out[i].defined()) values[piece.forward.out[i]] = out[i];
+    }
+  }
+  Results results;
+  for (size_t o = 0; o < live_; ++o) results.live.push_back(values[whole.outputs[o].value]);
+  for (size_t o = live_; o < live_ + wanted_; ++o) results.wanted.push_back(values[whole.outputs[o].value]);
+  if (key_.tape.empty()) return results;
+  for (size_t k = 0; k < pieces_.size(); ++k) {
+    const Piece& piece = pieces_[k];
+    autograd::NewNode node;
+    for (size_t i = 0; i < piece.exits.size(); ++i) {
+      const Piece::Exit& exit = piece.exits[i];
+      node.add_edge(exit.piece == SIZE_MAX ? bindings.exits[k][i]
+                                           : Edge{results.nodes[exit.piece], static_cast<uint32_t>(exit.root), {}});
+    }
+    auto rule = std::make_unique<PieceBackward>();
+    rule->segment = shared_from_this();
+    rule->piece = k;
+    for (const uint32_t value : piece.saved) rule->saved.push_back(values[value]);
+    results.settle.push_back([kept = node.node(), at = rule.get()] { at->note_versions(); });
+    node.set_rule(std::move(rule));
+    for (const TensorSpec& spec : piece.outputs) node.describe_output(spec);
+    results.nodes.push_back(node.node());
+  }
+  return results;
+}
+
+void Segment::set_history(const Results& results, size_t root, const Tensor& x) const {
+  if (results.nodes.empty()) return;
+  const auto [piece, index] = root_places_[root];
+  autograd::set_history(x, results.nodes[piece], static_cast<uint32_t>(index));
+}
+
+std::vector<std::vector<Edge>> Segment::exits(const EndOfSegment& end) const {
+  std::vector<std::vector<Edge>> all;
+  if (key_.tape.empty()) return all;
+  const std::vector<RecordedCall>& calls = end.recording.calls();
+  const std::vector<RecordedCall> forward(calls.begin(), calls.begin() + static_cast<int64_t>(key_.calls.size()));
+  for (const TapePiece& piece : cut_tape(edges_of(end.roots), end.begin, ends_of(forward, pieces_)).pieces) {
+    all.emplace_back();
+    for (const TapePiece::Exit& exit : piece.exits) all.back().push_back(exit.piece == SIZE_MAX ? exit.edge : Edge{});
+  }
+  return all;
+}
+
+Segment::Results Segment::run(const EndOfSegment& end) const {
+  const Recording& recording = end.recording;
+  Bindings bindings;
+  for (const SegmentKey::Outside& outside : key_.outside) {
+    bindings.outside.push_back(recording.tensors()[outside.tensor].handle);
+  }
+  bindings.exits = exits(end);
+  Results results = run(bindings);
+  for (size_t i = 0; i < end.live.size(); ++i) {
+    Storage& storage = *recording.storages()[end.live[i]].storage;
+    // A value that backward has saved lies in the storage that the caller sees.
+    if (!storage.data()) storage.take_bytes_of(*results.live[i].storage());
+    if (results.live[i].elems() > 0) results.live[i].impl()->storage = recording.storages()[end.live[i]].storage;
+  }
+  for (size_t i = 0; i < end.roots.size(); ++i) set_history(results, i, end.roots[i]);
+  for (const auto& settle : results.settle) settle();
+  results.settle.clear();
+  return results;
+}
+
+}  // namespace chorale::compiled

@@ -1,0 +1,121 @@
+// A stretch of recorded calls, compiled: how it is recognised, built and run.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "chorale/api/tape_cut.h"
+#include "chorale/graph/functionalize.h"
+#include "chorale/graph/pieces.h"
+#include "chorale/graph/program.h"
+#include "chorale/graph/split.h"
+
+namespace chorale::compiled {
+
+// What a backend is told of a graph besides the graph.
+struct GraphInfo {
+  bool is_backward = false;
+  size_t piece = 0, pieces = 1;  // of the splitter
+};
+// Makes a program of a graph. Called once for every forward graph when it is compiled, and for a backward graph when a
+// gradient first needs it.
+using Backend = std::function<std::shared_ptr<const graph::Program>(graph::Graph, const GraphInfo&)>;
+
+struct BuildOptions {
+  Backend backend;
+  bool joint = true;  // gradients through one node per piece; else through the ops, one by one
+  bool split = true;  // where a data-parallel module is active
+};
+
+// What tells one stretch from another.
+struct SegmentKey {
+  struct Outside {
+    uint32_t tensor = 0, storage = 0;
+    graph::Layout layout;
+    bool wants_grad = false;
+    bool compare_offset = false;  // several tensors look at its storage
+  };
+  std::vector<graph::RecordedCall> calls;
+  std::vector<Outside> outside;
+  std::vector<uint32_t> live;             // storages whose contents are wanted
+  std::vector<uint32_t> roots;            // tensors that gradients come to
+  std::vector<std::vector<size_t>> tape;  // the shape of the cut tape
+};
+
+// Where the recording of a stretch ended.
+struct EndOfSegment {
+  const graph::Recording& recording;
+  uint64_t begin = 0;              // the tape's clock when it began
+  std::vector<Tensor> roots{};     // tensors of the recording that have a history in it
+  std::vector<uint32_t> live{};    // storages whose contents are wanted
+  std::vector<uint32_t> wanted{};  // tensors that are wanted as they are (whole graphs)
+};
+
+class Segment : public std::enable_shared_from_this<Segment> {
+ public:
+  // Compiles. Traces the backward of what was recorded, at the end of the recording, where there are roots.
+  static std::shared_ptr<const Segment> build(graph::Recording& recording, const EndOfSegment& end,
+                                              const BuildOptions& options);
+  // Empty when it fits; else what differs first.
+  std::string mismatch(const EndOfSegment& end) const;
+
+  // Runs forward.
+  struct Bindings {
+    std::vector<Tensor> outside;                     // by outside tensor of the key
+    std::vector<std::vector<autograd::Edge>> exits;  // per piece; undefined where they lead to an earlier piece
+  };
+  struct Results {
+    std::vector<Tensor> live, wanted;
+    std::vector<Intrusive<autograd::Node>> nodes;  // by piece
+    // To be called once live tensors lie where they stay: from then on a write to what backward needs is an error.
+    std::vector<std::function<void()>> settle;
+  };
+  // Where gradients leave what was just recorded, by piece; no edge where they go to an earlier piece.
+  std::vector<std::vector<autograd::Edge>> exits(const EndOfSegment& end) const;
+  // Gives a result its history.
+  void set_history(const Results& results, size_t root, const Tensor& x) const;
+  Results run(const Bindings& bindings) const;
+  // For what was just recorded: storages that are live get their bytes, and roots their new history.
+  Results run(const EndOfSegment& end) const;
+
+  const SegmentKey& key() const { return key_; }
+  const graph::Graph& graph() const { return functional_.graph; }
+  struct Piece {
+    graph::Part forward, backward;
+    std::shared_ptr<const graph::Program> forward_program;
+    std::vector<uint32_t> saved;                // values that backward reads, tangents apart
+    std::vector<uint32_t> tangents;             // values, by root of the piece
+    std::vector<uint32_t> gradients;            // values, by exit; kNone where none arrives
+    std::vector<TensorSpec> outputs;            // by root
+    std::vector<std::vector<bool>> reached_by;  // by exit: the tangents that its gradient depends on
+    struct Exit {
+      size_t piece = SIZE_MAX, root = SIZE_MAX;
+    };
+    std::vector<Exit> exits;
+    size_t last_call = 0;  // behind the last one of its forward pass
+    int64_t bucket_bytes = 0;
+    std::vector<Tensor> bucket;  // parameters, as charged
+  };
+  const std::vector<Piece>& pieces() const { return pieces_; }
+  const std::vector<std::pair<size_t, size_t>>& root_places() const { return root_places_; }
+  bool is_split() const { return pieces_.size() > 1; }
+  std::shared_ptr<const graph::Program> backward_program(size_t piece) const;
+  const std::vector<Generator*>& generators() const { return functional_.generators; }
+
+ private:
+  void cut_forward(size_t forward_calls);
+
+  SegmentKey key_;
+  graph::Functional functional_;
+  size_t live_ = 0, wanted_ = 0;  // how many outputs of the graph are such
+  std::vector<Piece> pieces_;
+  std::vector<std::pair<size_t, size_t>> root_places_;
+  Backend backend_;
+  mutable std::mutex mutex_;
+  mutable std::vector<std::shared_ptr<const graph::Program>> backward_programs_;
+};
+
+}  // namespace chorale::compiled

@@ -1,0 +1,158 @@
+// The table tests of tracing: every row, traced, gives what it gives eagerly; values and gradients, in every contract.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "chorale/api/api.h"
+#include "chorale/api/compile.h"
+#include "chorale/api/table_test_util.h"
+#include "chorale/op/table.h"
+
+namespace chorale::op {
+namespace {
+
+// Rows whose gradient has a shape that depends on data: it cannot be traced.
+bool has_dynamic_gradient(const OpDef& row) { return std::string_view(row.name) == "masked_scatter"; }
+
+// A collective runs by itself, between graphs.
+bool is_collective(const OpDef& row) { return std::strstr(row.inputs, "group") != nullptr; }
+
+class TracedTable : public testing::TestWithParam<const OpDef*> {};
+
+bool has_sparse(const Sample& sample) {
+  for (const Tensor& x : sample.in) {
+    if (x.defined() && x.is_sparse()) return true;
+  }
+  return false;
+}
+
+// Two ops before and one behind the row: it reads traced values, and its results are read.
+std::vector<Tensor> program(const OpDef& row, const std::vector<Tensor>& in, const Attrs& attrs) {
+  std::vector<Tensor> operands;
+  for (const Tensor& x : in) {
+    operands.push_back(x.defined() && is_floating(x.dtype()) ? mul(add(x, 0.0), 1.0) : x);
+  }
+  std::vector<Tensor> out = run(row, operands, attrs);
+  for (Tensor& y : out) {
+    if (is_differentiable(y.dtype())) y = mul(y, 2.0);
+  }
+  return out;
+}
+
+std::vector<Tensor> leaves(const OpDef& row, const Sample& sample, const std::vector<Tensor>& in, bool grad) {
+  std::vector<Tensor> result = copies(in);
+  for (size_t i = 0; i < result.size(); ++i) {
+    const bool has = grad && result[i].defined() && is_floating(result[i].dtype()) && !sample.constant.has(i) &&
+                     row.grad != not_differentiable;
+    if (has) set_requires_grad(result[i]);
+  }
+  return result;
+}
+
+// Forward and backward by hand, as a user would: gradients of leaves.
+std::vector<Tensor> differentiate(const std::vector<Tensor>& out, const std::vector<Tensor>& in) {
+  Tensor loss;
+  for (const Tensor& y : out) {
+    if (!requires_grad(y)) continue;
+    const Tensor part = sum(is_complex(y.dtype()) ? square(abs(y)) : square(y));
+    loss = loss.defined() ? add(loss, part) : part;
+  }
+  if (loss.defined()) backward(loss);
+  std::vector<Tensor> gradients;
+  for (const Tensor& x : in) gradients.push_back(x.defined() && requires_grad(x) ? gradient(x) : Tensor{});
+  return gradients;
+}
+
+void expect_same(const std::vector<Tensor>& a, const std::vector<Tensor>& b, const std::string& what) {
+  ASSERT_EQ(a.size(), b.size()) << what;
+  for (size_t i = 0; i < a.size(); ++i) {
+    ASSERT_EQ(a[i].defined(), b[i].defined()) << what << " " << i;
+    if (!a[i].defined()) continue;
+    ASSERT_EQ(a[i].dtype(), b[i].dtype()) << what << " " << i;
+    expect_close(a[i], b[i], 1e-12, what + " " + std::to_string(i));
+  }
+}
+
+std::vector<std::vector<Tensor>> layouts(const std::vector<Tensor>& in) {
+  return {in, relayout(in, Layout::kReversedDims), relayout(in, Layout::kEverySecond)};
+}
+
+TEST_P(TracedTable, EqualsEager) {
+  const OpDef& row = *GetParam();
+  if (is_collective(row)) return;
+  for (const Sample& sample : row.samples()) {
+    if (has_sparse(sample)) continue;
+    for (const DType dtype : {DType::kF64, DType::kF32}) {
+      for (const std::vector<Tensor>& in : layouts(cast_inputs(sample.in, dtype))) {
+        bool fits = true;
+        for (const Tensor& x : in) fits &= !x.defined() || &x != &in[0] || row.dtypes.has(x.dtype());
+        if (!fits) continue;
+        const std::string what = describe(row, sample);
+        SCOPED_TRACE(what);
+        const bool grad = sample.grad && row.grad != not_differentiable;
+        const auto eager_in = leaves(row, sample, in, grad);
+        const auto eager = program(row, eager_in, sample.attrs);
+        const auto eager_gradients = differentiate(eager, eager_in);
+        for (const bool whole : {false, true}) {
+          if (whole && (row.dynamic || has_dynamic_gradient(row))) continue;
+          const auto traced_in = leaves(row, sample, in, grad);
+          auto function =
+              compile([&](const std::vector<Tensor>& operands) { return program(row, operands, sample.attrs); },
+                      {.whole_graph = whole});
+          std::vector<Tensor> traced;
+          for (int call = 0; call < 2; ++call) {
+            for (const Tensor& x : traced_in) {
+              if (x.defined()) set_gradient(x, {});
+            }
+            traced = function(traced_in);
+            expect_same(traced, eager, what + (whole ? " whole" : " segmented"));
+            if (HasFatalFailure()) return;
+            expect_same(differentiate(traced, traced_in), eager_gradients, what + " gradients");
+          }
+          const compiled::Report report = explain(function);
+          if (!row.dynamic && !has_dynamic_gradient(row)) {
+            EXPECT_EQ(report.compiles, 1) << what;
+            EXPECT_EQ(report.breaks.size(), 0u) << what;
+          }
+          for (const auto& graph : report.graphs) {
+            const graph::Graph parsed = graph::parse(graph.text);
+            EXPECT_EQ(graph::print(parsed), graph.text);
+            graph::verify(parsed);
+          }
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+// The whole of it, gradients too, inside of the compiled function.
+TEST_P(TracedTable, EqualsEagerWithBackwardInside) {
+  const OpDef& row = *GetParam();
+  if (row.grad == not_differentiable || row.dynamic || has_dynamic_gradient(row) || is_collective(row)) return;
+  for (const Sample& sample : row.samples()) {
+    if (has_sparse(sample) || !sample.grad) continue;
+    const std::string what = describe(row, sample);
+    SCOPED_TRACE(what);
+    const auto step = [&](const std::vector<Tensor>& in) {
+      for (const Tensor& x : in) {
+        if (x.defined()) set_gradient(x, {});
+      }
+      return differentiate(program(row, in, sample.attrs), in);
+    };
+    const auto eager = step(leaves(row, sample, sample.in, true));
+    for (const bool whole : {false, true}) {
+      const auto in = leaves(row, sample, sample.in, true);
+      auto function = compile(step, {.whole_graph = whole});
+      for (int call = 0; call < 2; ++call) expect_same(function(in), eager, what + (whole ? " whole" : " segmented"));
+      EXPECT_EQ(explain(function).compiles, 1) << what;
+      if (HasFailure()) return;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Rows, TracedTable, testing::ValuesIn(all_ops().begin(), all_ops().end()),
+                         [](const auto& row) { return std::string(row.param->name); });
+
+}  // namespace
+}  // namespace chorale::op

@@ -1,0 +1,492 @@
+// Compiled functions: whole graphs.
+#include <algorithm>
+#include <set>
+
+#include "chorale/api/frame.h"
+#include "chorale/autocast/autocast.h"
+#include "chorale/autograd/autograd.h"
+#include "chorale/autograd/gradient_watch.h"
+#include "chorale/base/error.h"
+#include "chorale/base/log.h"
+
+namespace chorale {
+namespace compiled {
+
+using autograd::Edge;
+using graph::kNone;
+using graph::Layout;
+using graph::Recording;
+
+namespace {
+
+constexpr size_t kNowhere = SIZE_MAX;
+
+// Where a tensor that a graph leaves behind comes from.
+struct Left {
+  enum class From : uint8_t { kNothing, kHandle, kOutside, kWanted } from = From::kNothing;
+  Tensor handle;           // kHandle: a tensor that no op has seen
+  size_t index = 0;        // kOutside: the tensor from outside that it lies in; kWanted: which result
+  bool is_itself = false;  // kOutside: that tensor, not a view of it
+  Layout layout;           // kOutside: the view, counted from the other's offset
+  size_t root = kNowhere;  // where its history is
+};
+
+// Modes that change what calls do.
+struct Modes {
+  bool grad, inference, autocast;
+  bool operator==(const Modes&) const = default;
+};
+Modes modes_now() { return {autograd::mode.grad, autograd::mode.inference, autocast_enabled()}; }
+
+}  // namespace
+
+struct Frame::Variant {
+  struct ArgumentGuard {
+    Argument then;
+    Layout layout;
+    Device device;
+    bool wants_grad = false;
+    size_t same_storage_as = 0;  // the first argument on that storage
+  };
+  struct CapturedGuard {
+    Tensor handle;
+    const Storage* storage = nullptr;
+    Layout layout;
+    bool wants_grad = false;
+  };
+  struct GradientGuard {
+    Tensor leaf;
+    Tensor gradient;       // undefined: it had none
+    bool is_used = false;  // by an op; else it was only asked whether there is one
+  };
+  std::vector<ArgumentGuard> arguments;
+  std::vector<CapturedGuard> captured;
+  std::vector<GradientGuard> gradients;
+  std::vector<int64_t> watched;
+  Modes modes{};
+
+  std::shared_ptr<const Segment> segment;
+  std::vector<size_t> from_argument;  // by tensor from outside: which argument, or kNowhere
+  std::vector<Tensor> outside;        // those that are no arguments
+  std::vector<Left> results;
+  std::vector<std::pair<Tensor, Left>> left_gradients;
+  std::vector<size_t> written;             // tensors from outside whose bytes change
+  std::vector<std::vector<size_t>> exits;  // by piece: tensors from outside that gradients go to
+  bool once = false;                       // it made tensors that the host keeps: the next call is another one
+
+  std::string mismatch(const std::vector<Argument>& now, const CompileOptions& options) const;
+  std::vector<std::string> guards() const;
+};
+
+namespace {
+
+std::string text_of(const Argument& argument) {
+  if (const auto* x = std::get_if<Tensor>(&argument.value)) {
+    return x->defined() ? concat(x->dtype(), x->sizes()) : "undefined";
+  }
+  if (const auto* number = std::get_if<int64_t>(&argument.value)) return concat(*number);
+  return concat(std::get<double>(argument.value));
+}
+
+bool wants_grad(const Tensor& x) { return x.defined() && autograd::may_want_grad(x) && requires_grad(x); }
+
+size_t first_on_storage(const std::vector<Argument>& arguments, size_t at) {
+  const auto* x = std::get_if<Tensor>(&arguments[at].value);
+  if (!x || !x->defined()) return at;
+  for (size_t i = 0; i < at; ++i) {
+    const auto* other = std::get_if<Tensor>(&arguments[i].value);
+    if (other && other->defined() && other->storage() == x->storage()) return i;
+  }
+  return at;
+}
+
+}  // namespace
+
+std::string Frame::Variant::mismatch(const std::vector<Argument>& now, const CompileOptions& options) const {
+  if (now.size() != arguments.size()) return concat(now.size(), " arguments, expected ", arguments.size());
+  for (size_t i = 0; i < now.size(); ++i) {
+    const ArgumentGuard& guard = arguments[i];
+    if (now[i].value.index() != guard.then.value.index()) {
+      return concat(now[i].source, " has another type than before");
+    }
+    const auto* x = std::get_if<Tensor>(&now[i].value);
+    if (!x) {
+      if (now[i].value.index() == 1 ? std::get<int64_t>(now[i].value) != std::get<int64_t>(guard.then.value)
+                                    : std::get<double>(now[i].value) != std::get<double>(guard.then.value)) {
+        return concat(now[i].source, " is ", text_of(now[i]), ", expected ", text_of(guard.then));
+      }
+      continue;
+    }
+    if (x->defined() != std::get<Tensor>(guard.then.value).defined()) {
+      return concat(now[i].source, x->defined() ? " is defined" : " is undefined");
+    }
+    if (!x->defined()) continue;
+    const auto wrong = [&](const char* what, const auto& is, const auto& expected) {
+      return concat(now[i].source, ": ", what, " is ", is, ", expected ", expected);
+    };
+    if (x->dtype() != guard.layout.dtype) return wrong("dtype", x->dtype(), guard.layout.dtype);
+    if (x->device() != guard.device) return wrong("device", x->device(), guard.device);
+    if (x->dims() != static_cast<int64_t>(guard.layout.sizes.size())) {
+      return wrong("number of dimensions", x->dims(), guard.layout.sizes.size());
+    }
+    for (size_t d = 0; d < guard.layout.sizes.size(); ++d) {
+      if (x->sizes()[d] == guard.layout.sizes[d]) continue;
+      return concat("tensor '", now[i].source, "' size mismatch at index ", d, ": ", x->sizes()[d], ", expected ",
+                    guard.layout.sizes[d]);
+    }
+    if (!(x->strides() == guard.layout.strides)) return wrong("strides", x->strides(), guard.layout.strides);
+    if (wants_grad(*x) != guard.wants_grad) return wrong("requires_grad", wants_grad(*x), guard.wants_grad);
+    if (first_on_storage(now, i) != guard.same_storage_as) {
+      return concat(now[i].source, " shares its memory with other arguments than before");
+    }
+  }
+  for (const CapturedGuard& guard : captured) {
+    const Tensor& x = guard.handle;
+    if (x.storage().get() != guard.storage || !(graph::layout_of(x) == guard.layout)) {
+      return concat("a captured tensor of ", guard.layout.dtype, guard.layout.sizes, " has other memory");
+    }
+    if (wants_grad(x) != guard.wants_grad) {
+      return concat("a captured tensor of ", guard.layout.dtype, guard.layout.sizes,
+                    guard.wants_grad ? " requires no gradient any more" : " requires a gradient");
+    }
+  }
+  if (!(modes_now() == modes)) return "gradients, inference or autocast are switched otherwise";
+  for (const GradientGuard& guard : gradients) {
+    const Tensor gradient = chorale::gradient(guard.leaf);
+    if (gradient.defined() != guard.gradient.defined()) {
+      return concat("a captured tensor of ", guard.leaf.dtype(), guard.leaf.sizes(),
+                    gradient.defined() ? " has a gradient already" : " has no gradient yet");
+    }
+    if (guard.is_used && !gradient.is(guard.gradient)) return "a gradient lies in other memory";
+  }
+  for (size_t i = 0; i < watched.size(); ++i) {
+    if (options.watch[i]() != watched[i]) return concat("watched value ", i, " has changed from ", watched[i]);
+  }
+  return {};
+}
+
+std::vector<std::string> Frame::Variant::guards() const {
+  std::vector<std::string> all;
+  for (const ArgumentGuard& guard : arguments) {
+    all.push_back(concat("local ", guard.then.source, " is ", text_of(guard.then),
+                         guard.wants_grad ? " and requires a gradient" : ""));
+  }
+  for (const CapturedGuard& guard : captured) {
+    all.push_back(concat("captured ", guard.layout.dtype, guard.layout.sizes, " stays in its memory"));
+  }
+  for (const GradientGuard& guard : gradients) {
+    all.push_back(concat("captured ", guard.leaf.dtype(), guard.leaf.sizes(),
+                         guard.gradient.defined() ? " keeps its gradient" : " has no gradient"));
+  }
+  all.push_back(concat("global gradients ", modes.grad ? "on" : "off", modes.inference ? ", inference" : "",
+                       modes.autocast ? ", autocast" : ""));
+  return all;
+}
+
+namespace {
+
+// Which leaves' own gradients the function looks at before it replaces them, and which it touches at all.
+struct Watch final : autograd::GradientWatch {
+  void note_read(const Tensor& leaf) override { note(leaf, true); }
+  void note_replaced(const Tensor& leaf) override { note(leaf, false); }
+  void note(const Tensor& leaf, bool is_read) {
+    if (!seen.insert(leaf.impl()).second) return;
+    autograd::GradientWatch* own = std::exchange(autograd::gradient_watch, nullptr);
+    leaves.push_back({leaf, chorale::gradient(leaf), is_read});
+    autograd::gradient_watch = own;
+  }
+  struct Leaf {
+    Tensor leaf, gradient;
+    bool read_first;
+  };
+  std::set<const TensorImpl*> seen;
+  std::vector<Leaf> leaves;
+};
+
+struct WatchScope {
+  explicit WatchScope(Watch& watch) : before(std::exchange(autograd::gradient_watch, &watch)) {}
+  ~WatchScope() { autograd::gradient_watch = before; }
+  autograd::GradientWatch* before;
+};
+
+// Whether the host holds on to a tensor with bytes on that storage, besides what it returned.
+bool is_kept(const Recording& recording, uint32_t storage, const std::vector<Tensor>& returned) {
+  int64_t tensors = 1;  // the recording's own reference to the storage
+  for (const graph::RecordedTensor& tensor : recording.tensors()) {
+    if (!tensor.handle.defined() || tensor.storage != storage) continue;
+    ++tensors;
+    int64_t known = tensor.handle.is_traced() ? 2 : 1;  // a tensor that is hidden is held once more
+    for (const Tensor& x : returned) known += x.defined() && x.is(tensor.handle) ? 1 : 0;
+    if (tensor.handle.use_count() > known) return true;
+  }
+  return recording.storages()[storage].storage->use_count() > tensors;
+}
+
+// Everything that a tensor which is left behind keeps alive by itself.
+void explain_handles(const Tensor& x, std::set<const TensorImpl*>& known) {
+  for (Tensor at = x; at.defined() && known.insert(at.impl()).second;) {
+    const autograd::Slot* slot = autograd::slot_of(at);
+    if (!slot || !slot->view) return;
+    known.insert(slot->view->base.impl());
+    at = slot->view->view_of;
+  }
+}
+
+}  // namespace
+
+// Traces: values are nowhere to be had.
+class Frame::StrictCall final : public Frame::Call {
+ public:
+  using Call::Call;
+  bool is_strict() const override { return true; }
+  uint64_t begin() const { return begin_; }
+  void trace_gradients(bool on) { is_tracing_gradients_ = on; }
+};
+
+std::shared_ptr<Frame::Variant> Frame::trace(const std::vector<Argument>& arguments,
+                                             const std::function<std::vector<Tensor>()>& body,
+                                             std::vector<Tensor>& results) {
+  const CompileOptions& options = state_->options;
+  auto variant = std::make_shared<Variant>();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    Variant::ArgumentGuard guard{arguments[i], {}, {}, false, first_on_storage(arguments, i)};
+    if (const auto* x = std::get_if<Tensor>(&arguments[i].value); x && x->defined()) {
+      guard.layout = graph::layout_of(*x);
+      guard.device = x->device();
+      guard.wants_grad = wants_grad(*x);
+    }
+    variant->arguments.push_back(std::move(guard));
+  }
+  variant->modes = modes_now();
+  for (const auto& value : options.watch) variant->watched.push_back(value());
+
+  StrictCall call(*state_);
+  Recording recording(call);
+  Watch watch;
+  std::vector<Tensor> traced;
+  const graph::RecordingScope scope(recording);
+  {
+    const WatchScope watching(watch);
+    for (const Argument& argument : arguments) {
+      if (const auto* x = std::get_if<Tensor>(&argument.value); x && x->defined()) recording.hide(*x);
+    }
+    traced = body();
+  }
+  // Tensors with bytes that were made inside. What the host keeps is a state that a first call makes; what it does not
+  // keep, and did not write with an op, is data of the host.
+  for (uint32_t s = 0; s < recording.storages().size(); ++s) {
+    const graph::RecordedStorage& storage = recording.storages()[s];
+    if (!storage.has_bytes || !storage.made_here || recording.is_constant(*storage.storage)) continue;
+    if (is_kept(recording, s, traced)) {
+      variant->once = true;
+      continue;
+    }
+    const bool from_host =
+        storage.first_read != kNone && (storage.first_write == kNone || storage.first_read <= storage.first_write);
+    CHORALE_CHECK_STATE(
+        !from_host,
+        "[compile] a tensor was made from host data while a whole graph is traced: it would be the same "
+        "in every call. Make it outside, pass it as an argument, or say constant(x) if that is meant");
+  }
+
+  EndOfSegment end{recording, call.begin()};
+  std::set<const TensorImpl*> explained;
+  const auto leave = [&](const Tensor& x) {
+    Left left;
+    if (!x.defined()) return left;
+    explain_handles(x, explained);
+    const uint32_t t = recording.find(x);
+    if (t == kNone) {
+      left.from = Left::From::kHandle;
+      left.handle = x;
+      return left;
+    }
+    const uint32_t s = recording.tensors()[t].storage;
+    const Edge edge = autograd::may_want_grad(x) ? autograd::edge_of(x) : Edge{};
+    if (edge.node && edge.node->number > call.begin() && !edge.node->released) {
+      left.root = end.roots.size();
+      end.roots.push_back(x);
+    }
+    if (recording.storages()[s].has_bytes && !recording.storages()[s].made_here) {
+      left.from = Left::From::kOutside;
+      left.layout = recording.tensors()[t].layout;
+      left.index = t;  // becomes a place among those from outside
+      left.is_itself = recording.tensors()[t].handle.defined();
+      return left;
+    }
+    left.from = Left::From::kWanted;
+    left.index = end.wanted.size();
+    end.wanted.push_back(t);
+    return left;
+  };
+  for (const Tensor& x : traced) variant->results.push_back(leave(x));
+  for (const Watch::Leaf& seen : watch.leaves) {
+    if (seen.read_first) {
+      const bool is_used = seen.gradient.defined() && recording.find(seen.gradient) != kNone;
+      variant->gradients.push_back({seen.leaf, seen.gradient, is_used});
+    }
+    const Tensor now = chorale::gradient(seen.leaf);
+    if (now.defined() && seen.gradient.defined() && now.is(seen.gradient)) continue;
+    variant->left_gradients.emplace_back(seen.leaf, leave(now));
+  }
+  // What else the host holds on to: states that a first step makes.
+  std::set<uint32_t> escaped;
+  for (const Tensor& x : recording.live_tensors()) {
+    const uint32_t s = recording.tensors()[recording.find(x)].storage;
+    if (!explained.count(x.impl()) && !recording.storages()[s].has_bytes) escaped.insert(s);
+  }
+  end.live.assign(escaped.begin(), escaped.end());
+  variant->once |= !escaped.empty();
+
+  call.trace_gradients(true);
+  variant->segment = Segment::build(recording, end, {options.backend, true, options.split});
+  call.trace_gradients(false);
+  recording.truncate(variant->segment->key().calls.size());
+
+  const std::vector<SegmentKey::Outside>& outside = variant->segment->key().outside;
+  const auto place_of = [&](const Left& left) {
+    const uint32_t s = recording.tensors()[left.index].storage;
+    for (size_t p = 0; p < outside.size(); ++p) {
+      if (left.is_itself ? outside[p].tensor == left.index : outside[p].storage == s) return p;
+    }
+    return outside.size();
+  };
+  const auto settle = [&](Left& left) {
+    if (left.from != Left::From::kOutside) return;
+    left.index = place_of(left);
+    left.layout.offset -= outside[left.index].layout.offset;
+  };
+  for (Left& left : variant->results) settle(left);
+  for (auto& [leaf, left] : variant->left_gradients) settle(left);
+  for (size_t p = 0; p < outside.size(); ++p) {
+    const Tensor& handle = recording.tensors()[outside[p].tensor].handle;
+    size_t argument = kNowhere;
+    for (size_t i = 0; i < arguments.size() && argument == kNowhere; ++i) {
+      const auto* x = std::get_if<Tensor>(&arguments[i].value);
+      if (x && x->defined() && x->is(handle)) argument = i;
+    }
+    variant->from_argument.push_back(argument);
+    variant->outside.push_back(argument == kNowhere ? handle : Tensor{});
+    if (argument == kNowhere) {
+      variant->captured.push_back({handle, handle.storage().get(), graph::layout_of(handle), outside[p].wants_grad});
+    }
+    if (recording.storages()[outside[p].storage].first_write != kNone) variant->written.push_back(p);
+  }
+  for (const std::vector<Edge>& edges : variant->segment->exits(end)) {
+    variant->exits.emplace_back();
+    for (const Edge& edge : edges) {
+      size_t found = kNowhere;
+      for (size_t p = 0; p < outside.size() && found == kNowhere && edge.wanted(); ++p) {
+        const Tensor& handle = recording.tensors()[outside[p].tensor].handle;
+        if (!is_differentiable(handle.dtype())) continue;
+        const Edge of = autograd::edge_of(handle);
+        if (of.node.get() == edge.node.get() &&
+            (of.node ? of.index == edge.index : of.leaf.impl() == edge.leaf.impl())) {
+          found = p;
+        }
+      }
+      CHORALE_CHECK_STATE(found != kNowhere || !edge.wanted(),
+                          "[compile] a gradient leaves the whole graph to something that is neither an argument nor a "
+                          "captured tensor; compile without whole_graph");
+      variant->exits.back().push_back(found);
+    }
+  }
+  // The tensors that were traced have no use any more; those that are handed out are made by running.
+  for (auto& [leaf, left] : variant->left_gradients) set_gradient(leaf, {});
+  recording.rewind_generators();
+  Segment::Results made;
+  {
+    const graph::RecordingPaused paused;
+    made = variant->segment->run(end);
+  }
+  recording.clear();
+  results = hand_out(*variant, arguments, made);
+  return variant;
+}
+
+std::vector<Tensor> Frame::hand_out(const Variant& variant, const std::vector<Argument>& arguments,
+                                    const Segment::Results& made) const {
+  const auto outside = [&](size_t p) {
+    return variant.from_argument[p] == kNowhere ? variant.outside[p]
+                                                : std::get<Tensor>(arguments[variant.from_argument[p]].value);
+  };
+  const auto make = [&](const Left& left) {
+    Tensor x;
+    if (left.from == Left::From::kHandle) x = left.handle;
+    if (left.from == Left::From::kWanted) x = made.wanted[left.index];
+    if (left.from == Left::From::kOutside) {
+      x = outside(left.index);
+      if (left.is_itself) return x;
+      x = Tensor::on(x.storage(), left.layout.sizes, left.layout.strides, x.offset() + left.layout.offset,
+                     left.layout.dtype);
+    }
+    if (left.root != kNowhere) variant.segment->set_history(made, left.root, x);
+    return x;
+  };
+  std::vector<Tensor> results;
+  for (const Left& left : variant.results) results.push_back(make(left));
+  for (const auto& [leaf, left] : variant.left_gradients) set_gradient(leaf, make(left));
+  for (const auto& settle : made.settle) settle();
+  return results;
+}
+
+std::vector<Tensor> Frame::call_whole(const std::vector<Argument>& arguments,
+                                      const std::function<std::vector<Tensor>()>& body) {
+  std::shared_ptr<Variant> variant;
+  std::string differs;
+  size_t known = 0;
+  {
+    const std::lock_guard lock(state_->mutex);
+    known = state_->variants.size();
+    for (const auto& candidate : state_->variants) {
+      differs = candidate->mismatch(arguments, state_->options);
+      if (differs.empty()) {
+        variant = candidate;
+        break;
+      }
+    }
+  }
+  if (variant) {
+    Segment::Bindings bindings;
+    for (size_t p = 0; p < variant->outside.size(); ++p) {
+      const size_t argument = variant->from_argument[p];
+      bindings.outside.push_back(argument == kNowhere ? variant->outside[p]
+                                                      : std::get<Tensor>(arguments[argument].value));
+    }
+    for (const std::vector<size_t>& exits : variant->exits) {
+      bindings.exits.emplace_back();
+      for (const size_t p : exits) {
+        bindings.exits.back().push_back(p == kNowhere ? Edge{} : autograd::edge_of(bindings.outside[p]));
+      }
+    }
+    const Segment::Results made = variant->segment->run(bindings);
+    for (const size_t p : variant->written) bindings.outside[p].storage()->note_write("a compiled graph");
+    const std::lock_guard lock(state_->mutex);
+    ++state_->report.runs;
+    return hand_out(*variant, arguments, made);
+  }
+  if (known >= static_cast<size_t>(state_->options.most_variants)) {
+    const std::lock_guard lock(state_->mutex);
+    if (state_->report.uncompiled++ == 0) {
+      log_warning(
+          concat("[compile] ", state_->options.name, " has ", known,
+                 " variants, which is the most that is allowed; it runs uncompiled now. Last guard: ", differs));
+    }
+    return body();
+  }
+  std::vector<Tensor> results;
+  variant = trace(arguments, body, results);
+  const std::lock_guard lock(state_->mutex);
+  if (known > 0) {
+    state_->report.recompiles.push_back(differs);
+    log_info(concat("[compile] ", state_->options.name, " is compiled again: ", differs));
+  }
+  state_->note_compiled(*variant->segment, "");
+  state_->report.guards = variant->guards();
+  ++state_->report.runs;
+  if (!variant->once) state_->variants.push_back(std::move(variant));
+  return results;
+}
+
+}  // namespace compiled
+}  // namespace chorale

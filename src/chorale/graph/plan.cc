@@ -1,0 +1,213 @@
+#include "chorale/graph/plan.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "chorale/base/error.h"
+
+namespace chorale::graph {
+namespace {
+
+constexpr int64_t kAlignment = 64;
+
+class Planner {
+ public:
+  explicit Planner(const Graph& graph)
+      : graph_(graph),
+        end_(static_cast<int64_t>(graph.nodes.size())),
+        root_(graph.values.size()),
+        delta_(graph.values.size(), 0),
+        first_(graph.values.size(), -1),
+        last_(graph.values.size(), -1) {
+    std::iota(root_.begin(), root_.end(), 0u);
+    plan_.places.resize(graph.values.size());
+    plan_.is_view.assign(graph.nodes.size(), false);
+    plan_.writes_over.assign(graph.nodes.size(), false);
+    plan_.copied.assign(graph.outputs.size(), false);
+  }
+
+  Plan run() {
+    find_views();
+    find_lives();
+    place_outputs();
+    share();
+    place_rest();
+    for (uint32_t v = 0; v < graph_.values.size(); ++v) {
+      const Plan::Place root = plan_.places[root_[v]];
+      plan_.places[v] = {root.in, root.index, root.offset + delta_[v]};
+    }
+    return std::move(plan_);
+  }
+
+ private:
+  const Value& value(uint32_t v) const { return graph_.values[v]; }
+  bool is_root(uint32_t v) const { return root_[v] == v; }
+
+  void find_views() {
+    for (uint32_t i = 0; i < graph_.inputs.size(); ++i) plan_.places[graph_.inputs[i]] = {Plan::In::kInput, i, 0};
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      const Node& node = graph_.nodes[n];
+      if (node.kind != Node::Kind::kRow || !node.op->view) continue;
+      const op::OutSpecs specs = infer(graph_, node);
+      bool all = true;
+      for (size_t i = 0; i < specs.size(); ++i) {
+        if (specs[i].view_of < 0) {
+          all = false;
+          continue;
+        }
+        const uint32_t of = node.in[static_cast<size_t>(specs[i].view_of)];
+        root_[node.out[i]] = root_[of];
+        delta_[node.out[i]] = delta_[of] + specs[i].offset * static_cast<int64_t>(size_of(value(of).dtype));
+      }
+      plan_.is_view[n] = all;
+    }
+  }
+
+  void find_lives() {
+    for (const uint32_t input : graph_.inputs) first_[input] = -1;
+    for (int64_t n = 0; n < end_; ++n) {
+      const Node& node = graph_.nodes[static_cast<size_t>(n)];
+      for (const uint32_t x : node.in) {
+        if (x != kNone) last_[root_[x]] = std::max(last_[root_[x]], n);
+      }
+      for (const uint32_t y : node.out) {
+        if (is_root(y)) first_[y] = n;
+        last_[root_[y]] = std::max(last_[root_[y]], n);
+      }
+    }
+    for (const Output& output : graph_.outputs) last_[root_[output.value]] = end_;
+  }
+
+  // Whether memory of `from` may be written with `y`, which node n makes: the node may read it only element by element.
+  bool may_overwrite(const Node& node, uint32_t from, uint32_t y) const {
+    for (const uint32_t x : node.in) {
+      if (x == kNone || root_[x] != from) continue;
+      const bool same = delta_[x] == 0 && value(x) == value(y);
+      // A row over lists writes new values of its inputs, each over its own.
+      const bool in_place =
+          node.kind == Node::Kind::kFused || (node.kind == Node::Kind::kRow && (node.op->in_place || node.op->lists));
+      if (!same || !in_place) return false;
+    }
+    return true;
+  }
+
+  void place_outputs() {
+    for (uint32_t o = 0; o < graph_.outputs.size(); ++o) {
+      const Output& output = graph_.outputs[o];
+      const uint32_t v = output.value;
+      const bool is_free = is_root(v) && plan_.places[v].in == Plan::In::kNowhere;
+      if (output.into == kNone) {
+        plan_.output_bytes += bytes_of(value(v));
+        if (is_free) plan_.places[v] = {Plan::In::kOutput, o, 0};
+        plan_.copied[o] = !is_free;
+      } else if (is_free && may_lie_in(v, output.into)) {
+        plan_.places[v] = {Plan::In::kInput, output.into, 0};
+      } else {
+        plan_.copied[o] = !(root_[v] == graph_.inputs[output.into] && delta_[v] == 0);
+      }
+    }
+  }
+
+  bool may_lie_in(uint32_t v, uint32_t input) const {
+    const uint32_t old = graph_.inputs[input];
+    if (!(value(v) == value(old))) return false;
+    const int64_t made = first_[v];
+    for (int64_t n = made + 1; n < end_; ++n) {
+      for (const uint32_t x : graph_.nodes[static_cast<size_t>(n)].in) {
+        if (x != kNone && root_[x] == old) return false;
+      }
+    }
+    for (const Output& output : graph_.outputs) {
+      if (root_[output.value] == old) return false;
+    }
+    const Node& node = graph_.nodes[static_cast<size_t>(made)];
+    if (node.kind == Node::Kind::kWrite) {
+      return node.in[0] == old && (node.in[1] == kNone || root_[node.in[1]] != old);
+    }
+    return may_overwrite(node, old, v);
+  }
+
+  // Results that take over the memory of an operand which nothing reads later.
+  void share() {
+    for (int64_t n = 0; n < end_; ++n) {
+      const auto at = static_cast<size_t>(n);
+      const Node& node = graph_.nodes[at];
+      if (node.kind == Node::Kind::kWrite) {
+        const uint32_t y = node.out[0], x = root_[node.in[0]];
+        const Plan::Place target = plan_.places[y], source = plan_.places[x];
+        if (target.in == Plan::In::kInput && source.in == Plan::In::kInput && target.index == source.index) {
+          plan_.writes_over[at] = true;
+        } else if (takes_over(n, x, y) && root_[node.in[1]] != x && delta_[node.in[0]] == 0) {
+          merge(x, y);
+          plan_.writes_over[at] = true;
+        }
+        continue;
+      }
+      if (plan_.is_view[at]) continue;
+      for (const uint32_t y : node.out) {
+        for (const uint32_t operand : node.in) {
+          if (operand == kNone || delta_[operand] != 0) continue;
+          const uint32_t x = root_[operand];
+          if (takes_over(n, x, y) && value(operand) == value(y) && node.kind != Node::Kind::kDraw &&
+              may_overwrite(node, x, y) && reads_in_place(node)) {
+            merge(x, y);
+            break;
+          }
+        }
+      }
+    }
+  }
+  static bool reads_in_place(const Node& node) {
+    return node.kind == Node::Kind::kFused || (node.kind == Node::Kind::kRow && node.op->in_place);
+  }
+  bool takes_over(int64_t n, uint32_t x, uint32_t y) const {
+    return is_root(y) && is_root(x) && plan_.places[y].in == Plan::In::kNowhere &&
+           plan_.places[x].in == Plan::In::kNowhere && last_[x] == n && first_[x] >= 0 && first_[x] < n;
+  }
+  void merge(uint32_t x, uint32_t y) {
+    for (uint32_t v = 0; v < root_.size(); ++v) {
+      if (root_[v] == y) root_[v] = x;
+    }
+    last_[x] = std::max(last_[x], last_[y]);
+  }
+
+  // The largest first, each at the lowest place that is free for as long as it lives.
+  void place_rest() {
+    std::vector<uint32_t> roots;
+    for (uint32_t v = 0; v < graph_.values.size(); ++v) {
+      if (is_root(v) && first_[v] >= 0 && plan_.places[v].in == Plan::In::kNowhere) roots.push_back(v);
+    }
+    const auto size = [&](uint32_t v) { return (bytes_of(value(v)) + kAlignment - 1) / kAlignment * kAlignment; };
+    std::stable_sort(roots.begin(), roots.end(), [&](uint32_t a, uint32_t b) { return size(a) > size(b); });
+    std::vector<uint32_t> placed;  // by offset
+    for (const uint32_t v : roots) {
+      int64_t offset = 0;
+      for (const uint32_t other : placed) {
+        if (last_[other] < first_[v] || last_[v] < first_[other]) continue;
+        const int64_t begin = plan_.places[other].offset;
+        if (begin >= offset + size(v)) break;
+        offset = std::max(offset, begin + size(other));
+      }
+      plan_.places[v] = {Plan::In::kArena, 0, offset};
+      plan_.arena_bytes = std::max(plan_.arena_bytes, offset + size(v));
+      plan_.sum_bytes += size(v);
+      placed.insert(
+          std::upper_bound(placed.begin(), placed.end(), v,
+                           [&](uint32_t a, uint32_t b) { return plan_.places[a].offset < plan_.places[b].offset; }),
+          v);
+    }
+  }
+
+  const Graph& graph_;
+  int64_t end_;
+  std::vector<uint32_t> root_;
+  std::vector<int64_t> delta_;         // bytes behind the root's element 0
+  std::vector<int64_t> first_, last_;  // of roots: the nodes that make and last read them
+  Plan plan_;
+};
+
+}  // namespace
+
+Plan plan_memory(const Graph& graph) { return Planner(graph).run(); }
+
+}  // namespace chorale::graph

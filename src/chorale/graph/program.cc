@@ -1,0 +1,191 @@
+#include "chorale/graph/program.h"
+
+#include "chorale/base/error.h"
+#include "chorale/base/generator.h"
+#include "chorale/op/copy.h"
+#include "chorale/op/kernels.h"
+
+namespace chorale::graph {
+namespace {
+
+// A tensor whose pointer is set later.
+Tensor bare(const Value& value) { return stand_in(value); }
+
+int64_t place_in(const Value& value, int64_t elements) { return elements * static_cast<int64_t>(size_of(value.dtype)); }
+
+void draw_into(const Tensor& stretch, Generator& generator, int64_t words) {
+  const RandomStream stream = generator.take(words);
+  if (!stretch.impl()->data) return;
+  auto* place = static_cast<int64_t*>(stretch.impl()->data);
+  place[0] = static_cast<int64_t>(stream.seed);
+  place[1] = static_cast<int64_t>(stream.offset);
+}
+
+}  // namespace
+
+// Operands with addresses, for one run at a time.
+struct Program::Instance {
+  struct Step {
+    enum class Kind : uint8_t { kKernel, kFused, kDraw, kBody } kind = Kind::kKernel;
+    kernel::Kernel kernel = nullptr;
+    const kernel::Pointwise* pointwise = nullptr;
+    Device device;
+    Attrs attrs;
+    std::vector<Tensor> in, out;
+    FusedKernel fused;
+    std::shared_ptr<Program> body;
+    uint32_t generator = 0;
+    int64_t words = 0;
+  };
+  struct Bound {  // a pointer that follows an input's or an output's
+    TensorImpl* impl;
+    int64_t offset;
+  };
+  Tensor arena;
+  std::vector<Tensor> tensors;  // by value
+  std::vector<Tensor> others;   // views of values, for writes
+  std::vector<std::vector<Bound>> of_input, of_output;
+  std::vector<Step> steps;
+};
+
+Program::Program(Graph graph, const FusedKernels& fused)
+    : graph_(std::move(graph)), plan_(plan_memory(graph_)), fused_(fused) {
+  for (const Value& value : graph_.values) {
+    CHORALE_CHECK_STATE(value.device.type == DeviceType::kCpu || value.device.type == DeviceType::kNull,
+                        "[compile] a graph runs on the CPU; a value of it is on ", value.device);
+  }
+  auto first = make();
+  kernels_ = first->steps.size();
+  idle_.push_back(std::move(first));
+}
+Program::~Program() = default;
+
+std::unique_ptr<Program::Instance> Program::make() const {
+  auto made = std::make_unique<Instance>();
+  Instance& instance = *made;
+  instance.of_input.resize(graph_.inputs.size());
+  instance.of_output.resize(graph_.outputs.size());
+  if (plan_.arena_bytes > 0) instance.arena = Tensor::empty({plan_.arena_bytes}, DType::kU8);
+  const auto bind = [&](const Tensor& tensor, const Plan::Place& place) {
+    if (tensor.elems() == 0 || tensor.device().type == DeviceType::kNull) return;
+    if (place.in == Plan::In::kArena) {
+      tensor.impl()->data = static_cast<std::byte*>(instance.arena.raw()) + place.offset;
+    } else if (place.in == Plan::In::kInput) {
+      instance.of_input[place.index].push_back({tensor.impl(), place.offset});
+    } else if (place.in == Plan::In::kOutput) {
+      instance.of_output[place.index].push_back({tensor.impl(), place.offset});
+    }
+  };
+  for (uint32_t v = 0; v < graph_.values.size(); ++v) {
+    instance.tensors.push_back(bare(graph_.values[v]));
+    bind(instance.tensors.back(), plan_.places[v]);
+  }
+  const auto copy = [&](const Tensor& from, const Tensor& to) {
+    Instance::Step step;
+    step.kernel = op::find_kernel(op::kTo, to.device().type);
+    step.device = to.device();
+    step.attrs = op::CopyAttrs{to.dtype()};
+    step.in = {from};
+    step.out = {to};
+    if (step.kernel) instance.steps.push_back(std::move(step));
+  };
+  for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+    const Node& node = graph_.nodes[n];
+    if (plan_.is_view[n]) continue;
+    if (node.kind == Node::Kind::kWrite) {
+      const Tensor& whole = instance.tensors[node.out[0]];
+      if (!plan_.writes_over[n]) copy(instance.tensors[node.in[0]], whole);
+      Plan::Place place = plan_.places[node.out[0]];
+      const Value& value = graph_.values[node.out[0]];
+      place.offset += place_in(value, node.region.offset);
+      instance.others.push_back(bare({node.region.sizes, node.region.strides, value.dtype, value.device}));
+      bind(instance.others.back(), place);
+      copy(instance.tensors[node.in[1]], instance.others.back());
+      continue;
+    }
+    Instance::Step step;
+    for (const uint32_t x : node.in) step.in.push_back(x == kNone ? Tensor{} : instance.tensors[x]);
+    for (const uint32_t y : node.out) step.out.push_back(instance.tensors[y]);
+    step.device = graph_.values[node.out[0]].device;
+    step.attrs = node.attrs;
+    switch (node.kind) {
+      case Node::Kind::kDraw:
+        step.kind = Instance::Step::Kind::kDraw;
+        step.generator = node.generator;
+        step.words = node.words;
+        break;
+      case Node::Kind::kFused:
+        step.fused = fused_ ? fused_(node) : FusedKernel{};
+        step.kind = step.fused ? Instance::Step::Kind::kFused : Instance::Step::Kind::kBody;
+        if (!step.fused) step.body = std::make_shared<Program>(*node.body);
+        break;
+      default:
+        step.kernel = op::find_kernel(*node.op, step.device.type);
+        step.pointwise = node.op->pointwise ? &*node.op->pointwise : nullptr;
+        CHORALE_CHECK_STATE(step.kernel, "[", node.op->name, "] has no kernel for ", step.device);
+    }
+    instance.steps.push_back(std::move(step));
+  }
+  for (uint32_t o = 0; o < graph_.outputs.size(); ++o) {
+    if (!plan_.copied[o]) continue;
+    const Output& output = graph_.outputs[o];
+    const Value& value = output.into == kNone ? graph_.values[output.value] : graph_.values[graph_.inputs[output.into]];
+    instance.others.push_back(bare(value));
+    bind(instance.others.back(),
+         {output.into == kNone ? Plan::In::kOutput : Plan::In::kInput, output.into == kNone ? o : output.into, 0});
+    copy(instance.tensors[output.value], instance.others.back());
+  }
+  return made;
+}
+
+void Program::run(std::span<const Tensor> in, std::span<Generator* const> generators, std::span<Tensor> out) const {
+  CHORALE_INVARIANT(in.size() == graph_.inputs.size() && out.size() == graph_.outputs.size(), "a program got ",
+                    in.size(), " inputs and ", out.size(), " outputs");
+  std::unique_ptr<Instance> instance;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!idle_.empty()) {
+      instance = std::move(idle_.back());
+      idle_.pop_back();
+    }
+  }
+  if (!instance) instance = make();
+  for (size_t i = 0; i < in.size(); ++i) {
+    if (instance->of_input[i].empty()) continue;
+    auto* const data = static_cast<std::byte*>(in[i].raw());
+    for (const Instance::Bound& bound : instance->of_input[i]) bound.impl->data = data + bound.offset;
+  }
+  for (size_t o = 0; o < out.size(); ++o) {
+    const Output& output = graph_.outputs[o];
+    if (output.into != kNone) continue;
+    const Value& value = graph_.values[output.value];
+    out[o] = Tensor::empty_strided(value.sizes, value.strides, value.dtype, value.device);
+    auto* const data = static_cast<std::byte*>(out[o].raw());
+    for (const Instance::Bound& bound : instance->of_output[o]) bound.impl->data = data + bound.offset;
+  }
+  for (Instance::Step& step : instance->steps) {
+    switch (step.kind) {
+      case Instance::Step::Kind::kKernel:
+        step.kernel({step.in, step.out, step.attrs, Stream{step.device}, step.pointwise});
+        break;
+      case Instance::Step::Kind::kFused:
+        step.fused(step.in, step.out);
+        break;
+      case Instance::Step::Kind::kDraw:
+        draw_into(step.out[0], *generators[step.generator], step.words);
+        break;
+      case Instance::Step::Kind::kBody: {
+        std::vector<Tensor> results(step.out.size());
+        step.body->run(step.in, generators, results);
+        for (size_t i = 0; i < results.size(); ++i) {
+          op::launch(op::kTo, step.device, {&results[i], 1}, op::CopyAttrs{results[i].dtype()}, {&step.out[i], 1});
+        }
+        break;
+      }
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  idle_.push_back(std::move(instance));
+}
+
+}  // namespace chorale::graph

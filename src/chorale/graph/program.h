@@ -1,0 +1,45 @@
+// A graph made ready to run: kernels in order, with operands whose addresses are fixed but for inputs and outputs. A
+// run costs little more than the kernels.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "chorale/graph/plan.h"
+
+namespace chorale::graph {
+
+// What runs a fused node: operands are those of the node, in order.
+using FusedKernel = std::function<void(std::span<const Tensor> in, std::span<Tensor> out)>;
+using FusedKernels = std::function<FusedKernel(const Node& node)>;
+
+class Program {
+ public:
+  // `fused` finds the kernel of a fused node; without it such a node runs its rows one by one.
+  explicit Program(Graph graph, const FusedKernels& fused = {});
+  ~Program();
+
+  const Graph& graph() const { return graph_; }
+  const Plan& plan() const { return plan_; }
+  // Kernels of one run, copies included.
+  size_t kernels() const { return kernels_; }
+
+  // One tensor per input, with the layout that the graph says. Sets one tensor per output that is new; those that an
+  // input is overwritten with stay undefined. Several threads may run it at a time.
+  void run(std::span<const Tensor> in, std::span<Generator* const> generators, std::span<Tensor> out) const;
+
+ private:
+  struct Instance;
+  std::unique_ptr<Instance> make() const;
+
+  Graph graph_;
+  Plan plan_;
+  FusedKernels fused_;
+  size_t kernels_ = 0;
+  mutable std::mutex mutex_;
+  mutable std::vector<std::unique_ptr<Instance>> idle_;
+};
+
+}  // namespace chorale::graph

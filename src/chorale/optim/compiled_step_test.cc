@@ -1,0 +1,83 @@
+// Whole training steps, forward, backward and update as one graph, against the same steps run op by op.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+
+#include "chorale/api/api.h"
+#include "chorale/api/compile.h"
+#include "chorale/optim/optim.h"
+
+namespace chorale::optim {
+namespace {
+
+using Make = std::function<std::unique_ptr<Optimizer>(const NamedTensors&)>;
+
+Tensor numbers(const Shape& sizes, double seed) {
+  std::vector<float> values(static_cast<size_t>(count_elems(sizes)));
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = static_cast<float>(std::sin(1.7 * static_cast<double>(i) + 12.9898 * seed + 0.3));
+  }
+  return Tensor::from(values, sizes);
+}
+
+// Losses and parameters of a small network with dropout under a schedule.
+std::vector<float> train(const Make& make, int steps, const CompileOptions* options, int* compiles = nullptr) {
+  const Tensor a = set_requires_grad(numbers({6, 8}, 1)), b = set_requires_grad(numbers({8}, 2)),
+               c = set_requires_grad(numbers({8, 3}, 3));
+  const auto optimizer = make({{"a", a}, {"b", b}, {"c", c}});
+  const auto step = [&](const Tensor& x, const Tensor& y) {
+    optimizer->zero_grad();
+    const Tensor hidden = dropout(relu(add(matmul(x, a), b)), 0.25);
+    const Tensor loss = cross_entropy(matmul(hidden, c), y);
+    backward(loss);
+    optimizer->step();
+    return loss;
+  };
+  auto f = compile(step, options ? *options : CompileOptions{});
+  manual_seed(9);
+  std::vector<float> all;
+  for (int i = 0; i < steps; ++i) {
+    optimizer->set_lr(0.05 / (1 + i));
+    const Tensor x = numbers({5, 6}, i), y = Tensor::from<int64_t>({0, 1, 2, i % 3, 1}, {5});
+    all.push_back((options ? f(x, y) : step(x, y)).item<float>());
+  }
+  if (compiles) *compiles = explain(f).compiles;
+  for (const Tensor& parameter : {a, b, c}) {
+    for (const float value : parameter.to_vector<float>()) all.push_back(value);
+  }
+  return all;
+}
+
+class CompiledStep : public testing::TestWithParam<bool> {};
+
+TEST_P(CompiledStep, HasTheBitsOfTheStepItself) {
+  const CompileOptions options{.whole_graph = GetParam()};
+  const std::vector<Make> all{
+      [](const NamedTensors& p) { return std::make_unique<Sgd>(p, SgdOptions{.lr = 0.05}); },
+      [](const NamedTensors& p) { return std::make_unique<Sgd>(p, SgdOptions{.lr = 0.05, .momentum = 0.9}); },
+      [](const NamedTensors& p) { return std::make_unique<AdamW>(p, AdamWOptions{.lr = 0.05}); },
+      [](const NamedTensors& p) { return std::make_unique<Rmsprop>(p, RmspropOptions{.lr = 0.05}); },
+  };
+  for (size_t i = 0; i < all.size(); ++i) {
+    int compiles = 0;
+    EXPECT_EQ(train(all[i], 20, &options, &compiles), train(all[i], 20, nullptr)) << i;
+    EXPECT_LE(compiles, 3) << i;
+  }
+}
+
+// The rate and the count of steps are inputs.
+TEST_P(CompiledStep, AScheduleOfAThousandStepsCompilesNothingMore) {
+  const CompileOptions options{.whole_graph = GetParam()};
+  const Make make = [](const NamedTensors& p) { return std::make_unique<AdamW>(p, AdamWOptions{.lr = 0.05}); };
+  int after_few = 0, after_many = 0;
+  train(make, 5, &options, &after_few);
+  train(make, 1000, &options, &after_many);
+  EXPECT_EQ(after_few, after_many);
+}
+
+INSTANTIATE_TEST_SUITE_P(Contracts, CompiledStep, testing::Bool(),
+                         [](const auto& row) { return row.param ? "Whole" : "Segmented"; });
+
+}  // namespace
+}  // namespace chorale::optim
