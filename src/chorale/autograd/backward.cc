@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "chorale/autograd/advance.h"
 #include "chorale/autograd/mode.h"
 #include "chorale/base/error.h"
 #include "chorale/op/builder.h"
@@ -16,6 +17,13 @@ namespace chorale::autograd {
 namespace {
 
 constinit thread_local BackwardRun* current_run = nullptr;
+
+// Of advance(): whether a run may wait for late roots, and whether it has returned because it may not.
+struct Waiting {
+  bool allowed = true;
+  bool left = false;
+};
+constinit thread_local Waiting waiting;
 
 Tensor in_dtype(Tensor gradient, DType dtype) {
   return gradient.dtype() == dtype ? std::move(gradient) : to(gradient, dtype);
@@ -57,6 +65,8 @@ uint32_t BackwardRun::task_of(const Edge& edge) {
     added.node = edge.node.get();
     added.leaf = edge.node ? nullptr : edge.leaf.impl();
     added.gradients.resize(edge.node ? edge.node->outputs.size() : 1);
+    // It runs when a root leads to it that was not withdrawn. (Where something is captured, mark_needed() says it.)
+    added.runs = !captures_.empty();
   }
   return task;
 }
@@ -93,6 +103,7 @@ void BackwardRun::add_root(const Tensor& root, Tensor gradient) {
 void BackwardRun::add_root(const Edge& edge, Tensor gradient) {
   const uint32_t task = task_of_root(edge);
   receive(tasks_[task], edge.index, in_dtype(std::move(gradient), spec_of(edge).dtype));
+  tasks_[task].runs = true;
   roots_.push_back(task);
 }
 
@@ -123,6 +134,7 @@ void BackwardRun::take_late_roots() {
       const DType dtype = task.node ? task.node->outputs[i].dtype : task.leaf->dtype;
       receive(task, i, in_dtype(std::move(came.gradients[i]), dtype));
     }
+    if (!came.gradients.empty()) tasks_[came.task].runs = true;
     late_.erase(std::find(late_.begin(), late_.end(), came.task));
     --tasks_[came.task].waiting;
     roots_.push_back(came.task);
@@ -336,6 +348,7 @@ void BackwardRun::run_node(uint32_t at) {
       fit(node, edge, din[i]);
       receive(tasks_[target], edge.index, std::move(din[i]));
     }
+    if (captures_.empty()) tasks_[target].runs = true;
     if (--tasks_[target].waiting == 0) make_ready(target);
   }
 }
@@ -390,6 +403,22 @@ void BackwardRun::run() {
 }
 
 void BackwardRun::run_tasks() {
+  // Only roots that were withdrawn lead to it: nothing runs, and nothing is freed, so that it can be differentiated
+  // later.
+  const auto pass_by = [&](uint32_t at) {
+    tasks_[at].done = true;
+    if (!tasks_[at].node) return;
+    for (const Edge& edge : tasks_[at].node->edges) {
+      if (!edge.wanted()) continue;
+      const uint32_t target = task_of(edge);
+      if (--tasks_[target].waiting == 0) make_ready(target);
+    }
+  };
+  const auto must_leave = [&] {
+    const auto now = inbox_->wait(Deadline(Deadline::Clock::now()));
+    waiting.left = now == BackwardInbox::Wait::kDeadline;
+    return waiting.left;
+  };
   while (true) {
     if (inbox_) take_late_roots();
     for (uint32_t root : std::exchange(roots_, {})) {
@@ -401,11 +430,15 @@ void BackwardRun::run_tasks() {
       ready_.pop_back();
       // A root may stand in the heap twice, or wait again for a root that came later.
       if (tasks_[task].done || tasks_[task].waiting > 0 || !tasks_[task].needed) continue;
-      if (tasks_[task].node) {
+      if (captures_.empty() && !tasks_[task].runs) {
+        pass_by(task);
+      } else if (tasks_[task].node) {
         run_node(task);
       } else {
         run_leaf(task);
       }
+    } else if (inbox_ && !waiting.allowed && must_leave()) {
+      return;
     } else if (inbox_ && wait_for_late_root()) {
       continue;
     } else if (!callbacks_.empty()) {
@@ -414,6 +447,15 @@ void BackwardRun::run_tasks() {
       return;
     }
   }
+}
+
+bool advance(BackwardRun& run) {
+  struct Restore {
+    Waiting before;
+    ~Restore() { waiting = before; }
+  } const restore{std::exchange(waiting, Waiting{.allowed = false})};
+  run.run();
+  return !waiting.left;
 }
 
 }  // namespace chorale::autograd

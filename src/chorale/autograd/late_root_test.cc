@@ -7,6 +7,7 @@
 #include <string>
 #include <thread>
 
+#include "chorale/autograd/advance.h"
 #include "chorale/autograd/leaf_test_util.h"
 #include "chorale/autograd/new_node.h"
 #include "chorale/base/error.h"
@@ -131,6 +132,48 @@ TEST(LateRoots, AWithdrawnOneLetsTheRestGoOn) {
   late.withdraw();
   run.run();
   EXPECT_EQ(values(gradient(x)), (Values{12}));
+}
+
+TEST(LateRoots, WhatAWithdrawnOneAloneLeadsToNeitherRunsNorIsFreed) {
+  const Tensor x = leaf({2}), w = leaf({3});
+  const Tensor y = mul(mul(x, x), w);
+  int asked = 0;
+  on_gradient(w, [&](const Tensor&) {
+    ++asked;
+    return Tensor();
+  });
+  const Edge message = sent({y});
+  {
+    BackwardRun run({});
+    LateRoot late = run.expect_root(message);
+    run.add_root(mul(x, 5), tensor({1}));
+    late.withdraw();
+    run.run();
+  }
+  EXPECT_EQ(values(gradient(x)), (Values{5}));
+  EXPECT_FALSE(gradient(w).defined());
+  EXPECT_EQ(asked, 0);
+  backward(y, tensor({1}));  // its saved values are still there
+  EXPECT_EQ(values(gradient(w)), (Values{4}));
+  EXPECT_EQ(values(gradient(x)), (Values{17}));
+}
+
+TEST(LateRoots, ARunThatAdvancesDoesNotWaitForThem) {
+  const Tensor x = leaf({2});
+  const Edge message = sent({mul(x, x)});
+  BackwardRun run({});
+  LateRoot late = run.expect_root(message);
+  run.add_root(mul(x, 7), tensor({1}));
+  int ends = 0;
+  run.at_end([&] { ++ends; });
+  EXPECT_FALSE(advance(run));
+  EXPECT_FALSE(advance(run));
+  EXPECT_EQ(ends, 0);
+  EXPECT_FALSE(gradient(x).defined());  // a part of it is still to come
+  late.deliver({tensor({10})});
+  EXPECT_TRUE(advance(run));
+  EXPECT_EQ(ends, 1);
+  EXPECT_EQ(values(gradient(x)), (Values{47}));
 }
 
 TEST(LateRoots, GoToTheSinkOfTheRun) {

@@ -8,7 +8,7 @@ namespace chorale::rpc {
 Agent::Agent(const comm::Group& group, AgentOptions options) : core_(Core::start(group, std::move(options))) {}
 
 Agent::~Agent() {
-  if (!core_ || !core_->is_running()) return;
+  if (!owns_ || !core_->is_running()) return;
   try {
     core_->shut_down(std::uncaught_exceptions() == 0, Timeout(0));
   } catch (const std::exception& error) {
@@ -16,11 +16,24 @@ Agent::~Agent() {
   }
 }
 
+Agent here() {
+  const auto* serving = Serving::current();
+  CHORALE_CHECK_STATE(serving, "[rpc] here() is known inside a function that an agent serves only");
+  return Agent(serving->core.shared_from_this());
+}
+Agent agent_of(Core& core) { return Agent(core.shared_from_this()); }
+WorkerInfo caller() {
+  const auto* serving = Serving::current();
+  CHORALE_CHECK_STATE(serving, "[rpc] caller() is known inside a function that an agent serves only");
+  return serving->core.workers()[static_cast<size_t>(serving->from)];
+}
+
 const WorkerInfo& Agent::info() const { return core_->workers()[static_cast<size_t>(core_->own())]; }
 const WorkerInfo& Agent::info(const To& worker) const { return core_->worker(worker); }
 const std::vector<WorkerInfo>& Agent::workers() const { return core_->workers(); }
 bool Agent::is_running() const { return core_->is_running(); }
 std::shared_ptr<Helper> Agent::helper() const { return core_->helper(); }
+Agent::operator dist_autograd::Contexts&() const { return core_->contexts(); }
 Timeout Agent::timeout() const { return core_->default_timeout(); }
 void Agent::set_timeout(Timeout timeout) { core_->set_default_timeout(timeout); }
 void Agent::shutdown(Timeout timeout) { core_->shut_down(true, timeout); }
@@ -29,9 +42,16 @@ void Agent::shutdown_now() { core_->shut_down(false, Timeout(0)); }
 AgentInfo Agent::debug() const {
   const Crew::Counts crew = core_->crew().counts();
   const Core::Calls calls = core_->calls();
-  return {core_->options().threads,          crew.threads, crew.idle,    crew.waiting,
-          static_cast<int64_t>(crew.queued), calls.own,    calls.served, calls.served_later,
-          core_->references().counts()};
+  return {.threads_configured = core_->options().threads,
+          .threads = crew.threads,
+          .threads_idle = crew.idle,
+          .threads_waiting = crew.waiting,
+          .queued = static_cast<int64_t>(crew.queued),
+          .own_calls = calls.own,
+          .served_calls = calls.served,
+          .served_later = calls.served_later,
+          .requests = calls.started,
+          .references = core_->references().counts()};
 }
 
 // ---- calls
@@ -43,8 +63,9 @@ Writer Agent::begin(int to) const {
 
 void Agent::start(MessageKind kind, int worker, const To& to, Writer writer, FutureState* future,
                   std::function<void(Reader*, const std::exception_ptr&)> take) const {
-  core_->request(worker, {.kind = kind, .payload = std::move(writer.payload), .tensors = std::move(writer.tensors)},
-                 {.timeout = to.timeout(), .future = future},
+  Message message{.kind = kind, .payload = std::move(writer.payload), .tensors = std::move(writer.tensors)};
+  core_->record(message, worker, kind == MessageKind::kCall);
+  core_->request(worker, std::move(message), {.timeout = to.timeout(), .future = future},
                  [core = core_.get(), worker, take = std::move(take)](Message answer, const std::exception_ptr& error) {
                    if (error) return take(nullptr, error);
                    Reader reader(answer.payload, answer.tensors, core, worker);

@@ -32,6 +32,7 @@ namespace chorale::rpc {
 struct AgentInfo {
   int threads_configured = 0, threads = 0, threads_idle = 0, threads_waiting = 0;
   int64_t queued = 0, own_calls = 0, served_calls = 0, served_later = 0;
+  int64_t requests = 0;  // that this worker has sent so far, calls and others
   ReferenceCounts references{};
 };
 
@@ -41,8 +42,9 @@ class Agent {
   Agent(const comm::Group& group, AgentOptions options = {});
   // Shuts down gracefully if that was not done; immediately when an exception is passing through.
   ~Agent();
-  Agent(Agent&&) noexcept = default;
-  Agent& operator=(Agent&&) = delete;
+  // A copy stands for the same agent, and does not shut it down when it goes; callbacks may keep one.
+  Agent(const Agent& other) : core_(other.core_), owns_(false) {}
+  Agent& operator=(const Agent&) = delete;
 
   // ---- who is there
   const WorkerInfo& info() const;
@@ -143,6 +145,8 @@ class Agent {
   void shutdown_now();
 
   const std::shared_ptr<Core>& core() const { return core_; }
+  // dist_autograd::Context context(agent);
+  operator dist_autograd::Contexts&() const;  // NOLINT(google-explicit-constructor)
 
  private:
   std::shared_ptr<Helper> helper() const;
@@ -181,7 +185,17 @@ class Agent {
     }
   }
 
+  friend Agent here();
+  friend Agent agent_of(Core& core);
+  explicit Agent(std::shared_ptr<Core> core) : core_(std::move(core)), owns_(false) {}
+
   std::shared_ptr<Core> core_;
+  const bool owns_ = true;
 };
+
+// Inside a served function: the agent that runs it, and the worker that called it. StateError elsewhere.
+Agent here();
+WorkerInfo caller();
+Agent agent_of(Core& core);
 
 }  // namespace chorale::rpc

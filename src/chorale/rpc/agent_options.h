@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "chorale/dist_autograd/contexts.h"
 #include "chorale/rpc/faults.h"
 #include "chorale/rpc/served.h"
 #include "chorale/rpc/worker.h"
@@ -25,6 +26,8 @@ struct AgentOptions {
   // Before a control message is sent again; each time half as much longer.
   std::chrono::nanoseconds retry_after = std::chrono::seconds(1);
   Faults faults{};
+  // How gradients are awaited (Note [Smart backward] in dist_autograd/contexts.h).
+  dist_autograd::Mode backward = dist_autograd::Mode::kSmart;
 };
 
 }  // namespace chorale::rpc

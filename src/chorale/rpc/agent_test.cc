@@ -72,8 +72,8 @@ TEST(Agent, CallsByNameRankAndInfo) {
   });
 }
 
-// spec: test_add, test_scalar_add, test_async_add, test_nonzero, test_multi_rpc, test_py_tensors,
-// test_py_tensors_multi_async_call, test_py_tensors_in_container
+// spec: test_add, test_scalar_add, test_async_add, test_nonzero, test_multi_rpc, test_py_tensors
+// spec: test_py_tensors_multi_async_call, test_py_tensors_in_container
 TEST(Agent, ResultsAreExactForManySizes) {
   run_agents(4, for_tests(kServes), [](Agent& agent, comm::Group& group) {
     const int64_t n = group.rank() + 1;
@@ -111,8 +111,8 @@ TEST(Agent, RunsFunctionsOfAllKinds) {
   });
 }
 
-// spec: test_py_function_exception, test_py_raise_in_user_func, test_py_raise_in_user_func_escaped_str,
-// test_custom_exception_throw_during_reconstruction
+// spec: test_py_function_exception, test_py_raise_in_user_func, test_py_raise_in_user_func_escaped_str
+// spec: test_custom_exception_throw_during_reconstruction
 TEST(Agent, WhatAFunctionThrowsArrivesWithItsTextTypeAndWorker) {
   run_agents(3, for_tests(kServes), [](Agent& agent, comm::Group& group) {
     const int there = (group.rank() + 1) % 3;

@@ -49,7 +49,8 @@ Core::Core(const comm::Group& group, AgentOptions options)
     : options_(std::move(options)),
       own_(group.rank()),
       timeout_ns_(options_.timeout.count()),
-      post_((exchange_names(group), group.duplicate())) {
+      post_((exchange_names(group), group.duplicate())),
+      contexts_(own_, courier_, options_.backward) {
   for (const Served& function : options_.serves) functions_.emplace(function.name, &function);
 }
 
@@ -144,14 +145,25 @@ void Core::send(int to, Message message, uint64_t id) {
   }
 }
 
+// The short way: the same bytes, and no history.
+void Core::stay_here(Message& message) {
+  for (Tensor& x : message.tensors) {
+    const Tensor& had = dist_autograd::differentiable(x);
+    const Tensor bytes = had.alias();
+    if (requires_grad(had)) set_requires_grad(bytes);
+    x = x.is_sparse() ? Tensor::sparse_coo(x.sparse().indices, bytes, x.sizes(), x.sparse().coalesced) : bytes;
+  }
+}
+
+void Core::record(Message& message, int to, bool forced) {
+  const dist_autograd::Mark mark = contexts_.sending(message.tensors, to, forced);
+  message.context = mark.context;
+  message.hop = mark.hop;
+}
+
 void Core::deliver(int to, Message message) {
   if (to != own_) return post_.send(to, message);
-  // The short way: the same bytes, and no history.
-  for (Tensor& x : message.tensors) {
-    const bool wanted = requires_grad(x);
-    x = x.alias();
-    if (wanted) set_requires_grad(x);
-  }
+  stay_here(message);
   Job job = sort({own_, std::move(message), {}});
   if (!job.task) return;
   if (job.is_short) {
@@ -188,6 +200,7 @@ void Core::time_out(uint64_t id) {
       error_of(RpcErrorKind::kTimeout, pending.to,
                concat("[rpc] worker '", workers_[static_cast<size_t>(pending.to)].name, "' did not answer within ",
                       std::chrono::duration<double, std::milli>(pending.limit).count(), " ms"));
+  if (!pending.future || !pending.future->has_callbacks()) return pending.answered({}, error);
   // Whatever follows from it may take long: not on the timer's thread.
   crew_->run([answered = std::move(pending.answered), error] { answered({}, error); });
 }
@@ -252,8 +265,9 @@ void Core::remote(const std::shared_ptr<Reference>& reference, MessageKind kind,
   writer.number(reference->id().packed);
   writer.number(own ? reference->id().packed : user->fork().packed);
   writer.raw(arguments.payload.data(), arguments.payload.size());
-  request(reference->owner(),
-          {.kind = kind, .payload = std::move(writer.payload), .tensors = std::move(arguments.tensors)},
+  Message message{.kind = kind, .payload = std::move(writer.payload), .tensors = std::move(arguments.tensors)};
+  record(message, reference->owner(), kind == MessageKind::kRemoteCall);
+  request(reference->owner(), std::move(message),
           {.timeout = timeout,
            .late =
                [this, user](const Message&, const std::exception_ptr&) {
@@ -313,12 +327,16 @@ Job Core::sort(Arrival arrival) {
     case MessageKind::kUserDelete:
     case MessageKind::kForkRequest:
     case MessageKind::kChildAccept:
+    case MessageKind::kCleanup:
     case MessageKind::kGather:
       return {[this, from, shared = std::make_shared<Message>(std::move(message))] { serve(from, std::move(*shared)); },
               true};
-    default:
+    default: {
+      const bool of_backward = message.kind == MessageKind::kGradient || message.kind == MessageKind::kMark ||
+                               message.kind == MessageKind::kSettle || message.kind == MessageKind::kAbort;
       return {[this, from, shared = std::make_shared<Message>(std::move(message))] { serve(from, std::move(*shared)); },
-              false};
+              false, of_backward};
+    }
   }
 }
 
@@ -343,10 +361,11 @@ Job Core::sort_answer(int from, Message message) {
     }
   }
   const bool is_short = !pending.future || !pending.future->has_callbacks();
-  return {[this, shared = std::make_shared<Message>(std::move(message)), answered = std::move(pending.answered)] {
+  return {[this, from, shared = std::make_shared<Message>(std::move(message)), answered = std::move(pending.answered)] {
             if (shared->kind == MessageKind::kError) {
               answered({}, error_in(*shared));
             } else {
+              contexts_.received({shared->context, shared->hop}, from, shared->tensors);
               answered(std::move(*shared), nullptr);
             }
           },
@@ -367,7 +386,8 @@ std::exception_ptr Core::error_in(const Message& message) const {
 
 Core::Calls Core::calls() const {
   const std::lock_guard lock(mutex_);
-  return {static_cast<int64_t>(pending_.size()), served_.load(), served_later_.load()};
+  return {static_cast<int64_t>(pending_.size()), served_.load(), served_later_.load(),
+          static_cast<int64_t>(next_request_ - 1)};
 }
 
 // ---- the end
@@ -391,8 +411,8 @@ void Core::shut_down(bool graceful, Timeout timeout) {
   }
   // From here on whatever happened before.
   state_ = State::kStopped;
-  crew_->stop();
   timer_.stop();
+  crew_->stop();
   fail_all(-1, "[rpc] the agent was shut down");
   {
     const std::lock_guard lock(mutex_);

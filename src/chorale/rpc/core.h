@@ -14,7 +14,9 @@
 #include <vector>
 
 #include "chorale/base/rpc_error.h"
+#include "chorale/dist_autograd/contexts.h"
 #include "chorale/rpc/agent_options.h"
+#include "chorale/rpc/courier.h"
 #include "chorale/rpc/crew.h"
 #include "chorale/rpc/post.h"
 #include "chorale/rpc/references.h"
@@ -22,6 +24,18 @@
 #include "chorale/rpc/worker.h"
 
 namespace chorale::rpc {
+
+// A function that this thread runs for another worker.
+struct Serving {
+  Core& core;
+  const int from;
+  Serving* const before;
+  Serving(Core& whose, int caller);
+  ~Serving();
+  Serving(const Serving&) = delete;
+  Serving& operator=(const Serving&) = delete;
+  static const Serving* current();
+};
 
 // What became of a request: an answer, or an error (null: none).
 using Answered = std::function<void(Message answer, const std::exception_ptr& error)>;
@@ -50,6 +64,7 @@ class Core : public std::enable_shared_from_this<Core> {
   Crew& crew() { return *crew_; }
   Timer& timer() { return timer_; }
   References& references() { return references_; }
+  dist_autograd::Contexts& contexts() { return contexts_; }
   const AgentOptions& options() const { return options_; }
   Timeout default_timeout() const { return Timeout(timeout_ns_.load()); }
   void set_default_timeout(Timeout timeout);
@@ -61,6 +76,13 @@ class Core : public std::enable_shared_from_this<Core> {
   // The call that makes the value of a reference.
   void remote(const std::shared_ptr<Reference>& reference, MessageKind kind, std::optional<Timeout> timeout,
               Writer arguments);
+  // Backward from a value of this worker (rpc/rref.h).
+  void backward_from(const OwnerReference& reference, uint64_t context, bool retain_graph);
+  // Puts a message into the thread's context of distributed autograd, if it has one.
+  void record(Message& message, int to, bool forced);
+  // Answers to requests of others.
+  void answer(int to, uint64_t id, Message message);
+  void answer_error(int to, uint64_t id, const std::exception_ptr& error);
   // Reads messages for about so long.
   void read_for(std::chrono::nanoseconds time);
 
@@ -72,6 +94,7 @@ class Core : public std::enable_shared_from_this<Core> {
   // Calls in flight: of this worker's own; of others', and those of them that wait for a future.
   struct Calls {
     int64_t own = 0, served = 0, served_later = 0;
+    int64_t started = 0;  // requests of this worker so far
   };
   Calls calls() const;
 
@@ -93,6 +116,7 @@ class Core : public std::enable_shared_from_this<Core> {
   Job sort_answer(int from, Message message);
   void send(int to, Message message, uint64_t id);
   void deliver(int to, Message message);
+  static void stay_here(Message& message);
   bool fails_on_purpose(int to, const Message& message);
   void fail(uint64_t id, const std::exception_ptr& error);
   void fail_all(int worker, const std::string& reason);
@@ -107,8 +131,6 @@ class Core : public std::enable_shared_from_this<Core> {
   std::function<void(const Reply&)> prepare_function(Reader& reader) const;
   void serve_fetch(int from, const Message& request);
   void serve_control(int from, const Message& request);
-  void answer(int to, uint64_t id, Message message);
-  void answer_error(int to, uint64_t id, const std::exception_ptr& error);
   void answer_value(int to, const Message& request, const AnyValue& value, const std::exception_ptr& error);
   std::exception_ptr at_home(const std::exception_ptr& error) const;
   const Served& find_function(const std::string& name, const std::string& signature) const;
@@ -130,6 +152,8 @@ class Core : public std::enable_shared_from_this<Core> {
   std::atomic<int64_t> timeout_ns_;
   Post post_;
   References references_{*this};
+  RpcCourier courier_{*this};
+  dist_autograd::Contexts contexts_;
   Timer timer_;
 
   mutable std::mutex mutex_;

@@ -86,11 +86,11 @@ void Crew::work() {
 }
 
 // True when something came.
-bool Crew::read() {
+bool Crew::read(bool helps_backward) {
   std::optional<Arrival> arrival = post_.take(false);
   if (!arrival) return false;
   if (Job job = sort_(std::move(*arrival)); job.task) {
-    if (job.is_short) {
+    if (job.is_short || (helps_backward && job.of_backward)) {
       run_safely(job.task);
     } else {
       run(std::move(job.task));
@@ -102,7 +102,7 @@ bool Crew::read() {
 void Crew::wait(FutureState& state, Deadline deadline) {
   for (int look = 0; look < kLooks; ++look) {
     if (state.is_complete()) return;
-    if (read()) {
+    if (read(state.helps_backward())) {
       look = 0;
     } else {
       sched_yield();
@@ -121,25 +121,15 @@ void Crew::wait_long(FutureState& state, Deadline deadline) {
   }
   while (!state.is_complete() && !deadline.passed()) {
     bool reads_somebody = true;
-    Task task;
     {
       const std::lock_guard lock(mutex_);
       reads_somebody = stops_ || has_reader_ || called_ > 0;
-      // The crew has as many threads as it may have, and all of them wait.
-      const bool exhausted = static_cast<int>(threads_.size()) >= options_.most_threads && idle_ == 0;
-      if (own && exhausted && !queue_.empty()) {
-        task = std::move(queue_.front());
-        queue_.pop_front();
-      } else if (!reads_somebody && !exhausted) {
-        call_up();
-      }
+      if (!reads_somebody) call_up();
     }
-    if (task) {
-      run_safely(task);
-    } else if (reads_somebody) {
+    if (reads_somebody) {
       // Looks up now and then: the reader may be taken for a request when there are no more threads.
-      state.sleep(within(own ? 1ms : 20ms).earlier(deadline));
-    } else if (!read()) {
+      state.sleep(within(own ? 50ms : 20ms).earlier(deadline));
+    } else if (!read(state.helps_backward())) {
       state.sleep(within(100us).earlier(deadline));
     }
   }

@@ -4,8 +4,8 @@
 // One thread of the crew reads; a thread that has read a request sees to it that another one reads on before it runs
 // the request itself, so a request changes threads only when no thread of the crew has read it. A thread that waits for
 // an answer, of the crew or the user's, reads too: it takes its own answer without a change of threads, and completes
-// those of others. Requests that it comes across it leaves to the crew; only when the crew may have no more threads, it
-// runs them itself, so that calls that are nested deeper than there are threads do not starve.
+// those of others. Requests that it comes across it leaves to the crew, which grows while its threads wait. (It must
+// not run them itself: what it waits for may have come, and be needed by what it runs, but is below that on its stack.)
 #pragma once
 
 #include <condition_variable>
@@ -30,6 +30,7 @@ struct CrewOptions {
 struct Job {
   std::function<void()> task{};
   bool is_short = false;  // it never waits: whatever thread has read it does it at once
+  bool of_backward = false;
 };
 
 class Crew final : public Helper {
@@ -58,7 +59,7 @@ class Crew final : public Helper {
   void work();
   // With the lock: sees to it that a thread reads or takes what is queued.
   void call_up();
-  bool read();
+  bool read(bool helps_backward);
   void wait_long(FutureState& state, Deadline deadline);
 
   Post& post_;

@@ -62,6 +62,9 @@ class FutureState {
     return !callbacks_.empty();
   }
   const std::shared_ptr<Helper>& helper() const { return helper_; }
+  // Whoever waits for it runs what comes for backward passes, too, instead of leaving that to other threads.
+  void set_helps_backward() { helps_backward_ = true; }
+  bool helps_backward() const { return helps_backward_; }
 
  protected:
   // `set` puts the value in place.
@@ -89,6 +92,7 @@ class FutureState {
   std::vector<std::function<void()>> callbacks_;
   std::exception_ptr error_;
   const std::shared_ptr<Helper> helper_;
+  bool helps_backward_ = false;
 };
 
 template <class T>

@@ -99,7 +99,7 @@ Outgoing pack(const Message& message, uint64_t tag) {
   for (const Tensor& x : message.tensors) {
     const bool sparse = x.is_sparse();
     plans.number(static_cast<uint8_t>((sparse ? kSparse : 0) | (sparse && x.sparse().coalesced ? kCoalesced : 0) |
-                                      (requires_grad(x) ? kRequiresGrad : 0)));
+                                      (requires_grad(sparse ? x.sparse().values : x) ? kRequiresGrad : 0)));
     if (sparse) {
       write_sizes(plans, x.sizes());
       add(x.sparse().indices);
@@ -233,12 +233,12 @@ Message Incoming::unpack(const std::vector<Tensor>& apart) {
   };
   for (const Plan& plan : plans_) {
     Tensor x = make(plan.parts.back());
-    if ((plan.flags & kSparse) != 0)
-      x = Tensor::sparse_coo(make(plan.parts.front()), x, plan.sizes, (plan.flags & kCoalesced) != 0);
     if ((plan.flags & kRequiresGrad) != 0) {
       CHORALE_CHECK(is_differentiable(x.dtype()), "[rpc] a tensor of ", x.dtype(), " cannot require a gradient");
       set_requires_grad(x);
     }
+    if ((plan.flags & kSparse) != 0)
+      x = Tensor::sparse_coo(make(plan.parts.front()), x, plan.sizes, (plan.flags & kCoalesced) != 0);
     message_.tensors.push_back(std::move(x));
   }
   return std::move(message_);

@@ -51,12 +51,14 @@ GlobalId References::next_id() {
 std::shared_ptr<OwnerReference> References::make_local(AnyValue value) {
   auto reference = std::make_shared<OwnerReference>(core_.weak(), next_id(), core_.own());
   reference->value.set(std::move(value));
+  reference->asked_for = true;
   return reference;
 }
 
 std::shared_ptr<OwnerReference> References::make_own() {
   const GlobalId id = next_id();
   auto reference = get_or_create(id);
+  reference->asked_for = true;
   add_fork(id, id, core_.own());
   return reference;
 }
@@ -82,8 +84,8 @@ void References::created(const std::shared_ptr<UserReference>& user) {
     user->known = true;
     confirmed_users_[user->fork()] = user;
   }
-  user->created.state()->try_set({});
   user->confirmed.state()->try_set({});
+  user->created.state()->try_set({});
 }
 
 void References::not_created(const std::shared_ptr<UserReference>& user, std::exception_ptr error) {
@@ -185,8 +187,13 @@ void References::delete_fork(GlobalId id, GlobalId fork) {
     return;
   }
   forks_.erase(found);
+  const auto owner = owners_.find(id);
+  if (owner != owners_.end() && !owner->second->asked_for) {
+    gone_[id].insert(fork);
+    return;
+  }
   gone_.erase(id);
-  if (const auto owner = owners_.find(id); owner != owners_.end()) {
+  if (owner != owners_.end()) {
     dropped = std::move(owner->second);
     owners_.erase(owner);
   }
@@ -284,11 +291,12 @@ void References::forget_worker(int worker) {
       ++at;
       continue;
     }
-    if (const auto owner = owners_.find(at->first); owner != owners_.end()) {
+    const auto owner = owners_.find(at->first);
+    if (owner != owners_.end() && (owner->second->asked_for || at->first.worker() == worker)) {
       dropped.push_back(std::move(owner->second));
       owners_.erase(owner);
+      gone_.erase(at->first);
     }
-    gone_.erase(at->first);
     at = forks_.erase(at);
   }
 }

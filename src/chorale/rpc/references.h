@@ -6,11 +6,12 @@
 // (1) a user tells the owner of its end only after the owner has confirmed it;
 // (2) a user that has passed itself on lives until the owner has confirmed the new one: the child asks the owner
 //     (fork request), and tells its parent afterwards (child accept).
-// Hence some fork that the owner knows is alive for as long as any user is. A user's own handle may be gone long
-// before: the tables here hold it (`pending users`, `pending children`). A reference that comes back to its owner makes
-// no fork; the owner accepts the child at once. A function runs only when the references among its arguments are
-// confirmed. Handlers of control messages may run twice. Objects are let go of outside the lock: their ends send
-// messages.
+// Hence some fork that the owner knows is alive for as long as any user is, once the call that makes the value has
+// come; before that the owner keeps the entry in any case (docs/dev/references.pml is a model of it). A user's own
+// handle may be gone long before: the tables here hold it (`pending users`, `pending children`). A reference that comes
+// back to its owner makes no fork; the owner accepts the child at once. A function runs only when the references among
+// its arguments are confirmed. Handlers of control messages may run twice. Objects are let go of outside the lock:
+// their ends send messages.
 #pragma once
 
 #include <atomic>
@@ -67,6 +68,9 @@ class OwnerReference final : public Reference {
   using Reference::Reference;
   bool is_owner() const override { return true; }
   Future<AnyValue> value;
+  // The call that makes the value has come. Before that it is kept even when no user is known: the one that called is
+  // not known yet.
+  std::atomic<bool> asked_for{false};
 };
 
 class UserReference final : public Reference {

@@ -10,6 +10,10 @@ const Reference& AnyRRef::get() const {
   return *reference_;
 }
 
+void AnyRRef::check_usable(const char* call) const {
+  if (!is_owner()) static_cast<const UserReference&>(get()).check_usable(call);
+}
+
 WorkerInfo AnyRRef::owner() const { return get().core()->workers()[static_cast<size_t>(get().owner())]; }
 
 bool AnyRRef::is_confirmed() const {
@@ -27,14 +31,14 @@ Future<void> AnyRRef::created() const {
 
 void AnyRRef::fetch(const std::string& type, std::optional<Timeout> timeout,
                     std::function<void(Reader*, const std::exception_ptr&)> take, FutureState* future) const {
-  static_cast<const UserReference&>(get()).check_usable("to_here");
   const std::shared_ptr<Core> core = get().core();
   Writer writer;
   writer.number(id().packed);
   write(writer, type);
   const int owner = get().owner();
-  core->request(owner, {.kind = MessageKind::kFetch, .payload = std::move(writer.payload)},
-                {.timeout = timeout, .future = future},
+  Message message{.kind = MessageKind::kFetch, .payload = std::move(writer.payload)};
+  core->record(message, owner, true);
+  core->request(owner, std::move(message), {.timeout = timeout, .future = future},
                 [core = core.get(), owner, take = std::move(take)](Message answer, const std::exception_ptr& error) {
                   if (error) return take(nullptr, error);
                   Reader reader(answer.payload, answer.tensors, core, owner);
@@ -68,6 +72,26 @@ std::ostream& operator<<(std::ostream& out, const AnyRRef& rref) {
   if (!rref) return out << "RRef(nothing)";
   if (rref.is_owner()) return out << "OwnerRRef" << rref.id();
   return out << "UserRRef" << rref.id() << " fork " << static_cast<const UserReference&>(*rref.reference()).fork();
+}
+
+void backward(const AnyRRef& rref, uint64_t context, bool retain_graph) {
+  CHORALE_CHECK_STATE(rref, "[rref] this reference stands for nothing");
+  const std::shared_ptr<Core> core = rref.reference()->core();
+  if (rref.is_owner())
+    return core->backward_from(static_cast<OwnerReference&>(*rref.reference()), context, retain_graph);
+  CHORALE_CHECK(context != 0, "[rref] backward from a value of another worker needs a context");
+  Writer writer;
+  writer.number(rref.id().packed);
+  writer.number(context);
+  write(writer, retain_graph);
+  Future<void> done(std::make_shared<Future<void>::State>(core->helper()));
+  done.state()->set_helps_backward();
+  core->request(rref.reference()->owner(), {.kind = MessageKind::kRefBackward, .payload = std::move(writer.payload)},
+                {.timeout = Timeout(0)}, [done](const Message&, const std::exception_ptr& error) {
+                  if (error) return (void)done.state()->try_set_error(error);
+                  done.state()->try_set({});
+                });
+  done.wait();
 }
 
 std::shared_ptr<Helper> helper_of(const Reference& reference) { return reference.core()->helper(); }

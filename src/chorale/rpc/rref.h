@@ -33,6 +33,7 @@ class AnyRRef {
 
  protected:
   const Reference& get() const;
+  void check_usable(const char* call) const;
   // The answer of the owner, read by `take`.
   void fetch(const std::string& type, std::optional<Timeout> timeout,
              std::function<void(Reader*, const std::exception_ptr&)> take, FutureState* future) const;
@@ -41,6 +42,11 @@ class AnyRRef {
   std::shared_ptr<Reference> reference_;
 };
 std::ostream& operator<<(std::ostream& out, const AnyRRef& rref);
+
+// Backward from the tensor of one element that a reference stands for. On its owner, without a context: as
+// chorale::backward() does. Otherwise in a context of distributed autograd, with the owner as the worker where it
+// begins.
+void backward(const AnyRRef& rref, uint64_t context = 0, bool retain_graph = false);
 
 void write_reference(Writer& writer, const AnyRRef& rref, const std::string& type);
 std::shared_ptr<Reference> read_reference(Reader& reader, const std::string& type);
@@ -56,6 +62,7 @@ class RRef : public AnyRRef {
   T to_here(std::optional<Timeout> timeout = {}) const { return to_here_async(timeout).wait(); }
   Future<T> to_here_async(std::optional<Timeout> timeout = {}) const {
     const bool here = is_owner();
+    check_usable("to_here");
     Future<T> future(std::make_shared<typename Future<T>::State>(helper_of(get())));
     if (here) {
       const auto owner = std::static_pointer_cast<OwnerReference>(reference_);

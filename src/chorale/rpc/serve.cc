@@ -9,6 +9,14 @@
 
 namespace chorale::rpc {
 
+namespace {
+constinit thread_local Serving* serves = nullptr;
+}
+
+Serving::Serving(Core& whose, int caller) : core(whose), from(caller), before(serves) { serves = this; }
+Serving::~Serving() { serves = before; }
+const Serving* Serving::current() { return serves; }
+
 void write_error(Writer& writer, int own, const std::string& own_name, const std::exception_ptr& error) {
   RpcErrorKind kind = RpcErrorKind::kRemote;
   int worker = own;
@@ -34,6 +42,7 @@ void Core::answer(int to, uint64_t id, Message message) {
   message.id = id;
   try {
     if (to != own_) return post_.send(to, message);
+    stay_here(message);
     Job job = sort_answer(own_, std::move(message));
     if (job.task) job.task();
   } catch (const RpcError& error) {
@@ -56,8 +65,12 @@ void Core::answer_value(int to, const Message& request, const AnyValue& value, c
   try {
     Writer writer(this, to);
     value.type->write(writer, value.object.get());
-    answer(to, request.id,
-           {.kind = MessageKind::kReturn, .payload = std::move(writer.payload), .tensors = std::move(writer.tensors)});
+    Message message{
+        .kind = MessageKind::kReturn, .payload = std::move(writer.payload), .tensors = std::move(writer.tensors)};
+    // It may be another thread than the one that ran the function.
+    const dist_autograd::Scope scope(contexts_, request.context);
+    record(message, to, false);
+    answer(to, request.id, std::move(message));
   } catch (const std::exception&) {
     answer_error(to, request.id, std::current_exception());
   }
@@ -76,6 +89,12 @@ void Core::serve(int from, Message request) {
         return serve_fetch(from, request);
       case MessageKind::kGather:
         return serve_gather(from, request);
+      case MessageKind::kGradient:
+      case MessageKind::kMark:
+      case MessageKind::kSettle:
+      case MessageKind::kAbort:
+      case MessageKind::kCleanup:
+        return courier_.serve(from, std::move(request));
       default:
         return serve_control(from, request);
     }
@@ -124,32 +143,37 @@ void after(const std::vector<std::shared_ptr<FutureState>>& gates,
 }  // namespace
 
 void Core::serve_call(int from, Message request) {
+  contexts_.received({request.context, request.hop}, from, request.tensors);
+  const dist_autograd::Scope scope(contexts_, request.context);
   Reader reader(request.payload, request.tensors, this, from);
   std::shared_ptr<OwnerReference> kept;
   if (request.kind == MessageKind::kRemoteCall || request.kind == MessageKind::kRemoteOp) {
     const GlobalId id{reader.number<uint64_t>()}, fork{reader.number<uint64_t>()};
     CHORALE_CHECK(id.worker() == from, "[rpc] worker ", from, " asks for reference ", id);
     kept = references_.get_or_create(id);
+    kept->asked_for = true;
     references_.add_fork(id, fork, from);
   }
   // Of a remote call the error is kept, too.
-  const auto reply = [this, from, kept, id = request.id](const AnyValue& value, const std::exception_ptr& error) {
-    Message head{.id = id};
+  const Message head{.id = request.id, .context = request.context};
+  const auto reply = [this, from, kept, head](const AnyValue& value, const std::exception_ptr& error) {
     if (!kept) return answer_value(from, head, value, error);
     if (error) {
       kept->value.state()->try_set_error(at_home(error));
     } else {
       kept->value.state()->try_set(value);
     }
-    answer(from, id, {.kind = MessageKind::kReturn});
+    answer(from, head.id, {.kind = MessageKind::kReturn});
   };
   try {
     const bool is_op = request.kind == MessageKind::kOp || request.kind == MessageKind::kRemoteOp;
     const std::function<void(const Reply&)> run = is_op ? prepare_op(reader) : prepare_function(reader);
     after(
         reader.gates(),
-        [reply, run](const std::exception_ptr& error) {
+        [this, from, reply, run, context = request.context](const std::exception_ptr& error) {
           if (error) return reply({}, error);
+          const dist_autograd::Scope inside(contexts_, context);
+          const Serving serving(*this, from);
           try {
             run(reply);
           } catch (...) {
@@ -210,8 +234,9 @@ void Core::serve_fetch(int from, const Message& request) {
   const auto expected = read<std::string>(reader);
   // If the call that makes it has not come yet, it will.
   const std::shared_ptr<OwnerReference> owner = references_.get_or_create(id);
+  contexts_.received({request.context, request.hop}, from, {});
   served_later_.fetch_add(1, std::memory_order_relaxed);
-  const auto reply = [this, from, owner, expected, head = Message{.id = request.id}] {
+  const auto reply = [this, from, owner, expected, head = Message{.id = request.id, .context = request.context}] {
     served_later_.fetch_sub(1, std::memory_order_relaxed);
     const auto& state = *owner->value.state();
     if (state.error()) return answer_error(from, head.id, state.error());
@@ -226,9 +251,28 @@ void Core::serve_fetch(int from, const Message& request) {
   owner->value.state()->add_callback(reply);
 }
 
+void Core::backward_from(const OwnerReference& reference, uint64_t context, bool retain_graph) {
+  reference.value.state()->wait();
+  const AnyValue value = reference.value.wait();
+  if (value.type->type != typeid(Tensor))
+    throw RpcError(RpcErrorKind::kWrongArguments, own_,
+                   concat("[rref] backward begins at a tensor: reference ", reference.id(), " stands for a ",
+                          value.type->name, ", not a tensor"));
+  const Tensor& root = *static_cast<const Tensor*>(value.object.get());
+  if (context != 0) return contexts_.backward(context, {root}, retain_graph);
+  chorale::backward(root, {}, {.retain_graph = retain_graph});
+}
+
 void Core::serve_control(int from, const Message& request) {
   Reader reader(request.payload, {});
   switch (request.kind) {
+    case MessageKind::kRefBackward: {
+      const GlobalId id{reader.number<uint64_t>()};
+      const auto context = reader.number<uint64_t>();
+      const bool retain_graph = read<bool>(reader);
+      backward_from(*references_.get_or_create(id), context, retain_graph);
+      break;
+    }
     case MessageKind::kUserDelete: {
       const GlobalId id{reader.number<uint64_t>()}, fork{reader.number<uint64_t>()};
       references_.delete_fork(id, fork);

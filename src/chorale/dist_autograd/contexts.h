@@ -1,0 +1,146 @@
+// Inside distributed autograd: the contexts of one worker, what is recorded in them, and backward.
+//
+// Note [Recording]
+// A message that is sent inside a context and carries tensors that need gradients leaves a send node, behind the nodes
+// of those tensors, and its receiver puts a receive node before them: one node, an output for each tensor. The function
+// that a message calls runs in the same context, and so does what it calls; its answer is recorded the same way.
+//
+// Note [Fast backward]
+// Every send node of a context gets its gradients exactly once. A worker expects all of them from the start; the first
+// message of a backward starts its part and is answered when that, and all that follows from it, is done; later
+// messages are answered at once. A result that nobody uses sends nothing back, and its worker waits for ever.
+//
+// Note [Smart backward]
+// The same, but a worker whose backward takes longer than kPatience asks which gradients will come at all: from the
+// roots it follows its graph to the receive nodes, marks these hops at the workers behind them, and so on; every mark
+// is answered when all that follows from it is marked. Then the workers are told (settle) to expect the marked ones
+// only: others are withdrawn. Marking looks at the graph alone, so it may happen at any time, and a backward in which
+// every send node has its gradient ends without it. Nothing that is withdrawn runs or is freed.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <unordered_map>
+#include <vector>
+
+#include "chorale/autograd/autograd.h"
+#include "chorale/dist_autograd/courier.h"
+
+namespace chorale::dist_autograd {
+
+enum class Mode : uint8_t { kSmart, kFast };
+
+class Contexts;
+class Run;
+
+struct Marking {
+  uint64_t run = 0;
+  std::set<uint64_t> sends{}, receives{};
+  bool settled = false;
+};
+
+// One context on one worker.
+struct ContextState {
+  explicit ContextState(uint64_t number) : id(number) {}
+  const uint64_t id;
+  std::atomic<bool> released{false};
+  autograd::GradientMap gradients;
+
+  std::mutex mutex;                                                   // of what follows
+  std::map<uint64_t, Intrusive<autograd::Node>> sends{}, receives{};  // by hop
+  // Send nodes that were differentiated without retain_graph: no backward expects them, but marks may still follow
+  // them.
+  std::map<uint64_t, Intrusive<autograd::Node>> differentiated{};
+  std::set<int> known{};       // workers that have a part of it
+  std::shared_ptr<Run> run{};  // the backward that is under way here
+  uint64_t aborted = 0;        // the last one that failed
+  Marking marking{};
+};
+
+// What has a gradient: of a sparse tensor the values, otherwise the tensor itself.
+inline const Tensor& differentiable(const Tensor& x) { return x.is_sparse() ? x.sparse().values : x; }
+
+// Puts the thread into a context.
+class Scope {
+ public:
+  // 0: into none.
+  Scope(Contexts& contexts, uint64_t id);
+  ~Scope();
+  Scope(const Scope&) = delete;
+  Scope& operator=(const Scope&) = delete;
+  uint64_t id() const { return id_; }
+  static uint64_t current();
+
+ private:
+  uint64_t id_;
+  Contexts* before_contexts_;
+  uint64_t before_;
+};
+
+class Contexts {
+ public:
+  Contexts(int worker, Courier& courier, Mode mode) : worker_(worker), courier_(courier), mode_(mode) {}
+
+  // ---- contexts
+
+  uint64_t open();
+  // Forgets it here and on all workers that have a part of it. False when there is none.
+  bool close(uint64_t id);
+  // Null when there is none.
+  std::shared_ptr<ContextState> find(uint64_t id) const;
+  // RpcError (kUnknownContext) when there is none.
+  std::shared_ptr<ContextState> get(uint64_t id) const;
+  uint64_t most_id() const { return static_cast<uint64_t>(worker_) << 48 | ((uint64_t{1} << 48) - 1); }
+
+  // ---- recording (Note [Recording])
+
+  // What a message says that this thread is about to send. `forced`: it belongs to the thread's context even if no
+  // tensor in it needs a gradient, because its answer may have some.
+  Mark sending(const std::vector<Tensor>& tensors, int to, bool forced);
+  // Those of the tensors that require gradients get their history.
+  void received(const Mark& mark, int from, const std::vector<Tensor>& tensors);
+
+  // ---- backward
+
+  void backward(uint64_t context, const std::vector<Tensor>& roots, bool retain_graph);
+  // What other workers send.
+  void came(Gradients gradients, const Courier::Done& answer);
+  void came(const Marks& marks, const Courier::Marked& answer);
+  void came(const Notice& notice);
+
+  struct Counts {
+    size_t contexts = 0, backwards = 0;
+  };
+  Counts counts() const;
+  int worker() const { return worker_; }
+  Courier& courier() { return courier_; }
+
+ private:
+  friend class Run;
+  static constexpr size_t kShards = 64;  // a power of two
+  struct Shard {
+    mutable std::mutex mutex;
+    std::unordered_map<uint64_t, std::shared_ptr<ContextState>> contexts;
+  };
+  const Shard& shard_of(uint64_t id) const { return shards_[id % kShards]; }
+  Shard& shard_of(uint64_t id) { return shards_[id % kShards]; }
+  std::shared_ptr<ContextState> get_or_create(uint64_t id);
+  std::shared_ptr<ContextState> take(uint64_t id);
+  void mark(const std::shared_ptr<ContextState>& context, uint64_t run, std::vector<autograd::Node*> from,
+            const Courier::Marked& done);
+  void settle(const std::shared_ptr<ContextState>& context, uint64_t run);
+  void abort(const std::shared_ptr<ContextState>& context, uint64_t run);
+
+  const int worker_;
+  Courier& courier_;
+  const Mode mode_;
+  std::atomic<uint64_t> next_context_{1}, next_hop_{1}, next_run_{1};
+  std::array<Shard, kShards> shards_;
+};
+
+}  // namespace chorale::dist_autograd

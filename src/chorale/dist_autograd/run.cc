@@ -1,0 +1,154 @@
+#include "chorale/dist_autograd/run.h"
+
+#include "chorale/autograd/advance.h"
+#include "chorale/base/rpc_error.h"
+#include "chorale/op/creation.h"
+
+namespace chorale::dist_autograd {
+namespace {
+
+constinit thread_local Run* driven = nullptr;
+
+}  // namespace
+
+Run* Run::current() { return driven; }
+
+Tensors ReceiveBackward::apply(autograd::Node& node, std::span<const Tensor> dout, op::InputSet) {
+  const auto known = context.lock();
+  if (!known || known->released)
+    throw RpcError(RpcErrorKind::kDeadContext, -1,
+                   "[dist_autograd] a context was released while its backward was under way");
+  Run* const run = Run::current();
+  CHORALE_CHECK_STATE(run, "[backward] a tensor came from worker ", from,
+                      ", and its gradient cannot go back there: call backward() of the context");
+  std::vector<Tensor> gradients;
+  for (size_t i = 0; i < dout.size(); ++i) {
+    const TensorSpec& spec = node.outputs[i];
+    gradients.push_back(dout[i].defined() ? dout[i] : zeros(spec.sizes, spec.dtype));
+  }
+  run->send_back(*this, std::move(gradients));
+  return {};
+}
+
+Run::Run(Contexts& contexts, std::shared_ptr<ContextState> context, uint64_t number, bool retain_graph,
+         Courier::Done at_end)
+    : contexts_(contexts),
+      context_(std::move(context)),
+      number_(number),
+      retain_graph_(retain_graph),
+      run_({.retain_graph = retain_graph, .sink = &context_->gradients}),
+      at_end_(std::move(at_end)) {}
+
+void Run::expect_sends() {
+  const Marking& marking = context_->marking;
+  const bool settled = marking.run == number_ && marking.settled;
+  for (const auto& [hop, node] : context_->sends) {
+    if (!settled || marking.sends.contains(hop)) expected_.emplace(hop, run_.expect_root({node, 0, {}}));
+  }
+}
+
+void Run::add_root(const Tensor& root) { run_.add_root(root, ones(root.sizes(), root.dtype())); }
+
+void Run::deliver(uint64_t hop, const std::vector<Tensor>& gradients) {
+  const std::lock_guard lock(mutex_);
+  if (error_) return;  // whoever sent it learns of that by other ways
+  const auto found = expected_.find(hop);
+  CHORALE_CHECK_STATE(found != expected_.end(), "[dist_autograd] gradients of hop ", hop, " came to worker ",
+                      contexts_.worker(), came_.contains(hop) ? " twice" : ", which does not expect them");
+  found->second.deliver(Tensors(gradients.begin(), gradients.end()));
+  expected_.erase(found);
+  came_.insert(hop);
+}
+
+void Run::withdraw_others(const std::set<uint64_t>& marked) {
+  const std::lock_guard lock(mutex_);
+  for (auto at = expected_.begin(); at != expected_.end();) {
+    if (marked.contains(at->first)) {
+      ++at;
+      continue;
+    }
+    at->second.withdraw();
+    at = expected_.erase(at);
+  }
+}
+
+void Run::drive() {
+  if (news_.fetch_add(1, std::memory_order_acq_rel) > 0) return;
+  const auto self = shared_from_this();
+  int64_t seen = 0;
+  do {
+    seen = news_.load(std::memory_order_acquire);
+    {
+      const std::lock_guard lock(mutex_);
+      if (ended_ || graph_done_) continue;
+    }
+    struct Driven {
+      Run* before;
+      ~Driven() { driven = before; }
+    } const scope{std::exchange(driven, this)};
+    try {
+      if (autograd::advance(run_)) {
+        const std::lock_guard lock(mutex_);
+        graph_done_ = true;
+      }
+    } catch (...) {
+      fail(std::current_exception());
+    }
+  } while (news_.fetch_sub(seen, std::memory_order_acq_rel) != seen);
+  end_if_done();
+}
+
+void Run::fail(const std::exception_ptr& error) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!error_) error_ = error;
+  }
+  end_if_done();
+}
+
+void Run::send_back(const ReceiveBackward& receive, std::vector<Tensor> gradients) {
+  {
+    const std::lock_guard lock(mutex_);
+    ++outstanding_;
+  }
+  contexts_.courier().send(receive.from,
+                           Gradients{context_->id, number_, receive.hop, retain_graph_, std::move(gradients)},
+                           [self = shared_from_this()](const std::exception_ptr& error) {
+                             {
+                               const std::lock_guard lock(self->mutex_);
+                               --self->outstanding_;
+                             }
+                             if (error) {
+                               self->fail(error);
+                             } else {
+                               self->end_if_done();
+                             }
+                           });
+}
+
+void Run::end_if_done() {
+  Courier::Done at_end;
+  std::exception_ptr error;
+  std::set<uint64_t> came;
+  {
+    const std::lock_guard lock(mutex_);
+    if (ended_ || !(error_ || (graph_done_ && outstanding_ == 0))) return;
+    ended_ = true;
+    at_end = std::move(at_end_);
+    error = error_;
+    came.swap(came_);
+  }
+  {
+    const std::lock_guard lock(context_->mutex);
+    if (context_->run.get() == this) context_->run.reset();
+    // What was differentiated and freed waits for no gradient in the next backward.
+    if (!retain_graph_ && !error) {
+      for (const uint64_t hop : came) {
+        if (auto node = context_->sends.extract(hop)) context_->differentiated.insert(std::move(node));
+      }
+    }
+  }
+  if (at_end) at_end(error);
+}
+
+}  // namespace chorale::dist_autograd

@@ -1,0 +1,67 @@
+// Inside distributed autograd: one worker's part of a backward.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "chorale/autograd/node.h"
+#include "chorale/dist_autograd/contexts.h"
+
+namespace chorale::dist_autograd {
+
+// Where tensors came in from another worker: their gradients go back there.
+struct ReceiveBackward final : autograd::CustomBackward {
+  ReceiveBackward(std::weak_ptr<ContextState> whose, uint64_t number, int origin)
+      : context(std::move(whose)), hop(number), from(origin) {}
+  const char* name() const override { return "receive"; }
+  Tensors apply(autograd::Node& node, std::span<const Tensor> dout, op::InputSet needed) override;
+  bool always_runs() const override { return true; }
+
+  const std::weak_ptr<ContextState> context;
+  const uint64_t hop;
+  const int from;
+};
+
+class Run : public std::enable_shared_from_this<Run> {
+ public:
+  // `at_end` is called once.
+  Run(Contexts& contexts, std::shared_ptr<ContextState> context, uint64_t number, bool retain_graph,
+      Courier::Done at_end);
+
+  uint64_t number() const { return number_; }
+  // With the lock of the context: expects the gradients of its send nodes.
+  void expect_sends();
+  void add_root(const Tensor& root);
+  // The gradients of a hop. Throws when they are not expected.
+  void deliver(uint64_t hop, const std::vector<Tensor>& gradients);
+  // Expects those of the marked hops only.
+  void withdraw_others(const std::set<uint64_t>& marked);
+  // Goes on as far as it can. One thread drives it at a time; what others bring meanwhile is seen by that one.
+  void drive();
+  void fail(const std::exception_ptr& error);
+  // For receive nodes, inside drive().
+  void send_back(const ReceiveBackward& receive, std::vector<Tensor> gradients);
+  static Run* current();
+
+ private:
+  void end_if_done();
+
+  Contexts& contexts_;
+  const std::shared_ptr<ContextState> context_;
+  const uint64_t number_;
+  const bool retain_graph_;
+  autograd::BackwardRun run_;
+  std::atomic<int64_t> news_{0};
+
+  std::mutex mutex_;
+  std::map<uint64_t, autograd::LateRoot> expected_;
+  std::set<uint64_t> came_;
+  int64_t outstanding_ = 0;  // gradients that were sent and not answered
+  bool graph_done_ = false, ended_ = false;
+  std::exception_ptr error_;
+  Courier::Done at_end_;
+};
+
+}  // namespace chorale::dist_autograd

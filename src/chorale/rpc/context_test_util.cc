@@ -1,0 +1,67 @@
+#include "chorale/rpc/context_test_util.h"
+
+namespace chorale::rpc {
+namespace {
+
+using autograd::Edge;
+using autograd::Node;
+
+std::string text_of(const Node& node, std::map<const Node*, int>& receives) {
+  if (std::string_view(node.name()) == "receive")
+    return concat("receive", receives.emplace(&node, static_cast<int>(receives.size())).first->second);
+  std::string inner;
+  for (const Edge& edge : node.edges) {
+    inner += inner.empty() ? "" : ",";
+    inner += edge.node ? text_of(*edge.node, receives) : edge.leaf.defined() ? "leaf" : "-";
+  }
+  return concat(node.name(), "[", inner, "]");
+}
+
+}  // namespace
+
+Recorded recorded(const dist_autograd::Contexts& contexts, uint64_t context) {
+  const auto state = contexts.get(context);
+  const std::lock_guard lock(state->mutex);
+  Recorded found;
+  std::map<const Node*, int> receives;
+  for (const auto& [hop, node] : state->sends) found.sends.push_back(text_of(*node, receives));
+  found.receives = static_cast<int64_t>(state->receives.size());
+  found.known.assign(state->known.begin(), state->known.end());
+  return found;
+}
+
+Recorded recorded_here() { return recorded(here(), dist_autograd::current_context()); }
+bool knows_context(uint64_t context) {
+  dist_autograd::Contexts& contexts = here();
+  return contexts.find(context) != nullptr;
+}
+std::vector<std::pair<Tensor, Tensor>> gradients_here(uint64_t context) {
+  dist_autograd::Contexts& contexts = here();
+  std::vector<std::pair<Tensor, Tensor>> found;
+  for (const auto& [leaf, gradient] : contexts.get(context)->gradients.entries())
+    found.emplace_back(leaf.alias(), gradient);
+  return found;
+}
+
+const std::vector<Served>& context_functions() {
+  static const std::vector<Served> functions{remote<recorded_here>, remote<knows_context>, remote<gradients_here>};
+  return functions;
+}
+
+Tensor wanting(const Tensor& t) { return set_requires_grad(t.alias()); }
+
+Tensor pattern(const Shape& sizes, double seed) {
+  const int64_t count = count_elems(sizes);
+  std::vector<float> values;
+  for (int64_t i = 0; i < count; ++i)
+    values.push_back(
+        static_cast<float>(std::sin(seed + 0.7 * static_cast<double>(i)) + 0.1 * static_cast<double>(i % 3)));
+  return Tensor::from(values, sizes);
+}
+
+Tensor sparse_example() {
+  return Tensor::sparse_coo(Tensor::from<int64_t>({0, 1, 1, 2, 0, 2}, {2, 3}),
+                            Tensor::from<float>({3.2f, 4.1f, 5.3f}, {3}), {3, 3});
+}
+
+}  // namespace chorale::rpc

@@ -1,0 +1,110 @@
+#include "chorale/rpc/courier.h"
+
+#include "chorale/rpc/core.h"
+
+namespace chorale::rpc {
+namespace {
+
+using dist_autograd::Gradients;
+using dist_autograd::Marks;
+using dist_autograd::Notice;
+
+class FutureLatch final : public dist_autograd::Latch {
+ public:
+  explicit FutureLatch(const std::shared_ptr<Helper>& helper) : opened_(std::make_shared<Future<void>::State>(helper)) {
+    opened_.state()->set_helps_backward();
+  }
+  void open() override { opened_.state()->try_set({}); }
+  bool wait(Deadline deadline) override { return opened_.state()->wait(deadline); }
+
+ private:
+  Future<void> opened_;
+};
+
+MessageKind kind_of(Notice::Kind kind) {
+  return kind == Notice::Kind::kSettle  ? MessageKind::kSettle
+         : kind == Notice::Kind::kAbort ? MessageKind::kAbort
+                                        : MessageKind::kCleanup;
+}
+
+}  // namespace
+
+void RpcCourier::send(int to, Gradients gradients, Done done) {
+  Writer writer;
+  writer.number(gradients.context);
+  writer.number(gradients.run);
+  writer.number(gradients.hop);
+  write(writer, gradients.retain_graph);
+  write(writer, gradients.tensors);
+  core_.request(
+      to, {.kind = MessageKind::kGradient, .payload = std::move(writer.payload), .tensors = std::move(writer.tensors)},
+      {.timeout = Timeout(0)},
+      [done = std::move(done)](const Message&, const std::exception_ptr& error) { done(error); });
+}
+
+void RpcCourier::send(int to, Marks marks, Marked done) {
+  Writer writer;
+  writer.number(marks.context);
+  writer.number(marks.run);
+  write(writer, marks.hops);
+  core_.request(to, {.kind = MessageKind::kMark, .payload = std::move(writer.payload)}, {.timeout = Timeout(0)},
+                [done = std::move(done)](const Message& answer, const std::exception_ptr& error) {
+                  if (error) return done({}, error);
+                  std::vector<int> workers;
+                  try {
+                    Reader reader(answer.payload, {});
+                    workers = read<std::vector<int>>(reader);
+                  } catch (const std::exception&) {
+                    return done({}, std::current_exception());
+                  }
+                  done(workers, nullptr);
+                });
+}
+
+void RpcCourier::send(int to, Notice notice) {
+  Writer writer;
+  writer.number(notice.context);
+  writer.number(notice.run);
+  core_.send_control(to, {.kind = kind_of(notice.kind), .payload = std::move(writer.payload)});
+}
+
+std::unique_ptr<dist_autograd::Latch> RpcCourier::make_latch() { return std::make_unique<FutureLatch>(core_.helper()); }
+
+void RpcCourier::serve(int from, Message request) {
+  Reader reader(request.payload, request.tensors);
+  const auto context = reader.number<uint64_t>(), run = reader.number<uint64_t>();
+  switch (request.kind) {
+    case MessageKind::kGradient: {
+      Gradients gradients{.context = context, .run = run, .hop = reader.number<uint64_t>()};
+      gradients.retain_graph = read<bool>(reader);
+      gradients.tensors = read<std::vector<Tensor>>(reader);
+      reader.finish();
+      core_.contexts().came(std::move(gradients), [this, from, id = request.id](const std::exception_ptr& error) {
+        if (error) return core_.answer_error(from, id, error);
+        core_.answer(from, id, {.kind = MessageKind::kReturn});
+      });
+      return;
+    }
+    case MessageKind::kMark: {
+      Marks marks{.context = context, .run = run, .hops = read<std::vector<uint64_t>>(reader)};
+      reader.finish();
+      core_.contexts().came(
+          marks, [this, from, id = request.id](const std::vector<int>& workers, const std::exception_ptr& error) {
+            if (error) return core_.answer_error(from, id, error);
+            Writer writer;
+            write(writer, workers);
+            core_.answer(from, id, {.kind = MessageKind::kReturn, .payload = std::move(writer.payload)});
+          });
+      return;
+    }
+    default:
+      reader.finish();
+      core_.contexts().came(Notice{request.kind == MessageKind::kSettle  ? Notice::Kind::kSettle
+                                   : request.kind == MessageKind::kAbort ? Notice::Kind::kAbort
+                                                                         : Notice::Kind::kCleanup,
+                                   context, run});
+      core_.answer(from, request.id, {.kind = MessageKind::kReturn});
+  }
+}
+
+}  // namespace chorale::rpc
