@@ -38,7 +38,7 @@ void scatter_block(const T* from, std::byte* to, int64_t row_stride, int64_t str
 
 // Calls f with a value of an unsigned type of this size.
 template <class F>
-void visit_size(size_t elem_bytes, F&& f) {
+void visit_elem(size_t elem_bytes, F&& f) {
   switch (elem_bytes) {
     case 1:
       return f(uint8_t{});
@@ -165,7 +165,7 @@ void StridedSpace::for_each_block(size_t operand, int64_t begin, int64_t end, F&
 
 void StridedSpace::gather(size_t operand, int64_t begin, int64_t n, void* buffer) const {
   const StridedOperand& x = operands_[operand];
-  visit_size(x.elem_bytes, [&]<class T>(T) {
+  visit_elem(x.elem_bytes, [&]<class T>(T) {
     T* to = static_cast<T*>(buffer);
     for_each_block(operand, begin, begin + n, [&](std::byte* from, int64_t row_stride, int64_t rows, int64_t count) {
       gather_block(from, row_stride, x.inner_stride(dims_), to, rows, count);
@@ -176,7 +176,7 @@ void StridedSpace::gather(size_t operand, int64_t begin, int64_t n, void* buffer
 
 void StridedSpace::scatter(size_t operand, int64_t begin, int64_t n, const void* buffer) const {
   const StridedOperand& x = operands_[operand];
-  visit_size(x.elem_bytes, [&]<class T>(T) {
+  visit_elem(x.elem_bytes, [&]<class T>(T) {
     const T* from = static_cast<const T*>(buffer);
     for_each_block(operand, begin, begin + n, [&](std::byte* to, int64_t row_stride, int64_t rows, int64_t count) {
       scatter_block(from, to, row_stride, x.inner_stride(dims_), rows, count);

@@ -1,5 +1,6 @@
 #include "chorale/op/copy.h"
 
+#include "chorale/base/error.h"
 #include "chorale/kernel/cpu/support/copy.h"
 #include "chorale/kernel/device_copy.h"
 #include "chorale/op/builder.h"
@@ -72,7 +73,9 @@ const OpDef kToDevice{
           const auto& attrs = args.attrs.get<ToDeviceAttrs>();
           out[0].sizes = args.in[0].sizes();
           out[0].dtype = args.in[0].dtype();
-          out[0].device = {attrs.device, static_cast<int16_t>(attrs.device_index)};
+          // What has no values stays without them.
+          const bool null = args.in[0].device().type == DeviceType::kNull;
+          out[0].device = null ? kNull : Device{attrs.device, static_cast<int16_t>(attrs.device_index)};
           keep_layout(args.in[0], out[0]);
         },
     .cpu = kernel::move_to_device,
@@ -102,6 +105,8 @@ Tensor to(const Tensor& x, DType dtype) {
 }
 
 Tensor to(const Tensor& x, Device device) {
+  CHORALE_CHECK_STATE(x.device().type != DeviceType::kNull || device.type == DeviceType::kNull,
+                      "[to] a tensor on device null has no values to copy to ", device);
   return x.device() == device ? x : op::call(op::kToDevice, op::ToDeviceAttrs{device.type, device.index}, x);
 }
 

@@ -4,7 +4,7 @@
 
 #include "chorale/kernel/cpu/creation.h"
 #include "chorale/kernel/creation_attrs.h"
-#include "chorale/kernel/fill_attrs.h"
+#include "chorale/kernel/full_like_attrs.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/samples.h"
 #include "chorale/op/shard_ways.h"
@@ -144,14 +144,14 @@ void ways_full_like(const ShardCall& call, ShardWays& ways) {
     ways.add({Placement::partial(kind)}, {Placement()});
 }
 void fill_like(const kernel::KernelArgs& args) {
-  const auto& a = args.attrs.get<kernel::FillAttrs>();
+  const auto& a = args.attrs.get<kernel::FullLikeAttrs>();
   FullAttrs full{.sizes = args.out[0].sizes(), .value = a.value, .dtype = args.out[0].dtype()};
   kernel::cpu::full({.in = {}, .out = args.out, .attrs = full, .stream = args.stream});
 }
 constexpr OpDef kFullLike{
     .name = "full_like",
     .inputs = "like",
-    .attrs = attrs_of<kernel::FillAttrs>,
+    .attrs = attrs_of<kernel::FullLikeAttrs>,
     .dtypes = kAll,
     .infer = infer_full_like,
     .cpu = fill_like,
@@ -160,7 +160,7 @@ constexpr OpDef kFullLike{
     .in_place = true,
     .samples =
         [] {
-          return std::vector<Sample>{{.in = {sample({2, 3})}, .attrs = kernel::FillAttrs{.value = 1.5}}};
+          return std::vector<Sample>{{.in = {sample({2, 3})}, .attrs = kernel::FullLikeAttrs{.value = 1.5}}};
         },
     .formula = "out[i] = value",
 };
@@ -181,7 +181,7 @@ Tensor zeros(const Shape& sizes, DType dtype, Device device) { return full(sizes
 Tensor ones(const Shape& sizes, DType dtype, Device device) { return full(sizes, 1, dtype, device); }
 Tensor empty_like(const Tensor& x) { return Tensor::empty(x.sizes(), x.dtype(), x.device()); }
 Tensor full_like(const Tensor& x, Scalar value) {
-  if (x.extension() && !x.is_sparse()) return op::call(op::kFullLike, kernel::FillAttrs{value}, x);
+  if (x.extension() && !x.is_sparse()) return op::call(op::kFullLike, kernel::FullLikeAttrs{value}, x);
   return full(x.sizes(), value, x.dtype(), x.device());
 }
 Tensor zeros_like(const Tensor& x) { return full_like(x, 0); }

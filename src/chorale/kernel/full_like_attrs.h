@@ -5,9 +5,9 @@
 
 namespace chorale::kernel {
 
-struct FillAttrs {
+struct FullLikeAttrs {
   Scalar value;
 };
-CHORALE_FIELDS(FillAttrs, value)
+CHORALE_FIELDS(FullLikeAttrs, value)
 
 }  // namespace chorale::kernel
