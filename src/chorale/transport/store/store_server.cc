@@ -99,6 +99,7 @@ class StoreServer::Impl::Session : public std::enable_shared_from_this<Session> 
   void start() {
     close_after(server_.limits_.handshake, "no handshake in time");
     read(kHelloBytes, [this] {
+      spoke_ = true;
       write(handshake_.challenge(buffer_), [this] {
         read(kProofBytes, [this] {
           // From here on it is no stranger, which others might push out while the answer is on its way.
@@ -152,6 +153,7 @@ class StoreServer::Impl::Session : public std::enable_shared_from_this<Session> 
 
   bool closed() const { return closed_; }
   const std::string& peer() const { return peer_; }
+  bool spoke() const { return spoke_; }  // it said hello as ranks do
   bool proved() const { return macs_.has_value(); }
   const std::optional<StoreRequest>& request() const { return request_; }
 
@@ -219,6 +221,7 @@ class StoreServer::Impl::Session : public std::enable_shared_from_this<Session> 
   std::string buffer_;
   std::string output_;
   std::optional<StoreRequest> request_;
+  bool spoke_ = false;
   bool replying_ = false;
   bool closed_ = false;
 };
@@ -249,9 +252,20 @@ void StoreServer::Impl::welcome(Socket socket) {
     return !live || live->closed() || live->proved();
   });
   if (strangers_.size() >= limits_.strangers) {
+    // The silent ones go first: a rank says hello at once, and would be pushed out of its handshake by a flood from its
+    // own host.
     std::vector<std::string> peers;
-    for (const auto& other : strangers_) peers.push_back(other.lock()->peer());
-    const auto dropped = std::next(strangers_.begin(), static_cast<ptrdiff_t>(stranger_to_drop(peers)));
+    std::vector<std::list<std::weak_ptr<Session>>::iterator> places;
+    for (const bool spoke : {false, true}) {
+      if (!peers.empty()) break;
+      for (auto at = strangers_.begin(); at != strangers_.end(); ++at) {
+        const SessionPtr session = at->lock();
+        if (session->spoke() != spoke) continue;
+        peers.push_back(session->peer());
+        places.push_back(at);
+      }
+    }
+    const auto dropped = places[stranger_to_drop(peers)];
     dropped->lock()->close("more strangers came");
     strangers_.erase(dropped);
   }
