@@ -45,7 +45,7 @@ void Event::record(Stream stream) {
 }
 
 void Event::wait(Stream stream) const {
-  if (!state_ || state_->done()) return;
+  if (!state_) return;  // one that is done may still carry an error
   if (is_ordered_by_calls(stream.device)) return state_->synchronize(Deadline::never());
   runtime_of(stream.device).wait(stream, state_);
 }
