@@ -123,7 +123,8 @@ TEST(SimTensors, CreationAndRandomFunctionsTakeTheDevice) {
   EXPECT_EQ(full({2, 2}, 3, DType::kF32, kSim).to_vector<float>(), std::vector<float>(4, 3));
   EXPECT_EQ(arange(4, DType::kI64, kSim).to_vector<int64_t>(), (std::vector<int64_t>{0, 1, 2, 3}));
   Generator a(5), b(5);
-  EXPECT_EQ(normal({33}, 0, 1, DType::kF32, a, kSim).to_vector<float>(), normal({33}, 0, 1, DType::kF32, b).to_vector<float>());
+  EXPECT_EQ(normal({33}, 0, 1, DType::kF32, a, kSim).to_vector<float>(),
+            normal({33}, 0, 1, DType::kF32, b).to_vector<float>());
   EXPECT_EQ(sum(full({3}, 2, DType::kF64, {DeviceType::kSim, 1})).item<double>(), 6);
 }
 

@@ -20,7 +20,8 @@ void Work::synchronize(Deadline deadline) const {
   for (const auto& operation : operations_) comm::wait(*engine_, *operation, deadline);
 }
 
-// Groups of the host bring results to a device by copies that are complete when the call is: the host waits for them here.
+// Groups of the host bring results to a device by copies that are complete when the call is: the host waits for them
+// here.
 void Work::wait(Stream& /*stream*/) const { wait(); }
 
 bool Work::is_completed() const {

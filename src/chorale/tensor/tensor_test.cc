@@ -428,7 +428,7 @@ TEST(TensorExtension, MayProvideBytesOnceTheyAreAskedFor) {
   EXPECT_EQ(x.to_vector<float>(), (std::vector<float>{0, 1, 2, 3}));
   EXPECT_FALSE(x.is_traced());
   EXPECT_EQ(x.to_vector<float>().size(), 4u);  // asks no further
-  EXPECT_EQ(x.storage()->version(), 1u);         // the storage is the one that it was
+  EXPECT_EQ(x.storage()->version(), 1u);       // the storage is the one that it was
   EXPECT_EQ(alias.raw(), x.raw());
   EXPECT_EQ(late({1}).item<float>(), 0);
   EXPECT_EQ(to_string(late({2})), to_string(counted({2})));
