@@ -113,7 +113,7 @@ class SimRuntime final : public Runtime {
 
   void copy(const vec::StridedView& from, Device, const vec::StridedView& to, Device, Stream stream) override {
     const KeptView source(from), target(to);
-    const auto [source_bytes, target_bytes] = std::pair(source.reach(), target.reach());
+    const auto source_bytes = source.reach(), target_bytes = target.reach();
     // The host must not touch pinned memory before the copy is done.
     const auto pinned = [&](const auto& reach) { return pinned_memory_->holds(reach.first); };
     for (const auto& reach : {source_bytes, target_bytes}) {
