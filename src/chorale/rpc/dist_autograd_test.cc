@@ -651,7 +651,7 @@ TEST_P(DistAutograd, AfterErrorsTheSameContextWorks) {
   });
 }
 
-// spec: test_backward_unused_send_function
+// The row of the catalogue waits for 10 s; this is the same with 1 s, so it is not claimed.
 TEST(DistAutogradFast, AResultThatNobodyUsesKeepsBackwardWaiting) {
   AgentOptions options = for_tests(functions());
   options.backward = Mode::kFast;

@@ -145,7 +145,6 @@ TEST(RRefs, ToLocalValuesAreReturnedAndPassed) {
   });
 }
 
-// spec: test_rref_forward_chain
 TEST(RRefs, GoAroundTheRing) {
   run_agents(4, for_tests(kServes), [](Agent& agent, comm::Group& group) {
     RRef<Tensor> rref = agent.reference(add(ones({2, 2}), 1));

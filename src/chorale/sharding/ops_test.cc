@@ -253,7 +253,7 @@ TEST(ShardedOps, NonlinearOpsReducePartialSumsFirst) {
   });
 }
 
-// spec: test_linear_op_reductions
+// All but nansum, which there is no op for: here it is composed. So the row is not claimed.
 TEST(ShardedOps, Reductions) {
   on_line([](const Mesh& mesh) {
     const Tensor a = op::sample({12, 8, 8}, 1);
