@@ -22,7 +22,7 @@ TEST(AsyncSaver, WhatHappensAfterStartDoesNotCount) {
   AsyncSaver saver;
   // Nothing is written before the tensor has changed.
   std::latch changed(1);
-  saver.start(folder / "one", whole({{"x", x}}), {.on_step = [&](Step step) {
+  saver.start(folder / "one", state_of({{"x", x}}), {.on_step = [&](Step step) {
                 if (step == Step::kPrepare) changed.wait();
               }});
   fill_(x, 2);
@@ -39,7 +39,7 @@ TEST(AsyncSaver, SavesFollowEachOther) {
     const Tensor x = full({3}, 0);
     for (int i = 0; i < 4; ++i) {
       fill_(x, i);
-      saver.start(folder / std::to_string(i), whole({{"x", x}}));
+      saver.start(folder / std::to_string(i), state_of({{"x", x}}));
       group.barrier().wait();  // other calls go on meanwhile
     }
     saver.wait();
@@ -53,7 +53,7 @@ TEST(AsyncSaver, AfterAFailureTheNextSaveSucceeds) {
   const TemporaryFolder folder;
   comm::run_ranks(2, [&](comm::Group& group) {
     AsyncSaver saver(group);
-    const State state = whole({{"x", full({3}, 5)}});
+    const State state = state_of({{"x", full({3}, 5)}});
     const auto fail = [rank = group.rank()](Step step) {
       if (step == Step::kWrite && rank == 1) throw std::runtime_error("no space");
     };

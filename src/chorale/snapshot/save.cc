@@ -53,6 +53,9 @@ std::vector<WriteItem> items_of(const State& state, bool with_fingerprints) {
   for (const TensorChunk& chunk : state.chunks) {
     CHORALE_CHECK(chunk.local.defined() && !chunk.local.is_sparse(), "[checkpoint] ", chunk.key,
                   chunk.local.defined() ? " is sparse; save its indices and values" : " is an undefined tensor");
+    CHORALE_CHECK(!chunk.local.is_sharded(), "[checkpoint] ", chunk.key, ": ",
+                  chunk.local.is_sharded() ? chunk.local.extension()->why_no_bytes(chunk.local) : "",
+                  "; state_of() makes chunks of it");
     CHORALE_CHECK(chunk.local.device() == kCpu, "[checkpoint] ", chunk.key, " is on ", chunk.local.device(),
                   "; copy it to the CPU first");
     CHORALE_CHECK(!state.bytes.contains(chunk.key), "[checkpoint] ", chunk.key, " is both a tensor and bytes");
@@ -140,13 +143,6 @@ void remove_others(const std::filesystem::path& folder, const Index& index) {
 }
 
 }  // namespace
-
-State whole(const NamedTensors& tensors, const std::string& prefix) {
-  State state;
-  for (const auto& [name, tensor] : tensors)
-    state.chunks.push_back({prefix + name, tensor.sizes(), Shape(tensor.sizes().size()), tensor});
-  return state;
-}
 
 void save(const std::filesystem::path& folder, const State& state, const SaveOptions& options) {
   save(comm::Group(), folder, state, options);

@@ -1,15 +1,15 @@
 // Checkpoints of several ranks: a folder that any other number of ranks, with any other split, can load again.
 //
-//   snapshot::State state = snapshot::whole(model.named_parameters());
+//   snapshot::State state = snapshot::state_of(model.named_parameters());
 //   state.bytes["step"] = "120";
 //   snapshot::save(group, "run/step-120", state);
 //   …
 //   snapshot::load(group, "run/step-120", state);  // in place
 //
 // A tensor that is spread over ranks is described by what each rank has of it: its key, the shape of the whole, where
-// the part begins, and the part. Saving writes every part once, load copies what a rank needs from wherever it was
-// saved, reading no other bytes. All ranks of the group call the same function; a rank that fails makes all of them
-// throw a CheckpointError that names it, and none waits for ever.
+// the part begins, and the part; state_of() knows that of sharded tensors. Saving writes every part once, load copies
+// what a rank needs from wherever it was saved, reading no other bytes. All ranks of the group call the same function;
+// a rank that fails makes all of them throw a CheckpointError that names it, and none waits for ever.
 #pragma once
 
 #include <filesystem>
@@ -51,8 +51,12 @@ struct State {
   std::vector<TensorChunk> chunks;
   std::map<std::string, std::string> bytes;  // what is no tensor; not empty
 };
-// Tensors that a rank has whole, under prefix + name.
-State whole(const NamedTensors& tensors, const std::string& prefix = "");
+// What this rank has of tensors, under prefix + name: of a sharded one (sharding/sharded.h) its parts, of any other all
+// of it. Chunks are views, so that what is loaded into them is in the tensor. InvalidArgument for partial values, which
+// are no part of anything.
+State state_of(const NamedTensors& tensors, const std::string& prefix = "");
+// The same of one tensor, behind what `state` has.
+void add_chunks(State& state, const std::string& key, const Tensor& x);
 
 // The steps of a save and of a load, for whoever watches them.
 enum class Step : uint8_t { kPrepare, kPlan, kAgree, kWrite, kIndex, kRead };

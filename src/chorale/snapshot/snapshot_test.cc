@@ -5,6 +5,7 @@
 
 #include <csignal>
 #include <filesystem>
+#include <numeric>
 #include <random>
 #include <set>
 
@@ -12,6 +13,7 @@
 #include "chorale/base/comm_error.h"
 #include "chorale/comm/run_ranks_test_util.h"
 #include "chorale/io/safetensors.h"
+#include "chorale/sharding/sharded.h"
 #include "chorale/snapshot/async_saver.h"
 #include "chorale/testing/message_test_util.h"
 #include "chorale/testing/temporary_folder_test_util.h"
@@ -51,10 +53,10 @@ void expect_part(const TensorChunk& chunk, const Tensor& whole) {
 // spec: test_no_dist, test_save_load_bytes
 TEST(Checkpoint, OneProcessNeedsNoGroup) {
   const TemporaryFolder folder;
-  State state = whole({{"a", numbered({3, 2})}, {"b", numbered({}, 5)}}, "model.");
+  State state = state_of({{"a", numbered({3, 2})}, {"b", numbered({}, 5)}}, "model.");
   state.bytes["step"] = std::string("12\0\xff", 4);
   save(folder / "one", state);
-  State other = whole({{"a", full({3, 2}, 0)}, {"b", full({}, 0)}}, "model.");
+  State other = state_of({{"a", full({3, 2}, 0)}, {"b", full({}, 0)}}, "model.");
   const Tensor kept = other.chunks[0].local;
   other.bytes["step"] = "";
   load(folder / "one", other);
@@ -67,7 +69,7 @@ TEST(Checkpoint, OneProcessNeedsNoGroup) {
 
 TEST(Checkpoint, FilesAreOrdinarySafetensors) {
   const TemporaryFolder folder;
-  save(folder / "one", whole({{"a", numbered({3, 2})}}));
+  save(folder / "one", state_of({{"a", numbered({3, 2})}}));
   const Index index = read_index(folder / "one");
   ASSERT_EQ(index.files.size(), 1u);
   const io::SafetensorsFile file(folder / "one" / index.files.begin()->first);
@@ -77,9 +79,9 @@ TEST(Checkpoint, FilesAreOrdinarySafetensors) {
 TEST(Checkpoint, AViewIsSavedWithoutTheRestOfItsMemory) {
   const TemporaryFolder folder;
   const Tensor large = numbered({1000, 4});
-  save(folder / "one", whole({{"column", narrow(large, 1, 2, 1)}, {"row", narrow(large, 0, 7, 1)}}));
+  save(folder / "one", state_of({{"column", narrow(large, 1, 2, 1)}, {"row", narrow(large, 0, 7, 1)}}));
   EXPECT_LT(read_index(folder / "one").files.begin()->second, 6000);
-  State state = whole({{"column", full({1000, 1}, 0)}, {"row", full({1, 4}, 0)}});
+  State state = state_of({{"column", full({1000, 1}, 0)}, {"row", full({1, 4}, 0)}});
   load(folder / "one", state);
   EXPECT_EQ(state.chunks[0].local.to_vector<float>()[999], 3998);
   EXPECT_EQ(state.chunks[1].local.to_vector<float>(), (std::vector<float>{28, 29, 30, 31}));
@@ -87,8 +89,8 @@ TEST(Checkpoint, AViewIsSavedWithoutTheRestOfItsMemory) {
 
 TEST(Checkpoint, ValuesAreConvertedToTheDtypeThatIsThere) {
   const TemporaryFolder folder;
-  save(folder / "one", whole({{"a", numbered({4})}}));
-  State state = whole({{"a", full({4}, 0, DType::kF64)}});
+  save(folder / "one", state_of({{"a", numbered({4})}}));
+  State state = state_of({{"a", full({4}, 0, DType::kF64)}});
   load(folder / "one", state);
   EXPECT_EQ(state.chunks[0].local.to_vector<double>(), (std::vector<double>{0, 1, 2, 3}));
 }
@@ -96,8 +98,8 @@ TEST(Checkpoint, ValuesAreConvertedToTheDtypeThatIsThere) {
 // spec: TestLoadPlanner.test_strict, test_partial_load
 TEST(Checkpoint, AMissingKeyIsAnErrorUnlessALoadMayBePartial) {
   const TemporaryFolder folder;
-  save(folder / "one", whole({{"net.weight", numbered({2})}, {"net.bias", numbered({2})}}));
-  State state = whole({{"net.weight", full({2}, -1)}, {"net.wieght", full({2}, -1)}});
+  save(folder / "one", state_of({{"net.weight", numbered({2})}, {"net.bias", numbered({2})}}));
+  State state = state_of({{"net.weight", full({2}, -1)}, {"net.wieght", full({2}, -1)}});
   const std::string message = message_of<CheckpointError>([&] { load(folder / "one", state); });
   EXPECT_NE(message.find("has no net.wieght"), std::string::npos) << message;
   EXPECT_EQ(state.chunks[0].local.to_vector<float>(), (std::vector<float>{-1, -1})) << "nothing was written";
@@ -113,24 +115,24 @@ TEST(Checkpoint, AMissingKeyIsAnErrorUnlessALoadMayBePartial) {
 // spec: test_overwrite
 TEST(Checkpoint, OverwritingReplacesAndLeavesNothingBehind) {
   const TemporaryFolder folder;
-  save(folder / "one", whole({{"a", numbered({4})}}));
+  save(folder / "one", state_of({{"a", numbered({4})}}));
   EXPECT_NE(message_of<CheckpointError>([&] {
-              save(folder / "one", whole({{"a", numbered({4}, 9)}}), {.overwrite = false});
+              save(folder / "one", state_of({{"a", numbered({4}, 9)}}), {.overwrite = false});
             }).find("has a checkpoint already"),
             std::string::npos);
-  save(folder / "one", whole({{"a", numbered({4}, 9)}}));
+  save(folder / "one", state_of({{"a", numbered({4}, 9)}}));
   EXPECT_EQ(read(folder / "one").chunks[0].local.to_vector<float>()[0], 9);
   EXPECT_EQ(std::distance(fs::directory_iterator(folder / "one"), {}), 2) << "the index and one file";
 }
 
 TEST(Checkpoint, AFailedSaveLeavesTheOldOneAndMakesNoNewOne) {
   const TemporaryFolder folder;
-  save(folder / "old", whole({{"a", numbered({4})}}));
+  save(folder / "old", state_of({{"a", numbered({4})}}));
   const auto fail_late = [](Step step) {
     if (step == Step::kIndex) throw std::runtime_error("the power went off");
   };
   for (const char* name : {"old", "new"})
-    EXPECT_THROW(save(folder / name, whole({{"a", numbered({4}, 9)}}), {.on_step = fail_late}), CheckpointError);
+    EXPECT_THROW(save(folder / name, state_of({{"a", numbered({4}, 9)}}), {.on_step = fail_late}), CheckpointError);
   EXPECT_EQ(read(folder / "old").chunks[0].local.to_vector<float>()[0], 0);
   EXPECT_TRUE(verify(folder / "old").empty());
   EXPECT_FALSE(has_checkpoint(folder / "new"));
@@ -140,7 +142,7 @@ TEST(Checkpoint, AFailedSaveLeavesTheOldOneAndMakesNoNewOne) {
 
 TEST(Checkpoint, DamageIsFound) {
   const TemporaryFolder folder;
-  save(folder / "one", whole({{"a", numbered({64})}, {"b", numbered({64})}}));
+  save(folder / "one", state_of({{"a", numbered({64})}, {"b", numbered({64})}}));
   const std::string name = read_index(folder / "one").files.begin()->first;
   std::string content = folder.read("one/" + name);
   content[content.size() - 5] ^= 1;
@@ -257,7 +259,7 @@ TEST(Checkpoint, RandomLayoutsLoadIntoRandomLayouts) {
 TEST(Checkpoint, RanksMayHaveTheirKeysInAnyOrder) {
   const TemporaryFolder folder;
   comm::run_ranks(2, [&](comm::Group& group) {
-    State state = whole({{"a", numbered({2})}, {"b", numbered({3}, 5)}});
+    State state = state_of({{"a", numbered({2})}, {"b", numbered({3}, 5)}});
     if (group.rank() == 1) std::swap(state.chunks[0], state.chunks[1]);
     save(group, folder / "all", state);
     for (TensorChunk& chunk : state.chunks) fill_(chunk.local, -1);
@@ -286,7 +288,7 @@ TEST(Checkpoint, AFailureAnywhereIsThrownEverywhereWithTheRanksThatFailed) {
     return std::map<int, std::string>{};
   };
   comm::run_ranks(4, [&](comm::Group& group) {
-    State state = whole({{"a", numbered({4})}});
+    State state = state_of({{"a", numbered({4})}});
     save(group, folder / "good", state);
     AsyncSaver saver(group);
     for (int coordinator = 0; coordinator < 4; ++coordinator) {
@@ -314,7 +316,7 @@ TEST(Checkpoint, AFailureAnywhereIsThrownEverywhereWithTheRanksThatFailed) {
 // spec: test_save_error_handling_no_dist, test_load_error_handling_no_dist
 TEST(Checkpoint, AFailureOfTheOnlyProcessIsNamedToo) {
   const TemporaryFolder folder;
-  State state = whole({{"a", numbered({4})}});
+  State state = state_of({{"a", numbered({4})}});
   const auto fail = [](Step) { throw std::runtime_error("no"); };
   EXPECT_EQ(message_of<CheckpointError>([&] { save(folder / "one", state, {.on_step = fail}); }),
             "[checkpoint] preparing failed on rank 0; rank 0: no");
@@ -329,7 +331,7 @@ TEST(Checkpoint, ARankThatIsKilledWhileItWritesLeavesTheCheckpointBefore) {
   const pid_t parent = comm::is_rank_process() ? ::getppid() : ::getpid();
   const fs::path folder = fs::temp_directory_path() / concat("chorale-killed-", parent);
   const auto ended = comm::run_processes(2, [&](comm::Group& group) {
-    State state = whole({{"a", numbered({4})}, {"b", numbered({4}, 5)}});
+    State state = state_of({{"a", numbered({4})}, {"b", numbered({4}, 5)}});
     save(group, folder / "before", state);
     fill_(state.chunks[0].local, 9);
     const auto die = [&](Step step) {
@@ -349,7 +351,7 @@ TEST(Checkpoint, ARankThatIsKilledWhileItWritesLeavesTheCheckpointBefore) {
 
 TEST(Checkpoint, AnIndexIsNotTrusted) {
   const TemporaryFolder folder;
-  save(folder / "one", whole({{"a", numbered({4})}}));
+  save(folder / "one", state_of({{"a", numbered({4})}}));
   const std::string good = folder.read("one/index.json");
   const auto message = [&](const std::string& from, const std::string& to) {
     std::string text = good;
@@ -363,6 +365,79 @@ TEST(Checkpoint, AnIndexIsNotTrusted) {
   EXPECT_NE(message("\"sizes\": [4]", "\"sizes\": [3]").find("elements together"), std::string::npos);
   EXPECT_NE(message("\"sizes\": [4]", "\"sizes\": [-4]").find("sizes"), std::string::npos);
   EXPECT_NE(message("\"f32\"", "\"f33\"").find("f33"), std::string::npos);
+}
+
+// ---- sharded tensors
+
+struct Split {
+  std::vector<int> mesh;
+  Placements placements;
+};
+
+// Of so many ranks; the mesh may leave some out.
+Tensor sharded_as(const Tensor& x, const Split& split, const comm::Group& group) {
+  int count = 1;
+  for (const int n : split.mesh) count *= n;
+  std::vector<int> ranks(static_cast<size_t>(count));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return distribute(x, Mesh(group, split.mesh, {}, ranks), split.placements, std::nullopt);
+}
+
+TEST(ShardedCheckpoint, WhatOneSplitSavedAnyOtherLoads) {
+  const Tensor x = numbered({9, 6});
+  const std::vector<Split> splits = {
+      {{4}, {chorale::shard(0)}},                          // 3, 3, 3 and no row
+      {{4}, {chorale::shard(1)}},                          // 2, 2, 2 and no column
+      {{3}, {strided_shard(0, 3)}},                        // one row of each of three stretches; a rank is left out
+      {{2, 2}, {strided_shard(1, 2), chorale::shard(1)}},  // as data parallel over tensor parallel has it
+      {{2, 2}, {chorale::shard(0), chorale::shard(1)}},
+      {{2, 2}, {chorale::shard(0), replicate()}},
+      {{4}, {replicate()}},
+  };
+  for (const Split& saved : splits) {
+    const TemporaryFolder folder;
+    comm::run_ranks(4, [&](comm::Group& group) {
+      save(group, folder / "x", state_of({{"x", sharded_as(x, saved, group)}}, "model."));
+      for (const Split& loaded : splits) {
+        const Tensor y = sharded_as(full({9, 6}, -1), loaded, group);
+        State state = state_of({{"x", y}}, "model.");
+        load(group, folder / "x", state);
+        if (mesh_of(y).is_member()) {
+          EXPECT_EQ(full_tensor(y).to_vector<float>(), x.to_vector<float>())
+              << saved.placements << " to " << loaded.placements;
+        }
+      }
+    });
+    // One process needs no mesh, and every element was written once.
+    EXPECT_EQ(read(folder / "x").chunks[0].local.to_vector<float>(), x.to_vector<float>()) << saved.placements;
+    int64_t elems = 0;
+    const Index index = read_index(folder / "x");
+    for (const SavedChunk& chunk : index.tensors.at("model.x").chunks) elems += chunk.region.volume();
+    EXPECT_EQ(elems, x.elems()) << saved.placements;
+  }
+}
+
+// spec: test_checkpoint_apis_check_partial_placement
+TEST(ShardedCheckpoint, PartialValuesAreRefusedBySavesAndLoads) {
+  comm::run_ranks(2, [&](comm::Group& group) {
+    const Tensor x = from_local(numbered({4}), Mesh(group, {2}), {partial()});
+    // Both begin with it; a file of tensors has no place for parts of any kind.
+    const std::string message = message_of<InvalidArgument>([&] { state_of({{"x", x}}, "model."); });
+    EXPECT_NE(message.find("model.x is placed as [P(sum)]"), std::string::npos) << message;
+    EXPECT_NE(message.find("redistribute() it first"), std::string::npos) << message;
+    State by_hand{{{"x", {4}, {0}, x}}, {}};
+    const TemporaryFolder folder;
+    for (const auto& call : {std::function<void()>([&] { save(folder / "x", by_hand); }), std::function<void()>([&] {
+                               io::save(folder / "x.safetensors", {{"x", x}});
+                             })}) {
+      try {
+        call();
+        ADD_FAILURE() << "was taken";
+      } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what()).find("sharded as [P(sum)]"), std::string::npos) << error.what();
+      }
+    }
+  });
 }
 
 }  // namespace
