@@ -11,7 +11,7 @@ include(GoogleTest)
 #   *_test.cc                       into NAME_test, each test registered with ctest as its own entry
 #   *_fuzz_test.cc                  also into fuzz_NAME_*, a program each, with CHORALE_FUZZ (testing/fuzz_test_util.h)
 #   *_bench.cc                      left to the program that collects them
-#   *.html, *.css, *.js             into libchorale as text: page.js is chorale::NAME::kPageJs (embed_text.cmake)
+#   *.html, *.css, *.js, *.c        into libchorale as text: page.js is chorale::NAME::kPageJs (embed_text.cmake)
 # OPTIONS are for the compiler, on the layer's own sources. With PROGRAM the layer is an executable of that name instead of
 # a part of libchorale; main.cc is kept out of its tests. A folder of it that has a main.cc, too, is a program of its own,
 # PROGRAM-FOLDER (target PROGRAM_FOLDER_program), with the layer's other sources in it; it measures, so it is compiled as
@@ -126,7 +126,7 @@ function(chorale_layer name)
     list(FILTER sources_${own} INCLUDE REGEX "^${own_folder}/")
     list(REMOVE_ITEM sources ${sources_${own}})
   endforeach()
-  file(GLOB_RECURSE texts CONFIGURE_DEPENDS "${folder}/*.html" "${folder}/*.css" "${folder}/*.js")
+  file(GLOB_RECURSE texts CONFIGURE_DEPENDS "${folder}/*.html" "${folder}/*.css" "${folder}/*.js" "${folder}/*.c")
   foreach(path IN LISTS texts)
     cmake_path(GET path FILENAME file)
     set(made "${CMAKE_BINARY_DIR}/embedded/${name}/${file}.cc")

@@ -13,6 +13,7 @@
 #include "chorale/base/debug_level.h"
 #include "chorale/base/error.h"
 #include "chorale/base/rpc_error.h"
+#include "chorale/codegen/fused.h"
 #include "chorale/comm/comm_counter.h"
 #include "chorale/comm/group.h"
 #include "chorale/comm/mesh.h"

@@ -173,8 +173,8 @@ struct Result<std::array<Tensor, N>> {
 template <class F>
 class Compiled {
  public:
-  Compiled(F function, CompileOptions options)
-      : function_(std::make_shared<F>(std::move(function))),
+  Compiled(F called, CompileOptions options)
+      : function_(std::make_shared<F>(std::move(called))),
         frame_(std::make_shared<compiled::Frame>(std::move(options))) {}
 
   template <class... Args>

@@ -1,0 +1,14 @@
+// Joins pointwise nodes that work on the same elements into fused nodes, so that what they hand to each other never
+// reaches memory.
+//
+// Note [Fusing] A node joins the group of what it reads when both have the same elements in the same order and compute
+// in the same lanes, and when no value would have to leave the group and come back. Groups of one stay rows.
+#pragma once
+
+#include "chorale/graph/ir.h"
+
+namespace chorale::codegen {
+
+graph::Graph fuse(const graph::Graph& graph);
+
+}  // namespace chorale::codegen

@@ -1,0 +1,109 @@
+#include "chorale/codegen/fused.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <mutex>
+#include <set>
+
+#include "chorale/base/error.h"
+#include "chorale/base/log.h"
+#include "chorale/base/parallel_for.h"
+#include "chorale/codegen/fuse.h"
+#include "chorale/codegen/render.h"
+
+namespace chorale::codegen {
+namespace {
+
+using graph::Graph;
+using graph::Node;
+
+// Below this much work another thread costs more than it saves.
+constexpr int64_t kFusedGrain = 32 * 1024;
+constexpr size_t kMostPointers = 32;
+
+using Function = void (*)(char* const* p, const long* a, long begin, long end);
+
+// The different kernels of a graph, as they come.
+std::vector<KernelText> kernels_in(const Graph& fused) {
+  std::vector<KernelText> kernels;
+  std::set<std::string> names;
+  for (const Node& node : fused.nodes) {
+    if (node.kind != Node::Kind::kFused) continue;
+    KernelText kernel = render(*node.body);
+    if (names.insert(kernel.name).second) kernels.push_back(std::move(kernel));
+  }
+  return kernels;
+}
+
+struct Launch {
+  std::shared_ptr<const Code> code;
+  Function function = nullptr;
+  std::vector<long> sizes_and_strides;
+  int64_t count = 0, grain = 1;
+
+  void operator()(std::span<const Tensor> in, std::span<Tensor> out) const {
+    std::array<char*, kMostPointers> p;
+    size_t k = 0;
+    for (const Tensor& x : in) p[k++] = static_cast<char*>(static_cast<void*>(x.impl()->data));
+    for (const Tensor& y : out) p[k++] = static_cast<char*>(static_cast<void*>(y.impl()->data));
+    if (count < 2 * grain) return function(p.data(), sizes_and_strides.data(), 0, count);
+    parallel_for(count, grain,
+                 [&](int64_t begin, int64_t end) { function(p.data(), sizes_and_strides.data(), begin, end); });
+  }
+};
+
+Launch launch_of(const Graph& body, const LoadedKernel& kernel) {
+  const Loops loops = loops_of(body);
+  CHORALE_INVARIANT(loops.strides.size() <= kMostPointers, "[codegen] a kernel has too many operands");
+  Launch launch;
+  launch.function = reinterpret_cast<Function>(kernel.address);
+  launch.code = kernel.code;
+  launch.sizes_and_strides.assign(loops.sizes.begin(), loops.sizes.end());
+  for (const std::vector<int64_t>& strides : loops.strides) {
+    launch.sizes_and_strides.insert(launch.sizes_and_strides.end(), strides.begin(), strides.end());
+  }
+  launch.count = loops.sizes.size() == 1 ? loops.elems : loops.elems / loops.sizes.back();
+  launch.grain = loops.sizes.size() == 1 ? kFusedGrain : std::max<int64_t>(1, kFusedGrain / loops.sizes.back());
+  return launch;
+}
+
+// A reason for running without generated code: said once each.
+void say_once(const std::string& why) {
+  static std::mutex mutex;
+  static std::set<std::string> said;
+  const std::lock_guard lock(mutex);
+  if (said.insert(why).second) log_warning(concat("[compile] graphs run op by op, without generated kernels: ", why));
+}
+
+}  // namespace
+
+std::string kernels_of(const Graph& fused) {
+  std::string text;
+  for (const KernelText& kernel : kernels_in(fused)) text += concat(text.empty() ? "" : "\n", kernel.text);
+  return text;
+}
+
+std::shared_ptr<const graph::Program> fuse_and_compile(Graph graph, const FusedOptions& options) {
+  Graph fused = fuse(graph);
+  graph::renumber(fused);
+  graph::verify(fused);
+  const std::vector<KernelText> kernels = kernels_in(fused);
+  if (kernels.empty()) return std::make_shared<const graph::Program>(std::move(graph));
+  Toolchain toolchain = find_toolchain(options.compiler);
+  std::replace(toolchain.flags.begin(), toolchain.flags.end(), std::string("-O3"), options.optimize);
+  std::string why;
+  CodeCache& cache = options.cache ? *options.cache : CodeCache::shared();
+  const std::vector<LoadedKernel> loaded = cache.get(toolchain, prelude(), kernels, why);
+  if (loaded.empty()) {
+    say_once(why);
+    return std::make_shared<const graph::Program>(std::move(graph));
+  }
+  std::map<std::string, LoadedKernel> by_name;
+  for (size_t i = 0; i < kernels.size(); ++i) by_name[kernels[i].name] = loaded[i];
+  return std::make_shared<const graph::Program>(std::move(fused), [by_name](const Node& node) {
+    return graph::FusedKernel(launch_of(*node.body, by_name.at(render(*node.body).name)));
+  });
+}
+
+}  // namespace chorale::codegen

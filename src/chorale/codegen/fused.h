@@ -1,0 +1,37 @@
+// The backend that fuses: what a graph computes element by element becomes loops of generated C, compiled by the
+// system's C compiler in one call per graph and kept on disk.
+//
+//   auto step = compile(train_step, {.whole_graph = true, .backend = codegen::fused()});
+//
+// Values are those of the ops one by one, bit for bit: the same polynomials, no contraction. Where there is no
+// compiler, or it fails, the graph runs op by op (joint-eager), and a line of the log says so once.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "chorale/codegen/cache.h"
+#include "chorale/graph/program.h"
+
+namespace chorale::codegen {
+
+struct FusedOptions {
+  std::string compiler{};      // empty: CHORALE_CC, else cc, gcc or clang, as PATH has them
+  CodeCache* cache = nullptr;  // null: the process's own
+  std::string optimize = "-O3";
+};
+
+std::shared_ptr<const graph::Program> fuse_and_compile(graph::Graph graph, const FusedOptions& options = {});
+
+// For CompileOptions::backend.
+inline auto fused(FusedOptions options = {}) {
+  return [options = std::move(options)](graph::Graph graph, const auto&) {
+    return fuse_and_compile(std::move(graph), options);
+  };
+}
+
+// The text of a graph's kernels, as it is compiled; empty where nothing is fused.
+std::string kernels_of(const graph::Graph& fused);
+
+}  // namespace chorale::codegen
