@@ -194,6 +194,7 @@ TEST_F(AllocatorTest, NeighboursMergeInsideAnArenaOfSeveralUnits) {
   allocator.deallocate(whole);
   // Cut at the multiples of kArenaBytes, where another arena could begin but does not.
   std::vector<memory::Block> quarters;
+  quarters.reserve(4);
   for (int i = 0; i < 4; ++i) quarters.push_back(allocator.allocate(kArenaBytes));
   EXPECT_EQ(ledger.acquired, 1);
   for (const memory::Block& block : quarters) allocator.deallocate(block);
@@ -204,6 +205,7 @@ TEST_F(AllocatorTest, NeighboursMergeInsideAnArenaOfSeveralUnits) {
 
 TEST_F(AllocatorTest, TrimGivesBackEveryArenaWithoutLiveBlocks) {
   std::vector<memory::Block> blocks;
+  blocks.reserve(6);
   for (int i = 0; i < 6; ++i) blocks.push_back(allocator.allocate(kArenaBytes - kPageBytes));
   for (int i = 0; i < 1000; ++i) blocks.push_back(allocator.allocate(static_cast<size_t>(i + 1) * 100));
   const memory::Block kept = allocator.allocate(size_t{1} << 20);
@@ -228,6 +230,7 @@ TEST_F(AllocatorTest, TrimGivesBackEveryArenaWithoutLiveBlocks) {
 
 TEST_F(AllocatorTest, TrimKeepsSpansWithALiveSmallBlock) {
   std::vector<memory::Block> blocks;
+  blocks.reserve(5000);
   for (int i = 0; i < 5000; ++i) blocks.push_back(allocator.allocate(64));
   for (size_t i = 0; i < blocks.size(); ++i) {
     if (i % 1000 != 500) allocator.deallocate(blocks[i]);
@@ -259,6 +262,7 @@ TEST(Allocator, DestructionReleasesEverythingAtOnce) {
 
 TEST_F(AllocatorTest, LocateIsExactForEveryAddressAcrossArenas) {
   std::vector<memory::Block> blocks;
+  blocks.reserve(4);
   for (int i = 0; i < 4; ++i) blocks.push_back(allocator.allocate(kArenaBytes * static_cast<size_t>(i + 1) - 100));
   blocks.push_back(allocator.allocate(100));
   for (const auto& [base, bytes] : ledger.arenas) {
@@ -371,6 +375,7 @@ TEST(CachingAllocator, BlocksAbove16KiBAreAloneInTheirPages) {
   CachingAllocator allocator(private_pages());
   for (size_t bytes : {size_t{1} << 10, size_t{16} << 10, (size_t{16} << 10) + 1, size_t{100000}, size_t{300000}}) {
     std::vector<memory::Block> blocks;
+    blocks.reserve(40);
     for (int i = 0; i < 40; ++i) blocks.push_back(allocator.allocate(bytes));
     const auto first_page = [](const memory::Block& block) {
       return reinterpret_cast<uintptr_t>(block.data) / kPageBytes;

@@ -21,8 +21,10 @@ class AllocatorThreadsTest : public testing::Test {
 
 TEST_F(AllocatorThreadsTest, ABlockFreedElsewhereReturnsToItsOwnersList) {
   std::vector<memory::Block> blocks;
+  blocks.reserve(3000);
   for (int i = 0; i < 3000; ++i) blocks.push_back(allocator.allocate(256));
   std::vector<std::byte*> before;
+  before.reserve(blocks.size());
   for (const memory::Block& block : blocks) before.push_back(block.data);
   std::byte* others = nullptr;
   std::thread([&] {
@@ -100,6 +102,7 @@ TEST_F(AllocatorThreadsTest, AThreadMayAllocateUntilItsVeryEnd) {
 
 TEST_F(AllocatorThreadsTest, OneThreadMayUseManyAllocatorsInTurn) {
   std::vector<std::unique_ptr<CachingAllocator>> allocators;
+  allocators.reserve(5);
   for (int i = 0; i < 5; ++i) allocators.push_back(std::make_unique<CachingAllocator>(private_pages()));
   std::vector<std::pair<size_t, memory::Block>> live;
   std::mt19937 random(3);

@@ -36,7 +36,7 @@ void add_runtime(DeviceType type, std::unique_ptr<Runtime> runtime) {
   Runtime* none = nullptr;
   CHORALE_CHECK_STATE(runtimes[static_cast<size_t>(type)].compare_exchange_strong(none, runtime.get()),
                       "devices of the kind ", type_name(type), " were added before");
-  runtime.release();
+  static_cast<void>(runtime.release());  // the table has it now, for ever
 }
 
 }  // namespace chorale

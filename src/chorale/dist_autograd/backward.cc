@@ -1,5 +1,6 @@
 // Backward of a context: what the caller does, and what a worker does that gradients, marks and notices come to.
 #include <unordered_set>
+#include <utility>
 
 #include "chorale/base/rpc_error.h"
 #include "chorale/dist_autograd/run.h"
@@ -55,6 +56,7 @@ void Contexts::backward(uint64_t id, const std::vector<Tensor>& roots, bool reta
       context->marking = {.run = number};
     }
     std::vector<autograd::Node*> from;
+    from.reserve(roots.size());
     for (const Tensor& root : roots) from.push_back(autograd::edge_of(root).node.get());
     mark(context, number, std::move(from),
          [this, context, run](const std::vector<int>& workers, const std::exception_ptr& failed) {
@@ -73,7 +75,7 @@ void Contexts::backward(uint64_t id, const std::vector<Tensor>& roots, bool reta
 
 // ---- what comes from other workers
 
-void Contexts::came(Gradients gradients, const Courier::Done& answer) {
+void Contexts::came(const Gradients& gradients, const Courier::Done& answer) {
   std::shared_ptr<Run> run, stale;
   bool first = false;
   try {
@@ -91,7 +93,7 @@ void Contexts::came(Gradients gradients, const Courier::Done& answer) {
         CHORALE_CHECK_STATE(run->number() >> 48 == gradients.run >> 48 && run->number() < gradients.run,
                             "[dist_autograd] two backwards of context ", context->id, " meet on worker ", worker_,
                             "; one at a time");
-        stale = std::move(run);
+        stale = std::exchange(run, nullptr);
         context->run.reset();
       }
       if (!context->sends.contains(gradients.hop))

@@ -109,7 +109,7 @@ class Contexts {
 
   void backward(uint64_t context, const std::vector<Tensor>& roots, bool retain_graph);
   // What other workers send.
-  void came(Gradients gradients, const Courier::Done& answer);
+  void came(const Gradients& gradients, const Courier::Done& answer);
   void came(const Marks& marks, const Courier::Marked& answer);
   void came(const Notice& notice);
 

@@ -36,7 +36,7 @@ std::string TracedValue::why_no_bytes(const Tensor& tensor) const {
 }
 
 bool TracedValue::provide_bytes(const Tensor& tensor, const char* asked) {
-  const Intrusive<Storage> storage = tensor.storage();
+  const Intrusive<Storage>& storage = tensor.storage();
   Recording* current = Recording::current();
   const bool is_here = current && current->number() == recording;
   if (is_here && (!storage->data() || current->is_pending(*storage) || current->is_strict())) {

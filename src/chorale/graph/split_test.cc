@@ -29,6 +29,7 @@ std::vector<Bucket> chain(const std::vector<std::vector<int64_t>>& charged, doub
 
 std::vector<int64_t> bytes_of(const std::vector<Bucket>& buckets) {
   std::vector<int64_t> bytes;
+  bytes.reserve(buckets.size());
   for (const Bucket& bucket : buckets) bytes.push_back(bucket.bytes);
   return bytes;
 }

@@ -39,7 +39,7 @@ struct AgentInfo {
 class Agent {
  public:
   // Collective over the group, which the agent does not need afterwards: it makes one of its own.
-  Agent(const comm::Group& group, AgentOptions options = {});
+  explicit Agent(const comm::Group& group, AgentOptions options = {});
   // Shuts down gracefully if that was not done; immediately when an exception is passing through.
   ~Agent();
   // A copy stands for the same agent, and does not shut it down when it goes; callbacks may keep one.

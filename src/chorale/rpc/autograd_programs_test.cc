@@ -80,6 +80,7 @@ TEST_P(AutogradPrograms, ManyThreadsAtOneWorkerAllFinish) {
     run_agents(4, own, [](Agent& agent, comm::Group& group) {
       if (group.rank() == 0) return;
       std::vector<std::thread> threads;
+      threads.reserve(20);
       for (int t = 0; t < 20; ++t) {
         threads.emplace_back([&, t] {
           const Tensor x = wanting(pattern({3, 3}, t)), y = wanting(pattern({3, 3}, t + 1));
@@ -399,6 +400,7 @@ TEST(SparseTensors, TravelInEveryWay) {
                      check(agent.remote<same_of>(third, there).to_here());
                    }
                    std::vector<Future<Tensor>> many;
+                   many.reserve(10);
                    for (int i = 0; i < 10; ++i) many.push_back(agent.call_async<same>(to, x));
                    for (const auto& one : many) check(one.wait());
                  }

@@ -55,7 +55,7 @@ Future<int64_t> by_hand(int64_t x) {
 }
 Future<int64_t> chained(int64_t x) {
   Agent agent = here();
-  return agent.call_async<add_ints>(agent.info(), x, 1).then([agent](Future<int64_t> f) mutable {
+  return agent.call_async<add_ints>(agent.info(), x, 1).then([agent](const Future<int64_t>& f) mutable {
     return agent.call_async<add_ints>(agent.info(), f.wait(), 10);
   });
 }
@@ -64,7 +64,7 @@ Future<int64_t> fan_out(int64_t n) {
   Agent agent = here();
   std::vector<Future<int64_t>> all;
   for (int64_t i = 0; i < n; ++i) all.push_back(agent.call_async<add_ints>(i % 4, i, 0));
-  return collect_all(all).then([](Future<std::vector<Future<int64_t>>> done) {
+  return collect_all(all).then([](const Future<std::vector<Future<int64_t>>>& done) {
     int64_t sum = 0;
     for (const auto& one : done.wait()) sum += one.wait();
     return sum;
@@ -135,6 +135,7 @@ TEST(Calls, OfAllAtOnceAreAllRight) {
     for (int64_t i = 0; i < 1000; ++i) ASSERT_EQ(light[static_cast<size_t>(i)].wait(), i + group.rank());
     std::vector<Future<Tensor>> heavy;
     const Tensor x = full({100, 100}, group.rank(), DType::kF32);
+    heavy.reserve(20);
     for (int i = 0; i < 20; ++i)
       heavy.push_back(agent.call_async<plus>(next(agent), x, full({100, 100}, i, DType::kF32)));
     for (int i = 0; i < 20; ++i) {
@@ -168,6 +169,7 @@ TEST(Calls, AreServedByWorkersThatWaitForTheEnd) {
     if (group.rank() != 0) return;  // these are in shutdown already
     for (const char* to : {"worker1", "worker2"}) {
       std::vector<Future<Tensor>> calls;
+      calls.reserve(30);
       for (int i = 0; i < 30; ++i)
         calls.push_back(agent.call_async<plus>(to, ones({100}), full({100}, i, DType::kF32)));
       for (int i = 0; i < 30; ++i)
@@ -196,6 +198,7 @@ TEST(Calls, BarriersOfDisjointSetsDoNotMeet) {
                           : std::vector<std::string>{"worker1", "worker3"});
     EXPECT_EQ(counter, 2);
     std::vector<std::thread> threads;
+    threads.reserve(3);
     for (int i = 0; i < 3; ++i) threads.emplace_back([&] { agent.barrier(); });
     for (std::thread& thread : threads) thread.join();
     EXPECT_THROW(agent.barrier({"worker0", "worker0"}), InvalidArgument);
@@ -267,6 +270,7 @@ TEST(Calls, OfFunctionsThatFinishLaterTakeNoThread) {
   }
   run_agents(2, options, [](Agent& agent, comm::Group&) {
     std::vector<Future<void>> calls;
+    calls.reserve(50);
     for (int i = 0; i < 50; ++i) calls.push_back(agent.call_async<waits_without_a_thread>(next(agent)));
     EXPECT_EQ(agent.call<add_ints>(next(agent), 1, 2), 3);
     agent.barrier();

@@ -420,7 +420,7 @@ struct Codec<T> {
 // Inside a struct: all of its fields. What looks for tensors in it (nn/visit_tensors.h) sees them too.
 #define CHORALE_MESSAGE(Type, ...)                                                      \
   using ChoraleMessageFields = Type;                                                    \
-  static constexpr const char* kMessageName = #Type;                                    \
+  [[maybe_unused]] static constexpr const char* kMessageName = #Type;                   \
   template <class Self, class Visit>                                                    \
   requires std::is_same_v<std::remove_const_t<Self>, Type>                              \
   friend void visit_fields([[maybe_unused]] Self& self, [[maybe_unused]] Visit visit) { \

@@ -19,7 +19,6 @@ struct Batch {
   std::vector<std::string> names;
   std::map<std::string, std::vector<Tensor>> more;
   std::optional<double> weight;
-  bool operator==(const Batch&) const = default;
   CHORALE_MESSAGE(Batch, images, names, more, weight)
 };
 

@@ -16,7 +16,6 @@ using namespace std::chrono_literals;
 using dist_autograd::Context;
 using dist_autograd::Contexts;
 using dist_autograd::Mode;
-using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -124,12 +123,14 @@ void expect_as_local(Agent& agent, const std::vector<Tensor>& values, const Prog
   std::vector<Tensor> expected;
   {
     std::vector<Tensor> leaves;
+    leaves.reserve(values.size());
     for (const Tensor& value : values) leaves.push_back(requires_grad(value) ? wanting(value) : value);
     backward(program(How::kLocal, leaves));
     for (const Tensor& leaf : leaves) expected.push_back(gradient(leaf));
   }
   for (How how : {How::kCall, How::kRemote}) {
     std::vector<Tensor> leaves;
+    leaves.reserve(values.size());
     for (const Tensor& value : values) leaves.push_back(requires_grad(value) ? wanting(value) : value);
     Context context(agent);
     context.backward({program(how, leaves)});

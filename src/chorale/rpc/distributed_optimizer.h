@@ -84,6 +84,7 @@ class DistributedOptimizer {
     std::map<int, std::vector<RRef<Tensor>>> by_owner;
     for (const RRef<Tensor>& parameter : parameters) by_owner[parameter.owner().id].push_back(parameter);
     std::vector<Future<RRef<LocalOptimizer<O>>>> made;
+    made.reserve(by_owner.size());
     for (const auto& [owner, own] : by_owner)
       made.push_back(agent_.template call_async<make_optimizer<O>>(owner, own, options));
     for (const auto& optimizer : collect_all(made).wait()) optimizers_.push_back(optimizer.wait());

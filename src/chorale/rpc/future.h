@@ -314,6 +314,7 @@ auto wait_all(const std::vector<Future<T>>& futures) {
   all_or_error(futures).wait();
   if constexpr (!std::is_void_v<T>) {
     std::vector<T> values;
+    values.reserve(futures.size());
     for (const Future<T>& future : futures) values.push_back(future.wait());
     return values;
   }

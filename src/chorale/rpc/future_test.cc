@@ -48,9 +48,9 @@ TEST(Futures, AreCompletedOnceAndWaitedForAsOftenAsOneLikes) {
 TEST(Futures, ThenMakesAChain) {
   const Future<int> first;
   Future<int> last = first;
-  for (int i = 0; i < 20; ++i) last = last.then([](Future<int> before) { return before.wait() + 1; });
-  const Future<void> effect = last.then([](Future<int>) {});
-  const Future<std::string> text = last.then([](Future<int> before) { return std::to_string(before.wait()); });
+  for (int i = 0; i < 20; ++i) last = last.then([](const Future<int>& before) { return before.wait() + 1; });
+  const Future<void> effect = last.then([](const Future<int>&) {});
+  const Future<std::string> text = last.then([](const Future<int>& before) { return std::to_string(before.wait()); });
   EXPECT_FALSE(last.is_complete());
   first.set(1);
   EXPECT_EQ(last.wait(), 21);
@@ -63,15 +63,15 @@ TEST(Futures, ThenMakesAChain) {
 // spec: test_callback_with_error
 TEST(Futures, WhatACallbackThrowsIsTheErrorOfItsResultAlone) {
   const Future<int> parent;
-  const Future<int> child = parent.then([](Future<int>) -> int { throw StateError("in the callback"); });
-  const Future<int> sees = child.then([](Future<int> failed) { return failed.has_error() ? 1 : 0; });
+  const Future<int> child = parent.then([](const Future<int>&) -> int { throw StateError("in the callback"); });
+  const Future<int> sees = child.then([](const Future<int>& failed) { return failed.has_error() ? 1 : 0; });
   parent.set(3);
   EXPECT_EQ(parent.wait(), 3);
   EXPECT_EQ(thrown_by([&] { child.wait(); }), "in the callback");
   EXPECT_EQ(sees.wait(), 1);
   // And an error of the parent goes down the chain unless somebody catches it.
   const Future<int> failed;
-  const Future<int> after = failed.then([](Future<int> f) { return f.wait(); });
+  const Future<int> after = failed.then([](const Future<int>& f) { return f.wait(); });
   failed.set_error(problem("first"));
   EXPECT_EQ(thrown_by([&] { after.wait(); }), "first");
 }
@@ -80,18 +80,18 @@ TEST(Futures, WhatACallbackThrowsIsTheErrorOfItsResultAlone) {
 TEST(Futures, CallbacksForTheirEffectRunOnce) {
   const Future<int> future;
   int runs = 0;
-  future.on_complete([&](Future<int> done) { runs += done.wait(); });
-  future.on_complete([](Future<int>) { throw StateError("nobody hears this"); });
+  future.on_complete([&](const Future<int>& done) { runs += done.wait(); });
+  future.on_complete([](const Future<int>&) { throw StateError("nobody hears this"); });
   EXPECT_EQ(runs, 0);
   future.set(4);
   EXPECT_EQ(runs, 4);
-  future.on_complete([&](Future<int>) { ++runs; });
+  future.on_complete([&](const Future<int>&) { ++runs; });
   EXPECT_EQ(runs, 5);
 }
 
 TEST(Futures, AFutureOfAFutureIsOne) {
   const Future<int> outer, inner;
-  const Future<int> both = outer.then([inner](Future<int>) { return inner; });
+  const Future<int> both = outer.then([inner](const Future<int>&) { return inner; });
   outer.set(1);
   EXPECT_FALSE(both.is_complete());
   inner.set(9);
@@ -154,8 +154,9 @@ int64_t in_callbacks(int64_t worker, int64_t x) {
   Agent agent = here();
   Future<int64_t> last = agent.call_async<plus_one>(worker, x);
   for (int i = 0; i < 10; ++i) {
-    last = last.then(
-        [agent, worker](Future<int64_t> before) mutable { return agent.call_async<plus_one>(worker, before.wait()); });
+    last = last.then([agent, worker](const Future<int64_t>& before) mutable {
+      return agent.call_async<plus_one>(worker, before.wait());
+    });
   }
   return last.wait();
 }
@@ -168,7 +169,8 @@ TEST(Futures, OfCallsHaveCallbacksToo) {
     const std::string to = next(agent);
     Future<int64_t> call = agent.call_async<plus_one>(to, 1);
     std::vector<Future<int64_t>> followers;
-    for (int i = 0; i < 10; ++i) followers.push_back(call.then([i](Future<int64_t> f) { return f.wait() + i; }));
+    followers.reserve(10);
+    for (int i = 0; i < 10; ++i) followers.push_back(call.then([i](const Future<int64_t>& f) { return f.wait() + i; }));
     for (int i = 0; i < 10; ++i) EXPECT_EQ(followers[static_cast<size_t>(i)].wait(), 2 + i);
     EXPECT_EQ(call.wait(), 2);
     EXPECT_EQ(agent.call<in_callbacks>(to, (group.rank() + 2) % 4, 1), 12);

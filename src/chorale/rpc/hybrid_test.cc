@@ -231,6 +231,7 @@ class HybridModel : public testing::TestWithParam<Mode> {
         const RemoteModule<Table> table(agent, concat("rank:", kRemote));
         const RemoteModule<RemoteNet> net(agent, concat("rank:", kRemote));
         std::vector<Future<void>> ready;
+        ready.reserve(kTrainers);
         for (int trainer = 0; trainer < kTrainers; ++trainer)
           ready.push_back(agent.call_async<set_up>(trainer, static_cast<int64_t>(kind), table, net));
         group.new_group({0, 1, 2, 3});  // collective over all six
@@ -248,6 +249,7 @@ class HybridModel : public testing::TestWithParam<Mode> {
   }
   static std::vector<Step> train_all(Agent& agent) {
     std::vector<Future<Step>> steps;
+    steps.reserve(kTrainers);
     for (int trainer = 0; trainer < kTrainers; ++trainer) steps.push_back(agent.call_async<train>(trainer));
     return wait_all(steps);
   }
@@ -314,6 +316,7 @@ TEST_P(HybridModel, WithDdpInsideHasAveragesOfThatLayerOnly) {
 TEST_P(HybridModel, TrainersMayRunOutOfInputs) {
   run(Ddp::kOutside, [](Agent& agent) {
     std::vector<Future<std::vector<Step>>> calls;
+    calls.reserve(kTrainers);
     for (int trainer = 0; trainer < kTrainers; ++trainer) calls.push_back(agent.call_async<train_unevenly>(trainer));
     const auto steps = wait_all(calls);
     for (int trainer = 0; trainer < kTrainers; ++trainer) {

@@ -12,7 +12,6 @@ namespace chorale::rpc {
 namespace {
 
 using dist_autograd::Context;
-using testing::AllOf;
 using testing::HasSubstr;
 using Kind = RpcErrorKind;
 

@@ -88,7 +88,7 @@ void References::created(const std::shared_ptr<UserReference>& user) {
   user->created.state()->try_set({});
 }
 
-void References::not_created(const std::shared_ptr<UserReference>& user, std::exception_ptr error) {
+void References::not_created(const std::shared_ptr<UserReference>& user, const std::exception_ptr& error) {
   std::shared_ptr<UserReference> held;
   user->failed = true;
   {

@@ -36,7 +36,7 @@ struct GlobalId {
   static GlobalId of(int worker, uint64_t number) { return {static_cast<uint64_t>(worker) << 48 | number}; }
   int worker() const { return static_cast<int>(packed >> 48); }
   uint64_t number() const { return packed & ((uint64_t{1} << 48) - 1); }
-  friend auto operator<=>(const GlobalId&, const GlobalId&) = default;
+  friend auto operator<=>(const GlobalId&, const GlobalId&) = default;  // NOLINT(modernize-use-nullptr): not one here
   friend std::ostream& operator<<(std::ostream& out, GlobalId id) {
     return out << "(created_on=" << id.worker() << ", local_id=" << id.number() << ")";
   }
@@ -119,7 +119,7 @@ class References {
   std::shared_ptr<UserReference> make_user(int owner);
   // The answer to the remote call that made it.
   void created(const std::shared_ptr<UserReference>& user);
-  void not_created(const std::shared_ptr<UserReference>& user, std::exception_ptr error);
+  void not_created(const std::shared_ptr<UserReference>& user, const std::exception_ptr& error);
 
   // ---- passing them on
   ForkData fork(const std::shared_ptr<Reference>& reference, int to, const std::string& type);

@@ -76,6 +76,7 @@ TEST(RRefs, StandForResults) {
     for (const To& to : {To(next(agent)), To(agent.info())}) {
       EXPECT_EQ(values(agent.remote_op(to, "add", {ones({2, 2}), ones({2, 2})}).to_here()[0]), four(2));
       std::vector<RRef<Tensor>> all;
+      all.reserve(10);
       for (int i = 0; i < 10; ++i) all.push_back(agent.remote<ones_plus>(to, i));
       for (int i = 0; i < 10; ++i)
         EXPECT_EQ(values(all[static_cast<size_t>(i)].to_here()), four(static_cast<float>(1 + i)));
@@ -119,6 +120,7 @@ TEST(RRefs, ComeBackFromOthers) {
     const int third = (group.rank() + 2) % 4;
     EXPECT_EQ(values(agent.call<nested_fetch>(next(agent), third, 3)), four(4));
     std::vector<RRef<std::vector<RRef<Tensor>>>> lists;
+    lists.reserve(20);
     for (int i = 0; i < 20; ++i) lists.push_back(agent.remote<refs_on>(next(agent), third));
     for (const auto& list : lists) {
       const std::vector<RRef<Tensor>> two = list.to_here();

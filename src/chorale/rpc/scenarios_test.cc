@@ -37,7 +37,6 @@ namespace {
 using namespace std::chrono_literals;
 using dist_autograd::Context;
 using dist_autograd::Contexts;
-using testing::HasSubstr;
 
 void sleeps(int64_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 int64_t value_of(const Chatty& chatty) { return chatty.value; }

@@ -129,6 +129,7 @@ TEST_P(SparseAutograd, NestedCallsAreRecorded) {
 TEST_P(SparseAutograd, OnlyValuesThatNeedGradientsAreBehindASendNode) {
   run([](Agent& agent, comm::Group&) {
     std::vector<Tensor> all;
+    all.reserve(10);
     for (int i = 0; i < 10; ++i) all.push_back(sparse_times(i + 1, i % 2 == 0));
     for (const bool by_reference : {false, true}) {
       Context context(agent);

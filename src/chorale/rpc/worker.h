@@ -31,8 +31,8 @@ class To {
   To(std::string name) : worker_(std::move(name)) {}             // NOLINT(google-explicit-constructor)
   To(const WorkerInfo& worker) : worker_(int64_t{worker.id}) {}  // NOLINT(google-explicit-constructor)
   template <std::integral T>
-  requires(!std::same_as<T, bool> && !std::same_as<T, char>) To(T id)
-      : worker_(static_cast<int64_t>(id)) {}  // NOLINT(google-explicit-constructor)
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  requires(!std::same_as<T, bool> && !std::same_as<T, char>) To(T id) : worker_(static_cast<int64_t>(id)) {}
 
   // Instead of the agent's own time; 0: for ever.
   To within(Timeout timeout) const {

@@ -1,6 +1,7 @@
 #include "chorale/sharding/builder.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <iostream>
 #include <set>
@@ -136,7 +137,7 @@ void explain(const OpDef& op, std::span<const Tensor> in, const Decision& decisi
   }
   text << ") ->";
   for (const auto& out : decision.out) text << " " << out->placements;
-  if (decision.cost > 0) text << "  (about " << static_cast<int64_t>(decision.cost + 0.5) << " us)";
+  if (decision.cost > 0) text << "  (about " << std::llround(decision.cost) << " us)";
   text << "\n";
 }
 
@@ -146,7 +147,7 @@ void warn_of_gathering(const OpDef& op, const Decision& decision) {
   thread_local std::set<const OpDef*> warned;
   if (!warned.insert(&op).second) return;
   std::cerr << concat("[sharding] ", op.name, " cannot be split: its operands are gathered on every rank (about ",
-                      static_cast<int64_t>(decision.cost + 0.5), " us for this call)\n");
+                      std::llround(decision.cost), " us for this call)\n");
 }
 
 Tensor stretch_for(const Tensor& stretch, const std::vector<int64_t>& place) {
@@ -294,6 +295,7 @@ void Sharding::call_into(const OpDef& op, std::span<const Tensor> in, const Attr
   if (has_lists(op, in, attrs)) {
     for_each_place(op, in, attrs, [&](const std::vector<Tensor>& own, const std::vector<size_t>& results) {
       std::vector<Tensor> outs;
+      outs.reserve(results.size());
       for (const size_t i : results) outs.push_back(out[i]);
       call_into(op, own, attrs, outs, rest);
     });

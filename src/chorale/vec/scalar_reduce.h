@@ -80,7 +80,7 @@ CHORALE_FOR_EACH_DTYPE(CHORALE_TYPE_OF)
 template <class T>
 CHORALE_INLINE inline bool is_nonzero(T x) {
   if constexpr (kIsComplex<T>) {
-    return (x.real() != 0) | (x.imag() != 0);
+    return (int{x.real() != 0} | int{x.imag() != 0}) != 0;  // no branch
   } else if constexpr (kIsHalf<T>) {
     return (x.bits & 0x7fff) != 0;
   } else {

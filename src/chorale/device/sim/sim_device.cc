@@ -1,11 +1,11 @@
 #include "chorale/device/sim/sim_device.h"
 
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <csignal>
 #include <mutex>
 #include <vector>
 
