@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <numbers>
 #include <vector>
 
@@ -50,6 +51,32 @@ T narrow_to(double value) {
   return Scalar(value).to<T>();
 }
 
+// To compare with.
+template <class T>
+auto as_number(T value) {
+  if constexpr (std::is_same_v<T, double>) {
+    return value;
+  } else {
+    return static_cast<float>(value);
+  }
+}
+
+// The largest number of T below a bound: rounding may lead to the bound itself, which must not be drawn.
+template <class T>
+T last_below(double bound) {
+  if constexpr (std::is_same_v<T, float16> || std::is_same_v<T, bfloat16>) {
+    auto last = narrow_to<T>(bound);
+    if (static_cast<double>(static_cast<float>(last)) < bound) return last;
+    constexpr uint16_t kSign = 0x8000;
+    // Neighbours have neighbouring bits; below 0 the next one is farther from it.
+    last.bits = last.bits == 0 ? kSign | 1 : static_cast<uint16_t>(last.bits & kSign ? last.bits + 1 : last.bits - 1);
+    return last;
+  } else {
+    const auto last = static_cast<T>(bound);
+    return static_cast<double>(last) < bound ? last : std::nextafter(last, -std::numeric_limits<T>::infinity());
+  }
+}
+
 // A number below `bound` from 64 random bits: the upper half of a product, whose bias is below 2^-64 times the bound.
 uint64_t below(uint64_t bound, uint32_t high, uint32_t low) {
   return static_cast<uint64_t>((static_cast<unsigned __int128>(uint64_t{high} << 32 | low) * bound) >> 64);
@@ -66,17 +93,18 @@ void uniform(const KernelArgs& args) {
   visit_floating(out.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     T* data = out.data<T>();
+    const auto low = static_cast<float>(attrs.a), range = static_cast<float>(attrs.b - attrs.a);
+    // Nothing lies between equal bounds.
+    const T last = attrs.a < attrs.b ? last_below<T>(attrs.b) : narrow_to<T>(attrs.b);
     for_each_chunk(args, args.in[0], words_per_element(out.dtype()),
                    [&](const uint32_t* words, int64_t skip, int64_t first, int64_t count) {
-                     if constexpr (std::is_same_v<T, float>) {
-                       const auto low = static_cast<float>(attrs.a), range = static_cast<float>(attrs.b - attrs.a);
-                       // low + range may round up to the bound that must not be reached.
-                       const float last = std::nextafter(static_cast<float>(attrs.b), low);
-                       for (int64_t i = 0; i < count; ++i)
-                         data[first + i] = std::min(low + range * uniform_f32(words[skip + i]), last);
-                     } else {
-                       for (int64_t i = 0; i < count; ++i)
-                         data[first + i] = narrow_to<T>(attrs.a + (attrs.b - attrs.a) * unit(words, skip + i, wide));
+                     const auto draw = [&](int64_t i) {
+                       if constexpr (std::is_same_v<T, float>) return low + range * uniform_f32(words[skip + i]);
+                       return narrow_to<T>(attrs.a + (attrs.b - attrs.a) * unit(words, skip + i, wide));
+                     };
+                     for (int64_t i = 0; i < count; ++i) {
+                       const T value = draw(i);
+                       data[first + i] = as_number(value) < as_number(last) ? value : last;
                      }
                    });
   });

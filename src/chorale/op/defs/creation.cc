@@ -6,6 +6,7 @@
 #include "chorale/kernel/creation_attrs.h"
 #include "chorale/kernel/full_like_attrs.h"
 #include "chorale/op/builder.h"
+#include "chorale/op/defs/number_range.h"
 #include "chorale/op/samples.h"
 #include "chorale/op/shard_ways.h"
 #include "chorale/op/table.h"
@@ -26,6 +27,7 @@ Device device_of(const A& attrs) {
 
 void infer_full(const InferArgs& args, std::span<OutSpec> out) {
   const auto& a = args.attrs.get<FullAttrs>();
+  check_held(args.op.name, a.dtype, a.value);
   out[0].sizes = a.sizes.shape();
   out[0].dtype = a.dtype;
   out[0].device = device_of(a);
@@ -133,6 +135,7 @@ constexpr OpDef kEye{
 // Like another tensor, also in how that is spread over ranks. Its values do not matter, so partial ones need not be
 // reduced.
 void infer_full_like(const InferArgs& args, std::span<OutSpec> out) {
+  check_held(args.op.name, args.in[0].dtype(), args.attrs.get<kernel::FullLikeAttrs>().value);
   out[0].sizes = args.in[0].sizes();
   out[0].dtype = args.in[0].dtype();
   out[0].device = args.in[0].device();

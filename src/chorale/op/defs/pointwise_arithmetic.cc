@@ -63,7 +63,9 @@ std::vector<Sample> samples_modulo() {
   return {{.in = {x, y}}, {.in = {Tensor::from({7.5}, {1}), y}}};
 }
 std::vector<Sample> samples_addc() {
-  const auto with = [](int64_t value, std::vector<Tensor> in) { return Sample{.in = in, .attrs = NumberAttrs{value}}; };
+  const auto with = [](int64_t value, std::vector<Tensor> in) {
+    return Sample{.in = std::move(in), .attrs = NumberAttrs{value}};
+  };
   return {with(1, {sample({2, 3}), sample({2, 3}, 1), sample({2, 3}, 2, 0.5, 3)}),
           with(-2, {sample({2, 1}), sample({3}, 1), sample({}, 2, 0.5, 3)}),
           with(2, {sample_complex({3}), sample_complex({3}, 1), sample_complex({3}, 2)})};
@@ -330,6 +332,11 @@ const OpDef& division_by_number(Rounding rounding) {
                                         : kTruncDivideScalar;
 }
 
+bool any_is_complex(const Tensor& x, const Tensor& y, const Tensor& z) {
+  const auto is = [](const Tensor& t) { return t.defined() && is_complex(t.dtype()); };
+  return is(x) || is(y) || is(z);
+}
+
 }  // namespace
 
 CHORALE_DEFINE_FORMS(add, (const Tensor& x, const Tensor& y, Scalar alpha),
@@ -351,9 +358,12 @@ CHORALE_DEFINE_FORMS(floor_divide, (const Tensor& x, const Tensor& y), to(kFloor
 CHORALE_DEFINE_FORMS(floor_divide, (const Tensor& x, Scalar y), to(kFloorDivideScalar, NumberAttrs{y}, x))
 CHORALE_DEFINE_FORMS(remainder, (const Tensor& x, const Tensor& y), to(kRemainder, {}, x, y))
 CHORALE_DEFINE_FORMS(remainder, (const Tensor& x, Scalar y), to(kRemainderScalar, NumberAttrs{y}, x))
-CHORALE_DEFINE_FORMS(lerp, (const Tensor& x, const Tensor& y, const Tensor& weight), to(kLerp, {}, x, y, weight))
+CHORALE_DEFINE_FORMS(lerp, (const Tensor& x, const Tensor& y, const Tensor& weight),
+                     any_is_complex(x, y, weight) ? to(kAddcmul, NumberAttrs{1}, x, sub(y, x), weight)
+                                                  : to(kLerp, {}, x, y, weight))
 CHORALE_DEFINE_FORMS(lerp, (const Tensor& x, const Tensor& y, Scalar weight),
-                     to(kLerpScalar, NumberAttrs{weight}, x, y))
+                     any_is_complex(x, y, x) ? to(kAddScaled, NumberAttrs{weight}, x, sub(y, x))
+                                             : to(kLerpScalar, NumberAttrs{weight}, x, y))
 CHORALE_DEFINE_FORMS(addcmul, (const Tensor& x, const Tensor& y, const Tensor& z, Scalar value),
                      to(kAddcmul, NumberAttrs{value}, x, y, z))
 CHORALE_DEFINE_FORMS(addcdiv, (const Tensor& x, const Tensor& y, const Tensor& z, Scalar value),

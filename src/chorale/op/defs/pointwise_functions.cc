@@ -1,6 +1,7 @@
 // Powers, exponentials, logarithms, trigonometry.
 #include <cmath>
 
+#include "chorale/op/copy.h"
 #include "chorale/op/defs/pointwise_row.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/table.h"
@@ -48,7 +49,9 @@ constexpr OpDef kPow =
     pointwise({ScalarOp::kPow}, {
                                     .name = "pow",
                                     .grad = [](const GradArgs& g) -> Tensors {
-                                      const Tensor &dz = g.dout[0], &x = g.in[0], &y = g.in[1], &z = g.out[0];
+                                      // In the dtype of the result: y may be a narrower one, or bool.
+                                      const Tensor &dz = g.dout[0], &z = g.out[0];
+                                      const Tensor x = to(g.in[0], z.dtype()), y = to(g.in[1], z.dtype());
                                       Tensors d(2);
                                       if (g.needs(0))
                                         d[0] = where(eq(y, 0), 0, mul(dz, conj(mul(y, pow(x, sub(y, 1))))));
@@ -295,7 +298,17 @@ CHORALE_DEFINE_FORMS(expm1, (const Tensor& x), to(kExpm1, {}, x))
 CHORALE_DEFINE_FORMS(log, (const Tensor& x), to(kLog, {}, x))
 CHORALE_DEFINE_FORMS(log2, (const Tensor& x), to(kLog2, {}, x))
 CHORALE_DEFINE_FORMS(log10, (const Tensor& x), to(kLog10, {}, x))
-CHORALE_DEFINE_FORMS(log1p, (const Tensor& x), to(kLog1p, {}, x))
+namespace {
+// log |1 + x| without the digits that 1 + x loses where x is small, and the angle of 1 + x.
+Tensor complex_log1p(const Tensor& x) {
+  const Tensor re = real(x), im = imag(x);
+  const Tensor magnitude = mul(log1p(add(mul(re, add(re, 2)), square(im))), 0.5);
+  return add(magnitude, mul(angle(add(x, 1)), std::complex<double>(0, 1)));
+}
+bool holds_complex(const Tensor& x) { return x.defined() && is_complex(x.dtype()); }
+}  // namespace
+CHORALE_DEFINE_FORMS(log1p, (const Tensor& x),
+                     holds_complex(x) ? to(kTo, CopyAttrs{x.dtype()}, complex_log1p(x)) : to(kLog1p, {}, x))
 CHORALE_DEFINE_FORMS(sin, (const Tensor& x), to(kSin, {}, x))
 CHORALE_DEFINE_FORMS(cos, (const Tensor& x), to(kCos, {}, x))
 CHORALE_DEFINE_FORMS(tan, (const Tensor& x), to(kTan, {}, x))

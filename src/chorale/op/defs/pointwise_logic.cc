@@ -1,4 +1,7 @@
 // Comparisons, logic, bits, and choice by a condition.
+#include <limits>
+
+#include "chorale/op/defs/number_range.h"
 #include "chorale/op/defs/pointwise_row.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/shard_ways.h"
@@ -131,18 +134,33 @@ namespace chorale {
 
 using namespace op;
 
+namespace {
+// A number beyond the range of an integral x is above or below all of its elements, and the loops have no such number:
+// what is true of all of them is said by comparing with the smallest one.
+template <class To>
+decltype(auto) compare_to(const To& to, const OpDef& row, const Tensor& x, Scalar y) {
+  if (!x.defined() || !is_integral(x.dtype()) || y.kind() > Scalar::Kind::kInt || can_hold(x.dtype(), y))
+    return to(row, NumberAttrs{y}, x);
+  const bool is_above = y.real() > 0;
+  const bool holds = &row == &kNeScalar || ((&row == &kLtScalar || &row == &kLeScalar) && is_above) ||
+                     ((&row == &kGtScalar || &row == &kGeScalar) && !is_above);
+  return to(holds ? kGeScalar : kLtScalar, NumberAttrs{nearest_held(x.dtype(), std::numeric_limits<int64_t>::min())},
+            x);
+}
+}  // namespace
+
 CHORALE_DEFINE_FORMS(eq, (const Tensor& x, const Tensor& y), to(kEq, {}, x, y))
 CHORALE_DEFINE_FORMS(ne, (const Tensor& x, const Tensor& y), to(kNe, {}, x, y))
 CHORALE_DEFINE_FORMS(lt, (const Tensor& x, const Tensor& y), to(kLt, {}, x, y))
 CHORALE_DEFINE_FORMS(le, (const Tensor& x, const Tensor& y), to(kLe, {}, x, y))
 CHORALE_DEFINE_FORMS(gt, (const Tensor& x, const Tensor& y), to(kGt, {}, x, y))
 CHORALE_DEFINE_FORMS(ge, (const Tensor& x, const Tensor& y), to(kGe, {}, x, y))
-CHORALE_DEFINE_FORMS(eq, (const Tensor& x, Scalar y), to(kEqScalar, NumberAttrs{y}, x))
-CHORALE_DEFINE_FORMS(ne, (const Tensor& x, Scalar y), to(kNeScalar, NumberAttrs{y}, x))
-CHORALE_DEFINE_FORMS(lt, (const Tensor& x, Scalar y), to(kLtScalar, NumberAttrs{y}, x))
-CHORALE_DEFINE_FORMS(le, (const Tensor& x, Scalar y), to(kLeScalar, NumberAttrs{y}, x))
-CHORALE_DEFINE_FORMS(gt, (const Tensor& x, Scalar y), to(kGtScalar, NumberAttrs{y}, x))
-CHORALE_DEFINE_FORMS(ge, (const Tensor& x, Scalar y), to(kGeScalar, NumberAttrs{y}, x))
+CHORALE_DEFINE_FORMS(eq, (const Tensor& x, Scalar y), compare_to(to, kEqScalar, x, y))
+CHORALE_DEFINE_FORMS(ne, (const Tensor& x, Scalar y), compare_to(to, kNeScalar, x, y))
+CHORALE_DEFINE_FORMS(lt, (const Tensor& x, Scalar y), compare_to(to, kLtScalar, x, y))
+CHORALE_DEFINE_FORMS(le, (const Tensor& x, Scalar y), compare_to(to, kLeScalar, x, y))
+CHORALE_DEFINE_FORMS(gt, (const Tensor& x, Scalar y), compare_to(to, kGtScalar, x, y))
+CHORALE_DEFINE_FORMS(ge, (const Tensor& x, Scalar y), compare_to(to, kGeScalar, x, y))
 CHORALE_DEFINE_FORMS(logical_and, (const Tensor& x, const Tensor& y), to(kLogicalAnd, {}, x, y))
 CHORALE_DEFINE_FORMS(logical_or, (const Tensor& x, const Tensor& y), to(kLogicalOr, {}, x, y))
 CHORALE_DEFINE_FORMS(logical_xor, (const Tensor& x, const Tensor& y), to(kLogicalXor, {}, x, y))
@@ -157,6 +175,7 @@ CHORALE_DEFINE_FORMS(bitwise_not, (const Tensor& x), to(kBitwiseNot, {}, x))
 
 Tensor where(const Tensor& condition, const Tensor& x, const Tensor& y) { return call(kWhere, {}, condition, x, y); }
 Tensor where(const Tensor& condition, Scalar x, const Tensor& y) {
+  if (y.defined()) check_held("where", promote(y.dtype(), x.kind()), x);
   return call(kMaskedFill, NumberAttrs{x}, condition, y);
 }
 Tensor where(const Tensor& condition, const Tensor& x, Scalar y) { return where(logical_not(condition), y, x); }
@@ -165,13 +184,19 @@ const Tensor& where_out(const Tensor& out, const Tensor& condition, const Tensor
 }
 
 namespace {
-// In place and into an existing tensor this is checked against that tensor.
-void check_fits(const Tensor& x, Scalar value) {
+// In place and into an existing tensor this is checked against that tensor. 0 and 1 are truth values where those are
+// wanted.
+Scalar fitting(const Tensor& x, Scalar value) {
+  if (!x.defined()) return value;
+  const bool is_truth_value = value.kind() == Scalar::Kind::kInt && (value.integer() == 0 || value.integer() == 1);
+  if (x.dtype() == DType::kBool && is_truth_value) return value.integer() == 1;
   CHORALE_CHECK(promote(x.dtype(), value.kind()) == x.dtype(), "[masked_fill] the value ", value,
                 " does not fit a tensor of ", x.dtype(), "; cast the tensor first, or call where()");
+  check_held("masked_fill", x.dtype(), value);
+  return value;
 }
 }  // namespace
 CHORALE_DEFINE_FORMS(masked_fill, (const Tensor& x, const Tensor& mask, Scalar value),
-                     (check_fits(x, value), to(kMaskedFill, NumberAttrs{value}, mask, x)))
+                     to(kMaskedFill, NumberAttrs{fitting(x, value)}, mask, x))
 
 }  // namespace chorale

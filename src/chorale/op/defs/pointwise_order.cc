@@ -1,5 +1,6 @@
 // Signs, bounds and steps.
 #include "chorale/op/copy.h"
+#include "chorale/op/defs/number_range.h"
 #include "chorale/op/defs/pointwise_row.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/table.h"
@@ -212,11 +213,20 @@ using namespace op;
 
 namespace {
 
+// A bound that the dtype of the result cannot hold is that of the dtype.
+Scalar bound(const Tensor& x, Scalar number) {
+  return x.defined() ? nearest_held(promote(x.dtype(), number.kind()), number) : number;
+}
+
 template <class To>
 decltype(auto) clamp_to(const To& to, const Tensor& x, std::optional<Scalar> min, std::optional<Scalar> max) {
   CHORALE_CHECK(min || max, "[clamp] needs at least one bound");
-  if (min && max) return to(kClamp, BoundsAttrs{*min, *max}, x);
-  return min ? to(kClampMin, NumberAttrs{*min}, x) : to(kClampMax, NumberAttrs{*max}, x);
+  if (min && max) {
+    if (!x.defined()) return to(kClamp, BoundsAttrs{*min, *max}, x);
+    const DType dtype = promote(x.dtype(), std::max(min->kind(), max->kind()));
+    return to(kClamp, BoundsAttrs{nearest_held(dtype, *min), nearest_held(dtype, *max)}, x);
+  }
+  return min ? to(kClampMin, NumberAttrs{bound(x, *min)}, x) : to(kClampMax, NumberAttrs{bound(x, *max)}, x);
 }
 
 // A copy for integers.
@@ -229,8 +239,8 @@ decltype(auto) step_to(const To& to, const OpDef& op, const Tensor& x) {
 
 CHORALE_DEFINE_FORMS(minimum, (const Tensor& x, const Tensor& y), to(kMinimum, {}, x, y))
 CHORALE_DEFINE_FORMS(maximum, (const Tensor& x, const Tensor& y), to(kMaximum, {}, x, y))
-CHORALE_DEFINE_FORMS(minimum, (const Tensor& x, Scalar y), to(kClampMax, NumberAttrs{y}, x))
-CHORALE_DEFINE_FORMS(maximum, (const Tensor& x, Scalar y), to(kClampMin, NumberAttrs{y}, x))
+CHORALE_DEFINE_FORMS(minimum, (const Tensor& x, Scalar y), to(kClampMax, NumberAttrs{bound(x, y)}, x))
+CHORALE_DEFINE_FORMS(maximum, (const Tensor& x, Scalar y), to(kClampMin, NumberAttrs{bound(x, y)}, x))
 CHORALE_DEFINE_FORMS(clamp, (const Tensor& x, std::optional<Scalar> min, std::optional<Scalar> max),
                      clamp_to(to, x, min, max))
 Tensor clamp(const Tensor& x, const Tensor& min, const Tensor& max) {

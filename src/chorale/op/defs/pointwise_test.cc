@@ -7,7 +7,9 @@
 
 #include "chorale/autograd/autograd.h"
 #include "chorale/op/copy.h"
+#include "chorale/op/creation.h"
 #include "chorale/op/defs/tensor_test_util.h"
+#include "chorale/op/reduce.h"
 #include "chorale/op/view.h"
 
 namespace chorale {
@@ -159,6 +161,25 @@ TEST(PointwiseDTypes, ComparisonsGiveBoolAndPartsOfComplexGiveReal) {
   EXPECT_TRUE(conj(x).is(x));
 }
 
+TEST(PointwiseDTypes, FunctionsOfComplexNumbersFollowTheirDefinitions) {
+  using Z = complex128;
+  const std::vector<Z> a{Z(1, 2), Z(-0.5, 1e-3), Z(1e-9, -2e-9)}, b{Z(0, 1), Z(3, -1), Z(2, 2)};
+  const Tensor x = Tensor::from(a, {3}), y = Tensor::from(b, {3});
+  const Z weight(0.25, 0.5);
+  const auto mixed = lerp(x, y, weight).to_vector<Z>(),
+             by_tensor = lerp(x, y, Tensor::from({weight}, {1})).to_vector<Z>();
+  const auto logs = log1p(x).to_vector<Z>();
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_NEAR(std::abs(mixed[i] - (a[i] + weight * (b[i] - a[i]))), 0, 1e-14);
+    EXPECT_NEAR(std::abs(by_tensor[i] - mixed[i]), 0, 1e-14);
+  }
+  EXPECT_NEAR(std::abs(logs[0] - std::log(Z(2, 2))), 0, 1e-14);
+  EXPECT_NEAR(std::abs(logs[1] - std::log(Z(0.5, 1e-3))), 0, 1e-14);
+  // Where 1 + x has lost most digits: x - x^2 / 2.
+  EXPECT_NEAR(std::abs(logs[2] - (a[2] - a[2] * a[2] / 2.0)), 0, 1e-22);
+  EXPECT_EQ(log1p_(clone(x)).to_vector<Z>(), logs);
+}
+
 TEST(PointwiseDTypes, IntegersStayExactAndWrapAround) {
   const int64_t big = std::numeric_limits<int64_t>::max();
   EXPECT_EQ((ints({big}) - 1).item<int64_t>(), big - 1);
@@ -167,6 +188,53 @@ TEST(PointwiseDTypes, IntegersStayExactAndWrapAround) {
   EXPECT_EQ(pow(ints({3}), 39).item<int64_t>(), 4052555153018976267);
   expect_tensor(clamp(ints({-5, 0, 5}), -1, 1), {3}, {-1, 0, 1});
   expect_tensor(floor(ints({-5, 5})), {2}, {-5, 5});
+}
+
+TEST(PointwiseDTypes, ABoundThatADTypeCannotHoldIsItsOwn) {
+  const Tensor u8 = to(ints({0, 7, 255}), DType::kU8), i8 = to(ints({-128, 7, 127}), DType::kI8);
+  expect_tensor(clamp(u8, -1, 300), {3}, {0, 7, 255});
+  expect_tensor(clamp(u8, -1), {3}, {0, 7, 255});
+  expect_tensor(clamp(i8, {}, 200), {3}, {-128, 7, 127});
+  expect_tensor(clamp(i8, 200), {3}, {127, 127, 127});
+  expect_tensor(minimum(u8, 300), {3}, {0, 7, 255});
+  expect_tensor(maximum(u8, -5), {3}, {0, 7, 255});
+  expect_tensor(minimum(u8, -5), {3}, {0, 0, 0});
+  expect_tensor(maximum(clone(i8), -1000), {3}, {-128, 7, 127});
+  expect_tensor(clamp_(clone(u8), -1, 300), {3}, {0, 7, 255});
+  // A fraction makes the result floating, and then the other bound is no problem.
+  expect_tensor(clamp(u8, 300, 400.5), {3}, {300, 300, 300});
+  const Tensor half = to(floats({-1, 1}), DType::kF16);
+  expect_tensor(clamp(half, -1e6, 1e6), {2}, {-1, 1});
+  expect_tensor(maximum(half, 1e6), {2}, {65504, 65504});
+}
+
+TEST(PointwiseDTypes, ComparisonWithANumberBeyondTheRangeIsThatOfNumbers) {
+  const Tensor u8 = to(ints({0, 7, 255}), DType::kU8), i8 = to(ints({-128, -1, 127}), DType::kI8);
+  expect_tensor(lt(u8, 256), {3}, {1, 1, 1});
+  expect_tensor(le(u8, 300), {3}, {1, 1, 1});
+  expect_tensor(gt(u8, 256), {3}, {0, 0, 0});
+  expect_tensor(ge(u8, 300), {3}, {0, 0, 0});
+  expect_tensor(eq(u8, 263), {3}, {0, 0, 0});  // 7 if it wrapped around
+  expect_tensor(ne(u8, 263), {3}, {1, 1, 1});
+  expect_tensor(lt(u8, -1), {3}, {0, 0, 0});
+  expect_tensor(gt(u8, -1), {3}, {1, 1, 1});
+  expect_tensor(ge(i8, -129), {3}, {1, 1, 1});
+  expect_tensor(eq(i8, 255), {3}, {0, 0, 0});  // -1 if it wrapped around
+  expect_tensor(le(i8, -200), {3}, {0, 0, 0});
+}
+
+TEST(PointwiseDTypes, ANumberToStoreThatADTypeCannotHoldIsRefused) {
+  const Tensor u8 = to(ints({0, 7, 255}), DType::kU8), mask = bools({true, false, true});
+  EXPECT_THAT(message_of([&] { masked_fill(u8, mask, 300); }),
+              HasSubstr("[masked_fill] a tensor of u8 cannot hold 300"));
+  EXPECT_THAT(message_of([&] { masked_fill_(u8, mask, -1); }), HasSubstr("cannot hold -1"));
+  EXPECT_THAT(message_of([&] { where(mask, 300, u8); }), HasSubstr("[where] a tensor of u8 cannot hold 300"));
+  EXPECT_THAT(message_of([&] { where(mask, u8, -1); }), HasSubstr("[where] a tensor of u8 cannot hold -1"));
+  EXPECT_THAT(message_of([&] { masked_fill(to(floats({1, 2, 3}), DType::kF16), mask, 1e6); }), HasSubstr("f16"));
+  EXPECT_THAT(message_of([&] { fill_(u8, 256); }), HasSubstr("cannot hold 256"));
+  EXPECT_THAT(message_of([&] { full({2}, -129, DType::kI8); }), HasSubstr("cannot hold -129"));
+  expect_tensor(u8, {3}, {0, 7, 255});
+  expect_tensor(where(mask, 300.5, u8), {3}, {300.5, 7, 300.5});
 }
 
 TEST(PointwiseDTypes, BoolsFollowLogic) {
@@ -240,6 +308,14 @@ TEST(PointwiseChoice, WhereTakesTensorsAndNumbers) {
   expect_tensor(where(c, x, floats({nan, 0, nan})), {3}, {1, 0, 3});
 }
 
+TEST(PointwiseChoice, MaskedFillTakesZeroAndOneForTruthValues) {
+  const Tensor x = bools({false, false, true});
+  expect_tensor(masked_fill(x, bools({true, false, false}), 1), {3}, {1, 0, 1});
+  EXPECT_EQ(masked_fill(x, bools({true, false, false}), 1).dtype(), DType::kBool);
+  expect_tensor(masked_fill_(clone(x), bools({false, false, true}), 0), {3}, {0, 0, 0});
+  EXPECT_THAT(message_of([&] { masked_fill(x, x, 2); }), HasSubstr("2"));
+}
+
 TEST(PointwiseChoice, MaskedFillKeepsTheDType) {
   for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kI32, DType::kU8, DType::kC64}) {
     const Tensor x = to(ints({1, 2, 3}), dtype);
@@ -282,6 +358,25 @@ TEST(PointwiseGradient, ReachesBroadcastAndNarrowerInputs) {
   expect_tensor(gradient(w), {1}, {6});
   EXPECT_EQ(gradient(w).dtype(), DType::kF32);
   expect_tensor(gradient(x), {3}, {2, 2, 2});
+}
+
+TEST(PointwiseGradient, OfAPowerWithTwoDTypesIsComputedInTheResults) {
+  // 1.1 is no f32: log(1.1f) in f32 and in f64 differ.
+  const Tensor x = Tensor::from({1.1f, 2.3f}, {2}), y = leaf({3, 2.5});
+  set_requires_grad(x);
+  const Tensor z = pow(x, y);
+  const Tensor dy = grad({sum(z)}, {y})[0];
+  const std::vector<double> base = x.to_vector<double>(), exponent = y.to_vector<double>();
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_DOUBLE_EQ(dy.to_vector<double>()[i], std::pow(base[i], exponent[i]) * std::log(base[i]));
+  }
+  // y - 1 is no bf16: that type has no odd numbers here.
+  const Tensor base64 = leaf({1.01});
+  const Tensor narrow_exponent = to(Tensor::from({258.0}, {1}), DType::kBF16);
+  const Tensor dx = grad({sum(pow(base64, narrow_exponent))}, {base64})[0];
+  EXPECT_NEAR(dx.item<double>(), 258 * std::pow(1.01, 257), 1e-9);
+  const Tensor chosen = grad({sum(pow(base64, bools({true})))}, {base64})[0];
+  EXPECT_EQ(chosen.item<double>(), 1);
 }
 
 TEST(PointwiseGradient, OfWhereDoesNotLeakNaN) {

@@ -165,9 +165,11 @@ constexpr OpDef kLinear{
     .autocast = Cast::kLower,
     .samples =
         [] {
-          return std::vector<Sample>{{.in = {sample({3, 4}), sample({2, 4}, 1), sample({2}, 2)}},
-                                     {.in = {sample({2, 3, 4}), sample({5, 4}, 1), sample({5}, 2)}},
-                                     {.in = {sample({4}), sample({3, 4}, 1), Tensor()}}};
+          return std::vector<Sample>{
+              {.in = {sample({3, 4}), sample({2, 4}, 1), sample({2}, 2)}},
+              {.in = {sample({2, 3, 4}), sample({5, 4}, 1), sample({5}, 2)}},
+              {.in = {sample({4}), sample({3, 4}, 1), Tensor()}},
+              {.in = {sample_complex({3, 2}), sample_complex({4, 2}, 1), sample_complex({4}, 2)}}};
         },
     .formula = "x weight^T + bias",
 };
@@ -205,6 +207,10 @@ Tensor bmm(const Tensor& a, const Tensor& b) {
 }
 
 Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, Scalar beta, Scalar alpha) {
+  if (a.defined() && is_complex(a.dtype())) {
+    const Tensor product = mul(mm(a, b), alpha);
+    return beta.is_zero() ? product : add(mul(c, beta), product);
+  }
   return op::call(op::kAddmm, op::AddmmAttrs{beta, alpha}, c, a, b);
 }
 

@@ -158,5 +158,18 @@ TEST(Conv, BadShapesAreNamed) {
             std::string::npos);
 }
 
+TEST(ComplexProducts, LinearTakesABiasAndAddmmWorks) {
+  using Z = complex128;
+  const Tensor x = Tensor::from({Z(1, 2), Z(0, -1)}, {1, 2});
+  const Tensor weight = Tensor::from({Z(1, 0), Z(0, 1), Z(2, 0), Z(0, 0)}, {2, 2});
+  const Tensor bias = Tensor::from({Z(10, 0), Z(0, 20)}, {2});
+  // (1 + 2i) 1 + (-i) i = 2 + 2i; (1 + 2i) 2 = 2 + 4i
+  const std::vector<Z> expected{Z(12, 2), Z(2, 24)};
+  EXPECT_EQ(linear(x, weight, bias).to_vector<Z>(), expected);
+  EXPECT_EQ(addmm(unsqueeze(bias, 0), x, transpose(weight, 0, 1)).to_vector<Z>(), expected);
+  EXPECT_EQ(addmm(unsqueeze(bias, 0), x, transpose(weight, 0, 1), 0, Z(0, 1)).to_vector<Z>(),
+            (std::vector<Z>{Z(-2, 2), Z(-4, 2)}));
+}
+
 }  // namespace
 }  // namespace chorale

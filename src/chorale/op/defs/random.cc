@@ -3,6 +3,7 @@
 #include "chorale/kernel/cpu/random.h"
 #include "chorale/kernel/random_attrs.h"
 #include "chorale/op/builder.h"
+#include "chorale/op/defs/number_range.h"
 #include "chorale/op/samples.h"
 #include "chorale/op/shard_ways.h"
 #include "chorale/op/table.h"
@@ -40,11 +41,18 @@ void infer_normal(const InferArgs& args, std::span<OutSpec> out) {
 void infer_randint(const InferArgs& args, std::span<OutSpec> out) {
   const auto& a = args.attrs.get<RandintAttrs>();
   CHORALE_CHECK(a.low < a.high, "[randint] there is no integer from ", a.low, " to below ", a.high);
+  const int64_t last = a.high - 1, exact = largest_exact_integer(a.dtype);
+  const bool fits = is_integral(a.dtype) ? can_hold(a.dtype, a.low) && can_hold(a.dtype, last)
+                                         : a.low >= (a.dtype == DType::kBool ? 0 : -exact) && last <= exact;
+  CHORALE_CHECK(fits, "[randint] a tensor of ", a.dtype, " cannot hold all integers from ", a.low, " to ", last,
+                "; draw them in i64");
   infer_sizes<RandintAttrs>(args, out);
 }
 void infer_randperm(const InferArgs& args, std::span<OutSpec> out) {
   const auto& a = args.attrs.get<RandintAttrs>();
   CHORALE_CHECK(a.sizes.size() == 1 && a.sizes[0] >= 0, "[randperm] a permutation has a length of at least 0");
+  CHORALE_CHECK(a.sizes[0] <= 1 || a.sizes[0] - 1 <= largest_exact_integer(a.dtype), "[randperm] a tensor of ", a.dtype,
+                " cannot hold all integers up to ", a.sizes[0] - 1, "; draw them in i64");
   infer_sizes<RandintAttrs>(args, out);
 }
 void infer_bernoulli(const InferArgs& args, std::span<OutSpec> out) {

@@ -121,10 +121,35 @@ TEST(Random, BadArgumentsAreNamed) {
   EXPECT_THROW(uniform({2}, 0, 1, DType::kI64), InvalidArgument);
   EXPECT_THROW(normal({2}, 0, -1), InvalidArgument);
   EXPECT_THROW(randint(3, 3, {2}), InvalidArgument);
+  // What the dtype cannot hold: neither wrapped around nor infinite nor rounded up to the bound.
+  EXPECT_THROW(randint(0, 100'000, {2}, DType::kI8), InvalidArgument);
+  EXPECT_THROW(randint(-1, 10, {2}, DType::kU8), InvalidArgument);
+  EXPECT_THROW(randint(0, 100'000, {2}, DType::kF16), InvalidArgument);
+  EXPECT_THROW(randint(0, 1000, {2}, DType::kBF16), InvalidArgument);
+  EXPECT_THROW(randint(0, 3, {2}, DType::kBool), InvalidArgument);
+  EXPECT_THROW(randperm(300, DType::kU8), InvalidArgument);
+  EXPECT_NO_THROW(randint(0, 256, {2}, DType::kU8));
+  EXPECT_NO_THROW(randint(-2048, 2049, {2}, DType::kF16));
+  EXPECT_NO_THROW(randperm(256, DType::kU8));
   EXPECT_THROW(bernoulli(full({1}, 1.5)), InvalidArgument);
   EXPECT_THROW(multinomial(full({3}, 1.0), 4), InvalidArgument);
   EXPECT_THROW(multinomial(full({3}, 0.0), 1), InvalidArgument);
   EXPECT_THROW(multinomial(full({3}, -1.0), 1), InvalidArgument);
+}
+
+TEST(Random, UniformNeverReachesItsUpperBound) {
+  // A float rounds up to the bound with a chance of 2^-12 in f16 and of 2^-9 in bf16.
+  const struct { double low, high; } ranges[] = {{0, 1}, {-3, -1}, {-1, 0}, {0.5, 0.7}};
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32, DType::kF64}) {
+    for (const auto& [low, high] : ranges) {
+      Generator generator(11);
+      const auto x = values(uniform({100'000}, low, high, dtype, generator));
+      const double largest = *std::max_element(x.begin(), x.end());
+      EXPECT_LT(largest, high) << dtype;
+      EXPECT_GT(largest, high - (high - low) * 0.05) << dtype;
+    }
+  }
+  EXPECT_EQ(values(uniform({2}, 1, 1, DType::kBF16)), (std::vector<double>{1, 1}));
 }
 
 // A stretch that says where a shard begins and how large the whole is: the shard draws what the whole has there.

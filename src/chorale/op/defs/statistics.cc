@@ -11,6 +11,7 @@
 #include "chorale/op/reduce.h"
 #include "chorale/op/samples.h"
 #include "chorale/op/table.h"
+#include "chorale/op/view.h"
 
 namespace chorale {
 namespace op {
@@ -158,6 +159,8 @@ constexpr OpDef kLogsumexp{
     .formula = "log(sum of exp(x) over dims)",
 };
 
+bool holds_complex_values(const Tensor& x) { return x.defined() && is_complex(x.dtype()); }
+
 // Functions of real numbers turn integers into f32.
 Tensor floating(const Tensor& x) { return is_differentiable(x.dtype()) ? x : to(x, DType::kF32); }
 
@@ -174,12 +177,23 @@ Tensor norm(const Tensor& x, double p, const IntList& dims, bool keepdim) {
   return op::call(op::kNorm, op::NormAttrs{p, dims, keepdim}, x);
 }
 Tensor var(const Tensor& x, const IntList& dims, bool keepdim, double correction) {
+  if (op::holds_complex_values(x)) {  // the mean of |x - mean|^2
+    return var(real(x), dims, keepdim, correction) + var(imag(x), dims, keepdim, correction);
+  }
   return op::call(op::kVar, op::VarAttrs{dims, correction, keepdim}, x);
 }
 Tensor stddev(const Tensor& x, const IntList& dims, bool keepdim, double correction) {
+  if (op::holds_complex_values(x)) return sqrt(var(x, dims, keepdim, correction));
   return op::call(op::kStd, op::VarAttrs{dims, correction, keepdim}, x);
 }
 Tensor logsumexp(const Tensor& x, const IntList& dims, bool keepdim) {
+  if (op::holds_complex_values(x)) {
+    // The largest real part is taken out; it cancels in the gradient.
+    Tensor shift = amax(op::call(op::kDetach, {}, real(x)), dims, true);
+    shift = where(isfinite(shift), shift, 0);
+    const Tensor logs = log(sum(exp(x - shift), dims, true)) + shift;
+    return keepdim ? logs : sum(logs, dims, false);  // over dimensions of 1
+  }
   return op::call(op::kLogsumexp, op::ReduceAttrs{dims, keepdim}, op::floating(x));
 }
 

@@ -5,6 +5,7 @@
 #include "chorale/op/creation.h"
 #include "chorale/op/defs/gradient_test_util.h"
 #include "chorale/op/defs/tensor_test_util.h"
+#include "chorale/op/pointwise.h"
 #include "chorale/op/reduce.h"
 #include "chorale/op/view.h"
 
@@ -126,6 +127,26 @@ TEST(Statistics, OfNothing) {
   EXPECT_TRUE(std::isnan(var(x).item<double>()));
   EXPECT_THAT(message_of([&] { norm(x, kInf); }), testing::HasSubstr("[norm] nothing has no extreme"));
   EXPECT_THAT(message_of([&] { norm(iota<int64_t>({3})); }), testing::HasSubstr("[norm]"));
+}
+
+TEST(ComplexStatistics, FollowTheirDefinitions) {
+  using Z = complex128;
+  const std::vector<Z> z{Z(1, 2), Z(-0.5, 1), Z(0.25, -3)};
+  const Tensor x = Tensor::from(z, {3});
+  const Z average = (z[0] + z[1] + z[2]) / 3.0;
+  double squares = 0;
+  Z exponentials = 0;
+  for (const Z& each : z) {
+    squares += std::norm(each - average);
+    exponentials += std::exp(each);
+  }
+  EXPECT_EQ(var(x).dtype(), DType::kF64);
+  EXPECT_NEAR(var(x).item<double>(), squares / 2, 1e-12);
+  EXPECT_NEAR(stddev(x).item<double>(), std::sqrt(squares / 2), 1e-12);
+  EXPECT_NEAR(std::abs(logsumexp(x).item<Z>() - std::log(exponentials)), 0, 1e-12);
+  EXPECT_EQ(logsumexp(reshape(x, {1, 3}), {1}, true).sizes(), (Shape{1, 1}));
+  // Far beyond the range of exp.
+  EXPECT_NEAR(std::abs(logsumexp(add(x, 1000)).item<Z>() - (std::log(exponentials) + 1000.0)), 0, 1e-9);
 }
 
 }  // namespace

@@ -120,6 +120,13 @@ void linear(const KernelArgs& args) {
     folded = {k, 1};
   }
   Tensor bias = args.in[2];
+  // Products of complex numbers add to what is there; those of real numbers take a bias on the way out.
+  const bool adds_to_bias = bias.defined() && is_complex(out.dtype());
+  if (adds_to_bias) {
+    copy_into(bias.view_as(out.sizes(), broadcast_strides(bias.sizes(), bias.strides(), out.sizes()), bias.offset()),
+              out);
+    bias = Tensor();
+  }
   if (bias.defined()) bias = contiguous(bias);
   product({.dtype = out.dtype(),
            .m = rows,
@@ -134,7 +141,8 @@ void linear(const KernelArgs& args) {
            .b_col = weight.stride(0),
            .c_row = out.size(-1),
            .c_col = 1,
-           .bias = bias.defined() ? bias.raw() : nullptr});
+           .bias = bias.defined() ? bias.raw() : nullptr,
+           .beta = adds_to_bias ? 1.0 : 0.0});
 }
 
 }  // namespace chorale::kernel::cpu
