@@ -24,8 +24,9 @@ CHORALE_FIELDS(LayerNormAttrs, normalized_shape, eps)
 struct LayerNormBackwardAttrs {
   IntList normalized_shape;
   bool affine = true;  // the gradients of weight and bias are asked for; otherwise they have no elements
+  double eps = 0;      // of the normalisation
 };
-CHORALE_FIELDS(LayerNormBackwardAttrs, normalized_shape, affine)
+CHORALE_FIELDS(LayerNormBackwardAttrs, normalized_shape, affine, eps)
 
 struct GroupNormAttrs {
   int64_t groups = 1;

@@ -80,8 +80,9 @@ Tensors grad_layer_norm(const GradArgs& g) {
   Tensors d(3);
   if (g.dout[0].defined()) {
     const bool affine = g.needs(1) || g.needs(2);
-    auto [dx, dweight, dbias] = call_many<3>(kLayerNormBackward, LayerNormBackwardAttrs{a.normalized_shape, affine},
-                                             g.dout[0], x, mean, rstd, weight);
+    auto [dx, dweight, dbias] =
+        call_many<3>(kLayerNormBackward, LayerNormBackwardAttrs{a.normalized_shape, affine, a.eps}, g.dout[0], x, mean,
+                     rstd, weight);
     d[0] = dx;
     if (g.needs(1)) d[1] = dweight;
     if (g.needs(2)) d[2] = dbias;
@@ -116,7 +117,7 @@ Tensors grad_rms_norm(const GradArgs& g) {
   const Tensor &x = g.in[0], &weight = g.in[1], &rstd = g.out[1];
   Tensors d(2);
   if (g.dout[0].defined()) {
-    auto [dx, dweight] = call_many<2>(kRmsNormBackward, LayerNormBackwardAttrs{a.normalized_shape, g.needs(1)},
+    auto [dx, dweight] = call_many<2>(kRmsNormBackward, LayerNormBackwardAttrs{a.normalized_shape, g.needs(1), a.eps},
                                       g.dout[0], x, rstd, weight);
     d[0] = dx;
     if (g.needs(1)) d[1] = dweight;
@@ -241,9 +242,9 @@ Tensor layer_norm(const Tensor& x, const IntList& normalized_shape, const Tensor
 }
 
 Tensor rms_norm(const Tensor& x, const IntList& normalized_shape, const Tensor& weight, std::optional<double> eps) {
-  constexpr double kEpsilon[] = {0x1p-10, 0x1p-7, 0x1p-23, 0x1p-52};  // f16, bf16, f32, f64
-  if (!eps && is_floating(x.dtype())) eps = kEpsilon[static_cast<int>(x.dtype()) - static_cast<int>(DType::kF16)];
-  return op::call_many<2>(op::kRmsNorm, kernel::LayerNormAttrs{normalized_shape, eps.value_or(0)}, x, weight)[0];
+  // Of the dtype in which it is computed: f16 and bf16 in f32.
+  const double usual = x.defined() && x.dtype() == DType::kF64 ? 0x1p-52 : 0x1p-23;
+  return op::call_many<2>(op::kRmsNorm, kernel::LayerNormAttrs{normalized_shape, eps.value_or(usual)}, x, weight)[0];
 }
 
 }  // namespace chorale

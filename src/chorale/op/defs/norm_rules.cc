@@ -1,6 +1,7 @@
 #include "chorale/op/defs/norm_rules.h"
 
 #include "chorale/op/reduce.h"
+#include "chorale/op/view.h"
 
 namespace chorale::op {
 
@@ -30,7 +31,7 @@ NormGradient differentiate(const NormGradient& of, const Tensor& v, const Tensor
     d.dy = plus(d.dy, v_weight * z);
     dz = plus(dz, v_weight * dy);
   }
-  if (v_bias.defined()) d.dy = plus(d.dy, v_bias);
+  if (v_bias.defined()) d.dy = plus(d.dy, expand_as(v_bias, dy));
   if (dz.defined()) {
     d.x = dz * rstd;
     if (mean_x.defined()) d.mean = -sum(d.x, dims, true);

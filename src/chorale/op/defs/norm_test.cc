@@ -1,5 +1,9 @@
+#include <cmath>
+
+#include "chorale/autograd/autograd.h"
 #include "chorale/base/parallel_for.h"
 #include "chorale/op/builder.h"
+#include "chorale/op/creation.h"
 #include "chorale/op/defs/nn_test_util.h"
 #include "chorale/op/nn.h"
 #include "chorale/op/pointwise.h"
@@ -155,6 +159,59 @@ TEST(BatchNorm, RefusesWhatItCannotNormalise) {
               }),
               HasSubstr("one value per channel"));
   EXPECT_THAT(message_of([&] { batch_norm(op::sample({3}), {}, {}, {}, {}, true); }), HasSubstr("[N, C, …]"));
+}
+
+TEST(RmsNorm, TheUsualEpsIsThatOfTheDTypeInWhichItIsComputed) {
+  // x^2 is about as large as f32's eps: another eps shows.
+  const double x = 0x1p-12;
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32}) {
+    const double expected = x / std::sqrt(x * x + 0x1p-23);
+    EXPECT_NEAR(values(rms_norm(full({4}, x, dtype), {4}))[0], expected, expected * 0x1p-8) << dtype;
+  }
+  const double wide = 0x1p-26, expected = wide / std::sqrt(wide * wide + 0x1p-52);
+  EXPECT_NEAR(values(rms_norm(full({4}, wide, DType::kF64), {4}))[0], expected, 1e-12);
+}
+
+TEST(LayerNorm, OverOneElementHasNoGradient) {
+  // y is the bias, whatever x is; a tiny eps makes rstd huge, and any rounding error beside it.
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    const Tensor x = as(op::sample({5, 1}, 1), dtype), weight = as(op::sample({1}, 2), dtype);
+    set_requires_grad(x);
+    set_requires_grad(weight);
+    const Tensor y = layer_norm(x, {1}, weight, {}, 1e-20);
+    backward(sum(mul(y, as(op::sample({5, 1}, 3), dtype))));
+    EXPECT_EQ(values(gradient(x)), std::vector<double>(5, 0));
+    EXPECT_EQ(values(gradient(weight)), std::vector<double>(1, 0));
+  }
+}
+
+TEST(RmsNorm, OverOneElementHasTheGradientOfASign) {
+  // y = x / sqrt(x^2 + eps): dy/dx = eps / (x^2 + eps)^1.5, and not what is left of 1 - x^2 / (x^2 + eps).
+  for (const double eps : {1e-20, 1e-6, 0.5}) {
+    const Tensor x = as(op::sample({5, 1}, 1, 0.5, 2), DType::kF32);
+    set_requires_grad(x);
+    backward(sum(rms_norm(x, {1}, {}, eps)));
+    const auto at = values(x), got = values(gradient(x));
+    for (size_t i = 0; i < at.size(); ++i) {
+      const double expected = eps / std::pow(at[i] * at[i] + eps, 1.5);
+      EXPECT_NEAR(got[i], expected, expected * 1e-5) << eps;
+    }
+  }
+}
+
+TEST(LayerNorm, TheGradientOfItsGradientMayBeAskedOfOneOutputAlone) {
+  const auto second = [](int which) {
+    const Tensor x = op::sample({3, 5}, 1), weight = op::sample({5}, 2), bias = op::sample({5}, 3);
+    for (const Tensor& t : {x, weight, bias}) set_requires_grad(t);
+    const Tensor y = sum(square(layer_norm(x, {5}, weight, bias)));
+    const std::vector<Tensor> wanted = {x, weight, bias};
+    const Tensor first = grad({y}, {wanted[static_cast<size_t>(which)]}, {.create_graph = true})[0];
+    return grad({sum(mul(first, first))}, wanted);
+  };
+  for (int which = 0; which < 3; ++which) {
+    SCOPED_TRACE(which);
+    for (const Tensor& gradient : second(which)) EXPECT_TRUE(gradient.defined());
+  }
 }
 
 TEST(Norms, BitsDoNotDependOnTheNumberOfThreads) {

@@ -12,13 +12,34 @@
 namespace chorale::kernel::cpu {
 namespace {
 
+// Over one element the terms of dx cancel, and what is left of them is rounding errors beside a large rstd. Without
+// them: y is the bias, or x rstd, whose derivative is eps rstd^3.
+template <class S, class C = Compute<S>>
+void backward_of_single(const Tensor& dy_any, const Tensor& x_any, bool centered, const Compute<S>* rstds,
+                        const Compute<S>* weight, double eps, const Tensor& dx, Compute<S>* dweight,
+                        Compute<S>* dbias) {
+  const Tensor dy = contiguous(dy_any), x = contiguous(x_any);
+  C weight_sum = 0, bias_sum = 0;
+  for (int64_t row = 0; row < x.elems(); ++row) {
+    const auto g = static_cast<C>(dy.data<S>()[row]);
+    const C rstd = rstds[row], slope = centered ? C(0) : static_cast<C>(eps) * rstd * rstd * rstd;
+    dx.data<S>()[row] = static_cast<S>(g * (weight ? weight[0] : C(1)) * slope);
+    if (!centered) weight_sum += g * static_cast<C>(x.data<S>()[row]) * rstd;
+    bias_sum += g;
+  }
+  if (dweight) dweight[0] = weight_sum;
+  if (dbias) dbias[0] = bias_sum;
+}
+
 // The gradients of both: `means` is null for root mean squares, whose dbias nobody asks for.
 template <class S, class C = Compute<S>>
 void backward(const Tensor& dy_any, const Tensor& x_any, const Compute<S>* means, const Compute<S>* rstds,
-              const Compute<S>* weight, const IntList& normalized_shape, const Tensor& dx, Compute<S>* dweight,
+              const Compute<S>* weight, const LayerNormBackwardAttrs& attrs, const Tensor& dx, Compute<S>* dweight,
               Compute<S>* dbias) {
+  const int64_t n = count_elems(attrs.normalized_shape.span());
+  if (n == 1) return backward_of_single<S>(dy_any, x_any, means, rstds, weight, attrs.eps, dx, dweight, dbias);
   const Tensor dy = contiguous(dy_any), x = contiguous(x_any);
-  const int64_t n = count_elems(normalized_shape.span()), rows = n == 0 ? 0 : x.elems() / n;
+  const int64_t rows = n == 0 ? 0 : x.elems() / n;
   // Per row block: dweight, then dbias.
   PartialSums<C> sums(rows, dweight ? 2 * n : 0);
   sums.for_blocks(n, [&](int64_t begin, int64_t end, C* sum) {
@@ -77,7 +98,7 @@ void layer_norm_backward(const KernelArgs& args) {
     using S = typename decltype(tag)::type;
     using C = Compute<S>;
     const Parameter<C> mean(args.in[2]), rstd(args.in[3]), weight(args.in[4]);
-    backward<S>(args.in[0], args.in[1], mean.data(), rstd.data(), weight.data(), attrs.normalized_shape, args.out[0],
+    backward<S>(args.in[0], args.in[1], mean.data(), rstd.data(), weight.data(), attrs, args.out[0],
                 attrs.affine ? args.out[1].data<C>() : nullptr, attrs.affine ? args.out[2].data<C>() : nullptr);
   });
 }
@@ -113,7 +134,7 @@ void rms_norm_backward(const KernelArgs& args) {
     using S = typename decltype(tag)::type;
     using C = Compute<S>;
     const Parameter<C> rstd(args.in[2]), weight(args.in[3]);
-    backward<S>(args.in[0], args.in[1], nullptr, rstd.data(), weight.data(), attrs.normalized_shape, args.out[0],
+    backward<S>(args.in[0], args.in[1], nullptr, rstd.data(), weight.data(), attrs, args.out[0],
                 attrs.affine ? args.out[1].data<C>() : nullptr, nullptr);
   });
 }
