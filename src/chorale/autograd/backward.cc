@@ -248,7 +248,8 @@ class BackwardRun::RuleContext final : public op::GradContext {
 Tensors BackwardRun::apply_rule(Node& node, std::span<const Tensor> dout, op::InputSet needed) {
   CHORALE_CHECK_STATE(!node.released, "[backward of ", node.name(),
                       "] this part of the graph was differentiated before and its saved values were freed; pass "
-                      "retain_graph the first time");
+                      "retain_graph the first time, or detach() what is carried from one step to the next (a hidden "
+                      "state)");
   std::optional<op::Under> recorded;
   if (node.stack) recorded.emplace(node.stack->stack());
   if (node.custom) return node.custom->apply(node, dout, needed);
@@ -437,7 +438,7 @@ void BackwardRun::run_tasks() {
       } else {
         run_leaf(task);
       }
-    } else if (inbox_ && !waiting.allowed && must_leave()) {
+    } else if (inbox_ && !waiting.allowed && must_leave()) {  // NOLINT(bugprone-branch-clone): the order decides
       return;
     } else if (inbox_ && wait_for_late_root()) {
       continue;

@@ -48,10 +48,27 @@ struct FunctionBackward final : autograd::CustomBackward {
     CHORALE_CHECK(din.size() == node.edges.size(), "[", f.name(), "] backward returned ", din.size(), " gradients for ",
                   node.edges.size(), " inputs");
     Tensors result;
-    for (size_t i = 0; i < din.size(); ++i) result.push_back(node.edges[i].wanted() ? std::move(din[i]) : Tensor{});
+    for (size_t i = 0; i < din.size(); ++i) {
+      const Edge& edge = node.edges[i];
+      if (edge.wanted() && din[i].defined()) check_shape(f, i, din[i], edge);
+      result.push_back(edge.wanted() ? std::move(din[i]) : Tensor{});
+    }
     return result;
   }
   void release() override { kept.clear(); }
+
+  // It may have more than the input, where that was broadcast; it must add up to the input's shape.
+  static void check_shape(const Function& f, size_t i, const Tensor& gradient, const Edge& edge) {
+    const Shape& sizes = edge.node ? edge.node->outputs[edge.index].sizes : edge.leaf.sizes();
+    const Shape& found = gradient.sizes();
+    bool fits = found.size() >= sizes.size();
+    for (size_t d = 1; fits && d <= sizes.size(); ++d) {
+      const int64_t mine = sizes[sizes.size() - d], its = found[found.size() - d];
+      fits = mine == its || mine == 1;
+    }
+    CHORALE_CHECK(fits, "[", f.name(), "] backward returned a gradient of shape ", found, " for input ", i,
+                  " of shape ", sizes, "; a gradient has the shape of its input");
+  }
 };
 
 std::vector<Tensor> apply_function(std::unique_ptr<Function> function, const std::vector<Tensor>& in) {

@@ -175,5 +175,26 @@ TEST(Checkpoint, AFunctionThatChangesItsMindIsAnError) {
   EXPECT_THROW(backward(sum(checkpoint(fickle, {x})[0])), StateError);
 }
 
+struct WrongShape : Function {
+  const char* name() const override { return "wrong_shape"; }
+  std::vector<Tensor> forward(const std::vector<Tensor>& in) override { return {mul(in[0], 2)}; }
+  std::vector<Tensor> backward(const std::vector<Tensor>&) override { return {ones({3}, DType::kF64)}; }
+};
+
+TEST(Function, AGradientOfAWrongShapeIsTheFunctionsMistake) {
+  const Tensor x = leaf({1, 2});
+  const Tensor y = sum(apply<WrongShape>({x})[0]);
+  try {
+    backward(y);
+    FAIL() << "a wrong gradient was accepted";
+  } catch (const InvalidArgument& error) {
+    EXPECT_NE(std::string(error.what())
+                  .find("[wrong_shape] backward returned a gradient of shape [3] for input 0 of "
+                        "shape [2]"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
 }  // namespace
 }  // namespace chorale

@@ -20,8 +20,10 @@ bool any_may_want_grad(std::span<const Tensor> tensors) {
   return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return may_want_grad(t); });
 }
 
-// Edges and saved inputs; outputs are added once they exist. Nothing when no input leads to a leaf.
-std::optional<NewNode> start_node(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs) {
+// Edges and saved inputs; outputs are added once they exist. Nothing when no input leads to a leaf. `save` gives what
+// is to be saved of an input: itself, a copy, or nothing.
+template <class Save>
+std::optional<NewNode> start_node(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs, Save&& save) {
   NewNode node;
   for (const Tensor& x : in) node.add_input(x);
   if (!node.is_wanted()) return {};
@@ -31,13 +33,51 @@ std::optional<NewNode> start_node(const OpDef& op, std::span<const Tensor> in, c
     for (const Tensor& x : in) node->inputs->push_back(x.defined() ? op::spec_of(x) : TensorSpec{});
   }
   for (size_t i = 0; i < in.size(); ++i) {
-    if (in[i].defined() && op.saves.in.has(i)) {
-      node->saved_in.resize(in.size());
-      node->saved_in[i] = Saved(in[i], false);
-    }
+    if (!in[i].defined() || !op.saves.in.has(i)) continue;
+    const Tensor& value = save(node, i);
+    if (!value.defined()) continue;
+    node->saved_in.resize(in.size());
+    node->saved_in[i] = Saved(value, false);
   }
   return node;
 }
+
+// Whether the result is linear in input i, so that the gradient by that input does not read it.
+bool is_linear_in(const OpDef& op, size_t i) {
+  return std::any_of(std::begin(op.linear.terms), std::end(op.linear.terms),
+                     [&](uint8_t term) { return i < 8 && (term >> i & 1u) != 0; });
+}
+
+// What an op in place saves: a copy of those inputs that it overwrites and whose old values a gradient will read.
+class Overwritten {
+ public:
+  Overwritten(const OpDef& op, std::span<const Tensor> in, std::span<const Tensor> out, op::Rest rest)
+      : op_(op), in_(in), out_(out), rest_(rest) {}
+
+  const Tensor& operator()(const NewNode& node, size_t i) {
+    const Tensor& x = in_[i];
+    const auto shares_memory = [&](const Tensor& y) {
+      return y.defined() && (y.is(x) || (y.storage() && y.storage() == x.storage()));
+    };
+    if (std::none_of(out_.begin(), out_.end(), shares_memory)) return x;
+    const auto& edges = node.node()->edges;
+    const auto others =
+        static_cast<size_t>(std::count_if(edges.begin(), edges.end(), [](const Edge& e) { return e.wanted(); }));
+    if (is_linear_in(op_, i) && others == 1 && edges[i].wanted()) return nothing_;
+    if (!copied_of_.defined() || !copied_of_.is(x)) {
+      copied_of_ = x;
+      copy_ = {};
+      rest_.call(op::kTo, {&x, 1}, op::CopyAttrs{x.dtype(), /*keep_layout=*/true}, {&copy_, 1});
+    }
+    return copy_;
+  }
+
+ private:
+  const OpDef& op_;
+  std::span<const Tensor> in_, out_;
+  op::Rest rest_;
+  Tensor copied_of_, copy_, nothing_;
+};
 
 void save_outputs(const NewNode& node, std::span<const Tensor> out) {
   for (size_t i = 0; i < out.size(); ++i) {
@@ -131,7 +171,8 @@ void Autograd::call(const OpDef& op, std::span<const Tensor> in, const Attrs& at
     return;
   }
   std::optional<NewNode> node;
-  if (any_may_want_grad(in) && op.grad != op::not_differentiable) node = start_node(op, in, attrs);
+  if (any_may_want_grad(in) && op.grad != op::not_differentiable)
+    node = start_node(op, in, attrs, [&](const NewNode&, size_t i) -> const Tensor& { return in[i]; });
   rest.call(op, in, attrs, out);
   if (node) {
     remember(*node->node(), rest);
@@ -156,7 +197,7 @@ void Autograd::call_into(const OpDef& op, std::span<const Tensor> in, const Attr
   }
   for (const Tensor& y : out) check_in_place(op.name, y);
   std::optional<NewNode> node;
-  if (op.grad != op::not_differentiable) node = start_node(op, in, attrs);
+  if (op.grad != op::not_differentiable) node = start_node(op, in, attrs, Overwritten(op, in, out, rest));
   rest.call_into(op, in, attrs, out);
   if (!node) {
     // Nothing of the new value depends on a leaf: what was recorded for the old one must not be used for it.

@@ -56,7 +56,10 @@ void check_inputs(const OpDef& op, std::span<const Tensor> in) {
     if (!found) {
       device = in[i].device();
       found = true;
-      CHORALE_CHECK(op.dtypes.has(in[i].dtype()), "[", op.name, "] is not defined for ", in[i].dtype(), " tensors");
+      // An image or a table of integers that was not cast.
+      const bool wants_floating = !is_differentiable(in[i].dtype()) && op.dtypes.has(DType::kF32);
+      CHORALE_CHECK(op.dtypes.has(in[i].dtype()), "[", op.name, "] is not defined for ", in[i].dtype(), " tensors",
+                    wants_floating ? concat("; cast it first: to(", input_name(op, i), ", DType::kF32)") : "");
     }
     CHORALE_CHECK(in[i].device() == device, "[", op.name, "] inputs are on different devices: ", device, " and ",
                   in[i].device(), "; move one of them");
