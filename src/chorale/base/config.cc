@@ -2,7 +2,9 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <initializer_list>
 #include <string_view>
 
 namespace chorale::config {
@@ -20,18 +22,28 @@ std::vector<std::string> environment_with(const std::map<std::string, std::strin
     if (!changes.contains(text.substr(0, text.find('=')))) lines.push_back(text);
   }
   for (const auto& [name, value] : changes) {
-    if (!value.empty()) lines.push_back(name + "=" + value);
+    if (!value.empty()) lines.push_back(std::string(name).append("=").append(value));
   }
   return lines;
 }
 
-bool one_of_several_ranks() {
-  for (const std::string_view name : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"}) {
-    // A batch script, or a shell in an allocation, has Slurm's variables too, but is no rank.
-    if (name == "SLURM_NTASKS" && !env("SLURM_STEP_ID")) continue;
-    if (const auto size = env(name.data()); size && std::atoi(size->c_str()) > 1) return true;
+namespace {
+// The largest of these variables; the last one is Slurm's. A batch script, or a shell in an allocation, has Slurm's
+// variables too, but is no rank.
+int largest_of(std::initializer_list<const char*> names) {
+  int largest = 0;
+  for (const char* name : names) {
+    if (std::string_view(name).starts_with("SLURM_") && !env("SLURM_STEP_ID")) continue;
+    if (const auto number = env(name)) largest = std::max(largest, std::atoi(number->c_str()));
   }
-  return false;
+  return largest;
 }
+}  // namespace
+
+bool one_of_several_ranks() {
+  return largest_of({"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"}) > 1;
+}
+
+int launched_rank() { return largest_of({"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}); }
 
 }  // namespace chorale::config

@@ -18,5 +18,7 @@ std::vector<std::string> environment_with(const std::map<std::string, std::strin
 // True when a launcher's variables say that this process is one of several ranks (torchrun's WORLD_SIZE, Open MPI's,
 // PMI's, those of a step of Slurm's). Tensors then live in memory that peers can map.
 bool one_of_several_ranks();
+// The rank that those variables give this process; 0 where there is no launcher.
+int launched_rank();
 
 }  // namespace chorale::config

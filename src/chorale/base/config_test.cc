@@ -71,5 +71,18 @@ TEST_F(ConfigTest, ABatchScriptOfSlurmIsNoRank) {
   EXPECT_TRUE(one_of_several_ranks());
 }
 
+TEST_F(ConfigTest, TheRankIsThatOfAnyLauncher) {
+  EXPECT_EQ(launched_rank(), 0);
+  for (const char* name : {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"}) {
+    set(name, "3");
+    EXPECT_EQ(launched_rank(), 3) << name;
+    set(name, nullptr);
+  }
+  set("SLURM_PROCID", "5");
+  EXPECT_EQ(launched_rank(), 0);
+  set("SLURM_STEP_ID", "0");
+  EXPECT_EQ(launched_rank(), 5);
+}
+
 }  // namespace
 }  // namespace chorale::config

@@ -1,5 +1,6 @@
 #include "chorale/base/generator.h"
 
+#include "chorale/base/config.h"
 #include "chorale/base/error.h"
 
 namespace chorale {
@@ -28,8 +29,17 @@ uint64_t Generator::fork_seed(uint64_t index) const {
   return uint64_t{words[1]} << 32 | words[0];
 }
 
+namespace {
+// Ranks of a job draw different numbers unless they are told a seed: equal dropout masks and equal samples on all of
+// them would go unnoticed.
+uint64_t first_seed() {
+  const int rank = config::launched_rank();
+  return rank > 0 ? Generator().fork(static_cast<uint64_t>(rank)).state().seed : 0;
+}
+}  // namespace
+
 Generator& default_generator() {
-  static Generator generator;
+  static Generator generator(first_seed());
   return generator;
 }
 

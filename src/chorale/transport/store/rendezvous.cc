@@ -24,6 +24,7 @@
 #include "chorale/transport/mpi/mpi.h"
 #include "chorale/transport/store/file_store.h"
 #include "chorale/transport/store/meeting.h"
+#include "chorale/transport/store/memory_store.h"
 #include "chorale/transport/store/prefix_store.h"
 #include "chorale/transport/store/store_server.h"
 #include "chorale/transport/store/tcp_store.h"
@@ -256,6 +257,12 @@ Place place_of(const Url& url, const LauncherVariables& found, RendezvousResult&
   return file_place(url.place, job);
 }
 
+// Not one of the variables is there: the program was started by hand. A few of them are a mistake.
+bool nobody_launched(const LauncherVariables& found) {
+  return !found.rank && !found.world_size && !found.local_rank && !found.local_size && !found.master_addr &&
+         !found.master_port && !found.store;
+}
+
 }  // namespace
 
 std::chrono::milliseconds default_timeout() {
@@ -278,6 +285,14 @@ RendezvousResult rendezvous(std::string_view text, const RendezvousOptions& opti
   const LauncherVariables found = asks_launchers ? find_launcher_variables() : LauncherVariables{};
 
   RendezvousResult result;
+  if (url.scheme == "env" && !rank_is_given && !size_is_given && nobody_launched(found)) {
+    log_info(
+        "[rendezvous] no launcher's variables are set: this process is a world of one. Start several ranks with "
+        "chorale run -n 2 PROGRAM");
+    result.store = std::make_shared<MemoryStore>();
+    result.address = "127.0.0.1";
+    return result;
+  }
   result.rank = required("rank", "RANK", options.rank, url, found.rank);
   result.world_size = required("world_size", "WORLD_SIZE", options.world_size, url, found.world_size);
   CHORALE_CHECK(result.world_size >= 1 && result.rank >= 0 && result.rank < result.world_size, "[rendezvous] rank ",

@@ -35,10 +35,10 @@ struct RendezvousResult {
 };
 
 // `url` is one of
-//   env://                 rank, size and the store's place from variables: torchrun's RANK, WORLD_SIZE, MASTER_ADDR
-//   and
+//   env://                 rank, size and the store's place from variables: torchrun's RANK, WORLD_SIZE, MASTER_ADDR,
 //                          MASTER_PORT, or those of another launcher (transport/launcher_variables.h). A missing one is
-//                          an InvalidArgument that names it. Under `chorale run` the launcher hosts the store.
+//                          an InvalidArgument that names it; where none at all is set, this process is a world of one,
+//                          and a line in the log says so. Under `chorale run` the launcher hosts the store.
 //   tcp://HOST:PORT        rank 0 hosts the store there
 //   file:///PATH           a file that all reach; it is removed when the last rank drops its store
 // Returns when all ranks are there. They may meet at the same place again and again, and a process that has a rank's

@@ -177,6 +177,15 @@ TEST_F(RendezvousTest, EachMissingVariableIsNamed) {
   }
 }
 
+TEST_F(RendezvousTest, WithoutAnyVariableAProcessIsAWorldOfOne) {
+  const auto alone = rendezvous("env://", {.timeout = 5s});
+  EXPECT_EQ(alone.rank, 0);
+  EXPECT_EQ(alone.world_size, 1);
+  EXPECT_EQ(alone.local_size, 1);
+  alone.store->set("key", "value", within(5s));
+  EXPECT_EQ(alone.store->get("key", within(5s)), "value");
+}
+
 TEST_F(RendezvousTest, OptionsWinOverVariables) {
   environment_.set("RANK", "7");
   environment_.set("WORLD_SIZE", "9");
