@@ -10,6 +10,7 @@
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
+#include "chorale/comm/lent_parcels.h"
 #include "chorale/comm/run_ranks_test_util.h"
 
 namespace chorale::comm {
@@ -256,6 +257,45 @@ TEST(Parcels, AnswerManyThreadsOfManyRanks) {
   };
   run_threads_and_processes(3, unless_over_mpi(body));
   run_hosts({0, 0, 1}, body);
+}
+
+TEST(Parcels, ThatAreLentArriveAsTheyWereThoughTheirSenderWritesFreshPages) {
+  const std::vector<int> ends = run_processes(2, [](Group& group) {
+    constexpr int64_t kBytes = 3'000'000;
+    constexpr uint64_t kTag = kLentTag | 7;
+    if (group.rank() == 0) {
+      const Tensor x = parcel_of(kBytes, 5);
+      group.send_parcel(x, 1, kTag).wait();
+      EXPECT_EQ(x.storage()->use_count(), 2);  // it is lent
+      take_back(*x.storage());
+      EXPECT_TRUE(is_parcel_of(x, kBytes, 5));
+      std::fill_n(x.data<uint8_t>(), kBytes, uint8_t{0});
+      group.send_parcel(parcel_of(1, 1), 1).wait();
+      receive(group, 1);  // it has come, and so has the memory
+      EXPECT_EQ(x.storage()->use_count(), 1);
+    } else {
+      receive(group, 0);
+      EXPECT_TRUE(is_parcel_of(receive(group, 0, kTag).bytes, kBytes, 5));
+      group.send_parcel(parcel_of(1, 1), 0).wait();
+    }
+  });
+  EXPECT_EQ(ends, (std::vector<int>{0, 0}));
+}
+
+TEST(Parcels, ThatAreLentAreKeptUntilTheirReceiverIsGone) {
+  const std::vector<int> ends = run_processes(2, [](Group& group) {
+    if (group.rank() == 1) {
+      receive(group, 0);
+      raise(SIGKILL);
+    }
+    const Tensor x = parcel_of(3'000'000, 5);
+    group.send_parcel(x, 1, kLentTag).wait();
+    EXPECT_EQ(x.storage()->use_count(), 2);
+    group.send_parcel(parcel_of(1, 1), 1).wait();
+    EXPECT_THROW(receive(group, 1), CommError);
+    EXPECT_EQ(x.storage()->use_count(), 1);
+  });
+  EXPECT_EQ(ends, (std::vector<int>{0, -SIGKILL}));
 }
 
 }  // namespace

@@ -18,11 +18,11 @@ struct Head {
   uint32_t magic;
   uint8_t kind;
   uint8_t unused[3];
-  uint64_t id, context, hop;
+  uint64_t id, context, hop, chain;
   uint64_t tensors, payload_bytes;
   uint64_t tag;
 };
-static_assert(sizeof(Head) == 56);
+static_assert(sizeof(Head) == 64);
 
 enum Flags : uint8_t { kSparse = 1, kCoalesced = 2, kRequiresGrad = 4, kAll = 7 };
 enum class Where : uint8_t { kHere, kApart };
@@ -51,6 +51,18 @@ Stretch stretch_of(const Tensor& x) {
     return stretch_of(clone(x.alias()));
   }
   return {x, reach->low, bytes};
+}
+
+// The bytes of a stretch, in memory that nobody else can write: its own, or a copy.
+Tensor bytes_of(const Stretch& stretch, bool may_lend) {
+  const auto bytes = static_cast<int64_t>(stretch.bytes);
+  if (may_lend) {
+    const auto offset = static_cast<int64_t>(stretch.data() - stretch.of.storage()->data());
+    return Tensor::on(stretch.of.storage(), {bytes}, {1}, offset, DType::kU8);
+  }
+  Tensor copy = Tensor::empty({bytes}, DType::kU8);
+  std::memcpy(copy.raw(), stretch.data(), stretch.bytes);
+  return copy;
 }
 
 void write_sizes(Writer& out, const Shape& sizes) {
@@ -82,7 +94,8 @@ Outgoing pack(const Message& message, uint64_t tag) {
   Writer plans;
   std::vector<Stretch> here;
   Outgoing outgoing;
-  const auto add = [&](const Tensor& x) {
+  // `x` is a tensor of the message, or a part of one.
+  const auto add = [&](const Tensor& x, const Tensor& whole) {
     const Stretch stretch = stretch_of(x);
     plans.number(x.dtype());
     write_sizes(plans, stretch.of.sizes());
@@ -92,9 +105,10 @@ Outgoing pack(const Message& message, uint64_t tag) {
     const bool apart = stretch.bytes >= kApartBytes;
     plans.number(apart ? Where::kApart : Where::kHere);
     if (!apart) return here.push_back(stretch);
-    const auto offset = static_cast<int64_t>(stretch.data() - stretch.of.storage()->data());
-    outgoing.apart.push_back(
-        Tensor::on(stretch.of.storage(), {static_cast<int64_t>(stretch.bytes)}, {1}, offset, DType::kU8));
+    // Nobody else can write what only the message has: its list of tensors, and the stretch here.
+    const bool is_alone =
+        whole.use_count() <= 2 && stretch.of.use_count() <= 2 && stretch.of.storage()->use_count() == 1;
+    outgoing.apart.push_back(bytes_of(stretch, is_call(message.kind) || is_alone));
   };
   for (const Tensor& x : message.tensors) {
     const bool sparse = x.is_sparse();
@@ -102,10 +116,10 @@ Outgoing pack(const Message& message, uint64_t tag) {
                                       (requires_grad(sparse ? x.sparse().values : x) ? kRequiresGrad : 0)));
     if (sparse) {
       write_sizes(plans, x.sizes());
-      add(x.sparse().indices);
-      add(x.sparse().values);
+      add(x.sparse().indices, x);
+      add(x.sparse().values, x);
     } else {
-      add(x);
+      add(x, x);
     }
   }
   size_t bytes = sizeof(Head) + plans.payload.size() + message.payload.size();
@@ -124,6 +138,7 @@ Outgoing pack(const Message& message, uint64_t tag) {
                   message.id,
                   message.context,
                   message.hop,
+                  message.chain,
                   message.tensors.size(),
                   message.payload.size(),
                   tag};
@@ -170,6 +185,7 @@ Incoming::Incoming(const Tensor& parcel) : parcel_(parcel) {
   message_.id = head.id;
   message_.context = head.context;
   message_.hop = head.hop;
+  message_.chain = head.chain;
   tag_ = head.tag;
   const auto read_part = [&] {
     Part part{};

@@ -2,9 +2,12 @@
 //
 // Note [Messages on the wire]
 // A message is one parcel (comm/message_queue.h): a head, a description of each tensor, the values, the bytes of small
-// tensors. A large tensor is a parcel of its own, so that its bytes are copied once: from where they are to where the
-// receiver wants them. A tensor that is a view travels as the stretch of memory that it reaches over, and arrives with
-// its strides; one that would waste more than half of a large stretch is copied first and arrives contiguous.
+// tensors. A large tensor is a parcel of its own, and lent (Note [Lent parcels] in comm/lent_parcels.h), so that its
+// bytes are copied once: from where they are to where the receiver wants them. Whoever calls does not write it before
+// the result is there (rpc/agent.h), and gets fresh pages if it does not wait for that. Of all else that is sent, a
+// tensor that somebody may write is copied first. A tensor that is a view travels as the stretch of memory that it
+// reaches over, and arrives with its strides; one that would waste more than half of a large stretch is copied first
+// and arrives contiguous.
 #pragma once
 
 #include <memory>
@@ -44,6 +47,7 @@ struct Message {
   uint64_t id = 0;       // of the request, chosen by its sender; its answer has the same
   uint64_t context = 0;  // of distributed autograd; 0: none
   uint64_t hop = 0;      // names the pair of nodes that this message makes in it; 0: no tensor needs a gradient
+  uint64_t chain = 0;    // of requests: that in which it was made (Note [Chains] in rpc/crew.h)
   Bytes payload{};
   std::vector<Tensor> tensors{};
 };
@@ -59,6 +63,8 @@ struct Outgoing {
 };
 // `tag` names the parcels of large tensors. Throws InvalidArgument for a tensor that cannot travel.
 Outgoing pack(const Message& message, uint64_t tag);
+// Whether the caller has promised not to write the tensors of such a message.
+inline bool is_call(MessageKind kind) { return kind >= MessageKind::kCall && kind <= MessageKind::kRemoteOp; }
 
 // What has come.
 class Incoming {

@@ -2,6 +2,7 @@
 
 #include "chorale/base/log.h"
 #include "chorale/base/rpc_error.h"
+#include "chorale/comm/lent_parcels.h"
 
 namespace chorale::rpc {
 namespace {
@@ -23,7 +24,7 @@ Post::Post(comm::Group group) : group_(std::move(group)), rank_(group_.rank()), 
 comm::Work Post::receive() const { return group_.receive_parcel(comm::kAnySource, kMessages, kParcel); }
 
 void Post::send(int to, const Message& message) {
-  const uint64_t tag = ++tags_;
+  const uint64_t tag = ++tags_ | comm::kLentTag;
   const Outgoing outgoing = pack(message, tag);
   const int rank = group_.global_rank(to);
   try {
@@ -34,28 +35,33 @@ void Post::send(int to, const Message& message) {
   }
 }
 
-std::optional<Arrival> Post::take(bool block) {
-  comm::Work work;
-  uint64_t number = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    work = work_;
-    number = number_;
-  }
-  if (!block && !work.is_completed()) return std::nullopt;
+Post::Receiving Post::receiving() const {
+  const std::lock_guard lock(mutex_);
+  return {work_, number_};
+}
+
+std::optional<Arrival> Post::take() {
+  const Receiving now = receiving();
+  if (!now.work.is_completed()) return std::nullopt;
+  return taken(now, Deadline::never());
+}
+
+std::optional<Arrival> Post::take(Deadline deadline) { return taken(receiving(), deadline); }
+
+std::optional<Arrival> Post::taken(const Receiving& receiving, Deadline deadline) {
   Arrival arrival;
   Tensor parcel;
   try {
-    work.wait();
-    arrival.from = group_.group_rank(work.source_rank());
-    parcel = work.result()[0];
+    receiving.work.synchronize(deadline);
+    arrival.from = group_.group_rank(receiving.work.source_rank());
+    parcel = receiving.work.result()[0];
   } catch (const CommError& error) {
     arrival.from = error.failure().peer < 0 ? -1 : group_.group_rank(error.failure().peer);
     arrival.reason = error.what();
   }
   {
     const std::lock_guard lock(mutex_);
-    if (number_ != number) return std::nullopt;
+    if (number_ != receiving.number) return std::nullopt;
     if (group_.is_broken()) return Arrival{-1, {}, std::move(arrival.reason)};
     ++number_;
     work_ = receive();

@@ -5,6 +5,7 @@
 
 #include "chorale/base/crc32c.h"
 #include "chorale/base/error.h"
+#include "chorale/comm/lent_parcels.h"
 
 namespace chorale::comm {
 namespace {
@@ -92,10 +93,14 @@ void ShmMessages::start_send(const Intrusive<Operation>& operation) {
     return;
   }
   message.kind = MessageKind::kReady;
-  Exposed exposed{operation, to, message.id, chunk.bytes, operation->deadline, {}};
-  // Of a parcel a copy is exposed: it may be given up while its receiver reads it.
-  if (const auto place = chaos || operation->is_parcel ? std::nullopt : group_.place_of(chunk)) {
+  Exposed exposed{operation, to, message.id, chunk.bytes, operation->deadline, {}, {}};
+  // Of a parcel a copy is exposed, unless it is lent: it may be given up while its receiver reads it.
+  const bool lent = operation->is_parcel && (operation->tag & kLentTag) != 0 && !operation->keep.empty() &&
+                    !group_.all_in_one_process() && group_.is_writable(chunk);
+  const bool in_place = !chaos && (lent || !operation->is_parcel);
+  if (const auto place = in_place ? group_.place_of(chunk) : std::nullopt) {
     message.place = *place;
+    if (lent) exposed.lent = operation->keep[0];
   } else {
     CachingAllocator& scratch = group_.context().scratch();
     exposed.scratch = scratch.allocate(chunk.bytes);

@@ -45,7 +45,11 @@ class ShmMessages final : public MessageQueue {
   // Parcels whose time is over while nobody has taken them: their memory is left to their receivers for ever, who may
   // still read it.
   void leave_parcels() {
-    std::erase_if(exposed_, [](const Exposed& exposed) { return !exposed.operation && exposed.deadline.passed(); });
+    std::erase_if(exposed_, [](Exposed& exposed) {
+      const bool late = !exposed.operation && exposed.deadline.passed();
+      if (late) exposed.lent.release();
+      return late;
+    });
   }
   // Sends whose data a peer may be reading.
   bool is_exposed() const { return !exposed_.empty(); }
@@ -71,7 +75,8 @@ class ShmMessages final : public MessageQueue {
     int to;
     uint64_t id, bytes;
     Deadline deadline;
-    memory::Block scratch;  // where the data had to be copied to
+    memory::Block scratch;    // where the data had to be copied to
+    Intrusive<Storage> lent;  // or where it is (Note [Lent parcels] in comm/lent_parcels.h)
   };
 
   bool room_to(int peer) const;
