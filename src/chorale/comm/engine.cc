@@ -136,7 +136,10 @@ void Engine::wait_a_little(std::unique_lock<std::mutex>& lock, Wait& wait) {
     lock.lock();
   } else {
     const auto most = std::min<Clock::duration>(kLongestSleep, wait.end().left());
-    sleep(lock, wait.operation, context_->engines.size() > 1 ? std::min<Clock::duration>(most, 1ms) : most);
+    // Another group's calls of this rank may need this thread, and ring another bell.
+    const bool others = std::any_of(context_->engines.begin(), context_->engines.end(),
+                                    [this](const Engine* engine) { return engine != this && !engine->idle(); });
+    sleep(lock, wait.operation, others ? std::min<Clock::duration>(most, 1ms) : most);
   }
   look_if_due(wait);
 }
@@ -151,7 +154,8 @@ void Engine::look_if_due(Wait& wait) {
   Operation& operation = wait.operation;
   guarded(operation, [&] {
     look_around(operation, wait.end());
-    if (!operation.pending() || !wait.word.is_due(operation)) return;
+    // Whoever serves requests may well wait for long.
+    if (!operation.pending() || (operation.is_parcel && operation.peer < 0) || !wait.word.is_due(operation)) return;
     std::vector<std::string> who;
     for (int peer : awaited(operation)) who.push_back(who_is(peer));
     wait.word.say(membership_, operation, who);

@@ -332,9 +332,9 @@ Tensor run_program(Agent* agent, unsigned seed, std::vector<Tensor> values) {
   return sum(values.back());
 }
 
-TEST(RandomPrograms, GiveTheGradientsOfOneWorker) {
+void check_random_programs(const AgentOptions& options) {
   const unsigned seeds = config::env("CHORALE_SOAK") ? 5000 : 200;
-  run_agents(4, for_tests(functions()), [&](Agent& agent, comm::Group& group) {
+  run_agents(4, options, [&](Agent& agent, comm::Group& group) {
     for (auto seed = static_cast<unsigned>(group.rank()); seed < seeds; seed += 4) {
       const std::vector<Tensor> start{pattern({2, 2}, seed), pattern({2, 2}, seed + 1), pattern({2, 2}, seed + 2)};
       std::vector<Tensor> here{wanting(start[0]), wanting(start[1]), start[2]},
@@ -363,6 +363,15 @@ TEST(RandomPrograms, GiveTheGradientsOfOneWorker) {
     });
     agent.barrier();
   });
+}
+
+TEST(RandomPrograms, GiveTheGradientsOfOneWorker) { check_random_programs(for_tests(functions())); }
+
+// Messages overtake each other; control messages fail and come twice.
+TEST(RandomPrograms, GiveTheGradientsOfOneWorkerInAnyOrderOfMessages) {
+  AgentOptions options = for_tests(functions());
+  options.faults = Faults::chaos(1);
+  check_random_programs(options);
 }
 
 // Sparse tensors, in every way of calling.

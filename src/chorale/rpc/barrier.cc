@@ -63,6 +63,8 @@ std::map<std::string, Bytes> Core::all_gather(const std::vector<std::string>& na
                 answered.state()->try_set(std::move(message.payload));
               }
             });
+    answered.state()->wait();
+    if (answered.has_error()) raise_for_the_dead(sorted, answered.state()->error());
     const Bytes bytes = answered.wait();
     Reader reader(bytes, {});
     std::map<std::string, Bytes> values;
@@ -77,6 +79,7 @@ std::map<std::string, Bytes> Core::all_gather(const std::vector<std::string>& na
 
   const std::shared_ptr<Gathering> here = gathering(key);
   add_to_gathering(*here, me, std::move(own), sorted.size());
+  fail_gatherings_of_the_gone();
   crew_->wait(*here->complete.state(), deadline);
   const auto forget = [&] {
     const std::lock_guard lock(mutex_);
@@ -97,6 +100,30 @@ std::map<std::string, Bytes> Core::all_gather(const std::vector<std::string>& na
   here->complete.wait();
   const std::lock_guard lock(here->mutex);
   return here->values;
+}
+
+// A leader that has learnt of a death leaves, and whoever comes later finds that it is gone: the one that was gone
+// before it is to be named, if there is one. The word of it may come a little later.
+void Core::raise_for_the_dead(const std::vector<std::string>& names, const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const RpcError& known) {
+    const int leader = worker(names[0]).id;
+    if (known.kind() != RpcErrorKind::kConnection || known.worker() != leader) throw;
+    std::optional<std::pair<int, std::string>> dead;
+    wait_until(
+        [&] {
+          const std::lock_guard lock(mutex_);
+          for (const std::string& name : names) {
+            const auto found = gone_.find(worker(name).id);
+            if (found != gone_.end() && found->first != leader) dead = *found;
+          }
+          return dead.has_value();
+        },
+        within(std::chrono::milliseconds(50)));
+    if (!dead) throw;
+    throw RpcError(RpcErrorKind::kConnection, dead->first, dead->second);
+  }
 }
 
 void Core::add_to_gathering(Gathering& gathering, const std::string& name, Bytes value, size_t of) {
@@ -130,6 +157,17 @@ void Core::serve_gather(int from, const Message& request) {
     here->waiting.emplace_back(from, request.id);
   }
   add_to_gathering(*here, workers_[static_cast<size_t>(from)].name, std::move(value), of);
+  fail_gatherings_of_the_gone();
+}
+
+// Those that began when a worker of theirs was known to be gone.
+void Core::fail_gatherings_of_the_gone() {
+  std::map<int, std::string> gone;
+  {
+    const std::lock_guard lock(mutex_);
+    gone = gone_;
+  }
+  for (const auto& [worker, reason] : gone) fail_gatherings(worker, reason);
 }
 
 void Core::fail_gatherings(int worker, const std::string& reason) {

@@ -5,6 +5,7 @@
 
 #include "chorale/autograd/autograd.h"
 #include "chorale/base/log.h"
+#include "chorale/comm/lent_parcels.h"
 #include "chorale/comm/objects.h"
 
 namespace chorale::rpc {
@@ -28,6 +29,24 @@ std::string flaw_of(const std::string& name) {
 
 std::exception_ptr error_of(RpcErrorKind kind, int worker, const std::string& text) {
   return std::make_exception_ptr(RpcError(kind, worker, text));
+}
+
+// The storages of a call's large tensors.
+std::vector<Intrusive<Storage>> lent_in(const Message& message) {
+  std::vector<Intrusive<Storage>> lent;
+  if (!is_call(message.kind)) return lent;
+  const auto add = [&](const Tensor& x) {
+    if (x.device() == kCpu && x.storage() && x.storage()->bytes() >= kApartBytes) lent.push_back(x.storage());
+  };
+  for (const Tensor& x : message.tensors) {
+    if (x.is_sparse()) {
+      add(x.sparse().indices);
+      add(x.sparse().values);
+    } else if (!x.extension()) {
+      add(x);
+    }
+  }
+  return lent;
 }
 
 }  // namespace
@@ -112,19 +131,48 @@ void Core::request(int to, Message message, RequestOptions options, Answered ans
     }
     id = next_request_++;
     const auto end = limit.count() == 0 ? Deadline::Clock::time_point::max() : Deadline::Clock::now() + limit;
-    pending_.emplace(id, Pending{to, end, limit, options.future, std::move(answered), std::move(options.late)});
+    pending_.emplace(
+        id, Pending{to, end, limit, options.future, std::move(answered), std::move(options.late), lent_in(message)});
     if (limit.count() > 0) timer_.at(end, id, [this, id] { time_out(id); });
   }
   message.id = id;
+  message.chain = Crew::current_chain();
+  if (message.chain == 0) message.chain = static_cast<uint64_t>(own_) << 48 | id;
   if (!options_.faults.empty() && fails_on_purpose(to, message))
     return fail(id, error_of(RpcErrorKind::kInjected, own_,
                              concat("[rpc] a message of kind '", name_of(message.kind), "' to worker ", to,
                                     " failed on purpose")));
-  const auto delay = options_.faults.delay.find(message.kind);
-  if (delay == options_.faults.delay.end()) return send(to, std::move(message), id);
-  timer_.at(Deadline::Clock::now() + delay->second, [this, to, id, shared = std::make_shared<Message>(message)] {
-    crew_->run([this, to, id, shared] { send(to, std::move(*shared), id); });
+  send_when_due(std::move(message), [this, to, id](Message due) { send(to, std::move(due), id); });
+}
+
+void Core::send_when_due(Message message, const std::function<void(Message)>& send) {
+  const auto delay = options_.faults.empty() ? 0ns : delay_of(message.kind);
+  if (delay == 0ns) return send(std::move(message));
+  ++delayed_;
+  timer_.at(Deadline::Clock::now() + delay, [this, send, shared = std::make_shared<Message>(std::move(message))] {
+    crew_->run([this, send, shared] {
+      send(std::move(*shared));
+      --delayed_;
+      note_change();
+    });
   });
+}
+
+std::chrono::nanoseconds Core::delay_of(MessageKind kind) {
+  const Faults& faults = options_.faults;
+  const auto found = faults.delay.find(kind);
+  if (found != faults.delay.end()) return found->second;
+  return faults.most_delay == 0ns ? 0ns
+                                  : std::chrono::nanoseconds(draw() % static_cast<uint64_t>(faults.most_delay.count()));
+}
+
+// A number that follows from the seed of the faults, this worker and how many were drawn.
+uint64_t Core::draw() {
+  uint64_t x =
+      options_.faults.seed + 0x9e3779b97f4a7c15 * (drawn_.fetch_add(1) * 256 + static_cast<uint64_t>(own_) + 1);
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
 }
 
 bool Core::fails_on_purpose(int to, const Message& message) {
@@ -132,11 +180,12 @@ bool Core::fails_on_purpose(int to, const Message& message) {
   std::string key = concat(to, " ", name_of(message.kind), " ");
   key.append(reinterpret_cast<const char*>(message.payload.data()), message.payload.size());
   const std::lock_guard lock(mutex_);
-  return failed_sends_[key]++ < options_.faults.times;
+  return failed_sends_[key]++ < options_.faults.times && (options_.faults.seed == 0 || draw() % 2 == 0);
 }
 
 void Core::send(int to, Message message, uint64_t id) {
-  const bool twice = options_.faults.repeat.contains(message.kind);
+  const Faults& faults = options_.faults;
+  const bool twice = faults.repeat.contains(message.kind) && (faults.seed == 0 || draw() % 2 == 0);
   try {
     if (twice) deliver(to, message);
     deliver(to, std::move(message));
@@ -169,7 +218,7 @@ void Core::deliver(int to, Message message) {
   if (job.is_short) {
     job.task();
   } else {
-    crew_->run(std::move(job.task));
+    crew_->run(std::move(job.task), job.chain);
   }
 }
 
@@ -184,6 +233,7 @@ void Core::fail(uint64_t id, const std::exception_ptr& error) {
     if (pending.limit.count() > 0) timer_.take_back(pending.end, id);
   }
   pending.answered({}, error);
+  note_change();
 }
 
 void Core::time_out(uint64_t id) {
@@ -196,13 +246,21 @@ void Core::time_out(uint64_t id) {
     pending_.erase(found);
     if (pending.late) late_.emplace(id, pending.late);
   }
+  // The caller may write them from now on, and the other worker may still read them.
+  for (const auto& storage : pending.lent) comm::take_back(*storage);
   const auto error =
       error_of(RpcErrorKind::kTimeout, pending.to,
                concat("[rpc] worker '", workers_[static_cast<size_t>(pending.to)].name, "' did not answer within ",
                       std::chrono::duration<double, std::milli>(pending.limit).count(), " ms"));
-  if (!pending.future || !pending.future->has_callbacks()) return pending.answered({}, error);
+  if (!pending.future || !pending.future->has_callbacks()) {
+    pending.answered({}, error);
+    return note_change();
+  }
   // Whatever follows from it may take long: not on the timer's thread.
-  crew_->run([answered = std::move(pending.answered), error] { answered({}, error); });
+  crew_->run([this, answered = std::move(pending.answered), error] {
+    answered({}, error);
+    note_change();
+  });
 }
 
 void Core::fail_all(int worker, const std::string& reason) {
@@ -220,6 +278,7 @@ void Core::fail_all(int worker, const std::string& reason) {
     }
   }
   for (Pending& pending : failed) pending.answered({}, error_of(RpcErrorKind::kConnection, pending.to, reason));
+  note_change();
 }
 
 void Core::send_control(int to, Message message, std::function<void(const std::exception_ptr&)> done) {
@@ -288,9 +347,31 @@ void Core::remote(const std::shared_ptr<Reference>& reference, MessageKind kind,
           });
 }
 
-void Core::read_for(std::chrono::nanoseconds time) {
-  FutureState nothing;
-  crew_->wait(nothing, within(time));
+bool Core::wait_until(const std::function<bool()>& holds, Deadline deadline) {
+  is_awaited_ = true;
+  bool held = false;
+  while (!(held = holds()) && !deadline.passed()) {
+    std::shared_ptr<Future<void>::State> change;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!next_change_ || next_change_->is_complete()) next_change_ = std::make_shared<Future<void>::State>(helper());
+      change = next_change_;
+    }
+    // What has changed just before it was there is seen here.
+    if ((held = holds())) break;
+    crew_->wait(*change, deadline);
+  }
+  return held;
+}
+
+void Core::note_change() {
+  if (!is_awaited_) return;
+  std::shared_ptr<Future<void>::State> change;
+  {
+    const std::lock_guard lock(mutex_);
+    change = std::move(next_change_);
+  }
+  if (change) change->try_set({});
 }
 
 std::exception_ptr Core::failed_reference(const Reference& reference) {
@@ -315,6 +396,7 @@ Job Core::sort(Arrival arrival) {
                 fail_all(from, reason);
                 fail_gatherings(from, reason);
                 references_.forget_worker(from);
+                note_change();
               },
               false};
     }
@@ -323,6 +405,7 @@ Job Core::sort(Arrival arrival) {
   Message& message = *arrival.message;
   if (!is_request(message.kind)) return sort_answer(from, std::move(message));
   served_.fetch_add(1, std::memory_order_relaxed);
+  const uint64_t chain = message.chain;
   switch (message.kind) {
     case MessageKind::kUserDelete:
     case MessageKind::kForkRequest:
@@ -330,12 +413,12 @@ Job Core::sort(Arrival arrival) {
     case MessageKind::kCleanup:
     case MessageKind::kGather:
       return {[this, from, shared = std::make_shared<Message>(std::move(message))] { serve(from, std::move(*shared)); },
-              true};
+              true, false, chain};
     default: {
       const bool of_backward = message.kind == MessageKind::kGradient || message.kind == MessageKind::kMark ||
                                message.kind == MessageKind::kSettle || message.kind == MessageKind::kAbort;
       return {[this, from, shared = std::make_shared<Message>(std::move(message))] { serve(from, std::move(*shared)); },
-              false, of_backward};
+              false, of_backward, chain};
     }
   }
 }
@@ -368,6 +451,7 @@ Job Core::sort_answer(int from, Message message) {
               contexts_.received({shared->context, shared->hop}, from, shared->tensors);
               answered(std::move(*shared), nullptr);
             }
+            note_change();
           },
           is_short};
 }
@@ -435,7 +519,7 @@ void Core::leave_gracefully(Timeout timeout) {
   // Each call that is served is a call of somebody, so it is enough to count one's own. Calls may begin others between
   // the two counts: only a sum of nothing, after nobody had any, is the end.
   for (bool ends = false; !ends;) {
-    while (own_calls() > 0) read_for(100us);
+    wait_until([this] { return own_calls() == 0; }, Deadline::never());
     barrier(names, timeout);
     Writer writer;
     writer.number(own_calls());
@@ -445,6 +529,8 @@ void Core::leave_gracefully(Timeout timeout) {
     }
     ends = sum == 0;
   }
+  // Others may wait for an answer of this worker that is late on purpose.
+  wait_until([this] { return delayed_ == 0; }, Deadline::never());
 }
 
 int64_t Core::own_calls() const {

@@ -83,8 +83,10 @@ class Core : public std::enable_shared_from_this<Core> {
   // Answers to requests of others.
   void answer(int to, uint64_t id, Message message);
   void answer_error(int to, uint64_t id, const std::exception_ptr& error);
-  // Reads messages for about so long.
-  void read_for(std::chrono::nanoseconds time);
+  // Waits until `holds`, which is asked again after every note_change(); reads meanwhile. False when the deadline has
+  // passed.
+  bool wait_until(const std::function<bool()>& holds, Deadline deadline);
+  void note_change();
 
   // ---- the end
   void barrier(const std::vector<std::string>& names, Timeout timeout);
@@ -107,6 +109,7 @@ class Core : public std::enable_shared_from_this<Core> {
     FutureState* future = nullptr;
     Answered answered;
     Answered late;
+    std::vector<Intrusive<Storage>> lent{};  // Note [Messages on the wire]
   };
   struct Gathering;  // barrier.cc
 
@@ -116,6 +119,10 @@ class Core : public std::enable_shared_from_this<Core> {
   Job sort_answer(int from, Message message);
   void send(int to, Message message, uint64_t id);
   void deliver(int to, Message message);
+  // At once, or later if the faults say so.
+  void send_when_due(Message message, const std::function<void(Message)>& send);
+  std::chrono::nanoseconds delay_of(MessageKind kind);
+  uint64_t draw();
   static void stay_here(Message& message);
   bool fails_on_purpose(int to, const Message& message);
   void fail(uint64_t id, const std::exception_ptr& error);
@@ -125,13 +132,14 @@ class Core : public std::enable_shared_from_this<Core> {
   static std::exception_ptr failed_reference(const Reference& reference);
 
   // serve.cc
+  void answer_now(int to, uint64_t id, Message message);
   void serve(int from, Message request);
   void serve_call(int from, Message request);
   std::function<void(const Reply&)> prepare_op(Reader& reader) const;
   std::function<void(const Reply&)> prepare_function(Reader& reader) const;
   void serve_fetch(int from, const Message& request);
   void serve_control(int from, const Message& request);
-  void answer_value(int to, const Message& request, const AnyValue& value, const std::exception_ptr& error);
+  void answer_value(int to, const Message& request, AnyValue value, const std::exception_ptr& error);
   std::exception_ptr at_home(const std::exception_ptr& error) const;
   const Served& find_function(const std::string& name, const std::string& signature) const;
 
@@ -140,6 +148,8 @@ class Core : public std::enable_shared_from_this<Core> {
   std::shared_ptr<Gathering> gathering(const std::string& key);
   void add_to_gathering(Gathering& gathering, const std::string& name, Bytes value, size_t of);
   void fail_gatherings(int worker, const std::string& reason);
+  void fail_gatherings_of_the_gone();
+  [[noreturn]] void raise_for_the_dead(const std::vector<std::string>& names, const std::exception_ptr& error);
   void leave_gracefully(Timeout timeout);
   int64_t own_calls() const;
 
@@ -163,6 +173,10 @@ class Core : public std::enable_shared_from_this<Core> {
   std::map<int, std::string> gone_;          // workers, and why
   std::map<std::string, int> failed_sends_;  // faults: how often each request has failed
   std::atomic<int64_t> served_{0}, served_later_{0}, gathers_{0};
+  std::atomic<bool> is_awaited_{false};                 // somebody is in wait_until()
+  std::shared_ptr<Future<void>::State> next_change_{};  // for that, with the lock
+  std::atomic<uint64_t> drawn_{0};                      // of faults: numbers so far,
+  std::atomic<int64_t> delayed_{0};                     // and messages that are sent later
   std::map<std::string, std::shared_ptr<Gathering>> gatherings_;
   std::map<std::string, uint64_t> gather_numbers_;
   std::unique_ptr<Crew> crew_;  // last: its threads use all of the above

@@ -2,6 +2,8 @@
 
 #include <sched.h>
 
+#include <algorithm>
+
 #include "chorale/base/log.h"
 #include "chorale/base/parallel_for.h"
 
@@ -13,19 +15,32 @@ using namespace std::chrono_literals;
 // How often a waiting thread looks for messages itself before it sleeps and leaves that to the crew.
 constexpr int kLooks = 300;
 
-void run_safely(const Crew::Task& task) {
+constinit thread_local uint64_t chain_of_thread = 0;
+
+}  // namespace
+
+uint64_t Crew::current_chain() { return chain_of_thread; }
+
+void Crew::run_safely(const Task& task) {
+  struct Scope {
+    uint64_t before;
+    ~Scope() { chain_of_thread = before; }
+  } const scope{std::exchange(chain_of_thread, task.chain)};
   try {
-    task();
+    task.run();
   } catch (const std::exception& error) {
     log_warning(concat("[rpc] something that was to be done for another worker failed: ", error.what()));
   }
 }
 
-}  // namespace
-
 Crew::Crew(Post& post, Sort sort, const CrewOptions& options) : post_(post), sort_(std::move(sort)), options_(options) {
   const std::lock_guard lock(mutex_);
   call_up();
+}
+
+bool Crew::can_grow() const {
+  const int total = static_cast<int>(threads_.size());
+  return total - waiting_ < options_.threads && total < options_.most_threads;
 }
 
 void Crew::call_up() {
@@ -33,17 +48,41 @@ void Crew::call_up() {
   if (idle_ > called_) {
     ++called_;
     changed_.notify_one();
-    return;
+  } else if (called_ == 0) {
+    if (can_grow()) {
+      threads_.emplace_back([this] { work(); });
+    } else {
+      wake_a_waiter();
+    }
   }
-  const int total = static_cast<int>(threads_.size());
-  if (called_ == 0 && total - waiting_ < options_.threads && total < options_.most_threads)
-    threads_.emplace_back([this] { work(); });
 }
 
-void Crew::run(Task task) {
+void Crew::wake_a_waiter() {
+  for (const Waiter* waiter : waiters_) {
+    if (waiter->does == Waiter::Does::kRuns) continue;
+    const bool helps = !has_reader_ || std::any_of(queue_.begin(), queue_.end(), [&](const Task& task) {
+      return waiter->chain != 0 && task.chain == waiter->chain;
+    });
+    if (!helps) continue;
+    if (waiter->does == Waiter::Does::kReads) return post_.wake();
+    return waiter->state.nudge();
+  }
+}
+
+bool Crew::take_of_chain(uint64_t chain, Task& task) {
+  if (chain == 0 || idle_ > called_ || can_grow()) return false;
+  const auto found =
+      std::find_if(queue_.begin(), queue_.end(), [&](const Task& queued) { return queued.chain == chain; });
+  if (found == queue_.end()) return false;
+  task = std::move(*found);
+  queue_.erase(found);
+  return true;
+}
+
+void Crew::run(std::function<void()> task, uint64_t chain) {
   const std::lock_guard lock(mutex_);
   if (stops_) return;
-  queue_.push_back(std::move(task));
+  queue_.push_back({std::move(task), chain});
   call_up();
 }
 
@@ -62,19 +101,18 @@ void Crew::work() {
     } else if (!has_reader_) {
       has_reader_ = true;
       lock.unlock();
-      std::optional<Arrival> arrival = post_.take(true);
+      std::optional<Arrival> arrival = post_.take(Deadline::never());
       lock.lock();
       has_reader_ = false;
       if (!arrival) continue;
-      const bool ends = arrival->from < 0;
+      if (arrival->from < 0) stops_ = true;
       lock.unlock();
-      const Job job = sort_(std::move(*arrival));
-      if (ends || (job.task && !job.is_short)) {
+      Job job = sort_(std::move(*arrival));
+      if (job.task && !job.is_short) {
         const std::lock_guard again(mutex_);
-        if (ends) stops_ = true;
         call_up();
       }
-      if (job.task) run_safely(job.task);
+      if (job.task) run_safely({std::move(job.task), job.chain});
       lock.lock();
     } else {
       ++idle_;
@@ -85,18 +123,33 @@ void Crew::work() {
   }
 }
 
-// True when something came.
-bool Crew::read(bool helps_backward) {
-  std::optional<Arrival> arrival = post_.take(false);
-  if (!arrival) return false;
-  if (Job job = sort_(std::move(*arrival)); job.task) {
-    if (job.is_short || (helps_backward && job.of_backward)) {
-      run_safely(job.task);
-    } else {
-      run(std::move(job.task));
-    }
+void Crew::handle(Arrival arrival, bool helps_backward) {
+  if (arrival.from < 0) {
+    const std::lock_guard lock(mutex_);
+    stops_ = true;
+    changed_.notify_all();
   }
+  Job job = sort_(std::move(arrival));
+  if (!job.task) return;
+  if (job.is_short || (helps_backward && job.of_backward)) {
+    run_safely({std::move(job.task), job.chain});
+  } else {
+    run(std::move(job.task), job.chain);
+  }
+}
+
+bool Crew::read(bool helps_backward) {
+  std::optional<Arrival> arrival = post_.take();
+  if (!arrival) return false;
+  handle(std::move(*arrival), helps_backward);
   return true;
+}
+
+void Crew::read_for(FutureState& state, Deadline deadline) {
+  if (!state.begin_reading(this)) return;
+  std::optional<Arrival> arrival = post_.take(deadline);
+  state.end_reading(this);
+  if (arrival) handle(std::move(*arrival), state.helps_backward());
 }
 
 void Crew::wait(FutureState& state, Deadline deadline) {
@@ -114,29 +167,36 @@ void Crew::wait(FutureState& state, Deadline deadline) {
 
 void Crew::wait_long(FutureState& state, Deadline deadline) {
   const bool own = is_own_thread();
-  {
-    const std::lock_guard lock(mutex_);
-    if (own) ++waiting_;
-    call_up();
-  }
+  Waiter waiter{state, own ? chain_of_thread : 0, Waiter::Does::kRuns};
+  std::unique_lock lock(mutex_);
+  waiters_.push_back(&waiter);
+  if (own) ++waiting_;
   while (!state.is_complete() && !deadline.passed()) {
-    bool reads_somebody = true;
-    {
-      const std::lock_guard lock(mutex_);
-      reads_somebody = stops_ || has_reader_ || called_ > 0;
-      if (!reads_somebody) call_up();
-    }
-    if (reads_somebody) {
-      // Looks up now and then: the reader may be taken for a request when there are no more threads.
-      state.sleep(within(own ? 50ms : 20ms).earlier(deadline));
-    } else if (!read(state.helps_backward())) {
-      state.sleep(within(100us).earlier(deadline));
+    const uint64_t seen = state.nudges();
+    waiter.does = Waiter::Does::kRuns;
+    call_up();  // also for what this thread has just stopped doing
+    if (Task task; take_of_chain(waiter.chain, task)) {
+      lock.unlock();
+      run_safely(task);
+      lock.lock();
+    } else if (!has_reader_ && !stops_ && called_ == 0 && idle_ == 0 && !can_grow()) {
+      has_reader_ = true;
+      waiter.does = Waiter::Does::kReads;
+      lock.unlock();
+      read_for(state, deadline);
+      lock.lock();
+      has_reader_ = false;
+    } else {
+      waiter.does = Waiter::Does::kSleeps;
+      lock.unlock();
+      state.sleep(deadline, seen);
+      lock.lock();
     }
   }
-  if (own) {
-    const std::lock_guard lock(mutex_);
-    --waiting_;
-  }
+  if (own) --waiting_;
+  std::erase(waiters_, &waiter);
+  // What this thread was woken for is left to another one.
+  call_up();
 }
 
 void Crew::stop() {

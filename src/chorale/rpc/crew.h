@@ -3,9 +3,16 @@
 // Note [Reading]
 // One thread of the crew reads; a thread that has read a request sees to it that another one reads on before it runs
 // the request itself, so a request changes threads only when no thread of the crew has read it. A thread that waits for
-// an answer, of the crew or the user's, reads too: it takes its own answer without a change of threads, and completes
-// those of others. Requests that it comes across it leaves to the crew, which grows while its threads wait. (It must
-// not run them itself: what it waits for may have come, and be needed by what it runs, but is below that on its stack.)
+// an answer, of the crew or the user's, reads for a moment: it takes its own answer without a change of threads, and
+// completes those of others. Then it sleeps until what it waits for is there. Requests that it comes across it leaves
+// to the crew, which grows while its threads wait.
+//
+// Note [Chains]
+// When the crew may not grow any more, a thread that waits is woken for two things: to read, if no other thread can,
+// and to run a request that follows from the one it runs itself. Requests have the number of the chain that they belong
+// to: that of the request in which they were made. What a thread waits for can need such a request, and the thread
+// itself does nothing before it is done, so running it on top of the stack keeps nothing up. Other requests are left
+// alone: what a thread waits for may have come, and be needed by what it runs, but is below that on its stack.
 #pragma once
 
 #include <condition_variable>
@@ -31,20 +38,21 @@ struct Job {
   std::function<void()> task{};
   bool is_short = false;  // it never waits: whatever thread has read it does it at once
   bool of_backward = false;
+  uint64_t chain = 0;  // Note [Chains]; 0: none
 };
 
 class Crew final : public Helper {
  public:
-  using Task = std::function<void()>;
   using Sort = std::function<Job(Arrival)>;
   Crew(Post& post, Sort sort, const CrewOptions& options);
   // After stop().
   ~Crew() override = default;
 
   // Runs a task on a thread of the crew.
-  void run(Task task);
+  void run(std::function<void()> task, uint64_t chain = 0);
   // Waits for a future, and reads meanwhile.
   void wait(FutureState& state, Deadline deadline) override;
+  void wake_reader() override { post_.wake(); }
   // Ends the threads, which finish what they run; what is queued is dropped. A thread of the crew must not call it.
   void stop();
 
@@ -54,12 +62,33 @@ class Crew final : public Helper {
   };
   Counts counts() const;
   bool is_own_thread() const { return Helper::of_this_thread() == this; }
+  // Of the request that this thread runs; 0: none.
+  static uint64_t current_chain();
 
  private:
+  struct Task {
+    std::function<void()> run;
+    uint64_t chain = 0;
+  };
+  // A thread that waits and sleeps, or is about to.
+  struct Waiter {
+    FutureState& state;
+    const uint64_t chain;  // whose requests it may run; 0: none
+    enum class Does : uint8_t { kRuns, kSleeps, kReads } does = Does::kRuns;
+  };
+
   void work();
-  // With the lock: sees to it that a thread reads or takes what is queued.
+  static void run_safely(const Task& task);
+  // These with the lock. Sees to it that a thread reads or takes what is queued.
   void call_up();
+  bool can_grow() const;
+  void wake_a_waiter();
+  bool take_of_chain(uint64_t chain, Task& task);
+  // Without it. True when something came.
   bool read(bool helps_backward);
+  // Blocks until something has come or the future is complete.
+  void read_for(FutureState& state, Deadline deadline);
+  void handle(Arrival arrival, bool helps_backward);
   void wait_long(FutureState& state, Deadline deadline);
 
   Post& post_;
@@ -69,6 +98,7 @@ class Crew final : public Helper {
   std::condition_variable changed_;
   std::deque<Task> queue_;
   std::vector<std::thread> threads_;
+  std::vector<Waiter*> waiters_;
   int idle_ = 0, called_ = 0, waiting_ = 0;
   bool has_reader_ = false, stops_ = false;
 };

@@ -18,12 +18,25 @@ struct Faults {
   std::map<MessageKind, std::chrono::nanoseconds> delay{};
   // Control messages of these kinds are delivered twice.
   std::set<MessageKind> repeat{};
+  // All others, requests and answers, are sent up to so much later, so that they overtake each other. With a seed the
+  // times follow from it, and `fail` and `repeat` concern a half of the messages.
+  std::chrono::nanoseconds most_delay{0};
+  uint64_t seed = 0;
 
   // The kinds that are sent again when they fail.
   static std::set<MessageKind> retried() {
     return {MessageKind::kForkRequest, MessageKind::kChildAccept, MessageKind::kUserDelete, MessageKind::kCleanup};
   }
-  bool empty() const { return fail.empty() && delay.empty() && repeat.empty(); }
+  bool empty() const { return fail.empty() && delay.empty() && repeat.empty() && most_delay.count() == 0; }
+  // Everything at once, in an order that follows from the seed: messages late by up to `most_delay`, control messages
+  // failed or delivered twice.
+  static Faults chaos(uint64_t seed, std::chrono::nanoseconds most_delay = std::chrono::microseconds(500)) {
+    Faults faults;
+    faults.fail = faults.repeat = retried();
+    faults.most_delay = most_delay;
+    faults.seed = seed;
+    return faults;
+  }
 };
 
 }  // namespace chorale::rpc

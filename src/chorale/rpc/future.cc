@@ -1,5 +1,7 @@
 #include "chorale/rpc/future.h"
 
+#include <algorithm>
+
 #include "chorale/base/log.h"
 
 namespace chorale::rpc {
@@ -17,17 +19,36 @@ bool FutureState::wait(Deadline deadline) {
   return is_complete();
 }
 
-bool FutureState::sleep(Deadline deadline) {
+bool FutureState::sleep(Deadline deadline, uint64_t seen) {
   if (is_complete()) return true;
+  const auto awake = [&] { return is_complete() || (seen != kNoNudges && nudges_ > seen); };
   std::unique_lock lock(mutex_);
   ++sleepers_;
   if (deadline.end() == Deadline::never().end()) {
-    changed_.wait(lock, [&] { return is_complete(); });
+    changed_.wait(lock, awake);
   } else {
-    changed_.wait_until(lock, deadline.end(), [&] { return is_complete(); });
+    changed_.wait_until(lock, deadline.end(), awake);
   }
   --sleepers_;
   return is_complete();
+}
+
+void FutureState::nudge() {
+  const std::lock_guard lock(mutex_);
+  ++nudges_;
+  changed_.notify_all();
+}
+
+bool FutureState::begin_reading(Helper* helper) {
+  const std::lock_guard lock(mutex_);
+  if (is_complete()) return false;
+  readers_.push_back(helper);
+  return true;
+}
+
+void FutureState::end_reading(Helper* helper) {
+  const std::lock_guard lock(mutex_);
+  readers_.erase(std::find(readers_.begin(), readers_.end(), helper));
 }
 
 void FutureState::add_callback(std::function<void()> callback) {

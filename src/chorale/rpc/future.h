@@ -12,6 +12,7 @@
 #include <coroutine>
 #include <exception>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -33,6 +34,8 @@ class Helper {
   virtual ~Helper() = default;
   // Returns when the state is complete or the deadline has passed.
   virtual void wait(FutureState& state, Deadline deadline) = 0;
+  // A thread that waits for a state and blocks in something else (begin_reading()) must look at the state again.
+  virtual void wake_reader() = 0;
   // A thread of an agent has one; it helps in waits for futures that have none.
   static Helper* of_this_thread();
   static void set_for_this_thread(Helper* helper);
@@ -50,7 +53,15 @@ class FutureState {
   // Waits with the helper's help; false when the deadline has passed.
   bool wait(Deadline deadline = Deadline::never());
   // Only sleeps.
-  bool sleep(Deadline deadline);
+  bool sleep(Deadline deadline) { return sleep(deadline, kNoNudges); }
+  // The same, but also returns when nudge() was called more often than so many times.
+  bool sleep(Deadline deadline, uint64_t seen);
+  uint64_t nudges() const { return nudges_.load(); }
+  void nudge();
+  // A thread waits for it, but cannot sleep here: when it is complete, the helper is to wake that thread. False when it
+  // is complete already.
+  bool begin_reading(Helper* helper);
+  void end_reading(Helper* helper);
   // Runs once, on the thread that completes it; at once if it is complete.
   void add_callback(std::function<void()> callback);
   // StateError when it is complete already. False from try_…: it was.
@@ -78,6 +89,7 @@ class FutureState {
       complete_.store(true, std::memory_order_release);
       callbacks.swap(callbacks_);
       if (sleepers_ > 0) changed_.notify_all();
+      for (Helper* reader : readers_) reader->wake_reader();
     }
     for (const auto& callback : callbacks) callback();
     return true;
@@ -85,10 +97,14 @@ class FutureState {
   [[noreturn]] static void raise_twice();
 
  private:
+  static constexpr uint64_t kNoNudges = std::numeric_limits<uint64_t>::max();
+
   std::atomic<bool> complete_{false};
+  std::atomic<uint64_t> nudges_{0};
   std::mutex mutex_;
   std::condition_variable changed_;
   int sleepers_ = 0;
+  std::vector<Helper*> readers_;
   std::vector<std::function<void()>> callbacks_;
   std::exception_ptr error_;
   const std::shared_ptr<Helper> helper_;

@@ -29,9 +29,10 @@ class Post {
   // Returns when the message is on its way. Throws RpcError (kConnection) when its receiver is gone. Tensors must not
   // be written before the receiver has taken them.
   void send(int to, const Message& message);
-  // What came; nothing when nothing is there. With `block`, waits for something; nothing then means that another thread
-  // has taken it, or that there is nothing for a while.
-  std::optional<Arrival> take(bool block);
+  // What came; nothing when nothing is there.
+  std::optional<Arrival> take();
+  // Waits for something; nothing then means that another thread has taken it, or that there is nothing for a while.
+  std::optional<Arrival> take(Deadline deadline);
   // Lets a thread that blocks in take() return.
   void wake();
   // Whether this rank can still be reached and reach others.
@@ -40,11 +41,17 @@ class Post {
  private:
   static constexpr uint64_t kMessages = 0;  // their tag; large tensors have one for each message
   comm::Work receive() const;
+  struct Receiving {
+    comm::Work work;
+    uint64_t number = 0;
+  };
+  Receiving receiving() const;
+  std::optional<Arrival> taken(const Receiving& receiving, Deadline deadline);
   Message complete(int from, Incoming incoming) const;
 
   comm::Group group_;
   const int rank_, size_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   comm::Work work_;  // what is received next
   uint64_t number_ = 0;
   std::atomic<uint64_t> tags_{kMessages};

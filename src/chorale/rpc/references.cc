@@ -1,7 +1,5 @@
 #include "chorale/rpc/references.h"
 
-#include <thread>
-
 #include "chorale/base/log.h"
 #include "chorale/base/rpc_error.h"
 #include "chorale/rpc/core.h"
@@ -9,13 +7,17 @@
 namespace chorale::rpc {
 namespace {
 
-using namespace std::chrono_literals;
-
 Message control(MessageKind kind, std::initializer_list<GlobalId> ids) {
   Writer writer;
   for (const GlobalId id : ids) writer.number(id.packed);
   return {.kind = kind, .payload = std::move(writer.payload)};
 }
+
+// At the end of a scope, behind all locks: whoever waits for the tables to become empty looks again.
+struct NotedChange {
+  Core& core;
+  ~NotedChange() { core.note_change(); }
+};
 
 }  // namespace
 
@@ -74,6 +76,7 @@ std::shared_ptr<UserReference> References::make_user(int owner) {
 }
 
 void References::created(const std::shared_ptr<UserReference>& user) {
+  const NotedChange change{core_};
   std::shared_ptr<UserReference> held;
   {
     const std::lock_guard lock(mutex_);
@@ -89,6 +92,7 @@ void References::created(const std::shared_ptr<UserReference>& user) {
 }
 
 void References::not_created(const std::shared_ptr<UserReference>& user, const std::exception_ptr& error) {
+  const NotedChange change{core_};
   std::shared_ptr<UserReference> held;
   user->failed = true;
   {
@@ -177,6 +181,7 @@ void References::add_fork(GlobalId id, GlobalId fork, int holder) {
 }
 
 void References::delete_fork(GlobalId id, GlobalId fork) {
+  const NotedChange change{core_};
   std::shared_ptr<OwnerReference> dropped;  // outside the lock
   const std::lock_guard lock(mutex_);
   const auto found = forks_.find(id);
@@ -200,6 +205,7 @@ void References::delete_fork(GlobalId id, GlobalId fork) {
 }
 
 std::shared_ptr<Reference> References::child_accepted(GlobalId fork) {
+  const NotedChange change{core_};
   const std::lock_guard lock(mutex_);
   const auto found = pending_children_.find(fork);
   if (found == pending_children_.end()) return {};
@@ -221,14 +227,12 @@ void References::tell_end(UserReference& user) {
 
 bool References::delete_all(Deadline deadline) {
   const auto until = [&](const auto& empty) {
-    while (true) {
-      {
-        const std::lock_guard lock(mutex_);
-        if (empty()) return true;
-      }
-      if (deadline.passed()) return false;
-      core_.read_for(200us);
-    }
+    return core_.wait_until(
+        [&] {
+          const std::lock_guard lock(mutex_);
+          return empty();
+        },
+        deadline);
   };
   if (!until([&] { return pending_users_.empty() && pending_children_.empty(); })) return false;
   std::vector<std::shared_ptr<UserReference>> users;

@@ -40,6 +40,10 @@ void write_error(Writer& writer, int own, const std::string& own_name, const std
 void Core::answer(int to, uint64_t id, Message message) {
   served_.fetch_sub(1, std::memory_order_relaxed);
   message.id = id;
+  send_when_due(std::move(message), [this, to, id](Message due) { answer_now(to, id, std::move(due)); });
+}
+
+void Core::answer_now(int to, uint64_t id, Message message) {
   try {
     if (to != own_) return post_.send(to, message);
     stay_here(message);
@@ -60,11 +64,12 @@ void Core::answer_error(int to, uint64_t id, const std::exception_ptr& error) {
   answer(to, id, {.kind = MessageKind::kError, .payload = std::move(writer.payload)});
 }
 
-void Core::answer_value(int to, const Message& request, const AnyValue& value, const std::exception_ptr& error) {
+void Core::answer_value(int to, const Message& request, AnyValue value, const std::exception_ptr& error) {
   if (error) return answer_error(to, request.id, error);
   try {
     Writer writer(this, to);
     value.type->write(writer, value.object.get());
+    value.object.reset();  // what only the message has need not be copied
     Message message{
         .kind = MessageKind::kReturn, .payload = std::move(writer.payload), .tensors = std::move(writer.tensors)};
     // It may be another thread than the one that ran the function.
@@ -124,18 +129,18 @@ namespace {
 
 // Runs `then` when all gates are open; it gets the first error.
 void after(const std::vector<std::shared_ptr<FutureState>>& gates,
-           const std::function<void(const std::exception_ptr&)>& then, Crew& crew) {
+           const std::function<void(const std::exception_ptr&)>& then, Crew& crew, uint64_t chain) {
   if (std::all_of(gates.begin(), gates.end(), [](const auto& gate) { return gate->is_complete() && !gate->error(); }))
     return then(nullptr);
   auto left = std::make_shared<std::atomic<size_t>>(gates.size());
   for (const auto& gate : gates) {
-    gate->add_callback([left, gates, then, &crew] {
+    gate->add_callback([left, gates, then, &crew, chain] {
       if (left->fetch_sub(1) > 1) return;
       std::exception_ptr error;
       for (const auto& each : gates) {
         if (each->error() && !error) error = each->error();
       }
-      crew.run([then, error] { then(error); });
+      crew.run([then, error] { then(error); }, chain);
     });
   }
 }
@@ -156,12 +161,12 @@ void Core::serve_call(int from, Message request) {
   }
   // Of a remote call the error is kept, too.
   const Message head{.id = request.id, .context = request.context};
-  const auto reply = [this, from, kept, head](const AnyValue& value, const std::exception_ptr& error) {
-    if (!kept) return answer_value(from, head, value, error);
+  const auto reply = [this, from, kept, head](AnyValue value, const std::exception_ptr& error) {
+    if (!kept) return answer_value(from, head, std::move(value), error);
     if (error) {
       kept->value.state()->try_set_error(at_home(error));
     } else {
-      kept->value.state()->try_set(value);
+      kept->value.state()->try_set(std::move(value));
     }
     answer(from, head.id, {.kind = MessageKind::kReturn});
   };
@@ -180,7 +185,7 @@ void Core::serve_call(int from, Message request) {
             reply({}, std::current_exception());
           }
         },
-        *crew_);
+        *crew_, request.chain);
   } catch (const std::exception&) {
     reply({}, std::current_exception());
   }

@@ -1,0 +1,166 @@
+// What must hold when things go wrong: too few threads, messages that overtake each other, workers that die in the
+// middle of something.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <thread>
+
+#include "chorale/rpc/context_test_util.h"
+
+namespace chorale::rpc {
+namespace {
+
+using namespace std::chrono_literals;
+using dist_autograd::Context;
+using dist_autograd::Mode;
+using testing::HasSubstr;
+using Kind = RpcErrorKind;
+
+int64_t deep(int64_t depth) {
+  if (depth == 0) return 0;
+  Agent agent = here();
+  return 1 + agent.call<deep>((agent.info().id + 1) % static_cast<int64_t>(agent.workers().size()), depth - 1);
+}
+// Both branches of a tree, one after the other and one beside the other.
+int64_t tree(int64_t depth) {
+  if (depth == 0) return 1;
+  Agent agent = here();
+  const auto count = static_cast<int64_t>(agent.workers().size());
+  const Future<int64_t> beside = agent.call_async<tree>((agent.info().id + 1) % count, depth - 1);
+  const int64_t then = agent.call<tree>((agent.info().id + 2) % count, depth - 1);
+  return beside.wait() + then;
+}
+Tensor plus(const Tensor& a, const Tensor& b) { return add(a, b); }
+// Its gradient ends the process.
+struct Dies final : Function {
+  const char* name() const override { return "dies"; }
+  std::vector<Tensor> forward(const std::vector<Tensor>& in) override { return {clone(in[0])}; }
+  std::vector<Tensor> backward(const std::vector<Tensor>&) override {
+    raise(SIGKILL);
+    return {};
+  }
+};
+Tensor dies_in_backward(const Tensor& x) { return apply<Dies>({x})[0]; }
+Tensor through_a_worker_that_dies(const Tensor& x, int64_t worker) {
+  return mul(here().call<dies_in_backward>(worker, x), 2);
+}
+void ends_process() { raise(SIGKILL); }
+Tensor ones_here() { return ones({2}); }
+
+const std::vector<Served> kServes{
+    remote<deep>,         remote<tree>,     remote<plus>, remote<dies_in_backward>, remote<through_a_worker_that_dies>,
+    remote<ends_process>, remote<ones_here>};
+
+AgentOptions with_threads(int threads) {
+  AgentOptions options = for_tests(kServes);
+  options.threads = options.most_threads = threads;
+  return options;
+}
+
+// ---- too few threads
+
+TEST(FewThreads, NestedCallsDoNotStarve) {
+  for (const int threads : {1, 2, 5}) {
+    run_agents(4, with_threads(threads), [](Agent& agent, comm::Group& group) {
+      if (group.rank() > 0) return;
+      EXPECT_EQ(agent.call<deep>(next(agent), 100), 100);
+      EXPECT_LE(agent.debug().threads, agent.debug().threads_configured);
+    });
+  }
+}
+
+TEST(FewThreads, TreesOfCallsDoNotStarve) {
+  run_agents(3, with_threads(1), [](Agent& agent, comm::Group& group) {
+    if (group.rank() > 0) return;
+    EXPECT_EQ(agent.call<tree>(next(agent), 6), 64);
+  });
+}
+
+TEST(FewThreads, AreConfigured) {
+  run_agents(2, with_threads(3), [](Agent& agent, comm::Group&) {
+    agent.call<deep>(next(agent), 30);
+    EXPECT_EQ(agent.debug().threads_configured, 3);
+    EXPECT_LE(agent.debug().threads, 3);
+  });
+}
+
+// ---- workers that die
+
+class DeathsInBackward : public testing::TestWithParam<Mode> {};
+INSTANTIATE_TEST_SUITE_P(Rpc, DeathsInBackward, testing::Values(Mode::kSmart, Mode::kFast),
+                         [](const auto& mode) { return mode.param == Mode::kSmart ? "Smart" : "Fast"; });
+
+TEST_P(DeathsInBackward, AreNamedWhereItBegan) {
+  AgentOptions options = for_tests(kServes);
+  options.backward = GetParam();
+  const std::vector<int> ends = run_agent_processes(3, options, [](Agent& agent, comm::Group& group) {
+    if (group.rank() == 0) {
+      const Tensor x = wanting(pattern({3, 3}, 1));
+      Context context(agent);
+      const Tensor y = agent.call<through_a_worker_that_dies>(1, x, 2);
+      const auto start = std::chrono::steady_clock::now();
+      EXPECT_THAT(text_of(Kind::kConnection, 2, [&] { context.backward({sum(y)}); }), HasSubstr("'worker2'"));
+      EXPECT_LT(std::chrono::steady_clock::now() - start, 5s);
+    }
+    if (group.rank() == 0) {  // the worker that is left goes on
+      const Tensor x = wanting(pattern({3, 3}, 2));
+      Context context(agent);
+      context.backward({sum(agent.call<plus>(1, x, x))});
+      EXPECT_EQ(context.gradient(x).to_vector<float>(), std::vector<float>(9, 2));
+    }
+    if (group.rank() == 2) std::this_thread::sleep_for(60s);
+    agent.barrier({"worker0", "worker1"});
+    agent.shutdown_now();
+  });
+  EXPECT_EQ(ends, (std::vector<int>{0, 0, -SIGKILL}));
+}
+
+// Which worker dies (the first of the names leads), and whether the others know of it before they shut down.
+class DeathsInShutdown : public testing::TestWithParam<std::tuple<int, bool>> {};
+INSTANTIATE_TEST_SUITE_P(Rpc, DeathsInShutdown, testing::Combine(testing::Values(0, 1, 2), testing::Bool()),
+                         [](const auto& row) {
+                           return concat("Worker", std::get<0>(row.param), std::get<1>(row.param) ? "Known" : "");
+                         });
+
+TEST_P(DeathsInShutdown, AreNamedByAllOthers) {
+  const int dead = std::get<0>(GetParam());
+  const bool known = std::get<1>(GetParam());
+  const std::vector<int> ends = run_agent_processes(3, for_tests(kServes), [&](Agent& agent, comm::Group& group) {
+    agent.barrier();
+    if (group.rank() == dead) {
+      // Either at once, or likely when the others wait in shutdown.
+      if (!known) std::this_thread::sleep_for(100ms);
+      raise(SIGKILL);
+    }
+    if (known) {
+      text_of(Kind::kConnection, dead, [&] {
+        while (true) agent.call<ones_here>(dead);
+      });
+    }
+    EXPECT_THAT(text_of(Kind::kConnection, dead, [&] { agent.shutdown(); }), HasSubstr(concat("'worker", dead, "'")));
+    EXPECT_FALSE(agent.is_running());
+  });
+  std::vector<int> expected(3, 0);
+  expected[static_cast<size_t>(dead)] = -SIGKILL;
+  EXPECT_EQ(ends, expected);
+}
+
+TEST(Deaths, OfAnOwnerFailReferencesToItsValues) {
+  const std::vector<int> ends = run_agent_processes(3, for_tests(kServes), [](Agent& agent, comm::Group& group) {
+    if (group.rank() == 0) {
+      const RRef<Tensor> there = agent.remote<ones_here>(1);
+      there.to_here();
+      text_of(Kind::kConnection, 1, [&] { agent.call<ends_process>(1); });
+      EXPECT_THAT(text_of(Kind::kConnection, 1, [&] { there.to_here(); }), HasSubstr("'worker1'"));
+      EXPECT_EQ(agent.call<plus>(2, ones({1}), ones({1})).to_vector<float>(), std::vector<float>{2});
+    }
+    if (group.rank() == 1) std::this_thread::sleep_for(60s);
+    agent.barrier({"worker0", "worker2"});
+    agent.shutdown_now();
+  });
+  EXPECT_EQ(ends, (std::vector<int>{0, -SIGKILL, 0}));
+}
+
+}  // namespace
+}  // namespace chorale::rpc
