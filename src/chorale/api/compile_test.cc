@@ -129,6 +129,7 @@ TEST_P(BothContracts, RandomNumbersAreThoseOfEager) {
   const auto run = [&](const auto& f) {
     manual_seed(7);
     std::vector<Values> all;
+    all.reserve(3);
     for (int i = 0; i < 3; ++i) all.push_back(values(f(ones({64}))));
     return all;
   };
@@ -246,6 +247,7 @@ TEST_P(BothContracts, ScopesEndWhereTheyEnd) {
 TEST_P(BothContracts, CallsFromSeveralThreadsDoNotMeet) {
   auto f = compile([](const Tensor& x) { return sum(exp(mul(x, 0.01))); }, options());
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
       for (int i = 0; i < 20; ++i) {

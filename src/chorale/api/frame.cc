@@ -12,7 +12,6 @@
 namespace chorale {
 namespace compiled {
 
-using graph::kNone;
 using graph::Recording;
 
 Backend joint_eager() {

@@ -49,6 +49,7 @@ std::vector<std::vector<size_t>> shape_of(const TapeCut& cut) {
 
 std::vector<Edge> edges_of(const std::vector<Tensor>& roots) {
   std::vector<Edge> edges;
+  edges.reserve(roots.size());
   for (const Tensor& root : roots) edges.push_back(autograd::edge_of(root));
   return edges;
 }
@@ -137,6 +138,7 @@ std::vector<graph::Bucket> buckets_of(const Recording& recording, const EndOfSeg
 
 std::vector<uint64_t> ends_of(const std::vector<RecordedCall>& calls, const std::vector<graph::Bucket>& buckets) {
   std::vector<uint64_t> ends;
+  ends.reserve(buckets.size());
   for (const graph::Bucket& bucket : buckets) ends.push_back(bucket.end == 0 ? 0 : calls[bucket.end - 1].time);
   ends.back() = ~uint64_t{0};
   return ends;

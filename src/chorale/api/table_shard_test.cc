@@ -157,6 +157,7 @@ class ShardedTable : public ::testing::TestWithParam<const OpDef*> {
     void expect_whole(const ShardWay& way, const std::vector<std::vector<Tensor>>& results) const {
       for (size_t i = 0; i < whole.size(); ++i) {
         std::vector<Tensor> each;
+        each.reserve(results.size());
         for (const auto& of_rank : results) each.push_back(of_rank[i]);
         const std::string what = "result " + std::to_string(i);
         EXPECT_EQ(each[0].dtype(), whole[i].dtype()) << what;

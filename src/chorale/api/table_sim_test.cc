@@ -44,6 +44,7 @@ bool is_dense_list(const std::vector<Tensor>& in) {
 
 std::vector<Tensor> moved(const std::vector<Tensor>& in, Device device) {
   std::vector<Tensor> result;
+  result.reserve(in.size());
   for (const Tensor& x : in) result.push_back(x.defined() ? to(x, device) : x);
   return result;
 }

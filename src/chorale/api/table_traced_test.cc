@@ -29,6 +29,7 @@ bool has_sparse(const Sample& sample) {
 // Two ops before and one behind the row: it reads traced values, and its results are read.
 std::vector<Tensor> program(const OpDef& row, const std::vector<Tensor>& in, const Attrs& attrs) {
   std::vector<Tensor> operands;
+  operands.reserve(in.size());
   for (const Tensor& x : in) {
     operands.push_back(x.defined() && is_floating(x.dtype()) ? mul(add(x, 0.0), 1.0) : x);
   }
@@ -59,6 +60,7 @@ std::vector<Tensor> differentiate(const std::vector<Tensor>& out, const std::vec
   }
   if (loss.defined()) backward(loss);
   std::vector<Tensor> gradients;
+  gradients.reserve(in.size());
   for (const Tensor& x : in) gradients.push_back(x.defined() && requires_grad(x) ? gradient(x) : Tensor{});
   return gradients;
 }

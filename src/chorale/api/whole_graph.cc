@@ -167,6 +167,7 @@ std::string Frame::Variant::mismatch(const std::vector<Argument>& now, const Com
 
 std::vector<std::string> Frame::Variant::guards() const {
   std::vector<std::string> all;
+  all.reserve(arguments.size());
   for (const ArgumentGuard& guard : arguments) {
     all.push_back(concat("local ", guard.then.source, " is ", text_of(guard.then),
                          guard.wants_grad ? " and requires a gradient" : ""));

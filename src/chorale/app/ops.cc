@@ -73,6 +73,7 @@ std::string ways_of(const OpDef& row) {
   std::vector<Tensor> out(op::result_count(row, sample.in, sample.attrs));
   op::current().call(row, sample.in, sample.attrs, out);
   std::vector<Shape> sizes;
+  sizes.reserve(out.size());
   for (const Tensor& y : out) sizes.push_back(y.sizes());
   std::string text;
   for (const op::ShardWay& way : op::shard_ways({row, sample.attrs, sample.in, sizes, 2})) {

@@ -157,8 +157,6 @@ std::string BackwardRun::names_of_late_roots() const {
   return names.empty() ? "none of them was named" : names;
 }
 
-void BackwardRun::capture(Edge edge) { captures_.push_back({std::move(edge), {}}); }
-
 void BackwardRun::capture(const Tensor& input) {
   captures_.push_back({edge_of(input), {}});
   CHORALE_CHECK_STATE(captures_.back().edge.wanted(), "[grad] input ", captures_.size() - 1, " of shape ",

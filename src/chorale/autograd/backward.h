@@ -38,7 +38,6 @@ class BackwardRun {
   // Asks for the gradient of `input`, a leaf or not, instead of accumulating; before the first root. Once something is
   // captured, nothing goes to the sink and only nodes that lead to a captured input run.
   void capture(const Tensor& input);
-  void capture(Edge edge);
   void run();
   // Undefined where no gradient arrived.
   Tensor captured(size_t i) const { return captures_[i].gradient; }

@@ -84,6 +84,7 @@ TEST(GradientMap, TakesGradientsFromSeveralThreads) {
   const Tensor x = leaf({1, 1});
   GradientMap map;
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
       for (int i = 0; i < 50; ++i) backward(sum(mul(x, x)), {}, {.sink = &map});

@@ -75,9 +75,11 @@ TEST(LateRoots, ThatCameBeforeTheRunGiveTheSameBitsInAnyOrder) {
     const Tensor y = mul(x, 1);
     const double parts[] = {1e16, 1.0, -1e16, 3.0};
     std::vector<Edge> messages;
+    messages.reserve(4);
     for (int i = 0; i < 4; ++i) messages.push_back(sent({mul(y, parts[i])}));
     BackwardRun run({});
     std::vector<LateRoot> late;
+    late.reserve(messages.size());
     for (const Edge& message : messages) late.push_back(run.expect_root(message));
     std::thread deliverer([&] {
       for (size_t i : order) late[i].deliver({tensor({1})});

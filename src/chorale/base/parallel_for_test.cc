@@ -119,6 +119,7 @@ TEST_F(ParallelTest, NestedCallsRunInline) {
 TEST_F(ParallelTest, SeveralThreadsMayCallAtOnce) {
   std::vector<std::thread> threads;
   std::atomic<int64_t> sum{0};
+  threads.reserve(4);
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
       set_thread_count(2);

@@ -57,6 +57,7 @@ struct Passed {
 };
 TEST(Pool, AnObjectMayDieOnAnotherThread) {
   std::vector<Passed*> made;
+  made.reserve(5000);
   for (int i = 0; i < 5000; ++i) made.push_back(base::Pool<Passed>::make(Passed{i}));
   int64_t sum = 0;
   std::thread([&] {

@@ -377,6 +377,7 @@ std::vector<Case> sample(unsigned seed, size_t count, int64_t largest) {
   // One of each kind and form, then a second one of each, …
   std::map<std::pair<CallKind, Form>, int> seen;
   std::vector<std::pair<int, Case>> turns;
+  turns.reserve(cases.size());
   for (const Case& c : cases) turns.emplace_back(seen[{c.kind, c.form}]++, c);
   std::stable_sort(turns.begin(), turns.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   for (size_t i = 0; i < cases.size(); ++i) cases[i] = turns[i].second;

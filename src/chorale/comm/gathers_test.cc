@@ -9,8 +9,6 @@
 namespace chorale::comm {
 namespace {
 
-using testing::HasSubstr;
-
 // spec: collectives:test_all_gather, test_all_gather{_group,_full_group,_complex}
 TEST(Collectives, AllGather) {
   in_all_groups([](Group& group) {

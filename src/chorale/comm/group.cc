@@ -1,5 +1,5 @@
-// Groups: what they say of themselves, the groups that are made out of them, and their calls. Arguments are checked
-// here, and turned into what each rank gives and takes (Note [Give and take]).
+// Groups: what they say of themselves, and their calls. Arguments are checked here, and turned into what each rank gives
+// and takes (Note [Give and take]). How groups are made is in group_making.cc.
 #include "chorale/comm/group.h"
 
 #include <algorithm>
@@ -7,7 +7,6 @@
 
 #include "chorale/base/error.h"
 #include "chorale/comm/call_builder.h"
-#include "chorale/comm/group_making.h"
 #include "chorale/comm/sparse.h"
 
 namespace chorale::comm {
@@ -54,66 +53,6 @@ std::string Group::flight_record() const {
 const std::shared_ptr<Engine>& Group::engine() const { return member_state(state_, "engine").engine; }
 
 bool Group::moves_by_itself() const { return member_state(state_, "engine").engine->has_own_thread(); }
-
-// ---- groups out of this one
-
-Group Group::connect(transport::Store& store, const std::string& name, int rank, int size,
-                     const GroupOptions& options) {
-  return Group(connect_group(store, name, rank, size, options));
-}
-
-Group Group::new_group(std::vector<int> ranks, const GroupOptions& options) const {
-  if (!state_) return {};
-  return Group(make_groups(state_, {checked_ranks(state_->membership(), std::move(ranks))}, options).state);
-}
-
-Group::Subgroups Group::subgroups(const std::vector<std::vector<int>>& lists, const GroupOptions& options) const {
-  MadeGroups made = make_groups(state_, lists, options);
-  Subgroups result;
-  result.groups.resize(lists.size());
-  result.own = made.own;
-  if (made.own >= 0) result.groups[static_cast<size_t>(made.own)] = Group(std::move(made.state));
-  return result;
-}
-
-Group::Subgroups Group::new_subgroups(int group_size, const GroupOptions& options) const {
-  if (!state_) return {};
-  const auto& members = state_->membership().members;
-  const int size = state_->size();
-  CHORALE_CHECK(group_size >= 1 && group_size <= size, "[new_subgroups] groups of ", group_size,
-                " ranks asked for, but the world size is ", size);
-  CHORALE_CHECK(size % group_size == 0, "[new_subgroups] the world size ", size, " is not divisible by the group size ",
-                group_size);
-  std::vector<std::vector<int>> lists;
-  for (int begin = 0; begin < size; begin += group_size)
-    lists.emplace_back(members.begin() + begin, members.begin() + begin + group_size);
-  return subgroups(lists, options);
-}
-
-Group::Subgroups Group::new_subgroups(const std::vector<std::vector<int>>& lists, const GroupOptions& options) const {
-  if (!state_) return {};
-  return subgroups(checked_lists(state_->membership(), lists), options);
-}
-
-Group Group::split(int64_t color, const GroupOptions& options) const {
-  if (!state_) return {};
-  std::vector<int64_t> colors(static_cast<size_t>(state_->size()));
-  const std::vector<int64_t> own{color};
-  all_gather_into(std::span(colors), std::span(own)).wait();
-  std::vector<int64_t> distinct = colors;
-  std::sort(distinct.begin(), distinct.end());
-  distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
-  std::vector<std::vector<int>> lists(distinct.size());
-  for (size_t r = 0; r < colors.size(); ++r) {
-    const auto at = std::lower_bound(distinct.begin(), distinct.end(), colors[r]) - distinct.begin();
-    lists[static_cast<size_t>(at)].push_back(state_->membership().members[r]);
-  }
-  return Group(make_groups(state_, lists, options).state);
-}
-
-Group Group::duplicate(const GroupOptions& options) const {
-  return state_ ? new_group(state_->membership().members, options) : Group();
-}
 
 // ---- collectives
 

@@ -14,6 +14,7 @@
 #include "chorale/base/error.h"
 #include "chorale/base/forks.h"
 #include "chorale/comm/call_builder.h"
+#include "chorale/comm/group.h"
 #include "chorale/comm/mpi/mpi_engine.h"
 #include "chorale/comm/net/net_engine.h"
 #include "chorale/comm/shm/shm_engine.h"
@@ -416,6 +417,66 @@ MadeGroups make_groups(const std::shared_ptr<GroupState>& state, const std::vect
   result.state = join(state->context, membership, told_by(neighbours.front()), told_by(list.front()).id, identities,
                       options.timeout.value_or(state->timeout), within(state->timeout));
   return result;
+}
+
+// ---- Group's functions that make groups
+
+Group Group::connect(transport::Store& store, const std::string& name, int rank, int size,
+                     const GroupOptions& options) {
+  return Group(connect_group(store, name, rank, size, options));
+}
+
+Group Group::new_group(std::vector<int> ranks, const GroupOptions& options) const {
+  if (!state_) return {};
+  return Group(make_groups(state_, {checked_ranks(state_->membership(), std::move(ranks))}, options).state);
+}
+
+Group::Subgroups Group::subgroups(const std::vector<std::vector<int>>& lists, const GroupOptions& options) const {
+  MadeGroups made = make_groups(state_, lists, options);
+  Subgroups result;
+  result.groups.resize(lists.size());
+  result.own = made.own;
+  if (made.own >= 0) result.groups[static_cast<size_t>(made.own)] = Group(std::move(made.state));
+  return result;
+}
+
+Group::Subgroups Group::new_subgroups(int group_size, const GroupOptions& options) const {
+  if (!state_) return {};
+  const auto& members = state_->membership().members;
+  const int size = state_->size();
+  CHORALE_CHECK(group_size >= 1 && group_size <= size, "[new_subgroups] groups of ", group_size,
+                " ranks asked for, but the world size is ", size);
+  CHORALE_CHECK(size % group_size == 0, "[new_subgroups] the world size ", size, " is not divisible by the group size ",
+                group_size);
+  std::vector<std::vector<int>> lists;
+  for (int begin = 0; begin < size; begin += group_size)
+    lists.emplace_back(members.begin() + begin, members.begin() + begin + group_size);
+  return subgroups(lists, options);
+}
+
+Group::Subgroups Group::new_subgroups(const std::vector<std::vector<int>>& lists, const GroupOptions& options) const {
+  if (!state_) return {};
+  return subgroups(checked_lists(state_->membership(), lists), options);
+}
+
+Group Group::split(int64_t color, const GroupOptions& options) const {
+  if (!state_) return {};
+  std::vector<int64_t> colors(static_cast<size_t>(state_->size()));
+  const std::vector<int64_t> own{color};
+  all_gather_into(std::span(colors), std::span(own)).wait();
+  std::vector<int64_t> distinct = colors;
+  std::sort(distinct.begin(), distinct.end());
+  distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
+  std::vector<std::vector<int>> lists(distinct.size());
+  for (size_t r = 0; r < colors.size(); ++r) {
+    const auto at = std::lower_bound(distinct.begin(), distinct.end(), colors[r]) - distinct.begin();
+    lists[static_cast<size_t>(at)].push_back(state_->membership().members[r]);
+  }
+  return Group(make_groups(state_, lists, options).state);
+}
+
+Group Group::duplicate(const GroupOptions& options) const {
+  return state_ ? new_group(state_->membership().members, options) : Group();
 }
 
 }  // namespace chorale::comm

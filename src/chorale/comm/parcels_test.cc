@@ -240,6 +240,7 @@ TEST(Parcels, AnswerManyThreadsOfManyRanks) {
       }
     } else {
       std::vector<std::jthread> threads;
+      threads.reserve(kThreads);
       for (int t = 0; t < kThreads; ++t) {
         threads.emplace_back([&group, t] {
           for (int i = 0; i < kRequests; ++i) {

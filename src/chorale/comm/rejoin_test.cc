@@ -25,8 +25,6 @@ namespace chorale::comm {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::AllOf;
-using testing::HasSubstr;
 using transport::Endpoint;
 
 // A sum that nobody else computes: `what` tells this use of a group from all others.
@@ -45,6 +43,7 @@ TEST(Rejoin, AStoreOfAnyKindServesTwentyGroupsInARow) {
     SCOPED_TRACE(kind.name);
     const auto stores = kind.make();
     std::vector<std::thread> ranks;
+    ranks.reserve(2);
     for (int rank = 0; rank < 2; ++rank) {
       ranks.emplace_back([&, rank] {
         World world;

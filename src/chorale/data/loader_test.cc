@@ -14,7 +14,6 @@ namespace chorale::data {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::HasSubstr;
 using Numbers = std::vector<int64_t>;
 
 // Sample i is the number i.

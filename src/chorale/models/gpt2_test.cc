@@ -36,6 +36,7 @@ TEST(Gpt2, WithACacheInAnyChunksGivesTheSameLogits) {
   for (const std::vector<int64_t>& chunks : {std::vector<int64_t>{9}, {1, 1, 1, 1, 1, 1, 1, 1, 1}, {4, 3, 2}, {2, 7}}) {
     Gpt2Cache cache(kSmall, 2, 9);
     std::vector<Tensor> parts;
+    parts.reserve(chunks.size());
     for (const int64_t size : chunks) parts.push_back(model(narrow(x, 1, cache.length, size), &cache));
     EXPECT_EQ(cache.length, 9);
     const auto actual = cat(parts, 1).to_vector<double>();

@@ -68,6 +68,7 @@ TEST_P(Sinks, GetTheAveragesAndTheParametersOwnGradientsStay) {
     backward(loss_of(ddp, group.rank(), 1));
     expect(1, [](const Tensor& p) { return gradient(p); });
     std::vector<Tensor> before;
+    before.reserve(parameters.size());
     for (const auto& [name, p] : parameters) before.push_back(gradient(p).defined() ? clone(gradient(p)) : Tensor{});
 
     // Several maps at once; each keeps what it got.

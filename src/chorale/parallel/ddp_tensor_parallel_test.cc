@@ -11,8 +11,6 @@
 namespace chorale::parallel {
 namespace {
 
-using comm::CommCounter;
-
 constexpr int kWorld = 4;
 
 struct Mlp : nn::Module {

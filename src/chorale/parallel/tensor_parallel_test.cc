@@ -479,6 +479,7 @@ TEST(TensorParallel, TrainsAnMlp) {
       const auto whole_input = [&](int step) {
         if (!sequence) return input(0, step);
         std::vector<Tensor> all;
+        all.reserve(kWorld);
         for (int r = 0; r < kWorld; ++r) all.push_back(input(r, step));
         return cat(all, 0);
       };

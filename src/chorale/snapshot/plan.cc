@@ -56,6 +56,7 @@ SavePlan plan_save(const std::vector<std::vector<WriteItem>>& items) {
     const WriteItem& one = *regions.front().first;
     if (!one.is_bytes) {
       std::vector<Region> parts;
+      parts.reserve(regions.size());
       for (const Candidates& c : regions) parts.push_back(c.first->region);
       check_cover(concat("[checkpoint] ", key), one.whole, parts);
     }

@@ -63,6 +63,7 @@ std::vector<std::string> format_numbers(const std::vector<double>& numbers, int 
     }
   }
   std::vector<std::string> texts;
+  texts.reserve(numbers.size());
   for (const double number : numbers) texts.push_back(render(number, decimals));
   return texts;
 }

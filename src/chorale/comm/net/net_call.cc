@@ -173,6 +173,7 @@ void NetCall::look(std::optional<Ticket> wanted, std::span<const int> here) {
 
 void NetCall::say_who_is_awaited(std::span<const int> peers) {
   std::vector<std::string> who;
+  who.reserve(peers.size());
   for (int peer : peers) who.push_back(group.who_is(peer));
   word_.say(group.membership, operation, who);
 }

@@ -108,10 +108,12 @@ class Views {
 void expect_values(ScalarOp op, const std::vector<Tensor>& in, const Tensor& out, const Attrs& attrs,
                    const std::function<double(const std::vector<double>&)>& f) {
   std::vector<std::vector<double>> values;
+  values.reserve(in.size());
   for (const Tensor& x : in) values.push_back(broadcast_values(x, out.sizes()));
   std::vector<double> expected;
   for (size_t i = 0; i < static_cast<size_t>(out.elems()); ++i) {
     std::vector<double> arguments;
+    arguments.reserve(values.size());
     for (const auto& value : values) arguments.push_back(value[i]);
     const double result = f(arguments);
     expected.push_back(out.dtype() == DType::kBool ? result != 0 : result);

@@ -145,6 +145,7 @@ void split_channels(const ShardCall& call, ShardWays& ways, std::vector<std::str
   ways.split(join(in, out), Reduce::kSum);
   if (groups > 1 && can_split(groups, call.shards, Parts::kEqual)) {
     std::vector<Placement> placements;
+    placements.reserve(grouped.size());
     for (int64_t dim : grouped) placements.push_back(Placement::shard(dim));
     ways.add(std::move(placements), {Placement::shard(grouped_out)});
   }

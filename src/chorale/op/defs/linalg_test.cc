@@ -16,7 +16,7 @@
 namespace chorale {
 namespace {
 
-void expect_near(const Tensor& actual, const Tensor& expected, double tolerance) {
+void expect_within(const Tensor& actual, const Tensor& expected, double tolerance) {
   ASSERT_EQ(actual.sizes(), expected.sizes());
   ASSERT_EQ(actual.dtype(), expected.dtype());
   EXPECT_THAT(values(actual), testing::Pointwise(testing::DoubleNear(tolerance), values(expected)));
@@ -49,22 +49,22 @@ void expect_gradient(const std::function<Tensor(const Tensor&)>& f, const Tensor
   set_requires_grad(x);
   const Tensor y = f(x);
   const Tensor dy = op::sample(y.sizes(), 77);
-  expect_near(grad({y}, {x}, {.grad_outputs = {dy}})[0], differences(f, detach(x), dy), 1e-6);
+  expect_within(grad({y}, {x}, {.grad_outputs = {dy}})[0], differences(f, detach(x), dy), 1e-6);
 }
 
 TEST(Cholesky, MultipliesBackForEverySizeAndLayout) {
   for (int64_t n : {1, 3, 64, 150}) {
     for (const Tensor& a : layouts(definite({2, n, n}))) {
       const Tensor l = cholesky(a), u = cholesky(a, true);
-      expect_near(matmul(l, flipped(l)), contiguous(a), 1e-10);
-      expect_near(matmul(flipped(u), u), contiguous(a), 1e-10);
+      expect_within(matmul(l, flipped(l)), contiguous(a), 1e-10);
+      expect_within(matmul(flipped(u), u), contiguous(a), 1e-10);
       expect_equal(l, tril(l));
-      expect_near(u, contiguous(flipped(l)), 1e-12);
+      expect_within(u, contiguous(flipped(l)), 1e-12);
     }
   }
   const Tensor a = to(definite({70, 70}), DType::kF32);
   const Tensor l = cholesky(a);
-  expect_near(matmul(l, flipped(l)), a, 1e-4);
+  expect_within(matmul(l, flipped(l)), a, 1e-4);
 }
 
 TEST(Cholesky, ByHand) {
@@ -108,11 +108,11 @@ TEST(SolveTriangular, SolvesFromBothSidesInEveryLayout) {
         for (const Tensor& right : layouts(b)) {
           for (bool upper : {false, true}) {
             const Tensor triangle = upper ? triu(a) : tril(a);
-            expect_near(matmul(triangle, solve_triangular(matrix, right, upper)), b, 1e-11);
-            expect_near(matmul(solve_triangular(matrix, flipped(right), upper, false), triangle),
+            expect_within(matmul(triangle, solve_triangular(matrix, right, upper)), b, 1e-11);
+            expect_within(matmul(solve_triangular(matrix, flipped(right), upper, false), triangle),
                         contiguous(flipped(b)), 1e-11);
             const Tensor unit = (upper ? triu(a, 1) : tril(a, -1)) + eye(n, -1, DType::kF64);
-            expect_near(matmul(unit, solve_triangular(matrix, right, upper, true, true)), b, 1e-11);
+            expect_within(matmul(unit, solve_triangular(matrix, right, upper, true, true)), b, 1e-11);
           }
         }
       }
@@ -146,11 +146,11 @@ TEST(Qr, IsOrthonormalTimesTriangularForEveryShapeAndLayout) {
                              Shape{2, 0, 3}, Shape{3, 0}}) {
     for (const Tensor& a : layouts(op::sample(sizes))) {
       const auto [q, r] = qr(a);
-      expect_near(matmul(q, r), contiguous(a), 1e-12);
+      expect_within(matmul(q, r), contiguous(a), 1e-12);
       expect_equal(r, triu(r));
       const int64_t k = q.size(-1);
       const Tensor unit = matmul(flipped(q), q);
-      expect_near(unit, contiguous(expand(eye(k, -1, DType::kF64), unit.sizes())), 1e-12);
+      expect_within(unit, contiguous(expand(eye(k, -1, DType::kF64), unit.sizes())), 1e-12);
     }
   }
 }
@@ -158,8 +158,8 @@ TEST(Qr, IsOrthonormalTimesTriangularForEveryShapeAndLayout) {
 TEST(Qr, HasTheSignsOfLapack) {
   // numpy.linalg.qr([[3, 1], [4, 2]])
   const auto [q, r] = qr(Tensor::from<double>({3, 1, 4, 2}, {2, 2}));
-  expect_near(q, Tensor::from<double>({-0.6, -0.8, -0.8, 0.6}, {2, 2}), 1e-15);
-  expect_near(r, Tensor::from<double>({-5, -2.2, 0, 0.4}, {2, 2}), 1e-15);
+  expect_within(q, Tensor::from<double>({-0.6, -0.8, -0.8, 0.6}, {2, 2}), 1e-15);
+  expect_within(r, Tensor::from<double>({-5, -2.2, 0, 0.4}, {2, 2}), 1e-15);
   expect_tensor(qr(eye(2)).q, {2, 2}, {1, 0, 0, 1});  // nothing to reflect
 }
 
@@ -167,7 +167,7 @@ TEST(Qr, NeitherOverflowsNorVanishes) {
   for (float scale : {1e30f, 1e-30f}) {
     const Tensor a = full({3, 1}, scale);
     EXPECT_NEAR(std::abs(qr(a).r.item<float>()) / (scale * std::sqrt(3.f)), 1, 1e-6);
-    expect_near(qr(a).q, full({3, 1}, -1 / std::sqrt(3.0)), 1e-6);
+    expect_within(qr(a).q, full({3, 1}, -1 / std::sqrt(3.0)), 1e-6);
   }
 }
 

@@ -9,7 +9,7 @@
 // Note [Peers that are gone]
 // A peer that has ended closes its connections: seen at once. A host that cannot be reached any more acknowledges
 // nothing: seen after the keep-alive (CHORALE_KEEP_ALIVE, 10 s). A peer that was stopped (a signal, a debugger) is
-// neither: its kernel still acknowledges; it is `silent`, and only the deadline of the waiting rank ends the wait.
+// neither: its kernel still acknowledges. It is `silent`, and comm decides how long to wait for it (stop_watch.h).
 #pragma once
 
 #include <array>

@@ -37,6 +37,7 @@ TEST_P(MeetingTest, ManyMeetingsInARowNeverMix) {
   constexpr int kRounds = 20, kSize = 3;
   std::vector<std::vector<Meeting>> met(kSize, std::vector<Meeting>(kRounds));
   std::vector<std::thread> ranks;
+  ranks.reserve(kSize);
   for (int rank = 0; rank < kSize; ++rank) {
     ranks.emplace_back([&, rank] {
       const auto store = stores_->client();

@@ -141,6 +141,7 @@ TEST_F(RendezvousTest, RanksMeetAgainAndAgain) {
     SCOPED_TRACE(concat(at.url, at.secret ? " with a secret" : "", " ", at.store));
     environment_.set("CHORALE_STORE", at.store);
     std::vector<std::thread> ranks;
+    ranks.reserve(2);
     for (int rank = 0; rank < 2; ++rank) {
       ranks.emplace_back([&, rank] {
         for (int round = 0; round < 20; ++round) {

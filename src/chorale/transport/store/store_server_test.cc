@@ -198,7 +198,8 @@ TEST_F(StoreServerTest, AClientThatDoesNotReadItsReplyIsDroppedAfterAWhile) {
   auto slow = ControlChannel::connect(server.endpoint(), secret_, kStorePurpose, kMaxStoreMessageBytes, soon());
   testing::internal::CaptureStderr();
   slow.send(encode(StoreRequest{StoreCall::kGet, -1, {"large"}}), soon());
-  std::this_thread::sleep_for(400ms);
+  for (const Deadline deadline = soon(); server.clients() > 1 && !deadline.passed();) std::this_thread::sleep_for(1ms);
+  EXPECT_EQ(server.clients(), 1);
   EXPECT_THROW(slow.receive(soon()), CommError);
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("does not read its reply"));
   EXPECT_EQ(friendly.count(soon()), 1);
@@ -306,6 +307,7 @@ TEST_F(StoreServerTest, RanksGetInThroughAFloodOfStrangers) {
   });
   while (opened < 1100) std::this_thread::sleep_for(1ms);
   std::vector<std::thread> ranks;
+  ranks.reserve(8);
   for (int rank = 0; rank < 8; ++rank) {
     ranks.emplace_back([&, rank] {
       try {
