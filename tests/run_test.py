@@ -14,6 +14,7 @@ import tempfile
 import time
 import unittest
 
+from processes import LIMIT_S, alive, wait_until
 from unittest_main import main
 
 BIN = pathlib.Path(sys.argv.pop(1)).resolve()
@@ -22,7 +23,6 @@ CHORALE = str(BIN / "chorale")
 MEET = [str(BIN / "transport_test"), "--gtest_also_run_disabled_tests", "--gtest_filter=RankOfALauncher.*"]
 # Makes twenty calls with the others.
 WORK = [str(BIN / "comm_test"), "--gtest_also_run_disabled_tests", "--gtest_filter=RankOfALauncher.*"]
-LIMIT_S = 30
 
 
 def sh(script):
@@ -43,21 +43,6 @@ def run(*arguments, **options):
         process.kill()
         raise
     return process
-
-
-def wait_until(condition, what):
-    end = time.monotonic() + LIMIT_S
-    while not condition():
-        if time.monotonic() > end:
-            raise AssertionError(f"not within {LIMIT_S} s: {what}")
-        time.sleep(0.02)
-
-
-def alive(pid):
-    try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 class Scratch(unittest.TestCase):

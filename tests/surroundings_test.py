@@ -7,7 +7,6 @@ import fcntl
 import os
 import pathlib
 import pty
-import re
 import select
 import signal
 import subprocess
@@ -17,13 +16,13 @@ import termios
 import time
 import unittest
 
+from processes import LIMIT_S, alive, wait_until
 from unittest_main import main
 
 BIN = pathlib.Path(sys.argv.pop(1)).resolve()
 CHORALE = str(BIN / "chorale")
 # Makes twenty calls with the others.
 WORK = [str(BIN / "comm_test"), "--gtest_also_run_disabled_tests", "--gtest_filter=RankOfALauncher.*"]
-LIMIT_S = 60
 
 
 def sh(script):
@@ -49,21 +48,6 @@ def start(*arguments, **options):
     options.setdefault("stderr", subprocess.PIPE)
     options.setdefault("preexec_fn", defaults)
     return subprocess.Popen([CHORALE, "run", *arguments], **options)
-
-
-def wait_until(condition, what):
-    end = time.monotonic() + LIMIT_S
-    while not condition():
-        if time.monotonic() > end:
-            raise AssertionError(f"not within {LIMIT_S} s: {what}")
-        time.sleep(0.02)
-
-
-def alive(pid):
-    try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 class Scratch(unittest.TestCase):
