@@ -1,7 +1,7 @@
 include(GoogleTest)
 
 # chorale_layer(NAME [PROGRAM EXECUTABLE [LINKS LAYER...]] [OPTIONS FLAG...] [LIBRARIES TARGET...] [DEPS LAYER...]
-#               [TEST_DEPS LAYER...])
+#               [TEST_DEPS LAYER...] [TABLES SUITE...])
 #
 # Makes a layer of the folder src/chorale/NAME, whose sources are found by suffix:
 #   *.cc, *.cu (with CHORALE_CUDA)  into libchorale
@@ -19,6 +19,8 @@ include(GoogleTest)
 # include, that the program links in a static build, and must therefore wait for; the programs of folders link all of libchorale.
 # Sources of libchorale and of programs are compiled in groups (chorale_group below).
 # DEPS (ALL: every layer) may be included, and what those may include; TEST_DEPS by tests only. tools/layers enforces both.
+# TABLES are suites of tests that run each of thousands of rows for a moment: each suite is one entry of ctest, in one process.
+
 # Compiles the sources of a target in groups, as if the files of a group were one: headers are read and templates
 # instantiated once for all of them, which more than halves the time of a build (docs/dev/build.md). A group is a folder, or an
 # equal part of one that has more than sixteen sources. Names in anonymous namespaces must therefore differ within a folder.
@@ -53,6 +55,50 @@ function(chorale_group target)
       math(EXPR number "${number} + 1")
     endforeach()
   endforeach()
+endfunction()
+
+# The sources to compile for test sources: with CHORALE_GROUPED, up to eight of them are written into one (group_tests.cmake),
+# which takes a third of the time that they take one by one. A source that has something behind its anonymous namespace, or
+# not exactly one, stays alone.
+function(chorale_test_sources result name)
+  if(NOT CHORALE_GROUPED)
+    set(${result} ${ARGN} PARENT_SCOPE)
+    return()
+  endif()
+  set(alone "")
+  set(together "")
+  foreach(path IN LISTS ARGN)
+    file(STRINGS "${path}" anonymous REGEX "^namespace {$")
+    list(LENGTH anonymous count)
+    file(READ "${path}" text)
+    string(REGEX MATCH "\n}  // namespace\n+(}  // namespace [a-z:_]+\n+)*$" end "${text}")
+    if(count EQUAL 1 AND end AND path MATCHES "\\.cc$")
+      file(RELATIVE_PATH path "${CMAKE_SOURCE_DIR}/src" "${path}")
+      list(APPEND together "${path}")
+    else()
+      list(APPEND alone "${path}")
+    endif()
+  endforeach()
+  list(LENGTH together count)
+  math(EXPR parts "(${count} + 7) / 8")
+  set(number 0)
+  foreach(path IN LISTS together)
+    math(EXPR part "${number} * ${parts} / ${count} + 1")
+    list(APPEND files_${part} "${path}")
+    math(EXPR number "${number} + 1")
+  endforeach()
+  foreach(part RANGE 1 ${parts})
+    if(NOT files_${part})
+      continue()
+    endif()
+    set(made "${CMAKE_BINARY_DIR}/grouped/${name}_${part}.cc")
+    list(TRANSFORM files_${part} PREPEND "${CMAKE_SOURCE_DIR}/src/" OUTPUT_VARIABLE paths)
+    add_custom_command(OUTPUT "${made}" DEPENDS ${paths} "${CMAKE_SOURCE_DIR}/cmake/group_tests.cmake" VERBATIM
+      COMMAND "${CMAKE_COMMAND}" "-DOUT=${made}" "-DFOLDER=${CMAKE_SOURCE_DIR}/src" "-DPREFIX=${source_prefix}" "-DFILES=${files_${part}}"
+        -P "${CMAKE_SOURCE_DIR}/cmake/group_tests.cmake")
+    list(APPEND alone "${made}")
+  endforeach()
+  set(${result} ${alone} PARENT_SCOPE)
 endfunction()
 
 # A static library of these layers and of what they may include.
@@ -91,7 +137,7 @@ function(chorale_program name library)
 endfunction()
 
 function(chorale_layer name)
-  cmake_parse_arguments(PARSE_ARGV 1 layer "" "PROGRAM" "LINKS;OPTIONS;LIBRARIES;DEPS;TEST_DEPS")
+  cmake_parse_arguments(PARSE_ARGV 1 layer "" "PROGRAM" "LINKS;OPTIONS;LIBRARIES;DEPS;TEST_DEPS;TABLES")
   if(CHORALE_LAYERS AND NOT name IN_LIST CHORALE_LAYERS)
     return()
   endif()
@@ -198,7 +244,11 @@ function(chorale_layer name)
     target_sources(chorale_test_util PRIVATE ${test_utils})
   endif()
   if(tests)
-    add_executable(${name}_test ${tests})
+    chorale_test_sources(test_sources ${name}_test ${tests})
+    add_executable(${name}_test ${test_sources})
+    if(CHORALE_GROUPED)  # as in chorale_group
+      target_compile_options(${name}_test PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
+    endif()
     target_link_libraries(${name}_test PRIVATE chorale_test_util ${layer_LIBRARIES})
     if(layer_PROGRAM)
       target_sources(${name}_test PRIVATE ${objects})
@@ -208,10 +258,16 @@ function(chorale_layer name)
     if(CHORALE_SANITIZE)
       set(limit_s 600)
     endif()
+    set(left_out "-*.DISABLED_*")
+    foreach(suite IN LISTS layer_TABLES)
+      add_test(NAME ${name}.${suite} COMMAND ${name}_test --gtest_brief=1 "--gtest_filter=${suite}.*")
+      set_tests_properties(${name}.${suite} PROPERTIES TIMEOUT ${limit_s} LABELS ${name})
+      string(APPEND left_out ":${suite}.*")
+    endforeach()
     # Listing at test time, not at build time: a test program that cannot start is then a failed test, not a failed build.
     # Disabled tests are what ranks do that tests/*.py start: no tests by themselves.
     gtest_discover_tests(${name}_test TEST_PREFIX "${name}." NO_PRETTY_VALUES DISCOVERY_MODE PRE_TEST
-      TEST_FILTER "-*.DISABLED_*"
+      TEST_FILTER "${left_out}"
       DISCOVERY_TIMEOUT 60
       PROPERTIES TIMEOUT ${limit_s} LABELS ${name})
   else()
