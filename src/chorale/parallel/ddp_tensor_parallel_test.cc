@@ -1,23 +1,15 @@
 // Data-parallel over tensor parallel training: sections A10 and B1 of spec/tensor-parallel.md.
 #include <gtest/gtest.h>
 
-#include "chorale/comm/comm_counter.h"
 #include "chorale/op/samples.h"
 #include "chorale/optim/optim.h"
 #include "chorale/parallel/ddp.h"
-#include "chorale/parallel/tensor_parallel.h"
+#include "chorale/parallel/tensor_parallel_test_util.h"
 #include "chorale/parallel/zoo_test_util.h"
 
 namespace chorale::parallel {
 namespace {
 
-constexpr int kWorld = 4;
-
-struct Mlp : nn::Module {
-  nn::Linear net1{10, 16}, net2{16, 10};
-  CHORALE_MODULE(Mlp, net1, net2)
-  Tensor forward(const Tensor& x) { return net2(relu(net1(x))); }
-};
 struct Deep : nn::Module {
   struct Level : nn::Module {
     std::vector<Mlp> layers;
@@ -36,22 +28,6 @@ struct Normed : nn::Module {
   Normed() : norm(10) {}
   Tensor forward(const Tensor& x) { return mlp(norm(x)); }
 };
-
-template <class M>
-M filled(M module) {
-  module.to(DType::kF64);
-  const NoGrad quiet;
-  int seed = 1;
-  for (const Tensor& p : module.parameters()) copy_(p, op::sample(p.sizes(), seed++));
-  return module;
-}
-
-void expect_near(const Tensor& a, const Tensor& b, double tolerance, const std::string& what = {}) {
-  ASSERT_EQ(a.sizes(), b.sizes()) << what;
-  const auto x = a.to_vector<double>(), y = b.to_vector<double>();
-  for (size_t i = 0; i < x.size(); ++i)
-    ASSERT_NEAR(x[i], y[i], tolerance * (1 + std::abs(y[i]))) << what << " element " << i;
-}
 
 const Plan& mlp_plan() {
   static const Plan plan{{"net1", Colwise()}, {"net2", Rowwise()}};
