@@ -175,6 +175,13 @@ Tensor Saved::unpack(Node& node, size_t position, const Edge* edge) const {
                         ", version ", version_, "), which was overwritten in place by ",
                         storage.last_writer() ? storage.last_writer() : "a write", " (now version ", storage.version(),
                         "); clone it before the write, or write out of place");
+    // The bytes may have been given back since, and come again elsewhere (parameters of fully sharded training).
+    if (value.impl()->data) {
+      CHORALE_CHECK_STATE(storage.data(), "[backward of ", node.name(), "] needs its ",
+                          own_output_ ? "output " : "input ", position, " (", value.dtype(), " ", value.sizes(),
+                          "), whose memory was given back: gather the parameters of the fully sharded module first");
+      value.impl()->data = storage.data() + value.offset() * static_cast<int64_t>(value.elem_bytes());
+    }
     if (!mode.grad || slot_of(value)) return value;
     value = value.alias();
   }

@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "chorale/api/api.h"
+#include "chorale/sharding/sharded.h"
 
 namespace chorale::nn {
 namespace {
@@ -40,9 +41,16 @@ NamedTensors without_repeats(NamedTensors tensors) {
   return tensors;
 }
 
+// Before tensors are read or changed as a state: a layer above may have others in their places for a while.
+void prepare_state(const Module& module) {
+  if (module.extension()) module.extension()->before_state();
+  for (const auto& [name, member] : Members(module).modules) prepare_state(*member);
+}
+
 // Calls fn for every parameter and buffer, each once.
 template <class Fn>
 void for_each_tensor(const Module& module, const Fn& fn) {
+  prepare_state(module);
   for (const auto& [name, parameter] : module.named_parameters()) fn(parameter);
   for (const auto& [name, buffer] : module.named_buffers()) fn(buffer);
 }
@@ -92,6 +100,7 @@ int64_t Module::parameter_count() const {
 }
 
 NamedTensors Module::state_dict() const {
+  prepare_state(*this);
   NamedTensors state;
   walk(*this, "", [&](const std::string& prefix, const Members& members) {
     for (const auto& [name, member] : members.parameters) state.emplace_back(joined(prefix, name), detach(*member));
@@ -152,7 +161,10 @@ LoadReport Module::load_state_dict(const NamedTensors& state, bool strict) {
                                  mismatched.empty() ? "\n  pass strict = false to load what fits" : ""));
   }
   const NoGrad quiet;
-  for (const auto& [mine, value] : copies) copy_(mine, *value);
+  for (const auto& [mine, value] : copies) {
+    const bool is_cut = mine.is_sharded() && !value->is_sharded();  // a whole value: every rank takes its part
+    copy_(mine, is_cut ? distribute(detach(*value), mesh_of(mine), placements_of(mine), std::nullopt) : *value);
+  }
   return report;
 }
 
@@ -185,7 +197,10 @@ void Module::materialize(Device device) {
   for_each_tensor(*this, [&](const Tensor& x) {
     if (x.device().type != DeviceType::kNull) return;
     set_gradient(x, {});
-    set_data(x, Tensor::empty(x.sizes(), x.dtype(), device));
+    if (!x.is_sharded()) return set_data(x, Tensor::empty(x.sizes(), x.dtype(), device));
+    const sharding::Sharded& known = sharding::sharded(x);
+    set_data(
+        x, sharding::wrap(known.layout, x.sizes(), x.strides(), Tensor::empty(known.local.sizes(), x.dtype(), device)));
   });
   to(device);
 }
@@ -250,6 +265,9 @@ struct Separate final : MemberVisitor {
 }  // namespace
 
 void separate_tensors(Module& copy) {
+  for (const auto& [name, module] : copy.named_modules()) {
+    if (module->extension()) module->extension()->before_clone();
+  }
   Separate separate;
   copy.visit_members(separate);
 }

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,6 +36,16 @@ using NamedModules = std::vector<std::pair<std::string, Module*>>;
 struct LoadReport {
   std::vector<std::string> missing;     // in the module only
   std::vector<std::string> unexpected;  // in the state dict only
+};
+
+// What a layer above keeps with a module: it moves with the module, and a copy of the module shares it.
+class ModuleExtension {
+ public:
+  virtual ~ModuleExtension() = default;
+  // The module's tensors are about to be read, loaded, cast or moved, as a state.
+  virtual void before_state() = 0;
+  // Throws if the module cannot be cloned.
+  virtual void before_clone() const = 0;
 };
 
 class Module {
@@ -83,6 +94,8 @@ class Module {
   HookHandle before_backward(BackwardPreHook hook) { return hooks_.add(std::move(hook)); }
   HookHandle after_backward(BackwardHook hook) { return hooks_.add(std::move(hook)); }
   const Hooks& hooks() const { return hooks_; }
+  const std::shared_ptr<ModuleExtension>& extension() const { return extension_; }
+  void set_extension(std::shared_ptr<ModuleExtension> extension) { extension_ = std::move(extension); }
 
   // ---- what CHORALE_MODULE writes, and what a layer may add for printing: "20, 32, bias=false"
 
@@ -102,6 +115,7 @@ class Module {
 
  private:
   Hooks hooks_;
+  std::shared_ptr<ModuleExtension> extension_;
   bool training_ = true;
 };
 

@@ -1,0 +1,163 @@
+// What fully sharded training sends, and when: section B3 of spec/sharded-training.md.
+#include "chorale/fsdp/fsdp_test_util.h"
+
+namespace chorale::fsdp {
+namespace {
+
+struct Counts {
+  int64_t forward, backward, reduced, total;
+  friend bool operator==(const Counts&, const Counts&) = default;
+};
+Counts step_counts(Transformer& model, const Tensor& x, const std::function<void()>& between = {}) {
+  CommCounter counter;
+  const Tensor loss = sum(model(x));
+  if (between) between();
+  const int64_t forward = counter.all_gathers();
+  backward(loss);
+  model.zero_grad();
+  return {forward, counter.all_gathers() - forward, counter.reduce_scatters(), counter.total()};
+}
+void expect_counts(const Counts& found, int64_t forward, int64_t backward, int64_t reduced) {
+  EXPECT_EQ(found.forward, forward);
+  EXPECT_EQ(found.backward, backward);
+  EXPECT_EQ(found.reduced, reduced);
+  EXPECT_EQ(found.total, forward + backward + reduced) << "nothing else";
+}
+
+// spec: test_fully_shard_communication_count
+TEST(FullyShardedCommunication, OneGatherPerUseAndOneReductionPerGroup) {
+  run_ranks(4, [](comm::Group& group) {
+    const Mesh mesh = line(group);
+    const Tensor x = ids({2, 6}, group.rank(), 8);
+    const std::pair<ReshardAfterForward, int> cases[] = {{true, 3}, {false, 0}, {2, 3}, {{}, 2}};
+    for (const auto& [policy, gathers] : cases) {
+      Transformer model = seeded(Transformer(2));
+      shard_layers_and_root(model, model.layers, {.mesh = mesh, .reshard_after_forward = policy});
+      for (int step = 0; step < 2; ++step) expect_counts(step_counts(model, x), 3, gathers, 3);
+    }
+  });
+}
+
+// spec: test_manual_reshard_with_reshard_after_forward_false
+TEST(FullyShardedCommunication, WhatIsLetGoByHandIsGatheredAgain) {
+  run_ranks(2, [](comm::Group& group) {
+    const Mesh mesh = line(group);
+    Transformer model = seeded(Transformer(2));
+    shard_layers_and_root(model, model.layers, {.mesh = mesh, .reshard_after_forward = false});
+    CommCounter counter;
+    const Tensor loss = sum(model(ids({2, 6}, group.rank(), 8)));
+    for (Block& layer : model.layers) reshard(layer);
+    reshard(model);
+    const int64_t before = counter.all_gathers();
+    backward(loss);
+    EXPECT_EQ(counter.all_gathers() - before, 3);
+    EXPECT_EQ(counter.reduce_scatters(), 3);
+  });
+}
+
+// spec: test_set_reshard_after_forward
+TEST(FullyShardedCommunication, ThePolicyMayChange) {
+  run_ranks(2, [](comm::Group& group) {
+    const Mesh mesh = line(group);
+    const Tensor x = ids({2, 6}, group.rank(), 8);
+    const auto gathers = [&](std::optional<bool> policy, bool recurse) {
+      Transformer model = seeded(Transformer(2));
+      shard_layers_and_root(
+          model, model.layers,
+          {.mesh = mesh, .reshard_after_forward = policy ? ReshardAfterForward(!*policy) : ReshardAfterForward()});
+      if (policy) set_reshard_after_forward(model, *policy, recurse);
+      return step_counts(model, x).backward;
+    };
+    EXPECT_EQ(gathers(true, true), 3);
+    EXPECT_EQ(gathers(true, false), 1);
+    EXPECT_EQ(gathers(false, true), 0);
+    EXPECT_EQ(gathers(false, false), 2);
+    EXPECT_EQ(gathers(std::nullopt, true), 2);
+  });
+}
+
+// What happened since the last call.
+struct Log {
+  explicit Log(nn::Module& root) {
+    on_event(root, [this](const Event& event) {
+      if (event.kind != Event::Kind::kReshard) events.push_back(event);
+    });
+  }
+  std::string take() {
+    std::ostringstream text;
+    for (const Event& event : std::exchange(events, {})) text << event << " ";
+    return text.str();
+  }
+  std::vector<Event> events;
+};
+
+struct WithHead : nn::Module {
+  std::vector<Mlp> layers;
+  nn::Linear head{8, 8};
+  bool twice = false;
+  size_t unused = 99;
+  CHORALE_MODULE(WithHead, layers, head)
+  WithHead() {
+    for (int i = 0; i < 3; ++i) layers.emplace_back(8);
+  }
+  Tensor run(Tensor y) {
+    for (size_t i = 0; i < 3; ++i) {
+      if (i != unused) y = layers[i](y);
+    }
+    return y;
+  }
+  Tensor forward(const Tensor& in) { return head(run(in)); }
+};
+
+// spec: test_fully_shard_backward_prefetch
+TEST(FullyShardedCommunication, BackwardGathersOneGroupAhead) {
+  run_ranks(2, [](comm::Group& group) {
+    const Mesh mesh = line(group);
+    const Tensor x = pattern({2, 8}, group.rank());
+    for (const auto& [policy, backward_events] :
+         {std::pair(ReshardAfterForward(true),
+                    "U() U(layers.2) U(layers.1) PB(layers.2) U(layers.0) PB(layers.1) PB(layers.0) PB() "),
+          std::pair(ReshardAfterForward(),
+                    "U(layers.2) U(layers.1) PB(layers.2) U(layers.0) PB(layers.1) PB(layers.0) PB() "),
+          std::pair(ReshardAfterForward(false), "PB(layers.2) PB(layers.1) PB(layers.0) PB() ")}) {
+      WithHead model = seeded(WithHead());
+      shard_layers_and_root(model, model.layers, {.mesh = mesh, .reshard_after_forward = policy});
+      backward(sum(model(x)));  // the first forward says what belongs together
+      Log log(model);
+      const Tensor loss = sum(model(x));
+      EXPECT_EQ(log.take(), "U() U(layers.0) U(layers.1) U(layers.2) ");
+      backward(loss);
+      EXPECT_EQ(log.take(), backward_events);
+      on_event(model, {});
+    }
+    // Two forwards before one backward.
+    {
+      WithHead model = seeded(WithHead());
+      shard_layers_and_root(model, model.layers, {.mesh = mesh, .reshard_after_forward = true});
+      backward(sum(model(x)));
+      Log log(model);
+      const Tensor loss = add(sum(model(x)), sum(model(x)));
+      EXPECT_EQ(log.take(), "U() U(layers.0) U(layers.1) U(layers.2) U() U(layers.0) U(layers.1) U(layers.2) ");
+      backward(loss);
+      const std::string events = log.take();
+      EXPECT_TRUE(events.ends_with("PB() ")) << events;
+      on_event(model, {});
+    }
+    // One layer is not used: what is gathered ahead follows this step's order.
+    {
+      WithHead model = seeded(WithHead());
+      shard_layers_and_root(model, model.layers, {.mesh = mesh, .reshard_after_forward = true});
+      backward(sum(model(x)));
+      model.unused = 1;
+      Log log(model);
+      const Tensor loss = sum(model(x));
+      EXPECT_EQ(log.take(), "U() U(layers.0) U(layers.2) ");
+      backward(loss);
+      EXPECT_EQ(log.take(), "U() U(layers.2) U(layers.0) PB(layers.2) PB(layers.0) PB() ");
+      on_event(model, {});
+    }
+  });
+}
+
+}  // namespace
+}  // namespace chorale::fsdp

@@ -1,0 +1,161 @@
+// Models of the catalogue, and how a fully sharded one is compared with data-parallel training.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "chorale/api/api.h"
+#include "chorale/comm/comm_counter.h"
+#include "chorale/comm/run_ranks_test_util.h"
+#include "chorale/fsdp/fully_shard.h"
+#include "chorale/nn/nn.h"
+#include "chorale/optim/optim.h"
+#include "chorale/parallel/ddp.h"
+
+namespace chorale::fsdp {
+
+using comm::CommCounter;
+using comm::run_ranks;
+using parallel::DistributedDataParallel;
+
+// Numbers in [-1, 1] that depend on `seed` and the place only.
+inline Tensor pattern(const Shape& sizes, double seed, DType dtype = DType::kF32) {
+  std::vector<double> values(static_cast<size_t>(count_elems(sizes)));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = std::sin(1.7 * static_cast<double>(i) + 12.9898 * seed + 0.3);
+  return to(Tensor::from(values, sizes), dtype);
+}
+template <class M>
+M seeded(M module, double seed = 1) {
+  const NoGrad quiet;
+  for (const auto& [name, parameter] : module.named_parameters()) {
+    if (is_floating(parameter.dtype())) copy_(parameter, mul(pattern(parameter.sizes(), seed += 1), 0.4));
+  }
+  return module;
+}
+
+struct Mlp : nn::Module {
+  nn::Linear in_proj, out_proj;
+  CHORALE_MODULE(Mlp, in_proj, out_proj)
+  explicit Mlp(int64_t dim, int64_t multiplier = 4) : in_proj(dim, dim * multiplier), out_proj(dim * multiplier, dim) {}
+  Tensor forward(const Tensor& x) { return relu(out_proj(relu(in_proj(x)))); }
+};
+
+struct MlpStack : nn::Module {
+  std::vector<Mlp> layers;
+  CHORALE_MODULE(MlpStack, layers)
+  MlpStack(size_t count, int64_t dim, int64_t multiplier = 4) {
+    for (size_t i = 0; i < count; ++i) layers.emplace_back(dim, multiplier);
+  }
+  Tensor forward(const Tensor& x) {
+    Tensor y = x;
+    for (Mlp& layer : layers) y = layer(y);
+    return y;
+  }
+};
+
+// A small transformer: ids in, logits out, the output weight tied to the table.
+struct Block : nn::Module {
+  nn::LayerNorm norm1, norm2;
+  nn::Linear qkv, out, up, down;
+  int64_t heads;
+  CHORALE_MODULE(Block, norm1, norm2, qkv, out, up, down)
+  Block(int64_t dim, int64_t with_heads)
+      : norm1(dim),
+        norm2(dim),
+        qkv(dim, 3 * dim),
+        out(dim, dim),
+        up(dim, 4 * dim),
+        down(4 * dim, dim),
+        heads(with_heads) {}
+  Tensor forward(const Tensor& x) {
+    const int64_t n = x.size(0), t = x.size(1), d = x.size(2);
+    const Tensor all = permute(reshape(qkv(norm1(x)), {n, t, 3, heads, d / heads}), {2, 0, 3, 1, 4});
+    const Tensor q = select(all, 0, 0), k = select(all, 0, 1), v = select(all, 0, 2);
+    const Tensor weights = softmax(
+        mul(matmul(q, transpose(k, -2, -1)), 1 / std::sqrt(static_cast<double>(d) / static_cast<double>(heads))), -1);
+    const Tensor mixed = reshape(permute(matmul(weights, v), {0, 2, 1, 3}), {n, t, d});
+    const Tensor y = add(x, out(mixed));
+    return add(y, down(relu(up(norm2(y)))));
+  }
+};
+struct Transformer : nn::Module {
+  nn::Embedding tokens, positions;
+  std::vector<Block> layers;
+  nn::LayerNorm norm;
+  nn::Linear output;
+  bool recomputes = false;
+  CHORALE_MODULE(Transformer, tokens, positions, layers, norm, output)
+  explicit Transformer(size_t depth = 2, int64_t vocabulary = 8, int64_t length = 16, int64_t dim = 16,
+                       bool tied = true)
+      : tokens(vocabulary, dim), positions(length, dim), norm(dim), output(dim, vocabulary, {.bias = false}) {
+    for (size_t i = 0; i < depth; ++i) layers.emplace_back(dim, 4);
+    if (tied) output.weight = tokens.weight;
+  }
+  Tensor forward(const Tensor& ids) {
+    Tensor x = add(tokens(ids), positions(arange(ids.size(1))));
+    for (Block& layer : layers) {
+      x = recomputes ? checkpoint([&](const std::vector<Tensor>& in) { return std::vector{layer(in[0])}; }, {x})[0]
+                     : layer(x);
+    }
+    return output(norm(x));
+  }
+};
+inline Tensor ids(const Shape& sizes, int seed, int64_t vocabulary) {
+  std::vector<int64_t> values(static_cast<size_t>(count_elems(sizes)));
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] =
+        static_cast<int64_t>((i * 7 + static_cast<size_t>(seed) * 13 + i * i % 5) % static_cast<size_t>(vocabulary));
+  }
+  return Tensor::from(values, sizes);
+}
+
+inline Mesh line(const comm::Group& group) { return Mesh(group, {group.size()}, {"shard"}); }
+
+template <class Layers>
+void shard_layers_and_root(nn::Module& root, Layers& layers, const Options& options) {
+  for (auto& layer : layers) fully_shard(layer, options);
+  fully_shard(root, options);
+}
+
+inline std::vector<double> numbers(const Tensor& x) { return x.to_vector<double>(); }
+
+// tolerance 0: the same bits.
+inline void expect_close(const Tensor& a, const Tensor& b, double tolerance, const std::string& what) {
+  ASSERT_EQ(a.sizes(), b.sizes()) << what;
+  const auto x = numbers(a), y = numbers(b);
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (tolerance == 0) {
+      ASSERT_EQ(x[i], y[i]) << what << " element " << i;
+    } else {
+      ASSERT_NEAR(x[i], y[i], tolerance * (1 + std::abs(y[i]))) << what << " element " << i;
+    }
+  }
+}
+
+// Every parameter of `sharded` is the chunk of the same one of `reference`, and so is its gradient.
+inline void expect_sharded_parity(const NamedTensors& sharded, const NamedTensors& reference, double tolerance,
+                                  const std::string& what) {
+  ASSERT_EQ(sharded.size(), reference.size());
+  const NoGrad quiet;
+  for (size_t i = 0; i < sharded.size(); ++i) {
+    const std::string& name = sharded[i].first;
+    const Tensor& tensor = sharded[i].second;
+    ASSERT_TRUE(reference[i].first.ends_with(name))
+        << name << " beside " << reference[i].first;  // DDP's begin with "module."
+    ASSERT_TRUE(tensor.is_sharded()) << name;
+    const Tensor& whole = reference[i].second;
+    const auto part = [&](const Tensor& of) {
+      return to_local(distribute(detach(of), mesh_of(tensor), placements_of(tensor), std::nullopt));
+    };
+    expect_close(to_local(detach(tensor)), part(whole), tolerance, concat(what, " ", name));
+    const Tensor mine = gradient(tensor), theirs = gradient(whole);
+    ASSERT_EQ(mine.defined(), theirs.defined()) << what << " gradient of " << name;
+    if (mine.defined()) expect_close(to_local(mine), part(theirs), tolerance, concat(what, " gradient of ", name));
+  }
+}
+
+}  // namespace chorale::fsdp

@@ -1,0 +1,92 @@
+// Fully sharded training: every rank keeps a part of each parameter, of its gradient and of the optimizer's state.
+// Before a module computes, its parameters are gathered; afterwards they are let go; gradients are reduced to parts.
+//
+//   for (Block& block : model.blocks) fully_shard(block, {.mesh = mesh});
+//   fully_shard(model, {.mesh = mesh});
+//   optim::AdamW optimizer(model.named_parameters(), {.lr = 1e-3});  // sharded tensors
+//   backward(loss(model(x), y));
+//   optimizer.step();
+//
+// A call makes one group of all parameters below the module that no earlier call took: one all-gather per use and one
+// reduce-scatter per backward. So call it from the inside to the outside. The module is changed in place; names,
+// parameter objects and types stay. Between a forward and the end of its backward the module must not be moved.
+// Every rank of the mesh makes the same calls in the same order.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "chorale/fsdp/options.h"
+#include "chorale/nn/module.h"
+
+namespace chorale::fsdp {
+
+class Unit;
+
+void fully_shard(nn::Module& module, const Options& options);
+// One group of several modules. None of them can be the outermost one.
+void fully_shard(const std::vector<nn::Module*>& modules, const Options& options);
+
+bool is_fully_sharded(const nn::Module& module);
+
+// ---- by hand
+
+// Parameters on their way.
+class Unsharding {
+ public:
+  explicit Unsharding(std::shared_ptr<Unit> unit) : unit_(std::move(unit)) {}
+  void wait();
+
+ private:
+  std::shared_ptr<Unit> unit_;
+};
+// Gathers the parameters of the module's own group, if they are not there. Without `async` they are there afterwards.
+Unsharding unshard(nn::Module& module, bool async = false);
+void reshard(nn::Module& module);
+// After an exception in forward or backward: forgets that step, with its gradients, on all groups below.
+void reset_iter_state(nn::Module& module);
+// Calls a function of the module other than forward as forward is called: with its parameters gathered.
+std::vector<Tensor> call_method(nn::Module& module, std::vector<Tensor> inputs,
+                                const std::function<std::vector<Tensor>(const std::vector<Tensor>&)>& method);
+
+// ---- accumulation of gradients: `recurse` includes all groups below
+
+// Without, gradients stay whole and are added up until a backward with it.
+void set_requires_gradient_sync(nn::Module& module, bool wanted, bool recurse = true);
+// Of replicas: without, gradients are reduced over shards only, and over replicas by a later backward with it.
+void set_requires_all_reduce(nn::Module& module, bool wanted, bool recurse = true);
+void set_reshard_after_forward(nn::Module& module, ReshardAfterForward policy, bool recurse = true);
+void set_reshard_after_backward(nn::Module& module, bool wanted, bool recurse = true);
+// Whether backward keeps what it knows of the order for further backward passes of the same forwards.
+void set_is_last_backward(nn::Module& module, bool last);
+// Gradients are divided by this instead of the number of ranks; of the module's own group only.
+void set_gradient_divide_factor(nn::Module& module, double factor);
+// Sums first, and divides afterwards.
+void set_force_sum(nn::Module& module, bool wanted, bool recurse = true);
+// Parameters without a gradient take part in the reduction, with zeros.
+void set_reduces_unused(nn::Module& module, bool wanted, bool recurse = true);
+
+// ---- which groups are gathered ahead
+
+void set_modules_to_forward_prefetch(nn::Module& module, const std::vector<nn::Module*>& ahead);
+void set_modules_to_backward_prefetch(nn::Module& module, const std::vector<nn::Module*>& ahead);
+
+// What happens, in order.
+struct Event {
+  enum class Kind : uint8_t { kUnshard, kReshard, kPostBackward };
+  Kind kind;
+  std::string module;  // its path below the outermost fully sharded one
+  friend bool operator==(const Event&, const Event&) = default;
+};
+std::ostream& operator<<(std::ostream& out, const Event& event);  // U(layers.0), R(…), PB(…)
+// Of all groups that compute together with this one, after their first forward; none stops it.
+void on_event(nn::Module& root, std::function<void(const Event&)> listener);
+
+// ---- parameters
+
+// The parameters of the module's own group, sharded, in their order.
+NamedTensors own_parameters(nn::Module& module);
+
+}  // namespace chorale::fsdp
