@@ -70,7 +70,7 @@ TEST(LateRoots, WhatTheyLeadToWaitsForThemAndTheRunDoesNotEndBefore) {
 
 TEST(LateRoots, ThatCameBeforeTheRunGiveTheSameBitsInAnyOrder) {
   // Sums that round differently in another order.
-  const auto gradient_after = [](std::vector<size_t> order) {
+  const auto gradient_after = [](const std::vector<size_t>& order) {
     const Tensor x = leaf({1});
     const Tensor y = mul(x, 1);
     const double parts[] = {1e16, 1.0, -1e16, 3.0};

@@ -7,7 +7,7 @@
 
 namespace chorale::data {
 
-TensorDataset::TensorDataset(Tensor x, Tensor y) {
+TensorDataset::TensorDataset(const Tensor& x, const Tensor& y) {
   CHORALE_CHECK(x.defined() && x.dims() > 0, "[TensorDataset] x needs a first dimension that counts the samples");
   CHORALE_CHECK(!y.defined() || (y.dims() > 0 && y.size(0) == x.size(0)), "[TensorDataset] x has ", x.size(0),
                 " samples, but y is ", y.sizes());

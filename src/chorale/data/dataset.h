@@ -59,7 +59,7 @@ using ExampleOf = decltype(get_example(std::declval<const D&>(), 0, std::declval
 // Tensors in memory whose first dimension counts the samples; y may be undefined. A batch is one copy of rows.
 class TensorDataset {
  public:
-  explicit TensorDataset(Tensor x, Tensor y = {});
+  explicit TensorDataset(const Tensor& x, const Tensor& y = {});
   int64_t size() const { return x_.size(0); }
   Example get(int64_t index) const;
   Example get_batch(std::span<const int64_t> indices) const;

@@ -126,7 +126,7 @@ TEST(PlanSave, PartsMayMakeTheWholeInAnyWay) {
 
 // spec: test_detect_overlapping_chunks
 TEST(PlanSave, PartsThatDoNotMakeTheWholeAreErrors) {
-  const auto message = [](std::vector<std::vector<WriteItem>> items) {
+  const auto message = [](const std::vector<std::vector<WriteItem>>& items) {
     return message_of<InvalidArgument>([&] { plan_save(items); });
   };
   EXPECT_EQ(message({{part("x", {8}, {0}, {5})}, {part("x", {8}, {4}, {4})}}),

@@ -5,7 +5,7 @@
 namespace chorale::app {
 namespace {
 
-nlohmann::json report(std::vector<std::pair<std::string, double>> figures) {
+nlohmann::json report(const std::vector<std::pair<std::string, double>>& figures) {
   nlohmann::json rows = nlohmann::json::array();
   for (const auto& [name, ours] : figures) rows.push_back({{"case", name}, {"unit", "ns"}, {"ours", ours}});
   return {{"rows", rows}};
