@@ -60,7 +60,7 @@ bool same_call(const RecordedCall& a, const RecordedCall& b) {
 }
 
 std::string name_of(const RecordedCall& call) {
-  return call.kind == RecordedCall::Kind::kDraw ? "draw" : concat(call.op->name, call.out.size() ? "" : "");
+  return call.kind == RecordedCall::Kind::kDraw ? "draw" : call.op->name;
 }
 
 std::string text_of(const graph::Layout& layout) { return concat(layout.dtype, layout.sizes); }
