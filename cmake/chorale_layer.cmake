@@ -21,6 +21,17 @@ include(GoogleTest)
 # DEPS (ALL: every layer) may be included, and what those may include; TEST_DEPS by tests only. tools/layers enforces both.
 # TABLES are suites of tests that run each of thousands of rows for a moment: each suite is one entry of ctest, in one process.
 
+# In a group, a type with members of a type from an anonymous namespace is warned of: the file might be a header. And what GCC guesses
+# about the flow of data depends on what is inlined: in the build of tests such a guess about a group is shown and is no
+# error. For sources one by one it is.
+function(chorale_group_warnings target)
+  target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
+  foreach(guess maybe-uninitialized uninitialized array-bounds stringop-overflow stringop-overread dangling-pointer use-after-free
+      free-nonheap-object null-dereference nonnull)
+    target_compile_options(${target} PRIVATE $<$<AND:$<CXX_COMPILER_ID:GNU>,$<CONFIG:Debug>>:-Wno-error=${guess}>)
+  endforeach()
+endfunction()
+
 # Compiles the sources of a target in groups, as if the files of a group were one: headers are read and templates
 # instantiated once for all of them, which more than halves the time of a build (docs/dev/build.md). A group is a folder, or an
 # equal part of one that has more than sixteen sources. Names in anonymous namespaces must therefore differ within a folder.
@@ -30,8 +41,7 @@ function(chorale_group target)
     return()
   endif()
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
-  # A type with members of a type from an anonymous namespace is warned of outside the main file: it might be a header.
-  target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
+  chorale_group_warnings(${target})
   set(folders "")
   foreach(path IN LISTS ARGN)
     file(STRINGS "${path}" per_target REGEX "^#include [<\"]hwy/foreach_target.h" LIMIT_COUNT 1)
@@ -246,8 +256,8 @@ function(chorale_layer name)
   if(tests)
     chorale_test_sources(test_sources ${name}_test ${tests})
     add_executable(${name}_test ${test_sources})
-    if(CHORALE_GROUPED)  # as in chorale_group
-      target_compile_options(${name}_test PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
+    if(CHORALE_GROUPED)
+      chorale_group_warnings(${name}_test)
     endif()
     target_link_libraries(${name}_test PRIVATE chorale_test_util ${layer_LIBRARIES})
     if(layer_PROGRAM)
