@@ -31,7 +31,7 @@ chorale_layer(autograd DEPS op trace)
 chorale_layer(autocast DEPS autograd TEST_DEPS api)
 chorale_layer(sharding DEPS autograd TEST_DEPS api)
 chorale_layer(graph DEPS op TEST_DEPS api)
-chorale_layer(codegen DEPS graph io TEST_DEPS api)
+chorale_layer(codegen OPTIONS ${lightly} DEPS graph io TEST_DEPS api)
 chorale_layer(api TABLES Ops/Table Ops/TableGradient Ops/ShardedTable Rows/TracedTable Rows/SimTable Rows/AutocastTable
   DEPS eager autocast sharding graph)
 chorale_layer(snapshot DEPS api io comm)
@@ -43,7 +43,7 @@ chorale_layer(parallel DEPS nn optim data reducer TEST_DEPS models)
 chorale_layer(fsdp DEPS nn TEST_DEPS parallel models snapshot optim)
 chorale_layer(dist_autograd DEPS api)
 chorale_layer(rpc DEPS dist_autograd nn optim comm TEST_DEPS parallel)
-chorale_layer(models DEPS nn io TEST_DEPS optim)
+chorale_layer(models DEPS nn io TEST_DEPS optim codegen)
 chorale_layer(train OPTIONS ${lightly} DEPS parallel models text report)
 # Layers that training does not need stay out of LINKS, so that the first build need not wait for them: a command that needs
 # one is a program of its own, a folder with a main.cc.

@@ -317,7 +317,19 @@ std::shared_ptr<const Segment> Segment::build(Recording& recording, const EndOfS
     piece.forward_program = made->backend_(piece.forward.graph, {false, k, buckets.size()});
   }
   for (graph::RecordedCall& call : key.calls) call.time = 0;
+  for (const graph::Functional::Input& input : made->functional_.inputs) {
+    const auto found = std::find_if(key.outside.begin(), key.outside.end(),
+                                    [&](const SegmentKey::Outside& one) { return one.tensor == input.tensor; });
+    made->input_places_.push_back(found == key.outside.end() ? SIZE_MAX
+                                                             : static_cast<size_t>(found - key.outside.begin()));
+  }
   return made;
+}
+
+std::string Segment::text() const {
+  std::string all;
+  for (const Piece& piece : pieces_) all += graph::print(piece.forward.graph);
+  return all;
 }
 
 void Segment::cut_forward(size_t forward_calls) {
@@ -402,17 +414,14 @@ std::string Segment::mismatch(const EndOfSegment& end) const {
 Segment::Results Segment::run(const Bindings& bindings) const {
   const graph::Graph& whole = functional_.graph;
   std::vector<Tensor> values(whole.values.size());
-  std::map<uint32_t, size_t> place_of;  // recorded tensor -> place among those from outside
-  for (size_t i = 0; i < key_.outside.size(); ++i) place_of[key_.outside[i].tensor] = i;
   const auto shown = [](const Tensor& x) {
-    return x.extension() ? Tensor::on(x.storage(), x.sizes(), x.strides(), x.offset(), x.dtype()) : x;
+    return x.is_traced() ? Tensor::on(x.storage(), x.sizes(), x.strides(), x.offset(), x.dtype()) : x;
   };
   for (size_t i = 0; i < whole.inputs.size(); ++i) {
     const graph::Functional::Input& input = functional_.inputs[i];
     Tensor& value = values[whole.inputs[i]];
     if (input.tensor != kNone) {
-      const auto at = place_of.find(input.tensor);
-      if (at != place_of.end()) value = shown(bindings.outside[at->second]);
+      if (input_places_[i] != SIZE_MAX) value = shown(bindings.outside[input_places_[i]]);
       continue;  // a tangent comes later
     }
     for (size_t p = 0; p < key_.outside.size() && !value.defined(); ++p) {

@@ -102,6 +102,8 @@ class Segment : public std::enable_shared_from_this<Segment> {
   const std::vector<Piece>& pieces() const { return pieces_; }
   const std::vector<std::pair<size_t, size_t>>& root_places() const { return root_places_; }
   bool is_split() const { return pieces_.size() > 1; }
+  // Forward graphs, one behind the other.
+  std::string text() const;
   std::shared_ptr<const graph::Program> backward_program(size_t piece) const;
   const std::vector<Generator*>& generators() const { return functional_.generators; }
 
@@ -110,7 +112,8 @@ class Segment : public std::enable_shared_from_this<Segment> {
 
   SegmentKey key_;
   graph::Functional functional_;
-  size_t live_ = 0, wanted_ = 0;  // how many outputs of the graph are such
+  size_t live_ = 0, wanted_ = 0;      // how many outputs of the graph are such
+  std::vector<size_t> input_places_;  // by input of the graph: its place among those from outside, or SIZE_MAX
   std::vector<Piece> pieces_;
   std::vector<std::pair<size_t, size_t>> root_places_;
   Backend backend_;

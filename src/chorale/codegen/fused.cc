@@ -11,6 +11,7 @@
 #include "chorale/base/parallel_for.h"
 #include "chorale/codegen/fuse.h"
 #include "chorale/codegen/render.h"
+#include "chorale/graph/passes/simplify.h"
 
 namespace chorale::codegen {
 namespace {
@@ -23,18 +24,6 @@ constexpr int64_t kFusedGrain = 32 * 1024;
 constexpr size_t kMostPointers = 32;
 
 using Function = void (*)(char* const* p, const long* a, long begin, long end);
-
-// The different kernels of a graph, as they come.
-std::vector<KernelText> kernels_in(const Graph& fused) {
-  std::vector<KernelText> kernels;
-  std::set<std::string> names;
-  for (const Node& node : fused.nodes) {
-    if (node.kind != Node::Kind::kFused) continue;
-    KernelText kernel = render(*node.body);
-    if (names.insert(kernel.name).second) kernels.push_back(std::move(kernel));
-  }
-  return kernels;
-}
 
 struct Launch {
   std::shared_ptr<const Code> code;
@@ -78,18 +67,29 @@ void say_once(const std::string& why) {
 
 }  // namespace
 
-std::string kernels_of(const Graph& fused) {
-  std::string text;
-  for (const KernelText& kernel : kernels_in(fused)) text += concat(text.empty() ? "" : "\n", kernel.text);
-  return text;
-}
-
-std::shared_ptr<const graph::Program> fuse_and_compile(Graph graph, const FusedOptions& options) {
+Graph simplify_and_fuse(Graph graph) {
+  graph::simplify(graph);
   Graph fused = fuse(graph);
   graph::renumber(fused);
   graph::verify(fused);
-  const std::vector<KernelText> kernels = kernels_in(fused);
-  if (kernels.empty()) return std::make_shared<const graph::Program>(std::move(graph));
+  return fused;
+}
+
+std::vector<KernelText> kernels_of(const Graph& fused) {
+  std::vector<KernelText> kernels;
+  std::set<std::string> names;
+  for (const Node& node : fused.nodes) {
+    if (node.kind != Node::Kind::kFused) continue;
+    KernelText kernel = render(*node.body);
+    if (names.insert(kernel.name).second) kernels.push_back(std::move(kernel));
+  }
+  return kernels;
+}
+
+std::shared_ptr<const graph::Program> fuse_and_compile(Graph graph, const FusedOptions& options) {
+  Graph fused = simplify_and_fuse(graph);
+  const std::vector<KernelText> kernels = kernels_of(fused);
+  if (kernels.empty()) return std::make_shared<const graph::Program>(std::move(fused));
   Toolchain toolchain = find_toolchain(options.compiler);
   std::replace(toolchain.flags.begin(), toolchain.flags.end(), std::string("-O3"), options.optimize);
   std::string why;

@@ -31,7 +31,8 @@ inline auto fused(FusedOptions options = {}) {
   };
 }
 
-// The text of a graph's kernels, as it is compiled; empty where nothing is fused.
-std::string kernels_of(const graph::Graph& fused);
+// Its parts: the graph with fused nodes, and their different kernels in the order of the nodes.
+graph::Graph simplify_and_fuse(graph::Graph graph);
+std::vector<KernelText> kernels_of(const graph::Graph& fused);
 
 }  // namespace chorale::codegen

@@ -199,7 +199,8 @@ TEST(Render, GivesReadableC) {
   return %3
 }
 )");
-  EXPECT_EQ(kernels_of(fuse(graph)), R"(void kd8ce7252e6d86972(char* const* p, const long* a, long begin, long end) {
+  EXPECT_EQ(kernels_of(fuse(graph)).at(0).text,
+            R"(void kd8ce7252e6d86972(char* const* p, const long* a, long begin, long end) {
   for (long row = begin; row < end; ++row) {
     const float* x0 = (const float*)p[0];
     const float* x1 = (const float*)p[1];

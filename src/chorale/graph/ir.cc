@@ -1,8 +1,10 @@
 #include "chorale/graph/ir.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include "chorale/base/error.h"
+#include "chorale/kernel/collective_attrs.h"
 #include "chorale/op/prepare.h"
 
 namespace chorale::graph {
@@ -41,6 +43,14 @@ op::OutSpecs infer(const Graph& graph, const Node& node) {
   return op::prepare(*node.op, in, node.attrs, node.out.size());
 }
 
+bool is_collective(const Node& node) {
+  if (node.kind != Node::Kind::kRow || !node.op->attrs) return false;
+  return &node.op->attrs() == &op::attrs_of<kernel::CollectiveAttrs>() ||
+         &node.op->attrs() == &op::attrs_of<kernel::MessageAttrs>();
+}
+bool is_start(const Node& node) { return is_collective(node) && std::string_view(node.op->name) == "collective_start"; }
+bool is_wait(const Node& node) { return node.kind == Node::Kind::kRow && node.op->view && node.op->cpu; }
+
 std::vector<uint32_t> count_uses(const Graph& graph) {
   std::vector<uint32_t> uses(graph.values.size(), 0);
   for (const Node& node : graph.nodes) {
@@ -58,7 +68,7 @@ void remove_dead_nodes(Graph& graph) {
   std::vector<Node> kept;
   for (auto node = graph.nodes.rbegin(); node != graph.nodes.rend(); ++node) {
     const bool is_read = std::any_of(node->out.begin(), node->out.end(), [&](uint32_t y) { return needed[y]; });
-    if (!is_read && node->kind != Node::Kind::kDraw) continue;
+    if (!is_read && node->kind != Node::Kind::kDraw && !is_collective(*node)) continue;
     for (const uint32_t x : node->in) {
       if (x != kNone) needed[x] = true;
     }

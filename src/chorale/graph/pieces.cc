@@ -26,7 +26,7 @@ Part cut_out(const Graph& whole, const std::vector<bool>& belongs, const std::ve
   const std::function<void(uint32_t)> need = [&](uint32_t v) {
     if (number[v] != kNone) return;
     const Node* from = maker[v] == kNone ? nullptr : &whole.nodes[maker[v]];
-    if (views && from && from->kind == Node::Kind::kRow && from->op->view && from->in.size() == 1) {
+    if (views && from && from->kind == Node::Kind::kRow && from->op->view && from->in.size() == 1 && !is_wait(*from)) {
       need(from->in[0]);
       add_node(*from);
       return;

@@ -63,11 +63,22 @@ class Planner {
     }
   }
 
+  // What a node reads. A wait reads what the collective reads that was begun.
+  std::vector<uint32_t> reads(const Node& node) const {
+    std::vector<uint32_t> all = node.in;
+    if (is_wait(node)) {
+      for (const Node& other : graph_.nodes) {
+        if (is_start(other) && other.out[0] == node.in[0]) all.insert(all.end(), other.in.begin(), other.in.end());
+      }
+    }
+    return all;
+  }
+
   void find_lives() {
     for (const uint32_t input : graph_.inputs) first_[input] = -1;
     for (int64_t n = 0; n < end_; ++n) {
       const Node& node = graph_.nodes[static_cast<size_t>(n)];
-      for (const uint32_t x : node.in) {
+      for (const uint32_t x : reads(node)) {
         if (x != kNone) last_[root_[x]] = std::max(last_[root_[x]], n);
       }
       for (const uint32_t y : node.out) {
@@ -76,6 +87,15 @@ class Planner {
       }
     }
     for (const Output& output : graph_.outputs) last_[root_[output.value]] = end_;
+    // What nobody waits for is on its way until the end.
+    for (const Node& node : graph_.nodes) {
+      const bool is_awaited = std::any_of(graph_.nodes.begin(), graph_.nodes.end(), [&](const Node& other) {
+        return is_wait(other) && is_start(node) && other.in[0] == node.out[0];
+      });
+      if (!is_start(node) || is_awaited) continue;
+      for (const uint32_t x : node.in) last_[root_[x]] = end_;
+      last_[root_[node.out[0]]] = end_;
+    }
   }
 
   // Whether memory of `from` may be written with `y`, which node n makes: the node may read it only element by element.
@@ -113,7 +133,7 @@ class Planner {
     if (!(value(v) == value(old))) return false;
     const int64_t made = first_[v];
     for (int64_t n = made + 1; n < end_; ++n) {
-      for (const uint32_t x : graph_.nodes[static_cast<size_t>(n)].in) {
+      for (const uint32_t x : reads(graph_.nodes[static_cast<size_t>(n)])) {
         if (x != kNone && root_[x] == old) return false;
       }
     }

@@ -1,7 +1,10 @@
 #include "chorale/graph/program.h"
 
+#include <algorithm>
+
 #include "chorale/base/error.h"
 #include "chorale/base/generator.h"
+#include "chorale/op/collective.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/kernels.h"
 
@@ -26,7 +29,7 @@ void draw_into(const Tensor& stretch, Generator& generator, int64_t words) {
 // Operands with addresses, for one run at a time.
 struct Program::Instance {
   struct Step {
-    enum class Kind : uint8_t { kKernel, kFused, kDraw, kBody } kind = Kind::kKernel;
+    enum class Kind : uint8_t { kKernel, kFused, kDraw, kBody, kStart, kWait } kind = Kind::kKernel;
     kernel::Kernel kernel = nullptr;
     const kernel::Pointwise* pointwise = nullptr;
     Device device;
@@ -46,6 +49,22 @@ struct Program::Instance {
   std::vector<Tensor> others;   // views of values, for writes
   std::vector<std::vector<Bound>> of_input, of_output;
   std::vector<Step> steps;
+  struct GroupUse {  // an operand that is the input itself, not its bytes
+    size_t step, operand, input;
+  };
+  std::vector<GroupUse> groups;
+
+  // Collectives in flight that the steps have not waited for: none is left when the memory is used again.
+  void wait_for_all() noexcept {
+    for (Step& step : steps) {
+      if (step.kind != Step::Kind::kStart || !is_pending(step.out[0])) continue;
+      try {
+        wait_for(step.out[0]);
+      } catch (const std::exception&) {  // the group is broken: nothing more comes, and the caller has been told
+      }
+      step.out[0].impl()->extension = nullptr;
+    }
+  }
 };
 
 Program::Program(Graph graph, const FusedKernels& fused)
@@ -91,7 +110,7 @@ std::unique_ptr<Program::Instance> Program::make() const {
   };
   for (size_t n = 0; n < graph_.nodes.size(); ++n) {
     const Node& node = graph_.nodes[n];
-    if (plan_.is_view[n]) continue;
+    if (plan_.is_view[n] && !is_wait(node)) continue;
     if (node.kind == Node::Kind::kWrite) {
       const Tensor& whole = instance.tensors[node.out[0]];
       if (!plan_.writes_over[n]) copy(instance.tensors[node.in[0]], whole);
@@ -123,6 +142,14 @@ std::unique_ptr<Program::Instance> Program::make() const {
         step.kernel = op::find_kernel(*node.op, step.device.type);
         step.pointwise = node.op->pointwise ? &*node.op->pointwise : nullptr;
         CHORALE_CHECK_STATE(step.kernel, "[", node.op->name, "] has no kernel for ", step.device);
+        if (is_start(node)) step.kind = Instance::Step::Kind::kStart;
+        if (is_wait(node)) step.kind = Instance::Step::Kind::kWait;
+        if (is_collective(node)) {
+          const auto group = std::find(graph_.inputs.begin(), graph_.inputs.end(), node.in[1]);
+          CHORALE_CHECK_STATE(group != graph_.inputs.end(), "[", node.op->name,
+                              "] its group was computed inside of the graph; make it outside, with group_tensor()");
+          instance.groups.push_back({instance.steps.size(), 1, static_cast<size_t>(group - graph_.inputs.begin())});
+        }
     }
     instance.steps.push_back(std::move(step));
   }
@@ -136,6 +163,48 @@ std::unique_ptr<Program::Instance> Program::make() const {
     copy(instance.tensors[output.value], instance.others.back());
   }
   return made;
+}
+
+void Program::run_steps(Instance& instance, std::span<Generator* const> generators) {
+  // However it ends: memory that other ranks write to may not be given away.
+  struct WaitAtEnd {
+    Instance& instance;
+    ~WaitAtEnd() {
+      if (!instance.groups.empty()) instance.wait_for_all();
+    }
+  } const at_end{instance};
+  for (Instance::Step& step : instance.steps) {
+    switch (step.kind) {
+      case Instance::Step::Kind::kKernel:
+        step.kernel({step.in, step.out, step.attrs, Stream{step.device}, step.pointwise});
+        break;
+      case Instance::Step::Kind::kStart: {
+        TensorImpl& out_impl = *step.out[0].impl();
+        void* const data = out_impl.data;
+        step.kernel({step.in, step.out, step.attrs, Stream{step.device}, nullptr});
+        out_impl.data = data;  // the plan knows when it may be read
+        break;
+      }
+      case Instance::Step::Kind::kWait:
+        step.kernel({step.in, step.out, step.attrs, Stream{step.device}, nullptr});
+        step.in[0].impl()->extension = nullptr;
+        break;
+      case Instance::Step::Kind::kFused:
+        step.fused(step.in, step.out);
+        break;
+      case Instance::Step::Kind::kDraw:
+        draw_into(step.out[0], *generators[step.generator], step.words);
+        break;
+      case Instance::Step::Kind::kBody: {
+        std::vector<Tensor> results(step.out.size());
+        step.body->run(step.in, generators, results);
+        for (size_t i = 0; i < results.size(); ++i) {
+          op::launch(op::kTo, step.device, {&results[i], 1}, op::CopyAttrs{results[i].dtype()}, {&step.out[i], 1});
+        }
+        break;
+      }
+    }
+  }
 }
 
 void Program::run(std::span<const Tensor> in, std::span<Generator* const> generators, std::span<Tensor> out) const {
@@ -163,27 +232,8 @@ void Program::run(std::span<const Tensor> in, std::span<Generator* const> genera
     auto* const data = static_cast<std::byte*>(out[o].raw());
     for (const Instance::Bound& bound : instance->of_output[o]) bound.impl->data = data + bound.offset;
   }
-  for (Instance::Step& step : instance->steps) {
-    switch (step.kind) {
-      case Instance::Step::Kind::kKernel:
-        step.kernel({step.in, step.out, step.attrs, Stream{step.device}, step.pointwise});
-        break;
-      case Instance::Step::Kind::kFused:
-        step.fused(step.in, step.out);
-        break;
-      case Instance::Step::Kind::kDraw:
-        draw_into(step.out[0], *generators[step.generator], step.words);
-        break;
-      case Instance::Step::Kind::kBody: {
-        std::vector<Tensor> results(step.out.size());
-        step.body->run(step.in, generators, results);
-        for (size_t i = 0; i < results.size(); ++i) {
-          op::launch(op::kTo, step.device, {&results[i], 1}, op::CopyAttrs{results[i].dtype()}, {&step.out[i], 1});
-        }
-        break;
-      }
-    }
-  }
+  for (const Instance::GroupUse& use : instance->groups) instance->steps[use.step].in[use.operand] = in[use.input];
+  run_steps(*instance, generators);
   const std::lock_guard lock(mutex_);
   idle_.push_back(std::move(instance));
 }

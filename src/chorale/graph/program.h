@@ -33,6 +33,7 @@ class Program {
  private:
   struct Instance;
   std::unique_ptr<Instance> make() const;
+  static void run_steps(Instance& instance, std::span<Generator* const> generators);
 
   Graph graph_;
   Plan plan_;

@@ -7,6 +7,7 @@
 #include "chorale/base/error.h"
 #include "chorale/base/generator.h"
 #include "chorale/graph/tracer.h"
+#include "chorale/op/collective.h"
 #include "chorale/op/prepare.h"
 
 namespace chorale::graph {
@@ -177,8 +178,8 @@ const char* Recording::why_not_recordable(const op::OpDef& op, std::span<const T
     if (x.device().type != DeviceType::kCpu && x.device().type != DeviceType::kNull) {
       return "its operands are not in the host's memory";
     }
-    // A group of ranks, or a result that is still on its way between them: a graph has no place for what they know.
-    if (x.extension() && !x.is_traced()) return "it is a collective, which runs by itself";
+    // A result that is on its way between ranks since before: a graph has no place for what it knows.
+    if (x.extension() && !x.is_traced() && !is_group(x)) return "it waits for what was begun outside";
   }
   return nullptr;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "chorale/comm/group.h"
 #include "chorale/op/op_def.h"
@@ -16,6 +17,9 @@ Tensor group_tensor(std::shared_ptr<const comm::Group> group);
 Tensor group_tensor(const comm::Group& group);
 // The group of such a tensor; null where it stands for one rank alone.
 const comm::Group* group_of(const Tensor& tensor);
+
+// Whether a tensor stands for a group in this way.
+bool is_group(const Tensor& tensor);
 
 // Every rank of the group calls these, in the same order, with tensors of equal dtype.
 
@@ -32,6 +36,16 @@ Tensor reduce(const Tensor& x, const Tensor& group, int root);
 // x is cut along `cut` into one chunk per rank; what comes from all ranks is put together along `join`, which has
 // `whole` elements then (if left out: as many times x's as there are ranks).
 Tensor all_to_all(const Tensor& x, const Tensor& group, int64_t cut = 0, int64_t join = 0, int64_t whole = -1);
+
+// Those that write into tensors of the caller's, return nothing, and are done when they return. In a graph the tensors
+// are seen as written.
+void all_reduce_(const Tensor& x, const Tensor& group, Reduce reduce = Reduce::kSum);
+void all_gather_into(const Tensor& out, const Tensor& x, const Tensor& group, int64_t dim = 0);
+void all_gather_into(const std::vector<Tensor>& outs, const Tensor& x, const Tensor& group);
+void reduce_scatter_into(const Tensor& out, const Tensor& x, const Tensor& group, int64_t dim = 0,
+                         Reduce reduce = Reduce::kSum);
+// Chunk i of x's first dimension goes to rank i; out has what came, in the order of ranks.
+void all_to_all_into(const Tensor& out, const Tensor& x, const Tensor& group);
 
 // Sends x to a rank that receives. The result is empty; for a gradient of x, backward must reach it: sum() it into the
 // loss, or pass it to backward() as a further root.

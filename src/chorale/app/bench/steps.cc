@@ -7,6 +7,7 @@
 #include <fstream>
 #include <iostream>
 
+#include "chorale/api/compile.h"
 #include "chorale/app/bench/before.h"
 #include "chorale/app/bench/bench.h"
 #include "chorale/app/bench/models.h"
@@ -14,6 +15,7 @@
 #include "chorale/app/options.h"
 #include "chorale/base/error.h"
 #include "chorale/base/parallel_for.h"
+#include "chorale/codegen/fused.h"
 #include "chorale/kernel/cpu/dnnl/gemm.h"
 #include "chorale/optim/optim.h"
 
@@ -31,6 +33,7 @@ struct Worker {
   std::string model;
   bool bf16 = false;
   bool in_backward = false;
+  bool compiled = false;
   double started = now_seconds();
 };
 
@@ -38,15 +41,24 @@ template <class Model>
 void serve(const Worker& worker, double base_mib, Model model, const Tensor& x, const Tensor& target) {
   optim::AdamW optimizer(model.named_parameters(), {.lr = 1e-3});
   if (worker.in_backward) optimizer.update_in_backward();
-  const auto step = [&] {
+  const auto train = [&](const Tensor& in, const Tensor& wanted) {
     optimizer.zero_grad();
     Tensor loss;
     {
       const Autocast scope(DType::kBF16, worker.bf16);
-      loss = bench_loss(model, x, target);
+      loss = bench_loss(model, in, wanted);
     }
     backward(loss);
     optimizer.step();
+    return loss;
+  };
+  auto compiled = compile(train, {.whole_graph = true, .backend = codegen::fused()});
+  const auto step = [&] {
+    if (worker.compiled) {
+      compiled(x, target);
+    } else {
+      train(x, target);
+    }
   };
   step();
   const double first_ms = (now_seconds() - worker.started) * 1e3;
@@ -100,6 +112,7 @@ struct Options {
   std::string python = "python3";
   std::string only;
   std::string against = "torch,compiled";
+  bool compiled = false;
   int rounds = 5;
 };
 
@@ -120,6 +133,9 @@ Side start(const std::string& name, std::vector<std::string> command) {
   return {name, std::make_unique<PeerProcess>(command), {}, {}};
 }
 
+// Beside the plain step: the compiled one, or one that updates inside of backward.
+const char* second_side(const Options& options) { return options.compiled ? "compiled" : "in_backward"; }
+
 std::vector<Side> start_sides(const StepCase& c, bool bf16, const Options& options) {
   std::vector<std::string> ours = {program_path(), "bench", "step-worker", c.model};
   std::vector<std::string> torch = {options.python, peers_folder() + "/torch_steps.py", "1", "1", "--serve", "--model",
@@ -130,8 +146,8 @@ std::vector<Side> start_sides(const StepCase& c, bool bf16, const Options& optio
   }
   std::vector<Side> sides;
   sides.push_back(start("ours", ours));
-  ours.emplace_back("--in-backward");
-  sides.push_back(start("in_backward", ours));
+  ours.emplace_back(options.compiled ? "--compiled" : "--in-backward");
+  sides.push_back(start(second_side(options), ours));
   const auto add_torch = [&](const char* name) {
     if (options.against.find(name) == std::string::npos) return;
     try {
@@ -212,8 +228,10 @@ void run(const Options& options) {
     for (size_t i = 2; i < sides.size(); ++i) peers[sides[i].name] = median(sides[i].ms);
     for (size_t i = 0; i < 2; ++i) {
       const Side& side = sides[i];
-      BenchRow row{
-          .name = name + (i == 0 ? "" : "/in_backward"), .unit = "ms", .ours = median(side.ms), .peers = peers};
+      BenchRow row{.name = name + (i == 0 ? "" : std::string("/") + second_side(options)),
+                   .unit = "ms",
+                   .ours = median(side.ms),
+                   .peers = peers};
       const double peak = side.last["peak_mib"], base = side.last["base_mib"];
       row.extra = {{"peak_mib", peak},
                    {"growth_mib", peak - base},
@@ -253,6 +271,7 @@ void add_bench_steps(CLI::App& bench, Work& work) {
       ->add_option("--against", options->against,
                    "peers, among torch and compiled; or before=PROGRAM, an older chorale")
       ->capture_default_str();
+  command->add_flag("--compiled", options->compiled, "measure the compiled step beside the plain one");
   command->add_option("--only", options->only, "cases with this in their name");
   command->add_option("--rounds", options->rounds, "turns of each side; the median counts")
       ->capture_default_str()
@@ -272,6 +291,7 @@ void add_bench_steps(CLI::App& bench, Work& work) {
       ->check(CLI::IsMember({"tinymlp", "mlp512x4", "cnn_fashion", "bert_256x4"}));
   hidden->add_flag("--bf16", worker->bf16);
   hidden->add_flag("--in-backward", worker->in_backward);
+  hidden->add_flag("--compiled", worker->compiled);
   hidden->add_option("--started", worker->started);
   hidden->callback([worker, &work] { work = [worker] { serve(*worker); }; });
 }

@@ -28,7 +28,7 @@ void merge_common_values(Graph& graph) {
   std::unordered_multimap<size_t, const Node*> known;
   for (Node& node : graph.nodes) {
     for (uint32_t& x : node.in) x = x == kNone ? kNone : now[x];
-    if (node.kind != Node::Kind::kRow) continue;
+    if (node.kind != Node::Kind::kRow || is_collective(node)) continue;
     const size_t hash = hash_of(node);
     const Node* same = nullptr;
     for (auto [at, end] = known.equal_range(hash); at != end && !same; ++at) {

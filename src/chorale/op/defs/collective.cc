@@ -58,7 +58,7 @@ Tensor group_tensor(std::shared_ptr<const comm::Group> group) {
   CHORALE_CHECK(group && group->is_member(), "[group_tensor] this rank is not in the group, so it has no part in what ",
                 "the group does");
   Tensor tensor = Tensor::from<int64_t>({group->rank(), group->size()}, {2});
-  if (group->size() > 1) tensor.impl()->extension = std::make_unique<GroupExtension>(std::move(group));
+  tensor.impl()->extension = std::make_unique<GroupExtension>(std::move(group));
   return tensor;
 }
 Tensor group_tensor(const comm::Group& group) {
@@ -67,11 +67,18 @@ Tensor group_tensor(const comm::Group& group) {
 
 const comm::Group* group_of(const Tensor& tensor) {
   const TensorExtension* known = tensor.extension();
-  if (known && known->kind == kGroupKind) return static_cast<const GroupExtension*>(known)->group.get();
+  if (known && known->kind == kGroupKind) {
+    const comm::Group* group = static_cast<const GroupExtension*>(known)->group.get();
+    return group->size() > 1 ? group : nullptr;
+  }
   CHORALE_CHECK(!known && tensor.dtype() == DType::kI64 && tensor.elems() == 2 && tensor.to_vector<int64_t>()[1] == 1,
                 "[collective] the group must be what group_tensor() made (a copy of that is no group), found a tensor ",
                 "of ", tensor.dtype(), " ", tensor.sizes());
   return nullptr;
+}
+
+bool is_group(const Tensor& tensor) {
+  return tensor.defined() && tensor.extension() && tensor.extension()->kind == kGroupKind;
 }
 
 bool is_pending(const Tensor& tensor) {
@@ -488,7 +495,32 @@ Tensor start_reduce_scatter(const Tensor& x, const Tensor& group, int64_t dim, R
 Tensor start_all_to_all(const Tensor& x, const Tensor& group, int64_t cut, int64_t join, int64_t whole) {
   return op::call(op::kStart, exchanging(x, group, cut, join, whole), x, group);
 }
-Tensor wait_for(const Tensor& pending) { return is_pending(pending) ? op::call(op::kWait, {}, pending) : pending; }
+Tensor wait_for(const Tensor& pending) {
+  // One that is traced may be begun; only running it tells.
+  return is_pending(pending) || pending.is_traced() ? op::call(op::kWait, {}, pending) : pending;
+}
+
+void all_reduce_(const Tensor& x, const Tensor& group, Reduce reduce) { copy_(x, all_reduce(x, group, reduce)); }
+void all_gather_into(const Tensor& out, const Tensor& x, const Tensor& group, int64_t dim) {
+  copy_(out, all_gather(x, group, dim, out.size(dim)));
+}
+void all_gather_into(const std::vector<Tensor>& outs, const Tensor& x, const Tensor& group) {
+  const Tensor all = all_gather(unsqueeze(x, 0), group);
+  CHORALE_CHECK(all.size(0) == static_cast<int64_t>(outs.size()), "[all_gather] there are ", all.size(0),
+                " ranks and tensors for ", outs.size());
+  for (size_t i = 0; i < outs.size(); ++i) copy_(outs[i], select(all, 0, static_cast<int64_t>(i)));
+}
+void reduce_scatter_into(const Tensor& out, const Tensor& x, const Tensor& group, int64_t dim, Reduce reduce) {
+  copy_(out, reduce_scatter(x, group, dim, reduce));
+}
+void all_to_all_into(const Tensor& out, const Tensor& x, const Tensor& group) {
+  const comm::Group* ranks = group_of(group);
+  const int64_t count = ranks ? ranks->size() : 1;
+  CHORALE_CHECK(x.elems() % count == 0 && out.elems() == x.elems() && (x.dims() == 0 || x.size(0) % count == 0),
+                "[all_to_all] a tensor of shape ", x.sizes(), " cannot be cut into ", count,
+                " equal chunks for one of ", out.sizes());
+  copy_(out, view(all_to_all(reshape(x, {count, x.elems() / count}), group, 0, 1), out.sizes()));
+}
 
 Tensor send(const Tensor& x, const Tensor& group, int destination, int64_t tag) {
   CHORALE_CHECK(group_of(group), "[send] a group of one has no rank to send to");

@@ -1,0 +1,170 @@
+// Collectives inside of compiled graphs: on one rank, and on several.
+#include <gtest/gtest.h>
+
+#include <type_traits>
+
+#include "chorale/api/api.h"
+#include "chorale/api/compile.h"
+#include "chorale/comm/run_ranks_test_util.h"
+#include "chorale/op/collective.h"
+
+namespace chorale {
+namespace {
+
+using comm::run_ranks;
+
+Tensor numbers(const Shape& sizes, int seed) {
+  std::vector<float> values(static_cast<size_t>(count_elems(sizes)));
+  for (size_t i = 0; i < values.size(); ++i)
+    values[i] = static_cast<float>(static_cast<int>(i * 7 + 3) % 11 - 5 + seed);
+  return Tensor::from(values, sizes);
+}
+
+// Forms that write into a tensor of the caller's return nothing, and the graph knows what they wrote.
+static_assert(std::is_void_v<decltype(all_reduce_(Tensor(), Tensor()))>);
+static_assert(std::is_void_v<decltype(all_gather_into(Tensor(), Tensor(), Tensor()))>);
+static_assert(std::is_void_v<decltype(all_gather_into(std::vector<Tensor>(), Tensor(), Tensor()))>);
+static_assert(std::is_void_v<decltype(reduce_scatter_into(Tensor(), Tensor(), Tensor()))>);
+static_assert(std::is_void_v<decltype(all_to_all_into(Tensor(), Tensor(), Tensor()))>);
+
+// Of a group of one: what goes in comes out, times w.
+template <class F>
+void expect_times_w(const F& collective, const Shape& sizes = {4, 4}) {
+  run_ranks(1, [&](const comm::Group& ranks) {
+    const Tensor group = group_tensor(ranks), w = numbers(sizes, 2);
+    auto f = compile(
+        [&](const Tensor& x) {
+          Tensor out = empty(x.sizes());
+          collective(out, x, group);
+          return mul(out, w);
+        },
+        {.whole_graph = true});
+    for (int call = 0; call < 2; ++call) {
+      const Tensor x = numbers(sizes, call);
+      const Tensor made = f(x);
+      EXPECT_EQ(made.to_vector<float>(), mul(numbers(sizes, call), w).to_vector<float>());
+    }
+    EXPECT_EQ(explain(f).compiles, 1);
+  });
+}
+
+// spec: test_compiled_all_reduce_returns_none
+TEST(CompiledCollectives, AllReduceInPlaceReturnsNothing) {
+  run_ranks(1, [&](const comm::Group& ranks) {
+    const Tensor group = group_tensor(ranks), w = numbers({4, 4}, 2);
+    auto f = compile(
+        [&](const Tensor& x) {
+          all_reduce_(x, group);
+          return mul(x, w);
+        },
+        {.whole_graph = true});
+    const Tensor x = numbers({4, 4}, 1);
+    EXPECT_EQ(f(x).to_vector<float>(), mul(numbers({4, 4}, 1), w).to_vector<float>());
+  });
+}
+
+// spec: test_compiled_all_gather_into_tensor_returns_none
+TEST(CompiledCollectives, AllGatherIntoATensorReturnsNothing) {
+  expect_times_w([](const Tensor& out, const Tensor& x, const Tensor& group) { all_gather_into(out, x, group); });
+}
+// spec: test_compiled_reduce_scatter_tensor_returns_none
+TEST(CompiledCollectives, ReduceScatterIntoATensorReturnsNothing) {
+  expect_times_w([](const Tensor& out, const Tensor& x, const Tensor& group) { reduce_scatter_into(out, x, group); });
+}
+// spec: test_compiled_all_to_all_single_returns_none
+TEST(CompiledCollectives, AllToAllIntoATensorReturnsNothing) {
+  expect_times_w([](const Tensor& out, const Tensor& x, const Tensor& group) { all_to_all_into(out, x, group); });
+}
+// spec: test_compiled_all_gather_returns_none
+TEST(CompiledCollectives, AllGatherIntoAListReturnsNothing) {
+  expect_times_w([](const Tensor& out, const Tensor& x, const Tensor& group) {
+    all_gather_into(std::vector<Tensor>{out}, x, group);
+  });
+}
+
+// Forward, gradient and a wait in the middle, on two and three ranks, in both contracts.
+TEST(CompiledCollectives, AreNodesOfTheGraph) {
+  for (const int size : {2, 3}) {
+    run_ranks(size, [&](const comm::Group& ranks) {
+      const Tensor group = group_tensor(ranks);
+      const auto body = [&](const Tensor& x) {
+        const Tensor begun = start_all_reduce(mul(x, 2), group);
+        const Tensor meanwhile = relu(x);
+        const Tensor gathered = all_gather(x, group, 0);
+        const Tensor sums = reduce_scatter(gathered, group, 0);
+        return add(add(mul(wait_for(begun), meanwhile), sums), all_reduce(square(x), group, Reduce::kAverage));
+      };
+      const auto gradient_of_sum = [&](const auto& f, const Tensor& x) {
+        backward(sum(f(x)));
+        return gradient(x).to_vector<float>();
+      };
+      const Tensor eager_in = set_requires_grad(numbers({3, 5}, ranks.rank()));
+      const std::vector<float> expected = body(eager_in).to_vector<float>();
+      const std::vector<float> gradients = gradient_of_sum(body, eager_in);
+      for (const bool whole : {true, false}) {
+        auto f = compile(body, {.whole_graph = whole});
+        for (int call = 0; call < 3; ++call) {
+          const Tensor x = set_requires_grad(numbers({3, 5}, ranks.rank()));
+          EXPECT_EQ(f(x).to_vector<float>(), expected) << whole;
+          EXPECT_EQ(gradient_of_sum(f, x), gradients) << whole;
+        }
+        EXPECT_EQ(explain(f).compiles, 1) << whole;
+        EXPECT_TRUE(explain(f).breaks.empty()) << whole;
+        const std::string text = explain(f).graphs.at(0).text;
+        EXPECT_NE(text.find("collective_start"), std::string::npos);
+        EXPECT_NE(text.find("collective_wait"), std::string::npos);
+        EXPECT_EQ(graph::print(graph::parse(text)), text);
+      }
+    });
+  }
+}
+
+// A collective whose result only some ranks read is no dead code.
+TEST(CompiledCollectives, RunWhereNobodyReadsTheResult) {
+  run_ranks(2, [&](const comm::Group& ranks) {
+    const Tensor group = group_tensor(ranks);
+    auto f = compile(
+        [&](const Tensor& x) {
+          const Tensor all = all_reduce(x, group);
+          return ranks.rank() == 0 ? add(all, 1) : neg(x);
+        },
+        {.whole_graph = true});
+    for (int call = 0; call < 3; ++call) {
+      const Tensor x = numbers({4}, call), other = numbers({4}, call);
+      EXPECT_EQ(f(x).to_vector<float>(), (ranks.rank() == 0 ? add(add(x, other), 1) : neg(x)).to_vector<float>());
+    }
+  });
+}
+
+// In-place forms on several ranks.
+TEST(CompiledCollectives, WriteIntoTensorsOfTheCaller) {
+  run_ranks(2, [&](const comm::Group& ranks) {
+    const Tensor group = group_tensor(ranks);
+    const auto body = [&](const Tensor& x) {
+      const Tensor gathered = empty({4, 3}), scattered = empty({1, 3}), exchanged = empty({2, 3});
+      all_gather_into(gathered, x, group);
+      reduce_scatter_into(scattered, x, group);
+      all_to_all_into(exchanged, x, group);
+      all_reduce_(x, group);
+      return std::vector<Tensor>{gathered, scattered, exchanged, mul(x, 2)};
+    };
+    const Tensor mine = numbers({2, 3}, 10 * ranks.rank()), theirs = numbers({2, 3}, 10 * (1 - ranks.rank()));
+    const Tensor first = ranks.rank() == 0 ? mine : theirs, second = ranks.rank() == 0 ? theirs : mine;
+    const int64_t own = ranks.rank();
+    const std::vector<Tensor> expected{cat({first, second}, 0), narrow(add(first, second), 0, own, 1),
+                                       cat({narrow(first, 0, own, 1), narrow(second, 0, own, 1)}, 0),
+                                       mul(add(first, second), 2)};
+    auto f = compile(body, {.whole_graph = true});
+    for (int call = 0; call < 2; ++call) {
+      const Tensor x = clone(mine);
+      const std::vector<Tensor> made = f(x);
+      for (size_t i = 0; i < expected.size(); ++i) {
+        EXPECT_EQ(made[i].to_vector<float>(), contiguous(expected[i]).to_vector<float>()) << i;
+      }
+      EXPECT_EQ(x.to_vector<float>(), add(first, second).to_vector<float>());
+    }
+  });
+}
+
+}  // namespace
+}  // namespace chorale
