@@ -137,9 +137,9 @@ struct ScalarReduce {
     } else if constexpr (kOp == ReduceOp::kAll) {
       return a & b;
     } else if constexpr (kOp == ReduceOp::kMax || kOp == ReduceOp::kMaxAbs) {
-      return a != a ? a : b > a || b != b ? b : a;  // NaN wins
+      return a != a ? a : b > a || b != b ? b : a;  // NaN wins; NOLINT(misc-redundant-expression)
     } else if constexpr (kOp == ReduceOp::kMin || kOp == ReduceOp::kMinAbs) {
-      return a != a ? a : b < a || b != b ? b : a;
+      return a != a ? a : b < a || b != b ? b : a;  // NOLINT(misc-redundant-expression)
     } else if constexpr (std::is_integral_v<Acc>) {
       return static_cast<Acc>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));  // wraps around
     } else {

@@ -45,7 +45,7 @@ class Primitive {
 // Everything that a primitive depends on, as numbers. The number of threads is one of them, always.
 class Key {
  public:
-  explicit Key(std::initializer_list<int64_t> words);
+  Key(std::initializer_list<int64_t> words);
   friend bool operator==(const Key& a, const Key& b) { return a.words_ == b.words_; }
   size_t hash() const { return hash_; }
 

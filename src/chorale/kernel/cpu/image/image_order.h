@@ -30,7 +30,7 @@ void with_images(const KernelArgs& args, F&& f) {
   const Tensor in = in_order(args.in[0], is_channels_last(args), compute);
   const Tensor out =
       compute == result.dtype() ? result : Tensor::empty_strided(result.sizes(), result.strides(), compute);
-  if (compute == DType::kF32) {
+  if (compute == DType::kF32) {  // NOLINT(bugprone-branch-clone): of different types
     f(in, out, float());
   } else {
     f(in, out, double());
