@@ -58,4 +58,5 @@
 #include "chorale/text/wordpiece.h"
 #include "chorale/trace/trace.h"
 #include "chorale/trace/trace_summary.h"
+#include "chorale/train/run_log.h"
 #include "chorale/zero/zero_optimizer.h"

@@ -9,6 +9,7 @@
 
 #include "chorale/api/api.h"
 #include "chorale/app/commands.h"
+#include "chorale/app/op_functions.h"
 #include "chorale/base/did_you_mean.h"
 #include "chorale/base/error.h"
 #include "chorale/op/builder.h"
@@ -96,6 +97,12 @@ const char* autocast(op::Cast cast) {
   return "";
 }
 
+// Rows that gradients call, and nobody else.
+bool is_helper(const OpDef& row) {
+  const std::string_view name = row.name;
+  return name.ends_with("_backward") || name.find("_backward_") != std::string_view::npos;
+}
+
 void print_table() {
   size_t name_width = 4, input_width = 6, dtype_width = 6;
   for (const OpDef* row : op::all_ops()) {
@@ -109,10 +116,16 @@ void print_table() {
                where, grad, shard);
   };
   line("name", "inputs", "dtypes", "devices", "gradient", "sharding");
-  for (const OpDef* row : op::all_ops()) {
-    line(row->name, row->inputs, dtypes(row->dtypes), devices(*row), gradient(*row), sharding(*row));
+  for (const bool helpers : {false, true}) {
+    for (const OpDef* row : op::all_ops()) {
+      if (is_helper(*row) != helpers) continue;
+      line(row->name, row->inputs, dtypes(row->dtypes), devices(*row), gradient(*row), sharding(*row));
+    }
   }
-  fmt::print("\n{} ops. `chorale ops NAME` shows one.\n", op::all_ops().size());
+  const auto rows = op::all_ops();
+  const auto helpers = std::count_if(rows.begin(), rows.end(), [](const OpDef* row) { return is_helper(*row); });
+  fmt::print("\n{} ops, and {} helpers of their gradients. `chorale ops NAME` shows one, or a function made of them.\n",
+             static_cast<int64_t>(rows.size()) - helpers, helpers);
 }
 
 std::string saved(op::InputSet positions, const char* what) {
@@ -209,11 +222,31 @@ void print_json() {
   fmt::print("{}\n", rows.dump());
 }
 
+// How the functions of that name are called; false if there is none.
+bool print_functions(const std::string& name) {
+  // exp_ and exp_out are declared together with exp.
+  const auto has_name = [&](const OpFunction& function) {
+    const bool has_forms = function.declaration.ends_with("_out");
+    return function.name == name || (has_forms && (function.name + "_" == name || function.name + "_out" == name));
+  };
+  bool found = false;
+  for (const OpFunction& function : op_functions()) {
+    if (!has_name(function)) continue;
+    fmt::print("{}\n", function.declaration);
+    if (!function.comment.empty()) fmt::print("    {}\n", function.comment);
+    found = true;
+  }
+  return found;
+}
+
 void show(const std::string& name) {
   if (name.empty()) return print_table();
   const OpDef* row = op::find_op(name);
+  const bool is_function = print_functions(name);
   if (row) return print_one(*row);
+  if (is_function) return;
   std::vector<std::string> names;
+  for (const OpFunction& function : op_functions()) names.push_back(function.name);
   for (const OpDef* other : op::all_ops()) names.emplace_back(other->name);
   throw InvalidArgument(concat("there is no op '", name, "'", did_you_mean(name, names)));
 }

@@ -4,11 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "chorale/app/commands.h"
+#include "chorale/app/op_functions.h"
 #include "chorale/base/cpu.h"
 #include "chorale/base/optional_parts.h"
 #include "chorale/transport/congestion.h"
@@ -105,6 +107,27 @@ TEST(Doctor, ShowsTheProcessorAndEveryOptionalPart) {
     EXPECT_THAT(outcome.out, HasSubstr(part.available().reason));
   }
   EXPECT_THAT(outcome.out, HasSubstr("congestion control: " + transport::usual_congestion_control("192.0.2.1")));
+}
+
+TEST(OpFunctions, AreReadFromTheirHeaders) {
+  const auto found = functions_in(
+      "// Of a file.\n#pragma once\n\n// ---- section\n\n// Adds.\nTensor add(const Tensor& x,\n           Scalar y = "
+      "1);\n"
+      "Tensor sub(const Tensor& x);  // takes away\nCHORALE_FORMS(exp, const Tensor& x)\n\n"
+      "struct Options {\n  Tensor mask{};\n};\ninline Tensor operator+(const Tensor& x) { return add(x); }\n");
+  ASSERT_EQ(found.size(), 3u);
+  EXPECT_EQ(found[0].declaration, "Tensor add(const Tensor& x, Scalar y = 1)");
+  EXPECT_EQ(found[0].comment, "Adds.");
+  EXPECT_EQ(found[1].comment, "takes away");
+  EXPECT_EQ(found[2].declaration, "Tensor exp(const Tensor& x), also exp_ and exp_out");
+}
+
+TEST(OpFunctions, HaveWhatUsersCall) {
+  std::set<std::string> names;
+  for (const OpFunction& function : op_functions()) names.insert(function.name);
+  for (const char* name : {"einsum", "conv2d", "flatten", "mse_loss", "reshape", "matmul", "clamp", "cat", "where"}) {
+    EXPECT_TRUE(names.contains(name)) << name;
+  }
 }
 
 }  // namespace
