@@ -4,7 +4,7 @@
 
 namespace chorale::nn {
 
-Tensor GLU::forward(const Tensor& x) {
+Tensor GLU::forward(const Tensor& x) const {
   const int64_t dim = normalize_dim("GLU", dim_, x.dims());
   CHORALE_CHECK(x.size(dim) % 2 == 0, "[GLU] expected an even size in dimension ", dim, ", found shape ", x.sizes());
   const int64_t half = x.size(dim) / 2;
@@ -13,7 +13,7 @@ Tensor GLU::forward(const Tensor& x) {
 
 PReLU::PReLU(int64_t num_parameters, double init) : weight(full({num_parameters}, init)) {}
 
-Tensor PReLU::forward(const Tensor& x) {
+Tensor PReLU::forward(const Tensor& x) const {
   Tensor slope = weight;
   if (weight.elems() > 1) {
     CHORALE_CHECK(x.dims() >= 2 && x.size(1) == weight.elems(), "[PReLU] expected ", weight.elems(),

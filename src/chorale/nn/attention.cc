@@ -74,7 +74,7 @@ Tensor MultiheadAttention::mask_of(const AttentionMasks& masks, const Tensor& q,
 }
 
 AttentionOutput MultiheadAttention::forward(const Tensor& query, const Tensor& key, const Tensor& value,
-                                            const AttentionMasks& masks) {
+                                            const AttentionMasks& masks) const {
   const bool single = query.dims() == 2;
   const int64_t kdim = options_.kdim.value_or(width_), vdim = options_.vdim.value_or(width_);
   CHORALE_CHECK((single || query.dims() == 3) && key.dims() == query.dims() && value.dims() == query.dims() &&
@@ -143,7 +143,7 @@ TransformerEncoderLayer::TransformerEncoderLayer(int64_t d_model, int64_t nhead,
       dropout2(options.dropout),
       options_(options) {}
 
-Tensor TransformerEncoderLayer::forward(const Tensor& src, const AttentionMasks& masks) {
+Tensor TransformerEncoderLayer::forward(const Tensor& src, const AttentionMasks& masks) const {
   const auto attend = [&](const Tensor& x) { return dropout1(self_attn(x, x, x, masks).output); };
   const auto feed = [&](const Tensor& x) {
     return dropout2(linear2(dropout(activate(options_.activation, linear1(x)))));
@@ -171,7 +171,7 @@ TransformerDecoderLayer::TransformerDecoderLayer(int64_t d_model, int64_t nhead,
       options_(options) {}
 
 Tensor TransformerDecoderLayer::forward(const Tensor& tgt, const Tensor& memory, const AttentionMasks& tgt_masks,
-                                        const AttentionMasks& memory_masks) {
+                                        const AttentionMasks& memory_masks) const {
   const auto attend = [&](const Tensor& x) { return dropout1(self_attn(x, x, x, tgt_masks).output); };
   const auto look_up = [&](const Tensor& x) {
     return dropout2(multihead_attn(x, memory, memory, memory_masks).output);

@@ -38,7 +38,7 @@ class MultiheadAttention : public Module {
   MultiheadAttention(int64_t embed_dim, int64_t num_heads, const MultiheadAttentionOptions& options = {});
   // [length, batch, dim] each, or [length, dim].
   AttentionOutput forward(const Tensor& query, const Tensor& key, const Tensor& value,
-                          const AttentionMasks& masks = {});
+                          const AttentionMasks& masks = {}) const;
   std::string describe() const override;
 
   Parameter in_proj_weight;                               // [3 * embed_dim, embed_dim]: query, key, value; or,
@@ -70,7 +70,7 @@ struct TransformerLayerOptions {
 class TransformerEncoderLayer : public Module {
  public:
   TransformerEncoderLayer(int64_t d_model, int64_t nhead, const TransformerLayerOptions& options = {});
-  Tensor forward(const Tensor& src, const AttentionMasks& masks = {});
+  Tensor forward(const Tensor& src, const AttentionMasks& masks = {}) const;
 
   MultiheadAttention self_attn;
   Linear linear1, linear2;
@@ -87,7 +87,7 @@ class TransformerDecoderLayer : public Module {
  public:
   TransformerDecoderLayer(int64_t d_model, int64_t nhead, const TransformerLayerOptions& options = {});
   Tensor forward(const Tensor& tgt, const Tensor& memory, const AttentionMasks& tgt_masks = {},
-                 const AttentionMasks& memory_masks = {});
+                 const AttentionMasks& memory_masks = {}) const;
 
   MultiheadAttention self_attn, multihead_attn;
   Linear linear1, linear2;

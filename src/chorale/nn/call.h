@@ -1,10 +1,11 @@
-// How a module is called: forward itself, or with hooks around it.
+// How a module is called: forward itself, or with hooks around it; an error of a bad value says in which layer.
 #pragma once
 
 #include <tuple>
 #include <type_traits>
 #include <utility>
 
+#include "chorale/base/error.h"
 #include "chorale/nn/hooks.h"
 #include "chorale/nn/visit_tensors.h"
 
@@ -12,9 +13,13 @@ namespace chorale::nn {
 
 namespace detail {
 
+// Throws the error that is being handled again, with the layer that it came from: its path from `module` on.
+[[noreturn]] void raise_in_layer(const Module& module, const InvalidArgument& error);
+
 template <class M, class Arguments, class Forward>
 auto call_between_hooks(M& module, Arguments& arguments, const Forward& forward) {
-  HookedCall call(module);
+  // Hooks get the module, and may change it, also when it is called as a const one.
+  HookedCall call(const_cast<std::remove_const_t<M>&>(module));
   replace_tensors(arguments, call.before(tensors_of(arguments)));
   if constexpr (std::is_void_v<decltype(forward())>) {
     forward();
@@ -45,10 +50,19 @@ auto call_with_hooks(M& module, Args&&... args) {
 }  // namespace detail
 
 template <class M, class... Args>
+concept ForwardIsConst = requires(const M& module, Args&&... args) {
+  module.forward(std::forward<Args>(args)...);
+};
+
+template <class M, class... Args>
 auto call(M& module, Args&&... args) {
-  if (!module.hooks()) [[likely]]
-    return module.forward(std::forward<Args>(args)...);
-  return detail::call_with_hooks(module, std::forward<Args>(args)...);
+  try {
+    if (!module.hooks()) [[likely]]
+      return module.forward(std::forward<Args>(args)...);
+    return detail::call_with_hooks(module, std::forward<Args>(args)...);
+  } catch (const InvalidArgument& error) {
+    detail::raise_in_layer(module, error);
+  }
 }
 
 }  // namespace chorale::nn

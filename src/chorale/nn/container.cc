@@ -23,6 +23,12 @@ Tensor Sequential::forward(const Tensor& x) {
   return value;
 }
 
-Tensor Flatten::forward(const Tensor& x) { return flatten(x, start_, end_); }
+Tensor Sequential::forward(const Tensor& x) const {
+  Tensor value = x;
+  for (const auto& step : steps_) value = static_cast<const Step&>(*step).call(value);
+  return value;
+}
+
+Tensor Flatten::forward(const Tensor& x) const { return flatten(x, start_, end_); }
 
 }  // namespace chorale::nn

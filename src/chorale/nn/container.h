@@ -48,6 +48,8 @@ class Sequential : public Module {
   }
 
   Tensor forward(const Tensor& x);
+  // StateError at a layer whose forward is not const.
+  Tensor forward(const Tensor& x) const;
   void visit_members(MemberVisitor& visitor) override;
   CHORALE_MODULE_CALL(Sequential)
 
@@ -56,6 +58,7 @@ class Sequential : public Module {
     virtual ~Step() = default;
     virtual Module& module() = 0;
     virtual Tensor call(const Tensor& x) = 0;
+    virtual Tensor call(const Tensor& x) const = 0;
     virtual std::unique_ptr<Step> copy() const = 0;
   };
   template <class Layer>
@@ -63,6 +66,14 @@ class Sequential : public Module {
     explicit StepOf(Layer from) : layer(std::move(from)) {}
     Module& module() override { return layer; }
     Tensor call(const Tensor& x) override { return layer(x); }
+    Tensor call(const Tensor& x) const override {
+      if constexpr (requires { layer(x); }) {
+        return layer(x);
+      } else {
+        throw StateError(concat("[Sequential] is called through a const module, but the forward of its layer ",
+                                layer.type_name(), " is not const"));
+      }
+    }
     std::unique_ptr<Step> copy() const override { return std::make_unique<StepOf>(layer); }
     Layer layer;
   };
@@ -72,14 +83,14 @@ class Sequential : public Module {
 
 struct Identity : Module {
   CHORALE_MODULE(Identity)
-  Tensor forward(const Tensor& x) { return x; }
+  Tensor forward(const Tensor& x) const { return x; }
 };
 
 // Dimensions `start` to `end`, inclusive, become one.
 class Flatten : public Module {
  public:
   explicit Flatten(int64_t start = 1, int64_t end = -1) : start_(start), end_(end) {}
-  Tensor forward(const Tensor& x);
+  Tensor forward(const Tensor& x) const;
   CHORALE_MODULE(Flatten)
 
  private:

@@ -49,7 +49,7 @@ Conv::Conv(int64_t dims, int64_t in_channels, int64_t out_channels, const ConvOp
   if (options.bias) bias = Parameter(uniform({out_channels}, -bound, bound));
 }
 
-Tensor Conv::forward(const Tensor& x) {
+Tensor Conv::forward(const Tensor& x) const {
   const ConvOptions& o = options_;
   Tensor image = x;
   IntList padding = o.padding;
@@ -83,7 +83,7 @@ ConvTranspose::ConvTranspose(int64_t dims, int64_t in_channels, int64_t out_chan
   if (options.bias) bias = Parameter(uniform({out_channels}, -bound, bound));
 }
 
-Tensor ConvTranspose::forward(const Tensor& x) {
+Tensor ConvTranspose::forward(const Tensor& x) const {
   const ConvTransposeOptions& o = options_;
   const auto function = o.kernel.count == 1   ? conv_transpose1d
                         : o.kernel.count == 2 ? conv_transpose2d

@@ -21,7 +21,7 @@ void Linear::reset_parameters() {
   if (bias.defined()) init::uniform_(bias, -bound, bound);
 }
 
-Tensor Linear::forward(const Tensor& x) { return linear(x, weight, bias); }
+Tensor Linear::forward(const Tensor& x) const { return linear(x, weight, bias); }
 
 std::string Linear::describe() const {
   return concat(weight.size(1), ", ", weight.size(0), bias.defined() ? "" : ", bias=false");
@@ -35,7 +35,7 @@ Bilinear::Bilinear(int64_t in1_features, int64_t in2_features, int64_t out_featu
   if (options.bias) bias = Parameter(uniform({out_features}, -bound, bound));
 }
 
-Tensor Bilinear::forward(const Tensor& x1, const Tensor& x2) {
+Tensor Bilinear::forward(const Tensor& x1, const Tensor& x2) const {
   CHORALE_CHECK(
       x1.dims() == x2.dims() && x1.dims() > 0 && x1.size(-1) == weight.size(1) && x2.size(-1) == weight.size(2),
       "[Bilinear] expected [.., ", weight.size(1), "] and [.., ", weight.size(2),
@@ -65,7 +65,7 @@ Parameter make_table(const char* type, int64_t rows, int64_t columns, std::optio
 Embedding::Embedding(int64_t num_embeddings, int64_t embedding_dim, const EmbeddingOptions& options)
     : weight(make_table("Embedding", num_embeddings, embedding_dim, options.padding_idx)), options_(options) {}
 
-Tensor Embedding::forward(const Tensor& indices) {
+Tensor Embedding::forward(const Tensor& indices) const {
   return embedding(indices, weight, options_.padding_idx, options_.sparse);
 }
 
@@ -78,7 +78,7 @@ std::string Embedding::describe() const {
 EmbeddingBag::EmbeddingBag(int64_t num_embeddings, int64_t embedding_dim, const EmbeddingBagLayerOptions& options)
     : weight(make_table("EmbeddingBag", num_embeddings, embedding_dim, options.padding_idx)), options_(options) {}
 
-Tensor EmbeddingBag::forward(const Tensor& indices, const Tensor& offsets, const Tensor& per_sample_weights) {
+Tensor EmbeddingBag::forward(const Tensor& indices, const Tensor& offsets, const Tensor& per_sample_weights) const {
   const EmbeddingBagOptions options{.mode = options_.mode,
                                     .weights = per_sample_weights,
                                     .padding = options_.padding_idx,

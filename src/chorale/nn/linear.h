@@ -15,7 +15,7 @@ struct LinearOptions {
 class Linear : public Module {
  public:
   Linear(int64_t in_features, int64_t out_features, const LinearOptions& options = {});
-  Tensor forward(const Tensor& x);
+  Tensor forward(const Tensor& x) const;
   std::string describe() const override;
   // Weight and bias uniform in +-1 / sqrt(in_features).
   void reset_parameters();
@@ -29,7 +29,7 @@ class Linear : public Module {
 class Bilinear : public Module {
  public:
   Bilinear(int64_t in1_features, int64_t in2_features, int64_t out_features, const LinearOptions& options = {});
-  Tensor forward(const Tensor& x1, const Tensor& x2);
+  Tensor forward(const Tensor& x1, const Tensor& x2) const;
   std::string describe() const override;
 
   Parameter weight;  // [out, in1, in2]
@@ -45,7 +45,7 @@ struct EmbeddingOptions {
 class Embedding : public Module {
  public:
   Embedding(int64_t num_embeddings, int64_t embedding_dim, const EmbeddingOptions& options = {});
-  Tensor forward(const Tensor& indices);
+  Tensor forward(const Tensor& indices) const;
   std::string describe() const override;
   const EmbeddingOptions& options() const { return options_; }
 
@@ -66,7 +66,7 @@ struct EmbeddingBagLayerOptions {
 class EmbeddingBag : public Module {
  public:
   EmbeddingBag(int64_t num_embeddings, int64_t embedding_dim, const EmbeddingBagLayerOptions& options = {});
-  Tensor forward(const Tensor& indices, const Tensor& offsets = {}, const Tensor& per_sample_weights = {});
+  Tensor forward(const Tensor& indices, const Tensor& offsets = {}, const Tensor& per_sample_weights = {}) const;
   std::string describe() const override;
 
   Parameter weight;  // [num_embeddings, embedding_dim], normal

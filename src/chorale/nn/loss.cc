@@ -20,7 +20,7 @@ BCELoss::BCELoss(const BceOptions& options) : weight(buffer_of(options.weight)),
 BCEWithLogitsLoss::BCEWithLogitsLoss(const BceOptions& options)
     : weight(buffer_of(options.weight)), pos_weight(buffer_of(options.pos_weight)), reduction_(options.reduction) {}
 
-Tensor CosineEmbeddingLoss::forward(const Tensor& x, const Tensor& y, const Tensor& target) {
+Tensor CosineEmbeddingLoss::forward(const Tensor& x, const Tensor& y, const Tensor& target) const {
   // Not cosine_similarity: here the squared lengths get an eps, which also makes the gradient at 0 finite.
   const double eps = 1e-12;
   const Tensor cosine = sum(x * y, -1) / sqrt((sum(square(x), -1) + eps) * (sum(square(y), -1) + eps));
@@ -28,15 +28,15 @@ Tensor CosineEmbeddingLoss::forward(const Tensor& x, const Tensor& y, const Tens
   return reduced(losses, options_.reduction);
 }
 
-Tensor MarginRankingLoss::forward(const Tensor& x, const Tensor& y, const Tensor& target) {
+Tensor MarginRankingLoss::forward(const Tensor& x, const Tensor& y, const Tensor& target) const {
   return reduced(relu(options_.margin - target * (x - y)), options_.reduction);
 }
 
-Tensor HingeEmbeddingLoss::forward(const Tensor& x, const Tensor& target) {
+Tensor HingeEmbeddingLoss::forward(const Tensor& x, const Tensor& target) const {
   return reduced(where(eq(target, 1), x, relu(options_.margin - x)), options_.reduction);
 }
 
-Tensor TripletMarginLoss::forward(const Tensor& anchor, const Tensor& positive, const Tensor& negative) {
+Tensor TripletMarginLoss::forward(const Tensor& anchor, const Tensor& positive, const Tensor& negative) const {
   // A difference of 0 has no direction; the eps gives its distance a gradient.
   const auto distance = [&](const Tensor& other) { return norm(anchor - other + 1e-6, 2, -1); };
   return reduced(relu(distance(positive) - distance(negative) + options_.margin), options_.reduction);

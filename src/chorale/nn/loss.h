@@ -16,7 +16,7 @@ struct CrossEntropyOptions {
 class CrossEntropyLoss : public Module {
  public:
   explicit CrossEntropyLoss(const CrossEntropyOptions& options = {});
-  Tensor forward(const Tensor& x, const Tensor& target) {
+  Tensor forward(const Tensor& x, const Tensor& target) const {
     return cross_entropy(x, target, weight, options_.reduction, options_.ignore_index, options_.label_smoothing);
   }
 
@@ -36,7 +36,7 @@ struct NllOptions {
 class NLLLoss : public Module {
  public:
   explicit NLLLoss(const NllOptions& options = {});
-  Tensor forward(const Tensor& x, const Tensor& target) {
+  Tensor forward(const Tensor& x, const Tensor& target) const {
     return nll_loss(x, target, weight, options_.reduction, options_.ignore_index);
   }
 
@@ -50,7 +50,7 @@ class NLLLoss : public Module {
 class MSELoss : public Module {
  public:
   explicit MSELoss(Reduction reduction = Reduction::kMean) : reduction_(reduction) {}
-  Tensor forward(const Tensor& x, const Tensor& y) { return mse_loss(x, y, reduction_); }
+  Tensor forward(const Tensor& x, const Tensor& y) const { return mse_loss(x, y, reduction_); }
   CHORALE_MODULE(MSELoss)
 
  private:
@@ -60,7 +60,7 @@ class MSELoss : public Module {
 class L1Loss : public Module {
  public:
   explicit L1Loss(Reduction reduction = Reduction::kMean) : reduction_(reduction) {}
-  Tensor forward(const Tensor& x, const Tensor& y) { return l1_loss(x, y, reduction_); }
+  Tensor forward(const Tensor& x, const Tensor& y) const { return l1_loss(x, y, reduction_); }
   CHORALE_MODULE(L1Loss)
 
  private:
@@ -74,7 +74,9 @@ struct SmoothL1Options {
 class SmoothL1Loss : public Module {
  public:
   explicit SmoothL1Loss(const SmoothL1Options& options = {}) : options_(options) {}
-  Tensor forward(const Tensor& x, const Tensor& y) { return smooth_l1_loss(x, y, options_.reduction, options_.beta); }
+  Tensor forward(const Tensor& x, const Tensor& y) const {
+    return smooth_l1_loss(x, y, options_.reduction, options_.beta);
+  }
   CHORALE_MODULE(SmoothL1Loss)
 
  private:
@@ -88,7 +90,9 @@ struct HuberOptions {
 class HuberLoss : public Module {
  public:
   explicit HuberLoss(const HuberOptions& options = {}) : options_(options) {}
-  Tensor forward(const Tensor& x, const Tensor& y) { return huber_loss(x, y, options_.reduction, options_.delta); }
+  Tensor forward(const Tensor& x, const Tensor& y) const {
+    return huber_loss(x, y, options_.reduction, options_.delta);
+  }
   CHORALE_MODULE(HuberLoss)
 
  private:
@@ -104,7 +108,7 @@ struct BceOptions {
 class BCELoss : public Module {
  public:
   explicit BCELoss(const BceOptions& options = {});
-  Tensor forward(const Tensor& x, const Tensor& y) { return binary_cross_entropy(x, y, weight, reduction_); }
+  Tensor forward(const Tensor& x, const Tensor& y) const { return binary_cross_entropy(x, y, weight, reduction_); }
 
   Buffer weight;
   CHORALE_MODULE(BCELoss, weight)
@@ -115,7 +119,7 @@ class BCELoss : public Module {
 class BCEWithLogitsLoss : public Module {
  public:
   explicit BCEWithLogitsLoss(const BceOptions& options = {});
-  Tensor forward(const Tensor& x, const Tensor& y) {
+  Tensor forward(const Tensor& x, const Tensor& y) const {
     return binary_cross_entropy_with_logits(x, y, weight, reduction_, pos_weight);
   }
 
@@ -133,7 +137,9 @@ struct KlDivOptions {
 class KLDivLoss : public Module {
  public:
   explicit KLDivLoss(const KlDivOptions& options = {}) : options_(options) {}
-  Tensor forward(const Tensor& x, const Tensor& y) { return kl_div(x, y, options_.reduction, options_.log_target); }
+  Tensor forward(const Tensor& x, const Tensor& y) const {
+    return kl_div(x, y, options_.reduction, options_.log_target);
+  }
   CHORALE_MODULE(KLDivLoss)
 
  private:
@@ -143,7 +149,7 @@ class KLDivLoss : public Module {
 class CosineSimilarity : public Module {
  public:
   explicit CosineSimilarity(int64_t dim = 1, double eps = 1e-8) : dim_(dim), eps_(eps) {}
-  Tensor forward(const Tensor& x, const Tensor& y) { return cosine_similarity(x, y, dim_, eps_); }
+  Tensor forward(const Tensor& x, const Tensor& y) const { return cosine_similarity(x, y, dim_, eps_); }
   CHORALE_MODULE(CosineSimilarity)
 
  private:
@@ -159,7 +165,7 @@ struct MarginOptions {
 class CosineEmbeddingLoss : public Module {
  public:
   explicit CosineEmbeddingLoss(const MarginOptions& options = {}) : options_(options) {}
-  Tensor forward(const Tensor& x, const Tensor& y, const Tensor& target);
+  Tensor forward(const Tensor& x, const Tensor& y, const Tensor& target) const;
   CHORALE_MODULE(CosineEmbeddingLoss)
 
  private:
@@ -169,7 +175,7 @@ class CosineEmbeddingLoss : public Module {
 class MarginRankingLoss : public Module {
  public:
   explicit MarginRankingLoss(const MarginOptions& options = {}) : options_(options) {}
-  Tensor forward(const Tensor& x, const Tensor& y, const Tensor& target);
+  Tensor forward(const Tensor& x, const Tensor& y, const Tensor& target) const;
   CHORALE_MODULE(MarginRankingLoss)
 
  private:
@@ -179,7 +185,7 @@ class MarginRankingLoss : public Module {
 class HingeEmbeddingLoss : public Module {
  public:
   explicit HingeEmbeddingLoss(const MarginOptions& options = {.margin = 1}) : options_(options) {}
-  Tensor forward(const Tensor& x, const Tensor& target);
+  Tensor forward(const Tensor& x, const Tensor& target) const;
   CHORALE_MODULE(HingeEmbeddingLoss)
 
  private:
@@ -189,7 +195,7 @@ class HingeEmbeddingLoss : public Module {
 class TripletMarginLoss : public Module {
  public:
   explicit TripletMarginLoss(const MarginOptions& options = {.margin = 1}) : options_(options) {}
-  Tensor forward(const Tensor& anchor, const Tensor& positive, const Tensor& negative);
+  Tensor forward(const Tensor& anchor, const Tensor& positive, const Tensor& negative) const;
   CHORALE_MODULE(TripletMarginLoss)
 
  private:

@@ -23,6 +23,8 @@ class MemberVisitor {
   virtual void parameter(const std::string& name, Parameter& member) = 0;
   virtual void buffer(const std::string& name, Buffer& member) = 0;
   virtual void module(const std::string& name, Module& member) = 0;
+  // What a module has and deliberately leaves out.
+  virtual void unlisted(const void* /*begin*/, size_t /*bytes*/) {}
   // Called before what a shared pointer points at is visited; a result that is not null takes its place. `copy` makes a
   // copy of it.
   virtual std::shared_ptr<void> shared(const void*, const std::function<std::shared_ptr<void>()>&) { return {}; }
@@ -39,6 +41,16 @@ Named<T> named(std::string name, T& member) {
   return {std::move(name), member};
 }
 
+// In CHORALE_MODULE: a member that takes no part, neither saved nor trained nor told of train() and eval().
+template <class T>
+struct Unlisted {
+  T& member;
+};
+template <class T>
+Unlisted<T> unlisted(T& member) {
+  return {member};
+}
+
 inline void visit_member(MemberVisitor& visitor, const std::string& name, Parameter& member) {
   if (member.defined()) visitor.parameter(name, member);
 }
@@ -50,6 +62,10 @@ inline void visit_member(MemberVisitor& visitor, const std::string& name, Module
 }
 template <class T>
 void visit_member(MemberVisitor& visitor, const std::string&, Named<T> member);
+template <class T>
+void visit_member(MemberVisitor& visitor, const std::string&, Unlisted<T> left_out) {
+  visitor.unlisted(&left_out.member, sizeof(T));
+}
 template <class T>
 void visit_member(MemberVisitor& visitor, const std::string& name, std::vector<T>& members);
 template <class T, size_t N>

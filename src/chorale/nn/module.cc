@@ -16,14 +16,80 @@ struct Members final : MemberVisitor {
   std::vector<std::pair<std::string, Module*>> modules;
 
   // A module that is const consists of the same members; only what tensors hold can change through the result.
-  explicit Members(const Module& of) { const_cast<Module&>(of).visit_members(*this); }
+  explicit Members(const Module& of) {
+    const_cast<Module&>(of).visit_members(*this);
+    check_all_listed(of);
+  }
   void parameter(const std::string& name, Parameter& member) override { parameters.emplace_back(name, &member); }
   void buffer(const std::string& name, Buffer& member) override { buffers.emplace_back(name, &member); }
   void module(const std::string& name, Module& member) override { modules.emplace_back(name, &member); }
+  void unlisted(const void* begin, size_t bytes) override { left_out_.push_back({begin, bytes}); }
+
+ private:
+  bool is_listed(const detail::Place& place) const {
+    const auto is_inside = [&](const Extent& extent) {
+      return !std::less<>()(place.at, extent.begin) &&
+             std::less<>()(place.at, static_cast<const std::byte*>(extent.begin) + extent.bytes);
+    };
+    const auto is_at = [&](const auto& entry) { return entry.second == place.at; };
+    const auto is_module_at = [&](const auto& entry) {
+      return static_cast<const detail::ModulePlace*>(entry.second) == place.at;
+    };
+    return std::any_of(parameters.begin(), parameters.end(), is_at) ||
+           std::any_of(buffers.begin(), buffers.end(), is_at) ||
+           std::any_of(modules.begin(), modules.end(), is_module_at) ||
+           std::any_of(modules.begin(), modules.end(),
+                       [&](const auto& entry) { return is_inside(entry.second->extent()); }) ||
+           std::any_of(left_out_.begin(), left_out_.end(), is_inside);
+  }
+
+  void check_all_listed(const Module& of) const {
+    const Extent extent = of.extent();
+    if (!extent.lists_all) return;
+    for (const detail::Place& place : detail::places_in(extent.begin, extent.bytes)) {
+      if (place.at == static_cast<const detail::ModulePlace*>(&of) || is_listed(place)) continue;
+      const bool is_module = place.kind == detail::PlaceKind::kModule;
+      const auto* tensor = is_module ? nullptr
+                           : place.kind == detail::PlaceKind::kParameter
+                               ? static_cast<const Tensor*>(static_cast<const Parameter*>(place.at))
+                               : static_cast<const Buffer*>(place.at);
+      if (tensor && !tensor->defined()) continue;  // absent: a bias that was not wanted
+      const std::string what =
+          is_module
+              ? concat("a ", static_cast<const Module*>(static_cast<const detail::ModulePlace*>(place.at))->type_name())
+              : concat(place.kind == detail::PlaceKind::kParameter ? "a Parameter " : "a Buffer ", tensor->dtype(), " ",
+                       tensor->sizes());
+      throw StateError(
+          concat("[", of.type_name(), "] has ", what, after_which(place.at),
+                 " that its CHORALE_MODULE does not list: it would be neither trained nor saved. List it "
+                 "(a derived module lists the members of its base too), or say nn::unlisted(member) there"));
+    }
+  }
+
+  // " behind fc1": the listed member that stands before it in memory.
+  std::string after_which(const void* at) const {
+    const void* nearest = nullptr;
+    std::string name;
+    const auto look = [&](const auto& members) {
+      for (const auto& [its_name, member] : members) {
+        if (std::less<const void*>()(member, at) && !std::less<const void*>()(member, nearest)) {
+          nearest = member;
+          name = its_name;
+        }
+      }
+    };
+    look(parameters);
+    look(buffers);
+    look(modules);
+    return nearest ? " behind " + name : "";
+  }
+
+  std::vector<Extent> left_out_;
 };
 
+// A wrapper's member without a name has the wrapper's.
 std::string joined(const std::string& prefix, const std::string& name) {
-  return prefix.empty() ? name : prefix + "." + name;
+  return prefix.empty() || name.empty() ? prefix + name : prefix + "." + name;
 }
 
 // Calls fn(prefix, module) for a module and all below it, owners first, each once per name.
@@ -277,7 +343,8 @@ void print(std::ostream& out, const Module& module, const std::string& indent) {
   const Members members(module);
   out << module.type_name() << "(" << module.describe();
   for (const auto& [name, member] : members.modules) {
-    out << "\n" << indent << "  (" << name << "): ";
+    out << "\n" << indent << "  ";
+    if (!name.empty()) out << "(" << name << "): ";
     print(out, *member, indent + "  ");
   }
   if (!members.modules.empty()) out << "\n" << indent;

@@ -10,7 +10,9 @@
 // members once; names in a state dict come from it ("fc1.weight"), and are PyTorch's where a layer is PyTorch's.
 // A member is a Parameter, a Buffer, a module, or a vector, array, optional, pointer or map of strings to these
 // ("layers.0.weight"); nn::named("other", member) gives it another name than the variable's.
-// A module that is not listed does not take part: neither saved nor trained nor told of train() and eval().
+// A parameter, buffer or module that is a member and is not listed is an error when the module is first asked what it
+// consists of: it would be neither saved nor trained. nn::unlisted(member) in the list says that this is meant. A
+// derived module lists the members of its base too. (What a container or a pointer holds is not found out.)
 // Copying a module copies handles: both have the same tensors then. clone(module) makes new ones.
 #pragma once
 
@@ -20,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "chorale/autograd/function.h"
 #include "chorale/nn/call.h"
 #include "chorale/nn/hooks.h"
 #include "chorale/nn/members.h"
@@ -48,7 +51,14 @@ class ModuleExtension {
   virtual void before_clone() const = 0;
 };
 
-class Module {
+// The memory of a module, and whether everything in it is to be listed.
+struct Extent {
+  const void* begin = nullptr;
+  size_t bytes = 0;
+  bool lists_all = false;
+};
+
+class Module : public detail::ModulePlace {
  public:
   virtual ~Module() = default;
 
@@ -101,11 +111,17 @@ class Module {
 
   virtual const char* type_name() const = 0;
   virtual void visit_members(MemberVisitor& visitor) = 0;
+  virtual Extent extent() const { return {}; }
   virtual std::string describe() const { return {}; }
 
  protected:
-  // The function, which forward would not see behind the members of that name.
+  // The functions, which forward would not see behind the members of these names.
   static Tensor to(const Tensor& x, DType dtype) { return chorale::to(x, dtype); }
+  template <class F, class... Args>
+  requires std::is_base_of_v<Function, F>
+  static std::vector<Tensor> apply(const std::vector<Tensor>& in, Args&&... args) {
+    return chorale::apply<F>(in, std::forward<Args>(args)...);
+  }
 
   Module() = default;
   Module(const Module&) = default;
@@ -138,12 +154,17 @@ requires std::is_base_of_v<Module, M> M clone(const M& module) {
 #define CHORALE_MODULE(Type, ...)                                            \
  public:                                                                     \
   void visit_members([[maybe_unused]] ::chorale::nn::MemberVisitor& visitor) \
-      override{CHORALE_FOR_EACH(CHORALE_VISIT_MEMBER, __VA_ARGS__)} CHORALE_MODULE_CALL(Type)
+      override{CHORALE_FOR_EACH(CHORALE_VISIT_MEMBER, __VA_ARGS__)} CHORALE_MODULE_PARTS(Type, true)
 #define CHORALE_VISIT_MEMBER(member) ::chorale::nn::visit_member(visitor, #member, member);
 // For a module that writes visit_members by hand.
-#define CHORALE_MODULE_CALL(Type)                                   \
-  const char* type_name() const override { return #Type; }          \
-  template <class... Args>                                          \
-  auto operator()(Args&&... args) {                                 \
-    return ::chorale::nn::call(*this, std::forward<Args>(args)...); \
-  }
+#define CHORALE_MODULE_CALL(Type) CHORALE_MODULE_PARTS(Type, false)
+#define CHORALE_MODULE_PARTS(Type, lists_all)                                                \
+  const char* type_name() const override { return #Type; }                                   \
+  ::chorale::nn::Extent extent() const override { return {this, sizeof(*this), lists_all}; } \
+  template <class... Args>                                                                   \
+  auto operator()(Args&&... args) {                                                          \
+    return ::chorale::nn::call(*this, std::forward<Args>(args)...);                          \
+  }                                                                                          \
+  template <class... Args>                                                                   \
+  requires ::chorale::nn::ForwardIsConst<Type, Args...>                                      \
+  auto operator()(Args&&... args) const { return ::chorale::nn::call(*this, std::forward<Args>(args)...); }

@@ -203,6 +203,121 @@ TEST(Module, PrintsItsTreeWithParameterCounts) {
   EXPECT_EQ(text.str(), "Net(\n  (fc1): Linear(2, 3)  # 9\n  (fc2): Linear(3, 1, bias=false)  # 3\n)  # 12");
 }
 
+// ---- what CHORALE_MODULE forgot
+
+struct Forgetful : Module {
+  Linear fc1{2, 3}, fc2{3, 1};
+  CHORALE_MODULE(Forgetful, fc1)
+};
+struct ForgetfulOfItsBase : Net {
+  Linear fc3{1, 1};
+  CHORALE_MODULE(ForgetfulOfItsBase, fc3)
+  using Net::forward;
+};
+struct ForgetsParameter : Module {
+  Parameter scale{ones({2, 4})}, absent;
+  Linear fc{1, 1};
+  CHORALE_MODULE(ForgetsParameter, fc)
+};
+struct Teacher : Module {
+  Linear student{1, 1}, teacher{1, 1};
+  std::optional<Linear> none;
+  CHORALE_MODULE(Teacher, student, unlisted(teacher))
+};
+struct Extended : Net {
+  Linear fc3{1, 1};
+  CHORALE_MODULE(Extended, fc1, fc2, fc3)
+};
+
+TEST(Module, AMemberThatIsNotListedIsNamed) {
+  EXPECT_THAT(message_of<StateError>([] { Forgetful().parameters(); }),
+              HasSubstr("[Forgetful] has a Linear behind fc1 that its CHORALE_MODULE does not list"));
+  EXPECT_THAT(message_of<StateError>([] { ForgetfulOfItsBase().state_dict(); }),
+              HasSubstr("lists the members of its base too"));
+  EXPECT_THAT(message_of<StateError>([] { ForgetsParameter().train(); }), HasSubstr("a Parameter f32 [2, 4]"));
+  EXPECT_EQ(Extended().parameters().size(), 5u);
+  // Also inside others, and where it was moved to.
+  std::vector<Forgetful> many(3);
+  EXPECT_THROW(many[1].named_parameters(), StateError);
+  // A member that is left out on purpose.
+  Teacher teacher;
+  EXPECT_EQ(teacher.parameters().size(), 2u);
+  const Teacher moved = std::move(teacher);
+  EXPECT_EQ(moved.parameters().size(), 2u);
+}
+
+// ---- calls
+
+struct DoubleIt : Function {
+  const char* name() const override { return "double_it"; }
+  std::vector<Tensor> forward(const std::vector<Tensor>& in) override { return {in[0] * 2}; }
+  std::vector<Tensor> backward(const std::vector<Tensor>& dout) override { return {dout[0] * 2}; }
+};
+struct UsesFunction : Module {
+  Linear fc{1, 1, {.bias = false}};
+  CHORALE_MODULE(UsesFunction, fc)
+  Tensor forward(const Tensor& x) const { return apply<DoubleIt>({fc(x)})[0]; }
+};
+
+TEST(Module, AFunctionIsAppliedInsideForwardAndTheModuleMayBeConst) {
+  const UsesFunction module;
+  {
+    const NoGrad quiet;
+    fill_(module.fc.weight, 3);
+  }
+  const Tensor y = module(ones({1, 1}));
+  EXPECT_EQ(y.item<float>(), 6);
+  backward(y);
+  EXPECT_EQ(gradient(module.fc.weight).item<float>(), 2);
+  UsesFunction other;
+  size_t visited = 0;
+  other.apply([&](Module&) { ++visited; });
+  EXPECT_EQ(visited, 2u);
+}
+
+TEST(Module, AConstBatchNormEvaluatesAndDoesNotTrain) {
+  BatchNorm1d norm(2);
+  const BatchNorm1d& fixed = norm;
+  const Tensor x = Tensor::from({1.f, 2.f, 3.f, 5.f}, {2, 2});
+  EXPECT_THAT(message_of<StateError>([&] { fixed(x); }), HasSubstr("[BatchNorm1d] is in training"));
+  EXPECT_EQ(norm.num_batches_tracked.item<int64_t>(), 0);
+  norm.eval();
+  EXPECT_EQ(fixed(x).to_vector<float>(), norm(x).to_vector<float>());
+  const Sequential layers(Linear(2, 2), ReLU());
+  EXPECT_EQ(layers(x).sizes(), (Shape{2, 2}));
+}
+
+struct Outer : Module {
+  Sequential body{Linear(4, 4), Net()};
+  CHORALE_MODULE(Outer, body)
+  Tensor forward(const Tensor& x) { return body(x); }
+};
+
+TEST(Module, AShapeErrorNamesTheLayer) {
+  Outer outer;
+  EXPECT_THAT(message_of([&] { outer(ones({1, 4})); }), HasSubstr("in Linear(2, 3), layer body.1.fc1 of Outer"));
+  EXPECT_THAT(message_of([&] { outer(ones({1, 5})); }), HasSubstr("layer body.0 of Outer"));
+  EXPECT_THROW(outer(ones({1, 5})), InvalidArgument);
+  EXPECT_THAT(message_of([&] { outer(to(ones({1, 4}), DType::kU8)); }), HasSubstr("to(x, DType::kF32)"));
+}
+
+TEST(Module, OneThatWasMovedFromSaysSo) {
+  Linear layer(2, 3);
+  const Linear taken = std::move(layer);
+  const std::string said = message_of([&] { layer(ones({1, 2})); });  // NOLINT(bugprone-use-after-move): on purpose
+  EXPECT_THAT(said, HasSubstr("[linear] weight"));
+  EXPECT_THAT(said, HasSubstr("moved from"));
+}
+
+TEST(Lstm, TakesItsStateInBraces) {
+  LSTM lstm(2, 3);
+  const Tensor x = ones({4, 1, 2}), h = zeros({1, 1, 3}), c = zeros({1, 1, 3});
+  const auto [output, state] = lstm(x, {h, c});
+  EXPECT_EQ(output.to_vector<float>(), lstm(x).output.to_vector<float>());
+  EXPECT_EQ(Conv2d(1, 8, 3).weight.sizes(), (Shape{8, 1, 3, 3}));
+  EXPECT_EQ(ConvTranspose1d(2, 4, 5).weight.sizes(), (Shape{2, 4, 5}));
+}
+
 TEST(Sequential, NamesLayersByPlaceAndRunsThemInOrder) {
   Sequential net(Linear(2, 3), ReLU(), Linear(3, 1));
   EXPECT_THAT(names_of(net.named_parameters()), ElementsAre("0.weight", "0.bias", "2.weight", "2.bias"));

@@ -17,6 +17,12 @@ void check_image(const Module& module, const Tensor& x, int64_t dims, int64_t ch
                 "], found shape ", x.sizes());
 }
 
+void check_may_change(const Module& module, bool would_change) {
+  CHORALE_CHECK_STATE(!would_change, "[", module.type_name(),
+                      "] is in training and would change its running statistics, but it is called through a const "
+                      "module; call eval() first, or call a module that is not const");
+}
+
 }  // namespace
 
 BatchNorm::BatchNorm(int64_t dims, int64_t channels, const BatchNormOptions& options)
@@ -40,6 +46,16 @@ Tensor BatchNorm::forward(const Tensor& x) {
     add_(num_batches_tracked, 1);
     if (!options_.momentum) momentum = 1 / num_batches_tracked.item<double>();
   }
+  return normalize(x, momentum);
+}
+
+Tensor BatchNorm::forward(const Tensor& x) const {
+  check_image(*this, x, dims_, channels_, false);
+  check_may_change(*this, is_training() && running_mean.defined());
+  return normalize(x, 0);
+}
+
+Tensor BatchNorm::normalize(const Tensor& x, double momentum) const {
   if (is_training() && statistics_)
     return statistics_->batch_norm(x, running_mean, running_var, weight, bias, momentum, options_.eps);
   return batch_norm(x, running_mean, running_var, weight, bias, is_training() || !running_mean.defined(), momentum,
@@ -67,7 +83,14 @@ InstanceNorm::InstanceNorm(int64_t dims, int64_t channels, const InstanceNormOpt
   }
 }
 
-Tensor InstanceNorm::forward(const Tensor& x) {
+Tensor InstanceNorm::forward(const Tensor& x) { return normalize(x); }
+
+Tensor InstanceNorm::forward(const Tensor& x) const {
+  check_may_change(*this, is_training() && running_mean.defined());
+  return normalize(x);
+}
+
+Tensor InstanceNorm::normalize(const Tensor& x) const {
   check_image(*this, x, dims_, channels_, true);
   const bool single = x.dims() == dims_ + 1;
   const Tensor y = instance_norm(single ? unsqueeze(x, 0) : x, running_mean, running_var, weight, bias,
@@ -86,7 +109,7 @@ LayerNorm::LayerNorm(const IntList& normalized_shape, const LayerNormOptions& op
   if (options.affine) weight = Parameter(ones(shape_.shape()));
   if (options.affine && options.bias) bias = Parameter(zeros(shape_.shape()));
 }
-Tensor LayerNorm::forward(const Tensor& x) { return layer_norm(x, shape_, weight, bias, eps_); }
+Tensor LayerNorm::forward(const Tensor& x) const { return layer_norm(x, shape_, weight, bias, eps_); }
 std::string LayerNorm::describe() const {
   return concat(shape_.shape(), ", eps=", eps_, weight.defined() ? "" : ", affine=false");
 }
@@ -96,7 +119,7 @@ RMSNorm::RMSNorm(const IntList& normalized_shape, const RmsNormOptions& options)
   CHORALE_CHECK(!shape_.empty(), "[RMSNorm] expected at least one dimension to normalise over");
   if (options.affine) weight = Parameter(ones(shape_.shape()));
 }
-Tensor RMSNorm::forward(const Tensor& x) { return rms_norm(x, shape_, weight, eps_); }
+Tensor RMSNorm::forward(const Tensor& x) const { return rms_norm(x, shape_, weight, eps_); }
 std::string RMSNorm::describe() const { return concat(shape_.shape(), weight.defined() ? "" : ", affine=false"); }
 
 GroupNorm::GroupNorm(int64_t groups, int64_t channels, const GroupNormOptions& options)
@@ -107,7 +130,7 @@ GroupNorm::GroupNorm(int64_t groups, int64_t channels, const GroupNormOptions& o
   weight = Parameter(ones({channels}));
   bias = Parameter(zeros({channels}));
 }
-Tensor GroupNorm::forward(const Tensor& x) {
+Tensor GroupNorm::forward(const Tensor& x) const {
   CHORALE_CHECK(x.dims() >= 2 && x.size(1) == channels_, "[GroupNorm] expected ", channels_,
                 " channels in dimension 1, found shape ", x.sizes());
   return group_norm(x, groups_, weight, bias, eps_);

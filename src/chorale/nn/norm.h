@@ -32,6 +32,8 @@ struct BatchNormOptions {
 class BatchNorm : public Module {
  public:
   Tensor forward(const Tensor& x);
+  // In training the running statistics would change: StateError.
+  Tensor forward(const Tensor& x) const;
   std::string describe() const override;
 
   // In training; null: of the batch that this layer sees. Evaluation never asks.
@@ -46,6 +48,8 @@ class BatchNorm : public Module {
   BatchNorm(int64_t dims, int64_t channels, const BatchNormOptions& options);
 
  private:
+  Tensor normalize(const Tensor& x, double momentum) const;
+
   int64_t dims_;  // of the image
   int64_t channels_;
   BatchNormOptions options_;
@@ -74,6 +78,8 @@ struct InstanceNormOptions {
 class InstanceNorm : public Module {
  public:
   Tensor forward(const Tensor& x);
+  // In training the running statistics, where they are kept, would change: StateError.
+  Tensor forward(const Tensor& x) const;
   std::string describe() const override;
 
   Parameter weight, bias;
@@ -84,6 +90,8 @@ class InstanceNorm : public Module {
   InstanceNorm(int64_t dims, int64_t channels, const InstanceNormOptions& options);
 
  private:
+  Tensor normalize(const Tensor& x) const;
+
   int64_t dims_;
   int64_t channels_;
   InstanceNormOptions options_;
@@ -113,7 +121,7 @@ struct LayerNormOptions {
 class LayerNorm : public Module {
  public:
   explicit LayerNorm(const IntList& normalized_shape, const LayerNormOptions& options = {});
-  Tensor forward(const Tensor& x);
+  Tensor forward(const Tensor& x) const;
   std::string describe() const override;
 
   Parameter weight, bias;  // of the normalized shape, ones and zeros
@@ -125,14 +133,14 @@ class LayerNorm : public Module {
 };
 
 struct RmsNormOptions {
-  std::optional<double> eps{};  // by default the distance from 1 to the next number of x's dtype
+  std::optional<double> eps{};  // by default the distance from 1 to the next number in f32, of f64 tensors in f64
   bool affine = true;
 };
 // x / sqrt(mean(x^2) + eps) * weight over the last dimensions.
 class RMSNorm : public Module {
  public:
   explicit RMSNorm(const IntList& normalized_shape, const RmsNormOptions& options = {});
-  Tensor forward(const Tensor& x);
+  Tensor forward(const Tensor& x) const;
   std::string describe() const override;
 
   Parameter weight;
@@ -151,7 +159,7 @@ struct GroupNormOptions {
 class GroupNorm : public Module {
  public:
   GroupNorm(int64_t groups, int64_t channels, const GroupNormOptions& options = {});
-  Tensor forward(const Tensor& x);
+  Tensor forward(const Tensor& x) const;
   std::string describe() const override;
 
   Parameter weight, bias;  // [channels]

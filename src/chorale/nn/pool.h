@@ -17,7 +17,7 @@ struct MaxPoolOptions {
 class MaxPool1d : public Module {
  public:
   explicit MaxPool1d(const IntList& kernel, const MaxPoolOptions& options = {}) : kernel_(kernel), options_(options) {}
-  Tensor forward(const Tensor& x) {
+  Tensor forward(const Tensor& x) const {
     return max_pool1d(x, kernel_, options_.stride, options_.padding, options_.dilation, options_.ceil_mode);
   }
   std::string describe() const override { return concat("kernel=", kernel_.shape()); }
@@ -30,7 +30,7 @@ class MaxPool1d : public Module {
 class MaxPool2d : public Module {
  public:
   explicit MaxPool2d(const IntList& kernel, const MaxPoolOptions& options = {}) : kernel_(kernel), options_(options) {}
-  Tensor forward(const Tensor& x) {
+  Tensor forward(const Tensor& x) const {
     return max_pool2d(x, kernel_, options_.stride, options_.padding, options_.dilation, options_.ceil_mode);
   }
   std::string describe() const override { return concat("kernel=", kernel_.shape()); }
@@ -51,7 +51,7 @@ struct AvgPoolOptions {
 class AvgPool1d : public Module {
  public:
   explicit AvgPool1d(const IntList& kernel, const AvgPoolOptions& options = {});
-  Tensor forward(const Tensor& x) {
+  Tensor forward(const Tensor& x) const {
     return avg_pool1d(x, kernel_, options_.stride, options_.padding, options_.ceil_mode, options_.count_include_pad);
   }
   std::string describe() const override { return concat("kernel=", kernel_.shape()); }
@@ -64,7 +64,7 @@ class AvgPool1d : public Module {
 class AvgPool2d : public Module {
  public:
   explicit AvgPool2d(const IntList& kernel, const AvgPoolOptions& options = {}) : kernel_(kernel), options_(options) {}
-  Tensor forward(const Tensor& x) {
+  Tensor forward(const Tensor& x) const {
     return avg_pool2d(x, kernel_, options_.stride, options_.padding, options_.ceil_mode, options_.count_include_pad,
                       options_.divisor_override);
   }
@@ -80,7 +80,7 @@ class AvgPool2d : public Module {
 class AdaptiveAvgPool1d : public Module {
  public:
   explicit AdaptiveAvgPool1d(const IntList& size) : size_(size) {}
-  Tensor forward(const Tensor& x) { return adaptive_avg_pool1d(x, size_); }
+  Tensor forward(const Tensor& x) const { return adaptive_avg_pool1d(x, size_); }
   std::string describe() const override { return concat(size_.shape()); }
   CHORALE_MODULE(AdaptiveAvgPool1d)
 
@@ -90,7 +90,7 @@ class AdaptiveAvgPool1d : public Module {
 class AdaptiveAvgPool2d : public Module {
  public:
   explicit AdaptiveAvgPool2d(const IntList& size) : size_(size) {}
-  Tensor forward(const Tensor& x) { return adaptive_avg_pool2d(x, size_); }
+  Tensor forward(const Tensor& x) const { return adaptive_avg_pool2d(x, size_); }
   std::string describe() const override { return concat(size_.shape()); }
   CHORALE_MODULE(AdaptiveAvgPool2d)
 
@@ -102,7 +102,7 @@ class AdaptiveAvgPool2d : public Module {
 class Dropout : public Module {
  public:
   explicit Dropout(double p = 0.5);
-  Tensor forward(const Tensor& x) { return dropout(x, p_, is_training()); }
+  Tensor forward(const Tensor& x) const { return dropout(x, p_, is_training()); }
   std::string describe() const override { return to_text(p_); }
   CHORALE_MODULE(Dropout)
 
@@ -113,7 +113,7 @@ class Dropout : public Module {
 class Dropout2d : public Module {
  public:
   explicit Dropout2d(double p = 0.5);
-  Tensor forward(const Tensor& x) { return feature_dropout(x, p_, is_training()); }
+  Tensor forward(const Tensor& x) const { return feature_dropout(x, p_, is_training()); }
   std::string describe() const override { return to_text(p_); }
   CHORALE_MODULE(Dropout2d)
 

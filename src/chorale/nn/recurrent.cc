@@ -44,7 +44,7 @@ std::string Recurrent::describe() const {
                 options_.dropout > 0 ? concat(", dropout=", options_.dropout) : "");
 }
 
-Recurrent::Result Recurrent::run(const Tensor& x, const std::vector<Tensor>& state, const Step& step) {
+Recurrent::Result Recurrent::run(const Tensor& x, const std::vector<Tensor>& state, const Step& step) const {
   CHORALE_CHECK((x.dims() == 3 || x.dims() == 2) && x.size(-1) == input_size_, "[", type_name(), "] expected ",
                 options_.batch_first ? "[batch, time, " : "[time, batch, ", input_size_, "] or [time, ", input_size_,
                 "], found shape ", x.sizes());
@@ -95,7 +95,7 @@ Recurrent::Result Recurrent::run(const Tensor& x, const std::vector<Tensor>& sta
   return result;
 }
 
-RecurrentOutput RNN::forward(const Tensor& x, const Tensor& h0) {
+RecurrentOutput RNN::forward(const Tensor& x, const Tensor& h0) const {
   Result result = run(x, {h0}, [this](const Weights& w, const Tensor& x_gates, std::vector<Tensor>& state) {
     const Tensor sum = x_gates + linear(state[0], w.hh, w.bias_hh);
     state[0] = nonlinearity_ == RnnNonlinearity::kTanh ? tanh(sum) : relu(sum);
@@ -103,7 +103,7 @@ RecurrentOutput RNN::forward(const Tensor& x, const Tensor& h0) {
   return {result.output, result.state[0]};
 }
 
-RecurrentOutput GRU::forward(const Tensor& x, const Tensor& h0) {
+RecurrentOutput GRU::forward(const Tensor& x, const Tensor& h0) const {
   Result result = run(x, {h0}, [](const Weights& w, const Tensor& x_gates, std::vector<Tensor>& state) {
     const std::vector<Tensor> from_x = chunk(x_gates, 3, 1), from_h = chunk(linear(state[0], w.hh, w.bias_hh), 3, 1);
     const Tensor reset = sigmoid(from_x[0] + from_h[0]);
@@ -114,7 +114,7 @@ RecurrentOutput GRU::forward(const Tensor& x, const Tensor& h0) {
   return {result.output, result.state[0]};
 }
 
-LstmOutput LSTM::forward(const Tensor& x, const LstmState& start) {
+LstmOutput LSTM::forward(const Tensor& x, const LstmState& start) const {
   Result result = run(x, {start.h, start.c}, [](const Weights& w, const Tensor& x_gates, std::vector<Tensor>& state) {
     const std::vector<Tensor> gates = chunk(x_gates + linear(state[0], w.hh, w.bias_hh), 4, 1);
     state[1] = sigmoid(gates[1]) * state[1] + sigmoid(gates[0]) * tanh(gates[2]);

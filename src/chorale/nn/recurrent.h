@@ -40,7 +40,7 @@ class Recurrent : public Module {
     std::vector<Tensor> state;
   };
   // `state` has as many tensors [layers * directions, batch, hidden] as a step keeps; undefined ones are zeros.
-  Result run(const Tensor& x, const std::vector<Tensor>& state, const Step& step);
+  Result run(const Tensor& x, const std::vector<Tensor>& state, const Step& step) const;
 
   int64_t input_size_, hidden_size_;
   RecurrentOptions options_;
@@ -59,7 +59,7 @@ class RNN : public Recurrent {
   RNN(int64_t input_size, int64_t hidden_size, const RecurrentOptions& options = {},
       RnnNonlinearity nonlinearity = RnnNonlinearity::kTanh)
       : Recurrent(1, input_size, hidden_size, options), nonlinearity_(nonlinearity) {}
-  RecurrentOutput forward(const Tensor& x, const Tensor& h0 = {});
+  RecurrentOutput forward(const Tensor& x, const Tensor& h0 = {}) const;
   CHORALE_MODULE_CALL(RNN)
 
  private:
@@ -71,7 +71,7 @@ class GRU : public Recurrent {
  public:
   GRU(int64_t input_size, int64_t hidden_size, const RecurrentOptions& options = {})
       : Recurrent(3, input_size, hidden_size, options) {}
-  RecurrentOutput forward(const Tensor& x, const Tensor& h0 = {});
+  RecurrentOutput forward(const Tensor& x, const Tensor& h0 = {}) const;
   CHORALE_MODULE_CALL(GRU)
 };
 
@@ -89,8 +89,10 @@ class LSTM : public Recurrent {
  public:
   LSTM(int64_t input_size, int64_t hidden_size, const RecurrentOptions& options = {})
       : Recurrent(4, input_size, hidden_size, options) {}
-  LstmOutput forward(const Tensor& x, const LstmState& state = {});
+  LstmOutput forward(const Tensor& x, const LstmState& state = {}) const;
   CHORALE_MODULE_CALL(LSTM)
+  // lstm(x, {h, c}): a list in braces has no type that the general form could find out.
+  LstmOutput operator()(const Tensor& x, const LstmState& state) const { return nn::call(*this, x, state); }
 };
 
 }  // namespace chorale::nn

@@ -134,7 +134,8 @@ class DataParallelBase : public nn::Module, public Joinable, private reducer::Gr
   NamedTensors sharded_state_dict();
 
   const char* type_name() const override { return "DistributedDataParallel"; }
-  void visit_members(nn::MemberVisitor& visitor) override { visitor.module("module", *module_); }
+  // Without a name: tensors have those of the module, so that what is saved here loads without the wrapper, and back.
+  void visit_members(nn::MemberVisitor& visitor) override { visitor.module("", *module_); }
 
   // ---- ranks that run out of inputs (join.h)
 

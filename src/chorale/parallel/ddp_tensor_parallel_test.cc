@@ -180,7 +180,7 @@ TEST(DdpOverTensorParallel, IgnoredParametersStaySharded) {
     for (const auto& [name, p] : ddp.named_parameters()) {
       if (p.is_sharded()) {
         ++sharded;
-        EXPECT_EQ(name, "module.net1.bias");
+        EXPECT_EQ(name, "net1.bias");
       }
     }
     EXPECT_EQ(sharded, 1u);
