@@ -72,6 +72,8 @@ void renew_view(const Tensor& view, uint32_t rebased) {
     at.index = 0;
     at.node = {};
     if (!parent.wanted()) continue;
+    CHORALE_CHECK_STATE(at.view->op, "a part that was taken of a tensor (", stale.back()->dtype(), " ",
+                        stale.back()->sizes(), ") is used after the tensor was overwritten in place: take it again");
     NewNode node;
     node.add_edge(std::move(parent));
     node.set_rule(*at.view->op, at.view->attrs);

@@ -131,7 +131,21 @@ struct WriteThroughView final : CustomBackward {
 
 }  // namespace
 
+void mark_shared(const Tensor& result, const Tensor& input) {
+  const Tensor& base = base_of(input);
+  const Slot* base_slot = slot_of(base);
+  slot_for_writing(result).view =
+      base::Pool<ViewInfo>::make(ViewInfo{input, base, nullptr, {}, base_slot ? base_slot->rebased : 0});
+}
+
 void check_in_place(const char* op, const Tensor& tensor) {
+  for (const Tensor* at = &tensor; slot_of(*at) && slot_of(*at)->view; at = &slot_of(*at)->view->view_of) {
+    const Slot& slot = *slot_of(*at);
+    CHORALE_CHECK_STATE(slot.view->op, "[", op, "] would overwrite in place ", at == &tensor ? "" : "a view of ",
+                        "what ", slot.node ? slot.node->name() : "a function", "() gave (", at->dtype(), " ",
+                        at->sizes(), "), whose memory is that of its input: the input would change without a history; ",
+                        "write into a clone, into the input itself, or inside a NoGrad scope");
+  }
   const Tensor& base = base_of(tensor);
   const Slot* slot = slot_of(base);
   CHORALE_CHECK_STATE(!slot || !slot->requires_grad || slot->node, "[", op, "] would overwrite in place ",

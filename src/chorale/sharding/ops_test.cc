@@ -1,5 +1,6 @@
 // Ops on sharded tensors: sections A5 and B6 of spec/tensor-parallel.md.
 #include "chorale/base/error.h"
+#include "chorale/op/reduce_numbers.h"
 #include "chorale/sharding/sharding_test_util.h"
 
 namespace chorale {
@@ -253,7 +254,7 @@ TEST(ShardedOps, NonlinearOpsReducePartialSumsFirst) {
   });
 }
 
-// All but nansum, which there is no op for: here it is composed. So the row is not claimed.
+// spec: test_linear_op_reductions
 TEST(ShardedOps, Reductions) {
   on_line([](const Mesh& mesh) {
     const Tensor a = op::sample({12, 8, 8}, 1);
@@ -269,13 +270,9 @@ TEST(ShardedOps, Reductions) {
         {"std", [](const Tensor& x, int64_t d, bool keep) { return stddev(x, d, keep); }},
         {"max", [](const Tensor& x, int64_t d, bool keep) { return max(x, d, keep).values; }},
         {"min", [](const Tensor& x, int64_t d, bool keep) { return min(x, d, keep).values; }},
-        // The sum of what is a number, where some are none.
+        // Some are no numbers: 0 / 0.
         {"nansum",
-         [](const Tensor& x, int64_t d, bool keep) {
-           const Tensor holes = div(x, to(lt(x, 1.5), DType::kF64));
-           const Tensor none = logical_not(isfinite(holes));
-           return sum(masked_fill(holes, none, Scalar(0)), d, keep);
-         }},
+         [](const Tensor& x, int64_t d, bool keep) { return nansum(where(gt(x, 0.8), x / 0 * 0, x), d, keep); }},
     };
     for (const auto& [name, reduce] : all_of) {
       for (const int64_t dim : {0, 1, 2}) {

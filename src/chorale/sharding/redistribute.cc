@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "chorale/base/error.h"
+#include "chorale/comm/mesh_places.h"
 #include "chorale/op/collective.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
@@ -205,8 +206,10 @@ Tensor move_part(const Tensor& local, const Shape& whole, const Mesh& mesh, cons
   if (!mesh.is_member()) return local;
   const std::vector<Step> steps = plan(from, to);
   Mover mover(local, whole, mesh, from);
-  for (size_t i = 0; i < steps.size(); ++i) mover.move(steps[i], async && i + 1 == steps.size());
-  return mover.result();
+  return comm::with_places(mesh, [&] {
+    for (size_t i = 0; i < steps.size(); ++i) mover.move(steps[i], async && i + 1 == steps.size());
+    return mover.result();
+  });
 }
 
 double cost_of(const Placement& from, const Placement& to, int64_t ranks, double bytes) {

@@ -3,6 +3,7 @@
 
 #include <random>
 
+#include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
 #include "chorale/op/collective.h"
 #include "chorale/sharding/sharding_test_util.h"
@@ -362,6 +363,56 @@ TEST(Redistribute, RandomPairs) {
       EXPECT_LE(counter.total(), static_cast<int64_t>(sharding::plan(from, to).size()));
       if (testing::Test::HasFailure()) return;
     }
+  });
+}
+
+TEST(RedistributeFaults, NameCoordinatesInTheMesh) {
+  const auto text_of = [](const std::function<void()>& call) -> std::string {
+    try {
+      call();
+    } catch (const CommError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const auto expect_text = [](const std::string& text, int rank, int culprit) {
+    const auto place = [](int r) { return concat("rank ", r, " at dp ", r / 2, ", tp ", r % 2); };
+    const std::string wanted =
+        concat("in the mesh of 2 x 2 ranks (dp, tp) this is ", place(rank), ", and the culprit ", place(culprit));
+    EXPECT_NE(text.find(wanted), std::string::npos) << text << "\nwanted: " << wanted;
+  };
+  // Rank 3 makes another call than rank 2, with which it shares a line along tp.
+  run_ranks(4, [&](comm::Group& group) {
+    const Mesh mesh(group, {2, 2}, {"dp", "tp"});
+    const Tensor x = distribute(numbers({4, 4}), mesh["tp"], {shard(0)}, std::nullopt);
+    const std::string text =
+        text_of([&] { group.rank() == 3 ? redistribute(x, {shard(1)}) : redistribute(x, {replicate()}); });
+    if (group.rank() < 2) {
+      EXPECT_EQ(text, "") << "the other line knows nothing of it";
+    } else {
+      EXPECT_NE(text.find(concat("this is rank ", group.rank(), " at dp 1, tp ", group.rank() - 2)), std::string::npos)
+          << text;
+    }
+  });
+  // A rank has another shape.
+  run_ranks(4, [&](comm::Group& group) {
+    const Mesh mesh(group, {2, 2}, {"dp", "tp"});
+    const Tensor x = from_local(numbers({2, group.rank() == 1 ? 5 : 4}), mesh["tp"], {partial()});
+    const std::string text = text_of([&] { full_tensor(x); });
+    if (group.rank() < 2) {
+      EXPECT_NE(text.find("this is rank "), std::string::npos) << text;
+      EXPECT_NE(text.find(" at dp 0, tp "), std::string::npos) << text;
+    } else {
+      EXPECT_EQ(text, "");
+    }
+  });
+  // A rank is gone; the error comes when what was begun is used.
+  run_ranks(4, [&](comm::Group& group) {
+    auto mesh = std::make_unique<Mesh>(group, std::vector<int>{2, 2}, std::vector<std::string>{"dp", "tp"});
+    if (group.rank() == 2) return mesh.reset();
+    const Tensor x = distribute(numbers({4, 4}), (*mesh)["tp"], {shard(0)}, std::nullopt);
+    const std::string text = text_of([&] { to_local(redistribute(x, {replicate()}, {.async = true})); });
+    if (group.rank() == 3) expect_text(text, 3, 2);
   });
 }
 

@@ -7,7 +7,9 @@
 
 #include "chorale/autograd/autograd.h"
 #include "chorale/autograd/backward.h"
+#include "chorale/autograd/shared_part.h"
 #include "chorale/base/error.h"
+#include "chorale/comm/mesh_places.h"
 #include "chorale/op/collective.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
@@ -74,7 +76,7 @@ const Tensor& local_of(const Tensor& x) {
   const Sharded& known = sharded(x);
   if (is_pending(known.local)) [[unlikely]] {
     const NoGrad quiet;
-    known.local = wait_for(known.local);
+    known.local = comm::with_places(known.layout->mesh, [&] { return wait_for(known.local); });
   }
   return known.local;
 }
@@ -232,7 +234,7 @@ void check_parts(const Tensor& local, const Mesh& mesh, const Placements& placem
     const comm::Group& line = mesh.group(m);
     if (line.size() < 2) continue;
     std::vector<int64_t> all(own.size() * static_cast<size_t>(line.size()));
-    line.all_gather_into(std::span(all), std::span<const int64_t>(own)).wait();
+    comm::with_places(mesh, [&] { line.all_gather_into(std::span(all), std::span<const int64_t>(own)).wait(); });
     for (int r = 0; r < line.size(); ++r) {
       const auto begin = all.begin() + static_cast<std::ptrdiff_t>(own.size()) * r;
       const auto first = all.begin();
@@ -305,11 +307,11 @@ Tensor distribute(const Tensor& x, const Mesh& mesh, const Placements& placement
       CHORALE_CHECK(!source || (*source >= 0 && *source < line.size()), "[distribute] there is no rank ",
                     source.value_or(0), " among the ", line.size(), " along dimension ", m, " of a ", mesh);
       if (source && line.size() > 1 && p.is_shard() && !p.is_strided()) {
-        local = scattered(local, line, p.dim(), *source);
+        local = comm::with_places(mesh, [&] { return scattered(local, line, p.dim(), *source); });
       } else {
         if (source && line.size() > 1) {
           local = clone(contiguous(local));
-          line.broadcast(local, line.global_rank(*source)).wait();
+          comm::with_places(mesh, [&] { line.broadcast(local, line.global_rank(*source)).wait(); });
         }
         local = move_part(local, x.sizes(), mesh, now, then);
       }
@@ -357,7 +359,9 @@ Tensor to_local(const Tensor& x, const std::optional<Placements>& grad_placement
   if (!grad_enabled() || !requires_grad(x)) return local_of(x);
   std::optional<Placements> gradient;
   if (grad_placements) gradient = sharding::checked("to_local", mesh_of(x), *grad_placements, x.dims());
-  return apply<ToLocal>({x}, gradient)[0];
+  const Tensor part = apply<ToLocal>({x}, gradient)[0];
+  autograd::mark_shared(part, x);
+  return part;
 }
 
 Tensor redistribute(const Tensor& x, const Placements& placements, const RedistributeOptions& options) {
@@ -422,7 +426,8 @@ bool equal_sharded(const Tensor& a, const Tensor& b) {
   const Tensor left = to_local(a), right = to_local(redistribute(b, placements_of(a)));
   int32_t same = left.elems() == 0 || all(eq(left, right)).item<bool>();
   for (size_t m = 0; m < mesh.dims(); ++m) {
-    if (mesh.shape()[m] > 1) mesh.group(m).all_reduce(std::span(&same, 1), Reduce::kMin).wait();
+    if (mesh.shape()[m] > 1)
+      comm::with_places(mesh, [&] { mesh.group(m).all_reduce(std::span(&same, 1), Reduce::kMin).wait(); });
   }
   return same != 0;
 }

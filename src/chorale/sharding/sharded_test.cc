@@ -3,6 +3,7 @@
 
 #include "chorale/base/error.h"
 #include "chorale/sharding/sharding_test_util.h"
+#include "chorale/testing/message_test_util.h"
 
 namespace chorale {
 namespace {
@@ -171,6 +172,28 @@ TEST(Sharded, PartsAndWholesShareOneGraph) {
     expect_same(gradient(leaf), full({3, 3}, 6, DType::kF64));
     const NoGrad quiet;
     EXPECT_TRUE(to_local(x).is(to_local(x))) << "without gradients it is the part itself";
+  });
+}
+
+// spec: test_inplace_on_local_tensor_view
+TEST(Sharded, APartThatHasAHistoryIsNotOverwritten) {
+  run_ranks(kWorld, [](comm::Group& group) {
+    const Mesh mesh(group, {kWorld});
+    const Tensor leaf = set_requires_grad(ones({3, 3}, DType::kF64));
+    const Tensor x = from_local(mul(leaf, 3), mesh, {shard(0)});
+    const Tensor part = to_local(x);
+    for (const Tensor& y : {part, narrow(part, 0, 1, 2), view(part, {9})}) {
+      const std::string message = message_of<StateError>([&] { mul_(y, 2); });
+      EXPECT_NE(message.find("what to_local() gave (f64 [3, 3])"), std::string::npos) << message;
+      EXPECT_NE(message.find("write into a clone"), std::string::npos) << message;
+    }
+    expect_same(part, full({3, 3}, 3, DType::kF64), "nothing was written");
+    backward(sum(mul_(clone(part), 2)));
+    expect_same(gradient(leaf), full({3, 3}, 6, DType::kF64));
+    // Where nothing is recorded the part is the memory of the tensor, for whoever fills it.
+    const NoGrad quiet;
+    fill_(to_local(x), 5);
+    expect_same(full_tensor(x), full({12, 3}, 5, DType::kF64));
   });
 }
 

@@ -8,6 +8,7 @@
 #include "chorale/op/copy.h"
 #include "chorale/op/defs/reduce_common.h"
 #include "chorale/op/pointwise.h"
+#include "chorale/op/reduce_numbers.h"
 #include "chorale/op/samples.h"
 #include "chorale/op/table.h"
 #include "chorale/op/view.h"
@@ -175,6 +176,10 @@ Rows reduce_rows() {
 
 Tensor sum(const Tensor& x, const IntList& dims, bool keepdim, std::optional<DType> dtype) {
   return op::reduce_as(op::kSum, x, dims, keepdim, dtype);
+}
+
+Tensor nansum(const Tensor& x, const IntList& dims, bool keepdim, std::optional<DType> dtype) {
+  return sum(is_floating(x.dtype()) ? masked_fill(x, isnan(x), 0) : x, dims, keepdim, dtype);
 }
 
 Tensor mean(const Tensor& x, const IntList& dims, bool keepdim, std::optional<DType> dtype) {
