@@ -6,13 +6,20 @@
 #include "chorale/base/error.h"
 #include "chorale/op/update.h"
 #include "chorale/optim/gradients.h"
+#include "chorale/sharding/sharded.h"
 
 namespace chorale::optim {
 namespace {
 
+// On every rank, also where gradients are sharded.
+Tensor norm_of(std::span<const Tensor> gradients, double norm_type) {
+  const Tensor norm = norm_of_all(gradients, norm_type);
+  return norm.is_sharded() ? full_tensor(norm) : norm;
+}
+
 std::string whose_fault(const GradientList& gradients, double norm_type) {
   for (size_t i = 0; i < gradients.tensors.size(); ++i) {
-    if (!std::isfinite(norm_of_all({&gradients.tensors[i], 1}, norm_type).item<double>()))
+    if (!std::isfinite(norm_of({&gradients.tensors[i], 1}, norm_type).item<double>()))
       return concat("; the first parameter with a gradient that is not finite is number ", gradients.parameters[i]);
   }
   return ", beyond the largest number";
@@ -26,7 +33,7 @@ double clip_grad_norm(std::span<const Tensor> parameters, double max_norm, const
                 options.norm_type);
   const NoGrad quiet;
   const GradientList gradients = gradients_of("clip_grad_norm", parameters);
-  const Tensor total = norm_of_all(gradients.tensors, options.norm_type);
+  const Tensor total = norm_of(gradients.tensors, options.norm_type);
   const auto norm = total.item<double>();
   CHORALE_CHECK_STATE(std::isfinite(norm) || !options.error_if_nonfinite,
                       "[clip_grad_norm] the norm of the gradients is ", norm,

@@ -3,6 +3,7 @@
 #include "chorale/autograd/autograd.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/sparse.h"
+#include "chorale/sharding/sharded.h"
 
 namespace chorale::optim {
 namespace {
@@ -18,7 +19,12 @@ Tensor flat_gradient(const Tensor& x) {
     set_gradient(x, Tensor::sparse_coo(sorted.sparse().indices, values, gradient.sizes(), true));
     return values;
   }
-  if (is_dense(gradient.sizes(), gradient.strides())) return gradient;
+  // Of partial sums there is no norm: they are reduced here, once, and the update need not do it again.
+  if (gradient.is_sharded() && x.is_sharded() && placements_of(gradient) != placements_of(x)) {
+    gradient = redistribute(gradient, placements_of(x));
+    set_gradient(x, gradient);
+  }
+  if (gradient.is_sharded() || is_dense(gradient.sizes(), gradient.strides())) return gradient;
   gradient = contiguous(gradient);
   set_gradient(x, gradient);
   return gradient;

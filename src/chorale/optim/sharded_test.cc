@@ -1,6 +1,9 @@
 // Optimizers over sharded parameters: an update of parts is the update of the whole.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
+
 #include "chorale/api/api.h"
 #include "chorale/comm/comm_counter.h"
 #include "chorale/comm/run_ranks_test_util.h"
@@ -68,6 +71,31 @@ TEST(ShardedOptimizers, UpdatePartsAsTheyWouldTheWhole) {
   expect_equal_to_whole("radam", [](const NamedTensors& p) { return Radam(p, {.lr = 0.1}); });
   expect_equal_to_whole("adamax", [](const NamedTensors& p) { return Adamax(p, {.lr = 0.1}); });
   expect_equal_to_whole("asgd", [](const NamedTensors& p) { return Asgd(p, {.lr = 0.1}); });
+}
+
+TEST(ShardedClipping, TakesTheNormOfWholeGradients) {
+  for (const double p : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
+    comm::run_ranks(kWorld, [&](comm::Group& group) {
+      const Mesh mesh(group, {kWorld});
+      const Shape sizes[] = {{6, 5}, {3, 8}, {5}, {7}};
+      const Placement placements[] = {shard(0), shard(1), replicate(), replicate()};
+      std::vector<Tensor> wholes, parts;
+      for (int i = 0; i < 4; ++i) {
+        const Tensor value = op::sample(sizes[i], i), g = op::sample(sizes[i], 10 + i);
+        wholes.push_back(set_requires_grad(clone(value)));
+        parts.push_back(set_requires_grad(distribute(value, mesh, {placements[i]}, std::nullopt)));
+        set_gradient(wholes.back(), clone(g));
+        set_gradient(parts.back(), distribute(g, mesh, {i == 2 ? partial() : placements[i]}, std::nullopt));
+      }
+      const double norm = clip_grad_norm(wholes, 0.1, {.norm_type = p});
+      comm::CommCounter counter;
+      EXPECT_NEAR(clip_grad_norm(parts, 0.1, {.norm_type = p}), norm, 1e-12);
+      // Partial sums of one gradient, and the norm; the maxima of the two that are split are reduced one by one.
+      EXPECT_EQ(counter.total(), std::isinf(p) ? 3 : 2) << counter;
+      for (size_t i = 0; i < 4; ++i)
+        expect_near(full_tensor(gradient(parts[i])), gradient(wholes[i]), concat("gradient ", i, ", p = ", p));
+    });
+  }
 }
 
 }  // namespace
