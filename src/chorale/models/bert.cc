@@ -55,7 +55,8 @@ BertLayer::BertLayer(const BertConfig& config)
                 " cannot be cut into ", heads_, " heads");
 }
 
-Tensor BertLayer::attend(const Tensor& x, const Tensor& mask) {
+Tensor BertLayer::attend(const Tensor& input, const Tensor& mask) {
+  const Tensor x = attention_input(input);
   const int64_t B = x.size(0), T = x.size(1), D = x.size(2);  // batch, tokens, width
   const auto split_heads = [&](const Tensor& part) { return transpose(view(part, {B, T, heads_, D / heads_}), 1, 2); };
   const Tensor mixed =

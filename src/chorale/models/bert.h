@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "chorale/nn/container.h"
 #include "chorale/nn/linear.h"
 #include "chorale/nn/norm.h"
 #include "chorale/nn/pool.h"
@@ -45,13 +46,15 @@ struct BertEmbeddings : nn::Module {
 };
 
 struct BertLayer : nn::Module {
+  nn::Identity attention_input;  // what query, key and value read: where tensor parallel gathers it once for all three
   nn::Linear query, key, value, attention_out;
   nn::LayerNorm attention_norm;
   nn::Linear intermediate, output;
   nn::LayerNorm output_norm;
   nn::Dropout dropout;
-  CHORALE_MODULE(BertLayer, nn::named("attention.self.query", query), nn::named("attention.self.key", key),
-                 nn::named("attention.self.value", value), nn::named("attention.output.dense", attention_out),
+  CHORALE_MODULE(BertLayer, nn::named("attention.self", attention_input), nn::named("attention.self.query", query),
+                 nn::named("attention.self.key", key), nn::named("attention.self.value", value),
+                 nn::named("attention.output.dense", attention_out),
                  nn::named("attention.output.LayerNorm", attention_norm), nn::named("intermediate.dense", intermediate),
                  nn::named("output.dense", output), nn::named("output.LayerNorm", output_norm), dropout)
 
@@ -60,7 +63,7 @@ struct BertLayer : nn::Module {
   Tensor forward(const Tensor& x, const Tensor& mask);
 
  private:
-  Tensor attend(const Tensor& x, const Tensor& mask);
+  Tensor attend(const Tensor& input, const Tensor& mask);
   int64_t heads_;
   double attention_dropout_;
 };

@@ -8,6 +8,8 @@
 #include "chorale/comm/run_ranks_test_util.h"
 #include "chorale/models/bert.h"
 #include "chorale/models/gpt2.h"
+#include "chorale/models/mlp.h"
+#include "chorale/nn/nn.h"
 #include "chorale/op/samples.h"
 #include "chorale/optim/optim.h"
 #include "chorale/parallel/ddp.h"
@@ -169,20 +171,34 @@ TEST(BertTensorParallel, TrainsAsOneRankDoes) {
     models::BertForMaskedLM one = make_bert(0);
     const std::vector<double> wanted = train_bert(one);
     for (const int ranks : {2, 4}) {
-      for (const bool split_loss : {false, true}) {
-        SCOPED_TRACE(concat(ranks, " ranks", split_loss ? ", loss parallel" : ""));
-        run_ranks(ranks, [&](comm::Group& group) {
-          const Mesh mesh(group, {ranks}, {"tp"});
-          models::BertForMaskedLM model = make_bert(0);
-          tensor_parallel(model, mesh, plan_for(model, {.loss_parallel = split_loss}));
-          expect_losses(train_bert(model), wanted, 1e-9);
-          // Two all-reduces per layer in forward and two in backward, and the vocabulary's.
-          const CommCounter counter;
-          const Tensor batch = ids(0);
-          const Tensor y = model(models::BertInput{.input_ids = contiguous(narrow(batch, 1, 0, kTokens))});
-          EXPECT_EQ(counter.all_reduces(), 5) << counter;
-        });
-        if (HasFailure()) return;
+      for (const bool sequence : {false, true}) {
+        for (const bool split_loss : {false, true}) {
+          SCOPED_TRACE(
+              concat(ranks, " ranks", sequence ? ", sequence parallel" : "", split_loss ? ", loss parallel" : ""));
+          run_ranks(ranks, [&](comm::Group& group) {
+            const Mesh mesh(group, {ranks}, {"tp"});
+            models::BertForMaskedLM model = make_bert(0);
+            tensor_parallel(model, mesh, plan_for(model, {.sequence_parallel = sequence, .loss_parallel = split_loss}));
+            expect_losses(train_bert(model), wanted, 1e-9);
+            // Parts of unequal length cannot be viewed as rows of one matrix, and are gathered.
+            if (!split_loss || kTokens % ranks != 0) return;
+            // Two all-reduces per layer in forward and two in backward, and the vocabulary's; with sequence parallel
+            // each is a reduce-scatter and an all-gather.
+            CommCounter counter;
+            const Tensor batch = ids(0);
+            const Tensor y = model(models::BertInput{.input_ids = contiguous(narrow(batch, 1, 0, kTokens))});
+            EXPECT_EQ(counter.all_reduces(), sequence ? 0 : 5) << counter;
+            EXPECT_EQ(counter.reduce_scatters(), sequence ? 5 : 0) << counter;
+            EXPECT_EQ(counter.all_gathers(), sequence ? 5 : 0) << counter;
+            const Tensor loss = loss_of(y, batch);
+            counter.reset();
+            backward(loss);
+            EXPECT_EQ(counter.all_reduces(), sequence ? 0 : 5) << counter;
+            EXPECT_EQ(counter.reduce_scatters(), sequence ? 5 : 0) << counter;
+            EXPECT_EQ(counter.all_gathers(), sequence ? 5 : 0) << counter;
+          });
+          if (HasFailure()) return;
+        }
       }
     }
   }
@@ -233,6 +249,52 @@ TEST(Gpt2TensorParallel, ReplicasOfShardsTrainAsOneRank) {
     mesh.group("dp").all_reduce(std::span(losses), Reduce::kAverage).wait();
     expect_losses(losses, wanted, 1e-9);
   });
+}
+
+TEST(MlpTensorParallel, TrainsAsOneRankDoes) {
+  const auto make_mlp = [] {
+    nn::Sequential model = models::mlp({6, 10, 7, 9, 5, 3});  // five layers: the last has no partner
+    model.to(DType::kF64);
+    const NoGrad quiet;
+    int seed = 1;
+    for (const Tensor& p : model.parameters()) copy_(p, op::sample(p.sizes(), seed++));
+    return model;
+  };
+  const auto step = [](nn::Sequential& model, int seed) {
+    const Tensor x = op::sample({8, 6}, 40 + seed);
+    const Tensor loss = mean(square(model(x)));
+    backward(loss);
+    return loss.item<double>();
+  };
+  nn::Sequential one = make_mlp();
+  std::vector<double> wanted, norms;
+  optim::AdamW optimizer(one.named_parameters(), {.lr = 0.01});
+  for (int i = 0; i < kSteps; ++i) {
+    optimizer.zero_grad();
+    wanted.push_back(step(one, i));
+    norms.push_back(optim::clip_grad_norm(one.parameters(), 0.5));
+    optimizer.step();
+  }
+  for (const int ranks : {2, 3, 4}) {
+    run_ranks(ranks, [&](comm::Group& group) {
+      nn::Sequential model = make_mlp();
+      tensor_parallel(model, Mesh(group, {ranks}), plan_for(model));
+      optim::AdamW many(model.named_parameters(), {.lr = 0.01});
+      for (int i = 0; i < kSteps; ++i) {
+        many.zero_grad();
+        CommCounter counter;
+        ASSERT_NEAR(step(model, i), wanted[static_cast<size_t>(i)], 1e-9) << "step " << i;
+        EXPECT_EQ(counter.all_reduces(), 3)
+            << "one per pair in forward; in backward one, between the pairs: " << counter;
+        EXPECT_EQ(counter.total(), 3) << counter;
+        ASSERT_NEAR(optim::clip_grad_norm(model.parameters(), 0.5), norms[static_cast<size_t>(i)], 1e-9)
+            << "step " << i;
+        many.step();
+      }
+    });
+  }
+  nn::Sequential small{nn::Linear(2, 2)};
+  EXPECT_THROW(plan_for(small), InvalidArgument);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <iostream>
 
 #include "chorale/api/api.h"
+#include "chorale/comm/mesh_scope.h"
 #include "chorale/nn/linear.h"
 #include "chorale/nn/norm.h"
 #include "chorale/nn/pool.h"
@@ -288,6 +289,10 @@ void tensor_parallel(nn::Module& module, const Mesh& mesh, const Plan& plan, std
                           "\": skipped\n");
     }
   }
+}
+
+void tensor_parallel(nn::Module& module, const Plan& plan, std::optional<int> source) {
+  tensor_parallel(module, comm::MeshScope::current(), plan, source);
 }
 
 void distribute_module(nn::Module& module, const Mesh& mesh, const Partition& partition, std::optional<int> source) {

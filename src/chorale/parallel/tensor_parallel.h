@@ -127,6 +127,8 @@ using Plan = std::vector<PlanEntry>;
 // Applies styles to the modules that the patterns name, over a mesh of one dimension. `source`: the rank of it whose
 // parameters count (none: every rank's own, nothing is sent). A pattern that names no module is warned of.
 void tensor_parallel(nn::Module& module, const Mesh& mesh, const Plan& plan, std::optional<int> source = 0);
+// Over the mesh of the innermost comm::MeshScope (comm/mesh_scope.h).
+void tensor_parallel(nn::Module& module, const Plan& plan, std::optional<int> source = 0);
 
 // Which placements a parameter or buffer of that name gets.
 using Partition = std::function<Placements(const std::string& name, const Tensor& value)>;
