@@ -265,6 +265,52 @@ class Text(Train):
         (self.folder / "text").write_text("another text. " * 400)
         self.assertIn("learnt from other data", self.run_to_end("--out", "b", "--resume", "--steps", "90", task="gpt", status=1))
 
+    def losses(self, run):
+        return [line["loss"] for line in self.metrics(run) if line["kind"] == "train"]
+
+    def assert_close(self, found, wanted):
+        self.assertEqual(len(found), len(wanted))
+        for a, b in zip(found, wanted):
+            self.assertAlmostEqual(a, b, delta=2e-4 * b)
+
+    def test_ranks_that_share_a_model_train_as_one_does_and_any_split_goes_on(self):
+        for task, extra in (("gpt", ("--sample-tokens", "10")), ("bert", ())):
+            with self.subTest(task):
+                options = ("--text", "text", "--tokenizer", "bytes", *self.TINY, "--dropout", "0.1", "--lr", "0.01", "--clip", "0.5", "--schedule", "constant", "--warmup", "0",
+                           "--epochs", "50", "--log-every", "1", *extra)
+                self.run_to_end(*options, "-n", "1", "--out", f"{task}-one", "--steps", "12", task=task)
+                wanted = self.losses(f"{task}-one")
+                self.assertLess(wanted[-1], wanted[0])
+                # Split from the beginning, with the bits of one rank's dropout; then whole again, and split otherwise.
+                run = f"{task}-split"
+                out = self.run_to_end(*options, "-n", "2", "--tp", "2", "--out", run, "--steps", "4", task=task)
+                self.assertIn("ranks: 2 (1 x 2)", out)
+                self.run_to_end("--out", run, "--resume", "--steps", "8", "-n", "1", "--tp", "1", task=task)
+                self.run_to_end("--out", run, "--resume", "--steps", "12", "-n", "2", "--tp", "2", "--sequence-parallel", task=task)
+                self.assert_close(self.losses(run), wanted)
+                tests = [[line["test_loss"] for line in self.metrics(r) if line["kind"] == "evaluation"][-1] for r in (f"{task}-one", run)]
+                self.assert_close(tests[1:], tests[:1])
+        self.assertTrue(self.generate("--run", "gpt-split", "--prompt", "the", "--tokens", "5").startswith("the"))
+
+    def test_replicas_of_split_models_train_as_replicas_do(self):
+        options = ("--text", "text", "--tokenizer", "bytes", *self.TINY, "--lr", "0.01", "--epochs", "50", "--log-every", "1", "--steps", "6")
+        self.run_to_end(*options, "-n", "2", "--out", "replicas", task="gpt")
+        self.run_to_end(*options, "--dp", "2", "--tp", "2", "--out", "both", task="gpt")
+        self.assert_close(self.losses("both"), self.losses("replicas"))
+
+    def test_a_split_that_cannot_be_says_why(self):
+        options = ("--text", "text", "--tokenizer", "bytes", *self.TINY, "--steps", "1")
+        for extra, why in ((("-n", "3", "--tp", "2"), "--tp 2 does not divide the 3 ranks"),
+                           (("-n", "2", "--dp", "2", "--tp", "2"), "--dp 2 and --tp 2 are 4 ranks, but the job has 2"),
+                           (("-n", "3", "--tp", "3"), "--tp 3 cannot share 2 heads"),
+                           (("-n", "2", "--tp", "2", "--compress", "powersgd"), "--compress powersgd does not know parts of a model"),
+                           (("-n", "2", "--tp", "2", "--precision", "f16"), "choose bf16 with --tp 2"),
+                           (("-n", "1", "--sequence-parallel"), "choose --tp 2 or more"),
+                           (("-n", "2", "--tp", "2", "--dry-run"), "--dry-run trains a step of one rank by itself")):
+            with self.subTest(extra):
+                self.assertIn(why, self.run_to_end(*options, *extra, "--out", "x", task="gpt", status=1))
+                shutil.rmtree(self.folder / "x", ignore_errors=True)
+
     def test_a_bert_learns_to_fill_gaps_from_a_model_in_the_common_form(self):
         shape = {"model_type": "bert", "vocab_size": 400, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
                  "intermediate_size": 64, "max_position_embeddings": 32, "hidden_dropout_prob": 0.1}

@@ -2,6 +2,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <csignal>
 #include <filesystem>
@@ -67,15 +68,16 @@ void TrainCommand::list_options() {
   app::list_options(launching, table);
 }
 
-// By default one for each core, or as many as can share a batch equally.
+// By default one for each core, or as many as can share a batch equally; at least as many as share a model.
 int64_t TrainCommand::ranks() const {
   if (options.ranks > 0) return options.ranks;
-  int64_t ranks = usable_cores();
+  if (options.dp > 0) return std::max<int64_t>(options.dp * options.tp / launching.nodes, 1);
+  int64_t replicas = std::max<int64_t>(usable_cores() / options.tp, 1);
   const auto pieces = [&] {
-    return train::product("ranks and pieces of a batch", {ranks, launching.nodes, options.accumulate});
+    return train::product("ranks and pieces of a batch", {replicas, launching.nodes, options.accumulate});
   };
-  while (ranks > 1 && options.batch % pieces() != 0) --ranks;
-  return ranks;
+  while (replicas > 1 && options.batch % pieces() != 0) --replicas;
+  return replicas * options.tp;
 }
 
 json::Value read_json(const fs::path& path) {

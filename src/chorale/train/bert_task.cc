@@ -92,7 +92,7 @@ class BertTask final : public TextTask<MaskedWindows, models::BertForMaskedLM> {
     model_.load_state_dict(models::load_bert(folder).state_dict());
   }
   void save(const std::filesystem::path& folder) const override {
-    models::save_bert(folder, model_);
+    models::save_bert(folder, shown());
     corpus_.tokenizer.save(folder);
   }
 
@@ -107,6 +107,7 @@ class BertTask final : public TextTask<MaskedWindows, models::BertForMaskedLM> {
             [&](const Tokenizer& tokenizer) {
               const models::BertConfig config = config_of(options, tokenizer.size(), tokenizer.special(kPad));
               check_memory(models::size_of(config), common);
+              check_heads(config.num_attention_heads, common);
               return models::BertForMaskedLM(config);
             }) {}
 };
@@ -116,7 +117,7 @@ std::optional<std::string> BertTask::sample(int64_t step) {
   Generator rng(static_cast<uint64_t>(step));
   const data::Example window = tested_.get(step % tested_.size(), rng);
   const std::vector<int64_t> labels = window.y.to_vector<int64_t>(), ids = window.x.to_vector<int64_t>();
-  const Tensor logits = model_(models::BertInput{unsqueeze(window.x, 0)});
+  const Tensor logits = shown()(models::BertInput{unsqueeze(window.x, 0)});
   const std::vector<int64_t> guesses = argmax(select(logits, 0, 0), 1).to_vector<int64_t>();
   const auto text_of = [&](std::span<const int32_t> tokens) {
     const std::string text = as_utf8(corpus_.tokenizer.decode(tokens));

@@ -29,9 +29,12 @@ double bytes_of(const NamedTensors& tensors) {
 void dry_run(const TaskKind& kind, const TrainOptions& options, int ranks, std::FILE* out) {
   manual_seed(static_cast<uint64_t>(options.seed));
   const std::unique_ptr<Task> task = kind.make(options);
+  CHORALE_CHECK(options.tp == 1, "[train] --dry-run trains a step of one rank by itself, which --tp ", options.tp,
+                " does not allow; leave --tp out to see the whole model");
   const Plan plan = make_plan(options, task->examples(), ranks);
   comm::World world(std::make_shared<transport::MemoryStore>(), 0, 1);
-  Stepper stepper(*task, options, plan.steps, world.group());
+  const JobRanks alone(world.group(), options);
+  Stepper stepper(*task, options, plan.steps, alone);
   const auto loader = task->loader(std::make_shared<data::SequentialSampler>(task->examples()),
                                    {.batch_size = plan.examples_of_rank, .drop_last = true});
   cpu_allocator().reset_peak();

@@ -43,6 +43,7 @@ class GptTask final : public TextTask<data::TokenWindows, models::Gpt2> {
             [&](const Tokenizer& tokenizer) {
               const models::Gpt2Config config = config_of(options, tokenizer.size());
               check_memory(models::size_of(config), common);
+              check_heads(config.n_head, common);
               return models::Gpt2(config);
             }),
         options_(options),
@@ -57,14 +58,14 @@ class GptTask final : public TextTask<data::TokenWindows, models::Gpt2> {
   }
   std::optional<std::string> sample(int64_t step) override {
     Generator numbers = Generator(seed_).fork(static_cast<uint64_t>(step));
-    return write_text(model_, corpus_.tokenizer, options_.prompt,
+    return write_text(shown(), corpus_.tokenizer, options_.prompt,
                       {.tokens = options_.sample_tokens, .temperature = 0.8, .top_k = 50, .generator = &numbers});
   }
   void start_from(const std::filesystem::path& folder) override {
     model_.load_state_dict(models::load_gpt2(folder).state_dict());
   }
   void save(const std::filesystem::path& folder) const override {
-    models::save_gpt2(folder, model_);
+    models::save_gpt2(folder, shown());
     corpus_.tokenizer.save(folder);
   }
 

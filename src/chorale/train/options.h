@@ -42,6 +42,10 @@ struct TrainOptions {
   bool resume_previous = false;
 
   int64_t ranks = 0;  // on this node; 0: one for each core
+  // How ranks share the work: replicas by parts of the model. Only tasks whose model has a plan list these.
+  int64_t tp = 1;
+  int64_t dp = 0;  // 0: as many as there are ranks for
+  bool sequence_parallel = false;
   int64_t threads = 1;
   bool dry_run = false;
   bool quiet = false;

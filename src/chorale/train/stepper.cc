@@ -81,10 +81,11 @@ constexpr const char *kOptimizer = "optimizer/", *kSchedule = "schedule/", *kSca
 
 }  // namespace
 
-Stepper::Stepper(Task& task, const TrainOptions& options, int64_t steps, const comm::Group& group)
+Stepper::Stepper(Task& task, const TrainOptions& options, int64_t steps, const JobRanks& ranks)
     : options_(options),
       task_(task),
-      ddp_(Objective(task), group),
+      split_(task.model(), options, ranks),
+      ddp_(Objective(task, split_), ranks.replicas()),
       optimizer_(make_optimizer(task.model().named_parameters(), options)),
       scheduler_(make_scheduler(*optimizer_, options, steps)),
       scaler_({.enabled = options.precision == "f16"}),
@@ -120,14 +121,14 @@ StepResult Stepper::compute(const std::function<data::Example()>& next) {
 // The largest of them tells it, where a norm could overflow.
 bool Stepper::gradients_are_finite() {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  return std::isfinite(optim::clip_grad_norm(optimizer_->parameters(), kInfinity, {.norm_type = kInfinity}));
+  return std::isfinite(optim::clip_grad_norm(split_.parameters(), kInfinity, {.norm_type = kInfinity}));
 }
 
 UpdateResult Stepper::update() {
   UpdateResult result;
   if (options_.clip > 0) {
     scaler_.unscale(*optimizer_);
-    result.gradient_norm = optim::clip_grad_norm(optimizer_->parameters(), options_.clip);
+    result.gradient_norm = optim::clip_grad_norm(split_.parameters(), options_.clip);
   }
   // With loss scaling a step is skipped now and then, which is how the scale is found.
   const bool is_suspect = options_.clip == 0 || !std::isfinite(result.gradient_norm);
@@ -165,14 +166,14 @@ std::string Stepper::find_not_finite() {
 
 NamedTensors Stepper::state() const {
   NamedTensors all;
-  add(all, kOptimizer, optimizer_->state_dict());
+  add(all, kOptimizer, split_.whole_states(optimizer_->state_dict()));
   add(all, kSchedule, scheduler_.state_dict());
   add(all, kScale, scaler_.state_dict());
   return all;
 }
 
 void Stepper::load_state(const NamedTensors& state) {
-  optimizer_->load_state_dict(part(state, kOptimizer));
+  optimizer_->load_state_dict(split_.own_states(part(state, kOptimizer)));
   scheduler_.load_state_dict(part(state, kSchedule));
   scaler_.load_state_dict(part(state, kScale));
 }

@@ -12,21 +12,27 @@
 #include "chorale/parallel/ddp.h"
 #include "chorale/parallel/power_sgd.h"
 #include "chorale/tensor/named_tensors.h"
+#include "chorale/train/split_model.h"
 #include "chorale/train/task.h"
 
 namespace chorale::train {
 
-// The module that is wrapped: a task's model with the loss behind it.
+// The module that is wrapped: a task's model with the loss behind it. Where ranks have parts of the model, its slots
+// hold sharded tensors while it runs.
 class Objective final : public nn::Module {
  public:
-  explicit Objective(Task& task) : task_(&task) {}
+  Objective(Task& task, const SplitModel& split) : task_(&task), split_(&split) {}
   const char* type_name() const override { return "Objective"; }
   void visit_members(nn::MemberVisitor& visitor) override { visitor.module("model", task_->model()); }
-  Outcome forward(const Tensor& x, const Tensor& y) { return task_->forward({x, y}); }
+  Outcome forward(const Tensor& x, const Tensor& y) {
+    const SplitModel::Shown parts(*split_);
+    return task_->forward({x, y});
+  }
   Outcome operator()(const Tensor& x, const Tensor& y) { return nn::call(*this, x, y); }
 
  private:
   Task* task_;
+  const SplitModel* split_;
 };
 
 // Of this rank's part of a batch.
@@ -42,8 +48,9 @@ struct UpdateResult {
 
 class Stepper {
  public:
-  // The task and the options must outlive it. `steps` are to be done in all.
-  Stepper(Task& task, const TrainOptions& options, int64_t steps, const comm::Group& group);
+  // The task, the options and the ranks must outlive it. `steps` are to be done in all. Where the ranks say so, the
+  // model is split first.
+  Stepper(Task& task, const TrainOptions& options, int64_t steps, const JobRanks& ranks);
 
   // A step is compute() and then update(). `next` gives this rank's examples, in as many pieces as the options say.
   StepResult compute(const std::function<data::Example()>& next);
@@ -57,7 +64,9 @@ class Stepper {
   const optim::Optimizer& optimizer() const { return *optimizer_; }
   parallel::DataParallelBase& ddp() { return ddp_; }
 
-  // What is the same on all ranks, less the model.
+  const SplitModel& split() const { return split_; }
+
+  // What is the same on all ranks, less the model; states of parts as wholes. All ranks call it.
   NamedTensors state() const;
   void load_state(const NamedTensors& state);
   // What is this rank's own.
@@ -74,6 +83,7 @@ class Stepper {
 
   const TrainOptions& options_;
   Task& task_;
+  const SplitModel split_;
   parallel::DistributedDataParallel<Objective> ddp_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   optim::Scheduler scheduler_;

@@ -16,6 +16,8 @@ void Task::load(const std::filesystem::path& folder) {
   }
 }
 
+void Task::show_whole(const NamedTensors* state) { CHORALE_INVARIANT(!state, "this task's model cannot be split"); }
+
 std::string text_of(const Metrics& metrics) {
   std::string text;
   for (const auto& [key, value] : metrics) {

@@ -59,6 +59,10 @@ class Task {
   // Something that the model made, to look at; called on one rank, in evaluation mode.
   virtual std::optional<std::string> sample(int64_t /*step*/) { return {}; }
 
+  // Where ranks have parts of the model: until this is called with null, sample() and save() use a whole model with
+  // these parameters and buffers.
+  virtual void show_whole(const NamedTensors* state);
+
   // Writes model.safetensors into a folder, which exists, and whatever else is needed to use the model elsewhere.
   virtual void save(const std::filesystem::path& folder) const = 0;
   // Takes over weights that save() wrote.

@@ -10,6 +10,26 @@
 
 namespace chorale::train {
 
+namespace {
+void list_split_options(TrainOptions& common, OptionTable& table) {
+  table.add({.name = "tp",
+             .help = "ranks that share a model, each with a part of every layer (tensor parallel)",
+             .target = &common.tp,
+             .kind = OptionKind::kFree,
+             .least = 1,
+             .most = kMostRanks});
+  table.add({.name = "dp",
+             .help = "replicas of the model, which share each batch; 0: as many as ranks and --tp make",
+             .target = &common.dp,
+             .kind = OptionKind::kFree,
+             .most = kMostWorld});
+  table.add({.name = "sequence-parallel",
+             .help = "with --tp: what is between layers is split along the tokens, to save memory",
+             .target = &common.sequence_parallel,
+             .kind = OptionKind::kFree});
+}
+}  // namespace
+
 double mean_loss(Task& task, Loader& batches, const comm::Group& group) {
   std::array<double, 2> sums = {};  // loss, batches
   int64_t index = 0;
@@ -29,6 +49,7 @@ void list_options(TextTaskOptions& options, const char* model, TrainOptions& com
   common.clip = 1;
   common.evaluate_every = common.checkpoint_every = 250;
   list_options(options.text, table);
+  list_split_options(common, table);
   ShapeOptions& shape = options.shape;
   table.add({.name = "layers", .help = "of the model", .target = &shape.layers, .least = 1, .most = 1e5});
   table.add({.name = "heads", .help = "of each layer's attention", .target = &shape.heads, .least = 1, .most = 1e5});
@@ -40,6 +61,11 @@ void list_options(TextTaskOptions& options, const char* model, TrainOptions& com
              .help = concat("the model's shape from a config.json of ", model, " instead"),
              .target = &shape.model_config,
              .value_name = "FILE"});
+}
+
+void check_heads(int64_t heads, const TrainOptions& common) {
+  CHORALE_CHECK(heads % common.tp == 0, "[train] --tp ", common.tp, " cannot share ", heads,
+                " heads of attention equally; choose a divisor of ", heads);
 }
 
 void check_fits(int64_t model_vocabulary, int64_t tokenizer_vocabulary, int64_t model_context, int64_t context) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "chorale/base/generator.h"
 #include "chorale/models/size.h"
 #include "chorale/train/corpus.h"
 #include "chorale/train/task.h"
@@ -29,6 +30,9 @@ void settle(TextTaskOptions& options, const TrainOptions& common);
 
 // InvalidArgument when this machine has not the memory to train a model of this size: before its first tensor is made.
 void check_memory(const models::ModelSize& size, const TrainOptions& common);
+
+// InvalidArgument when the heads of attention cannot be dealt to the ranks that share a model.
+void check_heads(int64_t heads, const TrainOptions& common);
 
 // InvalidArgument when a model of a config.json has too few tokens for the tokenizer, or sees too few at once.
 void check_fits(int64_t model_vocabulary, int64_t tokenizer_vocabulary, int64_t model_context, int64_t context);
@@ -58,6 +62,16 @@ class TextTask : public Task {
     for (const auto& [name, value] : of_loss(loss)) metrics.emplace_back("test_" + name, value);
     return metrics;
   }
+  void show_whole(const NamedTensors* state) override {
+    whole_.reset();
+    if (!state) return;
+    // What its first weights are drawn from goes on as if there had been none: ranks of a model draw alike.
+    const RandomStream random = default_generator().state();
+    whole_.emplace(model_.config);
+    default_generator().restore(random);
+    whole_->load_state_dict(*state);
+    whole_->train(model_.is_training());
+  }
 
  protected:
   // windows_of(tokens) is the data set of some tokens, and model_of(tokenizer) the model.
@@ -70,9 +84,14 @@ class TextTask : public Task {
         name_(name),
         context_(context) {}
 
+  // What is saved and shown: the model, or the whole of which it has a part.
+  Model& shown() { return whole_ ? *whole_ : model_; }
+  const Model& shown() const { return whole_ ? *whole_ : model_; }
+
   Corpus corpus_;
   Windows windows_, tested_;
   Model model_;
+  std::optional<Model> whole_;
 
  private:
   const char* name_;

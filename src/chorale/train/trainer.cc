@@ -41,13 +41,13 @@ void on_rank_0(const comm::Group& group, const Work& work) {
   if (failed.item<int32_t>() != 0) throw ToldByRank0("rank 0 failed");
 }
 
-// Dropout and the like: each rank has numbers of its own.
-RandomStream stream_of_rank(const TrainOptions& options, int rank, int64_t step) {
+// Dropout and the like: each replica has numbers of its own, and the ranks that share its model draw the same.
+RandomStream stream_of_replica(const TrainOptions& options, int replica, int64_t step) {
   constexpr uint64_t kTraining = 2;
   return Generator(static_cast<uint64_t>(options.seed))
       .fork(kTraining)
       .fork(static_cast<uint64_t>(step))
-      .fork(static_cast<uint64_t>(rank))
+      .fork(static_cast<uint64_t>(replica))
       .state();
 }
 
@@ -83,11 +83,31 @@ class Trainer {
   template <class Write>
   void leave_file(const char* name, const Write& write) const;
 
+  // Rank 0's task shows and saves the whole model while this lasts, where ranks have parts. All ranks make one.
+  class ShownWhole {
+   public:
+    explicit ShownWhole(Trainer& trainer) : trainer_(trainer) {
+      if (!trainer.ranks_.is_split()) return;
+      const NamedTensors state = trainer.stepper_->split().whole_model();
+      if (trainer.speaks()) trainer.task_->show_whole(&state);
+    }
+    ~ShownWhole() {
+      if (trainer_.ranks_.is_split()) trainer_.task_->show_whole(nullptr);
+    }
+    ShownWhole(const ShownWhole&) = delete;
+    ShownWhole& operator=(const ShownWhole&) = delete;
+
+   private:
+    Trainer& trainer_;
+  };
+
   const Job& job_;
   const TrainOptions& options_;
   const comm::Group& group_;
+  const JobRanks ranks_;
   std::unique_ptr<Task> task_;
   Plan plan_;
+  int64_t parameters_ = 0;  // of the whole model
   std::optional<Stepper> stepper_;
   std::shared_ptr<Loader> loader_;
   std::optional<Timeline> timeline_;
@@ -107,14 +127,15 @@ class Trainer {
   Metrics result_;      // of the last evaluation
 };
 
-Trainer::Trainer(const Job& job) : job_(job), options_(job.options), group_(job.group) {
+Trainer::Trainer(const Job& job) : job_(job), options_(job.options), group_(job.group), ranks_(job.group, job.options) {
   manual_seed(static_cast<uint64_t>(options_.seed));
   task_ = job.kind.make(options_);
-  plan_ = make_plan(options_, task_->examples(), group_.size());
+  plan_ = make_plan(options_, task_->examples(), ranks_.replicas().size());
+  parameters_ = task_->model().parameter_count();
   resume();
   loader_ = task_->loader(
       std::make_shared<parallel::DistributedSampler>(
-          task_->examples(), group_,
+          task_->examples(), ranks_.replicas(),
           parallel::DistributedSamplerOptions{.seed = static_cast<uint64_t>(options_.seed), .drop_last = true}),
       {.batch_size = plan_.examples_of_rank, .drop_last = true, .seed = static_cast<uint64_t>(options_.seed)});
   data::LoaderState position = loader_->state();
@@ -129,7 +150,7 @@ Trainer::Trainer(const Job& job) : job_(job), options_(job.options), group_(job.
     start.emplace_back("task", json::Value(std::string(job.kind.name())));
     start.emplace_back("ranks", json::Value(int64_t{group_.size()}));
     start.emplace_back("threads", json::Value(int64_t{thread_count()}));
-    start.emplace_back("parameters", json::Value(task_->model().parameter_count()));
+    start.emplace_back("parameters", json::Value(parameters_));
     start.emplace_back("steps", json::Value(plan_.steps));
     start.emplace_back("steps_per_epoch", json::Value(plan_.steps_per_epoch));
     log_.emplace(job.folder, step_, std::move(start));
@@ -164,13 +185,13 @@ void Trainer::resume() {
     }
     io::write_file(job_.folder / "config.json", json::write(job_.table.values(), json::Layout::kPages) + "\n");
   });
-  stepper_.emplace(*task_, options_, plan_.steps, group_);
+  stepper_.emplace(*task_, options_, plan_.steps, ranks_);
   stepper_->ddp().set_sample_rate(options_.log_every);
   load(found);
 }
 
 void Trainer::load(const std::optional<FoundCheckpoint>& found) {
-  // step, and for each rank the seed and the offset of its random stream
+  // step, and for each replica the seed and the offset of its random stream
   std::vector<comm::Value> head(1);
   if (found) {
     comm::List numbers{comm::Value(found->checkpoint.step)};
@@ -182,18 +203,19 @@ void Trainer::load(const std::optional<FoundCheckpoint>& found) {
   }
   comm::broadcast_object_list(group_, head, 0);
   if (head[0].is_nothing()) {
-    default_generator().restore(stream_of_rank(options_, group_.rank(), 0));
+    default_generator().restore(stream_of_replica(options_, ranks_.replicas().rank(), 0));
     return;
   }
   const auto& numbers = head[0].as<comm::List>();
   step_ = saved_step_ = numbers[0].as<int64_t>();
-  const bool same_ranks = numbers.size() == 1 + 2 * static_cast<size_t>(group_.size());
+  const comm::Group& replicas = ranks_.replicas();
+  const bool same_ranks = numbers.size() == 1 + 2 * static_cast<size_t>(replicas.size());
   if (same_ranks) {
-    const size_t at = 1 + 2 * static_cast<size_t>(group_.rank());
+    const size_t at = 1 + 2 * static_cast<size_t>(replicas.rank());
     default_generator().restore(
         {static_cast<uint64_t>(numbers[at].as<int64_t>()), static_cast<uint64_t>(numbers[at + 1].as<int64_t>())});
   } else {
-    default_generator().restore(stream_of_rank(options_, group_.rank(), step_));
+    default_generator().restore(stream_of_replica(options_, ranks_.replicas().rank(), step_));
   }
   stepper_->load_state(broadcast_tensors(group_, found ? found->checkpoint.training : NamedTensors{}));
   if (!stepper_->has_own_state()) return;
@@ -208,10 +230,11 @@ void Trainer::load(const std::optional<FoundCheckpoint>& found) {
 void Trainer::introduce() {
   progress_->say(task_->describe());
   progress_->say(
-      fmt::format("{} parameters; {} steps of {} {}, {} to an epoch; ranks: {}, threads of each: {}; run: {}",
-                  grouped(task_->model().parameter_count()), grouped(plan_.steps),
-                  grouped(options_.batch * task_->unit().per_example), task_->unit().name,
-                  grouped(plan_.steps_per_epoch), group_.size(), thread_count(), job_.folder.string()));
+      fmt::format("{} parameters; {} steps of {} {}, {} to an epoch; ranks: {}{}, threads of each: {}; run: {}",
+                  grouped(parameters_), grouped(plan_.steps), grouped(options_.batch * task_->unit().per_example),
+                  task_->unit().name, grouped(plan_.steps_per_epoch), group_.size(),
+                  ranks_.is_split() ? fmt::format(" ({} x {})", ranks_.replicas().size(), ranks_.parts()) : "",
+                  thread_count(), job_.folder.string()));
   if (step_ > 0) progress_->say(fmt::format("going on behind step {}", grouped(step_)));
   if (step_ == 0 && (options_.resume || options_.resume_previous))
     progress_->say("there is no checkpoint yet: starting from the beginning");
@@ -227,7 +250,9 @@ bool Trainer::step() {
     return std::move(*batch);
   });
   const auto ranks = static_cast<double>(group_.size());
-  std::array<double, 3> all = {mine.loss / ranks, static_cast<double>(mine.right), Interrupt::requested() ? 1.0 : 0.0};
+  // The ranks of a replica saw the same examples.
+  const double right = static_cast<double>(mine.right) / ranks_.parts();
+  std::array<double, 3> all = {mine.loss / ranks, right, Interrupt::requested() ? 1.0 : 0.0};
   group_.all_reduce(std::span<double>(all)).wait();
   if (options_.on_nan == "stop" && !std::isfinite(all[0])) give_up(concat("the loss is ", all[0]));
   const UpdateResult update = stepper_->update();
@@ -358,11 +383,16 @@ void Trainer::evaluate() {
   evaluated_step_ = step_;
   if (step_s_ > 0) log_ranks();  // there were steps in this session
   // Buffers, such as running means, are each rank's own during a step; those of rank 0 are saved.
-  if (!task_->model().named_buffers().empty()) stepper_->ddp().sync_module_states(0);
+  if (!task_->model().named_buffers().empty()) stepper_->ddp().sync_module_states(ranks_.replicas().global_rank(0));
   task_->model().eval();
   {
     const NoGrad scope;
-    result_ = task_->evaluate(group_);
+    const SplitModel::Shown parts(stepper_->split());
+    result_ = task_->evaluate(ranks_.replicas());
+  }
+  {
+    const NoGrad scope;
+    const ShownWhole whole(*this);
     if (speaks()) {
       log_->numbers("evaluation", step_, result_);
       leave_file("evaluation", [&] { task_->report(job_.folder); });
@@ -382,14 +412,16 @@ void Trainer::save() {
   if (saved_step_ == step_) return;
   saved_step_ = step_;
   const RandomStream mine = default_generator().state();
-  const std::vector<comm::Value> streams =
-      comm::gather_object(group_, comm::List{static_cast<int64_t>(mine.seed), static_cast<int64_t>(mine.offset)});
+  const std::vector<comm::Value> streams = comm::gather_object(
+      ranks_.replicas(), comm::List{static_cast<int64_t>(mine.seed), static_cast<int64_t>(mine.offset)},
+      ranks_.replicas().global_rank(0));
   Checkpoint checkpoint{.step = step_, .data = task_->fingerprint()};
   if (stepper_->has_own_state()) checkpoint.of_ranks = gather_tensors(group_, stepper_->own_state());
+  checkpoint.training = stepper_->state();
+  const ShownWhole whole(*this);
   // Also the end of the others' wait: a rank that left earlier would have ended while another still writes.
   on_rank_0(group_, [&] {
     checkpoint.options = job_.table.values();
-    checkpoint.training = stepper_->state();
     for (const comm::Value& stream : streams) {
       const auto& numbers = stream.as<comm::List>();
       checkpoint.random.push_back(

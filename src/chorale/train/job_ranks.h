@@ -1,0 +1,31 @@
+// The ranks of a job: replicas, which share each batch, and in each replica the ranks that share its model.
+#pragma once
+
+#include <optional>
+
+#include "chorale/comm/mesh.h"
+#include "chorale/train/options.h"
+
+namespace chorale::train {
+
+class JobRanks {
+ public:
+  // Every rank of the group, which must outlive it, calls it. InvalidArgument where the options ask for another number
+  // of ranks than there are.
+  JobRanks(const comm::Group& all, const TrainOptions& options);
+
+  const comm::Group& all() const { return all_; }
+  // Those that have the same part of the model as this rank, one of each replica.
+  const comm::Group& replicas() const { return mesh_ ? mesh_->group("dp") : all_; }
+  // How many ranks share a model.
+  int parts() const { return mesh_ ? mesh_->shape()[1] : 1; }
+  bool is_split() const { return mesh_.has_value(); }
+  // "dp" by "tp"; only where the model is split.
+  const comm::Mesh& mesh() const { return *mesh_; }
+
+ private:
+  const comm::Group& all_;
+  std::optional<comm::Mesh> mesh_;
+};
+
+}  // namespace chorale::train
