@@ -9,7 +9,7 @@
 
 #include "chorale/launch/launcher.h"
 
-#define CHORALE_COMMANDS(X) X(doctor) X(flight) X(generate) X(ops) X(report) X(run) X(train) X(watch)
+#define CHORALE_COMMANDS(X) X(doctor) X(flight) X(generate) X(mesh) X(ops) X(report) X(run) X(train) X(watch)
 
 namespace chorale::app {
 
@@ -34,6 +34,7 @@ void add_bench_collectives(CLI::App& bench, Work& work);
 void add_bench_ops(CLI::App& bench, Work& work);
 void add_bench_steps(CLI::App& bench, Work& work);
 void add_bench_ddp(CLI::App& bench, Work& work);
+void add_bench_sharded(CLI::App& bench, Work& work);
 
 // For work that ends with a status of its own.
 inline void end_with(int status) {

@@ -4,6 +4,7 @@
 
 #include "chorale/base/error.h"
 #include "chorale/comm/comm_counter.h"
+#include "chorale/comm/mesh_drawing.h"
 #include "chorale/comm/run_ranks_test_util.h"
 
 namespace chorale::comm {
@@ -148,6 +149,27 @@ TEST(CommCounter, CountsWhatItsThreadStarts) {
     }
     EXPECT_EQ(outer.total(), 3);
   });
+}
+
+TEST(MeshDrawing, ShowsRanksHostsAndGroups) {
+  EXPECT_EQ(draw_mesh({2, 2}, {"dp", "tp"}, {"a", "a", "b", "b"}),
+            "mesh of 2 x 2 ranks (dp, tp) on 2 hosts\n\n"
+            "        tp 0  tp 1\n"
+            "  dp 0     0     1   a\n"
+            "  dp 1     2     3   b\n\n"
+            "dp   2 groups of 2, between hosts: {0, 2} {1, 3}\n"
+            "tp   2 groups of 2, inside a host: {0, 1} {2, 3}\n");
+  EXPECT_EQ(draw_mesh({3}, {}, {"a", "a", "b"}),
+            "mesh of 3 ranks on 2 hosts\n\n"
+            "    dim 0 0  dim 0 1  dim 0 2\n"
+            "          0        1        2   a, b\n\n"
+            "dim 0   1 group of 3, between hosts: {0, 1, 2}\n");
+  const std::string cube = draw_mesh({2, 1, 2}, {"x", "y", "z"}, std::vector<std::string>(4, "h"));
+  EXPECT_NE(cube.find("x 1\n       z 0  z 1\n  y 0    2    3   h\n"), std::string::npos) << cube;
+  EXPECT_NE(cube.find("x   2 groups of 2, inside a host: {0, 2} {1, 3}\n"), std::string::npos) << cube;
+  EXPECT_THROW(draw_mesh({2}, {}, {"a"}), InvalidArgument);
+  EXPECT_THROW(draw_mesh({1}, {"a", "b"}, {"a"}), InvalidArgument);
+  EXPECT_THROW(draw_mesh({0}, {}, {}), InvalidArgument);
 }
 
 }  // namespace

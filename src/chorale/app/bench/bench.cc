@@ -188,6 +188,7 @@ void add_bench(CLI::App& program, Work& work) {
   add_bench_ops(*bench, work);
   add_bench_steps(*bench, work);
   add_bench_ddp(*bench, work);
+  add_bench_sharded(*bench, work);
 }
 
 }  // namespace chorale::app

@@ -1,0 +1,265 @@
+// `chorale bench sharded`: what sharded tensors cost beside PyTorch's: an op that sends nothing, redistributing, and
+// steps of tensor-parallel training. Ranks are processes of one thread, this program again, measured in turns with the
+// peer; steps of one rank alone stand beside ours.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iostream>
+
+#include "chorale/app/bench/bench.h"
+#include "chorale/app/bench/models.h"
+#include "chorale/app/commands.h"
+#include "chorale/app/options.h"
+#include "chorale/base/error.h"
+#include "chorale/base/parallel_for.h"
+#include "chorale/comm/comm_counter.h"
+#include "chorale/optim/optim.h"
+#include "chorale/parallel/plans.h"
+#include "chorale/transport/store/file_store.h"
+
+namespace chorale::app {
+namespace bench_sharded {
+namespace {
+
+struct Options {
+  std::string json, only, against = "torch", python = "python3";
+  int ranks = 2, rounds = 3;
+};
+
+// ---- the cases, as bench/peers/torch_sharded.py has them
+
+struct Case {
+  std::string name;
+  const char* unit;
+  double scale;        // of a second
+  int count;           // calls that are timed, of which the median counts
+  bool alone = false;  // of one rank, with a thread for each core that the ranks together have
+};
+const Case kCases[] = {
+    {"dispatch/add", "us", 1e6, 2000},
+    {"dispatch/matmul", "us", 1e6, 2000},
+    {"redistribute/rows to copies/4096", "us", 1e6, 2000},
+    {"redistribute/rows to copies/16777216", "us", 1e6, 60},
+    {"step/mlp512x4/tp", "ms", 1e3, 60},
+    {"step/mlp512x4/alone", "ms", 1e3, 60, true},
+    {"step/bert_256x4/tp", "ms", 1e3, 6},
+    {"step/bert_256x4/alone", "ms", 1e3, 6, true},
+};
+// What one call takes, with so many of it in one measurement: a clock is too coarse for one small op.
+constexpr int kCallsTogether = 100;
+
+std::string part_of(const std::string& name, int part) {
+  size_t begin = 0;
+  for (; part > 0; --part) begin = name.find('/', begin) + 1;
+  return name.substr(begin, name.find('/', begin) - begin);
+}
+
+// Calls use(call), where call() is what the case measures.
+template <class Use>
+void with_case(const std::string& name, const Mesh& mesh, const Use& use) {
+  const int64_t ranks = mesh.size();
+  const std::string kind = part_of(name, 0);
+  if (kind == "dispatch") {
+    const Tensor a = distribute(ones({ranks, 16}), mesh, {shard(0)}),
+                 w = distribute(ones({16, 16}), mesh, {replicate()});
+    if (name == "dispatch/add") return use([&] { add(a, a); });
+    return use([&] { matmul(a, w); });
+  }
+  if (kind == "redistribute") {
+    const int64_t bytes = std::stoll(part_of(name, 2));
+    const Tensor x = distribute(ones({ranks, bytes / 4 / ranks}), mesh, {shard(0)});
+    return use([&] { full_tensor(x); });
+  }
+  const bool split = part_of(name, 2) == "tp";
+  with_bench_model(part_of(name, 1), [&](auto model, const Tensor& x, const Tensor& target) {
+    if (split) parallel::tensor_parallel(model, mesh, parallel::plan_for(model));
+    optim::AdamW optimizer(model.named_parameters(), {.lr = 1e-3});
+    use([&] {
+      optimizer.zero_grad();
+      backward(bench_loss(model, x, target));
+      optimizer.step();
+    });
+  });
+}
+
+// ---- the ranks
+
+struct Worker {
+  std::string name, store;
+  int rank = 0, size = 1, threads = 1;
+};
+
+// Rank 0 prints seconds of a call and how many collectives one starts.
+void measure_as_rank(const Worker& worker) {
+  set_thread_count(worker.threads);
+  manual_seed(1);
+  transport::FileStore store(worker.store);
+  const comm::Group group = comm::Group::connect(store, "bench", worker.rank, worker.size);
+  const Mesh mesh(group, {worker.size}, {"tp"});
+  const Case* found =
+      std::find_if(std::begin(kCases), std::end(kCases), [&](const Case& c) { return c.name == worker.name; });
+  CHORALE_CHECK(found != std::end(kCases), "[bench] no case ", worker.name);
+  with_case(worker.name, mesh, [&](const auto& call) {
+    const int together = worker.name.starts_with("dispatch") ? kCallsTogether : 1;
+    call();
+    call();
+    comm::CommCounter counter;
+    call();
+    const int64_t collectives = counter.total();
+    group.barrier().wait();
+    std::vector<double> seconds;
+    seconds.reserve(static_cast<size_t>(found->count));
+    for (int i = 0; i < found->count / together; ++i) seconds.push_back(seconds_of(call, together) / together);
+    group.barrier().wait();
+    if (group.rank() == 0) fmt::print("{:.9e} {}\n", median(seconds), collectives);
+  });
+}
+
+struct Figures {
+  std::vector<double> ours, torch;
+  int64_t collectives = 0;
+};
+
+void measure_ours(const Case& c, const Options& options, const std::filesystem::path& folder, int round,
+                  Figures& figures) {
+  const int size = c.alone ? 1 : options.ranks, threads = c.alone ? options.ranks : 1;
+  std::string name = c.name;
+  std::replace_if(
+      name.begin(), name.end(), [](char letter) { return letter == '/' || letter == ' '; }, '-');
+  const std::string store = (folder / fmt::format("{}-{}", name, round)).string();
+  std::string command = fmt::format("{{ export WORLD_SIZE={};", size);
+  for (int rank = size - 1; rank >= 0; --rank) {
+    command += fmt::format(" RANK={} '{}' bench sharded-rank '{}' --store '{}' --rank {} --size {} --threads {}{}",
+                           rank, program_path(), c.name, store, rank, size, threads, rank > 0 ? " &" : ";");
+  }
+  FILE* pipe = popen((command + " }").c_str(), "r");
+  CHORALE_CHECK_STATE(pipe, "[bench] cannot start a shell");
+  double seconds = 0;
+  const bool answered = std::fscanf(pipe, "%lf %ld", &seconds, &figures.collectives) == 2;
+  CHORALE_CHECK_STATE(pclose(pipe) == 0 && answered, "[bench] the ranks of ", c.name, " gave no figure");
+  figures.ours.push_back(seconds * c.scale);
+}
+
+// Everything that PyTorch measures, by case.
+std::map<std::string, double> torch_turn(const Options& options, const std::filesystem::path& folder) {
+  const std::string file = folder / "torch.json";
+  const std::string command =
+      fmt::format("cd '{}' && OMP_NUM_THREADS=1 '{}' torch_sharded.py {} 1 --only '{}' --json '{}' > /dev/null 2>&1",
+                  peers_folder(), options.python, options.ranks, options.only, file);
+  CHORALE_CHECK_STATE(std::system(command.c_str()) == 0, "[bench] ", options.python, " cannot run torch_sharded.py");
+  return nlohmann::json::parse(std::ifstream(file)).get<std::map<std::string, double>>();
+}
+
+// ---- the report
+
+// What the figures are held against (docs/dev/bench.md).
+void print_bars(const std::map<std::string, Figures>& all) {
+  int reached = 0;
+  std::string missed;
+  const auto of = [&](const std::string& name) {
+    const auto found = all.find(name);
+    return found == all.end() || found->second.ours.empty() ? 0 : median(found->second.ours);
+  };
+  const auto compare = [&](const std::string& what, double found, double bar, bool more) {
+    if (found <= 0) return;
+    (more ? found >= bar : found <= bar) ? void(++reached)
+                                         : void(missed += fmt::format("  missed: {}: {:.3g}, {} {:.3g}\n", what, found,
+                                                                      more ? "at least" : "at most", bar));
+  };
+  const auto over_torch = [&](const std::string& name, double bar) {
+    const auto found = all.find(name);
+    if (found != all.end() && !found->second.torch.empty())
+      compare(name + " over torch", median(found->second.torch) / of(name), bar, true);
+  };
+  for (const char* name : {"dispatch/add", "dispatch/matmul"}) {
+    compare(std::string(name) + ", us", of(name), 1, false);
+    over_torch(name, 8);
+  }
+  over_torch("redistribute/rows to copies/4096", 100);
+  over_torch("redistribute/rows to copies/16777216", 8);
+  over_torch("step/mlp512x4/tp", 10);
+  if (of("step/mlp512x4/tp") > 0 && of("step/mlp512x4/alone") > 0)
+    compare("step/mlp512x4/tp over alone", of("step/mlp512x4/tp") / of("step/mlp512x4/alone"), 0.8, false);
+  if (of("step/bert_256x4/tp") > 0 && of("step/bert_256x4/alone") > 0)
+    compare("step/bert_256x4/tp over alone", of("step/bert_256x4/tp") / of("step/bert_256x4/alone"), 1.15, false);
+  fmt::print("\nbars (docs/dev/bench.md): {} reached, {} missed\n{}", reached,
+             std::count(missed.begin(), missed.end(), '\n'), missed);
+}
+
+void run(const Options& options) {
+  CHORALE_CHECK(!peers_folder().empty(), "[bench] bench/peers is not beside this program: run it from a checkout");
+  std::vector<std::string> names;
+  for (const Case& c : kCases) names.push_back(c.name);
+  check_only(options.only, names);
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / fmt::format("chorale-bench-{}", getpid());
+  std::filesystem::create_directories(folder);
+  std::map<std::string, Figures> all;
+  bool with_torch = options.against.find("torch") != std::string::npos;
+  for (int round = 0; round < options.rounds; ++round) {
+    for (const Case& c : kCases) {
+      if (picks(options.only, c.name)) measure_ours(c, options, folder, round, all[c.name]);
+    }
+    if (!with_torch) continue;
+    try {
+      for (const auto& [name, value] : torch_turn(options, folder)) all[name].torch.push_back(value);
+    } catch (const StateError& error) {
+      fmt::print("({}; --torch-python names another)\n", error.what());
+      with_torch = false;
+    }
+  }
+  std::filesystem::remove_all(folder);
+  fmt::print("{:<40} {:>12} {:>4} {:>12} {:>12} {:>8}\n", "case", "ours", "", "collectives", "PyTorch", "ratio");
+  std::vector<BenchRow> rows;
+  for (const Case& c : kCases) {
+    if (!picks(options.only, c.name)) continue;
+    const Figures& figures = all[c.name];
+    BenchRow row{.name = c.name, .unit = c.unit, .ours = median(figures.ours), .peers = {}};
+    row.extra = {{"collectives", figures.collectives}, {"ranks", c.alone ? 1 : options.ranks}};
+    std::string peer = fmt::format("{:>12} {:>8}", "-", "-");
+    if (!figures.torch.empty()) {
+      row.peers["torch"] = median(figures.torch);
+      peer = fmt::format("{:>12.2f} {:>7.1f}x", row.peers["torch"], row.peers["torch"] / row.ours);
+    }
+    fmt::print("{:<40} {:>12.3f} {:>4} {:>12} {}\n", c.name, row.ours, c.unit, figures.collectives, peer);
+    rows.push_back(std::move(row));
+  }
+  print_bars(all);
+  if (!options.json.empty()) write_json(options.json, bench_report("sharded", rows));
+}
+
+}  // namespace
+}  // namespace bench_sharded
+
+void add_bench_sharded(CLI::App& bench, Work& work) {
+  using namespace bench_sharded;
+  CLI::App* command = bench.add_subcommand("sharded", "Sharded tensors and tensor parallel steps, against PyTorch");
+  auto options = std::make_shared<Options>();
+  command->add_option("-n,--ranks", options->ranks, "processes, of one thread each")
+      ->capture_default_str()
+      ->check(between(2, 256));
+  command->add_option("--json", options->json, "write the report to this file");
+  command->add_option("--torch-python", options->python, "a Python that can import torch")->capture_default_str();
+  command->add_option("--against", options->against, "peers: torch, or none")->capture_default_str();
+  command->add_option("--only", options->only, "cases with this in their name");
+  command->add_option("--rounds", options->rounds, "turns of each side; the median counts")
+      ->capture_default_str()
+      ->check(between(1, 1e6));
+  command->callback([options, &work] { work = [options] { run(*options); }; });
+
+  CLI::App* hidden = bench.add_subcommand("sharded-rank", "A rank of `bench sharded`")->group("");
+  auto worker = std::make_shared<Worker>();
+  hidden->add_option("name", worker->name)->required();
+  hidden->add_option("--store", worker->store)->required();
+  hidden->add_option("--rank", worker->rank)->required();
+  hidden->add_option("--size", worker->size)->required();
+  hidden->add_option("--threads", worker->threads);
+  hidden->callback([worker, &work] { work = [worker] { measure_as_rank(*worker); }; });
+}
+
+}  // namespace chorale::app
