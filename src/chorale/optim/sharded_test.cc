@@ -28,10 +28,10 @@ template <class Make>
 void expect_equal_to_whole(const char* name, const Make& make) {
   comm::run_ranks(kWorld, [&](comm::Group& group) {
     const Mesh mesh(group, {kWorld});
-    const Shape sizes[] = {{6, 5}, {3, 8}, {5}};
-    const Placement placements[] = {shard(0), shard(1), replicate()};
+    const Shape sizes[] = {{6, 5}, {3, 8}, {5}, {12, 2}};
+    const Placement placements[] = {shard(0), shard(1), replicate(), strided_shard(0, 3)};
     NamedTensors wholes, parts;
-    for (int i = 0; i < 3; ++i) {
+    for (int i = 0; i < 4; ++i) {
       const std::string key(1, static_cast<char>('a' + i));
       const Tensor value = op::sample(sizes[i], i);
       wholes.emplace_back(key, set_requires_grad(clone(value)));
@@ -40,7 +40,7 @@ void expect_equal_to_whole(const char* name, const Make& make) {
     auto one = make(wholes);
     auto many = make(parts);
     for (int step = 0; step < 3; ++step) {
-      for (int i = 0; i < 3; ++i) {
+      for (int i = 0; i < 4; ++i) {
         const Tensor g = op::sample(sizes[i], 10 * (step + 1) + i);
         set_gradient(wholes[static_cast<size_t>(i)].second, g);
         set_gradient(parts[static_cast<size_t>(i)].second,
@@ -51,7 +51,7 @@ void expect_equal_to_whole(const char* name, const Make& make) {
       many.step();
       EXPECT_EQ(counter.all_reduces(), 1) << name;
       EXPECT_EQ(counter.total(), 1) << name;
-      for (size_t i = 0; i < 3; ++i) {
+      for (size_t i = 0; i < 4; ++i) {
         EXPECT_EQ(placements_of(parts[i].second)[0], placements[i]) << name;
         expect_near(full_tensor(detach(parts[i].second)), wholes[i].second, concat(name, " step ", step, " ", i));
       }

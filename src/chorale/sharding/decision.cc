@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <string_view>
 
 #include "chorale/base/error.h"
 #include "chorale/op/prepare.h"
@@ -67,7 +68,8 @@ void add_strided_views(const ShardCall& call, std::vector<Way>& ways) {
 // order elements of the dimension stand.
 void add_strided(const ShardCall& call, int64_t pieces, std::vector<Way>& ways) {
   // Attributes of a part that are more than its sizes depend on where it stands.
-  const bool sizes_only = std::strcmp(call.op.name, "expand") == 0 || std::strcmp(call.op.name, "view") == 0;
+  const std::string_view name = call.op.name;
+  const bool sizes_only = name == "expand" || name == "view" || name == "full";
   if ((call.op.shard.local && !sizes_only) || call.op.shard.stretch >= 0) return;
   const size_t count = ways.size();
   for (size_t w = 0; w < count; ++w) {
