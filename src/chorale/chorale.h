@@ -34,6 +34,7 @@
 #include "chorale/models/mlp.h"
 #include "chorale/models/resnet.h"
 #include "chorale/nn/nn.h"
+#include "chorale/op/assignment.h"
 #include "chorale/op/collective.h"
 #include "chorale/optim/optim.h"
 #include "chorale/parallel/averaging.h"

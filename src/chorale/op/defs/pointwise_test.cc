@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "chorale/autograd/autograd.h"
+#include "chorale/op/assignment.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/defs/tensor_test_util.h"
@@ -41,6 +42,17 @@ TEST(PointwiseForms, NewInPlaceAndOutAreTheSameFunction) {
   expect_tensor(mul_(x, 2), {3}, {22, 44, 66});
   expect_tensor(clamp_(x, 30, 50), {3}, {30, 44, 50});
   expect_tensor(relu_(neg_(x)), {3}, {0, 0, 0});
+}
+
+TEST(PointwiseForms, AssignmentsAreInPlace) {
+  const Tensor x = floats({1, 2, 3}), same = x;
+  x += floats({1, 1, 1});
+  x *= 2;
+  x -= 1;
+  x /= floats({1, 5, 7});
+  x += 1;
+  EXPECT_TRUE(x.is(same));
+  expect_tensor(same, {3}, {4, 2, 2});
 }
 
 TEST(PointwiseForms, InPlaceKeepsShapeAndDType) {
