@@ -128,7 +128,7 @@ Backend::WorkHandle Backend::allreduce_sparse(Tensors& tensors, const c10d::Allr
       [&] { return group_.sparse_all_reduce(sparse_view_of(tensor.coalesce()), call_options(options.timeout)); });
   tensor.copy_(tensor_of(sum));
   auto work = started({OpType::_ALLREDUCE_SPARSE, titles.sparse_all_reduce.c_str(), {}, tensors, {}}, false);
-  work->isCompleted();  // whoever takes its future may never wait for the work
+  work->isCompleted();  // a holder of its future may never wait for the work
   return work;
 }
 

@@ -104,7 +104,7 @@ std::string Frame::Call::why_not(const std::string& reason) const {
                 "): the graph has none yet. Return the tensor and look at it outside, or compile without whole_graph");
 }
 
-// Whose contents are wanted, judged by who still refers to them.
+// Storages whose contents are wanted: something still refers to them.
 static std::vector<uint32_t> referenced_storages(const Recording& recording) {
   std::vector<uint32_t> live;
   for (uint32_t s = 0; s < recording.storages().size(); ++s) {

@@ -335,7 +335,7 @@ std::string Segment::text() const {
 void Segment::cut_forward(size_t forward_calls) {
   const graph::Graph& whole = functional_.graph;
   std::set<uint32_t> from_outside(whole.inputs.begin(), whole.inputs.end());
-  std::set<uint32_t> wanted;  // by whoever comes later
+  std::set<uint32_t> wanted;  // by later pieces
   for (size_t o = 0; o < live_ + wanted_; ++o) wanted.insert(whole.outputs[o].value);
   for (const Piece& piece : pieces_) wanted.insert(piece.saved.begin(), piece.saved.end());
   std::vector<graph::Output> written;

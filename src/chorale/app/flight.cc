@@ -133,7 +133,7 @@ void explain_files(const std::vector<std::string>& paths) {
 }  // namespace
 
 void add_flight(CLI::App& program, Work& work) {
-  CLI::App* command = program.add_subcommand("flight", "Say who diverged first, from the dumps of all ranks");
+  CLI::App* command = program.add_subcommand("flight", "Say which rank diverged first, from the dumps of all ranks");
   auto paths = std::make_shared<std::vector<std::string>>();
   command->add_option("dumps", *paths, "files that a failed job left (CHORALE_FLIGHT_DIR)")->required();
   command->callback([paths, &work] { work = [paths] { explain_files(*paths); }; });

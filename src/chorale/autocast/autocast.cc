@@ -20,7 +20,7 @@ std::optional<DType> wanted(const op::OpDef& op, std::span<const Tensor> in, DTy
   for (const Tensor& x : in) {
     if (is_real_floating(x)) widest = widest ? promote(*widest, x.dtype()) : x.dtype();
   }
-  // Whoever computes in f64 means it.
+  // A program that computes in f64 means it.
   if (!widest || (*widest == DType::kF64 && op.autocast != op::Cast::kWidest)) return {};
   return op.autocast == op::Cast::kLower ? lower : op.autocast == op::Cast::kF32 ? DType::kF32 : *widest;
 }

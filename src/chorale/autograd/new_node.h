@@ -1,4 +1,4 @@
-// The one way to make a node. Whoever records something (the builder that records ops, a function that a user wrote, a
+// The one way to make a node. Everything that records (the builder that records ops, a function that a user wrote, a
 // wrapper of a module, a message from another rank) names inputs and outputs; edges, numbers and slots follow.
 //
 //   NewNode node;

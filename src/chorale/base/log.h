@@ -8,7 +8,7 @@ namespace chorale {
 void log_info(const std::string& message);
 void log_warning(const std::string& message);
 
-// Lines say from now on who speaks ("rank 3"): for a program that is one of several and whose launcher does not say it.
+// Lines name their speaker from now on ("rank 3"): for one of several programs whose launcher does not do it.
 void log_as(const std::string& who);
 
 }  // namespace chorale

@@ -58,7 +58,7 @@ class Scalar {
       return T(to<typename T::value_type>(), static_cast<typename T::value_type>(imag_));
     }
   }
-  // Same category and same bits: NaN equals itself, 0.0 and -0.0 differ. Whoever keeps results by their attributes
+  // Same category and same bits: NaN equals itself, 0.0 and -0.0 differ. A cache of results by their attributes
   // needs that.
   friend bool operator==(const Scalar& a, const Scalar& b) {
     return a.kind_ == b.kind_ && a.integer_ == b.integer_ && same_bits(a.real_, b.real_) && same_bits(a.imag_, b.imag_);

@@ -154,7 +154,7 @@ void Engine::look_if_due(Wait& wait) {
   Operation& operation = wait.operation;
   guarded(operation, [&] {
     look_around(operation, wait.end());
-    // Whoever serves requests may well wait for long.
+    // A rank that serves requests may well wait for long.
     if (!operation.pending() || (operation.is_parcel && operation.peer < 0) || !wait.word.is_due(operation)) return;
     std::vector<std::string> who;
     for (int peer : awaited(operation)) who.push_back(who_is(peer));
@@ -168,7 +168,7 @@ void Engine::look(Operation& operation) {
 }
 
 std::vector<int> Engine::awaited(const Operation& operation) const {
-  // A call that is not the first waits for whoever the first one waits for.
+  // A call that is not the first waits for the ranks that the first one waits for.
   if (!operation.is_message()) return awaited_by_call(calls_.empty() ? operation : *calls_.front());
   if (operation.peer >= 0) return {operation.peer};
   std::vector<int> others;

@@ -4,9 +4,9 @@
 //
 // Note [Life of a call]
 // submit() numbers a call, writes it to the flight recorder and puts it at the end of the queue; only the first one of
-// the queue runs. progress() moves it by step(), which the engine provides, and so do waits. Whoever waits spins,
+// the queue runs. progress() moves it by step(), which the engine provides, and so do waits. A waiting thread spins,
 // yields and sleeps (wait_a_little()), and now and then looks why nothing happens (look_around()): the group has
-// failed, somebody who is awaited is gone, or the time is over and it must be said who is to blame. Each of these is
+// failed, an awaited rank is gone, or the time is over and a culprit must be named. Each of these is
 // thrown, as GroupFailed or CallFailed, and ends all that the group has in flight (guarded()). Messages between two
 // ranks are in a queue of their own (message_queue.h) and are awaited in the same way.
 //
@@ -121,7 +121,7 @@ class Engine {
   virtual std::optional<CallFailed> gone(int peer) const = 0;
   // Whether this rank is known to be stopped (Note [Patience with stopped ranks]).
   virtual bool is_stopped(int) const { return false; }
-  // The time is over: who is to blame (-1: nobody is known). Nothing while that is being found out.
+  // The time is over: the rank to blame (-1: none is known). Nothing while that is being found out.
   virtual std::optional<int> find_culprit(const Operation& operation, const std::vector<int>& missing) = 0;
   // "rank 3 (process 4711, running) last entered all_reduce of 1000 f32 (sum) #12"
   virtual std::string who_is(int peer) const = 0;
@@ -129,15 +129,15 @@ class Engine {
   // Tells the others of a failure that this rank has found in an operation, unless there is one already.
   virtual void record_failure(const Operation& operation, const std::string& reason, int culprit) = 0;
   virtual Failure recorded_failure() const = 0;
-  // The group has failed: from then on nobody writes into memory of callers, and whoever depends on this rank knows.
+  // The group has failed: from then on nobody writes into memory of callers, and ranks that wait for this one know.
   virtual void let_go() = 0;
   // What the caller gets.
   virtual std::exception_ptr error_for(const Operation& operation, const std::string& reason, int culprit) const {
     return error_of(membership_, operation, reason, culprit, flight_);
   }
-  // Forgets words that are owed to peers who do not hear them any more.
+  // Forgets words that are owed to peers that do not hear them any more.
   virtual void drop_what_is_owed() {}
-  // When this rank leaves: does not wait for those who have not taken their parcels in time.
+  // When this rank leaves: does not wait for peers that have not taken their parcels in time.
   virtual void leave_what_is_late() {}
 
   // ---- what it can use

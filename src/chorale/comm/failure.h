@@ -15,7 +15,7 @@ class RankContext;
 
 // Thrown by an algorithm that has seen the group's failure; the engine turns it into the error that the caller gets.
 struct GroupFailed {};
-// Thrown by whoever finds the failure; the engine breaks the group with it.
+// Thrown where the failure is found; the engine breaks the group with it.
 struct CallFailed {
   std::string reason;
   int culprit = -1;     // global rank
@@ -55,17 +55,17 @@ std::exception_ptr error_of(const Membership& membership, const Operation& opera
 // For a rank other than 0 whose monitored barrier failed, and for any other call of a group that broke elsewhere.
 std::string reason_of_a_broken_group(const Membership& membership, const Operation& operation,
                                      const std::string& reason);
-// The time is over, and `culprit` (a group rank; -1: nobody) is to blame; `who` is what is known of it. Throws
+// The time is over, and `culprit` (a group rank; -1: none) is to blame; `who` is what is known of it. Throws
 // CallFailed.
 [[noreturn, gnu::cold]] void raise_timeout(const Membership& membership, const Operation& operation, int culprit,
                                            const std::string& who);
 // What a rank does, as far as it is known: "last entered all_reduce … #7, and then threw: out of memory".
 std::string where_and_thrown(const std::string& last_call, const std::string& thrown);
-// A rank that waits long says for whom: after five seconds, and then whenever the time has doubled.
+// A rank that waits long says for which ranks: after five seconds, and then whenever the time has doubled.
 class WaitingWord {
  public:
   bool is_due(const Operation& operation) const { return Deadline::Clock::now() - operation.issued >= next_; }
-  // `who` are descriptions of those awaited.
+  // `who` are descriptions of the awaited ranks.
   void say(const Membership& membership, const Operation& operation, std::span<const std::string> who);
 
  private:

@@ -228,7 +228,7 @@ TEST(Collectives, AllToAllOfOneTensor) {
       group.all_to_all_single(out, in).wait();
       for (int64_t i = 0; i < n * n; ++i)
         ASSERT_EQ(out.data<T>()[i], value(group.global_rank(static_cast<int>(i / n)), group.rank() * n + i % n)) << i;
-      // Rank g gets g + 1 rows, whoever sends.
+      // Rank g gets g + 1 rows from every sender.
       std::vector<int64_t> in_splits, out_splits(static_cast<size_t>(n), own + 1);
       int64_t rows = 0, rows_before = 0;
       for (int member : group.members()) {

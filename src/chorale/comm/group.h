@@ -183,7 +183,7 @@ class Group {
   // The bytes of a tensor, of at most most_bytes of options. Done when they are on their way. The work throws CommError
   // when the receiver is gone or does not take it in time.
   Work send_parcel(const Tensor& bytes, int destination, uint64_t tag = 0, const ParcelOptions& options = {}) const;
-  // result() is one tensor of bytes (u8), source_rank() says who sent it. The work throws CommError when nothing comes
+  // result() is one tensor of bytes (u8), source_rank() is its sender. The work throws CommError when nothing comes
   // in time, when something larger or damaged comes, and once for every rank that has gone (if `source` is one:
   // always).
   Work receive_parcel(int source = kAnySource, uint64_t tag = 0, const ParcelOptions& options = {}) const;

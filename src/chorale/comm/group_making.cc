@@ -93,7 +93,7 @@ void check_places(const ShmGroup& group, const std::vector<ShmIdentity>& identit
 // The group is there when all have attached: nobody can leave it before somebody else has come.
 void wait_for_everybody(const ShmGroup& group, Deadline deadline) {
   const shm::GroupSegment& segment = group.segment;
-  // Whoever gives up tells the others, or they would take its leaving for the reason.
+  // A rank that gives up tells the others, or they would take its leaving for the reason.
   const auto give_up = [&](const std::string& text, int culprit) {
     segment.record_failure({group.rank, culprit, text});
     const auto first = segment.recorded_failure();

@@ -1,5 +1,5 @@
 // Inside comm: how groups come to be. Ranks meet at a store, or in a group that they are all in, and tell each other
-// who they are and where their memory is; then those of one host attach to a segment of shared memory, and hosts
+// their names and where their memory is; then those of one host attach to a segment of shared memory, and hosts
 // connect.
 #pragma once
 

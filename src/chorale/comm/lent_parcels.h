@@ -17,7 +17,7 @@ namespace chorale::comm {
 
 inline constexpr uint64_t kLentTag = uint64_t{1} << 63;
 
-// Afterwards the storage may be written, whoever reads what was lent of it. No thread may write it meanwhile.
+// Afterwards the storage may be written, though receivers still read what was lent. No thread may write it meanwhile.
 void take_back(const Storage& storage);
 
 }  // namespace chorale::comm

@@ -1,15 +1,15 @@
 // Inside comm: the messages between two ranks that one rank has in flight, whatever carries them.
 //
 // Note [Parcels]
-// The receiver of a plain message knows its size, and asks for it; who fails in one breaks the group. A parcel is for
-// those who serve requests: its receiver knows neither its size nor, perhaps, its sender. It takes nothing larger than
+// The receiver of a plain message knows its size, and asks for it; a failure in one breaks the group. A parcel is for
+// ranks that serve requests: its receiver knows neither its size nor, perhaps, its sender. It takes nothing larger than
 // it says, and memory is taken when the size is known and small enough. A parcel fails alone, and the group goes on:
 // one that could not be handed over within its time, whose receiver is gone, that is too large, that was damaged.
 // Parcels and plain messages never meet, whatever their tags.
 //
 // A parcel is sent when its bytes are on their way and its caller may have its memory back; whether it was received,
-// only an answer shows. A receive from any source fails once for every rank that has gone, so that whoever serves
-// requests hears of each death, and after that it waits for those who are left. What a rank sent before it went is
+// only an answer shows. A receive from any source fails once for every rank that has gone, so that a rank that serves
+// requests hears of each death, and after that it waits for the others. What a rank sent before it went is
 // received first.
 #pragma once
 

@@ -21,7 +21,7 @@ struct Notice {
     kAnswer,     // the call that the sender is in
   };
   Kind kind = Kind::kEntered;
-  int32_t whom = -1;  // of a failure, the culprit (global rank); of an answer, whom the sender waits for (group rank)
+  int32_t whom = -1;  // of a failure, the culprit (global rank); of an answer, the rank awaited (group rank)
   uint64_t number = 0;
   Fingerprint print = {};  // of the call with that number, where it is told
   std::string text = {};

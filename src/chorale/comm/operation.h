@@ -49,9 +49,9 @@ struct Operation : RefCounted {
   Deadline::Clock::time_point issued;
   Deadline::Clock::time_point looked;  // the last time that a poll asked why it does not move
   Deadline deadline = Deadline::never();
-  // It has failed for a reason that somebody else may know better, who is given so long to say it (kUnsurePatience).
+  // It has failed for a reason that another rank may know better; that rank has so long to say it (kUnsurePatience).
   std::optional<Deadline> patience;
-  // Of a monitored barrier: the time of each rank, and whether all who stay away are named or only the first.
+  // Of a monitored barrier: the time of each rank, and whether all absent ranks are named or only the first.
   Deadline::Clock::duration timeout{};
   bool wait_for_all = false;
 

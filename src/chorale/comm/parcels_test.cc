@@ -20,7 +20,7 @@ using namespace std::chrono_literals;
 using testing::AllOf;
 using testing::HasSubstr;
 
-// Depends on the place and on who made it.
+// Depends on the place and on the rank that made it.
 Tensor parcel_of(int64_t bytes, int seed) {
   const Tensor x = Tensor::empty({bytes}, DType::kU8);
   for (int64_t i = 0; i < bytes; ++i) x.data<uint8_t>()[i] = static_cast<uint8_t>((i * 7 + i / 251 + seed * 31) % 253);
@@ -127,7 +127,7 @@ TEST(Parcels, ThatDoNotComeInTimeFailAlone) {
         EXPECT_THROW(work.wait(), CommError);
         EXPECT_GE(std::chrono::steady_clock::now() - start, 50ms);
       }
-      // Who only polls hears of it, too.
+      // A rank that only polls hears of it, too.
       const Work polled = group.receive_parcel(1, 3, {.timeout = 50ms});
       while (!polled.is_completed()) std::this_thread::sleep_for(1ms);
       EXPECT_THROW(polled.wait(), CommError);
@@ -229,7 +229,7 @@ TEST(Parcels, OfSomebodyOnAnotherHostWhoLeavesAreReceivedAndThenThatIsHeardOfOnc
             {.timeout = 20s});
 }
 
-// Rank 0 serves: it sends every parcel back to whoever sent it, with the tag that its first two bytes name.
+// Rank 0 serves: it sends every parcel back to its sender, with the tag that its first two bytes name.
 TEST(Parcels, AnswerManyThreadsOfManyRanks) {
   const auto body = [](Group& group) {
     constexpr int kThreads = 3, kRequests = 20;

@@ -1,5 +1,5 @@
-// Inside comm: rank 0's part in a monitored barrier. It asks for one rank after the other, so that it can say who does
-// not come; the others wait for rank 0 alone.
+// Inside comm: rank 0's part in a monitored barrier. It asks for one rank after the other, so that it can name those
+// that do not come; the others wait for rank 0 alone.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ class RollCall {
   }
   // The rank that is asked for now.
   int awaited() const { return awaited_; }
-  // Its time is over. Throws CallFailed, or, where all who stay away are to be named, gives the next one its time.
+  // Its time is over. Throws CallFailed, or, where all absent ranks are to be named, gives the next one its time.
   void skip(const Membership& membership, Operation& operation);
 
  private:

@@ -43,7 +43,7 @@ bool AppendFile::flush() {
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) {
       const int error = errno;
-      // Half a record is taken back. If even that fails, whoever reads the file finds a damaged line.
+      // Half a record is taken back. If even that fails, readers of the file find a damaged line.
       if (done > 0 && ::ftruncate(file_, static_cast<off_t>(size_)) != 0) size_ += done;
       if (!warned_)
         log_warning(concat("cannot write ", path_.string(), ": ", std::strerror(error),

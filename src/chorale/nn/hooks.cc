@@ -7,7 +7,7 @@
 
 namespace chorale::nn {
 
-// Whoever runs them runs copies: a hook may remove itself or add others.
+// The code that runs hooks runs copies of them: a hook may remove itself or add others.
 struct HookLists {
   std::list<ForwardPreHook> before_forward;
   std::list<ForwardHook> after_forward;

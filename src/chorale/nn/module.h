@@ -81,7 +81,7 @@ class Module : public detail::ModulePlace {
 
   // ---- changing all of it
 
-  // Floating (and complex) parameters, buffers and gradients; whoever holds a parameter sees the change.
+  // Floating (and complex) parameters, buffers and gradients; every holder of a parameter sees the change.
   void to(DType dtype);
   // Parameters, buffers and gradients. To the null device only shapes go; nothing comes back from there but by
   // materialize().

@@ -54,8 +54,8 @@ Tensor send(const Tensor& x, const Tensor& group, int destination, int64_t tag =
 // back to the source.
 Tensor receive(const Tensor& after, const Tensor& group, int source, const Shape& sizes, DType dtype, int64_t tag = 0);
 
-// The same, begun only: ops that follow run meanwhile, and wait_for() gives the result. Whoever reads it before is told
-// to wait. Work of a group moves as Group::moves_by_itself says.
+// The same, begun only: ops that follow run meanwhile, and wait_for() gives the result. A read before that throws
+// and says so. Work of a group moves as Group::moves_by_itself says.
 Tensor start_all_reduce(const Tensor& x, const Tensor& group, Reduce reduce = Reduce::kSum);
 Tensor start_all_gather(const Tensor& x, const Tensor& group, int64_t dim = 0, int64_t whole = -1);
 Tensor start_reduce_scatter(const Tensor& x, const Tensor& group, int64_t dim = 0, Reduce reduce = Reduce::kSum);

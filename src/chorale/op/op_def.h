@@ -59,7 +59,7 @@ struct InferArgs {
 // Checks shapes, dtypes and attributes (InvalidArgument) and says what comes out. Reads no data.
 using Infer = void (*)(const InferArgs& args, std::span<OutSpec> out);
 
-// What a gradient rule may ask of whoever calls it.
+// What a gradient rule may ask of its caller.
 class GradContext {
  public:
   // Known of every input that needs a gradient, and of the others where the row saves it (Saves::specs).
@@ -90,7 +90,7 @@ struct GradArgs {
 };
 // Returns one gradient per input, undefined for none. Written with ops, so that one rule serves eager and traced code
 // and can be differentiated again. A gradient of a broadcast input may have the broadcast shape, and any floating
-// dtype: whoever calls the rule sums it to the input's shape and casts it.
+// dtype: the caller of the rule sums it to the input's shape and casts it.
 using Grad = Tensors (*)(const GradArgs&);
 
 // Which values a rule reads: a table test poisons everything else.
@@ -146,7 +146,7 @@ struct OpDef {
   DTypeSet dtypes{};                             // of the first input
   Infer infer = nullptr;
   std::optional<kernel::Pointwise>
-      pointwise{};               // the scalar expression of a pointwise row, for whoever fuses or renders it
+      pointwise{};               // the scalar expression of a pointwise row, for fusing and rendering it
   kernel::Kernel cpu = nullptr;  // null for views, which have no work to do; other devices: op/kernels.h
   Grad grad = nullptr;
   bool twice = true;  // the gradient can be differentiated again

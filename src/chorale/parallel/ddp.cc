@@ -392,7 +392,7 @@ void DataParallelBase::set_static_graph() {
 
 void DataParallelBase::set_group(const comm::Group& group) {
   logged([&] {
-    // Leaving the old group first ends the wait of whoever still expects something of this rank there.
+    // Leaving the old group first ends the wait of a rank that still expects something of this one there.
     buffer_futures_.clear();
     const std::vector<int> before = members_of(this->group());
     reducer_->set_group({});

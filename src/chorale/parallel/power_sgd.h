@@ -20,7 +20,7 @@ struct PowerSgdOptions {
   uint64_t seed = 0;  // equal on all ranks
 };
 
-// What PowerSGD knows from step to step; shared by the hook and whoever saves it.
+// What PowerSGD knows from step to step; shared by the hook and the code that saves it.
 class PowerSgd : public std::enable_shared_from_this<PowerSgd> {
  public:
   explicit PowerSgd(const PowerSgdOptions& options = {});

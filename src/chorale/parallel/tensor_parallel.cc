@@ -32,7 +32,7 @@ struct OwnMembers final : nn::MemberVisitor {
   std::vector<std::pair<std::string, Tensor*>> tensors;
 };
 
-// The same tensor object with other contents: whoever holds it sees the change. One that is shared with another layer
+// The same tensor object with other contents: every holder sees the change. One that is shared with another layer
 // may come here twice, and must be placed alike.
 void place(Tensor& tensor, const Mesh& mesh, const Placements& placements, std::optional<int> source,
            const std::string& name) {

@@ -166,7 +166,7 @@ TEST(TensorParallel, ParametersKeepTheirObjectsAndTheirWish) {
       EXPECT_TRUE(layer.weight.is_sharded() && layer.bias.is_sharded());
       EXPECT_FALSE(requires_grad(layer.weight));
       EXPECT_TRUE(requires_grad(layer.bias));
-      EXPECT_TRUE(layer.weight.is(weight) && layer.bias.is(bias)) << "whoever held them holds them";
+      EXPECT_TRUE(layer.weight.is(weight) && layer.bias.is(bias)) << "the objects are the same";
     };
     check([&](nn::Linear& layer) { tensor_parallel(layer, mesh, {{"", Colwise()}}); });
     check([&](nn::Linear& layer) { tensor_parallel(layer, mesh, {{"", Rowwise()}}); });

@@ -22,7 +22,7 @@ struct WriteItem {
   int64_t bytes() const { return region.volume() * static_cast<int64_t>(size_of(dtype)); }
 };
 
-// Who writes what: places in each rank's list.
+// Which rank writes what: places in each rank's list.
 struct SavePlan {
   std::vector<std::vector<size_t>> writes;  // by rank
   std::vector<std::string> differing;       // keys whose copies on several ranks are not equal

@@ -58,7 +58,7 @@ State state_of(const NamedTensors& tensors, const std::string& prefix = "");
 // The same of one tensor, behind what `state` has.
 void add_chunks(State& state, const std::string& key, const Tensor& x);
 
-// The steps of a save and of a load, for whoever watches them.
+// The steps of a save and of a load, for code that watches them.
 enum class Step : uint8_t { kPrepare, kPlan, kAgree, kWrite, kIndex, kRead };
 const char* name_of(Step step);
 

@@ -231,7 +231,7 @@ TEST(Checkpoint, RandomLayoutsLoadIntoRandomLayouts) {
     const Tensor x = numbered(sizes);
     const auto saved = random_cuts(sizes, random), loaded = random_cuts(sizes, random);
     const int writers = 1 + static_cast<int>(random() % 3), readers = 1 + static_cast<int>(random() % 3);
-    // Who has what: every part is on one rank at least, some on several.
+    // Which rank has which part: every part is on one rank at least, some on several.
     std::vector<std::set<size_t>> on(static_cast<size_t>(writers));
     for (size_t i = 0; i < saved.size(); ++i) {
       on[random() % on.size()].insert(i);

@@ -41,7 +41,7 @@ class Storage : public RefCounted {
   static void set_current_trace(uint32_t trace);
 
   bool read_only() const { return access_ == Access::kReadOnly; }
-  // Whoever is about to write asks first; throws InvalidArgument, naming the writer, when the memory is read-only.
+  // Asked before every write; throws InvalidArgument, naming the writer, when the memory is read-only.
   void check_writable(const char* writer) const {
     if (read_only()) [[unlikely]]
       raise_read_only(writer);

@@ -25,14 +25,14 @@ struct AutogradSlot {
 };
 
 // What a layer knows of a tensor besides its bytes: the parts of a sparse one, which shard of what it is, which value
-// of a trace. A tensor has at most one. Whoever makes a view of such a tensor gives the view its own; an alias, the
+// of a trace. A tensor has at most one. The maker of a view of such a tensor gives the view its own; an alias, the
 // same tensor under another handle, gets a copy.
 struct TensorExtension {
   enum class Kind : uint8_t { kSparse, kSharded, kTraced };
   explicit TensorExtension(Kind which) : kind(which) {}
   virtual ~TensorExtension() = default;
   virtual std::unique_ptr<TensorExtension> copy() const = 0;
-  // Why there are no bytes, and what to do: said to whoever asks for them.
+  // Why there are no bytes, and what to do: said when something asks for them.
   virtual std::string why_no_bytes(const Tensor& tensor) const = 0;
   // Whether the bytes came to be because somebody asked for them ("item()", "a pointer to its bytes"): then the tensor
   // has them, and no extension any more.
@@ -92,8 +92,8 @@ class Tensor {
   static Tensor borrow(std::span<const T> values, const Shape& sizes, std::function<void()> release = {});
   // A view of any storage; bounds are checked.
   static Tensor on(Intrusive<Storage> storage, const Shape& sizes, const Strides& strides, int64_t offset, DType dtype);
-  // Shape, strides, dtype and device as of any tensor, and an extension that stands for its bytes: whoever asks for
-  // those is told why there are none.
+  // Shape, strides, dtype and device as of any tensor, and an extension that stands for its bytes: a request for
+  // those fails and says why there are none.
   static Tensor without_bytes(const Shape& sizes, const Strides& strides, DType dtype, Device device,
                               std::unique_ptr<TensorExtension> extension);
   // A sparse tensor of shape `sizes`. Shapes are checked here, index values by the ops that follow them.

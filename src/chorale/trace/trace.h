@@ -15,7 +15,7 @@ using Clock = std::chrono::steady_clock;
 
 enum class Kind : uint8_t {
   kSpan,    // what a rank's thread does: "forward", "backward", "optimizer"
-  kCall,    // a call among ranks, from its start to its end, whoever works on it meanwhile
+  kCall,    // a call among ranks, from its start to its end, whichever thread works on it
   kComm,    // what a rank's thread spends on such calls: starting them, waiting for them
   kBucket,  // gradients that are reduced together, from the call to their being there
 };

@@ -25,7 +25,7 @@ namespace chorale::train {
 struct Checkpoint {
   int64_t step = 0;
   std::string data;                      // Task::fingerprint()
-  json::Object options{};                // of the run, for whoever finds the folder
+  json::Object options{};                // of the run, for readers of the folder
   std::vector<RandomStream> random{};    // of each rank
   NamedTensors training{};               // the same on all ranks
   std::vector<NamedTensors> of_ranks{};  // of each rank; or nothing
@@ -33,7 +33,7 @@ struct Checkpoint {
 
 class Checkpoints {
  public:
-  // In the folder of a run. Those who only read need no lock: a checkpoint is there as a whole or not at all.
+  // In the folder of a run. Readers need no lock: a checkpoint is there as a whole or not at all.
   explicit Checkpoints(const std::filesystem::path& run);
 
   // Removes what a process that was killed left half-written; only for the owner of the run's lock.

@@ -1,5 +1,5 @@
 // What long work prints. A file that does not take it (a full disk) is no reason to stop: there is one warning, and
-// whoever started the work hears at its end that something is missing.
+// the caller that started the work hears at its end that something is missing.
 #pragma once
 
 #include <cstdio>

@@ -1,4 +1,4 @@
-// The folder of a run: whether it can be one, who trains in it, and which options it has.
+// The folder of a run: whether it can be one, which process trains in it, and which options it has.
 #pragma once
 
 #include <filesystem>
@@ -35,7 +35,7 @@ class MadeFolders {
 };
 
 // One process at a time trains in a folder. The kernel's lock on the file `.lock` decides, which ends with its owner;
-// the file itself only says who that is.
+// the file itself only says which process that is.
 class RunLock {
  public:
   // Waits a little, since an owner that was killed may still be about to end; then StateError that names the owner.

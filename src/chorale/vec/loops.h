@@ -1,5 +1,5 @@
 // Vector loops on contiguous memory: one thread, run-time dispatch to the best instruction set (target.h). Shapes,
-// strides and threads belong to the callers, who cut work into contiguous pieces.
+// strides and threads belong to the callers, which cut work into contiguous pieces.
 //
 // All loops accept n = 0, need no alignment beyond the element's own, and touch nothing outside [0, n). A result may
 // coincide with an input of the same element size (in-place); any other overlap is not allowed.

@@ -1,4 +1,4 @@
-// Who keeps the optimizer's state of which parameter.
+// Which rank keeps the optimizer's state of which parameter.
 #pragma once
 
 #include <cstdint>

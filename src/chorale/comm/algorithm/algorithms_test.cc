@@ -11,7 +11,7 @@
 namespace chorale::comm {
 namespace {
 
-// Calls that move chunks, by every way: what comes depends on the place and on who gives it.
+// Calls that move chunks, by every way: what comes depends on the place and on the giver.
 void expect_moves(const Group& group) {
   const int rank = group.rank(), size = group.size();
   const auto value = [](int from, int to, int64_t i) { return static_cast<int32_t>(1000 * from + 100 * to + i % 97); };

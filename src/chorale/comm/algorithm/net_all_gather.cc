@@ -1,5 +1,5 @@
-// All-gather between hosts: a rank's chunk goes to one member of every other host, in turn, who then shares it with its
-// neighbours.
+// All-gather between hosts: a rank's chunk goes to one member of every other host, in turn, which then shares it with
+// its neighbours.
 #include <algorithm>
 
 #include "chorale/comm/algorithm/algorithms.h"

@@ -1,4 +1,4 @@
-// The barrier that finds out who is missing, between hosts. Rank 0 hears from every other rank and then tells all to go
+// The barrier that finds the missing ranks, between hosts. Rank 0 hears from every other rank and then tells all to go
 // on; the others wait for nobody but rank 0. Neighbours of rank 0 talk to it through the engine of their host, the
 // others through the fabric.
 #include "chorale/base/error.h"

@@ -1,5 +1,5 @@
-// The barrier that finds out who is missing, on one host: rank 0 waits for everybody, and everybody else only for rank
-// 0, so that it is rank 0 who finds out. All pass or none: rank 0 counts the piece when it has seen everybody.
+// The barrier that finds the missing ranks, on one host: rank 0 waits for everybody, and everybody else only for rank
+// 0, so that rank 0 finds out. All pass or none: rank 0 counts the piece when it has seen everybody.
 #include "chorale/comm/algorithm/algorithms.h"
 #include "chorale/comm/shm/shm_call.h"
 

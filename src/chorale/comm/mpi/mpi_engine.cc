@@ -19,7 +19,7 @@ namespace {
 using namespace std::chrono_literals;
 using transport::Mpi;
 
-// MPI cannot wake who sleeps: so waits yield for longer, and sleep for short.
+// MPI cannot wake a sleeping thread: so waits yield for longer, and sleep for short.
 constexpr int64_t kYields = 20000;
 constexpr Deadline::Clock::duration kSleep = 200us;
 // After this long, or a quarter of the time that a call has, a rank tells the others what it waits in.

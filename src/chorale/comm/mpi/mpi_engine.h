@@ -64,7 +64,7 @@ class MpiEngine final : public Engine {
   // Numbers are those of calls that the sender has entered (kEntered), or completed.
   void tell(Notice::Kind kind, const Fingerprint& print = {}, int whom = -1, const std::string& text = {});
   void send_on();
-  // True when somebody asks for whom this rank waits.
+  // True when another rank asks which one this rank waits for.
   bool read_notices();
   void compare_with_heard(const Operation& operation);
   int who_holds_up(const std::vector<int>& missing) const;

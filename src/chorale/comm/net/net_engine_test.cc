@@ -231,7 +231,7 @@ TEST(NetEngine, LargeSumsOfManyPiecesAreExact) {
   }
 }
 
-// Rank 3 comes late: every rank, whoever it waits for itself, hears that it was rank 3.
+// Rank 3 comes late: every rank, whichever it waits for itself, hears that it was rank 3.
 TEST(NetEngine, AtTheDeadlineTheRankThatDidNotComeIsNamed) {
   for (const auto& hosts : {std::vector<int>{0, 0, 1, 1}, std::vector<int>{0, 1, 0, 1}}) {
     std::latch told(3);
@@ -292,7 +292,7 @@ TEST(NetEngine, AWaiterWithAnEarlierDeadlineEndsACallThatAnotherThreadRuns) {
       return;
     }
     const Work work = group.all_reduce(std::span(x));
-    std::this_thread::sleep_for(50ms);  // the group's thread runs it by now; whoever does, the same must happen
+    std::this_thread::sleep_for(50ms);  // the group's thread runs it by now; on any thread the same must happen
     const auto start = Clock::now();
     message_blaming(1, [&] { work.synchronize(within(100ms)); });
     EXPECT_LT(Clock::now() - start, 10s);

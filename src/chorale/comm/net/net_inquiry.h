@@ -10,7 +10,7 @@
 //   one that has not come to this call yet;
 //   and if all are there and answer, the one that this rank waits for.
 //
-// Whoever asks gets the same answers, so all ranks name the same one.
+// Every rank that asks gets the same answers, so all ranks name the same one.
 #pragma once
 
 #include <optional>
@@ -36,7 +36,7 @@ class NetInquiry {
   // To be called now and then while waiting. Throws CallFailed when calls differ and everybody's is known, or time
   // enough was given to find out.
   void look_at_calls(std::span<const int> awaited);
-  // To be called now and then when the time is over: who is to blame (-1: nobody is known). Nothing while that is being
+  // To be called now and then when the time is over: the rank to blame (-1: none is known). Nothing while that is being
   // found out. Ranks are those of the group, in ascending order.
   std::optional<int> find_culprit(std::span<const int> awaited);
 

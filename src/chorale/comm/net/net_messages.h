@@ -24,7 +24,7 @@ class NetMessages final : public MessageQueue {
   bool remove(const Operation& parcel) override;
   std::vector<Intrusive<Operation>> abandon() override;
 
-  // Who holds up a message whose time is over.
+  // The rank that holds up a message whose time is over.
   NetInquiry& inquiry(const Operation& operation);
 
  private:

@@ -170,7 +170,7 @@ void ShmMessages::deliver(const Intrusive<Operation>& receive, int from, const E
     if (!message.is_parcel) throw;
     failed_.emplace_back(receive, failure);
   }
-  // Whoever failed here does not read it any more either.
+  // A rank that failed here does not read it any more either.
   if (message.kind == MessageKind::kReady) answers_.push_back({from, message.id});
 }
 

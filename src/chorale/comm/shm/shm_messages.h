@@ -42,7 +42,7 @@ class ShmMessages final : public MessageQueue {
       return true;
     });
   }
-  // Parcels whose time is over while nobody has taken them: their memory is left to their receivers for ever, who may
+  // Parcels whose time is over while nobody has taken them: their memory is left for ever, since their receivers may
   // still read it.
   void leave_parcels() {
     std::erase_if(exposed_, [](Exposed& exposed) {

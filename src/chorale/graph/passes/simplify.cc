@@ -33,7 +33,7 @@ void drop_identities(Graph& graph) {
   remove_dead_nodes(graph);
 }
 
-// A graph with what makes and who reads each value.
+// A graph with the maker and the readers of each value.
 struct Links {
   explicit Links(const Graph& graph) : maker(graph.values.size(), kNone), uses(count_uses(graph)) {
     for (uint32_t n = 0; n < graph.nodes.size(); ++n) {

@@ -55,7 +55,7 @@ const OpDef kTo{
     .dtypes = kAll,
     .infer = infer_to,
     .cpu = kernel::cpu::copy,
-    // Whoever calls a rule casts the gradient back to the dtype of x.
+    // The caller of a rule casts the gradient back to the dtype of x.
     .grad = [](const GradArgs& g) -> Tensors { return {g.dout[0]}; },
     .shard = {.labels = kElementwiseLabels, .ways = pass_through_cast},
     .in_place = true,

@@ -258,7 +258,7 @@ constinit const OpDef kExpand{
     .attrs = attrs_of<SizesAttrs>,
     .dtypes = kAll,
     .infer = infer_view<SizesAttrs, kernel::expand_view>,
-    .grad = [](const GradArgs& g) -> Tensors { return {g.dout[0]}; },  // summed to x's shape by whoever asked
+    .grad = [](const GradArgs& g) -> Tensors { return {g.dout[0]}; },  // summed to x's shape by the caller
     .shard = {.labels = kElementwiseLabels, .local = with_result_sizes<SizesAttrs>},
     .linear = linear_in({0}),
     .view = true,

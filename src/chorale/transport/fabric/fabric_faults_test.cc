@@ -84,7 +84,7 @@ TEST_P(FabricFaults, ShortAndLateWritesChangeNothing) {
 TEST_P(FabricFaults, AResetIsALossOnBothSides) {
   const auto received = message_under("reset@rank=0,call=1", false, 100);
   EXPECT_EQ(received->state(), Transfer::State::kFailed);
-  // Whoever notices first tells the other.
+  // The rank that notices first tells the other.
   const auto either = testing::AnyOf(HasSubstr("reset on purpose"), HasSubstr("closed its connections"));
   EXPECT_THAT(await_life(b(), 0, Life::State::kLost).text, either);
   EXPECT_THAT(await_life(a(), 1, Life::State::kLost).text, either);

@@ -11,8 +11,8 @@
 namespace chorale::transport {
 
 // Serves from a thread of its own, many clients at once; none of them can delay another, and waits cost the server
-// nothing. Whoever does not pass the handshake is refused with a line in the log that names the address. Clients that
-// are connected when the server goes get a CommError.
+// nothing. A client that does not pass the handshake is refused with a line in the log that names the address. Clients
+// that are connected when the server goes get a CommError.
 class StoreServer {
  public:
   struct Limits {

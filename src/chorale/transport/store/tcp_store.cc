@@ -71,7 +71,7 @@ ControlChannel TcpStore::take_channel(Deadline deadline) {
     throw StoreLost(concat("[store] ", error.what()));
   }
   if (id.empty())
-    throw CommError(concat("[store] ", server_.text(), " does not say who it is; does it run another version?"));
+    throw CommError(concat("[store] ", server_.text(), " does not say what it is; does it run another version?"));
   const std::lock_guard lock(mutex_);
   if (id_.empty()) id_ = id;
   if (id_ != id) throw StoreLost(concat("[store] ", server_.text(), " is another server by now"));

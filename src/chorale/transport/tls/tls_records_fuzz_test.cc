@@ -16,7 +16,7 @@ std::string sealed(std::string_view data) {
   return {reinterpret_cast<const char*>(out.bytes().data()), out.size()};
 }
 
-// Whoever does not know the key gets nothing through, and cannot make us read beyond what came.
+// A sender that does not know the key gets nothing through, and cannot make us read beyond what came.
 CHORALE_FUZZ(Records, {sealed("data"), sealed(std::string(20000, 'x')), sealed("")}) {
   RecordKey key(kSecret, true);
   std::vector<std::byte> into;

@@ -193,7 +193,7 @@ class Worker final : public UcxWorker {
   bool progress() override { return ucp_worker_progress(worker_) != 0; }
   int descriptor() override {
     int descriptor = -1;
-    check(ucp_worker_get_efd(worker_, &descriptor), "its devices cannot wake who waits");
+    check(ucp_worker_get_efd(worker_, &descriptor), "its devices cannot wake a waiting thread");
     return descriptor;
   }
   bool arm() override {
