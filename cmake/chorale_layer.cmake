@@ -4,7 +4,9 @@ include(GoogleTest)
 #               [TEST_DEPS LAYER...] [TABLES SUITE...])
 #
 # Makes a layer of the folder src/chorale/NAME, whose sources are found by suffix:
-#   *.cc, *.cu (with CHORALE_CUDA)  into libchorale
+#   *.cc                            into libchorale
+#   cuda/*.cc, cuda/*.cu            into lib/chorale_cuda.so, the folders cuda/ of all layers together, with CHORALE_CUDA
+#                                   (cuda_module.cmake); tests there into gpu_test
 #   *_module.cc                     into lib/chorale_*.so, loaded at first use (base/shared_object.h), where third_party.cmake
 #                                   has found what it needs
 #   *_test_util.cc                  into the library linked to every test
@@ -159,17 +161,19 @@ function(chorale_layer name)
     endif()
   endforeach()
 
-  file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${folder}/*.cc" "${folder}/*.cu")
-  if(NOT CHORALE_CUDA)
-    list(FILTER sources EXCLUDE REGEX "\\.cu$")
-  endif()
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${folder}/*.cc")
+  file(GLOB_RECURSE on_gpus CONFIGURE_DEPENDS "${folder}/*.cu")
+  list(APPEND on_gpus ${sources})
+  list(FILTER on_gpus INCLUDE REGEX "/cuda/[^/]*$")
+  list(FILTER sources EXCLUDE REGEX "/cuda/[^/]*$")
+  set_property(GLOBAL APPEND PROPERTY CHORALE_CUDA_SOURCES ${on_gpus})
   set(tests ${sources})
-  list(FILTER tests INCLUDE REGEX "_test\\.c[cu]$")
+  list(FILTER tests INCLUDE REGEX "_test\\.cc$")
   set(test_utils ${sources})
-  list(FILTER test_utils INCLUDE REGEX "_test_util\\.c[cu]$")
+  list(FILTER test_utils INCLUDE REGEX "_test_util\\.cc$")
   set(modules ${sources})
   list(FILTER modules INCLUDE REGEX "_module\\.cc$")
-  list(FILTER sources EXCLUDE REGEX "_(test|test_util|bench|module)\\.c[cu]$")
+  list(FILTER sources EXCLUDE REGEX "_(test|test_util|bench|module)\\.cc$")
   set(mains ${sources})
   list(FILTER mains INCLUDE REGEX "/main\\.cc$")
   list(REMOVE_ITEM sources ${mains})

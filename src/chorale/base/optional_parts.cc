@@ -16,7 +16,7 @@ Availability not_used_yet(const char* soname, std::string_view to_install) {
 }
 
 constexpr OptionalPart kParts[] = {
-    {"CUDA", "training on NVIDIA GPUs", [] { return not_used_yet("libcuda.so.1", "install NVIDIA's driver"); }},
+    {"CUDA", "training on NVIDIA GPUs", [] { return shared_object_availability(kCudaObject); }},
     {"NCCL", "collectives between GPUs", [] { return not_used_yet("libnccl.so.2", "install NVIDIA's libnccl2"); }},
     {"UCX", "fast fabrics, unauthenticated", [] { return shared_object_availability(kUcxObject); }},
     {"MPI", "groups under mpirun and srun", [] { return shared_object_availability(kMpiObject); }},

@@ -33,32 +33,36 @@ std::vector<fs::path> folders() {
 struct Loaded {
   void* (*function)() = nullptr;
   std::string reason;  // when it is null
+  void* library = nullptr;
 };
 
 Loaded open(const SharedObject& module) {
   const std::string file = concat("chorale_", module.name, ".so");
-  const auto install = [](const char* package) { return concat("; apt-get install ", package); };
   for (const fs::path& folder : folders()) {
     std::error_code ignored;
     if (!fs::exists(folder / file, ignored)) continue;
     // It stays: MPI and UCX leave threads and handlers behind.
     void* library = dlopen((folder / file).c_str(),
                            RTLD_LAZY | RTLD_NODELETE | (module.for_whole_process ? RTLD_GLOBAL : RTLD_LOCAL));
-    if (!library) return {nullptr, concat(dlerror(), install(module.to_run))};
+    if (!library) return {nullptr, concat(dlerror(), "; ", module.to_run)};
     const std::string name = concat("chorale_", module.name, "_module_", module.version);
     auto* function = reinterpret_cast<void* (*)()>(dlsym(library, name.c_str()));
     if (!function)
       return {nullptr, concat((folder / file).string(), " belongs to another version; build or install again")};
-    return {function, ""};
+    return {function, "", library};
   }
-  return {nullptr, concat(file, " was not built", install(module.to_build), " and build again")};
+  return {nullptr, concat(file, " was not built; ", module.to_build, " and build again")};
 }
 
 }  // namespace
 
 Availability shared_object_availability(const SharedObject& module) {
   const Loaded loaded = open(module);
-  return {loaded.function != nullptr, loaded.reason};
+  if (!loaded.function) return {false, loaded.reason};
+  const auto trouble =
+      reinterpret_cast<const char* (*)()>(dlsym(loaded.library, concat("chorale_", module.name, "_trouble").c_str()));
+  const char* const reason = trouble ? trouble() : nullptr;
+  return {!reason, reason ? reason : ""};
 }
 
 void* load_shared_object(const SharedObject& module) {

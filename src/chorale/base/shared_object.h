@@ -4,7 +4,9 @@
 //
 // A module sees of Chorale only a header that declares its interface, a class of pure virtual functions; it gives out
 // one function, chorale_NAME_module_VERSION, that returns the object. It calls nothing of ours: it works for a program
-// that has the library built in and for one that shares it.
+// that has the library built in and for one that shares it. chorale_cuda.so is another kind: a part of the library that
+// is left on disk until it is needed. It calls the rest of it, so only programs that share the library can load it.
+// A module may also give out chorale_NAME_trouble, which returns what keeps it from working on this machine, or null.
 #pragma once
 
 #include <string>
@@ -16,8 +18,8 @@ namespace chorale {
 struct SharedObject {
   const char* name;        // mpi
   int version;             // of the interface
-  const char* to_build;    // "libopenmpi-dev": the package that the build needs
-  const char* to_run;      // "libopenmpi3"
+  const char* to_build;    // "apt-get install libopenmpi-dev": what to do before building again
+  const char* to_run;      // "apt-get install libopenmpi3"
   bool for_whole_process;  // its libraries load plugins that expect their symbols to be visible
 };
 
@@ -27,7 +29,11 @@ Availability shared_object_availability(const SharedObject& module);
 // What the module's function returns. Throws StateError, saying what to install, when there is no such module.
 void* load_shared_object(const SharedObject& module);
 
-inline constexpr SharedObject kMpiObject{"mpi", 1, "libopenmpi-dev", "libopenmpi3", true};
-inline constexpr SharedObject kUcxObject{"ucx", 1, "libucx-dev", "libucx0", false};
+inline constexpr SharedObject kMpiObject{"mpi", 1, "apt-get install libopenmpi-dev", "apt-get install libopenmpi3",
+                                         true};
+inline constexpr SharedObject kUcxObject{"ucx", 1, "apt-get install libucx-dev", "apt-get install libucx0", false};
+inline constexpr SharedObject kCudaObject{
+    "cuda", 1, "install NVIDIA's CUDA toolkit (version 12 or later), choose the preset cuda",
+    "programs that use a GPU link the shared libchorale (the preset cuda does)", false};
 
 }  // namespace chorale

@@ -13,7 +13,7 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr SharedObject kNone{"nosuch", 1, "libnosuch-dev", "libnosuch1", false};
+constexpr SharedObject kNone{"nosuch", 1, "apt-get install libnosuch-dev", "apt-get install libnosuch1", false};
 
 TEST(SharedObject, OneThatWasNotBuiltSaysWhatToInstall) {
   const Availability found = shared_object_availability(kNone);

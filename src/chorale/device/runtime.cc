@@ -2,8 +2,10 @@
 
 #include <array>
 #include <atomic>
+#include <mutex>
 
 #include "chorale/base/error.h"
+#include "chorale/base/shared_object.h"
 #include "chorale/device/program.h"
 
 namespace chorale {
@@ -11,6 +13,12 @@ namespace {
 
 // Runtimes stay until the process ends: threads of theirs may be running then.
 std::array<std::atomic<Runtime*>, kDeviceTypes> runtimes{};
+
+// Its module adds runtime and kernels. Where that fails, the next call tries again.
+void load_cuda() {
+  static std::once_flag once;
+  std::call_once(once, [] { load_shared_object(kCudaObject); });
+}
 
 [[noreturn]] void raise_no_programs(Stream stream) {
   throw StateError(concat("work on ", stream.device, " cannot be recorded"));
@@ -25,6 +33,10 @@ Runtime* find_runtime(DeviceType type) { return runtimes[static_cast<size_t>(typ
 
 Runtime& runtime_of(Device device) {
   Runtime* runtime = find_runtime(device.type);
+  if (!runtime && device.type == DeviceType::kCuda) [[unlikely]] {
+    load_cuda();
+    runtime = find_runtime(device.type);
+  }
   CHORALE_CHECK_STATE(runtime, "there is no device ", device, ": nothing in this process drives devices of the kind ",
                       type_name(device.type), "; `chorale doctor` says which devices there are");
   CHORALE_CHECK(device.index < runtime->count(), "there is no device ", device, ": this process has ", runtime->count(),

@@ -58,8 +58,9 @@ class Runtime {
   virtual void fill(const void* value, const vec::StridedView& to, Stream stream) = 0;
 };
 
-// Throws StateError, saying what is there and what to do, when no runtime was added for that kind of device, and
-// InvalidArgument for an index that it does not have.
+// The module that drives a GPU is loaded here, when the first one is asked for. Throws StateError, saying what is there
+// and what to do, when no runtime was added for that kind of device, and InvalidArgument for an index that it does not
+// have.
 Runtime& runtime_of(Device device);
 // Null where there is none.
 Runtime* find_runtime(DeviceType type);

@@ -52,7 +52,9 @@ Tensor Gpt2Block::attend(const Tensor& x, Gpt2Cache::Layer* cache, int64_t past)
     v = narrow(cache->v, 2, 0, past + T);
     options.is_causal = past == 0;
     // Token i stands at past + i. A single one sees everything.
-    if (past > 0 && T > 1) options.mask = le(arange(past + T), unsqueeze(arange(past, past + T), 1));
+    if (past > 0 && T > 1)
+      options.mask = le(arange(past + T, DType::kI64, x.device()),
+                        unsqueeze(arange(past, past + T, 1, DType::kI64, x.device()), 1));
   }
   return attention_out(reshape(transpose(scaled_dot_product_attention(q, k, v, options), 1, 2), {B, T, D}));
 }
@@ -79,7 +81,7 @@ Tensor Gpt2Model::forward(const Tensor& ids, Gpt2Cache* cache) {
   CHORALE_CHECK(ids.dims() == 2 && past + ids.size(1) <= most, "[Gpt2] expected ids [batch, tokens] of at most ",
                 most - past, " tokens, found shape ", ids.sizes());
   CHORALE_CHECK_STATE(!cache || !grad_enabled(), "[Gpt2] a cache keeps no history: use NoGrad with it");
-  Tensor x = drop(wte(ids) + wpe(arange(past, past + ids.size(1))));
+  Tensor x = drop(wte(ids) + wpe(arange(past, past + ids.size(1), 1, DType::kI64, ids.device())));
   for (size_t i = 0; i < h.size(); ++i) x = h[i](x, cache ? &cache->layers[i] : nullptr, past);
   if (cache) cache->length = past + ids.size(1);
   return ln_f(x);

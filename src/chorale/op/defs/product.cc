@@ -115,6 +115,9 @@ constexpr OpDef kMatmul{
     .formula = "c[i][j] = sum over k of a[i][k] b[k][j]",
 };
 
+// x by a number, which is mostly 1: a pass over x less.
+Tensor times(const Tensor& x, Scalar by) { return by.real() == 1 && by.imag() == 0 ? x : mul(x, by); }
+
 constexpr OpDef kAddmm{
     .name = "addmm",
     .inputs = "c, a, b",
@@ -126,9 +129,9 @@ constexpr OpDef kAddmm{
       const auto& attrs = g.attrs.get<AddmmAttrs>();
       const Tensor& dy = g.dout[0];
       Tensors din(3);
-      if (g.needs(0)) din[0] = mul(dy, attrs.beta);
-      if (g.needs(1)) din[1] = mul(matmul(dy, adjoint(g.in[2])), attrs.alpha);
-      if (g.needs(2)) din[2] = mul(matmul(adjoint(g.in[1]), dy), attrs.alpha);
+      if (g.needs(0)) din[0] = times(dy, attrs.beta);
+      if (g.needs(1)) din[1] = times(matmul(dy, adjoint(g.in[2])), attrs.alpha);
+      if (g.needs(2)) din[2] = times(matmul(adjoint(g.in[1]), dy), attrs.alpha);
       return din;
     },
     // c is a term of its own, and may be repeated along m and n.

@@ -1,0 +1,288 @@
+#include "chorale/kernel/cuda/convolution.h"
+
+#include <cudnn.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "chorale/device/cuda/context.h"
+#include "chorale/device/cuda/libraries.h"
+#include "chorale/kernel/cuda/family.h"
+#include "chorale/kernel/nn_attrs.h"
+
+namespace chorale::kernel::cuda {
+namespace {
+
+// The formatter moves such a list to the right each time.
+// clang-format off
+#define CHORALE_CUDNN(X) \
+  X(cudnnCreate) X(cudnnSetStream) X(cudnnGetErrorString) X(cudnnCreateTensorDescriptor) \
+  X(cudnnSetTensorNdDescriptor) X(cudnnDestroyTensorDescriptor) X(cudnnCreateFilterDescriptor) \
+  X(cudnnSetFilterNdDescriptor) X(cudnnDestroyFilterDescriptor) X(cudnnCreateConvolutionDescriptor) \
+  X(cudnnSetConvolutionNdDescriptor) X(cudnnSetConvolutionGroupCount) X(cudnnSetConvolutionMathType) \
+  X(cudnnDestroyConvolutionDescriptor) X(cudnnGetConvolutionForwardAlgorithm_v7) \
+  X(cudnnGetConvolutionBackwardDataAlgorithm_v7) X(cudnnGetConvolutionBackwardFilterAlgorithm_v7) \
+  X(cudnnConvolutionForward) X(cudnnConvolutionBackwardData) X(cudnnConvolutionBackwardFilter) \
+  X(cudnnAddTensor)
+// clang-format on
+
+struct Cudnn {
+#define CHORALE_CUDNN_MEMBER(name) decltype(&::name) name = nullptr;
+  CHORALE_CUDNN(CHORALE_CUDNN_MEMBER)
+#undef CHORALE_CUDNN_MEMBER
+};
+
+const Cudnn& cudnn() {
+  static const Cudnn found = [] {
+    void* const library = chorale::cuda::open_library({"libcudnn.so.9", "libcudnn.so"},
+                                                      "install NVIDIA's cuDNN 9, or Python's nvidia-cudnn");
+    Cudnn functions;
+#define CHORALE_CUDNN_FIND(name) \
+  functions.name = reinterpret_cast<decltype(functions.name)>(chorale::cuda::find_function(library, #name));
+    CHORALE_CUDNN(CHORALE_CUDNN_FIND)
+#undef CHORALE_CUDNN_FIND
+    return functions;
+  }();
+  return found;
+}
+
+void check_cudnn(cudnnStatus_t status, const char* tried) {
+  if (status == CUDNN_STATUS_SUCCESS) return;
+  const char* const op = chorale::cuda::OpScope::current();
+  throw StateError(
+      concat("[", op ? op : "convolution", "] cuDNN says: ", tried, ": ", cudnn().cudnnGetErrorString(status)));
+}
+
+// A handle belongs to a thread: it holds the stream that is set.
+cudnnHandle_t handle_for(Stream stream) {
+  thread_local std::map<int, cudnnHandle_t> handles;
+  cudnnHandle_t& handle = handles[stream.device.index];
+  if (!handle) check_cudnn(cudnn().cudnnCreate(&handle), "starting");
+  check_cudnn(cudnn().cudnnSetStream(handle, static_cast<cudaStream_t>(stream.handle)), "choosing a stream");
+  return handle;
+}
+
+cudnnDataType_t cudnn_type(DType dtype) {
+  return dtype == DType::kF64   ? CUDNN_DATA_DOUBLE
+         : dtype == DType::kF32 ? CUDNN_DATA_FLOAT
+         : dtype == DType::kF16 ? CUDNN_DATA_HALF
+                                : CUDNN_DATA_BFLOAT16;
+}
+
+// The three tensors of a convolution, whichever of them is the result, and how they meet.
+class Problem {
+ public:
+  Problem(const Tensor& x, const Tensor& w, const Tensor& y, const ConvolutionAttrs& attrs) : dtype_(x.dtype()) {
+    const Cudnn& api = cudnn();
+    check_cudnn(api.cudnnCreateTensorDescriptor(&x_), "describing x");
+    check_cudnn(api.cudnnCreateTensorDescriptor(&y_), "describing y");
+    check_cudnn(api.cudnnCreateFilterDescriptor(&w_), "describing the weight");
+    check_cudnn(api.cudnnCreateConvolutionDescriptor(&how_), "describing a convolution");
+    set(x_, x);
+    set(y_, y);
+    std::vector<int> sizes = widened(w.sizes(), 1);
+    check_cudnn(api.cudnnSetFilterNdDescriptor(w_, cudnn_type(dtype_), CUDNN_TENSOR_NCHW,
+                                               static_cast<int>(sizes.size()), sizes.data()),
+                "describing the weight");
+    std::vector<int> pad, stride, dilation;
+    if (attrs.stride.size() == 1) {  // a line is an image of height 1
+      pad.push_back(0);
+      stride.push_back(1);
+      dilation.push_back(1);
+    }
+    for (size_t d = 0; d < attrs.stride.size(); ++d) {
+      pad.push_back(static_cast<int>(attrs.padding[d]));
+      stride.push_back(static_cast<int>(attrs.stride[d]));
+      dilation.push_back(static_cast<int>(attrs.dilation[d]));
+    }
+    check_cudnn(api.cudnnSetConvolutionNdDescriptor(how_, static_cast<int>(pad.size()), pad.data(), stride.data(),
+                                                    dilation.data(), CUDNN_CROSS_CORRELATION,
+                                                    dtype_ == DType::kF64 ? CUDNN_DATA_DOUBLE : CUDNN_DATA_FLOAT),
+                "describing a convolution");
+    check_cudnn(api.cudnnSetConvolutionGroupCount(how_, static_cast<int>(attrs.groups)), "setting groups");
+    // Without TF32: products of f32 are those of f32.
+    check_cudnn(api.cudnnSetConvolutionMathType(how_, is_half(dtype_) ? CUDNN_TENSOR_OP_MATH : CUDNN_FMA_MATH),
+                "choosing arithmetic");
+  }
+  ~Problem() {
+    cudnn().cudnnDestroyTensorDescriptor(x_);
+    cudnn().cudnnDestroyTensorDescriptor(y_);
+    cudnn().cudnnDestroyFilterDescriptor(w_);
+    cudnn().cudnnDestroyConvolutionDescriptor(how_);
+  }
+  Problem(const Problem&) = delete;
+  Problem& operator=(const Problem&) = delete;
+
+  cudnnTensorDescriptor_t x() const { return x_; }
+  cudnnTensorDescriptor_t y() const { return y_; }
+  cudnnFilterDescriptor_t w() const { return w_; }
+  cudnnConvolutionDescriptor_t how() const { return how_; }
+
+  static void set(cudnnTensorDescriptor_t desc, const Tensor& x) {
+    std::vector<int> sizes = widened(x.sizes(), 1),
+                     strides = widened(x.strides(), x.dims() == 3 ? static_cast<int>(x.size(2) * x.stride(2)) : 1);
+    check_cudnn(cudnn().cudnnSetTensorNdDescriptor(desc, cudnn_type(x.dtype()), static_cast<int>(sizes.size()),
+                                                   sizes.data(), strides.data()),
+                "describing a tensor");
+  }
+
+ private:
+  // A line [N, C, L] is seen as [N, C, 1, L].
+  template <class List>
+  static std::vector<int> widened(const List& list, int between) {
+    std::vector<int> result;
+    for (size_t d = 0; d < list.size(); ++d) {
+      if (d == 2 && list.size() == 3) result.push_back(between);
+      result.push_back(static_cast<int>(list[d]));
+    }
+    return result;
+  }
+
+  DType dtype_;
+  cudnnTensorDescriptor_t x_ = nullptr, y_ = nullptr;
+  cudnnFilterDescriptor_t w_ = nullptr;
+  cudnnConvolutionDescriptor_t how_ = nullptr;
+};
+
+// The first algorithm that repeats its bits and takes a bearable workspace.
+template <class Perf>
+const Perf* choose(const std::vector<Perf>& found, int count) {
+  constexpr size_t kMostWorkspace = size_t{1} << 30;
+  for (int i = 0; i < count; ++i) {
+    const Perf& one = found[static_cast<size_t>(i)];
+    if (one.status == CUDNN_STATUS_SUCCESS && one.determinism == CUDNN_DETERMINISTIC && one.memory <= kMostWorkspace)
+      return &one;
+  }
+  return nullptr;
+}
+Tensor workspace_of(size_t bytes, Device device) {
+  return bytes > 0 ? Tensor::empty({static_cast<int64_t>(bytes)}, DType::kU8, device) : Tensor();
+}
+void* address_of(const Tensor& x) { return x.defined() ? x.raw() : nullptr; }
+
+constexpr int kMostAlgorithms = 10;
+[[noreturn]] void raise_no_algorithm(const char* what, DType dtype) {
+  throw StateError(concat("[", what, "] cuDNN has no algorithm for this shape in ", dtype, "; compute on the CPU"));
+}
+
+struct Factors {
+  double one64 = 1, zero64 = 0;
+  float one32 = 1, zero32 = 0;
+  bool wide;
+  explicit Factors(DType dtype) : wide(dtype == DType::kF64) {}
+  const void* one() const { return wide ? static_cast<const void*>(&one64) : &one32; }
+  const void* zero() const { return wide ? static_cast<const void*>(&zero64) : &zero32; }
+};
+
+// cuDNN's older interface has no 16-bit arithmetic for every layout: 16-bit types are computed in f32.
+struct InF32 {
+  InF32(const Tensor& result, Stream its_stream) : target(result), stream(its_stream) {
+    made = is_half(result.dtype()) || !result.is_contiguous()
+               ? Tensor::empty(result.sizes(), compute_of(result.dtype()), result.device())
+               : result;
+  }
+  void store() const {
+    if (!made.is(target)) copy_into(made, target, stream);
+  }
+  Tensor made, target;
+  Stream stream;
+};
+Tensor computable(const Tensor& x, Stream stream) { return contiguous(x, compute_of(x.dtype()), stream); }
+
+bool rehearses() { return chorale::cuda::driver().rehearsal; }
+
+}  // namespace
+
+void convolution(const KernelArgs& args) {
+  const Stream stream = args.stream;
+  if (args.out[0].elems() == 0 || rehearses()) return;
+  chorale::cuda::make_current(stream.device);
+  const InF32 result(args.out[0], stream);
+  const Tensor x = computable(args.in[0], stream), w = computable(args.in[1], stream);
+  const Tensor& y = result.made;
+  const Problem p(x, w, y, args.attrs.get<ConvolutionAttrs>());
+  const cudnnHandle_t handle = handle_for(stream);
+  std::vector<cudnnConvolutionFwdAlgoPerf_t> found(kMostAlgorithms);
+  int count = 0;
+  check_cudnn(cudnn().cudnnGetConvolutionForwardAlgorithm_v7(handle, p.x(), p.w(), p.how(), p.y(), kMostAlgorithms,
+                                                             &count, found.data()),
+              "choosing an algorithm");
+  const auto* const chosen = choose(found, count);
+  if (!chosen) raise_no_algorithm("convolution", x.dtype());
+  const Tensor workspace = workspace_of(chosen->memory, stream.device);
+  const Factors factors(x.dtype());
+  check_cudnn(
+      cudnn().cudnnConvolutionForward(handle, factors.one(), p.x(), x.raw(), p.w(), w.raw(), p.how(), chosen->algo,
+                                      address_of(workspace), chosen->memory, factors.zero(), p.y(), y.raw()),
+      "computing");
+  if (args.in[2].defined()) {
+    const Tensor bias = computable(args.in[2], stream);
+    Shape sizes(y.sizes().size(), 1);
+    sizes[1] = bias.elems();
+    const Tensor seen = bias.view_as(sizes, contiguous_strides(sizes), bias.offset());
+    cudnnTensorDescriptor_t desc = nullptr;
+    check_cudnn(cudnn().cudnnCreateTensorDescriptor(&desc), "describing the bias");
+    const std::unique_ptr<cudnnTensorStruct, void (*)(cudnnTensorDescriptor_t)> owner(
+        desc, [](cudnnTensorDescriptor_t made) { cudnn().cudnnDestroyTensorDescriptor(made); });
+    Problem::set(desc, seen);
+    check_cudnn(cudnn().cudnnAddTensor(handle, factors.one(), desc, seen.raw(), factors.one(), p.y(), y.raw()),
+                "adding the bias");
+  }
+  result.store();
+}
+
+void convolution_transpose(const KernelArgs& args) {
+  const Stream stream = args.stream;
+  if (args.out[0].elems() == 0 || rehearses()) return;
+  if (args.in[0].elems() == 0) return set_zero(args.out[0], stream);
+  chorale::cuda::make_current(stream.device);
+  const InF32 result(args.out[0], stream);
+  const Tensor y = computable(args.in[0], stream), w = computable(args.in[1], stream);
+  const Tensor& x = result.made;
+  const Problem p(x, w, y, args.attrs.get<ConvolutionAttrs>());
+  const cudnnHandle_t handle = handle_for(stream);
+  std::vector<cudnnConvolutionBwdDataAlgoPerf_t> found(kMostAlgorithms);
+  int count = 0;
+  check_cudnn(cudnn().cudnnGetConvolutionBackwardDataAlgorithm_v7(handle, p.w(), p.y(), p.how(), p.x(), kMostAlgorithms,
+                                                                  &count, found.data()),
+              "choosing an algorithm");
+  const auto* const chosen = choose(found, count);
+  if (!chosen) raise_no_algorithm("convolution_transpose", x.dtype());
+  const Tensor workspace = workspace_of(chosen->memory, stream.device);
+  const Factors factors(x.dtype());
+  check_cudnn(
+      cudnn().cudnnConvolutionBackwardData(handle, factors.one(), p.w(), w.raw(), p.y(), y.raw(), p.how(), chosen->algo,
+                                           address_of(workspace), chosen->memory, factors.zero(), p.x(), x.raw()),
+      "computing");
+  result.store();
+}
+
+void convolution_weight(const KernelArgs& args) {
+  const Stream stream = args.stream;
+  if (args.out[0].elems() == 0 || rehearses()) return;
+  if (args.in[0].elems() == 0 || args.in[1].elems() == 0) return set_zero(args.out[0], stream);
+  chorale::cuda::make_current(stream.device);
+  const InF32 result(args.out[0], stream);
+  const Tensor x = computable(args.in[0], stream), y = computable(args.in[1], stream);
+  const Tensor& w = result.made;
+  const Problem p(x, w, y, args.attrs.get<ConvolutionAttrs>());
+  const cudnnHandle_t handle = handle_for(stream);
+  std::vector<cudnnConvolutionBwdFilterAlgoPerf_t> found(kMostAlgorithms);
+  int count = 0;
+  check_cudnn(cudnn().cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle, p.x(), p.y(), p.how(), p.w(),
+                                                                    kMostAlgorithms, &count, found.data()),
+              "choosing an algorithm");
+  const auto* const chosen = choose(found, count);
+  if (!chosen) raise_no_algorithm("convolution_weight", x.dtype());
+  const Tensor workspace = workspace_of(chosen->memory, stream.device);
+  const Factors factors(x.dtype());
+  check_cudnn(cudnn().cudnnConvolutionBackwardFilter(handle, factors.one(), p.x(), x.raw(), p.y(), y.raw(), p.how(),
+                                                     chosen->algo, address_of(workspace), chosen->memory,
+                                                     factors.zero(), p.w(), w.raw()),
+              "computing");
+  result.store();
+}
+
+}  // namespace chorale::kernel::cuda

@@ -1,0 +1,161 @@
+// Elements picked and placed by index. An index out of range is reported, and nothing is read or written for it.
+struct Picked {
+  i64 outer, length, inner, count;  // x is [outer, length, inner], the list [outer, count, inner]
+  i64 first, total;                 // of a part of a table: its first row, and the rows of the whole; 0: it is whole
+  i64 padding;                      // a row that gets nothing; -1: none
+  Fault* fault;
+  i64 row;
+};
+// Whether row `at` of the list has a place here; reports one that has none anywhere.
+__device__ __forceinline__ bool find_row(const Picked& p, const i64* index, i64 at, i64& row) {
+  const i64 bound = p.total > 0 ? p.total : p.length;
+  row = index[at];
+  if (row < 0 || row >= bound) {
+    report(p.fault, (i32)p.row, at, row, bound);
+    return false;
+  }
+  row -= p.first;
+  return row >= 0 && row < p.length;
+}
+template <class T>
+__global__ void take_rows(const T* x, const i64* index, T* out, const Picked p) {
+  FOR_EACH_ELEMENT(i, p.outer * p.count * p.inner) {
+    const i64 column = i % p.inner, at = i / p.inner % p.count, outer = i / p.inner / p.count;
+    i64 row;
+    out[i] = find_row(p, index, at, row) ? x[(outer * p.length + row) * p.inner + column] : T();
+  }
+}
+template <class T>
+__global__ void put_rows(T* x, const i64* index, const T* list, const T fill, i64 fills, const Picked p) {
+  // Of equal indices the last one wins, as on the CPU: a thread looks whether a later one exists.
+  FOR_EACH_ELEMENT(i, p.outer * p.count * p.inner) {
+    const i64 column = i % p.inner, at = i / p.inner % p.count, outer = i / p.inner / p.count;
+    i64 row;
+    if (!find_row(p, index, at, row)) continue;
+    bool last = true;
+    if (!fills) {
+      for (i64 later = at + 1; later < p.count && last; ++later) last = index[later] != index[at];
+    }
+    if (last) x[(outer * p.length + row) * p.inner + column] = fills ? fill : list[i];
+  }
+}
+template <class T>
+__device__ __forceinline__ T added(T a, T b) {
+  if constexpr (IsComplex<T>::value) {
+    return T{a.re + b.re, a.im + b.im};
+  } else {
+    return (T)(a + b);
+  }
+}
+template <class T>
+__device__ __forceinline__ T multiplied(T a, T b) {
+  if constexpr (IsComplex<T>::value) {
+    return T{a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
+  } else {
+    return (T)(a * b);
+  }
+}
+template <class>
+__global__ void count_rows(const i64* index, i32* counts, const Picked p) {
+  FOR_EACH_ELEMENT(at, p.count) {
+    i64 row;
+    if (find_row(p, index, at, row)) atomicAdd(&counts[row], 1);
+  }
+}
+// x[row] += alpha * sum of the list's rows for it, in the order of the list: a block per row of x, which looks through
+// the index in pieces. So the sum has the same bits every time.
+template <class T, class L>
+__global__ void add_rows(T* x, const i64* index, const L* list, const i32* counts, T alpha, const Picked p) {
+  __shared__ i32 found[256];
+  __shared__ i32 warps[9];
+  for (i64 place = blockIdx.x; place < p.outer * p.length; place += gridDim.x) {
+    const i64 row = place % p.length, outer = place / p.length;
+    const i32 wanted = counts[row];
+    if (wanted == 0 || row + p.first == p.padding) continue;
+    i32 done = 0;
+    for (i64 begin = 0; begin < p.count && done < wanted; begin += 256) {
+      const i64 at = begin + threadIdx.x;
+      const bool hit = at < p.count && index[at] - p.first == row;
+      const u32 votes = __ballot_sync(0xffffffffu, hit);
+      const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+      if (lane == 0) warps[warp + 1] = __popc(votes);
+      if (threadIdx.x == 0) warps[0] = 0;
+      __syncthreads();
+      if (threadIdx.x == 0) {
+        for (int k = 1; k < 9; ++k) warps[k] += warps[k - 1];
+      }
+      __syncthreads();
+      if (hit) found[warps[warp] + __popc(votes & ((1u << lane) - 1))] = threadIdx.x;
+      const i32 hits = warps[8];
+      __syncthreads();
+      if (hits > 0) {
+        for (i64 column = threadIdx.x; column < p.inner; column += blockDim.x) {
+          T sum = x[place * p.inner + column];
+          for (i32 k = 0; k < hits; ++k) {
+            sum = added(sum, multiplied(alpha, cast<T>(list[(outer * p.count + begin + found[k]) * p.inner + column])));
+          }
+          x[place * p.inner + column] = sum;
+        }
+      }
+      done += hits;
+      __syncthreads();
+    }
+  }
+}
+
+// ---- an index per element: a line of the index along the dimension is one thread's, in order
+
+struct Gathered {
+  i64 dims, dim, elems, lines, bound;
+  i64 sizes[8];  // of the index
+  i64 x_strides[8], index_strides[8], list_strides[8];
+  Fault* fault;
+  i64 row;
+};
+template <class T>
+__global__ void gather_elements(const T* x, const i64* index, T* out, const Gathered g) {
+  FOR_EACH_ELEMENT(i, g.elems) {
+    i64 rest = i, from = 0, which = 0;
+    for (int d = (int)g.dims - 1; d >= 0; --d) {
+      const i64 next = rest / g.sizes[d], at = rest - next * g.sizes[d];
+      if (d != g.dim) from += at * g.x_strides[d];
+      which += at * g.index_strides[d];
+      rest = next;
+    }
+    const i64 row = index[which];
+    if (row < 0 || row >= g.bound) {
+      report(g.fault, (i32)g.row, i, row, g.bound);
+      continue;
+    }
+    out[i] = x[from + row * g.x_strides[g.dim]];
+  }
+}
+// kAdds: x += list; otherwise x becomes the list's element, or `fill`.
+template <class T, bool kAdds>
+__global__ void scatter_elements(T* x, const i64* index, const T* list, const T fill, i64 fills, const Gathered g) {
+  FOR_EACH_ELEMENT(line, g.lines) {
+    i64 rest = line, to = 0, which = 0, from = 0;
+    for (int d = (int)g.dims - 1; d >= 0; --d) {
+      if (d == g.dim) continue;
+      const i64 next = rest / g.sizes[d], at = rest - next * g.sizes[d];
+      to += at * g.x_strides[d];
+      which += at * g.index_strides[d];
+      from += at * g.list_strides[d];
+      rest = next;
+    }
+    for (i64 k = 0; k < g.sizes[g.dim]; ++k) {
+      const i64 row = index[which + k * g.index_strides[g.dim]];
+      if (row < 0 || row >= g.bound) {
+        report(g.fault, (i32)g.row, line, row, g.bound);
+        continue;
+      }
+      T& place = x[to + row * g.x_strides[g.dim]];
+      const T value = fills ? fill : list[from + k * g.list_strides[g.dim]];
+      if constexpr (kAdds) {
+        place = added(place, value);
+      } else {
+        place = value;
+      }
+    }
+  }
+}

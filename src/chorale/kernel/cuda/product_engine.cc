@@ -1,0 +1,237 @@
+#include "chorale/kernel/cuda/product_engine.h"
+
+#include <cublasLt.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "chorale/base/error.h"
+#include "chorale/device/cuda/context.h"
+#include "chorale/device/cuda/libraries.h"
+#include "chorale/kernel/cuda/family.h"
+
+namespace chorale::kernel::cuda {
+namespace {
+
+constexpr size_t kWorkspaceBytes = size_t{32} << 20;
+
+// The formatter moves such a list to the right each time.
+// clang-format off
+#define CHORALE_CUBLAS(X) \
+  X(cublasLtCreate) X(cublasLtMatmul) X(cublasLtMatmulDescCreate) X(cublasLtMatmulDescDestroy) \
+  X(cublasLtMatmulDescSetAttribute) X(cublasLtMatrixLayoutCreate) X(cublasLtMatrixLayoutDestroy) \
+  X(cublasLtMatrixLayoutSetAttribute) X(cublasLtMatmulPreferenceCreate) X(cublasLtMatmulPreferenceDestroy) \
+  X(cublasLtMatmulPreferenceSetAttribute) X(cublasLtMatmulAlgoGetHeuristic) X(cublasLtGetStatusString)
+// clang-format on
+
+struct Cublas {
+#define CHORALE_CUBLAS_MEMBER(name) decltype(&::name) name = nullptr;
+  CHORALE_CUBLAS(CHORALE_CUBLAS_MEMBER)
+#undef CHORALE_CUBLAS_MEMBER
+};
+
+const Cublas& cublas() {
+  static const Cublas found = [] {
+    void* const library = chorale::cuda::open_library({"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"},
+                                                      "install NVIDIA's libcublas, or Python's nvidia-cublas");
+    Cublas functions;
+#define CHORALE_CUBLAS_FIND(name) \
+  functions.name = reinterpret_cast<decltype(functions.name)>(chorale::cuda::find_function(library, #name));
+    CHORALE_CUBLAS(CHORALE_CUBLAS_FIND)
+#undef CHORALE_CUBLAS_FIND
+    return functions;
+  }();
+  return found;
+}
+
+void check_cublas(cublasStatus_t status, const char* tried) {
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  const char* const op = chorale::cuda::OpScope::current();
+  throw StateError(
+      concat("[", op ? op : "product", "] cuBLASLt says: ", tried, ": ", cublas().cublasLtGetStatusString(status)));
+}
+
+// Handles and workspaces are made per device and stream, and live as long as the process.
+struct Place {
+  cublasLtHandle_t handle = nullptr;
+  Tensor workspace;
+};
+Place& place_of(Stream stream) {
+  static std::mutex mutex;
+  static auto* const places = new std::map<void*, Place>;
+  const std::lock_guard lock(mutex);
+  Place& place = (*places)[stream.handle];
+  if (!place.handle) {
+    check_cublas(cublas().cublasLtCreate(&place.handle), "starting");
+    place.workspace = Tensor::empty({static_cast<int64_t>(kWorkspaceBytes)}, DType::kU8, stream.device);
+  }
+  return place;
+}
+
+cudaDataType_t type_of(DType dtype) {
+  switch (dtype) {
+    case DType::kF16:
+      return CUDA_R_16F;
+    case DType::kBF16:
+      return CUDA_R_16BF;
+    case DType::kF32:
+      return CUDA_R_32F;
+    case DType::kF64:
+      return CUDA_R_64F;
+    case DType::kC64:
+      return CUDA_C_32F;
+    default:
+      return CUDA_C_64F;
+  }
+}
+
+// cuBLASLt's matrices are column-major: of ours it sees the transposes, and computes c' = b' a'.
+struct Operand {
+  bool transposed;  // it is read as cuBLASLt's transpose
+  int64_t ld;
+};
+// Our matrix [rows, cols] as what cuBLASLt calls [cols, rows].
+Operand operand_of(int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride) {
+  if (col_stride == 1 || cols == 1) {
+    if (rows == 1 || row_stride >= cols) return {false, rows == 1 ? cols : row_stride};
+  }
+  return {true, cols == 1 ? rows : col_stride};
+}
+
+int alignment_of(const void* pointer, int64_t ld, int64_t batch_stride, DType dtype) {
+  const auto bytes = static_cast<int64_t>(size_of(dtype));
+  const uint64_t bits = reinterpret_cast<uintptr_t>(pointer) | static_cast<uint64_t>(ld * bytes) |
+                        static_cast<uint64_t>(batch_stride * bytes) | 256u;
+  return 1 << std::countr_zero(bits);
+}
+
+// What the choice of an algorithm depends on.
+struct Key {
+  std::array<int64_t, 16> facts;
+  bool operator<(const Key& other) const { return facts < other.facts; }
+};
+
+// Descriptors and the algorithm for a kind of product; made once.
+struct Plan {
+  cublasLtMatmulDesc_t desc = nullptr;
+  cublasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr;
+  cublasLtMatmulAlgo_t algo{};
+};
+
+Plan make_plan(const Product& p, const Operand& a, const Operand& b, cublasLtHandle_t handle, int a_align, int b_align,
+               int c_align) {
+  const Cublas& api = cublas();
+  const bool wide = p.dtype == DType::kF64 || p.dtype == DType::kC128;
+  const cublasComputeType_t compute = wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F;
+  const cudaDataType_t scale = p.dtype == DType::kC128  ? CUDA_C_64F
+                               : p.dtype == DType::kC64 ? CUDA_C_32F
+                               : wide                   ? CUDA_R_64F
+                                                        : CUDA_R_32F;
+  Plan plan;
+  check_cublas(api.cublasLtMatmulDescCreate(&plan.desc, compute, scale), "describing a product");
+  const auto set = [&](cublasLtMatmulDescAttributes_t what, const auto& value) {
+    check_cublas(api.cublasLtMatmulDescSetAttribute(plan.desc, what, &value, sizeof(value)), "describing a product");
+  };
+  // The first matrix of cuBLASLt is our b.
+  set(CUBLASLT_MATMUL_DESC_TRANSA, b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set(CUBLASLT_MATMUL_DESC_TRANSB, a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+  if (p.bias) {
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+    set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+  }
+  const auto layout = [&](cublasLtMatrixLayout_t& made, DType dtype, int64_t rows, int64_t cols, int64_t ld,
+                          int64_t stride) {
+    check_cublas(api.cublasLtMatrixLayoutCreate(&made, type_of(dtype), static_cast<uint64_t>(rows),
+                                                static_cast<uint64_t>(cols), ld),
+                 "describing a matrix");
+    const auto batch = static_cast<int32_t>(p.batch);
+    check_cublas(api.cublasLtMatrixLayoutSetAttribute(made, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof(batch)),
+                 "describing a batch");
+    check_cublas(api.cublasLtMatrixLayoutSetAttribute(made, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride,
+                                                      sizeof(stride)),
+                 "describing a batch");
+  };
+  layout(plan.a, p.dtype, b.transposed ? p.k : p.n, b.transposed ? p.n : p.k, b.ld, p.b_batch);
+  layout(plan.b, p.dtype, a.transposed ? p.m : p.k, a.transposed ? p.k : p.m, a.ld, p.a_batch);
+  layout(plan.c, p.c_dtype, p.n, p.m, p.m == 1 ? p.n : p.c_row, p.c_batch);
+
+  cublasLtMatmulPreference_t preference = nullptr;
+  check_cublas(api.cublasLtMatmulPreferenceCreate(&preference), "choosing an algorithm");
+  const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t what, const auto& value) {
+    api.cublasLtMatmulPreferenceSetAttribute(preference, what, &value, sizeof(value));
+  };
+  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspaceBytes);
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(b_align));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(a_align));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(c_align));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<uint32_t>(c_align));
+  cublasLtMatmulHeuristicResult_t found{};
+  int count = 0;
+  const cublasStatus_t status = api.cublasLtMatmulAlgoGetHeuristic(handle, plan.desc, plan.a, plan.b, plan.c, plan.c,
+                                                                   preference, 1, &found, &count);
+  api.cublasLtMatmulPreferenceDestroy(preference);
+  check_cublas(status, "choosing an algorithm");
+  CHORALE_CHECK_STATE(count > 0, "cuBLASLt has no algorithm for a product [", p.m, ", ", p.k, "] x [", p.k, ", ", p.n,
+                      "] in ", p.dtype);
+  plan.algo = found.algo;
+  return plan;
+}
+
+Plan& plan_for(const Product& p, const Operand& a, const Operand& b, Place& place, Stream stream) {
+  const int a_align = alignment_of(p.a, a.ld, p.a_batch, p.dtype),
+            b_align = alignment_of(p.b, b.ld, p.b_batch, p.dtype);
+  const int c_align = alignment_of(p.c, p.c_row, p.c_batch, p.c_dtype);
+  const Key key{{stream.device.index, static_cast<int64_t>(p.dtype), static_cast<int64_t>(p.c_dtype), p.m, p.n, p.k,
+                 a.transposed, a.ld, b.transposed, b.ld, p.c_row, p.batch, p.a_batch, p.b_batch, p.c_batch,
+                 (p.bias ? 1 : 0) | a_align << 1 | b_align << 11 | static_cast<int64_t>(c_align) << 21}};
+  static std::mutex mutex;
+  static auto* const plans = new std::map<Key, std::unique_ptr<Plan>>;
+  const std::lock_guard lock(mutex);
+  std::unique_ptr<Plan>& plan = (*plans)[key];
+  if (!plan) plan = std::make_unique<Plan>(make_plan(p, a, b, place.handle, a_align, b_align, c_align));
+  return *plan;
+}
+
+}  // namespace
+
+bool is_readable(int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride) {
+  const Operand x = operand_of(rows, cols, row_stride, col_stride);
+  if (!x.transposed) return true;
+  return (row_stride == 1 || rows == 1) && x.ld >= rows;
+}
+
+void product(const Product& asked, Stream stream) {
+  Product p = asked;
+  if (p.c_dtype == DType::kBool) p.c_dtype = p.dtype;
+  if (p.m == 0 || p.n == 0 || p.batch == 0) return;
+  if (chorale::cuda::driver().rehearsal) return;  // cuBLASLt has nothing to rehearse
+  chorale::cuda::make_current(stream.device);
+  const Operand a = operand_of(p.m, p.k, p.a_row, p.a_col), b = operand_of(p.k, p.n, p.b_row, p.b_col);
+  Place& place = place_of(stream);
+  // A plan's bias pointer belongs to the call: calls from several threads take turns.
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  Plan& plan = plan_for(p, a, b, place, stream);
+  if (p.bias) {
+    check_cublas(
+        cublas().cublasLtMatmulDescSetAttribute(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p.bias, sizeof(p.bias)),
+        "setting a bias");
+  }
+  struct {
+    double d[2];
+    float f[2];
+  } alpha{{p.alpha, 0}, {static_cast<float>(p.alpha), 0}}, beta{{p.beta, 0}, {static_cast<float>(p.beta), 0}};
+  const bool wide = p.dtype == DType::kF64 || p.dtype == DType::kC128;
+  const void* const alpha_at = wide ? static_cast<const void*>(alpha.d) : alpha.f;
+  const void* const beta_at = wide ? static_cast<const void*>(beta.d) : beta.f;
+  check_cublas(cublas().cublasLtMatmul(place.handle, plan.desc, alpha_at, p.b, plan.a, p.a, plan.b, beta_at, p.c,
+                                       plan.c, p.c, plan.c, &plan.algo, place.workspace.raw(), kWorkspaceBytes,
+                                       static_cast<cudaStream_t>(stream.handle)),
+               "multiplying");
+}
+
+}  // namespace chorale::kernel::cuda

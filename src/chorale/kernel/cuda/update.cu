@@ -1,0 +1,286 @@
+// Updates of optimizers over lists of parameters, with the rules of vec/update.h. What changes from step to step is
+// read here, from memory of the device, so that a recorded step can be replayed.
+struct Job {
+  void* weight;   // the master copy of a parameter of a 16-bit type
+  void* rounded;  // the parameter itself then
+  const void* gradient;
+  void* state[3];
+  i64* step;
+  double* number;  // a state that is one number for the parameter
+  i64 n;
+};
+struct Jobs {
+  i64 count;
+  i64 first_block[41];  // of each job; the last entry is the number of blocks
+  Job jobs[40];
+};
+enum Kind { kSgd, kAdam, kAdagrad, kRmsprop, kAdadelta, kAdamax, kNadam, kRadam, kAsgd };
+struct Rule {
+  i64 kind;
+  i64 flags;    // of the kind: see the uses
+  double sign;  // -1: the gradient is followed up
+  double c[6];  // constants of the kind
+  const double* lr;
+  const float* found_inf;  // null, or nothing is updated where it is not 0
+};
+__device__ __forceinline__ double nadam_momentum(const Rule& r, double step) {
+  return r.c[0] * (1 - 0.5 * ::pow(0.96, step * r.c[4]));
+}
+// Before the updates: counts of steps go up, and products of momenta on.
+template <class>
+__global__ void raise_all(const Jobs jobs, const Rule r) {
+  if (r.found_inf && *r.found_inf != 0) return;
+  for (i64 i = threadIdx.x; i < jobs.count; i += blockDim.x) {
+    const i64 step = ++*jobs.jobs[i].step;
+    if (jobs.jobs[i].number) *jobs.jobs[i].number *= nadam_momentum(r, (double)step);
+  }
+}
+
+struct Recipe {
+  double weight_decay, keep, rate, decay1, gain1, decay2, gain2, scale1, root_scale, eps;
+  int plain;  // Radam's first steps: no division by the root
+};
+__device__ Recipe recipe_of(const Rule& r, double lr, i64 step, double number) {
+  Recipe p = {0, 1, lr, 0, 0, 0, 0, 1, 1, 0, 0};
+  const double t = (double)step;
+  const bool decoupled = (r.flags & 1) != 0;
+  const auto moments = [&] {  // c: beta1, beta2, eps, weight decay
+    p.gain1 = 1 - r.c[0];
+    p.decay2 = r.c[1];
+    p.gain2 = 1 - r.c[1];
+    p.eps = r.c[2];
+    (decoupled ? p.keep : p.weight_decay) = decoupled ? 1 - lr * r.c[3] : r.c[3];
+  };
+  switch (r.kind) {
+    case kSgd:  // momentum, dampening, weight decay; flag 2: momentum, 4: Nesterov
+      p.weight_decay = r.c[2];
+      p.decay1 = r.c[0];
+      p.gain1 = step == 1 ? 1 : 1 - r.c[1];
+      break;
+    case kAdam:  // flag 2: Amsgrad
+      moments();
+      p.rate = lr / (1 - ::pow(r.c[0], t));
+      p.root_scale = 1 / ::sqrt(1 - ::pow(r.c[1], t));
+      break;
+    case kAdagrad:  // decay of the rate, eps, weight decay
+      p.rate = lr / (1 + (t - 1) * r.c[0]);
+      p.eps = r.c[1];
+      p.weight_decay = r.c[2];
+      break;
+    case kRmsprop:  // alpha, eps, weight decay, momentum; flag 2: momentum, 4: centered
+      p.decay2 = r.c[0];
+      p.gain2 = 1 - r.c[0];
+      p.eps = r.c[1];
+      p.weight_decay = r.c[2];
+      p.decay1 = r.c[3];
+      break;
+    case kAdadelta:  // rho, eps, weight decay
+      p.decay2 = r.c[0];
+      p.gain2 = 1 - r.c[0];
+      p.eps = r.c[1];
+      p.weight_decay = r.c[2];
+      break;
+    case kAdamax:
+      moments();
+      p.rate = lr / (1 - ::pow(r.c[0], t));
+      break;
+    case kNadam: {  // c[4]: decay of the momentum
+      moments();
+      const double momentum = nadam_momentum(r, t), next = nadam_momentum(r, t + 1);
+      p.rate = lr * (1 - momentum) / (1 - number);
+      p.scale1 = lr * next / (1 - number * next);
+      p.root_scale = 1 / ::sqrt(1 - ::pow(r.c[1], t));
+      break;
+    }
+    case kRadam: {
+      moments();
+      const double correction1 = 1 - ::pow(r.c[0], t), correction2 = 1 - ::pow(r.c[1], t);
+      const double longest = 2 / (1 - r.c[1]) - 1, length = longest - 2 * t * (1 - correction2) / correction2;
+      p.rate = lr / correction1;
+      p.plain = !(length > 5);
+      if (length > 5) {
+        p.rate *=
+            ::sqrt(correction2 * (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length));
+      }
+      break;
+    }
+    case kAsgd: {  // lambda, alpha, t0, weight decay
+      const double before = t - 1;
+      p.weight_decay = r.c[3];
+      p.rate = lr / ::pow(1 + r.c[0] * lr * before, r.c[1]);
+      p.keep = 1 - r.c[0] * p.rate;
+      p.gain1 = 1 / (before - r.c[2] > 1 ? before - r.c[2] : 1.0);
+      break;
+    }
+  }
+  return p;
+}
+
+constexpr int kElemsPerBlock = 4096;
+
+template <class T, int kKind>
+__global__ void __launch_bounds__(256) update(const Jobs jobs, const Rule r) {
+  typedef Compute<T> C;
+  if (r.found_inf && *r.found_inf != 0) return;
+  __shared__ Recipe recipe;
+  __shared__ int which;
+  if (threadIdx.x == 0) {
+    int low = 0, high = (int)jobs.count - 1;
+    while (low < high) {
+      const int middle = (low + high + 1) / 2;
+      if (jobs.first_block[middle] <= blockIdx.x)
+        low = middle;
+      else
+        high = middle - 1;
+    }
+    which = low;
+    const Job& job = jobs.jobs[low];
+    recipe = recipe_of(r, *r.lr, *job.step, job.number ? *job.number : 0);
+  }
+  __syncthreads();
+  const Job& job = jobs.jobs[which];
+  const i64 begin = (blockIdx.x - jobs.first_block[which]) * kElemsPerBlock;
+  const i64 end = begin + kElemsPerBlock < job.n ? begin + kElemsPerBlock : job.n;
+  C* const weight = (C*)job.weight;
+  T* const rounded = (T*)job.rounded;
+  const T* const gradient = (const T*)job.gradient;
+  C *const s0 = (C*)job.state[0], *const s1 = (C*)job.state[1], *const s2 = (C*)job.state[2];
+  const C decay = (C)recipe.weight_decay, keep = (C)recipe.keep, rate = (C)recipe.rate, decay1 = (C)recipe.decay1;
+  const C gain1 = (C)recipe.gain1, decay2 = (C)recipe.decay2, gain2 = (C)recipe.gain2, scale1 = (C)recipe.scale1;
+  const C root_scale = (C)recipe.root_scale, eps = (C)recipe.eps, sign = (C)r.sign;
+  for (i64 i = begin + threadIdx.x; i < end; i += blockDim.x) {
+    C w = weight[i];
+    if (rounded) {
+      // A master that does not round to its parameter was overtaken by a write to the parameter.
+      const C own = widen(rounded[i]);
+      if (widen(cast<T>(w)) != own) w = own;
+    }
+    C g = sign * widen(gradient[i]);
+    g = ::fma(decay, w, g);
+    w = keep * w;
+    if constexpr (kKind == kSgd) {
+      if (r.flags & 2) {
+        const C s = ::fma(decay1, s0[i], gain1 * g);
+        s0[i] = s;
+        w = ::fma(-rate, (r.flags & 4) ? ::fma(decay1, s, g) : s, w);
+      } else {
+        w = ::fma(-rate, g, w);
+      }
+    } else if constexpr (kKind == kAdam || kKind == kNadam || kKind == kRadam) {
+      const C m = ::fma(gain1, g - s0[i], s0[i]), q = ::fma(decay2, s1[i], gain2 * (g * g));
+      s0[i] = m;
+      s1[i] = q;
+      C second = q;
+      if (kKind == kAdam && (r.flags & 2)) {
+        second = s2[i] > q ? s2[i] : q;
+        s2[i] = second;
+      }
+      if (kKind == kRadam && recipe.plain) {
+        w = ::fma(-rate, m, w);
+      } else {
+        const C divisor = ::fma(::sqrt(second), root_scale, eps);
+        w = kKind == kNadam ? w - ::fma(rate, g, scale1 * m) / divisor : ::fma(-rate, m / divisor, w);
+      }
+    } else if constexpr (kKind == kAdagrad) {
+      const C s = ::fma(g, g, s0[i]);
+      s0[i] = s;
+      w = ::fma(-rate, g / (::sqrt(s) + eps), w);
+    } else if constexpr (kKind == kRmsprop) {
+      const C s = ::fma(decay2, s0[i], gain2 * (g * g));
+      s0[i] = s;
+      C second = s;
+      if (r.flags & 4) {
+        const C average = ::fma(gain2, g - s2[i], s2[i]);
+        s2[i] = average;
+        second = ::fma(-average, average, s);
+      }
+      C step = g / (::sqrt(second) + eps);
+      if (r.flags & 2) {
+        step = ::fma(decay1, s1[i], step);
+        s1[i] = step;
+      }
+      w = ::fma(-rate, step, w);
+    } else if constexpr (kKind == kAdadelta) {
+      const C s = ::fma(decay2, s0[i], gain2 * (g * g));
+      s0[i] = s;
+      const C u = ::sqrt(s1[i] + eps) / ::sqrt(s + eps) * g;
+      s1[i] = ::fma(decay2, s1[i], gain2 * (u * u));
+      w = ::fma(-rate, u, w);
+    } else if constexpr (kKind == kAdamax) {
+      const C m = ::fma(gain1, g - s0[i], s0[i]), size = ::fabs(g) + eps, most = decay2 * s1[i];
+      const C u = most > size ? most : size;
+      s0[i] = m;
+      s1[i] = u;
+      w = ::fma(-rate, m / u, w);
+    } else {
+      w = ::fma(-rate, g, w);
+      s0[i] = gain1 == C(1) ? w : ::fma(gain1, w - s0[i], s0[i]);
+    }
+    weight[i] = w;
+    if (rounded) rounded[i] = cast<T>(w);
+  }
+}
+
+// ---- lists of gradients: weight is the element, gradient where it is read from
+
+// A block per job: sums in f64, in a fixed order.
+template <class T>
+__global__ void power_sums(const Jobs jobs, double p) {
+  const Job& job = jobs.jobs[blockIdx.x];
+  const T* const x = (const T*)job.gradient;
+  double sum = 0;
+  for (i64 i = threadIdx.x; i < job.n; i += blockDim.x) {
+    const double size = ::fabs((double)widen(x[i]));
+    if (p > 1e300) {
+      sum = Larger::of(sum, size);
+    } else {
+      sum += p == 2 ? size * size : p == 1 ? size : ::pow(size, p);
+    }
+  }
+  sum = p > 1e300 ? over_block<Larger>(sum, 0.0) : over_block<Plus>(sum, 0.0);
+  if (threadIdx.x == 0) *job.number = sum;
+}
+// x *= factor, where the norm (clip) or the scale (unscale) says so.
+template <class T>
+__global__ void scale_list(const Jobs jobs, const double* norm, double max_norm, const float* scale, float* found_inf) {
+  typedef Compute<T> C;
+  double factor = 1;
+  if (norm) {
+    factor = max_norm / (*norm + 1e-6);
+    if (!::isfinite(*norm) || factor >= 1) return;
+  } else {
+    factor = 1 / (double)*scale;
+  }
+  int low = 0, high = (int)jobs.count - 1;
+  while (low < high) {
+    const int middle = (low + high + 1) / 2;
+    if (jobs.first_block[middle] <= blockIdx.x)
+      low = middle;
+    else
+      high = middle - 1;
+  }
+  const Job& job = jobs.jobs[low];
+  const i64 begin = (blockIdx.x - jobs.first_block[low]) * kElemsPerBlock;
+  const i64 end = begin + kElemsPerBlock < job.n ? begin + kElemsPerBlock : job.n;
+  T* const x = (T*)job.weight;
+  for (i64 i = begin + threadIdx.x; i < end; i += blockDim.x) {
+    const C value = widen(x[i]);
+    if (found_inf && !::isfinite(value)) *found_inf = 1;
+    x[i] = cast<T>(value * (C)factor);
+  }
+}
+template <class>
+__global__ void next_scale(const float* scale, const i64* steps, const float* found, float* next, i64* next_steps,
+                           double growth, double backoff, i64 interval) {
+  float now = *scale;
+  i64 count = *found != 0 ? 0 : *steps + 1;
+  if (*found != 0) {
+    now = (float)(now * backoff);
+  } else if (count == interval) {
+    const float grown = (float)(now * growth);
+    if (::isfinite(grown)) now = grown;
+    count = 0;
+  }
+  *next = now;
+  *next_steps = count;
+}
