@@ -198,7 +198,8 @@ TEST(PostLocalSgd, DISABLED_OnThisNode) {
   comm::World world;
   world.init("env://");
   const comm::Group& group = world.group();
-  const double of_this_node = group.rank() / 2 * 2 + 0.5;
+  const int first_of_node = group.rank() / 2 * 2;
+  const double of_this_node = first_of_node + 0.5;
   expect_later(group, {.start_iteration = 10}, of_this_node);
   expect_later(group, {.start_iteration = 1000}, -1);
   expect_later(group, {.start_iteration = 10, .average_in_subgroup = false}, group.rank());

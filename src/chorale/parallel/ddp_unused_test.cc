@@ -7,8 +7,8 @@
 namespace chorale::parallel {
 namespace {
 
-constexpr DdpOptions kSearchOff{.find_unused_parameters = FindUnused::kOff};
-constexpr DdpOptions kSearchOn{.find_unused_parameters = FindUnused::kOn};
+const DdpOptions kSearchOff{.find_unused_parameters = FindUnused::kOff};
+const DdpOptions kSearchOn{.find_unused_parameters = FindUnused::kOn};
 
 // Errors name parameters at every level; at the highest each collective is checked first.
 void run_at_every_level(int ranks, const std::function<void(comm::Group&)>& body) {
