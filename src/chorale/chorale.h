@@ -25,6 +25,7 @@
 #include "chorale/data/token_windows.h"
 #include "chorale/dist_autograd/context.h"
 #include "chorale/fsdp/fully_shard.h"
+#include "chorale/fsdp/state.h"
 #include "chorale/io/idx.h"
 #include "chorale/io/npy.h"
 #include "chorale/io/sharded.h"

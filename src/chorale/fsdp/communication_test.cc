@@ -6,7 +6,6 @@ namespace {
 
 struct Counts {
   int64_t forward, backward, reduced, total;
-  friend bool operator==(const Counts&, const Counts&) = default;
 };
 Counts step_counts(Transformer& model, const Tensor& x, const std::function<void()>& between = {}) {
   CommCounter counter;
@@ -155,6 +154,143 @@ TEST(FullyShardedCommunication, BackwardGathersOneGroupAhead) {
       backward(loss);
       EXPECT_EQ(log.take(), "U() U(layers.2) U(layers.0) PB(layers.2) PB(layers.0) PB() ");
       on_event(model, {});
+    }
+  });
+}
+
+// spec: test_set_modules_to_{forward,backward}_prefetch, test_backward_misprefetch
+TEST(FullyShardedCommunication, WhatIsGatheredAheadMayBeChosen) {
+  run_ranks(2, [](comm::Group& group) {
+    const Mesh mesh = line(group);
+    const Tensor x = pattern({2, 8}, group.rank());
+    WithHead model = seeded(WithHead()), plain = clone(model);
+    shard_layers_and_root(model, model.layers, {.mesh = mesh, .reshard_after_forward = true});
+    backward(sum(model(x)));
+    model.zero_grad();
+    {
+      set_modules_to_forward_prefetch(model, {&model.layers[0], &model.layers[1]});
+      set_modules_to_forward_prefetch(model.layers[0], {&model.layers[1], &model.layers[2]});
+      set_modules_to_backward_prefetch(model, {&model.layers[2], &model.layers[1]});
+      set_modules_to_backward_prefetch(model.layers[2], {&model.layers[1], &model.layers[0]});
+      set_modules_to_backward_prefetch(model.layers[1], {&model.layers[0]});
+      Log log(model);
+      const Tensor loss = sum(model(x));
+      EXPECT_EQ(log.take(), "U() U(layers.0) U(layers.1) U(layers.2) ");
+      backward(loss);
+      EXPECT_EQ(log.take(), "U() U(layers.2) U(layers.1) U(layers.0) PB(layers.2) PB(layers.1) PB(layers.0) PB() ");
+      on_event(model, {});
+    }
+    // A wrong guess: the root asks for the first layer, which comes last.
+    model.zero_grad();
+    set_modules_to_backward_prefetch(model, {&model.layers[0]});
+    set_modules_to_backward_prefetch(model.layers[2], {&model.layers[2]});
+    set_modules_to_backward_prefetch(model.layers[1], {&model.layers[1]});
+    backward(sum(model(x)));
+    const Tensor loss = sum(plain(x));
+    backward(loss);
+    for (const Tensor& p : plain.parameters()) {
+      group.all_reduce(gradient(p), comm::premultiplied_sum(0.5)).wait();
+    }
+    expect_sharded_parity(model.named_parameters(), plain.named_parameters(), 0, "after a wrong guess");
+    // Gathered ahead, and not used in this backward at all.
+    model.unused = 1;
+    set_modules_to_backward_prefetch(model, {&model.layers[1]});
+    model.zero_grad();
+    backward(sum(model(x)));
+    EXPECT_TRUE(model.layers[1].in_proj.weight.is_sharded());
+    EXPECT_FALSE(gradient(model.layers[1].in_proj.weight).defined());
+  });
+}
+
+struct Empty : nn::Module {
+  CHORALE_MODULE(Empty)
+  Tensor forward(const Tensor& x) { return relu(x); }
+};
+
+// spec: test_unshard_async, test_unshard_no_param_group, test_unshard_without_lazy_init
+TEST(FullyShardedCommunication, ParametersMayBeGatheredByHand) {
+  run_ranks(2, [](comm::Group& group) {
+    const Mesh mesh = line(group);
+    const MlpStack whole = seeded(MlpStack(3, 6));
+    DistributedDataParallel<MlpStack> reference(clone(whole), group);
+    MlpStack model = clone(whole);
+    shard_layers_and_root(model, model.layers, {.mesh = mesh});
+    optim::Sgd one(reference.named_parameters(), {.lr = 0.1}), two(model.named_parameters(), {.lr = 0.1});
+    for (int step = 0; step < 3; ++step) {
+      one.zero_grad();
+      two.zero_grad();
+      const Tensor x = pattern({2, 6}, group.rank() + 10 * step);
+      std::vector<Unsharding> coming;
+      for (Mlp& layer : model.layers) coming.push_back(unshard(layer, true));
+      coming[1].wait();
+      EXPECT_FALSE(model.layers[1].in_proj.weight.is_sharded());
+      backward(sum(reference(x)));
+      backward(sum(model(x)));
+      one.step();
+      two.step();
+      expect_sharded_parity(model.named_parameters(), reference.named_parameters(), 0, concat("step ", step));
+    }
+    Empty empty;
+    fully_shard(empty, {.mesh = mesh});
+    const CommCounter counter;
+    unshard(empty).wait();
+    reshard(empty);
+    EXPECT_EQ(counter.total(), 0);
+    MlpStack fresh = clone(whole);
+    fully_shard(fresh, {.mesh = mesh});
+    unshard(fresh);  // before any forward
+    const NoGrad quiet;
+    for (size_t i = 0; i < 12; ++i) expect_close(fresh.parameters()[i], whole.parameters()[i], 0, "by hand");
+    reshard(fresh);
+    EXPECT_TRUE(fresh.parameters()[0].is_sharded());
+  });
+}
+
+// spec: test_set_reduce_scatter_divide_factor
+TEST(FullyShardedCommunication, AFactorBelongsToOneGroup) {
+  run_ranks(4, [](comm::Group& group) {
+    const Mesh meshes[] = {line(group), Mesh(group, {2, 2}, {"r", "s"}), Mesh(group, {4, 1}, {"r", "s"})};
+    for (const Mesh& mesh : meshes) {
+      for (const double factor : {4.0, 8.0}) {
+        WithHead plain = seeded(WithHead()), model = clone(plain);
+        shard_layers_and_root(model, model.layers, {.mesh = mesh});
+        set_gradient_divide_factor(model, factor);
+        const Tensor x = pattern({2, 8}, 1);  // the same everywhere
+        backward(sum(plain(x)));
+        backward(sum(model(x)));
+        for (const Tensor& p : plain.head.parameters()) set_gradient(p, mul(gradient(p), 4 / factor));
+        expect_sharded_parity(model.named_parameters(), plain.named_parameters(), 1e-6, concat("factor ", factor));
+      }
+    }
+  });
+}
+
+// spec: test_fully_shard_force_sum_{reduce_scatter,both_reductions}, test_size1_reduceop
+TEST(FullyShardedCommunication, SumsGiveTheSameAsAverages) {
+  run_ranks(4, [](comm::Group& group) {
+    const Mesh meshes[] = {line(group), Mesh(group, {2, 2}, {"r", "s"}), Mesh(group, {4, 1}, {"r", "s"})};
+    for (const Mesh& mesh : meshes) {
+      MlpStack plain = seeded(MlpStack(2, 6)), model = clone(plain);
+      shard_layers_and_root(model, model.layers, {.mesh = mesh});
+      set_force_sum(model, true);
+      const Tensor x = pattern({2, 6}, group.rank());
+      backward(sum(plain(x)));
+      backward(sum(model(x)));
+      for (const Tensor& p : plain.parameters()) group.all_reduce(gradient(p), comm::premultiplied_sum(0.25)).wait();
+      expect_sharded_parity(model.named_parameters(), plain.named_parameters(), 1e-5, "sums");
+    }
+  });
+  run_ranks(1, [](comm::Group& group) {
+    const Mesh meshes[] = {line(group), Mesh(group, {1, 1}, {"r", "s"})};
+    for (const Mesh& mesh : meshes) {
+      MlpStack plain = seeded(MlpStack(2, 6)), model = clone(plain);
+      shard_layers_and_root(model, model.layers, {.mesh = mesh});
+      const Tensor x = pattern({2, 6}, 1);
+      backward(sum(plain(x)));
+      const CommCounter counter;
+      backward(sum(model(x)));
+      EXPECT_EQ(counter.total(), 0);
+      expect_sharded_parity(model.named_parameters(), plain.named_parameters(), 0, "one rank");
     }
   });
 }

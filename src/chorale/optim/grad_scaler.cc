@@ -1,10 +1,13 @@
 #include "chorale/optim/grad_scaler.h"
 
+#include <algorithm>
+
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/optim/gradients.h"
 #include "chorale/optim/state_reader.h"
+#include "chorale/sharding/sharded.h"
 
 namespace chorale::optim {
 
@@ -48,8 +51,19 @@ void GradScaler::unscale(Optimizer& optimizer) {
                   " has gradients of f16, in which the unscaled ones would vanish; keep parameters in f32 and compute "
                   "under Autocast");
   }
+  // Parts of sharded gradients are unscaled where they are; one that is not finite counts on all ranks of the mesh.
+  std::vector<Tensor> parts = gradients.tensors;
+  std::vector<Mesh> meshes;
+  for (Tensor& part : parts) {
+    if (!part.is_sharded()) continue;
+    if (std::find(meshes.begin(), meshes.end(), mesh_of(part)) == meshes.end()) meshes.push_back(mesh_of(part));
+    part = sharding::local_of(part);
+  }
   const Tensor found_inf = Tensor::scalar(0, DType::kF32);
-  unscale_(gradients.tensors, scale_, found_inf);
+  unscale_(parts, scale_, found_inf);
+  for (const Mesh& mesh : meshes) {
+    for (size_t m = 0; m < mesh.dims(); ++m) mesh.group(m).all_reduce(found_inf, Reduce::kMax).wait();
+  }
   progress_[&optimizer] = {.found_inf = found_inf};
 }
 

@@ -11,6 +11,7 @@
 #include "chorale/op/sparse.h"
 #include "chorale/op/view.h"
 #include "chorale/optim/state_reader.h"
+#include "chorale/sharding/sharded.h"
 #include "chorale/trace/trace.h"
 
 namespace chorale::optim {
@@ -343,8 +344,15 @@ void Optimizer::load_state_dict(const NamedTensors& state) {
       const Tensor found = reader.tensor(state_key(parameter.name, name), number ? Shape{} : tensor.sizes());
       if (!found.defined()) return Tensor{};
       if (number) return clone(to(found, DType::kF64));
-      Tensor own = Tensor::empty_strided(tensor.sizes(), tensor.strides(), compute_of(tensor.dtype()), tensor.device());
-      copy_(own, found);
+      const DType compute = compute_of(tensor.dtype());
+      if (!tensor.is_sharded()) {
+        Tensor own = Tensor::empty_strided(tensor.sizes(), tensor.strides(), compute, tensor.device());
+        copy_(own, found);
+        return own;
+      }
+      // Spread as the parameter is; of a whole one every rank takes its part.
+      Tensor own = to(zeros_like(tensor), compute);
+      copy_(own, found.is_sharded() ? found : distribute(found, mesh_of(tensor), placements_of(tensor), std::nullopt));
       return own;
     };
     const int64_t steps = reader.whole_number(state_key(parameter.name, "step"));
