@@ -44,7 +44,7 @@ chorale_layer(fsdp DEPS nn TEST_DEPS parallel models snapshot optim)
 chorale_layer(dist_autograd DEPS api)
 chorale_layer(rpc DEPS dist_autograd nn optim comm TEST_DEPS parallel)
 chorale_layer(models DEPS nn io TEST_DEPS optim codegen)
-chorale_layer(train OPTIONS ${lightly} DEPS parallel models text report)
+chorale_layer(train OPTIONS ${lightly} DEPS parallel models text report codegen)
 # Layers that training does not need stay out of LINKS, so that the first build need not wait for them: a command that needs
 # one is a program of its own, a folder with a main.cc.
 chorale_layer(app PROGRAM chorale LINKS train launch OPTIONS ${lightly} LIBRARIES PkgConfig::cpp_httplib DEPS ALL)

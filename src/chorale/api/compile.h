@@ -30,6 +30,10 @@
 
 #include "chorale/api/segment.h"
 
+namespace chorale::comm {
+class Group;
+}
+
 namespace chorale {
 
 struct CompileOptions {
@@ -40,6 +44,12 @@ struct CompileOptions {
   bool joint = true;
   // Cut forward passes of data-parallel modules at their buckets.
   bool split = true;
+  // Ranks that compile the same: each time they compare their graphs, and an error names the first node that differs.
+  // They must compile equally often, and use the group for nothing else. It must outlive the compiled function.
+  const comm::Group* agree = nullptr;
+  // Of whole graphs: in every call but the first, a rank whose guards hold compiles again where those of another do
+  // not, so that all compile equally often. One small collective per call. May be the same group.
+  const comm::Group* agree_on_guards = nullptr;
   int most_variants = 8;  // of a stretch of the function; beyond that it runs uncompiled
   std::string name = "step";
   // Host values that the graph depends on: compared in every call of a whole graph.

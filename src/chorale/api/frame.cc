@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <set>
 
+#include "chorale/api/agreement.h"
 #include "chorale/autograd/autograd.h"
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
@@ -205,6 +206,7 @@ std::shared_ptr<const Segment> Frame::Call::compile(Recording& recording, EndOfS
     segment = Segment::build(recording, end, build);
   }
   recording.truncate(calls);
+  if (options.agree) check_agreement(*options.agree, segment->text());
   if (keep) {
     const std::lock_guard lock(state_.mutex);
     state_.segments.emplace_back(ordinal_, segment);

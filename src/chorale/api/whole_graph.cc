@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <set>
 
+#include "chorale/api/agreement.h"
 #include "chorale/api/frame.h"
 #include "chorale/autocast/autocast.h"
 #include "chorale/autograd/autograd.h"
@@ -343,6 +344,7 @@ std::shared_ptr<Frame::Variant> Frame::trace(const std::vector<Argument>& argume
   variant->segment = Segment::build(recording, end, {options.backend, true, options.split});
   call.trace_gradients(false);
   recording.truncate(variant->segment->key().calls.size());
+  if (options.agree) check_agreement(*options.agree, variant->segment->text());
 
   const std::vector<SegmentKey::Outside>& outside = variant->segment->key().outside;
   const auto place_of = [&](const Left& left) {
@@ -446,6 +448,14 @@ std::vector<Tensor> Frame::call_whole(const std::vector<Argument>& arguments,
         break;
       }
     }
+  }
+  // A rank alone with its hit would not take part in what the others do next.
+  if (state_->options.agree_on_guards && known > 0 &&
+      !all_have_one(*state_->options.agree_on_guards, variant != nullptr) && variant) {
+    const std::lock_guard lock(state_->mutex);
+    std::erase(state_->variants, variant);
+    variant = nullptr;
+    differs = "the guards of another rank";
   }
   if (variant) {
     Segment::Bindings bindings;

@@ -66,6 +66,11 @@ void list_options(TrainOptions& o, OptionTable& table) {
              .kind = kFree,
              .choices = {"stop", "continue"}});
 
+  table.add({.name = "compile",
+             .help = "run forward and backward passes from graphs, with kernels made by the system's C compiler",
+             .target = &o.compile,
+             .kind = kFree});
+
   table.add({.name = "log-every",
              .help = "steps between lines of metrics",
              .target = &o.log_every,

@@ -31,6 +31,7 @@ struct TrainOptions {
   int64_t seed = 1;
   std::string init;  // folder of a model to start from
   std::string on_nan = "stop";
+  bool compile = false;
 
   // What is written down, and when, in steps; 0: not before the end (of an epoch, for evaluations).
   int64_t log_every = 10;

@@ -5,6 +5,8 @@
 #include <limits>
 
 #include "chorale/api/api.h"
+#include "chorale/api/compile.h"
+#include "chorale/codegen/fused.h"
 #include "chorale/optim/optim.h"
 #include "chorale/parallel/comm_hooks.h"
 #include "chorale/train/finite_watch.h"
@@ -66,6 +68,21 @@ std::shared_ptr<parallel::PowerSgd> make_power_sgd(const TrainOptions& o, int64_
       .rank = 4, .start_iteration = std::clamp<int64_t>(steps / 10, 2, 1000), .seed = static_cast<uint64_t>(o.seed)});
 }
 
+// The task's forward from graphs. Host code runs in every step: a task may look at values, which costs a break.
+Objective::Forward make_forward(Task& task, const TrainOptions& o) {
+  if (!o.compile) return {};
+  auto forward = chorale::compile(
+      [&task](const Tensor& x, const Tensor& y) {
+        const Outcome outcome = task.forward({x, y});
+        return std::pair(outcome.loss, outcome.right);
+      },
+      {.backend = codegen::fused(), .name = "train"});
+  return [forward](const Tensor& x, const Tensor& y) -> Outcome {
+    const auto result = forward(x, y);
+    return {result.first, result.second};
+  };
+}
+
 void add(NamedTensors& to, const std::string& prefix, const NamedTensors& from) {
   for (const auto& [name, tensor] : from) to.emplace_back(prefix + name, tensor);
 }
@@ -85,7 +102,7 @@ Stepper::Stepper(Task& task, const TrainOptions& options, int64_t steps, const J
     : options_(options),
       task_(task),
       split_(task.model(), options, ranks),
-      ddp_(Objective(task, split_), ranks.replicas()),
+      ddp_(Objective(task, split_, make_forward(task, options)), ranks.replicas()),
       optimizer_(make_optimizer(task.model().named_parameters(), options)),
       scheduler_(make_scheduler(*optimizer_, options, steps)),
       scaler_({.enabled = options.precision == "f16"}),

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "chorale/base/generator.h"
 #include "chorale/optim/grad_scaler.h"
@@ -21,18 +22,22 @@ namespace chorale::train {
 // hold sharded tensors while it runs.
 class Objective final : public nn::Module {
  public:
-  Objective(Task& task, const SplitModel& split) : task_(&task), split_(&split) {}
+  using Forward = std::function<Outcome(const Tensor& x, const Tensor& y)>;
+  // `compiled`: stands for the task's forward; empty: not compiled.
+  Objective(Task& task, const SplitModel& split, Forward compiled)
+      : task_(&task), split_(&split), compiled_(std::move(compiled)) {}
   const char* type_name() const override { return "Objective"; }
   void visit_members(nn::MemberVisitor& visitor) override { visitor.module("model", task_->model()); }
   Outcome forward(const Tensor& x, const Tensor& y) {
     const SplitModel::Shown parts(*split_);
-    return task_->forward({x, y});
+    return compiled_ ? compiled_(x, y) : task_->forward({x, y});
   }
   Outcome operator()(const Tensor& x, const Tensor& y) { return nn::call(*this, x, y); }
 
  private:
   Task* task_;
   const SplitModel* split_;
+  Forward compiled_;
 };
 
 // Of this rank's part of a batch.

@@ -179,6 +179,16 @@ INSTANTIATE_TEST_SUITE_P(Variants, Resuming,
                                                  }}),
                          [](const auto& row) { return std::string(row.param.name); });
 
+// The graphs that a job runs from compute what its ops compute.
+TEST(Trainer, ACompiledRunHasTheBitsOfOneThatIsNot) {
+  const TemporaryFolder folder;
+  Session plain, compiled;
+  compiled.options.compile = true;
+  EXPECT_EQ(plain.run(folder / "a"), Ending::kDone);
+  EXPECT_EQ(compiled.run(folder / "b"), Ending::kDone);
+  EXPECT_TRUE(weights(folder, "b", 15) == weights(folder, "a", 15));
+}
+
 TEST(Trainer, AFolderWithARunIsNotOverwritten) {
   const TemporaryFolder folder;
   Session session;
