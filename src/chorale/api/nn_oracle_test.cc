@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <functional>
-#include <limits>
 #include <map>
 #include <string>
 #include <vector>
@@ -17,7 +16,6 @@
 namespace chorale {
 namespace {
 
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 #include "chorale/api/testdata/nn_oracle.inc"
 
 using op::sample;
@@ -31,6 +29,7 @@ void expect_recorded(const std::string& name, const std::vector<Tensor>& inputs,
   ASSERT_TRUE(kRecorded.contains(name)) << name;
   const std::vector<double>& expected = kRecorded.at(name);
   std::vector<Tensor> leaves;
+  leaves.reserve(inputs.size());
   for (const Tensor& x : inputs) leaves.push_back(set_requires_grad(clone(x)));
   std::vector<Tensor> all = function(leaves);
   Tensor total;

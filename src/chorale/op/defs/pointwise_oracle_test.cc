@@ -143,6 +143,7 @@ void expect_like_torch(const std::vector<double>& found, const std::string& list
 
 void compare(const Recorded& recorded, const std::vector<Tensor>& in, const std::function<Tensor()>& f) {
   std::vector<std::vector<double>> values;
+  values.reserve(in.size());
   for (const Tensor& x : in) values.push_back(x.to_vector<double>());
   if (is_floating(recorded.dtype)) {
     for (const Tensor& x : in) set_requires_grad(x);

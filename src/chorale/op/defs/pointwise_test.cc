@@ -45,7 +45,7 @@ TEST(PointwiseForms, NewInPlaceAndOutAreTheSameFunction) {
 }
 
 TEST(PointwiseForms, AssignmentsAreInPlace) {
-  const Tensor x = floats({1, 2, 3}), same = x;
+  const Tensor x = floats({1, 2, 3}), same = x;  // NOLINT(performance-unnecessary-copy-initialization)
   x += floats({1, 1, 1});
   x *= 2;
   x -= 1;
