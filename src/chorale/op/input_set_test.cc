@@ -13,7 +13,7 @@ TEST(InputSet, HasWhatItWasGiven) {
 }
 
 TEST(InputSet, FromAPositionOnMeansEverythingBehindItToo) {
-  for (size_t first : {0, 1, 2, 30}) {
+  for (size_t first : {0u, 1u, 2u, 30u}) {
     for (size_t i = 0; i < 100; ++i) EXPECT_EQ(InputSet::from(first).has(i), i >= first) << first << " " << i;
   }
   EXPECT_EQ(InputSet::from(0), InputSet::all());
@@ -28,7 +28,7 @@ TEST(InputSet, PositionsBeyondTheLastBitShareIt) {
   InputSet set;
   set.add(500);
   for (size_t i = 0; i < 31; ++i) EXPECT_FALSE(set.has(i)) << i;
-  for (size_t i : {31, 32, 63, 64, 500, 1000}) EXPECT_TRUE(set.has(i)) << i;
+  for (size_t i : {31u, 32u, 63u, 64u, 500u, 1000u}) EXPECT_TRUE(set.has(i)) << i;
   EXPECT_EQ(set, InputSet::from(31));
 }
 

@@ -48,6 +48,7 @@ struct Call {
     for (const Like& x : in) tensors.push_back(x.absent ? Tensor() : Tensor::empty(x.sizes, x.dtype, kNull));
     current().call(*row, tensors, attrs, out);
     std::vector<Shape> sizes;
+    sizes.reserve(out.size());
     for (const Tensor& y : out) sizes.push_back(y.sizes());
     std::vector<std::string> texts;
     for (const ShardWay& way : shard_ways({*row, attrs, tensors, sizes, shards})) texts.push_back(concat(way));

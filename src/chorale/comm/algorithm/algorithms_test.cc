@@ -26,7 +26,7 @@ void expect_moves(const Group& group) {
     };
     const auto blank = [&](int how_many) {
       std::vector<Tensor> all;
-      all.reserve(how_many);
+      all.reserve(static_cast<size_t>(how_many));
       for (int i = 0; i < how_many; ++i) all.push_back(chunk(9, 9));
       return all;
     };
@@ -38,7 +38,7 @@ void expect_moves(const Group& group) {
     group.all_gather(gathered, chunk(rank, 1)).wait();
     group.gather(at_root, chunk(rank, 2), root).wait();
     std::vector<Tensor> given;
-    given.reserve(size);
+    given.reserve(static_cast<size_t>(size));
     for (int to = 0; to < size; ++to) given.push_back(chunk(rank, to));
     group.all_to_all(taken, given).wait();
     const Tensor own = chunk(9, 9);
