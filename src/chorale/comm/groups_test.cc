@@ -236,7 +236,7 @@ TEST(Groups, RanksOfAConnectedGroupMayHaveOtherNumbers) {
       std::vector<float> x{static_cast<float>(rank)};
       group.broadcast(std::span(x), 5).wait();
       EXPECT_EQ(x[0], 1);
-      x.resize(static_cast<size_t>(1 + rank));
+      x.resize(1 + static_cast<size_t>(rank));
       const auto text = message_of<CommError>([&] { group.all_reduce(std::span(x)).wait(); });
       EXPECT_THAT(text, testing::AllOf(HasSubstr("rank 2"), HasSubstr("rank 5")));
     });

@@ -75,7 +75,7 @@ TEST(Parcels, OfEverySizeComeFromAnybodyInTheOrderOfEachSender) {
 TEST(Parcels, FromOneSourceWithOneTagDoNotTakeOthers) {
   run_with_parcels(4, [](Group& group) {
     const int next = (group.rank() + 1) % 4, before = (group.rank() + 3) % 4;
-    for (uint64_t tag : {7, 8}) group.send_parcel(parcel_of(5000, static_cast<int>(tag)), next, tag).wait();
+    for (uint64_t tag : {7u, 8u}) group.send_parcel(parcel_of(5000, static_cast<int>(tag)), next, tag).wait();
     for (int other = 0; other < 4; ++other) group.send_parcel(parcel_of(9, group.rank()), other, 9).wait();
     EXPECT_TRUE(is_parcel_of(receive(group, before, 8).bytes, 5000, 8));
     EXPECT_TRUE(is_parcel_of(receive(group, kAnySource, 7).bytes, 5000, 7));
