@@ -64,7 +64,10 @@ TEST(Collectives, AllGatherOfDifferentSizesAndIntoOneTensor) {
     for (const Shape& sizes : {Shape{2 * n, 2}, Shape{n, 2, 2}}) {
       const Tensor all = filled<float>(sizes, -1);
       group.all_gather_into(all, filled<float>({2, 2}, static_cast<float>(r))).wait();
-      for (int64_t i = 0; i < all.elems(); ++i) EXPECT_EQ(static_cast<int64_t>(all.data<float>()[i]), i / 4);
+      for (int64_t i = 0; i < all.elems(); ++i) {
+        const int64_t row = i / 4;
+        EXPECT_EQ(all.data<float>()[i], static_cast<float>(row));
+      }
       const auto rank = static_cast<int>(r);
       group.all_gather_into(all, numbered<float>({2, 2}, [&](int64_t i) { return sent_by<float>(rank, i); })).wait();
       for (int64_t i = 0; i < all.elems(); ++i)
