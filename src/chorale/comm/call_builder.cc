@@ -6,6 +6,7 @@
 #include "chorale/base/error.h"
 #include "chorale/comm/comm_counter.h"
 #include "chorale/comm/failure.h"
+#include "chorale/comm/stream_wait.h"
 #include "chorale/device/stream.h"
 #include "chorale/tensor/device_copy.h"
 #include "chorale/tensor/strided.h"
@@ -38,7 +39,10 @@ void pack(const Tensor& from, void* to) {
 }
 
 void unpack(const void* from, const Tensor& to) {
-  if (to.device() != kCpu) return copy_between_devices(packed_as(to, const_cast<void*>(from)), to);
+  if (to.device() != kCpu) {
+    const StreamScope scope(copy_stream(to.device()));
+    return copy_between_devices(packed_as(to, const_cast<void*>(from)), to);
+  }
   const Strides rows = contiguous_strides(to.sizes());
   vec::StridedView packed = strided(to);
   packed.data = const_cast<void*>(from);

@@ -61,6 +61,8 @@ class Engine {
   virtual const char* backend() const = 0;
   // True when calls move on while all threads of the caller do something else.
   virtual bool has_own_thread() const { return false; }
+  // Whether other ranks of the group are threads of this process.
+  virtual bool shares_process() const { return false; }
   // An engine of the same kind for some of the members, all of which call this. Null: their group is made from nothing.
   virtual std::shared_ptr<Engine> make_subgroup(const Membership&) { return nullptr; }
   // Whether it carries parcels (Note [Parcels] in message_queue.h).

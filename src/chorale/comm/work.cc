@@ -4,6 +4,8 @@
 
 #include "chorale/base/error.h"
 #include "chorale/comm/failure.h"
+#include "chorale/comm/stream_wait.h"
+#include "chorale/device/runtime.h"
 
 namespace chorale::comm {
 
@@ -20,9 +22,14 @@ void Work::synchronize(Deadline deadline) const {
   for (const auto& operation : operations_) comm::wait(*engine_, *operation, deadline);
 }
 
-// Groups of the host bring results to a device by copies that are complete when the call is: the host waits for them
-// here.
-void Work::wait(Stream& /*stream*/) const { wait(); }
+void Work::wait(Stream& stream) const {
+  check_own(engine_);
+  if (is_nothing() || stream.device == kCpu) return wait();
+  // Ranks that are threads of one process share a device's default stream: the peer whose part is awaited would stand
+  // behind the gate, too.
+  if (engine_->shares_process() && stream == runtime_of(stream.device).default_stream(stream.device)) return wait();
+  hold_stream(*this, stream);
+}
 
 bool Work::is_completed() const {
   check_own(engine_);

@@ -17,6 +17,7 @@ class ShmEngine final : public Engine {
   ~ShmEngine() override;
 
   const char* backend() const override { return "shm"; }
+  bool shares_process() const override { return group_.all_in_one_process() && membership().size() > 1; }
   void note_exception(const std::string& what) override;
   bool is_broken() const override { return group_.segment.failed(); }
   const ShmGroup& group() const { return group_; }
