@@ -91,8 +91,8 @@ void DataParallelBase::wrap(nn::Module& module, const comm::Group& group, const 
   CHORALE_CHECK(!options.bucket_cap_mb || *options.bucket_cap_mb > 0, "[ddp] bucket_cap_mb must be positive, not ",
                 options.bucket_cap_mb.value_or(0));
   for (const auto& [name, parameter] : parameters_) {
-    CHORALE_CHECK_STATE(parameter.device() == kCpu, "[ddp] parameter ", name, " is on ", parameter.device(),
-                        "; parameters must have values, on the CPU");
+    CHORALE_CHECK_STATE(parameter.device().type != DeviceType::kNull, "[ddp] parameter ", name,
+                        " is on device null; parameters must have values: materialize() the module first");
   }
   // What goes wrong in our communication must not break the caller's group.
   comm::Group own = group.duplicate();
@@ -102,7 +102,7 @@ void DataParallelBase::wrap(nn::Module& module, const comm::Group& group, const 
   for (const auto& [name, parameter] : parameters_) {
     const bool sparse = std::any_of(tables.begin(), tables.end(),
                                     [&, &own_tensor = parameter](const Tensor& table) { return table.is(own_tensor); });
-    infos.push_back({name, parameter.sizes(), parameter.strides(), parameter.dtype(), sparse});
+    infos.push_back({name, parameter.sizes(), parameter.strides(), parameter.dtype(), sparse, parameter.device()});
   }
   reducer::ReducerOptions how{.find_unused = options.find_unused_parameters,
                               .gradient_as_bucket_view = options.gradient_as_bucket_view,

@@ -2,11 +2,14 @@
 // reach the device through copies of the host.
 #include <gtest/gtest.h>
 
+#include "chorale/base/comm_error.h"
 #include "chorale/base/parallel_for.h"
+#include "chorale/device/stream.h"
 #include "chorale/eager/sim_kernels.h"
 #include "chorale/models/mlp.h"
 #include "chorale/op/samples.h"
 #include "chorale/optim/optim.h"
+#include "chorale/parallel/ddp.h"
 #include "chorale/parallel/zoo_test_util.h"
 
 namespace chorale::parallel {
@@ -100,6 +103,89 @@ TEST_F(SimTraining, CollectivesReachTheDevice) {
     const Tensor all = zeros({3}, DType::kF32, kSim);
     group.all_gather_into(all, full({1}, mine + 1, DType::kF32, kSim)).wait();
     EXPECT_EQ(all.to_vector<float>(), (std::vector<float>{1, 2, 3}));
+  });
+}
+
+// Three steps of DDP from equal parameters: the losses and the parameters of this rank.
+Trained train_replicas(comm::Group& group, Device device, const DdpOptions& options) {
+  nn::Sequential model = models::mlp({12, 16, 4});
+  {
+    const NoGrad quiet;
+    int number = 0;  // ranks that are threads share the generator: which one draws what would be left to chance
+    for (const auto& [name, parameter] : model.named_parameters())
+      copy_(parameter, to(op::sample(parameter.sizes(), ++number, -0.3, 0.3), DType::kF32));
+  }
+  model.to(device);
+  DistributedDataParallel ddp(std::move(model), group, options);
+  optim::Sgd optimizer(ddp.named_parameters(), {.lr = 0.1, .momentum = 0.9});
+  Trained result;
+  for (int step = 0; step < kSteps; ++step) {
+    const Tensor x = to(to(op::sample({6, 12}, 10 * group.rank() + step, -1, 1), DType::kF32), device);
+    const Tensor target = to(Tensor::from(std::vector<int64_t>{0, 1, 2, 3, group.rank() % 4, step % 4}, {6}), device);
+    optimizer.zero_grad();
+    const Tensor loss = cross_entropy(ddp(x), target);
+    backward(loss);
+    optimizer.step();
+    result.losses.push_back(loss.item<double>());
+  }
+  for (const auto& [name, parameter] : ddp.named_parameters()) {
+    EXPECT_EQ(parameter.device(), device) << name;
+    EXPECT_EQ(gradient(parameter).device(), device) << name;
+    result.parameters.push_back(parameter.to_vector<double>());
+  }
+  return result;
+}
+
+TEST_F(SimTraining, ReplicasGiveTheBitsOfTheCpu) {
+  for (const bool views : {true, false}) {
+    for (const size_t cap : {size_t{25}, size_t{0}}) {  // 0: a bucket for each parameter
+      run_ranks(3, [&](comm::Group& group) {
+        const StreamScope own(make_stream(kSim));
+        DdpOptions options{.gradient_as_bucket_view = views};
+        if (cap == 0) options.bucket_cap_mb = 1e-5;
+        const Trained expected = train_replicas(group, kCpu, options), found = train_replicas(group, kSim, options);
+        EXPECT_EQ(found.losses, expected.losses) << views << " " << cap;
+        EXPECT_EQ(found.parameters, expected.parameters) << views << " " << cap;
+        EXPECT_NE(found.losses.front(), found.losses.back());
+      });
+    }
+  }
+}
+
+TEST_F(SimTraining, GradientsAreReducedInALowerTypeThanTheirOwn) {
+  run_ranks(2, [&](comm::Group& group) {
+    const DdpOptions options{.mixed_precision = MixedPrecision{.reduce = DType::kF64}};
+    EXPECT_EQ(train_replicas(group, kSim, options).parameters, train_replicas(group, kCpu, options).parameters);
+  });
+}
+
+// Rank 0 comes to the call only when rank 1's host has gone on behind its wait: were the host to wait there, neither
+// would ever go on.
+TEST_F(SimTraining, AStreamWaitsForACollectiveWhileTheHostGoesOn) {
+  run_ranks(2, [](comm::Group& group) {
+    const StreamScope own(make_stream(kSim));  // these ranks are threads, which share the default one
+    const Tensor x = full({1000}, group.rank() + 1.0, DType::kF32, kSim);
+    if (group.rank() == 0) group.recv(Tensor::empty({1}, DType::kF32), 1);
+    const comm::Work work = group.all_reduce(x);
+    Stream stream = current_stream(kSim);
+    work.wait(stream);
+    if (group.rank() == 1) group.send(ones({1}), 0);
+    const Tensor doubled = mul(x, 2.0);
+    EXPECT_EQ(doubled.to_vector<float>(), std::vector<float>(1000, 6.0f));
+  });
+}
+
+TEST_F(SimTraining, AFailedCollectiveIsAnErrorOfTheStreamThatWaitsForIt) {
+  run_ranks(2, [](comm::Group& group) {
+    comm::Group other = group.duplicate();
+    if (group.rank() == 0) {
+      const StreamScope own(make_stream(kSim));
+      const Tensor x = ones({4}, DType::kF32, kSim);
+      Stream stream = current_stream(kSim);
+      other.all_reduce(x, Reduce::kSum, {.timeout = std::chrono::milliseconds(200)}).wait(stream);
+      EXPECT_THROW(synchronize(stream), CommError);
+    }
+    group.barrier().wait();
   });
 }
 

@@ -29,12 +29,15 @@ int64_t in_whole_lines(int64_t elems, DType dtype) {
 }
 }  // namespace
 
-BucketArenas::Arena& BucketArenas::of(DType dtype) {
-  const auto found = std::find_if(arenas_.begin(), arenas_.end(), [&](const Arena& a) { return a.dtype == dtype; });
-  return found != arenas_.end() ? *found : arenas_.emplace_back(Arena{.dtype = dtype});
+BucketArenas::Arena& BucketArenas::of(DType dtype, Device device) {
+  const auto found = std::find_if(arenas_.begin(), arenas_.end(),
+                                  [&](const Arena& a) { return a.dtype == dtype && a.device == device; });
+  return found != arenas_.end() ? *found : arenas_.emplace_back(Arena{.dtype = dtype, .device = device});
 }
 
-void BucketArenas::add_room(DType dtype, int64_t elems) { of(dtype).room += elems + in_whole_lines(1, dtype); }
+void BucketArenas::add_room(DType dtype, Device device, int64_t elems) {
+  of(dtype, device).room += elems + in_whole_lines(1, dtype);
+}
 
 void BucketArenas::start_over(bool anew) {
   for (Arena& arena : arenas_) {
@@ -43,9 +46,9 @@ void BucketArenas::start_over(bool anew) {
   }
 }
 
-BucketArenas::Stretch BucketArenas::cut(DType dtype, int64_t elems) {
-  Arena& arena = of(dtype);
-  if (!arena.memory.defined()) arena.memory = Tensor::empty({arena.room}, dtype);
+BucketArenas::Stretch BucketArenas::cut(DType dtype, Device device, int64_t elems) {
+  Arena& arena = of(dtype, device);
+  if (!arena.memory.defined()) arena.memory = Tensor::empty({arena.room}, dtype, device);
   const int64_t offset = arena.used;
   arena.used += in_whole_lines(elems, dtype);
   return {arena.memory, offset};

@@ -7,6 +7,7 @@
 
 #include "chorale/base/error.h"
 #include "chorale/base/parallel_for.h"
+#include "chorale/device/stream.h"
 #include "chorale/reducer/copy_values.h"
 #include "chorale/reducer/sparse_entries.h"
 #include "chorale/trace/trace.h"
@@ -21,7 +22,7 @@ bool same_place(const Tensor& gradient, const Tensor& view) {
 }
 
 Tensor copy_of(const Tensor& view) {
-  Tensor copy = Tensor::empty_strided(view.sizes(), view.strides(), view.dtype());
+  Tensor copy = Tensor::empty_strided(view.sizes(), view.strides(), view.dtype(), view.device());
   copy_values(view, copy);
   return copy;
 }
@@ -35,7 +36,7 @@ Reducer::Reducer(comm::Group group, GradientOwner& owner, std::vector<GradientIn
   used_map_ = Tensor::empty({static_cast<int64_t>(gradients_.size())}, DType::kI32);
   fill_zero(used_map_);
   for (const GradientInfo& info : gradients_) {
-    if (!info.sparse) arenas_.add_room(dtype_in_bucket(info), count_elems(info.sizes));
+    if (!info.sparse) arenas_.add_room(dtype_in_bucket(info), info.device, count_elems(info.sizes));
   }
   make_buckets(assign({}));
   choose_progress();
@@ -101,7 +102,7 @@ BucketLayout Reducer::assign(std::span<const size_t> order) const {
   std::vector<BucketItem> items;
   for (const GradientInfo& info : gradients_) {
     items.push_back(
-        {static_cast<size_t>(count_elems(info.sizes)) * size_of(info.dtype), info.dtype, kCpu, info.sparse});
+        {static_cast<size_t>(count_elems(info.sizes)) * size_of(info.dtype), info.dtype, info.device, info.sparse});
   }
   auto buckets = assign_buckets(items, limits(order.empty()), order).buckets;
   // The last parameters get their gradients first.
@@ -137,7 +138,7 @@ void Reducer::make_buckets(const BucketLayout& layout) {
     const DType dtype = dtype_in_bucket(gradients_[parameters[0]]);
     int64_t elems = 0;
     for (size_t i : parameters) elems += count_elems(gradients_[i].sizes);
-    auto [arena, offset] = arenas_.cut(dtype, elems);
+    auto [arena, offset] = arenas_.cut(dtype, gradients_[parameters[0]].device, elems);
     Bucket bucket{.parameters = parameters, .buffer = arena.view_as({elems}, {1}, offset), .views = {}};
     for (size_t i : parameters) {
       const GradientInfo& info = gradients_[i];
@@ -318,7 +319,9 @@ Tensor Reducer::average_sparse(const Bucket& bucket, size_t index, const Tensor&
 
 void Reducer::wait_for(Bucket& bucket, size_t index) {
   if (!bucket.future) {
-    bucket.work.wait();
+    // On a device the order of its streams suffices: the host goes on.
+    Stream stream = current_stream(bucket.buffer.device());
+    bucket.work.wait(stream);
     if (bucket.launched != Clock::time_point{}) [[unlikely]]
       note(bucket, index);
     bucket.work = {};
@@ -336,12 +339,12 @@ void Reducer::wait_for(Bucket& bucket, size_t index) {
   if (!same_place(result[0], bucket.buffer)) copy_values(result[0], bucket.buffer);
 }
 
-// A hook's future does not tell when it was done; that it is there now is known.
+// A hook's future does not tell when it was done, and a device's may not be yet; that nobody waits any more is known.
 void Reducer::note(Bucket& bucket, size_t index) const {
   trace::record({.name = concat("bucket ", index),
                  .rank = group_.global_rank(group_.rank()),
                  .start = std::exchange(bucket.launched, {}),
-                 .end = hook_.run ? Clock::now() : bucket.work.completed_at(),
+                 .end = hook_.run || bucket.buffer.device() != kCpu ? Clock::now() : bucket.work.completed_at(),
                  .async = true,
                  .kind = trace::Kind::kBucket});
 }
@@ -417,7 +420,7 @@ void Reducer::take_out_of_bucket(size_t index) {
   const Tensor gradient = owner_.gradient(index);
   if (gradient.defined()) return copy_values(place.view, gradient);
   const GradientInfo& info = gradients_[index];
-  const Tensor fresh = Tensor::empty_strided(info.sizes, place.view.strides(), info.dtype);
+  const Tensor fresh = Tensor::empty_strided(info.sizes, place.view.strides(), info.dtype, info.device);
   copy_values(place.view, fresh);
   owner_.set_gradient(index, fresh);
 }

@@ -70,6 +70,7 @@ struct GradientInfo {
   DType dtype = DType::kF32;
   // Note [Sparse gradients]
   bool sparse = false;
+  Device device{};  // of the parameter; its bucket lies there, too
 };
 
 // Has the gradients. Indices are those of the list given to the reducer.
