@@ -44,6 +44,12 @@ function(chorale_group target)
   endif()
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
   chorale_group_warnings(${target})
+  # In a large unit GCC stops inlining when the unit has grown by 40 %, which every call of a small op would pay. The layers
+  # on that path are compiled as if their groups were small; it costs a tenth of their time.
+  if(target MATCHES "^chorale_(device|tensor|eager|autograd|kernel)$")
+    target_compile_options(${target} PRIVATE
+      $<$<AND:$<CXX_COMPILER_ID:GNU>,$<CONFIG:Release>>:--param=large-unit-insns=200000>)
+  endif()
   set(folders "")
   foreach(path IN LISTS ARGN)
     file(STRINGS "${path}" per_target REGEX "^#include [<\"]hwy/foreach_target.h" LIMIT_COUNT 1)

@@ -380,7 +380,8 @@ void BackwardRun::run() {
   const ModeScope restore;
   // What rules call follows from what was recorded, not from the scope of autocast that backward happens to be called
   // in.
-  const op::Under below(op::current_stack().without(op::Place::kAutocast));
+  std::optional<op::Under> below;
+  if (op::current_stack().at(op::Place::kAutocast)) below.emplace(op::current_stack().without(op::Place::kAutocast));
   mode.grad = options_.create_graph;
   mode.inference = false;
   mode.saved_hooks = nullptr;

@@ -21,6 +21,8 @@ class RefCounted {
     if (references_.load(std::memory_order_acquire) == 1) return true;
     return references_.fetch_sub(1, std::memory_order_acq_rel) == 1;
   }
+  // Nobody else has a reference, and what others did with theirs has happened.
+  bool is_sole() const { return references_.load(std::memory_order_acquire) == 1; }
   int64_t use_count() const { return references_.load(std::memory_order_relaxed); }
 
  private:

@@ -43,6 +43,12 @@ bool writes_directly(const OpDef& op, std::span<const Tensor> in, const Tensor& 
   });
 }
 
+void write_stretch(const Tensor& stretch, RandomStream stream) {
+  auto* place = static_cast<int64_t*>(stretch.raw());
+  place[0] = static_cast<int64_t>(stream.seed);
+  place[1] = static_cast<int64_t>(stream.offset);
+}
+
 }  // namespace
 
 // Rows get their numbers before the first call.
@@ -54,6 +60,14 @@ void Eager::call(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs
     CHORALE_CHECK(in[0].device().type != DeviceType::kNull, "[", op.name,
                   "] the shape of its result depends on data, and tensors on the null device have none");
     op::launch(op, in[0].device(), in, attrs, out);
+    return;
+  }
+  if (out.size() == 1) [[likely]] {
+    OutSpec spec;
+    op::prepare(op, in, attrs, {&spec, 1});
+    const Device device = spec.device;
+    out[0] = make(spec, in);
+    op::launch(op, device, in, attrs, out);
     return;
   }
   OutSpecs specs = op::prepare(op, in, attrs, out.size());
@@ -91,14 +105,19 @@ void Eager::call_into(const OpDef& op, std::span<const Tensor> in, const Attrs& 
 
 Tensor Eager::draw(Generator& generator, int64_t words, Device device, op::Rest) {
   const RandomStream stream = generator.take(words);
+  if (device.type == DeviceType::kCpu) [[likely]] {
+    // A call that keeps nothing of its stretch leaves it to the next one on this thread.
+    thread_local Tensor last;
+    if (!last.defined() || !last.impl()->is_sole() || !last.storage()->is_sole())
+      last = Tensor::empty({2}, DType::kI64, device);
+    write_stretch(last, stream);
+    return last;
+  }
   Tensor stretch = Tensor::empty({2}, DType::kI64, device);
   if (device.type == DeviceType::kNull) return stretch;
-  const bool on_cpu = device.type == DeviceType::kCpu;
-  const Tensor host = on_cpu ? stretch : empty_pinned({2}, DType::kI64, device);
-  auto* place = host.data<int64_t>();
-  place[0] = static_cast<int64_t>(stream.seed);
-  place[1] = static_cast<int64_t>(stream.offset);
-  if (!on_cpu) copy_between_devices(host, stretch);
+  const Tensor host = empty_pinned({2}, DType::kI64, device);
+  write_stretch(host, stream);
+  copy_between_devices(host, stretch);
   return stretch;
 }
 

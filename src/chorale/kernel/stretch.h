@@ -19,7 +19,7 @@ class Stretch {
     CHORALE_CHECK(count == 2 || count == 2 + 2 * drawn.size(), "[random] a stretch for a tensor of shape ", drawn,
                   " has 2 or ", 2 + 2 * drawn.size(), " elements, not ", count);
     const int64_t* from = stretch.data<int64_t>();
-    const int64_t step = stretch.stride(0);
+    const int64_t step = stretch.strides()[0];
     stream = {static_cast<uint64_t>(from[0]), static_cast<uint64_t>(from[step])};
     placed = count > 2;
     for (size_t i = 2; i < count; ++i) place[i - 2] = from[static_cast<int64_t>(i) * step];
@@ -27,7 +27,7 @@ class Stretch {
 
   RandomStream stream;
   bool placed;  // a part of the whole, at `place`: begin, whole, begin, whole, …
-  int64_t place[2 * kMaxDims] = {};
+  int64_t place[2 * kMaxDims];  // unset unless `placed`: every random op makes one of these
 };
 
 // Which element of the whole is element `at` of a tensor of these sizes.

@@ -1,8 +1,8 @@
 #include "chorale/op/kernels.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
-#include <memory>
 #include <vector>
 
 #include "chorale/base/error.h"
@@ -17,37 +17,39 @@ using kernel::KernelArgs;
 
 void nothing(const KernelArgs&) {}
 
-using Kernels = std::vector<Kernel>;
+// By device and by the row's number. A table that was replaced is kept until the process ends: launches on other
+// threads may be reading it.
+constinit std::array<std::atomic<const Kernel*>, kDeviceTypes> tables{};
 
-// Made when the first kernel is asked for: rows have their numbers then.
-class KernelTables {
- public:
-  KernelTables() {
-    Kernels cpu, none;
+void set_table(DeviceType device, const std::vector<Kernel>& kernels) {
+  auto* const table = new Kernel[kernels.size()];
+  std::copy(kernels.begin(), kernels.end(), table);
+  tables[static_cast<size_t>(device)].store(table, std::memory_order_release);
+}
+
+// The CPU's and the null device's, when the first kernel is asked for: rows have their numbers then.
+void fill_own_tables() {
+  static const bool once = [] {
+    std::vector<Kernel> cpu, none;
     for (const OpDef* row : all_ops()) {
       cpu.push_back(row->view && !row->cpu ? nothing : row->cpu);
       none.push_back(nothing);
     }
-    set(DeviceType::kCpu, std::move(cpu));
-    set(DeviceType::kNull, std::move(none));
-  }
+    set_table(DeviceType::kCpu, cpu);
+    set_table(DeviceType::kNull, none);
+    return true;
+  }();
+  static_cast<void>(once);
+}
 
-  Kernel find(const OpDef& op, DeviceType device) const {
-    const Kernels* kernels = tables_[static_cast<size_t>(device)].load(std::memory_order_acquire);
-    return kernels ? (*kernels)[op.facts.number] : nullptr;
+inline Kernel find(const OpDef& op, DeviceType device) {
+  auto& table = tables[static_cast<size_t>(device)];
+  const Kernel* kernels = table.load(std::memory_order_acquire);
+  if (!kernels) [[unlikely]] {
+    fill_own_tables();
+    kernels = table.load(std::memory_order_acquire);
   }
-  void set(DeviceType device, Kernels kernels) {
-    // Launches on other threads may be reading the old one: it is kept, as the table is, until the process ends.
-    tables_[static_cast<size_t>(device)].store(new Kernels(std::move(kernels)), std::memory_order_release);
-  }
-
- private:
-  std::array<std::atomic<const Kernels*>, kDeviceTypes> tables_{};
-};
-
-KernelTables& tables() {
-  static auto* const tables = new KernelTables;
-  return *tables;
+  return kernels ? kernels[op.facts.number] : nullptr;
 }
 
 [[noreturn]] void raise_missing(const OpDef& op, Device device) {
@@ -58,23 +60,24 @@ KernelTables& tables() {
 }  // namespace
 
 void add_kernels(DeviceType device, std::span<const NamedKernel> kernels) {
-  Kernels added;
+  std::vector<Kernel> added;
   for (const OpDef* row : all_ops()) added.push_back(row->view ? nothing : nullptr);
   for (const NamedKernel& named : kernels) {
     const OpDef* row = find_op(named.op);
     CHORALE_CHECK(row, "[add_kernels] there is no op '", named.op, "'");
     added[row->facts.number] = named.kernel;
   }
-  tables().set(device, std::move(added));
+  set_table(device, added);
 }
 
-Kernel find_kernel(const OpDef& op, DeviceType device) { return tables().find(op, device); }
+Kernel find_kernel(const OpDef& op, DeviceType device) { return find(op, device); }
 
 void launch(const OpDef& op, Device device, std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
-  const Kernel kernel = tables().find(op, device.type);
+  const Kernel kernel = find(op, device.type);
   if (!kernel) [[unlikely]]
     raise_missing(op, device);
-  kernel({in, out, attrs, current_stream(device), op.pointwise ? &*op.pointwise : nullptr, &op});
+  const Stream stream = device == kCpu ? Stream{device} : current_stream(device);
+  kernel({in, out, attrs, stream, op.pointwise ? &*op.pointwise : nullptr, &op});
 }
 
 }  // namespace chorale::op

@@ -66,13 +66,6 @@ void check_inputs(const OpDef& op, std::span<const Tensor> in) {
   }
 }
 
-OutSpecs prepare(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs, size_t outputs) {
-  check_inputs(op, in);
-  OutSpecs specs(outputs);
-  op.infer({op, in, attrs}, {specs.data(), specs.size()});
-  return specs;
-}
-
 OutSpecs prepare_into(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<const Tensor> out) {
   CHORALE_CHECK(!op.dynamic, "[", op.name, "] has no in-place or out form: the shape of its result depends on data");
   OutSpecs specs = prepare(op, in, attrs, out.size());

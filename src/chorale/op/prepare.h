@@ -14,8 +14,17 @@ using OutSpecs = SmallVector<OutSpec, 2>;
 // row's. Throws InvalidArgument that names the input.
 void check_inputs(const OpDef& op, std::span<const Tensor> in);
 
-// Checks a call and says what its `outputs` results look like. Not for rows whose shapes depend on data.
-OutSpecs prepare(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs, size_t outputs);
+// Checks a call and says what its results look like, in default-constructed specs. Not for rows whose shapes depend on
+// data.
+inline void prepare(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<OutSpec> results) {
+  check_inputs(op, in);
+  op.infer({op, in, attrs}, results);
+}
+inline OutSpecs prepare(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs, size_t outputs) {
+  OutSpecs specs(outputs);
+  prepare(op, in, attrs, {specs.data(), specs.size()});
+  return specs;
+}
 // Checks a call that writes into tensors which exist: everything is checked before the first byte is written. Those
 // must be writable, not expanded, and of the shape, device and (but for a conversion within its category) dtype of the
 // result.

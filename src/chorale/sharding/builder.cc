@@ -25,10 +25,14 @@ namespace {
 
 using op::OpDef;
 
+// Every op of every program asks this: it must cost next to nothing.
 bool any_sharded(std::span<const Tensor> tensors) {
-  return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& x) {
-    return x.defined() && x.impl()->extension && x.impl()->extension->kind == TensorExtension::Kind::kSharded;
-  });
+  for (const Tensor& x : tensors) {  // NOLINT(readability-use-anyofallof): a library call per op shows
+    const TensorImpl* impl = x.impl();
+    if (impl && impl->extension && impl->extension->kind == TensorExtension::Kind::kSharded) [[unlikely]]
+      return true;
+  }
+  return false;
 }
 
 // ---- decisions that were made before, on this thread
@@ -258,10 +262,24 @@ bool has_lists(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs) 
 
 }  // namespace
 
+// What is done for sharded tensors is a function of its own, so that the usual call needs no stack frame here and jumps
+// straight to the next Builder.
 void Sharding::call(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out,
                     op::Rest rest) {
   if (!any_sharded(in)) [[likely]]
     return rest.call(op, in, attrs, out);
+  call_sharded(op, in, attrs, out, rest);
+}
+
+void Sharding::call_into(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<const Tensor> out,
+                         op::Rest rest) {
+  if (!any_sharded(in) && !any_sharded(out)) [[likely]]
+    return rest.call_into(op, in, attrs, out);
+  call_sharded_into(op, in, attrs, out, rest);
+}
+
+void Sharding::call_sharded(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out,
+                            op::Rest rest) {
   const NoGrad quiet;  // redistribution is not recorded: autograd stands above
   if (op.dynamic) return call_dynamic(op, in, attrs, out, rest);
   if (has_lists(op, in, attrs)) {
@@ -287,10 +305,8 @@ void Sharding::call(const OpDef& op, std::span<const Tensor> in, const Attrs& at
   }
 }
 
-void Sharding::call_into(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<const Tensor> out,
-                         op::Rest rest) {
-  if (!any_sharded(in) && !any_sharded(out)) [[likely]]
-    return rest.call_into(op, in, attrs, out);
+void Sharding::call_sharded_into(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs,
+                                 std::span<const Tensor> out, op::Rest rest) {
   const NoGrad quiet;
   if (has_lists(op, in, attrs)) {
     for_each_place(op, in, attrs, [&](const std::vector<Tensor>& own, const std::vector<size_t>& results) {

@@ -17,6 +17,12 @@ class Sharding final : public op::Builder {
             op::Rest rest) override;
   void call_into(const op::OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<const Tensor> out,
                  op::Rest rest) override;
+
+ private:
+  void call_sharded(const op::OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out,
+                    op::Rest rest);
+  void call_sharded_into(const op::OpDef& op, std::span<const Tensor> in, const Attrs& attrs,
+                         std::span<const Tensor> out, op::Rest rest);
 };
 
 }  // namespace chorale::sharding
