@@ -50,6 +50,7 @@
 #include "chorale/rpc/agent.h"
 #include "chorale/rpc/distributed_optimizer.h"
 #include "chorale/rpc/remote_module.h"
+#include "chorale/rpc/stream.h"
 #include "chorale/sharding/builder.h"
 #include "chorale/sharding/sharded.h"
 #include "chorale/snapshot/async_saver.h"

@@ -13,6 +13,7 @@
 
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
+#include "chorale/comm/flight_file.h"
 
 namespace chorale::comm {
 namespace {
@@ -98,11 +99,17 @@ std::string FlightRecorder::json(const Membership& membership, const std::string
 
 std::string FlightRecorder::dump(const Membership& membership, const std::string& error) const noexcept {
   try {
+    return write_flight(membership.members[static_cast<size_t>(membership.rank)], json(membership, error) + "\n");
+  } catch (...) {
+    return {};
+  }
+}
+
+std::string write_flight(int rank, const std::string& text) noexcept {
+  try {
     std::string folder = config::env("CHORALE_FLIGHT_DIR").value_or("");
     if (folder.empty()) folder = std::filesystem::temp_directory_path().string();
-    return write_new_file(concat(folder, "/chorale-flight-", getpid(), "-"),
-                          concat("-rank", membership.members[static_cast<size_t>(membership.rank)], ".json"),
-                          json(membership, error) + "\n");
+    return write_new_file(concat(folder, "/chorale-flight-", getpid(), "-"), concat("-rank", rank, ".json"), text);
   } catch (...) {
     return {};
   }

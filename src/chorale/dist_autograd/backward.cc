@@ -4,6 +4,7 @@
 
 #include "chorale/base/rpc_error.h"
 #include "chorale/dist_autograd/run.h"
+#include "chorale/trace/trace.h"
 
 namespace chorale::dist_autograd {
 namespace {
@@ -33,6 +34,7 @@ std::exception_ptr failure(RpcErrorKind kind, int worker, const std::string& tex
 void Contexts::backward(uint64_t id, const std::vector<Tensor>& roots, bool retain_graph) {
   const auto context = get(id);
   check_roots(roots);
+  const trace::Span span("dist_autograd:backward");
   const uint64_t number = static_cast<uint64_t>(worker_) << 48 | next_run_.fetch_add(1);
   const std::shared_ptr<Latch> latch = courier_.make_latch();
   const auto error = std::make_shared<std::exception_ptr>();

@@ -6,6 +6,7 @@
 #include "chorale/base/rpc_error.h"
 #include "chorale/dist_autograd/context.h"
 #include "chorale/dist_autograd/run.h"
+#include "chorale/trace/trace.h"
 
 namespace chorale::dist_autograd {
 namespace {
@@ -19,7 +20,10 @@ constinit thread_local Current of_thread;
 // Where tensors left for another worker.
 struct SendBackward final : autograd::CustomBackward {
   const char* name() const override { return "send"; }
-  Tensors apply(autograd::Node&, std::span<const Tensor> dout, op::InputSet) override { return Tensors(dout); }
+  Tensors apply(autograd::Node&, std::span<const Tensor> dout, op::InputSet) override {
+    const trace::Span span("dist_autograd:send");
+    return Tensors(dout);
+  }
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include "chorale/autograd/advance.h"
 #include "chorale/base/rpc_error.h"
 #include "chorale/op/creation.h"
+#include "chorale/trace/trace.h"
 
 namespace chorale::dist_autograd {
 namespace {
@@ -14,6 +15,7 @@ constinit thread_local Run* driven = nullptr;
 Run* Run::current() { return driven; }
 
 Tensors ReceiveBackward::apply(autograd::Node& node, std::span<const Tensor> dout, op::InputSet) {
+  const trace::Span span("dist_autograd:receive");
   const auto known = context.lock();
   if (!known || known->released)
     throw RpcError(RpcErrorKind::kDeadContext, -1,

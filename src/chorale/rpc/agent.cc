@@ -51,8 +51,45 @@ AgentInfo Agent::debug() const {
           .served_calls = calls.served,
           .served_later = calls.served_later,
           .requests = calls.started,
-          .references = core_->references().counts()};
+          .references = core_->references().counts(),
+          .calls = core_->log().figures()};
 }
+
+Agent::Numbers Agent::crew_info() const {
+  const AgentInfo info = debug();
+  return {{"agent.threads_configured", info.threads_configured},
+          {"agent.threads", info.threads},
+          {"agent.threads_idle", info.threads_idle},
+          {"agent.threads_waiting", info.threads_waiting},
+          {"agent.queued", info.queued},
+          {"agent.own_calls", info.own_calls},
+          {"agent.served_calls", info.served_calls},
+          {"agent.served_later", info.served_later},
+          {"agent.requests", info.requests}};
+}
+Agent::Numbers Agent::reference_info() const {
+  const ReferenceCounts counts = core_->references().counts();
+  const auto number = [](size_t count) { return static_cast<int64_t>(count); };
+  return {{"references.owners", number(counts.owners)},
+          {"references.pending_values", number(counts.pending_values)},
+          {"references.pending_users", number(counts.pending_users)},
+          {"references.forks", number(counts.forks)},
+          {"references.pending_children", number(counts.pending_children)},
+          {"references.users", number(counts.users)}};
+}
+Agent::Numbers Agent::autograd_info() const {
+  const dist_autograd::Contexts::Counts counts = core_->contexts().counts();
+  return {{"autograd.contexts", static_cast<int64_t>(counts.contexts)},
+          {"autograd.backwards", static_cast<int64_t>(counts.backwards)}};
+}
+Agent::Numbers Agent::debug_info() const {
+  Numbers all = crew_info();
+  all.merge(reference_info());
+  all.merge(autograd_info());
+  return all;
+}
+
+std::string Agent::flight_record() const { return core_->log().json(core_->own(), core_->workers(), {}); }
 
 // ---- calls
 

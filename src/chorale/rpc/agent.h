@@ -24,6 +24,7 @@
 
 #include "chorale/comm/group.h"
 #include "chorale/rpc/agent_options.h"
+#include "chorale/rpc/call_log.h"
 #include "chorale/rpc/rref.h"
 
 namespace chorale::rpc {
@@ -34,6 +35,7 @@ struct AgentInfo {
   int64_t queued = 0, own_calls = 0, served_calls = 0, served_later = 0;
   int64_t requests = 0;  // that this worker has sent so far, calls and others
   ReferenceCounts references{};
+  std::vector<CallFigures> calls{};  // of this worker, by the worker that was called
 };
 
 class Agent {
@@ -136,6 +138,14 @@ class Agent {
   // Of later calls.
   void set_timeout(Timeout timeout);
   AgentInfo debug() const;
+  // The same as numbers with names: of the agent itself, of references, of distributed autograd; and all of them.
+  using Numbers = std::map<std::string, int64_t>;
+  Numbers crew_info() const;
+  Numbers reference_info() const;
+  Numbers autograd_info() const;
+  Numbers debug_info() const;
+  // The last 1,000 calls of this worker as JSON text.
+  std::string flight_record() const;
 
   // ---- the end
   // Waits until all workers are here and no call is in flight anywhere, serving meanwhile; then deletes what references

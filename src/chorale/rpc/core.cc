@@ -5,6 +5,7 @@
 
 #include "chorale/autograd/autograd.h"
 #include "chorale/base/log.h"
+#include "chorale/comm/flight_file.h"
 #include "chorale/comm/lent_parcels.h"
 #include "chorale/comm/objects.h"
 
@@ -51,16 +52,42 @@ std::vector<Intrusive<Storage>> lent_in(const Message& message) {
 
 }  // namespace
 
+// Which groups have an agent.
+struct RunningAgents {
+  std::mutex mutex;
+  std::map<const Core*, std::weak_ptr<comm::Engine>> groups;
+};
+namespace {
+RunningAgents& running_agents() {
+  static RunningAgents agents;
+  return agents;
+}
+}  // namespace
+
+void Core::check_no_other(const comm::Group& group) {
+  RunningAgents& agents = running_agents();
+  const std::lock_guard lock(agents.mutex);
+  for (const auto& [core, engine] : agents.groups) {
+    if (engine.lock() == group.engine())
+      throw RpcError(RpcErrorKind::kAlreadyRunning, group.rank(),
+                     concat("[rpc] group '", group.name(), "' has an agent already; shut that one down first"));
+  }
+}
+
 std::shared_ptr<Core> Core::start(const comm::Group& group, AgentOptions options) {
   CHORALE_CHECK(group.is_member(), "[rpc] an agent needs a group that this rank is in");
+  check_no_other(group);
   CHORALE_CHECK(options.timeout.count() >= 0, "[rpc] the time for an answer cannot be negative; 0 means for ever");
   CHORALE_CHECK(options.threads >= 1 && options.most_threads >= options.threads, "[rpc] an agent needs at least one ",
                 "thread, and at most most_threads = ", options.most_threads, ", not ", options.threads);
   std::shared_ptr<Core> core(new Core(group, std::move(options)));
   core->crew_ = std::make_unique<Crew>(
       core->post_, [raw = core.get()](Arrival arrival) { return raw->sort(std::move(arrival)); },
-      CrewOptions{core->options_.threads, core->options_.most_threads});
+      CrewOptions{core->options_.threads, core->options_.most_threads, group.global_rank(group.rank())});
   core->state_ = State::kRuns;
+  RunningAgents& agents = running_agents();
+  const std::lock_guard lock(agents.mutex);
+  agents.groups.emplace(core.get(), group.engine());
   return core;
 }
 
@@ -131,8 +158,8 @@ void Core::request(int to, Message message, RequestOptions options, Answered ans
     }
     id = next_request_++;
     const auto end = limit.count() == 0 ? Deadline::Clock::time_point::max() : Deadline::Clock::now() + limit;
-    pending_.emplace(
-        id, Pending{to, end, limit, options.future, std::move(answered), std::move(options.late), lent_in(message)});
+    pending_.emplace(id, Pending{to, end, limit, options.future, std::move(answered), std::move(options.late),
+                                 lent_in(message), log_.enter(to, message)});
     if (limit.count() > 0) timer_.at(end, id, [this, id] { time_out(id); });
   }
   message.id = id;
@@ -232,6 +259,7 @@ void Core::fail(uint64_t id, const std::exception_ptr& error) {
     pending_.erase(found);
     if (pending.limit.count() > 0) timer_.take_back(pending.end, id);
   }
+  log_.leave(pending.logged, nullptr);
   pending.answered({}, error);
   note_change();
 }
@@ -246,6 +274,7 @@ void Core::time_out(uint64_t id) {
     pending_.erase(found);
     if (pending.late) late_.emplace(id, pending.late);
   }
+  log_.leave(pending.logged, nullptr);
   // The caller may write them from now on, and the other worker may still read them.
   for (const auto& storage : pending.lent) comm::take_back(*storage);
   const auto error =
@@ -277,6 +306,7 @@ void Core::fail_all(int worker, const std::string& reason) {
       at = pending_.erase(at);
     }
   }
+  for (const Pending& pending : failed) log_.leave(pending.logged, nullptr);
   for (Pending& pending : failed) pending.answered({}, error_of(RpcErrorKind::kConnection, pending.to, reason));
   note_change();
 }
@@ -393,7 +423,7 @@ Job Core::sort(Arrival arrival) {
         gone_.emplace(from, reason);
       }
       return {[this, from, reason] {
-                fail_all(from, reason);
+                fail_all(from, reason + flight_of(from, reason));
                 fail_gatherings(from, reason);
                 references_.forget_worker(from);
                 note_change();
@@ -423,6 +453,17 @@ Job Core::sort(Arrival arrival) {
   }
 }
 
+// Where the last calls can be read, if some of them were waiting for this worker.
+std::string Core::flight_of(int worker, const std::string& reason) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::none_of(pending_.begin(), pending_.end(), [&](const auto& entry) { return entry.second.to == worker; }))
+      return {};
+  }
+  const std::string path = comm::write_flight(own_, log_.json(own_, workers_, reason) + "\n");
+  return path.empty() ? path : concat("; the last calls: ", path);
+}
+
 Job Core::sort_answer(int from, Message message) {
   Pending pending;
   {
@@ -443,6 +484,7 @@ Job Core::sort_answer(int from, Message message) {
       if (pending.limit.count() > 0) timer_.take_back(pending.end, message.id);
     }
   }
+  log_.leave(pending.logged, &message);
   const bool is_short = !pending.future || !pending.future->has_callbacks();
   return {[this, from, shared = std::make_shared<Message>(std::move(message)), answered = std::move(pending.answered)] {
             if (shared->kind == MessageKind::kError) {
@@ -495,6 +537,11 @@ void Core::shut_down(bool graceful, Timeout timeout) {
   }
   // From here on whatever happened before.
   state_ = State::kStopped;
+  {
+    RunningAgents& agents = running_agents();
+    const std::lock_guard lock(agents.mutex);
+    agents.groups.erase(this);
+  }
   timer_.stop();
   crew_->stop();
   fail_all(-1, "[rpc] the agent was shut down");

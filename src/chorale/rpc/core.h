@@ -16,6 +16,7 @@
 #include "chorale/base/rpc_error.h"
 #include "chorale/dist_autograd/contexts.h"
 #include "chorale/rpc/agent_options.h"
+#include "chorale/rpc/call_log.h"
 #include "chorale/rpc/courier.h"
 #include "chorale/rpc/crew.h"
 #include "chorale/rpc/post.h"
@@ -66,6 +67,7 @@ class Core : public std::enable_shared_from_this<Core> {
   References& references() { return references_; }
   dist_autograd::Contexts& contexts() { return contexts_; }
   const AgentOptions& options() const { return options_; }
+  const CallLog& log() const { return log_; }
   Timeout default_timeout() const { return Timeout(timeout_ns_.load()); }
   void set_default_timeout(Timeout timeout);
 
@@ -110,11 +112,14 @@ class Core : public std::enable_shared_from_this<Core> {
     Answered answered;
     Answered late;
     std::vector<Intrusive<Storage>> lent{};  // Note [Messages on the wire]
+    uint64_t logged = 0;
   };
   struct Gathering;  // barrier.cc
 
   Core(const comm::Group& group, AgentOptions options);
+  static void check_no_other(const comm::Group& group);
   void exchange_names(const comm::Group& group);
+  std::string flight_of(int worker, const std::string& reason);
   Job sort(Arrival arrival);
   Job sort_answer(int from, Message message);
   void send(int to, Message message, uint64_t id);
@@ -165,6 +170,7 @@ class Core : public std::enable_shared_from_this<Core> {
   RpcCourier courier_{*this};
   dist_autograd::Contexts contexts_;
   Timer timer_;
+  CallLog log_;
 
   mutable std::mutex mutex_;
   uint64_t next_request_ = 1;

@@ -6,14 +6,16 @@
 
 #include "chorale/base/log.h"
 #include "chorale/base/parallel_for.h"
+#include "chorale/trace/trace.h"
 
 namespace chorale::rpc {
 namespace {
 
 using namespace std::chrono_literals;
 
-// How often a waiting thread looks for messages itself before it sleeps and leaves that to the crew.
-constexpr int kLooks = 300;
+// How long a waiting thread looks for messages itself before it sleeps and leaves that to the crew; and an idle thread
+// of the crew for something to do. Times, not counts: on a busy machine one look may take longer than all of this.
+constexpr auto kLookTime = 200us, kIdleLookTime = 50us;
 
 constinit thread_local uint64_t chain_of_thread = 0;
 
@@ -46,8 +48,7 @@ bool Crew::can_grow() const {
 void Crew::call_up() {
   if (stops_ || (has_reader_ && queue_.empty())) return;
   if (idle_ > called_) {
-    ++called_;
-    changed_.notify_one();
+    if (++called_ > looking_) changed_.notify_one();
   } else if (called_ == 0) {
     if (can_grow()) {
       threads_.emplace_back([this] { work(); });
@@ -89,6 +90,7 @@ void Crew::run(std::function<void()> task, uint64_t chain) {
 void Crew::work() {
   Helper::set_for_this_thread(this);
   set_thread_count(1);
+  trace::set_rank(options_.rank);
   std::unique_lock lock(mutex_);
   while (!stops_) {
     if (!queue_.empty()) {
@@ -115,7 +117,13 @@ void Crew::work() {
       if (job.task) run_safely({std::move(job.task), job.chain});
       lock.lock();
     } else {
+      // While requests come one after the other, waking a thread that sleeps would cost more than most of them.
       ++idle_;
+      ++looking_;
+      lock.unlock();
+      for (const Deadline looks = within(kIdleLookTime); called_ == 0 && !looks.passed();) sched_yield();
+      lock.lock();
+      --looking_;
       changed_.wait(lock, [&] { return stops_ || called_ > 0; });
       --idle_;
       if (called_ > 0) --called_;
@@ -153,10 +161,10 @@ void Crew::read_for(FutureState& state, Deadline deadline) {
 }
 
 void Crew::wait(FutureState& state, Deadline deadline) {
-  for (int look = 0; look < kLooks; ++look) {
+  for (Deadline looks = within(kLookTime); !looks.passed();) {
     if (state.is_complete()) return;
     if (read(state.helps_backward())) {
-      look = 0;
+      looks = within(kLookTime);
     } else {
       sched_yield();
     }

@@ -15,6 +15,7 @@
 // alone: what a thread waits for may have come, and be needed by what it runs, but is below that on its stack.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -31,6 +32,7 @@ namespace chorale::rpc {
 struct CrewOptions {
   int threads = 16;        // that are not waiting for something
   int most_threads = 256;  // with those that wait
+  int rank = -1;           // for traces
 };
 
 // What is to be done about something that came; it may be nothing.
@@ -99,7 +101,9 @@ class Crew final : public Helper {
   std::deque<Task> queue_;
   std::vector<std::thread> threads_;
   std::vector<Waiter*> waiters_;
-  int idle_ = 0, called_ = 0, waiting_ = 0;
+  int idle_ = 0, waiting_ = 0;
+  int looking_ = 0;             // of the idle ones: not asleep yet
+  std::atomic<int> called_{0};  // written with the lock
   bool has_reader_ = false, stops_ = false;
 };
 

@@ -169,7 +169,7 @@ class Future {
 
   // f gets this future, complete, so that it sees errors too; what it throws is the error of the result. If it returns
   // a future, the result is complete when that one is. It runs on the thread that completes this one.
-  template <class F>
+  template <class F, class = std::enable_if_t<std::is_invocable_v<F&, Future>>>
   auto then(F f) const;
   // The same, for its effect alone: what f throws is logged.
   template <class F>
@@ -254,7 +254,7 @@ struct CoroutinePromise<void> : CoroutinePromiseBase<void> {
 }  // namespace detail
 
 template <class T>
-template <class F>
+template <class F, class>
 auto Future<T>::then(F f) const {
   using Result = typename detail::WithoutFuture<std::invoke_result_t<F&, Future<T>>>::Type;
   Future<Result> result(std::make_shared<typename Future<Result>::State>(state_->helper()));

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "chorale/base/generator.h"
 #include "chorale/nn/nn.h"
 #include "chorale/optim/optim.h"
 #include "chorale/rpc/context_test_util.h"
@@ -15,11 +16,15 @@ using dist_autograd::Context;
 using testing::HasSubstr;
 using Kind = RpcErrorKind;
 
-// w · x, with a weight that depends on its seed.
+Tensor first_weight(uint64_t seed) {
+  Generator generator(seed);
+  return uniform({3, 3}, 0, 1, DType::kF32, generator);
+}
+// w · x.
 struct Weight : nn::Module {
   nn::Parameter w;
   CHORALE_MODULE(Weight, w)
-  Weight(double seed, bool wanted) : w(pattern({3, 3}, seed)) { set_requires_grad(w, wanted); }
+  Weight(uint64_t seed, bool wanted) : w(first_weight(seed)) { set_requires_grad(w, wanted); }
   Tensor forward(const Tensor& x) { return matmul(w, x); }
 };
 
@@ -35,8 +40,35 @@ struct Failing final : optim::OptimizerOf<optim::SgdOptions> {
   void update(const UpdateLists&, const Attrs&) const override { throw StateError("simulated step error"); }
 };
 
+// Rprop, as a user would write it: the sign of the gradient alone counts, and how far it goes depends on whether it has
+// changed.
+struct RpropOptions {
+  double lr = 0.01;
+};
+CHORALE_FIELDS(RpropOptions, lr)
+struct Rprop final : optim::OptimizerOf<RpropOptions> {
+  Rprop(const NamedTensors& parameters, const RpropOptions& options) : OptimizerOf("Rprop") {
+    add_groups({{parameters, options}});
+  }
+  void check(const Attrs&) const override {}
+  StateNames states(const Attrs&) const override { return {"before", "step", nullptr}; }
+  double initial_state(const Attrs& options, size_t place) const override {
+    return place == 1 ? options.get<RpropOptions>().lr : 0;
+  }
+  void update(const UpdateLists& lists, const Attrs&) const override {
+    for (size_t i = 0; i < lists.size(); ++i) {
+      const Tensor &before = lists.states[0][i], &step = lists.states[1][i], &g = lists.gradients[i];
+      const Tensor turned = sign(mul(g, before)), same = ones(g.sizes());
+      copy_(step, clamp(mul(step, where(gt(turned, 0), mul(same, 1.2), where(lt(turned, 0), mul(same, 0.5), same))),
+                        mul(same, 1e-6), mul(same, 50)));
+      copy_(before, where(lt(turned, 0), mul(same, 0), g));
+      copy_(lists.parameters[i], sub(lists.parameters[i], mul(sign(before), step)));
+    }
+  }
+};
+
 std::vector<Served> functions() {
-  std::vector<Served> list = module_functions<Weight, double, bool>();
+  std::vector<Served> list = module_functions<Weight, uint64_t, bool>();
   list.push_back(remote<weight_now>);
   add(list, context_functions());
   add(list, optimizer_functions<optim::Sgd>());
@@ -46,6 +78,7 @@ std::vector<Served> functions() {
   add(list, optimizer_functions<optim::Rmsprop>());
   add(list, optimizer_functions<optim::Adadelta>());
   add(list, optimizer_functions<optim::Adamax>());
+  add(list, optimizer_functions<Rprop>());
   add(list, optimizer_functions<Failing>());
   return list;
 }
@@ -54,12 +87,13 @@ std::vector<Served> functions() {
 template <class O>
 void expect_as_local(Agent& agent, const OptionsOf<O>& options, bool second_wanted) {
   const Tensor t1 = pattern({3, 3}, 11), t2 = pattern({3, 3}, 12);
-  Weight first(1, true), second(2, second_wanted);
+  Weight first(0, true), second(0, second_wanted);
   NamedTensors all{{"0", first.w}};
   all.emplace_back("1", second.w);
   O local(all, options);
 
-  RemoteModule<Weight> far1(agent, next(agent), 1.0, true), far2(agent, next(agent, 2), 2.0, second_wanted);
+  RemoteModule<Weight> far1(agent, next(agent), uint64_t{0}, true),
+      far2(agent, next(agent, 2), uint64_t{0}, second_wanted);
   std::vector<RRef<Tensor>> parameters = far1.remote_parameters();
   for (const auto& parameter : far2.remote_parameters()) parameters.push_back(parameter);
   DistributedOptimizer<O> optimizer(agent, parameters, options);
@@ -75,10 +109,11 @@ void expect_as_local(Agent& agent, const OptionsOf<O>& options, bool second_want
     EXPECT_EQ(agent.call<weight_now>(next(agent, 2), far2.module_rref()).template to_vector<float>(),
               second.w.template to_vector<float>());
   }
-  EXPECT_NE(first.w.template to_vector<float>(), pattern({3, 3}, 1).template to_vector<float>());
-  EXPECT_EQ(second.w.template to_vector<float>() == pattern({3, 3}, 2).template to_vector<float>(), !second_wanted);
+  EXPECT_NE(first.w.template to_vector<float>(), first_weight(0).template to_vector<float>());
+  EXPECT_EQ(second.w.template to_vector<float>() == first_weight(0).template to_vector<float>(), !second_wanted);
 }
 
+// spec: test_dist_optim
 TEST(DistributedOptimizer, StepsAsALocalOneDoes) {
   run_agents(4, for_tests(functions()), [](Agent& agent, comm::Group&) {
     expect_as_local<optim::Adagrad>(agent, {.lr = 0.05}, true);
@@ -89,20 +124,24 @@ TEST(DistributedOptimizer, StepsAsALocalOneDoes) {
     expect_as_local<optim::Rmsprop>(agent, {.lr = 0.05}, true);
     expect_as_local<optim::Adadelta>(agent, {.rho = 0.95}, true);
     expect_as_local<optim::Adamax>(agent, {.lr = 0.05}, true);
+    expect_as_local<Rprop>(agent, {.lr = 0.05}, true);
   });
 }
 
+// spec: test_dist_optim_none_grads
 TEST(DistributedOptimizer, LeavesParametersWithoutGradientsAlone) {
   run_agents(4, for_tests(functions()), [](Agent& agent, comm::Group&) {
     expect_as_local<optim::Sgd>(agent, {.lr = 0.05}, false);
     expect_as_local<optim::Rmsprop>(agent, {.lr = 0.05}, false);
+    expect_as_local<optim::Adadelta>(agent, {.rho = 0.95}, false);
+    expect_as_local<Rprop>(agent, {.lr = 0.05}, false);
   });
 }
 
 // spec: test_dist_optim_exception
 TEST(DistributedOptimizer, AnErrorInAStepReachesTheCaller) {
   run_agents(4, for_tests(functions()), [](Agent& agent, comm::Group& group) {
-    RemoteModule<Weight> far1(agent, next(agent), 1.0, true), far2(agent, next(agent, 2), 2.0, true);
+    RemoteModule<Weight> far1(agent, next(agent), uint64_t{1}, true), far2(agent, next(agent, 2), uint64_t{2}, true);
     auto parameters = far1.remote_parameters();
     parameters.push_back(far2.remote_parameters()[0]);
     DistributedOptimizer<Failing> optimizer(agent, parameters, {.lr = 0.5});
@@ -116,7 +155,7 @@ TEST(DistributedOptimizer, AnErrorInAStepReachesTheCaller) {
 // spec: test_dist_optim_exception_on_constructor
 TEST(DistributedOptimizer, AnErrorInAConstructorIsOneHere) {
   run_agents(4, for_tests(functions()), [](Agent& agent, comm::Group& group) {
-    RemoteModule<Weight> far(agent, next(agent), 1.0, true);
+    RemoteModule<Weight> far(agent, next(agent), uint64_t{1}, true);
     EXPECT_THAT(text_of(Kind::kRemote, (group.rank() + 1) % 4,
                         [&] { DistributedOptimizer<Failing>(agent, far.remote_parameters(), {.lr = 2}); }),
                 HasSubstr("simulated constructor error"));
@@ -126,7 +165,7 @@ TEST(DistributedOptimizer, AnErrorInAConstructorIsOneHere) {
 // spec: x_dist_optim_bad_context
 TEST(DistributedOptimizer, ABadContextIsAnErrorBeforeAnythingIsSent) {
   run_agents(2, for_tests(functions()), [](Agent& agent, comm::Group& group) {
-    RemoteModule<Weight> far(agent, next(agent), 1.0, true);
+    RemoteModule<Weight> far(agent, next(agent), uint64_t{1}, true);
     DistributedOptimizer<optim::Sgd> optimizer(agent, far.remote_parameters(), {.lr = 2});
     expect_soon("all is quiet", [&] { return agent.debug().own_calls == 0; });
     const int64_t before = agent.debug().requests;
@@ -167,7 +206,7 @@ void expect_reversed(const std::tuple<std::string, int64_t, Tensor>& result) {
 }
 
 // spec: test_forward_sync, test_forward_async, test_forward_with_kwargs, test_remote_parameters, test_get_module_rref
-// spec: test_train_eval
+// spec: test_train_eval, test_forward_{sync,async}_script
 TEST(RemoteModules, AreCalledTrainedAndEvaluatedFromHere) {
   run_agents(2, for_tests(module_tests()), [](Agent& agent, comm::Group& group) {
     for (const std::string& where : {next(agent), next(agent) + "/cpu", concat("rank:", 1 - group.rank()),
@@ -216,6 +255,47 @@ TEST(RemoteModules, CannotBeStored) {
     Writer writer;
     text_of(Kind::kUnsupported, [&] { write(writer, module); });
   });
+}
+
+// What a module can do besides is done on its worker. Asking a remote one for it does not compile.
+template <class M>
+concept DoesMore = requires(M m) {
+  m.register_buffer();
+}
+|| requires(M m) { m.register_parameter(); }
+|| requires(M m) { m.add_module(); }
+|| requires(M m) { m.apply(); }
+|| requires(M m) { m.cuda(); }
+|| requires(M m) { m.ipu(); }
+|| requires(M m) { m.xpu(); }
+|| requires(M m) { m.cpu(); }
+|| requires(M m) { m.type(); }
+|| requires(M m) { m.float_(); }
+|| requires(M m) { m.double_(); }
+|| requires(M m) { m.half(); }
+|| requires(M m) { m.bfloat16(); }
+|| requires(M m) { m.to(kCpu); }
+|| requires(M m) { m.register_backward_hook(); }
+|| requires(M m) { m.register_forward_pre_hook(); }
+|| requires(M m) { m.register_forward_hook(); }
+|| requires(M m) { m.state_dict(); }
+|| requires(M m) { m.load_state_dict(); }
+|| requires(M m) { m.parameters(); }
+|| requires(M m) { m.named_parameters(); }
+|| requires(M m) { m.buffers(); }
+|| requires(M m) { m.named_buffers(); }
+|| requires(M m) { m.children(); }
+|| requires(M m) { m.named_children(); }
+|| requires(M m) { m.modules(); }
+|| requires(M m) { m.named_modules(); }
+|| requires(M m) { m.requires_grad_(); }
+|| requires(M m) { m.zero_grad(); }
+|| requires(M m) { m.share_memory(); }
+|| requires(M m) { m.extra_repr(); };
+// spec: test_unsupported_methods
+TEST(RemoteModules, HaveNoOtherMethodsOfModules) {
+  static_assert(DoesMore<Reverses>);
+  static_assert(!DoesMore<RemoteModule<Reverses>>);
 }
 
 TEST(RemoteModules, PlacesAreParsed) {

@@ -156,6 +156,7 @@ Tensor stored() {
   return own.stored;
 }
 
+// spec: test_my_parameter_server{,_sparse}
 TEST(Scenarios, AServerAveragesWhatItsTrainersSend) {
   run_agents(4, for_tests({remote<average>, remote<stored>}), [](Agent& agent, comm::Group& group) {
     for (const bool sparse : {false, true}) {
@@ -167,7 +168,11 @@ TEST(Scenarios, AServerAveragesWhatItsTrainersSend) {
           if (server == group.rank()) continue;
           const Tensor ids = Tensor::from<int64_t>({(round + group.rank()) % 10, server}, {2});
           const Tensor weight = wanting(table.weight);
-          backward(sum(mul(embedding(ids, weight, {}, sparse), group.rank() + 1)));
+          // Two bags of two rows.
+          const Tensor bags = Tensor::from<int64_t>({0, 2}, {2}), all = cat({ids, ids}, 0);
+          const Tensor rows = sparse ? embedding(all, weight, {}, true) : weight;
+          const Tensor picked = sparse ? arange(0, 4, 1, DType::kI64) : all;
+          backward(sum(mul(embedding_bag(picked, rows, bags), group.rank() + 1)));
           answers.push_back(agent.call_async<average>(server, gradient(weight)));
           at.push_back(server);
         }

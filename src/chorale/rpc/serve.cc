@@ -6,6 +6,7 @@
 #include "chorale/op/builder.h"
 #include "chorale/op/table.h"
 #include "chorale/rpc/core.h"
+#include "chorale/trace/trace.h"
 
 namespace chorale::rpc {
 
@@ -179,6 +180,7 @@ void Core::serve_call(int from, Message request) {
           if (error) return reply({}, error);
           const dist_autograd::Scope inside(contexts_, context);
           const Serving serving(*this, from);
+          const trace::Span span("rpc:serve");
           try {
             run(reply);
           } catch (...) {

@@ -48,12 +48,16 @@ Tensor make_weight(double factor) { return sparse_times(factor, true); }
 Tensor add_to_ref(const RRef<Tensor>& a, const Tensor& b) { return sparse_add(a.local_value(), b); }
 Tensor add_to_ref_nested(const RRef<Tensor>& a, const Tensor& b) { return here().call<add_to_ref>(a.owner(), a, b); }
 void nothing() {}
+// Of f32 and f64, in f64.
+Tensor plus_mixed(const Tensor& a, const Tensor& b) {
+  return sparse_add(Tensor::sparse_coo(a.sparse().indices, to(a.sparse().values, DType::kF64), a.sizes()), b);
+}
 
 const std::vector<Served>& functions() {
   static const std::vector<Served> all = [] {
-    std::vector<Served> list{remote<plus>,       remote<nested_plus>,       remote<plus_on>,
-                             remote<total>,      remote<if_wanted>,         remote<make_weight>,
-                             remote<add_to_ref>, remote<add_to_ref_nested>, remote<nothing>};
+    std::vector<Served> list{remote<plus>,      remote<nested_plus>, remote<plus_on>,    remote<total>,
+                             remote<if_wanted>, remote<make_weight>, remote<add_to_ref>, remote<add_to_ref_nested>,
+                             remote<nothing>,   remote<plus_mixed>};
     list.insert(list.end(), context_functions().begin(), context_functions().end());
     return list;
   }();
@@ -169,8 +173,8 @@ TEST_P(SparseAutograd, AllWorkersForgetAContextThatHasEnded) {
   });
 }
 
-// spec: test_backward_rref_sparse, test_backward_rref_multi_sparse, test_backward_rref_nested_sparse,
-// test_trainer_ps_sparse
+// spec: test_backward_rref_sparse, test_backward_rref_multi_sparse, test_backward_rref_nested_sparse
+// spec: test_trainer_ps_sparse
 TEST_P(SparseAutograd, GradientsOfReferredTensorsStayWithTheirOwner) {
   run([](Agent& agent, comm::Group& group) {
     const auto check = [&](const To& owner, const To& callee) {
@@ -247,6 +251,26 @@ TEST_P(SparseAutograd, WithoutGradientsNothingIsRecorded) {
     EXPECT_THAT(own.sends, IsEmpty());
     EXPECT_THAT(there.sends, IsEmpty());
     EXPECT_EQ(own.receives + there.receives, 0);
+  });
+}
+
+// spec: test_backward_different_dtypes_sparse
+TEST_P(SparseAutograd, EachLeafsGradientHasItsDtype) {
+  run([](Agent& agent, comm::Group&) {
+    const Tensor x = sparse_times(1, true), example = sparse_example();
+    const Tensor values = set_requires_grad(to(example.sparse().values, DType::kF64));
+    const Tensor y = Tensor::sparse_coo(example.sparse().indices, values, {3, 3});
+    for (const bool by_reference : {false, true}) {
+      Context context(agent);
+      const Tensor z = by_reference ? agent.remote<plus_mixed>(next(agent), x, y).to_here()
+                                    : agent.call<plus_mixed>(next(agent), x, y);
+      ASSERT_EQ(z.sparse().values.dtype(), DType::kF64);
+      context.backward({loss_of(z)});
+      EXPECT_EQ(context.gradient(values_of(x)).dtype(), DType::kF32);
+      EXPECT_EQ(context.gradient(values_of(x)).to_vector<float>(), expected(1));
+      EXPECT_EQ(context.gradient(values).dtype(), DType::kF64);
+      EXPECT_EQ(context.gradient(values).to_vector<double>(), (std::vector<double>{12, 13, 15}));
+    }
   });
 }
 
