@@ -1,4 +1,4 @@
-# The code blocks of docs/usage, compiled into one program of two sources (one per core of a small machine) and run on two
+# The code blocks of docs/usage, compiled into one program of two snippet_sources (one per core of a small machine) and run on two
 # ranks. tests/snippets/extract.py says how a page is read.
 file(GLOB pages CONFIGURE_DEPENDS RELATIVE "${CMAKE_SOURCE_DIR}" "${CMAKE_SOURCE_DIR}/docs/usage/*.md")
 set(half 0)
@@ -8,12 +8,12 @@ foreach(page IN LISTS pages)
 endforeach()
 foreach(half 0 1)
   set(source "${CMAKE_BINARY_DIR}/snippets_${half}.cc")
-  list(APPEND sources "${source}")
+  list(APPEND snippet_sources "${source}")
   add_custom_command(OUTPUT "${source}"
     COMMAND python3 tests/snippets/extract.py "${source}" ${half_${half}}
     DEPENDS tests/snippets/extract.py ${half_${half}} WORKING_DIRECTORY "${CMAKE_SOURCE_DIR}" VERBATIM)
 endforeach()
-add_executable(doc_snippets tests/snippets/main.cc ${sources})
+add_executable(doc_snippets tests/snippets/main.cc ${snippet_sources})
 target_include_directories(doc_snippets PRIVATE "${CMAKE_SOURCE_DIR}")
 target_compile_options(doc_snippets PRIVATE -w -O0)  # pages name things that they do not use
 target_link_libraries(doc_snippets PRIVATE chorale)
