@@ -427,7 +427,7 @@ void DataParallelBase::shadow_step(Join& join) {
     buffers_due_ = reduced;
     if (!reduced) return;
     if (!join.options().divide_by_initial_size) reducer_->set_divisor(join.live_ranks());
-    reducer_->shadow_backward();
+    reducer_->shadow_backward(join.is_shared());
   });
 }
 

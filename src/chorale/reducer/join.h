@@ -56,6 +56,8 @@ class Join {
   // Called at the start of a step by each joinable; only the first one's counts. Tells the others that this rank is
   // alive.
   void notify(const Joinable& joinable);
+  // Whether others take part that may read what one of them computes: an optimizer the gradients.
+  bool is_shared() const { return joinables_.size() > 1; }
   // How many ranks are in this step; waits for the answer.
   int live_ranks();
   // After the last step of this rank: returns when all have ended.

@@ -452,7 +452,7 @@ void Reducer::start_over() {
   running_ = elsewhere_ = false;
 }
 
-void Reducer::shadow_backward() {
+void Reducer::shadow_backward(bool wanted) {
   for (size_t i = 0; i < buckets_.size(); ++i) {
     // The buckets themselves hold the gradients of the last step.
     const Bucket& bucket = buckets_[i];
@@ -464,6 +464,9 @@ void Reducer::shadow_backward() {
     }
     launch(zeros, i);
     wait_for(zeros, i);
+    if (!wanted) continue;
+    copy_values(zeros.buffer, bucket.buffer);
+    for (const size_t parameter : bucket.parameters) take_out_of_bucket(parameter);
   }
   if (finds_unused() || first_static_backward()) launch_used_map();
   for (size_t i = 0; i < buckets_.size(); ++i) {

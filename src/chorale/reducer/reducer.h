@@ -123,8 +123,9 @@ class Reducer {
   // By what sums are divided; none: the group's size.
   void set_divisor(std::optional<int> divisor) { divisor_ = divisor; }
   // What a rank without inputs does while others run a backward that is reduced: zeros for everything, through the
-  // same hook.
-  void shadow_backward();
+  // same hook. `wanted`: the averages become this rank's gradients, too, for an optimizer that updates a part of the
+  // parameters here; otherwise its gradients stay as they are.
+  void shadow_backward(bool wanted = false);
   // Forgets a reduction that did not finish, and goes on in another group.
   void set_group(comm::Group group);
   // StateError after training has begun; a second time it does nothing and returns false.
