@@ -52,6 +52,8 @@ void Crew::call_up() {
   } else if (called_ == 0) {
     if (can_grow()) {
       threads_.emplace_back([this] { work(); });
+    } else if (own_reader_) {
+      post_.wake();  // it takes what is queued
     } else {
       wake_a_waiter();
     }
@@ -101,11 +103,12 @@ void Crew::work() {
       run_safely(task);
       lock.lock();
     } else if (!has_reader_) {
-      has_reader_ = true;
+      has_reader_ = own_reader_ = true;
+      const Post::Receiving next = post_.receiving();
       lock.unlock();
-      std::optional<Arrival> arrival = post_.take(Deadline::never());
+      std::optional<Arrival> arrival = post_.take(next, Deadline::never());
       lock.lock();
-      has_reader_ = false;
+      has_reader_ = own_reader_ = false;
       if (!arrival) continue;
       if (arrival->from < 0) stops_ = true;
       lock.unlock();
@@ -153,9 +156,9 @@ bool Crew::read(bool helps_backward) {
   return true;
 }
 
-void Crew::read_for(FutureState& state, Deadline deadline) {
+void Crew::read_for(FutureState& state, const Post::Receiving& next, Deadline deadline) {
   if (!state.begin_reading(this)) return;
-  std::optional<Arrival> arrival = post_.take(deadline);
+  std::optional<Arrival> arrival = post_.take(next, deadline);
   state.end_reading(this);
   if (arrival) handle(std::move(*arrival), state.helps_backward());
 }
@@ -190,8 +193,9 @@ void Crew::wait_long(FutureState& state, Deadline deadline) {
     } else if (!has_reader_ && !stops_ && called_ == 0 && idle_ == 0 && !can_grow()) {
       has_reader_ = true;
       waiter.does = Waiter::Does::kReads;
+      const Post::Receiving next = post_.receiving();
       lock.unlock();
-      read_for(state, deadline);
+      read_for(state, next, deadline);
       lock.lock();
       has_reader_ = false;
     } else {

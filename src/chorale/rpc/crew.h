@@ -89,7 +89,7 @@ class Crew final : public Helper {
   // Without it. True when something came.
   bool read(bool helps_backward);
   // Blocks until something has come or the future is complete.
-  void read_for(FutureState& state, Deadline deadline);
+  void read_for(FutureState& state, const Post::Receiving& next, Deadline deadline);
   void handle(Arrival arrival, bool helps_backward);
   void wait_long(FutureState& state, Deadline deadline);
 
@@ -105,6 +105,7 @@ class Crew final : public Helper {
   int looking_ = 0;             // of the idle ones: not asleep yet
   std::atomic<int> called_{0};  // written with the lock
   bool has_reader_ = false, stops_ = false;
+  bool own_reader_ = false;  // the reader is a thread of the crew that has nothing else to do
 };
 
 }  // namespace chorale::rpc

@@ -43,25 +43,23 @@ Post::Receiving Post::receiving() const {
 std::optional<Arrival> Post::take() {
   const Receiving now = receiving();
   if (!now.work.is_completed()) return std::nullopt;
-  return taken(now, Deadline::never());
+  return take(now, Deadline::never());
 }
 
-std::optional<Arrival> Post::take(Deadline deadline) { return taken(receiving(), deadline); }
-
-std::optional<Arrival> Post::taken(const Receiving& receiving, Deadline deadline) {
+std::optional<Arrival> Post::take(const Receiving& next, Deadline deadline) {
   Arrival arrival;
   Tensor parcel;
   try {
-    receiving.work.synchronize(deadline);
-    arrival.from = group_.group_rank(receiving.work.source_rank());
-    parcel = receiving.work.result()[0];
+    next.work.synchronize(deadline);
+    arrival.from = group_.group_rank(next.work.source_rank());
+    parcel = next.work.result()[0];
   } catch (const CommError& error) {
     arrival.from = error.failure().peer < 0 ? -1 : group_.group_rank(error.failure().peer);
     arrival.reason = error.what();
   }
   {
     const std::lock_guard lock(mutex_);
-    if (number_ != receiving.number) return std::nullopt;
+    if (number_ != next.number) return std::nullopt;
     if (group_.is_broken()) return Arrival{-1, {}, std::move(arrival.reason)};
     ++number_;
     work_ = receive();

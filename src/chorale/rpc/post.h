@@ -31,9 +31,16 @@ class Post {
   void send(int to, const Message& message);
   // What came; nothing when nothing is there.
   std::optional<Arrival> take();
-  // Waits for something; nothing then means that another thread has taken it, or that there is nothing for a while.
-  std::optional<Arrival> take(Deadline deadline);
-  // Lets a thread that blocks in take() return.
+  // What comes next, whatever it is.
+  struct Receiving {
+    comm::Work work;
+    uint64_t number = 0;
+  };
+  Receiving receiving() const;
+  // Waits for it; nothing then means that another thread has taken it, or that there is nothing for a while.
+  std::optional<Arrival> take(const Receiving& next, Deadline deadline);
+  // Lets threads that wait for what comes next return. A thread that is to be woken must have asked what that is before
+  // others could know that it waits: another thread may take what wakes it.
   void wake();
   // Whether this rank can still be reached and reach others.
   bool is_broken() const { return group_.is_broken(); }
@@ -41,12 +48,6 @@ class Post {
  private:
   static constexpr uint64_t kMessages = 0;  // their tag; large tensors have one for each message
   comm::Work receive() const;
-  struct Receiving {
-    comm::Work work;
-    uint64_t number = 0;
-  };
-  Receiving receiving() const;
-  std::optional<Arrival> taken(const Receiving& receiving, Deadline deadline);
   Message complete(int from, Incoming incoming) const;
 
   comm::Group group_;
