@@ -180,7 +180,7 @@ TEST(Traces, HaveCallsAndTheirBackward) {
   const auto backward = time("dist_autograd:backward");
   EXPECT_LT(time("dist_autograd:send"), backward);
   EXPECT_LT(time("dist_autograd:receive"), backward);
-  EXPECT_GT(time("rpc:chorale::rpc::plus"), 0ns);
+  EXPECT_GT(time("rpc:" + detail::function_name<plus>()), 0ns);
 }
 
 }  // namespace
