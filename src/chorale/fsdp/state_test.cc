@@ -1,6 +1,8 @@
 // States of fully sharded modules: section B4 of spec/sharded-training.md, modules without memory, checkpoints.
 #include <gmock/gmock.h>
 
+#include <mutex>
+
 #include "chorale/fsdp/fsdp_test_util.h"
 #include "chorale/fsdp/state.h"
 #include "chorale/snapshot/snapshot.h"
@@ -107,6 +109,16 @@ TEST(FullyShardedState, AllOfItOnOneRank) {
   });
 }
 
+// From one seed. Ranks that are threads share the generator: they draw one after the other.
+void draw_parameters(MlpStack& model) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  default_generator().reseed(7);
+  model.apply([](nn::Module& m) {
+    if (auto* linear = dynamic_cast<nn::Linear*>(&m)) linear->reset_parameters();
+  });
+}
+
 // spec: test_meta_device_{1d,2d}_init, test_invalid_meta_device_init, test_rank0_broadcast_meta_device_init
 TEST(FullyShardedState, MemoryMayComeLater) {
   run_ranks(4, [](comm::Group& group) {
@@ -114,10 +126,7 @@ TEST(FullyShardedState, MemoryMayComeLater) {
     const Tensor x = pattern({2, 5}, 1);
     for (const Mesh& mesh : {one, two}) {
       MlpStack whole(2, 5);
-      default_generator().reseed(7);
-      whole.apply([](nn::Module& m) {
-        if (auto* linear = dynamic_cast<nn::Linear*>(&m)) linear->reset_parameters();
-      });
+      draw_parameters(whole);
       const auto without_memory = [&] {
         MlpStack model(2, 5);
         model.to(kNull);
@@ -132,10 +141,7 @@ TEST(FullyShardedState, MemoryMayComeLater) {
 
       MlpStack drawn = without_memory();
       drawn.materialize(kCpu);
-      default_generator().reseed(7);
-      drawn.apply([](nn::Module& m) {
-        if (auto* linear = dynamic_cast<nn::Linear*>(&m)) linear->reset_parameters();
-      });
+      draw_parameters(drawn);
       expect_close(drawn(x), whole(x), 0, "drawn as one rank would");
 
       MlpStack sent = without_memory();

@@ -256,7 +256,10 @@ struct Throws : nn::Module {
 TEST(Join, AnExceptionGoesThroughAtOnce) {
   run_ranks(2, [](comm::Group& group) {
     DistributedDataParallel ddp(Throws(), group);
-    EXPECT_EQ(message_of<InvalidArgument>([&] { join({&ddp}, {}, [&] { ddp(ones({1, 1})); }); }), "forward fails");
+    EXPECT_EQ(message_of<InvalidArgument>([&] { join({&ddp}, {}, [&] {
+                                                  ddp(ones({1, 1}));
+                                                }); }),
+              "forward fails; in Throws()");
     EXPECT_EQ(ddp.current_join(), nullptr);
   });
 }
