@@ -1,5 +1,5 @@
-// Groups: what they say of themselves, and their calls. Arguments are checked here, and turned into what each rank gives
-// and takes (Note [Give and take]). How groups are made is in group_making.cc.
+// Groups: what they say of themselves, and their calls. Arguments are checked here, and turned into what each rank
+// gives and takes (Note [Give and take]). How groups are made is in group_making.cc.
 #include "chorale/comm/group.h"
 
 #include <algorithm>

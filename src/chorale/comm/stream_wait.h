@@ -9,7 +9,8 @@ namespace chorale::comm {
 // the stream, and surfaces where the stream is waited for. Until then a thread of ours moves the work on.
 void hold_stream(const Work& work, Stream stream);
 
-// On which results are copied to a device: a stream of its own, because those of callers may be held for that very copy.
+// On which results are copied to a device: a stream of its own, because those of callers may be held for that very
+// copy.
 Stream copy_stream(Device device);
 
 }  // namespace chorale::comm

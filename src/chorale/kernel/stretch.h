@@ -26,7 +26,7 @@ class Stretch {
   }
 
   RandomStream stream;
-  bool placed;  // a part of the whole, at `place`: begin, whole, begin, whole, …
+  bool placed;                  // a part of the whole, at `place`: begin, whole, begin, whole, …
   int64_t place[2 * kMaxDims];  // unset unless `placed`: every random op makes one of these
 };
 

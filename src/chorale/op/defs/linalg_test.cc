@@ -110,7 +110,7 @@ TEST(SolveTriangular, SolvesFromBothSidesInEveryLayout) {
             const Tensor triangle = upper ? triu(a) : tril(a);
             expect_within(matmul(triangle, solve_triangular(matrix, right, upper)), b, 1e-11);
             expect_within(matmul(solve_triangular(matrix, flipped(right), upper, false), triangle),
-                        contiguous(flipped(b)), 1e-11);
+                          contiguous(flipped(b)), 1e-11);
             const Tensor unit = (upper ? triu(a, 1) : tril(a, -1)) + eye(n, -1, DType::kF64);
             expect_within(matmul(unit, solve_triangular(matrix, right, upper, true, true)), b, 1e-11);
           }
