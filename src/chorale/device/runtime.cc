@@ -14,10 +14,12 @@ namespace {
 // Runtimes stay until the process ends: threads of theirs may be running then.
 std::array<std::atomic<Runtime*>, kDeviceTypes> runtimes{};
 
-// Its module adds runtime and kernels. Where that fails, the next call tries again.
+// Its module adds runtime and kernels. Where that fails, the next call tries again. (A std::once_flag hangs then under
+// the thread sanitizer.)
 void load_cuda() {
-  static std::once_flag once;
-  std::call_once(once, [] { load_shared_object(kCudaObject); });
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  if (!find_runtime(DeviceType::kCuda)) load_shared_object(kCudaObject);
 }
 
 [[noreturn]] void raise_no_programs(Stream stream) {
