@@ -12,6 +12,7 @@
 #include "chorale/base/comm_error.h"
 #include "chorale/base/debug_level.h"
 #include "chorale/base/error.h"
+#include "chorale/base/generator_scope.h"
 #include "chorale/base/rpc_error.h"
 #include "chorale/codegen/fused.h"
 #include "chorale/comm/comm_counter.h"

@@ -2,6 +2,7 @@
 
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
+#include "chorale/base/generator_scope.h"
 
 namespace chorale {
 
@@ -39,6 +40,7 @@ uint64_t first_seed() {
 }  // namespace
 
 Generator& default_generator() {
+  if (Generator* scoped = GeneratorScope::current()) return *scoped;
   static Generator generator(first_seed());
   return generator;
 }

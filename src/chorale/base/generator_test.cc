@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <thread>
 
 #include "chorale/base/error.h"
+#include "chorale/base/generator_scope.h"
 
 namespace chorale {
 namespace {
@@ -73,6 +75,25 @@ TEST(Generator, RefusesANegativeCountAndStaysWhereItWas) {
 TEST(Generator, ManualSeedStartsTheDefaultStreamOver) {
   default_generator().take(10);
   manual_seed(42);
+  EXPECT_EQ(default_generator().state(), (RandomStream{42, 0}));
+  manual_seed(0);
+}
+
+TEST(Generator, AScopeGivesItsThreadAStreamOfItsOwn) {
+  manual_seed(42);
+  Generator mine(7), inner(8);
+  {
+    const GeneratorScope scope(mine);
+    default_generator().take(4);
+    {
+      const GeneratorScope nested(inner);
+      manual_seed(9);
+    }
+    EXPECT_EQ(&default_generator(), &mine);
+    std::thread([] { EXPECT_EQ(default_generator().state(), (RandomStream{42, 0})); }).join();
+  }
+  EXPECT_EQ(mine.state(), (RandomStream{7, 1}));
+  EXPECT_EQ(inner.state(), (RandomStream{9, 0}));
   EXPECT_EQ(default_generator().state(), (RandomStream{42, 0}));
   manual_seed(0);
 }

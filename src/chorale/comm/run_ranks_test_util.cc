@@ -13,6 +13,8 @@
 #include "chorale/base/comm_error.h"
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
+#include "chorale/base/generator.h"
+#include "chorale/base/generator_scope.h"
 #include "chorale/base/parallel_for.h"
 #include "chorale/comm/mpi/mpi_engine.h"
 #include "chorale/transport/store/file_store.h"
@@ -125,6 +127,9 @@ void run_threads(int size, const std::function<void(Group&)>& body,
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       set_thread_count(1);  // ranks share the cores: threads of their own would only wait for one another
+      // Each draws numbers of its own, as a process would.
+      Generator numbers(rank == 0 ? 0 : Generator().fork(static_cast<uint64_t>(rank)).state().seed);
+      const GeneratorScope scope(numbers);
       try {
         Group group = Group::connect(store, "world", rank, size, options(rank));
         body(group);

@@ -1,8 +1,6 @@
 // States of fully sharded modules: section B4 of spec/sharded-training.md, modules without memory, checkpoints.
 #include <gmock/gmock.h>
 
-#include <mutex>
-
 #include "chorale/fsdp/fsdp_test_util.h"
 #include "chorale/fsdp/state.h"
 #include "chorale/snapshot/snapshot.h"
@@ -109,11 +107,9 @@ TEST(FullyShardedState, AllOfItOnOneRank) {
   });
 }
 
-// From one seed. Ranks that are threads share the generator: they draw one after the other.
+// From one seed.
 void draw_parameters(MlpStack& model) {
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
-  default_generator().reseed(7);
+  manual_seed(7);
   model.apply([](nn::Module& m) {
     if (auto* linear = dynamic_cast<nn::Linear*>(&m)) linear->reset_parameters();
   });

@@ -111,7 +111,7 @@ Trained train_replicas(comm::Group& group, Device device, const DdpOptions& opti
   nn::Sequential model = models::mlp({12, 16, 4});
   {
     const NoGrad quiet;
-    int number = 0;  // ranks that are threads share the generator: which one draws what would be left to chance
+    int number = 0;
     for (const auto& [name, parameter] : model.named_parameters())
       copy_(parameter, to(op::sample(parameter.sizes(), ++number, -0.3, 0.3), DType::kF32));
   }

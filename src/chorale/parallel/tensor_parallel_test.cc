@@ -276,8 +276,7 @@ TEST(TensorParallel, Sequence) {
     check([] { return nn::LayerNorm(12); }, true);
     check([] { return nn::LayerNorm(12, {.affine = false}); }, false);
     check([] { return nn::RMSNorm(12); }, true);
-    // Which numbers a dropout draws is the business of sharding/ops_test.cc: ranks that are threads share one
-    // generator.
+    // Which numbers a dropout draws is the business of sharding/ops_test.cc.
     nn::Dropout dropout(0.5);
     tensor_parallel(dropout, mesh, {{"", SequenceParallel()}});
     const Tensor part = clone(chunk_of_rank(x0, 1, group.rank()));
