@@ -32,7 +32,7 @@ template <class M>
 M seeded(M module, double seed = 1) {
   const NoGrad quiet;
   for (const auto& [name, parameter] : module.named_parameters()) {
-    // Biases are positive, so that no layer's output is all cut away by relu.
+    // Biases are positive, so that most units are in the steeper half of leaky_relu.
     const double offset = parameter.dims() == 1 ? 0.3 : 0;
     if (is_floating(parameter.dtype())) copy_(parameter, add(mul(pattern(parameter.sizes(), seed += 1), 0.2), offset));
   }
@@ -43,7 +43,7 @@ struct Mlp : nn::Module {
   nn::Linear in_proj, out_proj;
   CHORALE_MODULE(Mlp, in_proj, out_proj)
   explicit Mlp(int64_t dim, int64_t multiplier = 4) : in_proj(dim, dim * multiplier), out_proj(dim * multiplier, dim) {}
-  Tensor forward(const Tensor& x) { return relu(out_proj(relu(in_proj(x)))); }
+  Tensor forward(const Tensor& x) { return leaky_relu(out_proj(leaky_relu(in_proj(x), 0.25)), 0.25); }
 };
 
 struct MlpStack : nn::Module {
@@ -81,7 +81,7 @@ struct Block : nn::Module {
         mul(matmul(q, transpose(k, -2, -1)), 1 / std::sqrt(static_cast<double>(d) / static_cast<double>(heads))), -1);
     const Tensor mixed = reshape(permute(matmul(weights, v), {0, 2, 1, 3}), {n, t, d});
     const Tensor y = add(x, out(mixed));
-    return add(y, down(relu(up(norm2(y)))));
+    return add(y, down(leaky_relu(up(norm2(y)), 0.25)));
   }
 };
 struct Transformer : nn::Module {
@@ -162,9 +162,7 @@ inline void expect_sharded_parity(const NamedTensors& sharded, const NamedTensor
     none = false;
     zero = zero && sum(abs(theirs)).item<double>() == 0;
   }
-  // Where steps follow each other, later ones may have driven every relu to zero.
-  const bool is_later = what != "step 0";
-  EXPECT_TRUE(none || !zero || is_later) << what << ": all gradients are zero";
+  EXPECT_TRUE(none || !zero) << what << ": all gradients are zero, which proves nothing";
 }
 
 }  // namespace chorale::fsdp
