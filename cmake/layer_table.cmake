@@ -37,7 +37,7 @@ chorale_layer(api TABLES Ops/Table Ops/TableGradient Ops/ShardedTable Rows/Trace
 chorale_layer(snapshot DEPS api io comm)
 chorale_layer(optim DEPS api)
 chorale_layer(nn DEPS api)
-chorale_layer(zero DEPS optim reducer)
+chorale_layer(zero DEPS optim reducer TEST_DEPS parallel)
 chorale_layer(data DEPS api io)
 chorale_layer(parallel DEPS nn optim data reducer TEST_DEPS models)
 chorale_layer(fsdp DEPS nn TEST_DEPS parallel models snapshot optim)

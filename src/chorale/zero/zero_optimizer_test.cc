@@ -5,7 +5,9 @@
 #include "chorale/api/api.h"
 #include "chorale/comm/run_ranks_test_util.h"
 #include "chorale/op/samples.h"
+#include "chorale/nn/linear.h"
 #include "chorale/optim/optim.h"
+#include "chorale/parallel/ddp.h"
 #include "chorale/testing/message_test_util.h"
 #include "chorale/zero/partition.h"
 
@@ -319,6 +321,47 @@ TEST(ZeroOptimizer, RanksMayHaveDifferentNumbersOfInputs) {
       }
     });
     EXPECT_EQ(setter.steps(), gradients.size());
+  });
+}
+
+// A rank that has run out of inputs updates its part of the parameters with the average that DDP's buckets bring it,
+// which must be in its gradients by then.
+TEST(ZeroOptimizer, JoinsTogetherWithDdp) {
+  constexpr int kRanks = 3, kLeast = 2;  // rank r has kLeast + r inputs
+  comm::run_ranks(kRanks, [](comm::Group& group) {
+    const auto fresh_model = [] {
+      nn::Linear model(4, 5);
+      model.to(DType::kF64);
+      const NoGrad quiet;
+      int number = 0;
+      for (const Tensor& p : model.parameters()) copy_(p, op::sample(p.sizes(), ++number));
+      return model;
+    };
+    const auto loss_of = [](const Tensor& y) { return mean(square(y)); };
+    const auto input = [](int step, int rank) { return op::sample({6, 4}, 100 * step + rank); };
+    nn::Linear whole = fresh_model();
+    Adam reference(whole.named_parameters(), {.lr = 0.01});
+    for (int step = 0; step < kLeast + kRanks - 1; ++step) {
+      reference.zero_grad();
+      for (int r = 0; r < kRanks; ++r) {
+        if (step < kLeast + r) backward(loss_of(whole(input(step, r))) / kRanks);
+      }
+      reference.step();
+    }
+    parallel::DistributedDataParallel<nn::Linear> ddp(fresh_model(), group);
+    ZeroOptimizer<Adam, AdamOptions> optimizer({{ddp.named_parameters(), {.lr = 0.01}}}, group);
+    reducer::join({&ddp, &optimizer}, {}, [&] {
+      for (int step = 0; step < kLeast + group.rank(); ++step) {
+        optimizer.zero_grad();
+        backward(loss_of(ddp(input(step, group.rank()))));
+        optimizer.step();
+      }
+    });
+    const NamedTensors found = ddp.named_parameters(), expected = whole.named_parameters();
+    for (size_t i = 0; i < found.size(); ++i) {
+      const auto a = found[i].second.to_vector<double>(), b = expected[i].second.to_vector<double>();
+      for (size_t j = 0; j < a.size(); ++j) ASSERT_NEAR(a[j], b[j], 1e-12) << found[i].first << " " << j;
+    }
   });
 }
 
