@@ -28,7 +28,7 @@ TEST(Flight, FindsTheFirstCallInWhichRanksDiffer) {
   EXPECT_THAT(text, HasSubstr("rank 1: broadcast of 4 f32, root 0"));
 }
 
-TEST(Flight, FindsWhoStayedBehind) {
+TEST(Flight, FindsTheRankThatStayedBehind) {
   const std::string text = explain_flights({record(0, {"barrier", "barrier"}), record(1, {"barrier"})});
   EXPECT_THAT(text, HasSubstr("rank 1 never made call #2, barrier, which rank 0 made"));
   EXPECT_THAT(text, HasSubstr("no dump of rank 2"));

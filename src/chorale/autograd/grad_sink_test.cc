@@ -114,7 +114,7 @@ TEST(GradSink, HooksOfLeavesLearnWhereTheGradientWent) {
   EXPECT_EQ(values(gradient(x)), (Values{40, 40}));
 }
 
-TEST(GradSink, WhoCompletesAGradientLaterNamesTheSinkOfTheBackwardThatRuns) {
+TEST(GradSink, AGradientThatIsCompletedLaterGoesToTheSinkOfItsBackward) {
   const Tensor x = leaf({1});
   set_completed_by_other(x, true);
   std::vector<GradSink*> completed;

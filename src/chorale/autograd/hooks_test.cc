@@ -45,7 +45,7 @@ TEST(Hooks, AfterAccumulateFiresOncePerBackwardHoweverOftenTheLeafIsUsed) {
   EXPECT_EQ(fired, 2);
 }
 
-TEST(Hooks, AGradientIsCompleteAfterAllOthersSawItOrWhenWhoeverClaimedItSaysSo) {
+TEST(Hooks, AGradientIsCompleteAfterAllOthersSawItOrWhenTheHookThatClaimedItSaysSo) {
   const Tensor x = leaf({2});
   std::string order;
   after_complete(x, [&](const Tensor&) { order += "c"; });

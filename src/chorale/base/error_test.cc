@@ -39,7 +39,7 @@ TEST(Error, TheMacrosAreOneStatement) {
   EXPECT_TRUE(reached);
 }
 
-TEST(Log, LinesSayWhoSpeaksOnceThatIsKnown) {
+TEST(Log, LinesNameTheRankOnceItIsKnown) {
   testing::internal::CaptureStderr();
   log_warning("before");
   log_as("rank 3");

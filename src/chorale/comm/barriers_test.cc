@@ -172,7 +172,7 @@ TEST(MonitoredBarrier, WithoutTimeAndWithTimeForEach) {
   });
 }
 
-TEST(DebugDetail, NamesWhoStaysAwayFromACollective) {
+TEST(DebugDetail, NamesTheRankThatStaysAwayFromACollective) {
   Meeting end(2);
   run_ranks(2,
             [&](Group& group) {

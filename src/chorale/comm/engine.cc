@@ -107,7 +107,7 @@ void Engine::drain(std::unique_lock<std::mutex>& lock) {
       sched_yield();
       continue;
     }
-    // Nobody is owed that somebody receives a parcel.
+    // A parcel that is still awaited may never be sent: no rank owes one.
     if (rest->is_parcel && rest->kind == CallKind::kRecv && withdraw(*rest)) {
       finish(*rest, std::make_exception_ptr(StateError(kDestroyed)));
       continue;

@@ -55,7 +55,7 @@ std::exception_ptr error_of(const Membership& membership, const Operation& opera
 // For a rank other than 0 whose monitored barrier failed, and for any other call of a group that broke elsewhere.
 std::string reason_of_a_broken_group(const Membership& membership, const Operation& operation,
                                      const std::string& reason);
-// The time is over, and `culprit` (a group rank; -1: none) is to blame; `who` is what is known of it. Throws
+// The time is over, and `culprit` (a group rank; -1: none) is to blame; `who` says what is known of it. Throws
 // CallFailed.
 [[noreturn, gnu::cold]] void raise_timeout(const Membership& membership, const Operation& operation, int culprit,
                                            const std::string& who);

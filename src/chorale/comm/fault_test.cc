@@ -126,7 +126,7 @@ TEST(Faults, ALateRankIsWaitedForUntilTheDeadline) {
   });
 }
 
-TEST(Faults, WhoOnlyPollsLearnsOfALateRankAndOfOneThatLeft) {
+TEST(Faults, ARankThatOnlyPollsLearnsOfALateRankAndOfOneThatLeft) {
   std::latch told(1);
   run_ranks(2, [&](Group& group) {
     Group other = group.duplicate();
@@ -185,7 +185,7 @@ class Errors final : public std::streambuf {
 };
 
 // On one host and between two, at the same time: it takes more than five seconds.
-TEST(Faults, WhoWaitsForLongSaysForWhomAndWhatThatRankDoes) {
+TEST(Faults, ARankThatWaitsForLongNamesTheLateOneAndWhatItDoes) {
   const Errors errors;
   const auto body = [&](bool message) {
     return [&, message](Group& group) {

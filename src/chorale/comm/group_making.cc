@@ -90,7 +90,7 @@ void check_places(const ShmGroup& group, const std::vector<ShmIdentity>& identit
   }
 }
 
-// The group is there when all have attached: nobody can leave it before somebody else has come.
+// The group is there when all have attached: no rank can leave it before the last one has come.
 void wait_for_everybody(const ShmGroup& group, Deadline deadline) {
   const shm::GroupSegment& segment = group.segment;
   // A rank that gives up tells the others, or they would take its leaving for the reason.

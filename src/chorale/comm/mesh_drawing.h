@@ -1,4 +1,4 @@
-// A mesh for people: which rank stands where, on which host, and who talks to whom.
+// A mesh for people: which rank stands where, on which host, and which ranks talk to each other.
 #pragma once
 
 #include <string>

@@ -176,7 +176,7 @@ TEST(Parcels, ThatNobodyTakesInTimeFailAloneAndAreNeverSeen) {
   run_hosts({0, 1}, body);
 }
 
-TEST(Parcels, OfSomebodyWhoIsKilledAreReceivedAndThenItsEndIsHeardOfOnce) {
+TEST(Parcels, OfAKilledRankAreReceivedAndThenItsEndIsHeardOfOnce) {
   const auto body = [](Group& group) {
     if (group.rank() == 1) {
       for (int64_t bytes : {10, 20}) group.send_parcel(parcel_of(bytes, 1), 0).wait();
@@ -203,7 +203,7 @@ TEST(Parcels, OfSomebodyWhoIsKilledAreReceivedAndThenItsEndIsHeardOfOnce) {
   EXPECT_EQ(run_processes(3, body, {.timeout = 20s}), (std::vector<int>{0, -SIGKILL, 0}));
 }
 
-TEST(Parcels, OfSomebodyOnAnotherHostWhoLeavesAreReceivedAndThenThatIsHeardOfOnce) {
+TEST(Parcels, OfARankOfAnotherHostThatLeavesAreReceivedAndThenThatIsHeardOfOnce) {
   run_hosts({0, 0, 1, 1},
             [](Group& group) {
               if (group.rank() > 0) {

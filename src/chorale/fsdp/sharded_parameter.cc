@@ -93,7 +93,7 @@ void ShardedParameter::take_bytes() {
   const Intrusive<Storage> gone = Storage::without_bytes(kCpu);
   gone->take_bytes_of(*holder_.storage());
   holder_.impl()->data = nullptr;
-  // Whoever still holds the whole one is told why there are no bytes.
+  // Code that still holds the whole one is told why there are no bytes.
   if (!inner_) whole_.impl()->extension = sharding::sharded(sharded_).copy();
 }
 

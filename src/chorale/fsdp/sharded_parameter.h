@@ -1,9 +1,10 @@
 // One parameter of a fully sharded module.
 //
-// Note [Two tensors] The tensor that the module was built with becomes the sharded one: optimizers and whoever else
-// holds it have it for ever. Computing is done with another tensor, the whole one, which takes its place in the module
-// while it is gathered. Its bytes come and go under the same object and the same storage, without counting as a write:
-// gradient rules that saved it, or a view of it, find the bytes that are there when they run (Saved::unpack).
+// Note [Two tensors] The tensor that the module was built with becomes the sharded one: optimizers and other
+// code that holds it have it for ever. Computing is done with another tensor, the whole one, which takes its place in
+// the module while it is gathered. Its bytes come and go under the same object and the same storage, without counting
+// as a write: gradient rules that saved it, or a view of it, find the bytes that are there when they run
+// (Saved::unpack).
 #pragma once
 
 #include <string>

@@ -175,7 +175,7 @@ struct Job {
   explicit Job(M from) : model(std::move(from)), optimizer(model.named_parameters(), {.lr = 1e-2}) {}
 
   void step(const comm::Group& group, int number) {
-    // Twelve rows in all, whoever has them.
+    // Twelve rows in all, whichever ranks have them.
     const Tensor all = pattern({12, 6}, number);
     const int64_t rows = 12 / group.size();
     optimizer.zero_grad();

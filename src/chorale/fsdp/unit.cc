@@ -76,7 +76,7 @@ void Context::reset() {
   if (reduction) {
     try {
       reduction->work.wait();
-    } catch (const CommError&) {  // NOLINT(bugprone-empty-catch): whoever communicates next is told
+    } catch (const CommError&) {  // NOLINT(bugprone-empty-catch): the next call that communicates tells
     }
     reduction.reset();
   }
@@ -375,7 +375,7 @@ void Unit::reset() {
   if (gather_) {
     try {
       wait_for_unshard();
-    } catch (const CommError&) {  // NOLINT(bugprone-empty-catch): whoever communicates next is told
+    } catch (const CommError&) {  // NOLINT(bugprone-empty-catch): the next call that communicates tells
     }
   }
   for (ShardedParameter& p : parameters_) {

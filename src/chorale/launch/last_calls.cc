@@ -60,7 +60,7 @@ std::vector<LastCall> last_calls(const std::string& folder, const std::map<pid_t
   std::map<int, fs::directory_entry> newest;
   std::error_code trouble;
   for (const auto& entry : fs::directory_iterator(folder, trouble)) {
-    if (!fs::is_regular_file(entry.symlink_status(trouble))) continue;  // of somebody else, who shares the folder
+    if (!fs::is_regular_file(entry.symlink_status(trouble))) continue;  // of another user, for the folder is shared
     const auto process = process_in(entry.path().filename().string());
     const auto found = process ? rank_of_process.find(*process) : rank_of_process.end();
     if (found == rank_of_process.end()) continue;

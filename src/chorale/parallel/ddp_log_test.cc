@@ -87,7 +87,7 @@ TEST(DdpLog, SaysHowItIsSetUpAndHowLongStepsTake) {
   set_debug_level(DebugLevel::kOff);
 }
 
-TEST(DdpLog, SaysWhoMovesReductions) {
+TEST(DdpLog, SaysWhichThreadMovesReductions) {
   run_ranks(2, [](comm::Group& group) {
     EXPECT_TRUE(has(DistributedDataParallel(Net(), group, {.progress = Progress::kHelper}).log().progress, "helper"));
     EXPECT_TRUE(has(DistributedDataParallel(Net(), group, {.progress = Progress::kCaller}).log().progress, "own"));

@@ -120,7 +120,7 @@ void average_large_buckets(const comm::Group& group, bool views, Progress asked,
   }
   EXPECT_EQ(reducer.progress(), expected);
 }
-TEST_P(BothModes, WhoeverMovesThemChangesNothing) {
+TEST_P(BothModes, TheThreadThatMovesThemChangesNothing) {
   for (Progress progress : {Progress::kCaller, Progress::kHelper})
     run_ranks(3, [=](comm::Group& group) { average_large_buckets(group, GetParam(), progress, progress); });
   for (Progress progress : {Progress::kAuto, Progress::kHelper}) {

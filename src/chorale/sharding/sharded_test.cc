@@ -190,7 +190,7 @@ TEST(Sharded, APartThatHasAHistoryIsNotOverwritten) {
     expect_same(part, full({3, 3}, 3, DType::kF64), "nothing was written");
     backward(sum(mul_(clone(part), 2)));
     expect_same(gradient(leaf), full({3, 3}, 6, DType::kF64));
-    // Where nothing is recorded the part is the memory of the tensor, for whoever fills it.
+    // Where nothing is recorded the part is the memory of the tensor, for the code that fills it.
     const NoGrad quiet;
     fill_(to_local(x), 5);
     expect_same(full_tensor(x), full({12, 3}, 5, DType::kF64));

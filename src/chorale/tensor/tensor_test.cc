@@ -377,7 +377,7 @@ struct FakeTrace final : TensorExtension {
   int value;
 };
 
-TEST(TensorExtension, StandsForBytesAndIsToldToWhoeverAsksForThem) {
+TEST(TensorExtension, StandsForBytesAndIsNamedWhereTheyAreAskedFor) {
   const Tensor x = Tensor::without_bytes({2, 3}, {1, 2}, DType::kF64, kCpu, std::make_unique<FakeTrace>(7));
   EXPECT_TRUE(x.is_traced());
   EXPECT_FALSE(x.is_sparse());

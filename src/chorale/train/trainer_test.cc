@@ -259,7 +259,7 @@ TEST(NotFiniteNumbers, WithLossScalingStopTheRunWhenTheScaleFallsBelowOne) {
   EXPECT_THAT(message_of_nan(session, folder), HasSubstr("gradients are not finite even with a loss scale of 0.5"));
 }
 
-TEST(NotFiniteNumbers, AreNoMatterToThoseWhoSaySo) {
+TEST(NotFiniteNumbers, AreNoMatterWhereTheOptionSaysSo) {
   const TemporaryFolder folder;
   Session session;
   session.options.on_nan = "continue";

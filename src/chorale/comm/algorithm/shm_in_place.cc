@@ -5,7 +5,7 @@
 // A piece goes through three steps: everybody has it in place (entered, or `staged`), everybody has stored its slice of
 // the result (`acted`), and a rank that staged copies the result out. Staging of the next piece comes before the wait
 // for the results of this one, so that copies hide waits. A rank whose tensor is reduced in place runs the same pieces
-// as the others when somebody stages; when nobody does, there is one piece.
+// as the others when some rank stages; when none does, there is one piece.
 #include <algorithm>
 #include <cstring>
 

@@ -232,7 +232,7 @@ TEST(RankOfMpirun, DISABLED_ALateRankIsNamedAtTheDeadline) {
 }
 
 // Each waits for a message of the next one, and the last one for nobody: it is late.
-TEST(RankOfMpirun, DISABLED_ALateRankIsNamedAlsoByThoseWhoWaitForSomebodyElse) {
+TEST(RankOfMpirun, DISABLED_ALateRankIsNamedAlsoByRanksThatWaitForAnother) {
   const Group all = new_world();
   const Group group = all.duplicate({.timeout = 300ms});
   const int last = group.size() - 1;
@@ -262,7 +262,7 @@ TEST(RankOfMpirun, DISABLED_ErrorsOfASubgroupNameRanksOfTheJob) {
   all.barrier().wait();
 }
 
-TEST(RankOfMpirun, DISABLED_AMonitoredBarrierNamesWhoStaysAway) {
+TEST(RankOfMpirun, DISABLED_AMonitoredBarrierNamesTheRankThatStaysAway) {
   const Group all = new_world(), group = all.duplicate();
   const int last = group.size() - 1;
   group.monitored_barrier(20s);

@@ -268,7 +268,7 @@ TEST(NetEngine, OfDifferentCallsTheOneOfTheFewIsNamedWhereverItIsMade) {
 }
 
 // Nobody hears from it what it does instead, or only its neighbours do.
-TEST(NetEngine, WhoSkipsAMonitoredBarrierIsNamedLongBeforeTheDeadline) {
+TEST(NetEngine, ARankThatSkipsAMonitoredBarrierIsNamedLongBeforeTheDeadline) {
   for (int odd : {0, 1, 3}) {
     run_hosts({0, 0, 1, 1}, [&](Group& group) {
       const auto start = Clock::now();

@@ -67,7 +67,7 @@ class NetGroup final : public NetListener {
 
   // Why call `number` gets nothing more from this peer, and the culprit, if that is so.
   std::optional<CallFailed> gone(int peer, uint32_t number) const;
-  // That somebody got something damaged from this rank, if that is so.
+  // That a peer got something damaged from this rank, if that is so.
   std::optional<CallFailed> accusation() const;
   // That a rank on another host is lost, if that is so: a better reason than that another has left or taken a message
   // back, which it may have done because of that.

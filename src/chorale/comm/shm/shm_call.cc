@@ -83,7 +83,7 @@ void ShmCall::expose_to_reduce() {
   if (chunk.bytes > 0) std::memcpy(slot.payload, chunk.data, chunk.bytes);
 }
 
-// Whether anybody looks at this chunk that the rank gives: nobody does at what it gives to itself alone.
+// Whether another rank reads this chunk that the rank gives, and not the rank itself alone.
 bool ShmCall::is_read(int chunk) const {
   const CallKind kind = operation_->kind;
   const bool all_to_root = kind == CallKind::kGather || kind == CallKind::kReduce;

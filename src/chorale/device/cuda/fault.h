@@ -19,7 +19,7 @@ struct Fault {
 Fault* fault_of(Device device);
 // Throws InvalidArgument when there is one, and forgets it.
 void throw_fault(Device device);
-// Says what a fault means; set by whoever knows the ops.
+// Says what a fault means; set by a layer that knows the ops.
 using ExplainFault = std::string (*)(const Fault& fault);
 void set_explain_fault(ExplainFault explain);
 

@@ -22,7 +22,7 @@ using chorale::cuda::launch;
 CUfunction instance(Stream stream, std::string_view text, const char* name, std::initializer_list<DType> types,
                     const char* more = nullptr);
 
-// The number of the op's row, for faults; set by whoever knows the ops (they are above this layer).
+// The number of the op's row, for faults; set by the layer above, which knows the ops.
 using RowNumber = int64_t (*)(const KernelArgs& args);
 void set_row_number(RowNumber number);
 int64_t row_number(const KernelArgs& args);

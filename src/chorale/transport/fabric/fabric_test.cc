@@ -141,7 +141,7 @@ TEST_P(FabricTest, ManyMessagesThatNobodyAsksForDoNotBlockOthers) {
   await_done(a(), a().send(1, 1, envelope(0), data));
 }
 
-TEST_P(FabricTest, AnySourceTakesWhoeverComesFirst) {
+TEST_P(FabricTest, AnySourceTakesTheMessageThatComesFirst) {
   connect(3);
   for (const size_t bytes : {size_t{8}, size_t{200000}}) {
     std::array<Bytes, 2> into{Bytes(bytes), Bytes(bytes)};

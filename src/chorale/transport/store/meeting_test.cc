@@ -75,7 +75,7 @@ TEST_P(MeetingTest, OneThatTimedOutAdmitsNobody) {
   other.join();
 }
 
-TEST_P(MeetingTest, WhoGivesUpTellsTheOthers) {
+TEST_P(MeetingTest, ARankThatGivesUpTellsTheOthers) {
   std::thread impatient([&] { EXPECT_THROW(meet(*stores_->client(), plan_for(1, 3), "", within(300ms)), CommError); });
   const auto start = Deadline::Clock::now();
   const auto text = message_of<CommError>([&] { meet(*stores_->client(), plan_for(0, 3), "", within(60s)); });
@@ -84,7 +84,7 @@ TEST_P(MeetingTest, WhoGivesUpTellsTheOthers) {
   impatient.join();
 }
 
-TEST(Meeting, RanksThatDoNotFitTogetherAreToldWhoIsThere) {
+TEST(Meeting, RanksThatDoNotFitTogetherAreToldWhichAreThere) {
   MemoryStore store;
   std::thread first([&] {
     EXPECT_THROW(meet(store, plan_for(1, 2, "run a"), "", within(3s)), CommError);  // nobody comes

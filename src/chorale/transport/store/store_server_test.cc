@@ -66,7 +66,7 @@ class StoreServerTest : public testing::Test {
   StoreServer server_{Endpoint::tcp("127.0.0.1", 0), secret_, {.handshake = 10s, .reply = 30s, .strangers = 8}};
 };
 
-TEST_F(StoreServerTest, AStrangerWhoSendsGarbageIsRefusedAndLoggedWithItsAddress) {
+TEST_F(StoreServerTest, AStrangerThatSendsGarbageIsRefusedAndLoggedWithItsAddress) {
   const std::string log = log_of([&] {
     Socket socket = stranger();
     socket.send("GET / HTTP/1.1\r\nHost: a.very.long.name.so.that.it.is.longer.than.a.hello\r\n\r\n", soon());
@@ -335,7 +335,7 @@ TEST_F(StoreServerTest, AnotherServerAtTheSamePlaceIsAnotherStore) {
   EXPECT_FALSE(TcpStore(place, secret_, soon()).contains("a", soon()));
 }
 
-TEST(Strangers, WhoHoldsMostLosesTheOldest) {
+TEST(Strangers, TheAddressThatHoldsMostLosesItsOldest) {
   EXPECT_EQ(stranger_to_drop({"10.0.0.1:5", "10.0.0.2:5", "10.0.0.2:6"}), 1u);
   EXPECT_EQ(stranger_to_drop({"10.0.0.1:5", "10.0.0.2:5"}), 0u);
   EXPECT_EQ(stranger_to_drop({"[fe80::1]:5", "[fe80::2]:7", "[fe80::1]:6", "[fe80::2]:9", "[fe80::2]:1"}), 1u);
