@@ -34,7 +34,8 @@ Input fixed(const Tensor& value);
 
 // A module with a call that is not m(in[0], in[1], …).
 template <class M, class Call>
-std::function<Case()> case_of(std::function<M()> make, std::vector<Input> inputs, Call call, bool train = true) {
+std::function<Case()> case_of(const std::function<M()>& make, const std::vector<Input>& inputs, Call call,
+                              bool train = true) {
   return [=] {
     auto module = std::make_shared<M>(make());
     module->to(DType::kF64);

@@ -113,7 +113,7 @@ Tensor from_dlpack(DLManagedTensorVersioned* managed) {
   const Access access = managed->flags & kReadOnly ? Access::kReadOnly : Access::kReadWrite;
   auto storage = Storage::wrap(
       lowest, static_cast<size_t>((reach->high - reach->low) * bytes), kCpu, [managed] { Deleter{}(managed); }, access);
-  owned.release();  // the storage's now
+  static_cast<void>(owned.release());  // the storage's now
   return Tensor::on(std::move(storage), sizes, strides, -reach->low, dtype);
 }
 

@@ -313,6 +313,7 @@ Tensor Tensor::from(const std::vector<T>& values, const Shape& sizes) {
   }
 }
 
+// NOLINTBEGIN(performance-unnecessary-value-param): it is moved, which the check does not see in a template
 template <class T>
 Tensor Tensor::borrow(std::span<T> values, const Shape& sizes, std::function<void()> release) {
   return wrap_values(values.data(), values.size(), sizes, dtype_of<T>, std::move(release), Access::kReadWrite);
@@ -323,6 +324,7 @@ Tensor Tensor::borrow(std::span<const T> values, const Shape& sizes, std::functi
   return wrap_values(const_cast<T*>(values.data()), values.size(), sizes, dtype_of<T>, std::move(release),
                      Access::kReadOnly);
 }
+// NOLINTEND(performance-unnecessary-value-param)
 
 Tensor Tensor::wrap_values(void* values, size_t count, const Shape& sizes, DType dtype, std::function<void()> release,
                            Access access) {

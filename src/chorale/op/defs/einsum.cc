@@ -115,14 +115,16 @@ Named combine(Named a, Named b, const std::string& keep) {
   // An operand whose dimension is 1 where the other's is not is broadcast first.
   const auto matrix = [&](const Named& x, const std::string& outer, const std::string& first,
                           const std::string& second) {
+    const std::string labels = concat(outer, first, second);
     Shape full;
-    for (char label : outer + first + second) full.push_back(sizes[label]);
-    return reshape(expand(arrange(x, outer + first + second), full), {product(outer), product(first), product(second)});
+    for (char label : labels) full.push_back(sizes[label]);
+    return reshape(expand(arrange(x, labels), full), {product(outer), product(first), product(second)});
   };
   const Tensor c = bmm(matrix(a, batch, rows, inner), matrix(b, batch, inner, columns));
+  const std::string labels = concat(batch, rows, columns);
   Shape full;
-  for (char label : batch + rows + columns) full.push_back(sizes[label]);
-  return {reshape(c, full), batch + rows + columns};
+  for (char label : labels) full.push_back(sizes[label]);
+  return {reshape(c, full), labels};
 }
 
 }  // namespace

@@ -40,7 +40,7 @@ void infer_group_norm_backward(const InferArgs& args, std::span<OutSpec> out) {
   check_parameter(args, "rstd", args.in[3], {x.size(0), a.groups});
   check_parameter(args, "weight", args.in[4], {x.size(1)});
   describe(out[0], x.sizes(), x.dtype(), x);
-  for (size_t i : {1, 2}) describe(out[i], {a.affine ? x.size(1) : 0}, compute_of(x.dtype()), x);
+  for (size_t i : {1u, 2u}) describe(out[i], {a.affine ? x.size(1) : 0}, compute_of(x.dtype()), x);
 }
 
 // x as [N, groups, channels of a group, places], which statistics [N, groups, 1, 1] and parameters [groups, channels,

@@ -1,6 +1,7 @@
 #include "chorale/kernel/cpu/reduce/extremes.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <type_traits>
 #include <vector>
@@ -28,8 +29,11 @@ auto comparable(T value) {
 template <class T>
 bool replaces(T later_element, T earlier_element, bool largest) {
   const auto later = comparable(later_element), earlier = comparable(earlier_element);
-  if (earlier != earlier) return false;
-  return later != later || (largest ? later > earlier : later < earlier);
+  if constexpr (std::is_floating_point_v<decltype(later)>) {
+    if (std::isnan(earlier)) return false;
+    if (std::isnan(later)) return true;
+  }
+  return largest ? later > earlier : later < earlier;
 }
 
 template <class T>
