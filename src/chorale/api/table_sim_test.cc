@@ -35,20 +35,6 @@ class SimTable : public ::testing::TestWithParam<const OpDef*> {
   int threads_ = 1;
 };
 
-bool is_dense_list(const std::vector<Tensor>& in) {
-  for (const Tensor& x : in) {
-    if (x.defined() && x.is_sparse()) return false;
-  }
-  return true;
-}
-
-std::vector<Tensor> moved(const std::vector<Tensor>& in, Device device) {
-  std::vector<Tensor> result;
-  result.reserve(in.size());
-  for (const Tensor& x : in) result.push_back(x.defined() ? to(x, device) : x);
-  return result;
-}
-
 void expect_same_bits(const Tensor& found, const Tensor& expected, const std::string& what) {
   ASSERT_EQ(found.sizes(), expected.sizes()) << what;
   ASSERT_EQ(found.dtype(), expected.dtype()) << what;
@@ -58,12 +44,12 @@ void expect_same_bits(const Tensor& found, const Tensor& expected, const std::st
 
 TEST_P(SimTable, GivesTheBitsOfTheCpu) {
   for (const Sample& sample : row().samples()) {
-    if (sample.in.empty() || !sample.in[0].defined() || !is_dense_list(sample.in)) continue;
+    if (!is_dense_sample(sample) || !sample.in[0].defined()) continue;
     for (DType dtype : {DType::kF64, DType::kF32}) {
       const auto in = cast_inputs(sample.in, dtype);
       if (!row().dtypes.has(in[0].dtype())) continue;
       const auto expected = run(row(), in, sample.attrs);
-      const auto found = run(row(), moved(in, kSim), sample.attrs);
+      const auto found = run(row(), on_device(in, kSim), sample.attrs);
       ASSERT_EQ(found.size(), expected.size());
       for (size_t i = 0; i < found.size(); ++i) {
         if (!expected[i].defined() || expected[i].is_sparse()) continue;
@@ -74,38 +60,11 @@ TEST_P(SimTable, GivesTheBitsOfTheCpu) {
   }
 }
 
-Tensor projected(const std::vector<Tensor>& out) {
-  Tensor total;
-  for (const Tensor& y : out) {
-    if (!y.defined() || y.is_sparse() || !is_differentiable(y.dtype()) || is_complex(y.dtype())) continue;
-    const Tensor part = sum(mul(y, y));
-    total = total.defined() ? add(total, part) : part;
-  }
-  return total;
-}
-
 TEST_P(SimTable, GradientsHaveTheBitsOfTheCpu) {
   if (row().grad == &not_differentiable) return;
   for (const Sample& sample : row().samples()) {
-    if (!sample.grad || sample.in.empty() || !is_dense_list(sample.in)) continue;
-    const auto gradients = [&](Device device) {
-      std::vector<Tensor> in, wanted;
-      for (size_t i = 0; i < sample.in.size(); ++i) {
-        Tensor x = sample.in[i].defined() ? to(clone(sample.in[i]), device) : sample.in[i];
-        if (x.defined() && is_floating(x.dtype()) && !sample.constant.has(i)) {
-          set_requires_grad(x);
-          wanted.push_back(x);
-        }
-        in.push_back(x);
-      }
-      const Tensor loss = projected(run(row(), in, sample.attrs));
-      std::vector<Tensor> result;
-      if (!loss.defined() || !requires_grad(loss) || wanted.empty()) return result;
-      backward(loss);
-      for (const Tensor& x : wanted) result.push_back(gradient(x));
-      return result;
-    };
-    const auto expected = gradients(kCpu), found = gradients(kSim);
+    if (!sample.grad || !is_dense_sample(sample)) continue;
+    const auto expected = gradients_on(kCpu, row(), sample), found = gradients_on(kSim, row(), sample);
     ASSERT_EQ(found.size(), expected.size()) << describe(row(), sample);
     for (size_t i = 0; i < found.size(); ++i) {
       ASSERT_EQ(found[i].defined(), expected[i].defined()) << describe(row(), sample);

@@ -5,8 +5,11 @@
 #include <cmath>
 #include <sstream>
 
+#include "chorale/autograd/autograd.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/lists.h"
+#include "chorale/op/pointwise.h"
+#include "chorale/op/reduce.h"
 
 namespace chorale::op {
 
@@ -112,6 +115,52 @@ std::string describe(const OpDef& row, const Sample& sample) {
   }
   text << ")" << sample.attrs;
   return text.str();
+}
+
+std::vector<Tensor> on_device(const std::vector<Tensor>& in, Device device) {
+  std::vector<Tensor> result;
+  result.reserve(in.size());
+  for (const Tensor& x : in) result.push_back(x.defined() ? to(x, device) : x);
+  return result;
+}
+
+bool is_dense_sample(const Sample& sample) {
+  for (const Tensor& x : sample.in) {
+    if (x.defined() && x.is_sparse()) return false;
+  }
+  return !sample.in.empty();
+}
+
+namespace {
+Tensor squares_of(const std::vector<Tensor>& out) {
+  Tensor total;
+  for (const Tensor& y : out) {
+    if (!y.defined() || y.is_sparse() || !is_differentiable(y.dtype()) || is_complex(y.dtype())) continue;
+    const Tensor part = sum(mul(y, y));
+    total = total.defined() ? add(total, part) : part;
+  }
+  return total;
+}
+
+}  // namespace
+
+std::vector<Tensor> gradients_on(Device device, const OpDef& row, const Sample& sample) {
+  std::vector<Tensor> in, wanted;
+  for (size_t i = 0; i < sample.in.size(); ++i) {
+    Tensor x = sample.in[i].defined() ? to(clone(sample.in[i]), device) : sample.in[i];
+    if (x.defined() && is_floating(x.dtype()) && !sample.constant.has(i)) {
+      set_requires_grad(x);
+      wanted.push_back(x);
+    }
+    in.push_back(x);
+  }
+  const Tensor loss = squares_of(run(row, in, sample.attrs));
+  std::vector<Tensor> result;
+  if (!loss.defined() || !requires_grad(loss) || wanted.empty()) return result;
+  backward(loss);
+  result.reserve(wanted.size());
+  for (const Tensor& x : wanted) result.push_back(gradient(x));
+  return result;
 }
 
 }  // namespace chorale::op

@@ -19,6 +19,11 @@ enum class Layout { kEverySecond, kReversedDims, kShifted };
 std::vector<Tensor> relayout(const std::vector<Tensor>& in, Layout layout);
 std::vector<Tensor> on_null_device(const std::vector<Tensor>& in);
 std::vector<Tensor> copies(const std::vector<Tensor>& in);
+std::vector<Tensor> on_device(const std::vector<Tensor>& in, Device device);
+// Whether every input has its elements in memory, as those of a sparse tensor have not.
+bool is_dense_sample(const Sample& sample);
+// Of the sum of squares of the row's real results, by the inputs that want one; none where there is no such sum.
+std::vector<Tensor> gradients_on(Device device, const OpDef& row, const Sample& sample);
 
 // Expects equal shapes, dtypes and values: |a - b| <= tolerance * (1 + |b|), with NaN and infinities equal to
 // themselves.

@@ -25,7 +25,7 @@ namespace {
 
 constexpr Device kGpu{DeviceType::kCuda, 0};
 
-// Rows without a kernel on GPUs. Whoever writes one takes its row off.
+// Rows without a kernel on GPUs. A commit that writes one takes its row off.
 const std::set<std::string> kWithout = {
 #include "chorale/api/cuda/rows_without_kernel.inc"
 };
@@ -46,20 +46,6 @@ class CudaTable : public ::testing::TestWithParam<const OpDef*> {
   }
   const OpDef& row() const { return *GetParam(); }
 };
-
-bool is_dense_sample(const Sample& sample) {
-  for (const Tensor& x : sample.in) {
-    if (x.defined() && x.is_sparse()) return false;
-  }
-  return !sample.in.empty();
-}
-
-std::vector<Tensor> on_gpu(const std::vector<Tensor>& in) {
-  std::vector<Tensor> result;
-  result.reserve(in.size());
-  for (const Tensor& x : in) result.push_back(x.defined() ? to(x, kGpu) : x);
-  return result;
-}
 
 double tolerance_of(DType dtype, const Sample& sample) {
   if (dtype == DType::kF64) return 1e-9;
@@ -96,43 +82,15 @@ TEST_P(CudaTable, GivesWhatTheCpuGives) {
       } catch (const Error&) {
         continue;  // an op that does not take a mixture which the cast made
       }
-      compare(run(row(), on_gpu(in), sample.attrs), expected, tolerance_of(dtype, sample), what);
+      compare(run(row(), on_device(in, kGpu), sample.attrs), expected, tolerance_of(dtype, sample), what);
       // What a view of given strides shows depends on how its input lies.
       if (dtype != DType::kF32 || row().view || std::string(row().name) == "as_strided_backward") continue;
       for (const Layout layout : {Layout::kEverySecond, Layout::kReversedDims}) {
-        compare(run(row(), relayout(on_gpu(in), layout), sample.attrs), expected, tolerance_of(dtype, sample), what);
+        compare(run(row(), relayout(on_device(in, kGpu), layout), sample.attrs), expected, tolerance_of(dtype, sample),
+                what);
       }
     }
   }
-}
-
-Tensor squares_of(const std::vector<Tensor>& out) {
-  Tensor total;
-  for (const Tensor& y : out) {
-    if (!y.defined() || y.is_sparse() || !is_differentiable(y.dtype()) || is_complex(y.dtype())) continue;
-    const Tensor part = sum(mul(y, y));
-    total = total.defined() ? add(total, part) : part;
-  }
-  return total;
-}
-
-std::vector<Tensor> gradients_on(Device device, const OpDef& row, const Sample& sample) {
-  std::vector<Tensor> in, wanted;
-  for (size_t i = 0; i < sample.in.size(); ++i) {
-    Tensor x = sample.in[i].defined() ? to(clone(sample.in[i]), device) : sample.in[i];
-    if (x.defined() && is_floating(x.dtype()) && !sample.constant.has(i)) {
-      set_requires_grad(x);
-      wanted.push_back(x);
-    }
-    in.push_back(x);
-  }
-  const Tensor loss = squares_of(run(row, in, sample.attrs));
-  std::vector<Tensor> result;
-  if (!loss.defined() || !requires_grad(loss) || wanted.empty()) return result;
-  backward(loss);
-  result.reserve(wanted.size());
-  for (const Tensor& x : wanted) result.push_back(gradient(x));
-  return result;
 }
 
 TEST_P(CudaTable, GradientsAreThoseOfTheCpu) {

@@ -2,10 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include "chorale/base/error.h"
+
 namespace chorale::graph {
 namespace {
 
-std::string simplified(const char* text) {
+std::string simplified(const std::string& text) {
   Graph graph = parse(text);
   verify(graph);
   simplify(graph);
@@ -32,6 +34,16 @@ TEST(Simplify, DropsCopiesAndViewsThatChangeNothing) {
 )");
 }
 
+// Four rows as the first `above` of them and the last `below`, added; `more` is returned besides the sum.
+std::string sum_of_parts(int above, int below, const char* more) {
+  const auto part = [](int y, int x, int start, int end) {
+    return concat("  %", y, ": f32[4, 4] = slice_backward(%", x, ") {sizes=[4, 4], dim=0, start=", start, ", end=", end,
+                  ", step=1}\n");
+  };
+  return concat("graph(%0: f32[", above, ", 4], %1: f32[", below, ", 4]) {\n", part(2, 0, 0, above),
+                part(3, 1, 4 - below, 4), "  %4: f32[4, 4] = add(%2, %3)\n  return %4", more, "\n}\n");
+}
+
 // Parts in any order of addition; a hole, an overlap or another reader leaves the sum what it is.
 TEST(Simplify, JoinsPartsThatCoverEverything) {
   EXPECT_EQ(simplified(R"(graph(%0: f32[1, 4], %1: f32[2, 4], %2: f32[1, 4]) {
@@ -53,29 +65,11 @@ TEST(Simplify, JoinsPartsThatCoverEverything) {
   return %6
 }
 )");
-  const char* hole = R"(graph(%0: f32[1, 4], %1: f32[2, 4]) {
-  %2: f32[4, 4] = slice_backward(%0) {sizes=[4, 4], dim=0, start=0, end=1, step=1}
-  %3: f32[4, 4] = slice_backward(%1) {sizes=[4, 4], dim=0, start=2, end=4, step=1}
-  %4: f32[4, 4] = add(%2, %3)
-  return %4
-}
-)";
+  const std::string hole = sum_of_parts(1, 2, "");
   EXPECT_EQ(simplified(hole), hole);
-  const char* overlap = R"(graph(%0: f32[3, 4], %1: f32[2, 4]) {
-  %2: f32[4, 4] = slice_backward(%0) {sizes=[4, 4], dim=0, start=0, end=3, step=1}
-  %3: f32[4, 4] = slice_backward(%1) {sizes=[4, 4], dim=0, start=2, end=4, step=1}
-  %4: f32[4, 4] = add(%2, %3)
-  return %4
-}
-)";
+  const std::string overlap = sum_of_parts(3, 2, "");
   EXPECT_EQ(simplified(overlap), overlap);
-  const char* read_elsewhere = R"(graph(%0: f32[2, 4], %1: f32[2, 4]) {
-  %2: f32[4, 4] = slice_backward(%0) {sizes=[4, 4], dim=0, start=0, end=2, step=1}
-  %3: f32[4, 4] = slice_backward(%1) {sizes=[4, 4], dim=0, start=2, end=4, step=1}
-  %4: f32[4, 4] = add(%2, %3)
-  return %4, %2
-}
-)";
+  const std::string read_elsewhere = sum_of_parts(2, 2, ", %2");
   EXPECT_EQ(simplified(read_elsewhere), read_elsewhere);
 }
 

@@ -5,6 +5,7 @@
 
 #include "chorale/base/parallel_for.h"
 #include "chorale/kernel/cpu/support/copy.h"
+#include "chorale/kernel/numbers.h"
 #include "chorale/tensor/strided.h"
 #include "chorale/vec/loops.h"
 
@@ -28,39 +29,28 @@ constexpr int64_t kLongRow = 32;
 // along the output it would touch a cache line for each element.
 constexpr int64_t kTransposeFirst = 16 * 1024;
 
-const Scalar& scalar_at(const Attrs& attrs, const Field& field) {
-  return *reinterpret_cast<const Scalar*>(static_cast<const std::byte*>(attrs.bytes()) + field.offset);
-}
-
 // The bits of a value in a 16-bit floating type.
 int64_t half_bits(double value, DType dtype) {
   const auto single = static_cast<float>(value);
   return dtype == DType::kF16 ? float16(single).bits : bfloat16(single).bits;
 }
 
-// Numbers among the attributes are the parameters p0, p1, … in the order of their list.
 vec::Params params_of(const Attrs& attrs, DType loop) {
   vec::Params params;
-  if (!attrs.type()) return params;
   size_t at = 0;
-  for (const Field& field : attrs.type()->fields) {
-    const auto* bytes = static_cast<const std::byte*>(attrs.bytes()) + field.offset;
-    if (field.kind == FieldKind::kF64) {
-      params.f[at++] = *reinterpret_cast<const double*>(bytes);
-    } else if (field.kind == FieldKind::kScalar) {
-      const Scalar& number = scalar_at(attrs, field);
-      if (is_complex(loop)) {
-        params.f[at++] = number.real();
-        params.f[at++] = number.imag();
-        continue;
-      }
-      params.f[at] = number.real();
-      params.i[at] = is_half(loop)          ? half_bits(number.real(), loop)
-                     : loop == DType::kBool ? !number.is_zero()
-                                            : number.integer();
-      ++at;
-    }
-  }
+  for_each_number(
+      attrs, [&](double value) { params.f[at++] = value; },
+      [&](const Scalar& number) {
+        params.f[at] = number.real();
+        if (is_complex(loop)) {
+          params.f[++at] = number.imag();
+        } else {
+          params.i[at] = is_half(loop)          ? half_bits(number.real(), loop)
+                         : loop == DType::kBool ? !number.is_zero()
+                                                : number.integer();
+        }
+        ++at;
+      });
   return params;
 }
 

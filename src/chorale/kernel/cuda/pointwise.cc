@@ -7,6 +7,7 @@
 #include "chorale/device/cuda/space.h"
 #include "chorale/device/runtime.h"
 #include "chorale/kernel/cuda/family.h"
+#include "chorale/kernel/numbers.h"
 #include "chorale/kernel/pointwise.h"
 #include "chorale/tensor/strided.h"
 #include "chorale/vec/expression.h"
@@ -35,26 +36,21 @@ struct Params {
   int64_t row = 0;
 };
 
-// Numbers among the attributes are the parameters p0, p1, … in the order of their list; complex ones take two places.
+// Complex numbers take two places.
 Params params_of(const Attrs& attrs, DType loop) {
   Params params;
-  if (!attrs.type()) return params;
   size_t at = 0;
-  for (const Field& field : attrs.type()->fields) {
-    const auto* bytes = static_cast<const std::byte*>(attrs.bytes()) + field.offset;
-    if (field.kind == FieldKind::kF64) {
-      params.f[at++] = *reinterpret_cast<const double*>(bytes);
-    } else if (field.kind == FieldKind::kScalar) {
-      const auto& number = *reinterpret_cast<const Scalar*>(bytes);
-      params.f[at] = number.real();
-      if (is_complex(loop)) {
-        params.f[++at] = number.imag();
-      } else {
-        params.i[at] = loop == DType::kBool ? !number.is_zero() : number.integer();
-      }
-      ++at;
-    }
-  }
+  for_each_number(
+      attrs, [&](double value) { params.f[at++] = value; },
+      [&](const Scalar& number) {
+        params.f[at] = number.real();
+        if (is_complex(loop)) {
+          params.f[++at] = number.imag();
+        } else {
+          params.i[at] = loop == DType::kBool ? !number.is_zero() : number.integer();
+        }
+        ++at;
+      });
   return params;
 }
 

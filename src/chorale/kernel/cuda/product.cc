@@ -1,6 +1,7 @@
 #include "chorale/kernel/cuda/product.h"
 
 #include "chorale/device/cuda/space.h"
+#include "chorale/kernel/batch_dims.h"
 #include "chorale/kernel/cuda/family.h"
 #include "chorale/kernel/cuda/product_engine.h"
 #include "chorale/kernel/linalg_attrs.h"
@@ -12,47 +13,6 @@ extern const std::string_view kProductCu;
 
 namespace chorale::kernel::cuda {
 namespace {
-
-// One dimension of the batch, and the steps of each operand along it.
-struct BatchDim {
-  int64_t size, a, b, c;
-};
-
-// Batch dimensions from the inside out, merged where all three operands walk on with one step.
-SmallVector<BatchDim, 6> batch_dims_of(const Tensor& a, const Tensor& b, const Tensor& c) {
-  SmallVector<BatchDim, 6> dims;
-  const auto step = [&](const Tensor& x, int64_t d) -> int64_t {  // d counts from the last batch dimension
-    const int64_t at = x.dims() - 3 - d;
-    return at < 0 || x.sizes()[static_cast<size_t>(at)] == 1 ? 0 : x.strides()[static_cast<size_t>(at)];
-  };
-  for (int64_t d = 0; d < c.dims() - 2; ++d) {
-    const BatchDim dim{c.sizes()[static_cast<size_t>(c.dims() - 3 - d)], step(a, d), step(b, d), step(c, d)};
-    if (dim.size == 1) continue;
-    if (!dims.empty()) {
-      BatchDim& inner = dims.back();
-      if (dim.a == inner.a * inner.size && dim.b == inner.b * inner.size && dim.c == inner.c * inner.size) {
-        inner.size *= dim.size;
-        continue;
-      }
-    }
-    dims.push_back(dim);
-  }
-  return dims;
-}
-
-void run_batches_of(const Product& p, size_t in_bytes, size_t out_bytes, std::span<const BatchDim> outer,
-                    Stream stream) {
-  if (outer.empty()) return product(p, stream);
-  const BatchDim& dim = outer.back();
-  const auto bytes = static_cast<int64_t>(in_bytes), c_bytes = static_cast<int64_t>(out_bytes);
-  for (int64_t i = 0; i < dim.size; ++i) {
-    Product piece = p;
-    piece.a = static_cast<const std::byte*>(p.a) + i * dim.a * bytes;
-    piece.b = static_cast<const std::byte*>(p.b) + i * dim.b * bytes;
-    piece.c = static_cast<std::byte*>(p.c) + i * dim.c * c_bytes;
-    run_batches_of(piece, in_bytes, out_bytes, outer.first(outer.size() - 1), stream);
-  }
-}
 
 // A matrix, or several, that cuBLASLt can read.
 Tensor readable(const Tensor& x, Stream stream) {
@@ -97,21 +57,9 @@ void multiply(const Tensor& a_any, const Tensor& b_any, const Tensor& c, Stream 
             .alpha = alpha,
             .beta = beta,
             .c_dtype = c.dtype()};
-  const auto dims = batch_dims_of(a, b, c);
-  std::span<const BatchDim> outer(dims.data(), dims.size());
-  if (!outer.empty()) {
-    const BatchDim& inner = outer.front();
-    if (inner.b == 0 && inner.a == p.m * p.a_row && inner.c == p.m * p.c_row && p.a_col == 1) {
-      p.m *= inner.size;  // one matrix b for all of them: their rows are the rows of one tall matrix
-    } else {
-      p.batch = inner.size;
-      p.a_batch = inner.a;
-      p.b_batch = inner.b;
-      p.c_batch = inner.c;
-    }
-    outer = outer.subspan(1);
-  }
-  run_batches_of(p, a.elem_bytes(), c.elem_bytes(), outer, stream);
+  const BatchDims dims = batch_dims(a, b, c);
+  const auto outer = take_inner_batch(p, dims, p.a_col == 1);
+  for_each_batch(p, a.elem_bytes(), c.elem_bytes(), outer, [&](const Product& piece) { product(piece, stream); });
 }
 
 void matmul(const KernelArgs& args) {
