@@ -19,18 +19,34 @@ chorale_layer(app PROGRAM chorale LINKS eager DEPS ALL)
 
 
 class Layers(unittest.TestCase):
-    def run_on(self, files, table=TABLE, args=()):
+    def run_on(self, files, table=TABLE, args=(), headers=True):
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
             for name, text in {"cmake/layer_table.cmake": table, "src/chorale/base/x.h": "", **files}.items():
                 path = root / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text)
+                if headers and path.suffix == ".cc":
+                    path.with_suffix(".h").touch()
             done = subprocess.run([sys.executable, TOOL, *args, root], capture_output=True, text=True)
             return done.returncode, done.stdout + done.stderr
 
     def assert_clean(self, files):
         self.assertEqual(self.run_on(files), (0, ""))
+
+    def test_a_source_has_the_header_of_its_name_or_of_its_beginning_or_of_its_family(self):
+        header = {"src/chorale/tensor/big_thing.h": ""}
+        for name in ("big_thing.cc", "big_thing_print.cc", "big_thing_test.cc", "main.cc"):
+            self.assertEqual(self.run_on({**header, f"src/chorale/tensor/{name}": ""}, headers=False), (0, ""))
+        for name in ("print.cc", "big.cc", "big_thingprint.cc", "cuda/big_thing.cc"):
+            code, output = self.run_on({**header, f"src/chorale/tensor/{name}": ""}, headers=False)
+            self.assertEqual(code, 1)
+            self.assertIn(f"src/chorale/tensor/{name}: no header of its name", output)
+        command = "src/chorale/app/train.cc"
+        self.assertEqual(self.run_on({command: '#include "chorale/app/commands.h"\n'}, headers=False), (0, ""))
+        code, output = self.run_on({command: ""}, headers=False)
+        self.assertEqual(code, 1)
+        self.assertIn(f"{command}: includes none of the headers of its family: app/commands.h", output)
 
     def assert_fails(self, files, *expected, table=TABLE):
         code, output = self.run_on(files, table)

@@ -38,4 +38,15 @@ void fill_zero(const Tensor& dense) {
   runtime_of(dense.device()).fill(zero, strided(dense), current_stream(dense.device()));
 }
 
+Tensor copy_of(const Tensor& view) {
+  Tensor copy = Tensor::empty_strided(view.sizes(), view.strides(), view.dtype(), view.device());
+  copy_values(view, copy);
+  return copy;
+}
+
+bool same_place(const Tensor& gradient, const Tensor& view) {
+  return gradient.is(view) || (gradient.raw() == view.raw() && gradient.storage() == view.storage() &&
+                               gradient.strides() == view.strides() && gradient.dtype() == view.dtype());
+}
+
 }  // namespace chorale::reducer

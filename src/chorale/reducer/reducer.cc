@@ -13,21 +13,6 @@
 #include "chorale/trace/trace.h"
 
 namespace chorale::reducer {
-namespace {
-
-// Whether the gradient lies in its place in the bucket.
-bool same_place(const Tensor& gradient, const Tensor& view) {
-  return gradient.is(view) || (gradient.raw() == view.raw() && gradient.storage() == view.storage() &&
-                               gradient.strides() == view.strides() && gradient.dtype() == view.dtype());
-}
-
-Tensor copy_of(const Tensor& view) {
-  Tensor copy = Tensor::empty_strided(view.sizes(), view.strides(), view.dtype(), view.device());
-  copy_values(view, copy);
-  return copy;
-}
-
-}  // namespace
 
 Reducer::Reducer(comm::Group group, GradientOwner& owner, std::vector<GradientInfo> gradients,
                  const ReducerOptions& options)

@@ -10,6 +10,7 @@
 #include "chorale/device/cuda/fault.h"
 #include "chorale/device/stream.h"
 #include "chorale/eager/cuda/through_host.h"
+#include "chorale/kernel/cuda/attention.h"
 #include "chorale/kernel/cuda/convolution.h"
 #include "chorale/kernel/cuda/creation.h"
 #include "chorale/kernel/cuda/family.h"

@@ -14,8 +14,4 @@ void one_hot(const KernelArgs& args);
 // The indices of a repeat: i stands repeats[i] times.
 void repeat_interleave(const KernelArgs& args);
 
-void pad(const KernelArgs& args);
-// The gradient of reflect and replicate: each element collects what was copied from it.
-void pad_backward(const KernelArgs& args);
-
 }  // namespace chorale::kernel::cpu

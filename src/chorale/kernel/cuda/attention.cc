@@ -1,5 +1,7 @@
 // Attention as products and a softmax between them, for every dtype, mask and grouping; where it can, flash.cc does it
 // without scores in memory.
+#include "chorale/kernel/cuda/attention.h"
+
 #include <algorithm>
 #include <cmath>
 

@@ -1,4 +1,4 @@
-// matmul, addmm, linear and attention on a GPU.
+// matmul, addmm and linear on a GPU.
 #pragma once
 
 #include "chorale/kernel/kernel_args.h"
@@ -12,7 +12,5 @@ void multiply(const Tensor& a, const Tensor& b, const Tensor& c, Stream stream, 
 void matmul(const KernelArgs& args);
 void addmm(const KernelArgs& args);
 void linear(const KernelArgs& args);
-void attention(const KernelArgs& args);
-void attention_backward(const KernelArgs& args);
 
 }  // namespace chorale::kernel::cuda

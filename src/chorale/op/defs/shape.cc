@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string>
 
+#include "chorale/kernel/cpu/image/pad.h"
 #include "chorale/kernel/cpu/shape.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/samples.h"

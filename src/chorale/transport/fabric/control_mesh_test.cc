@@ -13,6 +13,7 @@
 #include "chorale/transport/fabric/control_frame.h"
 #include "chorale/transport/fabric/fabric_test_util.h"
 #include "chorale/transport/fabric/frame.h"
+#include "chorale/transport/tls/tls_fabric.h"
 #include "chorale/transport/tls/tls_join.h"
 
 namespace chorale::transport {

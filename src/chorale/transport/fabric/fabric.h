@@ -152,9 +152,8 @@ class FabricBuilder {
   // Connects to every rank of another host (addresses by rank) and returns when all are connected.
   virtual std::unique_ptr<Fabric> connect(const std::vector<FabricAddress>& addresses, Deadline deadline) = 0;
 };
-// `own_address` is the address of the interface to listen at.
-std::unique_ptr<FabricBuilder> make_tls_fabric(const FabricOptions& options, const std::string& own_address);
 // Over the network devices that UCX finds, or the one that is named; authentication and lives by TLS at the address.
+// `own_address` is that of the interface to listen at.
 std::unique_ptr<FabricBuilder> make_ucx_fabric(const FabricOptions& options, const std::string& own_address,
                                                const std::string& device);
 // As the user has named it. Throws InvalidArgument for one that does not connect hosts.

@@ -5,6 +5,7 @@
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
 #include "chorale/transport/fabric/fabric.h"
+#include "chorale/transport/tls/tls_fabric.h"
 
 namespace chorale::transport {
 

@@ -4,6 +4,8 @@
 // mutex_ guards what is known of messages and peers, and is held for short: nothing is encrypted, decrypted or copied
 // under it. Each outlet has a mutex that is held while it encrypts. landing_ is held by the loop's thread while it
 // stores bytes of a message. They are taken in this order: an outlet's or landing_, then mutex_.
+#include "chorale/transport/tls/tls_fabric.h"
+
 #include <algorithm>
 #include <cstring>
 #include <deque>

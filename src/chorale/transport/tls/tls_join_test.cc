@@ -11,6 +11,7 @@
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
 #include "chorale/transport/fabric/fabric_test_util.h"
+#include "chorale/transport/tls/tls_fabric.h"
 
 namespace chorale::transport {
 namespace {

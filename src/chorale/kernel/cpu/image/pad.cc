@@ -1,7 +1,8 @@
+#include "chorale/kernel/cpu/image/pad.h"
+
 #include <algorithm>
 #include <vector>
 
-#include "chorale/kernel/cpu/shape.h"
 #include "chorale/kernel/cpu/support/accumulate.h"
 #include "chorale/kernel/cpu/support/bytes.h"
 #include "chorale/kernel/cpu/support/copy.h"

@@ -1,0 +1,116 @@
+#include "chorale/api/variant.h"
+
+#include "chorale/autocast/autocast.h"
+#include "chorale/autograd/autograd.h"
+#include "chorale/base/error.h"
+
+namespace chorale::compiled {
+namespace {
+
+std::string text_of(const Argument& argument) {
+  if (const auto* x = std::get_if<Tensor>(&argument.value)) {
+    return x->defined() ? concat(x->dtype(), x->sizes()) : "undefined";
+  }
+  if (const auto* number = std::get_if<int64_t>(&argument.value)) return concat(*number);
+  return concat(std::get<double>(argument.value));
+}
+
+}  // namespace
+
+Modes modes_now() { return {autograd::mode.grad, autograd::mode.inference, autocast_enabled()}; }
+
+bool wants_grad(const Tensor& x) { return x.defined() && autograd::may_want_grad(x) && requires_grad(x); }
+
+size_t first_on_storage(const std::vector<Argument>& arguments, size_t at) {
+  const auto* x = std::get_if<Tensor>(&arguments[at].value);
+  if (!x || !x->defined()) return at;
+  for (size_t i = 0; i < at; ++i) {
+    const auto* other = std::get_if<Tensor>(&arguments[i].value);
+    if (other && other->defined() && other->storage() == x->storage()) return i;
+  }
+  return at;
+}
+
+std::string Frame::Variant::mismatch(const std::vector<Argument>& now, const CompileOptions& options) const {
+  if (now.size() != arguments.size()) return concat(now.size(), " arguments, expected ", arguments.size());
+  for (size_t i = 0; i < now.size(); ++i) {
+    const ArgumentGuard& guard = arguments[i];
+    if (now[i].value.index() != guard.then.value.index()) {
+      return concat(now[i].source, " has another type than before");
+    }
+    const auto* x = std::get_if<Tensor>(&now[i].value);
+    if (!x) {
+      if (now[i].value.index() == 1 ? std::get<int64_t>(now[i].value) != std::get<int64_t>(guard.then.value)
+                                    : std::get<double>(now[i].value) != std::get<double>(guard.then.value)) {
+        return concat(now[i].source, " is ", text_of(now[i]), ", expected ", text_of(guard.then));
+      }
+      continue;
+    }
+    if (x->defined() != std::get<Tensor>(guard.then.value).defined()) {
+      return concat(now[i].source, x->defined() ? " is defined" : " is undefined");
+    }
+    if (!x->defined()) continue;
+    const auto wrong = [&](const char* what, const auto& is, const auto& expected) {
+      return concat(now[i].source, ": ", what, " is ", is, ", expected ", expected);
+    };
+    if (x->dtype() != guard.layout.dtype) return wrong("dtype", x->dtype(), guard.layout.dtype);
+    if (x->device() != guard.device) return wrong("device", x->device(), guard.device);
+    if (x->dims() != static_cast<int64_t>(guard.layout.sizes.size())) {
+      return wrong("number of dimensions", x->dims(), guard.layout.sizes.size());
+    }
+    for (size_t d = 0; d < guard.layout.sizes.size(); ++d) {
+      if (x->sizes()[d] == guard.layout.sizes[d]) continue;
+      return concat("tensor '", now[i].source, "' size mismatch at index ", d, ": ", x->sizes()[d], ", expected ",
+                    guard.layout.sizes[d]);
+    }
+    if (!(x->strides() == guard.layout.strides)) return wrong("strides", x->strides(), guard.layout.strides);
+    if (wants_grad(*x) != guard.wants_grad) return wrong("requires_grad", wants_grad(*x), guard.wants_grad);
+    if (first_on_storage(now, i) != guard.same_storage_as) {
+      return concat(now[i].source, " shares its memory with other arguments than before");
+    }
+  }
+  for (const CapturedGuard& guard : captured) {
+    const Tensor& x = guard.handle;
+    if (x.storage().get() != guard.storage || !(graph::layout_of(x) == guard.layout)) {
+      return concat("a captured tensor of ", guard.layout.dtype, guard.layout.sizes, " has other memory");
+    }
+    if (wants_grad(x) != guard.wants_grad) {
+      return concat("a captured tensor of ", guard.layout.dtype, guard.layout.sizes,
+                    guard.wants_grad ? " requires no gradient any more" : " requires a gradient");
+    }
+  }
+  if (!(modes_now() == modes)) return "gradients, inference or autocast are switched otherwise";
+  for (const GradientGuard& guard : gradients) {
+    const Tensor gradient = chorale::gradient(guard.leaf);
+    if (gradient.defined() != guard.gradient.defined()) {
+      return concat("a captured tensor of ", guard.leaf.dtype(), guard.leaf.sizes(),
+                    gradient.defined() ? " has a gradient already" : " has no gradient yet");
+    }
+    if (guard.is_used && !gradient.is(guard.gradient)) return "a gradient lies in other memory";
+  }
+  for (size_t i = 0; i < watched.size(); ++i) {
+    if (options.watch[i]() != watched[i]) return concat("watched value ", i, " has changed from ", watched[i]);
+  }
+  return {};
+}
+
+std::vector<std::string> Frame::Variant::guards() const {
+  std::vector<std::string> all;
+  all.reserve(arguments.size());
+  for (const ArgumentGuard& guard : arguments) {
+    all.push_back(concat("local ", guard.then.source, " is ", text_of(guard.then),
+                         guard.wants_grad ? " and requires a gradient" : ""));
+  }
+  for (const CapturedGuard& guard : captured) {
+    all.push_back(concat("captured ", guard.layout.dtype, guard.layout.sizes, " stays in its memory"));
+  }
+  for (const GradientGuard& guard : gradients) {
+    all.push_back(concat("captured ", guard.leaf.dtype(), guard.leaf.sizes(),
+                         guard.gradient.defined() ? " keeps its gradient" : " has no gradient"));
+  }
+  all.push_back(concat("global gradients ", modes.grad ? "on" : "off", modes.inference ? ", inference" : "",
+                       modes.autocast ? ", autocast" : ""));
+  return all;
+}
+
+}  // namespace chorale::compiled
