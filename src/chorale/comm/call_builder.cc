@@ -158,6 +158,16 @@ void meet_chaos(const GroupState& state) {
   if (state.context->chaos) [[unlikely]]
     state.context->chaos->enter_call();
 }
+
+void count_call(std::span<const Intrusive<Operation>> operations) {
+  if (!CommCounter::listens() || operations.empty()) [[likely]]
+    return;
+  size_t bytes = 0;
+  for (const auto& operation : operations) {
+    for (const Chunk& chunk : operation->give) bytes += chunk.bytes;
+  }
+  CommCounter::note(operations[0]->kind, bytes);
+}
 }  // namespace
 
 void start_together(GroupState& state, const Operations& operations) {
@@ -167,7 +177,7 @@ void start_together(GroupState& state, const Operations& operations) {
     operations[i]->traced = false;
   }
   for (size_t i = 0; i < operations.size(); ++i) meet_chaos(state);
-  if (!operations.empty()) CommCounter::note(operations[0]->kind);
+  count_call({operations.data(), operations.size()});
   const std::lock_guard lock(state.context->mutex);
   for (const auto& operation : operations) state.engine->submit(operation);
 }
@@ -196,7 +206,7 @@ Work CallBuilder::launch() {
     CallBuilder(state_, CallKind::kMonitoredBarrier, options).launch().wait();
   }
   meet_chaos(*state_);
-  CommCounter::note(operation_->kind);
+  count_call({&operation_, 1});
   const Membership& who = state_->membership();
   const trace::Span span("start", trace::Kind::kComm, who.own_global());
   const std::lock_guard lock(state_->context->mutex);

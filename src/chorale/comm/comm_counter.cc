@@ -13,6 +13,13 @@ bool is_counted(CallKind kind) { return kind >= CallKind::kBroadcast && kind <= 
 CommCounter::CommCounter() : outer_(innermost_) { innermost_ = this; }
 CommCounter::~CommCounter() { innermost_ = outer_; }
 
+void CommCounter::note(CallKind kind, size_t bytes) {
+  for (CommCounter* scope = innermost_; scope; scope = scope->outer_) {
+    ++scope->counts_[static_cast<size_t>(kind)];
+    if (is_counted(kind)) scope->bytes_ += static_cast<int64_t>(bytes);
+  }
+}
+
 int64_t CommCounter::total() const {
   int64_t sum = 0;
   for (size_t kind = 0; kind < kCallKinds; ++kind) {

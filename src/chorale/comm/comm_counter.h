@@ -1,5 +1,5 @@
-// How many collectives this thread starts, kind by kind, while the scope lasts. One that moves several tensors counts
-// once; barriers, messages and the making of groups are left out of the total.
+// How many collectives this thread starts, kind by kind, while the scope lasts, and how many bytes it gives to them.
+// One that moves several tensors counts once; barriers, messages and the making of groups are left out of the totals.
 #pragma once
 
 #include <array>
@@ -23,17 +23,23 @@ class CommCounter {
   int64_t reduce_scatters() const { return count(CallKind::kReduceScatter); }
   int64_t all_to_alls() const { return count(CallKind::kAllToAll); }
   int64_t total() const;
-  void reset() { counts_ = {}; }
+  // What this rank handed over, each chunk once however many ranks it goes to: its part for an all-gather, all of its
+  // values for an all-reduce.
+  int64_t bytes() const { return bytes_; }
+  void reset() {
+    counts_ = {};
+    bytes_ = 0;
+  }
 
   // A call was started: every scope of the thread counts it.
-  static void note(CallKind kind) {
-    for (CommCounter* scope = innermost_; scope; scope = scope->outer_) ++scope->counts_[static_cast<size_t>(kind)];
-  }
+  static bool listens() { return innermost_ != nullptr; }
+  static void note(CallKind kind, size_t bytes);
 
  private:
   static constinit thread_local CommCounter* innermost_;
   CommCounter* outer_;
   std::array<int64_t, kCallKinds> counts_{};
+  int64_t bytes_ = 0;
 };
 
 std::ostream& operator<<(std::ostream& out, const CommCounter& counter);  // 2 all_reduce, 1 all_gather

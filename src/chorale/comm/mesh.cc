@@ -7,6 +7,7 @@
 #include <set>
 
 #include "chorale/base/error.h"
+#include "chorale/device/runtime.h"
 
 namespace chorale::comm {
 
@@ -16,7 +17,9 @@ struct Mesh::State {
   std::vector<int> ranks;
   std::vector<int> coordinates;
   std::vector<std::shared_ptr<const Group>> groups;  // by dimension
-  std::shared_ptr<State> root;                       // null: this is one
+  std::vector<int32_t> spans_hosts;                  // by dimension
+  DeviceType device = DeviceType::kCpu;
+  std::shared_ptr<State> root;  // null: this is one
   std::vector<size_t> dims_of_root;
   // Of a root:
   std::shared_ptr<const Group> everyone;  // makes groups for flatten()
@@ -54,6 +57,8 @@ Group own_line(const Group& group, const std::vector<std::vector<int>>& lines) {
   Group::Subgroups made = group.new_subgroups(lines);
   return made.own >= 0 ? std::move(made.groups[static_cast<size_t>(made.own)]) : Group();
 }
+
+bool on_one_host(const Group& group) { return group.size() == 1 || group.backend() == "shm"; }
 
 }  // namespace
 
@@ -96,6 +101,49 @@ void Mesh::make_groups(const Group& group) {
   }
   mesh.everyone =
       mesh.shape.size() == 1 ? mesh.groups[0] : std::make_shared<const Group>(own_line(group, {mesh.ranks}));
+  find_hosts();
+}
+
+// Where one line along a dimension leaves a host, the dimension counts as leaving it: every rank must come to the same
+// answer.
+void Mesh::find_hosts() {
+  State& mesh = *state_;
+  mesh.spans_hosts.assign(mesh.shape.size(), 0);
+  if (!is_member() || on_one_host(*mesh.everyone)) return;
+  for (size_t d = 0; d < mesh.shape.size(); ++d) mesh.spans_hosts[d] = on_one_host(*mesh.groups[d]) ? 0 : 1;
+  mesh.everyone->all_reduce(std::span(mesh.spans_hosts), Reduce::kMax).wait();
+}
+
+bool Mesh::spans_hosts(size_t dimension) const {
+  CHORALE_CHECK(dimension < dims(), "[mesh] no dimension ", dimension, " in a ", *this);
+  return state_->spans_hosts[dimension] != 0;
+}
+
+Mesh Mesh::on(const std::string& device_type) const {
+  CHORALE_CHECK(device_type.find(':') == std::string::npos, "[mesh] takes a kind of device, found ", device_type,
+                ": which one of that kind follows from the rank; leave the number out");
+  DeviceType type = DeviceType::kCpu;
+  bool known = false;
+  for (size_t i = 0; i < kDeviceTypes && !known; ++i) {
+    type = static_cast<DeviceType>(i);
+    known = device_type == type_name(type);
+  }
+  CHORALE_CHECK(known, "[mesh] no kind of device is called ", device_type, ": there are cpu, null, cuda and sim");
+  auto other = std::make_shared<State>(*state_);
+  other->device = type;
+  return Mesh(std::move(other));
+}
+
+DeviceType Mesh::device_type() const { return state_->device; }
+
+Device Mesh::device() const {
+  if (device_type() == DeviceType::kCpu || device_type() == DeviceType::kNull || !is_member()) return {device_type()};
+  const State& mesh = *state_;
+  int place = 0;
+  for (size_t d = 0; d < dims(); ++d) place = place * mesh.shape[d] + mesh.coordinates[d];
+  const int count = runtime_of({device_type()}).count();
+  CHORALE_CHECK_STATE(count > 0, "[mesh] this host has no device of kind ", type_name(device_type()));
+  return {device_type(), static_cast<int16_t>(place % count)};
 }
 
 const std::vector<int>& Mesh::shape() const { return state_->shape; }
@@ -131,11 +179,13 @@ Mesh Mesh::slice(const std::vector<std::string>& wanted) const {
       if (known.names() != wanted) continue;
       auto flat = std::make_shared<State>(*known.state_);
       flat->root = root().state_;
+      flat->device = state_->device;
       return Mesh(std::move(flat));
     }
   }
   auto part = std::make_shared<State>();
   part->root = root().state_;
+  part->device = state_->device;
   std::vector<size_t> dims;
   for (const std::string& name : wanted) {
     dims.push_back(dimension(name));
@@ -146,6 +196,7 @@ Mesh Mesh::slice(const std::vector<std::string>& wanted) const {
     part->shape.push_back(shape()[d]);
     part->names.push_back(names()[d]);
     part->groups.push_back(state_->groups[d]);
+    part->spans_hosts.push_back(state_->spans_hosts[d]);
     if (is_member()) part->coordinates.push_back(coordinates()[d]);
     part->dims_of_root.push_back(state_->root ? state_->dims_of_root[d] : d);
   }
@@ -187,6 +238,9 @@ Mesh Mesh::flatten(std::string name) const {
   flat->ranks = ranks();
   flat->root = whole.state_;
   flat->dims_of_root = dims;
+  flat->device = state_->device;
+  flat->spans_hosts = {0};
+  for (const size_t d : dims) flat->spans_hosts[0] = std::max(flat->spans_hosts[0], whole.state_->spans_hosts[d]);
   if (is_member()) {
     flat->groups.push_back(std::make_shared<const Group>(
         own_line(*whole.state_->everyone, lines_along(whole.shape(), whole.ranks(), dims))));
@@ -202,7 +256,8 @@ Mesh Mesh::flatten(std::string name) const {
 }
 
 bool operator==(const Mesh& a, const Mesh& b) {
-  return a.state_ == b.state_ || (a.ranks() == b.ranks() && a.shape() == b.shape() && a.names() == b.names());
+  return a.state_ == b.state_ || (a.ranks() == b.ranks() && a.shape() == b.shape() && a.names() == b.names() &&
+                                  a.device_type() == b.device_type());
 }
 
 size_t Mesh::hash() const {
@@ -211,6 +266,7 @@ size_t Mesh::hash() const {
   for (const int rank : ranks()) mix(static_cast<size_t>(rank));
   for (const int n : shape()) mix(static_cast<size_t>(n));
   for (const std::string& name : names()) mix(std::hash<std::string>()(name));
+  mix(static_cast<size_t>(device_type()));
   return hash;
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "chorale/comm/group.h"
+#include "chorale/device/device.h"
 
 namespace chorale::comm {
 
@@ -42,6 +43,16 @@ class Mesh {
   const Group& group(const std::string& name) const { return group(dimension(name)); }
   const std::shared_ptr<const Group>& shared_group(size_t dimension) const;
 
+  // Whether some ranks that differ along that dimension only are on different hosts: the same answer on all members.
+  bool spans_hosts(size_t dimension) const;
+
+  // The same ranks and groups for another kind of device, "cuda" or "sim": tensors that are made over it (zeros(),
+  // normal(), …) lie there. Which device of the kind follows from the rank, so a name with a number is refused.
+  Mesh on(const std::string& device_type) const;
+  DeviceType device_type() const;  // the CPU's unless said otherwise
+  // This rank's: its place in the mesh, modulo the number of such devices.
+  Device device() const;
+
   // Some dimensions of it, in its order, by name. Makes no group.
   Mesh operator[](const std::string& name) const { return slice({name}); }
   Mesh slice(const std::vector<std::string>& names) const;
@@ -51,7 +62,7 @@ class Mesh {
   // The mesh that this is a slice of, or itself.
   Mesh root() const;
 
-  // Equal ranks, shape and names.
+  // Equal ranks, shape, names and kind of device.
   friend bool operator==(const Mesh& a, const Mesh& b);
   size_t hash() const;
 
@@ -59,6 +70,7 @@ class Mesh {
   struct State;
   explicit Mesh(std::shared_ptr<State> state) : state_(std::move(state)) {}
   void make_groups(const Group& group);
+  void find_hosts();
 
   std::shared_ptr<State> state_;
 };

@@ -66,6 +66,43 @@ TEST(Mesh, IsComparedByRanksShapeAndNamesAndRefusesBadOnes) {
   });
 }
 
+TEST(Mesh, KnowsWhichDimensionsLeaveAHost) {
+  run_hosts({0, 0, 1, 1}, [](Group& group) {
+    const Mesh mesh(group, {2, 2}, {"dp", "tp"});
+    EXPECT_TRUE(mesh.spans_hosts(0));
+    EXPECT_FALSE(mesh.spans_hosts(1));
+    EXPECT_FALSE(mesh["tp"].spans_hosts(0));
+    EXPECT_TRUE(mesh["dp"].spans_hosts(0));
+    EXPECT_TRUE(mesh.flatten().spans_hosts(0));
+    EXPECT_THROW(mesh.spans_hosts(2), InvalidArgument);
+  });
+  // Only some lines leave a host; every rank must say the same.
+  run_hosts({0, 0, 0, 1}, [](Group& group) {
+    const Mesh mesh(group, {2, 2});
+    EXPECT_TRUE(mesh.spans_hosts(0));
+    EXPECT_TRUE(mesh.spans_hosts(1));
+  });
+  run_ranks(2, [](Group& group) { EXPECT_FALSE(Mesh(group, {2}).spans_hosts(0)); });
+}
+
+// spec: test_raises_invalid_device_type
+TEST(Mesh, IsForAKindOfDevice) {
+  run_ranks(2, [](Group& group) {
+    const Mesh mesh(group, {2}, {"tp"});
+    EXPECT_EQ(mesh.device_type(), DeviceType::kCpu);
+    EXPECT_EQ(mesh.device(), kCpu);
+    const Mesh other = mesh.on("null");
+    EXPECT_EQ(other.device(), kNull);
+    EXPECT_FALSE(mesh == other);
+    EXPECT_NE(mesh.hash(), other.hash());
+    EXPECT_TRUE(other.on("cpu") == mesh);
+    EXPECT_EQ(&other.group(0), &mesh.group(0)) << "no group is made";
+    EXPECT_EQ(other["tp"].device_type(), DeviceType::kNull);
+    EXPECT_THROW(mesh.on("cuda:0"), InvalidArgument) << "which one follows from the rank";
+    EXPECT_THROW(mesh.on("gpu"), InvalidArgument);
+  });
+}
+
 // spec: test_get_item_{1d,2d,3d,3d_noncontiguous_slicing}, test_cache_and_reuse_submesh_slice_result
 TEST(Mesh, SlicesShareTheGroups) {
   run_ranks(8, [](Group& group) {
