@@ -284,7 +284,7 @@ void reset_iter_state(nn::Module& module) {
 std::vector<Tensor> call_method(nn::Module& module, std::vector<Tensor> inputs,
                                 const std::function<std::vector<Tensor>(const std::vector<Tensor>&)>& method) {
   nn::HookedCall call(module);
-  return call.after(method(call.before(std::move(inputs))));
+  return call.after(method(call.before(std::move(inputs), {})));
 }
 
 void set_requires_gradient_sync(nn::Module& module, bool wanted, bool recurse) {

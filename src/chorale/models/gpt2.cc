@@ -14,8 +14,8 @@ Gpt2Cache::Gpt2Cache(const Gpt2Config& config, int64_t batch, int64_t tokens, DT
   for (int64_t i = 0; i < config.n_layer; ++i) layers.push_back({empty(shape, dtype), empty(shape, dtype)});
 }
 
-Gpt2Projection::Gpt2Projection(int64_t in, int64_t out, double stddev)
-    : weight(normal({in, out}, 0, stddev)), bias(zeros({out})) {}
+Gpt2Projection::Gpt2Projection(int64_t in, int64_t out, double stddev, int64_t pieces)
+    : weight(normal({in, out}, 0, stddev)), bias(zeros({out})), pieces_(pieces) {}
 
 Tensor Gpt2Projection::forward(const Tensor& x) {
   Shape sizes = x.sizes();
@@ -30,7 +30,7 @@ static double residual_stddev(const Gpt2Config& config) {
 
 Gpt2Block::Gpt2Block(const Gpt2Config& config)
     : ln_1(config.n_embd, {.eps = config.layer_norm_epsilon}),
-      attention_in(config.n_embd, 3 * config.n_embd, config.initializer_range),
+      attention_in(config.n_embd, 3 * config.n_embd, config.initializer_range, 3),
       attention_out(config.n_embd, config.n_embd, residual_stddev(config)),
       ln_2(config.n_embd, {.eps = config.layer_norm_epsilon}),
       mlp_in(config.n_embd, 4 * config.n_embd, config.initializer_range),

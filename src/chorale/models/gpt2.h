@@ -8,6 +8,7 @@
 #include "chorale/nn/linear.h"
 #include "chorale/nn/norm.h"
 #include "chorale/nn/pool.h"
+#include "chorale/nn/weight_layout.h"
 
 namespace chorale::models {
 
@@ -40,13 +41,17 @@ struct Gpt2Cache {
   CHORALE_TENSORS(Gpt2Cache, layers)
 };
 
-// x weight + bias: unlike Linear's, the weight is [in, out].
-struct Gpt2Projection : nn::Module {
+// x weight + bias: unlike Linear's, the weight is [in, out]. `pieces`: layers that are one in it.
+struct Gpt2Projection : nn::Module, nn::SaysWeightLayout {
   nn::Parameter weight, bias;
   CHORALE_MODULE(Gpt2Projection, weight, bias)
 
-  Gpt2Projection(int64_t in, int64_t out, double stddev);
+  Gpt2Projection(int64_t in, int64_t out, double stddev, int64_t pieces = 1);
   Tensor forward(const Tensor& x);
+  nn::WeightLayout weight_layout() const override { return {.output_dim = 1, .pieces = pieces_}; }
+
+ private:
+  int64_t pieces_;
 };
 
 struct Gpt2Block : nn::Module {

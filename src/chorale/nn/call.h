@@ -20,7 +20,9 @@ template <class M, class Arguments, class Forward>
 auto call_between_hooks(M& module, Arguments& arguments, const Forward& forward) {
   // Hooks get the module, and may change it, also when it is called as a const one.
   HookedCall call(const_cast<std::remove_const_t<M>&>(module));
-  replace_tensors(arguments, call.before(tensors_of(arguments)));
+  replace_tensors(arguments,
+                  call.before(tensors_of(arguments),
+                              std::apply([](const auto&... parts) { return names_of_tensors(parts...); }, arguments)));
   if constexpr (std::is_void_v<decltype(forward())>) {
     forward();
     call.after({});

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <list>
+#include <utility>
 
+#include "chorale/base/error.h"
 #include "chorale/nn/module.h"
 
 namespace chorale::nn {
@@ -104,8 +106,28 @@ struct HookedCall::Backward {
 HookedCall::HookedCall(Module& module) : module_(module), lists_(module.hooks().lists_) {}
 HookedCall::~HookedCall() = default;
 
-std::vector<Tensor> HookedCall::before(std::vector<Tensor> inputs) {
-  for (const ForwardPreHook& hook : std::list(lists_->before_forward)) hook(module_, inputs);
+namespace {
+constinit thread_local const std::vector<std::string>* names_of_inputs = nullptr;
+
+struct NamesScope {
+  explicit NamesScope(const std::vector<std::string>& names) : before(std::exchange(names_of_inputs, &names)) {}
+  ~NamesScope() { names_of_inputs = before; }
+  NamesScope(const NamesScope&) = delete;
+  NamesScope& operator=(const NamesScope&) = delete;
+  const std::vector<std::string>* before;
+};
+}  // namespace
+
+const std::vector<std::string>& input_names() {
+  CHORALE_CHECK_STATE(names_of_inputs, "[input_names] is asked in a hook that runs before forward; there is none now");
+  return *names_of_inputs;
+}
+
+std::vector<Tensor> HookedCall::before(std::vector<Tensor> inputs, const std::vector<std::string>& names) {
+  {
+    const NamesScope scope(names);
+    for (const ForwardPreHook& hook : std::list(lists_->before_forward)) hook(module_, inputs);
+  }
   inputs_ = inputs;
   if (grad_enabled() && !(lists_->before_backward.empty() && lists_->after_backward.empty())) {
     backward_ = std::make_shared<Backward>();

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "chorale/autograd/autograd.h"
@@ -13,6 +14,9 @@ class Module;
 
 // Before forward; may replace the tensors among the arguments.
 using ForwardPreHook = std::function<void(Module&, std::vector<Tensor>& inputs)>;
+// In such a hook: the name of each input, that of its field where an argument is a struct that lists them
+// (CHORALE_TENSORS), else ""; behind them the names of fields without a tensor. Empty where no argument is one.
+const std::vector<std::string>& input_names();
 // After it; may replace those of the result.
 using ForwardHook = std::function<void(Module&, const std::vector<Tensor>& inputs, std::vector<Tensor>& outputs)>;
 // When the gradients of all outputs are complete; may replace them. Hooks of backward get no module: it may have moved
@@ -51,7 +55,7 @@ class HookedCall {
   explicit HookedCall(Module& module);
   ~HookedCall();
   // Both return what is to be used instead.
-  std::vector<Tensor> before(std::vector<Tensor> inputs);
+  std::vector<Tensor> before(std::vector<Tensor> inputs, const std::vector<std::string>& names);
   std::vector<Tensor> after(std::vector<Tensor> outputs);
 
  private:

@@ -42,6 +42,21 @@ TEST(Recurrent, DropoutIsBetweenLayersAndInTrainingOnly) {
   EXPECT_EQ(run(two), run(two));
 }
 
+TEST(Embedding, RowsThatAreLookedUpAreScaledToTheLargestNorm) {
+  const Embedding table(4, 2, {.max_norm = 5});
+  {
+    const NoGrad quiet;
+    copy_(table.weight, Tensor::from<float>({3, 4, 6, 8, 30, 40, 0, 0}, {4, 2}));
+  }
+  const Tensor y = table(Tensor::from<int64_t>({1, 3, 1, 0}, {4}));
+  const std::vector<float> expected = {3, 4, 3, 4, 30, 40, 0, 0}, found = table.weight.to_vector<float>();
+  for (size_t i = 0; i < expected.size(); ++i)
+    EXPECT_NEAR(found[i], expected[i], 1e-5) << i << ": row 2 was not looked up";
+  EXPECT_NEAR(y.to_vector<float>()[0], 3, 1e-5);
+  backward(sum(y));
+  EXPECT_EQ(gradient(table.weight).to_vector<float>(), (std::vector<float>{1, 1, 2, 2, 0, 0, 1, 1}));
+}
+
 TEST(BadInput, IsNamedWithWhatWasExpected) {
   EXPECT_THAT(message_of([] { Linear(-1, 2); }), HasSubstr("[Linear] expected sizes of at least 0, found -1"));
   EXPECT_THAT(message_of([] { Linear(3, 2)(ones({4, 5})); }), HasSubstr("linear"));

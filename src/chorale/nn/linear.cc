@@ -65,14 +65,28 @@ Parameter make_table(const char* type, int64_t rows, int64_t columns, std::optio
 Embedding::Embedding(int64_t num_embeddings, int64_t embedding_dim, const EmbeddingOptions& options)
     : weight(make_table("Embedding", num_embeddings, embedding_dim, options.padding_idx)), options_(options) {}
 
+namespace {
+// In place: an index that comes several times writes the same row again.
+void limit_rows(const Tensor& table, const Tensor& indices, double most, double p) {
+  CHORALE_CHECK(!table.is_sharded(), "[Embedding] max_norm is not implemented for a sharded table (", table.sizes(),
+                "): a row's norm would need all of its parts; leave max_norm out, or keep the table whole");
+  const NoGrad quiet;
+  const Tensor chosen = flatten(indices), rows = index_select(table, 0, chosen);
+  const Tensor lengths = norm(rows, p, 1, true);
+  const Tensor factors = where(gt(lengths, most), div(full_like(lengths, most), add(lengths, 1e-7)), Scalar(1));
+  index_copy_(table, 0, chosen, mul(rows, factors));
+}
+}  // namespace
+
 Tensor Embedding::forward(const Tensor& indices) const {
+  if (options_.max_norm) limit_rows(weight, indices, *options_.max_norm, options_.norm_type);
   return embedding(indices, weight, options_.padding_idx, options_.sparse);
 }
 
 std::string Embedding::describe() const {
-  return concat(weight.size(0), ", ", weight.size(1),
-                options_.padding_idx ? concat(", padding_idx=", *options_.padding_idx) : "",
-                options_.sparse ? ", sparse=true" : "");
+  return concat(
+      weight.size(0), ", ", weight.size(1), options_.padding_idx ? concat(", padding_idx=", *options_.padding_idx) : "",
+      options_.max_norm ? concat(", max_norm=", *options_.max_norm) : "", options_.sparse ? ", sparse=true" : "");
 }
 
 EmbeddingBag::EmbeddingBag(int64_t num_embeddings, int64_t embedding_dim, const EmbeddingBagLayerOptions& options)

@@ -40,6 +40,9 @@ class Bilinear : public Module {
 struct EmbeddingOptions {
   std::optional<int64_t> padding_idx{};  // a row of zeros that is not trained; negative ones count from the end
   bool sparse = false;                   // the weight's gradient has one entry per index
+  // Rows that are looked up are first scaled, in the table, to at most this norm. Not for a sharded table.
+  std::optional<double> max_norm{};
+  double norm_type = 2;
 };
 // Rows of a table by index.
 class Embedding : public Module {

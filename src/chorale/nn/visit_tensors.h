@@ -36,6 +36,10 @@ concept ListsFields = requires(T& value) {
   visit_fields(value, [](auto&) {});
 };
 template <class T>
+concept NamesFields = requires(const T* none) {
+  names_of_fields(none);
+};
+template <class T>
 concept Dereferences = requires(T& value) {
   static_cast<bool>(value);
   *value;
@@ -94,6 +98,37 @@ std::vector<Tensor> tensors_of(const T& value) {
   return found;
 }
 
+// A name for each of them: that of the field that it is in, where a value among `values` is a struct that lists its
+// fields, and "" elsewhere; behind those, the names of fields without a tensor. With structs and designated
+// initialisers, these are names of arguments. Empty if there are no such structs.
+template <class... Ts>
+std::vector<std::string> names_of_tensors(const Ts&... values) {
+  std::vector<std::string> names;
+  [[maybe_unused]] std::vector<std::string> absent;
+  if constexpr ((detail::NamesFields<Ts> || ...)) {
+    const auto add = [&](const auto& value, const char* name) {
+      visit_tensors(value, [&](const Tensor&) { names.emplace_back(name); });
+    };
+    const auto look = [&](const auto& value) {
+      if constexpr (detail::NamesFields<std::decay_t<decltype(value)>>) {
+        const auto fields = names_of_fields(&value);
+        size_t next = 0;
+        visit_fields(value, [&](const auto& part) {
+          const size_t known = names.size();
+          add(part, fields[next]);
+          if (names.size() == known) absent.emplace_back(fields[next]);
+          ++next;
+        });
+      } else {
+        add(value, "");
+      }
+    };
+    (look(values), ...);
+    names.insert(names.end(), absent.begin(), absent.end());
+  }
+  return names;
+}
+
 // Puts others in their places; there must be as many.
 template <class T>
 void replace_tensors(T& value, const std::vector<Tensor>& tensors) {
@@ -114,5 +149,9 @@ void replace_tensors(T& value, const std::vector<Tensor>& tensors) {
   requires std::is_same_v<std::remove_const_t<Self>, Type>                              \
   friend void visit_fields([[maybe_unused]] Self& self, [[maybe_unused]] Visit visit) { \
     CHORALE_FOR_EACH(CHORALE_VISIT_FIELD, __VA_ARGS__)                                  \
+  }                                                                                     \
+  friend std::vector<const char*> names_of_fields(const Type*) {                        \
+    return {CHORALE_FOR_EACH(CHORALE_NAME_FIELD, __VA_ARGS__)};                         \
   }
 #define CHORALE_VISIT_FIELD(field) visit(self.field);
+#define CHORALE_NAME_FIELD(field) #field,
