@@ -1,15 +1,12 @@
 #include "chorale/sharding/builder.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <iostream>
-#include <set>
-#include <sstream>
 #include <unordered_map>
 
 #include "chorale/autograd/mode.h"
 #include "chorale/base/error.h"
+#include "chorale/comm/mesh_places.h"
 #include "chorale/op/collective.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
@@ -17,6 +14,7 @@
 #include "chorale/op/prepare.h"
 #include "chorale/op/shape.h"
 #include "chorale/sharding/decision.h"
+#include "chorale/sharding/explanation.h"
 #include "chorale/sharding/redistribute.h"
 #include "chorale/sharding/sharded.h"
 
@@ -108,6 +106,7 @@ std::shared_ptr<const Decision> decision_for(const OpDef& op, std::span<const Te
     }
   }
   auto made = std::make_shared<const Decision>(decide(op, in, attrs, outputs, into));
+  if (op.shard.replicate && made->cost > 0) warn_of_gathering(op, in, made->cost);
   if (++count > kMostRemembered) {
     known.clear();
     count = 1;
@@ -121,48 +120,16 @@ std::shared_ptr<const Decision> decision_for(const OpDef& op, std::span<const Te
 
 // ---- running
 
-constinit thread_local std::ostringstream* explanation = nullptr;
-
-void explain(const OpDef& op, std::span<const Tensor> in, const Decision& decision) {
-  std::ostringstream& text = *explanation;
-  text << op.name << "(";
-  for (size_t i = 0; i < in.size(); ++i) {
-    text << (i ? ", " : "");
-    if (!in[i].defined()) {
-      text << "none";
-      continue;
-    }
-    if (!in[i].is_sharded()) {
-      text << "whole";
-      continue;
-    }
-    text << placements_of(in[i]);
-    if (decision.moves[i]) text << " to " << decision.in[i];
-  }
-  text << ") ->";
-  for (const auto& out : decision.out) text << " " << out->placements;
-  if (decision.cost > 0) text << "  (about " << std::llround(decision.cost) << " us)";
-  text << "\n";
-}
-
-// An op that cannot be split gathers what it gets: said once for each op.
-void warn_of_gathering(const OpDef& op, const Decision& decision) {
-  if (!op.shard.replicate || decision.cost == 0) return;
-  thread_local std::set<const OpDef*> warned;
-  if (!warned.insert(&op).second) return;
-  std::cerr << concat("[sharding] ", op.name, " cannot be split: its operands are gathered on every rank (about ",
-                      std::llround(decision.cost), " us for this call)\n");
-}
-
 Tensor stretch_for(const Tensor& stretch, const std::vector<int64_t>& place) {
   if (place.empty()) return stretch;
   return cat({stretch, Tensor::from(place, {static_cast<int64_t>(place.size())})}, 0);
 }
 
-// The operands of this rank.
+// The operands of this rank. What has to move is begun first, all of it, and then waited for.
 Tensors parts_for(const OpDef& op, std::span<const Tensor> in, const Decision& decision) {
   Tensors parts;
   parts.resize(in.size());
+  bool any_moves = false;
   for (size_t i = 0; i < in.size(); ++i) {
     if (!in[i].defined()) continue;
     if (op.shard.stretch == static_cast<int>(i)) {
@@ -174,9 +141,25 @@ Tensors parts_for(const OpDef& op, std::span<const Tensor> in, const Decision& d
     } else {
       const Mesh& mesh = decision.mesh->mesh;
       const Placements now = in[i].is_sharded() ? placements_of(in[i]) : Placements(mesh.dims());
-      parts[i] = move_part(in[i].is_sharded() ? local_of(in[i]) : in[i], in[i].sizes(), mesh, now, decision.in[i]);
+      parts[i] =
+          move_part(in[i].is_sharded() ? local_of(in[i]) : in[i], in[i].sizes(), mesh, now, decision.in[i], true);
+      any_moves = true;
     }
   }
+  for (size_t i = 0; any_moves && i < in.size(); ++i) {
+    if (in[i].defined() && decision.moves[i])
+      parts[i] = comm::with_places(decision.mesh->mesh, [&] { return wait_for(parts[i]); });
+  }
+  return parts;
+}
+
+// The same, told to whoever wants to know.
+Tensors explained_parts_for(const OpDef& op, std::span<const Tensor> in, const Decision& decision) {
+  if (!explains()) [[likely]]
+    return parts_for(op, in, decision);
+  const comm::CommCounter sent;
+  Tensors parts = parts_for(op, in, decision);
+  explain_call(op, in, decision, sent);
   return parts;
 }
 
@@ -217,6 +200,7 @@ void call_dynamic(const OpDef& op, std::span<const Tensor> in, const Attrs& attr
                   op::Rest rest) {
   Tensors wholes;
   std::shared_ptr<const Layout> layout;
+  double cost = 0;
   for (const Tensor& x : in) {
     if (!x.defined() || !x.is_sharded()) {
       wholes.push_back(x);
@@ -227,7 +211,9 @@ void call_dynamic(const OpDef& op, std::span<const Tensor> in, const Attrs& attr
     CHORALE_CHECK(mesh.is_member(), "[", op.name,
                   "] the shape of its result depends on data, which a rank outside the ", mesh, " does not have");
     wholes.push_back(move_part(local_of(x), x.sizes(), mesh, placements_of(x), layout->placements));
+    cost += cost_of_move(x, layout->placements);
   }
+  if (cost > 0) warn_of_gathering(op, in, cost);
   rest.call(op, {wholes.data(), wholes.size()}, attrs, out);
   for (Tensor& y : out) {
     const Shape sizes = y.sizes();
@@ -291,10 +277,8 @@ void Sharding::call_sharded(const OpDef& op, std::span<const Tensor> in, const A
     return;
   }
   const std::shared_ptr<const Decision> decision = decision_for(op, in, attrs, out.size(), {});
-  if (explanation) explain(op, in, *decision);
-  warn_of_gathering(op, *decision);
   if (decision->mesh->mesh.is_member()) {
-    Tensors parts = parts_for(op, in, *decision);
+    Tensors parts = explained_parts_for(op, in, *decision);
     call_on_parts(op, parts, decision->attrs, out, rest);
   } else {
     for (size_t i = 0; i < out.size(); ++i) out[i] = nothing_of(decision->specs[i]);
@@ -319,10 +303,8 @@ void Sharding::call_sharded_into(const OpDef& op, std::span<const Tensor> in, co
   }
   CHORALE_CHECK(!op.dynamic, "[", op.name, "] has no in-place or out form: the shape of its result depends on data");
   const std::shared_ptr<const Decision> decision = decision_for(op, in, attrs, out.size(), out);
-  if (explanation) explain(op, in, *decision);
-  warn_of_gathering(op, *decision);
   if (!decision->mesh->mesh.is_member()) return;
-  Tensors parts = parts_for(op, in, *decision), results;
+  Tensors parts = explained_parts_for(op, in, *decision), results;
   for (const Tensor& y : out) results.push_back(y.is_sharded() ? local_of(y) : y);
   // An update wants the memory of what it reads to be laid out as that of what it writes.
   if (op.lists) {
@@ -335,17 +317,3 @@ void Sharding::call_sharded_into(const OpDef& op, std::span<const Tensor> in, co
 }
 
 }  // namespace chorale::sharding
-
-namespace chorale {
-
-std::string explain_sharding(const std::function<void()>& function) {
-  std::ostringstream text;
-  struct Scope {
-    std::ostringstream* before;
-    ~Scope() { sharding::explanation = before; }
-  } const scope{std::exchange(sharding::explanation, &text)};
-  function();
-  return text.str();
-}
-
-}  // namespace chorale

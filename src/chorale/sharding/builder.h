@@ -3,9 +3,6 @@
 // whole tensors, so that what is redistributed here is not recorded.
 #pragma once
 
-#include <functional>
-#include <string>
-
 #include "chorale/op/builder.h"
 
 namespace chorale::sharding {
@@ -26,11 +23,3 @@ class Sharding final : public op::Builder {
 };
 
 }  // namespace chorale::sharding
-
-namespace chorale {
-
-// Runs `function` and says, op by op, how operands were placed, how they had to be, how results are, and what that
-// costs in the model by which it is decided. One line per op on sharded tensors.
-std::string explain_sharding(const std::function<void()>& function);
-
-}  // namespace chorale

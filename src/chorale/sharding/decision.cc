@@ -216,7 +216,7 @@ class Chooser {
   }
 
   double cost_of_way(const Way& way, size_t m) const {
-    const int64_t shards = mesh().shape()[m];
+    const Line line{mesh().shape()[m], mesh().spans_hosts(m)};
     double cost = 0;
     bool reduces_to_shard = false, keeps_shard = false;
     for (size_t i = 0; i < in_.size(); ++i) {
@@ -224,12 +224,12 @@ class Chooser {
       const Placement from = now(i)[m], to = way.in[i];
       if (from.is_partial() && to.is_shard()) reduces_to_shard = true;
       if (from.is_shard() && from == to) keeps_shard = true;
-      double one = cost_of(from, to, shards, bytes_of(i, m));
+      double one = cost_of(from, to, line, bytes_of(i, m));
       if (from.is_replicate() && to.is_partial() && in_[i].dtype() == DType::kBool) one = kNever;
       // What is written into stays where it is.
       if (from != to && is_written(in_[i])) one = kNever;
       // Along one rank nothing has to move; placements stay as they are all the same.
-      if (shards == 1 && from != to) one += 1e-6;
+      if (line.ranks == 1 && from != to) one += 1e-6;
       cost += one;
     }
     for (size_t i = 0; i < into_.size(); ++i) {

@@ -190,10 +190,6 @@ std::vector<Step> plan(const Placements& from, const Placements& to) {
     for (size_t m = now.size(); m-- > 0;) {
       Placement target = to[m];
       if (target.is_shard() && cuts_before(now, target.dim(), m) != cuts_before(to, target.dim(), m)) target = {};
-      // What is cut here stays whole for those further in.
-      if (now[m].is_shard() && cuts_before(now, now[m].dim(), m) != cuts_before(to, now[m].dim(), m)) {
-        if (target.is_shard() && target.dim() == now[m].dim()) target = {};
-      }
       go(m, target);
     }
   }
@@ -212,12 +208,14 @@ Tensor move_part(const Tensor& local, const Shape& whole, const Mesh& mesh, cons
   });
 }
 
-double cost_of(const Placement& from, const Placement& to, int64_t ranks, double bytes) {
-  constexpr double kStart = 6.6, kHop = 0.6, kBytesPerUs = 87.7e3;
+double cost_of(const Placement& from, const Placement& to, const Line& line, double bytes) {
+  constexpr double kStart = 6.6, kHop = 0.6, kHopBetweenHosts = 2.7, kBytesPerUs = 87.7e3, kShareBetweenHosts = 0.22;
   constexpr double kImpossible = std::numeric_limits<double>::infinity();
-  if (from == to || ranks == 1) return 0;
-  const auto hops = static_cast<double>(ranks - 1), n = static_cast<double>(ranks);
-  const double once = kStart + hops * kHop + bytes * hops / n / kBytesPerUs;
+  if (from == to || line.ranks == 1) return 0;
+  const double hop = line.spans_hosts ? kHopBetweenHosts : kHop;
+  const double speed = kBytesPerUs * (line.spans_hosts ? kShareBetweenHosts : 1);
+  const auto hops = static_cast<double>(line.ranks - 1), n = static_cast<double>(line.ranks);
+  const double once = kStart + hops * hop + bytes * hops / n / speed;
   if (from.is_replicate()) {
     if (!to.is_partial()) return 0;
     const Reduce kind = to.partial().reduce;
@@ -228,7 +226,7 @@ double cost_of(const Placement& from, const Placement& to, int64_t ranks, double
   if (to.is_partial()) return kImpossible;
   if (from.is_partial()) {
     if (to.is_shard()) return once;
-    return kStart + 2 * hops * kHop + 2 * bytes * hops / n / kBytesPerUs;
+    return kStart + 2 * hops * hop + 2 * bytes * hops / n / speed;
   }
   return to.is_shard() ? once + 1 : once;
 }

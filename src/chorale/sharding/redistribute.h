@@ -25,8 +25,13 @@ std::vector<Step> plan(const Placements& from, const Placements& to);
 Tensor move_part(const Tensor& local, const Shape& whole, const Mesh& mesh, const Placements& from,
                  const Placements& to, bool async = false);
 
+// The ranks of a line along a dimension of a mesh, as the model of costs knows them: the same on every rank.
+struct Line {
+  int64_t ranks = 1;
+  bool spans_hosts = false;
+};
 // What a step costs, in microseconds of a model that is the same on every rank (docs/dev/design.md): bytes of the
 // tensor as far as this group has them together. Infinite where it cannot be done.
-double cost_of(const Placement& from, const Placement& to, int64_t ranks, double bytes);
+double cost_of(const Placement& from, const Placement& to, const Line& line, double bytes);
 
 }  // namespace chorale::sharding

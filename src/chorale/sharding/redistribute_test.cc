@@ -339,31 +339,101 @@ TEST(Redistribute, IsWaitedForAtFirstUse) {
   });
 }
 
-// Any pair of placements on any mesh, uneven shapes: what comes out is what a direct distribution gives.
-TEST(Redistribute, RandomPairs) {
-  const int seeds = 500;
-  run_ranks(8, [&](comm::Group& group) {
-    const Mesh grid(group, {4, 2}), line(group, {8}), cube(group, {2, 2, 2});
-    for (int seed = 0; seed < seeds; ++seed) {
-      std::mt19937 random(static_cast<unsigned>(seed));
-      const auto draw = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
-      const Mesh& mesh = seed % 3 == 0 ? grid : seed % 3 == 1 ? line : cube;
-      const int dims = 1 + draw(3);
-      Shape sizes;
-      for (int d = 0; d < dims; ++d) sizes.push_back(1 + draw(9));
-      const auto placements = [&] {
-        Placements list;
-        for (size_t m = 0; m < mesh.dims(); ++m) list.push_back(draw(3) == 0 ? R : shard(draw(dims)));
-        return list;
-      };
-      const Placements from = placements(), to = placements();
-      SCOPED_TRACE(concat("seed ", seed));
-      const CommCounter counter;
-      expect_moves(mesh, sizes, from, to, -1);
-      EXPECT_LE(counter.total(), static_cast<int64_t>(sharding::plan(from, to).size()));
-      if (testing::Test::HasFailure()) return;
+// What a rank hands over at most when A4's planner moves a tensor, written from the catalogue's words: shards are
+// cleared from the last mesh dimension to the first where the cuts outside of a target differ, then the rest follows
+// from the first to the last; all parts are as long as the first, and what is cut to be sent is padded to equal pieces.
+int64_t planned_bytes(const Shape& sizes, const Mesh& mesh, const Placements& from, const Placements& to) {
+  Placements now = from;
+  int64_t elems = 0;
+  const auto step = [&](size_t m, const Placement& target) {
+    if (now[m] == target) return;
+    const auto up = [](int64_t size, int64_t parts) { return (size + parts - 1) / parts; };
+    Shape part = sizes;
+    for (size_t other = 0; other < mesh.dims(); ++other) {
+      if (!now[other].is_shard()) continue;
+      int64_t& size = part[static_cast<size_t>(now[other].dim())];
+      size = now[other].pieces() * up(up(size, now[other].pieces()), mesh.shape()[other]);
+    }
+    if (!now[m].is_replicate()) {
+      if (target.is_shard() && !target.is_strided()) {
+        int64_t& size = part[static_cast<size_t>(target.dim())];
+        size = up(size, mesh.shape()[m]) * mesh.shape()[m];
+      }
+      elems += count_elems(part);
+    }
+    now[m] = target;
+  };
+  const auto cuts = [](const Placements& placements, int64_t dim, size_t before) {
+    std::vector<size_t> found;
+    for (size_t m = 0; m < before; ++m) {
+      if (placements[m].is_shard() && placements[m].dim() == dim) found.push_back(m);
+    }
+    return found;
+  };
+  for (size_t m = mesh.dims(); m-- > 0;) {
+    const bool nested = to[m].is_shard() && cuts(now, to[m].dim(), m) != cuts(to, to[m].dim(), m);
+    step(m, nested ? Placement() : to[m]);
+  }
+  for (size_t m = 0; m < mesh.dims(); ++m) step(m, to[m]);
+  return elems * static_cast<int64_t>(sizeof(double));
+}
+
+// Any pair of placements, uneven shapes: what comes out is what a direct distribution gives.
+void expect_random_move(const Mesh& mesh, int seed) {
+  std::mt19937 random(static_cast<unsigned>(seed));
+  const auto draw = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  const int dims = 1 + draw(3);
+  Shape sizes;
+  for (int d = 0; d < dims; ++d) sizes.push_back(1 + draw(9));
+  Placements from, to;
+  for (size_t m = 0; m < mesh.dims(); ++m) {
+    const auto any = [&]() -> Placement {
+      const int kind = draw(6);
+      if (kind < 2) return R;
+      // Pieces of rows that a mesh dimension further in has cut are for fully sharded training alone.
+      return mesh.dims() == 1 && kind == 2 ? strided_shard(draw(dims), 2 + draw(2)) : shard(draw(dims));
+    };
+    from.push_back(draw(4) == 0 ? P : any());
+    to.push_back(from.back().is_partial() && draw(3) == 0 ? P : any());
+  }
+  const Tensor whole = numbers(sizes), x = distribute(whole, mesh, from, std::nullopt);
+  const std::string what = concat("seed ", seed, ": ", sizes, " over a ", mesh, ", ", from, " to ", to);
+  CommCounter counter;
+  const Tensor y = redistribute(x, to);
+  EXPECT_LE(counter.bytes(), planned_bytes(sizes, mesh, from, to)) << what << ": " << counter;
+  EXPECT_LE(counter.total(), static_cast<int64_t>(sharding::plan(from, to).size())) << what;
+  expect_same(to_local(y), to_local(distribute(whole, mesh, to, std::nullopt)), what);
+}
+
+TEST(Redistribute, RandomPairsSendNoMoreThanPlanned) {
+  constexpr int kSeeds = 500;
+  run_ranks(4, [](comm::Group& group) {
+    const Mesh grid(group, {2, 2}), line(group, {4});
+    for (int seed = 0; seed < kSeeds && !testing::Test::HasFailure(); ++seed) {
+      if (seed % 3 != 2) expect_random_move(seed % 3 == 0 ? grid : line, seed);
     }
   });
+  run_ranks(8, [](comm::Group& group) {
+    const Mesh cube(group, {2, 2, 2});
+    for (int seed = 2; seed < kSeeds && !testing::Test::HasFailure(); seed += 3) expect_random_move(cube, seed);
+  });
+}
+
+// The constants of A5's model, by hand: 6.6 us to begin, 0.6 us a hop and 87.7 GB/s inside a host; 2.7 us and 0.22 of
+// that speed between hosts.
+TEST(Redistribute, CostsMoreBetweenHosts) {
+  const double bytes = 8.77e6;
+  const auto cost = [&](const Placement& from, const Placement& to, bool hosts) {
+    return sharding::cost_of(from, to, {.ranks = 4, .spans_hosts = hosts}, bytes);
+  };
+  EXPECT_NEAR(cost(S0, R, false), 6.6 + 3 * 0.6 + 75, 1e-9);
+  EXPECT_NEAR(cost(S0, R, true), 6.6 + 3 * 2.7 + 75 / 0.22, 1e-9);
+  EXPECT_NEAR(cost(S0, S1, true), 6.6 + 3 * 2.7 + 75 / 0.22 + 1, 1e-9);
+  EXPECT_NEAR(cost(P, R, false), 6.6 + 6 * 0.6 + 150, 1e-9);
+  EXPECT_NEAR(cost(P, R, true), 6.6 + 6 * 2.7 + 150 / 0.22, 1e-9);
+  EXPECT_NEAR(cost(P, S1, true), 6.6 + 3 * 2.7 + 75 / 0.22, 1e-9);
+  EXPECT_EQ(cost(R, S0, true), 0);
+  EXPECT_EQ(cost(S0, P, true), std::numeric_limits<double>::infinity());
 }
 
 TEST(RedistributeFaults, NameCoordinatesInTheMesh) {

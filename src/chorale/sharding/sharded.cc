@@ -17,6 +17,7 @@
 #include "chorale/op/random.h"
 #include "chorale/op/reduce.h"
 #include "chorale/op/view.h"
+#include "chorale/sharding/explanation.h"
 #include "chorale/sharding/redistribute.h"
 
 namespace chorale {
@@ -120,7 +121,14 @@ Tensor moved(const Tensor& x, const Placements& to, bool async = false) {
 }
 
 Tensor moved_and_wrapped(const Tensor& x, const Placements& to, bool async = false) {
-  Tensor local = moved(x, to, async);
+  Tensor local;
+  if (sharding::explains()) [[unlikely]] {
+    const comm::CommCounter sent;
+    local = moved(x, to, async);
+    sharding::explain_move(x, to, sent);
+  } else {
+    local = moved(x, to, async);
+  }
   return wrap(layout_of(mesh_of(x), to), x.sizes(), contiguous_strides(x.sizes()), std::move(local));
 }
 
@@ -142,8 +150,9 @@ class Redistribute final : public Function {
     for (size_t m = 0; m < target.size(); ++m) {
       if (target[m].is_partial() && !now[m].is_partial()) target[m] = {};
     }
-    const RedistributeOptions options{.forward_dtype = options_.backward_dtype.value_or(dtype_),
-                                      .backward_dtype = dout[0].dtype()};
+    // Begun only: backward goes on, and the op that reads the gradient waits.
+    const RedistributeOptions options{
+        .forward_dtype = options_.backward_dtype.value_or(dtype_), .backward_dtype = dout[0].dtype(), .async = true};
     const Tensor dx = apply<Redistribute>({dout[0]}, target, options)[0];
     return {dx.dtype() == dtype_ ? dx : chorale::to(dx, dtype_)};
   }
@@ -163,7 +172,7 @@ class AlignGradient final : public Function {
   }
   std::vector<Tensor> backward(const std::vector<Tensor>& dout) override {
     if (placements_of(dout[0]) == placements_) return dout;
-    return {apply<Redistribute>({dout[0]}, placements_, RedistributeOptions{})[0]};
+    return {apply<Redistribute>({dout[0]}, placements_, RedistributeOptions{.async = true})[0]};
   }
 
  private:
@@ -390,7 +399,8 @@ Tensor full_tensor(const Tensor& x, const std::optional<Placements>& grad_placem
 Tensor empty(const Shape& sizes, const Mesh& mesh, const Placements& placements, DType dtype) {
   const Placements target = sharding::checked("empty", mesh, placements, static_cast<int64_t>(sizes.size()));
   const auto layout = layout_of(mesh, target);
-  return wrap(layout, sizes, contiguous_strides(sizes), Tensor::empty(sharding::own_part(sizes, *layout).sizes, dtype));
+  return wrap(layout, sizes, contiguous_strides(sizes),
+              Tensor::empty(sharding::own_part(sizes, *layout).sizes, dtype, mesh.device()));
 }
 Tensor full(const Shape& sizes, Scalar value, const Mesh& mesh, const Placements& placements, DType dtype) {
   const Tensor x = empty(sizes, mesh, placements, dtype);

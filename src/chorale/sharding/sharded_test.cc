@@ -434,5 +434,43 @@ TEST(Sharded, SaysWhyItHasNoBytes) {
   });
 }
 
+TEST(Sharded, ExplainsWhatIsSentAndWhatItCosts) {
+  run_ranks(2, [](comm::Group& group) {
+    const Mesh mesh(group, {2});
+    const Tensor a = distribute(numbers({4, 8}), mesh, {shard(0)}), b = distribute(numbers({8, 2}), mesh, {shard(0)});
+    const std::string text =
+        explain_sharding([](const std::vector<Tensor>& in) { full_tensor(relu(matmul(in[0], in[1]))); }, {a, b});
+    // A rank gives its 4 x 2 numbers of b, and then its 2 x 2 of the result; 6.6 us to begin and 0.6 for the hop.
+    EXPECT_EQ(text,
+              "matmul([S(0)], [S(0)] to [R]) -> [S(0)]  sends 1 all_gather, 64 B; about 7 us\n"
+              "relu([S(0)]) -> [S(0)]\n"
+              "redistribute([S(0)]) -> [R]  sends 1 all_gather, 32 B; about 7 us\n");
+  });
+}
+
+// Each op without a rule, once for the same shapes and placements, with what it costs.
+TEST(Sharded, WarnsOfWhatIsGathered) {
+  testing::internal::CaptureStderr();
+  run_ranks(2, [](comm::Group& group) {
+    const Mesh mesh(group, {2});
+    const Tensor x = distribute(numbers({4}), mesh, {shard(0)}, std::nullopt),
+                 y = distribute(numbers({6}), mesh, {shard(0)}, std::nullopt);
+    for (int i = 0; i < 2; ++i) {
+      nonzero(x);
+      nonzero(y);
+    }
+  });
+  const std::string text = testing::internal::GetCapturedStderr();
+  const auto count = [&](const std::string& part) {
+    int found = 0;
+    for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+    return found;
+  };
+  EXPECT_EQ(
+      count("[sharding] nonzero cannot be split: its operands, [4] as [S(0)], are gathered on every rank (about 7"), 2)
+      << text;
+  EXPECT_EQ(count("[6] as [S(0)]"), 2) << text;
+}
+
 }  // namespace
 }  // namespace chorale

@@ -10,6 +10,7 @@
 #include "chorale/comm/run_ranks_test_util.h"
 #include "chorale/op/samples.h"
 #include "chorale/sharding/builder.h"
+#include "chorale/sharding/explanation.h"
 #include "chorale/sharding/sharded.h"
 
 namespace chorale {
