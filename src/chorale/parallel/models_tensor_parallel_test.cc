@@ -89,33 +89,62 @@ void expect_parameters(models::Gpt2& model, models::Gpt2& one, double tolerance)
   }
 }
 
-TEST(Gpt2TensorParallel, TrainsAsOneRankDoes) {
-  for (const DType dtype : {DType::kF64, DType::kF32}) {
-    models::Gpt2 one = make(dtype, 0);
-    const std::vector<double> wanted = train(one, all_rows);
-    const double tolerance = dtype == DType::kF64 ? 1e-9 : 1e-4;
-    for (const int ranks : {2, 4}) {
-      for (const bool sequence : {false, true}) {
-        for (const bool split_loss : {false, true}) {
-          // A few of all combinations, unless there is time.
-          const bool chosen = ranks == 2 ? dtype == DType::kF64 || sequence == split_loss
-                                         : dtype == DType::kF64 && sequence == split_loss;
-          if (!chosen && !config::env("CHORALE_SOAK")) continue;
-          SCOPED_TRACE(
-              concat(ranks, " ranks", sequence ? ", sequence parallel" : "", split_loss ? ", loss parallel" : ""));
-          run_ranks(ranks, [&](comm::Group& group) {
-            const Mesh mesh(group, {ranks}, {"tp"});
-            models::Gpt2 model = make(dtype, 0);
-            tensor_parallel(model, mesh, plan_for(model, {.sequence_parallel = sequence, .loss_parallel = split_loss}));
-            EXPECT_TRUE(model.lm_head.weight.is(model.transformer.wte.weight)) << "tied";
-            expect_losses(train(model, all_rows), wanted, tolerance);
-            expect_parameters(model, one, tolerance);
-          });
-          if (HasFailure()) return;
-        }
+// A few of all combinations, unless there is time.
+bool is_chosen(int ranks, bool sequence, bool split_loss, DType dtype) {
+  return sequence == split_loss || (ranks == 2 && dtype == DType::kF64) || config::env("CHORALE_SOAK");
+}
+
+// Calls f(ranks, sequence parallel, loss parallel).
+template <class F>
+void for_each_split(DType dtype, const F& f) {
+  for (const int ranks : {2, 4}) {
+    for (const bool sequence : {false, true}) {
+      for (const bool split_loss : {false, true}) {
+        if (testing::Test::HasFailure() || !is_chosen(ranks, sequence, split_loss, dtype)) continue;
+        SCOPED_TRACE(
+            concat(ranks, " ranks", sequence ? ", sequence parallel" : "", split_loss ? ", loss parallel" : ""));
+        f(ranks, sequence, split_loss);
       }
     }
   }
+}
+
+void expect_gpt2_trains_as_one_rank(DType dtype) {
+  models::Gpt2 one = make(dtype, 0);
+  const std::vector<double> wanted = train(one, all_rows);
+  const double tolerance = dtype == DType::kF64 ? 1e-9 : 1e-4;
+  for_each_split(dtype, [&](int ranks, bool sequence, bool split_loss) {
+    run_ranks(ranks, [&](comm::Group& group) {
+      const Mesh mesh(group, {ranks}, {"tp"});
+      models::Gpt2 model = make(dtype, 0);
+      tensor_parallel(model, mesh, plan_for(model, {.sequence_parallel = sequence, .loss_parallel = split_loss}));
+      EXPECT_TRUE(model.lm_head.weight.is(model.transformer.wte.weight)) << "tied";
+      expect_losses(train(model, all_rows), wanted, tolerance);
+      expect_parameters(model, one, tolerance);
+    });
+  });
+}
+TEST(Gpt2TensorParallel, TrainsAsOneRankDoes) { expect_gpt2_trains_as_one_rank(DType::kF64); }
+TEST(Gpt2TensorParallel, TrainsAsOneRankDoesInF32) { expect_gpt2_trains_as_one_rank(DType::kF32); }
+
+// A plan of four lines: the projections say how their weights are laid out, and everything else is whole.
+TEST(Gpt2TensorParallel, TakesAPlanThatNamesLayersOnly) {
+  models::Gpt2 one = make(DType::kF64, 0);
+  const std::vector<double> wanted = train(one, all_rows);
+  run_ranks(2, [&](comm::Group& group) {
+    const Mesh mesh(group, {1, 2}, {"dp", "tp"});
+    models::Gpt2 model = make(DType::kF64, 0);
+    tensor_parallel(model, mesh["tp"],
+                    {{"transformer.h.*.attn.c_attn", Colwise{}},
+                     {"transformer.h.*.attn.c_proj", Rowwise{}},
+                     {"transformer.h.*.mlp.c_fc", Colwise{}},
+                     {"transformer.h.*.mlp.c_proj", Rowwise{}}});
+    const Tensor& qkv = model.transformer.h[0].attention_in.weight;
+    EXPECT_EQ(placements_of(qkv), Placements{strided_shard(1, 3)}) << "[in, out], by heads";
+    EXPECT_EQ(to_local(model.transformer.h[0].mlp_in.weight).sizes(), (Shape{16, 32}));
+    EXPECT_FALSE(model.transformer.wte.weight.is_sharded());
+    expect_losses(train(model, all_rows), wanted, 1e-9);
+  });
 }
 
 // Ranks that are processes have generators of their own; those of one seed draw the numbers of one rank.
@@ -133,75 +162,88 @@ TEST(Gpt2TensorParallel, DropsWhatOneRankDrops) {
   EXPECT_EQ(ended, (std::vector<int>{0, 0}));
 }
 
-TEST(BertTensorParallel, TrainsAsOneRankDoes) {
-  const auto make_bert = [](double dropout) {
-    models::BertForMaskedLM model({.vocab_size = 13,
-                                   .hidden_size = 16,
-                                   .num_hidden_layers = 2,
-                                   .num_attention_heads = 4,
-                                   .intermediate_size = 24,
-                                   .max_position_embeddings = 8,
-                                   .hidden_dropout_prob = dropout,
-                                   .attention_probs_dropout_prob = dropout});
-    model.to(DType::kF64);
+models::BertForMaskedLM make_bert(DType dtype, double dropout) {
+  models::BertForMaskedLM model({.vocab_size = 13,
+                                 .hidden_size = 16,
+                                 .num_hidden_layers = 2,
+                                 .num_attention_heads = 4,
+                                 .intermediate_size = 24,
+                                 .max_position_embeddings = 8,
+                                 .hidden_dropout_prob = dropout,
+                                 .attention_probs_dropout_prob = dropout});
+  model.to(dtype);
+  const NoGrad quiet;
+  int seed = 1;
+  for (const Tensor& p : model.parameters()) copy_(p, mul(to(op::sample(p.sizes(), seed++), dtype), 0.3));
+  return model;
+}
+
+template <class Model, class Prepare>
+std::vector<double> train_bert(Model& model, const Prepare& rows_of) {
+  std::vector<double> losses;
+  default_generator().reseed(3);
+  for (int step = 0; step < kSteps; ++step) {
+    const Tensor batch = rows_of(ids(step));
+    const Tensor tokens = contiguous(narrow(batch, 1, 0, kTokens));
+    const Tensor mask = to(ne(tokens, 5), DType::kI64);
+    const Tensor loss = loss_of(model(models::BertInput{.input_ids = tokens, .attention_mask = mask}), batch);
+    losses.push_back(loss.template item<double>());
+    backward(loss);
     const NoGrad quiet;
-    int seed = 1;
-    for (const Tensor& p : model.parameters()) copy_(p, mul(op::sample(p.sizes(), seed++), 0.3));
-    return model;
-  };
-  const auto train_bert = [](models::BertForMaskedLM& model) {
-    std::vector<double> losses;
-    default_generator().reseed(3);
-    for (int step = 0; step < kSteps; ++step) {
-      const Tensor batch = ids(step);
-      const Tensor tokens = contiguous(narrow(batch, 1, 0, kTokens));
-      const Tensor mask = to(ne(tokens, 5), DType::kI64);
-      const Tensor loss = loss_of(model(models::BertInput{.input_ids = tokens, .attention_mask = mask}), batch);
-      losses.push_back(loss.item<double>());
-      backward(loss);
-      const NoGrad quiet;
-      for (const Tensor& p : model.parameters()) {
-        sub_(p, mul(gradient(p), 0.2));
-        set_gradient(p, {});
-      }
-    }
-    return losses;
-  };
-  {
-    models::BertForMaskedLM one = make_bert(0);
-    const std::vector<double> wanted = train_bert(one);
-    for (const int ranks : {2, 4}) {
-      for (const bool sequence : {false, true}) {
-        for (const bool split_loss : {false, true}) {
-          SCOPED_TRACE(
-              concat(ranks, " ranks", sequence ? ", sequence parallel" : "", split_loss ? ", loss parallel" : ""));
-          run_ranks(ranks, [&](comm::Group& group) {
-            const Mesh mesh(group, {ranks}, {"tp"});
-            models::BertForMaskedLM model = make_bert(0);
-            tensor_parallel(model, mesh, plan_for(model, {.sequence_parallel = sequence, .loss_parallel = split_loss}));
-            expect_losses(train_bert(model), wanted, 1e-9);
-            // Parts of unequal length cannot be viewed as rows of one matrix, and are gathered.
-            if (!split_loss || kTokens % ranks != 0) return;
-            // Two all-reduces per layer in forward and two in backward, and the vocabulary's; with sequence parallel
-            // each is a reduce-scatter and an all-gather.
-            CommCounter counter;
-            const Tensor batch = ids(0);
-            const Tensor y = model(models::BertInput{.input_ids = contiguous(narrow(batch, 1, 0, kTokens))});
-            EXPECT_EQ(counter.all_reduces(), sequence ? 0 : 5) << counter;
-            EXPECT_EQ(counter.reduce_scatters(), sequence ? 5 : 0) << counter;
-            EXPECT_EQ(counter.all_gathers(), sequence ? 5 : 0) << counter;
-            const Tensor loss = loss_of(y, batch);
-            counter.reset();
-            backward(loss);
-            EXPECT_EQ(counter.all_reduces(), sequence ? 0 : 5) << counter;
-            EXPECT_EQ(counter.reduce_scatters(), sequence ? 5 : 0) << counter;
-            EXPECT_EQ(counter.all_gathers(), sequence ? 5 : 0) << counter;
-          });
-          if (HasFailure()) return;
-        }
-      }
+    for (const Tensor& p : model.parameters()) {
+      sub_(p, mul(gradient(p), 0.2));
+      set_gradient(p, {});
     }
   }
+  return losses;
+}
+
+// Two all-reduces per layer in forward and two in backward, and the vocabulary's; with sequence parallel each is a
+// reduce-scatter and an all-gather.
+void expect_bert_sends(models::BertForMaskedLM& model, bool sequence) {
+  CommCounter counter;
+  const Tensor batch = ids(0);
+  const Tensor y = model(models::BertInput{.input_ids = contiguous(narrow(batch, 1, 0, kTokens))});
+  EXPECT_EQ(counter.all_reduces(), sequence ? 0 : 5) << counter;
+  EXPECT_EQ(counter.reduce_scatters(), sequence ? 5 : 0) << counter;
+  EXPECT_EQ(counter.all_gathers(), sequence ? 5 : 0) << counter;
+  const Tensor loss = loss_of(y, batch);
+  counter.reset();
+  backward(loss);
+  EXPECT_EQ(counter.all_reduces(), sequence ? 0 : 5) << counter;
+  EXPECT_EQ(counter.reduce_scatters(), sequence ? 5 : 0) << counter;
+  EXPECT_EQ(counter.all_gathers(), sequence ? 5 : 0) << counter;
+}
+
+void expect_bert_trains_as_one_rank(DType dtype) {
+  models::BertForMaskedLM one = make_bert(dtype, 0);
+  const std::vector<double> wanted = train_bert(one, all_rows);
+  for_each_split(dtype, [&](int ranks, bool sequence, bool split_loss) {
+    run_ranks(ranks, [&](comm::Group& group) {
+      const Mesh mesh(group, {ranks}, {"tp"});
+      models::BertForMaskedLM model = make_bert(dtype, 0);
+      tensor_parallel(model, mesh, plan_for(model, {.sequence_parallel = sequence, .loss_parallel = split_loss}));
+      expect_losses(train_bert(model, all_rows), wanted, dtype == DType::kF64 ? 1e-9 : 1e-4);
+      // Parts of unequal length cannot be viewed as rows of one matrix, and are gathered.
+      if (split_loss && kTokens % ranks == 0) expect_bert_sends(model, sequence);
+    });
+  });
+}
+TEST(BertTensorParallel, TrainsAsOneRankDoes) { expect_bert_trains_as_one_rank(DType::kF64); }
+TEST(BertTensorParallel, TrainsAsOneRankDoesInF32) { expect_bert_trains_as_one_rank(DType::kF32); }
+
+TEST(BertTensorParallel, DropsWhatOneRankDrops) {
+  const std::vector<int> ended = comm::run_processes(2, [](comm::Group& group) {
+    const Mesh mesh(group, {2}, {"tp"});
+    models::BertForMaskedLM one = make_bert(DType::kF64, 0.2);
+    const std::vector<double> wanted = train_bert(one, all_rows);
+    for (const bool sequence : {false, true}) {
+      models::BertForMaskedLM model = make_bert(DType::kF64, 0.2);
+      tensor_parallel(model, mesh, plan_for(model, {.sequence_parallel = sequence}));
+      expect_losses(train_bert(model, all_rows), wanted, 1e-9);
+    }
+  });
+  EXPECT_EQ(ended, (std::vector<int>{0, 0}));
 }
 
 TEST(Gpt2TensorParallel, SendsWhatMegatronSends) {
@@ -236,19 +278,34 @@ TEST(Gpt2TensorParallel, SendsWhatMegatronSends) {
   });
 }
 
-TEST(Gpt2TensorParallel, ReplicasOfShardsTrainAsOneRank) {
-  models::Gpt2 one = make(DType::kF64, 0);
-  const std::vector<double> wanted = train(one, all_rows);
-  run_ranks(4, [&](comm::Group& group) {
-    const Mesh mesh(group, {2, 2}, {"dp", "tp"});
-    models::Gpt2 model = make(DType::kF64, 0);
-    tensor_parallel(model, mesh["tp"], plan_for(model));
-    DistributedDataParallel<models::Gpt2> ddp(std::move(model), {.mesh = mesh["dp"]});
-    std::vector<double> losses = train(
-        ddp, [&](const Tensor& batch) { return narrow(batch, 0, mesh.coordinate("dp") * kBatch / 2, kBatch / 2); });
-    mesh.group("dp").all_reduce(std::span(losses), Reduce::kAverage).wait();
-    expect_losses(losses, wanted, 1e-9);
-  });
+// The rows of this replica.
+auto share_of(const Mesh& mesh) {
+  return [&mesh](const Tensor& batch) { return narrow(batch, 0, mesh.coordinate("dp") * kBatch / 2, kBatch / 2); };
+}
+
+TEST(ReplicasOfShards, TrainAsOneRank) {
+  for (const DType dtype : {DType::kF64, DType::kF32}) {
+    models::Gpt2 one = make(dtype, 0);
+    models::BertForMaskedLM one_bert = make_bert(dtype, 0);
+    const std::vector<double> wanted = train(one, all_rows), wanted_bert = train_bert(one_bert, all_rows);
+    const double tolerance = dtype == DType::kF64 ? 1e-9 : 1e-4;
+    run_ranks(4, [&](comm::Group& group) {
+      const Mesh mesh(group, {2, 2}, {"dp", "tp"});
+      models::Gpt2 gpt = make(dtype, 0);
+      tensor_parallel(gpt, mesh["tp"], plan_for(gpt, {.sequence_parallel = dtype == DType::kF64}));
+      DistributedDataParallel<models::Gpt2> ddp(std::move(gpt), {.mesh = mesh["dp"]});
+      std::vector<double> losses = train(ddp, share_of(mesh));
+      mesh.group("dp").all_reduce(std::span(losses), Reduce::kAverage).wait();
+      expect_losses(losses, wanted, tolerance);
+
+      models::BertForMaskedLM bert = make_bert(dtype, 0);
+      tensor_parallel(bert, mesh["tp"], plan_for(bert, {.sequence_parallel = dtype == DType::kF32}));
+      DistributedDataParallel<models::BertForMaskedLM> ddp_bert(std::move(bert), {.mesh = mesh["dp"]});
+      losses = train_bert(ddp_bert, share_of(mesh));
+      mesh.group("dp").all_reduce(std::span(losses), Reduce::kAverage).wait();
+      expect_losses(losses, wanted_bert, tolerance);
+    });
+  }
 }
 
 TEST(MlpTensorParallel, TrainsAsOneRankDoes) {

@@ -13,10 +13,13 @@ Plan gpt2_plan(const PlanOptions& options) {
   const Placement between = options.sequence_parallel ? shard(1) : replicate();
   const Colwise in = Colwise().with_input(between).keep_sharded();
   const Rowwise out = Rowwise().with_output(between).keep_sharded();
-  // The weights of its projections are [in, out].
-  Plan plan{{"transformer.wte", out.with_input(replicate())},      {"transformer.wpe", Replicated()},
-            {"transformer.h.*.attn.c_attn", in.with_weight(1, 3)}, {"transformer.h.*.attn.c_proj", out.with_weight(1)},
-            {"transformer.h.*.mlp.c_fc", in.with_weight(1)},       {"transformer.h.*.mlp.c_proj", out.with_weight(1)}};
+  // Its projections say that their weights are [in, out], and that c_attn is three layers.
+  Plan plan{{"transformer.wte", out.with_input(replicate())},
+            {"transformer.wpe", Replicated()},
+            {"transformer.h.*.attn.c_attn", in},
+            {"transformer.h.*.attn.c_proj", out},
+            {"transformer.h.*.mlp.c_fc", in},
+            {"transformer.h.*.mlp.c_proj", out}};
   for (const char* norm : {"transformer.h.*.ln_1", "transformer.h.*.ln_2", "transformer.ln_f"}) {
     if (options.sequence_parallel) {
       plan.emplace_back(norm, SequenceParallel(1));

@@ -10,6 +10,7 @@
 #include "chorale/nn/linear.h"
 #include "chorale/nn/norm.h"
 #include "chorale/nn/pool.h"
+#include "chorale/nn/weight_layout.h"
 #include "chorale/op/builder.h"
 
 namespace chorale::parallel {
@@ -56,17 +57,27 @@ struct Weights {
   Tensor* weight = nullptr;
   Tensor* bias = nullptr;
   int64_t output_dim = 0;
+  int64_t pieces = 1;
   bool is_table = false;
 };
 
-Weights weights_of(const char* style, nn::Module& module, const std::optional<int64_t>& output_dim) {
+// What the style says counts before what the module says of itself.
+Weights weights_of(const char* style, nn::Module& module, const std::optional<int64_t>& output_dim, int64_t pieces) {
   const OwnMembers members(module);
-  Weights found{members.find("weight"), members.find("bias"), output_dim.value_or(0), false};
-  const bool known = dynamic_cast<nn::Linear*>(&module) || dynamic_cast<nn::Embedding*>(&module);
+  const auto* says = dynamic_cast<nn::SaysWeightLayout*>(&module);
+  const nn::WeightLayout layout = output_dim ? nn::WeightLayout{*output_dim, pieces}
+                                  : says     ? says->weight_layout()
+                                             : nn::WeightLayout{0, pieces};
+  Weights found{members.find("weight"), members.find("bias"), layout.output_dim, layout.pieces, false};
+  const bool known = says || dynamic_cast<nn::Linear*>(&module) || dynamic_cast<nn::Embedding*>(&module);
   CHORALE_CHECK((known || output_dim) && found.weight && found.weight->dims() == 2, "[", style,
-                "] is made for Linear and Embedding, not for ", module.type_name(),
-                "; a module whose `weight` is a matrix says with_weight(its output dimension)");
-  found.is_table = dynamic_cast<nn::Embedding*>(&module) != nullptr;
+                "] is made for Linear, Embedding and modules that say how their weight is laid out ",
+                "(nn/weight_layout.h), not for ", module.type_name(),
+                "; of a module whose `weight` is a matrix, the style may say it: with_weight(its output dimension)");
+  const auto* table = dynamic_cast<nn::Embedding*>(&module);
+  found.is_table = table != nullptr;
+  CHORALE_CHECK(!table || !table->options().max_norm, "[", style,
+                "] is not implemented for an Embedding with max_norm: ", "a row's norm would need all of its parts");
   return found;
 }
 
@@ -125,6 +136,22 @@ void prepare_all(const char* what, std::vector<Tensor>& tensors, const Mesh& mes
   }
 }
 
+// Those that are called so; a call may leave fields out.
+void prepare_fields(std::vector<Tensor>& tensors, const Mesh& mesh, const PrepareInput& style) {
+  const std::vector<std::string>& names = nn::input_names();
+  for (const PrepareInput::Field& field : style.fields) {
+    CHORALE_CHECK(std::find(names.begin(), names.end(), field.name) != names.end(),
+                  "[PrepareInput] no input is called ", field.name,
+                  names.empty() ? ": the module takes no struct that lists its tensors (CHORALE_TENSORS)"
+                                : " in the struct that the module takes");
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (field.name != names[i]) continue;
+      tensors[i] = prepared(tensors[i], mesh, field.declared, field.desired);
+      if (style.use_local_output) tensors[i] = to_local(tensors[i]);
+    }
+  }
+}
+
 // ---- patterns
 
 std::vector<std::string> levels_of(const std::string& path) {
@@ -176,13 +203,15 @@ Colwise Colwise::with_weight(int64_t out_dim, int64_t cut_into) const {
 }
 
 void Colwise::apply(nn::Module& module, const Mesh& mesh, std::optional<int> source) const {
-  const Weights w = weights_of("Colwise", module, output_dim);
-  place(*w.weight, mesh, {strided_shard(w.is_table ? 1 : w.output_dim, pieces)}, source, "weight");
-  if (w.bias) place(*w.bias, mesh, {strided_shard(0, pieces)}, source, "bias");
+  const Weights w = weights_of("Colwise", module, output_dim, pieces);
+  place(*w.weight, mesh, {strided_shard(w.is_table ? 1 : w.output_dim, w.pieces)}, source, "weight");
+  if (w.bias) place(*w.bias, mesh, {strided_shard(0, w.pieces)}, source, "bias");
   place_rest(module, mesh, source);
   prepare_first_input(module, mesh, input, replicate(), reduces_gradient);
-  // What was cut in pieces stays so: the view to heads that follows keeps it.
-  prepare_outputs(module, pieces > 1 && output == shard(-1) ? strided_shard(-1, pieces) : output, use_local_output);
+  // What was cut in pieces stays so, as a sharded tensor: the view to heads that follows keeps it, and a rank's parts
+  // of queries, keys and values would mean nothing to a view that counts all heads.
+  const bool fused = w.pieces > 1 && output == shard(-1);
+  prepare_outputs(module, fused ? strided_shard(-1, w.pieces) : output, use_local_output && !fused);
 }
 
 Rowwise Rowwise::with_input(Placement p) const {
@@ -207,7 +236,7 @@ Rowwise Rowwise::with_weight(int64_t out_dim) const {
 }
 
 void Rowwise::apply(nn::Module& module, const Mesh& mesh, std::optional<int> source) const {
-  const Weights w = weights_of("Rowwise", module, output_dim);
+  const Weights w = weights_of("Rowwise", module, output_dim, 1);
   place(*w.weight, mesh, {shard(w.is_table ? 0 : 1 - w.output_dim)}, source, "weight");
   place_rest(module, mesh, source);
   prepare_first_input(module, mesh, input, w.is_table ? replicate() : shard(-1));
@@ -250,8 +279,11 @@ PrepareInput::PrepareInput(std::vector<std::optional<Placement>> from, std::vect
     : declared(std::move(from)), desired(std::move(to)), use_local_output(local) {
   check_lengths("PrepareInput", declared.size(), desired.size());
 }
+PrepareInput::PrepareInput(std::vector<Field> by_name, bool local)
+    : use_local_output(local), fields(std::move(by_name)) {}
 void PrepareInput::apply(nn::Module& module, const Mesh& mesh, std::optional<int>) const {
   module.before_forward([style = *this, mesh](nn::Module&, std::vector<Tensor>& inputs) {
+    if (!style.fields.empty()) return prepare_fields(inputs, mesh, style);
     prepare_all("PrepareInput", inputs, mesh, style.declared, style.desired, style.use_local_output);
   });
 }
@@ -305,7 +337,7 @@ void distribute_module(nn::Module& module, const Mesh& mesh, const Partition& pa
   }
   for (const auto& [path, part] : modules) {
     for (auto& [name, tensor] : OwnMembers(*part).tensors) {
-      const std::string full_name = path.empty() ? name : path + "." + name;
+      const std::string full_name = path.empty() ? name : concat(path, ".", name);
       const Placements whole(mesh.dims());
       const Placements placements = partition ? partition(full_name, *tensor) : whole;
       place(*tensor, mesh, placements.empty() ? whole : placements, source, full_name);

@@ -33,8 +33,8 @@ struct Colwise final : Style {
   Placement input = replicate();  // what the input is, if it is no sharded tensor; it is made whole
   Placement output = shard(-1);   // what the result becomes
   bool use_local_output = true;   // and whether it leaves as this rank's part
-  // For modules other than Linear and Embedding: the dimension of `weight` that is the output, and into how many pieces
-  // that is cut first (3 for queries, keys and values in one).
+  // The dimension of `weight` that is the output, and into how many pieces that is cut first (3 for queries, keys and
+  // values in one; the result is then a sharded tensor). By default what the module says (nn/weight_layout.h).
   std::optional<int64_t> output_dim{};
   int64_t pieces = 1;
   // The gradient of the input is reduced here; otherwise by what made it, once for all layers that read it
@@ -93,9 +93,18 @@ struct Replicated final : Style {
 struct PrepareInput final : Style {
   std::vector<std::optional<Placement>> declared, desired;
   bool use_local_output = false;
+  // Or by name, where the module takes a struct that lists its tensors (CHORALE_TENSORS); those not named are left
+  // alone.
+  //   PrepareInput({{"mask", shard(0), replicate()}})
+  struct Field {
+    std::string name;
+    Placement declared, desired;
+  };
+  std::vector<Field> fields;
 
   PrepareInput(std::vector<std::optional<Placement>> from, std::vector<std::optional<Placement>> to,
                bool local = false);
+  explicit PrepareInput(std::vector<Field> by_name, bool local = false);
   void apply(nn::Module& module, const Mesh& mesh, std::optional<int> source) const override;
 };
 // After it: the same with results.

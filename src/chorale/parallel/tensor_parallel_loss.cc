@@ -1,16 +1,10 @@
 #include "chorale/api/api.h"
+#include "chorale/comm/mesh_places.h"
 #include "chorale/op/collective.h"
 #include "chorale/parallel/tensor_parallel.h"
 
 namespace chorale::parallel {
 namespace {
-
-// One number per class of this rank as [1, classes, 1, …].
-Tensor along_classes(const Tensor& values, int64_t dims) {
-  Shape sizes(static_cast<size_t>(dims), 1);
-  sizes[1] = values.elems();
-  return reshape(values, sizes);
-}
 
 // With p the probabilities and t the target's class: loss = -w_t log p_t. The gradient by the logit of class c is
 // (p_c - [c = t]) w_t, which a rank knows of its classes without asking.
@@ -22,6 +16,21 @@ class LossParallel final : public Function {
   std::vector<Tensor> forward(const std::vector<Tensor>& in) override {
     layout_ = sharding::sharded(in[0]).layout;
     sizes_ = in[0].sizes();
+    return comm::with_places(layout_->mesh, [&] { return std::vector<Tensor>{loss_of(in)}; });
+  }
+
+  // Of a matrix as large as the logits there is one pass; the target's classes are few numbers.
+  std::vector<Tensor> backward(const std::vector<Tensor>& dout) override {
+    const Tensor &powers = saved()[0], &scale = saved()[1], &at = saved()[2], &hit = saved()[3];
+    const Tensor dy = full_tensor(dout[0]);
+    const Tensor dx = mul(powers, unsqueeze(mul(scale, dy), 1));
+    if (dx.size(1) > 0) scatter_add_(dx, 1, at, unsqueeze(neg(mul(hit, dy)), 1));
+    return {
+        from_local(dx, layout_->mesh, layout_->placements, {.sizes = sizes_, .strides = contiguous_strides(sizes_)})};
+  }
+
+ private:
+  Tensor loss_of(const std::vector<Tensor>& in) {
     const Tensor group = group_tensor(layout_->mesh.shared_group(0)), x = to_local(in[0]);
     const int64_t first = sharding::own_part(sizes_, *layout_).first[1], classes = x.size(1);
 
@@ -29,17 +38,15 @@ class LossParallel final : public Function {
     const Tensor highest =
         all_reduce(classes > 0 ? amax(x, 1) : full(per_sample, -std::numeric_limits<double>::infinity(), x.dtype()),
                    group, Reduce::kMax);
-    const Tensor shifted = sub(x, unsqueeze(highest, 1)), powers = exp(shifted);
+    const Tensor powers = sub(x, unsqueeze(highest, 1));
+    exp_(powers);
     const Tensor total = all_reduce(sum(powers, 1), group);
-    const Tensor probabilities = div(powers, unsqueeze(total, 1));
 
     const Tensor valid = ne(target_, options_.ignore_index), place = sub(target_, first);
     const Tensor mine = logical_and(valid, logical_and(ge(place, 0), lt(place, classes)));
+    const Tensor at = unsqueeze(where(mine, place, zeros_like(place)), 1);
     Tensor picked = zeros(per_sample, x.dtype());
-    if (classes > 0) {
-      const Tensor at = where(mine, place, zeros_like(place));
-      picked = mul(squeeze(gather(shifted, 1, unsqueeze(at, 1)), 1), to(mine, x.dtype()));
-    }
+    if (classes > 0) picked = where(mine, sub(squeeze(gather(x, 1, at), 1), highest), picked);
     const Tensor log_p = sub(all_reduce(picked, group), log(total));
 
     Tensor weight = to(valid, x.dtype());
@@ -57,21 +64,10 @@ class LossParallel final : public Function {
       loss = div(loss, divisor);
       weight = div(weight, divisor);
     }
-    const Tensor hit =
-        logical_and(eq(unsqueeze(place, 1), along_classes(arange(classes), x.dims())), unsqueeze(valid, 1));
-    save_for_backward({probabilities, weight, to(hit, x.dtype())});
-    return {from_local(loss, layout_->mesh, {replicate()})};
+    save_for_backward({powers, div(weight, total), at, mul(weight, to(mine, x.dtype()))});
+    return from_local(loss, layout_->mesh, {replicate()});
   }
 
-  std::vector<Tensor> backward(const std::vector<Tensor>& dout) override {
-    const Tensor &probabilities = saved()[0], &weight = saved()[1], &hit = saved()[2];
-    const Tensor dy = full_tensor(dout[0]);
-    const Tensor dx = mul(sub(probabilities, hit), unsqueeze(mul(weight, dy), 1));
-    return {
-        from_local(dx, layout_->mesh, layout_->placements, {.sizes = sizes_, .strides = contiguous_strides(sizes_)})};
-  }
-
- private:
   Tensor target_;
   LossParallelOptions options_;
   std::shared_ptr<const sharding::Layout> layout_;

@@ -37,6 +37,15 @@ struct Three : nn::Module {
   CHORALE_MODULE(Three)
   Tensor forward(const Tensor& x, const Tensor& y, const Tensor& z) { return x + y + z; }
 };
+// Arguments with names: a struct, which a caller fills field by field.
+struct NamedInput {
+  Tensor x, y{}, z{};
+  CHORALE_TENSORS(NamedInput, x, y, z)
+};
+struct ByName : nn::Module {
+  CHORALE_MODULE(ByName)
+  Tensor forward(const NamedInput& in) { return in.z.defined() ? in.x + in.y + in.z : in.x + in.y; }
+};
 struct Row : nn::Module {
   nn::Linear fc{16, 10};
   CHORALE_MODULE(Row, fc)
@@ -234,6 +243,64 @@ TEST(TensorParallel, PreparesEachArgument) {
     const Tensor x = from_local(ones({4, 8}), mesh, {replicate()});
     EXPECT_EQ(three(x, ones({1, 8}), ones({1, 8})).sizes(), (Shape{4, 8}));
     EXPECT_EQ(counter.total(), 2);
+  });
+}
+
+// spec: test_prepare_module_kwargs_input
+TEST(TensorParallel, PreparesArgumentsByName) {
+  run_ranks(kWorld, [](comm::Group& group) {
+    const Mesh mesh(group, {kWorld});
+    const Tensor mine = full({1, 8}, group.rank() + 1), whole = full({4, 8}, 10);
+    const auto expect_rows = [&](const Tensor& found, double factor) {
+      Tensor wanted = clone(whole);
+      for (int64_t r = 0; r < 4; ++r) add_(narrow(wanted, 0, r, 1), factor * static_cast<double>(r + 1));
+      expect_near(found, wanted, 0);
+    };
+    {
+      ByName module;  // y alone; x is left as it is
+      tensor_parallel(module, mesh, {{"", PrepareInput({{"y", shard(0), replicate()}}, true)}});
+      const CommCounter counter;
+      expect_rows(module(NamedInput{.x = whole, .y = mine}), 1);
+      EXPECT_EQ(counter.total(), 1);
+    }
+    {
+      ByName module;  // y and z
+      tensor_parallel(module, mesh,
+                      {{"", PrepareInput({{"z", shard(0), replicate()}, {"y", shard(0), replicate()}}, true)}});
+      CommCounter counter;
+      expect_rows(module(NamedInput{.x = whole, .y = mine, .z = mine}), 2);
+      EXPECT_EQ(counter.total(), 2);
+      counter.reset();
+      expect_rows(module(NamedInput{.x = whole, .y = mine}), 1);
+      EXPECT_EQ(counter.total(), 1) << "a call may leave one out";
+    }
+    {
+      ByName module;  // x is a sharded tensor already
+      tensor_parallel(module, mesh, {{"", PrepareInput({{"y", shard(0), replicate()}, {"z", shard(0), replicate()}})}});
+      const CommCounter counter;
+      const Tensor y = module(NamedInput{.x = from_local(whole, mesh, {replicate()}), .y = mine, .z = mine});
+      EXPECT_EQ(counter.total(), 2);
+      EXPECT_EQ(y.sizes(), (Shape{4, 8}));
+      expect_rows(to_local(y), 2);
+    }
+    ByName typo;
+    tensor_parallel(typo, mesh, {{"", PrepareInput({{"w", shard(0), replicate()}})}});
+    EXPECT_THROW(typo(NamedInput{.x = whole, .y = mine}), InvalidArgument) << "there is no w";
+    Both both;
+    tensor_parallel(both, mesh, {{"", PrepareInput({{"y", shard(0), replicate()}})}});
+    EXPECT_THROW(both(whole, mine), InvalidArgument) << "its arguments have no names";
+  });
+}
+
+// spec: test_sharded_embedding_colwise_max_norm_errors
+TEST(TensorParallel, TablesWithALargestNormAreNotSplit) {
+  run_ranks(kWorld, [](comm::Group& group) {
+    const Mesh mesh(group, {kWorld});
+    nn::Embedding table(8, 8, {.max_norm = 1});
+    EXPECT_THROW(tensor_parallel(table, mesh, {{"", Colwise()}}), InvalidArgument);
+    EXPECT_FALSE(table.weight.is_sharded()) << "nothing was done";
+    distribute_module(table, mesh, [](const std::string&, const Tensor&) { return Placements{shard(1)}; });
+    EXPECT_THROW(table(distribute(zeros({4}, DType::kI64), mesh, {replicate()})), InvalidArgument);
   });
 }
 
