@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "chorale/comm/mesh_places.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/pointwise.h"
@@ -62,8 +63,11 @@ void GradScaler::unscale(Optimizer& optimizer) {
   const Tensor found_inf = Tensor::scalar(0, DType::kF32);
   unscale_(parts, scale_, found_inf);
   for (const Mesh& mesh : meshes) {
-    for (size_t m = 0; m < mesh.dims(); ++m) mesh.group(m).all_reduce(found_inf, Reduce::kMax).wait();
+    comm::with_places(mesh, [&] {
+      for (size_t m = 0; m < mesh.dims(); ++m) mesh.group(m).all_reduce(found_inf, Reduce::kMax).wait();
+    });
   }
+  if (options_.parts) options_.parts->all_reduce(found_inf, Reduce::kMax).wait();
   progress_[&optimizer] = {.found_inf = found_inf};
 }
 
@@ -108,7 +112,8 @@ void GradScaler::load_state_dict(const NamedTensors& state) {
                                   .growth = reader.number("growth"),
                                   .backoff = reader.number("backoff"),
                                   .interval = reader.whole_number("interval"),
-                                  .enabled = options_.enabled};
+                                  .enabled = options_.enabled,
+                                  .parts = options_.parts};
   const int64_t finite_steps = reader.whole_number("finite_steps");
   reader.finish();
   const GradScaler checked(options);

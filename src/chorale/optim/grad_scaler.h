@@ -8,8 +8,10 @@
 //   scaler.update();
 #pragma once
 
+#include <memory>
 #include <unordered_map>
 
+#include "chorale/comm/group.h"
 #include "chorale/optim/optimizer.h"
 
 namespace chorale::optim {
@@ -20,6 +22,9 @@ struct GradScalerOptions {
   double backoff = 0.5;  // after a step with others
   int64_t interval = 2000;
   bool enabled = true;  // false: scale() and unscale() do nothing and step() always steps
+  // Ranks that hold parts of one model as tensors of their own: a gradient that is not finite on one of them counts on
+  // all. Gradients that are sharded tensors need no such group.
+  std::shared_ptr<const comm::Group> parts{};
 };
 
 class GradScaler {

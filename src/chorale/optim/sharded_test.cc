@@ -98,5 +98,34 @@ TEST(ShardedClipping, TakesTheNormOfWholeGradients) {
   }
 }
 
+// One rank's part overflows: no rank steps, and all have the same scale afterwards. Parts as sharded tensors, and as
+// tensors of a rank's own.
+TEST(ShardedScaling, RanksSkipAStepTogether) {
+  comm::run_ranks(2, [](comm::Group& group) {
+    const Mesh mesh(group, {2});
+    for (const bool as_sharded : {true, false}) {
+      const Tensor part = ones({3});
+      const Tensor p = set_requires_grad(as_sharded ? from_local(part, mesh, {shard(0)}) : part);
+      Sgd optimizer({{"p", p}}, {.lr = 1});
+      GradScaler scaler({.scale = 8, .parts = as_sharded ? nullptr : mesh.shared_group(0)});
+      const auto step_with = [&](double value) {
+        const Tensor g = full({3}, value);
+        set_gradient(p, as_sharded ? from_local(g, mesh, {shard(0)}) : g);
+        const bool stepped = scaler.step(optimizer);
+        scaler.update();
+        return stepped;
+      };
+      EXPECT_FALSE(step_with(group.rank() == 1 ? std::numeric_limits<double>::infinity() : 8));
+      EXPECT_EQ(scaler.scale(), 4);
+      const NoGrad quiet;
+      EXPECT_EQ(to_local(as_sharded ? p : from_local(p, mesh, {shard(0)})).to_vector<float>(),
+                (std::vector<float>{1, 1, 1}));
+      EXPECT_TRUE(step_with(2));
+      EXPECT_EQ(to_local(as_sharded ? p : from_local(p, mesh, {shard(0)})).to_vector<float>(),
+                (std::vector<float>{0.5, 0.5, 0.5}));
+    }
+  });
+}
+
 }  // namespace
 }  // namespace chorale::optim
