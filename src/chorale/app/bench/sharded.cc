@@ -36,9 +36,10 @@ struct Options {
 struct Case {
   std::string name;
   const char* unit;
-  double scale;        // of a second
-  int count;           // calls that are timed, of which the median counts
-  bool alone = false;  // of one rank, with a thread for each core that the ranks together have
+  double scale;  // of a second
+  int count;     // calls that are timed, of which the median counts
+  // Of one rank instead: with one thread, or with a thread for each core that the ranks together have.
+  enum class Alone : uint8_t { kNo, kOneThread, kAllThreads } alone = Alone::kNo;
 };
 const Case kCases[] = {
     {"dispatch/add", "us", 1e6, 2000},
@@ -46,9 +47,9 @@ const Case kCases[] = {
     {"redistribute/rows to copies/4096", "us", 1e6, 2000},
     {"redistribute/rows to copies/16777216", "us", 1e6, 60},
     {"step/mlp512x4/tp", "ms", 1e3, 60},
-    {"step/mlp512x4/alone", "ms", 1e3, 60, true},
+    {"step/mlp512x4/alone", "ms", 1e3, 60, Case::Alone::kOneThread},
     {"step/bert_256x4/tp", "ms", 1e3, 6},
-    {"step/bert_256x4/alone", "ms", 1e3, 6, true},
+    {"step/bert_256x4/alone", "ms", 1e3, 6, Case::Alone::kAllThreads},
 };
 // What one call takes, with so many of it in one measurement: a clock is too coarse for one small op.
 constexpr int kCallsTogether = 100;
@@ -57,6 +58,12 @@ std::string part_of(const std::string& name, int part) {
   size_t begin = 0;
   for (; part > 0; --part) begin = name.find('/', begin) + 1;
   return name.substr(begin, name.find('/', begin) - begin);
+}
+
+// As bench_loss() has it, of logits that may be split along the classes.
+Tensor loss_of(const Tensor& y, const Tensor& target) {
+  const Tensor logits = y.dims() > 2 ? flatten(y, 0, -2) : y;
+  return logits.is_sharded() ? to_local(parallel::loss_parallel(logits, target)) : cross_entropy(logits, target);
 }
 
 // Calls use(call), where call() is what the case measures.
@@ -77,11 +84,11 @@ void with_case(const std::string& name, const Mesh& mesh, const Use& use) {
   }
   const bool split = part_of(name, 2) == "tp";
   with_bench_model(part_of(name, 1), [&](auto model, const Tensor& x, const Tensor& target) {
-    if (split) parallel::tensor_parallel(model, mesh, parallel::plan_for(model));
+    if (split) parallel::tensor_parallel(model, mesh, parallel::plan_for(model, {.loss_parallel = true}));
     optim::AdamW optimizer(model.named_parameters(), {.lr = 1e-3});
     use([&] {
       optimizer.zero_grad();
-      backward(bench_loss(model, x, target));
+      backward(loss_of(model(x), target));
       optimizer.step();
     });
   });
@@ -127,7 +134,8 @@ struct Figures {
 
 void measure_ours(const Case& c, const Options& options, const std::filesystem::path& folder, int round,
                   Figures& figures) {
-  const int size = c.alone ? 1 : options.ranks, threads = c.alone ? options.ranks : 1;
+  const int size = c.alone == Case::Alone::kNo ? options.ranks : 1;
+  const int threads = c.alone == Case::Alone::kAllThreads ? options.ranks : 1;
   std::string name = c.name;
   std::replace_if(
       name.begin(), name.end(), [](char letter) { return letter == '/' || letter == ' '; }, '-');
@@ -220,7 +228,7 @@ void run(const Options& options) {
     if (!picks(options.only, c.name)) continue;
     const Figures& figures = all[c.name];
     BenchRow row{.name = c.name, .unit = c.unit, .ours = median(figures.ours), .peers = {}};
-    row.extra = {{"collectives", figures.collectives}, {"ranks", c.alone ? 1 : options.ranks}};
+    row.extra = {{"collectives", figures.collectives}, {"ranks", c.alone == Case::Alone::kNo ? options.ranks : 1}};
     std::string peer = fmt::format("{:>12} {:>8}", "-", "-");
     if (!figures.torch.empty()) {
       row.peers["torch"] = median(figures.torch);
