@@ -153,7 +153,7 @@ Tensors parts_for(const OpDef& op, std::span<const Tensor> in, const Decision& d
   return parts;
 }
 
-// The same, told to whoever wants to know.
+// The same, with a line of explanation where that is asked for.
 Tensors explained_parts_for(const OpDef& op, std::span<const Tensor> in, const Decision& decision) {
   if (!explains()) [[likely]]
     return parts_for(op, in, decision);
