@@ -123,6 +123,24 @@ class Page(unittest.TestCase):
         self.assertGreater(paper[False], 600)
         self.assertLess(paper[True], 150)
 
+    def test_calls_between_workers_are_shown_by_pair(self):
+        run = example_run.write(self.folder / "run", lines=5)
+        pair = {"kind": "calls", "step": 50, "from": "trainer0", "to": "server", "calls": 1200, "failed": 3, "in_flight": 2,
+                "sent_bytes": 4_500_000, "received_bytes": 900, "p50_us": 12.5, "p99_us": 2500}
+        worker = {"kind": "worker", "step": 50, "name": "server", "queued": 4, "served": 2, "owned_references": 7, "held_references": 1, "threads": 16}
+        with (run / "metrics.jsonl").open("a") as file:
+            for line in {**pair, "calls": 600}, pair, {**pair, "from": "trainer<1>", "p50_us": None}, worker:
+                file.write(json.dumps(line) + "\n")
+        url, problems = self.report(run)
+        self.assertEqual(problems, "")
+        browser = self.opened(url, width=360, height=740)
+        cells = browser.evaluate("[...document.querySelectorAll('#calls tbody tr')].map(row => [...row.children].map(cell => cell.textContent))")
+        self.assertEqual(cells, [["trainer0 → server", "1,200", "3", "2", "4.5 MB", "900 B", "12.5 µs", "2.5 ms"],
+                                 ["trainer<1> → server", "1,200", "3", "2", "4.5 MB", "900 B", "–", "2.5 ms"],
+                                 ["server", "4", "2", "7", "1", "16"]])
+        self.assertEqual(browser.evaluate("document.documentElement.scrollWidth"), 360)
+        self.assertEqual(browser.complaints, [])
+
     def test_lines_that_are_not_understood_are_named(self):
         run = example_run.write(self.folder / "run", lines=5)
         with (run / "metrics.jsonl").open("a") as file:

@@ -50,6 +50,7 @@
 #include "chorale/reducer/join.h"
 #include "chorale/rpc/agent.h"
 #include "chorale/rpc/distributed_optimizer.h"
+#include "chorale/rpc/figures.h"
 #include "chorale/rpc/remote_module.h"
 #include "chorale/rpc/stream.h"
 #include "chorale/sharding/builder.h"

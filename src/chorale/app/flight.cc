@@ -82,6 +82,33 @@ std::string explain_group(const std::string& group, const std::vector<int>& memb
   return text + "\n";
 }
 
+// The calls of functions on other workers that one worker has made last (rpc/call_log.h): how many, and those that were
+// not answered, the oldest first.
+std::string explain_remote_calls(const nlohmann::json& record) {
+  const auto& calls = record.at("remote_calls");
+  const auto names = record.at("names").get<std::vector<std::string>>();
+  const auto name_of = [&](int64_t worker) {
+    return worker >= 0 && worker < static_cast<int64_t>(names.size()) ? names[static_cast<size_t>(worker)]
+                                                                      : std::to_string(worker);
+  };
+  std::string open;
+  size_t failed = 0, pending = 0;
+  for (const auto& call : calls) {
+    const auto state = call.at("state").get<std::string>();
+    failed += state == "failed" ? 1 : 0;
+    if (state != "pending") continue;
+    ++pending;
+    const double seconds = (record.at("now_us").get<double>() - call.at("start_us").get<double>()) / 1e6;
+    if (pending <= 10)
+      open += fmt::format("    #{} {} on {}, {} bytes, for {:.3f} s\n", call.at("number").get<int64_t>(),
+                          call.at("function").get<std::string>(), name_of(call.at("to").get<int64_t>()),
+                          call.at("bytes").get<int64_t>(), seconds);
+  }
+  return fmt::format("  {} made {} calls lately, {} failed, {} were not answered{}\n{}",
+                     name_of(record.at("rank").get<int64_t>()), calls.size(), failed, pending, pending > 0 ? ":" : "",
+                     open);
+}
+
 }  // namespace
 
 std::string explain_flights(const std::vector<nlohmann::json>& records) {
@@ -90,9 +117,16 @@ std::string explain_flights(const std::vector<nlohmann::json>& records) {
     std::vector<Flight> flights;
   };
   std::map<std::string, Group> groups;
+  std::string remote;
   try {
     for (const auto& record : records) {
       CHORALE_CHECK(record.at("format") == "chorale-flight-1", "[flight] unknown format ", record.at("format").dump());
+      if (record.contains("remote_calls")) {
+        remote += explain_remote_calls(record);
+        if (const auto said = record.at("error").get<std::string>(); !said.empty())
+          remote += fmt::format("    it said: {}\n", said);
+        continue;
+      }
       Group& group = groups[record.at("group").get<std::string>()];
       group.members = record.at("members").get<std::vector<int>>();
       Flight flight;
@@ -115,6 +149,7 @@ std::string explain_flights(const std::vector<nlohmann::json>& records) {
       if (!flight.error.empty()) text += fmt::format("  rank {} said: {}\n", flight.rank, flight.error);
     }
   }
+  if (!remote.empty()) text += "calls of functions on other workers:\n" + remote;
   return text;
 }
 

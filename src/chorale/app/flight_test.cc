@@ -41,5 +41,28 @@ TEST(Flight, SaysSoWhenAllAgree) {
   EXPECT_THROW(explain_flights({json{{"a", 1}}}), InvalidArgument);
 }
 
+TEST(Flight, SaysWhichCallsOfOtherWorkersWereNotAnswered) {
+  const auto call = [](int64_t number, const char* function, const char* state) {
+    return json{{"number", number}, {"kind", "call"}, {"to", 1},        {"function", function},
+                {"bytes", 40},      {"state", state}, {"start_us", 1e6}};
+  };
+  const json made{{"format", "chorale-flight-1"},
+                  {"group", "rpc"},
+                  {"rank", 0},
+                  {"members", {0, 1}},
+                  {"names", {"trainer", "server"}},
+                  {"now_us", 3.5e6},
+                  {"error", "worker 'server' is gone"},
+                  {"calls", json::array()},
+                  {"remote_calls", {call(1, "fetch", "done"), call(2, "push", "failed"), call(3, "push", "pending")}}};
+  const std::string text = explain_flights({made});
+  EXPECT_THAT(text, HasSubstr("trainer made 3 calls lately, 1 failed, 1 were not answered:"));
+  EXPECT_THAT(text, HasSubstr("#3 push on server, 40 bytes, for 2.500 s"));
+  EXPECT_THAT(text, HasSubstr("it said: worker 'server' is gone"));
+  json bad = made;
+  bad["remote_calls"][0].erase("state");
+  EXPECT_THROW(explain_flights({bad}), InvalidArgument);
+}
+
 }  // namespace
 }  // namespace chorale::app

@@ -49,6 +49,33 @@ json::Value samples_json(const std::vector<Sample>& samples) {
   return json::Value(std::move(array));
 }
 
+json::Object figures_json(std::span<const std::string_view> fields, const std::vector<double>& figures) {
+  json::Object object;
+  for (size_t i = 0; i < fields.size(); ++i) object.emplace_back(std::string(fields[i]), json::Value(figures[i]));
+  return object;
+}
+
+json::Value calls_json(const Run& run) {
+  json::Array array;
+  for (const auto& [pair, figures] : run.calls) {
+    json::Object object = figures_json(kCallFields, figures);
+    object.emplace_back("from", json::Value(pair.first));
+    object.emplace_back("to", json::Value(pair.second));
+    array.emplace_back(std::move(object));
+  }
+  return json::Value(std::move(array));
+}
+
+json::Value workers_json(const Run& run) {
+  json::Array array;
+  for (const auto& [name, figures] : run.workers) {
+    json::Object object = figures_json(kWorkerFields, figures);
+    object.emplace_back("name", json::Value(name));
+    array.emplace_back(std::move(object));
+  }
+  return json::Value(std::move(array));
+}
+
 json::Value run_json(const RunReader& reader) {
   const Run& run = reader.run();
   json::Array times, problems;
@@ -68,6 +95,8 @@ json::Value run_json(const RunReader& reader) {
       {"evaluations", thinned_json(run.evaluations)},
       {"times", json::Value(std::move(times))},
       {"samples", samples_json(run.samples)},
+      {"calls", calls_json(run)},
+      {"workers", workers_json(run)},
       {"evaluation", run.evaluation ? json::Value(to_json(*run.evaluation)) : json::Value()},
       {"problems", json::Value(std::move(problems))},
   });

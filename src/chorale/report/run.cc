@@ -15,6 +15,7 @@ namespace {
 
 constexpr size_t kLongestLine = 1 << 20;
 constexpr size_t kMostProblems = 10;
+constexpr size_t kMostPairs = 10'000;  // of workers that call each other: a page should not carry more
 
 // Of a field that may be missing or null.
 double number(std::string_view what, const json::Object& line, std::string_view key) {
@@ -105,6 +106,8 @@ bool RunReader::read_metrics() {
     run_.evaluations = Series(kEvaluationFields);
     run_.times.clear();
     run_.samples.clear();
+    run_.calls.clear();
+    run_.workers.clear();
     metrics_problems_.clear();
     torn_.clear();
     line_ = bad_lines_ = 0;
@@ -186,6 +189,22 @@ void RunReader::take_line(std::string_view what, const json::Object& line) {
     Sample sample{count(what, line, "step"), needed(what, line, "text").string(concat(what, ": \"text\""))};
     std::erase_if(run_.samples, [&](const Sample& old) { return old.step >= sample.step; });
     run_.samples.push_back(std::move(sample));
+  } else if (kind == "calls" || kind == "worker") {
+    const auto name = [&](std::string_view key) {
+      return needed(what, line, key).string(concat(what, ": \"", key, "\""));
+    };
+    const auto figures_of = [&](auto fields) {
+      std::vector<double> figures;
+      for (std::string_view field : fields) figures.push_back(number(what, line, field));
+      return figures;
+    };
+    CHORALE_CHECK(run_.calls.size() + run_.workers.size() < kMostPairs, what, ": more than ", kMostPairs,
+                  " workers and pairs of workers");
+    if (kind == "calls") {
+      run_.calls[{name("from"), name("to")}] = figures_of(kCallFields);
+    } else {
+      run_.workers[name("name")] = figures_of(kWorkerFields);
+    }
   }
 }
 

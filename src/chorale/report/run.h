@@ -7,8 +7,12 @@
 //   evaluation  "test_loss", "test_accuracy", "test_bits_per_byte"
 //   sample      "text" that the model wrote
 //   time        of one "rank" in one step: "compute_ms", "exposed_ms", "hidden_ms", "memory_mib"
-// All but kind, step, rank and text may be missing or null; other kinds and fields are passed over. A line counts once
-// its end is written. One that is not understood is passed over too, and named among the problems.
+//   calls       of functions on worker "to" by worker "from" so far: "calls", "failed", "in_flight", "sent_bytes",
+//               "received_bytes", "p50_us", "p99_us"
+//   worker      now, by its "name": "queued", "served", "owned_references", "held_references", "threads"
+// All but kind, step, rank, text and the names of workers may be missing or null; other kinds and fields are passed
+// over. A line counts once its end is written. One that is not understood is passed over too, and named among the
+// problems.
 #pragma once
 
 #include <array>
@@ -35,6 +39,11 @@ constexpr std::array<std::string_view, 5> kEvaluationFields = {"step", "seconds"
                                                                "test_bits_per_byte"};
 constexpr std::array<std::string_view, 5> kTimeFields = {"step", "compute_ms", "exposed_ms", "hidden_ms", "memory_mib"};
 
+constexpr std::array<std::string_view, 7> kCallFields = {"calls",          "failed", "in_flight", "sent_bytes",
+                                                         "received_bytes", "p50_us", "p99_us"};
+constexpr std::array<std::string_view, 5> kWorkerFields = {"queued", "served", "owned_references", "held_references",
+                                                           "threads"};
+
 struct Sample {
   int64_t step = 0;
   std::string text;
@@ -47,6 +56,9 @@ struct Run {
   Series train{kTrainFields}, evaluations{kEvaluationFields};
   std::map<int64_t, Series> times;  // by rank
   std::vector<Sample> samples;
+  // The newest figures, in the order of the fields: of calls by the names of caller and called, of workers by theirs.
+  std::map<std::pair<std::string, std::string>, std::vector<double>> calls;
+  std::map<std::string, std::vector<double>> workers;
   std::string rate_unit;                 // "pictures/s", "tokens/s"
   std::optional<Evaluation> evaluation;  // of a run that has one
   double updated = 0;                    // when the last line was written, in seconds since 1970; 0: none was

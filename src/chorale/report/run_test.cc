@@ -24,20 +24,28 @@ const std::vector<double>& column(const Series& series, std::string_view name) {
 TEST(RunReader, ReadsEveryKindOfLine) {
   const TemporaryFolder folder;
   folder.write("config.json", R"({"model": "cnn", "batch": 128})");
-  folder.write("metrics.jsonl",
-               R"({"kind":"start","step":0,"seconds":0,"task":"gpt","ranks":2,"time":"2026-01-01T00:00:00Z"})"
-               "\n"
-               R"({"kind":"train","step":10,"seconds":1.5,"epoch":0.1,"loss":2.5,"lr":0.01,"step_ms":20,)"
-               R"("tokens_per_second":900,"exposed_communication_ms":5})"
-               "\n"
-               R"({"kind":"train","step":20,"loss":null})"
-               "\n"
-               R"({"kind":"evaluation","step":20,"seconds":2,"test_loss":2.25,"test_accuracy":0.5})"
-               "\n"
-               R"({"kind":"sample","step":20,"text":"In the beginning"})"
-               "\n"
-               R"({"kind":"time","step":20,"rank":1,"compute_ms":3,"exposed_ms":1,"hidden_ms":0.5,"memory_mib":64})"
-               "\n");
+  folder.write(
+      "metrics.jsonl",
+      R"({"kind":"start","step":0,"seconds":0,"task":"gpt","ranks":2,"time":"2026-01-01T00:00:00Z"})"
+      "\n"
+      R"({"kind":"train","step":10,"seconds":1.5,"epoch":0.1,"loss":2.5,"lr":0.01,"step_ms":20,)"
+      R"("tokens_per_second":900,"exposed_communication_ms":5})"
+      "\n"
+      R"({"kind":"train","step":20,"loss":null})"
+      "\n"
+      R"({"kind":"evaluation","step":20,"seconds":2,"test_loss":2.25,"test_accuracy":0.5})"
+      "\n"
+      R"({"kind":"sample","step":20,"text":"In the beginning"})"
+      "\n"
+      R"({"kind":"time","step":20,"rank":1,"compute_ms":3,"exposed_ms":1,"hidden_ms":0.5,"memory_mib":64})"
+      "\n"
+      R"({"kind":"calls","step":10,"from":"a","to":"b","calls":3})"
+      "\n"
+      R"({"kind":"calls","step":20,"from":"a","to":"b","calls":7,"failed":1,"in_flight":2,"sent_bytes":40,)"
+      R"("received_bytes":50,"p50_us":6.5,"p99_us":70})"
+      "\n"
+      R"({"kind":"worker","step":20,"name":"b","queued":1,"served":2,"owned_references":3,"held_references":4})"
+      "\n");
   RunReader reader(folder.path());
   EXPECT_TRUE(reader.refresh());
   EXPECT_THAT(reader.problems(), IsEmpty());
@@ -55,6 +63,9 @@ TEST(RunReader, ReadsEveryKindOfLine) {
   ASSERT_EQ(run.samples.size(), 1U);
   EXPECT_EQ(run.samples[0].text, "In the beginning");
   EXPECT_THAT(column(run.times.at(1), "memory_mib"), ElementsAre(64));
+  ASSERT_EQ(run.calls.size(), 1U);
+  EXPECT_THAT(run.calls.at({"a", "b"}), ElementsAre(7, 1, 2, 40, 50, 6.5, 70));
+  EXPECT_THAT(run.workers.at("b"), ElementsAre(1, 2, 3, 4, IsNan()));
   EXPECT_GT(run.updated, 1.6e9);
 }
 

@@ -5,9 +5,11 @@
 #include <csignal>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <thread>
 
 #include "chorale/rpc/context_test_util.h"
+#include "chorale/rpc/figures.h"
 #include "chorale/rpc/stream.h"
 #include "chorale/trace/trace.h"
 
@@ -99,7 +101,8 @@ Tensor plus(const Tensor& a, const Tensor& b) { return add(a, b); }
 void throws() { throw StateError("on purpose"); }
 void sleeps(int64_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 void ends_process() { raise(SIGKILL); }
-const std::vector<Served> kServes{remote<add_ints>, remote<plus>, remote<throws>, remote<sleeps>, remote<ends_process>};
+const std::vector<Served> kServes{remote<add_ints>, remote<plus>,         remote<throws>,
+                                  remote<sleeps>,   remote<ends_process>, remote<own_figures>};
 
 TEST(Figures, CountCallsBytesAndTimeOfEachPair) {
   run_agents(3, for_tests(kServes), [](Agent& agent, comm::Group& group) {
@@ -122,6 +125,42 @@ TEST(Figures, CountCallsBytesAndTimeOfEachPair) {
     EXPECT_GT(figures[0].p50_us, 0);
     EXPECT_LT(figures[0].p50_us, 29'000);
     EXPECT_GE(figures[0].p99_us, 29'000);
+  });
+}
+
+TEST(Figures, BecomeLinesOfMetrics) {
+  run_agents(2, for_tests(kServes), [](Agent& agent, comm::Group& group) {
+    const int there = 1 - group.rank();
+    for (int i = 0; i < 3; ++i) agent.call<add_ints>(there, i, 2);
+    const RRef<int64_t> kept = agent.remote<add_ints>(there, 1, 1);
+    EXPECT_EQ(kept.to_here(), 2);
+    agent.barrier();
+    const WorkerFigures own = figures_of(agent), other = agent.call<own_figures>(there);
+    EXPECT_EQ(own.name, agent.info().name);
+    EXPECT_EQ(other.name, agent.info(there).name);
+    for (const WorkerFigures& figures : {own, other}) {
+      EXPECT_EQ(figures.owned_references, 1);
+      EXPECT_EQ(figures.held_references, 1);
+      ASSERT_EQ(figures.pairs.size(), 1u);
+    }
+    EXPECT_GE(other.served, 1);  // the call that asks
+    std::istringstream lines(metrics_lines(own, 7, 1.5));
+    std::string line;
+    ASSERT_TRUE(std::getline(lines, line));
+    const auto pair = nlohmann::json::parse(line);
+    EXPECT_EQ(pair["kind"], "calls");
+    EXPECT_EQ(pair["step"], 7);
+    EXPECT_EQ(pair["from"], agent.info().name);
+    EXPECT_EQ(pair["to"], agent.info(there).name);
+    EXPECT_EQ(pair["calls"], 5);  // three, the remote one and its fetch
+    EXPECT_GT(pair["p99_us"], 0);
+    ASSERT_TRUE(std::getline(lines, line));
+    const auto worker = nlohmann::json::parse(line);
+    EXPECT_EQ(worker["kind"], "worker");
+    EXPECT_EQ(worker["name"], agent.info().name);
+    EXPECT_EQ(worker["owned_references"], 1);
+    EXPECT_FALSE(std::getline(lines, line));
+    agent.barrier();
   });
 }
 

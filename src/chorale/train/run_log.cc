@@ -95,6 +95,11 @@ void RunLog::rank(int64_t step, int rank, const Metrics& metrics) {
   line("time", step, std::move(members));
 }
 
+void RunLog::add_lines(const std::string& lines) {
+  file_.add(lines);
+  file_.flush();
+}
+
 void RunLog::sample(int64_t step, const std::string& text) {
   line("sample", step, {{"text", json::Value(text)}});
   events_.text(step, "sample", text);

@@ -21,6 +21,8 @@ class RunLog {
   // Where a rank's time went in a step, and its memory.
   void rank(int64_t step, int rank, const Metrics& metrics);
   void sample(int64_t step, const std::string& text);
+  // Whole lines that somebody else has made (rpc/figures.h).
+  void add_lines(const std::string& lines);
   // Of this run, with the sessions before; what happened between them does not count.
   double seconds() const;
 

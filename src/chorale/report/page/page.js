@@ -256,6 +256,25 @@ const samples = runs => perRun(runs, run => {
   }));
 });
 
+// Calls of functions on other workers: by pair, and what each worker has at the moment.
+const calls = runs => perRun(runs, run => {
+  if (run.calls.length === 0 && run.workers.length === 0) return null;
+  const table = (heads, lines) => make("div", {class: "scroll"}, make("table", {},
+    make("thead", {}, make("tr", {}, heads.map((name, i) => make("th", i === 0 ? {} : {class: "number"}, name)))),
+    make("tbody", {}, lines.map(line => make("tr", {}, line.map((value, i) => make("td", i === 0 ? {} : {class: "number"}, value)))))));
+  const count = value => isNumber(value) ? pretty(value) : "–";
+  const bytes = value => !isNumber(value) ? "–" : value < 1e3 ? `${value} B` : value < 1e6 ? `${pretty(value / 1e3)} kB` : `${pretty(value / 1e6)} MB`;
+  const time = value => !isNumber(value) ? "–" : value < 1e3 ? `${pretty(value)} µs` : `${pretty(value / 1e3)} ms`;
+  return make("div", {},
+    table(["caller → called", "calls", "failed", "in flight", "sent", "received", "p50", "p99"], run.calls.map(pair =>
+      [`${pair.from} → ${pair.to}`, count(pair.calls), count(pair.failed), count(pair.in_flight), bytes(pair.sent_bytes),
+        bytes(pair.received_bytes), time(pair.p50_us), time(pair.p99_us)])),
+    make("h3", {}, "at the moment"), table(["worker", "queued", "being served", "values it owns", "references it holds", "threads"],
+      run.workers.map(worker => [worker.name, count(worker.queued), count(worker.served), count(worker.owned_references),
+        count(worker.held_references), count(worker.threads)])),
+    make("p", {class: "note"}, "p50 and p99: the time from a call to its answer, within an eighth."));
+});
+
 // {"optimizer": {"lr": 1}} → [["optimizer.lr", "1"]]
 function flat(object, prefix = "") {
   return Object.entries(object).flatMap(([key, value]) =>
@@ -321,6 +340,7 @@ function render() {
   section(cards, "gradients", false, "Norm of the gradients", columnCurves(runs, "gradient_norm", {low: 0, label: "norm of the gradients"}));
   section(cards, "communication", false, "Share of a step spent waiting for peers", columnCurves(runs, "waiting", {low: 0, yFormat: percent, yTip: percent, label: "share of communication"}));
   section(cards, "ranks", runs.length > 1, "Where the time of a step goes", [...timeSplit(runs), ...memory(runs)]);
+  section(cards, "calls", true, "Calls of functions on other workers", calls(runs));
   section(cards, "confusion", runs.length > 1, "Taken for what", confusions(runs));
   section(cards, "worst", runs.length > 1, "Worst mistakes", mistakes(runs));
   section(cards, "samples", true, "What it wrote", samples(runs));
