@@ -1,4 +1,5 @@
 """Commands that are programs of their own work as if `chorale` had them."""
+import json
 import pathlib
 import shutil
 import subprocess
@@ -31,6 +32,25 @@ class Programs(unittest.TestCase):
         code, out, _ = run(PROGRAMS / "chorale", "bench", "collectives", "--help")
         self.assertEqual(code, 0)
         self.assertIn("--most-bytes", out)
+
+    def test_a_recommender_is_trained_by_a_server_and_trainers_and_leaves_its_page(self):
+        with tempfile.TemporaryDirectory() as folder:
+            run_folder = pathlib.Path(folder) / "run"
+            code, out, err = run(PROGRAMS / "chorale", "train", "recommender", "-n", "2", "--steps", "120", "--out", str(run_folder))
+            self.assertEqual(code, 0, out + err)
+            lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+            page = (run_folder / "report.html").read_text()
+        losses = [line["loss"] for line in lines if line["kind"] == "train"]
+        self.assertEqual(len(losses), 12)
+        self.assertLess(sum(losses[-3:]), 0.8 * sum(losses[:3]))
+        self.assertGreater([line["test_accuracy"] for line in lines if line["kind"] == "evaluation"][-1], 0.7)
+        calls = {(line["from"], line["to"]): line for line in lines if line["kind"] == "calls"}
+        for trainer in "trainer0", "trainer1":
+            # A forward and a step of the optimizer in each of 120 steps, and some to begin with.
+            self.assertGreaterEqual(calls[trainer, "server"]["calls"], 238)
+            self.assertEqual(calls[trainer, "server"]["failed"], 0)
+        self.assertEqual({line["name"] for line in lines if line["kind"] == "worker"}, {"trainer0", "trainer1", "server"})
+        self.assertIn("trainer1", page)
 
     def test_without_the_other_program_the_error_says_how_to_get_it(self):
         with tempfile.TemporaryDirectory() as folder:

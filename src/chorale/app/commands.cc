@@ -13,37 +13,44 @@
 namespace chorale::app {
 namespace {
 
-// Becomes the program chorale-COMMAND, which lies beside this one and knows the command.
-[[noreturn]] void become(const std::string& command, const std::vector<std::string>& words) {
-  const std::string name = "chorale-" + command;
+// Becomes the program chorale-NAME, which lies beside this one and knows the command.
+[[noreturn]] void become(const std::string& own_name, const std::vector<std::string>& words) {
+  const std::string name = "chorale-" + own_name;
   const std::string path = std::filesystem::read_symlink("/proc/self/exe").parent_path() / name;
-  std::vector<std::string> all{name, command};
+  std::vector<std::string> all{name};
   all.insert(all.end(), words.begin(), words.end());
   std::vector<char*> arguments;
   arguments.reserve(all.size() + 1);
   for (std::string& word : all) arguments.push_back(word.data());
   arguments.push_back(nullptr);
   execv(path.c_str(), arguments.data());
+  const int error = errno;
+  const std::string command = own_name == words[0] ? words[0] : words[0] + " " + own_name;
   throw StateError(concat("'", command, "' is a program of its own, and ", path,
-                          " cannot be started: ", std::strerror(errno), ". In a checkout, `./chorale ", command,
+                          " cannot be started: ", std::strerror(error), ". In a checkout, `./chorale ", command,
                           "` builds it; `cmake --install` installs it with the rest"));
 }
 
-// The command's words, its help included, are for the other program.
-void add_program(CLI::App& program, Work& work, const std::string& command, const std::string& description) {
-  CLI::App* other = program.add_subcommand(command, description);
-  other->prefix_command();
-  other->set_help_flag();
-  other->set_help_all_flag();
-  other->callback(
-      [&work, other, command] { work = [command, words = other->remaining()] { become(command, words); }; });
-}
-
 void add_bench_program(CLI::App& program, Work& work) {
-  add_program(program, work, "bench", "Measure, beside peers in the same run (a program of its own: chorale-bench)");
+  add_program(program, work, "bench", "Measure, beside peers in the same run (a program of its own: chorale-bench)",
+              {"bench"});
 }
 
 }  // namespace
+
+void add_program(CLI::App& parent, Work& work, const std::string& name, const std::string& description,
+                 const std::vector<std::string>& words) {
+  CLI::App* other = parent.add_subcommand(name, description);
+  other->prefix_command();
+  other->set_help_flag();
+  other->set_help_all_flag();
+  other->callback([&work, other, name, words] {
+    work = [name, all = words, more = other->remaining()]() mutable {
+      all.insert(all.end(), more.begin(), more.end());
+      become(name, all);
+    };
+  });
+}
 
 std::span<const AddCommand> chorale_commands() {
 #define CHORALE_ADDRESS(name) add_##name,

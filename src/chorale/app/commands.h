@@ -6,6 +6,8 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "chorale/launch/launcher.h"
 
@@ -35,6 +37,15 @@ void add_bench_ops(CLI::App& bench, Work& work);
 void add_bench_steps(CLI::App& bench, Work& work);
 void add_bench_ddp(CLI::App& bench, Work& work);
 void add_bench_sharded(CLI::App& bench, Work& work);
+void add_bench_rpc(CLI::App& bench, Work& work);
+
+// The command of chorale-recommender.
+inline constexpr const char* kRecommenderHelp =
+    "Who likes what, on made data: a table of items on a server, data-parallel layers on trainers";
+void add_train_recommender(CLI::App& program, Work& work);
+// A command whose words, its help included, are for the program chorale-NAME beside this one. `words` come before them.
+void add_program(CLI::App& parent, Work& work, const std::string& name, const std::string& description,
+                 const std::vector<std::string>& words);
 
 // For work that ends with a status of its own.
 inline void end_with(int status) {

@@ -66,7 +66,8 @@ TEST(Program, ABenchmarkOfNoCaseListsTheCases) {
        std::map<const char*, const char*>{{"collectives", "\n  all_reduce/f32/4096/n2/ordinary\n"},
                                           {"ops", "\n  cost/f32/1/recorded\n"},
                                           {"steps", "\n  bert_256x4/local/n1/t1/bf16"},
-                                          {"ddp", "\n  tinymlp/ddp/n2/t1\n"}}) {
+                                          {"ddp", "\n  tinymlp/ddp/n2/t1\n"},
+                                          {"rpc", "\n  calls/64 in flight/4096"}}) {
     const Outcome outcome = run_with({"bench", bench, "--only", "all_reduse"}, commands);
     EXPECT_EQ(outcome.status, 1);
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("no case has 'all_reduse'"), HasSubstr(one)));

@@ -148,14 +148,6 @@ void TrainCommand::resolve() {
   }
 }
 
-// runs/TASK-1, or the next number that is free; made at once, so that nobody else takes it.
-std::string new_folder(const std::string& task, train::MadeFolders& made) {
-  for (int number = 1;; ++number) {
-    const fs::path path = fs::path("runs") / concat(task, "-", number);
-    if (made.make_new(path)) return path.string();
-  }
-}
-
 // This program with the same arguments, once for each rank. Lines of ranks come with their rank in front, which a live
 // line does not survive: rank 0 gets our own output as well.
 int start_ranks(const TrainCommand& command) {
@@ -225,7 +217,7 @@ void run_train(TrainCommand& command) {
   train::MadeFolders made;
   if (command.is_first()) {
     std::string& out = command.options.out;
-    if (out.empty()) out = new_folder(command.kind->name(), made);
+    if (out.empty()) out = made.make_numbered(command.kind->name());
     if (!is_rank && !command.resumes()) train::check_is_new(out);
     if (!is_rank) made.make(out);
   }
@@ -282,6 +274,7 @@ void add_train(CLI::App& program, Work& work) {
       work = [state] { run_train(*state); };
     });
   }
+  add_program(*train, work, "recommender", kRecommenderHelp, {"train", "recommender"});
 }
 
 }  // namespace chorale::app

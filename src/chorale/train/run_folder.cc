@@ -99,6 +99,13 @@ bool MadeFolders::make_new(const fs::path& folder) {
   return false;
 }
 
+std::string MadeFolders::make_numbered(const std::string& task) {
+  for (int number = 1;; ++number) {
+    const fs::path path = fs::path("runs") / concat(task, "-", number);
+    if (make_new(path)) return path.string();
+  }
+}
+
 void MadeFolders::make(const fs::path& folder) {
   std::error_code ignored;
   if (folder.empty() || fs::is_directory(folder, ignored)) return;

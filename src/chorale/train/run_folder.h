@@ -29,6 +29,8 @@ class MadeFolders {
   void make(const std::filesystem::path& folder);
   // As make(), but only if it was not there: false when it was.
   bool make_new(const std::filesystem::path& folder);
+  // Makes runs/TASK-1, or the one with the next number that is free: at once, so that nobody else takes it.
+  std::string make_numbered(const std::string& task);
 
  private:
   std::vector<std::filesystem::path> made_;  // from the outermost

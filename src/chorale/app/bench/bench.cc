@@ -189,6 +189,7 @@ void add_bench(CLI::App& program, Work& work) {
   add_bench_steps(*bench, work);
   add_bench_ddp(*bench, work);
   add_bench_sharded(*bench, work);
+  add_bench_rpc(*bench, work);
 }
 
 }  // namespace chorale::app

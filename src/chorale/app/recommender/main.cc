@@ -1,0 +1,11 @@
+// chorale-recommender, which `chorale train recommender …` becomes.
+#include "chorale/app/commands.h"
+#include "chorale/app/program.h"
+#include "chorale/base/descriptors.h"
+
+int main(int argc, char** argv) {
+  chorale::open_standard_descriptors();
+  const chorale::app::AddCommand commands[] = {chorale::app::add_train_recommender,
+                                               chorale::app::add_run};  // the launcher starts itself
+  return chorale::app::run(argc, argv, commands);
+}
