@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <csignal>
 #include <latch>
 #include <map>
@@ -12,6 +13,7 @@
 #include "chorale/base/error.h"
 #include "chorale/comm/lent_parcels.h"
 #include "chorale/comm/run_ranks_test_util.h"
+#include "chorale/comm/shared_copy.h"
 
 namespace chorale::comm {
 namespace {
@@ -258,6 +260,26 @@ TEST(Parcels, AnswerManyThreadsOfManyRanks) {
   };
   run_threads_and_processes(3, unless_over_mpi(body));
   run_hosts({0, 0, 1}, body);
+}
+
+TEST(Parcels, AreCopiedAlikeInBothWays) {
+  constexpr size_t kSizes[] = {0, 1, 63, 64, 65, 200, kTriedBytes, (64 << 10) - 1, 64 << 10, (64 << 10) + 77, 300'001};
+  std::vector<std::byte> from(400'000), to(from.size());
+  for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * 31 + i / 251 + 1);
+  for (const auto copy : {copy_shared, copy_past_caches}) {
+    for (const size_t bytes : kSizes) {
+      for (const size_t offset : {0, 1, 16, 63}) {
+        std::fill(to.begin(), to.end(), std::byte{0});
+        copy(to.data() + offset, from.data() + 5, bytes);
+        ASSERT_TRUE(std::equal(from.begin() + 5, from.begin() + 5 + static_cast<ptrdiff_t>(bytes),
+                               to.begin() + static_cast<ptrdiff_t>(offset)))
+            << bytes << " bytes at " << offset;
+        ASSERT_TRUE(std::all_of(to.begin(), to.begin() + static_cast<ptrdiff_t>(offset),
+                                [](std::byte b) { return b == std::byte{0}; }));
+        ASSERT_EQ(to[offset + bytes], std::byte{0}) << bytes << " bytes at " << offset;
+      }
+    }
+  }
 }
 
 TEST(Parcels, ThatAreLentArriveAsTheyWereThoughTheirSenderWritesFreshPages) {

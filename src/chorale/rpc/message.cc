@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "chorale/autograd/autograd.h"
+#include "chorale/comm/shared_copy.h"
 #include "chorale/op/copy.h"
 
 namespace chorale::rpc {
@@ -61,7 +62,7 @@ Tensor bytes_of(const Stretch& stretch, bool may_lend) {
     return Tensor::on(stretch.of.storage(), {bytes}, {1}, offset, DType::kU8);
   }
   Tensor copy = Tensor::empty({bytes}, DType::kU8);
-  std::memcpy(copy.raw(), stretch.data(), stretch.bytes);
+  comm::copy_shared(static_cast<std::byte*>(copy.raw()), stretch.data(), stretch.bytes);
   return copy;
 }
 

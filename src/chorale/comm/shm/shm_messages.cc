@@ -6,6 +6,7 @@
 #include "chorale/base/crc32c.h"
 #include "chorale/base/error.h"
 #include "chorale/comm/lent_parcels.h"
+#include "chorale/comm/shared_copy.h"
 
 namespace chorale::comm {
 namespace {
@@ -198,7 +199,7 @@ void ShmMessages::copy(Operation& receive, int from, const Early& message, const
     const std::byte* data = group_.reach(from, message.place, to.bytes);
     constexpr size_t kStep = 256 << 10;
     for (size_t at = 0; at < to.bytes; at += kStep) {
-      std::memcpy(to.data + at, data + at, std::min(kStep, to.bytes - at));
+      copy_shared(to.data + at, data + at, std::min(kStep, to.bytes - at));
       check_not_failed(group_);
     }
   }
