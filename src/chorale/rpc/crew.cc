@@ -106,6 +106,9 @@ void Crew::work() {
       has_reader_ = own_reader_ = true;
       const Post::Receiving next = post_.receiving();
       lock.unlock();
+      // A thread that waits for an answer had better read it itself: two more changes of threads would follow
+      // otherwise.
+      for (const Deadline aside = within(kLookTime); lookers_ > 0 && !aside.passed();) sched_yield();
       std::optional<Arrival> arrival = post_.take(next, Deadline::never());
       lock.lock();
       has_reader_ = own_reader_ = false;
@@ -163,17 +166,25 @@ void Crew::read_for(FutureState& state, const Post::Receiving& next, Deadline de
   if (arrival) handle(std::move(*arrival), state.helps_backward());
 }
 
-void Crew::wait(FutureState& state, Deadline deadline) {
+bool Crew::look(FutureState& state, Deadline deadline) {
+  struct Looker {
+    std::atomic<int>& count;
+    explicit Looker(std::atomic<int>& of_crew) : count(of_crew) { ++count; }
+    ~Looker() { --count; }
+  } const looker(lookers_);
   for (Deadline looks = within(kLookTime); !looks.passed();) {
-    if (state.is_complete()) return;
+    if (state.is_complete() || deadline.passed()) return true;
     if (read(state.helps_backward())) {
       looks = within(kLookTime);
     } else {
       sched_yield();
     }
-    if (deadline.passed()) return;
   }
-  wait_long(state, deadline);
+  return false;
+}
+
+void Crew::wait(FutureState& state, Deadline deadline) {
+  if (!look(state, deadline)) wait_long(state, deadline);
 }
 
 void Crew::wait_long(FutureState& state, Deadline deadline) {

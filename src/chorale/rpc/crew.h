@@ -91,6 +91,8 @@ class Crew final : public Helper {
   // Blocks until something has come or the future is complete.
   void read_for(FutureState& state, const Post::Receiving& next, Deadline deadline);
   void handle(Arrival arrival, bool helps_backward);
+  // Reads for a while. True when there is nothing more to wait for.
+  bool look(FutureState& state, Deadline deadline);
   void wait_long(FutureState& state, Deadline deadline);
 
   Post& post_;
@@ -102,8 +104,9 @@ class Crew final : public Helper {
   std::vector<std::thread> threads_;
   std::vector<Waiter*> waiters_;
   int idle_ = 0, waiting_ = 0;
-  int looking_ = 0;             // of the idle ones: not asleep yet
-  std::atomic<int> called_{0};  // written with the lock
+  int looking_ = 0;              // of the idle ones: not asleep yet
+  std::atomic<int> called_{0};   // written with the lock
+  std::atomic<int> lookers_{0};  // threads that wait for a future, and read themselves meanwhile
   bool has_reader_ = false, stops_ = false;
   bool own_reader_ = false;  // the reader is a thread of the crew that has nothing else to do
 };
