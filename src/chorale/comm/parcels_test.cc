@@ -263,11 +263,12 @@ TEST(Parcels, AnswerManyThreadsOfManyRanks) {
 }
 
 TEST(Parcels, AreCopiedAlikeInBothWays) {
-  constexpr size_t kSizes[] = {0, 1, 63, 64, 65, 200, kTriedBytes, (64 << 10) - 1, 64 << 10, (64 << 10) + 77, 300'001};
+  constexpr size_t kCopySizes[] = {0,      1, 63, 64, 65, 200, kTriedBytes, (64 << 10) - 1, 64 << 10, (64 << 10) + 77,
+                                   300'001};
   std::vector<std::byte> from(400'000), to(from.size());
   for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * 31 + i / 251 + 1);
   for (const auto copy : {copy_shared, copy_past_caches}) {
-    for (const size_t bytes : kSizes) {
+    for (const size_t bytes : kCopySizes) {
       for (const size_t offset : {0, 1, 16, 63}) {
         std::fill(to.begin(), to.end(), std::byte{0});
         copy(to.data() + offset, from.data() + 5, bytes);

@@ -195,6 +195,7 @@ void RunReader::take_line(std::string_view what, const json::Object& line) {
     };
     const auto figures_of = [&](auto fields) {
       std::vector<double> figures;
+      figures.reserve(fields.size());
       for (std::string_view field : fields) figures.push_back(number(what, line, field));
       return figures;
     };

@@ -105,7 +105,8 @@ void ShmMessages::start_send(const Intrusive<Operation>& operation) {
   } else {
     CachingAllocator& scratch = group_.context().scratch();
     exposed.scratch = scratch.allocate(chunk.bytes);
-    std::memcpy(exposed.scratch.data, chunk.data, chunk.bytes);
+    // Receivers have read what was there before, and will read this (Note [Memory that others have read]).
+    copy_past_caches(static_cast<std::byte*>(exposed.scratch.data), chunk.data, chunk.bytes);
     if (chaos) chaos->touch(What::kPayload, {exposed.scratch.data, chunk.bytes});
     message.place = Place::make(PlaceKind::kScratch, scratch.locate(exposed.scratch.data)->source_offset());
   }
