@@ -269,7 +269,7 @@ TEST(Parcels, AreCopiedAlikeInBothWays) {
   for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * 31 + i / 251 + 1);
   for (const auto copy : {copy_shared, copy_past_caches}) {
     for (const size_t bytes : kCopySizes) {
-      for (const size_t offset : {0, 1, 16, 63}) {
+      for (const size_t offset : {size_t{0}, size_t{1}, size_t{16}, size_t{63}}) {
         std::fill(to.begin(), to.end(), std::byte{0});
         copy(to.data() + offset, from.data() + 5, bytes);
         ASSERT_TRUE(std::equal(from.begin() + 5, from.begin() + 5 + static_cast<ptrdiff_t>(bytes),
