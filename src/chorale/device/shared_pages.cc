@@ -44,7 +44,16 @@ class PrivatePages final : public ArenaSource {
 
 }  // namespace
 
-SharedPages::SharedPages() : descriptor_(above_standard(memfd_create("chorale-arenas", MFD_CLOEXEC))) {
+namespace {
+// Its size can only grow: a peer that has looked whether a tensor lies in it never reads behind its end.
+int make_arena_file() {
+  const int file = above_standard(memfd_create("chorale-arenas", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (file >= 0) fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL);
+  return file;
+}
+}  // namespace
+
+SharedPages::SharedPages() : descriptor_(make_arena_file()) {
   CHORALE_CHECK_STATE(descriptor_ >= 0, "[allocator] memfd_create failed: ", std::strerror(errno));
 }
 SharedPages::~SharedPages() { close(descriptor_); }
@@ -209,7 +218,7 @@ void SharedPages::after_fork_in_child() noexcept {
   renewed_.clear();
   any_moved_.store(true, std::memory_order_release);
   close(descriptor_);
-  descriptor_ = above_standard(memfd_create("chorale-arenas", MFD_CLOEXEC));
+  descriptor_ = make_arena_file();
   end_ = 0;
   if (pipe_[0] >= 0) {
     close(pipe_[0]);

@@ -46,6 +46,17 @@ TEST(SharedPages, ALateWriterNoLongerReachesRenewedPages) {
   pages.release(arena);
 }
 
+TEST(SharedPages, CannotShrink) {
+  SharedPages pages;
+  const memory::Arena arena = pages.acquire(kArenaBytes);
+  EXPECT_EQ(ftruncate(pages.shared_descriptor(), static_cast<off_t>(kArenaBytes / 2)), -1);
+  EXPECT_EQ(errno, EPERM);
+  const memory::Arena second = pages.acquire(kArenaBytes);  // it grows, though
+  second.base[0] = arena.base[0] = kByte(3);
+  pages.release(second);
+  pages.release(arena);
+}
+
 TEST(SharedPages, HugePagesKeepContentsAndAreOnlyWhereTheyAreAskedFor) {
   SharedPages pages;
   const memory::Arena arena = pages.acquire(kArenaBytes);

@@ -101,7 +101,7 @@ void ShmMessages::start_send(const Intrusive<Operation>& operation) {
   const bool in_place = !chaos && (lent || !operation->is_parcel);
   if (const auto place = in_place ? group_.place_of(chunk) : std::nullopt) {
     message.place = *place;
-    if (lent) exposed.lent = operation->keep[0];
+    if (lent) exposed.lent = Lent(operation->keep[0]);
   } else {
     CachingAllocator& scratch = group_.context().scratch();
     exposed.scratch = scratch.allocate(chunk.bytes);

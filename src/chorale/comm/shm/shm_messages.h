@@ -8,6 +8,7 @@
 #include <deque>
 #include <vector>
 
+#include "chorale/comm/lent_parcels.h"
 #include "chorale/comm/message_queue.h"
 #include "chorale/comm/shm/shm_group.h"
 
@@ -47,7 +48,7 @@ class ShmMessages final : public MessageQueue {
   void leave_parcels() {
     std::erase_if(exposed_, [](Exposed& exposed) {
       const bool late = !exposed.operation && exposed.deadline.passed();
-      if (late) exposed.lent.release();
+      if (late) exposed.lent.leave();
       return late;
     });
   }
@@ -75,8 +76,8 @@ class ShmMessages final : public MessageQueue {
     int to;
     uint64_t id, bytes;
     Deadline deadline;
-    memory::Block scratch;    // where the data had to be copied to
-    Intrusive<Storage> lent;  // or where it is (Note [Lent parcels] in comm/lent_parcels.h)
+    memory::Block scratch;  // where the data had to be copied to
+    Lent lent;              // or where it is (Note [Lent parcels] in comm/lent_parcels.h)
   };
 
   bool room_to(int peer) const;

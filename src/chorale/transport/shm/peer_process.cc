@@ -184,6 +184,11 @@ PeerMemory::Extent PeerMemory::map(uint64_t offset, size_t bytes) {
   for (const Extent& extent : extents_) {
     if (extent.holds(offset, bytes)) return extent;
   }
+  // Otherwise the owner could take away what was looked at.
+  const int seals = fcntl(descriptor_, F_GET_SEALS);
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0)
+    throw CommError(concat("[shm] the shared memory of process ", file_.owner.pid,
+                           " is not sealed against shrinking; do all ranks run the same version?"));
   struct stat found {};
   const bool known = fstat(descriptor_, &found) == 0;
   const auto size = known ? static_cast<uint64_t>(found.st_size) : 0;
