@@ -5,6 +5,7 @@
 #include "chorale/base/generator.h"
 #include "chorale/nn/nn.h"
 #include "chorale/optim/optim.h"
+#include "chorale/optim/rprop.h"
 #include "chorale/rpc/context_test_util.h"
 #include "chorale/rpc/distributed_optimizer.h"
 #include "chorale/rpc/remote_module.h"
@@ -40,33 +41,6 @@ struct Failing final : optim::OptimizerOf<optim::SgdOptions> {
   void update(const UpdateLists&, const Attrs&) const override { throw StateError("simulated step error"); }
 };
 
-// Rprop, as a user would write it: the sign of the gradient alone counts, and how far it goes depends on whether it has
-// changed.
-struct RpropOptions {
-  double lr = 0.01;
-};
-CHORALE_FIELDS(RpropOptions, lr)
-struct Rprop final : optim::OptimizerOf<RpropOptions> {
-  Rprop(const NamedTensors& parameters, const RpropOptions& options) : OptimizerOf("Rprop") {
-    add_groups({{parameters, options}});
-  }
-  void check(const Attrs&) const override {}
-  StateNames states(const Attrs&) const override { return {"before", "step", nullptr}; }
-  double initial_state(const Attrs& options, size_t place) const override {
-    return place == 1 ? options.get<RpropOptions>().lr : 0;
-  }
-  void update(const UpdateLists& lists, const Attrs&) const override {
-    for (size_t i = 0; i < lists.size(); ++i) {
-      const Tensor &before = lists.states[0][i], &step = lists.states[1][i], &g = lists.gradients[i];
-      const Tensor turned = sign(mul(g, before)), same = ones(g.sizes());
-      copy_(step, clamp(mul(step, where(gt(turned, 0), mul(same, 1.2), where(lt(turned, 0), mul(same, 0.5), same))),
-                        mul(same, 1e-6), mul(same, 50)));
-      copy_(before, where(lt(turned, 0), mul(same, 0), g));
-      copy_(lists.parameters[i], sub(lists.parameters[i], mul(sign(before), step)));
-    }
-  }
-};
-
 std::vector<Served> functions() {
   std::vector<Served> list = module_functions<Weight, uint64_t, bool>();
   list.push_back(remote<weight_now>);
@@ -78,7 +52,7 @@ std::vector<Served> functions() {
   add(list, optimizer_functions<optim::Rmsprop>());
   add(list, optimizer_functions<optim::Adadelta>());
   add(list, optimizer_functions<optim::Adamax>());
-  add(list, optimizer_functions<Rprop>());
+  add(list, optimizer_functions<optim::Rprop>());
   add(list, optimizer_functions<Failing>());
   return list;
 }
@@ -124,7 +98,7 @@ TEST(DistributedOptimizer, StepsAsALocalOneDoes) {
     expect_as_local<optim::Rmsprop>(agent, {.lr = 0.05}, true);
     expect_as_local<optim::Adadelta>(agent, {.rho = 0.95}, true);
     expect_as_local<optim::Adamax>(agent, {.lr = 0.05}, true);
-    expect_as_local<Rprop>(agent, {.lr = 0.05}, true);
+    expect_as_local<optim::Rprop>(agent, {.lr = 0.05}, true);
   });
 }
 
@@ -134,7 +108,7 @@ TEST(DistributedOptimizer, LeavesParametersWithoutGradientsAlone) {
     expect_as_local<optim::Sgd>(agent, {.lr = 0.05}, false);
     expect_as_local<optim::Rmsprop>(agent, {.lr = 0.05}, false);
     expect_as_local<optim::Adadelta>(agent, {.rho = 0.95}, false);
-    expect_as_local<Rprop>(agent, {.lr = 0.05}, false);
+    expect_as_local<optim::Rprop>(agent, {.lr = 0.05}, false);
   });
 }
 
