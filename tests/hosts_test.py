@@ -17,6 +17,7 @@ BIN = pathlib.Path(sys.argv.pop(1)).resolve()
 OPTIONS = "--gtest_also_run_disabled_tests --gtest_brief=1"
 RANK = f"{BIN}/comm_test {OPTIONS} --gtest_filter=RankOnAHost"
 TRAINING_RANK = f"{BIN}/parallel_test {OPTIONS} --gtest_filter=SameBits"
+AGENT_RANK = f"{BIN}/rpc_test {OPTIONS} --gtest_filter=RankOfAgents"
 NETWORK = Network(subnet=79, nodes=3)
 PORT = 29513
 MIB = 1 << 20
@@ -61,6 +62,19 @@ class Hosts(NetworkTest):
             self.start(2, "DISABLED_OnThisNode", ranks, TRAINING_RANK, CHORALE_FABRIC=fabric, UCX_TLS="tcp")
             self.finish(2)
             self.expect_words(2, f"same bits over {fabric}", ranks)
+
+    def test_calls_references_and_gradients_cross_nodes(self):
+        for ranks in (1, 2):
+            self.start(2, "DISABLED_DoesSomethingOfEachSection", ranks, AGENT_RANK)
+            self.finish(2)
+            self.expect_words(2, "all is well over tls", ranks)
+
+    def test_a_worker_that_dies_is_named_on_the_other_nodes(self):
+        self.start(3, "DISABLED_LosesAWorker", program=AGENT_RANK)
+        for node in (0, 2):
+            seconds = float(self.wait_for(f"node{node}", r"worker1 was missed after (.*) s$")[1])
+            # The keep-alive is 1 s; the rest is for a machine that is busy.
+            self.assertLess(seconds, 5, self.said(f"node{node}"))
 
     # spec: test_ddp_hook_parity_post_localSGD
     def test_gradients_are_averaged_on_each_node_after_the_first_steps(self):

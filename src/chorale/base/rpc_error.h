@@ -29,8 +29,9 @@ enum class RpcErrorKind : uint8_t {
   kNestedContext,   // this thread is in a context of distributed autograd already
   kUnknownContext,  // there is none with that number here
   kDeadContext,     // it was released while it was in use
+  kDuplicateBackend,
 };
-inline constexpr int kRpcErrorKinds = static_cast<int>(RpcErrorKind::kDeadContext) + 1;
+inline constexpr int kRpcErrorKinds = static_cast<int>(RpcErrorKind::kDuplicateBackend) + 1;
 
 class RpcError : public CommError {
  public:

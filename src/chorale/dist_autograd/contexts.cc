@@ -96,7 +96,7 @@ bool Contexts::close(uint64_t id) {
     differentiated.swap(context->differentiated);
     known = context->known;
   }
-  // Whoever waits for this part of a backward must not wait for ever.
+  // Workers that wait for this part of a backward must not wait for ever.
   if (run)
     run->fail(std::make_exception_ptr(
         RpcError(RpcErrorKind::kDeadContext, worker_,
@@ -105,6 +105,17 @@ bool Contexts::close(uint64_t id) {
     if (worker != worker_) courier_.send(worker, Notice{Notice::Kind::kCleanup, id, 0});
   }
   return true;
+}
+
+void Contexts::forget_worker(int worker) {
+  std::vector<uint64_t> opened;
+  for (const Shard& shard : shards_) {
+    const std::lock_guard lock(shard.mutex);
+    for (const auto& [id, context] : shard.contexts) {
+      if (id >> 48 == static_cast<uint64_t>(worker)) opened.push_back(id);
+    }
+  }
+  for (const uint64_t id : opened) close(id);
 }
 
 Contexts::Counts Contexts::counts() const {

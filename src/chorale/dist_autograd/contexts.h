@@ -84,13 +84,22 @@ class Scope {
 
 class Contexts {
  public:
-  Contexts(int worker, Courier& courier, Mode mode) : worker_(worker), courier_(courier), mode_(mode) {}
+  // Numbers begin behind `before`.
+  Contexts(int worker, Courier& courier, Mode mode, uint64_t before = 0)
+      : worker_(worker),
+        courier_(courier),
+        mode_(mode),
+        next_context_(before + 1),
+        next_hop_(before + 1),
+        next_run_(before + 1) {}
 
   // ---- contexts
 
   uint64_t open();
   // Forgets it here and on all workers that have a part of it. False when there is none.
   bool close(uint64_t id);
+  // A worker has ended: nobody else would close the contexts that it opened.
+  void forget_worker(int worker);
   // Null when there is none.
   std::shared_ptr<ContextState> find(uint64_t id) const;
   // RpcError (kUnknownContext) when there is none.
@@ -139,7 +148,7 @@ class Contexts {
   const int worker_;
   Courier& courier_;
   const Mode mode_;
-  std::atomic<uint64_t> next_context_{1}, next_hop_{1}, next_run_{1};
+  std::atomic<uint64_t> next_context_, next_hop_, next_run_;
   std::array<Shard, kShards> shards_;
 };
 

@@ -1,4 +1,5 @@
-// What distributed autograd sends, and who carries it. This layer knows no wire; rpc implements the courier.
+// What distributed autograd sends, and the courier that carries it. This layer knows no wire; rpc implements the
+// courier.
 #pragma once
 
 #include <cstdint>

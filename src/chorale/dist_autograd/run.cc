@@ -53,7 +53,7 @@ void Run::add_root(const Tensor& root) { run_.add_root(root, ones(root.sizes(), 
 
 void Run::deliver(uint64_t hop, const std::vector<Tensor>& gradients) {
   const std::lock_guard lock(mutex_);
-  if (error_) return;  // whoever sent it learns of that by other ways
+  if (error_) return;  // its sender learns of that by other ways
   const auto found = expected_.find(hop);
   CHORALE_CHECK_STATE(found != expected_.end(), "[dist_autograd] gradients of hop ", hop, " came to worker ",
                       contexts_.worker(), came_.contains(hop) ? " twice" : ", which does not expect them");

@@ -1,11 +1,21 @@
 #include "chorale/rpc/agent.h"
 
 #include "chorale/base/log.h"
+#include "chorale/rpc/backend.h"
 #include "chorale/rpc/core.h"
 
 namespace chorale::rpc {
 
-Agent::Agent(const comm::Group& group, AgentOptions options) : core_(Core::start(group, std::move(options))) {}
+Agent::Agent(const comm::Group& group, AgentOptions options) : core_(start_agent(group, std::move(options))) {}
+
+Agent::Agent(comm::World& world, AgentOptions options) {
+  auto use = std::make_unique<StaticUse>(world.store());
+  core_ = start_agent(world.group(), std::move(options));
+  core_->hold(std::move(use));
+}
+
+Agent::Agent(std::shared_ptr<transport::Store> store, AgentOptions options)
+    : core_(Core::join(std::move(store), std::move(options))) {}
 
 Agent::~Agent() {
   if (!owns_ || !core_->is_running()) return;
@@ -16,6 +26,13 @@ Agent::~Agent() {
   }
 }
 
+namespace {
+constinit thread_local int waits_at_once = 0;
+}
+CallerWaits::CallerWaits() { ++waits_at_once; }
+CallerWaits::~CallerWaits() { --waits_at_once; }
+bool CallerWaits::does() { return waits_at_once > 0; }
+
 Agent here() {
   const auto* serving = Serving::current();
   CHORALE_CHECK_STATE(serving, "[rpc] here() is known inside a function that an agent serves only");
@@ -25,12 +42,12 @@ Agent agent_of(Core& core) { return Agent(core.shared_from_this()); }
 WorkerInfo caller() {
   const auto* serving = Serving::current();
   CHORALE_CHECK_STATE(serving, "[rpc] caller() is known inside a function that an agent serves only");
-  return serving->core.workers()[static_cast<size_t>(serving->from)];
+  return serving->core.roster().known(serving->from);
 }
 
-const WorkerInfo& Agent::info() const { return core_->workers()[static_cast<size_t>(core_->own())]; }
-const WorkerInfo& Agent::info(const To& worker) const { return core_->worker(worker); }
-const std::vector<WorkerInfo>& Agent::workers() const { return core_->workers(); }
+const WorkerInfo& Agent::info() const { return core_->own_info(); }
+WorkerInfo Agent::info(const To& worker) const { return core_->roster().find(worker); }
+std::vector<WorkerInfo> Agent::workers() const { return core_->roster().all(); }
 bool Agent::is_running() const { return core_->is_running(); }
 std::shared_ptr<Helper> Agent::helper() const { return core_->helper(); }
 Agent::operator dist_autograd::Contexts&() const { return core_->contexts(); }
@@ -89,7 +106,7 @@ Agent::Numbers Agent::debug_info() const {
   return all;
 }
 
-std::string Agent::flight_record() const { return core_->log().json(core_->own(), core_->workers(), {}); }
+std::string Agent::flight_record() const { return core_->log().json(core_->own(), workers(), {}); }
 
 // ---- calls
 
@@ -130,7 +147,7 @@ void Agent::start_remote(const std::shared_ptr<Reference>& reference, const To& 
 
 Future<std::vector<Tensor>> Agent::call_op_async(const To& to, const std::string& op, const std::vector<Tensor>& in,
                                                  const Attrs& attributes) {
-  const WorkerInfo& worker = info(to);
+  const WorkerInfo worker = info(to);
   using Result = Future<std::vector<Tensor>>;
   Result future(std::make_shared<Result::State>(helper()));
   Writer writer = begin(worker.id);
@@ -146,7 +163,7 @@ Future<std::vector<Tensor>> Agent::call_op_async(const To& to, const std::string
 
 RRef<std::vector<Tensor>> Agent::remote_op(const To& to, const std::string& op, const std::vector<Tensor>& in,
                                            const Attrs& attributes) {
-  const WorkerInfo& worker = info(to);
+  const WorkerInfo worker = info(to);
   Writer writer = begin(worker.id);
   const std::shared_ptr<Reference> reference = make_reference(worker.id);
   write_op(writer, op, in, attributes);

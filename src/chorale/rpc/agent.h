@@ -7,11 +7,13 @@
 //   RRef<Tensor> r = agent.remote<embed>("server", ids);        // the result stays there
 //   agent.shutdown();
 //
-// Every rank of the group makes an agent, and serves the others until it is shut down. Calls may be made by any thread,
+// Every rank of a group makes an agent, and serves the others until it is shut down; or workers join and leave one by
+// one, meeting at a store. Calls may be made by any thread,
 // also inside functions that are served. There is no order between two calls, not even of one thread.
 //
-// Tensors that are passed are read while the call is on its way: they must not be written before its result is there.
-// What a function gets is its own, except in a call of the own worker, which passes the same tensors.
+// Tensors that are passed may be written as soon as the call has returned, call_async() and remote() too: large ones
+// are read where they are by the worker that is called, which is waited for, or they get fresh pages (Note [Messages on
+// the wire]). What a function gets is its own, except in a call of the own worker, which passes the same tensors.
 //
 // Errors are RpcErrors that say of what kind they are and on which worker they arose. A worker that ends fails all
 // calls that wait for it.
@@ -22,7 +24,7 @@
 #include <utility>
 #include <vector>
 
-#include "chorale/comm/group.h"
+#include "chorale/comm/world.h"
 #include "chorale/rpc/agent_options.h"
 #include "chorale/rpc/call_log.h"
 #include "chorale/rpc/rref.h"
@@ -42,17 +44,23 @@ class Agent {
  public:
   // Collective over the group, which the agent does not need afterwards: it makes one of its own.
   explicit Agent(const comm::Group& group, AgentOptions options = {});
+  // The same over the world's default group. The world must live longer.
+  explicit Agent(comm::World& world, AgentOptions options = {});
+  // Joins the workers that meet at the store one by one, and may leave them again while they work: a group that changes
+  // (Note [Groups that change] in rpc/membership.h). The options say which number and name this worker has. Returns
+  // when it and all that are there know each other.
+  Agent(std::shared_ptr<transport::Store> store, AgentOptions options);
   // Shuts down gracefully if that was not done; immediately when an exception is passing through.
   ~Agent();
   // A copy stands for the same agent, and does not shut it down when it goes; callbacks may keep one.
   Agent(const Agent& other) : core_(other.core_), owns_(false) {}
   Agent& operator=(const Agent&) = delete;
 
-  // ---- who is there
+  // ---- the workers that are there
   const WorkerInfo& info() const;
   // RpcError (kUnknownWorker) for one that is not there.
-  const WorkerInfo& info(const To& worker) const;
-  const std::vector<WorkerInfo>& workers() const;
+  WorkerInfo info(const To& worker) const;
+  std::vector<WorkerInfo> workers() const;
   bool is_running() const;
 
   // ---- calls
@@ -61,7 +69,7 @@ class Agent {
     using Traits = detail::FunctionTraits<decltype(F)>;
     using Result = typename Traits::Result;
     static_assert(Sendable<typename Traits::Stored>, "this result cannot travel; call the function with remote()");
-    const WorkerInfo& worker = info(to);
+    const WorkerInfo worker = info(to);
     Future<Result> future(std::make_shared<typename Future<Result>::State>(helper()));
     Writer writer = begin(worker.id);
     write_arguments<F>(writer, args...);
@@ -75,12 +83,16 @@ class Agent {
   }
   template <auto F, class... Args>
   auto call(const To& to, const Args&... args) {
-    return call_async<F>(to, args...).wait();
+    const auto future = [&] {
+      const CallerWaits waits;
+      return call_async<F>(to, args...);
+    }();
+    return future.wait();
   }
   // The result stays with the worker that computes it. Returns at once; whether the function threw, to_here() says.
   template <auto F, class... Args>
   auto remote(const To& to, const Args&... args) -> RRef<typename detail::FunctionTraits<decltype(F)>::Stored> {
-    const WorkerInfo& worker = info(to);
+    const WorkerInfo worker = info(to);
     Writer writer = begin(worker.id);
     // The number of the reference comes before those of references among the arguments.
     const std::shared_ptr<Reference> reference = make_reference(worker.id);
@@ -149,7 +161,8 @@ class Agent {
 
   // ---- the end
   // Waits until all workers are here and no call is in flight anywhere, serving meanwhile; then deletes what references
-  // are left. Whatever fails, the agent is shut down afterwards. 0: waits for ever.
+  // are left. In a group that changes it waits for its own calls only, and tells the others that it leaves. Whatever
+  // fails, the agent is shut down afterwards. 0: waits for ever.
   void shutdown(Timeout timeout = Timeout(0));
   // Waits for nobody.
   void shutdown_now();

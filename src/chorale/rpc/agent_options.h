@@ -13,6 +13,8 @@ namespace chorale::rpc {
 struct AgentOptions {
   // Of at most 127 characters out of A-Z a-z 0-9 - _ : and not that of another worker; none: worker0, worker1, ….
   std::optional<std::string> name{};
+  // Of a worker that joins a group that changes: it must say it. Otherwise it is the rank in the group.
+  std::optional<int> id{};
   std::vector<Served> serves{};
   // For an answer, unless a call says otherwise; 0: for ever.
   Timeout timeout = std::chrono::seconds(60);
@@ -26,6 +28,8 @@ struct AgentOptions {
   // Before a control message is sent again; each time half as much longer.
   std::chrono::nanoseconds retry_after = std::chrono::seconds(1);
   Faults faults{};
+  // How the agent is made (rpc/backend.h).
+  std::string backend = "group";
   // How gradients are awaited (Note [Smart backward] in dist_autograd/contexts.h).
   dist_autograd::Mode backward = dist_autograd::Mode::kSmart;
 };

@@ -36,10 +36,12 @@ std::map<std::string, Bytes> Core::all_gather(const std::vector<std::string>& na
   std::sort(sorted.begin(), sorted.end());
   CHORALE_CHECK(!sorted.empty() && std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end(),
                 "[rpc] a barrier needs the names of its workers, each once");
-  const std::string& me = workers_[static_cast<size_t>(own_)].name;
+  const std::string& me = own_info_.name;
   CHORALE_CHECK(std::binary_search(sorted.begin(), sorted.end(), me), "[rpc] worker '", me,
                 "' is not among those of its barrier");
-  for (const std::string& name : sorted) worker(name);
+  std::vector<int> ids;
+  ids.reserve(sorted.size());
+  for (const std::string& name : sorted) ids.push_back(roster_.find(name).id);
   std::string set = key_of(sorted, 0), key;
   {
     const std::lock_guard lock(mutex_);
@@ -54,7 +56,7 @@ std::map<std::string, Bytes> Core::all_gather(const std::vector<std::string>& na
   if (sorted[0] != me) {
     Future<Bytes> answered(std::make_shared<Future<Bytes>::State>(helper()));
     ++gathers_;
-    request(worker(sorted[0]).id, {.kind = MessageKind::kGather, .payload = std::move(writer.payload)},
+    request(ids[0], {.kind = MessageKind::kGather, .payload = std::move(writer.payload)},
             {.timeout = timeout, .internal = true}, [this, answered](Message message, const std::exception_ptr& error) {
               --gathers_;
               if (error) {
@@ -64,7 +66,7 @@ std::map<std::string, Bytes> Core::all_gather(const std::vector<std::string>& na
               }
             });
     answered.state()->wait();
-    if (answered.has_error()) raise_for_the_dead(sorted, answered.state()->error());
+    if (answered.has_error()) raise_for_the_dead(ids, answered.state()->error());
     const Bytes bytes = answered.wait();
     Reader reader(bytes, {});
     std::map<std::string, Bytes> values;
@@ -102,20 +104,20 @@ std::map<std::string, Bytes> Core::all_gather(const std::vector<std::string>& na
   return here->values;
 }
 
-// A leader that has learnt of a death leaves, and whoever comes later finds that it is gone: the one that was gone
-// before it is to be named, if there is one. The word of it may come a little later.
-void Core::raise_for_the_dead(const std::vector<std::string>& names, const std::exception_ptr& error) {
+// A leader that has learnt of a death leaves, and a worker that comes later finds that the leader is gone: the one that
+// was gone before it is to be named, if there is one. The word of it may come a little later.
+void Core::raise_for_the_dead(const std::vector<int>& workers, const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const RpcError& known) {
-    const int leader = worker(names[0]).id;
+    const int leader = workers[0];
     if (known.kind() != RpcErrorKind::kConnection || known.worker() != leader) throw;
     std::optional<std::pair<int, std::string>> dead;
     wait_until(
         [&] {
           const std::lock_guard lock(mutex_);
-          for (const std::string& name : names) {
-            const auto found = gone_.find(worker(name).id);
+          for (const int worker : workers) {
+            const auto found = gone_.find(worker);
             if (found != gone_.end() && found->first != leader) dead = *found;
           }
           return dead.has_value();
@@ -156,7 +158,7 @@ void Core::serve_gather(int from, const Message& request) {
     const std::lock_guard lock(here->mutex);
     here->waiting.emplace_back(from, request.id);
   }
-  add_to_gathering(*here, workers_[static_cast<size_t>(from)].name, std::move(value), of);
+  add_to_gathering(*here, roster_.known(from).name, std::move(value), of);
   fail_gatherings_of_the_gone();
 }
 
@@ -172,7 +174,7 @@ void Core::fail_gatherings_of_the_gone() {
 
 void Core::fail_gatherings(int worker, const std::string& reason) {
   std::vector<std::shared_ptr<Gathering>> all;
-  const std::string& name = workers_[static_cast<size_t>(worker)].name;
+  const std::string name = roster_.known(worker).name;
   {
     const std::lock_guard lock(mutex_);
     for (const auto& [key, gathering] : gatherings_) {

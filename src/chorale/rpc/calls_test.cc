@@ -398,6 +398,28 @@ TEST(Faults, ALateCallMakesTheValueForNobody) {
   });
 }
 
+// On the own worker, where a value is read without a message.
+// spec: test_udf_remote_message_delay_timeout_to_self, test_remote_message_builtin_delay_timeout_to_self
+// spec: test_remote_message_script_delay_timeout_to_self
+TEST(Faults, ALateCallOfTheOwnWorkerMakesTheValueForNobody) {
+  AgentOptions options = for_tests(kServes);
+  options.faults.delay = {
+      {MessageKind::kRemoteCall, 100ms}, {MessageKind::kRemoteOp, 100ms}, {MessageKind::kFetch, 50ms}};
+  run_agents(2, options, [](Agent& agent, comm::Group& group) {
+    const int own = group.rank();
+    const RRef<Tensor> a = agent.remote<ones_plus>(To(own).within(1ms), 1);
+    text_of(Kind::kTimeout, own, [&] { a.created().wait(); });
+    text_of(Kind::kReferenceFailed, own, [&] { a.to_here(); });
+    const RRef<std::vector<Tensor>> b = agent.remote_op(To(own).within(1ms), "add", {ones({2}), ones({2})});
+    text_of(Kind::kTimeout, own, [&] { b.created().wait(); });
+    text_of(Kind::kReferenceFailed, own, [&] { b.to_here(); });
+    // Late, but not too late; and no limit of time holds for a value that is here.
+    const RRef<Tensor> c = agent.remote<ones_plus>(To(own).within(30s), 1);
+    EXPECT_EQ(c.to_here(1ms).to_vector<float>(), ones_plus(1).to_vector<float>());
+    expect_soon("nothing is left", [&] { return agent.debug().references.forks == 0; });
+  });
+}
+
 // spec: test_rpc_builtin_timeout, test_rpc_script_timeout
 TEST(Faults, CallsMayBeTooLate) {
   AgentOptions options = for_tests(kServes);

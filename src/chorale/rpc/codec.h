@@ -46,7 +46,8 @@ inline constexpr uint64_t kMostEmptyElements = 1 << 16;
 // large.
 class Writer {
  public:
-  // `core` and `to` are for remote references, which are counted for whoever gets them; without them, these throw.
+  // `core` and `to` are for remote references, which are counted for the worker that gets them; without them, these
+  // throw.
   explicit Writer(Core* core = nullptr, int to = -1) : core_(core), to_(to) {}
 
   void raw(const void* data, size_t bytes) {

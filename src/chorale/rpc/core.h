@@ -19,8 +19,10 @@
 #include "chorale/rpc/call_log.h"
 #include "chorale/rpc/courier.h"
 #include "chorale/rpc/crew.h"
+#include "chorale/rpc/membership.h"
 #include "chorale/rpc/post.h"
 #include "chorale/rpc/references.h"
+#include "chorale/rpc/roster.h"
 #include "chorale/rpc/timer.h"
 #include "chorale/rpc/worker.h"
 
@@ -38,6 +40,8 @@ struct Serving {
   static const Serving* current();
 };
 
+std::exception_ptr error_of(RpcErrorKind kind, int worker, const std::string& text);
+
 // What became of a request: an answer, or an error (null: none).
 using Answered = std::function<void(Message answer, const std::exception_ptr& error)>;
 
@@ -51,14 +55,19 @@ struct RequestOptions {
 class Core : public std::enable_shared_from_this<Core> {
  public:
   static std::shared_ptr<Core> start(const comm::Group& group, AgentOptions options);
+  // Of a group that changes (Note [Groups that change] in rpc/membership.h).
+  static std::shared_ptr<Core> join(std::shared_ptr<transport::Store> store, AgentOptions options);
   ~Core();
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
 
   int own() const { return own_; }
-  int size() const { return static_cast<int>(workers_.size()); }
-  const std::vector<WorkerInfo>& workers() const { return workers_; }
-  const WorkerInfo& worker(const To& to) const;
+  // What ends when the agent does.
+  void hold(std::unique_ptr<StaticUse> use) { use_ = std::move(use); }
+  const WorkerInfo& own_info() const { return own_info_; }
+  const Roster& roster() const { return roster_; }
+  // In a group that changes a worker may be known to others before it has met this one.
+  bool awaits_worker(int id);
   std::weak_ptr<Core> weak() { return weak_from_this(); }
   bool is_running() const { return state_ == State::kRuns || state_ == State::kLeaves; }
   std::shared_ptr<Helper> helper() { return {shared_from_this(), crew_.get()}; }
@@ -116,10 +125,16 @@ class Core : public std::enable_shared_from_this<Core> {
   };
   struct Gathering;  // barrier.cc
 
-  Core(const comm::Group& group, AgentOptions options);
+  Core(comm::Group group, WorkerInfo own, AgentOptions options, uint64_t ticket);
   static void check_no_other(const comm::Group& group);
-  void exchange_names(const comm::Group& group);
+  static void check_options(const AgentOptions& options);
+  void start_crew(int rank);
+  void forget_agent() const;
+  void say_hello();
   std::string flight_of(int worker, const std::string& reason);
+  // True: this is news.
+  bool note_gone(int worker, uint64_t ticket, const std::string& reason);
+  void drop_gone(int worker, uint64_t ticket, const std::string& reason);
   Job sort(Arrival arrival);
   Job sort_answer(int from, Message message);
   void send(int to, Message message, uint64_t id);
@@ -143,6 +158,7 @@ class Core : public std::enable_shared_from_this<Core> {
   std::function<void(const Reply&)> prepare_op(Reader& reader) const;
   std::function<void(const Reply&)> prepare_function(Reader& reader) const;
   void serve_fetch(int from, const Message& request);
+  void serve_type(int from, const Message& request);
   void serve_control(int from, const Message& request);
   void answer_value(int to, const Message& request, AnyValue value, const std::exception_ptr& error);
   std::exception_ptr at_home(const std::exception_ptr& error) const;
@@ -154,19 +170,24 @@ class Core : public std::enable_shared_from_this<Core> {
   void add_to_gathering(Gathering& gathering, const std::string& name, Bytes value, size_t of);
   void fail_gatherings(int worker, const std::string& reason);
   void fail_gatherings_of_the_gone();
-  [[noreturn]] void raise_for_the_dead(const std::vector<std::string>& names, const std::exception_ptr& error);
+  [[noreturn]] void raise_for_the_dead(const std::vector<int>& workers, const std::exception_ptr& error);
+
+  // leaving.cc
   void leave_gracefully(Timeout timeout);
+  void leave_alone(Timeout timeout);
   int64_t own_calls() const;
 
   AgentOptions options_;
   const int own_;
-  std::vector<WorkerInfo> workers_;
-  std::map<std::string, int, std::less<>> by_name_;
+  const WorkerInfo own_info_;
+  Roster roster_;
+  std::unique_ptr<Membership> membership_{};  // of a group that changes
+  std::unique_ptr<StaticUse> use_{};
   std::map<std::string, const Served*, std::less<>> functions_;
   std::atomic<State> state_{State::kStarts};
   std::atomic<int64_t> timeout_ns_;
   Post post_;
-  References references_{*this};
+  References references_;
   RpcCourier courier_{*this};
   dist_autograd::Contexts contexts_;
   Timer timer_;
@@ -179,7 +200,7 @@ class Core : public std::enable_shared_from_this<Core> {
   std::map<int, std::string> gone_;          // workers, and why
   std::map<std::string, int> failed_sends_;  // faults: how often each request has failed
   std::atomic<int64_t> served_{0}, served_later_{0}, gathers_{0};
-  std::atomic<bool> is_awaited_{false};                 // somebody is in wait_until()
+  std::atomic<bool> is_awaited_{false};                 // a thread is in wait_until()
   std::shared_ptr<Future<void>::State> next_change_{};  // for that, with the lock
   std::atomic<uint64_t> drawn_{0};                      // of faults: numbers so far,
   std::atomic<int64_t> delayed_{0};                     // and messages that are sent later

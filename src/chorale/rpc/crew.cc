@@ -23,7 +23,8 @@ constinit thread_local uint64_t chain_of_thread = 0;
 
 uint64_t Crew::current_chain() { return chain_of_thread; }
 
-void Crew::run_safely(const Task& task) {
+// The task ends here, not with the lock: what it holds may send messages when it goes.
+void Crew::run_safely(Task task) {
   struct Scope {
     uint64_t before;
     ~Scope() { chain_of_thread = before; }
@@ -96,11 +97,11 @@ void Crew::work() {
   std::unique_lock lock(mutex_);
   while (!stops_) {
     if (!queue_.empty()) {
-      const Task task = std::move(queue_.front());
+      Task task = std::move(queue_.front());
       queue_.pop_front();
       call_up();
       lock.unlock();
-      run_safely(task);
+      run_safely(std::move(task));
       lock.lock();
     } else if (!has_reader_) {
       has_reader_ = own_reader_ = true;
@@ -199,7 +200,7 @@ void Crew::wait_long(FutureState& state, Deadline deadline) {
     call_up();  // also for what this thread has just stopped doing
     if (Task task; take_of_chain(waiter.chain, task)) {
       lock.unlock();
-      run_safely(task);
+      run_safely(std::move(task));
       lock.lock();
     } else if (!has_reader_ && !stops_ && called_ == 0 && idle_ == 0 && !can_grow()) {
       has_reader_ = true;

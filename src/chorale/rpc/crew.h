@@ -80,7 +80,7 @@ class Crew final : public Helper {
   };
 
   void work();
-  static void run_safely(const Task& task);
+  static void run_safely(Task task);
   // These with the lock. Sees to it that a thread reads or takes what is queued.
   void call_up();
   bool can_grow() const;

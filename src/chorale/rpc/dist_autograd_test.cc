@@ -1,4 +1,5 @@
-// Distributed autograd (spec/rpc-and-distributed-autograd.md, B2), in both modes.
+// Distributed autograd (spec/rpc-and-distributed-autograd.md, B2), in both modes: what is recorded, and gradients. What
+// backward does besides is in backward_test.cc.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -41,28 +42,6 @@ Tensor plus_on(const Tensor& a, const Tensor& b, int64_t worker, bool by_referen
   if (by_reference) return here().remote<plus>(worker, a, b).to_here();
   return here().call<plus>(worker, a, b);
 }
-Tensor if_wanted(const Tensor& a, const Tensor& b) { return requires_grad(b) ? sub(a, b) : mul(a, b); }
-
-struct Throws final : Function {
-  const char* name() const override { return "throws"; }
-  std::vector<Tensor> forward(const std::vector<Tensor>& in) override { return {clone(in[0])}; }
-  std::vector<Tensor> backward(const std::vector<Tensor>&) override { throw StateError("simulated error in backward"); }
-};
-Tensor throwing(const Tensor& x, int64_t hops) {
-  if (hops == 0) return apply<Throws>({x})[0];
-  Agent agent = here();
-  return agent.call<throwing>((agent.info().id + 1) % static_cast<int64_t>(agent.workers().size()), x, hops - 1);
-}
-std::atomic<int> failures_left{0};
-struct ThrowsSometimes final : Function {
-  const char* name() const override { return "throws sometimes"; }
-  std::vector<Tensor> forward(const std::vector<Tensor>& in) override { return {clone(in[0])}; }
-  std::vector<Tensor> backward(const std::vector<Tensor>& dout) override {
-    if (failures_left > 0) throw StateError("simulated error in backward");
-    return {dout[0]};
-  }
-};
-Tensor throwing_sometimes(const Tensor& x) { return apply<ThrowsSometimes>({x})[0]; }
 
 Tensor make_wanting(const Shape& sizes, double seed) { return wanting(pattern(sizes, seed)); }
 Tensor add_to_ref(const RRef<Tensor>& a, const Tensor& b) { return add(a.local_value(), b); }
@@ -70,20 +49,10 @@ Tensor add_to_ref_nested(const RRef<Tensor>& a, const Tensor& b) { return here()
 
 const std::vector<Served>& functions() {
   static const std::vector<Served> all = [] {
-    std::vector<Served> list{remote<plus>,
-                             remote<times>,
-                             remote<product>,
-                             remote<stacked>,
-                             remote<nothing>,
-                             remote<nested_plus>,
-                             remote<plus_on>,
-                             remote<if_wanted>,
-                             remote<throwing>,
-                             remote<throwing_sometimes>,
-                             remote<make_wanting>,
-                             remote<add_to_ref>,
-                             remote<add_to_ref_nested>,
-                             remote<split_in_five>};
+    std::vector<Served> list{
+        remote<plus>,         remote<times>,   remote<product>,      remote<stacked>,    remote<nothing>,
+        remote<nested_plus>,  remote<plus_on>, remote<make_wanting>, remote<add_to_ref>, remote<add_to_ref_nested>,
+        remote<split_in_five>};
     list.insert(list.end(), context_functions().begin(), context_functions().end());
     return list;
   }();
@@ -492,219 +461,11 @@ TEST_P(DistAutograd, ProgramsOfManyCallsGiveTheGradientsOfOneWorker) {
   });
 }
 
-// spec: test_backward_without_context
-TEST_P(DistAutograd, BackwardOfAContextThatIsNotThereIsAnError) {
-  run(2, [](Agent& agent, comm::Group&) {
-    Contexts& contexts = agent;
-    const Tensor x = wanting(pattern({3}, 1));
-    EXPECT_THAT(text_of(Kind::kUnknownContext, [&] { contexts.backward(100, {sum(x)}, false); }),
-                HasSubstr("context 100"));
-  });
-}
-
-// spec: test_backward_without_rpc
-TEST_P(DistAutograd, WorksWithoutAnyCall) {
-  run(2, [](Agent& agent, comm::Group&) {
-    const Tensor x = wanting(pattern({3, 3}, 1)), y = wanting(pattern({3, 3}, 2));
-    Context context(agent);
-    context.backward({sum(add(x, y))});
-    ASSERT_EQ(context.gradients().size(), 2u);
-    for (const auto& [leaf, gradient] : context.gradients())
-      EXPECT_EQ(gradient.to_vector<float>(), std::vector<float>(9, 1));
-    EXPECT_FALSE(gradient(x).defined());
-  });
-}
-
-// spec: test_backward_invalid_args
-TEST_P(DistAutograd, RootsAreChecked) {
-  run(2, [](Agent& agent, comm::Group&) {
-    Context context(agent);
-    const Tensor x = wanting(pattern({1}, 1));
-    const auto text = [&](const std::vector<Tensor>& roots) -> std::string {
-      try {
-        context.backward(roots);
-      } catch (const Error& error) {
-        return error.what();
-      }
-      return "no error";
-    };
-    EXPECT_THAT(text({}), HasSubstr("at least one root"));
-    EXPECT_THAT(text({pattern({1}, 1)}), HasSubstr("does not require a gradient"));
-    EXPECT_THAT(text({wanting(pattern({3, 3}, 1))}), HasSubstr("must have one element, not shape [3, 3]"));
-    EXPECT_THAT(text({x}), HasSubstr("is a leaf"));
-  });
-}
-
-// spec: test_backward_multiple_roots
-TEST_P(DistAutograd, SeveralRootsAddUp) {
-  run(4, [](Agent& agent, comm::Group&) {
-    const Tensor vx = wanting(pattern({3, 3}, 1)), vy = wanting(pattern({3, 3}, 2));
-    const auto roots = [&](bool here, const Tensor& x, const Tensor& y) -> std::vector<Tensor> {
-      const auto call = [&](const char* op, const std::vector<Tensor>& in) {
-        return agent.call_op(here ? To(agent.info()) : To(next(agent)), op, in);
-      };
-      return {sum(call("add", {x, y})), sum(call("mul", {x, y})), sum(call("cos", {x})), sum(call("div", {x, y}))};
-    };
-    const Tensor x = wanting(vx), y = wanting(vy), lx = wanting(vx), ly = wanting(vy);
-    backward(add(add(sum(add(lx, ly)), sum(mul(lx, ly))), add(sum(cos(lx)), sum(div(lx, ly)))));
-    Context context(agent);
-    context.backward(roots(false, x, y));
-    const auto close = [](const Tensor& a, const Tensor& b) {
-      const auto va = a.to_vector<float>(), vb = b.to_vector<float>();
-      for (size_t i = 0; i < va.size(); ++i) EXPECT_NEAR(va[i], vb[i], 1e-4f * (1 + std::abs(vb[i])));
-    };
-    close(context.gradient(x), gradient(lx));
-    close(context.gradient(y), gradient(ly));
-  });
-}
-
 // spec: test_backward_different_dtypes
 TEST_P(DistAutograd, EachLeafsGradientHasItsDtype) {
   run(4, [](Agent& agent, comm::Group&) {
     expect_as_local(agent, {wanting(pattern({3, 3}, 1)), wanting(to(pattern({3, 3}, 2), DType::kF64))},
                     [&](How how, const auto& t) { return sum(run_as<plus>(how, agent, next(agent), t[0], t[1])); });
-  });
-}
-
-// spec: test_mixed_requires_grad
-TEST_P(DistAutograd, WhetherATensorNeedsAGradientArrives) {
-  run(4, [](Agent& agent, comm::Group&) {
-    for (How how : {How::kCall, How::kRemote}) {
-      const Tensor x = wanting(pattern({3, 3}, 1)), y = pattern({3, 3}, 2);
-      Context context(agent);
-      const Tensor z = run_as<if_wanted>(how, agent, next(agent), x, y);
-      EXPECT_EQ(z.to_vector<float>(), mul(x.alias(), y).to_vector<float>());
-      context.backward({sum(z)});
-      EXPECT_EQ(context.gradients().size(), 1u);
-      EXPECT_EQ(context.gradient(x).to_vector<float>(), y.to_vector<float>());
-    }
-  });
-}
-
-// spec: test_backward_accumulate_grads, test_nested_backward_accumulate_grads
-TEST_P(DistAutograd, SeveralBackwardsAddUp) {
-  run(4, [](Agent& agent, comm::Group&) {
-    const Tensor x = wanting(pattern({3, 3}, 1)), y = wanting(pattern({3, 3}, 2)), lx = wanting(x);
-    backward(sum(matmul(lx, y.alias())), {}, {.retain_graph = true});
-    const auto once = gradient(lx).to_vector<float>();
-    Context context(agent);
-    const Tensor loss = sum(agent.call<product>(next(agent), x, y));
-    context.backward({loss}, true);
-    EXPECT_EQ(context.gradient(x).to_vector<float>(), once);
-    context.backward({loss});
-    EXPECT_EQ(context.gradient(x).to_vector<float>(), add(gradient(lx), gradient(lx)).to_vector<float>());
-    const Tensor nested = sum(agent.call<nested_plus>(next(agent), x, y, false, 2));
-    context.backward({nested}, true);
-    context.backward({nested});
-  });
-}
-
-// spec: test_multiple_backward
-TEST_P(DistAutograd, CanBeRepeatedOften) {
-  run(4, [](Agent& agent, comm::Group&) {
-    const Tensor x = wanting(pattern({3, 3}, 1)), y = wanting(pattern({3, 3}, 2));
-    Context context(agent);
-    const Tensor loss = sum(agent.call<plus>(next(agent), x, y));
-    for (int i = 0; i < 1000; ++i) context.backward({loss}, true);
-    EXPECT_EQ(context.gradient(x).to_vector<float>(), std::vector<float>(9, 1000));
-  });
-}
-
-// spec: test_backward_verify_hooks
-TEST_P(DistAutograd, HooksOfLeavesSeeAndReplaceGradients) {
-  run(4, [](Agent& agent, comm::Group&) {
-    for (How how : {How::kCall, How::kRemote}) {
-      const Tensor x = wanting(ones({3, 3}, DType::kF32)), y = wanting(pattern({3, 3}, 2));
-      on_gradient(x, [](const Tensor& g) { return mul(g, 2); });
-      Context context(agent);
-      context.backward({sum(run_as<product>(how, agent, next(agent), x, y))});
-      const Tensor lx = wanting(x), ly = wanting(y);
-      backward(sum(matmul(lx, ly)));
-      EXPECT_EQ(context.gradient(x).to_vector<float>(), mul(gradient(lx), 2).to_vector<float>());
-      EXPECT_EQ(context.gradient(y).to_vector<float>(), gradient(ly).to_vector<float>());
-    }
-  });
-}
-
-// ---- errors
-
-// spec: test_backward_autograd_engine_error, test_backward_python_udf_error
-TEST_P(DistAutograd, AnErrorFarAwayArrivesWithItsWorkerAndText) {
-  run(4, [](Agent& agent, comm::Group& group) {
-    const Tensor x = wanting(pattern({3, 3}, 1));
-    for (int hops : {0, 1, 2}) {
-      Context context(agent);
-      const Tensor y = agent.call<throwing>(next(agent), x, hops);
-      const int there = (group.rank() + 1 + hops) % 4;
-      EXPECT_THAT(text_of(Kind::kRemote, there, [&] { context.backward({sum(y)}); }),
-                  HasSubstr("simulated error in backward"));
-    }
-  });
-}
-
-// spec: test_multiple_backward_with_errors
-TEST_P(DistAutograd, AfterErrorsTheSameContextWorks) {
-  failures_left = 50 * 4;
-  std::barrier all_failed(4);
-  run(4, [&](Agent& agent, comm::Group&) {
-    const Tensor x = wanting(pattern({3, 3}, 1));
-    Context context(agent);
-    const Tensor loss = sum(agent.call<throwing_sometimes>(next(agent), x));
-    for (int i = 0; i < 50; ++i) {
-      text_of(Kind::kRemote, [&] { context.backward({loss}, true); });
-      --failures_left;
-    }
-    all_failed.arrive_and_wait();
-    EXPECT_EQ(failures_left, 0);
-    for (int i = 0; i < 49; ++i) context.backward({loss}, true);
-    EXPECT_EQ(context.gradient(x).to_vector<float>(), std::vector<float>(9, 49));
-  });
-}
-
-// spec: test_backward_unused_send_function
-TEST(DistAutogradFast, AResultThatNobodyUsesKeepsBackwardWaiting) {
-  AgentOptions options = for_tests(functions());
-  options.backward = Mode::kFast;
-  comm::run_ranks(2, [&](comm::Group& group) {
-    Agent agent(group, options);
-    if (group.rank() == 0) {
-      const Tensor x = wanting(pattern({3, 3}, 1));
-      std::promise<void> ended;
-      std::thread helper([&] {
-        Context context(agent);
-        agent.call<plus>(next(agent), x, x);  // its result is dropped
-        const Tensor y = agent.call<times>(next(agent), x, x);
-        try {
-          context.backward({sum(y)});
-          ADD_FAILURE() << "it ended";
-        } catch (const RpcError&) {  // the agent was shut down
-        }
-        ended.set_value();
-      });
-      EXPECT_EQ(ended.get_future().wait_for(10s), std::future_status::timeout);
-      agent.shutdown_now();
-      helper.join();
-    }
-    group.barrier().wait();
-    if (group.rank() == 1) agent.shutdown_now();
-  });
-}
-
-TEST(DistAutogradSmart, AResultThatNobodyUsesIsNotWaitedFor) {
-  run_agents(4, for_tests(functions()), [&](Agent& agent, comm::Group&) {
-    const Tensor x = wanting(pattern({3, 3}, 1)), y = wanting(pattern({3, 3}, 2));
-    Context context(agent);
-    const Tensor dropped = agent.call<nested_plus>(next(agent), x, y, false, 2);
-    agent.remote<times>(next(agent, 2), x, y);
-    const Tensor used = agent.call<times>(next(agent), x, y);
-    context.backward({sum(used)});
-    EXPECT_EQ(context.gradient(x).to_vector<float>(), y.to_vector<float>());
-    EXPECT_EQ(context.gradient(y).to_vector<float>(), x.to_vector<float>());
-    // What was not used then can be used now.
-    context.backward({sum(dropped)});
-    EXPECT_EQ(context.gradient(x).to_vector<float>(), add(y.alias(), 1).to_vector<float>());
-    // And what a function does not use gets no gradient.
-    context.backward({sum(mul(agent.call<if_wanted>(next(agent), x, agent.call<plus>(next(agent, 2), x, y)), 0))});
   });
 }
 

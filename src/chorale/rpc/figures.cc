@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "chorale/rpc/core.h"
+
 namespace chorale::rpc {
 
 WorkerFigures figures_of(const Agent& agent) {
@@ -15,8 +17,8 @@ WorkerFigures figures_of(const Agent& agent) {
                         .pairs = {}};
   figures.pairs.reserve(info.calls.size());
   for (const CallFigures& pair : info.calls)
-    figures.pairs.push_back({agent.info(pair.worker).name, pair.calls, pair.failed, pair.in_flight, pair.bytes_sent,
-                             pair.bytes_received, pair.p50_us, pair.p99_us});
+    figures.pairs.push_back({agent.core()->roster().known(pair.worker).name, pair.calls, pair.failed, pair.in_flight,
+                             pair.bytes_sent, pair.bytes_received, pair.p50_us, pair.p99_us});
   return figures;
 }
 

@@ -28,7 +28,7 @@ namespace chorale::rpc {
 
 class FutureState;
 
-// Whoever can do something useful while a thread waits: an agent reads messages.
+// What can be useful while a thread waits: an agent reads messages.
 class Helper {
  public:
   virtual ~Helper() = default;
@@ -73,7 +73,7 @@ class FutureState {
     return !callbacks_.empty();
   }
   const std::shared_ptr<Helper>& helper() const { return helper_; }
-  // Whoever waits for it runs what comes for backward passes, too, instead of leaving that to other threads.
+  // A thread that waits for it runs what comes for backward passes, too, instead of leaving that to other threads.
   void set_helps_backward() { helps_backward_ = true; }
   bool helps_backward() const { return helps_backward_; }
 

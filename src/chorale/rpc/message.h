@@ -3,11 +3,11 @@
 // Note [Messages on the wire]
 // A message is one parcel (comm/message_queue.h): a head, a description of each tensor, the values, the bytes of small
 // tensors. A large tensor is a parcel of its own, and lent (Note [Lent parcels] in comm/lent_parcels.h), so that its
-// bytes are copied once: from where they are to where the receiver wants them. Whoever calls does not write it before
-// the result is there (rpc/agent.h), and gets fresh pages if it does not wait for that. Of all else that is sent, a
-// tensor that somebody may write is copied first. A tensor that is a view travels as the stretch of memory that it
-// reaches over, and arrives with its strides; one that would waste more than half of a large stretch is copied first
-// and arrives contiguous.
+// bytes are copied once: from where they are to where the receiver wants them. A caller
+// that waits for the result cannot write it meanwhile; one that does not waits until the receiver has it, and gets
+// fresh pages if that takes long. Of all else that is sent, a tensor that somebody may write is copied first. A tensor
+// that is a view travels as the stretch of memory that it reaches over, and arrives with its strides; one that would
+// waste more than half of a large stretch is copied first and arrives contiguous.
 #pragma once
 
 #include <memory>
@@ -37,8 +37,10 @@ enum class MessageKind : uint8_t {
   kRefBackward,  // backward from the value behind a reference
   kGather,       // what all workers, or some, have: at their leader
   kLeave,        // a worker leaves
+  kHello,        // a worker has come
+  kType,         // of the value behind a reference
 };
-inline constexpr int kMessageKinds = static_cast<int>(MessageKind::kLeave) + 1;
+inline constexpr int kMessageKinds = static_cast<int>(MessageKind::kType) + 1;
 std::string_view name_of(MessageKind kind);
 inline bool is_request(MessageKind kind) { return kind > MessageKind::kError; }
 

@@ -33,7 +33,7 @@ CHORALE_FUZZ(RpcMessages, seeds()) {
       Tensor::from<uint8_t>(std::span<const uint8_t>(reinterpret_cast<const uint8_t*>(input.data()), input.size()),
                             {static_cast<int64_t>(input.size())});
   Incoming incoming(parcel);
-  // Nobody sends what it promises; the sizes are bounded by whoever receives it.
+  // Nobody sends what it promises; the sizes are bounded by the receiver.
   CHORALE_CHECK(incoming.apart().empty(), "large tensors");
   const Message message = incoming.unpack({});
   for (const Tensor& x : message.tensors) {

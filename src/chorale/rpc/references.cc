@@ -13,7 +13,7 @@ Message control(MessageKind kind, std::initializer_list<GlobalId> ids) {
   return {.kind = kind, .payload = std::move(writer.payload)};
 }
 
-// At the end of a scope, behind all locks: whoever waits for the tables to become empty looks again.
+// At the end of a scope, behind all locks: a thread that waits for the tables to become empty looks again.
 struct NotedChange {
   Core& core;
   ~NotedChange() { core.note_change(); }
@@ -27,6 +27,12 @@ std::shared_ptr<Core> Reference::core() const {
     throw RpcError(RpcErrorKind::kNotRunning, -1,
                    concat("[rref] the agent of reference ", id_, " was shut down; it is of no use any more"));
   return core;
+}
+
+Future<std::string> Reference::type(const std::function<Future<std::string>()>& ask) {
+  const std::lock_guard lock(mutex_);
+  if (!type_ || (type_->is_complete() && type_->has_error())) type_ = ask();
+  return *type_;
 }
 
 UserReference::~UserReference() {
@@ -61,6 +67,7 @@ std::shared_ptr<OwnerReference> References::make_own() {
   const GlobalId id = next_id();
   auto reference = get_or_create(id);
   reference->asked_for = true;
+  reference->own_call.emplace();
   add_fork(id, id, core_.own());
   return reference;
 }
@@ -124,8 +131,8 @@ ForkData References::fork(const std::shared_ptr<Reference>& reference, int to, c
 std::shared_ptr<Reference> References::adopt(const ForkData& data, int from,
                                              std::vector<std::shared_ptr<FutureState>>& gates) {
   const GlobalId id{data.id}, fork{data.fork};
-  CHORALE_CHECK(data.owner >= 0 && data.owner < core_.size() && data.parent == from, "[rpc] reference ", id,
-                " has owner ", data.owner, " and came from ", from, " for ", data.parent);
+  CHORALE_CHECK(data.parent == from && core_.awaits_worker(data.owner), "[rpc] reference ", id, " has owner ",
+                data.owner, " and came from ", from, " for ", data.parent);
   if (from == core_.own()) {  // it never left
     std::shared_ptr<Reference> same = child_accepted(fork);
     CHORALE_CHECK(same, "[rpc] reference ", id, " was read twice");
@@ -225,16 +232,14 @@ void References::tell_end(UserReference& user) {
 
 // ---- the end
 
-bool References::delete_all(Deadline deadline) {
-  const auto until = [&](const auto& empty) {
-    return core_.wait_until(
-        [&] {
-          const std::lock_guard lock(mutex_);
-          return empty();
-        },
-        deadline);
-  };
-  if (!until([&] { return pending_users_.empty() && pending_children_.empty(); })) return false;
+bool References::delete_users(Deadline deadline) {
+  const bool settled = core_.wait_until(
+      [&] {
+        const std::lock_guard lock(mutex_);
+        return pending_users_.empty() && pending_children_.empty();
+      },
+      deadline);
+  if (!settled) return false;
   std::vector<std::shared_ptr<UserReference>> users;
   {
     const std::lock_guard lock(mutex_);
@@ -243,6 +248,11 @@ bool References::delete_all(Deadline deadline) {
     }
   }
   for (const auto& user : users) tell_end(*user);
+  return true;
+}
+
+bool References::delete_all(Deadline deadline) {
+  if (!delete_users(deadline)) return false;
   std::vector<std::shared_ptr<OwnerReference>> never_forked;
   {
     const std::lock_guard lock(mutex_);
@@ -255,7 +265,12 @@ bool References::delete_all(Deadline deadline) {
       }
     }
   }
-  return until([&] { return owners_.empty(); });
+  return core_.wait_until(
+      [&] {
+        const std::lock_guard lock(mutex_);
+        return owners_.empty();
+      },
+      deadline);
 }
 
 std::string References::leaks() const {

@@ -1,4 +1,4 @@
-// Inside rpc: remote references and who holds them.
+// Inside rpc: remote references and the workers that hold them.
 //
 // Note [References]
 // A value lives on its owner for as long as any worker has a reference to it. Every reference on another worker (a
@@ -15,9 +15,11 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <ostream>
 #include <set>
 #include <string>
@@ -56,8 +58,12 @@ class Reference {
   // RpcError (kNotRunning) when the agent is gone.
   std::shared_ptr<Core> core() const;
   const std::weak_ptr<Core>& weak_core() const { return core_; }
+  // The type of the value, which `ask` asks for: once, unless that fails.
+  Future<std::string> type(const std::function<Future<std::string>()>& ask);
 
  private:
+  std::mutex mutex_;
+  std::optional<Future<std::string>> type_;  // with the lock
   const std::weak_ptr<Core> core_;
   const GlobalId id_;
   const int owner_;
@@ -71,6 +77,8 @@ class OwnerReference final : public Reference {
   // The call that makes the value has come. Before that it is kept even when no user is known: the one that called is
   // not known yet.
   std::atomic<bool> asked_for{false};
+  // The answer to a call of remote() by the owner itself; none: others have made it.
+  std::optional<Future<void>> own_call{};
 };
 
 class UserReference final : public Reference {
@@ -107,7 +115,8 @@ struct ReferenceCounts {
 
 class References {
  public:
-  explicit References(Core& core) : core_(core) {}
+  // Numbers begin at `first`.
+  explicit References(Core& core, uint64_t first = 0) : core_(core), next_(first) {}
 
   GlobalId next_id();
   // ---- making them
@@ -135,7 +144,9 @@ class References {
   void tell_end(UserReference& user);
 
   // ---- the end
-  // Deletes all users that are still held, and waits until nobody refers to anything here. False: not in time.
+  // Deletes all users that are still held. False: some were not known to their owners in time.
+  bool delete_users(Deadline deadline);
+  // Does so, and waits until nobody refers to anything here. False: not in time.
   bool delete_all(Deadline deadline);
   // The references that are left, by id and with the workers that hold them; empty when there are none.
   std::string leaks() const;
@@ -146,7 +157,7 @@ class References {
  private:
   Core& core_;
   mutable std::mutex mutex_;
-  uint64_t next_ = 0;
+  uint64_t next_;
   std::map<GlobalId, std::shared_ptr<OwnerReference>> owners_;
   std::map<GlobalId, std::map<GlobalId, int>> forks_;  // by reference: its users, and the workers that hold them
   std::map<GlobalId, std::set<GlobalId>> gone_;        // forks that are deleted, of references that live

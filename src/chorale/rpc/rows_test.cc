@@ -5,10 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <random>
 #include <thread>
 
 #include "chorale/nn/nn.h"
 #include "chorale/optim/optim.h"
+#include "chorale/parallel/ddp.h"
 #include "chorale/rpc/context_test_util.h"
 
 namespace chorale::rpc {
@@ -17,6 +19,7 @@ namespace {
 using namespace std::chrono_literals;
 using dist_autograd::Context;
 using dist_autograd::Mode;
+using parallel::DistributedDataParallel;
 using testing::HasSubstr;
 using Kind = RpcErrorKind;
 
@@ -377,6 +380,41 @@ TEST_P(SparseTables, OnAnotherWorkerAddUpTheirSparseGradients) {
   });
 }
 
+// Means of the rows in each bag of a table, whose gradient is sparse.
+struct BagOfRows : nn::Module {
+  nn::Embedding table{10, 3, {.sparse = true}};
+  CHORALE_MODULE(BagOfRows, table)
+  BagOfRows() { set_data(table.weight, pattern({10, 3}, 6)); }
+  Tensor forward(const Tensor& ids, const Tensor& offsets) {
+    return embedding_bag(arange(0, ids.elems(), 1, DType::kI64), table(ids), offsets, {.mode = BagMode::kMean});
+  }
+};
+
+// spec: test_ddp_dist_autograd_sparse_grads
+TEST_P(SparseTables, InDataParallelModulesHaveTheSameAveragesInAContext) {
+  AgentOptions options = for_tests({});
+  options.backward = GetParam();
+  run_agents(4, options, [](Agent& agent, comm::Group& group) {
+    DistributedDataParallel ddp(BagOfRows(), group);
+    std::mt19937 random(static_cast<unsigned>(group.rank()));
+    std::vector<int64_t> rows(10);
+    for (int64_t& row : rows) row = static_cast<int64_t>(random() % 10);
+    const Tensor ids = Tensor::from(rows, {10}), offsets = Tensor::from<int64_t>({0, 4}, {2});
+    const auto loss = [&] { return sum(mul(ddp(ids, offsets), pattern({2, 3}, group.rank()))); };
+    backward(loss());
+    const Tensor table = ddp.module().table.weight, expected = gradient(table);
+    ASSERT_TRUE(expected.is_sparse());
+    const auto before = to_dense(expected).to_vector<float>();
+    Context context(agent);
+    context.backward({loss()});
+    ASSERT_EQ(context.gradients().size(), 1u);
+    ASSERT_TRUE(context.gradient(table).is_sparse());
+    EXPECT_EQ(to_dense(context.gradient(table)).to_vector<float>(), before);
+    EXPECT_EQ(to_dense(gradient(table)).to_vector<float>(), before);  // which stays as it was
+    agent.barrier();
+  });
+}
+
 // ---- a worker in the middle of a chain ends
 
 Tensor plus_along(const Tensor& a, const Tensor& b, int64_t hops) {
@@ -395,6 +433,10 @@ TEST_P(SparseTables, AChainWithAWorkerThatEndedFailsWhereItBegan) {
       Context context(agent);
       const Tensor z = agent.call<plus_along>(1, x, y, 3);
       agent.barrier();
+      // Until it is gone it serves.
+      text_of(Kind::kConnection, 2, [&] {
+        while (true) agent.call<plus_along>(2, ones({1}), ones({1}), 0);
+      });
       text_of(Kind::kConnection, 2, [&] { context.backward({sum(z)}); });
       agent.barrier({"worker0", "worker1", "worker3"});
     } else {

@@ -14,7 +14,7 @@ void AnyRRef::check_usable(const char* call) const {
   if (!is_owner()) static_cast<const UserReference&>(get()).check_usable(call);
 }
 
-WorkerInfo AnyRRef::owner() const { return get().core()->workers()[static_cast<size_t>(get().owner())]; }
+WorkerInfo AnyRRef::owner() const { return get().core()->roster().known(get().owner()); }
 
 bool AnyRRef::is_confirmed() const {
   if (is_owner()) return true;
@@ -24,9 +24,42 @@ bool AnyRRef::is_confirmed() const {
 
 Future<void> AnyRRef::created() const {
   if (!is_owner()) return static_cast<const UserReference&>(get()).created;
+  if (const auto& call = static_cast<const OwnerReference&>(get()).own_call) return *call;
   Future<void> now;
   now.set();
   return now;
+}
+
+Future<std::string> AnyRRef::type_async(std::optional<Timeout> timeout) const {
+  const bool here = is_owner();
+  check_usable("type");
+  const std::shared_ptr<Core> core = get().core();
+  return reference_->type([&] {
+    // Kept by the reference, so it must not keep the agent.
+    const Future<std::string> future;
+    if (here) {
+      const auto value = std::static_pointer_cast<OwnerReference>(reference_)->value;
+      value.state()->add_callback([future, value] {
+        if (const auto error = value.state()->error()) return (void)future.state()->try_set_error(error);
+        future.state()->try_set(value.state()->value().type->name);
+      });
+      return future;
+    }
+    Writer writer;
+    writer.number(id().packed);
+    core->request(get().owner(), {.kind = MessageKind::kType, .payload = std::move(writer.payload)},
+                  {.timeout = timeout, .future = future.state().get()},
+                  [future, own = *this](const Message& answer, const std::exception_ptr& error) {
+                    if (error) return (void)future.state()->try_set_error(error);
+                    try {
+                      Reader reader(answer.payload, {});
+                      future.state()->try_set(read<std::string>(reader));
+                    } catch (const std::exception&) {
+                      future.state()->try_set_error(std::current_exception());
+                    }
+                  });
+    return future;
+  });
 }
 
 void AnyRRef::fetch(const std::string& type, std::optional<Timeout> timeout,
@@ -53,10 +86,10 @@ void AnyRRef::fetch(const std::string& type, std::optional<Timeout> timeout,
 AnyValue AnyRRef::local(const char* call, const std::type_info& type) const {
   if (!is_owner()) {
     const auto core = get().core();
-    throw RpcError(RpcErrorKind::kNotOwner, get().owner(),
-                   concat("[", call, "] reference ", *this, " is owned by worker '",
-                          core->workers()[static_cast<size_t>(get().owner())].name, "', and this is worker '",
-                          core->workers()[static_cast<size_t>(core->own())].name, "'; use to_here()"));
+    throw RpcError(
+        RpcErrorKind::kNotOwner, get().owner(),
+        concat("[", call, "] reference ", *this, " is owned by worker '", core->roster().known(get().owner()).name,
+               "', and this is worker '", core->own_info().name, "'; use to_here()"));
   }
   const auto& owner = static_cast<const OwnerReference&>(get());
   owner.value.state()->wait();

@@ -28,6 +28,10 @@ class AnyRRef {
   bool is_confirmed() const;
   // Complete when the owner has the value, or will have it: the answer to remote().
   Future<void> created() const;
+  // What the value is, as its owner says when it is there; an error when the value could not be made. Asked once: all
+  // handles of this worker get the same answer, also while it is awaited.
+  Future<std::string> type_async(std::optional<Timeout> timeout = {}) const;
+  std::string type(std::optional<Timeout> timeout = {}) const { return type_async(timeout).wait(); }
   const std::shared_ptr<Reference>& reference() const { return reference_; }
   explicit operator bool() const { return reference_ != nullptr; }
 

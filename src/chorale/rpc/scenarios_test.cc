@@ -3,12 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <csignal>
+#include <iostream>
 #include <thread>
 
 #include "chorale/nn/nn.h"
 #include "chorale/optim/optim.h"
 #include "chorale/parallel/ddp.h"
 #include "chorale/rpc/context_test_util.h"
+#include "chorale/rpc/distributed_optimizer.h"
 #include "chorale/rpc/remote_module.h"
 
 namespace chorale::rpc {
@@ -289,6 +292,80 @@ TEST(Scenarios, RemoteLayersBeforeDataParallelOnesHaveTheGradientsOfLocalOnes) {
       }
     });
   }
+}
+
+// ---- workers on several nodes, which tests/hosts_test.py starts with `chorale run`
+
+Tensor sum_of_refs(const RRef<Tensor>& a, const RRef<Tensor>& b) { return add(a.to_here(), b.to_here()); }
+Tensor same(const Tensor& x) { return x; }
+void say(const std::string& text) { std::cout << concat("a worker says: ", text, "\n") << std::flush; }
+
+// Something of each section of the catalogue, with a worker of the other node.
+TEST(RankOfAgents, DISABLED_DoesSomethingOfEachSection) {
+  comm::World world;
+  world.init("env://");
+  comm::Group& group = world.group();
+  const int size = group.size(), far = (group.rank() + size / 2) % size, other = (group.rank() + 1) % size;
+  AgentOptions options = for_tests(module_functions<Layer, int64_t>());
+  add(options.serves, optimizer_functions<optim::Sgd>());
+  for (const Served& one :
+       {remote<add_ints>, remote<gradient_of>, remote<weight_of>, remote<sum_of_refs>, remote<same>})
+    options.serves.push_back(one);
+  options.faults.fail = Faults::retried();  // control messages fail three times before they are sent (B6)
+  {
+    Agent agent(world, options);
+    // B4: calls, also with large tensors that are views, and sparse ones
+    for (int64_t i = 0; i < 50; ++i) EXPECT_EQ(agent.call<add_ints>(far, i, group.rank()), i + group.rank());
+    const Tensor large = narrow(pattern({1 << 10, 1 << 11}, group.rank()), 1, 3, (1 << 11) - 7);
+    const Tensor back = agent.call<same>(far, large);
+    EXPECT_FALSE(back.is_contiguous());
+    EXPECT_TRUE(back.to_vector<float>() == large.to_vector<float>());
+    const Tensor sparse = agent.call<same>(far, sparse_example());
+    EXPECT_EQ(to_dense(sparse).to_vector<float>(), to_dense(sparse_example()).to_vector<float>());
+    // B5: references, passed on to a third worker
+    const RRef<Tensor> a = agent.remote<same>(far, pattern({3, 3}, 1)), b = agent.reference(pattern({3, 3}, 2));
+    EXPECT_EQ(agent.call<sum_of_refs>(other, a, b).to_vector<float>(),
+              add(pattern({3, 3}, 1), pattern({3, 3}, 2)).to_vector<float>());
+    // B7, B2, B1 and B3: a remote layer before a data-parallel one, its gradients, and a step of its optimizer
+    RemoteModule<Layer> layer(agent, concat("worker", far), int64_t{group.rank()});
+    parallel::DistributedDataParallel last(Last(), group);
+    DistributedOptimizer<optim::Sgd> optimizer(agent, layer.remote_parameters(), {.lr = 0.5});
+    Layer local(group.rank());
+    const Tensor x = pattern({10, 10}, group.rank());
+    backward(sum(last(local.forward(x))));
+    const auto expected_last = gradient(last.module().weight).to_vector<float>();
+    last.zero_grad();
+    {
+      Context context(agent);
+      context.backward({sum(last(layer.forward(x)))});
+      EXPECT_EQ(context.gradient(last.module().weight).to_vector<float>(), expected_last);
+      EXPECT_EQ(agent.call<gradient_of>(far, context.id(), layer.module_rref()).to_vector<float>(),
+                gradient(local.weight).to_vector<float>());
+      optimizer.step(context);
+      EXPECT_EQ(agent.call<weight_of>(far, layer.module_rref()).to_vector<float>(),
+                sub(local.weight.alias(), mul(gradient(local.weight), 0.5)).to_vector<float>());
+    }
+    agent.barrier();
+    agent.shutdown();
+  }
+  say(concat("all is well over ", group.backend()));
+}
+
+TEST(RankOfAgents, DISABLED_LosesAWorker) {
+  comm::World world;
+  world.init("env://");
+  Agent agent(world, for_tests({remote<sleeps>, remote<add_ints>}));
+  const int rank = world.group().rank();
+  agent.barrier();
+  if (rank == 1) raise(SIGKILL);
+  const auto start = std::chrono::steady_clock::now();
+  const std::string text = text_of(RpcErrorKind::kConnection, 1, [&] { agent.call<sleeps>(1, 100'000); });
+  EXPECT_NE(text.find("'worker1'"), std::string::npos) << text;
+  say(concat("worker1 was missed after ",
+             std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), " s"));
+  EXPECT_EQ(agent.call<add_ints>(2 - rank, 1, 2), 3);  // the others go on
+  agent.barrier({"worker0", "worker2"});
+  agent.shutdown_now();
 }
 
 }  // namespace

@@ -51,7 +51,7 @@ void Core::answer_now(int to, uint64_t id, Message message) {
     Job job = sort_answer(own_, std::move(message));
     if (job.task) job.task();
   } catch (const RpcError& error) {
-    // Whoever asked is gone.
+    // The worker that asked is gone.
     if (is_running()) log_info(concat("[rpc] an answer to worker ", to, " was not sent: ", error.what()));
   } catch (const InvalidArgument&) {
     served_.fetch_add(1, std::memory_order_relaxed);
@@ -61,7 +61,7 @@ void Core::answer_now(int to, uint64_t id, Message message) {
 
 void Core::answer_error(int to, uint64_t id, const std::exception_ptr& error) {
   Writer writer;
-  write_error(writer, own_, workers_[static_cast<size_t>(own_)].name, error);
+  write_error(writer, own_, own_info_.name, error);
   answer(to, id, {.kind = MessageKind::kError, .payload = std::move(writer.payload)});
 }
 
@@ -93,6 +93,8 @@ void Core::serve(int from, Message request) {
         return serve_call(from, std::move(request));
       case MessageKind::kFetch:
         return serve_fetch(from, request);
+      case MessageKind::kType:
+        return serve_type(from, request);
       case MessageKind::kGather:
         return serve_gather(from, request);
       case MessageKind::kGradient:
@@ -116,13 +118,13 @@ const Served& Core::find_function(const std::string& name, const std::string& si
     for (const auto& [served, function] : functions_)
       known += concat(known.empty() ? "" : ", ", served, function->signature);
     throw RpcError(RpcErrorKind::kUnknownFunction, own_,
-                   concat("[rpc] worker '", workers_[static_cast<size_t>(own_)].name, "' does not serve ", name,
-                          "; it serves ", known.empty() ? "nothing" : known));
+                   concat("[rpc] worker '", own_info_.name, "' does not serve ", name, "; it serves ",
+                          known.empty() ? "nothing" : known));
   }
   if (found->second->signature != signature)
     throw RpcError(RpcErrorKind::kWrongArguments, own_,
-                   concat("[rpc] worker '", workers_[static_cast<size_t>(own_)].name, "' serves ", name,
-                          found->second->signature, ", and was asked for ", name, signature));
+                   concat("[rpc] worker '", own_info_.name, "' serves ", name, found->second->signature,
+                          ", and was asked for ", name, signature));
   return *found->second;
 }
 
@@ -196,13 +198,13 @@ void Core::serve_call(int from, Message request) {
 // An error that is kept here and thrown here or elsewhere, later: it says where it arose.
 std::exception_ptr Core::at_home(const std::exception_ptr& error) const {
   Writer writer;
-  write_error(writer, own_, workers_[static_cast<size_t>(own_)].name, error);
+  write_error(writer, own_, own_info_.name, error);
   return error_in({.kind = MessageKind::kError, .payload = std::move(writer.payload)});
 }
 
 namespace {
 
-// Callers of ops are compiled against them; who sends a name is not.
+// Callers of ops are compiled against them; a worker that sends a name is not.
 void check_count(const op::OpDef& row, size_t count) {
   const std::string_view inputs = row.inputs;
   const auto names = inputs.empty() ? 0 : 1 + std::count(inputs.begin(), inputs.end(), ',');
@@ -258,6 +260,20 @@ void Core::serve_fetch(int from, const Message& request) {
   owner->value.state()->add_callback(reply);
 }
 
+void Core::serve_type(int from, const Message& request) {
+  Reader reader(request.payload, {});
+  const std::shared_ptr<OwnerReference> owner = references_.get_or_create({reader.number<uint64_t>()});
+  served_later_.fetch_add(1, std::memory_order_relaxed);
+  owner->value.state()->add_callback([this, from, owner, id = request.id] {
+    served_later_.fetch_sub(1, std::memory_order_relaxed);
+    const auto& state = *owner->value.state();
+    if (state.error()) return answer_error(from, id, state.error());
+    Writer writer;
+    write(writer, state.value().type->name);
+    answer(from, id, {.kind = MessageKind::kReturn, .payload = std::move(writer.payload)});
+  });
+}
+
 void Core::backward_from(const OwnerReference& reference, uint64_t context, bool retain_graph) {
   reference.value.state()->wait();
   const AnyValue value = reference.value.wait();
@@ -289,6 +305,22 @@ void Core::serve_control(int from, const Message& request) {
       const GlobalId id{reader.number<uint64_t>()}, fork{reader.number<uint64_t>()};
       references_.add_fork(id, fork, from);
       break;
+    }
+    case MessageKind::kHello:
+      break;
+    case MessageKind::kLeave: {
+      answer(from, request.id, {.kind = MessageKind::kReturn});
+      const uint64_t ticket = roster_.ticket_of(from);
+      const std::string reason =
+          concat("[rpc] worker '", roster_.known(from).name, "' (", from, ") has left the group");
+      if (membership_ && roster_.remove(from, ticket)) {
+        {
+          const std::lock_guard lock(mutex_);
+          gone_[from] = reason;
+        }
+        drop_gone(from, ticket, reason);
+      }
+      return;
     }
     case MessageKind::kChildAccept:
       references_.child_accepted({reader.number<uint64_t>()});

@@ -23,7 +23,7 @@ namespace chorale::rpc {
 template <class T>
 class RRef;
 
-// ---- values of types that are known only to those who made them
+// ---- values of types that are known only to the code that made them
 
 struct ValueType {
   std::string name;

@@ -57,7 +57,7 @@ const std::vector<Served>& functions() {
   static const std::vector<Served> all = [] {
     std::vector<Served> list{remote<plus>,      remote<nested_plus>, remote<plus_on>,    remote<total>,
                              remote<if_wanted>, remote<make_weight>, remote<add_to_ref>, remote<add_to_ref_nested>,
-                             remote<nothing>,   remote<plus_mixed>};
+                             remote<nothing>,   remote<plus_mixed>,  remote<sparse_add>};
     list.insert(list.end(), context_functions().begin(), context_functions().end());
     return list;
   }();
@@ -100,6 +100,41 @@ TEST_P(SparseAutograd, GradientsComeBack) {
         context.backward({loss});
         EXPECT_EQ(gradient(values_of(x)).to_vector<float>(), expected(1));
         EXPECT_EQ(context.gradient(values_of(x)).to_vector<float>(), expected(4));
+      }
+    }
+  });
+}
+
+// By a function of the library, and by one of this test.
+// spec: test_graph_for_builtin_call_sparse, test_graph_for_builtin_remote_call_sparse
+// spec: test_graph_for_python_call_sparse, test_graph_for_python_remote_call_sparse
+TEST_P(SparseAutograd, ACallLeavesOnePairOfNodesEachWay) {
+  run([](Agent& agent, comm::Group&) {
+    for (const bool of_library : {false, true}) {
+      for (const bool by_reference : {false, true}) {
+        const Tensor x = sparse_times(1, true), y = sparse_times(2, true);
+        uint64_t id = 0;
+        {
+          Context context(agent);
+          id = context.id();
+          const std::string to = next(agent);
+          const Tensor z =
+              of_library
+                  ? (by_reference ? agent.remote<sparse_add>(to, x, y).to_here() : agent.call<sparse_add>(to, x, y))
+                  : (by_reference ? agent.remote<plus>(to, x, y).to_here() : agent.call<plus>(to, x, y));
+          const Recorded own = recorded(agent, id);
+          EXPECT_THAT(own.sends, ElementsAre("send[leaf,leaf]"));
+          EXPECT_EQ(own.receives, 1);
+          const auto state = static_cast<Contexts&>(agent).get(id);
+          EXPECT_EQ(autograd::edge_of(values_of(z)).node.get(), state->receives.begin()->second.get());
+          const autograd::Node& send = *state->sends.begin()->second;
+          EXPECT_TRUE(send.edges[0].leaf.is(values_of(x)));
+          EXPECT_TRUE(send.edges[1].leaf.is(values_of(y)));
+          // The values of a sum are those of both, one behind the other.
+          EXPECT_THAT(agent.call<recorded_here>(to).sends, ElementsAre("send[cat[receive0,receive0]]"));
+        }
+        text_of(Kind::kUnknownContext, [&] { recorded(agent, id); });
+        EXPECT_EQ(dist_autograd::current_context(), 0u);
       }
     }
   });

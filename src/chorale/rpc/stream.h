@@ -1,4 +1,4 @@
-// Functions that give one result after the other. They are coroutines that yield; whoever calls takes results as they
+// Functions that give one result after the other. They are coroutines that yield; the caller takes results as they
 // come, and stops when it has enough.
 //
 //   rpc::Stream<int64_t> count(int64_t to) { for (int64_t i = 0; i < to; ++i) co_yield i; }

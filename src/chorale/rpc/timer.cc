@@ -51,11 +51,12 @@ void Timer::run() {
       changed_.wait_until(lock, wakes_);
       continue;
     }
-    const std::function<void()> action = std::move(first->second);
+    std::function<void()> action = std::move(first->second);
     actions_.erase(first);
     wakes_ = Clock::time_point::min();
     lock.unlock();
     action();
+    action = nullptr;  // before the lock: what it holds may ask for another time when it goes
     lock.lock();
   }
 }

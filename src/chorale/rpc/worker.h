@@ -1,4 +1,4 @@
-// Who works together, and how calls are addressed.
+// The workers of a group, and how calls are addressed.
 #pragma once
 
 #include <chrono>
@@ -46,6 +46,17 @@ class To {
  private:
   std::variant<std::string, int64_t> worker_;
   std::optional<Timeout> timeout_;
+};
+
+// While it lives, calls that this thread begins are waited for at once, so that it cannot write their tensors
+// meanwhile.
+class CallerWaits {
+ public:
+  CallerWaits();
+  ~CallerWaits();
+  CallerWaits(const CallerWaits&) = delete;
+  CallerWaits& operator=(const CallerWaits&) = delete;
+  static bool does();
 };
 
 }  // namespace chorale::rpc

@@ -1,0 +1,292 @@
+// Backward over several workers (spec/rpc-and-distributed-autograd.md, B2), in both modes: roots, repetition, hooks,
+// errors, results that nobody uses.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <barrier>
+#include <future>
+#include <thread>
+
+#include "chorale/rpc/context_test_util.h"
+
+namespace chorale::rpc {
+namespace {
+
+using namespace std::chrono_literals;
+using dist_autograd::Context;
+using dist_autograd::Contexts;
+using dist_autograd::Mode;
+using testing::HasSubstr;
+using Kind = RpcErrorKind;
+
+Tensor plus(const Tensor& a, const Tensor& b) { return add(a, b); }
+Tensor times(const Tensor& a, const Tensor& b) { return mul(a, b); }
+Tensor product(const Tensor& a, const Tensor& b) { return matmul(a, b); }
+// a + b on the last of a ring of workers, handed from one to the next.
+Tensor nested_plus(const Tensor& a, const Tensor& b, int64_t hops) {
+  Agent agent = here();
+  if (hops == 0) return add(a, b);
+  return agent.call<nested_plus>((agent.info().id + 1) % static_cast<int64_t>(agent.workers().size()), a, b, hops - 1);
+}
+Tensor if_wanted(const Tensor& a, const Tensor& b) { return requires_grad(b) ? sub(a, b) : mul(a, b); }
+
+struct Throws final : Function {
+  const char* name() const override { return "throws"; }
+  std::vector<Tensor> forward(const std::vector<Tensor>& in) override { return {clone(in[0])}; }
+  std::vector<Tensor> backward(const std::vector<Tensor>&) override { throw StateError("simulated error in backward"); }
+};
+Tensor throwing(const Tensor& x, int64_t hops) {
+  if (hops == 0) return apply<Throws>({x})[0];
+  Agent agent = here();
+  return agent.call<throwing>((agent.info().id + 1) % static_cast<int64_t>(agent.workers().size()), x, hops - 1);
+}
+std::atomic<int> failures_left{0};
+struct ThrowsSometimes final : Function {
+  const char* name() const override { return "throws sometimes"; }
+  std::vector<Tensor> forward(const std::vector<Tensor>& in) override { return {clone(in[0])}; }
+  std::vector<Tensor> backward(const std::vector<Tensor>& dout) override {
+    if (failures_left > 0) throw StateError("simulated error in backward");
+    return {dout[0]};
+  }
+};
+Tensor throwing_sometimes(const Tensor& x) { return apply<ThrowsSometimes>({x})[0]; }
+
+const std::vector<Served>& functions() {
+  static const std::vector<Served> all = [] {
+    std::vector<Served> list{remote<plus>,      remote<times>,    remote<product>,           remote<nested_plus>,
+                             remote<if_wanted>, remote<throwing>, remote<throwing_sometimes>};
+    list.insert(list.end(), context_functions().begin(), context_functions().end());
+    return list;
+  }();
+  return all;
+}
+
+class DistBackward : public testing::TestWithParam<Mode> {
+ protected:
+  static void run(int size, const AgentBody& body) {
+    AgentOptions options = for_tests(functions());
+    options.backward = GetParam();
+    run_agents(size, options, body);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Rpc, DistBackward, testing::Values(Mode::kSmart, Mode::kFast),
+                         [](const auto& mode) { return mode.param == Mode::kSmart ? "Smart" : "Fast"; });
+
+// Calls a function there, with the result brought here or left there first.
+template <auto F, class... Args>
+auto run_as(bool by_reference, Agent& agent, const To& to, const Args&... args) {
+  if (!by_reference) return agent.call<F>(to, args...);
+  return agent.remote<F>(to, args...).to_here();
+}
+
+// spec: test_backward_without_context
+TEST_P(DistBackward, BackwardOfAContextThatIsNotThereIsAnError) {
+  run(2, [](Agent& agent, comm::Group&) {
+    Contexts& contexts = agent;
+    const Tensor x = wanting(pattern({3}, 1));
+    EXPECT_THAT(text_of(Kind::kUnknownContext, [&] { contexts.backward(100, {sum(x)}, false); }),
+                HasSubstr("context 100"));
+  });
+}
+
+// spec: test_backward_without_rpc
+TEST_P(DistBackward, WorksWithoutAnyCall) {
+  run(2, [](Agent& agent, comm::Group&) {
+    const Tensor x = wanting(pattern({3, 3}, 1)), y = wanting(pattern({3, 3}, 2));
+    Context context(agent);
+    context.backward({sum(add(x, y))});
+    ASSERT_EQ(context.gradients().size(), 2u);
+    for (const auto& [leaf, gradient] : context.gradients())
+      EXPECT_EQ(gradient.to_vector<float>(), std::vector<float>(9, 1));
+    EXPECT_FALSE(gradient(x).defined());
+  });
+}
+
+// spec: test_backward_invalid_args
+TEST_P(DistBackward, RootsAreChecked) {
+  run(2, [](Agent& agent, comm::Group&) {
+    Context context(agent);
+    const Tensor x = wanting(pattern({1}, 1));
+    const auto text = [&](const std::vector<Tensor>& roots) -> std::string {
+      try {
+        context.backward(roots);
+      } catch (const Error& error) {
+        return error.what();
+      }
+      return "no error";
+    };
+    EXPECT_THAT(text({}), HasSubstr("at least one root"));
+    EXPECT_THAT(text({pattern({1}, 1)}), HasSubstr("does not require a gradient"));
+    EXPECT_THAT(text({wanting(pattern({3, 3}, 1))}), HasSubstr("must have one element, not shape [3, 3]"));
+    EXPECT_THAT(text({x}), HasSubstr("is a leaf"));
+  });
+}
+
+// spec: test_backward_multiple_roots
+TEST_P(DistBackward, SeveralRootsAddUp) {
+  run(4, [](Agent& agent, comm::Group&) {
+    const Tensor vx = wanting(pattern({3, 3}, 1)), vy = wanting(pattern({3, 3}, 2));
+    const auto roots = [&](bool here, const Tensor& x, const Tensor& y) -> std::vector<Tensor> {
+      const auto call = [&](const char* op, const std::vector<Tensor>& in) {
+        return agent.call_op(here ? To(agent.info()) : To(next(agent)), op, in);
+      };
+      return {sum(call("add", {x, y})), sum(call("mul", {x, y})), sum(call("cos", {x})), sum(call("div", {x, y}))};
+    };
+    const Tensor x = wanting(vx), y = wanting(vy), lx = wanting(vx), ly = wanting(vy);
+    backward(add(add(sum(add(lx, ly)), sum(mul(lx, ly))), add(sum(cos(lx)), sum(div(lx, ly)))));
+    Context context(agent);
+    context.backward(roots(false, x, y));
+    const auto close = [](const Tensor& a, const Tensor& b) {
+      const auto va = a.to_vector<float>(), vb = b.to_vector<float>();
+      for (size_t i = 0; i < va.size(); ++i) EXPECT_NEAR(va[i], vb[i], 1e-4f * (1 + std::abs(vb[i])));
+    };
+    close(context.gradient(x), gradient(lx));
+    close(context.gradient(y), gradient(ly));
+  });
+}
+
+// spec: test_mixed_requires_grad
+TEST_P(DistBackward, WhetherATensorNeedsAGradientArrives) {
+  run(4, [](Agent& agent, comm::Group&) {
+    for (const bool by_reference : {false, true}) {
+      const Tensor x = wanting(pattern({3, 3}, 1)), y = pattern({3, 3}, 2);
+      Context context(agent);
+      const Tensor z = run_as<if_wanted>(by_reference, agent, next(agent), x, y);
+      EXPECT_EQ(z.to_vector<float>(), mul(x.alias(), y).to_vector<float>());
+      context.backward({sum(z)});
+      EXPECT_EQ(context.gradients().size(), 1u);
+      EXPECT_EQ(context.gradient(x).to_vector<float>(), y.to_vector<float>());
+    }
+  });
+}
+
+// spec: test_backward_accumulate_grads, test_nested_backward_accumulate_grads
+TEST_P(DistBackward, SeveralBackwardsAddUp) {
+  run(4, [](Agent& agent, comm::Group&) {
+    const Tensor x = wanting(pattern({3, 3}, 1)), y = wanting(pattern({3, 3}, 2)), lx = wanting(x);
+    backward(sum(matmul(lx, y.alias())), {}, {.retain_graph = true});
+    const auto once = gradient(lx).to_vector<float>();
+    Context context(agent);
+    const Tensor loss = sum(agent.call<product>(next(agent), x, y));
+    context.backward({loss}, true);
+    EXPECT_EQ(context.gradient(x).to_vector<float>(), once);
+    context.backward({loss});
+    EXPECT_EQ(context.gradient(x).to_vector<float>(), add(gradient(lx), gradient(lx)).to_vector<float>());
+    const Tensor nested = sum(agent.call<nested_plus>(next(agent), x, y, 2));
+    context.backward({nested}, true);
+    context.backward({nested});
+  });
+}
+
+// spec: test_multiple_backward
+TEST_P(DistBackward, CanBeRepeatedOften) {
+  run(4, [](Agent& agent, comm::Group&) {
+    const Tensor x = wanting(pattern({3, 3}, 1)), y = wanting(pattern({3, 3}, 2));
+    Context context(agent);
+    const Tensor loss = sum(agent.call<plus>(next(agent), x, y));
+    for (int i = 0; i < 1000; ++i) context.backward({loss}, true);
+    EXPECT_EQ(context.gradient(x).to_vector<float>(), std::vector<float>(9, 1000));
+  });
+}
+
+// spec: test_backward_verify_hooks
+TEST_P(DistBackward, HooksOfLeavesSeeAndReplaceGradients) {
+  run(4, [](Agent& agent, comm::Group&) {
+    for (const bool by_reference : {false, true}) {
+      const Tensor x = wanting(ones({3, 3}, DType::kF32)), y = wanting(pattern({3, 3}, 2));
+      on_gradient(x, [](const Tensor& g) { return mul(g, 2); });
+      Context context(agent);
+      context.backward({sum(run_as<product>(by_reference, agent, next(agent), x, y))});
+      const Tensor lx = wanting(x), ly = wanting(y);
+      backward(sum(matmul(lx, ly)));
+      EXPECT_EQ(context.gradient(x).to_vector<float>(), mul(gradient(lx), 2).to_vector<float>());
+      EXPECT_EQ(context.gradient(y).to_vector<float>(), gradient(ly).to_vector<float>());
+    }
+  });
+}
+
+// ---- errors
+
+// spec: test_backward_autograd_engine_error, test_backward_python_udf_error
+TEST_P(DistBackward, AnErrorFarAwayArrivesWithItsWorkerAndText) {
+  run(4, [](Agent& agent, comm::Group& group) {
+    const Tensor x = wanting(pattern({3, 3}, 1));
+    for (int hops : {0, 1, 2}) {
+      Context context(agent);
+      const Tensor y = agent.call<throwing>(next(agent), x, hops);
+      const int there = (group.rank() + 1 + hops) % 4;
+      EXPECT_THAT(text_of(Kind::kRemote, there, [&] { context.backward({sum(y)}); }),
+                  HasSubstr("simulated error in backward"));
+    }
+  });
+}
+
+// spec: test_multiple_backward_with_errors
+TEST_P(DistBackward, AfterErrorsTheSameContextWorks) {
+  failures_left = 50 * 4;
+  std::barrier all_failed(4);
+  run(4, [&](Agent& agent, comm::Group&) {
+    const Tensor x = wanting(pattern({3, 3}, 1));
+    Context context(agent);
+    const Tensor loss = sum(agent.call<throwing_sometimes>(next(agent), x));
+    for (int i = 0; i < 50; ++i) {
+      text_of(Kind::kRemote, [&] { context.backward({loss}, true); });
+      --failures_left;
+    }
+    all_failed.arrive_and_wait();
+    EXPECT_EQ(failures_left, 0);
+    for (int i = 0; i < 49; ++i) context.backward({loss}, true);
+    EXPECT_EQ(context.gradient(x).to_vector<float>(), std::vector<float>(9, 49));
+  });
+}
+
+// spec: test_backward_unused_send_function
+TEST(DistAutogradFast, AResultThatNobodyUsesKeepsBackwardWaiting) {
+  AgentOptions options = for_tests(functions());
+  options.backward = Mode::kFast;
+  comm::run_ranks(2, [&](comm::Group& group) {
+    Agent agent(group, options);
+    if (group.rank() == 0) {
+      const Tensor x = wanting(pattern({3, 3}, 1));
+      std::promise<void> ended;
+      std::thread helper([&] {
+        Context context(agent);
+        agent.call<plus>(next(agent), x, x);  // its result is dropped
+        const Tensor y = agent.call<times>(next(agent), x, x);
+        try {
+          context.backward({sum(y)});
+          ADD_FAILURE() << "it ended";
+        } catch (const RpcError&) {  // the agent was shut down
+        }
+        ended.set_value();
+      });
+      EXPECT_EQ(ended.get_future().wait_for(10s), std::future_status::timeout);
+      agent.shutdown_now();
+      helper.join();
+    }
+    group.barrier().wait();
+    if (group.rank() == 1) agent.shutdown_now();
+  });
+}
+
+TEST(DistAutogradSmart, AResultThatNobodyUsesIsNotWaitedFor) {
+  run_agents(4, for_tests(functions()), [&](Agent& agent, comm::Group&) {
+    const Tensor x = wanting(pattern({3, 3}, 1)), y = wanting(pattern({3, 3}, 2));
+    Context context(agent);
+    const Tensor dropped = agent.call<nested_plus>(next(agent), x, y, 2);
+    agent.remote<times>(next(agent, 2), x, y);
+    const Tensor used = agent.call<times>(next(agent), x, y);
+    context.backward({sum(used)});
+    EXPECT_EQ(context.gradient(x).to_vector<float>(), y.to_vector<float>());
+    EXPECT_EQ(context.gradient(y).to_vector<float>(), x.to_vector<float>());
+    // What was not used then can be used now.
+    context.backward({sum(dropped)});
+    EXPECT_EQ(context.gradient(x).to_vector<float>(), add(y.alias(), 1).to_vector<float>());
+    // And what a function does not use gets no gradient.
+    context.backward({sum(mul(agent.call<if_wanted>(next(agent), x, agent.call<plus>(next(agent, 2), x, y)), 0))});
+  });
+}
+
+}  // namespace
+}  // namespace chorale::rpc

@@ -1,0 +1,102 @@
+// How an agent ends, alone or with all others.
+#include "chorale/base/log.h"
+#include "chorale/rpc/core.h"
+
+namespace chorale::rpc {
+
+using namespace std::chrono_literals;
+
+void Core::shut_down(bool graceful, Timeout timeout) {
+  State running = State::kRuns;
+  if (!state_.compare_exchange_strong(running, State::kLeaves)) {
+    if (running == State::kStarts) {
+      state_ = State::kStopped;
+      if (crew_) crew_->stop();
+    }
+    return;
+  }
+  std::exception_ptr error;
+  if (graceful) {
+    try {
+      if (membership_) {
+        leave_alone(timeout);
+      } else {
+        leave_gracefully(timeout);
+      }
+    } catch (const std::exception&) {
+      error = std::current_exception();
+    }
+  }
+  // From here on whatever happened before.
+  state_ = State::kStopped;
+  forget_agent();
+  if (membership_) membership_->leave();
+  use_.reset();
+  timer_.stop();
+  crew_->stop();
+  fail_all(-1, "[rpc] the agent was shut down");
+  {
+    const std::lock_guard lock(mutex_);
+    late_.clear();
+    gatherings_.clear();
+  }
+  const std::string leaks = references_.leaks();
+  if (error) std::rethrow_exception(error);
+  if (leaks.empty() || !graceful) return;
+  const std::string text = concat("[rpc] references of worker ", own_, " are still held at shutdown: ", leaks);
+  if (options_.check_leaks) throw RpcError(RpcErrorKind::kReferenceLeak, own_, text);
+  log_warning(text);
+}
+
+void Core::leave_gracefully(Timeout timeout) {
+  std::vector<std::string> names;
+  for (const WorkerInfo& worker : roster_.all()) names.push_back(worker.name);
+  barrier(names, timeout);
+  if (options_.delete_references) references_.delete_all(within(100s));
+  // Each call that is served is a call of somebody, so it is enough to count one's own. Calls may begin others between
+  // the two counts: only a sum of nothing, after nobody had any, is the end.
+  for (bool ends = false; !ends;) {
+    wait_until([this] { return own_calls() == 0; }, Deadline::never());
+    barrier(names, timeout);
+    Writer writer;
+    writer.number(own_calls());
+    int64_t sum = 0;
+    for (const auto& [name, bytes] : all_gather(names, std::move(writer.payload), timeout)) {
+      sum += Reader(bytes, {}).number<int64_t>();
+    }
+    ends = sum == 0;
+  }
+  // Others may wait for an answer of this worker that is late on purpose.
+  wait_until([this] { return delayed_ == 0; }, Deadline::never());
+}
+
+// Out of a group that goes on. Values that others still refer to are lost to them.
+void Core::leave_alone(Timeout timeout) {
+  const Deadline deadline = timeout.count() == 0 ? Deadline::never() : within(timeout);
+  const auto wait_for_calls = [&] {
+    if (!wait_until([this] { return own_calls() == 0; }, deadline))
+      throw RpcError(RpcErrorKind::kTimeout, own_,
+                     concat("[rpc] worker '", own_info_.name, "' leaves with ", own_calls(), " calls in flight after ",
+                            std::chrono::duration<double>(timeout).count(), " s"));
+  };
+  wait_for_calls();
+  if (options_.delete_references) references_.delete_users(within(100s));
+  wait_for_calls();
+  membership_->leave();
+  std::vector<Future<void>> told;
+  for (const WorkerInfo& worker : roster_.all()) {
+    if (worker.id == own_) continue;
+    told.emplace_back(std::make_shared<Future<void>::State>(helper()));
+    request(worker.id, {.kind = MessageKind::kLeave}, {.internal = true},
+            [done = told.back()](const Message&, const std::exception_ptr&) { done.state()->try_set({}); });
+  }
+  for (const Future<void>& one : told) one.state()->wait(deadline);
+  wait_until([this] { return delayed_ == 0; }, deadline);
+}
+
+int64_t Core::own_calls() const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<int64_t>(pending_.size()) - gathers_;
+}
+
+}  // namespace chorale::rpc
