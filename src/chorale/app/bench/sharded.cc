@@ -48,8 +48,8 @@ const Case kCases[] = {
     {"redistribute/rows to copies/16777216", "us", 1e6, 60},
     {"step/mlp512x4/tp", "ms", 1e3, 60},
     {"step/mlp512x4/alone", "ms", 1e3, 60, Case::Alone::kOneThread},
-    {"step/bert_256x4/tp", "ms", 1e3, 6},
-    {"step/bert_256x4/alone", "ms", 1e3, 6, Case::Alone::kAllThreads},
+    {"step/bert_256x4/tp", "ms", 1e3, 24},
+    {"step/bert_256x4/alone", "ms", 1e3, 24, Case::Alone::kAllThreads},
 };
 // What one call takes, with so many of it in one measurement: a clock is too coarse for one small op.
 constexpr int kCallsTogether = 100;
