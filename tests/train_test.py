@@ -298,13 +298,21 @@ class Text(Train):
         self.run_to_end(*options, "--dp", "2", "--tp", "2", "--out", "both", task="gpt")
         self.assert_close(self.losses("both"), self.losses("replicas"))
 
+    def test_ranks_that_share_a_model_scale_the_loss_alike(self):
+        options = ("--text", "text", "--tokenizer", "bytes", *self.TINY, "--lr", "0.01", "--epochs", "50", "--log-every", "1", "--steps", "12", "--precision", "f16")
+        self.run_to_end(*options, "-n", "1", "--out", "f16-one", task="gpt")
+        self.run_to_end(*options, "-n", "2", "--tp", "2", "--out", "f16-two", task="gpt")
+        one, two = self.losses("f16-one"), self.losses("f16-two")
+        self.assertEqual(len(one), len(two))
+        for a, b in zip(one, two):
+            self.assertAlmostEqual(a, b, delta=0.02 * a)
+
     def test_a_split_that_cannot_be_says_why(self):
         options = ("--text", "text", "--tokenizer", "bytes", *self.TINY, "--steps", "1")
         for extra, why in ((("-n", "3", "--tp", "2"), "--tp 2 does not divide the 3 ranks"),
                            (("-n", "2", "--dp", "2", "--tp", "2"), "--dp 2 and --tp 2 are 4 ranks, but the job has 2"),
                            (("-n", "3", "--tp", "3"), "--tp 3 cannot share 2 heads"),
                            (("-n", "2", "--tp", "2", "--compress", "powersgd"), "--compress powersgd does not know parts of a model"),
-                           (("-n", "2", "--tp", "2", "--precision", "f16"), "choose bf16 with --tp 2"),
                            (("-n", "1", "--sequence-parallel"), "choose --tp 2 or more"),
                            (("-n", "2", "--tp", "2", "--dry-run"), "--dry-run trains a step of one rank by itself")):
             with self.subTest(extra):

@@ -15,8 +15,6 @@ JobRanks::JobRanks(const comm::Group& all, const TrainOptions& options) : all_(a
   if (parts == 1) return;
   CHORALE_CHECK(options.compress != "powersgd", "[train] --compress powersgd does not know parts of a model; choose ",
                 "another with --tp ", parts);
-  CHORALE_CHECK(options.precision != "f16", "[train] --precision f16 skips steps by what a rank sees, and ranks with ",
-                "parts of a model see different gradients; choose bf16 with --tp ", parts);
   mesh_.emplace(all, std::vector<int>{static_cast<int>(size / parts), static_cast<int>(parts)},
                 std::vector<std::string>{"dp", "tp"});
 }

@@ -105,7 +105,8 @@ Stepper::Stepper(Task& task, const TrainOptions& options, int64_t steps, const J
       ddp_(Objective(task, split_, make_forward(task, options)), ranks.replicas()),
       optimizer_(make_optimizer(task.model().named_parameters(), options)),
       scheduler_(make_scheduler(*optimizer_, options, steps)),
-      scaler_({.enabled = options.precision == "f16"}),
+      scaler_(
+          {.enabled = options.precision == "f16", .parts = ranks.is_split() ? ranks.mesh().shared_group(1) : nullptr}),
       power_sgd_(make_power_sgd(options, steps)) {
   if (options.compress == "bf16") ddp_.register_comm_hook(parallel::bf16_compress_hook());
   if (power_sgd_) ddp_.register_comm_hook(parallel::power_sgd_hook(power_sgd_));
