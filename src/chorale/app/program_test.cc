@@ -86,9 +86,10 @@ TEST(Program, WrongArgumentsAreQuotedWithTheNearestNameAndWhereToLook) {
       {{"train", "gpt", "--epoch=3"},
        "chorale train gpt: there is no option --epoch; did you mean '--epochs'?\nSee chorale train gpt --help\n"},
       {{"train", "bret"},
-       "chorale train: no command 'bret'; did you mean 'bert'? (commands: fashion-mnist, gpt, bert)\n"
+       "chorale train: no command 'bret'; did you mean 'bert'? (commands: fashion-mnist, gpt, bert, recommender)\n"
        "See chorale train --help\n"},
-      {{"train"}, "chorale train: which one? (commands: fashion-mnist, gpt, bert)\nSee chorale train --help\n"},
+      {{"train"},
+       "chorale train: which one? (commands: fashion-mnist, gpt, bert, recommender)\nSee chorale train --help\n"},
       {{"report"}, "chorale report: runs is required\nSee chorale report --help\n"},
   };
   for (const auto& row : kRows) {
