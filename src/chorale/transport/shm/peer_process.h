@@ -19,6 +19,7 @@ struct ProcessId {
   uint64_t start_time = 0;  // in clock ticks since boot
 
   friend bool operator==(const ProcessId&, const ProcessId&) = default;
+  // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 takes a 0 of its own making for a pointer
   friend auto operator<=>(const ProcessId&, const ProcessId&) = default;
 };
 const ProcessId& this_process();
@@ -32,6 +33,7 @@ struct SharedFile {
   uint64_t inode = 0;
 
   friend bool operator==(const SharedFile&, const SharedFile&) = default;
+  // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 takes a 0 of its own making for a pointer
   friend auto operator<=>(const SharedFile&, const SharedFile&) = default;
 };
 SharedFile shared_file(int descriptor);
