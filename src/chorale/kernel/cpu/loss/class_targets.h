@@ -13,6 +13,8 @@ class ClassTargets {
   ClassTargets(const char* op, const Tensor& target, const Tensor& weight, int64_t classes, int64_t ignore_index)
       : target_(contiguous(target, DType::kI64)),
         weight_(weight.defined() ? contiguous(weight, dtype_of<C>) : Tensor()),
+        targets_(target_.data<int64_t>()),
+        weights_(weight_.defined() ? weight_.data<C>() : nullptr),
         classes_(classes),
         ignore_index_(ignore_index) {
     for (int64_t i = 0; i < count(); ++i) {
@@ -23,13 +25,13 @@ class ClassTargets {
   }
 
   int64_t count() const { return target_.elems(); }
-  int64_t of(int64_t i) const { return target_.data<int64_t>()[i]; }
+  int64_t of(int64_t i) const { return targets_[i]; }
   bool counts(int64_t i) const { return of(i) != ignore_index_; }
   // Of target i; 0 if it does not count.
   C weight(int64_t i) const { return counts(i) ? class_weight(of(i)) : C(0); }
-  C class_weight(int64_t c) const { return weight_.defined() ? weight_.data<C>()[c] : C(1); }
+  C class_weight(int64_t c) const { return weights_ ? weights_[c] : C(1); }
   // Null where all classes weigh 1.
-  const C* class_weights() const { return weight_.defined() ? weight_.data<C>() : nullptr; }
+  const C* class_weights() const { return weights_; }
   C total_class_weight() const {
     double total = 0;
     for (int64_t c = 0; c < classes_; ++c) total += static_cast<double>(class_weight(c));
@@ -45,6 +47,8 @@ class ClassTargets {
 
  private:
   Tensor target_, weight_;
+  const int64_t* targets_;  // data() checks, which a loop over lines should not pay for each time
+  const C* weights_;
   int64_t classes_, ignore_index_;
 };
 

@@ -28,13 +28,15 @@ template <class C>
 class LossGradient {
  public:
   LossGradient(const Tensor& dloss, Reduction reduction, double denominator)
-      : dloss_(contiguous(dloss, dtype_of<C>)), each_(reduction == Reduction::kNone), denominator_(denominator) {}
-  C operator()(int64_t i) const {
-    return static_cast<C>(static_cast<double>(dloss_.data<C>()[each_ ? i : 0]) / denominator_);
-  }
+      : dloss_(contiguous(dloss, dtype_of<C>)),
+        values_(dloss_.data<C>()),
+        each_(reduction == Reduction::kNone),
+        denominator_(denominator) {}
+  C operator()(int64_t i) const { return static_cast<C>(static_cast<double>(values_[each_ ? i : 0]) / denominator_); }
 
  private:
   Tensor dloss_;
+  const C* values_;  // data() checks, which a loop over lines should not pay for each time
   bool each_;
   double denominator_;
 };
@@ -90,7 +92,8 @@ void cross_entropy_backward(const KernelArgs& args) {
     const int64_t K = lines.length;
     const ClassTargets<C> targets("cross_entropy", args.in[2], args.in[3], K, attrs.ignore_index);
     const LossGradient<C> gradient(args.in[0], attrs.reduction, targets.denominator(attrs.reduction));
-    const Tensor lse = contiguous(args.in[4], dtype_of<C>);
+    const Tensor lse_of_lines = contiguous(args.in[4], dtype_of<C>);
+    const C* lse = lse_of_lines.data<C>();
     const C smooth = static_cast<C>(attrs.label_smoothing), share = smooth / static_cast<C>(K);
     const C total_weight = smooth > 0 ? targets.total_class_weight() : C(0);
     for_lines<S, 1>(lines, {x.data<S>()}, args.out[0].data<S>(), [&](const auto& in, auto* dx, int64_t i) {
@@ -100,7 +103,7 @@ void cross_entropy_backward(const KernelArgs& args) {
       }
       const C g = gradient(i), hit = g * (1 - smooth) * targets.weight(i);
       const C offset = targets.class_weights() ? C(0) : -g * share;
-      exp_affine_row(in[0], {lse.data<C>()[i], hit + g * share * total_weight, offset}, dx, K);
+      exp_affine_row(in[0], {lse[i], hit + g * share * total_weight, offset}, dx, K);
       if (targets.class_weights() && smooth > 0) vec::axpy(-g * share, targets.class_weights(), dx, K);
       dx[targets.of(i)] -= hit;
     });
@@ -116,11 +119,11 @@ void nll_loss(const KernelArgs& args) {
     using C = Compute<S>;
     const ClassTargets<C> targets("nll_loss", args.in[1], args.in[2], lines.length, attrs.ignore_index);
     const Scratch losses(static_cast<size_t>(targets.count()) * sizeof(C));
+    const S* values = x.data<S>();
     for (int64_t i = 0; i < targets.count(); ++i) {
       const int64_t line = i / lines.inner * lines.length * lines.inner + i % lines.inner;
-      losses.as<C>()[i] = targets.counts(i)
-                              ? -targets.weight(i) * static_cast<C>(x.data<S>()[line + targets.of(i) * lines.inner])
-                              : C(0);
+      losses.as<C>()[i] =
+          targets.counts(i) ? -targets.weight(i) * static_cast<C>(values[line + targets.of(i) * lines.inner]) : C(0);
     }
     reduce_losses<S>(losses.as<C>(), targets.count(), attrs.reduction, targets.denominator(attrs.reduction),
                      args.out[0]);
@@ -136,11 +139,12 @@ void nll_loss_backward(const KernelArgs& args) {
     using C = Compute<S>;
     const ClassTargets<C> targets("nll_loss", args.in[1], args.in[2], lines.length, attrs.ignore_index);
     const LossGradient<C> gradient(args.in[0], attrs.reduction, targets.denominator(attrs.reduction));
-    std::fill(dx.data<S>(), dx.data<S>() + dx.elems(), S());
+    S* values = dx.data<S>();
+    std::fill(values, values + dx.elems(), S());
     for (int64_t i = 0; i < targets.count(); ++i) {
       if (!targets.counts(i)) continue;
       const int64_t line = i / lines.inner * lines.length * lines.inner + i % lines.inner;
-      dx.data<S>()[line + targets.of(i) * lines.inner] = static_cast<S>(-gradient(i) * targets.weight(i));
+      values[line + targets.of(i) * lines.inner] = static_cast<S>(-gradient(i) * targets.weight(i));
     }
   });
 }
