@@ -81,8 +81,8 @@ void Eager::call_into(const OpDef& op, std::span<const Tensor> in, const Attrs& 
   if (op.lists) {
     if (const op::ListCall lists(op, in, attrs); lists.in_place(out)) {
       op::prepare_in_place(op, lists, in, attrs, out);
-      SmallVector<Tensor, 16> targets(out);
-      op::launch(op, in.back().device(), in, attrs, {targets.data(), targets.size()});
+      // Kernels over lists write into the memory of their results and leave the handles as they are.
+      op::launch(op, in.back().device(), in, attrs, {const_cast<Tensor*>(out.data()), out.size()});
       op::note_writes(op, out);
       return;
     }

@@ -37,6 +37,9 @@ struct UpdateLists {
   std::vector<Tensor> masters;
   Tensor lr;
   Tensor found_inf;  // where it is defined and not 0, nothing is written
+  // Inputs and results of the last call, but for its gradients. The next call mostly has the same ones, and need not
+  // count references to them again: of small parameters that would be a good part of the time.
+  mutable std::vector<Tensor> last_in, last_out;
 
   size_t size() const { return parameters.size(); }
 };

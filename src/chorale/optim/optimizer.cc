@@ -129,8 +129,8 @@ void Optimizer::step_unless(const Tensor& found_inf) {
   const NoGrad quiet;
   const BatchScope scope{*this};
   for (Parameter& parameter : parameters_) {
-    if (const Tensor gradient = chorale::gradient(parameter.tensor); gradient.defined())
-      add_to_batch(parameter, gradient);
+    if (Tensor gradient = chorale::gradient(parameter.tensor); gradient.defined())
+      add_to(batch_of(parameter), parameter, std::move(gradient));
     parameter.updated = false;
   }
   update_batches(found_inf);
@@ -186,7 +186,7 @@ void Optimizer::update_one(uint32_t i) {
                       "gradients over several ones under update_in_backward()");
   const NoGrad quiet;
   const BatchScope scope{*this};
-  add_to_batch(parameter, chorale::gradient(parameter.tensor));
+  add_to(batch_of(parameter), parameter, chorale::gradient(parameter.tensor));
   update_batches({});
   parameter.updated = true;
   set_gradient(parameter.tensor, {});
@@ -195,6 +195,7 @@ void Optimizer::update_one(uint32_t i) {
 void Optimizer::fit_states(Parameter& parameter) const {
   const Group& group = groups_[parameter.group];
   const Tensor& tensor = parameter.tensor;
+  if (group.states == StateNames{} && !is_half(tensor.dtype())) return;
   const DType compute = compute_of(tensor.dtype());
   // A parameter may have been given another dtype or layout since the last step; its states follow.
   const auto fit = [&](Tensor& state, double initial) {
@@ -224,7 +225,7 @@ void Optimizer::fit_states(Parameter& parameter) const {
   if (is_half(tensor.dtype())) fit(parameter.master, std::numeric_limits<double>::quiet_NaN());
 }
 
-void Optimizer::add_to_batch(Parameter& parameter, const Tensor& gradient) {
+void Optimizer::add_to(Batch& batch, Parameter& parameter, Tensor gradient) {
   const Tensor& tensor = parameter.tensor;
   // Everything is known to be in order before the first byte changes.
   CHORALE_CHECK(gradient.dtype() == tensor.dtype() && gradient.sizes() == tensor.sizes(), "[", name_,
@@ -233,9 +234,9 @@ void Optimizer::add_to_batch(Parameter& parameter, const Tensor& gradient) {
   tensor.storage()->check_writable(name_);
   fit_states(parameter);
   if (gradient.is_sparse()) {
-    add_sparse(parameter, gradient);
+    add_sparse(batch, parameter, gradient);
   } else {
-    add(parameter, gradient, [](const Tensor& x) { return x; });
+    add(batch, parameter, std::move(gradient), [](const Tensor& x) -> const Tensor& { return x; });
   }
 }
 
@@ -243,19 +244,25 @@ Optimizer::Batch& Optimizer::batch_of(const Parameter& parameter) {
   return batches_[2 * parameter.group + (is_half(parameter.tensor.dtype()) ? 1 : 0)];
 }
 
-void Optimizer::add(const Parameter& parameter, const Tensor& gradient, FunctionRef<Tensor(const Tensor&)> part) {
-  UpdateLists& lists = batch_of(parameter).lists;
+void Optimizer::add(Batch& batch, const Parameter& parameter, Tensor gradient,
+                    FunctionRef<const Tensor&(const Tensor&)> part) const {
+  UpdateLists& lists = batch.lists;
+  const size_t place = batch.size++;
+  const auto put = [&](std::vector<Tensor>& list, const Tensor& x) {
+    if (place >= list.size()) list.resize(place + 1);
+    if (!list[place].is(x)) list[place] = x;
+  };
   const StateNames& names = groups_[parameter.group].states;
-  lists.parameters.push_back(part(parameter.tensor));
-  lists.gradients.push_back(gradient);
-  lists.steps.push_back(parameter.step);
+  put(lists.parameters, part(parameter.tensor));
+  lists.gradients.push_back(std::move(gradient));
+  put(lists.steps, parameter.step);
   for (size_t s = 0, list = 0; s < kMaxStates; ++s) {
-    if (names[s]) lists.states[list++].push_back(part(parameter.state[s]));
+    if (names[s]) put(lists.states[list++], part(parameter.state[s]));
   }
-  if (is_half(parameter.tensor.dtype())) lists.masters.push_back(part(parameter.master));
+  if (is_half(parameter.tensor.dtype())) put(lists.masters, part(parameter.master));
 }
 
-void Optimizer::add_sparse(const Parameter& parameter, const Tensor& gradient) {
+void Optimizer::add_sparse(Batch& batch, const Parameter& parameter, const Tensor& gradient) {
   const Attrs& options = groups_[parameter.group].options;
   CHORALE_CHECK(takes_sparse(options), "[", name_, "] parameter ", parameter.name,
                 " has a sparse gradient, which these options cannot use without touching every element: ", options,
@@ -265,7 +272,7 @@ void Optimizer::add_sparse(const Parameter& parameter, const Tensor& gradient) {
   CHORALE_CHECK(rows.size(0) == 1 && parameter.tensor.is_contiguous(), "[", name_, "] the sparse gradient of ",
                 parameter.name, " must be sparse in its first dimension only, and the parameter contiguous");
   TouchedRows touched{reshape(rows, {-1}), {}};
-  add(parameter, values, [&](const Tensor& whole) {
+  add(batch, parameter, values, [&](const Tensor& whole) -> const Tensor& {
     touched.tensors.emplace_back(whole, index_select(whole, 0, touched.rows));
     return touched.tensors.back().second;
   });
@@ -274,8 +281,15 @@ void Optimizer::add_sparse(const Parameter& parameter, const Tensor& gradient) {
 
 void Optimizer::update_batches(const Tensor& found_inf) {
   for (Batch& batch : batches_) {
-    batch.lists.found_inf = found_inf;
-    if (batch.lists.size() > 0) update(batch.lists, groups_[batch.group].options);
+    if (batch.size == 0) continue;
+    UpdateLists& lists = batch.lists;
+    const auto trim = [&](std::vector<Tensor>& list) {
+      if (list.size() > batch.size) list.resize(batch.size);
+    };
+    for (auto* list : {&lists.parameters, &lists.steps, &lists.masters}) trim(*list);
+    for (auto& list : lists.states) trim(list);
+    lists.found_inf = found_inf;
+    update(batch.lists, groups_[batch.group].options);
   }
   for (const TouchedRows& touched : touched_) {
     for (const auto& [whole, part] : touched.tensors) index_copy_(whole, 0, touched.rows, part);
@@ -283,13 +297,17 @@ void Optimizer::update_batches(const Tensor& found_inf) {
 }
 
 void Optimizer::clear_batches() {
-  touched_.clear();
   for (Batch& batch : batches_) {
-    UpdateLists& lists = batch.lists;
-    lists.found_inf = {};
-    for (auto* list : {&lists.parameters, &lists.gradients, &lists.steps, &lists.masters}) list->clear();
-    for (auto& list : lists.states) list.clear();
+    batch.size = 0;
+    batch.lists.gradients.clear();
+    batch.lists.found_inf = {};
+    // Rows that were taken out for one step are no use to the next.
+    if (touched_.empty()) continue;
+    UpdateLists fresh;
+    fresh.lr = batch.lists.lr;
+    batch.lists = std::move(fresh);
   }
+  touched_.clear();
 }
 
 // ---- saving and loading

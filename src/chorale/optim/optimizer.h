@@ -127,9 +127,11 @@ class Optimizer {
     Tensor rows;
     std::vector<std::pair<Tensor, Tensor>> tensors;  // whole, rows of it
   };
-  // What one op updates: the parameters of a group, those of the 16-bit types apart.
+  // What one op updates: the parameters of a group, those of the 16-bit types apart. The lists, but for the gradients,
+  // are kept between steps, since the next step mostly has the same ones.
   struct Batch {
     size_t group = 0;
+    size_t size = 0;  // of this step, so far
     UpdateLists lists;
   };
 
@@ -141,9 +143,10 @@ class Optimizer {
 
   void clear_batches();
   Batch& batch_of(const Parameter& parameter);
-  void add_to_batch(Parameter& parameter, const Tensor& gradient);
-  void add_sparse(const Parameter& parameter, const Tensor& gradient);
-  void add(const Parameter& parameter, const Tensor& gradient, FunctionRef<Tensor(const Tensor&)> part);
+  void add_to(Batch& batch, Parameter& parameter, Tensor gradient);
+  void add_sparse(Batch& batch, const Parameter& parameter, const Tensor& gradient);
+  void add(Batch& batch, const Parameter& parameter, Tensor gradient,
+           FunctionRef<const Tensor&(const Tensor&)> part) const;
   void update_batches(const Tensor& found_inf);
   void fit_states(Parameter& parameter) const;
   void follow_rate(Group& group) const;
@@ -156,7 +159,7 @@ class Optimizer {
   std::vector<Group> groups_;
   std::vector<Parameter> parameters_;
   std::vector<HookHandle> hooks_;
-  std::vector<Batch> batches_;  // two for each group, kept between steps for their memory
+  std::vector<Batch> batches_;  // two for each group
   std::vector<TouchedRows> touched_;
 };
 

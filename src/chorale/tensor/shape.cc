@@ -86,6 +86,10 @@ bool is_channels_last(std::span<const int64_t> sizes, std::span<const int64_t> s
 }
 
 bool is_dense(std::span<const int64_t> sizes, std::span<const int64_t> strides) {
+  int64_t rows = 1;  // elements behind a dimension of row-major memory, which is the most frequent case
+  size_t behind = sizes.size();
+  while (behind > 0 && (sizes[behind - 1] == 1 || strides[behind - 1] == rows)) rows *= sizes[--behind];
+  if (behind == 0) return true;
   SmallVector<size_t, 8> order;
   for (size_t i = 0; i < sizes.size(); ++i) {
     if (sizes[i] == 0) return true;

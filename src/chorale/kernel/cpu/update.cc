@@ -186,7 +186,7 @@ class Recipes {
   double lr_;
   int64_t last_ = 0;
   double state_ = 0;
-  std::vector<Recipe> recipes_;
+  SmallVector<Recipe, 1> recipes_;
 };
 
 // One parameter and what belongs to it.
@@ -239,7 +239,7 @@ void update(const KernelArgs& args) {
   if (found_inf(args.in[1])) return;
 
   Recipes<Rule> recipes(rule, number_in(args.in[0]));
-  std::vector<Job> jobs;
+  SmallVector<Job, 4> jobs;  // small models are updated in the time of a few allocations
   std::vector<Tensor> kept;  // gradients that had to be laid out anew
   jobs.reserve(n);
   int64_t elems = 0;
@@ -255,11 +255,11 @@ void update(const KernelArgs& args) {
     for (size_t s = 0; s < states - (kLastStateIsNumber<Rule> ? 1 : 0); ++s)
       job.span.state[recipes[job.recipe].places[s]] = out(2 + s)[i].raw();
     const Tensor& gradient = in(1)[i];
-    if (Tensor fits = laid_out_as(gradient, parameter); fits.is(gradient)) {
+    if (is_laid_out_as(gradient, parameter)) {
       job.span.gradient = gradient.raw();
     } else {
-      job.span.gradient = fits.raw();
-      kept.push_back(std::move(fits));
+      kept.push_back(laid_out_as(gradient, parameter));
+      job.span.gradient = kept.back().raw();
     }
     job.begin = elems;
     elems += job.span.n;

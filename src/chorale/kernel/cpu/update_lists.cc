@@ -14,8 +14,12 @@ void start_from(std::span<const Tensor> in, std::span<const Tensor> out) {
   }
 }
 
+bool is_laid_out_as(const Tensor& x, const Tensor& like) {
+  return x.strides() == like.strides() || (x.is_contiguous() && like.is_contiguous());
+}
+
 Tensor laid_out_as(const Tensor& x, const Tensor& like) {
-  if (x.strides() == like.strides() || (x.is_contiguous() && like.is_contiguous())) return x;
+  if (is_laid_out_as(x, like)) return x;
   Tensor other = Tensor::empty_strided(like.sizes(), like.strides(), x.dtype());
   copy_into(x, other);
   return other;

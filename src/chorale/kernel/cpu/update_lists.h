@@ -14,6 +14,7 @@ double number_in(const Tensor& x);
 // Gives results that are not their inputs the values of those, so that a kernel can go on in place.
 void start_from(std::span<const Tensor> in, std::span<const Tensor> out);
 
+bool is_laid_out_as(const Tensor& x, const Tensor& like);
 // A tensor with the values of x, laid out as `like`: x itself where that is so already. `like` has no holes.
 Tensor laid_out_as(const Tensor& x, const Tensor& like);
 

@@ -299,18 +299,42 @@ void append(std::vector<Tensor>& to, const std::vector<Tensor>& list) { to.inser
 template <class Rule>
 void update(const OpDef& row, const UpdateLists& lists, Rule rule) {
   rule.masters = !lists.masters.empty();
-  std::vector<Tensor> in{lists.lr, lists.found_inf}, out;
-  const size_t n = lists.size(), count = 3 + rule.states() + (rule.masters ? 1 : 0);
-  in.reserve(2 + n * count);
-  out.reserve(n * (count - 1));
-  append(in, lists.parameters);
-  append(in, lists.gradients);
-  append(in, lists.steps);
-  for (size_t s = 0; s < rule.states(); ++s) append(in, lists.states[s]);
-  append(in, lists.masters);
-  out.insert(out.end(), in.begin() + 2, in.begin() + 2 + static_cast<ptrdiff_t>(n));
-  out.insert(out.end(), in.begin() + 2 + 2 * static_cast<ptrdiff_t>(n), in.end());
-  current().call_into(row, in, rule, out);
+  // Gradients live as long as their owner wants them to.
+  struct Release {
+    const UpdateLists& lists;
+    ~Release() {
+      for (size_t i = 0; i < lists.gradients.size(); ++i) lists.last_in[2 + lists.size() + i] = {};
+    }
+  };
+  size_t written = lists.parameters.size() + lists.steps.size() + lists.masters.size();
+  for (size_t s = 0; s < rule.states(); ++s) written += lists.states[s].size();
+  const auto fit = [](std::vector<Tensor>& list, size_t size) {
+    if (list.size() != size) list.resize(size);
+    return list.data();
+  };
+  Tensor* in = fit(lists.last_in, 2 + written + lists.gradients.size());
+  Tensor* out = fit(lists.last_out, written);
+  // What stands in its place already is left alone.
+  const auto put = [](Tensor*& to, std::span<const Tensor> tensors) {
+    for (const Tensor& x : tensors) {
+      if (!to->is(x)) *to = x;
+      ++to;
+    }
+  };
+  put(in, {&lists.lr, 1});
+  put(in, {&lists.found_inf, 1});
+  put(in, lists.parameters);
+  put(out, lists.parameters);
+  put(in, lists.gradients);
+  const auto put_written = [&](std::span<const Tensor> tensors) {
+    put(in, tensors);
+    put(out, tensors);
+  };
+  put_written(lists.steps);
+  for (size_t s = 0; s < rule.states(); ++s) put_written(lists.states[s]);
+  put_written(lists.masters);
+  const Release release{lists};
+  current().call_into(row, lists.last_in, rule, lists.last_out);
 }
 
 }  // namespace
