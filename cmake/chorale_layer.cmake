@@ -24,14 +24,15 @@ include(GoogleTest)
 # TABLES are suites of tests that run each of thousands of rows for a moment: each suite is one entry of ctest, in one process.
 
 # In a group, a type with members of a type from an anonymous namespace is warned of: the file might be a header. And what GCC guesses
-# about the flow of data depends on what is inlined: in the build of tests such a guess about a group is shown and is no
-# error. For sources one by one it is.
+# about the flow of data under sanitizers, whose checks hide it, is shown and is no error.
 function(chorale_group_warnings target)
   target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
-  foreach(guess maybe-uninitialized uninitialized array-bounds stringop-overflow stringop-overread dangling-pointer use-after-free
-      free-nonheap-object null-dereference nonnull)
-    target_compile_options(${target} PRIVATE $<$<AND:$<CXX_COMPILER_ID:GNU>,$<CONFIG:Debug>>:-Wno-error=${guess}>)
-  endforeach()
+  if(CHORALE_SANITIZE)
+    foreach(guess maybe-uninitialized uninitialized array-bounds stringop-overflow stringop-overread dangling-pointer use-after-free
+        free-nonheap-object null-dereference nonnull)
+      target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-error=${guess}>)
+    endforeach()
+  endif()
 endfunction()
 
 # Compiles the sources of a target in groups, as if the files of a group were one: headers are read and templates
