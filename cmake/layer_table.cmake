@@ -34,7 +34,7 @@ chorale_layer(graph DEPS op TEST_DEPS api)
 chorale_layer(codegen OPTIONS ${lightly} DEPS graph io TEST_DEPS api)
 chorale_layer(api TABLES Ops/Table Ops/TableGradient Ops/ShardedTable Rows/TracedTable Rows/SimTable Rows/AutocastTable
   DEPS eager autocast sharding graph)
-chorale_layer(snapshot DEPS api io comm)
+chorale_layer(snapshot OPTIONS ${lightly} DEPS api io comm)
 chorale_layer(optim DEPS api)
 chorale_layer(nn DEPS api)
 chorale_layer(zero DEPS optim reducer TEST_DEPS parallel)
@@ -44,7 +44,7 @@ chorale_layer(fsdp DEPS nn TEST_DEPS parallel models snapshot optim)
 chorale_layer(dist_autograd DEPS api)
 chorale_layer(rpc DEPS dist_autograd nn optim comm TEST_DEPS parallel)
 chorale_layer(models DEPS nn io TEST_DEPS optim codegen)
-chorale_layer(train OPTIONS ${lightly} DEPS parallel models text report codegen)
+chorale_layer(train OPTIONS ${lightly} DEPS parallel models text report codegen snapshot)
 # Layers that training does not need stay out of LINKS, so that the first build need not wait for them: a command that needs
 # one is a program of its own, a folder with a main.cc.
 chorale_layer(app PROGRAM chorale LINKS train launch OPTIONS ${lightly} LIBRARIES PkgConfig::cpp_httplib DEPS ALL)

@@ -4,7 +4,6 @@
 
 CHORALE_TEST_KILLS=50 kills a run that often instead of 5 times.
 """
-import hashlib
 import json
 import os
 import pathlib
@@ -53,7 +52,9 @@ class Train(unittest.TestCase):
         return self.folder / run / "checkpoints" / f"step-{self.steps_of(run)[-1]:08}"
 
     def weights(self, run):
-        return [hashlib.sha256((self.last_checkpoint(run) / name).read_bytes()).hexdigest() for name in ("model.safetensors", "training.safetensors")]
+        """Every part of the last checkpoint's tensors, with the checksum of its bytes; which rank wrote it is no matter."""
+        index = json.loads((self.last_checkpoint(run) / "index.json").read_text())
+        return {key: (tensor["dtype"], tensor["shape"], [(part["offsets"], part["crc32c"]) for part in tensor["chunks"]]) for key, tensor in index["tensors"].items()}
 
 
 class Learning(Train):
@@ -188,9 +189,9 @@ class Stopping(Train):
 
     def test_a_damaged_checkpoint_is_named_and_the_one_before_used_when_asked(self):
         self.run_to_end("--model", "mlp", "--steps", "4", "--checkpoint-every", "2", "-n", "2", "--out", "a")
-        damaged = self.last_checkpoint("a") / "training.safetensors"
+        damaged = next(self.last_checkpoint("a").glob("rank-1-*.safetensors"))
         content = bytearray(damaged.read_bytes())
-        content[len(content) // 2] ^= 1
+        content[-7] ^= 1
         damaged.write_bytes(content)
         words = self.run_to_end("--out", "a", "--resume", status=1)
         self.assertIn(f"{damaged.relative_to(self.folder)} is damaged", words)
@@ -198,6 +199,62 @@ class Stopping(Train):
         self.assertEqual(words.count("is damaged"), 2, "rank 0 says it, and the launcher repeats it")
         self.run_to_end("--out", "a", "--resume-previous", "--steps", "6")
         self.assertEqual(self.steps_of("a")[-1], 6)
+
+
+class Checkpoints(Train):
+    """What is in a folder, and what another number of ranks makes of it."""
+    OPTIONS = ("--model", "mlp", "--batch", "24", "--log-every", "1", "--schedule", "constant")
+
+    def losses(self, run):
+        lines = [json.loads(line) for line in (self.folder / run / "metrics.jsonl").read_text().splitlines()]
+        return [line["loss"] for line in lines if line["kind"] == "train"]
+
+    def checkpoint(self, *args, status=0):
+        done = subprocess.run([PROGRAM, "checkpoint", *args], cwd=self.folder, capture_output=True, text=True, timeout=LIMIT_S)
+        self.assertEqual(done.returncode, status, done.stdout + done.stderr)
+        return done.stdout + done.stderr
+
+    def test_another_number_of_ranks_goes_on_with_the_same_losses(self):
+        self.run_to_end(*self.OPTIONS, "-n", "2", "--steps", "4", "--out", "a")
+        for ranks in "1", "3":
+            shutil.copytree(self.folder / "a", self.folder / ranks)
+            self.run_to_end("--out", ranks, "--resume", "-n", ranks, "--steps", "10")
+            self.run_to_end(*self.OPTIONS, "-n", ranks, "--steps", "10", "--out", "whole" + ranks)
+            found, wanted = self.losses(ranks), self.losses("whole" + ranks)
+            self.assertEqual(len(found), 10)
+            for a, b in zip(found, wanted):
+                self.assertAlmostEqual(a, b, delta=1e-5 * b)
+
+    def test_ranks_share_the_writing_and_commands_look_at_it(self):
+        self.run_to_end(*self.OPTIONS, "-n", "2", "--steps", "2", "--out", "a")
+        folder = self.last_checkpoint("a")
+        files = sorted(path.name.split("-")[1] for path in folder.glob("rank-*.safetensors"))
+        self.assertEqual(files, ["0", "1"])
+        shown = self.checkpoint("show", "a")
+        self.assertIn(f"{folder.relative_to(self.folder)}: ", shown)
+        self.assertRegex(shown, r"optimizer/state/\S+/exp_avg +f32 +\[")
+        self.assertIn("all is well", self.checkpoint("verify", "a"))
+        self.checkpoint("merge", "a", "merged")
+        self.assertEqual(len(list((self.folder / "merged").glob("*.safetensors"))), 1)
+        names = [line.split()[0] for line in self.checkpoint("show", "merged").splitlines()[1:]]
+        self.assertEqual(names, [line.split()[0] for line in shown.splitlines()[1:]])
+        self.assertIn("is there already", self.checkpoint("merge", "a", "merged", status=1))
+        self.checkpoint("convert", "a", "plain")
+        self.assertEqual([path.name for path in (self.folder / "plain").iterdir()], ["model.safetensors"])
+        self.checkpoint("convert", "plain", "back")
+        self.assertIn("all is well", self.checkpoint("verify", "back"))
+        # The bytes come back: the same checksums of the same tensors.
+        index, back = (json.loads((path / "index.json").read_text())["tensors"] for path in (folder, self.folder / "back"))
+        self.assertEqual(set(back), {key for key in index if "/" not in key})
+        for key, tensor in back.items():
+            self.assertEqual(tensor["chunks"][0]["crc32c"], index[key]["chunks"][0]["crc32c"], key)
+        damaged = next(folder.glob("rank-1-*.safetensors"))
+        content = bytearray(damaged.read_bytes())
+        content[-5] ^= 1
+        damaged.write_bytes(content)
+        self.assertIn(f"{damaged.relative_to(self.folder)} is damaged: the checksum of ", self.checkpoint("verify", "a", status=1))
+        self.assertIn("is damaged", self.checkpoint("merge", "a", "never", status=1))
+        self.assertFalse((self.folder / "never").exists())
 
 
 class Options(Train):

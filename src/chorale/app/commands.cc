@@ -36,6 +36,12 @@ void add_bench_program(CLI::App& program, Work& work) {
               {"bench"});
 }
 
+void add_checkpoint_program(CLI::App& program, Work& work) {
+  add_program(program, work, "checkpoint",
+              "Look at checkpoints, and give them another form (a program of its own: chorale-checkpoint)",
+              {"checkpoint"});
+}
+
 }  // namespace
 
 void add_program(CLI::App& parent, Work& work, const std::string& name, const std::string& description,
@@ -54,7 +60,8 @@ void add_program(CLI::App& parent, Work& work, const std::string& name, const st
 
 std::span<const AddCommand> chorale_commands() {
 #define CHORALE_ADDRESS(name) add_##name,
-  static constexpr AddCommand kCommands[] = {add_bench_program, CHORALE_COMMANDS(CHORALE_ADDRESS)};
+  static constexpr AddCommand kCommands[] = {add_bench_program, add_checkpoint_program,
+                                             CHORALE_COMMANDS(CHORALE_ADDRESS)};
 #undef CHORALE_ADDRESS
   return kCommands;
 }

@@ -29,7 +29,8 @@ using Work = std::function<void()>;
 CHORALE_COMMANDS(CHORALE_DECLARE)
 #undef CHORALE_DECLARE
 
-// The only command of chorale-bench.
+// The only command of chorale-checkpoint, and that of chorale-bench.
+void add_checkpoint(CLI::App& program, Work& work);
 void add_bench(CLI::App& program, Work& work);
 void add_bench_all(CLI::App& bench, Work& work);
 void add_bench_collectives(CLI::App& bench, Work& work);

@@ -63,8 +63,9 @@ fs::path model_folder(const std::string& run) {
   std::error_code error;
   CHORALE_CHECK(fs::is_directory(run, error), "[generate] --run ", run, " is no folder",
                 error ? ": " + error.message() : "");
-  if (fs::exists(fs::path(run) / "model.safetensors") || fs::exists(fs::path(run) / "model.safetensors.index.json"))
-    return run;
+  for (const char* name : {"model.safetensors", "model.safetensors.index.json", "index.json"}) {
+    if (fs::exists(fs::path(run) / name)) return run;
+  }
   const auto found = train::find_checkpoint(train::Checkpoints(run), false);
   CHORALE_CHECK(found, "[generate] there is no checkpoint in ", run,
                 " and no model.safetensors; train one: chorale "
@@ -76,7 +77,7 @@ fs::path model_folder(const std::string& run) {
 void generate(GenerateCommand& command) {
   if (command.threads > 0) set_thread_count(static_cast<int>(command.threads));
   const fs::path folder = model_folder(command.run);
-  models::Gpt2 model = models::load_gpt2(folder);
+  models::Gpt2 model = models::load_gpt2(folder, train::model_tensors(folder));
   const train::Tokenizer tokenizer = train::Tokenizer::load(folder);
   Generator numbers(static_cast<uint64_t>(command.seed));
   command.options.generator = &numbers;

@@ -23,6 +23,7 @@
 #include "chorale/base/parallel_for.h"
 #include "chorale/comm/objects.h"
 #include "chorale/comm/world.h"
+#include "chorale/io/file.h"
 #include "chorale/json/json_write.h"
 #include "chorale/kernel/cpu/dnnl/runtime.h"
 #include "chorale/launch/launcher.h"

@@ -136,7 +136,7 @@ void write_config(const std::filesystem::path& folder, Config config, const char
 }
 
 template <class Model>
-void save(const std::filesystem::path& folder, const Model& model, const char* architecture, size_t max_shard_bytes) {
+void save(const std::filesystem::path& folder, const Model& model, size_t max_shard_bytes) {
   NamedTensors tensors;
   std::set<const void*> seen;
   for (auto& [name, tensor] : model.state_dict()) {
@@ -144,7 +144,7 @@ void save(const std::filesystem::path& folder, const Model& model, const char* a
   }
   // Without this note the libraries there refuse the file.
   io::save_sharded(folder, tensors, max_shard_bytes, {{"format", "pt"}});
-  write_config(folder, model.config, architecture);
+  save_config(folder, model);
 }
 
 bool has_prefix(const NamedTensors& tensors, std::string_view prefix) {
@@ -181,9 +181,11 @@ BertConfig parse_bert_config(const std::string& what, std::string_view text) {
   return parse_config<BertConfig>(what, text);
 }
 
-Gpt2 load_gpt2(const std::filesystem::path& folder) {
+Gpt2 load_gpt2(const std::filesystem::path& folder) { return load_gpt2(folder, io::load(folder).tensors); }
+BertForMaskedLM load_bert(const std::filesystem::path& folder) { return load_bert(folder, io::load(folder).tensors); }
+
+Gpt2 load_gpt2(const std::filesystem::path& folder, const NamedTensors& stored) {
   const auto config = read_config<Gpt2Config>(folder);
-  const NamedTensors stored = io::load(folder).tensors;
   check_size(config, stored, folder);
   Gpt2 model(config);
   const bool bare = !has_prefix(stored, "transformer.");  // saved without its head
@@ -196,9 +198,8 @@ Gpt2 load_gpt2(const std::filesystem::path& folder) {
   return model;
 }
 
-BertForMaskedLM load_bert(const std::filesystem::path& folder) {
+BertForMaskedLM load_bert(const std::filesystem::path& folder, const NamedTensors& all) {
   const auto config = read_config<BertConfig>(folder);
-  const NamedTensors all = io::load(folder).tensors;
   check_size(config, all, folder);
   BertForMaskedLM model(config);
   NamedTensors tensors;
@@ -218,11 +219,19 @@ BertForMaskedLM load_bert(const std::filesystem::path& folder) {
 }
 
 void save_gpt2(const std::filesystem::path& folder, const Gpt2& model, size_t max_shard_bytes) {
-  save(folder, model, "GPT2LMHeadModel", max_shard_bytes);
+  save(folder, model, max_shard_bytes);
 }
 
 void save_bert(const std::filesystem::path& folder, const BertForMaskedLM& model, size_t max_shard_bytes) {
-  save(folder, model, "BertForMaskedLM", max_shard_bytes);
+  save(folder, model, max_shard_bytes);
+}
+
+void save_config(const std::filesystem::path& folder, const Gpt2& model) {
+  write_config(folder, model.config, "GPT2LMHeadModel");
+}
+
+void save_config(const std::filesystem::path& folder, const BertForMaskedLM& model) {
+  write_config(folder, model.config, "BertForMaskedLM");
 }
 
 }  // namespace chorale::models

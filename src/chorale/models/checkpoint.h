@@ -17,6 +17,9 @@ namespace chorale::models {
 // out.
 Gpt2 load_gpt2(const std::filesystem::path& folder);
 BertForMaskedLM load_bert(const std::filesystem::path& folder);
+// The same with weights that were read already.
+Gpt2 load_gpt2(const std::filesystem::path& folder, const NamedTensors& stored);
+BertForMaskedLM load_bert(const std::filesystem::path& folder, const NamedTensors& stored);
 
 // The text of a config.json; `what` names it in errors.
 Gpt2Config parse_gpt2_config(const std::string& what, std::string_view text);
@@ -26,5 +29,8 @@ BertConfig parse_bert_config(const std::string& what, std::string_view text);
 inline constexpr size_t kShardBytes = 5'000'000'000;
 void save_gpt2(const std::filesystem::path& folder, const Gpt2& model, size_t max_shard_bytes = kShardBytes);
 void save_bert(const std::filesystem::path& folder, const BertForMaskedLM& model, size_t max_shard_bytes = kShardBytes);
+// config.json alone, into a folder that is there.
+void save_config(const std::filesystem::path& folder, const Gpt2& model);
+void save_config(const std::filesystem::path& folder, const BertForMaskedLM& model);
 
 }  // namespace chorale::models

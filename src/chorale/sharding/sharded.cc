@@ -298,6 +298,8 @@ Tensor distribute(const Tensor& x, const Mesh& mesh, const Placements& placement
   }
   CHORALE_CHECK(is_leaf(x), "[distribute] takes a leaf: a gradient would not find its way back; use from_local() and ",
                 "redistribute()");
+  // There are no values to send.
+  if (x.device().type == DeviceType::kNull && source) return distribute(x, mesh, placements, std::nullopt);
   const bool wanted = requires_grad(x);
   const NoGrad quiet;
   Tensor local = detach(x);

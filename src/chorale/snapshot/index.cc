@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "chorale/base/error.h"
-#include "chorale/io/file.h"
+#include "chorale/io/safetensors.h"
 #include "chorale/json/json.h"
 #include "chorale/json/json_write.h"
 
@@ -20,9 +20,8 @@ json::Value numbers(const Shape& shape) {
 json::Value text(std::string value) { return json::Value(json::Value::Data(std::move(value))); }
 
 json::Value to_json(const SavedChunk& chunk) {
-  json::Object object{{"file", text(chunk.file)},
-                      {"name", text(chunk.name)},
-                      {"crc32c", json::Value(json::Value::Data(int64_t{chunk.checksum}))}};
+  json::Object object{{"file", text(chunk.file)}, {"name", text(chunk.name)}};
+  if (chunk.checksum) object.emplace_back("crc32c", json::Value(json::Value::Data(int64_t{*chunk.checksum})));
   object.emplace_back("offsets", numbers(chunk.region.offsets));
   object.emplace_back("sizes", numbers(chunk.region.sizes));
   return json::Value(std::move(object));
@@ -52,8 +51,8 @@ struct Reader {
     const json::Object& object = value.object(what);
     SavedChunk chunk{.region = {shape(object, "offsets"), shape(object, "sizes")},
                      .file = string(object, "file"),
-                     .name = string(object, "name"),
-                     .checksum = static_cast<uint32_t>(member(object, "crc32c").size(what))};
+                     .name = string(object, "name")};
+    if (const json::Value* sum = json::find(object, "crc32c")) chunk.checksum = static_cast<uint32_t>(sum->size(what));
     CHORALE_CHECK(index.files.contains(chunk.file), what, " is in ", chunk.file, ", which is not among the files");
     return chunk;
   }
@@ -104,7 +103,7 @@ Index parse_index(std::string_view what, std::string_view text) {
   return index;
 }
 
-void write_index(const std::filesystem::path& folder, const Index& index) {
+std::string index_text(const Index& index) {
   json::Object tensors, bytes, files;
   for (const auto& [key, tensor] : index.tensors) {
     json::Array chunks;
@@ -119,7 +118,49 @@ void write_index(const std::filesystem::path& folder, const Index& index) {
   root.emplace_back("tensors", json::Value(std::move(tensors)));
   root.emplace_back("bytes", json::Value(std::move(bytes)));
   root.emplace_back("files", json::Value(std::move(files)));
-  io::write_file(index_path(folder), json::write(root, json::Layout::kPages));
+  return json::write(root, json::Layout::kPages);
+}
+
+void write_index(const std::filesystem::path& folder, const Index& index) {
+  io::write_file(index_path(folder), index_text(index));
+}
+
+namespace {
+
+// What comes before the names of a plain file's tensors; nothing where it is none of those that are known.
+std::optional<std::string> prefix_of_plain(const std::string& file) {
+  constexpr std::string_view kEnding = ".safetensors", kRank = "rank-";
+  if (!file.ends_with(kEnding)) return {};
+  const std::string stem = file.substr(0, file.size() - kEnding.size());
+  if (stem == "model" || stem.starts_with("model-") || stem == "training") return "";
+  // What a rank of an older run knew by itself. The files of an index have one more number.
+  const bool is_rank = stem.starts_with(kRank) && stem.size() > kRank.size() &&
+                       stem.find_first_not_of("0123456789", kRank.size()) == std::string::npos;
+  return is_rank ? std::optional(stem + "/") : std::nullopt;
+}
+
+}  // namespace
+
+Index find_index(const std::filesystem::path& folder) {
+  if (has_checkpoint(folder)) return read_index(folder);
+  Index index;
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, none)) {
+    const std::string name = entry.path().filename().string();
+    const std::optional<std::string> prefix = prefix_of_plain(name);
+    if (!prefix) continue;
+    const io::SafetensorsFile file(entry.path());
+    index.files[name] = static_cast<int64_t>(entry.file_size());
+    for (const io::SafetensorsEntry& row : file.entries()) {
+      const bool is_new =
+          index.tensors
+              .emplace(*prefix + row.name,
+                       SavedTensor{file.load(row.name).dtype(), row.sizes, {{whole_of(row.sizes), name, row.name}}})
+              .second;
+      CHORALE_CHECK(is_new, "[checkpoint] two files in ", folder.string(), " have a tensor ", row.name);
+    }
+  }
+  return index.files.empty() ? read_index(folder) : index;
 }
 
 }  // namespace chorale::snapshot

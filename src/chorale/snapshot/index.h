@@ -7,6 +7,7 @@
 
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,9 +17,9 @@ namespace chorale::snapshot {
 
 struct SavedChunk {
   Region region;
-  std::string file;       // in the folder of the checkpoint
-  std::string name;       // of the tensor in that file
-  uint32_t checksum = 0;  // of its bytes: CRC-32C
+  std::string file;                    // in the folder of the checkpoint
+  std::string name;                    // of the tensor in that file
+  std::optional<uint32_t> checksum{};  // of its bytes: CRC-32C; none in plain files
 };
 struct SavedTensor {
   DType dtype = DType::kF32;
@@ -38,7 +39,12 @@ bool has_checkpoint(const std::filesystem::path& folder);
 // make: nothing in the file is trusted.
 Index read_index(const std::filesystem::path& folder);
 Index parse_index(std::string_view what, std::string_view text);
+std::string index_text(const Index& index);
 // Atomically. StateError when the system refuses.
 void write_index(const std::filesystem::path& folder, const Index& index);
+// The index of a folder. Where it has none and there are plain files in it (model.safetensors, or model-1-of-2.…, with
+// training.safetensors and rank-0.safetensors of older runs), one that is made of these: keys are the names in the
+// files, and what is in rank-0.safetensors has "rank-0/" before it.
+Index find_index(const std::filesystem::path& folder);
 
 }  // namespace chorale::snapshot

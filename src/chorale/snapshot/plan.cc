@@ -20,7 +20,7 @@ struct Candidates {
 
 }  // namespace
 
-SavePlan plan_save(const std::vector<std::vector<WriteItem>>& items) {
+SavePlan plan_save(const std::vector<std::vector<WriteItem>>& items, const std::vector<bool>& writes) {
   SavePlan plan;
   plan.writes.resize(items.size());
   std::map<std::string, std::vector<Candidates>> by_key;
@@ -62,13 +62,19 @@ SavePlan plan_save(const std::vector<std::vector<WriteItem>>& items) {
     }
     for (const Candidates& c : regions) {
       if (!one.is_bytes && c.first->region.volume() == 0) continue;
-      const Copy chosen = *std::min_element(c.copies.begin(), c.copies.end(),
+      std::vector<Copy> copies = c.copies;
+      if (!writes.empty()) std::erase_if(copies, [&](const Copy& copy) { return !writes[copy.rank]; });
+      if (copies.empty()) {
+        plan.sent.push_back({c.copies.front().rank, c.copies.front().item});
+        continue;
+      }
+      const Copy chosen = *std::min_element(copies.begin(), copies.end(),
                                             [&](const Copy& a, const Copy& b) { return load[a.rank] < load[b.rank]; });
       load[chosen.rank] += c.first->bytes();
       plan.writes[chosen.rank].push_back(chosen.item);
     }
   }
-  for (auto& writes : plan.writes) std::sort(writes.begin(), writes.end());
+  for (auto& items_of_rank : plan.writes) std::sort(items_of_rank.begin(), items_of_rank.end());
   std::sort(plan.differing.begin(), plan.differing.end());
   plan.differing.erase(std::unique(plan.differing.begin(), plan.differing.end()), plan.differing.end());
   return plan;

@@ -68,10 +68,12 @@ struct SaveOptions {
   int threads = 1;        // files, and threads, for each rank
   // Called on each rank as a step begins; what it throws is a failure of this rank.
   std::function<void(Step)> on_step = {};
+  // Called on the coordinator once the index is there, before any rank returns; what it throws is a failure too.
+  std::function<void()> finish = {};
 };
-// Writes the state of all ranks into a folder that they share, which is made if need be. An older checkpoint there is
-// valid until the new one is complete, and stays if this fails. Warns of tensors of which ranks have copies that
-// differ.
+// Writes the state of all ranks into a folder, which the coordinator makes if need be. Ranks that do not see it (on a
+// host with disks of its own) send the coordinator what only they have. An older checkpoint there is valid until the
+// new one is complete, and stays if this fails. Warns of tensors of which ranks have copies that differ.
 void save(const comm::Group& group, const std::filesystem::path& folder, const State& state,
           const SaveOptions& options = {});
 // For one process without a group.
@@ -83,12 +85,17 @@ struct LoadOptions {
   std::function<void(Step)> on_step = {};
 };
 // Fills the tensors of `state` in place, converted to their dtypes, and replaces its bytes. What the checkpoint has
-// beyond that is ignored. Nothing is written before the keys and shapes of all ranks are known to fit.
+// beyond that is ignored. Nothing is written before the keys and shapes of all ranks are known to fit. For ranks that
+// do not see the folder the group's first rank reads. Plain files count as a checkpoint too (find_index in index.h).
 void load(const comm::Group& group, const std::filesystem::path& folder, State& state, const LoadOptions& options = {});
 void load(const std::filesystem::path& folder, State& state, const LoadOptions& options = {});
 
-// New whole tensors with everything in a checkpoint whose key begins with `prefix`.
+// The index of a checkpoint (find_index in index.h), on every rank, whether it sees the folder or not.
+Index index_of(const comm::Group& group, const std::filesystem::path& folder);
+
+// New whole tensors with everything in a checkpoint whose key begins with `prefix`, or is wanted.
 State read(const std::filesystem::path& folder, const std::string& prefix = "");
+State read(const std::filesystem::path& folder, const std::function<bool(const std::string& key)>& is_wanted);
 
 // What is wrong with a checkpoint's files: sizes and checksums of all parts; nothing where all is well. Throws
 // InvalidArgument where there is none.

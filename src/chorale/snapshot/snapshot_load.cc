@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <set>
 
 #include "chorale/autograd/autograd.h"
 #include "chorale/base/crc32c.h"
@@ -21,24 +22,41 @@ class Files {
     const auto path = folder_ / name;
     std::error_code error;
     const auto bytes = std::filesystem::file_size(path, error);
-    CHORALE_CHECK(!error, "[checkpoint] ", path, " is missing, and the index names it");
-    CHORALE_CHECK(static_cast<int64_t>(bytes) == index_.files.at(name), "[checkpoint] ", path, " has ", bytes,
-                  " bytes, and the index says ", index_.files.at(name));
+    CHORALE_CHECK(!error, "[checkpoint] ", path.string(), " is missing, and the index names it");
+    CHORALE_CHECK(static_cast<int64_t>(bytes) == index_.files.at(name), "[checkpoint] ", path.string(),
+                  " is damaged: it has ", bytes, " bytes instead of ", index_.files.at(name));
     return open_.emplace(name, io::SafetensorsFile(path)).first->second;
   }
   // A saved part, checked against what the index says of it.
   Tensor load(const std::string& key, const SavedChunk& chunk, DType dtype) {
     const Tensor x = at(chunk.file).load(chunk.name);
-    CHORALE_CHECK(x.sizes() == chunk.region.sizes && x.dtype() == dtype, "[checkpoint] ", key, " in ",
-                  folder_ / chunk.file, " is ", x.dtype(), " ", x.sizes(), ", and the index says ", dtype, " ",
-                  chunk.region.sizes);
+    CHORALE_CHECK(x.sizes() == chunk.region.sizes && x.dtype() == dtype, "[checkpoint] ",
+                  (folder_ / chunk.file).string(), " is damaged: ", chunk.name, ", a part of ", key, ", is ", x.dtype(),
+                  " ", x.sizes(), ", and the index says ", dtype, " ", chunk.region.sizes);
     return x;
   }
   void check_bytes(const std::string& key, const SavedChunk& chunk, const Tensor& x) const {
+    if (!chunk.checksum) return;
     const uint32_t found =
         crc32c({static_cast<const std::byte*>(x.raw()), static_cast<size_t>(x.elems()) * x.elem_bytes()});
-    CHORALE_CHECK(found == chunk.checksum, "[checkpoint] ", key, " in ", folder_ / chunk.file,
-                  " is damaged: its checksum is ", found, ", and the index says ", chunk.checksum);
+    CHORALE_CHECK(found == *chunk.checksum, "[checkpoint] ", (folder_ / chunk.file).string(),
+                  " is damaged: the checksum of ", chunk.name, ", a part of ", key, ", is ", found,
+                  ", and the index says ", *chunk.checksum);
+  }
+  // Fills a region of a tensor from the parts that have some of it.
+  void fill(const std::string& key, const SavedTensor& saved, const std::vector<ReadItem>& items, const Region& region,
+            const Tensor& into, bool verify) {
+    for (const ReadItem& item : items) {
+      const SavedChunk& chunk = saved.chunks[item.chunk];
+      const Tensor x = load(key, chunk, saved.dtype);
+      if (verify && item.region == chunk.region) check_bytes(key, chunk, x);
+      copy_(part_of(into, region, item.region), part_of(x, chunk.region, item.region));
+    }
+  }
+  std::string bytes(const std::string& key, const SavedChunk& chunk, bool verify) {
+    const Tensor x = load(key, chunk, DType::kU8);
+    if (verify) check_bytes(key, chunk, x);
+    return {static_cast<const char*>(x.raw()), static_cast<size_t>(x.elems())};
   }
 
  private:
@@ -52,7 +70,99 @@ struct Reads {
   std::vector<ReadItem> items;
 };
 
+comm::Value to_value(const Region& region) {
+  comm::List offsets, sizes;
+  for (const int64_t n : region.offsets) offsets.emplace_back(n);
+  for (const int64_t n : region.sizes) sizes.emplace_back(n);
+  return comm::List{offsets, sizes};
+}
+Region region_in(const comm::Value& value) {
+  Region region;
+  const auto& lists = value.as<comm::List>();
+  for (const comm::Value& n : lists[0].as<comm::List>()) region.offsets.push_back(n.as<int64_t>());
+  for (const comm::Value& n : lists[1].as<comm::List>()) region.sizes.push_back(n.as<int64_t>());
+  return region;
+}
+
+// The group's first rank reads for one that does not see the folder. All ranks take part, so that all know of failures.
+void read_for(const comm::Group& group, size_t blind, Files& files, const Index& index, State& state,
+              const std::vector<Reads>& copies, bool verify) {
+  const auto rank = static_cast<size_t>(group.rank());
+  const int first = group.global_rank(0), other = group.global_rank(static_cast<int>(blind));
+  const std::vector<comm::Value> asked = everywhere(group, Step::kRead, {}, [&]() -> comm::Value {
+    if (rank != blind) return {};
+    comm::List tensors, bytes;
+    for (size_t i = 0; i < copies.size(); ++i) {
+      if (!copies[i].items.empty())
+        tensors.push_back(comm::List{state.chunks[i].key, to_value(state.chunks[i].region())});
+    }
+    for (const auto& [key, text] : state.bytes) {
+      if (index.bytes.contains(key)) bytes.emplace_back(key);
+    }
+    return comm::List{tensors, bytes};
+  });
+  std::vector<Tensor> read;
+  const std::vector<comm::Value> answers = everywhere(group, Step::kRead, {}, [&]() -> comm::Value {
+    if (rank != 0) return {};
+    const auto& lists = asked[blind].as<comm::List>();
+    for (const comm::Value& row : lists[0].as<comm::List>()) {
+      const auto& key = row.as<comm::List>()[0].as<std::string>();
+      const Region region = region_in(row.as<comm::List>()[1]);
+      const SavedTensor& saved = index.tensors.at(key);
+      read.push_back(Tensor::empty(region.sizes, saved.dtype));
+      files.fill(key, saved, plan_read(key, saved, saved.sizes, region), region, read.back(), verify);
+    }
+    comm::Map bytes;
+    for (const comm::Value& key : lists[1].as<comm::List>()) {
+      const auto& name = key.as<std::string>();
+      bytes[name] = files.bytes(name, index.bytes.at(name), verify);
+    }
+    return bytes;
+  });
+  for (const Tensor& x : read) group.send(x, other);
+  if (rank != blind) return;
+  for (size_t i = 0; i < copies.size(); ++i) {
+    if (copies[i].items.empty()) continue;
+    const Tensor x = Tensor::empty(state.chunks[i].local.sizes(), copies[i].saved->dtype);
+    group.recv(x, first);
+    copy_(state.chunks[i].local, x);
+  }
+  for (const auto& [key, bytes] : answers[0].as<comm::Map>()) state.bytes[key] = bytes.as<std::string>();
+}
+
+// A checkpoint as all ranks know it, and the ranks that do not see what the first one sees.
+struct Seen {
+  Index index;
+  std::set<size_t> blind;
+};
+Seen see(const comm::Group& group, const std::filesystem::path& folder, const std::function<void(Step)>& on_step) {
+  const size_t rank = group.is_member() ? static_cast<size_t>(group.rank()) : 0;
+  Seen seen;
+  std::string text;
+  const std::vector<comm::Value> prepared = everywhere(group, Step::kPrepare, on_step, [&]() -> comm::Value {
+    try {
+      seen.index = find_index(folder);
+      text = index_text(seen.index);
+    } catch (const Error&) {
+      if (rank == 0) throw;
+      text.clear();
+    }
+    return static_cast<int64_t>(crc32c(std::as_bytes(std::span(text.data(), text.size()))));
+  });
+  for (size_t r = 1; r < prepared.size(); ++r) {
+    if (!(prepared[r] == prepared[0])) seen.blind.insert(r);
+  }
+  if (!seen.blind.empty()) {
+    const std::vector<comm::Value> sent = everywhere(
+        group, Step::kPrepare, {}, [&]() -> comm::Value { return rank == 0 ? comm::Value(text) : comm::Value(); });
+    if (seen.blind.contains(rank)) seen.index = parse_index(index_path(folder).string(), sent[0].as<std::string>());
+  }
+  return seen;
+}
+
 }  // namespace
+
+Index index_of(const comm::Group& group, const std::filesystem::path& folder) { return see(group, folder, {}).index; }
 
 void load(const std::filesystem::path& folder, State& state, const LoadOptions& options) {
   load(comm::Group(), folder, state, options);
@@ -60,11 +170,10 @@ void load(const std::filesystem::path& folder, State& state, const LoadOptions& 
 
 void load(const comm::Group& group, const std::filesystem::path& folder, State& state, const LoadOptions& options) {
   const NoGrad quiet;
-  Index index;
-  everywhere(group, Step::kPrepare, options.on_step, [&]() -> comm::Value {
-    index = read_index(folder);
-    return {};
-  });
+  const size_t rank = group.is_member() ? static_cast<size_t>(group.rank()) : 0;
+  const Seen seen = see(group, folder, options.on_step);
+  const Index& index = seen.index;
+  const std::set<size_t>& blind = seen.blind;
   std::vector<Reads> copies(state.chunks.size());
   everywhere(group, Step::kPlan, options.on_step, [&]() -> comm::Value {
     std::vector<std::string> missing;
@@ -91,46 +200,44 @@ void load(const comm::Group& group, const std::filesystem::path& folder, State& 
                   "; allow a partial load to leave them as they are");
     return {};
   });
+  Files files(folder, index);
   everywhere(group, Step::kRead, options.on_step, [&]() -> comm::Value {
-    Files files(folder, index);
+    if (blind.contains(rank)) return {};
     for (size_t i = 0; i < state.chunks.size(); ++i) {
-      if (!copies[i].saved) continue;
       const TensorChunk& chunk = state.chunks[i];
-      for (const ReadItem& item : copies[i].items) {
-        const SavedChunk& saved = copies[i].saved->chunks[item.chunk];
-        const Tensor x = files.load(chunk.key, saved, copies[i].saved->dtype);
-        if (options.verify && item.region == saved.region) files.check_bytes(chunk.key, saved, x);
-        copy_(part_of(chunk.local, chunk.region(), item.region), part_of(x, saved.region, item.region));
-      }
+      if (copies[i].saved)
+        files.fill(chunk.key, *copies[i].saved, copies[i].items, chunk.region(), chunk.local, options.verify);
     }
     for (auto& [key, bytes] : state.bytes) {
       const auto saved = index.bytes.find(key);
-      if (saved == index.bytes.end()) continue;
-      const Tensor x = files.load(key, saved->second, DType::kU8);
-      if (options.verify) files.check_bytes(key, saved->second, x);
-      bytes.assign(static_cast<const char*>(x.raw()), static_cast<size_t>(x.elems()));
+      if (saved != index.bytes.end()) bytes = files.bytes(key, saved->second, options.verify);
     }
     return {};
   });
+  for (const size_t r : blind) read_for(group, r, files, index, state, copies, options.verify);
 }
 
 State read(const std::filesystem::path& folder, const std::string& prefix) {
-  const Index index = read_index(folder);
+  return read(folder, [&](const std::string& key) { return key.starts_with(prefix); });
+}
+
+State read(const std::filesystem::path& folder, const std::function<bool(const std::string& key)>& is_wanted) {
+  const Index index = find_index(folder);
   State state;
   for (const auto& [key, tensor] : index.tensors) {
-    if (key.starts_with(prefix))
+    if (is_wanted(key))
       state.chunks.push_back(
           {key, tensor.sizes, Shape(tensor.sizes.size()), Tensor::empty(tensor.sizes, tensor.dtype)});
   }
   for (const auto& [key, chunk] : index.bytes) {
-    if (key.starts_with(prefix)) state.bytes[key] = " ";
+    if (is_wanted(key)) state.bytes[key] = " ";
   }
   load(folder, state);
   return state;
 }
 
 std::vector<std::string> verify(const std::filesystem::path& folder) {
-  const Index index = read_index(folder);
+  const Index index = find_index(folder);
   Files files(folder, index);
   std::vector<std::string> problems;
   const auto check = [&](const std::string& key, const SavedChunk& chunk, DType dtype) {

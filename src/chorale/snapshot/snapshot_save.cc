@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <exception>
+#include <optional>
 #include <random>
 #include <thread>
 
@@ -82,25 +83,34 @@ std::string name_in_file(const WriteItem& item) {
   return item.region == whole_of(item.whole) ? item.key : concat(item.key, "@", item.region.offsets);
 }
 
+// A part on its way into a file.
+struct Job {
+  size_t rank, item;  // whose list has it, and where
+  const WriteItem* what;
+  Tensor x;
+};
 struct Written {
-  size_t item;
+  const Job* job;
   SavedChunk chunk;
 };
 
-// Writes some items as one file.
-std::vector<Written> write_file_of(const std::filesystem::path& folder, const std::string& name, const State& state,
-                                   const std::vector<WriteItem>& items, const std::vector<size_t>& chosen) {
+// What a rank has for an item: u8 for bytes, on the state's own memory.
+Tensor tensor_of(const State& state, const std::vector<WriteItem>& items, size_t i) {
+  if (!items[i].is_bytes) return contiguous(state.chunks[i].local);
+  const std::string& bytes = state.bytes.at(items[i].key);
+  return Tensor::borrow(std::span(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()), items[i].whole);
+}
+
+// Writes some parts as one file.
+std::vector<Written> write_file_of(const std::filesystem::path& folder, const std::string& name,
+                                   const std::vector<const Job*>& jobs) {
   NamedTensors tensors;
   std::vector<Written> written;
-  for (const size_t i : chosen) {
-    const WriteItem& item = items[i];
-    const Tensor x = item.is_bytes
-                         ? Tensor::borrow(std::span(reinterpret_cast<const uint8_t*>(state.bytes.at(item.key).data()),
-                                                    state.bytes.at(item.key).size()),
-                                          item.whole)
-                         : contiguous(state.chunks[i].local);
-    tensors.emplace_back(name_in_file(item), x);
-    written.push_back({i, {item.region, name, tensors.back().first, crc32c(bytes_of(x))}});
+  tensors.reserve(jobs.size());
+  written.reserve(jobs.size());
+  for (const Job* job : jobs) {
+    tensors.emplace_back(name_in_file(*job->what), job->x);
+    written.push_back({job, {job->what->region, name, tensors.back().first, crc32c(bytes_of(job->x))}});
   }
   io::save(folder / name, tensors);
   return written;
@@ -108,19 +118,19 @@ std::vector<Written> write_file_of(const std::filesystem::path& folder, const st
 
 // Several files at a time, one for each thread; the first error is rethrown.
 std::vector<Written> write_files(const std::filesystem::path& folder, const std::vector<std::string>& names,
-                                 const State& state, const std::vector<WriteItem>& items,
-                                 const std::vector<std::vector<size_t>>& shares) {
+                                 const std::vector<std::vector<const Job*>>& shares) {
   std::vector<std::vector<Written>> results(shares.size());
   std::vector<std::exception_ptr> errors(shares.size());
   std::vector<std::thread> threads;
   const auto write_one = [&](size_t t) {
     try {
       const NoGrad quiet;
-      if (!shares[t].empty()) results[t] = write_file_of(folder, names[t], state, items, shares[t]);
+      if (!shares[t].empty()) results[t] = write_file_of(folder, names[t], shares[t]);
     } catch (...) {
       errors[t] = std::current_exception();
     }
   };
+  threads.reserve(shares.size());
   for (size_t t = 1; t < shares.size(); ++t) threads.emplace_back(write_one, t);
   write_one(0);
   for (std::thread& thread : threads) thread.join();
@@ -132,12 +142,30 @@ std::vector<Written> write_files(const std::filesystem::path& folder, const std:
   return all;
 }
 
+// A file by which ranks find out whether they see the coordinator's folder. On the coordinator it is there while this
+// is.
+class Marker {
+ public:
+  explicit Marker(std::filesystem::path path) : path_(std::move(path)) { io::write_file(path_, "\n"); }
+  ~Marker() {
+    std::error_code ignored;
+    std::filesystem::remove(path_, ignored);
+  }
+  Marker(const Marker&) = delete;
+  Marker& operator=(const Marker&) = delete;
+
+ private:
+  std::filesystem::path path_;
+};
+constexpr const char* kMarker = ".saving-";
+
 // Files that no checkpoint names any more: those of the one that was there before, and of saves that did not end.
 void remove_others(const std::filesystem::path& folder, const Index& index) {
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
     const std::string name = entry.path().filename().string();
-    if (name.starts_with("rank-") && name.ends_with(".safetensors") && !index.files.contains(name))
+    const bool is_part = name.starts_with("rank-") && name.ends_with(".safetensors");
+    if ((is_part && !index.files.contains(name)) || name.starts_with(kMarker))
       std::filesystem::remove(entry.path(), ignored);
   }
 }
@@ -156,17 +184,31 @@ void save(const comm::Group& group, const std::filesystem::path& folder, const S
   const int own = alone ? 0 : group.global_rank(group.rank());
   const int coordinator = options.coordinator >= 0 ? options.coordinator : alone ? 0 : group.global_rank(0);
 
+  const auto writer = static_cast<size_t>(alone ? 0 : std::max(group.group_rank(coordinator), 0));
+
   // A number that no other save has, so that files of an older checkpoint stay as they are.
+  std::optional<Marker> marker;
   const std::vector<comm::Value> prepared = everywhere(group, Step::kPrepare, options.on_step, [&]() -> comm::Value {
     CHORALE_CHECK(options.threads > 0, "[checkpoint] threads must be positive, not ", options.threads);
     CHORALE_CHECK(alone || group.group_rank(coordinator) >= 0, "[checkpoint] the coordinator, rank ", coordinator,
                   ", is not in the group");
+    if (own != coordinator) return {};
     std::filesystem::create_directories(folder);
     CHORALE_CHECK_STATE(options.overwrite || !has_checkpoint(folder), "[checkpoint] ", folder,
                         " has a checkpoint already; take another folder, or overwrite it");
-    return static_cast<int64_t>(std::random_device()());
+    const auto number = static_cast<int64_t>(std::random_device()());
+    if (!alone && group.size() > 1) marker.emplace(folder / concat(kMarker, number));
+    return number;
   });
-  const std::string id = std::to_string(prepared.front().as<int64_t>());
+  const std::string id = std::to_string(prepared[writer].as<int64_t>());
+  std::vector<bool> writes(prepared.size(), true);
+  if (writes.size() > 1) {
+    const std::vector<comm::Value> seen = everywhere(group, Step::kPrepare, {}, [&]() -> comm::Value {
+      std::error_code ignored;
+      return own == coordinator || std::filesystem::exists(folder / concat(kMarker, id), ignored);
+    });
+    for (size_t r = 0; r < seen.size(); ++r) writes[r] = seen[r].as<bool>();
+  }
 
   std::vector<WriteItem> items;
   const std::vector<comm::Value> planned = everywhere(group, Step::kPlan, options.on_step, [&]() -> comm::Value {
@@ -182,7 +224,7 @@ void save(const comm::Group& group, const std::filesystem::path& folder, const S
       all.emplace_back();
       for (const comm::Value& item : list.as<comm::List>()) all.back().push_back(item_in(item));
     }
-    plan = plan_save(all);
+    plan = plan_save(all, writes);
     return {};
   });
   for (const std::string& key : plan.differing) {
@@ -191,24 +233,41 @@ void save(const comm::Group& group, const std::filesystem::path& folder, const S
                          "; one of them is saved. Give what differs by rank a key of its own"));
   }
 
+  std::vector<Job> jobs;
+  for (const size_t i : plan.writes[rank]) jobs.push_back({rank, i, &items[i], {}});
+  for (const SavePlan::Sent& sent : plan.sent) {
+    const WriteItem& item = all[sent.rank][sent.item];
+    if (sent.rank == rank) group.send(tensor_of(state, items, sent.item), coordinator);
+    if (own != coordinator) continue;
+    jobs.push_back({sent.rank, sent.item, &item, Tensor::empty(item.region.sizes, item.dtype)});
+    group.recv(jobs.back().x, group.global_rank(static_cast<int>(sent.rank)));
+  }
+
   const std::vector<comm::Value> done = everywhere(group, Step::kWrite, options.on_step, [&]() -> comm::Value {
     std::vector<int64_t> bytes;
-    for (const size_t i : plan.writes[rank]) bytes.push_back(items[i].bytes());
-    auto shares = balanced(bytes, static_cast<size_t>(options.threads));
+    bytes.reserve(jobs.size());
+    for (Job& job : jobs) {
+      if (!job.x.defined()) job.x = tensor_of(state, items, job.item);
+      bytes.push_back(job.what->bytes());
+    }
+    const auto places = balanced(bytes, static_cast<size_t>(options.threads));
+    std::vector<std::vector<const Job*>> shares(places.size());
     std::vector<std::string> names;
-    for (size_t t = 0; t < shares.size(); ++t) {
-      for (size_t& i : shares[t]) i = plan.writes[rank][i];
+    names.reserve(places.size());
+    for (size_t t = 0; t < places.size(); ++t) {
+      for (const size_t i : places[t]) shares[t].push_back(&jobs[i]);
       names.push_back(concat("rank-", own, t ? concat("-", t) : "", "-", id, ".safetensors"));
     }
     comm::List list;
-    for (const Written& written : write_files(folder, names, state, items, shares)) {
+    for (const Written& written : write_files(folder, names, shares)) {
       const SavedChunk& chunk = written.chunk;
       const auto size = static_cast<int64_t>(std::filesystem::file_size(folder / chunk.file));
-      list.push_back(comm::Map{{"item", static_cast<int64_t>(written.item)},
+      list.push_back(comm::Map{{"rank", static_cast<int64_t>(written.job->rank)},
+                               {"item", static_cast<int64_t>(written.job->item)},
                                {"file", chunk.file},
                                {"file_bytes", size},
                                {"name", chunk.name},
-                               {"checksum", int64_t{chunk.checksum}}});
+                               {"checksum", int64_t{*chunk.checksum}}});
     }
     return list;
   });
@@ -223,10 +282,11 @@ void save(const comm::Group& group, const std::filesystem::path& folder, const S
         if (!item.is_bytes) index.tensors.try_emplace(item.key, SavedTensor{item.dtype, item.whole, {}});
       }
     }
-    for (size_t r = 0; r < done.size(); ++r) {
-      for (const comm::Value& written : done[r].as<comm::List>()) {
+    for (const comm::Value& of_rank : done) {
+      for (const comm::Value& written : of_rank.as<comm::List>()) {
         const auto& map = written.as<comm::Map>();
-        const WriteItem& item = all[r][static_cast<size_t>(map.at("item").as<int64_t>())];
+        const WriteItem& item =
+            all[static_cast<size_t>(map.at("rank").as<int64_t>())][static_cast<size_t>(map.at("item").as<int64_t>())];
         const SavedChunk chunk{item.region, map.at("file").as<std::string>(), map.at("name").as<std::string>(),
                                static_cast<uint32_t>(map.at("checksum").as<int64_t>())};
         index.files[chunk.file] = map.at("file_bytes").as<int64_t>();
@@ -239,6 +299,8 @@ void save(const comm::Group& group, const std::filesystem::path& folder, const S
     }
     write_index(folder, index);
     remove_others(folder, index);
+    marker.reset();  // before the folder may get another name
+    if (options.finish) options.finish();
     return {};
   });
 }

@@ -5,7 +5,6 @@
 
 #include <csignal>
 #include <filesystem>
-#include <numeric>
 #include <random>
 #include <set>
 
@@ -13,7 +12,6 @@
 #include "chorale/base/comm_error.h"
 #include "chorale/comm/run_ranks_test_util.h"
 #include "chorale/io/safetensors.h"
-#include "chorale/sharding/sharded.h"
 #include "chorale/snapshot/async_saver.h"
 #include "chorale/testing/message_test_util.h"
 #include "chorale/testing/temporary_folder_test_util.h"
@@ -149,10 +147,69 @@ TEST(Checkpoint, DamageIsFound) {
   folder.write("one/" + name, content);
   const auto problems = verify(folder / "one");
   ASSERT_EQ(problems.size(), 1u);
-  EXPECT_NE(problems[0].find(" is damaged: its checksum is "), std::string::npos) << problems[0];
+  EXPECT_NE(problems[0].find(" is damaged: the checksum of "), std::string::npos) << problems[0];
   EXPECT_NE(message_of<CheckpointError>([&] { read(folder / "one"); }).find("is damaged"), std::string::npos);
   folder.write("one/" + name, content.substr(0, content.size() - 1));
-  EXPECT_NE(verify(folder / "one").at(0).find("bytes, and the index says"), std::string::npos);
+  EXPECT_NE(verify(folder / "one").at(0).find("is damaged: it has "), std::string::npos);
+}
+
+// Each rank has a folder of its own, as on hosts with disks of their own: the coordinator's gets everything, and rank 0
+// reads it for all.
+TEST(Checkpoint, RanksThatDoNotSeeTheFolderSendAndAreSentTheirParts) {
+  for (const int coordinator : {0, 2}) {
+    const TemporaryFolder folder;
+    const Tensor x = numbered({7, 3}), y = numbered({4}, 50);
+    comm::run_ranks(3, [&](comm::Group& group) {
+      const bool sees = group.rank() == coordinator || group.rank() == 1;
+      State state{{chunk_of("x", x, shard(x.sizes(), 0, 3, group.rank())), chunk_of("y", y, whole_of(y.sizes()))}, {}};
+      state.bytes[concat("of ", group.rank())] = concat("I am ", group.rank());
+      save(group, folder / (sees ? "shared" : "elsewhere"), state, {.coordinator = coordinator});
+      const auto made = fs::exists(folder / "elsewhere");
+      EXPECT_FALSE(made) << "only the coordinator makes a folder";
+    });
+    EXPECT_TRUE(verify(folder / "shared").empty());
+    for (const auto& [name, bytes] : read_index(folder / "shared").files)
+      EXPECT_FALSE(name.starts_with(coordinator == 0 ? "rank-2" : "rank-0")) << name;
+    EXPECT_FALSE(fs::exists(folder / "elsewhere"));
+    comm::run_ranks(3, [&](comm::Group& group) {
+      State state{{empty_chunk("x", x.sizes(), shard(x.sizes(), 1, 3, group.rank())),
+                   empty_chunk("y", y.sizes(), whole_of(y.sizes()))},
+                  {}};
+      const int other = (group.rank() + 1) % 3;
+      state.bytes[concat("of ", other)] = "?";
+      load(group, folder / (group.rank() < 2 ? "shared" : "elsewhere"), state);
+      expect_part(state.chunks[0], x);
+      expect_part(state.chunks[1], y);
+      EXPECT_EQ(state.bytes.begin()->second, concat("I am ", other));
+    });
+  }
+}
+
+TEST(Checkpoint, PlainFilesLoadAsACheckpointDoes) {
+  const TemporaryFolder folder;
+  const Tensor x = numbered({6, 2}), lr = numbered({}, 3);
+  fs::create_directory(folder / "old");
+  io::save(folder / "old/model-00001-of-00002.safetensors", {{"x", x}});
+  io::save(folder / "old/model-00002-of-00002.safetensors", {{"z", numbered({2})}});
+  io::save(folder / "old/training.safetensors", {{"optimizer/lr", lr}});
+  for (const int rank : {0, 1})
+    io::save(folder / concat("old/rank-", rank, ".safetensors"), {{"error", numbered({2}, rank)}});
+  folder.write("old/notes.safetensors", "none of ours");
+  comm::run_ranks(2, [&](comm::Group& group) {
+    const std::string own = concat("rank-", group.rank(), "/error");
+    State state{{empty_chunk("x", x.sizes(), shard(x.sizes(), 0, 2, group.rank())),
+                 empty_chunk("optimizer/lr", {}, whole_of({})), empty_chunk(own, {2}, whole_of({2}))},
+                {}};
+    load(group, folder / "old", state);
+    expect_part(state.chunks[0], x);
+    expect_part(state.chunks[1], lr);
+    expect_part(state.chunks[2], numbered({2}, group.rank()));
+  });
+  EXPECT_EQ(read(folder / "old").chunks.size(), 5u);
+  // What a save that did not end left is no checkpoint.
+  fs::create_directory(folder / "half");
+  io::save(folder / "half/rank-0-17.safetensors", {{"x", x}});
+  EXPECT_THROW(read(folder / "half"), InvalidArgument);
 }
 
 // spec: test_read_write_shard_tensor, test_read_write_only_tensor
@@ -365,79 +422,6 @@ TEST(Checkpoint, AnIndexIsNotTrusted) {
   EXPECT_NE(message("\"sizes\": [4]", "\"sizes\": [3]").find("elements together"), std::string::npos);
   EXPECT_NE(message("\"sizes\": [4]", "\"sizes\": [-4]").find("sizes"), std::string::npos);
   EXPECT_NE(message("\"f32\"", "\"f33\"").find("f33"), std::string::npos);
-}
-
-// ---- sharded tensors
-
-struct Split {
-  std::vector<int> mesh;
-  Placements placements;
-};
-
-// Of so many ranks; the mesh may leave some out.
-Tensor sharded_as(const Tensor& x, const Split& split, const comm::Group& group) {
-  int count = 1;
-  for (const int n : split.mesh) count *= n;
-  std::vector<int> ranks(static_cast<size_t>(count));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return distribute(x, Mesh(group, split.mesh, {}, ranks), split.placements, std::nullopt);
-}
-
-TEST(ShardedCheckpoint, WhatOneSplitSavedAnyOtherLoads) {
-  const Tensor x = numbered({9, 6});
-  const std::vector<Split> splits = {
-      {{4}, {chorale::shard(0)}},                          // 3, 3, 3 and no row
-      {{4}, {chorale::shard(1)}},                          // 2, 2, 2 and no column
-      {{3}, {strided_shard(0, 3)}},                        // one row of each of three stretches; a rank is left out
-      {{2, 2}, {strided_shard(1, 2), chorale::shard(1)}},  // as data parallel over tensor parallel has it
-      {{2, 2}, {chorale::shard(0), chorale::shard(1)}},
-      {{2, 2}, {chorale::shard(0), replicate()}},
-      {{4}, {replicate()}},
-  };
-  for (const Split& saved : splits) {
-    const TemporaryFolder folder;
-    comm::run_ranks(4, [&](comm::Group& group) {
-      save(group, folder / "x", state_of({{"x", sharded_as(x, saved, group)}}, "model."));
-      for (const Split& loaded : splits) {
-        const Tensor y = sharded_as(full({9, 6}, -1), loaded, group);
-        State state = state_of({{"x", y}}, "model.");
-        load(group, folder / "x", state);
-        if (mesh_of(y).is_member()) {
-          EXPECT_EQ(full_tensor(y).to_vector<float>(), x.to_vector<float>())
-              << saved.placements << " to " << loaded.placements;
-        }
-      }
-    });
-    // One process needs no mesh, and every element was written once.
-    EXPECT_EQ(read(folder / "x").chunks[0].local.to_vector<float>(), x.to_vector<float>()) << saved.placements;
-    int64_t elems = 0;
-    const Index index = read_index(folder / "x");
-    for (const SavedChunk& chunk : index.tensors.at("model.x").chunks) elems += chunk.region.volume();
-    EXPECT_EQ(elems, x.elems()) << saved.placements;
-  }
-}
-
-// spec: test_checkpoint_apis_check_partial_placement
-TEST(ShardedCheckpoint, PartialValuesAreRefusedBySavesAndLoads) {
-  comm::run_ranks(2, [&](comm::Group& group) {
-    const Tensor x = from_local(numbered({4}), Mesh(group, {2}), {partial()});
-    // Both begin with it; a file of tensors has no place for parts of any kind.
-    const std::string message = message_of<InvalidArgument>([&] { state_of({{"x", x}}, "model."); });
-    EXPECT_NE(message.find("model.x is placed as [P(sum)]"), std::string::npos) << message;
-    EXPECT_NE(message.find("redistribute() it first"), std::string::npos) << message;
-    State by_hand{{{"x", {4}, {0}, x}}, {}};
-    const TemporaryFolder folder;
-    for (const auto& call : {std::function<void()>([&] { save(folder / "x", by_hand); }), std::function<void()>([&] {
-                               io::save(folder / "x.safetensors", {{"x", x}});
-                             })}) {
-      try {
-        call();
-        ADD_FAILURE() << "was taken";
-      } catch (const Error& error) {
-        EXPECT_NE(std::string(error.what()).find("sharded as [P(sum)]"), std::string::npos) << error.what();
-      }
-    }
-  });
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include "chorale/api/api.h"
 #include "chorale/data/token_windows.h"
 #include "chorale/models/checkpoint.h"
+#include "chorale/train/checkpoint.h"
 #include "chorale/train/tasks.h"
 #include "chorale/train/text_task.h"
 
@@ -89,10 +90,10 @@ class BertTask final : public TextTask<MaskedWindows, models::BertForMaskedLM> {
   }
   std::optional<std::string> sample(int64_t step) override;
   void start_from(const std::filesystem::path& folder) override {
-    model_.load_state_dict(models::load_bert(folder).state_dict());
+    model_.load_state_dict(models::load_bert(folder, model_tensors(folder)).state_dict());
   }
-  void save(const std::filesystem::path& folder) const override {
-    models::save_bert(folder, shown());
+  void save_files(const std::filesystem::path& folder) const override {
+    models::save_config(folder, model_);
     corpus_.tokenizer.save(folder);
   }
 

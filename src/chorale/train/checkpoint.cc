@@ -7,26 +7,32 @@
 #include "chorale/base/error.h"
 #include "chorale/base/log.h"
 #include "chorale/io/checksum.h"
+#include "chorale/io/sharded.h"
 #include "chorale/json/json_write.h"
+#include "chorale/snapshot/snapshot.h"
 
 namespace chorale::train {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kFormat = 1;
+constexpr int64_t kFormat = 2, kOldestFormat = 1;
 constexpr const char* kManifest = "manifest.json";
-constexpr const char* kTrainingFile = "training.safetensors";
 // The last member of a manifest is the checksum of the text before it.
 constexpr std::string_view kSeal = ",\n  \"sha256\": \"";
 constexpr std::string_view kPrefix = "step-";
 
-std::string rank_file(size_t rank) { return fmt::format("rank-{}.safetensors", rank); }
+// "step-00001000"; before it is finished ".step-00001000.new".
+std::string folder_name(int64_t step) { return fmt::format("{}{:08}", kPrefix, step); }
+std::string unfinished_name(int64_t step) { return fmt::format(".{}.new", folder_name(step)); }
 
 json::Value manifest_of(const Checkpoint& checkpoint, const fs::path& folder) {
-  json::Array files, random;
+  json::Array files;
   std::vector<fs::path> paths;
-  for (const auto& entry : fs::directory_iterator(folder)) paths.push_back(entry.path());
+  const snapshot::Index index = snapshot::read_index(folder);
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (!index.files.contains(entry.path().filename().string())) paths.push_back(entry.path());
+  }
   std::sort(paths.begin(), paths.end());
   for (const fs::path& path : paths) {
     const auto file = io::MappedFile::open(path);
@@ -34,14 +40,10 @@ json::Value manifest_of(const Checkpoint& checkpoint, const fs::path& folder) {
                                     {"bytes", json::Value(static_cast<int64_t>(file->bytes().size()))},
                                     {"sha256", json::Value(io::sha256(file->bytes()))}});
   }
-  for (const RandomStream& stream : checkpoint.random) {
-    random.emplace_back(json::Object{{"seed", json::Value(stream.seed)}, {"offset", json::Value(stream.offset)}});
-  }
   return json::Value(json::Object{{"format", json::Value(kFormat)},
                                   {"step", json::Value(checkpoint.step)},
                                   {"data", json::Value(checkpoint.data)},
                                   {"options", json::Value(checkpoint.options)},
-                                  {"random", json::Value(std::move(random))},
                                   {"files", json::Value(std::move(files))}});
 }
 
@@ -60,13 +62,6 @@ json::Value read_manifest(const fs::path& path) {
       at != std::string_view::npos && text.substr(at + kSeal.size()) == io::sha256(text.substr(0, at)) + "\"\n}\n",
       "[checkpoint] ", path.string(), " is damaged: its checksum differs from its text");
   return json::parse(path.string(), text);
-}
-
-uint64_t unsigned_of(const json::Object& object, const char* key, const std::string& what) {
-  const json::Value* value = json::find(object, key);
-  CHORALE_CHECK(value && (value->as<uint64_t>() || value->as<int64_t>()), "[checkpoint] ", what, " has no number ",
-                key);
-  return value->as<uint64_t>() ? *value->as<uint64_t>() : static_cast<uint64_t>(*value->as<int64_t>());
 }
 
 const json::Value& member(const json::Object& object, const char* key, const std::string& what) {
@@ -118,17 +113,16 @@ void Checkpoints::remove_unfinished() const {
   }
 }
 
-void Checkpoints::save(const Checkpoint& checkpoint, const std::function<void(const fs::path&)>& save_model,
-                       int64_t keep) const {
-  const std::string name = fmt::format("{}{:08}", kPrefix, checkpoint.step);
-  const fs::path unfinished = folder_ / fmt::format(".{}.new", name), finished = folder_ / name;
-  fs::remove_all(unfinished);
-  fs::create_directories(unfinished);
-  save_model(unfinished);
-  io::save(unfinished / kTrainingFile, checkpoint.training);
-  for (size_t rank = 0; rank < checkpoint.of_ranks.size(); ++rank) {
-    io::save(unfinished / rank_file(rank), checkpoint.of_ranks[rank]);
-  }
+fs::path Checkpoints::begin(int64_t step) const {
+  const fs::path folder = folder_ / unfinished_name(step);
+  fs::remove_all(folder);
+  fs::create_directories(folder);
+  return folder;
+}
+
+void Checkpoints::finish(const Checkpoint& checkpoint, int64_t keep) const {
+  const fs::path unfinished = folder_ / unfinished_name(checkpoint.step),
+                 finished = folder_ / folder_name(checkpoint.step);
   write_manifest(checkpoint, unfinished);
   if (fs::exists(finished)) remove_folder(finished);
   io::rename_durably(unfinished, finished);
@@ -155,23 +149,17 @@ Checkpoint load_checkpoint(const fs::path& folder) {
   const json::Value root = read_manifest(what);
   const json::Object& manifest = root.object(what);
   const int64_t format = member(manifest, "format", what).size("format");
-  CHORALE_CHECK(format == kFormat, "[checkpoint] ", what, " has format ", format, "; this program knows format ",
-                kFormat, " only");
+  CHORALE_CHECK(format >= kOldestFormat && format <= kFormat, "[checkpoint] ", what, " has format ", format,
+                "; this program knows formats up to ", kFormat, " only");
   for (const json::Value& row : member(manifest, "files", what).array("files")) {
     check_file(folder, row.object("a file"), what);
   }
-  Checkpoint checkpoint{.step = member(manifest, "step", what).size("step"),
-                        .data = member(manifest, "data", what).string("data"),
-                        .options = member(manifest, "options", what).object("options")};
-  for (const json::Value& row : member(manifest, "random", what).array("random")) {
-    const json::Object& stream = row.object("a random stream");
-    checkpoint.random.push_back({unsigned_of(stream, "seed", what), unsigned_of(stream, "offset", what)});
-  }
-  checkpoint.training = io::load(folder / kTrainingFile).tensors;
-  while (fs::exists(folder / rank_file(checkpoint.of_ranks.size()))) {
-    checkpoint.of_ranks.push_back(io::load(folder / rank_file(checkpoint.of_ranks.size())).tensors);
-  }
-  return checkpoint;
+  // The files of ranks, which the index names; those of older checkpoints have no checksums but the manifest's.
+  if (const std::vector<std::string> problems = snapshot::verify(folder); !problems.empty())
+    throw InvalidArgument(problems.front());
+  return {.step = member(manifest, "step", what).size("step"),
+          .data = member(manifest, "data", what).string("data"),
+          .options = member(manifest, "options", what).object("options")};
 }
 
 std::optional<FoundCheckpoint> find_checkpoint(const Checkpoints& checkpoints, bool or_previous) {
@@ -205,6 +193,16 @@ std::optional<FoundOptions> last_options(const Checkpoints& checkpoints) {
     }
   }
   return {};
+}
+
+NamedTensors model_tensors(const fs::path& folder) {
+  if (!snapshot::has_checkpoint(folder)) return io::load(folder).tensors;
+  NamedTensors tensors;
+  const snapshot::State state =
+      snapshot::read(folder, [](const std::string& key) { return key.find('/') == std::string::npos; });
+  tensors.reserve(state.chunks.size());
+  for (const snapshot::TensorChunk& chunk : state.chunks) tensors.emplace_back(chunk.key, chunk.local);
+  return tensors;
 }
 
 }  // namespace chorale::train

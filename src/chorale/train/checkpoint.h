@@ -1,34 +1,31 @@
-// Checkpoints of a run: all that is needed to go on bit for bit. Each is a folder,
+// Checkpoints of a run: all that is needed to go on bit for bit, or with other ranks. Each is a folder,
 //
 //   checkpoints/step-00001000/
-//     model.safetensors      the model, with whatever the task adds (config.json, vocab.json, …)
-//     training.safetensors   optimizer, schedule, loss scale
-//     rank-0.safetensors …   what ranks know by themselves; only where there is such a thing
-//     manifest.json          step, options, random streams, and size and SHA-256 of every other file and of itself
+//     index.json, rank-0-….safetensors, …   model and training, as any number of ranks loads it (snapshot/snapshot.h)
+//     config.json, vocab.json, …            whatever the task adds
+//     manifest.json                         step, options, and size and SHA-256 of every file that the index does not
+//                                           name, and of itself
 //
 // that is written under another name, made durable and then renamed: whenever the process ends, the folders under these
-// names are whole.
+// names are whole. Keys without a slash are the model's; "optimizer/…", "schedule/…" and "scale/…" say how it is
+// trained, "rank-0/…" what a rank knows by itself. Checkpoints of before there was an index (model.safetensors,
+// training.safetensors) load as well.
 #pragma once
 
 #include <filesystem>
-#include <functional>
 #include <optional>
-#include <utility>
+#include <string>
 #include <vector>
 
-#include "chorale/base/philox.h"
-#include "chorale/io/sharded.h"
 #include "chorale/json/json.h"
+#include "chorale/tensor/named_tensors.h"
 
 namespace chorale::train {
 
 struct Checkpoint {
   int64_t step = 0;
-  std::string data;                      // Task::fingerprint()
-  json::Object options{};                // of the run, for readers of the folder
-  std::vector<RandomStream> random{};    // of each rank
-  NamedTensors training{};               // the same on all ranks
-  std::vector<NamedTensors> of_ranks{};  // of each rank; or nothing
+  std::string data;        // Task::fingerprint()
+  json::Object options{};  // of the run, for readers of the folder
 };
 
 class Checkpoints {
@@ -39,10 +36,11 @@ class Checkpoints {
   // Removes what a process that was killed left half-written; only for the owner of the run's lock.
   void remove_unfinished() const;
 
-  // Writes a checkpoint, then removes all but the last `keep`. `save_model` writes the model's files into a folder. A
-  // checkpoint of the same step is replaced.
-  void save(const Checkpoint& checkpoint, const std::function<void(const std::filesystem::path&)>& save_model,
-            int64_t keep) const;
+  // The folder that a checkpoint of this step is written into, new and empty.
+  std::filesystem::path begin(int64_t step) const;
+  // All but the manifest is there: writes it, gives the folder its name, in place of one of the same step, and removes
+  // all checkpoints but the last `keep`.
+  void finish(const Checkpoint& checkpoint, int64_t keep) const;
   // Their folders, the oldest first.
   std::vector<std::filesystem::path> list() const;
 
@@ -50,8 +48,8 @@ class Checkpoints {
   std::filesystem::path folder_;
 };
 
-// Reads all but the model, after comparing every file with the manifest. Throws InvalidArgument that names the file
-// which is damaged or missing. Tensors lie on the mapped files.
+// Compares every file with the manifest and the index. Throws InvalidArgument that names the file which is damaged or
+// missing.
 Checkpoint load_checkpoint(const std::filesystem::path& folder);
 
 // The last checkpoint of a run. Where it is damaged: with `or_previous` the last that is not, after a warning for each
@@ -69,5 +67,8 @@ struct FoundOptions {
   json::Object options;
 };
 std::optional<FoundOptions> last_options(const Checkpoints& checkpoints);
+
+// The weights in a folder: of a checkpoint, or of a model in Hugging Face's form.
+NamedTensors model_tensors(const std::filesystem::path& folder);
 
 }  // namespace chorale::train

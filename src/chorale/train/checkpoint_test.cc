@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include "chorale/base/error.h"
+#include "chorale/io/file.h"
+#include "chorale/io/safetensors.h"
+#include "chorale/snapshot/snapshot.h"
 #include "chorale/testing/message_test_util.h"
 #include "chorale/testing/temporary_folder_test_util.h"
 
@@ -17,18 +20,13 @@ Tensor numbers(float first) { return Tensor::from(std::vector<float>{first, firs
 
 void save(const Checkpoints& checkpoints, int64_t step, int64_t keep = 3) {
   const auto value = static_cast<float>(step);
-  checkpoints.save(
-      {.step = step,
-       .data = "some data",
-       .options = {{"batch", json::Value(int64_t{8})}},
-       .random = {{~uint64_t{0}, 5}, {7, 0}},
-       .training = {{"optimizer/lr", numbers(value)}},
-       .of_ranks = {{{"error", numbers(1)}}, {{"error", numbers(2)}}}},
-      [](const fs::path& folder) {
-        io::save(folder / "model.safetensors", {{"weight", numbers(3)}});
-      },
-      keep);
+  const fs::path folder = checkpoints.begin(step);
+  io::write_file(folder / "vocab.txt", "a\nb\n");
+  snapshot::save(folder, snapshot::state_of({{"weight", numbers(3)}, {"optimizer/lr", numbers(value)}}));
+  checkpoints.finish({.step = step, .data = "some data", .options = {{"batch", json::Value(int64_t{8})}}}, keep);
 }
+// The file of tensors in a checkpoint.
+fs::path tensors_in(const fs::path& folder) { return folder / snapshot::read_index(folder).files.begin()->first; }
 std::vector<std::string> names(const Checkpoints& checkpoints) {
   std::vector<std::string> found;
   for (const fs::path& path : checkpoints.list()) found.push_back(path.filename().string());
@@ -53,12 +51,13 @@ TEST(Checkpoint, WhatWasSavedIsLoaded) {
   EXPECT_EQ(c.step, 12);
   EXPECT_EQ(c.data, "some data");
   EXPECT_EQ(json::find(c.options, "batch")->size("batch"), 8);
-  EXPECT_EQ(c.random, (std::vector<RandomStream>{{~uint64_t{0}, 5}, {7, 0}}));
-  ASSERT_EQ(c.training.size(), 1u);
-  EXPECT_EQ(c.training[0].second.to_vector<float>(), (std::vector<float>{12, 13}));
-  ASSERT_EQ(c.of_ranks.size(), 2u);
-  EXPECT_EQ(c.of_ranks[1][0].second.to_vector<float>(), (std::vector<float>{2, 3}));
-  EXPECT_TRUE(fs::exists(found->folder / "model.safetensors"));
+  const snapshot::State state = snapshot::read(found->folder, "optimizer/");
+  ASSERT_EQ(state.chunks.size(), 1u);
+  EXPECT_EQ(state.chunks[0].local.to_vector<float>(), (std::vector<float>{12, 13}));
+  const NamedTensors model = model_tensors(found->folder);
+  ASSERT_EQ(model.size(), 1u);
+  EXPECT_EQ(model[0].first, "weight");
+  EXPECT_EQ(model[0].second.to_vector<float>(), (std::vector<float>{3, 4}));
 }
 TEST(Checkpoint, TheLastOnesAreKept) {
   const TemporaryFolder folder;
@@ -71,7 +70,7 @@ TEST(Checkpoint, LeftoversOfAKilledProcessAreNotCheckpointsAndAreRemoved) {
   const TemporaryFolder folder;
   save(Checkpoints(folder.path()), 5);
   fs::create_directory(folder / "checkpoints/.step-00000006.new");
-  folder.write("checkpoints/.step-00000006.new/model.safetensors", "half");
+  folder.write("checkpoints/.step-00000006.new/rank-0-1.safetensors", "half");
   const Checkpoints checkpoints(folder.path());
   EXPECT_EQ(find_checkpoint(checkpoints, false)->checkpoint.step, 5);
   EXPECT_TRUE(fs::exists(folder / "checkpoints/.step-00000006.new")) << "a process that only reads removes nothing";
@@ -97,14 +96,15 @@ TEST(Checkpoint, OneWhoseFolderIsAFileIsAnError) {
   EXPECT_THAT(message_of([&] { Checkpoints(folder.path()); }), HasSubstr("should be a folder, but is something else"));
 }
 TEST(Checkpoint, ADamagedFileIsNamedAndTheOneBeforeUsedOnlyWhenAsked) {
-  for (const char* name : {"model.safetensors", "training.safetensors", "rank-1.safetensors", "manifest.json"}) {
+  for (const char* name : {"", "index.json", "vocab.txt", "manifest.json"}) {
     SCOPED_TRACE(name);
     const TemporaryFolder folder;
     const Checkpoints checkpoints(folder.path());
     save(checkpoints, 1);
     save(checkpoints, 2);
-    const fs::path damaged = folder / "checkpoints/step-00000002" / name;
-    flip_byte(damaged, static_cast<std::streamoff>(fs::file_size(damaged) / 2));
+    const fs::path last = folder / "checkpoints/step-00000002", damaged = *name ? last / name : tensors_in(last);
+    const auto bytes = static_cast<std::streamoff>(fs::file_size(damaged));
+    flip_byte(damaged, *name ? bytes / 2 : bytes - 6);
     const std::string error = message_of([&] { find_checkpoint(checkpoints, false); });
     EXPECT_THAT(error, HasSubstr(damaged.string() + " is damaged"));
     EXPECT_THAT(error, HasSubstr("step-00000001, is used only when asked: --resume-previous"));
@@ -115,7 +115,7 @@ TEST(Checkpoint, AFileThatIsCutOffOrMissingIsNamed) {
   const TemporaryFolder folder;
   const Checkpoints checkpoints(folder.path());
   save(checkpoints, 1);
-  const fs::path model = folder / "checkpoints/step-00000001/model.safetensors";
+  const fs::path model = tensors_in(folder / "checkpoints/step-00000001");
   fs::resize_file(model, fs::file_size(model) - 1);
   EXPECT_THAT(message_of([&] { find_checkpoint(checkpoints, true); }),
               HasSubstr(model.string() + " is damaged: it has "));

@@ -88,9 +88,6 @@ class FashionTask final : public Task {
   }
   Metrics evaluate(const comm::Group& group) override;
   void report(const std::filesystem::path& run) const override { report::write_evaluation(run, evaluation_); }
-  void save(const std::filesystem::path& folder) const override {
-    io::save(folder / "model.safetensors", model_.state_dict());
-  }
 
  private:
   std::string name_;

@@ -5,6 +5,7 @@
 #include "chorale/api/api.h"
 #include "chorale/data/token_windows.h"
 #include "chorale/models/checkpoint.h"
+#include "chorale/train/checkpoint.h"
 #include "chorale/train/tasks.h"
 #include "chorale/train/text_task.h"
 #include "chorale/train/writer.h"
@@ -62,10 +63,10 @@ class GptTask final : public TextTask<data::TokenWindows, models::Gpt2> {
                       {.tokens = options_.sample_tokens, .temperature = 0.8, .top_k = 50, .generator = &numbers});
   }
   void start_from(const std::filesystem::path& folder) override {
-    model_.load_state_dict(models::load_gpt2(folder).state_dict());
+    model_.load_state_dict(models::load_gpt2(folder, model_tensors(folder)).state_dict());
   }
-  void save(const std::filesystem::path& folder) const override {
-    models::save_gpt2(folder, shown());
+  void save_files(const std::filesystem::path& folder) const override {
+    models::save_config(folder, model_);
     corpus_.tokenizer.save(folder);
   }
 

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include "chorale/base/error.h"
+#include "chorale/snapshot/snapshot.h"
 #include "chorale/testing/message_test_util.h"
 #include "chorale/testing/temporary_folder_test_util.h"
 #include "chorale/train/checkpoint.h"
@@ -89,13 +90,10 @@ struct RunWithCheckpoint {
   RunWithCheckpoint() {
     list_options(options, table);
     const auto number = [](int64_t value) { return json::Value(value); };
-    Checkpoints(folder.path())
-        .save(
-            {.step = 5,
-             .data = "",
-             .options = {{"batch", number(8)}, {"seed", number(1)}, {"steps", number(100)}},
-             .training = {{"x", Tensor::scalar(1, DType::kF32)}}},
-            [](const fs::path&) {}, 3);
+    const Checkpoints checkpoints(folder.path());
+    snapshot::save(checkpoints.begin(5), snapshot::state_of({{"x", Tensor::scalar(1, DType::kF32)}}));
+    checkpoints.finish(
+        {.step = 5, .data = "", .options = {{"batch", number(8)}, {"seed", number(1)}, {"steps", number(100)}}}, 3);
   }
   std::string read() {
     const auto found = options_of_run(folder.path(), table);

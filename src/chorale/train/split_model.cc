@@ -1,7 +1,7 @@
 #include "chorale/train/split_model.h"
 
 #include <string_view>
-#include <unordered_map>
+#include <unordered_set>
 
 #include "chorale/api/api.h"
 #include "chorale/parallel/plans.h"
@@ -22,6 +22,7 @@ Tensor whole_of(const Tensor& x) { return x.is_sharded() ? full_tensor(x) : x; }
 }  // namespace
 
 SplitModel::SplitModel(nn::Module& model, const TrainOptions& options, const JobRanks& ranks) : model_(model) {
+  for (const auto& [name, parameter] : model.named_parameters()) parameters_.emplace(name, parameter);
   if (!ranks.is_split()) return;
   // Rank 0 may have read the model from a file. Styles that leave parameters whole take them to be equal everywhere.
   for (const NamedTensors& tensors : {model.named_parameters(), model.named_buffers()}) {
@@ -51,39 +52,47 @@ NamedTensors SplitModel::whole_model() const {
   return wholes;
 }
 
-NamedTensors SplitModel::changed(
-    const NamedTensors& states,
-    const std::function<Tensor(const Tensor&, const Tensor&, const Tensor&)>& change) const {
-  if (!is_split()) return states;
+NamedTensors SplitModel::placed_model(bool with_buffers) const {
+  std::unordered_set<std::string> saved;  // not all buffers are
+  for (const auto& [name, tensor] : model_.state_dict()) saved.insert(name);
+  std::unordered_set<const TensorImpl*> seen;  // a tied weight is saved once
+  NamedTensors tensors;
+  const auto add = [&](const NamedTensors& some) {
+    for (const auto& [name, tensor] : some) {
+      if (saved.contains(name) && seen.insert(tensor.impl()).second) tensors.emplace_back(name, parts_.sharded(tensor));
+    }
+  };
+  add(model_.named_parameters());
+  if (with_buffers) add(model_.named_buffers());
+  return tensors;
+}
+
+Tensor SplitModel::parameter_of(const std::string& state) const {
   constexpr std::string_view kPrefix = "state/";
-  std::unordered_map<std::string, Tensor> parameters;
-  for (const auto& [name, tensor] : model_.named_parameters()) parameters.emplace(name, tensor);
-  NamedTensors result;
-  for (const auto& [key, state] : states) {
-    const size_t end = key.rfind('/');
-    const auto found = key.starts_with(kPrefix) && end > kPrefix.size()
-                           ? parameters.find(key.substr(kPrefix.size(), end - kPrefix.size()))
-                           : parameters.end();
-    const Tensor sharded = found == parameters.end() ? Tensor() : parts_.sharded(found->second);
-    const bool is_part = sharded.defined() && sharded.is_sharded();
-    result.emplace_back(key, is_part ? change(sharded, found->second, state) : state);
-  }
-  return result;
+  const size_t end = state.rfind('/');
+  if (!state.starts_with(kPrefix) || end <= kPrefix.size()) return {};
+  const auto found = parameters_.find(state.substr(kPrefix.size(), end - kPrefix.size()));
+  return found == parameters_.end() ? Tensor() : found->second;
 }
 
 // Numbers, such as counts of steps, are the same on every rank.
-NamedTensors SplitModel::whole_states(const NamedTensors& states) const {
-  return changed(states, [](const Tensor& sharded, const Tensor& part, const Tensor& state) {
-    return state.sizes() == part.sizes() ? whole_of(placed_as(sharded, state)) : state;
-  });
+Tensor SplitModel::placed_state(const std::string& name, const Tensor& state) const {
+  const Tensor parameter = parameter_of(name);
+  if (!parameter.defined() || state.is_sharded()) return state;
+  const Tensor sharded = parts_.sharded(parameter);
+  return sharded.is_sharded() && state.sizes() == parameter.sizes() ? placed_as(sharded, state) : state;
 }
 
-NamedTensors SplitModel::own_states(const NamedTensors& wholes) const {
-  return changed(wholes, [](const Tensor& sharded, const Tensor&, const Tensor& whole) {
-    if (whole.sizes() != sharded.sizes()) return whole;
-    const NoGrad quiet;
-    return to_local(distribute(detach(whole), mesh_of(sharded), placements_of(sharded), std::nullopt));
-  });
+SplitModel::Room SplitModel::room_for_state(const std::string& name, const Shape& whole, DType dtype) const {
+  const Tensor parameter = parameter_of(name);
+  const Tensor sharded = parameter.defined() ? parts_.sharded(parameter) : Tensor();
+  if (!sharded.defined() || !sharded.is_sharded() || sharded.sizes() != whole) {
+    const Tensor room = empty(whole, dtype);
+    return {room, room};
+  }
+  const Tensor part = empty(sharding::local_of(sharded).sizes(), dtype);
+  const Tensor placed = placed_as(sharded, part);
+  return {placed, parameter.is_sharded() ? placed : part};
 }
 
 }  // namespace chorale::train

@@ -2,7 +2,8 @@
 // that data-parallel training, optimizers and hooks know; while the model runs they stand for sharded tensors.
 #pragma once
 
-#include <functional>
+#include <string>
+#include <unordered_map>
 
 #include "chorale/parallel/localized.h"
 #include "chorale/tensor/named_tensors.h"
@@ -31,17 +32,23 @@ class SplitModel {
   std::vector<Tensor> parameters() const;
   // Parameters and buffers as wholes. All ranks call it.
   NamedTensors whole_model() const;
-  // The states of an optimizer, "state/PARAMETER/NAME", as wholes (all ranks call it), and this rank's part of such.
-  NamedTensors whole_states(const NamedTensors& states) const;
-  NamedTensors own_states(const NamedTensors& wholes) const;
+  // What the model saves, as this rank has it: sharded tensors where ranks have parts.
+  NamedTensors placed_model(bool with_buffers) const;
+  // A state of the optimizer, "state/PARAMETER/NAME", likewise.
+  Tensor placed_state(const std::string& name, const Tensor& state) const;
+  // Memory for a state whose whole has these sizes: placed, and what the optimizer gets of it.
+  struct Room {
+    Tensor placed, own;
+  };
+  Room room_for_state(const std::string& name, const Shape& whole, DType dtype) const;
 
  private:
-  // Calls change(sharded parameter, its part, state) for the states of parameters that are split.
-  NamedTensors changed(const NamedTensors& states,
-                       const std::function<Tensor(const Tensor&, const Tensor&, const Tensor&)>& change) const;
+  // The parameter whose state this is, as the optimizer knows it; undefined where it is none.
+  Tensor parameter_of(const std::string& state) const;
 
   nn::Module& model_;
   parallel::Localized parts_;
+  std::unordered_map<std::string, Tensor> parameters_;  // by name
 };
 
 }  // namespace chorale::train

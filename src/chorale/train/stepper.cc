@@ -83,24 +83,15 @@ Objective::Forward make_forward(Task& task, const TrainOptions& o) {
   };
 }
 
-void add(NamedTensors& to, const std::string& prefix, const NamedTensors& from) {
-  for (const auto& [name, tensor] : from) to.emplace_back(prefix + name, tensor);
-}
-NamedTensors part(const NamedTensors& all, const std::string& prefix) {
-  NamedTensors found;
-  for (const auto& [name, tensor] : all) {
-    if (name.starts_with(prefix)) found.emplace_back(name.substr(prefix.size()), tensor);
-  }
-  return found;
-}
-
 constexpr const char *kOptimizer = "optimizer/", *kSchedule = "schedule/", *kScale = "scale/";
+std::string own_prefix(int rank) { return concat("rank-", rank, "/"); }
 
 }  // namespace
 
 Stepper::Stepper(Task& task, const TrainOptions& options, int64_t steps, const JobRanks& ranks)
     : options_(options),
       task_(task),
+      ranks_(ranks),
       split_(task.model(), options, ranks),
       ddp_(Objective(task, split_, make_forward(task, options)), ranks.replicas()),
       optimizer_(make_optimizer(task.model().named_parameters(), options)),
@@ -182,26 +173,56 @@ std::string Stepper::find_not_finite() {
   return watch.first();
 }
 
-NamedTensors Stepper::state() const {
-  NamedTensors all;
-  add(all, kOptimizer, split_.whole_states(optimizer_->state_dict()));
-  add(all, kSchedule, scheduler_.state_dict());
-  add(all, kScale, scaler_.state_dict());
+snapshot::State Stepper::state() const {
+  // Buffers, such as running means, are each replica's own: the first one's are saved.
+  snapshot::State all = snapshot::state_of(split_.placed_model(ranks_.replicas().rank() == 0));
+  for (const auto& [name, tensor] : optimizer_->state_dict())
+    snapshot::add_chunks(all, kOptimizer + name, split_.placed_state(name, tensor));
+  const auto add = [&](const std::string& prefix, const NamedTensors& tensors) {
+    for (const auto& [name, tensor] : tensors) snapshot::add_chunks(all, prefix + name, tensor);
+  };
+  add(kSchedule, scheduler_.state_dict());
+  add(kScale, scaler_.state_dict());
+  if (power_sgd_) add(own_prefix(ranks_.all().rank()), power_sgd_->state_dict());
   return all;
 }
 
-void Stepper::load_state(const NamedTensors& state) {
-  optimizer_->load_state_dict(split_.own_states(part(state, kOptimizer)));
-  scheduler_.load_state_dict(part(state, kSchedule));
-  scaler_.load_state_dict(part(state, kScale));
-}
-
-NamedTensors Stepper::shared_part(const NamedTensors& own_state) {
-  NamedTensors shared;
-  for (const auto& row : own_state) {
-    if (!row.first.ends_with("/error")) shared.push_back(row);  // what one rank's factors missed
+void Stepper::load(const std::filesystem::path& folder) {
+  const snapshot::Index index = snapshot::index_of(ranks_.all(), folder);
+  snapshot::State state = snapshot::state_of(split_.placed_model(true));
+  // Memory for what is behind a prefix.
+  const auto rooms = [&](const std::string& prefix, const auto& is_wanted) {
+    NamedTensors found;
+    for (auto at = index.tensors.lower_bound(prefix); at != index.tensors.end(); ++at) {
+      const auto& [key, saved] = *at;
+      if (!key.starts_with(prefix)) break;
+      if (!is_wanted(key)) continue;
+      const std::string name = key.substr(prefix.size());
+      const SplitModel::Room room = split_.room_for_state(name, saved.sizes, saved.dtype);
+      snapshot::add_chunks(state, key, room.placed);
+      found.emplace_back(name, room.own);
+    }
+    return found;
+  };
+  const auto all = [](const std::string&) { return true; };
+  const NamedTensors optimizer = rooms(kOptimizer, all), schedule = rooms(kSchedule, all), scale = rooms(kScale, all);
+  NamedTensors own;
+  if (power_sgd_) {
+    const int rank = ranks_.all().rank(), size = ranks_.all().size();
+    const auto is_there = [&](int r) {
+      const auto at = index.tensors.lower_bound(own_prefix(r));
+      return at != index.tensors.end() && at->first.starts_with(own_prefix(r));
+    };
+    // Another number of ranks can use what they share; what one rank's factors missed is lost.
+    const bool same_ranks = is_there(size - 1) && !is_there(size);
+    own = rooms(own_prefix(same_ranks ? rank : 0),
+                [&](const std::string& key) { return same_ranks || !key.ends_with("/error"); });
   }
-  return shared;
+  snapshot::load(ranks_.all(), folder, state, {.verify = false});  // the first rank has looked at all of it
+  optimizer_->load_state_dict(optimizer);
+  scheduler_.load_state_dict(schedule);
+  scaler_.load_state_dict(scale);
+  if (power_sgd_) power_sgd_->load_state_dict(own);
 }
 
 }  // namespace chorale::train

@@ -2,6 +2,7 @@
 // besides the model: optimizer, schedule, loss scale, compression.
 #pragma once
 
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -12,7 +13,7 @@
 #include "chorale/optim/scheduler.h"
 #include "chorale/parallel/ddp.h"
 #include "chorale/parallel/power_sgd.h"
-#include "chorale/tensor/named_tensors.h"
+#include "chorale/snapshot/snapshot.h"
 #include "chorale/train/split_model.h"
 #include "chorale/train/task.h"
 
@@ -71,15 +72,10 @@ class Stepper {
 
   const SplitModel& split() const { return split_; }
 
-  // What is the same on all ranks, less the model; states of parts as wholes. All ranks call it.
-  NamedTensors state() const;
-  void load_state(const NamedTensors& state);
-  // What is this rank's own.
-  bool has_own_state() const { return power_sgd_ != nullptr; }
-  NamedTensors own_state() const { return power_sgd_->state_dict(); }
-  void load_own_state(const NamedTensors& state) { power_sgd_->load_state_dict(state); }
-  // What another number of ranks can use of it.
-  static NamedTensors shared_part(const NamedTensors& own_state);
+  // Model and training as this rank has them, for a checkpoint (train/checkpoint.h has the keys).
+  snapshot::State state() const;
+  // Takes over a checkpoint of any number of ranks and any split. All ranks call it.
+  void load(const std::filesystem::path& folder);
 
  private:
   Outcome forward(const data::Example& batch);
@@ -88,6 +84,7 @@ class Stepper {
 
   const TrainOptions& options_;
   Task& task_;
+  const JobRanks& ranks_;
   const SplitModel split_;
   parallel::DistributedDataParallel<Objective> ddp_;
   std::unique_ptr<optim::Optimizer> optimizer_;

@@ -4,13 +4,13 @@
 
 #include <algorithm>
 
-#include "chorale/io/sharded.h"
+#include "chorale/train/checkpoint.h"
 
 namespace chorale::train {
 
-void Task::load(const std::filesystem::path& folder) {
+void Task::start_from(const std::filesystem::path& folder) {
   try {
-    model().load_state_dict(io::load(folder).tensors);
+    model().load_state_dict(model_tensors(folder));
   } catch (const InvalidArgument& error) {
     throw InvalidArgument(concat(error.what(), " (from ", folder.string(), ")"));
   }

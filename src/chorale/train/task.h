@@ -59,16 +59,15 @@ class Task {
   // Something that the model made, to look at; called on one rank, in evaluation mode.
   virtual std::optional<std::string> sample(int64_t /*step*/) { return {}; }
 
-  // Where ranks have parts of the model: until this is called with null, sample() and save() use a whole model with
-  // these parameters and buffers.
+  // Where ranks have parts of the model: until this is called with null, sample() uses a whole model with these
+  // parameters and buffers.
   virtual void show_whole(const NamedTensors* state);
 
-  // Writes model.safetensors into a folder, which exists, and whatever else is needed to use the model elsewhere.
-  virtual void save(const std::filesystem::path& folder) const = 0;
-  // Takes over weights that save() wrote.
-  void load(const std::filesystem::path& folder);
-  // Takes over weights to start from, perhaps of another program.
-  virtual void start_from(const std::filesystem::path& folder) { load(folder); }
+  // Writes what is needed to use the model elsewhere besides its weights (config.json, a tokenizer) into a folder,
+  // which exists.
+  virtual void save_files(const std::filesystem::path& /*folder*/) const {}
+  // Takes over weights to start from, of a checkpoint or of another program.
+  virtual void start_from(const std::filesystem::path& folder);
 };
 
 // A kind of job: its name, its own options, and how its task is made.

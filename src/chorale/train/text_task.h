@@ -84,9 +84,8 @@ class TextTask : public Task {
         name_(name),
         context_(context) {}
 
-  // What is saved and shown: the model, or the whole of which it has a part.
+  // What is shown: the model, or the whole of which it has a part.
   Model& shown() { return whole_ ? *whole_ : model_; }
-  const Model& shown() const { return whole_ ? *whole_ : model_; }
 
   Corpus corpus_;
   Windows windows_, tested_;

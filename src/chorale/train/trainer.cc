@@ -11,10 +11,11 @@
 #include "chorale/base/parallel_for.h"
 #include "chorale/comm/objects.h"
 #include "chorale/device/allocator.h"
+#include "chorale/io/file.h"
 #include "chorale/json/json_write.h"
 #include "chorale/parallel/distributed_sampler.h"
 #include "chorale/report/page.h"
-#include "chorale/train/exchange.h"
+#include "chorale/snapshot/async_saver.h"
 #include "chorale/train/timeline.h"
 
 namespace chorale::train {
@@ -41,7 +42,8 @@ void on_rank_0(const comm::Group& group, const Work& work) {
   if (failed.item<int32_t>() != 0) throw ToldByRank0("rank 0 failed");
 }
 
-// Dropout and the like: each replica has numbers of its own, and the ranks that share its model draw the same.
+// Dropout and the like: each replica has numbers of its own in each step, and the ranks that share its model draw the
+// same. They follow from the step alone: a run that goes on, with as many replicas or others, needs to know no more.
 RandomStream stream_of_replica(const TrainOptions& options, int replica, int64_t step) {
   constexpr uint64_t kTraining = 2;
   return Generator(static_cast<uint64_t>(options.seed))
@@ -49,6 +51,17 @@ RandomStream stream_of_replica(const TrainOptions& options, int replica, int64_t
       .fork(static_cast<uint64_t>(step))
       .fork(static_cast<uint64_t>(replica))
       .state();
+}
+
+// What failed on some rank is thrown on all: rank 0 says it.
+template <class Work>
+void with_all_ranks(const comm::Group& group, const Work& work) {
+  try {
+    work();
+  } catch (const snapshot::CheckpointError& error) {
+    if (group.rank() == 0) throw;
+    throw ToldByRank0(error.what());
+  }
 }
 
 // Sums over the steps since the last line of metrics.
@@ -78,12 +91,13 @@ class Trainer {
   void evaluate();
   void log_ranks();
   void save();
+  void finish_saving();
   void say_how_to_go_on();
   void write_page() const;
   template <class Write>
   void leave_file(const char* name, const Write& write) const;
 
-  // Rank 0's task shows and saves the whole model while this lasts, where ranks have parts. All ranks make one.
+  // Rank 0's task shows the whole model while this lasts, where ranks have parts. All ranks make one.
   class ShownWhole {
    public:
     explicit ShownWhole(Trainer& trainer) : trainer_(trainer) {
@@ -117,6 +131,7 @@ class Trainer {
   std::optional<RunLock> lock_;             // on rank 0
   std::optional<RunLog> log_;               // on rank 0
   std::optional<Checkpoints> checkpoints_;  // on rank 0
+  std::optional<snapshot::AsyncSaver> saver_;
 
   int64_t step_ = 0;
   int64_t saved_step_ = -1, evaluated_step_ = -1;
@@ -179,7 +194,6 @@ void Trainer::resume() {
       CHORALE_CHECK(found->checkpoint.step <= plan_.steps, "[train] the run in ", job_.folder.string(), " is at step ",
                     found->checkpoint.step, " already, behind the end at step ", plan_.steps,
                     "; give more with --steps or --epochs");
-      task_->load(found->folder);  // the wrapper below sends it to the others
     } else if (!options_.init.empty()) {
       task_->start_from(options_.init);
     }
@@ -187,44 +201,18 @@ void Trainer::resume() {
   });
   stepper_.emplace(*task_, options_, plan_.steps, ranks_);
   stepper_->ddp().set_sample_rate(options_.log_every);
+  saver_.emplace(group_);
   load(found);
 }
 
 void Trainer::load(const std::optional<FoundCheckpoint>& found) {
-  // step, and for each replica the seed and the offset of its random stream
   std::vector<comm::Value> head(1);
-  if (found) {
-    comm::List numbers{comm::Value(found->checkpoint.step)};
-    for (const RandomStream& stream : found->checkpoint.random) {
-      numbers.emplace_back(static_cast<int64_t>(stream.seed));
-      numbers.emplace_back(static_cast<int64_t>(stream.offset));
-    }
-    head[0] = std::move(numbers);
-  }
+  if (found) head[0] = comm::List{comm::Value(found->checkpoint.step), comm::Value(found->folder.string())};
   comm::broadcast_object_list(group_, head, 0);
-  if (head[0].is_nothing()) {
-    default_generator().restore(stream_of_replica(options_, ranks_.replicas().rank(), 0));
-    return;
-  }
-  const auto& numbers = head[0].as<comm::List>();
-  step_ = saved_step_ = numbers[0].as<int64_t>();
-  const comm::Group& replicas = ranks_.replicas();
-  const bool same_ranks = numbers.size() == 1 + 2 * static_cast<size_t>(replicas.size());
-  if (same_ranks) {
-    const size_t at = 1 + 2 * static_cast<size_t>(replicas.rank());
-    default_generator().restore(
-        {static_cast<uint64_t>(numbers[at].as<int64_t>()), static_cast<uint64_t>(numbers[at + 1].as<int64_t>())});
-  } else {
-    default_generator().restore(stream_of_replica(options_, ranks_.replicas().rank(), step_));
-  }
-  stepper_->load_state(broadcast_tensors(group_, found ? found->checkpoint.training : NamedTensors{}));
-  if (!stepper_->has_own_state()) return;
-  std::vector<NamedTensors> own;
-  if (found) {
-    own = found->checkpoint.of_ranks;
-    if (!same_ranks) own.assign(static_cast<size_t>(group_.size()), Stepper::shared_part(own.at(0)));
-  }
-  stepper_->load_own_state(scatter_tensors(group_, own));
+  if (head[0].is_nothing()) return;
+  const auto& values = head[0].as<comm::List>();
+  step_ = saved_step_ = values[0].as<int64_t>();
+  with_all_ranks(group_, [&] { stepper_->load(values[1].as<std::string>()); });
 }
 
 void Trainer::introduce() {
@@ -244,6 +232,7 @@ bool Trainer::step() {
   const auto start = Clock::now();
   if (ends_epoch()) loader_->set_epoch(step_ / plan_.steps_per_epoch);  // leaves out what did not fill a step
   timeline_->begin(step_ + 1);
+  default_generator().restore(stream_of_replica(options_, ranks_.replicas().rank(), step_));
   const StepResult mine = stepper_->compute([this] {
     auto batch = loader_->next();
     CHORALE_INVARIANT(batch, "the epoch ended before its last step");
@@ -272,6 +261,7 @@ bool Trainer::step() {
 
 // Before the update: every rank repeats the step by itself and looks where numbers stop being finite.
 void Trainer::give_up(const std::string& problem) {
+  finish_saving();
   const std::vector<comm::Value> found = comm::gather_object(group_, comm::Value(stepper_->find_not_finite()));
   progress_.reset();
   std::string message =
@@ -408,28 +398,28 @@ void Trainer::evaluate() {
   task_->model().train();
 }
 
+// Returns once the values are copied: files are written while the next steps run, and the next save waits for that.
 void Trainer::save() {
   if (saved_step_ == step_) return;
   saved_step_ = step_;
-  const RandomStream mine = default_generator().state();
-  const std::vector<comm::Value> streams = comm::gather_object(
-      ranks_.replicas(), comm::List{static_cast<int64_t>(mine.seed), static_cast<int64_t>(mine.offset)},
-      ranks_.replicas().global_rank(0));
-  Checkpoint checkpoint{.step = step_, .data = task_->fingerprint()};
-  if (stepper_->has_own_state()) checkpoint.of_ranks = gather_tensors(group_, stepper_->own_state());
-  checkpoint.training = stepper_->state();
-  const ShownWhole whole(*this);
-  // Also the end of the others' wait: a rank that left earlier would have ended while another still writes.
+  finish_saving();
+  std::filesystem::path folder;
+  snapshot::SaveOptions options;
   on_rank_0(group_, [&] {
-    checkpoint.options = job_.table.values();
-    for (const comm::Value& stream : streams) {
-      const auto& numbers = stream.as<comm::List>();
-      checkpoint.random.push_back(
-          {static_cast<uint64_t>(numbers[0].as<int64_t>()), static_cast<uint64_t>(numbers[1].as<int64_t>())});
-    }
-    checkpoints_->save(
-        checkpoint, [this](const auto& folder) { task_->save(folder); }, options_.keep);
+    folder = checkpoints_->begin(step_);
+    task_->save_files(folder);
+    options.finish =
+        [this, checkpoint = Checkpoint{.step = step_, .data = task_->fingerprint(), .options = job_.table.values()}] {
+          checkpoints_->finish(checkpoint, options_.keep);
+        };
   });
+  std::vector<comm::Value> name{folder.string()};
+  comm::broadcast_object_list(group_, name, 0);
+  saver_->start(name[0].as<std::string>(), stepper_->state(), options);
+}
+
+void Trainer::finish_saving() {
+  with_all_ranks(group_, [this] { saver_->wait(); });
 }
 
 void Trainer::say_how_to_go_on() {
@@ -456,12 +446,14 @@ Ending Trainer::run() {
     if (step_ == plan_.steps || (due && !stop)) evaluate();
     if (step_ == plan_.steps || is_due(options_.checkpoint_every) || stop) save();
     if (stop && step_ < plan_.steps) {
+      finish_saving();
       write_page();
       say_how_to_go_on();
       return Ending::kInterrupted;
     }
   }
   evaluate();  // of a run that was complete when it began
+  finish_saving();
   write_page();
   progress_.reset();
   if (speaks()) {

@@ -11,6 +11,7 @@
 #include "chorale/base/parallel_for.h"
 #include "chorale/comm/world.h"
 #include "chorale/nn/nn.h"
+#include "chorale/snapshot/snapshot.h"
 #include "chorale/testing/temporary_folder_test_util.h"
 #include "chorale/transport/store/memory_store.h"
 
@@ -64,9 +65,6 @@ class SumTask final : public Task {
     std::iota(all.begin(), all.end(), 0);
     const data::Example batch = dataset_->get_batch(all);
     return {{"test_loss", mse_loss(squeeze(model_(batch.x), 1), batch.y).item<float>()}};
-  }
-  void save(const std::filesystem::path& folder) const override {
-    io::save(folder / "model.safetensors", model_.state_dict());
   }
 
  private:
@@ -127,10 +125,18 @@ struct Session {
   std::string printed;
 };
 
+// Everything that a checkpoint has, in order.
 std::string weights(const TemporaryFolder& folder, const std::string& run, int step) {
-  const std::string at =
-      run + "/checkpoints/step-" + std::string(7 - std::to_string(step).size() + 1, '0') + std::to_string(step) + "/";
-  return folder.read(at + "model.safetensors") + folder.read(at + "training.safetensors");
+  const std::string number = std::to_string(step);
+  std::string all;
+  const snapshot::State state =
+      snapshot::read(folder / (run + "/checkpoints/step-" + std::string(8 - number.size(), '0') + number));
+  for (const snapshot::TensorChunk& chunk : state.chunks) {
+    all += chunk.key;
+    all.append(static_cast<const char*>(chunk.local.raw()),
+               static_cast<size_t>(chunk.local.elems()) * chunk.local.elem_bytes());
+  }
+  return all;
 }
 
 struct Variant {
