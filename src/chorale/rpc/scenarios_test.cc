@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <csignal>
 #include <iostream>
 #include <thread>
 
@@ -349,23 +348,6 @@ TEST(RankOfAgents, DISABLED_DoesSomethingOfEachSection) {
     agent.shutdown();
   }
   say(concat("all is well over ", group.backend()));
-}
-
-TEST(RankOfAgents, DISABLED_LosesAWorker) {
-  comm::World world;
-  world.init("env://");
-  Agent agent(world, for_tests({remote<sleeps>, remote<add_ints>}));
-  const int rank = world.group().rank();
-  agent.barrier();
-  if (rank == 1) raise(SIGKILL);
-  const auto start = std::chrono::steady_clock::now();
-  const std::string text = text_of(RpcErrorKind::kConnection, 1, [&] { agent.call<sleeps>(1, 100'000); });
-  EXPECT_NE(text.find("'worker1'"), std::string::npos) << text;
-  say(concat("worker1 was missed after ",
-             std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), " s"));
-  EXPECT_EQ(agent.call<add_ints>(2 - rank, 1, 2), 3);  // the others go on
-  agent.barrier({"worker0", "worker2"});
-  agent.shutdown_now();
 }
 
 }  // namespace
