@@ -71,7 +71,7 @@ OTHERS = [
     ("names/empty command", [""], r"no command|which one"),
     ("names/not UTF-8", [b"\xff\xfe"], r"no command"),
     ("names/very long", ["x" * 100000], r"no command"),
-    ("names/no task", ["train"], r"which one\? \(commands: fashion-mnist, gpt, bert\)"),
+    ("names/no task", ["train"], r"which one\? \(commands: fashion-mnist, gpt, bert, recommender\)"),
     ("names/extra word", ["doctor", "please"], r"'please' was not expected"),
     ("names/prompt not UTF-8", [*GPT, "--prompt", b"\xff"], r"--prompt is written down and must be UTF-8, which '\\xff' is not"),
 ]

@@ -105,13 +105,15 @@ std::map<std::string, Bytes> Core::all_gather(const std::vector<std::string>& na
 }
 
 // A leader that has learnt of a death leaves, and a worker that comes later finds that the leader is gone: the one that
-// was gone before it is to be named, if there is one. The word of it may come a little later.
+// was gone before it is to be named, if there is one. The word of it may come a little later. A leader that was killed
+// is itself to be named, also where others have left because of it.
 void Core::raise_for_the_dead(const std::vector<int>& workers, const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const RpcError& known) {
     const int leader = workers[0];
     if (known.kind() != RpcErrorKind::kConnection || known.worker() != leader) throw;
+    if (std::string_view(known.what()).find("has left the ") == std::string_view::npos) throw;
     std::optional<std::pair<int, std::string>> dead;
     wait_until(
         [&] {

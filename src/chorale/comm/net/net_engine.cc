@@ -37,10 +37,7 @@ NetEngine::~NetEngine() {
   {
     std::unique_lock lock(context().mutex);
     drain(lock);
-    if (threw && running_)
-      group_.fail(finished() + 1,
-                  concat("rank ", group_.global(group_.rank()), " left the group because of an exception"),
-                  group_.global(group_.rank()));
+    if (threw && running_) group_.fail(finished() + 1, group_.why_it_leaves(finished()), group_.global(group_.rank()));
     stopping_ = true;
     for_worker_.notify_all();
   }

@@ -216,8 +216,20 @@ std::string NetGroup::where_is(int peer) const {
     const Thrown& told = thrown_[static_cast<size_t>(peer)];
     if (static_cast<int32_t>(told.number - where.number) >= 0) thrown = told.text;
   }
-  return where_and_thrown(
-      where.number == 0 ? std::string() : concat(describe(membership, where.print), " #", where.number), thrown);
+  return where_and_thrown(describe_call(where), thrown);
+}
+
+std::string NetGroup::describe_call(const Whereabouts& where) const {
+  return where.number == 0 ? std::string() : concat(describe(membership, where.print), " #", where.number);
+}
+
+std::string NetGroup::why_it_leaves(uint32_t finished) const {
+  const Whereabouts where = whereabouts(rank());
+  const auto& exception = local->group().own().exception;
+  std::string thrown = exception.since(where.number);
+  if (thrown.empty()) thrown = exception.since(finished);  // it was noted before the call that runs was entered
+  return concat("rank ", global(rank()), " left the group because of an exception; it ",
+                where_and_thrown(describe_call(where), thrown));
 }
 
 std::string NetGroup::elsewhere(int global_rank) const {

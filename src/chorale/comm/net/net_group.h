@@ -89,6 +89,10 @@ class NetGroup final : public NetListener {
   // "rank 3 (on another host, 10.0.0.7, silent for 3.2 s: …) last entered all_reduce of 1000 f32 (sum) #12"
   std::string who_is(int peer) const;
 
+  // What others are told of this rank when an exception takes the group along while a call runs; `finished` is the last
+  // call before it.
+  std::string why_it_leaves(uint32_t finished) const;
+
   StopWatch stop_watch;  // of the thread that runs a call
 
  private:
@@ -96,6 +100,7 @@ class NetGroup final : public NetListener {
   // `number` is that of the call that the reporter was in.
   bool record(Failure failure, uint64_t number);
   std::string where_is(int peer) const;
+  std::string describe_call(const Whereabouts& where) const;
 
   const std::vector<int> others_;  // global ranks on other hosts
 
