@@ -13,5 +13,6 @@
 #include "chorale/optim/optimizer.h"
 #include "chorale/optim/radam.h"
 #include "chorale/optim/rmsprop.h"
+#include "chorale/optim/rprop.h"
 #include "chorale/optim/scheduler.h"
 #include "chorale/optim/sgd.h"

@@ -326,6 +326,7 @@ TEST(ZeroOptimizer, RanksMayHaveDifferentNumbersOfInputs) {
 
 // A rank that has run out of inputs updates its part of the parameters with the average that DDP's buckets bring it,
 // which must be in its gradients by then.
+// spec: x_join_ddp_zero
 TEST(ZeroOptimizer, JoinsTogetherWithDdp) {
   constexpr int kRanks = 3, kLeast = 2;  // rank r has kLeast + r inputs
   comm::run_ranks(kRanks, [](comm::Group& group) {
