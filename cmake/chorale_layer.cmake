@@ -37,7 +37,7 @@ endfunction()
 
 # Compiles the sources of a target in groups, as if the files of a group were one: headers are read and templates
 # instantiated once for all of them, which more than halves the time of a build (docs/dev/build.md). A group is a folder, or an
-# equal part of one that has more than sixteen sources. Names in anonymous namespaces must therefore differ within a folder.
+# equal part of one that has more than eighteen sources. Names in anonymous namespaces must therefore differ within a folder.
 # Sources that Highway reads once per instruction set stay alone: it can do that for one source of a compilation only.
 function(chorale_group target)
   if(NOT CHORALE_GROUPED)
@@ -66,7 +66,7 @@ function(chorale_group target)
   list(REMOVE_DUPLICATES folders)
   foreach(folder IN LISTS folders)
     list(LENGTH in_${folder} count)
-    math(EXPR parts "(${count} + 15) / 16")
+    math(EXPR parts "(${count} + 17) / 18")
     set(number 0)
     foreach(path IN LISTS in_${folder})
       math(EXPR part "${number} * ${parts} / ${count} + 1")
