@@ -12,7 +12,7 @@ chorale_layer(vec OPTIONS -O3 -ffp-contract=off DEPS base)
 # numbers lose up to a half by it.
 file(GLOB pointwise "${CMAKE_SOURCE_DIR}/src/chorale/vec/pointwise_*.cc")
 list(FILTER pointwise EXCLUDE REGEX "_test\\.cc$")
-set_source_files_properties(${pointwise} PROPERTIES COMPILE_OPTIONS "$<$<CONFIG:Release>:-O2>")
+set_source_files_properties(${pointwise} PROPERTIES COMPILE_OPTIONS -O2)
 chorale_layer(device DEPS vec)
 chorale_layer(tensor DEPS device)
 chorale_layer(io DEPS tensor json)
