@@ -4,8 +4,8 @@
 
 #include "chorale/api/api.h"
 #include "chorale/comm/run_ranks_test_util.h"
-#include "chorale/op/samples.h"
 #include "chorale/nn/linear.h"
+#include "chorale/op/samples.h"
 #include "chorale/optim/optim.h"
 #include "chorale/parallel/ddp.h"
 #include "chorale/testing/message_test_util.h"
