@@ -214,7 +214,7 @@ TEST(Backends, AreRegisteredOnceAndMakeAgents) {
   options.backend = "none";
   comm::run_ranks(1, [&](comm::Group& group) {
     try {
-      Agent(group, options);
+      const Agent refused(group, options);
       ADD_FAILURE() << "no error";
     } catch (const InvalidArgument& error) {
       EXPECT_THAT(error.what(), HasSubstr("there are faulty, group, of three threads"));
