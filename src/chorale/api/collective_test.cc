@@ -191,6 +191,8 @@ TEST(CollectiveOps, WhatIsBegunIsReadAfterWaiting) {
                    d = start_all_to_all(x, all, 1, 0);
       EXPECT_TRUE(is_pending(a));
       EXPECT_EQ(counter.total(), 4);
+      for (const Tensor* begun : {&a, &b, &c, &d})
+        EXPECT_EQ(begun->use_count(), 1) << "the call keeps the tensor that keeps the call: neither is ever freed";
       try {
         a.to_vector<double>();
         ADD_FAILURE() << "bytes of a pending result were shown";
