@@ -4,6 +4,7 @@
 
 #include "chorale/base/parallel_for.h"
 #include "chorale/kernel/cpu/index/sort_keys.h"
+#include "chorale/kernel/cpu/support/bytes.h"
 #include "chorale/kernel/cpu/support/copy.h"
 #include "chorale/kernel/cpu/support/scratch.h"
 #include "chorale/kernel/reduce_attrs.h"
@@ -22,24 +23,71 @@ void visit_sortable(DType dtype, F&& f) {
   });
 }
 
-// The order of n elements: entries with the keys of x and its indices, sorted. `memory` has room for 2 n entries.
-template <class T, class Index>
-const Entry<Key<T>, Index>* order_of(const T* x, int64_t n, bool descending, Entry<Key<T>, Index>* memory) {
-  const auto flip = descending ? std::numeric_limits<Key<T>>::max() : Key<T>(0);
-  for (int64_t i = 0; i < n; ++i) memory[i] = {Key<T>(key_of(x[i]) ^ flip), static_cast<Index>(i)};
+// What sorting knows of a dtype whose elements are as wide as K: how n of them become keys, with the bits of `flip`
+// turned round, and whether the largest key stands for NaN. Everything else handles bits of that width, so that it is
+// compiled once for all dtypes of a width.
+template <class K>
+struct Keys {
+  void (*make)(const void* elements, int64_t n, K flip, K* keys);
+  bool has_nan;
+};
+
+template <class T>
+void make_keys(const void* elements, int64_t n, Key<T> flip, Key<T>* keys) {
+  const T* x = static_cast<const T*>(elements);
+  for (int64_t i = 0; i < n; ++i) keys[i] = Key<T>(key_of(x[i]) ^ flip);
+}
+
+// f(keys of the dtype, an index) with indices of 32 bits where n elements allow it: they halve the memory that a sort
+// moves.
+template <class F>
+void visit_keys(DType dtype, int64_t n, F&& f) {
+  const auto with_index = [&](const auto& keys) {
+    if (n <= std::numeric_limits<uint32_t>::max()) {
+      f(keys, uint32_t{});
+    } else {
+      f(keys, int64_t{});
+    }
+  };
+  visit_bytes(size_of(dtype), [&](auto width) {
+    using K = typename decltype(width)::type;
+    if constexpr (std::is_integral_v<K>) {
+      Keys<K> keys{};
+      visit_sortable(dtype, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        if constexpr (std::is_same_v<Key<T>, K>) keys = {&make_keys<T>, kHasNan<T>};
+      });
+      with_index(keys);
+    }
+  });
+}
+
+// How many keys are made at once.
+constexpr int64_t kBlock = 64;
+
+// The order of n elements: entries with their keys and indices, sorted. `memory` has room for 2 n entries.
+template <class K, class Index>
+const Entry<K, Index>* order_of(const Keys<K>& keys, const K* x, int64_t n, bool descending, Entry<K, Index>* memory) {
+  const auto flip = descending ? std::numeric_limits<K>::max() : K(0);
+  K block[kBlock];
+  for (int64_t start = 0; start < n; start += kBlock) {
+    const int64_t length = std::min(kBlock, n - start);
+    keys.make(x + start, length, flip, block);
+    for (int64_t i = 0; i < length; ++i) memory[start + i] = {block[i], static_cast<Index>(start + i)};
+  }
   return sort_entries(memory, memory + n, static_cast<size_t>(n));
 }
 
 // Rows of x along a dimension are handed, contiguous, to fill_row(row, values, indices), which writes `taken` results.
 // Where the dimension is not the last, some columns at a time are turned into rows and back.
-template <class T, class FillRow>
+template <class K, class FillRow>
 void for_rows(const Tensor& from, int64_t dim, int64_t taken, const Tensor& values, const Tensor& indices,
               FillRow&& fill_row) {
   if (values.elems() == 0) return;
   const Tensor x = contiguous(from);
   const auto [outer, n, inner] = around_dim(x.sizes(), normalize_dim("sort", dim, x.dims()));
-  const T* in = x.data<T>();
-  T* out_values = values.data<T>();
+  const K* in = static_cast<const K*>(x.raw());
+  K* out_values = static_cast<K*>(values.raw());
   int64_t* out_indices = indices.data<int64_t>();
   if (inner == 1) {
     parallel_for(outer, (kGrainElems + n - 1) / n, [&, n = n](int64_t begin, int64_t end) {
@@ -55,39 +103,30 @@ void for_rows(const Tensor& from, int64_t dim, int64_t taken, const Tensor& valu
                [&, n = n, inner = inner](int64_t begin, int64_t end) {
                  const auto bytes = [](int64_t elems, size_t elem) { return elems * static_cast<int64_t>(elem); };
                  const Scratch memory(
-                     static_cast<size_t>(kColumns * (bytes(taken, sizeof(int64_t)) + bytes(n + taken, sizeof(T)))));
+                     static_cast<size_t>(kColumns * (bytes(taken, sizeof(int64_t)) + bytes(n + taken, sizeof(K)))));
                  auto* row_indices = memory.as<int64_t>();
-                 auto* row_values = reinterpret_cast<T*>(row_indices + kColumns * taken);
+                 auto* row_values = reinterpret_cast<K*>(row_indices + kColumns * taken);
                  auto* rows = row_values + kColumns * taken;
                  for (int64_t group = begin; group < end; ++group) {
                    const int64_t row = group / groups, column = group % groups * kColumns;
                    const int64_t width = std::min(kColumns, inner - column), to = row * taken * inner + column;
-                   vec::transpose_copy(in + row * n * inner + column, bytes(inner, sizeof(T)), rows,
-                                       bytes(n, sizeof(T)), n, width, sizeof(T));
+                   vec::transpose_copy(in + row * n * inner + column, bytes(inner, sizeof(K)), rows,
+                                       bytes(n, sizeof(K)), n, width, sizeof(K));
                    for (int64_t j = 0; j < width; ++j)
                      fill_row(rows + j * n, row_values + j * taken, row_indices + j * taken);
-                   vec::transpose_copy(row_values, bytes(taken, sizeof(T)), out_values + to, bytes(inner, sizeof(T)),
-                                       width, taken, sizeof(T));
+                   vec::transpose_copy(row_values, bytes(taken, sizeof(K)), out_values + to, bytes(inner, sizeof(K)),
+                                       width, taken, sizeof(K));
                    vec::transpose_copy(row_indices, bytes(taken, sizeof(int64_t)), out_indices + to,
                                        bytes(inner, sizeof(int64_t)), width, taken, sizeof(int64_t));
                  }
                });
 }
 
-// Indices of up to 32 bits halve the memory that a sort moves.
-template <class F>
-void visit_index(int64_t n, F&& f) {
-  if (n <= std::numeric_limits<uint32_t>::max()) {
-    f(TypeTag<uint32_t>{});
-  } else {
-    f(TypeTag<int64_t>{});
-  }
-}
-
-template <class T, class Index>
-void sort_row(const T* row, int64_t n, int64_t taken, bool descending, T* values, int64_t* indices) {
-  const Scratch memory(2 * static_cast<size_t>(n) * sizeof(Entry<Key<T>, Index>));
-  const auto* order = order_of<T, Index>(row, n, descending, memory.as<Entry<Key<T>, Index>>());
+template <class K, class Index>
+void sort_row(const Keys<K>& keys, const K* row, int64_t n, int64_t taken, bool descending, K* values,
+              int64_t* indices) {
+  const Scratch memory(2 * static_cast<size_t>(n) * sizeof(Entry<K, Index>));
+  const auto* order = order_of(keys, row, n, descending, memory.as<Entry<K, Index>>());
   for (int64_t i = 0; i < taken; ++i) {
     indices[i] = static_cast<int64_t>(order[i].index);
     values[i] = row[order[i].index];
@@ -96,11 +135,10 @@ void sort_row(const T* row, int64_t n, int64_t taken, bool descending, T* values
 
 // The k first in order, by one pass that keeps the best seen so far and looks closer only at blocks which hold a better
 // one.
-template <class T, class Index>
-void select_row(const T* row, int64_t n, int64_t k, bool largest, T* values, int64_t* indices) {
-  using Candidate = Entry<Key<T>, Index>;
-  constexpr int64_t kBlock = 64;
-  const auto flip = largest ? std::numeric_limits<Key<T>>::max() : Key<T>(0);
+template <class K, class Index>
+void select_row(const Keys<K>& keys, const K* row, int64_t n, int64_t k, bool largest, K* values, int64_t* indices) {
+  using Candidate = Entry<K, Index>;
+  const auto flip = largest ? std::numeric_limits<K>::max() : K(0);
   const int64_t capacity = 2 * k + kBlock;
   const Scratch memory(static_cast<size_t>(capacity) * sizeof(Candidate));
   auto* best = memory.as<Candidate>();
@@ -108,7 +146,7 @@ void select_row(const T* row, int64_t n, int64_t k, bool largest, T* values, int
   const auto before = [](const Candidate& a, const Candidate& b) {
     return a.key != b.key ? a.key < b.key : a.index < b.index;
   };
-  Key<T> limit = std::numeric_limits<Key<T>>::max();  // candidates have keys below it, once there are k
+  K limit = std::numeric_limits<K>::max();  // candidates have keys below it, once there are k
   const auto prune = [&] {
     std::nth_element(best, best + k - 1, best + count, before);
     count = k;
@@ -116,16 +154,14 @@ void select_row(const T* row, int64_t n, int64_t k, bool largest, T* values, int
   };
   for (int64_t start = 0; start < n; start += kBlock) {
     const int64_t length = std::min(kBlock, n - start);
-    Key<T> keys[kBlock];
-    Key<T> least = std::numeric_limits<Key<T>>::max();
-    for (int64_t i = 0; i < length; ++i) {
-      keys[i] = Key<T>(key_of(row[start + i]) ^ flip);
-      least = std::min(least, keys[i]);
-    }
+    K block[kBlock];
+    keys.make(row + start, length, flip, block);
+    K least = std::numeric_limits<K>::max();
+    for (int64_t i = 0; i < length; ++i) least = std::min(least, block[i]);
     const bool full = count >= k;
     if (full && least >= limit) continue;
     for (int64_t i = 0; i < length; ++i) {
-      if (!full || keys[i] < limit) best[count++] = {keys[i], static_cast<Index>(start + i)};
+      if (!full || block[i] < limit) best[count++] = {block[i], static_cast<Index>(start + i)};
     }
     if (count >= 2 * k || (!full && count >= k)) prune();
   }
@@ -169,33 +205,23 @@ void search(const T* list, int64_t n, const T* values, int64_t count, bool right
 
 void sort(const KernelArgs& args) {
   const auto& attrs = args.attrs.get<SortAttrs>();
-  visit_sortable(args.in[0].dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    const int64_t n = args.in[0].dims() == 0 ? 1 : args.in[0].size(attrs.dim);
-    visit_index(n, [&](auto index) {
-      for_rows<T>(args.in[0], attrs.dim, n, args.out[0], args.out[1], [&](const T* row, T* values, int64_t* indices) {
-        sort_row<T, typename decltype(index)::type>(row, n, n, attrs.descending, values, indices);
-      });
+  const int64_t n = args.in[0].dims() == 0 ? 1 : args.in[0].size(attrs.dim);
+  visit_keys(args.in[0].dtype(), n, [&]<class K, class Index>(const Keys<K>& keys, Index) {
+    for_rows<K>(args.in[0], attrs.dim, n, args.out[0], args.out[1], [&](const K* row, K* values, int64_t* indices) {
+      sort_row<K, Index>(keys, row, n, n, attrs.descending, values, indices);
     });
   });
 }
 
 void topk(const KernelArgs& args) {
   const auto& attrs = args.attrs.get<TopkAttrs>();
-  visit_sortable(args.in[0].dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    const int64_t n = args.in[0].dims() == 0 ? 1 : args.in[0].size(attrs.dim);
-    visit_index(n, [&](auto index) {
-      using Index = typename decltype(index)::type;
-      for_rows<T>(args.in[0], attrs.dim, attrs.k, args.out[0], args.out[1],
-                  [&](const T* row, T* values, int64_t* indices) {
-                    if (attrs.k > n / 4) {
-                      sort_row<T, Index>(row, n, attrs.k, attrs.largest, values, indices);
-                    } else {
-                      select_row<T, Index>(row, n, attrs.k, attrs.largest, values, indices);
-                    }
-                  });
-    });
+  const int64_t n = args.in[0].dims() == 0 ? 1 : args.in[0].size(attrs.dim);
+  visit_keys(args.in[0].dtype(), n, [&]<class K, class Index>(const Keys<K>& keys, Index) {
+    const auto fill_row = attrs.k > n / 4 ? &sort_row<K, Index> : &select_row<K, Index>;
+    for_rows<K>(args.in[0], attrs.dim, attrs.k, args.out[0], args.out[1],
+                [&](const K* row, K* values, int64_t* indices) {
+                  fill_row(keys, row, n, attrs.k, attrs.largest, values, indices);
+                });
   });
 }
 
@@ -204,37 +230,35 @@ void unique(const KernelArgs& args) {
   const Tensor x = contiguous(args.in[0]);
   const int64_t n = x.elems();
   const Tensor inverse = Tensor::empty(attrs.inverse ? x.sizes() : Shape{0}, DType::kI64);
-  visit_sortable(x.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    const T* in = x.data<T>();
-    visit_index(n, [&](auto index) {
-      using Item = Entry<Key<T>, typename decltype(index)::type>;
-      const Scratch memory(2 * static_cast<size_t>(n) * sizeof(Item));
-      const auto* order = order_of<T>(in, n, false, memory.as<Item>());
-      // NaN differs from every NaN.
-      const auto starts_run = [&](int64_t i) {
-        return i == 0 || order[i].key != order[i - 1].key || (kHasNan<T> && order[i].key == kNanKey<T>);
-      };
-      int64_t runs = 0;
-      for (int64_t i = 0; i < n; ++i) runs += starts_run(i);
-      const Tensor values = Tensor::empty({runs}, x.dtype());
-      const Tensor counts = Tensor::empty({attrs.counts ? runs : 0}, DType::kI64);
-      T* value = values.data<T>();
-      int64_t* count = attrs.counts ? counts.data<int64_t>() : nullptr;
-      int64_t* place = attrs.inverse ? inverse.data<int64_t>() : nullptr;
-      for (int64_t i = 0, run = -1, start = 0; i < n; ++i) {
-        if (starts_run(i)) {
-          value[++run] = in[order[i].index];
-          if (count && run > 0) count[run - 1] = i - start;
-          start = i;
-        }
-        if (place) place[order[i].index] = run;
-        if (count && i + 1 == n) count[run] = n - start;
+  visit_keys(x.dtype(), n, [&]<class K, class Index>(const Keys<K>& keys, Index) {
+    const K* in = static_cast<const K*>(x.raw());
+    using Item = Entry<K, Index>;
+    const Scratch memory(2 * static_cast<size_t>(n) * sizeof(Item));
+    const auto* order = order_of(keys, in, n, false, memory.as<Item>());
+    // NaN differs from every NaN.
+    const auto starts_run = [&](int64_t i) {
+      return i == 0 || order[i].key != order[i - 1].key ||
+             (keys.has_nan && order[i].key == std::numeric_limits<K>::max());
+    };
+    int64_t runs = 0;
+    for (int64_t i = 0; i < n; ++i) runs += starts_run(i);
+    const Tensor values = Tensor::empty({runs}, x.dtype());
+    const Tensor counts = Tensor::empty({attrs.counts ? runs : 0}, DType::kI64);
+    K* value = static_cast<K*>(values.raw());
+    int64_t* count = attrs.counts ? counts.data<int64_t>() : nullptr;
+    int64_t* place = attrs.inverse ? inverse.data<int64_t>() : nullptr;
+    for (int64_t i = 0, run = -1, start = 0; i < n; ++i) {
+      if (starts_run(i)) {
+        value[++run] = in[order[i].index];
+        if (count && run > 0) count[run - 1] = i - start;
+        start = i;
       }
-      args.out[0] = values;
-      args.out[1] = inverse;
-      args.out[2] = counts;
-    });
+      if (place) place[order[i].index] = run;
+      if (count && i + 1 == n) count[run] = n - start;
+    }
+    args.out[0] = values;
+    args.out[1] = inverse;
+    args.out[2] = counts;
   });
 }
 
