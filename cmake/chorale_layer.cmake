@@ -38,7 +38,7 @@ endfunction()
 # Compiles the sources of a target in groups, as if the files of a group were one: headers are read and templates
 # instantiated once for all of them, which more than halves the time of a build (docs/dev/build.md). A group is a folder, or an
 # equal part of one that has more than eighteen sources. Names in anonymous namespaces must therefore differ within a folder.
-# Sources that Highway reads once per instruction set stay alone: it can do that for one source of a compilation only.
+# Sources that Highway reads once per instruction set are grouped by chorale_group_per_target.
 function(chorale_group target)
   if(NOT CHORALE_GROUPED)
     return()
@@ -47,7 +47,7 @@ function(chorale_group target)
   chorale_group_warnings(${target})
   # In a large unit GCC stops inlining when the unit has grown by 40 %, which every call of a small op would pay. The layers
   # on that path are compiled as if their groups were small; it costs a tenth of their time.
-  if(target MATCHES "^chorale_(device|tensor|eager|autograd|kernel)$")
+  if(target MATCHES "^chorale_(device|tensor|eager|autograd|kernel|vec)$")
     target_compile_options(${target} PRIVATE
       $<$<AND:$<CXX_COMPILER_ID:GNU>,$<CONFIG:Release>>:--param=large-unit-insns=200000>)
   endif()
@@ -74,6 +74,42 @@ function(chorale_group target)
       math(EXPR number "${number} + 1")
     endforeach()
   endforeach()
+endfunction()
+
+# Groups of the sources that Highway reads once per instruction set, up to four of a layer in one, because its headers take
+# two seconds. Highway reads a source again by its name in HWY_TARGET_INCLUDE: a group is a source that puts its own name there, before
+# and behind the sources that it includes. Sources with flags of their own stay alone.
+function(chorale_group_per_target target name)
+  if(NOT CHORALE_GROUPED)
+    return()
+  endif()
+  set(together "")
+  foreach(path IN LISTS ARGN)
+    file(STRINGS "${path}" per_target REGEX "^#include [<\"]hwy/foreach_target.h" LIMIT_COUNT 1)
+    get_source_file_property(flags "${path}" COMPILE_OPTIONS)
+    if(per_target AND NOT flags)
+      list(APPEND together "${path}")
+    endif()
+  endforeach()
+  list(LENGTH together count)
+  math(EXPR parts "(${count} + 3) / 4")
+  set(number 0)
+  foreach(path IN LISTS together)
+    math(EXPR part "${number} * ${parts} / ${count} + 1")
+    string(APPEND text_${part} "#include \"${path}\"\n")
+    math(EXPR number "${number} + 1")
+  endforeach()
+  set_source_files_properties(${together} PROPERTIES HEADER_FILE_ONLY ON)
+  set(part 1)
+  while(part LESS_EQUAL parts)
+    set(made "${CMAKE_BINARY_DIR}/grouped/${name}_per_target_${part}.cc")
+    set(again "#undef HWY_TARGET_INCLUDE\n#define HWY_TARGET_INCLUDE \"${made}\"\n")
+    file(CONFIGURE OUTPUT "${made}" @ONLY
+      CONTENT "#include \"chorale/vec/highway_targets.h\"\n${again}#include \"hwy/foreach_target.h\"\n${text_${part}}${again}")
+    set_source_files_properties("${made}" PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    target_sources(${target} PRIVATE "${made}")
+    math(EXPR part "${part} + 1")
+  endwhile()
 endfunction()
 
 # The sources to compile for test sources: with CHORALE_GROUPED, up to eight of them are written into one (group_tests.cmake),
@@ -208,6 +244,7 @@ function(chorale_layer name)
     target_link_libraries(chorale_${name} PRIVATE chorale_flags chorale_third_party ${layer_LIBRARIES})
     target_compile_options(chorale_${name} PRIVATE ${layer_OPTIONS})
     chorale_group(chorale_${name} ${sources})
+    chorale_group_per_target(chorale_${name} ${name} ${sources})
     if(name IN_LIST CHORALE_UNSANITIZED)
       set_target_properties(chorale_${name} PROPERTIES CHORALE_UNSANITIZED ON)
     endif()

@@ -38,11 +38,8 @@ void route_pow_scalar(Kernels& k) {
 Kernels build() {
   Kernels k;
   add_arithmetic(k);
-  add_math(k);
-  add_activation(k);
-  add_compare(k);
-  add_integer_arithmetic(k);
-  add_integer_compare(k);
+  add_functions(k);
+  add_integer(k);
   add_complex(k);
   add_convert(k);
   add_reduce_row(k);

@@ -37,11 +37,8 @@ struct Kernels {
 const Kernels& kernels();
 
 void add_arithmetic(Kernels& kernels);
-void add_math(Kernels& kernels);
-void add_activation(Kernels& kernels);
-void add_compare(Kernels& kernels);
-void add_integer_arithmetic(Kernels& kernels);
-void add_integer_compare(Kernels& kernels);
+void add_functions(Kernels& kernels);
+void add_integer(Kernels& kernels);
 void add_complex(Kernels& kernels);
 void add_convert(Kernels& kernels);
 void add_reduce_row(Kernels& kernels);

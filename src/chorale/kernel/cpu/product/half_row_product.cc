@@ -16,7 +16,7 @@ namespace chorale::kernel::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 using D = hn::ScalableTag<float>;
-using Vec = hn::Vec<D>;
+using Floats = hn::Vec<D>;
 
 // Highway's names for our types.
 struct BFloat {
@@ -29,7 +29,7 @@ struct Half {
 };
 
 template <class H>
-HWY_INLINE Vec load(const uint16_t* from) {
+HWY_INLINE Floats load(const uint16_t* from) {
   const hn::Rebind<typename H::Lane, D> d;
   return hn::PromoteTo(D(), hn::LoadU(d, reinterpret_cast<const typename H::Lane*>(from)));
 }
@@ -43,12 +43,12 @@ template <class H, size_t J>
 HWY_INLINE void dots(const float* a, const uint16_t* b, int64_t stride, int64_t k, float* sums) {
   const D d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  Vec even[J], odd[J];
+  Floats even[J], odd[J];
   HWY_UNROLL(4)
   for (size_t j = 0; j < J; ++j) even[j] = odd[j] = hn::Zero(d);
   int64_t i = 0;
   for (; i + 2 * lanes <= k; i += 2 * lanes) {
-    const Vec x0 = hn::LoadU(d, a + i), x1 = hn::LoadU(d, a + i + lanes);
+    const Floats x0 = hn::LoadU(d, a + i), x1 = hn::LoadU(d, a + i + lanes);
     HWY_UNROLL(4)
     for (size_t j = 0; j < J; ++j) {
       const uint16_t* column = b + static_cast<int64_t>(j) * stride + i;
@@ -80,11 +80,11 @@ HWY_INLINE void add_rows(const float* a, const uint16_t* b, int64_t stride, int6
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   int64_t j = 0;
   for (; j + lanes <= n; j += lanes) {
-    Vec sum = hn::LoadU(d, sums + j), other = hn::Zero(d);
+    Floats sum = hn::LoadU(d, sums + j), other = hn::Zero(d);
     HWY_UNROLL(8)
     for (size_t r = 0; r < R; ++r) {
-      const Vec row = load<H>(b + static_cast<int64_t>(r) * stride + j);
-      Vec& to = r % 2 == 0 ? sum : other;
+      const Floats row = load<H>(b + static_cast<int64_t>(r) * stride + j);
+      Floats& to = r % 2 == 0 ? sum : other;
       to = hn::MulAdd(hn::Set(d, a[r]), row, to);
     }
     hn::StoreU(hn::Add(sum, other), d, sums + j);

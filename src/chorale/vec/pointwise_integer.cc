@@ -3,8 +3,9 @@
 #define CHORALE_SCALAR_SECTION_ARITHMETIC
 #define CHORALE_SCALAR_SECTION_MATH
 #define CHORALE_SCALAR_SECTION_ACTIVATION
+#define CHORALE_SCALAR_SECTION_COMPARE
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "chorale/vec/pointwise_integer_arithmetic.cc"
+#define HWY_TARGET_INCLUDE "chorale/vec/pointwise_integer.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 
@@ -12,7 +13,7 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace chorale::vec::HWY_NAMESPACE {
-void add_integer_arithmetic(Kernels& kernels) {
+void add_integer(Kernels& kernels) {
   add_scalar_loops<bool>(kernels);
   add_scalar_loops<uint8_t>(kernels);
   add_scalar_loops<int8_t>(kernels);
@@ -25,7 +26,7 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace chorale::vec {
-HWY_EXPORT(add_integer_arithmetic);
-void add_integer_arithmetic(Kernels& kernels) { HWY_DYNAMIC_DISPATCH(add_integer_arithmetic)(kernels); }
+HWY_EXPORT(add_integer);
+void add_integer(Kernels& kernels) { HWY_DYNAMIC_DISPATCH(add_integer)(kernels); }
 }  // namespace chorale::vec
 #endif
