@@ -5,6 +5,7 @@
 
 #include "chorale/api/api.h"
 #include "chorale/api/compile.h"
+#include "chorale/base/error.h"
 #include "chorale/comm/run_ranks_test_util.h"
 #include "chorale/op/collective.h"
 
@@ -79,6 +80,135 @@ TEST(CompiledCollectives, AllToAllIntoATensorReturnsNothing) {
 TEST(CompiledCollectives, AllGatherIntoAListReturnsNothing) {
   expect_times_w([](const Tensor& out, const Tensor& x, const Tensor& group) {
     all_gather_into(std::vector<Tensor>{out}, x, group);
+  });
+}
+
+// One function has both of its names: into a tensor of the caller's.
+// spec: test_compiled_reduce_scatter_base_returns_none
+TEST(CompiledCollectives, ReduceScatterIntoAPartReturnsNothing) {
+  expect_times_w([](const Tensor& out, const Tensor& x, const Tensor& group) { reduce_scatter_into(out, x, group); });
+  expect_times_w([](const Tensor& out, const Tensor& x, const Tensor& group) { reduce_scatter_into(out, x, group); },
+                 {4});
+}
+// spec: test_compiled_all_gather_base_returns_none
+TEST(CompiledCollectives, AllGatherIntoOneDimensionReturnsNothing) {
+  const auto gather = [](const Tensor& out, const Tensor& x, const Tensor& group) { all_gather_into(out, x, group); };
+  expect_times_w(gather);
+  expect_times_w(gather, {4});
+  run_ranks(1, [&](const comm::Group& ranks) {
+    const Tensor group = group_tensor(ranks);
+    auto f = compile(
+        [&](const Tensor& x) {
+          const Tensor out = empty({4});
+          all_gather_into(out, x, group);
+          return sum(out);
+        },
+        {.whole_graph = true});
+    EXPECT_EQ(f(ones({4})).item<float>(), 4);
+  });
+}
+
+// What a whole graph says of a call that has no form which can be traced. No rank gets as far as to talk to another.
+template <class F>
+void expect_untraceable(const char* name, const char* instead, const F& call, const Shape& sizes = {4}) {
+  run_ranks(2, [&](const comm::Group& ranks) {
+    auto f = compile(
+        [&](const Tensor& x) {
+          call(ranks, x);
+          return mul(x, 2);
+        },
+        {.whole_graph = true});
+    try {
+      f(numbers(sizes, 1));
+      ADD_FAILURE() << name << " was traced";
+    } catch (const StateError& error) {
+      const std::string text = error.what();
+      EXPECT_NE(text.find(concat("Group::", name, " cannot be part of a graph")), std::string::npos) << text;
+      EXPECT_EQ(text.find("use the op") != std::string::npos, instead != nullptr) << text;
+      if (instead) {
+        EXPECT_NE(text.find(concat("chorale::", instead, " of")), std::string::npos) << text;
+      }
+    }
+    EXPECT_EQ(explain(f).compiles, 0);
+    ranks.barrier().wait();  // the group is whole, and nobody is behind
+  });
+}
+using comm::Group;
+
+// spec: test_nn_functional_all_reduce_unsupported
+TEST(UntraceableCollectives, AllReduceNamesTheOp) {
+  expect_untraceable("all_reduce", "all_reduce", [](const Group& group, const Tensor& x) { group.all_reduce(x); },
+                     {4, 4});
+}
+// spec: test_nn_functional_all_gather_unsupported
+TEST(UntraceableCollectives, AllGatherNamesTheOp) {
+  expect_untraceable("all_gather", "all_gather",
+                     [](const Group& group, const Tensor& x) {
+                       group.all_gather({empty({4, 4}), empty({4, 4})}, x);
+                     },
+                     {4, 4});
+}
+// spec: test_nn_functional_reduce_scatter_unsupported
+TEST(UntraceableCollectives, ReduceScatterNamesTheOp) {
+  expect_untraceable("reduce_scatter", "reduce_scatter",
+                     [](const Group& group, const Tensor& x) {
+                       group.reduce_scatter(empty({4, 4}), {x, x});
+                     },
+                     {4, 4});
+}
+// spec: test_nn_functional_all_to_all_single_unsupported
+TEST(UntraceableCollectives, AllToAllOfOneTensorNamesTheOp) {
+  expect_untraceable("all_to_all", "all_to_all",
+                     [](const Group& group, const Tensor& x) {
+                       group.all_to_all_single(empty({4, 4}), x);
+                     },
+                     {4, 4});
+}
+// spec: test_nn_functional_broadcast_unsupported
+TEST(UntraceableCollectives, BroadcastNamesTheOp) {
+  expect_untraceable("broadcast", "broadcast", [](const Group& group, const Tensor& x) { group.broadcast(x, 0); });
+}
+// spec: test_nn_functional_reduce_unsupported
+TEST(UntraceableCollectives, ReduceNamesTheOp) {
+  expect_untraceable("reduce", "reduce", [](const Group& group, const Tensor& x) { group.reduce(x, 0); });
+}
+// spec: test_nn_functional_gather_unsupported
+TEST(UntraceableCollectives, GatherHasNoOp) {
+  expect_untraceable("gather", nullptr, [](const Group& group, const Tensor& x) {
+    group.gather(group.rank() == 0 ? std::vector<Tensor>{empty({4}), empty({4})} : std::vector<Tensor>{}, x, 0);
+  });
+}
+// spec: test_nn_functional_scatter_unsupported
+TEST(UntraceableCollectives, ScatterHasNoOp) {
+  expect_untraceable("scatter", nullptr, [](const Group& group, const Tensor& x) {
+    group.scatter(x, group.rank() == 0 ? std::vector<Tensor>{x, x} : std::vector<Tensor>{}, 0);
+  });
+}
+// spec: test_nn_functional_all_to_all_unsupported
+TEST(UntraceableCollectives, AllToAllOfListsNamesTheOp) {
+  expect_untraceable("all_to_all", "all_to_all", [](const Group& group, const Tensor& x) {
+    group.all_to_all({empty({4}), empty({4})}, {x, x});
+  });
+}
+// spec: test_nn_functional_all_gather_base_unsupported
+TEST(UntraceableCollectives, AllGatherIntoATensorNamesTheOp) {
+  expect_untraceable("all_gather", "all_gather",
+                     [](const Group& group, const Tensor& x) { group.all_gather_into(empty({8}), x); });
+}
+
+// Segments end there, say so, and the call gets its values.
+TEST(UntraceableCollectives, EndASegmentAndSayWhy) {
+  run_ranks(2, [&](const comm::Group& ranks) {
+    auto f = compile([&](const Tensor& x) {
+      const Tensor y = add(x, 1);
+      ranks.all_reduce(y).wait();
+      return mul(y, 2);
+    });
+    const Tensor x = numbers({4}, ranks.rank());
+    const Tensor expected = mul(add(add(numbers({4}, 0), 1), add(numbers({4}, 1), 1)), 2);
+    EXPECT_EQ(f(x).to_vector<float>(), expected.to_vector<float>());
+    ASSERT_EQ(explain(f).breaks.size(), 1u);
+    EXPECT_NE(explain(f).breaks[0].find("Group::all_reduce"), std::string::npos) << explain(f).breaks[0];
   });
 }
 

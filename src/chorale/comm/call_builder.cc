@@ -27,6 +27,35 @@ Tensor packed_as(const Tensor& tensor, void* memory) {
 // Bytes that the host has, in row-major order: algorithms use them where they are.
 bool is_usable(const Tensor& tensor) { return tensor.is_contiguous() && tensor.device() == kCpu; }
 
+// Calls of a group want bytes, which a traced tensor does not have: the graph is told which call it was, and which op
+// would be part of the graph (op/collective.h).
+std::string why_not_traced(const Operation& operation) {
+  const auto op = [&]() -> const char* {
+    switch (operation.kind) {
+      case CallKind::kBroadcast:
+        return "broadcast";
+      case CallKind::kReduce:
+        return "reduce";
+      case CallKind::kAllReduce:
+        return "all_reduce";
+      case CallKind::kAllGather:
+        return "all_gather";
+      case CallKind::kReduceScatter:
+        return "reduce_scatter";
+      case CallKind::kAllToAll:
+        return "all_to_all";
+      case CallKind::kSend:
+        return "send";
+      case CallKind::kRecv:
+        return "receive";
+      default:
+        return nullptr;
+    }
+  }();
+  const std::string call = concat("Group::", name_of(operation.kind), " cannot be part of a graph");
+  return op ? concat(call, "; use the op chorale::", op, " of chorale/op/collective.h") : call;
+}
+
 }  // namespace
 
 void pack(const Tensor& from, void* to) {
@@ -102,6 +131,8 @@ void CallBuilder::check(const Tensor& tensor) {
   CHORALE_CHECK(tensor.defined(), "[", name_, "] a tensor is undefined");
   CHORALE_CHECK(tensor.device().type != DeviceType::kNull, "[", name_,
                 "] a tensor on device null has no bytes to send");
+  if (tensor.is_traced()) [[unlikely]]
+    tensor.need_bytes(why_not_traced(*operation_).c_str());
   CHORALE_CHECK(!tensor.is_sparse(), "[", name_, "] sparse tensors are reduced by sparse_all_reduce");
   if (!has_dtype_) set_dtype(tensor.dtype());
   CHORALE_CHECK(tensor.dtype() == operation_->dtype, "[", name_, "] tensors of one call have one dtype: found ",
