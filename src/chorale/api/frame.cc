@@ -6,6 +6,7 @@
 
 #include "chorale/api/agreement.h"
 #include "chorale/autograd/autograd.h"
+#include "chorale/autograd/checkpoint.h"
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
 #include "chorale/base/log.h"
@@ -88,6 +89,7 @@ void Frame::State::note_compiled(const Segment& segment, const std::string& reas
 Frame::Call::Call(State& state) : state_(state), begin_(autograd::next_number(0)) {}
 
 uint64_t Frame::Call::clock() { return autograd::next_number(0); }
+uint64_t Frame::Call::region() { return autograd::checkpointed_call(); }
 
 bool Frame::Call::run_now(Recording& recording, const std::string& reason) {
   if (is_tracing_gradients_ || is_strict()) return false;

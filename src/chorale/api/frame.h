@@ -26,6 +26,7 @@ class Frame::Call : public graph::RecordingOwner {
   bool run_now(graph::Recording& recording, const std::string& reason) override;
   std::string why_not(const std::string& reason) const override;
   uint64_t clock() override;
+  uint64_t region() override;
   // Runs what was recorded and begins anew.
   void run(graph::Recording& recording, const std::string& break_reason);
 

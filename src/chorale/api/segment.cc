@@ -55,7 +55,7 @@ std::vector<Edge> edges_of(const std::vector<Tensor>& roots) {
 
 bool same_call(const RecordedCall& a, const RecordedCall& b) {
   return a.kind == b.kind && a.op == b.op && a.words == b.words && a.generator == b.generator && a.in == b.in &&
-         a.out == b.out && a.attrs == b.attrs;
+         a.out == b.out && a.attrs == b.attrs && a.region == b.region;
 }
 
 std::string name_of(const RecordedCall& call) {
@@ -97,6 +97,7 @@ std::vector<graph::Bucket> buckets_of(const Recording& recording, const EndOfSeg
       }
     }
     at.out.assign(call.out.begin(), call.out.end());
+    at.region = call.region;
     to_split.push_back(std::move(at));
   }
   const std::set<uint32_t> live(end.live.begin(), end.live.end()), wanted(end.wanted.begin(), end.wanted.end());

@@ -5,7 +5,6 @@
 #include "chorale/autograd/mode.h"
 #include "chorale/autograd/new_node.h"
 #include "chorale/base/error.h"
-#include "chorale/base/generator.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/pointwise.h"
@@ -106,69 +105,6 @@ std::vector<Tensor> apply_function(std::unique_ptr<Function> function, const std
   backward->function = std::move(function);
   node.set_rule(std::move(backward));
   return out;
-}
-
-namespace {
-
-// What one checkpointed call needs to be run again.
-struct Frame {
-  std::function<std::vector<Tensor>(const std::vector<Tensor>&)> function;
-  std::vector<Tensor> in;
-  RandomStream random;
-  op::KeptStack stack{op::current_stack()};  // what it ran under, autocast included
-  size_t packed = 0;                         // values that forward wanted to save
-  std::vector<Tensor> recomputed;
-};
-struct Ticket {
-  std::shared_ptr<Frame> frame;
-  size_t number;
-};
-
-void recompute(Frame& frame) {
-  const RandomStream now = default_generator().state();
-  default_generator().restore(frame.random);
-  struct Restore {
-    RandomStream state;
-    ~Restore() { default_generator().restore(state); }
-  } const restore{now};
-  std::vector<Tensor> values;
-  {
-    const EnableGrad record;
-    const op::Under same(frame.stack.stack());
-    const SavedTensorHooksScope collect({[&](const Tensor& value) {
-                                           values.push_back(value);
-                                           return std::make_shared<int>(0);
-                                         },
-                                         [](const std::shared_ptr<void>&) -> Tensor {
-                                           throw StateError(
-                                               "[checkpoint] a gradient was asked for inside the recomputation");
-                                         }});
-    frame.function(frame.in);
-  }
-  CHORALE_CHECK_STATE(values.size() == frame.packed, "[checkpoint] the function saved ", frame.packed,
-                      " values the first time and ", values.size(),
-                      " when it was run again; it must do the same both times");
-  frame.recomputed = std::move(values);
-}
-
-}  // namespace
-
-std::vector<Tensor> checkpoint(std::function<std::vector<Tensor>(const std::vector<Tensor>&)> function,
-                               const std::vector<Tensor>& in) {
-  if (!grad_enabled()) return function(in);
-  auto frame = std::make_shared<Frame>();
-  frame->function = std::move(function);
-  frame->in = in;
-  frame->random = default_generator().state();
-  const SavedTensorHooksScope forget({[frame](const Tensor&) {
-                                        return std::make_shared<Ticket>(Ticket{frame, frame->packed++});
-                                      },
-                                      [](const std::shared_ptr<void>& packed) {
-                                        const auto& ticket = *std::static_pointer_cast<Ticket>(packed);
-                                        if (ticket.frame->recomputed.empty()) recompute(*ticket.frame);
-                                        return ticket.frame->recomputed[ticket.number];
-                                      }});
-  return frame->function(in);
 }
 
 }  // namespace chorale

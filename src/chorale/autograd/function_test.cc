@@ -1,8 +1,13 @@
 #include <gtest/gtest.h>
 
+#include <map>
+#include <string>
+
+#include "chorale/autograd/checkpoint.h"
 #include "chorale/autograd/leaf_test_util.h"
 #include "chorale/base/error.h"
 #include "chorale/base/generator.h"
+#include "chorale/op/builder.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/pointwise.h"
@@ -173,6 +178,66 @@ TEST(Checkpoint, AFunctionThatChangesItsMindIsAnError) {
     return {runs++ == 0 ? exp(in[0]) : exp(exp(in[0]))};
   };
   EXPECT_THROW(backward(sum(checkpoint(fickle, {x})[0])), StateError);
+}
+
+// A policy chooses what is kept: gradients stay the same, and each kept op runs once.
+TEST(SelectiveCheckpoint, ComputesAgainWhatThePolicyDoesNotKeep) {
+  // What reaches the place where ops run, by name.
+  class Counting final : public op::Builder {
+   public:
+    explicit Counting(op::Builder& below) : Builder(op::Place::kBottom), rest_{&below} {}
+    void call(const op::OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out,
+              op::Rest) override {
+      ++runs[op.name];
+      rest_.all().call(op, in, attrs, out);
+    }
+    void call_into(const op::OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<const Tensor> out,
+                   op::Rest) override {
+      rest_.all().call_into(op, in, attrs, out);
+    }
+    std::map<std::string, int> runs;
+
+   private:
+    op::Stack rest_;
+  };
+  const auto block = [](const std::vector<Tensor>& in) -> std::vector<Tensor> { return {tanh(exp(in[0]))}; };
+  const Tensor x = leaf({0.5, -1.5});
+  backward(sum(block({x})[0]));
+  const Values expected = values(gradient(x));
+  for (const char* kept : {"exp", "tanh", "nothing"}) {
+    set_gradient(x, {});
+    int asked = 0;
+    Counting counting(*op::current_stack().at(op::Place::kBottom));
+    {
+      const op::Under counts(op::current_stack().with(counting));
+      const Tensor y = checkpoint(block, {x}, [&](const op::OpDef& op) {
+        ++asked;
+        return op.name == std::string(kept);
+      })[0];
+      EXPECT_EQ(asked, 2) << kept;
+      backward(sum(y));
+    }
+    EXPECT_EQ(asked, 4) << kept;
+    EXPECT_EQ(values(gradient(x)), expected) << kept;
+    for (const char* name : {"exp", "tanh"}) EXPECT_EQ(counting.runs[name], name == std::string(kept) ? 1 : 2) << kept;
+  }
+}
+
+TEST(SelectiveCheckpoint, AKeptResultThatWasOverwrittenIsAnError) {
+  const Tensor x = leaf({0.5});
+  Tensor seen;
+  const auto block = [&](const std::vector<Tensor>& in) -> std::vector<Tensor> {
+    const Tensor y = exp(in[0]);
+    if (!seen.defined()) seen = y;
+    return {tanh(mul(y, 2))};
+  };
+  const auto keep_exp = [](const op::OpDef& op) { return op.name == std::string("exp"); };
+  const Tensor z = checkpoint(block, {x}, keep_exp)[0];
+  {
+    const NoGrad quiet;
+    add_(seen, 1);
+  }
+  EXPECT_THROW(backward(sum(z)), StateError);
 }
 
 struct WrongShape : Function {

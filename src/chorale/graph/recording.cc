@@ -59,6 +59,8 @@ void Recording::clear() {
   }
   calls_.clear();
   draws_.clear();
+  region_ = 0;
+  regions_ = 0;
   tensors_.clear();
   storages_.clear();
   storage_by_address_ = {};
@@ -184,6 +186,16 @@ const char* Recording::why_not_recordable(const op::OpDef& op, std::span<const T
   return nullptr;
 }
 
+void Recording::add_call(RecordedCall call) {
+  call.time = owner_.clock();
+  if (const uint64_t region = owner_.region()) {
+    if (region != region_) ++regions_;
+    region_ = region;
+    call.region = regions_;
+  }
+  calls_.push_back(std::move(call));
+}
+
 void Recording::call(const op::OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
   op::OutSpecs specs = op::prepare(op, in, attrs, out.size());
   RecordedCall call;
@@ -195,8 +207,7 @@ void Recording::call(const op::OpDef& op, std::span<const Tensor> in, const Attr
     out[i] = new_tensor(specs[i], in);
     call.out.push_back(static_cast<uint32_t>(tensors_.size() - 1));
   }
-  call.time = owner_.clock();
-  calls_.push_back(std::move(call));
+  add_call(std::move(call));
 }
 
 void Recording::call_into(const op::OpDef& op, std::span<const Tensor> in, const Attrs& attrs,
@@ -215,8 +226,7 @@ void Recording::call_into(const op::OpDef& op, std::span<const Tensor> in, const
     if (storage.first_write == kNone) storage.first_write = static_cast<uint32_t>(calls_.size());
     if (storage.has_bytes) hide(y);
   }
-  call.time = owner_.clock();
-  calls_.push_back(std::move(call));
+  add_call(std::move(call));
   op::note_writes(op, out);
 }
 
@@ -241,8 +251,7 @@ Tensor Recording::draw(Generator& generator, int64_t words, Device device, const
   call.generator = &generator;
   call.words = words;
   call.out.push_back(static_cast<uint32_t>(tensors_.size() - 1));
-  call.time = owner_.clock();
-  calls_.push_back(std::move(call));
+  add_call(std::move(call));
   return stretch;
 }
 

@@ -55,7 +55,8 @@ struct RecordedCall {
   SmallVector<uint32_t, 2> out;
   Generator* generator = nullptr;  // kDraw
   int64_t words = 0;
-  uint64_t time = 0;  // of the owner's clock
+  uint64_t time = 0;    // of the owner's clock
+  uint32_t region = 0;  // calls of one region stay together: 1, 2, … as they came; 0: none
 };
 
 // What to do when a value is asked for.
@@ -71,6 +72,8 @@ class RecordingOwner {
   virtual bool is_strict() const { return false; }
   // A number that only grows: calls are ordered by it against what the owner itself writes down.
   virtual uint64_t clock() { return 0; }
+  // A number for calls that belong together (a checkpointed part); 0: for none.
+  virtual uint64_t region() { return 0; }
 
  protected:
   ~RecordingOwner() = default;
@@ -129,11 +132,14 @@ class Recording {
   Tensor new_tensor(const op::OutSpec& spec, std::span<const Tensor> in);
   Tensor traced(Layout layout, Device device, Intrusive<Storage> storage, uint32_t storage_number);
   uint32_t add_storage(const Intrusive<Storage>& storage, Device device);
+  void add_call(RecordedCall call);
   void note_read(uint32_t tensor);
   void note_write(const op::OpDef& op, const Tensor& written, uint32_t tensor);
 
   RecordingOwner& owner_;
   uint32_t number_;
+  uint64_t region_ = 0;  // the owner's number of the last one
+  uint32_t regions_ = 0;
   std::vector<RecordedStorage> storages_;
   std::vector<RecordedTensor> tensors_;
   std::vector<RecordedCall> calls_;

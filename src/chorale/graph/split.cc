@@ -27,7 +27,8 @@ std::vector<Bucket> split_calls(const std::vector<CallToSplit>& calls, const std
   for (size_t at = calls.size(); at-- > 0;) {
     const CallToSplit& call = calls[at];
     Bucket* bucket = &buckets.back();
-    if (bucket->bytes >= cap || (buckets.size() == 1 && bucket->bytes >= first_cap)) {
+    const bool is_tied = call.region != 0 && at + 1 < calls.size() && calls[at + 1].region == call.region;
+    if (!is_tied && (bucket->bytes >= cap || (buckets.size() == 1 && bucket->bytes >= first_cap))) {
       bool is_read = false;
       for (size_t i = bucket->begin; i < bucket->end && !is_read; ++i) {
         is_read = std::any_of(calls[i].out.begin(), calls[i].out.end(),

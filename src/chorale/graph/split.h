@@ -4,7 +4,8 @@
 // Note [Splitting] Calls are walked from the last to the first, and fill a bucket. When the next call comes and the
 // bucket holds at least the cap (while it is the only one: the first cap), a new one is opened in front, provided that
 // something outside reads a result of the full one; else it goes on filling. A call is charged with every parameter
-// that is an operand of it itself, whole storages, each use again. A first piece without parameters joins the next.
+// that is an operand of it itself, whole storages, each use again. Calls of a checkpointed part are as one call. A
+// first piece without parameters joins the next.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,7 @@ inline constexpr int64_t kBucketBytes = int64_t{25} << 20;
 struct CallToSplit {
   std::vector<uint32_t> in, out;     // values
   std::vector<uint32_t> parameters;  // numbers of parameters among the operands that are charged
-  bool writes_outside = false;       // has results only in memory from outside
+  uint32_t region = 0;               // calls of one region are not cut apart
 };
 
 struct Bucket {
@@ -44,7 +45,7 @@ int64_t bucket_bytes(double megabytes);
 // What data-parallel training tells the compiler: set while the forward of such a module runs.
 struct ActiveDdp {
   int64_t cap = kBucketBytes;
-  std::function<bool(const Tensor& parameter)> is_ignored;
+  std::function<bool(const Tensor& leaf)> is_ignored;  // or no parameter at all
 };
 const ActiveDdp* active_ddp();
 class ActiveDdpScope {

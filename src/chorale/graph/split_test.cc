@@ -104,6 +104,21 @@ TEST(Splitter, GoesOnFillingABucketThatNothingReads) {
   EXPECT_EQ(buckets[1].begin, 1u);
 }
 
+// Calls of a checkpointed part are one call to the splitter, whatever they are charged with.
+TEST(Splitter, NeverCutsARegion) {
+  std::vector<CallToSplit> calls{{{0}, {1}, {0}, 1}, {{1}, {2}, {1}, 1}, {{2}, {3}, {}},
+                                 {{3}, {4}, {2}, 2}, {{4}, {5}, {3}, 2}, {{5}, {6}, {}}};
+  const std::vector<int64_t> bytes{2 << 20, 2 << 20, 2 << 20, 2 << 20};
+  const auto split = [&] {
+    return split_calls(
+        calls, bytes, [](uint32_t v) { return v == 6; }, 1 << 20);
+  };
+  EXPECT_EQ(bytes_of(split()), (Bytes{4 << 20, 4 << 20}));
+  EXPECT_EQ(split()[1].begin, 3u);
+  for (CallToSplit& call : calls) call.region = 0;
+  EXPECT_EQ(split().size(), 4u);
+}
+
 TEST(Splitter, RefusesAFirstCapAboveTheCap) {
   EXPECT_THROW(split_calls(
                    {}, {}, [](uint32_t) { return false; }, 1000, 2000),

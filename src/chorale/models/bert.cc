@@ -35,8 +35,11 @@ Tensor BertEmbeddings::forward(const Tensor& ids, const Tensor& types) {
   CHORALE_CHECK(ids.dims() == 2 && ids.size(1) <= position_embeddings.weight.size(0),
                 "[Bert] expected input_ids [batch, at most ", position_embeddings.weight.size(0),
                 " tokens], found shape ", ids.sizes());
+  // One by one: compilers differ in which operand of a sum they compute first, and graphs are cut by that order.
+  const Tensor words = word_embeddings(ids);
   const Tensor type = types.defined() ? token_type_embeddings(types) : select(token_type_embeddings.weight, 0, 0);
-  return dropout(norm(word_embeddings(ids) + type + position_embeddings(arange(ids.size(1)))));
+  const Tensor positions = position_embeddings(arange(ids.size(1)));
+  return dropout(norm(words + type + positions));
 }
 
 BertLayer::BertLayer(const BertConfig& config)

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 
 #include "chorale/api/compile.h"
+#include "chorale/autograd/checkpoint.h"
+#include "chorale/nn/attention.h"
 #include "chorale/nn/init.h"
 #include "chorale/parallel/zoo_test_util.h"
 
@@ -205,6 +207,100 @@ TEST(FakeDdp, AModuleWithoutInputsAndParametersIsOnePiece) {
   EXPECT_EQ(y.to_vector<float>(), mul(uniform({3}), uniform({3})).to_vector<float>());
   ASSERT_EQ(explain(f).graphs.size(), 1u);
   EXPECT_TRUE(explain(f).graphs[0].bucket.empty());
+}
+
+struct Block : nn::Module {
+  nn::LayerNorm norm{96};
+  nn::MultiheadAttention attention{96, 4, {.batch_first = true}};
+  CHORALE_MODULE(Block, norm, attention)
+  Tensor forward(const Tensor& x) {
+    const Tensor y = norm.forward(x);
+    return add(x, attention.forward(y, y, y).output);
+  }
+};
+
+// Modules that are called through a member function of theirs are charged like any other.
+// spec: test_call_method_forward
+TEST(FakeDdp, ModulesThatAreReachedIndirectlyAreCharged) {
+  Block blocks[2];
+  const auto model = [&](const Tensor& x) {
+    Tensor y = x;
+    for (Block& block : blocks) {
+      const auto call = &Block::forward;
+      y = reshape((block.*call)(reshape(y, {-1, 100, 96})), x.sizes());
+    }
+    return y;
+  };
+  const Tensor x = uniform({2, 129, 100, 96}), expected = model(x);
+  const graph::ActiveDdp module;
+  const graph::ActiveDdpScope active(module);
+  auto f = compile(model);
+  expect_parity(f(x), expected);
+  EXPECT_EQ(bucket_bytes(explain(f)), Bytes{299520});
+}
+
+struct Pair : nn::Module {
+  Linear a{1000, 1000}, b{1000, 1000};
+  CHORALE_MODULE(Pair, a, b)
+  Tensor forward(const Tensor& x) { return b(a(x)); }
+};
+struct Pairs : nn::Module {
+  Pair first, second;
+  CheckpointPolicy keeps{};
+  CHORALE_MODULE(Pairs, first, second)
+  Tensor forward(const Tensor& x) {
+    Tensor y = x;
+    for (Pair* pair : {&first, &second}) {
+      y = cos(checkpoint([pair](const std::vector<Tensor>& in) { return std::vector<Tensor>{(*pair)(in[0])}; }, {y},
+                         keeps)[0]);
+    }
+    return y;
+  }
+};
+
+// A checkpointed part is never cut: all of its parameters are charged at once.
+// spec: test_higher_order_op
+TEST(CompiledDdp, ACheckpointedPartIsOnePiece) {
+  run_ranks(1, [](comm::Group& group) {
+    Pairs pairs, other = nn::clone(pairs);
+    const Tensor x = set_requires_grad(uniform({1000, 1000})), same = set_requires_grad(clone(detach(x)));
+    DistributedDataParallel ddp(pairs, group, {.bucket_cap_mb = 1});
+    auto f = compile([&](const Tensor& in) { return ddp(in); });
+    const Tensor y = f(x), expected = other(same);
+    expect_parity(y, expected);
+    EXPECT_EQ(bucket_bytes(explain(f)), (Bytes{8008000, 8008000}));
+    backward(mean(y));
+    backward(mean(expected));
+    expect_parity(gradient(x), gradient(same));
+    expect_parity(gradient(pairs.first.a.weight), gradient(other.first.a.weight));
+    expect_parity(gradient(pairs.second.b.bias), gradient(other.second.b.bias));
+  });
+}
+
+// Policies are asked while the joint graph is traced, in every piece.
+// spec: test_selective_activation_checkpoint
+TEST(CompiledDdp, APolicyOfACheckpointIsAskedInEveryPiece) {
+  run_ranks(1, [](comm::Group& group) {
+    for (const bool keeps_products : {false, true}) {
+      Pairs pairs, other = nn::clone(pairs);
+      int asked = 0;
+      pairs.keeps = [&](const op::OpDef& op) {
+        ++asked;
+        return keeps_products && op.name == std::string("linear");
+      };
+      const Tensor x = uniform({20, 1000});
+      DistributedDataParallel ddp(pairs, group, {.bucket_cap_mb = 1});
+      auto f = compile([&](const Tensor& in) { return ddp(in); });
+      const Tensor y = f(x), expected = other(x);
+      expect_parity(y, expected);
+      EXPECT_EQ(explain(f).graphs.size(), 2u);
+      EXPECT_GT(asked, 0);
+      backward(sum(y));
+      backward(sum(expected));
+      expect_parity(gradient(pairs.first.a.weight), gradient(other.first.a.weight));
+      expect_parity(gradient(pairs.second.b.weight), gradient(other.second.b.weight));
+    }
+  });
 }
 
 // spec: test_nested_ddp_preserves_active_ddp_module

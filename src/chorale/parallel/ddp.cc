@@ -223,8 +223,9 @@ DataParallelBase::ForwardScope::ForwardScope(DataParallelBase& ddp)
       &ddp,
       graph::ActiveDdp{graph::bucket_bytes(ddp.options_.bucket_cap_mb.value_or(25)), [&ddp](const Tensor& parameter) {
                          const NamedTensors all = ddp.module_->named_parameters();
-                         return std::any_of(all.begin(), all.end(), [&](const auto& entry) {
-                           return entry.second.is(parameter) && ddp.ignored_.contains(entry.first);
+                         // Anything else that wants a gradient, an input say, is in no bucket either.
+                         return std::none_of(all.begin(), all.end(), [&](const auto& entry) {
+                           return entry.second.is(parameter) && !ddp.ignored_.contains(entry.first);
                          });
                        }}));
 }
