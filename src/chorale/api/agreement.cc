@@ -52,6 +52,13 @@ std::string line_of(std::string_view text, size_t number) {
 
 }  // namespace
 
+std::optional<Difference> first_difference(const std::string& first, const std::string& second) {
+  if (first == second) return std::nullopt;
+  size_t line = 0;
+  while (line_of(first, line) == line_of(second, line)) ++line;
+  return Difference{line + 1, line_of(first, line), line_of(second, line)};
+}
+
 void check_agreement(const comm::Group& group, const std::string& text) {
   if (group.size() == 1) return;
   const std::string own = without_ranks(text);
@@ -75,13 +82,11 @@ void check_agreement(const comm::Group& group, const std::string& text) {
   };
   const std::string first = text_of(0);
   for (size_t r = 1; r < texts.size(); ++r) {
-    const std::string other = text_of(r);
-    if (other == first) continue;
-    size_t line = 0;
-    while (line_of(first, line) == line_of(other, line)) ++line;
-    throw StateError(concat("[compile] ranks compiled different graphs: they differ first at line ", line + 1,
-                            ", which is `", line_of(first, line), "` on rank 0 and `", line_of(other, line),
-                            "` on rank ", r, "; every rank must run the same code on tensors of the same shapes"));
+    const std::optional<Difference> found = first_difference(first, text_of(r));
+    if (!found) continue;
+    throw StateError(concat("[compile] ranks compiled different graphs: they differ first at line ", found->line,
+                            ", which is `", found->first, "` on rank 0 and `", found->second, "` on rank ", r,
+                            "; every rank must run the same code on tensors of the same shapes"));
   }
 }
 

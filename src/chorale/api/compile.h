@@ -108,6 +108,7 @@ class Frame {
   std::shared_ptr<Variant> trace(const std::vector<Argument>& arguments,
                                  const std::function<std::vector<Tensor>()>& body, std::vector<Tensor>& results);
 
+  static void give_up_gradients(const Variant& variant, std::vector<Tensor>& free);
   std::vector<Tensor> hand_out(const Variant& variant, const std::vector<Argument>& arguments,
                                const Segment::Results& made) const;
 

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "chorale/api/api.h"
+#include "chorale/base/debug_level.h"
 #include "chorale/base/error.h"
 
 namespace chorale {
@@ -460,6 +461,75 @@ TEST(WholeGraph, FreeFunctionsAndMembersGiveTheSameGraph) {
   auto b = compile([&](const Tensor& x) { return module.member(x); }, {.whole_graph = true});
   EXPECT_EQ(values(a(ones({3}))), values(b(ones({3}))));
   EXPECT_EQ(explain(a).graphs[0].text, explain(b).graphs[0].text);
+}
+
+// At CHORALE_DEBUG=DETAIL every call is traced again, and a host value that has changed since is an error.
+TEST(WholeGraph, DetailNamesTheFirstNodeThatDiffers) {
+  const DebugLevel before = debug_level();
+  struct Restore {
+    DebugLevel level;
+    ~Restore() { set_debug_level(level); }
+  } const restore{before};
+  int epoch = 0;
+  const Tensor w = set_requires_grad(full({3}, 2));
+  auto f = compile(
+      [&](const Tensor& x) {
+        set_gradient(w, {});
+        const Tensor y = mul(x, w);
+        const Tensor loss = sum(epoch > 3 ? tanh(y) : relu(y));
+        backward(loss);
+        return loss;
+      },
+      {.whole_graph = true});
+  set_debug_level(DebugLevel::kDetail);
+  for (; epoch <= 3; ++epoch) {
+    EXPECT_EQ(f(full({3}, epoch)).item<float>(), 6 * static_cast<float>(epoch));
+    EXPECT_EQ(gradient(w).to_vector<float>(), std::vector<float>(3, static_cast<float>(epoch)));
+  }
+  EXPECT_EQ(explain(f).compiles, 1);
+  try {
+    f(ones({3}));
+    ADD_FAILURE() << "a frozen branch was not noticed";
+  } catch (const StateError& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("= relu("), std::string::npos) << text;
+    EXPECT_NE(text.find("= tanh("), std::string::npos) << text;
+  }
+  set_debug_level(DebugLevel::kOff);
+  EXPECT_EQ(f(ones({3})).item<float>(), 6);  // as it was traced
+}
+
+// Gradients that a step replaces are let go before it runs: old and new ones are never there at once, and memory that
+// nobody else sees is written again.
+TEST(WholeGraph, NewGradientsLieWhereTheOldOnesWere) {
+  const Tensor w = set_requires_grad(full({1000, 1000}, 0.5));
+  auto f = compile(
+      [&](const Tensor& x) {
+        set_gradient(w, {});
+        const Tensor loss = sum(mul(w, x));
+        backward(loss);
+        return loss;
+      },
+      {.whole_graph = true});
+  const Tensor one = ones({1000, 1000}), two = full({1000, 1000}, 2);
+  f(one);
+  const void* place = gradient(w).raw();
+  f(two);
+  EXPECT_EQ(gradient(w).raw(), place);
+  EXPECT_EQ(gradient(w).to_vector<float>(), two.to_vector<float>());
+  const size_t current = cpu_allocator().stats().current_bytes;
+  f(one);
+  EXPECT_EQ(cpu_allocator().stats().current_bytes, current);
+  // A gradient that somebody holds keeps its values.
+  const Tensor held = gradient(w);
+  f(two);
+  EXPECT_NE(gradient(w).raw(), held.raw());
+  EXPECT_EQ(held.to_vector<float>(), one.to_vector<float>());
+  EXPECT_EQ(gradient(w).to_vector<float>(), two.to_vector<float>());
+  const Tensor view = narrow(gradient(w), 0, 0, 1);
+  f(one);
+  EXPECT_EQ(view.to_vector<float>(), std::vector<float>(1000, 2));
+  EXPECT_EQ(explain(f).compiles, 1);
 }
 
 }  // namespace

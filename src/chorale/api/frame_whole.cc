@@ -6,6 +6,7 @@
 #include "chorale/api/variant.h"
 #include "chorale/autograd/autograd.h"
 #include "chorale/autograd/gradient_watch.h"
+#include "chorale/base/debug_level.h"
 #include "chorale/base/error.h"
 #include "chorale/base/log.h"
 
@@ -65,7 +66,29 @@ void explain_handles(const Tensor& x, std::set<const TensorImpl*>& known) {
   }
 }
 
+// Whether a tensor's memory may hold a new value of that layout: nobody else can see it.
+bool is_free(const Tensor& x, const Tensor& like) {
+  return x.defined() && x.use_count() == 1 && !x.extension() && !autograd::slot_of(x) && x.offset() == 0 &&
+         x.storage()->use_count() == 1 && x.device() == like.device() && x.dtype() == like.dtype() &&
+         x.sizes() == like.sizes() && x.is_contiguous();
+}
+
 }  // namespace
+
+// Lets go of gradients that are replaced anyway, so that old and new ones are not there at once; new ones lie where the
+// old ones were.
+void Frame::give_up_gradients(const Variant& variant, std::vector<Tensor>& free) {
+  for (const size_t at : variant.replaced) {
+    const auto& [leaf, left] = variant.left_gradients[at];
+    const Tensor old = chorale::gradient(leaf);
+    if (!old.defined()) continue;
+    set_gradient(leaf, {});
+    if (left.from != Left::From::kWanted || left.root != kNowhere || !is_free(old, leaf)) continue;
+    if (!variant.segment->lies_in_order(left.index)) continue;
+    if (free.size() <= left.index) free.resize(left.index + 1);
+    free[left.index] = old;
+  }
+}
 
 // Traces: values are nowhere to be had.
 class Frame::StrictCall final : public Frame::Call {
@@ -160,6 +183,8 @@ std::shared_ptr<Frame::Variant> Frame::trace(const std::vector<Argument>& argume
     }
     const Tensor now = chorale::gradient(seen.leaf);
     if (now.defined() && seen.gradient.defined() && now.is(seen.gradient)) continue;
+    const bool is_read = seen.gradient.defined() && recording.find(seen.gradient) != kNone;
+    if (!is_read) variant->replaced.push_back(variant->left_gradients.size());
     variant->left_gradients.emplace_back(seen.leaf, leave(now));
   }
   // What else the host holds on to: states that a first step makes.
@@ -288,8 +313,21 @@ std::vector<Tensor> Frame::call_whole(const std::vector<Argument>& arguments,
     variant = nullptr;
     differs = "the guards of another rank";
   }
+  if (variant && debug_level() == DebugLevel::kDetail) {
+    std::vector<Tensor> results;
+    const std::shared_ptr<Variant> again = trace(arguments, body, results);
+    const std::optional<Difference> found = first_difference(variant->segment->text(), again->segment->text());
+    CHORALE_CHECK_STATE(!found, "[compile] ", state_->options.name, " does now what its graph does not: line ",
+                        found->line, " of the graph is `", found->first, "` and would be `", found->second,
+                        "`. A host value that it reads was frozen when it was traced: make it a tensor or an argument, "
+                        "or name it in CompileOptions::watch");
+    const std::lock_guard lock(state_->mutex);
+    ++state_->report.runs;
+    return results;
+  }
   if (variant) {
     Segment::Bindings bindings;
+    bindings.outside.reserve(variant->outside.size());
     for (size_t p = 0; p < variant->outside.size(); ++p) {
       const size_t argument = variant->from_argument[p];
       bindings.outside.push_back(argument == kNowhere ? variant->outside[p]
@@ -301,6 +339,7 @@ std::vector<Tensor> Frame::call_whole(const std::vector<Argument>& arguments,
         bindings.exits.back().push_back(p == kNowhere ? Edge{} : autograd::edge_of(bindings.outside[p]));
       }
     }
+    give_up_gradients(*variant, bindings.free);
     const Segment::Results made = variant->segment->run(bindings);
     for (const size_t p : variant->written) bindings.outside[p].storage()->note_write("a compiled graph");
     const std::lock_guard lock(state_->mutex);

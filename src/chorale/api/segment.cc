@@ -232,6 +232,18 @@ std::shared_ptr<const Segment> Segment::build(Recording& recording, const EndOfS
     graph::merge_common_values(piece.forward.graph);
     piece.forward_program = made->backend_(piece.forward.graph, {false, k, buckets.size()});
   }
+  // Two results may be one value, whose memory is given once.
+  made->wanted_places_.assign(made->wanted_, SIZE_MAX);
+  if (buckets.size() == 1) {
+    const std::vector<uint32_t>& outs = made->pieces_[0].forward.out;
+    for (size_t i = 0; i < outs.size(); ++i) {
+      for (size_t o = made->wanted_; o-- > 0;) {
+        if (whole.outputs[made->live_ + o].value != outs[i]) continue;
+        made->wanted_places_[o] = i;
+        break;
+      }
+    }
+  }
   for (graph::RecordedCall& call : key.calls) call.time = 0;
   for (const graph::Functional::Input& input : made->functional_.inputs) {
     const auto found = std::find_if(key.outside.begin(), key.outside.end(),
@@ -350,13 +362,19 @@ Segment::Results Segment::run(const Bindings& bindings) const {
   }
   for (const Piece& piece : pieces_) {
     std::vector<Tensor> in, out(piece.forward.out.size());
+    in.reserve(piece.forward.in.size());
     for (const uint32_t value : piece.forward.in) in.push_back(values[value]);
+    for (size_t i = 0; i < bindings.free.size(); ++i) {
+      if (bindings.free[i].defined() && wanted_places_[i] != SIZE_MAX) out[wanted_places_[i]] = bindings.free[i];
+    }
     piece.forward_program->run(in, functional_.generators, out);
     for (size_t i = 0; i < out.size(); ++i) {
       if (out[i].defined()) values[piece.forward.out[i]] = out[i];
     }
   }
   Results results;
+  results.live.reserve(live_);
+  results.wanted.reserve(wanted_);
   for (size_t o = 0; o < live_; ++o) results.live.push_back(values[whole.outputs[o].value]);
   for (size_t o = live_; o < live_ + wanted_; ++o) results.wanted.push_back(values[whole.outputs[o].value]);
   if (key_.tape.empty()) return results;
@@ -378,6 +396,12 @@ Segment::Results Segment::run(const Bindings& bindings) const {
     results.nodes.push_back(node.node());
   }
   return results;
+}
+
+bool Segment::lies_in_order(size_t wanted) const {
+  if (wanted_places_[wanted] == SIZE_MAX) return false;
+  const graph::Value& value = functional_.graph.values[functional_.graph.outputs[live_ + wanted].value];
+  return value.strides == contiguous_strides(value.sizes);
 }
 
 void Segment::set_history(const Results& results, size_t root, const Tensor& x) const {

@@ -66,6 +66,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
   struct Bindings {
     std::vector<Tensor> outside;                     // by outside tensor of the key
     std::vector<std::vector<autograd::Edge>> exits;  // per piece; undefined where they lead to an earlier piece
+    std::vector<Tensor> free{};                      // by result that is wanted: memory that it may lie in, if any
   };
   struct Results {
     std::vector<Tensor> live, wanted;
@@ -78,6 +79,8 @@ class Segment : public std::enable_shared_from_this<Segment> {
   // Gives a result its history.
   void set_history(const Results& results, size_t root, const Tensor& x) const;
   Results run(const Bindings& bindings) const;
+  // Whether a wanted result may be given memory: one that a program makes, in row-major order.
+  bool lies_in_order(size_t wanted) const;
   // For what was just recorded: storages that are live get their bytes, and roots their new history.
   Results run(const EndOfSegment& end) const;
 
@@ -112,7 +115,9 @@ class Segment : public std::enable_shared_from_this<Segment> {
 
   SegmentKey key_;
   graph::Functional functional_;
-  size_t live_ = 0, wanted_ = 0;      // how many outputs of the graph are such
+  size_t live_ = 0, wanted_ = 0;  // how many outputs of the graph are such
+  // By result that is wanted: where it is among the outputs of the only piece, or SIZE_MAX.
+  std::vector<size_t> wanted_places_;
   std::vector<size_t> input_places_;  // by input of the graph: its place among those from outside, or SIZE_MAX
   std::vector<Piece> pieces_;
   std::vector<std::pair<size_t, size_t>> root_places_;

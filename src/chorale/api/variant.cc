@@ -69,9 +69,13 @@ std::string Frame::Variant::mismatch(const std::vector<Argument>& now, const Com
       return concat(now[i].source, " shares its memory with other arguments than before");
     }
   }
+  const auto lies_as = [](const Tensor& x, const graph::Layout& layout) {
+    return x.dtype() == layout.dtype && x.offset() == layout.offset && x.sizes() == layout.sizes &&
+           x.strides() == layout.strides;
+  };
   for (const CapturedGuard& guard : captured) {
     const Tensor& x = guard.handle;
-    if (x.storage().get() != guard.storage || !(graph::layout_of(x) == guard.layout)) {
+    if (x.storage().get() != guard.storage || !lies_as(x, guard.layout)) {
       return concat("a captured tensor of ", guard.layout.dtype, guard.layout.sizes, " has other memory");
     }
     if (wants_grad(x) != guard.wants_grad) {

@@ -63,6 +63,7 @@ struct Frame::Variant {
   std::vector<Tensor> outside;        // those that are no arguments
   std::vector<Left> results;
   std::vector<std::pair<Tensor, Left>> left_gradients;
+  std::vector<size_t> replaced;            // those among them whose old gradients no op reads
   std::vector<size_t> written;             // tensors from outside whose bytes change
   std::vector<std::vector<size_t>> exits;  // by piece: tensors from outside that gradients go to
   bool once = false;                       // it made tensors that the host keeps: the next call is another one

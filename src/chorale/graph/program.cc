@@ -228,7 +228,7 @@ void Program::run(std::span<const Tensor> in, std::span<Generator* const> genera
     const Output& output = graph_.outputs[o];
     if (output.into != kNone) continue;
     const Value& value = graph_.values[output.value];
-    out[o] = Tensor::empty_strided(value.sizes, value.strides, value.dtype, value.device);
+    if (!out[o].defined()) out[o] = Tensor::empty_strided(value.sizes, value.strides, value.dtype, value.device);
     auto* const data = static_cast<std::byte*>(out[o].raw());
     for (const Instance::Bound& bound : instance->of_output[o]) bound.impl->data = data + bound.offset;
   }

@@ -27,7 +27,8 @@ class Program {
   size_t kernels() const { return kernels_; }
 
   // One tensor per input, with the layout that the graph says. Sets one tensor per output that is new; those that an
-  // input is overwritten with stay undefined. Several threads may run it at a time.
+  // input is overwritten with stay undefined. An output that is given has the graph's layout and is written into:
+  // nobody else may see its memory. Several threads may run it at a time.
   void run(std::span<const Tensor> in, std::span<Generator* const> generators, std::span<Tensor> out) const;
 
  private:
