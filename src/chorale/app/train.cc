@@ -28,6 +28,7 @@
 #include "chorale/kernel/cpu/dnnl/runtime.h"
 #include "chorale/launch/launcher.h"
 #include "chorale/train/dry_run.h"
+#include "chorale/train/job_device.h"
 #include "chorale/train/tasks.h"
 #include "chorale/train/trainer.h"
 #include "chorale/transport/launcher_variables.h"
@@ -69,11 +70,13 @@ void TrainCommand::list_options() {
   app::list_options(launching, table);
 }
 
-// By default one for each core, or as many as can share a batch equally; at least as many as share a model.
+// By default one for each GPU, or else core, or as many as can share a batch equally; at least as many as share a
+// model.
 int64_t TrainCommand::ranks() const {
   if (options.ranks > 0) return options.ranks;
   if (options.dp > 0) return std::max<int64_t>(options.dp * options.tp / launching.nodes, 1);
-  int64_t replicas = std::max<int64_t>(usable_cores() / options.tp, 1);
+  const int64_t gpus = train::gpus_of(options);
+  int64_t replicas = gpus > 0 ? gpus : std::max<int64_t>(usable_cores() / options.tp, 1);
   const auto pieces = [&] {
     return train::product("ranks and pieces of a batch", {replicas, launching.nodes, options.accumulate});
   };
@@ -142,6 +145,7 @@ void TrainCommand::resolve() {
   kind->settle(options);
   if (before) check_unchanged(table, *before, options.out);
   if (config::one_of_several_ranks()) return;
+  train::device_of(options, 0);  // a device that is not there is said by one process
   try {
     launch_options(launching, ranks());
   } catch (const InvalidArgument& error) {

@@ -26,7 +26,7 @@ void AsyncSaver::start(const std::filesystem::path& folder, const State& state, 
     if (copy.defined() && copy.sizes() == x.sizes() && copy.dtype() == x.dtype()) {
       copy_(copy, x);
     } else {
-      copy = clone(x);
+      copy = x.device() == kCpu ? clone(x) : to(x, kCpu);
     }
     staged.chunks[i].local = copy;
   }

@@ -205,8 +205,11 @@ void load(const comm::Group& group, const std::filesystem::path& folder, State& 
     if (blind.contains(rank)) return {};
     for (size_t i = 0; i < state.chunks.size(); ++i) {
       const TensorChunk& chunk = state.chunks[i];
-      if (copies[i].saved)
-        files.fill(chunk.key, *copies[i].saved, copies[i].items, chunk.region(), chunk.local, options.verify);
+      if (!copies[i].saved) continue;
+      const bool is_here = chunk.local.device() == kCpu;
+      const Tensor host = is_here ? chunk.local : Tensor::empty(chunk.local.sizes(), chunk.local.dtype());
+      files.fill(chunk.key, *copies[i].saved, copies[i].items, chunk.region(), host, options.verify);
+      if (!is_here) copy_(chunk.local, host);
     }
     for (auto& [key, bytes] : state.bytes) {
       const auto saved = index.bytes.find(key);

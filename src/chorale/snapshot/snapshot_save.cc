@@ -48,6 +48,8 @@ WriteItem item_in(const comm::Value& value) {
           .fingerprint = static_cast<uint64_t>(map.at("fingerprint").as<int64_t>())};
 }
 
+Tensor on_host(const Tensor& x) { return contiguous(to(x, kCpu)); }
+
 // What this rank could write: chunks in their order, then bytes.
 std::vector<WriteItem> items_of(const State& state, bool with_fingerprints) {
   std::vector<WriteItem> items;
@@ -57,13 +59,13 @@ std::vector<WriteItem> items_of(const State& state, bool with_fingerprints) {
     CHORALE_CHECK(!chunk.local.is_sharded(), "[checkpoint] ", chunk.key, ": ",
                   chunk.local.is_sharded() ? chunk.local.extension()->why_no_bytes(chunk.local) : "",
                   "; state_of() makes chunks of it");
-    CHORALE_CHECK(chunk.local.device() == kCpu, "[checkpoint] ", chunk.key, " is on ", chunk.local.device(),
-                  "; copy it to the CPU first");
+    CHORALE_CHECK(chunk.local.device() != kNull, "[checkpoint] ", chunk.key,
+                  " is on the device null, where tensors have no values; materialize() the model first");
     CHORALE_CHECK(!state.bytes.contains(chunk.key), "[checkpoint] ", chunk.key, " is both a tensor and bytes");
     WriteItem item{.key = chunk.key, .dtype = chunk.local.dtype(), .whole = chunk.whole, .region = chunk.region()};
     // Only of whole tensors can copies be expected; reading all values once is cheap beside writing them.
     if (with_fingerprints && item.region == whole_of(chunk.whole))
-      item.fingerprint = crc32c(bytes_of(contiguous(chunk.local)));
+      item.fingerprint = crc32c(bytes_of(on_host(chunk.local)));
     items.push_back(std::move(item));
   }
   for (const auto& [key, bytes] : state.bytes) {
@@ -96,7 +98,7 @@ struct Written {
 
 // What a rank has for an item: u8 for bytes, on the state's own memory.
 Tensor tensor_of(const State& state, const std::vector<WriteItem>& items, size_t i) {
-  if (!items[i].is_bytes) return contiguous(state.chunks[i].local);
+  if (!items[i].is_bytes) return on_host(state.chunks[i].local);
   const std::string& bytes = state.bytes.at(items[i].key);
   return Tensor::borrow(std::span(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()), items[i].whole);
 }

@@ -118,7 +118,7 @@ std::optional<std::string> BertTask::sample(int64_t step) {
   Generator rng(static_cast<uint64_t>(step));
   const data::Example window = tested_.get(step % tested_.size(), rng);
   const std::vector<int64_t> labels = window.y.to_vector<int64_t>(), ids = window.x.to_vector<int64_t>();
-  const Tensor logits = shown()(models::BertInput{unsqueeze(window.x, 0)});
+  const Tensor logits = shown()(models::BertInput{to(unsqueeze(window.x, 0), device())});
   const std::vector<int64_t> guesses = argmax(select(logits, 0, 0), 1).to_vector<int64_t>();
   const auto text_of = [&](std::span<const int32_t> tokens) {
     const std::string text = as_utf8(corpus_.tokenizer.decode(tokens));

@@ -7,6 +7,7 @@
 #include "chorale/api/api.h"
 #include "chorale/comm/world.h"
 #include "chorale/device/allocator.h"
+#include "chorale/train/job_device.h"
 #include "chorale/train/progress.h"
 #include "chorale/train/stepper.h"
 #include "chorale/train/trainer.h"
@@ -29,6 +30,7 @@ double bytes_of(const NamedTensors& tensors) {
 void dry_run(const TaskKind& kind, const TrainOptions& options, int ranks, std::FILE* out) {
   manual_seed(static_cast<uint64_t>(options.seed));
   const std::unique_ptr<Task> task = kind.make(options);
+  task->place(device_of(options, 0));
   CHORALE_CHECK(options.tp == 1, "[train] --dry-run trains a step of one rank by itself, which --tp ", options.tp,
                 " does not allow; leave --tp out to see the whole model");
   const Plan plan = make_plan(options, task->examples(), ranks);
@@ -37,7 +39,8 @@ void dry_run(const TaskKind& kind, const TrainOptions& options, int ranks, std::
   Stepper stepper(*task, options, plan.steps, alone);
   const auto loader = task->loader(std::make_shared<data::SequentialSampler>(task->examples()),
                                    {.batch_size = plan.examples_of_rank, .drop_last = true});
-  cpu_allocator().reset_peak();
+  Allocator& memory = allocator_of(task->device());
+  memory.reset_peak();
   stepper.compute([&] { return *loader->next(); });
   stepper.update();
 
@@ -45,7 +48,7 @@ void dry_run(const TaskKind& kind, const TrainOptions& options, int ranks, std::
   tree << task->model();
   const double weights = bytes_of(task->model().named_parameters()), buffers = bytes_of(task->model().named_buffers());
   const double states = bytes_of(stepper.optimizer().state_dict());
-  const auto peak = static_cast<double>(cpu_allocator().stats().peak_bytes);
+  const auto peak = static_cast<double>(memory.stats().peak_bytes);
   const parallel::DdpLog log = stepper.ddp().log();
   fmt::print(out, "{}\n\n{}\n", task->describe(), tree.str());
   fmt::print(out, "steps        {} of {} {}, {} to an epoch\n", grouped(plan.steps),

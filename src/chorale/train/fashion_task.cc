@@ -105,7 +105,7 @@ Metrics FashionTask::evaluate(const comm::Group& group) {
   for (int64_t i = group.rank(); i < unseen_.size(); i += group.size()) {
     indices.push_back(i);
     if (indices.size() < 500 && i + group.size() < unseen_.size()) continue;
-    const data::Example batch = unseen_.get_batch(indices);
+    const data::Example batch = here(unseen_.get_batch(indices));
     const Tensor logits = model_(batch.x);
     loss += cross_entropy(logits, batch.y).item<float>() * static_cast<double>(indices.size());
     const std::vector<int64_t> labels = batch.y.to_vector<int64_t>(), guesses = argmax(logits, 1).to_vector<int64_t>();

@@ -103,8 +103,14 @@ void list_options(TrainOptions& o, OptionTable& table) {
              .target = &o.resume_previous,
              .kind = kHere});
 
+  table.add({.name = "device",
+             .help = "where the model is: cpu, cuda (rank r takes GPU r), cuda:N; auto: GPUs if there are any",
+             .target = &o.device,
+             .kind = kFree,
+             .value_name = "DEVICE"});
   table.add({.name = "ranks",
-             .help = "processes on this node that share each batch; 0: one for each core, if that divides the batch",
+             .help = "processes on this node that share each batch; 0: one for each GPU that is used, else for each "
+                     "core, if that divides the batch",
              .target = &o.ranks,
              .kind = kFree,
              .most = kMostRanks,

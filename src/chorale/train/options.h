@@ -42,7 +42,8 @@ struct TrainOptions {
   bool resume = false;
   bool resume_previous = false;
 
-  int64_t ranks = 0;  // on this node; 0: one for each core
+  std::string device = "auto";
+  int64_t ranks = 0;  // on this node; 0: one for each core, or for each GPU
   // How ranks share the work: replicas by parts of the model. Only tasks whose model has a plan list these.
   int64_t tp = 1;
   int64_t dp = 0;  // 0: as many as there are ranks for

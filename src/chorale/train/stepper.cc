@@ -118,7 +118,7 @@ StepResult Stepper::compute(const std::function<data::Example()>& next) {
   for (int64_t piece = 1; piece <= options_.accumulate; ++piece) {
     std::optional<parallel::DataParallelBase::NoSync> alone;
     if (piece < options_.accumulate) alone.emplace(ddp_);
-    examples_.push_back(next());
+    examples_.push_back(task_.here(next()));
     const Outcome outcome = forward(examples_.back());
     backward(scaler_.scale(options_.accumulate > 1 ? outcome.loss / pieces : outcome.loss));
     result.loss += outcome.loss.item<float>() / pieces;

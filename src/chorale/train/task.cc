@@ -4,9 +4,19 @@
 
 #include <algorithm>
 
+#include "chorale/op/copy.h"
 #include "chorale/train/checkpoint.h"
 
 namespace chorale::train {
+
+void Task::place(Device device) {
+  device_ = device;
+  if (device != kCpu) model().to(device);
+}
+
+data::Example Task::here(const data::Example& batch) const {
+  return device_ == kCpu ? batch : data::Example{to(batch.x, device_), to(batch.y, device_)};
+}
 
 void Task::start_from(const std::filesystem::path& folder) {
   try {

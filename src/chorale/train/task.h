@@ -43,6 +43,10 @@ class Task {
   virtual std::string fingerprint() const = 0;
 
   virtual nn::Module& model() = 0;
+  // Moves the model to a device. Examples are made on the CPU: here() brings them to the model.
+  void place(Device device);
+  Device device() const { return device_; }
+  data::Example here(const data::Example& batch) const;
   // Training examples in an epoch.
   virtual int64_t examples() const = 0;
   virtual std::shared_ptr<Loader> loader(std::shared_ptr<const data::Sampler> sampler,
@@ -68,6 +72,9 @@ class Task {
   virtual void save_files(const std::filesystem::path& /*folder*/) const {}
   // Takes over weights to start from, of a checkpoint or of another program.
   virtual void start_from(const std::filesystem::path& folder);
+
+ private:
+  Device device_ = kCpu;
 };
 
 // A kind of job: its name, its own options, and how its task is made.

@@ -35,7 +35,7 @@ double mean_loss(Task& task, Loader& batches, const comm::Group& group) {
   int64_t index = 0;
   for (const auto& batch : batches) {
     if (index++ % group.size() != group.rank()) continue;
-    sums[0] += task.forward(batch).loss.item<float>();
+    sums[0] += task.forward(task.here(batch)).loss.item<float>();
     sums[1] += 1;
   }
   group.all_reduce(std::span<double>(sums)).wait();

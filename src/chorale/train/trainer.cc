@@ -16,6 +16,7 @@
 #include "chorale/parallel/distributed_sampler.h"
 #include "chorale/report/page.h"
 #include "chorale/snapshot/async_saver.h"
+#include "chorale/train/job_device.h"
 #include "chorale/train/timeline.h"
 
 namespace chorale::train {
@@ -145,6 +146,7 @@ class Trainer {
 Trainer::Trainer(const Job& job) : job_(job), options_(job.options), group_(job.group), ranks_(job.group, job.options) {
   manual_seed(static_cast<uint64_t>(options_.seed));
   task_ = job.kind.make(options_);
+  task_->place(device_of(options_, group_.rank()));
   plan_ = make_plan(options_, task_->examples(), ranks_.replicas().size());
   parameters_ = task_->model().parameter_count();
   resume();
@@ -165,6 +167,7 @@ Trainer::Trainer(const Job& job) : job_(job), options_(job.options), group_(job.
     start.emplace_back("task", json::Value(std::string(job.kind.name())));
     start.emplace_back("ranks", json::Value(int64_t{group_.size()}));
     start.emplace_back("threads", json::Value(int64_t{thread_count()}));
+    start.emplace_back("device", json::Value(concat(task_->device())));
     start.emplace_back("parameters", json::Value(parameters_));
     start.emplace_back("steps", json::Value(plan_.steps));
     start.emplace_back("steps_per_epoch", json::Value(plan_.steps_per_epoch));
@@ -218,11 +221,13 @@ void Trainer::load(const std::optional<FoundCheckpoint>& found) {
 void Trainer::introduce() {
   progress_->say(task_->describe());
   progress_->say(
-      fmt::format("{} parameters; {} steps of {} {}, {} to an epoch; ranks: {}{}, threads of each: {}; run: {}",
-                  grouped(parameters_), grouped(plan_.steps), grouped(options_.batch * task_->unit().per_example),
-                  task_->unit().name, grouped(plan_.steps_per_epoch), group_.size(),
+      fmt::format("{} parameters; {} steps of {} {}, {} to an epoch; ranks: {}{}, {}; run: {}", grouped(parameters_),
+                  grouped(plan_.steps), grouped(options_.batch * task_->unit().per_example), task_->unit().name,
+                  grouped(plan_.steps_per_epoch), group_.size(),
                   ranks_.is_split() ? fmt::format(" ({} x {})", ranks_.replicas().size(), ranks_.parts()) : "",
-                  thread_count(), job_.folder.string()));
+                  task_->device() == kCpu ? fmt::format("threads of each: {}", thread_count())
+                                          : concat("device of the first: ", task_->device()),
+                  job_.folder.string()));
   if (step_ > 0) progress_->say(fmt::format("going on behind step {}", grouped(step_)));
   if (step_ == 0 && (options_.resume || options_.resume_previous))
     progress_->say("there is no checkpoint yet: starting from the beginning");

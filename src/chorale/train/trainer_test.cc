@@ -10,9 +10,12 @@
 #include "chorale/api/api.h"
 #include "chorale/base/parallel_for.h"
 #include "chorale/comm/world.h"
+#include "chorale/eager/sim_kernels.h"
+#include "chorale/io/file.h"
 #include "chorale/nn/nn.h"
 #include "chorale/snapshot/snapshot.h"
 #include "chorale/testing/temporary_folder_test_util.h"
+#include "chorale/train/job_device.h"
 #include "chorale/transport/store/memory_store.h"
 
 namespace chorale::train {
@@ -63,7 +66,7 @@ class SumTask final : public Task {
   Metrics evaluate(const comm::Group&) override {
     std::vector<int64_t> all(40);
     std::iota(all.begin(), all.end(), 0);
-    const data::Example batch = dataset_->get_batch(all);
+    const data::Example batch = here(dataset_->get_batch(all));
     return {{"test_loss", mse_loss(squeeze(model_(batch.x), 1), batch.y).item<float>()}};
   }
 
@@ -284,6 +287,46 @@ TEST(Trainer, PlanDealsABatchToRanksAndPieces) {
   EXPECT_EQ(plan.examples_of_rank, 8);
   EXPECT_THROW(make_plan(options, 1000, 3), InvalidArgument);
   EXPECT_THROW(make_plan(options, 63, 4), InvalidArgument);
+}
+
+// `sim` has the CPU's kernels behind streams, and memory that the host cannot touch: whatever reads a tensor of the
+// model directly fails there.
+TEST(Trainer, TrainsOnADeviceAsOnTheCpu) {
+  eager::add_sim_device({.most_delay = std::chrono::microseconds(20)});
+  const TemporaryFolder folder;
+  Session here, there, again;
+  for (Session* session : {&here, &there, &again}) {
+    session->options.clip = 1;
+    session->options.schedule = "constant";  // the first part of a run does not know how long it is
+  }
+  here.options.device = "cpu";
+  there.options.device = again.options.device = "sim:1";
+  EXPECT_EQ(here.run(folder / "here"), Ending::kDone);
+  there.options.steps = 6;
+  EXPECT_EQ(there.run(folder / "there"), Ending::kDone);
+  EXPECT_THAT(std::string(io::MappedFile::open(folder / "there/metrics.jsonl")->text()),
+              HasSubstr("\"device\": \"sim:1\""));
+  again.options.resume = true;
+  EXPECT_EQ(again.run(folder / "there"), Ending::kDone);
+  EXPECT_EQ(weights(folder, "here", 15), weights(folder, "there", 15));
+}
+
+TEST(Trainer, DevicesThatCannotBeUsedAreRefused) {
+  const auto refusal = [](const std::string& device, int64_t tp) {
+    TrainOptions options;
+    options.device = device;
+    options.tp = tp;
+    try {
+      return concat(device_of(options, 0));
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+  };
+  EXPECT_THAT(refusal("gpu", 1), HasSubstr("unknown device 'gpu'; expected cpu"));
+  EXPECT_THAT(refusal("null", 1), HasSubstr("no memory to train in"));
+  EXPECT_THAT(refusal("sim:0", 2), HasSubstr("--tp works on the CPU only"));
+  EXPECT_THAT(refusal("cuda:77", 1), HasSubstr("cuda"));
+  EXPECT_EQ(refusal("cpu", 2), "cpu");
 }
 
 }  // namespace
