@@ -117,9 +117,12 @@ Writer Agent::begin(int to) const {
 
 void Agent::start(MessageKind kind, int worker, const To& to, Writer writer, FutureState* future,
                   std::function<void(Reader*, const std::exception_ptr&)> take) const {
-  Message message{.kind = kind, .payload = std::move(writer.payload), .tensors = std::move(writer.tensors)};
+  Message message{.kind = kind,
+                  .payload = std::move(writer.payload),
+                  .tensors = std::move(writer.tensors),
+                  .passed = std::move(writer.passed)};
   core_->record(message, worker, kind == MessageKind::kCall);
-  core_->request(worker, std::move(message), {.timeout = to.timeout(), .future = future},
+  core_->request(worker, std::move(message), {.timeout = to.timeout(), .future = future, .reads_late = true},
                  [core = core_.get(), worker, take = std::move(take)](Message answer, const std::exception_ptr& error) {
                    if (error) return take(nullptr, error);
                    Reader reader(answer.payload, answer.tensors, core, worker);

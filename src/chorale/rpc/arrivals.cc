@@ -74,13 +74,16 @@ std::string Core::flight_of(int worker, const std::string& reason) {
 
 Job Core::sort_answer(int from, Message message) {
   Pending pending;
+  bool is_late = false;
   {
     const std::lock_guard lock(mutex_);
     const auto found = pending_.find(message.id);
     if (found == pending_.end()) {
       const auto late = late_.find(message.id);
-      if (late == late_.end()) return {};
-      pending.answered = std::move(late->second);
+      if (late == late_.end() || late->second.to != from) return {};
+      is_late = true;
+      pending.answered = std::move(late->second.answered);
+      pending.passed = std::move(late->second.passed);
       late_.erase(late);
     } else {
       if (found->second.to != from) {
@@ -93,12 +96,28 @@ Job Core::sort_answer(int from, Message message) {
     }
   }
   log_.leave(pending.logged, &message);
+  std::exception_ptr error;
+  Reader reader(message.payload, {});
+  if (message.kind == MessageKind::kRefused) {
+    try {
+      const auto taken = reader.number<uint64_t>();
+      if (pending.passed) pending.passed->take(taken);
+      if (reader.left() > 0) error = error_in(reader);
+    } catch (const InvalidArgument&) {
+      error = std::current_exception();
+    }
+  } else {
+    if (pending.passed) pending.passed->take_all();
+    if (message.kind == MessageKind::kError) error = error_in(reader);
+  }
+  if (!pending.answered) return {};
   const bool is_short = !pending.future || !pending.future->has_callbacks();
-  return {[this, from, shared = std::make_shared<Message>(std::move(message)), answered = std::move(pending.answered)] {
-            if (shared->kind == MessageKind::kError) {
-              answered({}, error_in(*shared));
+  return {[this, from, is_late, error, shared = std::make_shared<Message>(std::move(message)),
+           answered = std::move(pending.answered)] {
+            if (error) {
+              answered({}, error);
             } else {
-              contexts_.received({shared->context, shared->hop}, from, shared->tensors);
+              if (!is_late) contexts_.received({shared->context, shared->hop}, from, shared->tensors);
               answered(std::move(*shared), nullptr);
             }
             note_change();
@@ -106,9 +125,8 @@ Job Core::sort_answer(int from, Message message) {
           is_short};
 }
 
-std::exception_ptr Core::error_in(const Message& message) const {
+std::exception_ptr Core::error_in(Reader reader) {
   try {
-    Reader reader(message.payload, {});
     const auto kind = reader.number<uint8_t>();
     CHORALE_CHECK(kind < kRpcErrorKinds, "[rpc] there is no error of kind ", int{kind});
     const auto worker = reader.number<int32_t>();

@@ -82,7 +82,7 @@ uint64_t CallLog::enter(int to, const Message& request) {
 void CallLog::leave(uint64_t call, const Message* answer) {
   if (call == 0) return;
   const auto now = Clock::now();
-  const bool failed = !answer || answer->kind == MessageKind::kError;
+  const bool failed = !answer || answer->kind != MessageKind::kReturn;
   trace::Event event;
   {
     const std::lock_guard lock(mutex_);

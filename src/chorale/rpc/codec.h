@@ -11,6 +11,7 @@
 // before memory is taken, and an InvalidArgument says what is wrong.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <complex>
 #include <cstring>
@@ -42,6 +43,26 @@ inline constexpr int kMostDepth = 64;
 // Elements that take no bytes (empty structs) cannot be bounded by the size of the message.
 inline constexpr uint64_t kMostEmptyElements = 1 << 16;
 
+// The references that a message passes on, in order. Those that its receiver has not taken come back when this goes:
+// the message was not sent, or what it asked for was refused before they were read. One thread at a time.
+class PassedOn {
+ public:
+  explicit PassedOn(std::weak_ptr<Core> core) : core_(std::move(core)) {}
+  ~PassedOn();
+  PassedOn(const PassedOn&) = delete;
+  PassedOn& operator=(const PassedOn&) = delete;
+
+  void add(uint64_t reference, uint64_t fork) { numbers_.emplace_back(reference, fork); }
+  // The receiver has the first ones, or all of them.
+  void take(size_t count) { taken_ = std::min(count, numbers_.size()); }
+  void take_all() { taken_ = numbers_.size(); }
+
+ private:
+  const std::weak_ptr<Core> core_;
+  std::vector<std::pair<uint64_t, uint64_t>> numbers_;  // each reference, and its fork for the receiver
+  size_t taken_ = 0;
+};
+
 // Writes the values of a message: small ones one after the other; tensors apart, because they carry history and may be
 // large.
 class Writer {
@@ -63,6 +84,7 @@ class Writer {
 
   Bytes payload;
   std::vector<Tensor> tensors;
+  std::shared_ptr<PassedOn> passed;  // null: no references
 
  private:
   Core* core_;
@@ -95,6 +117,9 @@ class Reader {
   int from() const { return from_; }
   // What must be complete before the values may be used: remote references that their owners do not know yet.
   std::vector<std::shared_ptr<FutureState>>& gates() { return gates_; }
+  // References that were taken so far.
+  size_t references() const { return references_; }
+  void note_reference() { ++references_; }
 
   // Around what is nested.
   class Deeper {
@@ -119,6 +144,7 @@ class Reader {
   int depth_ = 0;
   Core* core_;
   int from_;
+  size_t references_ = 0;
   std::vector<std::shared_ptr<FutureState>> gates_;
 };
 

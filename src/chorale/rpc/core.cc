@@ -200,8 +200,9 @@ void Core::request(int to, Message message, RequestOptions options, Answered ans
     }
     id = next_request_++;
     const auto end = limit.count() == 0 ? Deadline::Clock::time_point::max() : Deadline::Clock::now() + limit;
-    pending_.emplace(id, Pending{to, end, limit, options.future, std::move(answered), std::move(options.late),
-                                 lent_in(message), log_.enter(to, message)});
+    pending_.emplace(
+        id, Pending{to, end, limit, options.future, std::move(answered), std::move(options.late), lent_in(message),
+                    std::move(message.passed), options.reads_late, log_.enter(to, message)});
     if (limit.count() > 0) timer_.at(end, id, [this, id] { time_out(id); });
   }
   message.id = id;
@@ -241,7 +242,9 @@ void Core::time_out(uint64_t id) {
     if (found == pending_.end()) return;
     pending = std::move(found->second);
     pending_.erase(found);
-    if (pending.late) late_.emplace(id, pending.late);
+    if (pending.reads_late) pending.late = pending.answered;
+    if (pending.late || pending.passed)
+      late_.emplace(id, Late{pending.to, std::move(pending.late), std::move(pending.passed)});
   }
   log_.leave(pending.logged, nullptr);
   // The caller may write them from now on, and the other worker may still read them.
@@ -262,8 +265,14 @@ void Core::time_out(uint64_t id) {
 
 void Core::fail_all(int worker, const std::string& reason) {
   std::vector<Pending> failed;
+  std::vector<Late> late;  // let go of outside the lock
   {
     const std::lock_guard lock(mutex_);
+    std::erase_if(late_, [&](auto& entry) {
+      if (worker >= 0 && entry.second.to != worker) return false;
+      late.push_back(std::move(entry.second));
+      return true;
+    });
     for (auto at = pending_.begin(); at != pending_.end();) {
       if (worker >= 0 && at->second.to != worker) {
         ++at;
@@ -322,7 +331,10 @@ void Core::remote(const std::shared_ptr<Reference>& reference, MessageKind kind,
   writer.number(reference->id().packed);
   writer.number(own ? reference->id().packed : user->fork().packed);
   writer.raw(arguments.payload.data(), arguments.payload.size());
-  Message message{.kind = kind, .payload = std::move(writer.payload), .tensors = std::move(arguments.tensors)};
+  Message message{.kind = kind,
+                  .payload = std::move(writer.payload),
+                  .tensors = std::move(arguments.tensors),
+                  .passed = std::move(arguments.passed)};
   record(message, reference->owner(), kind == MessageKind::kRemoteCall);
   request(reference->owner(), std::move(message),
           {.timeout = timeout,

@@ -50,6 +50,7 @@ struct RequestOptions {
   FutureState* future = nullptr;     // that `answered` completes: with callbacks it is completed by the crew
   bool internal = false;             // allowed while the agent shuts down
   Answered late{};                   // an answer that came after the timeout
+  bool reads_late = false;           // or `answered` takes that, too: it may have references
 };
 
 class Core : public std::enable_shared_from_this<Core> {
@@ -94,6 +95,8 @@ class Core : public std::enable_shared_from_this<Core> {
   // Answers to requests of others.
   void answer(int to, uint64_t id, Message message);
   void answer_error(int to, uint64_t id, const std::exception_ptr& error);
+  // To a call that is not run, and of whose references the first `taken` were. No error: that is kept for a reference.
+  void answer_refusal(int to, uint64_t id, size_t taken, const std::exception_ptr& error);
   // Waits until `holds`, which is asked again after every note_change(); reads meanwhile. False when the deadline has
   // passed.
   bool wait_until(const std::function<bool()>& holds, Deadline deadline);
@@ -121,7 +124,15 @@ class Core : public std::enable_shared_from_this<Core> {
     Answered answered;
     Answered late;
     std::vector<Intrusive<Storage>> lent{};  // Note [Messages on the wire]
+    std::shared_ptr<PassedOn> passed{};
+    bool reads_late = false;
     uint64_t logged = 0;
+  };
+  // A request whose time is over; what its answer must still do.
+  struct Late {
+    int to = -1;
+    Answered answered;
+    std::shared_ptr<PassedOn> passed{};
   };
   struct Gathering;  // barrier.cc
 
@@ -148,7 +159,7 @@ class Core : public std::enable_shared_from_this<Core> {
   void fail(uint64_t id, const std::exception_ptr& error);
   void fail_all(int worker, const std::string& reason);
   void time_out(uint64_t id);
-  std::exception_ptr error_in(const Message& message) const;
+  static std::exception_ptr error_in(Reader reader);
   static std::exception_ptr failed_reference(const Reference& reference);
 
   // serve.cc
@@ -196,7 +207,7 @@ class Core : public std::enable_shared_from_this<Core> {
   mutable std::mutex mutex_;
   uint64_t next_request_ = 1;
   std::unordered_map<uint64_t, Pending> pending_;
-  std::unordered_map<uint64_t, Answered> late_;
+  std::unordered_map<uint64_t, Late> late_;
   std::map<int, std::string> gone_;          // workers, and why
   std::map<std::string, int> failed_sends_;  // faults: how often each request has failed
   std::atomic<int64_t> served_{0}, served_later_{0}, gathers_{0};

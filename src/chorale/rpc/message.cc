@@ -81,10 +81,27 @@ Shape read_sizes(Reader& in) {
 }  // namespace
 
 std::string_view name_of(MessageKind kind) {
-  constexpr std::string_view kNames[] = {
-      "return",       "error",        "call",     "op",   "remote call", "remote op", "fetch",   "user delete",
-      "fork request", "child accept", "gradient", "mark", "settle",      "abort",     "cleanup", "reference backward",
-      "gather",       "leave",        "hello",    "type"};
+  constexpr std::string_view kNames[] = {"return",
+                                         "error",
+                                         "refused",
+                                         "call",
+                                         "op",
+                                         "remote call",
+                                         "remote op",
+                                         "fetch",
+                                         "user delete",
+                                         "fork request",
+                                         "child accept",
+                                         "gradient",
+                                         "mark",
+                                         "settle",
+                                         "abort",
+                                         "cleanup",
+                                         "reference backward",
+                                         "gather",
+                                         "leave",
+                                         "hello",
+                                         "type"};
   static_assert(std::size(kNames) == kMessageKinds);
   return kNames[static_cast<size_t>(kind)];
 }

@@ -21,6 +21,7 @@ namespace chorale::rpc {
 enum class MessageKind : uint8_t {
   kReturn,       // the answer to any request
   kError,        // or that it failed
+  kRefused,      // the answer to a call that was not run: how many references among its arguments were taken
   kCall,         // run a function, answer with its result
   kOp,           // run an op of the table
   kRemoteCall,   // run a function, keep its result for a reference
@@ -42,7 +43,7 @@ enum class MessageKind : uint8_t {
 };
 inline constexpr int kMessageKinds = static_cast<int>(MessageKind::kType) + 1;
 std::string_view name_of(MessageKind kind);
-inline bool is_request(MessageKind kind) { return kind > MessageKind::kError; }
+inline bool is_request(MessageKind kind) { return kind > MessageKind::kRefused; }
 
 struct Message {
   MessageKind kind = MessageKind::kReturn;
@@ -52,6 +53,7 @@ struct Message {
   uint64_t chain = 0;    // of requests: that in which it was made (Note [Chains] in rpc/crew.h)
   Bytes payload{};
   std::vector<Tensor> tensors{};
+  std::shared_ptr<PassedOn> passed{};  // not on the wire
 };
 
 // Tensors of at least this many bytes are parcels of their own.

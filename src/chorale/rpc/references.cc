@@ -170,6 +170,18 @@ std::shared_ptr<Reference> References::adopt(const ForkData& data, int from,
   return user;
 }
 
+void References::take_back(GlobalId id, GlobalId fork) {
+  child_accepted(fork);
+  delete_fork(id, fork);
+}
+
+PassedOn::~PassedOn() {
+  const auto core = taken_ < numbers_.size() ? core_.lock() : nullptr;
+  if (!core) return;
+  for (size_t i = taken_; i < numbers_.size(); ++i)
+    core->references().take_back({numbers_[i].first}, {numbers_[i].second});
+}
+
 // ---- on the owner
 
 std::shared_ptr<OwnerReference> References::get_or_create(GlobalId id) {

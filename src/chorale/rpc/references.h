@@ -9,9 +9,10 @@
 // Hence some fork that the owner knows is alive for as long as any user is, once the call that makes the value has
 // come; before that the owner keeps the entry in any case (docs/dev/references.pml is a model of it). A user's own
 // handle may be gone long before: the tables here hold it (`pending users`, `pending children`). A reference that comes
-// back to its owner makes no fork; the owner accepts the child at once. A function runs only when the references among
-// its arguments are confirmed. Handlers of control messages may run twice. Objects are let go of outside the lock:
-// their ends send messages.
+// back to its owner makes no fork; the owner accepts the child at once. A fork that its receiver has not taken, because
+// the message was not sent or was refused, comes back (PassedOn in rpc/codec.h). A function runs only when the
+// references among its arguments are confirmed. Handlers of control messages may run twice. Objects are let go of
+// outside the lock: their ends send messages.
 #pragma once
 
 #include <atomic>
@@ -132,6 +133,8 @@ class References {
 
   // ---- passing them on
   ForkData fork(const std::shared_ptr<Reference>& reference, int to, const std::string& type);
+  // The receiver has not taken this fork, and never will.
+  void take_back(GlobalId id, GlobalId fork);
   std::shared_ptr<Reference> adopt(const ForkData& data, int from, std::vector<std::shared_ptr<FutureState>>& gates);
 
   // ---- on the owner

@@ -71,7 +71,7 @@ void AnyRRef::fetch(const std::string& type, std::optional<Timeout> timeout,
   const int owner = get().owner();
   Message message{.kind = MessageKind::kFetch, .payload = std::move(writer.payload)};
   core->record(message, owner, true);
-  core->request(owner, std::move(message), {.timeout = timeout, .future = future},
+  core->request(owner, std::move(message), {.timeout = timeout, .future = future, .reads_late = true},
                 [core = core.get(), owner, take = std::move(take)](Message answer, const std::exception_ptr& error) {
                   if (error) return take(nullptr, error);
                   Reader reader(answer.payload, answer.tensors, core, owner);
@@ -135,14 +135,19 @@ void write_reference(Writer& writer, const AnyRRef& rref, const std::string& typ
   CHORALE_CHECK(rref, "[rref] a reference that stands for nothing cannot be passed on");
   CHORALE_CHECK(rref.reference()->core().get() == writer.core(), "[rref] reference ", rref,
                 " belongs to another agent");
-  write(writer, writer.core()->references().fork(rref.reference(), writer.to(), type));
+  const ForkData fork = writer.core()->references().fork(rref.reference(), writer.to(), type);
+  if (!writer.passed) writer.passed = std::make_shared<PassedOn>(writer.core()->weak());
+  writer.passed->add(fork.id, fork.fork);
+  write(writer, fork);
 }
 
 std::shared_ptr<Reference> read_reference(Reader& reader, const std::string& type) {
   CHORALE_CHECK(reader.core(), "[rref] a reference can be passed to workers only, not stored");
   const auto data = read<ForkData>(reader);
   CHORALE_CHECK(data.type == type, "[rpc] a reference to a ", data.type, " came where one to a ", type, " is expected");
-  return reader.core()->references().adopt(data, reader.from(), reader.gates());
+  auto reference = reader.core()->references().adopt(data, reader.from(), reader.gates());
+  reader.note_reference();
+  return reference;
 }
 
 }  // namespace chorale::rpc

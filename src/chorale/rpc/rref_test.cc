@@ -43,6 +43,14 @@ std::vector<int64_t> numbers_here() {
   return {static_cast<int64_t>(c.owners), static_cast<int64_t>(c.forks), static_cast<int64_t>(c.pending_users)};
 }
 
+RRef<Tensor> late_ref(int64_t ms) {
+  sleeps(ms);
+  return here().reference(ones({2, 2}));
+}
+int64_t nobody_serves_this(const RRef<Tensor>& a, const RRef<Tensor>& b) { return a.id() == b.id() ? 1 : 0; }
+
+int64_t takes_a_dtype(const RRef<Tensor>&, DType, const RRef<Tensor>&) { return 0; }
+
 // An object that stays where it is.
 class Counter {
  public:
@@ -58,13 +66,27 @@ class Counter {
   int64_t value_;
 };
 
-const std::vector<Served> kServes{remote<plus>,           remote<ones_plus>,       remote<sum_of_refs>,
-                                  remote<ref_plus>,       remote<ref_on>,          remote<refs_on>,
-                                  remote<nested_fetch>,   remote<local_ref>,       remote<value_plus>,
-                                  remote<forward_chain>,  remote<raises>,          remote<sleeps>,
-                                  remote<confirmed>,      remote<numbers_here>,    remote<make<Counter, int64_t>>,
-                                  remote<&Counter::add>,  remote<&Counter::value>, remote<&Counter::later>,
-                                  remote<&Counter::twice>};
+const std::vector<Served> kServes{remote<plus>,
+                                  remote<ones_plus>,
+                                  remote<sum_of_refs>,
+                                  remote<ref_plus>,
+                                  remote<ref_on>,
+                                  remote<refs_on>,
+                                  remote<nested_fetch>,
+                                  remote<local_ref>,
+                                  remote<value_plus>,
+                                  remote<forward_chain>,
+                                  remote<raises>,
+                                  remote<sleeps>,
+                                  remote<confirmed>,
+                                  remote<numbers_here>,
+                                  remote<make<Counter, int64_t>>,
+                                  remote<&Counter::add>,
+                                  remote<&Counter::value>,
+                                  remote<&Counter::later>,
+                                  remote<&Counter::twice>,
+                                  remote<late_ref>,
+                                  remote<takes_a_dtype>};
 
 std::vector<float> four(float x) { return std::vector<float>(4, x); }
 std::vector<float> values(const Tensor& x) { return x.to_vector<float>(); }
@@ -347,6 +369,41 @@ TEST(RRefs, ThatAreDroppedBeforeTheyAreMadeLeaveNothing) {
       const ReferenceCounts counts = agent.debug().references;
       return counts.owners == 0 && counts.forks == 0 && counts.pending_users == 0;
     });
+  });
+}
+
+// Neither among the arguments of a call that is refused, in whole or half way, nor in an answer that comes too late,
+// nor in a call that could not be sent.
+TEST(RRefs, ThatNobodyTookComeBack) {
+  run_agents(3, for_tests(kServes), [](Agent& agent, comm::Group& group) {
+    const auto no_dtype = static_cast<DType>(200);  // can be written, and not read
+    const auto nothing_is_left = [&](const char* what) {
+      expect_soon(what, [&] {
+        const ReferenceCounts counts = agent.debug().references;
+        return counts.owners == 0 && counts.forks == 0 && counts.pending_children == 0 && counts.pending_users == 0;
+      });
+      agent.barrier();
+    };
+    for (const To& to : {To(next(agent)), To(next(agent, 2)), To(agent.info())}) {
+      {
+        // Of another worker, which may be the one that is called, and of this one.
+        const RRef<Tensor> user = agent.remote<ones_plus>(next(agent), 1), own = agent.reference(ones({2, 2}));
+        text_of(Kind::kUnknownFunction, [&] { agent.call<nobody_serves_this>(to, user, own); });
+        text_of(Kind::kUnknownFunction, [&] { agent.remote<nobody_serves_this>(to, own, user).to_here(); });
+        text_of(Kind::kRemote, [&] { agent.call<takes_a_dtype>(to, user, no_dtype, own); });
+        text_of(Kind::kRemote, [&] { agent.remote<takes_a_dtype>(to, own, no_dtype, user).to_here(); });
+        EXPECT_EQ(values(agent.call<sum_of_refs>(to, user, own)), four(3));
+        EXPECT_EQ(agent.debug().references.pending_children, 0u);
+        Writer dropped(agent.core().get(), (group.rank() + 1) % 3);
+        write(dropped, user);
+        write(dropped, own);
+      }
+      agent.barrier();
+      nothing_is_left("after calls that were refused");
+    }
+    text_of(Kind::kTimeout, [&] { agent.call<late_ref>(To(next(agent)).within(1ms), 50); });
+    agent.barrier();
+    nothing_is_left("after an answer that came too late");
   });
 }
 

@@ -46,7 +46,11 @@ void Core::answer(int to, uint64_t id, Message message) {
 
 void Core::answer_now(int to, uint64_t id, Message message) {
   try {
-    if (to != own_) return post_.send(to, message);
+    if (to != own_) {
+      post_.send(to, message);
+      if (message.passed) message.passed->take_all();
+      return;
+    }
     stay_here(message);
     Job job = sort_answer(own_, std::move(message));
     if (job.task) job.task();
@@ -65,14 +69,23 @@ void Core::answer_error(int to, uint64_t id, const std::exception_ptr& error) {
   answer(to, id, {.kind = MessageKind::kError, .payload = std::move(writer.payload)});
 }
 
+void Core::answer_refusal(int to, uint64_t id, size_t taken, const std::exception_ptr& error) {
+  Writer writer;
+  writer.number<uint64_t>(taken);
+  if (error) write_error(writer, own_, own_info_.name, error);
+  answer(to, id, {.kind = MessageKind::kRefused, .payload = std::move(writer.payload)});
+}
+
 void Core::answer_value(int to, const Message& request, AnyValue value, const std::exception_ptr& error) {
   if (error) return answer_error(to, request.id, error);
   try {
     Writer writer(this, to);
     value.type->write(writer, value.object.get());
     value.object.reset();  // what only the message has need not be copied
-    Message message{
-        .kind = MessageKind::kReturn, .payload = std::move(writer.payload), .tensors = std::move(writer.tensors)};
+    Message message{.kind = MessageKind::kReturn,
+                    .payload = std::move(writer.payload),
+                    .tensors = std::move(writer.tensors),
+                    .passed = std::move(writer.passed)};
     // It may be another thread than the one that ran the function.
     const dist_autograd::Scope scope(contexts_, request.context);
     record(message, to, false);
@@ -84,6 +97,7 @@ void Core::answer_value(int to, const Message& request, AnyValue value, const st
 
 void Core::serve(int from, Message request) {
   const uint64_t id = request.id;
+  const MessageKind kind = request.kind;
   try {
     switch (request.kind) {
       case MessageKind::kCall:
@@ -107,6 +121,7 @@ void Core::serve(int from, Message request) {
         return serve_control(from, request);
     }
   } catch (const std::exception&) {
+    if (is_call(kind)) return answer_refusal(from, id, 0, std::current_exception());
     answer_error(from, id, std::current_exception());
   }
 }
@@ -173,33 +188,36 @@ void Core::serve_call(int from, Message request) {
     }
     answer(from, head.id, {.kind = MessageKind::kReturn});
   };
+  std::function<void(const Reply&)> run;
   try {
     const bool is_op = request.kind == MessageKind::kOp || request.kind == MessageKind::kRemoteOp;
-    const std::function<void(const Reply&)> run = is_op ? prepare_op(reader) : prepare_function(reader);
-    after(
-        reader.gates(),
-        [this, from, reply, run, context = request.context](const std::exception_ptr& error) {
-          if (error) return reply({}, error);
-          const dist_autograd::Scope inside(contexts_, context);
-          const Serving serving(*this, from);
-          const trace::Span span("rpc:serve");
-          try {
-            run(reply);
-          } catch (...) {
-            reply({}, std::current_exception());
-          }
-        },
-        *crew_, request.chain);
+    run = is_op ? prepare_op(reader) : prepare_function(reader);
   } catch (const std::exception&) {
-    reply({}, std::current_exception());
+    if (!kept) return answer_refusal(from, request.id, reader.references(), std::current_exception());
+    kept->value.state()->try_set_error(at_home(std::current_exception()));
+    return answer_refusal(from, request.id, reader.references(), nullptr);
   }
+  after(
+      reader.gates(),
+      [this, from, reply, run, context = request.context](const std::exception_ptr& error) {
+        if (error) return reply({}, error);
+        const dist_autograd::Scope inside(contexts_, context);
+        const Serving serving(*this, from);
+        const trace::Span span("rpc:serve");
+        try {
+          run(reply);
+        } catch (...) {
+          reply({}, std::current_exception());
+        }
+      },
+      *crew_, request.chain);
 }
 
 // An error that is kept here and thrown here or elsewhere, later: it says where it arose.
 std::exception_ptr Core::at_home(const std::exception_ptr& error) const {
   Writer writer;
   write_error(writer, own_, own_info_.name, error);
-  return error_in({.kind = MessageKind::kError, .payload = std::move(writer.payload)});
+  return error_in(Reader(writer.payload, {}));
 }
 
 namespace {
