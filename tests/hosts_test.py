@@ -18,6 +18,8 @@ OPTIONS = "--gtest_also_run_disabled_tests --gtest_brief=1"
 RANK = f"{BIN}/comm_test {OPTIONS} --gtest_filter=RankOnAHost"
 TRAINING_RANK = f"{BIN}/parallel_test {OPTIONS} --gtest_filter=SameBits"
 AGENT_RANK = f"{BIN}/rpc_test {OPTIONS} --gtest_filter=RankOfAgents"
+# Launchers stop all ranks when one has ended or a node is lost; these go on for as long as it takes them to say what they saw.
+STAYING_AGENT_RANK = f"trap '' TERM; {AGENT_RANK}"
 NETWORK = Network(subnet=79, nodes=3)
 PORT = 29513
 MIB = 1 << 20
@@ -68,6 +70,23 @@ class Hosts(NetworkTest):
             self.start(2, "DISABLED_DoesSomethingOfEachSection", ranks, AGENT_RANK)
             self.finish(2)
             self.expect_words(2, "all is well over tls", ranks)
+
+    def expect_missed(self, *nodes):
+        for node in nodes:
+            seconds = float(self.wait_for(f"node{node}", r"worker\d was missed after (.*) s$")[1])
+            # A closed connection counts at once, and the keep-alive is 1 s; the rest is for a machine that is busy.
+            self.assertLess(seconds, 5, self.said(f"node{node}"))
+
+    def test_a_worker_that_dies_is_named_on_the_other_nodes(self):
+        self.start(3, "DISABLED_LosesAWorker", program=STAYING_AGENT_RANK, WORKER_DIES="1")
+        self.expect_missed(0, 2)
+
+    def test_a_worker_that_is_cut_off_is_named_on_the_other_nodes_and_names_them(self):
+        self.start(3, "DISABLED_LosesAWorker", program=STAYING_AGENT_RANK)
+        for node in range(3):
+            self.wait_for(f"node{node}", "a worker says: waits")
+        NETWORK.pull(self, 1)
+        self.expect_missed(0, 1, 2)
 
     # spec: test_ddp_hook_parity_post_localSGD
     def test_gradients_are_averaged_on_each_node_after_the_first_steps(self):

@@ -51,6 +51,9 @@ void Core::send(int to, Message message, uint64_t id) {
   try {
     if (twice) deliver(to, message);
     deliver(to, std::move(message));
+  } catch (const RpcError& error) {
+    fail(id, error_of(error.kind(), to,
+                      concat("[rpc] worker '", roster_.known(to).name, "' (", to, ") is gone: ", error.what())));
   } catch (const std::exception&) {
     fail(id, std::current_exception());
   }

@@ -4,6 +4,7 @@
 
 #include "chorale/base/log.h"
 #include "chorale/base/rpc_error.h"
+#include "chorale/transport/keep_alive.h"
 
 namespace chorale::rpc {
 namespace {
@@ -12,6 +13,8 @@ using namespace std::chrono_literals;
 
 // For one question to the store.
 constexpr auto kStoreTime = 30s;
+// A worker that leaves waits no longer for a store than for a silent host: the store may be on one that is lost.
+Deadline ending() { return within(transport::keep_alive()); }
 // After it a thread that meets a worker looks whether that is still there, and one that watches looks for itself: a
 // worker that was killed while it joined may have left out what wakes others.
 constexpr std::chrono::milliseconds kMeetTime = 2s, kWatchTime = 250ms;
@@ -47,7 +50,7 @@ StaticUse::StaticUse(transport::Store& store) : store_(store) {
 }
 StaticUse::~StaticUse() {
   try {
-    store_.add(kStatic, -1, within(kStoreTime));
+    store_.add(kStatic, -1, ending());
   } catch (const CommError& error) {
     log_info(concat("[rpc] the store is gone: ", error.what()));
   }
@@ -88,7 +91,7 @@ bool Membership::take(const std::string& key) {
 }
 
 void Membership::release(const std::string& key, uint64_t ticket) {
-  store_->compare_set(key, concat(ticket), "", within(kStoreTime));
+  store_->compare_set(key, concat(ticket), "", ending());
 }
 
 bool Membership::stops() const {
@@ -205,7 +208,7 @@ void Membership::release_all(const WorkerInfo& worker, uint64_t ticket) {
   try {
     release(concat("rpc/name/", worker.name), ticket);
     release(concat("rpc/id/", worker.id), ticket);
-    if (store_->remove(member_key(ticket), within(kStoreTime))) store_->add(kDynamic, -1, within(kStoreTime));
+    if (store_->remove(member_key(ticket), ending())) store_->add(kDynamic, -1, ending());
   } catch (const CommError& error) {
     log_info(concat("[rpc] the store is gone: ", error.what()));
   }

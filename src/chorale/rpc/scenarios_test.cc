@@ -3,9 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <iostream>
 #include <thread>
 
+#include "chorale/base/config.h"
 #include "chorale/nn/nn.h"
 #include "chorale/optim/optim.h"
 #include "chorale/parallel/ddp.h"
@@ -348,6 +350,32 @@ TEST(RankOfAgents, DISABLED_DoesSomethingOfEachSection) {
     agent.shutdown();
   }
   say(concat("all is well over ", group.backend()));
+}
+
+Future<int64_t> never() { return {}; }
+
+// Worker 1 ends without a word, or its node is cut off. The others learn it, and go on without it.
+TEST(RankOfAgents, DISABLED_LosesAWorker) {
+  comm::World world;
+  world.init("env://");
+  Agent agent(world, for_tests({remote<never>, remote<add_ints>}));
+  const int rank = world.group().rank();
+  agent.barrier();
+  if (rank == 1 && config::env("WORKER_DIES")) raise(SIGKILL);
+  const int lost = rank == 1 ? 0 : 1;
+  const Future<int64_t> waits = agent.call_async<never>(lost);
+  say("waits");
+  const auto start = std::chrono::steady_clock::now();
+  const std::string text = text_of(RpcErrorKind::kConnection, lost, [&] { waits.wait(); });
+  EXPECT_NE(text.find(concat("'worker", lost, "'")), std::string::npos) << text;
+  const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
+  text_of(RpcErrorKind::kConnection, lost, [&] { agent.call<add_ints>(lost, 1, 2); });  // at once
+  if (rank != 1) {
+    EXPECT_EQ(agent.call<add_ints>(2 - rank, 1, 2), 3);
+    agent.barrier({"worker0", "worker2"});
+  }
+  agent.shutdown_now();
+  if (!HasFailure()) say(concat("worker", lost, " was missed after ", time.count(), " s"));
 }
 
 }  // namespace
