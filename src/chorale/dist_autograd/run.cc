@@ -2,6 +2,7 @@
 
 #include "chorale/autograd/advance.h"
 #include "chorale/base/rpc_error.h"
+#include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
 #include "chorale/trace/trace.h"
 
@@ -32,13 +33,34 @@ Tensors ReceiveBackward::apply(autograd::Node& node, std::span<const Tensor> dou
   return {};
 }
 
+void RunGradients::accept(const Tensor& leaf, Tensor gradient, autograd::Arrival arrival) {
+  const bool sparse = gradient.is_sparse();
+  const bool is_shared = gradient.use_count() > 1 || (!gradient.extension() && gradient.storage()->use_count() > 1);
+  if (is_shared) {
+    const std::lock_guard lock(mutex_);
+    shared_.push_back(gradient);
+  }
+  if (is_shared && sparse) {
+    const SparseParts& parts = gradient.sparse();
+    gradient = Tensor::sparse_coo(clone(parts.indices), clone(parts.values), gradient.sizes(), parts.coalesced);
+  }
+  context_.accept(leaf, std::move(gradient), arrival);
+}
+
+void RunGradients::let_go() {
+  std::vector<Tensor> shared;  // outside the lock
+  const std::lock_guard lock(mutex_);
+  shared.swap(shared_);
+}
+
 Run::Run(Contexts& contexts, std::shared_ptr<ContextState> context, uint64_t number, bool retain_graph,
          Courier::Done at_end)
     : contexts_(contexts),
       context_(std::move(context)),
       number_(number),
       retain_graph_(retain_graph),
-      run_({.retain_graph = retain_graph, .sink = &context_->gradients}),
+      gradients_(context_->gradients),
+      run_({.retain_graph = retain_graph, .sink = &gradients_}),
       at_end_(std::move(at_end)) {}
 
 void Run::expect_sends() {
@@ -140,6 +162,7 @@ void Run::end_if_done() {
     error = error_;
     came.swap(came_);
   }
+  gradients_.let_go();
   {
     const std::lock_guard lock(context_->mutex);
     if (context_->run.get() == this) context_->run.reset();

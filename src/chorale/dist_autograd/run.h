@@ -24,6 +24,24 @@ struct ReceiveBackward final : autograd::CustomBackward {
   const int from;
 };
 
+// Where the gradients of a run go: into the context, each in memory of its own. One that others see, too, is copied and
+// kept until the end of the run: the last leaf that it goes to would look like its only holder otherwise, and get
+// memory that the rule that made it has given to others as well.
+class RunGradients final : public autograd::GradSink {
+ public:
+  explicit RunGradients(autograd::GradientMap& context) : context_(context) {}
+  void accept(const Tensor& leaf, Tensor gradient, autograd::Arrival arrival) override;
+  Tensor gradient(const Tensor& leaf) override { return context_.gradient(leaf); }
+  void set_gradient(const Tensor& leaf, const Tensor& gradient) override { context_.set_gradient(leaf, gradient); }
+  // The run has ended.
+  void let_go();
+
+ private:
+  autograd::GradientMap& context_;
+  std::mutex mutex_;
+  std::vector<Tensor> shared_;
+};
+
 class Run : public std::enable_shared_from_this<Run> {
  public:
   // `at_end` is called once.
@@ -52,6 +70,7 @@ class Run : public std::enable_shared_from_this<Run> {
   const std::shared_ptr<ContextState> context_;
   const uint64_t number_;
   const bool retain_graph_;
+  RunGradients gradients_;
   autograd::BackwardRun run_;
   std::atomic<int64_t> news_{0};
 

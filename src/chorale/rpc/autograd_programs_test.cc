@@ -19,14 +19,13 @@ namespace {
 using namespace std::chrono_literals;
 using dist_autograd::Context;
 using dist_autograd::Contexts;
-using dist_autograd::Mode;
 using parallel::DistributedDataParallel;
 using testing::HasSubstr;
 using Kind = RpcErrorKind;
+using served::plus;
+using served::product;
+using served::times;
 
-Tensor plus(const Tensor& a, const Tensor& b) { return add(a, b); }
-Tensor times(const Tensor& a, const Tensor& b) { return mul(a, b); }
-Tensor product(const Tensor& a, const Tensor& b) { return matmul(a, b); }
 Tensor through(const Tensor& a, const Tensor& b, int64_t worker) { return here().call<times>(worker, a, b); }
 Tensor plus_ref(const RRef<Tensor>& a, const Tensor& b) { return add(a.to_here(), b); }
 RRef<Tensor> kept_on(const Tensor& a, const Tensor& b, int64_t worker) { return here().remote<plus>(worker, a, b); }
@@ -43,34 +42,15 @@ std::vector<int64_t> running_here() {
   return {static_cast<int64_t>(counts.contexts), static_cast<int64_t>(counts.backwards)};
 }
 
-const std::vector<Served>& functions() {
-  static const std::vector<Served> all = [] {
-    std::vector<Served> list{remote<plus>,        remote<times>,      remote<product>,      remote<through>,
-                             remote<plus_ref>,    remote<kept_on>,    remote<weight_here>,  remote<slow_weight>,
-                             remote<number_here>, remote<sum_of_two>, remote<running_here>, remote<wanting_ones>};
-    list.insert(list.end(), context_functions().begin(), context_functions().end());
-    return list;
-  }();
-  return all;
-}
+const std::vector<Served> kServes{remote<through>,     remote<plus_ref>,     remote<kept_on>,
+                                  remote<weight_here>, remote<slow_weight>,  remote<number_here>,
+                                  remote<sum_of_two>,  remote<running_here>, remote<wanting_ones>};
 
-class AutogradPrograms : public testing::TestWithParam<Mode> {
+class AutogradPrograms : public BothModes {
  protected:
-  static AgentOptions options() {
-    AgentOptions options = for_tests(functions());
-    options.backward = GetParam();
-    return options;
-  }
+  static AgentOptions options() { return BothModes::options(kServes); }
 };
-INSTANTIATE_TEST_SUITE_P(Rpc, AutogradPrograms, testing::Values(Mode::kSmart, Mode::kFast),
-                         [](const auto& mode) { return mode.param == Mode::kSmart ? "Smart" : "Fast"; });
-
-void expect_near(const Tensor& a, const Tensor& b, const std::string& what = {}) {
-  ASSERT_TRUE(a.defined() && b.defined()) << what;
-  const auto va = to_dense(a).to_vector<double>(), vb = to_dense(b).to_vector<double>();
-  ASSERT_EQ(va.size(), vb.size()) << what;
-  for (size_t i = 0; i < va.size(); ++i) EXPECT_NEAR(va[i], vb[i], 1e-4 * (1 + std::abs(vb[i]))) << what;
-}
+INSTANTIATE_TEST_SUITE_P(Rpc, AutogradPrograms, kBothModes, name_of_mode);
 
 // spec: test_async_dist_autograd
 TEST_P(AutogradPrograms, ManyThreadsAtOneWorkerAllFinish) {
@@ -369,11 +349,11 @@ void check_random_programs(const AgentOptions& options) {
   });
 }
 
-TEST(RandomPrograms, GiveTheGradientsOfOneWorker) { check_random_programs(for_tests(functions())); }
+TEST(RandomPrograms, GiveTheGradientsOfOneWorker) { check_random_programs(for_context_tests(kServes)); }
 
 // Messages overtake each other; control messages fail and come twice.
 TEST(RandomPrograms, GiveTheGradientsOfOneWorkerInAnyOrderOfMessages) {
-  AgentOptions options = for_tests(functions());
+  AgentOptions options = for_context_tests(kServes);
   options.faults = Faults::chaos(1);
   check_random_programs(options);
 }

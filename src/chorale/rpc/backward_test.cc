@@ -19,10 +19,10 @@ using dist_autograd::Contexts;
 using dist_autograd::Mode;
 using testing::HasSubstr;
 using Kind = RpcErrorKind;
+using served::plus;
+using served::product;
+using served::times;
 
-Tensor plus(const Tensor& a, const Tensor& b) { return add(a, b); }
-Tensor times(const Tensor& a, const Tensor& b) { return mul(a, b); }
-Tensor product(const Tensor& a, const Tensor& b) { return matmul(a, b); }
 // a + b on the last of a ring of workers, handed from one to the next.
 Tensor nested_plus(const Tensor& a, const Tensor& b, int64_t hops) {
   Agent agent = here();
@@ -52,26 +52,42 @@ struct ThrowsSometimes final : Function {
 };
 Tensor throwing_sometimes(const Tensor& x) { return apply<ThrowsSometimes>({x})[0]; }
 
-const std::vector<Served>& functions() {
-  static const std::vector<Served> all = [] {
-    std::vector<Served> list{remote<plus>,      remote<times>,    remote<product>,           remote<nested_plus>,
-                             remote<if_wanted>, remote<throwing>, remote<throwing_sometimes>};
-    list.insert(list.end(), context_functions().begin(), context_functions().end());
-    return list;
-  }();
-  return all;
-}
-
-class DistBackward : public testing::TestWithParam<Mode> {
- protected:
-  static void run(int size, const AgentBody& body) {
-    AgentOptions options = for_tests(functions());
-    options.backward = GetParam();
-    run_agents(size, options, body);
+// The sum of its inputs; hands its gradient to each of them, and says where that lies.
+const void* address_of(const Tensor& x) { return x.is_sparse() ? x.sparse().values.raw() : x.raw(); }
+struct HandsOn final : Function {
+  explicit HandsOn(Tensor& values) : kept(values) {}
+  const char* name() const override { return "hands on"; }
+  std::vector<Tensor> forward(const std::vector<Tensor>& in) override {
+    count = in.size();
+    return {count == 1 ? clone(in[0]) : add(in[0], in[1])};
   }
+  std::vector<Tensor> backward(const std::vector<Tensor>& dout) override {
+    seen = address_of(dout[0]);
+    if (dout[0].is_sparse()) kept = dout[0].sparse().values;
+    return std::vector<Tensor>(count, dout[0]);
+  }
+  size_t count = 0;
+  Tensor& kept;
+  static inline const void* seen = nullptr;
 };
-INSTANTIATE_TEST_SUITE_P(Rpc, DistBackward, testing::Values(Mode::kSmart, Mode::kFast),
-                         [](const auto& mode) { return mode.param == Mode::kSmart ? "Smart" : "Fast"; });
+// One, whatever it is given; its gradient is one number that is read again and again.
+struct Spreads final : Function {
+  const char* name() const override { return "spreads"; }
+  std::vector<Tensor> forward(const std::vector<Tensor>& in) override {
+    sizes = in[0].sizes();
+    return {ones({})};
+  }
+  std::vector<Tensor> backward(const std::vector<Tensor>&) override { return {expand(ones({1, 1}), sizes)}; }
+  Shape sizes;
+};
+
+const std::vector<Served> kServes{remote<nested_plus>, remote<if_wanted>, remote<throwing>, remote<throwing_sometimes>};
+
+class DistBackward : public BothModes {
+ protected:
+  static void run(int size, const AgentBody& body) { run_agents(size, options(kServes), body); }
+};
+INSTANTIATE_TEST_SUITE_P(Rpc, DistBackward, kBothModes, name_of_mode);
 
 // Calls a function there, with the result brought here or left there first.
 template <auto F, class... Args>
@@ -243,7 +259,7 @@ TEST_P(DistBackward, AfterErrorsTheSameContextWorks) {
 
 // spec: test_backward_unused_send_function
 TEST(DistAutogradFast, AResultThatNobodyUsesKeepsBackwardWaiting) {
-  AgentOptions options = for_tests(functions());
+  AgentOptions options = for_context_tests(kServes);
   options.backward = Mode::kFast;
   comm::run_ranks(2, [&](comm::Group& group) {
     Agent agent(group, options);
@@ -271,7 +287,7 @@ TEST(DistAutogradFast, AResultThatNobodyUsesKeepsBackwardWaiting) {
 }
 
 TEST(DistAutogradSmart, AResultThatNobodyUsesIsNotWaitedFor) {
-  run_agents(4, for_tests(functions()), [&](Agent& agent, comm::Group&) {
+  run_agents(4, for_context_tests(kServes), [&](Agent& agent, comm::Group&) {
     const Tensor x = wanting(pattern({3, 3}, 1)), y = wanting(pattern({3, 3}, 2));
     Context context(agent);
     const Tensor dropped = agent.call<nested_plus>(next(agent), x, y, 2);
@@ -285,6 +301,46 @@ TEST(DistAutogradSmart, AResultThatNobodyUsesIsNotWaitedFor) {
     EXPECT_EQ(context.gradient(x).to_vector<float>(), add(y.alias(), 1).to_vector<float>());
     // And what a function does not use gets no gradient.
     context.backward({sum(mul(agent.call<if_wanted>(next(agent), x, agent.call<plus>(next(agent, 2), x, y)), 0))});
+  });
+}
+
+// spec: test_no_grad_copy, test_no_grad_copy_sparse, test_grad_copy_sparse_indices_extra_ref
+TEST_P(DistBackward, TakesAGradientThatItAloneHasAndCopiesOthersForEachLeaf) {
+  run(1, [](Agent& agent, comm::Group&) {
+    const Tensor a = wanting(pattern({5, 6}, 1)), b = wanting(pattern({5, 6}, 2));
+    Tensor kept;  // the values of a sparse gradient, which others may have without sharing the gradient
+    const auto sum_of_both = [&] { return apply<HandsOn>({a, b}, kept)[0]; };
+    const auto alone = [&] { return apply<HandsOn>({a}, kept)[0]; };
+    const auto one_element = [](const Tensor& x) { return sum(narrow(narrow(x, 0, 1, 1), 1, 0, 1)); };
+    const Tensor rows = Tensor::from<int64_t>({4, 1, 4, 0}, {4});
+    const auto looked_up = [&](const Tensor& table) { return sum(embedding(rows, table, {}, true)); };
+    const auto expect_two_copies = [&](const Tensor& root, const std::vector<float>& expected) {
+      Context context(agent);
+      context.backward({root});
+      const Tensor da = context.gradient(a), db = context.gradient(b);
+      EXPECT_NE(address_of(da), HandsOn::seen);
+      EXPECT_NE(address_of(db), HandsOn::seen);
+      EXPECT_NE(address_of(da), address_of(db));
+      EXPECT_EQ(to_dense(da).to_vector<float>(), expected);
+      EXPECT_EQ(to_dense(db).to_vector<float>(), expected);
+    };
+    const auto expect_taken = [&](const Tensor& root, const std::vector<float>& expected) {
+      Context context(agent);
+      context.backward({root});
+      EXPECT_EQ(address_of(context.gradient(a)), HandsOn::seen);
+      EXPECT_EQ(to_dense(context.gradient(a)).to_vector<float>(), expected);
+    };
+    std::vector<float> at_one(30), at_rows(30);
+    at_one[6] = 1;
+    for (const size_t row : {4, 1, 4, 0}) {
+      for (size_t i = 0; i < 6; ++i) at_rows[6 * row + i] += 1;
+    }
+    expect_two_copies(apply<Spreads>({sum_of_both()})[0], std::vector<float>(30, 1));
+    expect_taken(one_element(alone()), at_one);
+    expect_two_copies(one_element(sum_of_both()), at_one);
+    expect_taken(looked_up(alone()), at_rows);
+    EXPECT_TRUE(kept.defined());
+    expect_two_copies(looked_up(sum_of_both()), at_rows);
   });
 }
 

@@ -13,9 +13,9 @@ namespace {
 
 using namespace std::chrono_literals;
 using dist_autograd::Context;
-using dist_autograd::Mode;
 using testing::HasSubstr;
 using Kind = RpcErrorKind;
+using served::plus;
 
 int64_t deep(int64_t depth) {
   if (depth == 0) return 0;
@@ -31,7 +31,6 @@ int64_t tree(int64_t depth) {
   const int64_t then = agent.call<tree>((agent.info().id + 2) % count, depth - 1);
   return beside.wait() + then;
 }
-Tensor plus(const Tensor& a, const Tensor& b) { return add(a, b); }
 // Its gradient ends the process.
 struct Dies final : Function {
   const char* name() const override { return "dies"; }
@@ -49,11 +48,11 @@ void ends_process() { raise(SIGKILL); }
 Tensor ones_here() { return ones({2}); }
 
 const std::vector<Served> kServes{
-    remote<deep>,         remote<tree>,     remote<plus>, remote<dies_in_backward>, remote<through_a_worker_that_dies>,
+    remote<deep>,         remote<tree>,     remote<dies_in_backward>, remote<through_a_worker_that_dies>,
     remote<ends_process>, remote<ones_here>};
 
 AgentOptions with_threads(int threads) {
-  AgentOptions options = for_tests(kServes);
+  AgentOptions options = for_context_tests(kServes);
   options.threads = options.most_threads = threads;
   return options;
 }
@@ -87,14 +86,11 @@ TEST(FewThreads, AreConfigured) {
 
 // ---- workers that die
 
-class DeathsInBackward : public testing::TestWithParam<Mode> {};
-INSTANTIATE_TEST_SUITE_P(Rpc, DeathsInBackward, testing::Values(Mode::kSmart, Mode::kFast),
-                         [](const auto& mode) { return mode.param == Mode::kSmart ? "Smart" : "Fast"; });
+class DeathsInBackward : public BothModes {};
+INSTANTIATE_TEST_SUITE_P(Rpc, DeathsInBackward, kBothModes, name_of_mode);
 
 TEST_P(DeathsInBackward, AreNamedWhereItBegan) {
-  AgentOptions options = for_tests(kServes);
-  options.backward = GetParam();
-  const std::vector<int> ends = run_agent_processes(3, options, [](Agent& agent, comm::Group& group) {
+  const std::vector<int> ends = run_agent_processes(3, options(kServes), [](Agent& agent, comm::Group& group) {
     if (group.rank() == 0) {
       const Tensor x = wanting(pattern({3, 3}, 1));
       Context context(agent);
@@ -126,39 +122,42 @@ INSTANTIATE_TEST_SUITE_P(Rpc, DeathsInShutdown, testing::Combine(testing::Values
 TEST_P(DeathsInShutdown, AreNamedByAllOthers) {
   const int dead = std::get<0>(GetParam());
   const bool known = std::get<1>(GetParam());
-  const std::vector<int> ends = run_agent_processes(3, for_tests(kServes), [&](Agent& agent, comm::Group& group) {
-    agent.barrier();
-    if (group.rank() == dead) {
-      // Either at once, or likely when the others wait in shutdown.
-      if (!known) std::this_thread::sleep_for(100ms);
-      raise(SIGKILL);
-    }
-    if (known) {
-      text_of(Kind::kConnection, dead, [&] {
-        while (true) agent.call<ones_here>(dead);
+  const std::vector<int> ends =
+      run_agent_processes(3, for_context_tests(kServes), [&](Agent& agent, comm::Group& group) {
+        agent.barrier();
+        if (group.rank() == dead) {
+          // Either at once, or likely when the others wait in shutdown.
+          if (!known) std::this_thread::sleep_for(100ms);
+          raise(SIGKILL);
+        }
+        if (known) {
+          text_of(Kind::kConnection, dead, [&] {
+            while (true) agent.call<ones_here>(dead);
+          });
+        }
+        EXPECT_THAT(text_of(Kind::kConnection, dead, [&] { agent.shutdown(); }),
+                    HasSubstr(concat("'worker", dead, "'")));
+        EXPECT_FALSE(agent.is_running());
       });
-    }
-    EXPECT_THAT(text_of(Kind::kConnection, dead, [&] { agent.shutdown(); }), HasSubstr(concat("'worker", dead, "'")));
-    EXPECT_FALSE(agent.is_running());
-  });
   std::vector<int> expected(3, 0);
   expected[static_cast<size_t>(dead)] = -SIGKILL;
   EXPECT_EQ(ends, expected);
 }
 
 TEST(Deaths, OfAnOwnerFailReferencesToItsValues) {
-  const std::vector<int> ends = run_agent_processes(3, for_tests(kServes), [](Agent& agent, comm::Group& group) {
-    if (group.rank() == 0) {
-      const RRef<Tensor> there = agent.remote<ones_here>(1);
-      there.to_here();
-      text_of(Kind::kConnection, 1, [&] { agent.call<ends_process>(1); });
-      EXPECT_THAT(text_of(Kind::kConnection, 1, [&] { there.to_here(); }), HasSubstr("'worker1'"));
-      EXPECT_EQ(agent.call<plus>(2, ones({1}), ones({1})).to_vector<float>(), std::vector<float>{2});
-    }
-    if (group.rank() == 1) std::this_thread::sleep_for(60s);
-    agent.barrier({"worker0", "worker2"});
-    agent.shutdown_now();
-  });
+  const std::vector<int> ends =
+      run_agent_processes(3, for_context_tests(kServes), [](Agent& agent, comm::Group& group) {
+        if (group.rank() == 0) {
+          const RRef<Tensor> there = agent.remote<ones_here>(1);
+          there.to_here();
+          text_of(Kind::kConnection, 1, [&] { agent.call<ends_process>(1); });
+          EXPECT_THAT(text_of(Kind::kConnection, 1, [&] { there.to_here(); }), HasSubstr("'worker1'"));
+          EXPECT_EQ(agent.call<plus>(2, ones({1}), ones({1})).to_vector<float>(), std::vector<float>{2});
+        }
+        if (group.rank() == 1) std::this_thread::sleep_for(60s);
+        agent.barrier({"worker0", "worker2"});
+        agent.shutdown_now();
+      });
   EXPECT_EQ(ends, (std::vector<int>{0, -SIGKILL, 0}));
 }
 

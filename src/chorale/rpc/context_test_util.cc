@@ -43,9 +43,42 @@ std::vector<std::pair<Tensor, Tensor>> gradients_here(uint64_t context) {
   return found;
 }
 
+namespace served {
+Tensor plus(const Tensor& a, const Tensor& b) { return add(a, b); }
+Tensor times(const Tensor& a, const Tensor& b) { return mul(a, b); }
+Tensor product(const Tensor& a, const Tensor& b) { return matmul(a, b); }
+int64_t add_ints(int64_t a, int64_t b) { return a + b; }
+}  // namespace served
+
 const std::vector<Served>& context_functions() {
-  static const std::vector<Served> functions{remote<recorded_here>, remote<knows_context>, remote<gradients_here>};
+  static const std::vector<Served> functions{remote<recorded_here>,   remote<knows_context>, remote<gradients_here>,
+                                             remote<served::plus>,    remote<served::times>, remote<served::product>,
+                                             remote<served::add_ints>};
   return functions;
+}
+
+AgentOptions for_context_tests(std::vector<Served> functions) {
+  functions.insert(functions.end(), context_functions().begin(), context_functions().end());
+  return for_tests(std::move(functions));
+}
+
+AgentOptions BothModes::options(const std::vector<Served>& functions) {
+  AgentOptions options = for_context_tests(functions);
+  options.backward = GetParam();
+  return options;
+}
+
+std::string name_of_mode(const testing::TestParamInfo<dist_autograd::Mode>& mode) {
+  return mode.param == dist_autograd::Mode::kSmart ? "Smart" : "Fast";
+}
+
+void expect_near(const Tensor& a, const Tensor& b, const std::string& what) {
+  ASSERT_EQ(a.defined(), b.defined()) << what;
+  if (!a.defined()) return;
+  ASSERT_EQ(a.sizes(), b.sizes()) << what;
+  EXPECT_EQ(a.dtype(), b.dtype()) << what;
+  const auto va = to_dense(a).to_vector<double>(), vb = to_dense(b).to_vector<double>();
+  for (size_t i = 0; i < va.size(); ++i) EXPECT_NEAR(va[i], vb[i], 1e-4 * (1 + std::abs(vb[i]))) << what;
 }
 
 Tensor wanting(const Tensor& t) { return set_requires_grad(t.alias()); }

@@ -1,6 +1,8 @@
 // Contexts of distributed autograd in tests: what is recorded in one, as text, and questions to other workers.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <map>
 #include <string>
 #include <vector>
@@ -28,7 +30,30 @@ bool knows_context(uint64_t context);
 // and the gradients it has in one: by the values of the leaf.
 std::vector<std::pair<Tensor, Tensor>> gradients_here(uint64_t context);
 
+// Functions that many tests call, served as well.
+namespace served {
+Tensor plus(const Tensor& a, const Tensor& b);
+Tensor times(const Tensor& a, const Tensor& b);
+Tensor product(const Tensor& a, const Tensor& b);
+int64_t add_ints(int64_t a, int64_t b);
+}  // namespace served
+
 const std::vector<Served>& context_functions();
+// Serves these as well.
+AgentOptions for_context_tests(std::vector<Served> functions);
+
+// Tests that run in both modes of backward:
+//   INSTANTIATE_TEST_SUITE_P(Rpc, DistBackward, kBothModes, name_of_mode);
+class BothModes : public testing::TestWithParam<dist_autograd::Mode> {
+ protected:
+  static AgentOptions options(const std::vector<Served>& functions);
+};
+inline const auto kBothModes = testing::Values(dist_autograd::Mode::kSmart, dist_autograd::Mode::kFast);
+std::string name_of_mode(const testing::TestParamInfo<dist_autograd::Mode>& mode);
+
+// Of equal size and dtype, or both undefined, and their values equal within rounding: gradients from several workers
+// add up in the order in which they come.
+void expect_near(const Tensor& a, const Tensor& b, const std::string& what = {});
 
 // t as a leaf that requires a gradient.
 Tensor wanting(const Tensor& t);

@@ -16,17 +16,16 @@ namespace {
 using namespace std::chrono_literals;
 using dist_autograd::Context;
 using dist_autograd::Contexts;
-using dist_autograd::Mode;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using Kind = RpcErrorKind;
+using served::plus;
+using served::product;
+using served::times;
 
 // ---- what workers serve
 
-Tensor plus(const Tensor& a, const Tensor& b) { return add(a, b); }
-Tensor times(const Tensor& a, const Tensor& b) { return mul(a, b); }
-Tensor product(const Tensor& a, const Tensor& b) { return matmul(a, b); }
 Tensor stacked(const std::vector<Tensor>& all) { return stack(all, 0); }
 std::vector<Tensor> split_in_five(const Tensor& x) { return split(x, 2, 0); }
 void nothing() {}
@@ -47,28 +46,15 @@ Tensor make_wanting(const Shape& sizes, double seed) { return wanting(pattern(si
 Tensor add_to_ref(const RRef<Tensor>& a, const Tensor& b) { return add(a.local_value(), b); }
 Tensor add_to_ref_nested(const RRef<Tensor>& a, const Tensor& b) { return here().call<add_to_ref>(a.owner(), a, b); }
 
-const std::vector<Served>& functions() {
-  static const std::vector<Served> all = [] {
-    std::vector<Served> list{
-        remote<plus>,         remote<times>,   remote<product>,      remote<stacked>,    remote<nothing>,
-        remote<nested_plus>,  remote<plus_on>, remote<make_wanting>, remote<add_to_ref>, remote<add_to_ref_nested>,
-        remote<split_in_five>};
-    list.insert(list.end(), context_functions().begin(), context_functions().end());
-    return list;
-  }();
-  return all;
-}
+const std::vector<Served> kServes{remote<stacked>,           remote<nothing>,      remote<nested_plus>,
+                                  remote<plus_on>,           remote<make_wanting>, remote<add_to_ref>,
+                                  remote<add_to_ref_nested>, remote<split_in_five>};
 
-class DistAutograd : public testing::TestWithParam<Mode> {
+class DistAutograd : public BothModes {
  protected:
-  static void run(int size, const AgentBody& body) {
-    AgentOptions options = for_tests(functions());
-    options.backward = GetParam();
-    run_agents(size, options, body);
-  }
+  static void run(int size, const AgentBody& body) { run_agents(size, options(kServes), body); }
 };
-INSTANTIATE_TEST_SUITE_P(Rpc, DistAutograd, testing::Values(Mode::kSmart, Mode::kFast),
-                         [](const auto& mode) { return mode.param == Mode::kSmart ? "Smart" : "Fast"; });
+INSTANTIATE_TEST_SUITE_P(Rpc, DistAutograd, kBothModes, name_of_mode);
 
 // Calls a function here, there, or there with the result left there.
 enum class How { kLocal, kCall, kRemote };
@@ -77,16 +63,6 @@ auto run_as(How how, Agent& agent, const To& to, const Args&... args) {
   if (how == How::kLocal) return F(args...);
   if (how == How::kCall) return agent.call<F>(to, args...);
   return agent.remote<F>(to, args...).to_here();
-}
-
-void expect_equal(const Tensor& a, const Tensor& b, const std::string& what = {}) {
-  ASSERT_EQ(a.defined(), b.defined()) << what;
-  if (!a.defined()) return;
-  ASSERT_EQ(a.sizes(), b.sizes()) << what;
-  EXPECT_EQ(a.dtype(), b.dtype()) << what;
-  // Gradients from several workers add up in the order in which they come.
-  const auto va = to_dense(a).to_vector<double>(), vb = to_dense(b).to_vector<double>();
-  for (size_t i = 0; i < va.size(); ++i) EXPECT_NEAR(va[i], vb[i], 1e-5 * (1 + std::abs(vb[i]))) << what;
 }
 
 // The gradients of leaves are those of the same program on this worker alone, in every way of calling, and the leaves'
@@ -109,7 +85,7 @@ void expect_as_local(Agent& agent, const std::vector<Tensor>& values, const Prog
     context.backward({program(how, leaves)});
     size_t there = 0;
     for (size_t i = 0; i < leaves.size(); ++i) {
-      expect_equal(context.gradient(leaves[i]), expected[i], concat("leaf ", i));
+      expect_near(context.gradient(leaves[i]), expected[i], concat("leaf ", i));
       EXPECT_FALSE(gradient(leaves[i]).defined());
       there += expected[i].defined() ? 1 : 0;
     }
@@ -313,7 +289,7 @@ TEST_P(DistAutograd, AllWorkersForgetAContextThatHasEnded) {
 
 // spec: FaultyAgentDistAutogradTest.test_context_cleanup_tensor_with_grad
 TEST(DistAutogradFaults, CleaningUpIsTriedAgain) {
-  AgentOptions options = for_tests(functions());
+  AgentOptions options = for_context_tests(kServes);
   options.faults.fail = Faults::retried();
   run_agents(4, options, [](Agent& agent, comm::Group&) {
     const Tensor x = wanting(pattern({3, 3}, 1));

@@ -23,21 +23,21 @@ using namespace std::chrono_literals;
 using dist_autograd::Context;
 using testing::HasSubstr;
 using Kind = RpcErrorKind;
+using served::add_ints;
 
-int64_t sum_of_two_ints(int64_t a, int64_t b) { return a + b; }
 Tensor scaled(const Tensor& x, double factor) { return mul(x, factor); }
 Tensor value_of(const RRef<Tensor>& x) { return x.to_here(); }
 void sleeps_long(int64_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
 AgentOptions member(int id) {
-  AgentOptions options = for_tests({remote<sum_of_two_ints>, remote<scaled>, remote<value_of>, remote<sleeps_long>});
+  AgentOptions options = for_tests({remote<add_ints>, remote<scaled>, remote<value_of>, remote<sleeps_long>});
   options.id = id;
   return options;
 }
 
 // Calls, a reference and a gradient from one worker to another.
 void expect_all_works(Agent& agent, const To& to, double seed) {
-  EXPECT_EQ(agent.call<sum_of_two_ints>(to, 40, 2), 42);
+  EXPECT_EQ(agent.call<add_ints>(to, 40, 2), 42);
   const Tensor x = wanting(pattern({3, 3}, seed));
   EXPECT_EQ(agent.remote<scaled>(to, x, 3).to_here().to_vector<float>(), mul(x.alias(), 3).to_vector<float>());
   EXPECT_EQ(agent.call<value_of>(to, agent.reference(x.alias())).to_vector<float>(), x.to_vector<float>());
@@ -74,7 +74,7 @@ TEST(DynamicGroups, WorkersComeOneAfterTheOtherAndCallEachOther) {
       if (rank == 0) agent.shutdown();
       step.arrive_and_wait();
       if (rank > 0) {
-        EXPECT_THAT(text_of(Kind::kUnknownWorker, [&] { agent.call<sum_of_two_ints>("worker0", 1, 2); }),
+        EXPECT_THAT(text_of(Kind::kUnknownWorker, [&] { agent.call<add_ints>("worker0", 1, 2); }),
                     HasSubstr("there are worker1, worker2, worker3"));
         expect_all_works(agent, 1 + rank % 3, rank);
       }
@@ -136,9 +136,9 @@ TEST(DynamicGroups, TheTwoWaysToMakeAgentsDoNotMix) {
     threads.emplace_back([&, rank] {
       comm::World world(store, rank, 2);
       {
-        Agent agent(world, for_tests({remote<sum_of_two_ints>}));
+        Agent agent(world, for_tests({remote<add_ints>}));
         made.arrive_and_wait();
-        EXPECT_EQ(agent.call<sum_of_two_ints>(1 - rank, rank, 1), rank + 1);
+        EXPECT_EQ(agent.call<add_ints>(1 - rank, rank, 1), rank + 1);
         EXPECT_THAT(text([&] { Agent(store, member(2 + rank)); }), HasSubstr("cannot use the same store"));
         agent.shutdown();
       }
@@ -204,11 +204,11 @@ TEST(Backends, AreRegisteredOnceAndMakeAgents) {
   EXPECT_THAT(text_of(Kind::kDuplicateBackend, [&] { register_backend("of three threads", start); }),
               HasSubstr("'of three threads'"));
   text_of(Kind::kDuplicateBackend, [&] { register_backend("group", start); });
-  AgentOptions options = for_tests({remote<sum_of_two_ints>});
+  AgentOptions options = for_tests({remote<add_ints>});
   options.backend = "of three threads";
   run_agents(2, options, [](Agent& agent, comm::Group&) {
     EXPECT_EQ(agent.debug().threads_configured, 3);
-    EXPECT_EQ(agent.call<sum_of_two_ints>(next(agent), 1, 2), 3);
+    EXPECT_EQ(agent.call<add_ints>(next(agent), 1, 2), 3);
   });
   EXPECT_EQ(started, 2);
   options.backend = "none";

@@ -262,8 +262,7 @@ class HybridModel : public testing::TestWithParam<Mode> {
     EXPECT_FALSE(step.own_gradients);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Rpc, HybridModel, testing::Values(Mode::kSmart, Mode::kFast),
-                         [](const auto& mode) { return mode.param == Mode::kSmart ? "Smart" : "Fast"; });
+INSTANTIATE_TEST_SUITE_P(Rpc, HybridModel, kBothModes, name_of_mode);
 
 // spec: test_backward_no_ddp, x_remote_grads_per_context
 TEST_P(HybridModel, WithoutDdpHasTheGradientsOfEachTrainer) {

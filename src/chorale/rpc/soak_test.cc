@@ -5,9 +5,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <random>
 #include <thread>
 
@@ -23,10 +25,10 @@ using namespace std::chrono_literals;
 using dist_autograd::Context;
 using testing::HasSubstr;
 using Kind = RpcErrorKind;
+using served::add_ints;
 
 bool is_long() { return config::env("CHORALE_SOAK").has_value(); }
 
-int64_t sum_of_ints(int64_t a, int64_t b) { return a + b; }
 Tensor filled(double value) { return mul(ones({4}), value); }
 double first_of(const RRef<Tensor>& x) { return select(x.to_here(), 0, 0).item<double>(); }
 // From a worker that is neither the owner nor the caller.
@@ -43,9 +45,22 @@ Tensor same_large(const Tensor& x) { return x; }
 int64_t process_here() { return getpid(); }
 Tensor tripled(const Tensor& x) { return mul(x, 3); }
 
-const std::vector<Served> kServes{remote<sum_of_ints>, remote<filled>,       remote<first_of>,
-                                  remote<first_of_on>, remote<made_on>,      remote<look_at>,
-                                  remote<same_large>,  remote<process_here>, remote<tripled>};
+// What a process takes: bytes of memory, open descriptors.
+struct Taken {
+  int64_t memory = 0, descriptors = 0;
+  CHORALE_MESSAGE(Taken, memory, descriptors)
+};
+Taken taken_here() {
+  std::ifstream file("/proc/self/statm");
+  int64_t all = 0, resident = 0;
+  file >> all >> resident;
+  const std::filesystem::directory_iterator descriptors("/proc/self/fd");
+  return {resident * sysconf(_SC_PAGESIZE), std::distance(begin(descriptors), end(descriptors))};
+}
+
+const std::vector<Served> kServes{remote<add_ints>, remote<filled>,    remote<first_of>,   remote<first_of_on>,
+                                  remote<made_on>,  remote<look_at>,   remote<same_large>, remote<process_here>,
+                                  remote<tripled>,  remote<taken_here>};
 
 // ---- order and lifetimes
 
@@ -126,7 +141,7 @@ TEST(LentTensors, MayBeWrittenAsSoonAsACallHasReturned) {
 
 TEST(ChaosBelow, ReachesCalls) {
   const auto calls = [](Agent& agent) {
-    for (int64_t i = 0; i < 200; ++i) EXPECT_EQ(agent.call<sum_of_ints>(1, i, 1), i + 1);
+    for (int64_t i = 0; i < 200; ++i) EXPECT_EQ(agent.call<add_ints>(1, i, 1), i + 1);
   };
   // Late and stalling workers change nothing,
   auto ends = comm::run_processes(
@@ -156,41 +171,35 @@ TEST(ChaosBelow, ReachesCalls) {
 
 // ---- for long
 
-int64_t memory_bytes() {
-  std::ifstream file("/proc/self/statm");
-  int64_t all = 0, resident = 0;
-  file >> all >> resident;
-  return resident * sysconf(_SC_PAGESIZE);
-}
-int64_t open_descriptors() {
-  const std::filesystem::directory_iterator all("/proc/self/fd");
-  return std::distance(begin(all), end(all));
-}
-
 // Calls and references between two processes; what they take does not grow.
 TEST(Soak, CallsAndReferencesLeaveNothing) {
   const int64_t rounds = is_long() ? 1000 : 10, calls = is_long() ? 1000 : 200, references = is_long() ? 100 : 20;
   const auto ends = run_agent_processes(2, for_tests(kServes), [&](Agent& agent, comm::Group& group) {
     if (group.rank() == 0) {
-      int64_t memory = 0, descriptors = 0;
+      std::array<Taken, 2> before;
       for (int64_t round = 0; round < rounds; ++round) {
         for (int64_t i = 0; i < calls; i += 20) {
           std::vector<Future<int64_t>> some;
           some.reserve(20);
-          for (int64_t j = 0; j < 20; ++j) some.push_back(agent.call_async<sum_of_ints>(1, round, i + j));
+          for (int64_t j = 0; j < 20; ++j) some.push_back(agent.call_async<add_ints>(1, round, i + j));
           for (int64_t j = 0; j < 20; ++j) ASSERT_EQ(some[static_cast<size_t>(j)].wait(), round + i + j);
         }
         for (int64_t i = 0; i < references; ++i) {
           const RRef<Tensor> there = agent.remote<filled>(1, static_cast<double>(i));
           ASSERT_EQ(agent.call<first_of>(i % 2, there), static_cast<double>(i));
         }
-        if (round == rounds / 4) {
-          memory = memory_bytes();
-          descriptors = open_descriptors();
-        }
+        if (round == rounds / 4) before = {taken_here(), agent.call<taken_here>(1)};
       }
-      EXPECT_LE(memory_bytes(), memory + (8 << 20));
-      EXPECT_LE(open_descriptors(), descriptors);
+      const std::array<Taken, 2> after{taken_here(), agent.call<taken_here>(1)};
+      for (size_t worker = 0; worker < 2; ++worker) {
+        SCOPED_TRACE(concat("worker ", worker));
+        EXPECT_LE(after[worker].memory, before[worker].memory + (8 << 20));
+        EXPECT_LE(after[worker].descriptors, before[worker].descriptors);
+        if (is_long())
+          std::cout << concat("worker ", worker, ": ", before[worker].memory >> 10, " KiB and ",
+                              before[worker].descriptors, " descriptors after a quarter, ", after[worker].memory >> 10,
+                              " KiB and ", after[worker].descriptors, " at the end\n");
+      }
       expect_soon("no reference is left", [&] { return agent.debug().references.users == 0; });
     }
     agent.shutdown();
@@ -205,7 +214,7 @@ TEST(Soak, ManyWorkersCallOne) {
   options.threads = 2;
   run_agents(workers, options, [](Agent& agent, comm::Group& group) {
     if (group.rank() == 0) return;
-    for (int64_t i = 0; i < 20; ++i) EXPECT_EQ(agent.call<sum_of_ints>(0, group.rank(), i), group.rank() + i);
+    for (int64_t i = 0; i < 20; ++i) EXPECT_EQ(agent.call<add_ints>(0, group.rank(), i), group.rank() + i);
     EXPECT_EQ(agent.call<first_of>(0, agent.remote<filled>(0, 3.0)), 3);
   });
 }
@@ -234,7 +243,7 @@ TEST(Soak, OthersGoOnWhileWorkersComeAndAreKilled) {
       Agent agent(store, options);
       const auto end = std::chrono::steady_clock::now() + life;
       do {
-        EXPECT_EQ(agent.call<sum_of_ints>(rank % 2, rank, 1), rank + 1);
+        EXPECT_EQ(agent.call<add_ints>(rank % 2, rank, 1), rank + 1);
         const RRef<Tensor> there = agent.remote<filled>(0, 5.0);
         EXPECT_EQ(agent.call<first_of>(1, there), 5);
         const Tensor x = wanting(ones({4}));
@@ -253,7 +262,7 @@ TEST(Soak, OthersGoOnWhileWorkersComeAndAreKilled) {
       bool has_worked = false;
       while (!deadline.passed() && (!has_worked || agent.workers().size() > 2)) {
         has_worked = has_worked || store->contains(works, within(60s));
-        ASSERT_EQ(agent.call<sum_of_ints>(1 - rank, victim, 1), victim + 1);
+        ASSERT_EQ(agent.call<add_ints>(1 - rank, victim, 1), victim + 1);
         const Tensor x = wanting(pattern({4}, victim));
         Context context(agent);
         context.backward({sum(agent.call<tripled>(1 - rank, x))});
@@ -262,7 +271,7 @@ TEST(Soak, OthersGoOnWhileWorkersComeAndAreKilled) {
         for (const WorkerInfo& worker : agent.workers()) {
           if (worker.id < 2) continue;
           try {
-            agent.call<sum_of_ints>(worker, 1, 2);
+            agent.call<add_ints>(worker, 1, 2);
           } catch (const RpcError& error) {
             EXPECT_TRUE(error.kind() == Kind::kConnection || error.kind() == Kind::kUnknownWorker) << error.what();
           }

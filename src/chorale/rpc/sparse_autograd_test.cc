@@ -10,7 +10,6 @@ namespace {
 
 using dist_autograd::Context;
 using dist_autograd::Contexts;
-using dist_autograd::Mode;
 using testing::ElementsAre;
 using testing::IsEmpty;
 using Kind = RpcErrorKind;
@@ -53,27 +52,15 @@ Tensor plus_mixed(const Tensor& a, const Tensor& b) {
   return sparse_add(Tensor::sparse_coo(a.sparse().indices, to(a.sparse().values, DType::kF64), a.sizes()), b);
 }
 
-const std::vector<Served>& functions() {
-  static const std::vector<Served> all = [] {
-    std::vector<Served> list{remote<plus>,      remote<nested_plus>, remote<plus_on>,    remote<total>,
-                             remote<if_wanted>, remote<make_weight>, remote<add_to_ref>, remote<add_to_ref_nested>,
-                             remote<nothing>,   remote<plus_mixed>,  remote<sparse_add>};
-    list.insert(list.end(), context_functions().begin(), context_functions().end());
-    return list;
-  }();
-  return all;
-}
+const std::vector<Served> kServes{remote<plus>,      remote<nested_plus>, remote<plus_on>,    remote<total>,
+                                  remote<if_wanted>, remote<make_weight>, remote<add_to_ref>, remote<add_to_ref_nested>,
+                                  remote<nothing>,   remote<plus_mixed>,  remote<sparse_add>};
 
-class SparseAutograd : public testing::TestWithParam<Mode> {
+class SparseAutograd : public BothModes {
  protected:
-  static void run(const AgentBody& body) {
-    AgentOptions options = for_tests(functions());
-    options.backward = GetParam();
-    run_agents(4, options, body);
-  }
+  static void run(const AgentBody& body) { run_agents(4, options(kServes), body); }
 };
-INSTANTIATE_TEST_SUITE_P(Rpc, SparseAutograd, testing::Values(Mode::kSmart, Mode::kFast),
-                         [](const auto& mode) { return mode.param == Mode::kSmart ? "Smart" : "Fast"; });
+INSTANTIATE_TEST_SUITE_P(Rpc, SparseAutograd, kBothModes, name_of_mode);
 
 // A loss whose gradient depends on the place: [10, 11, …, 18] times how often an entry went in.
 Tensor loss_of(const Tensor& sparse) {
