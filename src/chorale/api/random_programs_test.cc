@@ -172,7 +172,7 @@ Program random_program(uint64_t seed, bool whole) {
   std::mt19937_64 random(seed);
   const auto up_to = [&](int n) { return static_cast<int>(random() % static_cast<uint64_t>(n)); };
   Program program;
-  for (int i = 5 + up_to(20); i > 0; --i) {
+  for (int i = 5 + up_to(56); i > 0; --i) {
     Step step{up_to(kKinds), up_to(64), up_to(64), up_to(64)};
     if (whole && step.kind == 8) step.detail = 100;  // no value is asked for
     program.push_back(step);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <string_view>
 
 #include "chorale/base/error.h"
 
@@ -100,12 +101,12 @@ class Planner {
 
   // Whether memory of `from` may be written with `y`, which node n makes: the node may read it only element by element.
   bool may_overwrite(const Node& node, uint32_t from, uint32_t y) const {
-    for (const uint32_t x : node.in) {
+    for (size_t i = 0; i < node.in.size(); ++i) {
+      const uint32_t x = node.in[i];
       if (x == kNone || root_[x] != from) continue;
       const bool same = delta_[x] == 0 && value(x) == value(y);
       // A row over lists writes new values of its inputs, each over its own.
-      const bool in_place =
-          node.kind == Node::Kind::kFused || (node.kind == Node::Kind::kRow && (node.op->in_place || node.op->lists));
+      const bool in_place = reads_in_place(node, i) || (node.kind == Node::Kind::kRow && node.op->lists);
       if (!same || !in_place) return false;
     }
     return true;
@@ -165,11 +166,12 @@ class Planner {
       }
       if (plan_.is_view[at]) continue;
       for (const uint32_t y : node.out) {
-        for (const uint32_t operand : node.in) {
+        for (size_t i = 0; i < node.in.size(); ++i) {
+          const uint32_t operand = node.in[i];
           if (operand == kNone || delta_[operand] != 0) continue;
           const uint32_t x = root_[operand];
           if (takes_over(n, x, y) && value(operand) == value(y) && node.kind != Node::Kind::kDraw &&
-              may_overwrite(node, x, y) && reads_in_place(node)) {
+              may_overwrite(node, x, y) && reads_in_place(node, i)) {
             merge(x, y);
             break;
           }
@@ -177,8 +179,11 @@ class Planner {
       }
     }
   }
-  static bool reads_in_place(const Node& node) {
-    return node.kind == Node::Kind::kFused || (node.kind == Node::Kind::kRow && node.op->in_place);
+  static bool reads_in_place(const Node& node, size_t operand) {
+    if (node.kind != Node::Kind::kRow) return node.kind == Node::Kind::kFused;
+    // The gradient of logits goes over the logits, line by line: for a large vocabulary they are most of the memory.
+    // The kernel does the same with lines that it has gathered (kernel/cpu/support/along_dim.h).
+    return node.op->in_place || (operand == 1 && std::string_view(node.op->name) == "cross_entropy_backward");
   }
   bool takes_over(int64_t n, uint32_t x, uint32_t y) const {
     return is_root(y) && is_root(x) && plan_.places[y].in == Plan::In::kNowhere &&

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "chorale/api/api.h"
+#include "chorale/base/error.h"
 #include "chorale/graph/program.h"
 
 namespace chorale::graph {
@@ -30,6 +31,31 @@ TEST(Plan, APointwiseOpWritesOverAnOperandThatNothingReadsLater) {
   const Plan plan = plan_memory(graph);
   EXPECT_EQ(plan.places[1].offset, plan.places[3].offset);
   EXPECT_EQ(plan.arena_bytes, 128);
+}
+
+// Logits, the largest values of a language model, are there once.
+TEST(Plan, TheGradientOfLogitsLiesOverThem) {
+  const std::string attrs = "{ignore_index=-100, label_smoothing=0.1, reduction=1}";
+  for (const bool keeps : {false, true}) {
+    const Graph graph = parse(concat("graph(%0: f32[5, 37], %1: i64[5]) {\n  %2: f32[5, 37] = neg(%0)\n",        //
+                                     "  %3: f32[], %4: f32[5] = cross_entropy(%2, %1, none) ", attrs,            //
+                                     "\n  %5: f32[] = full_like(%3) {value=1}\n",                                //
+                                     "  %6: f32[5, 37] = cross_entropy_backward(%5, %2, %1, none, %4) ", attrs,  //
+                                     "\n  %7: f32[5, 37] = mul(%6, ", keeps ? "%2" : "%6", ")\n  return %3, %7\n}\n"));
+    verify(graph);
+    const Plan plan = plan_memory(graph);
+    EXPECT_EQ(plan.places[2].offset == plan.places[6].offset, !keeps);
+    const Tensor x = set_requires_grad(uniform({5, 37})), y = Tensor::from<int64_t>({3, 36, -100, 0, 8}, {5});
+    const Tensor logits = set_requires_grad(neg(detach(x))),
+                 loss = cross_entropy(logits, y, {}, Reduction::kMean, -100, 0.1);
+    backward(loss);
+    const Tensor expected = mul(gradient(logits), keeps ? detach(logits) : gradient(logits));
+    const Program program(graph);
+    std::vector<Tensor> out(2);
+    program.run(std::vector<Tensor>{x, y}, {}, out);
+    EXPECT_EQ(out[0].item<float>(), loss.item<float>());
+    EXPECT_EQ(out[1].to_vector<float>(), expected.to_vector<float>());
+  }
 }
 
 TEST(Plan, WhatAnInputIsOverwrittenWithLiesInItFromTheStart) {
