@@ -120,15 +120,15 @@ class Stopping(Train):
             self.assertLess(time.monotonic(), until)
             time.sleep(0.01)
 
-    def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(self):
+    def expect_the_same_bits_after_kills(self, kills_wanted, options, task):
         begin = time.monotonic()
-        self.run_to_end(*self.OPTIONS, "--out", "whole")
+        self.run_to_end(*options, "--out", "whole", task=task)
         whole_s = time.monotonic() - begin
         numbers = random.Random(time.time())
         (self.folder / "killed").mkdir()
         kills = 0
-        while kills < KILLS:
-            run = self.start(*self.OPTIONS, "--out", "killed", "--resume")
+        while kills < kills_wanted:
+            run = self.start(*options, "--out", "killed", "--resume", task=task)
             delay = numbers.uniform(0.1, 1) * whole_s
             try:
                 run.wait(delay)
@@ -137,12 +137,21 @@ class Stopping(Train):
                 kills += 1
             out, err = run.communicate(timeout=LIMIT_S)
             self.assertIn(run.returncode, (0, -signal.SIGKILL), err)
-            if run.returncode == 0 and kills < KILLS:  # it came to its end: once more from the beginning
+            if run.returncode == 0 and kills < kills_wanted:  # it came to its end: once more from the beginning
                 self.assertEqual(self.weights("killed"), self.weights("whole"))
                 shutil.rmtree(self.folder / "killed")
                 (self.folder / "killed").mkdir()
-        self.run_to_end(*self.OPTIONS, "--out", "killed", "--resume")
+        self.run_to_end(*options, "--out", "killed", "--resume", task=task)
         self.assertEqual(self.weights("killed"), self.weights("whole"))
+
+    def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(self):
+        self.expect_the_same_bits_after_kills(KILLS, self.OPTIONS, "fashion-mnist")
+
+    def test_a_sharded_run_that_is_killed_again_and_again_ends_with_the_same_bits(self):
+        (self.folder / "text").write_text("the cat sat on the mat. " * 400)
+        options = ("--text", "text", "--tokenizer", "bytes", "--context", "16", "--layers", "1", "--heads", "2", "--width", "16", "--batch", "8", "--steps", "40",
+                   "--sample-tokens", "4", "--checkpoint-every", "2", "--keep", "2", "--log-every", "1", "-n", "2", "--fsdp")
+        self.expect_the_same_bits_after_kills(KILLS if os.environ.get("CHORALE_TEST_KILLS") else 2, options, "gpt")
 
     def test_an_interrupt_saves_and_says_how_to_go_on(self):
         for ranks in "1", "2":
@@ -354,6 +363,74 @@ class Text(Train):
         self.run_to_end(*options, "-n", "2", "--out", "replicas", task="gpt")
         self.run_to_end(*options, "--dp", "2", "--tp", "2", "--out", "both", task="gpt")
         self.assert_close(self.losses("both"), self.losses("replicas"))
+
+    def memory_of(self, out):
+        """What a job said of its ranks' memory before the first step, in bytes."""
+        said = re.search(r"memory of a rank: (\S+) MiB at the peak of a step; parameters (\S+) MiB, gradients (\S+) MiB, states (\S+) MiB, "
+                         r"activations (\S+) MiB, largest gathered block (\S+) MiB\n(?s:.*) 1/", out)
+        return [float(number) * 2**20 for number in said.groups()]
+
+    def assert_within_a_tenth(self, found, wanted):
+        self.assertLess(abs(found - wanted), 0.1 * wanted, f"{found} is not {wanted}")
+
+    def test_fully_sharded_ranks_train_as_replicas_do_and_any_layout_goes_on(self):
+        # A block of width w has 12 w^2 + 13 w numbers; what is left are the tables and the last norm, and of BERT the head.
+        layers, width, context = 3, 48, 32
+        block = 12 * width**2 + 13 * width
+        rest = {"gpt": (256 + context) * width + 2 * width, "bert": (260 + context + 2) * width + 2 * width + width**2 + 3 * width + 260}
+        for task, extra in (("gpt", ("--sample-tokens", "10")), ("bert", ())):
+            with self.subTest(task):
+                options = ("--text", "text", "--tokenizer", "bytes", "--context", str(context), "--layers", str(layers), "--heads", "2", "--width", str(width), "--batch", "8",
+                           "--log-every", "1", "--dropout", "0.1", "--lr", "0.01", "--clip", "0.5", "--schedule", "constant", "--warmup", "0", "--epochs", "50", *extra)
+                self.run_to_end(*options, "-n", "2", "--out", f"{task}-whole", "--steps", "12", task=task)
+                wanted = self.losses(f"{task}-whole")
+                self.assertLess(wanted[-1], wanted[0])
+                run = f"{task}-sharded"
+                out = self.run_to_end(*options, "-n", "2", "--fsdp", "--offload", "--out", run, "--steps", "4", task=task)
+                self.assertIn("ranks: 2 (1 x 2 that share a model)", out)
+                peak, parameters, gradients, states, activations, largest = self.memory_of(out)
+                numbers = layers * block + rest[task]
+                self.assert_within_a_tenth(parameters, numbers * 4 / 2)
+                self.assert_within_a_tenth(gradients, numbers * 4 / 2)
+                self.assert_within_a_tenth(states, numbers * 4)
+                self.assert_within_a_tenth(largest, 4 * max(block, rest[task]))
+                for line in self.metrics(run):
+                    if line["kind"] == "time":
+                        self.assert_within_a_tenth(peak, line["memory_mib"] * 2**20)
+                # All of it but activations is known; half of the parameters would have been twice as much.
+                self.assertGreater(peak, activations + parameters + states)
+                self.assertLess(peak, activations + parameters + gradients + states + 4 * largest + 2**20)
+                # Whole again, and then replicas of shards: the ranks that see the data stay as many.
+                self.run_to_end("--out", run, "--resume", "--steps", "8", "-n", "2", task=task)
+                self.assert_close(self.losses(run), wanted[:8])
+                self.run_to_end("--out", run, "--resume", "--steps", "12", "-n", "2", "--fsdp", "--hybrid", "1x2", task=task)
+                self.assert_close(self.losses(run), wanted)
+                tests = [[line["test_loss"] for line in self.metrics(r) if line["kind"] == "evaluation"][-1] for r in (f"{task}-whole", run)]
+                self.assert_close(tests[1:], tests[:1])
+        self.assertTrue(self.generate("--run", "gpt-sharded", "--prompt", "the", "--tokens", "5").startswith("the"))
+
+    def test_replicas_of_shards_and_pieces_of_batches_train_as_replicas_do(self):
+        options = ("--text", "text", "--tokenizer", "bytes", *self.TINY, "--lr", "0.01", "--epochs", "50", "--log-every", "1", "--steps", "5", "--accumulate", "2")
+        self.run_to_end(*options, "-n", "4", "--out", "whole", task="gpt")
+        out = self.run_to_end(*options, "--hybrid", "2x2", "--fsdp", "--out", "both", task="gpt")
+        self.assertIn("ranks: 4 (2 x 2 that share a model)", out)
+        self.assert_close(self.losses("both"), self.losses("whole"))
+        self.assertEqual({(tuple(part[0]), name) for name, (_, _, parts) in self.weights("both").items() for part in parts if name.endswith("wte.weight")},
+                         {((0, 0), "transformer.wte.weight"), ((128, 0), "transformer.wte.weight")})
+
+    def test_sharding_that_cannot_be_says_why(self):
+        options = ("--text", "text", "--tokenizer", "bytes", *self.TINY, "--steps", "1", "--out", "x", "-n", "2")
+        for extra, why in ((("--fsdp", "--hybrid", "2x2"), "--hybrid 2x2 are 4 ranks, but the job has 2"),
+                           (("--fsdp", "--hybrid", "two"), "--hybrid is replicas by ranks that share one, such as 2x4, not 'two'"),
+                           (("--hybrid", "1x2"), "give --fsdp with it"),
+                           (("--offload",), "give --fsdp with it"),
+                           (("--fsdp", "--tp", "2"), "both share the model out"),
+                           (("--fsdp", "--compress", "bf16"), "leave it out with --fsdp"),
+                           (("--fsdp", "--compile"), "leave it out with --fsdp"),
+                           (("--fsdp", "--dry-run"), "which --fsdp does not allow")):
+            with self.subTest(extra):
+                self.assertIn(why, self.run_to_end(*options, *extra, task="gpt", status=1))
+                shutil.rmtree(self.folder / "x", ignore_errors=True)
 
     def test_ranks_that_share_a_model_scale_the_loss_alike(self):
         options = ("--text", "text", "--tokenizer", "bytes", *self.TINY, "--lr", "0.01", "--epochs", "50", "--log-every", "1", "--steps", "12", "--precision", "f16")

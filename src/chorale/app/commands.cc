@@ -11,10 +11,8 @@
 #include "chorale/base/error.h"
 
 namespace chorale::app {
-namespace {
 
-// Becomes the program chorale-NAME, which lies beside this one and knows the command.
-[[noreturn]] void become(const std::string& own_name, const std::vector<std::string>& words) {
+void become(const std::string& own_name, const std::string& command, const std::vector<std::string>& words) {
   const std::string name = "chorale-" + own_name;
   const std::string path = std::filesystem::read_symlink("/proc/self/exe").parent_path() / name;
   std::vector<std::string> all{name};
@@ -25,11 +23,12 @@ namespace {
   arguments.push_back(nullptr);
   execv(path.c_str(), arguments.data());
   const int error = errno;
-  const std::string command = own_name == words[0] ? words[0] : words[0] + " " + own_name;
   throw StateError(concat("'", command, "' is a program of its own, and ", path,
                           " cannot be started: ", std::strerror(error), ". In a checkout, `./chorale ", command,
                           "` builds it; `cmake --install` installs it with the rest"));
 }
+
+namespace {
 
 void add_bench_program(CLI::App& program, Work& work) {
   add_program(program, work, "bench", "Measure, beside peers in the same run (a program of its own: chorale-bench)",
@@ -53,7 +52,7 @@ void add_program(CLI::App& parent, Work& work, const std::string& name, const st
   other->callback([&work, other, name, words] {
     work = [name, all = words, more = other->remaining()]() mutable {
       all.insert(all.end(), more.begin(), more.end());
-      become(name, all);
+      become(name, name == all[0] ? name : all[0] + " " + name, all);
     };
   });
 }

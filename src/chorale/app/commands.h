@@ -44,6 +44,9 @@ void add_bench_rpc(CLI::App& bench, Work& work);
 inline constexpr const char* kRecommenderHelp =
     "Who likes what, on made data: a table of items on a server, data-parallel layers on trainers";
 void add_train_recommender(CLI::App& program, Work& work);
+// Becomes the program chorale-NAME beside this one, which knows the command of these words; `command` is for the
+// message that it is not there.
+[[noreturn]] void become(const std::string& name, const std::string& command, const std::vector<std::string>& words);
 // A command whose words, its help included, are for the program chorale-NAME beside this one. `words` come before them.
 void add_program(CLI::App& parent, Work& work, const std::string& name, const std::string& description,
                  const std::vector<std::string>& words);

@@ -1,4 +1,6 @@
 // `chorale train`: options from the command line, from files and from the run that goes on; ranks; and the trainer.
+#include "chorale/app/train.h"
+
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -12,7 +14,6 @@
 #include <optional>
 #include <thread>
 
-#include "chorale/app/commands.h"
 #include "chorale/app/options.h"
 #include "chorale/app/program.h"
 #include "chorale/base/config.h"
@@ -49,6 +50,7 @@ struct TrainCommand {
   std::vector<std::pair<std::string, std::vector<std::string>>> given;
   std::string config;  // file of options
   int output = -1;     // descriptor of what rank 0 writes to; -1: standard output
+  train::ShardFully shard_fully;
 
   LaunchValues launching{.grace_s = 60};  // enough to save
 
@@ -74,6 +76,10 @@ void TrainCommand::list_options() {
 // model.
 int64_t TrainCommand::ranks() const {
   if (options.ranks > 0) return options.ranks;
+  if (!options.hybrid.empty()) {
+    const train::JobRanks::Shards shards = train::hybrid_of(options.hybrid);
+    return std::max<int64_t>(train::product("ranks", {shards.replicas, shards.ranks}) / launching.nodes, 1);
+  }
   if (options.dp > 0) return std::max<int64_t>(options.dp * options.tp / launching.nodes, 1);
   const int64_t gpus = train::gpus_of(options);
   int64_t replicas = gpus > 0 ? gpus : std::max<int64_t>(usable_cores() / options.tp, 1);
@@ -153,15 +159,23 @@ void TrainCommand::resolve() {
   }
 }
 
+// The words of this process's command line, behind the program's name.
+std::vector<std::string> own_words() {
+  std::vector<std::string> all;
+  std::ifstream words("/proc/self/cmdline");
+  std::string word;
+  std::getline(words, word, '\0');  // the program
+  while (std::getline(words, word, '\0')) all.push_back(word);
+  return all;
+}
+
 // This program with the same arguments, once for each rank. Lines of ranks come with their rank in front, which a live
 // line does not survive: rank 0 gets our own output as well.
 int start_ranks(const TrainCommand& command) {
   const int output = dup(STDOUT_FILENO);  // inherited by the ranks
   std::vector<std::string> line = {"/proc/self/exe"};
-  std::ifstream words("/proc/self/cmdline");
-  std::string word;
-  std::getline(words, word, '\0');  // the program
-  while (std::getline(words, word, '\0')) line.push_back(word);
+  const std::vector<std::string> words = own_words();
+  line.insert(line.end(), words.begin(), words.end());
   line.insert(line.end(), {"--output", std::to_string(output)});
   if (!command.options.out.empty()) line.insert(line.end(), {"--out", command.options.out});
   launch::LaunchOptions options = launch_options(command.launching, command.ranks());
@@ -206,7 +220,8 @@ int run_rank(const TrainCommand& command, const comm::Group& group) {
                                              .group = group,
                                              .folder = command.options.out,
                                              .out = output,
-                                             .facts = facts_of_machine()});
+                                             .facts = facts_of_machine(),
+                                             .shard_fully = command.shard_fully});
   if (ending == train::Ending::kInterrupted) return 128 + SIGINT;
   return output.has_failed() ? kOutputLost : 0;
 }
@@ -218,6 +233,9 @@ void run_train(TrainCommand& command) {
     train::dry_run(*command.kind, command.options, command.world_size(), stdout);
     return;
   }
+  // Fully sharded training is in a program of its own: the first build of this one goes without it.
+  if (command.options.fsdp && !command.shard_fully)
+    become("sharded", concat("train ", command.kind->name(), " --fsdp"), own_words());
   const bool is_rank = config::one_of_several_ranks();
   train::MadeFolders made;
   if (command.is_first()) {
@@ -258,12 +276,15 @@ void run_train(TrainCommand& command) {
 
 }  // namespace
 
-void add_train(CLI::App& program, Work& work) {
+void add_train(CLI::App& program, Work& work) { add_train_with(program, work, {}); }
+
+void add_train_with(CLI::App& program, Work& work, const train::ShardFully& shard_fully) {
   CLI::App* train = program.add_subcommand("train", "Train a model");
   train->require_subcommand(1);
   for (auto& kind : train::task_kinds()) {
     const auto state = std::make_shared<TrainCommand>();
     state->kind = std::move(kind);
+    state->shard_fully = shard_fully;
     state->list_options();
     CLI::App* command = train->add_subcommand(state->kind->name(), state->kind->help());
     add_options(*command, state->table, [given = &state->given](const std::string& name, const auto& words) {

@@ -51,8 +51,8 @@ struct NormNet : nn::Module {
 };
 
 // spec: test_structured_input_output, test_float16_on_one_submodule, test_submodules_with_external_inputs
-// spec: test_norm_modules_{bf16,fp16}, test_clamp_reduce_dtype,
-// test_checkpoint_recompute_casts_{forward_inputs,outputs}
+// spec: test_norm_modules_{bf16,fp16}, test_clamp_reduce_dtype
+// spec: test_checkpoint_recompute_casts_{forward_inputs,outputs}
 TEST(FullyShardedPrecision, CastsWhereItIsAskedFor) {
   run_ranks(2, [](comm::Group& group) {
     const Mesh mesh = line(group);

@@ -1,8 +1,15 @@
 // What fully sharded training sends, and when: section B3 of spec/sharded-training.md.
+#include <gmock/gmock.h>
+
+#include <sstream>
+
 #include "chorale/fsdp/fsdp_test_util.h"
+#include "chorale/testing/message_test_util.h"
 
 namespace chorale::fsdp {
 namespace {
+
+using testing::HasSubstr;
 
 struct Counts {
   int64_t forward, backward, reduced, total;
@@ -243,6 +250,110 @@ TEST(FullyShardedCommunication, ParametersMayBeGatheredByHand) {
     for (size_t i = 0; i < 12; ++i) expect_close(fresh.parameters()[i], whole.parameters()[i], 0, "by hand");
     reshard(fresh);
     EXPECT_TRUE(fresh.parameters()[0].is_sharded());
+  });
+}
+
+// spec: test_share_comm_context
+TEST(FullyShardedCommunication, OutermostModulesMayShareWhatIsInFlight) {
+  run_ranks(2, [](comm::Group& group) {
+    const Mesh mesh = line(group);
+    const MlpStack whole = seeded(MlpStack(4, 6));
+    DistributedDataParallel<MlpStack> reference(clone(whole), group);
+    // The same in two stages.
+    MlpStack all = clone(whole), first(0, 6), second(0, 6);
+    for (size_t i = 0; i < 4; ++i) (i < 2 ? first : second).layers.push_back(std::move(all.layers[i]));
+    for (MlpStack* stage : {&first, &second}) shard_layers_and_root(*stage, stage->layers, {.mesh = mesh});
+    share_comm_context({&first, &second});
+    NamedTensors parameters = first.named_parameters();
+    for (const auto& [name, p] : second.named_parameters())
+      parameters.emplace_back(concat("layers.", std::stoi(name.substr(7)) + 2, name.substr(8)), p);
+    optim::Sgd one(reference.named_parameters(), {.lr = 0.1}), two(parameters, {.lr = 0.1});
+    std::vector<std::string> events;
+    for (int step = 0; step < 3; ++step) {
+      one.zero_grad();
+      two.zero_grad();
+      const Tensor x = pattern({2, 6}, group.rank() + 10 * step);
+      backward(sum(reference(x)));
+      const Tensor loss = sum(second(first(x)));
+      on_event(second, [&](const Event& event) {
+        std::ostringstream text;
+        text << event;
+        events.push_back(text.str());
+      });
+      events.clear();
+      backward(loss);
+      on_event(second, {});
+      one.step();
+      two.step();
+      expect_sharded_parity(parameters, reference.named_parameters(), 0, concat("step ", step));
+    }
+    // The second stage gathers the first one's last layer ahead, before it reduces its own.
+    const auto place = [&](const std::string& event, int which) {
+      auto at = std::find(events.begin(), events.end(), event);
+      for (; which > 0; --which) at = std::find(at + 1, events.end(), event);
+      return at - events.begin();
+    };
+    EXPECT_LT(place("U(layers.1)", 1), place("PB(layers.0)", 0));
+    EXPECT_THAT(message_of<StateError>([&] { share_comm_context({&first, &second}); }), HasSubstr("has run already"));
+  });
+}
+
+// spec: test_all_gather_extensions_{train_parity,end_to_end,monkey_patch}
+TEST(FullyShardedCommunication, SomethingElseMayBeSentThanTheParameter) {
+  run_ranks(2, [](comm::Group& group) {
+    const Mesh mesh = line(group);
+    // Rounded to bf16, beside a whole number for each row that says where the row was.
+    const auto rounded = [](const Tensor& parameter) -> std::optional<Payload> {
+      if (parameter.dims() != 2) return {};
+      return Payload{.of_part =
+                         [](const Tensor& part) {
+                           return std::vector{to(part, DType::kBF16), full({part.size(0)}, 3, DType::kI64)};
+                         },
+                     .to_whole =
+                         [](const std::vector<Tensor>& wholes) {
+                           EXPECT_EQ(wholes[1].to_vector<int64_t>(), std::vector<int64_t>(wholes[0].sizes()[0], 3));
+                           return to(wholes[0], DType::kF32);
+                         }};
+    };
+    const MlpStack whole = seeded(MlpStack(3, 5));  // parts are uneven
+    DistributedDataParallel<MlpStack> reference(clone(whole), group);
+    MlpStack model = clone(whole);
+    shard_layers_and_root(model, model.layers, {.mesh = mesh});
+    for (Mlp& layer : model.layers) set_payload(layer, rounded);
+    optim::Sgd one(reference.named_parameters(), {.lr = 0.1}), two(model.named_parameters(), {.lr = 0.1});
+    for (int step = 0; step < 4; ++step) {
+      one.zero_grad();
+      two.zero_grad();
+      const Tensor x = pattern({2, 5}, group.rank() + 10 * step);
+      // The reference computes with rounded weights and updates those that are not.
+      std::vector<Tensor> exact;
+      {
+        const NoGrad quiet;
+        for (const auto& [name, p] : reference.named_parameters()) {
+          exact.push_back(clone(p));
+          if (p.dims() == 2) copy_(p, to(p, DType::kBF16));
+        }
+      }
+      const Tensor loss = sum(reference(x)), other = sum(model(x));
+      expect_close(other, loss, 0, concat("loss of step ", step));
+      backward(loss);
+      backward(other);
+      {
+        const NoGrad quiet;
+        for (size_t i = 0; i < exact.size(); ++i) copy_(reference.named_parameters()[i].second, exact[i]);
+      }
+      one.step();
+      two.step();
+      expect_sharded_parity(model.named_parameters(), reference.named_parameters(), 0, concat("step ", step));
+    }
+    const NoGrad quiet;
+    // What is sent must be as long as the part.
+    set_payload(model.layers[1], [](const Tensor&) -> std::optional<Payload> {
+      return Payload{[](const Tensor& part) { return std::vector{zeros({part.size(0) + 1})}; }, {}};
+    });
+    EXPECT_THAT(message_of<InvalidArgument>([&] { model(pattern({2, 5}, 1)); }), HasSubstr("as the part has"));
+    set_payload(model.layers[1], nullptr);
+    model(pattern({2, 5}, 1));
   });
 }
 

@@ -1,6 +1,7 @@
 #include "chorale/fsdp/fully_shard.h"
 
 #include <algorithm>
+#include <chrono>
 #include <ostream>
 #include <unordered_set>
 
@@ -210,7 +211,7 @@ void Unit::put_into_module() {
 void Unit::become_root(nn::Module& module) {
   CHORALE_CHECK_STATE(slots_.size() == 1, "[fully_shard] several modules in one group cannot be the outermost ones: ",
                       "call fully_shard() on a module that has them all");
-  auto context = std::make_shared<Context>();
+  const auto context = shared_ ? shared_ : std::make_shared<Context>();
   std::unordered_map<const TensorImpl*, const Unit*> owner;
   std::unordered_map<const Unit*, std::string> paths;
   std::vector<std::shared_ptr<Unit>> units;
@@ -222,7 +223,7 @@ void Unit::become_root(nn::Module& module) {
     units.push_back(unit);
     for (const ShardedParameter& p : unit->parameters_) owner.emplace(p.sharded().impl(), unit.get());
   }
-  std::string absent;
+  std::string absent, elsewhere;
   for (const auto& unit : units) {
     for (const auto& [path, below] : module.named_modules()) {
       if (unit_of(*below) != unit) continue;
@@ -235,12 +236,17 @@ void Unit::become_root(nn::Module& module) {
                             at.empty() ? "that of the outermost module" : at,
                             ": put both modules into one call of fully_shard()");
         unit->parameters_[unit->index_.at(parameter.impl())].name = full;
-        if (parameter.device().type == DeviceType::kNull) absent += "\n  " + full;
+        const DeviceType device = parameter.device().type;
+        if (device == DeviceType::kNull) absent += "\n  " + full;
+        if (unit->options_.offload && device != DeviceType::kCpu && device != DeviceType::kNull)
+          elsewhere += concat("\n  ", full, " on ", parameter.device());
       });
     }
   }
   CHORALE_CHECK_STATE(absent.empty(), "[fully_shard] these parameters have no memory yet: call materialize() and fill ",
                       "them before the first forward:", absent);
+  CHORALE_CHECK_STATE(elsewhere.empty(), "[fully_shard] with .offload parameters stay on the host: materialize them ",
+                      "on the CPU. These are elsewhere:", elsewhere);
   for (const auto& unit : units) {
     unit->context_ = context;
     unit->path_ = paths[unit.get()];
@@ -321,6 +327,19 @@ void set_modules_to_backward_prefetch(nn::Module& module, const std::vector<nn::
   unit_or_throw(module)->ahead_in_backward = units_of(ahead);
 }
 
+void share_comm_context(const std::vector<nn::Module*>& roots) {
+  const auto context = std::make_shared<Context>();
+  for (const nn::Module* module : roots) {
+    CHORALE_CHECK_STATE(!unit_or_throw(*module)->context(), "[share_comm_context] this ", module->type_name(),
+                        " has run already: modules share before their first forward");
+  }
+  for (const nn::Module* module : roots) unit_of(*module)->share(context);
+}
+
+void set_payload(nn::Module& module, const std::function<std::optional<Payload>(const Tensor& parameter)>& choose) {
+  unit_or_throw(module)->set_payload(choose);
+}
+
 std::ostream& operator<<(std::ostream& out, const Event& event) {
   constexpr const char* kNames[] = {"U", "R", "PB"};
   return out << kNames[static_cast<size_t>(event.kind)] << "(" << event.module << ")";
@@ -336,6 +355,28 @@ NamedTensors own_parameters(nn::Module& module) {
   NamedTensors own;
   for (const ShardedParameter& p : unit_or_throw(module)->parameters()) own.emplace_back(p.name, p.sharded());
   return own;
+}
+
+Sizes sizes_of(nn::Module& module) {
+  Sizes sizes;
+  for_units(module, true, [&](Unit& unit) {
+    int64_t block = 0;
+    for (const ShardedParameter& p : unit.parameters()) {
+      const Tensor& part = sharding::local_of(p.sharded());
+      const int64_t bytes = part.elems() * static_cast<int64_t>(part.elem_bytes());
+      sizes.parts += bytes;
+      if (p.wants_gradient()) sizes.gradients += bytes;
+      block += unit.gathered_bytes(p);
+    }
+    sizes.largest_block = std::max(sizes.largest_block, block);
+    if (unit.is_unsharded()) sizes.gathered += block;
+  });
+  return sizes;
+}
+
+double seconds_waited(nn::Module& module) {
+  const auto unit = unit_or_throw(module);
+  return unit->context() ? std::chrono::duration<double>(unit->context()->waited).count() : 0;
 }
 
 }  // namespace chorale::fsdp

@@ -15,6 +15,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -73,6 +74,22 @@ void set_reduces_unused(nn::Module& module, bool wanted, bool recurse = true);
 void set_modules_to_forward_prefetch(nn::Module& module, const std::vector<nn::Module*>& ahead);
 void set_modules_to_backward_prefetch(nn::Module& module, const std::vector<nn::Module*>& ahead);
 
+// Outermost modules that compute one after another, such as the stages of a pipeline on one rank: a backward gathers
+// ahead from one to the next, and one reduction is in flight for all of them. Before their first forward.
+void share_comm_context(const std::vector<nn::Module*>& roots);
+
+// ---- what is sent
+
+// What travels instead of a parameter's part, say in another precision or with scales beside it.
+struct Payload {
+  // Contiguous tensors, of which each is as long as the part in the dimension by which that is cut.
+  std::function<std::vector<Tensor>(const Tensor& part)> of_part;
+  // The whole parameter, of those tensors put together from all ranks.
+  std::function<Tensor(const std::vector<Tensor>& wholes)> to_whole;
+};
+// Of the parameters of the module's own group: those for which `choose` gives one. Any later call replaces it.
+void set_payload(nn::Module& module, const std::function<std::optional<Payload>(const Tensor& parameter)>& choose);
+
 // What happens, in order.
 struct Event {
   enum class Kind : uint8_t { kUnshard, kReshard, kPostBackward };
@@ -88,5 +105,17 @@ void on_event(nn::Module& root, std::function<void(const Event&)> listener);
 
 // The parameters of the module's own group, sharded, in their order.
 NamedTensors own_parameters(nn::Module& module);
+
+// Bytes on this rank, of all groups below.
+struct Sizes {
+  int64_t parts = 0;          // of parameters
+  int64_t gradients = 0;      // of the parts that want one
+  int64_t gathered = 0;       // whole parameters that are there now
+  int64_t largest_block = 0;  // whole parameters of the largest group
+};
+Sizes sizes_of(nn::Module& module);
+// Seconds that this rank has waited for parameters and gradients, of all groups that compute together with this one,
+// since their first forward.
+double seconds_waited(nn::Module& module);
 
 }  // namespace chorale::fsdp

@@ -63,6 +63,12 @@ Tensor ShardedParameter::room(DType dtype) const {
   return Tensor::empty(local_sizes_, is_floating(sharded_.dtype()) ? dtype : sharded_.dtype());
 }
 
+Tensor ShardedParameter::room_like(const Tensor& part) const {
+  Shape sizes = part.sizes();
+  sizes[static_cast<size_t>(dim_)] = local_sizes_[static_cast<size_t>(dim_)];
+  return Tensor::empty(sizes, part.dtype());
+}
+
 Tensor ShardedParameter::chunk(const Tensor& whole, int ranks, int rank) const {
   const auto d = static_cast<size_t>(dim_);
   const op::Chunk part = op::chunk_of(whole.sizes()[d], ranks, rank);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "chorale/comm/group.h"
+#include "chorale/fsdp/fully_shard.h"
 #include "chorale/op/placement.h"
 #include "chorale/sharding/sharded.h"
 
@@ -25,8 +26,11 @@ class ShardedParameter {
   const Tensor& sharded() const { return sharded_; }
   const Tensor& whole() const { return whole_; }
   int64_t dim() const { return dim_; }
+  const Shape& local_sizes() const { return local_sizes_; }  // of the whole, or of what a rank of tensor parallel has
   bool wants_gradient() const;
 
+  // Memory for what `part`, which is as long as this rank's part, is a part of.
+  Tensor room_like(const Tensor& part) const;
   // Memory for all of it, in this dtype (of a parameter that is not floating: its own).
   Tensor room(DType dtype) const;
   // The part of `whole` that one of so many ranks has.
@@ -49,9 +53,10 @@ class ShardedParameter {
   void add_gradient(const Tensor& part) const;
 
   std::string name{};
-  Tensor accumulated{};   // whole gradients that were not reduced yet
-  Tensor unreplicated{};  // reduced over shards, not yet over replicas
-  uint32_t version = 0;   // of the shard's memory when it was gathered
+  Tensor accumulated{};              // whole gradients that were not reduced yet
+  Tensor unreplicated{};             // reduced over shards, not yet over replicas
+  std::optional<Payload> payload{};  // instead of the part
+  uint32_t version = 0;              // of the shard's memory when it was gathered
 
  private:
   void make_whole(DType dtype);

@@ -1,6 +1,7 @@
 // States of fully sharded modules: section B4 of spec/sharded-training.md, modules without memory, checkpoints.
 #include <gmock/gmock.h>
 
+#include "chorale/eager/sim_kernels.h"
 #include "chorale/fsdp/fsdp_test_util.h"
 #include "chorale/fsdp/state.h"
 #include "chorale/snapshot/snapshot.h"
@@ -150,6 +151,36 @@ TEST(FullyShardedState, MemoryMayComeLater) {
       load_full_state_dict(sent, state, 0);
       expect_close(sent(x), whole(x), 0, "sent by the first rank");
     }
+  });
+}
+
+// spec: test_dp_state_dict_cpu_offload
+TEST(FullyShardedState, PartsThatStayOnTheHostAreLoadedThere) {
+  eager::add_sim_device({});
+  run_ranks(2, [](comm::Group& group) {
+    const Mesh mesh = line(group);
+    MlpStack whole = seeded(MlpStack(2, 5));
+    const auto without_memory = [&] {
+      MlpStack model(2, 5);
+      model.to(kNull);
+      shard_layers_and_root(model, model.layers, {.mesh = mesh, .offload = true});
+      return model;
+    };
+    MlpStack model = without_memory();
+    model.materialize(kCpu);
+    model.load_state_dict(whole.state_dict());
+    for (const auto& [name, p] : model.state_dict()) {
+      EXPECT_TRUE(p.is_sharded());
+      EXPECT_EQ(p.device(), kCpu) << name;
+      EXPECT_EQ(to_local(p).device(), kCpu) << name;
+    }
+    const Tensor x = pattern({2, 5}, 1);
+    expect_close(model(x), whole(x), 0, "loaded");
+    MlpStack elsewhere = without_memory();
+    elsewhere.materialize({DeviceType::kSim, 0});
+    const std::string message = message_of<StateError>([&] { elsewhere(x); });
+    EXPECT_THAT(message, HasSubstr("parameters stay on the host"));
+    EXPECT_THAT(message, HasSubstr("layers.1.out_proj.bias on sim:0"));
   });
 }
 

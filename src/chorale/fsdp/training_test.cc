@@ -1,4 +1,7 @@
 // Fully sharded training trains as data-parallel training does: sections A3 and B2 of spec/sharded-training.md.
+#include <chrono>
+#include <thread>
+
 #include "chorale/fsdp/fsdp_test_util.h"
 
 namespace chorale::fsdp {
@@ -176,6 +179,43 @@ TEST(FullySharded, TiedWeightsStayTied) {
     const NoGrad quiet;
     const Tensor moved = amax(abs(sub(full_tensor(detach(model.tokens.weight)), before)), {1});
     for (const double m : numbers(moved)) EXPECT_GT(m, 0);
+  });
+}
+
+// spec: test_train_parity_multi_group_cpu_offload_eager, test_train_parity_multi_group_unshard_async_op
+TEST(FullySharded, RanksThatAreLateAtAnyPlaceChangeNothing) {
+  run_ranks(8, [](comm::Group& group) {
+    const Mesh mesh = line(group);
+    const Transformer model = seeded(Transformer(3, 1024, 64));
+    int late = 0;  // which place a rank is late at, in turn
+    const auto wait_at = [&](int place) {
+      if (late++ % 5 == (place + group.rank()) % 5) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    };
+    const auto input = [&](int step) {
+      wait_at(0);  // before the optimizer's values are used
+      return ids({3, 64}, group.rank() + 10 * step, 1024);
+    };
+    for (const bool by_hand : {false, true}) {
+      for (const ReshardAfterForward policy : {ReshardAfterForward(true), {false}, {2}}) {
+        expect_parity<optim::Adam>(
+            group, model,
+            [&](Transformer& m) {
+              // Before its parameters are gathered, after its forward, and before its gradients are reduced.
+              for (Block& layer : m.layers) {
+                layer.before_forward([&](nn::Module&, std::vector<Tensor>&) { wait_at(1); });
+                layer.after_forward([&](nn::Module&, const std::vector<Tensor>&, std::vector<Tensor>&) { wait_at(2); });
+                layer.after_backward([&](std::vector<Tensor>&, const std::vector<Tensor>&) { wait_at(3); });
+              }
+              shard_layers_and_root(m, m.layers, {.mesh = mesh, .reshard_after_forward = policy, .offload = !by_hand});
+              if (!by_hand) return;
+              m.before_forward([&m](nn::Module&, std::vector<Tensor>&) {
+                for (Block& layer : m.layers) unshard(layer, true);
+              });
+            },
+            input, 3, 1e-2);
+        if (testing::Test::HasFatalFailure()) return;
+      }
+    }
   });
 }
 

@@ -37,11 +37,28 @@ struct InputGradients final : autograd::CustomBackward {
   std::shared_ptr<Unit> unit;
 };
 
+// The whole parameter in memory of its own, of its payload.
+Tensor whole_of(const ShardedParameter& p, const std::vector<Tensor>& payload) {
+  const NoGrad quiet;
+  const Tensor whole = p.payload->to_whole(payload);
+  CHORALE_CHECK(whole.sizes() == p.local_sizes(), "[fully_shard] the payload of ", p.name, " makes a tensor of shape ",
+                whole.sizes(), ", but the parameter has ", p.local_sizes());
+  const bool is_own =
+      std::none_of(payload.begin(), payload.end(), [&](const Tensor& x) { return x.storage() == whole.storage(); });
+  return is_own && whole.is_contiguous() && whole.offset() == 0 ? whole : clone(whole);
+}
+
 bool is_recomputing() { return autograd::BackwardRun::current() != nullptr; }
 
 }  // namespace
 
 // ---- context
+
+void Context::wait_for(const comm::Work& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work.wait();
+  waited += std::chrono::steady_clock::now() - start;
+}
 
 void Context::finish_reduction() {
   if (!reduction) return;
@@ -228,8 +245,10 @@ void Unit::after_backward() {
 }
 
 void Unit::end_backward() {
-  const bool has_gradients = std::any_of(parameters_.begin(), parameters_.end(),
-                                         [](const ShardedParameter& p) { return gradient(p.whole()).defined(); });
+  // Of this backward; or of earlier ones that were not reduced, where this one did not use the group.
+  const bool has_gradients = std::any_of(parameters_.begin(), parameters_.end(), [this](const ShardedParameter& p) {
+    return gradient(p.whole()).defined() || (syncs && p.accumulated.defined());
+  });
   if (has_gradients)
     after_backward();
   else if (state_ == State::kWhole && reshards_after_backward && context_->is_last_backward)
@@ -239,6 +258,10 @@ void Unit::end_backward() {
 DType Unit::parameter_dtype(const ShardedParameter& p) const {
   const DType own = p.sharded().dtype();
   return is_floating(own) ? options_.mixed_precision.parameters.value_or(own) : own;
+}
+
+int64_t Unit::gathered_bytes(const ShardedParameter& p) const {
+  return count_elems(p.local_sizes()) * static_cast<int64_t>(size_of(parameter_dtype(p)));
 }
 
 DType Unit::reduce_dtype(DType gradient) const { return options_.mixed_precision.reduce.value_or(gradient); }
@@ -287,7 +310,7 @@ void Unit::reduce() {
 }
 
 void Unit::finish(Reduction& reduction) {
-  reduction.work.wait();
+  context_->wait_for(reduction.work);
   reduction.sources.clear();
   const NoGrad quiet;
   const bool has_replicas = options_.mesh.dims() == 2 && options_.mesh.shape()[0] > 1;
@@ -298,7 +321,8 @@ void Unit::finish(Reduction& reduction) {
       if (!reduction.all_reduces) p.unreplicated = reduction.parts[k];
     }
     if (!reduction.all_reduces) return;
-    options_.mesh.group(size_t{0}).all_reduce_coalesced(reduction.parts, {}, {.tag = number_, .timeout = {}}).wait();
+    context_->wait_for(
+        options_.mesh.group(size_t{0}).all_reduce_coalesced(reduction.parts, {}, {.tag = number_, .timeout = {}}));
   }
   for (size_t k = 0; k < reduction.parameters.size(); ++k) {
     if (forces_sum) mul_(reduction.parts[k], factor());
@@ -314,6 +338,27 @@ bool Unit::is_stale() const {
          });
 }
 
+void Unit::set_payload(const std::function<std::optional<Payload>(const Tensor&)>& choose) {
+  reshard();  // whole parameters that are there were sent otherwise
+  for (ShardedParameter& p : parameters_) p.payload = choose ? choose(p.sharded()) : std::nullopt;
+}
+
+// What this rank sends of a parameter.
+std::vector<Tensor> Unit::sent_parts(const ShardedParameter& p) const {
+  if (state_ == State::kPiece) return {p.piece()};
+  if (!p.payload) return {p.part(parameter_dtype(p))};
+  const NoGrad quiet;
+  const Tensor part = p.part(p.sharded().dtype());
+  std::vector<Tensor> sent = p.payload->of_part(part);
+  CHORALE_CHECK(!sent.empty(), "[fully_shard] the payload of ", p.name, " has no tensors");
+  for (const Tensor& x : sent) {
+    CHORALE_CHECK(x.dims() > p.dim() && x.size(p.dim()) == part.size(p.dim()) && x.is_contiguous(),
+                  "[fully_shard] a payload of ", p.name, " must be contiguous and have size ", part.size(p.dim()),
+                  " in dimension ", p.dim(), ", as the part has; it is ", x.sizes());
+  }
+  return sent;
+}
+
 void Unit::unshard() {
   if (state_ == State::kWhole || gather_ || parameters_.empty()) return;
   note(Event::Kind::kUnshard);
@@ -322,18 +367,19 @@ void Unit::unshard() {
   std::optional<comm::Coalescing> together;
   if (group.size() > 1) together.emplace(group);
   for (ShardedParameter& p : parameters_) {
-    const Tensor room = p.room(parameter_dtype(p));
-    const Tensor part = state_ == State::kPiece ? p.piece() : p.part(room.dtype());
     p.version = p.sharded().storage()->version();
-    std::vector<Tensor> chunks;
-    chunks.reserve(static_cast<size_t>(group.size()));
-    for (int r = 0; r < group.size(); ++r) chunks.push_back(p.chunk(room, group.size(), r));
-    gather.rooms.push_back(room);
-    if (together) {
-      group.all_gather(chunks, part, {.tag = number_, .timeout = {}});
-    } else {
-      const NoGrad quiet;
-      copy_(chunks[0], part);
+    std::vector<Tensor>& rooms = gather.rooms.emplace_back();
+    for (const Tensor& part : sent_parts(p)) {
+      const Tensor& room = rooms.emplace_back(p.room_like(part));
+      std::vector<Tensor> chunks;
+      chunks.reserve(static_cast<size_t>(group.size()));
+      for (int r = 0; r < group.size(); ++r) chunks.push_back(p.chunk(room, group.size(), r));
+      if (together) {
+        group.all_gather(chunks, part, {.tag = number_, .timeout = {}});
+      } else {
+        const NoGrad quiet;
+        copy_(chunks[0], part);
+      }
     }
   }
   if (together) gather.work = together->end();
@@ -344,10 +390,19 @@ void Unit::wait_for_unshard() {
   if (!gather_) return;
   const Gather gather = std::move(*gather_);
   gather_.reset();
-  gather.work.wait();
+  if (context_) {
+    context_->wait_for(gather.work);
+  } else {
+    gather.work.wait();  // by hand, before the first forward
+  }
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    parameters_[i].give_bytes(gather.rooms[i]);
-    parameters_[i].drop_piece();
+    ShardedParameter& p = parameters_[i];
+    if (p.payload && state_ == State::kSharded) {
+      p.give_bytes(whole_of(p, gather.rooms[i]));
+    } else {
+      p.give_bytes(gather.rooms[i][0]);
+    }
+    p.drop_piece();
   }
   state_ = State::kWhole;
   put_into_module();

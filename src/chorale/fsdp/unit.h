@@ -8,6 +8,7 @@
 // finished at the end of backward. One reduction is in flight at a time: the next one, or the end, waits for it.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <set>
@@ -40,6 +41,9 @@ struct Context {
   bool is_last_backward = true;
   bool has_failed = false;  // a backward was left by an exception
   std::function<void(const Event&)> listener;
+  std::chrono::nanoseconds waited{};
+
+  void wait_for(const comm::Work& work);
 
   void finish_reduction();
   void finish_backward();
@@ -75,12 +79,16 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool is_root() const { return is_root_; }
   bool is_unsharded() const { return state_ == State::kWhole; }
   bool is_running() const { return !running_.empty(); }
+  // Of the parameter as it is gathered.
+  int64_t gathered_bytes(const ShardedParameter& p) const;
   bool owns(const Tensor& parameter) const { return index_.contains(parameter.impl()); }
   void forget_round() { running_.clear(); }
   // Of one kind of collective, for the size of the groups.
   const Mesh& mesh() const { return options_.mesh; }
 
   void set_policy(ReshardAfterForward policy);
+  void share(std::shared_ptr<Context> context) { shared_ = std::move(context); }
+  void set_payload(const std::function<std::optional<Payload>(const Tensor&)>& choose);
 
   bool syncs = true, all_reduces = true, reshards_after_backward = true, forces_sum = false, reduces_unused = false;
   std::optional<double> divide_factor;
@@ -91,7 +99,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   enum class State : uint8_t { kSharded, kPiece, kWhole };
   struct Gather {
     comm::Work work;
-    std::vector<Tensor> rooms;
+    std::vector<std::vector<Tensor>> rooms;  // by parameter: the whole, or what its payload's parts make
   };
   struct Slot {
     nn::Parameter* place;
@@ -100,6 +108,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   void find_slots(size_t index, nn::Module& module);
   void put_into_module();
+  std::vector<Tensor> sent_parts(const ShardedParameter& p) const;
   void become_root(nn::Module& module);
   void reshard_after_forward();
   bool is_stale() const;
@@ -125,7 +134,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   State state_ = State::kSharded;
   std::optional<Gather> gather_;
   std::shared_ptr<Context> context_;
-  std::vector<size_t> positions_;  // in the context's order, of forwards whose backward has not begun
+  std::shared_ptr<Context> shared_;  // with other outermost modules
+  std::vector<size_t> positions_;    // in the context's order, of forwards whose backward has not begun
   std::string path_;
   uint64_t number_ = 0;
   bool is_root_ = false;

@@ -1,5 +1,8 @@
 #include "chorale/snapshot/agreement.h"
 
+#include <set>
+
+#include "chorale/base/error.h"
 #include "chorale/comm/objects.h"
 
 namespace chorale::snapshot {
@@ -17,6 +20,29 @@ std::string described(const std::string& step, const std::map<int, std::string>&
 
 CheckpointError::CheckpointError(const std::string& step, std::map<int, std::string> failures)
     : StateError(described(step, failures)), failures_(std::move(failures)) {}
+
+void check_same_keys(const comm::Group& group, const State& state) {
+  std::set<std::string> own, any;
+  for (const TensorChunk& chunk : state.chunks) own.insert(chunk.key);
+  for (const auto& [key, bytes] : state.bytes) own.insert(key);
+  comm::List list;
+  for (const std::string& key : own) list.emplace_back(key);
+  std::vector<std::set<std::string>> keys;
+  for (const comm::Value& of_rank : comm::all_gather_object(group, list)) {
+    std::set<std::string>& some = keys.emplace_back();
+    for (const comm::Value& key : of_rank.as<comm::List>()) some.insert(key.as<std::string>());
+    any.insert(some.begin(), some.end());
+  }
+  std::string differences;
+  for (size_t rank = 0; rank < keys.size(); ++rank) {
+    for (const std::string& key : any) {
+      if (!keys[rank].contains(key))
+        differences += concat(differences.empty() ? "" : ", ", "rank ", group.global_rank(static_cast<int>(rank)),
+                              " has no ", key);
+    }
+  }
+  CHORALE_CHECK(differences.empty(), "[checkpoint] the ranks' keys differ: ", differences);
+}
 
 const char* name_of(Step step) {
   switch (step) {

@@ -12,4 +12,7 @@ namespace chorale::snapshot {
 std::vector<comm::Value> everywhere(const comm::Group& group, Step step, const std::function<void(Step)>& on_step,
                                     const std::function<comm::Value()>& work);
 
+// What this rank could write: chunks in their order, then bytes. `with_fingerprints`: of what other ranks may have too.
+std::vector<WriteItem> items_of(const State& state, bool with_fingerprints);
+
 }  // namespace chorale::snapshot

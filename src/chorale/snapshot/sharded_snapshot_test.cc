@@ -11,6 +11,8 @@
 #include "chorale/comm/run_ranks_test_util.h"
 #include "chorale/io/safetensors.h"
 #include "chorale/sharding/sharded.h"
+#include "chorale/snapshot/agreement.h"
+#include "chorale/snapshot/nested.h"
 #include "chorale/snapshot/stateful.h"
 #include "chorale/testing/message_test_util.h"
 #include "chorale/testing/temporary_folder_test_util.h"
@@ -302,6 +304,104 @@ TEST(Coordination, ValuesGoToAndFromAnyRankOfASubgroup) {
       EXPECT_EQ(told[0].as<std::string>(), concat("from ", root));
     }
   });
+}
+
+// spec: test_local_plan
+TEST(LocalPlan, HasAnItemOfEachKind) {
+  comm::run_ranks(4, [&](comm::Group& group) {
+    const Mesh mesh(group, {4}, {"shard"});
+    const NoGrad quiet;
+    State state = state_of({{"tensor", counted({10})}, {"sharded", distribute(counted({32}), mesh, {shard(0)})}});
+    state.bytes["list"] = "[1, 2]";
+    const std::vector<WriteItem> items = items_of(state, true);
+    ASSERT_EQ(items.size(), 3u);
+    EXPECT_EQ(items[0].key, "tensor");
+    EXPECT_EQ(items[0].region, (Region{{0}, {10}}));
+    EXPECT_EQ(items[0].bytes(), 40);
+    EXPECT_NE(items[0].fingerprint, 0u) << "other ranks may have it too";
+    EXPECT_EQ(items[1].key, "sharded");
+    EXPECT_EQ(items[1].whole, (Shape{32}));
+    EXPECT_EQ(items[1].region, (Region{{8 * group.rank()}, {8}}));
+    EXPECT_EQ(items[1].dtype, DType::kF32);
+    EXPECT_TRUE(items[2].is_bytes && items[2].key == "list" && items[2].bytes() == 6);
+    // All ranks' items together: each key and offset once, where its chunk is.
+    std::vector<std::vector<WriteItem>> all;
+    for (int r = 0; r < 4; ++r) {
+      all.push_back(items);
+      all.back()[1].region.offsets = {8 * r};
+    }
+    std::map<std::pair<std::string, int64_t>, int> written;
+    const SavePlan plan = plan_save(all);
+    for (size_t r = 0; r < 4; ++r) {
+      for (const size_t i : plan.writes[r]) ++written[{all[r][i].key, all[r][i].region.offsets[0]}];
+    }
+    EXPECT_EQ(written.size(), 6u);
+    for (const auto& [place, times] : written) EXPECT_EQ(times, 1) << place.first << " at " << place.second;
+  });
+}
+
+// spec: test_auto_detect, test_assert_same_keys
+TEST(Checkpoints, AreKnownByTheirFolderAndStatesByTheirKeys) {
+  const TemporaryFolder folder;
+  const Tensor x = counted({3});
+  save(folder / "ours", state_of({{"x", x}}));
+  std::filesystem::create_directories(folder / "plain");
+  std::filesystem::create_directories(folder / "empty");
+  io::save(folder / "plain/model.safetensors", {{"x", x}});
+  for (const char* name : {"ours", "plain"}) {
+    State state = state_of({{"x", zeros({3})}});
+    load(folder / name, state);
+    EXPECT_EQ(state.chunks[0].local.to_vector<float>(), x.to_vector<float>()) << name;
+  }
+  EXPECT_THROW(find_index(folder / "empty"), InvalidArgument);
+  EXPECT_THROW(find_index(folder / "nowhere"), InvalidArgument);
+  comm::run_ranks(3, [&](comm::Group& group) {
+    State state = state_of({{"a", counted({2})}, {"b", counted({2})}});
+    state.bytes["c"] = "1";
+    if (group.rank() == 1) std::swap(state.chunks[0], state.chunks[1]);
+    check_same_keys(group, state);  // the order does not count
+    if (group.rank() == 2) state.chunks.pop_back();
+    if (group.rank() == 0) state.bytes["d"] = "2";
+    EXPECT_EQ(message_of<InvalidArgument>([&] { check_same_keys(group, state); }),
+              "[checkpoint] the ranks' keys differ: rank 1 has no d, rank 2 has no b, rank 2 has no d");
+  });
+}
+
+// spec: test_flattening_round_trip, test_traverse_shallow, test_traverse_nested_list, test_traverse_nested_dict
+// spec: test_traverse_doesnt_ignore_intermediate_collections, test_traverse_with_ordered_dict
+TEST(NestedState, BecomesFlatAndNestedAgain) {
+  const auto bytes = [](const char* text) { return Nested{text}; };
+  const auto names = [](const Flattened& flat) {
+    std::vector<std::string> all;
+    for (const auto& [key, value] : flat.values) all.push_back(key);
+    return all;
+  };
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(names(flatten({NestedMap{{"b", bytes("1")}, {"a", bytes("2")}}})), (Names{"a", "b"}));
+  EXPECT_EQ(names(flatten({NestedMap{{"x", {NestedList{bytes("1"), {NestedList{bytes("2"), bytes("3")}}}}}}})),
+            (Names{"x.0", "x.1.0", "x.1.1"}));
+  const Tensor weight = counted({2});
+  // Collections on the way, empty ones, names that look like places or have dots in them.
+  const Nested all{NestedMap{{"model", {NestedMap{{"layers", {NestedList{{NestedMap{{"weight", {weight}}}}}}}}}},
+                             {"empty", {NestedMap{}}},
+                             {"none", {NestedList{}}},
+                             {"0", {NestedMap{{"1", bytes("x")}}}},
+                             {"a.b", {NestedMap{{"c", bytes("y")}}}}}};
+  const Flattened flat = flatten(all);
+  EXPECT_EQ(names(flat), (Names{"0.1", "a.b.c", "empty", "model.layers.0.weight", "none"}));
+  const Nested back = unflatten(flat);
+  const auto& map = std::get<NestedMap>(back.value);
+  EXPECT_EQ(map.size(), 5u);
+  EXPECT_TRUE(std::get<NestedMap>(map.at("empty").value).empty());
+  EXPECT_TRUE(std::get<NestedList>(map.at("none").value).empty());
+  EXPECT_EQ(std::get<std::string>(std::get<NestedMap>(map.at("0").value).at("1").value), "x");
+  EXPECT_EQ(std::get<std::string>(std::get<NestedMap>(map.at("a.b").value).at("c").value), "y");
+  const Nested& layers = std::get<NestedMap>(map.at("model").value).at("layers");
+  ASSERT_EQ(std::get<NestedList>(layers.value).size(), 1u);
+  const Nested& first = std::get<NestedList>(layers.value)[0];
+  EXPECT_TRUE(std::get<Tensor>(std::get<NestedMap>(first.value).at("weight").value).is(weight));
+  EXPECT_EQ(names(flatten(back)), names(flat));
+  EXPECT_THROW(flatten({NestedMap{{"a.b", bytes("1")}, {"a", {NestedMap{{"b", bytes("2")}}}}}}), InvalidArgument);
 }
 
 // ---- objects

@@ -90,6 +90,10 @@ struct LoadOptions {
 void load(const comm::Group& group, const std::filesystem::path& folder, State& state, const LoadOptions& options = {});
 void load(const std::filesystem::path& folder, State& state, const LoadOptions& options = {});
 
+// Throws InvalidArgument on every rank, naming ranks and keys, where one has a key that another has not: for states
+// that are to be the same everywhere. save() and load() do not ask for it.
+void check_same_keys(const comm::Group& group, const State& state);
+
 // The index of a checkpoint (find_index in index.h), on every rank, whether it sees the folder or not.
 Index index_of(const comm::Group& group, const std::filesystem::path& folder);
 

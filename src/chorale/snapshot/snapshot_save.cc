@@ -50,7 +50,8 @@ WriteItem item_in(const comm::Value& value) {
 
 Tensor on_host(const Tensor& x) { return contiguous(to(x, kCpu)); }
 
-// What this rank could write: chunks in their order, then bytes.
+}  // namespace
+
 std::vector<WriteItem> items_of(const State& state, bool with_fingerprints) {
   std::vector<WriteItem> items;
   for (const TensorChunk& chunk : state.chunks) {
@@ -79,6 +80,8 @@ std::vector<WriteItem> items_of(const State& state, bool with_fingerprints) {
   }
   return items;
 }
+
+namespace {
 
 // The name of a part in its file: the key itself where it is the whole.
 std::string name_in_file(const WriteItem& item) {

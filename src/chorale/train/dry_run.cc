@@ -33,6 +33,8 @@ void dry_run(const TaskKind& kind, const TrainOptions& options, int ranks, std::
   task->place(device_of(options, 0));
   CHORALE_CHECK(options.tp == 1, "[train] --dry-run trains a step of one rank by itself, which --tp ", options.tp,
                 " does not allow; leave --tp out to see the whole model");
+  CHORALE_CHECK(!options.fsdp, "[train] --dry-run trains a step of one rank by itself, which --fsdp does not allow; ",
+                "leave --fsdp out to see the whole model, or start it: memory is printed before the first step");
   const Plan plan = make_plan(options, task->examples(), ranks);
   comm::World world(std::make_shared<transport::MemoryStore>(), 0, 1);
   const JobRanks alone(world.group(), options);
@@ -49,7 +51,7 @@ void dry_run(const TaskKind& kind, const TrainOptions& options, int ranks, std::
   const double weights = bytes_of(task->model().named_parameters()), buffers = bytes_of(task->model().named_buffers());
   const double states = bytes_of(stepper.optimizer().state_dict());
   const auto peak = static_cast<double>(memory.stats().peak_bytes);
-  const parallel::DdpLog log = stepper.ddp().log();
+  const parallel::DdpLog log = stepper.ddp()->log();
   fmt::print(out, "{}\n\n{}\n", task->describe(), tree.str());
   fmt::print(out, "steps        {} of {} {}, {} to an epoch\n", grouped(plan.steps),
              grouped(options.batch * task->unit().per_example), task->unit().name, grouped(plan.steps_per_epoch));

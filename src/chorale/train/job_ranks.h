@@ -20,12 +20,23 @@ class JobRanks {
   // How many ranks share a model.
   int parts() const { return mesh_ ? mesh_->shape()[1] : 1; }
   bool is_split() const { return mesh_.has_value(); }
+  // Fully sharded training: replicas by ranks that share one.
+  struct Shards {
+    int replicas = 1, ranks = 1;
+  };
+  const std::optional<Shards>& shards() const { return shards_; }
+  // Whether no rank has the whole model.
+  bool has_parts() const { return is_split() || shards_; }
   // "dp" by "tp"; only where the model is split.
   const comm::Mesh& mesh() const { return *mesh_; }
 
  private:
   const comm::Group& all_;
   std::optional<comm::Mesh> mesh_;
+  std::optional<Shards> shards_;
 };
+
+// What --hybrid says. InvalidArgument where that is not two whole numbers with an x between them.
+JobRanks::Shards hybrid_of(const std::string& text);
 
 }  // namespace chorale::train

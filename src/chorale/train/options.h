@@ -48,6 +48,9 @@ struct TrainOptions {
   int64_t tp = 1;
   int64_t dp = 0;  // 0: as many as there are ranks for
   bool sequence_parallel = false;
+  bool fsdp = false;
+  std::string hybrid;  // with fsdp: "2x4", replicas by shards; empty: one replica
+  bool offload = false;
   int64_t threads = 1;
   bool dry_run = false;
   bool quiet = false;

@@ -36,6 +36,7 @@ SplitModel::SplitModel(nn::Module& model, const TrainOptions& options, const Job
 std::vector<Tensor> SplitModel::parameters() const {
   std::vector<Tensor> parameters = model_.parameters();
   for (Tensor& parameter : parameters) {
+    if (parameter.is_sharded()) continue;  // fully sharded, and its gradient too
     const Tensor sharded = parts_.sharded(parameter);
     if (!sharded.is_sharded()) continue;
     if (const Tensor part = gradient(parameter); part.defined()) set_gradient(sharded, placed_as(sharded, part));

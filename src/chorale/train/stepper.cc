@@ -7,6 +7,7 @@
 #include "chorale/api/api.h"
 #include "chorale/api/compile.h"
 #include "chorale/codegen/fused.h"
+#include "chorale/device/allocator.h"
 #include "chorale/optim/optim.h"
 #include "chorale/parallel/comm_hooks.h"
 #include "chorale/train/finite_watch.h"
@@ -83,30 +84,48 @@ Objective::Forward make_forward(Task& task, const TrainOptions& o) {
   };
 }
 
+std::unique_ptr<FullSharding> make_sharding(nn::Module& model, const JobRanks& ranks, const TrainOptions& o,
+                                            const ShardFully& shard_fully) {
+  if (!ranks.shards()) return nullptr;
+  CHORALE_CHECK(shard_fully, "[train] this program cannot shard models: give every rank --fsdp on its command line");
+  // Rank 0 may have read the model from a file.
+  for (const NamedTensors& tensors : {model.named_parameters(), model.named_buffers()}) {
+    for (const auto& [name, tensor] : tensors) ranks.all().broadcast(tensor, 0).wait();
+  }
+  return shard_fully(model, ranks, o);
+}
+
+int64_t tensor_bytes(const Tensor& x) { return x.elems() * static_cast<int64_t>(x.elem_bytes()); }
+
 constexpr const char *kOptimizer = "optimizer/", *kSchedule = "schedule/", *kScale = "scale/";
 std::string own_prefix(int rank) { return concat("rank-", rank, "/"); }
 
 }  // namespace
 
-Stepper::Stepper(Task& task, const TrainOptions& options, int64_t steps, const JobRanks& ranks)
+Stepper::Stepper(Task& task, const TrainOptions& options, int64_t steps, const JobRanks& ranks,
+                 const ShardFully& shard_fully)
     : options_(options),
       task_(task),
       ranks_(ranks),
       split_(task.model(), options, ranks),
-      ddp_(Objective(task, split_, make_forward(task, options)), ranks.replicas()),
+      sharding_(make_sharding(task.model(), ranks, options, shard_fully)),
+      ddp_(sharding_ ? nullptr
+                     : std::make_unique<parallel::DistributedDataParallel<Objective>>(
+                           Objective(task, split_, make_forward(task, options)), ranks.replicas())),
+      objective_(task, split_, {}),
       optimizer_(make_optimizer(task.model().named_parameters(), options)),
       scheduler_(make_scheduler(*optimizer_, options, steps)),
       scaler_(
           {.enabled = options.precision == "f16", .parts = ranks.is_split() ? ranks.mesh().shared_group(1) : nullptr}),
       power_sgd_(make_power_sgd(options, steps)) {
-  if (options.compress == "bf16") ddp_.register_comm_hook(parallel::bf16_compress_hook());
-  if (power_sgd_) ddp_.register_comm_hook(parallel::power_sgd_hook(power_sgd_));
+  if (options.compress == "bf16") ddp_->register_comm_hook(parallel::bf16_compress_hook());
+  if (power_sgd_) ddp_->register_comm_hook(parallel::power_sgd_hook(power_sgd_));
 }
 
 Outcome Stepper::forward(const data::Example& batch) {
-  if (options_.precision == "f32") return ddp_(batch.x, batch.y);
-  const Autocast scope(options_.precision == "bf16" ? DType::kBF16 : DType::kF16);
-  return ddp_(batch.x, batch.y);
+  std::optional<Autocast> scope;
+  if (options_.precision != "f32") scope.emplace(options_.precision == "bf16" ? DType::kBF16 : DType::kF16);
+  return ddp_ ? (*ddp_)(batch.x, batch.y) : objective_(batch.x, batch.y);
 }
 
 StepResult Stepper::compute(const std::function<data::Example()>& next) {
@@ -115,16 +134,69 @@ StepResult Stepper::compute(const std::function<data::Example()>& next) {
   random_before_ = default_generator().state();
   examples_.clear();
   optimizer_->zero_grad();
+  const double waited_before = sharding_ ? sharding_->seconds_waited() : 0;
   for (int64_t piece = 1; piece <= options_.accumulate; ++piece) {
     std::optional<parallel::DataParallelBase::NoSync> alone;
-    if (piece < options_.accumulate) alone.emplace(ddp_);
+    if (ddp_ && piece < options_.accumulate) alone.emplace(*ddp_);
+    if (sharding_) sharding_->set_sync(piece == options_.accumulate);
     examples_.push_back(task_.here(next()));
     const Outcome outcome = forward(examples_.back());
     backward(scaler_.scale(options_.accumulate > 1 ? outcome.loss / pieces : outcome.loss));
     result.loss += outcome.loss.item<float>() / pieces;
     if (outcome.right.defined()) result.right += outcome.right.item<int64_t>();
   }
+  if (sharding_) waited_s_ = sharding_->seconds_waited() - waited_before;
   return result;
+}
+
+CommunicationTimes Stepper::communication() const {
+  if (sharding_) return {waited_s_ * 1e3, 0};
+  const parallel::DdpLog times = ddp_->log();
+  return {static_cast<double>(times.backward_comm_time) / 1e6,
+          static_cast<double>(times.backward_compute_comm_overlap_time) / 1e6};
+}
+
+void Stepper::sync_buffers() {
+  const NamedTensors buffers = task_.model().named_buffers();
+  if (buffers.empty()) return;
+  if (ddp_) return ddp_->sync_module_states(ranks_.replicas().global_rank(0));
+  for (const auto& [name, buffer] : buffers) ranks_.all().broadcast(buffer, 0).wait();
+}
+
+// An optimizer makes its states in its first step: one of a single number tells how many there will be of each.
+int64_t Stepper::state_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& [name, x] : optimizer_->state_dict()) bytes += tensor_bytes(x.is_sharded() ? to_local(x) : x);
+  if (bytes > sharding_->sizes().parts / 2) return bytes;
+  const Tensor number = ones({1});
+  set_requires_grad(number, true);
+  const auto probe = make_optimizer({{"x", number}}, options_);
+  set_gradient(number, ones({1}));
+  probe->step();
+  int64_t states = 0;
+  for (const auto& [name, x] : probe->state_dict()) states += name.starts_with("state/x/") && x.dims() == 1 ? 1 : 0;
+  return states * sharding_->sizes().parts;
+}
+
+StepMemory Stepper::rehearse(const data::Example& piece) {
+  StepMemory memory;
+  cpu_allocator().reset_peak();
+  const auto current = [] { return static_cast<int64_t>(cpu_allocator().stats().current_bytes); };
+  const int64_t before = current();
+  {
+    const Outcome outcome = forward(task_.here(piece));
+    memory.model = sharding_->sizes();
+    memory.activations = current() - before - memory.model.gathered;
+    sharding_->set_sync(true);
+    backward(scaler_.scale(outcome.loss));
+  }
+  optimizer_->zero_grad();
+  memory.states = state_bytes();
+  int64_t there = 0;
+  for (const auto& [name, x] : optimizer_->state_dict()) there += tensor_bytes(x.is_sharded() ? to_local(x) : x);
+  memory.peak = static_cast<int64_t>(cpu_allocator().stats().peak_bytes) + std::max<int64_t>(memory.states - there, 0);
+  cpu_allocator().reset_peak();
+  return memory;
 }
 
 // The largest of them tells it, where a norm could overflow.
@@ -156,7 +228,8 @@ UpdateResult Stepper::update() {
 std::string Stepper::find_not_finite() {
   default_generator().restore(random_before_);
   optimizer_->zero_grad();
-  const parallel::DataParallelBase::NoSync alone(ddp_);
+  std::optional<parallel::DataParallelBase::NoSync> alone;
+  if (ddp_) alone.emplace(*ddp_);
   FiniteWatch watch(task_.model());
   for (const data::Example& example : examples_) {
     if (!is_finite(example.x) || !is_finite(example.y)) watch.note("the examples themselves");

@@ -14,6 +14,7 @@
 #include "chorale/parallel/ddp.h"
 #include "chorale/parallel/power_sgd.h"
 #include "chorale/snapshot/snapshot.h"
+#include "chorale/train/full_sharding.h"
 #include "chorale/train/split_model.h"
 #include "chorale/train/task.h"
 
@@ -52,11 +53,24 @@ struct UpdateResult {
   std::string problem{};     // why nothing was updated: a number that is not finite; empty: all is well
 };
 
+// Bytes of one rank in a step.
+struct StepMemory {
+  FullSharding::Sizes model;
+  int64_t states = 0;       // of the optimizer
+  int64_t activations = 0;  // what forward leaves for backward
+  int64_t peak = 0;         // of everything that is there
+};
+// Of a step, in milliseconds: for other ranks in all, and hidden behind what this rank computed meanwhile.
+struct CommunicationTimes {
+  double all_ms = 0, hidden_ms = 0;
+};
+
 class Stepper {
  public:
   // The task, the options and the ranks must outlive it. `steps` are to be done in all. Where the ranks say so, the
-  // model is split first.
-  Stepper(Task& task, const TrainOptions& options, int64_t steps, const JobRanks& ranks);
+  // model is split first, or sharded by `shard_fully`.
+  Stepper(Task& task, const TrainOptions& options, int64_t steps, const JobRanks& ranks,
+          const ShardFully& shard_fully = {});
 
   // A step is compute() and then update(). `next` gives this rank's examples, in as many pieces as the options say.
   StepResult compute(const std::function<data::Example()>& next);
@@ -65,10 +79,16 @@ class Stepper {
   // After compute(): does it again, on this rank alone, and returns where numbers stop being finite ("" if they do
   // not).
   std::string find_not_finite();
+  // Does forward and backward of a piece of a step, and changes nothing by it: fully sharded models only.
+  StepMemory rehearse(const data::Example& piece);
 
   double lr() const { return optimizer_->lr(); }
   const optim::Optimizer& optimizer() const { return *optimizer_; }
-  parallel::DataParallelBase& ddp() { return ddp_; }
+  // Null where the model is fully sharded.
+  parallel::DataParallelBase* ddp() { return ddp_.get(); }
+  CommunicationTimes communication() const;
+  // Running means and the like become those of the first replica.
+  void sync_buffers();
 
   const SplitModel& split() const { return split_; }
 
@@ -81,12 +101,15 @@ class Stepper {
   Outcome forward(const data::Example& batch);
   bool stops_at_nan() const { return options_.on_nan == "stop"; }
   bool gradients_are_finite();
+  int64_t state_bytes() const;
 
   const TrainOptions& options_;
   Task& task_;
   const JobRanks& ranks_;
   const SplitModel split_;
-  parallel::DistributedDataParallel<Objective> ddp_;
+  std::unique_ptr<FullSharding> sharding_;  // or
+  std::unique_ptr<parallel::DistributedDataParallel<Objective>> ddp_;
+  Objective objective_;  // of a sharded model
   std::unique_ptr<optim::Optimizer> optimizer_;
   optim::Scheduler scheduler_;
   optim::GradScaler scaler_;
@@ -94,6 +117,7 @@ class Stepper {
   // To repeat the step.
   std::vector<data::Example> examples_;
   RandomStream random_before_{};
+  double waited_s_ = 0;  // in the last step, where the model is fully sharded
 };
 
 }  // namespace chorale::train

@@ -27,17 +27,37 @@ void list_split_options(TrainOptions& common, OptionTable& table) {
              .help = "with --tp: what is between layers is split along the tokens, to save memory",
              .target = &common.sequence_parallel,
              .kind = OptionKind::kFree});
+  // How a start shares out its memory is nothing that a run must keep: its checkpoints are those of any other.
+  table.add(
+      {.name = "fsdp",
+       .help = "ranks keep parts of parameters, gradients and optimizer states, and gather a layer while it computes",
+       .target = &common.fsdp,
+       .kind = OptionKind::kHere});
+  table.add({.name = "hybrid",
+             .help = "with --fsdp: replicas by ranks that share one, such as 2x4",
+             .target = &common.hybrid,
+             .kind = OptionKind::kHere,
+             .value_name = "RxS"});
+  table.add({.name = "offload",
+             .help = "with --fsdp: parts stay in the host's memory (on the CPU they are there anyway)",
+             .target = &common.offload,
+             .kind = OptionKind::kHere});
 }
 }  // namespace
 
 double mean_loss(Task& task, Loader& batches, const comm::Group& group) {
   std::array<double, 2> sums = {};  // loss, batches
   int64_t index = 0;
+  data::Example last;
   for (const auto& batch : batches) {
+    last = batch;
     if (index++ % group.size() != group.rank()) continue;
     sums[0] += task.forward(task.here(batch)).loss.item<float>();
     sums[1] += 1;
   }
+  // Ranks that gather a model together compute equally often: what one does beyond the last batch does not count.
+  const int64_t rest = index % group.size();
+  if (rest != 0 && group.rank() >= rest) task.forward(task.here(last));
   group.all_reduce(std::span<double>(sums)).wait();
   return sums[0] / sums[1];
 }
@@ -86,7 +106,9 @@ double ranks_here(const TrainOptions& common) { return static_cast<double>(std::
 void check_memory(const models::ModelSize& size, const TrainOptions& common) {
   const bool two_moments = common.optimizer == "adamw" || common.optimizer == "adam" || common.optimizer == "lamb";
   const double states = two_moments ? 2 : 1, ranks = ranks_here(common);
-  const double needed = ranks * models::bytes_of(size, 2 + states);
+  // Fully sharded, ranks have one copy of all of it, and each the weights when it begins.
+  const double needed = common.fsdp ? std::max(models::bytes_of(size, 2 + states), ranks * models::bytes_of(size, 1))
+                                    : ranks * models::bytes_of(size, 2 + states);
   const auto there = static_cast<double>(memory_room().total_bytes);
   CHORALE_CHECK(needed <= there, "[train] a model of ", fmt::format("{:.4g}", size.parameters), " parameters takes ",
                 gibibytes(needed), " for weights, gradients and the optimizer's states on ", ranks,

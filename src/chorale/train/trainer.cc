@@ -82,6 +82,7 @@ class Trainer {
   void resume();
   void load(const std::optional<FoundCheckpoint>& found);
   void introduce();
+  void say_memory();
   bool step();  // true when somebody wants to stop
   [[noreturn]] void give_up(const std::string& problem);
   bool is_due(int64_t every) const { return every > 0 && step_ % every == 0; }
@@ -102,12 +103,12 @@ class Trainer {
   class ShownWhole {
    public:
     explicit ShownWhole(Trainer& trainer) : trainer_(trainer) {
-      if (!trainer.ranks_.is_split()) return;
+      if (!trainer.ranks_.has_parts()) return;
       const NamedTensors state = trainer.stepper_->split().whole_model();
       if (trainer.speaks()) trainer.task_->show_whole(&state);
     }
     ~ShownWhole() {
-      if (trainer_.ranks_.is_split()) trainer_.task_->show_whole(nullptr);
+      if (trainer_.ranks_.has_parts()) trainer_.task_->show_whole(nullptr);
     }
     ShownWhole(const ShownWhole&) = delete;
     ShownWhole& operator=(const ShownWhole&) = delete;
@@ -146,7 +147,7 @@ class Trainer {
 Trainer::Trainer(const Job& job) : job_(job), options_(job.options), group_(job.group), ranks_(job.group, job.options) {
   manual_seed(static_cast<uint64_t>(options_.seed));
   task_ = job.kind.make(options_);
-  task_->place(device_of(options_, group_.rank()));
+  task_->place(options_.fsdp ? kCpu : device_of(options_, group_.rank()));
   plan_ = make_plan(options_, task_->examples(), ranks_.replicas().size());
   parameters_ = task_->model().parameter_count();
   resume();
@@ -202,8 +203,8 @@ void Trainer::resume() {
     }
     io::write_file(job_.folder / "config.json", json::write(job_.table.values(), json::Layout::kPages) + "\n");
   });
-  stepper_.emplace(*task_, options_, plan_.steps, ranks_);
-  stepper_->ddp().set_sample_rate(options_.log_every);
+  stepper_.emplace(*task_, options_, plan_.steps, ranks_, job_.shard_fully);
+  if (stepper_->ddp()) stepper_->ddp()->set_sample_rate(options_.log_every);
   saver_.emplace(group_);
   load(found);
 }
@@ -224,13 +225,37 @@ void Trainer::introduce() {
       fmt::format("{} parameters; {} steps of {} {}, {} to an epoch; ranks: {}{}, {}; run: {}", grouped(parameters_),
                   grouped(plan_.steps), grouped(options_.batch * task_->unit().per_example), task_->unit().name,
                   grouped(plan_.steps_per_epoch), group_.size(),
-                  ranks_.is_split() ? fmt::format(" ({} x {})", ranks_.replicas().size(), ranks_.parts()) : "",
+                  ranks_.is_split() ? fmt::format(" ({} x {})", ranks_.replicas().size(), ranks_.parts())
+                  : ranks_.shards()
+                      ? fmt::format(" ({} x {} that share a model)", ranks_.shards()->replicas, ranks_.shards()->ranks)
+                      : "",
                   task_->device() == kCpu ? fmt::format("threads of each: {}", thread_count())
                                           : concat("device of the first: ", task_->device()),
                   job_.folder.string()));
   if (step_ > 0) progress_->say(fmt::format("going on behind step {}", grouped(step_)));
   if (step_ == 0 && (options_.resume || options_.resume_previous))
     progress_->say("there is no checkpoint yet: starting from the beginning");
+  if (ranks_.shards() && step_ < plan_.steps) say_memory();
+}
+
+// What the ranks of a fully sharded model need, before the first step: found by a step that changes nothing.
+void Trainer::say_memory() {
+  default_generator().restore(stream_of_replica(options_, ranks_.replicas().rank(), step_));
+  const data::LoaderState place = loader_->state();
+  auto piece = loader_->next();
+  CHORALE_INVARIANT(piece, "there is no batch to begin with");
+  const StepMemory own = stepper_->rehearse(*piece);
+  loader_->load_state(place);
+  std::array<int64_t, 6> largest = {own.peak,   own.model.parts, own.model.gradients,
+                                    own.states, own.activations, own.model.largest_block};
+  group_.all_reduce(std::span<int64_t>(largest), Reduce::kMax).wait();
+  std::array<std::string, 6> text;
+  for (size_t i = 0; i < text.size(); ++i)
+    text[i] = fmt::format("{:.4g} MiB", static_cast<double>(largest[i]) / (1 << 20));
+  progress_->say(
+      fmt::format("memory of a rank: {} at the peak of a step; parameters {}, gradients {}, states {}, "
+                  "activations {}, largest gathered block {}",
+                  text[0], text[1], text[2], text[3], text[4], text[5]));
 }
 
 bool Trainer::step() {
@@ -311,10 +336,9 @@ Metrics Trainer::measured() {
                        static_cast<double>(options_.batch * task_->unit().per_example) / step_s);
   if (group_.size() > 1) {
     // Waiting for other ranks after this one's own gradients were ready.
-    const parallel::DdpLog times = stepper_->ddp().log();
-    const auto exposed = static_cast<double>(times.backward_comm_time - times.backward_compute_comm_overlap_time);
-    metrics.emplace_back("communication_ms", static_cast<double>(times.backward_comm_time) / 1e6);
-    metrics.emplace_back("exposed_communication_ms", exposed / 1e6);
+    const CommunicationTimes times = stepper_->communication();
+    metrics.emplace_back("communication_ms", times.all_ms);
+    metrics.emplace_back("exposed_communication_ms", times.all_ms - times.hidden_ms);
   }
   return metrics;
 }
@@ -357,9 +381,8 @@ void Trainer::log(bool due) {
 }
 
 void Trainer::log_ranks() {
-  const parallel::DdpLog times = stepper_->ddp().log();
-  const auto hidden = static_cast<double>(times.backward_compute_comm_overlap_time) / 1e6;
-  const double exposed = static_cast<double>(times.backward_comm_time) / 1e6 - hidden;
+  const CommunicationTimes times = stepper_->communication();
+  const double hidden = times.hidden_ms, exposed = times.all_ms - hidden;
   const double memory = static_cast<double>(cpu_allocator().stats().peak_bytes) / (1 << 20);
   const std::vector<comm::Value> ranks =
       comm::gather_object(group_, comm::List{std::max(step_s_ * 1000 - exposed, 0.0), exposed, hidden, memory});
@@ -378,7 +401,7 @@ void Trainer::evaluate() {
   evaluated_step_ = step_;
   if (step_s_ > 0) log_ranks();  // there were steps in this session
   // Buffers, such as running means, are each rank's own during a step; those of rank 0 are saved.
-  if (!task_->model().named_buffers().empty()) stepper_->ddp().sync_module_states(ranks_.replicas().global_rank(0));
+  stepper_->sync_buffers();
   task_->model().eval();
   {
     const NoGrad scope;
@@ -430,9 +453,9 @@ void Trainer::finish_saving() {
 void Trainer::say_how_to_go_on() {
   progress_.reset();  // clears the live line
   if (!speaks()) return;
-  job_.out.print(
-      fmt::format("interrupted after step {} of {}, which is saved; go on with\n  chorale train {} --out {} --resume\n",
-                  grouped(step_), grouped(plan_.steps), job_.kind.name(), job_.folder.string()));
+  job_.out.print(fmt::format(
+      "interrupted after step {} of {}, which is saved; go on with\n  chorale train {} --out {} --resume{}\n",
+      grouped(step_), grouped(plan_.steps), job_.kind.name(), job_.folder.string(), options_.fsdp ? " --fsdp" : ""));
 }
 
 void Trainer::write_page() const {

@@ -24,6 +24,7 @@ struct Job {
   std::filesystem::path folder;  // of the run; only rank 0 looks at it
   Output& out;                   // only rank 0 writes
   json::Object facts{};          // about program and machine, for the log
+  ShardFully shard_fully{};      // in programs that have it
 };
 
 // How many steps there are, and where an epoch ends.

@@ -1,5 +1,7 @@
 #include "chorale/zero/parameters.h"
 
+#include <algorithm>
+
 #include "chorale/autograd/autograd.h"
 #include "chorale/base/error.h"
 #include "chorale/op/copy.h"
@@ -33,6 +35,14 @@ NamedTensors OwnedParameters::add(const NamedTensors& parameters) {
   }
   if (bucket_views_) make_buckets();
   return own;
+}
+
+void OwnedParameters::set_owners(const std::vector<int>& owners) {
+  CHORALE_INVARIANT(owners.size() == all_.size(), "an owner for each parameter");
+  owners_ = owners;
+  std::fill(totals_.begin(), totals_.end(), 0);
+  for (size_t i = 0; i < all_.size(); ++i) totals_[static_cast<size_t>(owners_[i])] += all_[i].second.elems();
+  if (bucket_views_) make_buckets();
 }
 
 void OwnedParameters::make_buckets() {

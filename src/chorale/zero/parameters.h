@@ -18,6 +18,8 @@ class OwnedParameters {
   // Adds parameters, with an owner each, and returns those that this rank owns. All must be dense, contiguous and of
   // one dtype: InvalidArgument names the one that is not.
   NamedTensors add(const NamedTensors& parameters);
+  // Other owners, by parameter.
+  void set_owners(const std::vector<int>& owners);
   // Everyone gets the owners' values.
   void broadcast();
 

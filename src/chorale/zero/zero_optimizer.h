@@ -10,6 +10,7 @@
 // All ranks make the same calls. Parameters must keep their memory: with bucket views they are parts of a buffer.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -17,13 +18,21 @@
 #include "chorale/autograd/autograd.h"
 #include "chorale/comm/objects.h"
 #include "chorale/optim/optimizer.h"
+#include "chorale/reducer/grad_bucket.h"
 #include "chorale/reducer/join.h"
 #include "chorale/zero/parameters.h"
+#include "chorale/zero/partition.h"
 
 namespace chorale::zero {
 
 struct ZeroOptions {
   bool bucket_views = false;  // send all parameters of a rank at once; they become views of one buffer
+};
+
+// Updates inside of backward (overlap() below).
+struct OverlapOptions {
+  int warm_up = 2;             // steps without updates, until DDP's buckets are as they stay: 3 with a static graph
+  bool shard_buckets = false;  // every bucket is dealt to all ranks, instead of all parameters together
 };
 
 template <class Optim, class Options>
@@ -47,6 +56,7 @@ class ZeroOptimizer final : public reducer::Joinable {
 
   // Updates this rank's part with the gradients that are there, and gets the others'.
   void step() {
+    if (overlap_) return finish_overlapped();
     if (reducer::Join* join = current_join()) join->notify(*this);
     update();
   }
@@ -60,8 +70,44 @@ class ZeroOptimizer final : public reducer::Joinable {
     step();
     return loss;
   }
+  // For inner optimizers whose step() takes these arguments.
+  template <class... Args>
+  void step_with(Args&&... args) {
+    if (reducer::Join* join = current_join()) join->notify(*this);
+    update(args...);
+  }
   void zero_grad() {
     for (const auto& [name, x] : parameters_.all()) set_gradient(x, {});
+  }
+
+  // A hook for DistributedDataParallel over the same parameters: `inner` averages a bucket, and what this rank owns of
+  // it is updated at once, while backward goes on. step() is still the end of a step: it gets the others' values.
+  // `managed` are ddp.managed_parameters(). One group of parameters only, no closures and no join(); this must outlive
+  // the hook.
+  reducer::CommHook overlap(const NamedTensors& managed, const reducer::CommHook& inner,
+                            const OverlapOptions& options = {}) {
+    CHORALE_CHECK_STATE(options_.size() == 1 && !overlap_,
+                        "[ZeroOptimizer] updates overlap with backward for one group of parameters, and are asked for "
+                        "once; there are ",
+                        options_.size(), " groups");
+    CHORALE_CHECK(inner.run, "[ZeroOptimizer] there is no hook that averages a bucket");
+    overlap_.emplace();
+    overlap_->options = options;
+    for (const auto& [name, x] : managed) overlap_->places.push_back(place_of(name, x));
+    return {concat("zero(", inner.name, ")"), [this, run = inner.run](reducer::GradBucket& bucket) {
+              const std::vector<size_t> indices(bucket.parameters().begin(), bucket.parameters().end());
+              const size_t index = bucket.index();
+              const comm::Future averaged = run(bucket);
+              if (overlap_->is_active) {
+                return averaged.then([this, index](const Tensors& values) {
+                  update_bucket(index, values[0]);
+                  return values;
+                });
+              }
+              overlap_->buckets.resize(std::max(overlap_->buckets.size(), index + 1));
+              overlap_->buckets[index] = indices;
+              return averaged;
+            }};
   }
 
   // Under join() a rank that has run out of inputs goes on updating its part, with the gradients that it has: those of
@@ -103,6 +149,12 @@ class ZeroOptimizer final : public reducer::Joinable {
       if (!parts_[g]) continue;
       for (const auto& [key, x] : parts_[g]->state_dict()) mine[outer_key(key, g)] = x;
     }
+    if (overlap_) {
+      for (const auto& part : overlap_->parts) {
+        if (!part) continue;
+        for (const auto& [key, x] : part->state_dict()) mine[key] = x;
+      }
+    }
     consolidated_.reset();
     const std::vector<comm::Value> all = comm::gather_object(parameters_.group(), mine, to);
     if (parameters_.group().global_rank(parameters_.group().rank()) != to) return;
@@ -121,6 +173,7 @@ class ZeroOptimizer final : public reducer::Joinable {
   // Takes over the state of an optimizer of all parameters, such as state_dict() gives: this rank's part of it. Its
   // options win.
   void load_state_dict(const NamedTensors& state) {
+    CHORALE_CHECK_STATE(!overlap_, "[ZeroOptimizer] load a state before overlap()");
     for (size_t g = 0; g < parts_.size(); ++g) {
       if (!parts_[g]) {
         Attrs attrs(options_[g]);
@@ -139,9 +192,12 @@ class ZeroOptimizer final : public reducer::Joinable {
   }
 
  private:
-  void update() {
-    for (const auto& part : parts_) {
-      if (part) part->step();
+  template <class... Args>
+  void update(Args&... args) {
+    for (size_t g = 0; g < parts_.size(); ++g) {
+      if (!parts_[g]) continue;
+      parts_[g]->step(args...);
+      options_[g] = parts_[g]->options(0);  // which a step may change
     }
     parameters_.broadcast();
     consolidated_.reset();
@@ -178,9 +234,83 @@ class ZeroOptimizer final : public reducer::Joinable {
     }
   }
 
+  // ---- updates inside of backward
+
+  struct Overlap {
+    OverlapOptions options;
+    std::vector<size_t> places;                               // among all parameters, of DDP's
+    std::vector<std::vector<size_t>> buckets;                 // DDP's parameters in each, as the last step had them
+    std::vector<std::unique_ptr<Optim>> parts;                // by bucket; null where this rank owns nothing of it
+    std::vector<std::vector<std::pair<size_t, Tensor>>> own;  // by bucket: first element in it, and the parameter
+    int steps = 0;
+    bool is_active = false;
+  };
+
+  size_t place_of(const std::string& name, const Tensor& x) const {
+    const NamedTensors& all = parameters_.all();
+    for (size_t i = 0; i < all.size(); ++i) {
+      if (all[i].second.is(x)) return i;
+    }
+    throw InvalidArgument(concat("[ZeroOptimizer] parameter ", name, " of DDP is none of this optimizer's"));
+  }
+
+  void finish_overlapped() {
+    CHORALE_CHECK_STATE(!current_join(), "[ZeroOptimizer] updates that overlap with backward cannot be joined");
+    if (overlap_->is_active) {
+      parameters_.broadcast();
+      consolidated_.reset();
+    } else if (++overlap_->steps >= overlap_->options.warm_up) {
+      activate();
+    }
+  }
+
+  // The buckets are as they stay: deals them, and makes an optimizer of what this rank has of each.
+  void activate() {
+    Overlap& o = *overlap_;
+    const NamedTensors& all = parameters_.all();
+    if (o.options.shard_buckets) {
+      std::vector<int> owners = parameters_.owners();
+      for (const std::vector<size_t>& bucket : o.buckets) {
+        std::vector<int64_t> elems, totals(static_cast<size_t>(parameters_.group().size()));
+        for (const size_t i : bucket) elems.push_back(all[o.places[i]].second.elems());
+        const std::vector<int> dealt = owners_of(elems, totals);
+        for (size_t k = 0; k < bucket.size(); ++k) owners[o.places[bucket[k]]] = dealt[k];
+      }
+      parameters_.set_owners(owners);
+    }
+    for (const std::vector<size_t>& bucket : o.buckets) {
+      NamedTensors own;
+      auto& places = o.own.emplace_back();
+      size_t first = 0;
+      for (const size_t i : bucket) {
+        const auto& [name, x] = all[o.places[i]];
+        if (parameters_.owners()[o.places[i]] == parameters_.group().rank()) {
+          // Another tensor of the same memory: its gradient is none of DDP's business.
+          own.emplace_back(name, set_requires_grad(detach(x)));
+          places.emplace_back(first, own.back().second);
+        }
+        first += static_cast<size_t>(x.elems());
+      }
+      o.parts.push_back(own.empty() ? nullptr : std::make_unique<Optim>(std::vector<Group>{{own, options_[0]}}));
+    }
+    o.is_active = true;
+  }
+
+  void update_bucket(size_t index, const Tensor& averaged) {
+    Overlap& o = *overlap_;
+    if (index >= o.parts.size() || !o.parts[index]) return;
+    const NoGrad quiet;
+    for (const auto& [first, x] : o.own[index])
+      set_gradient(x, averaged.view_as(x.sizes(), x.strides(), averaged.offset() + static_cast<int64_t>(first)));
+    o.parts[index]->set_options(0, options_[0]);
+    o.parts[index]->step();
+    for (const auto& [first, x] : o.own[index]) set_gradient(x, {});
+  }
+
   OwnedParameters parameters_;
   std::vector<Options> options_;
   std::vector<std::unique_ptr<Optim>> parts_;  // by group; null where this rank owns nothing of it
+  std::optional<Overlap> overlap_;
   std::optional<NamedTensors> consolidated_;
 };
 

@@ -7,6 +7,7 @@
 #include "chorale/nn/linear.h"
 #include "chorale/op/samples.h"
 #include "chorale/optim/optim.h"
+#include "chorale/parallel/comm_hooks.h"
 #include "chorale/parallel/ddp.h"
 #include "chorale/testing/message_test_util.h"
 #include "chorale/zero/partition.h"
@@ -363,6 +364,155 @@ TEST(ZeroOptimizer, JoinsTogetherWithDdp) {
       const auto a = found[i].second.to_vector<double>(), b = expected[i].second.to_vector<double>();
       for (size_t j = 0; j < a.size(); ++j) ASSERT_NEAR(a[j], b[j], 1e-12) << found[i].first << " " << j;
     }
+  });
+}
+
+// spec: test_constructor
+TEST(ZeroOptimizer, TakesParametersInGroups) {
+  comm::run_ranks(2, [](comm::Group& group) {
+    const NamedTensors some = parameters_of({4, 3}), more = parameters_of({2});
+    const ZeroSgd one({{some, {.lr = 0.1}}}, group);
+    EXPECT_EQ(one.group_count(), 1u);
+    EXPECT_EQ(one.parameters().size(), 2u);
+    const ZeroSgd two({{some, {.lr = 0.1}}, {more, {.lr = 0.5}}}, group);
+    EXPECT_EQ(two.group_count(), 2u);
+    EXPECT_EQ(two.lr(1), 0.5);
+    EXPECT_THROW(ZeroSgd({}, group), InvalidArgument);
+    EXPECT_THROW(ZeroSgd({{{}, {}}}, group), InvalidArgument);
+    EXPECT_THROW(ZeroSgd({{{{"nothing", Tensor()}}, {}}}, group), InvalidArgument);
+  });
+}
+
+// An optimizer of somebody else's: every step halves its rate, and can be told something.
+struct HalvingSgd {
+  explicit HalvingSgd(const std::vector<optim::ParameterGroup<SgdOptions>>& groups) : inner(groups) {}
+  void step() {
+    inner.step();
+    SgdOptions next = inner.options(0);
+    next.lr /= 2;
+    inner.set_options(0, next);
+  }
+  void step(std::vector<int>& told) {
+    step();
+    told.push_back(5);
+  }
+  const SgdOptions& options(size_t group) const { return inner.options(group); }
+  void set_options(size_t group, const SgdOptions& options) { inner.set_options(group, options); }
+  NamedTensors state_dict() const { return inner.state_dict(); }
+  void load_state_dict(const NamedTensors& state) { inner.load_state_dict(state); }
+  std::vector<Tensor> parameters() const { return inner.parameters(); }
+  Sgd inner;
+};
+
+// spec: test_lr_scheduler, test_step_with_kwargs, test_step_with_extra_inner_key, test_step_without_closure
+// spec: test_zero_grad
+TEST(ZeroOptimizer, OptionsFlowInAndOut) {
+  comm::run_ranks(2, [](comm::Group& group) {
+    const NamedTensors mine = parameters_of({4, 3, 5}), theirs = parameters_of({4, 3, 5});
+    {
+      ZeroSgd zero({{mine, {.lr = 0.1}}}, group);
+      Sgd plain(theirs, {.lr = 0.1});
+      const optim::Schedule fall = optim::scaled_by([](int64_t step) { return 1.0 / static_cast<double>(step + 1); });
+      optim::Scheduler scheduler(plain, fall);
+      for (int step = 0; step < 4; ++step) {
+        set_gradients(mine, step);
+        set_gradients(theirs, step);
+        zero.step();
+        plain.step();
+        scheduler.step();
+        zero.set_lr(fall(step + 1, 0.1));
+        EXPECT_EQ(zero.lr(), plain.lr());
+        expect_equal(mine, theirs);
+      }
+      zero.zero_grad();
+      for (const auto& [name, x] : mine) EXPECT_FALSE(gradient(x).defined()) << name;
+    }
+    ZeroOptimizer<HalvingSgd, SgdOptions> halving({{mine, {.lr = 0.1}}}, group);
+    Sgd plain(theirs, {.lr = 0.1});
+    std::vector<int> told;
+    for (int step = 0; step < 3; ++step) {
+      set_gradients(mine, step);
+      set_gradients(theirs, step);
+      step == 1 ? halving.step_with(told) : halving.step();
+      plain.set_lr(0.1 / (1 << step));
+      plain.step();
+      expect_equal(mine, theirs);
+      EXPECT_EQ(halving.lr(), 0.1 / (2 << step)) << "what the step changed is seen outside";
+    }
+    EXPECT_EQ(told, std::vector<int>{5});
+    // And what is changed outside counts inside.
+    halving.set_lr(1);
+    plain.set_lr(1);
+    set_gradients(mine, 9);
+    set_gradients(theirs, 9);
+    halving.step();
+    plain.step();
+    expect_equal(mine, theirs);
+  });
+}
+
+struct TwoLayers : nn::Module {
+  nn::Linear first{1000, 2000}, second{2000, 500};
+  CHORALE_MODULE(TwoLayers, first, second)
+  Tensor forward(const Tensor& x) { return second(relu(first(x))); }
+};
+
+// spec: test_ddp_zero_overlap
+TEST(ZeroOptimizer, UpdatesWhileBackwardGoesOn) {
+  struct Way {
+    bool compresses, views, is_static, shards_buckets;
+  };
+  comm::run_ranks(2, [](comm::Group& group) {
+    TwoLayers start;
+    {
+      const NoGrad quiet;
+      int seed = 0;
+      for (const auto& [name, p] : start.named_parameters())
+        copy_(p, mul(to(op::sample(p.sizes(), ++seed), DType::kF32), 0.05));
+    }
+    for (const Way way : {Way{false, false, false, false},
+                          {false, true, true, false},
+                          {true, false, true, true},
+                          {false, true, false, true}}) {
+      const parallel::DdpOptions buckets{.bucket_cap_mb = 1};
+      const SgdOptions options{.lr = 0.01, .momentum = 0.9, .weight_decay = 0.001};
+      const auto hook = [&] { return way.compresses ? parallel::bf16_compress_hook() : parallel::allreduce_hook(); };
+      parallel::DistributedDataParallel<TwoLayers> plain(nn::clone(start), group, buckets),
+          ddp(nn::clone(start), group, buckets);
+      plain.register_comm_hook(hook());
+      Sgd reference(plain.named_parameters(), options);
+      ZeroSgd zero({{ddp.named_parameters(), options}}, group, {.bucket_views = way.views});
+      const int warm_up = way.is_static ? 3 : 2;
+      ddp.register_comm_hook(
+          zero.overlap(ddp.managed_parameters(), hook(), {.warm_up = warm_up, .shard_buckets = way.shards_buckets}));
+      if (way.is_static) ddp.set_static_graph();
+      for (int step = -warm_up; step < 5; ++step) {
+        const Tensor x = to(op::sample({3, 1000}, 50 + 2 * step + group.rank()), DType::kF32);
+        ddp.zero_grad();
+        backward(mean(square(ddp(x))));
+        zero.step();
+        if (step < 0) {
+          for (size_t i = 0; i < 4; ++i)
+            ASSERT_EQ(ddp.parameters()[i].to_vector<float>(), start.parameters()[i].to_vector<float>()) << "warm-up";
+          continue;
+        }
+        plain.zero_grad();
+        backward(mean(square(plain(x))));
+        reference.step();
+      }
+      expect_equal(ddp.named_parameters(), plain.named_parameters());
+      for (size_t i = 0; i < 4; ++i)
+        EXPECT_NE(ddp.parameters()[i].to_vector<float>(), start.parameters()[i].to_vector<float>());
+      zero.consolidate_state_dict(0);
+      if (group.rank() == 0) {
+        EXPECT_EQ(zero.state_dict().size(), reference.state_dict().size());
+      }
+    }
+    const NamedTensors some = parameters_of({4}), more = parameters_of({2});
+    ZeroSgd two({{some, {}}, {more, {}}}, group);
+    EXPECT_THROW(two.overlap(some, parallel::allreduce_hook()), StateError);
+    ZeroSgd one({{some, {}}}, group);
+    EXPECT_THROW(one.overlap(more, parallel::allreduce_hook()), InvalidArgument);
   });
 }
 

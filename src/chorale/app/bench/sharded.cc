@@ -1,6 +1,6 @@
-// `chorale bench sharded`: what sharded tensors cost beside PyTorch's: an op that sends nothing, redistributing, and
-// steps of tensor-parallel training. Ranks are processes of one thread, this program again, measured in turns with the
-// peer; steps of one rank alone stand beside ours.
+// `chorale bench sharded`: what sharded tensors cost beside PyTorch's: an op that sends nothing, redistributing, steps
+// of tensor-parallel and fully sharded training and of ZeRO, checkpoints, and memory. Ranks are processes of one
+// thread, this program again, measured in turns with the peer; steps of one rank alone, and of DDP, stand beside ours.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -13,6 +13,7 @@
 
 #include "chorale/app/bench/bench.h"
 #include "chorale/app/bench/models.h"
+#include "chorale/app/bench/sharded_training.h"
 #include "chorale/app/commands.h"
 #include "chorale/app/options.h"
 #include "chorale/base/error.h"
@@ -50,6 +51,19 @@ const Case kCases[] = {
     {"step/mlp512x4/alone", "ms", 1e3, 60, Case::Alone::kOneThread},
     {"step/bert_256x4/tp", "ms", 1e3, 24},
     {"step/bert_256x4/alone", "ms", 1e3, 24, Case::Alone::kAllThreads},
+    {"step/mlp512x4/ddp", "ms", 1e3, 60},
+    {"step/mlp512x4/fsdp", "ms", 1e3, 60},
+    {"step/mlp512x4/zero", "ms", 1e3, 60},
+    {"step/bert_256x4/ddp", "ms", 1e3, 12},
+    {"step/bert_256x4/fsdp", "ms", 1e3, 12},
+    {"checkpoint/save", "s", 1, 5},
+    {"checkpoint/load", "s", 1, 5},
+    {"checkpoint/copy", "s", 1, 5},     // of what a rank has, in memory
+    {"checkpoint/held up", "s", 1, 5},  // a step by a save in the background
+    {"memory/mlp512x4/ddp", "MiB", 1.0 / (1 << 20), 1},
+    {"memory/mlp512x4/fsdp", "MiB", 1.0 / (1 << 20), 1},
+    {"memory/bert_256x4/ddp", "MiB", 1.0 / (1 << 20), 1},
+    {"memory/bert_256x4/fsdp", "MiB", 1.0 / (1 << 20), 1},
 };
 // What one call takes, with so many of it in one measurement: a clock is too coarse for one small op.
 constexpr int kCallsTogether = 100;
@@ -97,11 +111,38 @@ void with_case(const std::string& name, const Mesh& mesh, const Use& use) {
 // ---- the ranks
 
 struct Worker {
-  std::string name, store;
+  std::string name, store, folder;
   int rank = 0, size = 1, threads = 1;
 };
 
-// Rank 0 prints seconds of a call and how many collectives one starts.
+void print_figure(const comm::Group& group, double figure, int64_t collectives, double expected) {
+  if (group.rank() == 0) fmt::print("{:.9e} {} {:.9e}\n", figure, collectives, expected);
+}
+
+// Of a case's calls, in turn.
+void print_median(const comm::Group& group, const TimedCall& timed, int count, int together) {
+  const auto call = [&] {
+    timed.call();
+    if (timed.after) timed.after();
+  };
+  call();
+  call();
+  comm::CommCounter counter;
+  call();
+  const int64_t collectives = counter.total();
+  group.barrier().wait();
+  std::vector<double> seconds;
+  seconds.reserve(static_cast<size_t>(count));
+  for (int i = 0; i < count / together; ++i) {
+    seconds.push_back(seconds_of(timed.call, together) / together);
+    if (timed.after) timed.after();
+  }
+  group.barrier().wait();
+  print_figure(group, median(seconds), collectives, 0);
+}
+
+// Rank 0 prints seconds of a call (bytes, in a case of memory), how many collectives one starts, and what was expected,
+// where something is.
 void measure_as_rank(const Worker& worker) {
   set_thread_count(worker.threads);
   manual_seed(1);
@@ -111,26 +152,27 @@ void measure_as_rank(const Worker& worker) {
   const Case* found =
       std::find_if(std::begin(kCases), std::end(kCases), [&](const Case& c) { return c.name == worker.name; });
   CHORALE_CHECK(found != std::end(kCases), "[bench] no case ", worker.name);
-  with_case(worker.name, mesh, [&](const auto& call) {
-    const int together = worker.name.starts_with("dispatch") ? kCallsTogether : 1;
-    call();
-    call();
-    comm::CommCounter counter;
-    call();
-    const int64_t collectives = counter.total();
-    group.barrier().wait();
-    std::vector<double> seconds;
-    seconds.reserve(static_cast<size_t>(found->count));
-    for (int i = 0; i < found->count / together; ++i) seconds.push_back(seconds_of(call, together) / together);
-    group.barrier().wait();
-    if (group.rank() == 0) fmt::print("{:.9e} {}\n", median(seconds), collectives);
-  });
+  if (is_memory_case(worker.name)) {
+    const PeakMemory memory = peak_memory(worker.name, mesh);
+    return print_figure(group, memory.measured, 0, memory.expected);
+  }
+  const int together = worker.name.starts_with("dispatch") ? kCallsTogether : 1;
+  const auto measure = [&](const TimedCall& timed) { print_median(group, timed, found->count, together); };
+  if (is_training_case(worker.name)) return with_training_case(worker.name, mesh, worker.folder, measure);
+  with_case(worker.name, mesh, [&](const auto& call) { measure({call}); });
 }
 
 struct Figures {
   std::vector<double> ours, torch;
   int64_t collectives = 0;
+  double expected = 0;
 };
+
+// What is saved goes into memory, where there is a folder of it: disks are not what is measured.
+std::filesystem::path checkpoint_folder(const std::filesystem::path& folder) {
+  const std::filesystem::path memory = "/dev/shm";
+  return (access(memory.c_str(), W_OK) == 0 ? memory / folder.filename() : folder) / "checkpoint";
+}
 
 void measure_ours(const Case& c, const Options& options, const std::filesystem::path& folder, int round,
                   Figures& figures) {
@@ -142,23 +184,27 @@ void measure_ours(const Case& c, const Options& options, const std::filesystem::
   const std::string store = (folder / fmt::format("{}-{}", name, round)).string();
   std::string command = fmt::format("{{ export WORLD_SIZE={};", size);
   for (int rank = size - 1; rank >= 0; --rank) {
-    command += fmt::format(" RANK={} '{}' bench sharded-rank '{}' --store '{}' --rank {} --size {} --threads {}{}",
-                           rank, program_path(), c.name, store, rank, size, threads, rank > 0 ? " &" : ";");
+    command += fmt::format(
+        " RANK={} '{}' bench sharded-rank '{}' --store '{}' --folder '{}' --rank {} --size {} --threads {}{}", rank,
+        program_path(), c.name, store, checkpoint_folder(folder).string(), rank, size, threads, rank > 0 ? " &" : ";");
   }
   FILE* pipe = popen((command + " }").c_str(), "r");
   CHORALE_CHECK_STATE(pipe, "[bench] cannot start a shell");
-  double seconds = 0;
-  const bool answered = std::fscanf(pipe, "%lf %ld", &seconds, &figures.collectives) == 2;
+  double figure = 0;
+  const bool answered = std::fscanf(pipe, "%lf %ld %lf", &figure, &figures.collectives, &figures.expected) == 3;
   CHORALE_CHECK_STATE(pclose(pipe) == 0 && answered, "[bench] the ranks of ", c.name, " gave no figure");
-  figures.ours.push_back(seconds * c.scale);
+  std::filesystem::remove_all(checkpoint_folder(folder));
+  figures.ours.push_back(figure * c.scale);
+  figures.expected *= c.scale;
 }
 
 // Everything that PyTorch measures, by case.
 std::map<std::string, double> torch_turn(const Options& options, const std::filesystem::path& folder) {
   const std::string file = folder / "torch.json";
-  const std::string command =
-      fmt::format("cd '{}' && OMP_NUM_THREADS=1 '{}' torch_sharded.py {} 1 --only '{}' --json '{}' > /dev/null 2>&1",
-                  peers_folder(), options.python, options.ranks, options.only, file);
+  const std::string command = fmt::format(
+      "cd '{}' && OMP_NUM_THREADS=1 '{}' torch_sharded.py {} 1 --only '{}' --json '{}' --folder '{}' "
+      "> /dev/null 2>&1",
+      peers_folder(), options.python, options.ranks, options.only, file, checkpoint_folder(folder).string());
   CHORALE_CHECK_STATE(std::system(command.c_str()) == 0, "[bench] ", options.python, " cannot run torch_sharded.py");
   return nlohmann::json::parse(std::ifstream(file)).get<std::map<std::string, double>>();
 }
@@ -195,6 +241,22 @@ void print_bars(const std::map<std::string, Figures>& all) {
     compare("step/mlp512x4/tp over alone", of("step/mlp512x4/tp") / of("step/mlp512x4/alone"), 0.8, false);
   if (of("step/bert_256x4/tp") > 0 && of("step/bert_256x4/alone") > 0)
     compare("step/bert_256x4/tp over alone", of("step/bert_256x4/tp") / of("step/bert_256x4/alone"), 1.15, false);
+  const auto beside = [&](const std::string& name, const std::string& other, double bar) {
+    if (of(name) > 0 && of(other) > 0) compare(name + " over " + part_of(other, 2), of(name) / of(other), bar, false);
+  };
+  over_torch("step/mlp512x4/fsdp", 15);
+  over_torch("step/bert_256x4/fsdp", 1.7);
+  over_torch("step/mlp512x4/zero", 5);
+  beside("step/mlp512x4/fsdp", "step/mlp512x4/ddp", 1.3);
+  beside("step/bert_256x4/fsdp", "step/bert_256x4/ddp", 1.1);
+  over_torch("checkpoint/save", 2);
+  over_torch("checkpoint/load", 1.3);
+  if (of("checkpoint/held up") > 0 && of("checkpoint/copy") > 0)
+    compare("checkpoint/held up over a copy", of("checkpoint/held up") / of("checkpoint/copy"), 1.2, false);
+  for (const auto& [name, figures] : all) {
+    if (figures.expected > 0)
+      compare(name + " over what its parts add up to", of(name) / figures.expected, 1.05, false);
+  }
   fmt::print("\nbars (docs/dev/bench.md): {} reached, {} missed\n{}", reached,
              std::count(missed.begin(), missed.end(), '\n'), missed);
 }
@@ -222,6 +284,7 @@ void run(const Options& options) {
     }
   }
   std::filesystem::remove_all(folder);
+  std::filesystem::remove_all(checkpoint_folder(folder).parent_path());
   fmt::print("{:<40} {:>12} {:>4} {:>12} {:>12} {:>8}\n", "case", "ours", "", "collectives", "PyTorch", "ratio");
   std::vector<BenchRow> rows;
   for (const Case& c : kCases) {
@@ -234,7 +297,9 @@ void run(const Options& options) {
       row.peers["torch"] = median(figures.torch);
       peer = fmt::format("{:>12.2f} {:>7.1f}x", row.peers["torch"], row.peers["torch"] / row.ours);
     }
-    fmt::print("{:<40} {:>12.3f} {:>4} {:>12} {}\n", c.name, row.ours, c.unit, figures.collectives, peer);
+    if (figures.expected > 0) row.extra["expected"] = figures.expected;
+    fmt::print("{:<40} {:>12.3f} {:>4} {:>12} {}{}\n", c.name, row.ours, c.unit, figures.collectives, peer,
+               figures.expected > 0 ? fmt::format("  (expected {:.3f})", figures.expected) : "");
     rows.push_back(std::move(row));
   }
   print_bars(all);
@@ -246,7 +311,8 @@ void run(const Options& options) {
 
 void add_bench_sharded(CLI::App& bench, Work& work) {
   using namespace bench_sharded;
-  CLI::App* command = bench.add_subcommand("sharded", "Sharded tensors and tensor parallel steps, against PyTorch");
+  CLI::App* command = bench.add_subcommand(
+      "sharded", "Sharded tensors, tensor parallel and fully sharded steps, ZeRO and checkpoints, against PyTorch");
   auto options = std::make_shared<Options>();
   command->add_option("-n,--ranks", options->ranks, "processes, of one thread each")
       ->capture_default_str()
@@ -264,6 +330,7 @@ void add_bench_sharded(CLI::App& bench, Work& work) {
   auto worker = std::make_shared<Worker>();
   hidden->add_option("name", worker->name)->required();
   hidden->add_option("--store", worker->store)->required();
+  hidden->add_option("--folder", worker->folder);
   hidden->add_option("--rank", worker->rank)->required();
   hidden->add_option("--size", worker->size)->required();
   hidden->add_option("--threads", worker->threads);

@@ -1,0 +1,45 @@
+#include "chorale/app/sharded/shard_fully.h"
+
+#include "chorale/fsdp/fully_shard.h"
+#include "chorale/models/bert.h"
+#include "chorale/models/gpt2.h"
+
+namespace chorale::app {
+namespace {
+
+class ShardedModel final : public train::FullSharding {
+ public:
+  explicit ShardedModel(nn::Module& model) : model_(model) {}
+  void set_sync(bool wanted) override { fsdp::set_requires_gradient_sync(model_, wanted); }
+  double seconds_waited() override { return fsdp::seconds_waited(model_); }
+  Sizes sizes() override {
+    const fsdp::Sizes all = fsdp::sizes_of(model_);
+    return {
+        .parts = all.parts, .gradients = all.gradients, .gathered = all.gathered, .largest_block = all.largest_block};
+  }
+
+ private:
+  nn::Module& model_;
+};
+
+bool is_block(const nn::Module& module) {
+  return dynamic_cast<const models::Gpt2Block*>(&module) || dynamic_cast<const models::BertLayer*>(&module);
+}
+
+}  // namespace
+
+std::unique_ptr<train::FullSharding> shard_fully(nn::Module& model, const train::JobRanks& ranks,
+                                                 const train::TrainOptions& options) {
+  const train::JobRanks::Shards& shards = *ranks.shards();
+  const bool has_replicas = !options.hybrid.empty();
+  const Mesh mesh = has_replicas ? Mesh(ranks.all(), {shards.replicas, shards.ranks}, {"replicate", "shard"})
+                                 : Mesh(ranks.all(), {shards.ranks}, {"shard"});
+  const fsdp::Options how{.mesh = mesh, .offload = options.offload};
+  for (const auto& [name, module] : model.named_modules()) {
+    if (is_block(*module)) fsdp::fully_shard(*module, how);
+  }
+  fsdp::fully_shard(model, how);
+  return std::make_unique<ShardedModel>(model);
+}
+
+}  // namespace chorale::app

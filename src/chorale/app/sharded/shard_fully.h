@@ -1,0 +1,11 @@
+// The models of `chorale train`, fully sharded: each block is a group, and what is left is the outermost one's.
+#pragma once
+
+#include "chorale/train/full_sharding.h"
+
+namespace chorale::app {
+
+std::unique_ptr<train::FullSharding> shard_fully(nn::Module& model, const train::JobRanks& ranks,
+                                                 const train::TrainOptions& options);
+
+}  // namespace chorale::app
