@@ -311,7 +311,8 @@ TEST(FullyShardedCommunication, SomethingElseMayBeSentThanTheParameter) {
                          },
                      .to_whole =
                          [](const std::vector<Tensor>& wholes) {
-                           EXPECT_EQ(wholes[1].to_vector<int64_t>(), std::vector<int64_t>(wholes[0].sizes()[0], 3));
+                           EXPECT_EQ(wholes[1].to_vector<int64_t>(),
+                                     std::vector<int64_t>(static_cast<size_t>(wholes[0].size(0)), 3));
                            return to(wholes[0], DType::kF32);
                          }};
     };
