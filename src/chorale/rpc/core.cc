@@ -176,7 +176,11 @@ bool Core::awaits_worker(int id) {
   return membership_ && wait_until([&] { return roster_.contains(id); }, within(5s));
 }
 
-Core::~Core() { shut_down(false, 0ns); }
+Core::~Core() {
+  shut_down(false, 0ns);
+  // A backward that was under way and its context hold each other.
+  for (const WorkerInfo& worker : roster_.all()) contexts_.forget_worker(worker.id);
+}
 
 void Core::set_default_timeout(Timeout timeout) {
   CHORALE_CHECK(timeout.count() >= 0, "[rpc] the time for an answer cannot be negative; 0 means for ever");

@@ -37,7 +37,6 @@ void Core::shut_down(bool graceful, Timeout timeout) {
   fail_all(-1, "[rpc] the agent was shut down");
   {
     const std::lock_guard lock(mutex_);
-    late_.clear();
     gatherings_.clear();
   }
   const std::string leaks = references_.leaks();
