@@ -441,14 +441,48 @@ class Text(Train):
         for a, b in zip(one, two):
             self.assertAlmostEqual(a, b, delta=0.02 * a)
 
+    def test_ranks_that_share_a_model_may_compress_gradients_and_any_split_goes_on(self):
+        options = ("--text", "text", "--tokenizer", "bytes", "--context", "32", "--layers", "1", "--heads", "2", "--width", "64", "--batch", "8", "--lr", "0.01",
+                   "--epochs", "50", "--log-every", "1", "--compress", "powersgd")
+        self.run_to_end(*options, "--dp", "2", "--tp", "2", "--out", "a", "--steps", "12", task="gpt")
+        losses = self.losses("a")
+        self.assertLess(losses[-1], losses[0] * 0.9)
+        # With the same ranks the same bits; with others only what does not depend on how matrices were cut.
+        self.run_to_end(*options, "--dp", "2", "--tp", "2", "--out", "b", "--steps", "12", "--checkpoint-every", "6", task="gpt")
+        shutil.rmtree(self.folder / "b/checkpoints/step-00000012")
+        self.run_to_end("--out", "b", "--resume", "--steps", "12", task="gpt")
+        self.assertEqual(self.weights("b"), self.weights("a"))
+        self.assertTrue("rank-3-tp-2/matrix/4/error" in self.weights("a"))
+        for split in (("--dp", "2", "--tp", "1"), ("--dp", "4", "--tp", "1"), ("--dp", "1", "--tp", "2")):
+            with self.subTest(split):
+                shutil.copytree(self.folder / "a", self.folder / "other")
+                self.run_to_end("--out", "other", "--resume", "--steps", "16", *split, task="gpt")
+                self.assertLess(self.losses("other")[-1], losses[0] * 0.9)
+                shutil.rmtree(self.folder / "other")
+
+    def test_a_dry_run_of_ranks_that_share_a_model_measures_a_part_of_it(self):
+        options = ("--text", "text", "--tokenizer", "bytes", *self.TINY, "--dry-run")
+        whole = self.run_to_end(*options, "-n", "1", task="gpt")
+        out = self.run_to_end(*options, "--dp", "3", "--tp", "2", "--batch", "9", task="gpt")
+        self.assertEqual(out.count("memory "), 1)
+        self.assertIn("ranks        6 (3 x 2), each with 3 examples", out)
+        figures = {"whole": whole, "split": out}
+        words = {key: re.search(r"parameters   ([\d,]+) in (\d+) tensors", text).groups() for key, text in figures.items()}
+        self.assertEqual(words["split"], words["whole"])
+        count = int(words["whole"][0].replace(",", ""))
+        part = int(re.search(r"of which a rank has ([\d,]+)", out).group(1).replace(",", ""))
+        self.assertTrue(count / 2 < part < count * 0.7, (part, count))
+        checkpoints = [re.search(r"checkpoint   (\S+) MiB", text).group(1) for text in (whole, out)]
+        self.assertEqual(*checkpoints)
+        self.assertEqual([path.name for path in self.folder.iterdir()], ["text"])
+
     def test_a_split_that_cannot_be_says_why(self):
         options = ("--text", "text", "--tokenizer", "bytes", *self.TINY, "--steps", "1")
         for extra, why in ((("-n", "3", "--tp", "2"), "--tp 2 does not divide the 3 ranks"),
                            (("-n", "2", "--dp", "2", "--tp", "2"), "--dp 2 and --tp 2 are 4 ranks, but the job has 2"),
                            (("-n", "3", "--tp", "3"), "--tp 3 cannot share 2 heads"),
-                           (("-n", "2", "--tp", "2", "--compress", "powersgd"), "--compress powersgd does not know parts of a model"),
                            (("-n", "1", "--sequence-parallel"), "choose --tp 2 or more"),
-                           (("-n", "2", "--tp", "2", "--dry-run"), "--dry-run trains a step of one rank by itself")):
+                           (("-n", "3", "--tp", "2", "--dry-run"), "--tp 2 does not divide the 3 ranks")):
             with self.subTest(extra):
                 self.assertIn(why, self.run_to_end(*options, *extra, "--out", "x", task="gpt", status=1))
                 shutil.rmtree(self.folder / "x", ignore_errors=True)

@@ -179,6 +179,11 @@ int start_ranks(const TrainCommand& command) {
   line.insert(line.end(), {"--output", std::to_string(output)});
   if (!command.options.out.empty()) line.insert(line.end(), {"--out", command.options.out});
   launch::LaunchOptions options = launch_options(command.launching, command.ranks());
+  if (command.options.dry_run) {  // of one replica, here
+    options.ranks = static_cast<int>(command.options.tp);
+    options.nodes = 1;
+    options.node_rank = 0;
+  }
   options.final_statuses = {kNotFinite, kOutputLost};
   options.command = std::move(line);
   return launch::launch(options);
@@ -213,6 +218,10 @@ int run_rank(const TrainCommand& command, const comm::Group& group) {
   set_thread_count(static_cast<int>(command.options.threads));
   std::FILE* out = command.output >= 0 ? fdopen(command.output, "w") : stdout;
   CHORALE_CHECK(out, "[train] descriptor ", command.output, " cannot be written to");
+  if (command.options.dry_run) {
+    train::dry_run(*command.kind, command.options, command.world_size(), group, out);
+    return std::fflush(out) == 0 ? 0 : kOutputLost;
+  }
   train::Output output(out);
   const train::Ending ending = train::train({.kind = *command.kind,
                                              .options = command.options,
@@ -228,23 +237,18 @@ int run_rank(const TrainCommand& command, const comm::Group& group) {
 
 void run_train(TrainCommand& command) {
   std::signal(SIGXFSZ, SIG_IGN);  // a limit on files is an error like a full disk
-  if (command.options.dry_run) {
-    set_thread_count(static_cast<int>(command.options.threads));
-    train::dry_run(*command.kind, command.options, command.world_size(), stdout);
-    return;
-  }
   // Fully sharded training is in a program of its own: the first build of this one goes without it.
-  if (command.options.fsdp && !command.shard_fully)
+  if (command.options.fsdp && !command.shard_fully && !command.options.dry_run)
     become("sharded", concat("train ", command.kind->name(), " --fsdp"), own_words());
-  const bool is_rank = config::one_of_several_ranks();
+  const bool is_rank = config::one_of_several_ranks(), is_real = !command.options.dry_run;
   train::MadeFolders made;
-  if (command.is_first()) {
+  if (command.is_first() && is_real) {
     std::string& out = command.options.out;
     if (out.empty()) out = made.make_numbered(command.kind->name());
     if (!is_rank && !command.resumes()) train::check_is_new(out);
     if (!is_rank) made.make(out);
   }
-  if (!is_rank && command.world_size() > 1) {
+  if (!is_rank && (is_real ? command.world_size() : command.options.tp) > 1) {
     if (const int status = start_ranks(command); status != 0) throw CLI::RuntimeError(status);
     return;
   }

@@ -20,8 +20,9 @@ std::string place_of(const Mesh& mesh, int rank) {
 void throw_with_places(const CommError& error, const Mesh& mesh) {
   const CommFailure& failure = error.failure();
   std::string text = concat(error.what(), "; in the ", mesh.root(), " this is ", place_of(mesh, failure.rank));
-  if (failure.peer >= 0 && failure.peer != failure.rank)
-    text += concat(", and the culprit ", place_of(mesh, failure.peer));
+  if (failure.peer >= 0)
+    text += failure.peer == failure.rank ? ", which is the culprit"
+                                         : concat(", and the culprit ", place_of(mesh, failure.peer));
   throw CommError(text, failure);
 }
 

@@ -6,6 +6,7 @@
 #include "chorale/base/debug_level.h"
 #include "chorale/base/error.h"
 #include "chorale/base/log.h"
+#include "chorale/comm/mesh_places.h"
 #include "chorale/graph/recording.h"
 #include "chorale/graph/split.h"
 #include "chorale/nn/linear.h"
@@ -40,7 +41,7 @@ struct DataParallelBase::PassThrough final : autograd::CustomBackward {
 template <class F>
 auto DataParallelBase::logged(const F& f) {
   try {
-    return f();
+    return options_.mesh ? comm::with_places(*options_.mesh, f) : f();
   } catch (const std::exception& error) {
     recorder_.note_error(error.what());
     throw;
@@ -64,7 +65,7 @@ void DataParallelBase::attach(nn::Module& module, const comm::Group& group, cons
 void DataParallelBase::attach(nn::Module& module, const DdpOptions& options) {
   CHORALE_CHECK(options.mesh, "[ddp] give a group or a mesh");
   CHORALE_CHECK_STATE(options.mesh->dims() == 1, "[ddp] replicas need a mesh of one dimension, not a ", *options.mesh);
-  wrap(module, options.mesh->group(size_t{0}), options);
+  comm::with_places(*options.mesh, [&] { wrap(module, options.mesh->group(size_t{0}), options); });
 }
 
 namespace {

@@ -4,6 +4,7 @@
 #include "chorale/op/samples.h"
 #include "chorale/optim/optim.h"
 #include "chorale/parallel/ddp.h"
+#include "chorale/parallel/power_sgd.h"
 #include "chorale/parallel/tensor_parallel_test_util.h"
 #include "chorale/parallel/zoo_test_util.h"
 
@@ -277,6 +278,74 @@ TEST(DdpOverTensorParallel, AccumulatesWithoutSynchronizing) {
       expect_near(gradient(p[i].second), i == 3 ? whole : narrow(whole, i < 2 ? 0 : 1, 8 * setup.tp, 8), 1e-12,
                   p[i].first);
     }
+  });
+}
+
+struct WholeThenParts : nn::Module {
+  nn::Linear whole{10, 10};
+  Mlp mlp;
+  CHORALE_MODULE(WholeThenParts, whole, mlp)
+  Tensor forward(const Tensor& x) { return mlp(relu(whole(x))); }
+};
+
+// A rank's parts are matrices of their own to PowerSGD. With factors of full rank nothing is lost; with fewer, what all
+// ranks of a replica have stays the same on them.
+TEST(DdpOverTensorParallel, PowerSgdCompressesParts) {
+  const Plan plan{{"whole", Replicated()}, {"mlp.net1", Colwise()}, {"mlp.net2", Rowwise()}};
+  run_ranks(kWorld, [&](comm::Group& group) {
+    const Replicas setup(group);
+    for (const int64_t rank : {10, 1}) {
+      DistributedDataParallel<WholeThenParts> exact = wrapped<WholeThenParts>(setup, plan),
+                                              ddp = wrapped<WholeThenParts>(setup, plan);
+      const auto state = std::make_shared<PowerSgd>(
+          PowerSgdOptions{.rank = rank, .start_iteration = 2, .min_compression_rate = rank == 10 ? 0 : 1.0});
+      ddp.register_comm_hook(power_sgd_hook(state));
+      optim::Sgd one(exact.named_parameters(), {.lr = 1e-3}), two(ddp.named_parameters(), {.lr = 1e-3});
+      for (int step = 0; step < 5; ++step) {
+        one.zero_grad();
+        two.zero_grad();
+        backward(mean(square(exact(setup.input(step)))));
+        backward(mean(square(ddp(setup.input(step)))));
+        one.step();
+        two.step();
+      }
+      const auto p = ddp.named_parameters(), q = exact.named_parameters();
+      ASSERT_EQ(p.size(), 6u);
+      double lost = 0;
+      for (size_t i = 0; i < p.size(); ++i) {
+        const Tensor mine = detach(p[i].second);
+        lost = std::max(lost, max(abs(sub(mine, detach(q[i].second)))).item<double>());
+        if (p[i].first.find("whole") == std::string::npos && p[i].first.find("net2.bias") == std::string::npos)
+          continue;
+        const Tensor first = clone(mine);
+        setup.mesh.group("tp").broadcast(first, setup.mesh.group("tp").global_rank(0)).wait();
+        expect_near(mine, first, 0, concat(p[i].first, " on ranks of a replica"));
+      }
+      if (rank == 10) {
+        EXPECT_LE(lost, 1e-10);
+      } else {
+        EXPECT_GT(lost, 1e-8) << "something was compressed";
+        EXPECT_LT(state->sent_bytes(), state->gradient_bytes());
+      }
+    }
+  });
+}
+
+TEST(DdpOverTensorParallel, ADeathNamesCoordinates) {
+  run_ranks(kWorld, [](comm::Group& group) {
+    const Replicas setup(group);
+    DistributedDataParallel<Mlp> ddp = wrapped<Mlp>(setup, mlp_plan());
+    const Tensor loss = sum(ddp(setup.input()));
+    if (group.rank() == 3) return;  // and is gone; nothing but the average over replicas follows
+    std::string text;
+    try {
+      backward(loss);
+    } catch (const CommError& error) {
+      text = error.what();
+    }
+    const std::string wanted =
+        "in the mesh of 2 x 2 ranks (dp, tp) this is rank 1 at dp 0, tp 1, and the culprit rank 3 at dp 1, tp 1";
+    EXPECT_EQ(text.find(wanted) != std::string::npos, group.rank() == 1) << text;
   });
 }
 

@@ -5,13 +5,11 @@
 #include <sstream>
 
 #include "chorale/api/api.h"
-#include "chorale/comm/world.h"
 #include "chorale/device/allocator.h"
 #include "chorale/train/job_device.h"
 #include "chorale/train/progress.h"
 #include "chorale/train/stepper.h"
 #include "chorale/train/trainer.h"
-#include "chorale/transport/store/memory_store.h"
 
 namespace chorale::train {
 namespace {
@@ -27,18 +25,19 @@ double bytes_of(const NamedTensors& tensors) {
 
 }  // namespace
 
-void dry_run(const TaskKind& kind, const TrainOptions& options, int ranks, std::FILE* out) {
+void dry_run(const TaskKind& kind, const TrainOptions& options, int ranks, const comm::Group& group, std::FILE* out) {
   manual_seed(static_cast<uint64_t>(options.seed));
   const std::unique_ptr<Task> task = kind.make(options);
-  task->place(device_of(options, 0));
-  CHORALE_CHECK(options.tp == 1, "[train] --dry-run trains a step of one rank by itself, which --tp ", options.tp,
-                " does not allow; leave --tp out to see the whole model");
   CHORALE_CHECK(!options.fsdp, "[train] --dry-run trains a step of one rank by itself, which --fsdp does not allow; ",
                 "leave --fsdp out to see the whole model, or start it: memory is printed before the first step");
-  const Plan plan = make_plan(options, task->examples(), ranks);
-  comm::World world(std::make_shared<transport::MemoryStore>(), 0, 1);
-  const JobRanks alone(world.group(), options);
-  Stepper stepper(*task, options, plan.steps, alone);
+  task->place(device_of(options, group.rank()));
+  check_ranks(options, ranks);
+  TrainOptions fewer = options;
+  fewer.dp = 0;
+  const JobRanks sharing(group, fewer);
+  const Plan plan = make_plan(options, task->examples(), ranks / sharing.parts());
+  const int64_t parameters = task->model().parameter_count();
+  Stepper stepper(*task, options, plan.steps, sharing);
   const auto loader = task->loader(std::make_shared<data::SequentialSampler>(task->examples()),
                                    {.batch_size = plan.examples_of_rank, .drop_last = true});
   Allocator& memory = allocator_of(task->device());
@@ -46,6 +45,12 @@ void dry_run(const TaskKind& kind, const TrainOptions& options, int ranks, std::
   stepper.compute([&] { return *loader->next(); });
   stepper.update();
 
+  // Each rank has its own part of these, and all of a checkpoint is written by somebody.
+  NamedTensors saved = stepper.split().placed_model(true);
+  for (const auto& [name, state] : stepper.optimizer().state_dict())
+    saved.emplace_back(name, stepper.split().placed_state(name, state));
+  const double checkpoint = bytes_of(saved);
+  if (group.rank() != 0) return;
   std::ostringstream tree;
   tree << task->model();
   const double weights = bytes_of(task->model().named_parameters()), buffers = bytes_of(task->model().named_buffers());
@@ -55,14 +60,17 @@ void dry_run(const TaskKind& kind, const TrainOptions& options, int ranks, std::
   fmt::print(out, "{}\n\n{}\n", task->describe(), tree.str());
   fmt::print(out, "steps        {} of {} {}, {} to an epoch\n", grouped(plan.steps),
              grouped(options.batch * task->unit().per_example), task->unit().name, grouped(plan.steps_per_epoch));
-  fmt::print(out, "ranks        {}, each with {} examples at a time, {} times a step\n", ranks, plan.examples_of_rank,
-             options.accumulate);
-  fmt::print(out, "parameters   {} in {} tensors\n", grouped(task->model().parameter_count()),
-             task->model().named_parameters().size());
+  const std::string shared =
+      sharing.is_split() ? fmt::format(" ({} x {})", ranks / sharing.parts(), sharing.parts()) : std::string();
+  fmt::print(out, "ranks        {}{}, each with {} examples at a time, {} times a step\n", ranks, shared,
+             plan.examples_of_rank, options.accumulate);
+  fmt::print(out, "parameters   {} in {} tensors", grouped(parameters), task->model().named_parameters().size());
+  if (sharing.is_split()) fmt::print(out, ", of which a rank has {}", grouped(task->model().parameter_count()));
+  fmt::print(out, "\n");
   fmt::print(out, "memory       {} at the peak of a step of one rank (measured):\n", mebibytes(peak));
   fmt::print(out, "             weights {}, gradients {}, optimizer {}, buffers {}, the rest is activations and data\n",
              mebibytes(weights), mebibytes(weights), mebibytes(states), mebibytes(buffers));
-  fmt::print(out, "checkpoint   {}\n", mebibytes(weights + buffers + states));
+  fmt::print(out, "checkpoint   {}\n", mebibytes(checkpoint));
   fmt::print(out, "buckets      {} bytes, in the order in which they are sent (gradients: {})\n", log.bucket_sizes,
              options.compress == "none" ? "not compressed" : options.compress);
 }

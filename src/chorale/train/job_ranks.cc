@@ -32,25 +32,27 @@ JobRanks::Shards hybrid_of(const std::string& text) {
   return shards;
 }
 
-JobRanks::JobRanks(const comm::Group& all, const TrainOptions& options) : all_(all) {
-  const int64_t size = all.size(), parts = options.tp;
-  CHORALE_CHECK(size % parts == 0, "[train] --tp ", parts, " does not divide the ", size,
+void check_ranks(const TrainOptions& options, int64_t ranks) {
+  const int64_t parts = options.tp;
+  CHORALE_CHECK(ranks % parts == 0, "[train] --tp ", parts, " does not divide the ", ranks,
                 " ranks of the job; choose --ranks so that it does");
-  CHORALE_CHECK(options.dp == 0 || options.dp * parts == size, "[train] --dp ", options.dp, " and --tp ", parts,
-                " are ", options.dp * parts, " ranks, but the job has ", size);
+  CHORALE_CHECK(options.dp == 0 || options.dp * parts == ranks, "[train] --dp ", options.dp, " and --tp ", parts,
+                " are ", options.dp * parts, " ranks, but the job has ", ranks);
   CHORALE_CHECK(parts > 1 || !options.sequence_parallel, "[train] --sequence-parallel splits what --tp leaves whole; ",
                 "choose --tp 2 or more with it");
   check_shards(options);
+}
+
+JobRanks::JobRanks(const comm::Group& all, const TrainOptions& options) : all_(all) {
+  check_ranks(options, all.size());
+  const auto parts = static_cast<int>(options.tp);
   if (options.fsdp) {
-    shards_ = options.hybrid.empty() ? Shards{1, static_cast<int>(size)} : hybrid_of(options.hybrid);
-    CHORALE_CHECK(int64_t{shards_->replicas} * shards_->ranks == size, "[train] --hybrid ", options.hybrid, " are ",
-                  int64_t{shards_->replicas} * shards_->ranks, " ranks, but the job has ", size);
+    shards_ = options.hybrid.empty() ? Shards{1, all.size()} : hybrid_of(options.hybrid);
+    CHORALE_CHECK(int64_t{shards_->replicas} * shards_->ranks == all.size(), "[train] --hybrid ", options.hybrid,
+                  " are ", int64_t{shards_->replicas} * shards_->ranks, " ranks, but the job has ", all.size());
   }
   if (parts == 1) return;
-  CHORALE_CHECK(options.compress != "powersgd", "[train] --compress powersgd does not know parts of a model; choose ",
-                "another with --tp ", parts);
-  mesh_.emplace(all, std::vector<int>{static_cast<int>(size / parts), static_cast<int>(parts)},
-                std::vector<std::string>{"dp", "tp"});
+  mesh_.emplace(all, std::vector<int>{all.size() / parts, parts}, std::vector<std::string>{"dp", "tp"});
 }
 
 }  // namespace chorale::train

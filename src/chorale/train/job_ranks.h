@@ -8,6 +8,9 @@
 
 namespace chorale::train {
 
+// InvalidArgument where so many ranks cannot be shared out as the options say.
+void check_ranks(const TrainOptions& options, int64_t ranks);
+
 class JobRanks {
  public:
   // Every rank of the group, which must outlive it, calls it. InvalidArgument where the options ask for another number

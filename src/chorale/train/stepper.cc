@@ -97,8 +97,19 @@ std::unique_ptr<FullSharding> make_sharding(nn::Module& model, const JobRanks& r
 
 int64_t tensor_bytes(const Tensor& x) { return x.elems() * static_cast<int64_t>(x.elem_bytes()); }
 
+// Its errors say where ranks stand in the mesh, where there is one.
+std::unique_ptr<parallel::DistributedDataParallel<Objective>> make_ddp(Objective objective, const JobRanks& ranks) {
+  using Ddp = parallel::DistributedDataParallel<Objective>;
+  if (ranks.is_split())
+    return std::make_unique<Ddp>(std::move(objective), parallel::DdpOptions{.mesh = ranks.mesh()["dp"]});
+  return std::make_unique<Ddp>(std::move(objective), ranks.replicas());
+}
+
 constexpr const char *kOptimizer = "optimizer/", *kSchedule = "schedule/", *kScale = "scale/";
-std::string own_prefix(int rank) { return concat("rank-", rank, "/"); }
+// What only one rank has. Where ranks have parts of a model it is of no use with another number of parts.
+std::string own_prefix(int rank, int parts) {
+  return parts == 1 ? concat("rank-", rank, "/") : concat("rank-", rank, "-tp-", parts, "/");
+}
 
 }  // namespace
 
@@ -109,9 +120,7 @@ Stepper::Stepper(Task& task, const TrainOptions& options, int64_t steps, const J
       ranks_(ranks),
       split_(task.model(), options, ranks),
       sharding_(make_sharding(task.model(), ranks, options, shard_fully)),
-      ddp_(sharding_ ? nullptr
-                     : std::make_unique<parallel::DistributedDataParallel<Objective>>(
-                           Objective(task, split_, make_forward(task, options)), ranks.replicas())),
+      ddp_(sharding_ ? nullptr : make_ddp(Objective(task, split_, make_forward(task, options)), ranks)),
       objective_(task, split_, {}),
       optimizer_(make_optimizer(task.model().named_parameters(), options)),
       scheduler_(make_scheduler(*optimizer_, options, steps)),
@@ -256,7 +265,7 @@ snapshot::State Stepper::state() const {
   };
   add(kSchedule, scheduler_.state_dict());
   add(kScale, scaler_.state_dict());
-  if (power_sgd_) add(own_prefix(ranks_.all().rank()), power_sgd_->state_dict());
+  if (power_sgd_) add(own_prefix(ranks_.all().rank(), ranks_.parts()), power_sgd_->state_dict());
   return all;
 }
 
@@ -281,15 +290,22 @@ void Stepper::load(const std::filesystem::path& folder) {
   const NamedTensors optimizer = rooms(kOptimizer, all), schedule = rooms(kSchedule, all), scale = rooms(kScale, all);
   NamedTensors own;
   if (power_sgd_) {
-    const int rank = ranks_.all().rank(), size = ranks_.all().size();
-    const auto is_there = [&](int r) {
-      const auto at = index.tensors.lower_bound(own_prefix(r));
-      return at != index.tensors.end() && at->first.starts_with(own_prefix(r));
+    const int rank = ranks_.all().rank(), size = ranks_.all().size(), parts = ranks_.parts();
+    const auto begins_with = [&](const std::string& prefix) {
+      const auto at = index.tensors.lower_bound(prefix);
+      return at != index.tensors.end() && at->first.starts_with(prefix) ? at : index.tensors.end();
     };
-    // Another number of ranks can use what they share; what one rank's factors missed is lost.
-    const bool same_ranks = is_there(size - 1) && !is_there(size);
-    own = rooms(own_prefix(same_ranks ? rank : 0),
-                [&](const std::string& key) { return same_ranks || !key.ends_with("/error"); });
+    const auto is_there = [&](int r) { return begins_with(own_prefix(r, parts)) != index.tensors.end(); };
+    if (is_there(0)) {
+      // Another number of replicas can use what they share; what one rank's factors missed is lost.
+      const bool same_ranks = is_there(size - 1) && !is_there(size);
+      own = rooms(own_prefix(same_ranks ? rank : rank % parts, parts),
+                  [&](const std::string& key) { return same_ranks || !key.ends_with("/error"); });
+    } else if (const auto first = begins_with("rank-0"); first != index.tensors.end()) {
+      // Matrices were cut otherwise: only numbers, such as the count of steps, go on.
+      own = rooms(first->first.substr(0, first->first.find('/') + 1),
+                  [](const std::string& key) { return key.find("/matrix/") == std::string::npos; });
+    }
   }
   snapshot::load(ranks_.all(), folder, state, {.verify = false});  // the first rank has looked at all of it
   optimizer_->load_state_dict(optimizer);
