@@ -25,11 +25,13 @@ struct Way {
   friend bool operator==(const Way&, const Way&) = default;
 };
 
+constexpr int64_t kMostPieces = std::numeric_limits<int16_t>::max();  // that a Placement has room for
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 // A view that takes a dimension apart, or puts several together, keeps a split of one further in: its parts are then
 // strided in the dimension that is whole (Placement::strided_shard). The rule beside the row of view: [6, 4] as [24],
-// split along its second dimension of 4, is 24 in 6 pieces.
+// split along its second dimension of 4, is 24 in 6 pieces. Parts of unequal length are cut at the same places only if
+// nothing stands behind the dimension.
 void add_strided_views(const ShardCall& call, std::vector<Way>& ways) {
   const Shape &from = call.in[0].sizes(), &to = call.out[0];
   if (count_elems(from) == 0) return;
@@ -48,7 +50,8 @@ void add_strided_views(const ShardCall& call, std::vector<Way>& ways) {
     const auto split = [&](const Shape& many, size_t begin, size_t end, auto&& put) {
       int64_t pieces = many[begin];
       for (size_t d = begin + 1; d < end; ++d) {
-        if (pieces > 1 && many[d] % call.shards == 0 && many[d] > 1) put(static_cast<int64_t>(d), pieces);
+        const bool cut_alike = many[d] % call.shards == 0 || d + 1 == end;
+        if (pieces > 1 && pieces <= kMostPieces && cut_alike && many[d] > 1) put(static_cast<int64_t>(d), pieces);
         pieces *= many[d];
       }
     };

@@ -1,5 +1,6 @@
 // Collectives along the dimensions of a mesh, with chunks that are short or empty: section B7 of
-// spec/tensor-parallel.md.
+// spec/tensor-parallel.md; and when those of a redistribution are begun and waited for.
+#include "chorale/autograd/function.h"
 #include "chorale/op/collective.h"
 #include "chorale/sharding/sharding_test_util.h"
 
@@ -43,6 +44,99 @@ TEST(MeshCollectives, GatherAndReduceUnevenChunks) {
         expect_same(chunk, mul(own, 10));
         EXPECT_TRUE(chunk.is_contiguous());
       }
+    }
+  });
+}
+
+// ---- when redistributions begin and end
+
+// Runs ops as ever, and notes what was run on this rank's parts, with "start" and "wait" for collectives.
+class Noting final : public op::Builder {
+ public:
+  Noting() : Builder(op::Place::kBottom), eager_(*op::current_stack().at(op::Place::kBottom)) {}
+  void call(const op::OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out,
+            op::Rest rest) override {
+    note(op.name);
+    eager_.call(op, in, attrs, out, rest);
+  }
+  void call_into(const op::OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<const Tensor> out,
+                 op::Rest rest) override {
+    note(op.name);
+    eager_.call_into(op, in, attrs, out, rest);
+  }
+  // What was noted since the last time, of these.
+  std::vector<std::string> take(const std::vector<std::string>& wanted) {
+    std::vector<std::string> found;
+    for (const std::string& name : std::exchange(calls_, {})) {
+      if (std::find(wanted.begin(), wanted.end(), name) != wanted.end()) found.push_back(name);
+    }
+    return found;
+  }
+
+ private:
+  void note(const std::string& name) {
+    calls_.push_back(name == "collective_start" ? "start" : name == "collective_wait" ? "wait" : name);
+  }
+
+  op::Builder& eager_;
+  std::vector<std::string> calls_;
+};
+
+using Names = std::vector<std::string>;
+
+TEST(Overlap, RedistributionsBeginEarlyAndAreWaitedForAtFirstUse) {
+  run_ranks(2, [](comm::Group& group) {
+    Noting noting;
+    const op::Under scope(op::current_stack().with(noting));
+    const Mesh mesh(group, {2});
+    const Tensor x = distribute(numbers({4, 6}), mesh, {shard(0)}, std::nullopt);
+    const Tensor w = distribute(numbers({6, 6}, 3), mesh, {shard(0)}, std::nullopt);
+    noting.take({});
+    // The next layer's weight is gathered while this layer runs.
+    const Tensor gathered = redistribute(w, {replicate()}, {.async = true});
+    const Tensor turned = transpose(gathered, 0, 1);
+    const Tensor y = sin(exp(x));
+    EXPECT_EQ(noting.take({"start", "exp", "sin", "wait", "matmul"}), (Names{"start", "exp", "sin"}));
+    const Tensor z = matmul(y, turned);
+    EXPECT_EQ(noting.take({"start", "wait", "matmul"}), (Names{"wait", "matmul"}));
+    matmul(y, turned);
+    EXPECT_EQ(noting.take({"start", "wait", "matmul"}), (Names{"matmul"})) << "waited for once";
+    const Tensor whole = numbers({4, 6});
+    expect_near(full_tensor(z), matmul(sin(exp(whole)), transpose(numbers({6, 6}, 3), 0, 1)), 1e-12);
+
+    // Where an op needs two of its operands elsewhere, both begin before either is waited for.
+    const Tensor rows = cat({w, x}, 0);
+    EXPECT_EQ(noting.take({"start", "wait", "cat"}), (Names{"start", "start", "wait", "wait", "cat"}));
+    expect_same(full_tensor(rows), cat({numbers({6, 6}, 3), whole}, 0));
+  });
+}
+
+// Backward goes on with other parts of the graph while a gradient is on its way, and waits where it meets another one.
+TEST(Overlap, BackwardGoesOnWhileGradientsAreOnTheirWay) {
+  run_ranks(2, [](comm::Group& group) {
+    Noting noting;
+    const op::Under scope(op::current_stack().with(noting));
+    const Mesh mesh(group, {2});
+    const auto loss_of = [](const Tensor& x, const auto& gather) {
+      const Tensor other = sum(sin(x));   // recorded first: backward comes to it last
+      const Tensor gathered = gather(x);  // its gradient goes back by a reduce-scatter
+      return add(other, sum(exp(gathered)));
+    };
+    for (const bool async : {false, true}) {
+      const Tensor x = distribute(mul(numbers({4, 3}), 0.1), mesh, {shard(0)}, std::nullopt);
+      set_requires_grad(x);
+      const Tensor loss = loss_of(x, [&](const Tensor& y) {
+        // Each rank has computed all of it; with the hint each one's gradient is a part of the sum.
+        const Tensor local = to_local(redistribute(y, {replicate()}, {.async = async}), Placements{partial()});
+        return from_local(local, mesh, {replicate()});
+      });
+      noting.take({});
+      backward(loss);
+      // The gradient of sin is cos; it is computed between.
+      EXPECT_EQ(noting.take({"start", "wait", "cos"}), (Names{"start", "cos", "wait"}));
+      // Of exp every rank sent the same: 2 times it.
+      const Tensor whole = mul(numbers({4, 3}), 0.1);
+      expect_near(full_tensor(gradient(x)), add(cos(whole), mul(exp(whole), 2)), 1e-12);
     }
   });
 }

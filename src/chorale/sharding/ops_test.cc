@@ -448,5 +448,37 @@ TEST(ShardedOps, AFusedProjectionIsSplitByHeads) {
   }
 }
 
+// Tokens of a batch as rows of one matrix, and back, where ranks have unequal numbers of them.
+TEST(ShardedOps, ViewsKeepUnevenSplits) {
+  for (const int ranks : {2, 3, 4}) {
+    run_ranks(ranks, [&](comm::Group& group) {
+      const Mesh mesh(group, {ranks});
+      const Tensor x0 = op::sample({3, 5, 4}, 1), w0 = op::sample({4, 2}, 2);
+      const auto f = [](const Tensor& x, const Tensor& w) { return view(matmul(view(x, {15, 4}), w), {3, 5, 2}); };
+      const Tensor x1 = set_requires_grad(clone(x0)), w1 = set_requires_grad(clone(w0));
+      const Tensor y1 = f(x1, w1), dy = op::sample(y1.sizes(), 3);
+      backward(y1, dy);
+      const Tensor x = set_requires_grad(put(x0, mesh, shard(1))), w = set_requires_grad(put(w0, mesh, R));
+      CommCounter counter;
+      EXPECT_EQ(placements_of(view(x, {15, 4})), at({strided_shard(0, 3)}));
+      const Tensor y = f(x, w);
+      EXPECT_EQ(placements_of(y), at({shard(1)}));
+      backward(y, put(dy, mesh, shard(1)));
+      EXPECT_EQ(counter.total(), 0) << counter;
+      expect_near(full_tensor(y), y1, 1e-12);
+      expect_near(full_tensor(gradient(x)), gradient(x1), 1e-12);
+      expect_near(full_tensor(gradient(w)), gradient(w1), 1e-12);
+      // Something stands behind the split dimension: chunks of the longer one would begin elsewhere.
+      expect_same(full_tensor(view(put(numbers({2, 5, 3}), mesh, shard(1)), {30})), numbers({30}));
+    });
+  }
+  // More stretches than a placement counts.
+  run_ranks(2, [](comm::Group& group) {
+    const Mesh mesh(group, {2});
+    const Tensor x = numbers({70'000, 2});
+    expect_same(full_tensor(view(put(x, mesh, shard(1)), {140'000})), numbers({140'000}));
+  });
+}
+
 }  // namespace
 }  // namespace chorale

@@ -323,6 +323,17 @@ TEST(Sharded, RanksOutsideTheMeshTakePartWithNothing) {
     const auto halves = split(x, 3, 0);
     EXPECT_EQ(halves.size(), 2u);
     EXPECT_EQ(to_local(halves[0]).elems(), inside ? to_local(halves[0]).elems() : 0);
+    // Views, products, random numbers and gradients too; shapes are those of the whole everywhere.
+    Generator own(7);
+    const Tensor w = set_requires_grad(uniform({4, 5}, mesh, {replicate()}, 0, 1, DType::kF64, own));
+    const Tensor z = matmul(reshape(transpose(view(x, {2, 3, 4}), 0, 1), {6, 4}), w);
+    EXPECT_EQ(z.sizes(), (Shape{6, 5}));
+    backward(sum(softmax(z, 1)));
+    EXPECT_EQ(gradient(w).sizes(), (Shape{4, 5}));
+    const NoGrad quiet;
+    EXPECT_EQ(full_tensor(gradient(w)).elems(), inside ? 20 : 0);
+    sub_(w, gradient(w));
+    EXPECT_EQ(to_local(w).elems(), inside ? 20 : 0);
   });
 }
 
