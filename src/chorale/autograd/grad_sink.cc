@@ -28,11 +28,36 @@ void accumulate(Tensor& sum, Tensor gradient, Arrival arrival) {
 
 namespace {
 
+// Adds a sharded gradient to what `place()` refers to, which `mutex` guards. Ops on sharded tensors may wait for other
+// ranks, and those may be threads of this process that need the same lock: they run without it, and once more if
+// another thread was faster.
+template <class Place>
+void accept_sharded(std::mutex& mutex, const Place& place, const Tensor& gradient, Arrival arrival) {
+  for (;;) {
+    Tensor before;
+    {
+      const std::lock_guard lock(mutex);
+      before = place();
+    }
+    Tensor sum = before;
+    accumulate(sum, gradient, arrival);
+    const std::lock_guard lock(mutex);
+    Tensor& now = place();
+    if (now.impl() != before.impl()) continue;
+    now = std::move(sum);
+    return;
+  }
+}
+
 // Two backward passes in different threads may meet at a leaf.
 class GradFieldSink final : public GradSink {
  public:
   void accept(const Tensor& leaf, Tensor gradient, Arrival arrival) override {
     watch_read(leaf);
+    if (gradient.is_sharded() || leaf.is_sharded()) [[unlikely]] {
+      const auto place = [&]() -> Tensor& { return slot_for_writing(leaf).grad; };
+      return accept_sharded(mutex_of(leaf), place, gradient, arrival);
+    }
     const std::lock_guard lock(mutex_of(leaf));
     Slot& slot = slot_for_writing(leaf);
     const Tensor destination = destination_of(slot);
@@ -86,6 +111,10 @@ Tensor& GradientMap::place_of(const Tensor& leaf) {
 }
 
 void GradientMap::accept(const Tensor& leaf, Tensor gradient, Arrival arrival) {
+  if (gradient.is_sharded() || leaf.is_sharded()) {
+    const auto place = [&]() -> Tensor& { return place_of(leaf); };
+    return accept_sharded(mutex_, place, gradient, arrival);
+  }
   const std::lock_guard lock(mutex_);
   accumulate(place_of(leaf), std::move(gradient), arrival);
 }

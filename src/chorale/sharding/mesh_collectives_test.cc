@@ -141,5 +141,26 @@ TEST(Overlap, BackwardGoesOnWhileGradientsAreOnTheirWay) {
   });
 }
 
+// A gradient that arrives at a leaf while it is on its way is waited for there. Ranks that are threads share the locks
+// of leaves, which nobody may hold meanwhile: so many leaves that some of two ranks have the same lock.
+TEST(Overlap, NobodyWaitsForOtherRanksUnderALock) {
+  run_ranks(2, [](comm::Group& group) {
+    const Mesh mesh(group, {2});
+    const Tensor whole = numbers({4, 6});
+    std::vector<Tensor> leaves, others;
+    for (int i = 0; i < 400; ++i) {
+      const Tensor x = set_requires_grad(distribute(whole, mesh, {shard(0)}, std::nullopt));
+      // So that ranks have leaves at other places of memory.
+      for (int k = 0; k < (3 * i + 5 * group.rank()) % 11; ++k) others.push_back(full({}, k));
+      const Tensor w = set_requires_grad(distribute(whole, mesh, {shard(1)}, std::nullopt));
+      leaves.push_back(x);
+      others.push_back(w);
+      // The gradient of w comes first, and then that of x, which is exchanged.
+      backward(sum(mul(redistribute(x, {shard(1)}, {.async = true}), w)));
+    }
+    expect_same(full_tensor(gradient(leaves.back())), whole);
+  });
+}
+
 }  // namespace
 }  // namespace chorale
