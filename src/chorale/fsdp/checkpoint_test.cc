@@ -1,5 +1,6 @@
 // Checkpoints of fully sharded, replicated, tensor parallel and plain models, and of one kind loaded by another: rows
 // of B4 and B7 of spec/sharded-training.md.
+#include "chorale/comm/objects.h"
 #include "chorale/fsdp/fsdp_test_util.h"
 #include "chorale/fsdp/state.h"
 #include "chorale/parallel/tensor_parallel.h"
@@ -142,6 +143,112 @@ TEST(CheckpointsOfModels, OneKindLoadsWhatAnotherSaved) {
       }
     });
   }
+}
+
+// A model with tied weights, a number that is saved and one that is not, in groups with and without decay.
+struct Stateful : nn::Module {
+  nn::Linear first{6, 6}, second{6, 6};
+  nn::Buffer counted{pattern({2}, 3)}, scratch{nn::Buffer(pattern({2}, 4), false)};
+  CHORALE_MODULE(Stateful, first, second, counted, scratch)
+  Stateful() { second.weight = first.weight; }
+  Tensor forward(const Tensor& x) { return second(relu(first(x))); }
+};
+std::vector<optim::ParameterGroup<optim::AdamWOptions>> decay_groups(const NamedTensors& all, bool reversed = false) {
+  std::vector<optim::ParameterGroup<optim::AdamWOptions>> groups{{{}, {.lr = 0.05, .weight_decay = 0.1}},
+                                                                 {{}, {.lr = 0.02, .weight_decay = 0}}};
+  for (const auto& [name, p] : all) groups[p.dims() == 2 ? 0 : 1].parameters.emplace_back(name, p);
+  if (reversed) {
+    for (auto& group : groups) std::reverse(group.parameters.begin(), group.parameters.end());
+  }
+  return groups;
+}
+std::vector<std::string> keys_of(const NamedTensors& state) {
+  std::vector<std::string> keys;
+  for (const auto& [key, x] : state) keys.push_back(key);
+  std::sort(keys.begin(), keys.end());
+  return keys;
+}
+NamedTensors wholes_of(const NamedTensors& state) {
+  NamedTensors wholes;
+  for (const auto& [key, x] : state) wholes.emplace_back(key, clone(whole_of_any(x)));
+  return wholes;
+}
+void expect_equal_states(NamedTensors a, NamedTensors b, const std::string& what) {
+  std::sort(a.begin(), a.end(), [](const auto& x, const auto& y) { return x.first < y.first; });
+  std::sort(b.begin(), b.end(), [](const auto& x, const auto& y) { return x.first < y.first; });
+  ASSERT_EQ(keys_of(a), keys_of(b)) << what;
+  for (size_t i = 0; i < a.size(); ++i) expect_close(a[i].second, b[i].second, 0, concat(what, " ", a[i].first));
+}
+
+// spec: test_fsdp2, test_ddp, test_fsdp_ddp, test_shared_weight, test_multi_param_groups, test_flattened_osd
+// spec: test_broadcast_from_rank0, TestStateDict.test_strict, test_extra_state, test_non_persistent_buffers
+// spec: test_optim_state_dict_param_matching
+TEST(CheckpointsOfModels, StatesHaveTheNamesOfTheWholeModel) {
+  run_ranks(2, [](comm::Group& group) {
+    const Mesh mesh = line(group);
+    const auto step = [](auto& model, optim::AdamW& optimizer, int number) {
+      optimizer.zero_grad();
+      backward(mean(square(model(pattern({4, 6}, number)))));  // the same on both ranks: the average is exact
+      optimizer.step();
+    };
+    Stateful plain = seeded(Stateful()), sharded = clone(plain);
+    DistributedDataParallel<Stateful> ddp(clone(plain), group);
+    fully_shard(sharded, {.mesh = mesh});
+    optim::AdamW one(decay_groups(plain.named_parameters())), two(decay_groups(ddp.named_parameters())),
+        three(decay_groups(sharded.named_parameters()));
+    for (int i = 0; i < 3; ++i) {
+      step(plain, one, i);
+      step(ddp, two, i);
+      step(sharded, three, i);
+    }
+    // Keys and values are those of the model that nobody shares.
+    const NamedTensors model = wholes_of(plain.state_dict()), optimizer = wholes_of(one.state_dict());
+    EXPECT_EQ(keys_of(model),
+              (std::vector<std::string>{"counted", "first.bias", "first.weight", "second.bias", "second.weight"}));
+    EXPECT_EQ(std::count_if(optimizer.begin(), optimizer.end(), [](const auto& x) { return x.first == "groups/1/lr"; }),
+              1);
+    expect_equal_states(wholes_of(ddp.state_dict()), model, "DDP");
+    expect_equal_states(wholes_of(sharded.state_dict()), model, "FSDP");
+    expect_equal_states(wholes_of(two.state_dict()), optimizer, "DDP's optimizer");
+    expect_equal_states(wholes_of(three.state_dict()), optimizer, "FSDP's optimizer");
+    step(plain, one, 7);
+    // Set from what another kind gave, with parameters in another order; and from the first rank's alone, beside a
+    // state of no tensor.
+    for (const bool from_first : {false, true}) {
+      Stateful other = seeded(Stateful(), 90);
+      fully_shard(other, {.mesh = mesh});
+      optim::AdamW four(decay_groups(other.named_parameters(), true));
+      NamedTensors states = optimizer;
+      if (from_first) {
+        NamedTensors mine = model;
+        std::vector<comm::Value> sent(1);
+        if (group.rank() != 0) {
+          for (auto& [key, x] : mine) x = zeros_like(x);
+          states.clear();
+        } else {
+          comm::Map map;
+          for (const auto& [key, x] : states) map[key] = x;
+          sent[0] = comm::List{map, comm::Value("epoch 3")};
+        }
+        load_full_state_dict(other, mine, 0);
+        comm::broadcast_object_list(group, sent, 0);
+        const auto& list = sent[0].as<comm::List>();
+        EXPECT_EQ(list[1].as<std::string>(), "epoch 3");
+        states.clear();
+        for (const auto& [key, x] : list[0].as<comm::Map>()) states.emplace_back(key, x.as<Tensor>());
+      } else {
+        other.load_state_dict(model);
+      }
+      four.load_state_dict(states);
+      step(other, four, 7);
+      expect_equal_states(wholes_of(other.state_dict()), wholes_of(plain.state_dict()), "after the next step");
+    }
+    // Strict, or not.
+    NamedTensors less = model;
+    std::erase_if(less, [](const auto& x) { return x.first == "first.bias"; });
+    EXPECT_THROW(sharded.load_state_dict(less), InvalidArgument);
+    EXPECT_EQ(sharded.load_state_dict(less, false).missing, std::vector<std::string>{"first.bias"});
+  });
 }
 
 // spec: test_2d_state_dict_correctness, test_{dp,hsdp}_tp_state_dict_save_load
