@@ -179,7 +179,7 @@ std::shared_ptr<Frame::Variant> Frame::trace(const std::vector<Argument>& argume
   for (const Watch::Leaf& seen : watch.leaves) {
     if (seen.read_first) {
       const bool is_used = seen.gradient.defined() && recording.find(seen.gradient) != kNone;
-      variant->gradients.push_back({seen.leaf, seen.gradient, is_used});
+      variant->gradients.push_back({seen.leaf, seen.gradient.defined(), is_used ? seen.gradient : Tensor{}});
     }
     const Tensor now = chorale::gradient(seen.leaf);
     if (now.defined() && seen.gradient.defined() && now.is(seen.gradient)) continue;
@@ -187,6 +187,7 @@ std::shared_ptr<Frame::Variant> Frame::trace(const std::vector<Argument>& argume
     if (!is_read) variant->replaced.push_back(variant->left_gradients.size());
     variant->left_gradients.emplace_back(seen.leaf, leave(now));
   }
+  watch.leaves.clear();  // old gradients go before new ones are made
   // What else the host holds on to: states that a first step makes.
   std::set<uint32_t> escaped;
   for (const Tensor& x : recording.live_tensors()) {

@@ -86,11 +86,11 @@ std::string Frame::Variant::mismatch(const std::vector<Argument>& now, const Com
   if (!(modes_now() == modes)) return "gradients, inference or autocast are switched otherwise";
   for (const GradientGuard& guard : gradients) {
     const Tensor gradient = chorale::gradient(guard.leaf);
-    if (gradient.defined() != guard.gradient.defined()) {
+    if (gradient.defined() != guard.has_one) {
       return concat("a captured tensor of ", guard.leaf.dtype(), guard.leaf.sizes(),
                     gradient.defined() ? " has a gradient already" : " has no gradient yet");
     }
-    if (guard.is_used && !gradient.is(guard.gradient)) return "a gradient lies in other memory";
+    if (guard.gradient.defined() && !gradient.is(guard.gradient)) return "a gradient lies in other memory";
   }
   for (size_t i = 0; i < watched.size(); ++i) {
     if (options.watch[i]() != watched[i]) return concat("watched value ", i, " has changed from ", watched[i]);
@@ -110,7 +110,7 @@ std::vector<std::string> Frame::Variant::guards() const {
   }
   for (const GradientGuard& guard : gradients) {
     all.push_back(concat("captured ", guard.leaf.dtype(), guard.leaf.sizes(),
-                         guard.gradient.defined() ? " keeps its gradient" : " has no gradient"));
+                         guard.has_one ? " keeps its gradient" : " has no gradient"));
   }
   all.push_back(concat("global gradients ", modes.grad ? "on" : "off", modes.inference ? ", inference" : "",
                        modes.autocast ? ", autocast" : ""));

@@ -49,8 +49,8 @@ struct Frame::Variant {
   };
   struct GradientGuard {
     Tensor leaf;
-    Tensor gradient;       // undefined: it had none
-    bool is_used = false;  // by an op; else it was only asked whether there is one
+    bool has_one = false;
+    Tensor gradient;  // the one that an op reads; undefined where it was only asked whether there is one
   };
   std::vector<ArgumentGuard> arguments;
   std::vector<CapturedGuard> captured;
