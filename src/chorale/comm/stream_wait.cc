@@ -16,31 +16,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// What a stream stands in front of.
-class Gate {
- public:
-  void pass() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return open_; });
-    if (error_) std::rethrow_exception(error_);
-  }
-  void open(std::exception_ptr error) {
-    const std::lock_guard lock(mutex_);
-    open_ = true;
-    error_ = std::move(error);
-    changed_.notify_all();
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool open_ = false;
-  std::exception_ptr error_;
-};
-
 struct Held {
   Work work;
-  std::shared_ptr<Gate> gate;
+  std::shared_ptr<StreamGate> gate;
 };
 
 std::exception_ptr error_of(const Work& work) {
@@ -142,11 +120,11 @@ Doorkeeper& doorkeeper() {
 
 }  // namespace
 
-void hold_stream(const Work& work, Stream stream) {
-  if (work.is_nothing()) return;
-  auto gate = std::make_shared<Gate>();
-  runtime_of(stream.device).call_host(stream, [gate] { gate->pass(); });
+bool hold_stream(const Work& work, Stream stream) {
+  std::shared_ptr<StreamGate> gate = runtime_of(stream.device).hold(stream);
+  if (!gate) return false;
   doorkeeper().add({work, std::move(gate)});
+  return true;
 }
 
 Stream copy_stream(Device device) {

@@ -6,8 +6,9 @@
 namespace chorale::comm {
 
 // Work put on `stream` from now on begins when `work` is done; the host does not wait. A failure of the work is one of
-// the stream, and surfaces where the stream is waited for. Until then a thread of ours moves the work on.
-void hold_stream(const Work& work, Stream stream);
+// the stream, and surfaces where the stream is waited for. Until then a thread of ours moves the work on. False: a
+// stream of that device cannot be held, and nothing was done.
+bool hold_stream(const Work& work, Stream stream);
 
 // On which results are copied to a device: a stream of its own, because those of callers may be held for that very
 // copy.

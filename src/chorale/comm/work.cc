@@ -28,7 +28,7 @@ void Work::wait(Stream& stream) const {
   // Ranks that are threads of one process share a device's default stream: the peer whose part is awaited would stand
   // behind the gate, too.
   if (engine_->shares_process() && stream == runtime_of(stream.device).default_stream(stream.device)) return wait();
-  hold_stream(*this, stream);
+  if (!hold_stream(*this, stream)) wait();
 }
 
 bool Work::is_completed() const {

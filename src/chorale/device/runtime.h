@@ -2,7 +2,7 @@
 // device is added by the module that brings the device, when it is loaded. Users call stream.h.
 #pragma once
 
-#include <functional>
+#include <exception>
 #include <memory>
 
 #include "chorale/base/deadline.h"
@@ -20,6 +20,14 @@ class EventState {
   // Blocks the host until it is done. Throws what work before it on its stream has thrown, and StateError when
   // `deadline` passes first.
   virtual void synchronize(Deadline deadline) = 0;
+};
+
+// What a stream stands in front of until the host opens it, once. Thread-safe.
+class StreamGate {
+ public:
+  virtual ~StreamGate() = default;
+  // An error surfaces where the stream is waited for.
+  virtual void open(std::exception_ptr error) = 0;
 };
 
 class ProgramState;
@@ -43,8 +51,9 @@ class Runtime {
   virtual void wait(Stream stream, const std::shared_ptr<EventState>& event) = 0;
   // Blocks the host until every stream of the device is idle; throws what their work has thrown.
   virtual void synchronize(Device device, Deadline deadline) = 0;
-  // Runs `task` on the host, in the order of the stream.
-  virtual void call_host(Stream stream, std::function<void()> task) = 0;
+  // Work put on `stream` from now on begins when the gate is open. Null where that cannot be had: a driver that waits
+  // for a stream inside a call of the host (to map memory, to load a kernel) must not be kept waiting by the host.
+  virtual std::shared_ptr<StreamGate> hold(Stream) { return nullptr; }
 
   // What is put on the stream between these two is kept, not run (program.h). StateError where a device has no such
   // thing.

@@ -38,7 +38,7 @@ Tensor BertEmbeddings::forward(const Tensor& ids, const Tensor& types) {
   // One by one: compilers differ in which operand of a sum they compute first, and graphs are cut by that order.
   const Tensor words = word_embeddings(ids);
   const Tensor type = types.defined() ? token_type_embeddings(types) : select(token_type_embeddings.weight, 0, 0);
-  const Tensor positions = position_embeddings(arange(ids.size(1)));
+  const Tensor positions = position_embeddings(arange(ids.size(1), DType::kI64, ids.device()));
   return dropout(norm(words + type + positions));
 }
 

@@ -36,7 +36,7 @@ Tensor Encoder::forward(const Tensor& ids) {
   CHORALE_CHECK(ids.dims() == 2 && ids.size(1) <= position.weight.size(0),
                 "[Encoder] expected ids [batch, length] with a length of at most ", position.weight.size(0),
                 ", found shape ", ids.sizes());
-  Tensor x = token(ids) + position(arange(ids.size(1)));
+  Tensor x = token(ids) + position(arange(ids.size(1), DType::kI64, ids.device()));
   for (EncoderBlock& block : blocks) x = block(x);
   return head(ln(x));
 }

@@ -7,11 +7,13 @@
 
 namespace chorale::models {
 
-Gpt2Cache::Gpt2Cache(const Gpt2Config& config, int64_t batch, int64_t tokens, DType dtype) : capacity(tokens) {
+Gpt2Cache::Gpt2Cache(const Gpt2Config& config, int64_t batch, int64_t tokens, DType dtype, Device device)
+    : capacity(tokens) {
   CHORALE_CHECK(tokens <= config.n_positions, "[Gpt2Cache] the model knows ", config.n_positions, " positions, not ",
                 tokens);
   const Shape shape = {batch, config.n_head, tokens, config.n_embd / config.n_head};
-  for (int64_t i = 0; i < config.n_layer; ++i) layers.push_back({empty(shape, dtype), empty(shape, dtype)});
+  for (int64_t i = 0; i < config.n_layer; ++i)
+    layers.push_back({empty(shape, dtype, device), empty(shape, dtype, device)});
 }
 
 Gpt2Projection::Gpt2Projection(int64_t in, int64_t out, double stddev, int64_t pieces)
@@ -101,9 +103,9 @@ Tensor Gpt2::generate(const Tensor& ids, const GenerateOptions& options) {
   CHORALE_CHECK(options.max_new_tokens >= 0 && total <= config.n_positions, "[generate] ", ids.size(1), " tokens and ",
                 options.max_new_tokens, " new ones exceed the model's ", config.n_positions);
   const NoGrad quiet;
-  Gpt2Cache cache(config, ids.size(0), total, transformer.wte.weight.dtype());
+  Gpt2Cache cache(config, ids.size(0), total, transformer.wte.weight.dtype(), ids.device());
   std::vector<Tensor> parts = {to(ids, DType::kI64)};
-  Tensor ended = zeros({ids.size(0)}, DType::kBool);
+  Tensor ended = zeros({ids.size(0)}, DType::kBool, ids.device());
   for (int64_t i = 0; i < options.max_new_tokens; ++i) {
     const Tensor hidden = transformer(parts.back(), &cache);
     Tensor token = sample_token(lm_head(select(hidden, 1, hidden.size(1) - 1)), options.sampling);

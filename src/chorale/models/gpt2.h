@@ -29,7 +29,7 @@ struct Gpt2Config {
 // Keys and values of the tokens seen so far, so that a new token costs one token's work. Not for training.
 struct Gpt2Cache {
   // Memory for `capacity` tokens of each of `batch` sequences.
-  Gpt2Cache(const Gpt2Config& config, int64_t batch, int64_t capacity, DType dtype = DType::kF32);
+  Gpt2Cache(const Gpt2Config& config, int64_t batch, int64_t capacity, DType dtype = DType::kF32, Device device = kCpu);
 
   struct Layer {
     Tensor k, v;  // [batch, heads, capacity, depth]

@@ -58,7 +58,7 @@ Tensor MultiheadAttention::mask_of(const AttentionMasks& masks, const Tensor& q,
     parts.push_back(reshape(mask, {B, 1, 1, S}));
   }
   if (masks.is_causal && (!parts.empty() || masks.need_weights)) {
-    parts.push_back(gt(arange(S), unsqueeze(arange(L), 1)));
+    parts.push_back(gt(arange(S, DType::kI64, q.device()), unsqueeze(arange(L, DType::kI64, q.device()), 1)));
   }
   Tensor hidden, added;
   for (const Tensor& part : parts) {
@@ -70,7 +70,8 @@ Tensor MultiheadAttention::mask_of(const AttentionMasks& masks, const Tensor& q,
   }
   if (!added.defined()) return hidden.defined() ? logical_not(hidden) : Tensor{};
   added = to(added, q.dtype());
-  return hidden.defined() ? added + masked_fill(zeros(hidden.sizes(), q.dtype()), hidden, -INFINITY) : added;
+  return hidden.defined() ? added + masked_fill(zeros(hidden.sizes(), q.dtype(), q.device()), hidden, -INFINITY)
+                          : added;
 }
 
 AttentionOutput MultiheadAttention::forward(const Tensor& query, const Tensor& key, const Tensor& value,

@@ -36,7 +36,16 @@ GradScaler& GradScaler::operator=(const GradScaler& other) {
   return *this;
 }
 
-Tensor GradScaler::scale(const Tensor& loss) const { return options_.enabled ? mul(loss, scale_) : loss; }
+void GradScaler::follow(Device device) const {
+  scale_ = to(scale_, device);
+  finite_steps_ = to(finite_steps_, device);
+}
+
+Tensor GradScaler::scale(const Tensor& loss) const {
+  if (!options_.enabled) return loss;
+  follow(loss.device());
+  return mul(loss, scale_);
+}
 
 void GradScaler::unscale(Optimizer& optimizer) {
   if (!options_.enabled) return;
@@ -60,7 +69,8 @@ void GradScaler::unscale(Optimizer& optimizer) {
     if (std::find(meshes.begin(), meshes.end(), mesh_of(part)) == meshes.end()) meshes.push_back(mesh_of(part));
     part = sharding::local_of(part);
   }
-  const Tensor found_inf = Tensor::scalar(0, DType::kF32);
+  if (!parts.empty()) follow(parts[0].device());
+  const Tensor found_inf = zeros({}, DType::kF32, scale_.device());
   unscale_(parts, scale_, found_inf);
   for (const Mesh& mesh : meshes) {
     comm::with_places(mesh, [&] {

@@ -54,9 +54,12 @@ class GradScaler {
     Tensor found_inf;  // f32: not 0 where a gradient was infinite or NaN
     bool stepped = false;
   };
+  // The numbers below are where the loss is.
+  void follow(Device device) const;
+
   GradScalerOptions options_;                                // its scale is the one at the start
-  Tensor scale_;                                             // f32, as the ops read it
-  Tensor finite_steps_;                                      // i64: in a row
+  mutable Tensor scale_;                                     // f32, as the ops read it
+  mutable Tensor finite_steps_;                              // i64: in a row
   std::unordered_map<const Optimizer*, Progress> progress_;  // since the last update()
 };
 

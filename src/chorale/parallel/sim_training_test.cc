@@ -6,6 +6,8 @@
 #include "chorale/base/parallel_for.h"
 #include "chorale/device/stream.h"
 #include "chorale/eager/sim_kernels.h"
+#include "chorale/models/bert.h"
+#include "chorale/models/gpt2.h"
 #include "chorale/models/mlp.h"
 #include "chorale/op/samples.h"
 #include "chorale/optim/optim.h"
@@ -76,6 +78,36 @@ TEST_F(SimTraining, OptimizersGiveTheBitsOfTheCpu) {
   };
   compare(sgd);
   compare(adam);
+}
+
+TEST_F(SimTraining, TextModelsWorkWhereTheyAre) {
+  manual_seed(5);
+  models::Gpt2 gpt({.vocab_size = 31, .n_positions = 16, .n_embd = 12, .n_layer = 2, .n_head = 3});
+  models::BertForMaskedLM bert({.vocab_size = 31,
+                                .hidden_size = 12,
+                                .num_hidden_layers = 1,
+                                .num_attention_heads = 3,
+                                .intermediate_size = 16,
+                                .max_position_embeddings = 16});
+  gpt.eval();
+  bert.eval();
+  const Tensor ids = Tensor::from(std::vector<int64_t>{3, 1, 4, 1, 5, 9, 2, 6}, {2, 4});
+  const auto written = [&](Device device) {
+    Generator numbers(8);
+    const models::GenerateOptions options{
+        .max_new_tokens = 6, .eos_token = 30, .sampling = {.temperature = 0.9, .top_k = 9, .generator = &numbers}};
+    return gpt.generate(to(ids, device), options).to_vector<int64_t>();
+  };
+  const auto guessed = [&](Device device) {
+    const NoGrad quiet;
+    return bert(models::BertInput{to(ids, device)}).to_vector<float>();
+  };
+  const auto expected_text = written(kCpu);
+  const auto expected_guesses = guessed(kCpu);
+  gpt.to(kSim);
+  bert.to(kSim);
+  EXPECT_EQ(written(kSim), expected_text);
+  EXPECT_EQ(guessed(kSim), expected_guesses);
 }
 
 TEST_F(SimTraining, AModuleComesBackFromTheNullDeviceByBeingFilled) {

@@ -293,22 +293,24 @@ TEST(Trainer, PlanDealsABatchToRanksAndPieces) {
 // model directly fails there.
 TEST(Trainer, TrainsOnADeviceAsOnTheCpu) {
   eager::add_sim_device({.most_delay = std::chrono::microseconds(20)});
-  const TemporaryFolder folder;
-  Session here, there, again;
-  for (Session* session : {&here, &there, &again}) {
-    session->options.clip = 1;
-    session->options.schedule = "constant";  // the first part of a run does not know how long it is
+  for (const std::string precision : {"f32", "f16"}) {
+    const TemporaryFolder folder;
+    Session here, there, again;
+    for (Session* session : {&here, &there, &again}) {
+      session->options.clip = 1;
+      session->options.precision = precision;
+      session->options.schedule = "constant";  // the first part of a run does not know how long it is
+      session->options.device = session == &here ? "cpu" : "sim:1";
+    }
+    EXPECT_EQ(here.run(folder / "here"), Ending::kDone);
+    there.options.steps = 6;
+    EXPECT_EQ(there.run(folder / "there"), Ending::kDone);
+    EXPECT_THAT(std::string(io::MappedFile::open(folder / "there/metrics.jsonl")->text()),
+                HasSubstr("\"device\": \"sim:1\""));
+    again.options.resume = true;
+    EXPECT_EQ(again.run(folder / "there"), Ending::kDone);
+    EXPECT_EQ(weights(folder, "here", 15), weights(folder, "there", 15)) << precision;
   }
-  here.options.device = "cpu";
-  there.options.device = again.options.device = "sim:1";
-  EXPECT_EQ(here.run(folder / "here"), Ending::kDone);
-  there.options.steps = 6;
-  EXPECT_EQ(there.run(folder / "there"), Ending::kDone);
-  EXPECT_THAT(std::string(io::MappedFile::open(folder / "there/metrics.jsonl")->text()),
-              HasSubstr("\"device\": \"sim:1\""));
-  again.options.resume = true;
-  EXPECT_EQ(again.run(folder / "there"), Ending::kDone);
-  EXPECT_EQ(weights(folder, "here", 15), weights(folder, "there", 15));
 }
 
 TEST(Trainer, DevicesThatCannotBeUsedAreRefused) {

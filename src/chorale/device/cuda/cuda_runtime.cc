@@ -158,20 +158,6 @@ class CudaRuntime final : public Runtime {
       if (stream.device == device) record(stream)->synchronize(deadline);
     }
   }
-  void call_host(Stream stream, std::function<void()> task) override {
-    make_current(stream.device);
-    auto* const kept = new std::function<void()>(std::move(task));
-    const CUresult result = driver().cuLaunchHostFunc(
-        handle_of(stream),
-        [](void* data) {
-          const std::unique_ptr<std::function<void()>> owned(static_cast<std::function<void()>*>(data));
-          (*owned)();
-        },
-        kept);
-    if (result != CUDA_SUCCESS) delete kept;
-    check(result, "putting a call of the host on a stream");
-  }
-
   void begin_recording(Stream stream) override {
     make_current(stream.device);
     check(driver().cuStreamBeginCapture(handle_of(stream), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "beginning to record");

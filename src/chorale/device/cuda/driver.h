@@ -19,7 +19,7 @@ namespace chorale::cuda {
   X(cuDeviceGetAttribute) X(cuDeviceTotalMem) X(cuDevicePrimaryCtxRetain) X(cuCtxSetCurrent) \
   X(cuStreamCreateWithPriority) X(cuStreamWaitEvent) X(cuStreamBeginCapture) X(cuStreamEndCapture) \
   X(cuStreamIsCapturing) X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery) \
-  X(cuEventSynchronize) X(cuLaunchHostFunc) X(cuMemGetInfo) X(cuMemAddressReserve) X(cuMemCreate) X(cuMemMap) \
+  X(cuEventSynchronize) X(cuMemGetInfo) X(cuMemAddressReserve) X(cuMemCreate) X(cuMemMap) \
   X(cuMemSetAccess) X(cuMemGetAllocationGranularity) X(cuMemHostAlloc) X(cuMemcpyAsync) X(cuMemsetD8Async) \
   X(cuModuleLoadData) X(cuModuleGetFunction) X(cuFuncSetAttribute) X(cuLaunchKernel) X(cuGraphDestroy) \
   X(cuGraphInstantiateWithFlags) X(cuGraphLaunch) X(cuGraphExecDestroy)

@@ -80,10 +80,6 @@ Driver rehearsal_driver() {
     std::memset(reinterpret_cast<void*>(to), value, bytes);
     return CUDA_SUCCESS;
   };
-  d.cuLaunchHostFunc = [](CUstream, CUhostFn function, void* data) {
-    function(data);
-    return CUDA_SUCCESS;
-  };
   d.cuStreamCreateWithPriority = [](CUstream* stream, unsigned, int) {
     *stream = next_handle<CUstream>();
     return CUDA_SUCCESS;

@@ -64,6 +64,27 @@ class RecordedTasks final : public ProgramState {
   std::vector<SimStream::Task> tasks_;
 };
 
+class SimGate final : public StreamGate {
+ public:
+  void pass() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return open_; });
+    if (error_) std::rethrow_exception(error_);
+  }
+  void open(std::exception_ptr error) override {
+    const std::lock_guard lock(mutex_);
+    open_ = true;
+    error_ = std::move(error);
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool open_ = false;
+  std::exception_ptr error_;
+};
+
 class SimRuntime final : public Runtime {
  public:
   explicit SimRuntime(const Options& options) : options_(options) {
@@ -95,7 +116,11 @@ class SimRuntime final : public Runtime {
   }
   std::shared_ptr<EventState> record(Stream stream) override { return stream_of(stream).record(); }
   void wait(Stream stream, const std::shared_ptr<EventState>& event) override { stream_of(stream).wait(event); }
-  void call_host(Stream stream, std::function<void()> task) override { stream_of(stream).put(std::move(task)); }
+  std::shared_ptr<StreamGate> hold(Stream stream) override {
+    auto gate = std::make_shared<SimGate>();
+    stream_of(stream).put([gate] { gate->pass(); });
+    return gate;
+  }
   void synchronize(Device device, Deadline deadline) override {
     std::vector<Stream> streams;
     {

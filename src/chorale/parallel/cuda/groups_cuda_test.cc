@@ -266,6 +266,9 @@ Replica train_replica(Group& group, Device device, const DdpOptions& options) {
 }
 
 TEST_F(CudaGroups, ReplicasGoAsOnTheCpu) {
+  // Loading a kernel may wait for the whole device, and ranks of one process share it: a rank must not load one while
+  // another's stream waits for that rank. One that trains alone loads them all.
+  comm::run_ranks(1, [](Group& group) { train_replica(group, kGpu, {}); });
   for (const bool views : {true, false}) {
     comm::run_ranks(3, [&](Group& group) {
       const StreamScope own(make_stream(kGpu));
