@@ -332,7 +332,7 @@ TEST_P(DistBackward, TakesAGradientThatItAloneHasAndCopiesOthersForEachLeaf) {
     };
     std::vector<float> at_one(30), at_rows(30);
     at_one[6] = 1;
-    for (const size_t row : {4, 1, 4, 0}) {
+    for (const size_t row : std::vector<size_t>{4, 1, 4, 0}) {
       for (size_t i = 0; i < 6; ++i) at_rows[6 * row + i] += 1;
     }
     expect_two_copies(apply<Spreads>({sum_of_both()})[0], std::vector<float>(30, 1));

@@ -155,6 +155,7 @@ void Core::start_crew(int rank) {
       post_, [this](Arrival arrival) { return sort(std::move(arrival)); },
       CrewOptions{options_.threads, options_.most_threads, rank});
   state_ = State::kRuns;
+  crew_->start();
 }
 
 // Afterwards all workers know this one.

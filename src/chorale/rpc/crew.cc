@@ -36,7 +36,10 @@ void Crew::run_safely(Task task) {
   }
 }
 
-Crew::Crew(Post& post, Sort sort, const CrewOptions& options) : post_(post), sort_(std::move(sort)), options_(options) {
+Crew::Crew(Post& post, Sort sort, const CrewOptions& options)
+    : post_(post), sort_(std::move(sort)), options_(options) {}
+
+void Crew::start() {
   const std::lock_guard lock(mutex_);
   call_up();
 }

@@ -49,6 +49,8 @@ class Crew final : public Helper {
   Crew(Post& post, Sort sort, const CrewOptions& options);
   // After stop().
   ~Crew() override = default;
+  // Reads from now on: whatever comes may use the crew, so its owner has it by then.
+  void start();
 
   // Runs a task on a thread of the crew.
   void run(std::function<void()> task, uint64_t chain = 0);

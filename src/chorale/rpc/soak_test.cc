@@ -93,7 +93,7 @@ TEST(Order, ReferencesLiveAndEndAsTheyShouldUnderSeededDelays) {
       AgentOptions options = for_tests(kServes);
       options.threads = 4;
       options.retry_after = 100us;
-      options.faults = Faults::chaos(static_cast<uint64_t>(first + 1), 200us);
+      options.faults = Faults::chaos(static_cast<uint64_t>(first) + 1, 200us);
       Agent agent(group, options);
       for (int seed = first; seed < first + 20; ++seed) {
         std::mt19937 random(static_cast<unsigned>(16 * seed + group.rank()));
