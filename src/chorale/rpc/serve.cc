@@ -127,20 +127,20 @@ void Core::serve(int from, Message request) {
 }
 
 const Served& Core::find_function(const std::string& name, const std::string& signature) const {
-  const auto found = functions_.find(name);
+  const auto exact = functions_.find(name + signature);
+  if (exact != functions_.end()) return *exact->second;
+  const auto found =
+      std::find_if(functions_.begin(), functions_.end(), [&](const auto& entry) { return entry.second->name == name; });
   if (found == functions_.end()) {
     std::string known;
-    for (const auto& [served, function] : functions_)
-      known += concat(known.empty() ? "" : ", ", served, function->signature);
+    for (const auto& [served, function] : functions_) known += concat(known.empty() ? "" : ", ", served);
     throw RpcError(RpcErrorKind::kUnknownFunction, own_,
                    concat("[rpc] worker '", own_info_.name, "' does not serve ", name, "; it serves ",
                           known.empty() ? "nothing" : known));
   }
-  if (found->second->signature != signature)
-    throw RpcError(RpcErrorKind::kWrongArguments, own_,
-                   concat("[rpc] worker '", own_info_.name, "' serves ", name, found->second->signature,
-                          ", and was asked for ", name, signature));
-  return *found->second;
+  throw RpcError(RpcErrorKind::kWrongArguments, own_,
+                 concat("[rpc] worker '", own_info_.name, "' serves ", name, found->second->signature,
+                        ", and was asked for ", name, signature));
 }
 
 namespace {

@@ -58,9 +58,9 @@ Taken taken_here() {
   return {resident * sysconf(_SC_PAGESIZE), std::distance(begin(descriptors), end(descriptors))};
 }
 
-const std::vector<Served> kServes{remote<add_ints>, remote<filled>,    remote<first_of>,   remote<first_of_on>,
-                                  remote<made_on>,  remote<look_at>,   remote<same_large>, remote<process_here>,
-                                  remote<tripled>,  remote<taken_here>};
+const std::vector<Served> kServes{remote<filled>,       remote<first_of>, remote<first_of_on>,
+                                  remote<made_on>,      remote<look_at>,  remote<same_large>,
+                                  remote<process_here>, remote<tripled>,  remote<taken_here>};
 
 // ---- order and lifetimes
 
@@ -90,7 +90,7 @@ TEST(Order, ReferencesLiveAndEndAsTheyShouldUnderSeededDelays) {
   const int seeds = is_long() ? 5000 : 200;
   comm::run_ranks(4, [&](comm::Group& group) {
     for (int first = 0; first < seeds; first += 20) {
-      AgentOptions options = for_tests(kServes);
+      AgentOptions options = for_context_tests(kServes);
       options.threads = 4;
       options.retry_after = 100us;
       options.faults = Faults::chaos(static_cast<uint64_t>(first) + 1, 200us);
@@ -109,7 +109,7 @@ TEST(Order, ReferencesLiveAndEndAsTheyShouldUnderSeededDelays) {
 // ---- tensors that are lent
 
 TEST(LentTensors, MayBeWrittenAsSoonAsACallHasReturned) {
-  const auto ends = run_agent_processes(2, for_tests(kServes), [](Agent& agent, comm::Group& group) {
+  const auto ends = run_agent_processes(2, for_context_tests(kServes), [](Agent& agent, comm::Group& group) {
     if (group.rank() == 0) {
       const Tensor x = ones({1 << 18});
       const auto fill = [&](double value) { copy_(x, mul(ones({1 << 18}), value)); };
@@ -147,7 +147,7 @@ TEST(ChaosBelow, ReachesCalls) {
   auto ends = comm::run_processes(
       2,
       [&](comm::Group& group) {
-        Agent agent(group, for_tests(kServes));
+        Agent agent(group, for_context_tests(kServes));
         if (group.rank() == 0) calls(agent);
         agent.shutdown();
       },
@@ -157,7 +157,7 @@ TEST(ChaosBelow, ReachesCalls) {
   ends =
       comm::run_processes(2,
                           [&](comm::Group& group) {
-                            Agent agent(group, for_tests(kServes));
+                            Agent agent(group, for_context_tests(kServes));
                             if (group.rank() == 0) {
                               EXPECT_THAT(text_of(Kind::kConnection, 1, [&] { calls(agent); }), HasSubstr("'worker1'"));
                               agent.shutdown_now();
@@ -174,7 +174,7 @@ TEST(ChaosBelow, ReachesCalls) {
 // Calls and references between two processes; what they take does not grow.
 TEST(Soak, CallsAndReferencesLeaveNothing) {
   const int64_t rounds = is_long() ? 1000 : 10, calls = is_long() ? 1000 : 200, references = is_long() ? 100 : 20;
-  const auto ends = run_agent_processes(2, for_tests(kServes), [&](Agent& agent, comm::Group& group) {
+  const auto ends = run_agent_processes(2, for_context_tests(kServes), [&](Agent& agent, comm::Group& group) {
     if (group.rank() == 0) {
       std::array<Taken, 2> before;
       for (int64_t round = 0; round < rounds; ++round) {
@@ -210,7 +210,7 @@ TEST(Soak, CallsAndReferencesLeaveNothing) {
 // A worker with many connections.
 TEST(Soak, ManyWorkersCallOne) {
   const int workers = is_long() ? 65 : 9;
-  AgentOptions options = for_tests(kServes);
+  AgentOptions options = for_context_tests(kServes);
   options.threads = 2;
   run_agents(workers, options, [](Agent& agent, comm::Group& group) {
     if (group.rank() == 0) return;
@@ -234,7 +234,7 @@ TEST(Soak, OthersGoOnWhileWorkersComeAndAreKilled) {
     const auto store =
         std::make_shared<transport::FileStore>(std::string(bytes.begin(), std::find(bytes.begin(), bytes.end(), 0)));
     const int rank = group.rank();
-    AgentOptions options = for_tests(kServes);
+    AgentOptions options = for_context_tests(kServes);
     options.id = rank < 2 ? rank : 2 + rank % 2;  // numbers and names come again
     options.check_leaks = false;
     const std::string turn = "test/turn/";
