@@ -1,6 +1,8 @@
 // BERT, compiled under data-parallel training: what eager execution gives.
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include "chorale/api/compile.h"
 #include "chorale/models/bert.h"
 #include "chorale/parallel/zoo_test_util.h"
@@ -21,11 +23,14 @@ void expect_same_step(models::BertForMaskedLM& eager, models::BertForMaskedLM& o
   };
   const auto [expected, expected_loss] = step(run_eager);
   const auto [logits, loss] = step(run_compiled);
-  // max(|a - b| - 1e-4 |b|) <= 1e-4: a hundred million numbers, one by one, would take too long.
+  // |a - b| <= 1e-4, which is stricter than what is asked for and takes less memory: there are a hundred million
+  // numbers.
   const NoGrad quiet;
   const auto expect_near = [](const Tensor& a, const Tensor& b, const std::string& what) {
     ASSERT_EQ(a.dtype(), b.dtype());
-    EXPECT_LE(amax(sub(abs(sub(a, b)), mul(abs(b), 1e-4))).item<float>(), 1e-4) << what;
+    const Tensor difference = sub(a, b);
+    EXPECT_LE(amax(difference).item<float>(), 1e-4) << what;
+    EXPECT_GE(amin(difference).item<float>(), -1e-4) << what;
   };
   expect_near(logits, expected, "logits");
   expect_near(loss, expected_loss, "loss");
@@ -34,20 +39,26 @@ void expect_same_step(models::BertForMaskedLM& eager, models::BertForMaskedLM& o
   for (const auto& [name, parameter] : eager.named_parameters()) {
     const Tensor& copy = its[at++].second;
     EXPECT_FALSE(copy.is(parameter));
-    expect_near(copy, parameter, name);
+    EXPECT_EQ(std::memcmp(copy.raw(), parameter.raw(), copy.storage()->bytes()), 0) << name;
     ASSERT_EQ(gradient(parameter).defined(), gradient(copy).defined()) << name;
     if (gradient(parameter).defined()) expect_near(gradient(copy), gradient(parameter), "gradient of " + name);
   }
 }
 
-// All of the base model, in the pieces that its buckets make; a batch of 4 x 512 on demand.
+// In the pieces that its buckets make: as wide as the base model, with a batch of 4 x 512, on demand; else a quarter as
+// wide, with a sixteenth of the cap.
 // spec: TestFakeDistributedSingleProc.test_hf_bert_ddp_aot_eager
 TEST(FakeDdp, BertGivesWhatEagerGives) {
   manual_seed(1337);
   const bool all = soaking();
-  models::BertForMaskedLM eager, other = nn::clone(eager);
-  const Tensor ids = randint(0, eager.config.vocab_size, {4, all ? 512 : 8});
-  const graph::ActiveDdp module{.cap = graph::bucket_bytes(25), .is_ignored = {}};
+  models::BertConfig config;
+  if (!all) {
+    config.hidden_size = 192;
+    config.intermediate_size = 768;
+  }
+  models::BertForMaskedLM eager(config), other = nn::clone(eager);
+  const Tensor ids = randint(0, config.vocab_size, {4, all ? 512 : 8});
+  const graph::ActiveDdp module{.cap = graph::bucket_bytes(all ? 25 : 25.0 / 16), .is_ignored = {}};
   const graph::ActiveDdpScope active(module);
   auto f = compile([&](const Tensor& x) { return other(models::BertInput{x}); });
   const std::function<Tensor(const Tensor&)> run_eager = [&](const Tensor& x) { return eager(models::BertInput{x}); };
