@@ -182,7 +182,9 @@ Tensor Saved::unpack(Node& node, size_t position, const Edge* edge) const {
       CHORALE_CHECK_STATE(storage.data(), "[backward of ", node.name(), "] needs its ",
                           own_output_ ? "output " : "input ", position, " (", value.dtype(), " ", value.sizes(),
                           "), whose memory was given back: gather the parameters of the fully sharded module first");
-      value.impl()->data = storage.data() + value.offset() * static_cast<int64_t>(value.elem_bytes());
+      // Backwards of several threads may unpack one parameter: it is written only when it has moved.
+      auto* const data = storage.data() + value.offset() * static_cast<int64_t>(value.elem_bytes());
+      if (value.impl()->data != data) value.impl()->data = data;
     }
     if (!mode.grad || slot_of(value)) return value;
     value = value.alias();
