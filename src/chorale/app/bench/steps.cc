@@ -228,8 +228,9 @@ void run(const Options& options) {
     for (size_t i = 2; i < sides.size(); ++i) peers[sides[i].name] = median(sides[i].ms);
     for (size_t i = 0; i < 2; ++i) {
       const Side& side = sides[i];
-      const std::string plain = fmt::format("{}/local/n1/t1", c.model), dtype = bf16 ? "/bf16" : "";
-      const std::string second = options.compiled ? plain + "/compiled" + dtype : name + "/" + second_side(options);
+      const std::string second = options.compiled
+                                     ? fmt::format("{}/local/n1/t1/compiled{}", c.model, bf16 ? "/bf16" : "")
+                                     : fmt::format("{}/{}", name, second_side(options));
       BenchRow row{.name = i == 0 ? name : second, .unit = "ms", .ours = median(side.ms), .peers = peers};
       const double peak = side.last["peak_mib"], base = side.last["base_mib"];
       row.extra = {{"peak_mib", peak},
