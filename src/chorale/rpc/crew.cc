@@ -24,7 +24,8 @@ constinit thread_local uint64_t chain_of_thread = 0;
 uint64_t Crew::current_chain() { return chain_of_thread; }
 
 // The task ends here, not with the lock: what it holds may send messages when it goes.
-void Crew::run_safely(Task task) {
+void Crew::run_safely(Task given) {
+  const Task task = std::move(given);
   struct Scope {
     uint64_t before;
     ~Scope() { chain_of_thread = before; }
