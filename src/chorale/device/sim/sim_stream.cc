@@ -1,5 +1,6 @@
 #include "chorale/device/sim/sim_stream.h"
 
+#include <thread>
 #include <utility>
 
 #include "chorale/base/error.h"
@@ -20,7 +21,11 @@ class SimStream::Point final : public EventState {
 };
 
 SimStream::SimStream(uint64_t seed, std::chrono::microseconds most_delay) : random_(seed), most_delay_(most_delay) {
+  // A thread that first calls OpenMP while the process ends finds it gone, and LLVM's aborts then. So it has called it
+  // when this returns.
   std::thread([this] { run(); }).detach();
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return started_; });
 }
 
 void SimStream::put(Task task) {
@@ -37,6 +42,8 @@ void SimStream::put(Task task) {
 void SimStream::run() {
   set_thread_count(1);  // kernels do not take the host's cores
   std::unique_lock lock(mutex_);
+  started_ = true;
+  changed_.notify_all();
   while (true) {
     changed_.wait(lock, [&] { return !tasks_.empty() && !held_; });
     Task task = std::move(tasks_.front());

@@ -47,7 +47,7 @@ class SimStream {
   std::condition_variable changed_;
   std::deque<Task> tasks_;
   uint64_t put_ = 0, done_ = 0;
-  bool held_ = false, recording_ = false;
+  bool started_ = false, held_ = false, recording_ = false;
   std::vector<Task> recorded_;
   std::exception_ptr failure_;
   std::mt19937_64 random_;
