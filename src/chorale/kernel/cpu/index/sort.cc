@@ -28,14 +28,19 @@ void visit_sortable(DType dtype, F&& f) {
 // compiled once for all dtypes of a width.
 template <class K>
 struct Keys {
-  void (*make)(const void* elements, int64_t n, K flip, K* keys);
+  K (*make)(const void* elements, int64_t n, K flip, K* keys);  // returns the least
   bool has_nan;
 };
 
 template <class T>
-void make_keys(const void* elements, int64_t n, Key<T> flip, Key<T>* keys) {
+Key<T> make_keys(const void* elements, int64_t n, Key<T> flip, Key<T>* keys) {
   const T* x = static_cast<const T*>(elements);
-  for (int64_t i = 0; i < n; ++i) keys[i] = Key<T>(key_of(x[i]) ^ flip);
+  Key<T> least = std::numeric_limits<Key<T>>::max();
+  for (int64_t i = 0; i < n; ++i) {
+    keys[i] = Key<T>(key_of(x[i]) ^ flip);
+    least = std::min(least, keys[i]);
+  }
+  return least;
 }
 
 // f(keys of the dtype, an index) with indices of 32 bits where n elements allow it: they halve the memory that a sort
@@ -155,9 +160,7 @@ void select_row(const Keys<K>& keys, const K* row, int64_t n, int64_t k, bool la
   for (int64_t start = 0; start < n; start += kBlock) {
     const int64_t length = std::min(kBlock, n - start);
     K block[kBlock];
-    keys.make(row + start, length, flip, block);
-    K least = std::numeric_limits<K>::max();
-    for (int64_t i = 0; i < length; ++i) least = std::min(least, block[i]);
+    const K least = keys.make(row + start, length, flip, block);
     const bool full = count >= k;
     if (full && least >= limit) continue;
     for (int64_t i = 0; i < length; ++i) {
