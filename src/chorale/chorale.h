@@ -54,6 +54,7 @@
 #include "chorale/rpc/remote_module.h"
 #include "chorale/rpc/stream.h"
 #include "chorale/sharding/builder.h"
+#include "chorale/sharding/costs.h"
 #include "chorale/sharding/explanation.h"
 #include "chorale/sharding/sharded.h"
 #include "chorale/snapshot/async_saver.h"

@@ -13,6 +13,7 @@
 #include "chorale/op/lists.h"
 #include "chorale/op/prepare.h"
 #include "chorale/op/shape.h"
+#include "chorale/sharding/costs.h"
 #include "chorale/sharding/decision.h"
 #include "chorale/sharding/explanation.h"
 #include "chorale/sharding/redistribute.h"
@@ -99,6 +100,12 @@ std::shared_ptr<const Decision> decision_for(const OpDef& op, std::span<const Te
                                              size_t outputs, std::span<const Tensor> into) {
   thread_local std::unordered_map<size_t, std::vector<Remembered>> known;
   thread_local size_t count = 0;
+  thread_local const CostModel* decided_by = nullptr;
+  if (decided_by != &cost_model()) [[unlikely]] {
+    known.clear();
+    count = 0;
+    decided_by = &cost_model();
+  }
   const size_t hash = hash_of(op, in, attrs, into) + (replicates_implicitly() ? 1 : 0);
   if (const auto found = known.find(hash); found != known.end()) {
     for (const Remembered& entry : found->second) {

@@ -12,6 +12,7 @@
 #include "chorale/op/pointwise.h"
 #include "chorale/op/shape.h"
 #include "chorale/op/view.h"
+#include "chorale/sharding/costs.h"
 
 namespace chorale::sharding {
 namespace {
@@ -209,13 +210,13 @@ Tensor move_part(const Tensor& local, const Shape& whole, const Mesh& mesh, cons
 }
 
 double cost_of(const Placement& from, const Placement& to, const Line& line, double bytes) {
-  constexpr double kStart = 6.6, kHop = 0.6, kHopBetweenHosts = 2.7, kBytesPerUs = 87.7e3, kShareBetweenHosts = 0.22;
+  const CostModel& model = cost_model();
   constexpr double kImpossible = std::numeric_limits<double>::infinity();
   if (from == to || line.ranks == 1) return 0;
-  const double hop = line.spans_hosts ? kHopBetweenHosts : kHop;
-  const double speed = kBytesPerUs * (line.spans_hosts ? kShareBetweenHosts : 1);
+  const double hop = line.spans_hosts ? model.hop_between_hosts : model.hop;
+  const double speed = model.bytes_per_us * (line.spans_hosts ? model.share_between_hosts : 1);
   const auto hops = static_cast<double>(line.ranks - 1), n = static_cast<double>(line.ranks);
-  const double once = kStart + hops * hop + bytes * hops / n / speed;
+  const double once = model.start + hops * hop + bytes * hops / n / speed;
   if (from.is_replicate()) {
     if (!to.is_partial()) return 0;
     const Reduce kind = to.partial().reduce;
@@ -226,7 +227,7 @@ double cost_of(const Placement& from, const Placement& to, const Line& line, dou
   if (to.is_partial()) return kImpossible;
   if (from.is_partial()) {
     if (to.is_shard()) return once;
-    return kStart + 2 * hops * hop + 2 * bytes * hops / n / speed;
+    return model.start + 2 * hops * hop + 2 * bytes * hops / n / speed;
   }
   return to.is_shard() ? once + 1 : once;
 }

@@ -30,7 +30,7 @@ struct Line {
   int64_t ranks = 1;
   bool spans_hosts = false;
 };
-// What a step costs, in microseconds of a model that is the same on every rank (docs/dev/design.md): bytes of the
+// What a step costs, in microseconds of a model that is the same on every rank (costs.h): bytes of the
 // tensor as far as this group has them together. Infinite where it cannot be done.
 double cost_of(const Placement& from, const Placement& to, const Line& line, double bytes);
 

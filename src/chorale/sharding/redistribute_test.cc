@@ -6,6 +6,7 @@
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
 #include "chorale/op/collective.h"
+#include "chorale/sharding/costs.h"
 #include "chorale/sharding/sharding_test_util.h"
 
 namespace chorale {
@@ -434,6 +435,31 @@ TEST(Redistribute, CostsMoreBetweenHosts) {
   EXPECT_NEAR(cost(P, S1, true), 6.6 + 3 * 2.7 + 75 / 0.22, 1e-9);
   EXPECT_EQ(cost(R, S0, true), 0);
   EXPECT_EQ(cost(S0, P, true), std::numeric_limits<double>::infinity());
+}
+
+TEST(Redistribute, CostsAreThoseOfTheFirstRankWhereTheyAreMeasured) {
+  struct Back {
+    ~Back() { sharding::set_cost_model({}); }
+  } const back;
+  run_ranks(4, [](comm::Group& group) {
+    const Mesh mesh(group, {2, 2});
+    const sharding::CostModel model = sharding::measured_costs(mesh);
+    std::vector<double> mine{model.start, model.hop, model.bytes_per_us};
+    const Tensor all = Tensor::empty({4, 3}, DType::kF64);
+    group.all_gather_into(all, Tensor::from(mine, {3})).wait();
+    const std::vector<double> found = all.to_vector<double>();
+    for (size_t i = 0; i < found.size(); ++i) EXPECT_EQ(found[i], mine[i % 3]);
+    use_measured_costs(mesh);
+    group.barrier().wait();  // ranks are threads, and share what each of them has set
+    const sharding::CostModel used = sharding::cost_model();
+    EXPECT_NEAR(sharding::cost_of(S0, R, {.ranks = 4}, 1e6), used.start + 3 * used.hop + 0.75e6 / used.bytes_per_us,
+                1e-9);
+    // What was decided before is decided again, by all alike.
+    const Tensor x = distribute(op::sample({4, 6}, 1), mesh, {S0, R}, std::nullopt);
+    expect_near(full_tensor(add(x, x)), mul(op::sample({4, 6}, 1), 2), 1e-12);
+  });
+  EXPECT_NE(sharding::cost_model().bytes_per_us, sharding::CostModel{}.bytes_per_us);
+  EXPECT_THROW(sharding::set_cost_model({.hop = 0}), InvalidArgument);
 }
 
 TEST(RedistributeFaults, NameCoordinatesInTheMesh) {
