@@ -139,6 +139,8 @@ std::optional<json::Object> TrainCommand::apply_run() {
   }
   table.read(concat("options of the run in ", options.out), found->values);
   apply_given();
+  // What only a split model has does not keep the run from going on with a whole one.
+  if (options.tp == 1) options.sequence_parallel = false;
   return std::move(found->values);
 }
 
