@@ -76,7 +76,7 @@ TEST(GradScaler, CallsInTheWrongOrderAreErrors) {
 
   const Tensor half = set_requires_grad(to(Tensor::from<double>({1}, {1}), DType::kF16));
   Sgd low({{"half", half}});
-  set_gradient(half, half);
+  set_gradient(half, detach(half));
   GradScaler other;
   EXPECT_MESSAGE(InvalidArgument, "keep parameters in f32", other.step(low));
 
