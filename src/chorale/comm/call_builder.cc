@@ -30,30 +30,22 @@ bool is_usable(const Tensor& tensor) { return tensor.is_contiguous() && tensor.d
 // Calls of a group want bytes, which a traced tensor does not have: the graph is told which call it was, and which op
 // would be part of the graph (op/collective.h).
 std::string why_not_traced(const Operation& operation) {
-  const auto op = [&]() -> const char* {
-    switch (operation.kind) {
-      case CallKind::kBroadcast:
-        return "broadcast";
-      case CallKind::kReduce:
-        return "reduce";
-      case CallKind::kAllReduce:
-        return "all_reduce";
-      case CallKind::kAllGather:
-        return "all_gather";
-      case CallKind::kReduceScatter:
-        return "reduce_scatter";
-      case CallKind::kAllToAll:
-        return "all_to_all";
-      case CallKind::kSend:
-        return "send";
-      case CallKind::kRecv:
-        return "receive";
-      default:
-        return nullptr;
-    }
-  }();
   const std::string call = concat("Group::", name_of(operation.kind), " cannot be part of a graph");
-  return op ? concat(call, "; use the op chorale::", op, " of chorale/op/collective.h") : call;
+  switch (operation.kind) {
+    case CallKind::kBroadcast:
+    case CallKind::kReduce:
+    case CallKind::kAllReduce:
+    case CallKind::kAllGather:
+    case CallKind::kReduceScatter:
+    case CallKind::kAllToAll:
+    case CallKind::kSend:
+    case CallKind::kRecv:
+      return concat(call,
+                    "; use the op chorale::", operation.kind == CallKind::kRecv ? "receive" : name_of(operation.kind),
+                    " of chorale/op/collective.h");
+    default:
+      return call;
+  }
 }
 
 }  // namespace
