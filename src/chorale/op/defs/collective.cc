@@ -168,9 +168,8 @@ void start_collective(const KernelArgs& args) {
   const auto& a = args.attrs.get<CollectiveAttrs>();
   const comm::Group* group = group_of(args.in[1]);
   if (!group) return copy_into(args.out[0], args.in[0]);
-  // The call keeps what it writes until it has ended. It gets a view: the tensor itself, which keeps the call, would
-  // never be freed if nothing waited for it.
   const Tensor& out = args.out[0];
+  // A call keeps what it writes, and the tensor keeps the call: with a view neither keeps itself.
   const Tensor bytes = out.view_as(out.sizes(), out.strides(), out.offset());
   out.impl()->extension = std::make_unique<Pending>(begin(a, *group, args.in[0], bytes));
   out.impl()->data = nullptr;
