@@ -30,8 +30,11 @@ void for_each_element(const Tensor& out, F&& f) {
 void full(const KernelArgs& args) {
   const Tensor& out = args.out[0];
   if (out.elems() == 0) return;
-  const Tensor value = Tensor::scalar(args.attrs.get<FullAttrs>().value, out.dtype());
-  vec::fill_strided(value.raw(), strided(out));
+  const Scalar& value = args.attrs.get<FullAttrs>().value;
+  visit_dtype(out.dtype(), [&](auto tag) {
+    const auto element = value.to<typename decltype(tag)::type>();
+    vec::fill_strided(&element, strided(out));
+  });
 }
 
 void arange(const KernelArgs& args) {

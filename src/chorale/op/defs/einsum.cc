@@ -1,6 +1,6 @@
 // einsum as a composite: every pair of operands becomes one batched matrix product.
 #include <algorithm>
-#include <map>
+#include <array>
 #include <string>
 
 #include "chorale/base/error.h"
@@ -20,6 +20,11 @@ struct Named {
 
 // Names for the dimensions behind "...", aligned from the right: the letters of equations cannot clash with digits.
 constexpr std::string_view kEllipsisLabels = "01234567";
+
+// Something for each label; labels are letters and digits.
+template <class T>
+using PerLabel = std::array<T, 128>;
+size_t place(char label) { return static_cast<size_t>(label) % 128; }
 
 std::string spell_out(std::string_view equation, const std::string& labels, int64_t dims) {
   const size_t dots = labels.find("...");
@@ -97,10 +102,10 @@ Named combine(Named a, Named b, const std::string& keep) {
   for (char label : b.labels) {
     if (!has(a.labels, label)) columns += label;
   }
-  std::map<char, int64_t> sizes;
+  PerLabel<int64_t> sizes{};
   const auto note = [&](const Named& x) {
     for (size_t i = 0; i < x.labels.size(); ++i) {
-      int64_t& size = sizes[x.labels[i]];
+      int64_t& size = sizes[place(x.labels[i])];
       const int64_t found = x.tensor.sizes()[i];
       size = size == 0 || size == 1 ? found : size;
     }
@@ -109,22 +114,25 @@ Named combine(Named a, Named b, const std::string& keep) {
   note(b);
   const auto product = [&](const std::string& labels) {
     int64_t count = 1;
-    for (char label : labels) count *= sizes[label];
+    for (char label : labels) count *= sizes[place(label)];
     return count;
+  };
+  const auto shape = [&](const std::string& labels) {
+    Shape result;
+    for (char label : labels) result.push_back(sizes[place(label)]);
+    return result;
   };
   // An operand whose dimension is 1 where the other's is not is broadcast first.
   const auto matrix = [&](const Named& x, const std::string& outer, const std::string& first,
                           const std::string& second) {
-    const std::string labels = concat(outer, first, second);
-    Shape full;
-    for (char label : labels) full.push_back(sizes[label]);
-    return reshape(expand(arrange(x, labels), full), {product(outer), product(first), product(second)});
+    const std::string labels = outer + first + second;
+    Tensor y = labels == x.labels ? x.tensor : arrange(x, labels);
+    if (const Shape full = shape(labels); y.sizes() != full) y = expand(y, full);
+    return reshape(y, {product(outer), product(first), product(second)});
   };
   const Tensor c = bmm(matrix(a, batch, rows, inner), matrix(b, batch, inner, columns));
-  const std::string labels = concat(batch, rows, columns);
-  Shape full;
-  for (char label : labels) full.push_back(sizes[label]);
-  return {reshape(c, full), labels};
+  const std::string labels = batch + rows + columns;
+  return {reshape(c, shape(labels)), labels};
 }
 
 }  // namespace
@@ -139,8 +147,8 @@ Tensor einsum(std::string_view equation, const std::vector<Tensor>& operands) {
         std::isalpha(static_cast<unsigned char>(c)) || std::string_view(" ,.->").find(c) != std::string_view::npos,
         "[einsum] '", c, "' in '", equation, "' is no letter");
   }
-  std::map<char, int64_t> sizes;
-  std::map<char, int> occurrences;
+  PerLabel<int64_t> sizes{};
+  PerLabel<int> occurrences{};
   for (size_t i = 0; i < inputs.size(); ++i) {
     inputs[i] = spell_out(equation, inputs[i], operands[i].dims());
     CHORALE_CHECK(static_cast<int64_t>(inputs[i].size()) == operands[i].dims(), "[einsum] '", inputs[i], "' in '",
@@ -148,19 +156,20 @@ Tensor einsum(std::string_view equation, const std::vector<Tensor>& operands) {
     for (size_t d = 0; d < inputs[i].size(); ++d) {
       const char label = inputs[i][d];
       CHORALE_CHECK(label != '.', "[einsum] dots in '", equation, "' come in threes");
-      const auto [at, fresh] = sizes.emplace(label, operands[i].sizes()[d]);
+      int64_t& known = sizes[place(label)];
       const int64_t size = operands[i].sizes()[d];
-      CHORALE_CHECK(fresh || at->second == size || size == 1 || at->second == 1, "[einsum] '", label, "' in '",
-                    equation, "' is both ", at->second, " and ", size);
-      at->second = std::max(at->second, size);
-      ++occurrences[label];
+      const bool fresh = occurrences[place(label)]++ == 0;
+      CHORALE_CHECK(fresh || known == size || size == 1 || known == 1, "[einsum] '", label, "' in '", equation,
+                    "' is both ", known, " and ", size);
+      known = fresh ? size : std::max(known, size);
     }
   }
   std::string result, hidden;
-  for (const auto& [label, count] : occurrences) {
-    if (has(std::string(kEllipsisLabels), label)) {
+  for (size_t at = 0; at < occurrences.size(); ++at) {
+    const auto label = static_cast<char>(at);
+    if (occurrences[at] > 0 && kEllipsisLabels.find(label) != std::string_view::npos) {
       hidden += label;
-    } else if (arrow == std::string_view::npos && count == 1) {
+    } else if (arrow == std::string_view::npos && occurrences[at] == 1) {
       result += label;
     }
   }
@@ -172,8 +181,8 @@ Tensor einsum(std::string_view equation, const std::vector<Tensor>& operands) {
     result = spell_out(equation, written, named + static_cast<int64_t>(hidden.size()));
   }
   for (char label : result) {
-    CHORALE_CHECK(sizes.contains(label) && std::count(result.begin(), result.end(), label) == 1, "[einsum] '", label,
-                  "' of the result of '", equation, "' must occur in an operand, and once in the result");
+    CHORALE_CHECK(occurrences[place(label)] > 0 && std::count(result.begin(), result.end(), label) == 1, "[einsum] '",
+                  label, "' of the result of '", equation, "' must occur in an operand, and once in the result");
   }
   Named total = take_diagonals({operands[0], inputs[0]});
   for (size_t i = 1; i < operands.size(); ++i) {
