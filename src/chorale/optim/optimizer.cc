@@ -127,13 +127,13 @@ std::vector<Tensor> Optimizer::parameters() const {
 void Optimizer::step_unless(const Tensor& found_inf) {
   const trace::Span span("optimizer");
   const NoGrad quiet;
-  const BatchScope scope{*this};
+  const BatchScope scope{*this, batches_};
   for (Parameter& parameter : parameters_) {
     if (Tensor gradient = chorale::gradient(parameter.tensor); gradient.defined())
       add_to(batch_of(parameter), parameter, std::move(gradient));
     parameter.updated = false;
   }
-  update_batches(found_inf);
+  update_all(batches_, found_inf);
 }
 
 Tensor Optimizer::step(const std::function<Tensor()>& closure) {
@@ -171,7 +171,10 @@ void Optimizer::update_in_backward() {
     CHORALE_CHECK(storages.insert(parameter.tensor.storage().get()).second, "[", name_, "] parameter ", parameter.name,
                   " shares its memory with another one; then updates must wait for the end of backward: use step()");
   }
+  own_batches_.resize(parameters_.size());
   for (uint32_t i = 0; i < parameters_.size(); ++i) {
+    own_batches_[i].group = parameters_[i].group;
+    own_batches_[i].lists.lr = groups_[parameters_[i].group].lr;
     hooks_.push_back(after_complete(parameters_[i].tensor, [this, i](const Tensor&, autograd::GradSink& sink) {
       // Gradients that a backward puts elsewhere are not for this optimizer.
       if (&sink == &autograd::grad_field_sink()) update_one(i);
@@ -185,9 +188,10 @@ void Optimizer::update_one(uint32_t i) {
                       " got a second gradient before step(): call step() after each backward, and do not accumulate "
                       "gradients over several ones under update_in_backward()");
   const NoGrad quiet;
-  const BatchScope scope{*this};
-  add_to(batch_of(parameter), parameter, chorale::gradient(parameter.tensor));
-  update_batches({});
+  const std::span<Batch> own(&own_batches_[i], 1);
+  const BatchScope scope{*this, own};
+  add_to(own.front(), parameter, chorale::gradient(parameter.tensor));
+  update_all(own, {});
   parameter.updated = true;
   set_gradient(parameter.tensor, {});
 }
@@ -279,8 +283,8 @@ void Optimizer::add_sparse(Batch& batch, const Parameter& parameter, const Tenso
   touched_.push_back(std::move(touched));
 }
 
-void Optimizer::update_batches(const Tensor& found_inf) {
-  for (Batch& batch : batches_) {
+void Optimizer::update_all(std::span<Batch> batches, const Tensor& found_inf) {
+  for (Batch& batch : batches) {
     if (batch.size == 0) continue;
     UpdateLists& lists = batch.lists;
     const auto trim = [&](std::vector<Tensor>& list) {
@@ -296,8 +300,8 @@ void Optimizer::update_batches(const Tensor& found_inf) {
   }
 }
 
-void Optimizer::clear_batches() {
-  for (Batch& batch : batches_) {
+void Optimizer::clear(std::span<Batch> batches) {
+  for (Batch& batch : batches) {
     batch.size = 0;
     batch.lists.gradients.clear();
     batch.lists.found_inf = {};

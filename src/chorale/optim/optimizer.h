@@ -13,6 +13,7 @@
 
 #include <array>
 #include <functional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -138,16 +139,17 @@ class Optimizer {
   // What is put together for a step goes with it, also where it ends with an error.
   struct BatchScope {
     Optimizer& optimizer;
-    ~BatchScope() { optimizer.clear_batches(); }
+    std::span<Batch> batches;
+    ~BatchScope() { optimizer.clear(batches); }
   };
 
-  void clear_batches();
+  void clear(std::span<Batch> batches);
   Batch& batch_of(const Parameter& parameter);
   void add_to(Batch& batch, Parameter& parameter, Tensor gradient);
   void add_sparse(Batch& batch, const Parameter& parameter, const Tensor& gradient);
   void add(Batch& batch, const Parameter& parameter, Tensor gradient,
            FunctionRef<const Tensor&(const Tensor&)> part) const;
-  void update_batches(const Tensor& found_inf);
+  void update_all(std::span<Batch> batches, const Tensor& found_inf);
   void fit_states(Parameter& parameter) const;
   void follow_rate(Group& group) const;
   const kernel::Field& field_called(const Attrs& options, std::string_view name) const;
@@ -159,7 +161,8 @@ class Optimizer {
   std::vector<Group> groups_;
   std::vector<Parameter> parameters_;
   std::vector<HookHandle> hooks_;
-  std::vector<Batch> batches_;  // two for each group
+  std::vector<Batch> batches_;      // two for each group
+  std::vector<Batch> own_batches_;  // one for each parameter, when it is updated in backward
   std::vector<TouchedRows> touched_;
 };
 
