@@ -1,0 +1,172 @@
+// Whole graphs: no host code runs again, and what would need it is an error that says what to do.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sstream>
+
+#include "chorale/api/compile.h"
+#include "chorale/api/compile_test_util.h"
+#include "chorale/base/debug_level.h"
+#include "chorale/base/error.h"
+
+namespace chorale {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+TEST(WholeGraph, HostCodeDoesNotRunAgain) {
+  int calls = 0;
+  auto f = compile(
+      [&](const Tensor& x) {
+        ++calls;
+        return add(x, 1);
+      },
+      {.whole_graph = true});
+  for (int i = 0; i < 3; ++i) f(ones({2}));
+  EXPECT_EQ(calls, 1);
+}
+
+TEST(WholeGraph, AskingForAValueIsAnErrorThatSaysWhatToDo) {
+  auto of_traced = compile([](const Tensor& x) { return mul(x, add(x, 1).item<float>()); }, {.whole_graph = true});
+  EXPECT_THAT(message_of([&] { of_traced(ones({1})); }),
+              AllOf(HasSubstr("item()"), HasSubstr("compile without whole_graph")));
+  auto of_argument = compile([](const Tensor& x) { return mul(x, x.item<float>()); }, {.whole_graph = true});
+  const Tensor x = ones({1});
+  EXPECT_THAT(message_of([&] { of_argument(x); }), HasSubstr("item()"));
+  EXPECT_EQ(x.item<float>(), 1);  // outside it can be had again
+  auto dynamic = compile([](const Tensor& y) { return nonzero(y); }, {.whole_graph = true});
+  EXPECT_THAT(message_of([&] { dynamic(ones({2})); }), AllOf(HasSubstr("nonzero"), HasSubstr("depends on data")));
+}
+
+TEST(WholeGraph, ATensorFromHostDataIsAnErrorUnlessItIsMarked) {
+  auto f = compile([](const Tensor& x) { return add(x, Tensor::from<float>({1, 2}, {2})); }, {.whole_graph = true});
+  EXPECT_THAT(message_of([&] { f(ones({2})); }), AllOf(HasSubstr("host data"), HasSubstr("constant(x)")));
+  auto marked = compile(
+      [](const Tensor& x) {
+        return add(x, constant(Tensor::from<float>({1, 2}, {2})));
+      },
+      {.whole_graph = true});
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(values(marked(ones({2}))), (Values{2, 3}));
+  EXPECT_EQ(explain(marked).compiles, 1);
+}
+
+TEST(WholeGraph, AGuardThatFailsIsNamed) {
+  const Tensor w = ones({3});
+  int64_t epoch = 0;
+  auto f = compile([&](const Tensor& x, int64_t n) { return add(mul(x, w), n); },
+                   {.whole_graph = true, .watch = {[&] { return epoch; }}});
+  f(ones({2, 3}), 1);
+  f(ones({4, 3}), 1);
+  f(ones({4, 3}), 2);
+  f(to(ones({4, 3}), DType::kF64), 2);
+  set_data(w, zeros({3}));
+  EXPECT_EQ(values(f(ones({1, 3}), 5)), Values(3, 5));
+  epoch = 1;
+  EXPECT_EQ(values(f(ones({1, 3}), 5)), Values(3, 5));
+  {
+    const NoGrad quiet;
+    f(ones({1, 3}), 5);
+  }
+  const compiled::Report report = explain(f);
+  EXPECT_EQ(report.compiles, 7);
+  ASSERT_EQ(report.recompiles.size(), 6u);
+  EXPECT_THAT(report.recompiles[0], HasSubstr("tensor 'arg 0' size mismatch at index 0: 4, expected 2"));
+  EXPECT_THAT(report.recompiles[1], HasSubstr("arg 1 is 2, expected 1"));
+  EXPECT_THAT(report.recompiles[2], HasSubstr("dtype is f64, expected f32"));
+  EXPECT_THAT(report.recompiles[5], HasSubstr("switched otherwise"));
+  EXPECT_THAT(report.guards, testing::Contains(HasSubstr("captured f32[3] stays in its memory")));
+}
+
+TEST(WholeGraph, FreeFunctionsAndMembersGiveTheSameGraph) {
+  struct Module {
+    Tensor p = counted({3});
+    Tensor member(const Tensor& x) const { return mul(add(x, p), 2); }
+  } module;
+  const auto free = [&](const Tensor& x) { return mul(add(x, module.p), 2); };
+  auto a = compile(free, {.whole_graph = true});
+  auto b = compile([&](const Tensor& x) { return module.member(x); }, {.whole_graph = true});
+  EXPECT_EQ(values(a(ones({3}))), values(b(ones({3}))));
+  EXPECT_EQ(explain(a).graphs[0].text, explain(b).graphs[0].text);
+}
+
+// At CHORALE_DEBUG=DETAIL every call is traced again, and a host value that has changed since is an error.
+TEST(WholeGraph, DetailNamesTheFirstNodeThatDiffers) {
+  const DebugLevel before = debug_level();
+  struct Restore {
+    DebugLevel level;
+    ~Restore() { set_debug_level(level); }
+  } const restore{before};
+  int epoch = 0;
+  const Tensor w = set_requires_grad(full({3}, 2));
+  auto f = compile(
+      [&](const Tensor& x) {
+        set_gradient(w, {});
+        const Tensor y = mul(x, w);
+        const Tensor loss = sum(epoch > 3 ? tanh(y) : relu(y));
+        backward(loss);
+        return loss;
+      },
+      {.whole_graph = true});
+  set_debug_level(DebugLevel::kDetail);
+  for (; epoch <= 3; ++epoch) {
+    EXPECT_EQ(f(full({3}, epoch)).item<float>(), 6 * static_cast<float>(epoch));
+    EXPECT_EQ(gradient(w).to_vector<float>(), std::vector<float>(3, static_cast<float>(epoch)));
+  }
+  EXPECT_EQ(explain(f).compiles, 1);
+  try {
+    f(ones({3}));
+    ADD_FAILURE() << "a frozen branch was not noticed";
+  } catch (const StateError& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("= relu("), std::string::npos) << text;
+    EXPECT_NE(text.find("= tanh("), std::string::npos) << text;
+  }
+  set_debug_level(DebugLevel::kOff);
+  EXPECT_EQ(f(ones({3})).item<float>(), 6);  // as it was traced
+}
+
+// Gradients that a step replaces are let go before it runs: old and new ones are never there at once, and memory that
+// nobody else sees is written again.
+TEST(WholeGraph, NewGradientsLieWhereTheOldOnesWere) {
+  const Tensor w = set_requires_grad(full({1000, 1000}, 0.5));
+  auto f = compile(
+      [&](const Tensor& x) {
+        set_gradient(w, {});
+        const Tensor loss = sum(mul(w, x));
+        backward(loss);
+        return loss;
+      },
+      {.whole_graph = true});
+  const Tensor one = ones({1000, 1000}), two = full({1000, 1000}, 2);
+  f(one);
+  const void* place = gradient(w).raw();
+  f(two);
+  EXPECT_EQ(gradient(w).raw(), place);
+  EXPECT_EQ(gradient(w).to_vector<float>(), two.to_vector<float>());
+  // A call that is traced does not keep them either, although it begins with gradients that an eager step left.
+  const auto traced_peak = [&](const Tensor& x) {
+    auto fresh = compile([&f](const Tensor& in) { return f.function()(in); }, {.whole_graph = true});
+    cpu_allocator().reset_peak();
+    const size_t before = cpu_allocator().stats().current_bytes;
+    fresh(x);
+    return cpu_allocator().stats().peak_bytes - before;
+  };
+  EXPECT_LT(traced_peak(one), size_t{4} * 1000 * 1000 + 100'000);  // the product that is summed; no second gradient
+  const size_t current = cpu_allocator().stats().current_bytes;
+  f(one);
+  EXPECT_EQ(cpu_allocator().stats().current_bytes, current);
+  // A gradient that somebody holds keeps its values.
+  const Tensor held = gradient(w);
+  f(two);
+  EXPECT_NE(gradient(w).raw(), held.raw());
+  EXPECT_EQ(held.to_vector<float>(), one.to_vector<float>());
+  EXPECT_EQ(gradient(w).to_vector<float>(), two.to_vector<float>());
+  const Tensor view = narrow(gradient(w), 0, 0, 1);
+  f(one);
+  EXPECT_EQ(view.to_vector<float>(), std::vector<float>(1000, 2));
+  EXPECT_EQ(explain(f).compiles, 1);
+}
+
+}  // namespace
+}  // namespace chorale
