@@ -31,6 +31,7 @@
 #include "chorale/train/dry_run.h"
 #include "chorale/train/job_device.h"
 #include "chorale/train/tasks.h"
+#include "chorale/train/told_by_rank_0.h"
 #include "chorale/train/trainer.h"
 #include "chorale/transport/launcher_variables.h"
 #include "chorale/transport/store/memory_store.h"

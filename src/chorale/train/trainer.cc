@@ -18,6 +18,7 @@
 #include "chorale/snapshot/async_saver.h"
 #include "chorale/train/job_device.h"
 #include "chorale/train/timeline.h"
+#include "chorale/train/told_by_rank_0.h"
 
 namespace chorale::train {
 namespace {
@@ -25,23 +26,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-// Runs `work` on rank 0; if it throws there, all ranks throw.
-template <class Work>
-void on_rank_0(const comm::Group& group, const Work& work) {
-  std::exception_ptr error;
-  if (group.rank() == 0) {
-    try {
-      work();
-    } catch (...) {
-      error = std::current_exception();
-    }
-  }
-  const Tensor failed = Tensor::scalar(error ? 1 : 0, DType::kI32);
-  group.all_reduce(failed).wait();
-  if (error) std::rethrow_exception(error);
-  if (failed.item<int32_t>() != 0) throw ToldByRank0("rank 0 failed");
-}
 
 // Dropout and the like: each replica has numbers of its own in each step, and the ranks that share its model draw the
 // same. They follow from the step alone: a run that goes on, with as many replicas or others, needs to know no more.
@@ -52,17 +36,6 @@ RandomStream stream_of_replica(const TrainOptions& options, int replica, int64_t
       .fork(static_cast<uint64_t>(step))
       .fork(static_cast<uint64_t>(replica))
       .state();
-}
-
-// What failed on some rank is thrown on all: rank 0 says it.
-template <class Work>
-void with_all_ranks(const comm::Group& group, const Work& work) {
-  try {
-    work();
-  } catch (const snapshot::CheckpointError& error) {
-    if (group.rank() == 0) throw;
-    throw ToldByRank0(error.what());
-  }
 }
 
 // Sums over the steps since the last line of metrics.

@@ -40,12 +40,6 @@ enum class Ending : uint8_t { kDone, kInterrupted };
 // As one rank of the group. What rank 0 throws, the others throw as ToldByRank0; but all throw NotFinite.
 Ending train(const Job& job);
 
-// Another rank has failed and says why: this one need not.
-class ToldByRank0 : public StateError {
- public:
-  using StateError::StateError;
-};
-
 // Loss or gradients are not finite, and the options say that this ends the job: nothing was updated or saved since they
 // were. To start again from the last checkpoint would end alike.
 class NotFinite : public StateError {
