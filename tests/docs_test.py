@@ -50,6 +50,10 @@ class Docs(unittest.TestCase):
         for text in ("sum over k", "Gradient", "...mk,...kn-&gt;...mn", 'id="example"', 'id="row"', "PyTorch&#x27;s rules"):
             self.assertIn(text, page.replace("'", "&#x27;"))
 
+    def test_a_function_without_a_row_names_the_rows_that_it_chooses_from(self):
+        self.assertIn("gelu_erf, gelu_tanh\n", run(PROGRAM, "ops", "gelu").stdout)
+        self.assertNotIn("made of", run(PROGRAM, "ops", "conv2d").stdout)
+
     def test_every_module_has_a_page(self):
         declared = set()
         for path in (ROOT / "src/chorale/nn").glob("*.h"):

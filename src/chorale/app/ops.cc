@@ -239,11 +239,23 @@ bool print_functions(const std::string& name) {
   return found;
 }
 
+// Rows that a function without a row of its name chooses from: gelu_erf and gelu_tanh are gelu's.
+std::string forms_of(const std::string& name) {
+  std::string forms;
+  for (const OpDef* row : op::all_ops()) {
+    if (std::string_view(row->name).starts_with(name + "_") && !is_helper(*row))
+      forms += concat(forms.empty() ? "" : ", ", row->name);
+  }
+  return forms;
+}
+
 void show(const std::string& name) {
   if (name.empty()) return print_table();
   const OpDef* row = op::find_op(name);
   const bool is_function = print_functions(name);
   if (row) return print_one(*row);
+  if (const std::string forms = forms_of(name); is_function && !forms.empty())
+    fmt::print("  made of rows that `chorale ops` shows, too: {}\n", forms);
   if (is_function) return;
   std::vector<std::string> names;
   for (const OpFunction& function : op_functions()) names.push_back(function.name);
