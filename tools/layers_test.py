@@ -100,6 +100,12 @@ class Layers(unittest.TestCase):
         self.assert_fails(rows(*good, "| 5 | `graph` | traces | tensor |"), "there is no layer graph", table=table)
         self.assert_fails(rows(*good[:2], "| 2 | `tensor` | planned: bytes | base |"), "tensor is there", table=table)
 
+    def test_a_file_of_the_tour_that_is_missing_fails(self):
+        tour = {"docs/dev/style.md": "1. `chorale/base/a.h` – first\n   `base/a.h` – again\n", "src/chorale/base/a.h": ""}
+        self.assertEqual(self.run_on(tour), (0, ""))
+        tour["docs/dev/style.md"] += "2. `base/b.h` – gone\n"
+        self.assert_fails(tour, "docs/dev/style.md:3: there is no file base/b.h")
+
     def test_needed_is_what_a_layer_and_its_tests_include(self):
         self.assertEqual(self.run_on({}, args=["--needed", "tensor"]), (0, "base;tensor;testing\n"))
         self.assertEqual(self.run_on({}, args=["--needed", "op,base"]), (0, "base;eager;op;tensor;testing\n"))
