@@ -29,12 +29,13 @@ struct FunctionBackward final : autograd::CustomBackward {
   Tensors apply(Node& node, std::span<const Tensor> dout, op::InputSet needed) override {
     Function& f = *function;
     f.needed_ = needed;
-    f.unpacked_.clear();
+    std::vector<Tensor>& unpacked = f.saved_.tensors_;
+    unpacked.clear();
     for (const Kept& k : kept) {
       const Edge* edge = k.input >= 0 ? &node.edges[static_cast<size_t>(k.input)] : nullptr;
       const int position = k.input >= 0 ? k.input : k.output;
-      f.unpacked_.push_back(k.value.defined() ? k.value.unpack(node, static_cast<size_t>(std::max(position, 0)), edge)
-                                              : Tensor{});
+      unpacked.push_back(k.value.defined() ? k.value.unpack(node, static_cast<size_t>(std::max(position, 0)), edge)
+                                           : Tensor{});
     }
     std::vector<Tensor> gradients(dout.begin(), dout.end());
     for (size_t i = 0; i < gradients.size(); ++i) {
@@ -43,7 +44,7 @@ struct FunctionBackward final : autograd::CustomBackward {
       gradients[i] = zeros(spec.sizes, spec.dtype, spec.device);
     }
     std::vector<Tensor> din = f.backward(gradients);
-    f.unpacked_.clear();
+    unpacked.clear();
     CHORALE_CHECK(din.size() == node.edges.size(), "[", f.name(), "] backward returned ", din.size(), " gradients for ",
                   node.edges.size(), " inputs");
     Tensors result;
@@ -70,8 +71,15 @@ struct FunctionBackward final : autograd::CustomBackward {
   }
 };
 
+void SavedTensors::raise_missing(size_t i) const {
+  throw StateError(
+      concat("[", function_, "] saved()[", i, "] is asked for, but there are ", tensors_.size(),
+             " saved tensors; forward keeps them with save_for_backward({...}), and backward alone has them"));
+}
+
 std::vector<Tensor> apply_function(std::unique_ptr<Function> function, const std::vector<Tensor>& in) {
   std::vector<Tensor> out;
+  function->saved_.function_ = function->name();
   {
     const NoGrad quiet;
     out = function->forward(in);

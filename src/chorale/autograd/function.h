@@ -11,6 +11,30 @@
 
 namespace chorale {
 
+class Function;
+
+// What a Function kept for backward. A place that does not exist is an error that names the function.
+class SavedTensors {
+ public:
+  const Tensor& operator[](size_t i) const {
+    if (i >= tensors_.size()) [[unlikely]]
+      raise_missing(i);
+    return tensors_[i];
+  }
+  const Tensor& at(size_t i) const { return (*this)[i]; }
+  size_t size() const { return tensors_.size(); }
+  bool empty() const { return tensors_.empty(); }
+  auto begin() const { return tensors_.begin(); }
+  auto end() const { return tensors_.end(); }
+
+ private:
+  friend struct FunctionBackward;
+  friend std::vector<Tensor> apply_function(std::unique_ptr<Function> function, const std::vector<Tensor>& in);
+  [[noreturn]] void raise_missing(size_t i) const;
+  std::vector<Tensor> tensors_;
+  const char* function_ = "Function";  // its name, from the call of forward on
+};
+
 // A differentiable function that is not made of ops, or whose gradient is better written by hand. Derive, then call
 // apply<MyFunction>({inputs}, constructor arguments…). Members may hold anything that is no tensor of the graph.
 class Function {
@@ -27,7 +51,7 @@ class Function {
   // In forward: keeps inputs, outputs or intermediate values for backward, with a check against overwriting.
   void save_for_backward(std::vector<Tensor> tensors) { to_save_ = std::move(tensors); }
   // In backward: those values.
-  const std::vector<Tensor>& saved() const { return unpacked_; }
+  const SavedTensors& saved() const { return saved_; }
   // In forward: this output has no gradient.
   void mark_non_differentiable(const Tensor& output) { non_differentiable_.push_back(output); }
   // In backward: whether the gradient of input i is wanted.
@@ -36,7 +60,8 @@ class Function {
  private:
   friend struct FunctionBackward;
   friend std::vector<Tensor> apply_function(std::unique_ptr<Function> function, const std::vector<Tensor>& in);
-  std::vector<Tensor> to_save_, unpacked_, non_differentiable_;
+  std::vector<Tensor> to_save_, non_differentiable_;
+  SavedTensors saved_;
   op::InputSet needed_;
 };
 std::vector<Tensor> apply_function(std::unique_ptr<Function> function, const std::vector<Tensor>& in);

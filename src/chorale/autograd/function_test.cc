@@ -261,5 +261,21 @@ TEST(Function, AGradientOfAWrongShapeIsTheFunctionsMistake) {
   }
 }
 
+struct SavedNothing : Function {
+  const char* name() const override { return "saved_nothing"; }
+  std::vector<Tensor> forward(const std::vector<Tensor>& in) override { return {mul(in[0], 2)}; }
+  std::vector<Tensor> backward(const std::vector<Tensor>& dout) override { return {mul(dout[0], saved()[0])}; }
+};
+
+TEST(Function, AskingForWhatWasNotSavedIsAnErrorThatNamesTheFunction) {
+  const Tensor y = sum(apply<SavedNothing>({leaf({1, 2})})[0]);
+  try {
+    backward(y);
+    ADD_FAILURE() << "nothing was saved";
+  } catch (const StateError& error) {
+    EXPECT_NE(std::string(error.what()).find("[saved_nothing] saved()[0]"), std::string::npos) << error.what();
+  }
+}
+
 }  // namespace
 }  // namespace chorale

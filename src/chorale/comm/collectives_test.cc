@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <tuple>
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
@@ -133,14 +134,14 @@ TEST(Collectives, ComplexNumbersHaveNoOrder) {
          {Reduce::kMax, Reduce::kMin, Reduce::kProduct, Reduce::kBitAnd, Reduce::kBitOr, Reduce::kBitXor}) {
       try {
         // On one rank only: it is refused before anything is sent.
-        if (group.rank() == 0) group.all_reduce(x, reduce);
+        if (group.rank() == 0) std::ignore = group.all_reduce(x, reduce);
         if (group.rank() == 0) ADD_FAILURE() << name_of(reduce);
       } catch (const InvalidArgument& error) {
         EXPECT_THAT(error.what(), HasSubstr("complex"));
         EXPECT_THAT(error.what(), HasSubstr(std::string(name_of(reduce))));
       }
     }
-    EXPECT_THROW(group.all_reduce_coalesced({x}, Reduce::kMax), InvalidArgument);
+    EXPECT_THROW(std::ignore = group.all_reduce_coalesced({x}, Reduce::kMax), InvalidArgument);
     group.barrier().wait();
   });
 }
@@ -235,16 +236,16 @@ TEST(Collectives, CoalescingScope) {
     {
       Coalescing scope(group);
       EXPECT_TRUE(group.all_reduce(a).is_nothing());
-      group.all_reduce(b);
+      std::ignore = group.all_reduce(b);
       EXPECT_EQ(group.sequence_number(), before) << "nothing is sent before the scope ends";
       EXPECT_THROW(Coalescing inner(group), StateError);
-      EXPECT_THROW(group.all_reduce(a, Reduce::kMax), StateError);
-      EXPECT_THROW(group.barrier(), StateError);
+      EXPECT_THROW(std::ignore = group.all_reduce(a, Reduce::kMax), StateError);
+      EXPECT_THROW(std::ignore = group.barrier(), StateError);
     }
     EXPECT_TRUE(all_equal(a, n) && all_equal(b, n));
     Coalescing scope(group);
-    group.all_reduce(c);
-    group.all_reduce(d);
+    std::ignore = group.all_reduce(c);
+    std::ignore = group.all_reduce(d);
     const Work work = scope.end();
     work.wait();
     EXPECT_TRUE(all_equal(c, n) && all_equal(d, n));
@@ -324,8 +325,8 @@ TEST(Collectives, AveragesAndFactors) {
     EXPECT_TRUE(is_cube(mean, 2, 1.5));
     group.all_reduce(sum, premultiplied_sum(0.5)).wait();
     EXPECT_TRUE(is_cube(sum, 2, 3));
-    EXPECT_THROW(group.all_reduce(filled<int32_t>({2}, 1), Reduce::kAverage), InvalidArgument);
-    EXPECT_THROW(group.all_reduce(filled<int32_t>({2}, 1), premultiplied_sum(2)), InvalidArgument);
+    EXPECT_THROW(std::ignore = group.all_reduce(filled<int32_t>({2}, 1), Reduce::kAverage), InvalidArgument);
+    EXPECT_THROW(std::ignore = group.all_reduce(filled<int32_t>({2}, 1), premultiplied_sum(2)), InvalidArgument);
   });
   // Another factor is another call.
   run_ranks(2, [](Group& group) {

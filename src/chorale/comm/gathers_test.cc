@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <tuple>
+
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
 #include "chorale/comm/spec_test_util.h"
@@ -148,9 +150,9 @@ TEST(Collectives, Gather) {
         EXPECT_TRUE(is_cube(outputs[r], root + 1, group.global_rank(static_cast<int>(r))));
       // A list where none belongs, and none where one does.
       if (own == root) {
-        EXPECT_THROW(group.gather({}, cube(1, 0), root), InvalidArgument);
+        EXPECT_THROW(std::ignore = group.gather({}, cube(1, 0), root), InvalidArgument);
       } else {
-        EXPECT_THROW(group.gather({cube(1, 0)}, cube(1, 0), root), InvalidArgument);
+        EXPECT_THROW(std::ignore = group.gather({cube(1, 0)}, cube(1, 0), root), InvalidArgument);
       }
     }
   });
@@ -179,9 +181,9 @@ TEST(Collectives, Scatter) {
       EXPECT_TRUE(is_cube(x, root + 1, own));
       EXPECT_TRUE(all_equal(y, complex64(static_cast<float>(own), 3)));
       if (own == root) {
-        EXPECT_THROW(group.scatter(x, {}, root), InvalidArgument);
+        EXPECT_THROW(std::ignore = group.scatter(x, {}, root), InvalidArgument);
       } else {
-        EXPECT_THROW(group.scatter(x, {x}, root), InvalidArgument);
+        EXPECT_THROW(std::ignore = group.scatter(x, {x}, root), InvalidArgument);
       }
     }
   });

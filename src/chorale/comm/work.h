@@ -17,7 +17,7 @@ using Operations = SmallVector<Intrusive<Operation>, 1>;
 // A collective or message in flight. Thread-safe. It owns the storages of tensors passed to it; a plain span must
 // outlive it. Dropping it does not cancel anything. Where the group has no thread of its own (Group::moves_by_itself),
 // it moves in wait, in is_completed, in other calls of its rank, and in a ProgressThread where there is one.
-class Work {
+class [[nodiscard]] Work {
  public:
   // Nothing to do: what a rank outside the group gets.
   Work() = default;

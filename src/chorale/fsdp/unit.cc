@@ -1,6 +1,7 @@
 #include "chorale/fsdp/unit.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "chorale/api/api.h"
 #include "chorale/autograd/backward.h"
@@ -301,8 +302,8 @@ void Unit::reduce() {
       for (int r = 0; r < group.size(); ++r) chunks.push_back(p.chunk(source, group.size(), r));
       const Tensor& own = chunks[static_cast<size_t>(group.rank())];
       reduction.parts.push_back(Tensor::empty(own.sizes(), own.dtype()));
-      group.reduce_scatter(reduction.parts.back(), chunks, comm::premultiplied_sum(scale),
-                           {.tag = number_, .timeout = {}});
+      std::ignore = group.reduce_scatter(reduction.parts.back(), chunks, comm::premultiplied_sum(scale),
+                                         {.tag = number_, .timeout = {}});
     }
     reduction.work = together.end();
   }
@@ -375,7 +376,7 @@ void Unit::unshard() {
       chunks.reserve(static_cast<size_t>(group.size()));
       for (int r = 0; r < group.size(); ++r) chunks.push_back(p.chunk(room, group.size(), r));
       if (together) {
-        group.all_gather(chunks, part, {.tag = number_, .timeout = {}});
+        std::ignore = group.all_gather(chunks, part, {.tag = number_, .timeout = {}});
       } else {
         const NoGrad quiet;
         copy_(chunks[0], part);

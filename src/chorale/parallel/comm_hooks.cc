@@ -3,6 +3,7 @@
 #include <functional>
 #include <limits>
 #include <optional>
+#include <tuple>
 
 #include "chorale/api/api.h"
 #include "chorale/base/error.h"
@@ -59,7 +60,7 @@ CommHook quantize_hook(const char* name, const comm::Group* chosen, std::optiona
             const Quantized own(view(pad(wide, {0, rows * columns - buffer.elems()}), {rows, columns}));
             const Tensor scales = empty({group.size(), rows, 2}, wide.dtype());
             const Tensor codes = empty({group.size(), rows, columns}, DType::kU8);
-            group.all_gather_into(scales, own.scale_zero);  // done before the next one is
+            std::ignore = group.all_gather_into(scales, own.scale_zero);  // done before the next one is
             return group.all_gather_into(codes, own.codes).future().then([=](const Tensors&) {
               const int64_t ranks = codes.size(0);
               Tensor total = zeros({rows, columns}, wide.dtype());

@@ -485,7 +485,7 @@ bool Reducer::set_static_graph() {
 
 void Reducer::set_group(comm::Group group) {
   helper_.reset();
-  std::exchange(used_work_, {});
+  used_work_ = {};
   start_over();
   forget_usage();
   group_ = std::move(group);

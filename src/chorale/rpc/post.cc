@@ -1,5 +1,7 @@
 #include "chorale/rpc/post.h"
 
+#include <tuple>
+
 #include "chorale/base/log.h"
 #include "chorale/base/rpc_error.h"
 #include "chorale/comm/lent_parcels.h"
@@ -30,7 +32,8 @@ struct Post::Link {
     if (!thread.joinable()) return;
     closes = true;
     try {
-      group.send_parcel(Tensor::empty({0}, DType::kU8), group.global_rank(group.rank()), kMessages, kParcel);
+      std::ignore =
+          group.send_parcel(Tensor::empty({0}, DType::kU8), group.global_rank(group.rank()), kMessages, kParcel);
     } catch (const CommError&) {  // NOLINT(bugprone-empty-catch): broken, so nothing blocks
     }
     thread.join();
@@ -129,8 +132,8 @@ void Post::send(int to, const Message& message) {
   const comm::Group& group = link ? link->group : group_;
   try {
     const int rank = link ? link->peer() : group.global_rank(to);
-    for (const Tensor& bytes : outgoing.apart) group.send_parcel(bytes, rank, tag, kParcel);
-    group.send_parcel(outgoing.parcel, rank, kMessages, kParcel);
+    for (const Tensor& bytes : outgoing.apart) std::ignore = group.send_parcel(bytes, rank, tag, kParcel);
+    std::ignore = group.send_parcel(outgoing.parcel, rank, kMessages, kParcel);
   } catch (const CommError& error) {
     throw RpcError(RpcErrorKind::kConnection, to, error.what());
   }
@@ -194,7 +197,8 @@ Message Post::complete(const comm::Group& group, int rank, Incoming incoming) {
 
 void Post::wake() {
   try {
-    group_.send_parcel(Tensor::empty({0}, DType::kU8), group_.global_rank(group_.rank()), kMessages, kParcel);
+    std::ignore =
+        group_.send_parcel(Tensor::empty({0}, DType::kU8), group_.global_rank(group_.rank()), kMessages, kParcel);
   } catch (const CommError&) {
     // Broken: take() does not block then.
   }

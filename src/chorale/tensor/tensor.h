@@ -68,6 +68,12 @@ struct TensorSpec {
 class Tensor {
  public:
   Tensor() = default;  // undefined: no tensor at all (an absent bias, a gradient that is zero)
+  Tensor(const Tensor&) = default;
+  Tensor(Tensor&&) = default;
+  // A handle that is about to vanish cannot be assigned to: x[0] = y would change nothing. copy_(x[0], y) writes.
+  Tensor& operator=(const Tensor&) & = default;
+  Tensor& operator=(Tensor&&) & = default;
+  ~Tensor() = default;
 
   // Uninitialised memory, contiguous.
   static Tensor empty(const Shape& sizes, DType dtype, Device device = kCpu);
@@ -149,6 +155,9 @@ class Tensor {
   // The one element, converted to T; InvalidArgument when there is not exactly one.
   template <class T>
   T item() const;
+
+  // A view of what stands at place i of the first dimension: select(x, 0, i), which defines it (op/view.h).
+  Tensor operator[](int64_t i) const;
 
   // The same bytes seen otherwise, without any record of it (ops do that); bounds are the caller's affair.
   Tensor view_as(Shape sizes, Strides strides, int64_t offset) const;

@@ -120,11 +120,11 @@ class Trainer {
     const Tensor loss = binary_cross_entropy_with_logits(scores, batch.liked);
     context.backward({loss});
     // The table changes between two steps of all trainers, not while one of them reads it.
-    trainers_.barrier();
+    trainers_.barrier().wait();
     table_optimizer_.step(context);
     for (const Tensor& parameter : likes_.module().parameters()) set_gradient(parameter, context.gradient(parameter));
     optimizer_.step();
-    trainers_.barrier();
+    trainers_.barrier().wait();
     return {loss.item<double>(), share_right(scores, batch.liked)};
   }
   // On data that nobody has trained on.

@@ -31,6 +31,7 @@ Tensor narrow(const Tensor& x, int64_t dim, int64_t start, int64_t length) {
 }
 
 Tensor select(const Tensor& x, int64_t dim, int64_t index) { return call(kSelect, SelectAttrs{dim, index}, x); }
+Tensor Tensor::operator[](int64_t i) const { return select(*this, 0, i); }
 
 std::vector<Tensor> split(const Tensor& x, int64_t size, int64_t dim) {
   const int64_t total = x.sizes()[dim_of("split", x, dim)];

@@ -60,6 +60,22 @@ TEST(Select, DropsTheDimension) {
   expect_tensor(select(iota({2}), 0, 1), {}, {1});
 }
 
+TEST(Subscript, ShowsOnePlaceOfTheFirstDimension) {
+  const Tensor x = iota({2, 3});
+  expect_tensor(x[1], {3}, {3, 4, 5});
+  expect_tensor(x[-2], {3}, {0, 1, 2});
+  expect_tensor(x[1][-1], {}, {5});
+  EXPECT_EQ(x[0].storage(), x.storage());
+  *x[1][2].data<float>() = 100;
+  EXPECT_EQ(at(x, {1, 2}), 100);
+  EXPECT_THAT(message_of([&] { std::ignore = x[2]; }), HasSubstr("index 2"));
+  EXPECT_THAT(message_of([&] { std::ignore = x[-3]; }), HasSubstr("index -3"));
+  EXPECT_THAT(message_of([&] { std::ignore = x[0][0][0]; }), HasSubstr("dim"));
+  EXPECT_THAT(message_of([&] { std::ignore = Tensor{}[0]; }), HasSubstr("undefined"));
+  // x[0] = y would write into a handle that vanishes.
+  static_assert(!std::is_assignable_v<Tensor, Tensor> && std::is_assignable_v<Tensor&, Tensor>);
+}
+
 TEST(Narrow, NeedsAllItsElements) {
   const Tensor x = iota({5});
   expect_tensor(narrow(x, 0, 1, 3), {3}, {1, 2, 3});
