@@ -78,6 +78,19 @@ TEST(WholeGraph, AGuardThatFailsIsNamed) {
   EXPECT_THAT(report.guards, testing::Contains(HasSubstr("captured f32[3] stays in its memory")));
 }
 
+TEST(WholeGraph, AutocastToAnotherDtypeIsAnotherGraph) {
+  const Tensor w = counted({3, 3});
+  auto f = compile([&](const Tensor& x) { return matmul(x, w); }, {.whole_graph = true});
+  EXPECT_EQ(f(ones({2, 3})).dtype(), DType::kF32);
+  for (int round = 0; round < 2; ++round) {
+    for (const DType lower : {DType::kBF16, DType::kF16}) {
+      const Autocast scope(lower);
+      EXPECT_EQ(f(ones({2, 3})).dtype(), lower);
+    }
+  }
+  EXPECT_EQ(explain(f).compiles, 3);
+}
+
 TEST(WholeGraph, FreeFunctionsAndMembersGiveTheSameGraph) {
   struct Module {
     Tensor p = counted({3});

@@ -17,7 +17,7 @@ std::string text_of(const Argument& argument) {
 
 }  // namespace
 
-Modes modes_now() { return {autograd::mode.grad, autograd::mode.inference, autocast_enabled()}; }
+Modes modes_now() { return {autograd::mode.grad, autograd::mode.inference, autocast_dtype()}; }
 
 bool wants_grad(const Tensor& x) { return x.defined() && autograd::may_want_grad(x) && requires_grad(x); }
 

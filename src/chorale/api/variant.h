@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,7 +25,8 @@ struct Left {
 
 // Modes that change what calls do.
 struct Modes {
-  bool grad, inference, autocast;
+  bool grad, inference;
+  std::optional<DType> autocast;
   bool operator==(const Modes&) const = default;
 };
 Modes modes_now();

@@ -1,7 +1,5 @@
 #include "chorale/autocast/autocast.h"
 
-#include <optional>
-
 #include "chorale/autograd/mode.h"
 #include "chorale/autograd/node.h"
 #include "chorale/base/error.h"
@@ -75,5 +73,10 @@ Autocast::Autocast(DType lower, bool enabled)
 }
 
 bool autocast_enabled() { return op::current_stack().at(op::Place::kAutocast) != nullptr; }
+
+std::optional<DType> autocast_dtype() {
+  const auto* caster = dynamic_cast<const autocast::Caster*>(op::current_stack().at(op::Place::kAutocast));
+  return caster ? std::optional(caster->lower()) : std::nullopt;
+}
 
 }  // namespace chorale

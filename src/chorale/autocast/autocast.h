@@ -12,6 +12,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <unordered_map>
 
 #include "chorale/op/builder.h"
@@ -24,6 +25,8 @@ class Caster final : public op::Builder {
  public:
   // `lower` is f16 or bf16.
   explicit Caster(DType lower) : Builder(op::Place::kAutocast), lower_(lower) {}
+
+  DType lower() const { return lower_; }
 
   void call(const op::OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out,
             op::Rest rest) override;
@@ -62,5 +65,7 @@ class Autocast {
 
 // Whether this thread is in such a scope.
 bool autocast_enabled();
+// To which dtype its scope lowers; nothing outside of scopes.
+std::optional<DType> autocast_dtype();
 
 }  // namespace chorale
