@@ -175,6 +175,26 @@ TEST(Autocast, HooksSeeTheDtypesThatWereComputedIn) {
   EXPECT_EQ(seen, (std::vector<DType>{kBF16, kF32, kF32}));
 }
 
+// A cast of a large vocabulary's logits costs as much as their loss.
+TEST(Autocast, LogitsOfALossAreNotCastAndTheLossIsF32) {
+  const Tensor target = Tensor::from<int64_t>({0, 3, 1}, {3});
+  for (DType lower : {kBF16, kF16}) {
+    const Tensor x = to(input({3, 5}, 4), lower), wide = set_requires_grad(to(x, kF32)), logits = set_requires_grad(x);
+    CountingCasts counting;
+    const op::Under counted(op::current_stack().with(counting));
+    const Autocast scope(lower);
+    const Tensor loss = cross_entropy(logits, target);
+    EXPECT_EQ(counting.count, 0);
+    EXPECT_EQ(loss.dtype(), kF32);
+    const Tensor expected = cross_entropy(wide, target);
+    EXPECT_EQ(values(loss), values(expected));
+    backward(loss);
+    backward(expected);
+    EXPECT_EQ(gradient(logits).dtype(), lower);
+    EXPECT_EQ(values(to(gradient(logits), kF32)), values(to(to(gradient(wide), lower), kF32)));
+  }
+}
+
 TEST(Autocast, ACheckpointIsRunAgainUnderTheScopeOfItsFirstRun) {
   const auto body = [](const Model& model) {
     return [&model](const std::vector<Tensor>& in) {

@@ -207,7 +207,7 @@ TEST_F(CudaTensors, TheErrorForTooMuchMemorySaysWhatWasAskedFor) {
     (void)Tensor::empty({int64_t{1} << 40}, DType::kF32, kGpu);
     FAIL() << "4 TiB were given";
   } catch (const StateError& error) {
-    EXPECT_THAT(error.what(), ::testing::ContainsRegex("41942[0-9][0-9] MiB more were asked for"));
+    EXPECT_THAT(error.what(), ::testing::ContainsRegex("4194[0-9]+ MiB more were asked for"));
   }
   EXPECT_EQ(sum(full({3}, 2, DType::kF32, kGpu)).item<float>(), 6);
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "chorale/kernel/cuda/cudnn_attention.h"
 #include "chorale/kernel/cuda/family.h"
 #include "chorale/kernel/cuda/flash.h"
 #include "chorale/kernel/cuda/product.h"
@@ -145,7 +146,7 @@ void store_heads(const Tensor& from, const Tensor& to, int64_t repeats, Stream s
 }  // namespace
 
 void attention(const KernelArgs& args) {
-  if (flash_attention(args)) return;
+  if (cudnn_attention(args) || flash_attention(args)) return;
   AttentionCall call(args.in[0], args.in[1], args.in[2], args.in[3], args.in[4], args.attrs.get<AttentionAttrs>(),
                      args.stream);
   if (args.out[0].elems() == 0) return;
@@ -164,7 +165,7 @@ void attention(const KernelArgs& args) {
 }
 
 void attention_backward(const KernelArgs& args) {
-  if (flash_attention_backward(args)) return;
+  if (cudnn_attention_backward(args) || flash_attention_backward(args)) return;
   const Stream stream = args.stream;
   AttentionCall call(args.in[2], args.in[3], args.in[4], args.in[5], args.in[8], args.attrs.get<AttentionAttrs>(),
                      stream);

@@ -1,75 +1,15 @@
 #include "chorale/kernel/cuda/convolution.h"
 
-#include <cudnn.h>
-
-#include <map>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "chorale/device/cuda/context.h"
-#include "chorale/device/cuda/libraries.h"
+#include "chorale/kernel/cuda/cudnn.h"
 #include "chorale/kernel/cuda/family.h"
 #include "chorale/kernel/nn_attrs.h"
 
 namespace chorale::kernel::cuda {
 namespace {
-
-// The formatter moves such a list to the right each time.
-// clang-format off
-#define CHORALE_CUDNN(X) \
-  X(cudnnCreate) X(cudnnSetStream) X(cudnnGetErrorString) X(cudnnCreateTensorDescriptor) \
-  X(cudnnSetTensorNdDescriptor) X(cudnnDestroyTensorDescriptor) X(cudnnCreateFilterDescriptor) \
-  X(cudnnSetFilterNdDescriptor) X(cudnnDestroyFilterDescriptor) X(cudnnCreateConvolutionDescriptor) \
-  X(cudnnSetConvolutionNdDescriptor) X(cudnnSetConvolutionGroupCount) X(cudnnSetConvolutionMathType) \
-  X(cudnnDestroyConvolutionDescriptor) X(cudnnGetConvolutionForwardAlgorithm_v7) \
-  X(cudnnGetConvolutionBackwardDataAlgorithm_v7) X(cudnnGetConvolutionBackwardFilterAlgorithm_v7) \
-  X(cudnnConvolutionForward) X(cudnnConvolutionBackwardData) X(cudnnConvolutionBackwardFilter) \
-  X(cudnnAddTensor)
-// clang-format on
-
-struct Cudnn {
-#define CHORALE_CUDNN_MEMBER(name) decltype(&::name) name = nullptr;
-  CHORALE_CUDNN(CHORALE_CUDNN_MEMBER)
-#undef CHORALE_CUDNN_MEMBER
-};
-
-const Cudnn& cudnn() {
-  static const Cudnn found = [] {
-    void* const library = chorale::cuda::open_library({"libcudnn.so.9", "libcudnn.so"},
-                                                      "install NVIDIA's cuDNN 9, or Python's nvidia-cudnn");
-    Cudnn functions;
-#define CHORALE_CUDNN_FIND(name) \
-  functions.name = reinterpret_cast<decltype(functions.name)>(chorale::cuda::find_function(library, #name));
-    CHORALE_CUDNN(CHORALE_CUDNN_FIND)
-#undef CHORALE_CUDNN_FIND
-    return functions;
-  }();
-  return found;
-}
-
-void check_cudnn(cudnnStatus_t status, const char* tried) {
-  if (status == CUDNN_STATUS_SUCCESS) return;
-  const char* const op = chorale::cuda::OpScope::current();
-  throw StateError(
-      concat("[", op ? op : "convolution", "] cuDNN says: ", tried, ": ", cudnn().cudnnGetErrorString(status)));
-}
-
-// A handle belongs to a thread: it holds the stream that is set.
-cudnnHandle_t handle_for(Stream stream) {
-  thread_local std::map<int, cudnnHandle_t> handles;
-  cudnnHandle_t& handle = handles[stream.device.index];
-  if (!handle) check_cudnn(cudnn().cudnnCreate(&handle), "starting");
-  check_cudnn(cudnn().cudnnSetStream(handle, static_cast<cudaStream_t>(stream.handle)), "choosing a stream");
-  return handle;
-}
-
-cudnnDataType_t cudnn_type(DType dtype) {
-  return dtype == DType::kF64   ? CUDNN_DATA_DOUBLE
-         : dtype == DType::kF32 ? CUDNN_DATA_FLOAT
-         : dtype == DType::kF16 ? CUDNN_DATA_HALF
-                                : CUDNN_DATA_BFLOAT16;
-}
 
 // The three tensors of a convolution, whichever of them is the result, and how they meet.
 class Problem {
@@ -203,7 +143,7 @@ void convolution(const KernelArgs& args) {
   const Tensor x = computable(args.in[0], stream), w = computable(args.in[1], stream);
   const Tensor& y = result.made;
   const Problem p(x, w, y, args.attrs.get<ConvolutionAttrs>());
-  const cudnnHandle_t handle = handle_for(stream);
+  const cudnnHandle_t handle = cudnn_handle(stream);
   std::vector<cudnnConvolutionFwdAlgoPerf_t> found(kMostAlgorithms);
   int count = 0;
   check_cudnn(cudnn().cudnnGetConvolutionForwardAlgorithm_v7(handle, p.x(), p.w(), p.how(), p.y(), kMostAlgorithms,
@@ -242,7 +182,7 @@ void convolution_transpose(const KernelArgs& args) {
   const Tensor y = computable(args.in[0], stream), w = computable(args.in[1], stream);
   const Tensor& x = result.made;
   const Problem p(x, w, y, args.attrs.get<ConvolutionAttrs>());
-  const cudnnHandle_t handle = handle_for(stream);
+  const cudnnHandle_t handle = cudnn_handle(stream);
   std::vector<cudnnConvolutionBwdDataAlgoPerf_t> found(kMostAlgorithms);
   int count = 0;
   check_cudnn(cudnn().cudnnGetConvolutionBackwardDataAlgorithm_v7(handle, p.w(), p.y(), p.how(), p.x(), kMostAlgorithms,
@@ -268,7 +208,7 @@ void convolution_weight(const KernelArgs& args) {
   const Tensor x = computable(args.in[0], stream), y = computable(args.in[1], stream);
   const Tensor& w = result.made;
   const Problem p(x, w, y, args.attrs.get<ConvolutionAttrs>());
-  const cudnnHandle_t handle = handle_for(stream);
+  const cudnnHandle_t handle = cudnn_handle(stream);
   std::vector<cudnnConvolutionBwdFilterAlgoPerf_t> found(kMostAlgorithms);
   int count = 0;
   check_cudnn(cudnn().cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle, p.x(), p.y(), p.how(), p.w(),

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "chorale/kernel/cuda/family.h"
+#include "chorale/kernel/cuda/wide_rows.h"
 #include "chorale/kernel/nn_attrs.h"
 #include "chorale/kernel/view.h"
 
@@ -70,6 +71,8 @@ void normalize_rows(const KernelArgs& args, bool centered) {
   const Optional weight(args.in[1], x.dtype(), args.stream),
       bias(centered ? args.in[2] : Tensor(), x.dtype(), args.stream);
   void* const means = centered ? args.out[1].raw() : nullptr;
+  const RowNorm norm{rows, n, weight.raw(), bias.raw(), means, args.out[centered ? 2 : 1].raw(), a.eps};
+  if (normalize_wide(x, norm, args.out[0], args.stream)) return;
   launch(instance(args.stream, kRowsCu, "normalize", {x.dtype()}, centered ? "true" : "false"), row_grid(rows, n),
          args.stream, x.raw(), weight.raw(), bias.raw(), args.out[0].raw(), means, args.out[centered ? 2 : 1].raw(),
          rows, n, a.eps);
@@ -83,6 +86,10 @@ void normalize_rows_backward(const KernelArgs& args, bool centered) {
   const int64_t n = count_elems(a.normalized_shape.span()), rows = n == 0 ? 0 : x.elems() / n;
   const Optional mean(centered ? args.in[2] : Tensor(), dtype, stream), rstd(args.in[centered ? 3 : 2], dtype, stream),
       weight(args.in[centered ? 4 : 3], dtype, stream);
+  const RowNorm norm{rows, n, weight.raw(), nullptr, mean.raw(), rstd.raw(), a.eps};
+  if (normalize_backward_wide(dy, x, norm, args.out[0], a.affine ? args.out[1] : Tensor(),
+                              a.affine && centered ? args.out[2] : Tensor(), stream))
+    return;
   const char* const more = centered ? "true" : "false";
   if (rows > 0) {
     launch(instance(stream, kRowsCu, "normalize_backward", {dtype}, more), row_grid(rows, n), stream, dy.raw(), x.raw(),
@@ -131,6 +138,14 @@ Classes classes_of(const KernelArgs& args, int64_t ignore_index, Reduction reduc
           smoothing,    fault_of(args.stream.device),    row_number(args)};
 }
 
+// Whether the classes of a row lie side by side and count alike.
+bool is_plain(const Lines& lines, const Tensor& weight, const CrossEntropyAttrs& a) {
+  return lines.count > 0 && lines.inner == 1 && !weight.defined() && a.label_smoothing == 0;
+}
+RowLoss row_loss(const KernelArgs& args, const Lines& lines, const Targets& targets, const CrossEntropyAttrs& a) {
+  return {lines.count, lines.length, a.ignore_index, targets.list.raw(), row_number(args)};
+}
+
 }  // namespace
 
 void softmax(const KernelArgs& args) { softmax_like(args, "false"); }
@@ -148,7 +163,9 @@ void cross_entropy(const KernelArgs& args) {
   const Lines lines = lines_of_classes(x.sizes());
   const Targets targets(args.in[1], args.in[2], a.reduction, lines.length, a.ignore_index, x.dtype(), args.stream);
   const Tensor losses = Tensor::empty({lines.count}, compute_of(x.dtype()), x.device());
-  if (lines.count > 0) {
+  if (is_plain(lines, args.in[2], a)) {
+    cross_entropy_wide(x, row_loss(args, lines, targets, a), args.out[1], losses, args.stream);
+  } else if (lines.count > 0) {
     launch(instance(args.stream, kRowsCu, "cross_entropy", {x.dtype()}), row_grid(lines.count, lines.length),
            args.stream, x.raw(), targets.list.raw(), targets.weight.raw(), args.out[1].raw(), losses.raw(), lines,
            classes_of(args, a.ignore_index, a.reduction, a.label_smoothing));
@@ -164,6 +181,10 @@ void cross_entropy_backward(const KernelArgs& args) {
   if (lines.count == 0) return;
   const Targets targets(args.in[2], args.in[3], a.reduction, lines.length, a.ignore_index, x.dtype(), args.stream);
   const Tensor dloss = contiguous(args.in[0], compute, args.stream), lse = contiguous(args.in[4], compute, args.stream);
+  if (is_plain(lines, args.in[3], a)) {
+    return cross_entropy_backward_wide(dloss, x, row_loss(args, lines, targets, a), lse, targets.divisor(),
+                                       a.reduction == Reduction::kNone, args.out[0], args.stream);
+  }
   launch(instance(args.stream, kRowsCu, "cross_entropy_backward", {x.dtype()}), row_grid(lines.count, lines.length),
          args.stream, dloss.raw(), x.raw(), targets.list.raw(), targets.weight.raw(), lse.raw(), targets.divisor(),
          args.out[0].raw(), lines, classes_of(args, a.ignore_index, a.reduction, a.label_smoothing));

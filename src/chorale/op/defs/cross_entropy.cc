@@ -53,7 +53,8 @@ void infer_cross_entropy(const InferArgs& args, std::span<OutSpec> out) {
   check_classes(args, x.sizes(), args.in[1], args.in[2]);
   CHORALE_CHECK(a.label_smoothing >= 0 && a.label_smoothing <= 1,
                 "[cross_entropy] label_smoothing must lie between 0 and 1, not be ", a.label_smoothing);
-  describe(out[0], loss_shape(x.sizes(), a.reduction), x.dtype(), x);
+  // f16 and bf16 logits are not cast, which would cost as much as the loss: the loss itself is f32.
+  describe(out[0], loss_shape(x.sizes(), a.reduction), compute_of(x.dtype()), x);
   describe(out[1], target_shape(x.sizes()), compute_of(x.dtype()), x);
 }
 
@@ -177,7 +178,6 @@ constinit const OpDef kCrossEntropy{
     .grad = grad_cross_entropy,
     .shard = {.ways = ways_cross_entropy},
     .saves = {.in = {0, 1, 2}, .out = {1}},
-    .autocast = Cast::kF32,
     .samples = samples_cross_entropy,
     .formula = "logsumexp(x) - x[target], weighted and smoothed",
 };

@@ -169,6 +169,16 @@ TEST_F(CudaTraining, AttentionOfAnySizeAgreesWithTheCpu) {
   compare_attention({{1, 2, 5, 64}, {1, 2, 200, 64}, false});
 }
 
+// Sizes that are left to cuDNN.
+TEST_F(CudaTraining, AttentionOfLargeSizesAgreesWithTheCpu) {
+  for (const bool causal : {false, true}) {
+    compare_attention({{2, 3, 512, 64}, {2, 3, 512, 64}, causal});
+    compare_attention({{1, 4, 520, 128}, {1, 2, 520, 128}, causal});
+    compare_attention({{5, 600, 64}, {5, 600, 64}, causal});
+  }
+  compare_attention({{2, 3, 200, 64}, {2, 3, 1030, 64}, false});
+}
+
 TEST_F(CudaTraining, ARecordedProgramDoesItsWorkEachTime) {
   if (rehearses()) return;
   const Stream stream = make_stream(kGpu);

@@ -76,7 +76,7 @@ void cross_entropy(const KernelArgs& args) {
       }
       losses.as<C>()[i] = loss;
     });
-    reduce_losses<S>(losses.as<C>(), targets.count(), attrs.reduction, targets.denominator(attrs.reduction),
+    reduce_losses<C>(losses.as<C>(), targets.count(), attrs.reduction, targets.denominator(attrs.reduction),
                      args.out[0]);
   });
 }

@@ -1,0 +1,103 @@
+#include "chorale/kernel/cuda/wide_rows.h"
+
+#include <algorithm>
+
+#include "chorale/kernel/cuda/family.h"
+
+namespace chorale::cuda {
+extern const std::string_view kWideRowsCu;
+}
+
+namespace chorale::kernel::cuda {
+namespace {
+
+using chorale::cuda::kWideRowsCu;
+
+constexpr int64_t kWarpsPerBlock = 8, kMostPacks = 8;
+
+bool begins_at_16(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
+int64_t elems_per_pack(DType dtype) { return static_cast<int64_t>(16 / size_of(dtype)); }
+int64_t divided_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
+
+// What the two kernels of a norm have in common. Packs of a row in a thread; 0: not for this call.
+int64_t packs_of(const Tensor& x, int64_t n) {
+  const int64_t per_pack = elems_per_pack(x.dtype()), packs = divided_up(n, 32 * per_pack);
+  return n > 0 && n % per_pack == 0 && packs <= kMostPacks && begins_at_16(x.raw()) ? packs : 0;
+}
+CUfunction norm_kernel(const char* name, const Tensor& x, const RowNorm& norm, int64_t packs, Stream stream) {
+  const std::string more = concat(norm.means ? "true" : "false", ", ", packs);
+  return instance(stream, kWideRowsCu, name, {x.dtype()}, more.c_str());
+}
+
+void join_columns(const Tensor& partial, int64_t chunks, int64_t stride, int64_t columns, double divisor,
+                  const Tensor& out0, const Tensor& out1, Stream stream) {
+  void* const second = out1.defined() ? out1.raw() : nullptr;
+  launch(instance(stream, kWideRowsCu, "join_columns", {partial.dtype(), out0.dtype()}),
+         {.x = static_cast<unsigned>(divided_up(columns, 32)), .y = out1.defined() ? 2u : 1u}, stream, partial.raw(),
+         out0.raw(), second, chunks, stride, columns, divisor);
+}
+
+}  // namespace
+
+bool sum_columns(const void* x, DType dtype, int64_t rows, int64_t columns, double divisor, const Tensor& out,
+                 Stream stream) {
+  const int64_t per_pack = elems_per_pack(dtype);
+  if (!is_floating(dtype) || !is_floating(out.dtype()) || rows < 64 || columns % per_pack != 0 || !begins_at_16(x))
+    return false;
+  const int64_t tiles = divided_up(columns, 32 * per_pack);
+  const int64_t chunks =
+      std::clamp<int64_t>(int64_t{8} * chorale::cuda::multiprocessors(stream.device) / tiles, 1, rows / 32);
+  const Tensor partial = Tensor::empty({chunks, columns}, compute_of(dtype), stream.device);
+  launch(instance(stream, kWideRowsCu, "sum_columns", {dtype}),
+         {.x = static_cast<unsigned>(tiles), .y = static_cast<unsigned>(chunks)}, stream, x, partial.raw(), rows,
+         columns);
+  join_columns(partial, chunks, columns, columns, divisor, out, Tensor(), stream);
+  return true;
+}
+
+bool normalize_wide(const Tensor& x, const RowNorm& norm, const Tensor& y, Stream stream) {
+  const int64_t packs = packs_of(x, norm.n);
+  if (packs == 0 || !begins_at_16(y.raw())) return false;
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(divided_up(norm.rows, kWarpsPerBlock), 1 << 20));
+  launch(norm_kernel("normalize_in_warps", x, norm, packs, stream), {.x = blocks}, stream, x.raw(), norm.weight,
+         norm.bias, y.raw(), norm.means, norm.rstds, norm.rows, norm.n, norm.eps);
+  return true;
+}
+
+bool normalize_backward_wide(const Tensor& dy, const Tensor& x, const RowNorm& norm, const Tensor& dx,
+                             const Tensor& dweight, const Tensor& dbias, Stream stream) {
+  const int64_t packs = packs_of(x, norm.n);
+  if (packs == 0 || norm.rows == 0 || !begins_at_16(dy.raw()) || !begins_at_16(dx.raw())) return false;
+  // Two blocks on a multiprocessor: what a thread holds of its columns leaves no room for more.
+  const int64_t blocks = std::min<int64_t>(divided_up(norm.rows, kWarpsPerBlock),
+                                           int64_t{2} * chorale::cuda::multiprocessors(stream.device));
+  const Tensor partial =
+      dweight.defined() ? Tensor::empty({blocks, 2, norm.n}, compute_of(x.dtype()), stream.device) : Tensor();
+  void* const sums = partial.defined() ? partial.raw() : nullptr;
+  launch(norm_kernel("normalize_backward_in_warps", x, norm, packs, stream), {.x = static_cast<unsigned>(blocks)},
+         stream, dy.raw(), x.raw(), norm.means, norm.rstds, norm.weight, dx.raw(), sums, norm.rows, norm.n);
+  if (partial.defined()) join_columns(partial, blocks, 2 * norm.n, norm.n, 1, dweight, dbias, stream);
+  return true;
+}
+
+namespace {
+Grid loss_grid(int64_t rows) {
+  return {.x = static_cast<unsigned>(std::clamp<int64_t>(rows, 1, 1 << 20)), .threads = 512};
+}
+}  // namespace
+
+void cross_entropy_wide(const Tensor& x, const RowLoss& loss, const Tensor& lse, const Tensor& losses, Stream stream) {
+  launch(instance(stream, kWideRowsCu, "cross_entropy_of_rows", {x.dtype()}), loss_grid(loss.rows), stream, x.raw(),
+         loss.target, lse.raw(), losses.raw(), loss.rows, loss.classes, loss.ignore_index, fault_of(stream.device),
+         loss.op);
+}
+
+void cross_entropy_backward_wide(const Tensor& dloss, const Tensor& x, const RowLoss& loss, const Tensor& lse,
+                                 const void* divisor, bool each, const Tensor& dx, Stream stream) {
+  const int64_t each_row = each ? 1 : 0;
+  launch(instance(stream, kWideRowsCu, "cross_entropy_backward_of_rows", {x.dtype()}), loss_grid(loss.rows), stream,
+         dloss.raw(), x.raw(), loss.target, lse.raw(), divisor, dx.raw(), loss.rows, loss.classes, loss.ignore_index,
+         each_row, fault_of(stream.device), loss.op);
+}
+
+}  // namespace chorale::kernel::cuda

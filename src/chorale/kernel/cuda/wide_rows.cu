@@ -1,0 +1,294 @@
+// Rows that lie one behind the other, read 16 bytes at a time. Sums have a fixed order.
+template <class T>
+struct alignas(16) Pack16 {
+  static const int kCount = 16 / sizeof(T);
+  T at[kCount];
+};
+template <class T>
+__device__ __forceinline__ T over_warp(T x) {
+  for (int by = 16; by > 0; by /= 2) x += __shfl_xor_sync(0xffffffffu, x, by);
+  return x;
+}
+
+// ---- sums of columns: of chunks of rows here, of the chunks in join_columns
+
+template <class T>
+__global__ void __launch_bounds__(256) sum_columns(const T* x, Compute<T>* partial, i64 rows, i64 columns) {
+  typedef Compute<T> C;
+  const int kCount = Pack16<T>::kCount;
+  __shared__ C parts[8][32 * kCount];
+  const int lane = threadIdx.x % 32, strip = threadIdx.x / 32;
+  const i64 column = (blockIdx.x * 32ll + lane) * kCount;
+  const i64 step = (rows + gridDim.y - 1) / gridDim.y, begin = blockIdx.y * step;
+  const i64 end = begin + step < rows ? begin + step : rows;
+  C sums[kCount] = {};
+  if (column < columns) {
+#pragma unroll 4
+    for (i64 row = begin + strip; row < end; row += 8) {
+      const Pack16<T> pack = *(const Pack16<T>*)(x + row * columns + column);
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) sums[j] += widen(pack.at[j]);
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) parts[strip][lane * kCount + j] = sums[j];
+  __syncthreads();
+  for (int i = threadIdx.x; i < 32 * kCount; i += 256) {
+    const i64 at = blockIdx.x * 32ll * kCount + i;
+    C sum = 0;
+    for (int k = 0; k < 8; ++k) sum += parts[k][i];
+    if (at < columns) partial[blockIdx.y * columns + at] = sum;
+  }
+}
+// out[which] = the sum over chunks of partial[chunk][which], with `which` the block's y.
+template <class C, class O>
+__global__ void __launch_bounds__(256)
+    join_columns(const C* partial, O* out0, O* out1, i64 chunks, i64 stride, i64 columns, double divisor) {
+  __shared__ C parts[8][33];
+  const int lane = threadIdx.x % 32, strip = threadIdx.x / 32;
+  const i64 column = blockIdx.x * 32ll + lane;
+  C sum = 0;
+  if (column < columns) {
+#pragma unroll 4
+    for (i64 k = strip; k < chunks; k += 8) sum += partial[k * stride + blockIdx.y * columns + column];
+  }
+  parts[strip][lane] = sum;
+  __syncthreads();
+  if (strip == 0 && column < columns) {
+    sum = 0;
+    for (int k = 0; k < 8; ++k) sum += parts[k][lane];
+    (blockIdx.y == 0 ? out0 : out1)[column] = cast<O>(sum / (C)divisor);
+  }
+}
+
+// ---- layer norm: a warp per row, which it holds in registers, kPacks packs in each thread
+
+template <class T, bool kCentered, int kPacks>
+__global__ void __launch_bounds__(256)
+    normalize_in_warps(const T* x, const Compute<T>* weight, const Compute<T>* bias, T* y, Compute<T>* means,
+                       Compute<T>* rstds, i64 rows, i64 n, double eps) {
+  typedef Compute<T> C;
+  const int kCount = Pack16<T>::kCount, lane = threadIdx.x % 32;
+  for (i64 row = blockIdx.x * 8ll + threadIdx.x / 32; row < rows; row += gridDim.x * 8ll) {
+    C v[kPacks][kCount];
+    C mean = 0, squares = 0;
+#pragma unroll
+    for (int k = 0; k < kPacks; ++k) {
+      const i64 column = (k * 32 + lane) * kCount;
+      Pack16<T> pack = {};
+      if (column < n) pack = *(const Pack16<T>*)(x + row * n + column);
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) v[k][j] = widen(pack.at[j]);
+    }
+    if (kCentered) {
+#pragma unroll
+      for (int k = 0; k < kPacks; ++k)
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) mean += v[k][j];
+      mean = over_warp(mean) / (C)n;
+    }
+#pragma unroll
+    for (int k = 0; k < kPacks; ++k) {
+      if ((k * 32 + lane) * kCount >= n) continue;
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) squares += (v[k][j] - mean) * (v[k][j] - mean);
+    }
+    const C rstd = C(1) / ::sqrt(over_warp(squares) / (C)n + (C)eps);
+    if (lane == 0) {
+      if (kCentered) means[row] = mean;
+      rstds[row] = rstd;
+    }
+#pragma unroll
+    for (int k = 0; k < kPacks; ++k) {
+      const i64 column = (k * 32 + lane) * kCount;
+      if (column >= n) continue;
+      Pack16<T> pack;
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) {
+        C z = (v[k][j] - mean) * rstd;
+        if (weight) z *= weight[column + j];
+        if (bias) z += bias[column + j];
+        pack.at[j] = cast<T>(z);
+      }
+      *(Pack16<T>*)(y + row * n + column) = pack;
+    }
+  }
+}
+// Each block leaves its sums for the gradients of weight and bias in partial[block][2][n], where that is given.
+template <class T, bool kCentered, int kPacks>
+__global__ void __launch_bounds__(256)
+    normalize_backward_in_warps(const T* dy, const T* x, const Compute<T>* means, const Compute<T>* rstds,
+                                const Compute<T>* weight, T* dx, Compute<T>* partial, i64 rows, i64 n) {
+  typedef Compute<T> C;
+  const int kCount = Pack16<T>::kCount, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  __shared__ C parts[2][kPacks * 32 * kCount];
+  C dweight[kPacks][kCount] = {}, dbias[kPacks][kCount] = {};
+  for (i64 row = blockIdx.x * 8ll + warp; row < rows; row += gridDim.x * 8ll) {
+    Pack16<T> from_dy[kPacks], from_x[kPacks];
+#pragma unroll
+    for (int k = 0; k < kPacks; ++k) {
+      const i64 column = (k * 32 + lane) * kCount;
+      from_dy[k] = from_x[k] = Pack16<T>{};
+      if (column >= n) continue;
+      from_dy[k] = *(const Pack16<T>*)(dy + row * n + column);
+      from_x[k] = *(const Pack16<T>*)(x + row * n + column);
+    }
+    const C mean = kCentered ? means[row] : C(0), rstd = rstds[row];
+    C sum = 0, dot = 0;
+#pragma unroll
+    for (int k = 0; k < kPacks; ++k) {
+      const i64 column = (k * 32 + lane) * kCount;
+      if (column >= n) continue;
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) {
+        const C g = widen(from_dy[k].at[j]), z = (widen(from_x[k].at[j]) - mean) * rstd;
+        const C scaled = weight ? g * weight[column + j] : g;
+        sum += scaled;
+        dot += scaled * z;
+        dweight[k][j] += g * z;
+        dbias[k][j] += g;
+      }
+    }
+    sum = kCentered ? over_warp(sum) / (C)n : C(0);
+    dot = over_warp(dot) / (C)n;
+#pragma unroll
+    for (int k = 0; k < kPacks; ++k) {
+      const i64 column = (k * 32 + lane) * kCount;
+      if (column >= n) continue;
+      Pack16<T> pack;
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) {
+        const C g = widen(from_dy[k].at[j]), z = (widen(from_x[k].at[j]) - mean) * rstd;
+        pack.at[j] = cast<T>(((weight ? g * weight[column + j] : g) - sum - z * dot) * rstd);
+      }
+      *(Pack16<T>*)(dx + row * n + column) = pack;
+    }
+  }
+  if (!partial) return;
+  for (int turn = 0; turn < 8; ++turn) {  // warps add their sums one after the other
+    if (warp == turn) {
+#pragma unroll
+      for (int k = 0; k < kPacks; ++k)
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) {
+          const int at = (k * 32 + lane) * kCount + j;
+          parts[0][at] = turn == 0 ? dweight[k][j] : parts[0][at] + dweight[k][j];
+          parts[1][at] = turn == 0 ? dbias[k][j] : parts[1][at] + dbias[k][j];
+        }
+    }
+    __syncthreads();
+  }
+  for (i64 i = threadIdx.x; i < n; i += 256) {
+    partial[blockIdx.x * 2ll * n + i] = parts[0][i];
+    partial[(blockIdx.x * 2ll + 1) * n + i] = parts[1][i];
+  }
+}
+
+// ---- cross entropy without class weights and smoothing, a block per row
+
+// A 16-bit result needs no more than the fast exponential, which errs by 2 in the last place of f32.
+template <class T>
+__device__ __forceinline__ Compute<T> exponential(Compute<T> x) {
+  if constexpr (sizeof(T) == 2) {
+    return ::exp2f(x * 1.4426950408889634f);
+  } else {
+    return ::exp(x);
+  }
+}
+template <class T>
+struct MostAndSum {  // of exp(x - most)
+  typedef Compute<T> C;
+  C most, sum;
+  template <int kCount>
+  __device__ __forceinline__ void add(const T* values) {
+    C v[kCount], top = most;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      v[j] = widen(values[j]);
+      top = v[j] > top ? v[j] : top;
+    }
+    const C base = top == -C(1) / C(0) ? C(0) : top;
+    C more = 0;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) more += exponential<T>(v[j] - base);
+    sum = (top > most ? sum * exponential<T>(most - base) : sum) + more;
+    most = top;
+  }
+};
+// A row need not begin at a multiple of 16 bytes: the elements before the first such address are read one by one.
+template <class T>
+__device__ __forceinline__ i64 elements_before_packs(const T* row, i64 length) {
+  const i64 before = (i64)((16 - (u64)row % 16) % 16 / sizeof(T));
+  return before < length ? before : length;
+}
+template <class T>
+__global__ void __launch_bounds__(512)
+    cross_entropy_of_rows(const T* x, const i64* target, Compute<T>* lse, Compute<T>* losses, i64 rows, i64 length,
+                          i64 ignore_index, Fault* fault, i64 op) {
+  typedef Compute<T> C;
+  const int kCount = Pack16<T>::kCount;
+  const C infinite = C(1) / C(0);
+  for (i64 line = blockIdx.x; line < rows; line += gridDim.x) {
+    const T* const row = x + line * length;
+    const i64 before = elements_before_packs(row, length), packs = (length - before) / kCount;
+    MostAndSum<T> all = {-infinite, 0};
+    for (i64 j = threadIdx.x; j < before; j += blockDim.x) all.template add<1>(row + j);
+    const Pack16<T>* const body = (const Pack16<T>*)(row + before);
+#pragma unroll 4
+    for (i64 i = threadIdx.x; i < packs; i += blockDim.x) {
+      const Pack16<T> pack = body[i];
+      all.template add<kCount>(pack.at);
+    }
+    for (i64 j = before + packs * kCount + threadIdx.x; j < length; j += blockDim.x) all.template add<1>(row + j);
+    const C top = over_block<Larger>(all.most, -infinite);
+    const C sum = over_block<Plus>(all.most == -infinite ? all.sum : all.sum * exponential<T>(all.most - top), C(0));
+    if (threadIdx.x == 0) {
+      const C found = top == infinite ? top : top + ::log(sum);
+      lse[line] = found;
+      const i64 t = target[line];
+      C loss = 0;
+      if (t != ignore_index) {
+        if (t < 0 || t >= length) {
+          report(fault, (i32)op, line, t, length);
+        } else {
+          loss = found - widen(row[t]);
+        }
+      }
+      losses[line] = loss;
+    }
+  }
+}
+// dx may be x.
+template <class T>
+__global__ void __launch_bounds__(512)
+    cross_entropy_backward_of_rows(const Compute<T>* dloss, const T* x, const i64* target, const Compute<T>* lse,
+                                   const double* divisor, T* dx, i64 rows, i64 length, i64 ignore_index, i64 each,
+                                   Fault* fault, i64 op) {
+  typedef Compute<T> C;
+  const int kCount = Pack16<T>::kCount;
+  for (i64 line = blockIdx.x; line < rows; line += gridDim.x) {
+    const T* const row = x + line * length;
+    T* const to = dx + line * length;
+    const i64 t = target[line], before = elements_before_packs(row, length), packs = (length - before) / kCount;
+    const bool counts = t != ignore_index;
+    if (counts && (t < 0 || t >= length)) {
+      if (threadIdx.x == 0) report(fault, (i32)op, line, t, length);
+      continue;
+    }
+    const C g = counts ? (C)((double)dloss[each ? line : 0] / (divisor ? *divisor : 1.0)) : C(0), most = lse[line];
+    const auto slope = [&](T value, i64 j) {
+      if (!counts) return cast<T>(C(0));
+      const C p = g * exponential<T>(widen(value) - most);
+      return cast<T>(j == t ? p - g : p);
+    };
+    for (i64 j = threadIdx.x; j < before; j += blockDim.x) to[j] = slope(row[j], j);
+#pragma unroll 4
+    for (i64 i = threadIdx.x; i < packs; i += blockDim.x) {
+      Pack16<T> pack = ((const Pack16<T>*)(row + before))[i];
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) pack.at[j] = slope(pack.at[j], before + i * kCount + j);
+      ((Pack16<T>*)(to + before))[i] = pack;
+    }
+    for (i64 j = before + packs * kCount + threadIdx.x; j < length; j += blockDim.x) to[j] = slope(row[j], j);
+  }
+}

@@ -1,0 +1,38 @@
+// Faster kernels for rows that lie one behind the other (wide_rows.cu). Each returns false, with nothing done, where it
+// is not for this call. Tensors are contiguous.
+#pragma once
+
+#include "chorale/kernel/kernel_args.h"
+
+namespace chorale::kernel::cuda {
+
+// out [columns] = the sums of x's columns, divided.
+bool sum_columns(const void* x, DType dtype, int64_t rows, int64_t columns, double divisor, const Tensor& out,
+                 Stream stream);
+
+// A layer norm or, without `means`, a norm by root mean squares. Null: there is no weight, no bias.
+struct RowNorm {
+  int64_t rows = 0, n = 0;
+  void* weight = nullptr;
+  void* bias = nullptr;
+  void* means = nullptr;
+  void* rstds = nullptr;
+  double eps = 0;
+};
+bool normalize_wide(const Tensor& x, const RowNorm& norm, const Tensor& y, Stream stream);
+// dweight and dbias may be undefined.
+bool normalize_backward_wide(const Tensor& dy, const Tensor& x, const RowNorm& norm, const Tensor& dx,
+                             const Tensor& dweight, const Tensor& dbias, Stream stream);
+
+// Cross entropy of rows of classes without class weights and smoothing.
+struct RowLoss {
+  int64_t rows = 0, classes = 0, ignore_index = 0;
+  const void* target = nullptr;
+  int64_t op = 0;  // its number, for faults
+};
+void cross_entropy_wide(const Tensor& x, const RowLoss& loss, const Tensor& lse, const Tensor& losses, Stream stream);
+// dloss: one number, or one for `each` row. divisor: null, or f64 in memory of the device.
+void cross_entropy_backward_wide(const Tensor& dloss, const Tensor& x, const RowLoss& loss, const Tensor& lse,
+                                 const void* divisor, bool each, const Tensor& dx, Stream stream);
+
+}  // namespace chorale::kernel::cuda
