@@ -228,7 +228,7 @@ TEST_F(CudaTraining, DISABLED_Gpt2Speed) {
   }
   synchronize(kGpu);
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count() / kSteps;
-  std::cout << "gpt2_124m eager: " << seconds * 1e3 << " ms a step, " << static_cast<double>(kBatch * kTokens) / seconds
+  std::cout << "figure: gpt2_124m eager: " << seconds * 1e3 << " ms a step, " << static_cast<double>(kBatch * kTokens) / seconds
             << " tokens/s, peak "
             << static_cast<double>(runtime_of(kGpu).allocator(kGpu).stats().peak_bytes) / (1 << 30) << " GiB, loss "
             << loss.item<float>() << "\n";
