@@ -160,6 +160,7 @@ void TrainCommand::resolve() {
   } catch (const InvalidArgument& error) {
     throw CLI::ValidationError(error.what());
   }
+  if (is_first()) train::check_ranks(options, world_size());  // so that one process complains, and not each rank
 }
 
 // The words of this process's command line, behind the program's name.

@@ -35,6 +35,7 @@ using transport::Secret;
 
 constexpr int kCannotStart = 126, kNoProgram = 127;
 constexpr auto kLeavingTime = 1500ms;
+constexpr int kStartedAtOnce = 8;  // ranks, before signals are looked at
 
 // The signals that the launcher reads from a descriptor. Threads that are made meanwhile inherit the mask, so that none
 // of them is ended by a signal that was meant for us.
@@ -110,17 +111,13 @@ class Start {
 
   // Nothing when every rank of every node ended well.
   std::optional<Halt> run() {
-    try {
-      ranks_.start();
-    } catch (const StateError& problem) {
-      nodes_.halt({problem.what(), kCannotStart, false});
-    }
     while (!is_over()) {
+      if (starting_) start_some();
       std::vector<pollfd> wanted = ranks_.streams();
       wanted.push_back({signals_.descriptor(), POLLIN, 0});
       for (const int bell : {nodes_.wake_up(), outputs_.output.wake_up(), outputs_.errors.wake_up()})
         wanted.push_back({bell, POLLIN, 0});
-      poll(wanted.data(), wanted.size(), 100);
+      poll(wanted.data(), wanted.size(), starting_ ? 0 : 100);
       outputs_.output.woken();
       outputs_.errors.woken();
       ranks_.forward(wanted);
@@ -147,6 +144,16 @@ class Start {
   }
 
  private:
+  void start_some() {
+    starting_ = false;
+    if (stopping_ || nodes_.halted()) return;
+    try {
+      starting_ = ranks_.start_some(kStartedAtOnce);
+    } catch (const StateError& problem) {
+      nodes_.halt({problem.what(), kCannotStart, false});
+    }
+  }
+
   void look_at(std::vector<RankEnd> ends) {
     // Of several that have ended since the last look, one killed by a signal is more likely the cause than one that
     // gave up with an exit code.
@@ -165,7 +172,7 @@ class Start {
         stop(SIGTERM);
       }
     }
-    if (!ranks_.any_running() && !stopping_ && !std::exchange(finished_, true)) nodes_.finish();
+    if (!ranks_.any_running() && !starting_ && !stopping_ && !std::exchange(finished_, true)) nodes_.finish();
   }
 
   bool is_final(int status) const {
@@ -216,7 +223,7 @@ class Start {
   int ended_well_ = 0, stopped_ = 0;
   int interrupted_ = 0, stopped_by_ = 0;
   std::string how_killed_;
-  bool stopping_ = false, killed_ = false, finished_ = false;
+  bool starting_ = true, stopping_ = false, killed_ = false, finished_ = false;
   Deadline::Clock::time_point kill_at_{};
   std::optional<Deadline::Clock::time_point> drained_by_;
 };

@@ -68,10 +68,10 @@ Ranks::~Ranks() {
   }
 }
 
-void Ranks::start() {
-  const int local_size = static_cast<int>(plan_.cores.size());
-  if (!plan_.log_dir.empty()) std::filesystem::create_directories(plan_.log_dir);
-  for (int local = 0; local < local_size; ++local) {
+bool Ranks::start_some(int most) {
+  const int local_size = static_cast<int>(plan_.cores.size()), first = static_cast<int>(ranks_.size());
+  if (first == 0 && !plan_.log_dir.empty()) std::filesystem::create_directories(plan_.log_dir);
+  for (int local = first; local < std::min(first + most, local_size); ++local) {
     const RankCores& cores = plan_.cores[static_cast<size_t>(local)];
     Rank& rank = *ranks_.emplace_back(std::make_unique<Rank>());
     rank.rank = plan_.nodes.first_rank + local;
@@ -104,6 +104,7 @@ void Ranks::start() {
                                                       print(*errors, line);
                                                     }));
   }
+  return std::ssize(ranks_) < local_size;
 }
 
 void Ranks::signal(int number) {

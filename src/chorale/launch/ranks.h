@@ -51,7 +51,8 @@ class Ranks {
   Ranks(const Ranks&) = delete;
   Ranks& operator=(const Ranks&) = delete;
 
-  void start();
+  // Starts up to so many; false when all are started. Where there are many, signals and ends are looked at in between.
+  bool start_some(int most);
   void signal(int number);
   // Those that have ended since the last call. Whatever they left in their process groups is killed.
   std::vector<RankEnd> reap();

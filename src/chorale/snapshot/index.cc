@@ -47,13 +47,17 @@ struct Reader {
   std::string string(const json::Object& object, std::string_view key) const {
     return member(object, key).string(concat(what, ": ", key));
   }
-  SavedChunk chunk(const json::Value& value, const Index& index) const {
+  SavedChunk chunk(const json::Value& value, const Index& index, DType dtype) const {
     const json::Object& object = value.object(what);
     SavedChunk chunk{.region = {shape(object, "offsets"), shape(object, "sizes")},
                      .file = string(object, "file"),
                      .name = string(object, "name")};
     if (const json::Value* sum = json::find(object, "crc32c")) chunk.checksum = static_cast<uint32_t>(sum->size(what));
     CHORALE_CHECK(index.files.contains(chunk.file), what, " is in ", chunk.file, ", which is not among the files");
+    // Before memory is taken for it. A file may be larger than its parts, by its header.
+    const int64_t elems = chunk.region.volume(), bytes = index.files.at(chunk.file);
+    CHORALE_CHECK(elems <= bytes / static_cast<int64_t>(size_of(dtype)), what, ": a part of ", elems, " elements of ",
+                  dtype, " cannot be in ", chunk.file, ", which has ", bytes, " bytes");
     return chunk;
   }
 };
@@ -62,7 +66,8 @@ struct Reader {
 
 std::filesystem::path index_path(const std::filesystem::path& folder) { return folder / "index.json"; }
 bool has_checkpoint(const std::filesystem::path& folder) {
-  return std::filesystem::is_regular_file(index_path(folder));
+  std::error_code none;
+  return std::filesystem::is_regular_file(index_path(folder), none);
 }
 
 Index read_index(const std::filesystem::path& folder) {
@@ -93,13 +98,13 @@ Index parse_index(std::string_view what, std::string_view text) {
     tensor.sizes = at.shape(object, "shape");
     std::vector<Region> regions;
     for (const json::Value& chunk : at.member(object, "chunks").array(at.what)) {
-      tensor.chunks.push_back(at.chunk(chunk, index));
+      tensor.chunks.push_back(at.chunk(chunk, index, tensor.dtype));
       regions.push_back(tensor.chunks.back().region);
     }
     check_cover(at.what, tensor.sizes, regions);
   }
   for (const auto& [key, value] : reader.member(root, "bytes").object(reader.what))
-    index.bytes[key] = reader.in(key).chunk(value, index);
+    index.bytes[key] = reader.in(key).chunk(value, index, DType::kU8);
   return index;
 }
 

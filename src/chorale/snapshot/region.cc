@@ -9,7 +9,10 @@ namespace chorale::snapshot {
 
 int64_t Region::volume() const {
   int64_t elems = 1;
-  for (const int64_t size : sizes) elems *= size;
+  for (const int64_t size : sizes) {
+    CHORALE_CHECK(!__builtin_mul_overflow(elems, size, &elems), "[checkpoint] a part of sizes ", sizes,
+                  " has more elements than can be counted");
+  }
   return elems;
 }
 
@@ -42,10 +45,10 @@ void check_cover(std::string_view what, const Shape& sizes, std::span<const Regi
       CHORALE_CHECK(region.offsets[d] >= 0 && region.sizes[d] >= 0 && region.offsets[d] <= sizes[d] - region.sizes[d],
                     what, ": a part at ", region, " reaches beyond the whole, ", sizes);
     }
-    covered += region.volume();
     for (size_t j = 0; j < i; ++j) {
       CHORALE_CHECK(!intersection(region, regions[j]), what, ": parts at ", regions[j], " and ", region, " overlap");
     }
+    covered += region.volume();
   }
   CHORALE_CHECK(covered == all, what, ": its parts have ", covered, " elements together, and the whole, ", sizes,
                 ", has ", all);

@@ -22,7 +22,8 @@ class Files {
     const auto path = folder_ / name;
     std::error_code error;
     const auto bytes = std::filesystem::file_size(path, error);
-    CHORALE_CHECK(!error, "[checkpoint] ", path.string(), " is missing, and the index names it");
+    CHORALE_CHECK(!error, "[checkpoint] ", path.string(),
+                  " is missing, or no regular file, and the index names it: ", error.message());
     CHORALE_CHECK(static_cast<int64_t>(bytes) == index_.files.at(name), "[checkpoint] ", path.string(),
                   " is damaged: it has ", bytes, " bytes instead of ", index_.files.at(name));
     return open_.emplace(name, io::SafetensorsFile(path)).first->second;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "chorale/base/error.h"
 #include "chorale/base/log.h"
@@ -86,6 +87,25 @@ bool is_name_of_checkpoint(std::string_view name) {
          name.find_first_not_of("0123456789", kPrefix.size()) == std::string_view::npos;
 }
 
+// Whether all that is in a checkpoint's folder was written with it, so that it may go. Somebody may have put notes
+// there.
+bool is_all_ours(const fs::path& folder) {
+  std::set<std::string> ours{kManifest};
+  try {
+    const json::Value manifest = read_manifest(folder / kManifest);
+    for (const json::Value& row : member(manifest.object(kManifest), "files", kManifest).array("files"))
+      ours.insert(member(row.object("a file"), "name", kManifest).string("name"));
+    for (const auto& [name, bytes] : snapshot::find_index(folder).files) ours.insert(name);
+  } catch (const InvalidArgument&) {
+    return false;  // damaged, or none of ours
+  }
+  std::error_code error;
+  const fs::directory_iterator entries(folder, error);
+  return !error && std::all_of(begin(entries), end(entries), [&](const fs::directory_entry& entry) {
+    return ours.contains(entry.path().filename().string());
+  });
+}
+
 // Under another name first: a process that ends in between leaves no folder that is half a checkpoint.
 void remove_folder(const fs::path& path) {
   const fs::path hidden = path.parent_path() / ("." + path.filename().string() + ".old");
@@ -127,7 +147,9 @@ void Checkpoints::finish(const Checkpoint& checkpoint, int64_t keep) const {
   if (fs::exists(finished)) remove_folder(finished);
   io::rename_durably(unfinished, finished);
   const std::vector<fs::path> all = list();
-  for (size_t i = 0; i + static_cast<size_t>(keep) < all.size(); ++i) remove_folder(all[i]);
+  for (size_t i = 0; i + static_cast<size_t>(keep) < all.size(); ++i) {
+    if (is_all_ours(all[i])) remove_folder(all[i]);
+  }
 }
 
 std::vector<fs::path> Checkpoints::list() const {

@@ -39,7 +39,7 @@ class Checkpoints {
   // The folder that a checkpoint of this step is written into, new and empty.
   std::filesystem::path begin(int64_t step) const;
   // All but the manifest is there: writes it, gives the folder its name, in place of one of the same step, and removes
-  // all checkpoints but the last `keep`.
+  // all checkpoints but the last `keep`. One that is damaged, or in which somebody has put something, stays.
   void finish(const Checkpoint& checkpoint, int64_t keep) const;
   // Their folders, the oldest first.
   std::vector<std::filesystem::path> list() const;

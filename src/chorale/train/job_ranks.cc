@@ -41,16 +41,16 @@ void check_ranks(const TrainOptions& options, int64_t ranks) {
   CHORALE_CHECK(parts > 1 || !options.sequence_parallel, "[train] --sequence-parallel splits what --tp leaves whole; ",
                 "choose --tp 2 or more with it");
   check_shards(options);
+  if (options.hybrid.empty()) return;
+  const JobRanks::Shards shards = hybrid_of(options.hybrid);
+  const int64_t named = int64_t{shards.replicas} * shards.ranks;
+  CHORALE_CHECK(named == ranks, "[train] --hybrid ", options.hybrid, " are ", named, " ranks, but the job has ", ranks);
 }
 
 JobRanks::JobRanks(const comm::Group& all, const TrainOptions& options) : all_(all) {
   check_ranks(options, all.size());
   const auto parts = static_cast<int>(options.tp);
-  if (options.fsdp) {
-    shards_ = options.hybrid.empty() ? Shards{1, all.size()} : hybrid_of(options.hybrid);
-    CHORALE_CHECK(int64_t{shards_->replicas} * shards_->ranks == all.size(), "[train] --hybrid ", options.hybrid,
-                  " are ", int64_t{shards_->replicas} * shards_->ranks, " ranks, but the job has ", all.size());
-  }
+  if (options.fsdp) shards_ = options.hybrid.empty() ? Shards{1, all.size()} : hybrid_of(options.hybrid);
   if (parts == 1) return;
   mesh_.emplace(all, std::vector<int>{all.size() / parts, parts}, std::vector<std::string>{"dp", "tp"});
 }

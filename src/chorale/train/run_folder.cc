@@ -84,9 +84,13 @@ void check_can_be_folder(const fs::path& path) {
 }
 
 void check_is_new(const fs::path& folder) {
-  std::error_code ignored;
-  CHORALE_CHECK(!fs::exists(folder / "config.json", ignored), "[train] there is a run in ", folder.string(),
-                " already; go on with it by --resume, or choose another folder with --out");
+  // All that a run would write over, or remove with its own old checkpoints.
+  for (const char* name : {"config.json", "metrics.jsonl", "checkpoints", "report.html", "trace.json"}) {
+    std::error_code ignored;
+    CHORALE_CHECK(!fs::exists(fs::symlink_status(folder / name, ignored)), "[train] there is a run in ",
+                  folder.string(), " already: it has ", name,
+                  "; go on with it by --resume, or choose another folder with --out");
+  }
 }
 
 bool MadeFolders::make_new(const fs::path& folder) {

@@ -13,7 +13,7 @@ namespace chorale::train {
 // InvalidArgument unless the path is a folder, or nothing yet where a folder can be made.
 void check_can_be_folder(const std::filesystem::path& path);
 
-// InvalidArgument when there is a run in the folder already.
+// InvalidArgument when there is a run in the folder already, or a part of one: a new run would write over it.
 void check_is_new(const std::filesystem::path& folder);
 
 // Folders that were made for a run. When it ends, those that are still empty go: a run that fails before it begins

@@ -7,10 +7,13 @@
 
 #include "chorale/app/commands.h"
 #include "chorale/base/error.h"
+#include "chorale/base/printable.h"
+#include "chorale/io/file.h"
 #include "chorale/io/sharded.h"
 #include "chorale/snapshot/snapshot.h"
 #include "chorale/train/checkpoint.h"
 #include "chorale/train/progress.h"
+#include "chorale/train/run_folder.h"
 
 namespace chorale::app {
 namespace {
@@ -23,7 +26,7 @@ constexpr size_t kMostShardBytes = 5'000'000'000;  // as Hugging Face's librarie
 // The folder itself where it is a checkpoint, or has plain files; of a run the last checkpoint.
 fs::path checkpoint_in(const fs::path& folder) {
   std::error_code error;
-  CHORALE_CHECK(fs::is_directory(folder, error), "[checkpoint] ", folder.string(), " is no folder",
+  CHORALE_CHECK(fs::is_directory(folder, error), "[checkpoint] '", printable(folder.native()), "' is no folder",
                 error ? ": " + error.message() : "");
   if (!snapshot::has_checkpoint(folder) && fs::is_directory(folder / "checkpoints", error)) {
     const std::vector<fs::path> all = train::Checkpoints(folder).list();
@@ -81,14 +84,47 @@ void verify(const std::string& name) {
   std::cout << folder.string() << ": " << totals(snapshot::find_index(folder)) << "; all is well\n";
 }
 
-// A new folder for what is made of another one.
-void make_new(const fs::path& folder) {
-  std::error_code error;
-  CHORALE_CHECK(!fs::exists(folder) || (fs::is_directory(folder) && fs::is_empty(folder)), "[checkpoint] ",
-                folder.string(), " is there already; choose a folder that is not, or is empty");
-  fs::create_directories(folder, error);
-  CHORALE_CHECK_STATE(!error, "[checkpoint] cannot make the folder ", folder.string(), ": ", error.message());
-}
+// A new folder for what is made of another one. It is filled under another name beside it: under its own it is there
+// as a whole or not at all, and what fails leaves nothing in the way of the next try.
+class NewFolder {
+ public:
+  explicit NewFolder(fs::path path) : path_(std::move(path)), shown_(printable(path_.native())) {
+    std::error_code error;
+    const fs::file_status status = fs::symlink_status(path_, error);
+    CHORALE_CHECK(!fs::exists(status) || (fs::is_directory(status) && fs::is_empty(path_, error)), "[checkpoint] '",
+                  shown_, "' is there already; choose a folder that is not, or is empty");
+    CHORALE_CHECK(!path_.empty(), "[checkpoint] '' is no name for a folder");
+    if (!path_.has_filename()) path_ = path_.parent_path();  // of "out/"
+    if (path_.has_parent_path()) above_.make(path_.parent_path());
+    for (int number = 0; !made_; ++number) {  // what was killed may have left one
+      unfinished_ = path_.parent_path() / concat(".", path_.filename().string(), ".", number, ".new");
+      made_ = fs::create_directory(unfinished_, error);
+      CHORALE_CHECK_STATE(!error, "[checkpoint] cannot make the folder ", printable(unfinished_.native()), ": ",
+                          error.message());
+    }
+  }
+  ~NewFolder() {
+    std::error_code ignored;
+    if (made_) fs::remove_all(unfinished_, ignored);
+  }
+  NewFolder(const NewFolder&) = delete;
+  NewFolder& operator=(const NewFolder&) = delete;
+
+  const fs::path& unfinished() const { return unfinished_; }
+  void finish() {
+    const std::string text = totals(snapshot::find_index(unfinished_));
+    io::rename_durably(unfinished_, path_);
+    made_ = false;
+    std::cout << shown_ << ": " << text << '\n';
+  }
+
+ private:
+  fs::path path_;
+  std::string shown_;
+  train::MadeFolders above_;
+  fs::path unfinished_;
+  bool made_ = false;
+};
 
 // What lies beside the tensors: config.json, a tokenizer.
 void copy_others(const fs::path& from, const fs::path& to, const snapshot::Index& index) {
@@ -103,10 +139,10 @@ void copy_others(const fs::path& from, const fs::path& to, const snapshot::Index
 void merge(const std::string& name, const fs::path& out) {
   const fs::path folder = checkpoint_in(name);
   const snapshot::State state = snapshot::read(folder);
-  make_new(out);
-  copy_others(folder, out, snapshot::find_index(folder));
-  snapshot::save(out, state);
-  std::cout << out.string() << ": " << totals(snapshot::read_index(out)) << '\n';
+  NewFolder made(out);
+  copy_others(folder, made.unfinished(), snapshot::find_index(folder));
+  snapshot::save(made.unfinished(), state);
+  made.finish();
 }
 
 // A checkpoint's model in Hugging Face's form, or the other way round.
@@ -114,14 +150,15 @@ void convert(const std::string& name, const fs::path& out) {
   const fs::path folder = checkpoint_in(name);
   const NamedTensors model = train::model_tensors(folder);
   CHORALE_CHECK(!model.empty(), "[checkpoint] ", folder.string(), " has no model");
-  make_new(out);
-  copy_others(folder, out, snapshot::find_index(folder));
+  NewFolder made(out);
+  copy_others(folder, made.unfinished(), snapshot::find_index(folder));
   if (snapshot::has_checkpoint(folder)) {
-    io::save_sharded(out, model, kMostShardBytes, {{"format", "pt"}});  // a note without which they refuse it
+    // With a note without which they refuse it.
+    io::save_sharded(made.unfinished(), model, kMostShardBytes, {{"format", "pt"}});
   } else {
-    snapshot::save(out, snapshot::state_of(model));
+    snapshot::save(made.unfinished(), snapshot::state_of(model));
   }
-  std::cout << out.string() << ": " << totals(snapshot::find_index(out)) << '\n';
+  made.finish();
 }
 
 struct Names {

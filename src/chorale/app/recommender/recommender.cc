@@ -3,12 +3,18 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <array>
+#include <cmath>
+#include <csignal>
 #include <fstream>
+#include <iostream>
+#include <optional>
 
 #include "chorale/api/api.h"
 #include "chorale/app/commands.h"
 #include "chorale/app/options.h"
 #include "chorale/base/config.h"
+#include "chorale/base/host.h"
 #include "chorale/base/log.h"
 #include "chorale/base/parallel_for.h"
 #include "chorale/comm/world.h"
@@ -22,6 +28,8 @@
 #include "chorale/rpc/remote_module.h"
 #include "chorale/train/run_folder.h"
 #include "chorale/train/run_log.h"
+#include "chorale/train/trainer.h"
+#include "chorale/transport/launcher_variables.h"
 
 namespace chorale::app {
 namespace {
@@ -118,6 +126,7 @@ class Trainer {
     dist_autograd::Context context(agent_);
     const Tensor scores = likes_(table_.forward(batch.items), batch.users);
     const Tensor loss = binary_cross_entropy_with_logits(scores, batch.liked);
+    check_finite(loss.item<double>());
     context.backward({loss});
     // The table changes between two steps of all trainers, not while one of them reads it.
     trainers_.barrier().wait();
@@ -126,6 +135,15 @@ class Trainer {
     optimizer_.step();
     trainers_.barrier().wait();
     return {loss.item<double>(), share_right(scores, batch.liked)};
+  }
+  // All trainers stop where the mean of their losses is not finite: before anything is changed by it.
+  void check_finite(double loss) {
+    ++steps_;
+    std::array<double, 1> mean = {loss / trainers_.size()};
+    trainers_.all_reduce(std::span<double>(mean)).wait();
+    if (!std::isfinite(mean[0]))
+      throw train::NotFinite(concat("step ", steps_, ": the loss is ", mean[0], "; on rank ", trainers_.rank(),
+                                    " it is ", loss, ". Try a smaller --lr"));
   }
   // On data that nobody has trained on.
   Figures test() {
@@ -144,6 +162,7 @@ class Trainer {
   rpc::DistributedOptimizer<optim::Sgd> table_optimizer_;
   optim::Sgd optimizer_;
   MadeData data_;
+  int64_t steps_ = 0;
 };
 
 // Trainer 0 also writes the run down.
@@ -177,11 +196,21 @@ void train_and_tell(const RecommenderOptions& options, rpc::Agent& agent, Traine
   std::fflush(stdout);
 }
 
-void be_a_rank(const RecommenderOptions& options) {
+void be_a_rank(RecommenderOptions& options) {
   set_thread_count(1);
+  train::MadeFolders made;
+  std::optional<train::RunLock> lock;
   comm::World world;
   world.init();
   const comm::Group& all = world.group();
+  CHORALE_CHECK(all.size() == options.trainers + 1, "[train] there are ", all.size(), " ranks; --trainers ",
+                options.trainers, " needs ", options.trainers + 1, ", one of them for the table");
+  if (all.rank() == 0) {
+    if (options.out.empty()) options.out = made.make_numbered("recommender");
+    made.make(options.out);
+    lock.emplace(options.out);
+    if (transport::restart_count() == 0) train::check_is_new(options.out);
+  }
   rpc::AgentOptions serving{.serves = {rpc::remote<item_table>, rpc::remote<rpc::own_figures>}};
   rpc::add(serving.serves, rpc::module_functions<ItemTable, int64_t, int64_t>());
   rpc::add(serving.serves, rpc::optimizer_functions<optim::Sgd>());
@@ -212,13 +241,35 @@ int start_recommender_ranks(const RecommenderOptions& options) {
   line.insert(line.end(), {"--out", options.out});
   launch::LaunchOptions launching = launch_options(options.launching, options.trainers + 1);
   launching.command = std::move(line);
+  launching.final_statuses = {kNotFinite, kOutputLost};
   return launch::launch(launching);
 }
 
+// Before the first tensor: the server's table, and each trainer's tastes of the items.
+void check_table_fits(const RecommenderOptions& options) {
+  const auto items = static_cast<double>(options.items), trainers = static_cast<double>(options.trainers);
+  const double needed = items * sizeof(float) * (static_cast<double>(options.width) + kTaste * trainers);
+  const auto there = static_cast<double>(memory_room().total_bytes);
+  CHORALE_CHECK(needed <= there, "[train] a table of ", options.items, " items of ", options.width, " numbers takes ",
+                fmt::format("{:.4g} GiB with what {} trainers know of them; this machine has {:.4g} GiB",
+                            needed / (1 << 30), options.trainers, there / (1 << 30)),
+                ". Choose a smaller one");
+}
+
 void run_recommender(RecommenderOptions& options) {
-  if (config::one_of_several_ranks()) return be_a_rank(options);
+  std::signal(SIGXFSZ, SIG_IGN);  // a limit on files is an error like a full disk
+  check_table_fits(options);
+  if (config::one_of_several_ranks()) {
+    try {
+      return be_a_rank(options);
+    } catch (const train::NotFinite& error) {
+      std::cerr << "chorale: " << error.what() << '\n';
+      throw CLI::RuntimeError(kNotFinite);
+    }
+  }
   train::MadeFolders made;
   if (options.out.empty()) options.out = made.make_numbered("recommender");
+  train::check_can_be_folder(options.out);
   train::check_is_new(options.out);
   made.make(options.out);
   end_with(start_recommender_ranks(options));
