@@ -9,6 +9,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <random>
+#include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,23 +23,25 @@
 namespace chorale::app {
 namespace {
 
-// With the commands of chorale-bench in it, too.
-constexpr AddCommand kEveryCommand[] = {add_bench,
+// With the commands of chorale-bench and chorale-checkpoint in it, too. That of chorale-recommender has the name of one
+// of these.
+constexpr AddCommand kMostCommands[] = {add_bench, add_checkpoint,
 #define CHORALE_ADDRESS(name) add_##name,
                                         CHORALE_COMMANDS(CHORALE_ADDRESS)
 #undef CHORALE_ADDRESS
 };
+constexpr AddCommand kRecommender[] = {add_train_recommender};
 
 struct Outcome {
   int status;
   std::string said;
 };
-Outcome plan_of(const std::vector<std::string>& words) {
+Outcome plan_of(const std::vector<std::string>& words, std::span<const AddCommand> known) {
   std::vector<const char*> args{"chorale"};
   for (const std::string& word : words) args.push_back(word.c_str());
   testing::internal::CaptureStdout();
   testing::internal::CaptureStderr();
-  const int status = plan(static_cast<int>(args.size()), args.data(), kEveryCommand);
+  const int status = plan(static_cast<int>(args.size()), args.data(), known);
   std::string said = testing::internal::GetCapturedStdout();
   return {status, said + testing::internal::GetCapturedStderr()};
 }
@@ -51,7 +55,8 @@ struct Command {
   };
   std::vector<std::string> words;
   std::vector<Option> options;
-  bool needs_word;  // such as the folder of a run
+  bool needs_word = false;  // such as the folder of a run
+  std::span<const AddCommand> known{};
 };
 
 void collect(const CLI::App& app, const std::vector<std::string>& words, std::vector<Command>& found) {
@@ -60,7 +65,8 @@ void collect(const CLI::App& app, const std::vector<std::string>& words, std::ve
     path.push_back(child->get_name());
     collect(*child, path, found);
     if (child->get_require_subcommand_min() > 0) continue;
-    Command command{path, {}, false};
+    if (child->get_prefix_command()) continue;  // its words are for a program of its own
+    Command command{path, {}};
     for (const CLI::Option* option : child->get_options()) {
       command.needs_word |= option->get_positional() && option->get_required();
       if (option->get_lnames().empty() || option->get_lnames()[0] == "help") continue;
@@ -71,12 +77,19 @@ void collect(const CLI::App& app, const std::vector<std::string>& words, std::ve
   }
 }
 std::vector<Command> commands() {
-  CLI::App program;
-  Work work;
-  for (const AddCommand add : kEveryCommand) add(program, work);
-  std::vector<Command> found;
-  collect(program, {}, found);
-  return found;
+  std::vector<Command> all;
+  for (const auto known : {std::span<const AddCommand>(kMostCommands), std::span<const AddCommand>(kRecommender)}) {
+    CLI::App program;
+    Work work;
+    for (const AddCommand add : known) add(program, work);
+    std::vector<Command> found;
+    collect(program, {}, found);
+    for (Command& command : found) {
+      command.known = known;
+      all.push_back(std::move(command));
+    }
+  }
+  return all;
 }
 
 bool is_number(const std::string& text) {
@@ -167,14 +180,27 @@ TEST_F(OptionDraws, EndInAMessageOrAPlan) {
                                            std::string(5000, '/'),
                                            std::string(300, 'x')};
   const std::vector<Command> all = commands();
-  ASSERT_GE(all.size(), 15u);
+  // Every option of every command in turn, and others with it.
+  std::vector<std::pair<const Command*, const Command::Option*>> turns;
+  std::set<std::string> names;
+  for (const Command& command : all) {
+    for (const Command::Option& option : command.options) {
+      turns.emplace_back(&command, &option);
+      names.insert(option.name);
+    }
+    if (command.options.empty()) turns.emplace_back(&command, nullptr);
+  }
+  ASSERT_GE(all.size(), 20u);
+  ASSERT_THAT(names, testing::IsSupersetOf({"--tp", "--fsdp", "--hybrid", "--offload", "--device", "--compile",
+                                            "--items", "--parts", "--seconds", "--on-nan"}));
   std::mt19937 numbers(20'261'116);
   const auto pick = [&](size_t count) { return std::uniform_int_distribution<size_t>(0, count - 1)(numbers); };
-  for (int draw = 0; draw < 500; ++draw) {
-    const Command& command = all[pick(all.size())];
+  for (size_t draw = 0; draw < std::max<size_t>(500, turns.size()); ++draw) {
+    const Command& command = *turns[draw % turns.size()].first;
     std::vector<std::string> words = command.words;
-    for (size_t left = 1 + pick(4); left > 0 && !command.options.empty(); --left) {
-      const auto& option = command.options[pick(command.options.size())];
+    for (size_t left = 1 + pick(4), first = left; left > 0 && !command.options.empty(); --left) {
+      const auto& option =
+          left == first ? *turns[draw % turns.size()].second : command.options[pick(command.options.size())];
       const std::string& value = values[pick(values.size())];
       if (!option.takes_value) {
         words.push_back(option.name);
@@ -188,7 +214,7 @@ TEST_F(OptionDraws, EndInAMessageOrAPlan) {
     std::string line;
     for (const std::string& word : words) line += " '" + printable(word.substr(0, 80)) + "'";
     SCOPED_TRACE(line);
-    const Outcome outcome = plan_of(words);
+    const Outcome outcome = plan_of(words, command.known);
     ASSERT_THAT(outcome.status, testing::AnyOf(0, 1, 2));
     ASSERT_TRUE(outcome.status == 0 || !outcome.said.empty());
     ASSERT_TRUE(std::filesystem::is_symlink("dangling") && std::filesystem::is_fifo("pipe"));
@@ -204,7 +230,7 @@ TEST_F(OptionDraws, EveryNumberHasARange) {
       for (const char* value : {"nan", "inf", "1e300", "-1e300"}) {
         std::vector<std::string> words = command.words;
         words.insert(words.end(), {option.name, value});
-        const Outcome outcome = plan_of(words);
+        const Outcome outcome = plan_of(words, command.known);
         EXPECT_EQ(outcome.status, 2) << command.words.back() << " " << option.name << " " << value << ": "
                                      << outcome.said;
         ++checked;
