@@ -13,6 +13,7 @@ if "--gtest_also_run_disabled_tests" in sys.argv:
     print("figure: step: 3 ms")
     sys.exit("{what}" == "slow")
 out = [a for a in sys.argv if a.startswith("--gtest_output=xml:")][0].split(":", 1)[1]
+assert sys.argv[-1] == "--gtest_color=no"
 what = "{what}" if os.environ["GTEST_SHARD_INDEX"] == "1" else "skip"
 if what == "die":
     print("last words")
@@ -38,7 +39,7 @@ class GpuResults(unittest.TestCase):
         program = self.folder / "gpu_test"
         program.write_text(PROGRAM.format(what=what))
         program.chmod(0o755)
-        return subprocess.run([sys.executable, TOOLS / "gpu_results", "run", program, self.results, "--shards", "2", "--commit", "abc", "--figures"],
+        return subprocess.run([sys.executable, TOOLS / "gpu_results", "run", program, self.results, "--shards", "2", "--commit", "abc", "--figures", "--", "--gtest_color=no"],
                               capture_output=True, text=True)
 
     def coverage(self):

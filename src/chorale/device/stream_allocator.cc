@@ -26,7 +26,7 @@ bool StreamAllocator::is_free_for(Free& run, const Stream& stream) {
 }
 
 // The smallest that fits, the stream's own before those of others.
-StreamAllocator::FreeMap::iterator StreamAllocator::find_fit(size_t bytes, const Stream& stream) {
+StreamAllocator::FreeMap::iterator StreamAllocator::find_fit(size_t bytes, const Stream& stream, uint64_t keeper) {
   auto best = free_.end();
   const auto is_better = [&](const Free& run) {
     if (best == free_.end()) return true;
@@ -34,7 +34,9 @@ StreamAllocator::FreeMap::iterator StreamAllocator::find_fit(size_t bytes, const
     return own != best_own ? own : run.bytes < best->second.bytes;
   };
   for (auto at = free_.begin(); at != free_.end(); ++at) {
-    if (at->second.bytes >= bytes && is_better(at->second) && is_free_for(at->second, stream)) best = at;
+    if (at->second.keeper == keeper && at->second.bytes >= bytes && is_better(at->second) &&
+        is_free_for(at->second, stream))
+      best = at;
   }
   return best;
 }
@@ -46,7 +48,8 @@ memory::Block StreamAllocator::allocate(size_t bytes) {
   const size_t rounded = (bytes + unit_ - 1) / unit_ * unit_;
   const std::lock_guard lock(mutex_);
   std::byte* data = nullptr;
-  if (const auto found = find_fit(rounded, stream); found != free_.end()) {
+  const uint64_t keeper = keeper_of(stream);
+  if (const auto found = find_fit(rounded, stream, keeper); found != free_.end()) {
     Free run = std::move(found->second);
     data = found->first;
     free_.erase(found);
@@ -60,7 +63,7 @@ memory::Block StreamAllocator::allocate(size_t bytes) {
     end_ += rounded;
     stats_.reserved_bytes = end_;
   }
-  live_.emplace(data, Live{rounded, stream, {}, {}});
+  live_.emplace(data, Live{rounded, stream, keeper, {}, {}});
   stats_.current_bytes += rounded;
   stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.current_bytes);
   return {data, rounded, nullptr};
@@ -72,7 +75,7 @@ void StreamAllocator::deallocate(const memory::Block& block) noexcept {
   if (found == live_.end()) return;
   Live& live = found->second;
   stats_.current_bytes -= live.bytes;
-  Free run{live.bytes, live.stream, {}, nullptr};
+  Free run{live.bytes, live.stream, live.keeper, {}, nullptr};
   for (const Stream& other : live.others) run.awaited.push_back(runtime_of(other.device).record(other));
   live_.erase(found);
   free(block.data, std::move(run));
@@ -81,7 +84,8 @@ void StreamAllocator::deallocate(const memory::Block& block) noexcept {
 // Neighbours become one where the same stream may have both at once.
 void StreamAllocator::free(std::byte* data, Free run) {
   const auto joins = [](const Free& a, const Free& b) {
-    return a.stream == b.stream && a.awaited.empty() && b.awaited.empty() && !a.released && !b.released;
+    return a.stream == b.stream && a.keeper == b.keeper && a.awaited.empty() && b.awaited.empty() && !a.released &&
+           !b.released;
   };
   auto next = free_.lower_bound(data);
   if (next != free_.end() && next->first == data + run.bytes && joins(run, next->second)) {
@@ -96,6 +100,31 @@ void StreamAllocator::free(std::byte* data, Free run) {
     }
   }
   free_.emplace(data, std::move(run));
+}
+
+uint64_t StreamAllocator::keeper_of(const Stream& stream) const {
+  for (const auto& [kept, keeper] : keeping_) {
+    if (kept == stream) return keeper;
+  }
+  return 0;
+}
+uint64_t StreamAllocator::begin_keeping(Stream stream) {
+  const std::lock_guard lock(mutex_);
+  keeping_.emplace_back(stream, ++last_keeper_);
+  return last_keeper_;
+}
+void StreamAllocator::end_keeping(Stream stream) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(keeping_, [&](const auto& one) { return one.first == stream; });
+}
+void StreamAllocator::release_kept(uint64_t keeper) noexcept {
+  const std::lock_guard lock(mutex_);
+  for (auto& [data, live] : live_) {
+    if (live.keeper == keeper) live.keeper = 0;
+  }
+  for (auto& [data, run] : free_) {
+    if (run.keeper == keeper) run.keeper = 0;
+  }
 }
 
 MemoryStats StreamAllocator::stats() const {

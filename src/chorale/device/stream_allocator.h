@@ -5,6 +5,11 @@
 // still be on the stream. On that stream it can be handed out again at once: what its next owner does comes after that
 // work. On another stream it can be handed out only after an event on the first one. A block that was used on further
 // streams (record_stream) waits for events on those before it is free anywhere.
+//
+// Note [Memory of programs]
+// What was recorded is run again at the addresses it was recorded with. So blocks that are allocated while a stream is
+// recorded belong to the program: freed ones are handed out again within that recording, and to nobody else before the
+// program is gone.
 #pragma once
 
 #include <cstdint>
@@ -43,6 +48,12 @@ class StreamAllocator final : public Allocator {
   void trim() override {}
   void record_stream(const void* address, Stream stream) override;
 
+  // Note [Memory of programs]. Between these two, blocks that `stream` allocates belong to the keeper that is returned.
+  uint64_t begin_keeping(Stream stream);
+  void end_keeping(Stream stream);
+  // The keeper is gone: its blocks are as any others once the work that is on its stream now has ended.
+  void release_kept(uint64_t keeper) noexcept;
+
   // What the live block at or around `address` holds, for errors. label_of() is for handlers of signals: it gives up
   // where another thread holds the lock.
   void set_label(const void* address, std::string label);
@@ -55,20 +66,23 @@ class StreamAllocator final : public Allocator {
   struct Live {
     size_t bytes;
     Stream stream;
+    uint64_t keeper;  // 0: none
     std::vector<Stream> others;
     std::string label;
   };
   struct Free {
     size_t bytes;
     Stream stream;
+    uint64_t keeper;
     std::vector<std::shared_ptr<EventState>> awaited;  // before anybody may have it, its own stream included
     std::shared_ptr<EventState> released;              // on its own stream, once another one has asked for it
   };
   using FreeMap = std::map<std::byte*, Free>;
 
   void free(std::byte* data, Free run);
-  FreeMap::iterator find_fit(size_t bytes, const Stream& stream);
+  FreeMap::iterator find_fit(size_t bytes, const Stream& stream, uint64_t keeper);
   bool is_free_for(Free& run, const Stream& stream);
+  uint64_t keeper_of(const Stream& stream) const;
 
   const Device device_;
   const size_t unit_;
@@ -78,6 +92,8 @@ class StreamAllocator final : public Allocator {
   size_t end_ = 0;            // of what was ever handed out
   std::map<std::byte*, Live> live_;
   FreeMap free_;
+  std::vector<std::pair<Stream, uint64_t>> keeping_;
+  uint64_t last_keeper_ = 0;
   MemoryStats stats_;
 };
 

@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "chorale/app/bench/gpu.h"
 #include "chorale/app/commands.h"
 #include "chorale/base/cpu.h"
 #include "chorale/base/error.h"
@@ -190,6 +191,7 @@ void add_bench(CLI::App& program, Work& work) {
   add_bench_ddp(*bench, work);
   add_bench_sharded(*bench, work);
   add_bench_rpc(*bench, work);
+  add_bench_gpu(*bench, work);
 }
 
 }  // namespace chorale::app

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "chorale/base/error.h"
@@ -28,8 +30,9 @@ class CudaEvent final : public EventState {
   explicit CudaEvent(Stream stream) : device_(stream.device) {
     make_current(device_);
     check(driver().cuEventCreate(&event_, CU_EVENT_DISABLE_TIMING), "making an event");
-    check(driver().cuEventRecord(event_, handle_of(stream)), "recording an event");
+    record(stream);
   }
+  void record(Stream stream) { check(driver().cuEventRecord(event_, handle_of(stream)), "recording an event"); }
   ~CudaEvent() override { driver().cuEventDestroy(event_); }
   CudaEvent(const CudaEvent&) = delete;
   CudaEvent& operator=(const CudaEvent&) = delete;
@@ -62,21 +65,37 @@ class CudaEvent final : public EventState {
 
 class CudaProgram final : public ProgramState {
  public:
-  explicit CudaProgram(CUgraph graph) {
+  CudaProgram(CUgraph graph, StreamAllocator& allocator, uint64_t keeper) : allocator_(allocator), keeper_(keeper) {
     const CUresult result = driver().cuGraphInstantiateWithFlags(&program_, graph, 0);
     driver().cuGraphDestroy(graph);
     check(result, "preparing a program");
   }
-  ~CudaProgram() override { driver().cuGraphExecDestroy(program_); }
+  ~CudaProgram() override {
+    // A run may still be on a stream: its memory goes to others when it has ended.
+    try {
+      if (last_run_) last_run_->synchronize(Deadline::never());
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): the device is lost, and whoever waits for it is told
+    }
+    driver().cuGraphExecDestroy(program_);
+    allocator_.release_kept(keeper_);
+  }
   CudaProgram(const CudaProgram&) = delete;
   CudaProgram& operator=(const CudaProgram&) = delete;
   void run(Stream stream) override {
     make_current(stream.device);
     check(driver().cuGraphLaunch(program_, handle_of(stream)), "running a program");
+    if (last_run_) {
+      last_run_->record(stream);
+    } else {
+      last_run_ = std::make_unique<CudaEvent>(stream);
+    }
   }
 
  private:
+  StreamAllocator& allocator_;
+  const uint64_t keeper_;  // Note [Memory of programs]
   CUgraphExec program_ = nullptr;
+  std::unique_ptr<CudaEvent> last_run_;
 };
 
 // The bytes from the first to the last element.
@@ -160,13 +179,25 @@ class CudaRuntime final : public Runtime {
   }
   void begin_recording(Stream stream) override {
     make_current(stream.device);
-    check(driver().cuStreamBeginCapture(handle_of(stream), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "beginning to record");
+    // Relaxed: memory may be mapped meanwhile, and kernels loaded.
+    check(driver().cuStreamBeginCapture(handle_of(stream), CU_STREAM_CAPTURE_MODE_RELAXED), "beginning to record");
+    const std::lock_guard lock(mutex_);
+    keepers_[stream.handle] = at(stream.device).allocator->begin_keeping(stream);
   }
   std::unique_ptr<ProgramState> end_recording(Stream stream) override {
     make_current(stream.device);
+    StreamAllocator& allocator = *at(stream.device).allocator;
+    uint64_t keeper = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      keeper = std::exchange(keepers_[stream.handle], 0);
+    }
+    allocator.end_keeping(stream);
     CUgraph graph = nullptr;
-    check(driver().cuStreamEndCapture(handle_of(stream), &graph), "ending a recording");
-    return std::make_unique<CudaProgram>(graph);
+    const CUresult ended = driver().cuStreamEndCapture(handle_of(stream), &graph);
+    if (ended != CUDA_SUCCESS) allocator.release_kept(keeper);
+    check(ended, "ending a recording");
+    return std::make_unique<CudaProgram>(graph, allocator, keeper);
   }
 
   void copy(const vec::StridedView& from, Device from_device, const vec::StridedView& to, Device to_device,
@@ -230,6 +261,13 @@ class CudaRuntime final : public Runtime {
         waits = true;
       }
     }
+    CUstreamCaptureStatus recorded = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (from_device.type != DeviceType::kCuda || to_device.type != DeviceType::kCuda)
+      check(driver().cuStreamIsCapturing(handle_of(stream), &recorded), "copying");
+    CHORALE_CHECK_STATE(recorded == CU_STREAM_CAPTURE_STATUS_NONE,
+                        "[recording] a copy between host and device cannot be recorded, since the host's memory may be "
+                        "another one when it is run again (random numbers, item(), tensors made of numbers); do it "
+                        "outside of what is recorded");
     check(driver().cuMemcpyAsync(reinterpret_cast<CUdeviceptr>(to), reinterpret_cast<CUdeviceptr>(from), bytes,
                                  handle_of(stream)),
           "copying");
@@ -247,6 +285,7 @@ class CudaRuntime final : public Runtime {
   PinnedAllocator pinned_;
   std::mutex mutex_;  // guards what follows
   std::vector<Stream> streams_;
+  std::map<void*, uint64_t> keepers_;  // of streams that are recorded
 };
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "chorale/base/error.h"
 #include "chorale/device/program.h"
+#include "chorale/device/runtime.h"
 #include "chorale/device/stream.h"
 #include "chorale/device/stream_allocator.h"
 
@@ -274,6 +275,29 @@ TEST_F(SimDeviceDeathTest, PinnedMemoryIsClosedWhileACopyRuns) {
         *reinterpret_cast<volatile int*>(block.data) = 2;
       },
       "the host touched pinned memory while a copy");
+}
+
+// Note [Memory of programs].
+TEST(SimAllocator, MemoryOfAProgramIsNobodyElsesBeforeItIsGone) {
+  auto& allocator = dynamic_cast<StreamAllocator&>(runtime_of(kSim0).allocator(kSim0));
+  constexpr size_t kBytes = size_t{3} << 20;
+  const Stream stream = make_stream(kSim0);
+  const StreamScope scope(stream);
+  const auto take = [&] { return allocator.allocate(kBytes); };
+  const uint64_t keeper = allocator.begin_keeping(stream);
+  const memory::Block kept = take();
+  allocator.deallocate(kept);
+  const memory::Block again = take();
+  EXPECT_EQ(again.data, kept.data) << "within the recording it is handed out again";
+  allocator.deallocate(again);
+  allocator.end_keeping(stream);
+  const memory::Block other = take();
+  EXPECT_NE(other.data, kept.data);
+  allocator.release_kept(keeper);
+  const memory::Block freed = take();
+  EXPECT_EQ(freed.data, kept.data);
+  allocator.deallocate(freed);
+  allocator.deallocate(other);
 }
 
 }  // namespace
