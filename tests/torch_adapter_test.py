@@ -17,7 +17,9 @@ PYTHON = os.environ.get("CHORALE_TORCH_PYTHON", sys.executable)
 
 
 def main():
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(ADAPTER), os.environ.get("PYTHONPATH", "")]))
+    environment = dict(os.environ)
+    if any((ADAPTER / "chorale_torch").glob("_C*.so")):  # built in place; else the installed one is meant
+        environment["PYTHONPATH"] = os.pathsep.join([str(ADAPTER), os.environ.get("PYTHONPATH", "")])
     for module, advice in (("torch", "pip install torch"), ("pytest", "pip install pytest"),
                            ("chorale_torch", "python setup.py build_ext --inplace in adapters/torch")):
         if subprocess.run([PYTHON, "-c", f"import {module}"], env=environment, capture_output=True).returncode != 0:

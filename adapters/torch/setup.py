@@ -1,8 +1,13 @@
-"""Builds Chorale's communication as a static library, and the extension on top of it."""
+"""Builds Chorale's communication as a static library, and the extension on top of it. Nothing is written beside the sources:
+what is built on the way lies in a temporary folder, or in build/torch for `build_ext --inplace`, which is for work on it."""
 
+import atexit
 import os
 import pathlib
+import shutil
 import subprocess
+import sys
+import tempfile
 
 from setuptools import setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension
@@ -10,11 +15,16 @@ from torch.utils.cpp_extension import BuildExtension, CppExtension
 HERE = pathlib.Path(__file__).parent.resolve()
 ROOT = HERE.parent.parent
 LAYERS = ["reducer"]
+IN_PLACE = "--inplace" in sys.argv
+WORK = ROOT / "build" / "torch"
+if not IN_PLACE:
+    WORK = pathlib.Path(tempfile.mkdtemp(prefix="chorale-torch-"))
+    atexit.register(shutil.rmtree, WORK, ignore_errors=True)
 
 
 class Build(BuildExtension):
     def build_extensions(self):
-        out = ROOT / "build" / "torch"
+        out = WORK / "library"
         needed = subprocess.check_output([ROOT / "tools" / "layers", "--needed", ",".join(LAYERS)], text=True).strip()
         subprocess.check_call(
             ["cmake", "-S", ROOT, "-B", out, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DCHORALE_TESTS=OFF",
@@ -29,6 +39,7 @@ class Build(BuildExtension):
 
 
 setup(
+    options={} if IN_PLACE else {"build": {"build_base": str(WORK / "build")}, "egg_info": {"egg_base": str(WORK)}},
     ext_modules=[
         CppExtension(
             "chorale_torch._C",

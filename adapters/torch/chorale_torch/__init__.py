@@ -1,7 +1,9 @@
 """torch.distributed over Chorale's groups: dist.init_process_group("chorale").
 
-On import PyTorch's CPU allocator becomes Chorale's, so that tensors made from then on lie in memory that the other
-ranks of the host can map; CHORALE_TORCH_ALLOCATOR=0 leaves PyTorch's, and everything is copied on the way.
+The installed package names itself to PyTorch (entry point "torch.distributed.backends"), so that this needs no import. On
+import, which the first group does at the latest, PyTorch's CPU allocator becomes Chorale's, so that tensors made from
+then on lie in memory that the other ranks of the host can map; CHORALE_TORCH_ALLOCATOR=0 leaves PyTorch's, and
+everything is copied on the way.
 """
 
 import os
@@ -11,21 +13,32 @@ import torch.distributed as dist
 
 from . import _C
 
-__all__ = ["make_backend"]
+__all__ = ["make_backend", "register"]
 
 
-def make_backend(options, _backend_options=None):
+def make_backend(options, backend_options=None):
     """Creates the backend of one group; torch.distributed calls this."""
+    timeout = options.timeout
+    if backend_options is not None:  # pg_options
+        if not isinstance(backend_options, dist.distributed_c10d.C10DBackend.Options):
+            raise TypeError(f"chorale: pg_options must be a torch.distributed Backend.Options, whose timeout is used, not a "
+                            f"{type(backend_options).__name__}")
+        timeout = backend_options._timeout
     return _C.make_backend(
         options.store,
         options.group_rank,
         options.group_size,
-        options.timeout.total_seconds(),
+        timeout.total_seconds(),
         options.global_ranks_in_group,
     )
 
 
+def register():
+    """Makes "chorale" a backend of torch.distributed; PyTorch calls this when a program asks for it, import does too."""
+    if not hasattr(dist.Backend, "CHORALE"):
+        dist.Backend.register_backend("chorale", make_backend, extended_api=True, devices=["cpu"])
+
+
 if os.environ.get("CHORALE_TORCH_ALLOCATOR", "1") != "0":
     _C.use_our_allocator()
-if not hasattr(dist.Backend, "CHORALE"):
-    dist.Backend.register_backend("chorale", make_backend, extended_api=True, devices=["cpu"])
+register()

@@ -40,6 +40,10 @@ size_t bytes_of(const std::vector<at::Tensor>& tensors) {
   return bytes;
 }
 
+bool is_integer_average(const c10d::ReduceOp& op, const at::Tensor& tensor) {
+  return op.op_ == c10d::ReduceOp::AVG && at::isIntegralType(tensor.scalar_type(), false);
+}
+
 // One work for several calls.
 chorale::comm::Work joined(const std::vector<chorale::comm::Work>& works) {
   Operations all;
@@ -68,6 +72,40 @@ Backend::~Backend() = default;
 uint64_t Backend::number() const { return static_cast<uint64_t>(group_.sequence_number()); }
 uint64_t Backend::getSequenceNumberForGroup() { return number(); }
 
+c10::intrusive_ptr<Backend::Options> Backend::getBackendOptions() {
+  auto options = c10::make_intrusive<Options>(getBackendName(), timeout_);
+  for (int rank = 0; rank < getSize(); ++rank)
+    options->global_ranks_in_group.push_back(static_cast<uint64_t>(global(rank)));
+  return options;
+}
+
+c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::Store>& store,
+                                                 const std::vector<int>& ranks,
+                                                 const c10::intrusive_ptr<Options>& options) {
+  const auto mine = std::find(ranks.begin(), ranks.end(), getRank());
+  if (mine == ranks.end()) return nullptr;
+  std::vector<int> members;
+  members.reserve(ranks.size());
+  for (const int rank : ranks) members.push_back(global(rank));
+  auto part = c10::make_intrusive<Backend>(store->clone(), static_cast<int>(mine - ranks.begin()),
+                                           static_cast<int>(ranks.size()), options ? options->timeout : timeout_,
+                                           std::move(members));
+  if (options) part->setGroupUid(options->group_name);
+  return part;
+}
+
+chorale::comm::Reduction Backend::reduction(const c10d::ReduceOp& op, const at::Tensor& tensor) {
+  return is_integer_average(op, tensor) ? chorale::comm::Reduction(chorale::Reduce::kSum) : reduction_of(op);
+}
+
+Work::Parts Backend::averaging(const c10d::ReduceOp& op, Work::Parts parts) const {
+  for (const at::Tensor& result : parts.results) {
+    if (is_integer_average(op, result)) parts.sums.push_back(result);
+  }
+  parts.ranks = getSize();
+  return parts;
+}
+
 chorale::comm::CallOptions Backend::call_options(std::chrono::milliseconds timeout) const {
   chorale::comm::CallOptions options;
   options.timeout = timeout == c10d::kUnsetTimeout ? timeout_ : timeout;
@@ -78,6 +116,8 @@ Backend::WorkHandle Backend::started(Work::Parts parts, bool async) {
   if (collecting_) {  // what endCoalescing returns is waited for, or moved
     for (const auto& operation : parts.work.operations()) collected_.push_back(operation);
     collected_results_.insert(collected_results_.end(), parts.results.begin(), parts.results.end());
+    collected_sums_.insert(collected_sums_.end(), parts.sums.begin(), parts.sums.end());
+    parts.sums.clear();
     async = false;
   }
   // A small collective is done before a thread has woken up, if the others come soon.
@@ -93,6 +133,7 @@ void Backend::startCoalescing() {
   collecting_ = true;
   collected_.clear();
   collected_results_.clear();
+  collected_sums_.clear();
 }
 
 Backend::WorkHandle Backend::endCoalescing() {
@@ -101,6 +142,8 @@ Backend::WorkHandle Backend::endCoalescing() {
   parts.type = OpType::COALESCED;
   parts.title = titles.coalesced.c_str();
   parts.results = std::move(collected_results_);
+  parts.sums = std::exchange(collected_sums_, {});
+  parts.ranks = getSize();
   parts.work = chorale::comm::Work(group_.engine(), std::exchange(collected_, {}));
   return started(std::move(parts), true);
 }
@@ -116,9 +159,11 @@ Backend::WorkHandle Backend::allreduce(Tensors& tensors, const c10d::AllreduceOp
   const at::Tensor& tensor = the_one(tensors, "all_reduce");
   if (tensor.layout() == at::kSparse) return allreduce_sparse(tensors, options);
   auto work = translated([&] {
-    return group_.all_reduce(view_of(tensor), reduction_of(options.reduceOp), call_options(options.timeout));
+    return group_.all_reduce(view_of(tensor), reduction(options.reduceOp, tensor), call_options(options.timeout));
   });
-  return started({OpType::ALLREDUCE, titles.all_reduce.c_str(), tensors, tensors, std::move(work)}, options.asyncOp);
+  return started(
+      averaging(options.reduceOp, {OpType::ALLREDUCE, titles.all_reduce.c_str(), tensors, tensors, std::move(work)}),
+      options.asyncOp);
 }
 
 Backend::WorkHandle Backend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
@@ -134,20 +179,25 @@ Backend::WorkHandle Backend::allreduce_sparse(Tensors& tensors, const c10d::Allr
 
 Backend::WorkHandle Backend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
   auto work = translated([&] {
-    return group_.all_reduce_coalesced(views_of(tensors), reduction_of(options.reduceOp),
-                                       call_options(options.timeout));
+    const bool integers = !tensors.empty() && is_integer_average(options.reduceOp, tensors[0]);
+    return group_.all_reduce_coalesced(
+        views_of(tensors), integers ? chorale::comm::Reduction(chorale::Reduce::kSum) : reduction_of(options.reduceOp),
+        call_options(options.timeout));
   });
-  return started({OpType::ALLREDUCE_COALESCED, titles.all_reduce.c_str(), tensors, tensors, std::move(work)},
+  return started(averaging(options.reduceOp,
+                           {OpType::ALLREDUCE_COALESCED, titles.all_reduce.c_str(), tensors, tensors, std::move(work)}),
                  options.asyncOp);
 }
 
 Backend::WorkHandle Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   const at::Tensor& tensor = the_one(tensors, "reduce");
   auto work = translated([&] {
-    return group_.reduce(view_of(tensor), global(options.rootRank), reduction_of(options.reduceOp),
+    return group_.reduce(view_of(tensor), global(options.rootRank), reduction(options.reduceOp, tensor),
                          call_options(options.timeout));
   });
-  return started({OpType::REDUCE, titles.reduce.c_str(), tensors, tensors, std::move(work)}, options.asyncOp);
+  Work::Parts parts{OpType::REDUCE, titles.reduce.c_str(), tensors, tensors, std::move(work)};
+  if (options.rootRank == getRank()) parts = averaging(options.reduceOp, std::move(parts));
+  return started(std::move(parts), options.asyncOp);
 }
 
 Backend::WorkHandle Backend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -251,21 +301,24 @@ Backend::WorkHandle Backend::reduce_scatter(Tensors& outputs, std::vector<Tensor
   const at::Tensor& output = the_one(outputs, "reduce_scatter");
   TORCH_CHECK_VALUE(inputs.size() == 1, "chorale: reduce_scatter takes one list of inputs, not ", inputs.size());
   auto work = translated([&] {
-    return group_.reduce_scatter(view_of(output), views_of(inputs[0]), reduction_of(options.reduceOp),
+    return group_.reduce_scatter(view_of(output), views_of(inputs[0]), reduction(options.reduceOp, output),
                                  call_options(options.timeout));
   });
-  return started({OpType::REDUCE_SCATTER, titles.reduce_scatter.c_str(), inputs[0], outputs, std::move(work)},
+  return started(averaging(options.reduceOp, {OpType::REDUCE_SCATTER, titles.reduce_scatter.c_str(), inputs[0], outputs,
+                                              std::move(work)}),
                  options.asyncOp);
 }
 
 Backend::WorkHandle Backend::reduce_scatter_single(at::Tensor& output, at::Tensor& input,
                                                    const c10d::ReduceScatterOptions& options) {
   auto work = translated([&] {
-    return group_.reduce_scatter_from(view_of(output), view_of(input), reduction_of(options.reduceOp),
+    return group_.reduce_scatter_from(view_of(output), view_of(input), reduction(options.reduceOp, output),
                                       call_options(options.timeout));
   });
-  return started({OpType::_REDUCE_SCATTER_BASE, titles.reduce_scatter_from.c_str(), {input}, {output}, std::move(work)},
-                 options.asyncOp);
+  return started(
+      averaging(options.reduceOp,
+                {OpType::_REDUCE_SCATTER_BASE, titles.reduce_scatter_from.c_str(), {input}, {output}, std::move(work)}),
+      options.asyncOp);
 }
 
 Backend::WorkHandle Backend::reduce_scatter_single_coalesced(Tensors& outputs, Tensors& inputs,
@@ -276,12 +329,13 @@ Backend::WorkHandle Backend::reduce_scatter_single_coalesced(Tensors& outputs, T
     std::vector<chorale::comm::Work> works;
     for (size_t i = 0; i < inputs.size(); ++i)
       works.push_back(group_.reduce_scatter_from(view_of(outputs[i]), view_of(inputs[i]),
-                                                 reduction_of(options.reduceOp), call_options(options.timeout)));
+                                                 reduction(options.reduceOp, outputs[i]),
+                                                 call_options(options.timeout)));
     return joined(works);
   });
-  return started(
-      {OpType::REDUCE_SCATTER_TENSOR_COALESCED, titles.reduce_scatter_from.c_str(), inputs, outputs, std::move(work)},
-      options.asyncOp);
+  return started(averaging(options.reduceOp, {OpType::REDUCE_SCATTER_TENSOR_COALESCED,
+                                              titles.reduce_scatter_from.c_str(), inputs, outputs, std::move(work)}),
+                 options.asyncOp);
 }
 
 Backend::WorkHandle Backend::all_to_all_single(at::Tensor& output, at::Tensor& input,

@@ -16,6 +16,11 @@ class Backend final : public c10d::Backend {
   ~Backend() override;
 
   const std::string getBackendName() const override { return "chorale"; }
+  c10::intrusive_ptr<Options> getBackendOptions() override;
+  // A group of some ranks of this one; null for the others.
+  bool supportsSplitting() const override { return true; }
+  c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+                                          const c10::intrusive_ptr<Options>& options) override;
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override;
   c10::intrusive_ptr<c10d::Work> endCoalescing() override;
@@ -57,6 +62,9 @@ class Backend final : public c10d::Backend {
 
  private:
   chorale::comm::CallOptions call_options(std::chrono::milliseconds timeout) const;
+  // What ranks compute for `op` on tensors of this type: an average of integers is a sum, which the work divides.
+  static chorale::comm::Reduction reduction(const c10d::ReduceOp& op, const at::Tensor& tensor);
+  Work::Parts averaging(const c10d::ReduceOp& op, Work::Parts parts) const;
   // Wraps a call; `async`: nobody may ever wait for it.
   WorkHandle started(Work::Parts parts, bool async);
   uint64_t number() const;
@@ -66,7 +74,7 @@ class Backend final : public c10d::Backend {
   std::chrono::milliseconds timeout_;
   bool collecting_ = false;
   chorale::comm::Operations collected_;
-  Tensors collected_results_;
+  Tensors collected_results_, collected_sums_;
   Mover mover_;  // ends first: it uses the group
 };
 

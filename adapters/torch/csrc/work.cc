@@ -1,5 +1,6 @@
 #include "work.h"
 
+#include <ATen/ops/div.h>
 #include <ATen/record_function.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -30,6 +31,8 @@ Work::Work(int rank, uint64_t number, Parts parts)
                  is_recorded() ? if_any(parts.inputs) : std::nullopt),
       work_(std::move(parts.work)),
       results_(std::move(parts.results)),
+      sums_(std::move(parts.sums)),
+      ranks_(parts.ranks),
       number_(number) {}
 
 void Work::settle(chorale::Deadline deadline) {
@@ -40,6 +43,9 @@ void Work::settle(chorale::Deadline deadline) {
     error = std::current_exception();
   }
   std::call_once(settled_, [&] {
+    if (!error) {
+      for (const at::Tensor& sum : sums_) sum.div_(ranks_, "trunc");
+    }
     finish(error);
     complete_future();
   });

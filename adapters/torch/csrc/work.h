@@ -28,6 +28,9 @@ class Work final : public c10d::Work {
     const char* title = nullptr;  // for the profiler; lives as long as the program
     std::vector<at::Tensor> inputs, results;
     chorale::comm::Work work;
+    // Sums of integers that are averages once they are divided by the number of ranks, as NCCL's are: towards zero.
+    std::vector<at::Tensor> sums;
+    int64_t ranks = 1;
   };
   Work(int rank, uint64_t number, Parts parts);
 
@@ -51,7 +54,8 @@ class Work final : public c10d::Work {
   void complete_future();
 
   const chorale::comm::Work work_;
-  const std::vector<at::Tensor> results_;
+  const std::vector<at::Tensor> results_, sums_;
+  const int64_t ranks_;
   const uint64_t number_;
   std::once_flag settled_;
   // Made when asked for, and completed once; guarded by mutex_.
@@ -82,8 +86,8 @@ class Caller {
 // futures complete, which only the Mover can do; then it polls as often as it can. A thread that waits for a work
 // moves it itself.
 //
-// What follows from a future may wait for another future. So the polling thread hands polling on to another before it ends
-// works and thereby runs what follows from them; threads are started when all others are busy so.
+// What follows from a future may wait for another future. So the polling thread hands polling on to another before it
+// ends works and thereby runs what follows from them; threads are started when all others are busy so.
 class Mover {
  public:
   Mover() = default;

@@ -13,7 +13,7 @@ def add_up():
     x = torch.full((100_000,), float(dist.get_rank() + 1))
     dist.all_reduce(x)
     assert x.min() == x.max() == 3
-    print("done", dist.get_rank())
+    print(f"done {dist.get_rank()}\n", end="")  # in one piece, beside another rank
     dist.destroy_process_group()
 
 

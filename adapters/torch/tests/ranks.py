@@ -13,7 +13,8 @@ import traceback
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 ADAPTER = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ADAPTER))  # built in place; an installed package will do as well
+if any((ADAPTER / "chorale_torch").glob("_C*.so")):  # built in place; else the installed package is meant
+    sys.path.insert(0, str(ADAPTER))
 
 import torch.distributed as dist  # noqa: E402
 from torch.testing._internal import common_utils  # noqa: E402, F401  (once here, not in every rank)

@@ -276,3 +276,52 @@ def test_one_backend_per_kind_of_device(rank, size):
     assert x.tolist() == [2, 2, 2]
     with pytest.raises(dist.DistBackendError, match="different calls"):  # what only ours says
         dist.all_reduce(torch.ones(1 + rank), group=group)
+
+
+@on_ranks(3)
+def test_averages_of_integers_are_cut_towards_zero(rank, size):
+    for dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
+        sign = 1 if dtype == torch.uint8 else -1
+        start = torch.tensor([rank, 3 * rank + 1, sign * (rank + 1) * 5], dtype=dtype)  # sums 3, 12, ±30; the first rank's 0, 1, ±5
+        x = start.clone()
+        dist.all_reduce(x, dist.ReduceOp.AVG)
+        assert x.tolist() == [1, 4, sign * 10], x
+        x = start + 1
+        work = dist.all_reduce(x, dist.ReduceOp.AVG, async_op=True)
+        assert work.get_future().wait()[0].tolist() == [2, 5, 11 if sign > 0 else -9], x
+    x = torch.tensor([-(rank + 1) * 2 - (rank == 0)])  # -3, -4, -6: -13 / 3
+    dist.all_reduce(x, dist.ReduceOp.AVG)
+    assert x.item() == -4
+    x = torch.tensor([7 * rank])
+    dist.reduce(x, 1, dist.ReduceOp.AVG)
+    assert rank != 1 or x.item() == 7
+    part = torch.empty(1, dtype=torch.int64)
+    dist.reduce_scatter_tensor(part, torch.tensor([rank, 10 * rank, 100 * rank]), dist.ReduceOp.AVG)
+    assert part.item() == [1, 10, 100][rank]
+    with dist._coalescing_manager(async_ops=True) as works:
+        for y in (several := [torch.tensor([3 * rank + i]) for i in range(4)]):
+            dist.all_reduce(y, dist.ReduceOp.AVG)
+    works.wait()
+    assert [y.item() for y in several] == [3, 4, 5, 6]
+
+
+@on_ranks(4)
+def test_split_groups_and_options(rank, size):
+    half = dist.split_group(split_ranks=[[0, 3], [1, 2]])
+    x = torch.tensor([10.0 ** rank])
+    dist.all_reduce(x, group=half)
+    assert x.item() == (1001 if rank in (0, 3) else 110)
+    assert dist.get_process_group_ranks(half) == ([0, 3] if rank in (0, 3) else [1, 2])
+    some = dist.split_group(split_ranks=[[1, 2, 3]])
+    if rank > 0:
+        x = torch.tensor([rank])
+        dist.all_reduce(x, group=some)
+        assert x.item() == 6
+    options = dist.distributed_c10d.C10DBackend.Options("chorale", datetime.timedelta(milliseconds=300))
+    hasty = dist.new_group(pg_options=options)
+    if rank == 0:
+        with pytest.raises(RuntimeError, match="timed out"):
+            dist.all_reduce(x, group=hasty)
+    with pytest.raises(TypeError, match="pg_options"):
+        dist.new_group(pg_options="fast")
+    dist.barrier()
