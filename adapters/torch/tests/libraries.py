@@ -1,6 +1,6 @@
 """Other people's libraries on the backend, on two ranks, where they are installed:
 
-  torchrun --nproc-per-node=2 adapters/torch/tests/libraries.py [accelerate] [transformers] [lightning]
+  torchrun --nproc-per-node=2 adapters/torch/tests/libraries.py accelerate|transformers|lightning
 
 Each trains a line through points that every rank has a part of, and must end with equal parameters on both ranks and with
 the backend "chorale". Not part of any other run: they take gigabytes.
@@ -23,7 +23,7 @@ def check(name, model):
     dist.all_gather(both, mine)
     assert torch.equal(*both), both
     assert not torch.equal(mine, start()), mine
-    print(f"{name}: rank {dist.get_rank()} is well", flush=True)
+    print(f"{name}: rank {dist.get_rank()} is well\n", end="", flush=True)
 
 
 def line():
@@ -37,9 +37,9 @@ def start():
 
 def accelerate():
     from accelerate import Accelerator
-    from accelerate.utils import InitProcessGroupKwargs
 
-    accelerator = Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(backend="chorale")])
+    dist.init_process_group("chorale")
+    accelerator = Accelerator(cpu=True)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(POINTS, TARGETS), batch_size=8)
     model = line()
     model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
@@ -61,9 +61,10 @@ def transformers():
         def forward(self, x, y):
             return {"loss": torch.nn.functional.mse_loss(self.line(x), y)}
 
+    dist.init_process_group("chorale")
     data = [{"x": x, "y": y} for x, y in zip(POINTS, TARGETS)]
     with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(folder, use_cpu=True, ddp_backend="chorale", max_steps=4, learning_rate=0.1,
+        arguments = TrainingArguments(folder, use_cpu=True, max_steps=4, learning_rate=0.1,
                                       per_device_train_batch_size=8, save_strategy="no", report_to=[],
                                       remove_unused_columns=False, disable_tqdm=True)
         model = Line()
@@ -82,7 +83,7 @@ def lightning():
 
         def training_step(self, batch, index):
             loss = torch.nn.functional.mse_loss(self.line(batch[0]), batch[1])
-            self.log("seen", torch.tensor(8 + 4 * self.global_rank), sync_dist=True)  # an average of integers
+            self.log("seen", 8 + 4 * self.global_rank, sync_dist=True)
             return loss
 
         def configure_optimizers(self):
@@ -98,7 +99,6 @@ def lightning():
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or ["accelerate", "transformers", "lightning"]:
-        {"accelerate": accelerate, "transformers": transformers, "lightning": lightning}[name]()
+    {"accelerate": accelerate, "transformers": transformers, "lightning": lightning}[sys.argv[1]]()
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -4,12 +4,15 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <ctime>
 #include <mutex>
 #include <stdexcept>
 #include <thread>
 #include <vector>
 
 #include "chorale/base/error.h"
+#include "chorale/base/host.h"
 
 namespace chorale {
 namespace {
@@ -143,6 +146,26 @@ TEST(FunctionRef, CallsWhatItRefersToWithoutCopying) {
   EXPECT_EQ(ref(2), 2);
   EXPECT_EQ(FunctionRef<int(int)>(ref)(3), 5);
   EXPECT_EQ(calls, 5);
+}
+
+// Note [Threads that wait]: CPU time, which other programs of the machine do not change.
+TEST_F(ParallelTest, ThreadsSleepSoonAfterTheirWork) {
+  const int threads = std::max(2, usable_cores());
+  set_thread_count(threads);
+  const auto work = [&] { EXPECT_EQ(pieces_of(threads, 1).size(), static_cast<size_t>(threads)); };
+  const auto cpu_seconds = [] {
+    timespec now{};
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+  };
+  work();  // the threads are there
+  const double before = cpu_seconds();
+  constexpr int kRounds = 20;
+  for (int round = 0; round < kRounds; ++round) {
+    work();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  EXPECT_LT((cpu_seconds() - before) / (kRounds * (threads - 1)), 1.5e-3) << "a thread spins after each piece of work";
 }
 
 }  // namespace

@@ -1,11 +1,18 @@
 // `chorale bench ops`: every family of ops beside PyTorch and beside what the machine can do, one thread each, in
-// turns.
+// turns. With --busy: with all threads beside a program that uses a core, against one thread on the quiet machine.
 #include <fmt/format.h>
+#include <pthread.h>
+#include <sched.h>
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <iostream>
+#include <optional>
+#include <thread>
 
 #include "chorale/app/bench/before.h"
 #include "chorale/app/bench/bench.h"
@@ -29,7 +36,9 @@ struct Options {
   std::string only;
   std::string against = "torch,memcpy,onednn";
   int rounds = 7;
-  double seconds = 0.01;
+  std::optional<double> seconds;  // 0.01, or 1 with --busy
+  bool busy = false;
+  double length() const { return seconds.value_or(busy ? 1 : 0.01); }
 };
 
 std::function<void()> prepare(const OpCase& c) {
@@ -137,13 +146,13 @@ BenchRow measure(const OpCase& c, const Options& options, PeerProcess* torch, st
   std::function<void()> limit;
   if (const auto found = limit_of(c, limit_name); found && options.against.find(limit_name) != std::string::npos)
     limit = found;
-  const int64_t count = calibrate(ours, options.seconds), limit_count = limit ? calibrate(limit, options.seconds) : 0;
+  const int64_t count = calibrate(ours, options.length()), limit_count = limit ? calibrate(limit, options.length()) : 0;
   std::vector<double> our_ns, torch_ns, limit_ns;
   for (int round = 0; round < options.rounds; ++round) {
     our_ns.push_back(seconds_of(ours, count) / static_cast<double>(count) * 1e9);
     if (limit) limit_ns.push_back(seconds_of(limit, limit_count) / static_cast<double>(limit_count) * 1e9);
     if (torch && trouble.empty()) {
-      const std::string answer = torch->ask(request_for(c, options.seconds, round + 1 == options.rounds).dump());
+      const std::string answer = torch->ask(request_for(c, options.length(), round + 1 == options.rounds).dump());
       if (answer.starts_with("!")) {
         trouble = answer.substr(2);
       } else {
@@ -208,7 +217,7 @@ std::vector<BenchRow> own_cost(const Options& options) {
   const auto ns_per_call = [&](const std::function<void()>& body) {
     std::vector<double> ns;
     ns.reserve(static_cast<size_t>(options.rounds));
-    const int64_t count = calibrate(body, options.seconds);
+    const int64_t count = calibrate(body, options.length());
     for (int round = 0; round < options.rounds; ++round)
       ns.push_back(seconds_of(body, count) / static_cast<double>(count * kCalls) * 1e9);
     return median(ns);
@@ -256,6 +265,80 @@ void run(const Options& options) {
   if (!options.json.empty()) write_json(options.json, bench_report("ops", rows));
 }
 
+// A thread that uses one core, the last of those that this process may use, for as long as it lives.
+class Burner {
+ public:
+  Burner() : thread_([this] { burn(); }) {}
+  ~Burner() {
+    stop_ = true;
+    thread_.join();
+  }
+  Burner(const Burner&) = delete;
+  Burner& operator=(const Burner&) = delete;
+
+ private:
+  void burn() {
+    cpu_set_t allowed;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) {
+      for (int core = CPU_SETSIZE - 1; core >= 0 && CPU_COUNT(&one) == 0; --core) {
+        if (CPU_ISSET(core, &allowed)) CPU_SET(core, &one);
+      }
+      pthread_setaffinity_np(pthread_self(), sizeof one, &one);
+    }
+    while (!stop_.load(std::memory_order_relaxed)) {
+    }
+  }
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+// The median time of a call in nanoseconds.
+double median_call(const std::function<void()>& call, double seconds) {
+  using Clock = std::chrono::steady_clock;
+  call();
+  std::vector<double> times;
+  const auto start = Clock::now();
+  for (auto before = start; times.empty() || before - start < std::chrono::duration<double>(seconds);) {
+    call();
+    const auto after = Clock::now();
+    times.push_back(std::chrono::duration<double, std::nano>(after - before).count());
+    before = after;
+  }
+  return median(times);
+}
+
+constexpr double kBusyBar = 2;
+
+void run_busy(const Options& options) {
+  std::vector<std::string> names;
+  for (const OpCase& c : op_cases()) names.push_back(c.name);
+  check_only(options.only, names);
+  const int threads = thread_count();
+  std::vector<BenchRow> rows;
+  fmt::print("median of the calls of {} s: one thread alone, and {} beside a thread that uses one core\n",
+             options.length(), threads);
+  fmt::print("{:<44} {:>10} {:>10} {:>8}\n", "case", "alone", "busy", "busy/alone");
+  int over = 0;
+  for (const OpCase& c : op_cases()) {
+    if (!picks(options.only, c.name)) continue;
+    const auto call = prepare(c);
+    set_thread_count(1);
+    const double alone = median_call(call, options.length());
+    set_thread_count(threads);
+    const Burner burner;
+    const double busy = median_call(call, options.length());
+    over += busy > kBusyBar * alone;
+    fmt::print("{:<44} {:>10} {:>10} {:>7.2f}x{}\n", c.name, human(alone), human(busy), busy / alone,
+               busy > kBusyBar * alone ? "  more than 2" : "");
+    std::fflush(stdout);
+    rows.push_back({.name = c.name, .unit = "ns", .ours = busy, .peers = {{"alone", alone}}});
+  }
+  fmt::print("\n{} of {} cases take more than {} times as long\n", over, rows.size(), kBusyBar);
+  if (!options.json.empty()) write_json(options.json, bench_report("ops_busy", rows));
+}
+
 }  // namespace
 }  // namespace bench_ops
 
@@ -274,14 +357,15 @@ void add_bench_ops(CLI::App& bench, Work& work) {
   command->add_option("--rounds", options->rounds, "measurements of each, in turns; the median counts")
       ->capture_default_str()
       ->check(between(1, 1e6));
-  command->add_option("--seconds", options->seconds, "length of one measurement")
-      ->capture_default_str()
+  command->add_option("--seconds", options->seconds, "length of one measurement (0.01; 1 with --busy)")
       ->check(between(1e-6, 3600));
+  command->add_flag("--busy", options->busy,
+                    "all threads beside a thread that uses one core, against one thread alone; no peers");
   command->callback([options, &work] {
     work = [options] {
       if (const std::string before = before_program(options->against); !before.empty())
         return compare_with_before("ops", before, options->json);
-      run(*options);
+      options->busy ? run_busy(*options) : run(*options);
     };
   });
 }

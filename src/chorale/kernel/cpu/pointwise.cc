@@ -21,8 +21,9 @@ using vec::ScalarOp;
 constexpr size_t kMaxInputs = 4;
 // Elements that go through buffers at a time: those of a three-input f32 loop fill two thirds of a first-level cache.
 constexpr int64_t kChunk = 1024;
-// Below this much work another thread costs more than it saves.
-constexpr int64_t kGrain = 32 * 1024;
+// Below this much work (10 us of the cheapest loops) another thread costs more than it saves: waking it takes as long
+// where another program has its core.
+constexpr int64_t kGrain = 128 * 1024;
 // Rows at least this long go to the loop one by one; shorter ones are collected to chunks.
 constexpr int64_t kLongRow = 32;
 // A transposed input of at least this many elements is first copied, square by square, into the output's order: read

@@ -16,13 +16,14 @@
 #include "chorale/kernel/cpu/product/integer_product.h"
 #include "chorale/kernel/cpu/product/small_product.h"
 #include "chorale/kernel/cpu/support/cpu_probe.h"
+#include "chorale/kernel/cpu/support/one_thread.h"
 #include "chorale/kernel/cpu/support/scratch.h"
 
 namespace chorale::kernel::cpu {
 namespace {
 
-// Multiplications that pay for waking up a thread.
-constexpr int64_t kEngineGrain = 1 << 17;
+// Multiplications that pay for waking up a thread, where another program may have its core.
+constexpr int64_t kEngineGrain = 1 << 19;
 
 // gemm(): C = alpha op(A) op(B) + beta C, row-major, with the library that is best for T.
 void gemm(bool ta, bool tb, int64_t m, int64_t n, int64_t k, double alpha, const float* a, int64_t lda, const float* b,
@@ -171,6 +172,7 @@ void product(const Product& original) {
     p.batch = 1;
   }
   if (p.k > 0 && small_product(p)) return;
+  const OneThread alone(p.batch * p.m * p.n * p.k < 2 * kEngineGrain);
   CHORALE_CHECK(is_floating(p.dtype) || (p.bias == nullptr && p.epilogue == Epilogue::kNone),
                 "[product] a bias or an activation needs a floating dtype, found ", p.dtype);
   switch (p.dtype) {

@@ -268,7 +268,7 @@ HWY_EXPORT(run_f64);
 template <class T>
 constexpr int64_t kMaxSmall = sizeof(T) == 4 ? 64 * 64 * 64 : 256 * 256 * 256;
 // Multiplications that pay for waking up a thread.
-constexpr int64_t kGrain = 1 << 17;
+constexpr int64_t kGrain = 1 << 19;
 
 void run(const SmallProduct<float>& p) { HWY_DYNAMIC_DISPATCH(run_f32)(p); }
 void run(const SmallProduct<double>& p) { HWY_DYNAMIC_DISPATCH(run_f64)(p); }
