@@ -1,8 +1,10 @@
 #include "chorale/rpc/crew.h"
 
 #include <sched.h>
+#include <sys/prctl.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "chorale/base/log.h"
 #include "chorale/base/parallel_for.h"
@@ -16,6 +18,10 @@ using namespace std::chrono_literals;
 // How long a waiting thread looks for messages itself before it sleeps and leaves that to the crew; and an idle thread
 // of the crew for something to do. Times, not counts: on a busy machine one look may take longer than all of this.
 constexpr auto kLookTime = 200us, kIdleLookTime = 50us;
+// Note [Watching]. Longer naps leave a message alone for longer while all threads that are awake run user code.
+constexpr auto kNap = 200us;
+constexpr int kQuietNaps = 10;
+constexpr unsigned long kTimerSlackNs = 1000;  // of a nap; the system's 50 us would be half of it
 
 constinit thread_local uint64_t chain_of_thread = 0;
 
@@ -57,12 +63,19 @@ void Crew::call_up() {
   } else if (called_ == 0) {
     if (can_grow()) {
       threads_.emplace_back([this] { work(); });
+    } else if (stands_aside_) {
+      queue_grew_.notify_one();  // the reader takes what is queued
     } else if (own_reader_) {
       post_.wake();  // it takes what is queued
     } else {
       wake_a_waiter();
     }
   }
+}
+
+void Crew::pass_reading_on() {
+  ++passed_on_;
+  if (!watches_) call_up();
 }
 
 void Crew::wake_a_waiter() {
@@ -98,48 +111,87 @@ void Crew::work() {
   Helper::set_for_this_thread(this);
   set_thread_count(1);
   trace::set_rank(options_.rank);
+  prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
   std::unique_lock lock(mutex_);
-  while (!stops_) {
+  for (bool was_queued = false; !stops_;) {
     if (!queue_.empty()) {
-      Task task = std::move(queue_.front());
-      queue_.pop_front();
-      call_up();
-      lock.unlock();
-      run_safely(std::move(task));
-      lock.lock();
+      run_queued(lock);
+      was_queued = true;
     } else if (!has_reader_) {
-      has_reader_ = own_reader_ = true;
-      const Post::Receiving next = post_.receiving();
-      lock.unlock();
-      // A thread that waits for an answer had better read it itself: two more changes of threads would follow
-      // otherwise.
-      for (const Deadline aside = within(kLookTime); lookers_ > 0 && !aside.passed();) sched_yield();
-      std::optional<Arrival> arrival = post_.take(next, Deadline::never());
-      lock.lock();
-      has_reader_ = own_reader_ = false;
-      if (!arrival) continue;
-      if (arrival->from < 0) stops_ = true;
-      lock.unlock();
-      Job job = sort_(std::move(*arrival));
-      if (job.task && !job.is_short) {
-        const std::lock_guard again(mutex_);
-        call_up();
-      }
-      if (job.task) run_safely({std::move(job.task), job.chain});
-      lock.lock();
+      read_on(lock);
+      was_queued = false;
     } else {
-      // While requests come one after the other, waking a thread that sleeps would cost more than most of them.
-      ++idle_;
-      ++looking_;
-      lock.unlock();
-      for (const Deadline looks = within(kIdleLookTime); called_ == 0 && !looks.passed();) sched_yield();
-      lock.lock();
-      --looking_;
-      changed_.wait(lock, [&] { return stops_ || called_ > 0; });
-      --idle_;
-      if (called_ > 0) --called_;
+      idle(lock, was_queued);
     }
   }
+}
+
+void Crew::run_queued(std::unique_lock<std::mutex>& lock) {
+  Task task = std::move(queue_.front());
+  queue_.pop_front();
+  call_up();
+  lock.unlock();
+  run_safely(std::move(task));
+  lock.lock();
+}
+
+void Crew::read_on(std::unique_lock<std::mutex>& lock) {
+  has_reader_ = own_reader_ = true;
+  std::optional<Arrival> arrival;
+  if (stand_aside(lock)) {
+    const Post::Receiving next = post_.receiving();
+    lock.unlock();
+    arrival = post_.take(next, Deadline::never());
+    lock.lock();
+  }
+  has_reader_ = own_reader_ = false;
+  if (!arrival) return;
+  if (arrival->from < 0) stops_ = true;
+  lock.unlock();
+  Job job = sort_(std::move(*arrival));
+  if (job.task && !job.is_short) {
+    const std::lock_guard again(mutex_);
+    pass_reading_on();
+  }
+  if (job.task) run_safely({std::move(job.task), job.chain});
+  lock.lock();
+}
+
+bool Crew::stand_aside(std::unique_lock<std::mutex>& lock) {
+  stands_aside_ = true;
+  while (!stops_ && queue_.empty()) {
+    const uint64_t looks = looks_.load(std::memory_order_relaxed);
+    if (std::exchange(seen_looks_, looks) == looks) break;  // nobody else looks, or it is busy with what it found
+    queue_grew_.wait_for(lock, kNap, [&] { return stops_ || !queue_.empty(); });
+  }
+  stands_aside_ = false;
+  return !stops_ && queue_.empty();
+}
+
+void Crew::idle(std::unique_lock<std::mutex>& lock, bool looks) {
+  ++idle_;
+  if (looks) {
+    // While tasks come one after the other, waking a thread that sleeps would cost more than most of them.
+    ++looking_;
+    lock.unlock();
+    for (const Deadline end = within(kIdleLookTime); called_ == 0 && !end.passed();) sched_yield();
+    lock.lock();
+    --looking_;
+  }
+  if (!watches_) watch(lock);
+  if (has_reader_) changed_.wait(lock, [&] { return stops_ || called_ > 0; });
+  --idle_;
+  if (called_ > 0) --called_;
+}
+
+void Crew::watch(std::unique_lock<std::mutex>& lock) {
+  watches_ = true;
+  for (int quiet = 0; has_reader_ && !stops_ && called_ == 0 && quiet < kQuietNaps; ++quiet) {
+    const uint64_t seen = passed_on_;
+    changed_.wait_for(lock, kNap, [&] { return stops_ || called_ > 0; });
+    if (passed_on_ != seen) quiet = 0;
+  }
+  watches_ = false;
 }
 
 void Crew::handle(Arrival arrival, bool helps_backward) {
@@ -172,13 +224,9 @@ void Crew::read_for(FutureState& state, const Post::Receiving& next, Deadline de
 }
 
 bool Crew::look(FutureState& state, Deadline deadline) {
-  struct Looker {
-    std::atomic<int>& count;
-    explicit Looker(std::atomic<int>& of_crew) : count(of_crew) { ++count; }
-    ~Looker() { --count; }
-  } const looker(lookers_);
   for (Deadline looks = within(kLookTime); !looks.passed();) {
     if (state.is_complete() || deadline.passed()) return true;
+    looks_.fetch_add(1, std::memory_order_relaxed);
     if (read(state.helps_backward())) {
       looks = within(kLookTime);
     } else {

@@ -7,6 +7,13 @@
 // completes those of others. Then it sleeps until what it waits for is there. Requests that it comes across it leaves
 // to the crew, which grows while its threads wait.
 //
+// Note [Watching]
+// Most requests are done sooner than a thread is woken. So reading is passed on to a thread that is awake already: an
+// idle one watches, that is, it naps, and reads if it finds that no thread does. A thread that is done with a request
+// before that goes on reading itself. Only where no thread watches, one is woken for it. In the same way the reader of
+// the crew stands aside, and naps, while threads that wait for their answers read: two threads that look for the same
+// messages would only take the core from each other. A watcher to which nothing is passed on for a while sleeps.
+//
 // Note [Chains]
 // When the crew may not grow any more, a thread that waits is woken for two things: to read, if no other thread can,
 // and to run a request that follows from the one it runs itself. Requests have the number of the chain that they belong
@@ -82,9 +89,17 @@ class Crew final : public Helper {
   };
 
   void work();
+  // These three with the lock, which they let go of meanwhile. Runs what is queued.
+  void run_queued(std::unique_lock<std::mutex>& lock);
+  void read_on(std::unique_lock<std::mutex>& lock);
+  void idle(std::unique_lock<std::mutex>& lock, bool looks);
+  // Note [Watching]. False: there is something else to do than to read.
+  bool stand_aside(std::unique_lock<std::mutex>& lock);
+  void watch(std::unique_lock<std::mutex>& lock);
   static void run_safely(Task task);
   // These with the lock. Sees to it that a thread reads or takes what is queued.
   void call_up();
+  void pass_reading_on();
   bool can_grow() const;
   void wake_a_waiter();
   bool take_of_chain(uint64_t chain, Task& task);
@@ -101,14 +116,20 @@ class Crew final : public Helper {
   const Sort sort_;
   const CrewOptions options_;
   mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable changed_;     // for idle threads,
+  std::condition_variable queue_grew_;  // and for the reader that stands aside
   std::deque<Task> queue_;
   std::vector<std::thread> threads_;
   std::vector<Waiter*> waiters_;
   int idle_ = 0, waiting_ = 0;
-  int looking_ = 0;              // of the idle ones: not asleep yet
-  std::atomic<int> called_{0};   // written with the lock
-  std::atomic<int> lookers_{0};  // threads that wait for a future, and read themselves meanwhile
+  int looking_ = 0;             // of the idle ones: not asleep yet
+  std::atomic<int> called_{0};  // written with the lock
+  // How often threads that wait for a future have looked for messages; and how often that was when the reader looked.
+  std::atomic<uint64_t> looks_{0};
+  uint64_t seen_looks_ = 0;
+  uint64_t passed_on_ = 0;  // how often reading was
+  bool watches_ = false;    // an idle thread does
+  bool stands_aside_ = false;
   bool has_reader_ = false, stops_ = false;
   bool own_reader_ = false;  // the reader is a thread of the crew that has nothing else to do
 };
