@@ -57,6 +57,7 @@ class ShmEngine final : public Engine {
   ShmGroup group_;
   ShmCall call_;
   ShmMessages messages_;
+  mutable std::vector<Clock::time_point> seen_alive_;  // by peer: when it was last seen alive; with the lock
 };
 
 }  // namespace chorale::comm
