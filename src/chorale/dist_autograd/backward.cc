@@ -39,10 +39,11 @@ void Contexts::backward(uint64_t id, const std::vector<Tensor>& roots, bool reta
   const std::shared_ptr<Latch> latch = courier_.make_latch();
   const auto error = std::make_shared<std::exception_ptr>();
   const auto run =
-      std::make_shared<Run>(*this, context, number, retain_graph, [latch, error](const std::exception_ptr& failed) {
-        *error = failed;
-        latch->open();
-      });
+      std::make_shared<Run>(*this, context, number, retain_graph, -1,
+                            [latch, error](const std::vector<ReturnedGradients>&, const std::exception_ptr& failed) {
+                              *error = failed;
+                              latch->open();
+                            });
   {
     const std::lock_guard lock(context->mutex);
     CHORALE_CHECK_STATE(!context->run, "[dist_autograd] a backward of context ", id, " is under way on worker ",
@@ -77,7 +78,7 @@ void Contexts::backward(uint64_t id, const std::vector<Tensor>& roots, bool reta
 
 // ---- what comes from other workers
 
-void Contexts::came(const Gradients& gradients, const Courier::Done& answer) {
+void Contexts::came(int from, const Gradients& gradients, const Courier::Done& answer) {
   std::shared_ptr<Run> run, stale;
   bool first = false;
   try {
@@ -104,7 +105,7 @@ void Contexts::came(const Gradients& gradients, const Courier::Done& answer) {
                               gradients.hop, ": it was differentiated before without retain_graph, or has ended"));
       if (!run) {
         first = true;
-        run = std::make_shared<Run>(*this, context, gradients.run, gradients.retain_graph, answer);
+        run = std::make_shared<Run>(*this, context, gradients.run, gradients.retain_graph, from, answer);
         run->expect_sends();
         context->run = run;
       }
@@ -116,11 +117,11 @@ void Contexts::came(const Gradients& gradients, const Courier::Done& answer) {
     if (first) {
       run->fail(error);
     } else {
-      answer(error);
+      answer({}, error);
     }
     return;
   }
-  if (!first) answer(nullptr);
+  if (!first) answer({}, nullptr);
   run->drive();
 }
 
@@ -226,9 +227,9 @@ void Contexts::abort(const std::shared_ptr<ContextState>& context, uint64_t run)
   }
 }
 
-void Contexts::came(const Notice& notice) {
+void Contexts::came(int from, const Notice& notice) {
   if (notice.kind == Notice::Kind::kCleanup) {
-    close(notice.context);
+    close(notice.context, from);
     return;
   }
   const auto context = find(notice.context);

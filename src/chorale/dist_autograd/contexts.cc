@@ -81,7 +81,7 @@ std::shared_ptr<ContextState> Contexts::take(uint64_t id) {
   return context;
 }
 
-bool Contexts::close(uint64_t id) {
+bool Contexts::close(uint64_t id, int said_by) {
   const auto context = take(id);
   if (!context) return false;
   context->released = true;
@@ -102,7 +102,7 @@ bool Contexts::close(uint64_t id) {
         RpcError(RpcErrorKind::kDeadContext, worker_,
                  concat("[dist_autograd] context ", id, " was released while its backward was under way"))));
   for (const int worker : known) {
-    if (worker != worker_) courier_.send(worker, Notice{Notice::Kind::kCleanup, id, 0});
+    if (worker != worker_ && worker != said_by) courier_.send(worker, Notice{Notice::Kind::kCleanup, id, 0});
   }
   return true;
 }

@@ -8,7 +8,9 @@
 // Note [Fast backward]
 // Every send node of a context gets its gradients exactly once. A worker expects all of them from the start; the first
 // message of a backward starts its part and is answered when that, and all that follows from it, is done; later
-// messages are answered at once. A result that nobody uses sends nothing back, and its worker waits for ever.
+// messages are answered at once. Gradients for the worker that is to get the answer travel with it, if there is nothing
+// else to wait for: a hop there and back costs one round. A result that nobody uses sends nothing back, and its worker
+// waits for ever.
 //
 // Note [Smart backward]
 // The same, but a worker whose backward takes longer than kPatience asks which gradients will come at all: from the
@@ -96,8 +98,8 @@ class Contexts {
   // ---- contexts
 
   uint64_t open();
-  // Forgets it here and on all workers that have a part of it. False when there is none.
-  bool close(uint64_t id);
+  // Forgets it here and on all workers that have a part of it, but for one that has said so. False when there is none.
+  bool close(uint64_t id, int said_by = -1);
   // A worker has ended: nobody else would close the contexts that it opened.
   void forget_worker(int worker);
   // Null when there is none.
@@ -118,9 +120,9 @@ class Contexts {
 
   void backward(uint64_t context, const std::vector<Tensor>& roots, bool retain_graph);
   // What other workers send.
-  void came(const Gradients& gradients, const Courier::Done& answer);
+  void came(int from, const Gradients& gradients, const Courier::Done& answer);
   void came(const Marks& marks, const Courier::Marked& answer);
-  void came(const Notice& notice);
+  void came(int from, const Notice& notice);
 
   struct Counts {
     size_t contexts = 0, backwards = 0;

@@ -27,6 +27,12 @@ struct Gradients {
   std::vector<Tensor> tensors{};
 };
 
+// Those of one hop that travel with an answer, which says the rest.
+struct ReturnedGradients {
+  uint64_t hop = 0;
+  std::vector<Tensor> tensors{};
+};
+
 // Note [Smart backward]: hops over which gradients will come back.
 struct Marks {
   uint64_t context = 0, run = 0;
@@ -50,10 +56,11 @@ class Latch {
 
 class Courier {
  public:
-  using Done = std::function<void(const std::exception_ptr& error)>;
+  using Done = std::function<void(std::vector<ReturnedGradients> gradients, const std::exception_ptr& error)>;
   using Marked = std::function<void(const std::vector<int>& workers, const std::exception_ptr& error)>;
 
-  // The answer comes when the other worker has taken them, or is done with its part of the backward.
+  // The answer comes when the other worker has taken them, or is done with its part of the backward; it may have
+  // gradients for this one.
   virtual void send(int to, Gradients gradients, Done done) = 0;
   // The answer says which workers were reached.
   virtual void send(int to, Marks marks, Marked done) = 0;

@@ -53,12 +53,13 @@ void RunGradients::let_go() {
   shared.swap(shared_);
 }
 
-Run::Run(Contexts& contexts, std::shared_ptr<ContextState> context, uint64_t number, bool retain_graph,
+Run::Run(Contexts& contexts, std::shared_ptr<ContextState> context, uint64_t number, bool retain_graph, int starter,
          Courier::Done at_end)
     : contexts_(contexts),
       context_(std::move(context)),
       number_(number),
       retain_graph_(retain_graph),
+      starter_(starter),
       gradients_(context_->gradients),
       run_({.retain_graph = retain_graph, .sink = &gradients_}),
       at_end_(std::move(at_end)) {}
@@ -118,6 +119,7 @@ void Run::drive() {
     } catch (...) {
       fail(std::current_exception());
     }
+    send_kept();
   } while (news_.fetch_sub(seen, std::memory_order_acq_rel) != seen);
   end_if_done();
 }
@@ -133,34 +135,59 @@ void Run::fail(const std::exception_ptr& error) {
 void Run::send_back(const ReceiveBackward& receive, std::vector<Tensor> gradients) {
   {
     const std::lock_guard lock(mutex_);
+    if (receive.from == starter_) return kept_.push_back({receive.hop, std::move(gradients)});
     ++outstanding_;
   }
-  contexts_.courier().send(receive.from,
-                           Gradients{context_->id, number_, receive.hop, retain_graph_, std::move(gradients)},
-                           [self = shared_from_this()](const std::exception_ptr& error) {
-                             {
-                               const std::lock_guard lock(self->mutex_);
-                               --self->outstanding_;
-                             }
-                             if (error) {
-                               self->fail(error);
-                             } else {
-                               self->end_if_done();
-                             }
-                           });
+  send(receive.from, receive.hop, std::move(gradients));
+}
+
+void Run::send_kept() {
+  std::vector<ReturnedGradients> kept;
+  {
+    const std::lock_guard lock(mutex_);
+    if (ended_ || is_done()) return;
+    kept.swap(kept_);
+    outstanding_ += static_cast<int64_t>(kept.size());
+  }
+  for (ReturnedGradients& each : kept) send(starter_, each.hop, std::move(each.tensors));
+}
+
+void Run::send(int to, uint64_t hop, std::vector<Tensor> gradients) {
+  contexts_.courier().send(
+      to, Gradients{context_->id, number_, hop, retain_graph_, std::move(gradients)},
+      [self = shared_from_this()](const std::vector<ReturnedGradients>& returned, std::exception_ptr error) {
+        try {
+          for (const ReturnedGradients& each : returned) self->deliver(each.hop, each.tensors);
+        } catch (const std::exception&) {
+          error = std::current_exception();
+        }
+        {
+          const std::lock_guard lock(self->mutex_);
+          --self->outstanding_;
+        }
+        if (error) {
+          self->fail(error);
+        } else if (returned.empty()) {
+          self->end_if_done();
+        } else {
+          self->drive();
+        }
+      });
 }
 
 void Run::end_if_done() {
   Courier::Done at_end;
   std::exception_ptr error;
   std::set<uint64_t> came;
+  std::vector<ReturnedGradients> kept;
   {
     const std::lock_guard lock(mutex_);
-    if (ended_ || !(error_ || (graph_done_ && outstanding_ == 0))) return;
+    if (ended_ || !is_done()) return;
     ended_ = true;
     at_end = std::move(at_end_);
     error = error_;
     came.swap(came_);
+    kept.swap(kept_);
   }
   gradients_.let_go();
   {
@@ -173,7 +200,8 @@ void Run::end_if_done() {
       }
     }
   }
-  if (at_end) at_end(error);
+  if (error) kept.clear();
+  if (at_end) at_end(std::move(kept), error);
 }
 
 }  // namespace chorale::dist_autograd

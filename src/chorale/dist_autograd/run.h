@@ -44,8 +44,8 @@ class RunGradients final : public autograd::GradSink {
 
 class Run : public std::enable_shared_from_this<Run> {
  public:
-  // `at_end` is called once.
-  Run(Contexts& contexts, std::shared_ptr<ContextState> context, uint64_t number, bool retain_graph,
+  // `at_end` is called once, and tells the worker `starter` (-1: none) of the end.
+  Run(Contexts& contexts, std::shared_ptr<ContextState> context, uint64_t number, bool retain_graph, int starter,
       Courier::Done at_end);
 
   uint64_t number() const { return number_; }
@@ -64,12 +64,18 @@ class Run : public std::enable_shared_from_this<Run> {
   static Run* current();
 
  private:
+  // One that was counted as outstanding.
+  void send(int to, uint64_t hop, std::vector<Tensor> gradients);
+  // The gradients for the starter are not left to the answer: it must come later.
+  void send_kept();
   void end_if_done();
+  bool is_done() const { return error_ || (graph_done_ && outstanding_ == 0); }  // with the lock
 
   Contexts& contexts_;
   const std::shared_ptr<ContextState> context_;
   const uint64_t number_;
   const bool retain_graph_;
+  const int starter_;
   RunGradients gradients_;
   autograd::BackwardRun run_;
   std::atomic<int64_t> news_{0};
@@ -77,7 +83,8 @@ class Run : public std::enable_shared_from_this<Run> {
   std::mutex mutex_;
   std::map<uint64_t, autograd::LateRoot> expected_;
   std::set<uint64_t> came_;
-  int64_t outstanding_ = 0;  // gradients that were sent and not answered
+  int64_t outstanding_ = 0;              // gradients that were sent and not answered
+  std::vector<ReturnedGradients> kept_;  // for the starter
   bool graph_done_ = false, ended_ = false;
   std::exception_ptr error_;
   Courier::Done at_end_;

@@ -111,7 +111,8 @@ Job Core::sort_answer(int from, Message message) {
     if (message.kind == MessageKind::kError) error = error_in(reader);
   }
   if (!pending.answered) return {};
-  const bool is_short = !pending.future || !pending.future->has_callbacks();
+  const bool of_backward = pending.of_backward && !message.tensors.empty();
+  const bool is_short = !of_backward && (!pending.future || !pending.future->has_callbacks());
   return {[this, from, is_late, error, shared = std::make_shared<Message>(std::move(message)),
            answered = std::move(pending.answered)] {
             if (error) {
@@ -122,7 +123,7 @@ Job Core::sort_answer(int from, Message message) {
             }
             note_change();
           },
-          is_short};
+          is_short, of_backward};
 }
 
 std::exception_ptr Core::error_in(Reader reader) {

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <barrier>
 #include <future>
+#include <latch>
 #include <thread>
 
 #include "chorale/rpc/context_test_util.h"
@@ -81,7 +82,13 @@ struct Spreads final : Function {
   Shape sizes;
 };
 
-const std::vector<Served> kServes{remote<nested_plus>, remote<if_wanted>, remote<throwing>, remote<throwing_sometimes>};
+// How many requests this worker has sent, and how many contexts it has.
+std::pair<int64_t, int64_t> requests_and_contexts() {
+  return {here().debug().requests, here().autograd_info().at("autograd.contexts")};
+}
+
+const std::vector<Served> kServes{remote<nested_plus>, remote<if_wanted>, remote<throwing>, remote<throwing_sometimes>,
+                                  remote<requests_and_contexts>};
 
 class DistBackward : public BothModes {
  protected:
@@ -341,6 +348,32 @@ TEST_P(DistBackward, TakesAGradientThatItAloneHasAndCopiesOthersForEachLeaf) {
     expect_taken(looked_up(alone()), at_rows);
     EXPECT_TRUE(kept.defined());
     expect_two_copies(looked_up(sum_of_both()), at_rows);
+  });
+}
+
+// Note [Fast backward]: the gradients come back with the answer, and the end of the context is told once. On a busy
+// machine the smart mode may ask more.
+TEST(FastBackward, AHopThereAndBackIsOneRound) {
+  std::latch done(1);
+  AgentOptions options = for_context_tests(kServes);
+  options.backward = Mode::kFast;
+  run_agents(2, options, [&](Agent& agent, comm::Group& group) {
+    if (group.rank() == 1) return done.wait();
+    const std::unique_ptr<std::latch, void (*)(std::latch*)> at_end(&done,
+                                                                    [](std::latch* latch) { latch->count_down(); });
+    const auto asked = agent.call<requests_and_contexts>(1);
+    const int64_t own = agent.debug().requests;
+    const Tensor a = wanting(pattern({5, 6}, 1)), b = wanting(pattern({5, 6}, 2));
+    {
+      Context context(agent);
+      context.backward({sum(agent.call<times>(1, a, b))});
+      EXPECT_EQ(context.gradient(a).to_vector<float>(), b.to_vector<float>());
+      EXPECT_EQ(context.gradient(b).to_vector<float>(), a.to_vector<float>());
+    }
+    EXPECT_EQ(agent.debug().requests - own, 3);  // the call, the gradients, the end of the context
+    auto later = agent.call<requests_and_contexts>(1);
+    while (later.second > 0) later = agent.call<requests_and_contexts>(1);
+    EXPECT_EQ(later.first, asked.first);
   });
 }
 

@@ -207,7 +207,7 @@ void Core::request(int to, Message message, RequestOptions options, Answered ans
     const auto end = limit.count() == 0 ? Deadline::Clock::time_point::max() : Deadline::Clock::now() + limit;
     pending_.emplace(
         id, Pending{to, end, limit, options.future, std::move(answered), std::move(options.late), lent_in(message),
-                    std::move(message.passed), options.reads_late, log_.enter(to, message)});
+                    std::move(message.passed), options.reads_late, options.of_backward, log_.enter(to, message)});
     if (limit.count() > 0) timer_.at(end, id, [this, id] { time_out(id); });
   }
   message.id = id;

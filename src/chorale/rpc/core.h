@@ -51,6 +51,7 @@ struct RequestOptions {
   bool internal = false;             // allowed while the agent shuts down
   Answered late{};                   // an answer that came after the timeout
   bool reads_late = false;           // or `answered` takes that, too: it may have references
+  bool of_backward = false;          // an answer with tensors goes on with a backward
 };
 
 class Core : public std::enable_shared_from_this<Core> {
@@ -125,7 +126,7 @@ class Core : public std::enable_shared_from_this<Core> {
     Answered late;
     std::vector<Intrusive<Storage>> lent{};  // Note [Messages on the wire]
     std::shared_ptr<PassedOn> passed{};
-    bool reads_late = false;
+    bool reads_late = false, of_backward = false;
     uint64_t logged = 0;
   };
   // A request whose time is over; what its answer must still do.

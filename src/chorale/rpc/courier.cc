@@ -8,6 +8,7 @@ namespace {
 using dist_autograd::Gradients;
 using dist_autograd::Marks;
 using dist_autograd::Notice;
+using dist_autograd::ReturnedGradients;
 
 class FutureLatch final : public dist_autograd::Latch {
  public:
@@ -38,8 +39,20 @@ void RpcCourier::send(int to, Gradients gradients, Done done) {
   write(writer, gradients.tensors);
   core_.request(
       to, {.kind = MessageKind::kGradient, .payload = std::move(writer.payload), .tensors = std::move(writer.tensors)},
-      {.timeout = Timeout(0)},
-      [done = std::move(done)](const Message&, const std::exception_ptr& error) { done(error); });
+      {.timeout = Timeout(0), .of_backward = true},
+      [done = std::move(done)](const Message& answer, const std::exception_ptr& error) {
+        if (error) return done({}, error);
+        std::vector<ReturnedGradients> returned;
+        try {
+          for (Reader reader(answer.payload, answer.tensors); reader.left() > 0;) {
+            const auto hop = reader.number<uint64_t>();
+            returned.push_back({hop, read<std::vector<Tensor>>(reader)});
+          }
+        } catch (const std::exception&) {
+          return done({}, std::current_exception());
+        }
+        done(std::move(returned), nullptr);
+      });
 }
 
 void RpcCourier::send(int to, Marks marks, Marked done) {
@@ -79,10 +92,21 @@ void RpcCourier::serve(int from, Message request) {
       gradients.retain_graph = read<bool>(reader);
       gradients.tensors = read<std::vector<Tensor>>(reader);
       reader.finish();
-      core_.contexts().came(std::move(gradients), [this, from, id = request.id](const std::exception_ptr& error) {
-        if (error) return core_.answer_error(from, id, error);
-        core_.answer(from, id, {.kind = MessageKind::kReturn});
-      });
+      core_.contexts().came(
+          from, gradients,
+          [this, from, id = request.id](std::vector<ReturnedGradients> returned, const std::exception_ptr& error) {
+            if (error) return core_.answer_error(from, id, error);
+            Writer answer;
+            for (ReturnedGradients& each : returned) {
+              answer.number(each.hop);
+              write(answer, each.tensors);
+              each.tensors.clear();  // what only the message has need not be copied
+            }
+            core_.answer(from, id,
+                         {.kind = MessageKind::kReturn,
+                          .payload = std::move(answer.payload),
+                          .tensors = std::move(answer.tensors)});
+          });
       return;
     }
     case MessageKind::kMark: {
@@ -99,10 +123,10 @@ void RpcCourier::serve(int from, Message request) {
     }
     default:
       reader.finish();
-      core_.contexts().came(Notice{request.kind == MessageKind::kSettle  ? Notice::Kind::kSettle
-                                   : request.kind == MessageKind::kAbort ? Notice::Kind::kAbort
-                                                                         : Notice::Kind::kCleanup,
-                                   context, run});
+      core_.contexts().came(from, Notice{request.kind == MessageKind::kSettle  ? Notice::Kind::kSettle
+                                         : request.kind == MessageKind::kAbort ? Notice::Kind::kAbort
+                                                                               : Notice::Kind::kCleanup,
+                                         context, run});
       core_.answer(from, request.id, {.kind = MessageKind::kReturn});
   }
 }
