@@ -147,7 +147,7 @@ Core::Core(comm::Group group, WorkerInfo own, AgentOptions options, uint64_t tic
       post_(std::move(group)),
       references_(*this, ticket << kBitsPerTicket),
       contexts_(own_, courier_, options_.backward, ticket << kBitsPerTicket) {
-  for (const Served& function : options_.serves) functions_.emplace(function.name + function.signature, &function);
+  for (const Served& function : options_.serves) functions_.emplace(function.name() + function.signature(), &function);
 }
 
 void Core::start_crew(int rank) {

@@ -129,8 +129,8 @@ void Core::serve(int from, Message request) {
 const Served& Core::find_function(const std::string& name, const std::string& signature) const {
   const auto exact = functions_.find(name + signature);
   if (exact != functions_.end()) return *exact->second;
-  const auto found =
-      std::find_if(functions_.begin(), functions_.end(), [&](const auto& entry) { return entry.second->name == name; });
+  const auto found = std::find_if(functions_.begin(), functions_.end(),
+                                  [&](const auto& entry) { return entry.second->name() == name; });
   if (found == functions_.end()) {
     std::string known;
     for (const auto& [served, function] : functions_) known += concat(known.empty() ? "" : ", ", served);
@@ -139,7 +139,7 @@ const Served& Core::find_function(const std::string& name, const std::string& si
                           known.empty() ? "nothing" : known));
   }
   throw RpcError(RpcErrorKind::kWrongArguments, own_,
-                 concat("[rpc] worker '", own_info_.name, "' serves ", name, found->second->signature,
+                 concat("[rpc] worker '", own_info_.name, "' serves ", name, found->second->signature(),
                         ", and was asked for ", name, signature));
 }
 

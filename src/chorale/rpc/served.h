@@ -63,11 +63,13 @@ AnyValue any_value(T value) {
 // Called once with the result, or with an error.
 using Reply = std::function<void(AnyValue value, std::exception_ptr error)>;
 
+// Functions of functions alone, so that the compiler makes it: a list of them at namespace scope may be filled while
+// other variables of the program are not made yet.
 struct Served {
-  std::string name;
-  std::string signature;  // "(tensor,i64) -> tensor"
+  std::string (*name)();
+  std::string (*signature)();  // "(tensor,i64) -> tensor"
   // Reads the arguments; what it returns runs the function.
-  std::function<std::function<void(const Reply&)>(Reader&)> prepare;
+  std::function<void(const Reply&)> (*prepare)(Reader&);
 };
 
 namespace detail {
@@ -119,37 +121,35 @@ decltype(auto) apply(Arguments& arguments) {
 }
 
 template <auto F>
-Served make_served() {
+std::function<void(const Reply&)> prepare_call(Reader& reader) {
   using Traits = FunctionTraits<decltype(F)>;
   using Arguments = typename Traits::Arguments;
-  return {function_name<F>(), signature_of<decltype(F)>(), [](Reader& reader) {
-            auto arguments = std::make_shared<Arguments>(read<Arguments>(reader));
-            reader.finish();
-            return [arguments](const Reply& reply) {
-              using Returned = typename Traits::Returned;
-              if constexpr (IsFuture<Returned>::value) {
-                const Returned future = apply<F>(*arguments);
-                future.state()->add_callback([reply, future, arguments] {
-                  if (future.state()->error()) {
-                    reply({}, future.state()->error());
-                  } else {
-                    reply(any_value(typename Traits::Stored(future.state()->value())), nullptr);
-                  }
-                });
-              } else if constexpr (std::is_void_v<Returned>) {
-                apply<F>(*arguments);
-                reply(any_value(std::monostate()), nullptr);
-              } else {
-                reply(any_value(typename Traits::Stored(apply<F>(*arguments))), nullptr);
-              }
-            };
-          }};
+  auto arguments = std::make_shared<Arguments>(read<Arguments>(reader));
+  reader.finish();
+  return [arguments](const Reply& reply) {
+    using Returned = typename Traits::Returned;
+    if constexpr (IsFuture<Returned>::value) {
+      const Returned future = apply<F>(*arguments);
+      future.state()->add_callback([reply, future, arguments] {
+        if (future.state()->error()) {
+          reply({}, future.state()->error());
+        } else {
+          reply(any_value(typename Traits::Stored(future.state()->value())), nullptr);
+        }
+      });
+    } else if constexpr (std::is_void_v<Returned>) {
+      apply<F>(*arguments);
+      reply(any_value(std::monostate()), nullptr);
+    } else {
+      reply(any_value(typename Traits::Stored(apply<F>(*arguments))), nullptr);
+    }
+  };
 }
 
 }  // namespace detail
 
 template <auto F>
-inline const Served remote = detail::make_served<F>();  // NOLINT(cert-err58-cpp)
+inline constexpr Served remote{detail::function_name<F>, detail::signature_of<decltype(F)>, detail::prepare_call<F>};
 
 // Makes an object on a worker: agent.remote<make<Table, int64_t>>("server", 100).
 template <class T, class... Args>
