@@ -4,7 +4,9 @@
 
 #include "chorale/base/log.h"
 #include "chorale/comm/flight_file.h"
+#include "chorale/rpc/agent.h"
 #include "chorale/rpc/core.h"
+#include "chorale/trace/trace.h"
 
 namespace chorale::rpc {
 
@@ -96,6 +98,8 @@ Job Core::sort_answer(int from, Message message) {
     }
   }
   log_.leave(pending.logged, &message);
+  if (trace::enabled()) [[unlikely]]
+    trace_counts();
   std::exception_ptr error;
   Reader reader(message.payload, {});
   if (message.kind == MessageKind::kRefused) {
@@ -124,6 +128,21 @@ Job Core::sort_answer(int from, Message message) {
             note_change();
           },
           is_short, of_backward};
+}
+
+void Core::trace_counts() {
+  const AgentInfo info = agent_of(*this).debug();
+  const auto now = trace::Clock::now();
+  trace::record({.name = "rpc",
+                 .rank = trace::rank(),
+                 .start = now,
+                 .end = now,
+                 .kind = trace::Kind::kCounts,
+                 .counts = {{"calls in flight", info.own_calls},
+                            {"calls served", info.served_calls},
+                            {"queued", info.queued},
+                            {"references held", static_cast<int64_t>(info.references.users)},
+                            {"references owned", static_cast<int64_t>(info.references.owners)}}});
 }
 
 std::exception_ptr Core::error_in(Reader reader) {

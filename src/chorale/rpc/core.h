@@ -149,6 +149,8 @@ class Core : public std::enable_shared_from_this<Core> {
   void drop_gone(int worker, uint64_t ticket, const std::string& reason);
   Job sort(Arrival arrival);
   Job sort_answer(int from, Message message);
+  // What waits and what lives on this worker, for the trace.
+  void trace_counts();
   void send(int to, Message message, uint64_t id);
   void deliver(int to, Message message);
   // At once, or later if the faults say so.

@@ -5,6 +5,7 @@
 #include <csignal>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <semaphore>
 #include <sstream>
 #include <thread>
 
@@ -18,6 +19,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using dist_autograd::Context;
+using nlohmann::json;
 using testing::HasSubstr;
 using Kind = RpcErrorKind;
 
@@ -101,13 +103,20 @@ Tensor plus(const Tensor& a, const Tensor& b) { return add(a, b); }
 void throws() { throw StateError("on purpose"); }
 void sleeps(int64_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 void ends_process() { raise(SIGKILL); }
-// A function: not every compiler has made what it lists before a variable that begins with it.
-std::vector<Served> observed() {
-  return {remote<add_ints>, remote<plus>, remote<throws>, remote<sleeps>, remote<ends_process>, remote<own_figures>};
-}
+std::binary_semaphore gate_of_observed(0);
+void waits_at_gate() { gate_of_observed.acquire(); }
+// A list at namespace scope may be made before other variables are: nothing in it waits for that.
+constinit const Served kAddInts = remote<add_ints>;
+const std::vector<Served> kObserved{kAddInts,
+                                    remote<plus>,
+                                    remote<throws>,
+                                    remote<sleeps>,
+                                    remote<ends_process>,
+                                    remote<own_figures>,
+                                    remote<waits_at_gate>};
 
 TEST(Figures, CountCallsBytesAndTimeOfEachPair) {
-  run_agents(3, for_tests(observed()), [](Agent& agent, comm::Group& group) {
+  run_agents(3, for_tests(kObserved), [](Agent& agent, comm::Group& group) {
     const int there = (group.rank() + 1) % 3;
     const Tensor x = pattern({1000}, 1);
     for (int i = 0; i < 20; ++i) agent.call<plus>(there, x, x);
@@ -131,7 +140,7 @@ TEST(Figures, CountCallsBytesAndTimeOfEachPair) {
 }
 
 TEST(Figures, BecomeLinesOfMetrics) {
-  run_agents(2, for_tests(observed()), [](Agent& agent, comm::Group& group) {
+  run_agents(2, for_tests(kObserved), [](Agent& agent, comm::Group& group) {
     const int there = 1 - group.rank();
     for (int i = 0; i < 3; ++i) agent.call<add_ints>(there, i, 2);
     const RRef<int64_t> kept = agent.remote<add_ints>(there, 1, 1);
@@ -167,7 +176,7 @@ TEST(Figures, BecomeLinesOfMetrics) {
 }
 
 TEST(Flight, HasTheLastCallsOfAWorker) {
-  run_agents(2, for_tests(observed()), [](Agent& agent, comm::Group& group) {
+  run_agents(2, for_tests(kObserved), [](Agent& agent, comm::Group& group) {
     const int there = 1 - group.rank();
     agent.call<add_ints>(there, 1, 2);
     text_of(Kind::kRemote, [&] { agent.call<throws>(there); });
@@ -188,7 +197,7 @@ TEST(Flight, HasTheLastCallsOfAWorker) {
 }
 
 TEST(Flight, IsWrittenWhenAWorkerDiesInACall) {
-  const std::vector<int> ends = run_agent_processes(2, for_tests(observed()), [](Agent& agent, comm::Group& group) {
+  const std::vector<int> ends = run_agent_processes(2, for_tests(kObserved), [](Agent& agent, comm::Group& group) {
     if (group.rank() == 1) std::this_thread::sleep_for(60s);
     const std::string text = text_of(Kind::kConnection, 1, [&] { agent.call<ends_process>(1); });
     const std::string mark = "; the last calls: ";
@@ -204,7 +213,7 @@ TEST(Flight, IsWrittenWhenAWorkerDiesInACall) {
 // spec: test_dist_autograd_profiling
 TEST(Traces, HaveCallsAndTheirBackward) {
   trace::start();
-  run_agents(2, for_tests(observed()), [](Agent& agent, comm::Group& group) {
+  run_agents(2, for_tests(kObserved), [](Agent& agent, comm::Group& group) {
     if (group.rank() == 1) return;
     const Tensor x = wanting(pattern({3, 3}, 1)), y = wanting(pattern({3, 3}, 2));
     Context context(agent);
@@ -222,6 +231,48 @@ TEST(Traces, HaveCallsAndTheirBackward) {
   EXPECT_LT(time("dist_autograd:send"), backward);
   EXPECT_LT(time("dist_autograd:receive"), backward);
   EXPECT_GT(time("rpc:" + detail::function_name<plus>()), 0ns);
+}
+
+TEST(Traces, CountWhatIsQueuedAndWhichReferencesLive) {
+  trace::start();
+  // One thread: what comes while it runs something is queued.
+  AgentOptions options = for_tests(kObserved);
+  options.threads = options.most_threads = 1;
+  std::atomic<const Agent*> other = nullptr;
+  run_agents(2, options, [&](Agent& agent, comm::Group& group) {
+    if (group.rank() == 1) {
+      other = &agent;
+      return agent.barrier();
+    }
+    const RRef<int64_t> kept = agent.remote<add_ints>(1, 1, 1);
+    EXPECT_EQ(kept.to_here(), 2);
+    const Future<void> under_way = agent.call_async<waits_at_gate>(1);
+    const std::vector<Future<int64_t>> behind{agent.call_async<add_ints>(1, 1, 2), agent.call_async<add_ints>(1, 3, 4)};
+    while (!other || other.load()->debug().queued < 2) std::this_thread::yield();
+    gate_of_observed.release();
+    EXPECT_EQ(wait_all(behind), (std::vector<int64_t>{3, 7}));
+    under_way.wait();
+    agent.barrier();
+  });
+  std::map<int, std::map<std::string, int64_t>> most;  // by rank
+  json curves = json::array();
+  const std::vector<trace::Event> events = trace::stop();
+  for (const trace::Event& event : events) {
+    if (event.kind != trace::Kind::kCounts) continue;
+    EXPECT_EQ(event.name, "rpc");
+    for (const auto& [name, count] : event.counts) most[event.rank][name] = std::max(most[event.rank][name], count);
+  }
+  EXPECT_EQ(most[0]["references held"], 1);
+  EXPECT_EQ(most[0]["references owned"], 0);
+  EXPECT_EQ(most[1]["references held"], 0);
+  EXPECT_EQ(most[1]["references owned"], 1);
+  EXPECT_EQ(most[1]["queued"], 2);
+  const json timeline = json::parse(trace::chrome_json(events));
+  for (const json& row : timeline["traceEvents"]) {
+    if (row["ph"] == "C" && row["pid"] == 1) curves.push_back(row["args"]["references owned"]);
+  }
+  ASSERT_THAT(curves, testing::Contains(1));
+  EXPECT_EQ(curves.back(), 0);  // the last word is that it is gone
 }
 
 }  // namespace

@@ -40,6 +40,8 @@ void write_error(Writer& writer, int own, const std::string& own_name, const std
 
 void Core::answer(int to, uint64_t id, Message message) {
   served_.fetch_sub(1, std::memory_order_relaxed);
+  if (trace::enabled()) [[unlikely]]
+    trace_counts();
   message.id = id;
   send_when_due(std::move(message), [this, to, id](Message due) { answer_now(to, id, std::move(due)); });
 }

@@ -118,8 +118,8 @@ std::vector<int> tracks_of(const std::vector<Event>& events) {
   std::vector<int> tracks(events.size());
   for (size_t i : by_start) {
     const Event& event = events[i];
-    if (event.kind == Kind::kSpan || event.kind == Kind::kComm) {
-      tracks[i] = event.kind == Kind::kSpan ? kOwnTrack : kWaitTrack;
+    if (event.kind != Kind::kCall && event.kind != Kind::kBucket) {
+      tracks[i] = event.kind == Kind::kComm ? kWaitTrack : kOwnTrack;
       continue;
     }
     auto& lanes = busy_until[event.rank];
@@ -143,6 +143,14 @@ std::string chrome_json(const std::vector<Event>& events) {
     if (named.emplace(event.rank, tracks[i]).second) {
       rows.push_back(name_row("process_name", event.rank, tracks[i], "rank " + std::to_string(event.rank)));
       rows.push_back(name_row("thread_name", event.rank, tracks[i], track_name(tracks[i])));
+    }
+    if (event.kind == Kind::kCounts) {  // curves of their own
+      rows.push_back({{"name", event.name},
+                      {"ph", "C"},
+                      {"pid", event.rank},
+                      {"ts", us(event.start.time_since_epoch())},
+                      {"args", std::map<std::string, int64_t>(event.counts.begin(), event.counts.end())}});
+      continue;
     }
     json arguments{{"shapes", event.shapes}, {"async", event.async}};
     if (event.traffic) {

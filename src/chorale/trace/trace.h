@@ -18,6 +18,7 @@ enum class Kind : uint8_t {
   kCall,    // a call among ranks, from its start to its end, whichever thread works on it
   kComm,    // what a rank's thread spends on such calls: starting them, waiting for them
   kBucket,  // gradients that are reduced together, from the call to their being there
+  kCounts,  // how much of some things there is at a moment
 };
 
 // What a call among ranks moves.
@@ -37,6 +38,7 @@ struct Event {
   std::vector<std::vector<int64_t>> shapes{};  // of inputs
   Kind kind = Kind::kSpan;
   std::optional<Traffic> traffic{};  // of calls
+  std::vector<std::pair<std::string, int64_t>> counts{};
 };
 
 namespace detail {
