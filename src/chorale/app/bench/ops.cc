@@ -1,5 +1,6 @@
 // `chorale bench ops`: every family of ops beside PyTorch and beside what the machine can do, one thread each, in
-// turns. With --busy: with all threads beside a program that uses a core, against one thread on the quiet machine.
+// turns. With --busy: all threads beside a program that uses a core, against one thread on the quiet machine; with
+// --same-bits: what it costs that bits do not depend on the number of threads.
 #include <fmt/format.h>
 #include <pthread.h>
 #include <sched.h>
@@ -11,6 +12,7 @@
 #include <cstring>
 #include <functional>
 #include <iostream>
+#include <memory>
 #include <optional>
 #include <thread>
 
@@ -22,6 +24,7 @@
 #include "chorale/autograd/autograd.h"
 #include "chorale/base/error.h"
 #include "chorale/base/parallel_for.h"
+#include "chorale/base/same_bits.h"
 #include "chorale/kernel/cpu/dnnl/gemm.h"
 #include "chorale/kernel/cpu/dnnl/matmul.h"
 #include "chorale/op/functions.h"
@@ -36,9 +39,9 @@ struct Options {
   std::string only;
   std::string against = "torch,memcpy,onednn";
   int rounds = 7;
-  std::optional<double> seconds;  // 0.01, or 1 with --busy
-  bool busy = false;
-  double length() const { return seconds.value_or(busy ? 1 : 0.01); }
+  std::optional<double> seconds;  // 0.01; more where calls are timed one by one
+  bool busy = false, same_bits = false;
+  double length() const { return seconds.value_or(busy ? 1 : same_bits ? 0.1 : 0.01); }
 };
 
 std::function<void()> prepare(const OpCase& c) {
@@ -311,32 +314,70 @@ double median_call(const std::function<void()>& call, double seconds) {
 
 constexpr double kBusyBar = 2;
 
-void run_busy(const Options& options) {
+// All cases in two ways, in turns: `plain` and `other` are called before a case is measured.
+struct TwoWays {
+  const char* bench;
+  const char* plain_name;
+  const char* other_name;
+  std::function<void()> plain, other, after;
+  double bar = 0;  // of other/plain; none where it is 0
+};
+
+void run_two_ways(const Options& options, const TwoWays& ways) {
   std::vector<std::string> names;
   for (const OpCase& c : op_cases()) names.push_back(c.name);
   check_only(options.only, names);
-  const int threads = thread_count();
   std::vector<BenchRow> rows;
-  fmt::print("median of the calls of {} s: one thread alone, and {} beside a thread that uses one core\n",
-             options.length(), threads);
-  fmt::print("{:<44} {:>10} {:>10} {:>8}\n", "case", "alone", "busy", "busy/alone");
+  std::vector<double> ratios;
+  fmt::print("{:<44} {:>10} {:>10} {:>8}\n", "case", ways.plain_name, ways.other_name, "ratio");
   int over = 0;
   for (const OpCase& c : op_cases()) {
     if (!picks(options.only, c.name)) continue;
     const auto call = prepare(c);
-    set_thread_count(1);
-    const double alone = median_call(call, options.length());
-    set_thread_count(threads);
-    const Burner burner;
-    const double busy = median_call(call, options.length());
-    over += busy > kBusyBar * alone;
-    fmt::print("{:<44} {:>10} {:>10} {:>7.2f}x{}\n", c.name, human(alone), human(busy), busy / alone,
-               busy > kBusyBar * alone ? "  more than 2" : "");
+    ways.plain();
+    const double plain = median_call(call, options.length());
+    ways.other();
+    const double other = median_call(call, options.length());
+    ways.after();
+    const bool misses = ways.bar > 0 && other > ways.bar * plain;
+    over += misses;
+    fmt::print("{:<44} {:>10} {:>10} {:>7.2f}x{}\n", c.name, human(plain), human(other), other / plain,
+               misses ? fmt::format("  more than {}", ways.bar) : "");
     std::fflush(stdout);
-    rows.push_back({.name = c.name, .unit = "ns", .ours = busy, .peers = {{"alone", alone}}});
+    ratios.push_back(other / plain);
+    rows.push_back({.name = c.name, .unit = "ns", .ours = other, .peers = {{ways.plain_name, plain}}});
   }
-  fmt::print("\n{} of {} cases take more than {} times as long\n", over, rows.size(), kBusyBar);
-  if (!options.json.empty()) write_json(options.json, bench_report("ops_busy", rows));
+  fmt::print("\n{} against {}, geometric mean: {:.2f}x over {} cases\n", ways.other_name, ways.plain_name,
+             geometric_mean(ratios), rows.size());
+  if (ways.bar > 0) fmt::print("{} cases take more than {} times as long\n", over, ways.bar);
+  if (!options.json.empty()) write_json(options.json, bench_report(ways.bench, rows));
+}
+
+void run_busy(const Options& options) {
+  const int threads = thread_count();
+  std::unique_ptr<Burner> burner;
+  fmt::print("one thread alone, and {} beside a thread that uses one core\n", threads);
+  run_two_ways(options, {.bench = "ops_busy",
+                         .plain_name = "alone",
+                         .other_name = "busy",
+                         .plain = [] { set_thread_count(1); },
+                         .other =
+                             [&] {
+                               set_thread_count(threads);
+                               burner = std::make_unique<Burner>();
+                             },
+                         .after = [&] { burner.reset(); },
+                         .bar = kBusyBar});
+}
+
+void run_same_bits(const Options& options) {
+  fmt::print("{} threads: as is fastest, and with the bits of any number of threads\n", thread_count());
+  run_two_ways(options, {.bench = "ops_same_bits",
+                         .plain_name = "any bits",
+                         .other_name = "same bits",
+                         .plain = [] { set_same_bits(false); },
+                         .other = [] { set_same_bits(true); },
+                         .after = [] { set_same_bits(false); }});
 }
 
 }  // namespace
@@ -357,15 +398,20 @@ void add_bench_ops(CLI::App& bench, Work& work) {
   command->add_option("--rounds", options->rounds, "measurements of each, in turns; the median counts")
       ->capture_default_str()
       ->check(between(1, 1e6));
-  command->add_option("--seconds", options->seconds, "length of one measurement (0.01; 1 with --busy)")
+  command
+      ->add_option("--seconds", options->seconds,
+                   "length of one measurement (0.01; 1 with --busy, 0.1 with --same-bits)")
       ->check(between(1e-6, 3600));
   command->add_flag("--busy", options->busy,
                     "all threads beside a thread that uses one core, against one thread alone; no peers");
+  command->add_flag("--same-bits", options->same_bits,
+                    "what it costs that results do not depend on the number of threads; no peers");
   command->callback([options, &work] {
     work = [options] {
       if (const std::string before = before_program(options->against); !before.empty())
         return compare_with_before("ops", before, options->json);
-      options->busy ? run_busy(*options) : run(*options);
+      if (options->busy) return run_busy(*options);
+      options->same_bits ? run_same_bits(*options) : run(*options);
     };
   });
 }

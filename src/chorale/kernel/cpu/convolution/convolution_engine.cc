@@ -4,9 +4,11 @@
 
 #include "chorale/base/error.h"
 #include "chorale/base/parallel_for.h"
+#include "chorale/base/same_bits.h"
 #include "chorale/kernel/cpu/convolution/column_convolution.h"
 #include "chorale/kernel/cpu/dnnl/convolution.h"
 #include "chorale/kernel/cpu/dnnl/matmul.h"
+#include "chorale/kernel/cpu/support/one_thread.h"
 #include "chorale/kernel/cpu/support/scratch.h"
 #include "chorale/vec/loops.h"
 
@@ -178,6 +180,7 @@ void convolution_backward_weights(const Convolution& c, const void* x, const voi
     zero(dbias, c.out_channels, c.dtype);
     return;
   }
+  const OneThread alone(same_bits());  // the library sums over images in an order of the threads
   if (!is_half(c.dtype)) return real_backward_weights(c, s.positions, x, dy, dw, dbias);
   if (dw != nullptr && has_native(c) && dnnl::convolution_backward_weights(c, x, dy, dw, dbias)) return;
   const Stand x32(c.dtype, dw == nullptr ? nullptr : x, s.x), dy32(c.dtype, dy, s.y), dw32(c.dtype, dw, s.w),

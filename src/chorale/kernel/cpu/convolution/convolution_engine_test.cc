@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <string>
 #include <type_traits>
@@ -10,6 +11,7 @@
 
 #include "chorale/base/error.h"
 #include "chorale/base/parallel_for.h"
+#include "chorale/base/same_bits.h"
 #include "chorale/kernel/cpu/dnnl/primitive.h"
 
 namespace chorale::kernel::cpu {
@@ -39,6 +41,7 @@ double widen(T x) {
 template <class T>
 std::vector<double> widen(const std::vector<T>& x) {
   std::vector<double> result;
+  result.reserve(x.size());
   for (const T& element : x) result.push_back(widen(element));
   return result;
 }
@@ -309,6 +312,56 @@ TEST(Convolution, AnyNumberOfThreadsMatchesTheDefinition) {
                          .pad = {1, 1},
                          .dilation = {1, 1}}));
   }
+  set_thread_count(before);
+}
+
+// Sevenths and thirteenths, whose sums are rounded.
+template <class T>
+void expect_same_convolution_bits(Convolution c) {
+  c.dtype = dtype_of<T>;
+  const auto rounded = [](int64_t count, int64_t seed) {
+    std::vector<T> x(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i) x[static_cast<size_t>(i)] = static_cast<T>(value(i + seed) / 7 + 1.0 / 13);
+    return x;
+  };
+  const int64_t out = volume(c.out, c.spatial), in = volume(c.in, c.spatial);
+  const std::vector<T> x = rounded(c.batch * c.in_channels * in, 0), dy = rounded(c.batch * c.out_channels * out, 5),
+                       w = rounded(c.out_channels * c.in_channels / c.groups * volume(c.kernel, c.spatial), 3);
+  std::vector<std::vector<T>> first;
+  for (const int threads : {1, 2, 3, 4}) {
+    set_thread_count(threads);
+    std::vector<std::vector<T>> found{std::vector<T>(dy.size()), std::vector<T>(x.size()), std::vector<T>(w.size()),
+                                      std::vector<T>(static_cast<size_t>(c.out_channels))};
+    convolution_forward(c, x.data(), w.data(), nullptr, found[0].data());
+    convolution_backward_data(c, dy.data(), w.data(), found[1].data());
+    convolution_backward_weights(c, x.data(), dy.data(), found[2].data(), found[3].data());
+    if (threads == 1) first = found;
+    for (size_t i = 0; i < found.size(); ++i)
+      EXPECT_EQ(std::memcmp(found[i].data(), first[i].data(), found[i].size() * sizeof(T)), 0)
+          << threads << " threads, result " << i;
+  }
+}
+
+TEST(Convolution, HasTheSameBitsForAnyNumberOfThreadsWhereThatIsWanted) {
+  const int before = thread_count();
+  set_same_bits(true);
+  for (const int64_t batch : {2, 9}) {
+    const Convolution c = with_out({.dtype = DType::kF32,
+                                    .spatial = 2,
+                                    .batch = batch,
+                                    .groups = 1,
+                                    .in_channels = 16,
+                                    .out_channels = 32,
+                                    .in = {14, 14},
+                                    .out = {},
+                                    .kernel = {3, 3},
+                                    .stride = {1, 1},
+                                    .pad = {1, 1},
+                                    .dilation = {1, 1}});
+    expect_same_convolution_bits<float>(c);
+    expect_same_convolution_bits<double>(c);
+  }
+  set_same_bits(false);
   set_thread_count(before);
 }
 

@@ -7,6 +7,7 @@
 
 #include "chorale/base/error.h"
 #include "chorale/base/parallel_for.h"
+#include "chorale/base/same_bits.h"
 #include "chorale/kernel/cpu/blas/openblas.h"
 #include "chorale/kernel/cpu/dnnl/gemm.h"
 #include "chorale/kernel/cpu/dnnl/matmul.h"
@@ -161,17 +162,7 @@ void product_in(const Product& p) {
   }
 }
 
-}  // namespace
-
-void product(const Product& original) {
-  if (original.batch <= 0 || original.m <= 0 || original.n <= 0) return;
-  Product p = original;
-  // One B for the whole batch and rows of A and C that go on from matrix to matrix: one tall product.
-  if (p.batch > 1 && p.b_batch == 0 && p.a_batch == p.m * p.a_row && p.c_batch == p.m * p.c_row) {
-    p.m *= p.batch;
-    p.batch = 1;
-  }
-  if (p.k > 0 && small_product(p)) return;
+void product_by_dtype(const Product& p) {
   const OneThread alone(p.batch * p.m * p.n * p.k < 2 * kEngineGrain);
   CHORALE_CHECK(is_floating(p.dtype) || (p.bias == nullptr && p.epilogue == Epilogue::kNone),
                 "[product] a bias or an activation needs a floating dtype, found ", p.dtype);
@@ -201,6 +192,50 @@ void product(const Product& original) {
       break;
   }
   throw InvalidArgument(concat("[product] no matrix product of ", p.dtype, "; convert it first"));
+}
+
+// Note [Same bits]. A library sums an element in an order that depends on how it shares a product out among threads.
+// Here the product is cut into pieces by its shape alone, and each piece is a product of one thread's.
+void product_in_pieces(const Product& p) {
+  constexpr int64_t kSide = 64;  // rows or columns of a piece: enough for the libraries' own blocks
+  const bool by_rows = p.m >= p.n;
+  const int64_t side = by_rows ? p.m : p.n, pieces = (side + kSide - 1) / kSide;
+  const auto elem = static_cast<int64_t>(size_of(p.dtype));
+  const auto moved = [&](const void* data, int64_t elems) {
+    return static_cast<const std::byte*>(data) + elems * elem;
+  };
+  const int64_t work = kSide * (by_rows ? p.n : p.m) * p.k;
+  parallel_for(p.batch * pieces, std::max<int64_t>(1, kEngineGrain / std::max<int64_t>(1, work)),
+               [&](int64_t begin, int64_t end) {
+                 const OneThread alone;
+                 for (int64_t i = begin; i < end; ++i) {
+                   const int64_t matrix = i / pieces, first = i % pieces * kSide;
+                   Product piece = p;
+                   piece.batch = 1;
+                   (by_rows ? piece.m : piece.n) = std::min(kSide, side - first);
+                   piece.a = moved(p.a, matrix * p.a_batch + (by_rows ? first * p.a_row : 0));
+                   piece.b = moved(p.b, matrix * p.b_batch + (by_rows ? 0 : first * p.b_col));
+                   piece.c =
+                       const_cast<std::byte*>(moved(p.c, matrix * p.c_batch + first * (by_rows ? p.c_row : p.c_col)));
+                   if (!by_rows && p.bias != nullptr) piece.bias = moved(p.bias, first);
+                   product_by_dtype(piece);
+                 }
+               });
+}
+
+}  // namespace
+
+void product(const Product& original) {
+  if (original.batch <= 0 || original.m <= 0 || original.n <= 0) return;
+  Product p = original;
+  // One B for the whole batch and rows of A and C that go on from matrix to matrix: one tall product.
+  if (p.batch > 1 && p.b_batch == 0 && p.a_batch == p.m * p.a_row && p.c_batch == p.m * p.c_row) {
+    p.m *= p.batch;
+    p.batch = 1;
+  }
+  if (p.k > 0 && small_product(p)) return;
+  if (same_bits() && p.k > 0) return product_in_pieces(p);
+  product_by_dtype(p);
 }
 
 }  // namespace chorale::kernel::cpu
