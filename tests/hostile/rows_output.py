@@ -1,5 +1,6 @@
 """Output that cannot be written: the work is done, one warning, a status that says so; a reader that has gone ends the job."""
 from harness import TINY, Row
+from rows_files import pipe
 from rows_limits import no_namespaces, on_small_disk
 
 TRAIN = f"$C train gpt {' '.join(TINY)} --steps 4 --out run"
@@ -49,6 +50,11 @@ def rows():
             may_make=r"done_\d", check=both_done, needs=no_namespaces),
         Row("output/run with a log-dir and small files", shell="(ulimit -f 8; $C run -n 2 --log-dir logs sh -c 'seq 20000; touch done_$RANK') 2>&1 | cat; exit ${PIPESTATUS[0]}",
             status=4, says=(r"cannot write logs/rank_\d\.log: File too large",), may_make=r"done_\d|logs(/.*)?", check=both_done),
+        Row("output/run with a log that is a pipe", ["run", "-n", "2", "--log-dir", "logs", "true"], files={"logs/rank_1.log": pipe}, status=126, may_make="logs/.*",
+            says=("cannot write logs/rank_1.log: it is not a regular file",), within=10),
+        Row("output/run with a log of another job", ["run", "-n", "2", "--log-dir", "logs", "echo", "now"], files={"logs/rank_1.log": "earlier\n"}, status=0,
+            may_make="logs/.*", may_change="logs/rank_1.log",
+            check=lambda folder: None if (folder / "logs/rank_1.log").read_text() == "earlier\nnow\n" else "the log has lost something"),
         Row("output/run with a log-dir below a file", ["run", "-n", "2", "--log-dir", "text/x", "true"], status={1, 126}, says=("text",)),
     ]
     return found

@@ -6,6 +6,7 @@ import os
 import signal
 
 from harness import TINY, Row
+from rows_limits import no_namespaces, on_small_disk
 from rows_runs import RUN_FILES, whole_lines
 
 TRAIN = f"$C train gpt {' '.join(TINY)} --steps 4 --out run"
@@ -76,6 +77,30 @@ def rows():
             may_make=RUN_FILES, check=whole_lines, ci=False),
         Row("surroundings/Ctrl-C of a program of a user's", shell=f"$C run -n 2 bash -c 'trap \"exit 7\" INT; touch up_$RANK; {LINKED}; while :; do sleep 0.05; done' & job=$!; "
             f"{UP} kill -TERM $job; wait $job; echo status $?", status=0, says=(r"status 143",), may_make=MADE, ci=False),
+
+        # Programs that only link the library: what a shell or a disk does to them is theirs, and the library's part of it does no harm.
+        Row("surroundings/SIGTERM ends a user's rank that waits", shell=f"{ALONE % (0, port(13))} & p=$!; sleep 1; kill -TERM $p; wait $p; echo status $?", status=0,
+            says=("status 143",), within=20),
+        Row("surroundings/ignored SIGTERM leaves a user's rank alone", shell=f"trap '' TERM; CHORALE_TIMEOUT=3 {ALONE % (0, port(14))} & p=$!; sleep 1; kill -TERM $p; "
+            "wait $p; echo status $?", status=0, says=("in vain",), never_says=("status 143",), within=30, ci=False, may_abort=True),
+        Row("surroundings/a user's program, and no TMPDIR", shell=f"$C run -n 2 {LINKED}", env={"TMPDIR": "/nonexistent"}, status=0, says=("half of 1",)),
+        Row("surroundings/a user's program in a folder that is gone", shell=f"mkdir gone; cd gone; rmdir ../gone; $C run -n 2 {LINKED}", status=0, says=("half of 1",)),
+        Row("surroundings/a user's program with few descriptors", shell=f"ulimit -n 12; $C run -n 2 {LINKED}", status={0, 1, 126, 134}, ci=False, may_abort=True),
+        Row("surroundings/a user's rank dies, and the folder of records is full", files={"disk": None}, needs=no_namespaces, status=137, within=20,
+            shell=on_small_disk(4, f"dd if=/dev/zero of=fill bs=4k 2>/dev/null; CHORALE_FLIGHT_DIR=$PWD $C run -n 2 --chaos kill@rank=1,call=3 {LINKED}"),
+            says=("rank 1 on .* killed by SIGKILL",)),
+        Row("surroundings/a user's rank dies, and there is no folder of records", shell=f"$C run -n 2 --chaos kill@rank=1,call=3 {LINKED}",
+            env={"CHORALE_FLIGHT_DIR": "/nonexistent"}, status=137, says=("rank 1 on .* killed by SIGKILL",), within=20),
+        Row("surroundings/a user's program that saves on a full disk", files={"disk": None}, needs=no_namespaces, status={134, -6}, may_abort=True,
+            shell=on_small_disk(8, "TMPDIR=$PWD exec $B/examples/checkpoints"), says=(r"cannot write .*model\.safetensors.*: No space left on device",)),
+        # Every name that a record could have, had it none that is unpredictable, leads to a file of somebody else.
+        Row("surroundings/a user's rank dies, and links are in the place of its record", files={"records": None, "victim": "mine"}, status=0, within=30,
+            shell=f"for rank in 0 1; do (for n in 0 1 2; do ln -s ../victim records/chorale-flight-$BASHPID-$n-rank$rank.json; done; "
+            f"export CHORALE_FLIGHT_DIR=$PWD/records CHORALE_CHAOS=kill@rank=1,call=3; exec env RANK=$rank WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={port(15)} {LINKED}) & "
+            "done; wait; [ -n \"$(find records -type f)\" ] && echo recorded", says=("recorded",), may_make="records/.*",
+            may_abort=True),
+        Row("surroundings/a user's program whose reader goes", shell=f"$C run -n 2 sh -c 'while :; do {LINKED}; done' | head -n 1; echo status ${{PIPESTATUS[0]}}", status=0,
+            says=(r"status (141|1)\n",), within=30, ci=False),
 
         Row("surroundings/nobody reads, and a signal comes", shell="$C run -n 1 yes | (sleep 2; kill -TERM $(pgrep -P $$ -x chorale); sleep 3; cat >/dev/null); "
             "echo status ${PIPESTATUS[0]}", status=0, says=("status 143",), within=30, ci=False),

@@ -1,5 +1,6 @@
 #include "chorale/launch/ranks.h"
 
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -21,6 +22,16 @@ bool write_all(int descriptor, std::string_view bytes) {
     bytes.remove_prefix(static_cast<size_t>(size));
   }
   return true;
+}
+
+// Goes on behind what another job has left under this name. A pipe without a reader must not keep the launcher.
+Descriptor open_log(const std::string& path) {
+  Descriptor log(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0644));
+  struct stat status {};
+  const bool is_file = log && fstat(log.get(), &status) == 0 && S_ISREG(status.st_mode);
+  CHORALE_CHECK_STATE(is_file, "[launch] cannot write ", path, ": ",
+                      log || errno == ENXIO ? "it is not a regular file" : std::strerror(errno));
+  return log;
 }
 
 }  // namespace
@@ -85,8 +96,7 @@ bool Ranks::start_some(int most) {
     process.cpus = cores.cpus;
     if (!plan_.log_dir.empty()) {
       const std::string path = log_path(rank.rank);
-      rank.log = Descriptor(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644));
-      CHORALE_CHECK_STATE(rank.log, "[launch] cannot write ", path, ": ", std::strerror(errno));
+      rank.log = open_log(path);
     }
     StartedProcess started = start_process(process, [this](pid_t pid) { guardian_.watch(pid); });
     rank.pid = started.pid;
