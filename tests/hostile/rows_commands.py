@@ -124,6 +124,9 @@ def rows():
         ]
     found += [
         Row("commands/checkpoint of a name that is not UTF-8", ["checkpoint", "show", b"\xff\x1b"], says=(r"'\\xff\\x1b' is no folder",)),
+        Row("commands/mesh of a name that is not UTF-8", ["mesh", b"\xff"], says=(r"found '\\xff'",)),
+        Row("commands/a command that is not UTF-8", [b"\xff"], status=2, says=(r"no command '\\xff'",)),
+        Row("commands/a mesh of more than can be counted", ["mesh", "4294967297x4294967297"], says=("expected sizes such as 2x4",)),
         Row("commands/checkpoint verify of a run", ["checkpoint", "verify", "run"], trained=True, status=0, says=("all is well",)),
         Row("commands/checkpoint verify with closed descriptors", shell="$C checkpoint verify run <&- >&- 2>&-", trained=True, status=0, ci=False),
         Row("commands/checkpoint of nothing", ["checkpoint"], status=2, says=("which one",)),

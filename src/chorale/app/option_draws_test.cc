@@ -217,6 +217,7 @@ TEST_F(OptionDraws, EndInAMessageOrAPlan) {
     const Outcome outcome = plan_of(words, command.known);
     ASSERT_THAT(outcome.status, testing::AnyOf(0, 1, 2));
     ASSERT_TRUE(outcome.status == 0 || !outcome.said.empty());
+    ASSERT_TRUE(is_utf8(outcome.said)) << printable(outcome.said);
     ASSERT_TRUE(std::filesystem::is_symlink("dangling") && std::filesystem::is_fifo("pipe"));
     ASSERT_EQ(folder_.read("text").size(), 2000u);
   }

@@ -15,6 +15,7 @@
 #include "chorale/app/commands.h"
 #include "chorale/base/did_you_mean.h"
 #include "chorale/base/error.h"
+#include "chorale/base/printable.h"
 
 namespace chorale::app {
 namespace {
@@ -109,7 +110,7 @@ int plan_work(int argc, const char* const* argv, std::span<const AddCommand> com
 
   const auto is_first_word = [&](const CLI::App* command) { return command->check_name(argv[1]); };
   if (argc > 1 && argv[1][0] != '-' && program.get_subcommands(is_first_word).empty()) {
-    std::cerr << "chorale: " << unknown_command(program, argv[1]) << '\n';
+    std::cerr << "chorale: " << printable(unknown_command(program, argv[1])) << '\n';
     return 2;
   }
   try {
@@ -121,7 +122,7 @@ int plan_work(int argc, const char* const* argv, std::span<const AddCommand> com
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return program.exit(error);  // prints help or the version
     const std::string name = full_name(chosen(program));
-    std::cerr << name << ": " << explain(program, error) << "\nSee " << name << " --help\n";
+    std::cerr << name << ": " << printable(explain(program, error)) << "\nSee " << name << " --help\n";
     return 2;
   }
 }
@@ -134,7 +135,7 @@ int status_of(const std::function<int()>& body) {
   } catch (const CLI::RuntimeError& error) {
     status = error.get_exit_code();
   } catch (...) {
-    const std::string problem = describe(std::current_exception());
+    const std::string problem = printable(describe(std::current_exception()));
     if (std::ferror(stdout) != 0) {  // it could not print
       std::clearerr(stdout);
       std::cerr << "chorale: the output could not be written: " << problem << std::endl;
