@@ -99,6 +99,30 @@ void add_places(const Line& line, const Tensor& work, const Tensor& list) {
   });
 }
 
+// The usual case, picking from rows: x and the result are contiguous and differ in the length of their rows only. False
+// where it is another one. A walk over any strides would cost more than a short row.
+bool gather_rows(const Tensor& x, const Line& line, const Tensor& out) {
+  const Shape &from = x.sizes(), &sizes = line.index.sizes();
+  if (line.dim + 1 != sizes.size() || !x.is_contiguous() || !out.is_contiguous()) return false;
+  if (!std::equal(from.begin(), from.end() - 1, sizes.begin())) return false;
+  const int64_t length = from.back(), picked = sizes.back();
+  const int64_t* indices = line.index.data<const int64_t>();
+  visit_bytes(out.elem_bytes(), [&](auto tag) {
+    using Unit = typename decltype(tag)::type;
+    const auto* rows = static_cast<const Unit*>(x.raw());
+    auto* results = static_cast<Unit*>(out.raw());
+    parallel_for(out.elems() / picked, std::max<int64_t>(1, kGatherGrain / picked), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const Unit* row = rows + i * length;
+        const int64_t* at = indices + i * picked;
+        Unit* to = results + i * picked;
+        for (int64_t k = 0; k < picked; ++k) to[k] = row[at[k]];
+      }
+    });
+  });
+  return true;
+}
+
 }  // namespace
 
 void gather(const KernelArgs& args) {
@@ -106,6 +130,7 @@ void gather(const KernelArgs& args) {
   const Line line = line_of("gather", args.in[0], args.attrs.get<DimAttrs>().dim, args.in[1]);
   if (out.elems() == 0) return;
   const Tensor x = at_least_vector(args.in[0]), result = at_least_vector(out);
+  if (gather_rows(x, line, result)) return;
   const int64_t step = x.strides()[line.dim];
   const Tensor in[] = {line.index, under_index(x, line.index.sizes(), line.dim)};
   const vec::StridedView views[] = {strided(in[0]), strided(in[1])};
