@@ -48,6 +48,13 @@ void Replayed::record(Form& form) {
   ++recordings_;
 }
 
+std::vector<Tensor> Replayed::inputs_like(const std::vector<Tensor>& in) const {
+  for (const auto& form : forms_) {
+    if (form->program && form->fits(in)) return form->inputs;
+  }
+  return {};
+}
+
 std::vector<Tensor> Replayed::operator()(const std::vector<Tensor>& in) {
   CHORALE_CHECK(!in.empty() && std::all_of(in.begin(), in.end(), [](const Tensor& x) { return x.defined(); }),
                 "[Replayed] expected at least one input, each defined");
@@ -67,11 +74,10 @@ std::vector<Tensor> Replayed::operator()(const std::vector<Tensor>& in) {
     return results;
   }
   if (!form.program) record(form);
-  {
+  for (size_t i = 0; i < in.size(); ++i) {
+    if (in[i].is(form.inputs[i])) continue;
     const NoGrad quiet;
-    for (size_t i = 0; i < in.size(); ++i) {
-      if (!in[i].is(form.inputs[i])) copy_(form.inputs[i], in[i]);
-    }
+    copy_(form.inputs[i], in[i]);
   }
   form.program->run(current_stream(device));
   ++replays_;

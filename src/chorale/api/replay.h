@@ -36,6 +36,10 @@ class Replayed {
   // Inputs lie on one device. Results of a replay are overwritten by the next one: clone() what is kept.
   std::vector<Tensor> operator()(const std::vector<Tensor>& in);
 
+  // Where a recording reads inputs of this form; nothing before it is recorded. Calls that pass these very tensors copy
+  // nothing.
+  std::vector<Tensor> inputs_like(const std::vector<Tensor>& in) const;
+
   int64_t recordings() const { return recordings_; }
   int64_t replays() const { return replays_; }
 

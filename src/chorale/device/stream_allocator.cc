@@ -21,6 +21,7 @@ bool StreamAllocator::is_free_for(Free& run, const Stream& stream) {
   std::erase_if(run.awaited, [](const auto& event) { return event->done(); });
   if (!run.awaited.empty()) return false;
   if (run.stream == stream) return true;
+  if (keeper_of(run.stream) != 0) return false;  // an event would become part of what is recorded there
   if (!run.released) run.released = runtime_of(run.stream.device).record(run.stream);
   return run.released->done();
 }

@@ -252,6 +252,13 @@ class CudaRuntime final : public Runtime {
   CudaDevice& at(Device device) { return devices_[static_cast<size_t>(device.index)]; }
 
   void copy_bytes(const void* from, Device from_device, void* to, Device to_device, size_t bytes, Stream stream) {
+    CUstreamCaptureStatus recorded = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (from_device.type != DeviceType::kCuda || to_device.type != DeviceType::kCuda)
+      check(driver().cuStreamIsCapturing(handle_of(stream), &recorded), "copying");
+    CHORALE_CHECK_STATE(recorded == CU_STREAM_CAPTURE_STATUS_NONE,
+                        "[recording] a copy between host and device cannot be recorded, since the host's memory may be "
+                        "another one when it is run again (random numbers, item(), tensors made of numbers); do it "
+                        "outside of what is recorded");
     bool waits = false;
     for (const auto& [address, device] : {std::pair<const void*, Device>{from, from_device}, {to, to_device}}) {
       if (device.type == DeviceType::kCuda) continue;
@@ -261,13 +268,6 @@ class CudaRuntime final : public Runtime {
         waits = true;
       }
     }
-    CUstreamCaptureStatus recorded = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (from_device.type != DeviceType::kCuda || to_device.type != DeviceType::kCuda)
-      check(driver().cuStreamIsCapturing(handle_of(stream), &recorded), "copying");
-    CHORALE_CHECK_STATE(recorded == CU_STREAM_CAPTURE_STATUS_NONE,
-                        "[recording] a copy between host and device cannot be recorded, since the host's memory may be "
-                        "another one when it is run again (random numbers, item(), tensors made of numbers); do it "
-                        "outside of what is recorded");
     check(driver().cuMemcpyAsync(reinterpret_cast<CUdeviceptr>(to), reinterpret_cast<CUdeviceptr>(from), bytes,
                                  handle_of(stream)),
           "copying");

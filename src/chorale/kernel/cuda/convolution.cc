@@ -1,6 +1,9 @@
 #include "chorale/kernel/cuda/convolution.h"
 
+#include <map>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <vector>
 
 #include "chorale/device/cuda/context.h"
@@ -116,12 +119,11 @@ struct Factors {
   const void* zero() const { return wide ? static_cast<const void*>(&zero64) : &zero32; }
 };
 
-// cuDNN's older interface has no 16-bit arithmetic for every layout: 16-bit types are computed in f32.
-struct InF32 {
-  InF32(const Tensor& result, Stream its_stream) : target(result), stream(its_stream) {
-    made = is_half(result.dtype()) || !result.is_contiguous()
-               ? Tensor::empty(result.sizes(), compute_of(result.dtype()), result.device())
-               : result;
+// A result that is computed in a dtype, in row-major order.
+struct ConvolutionResult {
+  ConvolutionResult(const Tensor& result, DType dtype, Stream its_stream) : target(result), stream(its_stream) {
+    made = result.dtype() == dtype && result.is_contiguous() ? result
+                                                             : Tensor::empty(result.sizes(), dtype, result.device());
   }
   void store() const {
     if (!made.is(target)) copy_into(made, target, stream);
@@ -129,7 +131,44 @@ struct InF32 {
   Tensor made, target;
   Stream stream;
 };
-Tensor computable(const Tensor& x, Stream stream) { return contiguous(x, compute_of(x.dtype()), stream); }
+
+// Whether cuDNN did it. What it does not do in 16 bits is tried in another dtype; anything else is an error.
+bool works(cudnnStatus_t status, DType dtype, const char* tried) {
+  if (status != CUDNN_STATUS_SUCCESS && is_half(dtype)) return false;
+  check_cudnn(status, tried);
+  return true;
+}
+
+// The algorithm for these shapes: cuDNN takes milliseconds to choose one, so it is asked once. None: it has none.
+template <class Perf, class Ask>
+std::optional<Perf> algorithm_for(const Tensor& x, const Tensor& w, const Tensor& y, const ConvolutionAttrs& attrs,
+                                  const Ask& ask) {
+  std::vector<int64_t> key{x.device().index, static_cast<int64_t>(x.dtype()), attrs.groups};
+  const auto add = [&](const auto& list) {
+    for (const int64_t one : list) key.push_back(one);
+    key.push_back(-1);
+  };
+  for (const Tensor* tensor : {&x, &w, &y}) add(tensor->sizes());
+  for (const auto* list : {&attrs.stride, &attrs.padding, &attrs.dilation}) add(list->span());
+  static std::mutex mutex;
+  static auto* const known = new std::map<std::vector<int64_t>, std::optional<Perf>>;
+  const std::lock_guard lock(mutex);
+  const auto [place, added] = known->try_emplace(std::move(key));
+  if (!added) return place->second;
+  std::vector<Perf> found(kMostAlgorithms);
+  int count = 0;
+  if (!works(ask(&count, found.data()), x.dtype(), "choosing an algorithm")) return {};
+  if (const Perf* const best = choose(found, count)) place->second = *best;
+  return place->second;
+}
+
+// Calls compute(dtype), which is false where cuDNN has no algorithm: 16-bit types are computed as they are, on tensor
+// cores, or else in f32.
+template <class Compute>
+void in_some_dtype(const char* what, DType dtype, const Compute& compute) {
+  if (compute(dtype) || (is_half(dtype) && compute(DType::kF32))) return;
+  raise_no_algorithm(what, dtype);
+}
 
 bool rehearses() { return chorale::cuda::driver().rehearsal; }
 
@@ -139,38 +178,41 @@ void convolution(const KernelArgs& args) {
   const Stream stream = args.stream;
   if (args.out[0].elems() == 0 || rehearses()) return;
   chorale::cuda::make_current(stream.device);
-  const InF32 result(args.out[0], stream);
-  const Tensor x = computable(args.in[0], stream), w = computable(args.in[1], stream);
-  const Tensor& y = result.made;
-  const Problem p(x, w, y, args.attrs.get<ConvolutionAttrs>());
-  const cudnnHandle_t handle = cudnn_handle(stream);
-  std::vector<cudnnConvolutionFwdAlgoPerf_t> found(kMostAlgorithms);
-  int count = 0;
-  check_cudnn(cudnn().cudnnGetConvolutionForwardAlgorithm_v7(handle, p.x(), p.w(), p.how(), p.y(), kMostAlgorithms,
-                                                             &count, found.data()),
-              "choosing an algorithm");
-  const auto* const chosen = choose(found, count);
-  if (!chosen) raise_no_algorithm("convolution", x.dtype());
-  const Tensor workspace = workspace_of(chosen->memory, stream.device);
-  const Factors factors(x.dtype());
-  check_cudnn(
-      cudnn().cudnnConvolutionForward(handle, factors.one(), p.x(), x.raw(), p.w(), w.raw(), p.how(), chosen->algo,
-                                      address_of(workspace), chosen->memory, factors.zero(), p.y(), y.raw()),
-      "computing");
-  if (args.in[2].defined()) {
-    const Tensor bias = computable(args.in[2], stream);
-    Shape sizes(y.sizes().size(), 1);
-    sizes[1] = bias.elems();
-    const Tensor seen = bias.view_as(sizes, contiguous_strides(sizes), bias.offset());
-    cudnnTensorDescriptor_t desc = nullptr;
-    check_cudnn(cudnn().cudnnCreateTensorDescriptor(&desc), "describing the bias");
-    const std::unique_ptr<cudnnTensorStruct, void (*)(cudnnTensorDescriptor_t)> owner(
-        desc, [](cudnnTensorDescriptor_t made) { cudnn().cudnnDestroyTensorDescriptor(made); });
-    Problem::set(desc, seen);
-    check_cudnn(cudnn().cudnnAddTensor(handle, factors.one(), desc, seen.raw(), factors.one(), p.y(), y.raw()),
-                "adding the bias");
-  }
-  result.store();
+  in_some_dtype("convolution", args.out[0].dtype(), [&](DType dtype) {
+    const ConvolutionResult result(args.out[0], dtype, stream);
+    const Tensor x = contiguous(args.in[0], dtype, stream), w = contiguous(args.in[1], dtype, stream);
+    const Tensor& y = result.made;
+    const auto& attrs = args.attrs.get<ConvolutionAttrs>();
+    const Problem p(x, w, y, attrs);
+    const cudnnHandle_t handle = cudnn_handle(stream);
+    const auto chosen = algorithm_for<cudnnConvolutionFwdAlgoPerf_t>(x, w, y, attrs, [&](int* count, auto* found) {
+      return cudnn().cudnnGetConvolutionForwardAlgorithm_v7(handle, p.x(), p.w(), p.how(), p.y(), kMostAlgorithms,
+                                                            count, found);
+    });
+    if (!chosen) return false;
+    const Tensor workspace = workspace_of(chosen->memory, stream.device);
+    const Factors factors(x.dtype());
+    if (!works(cudnn().cudnnConvolutionForward(handle, factors.one(), p.x(), x.raw(), p.w(), w.raw(), p.how(),
+                                               chosen->algo, address_of(workspace), chosen->memory, factors.zero(),
+                                               p.y(), y.raw()),
+               dtype, "computing"))
+      return false;
+    if (args.in[2].defined()) {
+      const Tensor bias = contiguous(args.in[2], dtype, stream);
+      Shape sizes(y.sizes().size(), 1);
+      sizes[1] = bias.elems();
+      const Tensor seen = bias.view_as(sizes, contiguous_strides(sizes), bias.offset());
+      cudnnTensorDescriptor_t desc = nullptr;
+      check_cudnn(cudnn().cudnnCreateTensorDescriptor(&desc), "describing the bias");
+      const std::unique_ptr<cudnnTensorStruct, void (*)(cudnnTensorDescriptor_t)> owner(
+          desc, [](cudnnTensorDescriptor_t made) { cudnn().cudnnDestroyTensorDescriptor(made); });
+      Problem::set(desc, seen);
+      check_cudnn(cudnn().cudnnAddTensor(handle, factors.one(), desc, seen.raw(), factors.one(), p.y(), y.raw()),
+                  "adding the bias");
+    }
+    result.store();
+    return true;
+  });
 }
 
 void convolution_transpose(const KernelArgs& args) {
@@ -178,25 +220,28 @@ void convolution_transpose(const KernelArgs& args) {
   if (args.out[0].elems() == 0 || rehearses()) return;
   if (args.in[0].elems() == 0) return set_zero(args.out[0], stream);
   chorale::cuda::make_current(stream.device);
-  const InF32 result(args.out[0], stream);
-  const Tensor y = computable(args.in[0], stream), w = computable(args.in[1], stream);
-  const Tensor& x = result.made;
-  const Problem p(x, w, y, args.attrs.get<ConvolutionAttrs>());
-  const cudnnHandle_t handle = cudnn_handle(stream);
-  std::vector<cudnnConvolutionBwdDataAlgoPerf_t> found(kMostAlgorithms);
-  int count = 0;
-  check_cudnn(cudnn().cudnnGetConvolutionBackwardDataAlgorithm_v7(handle, p.w(), p.y(), p.how(), p.x(), kMostAlgorithms,
-                                                                  &count, found.data()),
-              "choosing an algorithm");
-  const auto* const chosen = choose(found, count);
-  if (!chosen) raise_no_algorithm("convolution_transpose", x.dtype());
-  const Tensor workspace = workspace_of(chosen->memory, stream.device);
-  const Factors factors(x.dtype());
-  check_cudnn(
-      cudnn().cudnnConvolutionBackwardData(handle, factors.one(), p.w(), w.raw(), p.y(), y.raw(), p.how(), chosen->algo,
-                                           address_of(workspace), chosen->memory, factors.zero(), p.x(), x.raw()),
-      "computing");
-  result.store();
+  in_some_dtype("convolution_transpose", args.out[0].dtype(), [&](DType dtype) {
+    const ConvolutionResult result(args.out[0], dtype, stream);
+    const Tensor y = contiguous(args.in[0], dtype, stream), w = contiguous(args.in[1], dtype, stream);
+    const Tensor& x = result.made;
+    const auto& attrs = args.attrs.get<ConvolutionAttrs>();
+    const Problem p(x, w, y, attrs);
+    const cudnnHandle_t handle = cudnn_handle(stream);
+    const auto chosen = algorithm_for<cudnnConvolutionBwdDataAlgoPerf_t>(x, w, y, attrs, [&](int* count, auto* found) {
+      return cudnn().cudnnGetConvolutionBackwardDataAlgorithm_v7(handle, p.w(), p.y(), p.how(), p.x(), kMostAlgorithms,
+                                                                 count, found);
+    });
+    if (!chosen) return false;
+    const Tensor workspace = workspace_of(chosen->memory, stream.device);
+    const Factors factors(x.dtype());
+    if (!works(cudnn().cudnnConvolutionBackwardData(handle, factors.one(), p.w(), w.raw(), p.y(), y.raw(), p.how(),
+                                                    chosen->algo, address_of(workspace), chosen->memory, factors.zero(),
+                                                    p.x(), x.raw()),
+               dtype, "computing"))
+      return false;
+    result.store();
+    return true;
+  });
 }
 
 void convolution_weight(const KernelArgs& args) {
@@ -204,25 +249,29 @@ void convolution_weight(const KernelArgs& args) {
   if (args.out[0].elems() == 0 || rehearses()) return;
   if (args.in[0].elems() == 0 || args.in[1].elems() == 0) return set_zero(args.out[0], stream);
   chorale::cuda::make_current(stream.device);
-  const InF32 result(args.out[0], stream);
-  const Tensor x = computable(args.in[0], stream), y = computable(args.in[1], stream);
-  const Tensor& w = result.made;
-  const Problem p(x, w, y, args.attrs.get<ConvolutionAttrs>());
-  const cudnnHandle_t handle = cudnn_handle(stream);
-  std::vector<cudnnConvolutionBwdFilterAlgoPerf_t> found(kMostAlgorithms);
-  int count = 0;
-  check_cudnn(cudnn().cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle, p.x(), p.y(), p.how(), p.w(),
-                                                                    kMostAlgorithms, &count, found.data()),
-              "choosing an algorithm");
-  const auto* const chosen = choose(found, count);
-  if (!chosen) raise_no_algorithm("convolution_weight", x.dtype());
-  const Tensor workspace = workspace_of(chosen->memory, stream.device);
-  const Factors factors(x.dtype());
-  check_cudnn(cudnn().cudnnConvolutionBackwardFilter(handle, factors.one(), p.x(), x.raw(), p.y(), y.raw(), p.how(),
-                                                     chosen->algo, address_of(workspace), chosen->memory,
-                                                     factors.zero(), p.w(), w.raw()),
-              "computing");
-  result.store();
+  in_some_dtype("convolution_weight", args.out[0].dtype(), [&](DType dtype) {
+    const ConvolutionResult result(args.out[0], dtype, stream);
+    const Tensor x = contiguous(args.in[0], dtype, stream), y = contiguous(args.in[1], dtype, stream);
+    const Tensor& w = result.made;
+    const auto& attrs = args.attrs.get<ConvolutionAttrs>();
+    const Problem p(x, w, y, attrs);
+    const cudnnHandle_t handle = cudnn_handle(stream);
+    const auto chosen =
+        algorithm_for<cudnnConvolutionBwdFilterAlgoPerf_t>(x, w, y, attrs, [&](int* count, auto* found) {
+          return cudnn().cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle, p.x(), p.y(), p.how(), p.w(),
+                                                                       kMostAlgorithms, count, found);
+        });
+    if (!chosen) return false;
+    const Tensor workspace = workspace_of(chosen->memory, stream.device);
+    const Factors factors(x.dtype());
+    if (!works(cudnn().cudnnConvolutionBackwardFilter(handle, factors.one(), p.x(), x.raw(), p.y(), y.raw(), p.how(),
+                                                      chosen->algo, address_of(workspace), chosen->memory,
+                                                      factors.zero(), p.w(), w.raw()),
+               dtype, "computing"))
+      return false;
+    result.store();
+    return true;
+  });
 }
 
 }  // namespace chorale::kernel::cuda

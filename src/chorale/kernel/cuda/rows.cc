@@ -142,8 +142,8 @@ Classes classes_of(const KernelArgs& args, int64_t ignore_index, Reduction reduc
 bool is_plain(const Lines& lines, const Tensor& weight, const CrossEntropyAttrs& a) {
   return lines.count > 0 && lines.inner == 1 && !weight.defined() && a.label_smoothing == 0;
 }
-RowLoss row_loss(const KernelArgs& args, const Lines& lines, const Targets& targets, const CrossEntropyAttrs& a) {
-  return {lines.count, lines.length, a.ignore_index, targets.list.raw(), row_number(args)};
+RowLoss row_loss(const KernelArgs& args, const Lines& lines, const Tensor& targets, const CrossEntropyAttrs& a) {
+  return {lines.count, lines.length, a.ignore_index, targets.raw(), row_number(args)};
 }
 
 }  // namespace
@@ -161,10 +161,15 @@ void cross_entropy(const KernelArgs& args) {
   const auto& a = args.attrs.get<CrossEntropyAttrs>();
   const Tensor x = contiguous(args.in[0], args.stream);
   const Lines lines = lines_of_classes(x.sizes());
+  if (is_plain(lines, args.in[2], a)) {
+    const Tensor list = contiguous(args.in[1], DType::kI64, args.stream);
+    const RowLoss loss = row_loss(args, lines, list, a);
+    if (is_small(loss)) return cross_entropy_small(x, loss, a.reduction, args.out[1], args.out[0], args.stream);
+  }
   const Targets targets(args.in[1], args.in[2], a.reduction, lines.length, a.ignore_index, x.dtype(), args.stream);
   const Tensor losses = Tensor::empty({lines.count}, compute_of(x.dtype()), x.device());
   if (is_plain(lines, args.in[2], a)) {
-    cross_entropy_wide(x, row_loss(args, lines, targets, a), args.out[1], losses, args.stream);
+    cross_entropy_wide(x, row_loss(args, lines, targets.list, a), args.out[1], losses, args.stream);
   } else if (lines.count > 0) {
     launch(instance(args.stream, kRowsCu, "cross_entropy", {x.dtype()}), row_grid(lines.count, lines.length),
            args.stream, x.raw(), targets.list.raw(), targets.weight.raw(), args.out[1].raw(), losses.raw(), lines,
@@ -179,11 +184,18 @@ void cross_entropy_backward(const KernelArgs& args) {
   const DType compute = compute_of(x.dtype());
   const Lines lines = lines_of_classes(x.sizes());
   if (lines.count == 0) return;
-  const Targets targets(args.in[2], args.in[3], a.reduction, lines.length, a.ignore_index, x.dtype(), args.stream);
   const Tensor dloss = contiguous(args.in[0], compute, args.stream), lse = contiguous(args.in[4], compute, args.stream);
   if (is_plain(lines, args.in[3], a)) {
-    return cross_entropy_backward_wide(dloss, x, row_loss(args, lines, targets, a), lse, targets.divisor(),
-                                       a.reduction == Reduction::kNone, args.out[0], args.stream);
+    const Tensor list = contiguous(args.in[2], DType::kI64, args.stream);
+    const RowLoss loss = row_loss(args, lines, list, a);
+    if (is_small(loss)) {
+      return cross_entropy_backward_wide(dloss, x, loss, lse, nullptr, a.reduction, args.out[0], args.stream);
+    }
+  }
+  const Targets targets(args.in[2], args.in[3], a.reduction, lines.length, a.ignore_index, x.dtype(), args.stream);
+  if (is_plain(lines, args.in[3], a)) {
+    return cross_entropy_backward_wide(dloss, x, row_loss(args, lines, targets.list, a), lse, targets.divisor(),
+                                       a.reduction, args.out[0], args.stream);
   }
   launch(instance(args.stream, kRowsCu, "cross_entropy_backward", {x.dtype()}), row_grid(lines.count, lines.length),
          args.stream, dloss.raw(), x.raw(), targets.list.raw(), targets.weight.raw(), lse.raw(), targets.divisor(),

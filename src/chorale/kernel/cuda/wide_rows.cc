@@ -92,12 +92,25 @@ void cross_entropy_wide(const Tensor& x, const RowLoss& loss, const Tensor& lse,
          loss.op);
 }
 
+bool is_small(const RowLoss& loss) { return loss.rows <= 1024 && loss.rows * loss.classes <= 1 << 15; }
+
+void cross_entropy_small(const Tensor& x, const RowLoss& loss, Reduction reduction, const Tensor& lse,
+                         const Tensor& out, Stream stream) {
+  const int64_t mean = reduction == Reduction::kMean ? 1 : 0, each = reduction == Reduction::kNone ? 1 : 0;
+  const auto threads = static_cast<unsigned>(32 * std::clamp<int64_t>(loss.rows, 1, 32));
+  launch(instance(stream, kWideRowsCu, "cross_entropy_in_one_block", {x.dtype()}), {.threads = threads}, stream,
+         x.raw(), loss.target, lse.raw(), out.raw(), loss.rows, loss.classes, loss.ignore_index, mean, each,
+         fault_of(stream.device), loss.op);
+}
+
 void cross_entropy_backward_wide(const Tensor& dloss, const Tensor& x, const RowLoss& loss, const Tensor& lse,
-                                 const void* divisor, bool each, const Tensor& dx, Stream stream) {
-  const int64_t each_row = each ? 1 : 0;
-  launch(instance(stream, kWideRowsCu, "cross_entropy_backward_of_rows", {x.dtype()}), loss_grid(loss.rows), stream,
-         dloss.raw(), x.raw(), loss.target, lse.raw(), divisor, dx.raw(), loss.rows, loss.classes, loss.ignore_index,
-         each_row, fault_of(stream.device), loss.op);
+                                 const void* divisor, Reduction reduction, const Tensor& dx, Stream stream) {
+  const int64_t each = reduction == Reduction::kNone ? 1 : 0, mean = reduction == Reduction::kMean ? 1 : 0;
+  Grid grid = loss_grid(loss.rows);
+  if (loss.classes <= 1024) grid.threads = 128;
+  launch(instance(stream, kWideRowsCu, "cross_entropy_backward_of_rows", {x.dtype()}), grid, stream, dloss.raw(),
+         x.raw(), loss.target, lse.raw(), divisor, dx.raw(), loss.rows, loss.classes, loss.ignore_index, each, mean,
+         fault_of(stream.device), loss.op);
 }
 
 }  // namespace chorale::kernel::cuda

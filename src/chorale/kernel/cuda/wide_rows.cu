@@ -258,14 +258,69 @@ __global__ void __launch_bounds__(512)
     }
   }
 }
-// dx may be x.
+// A small problem whole, in one block: a warp per row, sums over warps in their order. `mean`: divided by the targets
+// that count; out has one element, or one per row where `each` says so.
+template <class T>
+__global__ void __launch_bounds__(1024)
+    cross_entropy_in_one_block(const T* x, const i64* target, Compute<T>* lse, Compute<T>* out, i64 rows, i64 length,
+                               i64 ignore_index, i64 mean, i64 each, Fault* fault, i64 op) {
+  typedef Compute<T> C;
+  const C infinite = C(1) / C(0);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  __shared__ C sums[32];
+  __shared__ i64 counts[32];
+  C total = 0;
+  i64 count = 0;
+  for (i64 line = warp; line < rows; line += warps) {
+    const T* const row = x + line * length;
+    MostAndSum<T> all = {-infinite, 0};
+    for (i64 j = lane; j < length; j += 32) all.template add<1>(row + j);
+    C top = all.most;
+    for (int by = 16; by > 0; by /= 2) top = Larger::of(top, __shfl_xor_sync(0xffffffffu, top, by));
+    const C sum = over_warp(all.most == -infinite ? all.sum : all.sum * exponential<T>(all.most - top));
+    if (lane != 0) continue;
+    const C found = top == infinite ? top : top + ::log(sum);
+    lse[line] = found;
+    const i64 t = target[line];
+    C loss = 0;
+    if (t != ignore_index) {
+      if (t < 0 || t >= length) {
+        report(fault, (i32)op, line, t, length);
+      } else {
+        loss = found - widen(row[t]);
+        ++count;
+      }
+    }
+    if (each) out[line] = loss;
+    total += loss;
+  }
+  if (lane == 0) {
+    sums[warp] = total;
+    counts[warp] = count;
+  }
+  __syncthreads();
+  if (threadIdx.x != 0 || each) return;
+  for (int k = 1; k < warps; ++k) {
+    total += sums[k];
+    count += counts[k];
+  }
+  *out = mean ? (C)((double)total / (double)count) : total;
+}
+// dx may be x. Without a divisor and with `mean`, each block counts the targets itself.
 template <class T>
 __global__ void __launch_bounds__(512)
     cross_entropy_backward_of_rows(const Compute<T>* dloss, const T* x, const i64* target, const Compute<T>* lse,
                                    const double* divisor, T* dx, i64 rows, i64 length, i64 ignore_index, i64 each,
-                                   Fault* fault, i64 op) {
+                                   i64 mean, Fault* fault, i64 op) {
   typedef Compute<T> C;
   const int kCount = Pack16<T>::kCount;
+  double by = divisor ? *divisor : 1.0;
+  if (mean && !divisor) {
+    i64 count = 0;
+    for (i64 i = threadIdx.x; i < rows; i += blockDim.x)
+      count += target[i] != ignore_index && target[i] >= 0 && target[i] < length ? 1 : 0;
+    by = (double)over_block<Plus>(count, (i64)0);
+  }
   for (i64 line = blockIdx.x; line < rows; line += gridDim.x) {
     const T* const row = x + line * length;
     T* const to = dx + line * length;
@@ -275,7 +330,7 @@ __global__ void __launch_bounds__(512)
       if (threadIdx.x == 0) report(fault, (i32)op, line, t, length);
       continue;
     }
-    const C g = counts ? (C)((double)dloss[each ? line : 0] / (divisor ? *divisor : 1.0)) : C(0), most = lse[line];
+    const C g = counts ? (C)((double)dloss[each ? line : 0] / by) : C(0), most = lse[line];
     const auto slope = [&](T value, i64 j) {
       if (!counts) return cast<T>(C(0));
       const C p = g * exponential<T>(widen(value) - most);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "chorale/kernel/kernel_args.h"
+#include "chorale/kernel/nn_attrs.h"
 
 namespace chorale::kernel::cuda {
 
@@ -31,8 +32,14 @@ struct RowLoss {
   int64_t op = 0;  // its number, for faults
 };
 void cross_entropy_wide(const Tensor& x, const RowLoss& loss, const Tensor& lse, const Tensor& losses, Stream stream);
-// dloss: one number, or one for `each` row. divisor: null, or f64 in memory of the device.
+// A few rows of a few classes cost a launch each: whether one kernel does all of it, and counts targets itself.
+bool is_small(const RowLoss& loss);
+// The whole of it; out is the row's result.
+void cross_entropy_small(const Tensor& x, const RowLoss& loss, Reduction reduction, const Tensor& lse,
+                         const Tensor& out, Stream stream);
+// dloss: one number, or one for each row. divisor: f64 in memory of the device; null: 1, or for a mean what the kernel
+// counts.
 void cross_entropy_backward_wide(const Tensor& dloss, const Tensor& x, const RowLoss& loss, const Tensor& lse,
-                                 const void* divisor, bool each, const Tensor& dx, Stream stream);
+                                 const void* divisor, Reduction reduction, const Tensor& dx, Stream stream);
 
 }  // namespace chorale::kernel::cuda

@@ -243,6 +243,19 @@ TEST_F(CudaTraining, AReplayedStepGivesTheBitsOfOneThatIsRun) {
   }
 }
 
+TEST_F(CudaTraining, AReplayReadsWhatItsInputsHoldNow) {
+  if (rehearses()) return;
+  Replayed twice([](const std::vector<Tensor>& in) { return std::vector{in[0] * 2}; });
+  const Tensor x = full({3}, 1, DType::kF32, kGpu);
+  EXPECT_TRUE(twice.inputs_like({x}).empty());
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(twice({x})[0].to_vector<float>()[2], 2);
+  const std::vector<Tensor> inputs = twice.inputs_like({x});
+  fill_(inputs[0], 5);
+  EXPECT_EQ(twice(inputs)[0].to_vector<float>()[2], 10);
+  EXPECT_EQ(twice({x})[0].to_vector<float>()[2], 2);
+  EXPECT_EQ(twice.recordings(), 1);
+}
+
 TEST_F(CudaTraining, WhatCannotBeReplayedIsAnError) {
   if (rehearses()) return;
   const Tensor x = full({4}, 2, DType::kF32, kGpu);
@@ -252,6 +265,8 @@ TEST_F(CudaTraining, WhatCannotBeReplayedIsAnError) {
   Replayed draws([](const std::vector<Tensor>& in) { return std::vector{dropout(in[0], 0.5)}; });
   (void)draws({x});
   EXPECT_THROW(draws({x}), StateError);
+  // The memory that the failed calls had taken is used again.
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(dropout(x, 0.5).to_vector<float>().size(), 4u);
   EXPECT_EQ(sum(x).item<float>(), 8) << "the device works on";
 }
 
