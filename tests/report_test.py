@@ -141,6 +141,18 @@ class Page(unittest.TestCase):
         self.assertEqual(browser.evaluate("document.documentElement.scrollWidth"), 360)
         self.assertEqual(browser.complaints, [])
 
+    def test_numbers_of_a_programs_own_are_drawn(self):
+        run = example_run.write(self.folder / "run", lines=5)
+        with (run / "metrics.jsonl").open("a") as file:
+            for step in range(60, 100, 10):
+                file.write(json.dumps({"kind": "train", "step": step, "seconds": step, "loss": 1, "reward": step / 4}) + "\n")
+        url, problems = self.report(run)
+        self.assertEqual(problems, "")
+        browser = self.opened(url)
+        self.assertIn("reward", browser.evaluate("document.getElementById('own-reward').textContent"))
+        self.assertGreater(browser.evaluate("document.querySelectorAll('#own-reward svg path').length"), 0)
+        self.assertEqual(browser.complaints, [])
+
     def test_lines_that_are_not_understood_are_named(self):
         run = example_run.write(self.folder / "run", lines=5)
         with (run / "metrics.jsonl").open("a") as file:

@@ -84,6 +84,8 @@ json::Value run_json(const RunReader& reader) {
     object.emplace_back("series", thinned_json(series));
     times.emplace_back(std::move(object));
   }
+  json::Object own;
+  for (const auto& [name, series] : run.own) own.emplace_back(name, thinned_json(series));
   for (const std::string& problem : reader.problems()) problems.emplace_back(problem);
   return json::Value(json::Object{
       {"name", json::Value(run.name)},
@@ -94,6 +96,7 @@ json::Value run_json(const RunReader& reader) {
       {"train", thinned_json(run.train)},
       {"evaluations", thinned_json(run.evaluations)},
       {"times", json::Value(std::move(times))},
+      {"own", json::Value(std::move(own))},
       {"samples", samples_json(run.samples)},
       {"calls", calls_json(run)},
       {"workers", workers_json(run)},

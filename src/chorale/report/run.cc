@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <optional>
 
 #include "chorale/base/error.h"
 #include "chorale/base/printable.h"
@@ -14,16 +16,25 @@ namespace chorale::report {
 namespace {
 
 constexpr size_t kLongestLine = 1 << 20;
+// Numbers of a program's own that are drawn: a page with more would be of no use.
+constexpr size_t kMostOwn = 60;
+// Fields of lines of training that go into other figures, or belong to one.
+constexpr std::array<std::string_view, 3> kUsedFields = {"step_ms", "communication_ms", "exposed_communication_ms"};
 constexpr size_t kMostProblems = 10;
 constexpr size_t kMostPairs = 10'000;  // of workers that call each other: a page should not carry more
 
 // Of a field that may be missing or null.
+std::optional<double> plain_number(const json::Value& value) {
+  if (const auto* real = value.as<double>()) return *real;
+  if (const auto* whole = value.as<int64_t>()) return static_cast<double>(*whole);
+  if (const auto* large = value.as<uint64_t>()) return static_cast<double>(*large);
+  return std::nullopt;
+}
+
 double number(std::string_view what, const json::Object& line, std::string_view key) {
   const json::Value* value = json::find(line, key);
   if (!value || value->as<std::nullptr_t>()) return kMissing;
-  if (const auto* real = value->as<double>()) return *real;
-  if (const auto* whole = value->as<int64_t>()) return static_cast<double>(*whole);
-  if (const auto* large = value->as<uint64_t>()) return static_cast<double>(*large);
+  if (const auto found = plain_number(*value)) return *found;
   throw InvalidArgument(concat(what, ": \"", key, "\" is ", value->kind(), ", expected a number"));
 }
 
@@ -105,6 +116,7 @@ bool RunReader::read_metrics() {
     run_.train = Series(kTrainFields);
     run_.evaluations = Series(kEvaluationFields);
     run_.times.clear();
+    run_.own.clear();
     run_.samples.clear();
     run_.calls.clear();
     run_.workers.clear();
@@ -181,8 +193,10 @@ void RunReader::take_line(std::string_view what, const json::Object& line) {
       run_.rate_unit = name.substr(0, name.size() - kSuffix.size()) + "/s";
     }
     run_.train.add(row);
+    take_own_numbers("", line);
   } else if (kind == "evaluation") {
     run_.evaluations.add(row_of(kEvaluationFields));
+    take_own_numbers("", line);
   } else if (kind == "time") {
     run_.times.try_emplace(count(what, line, "rank"), kTimeFields).first->second.add(row_of(kTimeFields));
   } else if (kind == "sample") {
@@ -206,6 +220,27 @@ void RunReader::take_line(std::string_view what, const json::Object& line) {
     } else {
       run_.workers[name("name")] = figures_of(kWorkerFields);
     }
+  } else {
+    take_own_numbers(kind + ": ", line);
+  }
+}
+
+void RunReader::take_own_numbers(const std::string& prefix, const json::Object& line) {
+  const json::Value* found_step = json::find(line, "step");
+  const json::Value* found_seconds = json::find(line, "seconds");
+  const std::optional<double> step = found_step ? plain_number(*found_step) : std::nullopt;
+  if (!step) return;
+  const double seconds = found_seconds ? plain_number(*found_seconds).value_or(kMissing) : kMissing;
+  for (const auto& [name, value] : line) {
+    const auto is_known = [&name = name](const auto& fields) {
+      return std::find(fields.begin(), fields.end(), name) != fields.end();
+    };
+    const std::optional<double> number = plain_number(value);
+    if (!number || is_known(kTrainFields) || is_known(kEvaluationFields) || is_known(kUsedFields)) continue;
+    if (prefix.empty() && name.ends_with("_per_second")) continue;
+    const std::string title = prefix + name;
+    if (run_.own.size() >= kMostOwn && !run_.own.contains(title)) continue;
+    run_.own.try_emplace(title, kOwnFields).first->second.add(std::array{*step, seconds, *number});
   }
 }
 

@@ -39,6 +39,9 @@ constexpr std::array<std::string_view, 5> kEvaluationFields = {"step", "seconds"
                                                                "test_bits_per_byte"};
 constexpr std::array<std::string_view, 5> kTimeFields = {"step", "compute_ms", "exposed_ms", "hidden_ms", "memory_mib"};
 
+// Of a number that a program writes and this page has no name for.
+constexpr std::array<std::string_view, 3> kOwnFields = {"step", "seconds", "value"};
+
 constexpr std::array<std::string_view, 7> kCallFields = {"calls",          "failed", "in_flight", "sent_bytes",
                                                          "received_bytes", "p50_us", "p99_us"};
 constexpr std::array<std::string_view, 5> kWorkerFields = {"queued", "served", "owned_references", "held_references",
@@ -54,7 +57,8 @@ struct Run {
   json::Object config;  // the options; empty when there is no file
   json::Object start;   // what the last start said
   Series train{kTrainFields}, evaluations{kEvaluationFields};
-  std::map<int64_t, Series> times;  // by rank
+  std::map<int64_t, Series> times;    // by rank
+  std::map<std::string, Series> own;  // by the name of the field, "kind: field" for a kind of the program's own
   std::vector<Sample> samples;
   // The newest figures, in the order of the fields: of calls by the names of caller and called, of workers by theirs.
   std::map<std::pair<std::string, std::string>, std::vector<double>> calls;
@@ -88,6 +92,8 @@ class RunReader {
   bool read_metrics();
   void read_line(std::string_view line);
   void take_line(std::string_view what, const json::Object& line);
+  // Numbers that have no place of their own.
+  void take_own_numbers(const std::string& prefix, const json::Object& line);
   template <class Take>
   bool read_whole(const char* name, Stamp& seen, std::string& problem, const Take& take);
 

@@ -69,6 +69,31 @@ TEST(RunReader, ReadsEveryKindOfLine) {
   EXPECT_GT(run.updated, 1.6e9);
 }
 
+TEST(RunReader, NumbersOfAProgramsOwnAreKeptByName) {
+  const TemporaryFolder folder;
+  folder.write("metrics.jsonl",
+               R"({"kind":"train","step":1,"seconds":0.5,"loss":1,"reward":-3,"step_ms":2,"note":"hm"})"
+               "\n"
+               R"({"kind":"train","step":2,"loss":1,"reward":4.5})"
+               "\n"
+               R"({"kind":"evaluation","step":2,"test_loss":1,"test_bleu":30})"
+               "\n"
+               R"({"kind":"arm","step":7,"angle":0.25,"loss_of_grip":1})"
+               "\n");
+  RunReader reader(folder.path());
+  reader.refresh();
+  EXPECT_THAT(reader.problems(), IsEmpty());
+  const auto& run = reader.run();
+  std::vector<std::string> names;
+  names.reserve(run.own.size());
+  for (const auto& [name, series] : run.own) names.push_back(name);
+  EXPECT_THAT(names, ElementsAre("arm: angle", "arm: loss_of_grip", "reward", "test_bleu"));
+  EXPECT_THAT(column(run.own.at("reward"), "step"), ElementsAre(1, 2));
+  EXPECT_THAT(column(run.own.at("reward"), "seconds"), ElementsAre(0.5, IsNan()));
+  EXPECT_THAT(column(run.own.at("reward"), "value"), ElementsAre(-3, 4.5));
+  EXPECT_THAT(column(run.own.at("arm: angle"), "value"), ElementsAre(0.25));
+}
+
 TEST(RunReader, UnknownKindsAndFieldsArePassedOver) {
   const TemporaryFolder folder;
   folder.write("metrics.jsonl",

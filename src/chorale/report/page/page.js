@@ -339,6 +339,10 @@ function render() {
     [{name: name ?? "learning rate", color, x: place(run.train), y: run.train.lr}], {low: 0, label: "learning rate"}));
   section(cards, "gradients", false, "Norm of the gradients", columnCurves(runs, "gradient_norm", {low: 0, label: "norm of the gradients"}));
   section(cards, "communication", false, "Share of a step spent waiting for peers", columnCurves(runs, "waiting", {low: 0, yFormat: percent, yTip: percent, label: "share of communication"}));
+  for (const name of [...new Set(runs.flatMap(run => Object.keys(run.own)))].sort()) {
+    section(cards, `own-${name}`, false, name, curves(runs, (run, color, title) => run.own[name]
+      ? noisy({name: title ?? name, color, x: place(run.own[name]), y: run.own[name].value}) : [], {label: name}));
+  }
   section(cards, "ranks", runs.length > 1, "Where the time of a step goes", [...timeSplit(runs), ...memory(runs)]);
   section(cards, "calls", true, "Calls of functions on other workers", calls(runs));
   section(cards, "confusion", runs.length > 1, "Taken for what", confusions(runs));
