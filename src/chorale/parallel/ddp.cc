@@ -379,6 +379,10 @@ void DataParallelBase::register_comm_hook(CommHook hook) {
   logged([&] { reducer_->set_hook(std::move(hook)); });
 }
 
+void DataParallelBase::set_gradient_owners(std::vector<int> owners) {
+  logged([&] { reducer_->set_owners(std::move(owners)); });
+}
+
 void DataParallelBase::register_buffer_hook(BufferHook hook) {
   logged([&] {
     CHORALE_CHECK(hook.run, "[ddp] a buffer hook must be a function, not null");

@@ -100,6 +100,9 @@ class DataParallelBase : public nn::Module, public Joinable, private reducer::Gr
   // Instead of averaging. Before the first step; at most one.
   void register_comm_hook(CommHook hook);
   void register_buffer_hook(BufferHook hook);
+  // ZeRO, stage 2: a rank of the group for each of managed_parameters(), which alone keeps the average of its gradient;
+  // on the others backward leaves none. Before the first step. zero::ZeroOptimizer::shard_gradients() chooses them.
+  void set_gradient_owners(std::vector<int> owners);
   // Declares that every step uses the same parameters in the same way; before training.
   void set_static_graph();
   // Goes on in another group, also after a backward that failed. Every member of it calls this; other ranks may.

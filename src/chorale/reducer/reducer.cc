@@ -78,7 +78,7 @@ constexpr size_t kFirstBucketBytes = 1 << 20, kBucketBytes = 25 << 20;
 // Before the order of gradients is known, small buckets would wait for each other in vain: one for all is enough,
 // unless there will be no others.
 std::vector<size_t> Reducer::limits(bool first) const {
-  if (first && rebuilds()) return {std::numeric_limits<size_t>::max()};
+  if (first && rebuilds() && owners_.empty()) return {std::numeric_limits<size_t>::max()};
   if (options_.bucket_cap_bytes) return {*options_.bucket_cap_bytes};
   return {kFirstBucketBytes, kBucketBytes};
 }
@@ -113,6 +113,16 @@ void Reducer::make_buckets(const BucketLayout& layout) {
   arenas_.start_over(any_old);
   buckets_.clear();
   for (const std::vector<size_t>& parameters : layout) {
+    if (!owners_.empty()) {
+      for (const size_t i : parameters) {
+        places_[i].bucket = buckets_.size();
+        places_[i].view = {};
+        places_[i].is_gradient = false;
+        owner_.set_destination(i, {});
+      }
+      buckets_.push_back({.parameters = parameters, .buffer = {}, .views = {}});
+      continue;
+    }
     if (gradients_[parameters[0]].sparse) {
       Place& place = places_[parameters[0]];
       place.bucket = buckets_.size();
@@ -148,6 +158,7 @@ void Reducer::make_buckets(const BucketLayout& layout) {
 }
 
 bool Reducer::rebuild_if_due() {
+  if (!owners_.empty()) forget_kept();
   // The first backward of a static graph reduces everything at its end, and shows no order.
   if (rebuilt_ || !rebuilds() || running_ || reductions_ < (options_.static_graph ? 2 : 1)) return false;
   rebuilt_ = true;
@@ -239,7 +250,7 @@ void Reducer::arrived(size_t index) {
 }
 
 void Reducer::put_into_bucket(size_t index) {
-  if (gradients_[index].sparse) return;  // it is fetched when its bucket is reduced
+  if (gradients_[index].sparse || !owners_.empty()) return;  // it is fetched when its bucket is reduced
   Place& place = places_[index];
   const Tensor gradient = owner_.gradient(index);
   CHORALE_CHECK_STATE(
@@ -282,7 +293,9 @@ void Reducer::launch(Bucket& bucket, size_t index) {
   if (recording_times_ && index == 0) times_.comm_start = Clock::now();
   if (trace::enabled()) [[unlikely]]
     bucket.launched = Clock::now();
-  if (hook_.run) {
+  if (!owners_.empty()) {
+    launch_to_owners(bucket, index);
+  } else if (hook_.run) {
     bucket.future = run_hook(bucket, index, bucket.buffer);
   } else {
     bucket.work =
@@ -303,6 +316,7 @@ Tensor Reducer::average_sparse(const Bucket& bucket, size_t index, const Tensor&
 }
 
 void Reducer::wait_for(Bucket& bucket, size_t index) {
+  if (!owners_.empty()) return end_to_owners(bucket, index);
   if (!bucket.future) {
     // On a device the order of its streams suffices: the host goes on.
     Stream stream = current_stream(bucket.buffer.device());
@@ -326,12 +340,13 @@ void Reducer::wait_for(Bucket& bucket, size_t index) {
 
 // A hook's future does not tell when it was done, and a device's may not be yet; that nobody waits any more is known.
 void Reducer::note(Bucket& bucket, size_t index) const {
-  trace::record({.name = concat("bucket ", index),
-                 .rank = group_.global_rank(group_.rank()),
-                 .start = std::exchange(bucket.launched, {}),
-                 .end = hook_.run || bucket.buffer.device() != kCpu ? Clock::now() : bucket.work.completed_at(),
-                 .async = true,
-                 .kind = trace::Kind::kBucket});
+  trace::record(
+      {.name = concat("bucket ", index),
+       .rank = group_.global_rank(group_.rank()),
+       .start = std::exchange(bucket.launched, {}),
+       .end = hook_.run || gradients_[bucket.parameters[0]].device != kCpu ? Clock::now() : bucket.work.completed_at(),
+       .async = true,
+       .kind = trace::Kind::kBucket});
 }
 
 void Reducer::launch_used_map() {
@@ -384,7 +399,7 @@ void Reducer::finish() {
   for (size_t i = 0; i < places_.size(); ++i) {
     if (!places_[i].used && map[i] == 0) continue;
     take_out_of_bucket(i);
-    owner_.complete(i);
+    if (owners_.empty() || is_own(i)) owner_.complete(i);
   }
   for (const auto& [index, value] : preserved_) {
     if (map[index] == 0) copy_values(value, places_[index].view);
@@ -393,6 +408,7 @@ void Reducer::finish() {
 }
 
 void Reducer::take_out_of_bucket(size_t index) {
+  if (!owners_.empty()) return take_from_owner(index);
   const Place& place = places_[index];
   if (gradients_[index].sparse) {
     owner_.set_gradient(index, std::exchange(buckets_[place.bucket].buffer, {}));
@@ -425,9 +441,11 @@ void Reducer::start_over() {
   for (Bucket& bucket : buckets_) {
     bucket.pending = bucket.parameters.size();
     bucket.work = {};
+    bucket.sent.clear();
     bucket.future.reset();
   }
   for (Place& place : places_) {
+    if (!owners_.empty()) place.view = {};
     place.ready = place.fired = false;
     place.times_so_far = 0;
   }
@@ -438,6 +456,7 @@ void Reducer::start_over() {
 }
 
 void Reducer::shadow_backward(bool wanted) {
+  if (!owners_.empty()) return shadow_to_owners(wanted);
   for (size_t i = 0; i < buckets_.size(); ++i) {
     // The buckets themselves hold the gradients of the last step.
     const Bucket& bucket = buckets_[i];
@@ -458,42 +477,6 @@ void Reducer::shadow_backward(bool wanted) {
     if (is_sparse(buckets_[i])) average_sparse(buckets_[i], i, {});
   }
   end_reduction();
-}
-
-// ---- changes
-
-void Reducer::set_hook(CommHook hook) {
-  CHORALE_CHECK(hook.run, "[ddp] a communication hook must be a function, not null");
-  CHORALE_CHECK_STATE(!hook_.run, "[ddp] there is a communication hook already, ", hook_.name,
-                      "; a second one cannot be registered");
-  for (const GradientInfo& info : gradients_) {
-    CHORALE_CHECK_STATE(!info.sparse, "[ddp] the hook ", hook.name,
-                        " would get buckets of dense gradients, but that of ", info.name,
-                        " is sparse; make it dense, or train without a hook");
-  }
-  hook_ = std::move(hook);
-}
-
-bool Reducer::set_static_graph() {
-  if (options_.static_graph) return false;
-  CHORALE_CHECK_STATE(reductions_ == 0 && !running_, "[ddp] rank ", group_.rank(),
-                      ": the graph must be declared static before training, not after ", reductions_, " steps");
-  options_.static_graph = true;
-  make_buckets(assign({}));
-  return true;
-}
-
-void Reducer::set_group(comm::Group group) {
-  helper_.reset();
-  used_work_ = {};
-  start_over();
-  forget_usage();
-  group_ = std::move(group);
-  choose_progress();
-  reductions_ = 0;
-  rebuilt_ = false;
-  expecting_ = false;
-  ready_order_.clear();
 }
 
 }  // namespace chorale::reducer

@@ -19,6 +19,12 @@
 // several). They are copied into the buckets and out of them then, because the usual ones, which may be views of the
 // buckets, must stay as they are.
 //
+// Note [Owners]
+// Gradients may have owners (ZeRO, stage 2): a rank keeps the averages of its own only. There is no memory of buckets
+// then. The gradients of a bucket are reduced where backward left them, each to its owner, in one call, and all other
+// ranks drop theirs. A bucket waits for the one before it, so that a rank has its averages and the gradients of two
+// buckets. The sums follow the tree of an all-reduce: the bits are the same.
+//
 // Used by one thread at a time; the group belongs to it alone.
 #pragma once
 
@@ -120,6 +126,9 @@ class Reducer {
   // StateError for a second one, and where gradients are sparse; InvalidArgument for one that cannot be called.
   void set_hook(CommHook hook);
   const CommHook* hook() const { return hook_.run ? &hook_ : nullptr; }
+  // Note [Owners]: a rank of the group for each gradient. Before the first step; not with a hook or sparse gradients.
+  void set_owners(std::vector<int> owners);
+  const std::vector<int>& owners() const { return owners_; }
   // By what sums are divided; none: the group's size.
   void set_divisor(std::optional<int> divisor) { divisor_ = divisor; }
   // What a rank without inputs does while others run a backward that is reduced: zeros for everything, through the
@@ -162,16 +171,18 @@ class Reducer {
  private:
   struct Bucket {
     std::vector<size_t> parameters;
-    Tensor buffer;              // flat, a part of an arena; the average where gradients are sparse
-    std::vector<Tensor> views;  // of the buffer, in the shapes of the gradients
-    size_t pending = 0;         // gradients that are not there yet
+    Tensor buffer;               // flat, a part of an arena; the average where gradients are sparse
+    std::vector<Tensor> views;   // of the buffer, in the shapes of the gradients
+    size_t pending = 0;          // gradients that are not there yet
+    std::vector<Tensor> sent{};  // to owners: what is on its way
     comm::Work work{};
     std::optional<comm::Future> future{};  // instead of the work, when there is a hook
     Clock::time_point launched{};          // for the trace
   };
   struct Place {
     size_t bucket = 0;
-    Tensor view;
+    Tensor view;                // in the bucket; where gradients have owners the average, until backward ends
+    Tensor kept{};              // own average of the step before, until it is dropped
     bool is_gradient = true;    // the usual gradient itself is to be this view
     bool ready = false;         // in the bucket
     bool fired = false;         // in this backward
@@ -198,6 +209,13 @@ class Reducer {
   comm::Future run_hook(const Bucket& bucket, size_t index, const Tensor& buffer);
   void wait_for(Bucket& bucket, size_t index);
   void note(Bucket& bucket, size_t index) const;
+  bool is_own(size_t index) const { return owners_[index] == group_.rank(); }
+  Tensor contribution(size_t index);
+  void launch_to_owners(Bucket& bucket, size_t index, bool zeros = false);
+  void end_to_owners(Bucket& bucket, size_t index);
+  void take_from_owner(size_t index);
+  void shadow_to_owners(bool wanted);
+  void forget_kept();
   void launch_used_map();
   void finish();
   void take_out_of_bucket(size_t index);
@@ -214,6 +232,8 @@ class Reducer {
   const std::vector<GradientInfo> gradients_;
   ReducerOptions options_;
   CommHook hook_;
+  std::vector<int> owners_;  // by gradient; empty: everybody keeps all
+  int owner_count_ = 0;      // ranks of the group that they belong to
   std::optional<int> divisor_;
 
   BucketArenas arenas_;

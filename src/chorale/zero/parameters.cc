@@ -1,10 +1,12 @@
 #include "chorale/zero/parameters.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "chorale/autograd/autograd.h"
 #include "chorale/base/error.h"
 #include "chorale/op/copy.h"
+#include "chorale/op/update.h"
 #include "chorale/zero/partition.h"
 
 namespace chorale::zero {
@@ -74,6 +76,22 @@ void OwnedParameters::broadcast() {
       works.push_back(group_.broadcast(all_[i].second, group_.global_rank(owners_[i])));
   }
   for (const comm::Work& work : works) work.wait();
+}
+
+double OwnedParameters::clip_grad_norm(double max_norm) const {
+  CHORALE_CHECK(max_norm > 0, "[ZeroOptimizer] max_norm must be positive, not ", max_norm);
+  const NoGrad quiet;
+  std::vector<Tensor> own;
+  for (size_t i = 0; i < all_.size(); ++i) {
+    if (owners_[i] != group_.rank()) continue;
+    if (const Tensor dx = gradient(all_[i].second); dx.defined()) own.push_back(dx);
+  }
+  const double norm = own.empty() ? 0 : norm_of_all(own, 2).item<double>();
+  double squares = norm * norm;
+  group_.all_reduce(std::span(&squares, 1)).wait();
+  const double total = std::sqrt(squares);
+  if (!own.empty() && max_norm / (total + 1e-6) < 1) clip_by_norm_(own, Tensor::from<double>({total}, {}), max_norm);
+  return total;
 }
 
 }  // namespace chorale::zero

@@ -22,6 +22,8 @@ class OwnedParameters {
   void set_owners(const std::vector<int>& owners);
   // Everyone gets the owners' values.
   void broadcast();
+  // Clips the gradients that their owners have by the norm of all ranks' together, and returns that.
+  double clip_grad_norm(double max_norm) const;
 
   const comm::Group& group() const { return group_; }
   const NamedTensors& all() const { return all_; }

@@ -1,4 +1,4 @@
-// ZeRO, stage 1: every rank has all parameters and gradients, and the optimizer's state of its part only. A step
+// ZeRO. Stage 1: every rank has all parameters and gradients, and the optimizer's state of its part only. A step
 // updates that part and sends it to the others, so that N ranks need 1/N of the memory for states and do 1/N of the
 // update.
 //
@@ -6,6 +6,9 @@
 //   …
 //   backward(loss);      // DistributedDataParallel averages the gradients
 //   optimizer.step();
+//
+// Stage 2: optimizer.shard_gradients(ddp) before the first step. A rank then keeps the averaged gradients of its part
+// only; backward drops the others' as soon as they are sent. Values are those of stage 1, bit for bit.
 //
 // All ranks make the same calls. Parameters must keep their memory: with bucket views they are parts of a buffer.
 #pragma once
@@ -79,6 +82,25 @@ class ZeroOptimizer final : public reducer::Joinable {
   void zero_grad() {
     for (const auto& [name, x] : parameters_.all()) set_gradient(x, {});
   }
+
+  // Stage 2. `ddp` is a DistributedDataParallel over parameters of this optimizer, before its first step: gradients are
+  // then where their states are, and none on the other ranks. Each backward that is reduced needs a zero_grad() before
+  // it; clip with clip_grad_norm() below, which knows all ranks' gradients.
+  template <class Ddp>
+  void shard_gradients(Ddp& ddp) {
+    CHORALE_CHECK_STATE(!overlap_,
+                        "[ZeroOptimizer] updates inside of backward take whole buckets: choose overlap() or "
+                        "shard_gradients()");
+    CHORALE_CHECK(ddp.group().size() == parameters_.group().size(), "[ZeroOptimizer] DDP has ", ddp.group().size(),
+                  " ranks, and this optimizer ", parameters_.group().size());
+    std::vector<int> owners;
+    owners.reserve(ddp.managed_parameters().size());
+    for (const auto& [name, x] : ddp.managed_parameters()) owners.push_back(parameters_.owners()[place_of(name, x)]);
+    ddp.set_gradient_owners(std::move(owners));
+  }
+  // Of the gradients that the optimizer uses, of all ranks together: returns their norm, and scales them by max_norm /
+  // (norm + 1e-6) where that is below 1. All ranks call it.
+  double clip_grad_norm(double max_norm) { return parameters_.clip_grad_norm(max_norm); }
 
   // A hook for DistributedDataParallel over the same parameters: `inner` averages a bucket, and what this rank owns of
   // it is updated at once, while backward goes on. step() is still the end of a step: it gets the others' values.

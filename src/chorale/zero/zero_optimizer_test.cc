@@ -4,13 +4,11 @@
 
 #include "chorale/api/api.h"
 #include "chorale/comm/run_ranks_test_util.h"
-#include "chorale/nn/linear.h"
 #include "chorale/op/samples.h"
 #include "chorale/optim/optim.h"
-#include "chorale/parallel/comm_hooks.h"
-#include "chorale/parallel/ddp.h"
 #include "chorale/testing/message_test_util.h"
 #include "chorale/zero/partition.h"
+#include "chorale/zero/zero_test_util.h"
 
 namespace chorale::zero {
 namespace {
@@ -23,13 +21,6 @@ using optim::Sgd;
 using optim::SgdOptions;
 using ZeroSgd = ZeroOptimizer<Sgd, SgdOptions>;
 
-NamedTensors parameters_of(const std::vector<int64_t>& sizes) {
-  NamedTensors parameters;
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    parameters.emplace_back(concat("p", i), set_requires_grad(op::sample({sizes[i]}, static_cast<int>(i))));
-  }
-  return parameters;
-}
 // What averaging over ranks would give: the same on every rank, another one in each step.
 void set_gradients(const NamedTensors& parameters, int step) {
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -37,12 +28,6 @@ void set_gradients(const NamedTensors& parameters, int step) {
     set_gradient(x, op::sample(x.sizes(), 100 * step + static_cast<int>(i)));
   }
 }
-void expect_equal(const NamedTensors& a, const NamedTensors& b) {
-  ASSERT_EQ(a.size(), b.size());
-  for (size_t i = 0; i < a.size(); ++i)
-    EXPECT_EQ(a[i].second.to_vector<double>(), b[i].second.to_vector<double>()) << a[i].first;
-}
-
 TEST(Partition, LargeOnesGoFirstAndTiesToTheLowestRank) {
   std::vector<int64_t> totals(2);
   EXPECT_EQ(owners_of(std::vector<int64_t>{2, 9, 4, 4}, totals), (std::vector<int>{1, 0, 1, 1}));
@@ -248,125 +233,6 @@ TEST(ZeroOptimizer, AClosureComputesTheLoss) {
   });
 }
 
-// Sets the gradients of each step, as averaging over all ranks would with zeros from those that have run out of inputs,
-// and compares what the step before has made.
-class GradientSetter final : public reducer::Joinable {
- public:
-  GradientSetter(const comm::Group& group, NamedTensors parameters, std::vector<std::vector<Tensor>> gradients,
-                 std::vector<std::vector<std::vector<double>>> expected)
-      : group_(group),
-        parameters_(std::move(parameters)),
-        gradients_(std::move(gradients)),
-        expected_(std::move(expected)) {}
-
-  void set() {
-    if (reducer::Join* join = current_join()) join->notify(*this);
-    next();
-  }
-  const comm::Group& join_group() const override { return group_; }
-  void shadow_step(reducer::Join&) override { next(); }
-  void after_join(int) override { compare(); }
-  size_t steps() const { return step_; }
-
- private:
-  void next() {
-    compare();
-    for (size_t i = 0; i < parameters_.size(); ++i) set_gradient(parameters_[i].second, gradients_.at(step_)[i]);
-    ++step_;
-  }
-  void compare() const {
-    for (size_t i = 0; i < parameters_.size(); ++i)
-      EXPECT_EQ(parameters_[i].second.to_vector<double>(), expected_.at(step_)[i]) << "before step " << step_;
-  }
-
-  const comm::Group& group_;
-  NamedTensors parameters_;
-  std::vector<std::vector<Tensor>> gradients_;              // by step
-  std::vector<std::vector<std::vector<double>>> expected_;  // values before each step, and at the end
-  size_t step_ = 0;
-};
-
-// spec: test_zero_join_cpu
-TEST(ZeroOptimizer, RanksMayHaveDifferentNumbersOfInputs) {
-  constexpr int kRanks = 3, kLeast = 3;  // rank r has kLeast + r inputs
-  comm::run_ranks(kRanks, [](comm::Group& group) {
-    const std::vector<int64_t> sizes{6, 3, 9, 3, 9, 3};
-    const NamedTensors mine = parameters_of(sizes), plain = parameters_of(sizes);
-    Adam reference(plain, {.lr = 0.01});
-    std::vector<std::vector<Tensor>> gradients;
-    std::vector<std::vector<std::vector<double>>> expected;
-    const auto note = [&] {
-      expected.emplace_back();
-      for (const auto& [name, x] : plain) expected.back().push_back(x.to_vector<double>());
-    };
-    note();
-    for (int step = 0; step < kLeast + kRanks - 1; ++step) {
-      gradients.emplace_back();
-      for (size_t i = 0; i < plain.size(); ++i) {
-        Tensor sum = zeros(plain[i].second.sizes(), DType::kF64);
-        for (int r = 0; r < kRanks; ++r) {
-          if (step < kLeast + r) sum = sum + op::sample(sum.sizes(), 100 * step + 10 * r + static_cast<int>(i));
-        }
-        gradients.back().push_back(sum / kRanks);
-        set_gradient(plain[i].second, gradients.back().back());
-      }
-      reference.step();
-      note();
-    }
-    ZeroOptimizer<Adam, AdamOptions> optimizer({{mine, {.lr = 0.01}}}, group);
-    GradientSetter setter(group, mine, gradients, expected);
-    reducer::join({&setter, &optimizer}, {}, [&] {
-      for (int step = 0; step < kLeast + group.rank(); ++step) {
-        setter.set();
-        optimizer.step();
-      }
-    });
-    EXPECT_EQ(setter.steps(), gradients.size());
-  });
-}
-
-// A rank that has run out of inputs updates its part of the parameters with the average that DDP's buckets bring it,
-// which must be in its gradients by then.
-// spec: x_join_ddp_zero
-TEST(ZeroOptimizer, JoinsTogetherWithDdp) {
-  constexpr int kRanks = 3, kLeast = 2;  // rank r has kLeast + r inputs
-  comm::run_ranks(kRanks, [](comm::Group& group) {
-    const auto fresh_model = [] {
-      nn::Linear model(4, 5);
-      model.to(DType::kF64);
-      const NoGrad quiet;
-      int number = 0;
-      for (const Tensor& p : model.parameters()) copy_(p, op::sample(p.sizes(), ++number));
-      return model;
-    };
-    const auto loss_of = [](const Tensor& y) { return mean(square(y)); };
-    const auto input = [](int step, int rank) { return op::sample({6, 4}, 100 * step + rank); };
-    nn::Linear whole = fresh_model();
-    Adam reference(whole.named_parameters(), {.lr = 0.01});
-    for (int step = 0; step < kLeast + kRanks - 1; ++step) {
-      reference.zero_grad();
-      for (int r = 0; r < kRanks; ++r) {
-        if (step < kLeast + r) backward(loss_of(whole(input(step, r))) / kRanks);
-      }
-      reference.step();
-    }
-    parallel::DistributedDataParallel<nn::Linear> ddp(fresh_model(), group);
-    ZeroOptimizer<Adam, AdamOptions> optimizer({{ddp.named_parameters(), {.lr = 0.01}}}, group);
-    reducer::join({&ddp, &optimizer}, {}, [&] {
-      for (int step = 0; step < kLeast + group.rank(); ++step) {
-        optimizer.zero_grad();
-        backward(loss_of(ddp(input(step, group.rank()))));
-        optimizer.step();
-      }
-    });
-    const NamedTensors found = ddp.named_parameters(), expected = whole.named_parameters();
-    for (size_t i = 0; i < found.size(); ++i) {
-      const auto a = found[i].second.to_vector<double>(), b = expected[i].second.to_vector<double>();
-      for (size_t j = 0; j < a.size(); ++j) ASSERT_NEAR(a[j], b[j], 1e-12) << found[i].first << " " << j;
-    }
-  });
-}
-
 // spec: test_constructor
 TEST(ZeroOptimizer, TakesParametersInGroups) {
   comm::run_ranks(2, [](comm::Group& group) {
@@ -448,71 +314,6 @@ TEST(ZeroOptimizer, OptionsFlowInAndOut) {
     halving.step();
     plain.step();
     expect_equal(mine, theirs);
-  });
-}
-
-struct TwoLayers : nn::Module {
-  nn::Linear first{1000, 2000}, second{2000, 500};
-  CHORALE_MODULE(TwoLayers, first, second)
-  Tensor forward(const Tensor& x) { return second(relu(first(x))); }
-};
-
-// spec: test_ddp_zero_overlap
-TEST(ZeroOptimizer, UpdatesWhileBackwardGoesOn) {
-  struct Way {
-    bool compresses, views, is_static, shards_buckets;
-  };
-  comm::run_ranks(2, [](comm::Group& group) {
-    TwoLayers start;
-    {
-      const NoGrad quiet;
-      int seed = 0;
-      for (const auto& [name, p] : start.named_parameters())
-        copy_(p, mul(to(op::sample(p.sizes(), ++seed), DType::kF32), 0.05));
-    }
-    for (const Way way : {Way{false, false, false, false},
-                          {false, true, true, false},
-                          {true, false, true, true},
-                          {false, true, false, true}}) {
-      const parallel::DdpOptions buckets{.bucket_cap_mb = 1};
-      const SgdOptions options{.lr = 0.01, .momentum = 0.9, .weight_decay = 0.001};
-      const auto hook = [&] { return way.compresses ? parallel::bf16_compress_hook() : parallel::allreduce_hook(); };
-      parallel::DistributedDataParallel<TwoLayers> plain(nn::clone(start), group, buckets),
-          ddp(nn::clone(start), group, buckets);
-      plain.register_comm_hook(hook());
-      Sgd reference(plain.named_parameters(), options);
-      ZeroSgd zero({{ddp.named_parameters(), options}}, group, {.bucket_views = way.views});
-      const int warm_up = way.is_static ? 3 : 2;
-      ddp.register_comm_hook(
-          zero.overlap(ddp.managed_parameters(), hook(), {.warm_up = warm_up, .shard_buckets = way.shards_buckets}));
-      if (way.is_static) ddp.set_static_graph();
-      for (int step = -warm_up; step < 5; ++step) {
-        const Tensor x = to(op::sample({3, 1000}, 50 + 2 * step + group.rank()), DType::kF32);
-        ddp.zero_grad();
-        backward(mean(square(ddp(x))));
-        zero.step();
-        if (step < 0) {
-          for (size_t i = 0; i < 4; ++i)
-            ASSERT_EQ(ddp.parameters()[i].to_vector<float>(), start.parameters()[i].to_vector<float>()) << "warm-up";
-          continue;
-        }
-        plain.zero_grad();
-        backward(mean(square(plain(x))));
-        reference.step();
-      }
-      expect_equal(ddp.named_parameters(), plain.named_parameters());
-      for (size_t i = 0; i < 4; ++i)
-        EXPECT_NE(ddp.parameters()[i].to_vector<float>(), start.parameters()[i].to_vector<float>());
-      zero.consolidate_state_dict(0);
-      if (group.rank() == 0) {
-        EXPECT_EQ(zero.state_dict().size(), reference.state_dict().size());
-      }
-    }
-    const NamedTensors some = parameters_of({4}), more = parameters_of({2});
-    ZeroSgd two({{some, {}}, {more, {}}}, group);
-    EXPECT_THROW(two.overlap(some, parallel::allreduce_hook()), StateError);
-    ZeroSgd one({{some, {}}}, group);
-    EXPECT_THROW(one.overlap(more, parallel::allreduce_hook()), InvalidArgument);
   });
 }
 

@@ -58,6 +58,7 @@ const Case kCases[] = {
     {"step/mlp512x4/ddp", "ms", 1e3, 60},
     {"step/mlp512x4/fsdp", "ms", 1e3, 60},
     {"step/mlp512x4/zero", "ms", 1e3, 60},
+    {"step/mlp512x4/zero2", "ms", 1e3, 60},
     {"step/bert_256x4/ddp", "ms", 1e3, 12},
     {"step/bert_256x4/fsdp", "ms", 1e3, 12},
     {"checkpoint/save", "s", 1, 5},
@@ -65,8 +66,12 @@ const Case kCases[] = {
     {"checkpoint/copy", "s", 1, 5},     // of what a rank has, in memory
     {"checkpoint/held up", "s", 1, 5},  // a step by a save in the background
     {"memory/mlp512x4/ddp", "MiB", 1.0 / (1 << 20), 1},
+    {"memory/mlp512x4/zero", "MiB", 1.0 / (1 << 20), 1},
+    {"memory/mlp512x4/zero2", "MiB", 1.0 / (1 << 20), 1},
     {"memory/mlp512x4/fsdp", "MiB", 1.0 / (1 << 20), 1},
     {"memory/bert_256x4/ddp", "MiB", 1.0 / (1 << 20), 1},
+    {"memory/bert_256x4/zero", "MiB", 1.0 / (1 << 20), 1},
+    {"memory/bert_256x4/zero2", "MiB", 1.0 / (1 << 20), 1},
     {"memory/bert_256x4/fsdp", "MiB", 1.0 / (1 << 20), 1},
 };
 // Megatron's, of a layer's forward and backward: two sums and two; with sequence parallel each is two calls.
@@ -317,8 +322,15 @@ void run(const Options& options) {
       peer = fmt::format("{:>12.2f} {:>7.1f}x", row.peers["torch"], row.peers["torch"] / row.ours);
     }
     if (figures.expected > 0) row.extra["expected"] = figures.expected;
-    fmt::print("{:<40} {:>12.3f} {:>4} {:>12} {}{}\n", c.name, row.ours, c.unit, figures.collectives, peer,
-               figures.expected > 0 ? fmt::format("  (expected {:.3f})", figures.expected) : "");
+    // What stages of sharing save.
+    std::string beside;
+    const auto ddp = all.find(concat("memory/", part_of(c.name, 1), "/ddp"));
+    if (is_memory_case(c.name) && ddp != all.end() && !ddp->second.ours.empty()) {
+      row.extra["of_ddp"] = row.ours / median(ddp->second.ours);
+      beside = fmt::format("  ({:.2f} of ddp)", row.ours / median(ddp->second.ours));
+    }
+    fmt::print("{:<40} {:>12.3f} {:>4} {:>12} {}{}{}\n", c.name, row.ours, c.unit, figures.collectives, peer,
+               figures.expected > 0 ? fmt::format("  (expected {:.3f})", figures.expected) : "", beside);
     rows.push_back(std::move(row));
   }
   print_bars(all);

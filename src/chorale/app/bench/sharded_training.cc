@@ -53,8 +53,9 @@ void with_way(const std::string& way, Model model, const Mesh& mesh, const Use& 
         model, [&] { optimizer.zero_grad(); }, [&] { optimizer.step(); });
   }
   parallel::DistributedDataParallel<Model> ddp(std::move(model), group);
-  if (way == "zero") {
+  if (way == "zero" || way == "zero2") {
     ZeroAdamW optimizer({{ddp.named_parameters(), {.lr = 1e-3}}}, group);
+    if (way == "zero2") optimizer.shard_gradients(ddp);
     return use(
         ddp, [&] { optimizer.zero_grad(); }, [&] { optimizer.step(); });
   }
@@ -113,8 +114,8 @@ double two_largest_blocks(nn::Module& model) {
 
 bool is_training_case(const std::string& name) {
   const std::vector<std::string> words = words_of(name);
-  return words[0] == "checkpoint" ||
-         (words[0] == "step" && (words.back() == "fsdp" || words.back() == "zero" || words.back() == "ddp"));
+  return words[0] == "checkpoint" || (words[0] == "step" && (words.back() == "fsdp" || words.back() == "zero" ||
+                                                             words.back() == "zero2" || words.back() == "ddp"));
 }
 
 void with_training_case(const std::string& name, const Mesh& mesh, const std::filesystem::path& folder,
