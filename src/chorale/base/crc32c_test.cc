@@ -31,5 +31,31 @@ TEST(Crc32c, GoesOnWhereItStopped) {
     EXPECT_EQ(crc_of(text.substr(cut), crc_of(text.substr(0, cut))), crc_of(text)) << cut;
 }
 
+// Long ones are summed in three lanes at once, against bit after bit.
+TEST(Crc32c, LongOnesAndCopiesGiveTheSame) {
+  std::vector<std::byte> bytes(200'000);
+  uint32_t state = 1;
+  for (std::byte& byte : bytes) {
+    state = state * 1664525 + 1013904223;
+    byte = static_cast<std::byte>(state >> 24);
+  }
+  uint32_t slow = ~0u;
+  std::vector<uint32_t> expected{0};  // by length
+  for (const std::byte byte : bytes) {
+    slow ^= static_cast<uint32_t>(byte);
+    for (int bit = 0; bit < 8; ++bit) slow = slow & 1 ? slow >> 1 ^ 0x82f63b78u : slow >> 1;
+    expected.push_back(~slow);
+  }
+  const std::span<const std::byte> all(bytes);
+  for (const size_t length : {4095u, 8192u, 12287u, 12288u, 12289u, 24576u, 73728u, 73729u, 100'003u, 200'000u}) {
+    EXPECT_EQ(crc32c(all.first(length)), expected[length]) << length;
+    EXPECT_EQ(crc32c(all.subspan(777, length - 777), expected[777]), expected[length]) << length;
+    std::vector<std::byte> copy(length + 1);
+    EXPECT_EQ(crc32c_copy(all.first(length), copy.data()), expected[length]) << length;
+    EXPECT_TRUE(std::equal(copy.begin(), copy.end() - 1, bytes.begin())) << length;
+    EXPECT_EQ(copy.back(), std::byte{}) << length;
+  }
+}
+
 }  // namespace
 }  // namespace chorale

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "chorale/base/crc32c.h"
 #include "chorale/base/did_you_mean.h"
 #include "chorale/io/safetensors_header.h"
 #include "chorale/io/tensor_bytes.h"
@@ -15,7 +16,7 @@ namespace {
 // is aligned without the holes that the format forbids.
 struct Plan {
   std::string header;
-  std::vector<const Tensor*> order;
+  std::vector<size_t> order;
 };
 
 Plan plan(const NamedTensors& tensors, const Metadata& metadata) {
@@ -38,7 +39,6 @@ Plan plan(const NamedTensors& tensors, const Metadata& metadata) {
     const Tensor& tensor = tensors[i].second;
     begin[i] = at;
     at += static_cast<size_t>(tensor.elems()) * tensor.elem_bytes();
-    result.order.push_back(&tensor);
   }
 
   // Members in the caller's order, which loading then keeps.
@@ -64,6 +64,7 @@ Plan plan(const NamedTensors& tensors, const Metadata& metadata) {
     text += "],\"data_offsets\":[" + std::to_string(begin[i]) + ',' + std::to_string(end) + "]}";
   }
   text += '}';
+  result.order = std::move(order);
   text.resize((text.size() + 7) / 8 * 8, ' ');  // so that the data begins at a multiple of 8
   result.header = std::move(text);
   return result;
@@ -91,14 +92,40 @@ Tensor SafetensorsFile::load(const std::string& name) const {
   return tensor_in_file(file_, header_.data_begin + entry.begin, entry.sizes, contiguous_strides(entry.sizes), *dtype);
 }
 
-void save(const std::filesystem::path& path, const NamedTensors& tensors, const Metadata& metadata) {
+namespace {
+
+// Calls write(file, i, bytes of tensor i) for each of them, in the order of the file.
+template <class Write>
+void save_by(const std::filesystem::path& path, const NamedTensors& tensors, const Metadata& metadata,
+             const Write& write) {
   const Plan made = plan(tensors, metadata);
   AtomicFile file(path);
   const uint64_t length = made.header.size();
   file.write(std::as_bytes(std::span(&length, 1)));
   file.write(made.header);
-  for (const Tensor* tensor : made.order) file.write(bytes_of(contiguous_for_file("[save] a tensor", *tensor)));
+  for (const size_t i : made.order) write(file, i, bytes_of(contiguous_for_file("[save] a tensor", tensors[i].second)));
   file.commit();
+}
+
+}  // namespace
+
+void save(const std::filesystem::path& path, const NamedTensors& tensors, const Metadata& metadata) {
+  save_by(path, tensors, metadata,
+          [](AtomicFile& file, size_t, std::span<const std::byte> bytes) { file.write(bytes); });
+}
+
+std::vector<uint32_t> save_with_checksums(const std::filesystem::path& path, const NamedTensors& tensors,
+                                          const Metadata& metadata) {
+  std::vector<uint32_t> checksums(tensors.size());
+  save_by(path, tensors, metadata, [&](AtomicFile& file, size_t i, std::span<const std::byte> bytes) {
+    constexpr size_t kBlock = size_t{256} << 10;  // in the cache of a core when the system copies it
+    for (size_t at = 0; at < bytes.size(); at += kBlock) {
+      const auto block = bytes.subspan(at, std::min(kBlock, bytes.size() - at));
+      checksums[i] = crc32c(block, checksums[i]);
+      file.write(block);
+    }
+  });
+  return checksums;
 }
 
 }  // namespace chorale::io

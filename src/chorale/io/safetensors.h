@@ -53,5 +53,8 @@ class SafetensorsFile {
 
 // Writes one file, atomically (AtomicFile). Tensors need not be contiguous. c128 has no name in the format.
 void save(const std::filesystem::path& path, const NamedTensors& tensors, const Metadata& metadata = {});
+// The same; returns the CRC-32C of each tensor's bytes, which are read once for both.
+std::vector<uint32_t> save_with_checksums(const std::filesystem::path& path, const NamedTensors& tensors,
+                                          const Metadata& metadata = {});
 
 }  // namespace chorale::io

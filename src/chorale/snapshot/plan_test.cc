@@ -101,6 +101,36 @@ TEST(PlanSave, WritesEachKeyAndOffsetOnce) {
   EXPECT_TRUE(plan.differing.empty());
 }
 
+// What a part is follows from its key and offset alone; where it stands in a rank's list, by which the index of saved
+// chunks is filled, takes no part in telling parts apart or in finding them again.
+// spec: test_index_hint_ignored_on_{equals,hash}
+TEST(PlanSave, WhereAPartStandsInAListDoesNotMatter) {
+  const WriteItem a = part("a", {4}, {0}, {4}, 1), low = part("b", {6}, {0}, {3}), high = part("b", {6}, {3}, {3});
+  for (const auto& second : {std::vector{a, low, high}, std::vector{high, a, low}, std::vector{low, high, a}}) {
+    const std::vector<std::vector<WriteItem>> lists{{a, low, high}, second};
+    const SavePlan plan = plan_save(lists);
+    std::vector<std::string> written;
+    for (size_t r = 0; r < 2; ++r) {
+      for (const size_t i : plan.writes[r]) {
+        const WriteItem& item = lists[r][i];
+        written.push_back(concat(item.key, "@", item.region.offsets));
+      }
+    }
+    std::sort(written.begin(), written.end());
+    EXPECT_EQ(written, (std::vector<std::string>{"a@[0]", "b@[0]", "b@[3]"}));
+    EXPECT_TRUE(plan.differing.empty()) << "copies that are equal, at whatever place";
+  }
+  // Nor does the order of the chunks of an index, when the same region is looked for.
+  SavedTensor saved{DType::kF32, {6}, {{{{0}, {3}}, "f", "x@[0]", 0}, {{{3}, {3}}, "g", "x@[3]", 0}}};
+  const auto found = plan_read("x", saved, {6}, {{3}, {3}});
+  std::swap(saved.chunks[0], saved.chunks[1]);
+  const auto again = plan_read("x", saved, {6}, {{3}, {3}});
+  ASSERT_TRUE(found.size() == 1 && again.size() == 1);
+  EXPECT_EQ(found[0].chunk, 1u);
+  EXPECT_EQ(again[0].chunk, 0u);
+  EXPECT_EQ(found[0].region, again[0].region);
+}
+
 TEST(PlanSave, CopiesGoToTheRankWithLeastToWrite) {
   const WriteItem a = part("a", {100}, {0}, {100}), b = part("b", {60}, {0}, {60}), c = part("c", {30}, {0}, {30});
   const SavePlan plan = plan_save({{a, b, c}, {a, b, c}});

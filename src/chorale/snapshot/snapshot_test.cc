@@ -1,10 +1,13 @@
 #include "chorale/snapshot/snapshot.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <filesystem>
+#include <fstream>
+#include <optional>
 #include <random>
 #include <set>
 
@@ -310,6 +313,87 @@ TEST(Checkpoint, RandomLayoutsLoadIntoRandomLayouts) {
     });
     if (HasFailure()) return;
   }
+}
+
+// While it lives, files cannot grow beyond so many bytes: what a full disk does to a write.
+class SmallFiles {
+ public:
+  explicit SmallFiles(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit smaller{bytes, before_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &smaller);
+  }
+  ~SmallFiles() {
+    ::setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, handler_);
+  }
+  SmallFiles(const SmallFiles&) = delete;
+  SmallFiles& operator=(const SmallFiles&) = delete;
+
+ private:
+  void (*handler_)(int);
+  rlimit before_{};
+};
+
+TEST(Checkpoint, ASaveThatCannotBeWrittenLeavesTheOneBeforeAndNamesFilesAndRanks) {
+  const Tensor x = numbered({64, 64});
+  const TemporaryFolder folder;
+  std::string messages[2];
+  comm::run_ranks(2, [&](comm::Group& group) {
+    const State state{{chunk_of("x", x, shard(x.sizes(), 0, 2, group.rank()))}, {}};
+    save(group, folder / "all", state);
+    save(group, folder / "next", state);  // whatever it needs beside files is there now
+    group.barrier().wait();
+    std::optional<SmallFiles> full;
+    if (group.rank() == 0) full.emplace(4096);
+    group.barrier().wait();
+    // Into the same folder, and into another one.
+    messages[group.rank()] = message_of<CheckpointError>([&] { save(group, folder / "all", state); });
+    EXPECT_THROW(save(group, folder / "third", state), CheckpointError);
+    group.barrier().wait();
+    full.reset();
+    group.barrier().wait();
+    State loaded{{empty_chunk("x", x.sizes(), shard(x.sizes(), 0, 2, group.rank()))}, {}};
+    load(group, folder / "all", loaded);
+    expect_part(loaded.chunks[0], x);
+    save(group, folder / "all", state);  // and then it can be written again
+  });
+  for (const std::string& message : messages) {
+    EXPECT_NE(message.find("writing failed on ranks 0, 1"), std::string::npos) << message;
+    for (const char* file : {"rank-0-", "rank-1-", "all/", "File too large"})
+      EXPECT_NE(message.find(file), std::string::npos) << file << " in " << message;
+  }
+  EXPECT_TRUE(verify(folder / "all").empty());
+  EXPECT_FALSE(has_checkpoint(folder / "third"));
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder / "all"), {}), 3) << "two files and the index";
+}
+
+TEST(Checkpoint, AChunkThatIsDamagedWhileOthersWriteIsNamedWithItsFileAndRank) {
+  const Tensor x = numbered({64, 64});
+  const TemporaryFolder folder;
+  comm::run_ranks(2, [&](comm::Group& group) {
+    const State state{{chunk_of("x", x, shard(x.sizes(), 0, 2, group.rank()))}, {}};
+    save(group, folder / "before", state);
+    // Between the ranks' files and the index.
+    save(group, folder / "after", state, {.on_step = [&](Step step) {
+           if (step != Step::kIndex || group.rank() != 1) return;
+           for (const auto& entry : fs::directory_iterator(folder / "after")) {
+             if (!entry.path().filename().string().starts_with("rank-1-")) continue;
+             std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+             file.seekp(-5, std::ios::end);
+             file.put('!');
+           }
+         }});
+    State loaded{{empty_chunk("x", x.sizes(), shard(x.sizes(), 0, 2, group.rank()))}, {}};
+    const std::string message = message_of<CheckpointError>([&] { load(group, folder / "after", loaded); });
+    EXPECT_NE(message.find("reading failed on rank 1; rank 1:"), std::string::npos) << message;
+    EXPECT_NE(message.find("after/rank-1-"), std::string::npos) << message;
+    EXPECT_NE(message.find("is damaged: the checksum of x"), std::string::npos) << message;
+    load(group, folder / "before", loaded);
+    expect_part(loaded.chunks[0], x);
+  });
+  EXPECT_EQ(verify(folder / "after").size(), 1u);
+  EXPECT_TRUE(verify(folder / "before").empty());
 }
 
 // spec: test_different_ordered_state_dict_keys
