@@ -5,11 +5,64 @@
 
 #include "chorale/fsdp/fsdp_test_util.h"
 #include "chorale/testing/message_test_util.h"
+#include "chorale/trace/trace.h"
 
 namespace chorale::fsdp {
 namespace {
 
 using testing::HasSubstr;
+
+std::vector<trace::Event> traced(const std::vector<trace::Event>& events, const std::string& name, int rank) {
+  std::vector<trace::Event> found;
+  for (const trace::Event& event : events) {
+    if (event.name == name && event.rank == rank) found.push_back(event);
+  }
+  return found;
+}
+
+// What is gathered ahead is on its way while the module before computes, and so is a reduction while the next module's
+// gradients are computed.
+TEST(FullyShardedCommunication, TheTraceShowsWhatIsSentWhileModulesCompute) {
+  for (const bool helper : {false, true}) {
+    run_ranks(2, [helper](comm::Group& group) {
+      Transformer model = seeded(Transformer(3));
+      shard_layers_and_root(model, model.layers, {.mesh = line(group), .helper_thread = helper});
+      set_modules_to_forward_prefetch(model.layers[0], {&model.layers[1]});
+      for (int step = 0; step < 2; ++step) {
+        if (step == 1) {
+          group.barrier().wait();
+          if (group.rank() == 0) trace::start();
+          group.barrier().wait();
+        }
+        backward(sum(model(ids({2, 6}, group.rank(), 8))));
+        model.zero_grad();
+      }
+    });
+    const auto events = trace::stop();
+    for (const int rank : {0, 1}) {
+      const auto one = [&](const std::string& name, size_t which = 0, size_t of = 1) {
+        const auto found = traced(events, name, rank);
+        EXPECT_EQ(found.size(), of) << name << " on rank " << rank;
+        return found.size() == of ? found[which] : trace::Event{};
+      };
+      const auto begins_within = [&](const trace::Event& call, const trace::Event& computing) {
+        EXPECT_TRUE(call.async && call.kind == trace::Kind::kBucket) << call.name;
+        EXPECT_GE(call.start, computing.start) << call.name << " in " << computing.name;
+        EXPECT_LE(call.start, computing.end) << call.name << " in " << computing.name;
+        EXPECT_LE(call.start, call.end) << call.name;
+      };
+      begins_within(one("gather layers.1", 0, 2), one("forward layers.0"));
+      begins_within(one("gather layers.1", 1, 2), one("backward layers.2"));
+      begins_within(one("gather layers.0", 1, 2), one("backward layers.1"));
+      // The reduction of the last layer is waited for when the one before is done.
+      const trace::Event reduced = one("reduce layers.2"), next = one("backward layers.1");
+      EXPECT_LE(reduced.start, next.end);
+      EXPECT_GE(one("reduce layers.1").start, reduced.end);
+      // Without a prefetch a gather is before its module computes.
+      EXPECT_LE(one("gather layers.2", 0, 2).end, one("forward layers.2").start);
+    }
+  }
+}
 
 struct Counts {
   int64_t forward, backward, reduced, total;

@@ -52,6 +52,9 @@ struct Options {
   std::function<std::optional<int64_t>(const Tensor& parameter)> shard_dim{};
   // Parameters that are left alone.
   std::vector<Tensor> ignored{};
+  // A thread moves gathers and reductions on while modules compute; none: where every rank has a core to spare for it.
+  // Groups between hosts have one anyway.
+  std::optional<bool> helper_thread{};
 };
 
 }  // namespace chorale::fsdp

@@ -1,13 +1,17 @@
 #include "chorale/fsdp/unit.h"
 
 #include <algorithm>
+#include <thread>
 #include <tuple>
+#include <utility>
 
 #include "chorale/api/api.h"
 #include "chorale/autograd/backward.h"
 #include "chorale/autograd/new_node.h"
 #include "chorale/base/error.h"
+#include "chorale/base/parallel_for.h"
 #include "chorale/comm/coalescing.h"
+#include "chorale/graph/recording.h"
 
 namespace chorale::fsdp {
 namespace {
@@ -48,6 +52,15 @@ Tensor whole_of(const ShardedParameter& p, const std::vector<Tensor>& payload) {
       std::none_of(payload.begin(), payload.end(), [&](const Tensor& x) { return x.storage() == whole.storage(); });
   return is_own && whole.is_contiguous() && whole.offset() == 0 ? whole : clone(whole);
 }
+
+// What is sent around a module is no part of a graph (api/compile.h): recorded calls run first.
+struct OutsideOfGraphs {
+  explicit OutsideOfGraphs(const char* reason) {
+    graph::finish_recorded(reason);
+    paused.emplace();
+  }
+  std::optional<graph::RecordingPaused> paused;
+};
 
 bool is_recomputing() { return autograd::BackwardRun::current() != nullptr; }
 
@@ -108,6 +121,7 @@ void Context::reset() {
 // ---- forward
 
 void Unit::before_forward(size_t index, nn::Module& module, std::vector<Tensor>& inputs) {
+  const OutsideOfGraphs gathers("the forward of a fully sharded module begins");
   if (!context_) become_root(module);
   find_slots(index, module);
   const bool recomputes = is_recomputing();
@@ -137,6 +151,7 @@ void Unit::before_forward(size_t index, nn::Module& module, std::vector<Tensor>&
   wait_for_unshard();
   put_into_module();
   if (recomputes) return;
+  if (trace::enabled()) forward_began_ = trace::Clock::now();
   for (const auto& entry : ahead_in_forward) {
     if (const auto unit = entry.lock()) unit->unshard();
   }
@@ -164,8 +179,11 @@ std::vector<Tensor> Unit::with_node_after(const std::vector<Tensor>& inputs) {
 }
 
 void Unit::after_forward(size_t index, std::vector<Tensor>& outputs) {
+  const bool compiles = graph::Recording::current() != nullptr;
+  const OutsideOfGraphs lets_go("the forward of a fully sharded module ends");
   if (options_.mixed_precision.outputs) cast(outputs, *options_.mixed_precision.outputs);
   if (is_recomputing()) return;
+  note_span("forward", forward_began_);
   running_.erase(index);
   if (grad_enabled() && !parameters_.empty()) {
     const auto first = std::make_shared<bool>(true);
@@ -185,7 +203,8 @@ void Unit::after_forward(size_t index, std::vector<Tensor>& outputs) {
     positions_.push_back(context_->order.size());
     context_->order.push_back(weak_from_this());
   }
-  reshard_after_forward();
+  // A graph's backward looks for parameters where its forward had them.
+  if (!compiles || !grad_enabled()) reshard_after_forward();
 }
 
 void Unit::reshard_after_forward() {
@@ -206,12 +225,14 @@ void Unit::reshard_after_forward() {
 
 void Unit::before_backward(bool first_of_call) {
   if (!first_of_call) return;
+  const OutsideOfGraphs gathers("the backward of a fully sharded module begins");
   if (!context_->is_in_backward) {
     context_->is_in_backward = true;
     at_end_of_backward([context = context_] { context->finish_backward(); });
   }
   unshard();
   wait_for_unshard();
+  if (trace::enabled()) backward_began_ = trace::Clock::now();
   if (!ahead_in_backward.empty()) {
     for (const auto& entry : ahead_in_backward) {
       if (const auto unit = entry.lock()) unit->unshard();
@@ -226,7 +247,9 @@ void Unit::before_backward(bool first_of_call) {
 }
 
 void Unit::after_backward() {
+  const OutsideOfGraphs reduces("the backward of a fully sharded module ends");
   note(Event::Kind::kPostBackward);
+  note_span("backward", backward_began_);
   running_.clear();
   const NoGrad quiet;
   for (ShardedParameter& p : parameters_) {
@@ -290,6 +313,7 @@ void Unit::reduce() {
   if (reduction.parameters.empty()) return;
   const comm::Group& group = shards();
   const double scale = forces_sum ? 1 : factor();
+  if (trace::enabled()) reduction.launched = trace::Clock::now();
   if (group.size() == 1) {
     for (const Tensor& source : reduction.sources) reduction.parts.push_back(scale == 1 ? source : mul(source, scale));
   } else {
@@ -306,12 +330,14 @@ void Unit::reduce() {
                                          {.tag = number_, .timeout = {}});
     }
     reduction.work = together.end();
+    wake_helper(group);
   }
   context_->reduction = std::move(reduction);
 }
 
 void Unit::finish(Reduction& reduction) {
   context_->wait_for(reduction.work);
+  note_span("reduce", reduction.launched, &reduction.work);
   reduction.sources.clear();
   const NoGrad quiet;
   const bool has_replicas = options_.mesh.dims() == 2 && options_.mesh.shape()[0] > 1;
@@ -364,6 +390,7 @@ void Unit::unshard() {
   if (state_ == State::kWhole || gather_ || parameters_.empty()) return;
   note(Event::Kind::kUnshard);
   Gather gather;
+  if (trace::enabled()) gather.launched = trace::Clock::now();
   const comm::Group& group = state_ == State::kPiece ? fewer_->group(size_t{0}) : shards();
   std::optional<comm::Coalescing> together;
   if (group.size() > 1) together.emplace(group);
@@ -383,19 +410,23 @@ void Unit::unshard() {
       }
     }
   }
-  if (together) gather.work = together->end();
+  if (together) {
+    gather.work = together->end();
+    wake_helper(group);
+  }
   gather_ = std::move(gather);
 }
 
 void Unit::wait_for_unshard() {
   if (!gather_) return;
-  const Gather gather = std::move(*gather_);
+  Gather gather = std::move(*gather_);
   gather_.reset();
   if (context_) {
     context_->wait_for(gather.work);
   } else {
     gather.work.wait();  // by hand, before the first forward
   }
+  note_span("gather", gather.launched, &gather.work);
   for (size_t i = 0; i < parameters_.size(); ++i) {
     ShardedParameter& p = parameters_[i];
     if (p.payload && state_ == State::kSharded) {
@@ -445,6 +476,26 @@ void Unit::reset() {
 
 void Unit::note(Event::Kind kind) const {
   if (context_ && context_->listener) context_->listener({kind, path_});
+}
+
+void Unit::wake_helper(const comm::Group& group) const {
+  if (!context_ || group.moves_by_itself()) return;
+  // As for DDP's buckets: without a core of its own a thread takes turns with what it should hide behind.
+  const bool has_room =
+      static_cast<int>(std::thread::hardware_concurrency()) >= data_parallel_size() * (thread_count() + 1);
+  if (options_.helper_thread.value_or(has_room))
+    context_->helpers.try_emplace(group.engine().get(), group.engine()).first->second.wake();
+}
+
+void Unit::note_span(const char* what, trace::Clock::time_point& began, const comm::Work* work) const {
+  if (began == trace::Clock::time_point{}) [[likely]]
+    return;
+  trace::record({.name = concat(what, " ", path_.empty() ? "the rest" : path_),
+                 .rank = trace::rank(),
+                 .start = std::exchange(began, {}),
+                 .end = work && !work->is_nothing() ? work->completed_at() : trace::Clock::now(),
+                 .async = work != nullptr,
+                 .kind = work ? trace::Kind::kBucket : trace::Kind::kSpan});
 }
 
 void Unit::cast(std::vector<Tensor>& tensors, DType dtype) const {

@@ -9,15 +9,18 @@
 #pragma once
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <unordered_map>
 #include <vector>
 
+#include "chorale/comm/progress_thread.h"
 #include "chorale/comm/work.h"
 #include "chorale/fsdp/fully_shard.h"
 #include "chorale/fsdp/sharded_parameter.h"
+#include "chorale/trace/trace.h"
 
 namespace chorale::fsdp {
 
@@ -29,6 +32,7 @@ struct Reduction {
   std::vector<Tensor> sources;     // kept until it is done
   comm::Work work;
   bool all_reduces = false;
+  trace::Clock::time_point launched{};  // where events are traced
 };
 
 // What the groups that compute together share.
@@ -42,6 +46,8 @@ struct Context {
   bool has_failed = false;  // a backward was left by an exception
   std::function<void(const Event&)> listener;
   std::chrono::nanoseconds waited{};
+  // Threads that move calls on, by the group's engine; last, so that they end first.
+  std::map<const comm::Engine*, comm::ProgressThread> helpers;
 
   void wait_for(const comm::Work& work);
 
@@ -100,6 +106,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   struct Gather {
     comm::Work work;
     std::vector<std::vector<Tensor>> rooms;  // by parameter: the whole, or what its payload's parts make
+    trace::Clock::time_point launched{};     // where events are traced
   };
   struct Slot {
     nn::Parameter* place;
@@ -113,6 +120,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void reshard_after_forward();
   bool is_stale() const;
   void note(Event::Kind kind) const;
+  // For the trace: what was begun then, and ended with the work, or now.
+  void note_span(const char* what, trace::Clock::time_point& began, const comm::Work* work = nullptr) const;
+  void wake_helper(const comm::Group& group) const;
   const comm::Group& shards() const { return options_.mesh.group(options_.mesh.dims() - 1); }
   int data_parallel_size() const { return options_.mesh.size(); }
   DType parameter_dtype(const ShardedParameter& p) const;
@@ -137,6 +147,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::shared_ptr<Context> shared_;  // with other outermost modules
   std::vector<size_t> positions_;    // in the context's order, of forwards whose backward has not begun
   std::string path_;
+  trace::Clock::time_point forward_began_{}, backward_began_{};  // where events are traced
   uint64_t number_ = 0;
   bool is_root_ = false;
 };

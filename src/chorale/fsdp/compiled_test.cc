@@ -1,0 +1,221 @@
+// Compiled functions around fully sharded modules: rows of spec/compiled-training.md, A10. What is sent around a module
+// is no part of a graph, so each one that is sharded by itself has graphs of its own.
+#include <gmock/gmock.h>
+
+#include "chorale/api/compile.h"
+#include "chorale/fsdp/fsdp_test_util.h"
+#include "chorale/nn/init.h"
+
+namespace chorale::fsdp {
+namespace {
+
+using compiled::GraphInfo;
+using testing::Each;
+using testing::HasSubstr;
+
+// Linear and ReLU, four times. Weights: Xavier's; biases 0.01.
+struct CompiledToy : nn::Module {
+  nn::Linear a, b, c, d;
+  CHORALE_MODULE(CompiledToy, a, b, c, d)
+  CompiledToy(int64_t in, int64_t hidden, int64_t out)
+      : a(in, hidden), b(hidden, hidden), c(hidden, hidden), d(hidden, out) {
+    const NoGrad quiet;
+    for (nn::Linear* linear : {&a, &b, &c, &d}) {
+      nn::init::xavier_uniform_(linear->weight);
+      fill_(linear->bias, 0.01);
+    }
+  }
+  Tensor forward(const Tensor& x) { return relu(d(relu(c(relu(b(relu(a(x)))))))); }
+};
+
+void expect_near(const Tensor& a, const Tensor& b, double relative, double absolute, const std::string& what = "") {
+  ASSERT_EQ(a.dtype(), b.dtype()) << what;
+  ASSERT_EQ(a.sizes(), b.sizes()) << what;
+  const auto x = a.to_vector<double>(), y = b.to_vector<double>();
+  for (size_t i = 0; i < x.size(); ++i)
+    ASSERT_LE(std::abs(x[i] - y[i]), absolute + relative * std::abs(y[i])) << what << " " << i;
+}
+void expect_p4(const Tensor& a, const Tensor& b, const std::string& what = "") { expect_near(a, b, 1e-4, 1e-4, what); }
+void expect_pd(const Tensor& a, const Tensor& b) { expect_near(a, b, 1.3e-6, 1e-5); }
+
+// The forward graphs that a backend was given: how many, and of the last the text and the number of inputs.
+struct SeenGraphs {
+  int count = 0;
+  size_t inputs = 0;
+  std::string text{};
+};
+compiled::Backend watching(SeenGraphs& seen) {
+  return [&seen, run = compiled::joint_eager()](graph::Graph graph, const GraphInfo& info) {
+    graph::verify(graph);
+    if (!info.is_backward) seen = {seen.count + 1, graph.inputs.size(), graph::print(graph)};
+    return run(std::move(graph), info);
+  };
+}
+
+// spec: test_fsdp_aot_eager
+TEST(CompiledFullySharded, ComputesWhatEagerDoesWithAGraphForEachModule) {
+  run_ranks(2, [](comm::Group& group) {
+    const Mesh mesh(group, {2}, {"shard"});
+    manual_seed(3);
+    CompiledToy toy(10, 64, 5);
+    const Tensor x = pattern({20, 10}, 1);
+    set_requires_grad(x);
+    const Tensor expected = toy(x);
+    backward(sum(expected));
+    const Tensor dx = gradient(x);
+    for (const bool each : {false, true}) {
+      CompiledToy model = nn::clone(toy);
+      if (each) {
+        for (nn::Linear* linear : {&model.a, &model.b, &model.c, &model.d}) fully_shard(*linear, {.mesh = mesh});
+      }
+      fully_shard(model, {.mesh = mesh});
+      SeenGraphs seen;
+      auto f = compile([&](const Tensor& in) { return model(in); }, {.backend = watching(seen)});
+      set_gradient(x, {});
+      const Tensor y = f(x);
+      expect_p4(y, expected);
+      // Each linear layer, and what the root does behind it; equal stretches share a graph.
+      EXPECT_EQ(explain(f).runs, each ? 8 : 1);
+      EXPECT_GE(seen.count, each ? 5 : 1);
+      EXPECT_THAT(explain(f).break_reasons(), Each(HasSubstr("of a fully sharded module")));
+      backward(sum(y));
+      expect_p4(gradient(x), dx, "gradient of the input");
+      NamedTensors own = model.named_parameters(), whole = toy.named_parameters();
+      for (size_t i = 0; i < own.size(); ++i) {
+        const Tensor average = full_tensor(gradient(own[i].second));  // of equal gradients
+        expect_p4(average, gradient(whole[i].second), own[i].first);
+      }
+      expect_p4(f(x), expected, "once more");
+    }
+  });
+}
+
+// A layer that the module knows nothing of, and a number that changes.
+struct WithHidden : nn::Module {
+  nn::Linear seen{1, 1};
+  CHORALE_MODULE(WithHidden, seen)
+  std::shared_ptr<nn::Linear> hidden = std::make_shared<nn::Linear>(1, 1);
+  int calls = 0;
+  Tensor forward(const Tensor& x) {
+    ++calls;
+    return (*hidden)(seen(x));
+  }
+};
+
+// spec: test_fsdp_unspecialized_forced_getattr_no_inline, test_fsdp_unspecialized_forced_getattr_inline
+TEST(CompiledFullySharded, ATensorThatIsNoParameterIsAnOrdinaryInput) {
+  run_ranks(2, [](comm::Group& group) {
+    manual_seed(4);
+    WithHidden model;
+    const Tensor x = pattern({1, 1}, 2), expected = model(x);
+    fully_shard(model, {.mesh = Mesh(group, {2}, {"shard"})});
+    EXPECT_FALSE(model.hidden->weight.is_sharded());
+    SeenGraphs seen;
+    auto f = compile([&](const Tensor& in) { return model(in); }, {.backend = watching(seen)});
+    expect_p4(f(x), expected);
+    EXPECT_EQ(seen.count, 1);
+    EXPECT_EQ(seen.inputs, 5u) << seen.text;
+    EXPECT_EQ(model.calls, 2);
+  });
+}
+
+struct TwoWide : nn::Module {
+  nn::Linear a{10, 5000}, b{5000, 5000};
+  CHORALE_MODULE(TwoWide, a, b)
+  Tensor forward(const Tensor& x) { return relu(b(relu(a(x)))); }
+};
+
+// spec: test_fsdp_skip_register_attr_or_module
+TEST(CompiledFullySharded, ParametersAreInputsOfTheGraph) {
+  run_ranks(1, [](comm::Group& group) {
+    TwoWide model;
+    const Tensor x = uniform({20, 10}), expected = model(x);
+    fully_shard(model, {.mesh = Mesh(group, {1}, {"shard"})});
+    SeenGraphs seen;
+    auto f = compile([&](const Tensor& in) { return model(in); }, {.backend = watching(seen)});
+    expect_p4(f(x), expected);
+    EXPECT_EQ(seen.count, 1);
+    EXPECT_EQ(seen.inputs, 5u) << "x and the four parameters, and nothing is read in the graph itself\n" << seen.text;
+  });
+}
+
+struct UsedTwice : nn::Module {
+  nn::Parameter param{pattern({3}, 1)};
+  nn::Buffer buf{pattern({3}, 2)};
+  CHORALE_MODULE(UsedTwice, param, buf)
+  Tensor forward(const Tensor& x) { return (x + param) * param + (x + buf) * buf; }
+};
+
+// spec: test_fsdp_dup_tensors_same_source
+TEST(CompiledFullySharded, ATensorThatIsUsedTwiceIsOneInput) {
+  run_ranks(1, [](comm::Group& group) {
+    UsedTwice plain, model;
+    fully_shard(model, {.mesh = Mesh(group, {1}, {"shard"})});
+    const Tensor x = pattern({2, 3}, 3);
+    SeenGraphs seen;
+    auto f = compile([&](const Tensor& in) { return model(in); }, {.backend = watching(seen)});
+    expect_pd(f(x), plain(x));
+    EXPECT_EQ(seen.inputs, 3u) << seen.text;
+  });
+}
+
+struct Child : nn::Module {
+  nn::Buffer buf;
+  CHORALE_MODULE(Child, buf)
+  Tensor forward(const Tensor& x) {
+    mul_(buf, 2.0);
+    return x + buf;
+  }
+};
+struct Parent : nn::Module {
+  nn::Parameter param{pattern({1}, 1)};
+  nn::Buffer buf{full({3}, 0.25)};
+  Child child;
+  CHORALE_MODULE(Parent, param, buf, child)
+  Parent() { child.buf = buf; }
+  Tensor forward(const Tensor& x) { return child(x) + buf + param; }
+};
+
+// spec: test_fsdp_dup_tensors_diff_source
+TEST(CompiledFullySharded, ATensorOfTwoModulesIsCompiledOnce) {
+  run_ranks(1, [](comm::Group& group) {
+    Parent plain, model;
+    fully_shard(model, {.mesh = Mesh(group, {1}, {"shard"})});
+    const Tensor x = pattern({2, 3}, 3);
+    SeenGraphs seen;
+    auto f = compile([&](const Tensor& in) { return model(in); }, {.backend = watching(seen)});
+    for (int i = 0; i < 15; ++i) expect_pd(f(x), plain(x));
+    EXPECT_EQ(seen.count, 1);
+    EXPECT_EQ(model.buf.to_vector<float>(), plain.buf.to_vector<float>());
+  });
+}
+
+struct WithHelper : nn::Module {
+  nn::Parameter p{pattern({3}, 42)};
+  CHORALE_MODULE(WithHelper, p)
+  bool through_object = false;
+  static Tensor twice(const Tensor& x) { return x * 2.0; }
+  Tensor forward(const Tensor& x) { return through_object ? this->twice(x + p) : WithHelper::twice(x + p); }
+};
+
+// spec: test_fsdp_staticmethod
+TEST(CompiledFullySharded, AFunctionOfTheClassAndOfTheObjectGiveOneGraph) {
+  run_ranks(1, [](comm::Group& group) {
+    std::string texts[2];
+    for (const bool through_object : {false, true}) {
+      WithHelper plain, model;
+      model.through_object = through_object;
+      fully_shard(model, {.mesh = Mesh(group, {1}, {"shard"})});
+      const Tensor x = pattern({2, 3}, 3);
+      SeenGraphs seen;
+      auto f = compile([&](const Tensor& in) { return model(in); }, {.backend = watching(seen)});
+      expect_pd(f(x), plain(x));
+      EXPECT_EQ(seen.count, 1);
+      texts[through_object ? 1 : 0] = seen.text;
+    }
+    EXPECT_EQ(texts[0], texts[1]);
+  });
+}
+
+}  // namespace
+}  // namespace chorale::fsdp
