@@ -419,16 +419,79 @@ class Text(Train):
         self.assertEqual({(tuple(part[0]), name) for name, (_, _, parts) in self.weights("both").items() for part in parts if name.endswith("wte.weight")},
                          {((0, 0), "transformer.wte.weight"), ((128, 0), "transformer.wte.weight")})
 
+    def test_layers_that_are_split_and_shared_out_train_as_one_rank_does(self):
+        options = ("--text", "text", "--tokenizer", "bytes", *self.TINY, "--lr", "0.01", "--clip", "0.5", "--epochs", "50", "--log-every", "1", "--schedule", "constant", "--warmup", "0")
+        for task, extra in (("gpt", ("--sample-tokens", "4")), ("bert", ())):
+            with self.subTest(task):
+                self.run_to_end(*options, *extra, "-n", "2", "--out", f"{task}-two", "--steps", "8", task=task)
+                wanted = self.losses(f"{task}-two")
+                run = f"{task}-both"
+                out = self.run_to_end(*options, *extra, "-n", "4", "--tp", "2", "--fsdp", "--out", run, "--steps", "4", task=task)
+                self.assertIn("ranks: 4 (2 x 2)", out)
+                self.run_to_end("--out", run, "--resume", "--steps", "6", "-n", "2", "--tp", "1", "--fsdp", task=task)
+                self.run_to_end("--out", run, "--resume", "--steps", "8", "-n", "4", "--tp", "2", "--fsdp", task=task)
+                self.assert_close(self.losses(run), wanted)
+
+    def test_a_dry_run_of_sharded_ranks_says_what_one_of_them_has(self):
+        options = ("--text", "text", "--tokenizer", "bytes", *self.TINY, "--batch", "8", "--dry-run", "--out", "x")
+        numbers = {}
+        for extra in (("-n", "1"), ("-n", "2", "--fsdp"), ("--hybrid", "2x2", "--fsdp"), ("-n", "4", "--fsdp")):
+            out = self.run_to_end(*options, *extra, task="gpt")
+            numbers[extra] = [float(n) for n in re.search(r"weights ([\d.]+) MiB, gradients ([\d.]+) MiB, optimizer ([\d.]+) MiB", out).groups()]
+            self.assertFalse((self.folder / "x").exists())
+        whole = numbers["-n", "1"]
+        for extra, ranks in ((("-n", "2", "--fsdp"), 2), (("--hybrid", "2x2", "--fsdp"), 2), (("-n", "4", "--fsdp"), 4)):
+            for found, wanted in zip(numbers[extra], whole):
+                self.assertLess(abs(found - wanted / ranks), 0.06, f"{extra}: {numbers[extra]} of {whole}")
+
+    def test_a_sharded_model_starts_from_weights_of_another_run(self):
+        options = ("--text", "text", "--tokenizer", "bytes", *self.TINY, "--lr", "0.01", "--epochs", "50", "--log-every", "1")
+        for task in ("gpt", "bert"):
+            with self.subTest(task):
+                self.run_to_end(*options, "-n", "1", "--out", f"{task}-first", "--steps", "3", task=task)
+                first = next((self.folder / f"{task}-first" / "checkpoints").glob("step-*"))
+                self.run_to_end(*options, "-n", "2", "--init", str(first), "--out", f"{task}-plain", "--steps", "3", task=task)
+                self.run_to_end(*options, "-n", "2", "--init", str(first), "--fsdp", "--out", f"{task}-parts", "--steps", "3", task=task)
+                self.assert_close(self.losses(f"{task}-parts"), self.losses(f"{task}-plain"))
+
+    def test_a_disk_that_fails_while_a_sharded_run_saves_leaves_the_last_checkpoint(self):
+        """A full one, and one that becomes read-only: the error names file and rank, and the run goes on when it is mended."""
+        if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode != 0:
+            self.skipTest("mount namespaces cannot be made here")
+        options = " ".join(("--text text --tokenizer bytes", *self.TINY, "--epochs 5000 --checkpoint-every 5 --keep 2 --sample-tokens 0 -n 2 --fsdp --out run"))
+        for how, broken, mended, why in (("full", "dd if=/dev/zero of=fill bs=4k", "rm fill", "No space left on device"),
+                                         ("read-only", "mount --bind run/checkpoints run/checkpoints; mount -o remount,ro,bind run/checkpoints", "umount run/checkpoints", "Read-only file system")):
+            with self.subTest(how):
+                (self.folder / how).mkdir()
+                script = f"""
+                    mount -t tmpfs -o size=8m none {how} && cp text {how} && cd {how} || exit 9
+                    {PROGRAM} train gpt {options} --steps 100000 >../out-{how} 2>../err-{how} & job=$!
+                    for i in $(seq 1200); do [ -e run/checkpoints/step-00000010/index.json ] && break; sleep 0.05; done
+                    {{ {broken}; }} 2>/dev/null
+                    wait $job; echo "ended with $?"
+                    {{ {mended}; }} || exit 8
+                    for last in run/checkpoints/step-*; do {PROGRAM} checkpoint verify $last || exit 7; done
+                    step=$((10#${{last##*-}}))
+                    {PROGRAM} train gpt --out run --resume --fsdp --steps $((step + 5)) || exit 6
+                """
+                done = subprocess.run(["unshare", "-m", "bash", "-c", script], cwd=self.folder, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+                error = (self.folder / f"err-{how}").read_text()
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr + error)
+                self.assertIn("ended with 1", done.stdout, error)
+                self.assertIn(why, error)
+                self.assertRegex(error, r"ranks? \d")
+                self.assertRegex(error, r"run/checkpoints/\S*")
+                self.assertIn("going on behind step", done.stdout)
+
     def test_sharding_that_cannot_be_says_why(self):
         options = ("--text", "text", "--tokenizer", "bytes", *self.TINY, "--steps", "1", "--out", "x", "-n", "2")
         for extra, why in ((("--fsdp", "--hybrid", "2x2"), "--hybrid 2x2 are 4 ranks, but the job has 2"),
                            (("--fsdp", "--hybrid", "two"), "--hybrid is replicas by ranks that share one, such as 2x4, not 'two'"),
                            (("--hybrid", "1x2"), "give --fsdp with it"),
                            (("--offload",), "give --fsdp with it"),
-                           (("--fsdp", "--tp", "2"), "both share the model out"),
+                           (("--fsdp", "--tp", "2", "--hybrid", "1x1"), "ranks with the same part of a layer share that"),
                            (("--fsdp", "--compress", "bf16"), "leave it out with --fsdp"),
-                           (("--fsdp", "--compile"), "leave it out with --fsdp"),
-                           (("--fsdp", "--dry-run"), "which --fsdp does not allow")):
+                           (("--fsdp", "--compile"), "leave it out with --fsdp")):
             with self.subTest(extra):
                 self.assertIn(why, self.run_to_end(*options, *extra, task="gpt", status=1))
                 shutil.rmtree(self.folder / "x", ignore_errors=True)

@@ -38,6 +38,7 @@
 #include "chorale/nn/nn.h"
 #include "chorale/op/assignment.h"
 #include "chorale/op/collective.h"
+#include "chorale/op/device_scope.h"
 #include "chorale/optim/optim.h"
 #include "chorale/parallel/averaging.h"
 #include "chorale/parallel/comm_hooks.h"

@@ -57,7 +57,8 @@ struct TrainCommand {
 
   void list_options();
   void resolve();
-  int64_t ranks() const;  // on this node
+  int64_t ranks() const;         // on this node
+  int ranks_of_replica() const;  // that share a model
   int world_size() const { return launch_options(launching, ranks()).ranks * static_cast<int>(launching.nodes); }
   bool resumes() const { return options.resume || options.resume_previous; }
   bool is_first() const;
@@ -89,6 +90,11 @@ int64_t TrainCommand::ranks() const {
   };
   while (replicas > 1 && options.batch % pieces() != 0) --replicas;
   return replicas * options.tp;
+}
+
+int TrainCommand::ranks_of_replica() const {
+  if (!options.fsdp) return static_cast<int>(options.tp);
+  return options.hybrid.empty() ? world_size() : train::hybrid_of(options.hybrid).ranks;
 }
 
 json::Value read_json(const fs::path& path) {
@@ -184,7 +190,7 @@ int start_ranks(const TrainCommand& command) {
   if (!command.options.out.empty()) line.insert(line.end(), {"--out", command.options.out});
   launch::LaunchOptions options = launch_options(command.launching, command.ranks());
   if (command.options.dry_run) {  // of one replica, here
-    options.ranks = static_cast<int>(command.options.tp);
+    options.ranks = command.ranks_of_replica();
     options.nodes = 1;
     options.node_rank = 0;
   }
@@ -223,7 +229,7 @@ int run_rank(const TrainCommand& command, const comm::Group& group) {
   std::FILE* out = command.output >= 0 ? fdopen(command.output, "w") : stdout;
   CHORALE_CHECK(out, "[train] descriptor ", command.output, " cannot be written to");
   if (command.options.dry_run) {
-    train::dry_run(*command.kind, command.options, command.world_size(), group, out);
+    train::dry_run(*command.kind, command.options, command.world_size(), group, out, command.shard_fully);
     return std::fflush(out) == 0 ? 0 : kOutputLost;
   }
   train::Output output(out);
@@ -242,7 +248,7 @@ int run_rank(const TrainCommand& command, const comm::Group& group) {
 void run_train(TrainCommand& command) {
   std::signal(SIGXFSZ, SIG_IGN);  // a limit on files is an error like a full disk
   // Fully sharded training is in a program of its own: the first build of this one goes without it.
-  if (command.options.fsdp && !command.shard_fully && !command.options.dry_run)
+  if (command.options.fsdp && !command.shard_fully)
     become("sharded", concat("train ", command.kind->name(), " --fsdp"), own_words());
   const bool is_rank = config::one_of_several_ranks(), is_real = !command.options.dry_run;
   train::MadeFolders made;
@@ -252,7 +258,7 @@ void run_train(TrainCommand& command) {
     if (!is_rank && !command.resumes()) train::check_is_new(out);
     if (!is_rank) made.make(out);
   }
-  if (!is_rank && (is_real ? command.world_size() : command.options.tp) > 1) {
+  if (!is_rank && (is_real ? command.world_size() : command.ranks_of_replica()) > 1) {
     if (const int status = start_ranks(command); status != 0) throw CLI::RuntimeError(status);
     return;
   }

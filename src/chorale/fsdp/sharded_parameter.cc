@@ -19,8 +19,8 @@ std::shared_ptr<const sharding::Layout> outer_layout(const Tensor& parameter, co
   names.insert(names.end(), inner->mesh.names().begin(), inner->mesh.names().end());
   for (size_t m = 0; m < inner->placements.size(); ++m) {
     const Placement& p = inner->placements[m];
-    CHORALE_CHECK(!p.is_partial() && !p.is_strided(), "[fully_shard] a parameter of shape ", parameter.sizes(),
-                  " that is sharded as ", inner->placements, " cannot be sharded further");
+    CHORALE_CHECK(!p.is_partial() && !(p.is_strided() && p.dim() == dim), "[fully_shard] a parameter of shape ",
+                  parameter.sizes(), " that is sharded as ", inner->placements, " cannot be sharded further");
     // The inner shards were cut first: a rank has its part of each of them.
     if (p.is_shard() && p.dim() == dim) placements[mesh.dims() - 1] = strided_shard(dim, inner->mesh.shape()[m]);
   }

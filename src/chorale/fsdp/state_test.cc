@@ -1,9 +1,14 @@
 // States of fully sharded modules: section B4 of spec/sharded-training.md, modules without memory, checkpoints.
 #include <gmock/gmock.h>
 
+#include "chorale/base/generator.h"
+#include "chorale/device/allocator.h"
 #include "chorale/eager/sim_kernels.h"
 #include "chorale/fsdp/fsdp_test_util.h"
 #include "chorale/fsdp/state.h"
+#include "chorale/models/bert.h"
+#include "chorale/models/gpt2.h"
+#include "chorale/op/device_scope.h"
 #include "chorale/snapshot/snapshot.h"
 #include "chorale/testing/message_test_util.h"
 #include "chorale/testing/temporary_folder_test_util.h"
@@ -152,6 +157,62 @@ TEST(FullyShardedState, MemoryMayComeLater) {
       expect_close(sent(x), whole(x), 0, "sent by the first rank");
     }
   });
+}
+
+// Makes a model on the device null and fills it part by part; ranks are processes, of which each counts its memory.
+template <class Model, class Block, class Config>
+void expect_never_whole(const Config& config) {
+  const std::vector<int> ended = comm::run_processes(2, [&](comm::Group& group) {
+    const auto stats = [] { return cpu_allocator().stats(); };
+    const auto start = static_cast<int64_t>(stats().current_bytes);
+    cpu_allocator().reset_peak();
+    manual_seed(5);
+    const RandomStream drawn_from = default_generator().state();
+    const auto make = [&] {
+      const DeviceScope without_memory(kNull);
+      return Model(config);
+    };
+    Model model = make();
+    EXPECT_LT(static_cast<int64_t>(stats().peak_bytes) - start, 64 << 10) << "on null it has no memory";
+    for (const auto& [name, module] : model.named_modules()) {
+      if (dynamic_cast<Block*>(module)) fully_shard(*module, {.mesh = line(group)});
+    }
+    fully_shard(model, {.mesh = line(group)});
+    model.materialize(kCpu);
+    default_generator().restore(drawn_from);
+    model.reset_parameters();
+    const int64_t most = static_cast<int64_t>(stats().peak_bytes) - start, parts = sizes_of(model).parts;
+    EXPECT_GE(most, parts);
+    EXPECT_LT(most, parts + parts / 10) << "what a rank had at most, beside its parts";
+
+    default_generator().restore(drawn_from);
+    Model whole(config);
+    int64_t all = 0;
+    const NamedTensors own = model.named_parameters(), expected = whole.named_parameters();
+    ASSERT_EQ(own.size(), expected.size());
+    for (size_t i = 0; i < own.size(); ++i) {
+      EXPECT_EQ(full_tensor(detach(own[i].second)).template to_vector<float>(),
+                expected[i].second.template to_vector<float>())
+          << own[i].first;
+      all += expected[i].second.elems() * 4;
+    }
+    EXPECT_NEAR(static_cast<double>(parts), static_cast<double>(all) / 2, 0.01 * static_cast<double>(all));
+  });
+  EXPECT_EQ(ended, (std::vector<int>{0, 0}));
+}
+
+TEST(FullyShardedState, AGptThatIsMadeWithoutMemoryIsNeverWholeAndDrawnAsOneRankDrawsIt) {
+  expect_never_whole<models::Gpt2, models::Gpt2Block>(
+      models::Gpt2Config{.vocab_size = 256, .n_positions = 64, .n_embd = 128, .n_layer = 6, .n_head = 4});
+}
+TEST(FullyShardedState, ABertThatIsMadeWithoutMemoryIsNeverWholeAndDrawnAsOneRankDrawsIt) {
+  expect_never_whole<models::BertForMaskedLM, models::BertLayer>(models::BertConfig{.vocab_size = 301,
+                                                                                    .hidden_size = 128,
+                                                                                    .num_hidden_layers = 4,
+                                                                                    .num_attention_heads = 4,
+                                                                                    .intermediate_size = 512,
+                                                                                    .max_position_embeddings = 64,
+                                                                                    .pad_token_id = 160});
 }
 
 // spec: test_dp_state_dict_cpu_offload

@@ -2,6 +2,7 @@
 
 #include "chorale/api/api.h"
 #include "chorale/nn/init.h"
+#include "chorale/sharding/sharded.h"
 
 namespace chorale::models {
 namespace {
@@ -101,5 +102,56 @@ Tensor BertHead::forward(const Tensor& x) { return decoder(norm(gelu(transform(x
 
 BertForMaskedLM::BertForMaskedLM(const BertConfig& with)
     : config(with), bert(with), head(with, bert.embeddings.word_embeddings.weight) {}
+
+namespace {
+// Where a table is sharded, a row of it is no view of it.
+void clear_row(const Tensor& table, int64_t row) {
+  const NoGrad quiet;
+  if (!table.is_sharded()) {
+    zero_(select(table, 0, row));
+    return;
+  }
+  const sharding::Layout& layout = *sharding::sharded(table).layout;
+  int64_t at = 0;
+  for (const op::Chunk& run : sharding::runs_of(table.size(0), 0, layout.mesh, layout.placements, layout.mesh.dims(),
+                                                layout.mesh.coordinates())) {
+    if (row >= run.first && row < run.first + run.size)
+      zero_(select(sharding::local_of(table), 0, at + row - run.first));
+    at += run.size;
+  }
+}
+}  // namespace
+
+void BertForMaskedLM::reset_parameters() {
+  const double range = config.initializer_range;
+  const auto norm = [](nn::LayerNorm& layer) {
+    nn::init::ones_(layer.weight);
+    nn::init::zeros_(layer.bias);
+  };
+  const auto table = [&](nn::Embedding& rows) {  // twice: first what a table draws itself
+    nn::init::normal_(rows.weight);
+    nn::init::normal_(rows.weight, 0, range);
+  };
+  const auto draw_dense = [&](nn::Linear& layer) {
+    layer.reset_parameters();
+    nn::init::normal_(layer.weight, 0, range);
+    nn::init::zeros_(layer.bias);
+  };
+  table(bert.embeddings.word_embeddings);
+  clear_row(bert.embeddings.word_embeddings.weight, config.pad_token_id);
+  table(bert.embeddings.position_embeddings);
+  table(bert.embeddings.token_type_embeddings);
+  norm(bert.embeddings.norm);
+  for (BertLayer& layer : bert.layers) {
+    for (nn::Linear* linear :
+         {&layer.query, &layer.key, &layer.value, &layer.attention_out, &layer.intermediate, &layer.output})
+      draw_dense(*linear);
+    norm(layer.attention_norm);
+    norm(layer.output_norm);
+  }
+  draw_dense(head.transform);
+  norm(head.norm);
+  nn::init::zeros_(head.decoder.bias);  // its weight is the table of words; the constructor drew its own last
+}
 
 }  // namespace chorale::models

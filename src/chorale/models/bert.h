@@ -99,6 +99,8 @@ struct BertForMaskedLM : nn::Module {
   CHORALE_MODULE(BertForMaskedLM, bert, nn::named("cls.predictions", head))
 
   explicit BertForMaskedLM(const BertConfig& config = {});
+  // As Gpt2's: anew, in the order in which the constructor draws them.
+  void reset_parameters();
   Tensor forward(const BertInput& input) { return head(bert(input)); }
 };
 

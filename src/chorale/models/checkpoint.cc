@@ -188,21 +188,32 @@ Gpt2 load_gpt2(const std::filesystem::path& folder, const NamedTensors& stored) 
   const auto config = read_config<Gpt2Config>(folder);
   check_size(config, stored, folder);
   Gpt2 model(config);
+  load_parameters(model, gpt2_weights(stored), folder);
+  return model;
+}
+
+NamedTensors gpt2_weights(const NamedTensors& stored) {
   const bool bare = !has_prefix(stored, "transformer.");  // saved without its head
   NamedTensors tensors;
+  tensors.reserve(stored.size());
   for (const auto& [name, tensor] : stored) {
     if (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias")) continue;  // masks, of older versions
     tensors.emplace_back(bare && !name.starts_with("lm_head.") ? "transformer." + name : name, tensor);
   }
-  load_parameters(model, tensors, folder);
-  return model;
+  return tensors;
 }
 
 BertForMaskedLM load_bert(const std::filesystem::path& folder, const NamedTensors& all) {
   const auto config = read_config<BertConfig>(folder);
   check_size(config, all, folder);
   BertForMaskedLM model(config);
+  load_parameters(model, bert_weights(all), folder);
+  return model;
+}
+
+NamedTensors bert_weights(const NamedTensors& all) {
   NamedTensors tensors;
+  tensors.reserve(all.size());
   for (const auto& [stored, tensor] : all) {
     std::string name = stored;
     if (name.starts_with("bert.pooler.") || name.starts_with("cls.seq_relationship.") ||
@@ -214,8 +225,7 @@ BertForMaskedLM load_bert(const std::filesystem::path& folder, const NamedTensor
     if (name.ends_with("LayerNorm.beta")) name.replace(name.size() - 4, 4, "bias");
     tensors.emplace_back(std::move(name), tensor);
   }
-  load_parameters(model, tensors, folder);
-  return model;
+  return tensors;
 }
 
 void save_gpt2(const std::filesystem::path& folder, const Gpt2& model, size_t max_shard_bytes) {

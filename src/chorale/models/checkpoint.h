@@ -21,6 +21,10 @@ BertForMaskedLM load_bert(const std::filesystem::path& folder);
 Gpt2 load_gpt2(const std::filesystem::path& folder, const NamedTensors& stored);
 BertForMaskedLM load_bert(const std::filesystem::path& folder, const NamedTensors& stored);
 
+// What is stored for a model, by the names that it has here; without parts that it has not.
+NamedTensors gpt2_weights(const NamedTensors& stored);
+NamedTensors bert_weights(const NamedTensors& stored);
+
 // The text of a config.json; `what` names it in errors.
 Gpt2Config parse_gpt2_config(const std::string& what, std::string_view text);
 BertConfig parse_bert_config(const std::string& what, std::string_view text);

@@ -94,6 +94,32 @@ Gpt2::Gpt2(const Gpt2Config& with)
   lm_head.weight = transformer.wte.weight;
 }
 
+void Gpt2::reset_parameters() {
+  const auto norm = [](nn::LayerNorm& layer) {
+    nn::init::ones_(layer.weight);
+    nn::init::zeros_(layer.bias);
+  };
+  const auto project = [](Gpt2Projection& layer, double stddev) {
+    nn::init::normal_(layer.weight, 0, stddev);
+    nn::init::zeros_(layer.bias);
+  };
+  const double range = config.initializer_range, residual = residual_stddev(config);
+  for (const double stddev : {1.0, range}) {  // first what a table draws itself
+    nn::init::normal_(transformer.wte.weight, 0, stddev);
+    nn::init::normal_(transformer.wpe.weight, 0, stddev);
+  }
+  for (Gpt2Block& block : transformer.h) {
+    norm(block.ln_1);
+    project(block.attention_in, range);
+    project(block.attention_out, residual);
+    norm(block.ln_2);
+    project(block.mlp_in, range);
+    project(block.mlp_out, residual);
+  }
+  norm(transformer.ln_f);
+  // The head's own weight, which the constructor draws last, gave way to the table of tokens.
+}
+
 Tensor Gpt2::forward(const Tensor& ids, Gpt2Cache* cache) { return lm_head(transformer(ids, cache)); }
 
 Tensor Gpt2::generate(const Tensor& ids, const GenerateOptions& options) {

@@ -93,6 +93,9 @@ struct Gpt2 : nn::Module {
   CHORALE_MODULE(Gpt2, transformer, lm_head)
 
   explicit Gpt2(const Gpt2Config& config = {});
+  // Draws all parameters anew, in the order in which the constructor does: a generator in the same state gives the same
+  // values. Where they are sharded, each rank draws its part of what one rank would draw.
+  void reset_parameters();
   // Logits [batch, tokens, vocab_size] of the token behind each.
   Tensor forward(const Tensor& ids, Gpt2Cache* cache = nullptr);
   // ids [batch, tokens] with up to max_new_tokens more. Uses a cache; the module should be in evaluation mode.

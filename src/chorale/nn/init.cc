@@ -1,18 +1,35 @@
 #include "chorale/nn/init.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "chorale/api/api.h"
+#include "chorale/sharding/sharded.h"
 
 namespace chorale::nn::init {
 
+namespace {
+// Parts of parts (fully sharded over tensor parallel) are no stretch of the whole that could be drawn by itself.
+bool is_drawn_whole(const Tensor& x) {
+  if (!x.is_sharded()) return false;
+  const Placements& placements = placements_of(x);
+  return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_strided(); });
+}
+const Tensor& take_part(const Tensor& x, const Tensor& whole) {
+  copy_(sharding::local_of(x), sharding::local_of(distribute(whole, mesh_of(x), placements_of(x), std::nullopt)));
+  return x;
+}
+}  // namespace
+
 const Tensor& uniform_(const Tensor& x, double low, double high, Generator& generator) {
   const NoGrad quiet;
+  if (is_drawn_whole(x)) return take_part(x, chorale::uniform(x.sizes(), low, high, x.dtype(), generator));
   return chorale::uniform_(x, low, high, generator);
 }
 
 const Tensor& normal_(const Tensor& x, double mean, double stddev, Generator& generator) {
   const NoGrad quiet;
+  if (is_drawn_whole(x)) return take_part(x, chorale::normal(x.sizes(), mean, stddev, x.dtype(), generator));
   return chorale::normal_(x, mean, stddev, generator);
 }
 

@@ -142,7 +142,11 @@ class Mover {
   void cut(const Placement& to) {
     const int64_t dim = to.dim();
     if (to.is_strided()) {
-      x_ = index_select(x_, dim, list(Strided(x_.size(dim), to.pieces(), ranks_).of_rank[static_cast<size_t>(own())]));
+      const auto places = Strided(x_.size(dim), to.pieces(), ranks_).of_rank[static_cast<size_t>(own())];
+      const bool has_values = x_.device().type != DeviceType::kNull;
+      x_ = index_select(
+          x_, dim,
+          has_values ? list(places) : Tensor::empty({static_cast<int64_t>(places.size())}, DType::kI64, x_.device()));
       return;
     }
     const Chunk chunk = chunk_of(x_.size(dim), ranks_, own());

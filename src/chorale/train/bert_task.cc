@@ -88,9 +88,13 @@ class BertTask final : public TextTask<MaskedWindows, models::BertForMaskedLM> {
     const Tensor logits = model_(models::BertInput{batch.x});
     return {cross_entropy(flatten(logits, 0, 1), flatten(batch.y), {}, Reduction::kMean, kIgnored)};
   }
+  bool has_samples() const override { return true; }
   std::optional<std::string> sample(int64_t step) override;
   void start_from(const std::filesystem::path& folder) override {
     model_.load_state_dict(models::load_bert(folder, model_tensors(folder)).state_dict());
+  }
+  NamedTensors named_weights(const std::filesystem::path& folder) override {
+    return models::bert_weights(model_tensors(folder));
   }
   void save_files(const std::filesystem::path& folder) const override {
     models::save_config(folder, model_);
@@ -100,7 +104,7 @@ class BertTask final : public TextTask<MaskedWindows, models::BertForMaskedLM> {
  private:
   BertTask(const BertOptions& options, const TrainOptions& common, const Corpus& corpus)
       : TextTask(
-            "BERT", options.text.context, corpus,
+            "BERT", options.text.context, common, corpus,
             [&](const auto& tokens) {
               return MaskedWindows(data::TokenWindows(tokens, options.text.context - 2),
                                    Masking(options.masked, corpus.tokenizer));

@@ -25,9 +25,13 @@ class FullSharding {
     int64_t parts = 0, gradients = 0, gathered = 0, largest_block = 0;
   };
   virtual Sizes sizes() = 0;
+  // Gives the parts the values that the first rank has as wholes: for each parameter one, in their
+  // order. Those of the other ranks do not count, and may be none. All ranks call it.
+  virtual void fill(const NamedTensors& wholes) = 0;
 };
 
-// Shards the model, which must outlive the result, over the ranks. All ranks call it, with equal models.
+// Shards the model, which must outlive the result, over the ranks. All ranks call it, with models of one shape; they
+// may be on the device null, and are then still without memory afterwards.
 using ShardFully =
     std::function<std::unique_ptr<FullSharding>(nn::Module& model, const JobRanks& ranks, const TrainOptions& options)>;
 

@@ -39,7 +39,7 @@ class GptTask final : public TextTask<data::TokenWindows, models::Gpt2> {
  public:
   GptTask(const GptOptions& options, const TrainOptions& common)
       : TextTask(
-            "GPT", options.text.context, read_corpus(options.text),
+            "GPT", options.text.context, common, read_corpus(options.text),
             [&](const auto& tokens) { return data::TokenWindows(tokens, options.text.context); },
             [&](const Tokenizer& tokenizer) {
               const models::Gpt2Config config = config_of(options, tokenizer.size());
@@ -57,13 +57,18 @@ class GptTask final : public TextTask<data::TokenWindows, models::Gpt2> {
   Metrics of_loss(double loss) const override {
     return {{"bits_per_byte", loss / std::numbers::ln2 / corpus_.bytes_per_token}};
   }
+  bool has_samples() const override { return options_.sample_tokens > 0; }
   std::optional<std::string> sample(int64_t step) override {
+    if (!has_samples()) return {};
     Generator numbers = Generator(seed_).fork(static_cast<uint64_t>(step));
     return write_text(shown(), corpus_.tokenizer, options_.prompt,
                       {.tokens = options_.sample_tokens, .temperature = 0.8, .top_k = 50, .generator = &numbers});
   }
   void start_from(const std::filesystem::path& folder) override {
     model_.load_state_dict(models::load_gpt2(folder, model_tensors(folder)).state_dict());
+  }
+  NamedTensors named_weights(const std::filesystem::path& folder) override {
+    return models::gpt2_weights(model_tensors(folder));
   }
   void save_files(const std::filesystem::path& folder) const override {
     models::save_config(folder, model_);

@@ -13,7 +13,10 @@ void check_shards(const TrainOptions& options) {
   if (!options.fsdp) return;
   CHORALE_CHECK(options.device == "auto" || options.device == "cpu", "[train] --fsdp computes on the CPU, not on ",
                 options.device, "; leave --device out");
-  CHORALE_CHECK(options.tp == 1, "[train] --fsdp and --tp ", options.tp, " both share the model out; choose one");
+  CHORALE_CHECK(options.tp == 1 || options.hybrid.empty(),
+                "[train] --hybrid says how replicas of whole layers are shared "
+                "out; with --tp ",
+                options.tp, " leave it out: ranks with the same part of a layer share that");
   CHORALE_CHECK(options.compress == "none", "[train] --compress ", options.compress,
                 " is for gradients of whole models; leave it out with --fsdp");
   CHORALE_CHECK(!options.compile, "[train] --compile does not know layers that are gathered; leave it out with --fsdp");
@@ -50,7 +53,7 @@ void check_ranks(const TrainOptions& options, int64_t ranks) {
 JobRanks::JobRanks(const comm::Group& all, const TrainOptions& options) : all_(all) {
   check_ranks(options, all.size());
   const auto parts = static_cast<int>(options.tp);
-  if (options.fsdp) shards_ = options.hybrid.empty() ? Shards{1, all.size()} : hybrid_of(options.hybrid);
+  if (options.fsdp) shards_ = options.hybrid.empty() ? Shards{1, all.size() / parts} : hybrid_of(options.hybrid);
   if (parts == 1) return;
   mesh_.emplace(all, std::vector<int>{all.size() / parts, parts}, std::vector<std::string>{"dp", "tp"});
 }

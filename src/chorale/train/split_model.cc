@@ -25,12 +25,25 @@ SplitModel::SplitModel(nn::Module& model, const TrainOptions& options, const Job
   for (const auto& [name, parameter] : model.named_parameters()) parameters_.emplace(name, parameter);
   if (!ranks.is_split()) return;
   // Rank 0 may have read the model from a file. Styles that leave parameters whole take them to be equal everywhere.
+  // What will be fully sharded as well has no values yet.
   for (const NamedTensors& tensors : {model.named_parameters(), model.named_buffers()}) {
-    for (const auto& [name, tensor] : tensors) ranks.all().broadcast(tensor, 0).wait();
+    for (const auto& [name, tensor] : tensors) {
+      if (!ranks.shards()) ranks.all().broadcast(tensor, 0).wait();
+    }
   }
   parallel::tensor_parallel(model, ranks.mesh()["tp"],
                             parallel::plan_for(model, {.sequence_parallel = options.sequence_parallel}));
-  parts_ = parallel::Localized(model, {});
+  if (!ranks.shards()) {
+    parts_ = parallel::Localized(model, {});
+    return;
+  }
+  // A bias of several layers in one (GPT-2's queries, keys and values) that is cut among the ranks that share a layer
+  // cannot be cut once more: those have all of it.
+  for (const auto& [name, parameter] : model.named_parameters()) {
+    if (parameter.dims() != 1 || !parameter.is_sharded() || !placements_of(parameter)[0].is_strided()) continue;
+    const Tensor whole = Tensor::empty(parameter.sizes(), parameter.dtype(), kNull);
+    set_data(parameter, distribute(whole, mesh_of(parameter), {replicate()}, std::nullopt));
+  }
 }
 
 std::vector<Tensor> SplitModel::parameters() const {
@@ -45,11 +58,14 @@ std::vector<Tensor> SplitModel::parameters() const {
   return parameters;
 }
 
-NamedTensors SplitModel::whole_model() const {
+NamedTensors SplitModel::whole_model(bool wanted) const {
   NamedTensors wholes;
-  for (const auto& [name, tensor] : model_.named_parameters())
-    wholes.emplace_back(name, whole_of(parts_.sharded(tensor)));
-  for (const auto& [name, tensor] : model_.named_buffers()) wholes.emplace_back(name, whole_of(parts_.sharded(tensor)));
+  for (const NamedTensors& tensors : {model_.named_parameters(), model_.named_buffers()}) {
+    for (const auto& [name, tensor] : tensors) {
+      const Tensor whole = whole_of(parts_.sharded(tensor));
+      if (wanted) wholes.emplace_back(name, whole);
+    }
+  }
   return wholes;
 }
 

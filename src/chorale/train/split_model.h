@@ -30,8 +30,8 @@ class SplitModel {
 
   // Parameters as clipping by a norm wants them: sharded ones with the gradients that the parts have.
   std::vector<Tensor> parameters() const;
-  // Parameters and buffers as wholes. All ranks call it.
-  NamedTensors whole_model() const;
+  // Parameters and buffers as wholes, where they are wanted. All ranks call it.
+  NamedTensors whole_model(bool wanted) const;
   // What the model saves, as this rank has it: sharded tensors where ranks have parts.
   NamedTensors placed_model(bool with_buffers) const;
   // A state of the optimizer, "state/PARAMETER/NAME", likewise.

@@ -88,11 +88,10 @@ std::unique_ptr<FullSharding> make_sharding(nn::Module& model, const JobRanks& r
                                             const ShardFully& shard_fully) {
   if (!ranks.shards()) return nullptr;
   CHORALE_CHECK(shard_fully, "[train] this program cannot shard models: give every rank --fsdp on its command line");
-  // Rank 0 may have read the model from a file.
-  for (const NamedTensors& tensors : {model.named_parameters(), model.named_buffers()}) {
-    for (const auto& [name, tensor] : tensors) ranks.all().broadcast(tensor, 0).wait();
-  }
-  return shard_fully(model, ranks, o);
+  // Made without memory: a rank has its parts, and never the whole model.
+  auto sharding = shard_fully(model, ranks, o);
+  model.materialize(kCpu);
+  return sharding;
 }
 
 int64_t tensor_bytes(const Tensor& x) { return x.elems() * static_cast<int64_t>(x.elem_bytes()); }
@@ -124,11 +123,20 @@ Stepper::Stepper(Task& task, const TrainOptions& options, int64_t steps, const J
       objective_(task, split_, {}),
       optimizer_(make_optimizer(task.model().named_parameters(), options)),
       scheduler_(make_scheduler(*optimizer_, options, steps)),
-      scaler_(
-          {.enabled = options.precision == "f16", .parts = ranks.is_split() ? ranks.mesh().shared_group(1) : nullptr}),
+      scaler_({.enabled = options.precision == "f16",
+               .parts = ranks.is_split() && !ranks.shards() ? ranks.mesh().shared_group(1) : nullptr}),
       power_sgd_(make_power_sgd(options, steps)) {
   if (options.compress == "bf16") ddp_->register_comm_hook(parallel::bf16_compress_hook());
   if (power_sgd_) ddp_->register_comm_hook(parallel::power_sgd_hook(power_sgd_));
+}
+
+void Stepper::start(const NamedTensors& weights) {
+  if (!sharding_) return;
+  if (options_.init.empty()) {
+    task_.draw_model();
+  } else {
+    sharding_->fill(weights);
+  }
 }
 
 Outcome Stepper::forward(const data::Example& batch) {

@@ -72,6 +72,9 @@ class Stepper {
   Stepper(Task& task, const TrainOptions& options, int64_t steps, const JobRanks& ranks,
           const ShardFully& shard_fully = {});
 
+  // Values to begin with, for a model that is sharded: those that the seed gives, or where the options name a model to
+  // start from the first rank's `weights` (FullSharding::fill). All ranks call it, unless they load() a checkpoint.
+  void start(const NamedTensors& weights);
   // A step is compute() and then update(). `next` gives this rank's examples, in as many pieces as the options say.
   StepResult compute(const std::function<data::Example()>& next);
   // Changes the model, unless gradients are not finite and the options say that this ends the job.

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
+#include <unordered_map>
 
 #include "chorale/op/copy.h"
 #include "chorale/train/checkpoint.h"
@@ -25,6 +27,30 @@ void Task::start_from(const std::filesystem::path& folder) {
     throw InvalidArgument(concat(error.what(), " (from ", folder.string(), ")"));
   }
 }
+
+NamedTensors Task::named_weights(const std::filesystem::path& folder) { return model_tensors(folder); }
+
+NamedTensors Task::weights_from(const std::filesystem::path& folder) {
+  std::map<std::string, Tensor> stored;
+  for (const auto& [name, tensor] : named_weights(folder)) stored.emplace(name, tensor);
+  std::unordered_map<const TensorImpl*, size_t> places;  // a tied weight has several names, and may be stored by any
+  NamedTensors weights;
+  for (const auto& [name, tensor] : model().named_parameters()) {
+    const auto [place, is_new] = places.emplace(tensor.impl(), weights.size());
+    if (is_new) weights.emplace_back(name, Tensor());
+    Tensor& weight = weights[place->second].second;
+    const auto found = stored.find(name);
+    if (weight.defined() || found == stored.end()) continue;
+    CHORALE_CHECK(found->second.sizes() == tensor.sizes(), "[train] ", name, " has shape ", tensor.sizes(),
+                  " in the model and ", found->second.sizes(), " in ", folder.string());
+    weight = found->second;
+  }
+  for (const auto& [name, weight] : weights)
+    CHORALE_CHECK(weight.defined(), "[train] ", folder.string(), " has no weight for ", name);
+  return weights;
+}
+
+void Task::draw_model() { throw InternalError("this task's model cannot be made without memory"); }
 
 void Task::show_whole(const NamedTensors* state) { CHORALE_INVARIANT(!state, "this task's model cannot be split"); }
 

@@ -62,6 +62,8 @@ class Task {
   virtual void report(const std::filesystem::path& /*run*/) const {}
   // Something that the model made, to look at; called on one rank, in evaluation mode.
   virtual std::optional<std::string> sample(int64_t /*step*/) { return {}; }
+  // Whether there will be one: ranks that have parts of the model put it together for that.
+  virtual bool has_samples() const { return false; }
 
   // Where ranks have parts of the model: until this is called with null, sample() uses a whole model with these
   // parameters and buffers.
@@ -72,6 +74,14 @@ class Task {
   virtual void save_files(const std::filesystem::path& /*folder*/) const {}
   // Takes over weights to start from, of a checkpoint or of another program.
   virtual void start_from(const std::filesystem::path& folder);
+  // The same for a model of which ranks have parts: its weights by the names that the model has for them, each once.
+  NamedTensors weights_from(const std::filesystem::path& folder);
+  // Fills a model that was made without memory, and has some now, with what a whole one would have begun with.
+  virtual void draw_model();
+
+ protected:
+  // Weights as they are stored, by our names.
+  virtual NamedTensors named_weights(const std::filesystem::path& folder);
 
  private:
   Device device_ = kCpu;

@@ -5,6 +5,7 @@
 
 #include "chorale/base/generator.h"
 #include "chorale/models/size.h"
+#include "chorale/op/device_scope.h"
 #include "chorale/train/corpus.h"
 #include "chorale/train/task.h"
 
@@ -62,6 +63,12 @@ class TextTask : public Task {
     for (const auto& [name, value] : of_loss(loss)) metrics.emplace_back("test_" + name, value);
     return metrics;
   }
+  void draw_model() override {
+    const RandomStream random = default_generator().state();
+    default_generator().restore(drawn_from_);
+    model_.reset_parameters();
+    default_generator().restore(random);
+  }
   void show_whole(const NamedTensors* state) override {
     whole_.reset();
     if (!state) return;
@@ -74,13 +81,16 @@ class TextTask : public Task {
   }
 
  protected:
-  // windows_of(tokens) is the data set of some tokens, and model_of(tokenizer) the model.
+  // windows_of(tokens) is the data set of some tokens, and model_of(tokenizer) the model. One that is fully sharded is
+  // made without memory: draw_model() fills it.
   template <class WindowsOf, class ModelOf>
-  TextTask(const char* name, int64_t context, Corpus corpus, const WindowsOf& windows_of, const ModelOf& model_of)
+  TextTask(const char* name, int64_t context, const TrainOptions& common, Corpus corpus, const WindowsOf& windows_of,
+           const ModelOf& model_of)
       : corpus_(std::move(corpus)),
         windows_(windows_of(corpus_.tokens)),
         tested_(windows_of(corpus_.held_out)),
-        model_(model_of(corpus_.tokenizer)),
+        drawn_from_(default_generator().state()),
+        model_(make_model(common, model_of)),
         name_(name),
         context_(context) {}
 
@@ -89,10 +99,17 @@ class TextTask : public Task {
 
   Corpus corpus_;
   Windows windows_, tested_;
+  RandomStream drawn_from_;  // by the model's constructor
   Model model_;
   std::optional<Model> whole_;
 
  private:
+  template <class ModelOf>
+  Model make_model(const TrainOptions& common, const ModelOf& model_of) {
+    const DeviceScope place(common.fsdp ? kNull : kCpu);
+    return model_of(corpus_.tokenizer);
+  }
+
   const char* name_;
   int64_t context_;
 };

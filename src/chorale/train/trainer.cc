@@ -53,7 +53,7 @@ class Trainer {
  private:
   bool speaks() const { return group_.rank() == 0; }
   void resume();
-  void load(const std::optional<FoundCheckpoint>& found);
+  void load(const std::optional<FoundCheckpoint>& found, const NamedTensors& weights);
   void introduce();
   void say_memory();
   bool step();  // true when somebody wants to stop
@@ -76,8 +76,8 @@ class Trainer {
   class ShownWhole {
    public:
     explicit ShownWhole(Trainer& trainer) : trainer_(trainer) {
-      if (!trainer.ranks_.has_parts()) return;
-      const NamedTensors state = trainer.stepper_->split().whole_model();
+      if (!trainer.ranks_.has_parts() || !trainer.task_->has_samples()) return;
+      const NamedTensors state = trainer.stepper_->split().whole_model(trainer.speaks());
       if (trainer.speaks()) trainer.task_->show_whole(&state);
     }
     ~ShownWhole() {
@@ -120,7 +120,7 @@ class Trainer {
 Trainer::Trainer(const Job& job) : job_(job), options_(job.options), group_(job.group), ranks_(job.group, job.options) {
   manual_seed(static_cast<uint64_t>(options_.seed));
   task_ = job.kind.make(options_);
-  task_->place(options_.fsdp ? kCpu : device_of(options_, group_.rank()));
+  if (!options_.fsdp) task_->place(device_of(options_, group_.rank()));
   plan_ = make_plan(options_, task_->examples(), ranks_.replicas().size());
   parameters_ = task_->model().parameter_count();
   resume();
@@ -155,6 +155,7 @@ void Trainer::resume() {
   // Before ranks meet below: once there is a line of the log, every rank heeds Ctrl-C.
   interrupt_.emplace();
   std::optional<FoundCheckpoint> found;
+  NamedTensors weights;
   on_rank_0(group_, [&] {
     made_.make(job_.folder);
     lock_.emplace(job_.folder);
@@ -172,21 +173,25 @@ void Trainer::resume() {
                     found->checkpoint.step, " already, behind the end at step ", plan_.steps,
                     "; give more with --steps or --epochs");
     } else if (!options_.init.empty()) {
-      task_->start_from(options_.init);
+      if (options_.fsdp) {
+        weights = task_->weights_from(options_.init);
+      } else {
+        task_->start_from(options_.init);
+      }
     }
     io::write_file(job_.folder / "config.json", json::write(job_.table.values(), json::Layout::kPages) + "\n");
   });
   stepper_.emplace(*task_, options_, plan_.steps, ranks_, job_.shard_fully);
   if (stepper_->ddp()) stepper_->ddp()->set_sample_rate(options_.log_every);
   saver_.emplace(group_);
-  load(found);
+  load(found, weights);
 }
 
-void Trainer::load(const std::optional<FoundCheckpoint>& found) {
+void Trainer::load(const std::optional<FoundCheckpoint>& found, const NamedTensors& weights) {
   std::vector<comm::Value> head(1);
   if (found) head[0] = comm::List{comm::Value(found->checkpoint.step), comm::Value(found->folder.string())};
   comm::broadcast_object_list(group_, head, 0);
-  if (head[0].is_nothing()) return;
+  if (head[0].is_nothing()) return stepper_->start(weights);
   const auto& values = head[0].as<comm::List>();
   step_ = saved_step_ = values[0].as<int64_t>();
   with_all_ranks(group_, [&] { stepper_->load(values[1].as<std::string>()); });

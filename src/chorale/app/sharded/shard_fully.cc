@@ -1,8 +1,12 @@
 #include "chorale/app/sharded/shard_fully.h"
 
+#include <unordered_set>
+
+#include "chorale/api/api.h"
 #include "chorale/fsdp/fully_shard.h"
 #include "chorale/models/bert.h"
 #include "chorale/models/gpt2.h"
+#include "chorale/sharding/sharded.h"
 
 namespace chorale::app {
 namespace {
@@ -16,6 +20,17 @@ class ShardedModel final : public train::FullSharding {
     const fsdp::Sizes all = fsdp::sizes_of(model_);
     return {
         .parts = all.parts, .gradients = all.gradients, .gathered = all.gathered, .largest_block = all.largest_block};
+  }
+  void fill(const NamedTensors& wholes) override {
+    const NoGrad quiet;
+    std::unordered_set<const TensorImpl*> seen;
+    size_t next = 0;
+    for (const auto& [name, x] : model_.named_parameters()) {
+      if (!seen.insert(x.impl()).second) continue;
+      const Tensor whole =
+          wholes.empty() ? Tensor::empty(x.sizes(), x.dtype()) : to(wholes.at(next++).second, x.dtype());
+      copy_(sharding::local_of(x), sharding::local_of(distribute(whole, mesh_of(x), placements_of(x))));
+    }
   }
 
  private:
@@ -31,9 +46,10 @@ bool is_block(const nn::Module& module) {
 std::unique_ptr<train::FullSharding> shard_fully(nn::Module& model, const train::JobRanks& ranks,
                                                  const train::TrainOptions& options) {
   const train::JobRanks::Shards& shards = *ranks.shards();
-  const bool has_replicas = !options.hybrid.empty();
-  const Mesh mesh = has_replicas ? Mesh(ranks.all(), {shards.replicas, shards.ranks}, {"replicate", "shard"})
-                                 : Mesh(ranks.all(), {shards.ranks}, {"shard"});
+  const bool has_replicas = shards.replicas > 1;
+  const Mesh mesh = ranks.is_split() ? ranks.mesh()["dp"]
+                    : has_replicas   ? Mesh(ranks.all(), {shards.replicas, shards.ranks}, {"replicate", "shard"})
+                                     : Mesh(ranks.all(), {shards.ranks}, {"shard"});
   const fsdp::Options how{.mesh = mesh, .offload = options.offload};
   for (const auto& [name, module] : model.named_modules()) {
     if (is_block(*module)) fsdp::fully_shard(*module, how);

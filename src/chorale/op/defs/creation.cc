@@ -7,6 +7,7 @@
 #include "chorale/kernel/full_like_attrs.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/defs/number_range.h"
+#include "chorale/op/device_scope.h"
 #include "chorale/op/samples.h"
 #include "chorale/op/shard_ways.h"
 #include "chorale/op/table.h"
@@ -176,8 +177,11 @@ Rows creation_rows() { return kCreationRows; }
 
 }  // namespace op
 
-Tensor empty(const Shape& sizes, DType dtype, Device device) { return Tensor::empty(sizes, dtype, device); }
+Tensor empty(const Shape& sizes, DType dtype, Device device) {
+  return Tensor::empty(sizes, dtype, op::creation_device(device));
+}
 Tensor full(const Shape& sizes, Scalar value, DType dtype, Device device) {
+  device = op::creation_device(device);
   return op::call(op::kFull, kernel::FullAttrs{sizes, value, dtype, device.type, device.index});
 }
 Tensor zeros(const Shape& sizes, DType dtype, Device device) { return full(sizes, 0, dtype, device); }
@@ -185,7 +189,7 @@ Tensor ones(const Shape& sizes, DType dtype, Device device) { return full(sizes,
 Tensor empty_like(const Tensor& x) { return Tensor::empty(x.sizes(), x.dtype(), x.device()); }
 Tensor full_like(const Tensor& x, Scalar value) {
   if (x.extension() && !x.is_sparse()) return op::call(op::kFullLike, kernel::FullLikeAttrs{value}, x);
-  return full(x.sizes(), value, x.dtype(), x.device());
+  return op::call(op::kFull, kernel::FullAttrs{x.sizes(), value, x.dtype(), x.device().type, x.device().index});
 }
 Tensor zeros_like(const Tensor& x) { return full_like(x, 0); }
 Tensor ones_like(const Tensor& x) { return full_like(x, 1); }
@@ -195,6 +199,7 @@ const Tensor& fill_(const Tensor& x, Scalar value) {
 const Tensor& zero_(const Tensor& x) { return fill_(x, 0); }
 
 Tensor arange(Scalar start, Scalar end, Scalar step, std::optional<DType> dtype, Device device) {
+  device = op::creation_device(device);
   CHORALE_CHECK(!step.is_zero(), "[arange] the step cannot be zero");
   const bool whole =
       start.kind() <= Scalar::Kind::kInt && end.kind() <= Scalar::Kind::kInt && step.kind() <= Scalar::Kind::kInt;
@@ -206,9 +211,11 @@ Tensor arange(Scalar start, Scalar end, Scalar step, std::optional<DType> dtype,
 }
 Tensor arange(Scalar end, std::optional<DType> dtype, Device device) { return arange(0, end, 1, dtype, device); }
 Tensor linspace(double start, double end, int64_t count, DType dtype, Device device) {
+  device = op::creation_device(device);
   return op::call(op::kLinspace, kernel::LinspaceAttrs{start, end, count, dtype, device.type, device.index});
 }
 Tensor eye(int64_t rows, int64_t cols, DType dtype, Device device) {
+  device = op::creation_device(device);
   return op::call(op::kEye, kernel::EyeAttrs{rows, cols < 0 ? rows : cols, dtype, device.type, device.index});
 }
 

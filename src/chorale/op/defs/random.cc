@@ -4,6 +4,7 @@
 #include "chorale/kernel/random_attrs.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/defs/number_range.h"
+#include "chorale/op/device_scope.h"
 #include "chorale/op/samples.h"
 #include "chorale/op/shard_ways.h"
 #include "chorale/op/table.h"
@@ -173,10 +174,12 @@ Rows random_rows() { return kRandomRows; }
 Tensor draw(Generator& generator, int64_t words, Device device) { return op::current().draw(generator, words, device); }
 
 Tensor uniform(const Shape& sizes, double low, double high, DType dtype, Generator& generator, Device device) {
+  device = op::creation_device(device);
   return op::call(op::kUniform, op::RandomAttrs{sizes, low, high, dtype},
                   op::draw_reals(generator, sizes, dtype, device));
 }
 Tensor normal(const Shape& sizes, double mean, double stddev, DType dtype, Generator& generator, Device device) {
+  device = op::creation_device(device);
   return op::call(op::kNormal, op::RandomAttrs{sizes, mean, stddev, dtype},
                   op::draw_reals(generator, sizes, dtype, device));
 }
@@ -189,9 +192,11 @@ const Tensor& normal_(const Tensor& x, double mean, double stddev, Generator& ge
                        op::draw_reals(generator, x.sizes(), x.dtype(), x.device()));
 }
 Tensor randint(int64_t low, int64_t high, const Shape& sizes, DType dtype, Generator& generator, Device device) {
+  device = op::creation_device(device);
   return op::call(op::kRandint, op::RandintAttrs{sizes, low, high, dtype}, op::draw_integers(generator, sizes, device));
 }
 Tensor randperm(int64_t n, DType dtype, Generator& generator, Device device) {
+  device = op::creation_device(device);
   CHORALE_CHECK(n >= 0, "[randperm] a length cannot be negative: ", n);
   return op::call(op::kRandperm, op::RandintAttrs{{n}, 0, 1, dtype}, op::draw_integers(generator, {n}, device));
 }

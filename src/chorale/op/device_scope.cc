@@ -1,0 +1,17 @@
+#include "chorale/op/device_scope.h"
+
+#include <utility>
+
+namespace chorale {
+namespace {
+constinit thread_local Device default_creation_device = kCpu;
+}  // namespace
+
+DeviceScope::DeviceScope(Device device) : before_(std::exchange(default_creation_device, device)) {}
+DeviceScope::~DeviceScope() { default_creation_device = before_; }
+
+namespace op {
+Device creation_device(Device asked) { return asked == kCpu ? default_creation_device : asked; }
+}  // namespace op
+
+}  // namespace chorale
