@@ -5,6 +5,7 @@
 #include "chorale/op/builder.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
+#include "chorale/op/need_defined.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/view.h"
 #include "chorale/trace/trace.h"
@@ -19,6 +20,7 @@ using autograd::slot_of;
 using autograd::SlotExtras;
 
 const Tensor& set_requires_grad(const Tensor& x, bool wanted) {
+  op::need_defined("set_requires_grad", "x", x);
   CHORALE_CHECK(!wanted || is_differentiable(x.dtype()),
                 "[set_requires_grad] only floating and complex tensors have gradients, not ", x.dtype());
   CHORALE_CHECK_STATE(is_leaf(x), "[set_requires_grad] this tensor of shape ", x.sizes(), " was made by ",
@@ -79,6 +81,7 @@ void backward(const Tensor& root, const Tensor& gradient, const BackwardOptions&
 void backward(std::span<const Tensor> roots, std::span<const Tensor> gradients, const BackwardOptions& options) {
   CHORALE_CHECK(gradients.empty() || gradients.size() == roots.size(), "[backward] ", roots.size(), " tensors but ",
                 gradients.size(), " gradients");
+  for (const Tensor& root : roots) op::need_defined("backward", "the tensor to begin at", root);
   const trace::Span span("backward");
   BackwardOptions own = options;
   own.retain_graph |= options.create_graph;

@@ -5,6 +5,7 @@
 #include "chorale/kernel/cpu/convolution/convolution.h"
 #include "chorale/kernel/nn_attrs.h"
 #include "chorale/op/builder.h"
+#include "chorale/op/need_defined.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/reduce.h"
 #include "chorale/op/samples.h"
@@ -299,6 +300,8 @@ std::pair<Tensor, bool> batched(const char* name, const Tensor& x, size_t spatia
 
 Tensor conv(const char* name, size_t spatial, const Tensor& x, const Tensor& weight, const Tensor& bias,
             const IntList& stride, const IntList& padding, const IntList& dilation, int64_t groups) {
+  op::need_defined(name, "x", x);
+  op::need_defined(name, "weight", weight);
   const auto [full, single] = batched(name, x, spatial);
   const op::ConvolutionAttrs attrs{.stride = per_dimension(name, "stride", stride, spatial),
                                    .padding = per_dimension(name, "padding", padding, spatial),
@@ -312,6 +315,8 @@ Tensor conv(const char* name, size_t spatial, const Tensor& x, const Tensor& wei
 Tensor conv_transpose(const char* name, size_t spatial, const Tensor& x, const Tensor& weight, const Tensor& bias,
                       const IntList& stride, const IntList& padding, const IntList& output_padding, int64_t groups,
                       const IntList& dilation) {
+  op::need_defined(name, "x", x);
+  op::need_defined(name, "weight", weight);
   const auto [full, single] = batched(name, x, spatial);
   CHORALE_CHECK(weight.dims() == full.dims(), "[", name, "] weight must have ", full.dims(), " dimensions, found ",
                 weight.sizes());

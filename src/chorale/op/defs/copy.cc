@@ -4,6 +4,7 @@
 #include "chorale/kernel/cpu/support/copy.h"
 #include "chorale/kernel/device_copy.h"
 #include "chorale/op/builder.h"
+#include "chorale/op/need_defined.h"
 #include "chorale/op/samples.h"
 #include "chorale/op/shard_ways.h"
 #include "chorale/op/table.h"
@@ -115,6 +116,8 @@ Tensor clone(const Tensor& x) { return op::call(kTo, CopyAttrs{x.dtype()}, x); }
 Tensor contiguous(const Tensor& x) { return x.is_contiguous() ? x : clone(x); }
 
 const Tensor& copy_(const Tensor& x, const Tensor& source) {
+  op::need_defined("copy_", "x", x);
+  op::need_defined("copy_", "source", source);
   if (source.device() != x.device()) return copy_(x, to(to(source, x.dtype()), x.device()));
   const CopyAttrs attrs{x.dtype()};
   if (source.sizes() == x.sizes()) return op::call_into(kTo, attrs, x, source);

@@ -5,6 +5,7 @@
 #include "chorale/op/builder.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/defs/norm_rules.h"
+#include "chorale/op/need_defined.h"
 #include "chorale/op/nn.h"
 #include "chorale/op/reduce.h"
 #include "chorale/op/samples.h"
@@ -301,6 +302,8 @@ Tensor soft_cross_entropy(const Tensor& x, Tensor target, const Tensor& weight, 
 
 Tensor cross_entropy(const Tensor& x, const Tensor& target, const Tensor& weight, Reduction reduction,
                      int64_t ignore_index, double label_smoothing) {
+  op::need_defined("cross_entropy", "x", x);
+  op::need_defined("cross_entropy", "target", target);
   CHORALE_CHECK(x.dims() > 0, "[cross_entropy] x must have a dimension of classes, not be a scalar");
   if (is_floating(target.dtype())) return soft_cross_entropy(x, target, weight, reduction, label_smoothing);
   const kernel::CrossEntropyAttrs attrs{ignore_index, label_smoothing, reduction};

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "chorale/base/error.h"
+#include "chorale/op/need_defined.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/product.h"
 #include "chorale/op/reduce.h"
@@ -142,6 +143,7 @@ Tensor einsum(std::string_view equation, const std::vector<Tensor>& operands) {
   std::vector<std::string> inputs = split(equation.substr(0, arrow));
   CHORALE_CHECK(!operands.empty() && inputs.size() == operands.size(), "[einsum] '", equation, "' has ", inputs.size(),
                 " operands, ", operands.size(), " were given");
+  for (const Tensor& operand : operands) op::need_defined("einsum", "an operand", operand);
   for (char c : equation) {
     CHORALE_CHECK(
         std::isalpha(static_cast<unsigned char>(c)) || std::string_view(" ,.->").find(c) != std::string_view::npos,

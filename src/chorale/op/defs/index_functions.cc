@@ -4,6 +4,7 @@
 #include "chorale/op/builder.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/index.h"
+#include "chorale/op/need_defined.h"
 #include "chorale/op/pointwise.h"
 
 namespace chorale {
@@ -46,7 +47,9 @@ void add_mask(const Tensor& mask, Brackets& brackets) {
 
 Brackets take_apart(const Tensor& x, IndexItems items) {
   int64_t used = 0, ellipses = 0;
+  op::need_defined("index", "x", x);
   for (const IndexItem& item : items) {
+    if (const auto* tensor = std::get_if<Tensor>(&item)) op::need_defined("index", "an index", *tensor);
     used += dims_of(item);
     ellipses += std::holds_alternative<IndexMark>(item) && std::get<IndexMark>(item) == kEllipsis;
   }

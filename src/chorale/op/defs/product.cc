@@ -3,6 +3,7 @@
 #include "chorale/kernel/cpu/product/matmul.h"
 #include "chorale/kernel/linalg_attrs.h"
 #include "chorale/op/builder.h"
+#include "chorale/op/need_defined.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/reduce.h"
 #include "chorale/op/samples.h"
@@ -185,6 +186,8 @@ Rows product_rows() { return kProductRows; }
 }  // namespace op
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
+  op::need_defined("matmul", "a", a);
+  op::need_defined("matmul", "b", b);
   CHORALE_CHECK(a.dims() >= 1 && b.dims() >= 1, "[matmul] a scalar is no matrix: ", a.sizes(), " x ", b.sizes(),
                 "; use mul");
   if (a.dims() == 1) return squeeze(matmul(unsqueeze(a, 0), b), {b.dims() == 1 ? int64_t{0} : int64_t{-2}});

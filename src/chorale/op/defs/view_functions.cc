@@ -3,6 +3,7 @@
 
 #include "chorale/op/builder.h"
 #include "chorale/op/copy.h"
+#include "chorale/op/need_defined.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/view.h"
 
@@ -140,6 +141,7 @@ Tensor expand_as(const Tensor& x, const Tensor& like) { return expand(x, like.si
 Tensor view(const Tensor& x, const IntList& sizes) { return call(kView, SizesAttrs{sizes}, x); }
 
 Tensor reshape(const Tensor& x, const IntList& sizes) {
+  op::need_defined("reshape", "x", x);
   if (x.is_contiguous()) return view(x, sizes);
   const Shape to = kernel::resolve_sizes("reshape", sizes, x.sizes());
   Strides unused;
@@ -147,6 +149,7 @@ Tensor reshape(const Tensor& x, const IntList& sizes) {
 }
 
 Tensor flatten(const Tensor& x, int64_t start, int64_t end) {
+  op::need_defined("flatten", "x", x);
   if (x.dims() == 0) return reshape(x, {1});
   const size_t first = dim_of("flatten", x, start), last = dim_of("flatten", x, end);
   CHORALE_CHECK(first <= last, "[flatten] start ", start, " comes after end ", end, " in a tensor of shape ",
