@@ -184,6 +184,8 @@ def rows():
     for name in "metrics.jsonl", "report.html", "trace.json", "checkpoints":
         found.append(Row(f"commands/a new run where there is somebody's {name}", [*GPT.split(), "-n", "1", "--steps", "2", "--out", "x"], files={f"x/{name}": "mine"},
                          status=1, says=("there is a run in x already|should be a folder",)))
+    found.append(Row("commands/resume where there are somebody's metrics and no run", [*GPT.split(), "-n", "1", "--steps", "2", "--out", "x", "--resume"],
+                     files={"x/metrics.jsonl": "mine"}, says=("there is a run in x already: it has metrics.jsonl",)))
     found.append(Row("commands/a new run where the config of one was removed", [*GPT.split(), "-n", "1", "--steps", "2", "--out", "run"], trained=True,
                      files={"run/config.json": remove}, says=("there is a run in run already",)))
     found.append(Row("commands/somebody's notes in an old checkpoint", ["train", "gpt", "--out", "run", "--resume", "--steps", "12", "--checkpoint-every", "2", "--keep", "1",

@@ -89,7 +89,8 @@ void check_is_new(const fs::path& folder) {
     std::error_code ignored;
     CHORALE_CHECK(!fs::exists(fs::symlink_status(folder / name, ignored)), "[train] there is a run in ",
                   folder.string(), " already: it has ", name,
-                  "; go on with it by --resume, or choose another folder with --out");
+                  "; go on with it by --resume (which needs its config.json or a checkpoint), or choose another "
+                  "folder with --out");
   }
 }
 

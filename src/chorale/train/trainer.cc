@@ -160,7 +160,9 @@ void Trainer::resume() {
     made_.make(job_.folder);
     lock_.emplace(job_.folder);
     const bool resumes = options_.resume || options_.resume_previous;
-    if (!resumes) check_is_new(job_.folder);
+    // What has no options is no run that began here: there is nothing to go on with, and nothing to write over.
+    const bool has_options = std::filesystem::exists(job_.folder / "config.json");
+    if (!resumes || (!has_options && Checkpoints(job_.folder).list().empty())) check_is_new(job_.folder);
     checkpoints_.emplace(job_.folder);
     checkpoints_->remove_unfinished();
     if (resumes) found = find_checkpoint(*checkpoints_, options_.resume_previous);
