@@ -5,7 +5,9 @@
 #include <memory>
 #include <mutex>
 
-#include "chorale/base/config.h"
+#include "chorale/base/error.h"
+#include "chorale/base/log.h"
+#include "chorale/base/same_bits.h"
 #include "chorale/device/cuda/context.h"
 #include "chorale/kernel/cuda/cudnn_graph.h"
 #include "chorale/kernel/cuda/family.h"
@@ -51,7 +53,7 @@ struct AttentionProblem {
     return (q.dims() == 3 || q.dims() == 4) && is_half(q.dtype()) && !mask.defined() && attrs.dropout_p == 0 &&
            depth % 8 == 0 && depth > 0 && depth <= 128 && v.size(-1) == depth && k.elems() > 0 && q.elems() > 0 &&
            q.elems() * k.size(-2) >= kLeastProducts && q.size(-2) > 1 && k.size(-2) > 1 && can_read(q) && can_read(k) &&
-           can_read(v) && !config::env("CHORALE_DETERMINISTIC").has_value();
+           can_read(v) && !same_bits();
   }
   Four scores() const { return {sizes(q)[0], sizes(q)[1], sizes(q)[2], sizes(k)[2]}; }
   Four lines() const { return {sizes(q)[0], sizes(q)[1], sizes(q)[2], 1}; }
@@ -183,7 +185,20 @@ bool run_graph(CudnnGraph* graph, std::initializer_list<const Tensor*> tensors, 
   return true;
 }
 
-bool is_new_enough() { return cudnn().cudnnGetVersion() >= kOldestCudnn; }
+// Without cuDNN, or with one that is too old, attention is slower and not wrong.
+bool is_usable() {
+  static const bool usable = [] {
+    try {
+      const size_t version = cudnn().cudnnGetVersion();
+      if (version >= kOldestCudnn) return true;
+      log_info(concat("[attention] cuDNN ", version, " is older than ", kOldestCudnn, ": a slower kernel is used"));
+    } catch (const StateError& error) {
+      log_info(concat("[attention] a slower kernel is used: ", error.what()));
+    }
+    return false;
+  }();
+  return usable;
+}
 
 }  // namespace
 
@@ -191,7 +206,7 @@ bool cudnn_attention(const KernelArgs& args) {
   const auto& attrs = args.attrs.get<AttentionAttrs>();
   const AttentionProblem p(args.in[0], args.in[1], args.in[2], attrs);
   const Tensor &out = args.out[0], &lse = args.out[1];
-  if (!p.fits(args.in[3], attrs) || !can_read(out) || !is_new_enough()) return false;
+  if (!p.fits(args.in[3], attrs) || !can_read(out) || !is_usable()) return false;
   chorale::cuda::make_current(args.stream.device);
   CudnnGraph* const graph = find_graph(plan_key(p, args.stream, false, {&out}), args.stream,
                                        [&](CudnnGraph& made) { describe_forward(made, p, out); });
@@ -204,7 +219,7 @@ bool cudnn_attention_backward(const KernelArgs& args) {
   const Tensor &dq = args.out[0], &dk = args.out[1], &dv = args.out[2];
   // The gradient of logsumexp (second derivatives) has no place in the graph.
   if (!args.in[0].defined() || args.in[1].defined() || !p.fits(args.in[5], attrs) || !can_read(dq) || !can_read(dk) ||
-      !can_read(dv) || !is_new_enough())
+      !can_read(dv) || !is_usable())
     return false;
   const Stream stream = args.stream;
   chorale::cuda::make_current(stream.device);

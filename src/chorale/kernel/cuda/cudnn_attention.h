@@ -1,6 +1,6 @@
 // Attention by cuDNN's fused graphs: f16 and bf16, no mask, no dropout. The backward pass adds up the gradient of the
-// queries in the order in which its blocks finish: it does not repeat its bits. With CHORALE_DETERMINISTIC=1 in the
-// environment flash.cu is used, which does.
+// queries in the order in which its blocks finish: it does not repeat its bits. Where the same bits are asked for
+// (base/same_bits.h), flash.cu is used, which repeats them.
 #pragma once
 
 #include "chorale/kernel/kernel_args.h"

@@ -10,6 +10,7 @@
 #include "chorale/api/replay.h"
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
+#include "chorale/base/same_bits.h"
 #include "chorale/device/program.h"
 #include "chorale/device/runtime.h"
 #include "chorale/device/stream.h"
@@ -178,6 +179,25 @@ TEST_F(CudaTraining, AttentionOfLargeSizesAgreesWithTheCpu) {
     compare_attention({{5, 600, 64}, {5, 600, 64}, causal});
   }
   compare_attention({{2, 3, 200, 64}, {2, 3, 1030, 64}, false});
+}
+
+// cuDNN's gradients of queries are summed in any order; where the same bits are asked for, it is not used.
+TEST_F(CudaTraining, AttentionRepeatsItsBitsWhereThatIsAskedFor) {
+  const bool before = same_bits();
+  set_same_bits(true);
+  const auto run = [] {
+    std::vector<Tensor> leaves;
+    leaves.reserve(3);
+    for (int i = 0; i < 3; ++i) {
+      leaves.push_back(to(to(op::sample({2, 3, 512, 64}, 30 + i, -1, 1), DType::kBF16), kGpu));
+      set_requires_grad(leaves.back());
+    }
+    backward(sum(scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], {.is_causal = true})));
+    return to(gradient(leaves[0]), DType::kF32).to_vector<float>();
+  };
+  const auto first = run();
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(run(), first);
+  set_same_bits(before);
 }
 
 TEST_F(CudaTraining, ARecordedProgramDoesItsWorkEachTime) {
