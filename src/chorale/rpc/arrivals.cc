@@ -76,7 +76,7 @@ std::string Core::flight_of(int worker, const std::string& reason) {
 
 Job Core::sort_answer(int from, Message message) {
   Pending pending;
-  bool is_late = false;
+  bool is_late = false, counts = false;
   {
     const std::lock_guard lock(mutex_);
     const auto found = pending_.find(message.id);
@@ -95,6 +95,9 @@ Job Core::sort_answer(int from, Message message) {
       pending = std::move(found->second);
       pending_.erase(found);
       if (pending.limit.count() > 0) timer_.take_back(pending.end, message.id);
+      // What a user has put behind a future may begin other calls. An answer to a barrier does not.
+      counts = pending.future && pending.answered;
+      if (counts) ++answering_;
     }
   }
   log_.leave(pending.logged, &message);
@@ -117,17 +120,29 @@ Job Core::sort_answer(int from, Message message) {
   if (!pending.answered) return {};
   const bool of_backward = pending.of_backward && !message.tensors.empty();
   const bool is_short = !of_backward && (!pending.future || !pending.future->has_callbacks());
-  return {[this, from, is_late, error, shared = std::make_shared<Message>(std::move(message)),
+  return {[this, from, is_late, counts, error, shared = std::make_shared<Message>(std::move(message)),
            answered = std::move(pending.answered)] {
+            struct Done {
+              Core& core;
+              bool counts;
+              ~Done() {
+                if (counts) core.done_answering();
+                core.note_change();
+              }
+            } const done{*this, counts};
             if (error) {
               answered({}, error);
             } else {
               if (!is_late) contexts_.received({shared->context, shared->hop}, from, shared->tensors);
               answered(std::move(*shared), nullptr);
             }
-            note_change();
           },
           is_short, of_backward};
+}
+
+void Core::done_answering() {
+  const std::lock_guard lock(mutex_);
+  --answering_;
 }
 
 void Core::trace_counts() {

@@ -204,6 +204,7 @@ void Core::request(int to, Message message, RequestOptions options, Answered ans
       return answered({}, error_of(RpcErrorKind::kConnection, to, reason));
     }
     id = next_request_++;
+    if (message.kind != MessageKind::kGather) ++calls_begun_;
     const auto end = limit.count() == 0 ? Deadline::Clock::time_point::max() : Deadline::Clock::now() + limit;
     pending_.emplace(
         id, Pending{to, end, limit, options.future, std::move(answered), std::move(options.late), lent_in(message),

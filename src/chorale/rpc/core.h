@@ -149,6 +149,7 @@ class Core : public std::enable_shared_from_this<Core> {
   void drop_gone(int worker, uint64_t ticket, const std::string& reason);
   Job sort(Arrival arrival);
   Job sort_answer(int from, Message message);
+  void done_answering();
   // What waits and what lives on this worker, for the trace.
   void trace_counts();
   void send(int to, Message message, uint64_t id);
@@ -190,6 +191,13 @@ class Core : public std::enable_shared_from_this<Core> {
   void leave_gracefully(Timeout timeout);
   void leave_alone(Timeout timeout);
   int64_t own_calls() const;
+  // Calls of this worker that can still lead to others: those in flight, and those of which the answer is being dealt
+  // with.
+  struct Unfinished {
+    int64_t calls = 0;
+    uint64_t begun = 0;  // since the agent was made
+  };
+  Unfinished unfinished() const;
 
   AgentOptions options_;
   const int own_;
@@ -210,6 +218,8 @@ class Core : public std::enable_shared_from_this<Core> {
 
   mutable std::mutex mutex_;
   uint64_t next_request_ = 1;
+  uint64_t calls_begun_ = 0;  // requests other than those of barriers
+  int64_t answering_ = 0;     // calls whose answer has come, and what follows from it may not be done
   std::unordered_map<uint64_t, Pending> pending_;
   std::unordered_map<uint64_t, Late> late_;
   std::map<int, std::string> gone_;          // workers, and why

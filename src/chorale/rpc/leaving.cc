@@ -52,18 +52,25 @@ void Core::leave_gracefully(Timeout timeout) {
   for (const WorkerInfo& worker : roster_.all()) names.push_back(worker.name);
   barrier(names, timeout);
   if (options_.delete_references) references_.delete_all(within(100s));
-  // Each call that is served is a call of somebody, so it is enough to count one's own. Calls may begin others between
-  // the two counts: only a sum of nothing, after nobody had any, is the end.
+  // Each call that is served is a call of somebody, so it is enough to count one's own. Workers count at different
+  // times, and a chain of calls can pass from one that has not counted yet to one that has. So they count twice: if no
+  // worker had a call at the first count, and none has begun one until the second, which all make after all have made
+  // the first, then there was a moment without calls.
+  Unfinished before{.calls = 1};
   for (bool ends = false; !ends;) {
-    wait_until([this] { return own_calls() == 0; }, Deadline::never());
-    barrier(names, timeout);
+    wait_until([this] { return unfinished().calls == 0; }, Deadline::never());
+    const Unfinished own = unfinished();
     Writer writer;
-    writer.number(own_calls());
-    int64_t sum = 0;
+    writer.number(own.calls);
+    writer.number(own.begun);
+    Unfinished all;
     for (const auto& [name, bytes] : all_gather(names, std::move(writer.payload), timeout)) {
-      sum += Reader(bytes, {}).number<int64_t>();
+      Reader reader(bytes, {});
+      all.calls += reader.number<int64_t>();
+      all.begun += reader.number<uint64_t>();
     }
-    ends = sum == 0;
+    ends = before.calls == 0 && all.begun == before.begun;
+    before = all;
   }
   // Others may wait for an answer of this worker that is late on purpose.
   wait_until([this] { return delayed_ == 0; }, Deadline::never());
@@ -96,6 +103,11 @@ void Core::leave_alone(Timeout timeout) {
 int64_t Core::own_calls() const {
   const std::lock_guard lock(mutex_);
   return static_cast<int64_t>(pending_.size()) - gathers_;
+}
+
+Core::Unfinished Core::unfinished() const {
+  const std::lock_guard lock(mutex_);
+  return {static_cast<int64_t>(pending_.size()) - gathers_ + answering_, calls_begun_};
 }
 
 }  // namespace chorale::rpc
