@@ -278,7 +278,7 @@ TEST_F(SimDeviceDeathTest, PinnedMemoryIsClosedWhileACopyRuns) {
 }
 
 // Note [Memory of programs].
-TEST(SimAllocator, MemoryOfAProgramIsNobodyElsesBeforeItIsGone) {
+TEST_F(SimDevice, MemoryOfAProgramIsNobodyElsesBeforeItIsGone) {
   auto& allocator = dynamic_cast<StreamAllocator&>(runtime_of(kSim0).allocator(kSim0));
   constexpr size_t kBytes = size_t{3} << 20;
   const Stream stream = make_stream(kSim0);
