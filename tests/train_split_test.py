@@ -138,7 +138,7 @@ class Split(TextRuns):
                 script = f"""
                     mount -t tmpfs -o size=8m none {how} && cp text {how} && cd {how} || exit 9
                     {PROGRAM} train gpt {options} --steps 100000 >../out-{how} 2>../err-{how} & job=$!
-                    for i in $(seq 1200); do [ -e run/checkpoints/step-00000010/index.json ] && break; sleep 0.05; done
+                    for i in $(seq 1200); do compgen -G 'run/checkpoints/step-*/index.json' >/dev/null && break; sleep 0.05; done
                     {{ {broken}; }} 2>/dev/null
                     wait $job; echo "ended with $?"
                     {{ {mended}; }} || exit 8
