@@ -25,7 +25,7 @@ open(out, "w").write("<testsuites><testsuite name='Gpu'>" + cases + "</testsuite
 sys.exit(what == "fail")
 """
 SPEC = "## Part\n| id | what |\n|---|---|\n| `test_one` [gpu] | x |\n| `test_two` [gpu] | x |\n| `test_left` [gpu] | x |\n"
-TEST = "// spec: test_one\nTEST(Gpu, One) {}\n// spec: test_two\nTEST(Gpu, Two) {}\n// spec: test_left\nTEST(Gpu, Left) {}\n"
+TEST = "".join(f"// {'spec'}: {row}\nTEST(Gpu, {name}) {{}}\n" for row, name in {"test_one": "One", "test_two": "Two", "test_left": "Left"}.items())
 
 
 class GpuResults(unittest.TestCase):

@@ -1,6 +1,7 @@
 #include "chorale/device/shared_pages.h"
 
 #include <fcntl.h>
+#include <sanitizer/asan_interface.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -140,6 +141,8 @@ void SharedPages::renew(std::byte* begin, size_t bytes) {
   void* fresh = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor_, static_cast<off_t>(offset));
   CHORALE_CHECK_STATE(fresh != MAP_FAILED, "[allocator] cannot map ", length,
                       " fresh bytes of shared memory: ", std::strerror(errno));
+  // The pages belong to this block alone, and behind its last byte AddressSanitizer guards the rest of the last one.
+  ASAN_UNPOISON_MEMORY_REGION(first, length);
   std::memcpy(fresh, first, length);
   // One step: at no moment is there nothing at these addresses.
   CHORALE_CHECK_STATE(mremap(fresh, length, length, MREMAP_MAYMOVE | MREMAP_FIXED, first) != MAP_FAILED,
