@@ -24,6 +24,7 @@ set(moved
   base/trace.h trace/trace.h
   base/trace_summary.h trace/trace_summary.h
   comm/net_options.h comm/net/net_options.h
+  nn/for_each.h base/for_each.h
   transport/chaos.h transport/fabric/chaos.h
   transport/rendezvous.h transport/store/rendezvous.h
   transport/secret.h transport/security/secret.h
