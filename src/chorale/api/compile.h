@@ -50,6 +50,9 @@ struct CompileOptions {
   // Of whole graphs: in every call but the first, a rank whose guards hold compiles again where those of another do
   // not, so that all compile equally often. One small collective per call. May be the same group.
   const comm::Group* agree_on_guards = nullptr;
+  // How much of what the first half of a step computed is kept for the second: 1, all that is not as cheap to compute
+  // again; 0, nothing but what leads from block to block (graph/passes/recompute.h).
+  double memory_budget = 1;
   int most_variants = 8;  // of a stretch of the function; beyond that it runs uncompiled
   std::string name = "step";
   // Host values that the graph depends on: compared in every call of a whole graph.

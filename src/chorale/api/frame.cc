@@ -175,7 +175,7 @@ void Frame::Call::run(Recording& recording, const std::string& break_reason) {
 std::shared_ptr<const Segment> Frame::Call::compile(Recording& recording, EndOfSegment& end, const EndOfSegment& plain,
                                                     const std::string& break_reason, const std::string& differs) {
   const CompileOptions& options = state_.options;
-  BuildOptions build{options.backend, options.joint, options.split};
+  BuildOptions build{options.backend, options.joint, options.split, options.memory_budget};
   bool keep = true;
   {
     const std::lock_guard lock(state_.mutex);

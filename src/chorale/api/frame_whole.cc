@@ -198,7 +198,7 @@ std::shared_ptr<Frame::Variant> Frame::trace(const std::vector<Argument>& argume
   variant->once |= !escaped.empty();
 
   call.trace_gradients(true);
-  variant->segment = Segment::build(recording, end, {options.backend, true, options.split});
+  variant->segment = Segment::build(recording, end, {options.backend, true, options.split, options.memory_budget});
   call.trace_gradients(false);
   recording.truncate(variant->segment->key().calls.size());
   if (options.agree) check_agreement(*options.agree, variant->segment->text());

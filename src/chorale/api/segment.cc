@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <string_view>
 
 #include "chorale/api/piece_backward.h"
 #include "chorale/autograd/autograd.h"
 #include "chorale/autograd/new_node.h"
 #include "chorale/base/error.h"
 #include "chorale/graph/passes/common_values.h"
+#include "chorale/graph/passes/recompute.h"
 #include "chorale/graph/pieces.h"
 
 namespace chorale::compiled {
@@ -105,6 +107,14 @@ std::vector<graph::Bucket> buckets_of(const Recording& recording, const EndOfSeg
       to_split, bytes,
       [&](uint32_t t) { return live.count(recording.tensors()[t].storage) > 0 || wanted.count(t) > 0; }, module->cap,
       std::min(graph::kFirstBucketBytes, module->cap));
+}
+
+// Whether a graph is a training step: it updates parameters, or computes gradients by rows that do nothing else.
+bool has_backward(const graph::Graph& graph) {
+  return std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const graph::Node& node) {
+    return node.kind == graph::Node::Kind::kRow &&
+           (node.op->lists || std::string_view(node.op->name).ends_with("_backward"));
+  });
 }
 
 std::vector<uint64_t> ends_of(const std::vector<RecordedCall>& calls, const std::vector<graph::Bucket>& buckets) {
@@ -230,6 +240,10 @@ std::shared_ptr<const Segment> Segment::build(Recording& recording, const EndOfS
   for (size_t k = 0; k < buckets.size(); ++k) {
     Piece& piece = made->pieces_[k];
     graph::merge_common_values(piece.forward.graph);
+    // A step that has its backward inside; else what is kept is what the backward graph reads.
+    if (piece.exits.empty() && has_backward(piece.forward.graph)) {
+      graph::recompute(piece.forward.graph, options.memory_budget);
+    }
     piece.forward_program = made->backend_(piece.forward.graph, {false, k, buckets.size()});
   }
   // Two results may be one value, whose memory is given once.

@@ -28,6 +28,7 @@ struct BuildOptions {
   Backend backend;
   bool joint = true;  // gradients through one node per piece; else through the ops, one by one
   bool split = true;  // where a data-parallel module is active
+  double memory_budget = 1;
 };
 
 // What tells one stretch from another.

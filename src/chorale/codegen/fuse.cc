@@ -18,6 +18,10 @@ constexpr size_t kMostOperands = 24;
 // A larger input that does not lie as the results do is better copied into their order first, square by square.
 constexpr int64_t kMostScattered = 16 * 1024;
 
+// Elements of a value that is worth being read once for two nodes, which stand at most so many nodes apart.
+constexpr int64_t kLeastShared = 16 * 1024;
+constexpr uint32_t kMostApart = 16;
+
 class Fuser {
  public:
   explicit Fuser(const Graph& graph)
@@ -41,10 +45,29 @@ class Fuser {
         if (m != kNone && can_[m] && group_[m] != group_[n] && fits(m, n)) join(group_[m], group_[n]);
       }
     }
+    join_siblings();
     return build();
   }
 
  private:
+  // Nodes that read the same large value shortly after each other read it once: a gradient, and what is computed again
+  // for the next one.
+  void join_siblings() {
+    std::vector<std::vector<uint32_t>> readers(graph_.values.size());
+    for (uint32_t n = 0; n < graph_.nodes.size(); ++n) {
+      if (!can_[n] || count_elems(out(n).sizes) < kLeastShared) continue;
+      for (const uint32_t x : graph_.nodes[n].in) {
+        if (graph_.values[x].sizes == out(n).sizes) readers[x].push_back(n);
+      }
+    }
+    for (const std::vector<uint32_t>& all : readers) {
+      for (size_t i = 1; i < all.size(); ++i) {
+        const uint32_t a = all[i - 1], b = all[i];
+        if (b - a <= kMostApart && group_[a] != group_[b] && fits(a, b)) join(group_[a], group_[b]);
+      }
+    }
+  }
+
   const Value& out(uint32_t n) const { return graph_.values[graph_.nodes[n].out[0]]; }
 
   // Whether all operands are read along the results, or are small.

@@ -2,7 +2,8 @@
 // reaches memory.
 //
 // Note [Fusing] A node joins the group of what it reads when both have the same elements in the same order and compute
-// in the same lanes, and when no value would have to leave the group and come back. Groups of one stay rows.
+// in the same lanes, and when no value would have to leave the group and come back. So do nodes that read the same
+// large value shortly after each other. Groups of one stay rows.
 #pragma once
 
 #include "chorale/graph/ir.h"

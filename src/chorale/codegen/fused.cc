@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <set>
@@ -12,6 +13,9 @@
 #include "chorale/codegen/fuse.h"
 #include "chorale/codegen/render.h"
 #include "chorale/graph/passes/simplify.h"
+#include "chorale/graph/passes/spread_updates.h"
+#include "chorale/graph/passes/stripe.h"
+#include "chorale/graph/stripes.h"
 
 namespace chorale::codegen {
 namespace {
@@ -29,13 +33,16 @@ struct Launch {
   std::shared_ptr<const Code> code;
   Function function = nullptr;
   std::vector<long> sizes_and_strides;
-  int64_t count = 0, grain = 1;
+  int64_t inner = 0;  // elements of a row; 0: elements are counted one by one
+  int64_t grain = 1;
 
+  // The results may have fewer lines than the kernel was made for: those of one stripe.
   void operator()(std::span<const Tensor> in, std::span<Tensor> out) const {
     std::array<char*, kMostPointers> p;
     size_t k = 0;
     for (const Tensor& x : in) p[k++] = static_cast<char*>(static_cast<void*>(x.impl()->data));
     for (const Tensor& y : out) p[k++] = static_cast<char*>(static_cast<void*>(y.impl()->data));
+    const int64_t count = inner == 0 ? out[0].elems() : out[0].elems() / inner;
     if (count < 2 * grain) return function(p.data(), sizes_and_strides.data(), 0, count);
     parallel_for(count, grain,
                  [&](int64_t begin, int64_t end) { function(p.data(), sizes_and_strides.data(), begin, end); });
@@ -52,9 +59,19 @@ Launch launch_of(const Graph& body, const LoadedKernel& kernel) {
   for (const std::vector<int64_t>& strides : loops.strides) {
     launch.sizes_and_strides.insert(launch.sizes_and_strides.end(), strides.begin(), strides.end());
   }
-  launch.count = loops.sizes.size() == 1 ? loops.elems : loops.elems / loops.sizes.back();
-  launch.grain = loops.sizes.size() == 1 ? kFusedGrain : std::max<int64_t>(1, kFusedGrain / loops.sizes.back());
+  launch.inner = loops.sizes.size() == 1 ? 0 : loops.sizes.back();
+  launch.grain = launch.inner == 0 ? kFusedGrain : std::max<int64_t>(1, kFusedGrain / launch.inner);
   return launch;
+}
+
+// Finds the kernel of a fused node: generated, or one that runs its nodes in stripes.
+graph::FusedKernels kernels_from(std::map<std::string, LoadedKernel> by_name) {
+  const graph::FusedKernels generated = [by_name = std::move(by_name)](const Node& node) {
+    return graph::FusedKernel(launch_of(*node.body, by_name.at(render(*node.body).name)));
+  };
+  return [generated](const Node& node) {
+    return graph::is_elementwise(node) ? generated(node) : graph::striped_kernel(node, generated);
+  };
 }
 
 // A reason for running without generated code: said once each.
@@ -69,8 +86,9 @@ void say_once(const std::string& why) {
 
 Graph simplify_and_fuse(Graph graph) {
   graph::simplify(graph);
+  graph::spread_updates(graph);
   Graph fused = fuse(graph);
-  graph::renumber(fused);
+  graph::run_in_stripes(fused);
   graph::verify(fused);
   return fused;
 }
@@ -78,18 +96,25 @@ Graph simplify_and_fuse(Graph graph) {
 std::vector<KernelText> kernels_of(const Graph& fused) {
   std::vector<KernelText> kernels;
   std::set<std::string> names;
-  for (const Node& node : fused.nodes) {
-    if (node.kind != Node::Kind::kFused) continue;
-    KernelText kernel = render(*node.body);
-    if (names.insert(kernel.name).second) kernels.push_back(std::move(kernel));
-  }
+  const std::function<void(const Graph&)> add = [&](const Graph& at) {
+    for (const Node& node : at.nodes) {
+      if (node.kind != Node::Kind::kFused) continue;
+      if (!graph::is_elementwise(node)) {
+        add(*node.body);
+        continue;
+      }
+      KernelText kernel = render(*node.body);
+      if (names.insert(kernel.name).second) kernels.push_back(std::move(kernel));
+    }
+  };
+  add(fused);
   return kernels;
 }
 
 std::shared_ptr<const graph::Program> fuse_and_compile(Graph graph, const FusedOptions& options) {
   Graph fused = simplify_and_fuse(graph);
   const std::vector<KernelText> kernels = kernels_of(fused);
-  if (kernels.empty()) return std::make_shared<const graph::Program>(std::move(fused));
+  if (kernels.empty()) return std::make_shared<const graph::Program>(std::move(fused), kernels_from({}));
   Toolchain toolchain = find_toolchain(options.compiler);
   std::replace(toolchain.flags.begin(), toolchain.flags.end(), std::string("-O3"), options.optimize);
   std::string why;
@@ -101,9 +126,7 @@ std::shared_ptr<const graph::Program> fuse_and_compile(Graph graph, const FusedO
   }
   std::map<std::string, LoadedKernel> by_name;
   for (size_t i = 0; i < kernels.size(); ++i) by_name[kernels[i].name] = loaded[i];
-  return std::make_shared<const graph::Program>(std::move(fused), [by_name](const Node& node) {
-    return graph::FusedKernel(launch_of(*node.body, by_name.at(render(*node.body).name)));
-  });
+  return std::make_shared<const graph::Program>(std::move(fused), kernels_from(std::move(by_name)));
 }
 
 }  // namespace chorale::codegen

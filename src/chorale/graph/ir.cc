@@ -51,6 +51,13 @@ bool is_collective(const Node& node) {
 bool is_start(const Node& node) { return is_collective(node) && std::string_view(node.op->name) == "collective_start"; }
 bool is_wait(const Node& node) { return node.kind == Node::Kind::kRow && node.op->view && node.op->cpu; }
 
+bool copies_first(const Node& node) {
+  if (!is_collective(node) || &node.op->attrs() != &op::attrs_of<kernel::CollectiveAttrs>()) return false;
+  const kernel::Collective kind = node.attrs.get<kernel::CollectiveAttrs>().kind;
+  return kind == kernel::Collective::kAllReduce || kind == kernel::Collective::kBroadcast ||
+         kind == kernel::Collective::kReduce;
+}
+
 std::vector<uint32_t> count_uses(const Graph& graph) {
   std::vector<uint32_t> uses(graph.values.size(), 0);
   for (const Node& node : graph.nodes) {

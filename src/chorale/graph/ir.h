@@ -81,6 +81,8 @@ bool is_collective(const Node& node);
 // One that begins a collective, and one that waits for it (which is a view, and has work to do).
 bool is_start(const Node& node);
 bool is_wait(const Node& node);
+// A collective that begins with a copy of its operand into its result, and works there.
+bool copies_first(const Node& node);
 // How often each value is read, by nodes and outputs.
 std::vector<uint32_t> count_uses(const Graph& graph);
 // Drops nodes whose results nobody reads, and values that are left over; keeps inputs and outputs. Draws stay: the

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "chorale/base/error.h"
+#include "chorale/graph/stripes.h"
 
 namespace chorale::graph {
 namespace {
@@ -31,6 +32,7 @@ class Planner {
     find_views();
     find_lives();
     place_outputs();
+    share_with_outputs();
     share();
     place_rest();
     for (uint32_t v = 0; v < graph_.values.size(); ++v) {
@@ -64,12 +66,13 @@ class Planner {
     }
   }
 
-  // What a node reads. A wait reads what the collective reads that was begun.
+  // What a node reads. A wait reads what the collective reads that was begun, unless that has copied it.
   std::vector<uint32_t> reads(const Node& node) const {
     std::vector<uint32_t> all = node.in;
     if (is_wait(node)) {
       for (const Node& other : graph_.nodes) {
-        if (is_start(other) && other.out[0] == node.in[0]) all.insert(all.end(), other.in.begin(), other.in.end());
+        if (!is_start(other) || other.out[0] != node.in[0] || copies_first(other)) continue;
+        all.insert(all.end(), other.in.begin(), other.in.end());
       }
     }
     return all;
@@ -115,12 +118,15 @@ class Planner {
   void place_outputs() {
     for (uint32_t o = 0; o < graph_.outputs.size(); ++o) {
       const Output& output = graph_.outputs[o];
-      const uint32_t v = output.value;
+      const uint32_t v = output.value, root = root_[v];
       const bool is_free = is_root(v) && plan_.places[v].in == Plan::In::kNowhere;
       if (output.into == kNone) {
+        // A view that shows all of its root, as what is waited for does, has the root in its memory.
+        const bool shows_all = plan_.places[root].in == Plan::In::kNowhere && delta_[v] == 0 &&
+                               bytes_of(value(v)) == bytes_of(value(root));
         plan_.output_bytes += bytes_of(value(v));
-        if (is_free) plan_.places[v] = {Plan::In::kOutput, o, 0};
-        plan_.copied[o] = !is_free;
+        if (shows_all) plan_.places[root] = {Plan::In::kOutput, o, 0};
+        plan_.copied[o] = !shows_all;
       } else if (is_free && may_lie_in(v, output.into)) {
         plan_.places[v] = {Plan::In::kInput, output.into, 0};
       } else {
@@ -148,6 +154,23 @@ class Planner {
     return may_overwrite(node, old, v);
   }
 
+  // Operands that nothing reads later, and over which an output goes, lie in the output's memory from the start.
+  void share_with_outputs() {
+    for (int64_t n = end_ - 1; n >= 0; --n) {
+      const Node& node = graph_.nodes[static_cast<size_t>(n)];
+      if (plan_.is_view[static_cast<size_t>(n)]) continue;
+      for (const uint32_t y : node.out) {
+        if (!is_root(y) || plan_.places[y].in != Plan::In::kOutput) continue;
+        for (size_t i = 0; i < node.in.size(); ++i) {
+          const uint32_t x = node.in[i];
+          if (x == kNone || !is_root(x) || !dies_at(n, x) || !(value(x) == value(y))) continue;
+          if (!reads_in_place(node, i) || !may_overwrite(node, x, y)) continue;
+          plan_.places[x] = plan_.places[y];
+          break;
+        }
+      }
+    }
+  }
   // Results that take over the memory of an operand which nothing reads later.
   void share() {
     for (int64_t n = 0; n < end_; ++n) {
@@ -180,14 +203,17 @@ class Planner {
     }
   }
   static bool reads_in_place(const Node& node, size_t operand) {
-    if (node.kind != Node::Kind::kRow) return node.kind == Node::Kind::kFused;
+    if (node.kind != Node::Kind::kRow) return node.kind == Node::Kind::kFused && may_lie_over(node, operand);
+    if (copies_first(node)) return operand == 0;
     // The gradient of logits goes over the logits, line by line: for a large vocabulary they are most of the memory.
     // The kernel does the same with lines that it has gathered (kernel/cpu/support/along_dim.h).
     return node.op->in_place || (operand == 1 && std::string_view(node.op->name) == "cross_entropy_backward");
   }
   bool takes_over(int64_t n, uint32_t x, uint32_t y) const {
-    return is_root(y) && is_root(x) && plan_.places[y].in == Plan::In::kNowhere &&
-           plan_.places[x].in == Plan::In::kNowhere && last_[x] == n && first_[x] >= 0 && first_[x] < n;
+    return is_root(y) && is_root(x) && plan_.places[y].in == Plan::In::kNowhere && dies_at(n, x);
+  }
+  bool dies_at(int64_t n, uint32_t x) const {
+    return plan_.places[x].in == Plan::In::kNowhere && last_[x] == n && first_[x] >= 0 && first_[x] < n;
   }
   void merge(uint32_t x, uint32_t y) {
     for (uint32_t v = 0; v < root_.size(); ++v) {

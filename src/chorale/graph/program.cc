@@ -7,6 +7,7 @@
 #include "chorale/op/collective.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/kernels.h"
+#include "chorale/trace/trace.h"
 
 namespace chorale::graph {
 namespace {
@@ -37,6 +38,7 @@ struct Program::Instance {
     std::vector<Tensor> in, out;
     FusedKernel fused;
     std::shared_ptr<Program> body;
+    std::string name;  // for traces
     uint32_t generator = 0;
     int64_t words = 0;
   };
@@ -54,6 +56,7 @@ struct Program::Instance {
   };
   std::vector<GroupUse> groups;
 
+  static void run_step(Step& step, std::span<Generator* const> generators);
   // Collectives in flight that the steps have not waited for: none is left when the memory is used again.
   void wait_for_all() noexcept {
     for (Step& step : steps) {
@@ -106,6 +109,7 @@ std::unique_ptr<Program::Instance> Program::make() const {
     step.attrs = op::CopyAttrs{to.dtype()};
     step.in = {from};
     step.out = {to};
+    step.name = "copy";
     if (step.kernel) instance.steps.push_back(std::move(step));
   };
   for (size_t n = 0; n < graph_.nodes.size(); ++n) {
@@ -127,6 +131,7 @@ std::unique_ptr<Program::Instance> Program::make() const {
     for (const uint32_t y : node.out) step.out.push_back(instance.tensors[y]);
     step.device = graph_.values[node.out[0]].device;
     step.attrs = node.attrs;
+    step.name = node.name();
     switch (node.kind) {
       case Node::Kind::kDraw:
         step.kind = Instance::Step::Kind::kDraw;
@@ -162,7 +167,43 @@ std::unique_ptr<Program::Instance> Program::make() const {
          {output.into == kNone ? Plan::In::kOutput : Plan::In::kInput, output.into == kNone ? o : output.into, 0});
     copy(instance.tensors[output.value], instance.others.back());
   }
+  for (size_t i = 0; i < instance.steps.size(); ++i) {
+    instance.steps[i].name = concat("kernel ", i, ": ", instance.steps[i].name);
+  }
   return made;
+}
+
+void Program::Instance::run_step(Step& step, std::span<Generator* const> generators) {
+  switch (step.kind) {
+    case Step::Kind::kKernel:
+      step.kernel({step.in, step.out, step.attrs, Stream{step.device}, step.pointwise});
+      break;
+    case Step::Kind::kStart: {
+      TensorImpl& out_impl = *step.out[0].impl();
+      void* const data = out_impl.data;
+      step.kernel({step.in, step.out, step.attrs, Stream{step.device}, nullptr});
+      out_impl.data = data;  // the plan knows when it may be read
+      break;
+    }
+    case Step::Kind::kWait:
+      step.kernel({step.in, step.out, step.attrs, Stream{step.device}, nullptr});
+      step.in[0].impl()->extension = nullptr;
+      break;
+    case Step::Kind::kFused:
+      step.fused(step.in, step.out);
+      break;
+    case Step::Kind::kDraw:
+      draw_into(step.out[0], *generators[step.generator], step.words);
+      break;
+    case Step::Kind::kBody: {
+      std::vector<Tensor> results(step.out.size());
+      step.body->run(step.in, generators, results);
+      for (size_t i = 0; i < results.size(); ++i) {
+        op::launch(op::kTo, step.device, {&results[i], 1}, op::CopyAttrs{results[i].dtype()}, {&step.out[i], 1});
+      }
+      break;
+    }
+  }
 }
 
 void Program::run_steps(Instance& instance, std::span<Generator* const> generators) {
@@ -173,38 +214,14 @@ void Program::run_steps(Instance& instance, std::span<Generator* const> generato
       if (!instance.groups.empty()) instance.wait_for_all();
     }
   } const at_end{instance};
-  for (Instance::Step& step : instance.steps) {
-    switch (step.kind) {
-      case Instance::Step::Kind::kKernel:
-        step.kernel({step.in, step.out, step.attrs, Stream{step.device}, step.pointwise});
-        break;
-      case Instance::Step::Kind::kStart: {
-        TensorImpl& out_impl = *step.out[0].impl();
-        void* const data = out_impl.data;
-        step.kernel({step.in, step.out, step.attrs, Stream{step.device}, nullptr});
-        out_impl.data = data;  // the plan knows when it may be read
-        break;
-      }
-      case Instance::Step::Kind::kWait:
-        step.kernel({step.in, step.out, step.attrs, Stream{step.device}, nullptr});
-        step.in[0].impl()->extension = nullptr;
-        break;
-      case Instance::Step::Kind::kFused:
-        step.fused(step.in, step.out);
-        break;
-      case Instance::Step::Kind::kDraw:
-        draw_into(step.out[0], *generators[step.generator], step.words);
-        break;
-      case Instance::Step::Kind::kBody: {
-        std::vector<Tensor> results(step.out.size());
-        step.body->run(step.in, generators, results);
-        for (size_t i = 0; i < results.size(); ++i) {
-          op::launch(op::kTo, step.device, {&results[i], 1}, op::CopyAttrs{results[i].dtype()}, {&step.out[i], 1});
-        }
-        break;
-      }
+  if (trace::enabled()) {
+    for (Instance::Step& step : instance.steps) {
+      const trace::Span span(step.name.c_str());
+      Instance::run_step(step, generators);
     }
+    return;
   }
+  for (Instance::Step& step : instance.steps) Instance::run_step(step, generators);
 }
 
 void Program::run(std::span<const Tensor> in, std::span<Generator* const> generators, std::span<Tensor> out) const {

@@ -4,8 +4,11 @@
 #include <numeric>
 #include <string_view>
 
+#include "chorale/kernel/creation_attrs.h"
+#include "chorale/kernel/full_like_attrs.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/shape.h"
+#include "chorale/op/table.h"
 #include "chorale/op/view.h"
 
 namespace chorale::graph {
@@ -31,6 +34,18 @@ void drop_identities(Graph& graph) {
   }
   for (Output& output : graph.outputs) output.value = now[output.value];
   remove_dead_nodes(graph);
+}
+
+void forget_shapes(Graph& graph) {
+  for (Node& node : graph.nodes) {
+    if (node.kind != Node::Kind::kRow || std::string_view(node.op->name) != "full_like") continue;
+    const Value& out = graph.values[node.out[0]];
+    if (out.device.type != DeviceType::kCpu) continue;
+    const Scalar value = node.attrs.get<kernel::FullLikeAttrs>().value;
+    node.op = op::find_op("full");
+    node.attrs = kernel::FullAttrs{out.sizes, value, out.dtype, out.device.type, out.device.index};
+    node.in.clear();
+  }
 }
 
 // A graph with the maker and the readers of each value.
@@ -153,6 +168,7 @@ void turn_before_joining(Graph& graph) {
 }  // namespace
 
 void simplify(Graph& graph) {
+  forget_shapes(graph);
   drop_identities(graph);
   join_parts(graph);
   turn_before_joining(graph);

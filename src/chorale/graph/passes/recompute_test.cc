@@ -1,0 +1,119 @@
+#include "chorale/graph/passes/recompute.h"
+
+#include <gtest/gtest.h>
+
+#include "chorale/api/api.h"
+#include "chorale/base/error.h"
+#include "chorale/graph/program.h"
+
+namespace chorale::graph {
+namespace {
+
+Graph recomputed(const std::string& text, double budget) {
+  Graph graph = parse(text);
+  verify(graph);
+  recompute(graph, budget);
+  verify(graph);
+  return graph;
+}
+
+// The activation is cheap: what it is made of is kept, and it is made again where the gradient of the layer needs it.
+TEST(Recompute, MakesWhatIsCheapAgain) {
+  EXPECT_EQ(print(recomputed(R"(graph(%0: f32[256, 256], %1: f32[256, 256]) {
+  %2: f32[256, 256] = matmul(%0, %1)
+  %3: f32[256, 256] = tanh(%2)
+  %4: f32[256, 256] = matmul(%3, %1)
+  %5: f32[256, 256] = softmax(%4) {dim=1}
+  %6: f32[256, 256] = softmax_backward(%5, %4) {dim=1}
+  %7: f32[256, 256] = matmul(%6, %3)
+  %8: f32[256, 256] = matmul(%7, %2)
+  return %8
+}
+)",
+                             1)),
+            R"(graph(%0: f32[256, 256], %1: f32[256, 256]) {
+  %2: f32[256, 256] = matmul(%0, %1)
+  %3: f32[256, 256] = tanh(%2)
+  %4: f32[256, 256] = matmul(%3, %1)
+  %5: f32[256, 256] = softmax(%4) {dim=1}
+  %6: f32[256, 256] = softmax_backward(%5, %4) {dim=1}
+  %7: f32[256, 256] = tanh(%2)
+  %8: f32[256, 256] = matmul(%6, %7)
+  %9: f32[256, 256] = matmul(%8, %2)
+  return %9
+}
+)");
+}
+
+// Three blocks, each with a product in it, and the same backwards.
+std::string blocks() {
+  const std::string m = "f32[256, 256]";
+  std::string text = "graph(%0: " + m + ", %1: " + m + ") {\n";
+  int at = 1;
+  const auto line = [&](const std::string& op) {
+    text += concat("  %", ++at, ": ", m, " = ", op, "\n");
+    return concat("%", at);
+  };
+  std::string x = "%0";
+  std::vector<std::vector<std::string>> kept;
+  for (int b = 0; b < 3; ++b) {
+    const std::string h = line(concat("matmul(", x, ", %1)")), g = line(concat("tanh(", h, ")")),
+                      y = line(concat("matmul(", g, ", %1)")), s = line(concat("tanh(", y, ")"));
+    kept.push_back({x, h, g, y});
+    x = line(concat("add(", x, ", ", s, ")"));
+  }
+  std::string d = line(concat("softmax(", x, ") {dim=1}"));
+  for (int b = 2; b >= 0; --b) {
+    for (const std::string& v : {kept[static_cast<size_t>(b)][3], kept[static_cast<size_t>(b)][2],
+                                 kept[static_cast<size_t>(b)][1], kept[static_cast<size_t>(b)][0]}) {
+      d = line(concat("matmul(", d, ", ", v, ")"));
+    }
+  }
+  return text + "  return " + d + "\n}\n";
+}
+
+TEST(Recompute, AllBudgetsGiveTheSameBitsInLessMemory) {
+  const std::string text = blocks();
+  const std::vector<Tensor> in{mul(uniform({256, 256}), 0.1), mul(uniform({256, 256}), 0.1)};
+  const Program whole(parse(text));
+  std::vector<Tensor> expected(1);
+  whole.run(in, {}, expected);
+  int64_t before = whole.plan().arena_bytes;
+  for (const double budget : {1.0, 0.5, 0.0}) {
+    const Program program(recomputed(text, budget));
+    std::vector<Tensor> made(1);
+    program.run(in, {}, made);
+    EXPECT_EQ(made[0].to_vector<float>(), expected[0].to_vector<float>()) << budget;
+    EXPECT_LE(program.plan().arena_bytes, before) << budget;
+    before = program.plan().arena_bytes;
+  }
+  EXPECT_LT(before, whole.plan().arena_bytes * 4 / 5);
+}
+
+// Random numbers are drawn once, whatever the budget.
+TEST(Recompute, NeverDrawsTwice) {
+  const std::string text = R"(graph(%0: f32[256, 256]) {
+  %1: i64[2] = draw(g0, 65536)
+  %2: f32[256, 256] = uniform(%1) {sizes=[256, 256], a=0.0, b=1.0, dtype=f32}
+  %3: f32[256, 256] = mul(%0, %2)
+  %4: f32[256, 256] = softmax(%3) {dim=1}
+  %5: f32[256, 256] = softmax_backward(%4, %4) {dim=1}
+  %6: f32[256, 256] = mul(%5, %2)
+  return %6
+}
+)";
+  for (const double budget : {1.0, 0.0}) {
+    size_t draws = 0;
+    for (const Node& node : recomputed(text, budget).nodes) draws += node.kind == Node::Kind::kDraw ? 1 : 0;
+    EXPECT_EQ(draws, 1u);
+  }
+}
+
+TEST(Recompute, ABudgetLiesBetweenNoughtAndOne) {
+  Graph graph = parse(blocks());
+  EXPECT_THROW(recompute(graph, 1.5), InvalidArgument);
+  EXPECT_THROW(recompute(graph, -0.1), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace chorale::graph
