@@ -7,6 +7,8 @@ import sys
 import tempfile
 import unittest
 
+from unittest_main import main
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROGRAMS = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "build/debug/bin"
 
@@ -63,4 +65,4 @@ class Programs(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(argv=["programs_test"])
+    main()
