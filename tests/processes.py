@@ -13,6 +13,13 @@ def wait_until(condition, what, limit_s=LIMIT_S):
         time.sleep(0.02)
 
 
+def has_taken(pid, number):
+    """Whether the process has taken every signal of this number that it was sent: while one waits, a second is lost in it."""
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    pending = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigPnd:", "ShdPnd:"))]
+    return not any(signals >> (number - 1) & 1 for signals in pending)
+
+
 def alive(pid):
     """Whether it runs; one that has ended and that nobody has waited for does not."""
     try:

@@ -14,7 +14,7 @@ import tempfile
 import time
 import unittest
 
-from processes import LIMIT_S, alive, wait_until
+from processes import LIMIT_S, alive, has_taken, wait_until
 from unittest_main import main
 
 BIN = pathlib.Path(sys.argv.pop(1)).resolve()
@@ -323,11 +323,13 @@ class Signals(Scratch):
         process = start(["-n", "2", *sh("trap '' INT TERM; " + self.write_pid() + "while true; do sleep 0.05; done")])
         pids = self.pids(2)
         process.send_signal(signal.SIGINT)
-        time.sleep(0.3)
+        wait_until(lambda: has_taken(process.pid, signal.SIGINT), "the first signal is heard")
+        time.sleep(0.1)  # time to end at once, which would be wrong
         self.assertIsNone(process.poll())
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=5)
+        _, err = process.communicate(timeout=LIMIT_S)
         self.assertEqual(process.returncode, 128 + signal.SIGINT)
+        self.assertIn("SIGKILL, after a second signal, SIGINT", err)
         self.assertFalse(any(map(alive, pids)))
 
     def test_nothing_survives_when_the_launcher_is_killed(self):

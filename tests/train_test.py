@@ -14,6 +14,7 @@ import signal
 import subprocess
 import time
 
+from processes import has_taken
 from training_runs import LIMIT_S, PROGRAM, TextRuns, Train
 from unittest_main import main
 
@@ -138,9 +139,9 @@ class Stopping(Train):
                 # A step of many seconds, which only the first interrupt would wait for.
                 run = self.start("--model", "resnet18", "--batch", "8000", "--accumulate", "100", "-n", ranks, "--out", "run" + ranks)
                 self.wait_until(lambda: (self.folder / ("run" + ranks) / "metrics.jsonl").exists(), run)
-                time.sleep(0.2)
                 run.send_signal(signal.SIGINT)
-                time.sleep(0.3)
+                self.wait_until(lambda: has_taken(run.pid, signal.SIGINT), run)
+                time.sleep(0.1)  # time to end at once, which would be wrong
                 self.assertIsNone(run.poll(), "the first one waits for the step")
                 run.send_signal(signal.SIGINT)
                 run.communicate(timeout=LIMIT_S)
