@@ -79,7 +79,7 @@ def test_bad_arguments(rank, size):
 
 
 @on_ranks(3)
-def test_monitored_barrier_names_who_is_missing(rank, size):
+def test_monitored_barrier_names_the_missing_rank(rank, size):
     if rank == 2:
         time.sleep(1)
         return

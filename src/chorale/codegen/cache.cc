@@ -77,7 +77,8 @@ std::optional<std::string> read_entry(int folder, const std::string& name) {
   if (!bytes || bytes->size() < kHead || bytes->compare(0, kMark.size(), kMark) != 0) return std::nullopt;
   const std::string digest = bytes->substr(kMark.size(), 64);
   bytes->erase(0, kHead);
-  // The name is part of what is signed: an entry under another name is another's.
+  // The digest covers the name too, so that a file that was renamed or copied to another name is not taken for its
+  // entry.
   if (io::sha256(name + *bytes) != digest) return std::nullopt;
   ::futimens(file.get(), nullptr);  // used just now
   return bytes;

@@ -338,7 +338,9 @@ void Reducer::wait_for(Bucket& bucket, size_t index) {
   if (!same_place(result[0], bucket.buffer)) copy_values(result[0], bucket.buffer);
 }
 
-// A hook's future does not tell when it was done, and a device's may not be yet; that nobody waits any more is known.
+// The end of a bucket in the trace. Only a plain reduction on the CPU knows when it was done; a hook's future does not
+// say it, and a device may still be copying. For those two the end is the moment at which this thread has stopped
+// waiting.
 void Reducer::note(Bucket& bucket, size_t index) const {
   trace::record(
       {.name = concat("bucket ", index),

@@ -132,7 +132,8 @@ void write_index(const std::filesystem::path& folder, const Index& index) {
 
 namespace {
 
-// What comes before the names of a plain file's tensors; nothing where it is none of those that are known.
+// The prefix that the names of this file's tensors get in the index; none for a file that no checkpoint without an
+// index has.
 std::optional<std::string> prefix_of_plain(const std::string& file) {
   constexpr std::string_view kEnding = ".safetensors", kRank = "rank-";
   if (!file.ends_with(kEnding)) return {};

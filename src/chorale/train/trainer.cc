@@ -72,7 +72,8 @@ class Trainer {
   template <class Write>
   void leave_file(const char* name, const Write& write) const;
 
-  // Rank 0's task shows the whole model while this lasts, where ranks have parts. All ranks make one.
+  // Where each rank has only a part of the model, rank 0's task gets all of it for the time of the scope, to print
+  // samples with. Putting the parts together is a collective: every rank makes one of these.
   class ShownWhole {
    public:
     explicit ShownWhole(Trainer& trainer) : trainer_(trainer) {

@@ -1,5 +1,5 @@
-// `chorale train recommender`: who likes what, on made data. The table of items lives on a server; the layers above it
-// are data-parallel over the trainers; one backward goes through both (docs/usage/rpc.md).
+// `chorale train recommender`: which user likes which item, on made data. The table of items lives on a server; the
+// layers above it are data-parallel over the trainers; one backward goes through both (docs/usage/rpc.md).
 #include <fmt/format.h>
 #include <unistd.h>
 

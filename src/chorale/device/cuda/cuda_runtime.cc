@@ -74,7 +74,7 @@ class CudaProgram final : public ProgramState {
     // A run may still be on a stream: its memory goes to others when it has ended.
     try {
       if (last_run_) last_run_->synchronize(Deadline::never());
-    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): the device is lost, and whoever waits for it is told
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): the device is lost; the next wait for it says so
     }
     driver().cuGraphExecDestroy(program_);
     allocator_.release_kept(keeper_);
