@@ -10,11 +10,19 @@
 
 namespace chorale {
 
+namespace {
+
+// Images in this order stay in it: convolutions are chosen by it.
+bool has_channels_last(const Tensor& x) { return x.dims() > 2 && !x.is_contiguous() && x.is_channels_last(); }
+
+}  // namespace
+
 // Inputs of one form, and what was recorded for them.
 struct Replayed::Form {
   bool fits(const std::vector<Tensor>& in) const {
     return std::equal(in.begin(), in.end(), inputs.begin(), inputs.end(), [](const Tensor& a, const Tensor& b) {
-      return a.sizes() == b.sizes() && a.dtype() == b.dtype() && a.device() == b.device();
+      return a.sizes() == b.sizes() && a.dtype() == b.dtype() && a.device() == b.device() &&
+             has_channels_last(a) == has_channels_last(b);
     });
   }
   std::vector<Tensor> inputs, results;  // where the program reads and writes
@@ -34,7 +42,9 @@ Replayed::Form& Replayed::form_of(const std::vector<Tensor>& in) {
   for (const Tensor& x : in) {
     CHORALE_CHECK(x.device() == device, "[Replayed] inputs lie on one device, found ", device, " and ", x.device(),
                   "; move them with to()");
-    made->inputs.push_back(empty(x.sizes(), x.dtype(), device));
+    made->inputs.push_back(has_channels_last(x)
+                               ? Tensor::empty_strided(x.sizes(), channels_last_strides(x.sizes()), x.dtype(), device)
+                               : empty(x.sizes(), x.dtype(), device));
   }
   made->stream = make_stream(device);
   return *forms_.emplace_back(std::move(made));

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <iostream>
 #include <set>
 
@@ -12,13 +13,18 @@
 #include "chorale/base/error.h"
 #include "chorale/device/runtime.h"
 #include "chorale/device/stream.h"
+#include "chorale/kernel/nn_attrs.h"
+#include "chorale/op/convolution.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/index.h"
 #include "chorale/op/kernels.h"
+#include "chorale/op/nn.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/random.h"
 #include "chorale/op/reduce.h"
+#include "chorale/op/samples.h"
+#include "chorale/op/view.h"
 
 namespace chorale::op {
 namespace {
@@ -187,6 +193,83 @@ TEST_F(CudaTensors, AnIndexOutOfRangeSurfacesAtTheNextWaitAndNamesTheOp) {
     EXPECT_THAT(error.what(), ::testing::HasSubstr("[gather] 5 at position 0 is out of range: there are 2"));
   }
   EXPECT_EQ(table.to_vector<float>(), (std::vector<float>{1, 2}));
+}
+
+// Numbers in the order [N, H, W, C], seen as [N, C, H, W].
+Tensor image(const Shape& sizes, int seed, DType dtype, Device device) {
+  return permute(to(to(sample(sizes, seed), dtype), device), {0, 3, 1, 2});
+}
+
+// The row on inputs that `make` puts on a device: the GPU gives what the CPU gives, in the same order in memory.
+void compare_on_both(const OpDef& row, const Attrs& attrs, double tolerance,
+                     const std::function<std::vector<Tensor>(Device)>& make) {
+  const std::vector<Tensor> in = make(kGpu), expected = run(row, make(kCpu), attrs), found = run(row, in, attrs);
+  const std::string what = concat(row.name, " of ", in[0].dtype(), " ", in[0].sizes());
+  for (size_t i = 0; i < found.size(); ++i) EXPECT_EQ(found[i].strides(), expected[i].strides()) << what;
+  compare(found, expected, tolerance, what);
+}
+
+TEST_F(CudaTensors, ImagesMayHaveTheirChannelsLast) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    const double tolerance = dtype == DType::kF32 ? 1e-4 : 6e-2;
+    const auto here = [&](const Tensor& x, Device device) { return to(to(x, dtype), device); };
+    // Kernels of 3 x 3 and of 1 x 1, with and without a bias, strides and groups; a first layer has 3 channels.
+    struct Case {
+      int64_t in, out, kernel, stride, groups;
+      bool bias;
+    };
+    for (const Case& c : {Case{16, 24, 3, 1, 1, false}, Case{16, 32, 1, 1, 1, true}, Case{32, 16, 3, 2, 1, false},
+                          Case{3, 16, 3, 2, 1, true}, Case{32, 32, 3, 1, 4, false}}) {
+      const int64_t pad = c.kernel / 2, H = 9, W = 8;
+      const kernel::ConvolutionAttrs forward{{c.stride, c.stride}, {pad, pad}, {1, 1}, {}, c.groups};
+      kernel::ConvolutionAttrs to_data = forward, to_weight = forward;
+      to_data.result = {H, W};
+      to_weight.result = {c.kernel, c.kernel};
+      const int64_t h = (H + 2 * pad - c.kernel) / c.stride + 1, w = (W + 2 * pad - c.kernel) / c.stride + 1;
+      const auto x = [&](Device device) { return image({4, H, W, c.in}, 1, dtype, device); };
+      const auto dy = [&](Device device) { return image({4, h, w, c.out}, 2, dtype, device); };
+      const auto weight = [&](Device device) {
+        return here(sample({c.out, c.in / c.groups, c.kernel, c.kernel}, 3, -0.2, 0.2), device);
+      };
+      compare_on_both(kConvolution, forward, tolerance, [&](Device d) -> std::vector<Tensor> {
+        return {x(d), weight(d), c.bias ? here(sample({c.out}, 4), d) : Tensor()};
+      });
+      compare_on_both(kConvolutionTranspose, to_data, tolerance, [&](Device d) -> std::vector<Tensor> {
+        return {dy(d), weight(d)};
+      });
+      compare_on_both(kConvolutionWeight, to_weight, 2 * tolerance, [&](Device d) -> std::vector<Tensor> {
+        return {x(d), dy(d)};
+      });
+    }
+    // 5 channels do not fill a pack; 24 are no power of two; 1,200 are more than a block takes at once in f32.
+    for (const int64_t channels : {5, 8, 24, 64, 1200}) {
+      const DType compute = compute_of(dtype);
+      const auto of_channel = [&](int seed, Device device) {
+        return to(to(sample({channels}, seed, 0.5, 2), compute), device);
+      };
+      const auto x = [&](Device device) { return image({3, 7, 5, channels}, 5, dtype, device); };
+      compare_on_both(kBatchNorm, kernel::BatchNormAttrs{1e-5}, tolerance, [&](Device d) -> std::vector<Tensor> {
+        return {x(d), here(sample({channels}, 6), d), here(sample({channels}, 7), d)};
+      });
+      compare_on_both(kBatchNormBackward, kernel::BatchNormAttrs{1e-5}, tolerance,
+                      [&](Device d) -> std::vector<Tensor> {
+                        return {image({3, 7, 5, channels}, 8, dtype, d), x(d), of_channel(9, d), of_channel(10, d),
+                                here(sample({channels}, 6), d)};
+                      });
+      for (const int64_t stride : {1, 2}) {
+        const kernel::PoolAttrs window{{3, 3}, {stride, stride}, {1, 1}, {1, 1}};
+        compare_on_both(kMaxPool, window, 0, [&](Device d) -> std::vector<Tensor> { return {x(d)}; });
+        const auto picked = run(kMaxPool, {x(kCpu)}, window);
+        const Shape sizes = picked[0].sizes();
+        compare_on_both(kMaxPoolBackward, kernel::AreaAttrs{7, 5}, tolerance, [&](Device d) -> std::vector<Tensor> {
+          const Tensor indices = permute(to(contiguous(permute(picked[1], {0, 2, 3, 1})), d), {0, 3, 1, 2});
+          return {image({sizes[0], sizes[2], sizes[3], sizes[1]}, 11, dtype, d), indices};
+        });
+      }
+      compare_on_both(kAdaptiveAvgPool, kernel::AreaAttrs{1, 1}, tolerance,
+                      [&](Device d) -> std::vector<Tensor> { return {x(d)}; });
+    }
+  }
 }
 
 TEST_F(CudaTensors, MemoryIsReusedInTheOrderOfStreams) {

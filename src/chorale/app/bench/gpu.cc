@@ -74,7 +74,9 @@ void with_model(const std::string& name, const Use& use) {
     use(models::Encoder({.vocabulary = 30522, .width = 768, .layers = 12, .heads = 12, .length = 512}), tokens,
         flatten(tokens));
   } else if (name == "resnet50") {
-    use(models::resnet50(1000), to(normal({256, 3, 224, 224}), kGpu), classes(1000, 256));
+    // Channels last, as PyTorch has them here.
+    const Tensor images = permute(to(normal({256, 224, 224, 3}), kGpu), {0, 3, 1, 2});
+    use(models::resnet50(1000), images, classes(1000, 256));
   } else if (name == "mlp512x4") {
     use(models::mlp({512, 512, 512, 512, 512, 10}), to(normal({32, 512}), kGpu), classes(10, 32));
   } else {

@@ -16,12 +16,12 @@ namespace chorale::cuda {
 // clang-format off
 #define CHORALE_CUDA_DRIVER(X) \
   X(cuInit) X(cuDriverGetVersion) X(cuGetErrorString) X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetName) \
-  X(cuDeviceGetAttribute) X(cuDeviceTotalMem) X(cuDevicePrimaryCtxRetain) X(cuCtxSetCurrent) \
+  X(cuDeviceGetAttribute) X(cuDeviceGetUuid) X(cuDeviceTotalMem) X(cuDevicePrimaryCtxRetain) X(cuCtxSetCurrent) \
   X(cuStreamCreateWithPriority) X(cuStreamWaitEvent) X(cuStreamBeginCapture) X(cuStreamEndCapture) \
   X(cuStreamIsCapturing) X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery) \
-  X(cuEventSynchronize) X(cuMemGetInfo) X(cuMemAddressReserve) X(cuMemCreate) X(cuMemMap) \
+  X(cuEventSynchronize) X(cuEventElapsedTime) X(cuMemGetInfo) X(cuMemAddressReserve) X(cuMemCreate) X(cuMemMap) \
   X(cuMemSetAccess) X(cuMemGetAllocationGranularity) X(cuMemHostAlloc) X(cuMemcpyAsync) X(cuMemsetD8Async) \
-  X(cuModuleLoadData) X(cuModuleGetFunction) X(cuFuncSetAttribute) X(cuLaunchKernel) X(cuGraphDestroy) \
+  X(cuMemAlloc) X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) X(cuModuleLoadData) X(cuModuleGetFunction) X(cuFuncSetAttribute) X(cuLaunchKernel) X(cuGraphDestroy) \
   X(cuGraphInstantiateWithFlags) X(cuGraphLaunch) X(cuGraphExecDestroy)
 // clang-format on
 

@@ -16,11 +16,15 @@
 #include "chorale/kernel/cuda/family.h"
 #include "chorale/kernel/cuda/image.h"
 #include "chorale/kernel/cuda/index.h"
+#include "chorale/kernel/cuda/loss.h"
+#include "chorale/kernel/cuda/order.h"
 #include "chorale/kernel/cuda/pointwise.h"
 #include "chorale/kernel/cuda/product.h"
 #include "chorale/kernel/cuda/random.h"
 #include "chorale/kernel/cuda/reduce.h"
 #include "chorale/kernel/cuda/rows.h"
+#include "chorale/kernel/cuda/scan.h"
+#include "chorale/kernel/cuda/shape.h"
 #include "chorale/kernel/cuda/update.h"
 #include "chorale/kernel/device_copy.h"
 #include "chorale/op/kernels.h"
@@ -41,6 +45,12 @@ void named(const KernelArgs& args) {
     synchronize(args.stream);
 }
 
+// Kernels that do not compute with complex numbers leave them to the host.
+template <kernel::Kernel kKernel>
+void named_for_reals(const KernelArgs& args) {
+  is_complex(args.out[0].dtype()) ? named<run_through_host>(args) : named<kKernel>(args);
+}
+
 constexpr op::NamedKernel kKernels[] = {
     {"to", named<on_gpu::copy>},
     {"to_device", kernel::move_to_device},
@@ -54,6 +64,24 @@ constexpr op::NamedKernel kKernels[] = {
     {"flip", named<on_gpu::flip>},
     {"slice_backward", named<on_gpu::slice_backward>},
     {"diagonal_backward", named<on_gpu::diagonal_backward>},
+    {"roll", named<on_gpu::roll>},
+    {"tril", named<on_gpu::tril>},
+    {"triu", named<on_gpu::triu>},
+    {"pad", named<on_gpu::pad>},
+    {"pad_backward", named_for_reals<on_gpu::pad_backward>},
+    {"unfold_backward", named_for_reals<on_gpu::unfold_backward>},
+    {"cumsum", named_for_reals<on_gpu::cumsum>},
+    {"cumprod", named_for_reals<on_gpu::cumprod>},
+    {"recurrence", named_for_reals<on_gpu::recurrence>},
+    {"sort", named<on_gpu::sort>},
+    {"topk", named<on_gpu::topk>},
+    {"searchsorted", named<on_gpu::searchsorted>},
+    {"difference_loss", named<on_gpu::difference_loss>},
+    {"difference_loss_backward", named<on_gpu::difference_loss_backward>},
+    {"binary_cross_entropy", named<on_gpu::binary_cross_entropy>},
+    {"group_norm", named<on_gpu::group_norm>},
+    {"group_norm_backward", named<on_gpu::group_norm_backward>},
+    {"clip_by_value", named<on_gpu::clip_by_value>},
     {"sum", named<on_gpu::sum>},
     {"mean", named<on_gpu::mean>},
     {"prod", named<on_gpu::prod>},
@@ -104,6 +132,9 @@ constexpr op::NamedKernel kKernels[] = {
     {"scatter", named<on_gpu::scatter>},
     {"scatter_fill", named<on_gpu::scatter_fill>},
     {"scatter_add", named<on_gpu::scatter_add>},
+    {"index", named<on_gpu::index>},
+    {"index_backward", named<on_gpu::index_backward>},
+    {"index_put", named<on_gpu::index_put>},
     {"one_hot", named<on_gpu::one_hot>},
     {"update_sgd", named<on_gpu::update_sgd>},
     {"update_adam", named<on_gpu::update_adam>},
@@ -128,6 +159,8 @@ constexpr op::NamedKernel kKernels[] = {
     {"avg_pool_backward", named<on_gpu::avg_pool_backward>},
     {"adaptive_avg_pool", named<on_gpu::adaptive_avg_pool>},
     {"adaptive_avg_pool_backward", named<on_gpu::adaptive_avg_pool_backward>},
+    {"interpolate", named<on_gpu::interpolate>},
+    {"interpolate_backward", named<on_gpu::interpolate_backward>},
     {"convolution", named<on_gpu::convolution>},
     {"convolution_transpose", named<on_gpu::convolution_transpose>},
     {"convolution_weight", named<on_gpu::convolution_weight>},
@@ -138,6 +171,10 @@ std::string explain(const cuda::Fault& fault) {
   const auto number = static_cast<size_t>(fault.row);
   const char* const name = number < rows.size() ? rows[number]->name : "a kernel";
   if (fault.bound == 0) return concat("[", name, "] integer division by zero");
+  if (fault.bound < 0) {
+    return concat("[", name, "] the number at position ", fault.at,
+                  " must be a probability, between 0 and 1; for logits there is binary_cross_entropy_with_logits");
+  }
   return concat("[", name, "] ", fault.value, " at position ", fault.at, " is out of range: there are ", fault.bound);
 }
 

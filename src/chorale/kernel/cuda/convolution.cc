@@ -8,6 +8,7 @@
 
 #include "chorale/device/cuda/context.h"
 #include "chorale/kernel/cuda/cudnn.h"
+#include "chorale/kernel/cuda/cudnn_convolution.h"
 #include "chorale/kernel/cuda/family.h"
 #include "chorale/kernel/nn_attrs.h"
 
@@ -176,7 +177,12 @@ bool rehearses() { return chorale::cuda::driver().rehearsal; }
 
 void convolution(const KernelArgs& args) {
   const Stream stream = args.stream;
-  if (args.out[0].elems() == 0 || rehearses()) return;
+  if (args.out[0].elems() == 0) return;
+  if (asks_for_channels_last(args.out[0]) &&
+      convolve_channels_last(CudnnGraph::Convolves::kForward, args.in[0], args.in[1], args.out[0], args.in[2],
+                             args.attrs.get<ConvolutionAttrs>(), stream))
+    return;
+  if (rehearses()) return;
   chorale::cuda::make_current(stream.device);
   in_some_dtype("convolution", args.out[0].dtype(), [&](DType dtype) {
     const ConvolutionResult result(args.out[0], dtype, stream);
@@ -217,8 +223,13 @@ void convolution(const KernelArgs& args) {
 
 void convolution_transpose(const KernelArgs& args) {
   const Stream stream = args.stream;
-  if (args.out[0].elems() == 0 || rehearses()) return;
+  if (args.out[0].elems() == 0) return;
   if (args.in[0].elems() == 0) return set_zero(args.out[0], stream);
+  if (asks_for_channels_last(args.out[0]) &&
+      convolve_channels_last(CudnnGraph::Convolves::kData, args.out[0], args.in[1], args.in[0], Tensor(),
+                             args.attrs.get<ConvolutionAttrs>(), stream))
+    return;
+  if (rehearses()) return;
   chorale::cuda::make_current(stream.device);
   in_some_dtype("convolution_transpose", args.out[0].dtype(), [&](DType dtype) {
     const ConvolutionResult result(args.out[0], dtype, stream);
@@ -246,8 +257,13 @@ void convolution_transpose(const KernelArgs& args) {
 
 void convolution_weight(const KernelArgs& args) {
   const Stream stream = args.stream;
-  if (args.out[0].elems() == 0 || rehearses()) return;
+  if (args.out[0].elems() == 0) return;
   if (args.in[0].elems() == 0 || args.in[1].elems() == 0) return set_zero(args.out[0], stream);
+  if (asks_for_channels_last(args.in[0]) &&
+      convolve_channels_last(CudnnGraph::Convolves::kWeight, args.in[0], args.out[0], args.in[1], Tensor(),
+                             args.attrs.get<ConvolutionAttrs>(), stream))
+    return;
+  if (rehearses()) return;
   chorale::cuda::make_current(stream.device);
   in_some_dtype("convolution_weight", args.out[0].dtype(), [&](DType dtype) {
     const ConvolutionResult result(args.out[0], dtype, stream);

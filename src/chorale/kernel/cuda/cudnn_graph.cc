@@ -1,6 +1,9 @@
 #include "chorale/kernel/cuda/cudnn_graph.h"
 
+#include <algorithm>
+
 #include "chorale/base/error.h"
+#include "chorale/device/cuda/driver.h"
 
 namespace chorale::kernel::cuda {
 namespace {
@@ -21,6 +24,20 @@ void set_type(cudnnBackendDescriptor_t of, cudnnBackendAttributeName_t name, cud
   set_bytes(of, name, CUDNN_TYPE_DATA_TYPE, 1, &value);
 }
 void finish(cudnnBackendDescriptor_t of) { check_cudnn(cudnn().cudnnBackendFinalize(of), "describing a graph"); }
+
+// Of an engine's configuration; `engine` is an empty descriptor.
+bool repeats_bits(cudnnBackendDescriptor_t configuration, cudnnBackendDescriptor_t engine) {
+  int64_t count = 0;
+  cudnnBackendNumericalNote_t notes[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
+  bool known =
+      cudnn().cudnnBackendGetAttribute(configuration, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1,
+                                       &count, static_cast<void*>(&engine)) == CUDNN_STATUS_SUCCESS;
+  known =
+      known && cudnn().cudnnBackendGetAttribute(engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
+                                                CUDNN_NUMERICAL_NOTE_TYPE_COUNT, &count, notes) == CUDNN_STATUS_SUCCESS;
+  cudnn().cudnnBackendDestroyDescriptor(engine);
+  return known && std::find(notes, notes + count, CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC) == notes + count;
+}
 
 Four row_major(const Four& sizes) { return {sizes[1] * sizes[2] * sizes[3], sizes[2] * sizes[3], sizes[3], 1}; }
 
@@ -119,21 +136,65 @@ CudnnGraph::Id CudnnGraph::reshaped(const Like& like, Id x) {
   return y;
 }
 
-bool CudnnGraph::plan(cudnnHandle_t handle) {
+void CudnnGraph::convolution(Convolves wanted, const Window& window, Id x, Id w, Id y) {
+  const Descriptor how = create(CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
+  const cudnnConvolutionMode_t mode = CUDNN_CROSS_CORRELATION;
+  set_type(how, CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_DATA_FLOAT);
+  set_bytes(how, CUDNN_ATTR_CONVOLUTION_CONV_MODE, CUDNN_TYPE_CONVOLUTION_MODE, 1, &mode);
+  set_integer(how, CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, 2);
+  const auto set_sides = [&](cudnnBackendAttributeName_t name, const std::array<int64_t, 2>& sides) {
+    set_bytes(how, name, CUDNN_TYPE_INT64, 2, sides.data());
+  };
+  set_sides(CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, window.padding);
+  set_sides(CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, window.padding);
+  set_sides(CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, window.stride);
+  set_sides(CUDNN_ATTR_CONVOLUTION_DILATIONS, window.dilation);
+  finish(how);
+  struct Names {
+    cudnnBackendDescriptorType_t operation;
+    cudnnBackendAttributeName_t how, x, w, y, alpha, beta;
+  };
+  constexpr Names kNames[] = {
+      {CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA},
+      {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA},
+      {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA}};
+  const Names& names = kNames[static_cast<size_t>(wanted)];
+  const Descriptor made = create(names.operation);
+  set_descriptor(made, names.how, how);
+  set_descriptor(made, names.x, tensor(x));
+  set_descriptor(made, names.w, tensor(w));
+  set_descriptor(made, names.y, tensor(y));
+  const float one = 1, zero = 0;
+  set_bytes(made, names.alpha, CUDNN_TYPE_FLOAT, 1, &one);
+  set_bytes(made, names.beta, CUDNN_TYPE_FLOAT, 1, &zero);
+  finish(made);
+  operations_.push_back(made);
+}
+
+std::vector<CudnnGraph::Descriptor> CudnnGraph::proposals(cudnnHandle_t handle) {
   const Descriptor graph = create(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
   set_bytes(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
             static_cast<int64_t>(operations_.size()), static_cast<const void*>(operations_.data()));
   if (handle) set_bytes(graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, static_cast<void*>(&handle));
   if (!handle) {
     finish(graph);
-    return true;
+    return {};
   }
-  if (cudnn().cudnnBackendFinalize(graph) != CUDNN_STATUS_SUCCESS) return false;
+  if (cudnn().cudnnBackendFinalize(graph) != CUDNN_STATUS_SUCCESS) return {};
   const Descriptor choice = create(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
   set_descriptor(choice, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph);
   const cudnnBackendHeurMode_t mode = CUDNN_HEUR_MODE_A;
   set_bytes(choice, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
-  if (cudnn().cudnnBackendFinalize(choice) != CUDNN_STATUS_SUCCESS) return false;
+  if (cudnn().cudnnBackendFinalize(choice) != CUDNN_STATUS_SUCCESS) return {};
   int64_t count = 0;
   check_cudnn(cudnn().cudnnBackendGetAttribute(choice, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 0,
                                                &count, nullptr),
@@ -143,28 +204,77 @@ bool CudnnGraph::plan(cudnnHandle_t handle) {
   if (count == 0 ||
       cudnn().cudnnBackendGetAttribute(choice, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, count,
                                        &count, static_cast<void*>(found.data())) != CUDNN_STATUS_SUCCESS)
-    return false;
+    return {};
   found.resize(static_cast<size_t>(count));
-  // The first that can be built: cuDNN's best guess comes first.
-  for (const Descriptor engine : found) {
-    const Descriptor made = create(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
-    set_bytes(made, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, static_cast<void*>(&handle));
-    set_descriptor(made, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, engine);
-    if (cudnn().cudnnBackendFinalize(made) != CUDNN_STATUS_SUCCESS) {
-      cudnn().cudnnBackendDestroyDescriptor(made);
-      continue;
-    }
-    plan_ = made;
-    int64_t one = 0;
-    check_cudnn(cudnn().cudnnBackendGetAttribute(made, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1,
-                                                 &one, &workspace_bytes_),
-                "asking for a workspace");
-    return true;
+  return found;
+}
+
+bool CudnnGraph::build(cudnnHandle_t handle, Descriptor engine) {
+  const Descriptor made = create(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+  set_bytes(made, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, static_cast<void*>(&handle));
+  set_descriptor(made, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, engine);
+  if (cudnn().cudnnBackendFinalize(made) != CUDNN_STATUS_SUCCESS) {
+    cudnn().cudnnBackendDestroyDescriptor(made);
+    return false;
   }
-  return false;
+  plan_ = made;
+  int64_t one = 0;
+  check_cudnn(cudnn().cudnnBackendGetAttribute(made, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1,
+                                               &one, &workspace_bytes_),
+              "asking for a workspace");
+  return true;
+}
+
+bool CudnnGraph::plan(cudnnHandle_t handle) {
+  for (const Descriptor engine : proposals(handle)) {
+    if (build(handle, engine)) return true;
+  }
+  return !handle;
+}
+
+bool CudnnGraph::plan_by_time(cudnnHandle_t handle, Stream stream, std::span<void* const> addresses) {
+  constexpr int kMostTried = 6, kRuns = 3;
+  constexpr int64_t kMostWorkspace = int64_t{1} << 30;
+  const auto& driver = chorale::cuda::driver();
+  const auto its_stream = static_cast<CUstream>(stream.handle);
+  CUevent begun = nullptr, ended = nullptr;
+  chorale::cuda::check(driver.cuEventCreate(&begun, 0), "timing a convolution");
+  chorale::cuda::check(driver.cuEventCreate(&ended, 0), "timing a convolution");
+  Descriptor best = nullptr;
+  int64_t its_workspace = 0;
+  float least = 0;
+  int tried = 0;
+  for (const Descriptor engine : proposals(handle)) {
+    if (tried == kMostTried) break;
+    if (!repeats_bits(engine, create(CUDNN_BACKEND_ENGINE_DESCRIPTOR)) || !build(handle, engine)) continue;
+    if (workspace_bytes_ > kMostWorkspace) continue;
+    ++tried;
+    const Tensor workspace = Tensor::empty({std::max<int64_t>(1, workspace_bytes_)}, DType::kU8, stream.device);
+    // The first run loads the kernel.
+    if (execute(handle, addresses, workspace.raw()) != CUDNN_STATUS_SUCCESS) continue;
+    chorale::cuda::check(driver.cuEventRecord(begun, its_stream), "timing a convolution");
+    for (int i = 0; i < kRuns; ++i) check_cudnn(execute(handle, addresses, workspace.raw()), "timing a convolution");
+    chorale::cuda::check(driver.cuEventRecord(ended, its_stream), "timing a convolution");
+    chorale::cuda::check(driver.cuEventSynchronize(ended), "timing a convolution");
+    float took = 0;
+    chorale::cuda::check(driver.cuEventElapsedTime(&took, begun, ended), "timing a convolution");
+    if (best && took >= least) continue;
+    best = plan_;
+    its_workspace = workspace_bytes_;
+    least = took;
+  }
+  driver.cuEventDestroy(begun);
+  driver.cuEventDestroy(ended);
+  plan_ = best;
+  workspace_bytes_ = its_workspace;
+  return best != nullptr;
 }
 
 void CudnnGraph::run(cudnnHandle_t handle, std::span<void* const> addresses, void* workspace) {
+  check_cudnn(execute(handle, addresses, workspace), "running a graph");
+}
+
+cudnnStatus_t CudnnGraph::execute(cudnnHandle_t handle, std::span<void* const> addresses, void* workspace) {
   CHORALE_INVARIANT(addresses.size() == memory_ids_.size(), "a graph of ", memory_ids_.size(), " tensors is given ",
                     addresses.size());
   std::vector<int64_t> ids = memory_ids_;
@@ -182,7 +292,7 @@ void CudnnGraph::run(cudnnHandle_t handle, std::span<void* const> addresses, voi
   finish(pack);
   const cudnnStatus_t status = cudnn().cudnnBackendExecute(handle, plan_, pack);
   cudnn().cudnnBackendDestroyDescriptor(pack);
-  check_cudnn(status, "running a graph");
+  return status;
 }
 
 }  // namespace chorale::kernel::cuda

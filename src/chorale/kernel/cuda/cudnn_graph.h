@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "chorale/device/device.h"
 #include "chorale/kernel/cuda/cudnn.h"
 #include "chorale/tensor/tensor.h"
 
@@ -30,6 +31,8 @@ class CudnnGraph {
 
   // Memory whose address is given at each run, in the order of these calls.
   Id memory(DType dtype, const Four& sizes, const Four& strides);
+  // A result that no memory holds.
+  Id inside(const Like& like) { return result(like, 0); }
   // A number that every run has.
   Id number(float value);
   // Results lie inside the graph, or in memory where `into` names it.
@@ -38,9 +41,19 @@ class CudnnGraph {
   Id product(const Like& like, Id a, Id b, Id into = 0);
   Id reduction(cudnnReduceTensorOp_t op, const Like& like, Id x, Id into = 0);
   Id reshaped(const Like& like, Id x);
+  // One of the three tensors of a convolution from the other two.
+  enum class Convolves { kForward, kData, kWeight };
+  struct Window {  // of height and width
+    std::array<int64_t, 2> padding, stride, dilation;
+  };
+  void convolution(Convolves wanted, const Window& window, Id x, Id w, Id y);
 
-  // Finds a plan. False: cuDNN has none for this graph. Without a handle the graph is only checked.
+  // Finds a plan: the one that cuDNN thinks best. False: cuDNN has none for this graph. Without a handle the graph is
+  // only checked.
   bool plan(cudnnHandle_t handle);
+  // The same for plans that repeat their bits; of cuDNN's first guesses the one that is fastest on this memory, into
+  // which the results are written. The host waits for the stream.
+  bool plan_by_time(cudnnHandle_t handle, Stream stream, std::span<void* const> addresses);
   int64_t workspace_bytes() const { return workspace_bytes_; }
   void run(cudnnHandle_t handle, std::span<void* const> addresses, void* workspace);
 
@@ -50,6 +63,10 @@ class CudnnGraph {
   Descriptor create(cudnnBackendDescriptorType_t type);
   Descriptor tensor(Id id) const { return tensors_[static_cast<size_t>(id - 1)]; }
   Id result(const Like& like, Id into);
+  // What cuDNN proposes, best guess first.
+  std::vector<Descriptor> proposals(cudnnHandle_t handle);
+  bool build(cudnnHandle_t handle, Descriptor engine);
+  cudnnStatus_t execute(cudnnHandle_t handle, std::span<void* const> addresses, void* workspace);
 
   std::vector<Descriptor> tensors_, operations_;
   std::vector<Id> memory_ids_, number_ids_;

@@ -1,4 +1,5 @@
-// Batch normalisation and pooling of [N, C, area] and [N, C, H, W], contiguous.
+// Batch normalisation of [N, C, area], contiguous (channels.cu has that with the channels last), and pooling of
+// [N, C, H, W] in either order.
 template <class T>
 __global__ void channel_moments(const T* x, Compute<T>* means, Compute<T>* variances, i64 N, i64 channels, i64 area) {
   typedef Compute<T> C;
@@ -75,10 +76,36 @@ struct Side {
   i64 size, outputs;
 };
 struct Pool {
-  i64 planes;
+  i64 samples, channels;
+  i64 last;  // whether the channels of a place lie side by side
   Side h, w;
   i64 include_padding, fixed;
+  __device__ __forceinline__ i64 step() const { return last ? channels : 1; }  // from a place to the next
 };
+// Element i of a tensor [N, C, height, width]: its place, and where its plane begins in a tensor of another area.
+struct Spot {
+  i64 h, w;
+  i64 plane, channel;  // planes hold all channels where these lie side by side
+  __device__ __forceinline__ i64 begin(const Pool& p, i64 area) const { return plane * area * p.step() + channel; }
+};
+template <class I>
+__device__ __forceinline__ Spot split_spot(const Pool& p, I i, I height, I width) {
+  Spot spot;
+  spot.channel = 0;
+  if (p.last) {
+    const I next = i / (I)p.channels;
+    spot.channel = i - next * (I)p.channels;
+    i = next;
+  }
+  const I row = i / width;
+  spot.w = i - row * width;
+  spot.plane = row / height;
+  spot.h = row - (I)spot.plane * height;
+  return spot;
+}
+__device__ __forceinline__ Spot spot_of(const Pool& p, i64 i, i64 height, i64 width) {
+  return i <= 0x7fffffff ? split_spot<u32>(p, (u32)i, (u32)height, (u32)width) : split_spot<i64>(p, i, height, width);
+}
 struct Span {
   i64 begin, end, step, padded;
 };
@@ -103,14 +130,16 @@ __device__ __forceinline__ double divisor_of(const Pool& p, const Span& rows, co
 template <class T>
 __global__ void pool_largest(const T* x, T* y, i64* indices, const Pool p) {
   typedef Compute<T> C;
-  FOR_EACH_ELEMENT(i, p.planes * p.h.outputs * p.w.outputs) {
-    const Span rows = span_of(p.h, i / p.w.outputs % p.h.outputs), columns = span_of(p.w, i % p.w.outputs);
-    const T* const plane = x + i / p.w.outputs / p.h.outputs * p.h.size * p.w.size;
+  const i64 step = p.step();
+  FOR_EACH_ELEMENT(i, p.samples * p.channels * p.h.outputs * p.w.outputs) {
+    const Spot spot = spot_of(p, i, p.h.outputs, p.w.outputs);
+    const Span rows = span_of(p.h, spot.h), columns = span_of(p.w, spot.w);
+    const T* const plane = x + spot.begin(p, p.h.size * p.w.size);
     C best = -C(1) / C(0);
     i64 index = rows.begin * p.w.size + columns.begin;
     for (i64 h = rows.begin; h < rows.end; h += rows.step) {
       for (i64 w = columns.begin; w < columns.end; w += columns.step) {
-        const C value = widen(plane[h * p.w.size + w]);
+        const C value = widen(plane[(h * p.w.size + w) * step]);
         if (value > best || value != value) {
           best = value;
           index = h * p.w.size + w;
@@ -121,31 +150,69 @@ __global__ void pool_largest(const T* x, T* y, i64* indices, const Pool p) {
     indices[i] = index;
   }
 }
-// A plane's gradients are one thread's, in order.
-template <class T>
-__global__ void pool_largest_backward(const T* dy, const i64* indices, Compute<T>* dx, const Pool p, Fault* fault,
-                                      i64 row) {
-  const i64 outputs = p.h.outputs * p.w.outputs, area = p.h.size * p.w.size;
-  FOR_EACH_ELEMENT(plane, p.planes) {
-    for (i64 i = 0; i < outputs; ++i) {
-      const i64 index = indices[plane * outputs + i];
-      if (index < 0 || index >= area) {
-        report(fault, (i32)row, plane * outputs + i, index, area);
-        continue;
-      }
-      dx[plane * area + index] += widen(dy[plane * outputs + i]);
+// How far indices lie before and behind where their window is thought to begin, at `stride` times its number: reach is
+// {above, below, left, right}, zeros before. The gradient below then need not look at every window.
+struct Strides {
+  i64 h, w;
+};
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads)
+    reach_of_indices(const i64* indices, i32* reach, const Pool p, const Strides stride, Fault* fault, i64 row) {
+  const i64 area = p.h.size * p.w.size;
+  i32 most[4] = {};
+  FOR_EACH_ELEMENT(i, p.samples * p.channels * p.h.outputs * p.w.outputs) {
+    const i64 index = indices[i];
+    if (index < 0 || index >= area) {
+      report(fault, (i32)row, i, index, area);
+      continue;
     }
+    const Spot spot = spot_of(p, i, p.h.outputs, p.w.outputs);
+    const i32 h = (i32)((u32)index / (u32)p.w.size), w = (i32)index - h * (i32)p.w.size;
+    const i32 down = h - (i32)(spot.h * stride.h), right = w - (i32)(spot.w * stride.w);
+    most[0] = ::max(most[0], -down);
+    most[1] = ::max(most[1], down);
+    most[2] = ::max(most[2], -right);
+    most[3] = ::max(most[3], right);
+  }
+  for (int k = 0; k < 4; ++k) {
+    const i32 all = over_block<Larger>(most[k], 0);
+    if (threadIdx.x == 0 && all > 0) atomicMax(reach + k, all);
+  }
+}
+// The windows whose largest element is here, in their order.
+template <class T>
+__global__ void pool_largest_backward(const T* dy, const i64* indices, T* dx, const i32* reach, const Pool p,
+                                      const Strides stride) {
+  typedef Compute<T> C;
+  const i64 step = p.step();
+  const i32 above = reach[0], below = reach[1], left = reach[2], right = reach[3];
+  FOR_EACH_ELEMENT(i, p.samples * p.channels * p.h.size * p.w.size) {
+    const Spot spot = spot_of(p, i, p.h.size, p.w.size);
+    const i64 here = spot.h * p.w.size + spot.w, plane = spot.begin(p, p.h.outputs * p.w.outputs);
+    const i32 h = (i32)spot.h, w = (i32)spot.w, sh = (i32)stride.h, sw = (i32)stride.w;
+    const i32 top = h > below ? (h - below + sh - 1) / sh : 0, bottom = ::min((h + above) / sh, (i32)p.h.outputs - 1);
+    const i32 first = w > right ? (w - right + sw - 1) / sw : 0, last = ::min((w + left) / sw, (i32)p.w.outputs - 1);
+    C sum = 0;
+    for (i32 a = top; a <= bottom; ++a) {
+      for (i32 b = first; b <= last; ++b) {
+        const i64 at = plane + (a * p.w.outputs + b) * step;
+        if (indices[at] == here) sum += widen(dy[at]);
+      }
+    }
+    dx[i] = cast<T>(sum);
   }
 }
 template <class T>
 __global__ void pool_mean(const T* x, T* y, const Pool p) {
   typedef Compute<T> C;
-  FOR_EACH_ELEMENT(i, p.planes * p.h.outputs * p.w.outputs) {
-    const Span rows = span_of(p.h, i / p.w.outputs % p.h.outputs), columns = span_of(p.w, i % p.w.outputs);
-    const T* const plane = x + i / p.w.outputs / p.h.outputs * p.h.size * p.w.size;
+  const i64 step = p.step();
+  FOR_EACH_ELEMENT(i, p.samples * p.channels * p.h.outputs * p.w.outputs) {
+    const Spot spot = spot_of(p, i, p.h.outputs, p.w.outputs);
+    const Span rows = span_of(p.h, spot.h), columns = span_of(p.w, spot.w);
+    const T* const plane = x + spot.begin(p, p.h.size * p.w.size);
     C sum = 0;
     for (i64 h = rows.begin; h < rows.end; h += rows.step) {
-      for (i64 w = columns.begin; w < columns.end; w += columns.step) sum += widen(plane[h * p.w.size + w]);
+      for (i64 w = columns.begin; w < columns.end; w += columns.step) sum += widen(plane[(h * p.w.size + w) * step]);
     }
     y[i] = cast<T>(sum * (C)(1 / divisor_of(p, rows, columns)));
   }
@@ -167,9 +234,11 @@ __device__ __forceinline__ void windows_around(const Side& s, i64 at, i64& first
 template <class T>
 __global__ void pool_mean_backward(const T* dy, T* dx, const Pool p) {
   typedef Compute<T> C;
-  FOR_EACH_ELEMENT(i, p.planes * p.h.size * p.w.size) {
-    const i64 h = i / p.w.size % p.h.size, w = i % p.w.size;
-    const T* const plane = dy + i / p.w.size / p.h.size * p.h.outputs * p.w.outputs;
+  const i64 step = p.step();
+  FOR_EACH_ELEMENT(i, p.samples * p.channels * p.h.size * p.w.size) {
+    const Spot spot = spot_of(p, i, p.h.size, p.w.size);
+    const T* const plane = dy + spot.begin(p, p.h.outputs * p.w.outputs);
+    const i64 h = spot.h, w = spot.w;
     i64 top, bottom, left, right;
     windows_around(p.h, h, top, bottom);
     windows_around(p.w, w, left, right);
@@ -180,7 +249,93 @@ __global__ void pool_mean_backward(const T* dy, T* dx, const Pool p) {
       for (i64 b = left; b <= right; ++b) {
         const Span columns = span_of(p.w, b);
         if (w < columns.begin || w >= columns.end || (w - columns.begin) % columns.step != 0) continue;
-        sum += widen(plane[a * p.w.outputs + b]) * (C)(1 / divisor_of(p, rows, columns));
+        sum += widen(plane[(a * p.w.outputs + b) * step]) * (C)(1 / divisor_of(p, rows, columns));
+      }
+    }
+    dx[i] = cast<T>(sum);
+  }
+}
+
+// ---- resizing
+
+struct Resize {
+  i64 linear, align_corners;
+  double ratio_h, ratio_w;
+};
+// Where a place of the resized image comes from, along one side: two places of the original and what they weigh.
+struct Source {
+  i64 first, second;
+  double weight;  // of the second
+};
+__device__ __forceinline__ double step_of(const Resize& r, i64 original, i64 resized, double ratio) {
+  if (!r.linear || !r.align_corners) return ratio;
+  return resized > 1 ? (double)(original - 1) / (double)(resized - 1) : 0.0;
+}
+__device__ __forceinline__ Source source_at(const Resize& r, i64 i, i64 original, i64 resized, double ratio) {
+  if (!r.linear) {  // in f32, as on the CPU
+    const i64 at = (i64)::floorf((float)i * (float)ratio), pixel = at < original - 1 ? at : original - 1;
+    return {pixel, pixel, 0.0};
+  }
+  double at = ((double)i + 0.5) * ratio - 0.5;
+  at = at > 0 ? at : 0;
+  if (r.align_corners) at = resized > 1 ? (double)i * (double)(original - 1) / (double)(resized - 1) : 0.0;
+  const i64 pixel = (i64)at < original - 1 ? (i64)at : original - 1;
+  const double weight = at - (double)pixel;
+  return {pixel, pixel + 1 < original ? pixel + 1 : original - 1, weight < 1 ? weight : 1.0};
+}
+// p.h and p.w: size of the original, outputs of what it is resized to.
+template <class T>
+__global__ void resize(const T* x, T* y, const Pool p, const Resize r) {
+  typedef Compute<T> C;
+  const i64 step = p.step();
+  FOR_EACH_ELEMENT(i, p.samples * p.channels * p.h.outputs * p.w.outputs) {
+    const Spot spot = spot_of(p, i, p.h.outputs, p.w.outputs);
+    const Source h = source_at(r, spot.h, p.h.size, p.h.outputs, r.ratio_h);
+    const Source w = source_at(r, spot.w, p.w.size, p.w.outputs, r.ratio_w);
+    const T* const plane = x + spot.begin(p, p.h.size * p.w.size);
+    const auto at = [&](i64 row, i64 column) { return widen(plane[(row * p.w.size + column) * step]); };
+    if (!r.linear) {
+      y[i] = cast<T>(at(h.first, w.first));
+      continue;
+    }
+    const C top = (C)(1 - h.weight), bottom = (C)h.weight, left = (C)(1 - w.weight), right = (C)w.weight;
+    y[i] = cast<T>(top * (left * at(h.first, w.first) + right * at(h.first, w.second)) +
+                   bottom * (left * at(h.second, w.first) + right * at(h.second, w.second)));
+  }
+}
+// The places of the resized image that may have taken something from place `at` of the original.
+__device__ __forceinline__ void takers_of(const Resize& r, i64 at, i64 original, i64 resized, double ratio, i64& first,
+                                          i64& last) {
+  const double step = step_of(r, original, resized, ratio);
+  first = 0;
+  last = resized - 1;
+  if (step <= 0) return;
+  // A place more on either side, whatever is rounded.
+  if (at > 0) first = (i64)::floor((double)(at - 1) / step) - 2;
+  if (at < original - 1) last = (i64)::ceil((double)(at + 2) / step) + 2;
+  first = first > 0 ? first : 0;
+  last = last < resized - 1 ? last : resized - 1;
+}
+__device__ __forceinline__ double share_of(const Source& s, i64 at) {
+  return (s.first == at ? 1 - s.weight : 0.0) + (s.second == at ? s.weight : 0.0);
+}
+template <class T>
+__global__ void resize_backward(const T* dy, T* dx, const Pool p, const Resize r) {
+  typedef Compute<T> C;
+  const i64 step = p.step();
+  FOR_EACH_ELEMENT(i, p.samples * p.channels * p.h.size * p.w.size) {
+    const Spot spot = spot_of(p, i, p.h.size, p.w.size);
+    const T* const plane = dy + spot.begin(p, p.h.outputs * p.w.outputs);
+    i64 top, bottom, left, right;
+    takers_of(r, spot.h, p.h.size, p.h.outputs, r.ratio_h, top, bottom);
+    takers_of(r, spot.w, p.w.size, p.w.outputs, r.ratio_w, left, right);
+    C sum = 0;
+    for (i64 a = top; a <= bottom; ++a) {
+      const C by_row = (C)share_of(source_at(r, a, p.h.size, p.h.outputs, r.ratio_h), spot.h);
+      if (by_row == 0) continue;
+      for (i64 b = left; b <= right; ++b) {
+        const C by_column = (C)share_of(source_at(r, b, p.w.size, p.w.outputs, r.ratio_w), spot.w);
+        if (by_column != 0) sum += by_row * by_column * widen(plane[(a * p.w.outputs + b) * step]);
       }
     }
     dx[i] = cast<T>(sum);

@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
+#include <vector>
 
 #include "chorale/device/cuda/space.h"
 #include "chorale/kernel/cuda/family.h"
+#include "chorale/kernel/cuda/order.h"
 #include "chorale/kernel/index_attrs.h"
+#include "chorale/kernel/index_layout.h"
 #include "chorale/kernel/shape_attrs.h"
 
 namespace chorale::cuda {
@@ -260,6 +264,113 @@ void one_hot(const KernelArgs& args) {
   launch(instance(args.stream, kIndexCu, "scatter_elements", {}, "i64, false"),
          {.x = blocks_for(args.stream.device, rows)}, args.stream, flat.raw(), column.raw(), none,
          element_of(1, DType::kI64), fills, g);
+}
+
+// ---- x[i0, i1, …]
+
+namespace {
+
+// As kernels see it (index.cu).
+struct Places {
+  int64_t elems = 0, dims = 0, x_dims = 0;
+  int64_t sizes[8] = {};
+  int64_t x_sizes[8] = {}, x_strides[8] = {};
+  int64_t from[8] = {};
+  const void* index[8] = {};
+  int64_t steps[8][8] = {};
+  chorale::cuda::Fault* fault = nullptr;
+  int64_t row = 0;
+};
+// Places in a contiguous tensor of these sizes, and the indices that live meanwhile.
+struct Picking {
+  Picking(const KernelArgs& args, const char* op, const Shape& x, std::span<const Tensor> indices)
+      : layout(index_layout(op, x, indices)) {
+    const Strides strides = contiguous_strides(x);
+    places.dims = static_cast<int64_t>(layout.result.size());
+    places.x_dims = static_cast<int64_t>(x.size());
+    places.elems = count_elems(layout.result);
+    places.fault = fault_of(args.stream.device);
+    places.row = row_number(args);
+    for (size_t k = 0; k < layout.result.size(); ++k) places.sizes[k] = layout.result[k];
+    // Dimensions of the result: those before the indexed ones, the picked ones, the others; or the picked ones first.
+    const size_t picked_at = layout.aside ? layout.first : 0;
+    size_t next = layout.aside ? 0 : layout.picked.size();
+    for (size_t d = 0; d < x.size(); ++d) {
+      places.x_sizes[d] = x[d];
+      places.x_strides[d] = strides[d];
+      if (layout.aside && d == layout.first) next += layout.picked.size();
+      if (d >= indices.size() || !indices[d].defined()) {
+        places.from[d] = static_cast<int64_t>(next++);
+        continue;
+      }
+      places.from[d] = -1;
+      kept.push_back(contiguous(indices[d], DType::kI64, args.stream));
+      places.index[d] = kept.back().raw();
+      const Strides steps = broadcast_strides(kept.back().sizes(), kept.back().strides(), layout.picked);
+      for (size_t k = 0; k < steps.size(); ++k) places.steps[d][picked_at + k] = steps[k];
+    }
+  }
+  IndexLayout layout;
+  Places places;
+  std::vector<Tensor> kept;
+};
+
+// work[places] += list, in the order of the list. Both are contiguous and of one dtype.
+void add_at_places(const Tensor& work, const Tensor& list, const Places& places, Stream stream) {
+  if (places.elems == 0) return;
+  const auto width = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(places.elems)));
+  const Tensor pairs = Tensor::empty({width, 2}, DType::kI64, stream.device);
+  const Grid grid{.x = blocks_for(stream.device, width)};
+  launch(instance(stream, kIndexCu, "name_places", {}, "0"), grid, stream, pairs.raw(), width, places);
+  sort_pairs(pairs, width, stream);
+  launch(instance(stream, kIndexCu, "add_places", {work.dtype()}), grid, stream, work.raw(), list.raw(), pairs.raw(),
+         width);
+}
+// x seen in a larger shape, each element repeated, as contiguous memory.
+Tensor as_list_of(const Tensor& x, const Shape& sizes, DType dtype, Stream stream) {
+  return contiguous(x.view_as(sizes, broadcast_strides(x.sizes(), x.strides(), sizes), x.offset()), dtype, stream);
+}
+
+}  // namespace
+
+void index(const KernelArgs& args) {
+  const Tensor x = contiguous(args.in[0], args.stream);
+  const Picking picking(args, "index", x.sizes(), args.in.subspan(1));
+  if (picking.places.elems == 0) return;
+  launch(instance(args.stream, kIndexCu, "take_places", {}, unit_in_text(x.elem_bytes())),
+         {.x = blocks_for(args.stream.device, picking.places.elems)}, args.stream, x.raw(), args.out[0].raw(),
+         picking.places);
+}
+
+void index_backward(const KernelArgs& args) {
+  const Tensor& out = args.out[0];
+  const DType compute = compute_of(out.dtype());
+  const Picking picking(args, "index", out.sizes(), args.in.subspan(1));
+  const Tensor work =
+      compute == out.dtype() && out.is_contiguous() ? out : Tensor::empty(out.sizes(), compute, out.device());
+  set_zero(work, args.stream);
+  add_at_places(work, contiguous(args.in[0], compute, args.stream), picking.places, args.stream);
+  if (!work.is(out)) copy_into(work, out, args.stream);
+}
+
+void index_put(const KernelArgs& args) {
+  const Tensor &x = args.in[0], &out = args.out[0];
+  const bool accumulate = args.attrs.get<IndexPutAttrs>().accumulate;
+  const DType compute = accumulate ? compute_of(x.dtype()) : x.dtype();
+  std::vector<Tensor> apart;
+  for (const Tensor& one : args.in.subspan(2)) apart.push_back(one.defined() ? apart_from(one, out, args.stream) : one);
+  const Picking picking(args, "index_put", x.sizes(), apart);
+  const Tensor list = as_list_of(apart_from(args.in[1], out, args.stream), picking.layout.result, compute, args.stream);
+  modify_copy(args, compute, [&](const Tensor& work) {
+    if (accumulate) return add_at_places(work, list, picking.places, args.stream);
+    if (picking.places.elems == 0) return;
+    const Tensor winners = Tensor::empty({work.elems()}, DType::kI64, out.device());
+    set_zero(winners, args.stream);
+    const Grid grid{.x = blocks_for(args.stream.device, picking.places.elems)};
+    launch(instance(args.stream, kIndexCu, "win_places", {}, "0"), grid, args.stream, winners.raw(), picking.places);
+    launch(instance(args.stream, kIndexCu, "put_places", {}, unit_in_text(work.elem_bytes())), grid, args.stream,
+           work.raw(), list.raw(), winners.raw(), picking.places);
+  });
 }
 
 }  // namespace chorale::kernel::cuda

@@ -159,3 +159,83 @@ __global__ void scatter_elements(T* x, const i64* index, const T* list, const T 
     }
   }
 }
+
+// ---- x[i0, i1, …]: a tensor of indices for some of the dimensions (kernel/index_layout.h)
+
+struct Places {
+  i64 elems, dims, x_dims;
+  i64 sizes[8];                 // of what is picked
+  i64 x_sizes[8], x_strides[8];  // of x
+  i64 from[8];                  // for each dimension of x the one of the picked that it is, or -1: an index
+  const i64* index[8];
+  i64 steps[8][8];  // of an index along the dimensions of what is picked
+  Fault* fault;
+  i64 row;
+};
+// Where element i of what is picked lies in x; -1 where an index is out of range. Negative ones count from the end.
+__device__ __forceinline__ i64 place_of(const Places& p, i64 i) {
+  i64 at[8], rest = i;
+  for (int d = (int)p.dims - 1; d >= 0; --d) {
+    at[d] = rest % p.sizes[d];
+    rest /= p.sizes[d];
+  }
+  i64 place = 0;
+  for (int d = 0; d < (int)p.x_dims; ++d) {
+    if (p.from[d] >= 0) {
+      place += at[p.from[d]] * p.x_strides[d];
+      continue;
+    }
+    i64 where = 0;
+    for (int k = 0; k < (int)p.dims; ++k) where += at[k] * p.steps[d][k];
+    const i64 index = p.index[d][where], found = index < 0 ? index + p.x_sizes[d] : index;
+    if (found < 0 || found >= p.x_sizes[d]) {
+      report(p.fault, (i32)p.row, where, index, p.x_sizes[d]);
+      return -1;
+    }
+    place += found * p.x_strides[d];
+  }
+  return place;
+}
+template <class U>
+__global__ void take_places(const U* x, U* out, const Places p) {
+  FOR_EACH_ELEMENT(i, p.elems) {
+    const i64 place = place_of(p, i);
+    out[i] = place < 0 ? U() : x[place];
+  }
+}
+// Of equal places the last one wins: winners[place] = its number + 1.
+template <int kUnused>
+__global__ void win_places(u64* winners, const Places p) {
+  FOR_EACH_ELEMENT(i, p.elems) {
+    const i64 place = place_of(p, i);
+    if (place >= 0) atomicMax((unsigned long long*)winners + place, (unsigned long long)i + 1);
+  }
+}
+template <class U>
+__global__ void put_places(U* x, const U* list, const u64* winners, const Places p) {
+  FOR_EACH_ELEMENT(i, p.elems) {
+    const i64 place = place_of(p, i);
+    if (place >= 0 && winners[place] == (u64)i + 1) x[place] = list[i];
+  }
+}
+// Sorted by place (order.h), elements for one place follow each other in the order of the list.
+struct PlacedEntry {
+  u64 place, number;
+};
+template <int kUnused>
+__global__ void name_places(PlacedEntry* entries, i64 width, const Places p) {
+  FOR_EACH_ELEMENT(i, width) {
+    const i64 place = i < p.elems ? place_of(p, i) : -1;
+    entries[i] = {place < 0 ? ~0ull : (u64)place, (u64)i};
+  }
+}
+template <class T>
+__global__ void add_places(T* x, const T* list, const PlacedEntry* entries, i64 count) {
+  FOR_EACH_ELEMENT(i, count) {
+    const u64 place = entries[i].place;
+    if (place == ~0ull || (i > 0 && entries[i - 1].place == place)) continue;
+    T sum = x[place];
+    for (i64 k = i; k < count && entries[k].place == place; ++k) sum = added(sum, list[entries[k].number]);
+    x[place] = sum;
+  }
+}

@@ -17,6 +17,9 @@ void gather_backward(const KernelArgs& args);
 void scatter(const KernelArgs& args);
 void scatter_fill(const KernelArgs& args);
 void scatter_add(const KernelArgs& args);
+void index(const KernelArgs& args);
+void index_backward(const KernelArgs& args);
+void index_put(const KernelArgs& args);
 void one_hot(const KernelArgs& args);
 
 }  // namespace chorale::kernel::cuda

@@ -213,6 +213,15 @@ void clip_by_norm(const KernelArgs& args) {
   });
 }
 
+void clip_by_value(const KernelArgs& args) {
+  start_from_inputs(args.in, args.out, args.stream);
+  const double limit = args.attrs.get<ClipValueAttrs>().limit;
+  in_batches(jobs_on(args.out), [&](const Jobs& batch, DType dtype, unsigned blocks) {
+    if (blocks == 0) return;
+    launch(instance(args.stream, kUpdateCu, "clamp_list", {dtype}), {.x = blocks}, args.stream, batch, limit);
+  });
+}
+
 void unscale(const KernelArgs& args) {
   start_from_inputs(args.in.subspan(1), args.out, args.stream);
   const Tensor scale = contiguous(args.in[0], DType::kF32, args.stream);

@@ -240,17 +240,12 @@ __global__ void power_sums(const Jobs jobs, double p) {
   sum = p > 1e300 ? over_block<Larger>(sum, 0.0) : over_block<Plus>(sum, 0.0);
   if (threadIdx.x == 0) *job.number = sum;
 }
-// x *= factor, where the norm (clip) or the scale (unscale) says so.
-template <class T>
-__global__ void scale_list(const Jobs jobs, const double* norm, double max_norm, const float* scale, float* found_inf) {
-  typedef Compute<T> C;
-  double factor = 1;
-  if (norm) {
-    factor = max_norm / (*norm + 1e-6);
-    if (!::isfinite(*norm) || factor >= 1) return;
-  } else {
-    factor = 1 / (double)*scale;
-  }
+// The job of this block, and its stretch.
+struct Stretch {
+  const Job& job;
+  i64 begin, end;
+};
+__device__ __forceinline__ Stretch stretch_of(const Jobs& jobs) {
   int low = 0, high = (int)jobs.count - 1;
   while (low < high) {
     const int middle = (low + high + 1) / 2;
@@ -262,6 +257,22 @@ __global__ void scale_list(const Jobs jobs, const double* norm, double max_norm,
   const Job& job = jobs.jobs[low];
   const i64 begin = (blockIdx.x - jobs.first_block[low]) * kElemsPerBlock;
   const i64 end = begin + kElemsPerBlock < job.n ? begin + kElemsPerBlock : job.n;
+  return {job, begin, end};
+}
+// x *= factor, where the norm (clip) or the scale (unscale) says so.
+template <class T>
+__global__ void scale_list(const Jobs jobs, const double* norm, double max_norm, const float* scale, float* found_inf) {
+  typedef Compute<T> C;
+  double factor = 1;
+  if (norm) {
+    factor = max_norm / (*norm + 1e-6);
+    if (!::isfinite(*norm) || factor >= 1) return;
+  } else {
+    factor = 1 / (double)*scale;
+  }
+  const Stretch all = stretch_of(jobs);
+  const Job& job = all.job;
+  const i64 begin = all.begin, end = all.end;
   T* const x = (T*)job.weight;
   for (i64 i = begin + threadIdx.x; i < end; i += blockDim.x) {
     const C value = widen(x[i]);
@@ -283,4 +294,16 @@ __global__ void next_scale(const float* scale, const i64* steps, const float* fo
   }
   *next = now;
   *next_steps = count;
+}
+template <class T>
+__global__ void clamp_list(const Jobs jobs, double limit) {
+  typedef Compute<T> C;
+  const Stretch all = stretch_of(jobs);
+  const Job& job = all.job;
+  const i64 begin = all.begin, end = all.end;
+  T* const x = (T*)job.weight;
+  for (i64 i = begin + threadIdx.x; i < end; i += blockDim.x) {
+    const C value = widen(x[i]), bound = (C)limit;  // NaN stays
+    x[i] = cast<T>(value < -bound ? -bound : value > bound ? bound : value);
+  }
 }
