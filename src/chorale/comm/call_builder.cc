@@ -145,11 +145,19 @@ Chunk CallBuilder::input(const Tensor& tensor) {
   return {static_cast<std::byte*>(packed.raw()), bytes};
 }
 
-Chunk CallBuilder::written(const Tensor& tensor, bool copy_in) {
+void CallBuilder::note_result(const Tensor& tensor) {
   check(tensor);
   tensor.storage()->check_writable(name_);
   tensor.storage()->note_write(name_);
   operation_->results.push_back(tensor);
+}
+void CallBuilder::written_elsewhere(const Tensor& tensor) {
+  note_result(tensor);
+  note_shape(tensor);
+}
+
+Chunk CallBuilder::written(const Tensor& tensor, bool copy_in) {
+  note_result(tensor);
   const size_t bytes = static_cast<size_t>(tensor.elems()) * tensor.elem_bytes();
   if (is_usable(tensor)) return {static_cast<std::byte*>(tensor.raw()), bytes};
   const Tensor packed = Tensor::empty(tensor.sizes(), tensor.dtype());

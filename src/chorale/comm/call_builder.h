@@ -25,6 +25,8 @@ class CallBuilder {
   Chunk input(const Tensor& tensor);
   Chunk output(const Tensor& tensor);
   Chunk in_place(const Tensor& tensor);
+  // A tensor that is changed in place without the host's bytes: checked and noted as the others are.
+  void written_elsewhere(const Tensor& tensor);
   // For the trace; inputs and what is changed in place are noted anyway.
   void note_shape(const Tensor& tensor);
   void give(Chunk chunk) { operation_->give.push_back(chunk); }
@@ -38,6 +40,7 @@ class CallBuilder {
  private:
   void check(const Tensor& tensor);
   void collect();
+  void note_result(const Tensor& tensor);
   Chunk written(const Tensor& tensor, bool copy_in);
 
   const std::shared_ptr<GroupState>& state_;

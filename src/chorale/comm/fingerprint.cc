@@ -8,7 +8,7 @@ std::string describe(const Fingerprint& print) {
   const CallKind kind = kind_of(print);
   std::ostringstream text;
   text << name_of(kind);
-  const char* const checksums = print.variant == kChecksummed ? ", with checksums" : "";
+  const char* const checksums = (print.variant & kChecksummed) != 0 ? ", with checksums" : "";
   if (kind == CallKind::kBarrier || kind == CallKind::kMonitoredBarrier || kind == CallKind::kNone) {
     text << checksums;
     return text.str();
@@ -34,6 +34,7 @@ std::string describe(const Fingerprint& print) {
   if (print.root >= 0) text << ", root " << print.root;
   if (print.tag != 0) text << ", tag " << print.tag;
   text << checksums;
+  if ((print.variant & kOnDevice) != 0) text << ", on a shared device";
   return text.str();
 }
 

@@ -25,7 +25,8 @@ struct Fingerprint {
   friend bool operator==(const Fingerprint& a, const Fingerprint& b) { return a.words() == b.words(); }
 };
 static_assert(sizeof(Fingerprint) == sizeof(Fingerprint::Words));
-inline constexpr uint8_t kChecksummed = 1;  // a variant: payloads carry checksums
+// Variants, as bits: payloads carry checksums; bytes stay on a device that ranks share.
+inline constexpr uint8_t kChecksummed = 1, kOnDevice = 2;
 
 inline CallKind kind_of(const Fingerprint& print) { return static_cast<CallKind>(print.kind); }
 // "all_reduce of 1000 f32 (sum)", with what distinguishes calls.

@@ -7,6 +7,7 @@
 
 #include "chorale/base/error.h"
 #include "chorale/comm/call_builder.h"
+#include "chorale/comm/device_sums.h"
 #include "chorale/comm/sparse.h"
 
 namespace chorale::comm {
@@ -171,6 +172,8 @@ Work Group::all_reduce_span(Span data, Reduction reduction, const CallOptions& o
 
 Work Group::all_reduce(const Tensor& tensor, Reduction reduction, const CallOptions& options) const {
   if (!state_) return outside("all_reduce");
+  if (sums_on_device(state_, tensor, reduction, options))
+    return all_reduce_on_device(state_, tensor, reduction, options);
   CallBuilder call(state_, CallKind::kAllReduce, options);
   CHORALE_CHECK(tensor.defined(), "[all_reduce] the tensor is undefined");
   call.set_reduction(reduction, tensor.dtype());

@@ -2,8 +2,13 @@
 // reach the device through copies of the host.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <cmath>
+
 #include "chorale/base/comm_error.h"
 #include "chorale/base/parallel_for.h"
+#include "chorale/device/peers.h"
+#include "chorale/device/sim/sim_device.h"
 #include "chorale/device/stream.h"
 #include "chorale/eager/sim_kernels.h"
 #include "chorale/models/bert.h"
@@ -13,6 +18,7 @@
 #include "chorale/optim/optim.h"
 #include "chorale/parallel/ddp.h"
 #include "chorale/parallel/zoo_test_util.h"
+#include "chorale/vec/combine.h"
 
 namespace chorale::parallel {
 namespace {
@@ -216,6 +222,131 @@ TEST_F(SimTraining, AFailedCollectiveIsAnErrorOfTheStreamThatWaitsForIt) {
       Stream stream = current_stream(kSim);
       other.all_reduce(x, Reduce::kSum, {.timeout = std::chrono::milliseconds(200)}).wait(stream);
       EXPECT_THROW(synchronize(stream), CommError);
+    }
+    group.barrier().wait();
+  });
+}
+
+// Memory of the simulated device that the threads of this process lend each other.
+class SimPeers final : public PeerMemory {
+ public:
+  std::array<std::byte, 16> identity(Device device) override {
+    return {static_cast<std::byte>(device.index), std::byte{1}};
+  }
+  PeerHandle make(Device device, size_t bytes) override {
+    ++made;
+    const memory::Block block = runtime_of(device).allocator(device).allocate(bytes);
+    return {1, reinterpret_cast<uint64_t>(block.data), bytes, {}};
+  }
+  const void* open(Device, const PeerHandle& handle) override {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr)
+    return reinterpret_cast<const void*>(handle.address);
+  }
+  void sum(std::span<const void* const> sources, DType dtype, double factor, double divisor, void* out, int64_t elems,
+           Stream stream) override {
+    ++sums;
+    sim::put(stream,
+             [from = std::vector<const void*>(sources.begin(), sources.end()), dtype, factor, divisor, out, elems] {
+               std::vector<const void*> opened;
+               opened.reserve(from.size());
+               for (const void* source : from) opened.push_back(sim::open(source));
+               void* const to = sim::open(out);
+               vec::combine(divisor == 1 ? Reduce::kSum : Reduce::kAverage, dtype, opened, {&to, 1}, elems, factor);
+             });
+  }
+  std::atomic<int> made = 0, sums = 0;
+};
+
+class SharedSimDevice : public SimTraining {
+ protected:
+  void SetUp() override {
+    SimTraining::SetUp();
+    set_peer_memory(DeviceType::kSim, &peers_);
+  }
+  void TearDown() override {
+    set_peer_memory(DeviceType::kSim, nullptr);
+    SimTraining::TearDown();
+  }
+  SimPeers peers_;
+};
+
+// Numbers whose sum depends on the order, and on place and rank.
+Tensor uneven_numbers(int64_t n, int rank, DType dtype) {
+  return to(op::sample({n}, 7 * rank + 1, -1, 1) * std::pow(10.0, rank), dtype);
+}
+
+TEST_F(SharedSimDevice, SumsHaveTheBitsOfTheHosts) {
+  for (const int size : {2, 3, 5}) {
+    peers_.sums = 0;
+    run_ranks(size, [&](comm::Group& group) {
+      const StreamScope own(make_stream(kSim));
+      group.all_reduce(ones({1}, DType::kF32, kSim)).wait();  // asks which device the others have
+      for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16, DType::kF16}) {
+        for (const comm::Reduction how :
+             {comm::Reduction(Reduce::kSum), comm::Reduction(Reduce::kAverage), comm::premultiplied_sum(0.3)}) {
+          // Several are in flight, of one size and of others; one lies across.
+          std::vector<Tensor> here, there;
+          std::vector<comm::Work> works;
+          works.reserve(5);
+          for (const int64_t n : {int64_t{1}, int64_t{30000}, int64_t{30000}, int64_t{77}}) {
+            here.push_back(uneven_numbers(n, group.rank(), dtype));
+            there.push_back(to(here.back(), kSim));
+          }
+          const Tensor turned = transpose(to(reshape(uneven_numbers(12, group.rank(), dtype), {3, 4}), kSim), 0, 1);
+          there.push_back(turned);
+          here.push_back(contiguous(to(turned, kCpu)));
+          for (const Tensor& x : there) works.push_back(group.all_reduce(x, how));
+          for (const comm::Work& work : works) work.wait();
+          for (size_t i = 0; i < here.size(); ++i) {
+            group.all_reduce(here[i], how).wait();
+            EXPECT_EQ(there[i].to_vector<double>(), here[i].to_vector<double>()) << dtype << ' ' << i;
+          }
+        }
+      }
+    });
+    EXPECT_EQ(peers_.sums, size * 4 * 3 * 5);
+  }
+}
+
+TEST_F(SharedSimDevice, ReplicasGiveTheBitsOfTheCpu) {
+  run_ranks(3, [&](comm::Group& group) {
+    const StreamScope own(make_stream(kSim));
+    DdpOptions options;
+    options.bucket_cap_mb = 1e-5;
+    const Trained expected = train_replicas(group, kCpu, options), found = train_replicas(group, kSim, options);
+    EXPECT_EQ(found.losses, expected.losses);
+    EXPECT_EQ(found.parameters, expected.parameters);
+  });
+  EXPECT_GT(peers_.sums, 3 * kSteps);
+  EXPECT_LE(peers_.made, 3 * 2 * 4);  // memory is used again: two pieces for each of four parameters
+}
+
+TEST_F(SharedSimDevice, RanksOnDifferentDevicesGoThroughTheHost) {
+  run_ranks(2, [&](comm::Group& group) {
+    const Device device{DeviceType::kSim, static_cast<int16_t>(group.rank())};
+    const StreamScope own(make_stream(device));
+    const Tensor x = full({5}, group.rank() + 1.0, DType::kF32, device);
+    for (int i = 0; i < 3; ++i) group.all_reduce(x, Reduce::kAverage).wait();
+    EXPECT_EQ(x.to_vector<float>(), std::vector<float>(5, 1.5f));
+  });
+  EXPECT_EQ(peers_.sums, 0);
+}
+
+TEST_F(SharedSimDevice, ARankThatStaysAwayIsNamed) {
+  run_ranks(2, [&](comm::Group& group) {
+    const StreamScope own(make_stream(kSim));
+    comm::Group other = group.duplicate();
+    const Tensor x = ones({40000}, DType::kF32, kSim);
+    for (int i = 0; i < 2; ++i) other.all_reduce(x).wait();
+    if (group.rank() == 0) {
+      try {
+        other.all_reduce(x, Reduce::kSum, {.timeout = std::chrono::milliseconds(200)}).wait();
+        ADD_FAILURE() << "a sum without rank 1";
+      } catch (const CommError& error) {
+        EXPECT_NE(std::string(error.what()).find("all_reduce"), std::string::npos) << error.what();
+        EXPECT_NE(std::string(error.what()).find("rank 1"), std::string::npos) << error.what();
+      }
+      EXPECT_EQ(x.to_vector<float>(), std::vector<float>(40000, 4.0f));  // as it was
     }
     group.barrier().wait();
   });

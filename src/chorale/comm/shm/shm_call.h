@@ -43,7 +43,7 @@ class ShmCall {
   Operation& operation() const { return *operation_; }
   shm::CallSlot& slot(int peer) const { return group.segment.slot(peer, operation_->number); }
   shm::CallSlot& own_slot() const { return slot(group.rank); }
-  bool has_checksums() const { return operation_->print.variant == kChecksummed; }
+  bool has_checksums() const { return (operation_->print.variant & kChecksummed) != 0; }
   // True when slots begin with a table of what is given.
   bool has_table() const { return !gives_one_chunk(operation_->kind) || has_checksums(); }
   // True when this rank takes something from `peer`.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -49,9 +50,16 @@ class CudaEvent final : public EventState {
     if (deadline.end() == Deadline::never().end()) {
       check(driver().cuEventSynchronize(event_), "waiting for the device");
     } else {
+      // Most waits are short: a thread that slept at once would wake long after the end.
+      constexpr auto kAwake = std::chrono::microseconds(300);
+      const auto begun = std::chrono::steady_clock::now();
       while (!done()) {
         CHORALE_CHECK_STATE(!deadline.passed(), "work on ", device_, " has not ended by the deadline");
-        std::this_thread::sleep_for(std::chrono::microseconds(50));
+        if (std::chrono::steady_clock::now() - begun < kAwake) {
+          std::this_thread::yield();
+        } else {
+          std::this_thread::sleep_for(std::chrono::microseconds(50));
+        }
       }
     }
     throw_fault(device_);

@@ -5,6 +5,7 @@
 #include "chorale/base/debug_level.h"
 #include "chorale/base/error.h"
 #include "chorale/device/cuda/context.h"
+#include "chorale/device/cuda/cuda_peers.h"
 #include "chorale/device/cuda/cuda_runtime.h"
 #include "chorale/device/cuda/driver.h"
 #include "chorale/device/cuda/fault.h"
@@ -189,6 +190,7 @@ void add_cuda() {
   cuda::set_explain_fault(explain);
   op::add_kernels(DeviceType::kCuda, kernels);
   add_runtime(DeviceType::kCuda, std::move(runtime));
+  set_peer_memory(DeviceType::kCuda, &cuda::peer_memory());
 }
 
 }  // namespace

@@ -1,8 +1,13 @@
-// Groups of ranks that share a GPU: collectives of tensors there, and data-parallel training. Bytes go through the
-// host.
+// Groups of ranks that share a GPU: collectives of tensors there, and data-parallel training. Sums stay on the GPU
+// (Note [Sums on a shared device]), the bytes of other calls go through the host.
 #include <gtest/gtest.h>
 
+#include <barrier>
+#include <chrono>
+#include <thread>
+
 #include "chorale/api/api.h"
+#include "chorale/base/comm_error.h"
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
 #include "chorale/comm/spec_test_util.h"
@@ -14,6 +19,7 @@
 #include "chorale/optim/grad_scaler.h"
 #include "chorale/optim/optim.h"
 #include "chorale/parallel/ddp.h"
+#include "chorale/testing/message_test_util.h"
 
 namespace chorale::parallel {
 namespace {
@@ -25,6 +31,7 @@ using comm::sent_by;
 
 constexpr Device kGpu{DeviceType::kCuda, 0};
 constexpr int kRanks = 4;
+using Clock = std::chrono::steady_clock;
 
 class CudaGroups : public testing::Test {
  protected:
@@ -230,6 +237,111 @@ TEST_F(CudaGroups, Messages) {
       work.wait();
     EXPECT_TRUE(is_cube(got, size, last));
   });
+}
+
+// spec: test_send_recv_nccl_autograd_profiler, test_send_recv_nccl_torch_profiler
+TEST_F(CudaGroups, MessagesAreEventsWithTheirShapes) {
+  const auto events = comm::traced(kRanks, [](Group& group) {
+    const StreamScope scope(make_stream(kGpu));
+    for (int src = 0; src < group.size(); ++src) {
+      const Tensor x = cube(src + 1, group.rank() == src ? src : -1);
+      if (group.rank() != src) {
+        EXPECT_EQ(group.recv(x, src), src);
+        EXPECT_TRUE(is_cube(x, src + 1, src));
+        continue;
+      }
+      for (int dst = 0; dst < group.size(); ++dst) {
+        if (dst != src) group.send(x, dst);
+      }
+    }
+  });
+  for (int rank = 0; rank < kRanks; ++rank) {
+    EXPECT_EQ(comm::count_events(events, "shm:send", rank), kRanks - 1);
+    EXPECT_EQ(comm::count_events(events, "shm:recv", rank), kRanks - 1);
+  }
+  for (const trace::Event& event : events) {
+    if (event.kind != trace::Kind::kCall) continue;
+    EXPECT_TRUE(event.async);
+    ASSERT_EQ(event.shapes.size(), 1u) << event.name;
+    EXPECT_EQ(event.shapes[0], std::vector<int64_t>(3, event.shapes[0].at(0))) << event.name;
+  }
+}
+
+// spec: test_batch_isend_irecv_nccl, test_batch_isend_irecv_self_nccl, test_batch_isend_irecv_no_rank_zero_nccl
+TEST_F(CudaGroups, BatchesOfMessages) {
+  comm::run_ranks(kRanks, [](Group& group) {
+    const StreamScope scope(make_stream(kGpu));
+    const int own = group.rank();
+    const auto exchange = [](const std::vector<comm::P2POp>& operations) {
+      for (const comm::Work& work : comm::batch_isend_irecv(operations)) work.wait();
+    };
+    // Everybody with everybody, itself included; the second round sends what the first one did, once more.
+    std::vector<comm::P2POp> operations;
+    std::vector<std::pair<int, Tensor>> received;
+    for (int round = 0; round < 2; ++round) {
+      for (int peer = 0; peer < group.size(); ++peer) {
+        received.emplace_back(peer, cube(peer + 1, -1));
+        operations.push_back(comm::P2POp::recv(group, received.back().second, peer));
+        operations.push_back(comm::P2POp::send(group, cube(own + 1, peer), peer));
+      }
+      exchange(operations);
+      for (const auto& [peer, tensor] : received) EXPECT_TRUE(is_cube(tensor, peer + 1, own)) << round << ' ' << peer;
+    }
+    group.barrier().wait();
+    if (own == 0) {
+      const Tensor x = cube(2, -1);
+      exchange({comm::P2POp::send(group, cube(2, 5), 0), comm::P2POp::recv(group, x, 0)});
+      EXPECT_TRUE(is_cube(x, 2, 5));
+    }
+    group.barrier().wait();
+    if (own == 1 || own == 2) {
+      const Tensor x = cube(3, -1);
+      exchange({comm::P2POp::send(group, cube(3, own), 3 - own), comm::P2POp::recv(group, x, 3 - own)});
+      EXPECT_TRUE(is_cube(x, 3, 3 - own));
+    }
+  });
+}
+
+// spec: test_barrier{,_group,_full_group}_cuda
+TEST_F(CudaGroups, NobodyLeavesABarrierBeforeTheLastHasCome) {
+  const auto now_s = [] { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); };
+  in_all_groups([&](Group& group) {
+    for (const int late : group.members()) {
+      const bool is_late = own_rank(group) == late;
+      const Tensor time = full({1}, is_late ? now_s() + 0.03 : 0.0, DType::kF64, kGpu);
+      group.broadcast(time, late).wait();
+      if (is_late) std::this_thread::sleep_for(std::chrono::milliseconds(40));
+      group.barrier().wait();
+      if (!is_late) {
+        EXPECT_GE(now_s(), time.item<double>());
+      }
+    }
+  });
+}
+
+// spec: test_monitored_barrier_allreduce_hang{,_wait_all_ranks}
+TEST_F(CudaGroups, AMonitoredBarrierNamesRanksThatHangInASum) {
+  using namespace std::chrono_literals;
+  for (const bool all : {false, true}) {
+    std::barrier end(kRanks);
+    comm::run_ranks(kRanks, [&](Group& world) {
+      const StreamScope scope(make_stream(kGpu));
+      Group device = world.duplicate({.timeout = 15s}), host = world.duplicate();
+      const Tensor x = cube(3, world.rank());
+      device.all_reduce(x).wait();
+      if (world.rank() == 0) {
+        const std::string text = message_of<CommError>([&] { host.monitored_barrier(100ms, all); });
+        EXPECT_NE(text.find(all ? "ranks 1, 2, 3 did not reach it" : "rank 1 did not reach it"), std::string::npos)
+            << text;
+        EXPECT_EQ(text.find("rank 2"), std::string::npos) << text;
+      } else {
+        const std::string text = message_of<CommError>(
+            [&] { device.all_reduce(x, Reduce::kSum, {.tag = 0, .timeout = 100ms}).wait(); });
+        EXPECT_NE(text.find("timed out"), std::string::npos) << text;
+      }
+      end.arrive_and_wait();
+    });
+  }
 }
 
 struct Replica {

@@ -1,0 +1,169 @@
+// Sums of ranks that share a GPU (Note [Sums on a shared device]): their bits, a rank that dies, and how long they
+// take.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <iostream>
+
+#include "chorale/api/api.h"
+#include "chorale/base/config.h"
+#include "chorale/base/error.h"
+#include "chorale/comm/run_ranks_test_util.h"
+#include "chorale/device/runtime.h"
+#include "chorale/device/stream.h"
+#include "chorale/models/gpt2.h"
+#include "chorale/op/samples.h"
+#include "chorale/optim/optim.h"
+#include "chorale/parallel/ddp.h"
+
+namespace chorale::parallel {
+namespace {
+
+using comm::Group;
+
+constexpr Device kGpu{DeviceType::kCuda, 0};
+
+class SharedGpu : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (config::env("CHORALE_CUDA_REHEARSAL")) GTEST_SKIP() << "a rehearsal has no numbers to send";
+    try {
+      runtime_of(kGpu);
+    } catch (const StateError& error) {
+      GTEST_SKIP() << "no GPU: " << error.what();
+    }
+  }
+};
+
+Tensor there(const Tensor& x) { return to(x, kGpu); }
+
+// Numbers whose sum depends on the order, and on place and rank.
+Tensor uneven_numbers(int64_t n, int rank, DType dtype) {
+  return to(op::sample({n}, 7 * rank + 1, -1, 1) * std::pow(10.0, rank), dtype);
+}
+
+// As threads and as processes, which map each other's memory.
+TEST_F(SharedGpu, SumsOnTheGpuHaveTheBitsOfTheHosts) {
+  for (const int size : {2, 3}) {
+    comm::run_threads_and_processes(size, [](Group& group) {
+      const StreamScope own(make_stream(kGpu));
+      group.all_reduce(ones({1}, DType::kF32, kGpu)).wait();  // asks which GPU the others have
+      for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16, DType::kF16}) {
+        for (const comm::Reduction how :
+             {comm::Reduction(Reduce::kSum), comm::Reduction(Reduce::kAverage), comm::premultiplied_sum(0.3)}) {
+          std::vector<Tensor> here, gpu;
+          std::vector<comm::Work> works;
+          works.reserve(5);
+          for (const int64_t n : {int64_t{1}, int64_t{100003}, int64_t{100003}, int64_t{4096}}) {
+            here.push_back(uneven_numbers(n, group.rank(), dtype));
+            gpu.push_back(there(here.back()));
+          }
+          const Tensor turned = transpose(there(reshape(uneven_numbers(12, group.rank(), dtype), {3, 4})), 0, 1);
+          gpu.push_back(turned);
+          here.push_back(contiguous(to(turned, kCpu)));
+          for (const Tensor& x : gpu) works.push_back(group.all_reduce(x, how));
+          for (const comm::Work& work : works) work.wait();
+          for (size_t i = 0; i < here.size(); ++i) {
+            group.all_reduce(here[i], how).wait();
+            EXPECT_EQ(gpu[i].to_vector<double>(), here[i].to_vector<double>()) << dtype << ' ' << i;
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST_F(SharedGpu, AProcessThatDiesBetweenSumsIsNamed) {
+  const auto ended = comm::run_processes(2, [](Group& group) {
+    const Tensor x = ones({1 << 20}, DType::kF32, kGpu);
+    for (int i = 0; i < 3; ++i) group.all_reduce(x).wait();
+    if (group.rank() == 1) ::raise(SIGKILL);
+    const std::string message = comm::message_blaming(1, [&] { group.all_reduce(x).wait(); });
+    EXPECT_NE(message.find("all_reduce"), std::string::npos) << message;
+    EXPECT_EQ(sum(x).item<double>(), 8.0 * (1 << 20));  // what rank 0 has is as it was
+  });
+  EXPECT_EQ(ended, (std::vector<int>{0, -SIGKILL}));
+}
+
+// Microseconds of a call, the median of some.
+template <class F>
+double median_us(int times, F&& call) {
+  std::vector<double> all;
+  for (int i = 0; i < times; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    call();
+    all.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count());
+  }
+  std::sort(all.begin(), all.end());
+  return all[all.size() / 2];
+}
+void measure_sums(Group& group, const char* how) {
+  const StreamScope own(make_stream(kGpu));
+  std::string text;
+  for (const int64_t bytes : {int64_t{4} << 10, int64_t{1} << 20, int64_t{64} << 20}) {
+    const Tensor x = ones({bytes / 4}, DType::kF32, kGpu), y = empty_like(x);
+    for (int i = 0; i < 5; ++i) group.all_reduce(x, Reduce::kAverage).wait();
+    const double sums = median_us(50, [&] { group.all_reduce(x, Reduce::kAverage).wait(); });
+    group.barrier().wait();
+    if (group.rank() == 0) {
+      const double copy = median_us(50, [&] {
+        copy_(y, x);
+        synchronize(current_stream(kGpu));
+      });
+      text += concat(text.empty() ? "" : ", ", bytes >> 10, " KiB ", sums, " us (a copy ", copy, ")");
+    }
+    group.barrier().wait();
+  }
+  if (group.rank() == 0) std::cout << "figure: all_reduce of 2 ranks on one GPU, " << how << ": " << text << std::endl;
+}
+TEST_F(SharedGpu, DISABLED_HowLongSumsTake) {
+  if (!comm::is_rank_process()) comm::run_ranks(2, [](Group& group) { measure_sums(group, "threads"); });
+  setenv("GTEST_ALSO_RUN_DISABLED_TESTS", "1", 1);  // for the processes: this test is one
+  EXPECT_EQ(comm::run_processes(2, [](Group& group) { measure_sums(group, "processes"); }), (std::vector<int>{0, 0}));
+}
+
+// A step of GPT-2 with gradients that are averaged, and one of two ranks that know nothing of each other.
+void measure_replicas(Group& group, const char* how) {
+  const StreamScope own(make_stream(kGpu));
+  manual_seed(1);
+  models::Gpt2 model({.vocab_size = 50304, .n_positions = 512, .embd_pdrop = 0, .resid_pdrop = 0, .attn_pdrop = 0});
+  model.to(kGpu);
+  DistributedDataParallel ddp(std::move(model), group);
+  optim::AdamW optimizer(ddp.named_parameters(), {.lr = 1e-4});
+  const Tensor tokens = randint(0, 50304, {8, 512}, DType::kI64, default_generator(), kGpu);
+  const auto step = [&] {
+    optimizer.zero_grad();
+    Tensor loss;
+    {
+      const Autocast scope(DType::kBF16);
+      loss = cross_entropy(flatten(ddp(tokens), 0, -2), flatten(tokens));
+    }
+    backward(loss);
+    optimizer.step();
+    synchronize(current_stream(kGpu));
+  };
+  for (int i = 0; i < 3; ++i) step();
+  group.barrier().wait();
+  const double together = median_us(10, step);
+  group.barrier().wait();
+  const auto quiet = ddp.no_sync();
+  step();
+  group.barrier().wait();
+  const double apart = median_us(10, step);
+  group.barrier().wait();
+  if (group.rank() == 0) {
+    std::cout << "figure: GPT-2 124M, 2 ranks of 8 x 512 tokens on one GPU, " << how << ": " << together / 1e3
+              << " ms a step, without communication " << apart / 1e3 << std::endl;
+  }
+}
+TEST_F(SharedGpu, DISABLED_HowMuchReplicasLose) {
+  setenv("GTEST_ALSO_RUN_DISABLED_TESTS", "1", 1);
+  EXPECT_EQ(comm::run_processes(2, [](Group& group) { measure_replicas(group, "processes"); }),
+            (std::vector<int>{0, 0}));
+}
+
+}  // namespace
+}  // namespace chorale::parallel
