@@ -335,8 +335,8 @@ TEST_F(CudaGroups, AMonitoredBarrierNamesRanksThatHangInASum) {
             << text;
         EXPECT_EQ(text.find("rank 2"), std::string::npos) << text;
       } else {
-        const std::string text = message_of<CommError>(
-            [&] { device.all_reduce(x, Reduce::kSum, {.tag = 0, .timeout = 100ms}).wait(); });
+        const std::string text =
+            message_of<CommError>([&] { device.all_reduce(x, Reduce::kSum, {.tag = 0, .timeout = 100ms}).wait(); });
         EXPECT_NE(text.find("timed out"), std::string::npos) << text;
       }
       end.arrive_and_wait();
