@@ -19,8 +19,9 @@ struct CollectiveAttrs {
   int64_t whole = 0;  // the size of the dimension that is put together
   int64_t other = 0;  // of an all-to-all: the dimension that is put together
   int64_t root = 0;   // a global rank
+  double factor = 1;  // of an all-reduce that adds: what each rank multiplies its own with before
 };
-CHORALE_FIELDS(CollectiveAttrs, kind, reduce, ranks, rank, dim, whole, other, root)
+CHORALE_FIELDS(CollectiveAttrs, kind, reduce, ranks, rank, dim, whole, other, root, factor)
 
 struct MessageAttrs {
   int64_t peer = 0;  // a global rank

@@ -46,6 +46,8 @@ Tensor receive(const Tensor& after, const Tensor& group, int source, const Shape
 // The same, begun only: ops that follow run meanwhile, and wait_for() gives the result. A read before that throws
 // and says so. Work of a group moves as Group::moves_by_itself says.
 Tensor start_all_reduce(const Tensor& x, const Tensor& group, Reduce reduce = Reduce::kSum);
+// The sum of what each rank has, times 1/ranks: the bits of data-parallel training.
+Tensor start_average(const Tensor& x, const Tensor& group);
 Tensor start_all_gather(const Tensor& x, const Tensor& group, int64_t dim = 0, int64_t whole = -1);
 Tensor start_reduce_scatter(const Tensor& x, const Tensor& group, int64_t dim = 0, Reduce reduce = Reduce::kSum);
 Tensor start_all_to_all(const Tensor& x, const Tensor& group, int64_t cut = 0, int64_t join = 0, int64_t whole = -1);

@@ -1,10 +1,12 @@
 // BERT, compiled under data-parallel training: what eager execution gives.
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <cstring>
 
 #include "chorale/api/compile.h"
 #include "chorale/models/bert.h"
+#include "chorale/optim/optim.h"
+#include "chorale/parallel/comm_hooks.h"
 #include "chorale/parallel/zoo_test_util.h"
 
 namespace chorale::parallel {
@@ -93,6 +95,70 @@ void expect_bert_on_two_ranks(bool is_static) {
 TEST(CompiledDdp, BertGivesWhatEagerGives) { expect_bert_on_two_ranks(false); }
 // spec: test_hf_bert_ddp_aot_eager_static_graph
 TEST(CompiledDdp, BertWithAStaticGraphGivesWhatEagerGives) { expect_bert_on_two_ranks(true); }
+
+// A whole step as one graph, data-parallel: large gradients are sent alone, small ones together.
+struct WholeNet : nn::Module {
+  Linear first{12, 150}, second{150, 150}, third{150, 7};
+  nn::BatchNorm1d norm{150};
+  CHORALE_MODULE(WholeNet, first, second, third, norm)
+  Tensor forward(const Tensor& x) { return third(relu(norm(second(relu(first(x)))))); }
+};
+
+// For equal gradients the averages have the bits of eager data-parallel training, and so has the whole step where the
+// graph runs op by op.
+TEST(CompiledDdp, AWholeStepHasTheBitsOfAnEagerOne) {
+  for (const int size : {1, 2, 3}) {
+    run_ranks(size, [](comm::Group& group) {
+      WholeNet model = seeded(WholeNet(), 3), other = nn::clone(model);
+      DistributedDataParallel eager(model, group), whole(other, group);
+      optim::AdamW own(model.named_parameters(), {.lr = 1e-2}), its(other.named_parameters(), {.lr = 1e-2});
+      const auto step = [](auto& ddp, optim::Optimizer& optimizer, const Tensor& x, const Tensor& y) {
+        optimizer.zero_grad();
+        const Tensor loss = cross_entropy(ddp(x), y);
+        backward(loss);
+        optimizer.step();
+        return loss;
+      };
+      auto compiled =
+          compile([&](const Tensor& x, const Tensor& y) { return step(whole, its, x, y); }, {.whole_graph = true});
+      for (int i = 0; i < 5; ++i) {
+        const Tensor x = pattern({6, 12}, i * 8 + group.rank()), y = Tensor::from<int64_t>({0, 6, 3, 2, 5, 1}, {6});
+        EXPECT_EQ(compiled(x, y).item<float>(), step(eager, own, x, y).item<float>()) << i;
+      }
+      const auto mine = model.named_parameters(), theirs = other.named_parameters();
+      for (size_t i = 0; i < mine.size(); ++i) {
+        EXPECT_EQ(mine[i].second.to_vector<float>(), theirs[i].second.to_vector<float>()) << mine[i].first;
+        EXPECT_EQ(gradient(mine[i].second).to_vector<float>(), gradient(theirs[i].second).to_vector<float>());
+      }
+      for (size_t i = 0; i < model.named_buffers().size(); ++i) {
+        EXPECT_EQ(to(model.named_buffers()[i].second, DType::kF64).to_vector<double>(),
+                  to(other.named_buffers()[i].second, DType::kF64).to_vector<double>());
+      }
+      // The first call makes the optimizer's states, the second is the graph that stays.
+      const compiled::Report report = explain(compiled);
+      EXPECT_EQ(report.compiles, 2);
+      const std::string& text = report.graphs.back().text;
+      size_t starts = 0, waits = 0;
+      for (size_t at = 0; (at = text.find("collective_start(", at)) != std::string::npos; ++at) ++starts;
+      for (size_t at = 0; (at = text.find("collective_wait(", at)) != std::string::npos; ++at) ++waits;
+      EXPECT_EQ(starts, 2u) << text;  // the 150 x 150, and all others together
+      EXPECT_EQ(waits, 2u);
+    });
+  }
+}
+
+// What a whole graph cannot hold is said, not left out.
+TEST(CompiledDdp, AWholeStepRefusesCommunicationHooks) {
+  run_ranks(2, [](comm::Group& group) {
+    DistributedDataParallel ddp(seeded(WholeNet(), 3), group);
+    ddp.register_comm_hook(noop_hook());
+    auto f = compile([&](const Tensor& x) { return ddp(x); }, {.whole_graph = true});
+    EXPECT_THAT(message_of<StateError>([&] {
+                  f(pattern({6, 12}, 1));
+                }),
+                testing::HasSubstr("a communication hook is no part of"));
+  });
+}
 
 }  // namespace
 }  // namespace chorale::parallel

@@ -10,12 +10,22 @@
 #include "chorale/graph/recording.h"
 #include "chorale/graph/split.h"
 #include "chorale/nn/linear.h"
+#include "chorale/op/collective.h"
 #include "chorale/parallel/sync_batch_norm.h"
+#include "chorale/parallel/traced_reduction.h"
 
 namespace chorale::parallel {
 
 struct DataParallelBase::Link {
+  explicit Link(DataParallelBase* owner) : ddp(owner) {}
   DataParallelBase* ddp;
+
+  // Of whole graphs (traced_reduction.h): the group as an operand, and the backward that is being traced.
+  Tensor group_operand;
+  std::optional<TracedReduction> traced;
+  void set_group_operand();
+  void trace_forward(bool reduced);
+  void mark_ready(size_t index);
 };
 
 // The identity on the outputs of a forward, through which backward must come: here the reduction begins, even when no
@@ -50,7 +60,7 @@ auto DataParallelBase::logged(const F& f) {
 
 // ---- construction
 
-DataParallelBase::DataParallelBase() : link_(std::make_shared<Link>(Link{this})) {}
+DataParallelBase::DataParallelBase() : link_(std::make_shared<Link>(this)) {}
 
 DataParallelBase::~DataParallelBase() {
   remove_hooks();
@@ -118,6 +128,7 @@ void DataParallelBase::wrap(nn::Module& module, const comm::Group& group, const 
   reducer_ = std::make_unique<reducer::Reducer>(std::move(own), owner, std::move(infos), how);
   if (options.sync_module_states) broadcast_states(reducer_->group().global_rank(0));
   if (options.mixed_precision) mixed_.emplace(module, *options.mixed_precision, ignored_);
+  link_->set_group_operand();
   add_hooks();
   if (debug_level() != DebugLevel::kOff && reducer_->group().rank() == 0) {
     const DdpLog setup = log();
@@ -131,10 +142,7 @@ void DataParallelBase::add_hooks() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Tensor& parameter = parameters_[i].second;
     set_completed_by_other(parameter, true);
-    hooks_.push_back(after_accumulate(parameter, [this, i](const Tensor&) {
-      begin_backward();
-      logged([&] { reducer_->mark_ready(i); });
-    }));
+    hooks_.push_back(after_accumulate(parameter, [this, i](const Tensor&) { link_->mark_ready(i); }));
   }
 }
 
@@ -212,10 +220,73 @@ NamedTensors DataParallelBase::sharded_state_dict() {
   return state;
 }
 
+// ---- whole graphs: host code runs when they are traced, and never again
+
+namespace {
+bool is_traced_whole() {
+  const graph::Recording* recording = graph::Recording::current();
+  return recording && recording->is_strict();
+}
+}  // namespace
+
+// The same tensor for as long as this object lives. Other memory tells graphs that hold it that the group is another.
+void DataParallelBase::Link::set_group_operand() {
+  const Tensor made = group_tensor(ddp->group());
+  if (!group_operand.defined()) {
+    group_operand = made;
+    return;
+  }
+  TensorImpl& own = *group_operand.impl();
+  own.storage = made.impl()->storage;
+  own.data = made.impl()->data;
+  own.extension = made.extension()->copy();
+}
+
+void DataParallelBase::Link::trace_forward(bool reduced) {
+  const char* what = ddp->current_join()                ? "join()"
+                     : ddp->mixed_                      ? "mixed_precision"
+                     : !ddp->localized_.empty()         ? "a tensor-parallel module"
+                     : ddp->buffer_hook_.run            ? "a buffer hook"
+                     : ddp->reducer_->hook()            ? "a communication hook"
+                     : !ddp->reducer_->owners().empty() ? "a gradient that one rank keeps"
+                                                        : nullptr;
+  CHORALE_CHECK_STATE(!what, "[ddp] ", what, " is no part of whole graphs yet; compile without whole_graph");
+  if (ddp->options_.broadcast_buffers && reduced) {
+    const NoGrad quiet;
+    for (const Tensor& buffer : ddp->buffers()) {
+      copy_(buffer, broadcast(buffer, group_operand, ddp->group().global_rank(0)));
+    }
+  }
+  // Gradients are made where the graph wants them, not in buckets.
+  for (size_t i = 0; i < ddp->parameters_.size(); ++i) ddp->set_destination(i, {});
+  traced.reset();
+  if (reduced) traced.emplace(ddp->parameters_, group_operand);
+}
+
+void DataParallelBase::Link::mark_ready(size_t index) {
+  if (!is_traced_whole()) {
+    ddp->begin_backward();
+    ddp->logged([&] { ddp->reducer_->mark_ready(index); });
+    return;
+  }
+  if (!traced) return ddp->complete(index);
+  if (!traced->has_begun()) {
+    at_end_of_backward([this] {
+      traced->finish();
+      traced.reset();
+    });
+  }
+  traced->mark_ready(index);
+}
+
 // ---- forward
 
 DataParallelBase::ForwardScope::ForwardScope(DataParallelBase& ddp)
     : ddp_(ddp), records_(grad_enabled()), reduced_(records_ && ddp.synchronizes_) {
+  if (is_traced_whole()) {
+    ddp_.link_->trace_forward(reduced_);
+    return;
+  }
   graph::finish_recorded("the forward of a data-parallel module begins");
   ddp_.logged([&] { ddp_.before_forward(records_); });
   if (!ddp_.localized_.empty()) ddp_.localized_.enter(*ddp_.module_, shadows_);
@@ -232,6 +303,7 @@ DataParallelBase::ForwardScope::ForwardScope(DataParallelBase& ddp)
 }
 
 void DataParallelBase::ForwardScope::pass(Tensor& output) {
+  if (is_traced_whole()) return;
   try {
     graph::finish_recorded("the forward of a data-parallel module ends");
   } catch (...) {
@@ -248,6 +320,7 @@ void DataParallelBase::ForwardScope::pass(Tensor& output) {
 }
 
 void DataParallelBase::ForwardScope::finish() {
+  if (is_traced_whole()) return span_.end();
   end_active_forward(&ddp_);
   shadows_.undo();
   if (node_) node_->set_rule(std::make_unique<PassThrough>(ddp_.link_));
@@ -404,7 +477,10 @@ void DataParallelBase::set_group(const comm::Group& group) {
     reducer_->set_group({});
     buffers_due_ = true;
     move_sync_batchnorm(*module_, before, group);
-    if (group.is_member()) reducer_->set_group(group.duplicate());
+    if (group.is_member()) {
+      reducer_->set_group(group.duplicate());
+      link_->set_group_operand();
+    }
   });
 }
 

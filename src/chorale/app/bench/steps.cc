@@ -11,6 +11,7 @@
 #include "chorale/app/bench/before.h"
 #include "chorale/app/bench/bench.h"
 #include "chorale/app/bench/models.h"
+#include "chorale/app/bench/steps_floor.h"
 #include "chorale/app/commands.h"
 #include "chorale/app/options.h"
 #include "chorale/base/error.h"
@@ -224,6 +225,7 @@ void run(const Options& options) {
     for (int round = 0; round < options.rounds; ++round) {
       for (Side& side : sides) side.turn(c.steps);
     }
+    const double floor = options.compiled && !bf16 ? step_floor_ms(c.model) : 0;
     std::map<std::string, double> peers;
     for (size_t i = 2; i < sides.size(); ++i) peers[sides[i].name] = median(sides[i].ms);
     for (size_t i = 0; i < 2; ++i) {
@@ -244,7 +246,10 @@ void run(const Options& options) {
         row.extra[sides[j].name + "_peak_mib"] = sides[j].last["peak_mib"];
         row.extra[sides[j].name + "_first_ms"] = sides[j].last["first_ms"];
       }
+      if (floor > 0) row.extra["floor_ms"] = floor;
       print(row, c.gflop);
+      if (floor > 0)
+        fmt::print("{:<36} {:>10.3f} {:>6.1f} % of the floor's speed\n", "  floor", floor, floor / row.ours * 100);
       rows.push_back(std::move(row));
     }
     for (size_t j = 2; j < sides.size(); ++j) {
@@ -254,6 +259,11 @@ void run(const Options& options) {
     }
   }
   fmt::print("\noneDNN's own product of 1024 x 1024: {:.1f} GFLOP/s; share is that of a whole step\n", best);
+  if (options.compiled) {
+    fmt::print(
+        "The floor of a step: its products at their own shapes by oneDNN, and the bytes of its update at memcpy's "
+        "speed\n");
+  }
   if (!options.json.empty()) write_json(options.json, bench_report("steps", rows));
 }
 

@@ -121,7 +121,7 @@ std::vector<Tensor> chunks_of(const Tensor& x, int64_t dim, int64_t ranks) {
 }
 
 void copy_into(const Tensor& out, const Tensor& x) {
-  if (out.elems() == 0) return;
+  if (out.elems() == 0 || out.raw() == x.raw()) return;  // a graph may let the result lie where the operand was
   Tensor target = out;
   launch(kTo, out.device(), {&x, 1}, CopyAttrs{out.dtype()}, {&target, 1});
 }
@@ -133,7 +133,7 @@ comm::Work begin(const CollectiveAttrs& a, const comm::Group& group, const Tenso
   switch (a.kind) {
     case Collective::kAllReduce:
       copy_into(out, x);
-      return group.all_reduce(out, a.reduce);
+      return group.all_reduce(out, a.factor == 1 ? comm::Reduction(a.reduce) : comm::premultiplied_sum(a.factor));
     case Collective::kAllGather:
       return group.all_gather(chunks_of(out, a.dim, a.ranks), x);
     case Collective::kReduceScatter:
@@ -191,6 +191,7 @@ Tensors gradient_of(const GradArgs& g) {
                 "] only sums and averages over ranks have a gradient; detach() the tensor first");
   switch (a.kind) {
     case Collective::kAllReduce:
+      if (a.factor != 1) return {mul(all_reduce(dy, group), a.factor), {}};
       return {all_reduce(dy, group, a.reduce), {}};
     case Collective::kAllGather:
       return {reduce_scatter(dy, group, a.dim), {}};
@@ -451,6 +452,11 @@ Tensor all_to_all(const Tensor& x, const Tensor& group, int64_t cut, int64_t joi
 
 Tensor start_all_reduce(const Tensor& x, const Tensor& group, Reduce reduce) {
   return op::call(op::kStart, reducing(group, reduce), x, group);
+}
+Tensor start_average(const Tensor& x, const Tensor& group) {
+  CollectiveAttrs attrs = reducing(group, Reduce::kSum);
+  attrs.factor = 1.0 / static_cast<double>(attrs.ranks);
+  return op::call(op::kStart, attrs, x, group);
 }
 Tensor start_all_gather(const Tensor& x, const Tensor& group, int64_t dim, int64_t whole) {
   return op::call(op::kStart, gathering(x, group, dim, whole), x, group);
