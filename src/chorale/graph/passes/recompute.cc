@@ -144,6 +144,8 @@ class Recomputer {
     constexpr double kNever = std::numeric_limits<double>::infinity();
     const Node& node = graph_.nodes[n];
     if (node.kind != Node::Kind::kRow || is_collective(node) || is_wait(node) || node.op->lists) return kNever;
+    // A cast into fewer bytes, as of a parameter for a product, reads more than it saves.
+    if (node.op == &op::kTo && bytes_of(graph_.values[node.in[0]]) > bytes_of(graph_.values[node.out[0]])) return 4;
     if (node.op->view || node.op->pointwise || node.op == &op::kTo || node.in.empty()) return 0;
     const auto inner = [&](uint32_t x) { return static_cast<double>(graph_.values[x].sizes.back()); };
     if (node.op == &op::kLinear || node.op == &op::kMatmul) return 1 + inner(node.in[0]) / 8;
