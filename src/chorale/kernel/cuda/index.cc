@@ -14,12 +14,13 @@
 #include "chorale/kernel/shape_attrs.h"
 
 namespace chorale::cuda {
-extern const std::string_view kIndexCu;
+extern const std::string_view kIndexCu, kBagsCu;
 }
 
 namespace chorale::kernel::cuda {
 namespace {
 
+using chorale::cuda::kBagsCu;
 using chorale::cuda::kIndexCu;
 using chorale::cuda::unit_in_text;
 
@@ -371,6 +372,104 @@ void index_put(const KernelArgs& args) {
     launch(instance(args.stream, kIndexCu, "put_places", {}, unit_in_text(work.elem_bytes())), grid, args.stream,
            work.raw(), list.raw(), winners.raw(), picking.places);
   });
+}
+
+// ---- bags of rows
+
+namespace {
+
+// As kernels see them (bags.cu), with the lists that live meanwhile.
+struct Bags {
+  const void* indices = nullptr;
+  const void* offsets = nullptr;
+  int64_t count = 0, given = 0, bags = 0;
+  int64_t rows = 0, columns = 0, padding = -1;
+  chorale::cuda::Fault* fault = nullptr;
+  int64_t row = 0;
+};
+struct BagLists {
+  BagLists(const KernelArgs& args, const Tensor& list, const Tensor& starts, int64_t rows, int64_t columns,
+           int64_t padding, bool last_offset)
+      : indices(contiguous(list, DType::kI64, args.stream)), offsets(contiguous(starts, DType::kI64, args.stream)) {
+    bags = {indices.raw(),
+            offsets.raw(),
+            indices.elems(),
+            offsets.elems(),
+            offsets.elems() - (last_offset ? 1 : 0),
+            rows,
+            columns,
+            padding,
+            fault_of(args.stream.device),
+            row_number(args)};
+  }
+  Grid grid() const {
+    return {.x = static_cast<unsigned>(std::clamp<int64_t>(bags.bags, 1, 1 << 20)),
+            .threads = row_threads(std::min<int64_t>(bags.columns, 256))};
+  }
+  Tensor indices, offsets;
+  Bags bags;
+};
+std::string mode_in_text(BagMode mode) { return concat(static_cast<int>(mode)); }
+
+}  // namespace
+
+void embedding_bag(const KernelArgs& args) {
+  const auto& a = args.attrs.get<EmbeddingBagAttrs>();
+  const Tensor table = contiguous(args.in[0], args.stream);
+  const Tensor& out = args.out[0];
+  if (out.elems() == 0) return;
+  const BagLists lists(args, args.in[1], args.in[2], table.size(0), table.size(1), a.padding, a.last_offset);
+  const Tensor weights =
+      args.in[3].defined() ? contiguous(args.in[3], compute_of(table.dtype()), args.stream) : Tensor();
+  void* const factors = weights.defined() ? weights.raw() : nullptr;
+  void* const picked = a.mode == BagMode::kMax ? args.out[1].raw() : nullptr;
+  launch(instance(args.stream, kBagsCu, "bag_rows", {table.dtype()}, mode_in_text(a.mode).c_str()), lists.grid(),
+         args.stream, table.raw(), factors, out.raw(), picked, lists.bags);
+}
+
+void embedding_bag_backward(const KernelArgs& args) {
+  const auto& a = args.attrs.get<EmbeddingBagBackwardAttrs>();
+  const Stream stream = args.stream;
+  const Tensor& out = args.out[0];
+  const DType compute = compute_of(out.dtype());
+  const int64_t columns = out.size(1);
+  const Tensor dy = contiguous(args.in[0], compute, stream);
+  if (a.mode == BagMode::kMax) {
+    const Tensor picked = contiguous(args.in[4], DType::kI64, stream);
+    const Tensor list = Tensor::empty(dy.sizes(), compute, stream.device);
+    const Tensor index = Tensor::empty(dy.sizes(), DType::kI64, stream.device);
+    const Tensor work = compute == out.dtype() ? out : Tensor::empty(out.sizes(), compute, out.device());
+    set_zero(work, stream);
+    if (dy.elems() > 0) {
+      launch(instance(stream, kBagsCu, "clean_picked", {compute}), {.x = blocks_for(stream.device, dy.elems())}, stream,
+             dy.raw(), picked.raw(), list.raw(), index.raw(), dy.elems());
+      add_elements(args, work, index, list, 0);
+    }
+    if (!work.is(out)) copy_into(work, out, stream);
+    return;
+  }
+  const BagLists lists(args, args.in[1], args.in[2], a.rows, columns, a.padding, a.last_offset);
+  const Tensor weights = args.in[3].defined() ? contiguous(args.in[3], compute, stream) : Tensor();
+  void* const factors = weights.defined() ? weights.raw() : nullptr;
+  const Tensor list = Tensor::empty({lists.bags.count, columns}, compute, stream.device);
+  if (list.elems() > 0) {
+    launch(instance(stream, kBagsCu, "spread_bags", {compute}, mode_in_text(a.mode).c_str()), lists.grid(), stream,
+           dy.raw(), factors, list.raw(), lists.bags);
+  }
+  Picked p = rows_along(args, out.sizes(), 0, lists.bags.count);
+  p.padding = a.padding;
+  add_to_zero(args, lists.indices, list, p);
+}
+
+void embedding_bag_weights_backward(const KernelArgs& args) {
+  const auto& a = args.attrs.get<EmbeddingBagAttrs>();
+  const Tensor dy = contiguous(args.in[0], args.stream), table = contiguous(args.in[1], dy.dtype(), args.stream);
+  const Tensor& out = args.out[0];
+  set_zero(out, args.stream);
+  const BagLists lists(args, args.in[2], args.in[3], table.size(0), table.size(1), a.padding, a.last_offset);
+  if (lists.bags.bags == 0 || out.elems() == 0) return;
+  launch(instance(args.stream, kBagsCu, "bag_weights", {dy.dtype()}), lists.grid(), args.stream, dy.raw(), table.raw(),
+         out.raw(), lists.bags);
 }
 
 }  // namespace chorale::kernel::cuda

@@ -7,6 +7,9 @@ namespace chorale::kernel::cuda {
 
 void embedding(const KernelArgs& args);
 void embedding_backward(const KernelArgs& args);
+void embedding_bag(const KernelArgs& args);
+void embedding_bag_backward(const KernelArgs& args);
+void embedding_bag_weights_backward(const KernelArgs& args);
 void index_select(const KernelArgs& args);
 void index_select_backward(const KernelArgs& args);
 void index_add(const KernelArgs& args);

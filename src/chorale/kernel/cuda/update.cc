@@ -180,6 +180,120 @@ void update_nadam(const KernelArgs& args) { update_lists<NadamRule>(args); }
 void update_radam(const KernelArgs& args) { update_lists<RadamRule>(args); }
 void update_asgd(const KernelArgs& args) { update_lists<AsgdRule>(args); }
 
+namespace {
+// As kernels see it (update.cu).
+struct LambJobs {
+  Jobs jobs;
+  void* weights[kMostJobs] = {};
+  void* steps[kMostJobs] = {};
+};
+Rule lamb_rule(const LambRule& o, const Tensor& lr, const Tensor& found_inf) {
+  Rule r{};
+  r.c[0] = o.beta1;
+  r.c[1] = o.beta2;
+  r.c[2] = o.eps;
+  r.c[3] = o.weight_decay;
+  r.sign = o.maximize ? -1 : 1;
+  r.lr = lr.raw();
+  r.found_inf = found_inf.defined() ? found_inf.raw() : nullptr;
+  return r;
+}
+// One launch for as many jobs of a dtype as fit: run(batch, dtype, blocks).
+struct LambJob {
+  DType dtype;
+  Job job;
+  void *weights, *steps;
+};
+template <class F>
+void in_lamb_batches(const std::vector<LambJob>& jobs, F&& run) {
+  for (size_t first = 0; first < jobs.size();) {
+    LambJobs batch;
+    int64_t blocks = 0;
+    size_t next = first;
+    for (; next < jobs.size() && next - first < kMostJobs && jobs[next].dtype == jobs[first].dtype; ++next) {
+      const size_t at = next - first;
+      batch.jobs.jobs[at] = jobs[next].job;
+      batch.jobs.first_block[at] = blocks;
+      blocks += (jobs[next].job.n + kElemsPerBlock - 1) / kElemsPerBlock;
+      batch.jobs.first_block[at + 1] = blocks;
+      batch.weights[at] = jobs[next].weights;
+      batch.steps[at] = jobs[next].steps;
+    }
+    batch.jobs.count = static_cast<int64_t>(next - first);
+    run(batch, jobs[first].dtype, static_cast<unsigned>(blocks));
+    first = next;
+  }
+}
+}  // namespace
+
+void lamb_moments(const KernelArgs& args) {
+  const auto& rule = args.attrs.get<LambRule>();
+  const Stream stream = args.stream;
+  const size_t n = (args.in.size() - 2) / (5 + (rule.masters ? 1 : 0)), sums = rule.masters ? 4 : 3;
+  const auto in = [&](size_t list) { return args.in.subspan(2 + list * n, n); };
+  const auto out = [&](size_t list) { return args.out.subspan(list * n, n); };
+  for (size_t l = 0; l < sums; ++l) start_from_inputs(in(2 + l), out(l), stream);
+  const Tensor lr = contiguous(args.in[0], DType::kF64, stream);
+  const Tensor found_inf = args.in[1].defined() ? contiguous(args.in[1], DType::kF32, stream) : Tensor();
+  std::vector<LambJob> jobs;
+  std::vector<Tensor> kept;
+  for (size_t i = 0; i < n; ++i) {
+    const Tensor& first = out(1)[i];
+    const Tensor parameter = laid_out_like(in(0)[i], first, stream), gradient = laid_out_like(in(1)[i], first, stream);
+    Job job;
+    job.weight = rule.masters ? out(3)[i].raw() : parameter.raw();
+    job.rounded = rule.masters ? parameter.raw() : nullptr;
+    job.gradient = gradient.raw();
+    job.state[0] = first.raw();
+    job.state[1] = out(2)[i].raw();
+    job.step = out(0)[i].raw();
+    job.n = first.elems();
+    jobs.push_back({parameter.dtype(), job, out(sums)[i].raw(), out(sums + 1)[i].raw()});
+    kept.push_back(parameter);
+    kept.push_back(gradient);
+  }
+  in_lamb_batches(jobs, [&](const LambJobs& batch, DType dtype, unsigned) {
+    launch(instance(stream, kUpdateCu, "lamb_moments", {dtype}),
+           {.x = static_cast<unsigned>(batch.jobs.count), .threads = 1024}, stream, batch,
+           lamb_rule(rule, lr, found_inf));
+  });
+}
+
+void lamb_apply(const KernelArgs& args) {
+  const auto& rule = args.attrs.get<LambRule>();
+  const Stream stream = args.stream;
+  const size_t n = (args.in.size() - 2) / (6 + (rule.masters ? 1 : 0));
+  const auto in = [&](size_t list) { return args.in.subspan(2 + list * n, n); };
+  const auto parameters = args.out.first(n), masters = args.out.subspan(n);
+  start_from_inputs(in(0), parameters, stream);
+  if (rule.masters) start_from_inputs(in(6), masters, stream);
+  const Tensor lr = contiguous(args.in[0], DType::kF64, stream);
+  const Tensor found_inf = args.in[1].defined() ? contiguous(args.in[1], DType::kF32, stream) : Tensor();
+  std::vector<LambJob> jobs;
+  std::vector<Tensor> kept;
+  for (size_t i = 0; i < n; ++i) {
+    Job job;
+    job.weight = rule.masters ? masters[i].raw() : parameters[i].raw();
+    job.rounded = rule.masters ? parameters[i].raw() : nullptr;
+    for (size_t s = 0; s < 2; ++s) {
+      kept.push_back(laid_out_like(in(2 + s)[i], parameters[i], stream));
+      job.state[s] = kept.back().raw();
+    }
+    kept.push_back(contiguous(in(1)[i], DType::kI64, stream));
+    job.step = kept.back().raw();
+    job.n = parameters[i].elems();
+    const Tensor weights = contiguous(in(4)[i], DType::kF64, stream), steps = contiguous(in(5)[i], DType::kF64, stream);
+    jobs.push_back({parameters[i].dtype(), job, weights.raw(), steps.raw()});
+    kept.push_back(weights);
+    kept.push_back(steps);
+  }
+  in_lamb_batches(jobs, [&](const LambJobs& batch, DType dtype, unsigned blocks) {
+    if (blocks == 0) return;
+    launch(instance(stream, kUpdateCu, "lamb_apply", {dtype}), {.x = blocks}, stream, batch,
+           lamb_rule(rule, lr, found_inf));
+  });
+}
+
 void power_sums(const KernelArgs& args) {
   const double p = args.attrs.get<PowerAttrs>().p;
   std::vector<std::pair<DType, Job>> jobs;

@@ -307,3 +307,79 @@ __global__ void clamp_list(const Jobs jobs, double limit) {
     x[i] = cast<T>(value < -bound ? -bound : value > bound ? bound : value);
   }
 }
+
+// ---- Lamb: moments and sums of squares in one pass, the update in another
+
+struct LambRecipe {
+  double decay, rate, gain1, decay2, gain2, scale1, root_scale, eps, sign;
+};
+struct LambJobs {
+  Jobs jobs;
+  double* weights[40];  // sums of squares, of weights and of steps
+  double* steps[40];
+};
+__device__ __forceinline__ LambRecipe lamb_recipe(const Rule& r, i64 step) {  // beta1, beta2, eps, weight decay
+  const double t = (double)step;
+  return {r.c[3],     0, 1 - r.c[0], r.c[1], 1 - r.c[1], 1 / (1 - ::pow(r.c[0], t)), 1 / ::sqrt(1 - ::pow(r.c[1], t)),
+          r.c[2], r.sign};
+}
+template <class C>
+__device__ __forceinline__ C lamb_step(const LambRecipe& p, C w, C first, C second) {
+  const C divisor = ::fma(::sqrt(second), (C)p.root_scale, (C)p.eps);
+  return ::fma((C)p.decay, w, (C)p.scale1 * first / divisor);
+}
+template <class T>
+__device__ __forceinline__ Compute<T> master_of(const Job& job, i64 i) {
+  Compute<T> w = ((const Compute<T>*)job.weight)[i];
+  if (job.rounded) {
+    const Compute<T> own = widen(((const T*)job.rounded)[i]);
+    if (widen(cast<T>(w)) != own) w = own;
+  }
+  return w;
+}
+// A block per job, so that its sums have a fixed order.
+template <class T>
+__global__ void __launch_bounds__(1024) lamb_moments(const LambJobs l, const Rule r) {
+  typedef Compute<T> C;
+  const Job& job = l.jobs.jobs[blockIdx.x];
+  double weights = 0, steps = 0;
+  if (!(r.found_inf && *r.found_inf != 0)) {
+    const LambRecipe p = lamb_recipe(r, *job.step + 1);
+    __syncthreads();
+    if (threadIdx.x == 0) ++*job.step;
+    C *const first = (C*)job.state[0], *const second = (C*)job.state[1];
+    for (i64 i = threadIdx.x; i < job.n; i += blockDim.x) {
+      const C w = master_of<T>(job, i), g = (C)p.sign * widen(((const T*)job.gradient)[i]);
+      const C m = ::fma((C)p.gain1, g - first[i], first[i]), q = ::fma((C)p.decay2, second[i], (C)p.gain2 * (g * g));
+      first[i] = m;
+      second[i] = q;
+      const C step = lamb_step(p, w, m, q);
+      weights += (double)w * (double)w;
+      steps += (double)step * (double)step;
+      if (job.rounded) ((C*)job.weight)[i] = w;
+    }
+  }
+  weights = over_block<Plus>(weights, 0.0);
+  steps = over_block<Plus>(steps, 0.0);
+  if (threadIdx.x == 0) {
+    *l.weights[blockIdx.x] = weights;
+    *l.steps[blockIdx.x] = steps;
+  }
+}
+template <class T>
+__global__ void __launch_bounds__(256) lamb_apply(const LambJobs l, const Rule r) {
+  typedef Compute<T> C;
+  if (r.found_inf && *r.found_inf != 0) return;
+  const Stretch all = stretch_of(l.jobs);
+  const Job& job = all.job;
+  const i64 number = &all.job - l.jobs.jobs;
+  const double weights = *l.weights[number], steps = *l.steps[number];
+  const C rate = (C)(*r.lr * (weights > 0 && steps > 0 ? ::sqrt(weights / steps) : 1.0));
+  const LambRecipe p = lamb_recipe(r, *job.step);
+  for (i64 i = all.begin + threadIdx.x; i < all.end; i += blockDim.x) {
+    C w = master_of<T>(job, i);
+    w = ::fma(-rate, lamb_step(p, w, ((const C*)job.state[0])[i], ((const C*)job.state[1])[i]), w);
+    ((C*)job.weight)[i] = w;
+    if (job.rounded) ((T*)job.rounded)[i] = cast<T>(w);
+  }
+}
