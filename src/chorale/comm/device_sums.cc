@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "chorale/base/error.h"
-#include "chorale/comm/stream_wait.h"
 #include "chorale/device/peers.h"
 #include "chorale/device/stream.h"
 #include "chorale/tensor/device_copy.h"
@@ -25,6 +24,7 @@ struct Retired {
 struct Retirement {
   std::mutex mutex;
   std::vector<Retired> pieces;
+  std::vector<Stream> streams;  // those live as long as the process
 };
 Retirement& retirement() {
   static auto* const all = new Retirement;
@@ -58,9 +58,23 @@ using Identity = std::array<std::byte, 16>;
 
 }  // namespace
 
+DeviceSums::DeviceSums(Device device, std::chrono::milliseconds timeout) : device_(device), timeout_(timeout) {
+  Retirement& all = retirement();
+  const std::lock_guard lock(all.mutex);
+  const auto retired =
+      std::find_if(all.streams.begin(), all.streams.end(), [&](const Stream& one) { return one.device == device; });
+  if (retired == all.streams.end()) {
+    stream_ = make_stream(device);
+  } else {
+    stream_ = *retired;
+    all.streams.erase(retired);
+  }
+}
+
 DeviceSums::~DeviceSums() {
   Retirement& all = retirement();
   const std::lock_guard lock(all.mutex);
+  all.streams.push_back(stream_);
   const auto now = Deadline::Clock::now();
   for (const PeerHandle& memory : free_) all.pieces.push_back({device_, memory, now});
   for (const Lent& lent : lent_) all.pieces.push_back({device_, lent.memory, now + timeout_});
@@ -176,12 +190,13 @@ Work all_reduce_on_device(const std::shared_ptr<GroupState>& state, const Tensor
     std::vector<const void*> sources;
     sources.reserve(static_cast<size_t>(size));
     for (int r = 0; r < size; ++r) sources.push_back(memory.open(device, bytes_of_rank<PeerHandle>(row, r)));
-    const StreamScope scope(copy_stream(device));
+    const Stream stream = sums->stream();
+    const StreamScope scope(stream);
     const Tensor out = tensor.is_contiguous() ? tensor : Tensor::empty(tensor.sizes(), tensor.dtype(), device);
     memory.sum(sources, tensor.dtype(), reduction.factor, reduction.op == Reduce::kAverage ? size : 1, out.raw(),
-               tensor.elems(), copy_stream(device));
+               tensor.elems(), stream);
     if (!out.is(tensor)) copy_between_devices(out, tensor);
-    synchronize(copy_stream(device));
+    synchronize(stream);
     sums->note_done(lent);
   });
   return call.launch();

@@ -23,7 +23,7 @@ namespace chorale::comm {
 // The memory that a rank lends to the others of a group.
 class DeviceSums {
  public:
-  DeviceSums(Device device, std::chrono::milliseconds timeout) : device_(device), timeout_(timeout) {}
+  DeviceSums(Device device, std::chrono::milliseconds timeout);
   ~DeviceSums();
   DeviceSums(const DeviceSums&) = delete;
   DeviceSums& operator=(const DeviceSums&) = delete;
@@ -37,10 +37,14 @@ class DeviceSums {
   void note_done(const Lent& lent);
 
   Device device() const { return device_; }
+  // On which this rank sums: those of callers may wait for the result, and ranks that are threads do not wait for each
+  // other.
+  Stream stream() const { return stream_; }
 
  private:
   const Device device_;
   const std::chrono::milliseconds timeout_;
+  Stream stream_;
   std::mutex mutex_;
   uint64_t calls_ = 0;
   std::vector<PeerHandle> free_;
