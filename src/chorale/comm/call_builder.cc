@@ -71,6 +71,8 @@ void unpack(const void* from, const Tensor& to) {
   vec::copy_strided(packed, strided(to), vec::Threads::kOne);
 }
 
+constinit thread_local int PartsOfOneCall::depth_ = 0;
+
 CallBuilder::CallBuilder(const std::shared_ptr<GroupState>& state, CallKind kind, const CallOptions& options)
     : state_(state), operation_(Operation::make()), name_(name_of(kind).data()) {
   if (state_->context->made.is_foreign()) [[unlikely]]
@@ -79,7 +81,7 @@ CallBuilder::CallBuilder(const std::shared_ptr<GroupState>& state, CallKind kind
   operation_->print.kind = static_cast<uint8_t>(kind);
   operation_->print.tag = options.tag;
   if (state_->context->checksum) operation_->print.variant = kChecksummed;
-  operation_->traced = trace::enabled();
+  operation_->traced = trace::enabled() && !PartsOfOneCall::lasts();
   operation_->issued = Deadline::Clock::now();
   operation_->timeout = options.timeout.value_or(state_->timeout);
   operation_->deadline = Deadline(operation_->issued + operation_->timeout);

@@ -8,6 +8,19 @@ namespace chorale::comm {
 // Starts operations one right after the other; for the trace they are one call.
 void start_together(GroupState& state, const Operations& operations);
 
+// Calls that this thread starts while it lasts are parts of one that leaves its own event: they leave none.
+class PartsOfOneCall {
+ public:
+  PartsOfOneCall() { ++depth_; }
+  ~PartsOfOneCall() { --depth_; }
+  PartsOfOneCall(const PartsOfOneCall&) = delete;
+  PartsOfOneCall& operator=(const PartsOfOneCall&) = delete;
+  static bool lasts() { return depth_ > 0; }
+
+ private:
+  static constinit thread_local int depth_;
+};
+
 // A call while it is put together.
 class CallBuilder {
  public:

@@ -5,6 +5,7 @@
 
 #include "chorale/base/debug_level.h"
 #include "chorale/base/shared_object.h"
+#include "chorale/comm/coalescing.h"
 #include "chorale/comm/spec_test_util.h"
 #include "chorale/transport/fabric/fabric_name.h"
 
@@ -21,7 +22,7 @@ struct TracedCall {
   std::function<void(const Group&)> run;
 };
 
-// Every call that there is. The root is rank 1.
+// Every collective that there is, in each of its forms, and messages. The root is rank 1.
 std::vector<TracedCall> every_call(const Group& group) {
   const int64_t n = group.size();
   const int rank = group.rank(), next = (rank + 1) % group.size(), before = (rank + group.size() - 1) % group.size();
@@ -33,6 +34,10 @@ std::vector<TracedCall> every_call(const Group& group) {
     return tensors;
   };
   const Shapes each(static_cast<size_t>(n), {2, 3});
+  // Where parts differ, rank r gets and gives r + 1 rows.
+  std::vector<int64_t> rows_by_rank, own_rows(static_cast<size_t>(n), rank + 1);
+  for (int64_t r = 0; r < n; ++r) rows_by_rank.push_back(r + 1);
+  const int64_t all_rows = n * (n + 1) / 2;
   // On the root of a scatter what it gets stands before what it gives.
   Shapes scattered{{2, 3}};
   if (is_root) scattered.insert(scattered.end(), each.begin(), each.end());
@@ -44,6 +49,7 @@ std::vector<TracedCall> every_call(const Group& group) {
   };
   return {
       {"barrier", {}, [](const Group& g) { g.barrier().wait(); }},
+      {"monitored_barrier", {}, [](const Group& g) { g.monitored_barrier(30s); }},
       {"broadcast", {{2, 3}}, [=](const Group& g) { g.broadcast(x(), 1).wait(); }},
       {"reduce", {{2, 3}}, [=](const Group& g) { g.reduce(x(), 1).wait(); }},
       {"all_reduce", {{2, 3}}, [=](const Group& g) { g.all_reduce(x()).wait(); }},
@@ -57,10 +63,32 @@ std::vector<TracedCall> every_call(const Group& group) {
        [=](const Group& g) {
          g.all_reduce_coalesced({x(), filled<int32_t>({4}, 1)}).wait();
        }},
+      {"all_reduce",
+       {{2, 3}, {4}},
+       [=](const Group& g) {
+         Coalescing scope(g);
+         std::ignore = g.all_reduce(x());
+         std::ignore = g.all_reduce(filled<float>({4}, 1));
+         scope.end().wait();
+       }},
+      {"sparse_all_reduce",
+       {{7, 3}},
+       [=](const Group& g) {
+         const Tensor rows = numbered<int64_t>({1, rank + 1}, [](int64_t i) { return i; });
+         std::ignore = g.sparse_all_reduce(Tensor::sparse_coo(rows, filled<float>({rank + 1, 3}, 1), {7, 3}));
+       }},
       {"all_gather",
        {{2, 3}},
        [=](const Group& g) {
          g.all_gather(list({2, 3}), x()).wait();
+       }},
+      {"all_gather",
+       {{rank + 1, 3}},
+       [=](const Group& g) {
+         std::vector<Tensor> outputs;
+         outputs.reserve(rows_by_rank.size());
+         for (const int64_t rows : rows_by_rank) outputs.push_back(filled<float>({rows, 3}, 0));
+         g.all_gather(outputs, filled<float>({rank + 1, 3}, 1)).wait();
        }},
       {"all_gather",
        {{2, 3}},
@@ -98,6 +126,12 @@ std::vector<TracedCall> every_call(const Group& group) {
        {{n, 3}},
        [=](const Group& g) {
          g.all_to_all_single(filled<float>({n, 3}, 0), filled<float>({n, 3}, 1)).wait();
+       }},
+      {"all_to_all",
+       {{all_rows, 3}},
+       [=](const Group& g) {
+         const Tensor output = filled<float>({n * (rank + 1), 3}, 0);
+         g.all_to_all_single(output, filled<float>({all_rows, 3}, 1), own_rows, rows_by_rank).wait();
        }},
       {"recv", {{2, 3}}, [=](const Group& g) { ring(g, before); }},
       {"recvAnySource", {{2, 3}}, [=](const Group& g) { ring(g, kAnySource); }},

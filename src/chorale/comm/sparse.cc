@@ -5,6 +5,8 @@
 #include <numeric>
 
 #include "chorale/base/error.h"
+#include "chorale/comm/call_builder.h"
+#include "chorale/trace/trace.h"
 #include "chorale/vec/combine.h"
 
 namespace chorale::comm {
@@ -40,19 +42,50 @@ Tensor gather_rows(const Group& group, const Tensor& own, const std::vector<int6
   return all;
 }
 
+// Three gathers are parts of one call: the trace shows that one, and that the thread waited for it.
+Entries gather_entries(const Group& group, const Tensor& tensor, int64_t width, const CallOptions& options) {
+  const SparseParts& parts = tensor.sparse();
+  const int64_t dims = parts.indices.size(0), own = parts.indices.size(1);
+  const auto start = trace::Clock::now();
+  const PartsOfOneCall scope;
+  std::vector<int64_t> counts(static_cast<size_t>(group.size()));
+  group.all_gather_into(std::span(counts), std::span<const int64_t>(&own, 1), options).wait();
+  Entries all{gather_rows(group, transposed(parts.indices), counts, dims, options),
+              gather_rows(group, parts.values, counts, width, options)};
+  if (trace::enabled()) [[unlikely]] {
+    trace::Event event{.name = group.backend() + ":sparse_all_reduce",
+                       .rank = group.global_rank(group.rank()),
+                       .start = start,
+                       .end = trace::Clock::now(),
+                       .async = true,
+                       .shapes = {{tensor.sizes().begin(), tensor.sizes().end()}},
+                       .kind = trace::Kind::kCall,
+                       .traffic = trace::Traffic{.call = "sparse_all_reduce",
+                                                 .dtype = concat(parts.values.dtype()),
+                                                 .group = group.name(),
+                                                 .ranks = group.members(),
+                                                 .in_elems = {parts.values.elems()},
+                                                 .out_elems = {all.values.elems()}}};
+    trace::record(event);
+    event.name = group.backend() + ":wait";
+    event.async = false;
+    event.shapes.clear();
+    event.kind = trace::Kind::kComm;
+    event.traffic = trace::Traffic{.call = "wait", .dtype = event.traffic->dtype, .group = group.name()};
+    trace::record(std::move(event));
+  }
+  return all;
+}
+
 }  // namespace
 
 Tensor sparse_all_reduce(const Group& group, const Tensor& tensor, const CallOptions& options) {
   CHORALE_CHECK(tensor.defined() && tensor.is_sparse(), "[sparse_all_reduce] the tensor is not sparse");
   const SparseParts& parts = tensor.sparse();
-  const int64_t dims = parts.indices.size(0), own = parts.indices.size(1);
+  const int64_t dims = parts.indices.size(0);
   Shape dense(parts.values.sizes().begin() + 1, parts.values.sizes().end());
   const int64_t width = count_elems(dense);
-  std::vector<int64_t> counts(static_cast<size_t>(group.size()));
-  group.all_gather_into(std::span(counts), std::span<const int64_t>(&own, 1), options).wait();
-  const Entries all{gather_rows(group, transposed(parts.indices), counts, dims, options),
-                    gather_rows(group, parts.values, counts, width, options)};
-
+  const Entries all = gather_entries(group, tensor, width, options);
   const int64_t total = all.indices.size(0);
   const int64_t* indices = all.indices.data<int64_t>();
   const auto entry = [&](int64_t e) { return std::span(indices + e * dims, static_cast<size_t>(dims)); };
