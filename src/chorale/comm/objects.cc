@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "chorale/base/error.h"
+#include "chorale/tensor/device_copy.h"
 
 namespace chorale::comm {
 namespace {
@@ -55,15 +56,17 @@ std::vector<Value> gather_object(const Group& group, const Value& value, int roo
   return values;
 }
 
-void broadcast_object_list(const Group& group, std::vector<Value>& values, int root) {
+void broadcast_object_list(const Group& group, std::vector<Value>& values, int root, Device device) {
   if (!group.is_member()) return;
   const bool is_root = group.global_rank(group.rank()) == root;
   const std::string text = is_root ? encode(List(values.begin(), values.end())) : std::string();
   std::vector<int64_t> head{static_cast<int64_t>(values.size()), static_cast<int64_t>(text.size())};
   const int64_t length = head[0];
   group.broadcast(std::span(head), root).wait();
-  const Tensor bytes = is_root ? as_bytes(text) : room_for(head[1]);
+  Tensor bytes = is_root && device == kCpu ? as_bytes(text) : Tensor::empty({head[1]}, DType::kU8, device);
+  if (is_root && device != kCpu) copy_between_devices(as_bytes(text), bytes);
   group.broadcast(bytes, root).wait();
+  bytes = on_host(bytes);
   CHORALE_CHECK(length == head[0], "[broadcast_object_list] this rank passes ", length, " values, the root ", head[0]);
   if (!is_root) values = as_value(bytes).as<List>();
 }

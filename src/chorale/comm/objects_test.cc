@@ -8,6 +8,8 @@
 #include "chorale/base/debug_level.h"
 #include "chorale/base/error.h"
 #include "chorale/comm/spec_test_util.h"
+#include "chorale/device/sim/sim_device.h"
+#include "chorale/device/stream.h"
 
 namespace chorale::comm {
 namespace {
@@ -33,6 +35,9 @@ Value sample(int index) {
       return List{1, 2, true, "string", List{4, 5, "nested", Value()}};
   }
 }
+
+// What is not the CPU: the simulated device, whose memory the host cannot touch.
+constexpr Device kOtherDevice{DeviceType::kSim, 0};
 
 Value too_deep() {
   Value value = 1;
@@ -61,16 +66,23 @@ TEST(Objects, AreGathered) {
   set_debug_level(DebugLevel::kOff);
 }
 
-// Every value, alone and in a list with all others: different before, those of the root after.
+// Every value, alone and in a list with all others: different before, those of the root after. A value alone travels
+// with no device given, on the CPU, on another device, and on different ones.
 void broadcast_samples(const Group& group, int root) {
   const bool is_root = group.global_rank(group.rank()) == root;
   std::vector<Value> five;
   for (int i = 0; i < 5; ++i) {
     five.push_back(is_root ? sample(i) : Value(i));
-    std::vector<Value> one{five.back()};
-    EXPECT_EQ(one[0] == sample(i), is_root);
-    broadcast_object_list(group, one, root);
-    EXPECT_EQ(one, std::vector<Value>{sample(i)});
+    const auto broadcast_one = [&](const auto&... device) {
+      std::vector<Value> one{five.back()};
+      EXPECT_EQ(one[0] == sample(i), is_root);
+      broadcast_object_list(group, one, root, device...);
+      EXPECT_EQ(one, std::vector<Value>{sample(i)});
+    };
+    broadcast_one();
+    broadcast_one(kCpu);
+    broadcast_one(kOtherDevice);
+    broadcast_one(is_root ? kOtherDevice : kCpu);
   }
   broadcast_object_list(group, five, root);
   ASSERT_EQ(five.size(), 5u);
@@ -79,9 +91,12 @@ void broadcast_samples(const Group& group, int root) {
 
 // spec: test_broadcast_object_list
 TEST(Objects, AreBroadcast) {
+  sim::add_device({.most_delay = std::chrono::microseconds(20)});
   for (DebugLevel level : {DebugLevel::kOff, DebugLevel::kDetail}) {
     set_debug_level(level);
     run_ranks(6, [](Group& world) {
+      // Ranks that are threads would share the device's default stream.
+      const StreamScope stream(make_stream(kOtherDevice));
       broadcast_samples(world, 0);
       const Group sub = world.new_group({1, 2, 5});
       if (sub.is_member()) {

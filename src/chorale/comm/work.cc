@@ -24,11 +24,11 @@ void Work::synchronize(Deadline deadline) const {
 
 void Work::wait(Stream& stream) const {
   check_own(engine_);
-  if (is_nothing() || stream.device == kCpu) return wait();
+  if (is_nothing() || stream.device == kCpu) return wait();  // the CPU's stream is the calling thread
   // Ranks that are threads of one process share a device's default stream: the peer whose part is awaited would stand
   // behind the gate, too.
   if (engine_->shares_process() && stream == runtime_of(stream.device).default_stream(stream.device)) return wait();
-  if (!hold_stream(*this, stream)) wait();
+  if (!hold_stream(*this, stream)) wait();  // as on CUDA, whose runtime cannot hold a stream
 }
 
 bool Work::is_completed() const {
