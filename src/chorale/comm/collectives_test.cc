@@ -313,6 +313,7 @@ TEST(Collectives, BoolIsGatheredAndBroadcast) {
     EXPECT_TRUE(holds(x, even, true)) << "the input stays";
     const Tensor y = bools(group.rank() == 0, false);
     group.broadcast(y, 0).wait();
+    for (Tensor& output : outputs) output = bools(false, true);  // the opposite of what comes
     group.all_gather(outputs, y).wait();
     for (const Tensor& output : outputs) EXPECT_TRUE(holds(output, true, false));
   });

@@ -71,6 +71,7 @@ TEST(Collectives, AllGatherOfDifferentSizesAndIntoOneTensor) {
         EXPECT_EQ(all.data<float>()[i], static_cast<float>(row));
       }
       const auto rank = static_cast<int>(r);
+      std::fill_n(all.data<float>(), all.elems(), -1.0f);
       group.all_gather_into(all, numbered<float>({2, 2}, [&](int64_t i) { return sent_by<float>(rank, i); })).wait();
       for (int64_t i = 0; i < all.elems(); ++i)
         EXPECT_EQ(all.data<float>()[i], sent_by<float>(static_cast<int>(i / 4), i % 4));
