@@ -483,13 +483,15 @@ TEST(CompiledDdp, AStaticGraphChangesNothing) {
         const Tensor y = f(pattern({4, 10}, 10 * group.rank() + i));
         backward(sum(square(y)));
         for (const float value : y.to_vector<float>()) all.push_back(value);
-        for (const float value : gradient(ddp.module().weight).to_vector<float>()) all.push_back(value);
+        for (const Tensor& parameter : {ddp.module().weight, ddp.module().bias})
+          for (const float value : gradient(parameter).to_vector<float>()) all.push_back(value);
       }
       return all;
     };
     const std::vector<float> eager = train(false, false), found = train(true, true);
     EXPECT_EQ(found, train(false, true));
     ASSERT_EQ(found.size(), eager.size());
+    ASSERT_EQ(found.size(), 6u * (4 * 10 + 10 * 10 + 10));
     for (size_t i = 0; i < eager.size(); ++i) EXPECT_NEAR(found[i], eager[i], 1e-4 * (1 + std::abs(eager[i])));
   });
 }

@@ -51,6 +51,8 @@ TEST(DdpLog, SaysHowItIsSetUpAndHowLongStepsTake) {
     EXPECT_FALSE(log.find_unused_parameters);
     EXPECT_FALSE(log.gradient_as_bucket_view);
     EXPECT_EQ(log.backend_name, group.backend());
+    // In the place of gloo's number of threads: which thread moves reductions (the row's margin).
+    EXPECT_TRUE(has(log.progress, "thread")) << log.progress;
     EXPECT_EQ(log.dtypes, "float");
     EXPECT_EQ(log.num_parameter_tensors, 3);
     EXPECT_EQ(log.total_parameter_size_bytes, 2880);

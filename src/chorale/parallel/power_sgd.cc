@@ -5,7 +5,9 @@
 #include <cstdio>
 
 #include "chorale/api/api.h"
+#include "chorale/base/debug_level.h"
 #include "chorale/base/error.h"
+#include "chorale/base/log.h"
 
 namespace chorale::parallel {
 namespace {
@@ -171,6 +173,8 @@ void visit_options(PowerSgdOptions& o, const Visit& visit) {
 }  // namespace
 
 State PowerSgd::state_dict() const {
+  if (debug_level() != DebugLevel::kOff)
+    log_info("[power_sgd] the state is saved without a group: the wrapper that it is registered with has its own");
   State state;
   PowerSgdOptions options = options_;
   const auto save = [&]<class T>(const char* name, T value) {
@@ -220,6 +224,8 @@ void PowerSgd::load_state_dict(const State& state) {
   gradient_bytes_ = gradient_bytes;
   sent_bytes_ = sent_bytes;
   memories_ = std::move(memories);
+  if (debug_level() != DebugLevel::kOff)
+    log_info("[power_sgd] the state is loaded without a group: the wrapper that it is registered with has its own");
 }
 
 }  // namespace chorale::parallel

@@ -1,5 +1,6 @@
 #include "chorale/parallel/power_sgd.h"
 
+#include "chorale/base/debug_level.h"
 #include "chorale/io/safetensors.h"
 #include "chorale/io/sharded.h"
 #include "chorale/op/samples.h"
@@ -317,8 +318,26 @@ void save_and_go_on(const comm::Group& group, const PowerSgdOptions& options, co
   }
 }
 
+// What the log says meanwhile.
+std::string log_of(const std::function<void()>& what) {
+  testing::internal::CaptureStderr();
+  what();
+  return testing::internal::GetCapturedStderr();
+}
+
 // spec: test_ddp_hook_pickling_powerSGD
 TEST(PowerSgd, IsSavedByRank0AndRestoredByAll) {
+  set_debug_level(DebugLevel::kInfo);
+  PowerSgd saved, loaded;
+  std::vector<std::pair<std::string, Tensor>> state;
+  const std::string on_save = log_of([&] { state = saved.state_dict(); });
+  const std::string on_load = log_of([&] { loaded.load_state_dict(state); });
+  set_debug_level(DebugLevel::kOff);
+  EXPECT_TRUE(has(on_save, "saved without a group")) << on_save;
+  EXPECT_EQ(std::count(on_save.begin(), on_save.end(), '\n'), 1) << on_save;
+  EXPECT_TRUE(has(on_load, "loaded without a group")) << on_load;
+  EXPECT_EQ(std::count(on_load.begin(), on_load.end(), '\n'), 1) << on_load;
+
   const TemporaryFolder folder;
   run_ranks(2, [&](comm::Group& group) {
     const auto path = folder / "state.safetensors";
