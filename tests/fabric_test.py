@@ -62,8 +62,8 @@ class Fabric(NetworkTest):
             for peer in peers:
                 when, line = self.when(rank, f"rank {peer} is lost")
                 self.assertIn("unreachable: acknowledged nothing for", line)
-                # The keep-alive is 1 s; the rest is for a machine that is busy.
-                self.assertLess(when - before, 1.5, line)
+                # The keep-alive is 1 s; the rest is for a machine that is busy. The kernel itself would take minutes.
+                self.assertLess(when - before, 5, line)
                 self.when(rank, rf"rank {peer}: \d exchanges, then a failure")
         for rank, peer in ((0, 1), (1, 0)):
             self.when(rank, f"rank {peer}: 8 exchanges$")
@@ -93,13 +93,13 @@ class Fabric(NetworkTest):
         self.finish(0, 1)
 
     def test_a_killed_rank_is_noticed_at_once(self):
-        self.start(3, 64 * MIB, 4)
+        self.start(3, 64 * MIB, 4, keep_alive_ms=20_000)
         before = time.monotonic()
         self.processes[2].kill()
         for rank in (0, 1):
             when, line = self.when(rank, "rank 2 is lost")
             self.assertIn("killed, crashed or exited", line)
-            self.assertLess(when - before, 1)
+            self.assertLess(when - before, 10, "long before the keep-alive ends")
             self.when(rank, f"rank {1 - rank}: 4 exchanges$")
         self.finish(0, 1)
 

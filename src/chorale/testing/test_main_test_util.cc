@@ -1,9 +1,12 @@
 // The main function of every layer's tests: GoogleTest under a watchdog.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "chorale/base/config.h"
 #include "chorale/testing/watchdog_test_util.h"
@@ -29,9 +32,18 @@ class WatchdogListener : public testing::EmptyTestEventListener {
 // purpose with it, as tests that are otherwise disabled (tests/*.py) or by run_processes.
 void forget_the_surroundings() {
   if (testing::GTEST_FLAG(also_run_disabled_tests) || chorale::config::env("CHORALE_TEST_RANK")) return;
+  // As in tests/unittest_main.py.
   for (const char* name : {"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
-                           "CHORALE_DEBUG", "TORCH_DISTRIBUTED_DEBUG"})
+                           "CHORALE_STORE", "CHORALE_DEBUG", "TORCH_DISTRIBUTED_DEBUG"})
     unsetenv(name);
+  std::vector<std::string> names;  // copied first: unsetenv moves what environ points to
+  for (char** variable = environ; *variable; ++variable) {
+    const std::string_view text = *variable;
+    for (const char* prefix : {"OMPI_COMM_WORLD_", "OMPI_MCA_ess_", "PMI_", "PMIX_", "MPI_LOCAL", "SLURM_"}) {
+      if (text.starts_with(prefix)) names.emplace_back(text.substr(0, text.find('=')));
+    }
+  }
+  for (const std::string& name : names) unsetenv(name.c_str());
 }
 
 }  // namespace

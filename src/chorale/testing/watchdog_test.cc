@@ -11,6 +11,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
+// For a test that ends at once, also on a machine that is busy.
+constexpr auto kAmple = 2s;
+
 [[gnu::noinline]] void hang_forever() {
   while (true) std::this_thread::sleep_for(10ms);
 }
@@ -30,10 +33,10 @@ TEST(WatchdogDeathTest, LetsATestThatEndsInTimePass) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(
       {
-        Watchdog watchdog(50ms);
+        Watchdog watchdog(kAmple);
         watchdog.start("Some.Test");
         watchdog.stop();
-        std::this_thread::sleep_for(100ms);
+        std::this_thread::sleep_for(kAmple + 200ms);
         _exit(0);
       },
       testing::ExitedWithCode(0), "");
@@ -43,7 +46,7 @@ TEST(WatchdogDeathTest, WatchesTheSecondTestAfterAFirstThatEnded) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(
       {
-        Watchdog watchdog(50ms);
+        Watchdog watchdog(kAmple);
         watchdog.start("First.Test");
         watchdog.stop();
         watchdog.start("Second.Test");
