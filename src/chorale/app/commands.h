@@ -42,7 +42,7 @@ void add_bench_rpc(CLI::App& bench, Work& work);
 
 // The command of chorale-recommender.
 inline constexpr const char* kRecommenderHelp =
-    "Who likes what, on made data: a table of items on a server, data-parallel layers on trainers";
+    "Which user likes which item, on made data: a table of items on a server, data-parallel layers on trainers";
 void add_train_recommender(CLI::App& program, Work& work);
 // Becomes the program chorale-NAME beside this one, which knows the command of these words; `command` is for the
 // message that it is not there.

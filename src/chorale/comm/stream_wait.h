@@ -7,7 +7,7 @@ namespace chorale::comm {
 
 // Work put on `stream` from now on begins when `work` is done; the host does not wait. A failure of the work is one of
 // the stream, and surfaces where the stream is waited for. Until then a thread of ours moves the work on. False: a
-// stream of that device cannot be held, and nothing was done.
+// stream of that device cannot be held (Runtime::hold; CUDA's cannot), and nothing was done.
 bool hold_stream(const Work& work, Stream stream);
 
 // On which results are copied to a device: a stream of its own, because those of callers may be held for that very

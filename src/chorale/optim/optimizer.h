@@ -136,7 +136,7 @@ class Optimizer {
     UpdateLists lists;
   };
 
-  // What is put together for a step goes with it, also where it ends with an error.
+  // Empties the batches at the end of a step, also when the step throws.
   struct BatchScope {
     Optimizer& optimizer;
     std::span<Batch> batches;
