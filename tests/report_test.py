@@ -221,5 +221,58 @@ class Page(unittest.TestCase):
         browser.wait_for("document.querySelector('.state.off') !== null")
 
 
+class GraphPage(unittest.TestCase):
+    """`chorale graph`: compiled graphs as a page."""
+    TEXT = """compiled 1 time, 1 graph, 0 breaks
+graph(%0: f32[64, 32], %1: f32[16, 32], %2: f32[16]) {
+  %3: f32[64, 16] = linear(%0, %1, %2)
+  %4: f32[64, 16] = relu(%3)
+  %5: f32[64, 16] = mul(%4, %4)
+  %6: f32[16, 64]:[1, 16] = permute(%5) {dims=[1, 0]}
+  %7: f32[16, 16] = matmul(%6, %5)
+  return %7
+}
+guard: local arg 0 is f32[64, 32]
+"""
+
+    def setUp(self):
+        self.assertTrue(shutil.which("chromium"), "no chromium: run tools/setup test")
+        temporary = tempfile.TemporaryDirectory(prefix="chorale-graph-")
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+
+    def graph(self, *args):
+        return subprocess.run([PROGRAM, "graph", *map(str, args)], capture_output=True, text=True, cwd=self.folder)
+
+    def test_nodes_kernels_and_times(self):
+        (self.folder / "step.txt").write_text(self.TEXT)
+        done = self.graph("step.txt", "--fused", "--time", "3")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        url = (self.folder / done.stdout.strip()).as_uri()
+        browser = Browser()
+        self.addCleanup(browser.__exit__)
+        browser.open(url)
+        rows = browser.evaluate("[...document.querySelectorAll('tbody tr')].map(row => [row.className, row.cells[1].textContent])")
+        self.assertEqual(rows, [["kernel", "linear"], ["fused", "fused: relu, mul"], ["view", "permute"], ["kernel", "matmul"]])
+        times = browser.evaluate("[...document.querySelectorAll('tbody tr')].map(row => parseFloat(row.cells[6].textContent))")
+        self.assertTrue(times[0] > 0 and times[1] > 0 and times[2] is None and times[3] > 0, times)
+        self.assertIn("4 nodes, 3 kernels, 3 inputs, 1 outputs", browser.evaluate("document.querySelector('.facts').textContent"))
+        self.assertIn("// relu", browser.evaluate("document.querySelector('details pre').textContent"))
+        self.assertEqual(browser.requests, [url], "the file is not self-contained")
+        self.assertEqual(browser.complaints, [])
+
+    def test_what_is_no_graph_is_said(self):
+        (self.folder / "empty.txt").write_text("nothing\n")
+        (self.folder / "cut.txt").write_text(self.TEXT[:200])
+        (self.folder / "wrong.txt").write_text(self.TEXT.replace("relu", "reluu"))
+        (self.folder / "run").mkdir()
+        for name, said in (("empty.txt", "no graph in"), ("cut.txt", "ends inside of a graph"), ("wrong.txt", "not reluu"),
+                           ("run", "has no graphs"), ("missing", "is no file")):
+            with self.subTest(name):
+                done = self.graph(name)
+                self.assertEqual(done.returncode, 1)
+                self.assertIn(said, done.stderr)
+
+
 if __name__ == "__main__":
     main()

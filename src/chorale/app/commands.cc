@@ -41,6 +41,11 @@ void add_checkpoint_program(CLI::App& program, Work& work) {
               {"checkpoint"});
 }
 
+void add_graph_program(CLI::App& program, Work& work) {
+  add_program(program, work, "graph", "Show compiled graphs as a page (a program of its own: chorale-graph)",
+              {"graph"});
+}
+
 }  // namespace
 
 void add_program(CLI::App& parent, Work& work, const std::string& name, const std::string& description,
@@ -59,7 +64,7 @@ void add_program(CLI::App& parent, Work& work, const std::string& name, const st
 
 std::span<const AddCommand> chorale_commands() {
 #define CHORALE_ADDRESS(name) add_##name,
-  static constexpr AddCommand kCommands[] = {add_bench_program, add_checkpoint_program,
+  static constexpr AddCommand kCommands[] = {add_bench_program, add_checkpoint_program, add_graph_program,
                                              CHORALE_COMMANDS(CHORALE_ADDRESS)};
 #undef CHORALE_ADDRESS
   return kCommands;

@@ -70,7 +70,8 @@ std::shared_ptr<parallel::PowerSgd> make_power_sgd(const TrainOptions& o, int64_
 }
 
 // The task's forward from graphs. Host code runs in every step: a task may look at values, which costs a break.
-Objective::Forward make_forward(Task& task, const TrainOptions& o) {
+// `graphs` then says what was compiled.
+Objective::Forward make_forward(Task& task, const TrainOptions& o, std::function<std::string()>& graphs) {
   if (!o.compile) return {};
   auto forward = chorale::compile(
       [&task](const Tensor& x, const Tensor& y) {
@@ -78,6 +79,7 @@ Objective::Forward make_forward(Task& task, const TrainOptions& o) {
         return std::pair(outcome.loss, outcome.right);
       },
       {.backend = codegen::fused(), .name = "train"});
+  graphs = [forward] { return explain(forward).text(); };
   return [forward](const Tensor& x, const Tensor& y) -> Outcome {
     const auto result = forward(x, y);
     return {result.first, result.second};
@@ -119,7 +121,7 @@ Stepper::Stepper(Task& task, const TrainOptions& options, int64_t steps, const J
       ranks_(ranks),
       split_(task.model(), options, ranks),
       sharding_(make_sharding(task.model(), ranks, options, shard_fully)),
-      ddp_(sharding_ ? nullptr : make_ddp(Objective(task, split_, make_forward(task, options)), ranks)),
+      ddp_(sharding_ ? nullptr : make_ddp(Objective(task, split_, make_forward(task, options, graphs_)), ranks)),
       objective_(task, split_, {}),
       optimizer_(make_optimizer(task.model().named_parameters(), options)),
       scheduler_(make_scheduler(*optimizer_, options, steps)),

@@ -94,6 +94,8 @@ class Stepper {
   void sync_buffers();
 
   const SplitModel& split() const { return split_; }
+  // What was compiled so far, as `chorale graph` reads it; empty where nothing is.
+  std::string graphs() const { return graphs_ ? graphs_() : std::string(); }
 
   // Model and training as this rank has them, for a checkpoint (train/checkpoint.h has the keys).
   snapshot::State state() const;
@@ -110,6 +112,7 @@ class Stepper {
   Task& task_;
   const JobRanks& ranks_;
   const SplitModel split_;
+  std::function<std::string()> graphs_;
   std::unique_ptr<FullSharding> sharding_;  // or
   std::unique_ptr<parallel::DistributedDataParallel<Objective>> ddp_;
   Objective objective_;  // of a sharded model

@@ -441,6 +441,12 @@ void Trainer::say_how_to_go_on() {
 
 void Trainer::write_page() const {
   if (!speaks()) return;
+  if (const std::string graphs = stepper_->graphs(); !graphs.empty()) {
+    leave_file("graphs", [&] {
+      std::filesystem::create_directories(job_.folder / "graphs");
+      io::write_file(job_.folder / "graphs" / "forward.txt", graphs);
+    });
+  }
   leave_file("report", [&] {
     const std::vector<std::filesystem::path> runs{job_.folder};
     for (const std::string& problem : report::write_report(runs, job_.folder / "report.html")) log_warning(problem);

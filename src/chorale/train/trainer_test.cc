@@ -196,6 +196,9 @@ TEST(Trainer, ACompiledRunHasTheBitsOfOneThatIsNot) {
   EXPECT_EQ(plain.run(folder / "a"), Ending::kDone);
   EXPECT_EQ(compiled.run(folder / "b"), Ending::kDone);
   EXPECT_TRUE(weights(folder, "b", 15) == weights(folder, "a", 15));
+  // chorale graph shows them.
+  EXPECT_TRUE(std::filesystem::exists(folder / "b" / "graphs" / "forward.txt"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "a" / "graphs"));
 }
 
 TEST(Trainer, AFolderWithARunIsNotOverwritten) {
