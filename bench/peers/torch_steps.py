@@ -1,6 +1,6 @@
 """PyTorch training steps on the CPU, alone and under DDP over gloo, as the peer to stand beside; over chorale with --backend.
 
-  python3 torch_steps.py WORLD THREADS [--json FILE] [--model tinymlp,...] [--compile] [--steps N] [--backend gloo]
+  python3 torch_steps.py WORLD THREADS [--json FILE] [--model tinymlp,...] [--compile] [--steps N] [--backend gloo] [--mode local,ddp]
   python3 torch_steps.py 1 1 --serve --model tinymlp [--compile] [--bf16] [--started S]
 
 One row per model and mode: median milliseconds per step (zero_grad, forward, loss, backward, AdamW step), first-step
@@ -38,7 +38,7 @@ def run(rank, world, args):
     dist.init_process_group(args.backend, rank=rank, world_size=world)
     rows = []
     for name in args.model.split(","):
-        for mode in ("local", "ddp"):
+        for mode in args.mode.split(","):
             torch.manual_seed(0)
             make, x, target, steps = workloads()[name]
             steps = args.steps or steps
@@ -119,6 +119,7 @@ if __name__ == "__main__":
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--backend", default="gloo")
+    parser.add_argument("--mode", default="local,ddp")
     parser.add_argument("--port", default="29512")
     parser.add_argument("--json")
     parser.add_argument("--serve", action="store_true")

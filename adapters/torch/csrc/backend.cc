@@ -1,10 +1,12 @@
 #include "backend.h"
 
 #include <algorithm>
+#include <atomic>
 #include <regex>
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/config.h"
+#include "chorale/comm/leaving.h"
 #include "convert.h"
 
 namespace chorale_torch {
@@ -68,6 +70,14 @@ Backend::Backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int siz
 }
 
 Backend::~Backend() = default;
+
+void Backend::shutdown() {
+  // A program may have many groups: where the others stay in one, they are not waited for in the next.
+  static std::atomic<bool> others_stay{false};
+  translated([&] {
+    if (!leave(group_, others_stay ? std::optional(std::chrono::milliseconds(0)) : std::nullopt)) others_stay = true;
+  });
+}
 
 uint64_t Backend::number() const { return static_cast<uint64_t>(group_.sequence_number()); }
 uint64_t Backend::getSequenceNumberForGroup() { return number(); }

@@ -145,8 +145,9 @@ void Mover::let_another_poll() {
 
 // Returns works that are done, at least one; none when the group ends.
 Mover::Works Mover::poll(std::unique_lock<std::mutex>& lock) {
-  constexpr std::chrono::microseconds kShortest = 20us, kLongest = 500us;
+  constexpr std::chrono::microseconds kShortest = 20us, kLongest = 500us, kLongestForTheCaller = 100us;
   constexpr int kSpins = 200, kYields = 2000;  // polls without a pause, each a few microseconds
+  constexpr auto kGap = 100us;                 // a yield takes longer only where another program wants the core
   constexpr auto kForTheRest = 5s;
   std::chrono::microseconds pause = kShortest;
   int eager = 0;
@@ -175,10 +176,13 @@ Mover::Works Mover::poll(std::unique_lock<std::mutex>& lock) {
     if (caller_rests && core_each_ && eager++ < kSpins + kYields) {
       pause = kShortest;
       lock.unlock();
+      const auto before = chorale::Deadline::Clock::now();
       if (eager > kSpins) sched_yield();
+      if (chorale::Deadline::Clock::now() - before > kGap) eager = kSpins + kYields;
       lock.lock();
     } else {
-      pause = added_.wait_for(lock, pause, [&] { return any_added_; }) ? kShortest : std::min(pause * 2, kLongest);
+      const auto longest = caller_rests ? kLongestForTheCaller : kLongest;
+      pause = added_.wait_for(lock, pause, [&] { return any_added_; }) ? kShortest : std::min(pause * 2, longest);
     }
   }
   return {};

@@ -7,6 +7,7 @@
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
+#include "chorale/comm/core_watch.h"
 #include "chorale/trace/trace.h"
 
 namespace chorale::comm {
@@ -18,9 +19,31 @@ using namespace std::chrono_literals;
 // the differences between ranks; with fewer, the core is needed by the rank one waits for. After a long wait the core
 // is worth more than the latency.
 constexpr int64_t kSpins = 2000, kYields = 2000;
+// Where the core is wanted (Note [A core that others want]): some microseconds.
+constexpr int64_t kSpinsOfBusy = 100;
+constexpr int64_t kSpinsPerLook = 16;                     // at the clock
 constexpr Deadline::Clock::duration kLookInterval = 5ms;  // how often the reason for a long wait is looked for
 constexpr Deadline::Clock::duration kLongestSleep = 20ms;
 constexpr const char* kDestroyed = "[group] the group was destroyed before the work was done";
+
+// The wait that a thread is in, and what it knows of its core.
+struct BusyWait {
+  CoreWatch core;
+  bool sleeps_soon = false;
+  Deadline::Clock::time_point spun{};  // the last look at the clock between two rounds
+
+  void begin() {
+    sleeps_soon = core.is_wanted();
+    spun = {};
+  }
+  // A round began, in which little was done since the last look.
+  void look(Deadline::Clock::time_point now, bool core_each) {
+    const auto before = std::exchange(spun, now);
+    if (before == Deadline::Clock::time_point{} || now - before < CoreWatch::gap(core_each)) return;
+    if (core.note_gap(now)) sleeps_soon = true;
+  }
+};
+thread_local BusyWait busy_wait;
 
 }  // namespace
 
@@ -125,15 +148,21 @@ void Engine::end_the_rest() {
 
 void Engine::wait_a_little(std::unique_lock<std::mutex>& lock, Wait& wait) {
   const int64_t round = wait.rounds++;
+  if (round == 0) busy_wait.begin();
+  const int64_t spins = busy_wait.sleeps_soon ? std::min(patience_.spins, kSpinsOfBusy) : patience_.spins;
   // A wait for a parcel may be long, and other threads want to send: no spinning with the lock.
-  if (round < patience_.spins && !wait.operation.is_parcel) {
+  if (round < spins && !wait.operation.is_parcel) {
+    if (round % kSpinsPerLook == 0) busy_wait.look(Clock::now(), context_->core_each);
     _mm_pause();
     return;
   }
-  if (round < patience_.spins + patience_.yields) {
+  if (round < spins + patience_.yields && !busy_wait.sleeps_soon) {
+    busy_wait.spun = Clock::now();
     lock.unlock();  // another thread of this rank may want to start something
     sched_yield();
+    const auto back = Clock::now();  // without the time that another thread holds the lock
     lock.lock();
+    busy_wait.look(back, context_->core_each);
   } else {
     const auto most = std::min<Clock::duration>(kLongestSleep, wait.end().left());
     // Another group's calls of this rank may need this thread, and ring another bell.

@@ -4,6 +4,7 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <iostream>
 #include <latch>
@@ -13,10 +14,13 @@
 #include "chorale/base/comm_error.h"
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
+#include "chorale/comm/leaving.h"
 #include "chorale/comm/run_ranks_test_util.h"
 #include "chorale/comm/shm/shm_engine.h"
+#include "chorale/comm/world.h"
 #include "chorale/transport/environment_test_util.h"
 #include "chorale/transport/store/file_store.h"
+#include "chorale/transport/store/memory_store.h"
 
 namespace chorale::comm {
 namespace {
@@ -253,6 +257,89 @@ TEST(Faults, WhatARankHasThrownIsForgottenWithItsNextCall) {
     } catch (const CommError& error) {
       EXPECT_THAT(error.what(), HasSubstr("has left the group"));
       EXPECT_THAT(error.what(), testing::Not(HasSubstr("threw")));
+    }
+  });
+}
+
+// ---- a rank that leaves a call out (Note [Leaving together] in comm/leaving.h)
+
+TEST(Leaving, ARankThatLeftACallOutLearnsItAtItsEnd) {
+  run_everywhere(3, [](Group& group) {
+    std::vector<float> x(7, 1);
+    group.all_reduce(std::span(x)).wait();
+    if (group.rank() == 1) {
+      const std::string text = message_blaming(1, [&] { leave(group, 60s); });
+      EXPECT_THAT(text, HasSubstr("rank 1 (group world of 3) leaves the group, but rank "));
+      EXPECT_THAT(text, HasSubstr(" last entered all_reduce of 7 f32 (sum) #2, a call that this rank did not make"));
+      EXPECT_THAT(text, HasSubstr("the last calls are in "));
+      EXPECT_FALSE(group.is_member());
+      return;
+    }
+    message_blaming(1, [&] { group.all_reduce(std::span(x)).wait(); });
+  });
+}
+
+TEST(Leaving, RanksThatMadeTheSameCallsLeaveTogether) {
+  std::atomic<int> leaving{0};
+  run_everywhere(3, [&](Group& group) {
+    std::vector<float> x(7, 1);
+    const Work work = group.all_reduce(std::span(x));  // still to be done
+    ++leaving;
+    EXPECT_TRUE(leave(group, 60s));
+    EXPECT_TRUE(work.is_completed());
+    EXPECT_EQ(x[6], 3);
+    EXPECT_FALSE(group.is_member());
+    EXPECT_TRUE(is_rank_process() || leaving % 3 == 0) << "a rank did not wait for the others";
+  });
+}
+
+TEST(Leaving, OthersThatStayAreWaitedForForAWhile) {
+  run_everywhere(2, [](Group& group) {
+    Group stays = group.duplicate();
+    if (group.rank() == 0) {
+      EXPECT_FALSE(leave(stays, 20ms));
+    }
+    group.barrier().wait();
+  });
+}
+
+TEST(Leaving, ARankThatThrowsIsAnErrorForThoseThatWait) {
+  run_everywhere(2, [](Group& group) {
+    Group trial = group.duplicate();
+    trial.barrier().wait();
+    if (group.rank() == 0) {
+      EXPECT_THAT(message_blaming(1, [&] { leave(trial, 60s); }), HasSubstr("left the group because of an exception"));
+    } else {
+      try {
+        const Group thrown = std::move(trial);
+        throw StateError("on purpose");
+      } catch (const StateError&) {
+      }
+    }
+    group.barrier().wait();
+  });
+}
+
+// A program that ends without a word (a script that does not destroy its group) is no failure.
+TEST(Leaving, ARankThatEndsIsWaitedForNoLonger) {
+  const auto body = [](Group& group) {
+    group.barrier().wait();
+    if (group.rank() == 1) _exit(0);
+    EXPECT_TRUE(leave(group, 60s));
+  };
+  EXPECT_EQ(run_processes(2, body), (std::vector<int>{0, 0}));
+}
+
+TEST(Leaving, AWorldThatEndsSaysIt) {
+  const auto store = std::make_shared<transport::MemoryStore>();
+  run_ranks(2, [&](Group& group) {
+    World world(store, group.rank(), 2);
+    world.group().barrier().wait();
+    if (group.rank() == 1) {
+      EXPECT_THAT(message_blaming(1, [&] { world.destroy(); }), HasSubstr("barrier #2, a call that this rank"));
+      EXPECT_FALSE(world.is_initialized());
+    } else {
+      message_blaming(1, [&] { world.group().barrier().wait(); });
     }
   });
 }

@@ -1,44 +1,14 @@
 #include "chorale/comm/flight.h"
 
-#include <fcntl.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <ctime>
-#include <filesystem>
-#include <ios>
 #include <nlohmann/json.hpp>
 
-#include "chorale/base/config.h"
-#include "chorale/base/error.h"
 #include "chorale/comm/flight_file.h"
 
 namespace chorale::comm {
-namespace {
-
-// Writes a file that was not there, with a name between the two that nobody can guess: the folder may be one that all
-// users share, where somebody could have put a link in its place. Returns its path, or nothing when that failed.
-std::string write_new_file(const std::string& before, const std::string& after, std::string_view text) {
-  uint64_t number = 0;
-  if (getrandom(&number, sizeof number, 0) != sizeof number) return {};
-  const std::string path = concat(before, std::hex, number, after);
-  const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-  if (file < 0) return {};
-  while (!text.empty()) {
-    const ssize_t written = write(file, text.data(), text.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) break;
-    text.remove_prefix(static_cast<size_t>(written));
-  }
-  close(file);
-  if (text.empty()) return path;
-  unlink(path.c_str());
-  return {};
-}
-
-}  // namespace
 
 uint64_t FlightRecorder::enter(const Operation& operation) {
   Entry& entry = entries_[next_ % kCalls];
@@ -100,16 +70,6 @@ std::string FlightRecorder::json(const Membership& membership, const std::string
 std::string FlightRecorder::dump(const Membership& membership, const std::string& error) const noexcept {
   try {
     return write_flight(membership.members[static_cast<size_t>(membership.rank)], json(membership, error) + "\n");
-  } catch (...) {
-    return {};
-  }
-}
-
-std::string write_flight(int rank, const std::string& text) noexcept {
-  try {
-    std::string folder = config::env("CHORALE_FLIGHT_DIR").value_or("");
-    if (folder.empty()) folder = std::filesystem::temp_directory_path().string();
-    return write_new_file(concat(folder, "/chorale-flight-", getpid(), "-"), concat("-rank", rank, ".json"), text);
   } catch (...) {
     return {};
   }

@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include "chorale/base/error.h"
+#include "chorale/comm/flight_file.h"
+#include "chorale/testing/environment_test_util.h"
 #include "chorale/testing/temporary_folder_test_util.h"
 
 namespace chorale::comm {
@@ -39,6 +41,66 @@ TEST_F(Flights, HaveNamesOfTheirOwn) {
   EXPECT_NE(first, second);
   EXPECT_TRUE(first.starts_with((folder_ / concat("chorale-flight-", getpid(), "-")).string())) << first;
   EXPECT_TRUE(first.ends_with("-rank0.json")) << first;
+}
+
+TEST_F(Flights, AreBoundedForEachProcess) {
+  std::vector<std::string> paths;
+  for (size_t count = 0; count < kMostRecords + 5; ++count) paths.push_back(write_flight(0, "text"));
+  size_t there = 0;
+  for (const auto& entry : fs::directory_iterator(folder_.path())) there += entry.is_regular_file();
+  EXPECT_EQ(there, kMostRecords);
+  EXPECT_FALSE(fs::exists(paths[4]));
+  EXPECT_TRUE(fs::exists(paths[5]));
+}
+
+// Without CHORALE_FLIGHT_DIR (Note [Records of a job]). A process has one job, whose name may be given already.
+class JobFlights : public Flights {
+ public:
+  JobFlights() {
+    unsetenv("CHORALE_FLIGHT_DIR");
+    name_job("abc");
+    job_ = fs::path(write_flight(0, "x")).parent_path();
+    tidy_flights(0);
+  }
+
+ protected:
+  const EnvironmentVariable temporary_{"TMPDIR", folder_.path().c_str()};
+  fs::path job_;
+};
+
+TEST_F(JobFlights, AreInOneFolderOfTheirJobThatNobodyElseCanRead) {
+  EXPECT_EQ(job_.parent_path(), folder_.path());
+  EXPECT_TRUE(job_.filename().string().starts_with("chorale-flights-")) << job_;
+  name_job("def");  // it has a name
+  EXPECT_EQ(fs::path(write_flight(0, "x")).parent_path(), job_);
+  EXPECT_EQ(fs::path(write_flight(1, "x")).parent_path(), job_);
+  EXPECT_EQ(fs::status(job_).permissions(), fs::perms::owner_all);
+}
+
+TEST_F(JobFlights, AreNotWrittenToAFolderThatOthersCanReadOrToALink) {
+  fs::create_directory(job_);
+  fs::permissions(job_, fs::perms::owner_all | fs::perms::others_read);
+  EXPECT_EQ(write_flight(0, "x"), "");
+  fs::remove(job_);
+  fs::create_directory(folder_ / "elsewhere");
+  fs::permissions(folder_ / "elsewhere", fs::perms::owner_all);
+  fs::create_symlink(folder_ / "elsewhere", job_);
+  EXPECT_EQ(write_flight(0, "x"), "");
+  EXPECT_TRUE(fs::is_empty(folder_ / "elsewhere"));
+}
+
+TEST_F(JobFlights, GoWithAProcessThatEndsWellAndStayOtherwise) {
+  write_flight(0, "x");
+  write_flight(0, "y");
+  tidy_flights(3);
+  EXPECT_EQ(std::distance(fs::directory_iterator(job_), {}), 2);
+  folder_.write((job_.filename() / "another rank").string(), "z");
+  tidy_flights(0);
+  EXPECT_EQ(std::distance(fs::directory_iterator(job_), {}), 1) << "another rank's stays";
+  fs::remove(job_ / "another rank");
+  write_flight(0, "x");
+  tidy_flights(0);
+  EXPECT_FALSE(fs::exists(job_));
 }
 
 TEST_F(Flights, ThatCannotBeWrittenAreNoError) {

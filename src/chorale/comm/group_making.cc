@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <ios>
 #include <iostream>
 #include <numeric>
 #include <random>
@@ -14,6 +15,8 @@
 #include "chorale/base/error.h"
 #include "chorale/base/forks.h"
 #include "chorale/comm/call_builder.h"
+#include "chorale/comm/core_watch.h"
+#include "chorale/comm/flight_file.h"
 #include "chorale/comm/group.h"
 #include "chorale/comm/mpi/mpi_engine.h"
 #include "chorale/comm/net/net_engine.h"
@@ -103,14 +106,17 @@ void wait_for_everybody(const ShmGroup& group, Deadline deadline) {
   auto& attached = segment.header().attached;
   attached.fetch_add(1);
   const auto all_are_here = [&] { return attached.load() >= static_cast<uint32_t>(group.size); };
+  constexpr int64_t kAttachYields = 200;
   auto next_look = Deadline::Clock::now() + 5ms;
   for (int64_t rounds = 0; !all_are_here(); ++rounds) {
-    if (rounds < 200) {
+    const auto before = Deadline::Clock::now();
+    if (rounds < kAttachYields) {
       sched_yield();
+      // On a busy machine a single yield may take long.
+      if (Deadline::Clock::now() - before > CoreWatch::kGap) rounds = kAttachYields;
     } else {
       usleep(rounds < 2000 ? 100 : 2000);
     }
-    // By the clock: on a busy machine a single yield may take long.
     if (Deadline::Clock::now() < next_look) continue;
     next_look = Deadline::Clock::now() + 5ms;
     for (int peer = 0; peer < group.size; ++peer) {
@@ -346,6 +352,7 @@ std::shared_ptr<GroupState> connect_group(transport::Store& store, const std::st
     identities.push_back(peer.identity);
   }
   uint64_t id = maker.id;
+  if (size > 1) name_job(concat(std::hex, id));
   const NetLayout layout(hosts_of(identities), rank);
   context->core_each = has_core_each(neighbours_of(identities, layout));
   if (layout.host_count() > 1) {

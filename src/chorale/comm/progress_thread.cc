@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "chorale/base/forks.h"
+#include "chorale/comm/core_watch.h"
 
 namespace chorale::comm {
 
@@ -73,7 +74,9 @@ void ProgressThread::Mover::move_until_idle() {
       if (engine_->idle()) return;
     }
     if (rounds < kYields) {
+      const auto before = CoreWatch::Clock::now();
       std::this_thread::yield();
+      if (CoreWatch::Clock::now() - before > CoreWatch::kGap) rounds = kYields;  // somebody wants the core
     } else {
       std::this_thread::sleep_for(20us);
     }

@@ -1,9 +1,13 @@
 #include "chorale/comm/progress_thread.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <thread>
 
+#include "chorale/comm/core_watch.h"
 #include "chorale/comm/run_ranks_test_util.h"
 
 namespace chorale::comm {
@@ -54,6 +58,80 @@ TEST(ProgressThread, EndsWhileCallsAreUnderWay) {
     work.wait();
     EXPECT_TRUE(work.is_completed());
   });
+}
+
+// ---- Note [A core that others want]
+
+std::optional<CoreWatch::Delay> told_delay;
+
+class CoreWatches : public testing::Test {
+ protected:
+  void tell(pid_t thread, std::chrono::nanoseconds in_line) { told_delay = CoreWatch::Delay{thread, in_line}; }
+
+  CoreWatch watch_{[] { return told_delay; }};
+  const CoreWatch::Clock::time_point start_{std::chrono::hours(1)};
+};
+
+TEST_F(CoreWatches, AGapInWhichTheThreadStoodInLineCounts) {
+  tell(7, 1ms);
+  EXPECT_FALSE(watch_.is_wanted_at(start_));
+  watch_.note_gap(start_);
+  tell(7, 1ms + 60us);
+  EXPECT_TRUE(watch_.note_gap(start_ + 1s));
+  EXPECT_TRUE(watch_.is_wanted_at(start_ + 1s + 199ms));
+  EXPECT_FALSE(watch_.is_wanted_at(start_ + 1s + 201ms)) << "nobody wants the core any more";
+}
+
+TEST_F(CoreWatches, AGapInWhichTheThreadWorkedDoesNotCount) {
+  tell(7, 1ms);
+  watch_.note_gap(start_);
+  EXPECT_FALSE(watch_.is_wanted_at(start_ + 1s));
+  tell(7, 1ms + 40us);
+  EXPECT_FALSE(watch_.note_gap(start_ + 2s));
+  EXPECT_FALSE(watch_.is_wanted_at(start_ + 2s + 1us));
+}
+
+TEST_F(CoreWatches, WhereTheSystemDoesNotTellTheGapCounts) {
+  told_delay.reset();
+  EXPECT_TRUE(watch_.note_gap(start_));
+  EXPECT_TRUE(watch_.is_wanted_at(start_ + 1ms));
+  EXPECT_FALSE(watch_.is_wanted_at(start_ + 1s));
+  tell(7, 1ms);
+  EXPECT_TRUE(watch_.note_gap(start_ + 2s));
+  tell(8, 1ms);  // another thread's time is no measure
+  EXPECT_TRUE(watch_.note_gap(start_ + 3s));
+}
+
+TEST_F(CoreWatches, ACoreIsWantedForAsLongAsTheThreadStandsInLine) {
+  tell(7, 0ms);
+  EXPECT_TRUE(watch_.note_gap(start_));
+  tell(7, 11ms);  // of 200
+  EXPECT_TRUE(watch_.is_wanted_at(start_ + 200ms));
+  EXPECT_TRUE(watch_.is_wanted_at(start_ + 399ms));
+  tell(7, 20ms);
+  EXPECT_FALSE(watch_.is_wanted_at(start_ + 400ms));
+}
+
+TEST(CoreWatch, TheSystemTellsHowLongThisThreadStoodInLine) {
+  const auto first = CoreWatch::delay_of_this_thread();
+  ASSERT_TRUE(first);
+  EXPECT_EQ(first->thread, gettid());
+  // A second thread on the same core: one of them stands in line while the other runs.
+  cpu_set_t before, one;
+  ASSERT_EQ(sched_getaffinity(0, sizeof before, &before), 0);
+  CPU_ZERO(&one);
+  CPU_SET(sched_getcpu(), &one);
+  ASSERT_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+  std::atomic<bool> stop{false};
+  std::thread burner([&] {  // inherits the core
+    while (!stop.load(std::memory_order_relaxed)) {
+    }
+  });
+  while (CoreWatch::delay_of_this_thread()->time - first->time < 5ms) {
+  }
+  stop = true;
+  burner.join();
+  EXPECT_EQ(sched_setaffinity(0, sizeof before, &before), 0);
 }
 
 }  // namespace

@@ -1,9 +1,11 @@
 #include "chorale/comm/world.h"
 
 #include <algorithm>
+#include <iostream>
 
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
+#include "chorale/comm/leaving.h"
 
 namespace chorale::comm {
 
@@ -32,8 +34,17 @@ Group& World::group() {
 
 void World::destroy() {
   CHORALE_CHECK_STATE(is_initialized(), "[world] there is no default group to destroy");
-  group_.destroy();
-  store_.reset();
+  const std::shared_ptr<transport::Store> store = std::move(store_);  // until all have left: one rank may serve it
+  leave(group_);
+}
+
+World::~World() {
+  if (!is_initialized() || std::uncaught_exceptions() > exceptions_at_birth_) return;
+  try {
+    destroy();
+  } catch (const std::exception& error) {
+    std::cerr << concat(error.what(), "\n") << std::flush;
+  }
 }
 
 transport::Store& World::store() {

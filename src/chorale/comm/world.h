@@ -1,6 +1,7 @@
 // The default group of a rank, and what else belongs to a job. One object per rank; nothing is process-wide.
 #pragma once
 
+#include <exception>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -13,6 +14,10 @@ namespace chorale::comm {
 class World {
  public:
   World() = default;
+  World(World&&) = default;
+  World& operator=(World&&) = delete;
+  // As destroy(), unless an exception passes through; what that would throw is written to standard error.
+  ~World();
   // As init().
   World(std::shared_ptr<transport::Store> store, int rank, int size, const GroupOptions& options = {}) {
     init(std::move(store), rank, size, options);
@@ -26,14 +31,16 @@ class World {
   bool is_initialized() const { return group_.is_member(); }
   // The default group; StateError before init() and after destroy().
   Group& group();
-  // Leaves the default group and its store; init() may follow, with the same store or URL too, and as often as one
-  // likes. Groups made from it live on.
+  // Leaves the default group and its store, together with the others (comm/leaving.h); init() may follow, with the same
+  // store or URL too, and as often as one likes. Groups made from it live on. Throws CommError when another rank goes
+  // on with a call that this one has left out.
   void destroy();
 
   // StateError before init() and after destroy().
   transport::Store& store();
 
  private:
+  const int exceptions_at_birth_ = std::uncaught_exceptions();
   std::shared_ptr<transport::Store> store_;
   Group group_;
 };

@@ -1,7 +1,10 @@
 #include "chorale/launch/last_calls.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <charconv>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -48,11 +51,33 @@ std::string decisive_call_in(const fs::path& path) {
 
 }  // namespace
 
-std::string flight_folder() {
-  if (const auto folder = config::env("CHORALE_FLIGHT_DIR")) return *folder;
+FlightFolder::FlightFolder(const std::string& logs) : path_(config::env("CHORALE_FLIGHT_DIR").value_or("")) {
+  is_users_ = !path_.empty();
+  if (path_.empty()) path_ = logs;
   std::error_code error;
-  const fs::path folder = fs::temp_directory_path(error);
-  return error ? "/tmp" : folder.string();  // TMPDIR is not there: no reason to start nothing
+  if (path_.empty()) {
+    const fs::path temporary = fs::temp_directory_path(error);
+    std::string name = ((error ? fs::path("/tmp") : temporary) / "chorale-flights-XXXXXX").string();
+    is_ours_ = mkdtemp(name.data()) != nullptr;
+    path_ = is_ours_ ? name : fs::path(name).parent_path().string();  // no reason to start nothing
+  }
+  const fs::path whole = fs::absolute(path_, error);
+  if (!error) path_ = whole.string();
+}
+
+FlightFolder::~FlightFolder() {
+  if (is_ours_) rmdir(path_.c_str());  // fails where a record is
+}
+
+void FlightFolder::tidy(const std::map<pid_t, int>& rank_of_process) const {
+  if (is_users_) return;
+  std::error_code trouble;
+  std::vector<fs::path> records;
+  for (const auto& entry : fs::directory_iterator(path_, trouble)) {
+    const auto process = process_in(entry.path().filename().string());
+    if (process && (is_ours_ || rank_of_process.contains(*process))) records.push_back(entry.path());
+  }
+  for (const fs::path& record : records) fs::remove(record, trouble);
 }
 
 std::vector<LastCall> last_calls(const std::string& folder, const std::map<pid_t, int>& rank_of_process) {

@@ -15,8 +15,26 @@ struct LastCall {
   std::string file;
 };
 
-// Where ranks of this environment put their records, unless they are told otherwise.
-std::string flight_folder();
+// Where the ranks of a job put their records (Note [Records of a job] in comm/flight_file.h): CHORALE_FLIGHT_DIR, else
+// the folder of the logs, else a new one.
+class FlightFolder {
+ public:
+  // `logs` may be empty.
+  explicit FlightFolder(const std::string& logs);
+  // Removes a folder that was made and has stayed empty.
+  ~FlightFolder();
+  FlightFolder(const FlightFolder&) = delete;
+  FlightFolder& operator=(const FlightFolder&) = delete;
+
+  // Absolute.
+  const std::string& path() const { return path_; }
+  // The job has ended well: removes what these processes have left, unless the user has named the folder.
+  void tidy(const std::map<pid_t, int>& rank_of_process) const;
+
+ private:
+  std::string path_;
+  bool is_ours_ = false, is_users_ = false;
+};
 
 // One for each of these processes that left a record in the folder, in the order of ranks. A record that cannot be read
 // is passed over: this is for a summary of something worse.

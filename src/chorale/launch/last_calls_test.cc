@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "chorale/testing/environment_test_util.h"
 #include "chorale/transport/store/store_kinds_test_util.h"
 
 namespace chorale::launch {
@@ -40,6 +41,55 @@ TEST(LastCalls, TheLatestRecordOfEachRankCountsAndBrokenOnesAreLeftOut) {
 }
 
 TEST(LastCalls, AFolderThatIsNotThereHasNone) { EXPECT_TRUE(last_calls("/nonexistent", {{1, 0}}).empty()); }
+
+// ---- the folder of a job's records
+
+TEST(FlightFolder, IsMadeForAJobAndGoesWhenTheJobEndedWell) {
+  const transport::ScratchFolder folder;
+  const EnvironmentVariable temporary("TMPDIR", folder.path("").c_str()), none("CHORALE_FLIGHT_DIR", nullptr);
+  std::string path;
+  {
+    const FlightFolder flights("");
+    path = flights.path();
+    EXPECT_TRUE(path.starts_with(folder.path("chorale-flights-"))) << path;
+    std::ofstream(path + "/chorale-flight-100-0-rank0.json") << "{}";
+    std::ofstream(path + "/chorale-flight-200-0-rank0.json") << "{}";  // of a rank before a restart
+    flights.tidy({{100, 0}});
+  }
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+TEST(FlightFolder, StaysWithTheRecordsOfAJobThatFailed) {
+  const transport::ScratchFolder folder;
+  const EnvironmentVariable temporary("TMPDIR", folder.path("").c_str()), none("CHORALE_FLIGHT_DIR", nullptr);
+  std::string file;
+  {
+    const FlightFolder flights("");
+    file = flights.path() + "/chorale-flight-100-0-rank0.json";
+    std::ofstream(file) << "{}";
+  }
+  EXPECT_TRUE(std::filesystem::exists(file));
+}
+
+TEST(FlightFolder, OfLogsKeepsWhatOtherJobsLeft) {
+  const transport::ScratchFolder folder;
+  const EnvironmentVariable none("CHORALE_FLIGHT_DIR", nullptr);
+  std::ofstream(folder.path("chorale-flight-100-0-rank0.json")) << "{}";
+  std::ofstream(folder.path("chorale-flight-200-0-rank0.json")) << "{}";
+  std::ofstream(folder.path("rank_0.log")) << "text";
+  FlightFolder(folder.path("")).tidy({{100, 0}});
+  EXPECT_FALSE(std::filesystem::exists(folder.path("chorale-flight-100-0-rank0.json")));
+  EXPECT_TRUE(std::filesystem::exists(folder.path("chorale-flight-200-0-rank0.json")));
+  EXPECT_TRUE(std::filesystem::exists(folder.path("rank_0.log")));
+}
+
+TEST(FlightFolder, ThatTheUserNamedIsLeftAlone) {
+  const transport::ScratchFolder folder;
+  const EnvironmentVariable named("CHORALE_FLIGHT_DIR", folder.path("").c_str());
+  std::ofstream(folder.path("chorale-flight-100-0-rank0.json")) << "{}";
+  FlightFolder("logs").tidy({{100, 0}});
+  EXPECT_TRUE(std::filesystem::exists(folder.path("chorale-flight-100-0-rank0.json")));
+}
 
 }  // namespace
 }  // namespace chorale::launch

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <csignal>
-#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -228,13 +227,9 @@ class Start {
   std::optional<Deadline::Clock::time_point> drained_by_;
 };
 
-// The user's folder, that of the logs, or the default.
-std::string flights_of(const LaunchOptions& options) {
-  return options.log_dir.empty() || config::env("CHORALE_FLIGHT_DIR") ? flight_folder() : options.log_dir;
-}
-
 std::string summary_of(const Halt& halt, const Start& start, const Ranks& ranks,
-                       std::chrono::system_clock::time_point began, int restarts, const LaunchOptions& options) {
+                       std::chrono::system_clock::time_point began, int restarts, const LaunchOptions& options,
+                       const FlightFolder& flights) {
   std::string text = halt.reason;
   if (const auto& culprit = start.culprit()) {
     const auto second = std::chrono::system_clock::to_time_t(culprit->when);
@@ -246,7 +241,7 @@ std::string summary_of(const Halt& halt, const Start& start, const Ranks& ranks,
     for (size_t i = 0; i < lines.size(); ++i)
       text += fmt::format("\n  {:<11} {}", i == 0 ? "last error" : "", lines[i]);
   }
-  const auto calls = last_calls(flights_of(options), ranks.rank_of_process());
+  const auto calls = last_calls(flights.path(), ranks.rank_of_process());
   for (size_t i = 0; i < calls.size(); ++i) {
     text += fmt::format("\n  {:<11} rank {}: {}", i == 0 ? "last calls" : "", calls[i].rank, calls[i].text);
   }
@@ -352,7 +347,8 @@ class Launcher {
     Start start(options_, signals_, outputs_, ranks, nodes);
     const std::optional<Halt> halt = start.run();
     interrupted_ = start.was_interrupted();
-    if (halt) outputs_.say(summary_of(*halt, start, ranks, began, restarts, options_));
+    if (halt) outputs_.say(summary_of(*halt, start, ranks, began, restarts, options_, flights_));
+    if (!halt) flights_.tidy(ranks.rank_of_process());
     if (!ranks.log_problem().empty()) {
       outputs_.say(ranks.log_problem());
       output_is_lost_ = true;
@@ -390,7 +386,7 @@ class Launcher {
                             {"TORCHELASTIC_RESTART_COUNT", std::to_string(restarts)},
                             {"TORCHELASTIC_MAX_RESTARTS", std::to_string(options_.max_restarts)},
                             {"TORCHELASTIC_USE_AGENT_STORE", ""},
-                            {"CHORALE_FLIGHT_DIR", std::filesystem::absolute(flights_of(options_)).string()},
+                            {"CHORALE_FLIGHT_DIR", flights_.path()},
                             {"CHORALE_CHAOS", chaos},
                             {"CHORALE_CHECKSUM", options_.checksum ? "1" : ""},
                             {"CHORALE_FABRIC", options_.fabric},
@@ -408,6 +404,7 @@ class Launcher {
   const std::string program_;
   const Signals signals_;  // before anything that has a thread
   Outputs outputs_;
+  const FlightFolder flights_{options_.log_dir};
   bool output_is_lost_ = false, interrupted_ = false;
   Guardian guardian_;
   const std::string run_id_ = concat("chorale-", transport::host_name(), "-", getpid());

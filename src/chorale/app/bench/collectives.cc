@@ -1,5 +1,6 @@
 // `chorale bench collectives`: processes of one host, beside the floor of shared memory, PyTorch over gloo and Open
-// MPI, in turns; or of two hosts, beside PyTorch over gloo. The ranks are this program again, started with --as-rank.
+// MPI, in turns; or of two hosts, beside PyTorch over gloo; or, with --busy, beside PyTorch over gloo and programs that
+// use every core. The ranks are this program again, started with --as-rank.
 #include "chorale/app/bench/collectives.h"
 
 #include <fmt/format.h>
@@ -14,6 +15,7 @@
 
 #include "chorale/app/bench/before.h"
 #include "chorale/app/bench/bench.h"
+#include "chorale/app/bench/busy.h"
 #include "chorale/app/bench/hosts.h"
 #include "chorale/app/commands.h"
 #include "chorale/app/options.h"
@@ -26,7 +28,9 @@ namespace {
 struct Options {
   int ranks = 2, hosts = 1;
   std::string fabric = "tls";
-  int rounds = 3;
+  std::optional<int> rounds{};
+  bool busy = false;
+  int round_count() const { return rounds.value_or(busy ? 5 : 3); }
   std::string against = "floor,torch,mpi";
   std::string json, only;
   std::string python = "python3";
@@ -76,9 +80,9 @@ void measure_ours(const Options& options, const TwoHosts* hosts, const std::file
   }
   for (int rank = options.ranks - 1; rank >= 0; --rank) {
     if (hosts) command += " " + hosts->prefix(host_of(options, rank));
-    command +=
-        fmt::format(" {} bench collectives -n {} --as-rank {} --store {} --only {} --most-bytes {}{}", quoted(program),
-                    options.ranks, rank, quoted(store), quoted(options.only), options.most_bytes, rank > 0 ? " &" : "");
+    command += fmt::format(" {} bench collectives -n {} --as-rank {} --store {} --only {} --most-bytes {}{}{}",
+                           quoted(program), options.ranks, rank, quoted(store), quoted(options.only),
+                           options.most_bytes, options.busy ? " --busy" : "", rank > 0 ? " &" : "");
   }
   for (const std::string& line : lines_of("{ " + command + "; }")) {
     std::istringstream fields(line);
@@ -202,9 +206,46 @@ void report(const Options& options, const Table& ours, const std::map<std::strin
   if (!options.json.empty()) write_json(options.json, bench_report("collectives", rows));
 }
 
-void run(const Options& options) {
+// All of one round for each number of burners; rounds of ours and PyTorch's follow each other.
+void run_busy(const Options& options, const std::filesystem::path& folder) {
+  const auto peers = find_peers(options, nullptr, folder);
+  CHORALE_CHECK_STATE(peers.size() == 1, "[bench] --busy needs PyTorch; --torch-python names a Python that has it");
+  fmt::print("{:<48} {:>12} {:>12} {:>7}\n", "case", "ours us", "PyTorch us", "ratio");
+  std::vector<BenchRow> rows;
+  int file = 0;
+  for (int burners : kBurnersPerCore) {
+    Table ours, torch;
+    {
+      const Burners beside(Burners::on_each_core(burners));
+      for (int round = 0; round < options.round_count(); ++round) {
+        measure_ours(options, nullptr, folder, file++, ours);
+        measure_peer(peers[0].command, options, "all_reduce", torch);
+      }
+    }
+    for (const auto& [name, figures] : ours) {
+      BenchRow row{
+          .name = fmt::format("{}/busy{}", name, burners), .unit = "us", .ours = median(figures.p50), .peers = {}};
+      if (const auto found = torch.find(name.substr(0, name.rfind('/'))); found != torch.end())
+        row.peers["torch"] = median(found->second.p50);
+      row.extra = {{"p99", median(figures.p99)}, {"wrong", figures.wrong}};
+      print_busy(row);
+      rows.push_back(std::move(row));
+    }
+  }
+  CHORALE_CHECK_STATE(!rows.empty(), "[bench] the ranks gave no figures; run one case with --only to see why");
+  print_busy_bars(rows);
+  if (!options.json.empty()) write_json(options.json, bench_report("collectives_busy", rows));
+}
+
+void run(Options options) {
   if (options.as_rank >= 0) {
-    return run_collectives_rank(options.as_rank, options.ranks, options.store, options.only, options.most_bytes);
+    return run_collectives_rank(options.as_rank, options.ranks, options.store, options.only, options.most_bytes,
+                                options.busy);
+  }
+  if (options.busy) {
+    CHORALE_CHECK(options.hosts == 1, "[bench] --busy measures one host");
+    options.against = "torch";
+    if (options.only.empty()) options.only = "all_reduce/";
   }
   std::vector<std::string> names;
   for (const CollectiveCase& c : collective_cases(options.ranks, options.most_bytes)) names.push_back(c.name);
@@ -212,13 +253,18 @@ void run(const Options& options) {
   char name[] = "/tmp/chorale-bench-XXXXXX";
   CHORALE_CHECK_STATE(mkdtemp(name), "[bench] cannot make a folder in /tmp");
   const std::filesystem::path folder = name;
+  if (options.busy) {
+    run_busy(options, folder);
+    std::filesystem::remove_all(folder);
+    return;
+  }
   Table ours;
   std::map<std::string, Table> tables;
   std::optional<TwoHosts> cable;
   if (options.hosts == 2) cable.emplace();
   const TwoHosts* hosts = cable ? &*cable : nullptr;
   const auto peers = find_peers(options, hosts, folder);
-  for (int round = 0; round < options.rounds; ++round) {
+  for (int round = 0; round < options.round_count(); ++round) {
     measure_ours(options, hosts, folder, round, ours);
     for (const Peer& peer : peers) {
       // On one host PyTorch takes a minute, and is two orders away: once is enough.
@@ -253,9 +299,11 @@ void add_bench_collectives(CLI::App& bench, Work& work) {
   command->add_option("--most-bytes", options->most_bytes, "no larger tensors")
       ->capture_default_str()
       ->check(between(1, 1e15));
-  command->add_option("--rounds", options->rounds, "measurements of each, in turns; the median counts")
-      ->capture_default_str()
+  command
+      ->add_option("--rounds", options->rounds, "measurements of each, in turns; the median counts (3; 5 with --busy)")
       ->check(between(1, 1e6));
+  command->add_flag("--busy", options->busy,
+                    "with one and two burners on each core, beside PyTorch alone; all_reduce unless --only says else");
   command->add_option("--as-rank", options->as_rank, "")->group("");
   command->add_option("--store", options->store, "")->group("");
   command->callback([options, &work] {

@@ -111,7 +111,8 @@ std::vector<CollectiveCase> collective_cases(int ranks, int64_t most_bytes) {
   return cases;
 }
 
-void run_collectives_rank(int rank, int size, const std::string& path, const std::string& only, int64_t most_bytes) {
+void run_collectives_rank(int rank, int size, const std::string& path, const std::string& only, int64_t most_bytes,
+                          bool few) {
   set_thread_count(1);
   transport::FileStore store(path);
   const Group group = Group::connect(store, "bench", rank, size);
@@ -124,9 +125,9 @@ void run_collectives_rank(int rank, int size, const std::string& path, const std
     const Measured measured = prepare(group, c.op, c.bytes / 4, c.registered);
     const int count = c.op == "64_subgroups" ? 5
                       : c.op == "new_group"  ? 64
-                      : c.bytes <= 65536     ? 2000
-                      : c.bytes <= (1 << 20) ? 200
-                                             : 20;
+                      : c.bytes <= 65536     ? (few ? 300 : 2000)
+                      : c.bytes <= (1 << 20) ? (few ? 40 : 200)
+                                             : (few ? 12 : 20);
     const int before = std::min(5, count / 4);
     std::vector<double> us;
     for (int i = 0; i < count + before; ++i) {

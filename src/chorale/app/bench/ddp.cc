@@ -13,6 +13,7 @@
 #include "chorale/api/compile.h"
 #include "chorale/app/bench/before.h"
 #include "chorale/app/bench/bench.h"
+#include "chorale/app/bench/busy.h"
 #include "chorale/app/bench/hosts.h"
 #include "chorale/app/bench/models.h"
 #include "chorale/app/commands.h"
@@ -163,6 +164,7 @@ struct Options {
   int hosts = 1;
   std::string fabric = "tls", rate;
   bool compiled = false;
+  bool busy = false;
 };
 
 struct Side {
@@ -216,9 +218,9 @@ Side start(const std::string& model, const Mode& mode, const Options& options, c
 std::map<std::string, double> torch_turn(const std::string& model, int steps, const Options& options,
                                          const std::filesystem::path& folder) {
   const std::string file = folder / "torch.json";
-  const std::string command =
-      fmt::format("OMP_NUM_THREADS=1 '{}' '{}/torch_steps.py' {} 1 --model {} --steps {} --json '{}' > /dev/null 2>&1",
-                  options.python, peers_folder(), options.ranks, model, steps, file);
+  const std::string command = fmt::format(
+      "OMP_NUM_THREADS=1 '{}' '{}/torch_steps.py' {} 1 --model {} --steps {} --mode {} --json '{}' > /dev/null 2>&1",
+      options.python, peers_folder(), options.ranks, model, steps, options.busy ? "ddp" : "local,ddp", file);
   CHORALE_CHECK_STATE(std::system(command.c_str()) == 0, "[bench] ", options.python, " cannot run torch_steps.py");
   std::map<std::string, double> ms;
   for (const auto& row : nlohmann::json::parse(std::ifstream(file))) ms[row["mode"]] = row["ms"];
@@ -227,9 +229,10 @@ std::map<std::string, double> torch_turn(const std::string& model, int steps, co
 
 struct DdpCase {
   const char* model;
-  int steps;
+  int steps, busy_steps;
 };
-constexpr DdpCase kCases[] = {{"tinymlp", 1000}, {"mlp512x4", 60}, {"cnn_fashion", 15}, {"bert_256x4", 3}};
+constexpr DdpCase kCases[] = {
+    {"tinymlp", 1000, 200}, {"mlp512x4", 60, 30}, {"cnn_fashion", 15, 10}, {"bert_256x4", 3, 3}};
 
 std::string name_of(const DdpCase& c, const Options& options) {
   const std::string where = options.hosts == 2 ? fmt::format("/{}{}", options.fabric, options.rate) : "";
@@ -310,6 +313,37 @@ void print_compiled(const BenchRow& row) {
   std::fflush(stdout);
 }
 
+// Ours and PyTorch's in turns, beside burners.
+BenchRow measure_busy(const DdpCase& c, const Options& options, const Place& place, int burners) {
+  const Burners beside(Burners::on_each_core(burners));
+  Side ours = start(c.model, kModes[1], options, place);
+  std::vector<double> torch;
+  for (int round = 0; round < options.rounds; ++round) {
+    ours.turn(c.busy_steps);
+    torch.push_back(torch_turn(c.model, c.busy_steps, options, place.folder).at("ddp"));
+  }
+  return {.name = fmt::format("{}/busy{}", name_of(c, options), burners),
+          .unit = "ms",
+          .ours = median(ours.ms),
+          .peers = {{"torch", median(torch)}},
+          .extra = ours.last};
+}
+
+void run_busy(const Options& options, const Place& place) {
+  CHORALE_CHECK(options.hosts == 1, "[bench] --busy measures one host");
+  fmt::print("{:<48} {:>12} {:>12} {:>7}\n", "case", "ours ms", "PyTorch ms", "ratio");
+  std::vector<BenchRow> rows;
+  for (int burners : kBurnersPerCore) {
+    for (const DdpCase& c : kCases) {
+      if (!picks(options.only, name_of(c, options))) continue;
+      rows.push_back(measure_busy(c, options, place, burners));
+      print_busy(rows.back());
+    }
+  }
+  print_busy_bars(rows);
+  if (!options.json.empty()) write_json(options.json, bench_report("ddp_busy", rows));
+}
+
 void run(const Options& options) {
   CHORALE_CHECK(!peers_folder().empty(), "[bench] bench/peers is not beside this program: run it from a checkout");
   std::vector<std::string> names;
@@ -317,6 +351,11 @@ void run(const Options& options) {
   check_only(options.only, names);
   Place place{std::filesystem::temp_directory_path() / fmt::format("chorale-bench-{}", getpid())};
   std::filesystem::create_directories(place.folder);
+  if (options.busy) {
+    run_busy(options, place);
+    std::filesystem::remove_all(place.folder);
+    return;
+  }
   if (options.hosts == 2) place.hosts.emplace(options.rate);
   if (options.compiled) {
     fmt::print("{:<29} {:>9} {:>9} {:>7} {:>7} {:>9} {:>9} {:>9} {:>7} {:>7} {:>7}\n", "case", "local ms", "ddp ms",
@@ -362,6 +401,7 @@ void add_bench_ddp(CLI::App& bench, Work& work) {
       ->capture_default_str()
       ->check(between(1, 2));
   command->add_option("--fabric", options->fabric, "between hosts: tls, or ucx[:DEVICE]")->capture_default_str();
+  command->add_flag("--busy", options->busy, "with one and two burners on each core, beside PyTorch alone");
   command->add_option("--rate", options->rate, "of the cable between hosts, such as 1gbit");
   command->callback([options, &work] {
     work = [options] {

@@ -2,11 +2,8 @@
 // turns. With --busy: all threads beside a program that uses a core, against one thread on the quiet machine; with
 // --same-bits: what it costs that bits do not depend on the number of threads.
 #include <fmt/format.h>
-#include <pthread.h>
-#include <sched.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -14,10 +11,10 @@
 #include <iostream>
 #include <memory>
 #include <optional>
-#include <thread>
 
 #include "chorale/app/bench/before.h"
 #include "chorale/app/bench/bench.h"
+#include "chorale/app/bench/busy.h"
 #include "chorale/app/bench/ops_cases.h"
 #include "chorale/app/commands.h"
 #include "chorale/app/options.h"
@@ -268,35 +265,6 @@ void run(const Options& options) {
   if (!options.json.empty()) write_json(options.json, bench_report("ops", rows));
 }
 
-// A thread that uses one core, the last of those that this process may use, for as long as it lives.
-class Burner {
- public:
-  Burner() : thread_([this] { burn(); }) {}
-  ~Burner() {
-    stop_ = true;
-    thread_.join();
-  }
-  Burner(const Burner&) = delete;
-  Burner& operator=(const Burner&) = delete;
-
- private:
-  void burn() {
-    cpu_set_t allowed;
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) {
-      for (int core = CPU_SETSIZE - 1; core >= 0 && CPU_COUNT(&one) == 0; --core) {
-        if (CPU_ISSET(core, &allowed)) CPU_SET(core, &one);
-      }
-      pthread_setaffinity_np(pthread_self(), sizeof one, &one);
-    }
-    while (!stop_.load(std::memory_order_relaxed)) {
-    }
-  }
-  std::atomic<bool> stop_{false};
-  std::thread thread_;
-};
-
 // The median time of a call in nanoseconds.
 double median_call(const std::function<void()>& call, double seconds) {
   using Clock = std::chrono::steady_clock;
@@ -312,7 +280,7 @@ double median_call(const std::function<void()>& call, double seconds) {
   return median(times);
 }
 
-constexpr double kBusyBar = 2;
+constexpr double kBurnerBar = 2;
 
 // All cases in two ways, in turns: `plain` and `other` are called before a case is measured.
 struct TwoWays {
@@ -355,7 +323,7 @@ void run_two_ways(const Options& options, const TwoWays& ways) {
 
 void run_busy(const Options& options) {
   const int threads = thread_count();
-  std::unique_ptr<Burner> burner;
+  std::unique_ptr<Burners> burner;
   fmt::print("one thread alone, and {} beside a thread that uses one core\n", threads);
   run_two_ways(options, {.bench = "ops_busy",
                          .plain_name = "alone",
@@ -364,10 +332,10 @@ void run_busy(const Options& options) {
                          .other =
                              [&] {
                                set_thread_count(threads);
-                               burner = std::make_unique<Burner>();
+                               burner = std::make_unique<Burners>(Burners::on_last_core());
                              },
                          .after = [&] { burner.reset(); },
-                         .bar = kBusyBar});
+                         .bar = kBurnerBar});
 }
 
 void run_same_bits(const Options& options) {

@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cstring>
 #include <iostream>
 #include <thread>
@@ -11,6 +12,7 @@
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
 #include "chorale/base/host.h"
+#include "chorale/comm/flight_file.h"
 #include "chorale/vec/combine.h"
 
 namespace chorale::comm {
@@ -31,6 +33,13 @@ void combine_two(Reduce op, DType dtype, const void* in, void* in_out, int64_t e
   const void* sources[] = {in, in_out};
   void* destinations[] = {in_out};
   vec::combine(op, dtype, sources, destinations, elems);
+}
+
+// By the number that mpirun has given it, in letters that a folder's name may have.
+void name_job_of_mpi() {
+  std::string job = config::env("PMIX_NAMESPACE").value_or("");
+  std::erase_if(job, [](char c) { return !std::isalnum(static_cast<unsigned char>(c)); });
+  if (!job.empty()) name_job("mpi" + job);
 }
 
 // One per process, as MPI is: its lock is what serialises calls of MPI.
@@ -54,6 +63,7 @@ std::shared_ptr<MpiEngine> MpiEngine::connect(const std::string& name, int rank,
   CHORALE_CHECK_STATE(Mpi::started_by_mpi(), "[mpi] groups over MPI need ranks that mpirun has started: mpirun -n ",
                       size, " PROGRAM, with CHORALE_FABRIC=mpi");
   auto context = context_of_process();
+  name_job_of_mpi();
   Membership membership{name, rank, {}};
   for (int r = 0; r < size; ++r) membership.members.push_back(r);
   Mpi& mpi = Mpi::get();
@@ -107,7 +117,7 @@ MpiEngine::~MpiEngine() {
   call_.abandon();
   end_the_rest();
   try {
-    tell(is_thrown_away() ? Notice::Kind::kThrew : Notice::Kind::kLeft, completed_print_);
+    if (!said_goodbye_) tell(is_thrown_away() ? Notice::Kind::kThrew : Notice::Kind::kLeft, completed_print_);
     for (const Deadline patience = within(100ms); !outgoing_.empty() && !patience.passed();) send_on();
   } catch (const std::exception& error) {
     std::cerr << concat("[group] the others could not be told that this rank leaves: ", error.what(), "\n");
@@ -226,6 +236,19 @@ std::optional<CallFailed> MpiEngine::gone(int rank) const {
                                                          : " has left the group; it ",
                            where_is(rank)),
                     group_.global(rank)};
+}
+
+void MpiEngine::say_goodbye() {
+  said_goodbye_ = true;
+  tell(Notice::Kind::kLeft, completed_print_);
+}
+
+Leaver::Does MpiEngine::after_goodbye(int rank) {
+  read_notices();
+  const Peer& peer = peers_[static_cast<size_t>(rank)];
+  if (static_cast<int32_t>(peer.number - last_number()) > 0) return Does::kCalled;
+  if (peer.state == Notice::Kind::kThrew) return Does::kThrew;
+  return peer.state == Notice::Kind::kLeft ? Does::kLeft : Does::kStays;
 }
 
 // Calls that move data are compared when everybody has entered. A monitored barrier is entered in another way, so that

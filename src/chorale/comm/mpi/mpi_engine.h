@@ -11,13 +11,14 @@
 #include <optional>
 
 #include "chorale/comm/engine.h"
+#include "chorale/comm/leaving.h"
 #include "chorale/comm/mpi/mpi_call.h"
 #include "chorale/comm/mpi/mpi_messages.h"
 #include "chorale/comm/notice.h"
 
 namespace chorale::comm {
 
-class MpiEngine final : public Engine {
+class MpiEngine final : public Engine, public Leaver {
  public:
   // Of all ranks of the job, which come together here.
   static std::shared_ptr<MpiEngine> connect(const std::string& name, int rank, int size, Deadline deadline);
@@ -29,6 +30,11 @@ class MpiEngine final : public Engine {
   std::shared_ptr<Engine> make_subgroup(const Membership& membership) override;
   void note_exception(const std::string& what) override;
   bool is_broken() const override { return has_failure_.load(std::memory_order_acquire); }
+
+  void finish_calls(std::unique_lock<std::mutex>& lock) override { drain(lock); }
+  void say_goodbye() override;
+  Does after_goodbye(int peer) override;
+  std::string describe_peer(int peer) const override { return who_is(peer); }
 
   // Data moves in pieces of this many bytes; less than MPI's limit for tests only.
   void set_piece_bytes(size_t bytes) { piece_bytes_ = bytes; }
@@ -78,6 +84,7 @@ class MpiEngine final : public Engine {
 
   std::vector<Peer> peers_;
   std::list<std::pair<std::string, std::vector<transport::Mpi::Request>>> outgoing_;
+  bool said_goodbye_ = false;
   Failure failure_;  // the first
   std::atomic<bool> has_failure_{false};
   uint32_t told_ = 0;                       // the last call of which the others were told that it was entered

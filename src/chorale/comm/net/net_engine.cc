@@ -17,7 +17,8 @@ constexpr auto kGlance = 200us;
 constexpr auto kHalfAwake = 20ms;
 // While a call runs elsewhere, the worker moves what else this rank has in flight.
 constexpr auto kTick = 1ms;
-constexpr int64_t kYields = 200;     // of a wait for a message of a neighbour
+constexpr int64_t kYields = 200;  // of a wait for a message of a neighbour
+constexpr auto kGoodbyeInterval = 50ms;
 constexpr auto kLongestSleep = 2ms;  // what happens on this host rings no bell of the fabric
 
 }  // namespace
@@ -139,6 +140,20 @@ void NetEngine::let_go() {
   group_.share_failure(finished() + 1);
   const std::lock_guard lock(group_.local->context().mutex);
   group_.local->give_up();
+}
+
+// ---- leaving
+
+Leaver::Does NetEngine::after_goodbye(int peer) {
+  const NetGroup::Stay stay = group_.stay_of(peer);  // before the call: it may end just after it
+  if (static_cast<int32_t>(group_.whereabouts(peer).number - last_number()) > 0) return Does::kCalled;
+  if (stay == NetGroup::Stay::kThrew) return Does::kThrew;
+  if (stay == NetGroup::Stay::kLeft) return Does::kLeft;
+  if (const auto now = Clock::now(); now >= next_question_) {
+    next_question_ = now + kGoodbyeInterval;
+    group_.ask_where();
+  }
+  return Does::kStays;
 }
 
 // ---- waiting

@@ -17,7 +17,7 @@
 
 namespace chorale::comm {
 
-class NetEngine final : public Engine {
+class NetEngine final : public Engine, public Leaver {
  public:
   // `local` is the engine of the members on this host, `id` the same on all members.
   NetEngine(std::shared_ptr<RankContext> context, Membership membership, NetLayout layout, uint64_t id,
@@ -31,6 +31,10 @@ class NetEngine final : public Engine {
   void note_exception(const std::string& what) override { group_.note_exception(what); }
   bool is_broken() const override { return group_.failed(); }
   const NetGroup& group() const { return group_; }
+  void finish_calls(std::unique_lock<std::mutex>& lock) override { drain(lock); }
+  void say_goodbye() override { group_.say_goodbye(finished()); }
+  Does after_goodbye(int peer) override;
+  std::string describe_peer(int peer) const override { return who_is(peer); }
 
  private:
   // Wakes the thread that runs calls.
@@ -60,6 +64,7 @@ class NetEngine final : public Engine {
   bool worker_sleeps_ = false;   // until it is woken
   uint32_t seen_by_worker_ = 0;  // calls
   bool stopping_ = false;
+  Clock::time_point next_question_{};  // after this rank has said goodbye
   std::thread worker_;
 };
 

@@ -44,8 +44,29 @@ void NetGroup::note_exception(const std::string& what) {
 
 void NetGroup::leave(uint32_t last, bool threw) {
   hub->delist(id);
-  if (failed()) return;  // they know
+  if (failed() || said_goodbye_) return;  // they know
   hub->tell(others_, id, {.kind = threw ? Notice::Kind::kThrew : Notice::Kind::kLeft, .number = uint64_t{last} + 1});
+}
+
+void NetGroup::say_goodbye(uint32_t last) {
+  said_goodbye_ = true;
+  local->say_goodbye();
+  hub->tell(others_, id, {.kind = Notice::Kind::kLeft, .number = uint64_t{last} + 1});
+}
+
+NetGroup::Stay NetGroup::stay_of(int peer) const {
+  if (layout.is_here(peer)) {
+    const int here = layout.index_of[static_cast<size_t>(peer)];
+    const auto state = local->group().segment.control(here).state.load();
+    if (state == shm::RankState::kThrew) return Stay::kThrew;
+    return state == shm::RankState::kLeft || local->group().is_dead(here) ? Stay::kLeft : Stay::kHere;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    const auto& departure = departures_[static_cast<size_t>(peer)];
+    if (departure) return departure->threw ? Stay::kThrew : Stay::kLeft;
+  }
+  return fabric().life(global(peer)).gone() ? Stay::kLeft : Stay::kHere;
 }
 
 void NetGroup::hear(int from, const Notice& notice) {

@@ -29,8 +29,12 @@ class NetGroup final : public NetListener {
   NetGroup(const Membership& membership, const AlgorithmTable& table, NetLayout layout, std::shared_ptr<NetHub> hub,
            uint64_t id, std::shared_ptr<ShmEngine> local);
   void note_exception(const std::string& what);
-  // Tells the others that this rank leaves, after it has finished `last` calls.
+  // Tells the others that this rank leaves, after it has finished `last` calls, and hears no more of them; or hears on.
   void leave(uint32_t last, bool threw);
+  void say_goodbye(uint32_t last);
+  // Whether a peer has left, too, or is gone.
+  enum class Stay : uint8_t { kHere, kLeft, kThrew };
+  Stay stay_of(int peer) const;
   ~NetGroup() = default;
 
   const Membership& membership;  // the engine's
@@ -122,6 +126,7 @@ class NetGroup final : public NetListener {
     Clock::time_point heard;
   };
   std::vector<std::optional<Departure>> departures_;  // by group rank
+  bool said_goodbye_ = false;                         // of the engine's threads, with its lock
   struct Thrown {
     uint32_t number = 0;  // of the last call before it
     std::string text;

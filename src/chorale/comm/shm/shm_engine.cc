@@ -38,7 +38,8 @@ ShmEngine::~ShmEngine() {
     end_the_rest();
     delist();
   }
-  group_.segment.publish(group_.own().state, is_thrown_away() ? shm::RankState::kThrew : shm::RankState::kLeft);
+  if (!said_goodbye_)
+    group_.segment.publish(group_.own().state, is_thrown_away() ? shm::RankState::kThrew : shm::RankState::kLeft);
 }
 
 bool ShmEngine::step(const Intrusive<Operation>& operation, bool is_new) {
@@ -114,17 +115,18 @@ std::string ShmEngine::who_is(int peer) const {
   return concat("rank ", group_.global(peer), " (", group_.condition(peer), ") ", where_is(peer));
 }
 
+const shm::CallSlot* ShmEngine::last_call(int peer) const {
+  const auto& slots = group_.segment.control(peer).slots;
+  const uint32_t even = slots[0].number.load(std::memory_order_acquire);
+  const uint32_t odd = slots[1].number.load(std::memory_order_acquire);
+  const shm::CallSlot& last = slots[static_cast<int32_t>(odd - even) > 0 ? 1 : 0];
+  return even == 0 && odd == 0 ? nullptr : &last;
+}
+
 std::string ShmEngine::where_is(int peer) const {
   const shm::RankControl& control = group_.segment.control(peer);
-  const shm::CallSlot* last = nullptr;
-  uint32_t number = 0;
-  for (const shm::CallSlot& slot : control.slots) {
-    const uint32_t found = slot.number.load(std::memory_order_acquire);
-    if (!last || static_cast<int32_t>(found - number) > 0) {
-      last = &slot;
-      number = found;
-    }
-  }
+  const shm::CallSlot* last = last_call(peer);
+  const uint32_t number = last ? last->number.load(std::memory_order_acquire) : 0;
   Fingerprint::Words outer;
   const std::string thrown = control.exception.since(group_.inner ? control.outer.read(outer) : number);
   const std::string call =
@@ -136,6 +138,23 @@ void ShmEngine::note_exception(const std::string& what) { group_.own().exception
 
 void ShmEngine::drop_what_is_owed() {
   messages_.drop_what_nobody_takes([&](int peer) { return is_gone(peer); });
+}
+
+// ---- leaving
+
+void ShmEngine::say_goodbye() {
+  said_goodbye_ = true;
+  group_.segment.publish(group_.own().state, shm::RankState::kLeft);
+}
+
+Leaver::Does ShmEngine::after_goodbye(int peer) {
+  const auto state = group_.segment.control(peer).state.load();  // before the call: it may end just after it
+  const bool has_gone = state == shm::RankState::kLeft || group_.is_dead(peer);
+  const shm::CallSlot* last = last_call(peer);
+  if (last && static_cast<int32_t>(last->number.load(std::memory_order_acquire) - last_number()) > 0)
+    return Does::kCalled;
+  if (state == shm::RankState::kThrew) return Does::kThrew;
+  return has_gone ? Does::kLeft : Does::kStays;
 }
 
 // ---- failing

@@ -2,12 +2,13 @@
 #pragma once
 
 #include "chorale/comm/engine.h"
+#include "chorale/comm/leaving.h"
 #include "chorale/comm/shm/shm_call.h"
 #include "chorale/comm/shm/shm_messages.h"
 
 namespace chorale::comm {
 
-class ShmEngine final : public Engine {
+class ShmEngine final : public Engine, public Leaver {
  public:
   // `inner`: moves the data of one host for an engine of several hosts, which reports failures itself and finds out
   // which rank made a different call.
@@ -32,6 +33,11 @@ class ShmEngine final : public Engine {
   // Ends everything with the failure that was recorded: nobody writes into memory of callers any more.
   void give_up();
 
+  void finish_calls(std::unique_lock<std::mutex>& lock) override { drain(lock); }
+  void say_goodbye() override;
+  Does after_goodbye(int peer) override;
+  std::string describe_peer(int peer) const override { return who_is(peer); }
+
   // Publishes a failure, if it is the first, without ending anything here. May be called by any thread, without a lock.
   void publish_failure(const std::string& text, int culprit);
   // The first failure. Waits a moment for one that is being written.
@@ -53,8 +59,11 @@ class ShmEngine final : public Engine {
 
   bool is_gone(int peer) const;
   std::string where_is(int peer) const;
+  // The last call that a peer has entered; null: none yet.
+  const shm::CallSlot* last_call(int peer) const;
 
   ShmGroup group_;
+  bool said_goodbye_ = false;
   ShmCall call_;
   ShmMessages messages_;
   mutable std::vector<Clock::time_point> seen_alive_;  // by peer: when it was last seen alive; with the lock
