@@ -69,6 +69,7 @@ std::vector<double> times_of(const graph::Program& program, int runs) {
   }
   std::vector<Generator> generators(program.graph().generators);
   std::vector<Generator*> pointers;
+  pointers.reserve(generators.size());
   for (Generator& generator : generators) pointers.push_back(&generator);
   std::vector<std::vector<double>> all(program.kernels());
   for (int i = 0; i <= runs; ++i) {

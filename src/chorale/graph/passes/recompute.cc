@@ -18,7 +18,8 @@ constexpr int64_t kWide = int64_t{1} << 60;
 // Less is not worth a node.
 constexpr int64_t kWorthBytes = int64_t{64} << 10;
 
-// The widths of a network, and the side of each place that a narrowest cut leaves with the source.
+// The widths of a network, and the side of each place that a narrowest cut leaves with the source. Of several such cuts
+// the one nearest to the sink: less is computed again.
 class Flow {
  public:
   explicit Flow(size_t places) : edges_of_(places) {}
@@ -47,7 +48,7 @@ class Flow {
           open.push(edges_[e].to);
         }
       }
-      if (!seen[sink]) return seen;
+      if (!seen[sink]) return before_last_cut(sink);
       int64_t room = kWide;
       for (size_t at = sink; at != source; at = edges_[by[at] ^ 1].to) room = std::min(room, edges_[by[at]].room);
       if (room >= kWide) return {};  // something must be kept and may not be: nothing is cut
@@ -63,6 +64,24 @@ class Flow {
     size_t to;
     int64_t room;
   };
+  // The places from which nothing more can flow to the sink.
+  std::vector<bool> before_last_cut(size_t sink) const {
+    std::vector<bool> before(edges_of_.size(), true);
+    std::queue<size_t> open;
+    open.push(sink);
+    before[sink] = false;
+    while (!open.empty()) {
+      const size_t at = open.front();
+      open.pop();
+      for (const size_t e : edges_of_[at]) {
+        const size_t from = edges_[e].to;
+        if (edges_[e ^ 1].room == 0 || !before[from]) continue;
+        before[from] = false;
+        open.push(from);
+      }
+    }
+    return before;
+  }
   std::vector<Edge> edges_;
   std::vector<std::vector<size_t>> edges_of_;
 };

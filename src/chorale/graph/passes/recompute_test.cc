@@ -45,6 +45,21 @@ TEST(Recompute, MakesWhatIsCheapAgain) {
 )");
 }
 
+// A sum is not made again where one of its terms would have to be kept for that, which is as large.
+TEST(Recompute, KeepsWhatCostsAsMuchToKeep) {
+  const std::string text = R"(graph(%0: f32[256, 256], %1: f32[256, 256]) {
+  %2: f32[256, 256] = matmul(%0, %1)
+  %3: f32[256, 256] = add(%0, %2)
+  %4: f32[256, 256] = matmul(%3, %1)
+  %5: f32[256, 256] = softmax(%4) {dim=1}
+  %6: f32[256, 256] = softmax_backward(%5, %4) {dim=1}
+  %7: f32[256, 256] = matmul(%6, %3)
+  return %7
+}
+)";
+  EXPECT_EQ(print(recomputed(text, 1)), text);
+}
+
 // Three blocks, each with a product in it, and the same backwards.
 std::string blocks() {
   const std::string m = "f32[256, 256]";
