@@ -74,6 +74,8 @@ OPTIMIZERS = {
     "nadam": lambda p, decoupled=False, **kw: adam(torch.optim.NAdam)(p, decoupled_weight_decay=decoupled, **kw),
     "radam": lambda p, decoupled=False, **kw: adam(torch.optim.RAdam)(p, decoupled_weight_decay=decoupled, **kw),
     "asgd": plain(torch.optim.ASGD),
+    "rprop": lambda p, shrink=0.5, grow=1.2, least_step=1e-6, most_step=50, **kw: torch.optim.Rprop(
+        p, etas=(shrink, grow), step_sizes=(least_step, most_step), foreach=False, **kw),
 }
 CASES = [
     ("sgd", dict(lr=0.05)),
@@ -115,6 +117,9 @@ CASES = [
     ("asgd", dict()),
     ("asgd", dict(lr=0.05, lambd=0.01, alpha=0.6, t0=20, weight_decay=0.1)),
     ("asgd", dict(lr=0.001, maximize=True)),
+    ("rprop", dict(lr=0.01)),
+    ("rprop", dict(lr=0.02, shrink=0.3, grow=1.5, least_step=1e-3, most_step=0.05)),
+    ("rprop", dict(lr=0.001, most_step=0.002, maximize=True)),
 ]
 
 

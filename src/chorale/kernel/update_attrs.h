@@ -135,6 +135,20 @@ struct AsgdRule {
 };
 CHORALE_FIELDS(AsgdRule, lambd, alpha, t0, weight_decay, maximize, masters)
 
+// States: the gradient before, 0 where its sign had changed, and the step of each element, which begins with the
+// learning rate; the rate itself is not read.
+struct RpropRule {
+  double shrink = 0.5;
+  double grow = 1.2;
+  double least_step = 1e-6;
+  double most_step = 50;
+  bool maximize = false;
+  bool masters = false;
+
+  size_t states() const { return 2; }
+};
+CHORALE_FIELDS(RpropRule, shrink, grow, least_step, most_step, maximize, masters)
+
 // Whether the last state of a rule is one f64 number for each parameter instead of one for each element.
 template <class Rule>
 inline constexpr bool kLastStateIsNumber = std::is_same_v<Rule, NadamRule>;

@@ -21,6 +21,7 @@ using kernel::LambRule;
 using kernel::NadamRule;
 using kernel::RadamRule;
 using kernel::RmspropRule;
+using kernel::RpropRule;
 using kernel::SgdRule;
 
 // What an update reads and writes: lists of one length. Parameter, gradient, states and master at one place belong
@@ -37,8 +38,8 @@ struct UpdateLists {
   std::vector<Tensor> masters;
   Tensor lr;
   Tensor found_inf;  // where it is defined and not 0, nothing is written
-  // Inputs and results of the last call, but for its gradients. The next call mostly has the same ones, and need not
-  // count references to them again: of small parameters that would be a good part of the time.
+  // Inputs and results of the last call, but for its gradients and found_inf. The next call mostly has the same ones,
+  // and need not count references to them again: of small parameters that would be a good part of the time.
   mutable std::vector<Tensor> last_in, last_out;
 
   size_t size() const { return parameters.size(); }
@@ -73,6 +74,10 @@ void radam_(const UpdateLists& lists, RadamRule rule);
 // r = lr / (1 + lambd * lr * (t - 1))^alpha; w = (1 - lambd * r) * w - r * g; a is the average of w since step t0, and
 // w itself before. states: a
 void asgd_(const UpdateLists& lists, AsgdRule rule);
+// Only the sign of g counts, which has no weight decay: s *= grow where it has not changed, shrink where it has, within
+// [least_step, most_step]; w -= s * sign(g), but an element whose sign has changed waits for one step, and then goes on
+// as at first. lr is not read. states: g before, and s, which begins with the rate
+void rprop_(const UpdateLists& lists, RpropRule rule);
 
 // The p-norm of all elements of all tensors together, p > 0 or infinity: f64, without dimensions.
 Tensor norm_of_all(std::span<const Tensor> tensors, double p = 2);

@@ -123,6 +123,13 @@ TEST(OptimOracle, Adamax) {
   expect_trajectory<Adamax, AdamaxOptions>("adamax/3", {.lr = 0.001, .maximize = true});
 }
 
+TEST(OptimOracle, Rprop) {
+  expect_trajectory<Rprop, RpropOptions>("rprop/1", {});
+  expect_trajectory<Rprop, RpropOptions>(
+      "rprop/2", {.lr = 0.02, .shrink = 0.3, .grow = 1.5, .least_step = 1e-3, .most_step = 0.05});
+  expect_trajectory<Rprop, RpropOptions>("rprop/3", {.lr = 0.001, .most_step = 0.002, .maximize = true});
+}
+
 // PyTorch keeps the products of NAdam's momenta, and ASGD's rates, in f32.
 constexpr double kNumbersInF32 = 1e-6;
 

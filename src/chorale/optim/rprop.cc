@@ -1,6 +1,5 @@
 #include "chorale/optim/rprop.h"
 
-#include "chorale/op/functions.h"
 #include "chorale/optim/check.h"
 
 namespace chorale::optim {
@@ -20,16 +19,11 @@ double Rprop::initial_state(const Attrs& attrs, size_t place) const {
 
 void Rprop::update(const UpdateLists& lists, const Attrs& attrs) const {
   const auto& o = attrs.get<RpropOptions>();
-  for (size_t i = 0; i < lists.size(); ++i) {
-    const Tensor &before = lists.states[0][i], &step = lists.states[1][i];
-    const Tensor g = o.maximize ? neg(lists.gradients[i]) : lists.gradients[i];
-    const Tensor turned = mul(g, before), same = ones_like(step);
-    const Tensor factor = where(gt(turned, 0), mul(same, o.grow), where(lt(turned, 0), mul(same, o.shrink), same));
-    copy_(step, clamp(mul(step, factor), mul(same, o.least_step), mul(same, o.most_step)));
-    // An element whose sign has changed waits for one step.
-    copy_(before, where(lt(turned, 0), mul(same, 0), g));
-    sub_(lists.parameters[i], mul(sign(before), step));
-  }
+  rprop_(lists, {.shrink = o.shrink,
+                 .grow = o.grow,
+                 .least_step = o.least_step,
+                 .most_step = o.most_step,
+                 .maximize = o.maximize});
 }
 
 }  // namespace chorale::optim

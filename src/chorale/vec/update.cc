@@ -58,6 +58,7 @@ constexpr uint32_t states_read(UpdateRule rule) {
     case UpdateRule::kNadam:
     case UpdateRule::kAdamax:
     case UpdateRule::kAdadelta:
+    case UpdateRule::kRprop:
     case UpdateRule::kRmspropMomentum:
     case UpdateRule::kLambMoments:
     case UpdateRule::kLambApply:
@@ -143,6 +144,17 @@ HWY_INLINE void apply_asgd(Lanes<C>& x, const Coefficients<C>& c) {
 }
 
 template <class C>
+HWY_INLINE void apply_rprop(Lanes<C>& x, const Coefficients<C>& c) {
+  const auto zero = Coefficients<C>::all(0);
+  const auto product = hn::Mul(x.g, x.s0);
+  const auto turned = hn::Lt(product, zero);
+  const auto grown = hn::IfThenElse(hn::Gt(product, zero), hn::Mul(c.gain1, x.s1), x.s1);
+  x.s1 = hn::Clamp(hn::IfThenElse(turned, hn::Mul(c.decay1, x.s1), grown), c.eps, c.scale1);
+  x.s0 = hn::IfThenZeroElse(turned, x.g);
+  x.w = hn::Sub(x.w, hn::IfThenZeroElse(hn::Eq(x.s0, zero), hn::CopySign(x.s1, x.s0)));
+}
+
+template <class C>
 HWY_INLINE typename Lanes<C>::V lamb_step(const Lanes<C>& x, const Coefficients<C>& c) {
   const auto divisor = hn::MulAdd(hn::Sqrt(x.s1), c.root_scale, c.eps);
   return hn::MulAdd(c.weight_decay, x.w, hn::Div(hn::Mul(c.scale1, x.s0), divisor));
@@ -167,6 +179,8 @@ HWY_INLINE void apply(Lanes<C>& x, const Coefficients<C>& c) {
     apply_adadelta(x, c);
   } else if constexpr (kRule == UpdateRule::kAsgd) {
     apply_asgd(x, c);
+  } else if constexpr (kRule == UpdateRule::kRprop) {
+    apply_rprop(x, c);
   } else if constexpr (kRule >= UpdateRule::kMomentsOnly) {
     apply_of_adams_kind<kRule>(x, c);
   } else if constexpr (!kLamb) {
@@ -314,6 +328,7 @@ Update find_update(UpdateRule rule, DType dtype) {
       update_of<UpdateRule::kAdamax>,
       update_of<UpdateRule::kAdadelta>,
       update_of<UpdateRule::kAsgd>,
+      update_of<UpdateRule::kRprop>,
   };
   return kByRule[static_cast<size_t>(rule)](dtype);
 }

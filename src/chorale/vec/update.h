@@ -30,8 +30,11 @@ enum class UpdateRule : uint8_t {
   kAdamax,       // s0 as in kAdam; s1 = max(decay2 * s1, |g| + eps); w -= rate * s0 / s1
   kAdadelta,  // s0 = decay2 * s0 + gain2 * g²; u = g * √(s1 + eps) / √(s0 + eps); s1 likewise of u²; w -= rate * u
   kAsgd,      // w -= rate * g; s0 += gain1 * (w - s0), exactly w where gain1 is 1
+  // s1 *= gain1 where g * s0 > 0, decay1 where it is < 0, and is kept in [eps, scale1]; s0 = g, or 0 where g * s0 < 0;
+  // w -= s1 * sign(s0)
+  kRprop,
 };
-inline constexpr int kUpdateRuleCount = 17;
+inline constexpr int kUpdateRuleCount = 18;
 
 struct UpdateParams {
   double sign = 1, weight_decay = 0, keep = 1, rate = 0;

@@ -28,7 +28,8 @@ constexpr UpdateRule kRules[] = {UpdateRule::kSgd,
                                  UpdateRule::kNadam,
                                  UpdateRule::kAdamax,
                                  UpdateRule::kAdadelta,
-                                 UpdateRule::kAsgd};
+                                 UpdateRule::kAsgd,
+                                 UpdateRule::kRprop};
 static_assert(std::size(kRules) == kUpdateRuleCount);
 
 constexpr UpdateParams kParams{.sign = -1,
@@ -117,6 +118,11 @@ Element expected(UpdateRule rule, Element x, const UpdateParams& p) {
     case UpdateRule::kAsgd:
       x.w -= p.rate * g;
       x.s0 += p.gain1 * (x.w - x.s0);
+      break;
+    case UpdateRule::kRprop:
+      x.s1 = std::clamp(x.s1 * (g * x.s0 > 0 ? p.gain1 : g * x.s0 < 0 ? p.decay1 : 1), p.eps, p.scale1);
+      x.s0 = g * x.s0 < 0 ? 0 : g;
+      x.w -= x.s0 > 0 ? x.s1 : x.s0 < 0 ? -x.s1 : 0;
       break;
   }
   return x;

@@ -151,6 +151,7 @@ constexpr op::NamedKernel kKernels[] = {
     {"update_asgd", named<on_gpu::update_asgd>},
     {"lamb_moments", named<on_gpu::lamb_moments>},
     {"lamb_apply", named<on_gpu::lamb_apply>},
+    {"update_rprop", named<on_gpu::update_rprop>},
     {"power_sums", named<on_gpu::power_sums>},
     {"clip_by_norm", named<on_gpu::clip_by_norm>},
     {"unscale", named<on_gpu::unscale>},

@@ -125,6 +125,16 @@ Recipe recipe(const AdamaxRule& o, double lr, int64_t step) {
   return r;
 }
 
+Recipe recipe(const RpropRule& o, double, int64_t) {
+  Recipe r;
+  r.rule = vec::UpdateRule::kRprop;
+  r.params.decay1 = o.shrink;
+  r.params.gain1 = o.grow;
+  r.params.eps = o.least_step;
+  r.params.scale1 = o.most_step;
+  return r;
+}
+
 // The momentum of a step: it rises towards beta1.
 double momentum_at(const NadamRule& o, int64_t step) {
   return o.beta1 * (1 - 0.5 * std::pow(0.96, static_cast<double>(step) * o.momentum_decay));
@@ -303,6 +313,7 @@ void update_adamax(const KernelArgs& args) { update<AdamaxRule>(args); }
 void update_nadam(const KernelArgs& args) { update<NadamRule>(args); }
 void update_radam(const KernelArgs& args) { update<RadamRule>(args); }
 void update_asgd(const KernelArgs& args) { update<AsgdRule>(args); }
+void update_rprop(const KernelArgs& args) { update<RpropRule>(args); }
 
 void lamb_moments(const KernelArgs& args) {
   const auto& rule = args.attrs.get<LambRule>();

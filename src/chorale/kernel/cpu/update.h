@@ -16,6 +16,7 @@ void update_adamax(const KernelArgs& args);
 void update_nadam(const KernelArgs& args);
 void update_radam(const KernelArgs& args);
 void update_asgd(const KernelArgs& args);
+void update_rprop(const KernelArgs& args);
 
 // Lamb's step depends on norms of a whole parameter, so it has two passes: moments, and what they are needed for.
 // Inputs as above; results: the new steps, moments and masters, and for each parameter the sums of squares of its

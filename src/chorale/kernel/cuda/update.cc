@@ -33,7 +33,7 @@ struct Jobs {
   int64_t first_block[kMostJobs + 1] = {};
   Job jobs[kMostJobs];
 };
-enum Kind : int64_t { kSgd, kAdam, kAdagrad, kRmsprop, kAdadelta, kAdamax, kNadam, kRadam, kAsgd };
+enum Kind : int64_t { kSgd, kAdam, kAdagrad, kRmsprop, kAdadelta, kAdamax, kNadam, kRadam, kAsgd, kRprop };
 struct Rule {
   int64_t kind = 0, flags = 0;
   double sign = 1;
@@ -69,9 +69,10 @@ Described describe(const RadamRule& o) {
   return {{kRadam, o.decoupled ? 1 : 0, 1, {o.beta1, o.beta2, o.eps, o.weight_decay}}};
 }
 Described describe(const AsgdRule& o) { return {{kAsgd, 0, 1, {o.lambd, o.alpha, o.t0, o.weight_decay}}}; }
+Described describe(const RpropRule& o) { return {{kRprop, 0, 1, {o.shrink, o.grow, o.least_step, o.most_step}}}; }
 
 constexpr const char* kKindNames[] = {"kSgd",    "kAdam",  "kAdagrad", "kRmsprop", "kAdadelta",
-                                      "kAdamax", "kNadam", "kRadam",   "kAsgd"};
+                                      "kAdamax", "kNadam", "kRadam",   "kAsgd",    "kRprop"};
 
 // Results that are not their inputs get the values of those, so that a kernel can go on in place.
 void start_from_inputs(std::span<const Tensor> in, std::span<const Tensor> out, Stream stream) {
@@ -179,6 +180,7 @@ void update_adamax(const KernelArgs& args) { update_lists<AdamaxRule>(args); }
 void update_nadam(const KernelArgs& args) { update_lists<NadamRule>(args); }
 void update_radam(const KernelArgs& args) { update_lists<RadamRule>(args); }
 void update_asgd(const KernelArgs& args) { update_lists<AsgdRule>(args); }
+void update_rprop(const KernelArgs& args) { update_lists<RpropRule>(args); }
 
 namespace {
 // As kernels see it (update.cu).

@@ -14,7 +14,7 @@ struct Jobs {
   i64 first_block[41];  // of each job; the last entry is the number of blocks
   Job jobs[40];
 };
-enum Kind { kSgd, kAdam, kAdagrad, kRmsprop, kAdadelta, kAdamax, kNadam, kRadam, kAsgd };
+enum Kind { kSgd, kAdam, kAdagrad, kRmsprop, kAdadelta, kAdamax, kNadam, kRadam, kAsgd, kRprop };
 struct Rule {
   i64 kind;
   i64 flags;    // of the kind: see the uses
@@ -112,6 +112,12 @@ __device__ Recipe recipe_of(const Rule& r, double lr, i64 step, double number) {
       p.gain1 = 1 / (before - r.c[2] > 1 ? before - r.c[2] : 1.0);
       break;
     }
+    case kRprop:  // shrink, grow, least and most step
+      p.decay1 = r.c[0];
+      p.gain1 = r.c[1];
+      p.eps = r.c[2];
+      p.scale1 = r.c[3];
+      break;
   }
   return p;
 }
@@ -212,6 +218,12 @@ __global__ void __launch_bounds__(256) update(const Jobs jobs, const Rule r) {
       s0[i] = m;
       s1[i] = u;
       w = ::fma(-rate, m / u, w);
+    } else if constexpr (kKind == kRprop) {
+      const C product = g * s0[i], wanted = s1[i] * (product > 0 ? gain1 : product < 0 ? decay1 : C(1));
+      const C step = wanted < eps ? eps : wanted > scale1 ? scale1 : wanted, followed = product < 0 ? C(0) : g;
+      s0[i] = followed;
+      s1[i] = step;
+      w -= followed > 0 ? step : followed < 0 ? -step : C(0);
     } else {
       w = ::fma(-rate, g, w);
       s0[i] = gain1 == C(1) ? w : ::fma(gain1, w - s0[i], s0[i]);

@@ -16,6 +16,7 @@ void update_radam(const KernelArgs& args);
 void update_asgd(const KernelArgs& args);
 void lamb_moments(const KernelArgs& args);
 void lamb_apply(const KernelArgs& args);
+void update_rprop(const KernelArgs& args);
 void power_sums(const KernelArgs& args);
 void clip_by_norm(const KernelArgs& args);
 void clip_by_value(const KernelArgs& args);

@@ -211,6 +211,16 @@ const OpDef kAsgd = update_row<AsgdRule>(
     [] { return std::vector<Sample>{update_sample(AsgdRule{.lambd = 0.1, .t0 = 2, .weight_decay = 0.1})}; },
     "r = lr / (1 + lambd lr (t - 1))^alpha; w = (1 - lambd r) w - r g; a += (w - a) / max(1, t - 1 - t0)");
 
+const OpDef kRprop = update_row<RpropRule>(
+    "update_rprop", "lr, found_inf?, parameters..., gradients..., steps..., before..., sizes..., masters...",
+    kernel::cpu::update_rprop,
+    [] {
+      return std::vector<Sample>{update_sample(RpropRule{}),
+                                 update_sample(RpropRule{.most_step = 5.5, .maximize = true})};
+    },
+    "p = g before; s = clamp(s (p > 0 ? grow : p < 0 ? shrink : 1), least_step, most_step); before = p < 0 ? 0 : g; "
+    "w -= s sign(before)");
+
 // ---- Lamb: what all rules take, and as results the steps, m, v, masters, Σ w², Σ u²
 
 Lists moments_lists(const Attrs& attrs) {
@@ -299,10 +309,11 @@ void append(std::vector<Tensor>& to, const std::vector<Tensor>& list) { to.inser
 template <class Rule>
 void update(const OpDef& row, const UpdateLists& lists, Rule rule) {
   rule.masters = !lists.masters.empty();
-  // Gradients live as long as their owner wants them to.
+  // Gradients and found_inf live as long as their owner wants them to.
   struct Release {
     const UpdateLists& lists;
     ~Release() {
+      lists.last_in[1] = {};
       for (size_t i = 0; i < lists.gradients.size(); ++i) lists.last_in[2 + lists.size() + i] = {};
     }
   };
@@ -340,8 +351,8 @@ void update(const OpDef& row, const UpdateLists& lists, Rule rule) {
 }  // namespace
 
 Rows update_rows() {
-  static constexpr const OpDef* rows[] = {&kSgd,   &kAdam,  &kAdagrad, &kRmsprop,     &kAdadelta, &kAdamax,
-                                          &kNadam, &kRadam, &kAsgd,    &kLambMoments, &kLambApply};
+  static constexpr const OpDef* rows[] = {&kSgd,   &kAdam,  &kAdagrad, &kRmsprop, &kAdadelta,    &kAdamax,
+                                          &kNadam, &kRadam, &kAsgd,    &kRprop,   &kLambMoments, &kLambApply};
   return rows;
 }
 
@@ -356,6 +367,7 @@ void adamax_(const UpdateLists& lists, AdamaxRule rule) { op::update(op::kAdamax
 void nadam_(const UpdateLists& lists, NadamRule rule) { op::update(op::kNadam, lists, rule); }
 void radam_(const UpdateLists& lists, RadamRule rule) { op::update(op::kRadam, lists, rule); }
 void asgd_(const UpdateLists& lists, AsgdRule rule) { op::update(op::kAsgd, lists, rule); }
+void rprop_(const UpdateLists& lists, RpropRule rule) { op::update(op::kRprop, lists, rule); }
 
 void lamb_(const UpdateLists& lists, LambRule rule) {
   rule.masters = !lists.masters.empty();
