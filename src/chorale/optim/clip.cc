@@ -27,20 +27,20 @@ std::string whose_fault(const GradientList& gradients, double norm_type) {
 
 }  // namespace
 
-double clip_grad_norm(std::span<const Tensor> parameters, double max_norm, const ClipNormOptions& options) {
+GradientNorm clip_grad_norm(std::span<const Tensor> parameters, double max_norm, const ClipNormOptions& options) {
   CHORALE_CHECK(max_norm > 0, "[clip_grad_norm] max_norm must be positive, not ", max_norm);
   CHORALE_CHECK(options.norm_type > 0, "[clip_grad_norm] norm_type must be above 0 or infinity, not ",
                 options.norm_type);
   const NoGrad quiet;
   const GradientList gradients = gradients_of("clip_grad_norm", parameters);
   const Tensor total = norm_of(gradients.tensors, options.norm_type);
-  const auto norm = total.item<double>();
-  CHORALE_CHECK_STATE(std::isfinite(norm) || !options.error_if_nonfinite,
-                      "[clip_grad_norm] the norm of the gradients is ", norm,
-                      whose_fault(gradients, options.norm_type));
-  // The op leaves gradients alone as well where nothing is to be clipped, but counts as a write.
-  if (max_norm / (norm + 1e-6) < 1) clip_by_norm_(gradients.tensors, total, max_norm);
-  return norm;
+  if (options.error_if_nonfinite) {
+    const auto norm = total.item<double>();
+    CHORALE_CHECK_STATE(std::isfinite(norm), "[clip_grad_norm] the norm of the gradients is ", norm,
+                        whose_fault(gradients, options.norm_type));
+  }
+  clip_by_norm_(gradients.tensors, total, max_norm);
+  return GradientNorm(total);
 }
 
 void clip_grad_value(std::span<const Tensor> parameters, double limit) {

@@ -21,17 +21,25 @@ Tensor numbers(const Shape& sizes, double seed) {
   return Tensor::from(values, sizes);
 }
 
-// Losses and parameters of a small network with dropout under a schedule.
-std::vector<float> train(const Make& make, int steps, const CompileOptions* options, int* compiles = nullptr) {
+// Losses and parameters of a small network with dropout under a schedule; with a scaler its scale after each step as
+// well, which is too large at first, and every third step again.
+std::vector<float> train(const Make& make, int steps, const CompileOptions* options, int* compiles = nullptr,
+                         bool scaled = false) {
   const Tensor a = set_requires_grad(numbers({6, 8}, 1)), b = set_requires_grad(numbers({8}, 2)),
                c = set_requires_grad(numbers({8, 3}, 3));
   const auto optimizer = make({{"a", a}, {"b", b}, {"c", c}});
+  GradScaler scaler({.scale = 0x1p127, .interval = 2, .enabled = scaled});
   const auto step = [&](const Tensor& x, const Tensor& y) {
     optimizer->zero_grad();
     const Tensor hidden = dropout(relu(add(matmul(x, a), b)), 0.25);
-    const Tensor loss = cross_entropy(matmul(hidden, c), y);
-    backward(loss);
-    optimizer->step();
+    const Tensor loss = mul(cross_entropy(matmul(hidden, c), y), scaled ? 8.0 : 1.0);
+    backward(scaler.scale(loss));
+    if (scaled) {
+      scaler.unscale(*optimizer);
+      clip_grad_norm(optimizer->parameters(), 0.5);
+    }
+    scaler.step(*optimizer);
+    if (scaled) scaler.update();
     return loss;
   };
   auto f = compile(step, options ? *options : CompileOptions{});
@@ -41,6 +49,7 @@ std::vector<float> train(const Make& make, int steps, const CompileOptions* opti
     optimizer->set_lr(0.05 / (1 + i));
     const Tensor x = numbers({5, 6}, i), y = Tensor::from<int64_t>({0, 1, 2, i % 3, 1}, {5});
     all.push_back((options ? f(x, y) : step(x, y)).item<float>());
+    if (scaled) all.push_back(static_cast<float>(scaler.scale()));
   }
   if (compiles) *compiles = explain(f).compiles;
   for (const Tensor& parameter : {a, b, c}) {
@@ -63,6 +72,22 @@ TEST_P(CompiledStep, HasTheBitsOfTheStepItself) {
     int compiles = 0;
     EXPECT_EQ(train(all[i], 20, &options, &compiles), train(all[i], 20, nullptr)) << i;
     EXPECT_LE(compiles, 3) << i;
+  }
+}
+
+// What the scaler decides and what clipping scales by is read when the graph runs, not when it is traced.
+TEST_P(CompiledStep, WithLossScalingAndClippingHasTheBitsOfTheStepItself) {
+  const CompileOptions options{.whole_graph = GetParam()};
+  const std::vector<Make> all{
+      [](const NamedTensors& p) { return std::make_unique<AdamW>(p, AdamWOptions{.lr = 0.05}); },
+      [](const NamedTensors& p) { return std::make_unique<Rprop>(p, RpropOptions{.lr = 0.05}); },
+  };
+  for (size_t i = 0; i < all.size(); ++i) {
+    int compiles = 0;
+    const std::vector<float> eager = train(all[i], 20, nullptr, nullptr, true);
+    EXPECT_EQ(train(all[i], 20, &options, &compiles, true), eager) << i;
+    EXPECT_LE(compiles, 3) << i;
+    EXPECT_EQ(eager[1], 0x1p126F) << "the first step was to be skipped";
   }
 }
 

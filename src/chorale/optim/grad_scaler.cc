@@ -37,6 +37,7 @@ GradScaler& GradScaler::operator=(const GradScaler& other) {
 }
 
 void GradScaler::follow(Device device) const {
+  if (scale_.device() == device) return;
   scale_ = to(scale_, device);
   finite_steps_ = to(finite_steps_, device);
 }
@@ -81,19 +82,18 @@ void GradScaler::unscale(Optimizer& optimizer) {
   progress_[&optimizer] = {.found_inf = found_inf};
 }
 
-bool GradScaler::step(Optimizer& optimizer) {
+StepTaken GradScaler::step(Optimizer& optimizer) {
   if (!options_.enabled) {
     optimizer.step();
-    return true;
+    return {};
   }
   if (!progress_.contains(&optimizer)) unscale(optimizer);
   Progress& progress = progress_[&optimizer];
   CHORALE_CHECK_STATE(!progress.stepped,
                       "[GradScaler] step() was called twice for one optimizer; call update() between");
   progress.stepped = true;
-  const bool finite = progress.found_inf.item<float>() == 0;
-  if (finite) optimizer.step();
-  return finite;
+  optimizer.step_unless(progress.found_inf);
+  return StepTaken(progress.found_inf);
 }
 
 void GradScaler::update() {

@@ -27,6 +27,20 @@ struct GradScalerOptions {
   std::shared_ptr<const comm::Group> parts{};
 };
 
+// Whether a step was taken. The host waits for the answer only where it is used: a step that is compiled or replayed
+// never does.
+class StepTaken {
+ public:
+  StepTaken() = default;
+  explicit StepTaken(Tensor found_inf) : found_inf_(std::move(found_inf)) {}
+  operator bool() const {  // NOLINT(google-explicit-constructor)
+    return !found_inf_.defined() || found_inf_.item<float>() == 0;
+  }
+
+ private:
+  Tensor found_inf_;
+};
+
 class GradScaler {
  public:
   explicit GradScaler(const GradScalerOptions& options = {});
@@ -39,7 +53,7 @@ class GradScaler {
   // finite. At most once between two updates.
   void unscale(Optimizer& optimizer);
   // Unscales, unless that was done, and steps if every gradient was finite; says whether it did.
-  bool step(Optimizer& optimizer);
+  StepTaken step(Optimizer& optimizer);
   // After the steps of all optimizers: adapts the scale.
   void update();
 
