@@ -181,6 +181,30 @@ TEST(CollectiveOps, MessagesCarryGradientsBack) {
   });
 }
 
+// All begin before anyone waits, so no order is needed to keep the ring from waiting for itself.
+TEST(CollectiveOps, MessagesThatAreBegunArriveAndCarryGradientsBack) {
+  run_ranks(3, [](comm::Group& group) {
+    const Tensor all = group_tensor(group);
+    const int next = (group.rank() + 1) % 3, before = (group.rank() + 2) % 3;
+    const Tensor x = set_requires_grad(numbered(group.rank(), {2}));
+    const Tensor coming = start_receive(x, all, before, {2}, DType::kF64, 7), going = start_send(x, all, next, 7);
+    EXPECT_TRUE(is_pending(coming) && is_pending(going));
+    EXPECT_THROW(mul(coming, coming), StateError);
+    const Tensor y = wait_for(coming), sent = wait_for(going);
+    EXPECT_EQ(y.to_vector<double>(), numbered(before, {2}).to_vector<double>());
+    EXPECT_EQ(sent.elems(), 0);
+    if (group.rank() == 0) {
+      backward(sum(mul(y, y)));
+      backward(sum(sent));
+    } else {
+      backward(sum(sent));
+      backward(sum(mul(y, y)));
+    }
+    for (int64_t i = 0; i < 2; ++i)
+      EXPECT_EQ(gradient(x).to_vector<double>()[static_cast<size_t>(i)], 2 * value(group.rank(), i));
+  });
+}
+
 TEST(CollectiveOps, WhatIsBegunIsReadAfterWaiting) {
   for (const int ranks : {2, 3}) {
     run_ranks(ranks, [](comm::Group& group) {
@@ -188,10 +212,10 @@ TEST(CollectiveOps, WhatIsBegunIsReadAfterWaiting) {
       const Tensor x = numbered(group.rank(), {4, 3});
       const comm::CommCounter counter;
       const Tensor a = start_all_reduce(x, all), b = start_all_gather(x, all, 1), c = start_reduce_scatter(x, all, 0),
-                   d = start_all_to_all(x, all, 1, 0);
+                   d = start_all_to_all(x, all, 1, 0), e = start_broadcast(x, all, 1);
       EXPECT_TRUE(is_pending(a));
-      EXPECT_EQ(counter.total(), 4);
-      for (const Tensor* begun : {&a, &b, &c, &d})
+      EXPECT_EQ(counter.total(), 5);
+      for (const Tensor* begun : {&a, &b, &c, &d, &e})
         EXPECT_EQ(begun->use_count(), 1) << "the call keeps the tensor that keeps the call: neither is ever freed";
       try {
         a.to_vector<double>();
@@ -200,6 +224,7 @@ TEST(CollectiveOps, WhatIsBegunIsReadAfterWaiting) {
         EXPECT_NE(std::string(error.what()).find("wait_for()"), std::string::npos) << error.what();
       }
       EXPECT_THROW(add(a, a), StateError);
+      EXPECT_TRUE(equal(wait_for(e), numbered(1, {4, 3})));
       EXPECT_TRUE(equal(wait_for(d), all_to_all(x, all, 1, 0)));
       EXPECT_TRUE(equal(wait_for(c), reduce_scatter(x, all, 0)));
       EXPECT_TRUE(equal(wait_for(a), all_reduce(x, all)));

@@ -48,7 +48,7 @@ bool is_collective(const Node& node) {
   return &node.op->attrs() == &op::attrs_of<kernel::CollectiveAttrs>() ||
          &node.op->attrs() == &op::attrs_of<kernel::MessageAttrs>();
 }
-bool is_start(const Node& node) { return is_collective(node) && std::string_view(node.op->name) == "collective_start"; }
+bool is_start(const Node& node) { return is_collective(node) && std::string_view(node.op->name).ends_with("_start"); }
 bool is_wait(const Node& node) { return node.kind == Node::Kind::kRow && node.op->view && node.op->cpu; }
 
 bool copies_first(const Node& node) {

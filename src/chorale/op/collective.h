@@ -50,8 +50,13 @@ Tensor start_all_reduce(const Tensor& x, const Tensor& group, Reduce reduce = Re
 Tensor start_average(const Tensor& x, const Tensor& group);
 Tensor start_all_gather(const Tensor& x, const Tensor& group, int64_t dim = 0, int64_t whole = -1);
 Tensor start_reduce_scatter(const Tensor& x, const Tensor& group, int64_t dim = 0, Reduce reduce = Reduce::kSum);
+Tensor start_broadcast(const Tensor& x, const Tensor& group, int root);
 Tensor start_all_to_all(const Tensor& x, const Tensor& group, int64_t cut = 0, int64_t join = 0, int64_t whole = -1);
-// The result of a collective that was begun, once it is there. Of any other tensor, the tensor.
+// x must not be written before the wait.
+Tensor start_send(const Tensor& x, const Tensor& group, int destination, int64_t tag = 0);
+Tensor start_receive(const Tensor& after, const Tensor& group, int source, const Shape& sizes, DType dtype,
+                     int64_t tag = 0);
+// The result of a collective or message that was begun, once it is there. Of any other tensor, the tensor.
 Tensor wait_for(const Tensor& pending);
 bool is_pending(const Tensor& tensor);
 

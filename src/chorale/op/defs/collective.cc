@@ -20,7 +20,7 @@
 #include "chorale/kernel/collective_attrs.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/copy.h"
-#include "chorale/op/creation.h"
+#include "chorale/op/defs/pending.h"
 #include "chorale/op/kernels.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/samples.h"
@@ -28,25 +28,8 @@
 #include "chorale/op/view.h"
 
 namespace chorale {
-namespace {
-
-// Beyond those that the tensor layer knows by name; 16 is that of group_tensor.cc.
-constexpr auto kPendingKind = static_cast<TensorExtension::Kind>(17);
-
-// The result of a collective in flight. The tensor hides its bytes until wait_for() shows them.
-struct Pending final : TensorExtension {
-  explicit Pending(comm::Work in_flight) : TensorExtension(kPendingKind), work(std::move(in_flight)) {}
-  std::unique_ptr<TensorExtension> copy() const override { return std::make_unique<Pending>(work); }
-  std::string why_no_bytes(const Tensor& tensor) const override {
-    return concat("a result of shape ", tensor.sizes(), " is still on its way between ranks: call wait_for() on it");
-  }
-  comm::Work work;
-};
-
-}  // namespace
-
 bool is_pending(const Tensor& tensor) {
-  return tensor.defined() && tensor.extension() && tensor.extension()->kind == kPendingKind;
+  return tensor.defined() && tensor.extension() && tensor.extension()->kind == op::Pending::kKind;
 }
 
 namespace op {
@@ -55,7 +38,6 @@ namespace {
 using kernel::Collective;
 using kernel::CollectiveAttrs;
 using kernel::KernelArgs;
-using kernel::MessageAttrs;
 
 const char* name_of(Collective kind) {
   constexpr const char* kNames[] = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all"};
@@ -168,11 +150,7 @@ void start_collective(const KernelArgs& args) {
   const auto& a = args.attrs.get<CollectiveAttrs>();
   const comm::Group* group = group_of(args.in[1]);
   if (!group) return copy_into(args.out[0], args.in[0]);
-  const Tensor& out = args.out[0];
-  // A call keeps what it writes, and the tensor keeps the call: with a view neither keeps itself.
-  const Tensor bytes = out.view_as(out.sizes(), out.strides(), out.offset());
-  out.impl()->extension = std::make_unique<Pending>(begin(a, *group, args.in[0], bytes));
-  out.impl()->data = nullptr;
+  show_when_done(args.out[0], [&](const Tensor& bytes) { return begin(a, *group, args.in[0], bytes); });
 }
 
 void infer_wait(const InferArgs& args, std::span<OutSpec> out) {
@@ -279,6 +257,7 @@ constexpr OpDef kStart = collective(
       return {example({.kind = Collective::kAllReduce}, {2, 3}),
               example({.kind = Collective::kAllGather, .dim = 1}, {2, 3}),
               example({.kind = Collective::kReduceScatter, .dim = 1}, {2, 3}),
+              example({.kind = Collective::kBroadcast}, {2, 3}),
               example({.kind = Collective::kAllToAll, .dim = 0, .other = 1}, {2, 3})};
     },
     "the collective `kind`, begun: collective_wait gives its result", start_collective);
@@ -298,84 +277,12 @@ constexpr OpDef kWait{
     .formula = "the result of a collective that was begun",
 };
 
-// ---- messages
-
-void infer_send(const InferArgs& args, std::span<OutSpec> out) {
-  out[0].sizes = {0};
-  out[0].dtype = args.in[0].dtype();
-  out[0].device = args.in[0].device();
-}
-void infer_receive(const InferArgs& args, std::span<OutSpec> out) {
-  const auto& a = args.attrs.get<MessageAttrs>();
-  out[0].sizes = a.sizes.shape();
-  out[0].dtype = a.dtype;
-  out[0].device = args.in[0].device();
-}
-
-void run_send(const KernelArgs& args) {
-  const auto& a = args.attrs.get<MessageAttrs>();
-  if (const comm::Group* group = group_of(args.in[1]))
-    group->send(args.in[0], static_cast<int>(a.peer), static_cast<uint64_t>(a.tag));
-}
-void run_receive(const KernelArgs& args) {
-  const auto& a = args.attrs.get<MessageAttrs>();
-  const Tensor& out = args.out[0];
-  if (const comm::Group* group = group_of(args.in[1])) {
-    group->recv(out, static_cast<int>(a.peer), static_cast<uint64_t>(a.tag));
-  } else if (out.elems() > 0) {
-    std::memset(out.raw(), 0, static_cast<size_t>(out.elems()) * out.elem_bytes());
-  }
-}
-
-extern constinit const OpDef kSend, kReceive;
-
-constinit const OpDef kSend{
-    .name = "send",
-    .inputs = "x, group",
-    .attrs = attrs_of<MessageAttrs>,
-    .dtypes = kAll,
-    .infer = infer_send,
-    .cpu = run_send,
-    .grad = [](const GradArgs& g) -> Tensors {
-      auto a = g.attrs.get<MessageAttrs>();
-      a.sizes = g.shape(0);
-      a.dtype = g.dtype(0);
-      return {call(kReceive, a, g.dout[0], g.in[1]), {}};
-    },
-    .shard = kReplicateOnly,
-    .saves = saves_in({1}),
-    .samples = []() -> std::vector<Sample> {
-      return {{.in = {sample({2, 3}), Tensor::from<int64_t>({0, 1}, {2})}, .attrs = MessageAttrs{}}};
-    },
-    .formula = "nothing; x goes to the rank `peer`",
-};
-constinit const OpDef kReceive{
-    .name = "receive",
-    .inputs = "after, group",
-    .attrs = attrs_of<MessageAttrs>,
-    .dtypes = kAll,
-    .infer = infer_receive,
-    .cpu = run_receive,
-    .grad = [](const GradArgs& g) -> Tensors {
-      const Tensor sent = call(kSend, g.attrs, g.dout[0], g.in[1]);
-      return {full(g.shape(0), 0, g.dtype(0), sent.device()), {}};
-    },
-    .shard = kReplicateOnly,
-    .saves = saves_in({1}),
-    .samples = []() -> std::vector<Sample> {
-      return {{.in = {sample({2, 3}), Tensor::from<int64_t>({0, 1}, {2})},
-               .attrs = MessageAttrs{.sizes = {2}, .dtype = DType::kF64},
-               .grad = false}};
-    },
-    .formula = "what the rank `peer` sends",
-};
-
 }  // namespace
 
 Rows collective_rows();
 Rows collective_rows() {
-  static constexpr const OpDef* kRows[] = {&kAllReduce, &kAllGather, &kReduceScatter, &kBroadcast, &kReduce,
-                                           &kAllToAll,  &kStart,     &kWait,          &kSend,      &kReceive};
+  static constexpr const OpDef* kRows[] = {&kAllReduce, &kAllGather, &kReduceScatter, &kBroadcast,
+                                           &kReduce,    &kAllToAll,  &kStart,         &kWait};
   return kRows;
 }
 
@@ -464,6 +371,9 @@ Tensor start_all_gather(const Tensor& x, const Tensor& group, int64_t dim, int64
 Tensor start_reduce_scatter(const Tensor& x, const Tensor& group, int64_t dim, Reduce reduce) {
   return op::call(op::kStart, scattering(x, group, dim, reduce), x, group);
 }
+Tensor start_broadcast(const Tensor& x, const Tensor& group, int root) {
+  return op::call(op::kStart, rooted(group, Collective::kBroadcast, root), x, group);
+}
 Tensor start_all_to_all(const Tensor& x, const Tensor& group, int64_t cut, int64_t join, int64_t whole) {
   return op::call(op::kStart, exchanging(x, group, cut, join, whole), x, group);
 }
@@ -492,16 +402,6 @@ void all_to_all_into(const Tensor& out, const Tensor& x, const Tensor& group) {
                 "[all_to_all] a tensor of shape ", x.sizes(), " cannot be cut into ", count,
                 " equal chunks for one of ", out.sizes());
   copy_(out, view(all_to_all(reshape(x, {count, x.elems() / count}), group, 0, 1), out.sizes()));
-}
-
-Tensor send(const Tensor& x, const Tensor& group, int destination, int64_t tag) {
-  CHORALE_CHECK(group_of(group), "[send] a group of one has no rank to send to");
-  return op::call(op::kSend, kernel::MessageAttrs{.peer = destination, .tag = tag, .sizes = {}}, x, group);
-}
-Tensor receive(const Tensor& after, const Tensor& group, int source, const Shape& sizes, DType dtype, int64_t tag) {
-  CHORALE_CHECK(group_of(group), "[receive] a group of one has no rank to receive from");
-  return op::call(op::kReceive, kernel::MessageAttrs{.peer = source, .tag = tag, .sizes = sizes, .dtype = dtype}, after,
-                  group);
 }
 
 }  // namespace chorale

@@ -209,11 +209,11 @@ Tensor count_nonzero(const Tensor& x, const IntList& dims) {
 
 Tensor sum_to(const Tensor& x, const Shape& shape) {
   if (x.sizes() == shape) return x;
-  const size_t rank = x.sizes().size();
-  CHORALE_CHECK(shape.size() <= rank, "[sum_to] ", shape, " does not broadcast to ", x.sizes());
-  const size_t added = rank - shape.size();
+  const size_t all = x.sizes().size();
+  CHORALE_CHECK(shape.size() <= all, "[sum_to] ", shape, " does not broadcast to ", x.sizes());
+  const size_t added = all - shape.size();
   IntList dims;
-  for (size_t d = 0; d < rank; ++d) {
+  for (size_t d = 0; d < all; ++d) {
     const bool stays = d >= added && shape[d - added] == x.sizes()[d];
     CHORALE_CHECK(stays || d < added || shape[d - added] == 1, "[sum_to] ", shape, " does not broadcast to ",
                   x.sizes());

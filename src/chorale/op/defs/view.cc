@@ -235,10 +235,10 @@ constinit const OpDef kPermute{
     .infer = infer_view<DimsAttrs, kernel::permute_view>,
     .grad = [](const GradArgs& g) -> Tensors {
       const IntList& dims = g.attrs.get<DimsAttrs>().dims;
-      const auto rank = static_cast<int64_t>(dims.size());
+      const auto count = static_cast<int64_t>(dims.size());
       IntList inverse = dims;
-      for (int64_t i = 0; i < rank; ++i)
-        inverse.values[normalize_dim("permute", dims[static_cast<size_t>(i)], rank)] = i;
+      for (int64_t i = 0; i < count; ++i)
+        inverse.values[normalize_dim("permute", dims[static_cast<size_t>(i)], count)] = i;
       return {permute(g.dout[0], inverse)};
     },
     .shard = {.ways = ways_permute},

@@ -1,0 +1,36 @@
+// Results of communication in flight: a tensor that hides its bytes until wait_for() shows them.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "chorale/base/error.h"
+#include "chorale/comm/work.h"
+#include "chorale/tensor/tensor.h"
+
+namespace chorale::op {
+
+struct Pending final : TensorExtension {
+  // Beyond those that the tensor layer knows by name; 16 is that of group_tensor.cc.
+  static constexpr auto kKind = static_cast<TensorExtension::Kind>(17);
+
+  explicit Pending(comm::Work in_flight) : TensorExtension(kKind), work(std::move(in_flight)) {}
+  std::unique_ptr<TensorExtension> copy() const override { return std::make_unique<Pending>(work); }
+  std::string why_no_bytes(const Tensor& tensor) const override {
+    return concat("a result of shape ", tensor.sizes(), " is still on its way between ranks: call wait_for() on it");
+  }
+
+  comm::Work work;
+};
+
+// Hides the bytes of `out`, into which the work that begin() starts writes.
+template <class Begin>
+void show_when_done(const Tensor& out, const Begin& begin) {
+  // A call keeps what it writes, and the tensor keeps the call: with a view neither keeps itself.
+  const Tensor bytes = out.view_as(out.sizes(), out.strides(), out.offset());
+  out.impl()->extension = std::make_unique<Pending>(begin(bytes));
+  out.impl()->data = nullptr;
+}
+
+}  // namespace chorale::op
