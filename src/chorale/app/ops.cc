@@ -12,6 +12,7 @@
 #include "chorale/app/op_functions.h"
 #include "chorale/base/did_you_mean.h"
 #include "chorale/base/error.h"
+#include "chorale/device/runtime.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/kernels.h"
 #include "chorale/op/lists.h"
@@ -49,11 +50,25 @@ std::string dtypes(DTypeSet set) {
   return text;
 }
 
+// Kinds of devices that this process has. The module of a GPU is loaded where there is one.
+std::vector<DeviceType> kinds_of_devices() {
+  try {
+    runtime_of({DeviceType::kCuda});
+  } catch (const Error&) {  // none here
+  }
+  std::vector<DeviceType> kinds{DeviceType::kCpu, DeviceType::kNull};
+  for (const DeviceType type : {DeviceType::kCuda, DeviceType::kSim}) {
+    if (find_runtime(type)) kinds.push_back(type);
+  }
+  return kinds;
+}
+
 std::string devices(const OpDef& row) {
+  static const std::vector<DeviceType> kinds = kinds_of_devices();
   std::string text;
-  for (const Device device : {Device{DeviceType::kCpu}, Device{DeviceType::kNull}, Device{DeviceType::kCuda}}) {
-    if (device.type == DeviceType::kNull && row.dynamic) continue;  // shapes that depend on data need data
-    if (op::find_kernel(row, device.type)) text += concat(text.empty() ? "" : " ", type_name(device.type));
+  for (const DeviceType type : kinds) {
+    if (type == DeviceType::kNull && row.dynamic) continue;  // shapes that depend on data need data
+    if (op::find_kernel(row, type)) text += concat(text.empty() ? "" : " ", type_name(type));
   }
   return text;
 }
@@ -68,9 +83,8 @@ std::string sharding(const OpDef& row) {
   return row.shard.labels ? row.shard.labels : "by attributes";
 }
 
-// How its first sample may be split over two ranks.
-std::string ways_of(const OpDef& row) {
-  const op::Sample sample = row.samples().at(0);
+// How a sample may be split over two ranks.
+std::string ways_of(const OpDef& row, const op::Sample& sample) {
   std::vector<Tensor> out(op::result_count(row, sample.in, sample.attrs));
   op::current().call(row, sample.in, sample.attrs, out);
   std::vector<Shape> sizes;
@@ -81,6 +95,15 @@ std::string ways_of(const OpDef& row) {
     text += concat(text.empty() ? "" : "; ", way);
   }
   return text.empty() ? "none" : text;
+}
+
+// Of the first sample that can be cut somewhere, where there is one.
+std::string ways_of(const OpDef& row) {
+  const std::vector<op::Sample> samples = row.samples();
+  for (const op::Sample& sample : samples) {
+    if (std::string ways = ways_of(row, sample); ways.find("S(") != std::string::npos) return ways;
+  }
+  return ways_of(row, samples.at(0));
 }
 
 const char* autocast(op::Cast cast) {
@@ -164,7 +187,8 @@ std::vector<std::pair<std::string, std::string>> facts_of(const OpDef& row) {
     defaults << Attrs(row.attrs());
     field("attributes", defaults.str());
   }
-  field("dtypes", dtypes(row.dtypes));
+  const bool has_own_inputs = row.lists && row.lists(row.samples().at(0).attrs).own > 0;
+  field("dtypes", dtypes(row.dtypes) + (has_own_inputs ? " (of the inputs before the lists)" : ""));
   field("devices", devices(row));
   field("gradient", gradient(row) == "once" ? "yes, but not a second one" : gradient(row));
   if (row.grad != op::not_differentiable) {

@@ -2,11 +2,11 @@
 
 namespace chorale::kernel {
 
-DimMask dim_mask(const char* op, const IntList& dims, int64_t rank) {
-  if (dims.empty()) return (DimMask{1} << rank) - 1;
+DimMask dim_mask(const char* op, const IntList& dims, int64_t of) {
+  if (dims.empty()) return (DimMask{1} << of) - 1;
   DimMask mask = 0;
   for (int64_t dim : dims) {
-    const DimMask bit = DimMask{1} << normalize_dim(op, dim, rank);
+    const DimMask bit = DimMask{1} << normalize_dim(op, dim, of);
     CHORALE_CHECK(!(mask & bit), "[", op, "] dimension ", dim, " is named twice in ", dims.shape());
     mask |= bit;
   }

@@ -8,9 +8,10 @@ namespace chorale::kernel {
 // Dimensions as a bit mask.
 using DimMask = uint32_t;
 
-// The dimensions that a list names: negative ones count from the end, an empty list means all. A scalar may be reduced
-// over dimension 0. Throws InvalidArgument, naming `op`, for a dimension out of range or named twice.
-DimMask dim_mask(const char* op, const IntList& dims, int64_t rank);
+// The dimensions, among `of` of them, that a list names: negative ones count from the end, an empty list means all. A
+// scalar may be reduced over dimension 0. Throws InvalidArgument, naming `op`, for a dimension out of range or named
+// twice.
+DimMask dim_mask(const char* op, const IntList& dims, int64_t of);
 
 // The shape that remains of `sizes`: reduced dimensions have size 1 (keepdim) or are gone.
 Shape reduced_shape(const Shape& sizes, DimMask reduced, bool keepdim);

@@ -132,8 +132,8 @@ View squeeze_view(const View& x, const DimsAttrs& attrs) {
 
 View unsqueeze_view(View x, const DimAttrs& attrs) {
   check_room("unsqueeze", x.sizes);
-  const auto rank = static_cast<int64_t>(x.sizes.size());
-  const auto dim = static_cast<size_t>(normalize_dim("unsqueeze", attrs.dim, rank + 1));
+  const auto dims = static_cast<int64_t>(x.sizes.size());
+  const auto dim = static_cast<size_t>(normalize_dim("unsqueeze", attrs.dim, dims + 1));
   // The stride that a contiguous tensor would have, so that contiguous stays contiguous for libraries that look.
   const int64_t stride = dim < x.sizes.size() ? x.sizes[dim] * x.strides[dim] : 1;
   x.sizes.insert(dim, 1);
