@@ -57,8 +57,8 @@ std::string function_of(const Message& message) {
 
 }  // namespace
 
-uint64_t CallLog::enter(int to, const Message& request) {
-  if (!is_call(request.kind) && request.kind != MessageKind::kFetch) return 0;
+CallLog::Ticket CallLog::enter(int to, const Message& request) {
+  if (!is_call(request.kind) && request.kind != MessageKind::kFetch) return {};
   const auto now = Clock::now();
   const size_t bytes = bytes_of(request);
   const std::lock_guard lock(mutex_);
@@ -76,26 +76,26 @@ uint64_t CallLog::enter(int to, const Message& request) {
   figures.worker = to;
   ++figures.in_flight;
   figures.bytes_sent += static_cast<int64_t>(bytes);
-  return call;
+  return {call, to, now};
 }
 
-void CallLog::leave(uint64_t call, const Message* answer) {
-  if (call == 0) return;
+void CallLog::leave(const Ticket& ticket, const Message* answer) {
+  if (ticket.call == 0) return;
   const auto now = Clock::now();
   const bool failed = !answer || answer->kind != MessageKind::kReturn;
   trace::Event event;
   {
     const std::lock_guard lock(mutex_);
-    Entry& entry = entries_[(call - 1) % kCalls];
-    if (entry.call != call) return;  // overwritten long ago
-    entry.state = failed ? State::kFailed : State::kDone;
-    entry.end = now;
-    Pair& pair = pairs_[entry.to];
+    Pair& pair = pairs_[ticket.to];
     --pair.figures.in_flight;
     ++pair.figures.calls;
     if (failed) ++pair.figures.failed;
     if (answer) pair.figures.bytes_received += static_cast<int64_t>(bytes_of(*answer));
-    ++pair.times[place_of(now - entry.start)];
+    ++pair.times[place_of(now - ticket.start)];
+    Entry& entry = entries_[(ticket.call - 1) % kCalls];
+    if (entry.call != ticket.call) return;  // overwritten by a later call
+    entry.state = failed ? State::kFailed : State::kDone;
+    entry.end = now;
     if (!trace::enabled()) return;
     event = {.name = concat("rpc:", entry.function),
              .rank = trace::rank(),

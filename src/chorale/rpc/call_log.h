@@ -27,9 +27,14 @@ class CallLog {
   using Clock = std::chrono::steady_clock;
   static constexpr size_t kCalls = 1000;
 
-  // Calls and fetches are noted, other requests are not: 0. The number stays valid until kCalls later ones.
-  uint64_t enter(int to, const Message& request);
-  void leave(uint64_t call, const Message* answer);
+  // A call that was entered; other requests than calls and fetches are not: 0.
+  struct Ticket {
+    uint64_t call = 0;
+    int to = -1;
+    Clock::time_point start{};
+  };
+  Ticket enter(int to, const Message& request);
+  void leave(const Ticket& ticket, const Message* answer);
 
   std::vector<CallFigures> figures() const;
   // The last calls as text.

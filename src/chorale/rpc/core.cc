@@ -220,7 +220,7 @@ void Core::request(int to, Message message, RequestOptions options, Answered ans
                                     " failed on purpose")));
   std::vector<Intrusive<Storage>> lent;
   if (to != own_ && !CallerWaits::does()) lent = lent_in(message);
-  send_when_due(std::move(message), [this, to, id](Message due) { send(to, std::move(due), id); });
+  send_when_due(to, std::move(message), [this, to, id](Message due) { send(to, std::move(due), id); });
   // The caller goes on, and may write its tensors.
   for (const auto& storage : lent) comm::reclaim(*storage, within(kReclaimTime));
 }

@@ -127,7 +127,7 @@ class Core : public std::enable_shared_from_this<Core> {
     std::vector<Intrusive<Storage>> lent{};  // Note [Messages on the wire]
     std::shared_ptr<PassedOn> passed{};
     bool reads_late = false, of_backward = false;
-    uint64_t logged = 0;
+    CallLog::Ticket logged{};
   };
   // A request whose time is over; what its answer must still do.
   struct Late {
@@ -155,7 +155,7 @@ class Core : public std::enable_shared_from_this<Core> {
   void send(int to, Message message, uint64_t id);
   void deliver(int to, Message message);
   // At once, or later if the faults say so.
-  void send_when_due(Message message, const std::function<void(Message)>& send);
+  void send_when_due(int to, Message message, const std::function<void(Message)>& send);
   std::chrono::nanoseconds delay_of(MessageKind kind);
   uint64_t draw();
   static void stay_here(Message& message);

@@ -1,15 +1,35 @@
 // How messages of an agent leave: at once or later, once or twice, or not at all if the faults say so; and the short
 // way to the own worker.
 #include "chorale/autograd/autograd.h"
+#include "chorale/op/copy.h"
 #include "chorale/rpc/core.h"
 
 namespace chorale::rpc {
 
 using namespace std::chrono_literals;
 
-void Core::send_when_due(Message message, const std::function<void(Message)>& send) {
+namespace {
+
+// Copies of the tensors: their owner may write them before the message leaves.
+void keep_values(Message& message) {
+  const NoGrad quiet;
+  const auto copy = [](const Tensor& x) {
+    const Tensor own = clone(x);
+    return requires_grad(x) ? set_requires_grad(own) : own;
+  };
+  for (Tensor& x : message.tensors) {
+    x = x.is_sparse()
+            ? Tensor::sparse_coo(clone(x.sparse().indices), copy(x.sparse().values), x.sizes(), x.sparse().coalesced)
+            : copy(x);
+  }
+}
+
+}  // namespace
+
+void Core::send_when_due(int to, Message message, const std::function<void(Message)>& send) {
   const auto delay = options_.faults.empty() ? 0ns : delay_of(message.kind);
   if (delay == 0ns) return send(std::move(message));
+  if (to != own_) keep_values(message);
   ++delayed_;
   timer_.at(Deadline::Clock::now() + delay, [this, send, shared = std::make_shared<Message>(std::move(message))] {
     crew_->run([this, send, shared] {

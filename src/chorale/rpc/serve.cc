@@ -43,7 +43,7 @@ void Core::answer(int to, uint64_t id, Message message) {
   if (trace::enabled()) [[unlikely]]
     trace_counts();
   message.id = id;
-  send_when_due(std::move(message), [this, to, id](Message due) { answer_now(to, id, std::move(due)); });
+  send_when_due(to, std::move(message), [this, to, id](Message due) { answer_now(to, id, std::move(due)); });
 }
 
 void Core::answer_now(int to, uint64_t id, Message message) {

@@ -137,6 +137,24 @@ TEST(LentTensors, MayBeWrittenAsSoonAsACallHasReturned) {
   EXPECT_EQ(ends, (std::vector<int>{0, 0}));
 }
 
+// A message that leaves late has the values that its tensors had when the call returned.
+TEST(LentTensors, MayBeWrittenWhileAMessageIsLate) {
+  AgentOptions options = for_context_tests(kServes);
+  options.faults.most_delay = 5ms;
+  run_agents(2, options, [](Agent& agent, comm::Group& group) {
+    if (group.rank() > 0) return;
+    for (const int64_t size : {4, 1 << 18}) {
+      const Tensor x = ones({size});
+      for (int i = 1; i <= 10; ++i) {
+        fill_(x, i);
+        const auto seen = agent.call_async<look_at>(1, x);
+        fill_(x, -1);
+        EXPECT_EQ(seen.wait(), (std::pair<double, int64_t>(i, 0))) << size;
+      }
+    }
+  });
+}
+
 // ---- faults in the group below
 
 TEST(ChaosBelow, ReachesCalls) {

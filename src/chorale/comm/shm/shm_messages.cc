@@ -162,10 +162,9 @@ void ShmMessages::send_all() {
   }
 }
 
-void ShmMessages::deliver(const Intrusive<Operation>& receive, int from, const Early& message,
-                          const std::byte* inline_data) {
+void ShmMessages::deliver(const Intrusive<Operation>& receive, int from, const Early& message, const std::byte* data) {
   try {
-    copy(*receive, from, message, inline_data);
+    copy(*receive, from, message, data);
     finished_.push_back(receive);
     last_sender_ = from;
   } catch (const CallFailed& failure) {
@@ -176,35 +175,35 @@ void ShmMessages::deliver(const Intrusive<Operation>& receive, int from, const E
   if (message.kind == MessageKind::kReady) answers_.push_back({from, message.id});
 }
 
-void ShmMessages::copy(Operation& receive, int from, const Early& message, const std::byte* inline_data) {
+void ShmMessages::copy(Operation& receive, int from, const Early& message, const std::byte* data) {
   if (!message.is_parcel && (message.bytes != receive.take[0].bytes || message.dtype != receive.dtype))
     raise_misfit(group_.membership, from, message.bytes, message.dtype, receive);
-  const Chunk to =
-      message.is_parcel ? room_for_parcel(group_.membership, receive, from, message.bytes) : receive.take[0];
   if (group_.context().checksum && !message.crc) {
     throw CallFailed{concat("rank ", group_.global(from), " sends without checksums, and rank ",
                             group_.global(group_.rank), " wants them: CHORALE_CHECKSUM differs"),
                      group_.global(from)};
   }
-  const auto verify = [&] {
-    if (message.crc && crc32c({to.data, to.bytes}) != *message.crc) raise_damage(group_, from, "a message");
+  const auto room = [&] {
+    receive.source = from;
+    return message.is_parcel ? room_for_parcel(group_.membership, receive, from, message.bytes) : receive.take[0];
   };
-  receive.source = from;
+  Chunk to;
   if (message.kind == MessageKind::kInline) {
-    if (to.bytes > 0) std::memcpy(to.data, inline_data, to.bytes);
-    return verify();
-  }
-  {
+    to = room();
+    if (to.bytes > 0) std::memcpy(to.data, data, to.bytes);
+  } else {
     const Hands hands(group_);
     check_not_failed(group_);
-    const std::byte* data = group_.reach(from, message.place, to.bytes);
+    // What the sender names must lie in its memory before room is made for it.
+    data = group_.reach(from, message.place, message.bytes);
+    to = room();
     constexpr size_t kStep = 256 << 10;
     for (size_t at = 0; at < to.bytes; at += kStep) {
       copy_shared(to.data + at, data + at, std::min(kStep, to.bytes - at));
       check_not_failed(group_);
     }
   }
-  verify();
+  if (message.crc && crc32c({to.data, to.bytes}) != *message.crc) raise_damage(group_, from, "a message");
 }
 
 int ShmMessages::early_sender(const Operation& receive) const {

@@ -96,8 +96,8 @@ class ShmMessages final : public MessageQueue {
   int early_sender(const Operation& receive) const;
   bool match_early(const Intrusive<Operation>& receive);
   // Into the receive, which is finished then; or, if it is a parcel, may have failed.
-  void deliver(const Intrusive<Operation>& receive, int from, const Early& message, const std::byte* inline_data);
-  void copy(Operation& receive, int from, const Early& message, const std::byte* inline_data);
+  void deliver(const Intrusive<Operation>& receive, int from, const Early& message, const std::byte* data);
+  void copy(Operation& receive, int from, const Early& message, const std::byte* data);
 
   ShmGroup& group_;
   std::vector<std::deque<Early>> early_;  // by sender
