@@ -28,7 +28,7 @@ class [[nodiscard]] Work {
   // peer failed or the deadline passed; the group is then broken and must be rebuilt.
   void wait() const { synchronize(Deadline::never()); }
   void synchronize(Deadline deadline) const;
-  // Orders `stream` behind the result. The CPU's stream is the calling thread.
+  // Orders `stream` behind the result. The host waits for it on the CPU, on CUDA and for a shared stream (work.cc).
   void wait(Stream& stream) const;
   // Moves it on. True when it is done, also when it failed.
   bool is_completed() const;

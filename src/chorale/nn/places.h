@@ -14,7 +14,7 @@ struct Place {
   PlaceKind kind;
 };
 
-// A number, because what is being constructed may not be looked at.
+// As a number: an object under construction must not be read through its pointer.
 inline uintptr_t address(const void* at) { return reinterpret_cast<uintptr_t>(at); }
 
 // Thread-safe. What lives is noted once, and forgotten by its destructor.
