@@ -2,7 +2,6 @@
 
 #include <nmmintrin.h>
 
-#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -73,16 +72,6 @@ __attribute__((target("sse4.2"))) uint32_t crc32c(std::span<const std::byte> byt
   auto narrow = static_cast<uint32_t>(crc);
   for (; left > 0; --left, ++at) narrow = _mm_crc32_u8(narrow, static_cast<uint8_t>(*at));
   return ~narrow;
-}
-
-uint32_t crc32c_copy(std::span<const std::byte> from, std::byte* to, uint32_t before) {
-  constexpr size_t kBlock = 6 * 3 * kLane;  // stays in the cache that a core has for itself
-  for (size_t at = 0; at < from.size(); at += kBlock) {
-    const auto block = from.subspan(at, std::min(kBlock, from.size() - at));
-    before = crc32c(block, before);
-    std::memcpy(to + at, block.data(), block.size());
-  }
-  return before;
 }
 
 }  // namespace chorale

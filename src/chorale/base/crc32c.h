@@ -9,7 +9,5 @@ namespace chorale {
 
 // Of the bytes, going on from the CRC of those before them.
 uint32_t crc32c(std::span<const std::byte> bytes, uint32_t before = 0);
-// Copies them as well, reading them from memory once.
-uint32_t crc32c_copy(std::span<const std::byte> from, std::byte* to, uint32_t before = 0);
 
 }  // namespace chorale

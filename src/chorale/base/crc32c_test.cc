@@ -32,7 +32,7 @@ TEST(Crc32c, GoesOnWhereItStopped) {
 }
 
 // Long ones are summed in three lanes at once, against bit after bit.
-TEST(Crc32c, LongOnesAndCopiesGiveTheSame) {
+TEST(Crc32c, LongOnesAreSummedInLanes) {
   std::vector<std::byte> bytes(200'000);
   uint32_t state = 1;
   for (std::byte& byte : bytes) {
@@ -50,10 +50,6 @@ TEST(Crc32c, LongOnesAndCopiesGiveTheSame) {
   for (const size_t length : {4095u, 8192u, 12287u, 12288u, 12289u, 24576u, 73728u, 73729u, 100'003u, 200'000u}) {
     EXPECT_EQ(crc32c(all.first(length)), expected[length]) << length;
     EXPECT_EQ(crc32c(all.subspan(777, length - 777), expected[777]), expected[length]) << length;
-    std::vector<std::byte> copy(length + 1);
-    EXPECT_EQ(crc32c_copy(all.first(length), copy.data()), expected[length]) << length;
-    EXPECT_TRUE(std::equal(copy.begin(), copy.end() - 1, bytes.begin())) << length;
-    EXPECT_EQ(copy.back(), std::byte{}) << length;
   }
 }
 

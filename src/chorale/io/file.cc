@@ -32,11 +32,23 @@ void sync_folder_of(const std::filesystem::path& path) {
   CHORALE_CHECK_STATE(synced, "cannot sync folder ", folder, ": ", std::strerror(errno));
 }
 
+// Opens a file for writing over it, if its bytes belong to nobody else: a lease for writing is refused while it is open
+// or mapped anywhere, and by file systems that do not know leases. -1 otherwise.
+int open_unused(const std::filesystem::path& path) {
+  const int file = ::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (file < 0) return -1;
+  struct stat status {};
+  const bool is_ours = ::fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 1;
+  if (is_ours && ::fcntl(file, F_SETLEASE, F_WRLCK) == 0 && ::fcntl(file, F_SETLEASE, F_UNLCK) == 0) return file;
+  ::close(file);
+  return -1;
+}
+
 }  // namespace
 
-std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& path) {
+std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& path, bool is_read) {
   // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
-  const Descriptor opened{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
+  Descriptor opened{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
   CHORALE_CHECK(opened.value >= 0, "cannot read ", path, ": ", std::strerror(errno));
   struct stat status {};
   CHORALE_CHECK(::fstat(opened.value, &status) == 0, "cannot read ", path, ": ", std::strerror(errno));
@@ -50,14 +62,27 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& 
   CHORALE_CHECK(data != MAP_FAILED, "cannot map ", path, " of ", size, " bytes: ", std::strerror(errno));
   file->data_ = static_cast<const std::byte*>(data);
   file->size_ = size;
+  if (is_read) file->file_ = std::exchange(opened.value, -1);
   return file;
 }
 
 MappedFile::~MappedFile() {
   if (data_) ::munmap(const_cast<std::byte*>(data_), size_);
+  if (file_ >= 0) ::close(file_);
 }
 
-AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
+void MappedFile::read(size_t begin, std::span<std::byte> into) const {
+  CHORALE_INVARIANT(into.empty() || file_ >= 0, "a file that is read was opened for it");
+  while (!into.empty()) {
+    const ssize_t count = ::pread(file_, into.data(), into.size(), static_cast<off_t>(begin));
+    if (count < 0 && errno == EINTR) continue;
+    CHORALE_CHECK(count > 0, "cannot read ", path_, ": ", count < 0 ? std::strerror(errno) : "it has become shorter");
+    begin += static_cast<size_t>(count);
+    into = into.subspan(static_cast<size_t>(count));
+  }
+}
+
+AtomicFile::AtomicFile(std::filesystem::path path, const std::filesystem::path& spare) : path_(std::move(path)) {
   CHORALE_CHECK(path_.has_filename(), "cannot write ", path_, ": it names no file");
   // A rename would take away what is under the name: a device, a pipe, somebody's link. Behind a link is the file.
   std::error_code error;
@@ -73,6 +98,15 @@ AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
     file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   } while (file_ < 0 && errno == EEXIST);  // left behind by a process that had this number
   CHORALE_CHECK(file_ >= 0, "cannot write ", path_, ": ", std::strerror(errno));
+  if (spare.empty()) return;
+  const int reused = open_unused(spare);
+  if (reused >= 0 && ::rename(spare.c_str(), temporary_.c_str()) == 0) {
+    ::close(std::exchange(file_, reused));
+    is_spare_ = true;
+    return;
+  }
+  if (reused >= 0) ::close(reused);
+  ::unlink(spare.c_str());
 }
 
 AtomicFile::~AtomicFile() {
@@ -92,6 +126,10 @@ void AtomicFile::write(std::span<const std::byte> bytes) {
 }
 
 void AtomicFile::commit() {
+  if (is_spare_) {
+    const bool cut = ::ftruncate(file_, ::lseek(file_, 0, SEEK_CUR)) == 0;
+    CHORALE_CHECK_STATE(cut, "cannot write ", path_, ": ", std::strerror(errno));
+  }
   CHORALE_CHECK_STATE(::fsync(file_) == 0, "cannot write ", path_, ": ", std::strerror(errno));
   CHORALE_CHECK_STATE(::rename(temporary_.c_str(), path_.c_str()) == 0, "cannot write ", path_, ": ",
                       std::strerror(errno));

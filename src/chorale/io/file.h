@@ -16,7 +16,8 @@ namespace chorale::io {
 class MappedFile {
  public:
   // Throws InvalidArgument, naming the path, when it cannot be read or is no regular file.
-  static std::shared_ptr<const MappedFile> open(const std::filesystem::path& path);
+  // `is_read`: read() will be called, for which a descriptor is kept.
+  static std::shared_ptr<const MappedFile> open(const std::filesystem::path& path, bool is_read = false);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
@@ -24,6 +25,8 @@ class MappedFile {
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   std::string_view text() const { return {reinterpret_cast<const char*>(data_), size_}; }
   const std::filesystem::path& path() const { return path_; }
+  // Copies bytes of it without mapping their pages. Throws InvalidArgument where they cannot be read.
+  void read(size_t begin, std::span<std::byte> into) const;
 
  private:
   MappedFile() = default;
@@ -31,6 +34,7 @@ class MappedFile {
   std::filesystem::path path_;
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
+  int file_ = -1;
 };
 
 // A file that appears under its name all at once: bytes go to a temporary file beside it; commit() makes them durable
@@ -38,8 +42,10 @@ class MappedFile {
 // What is no regular file is never replaced, and of a link it is the file behind it.
 class AtomicFile {
  public:
-  // Throws InvalidArgument when the folder does not take a file, or when the name belongs to something else.
-  explicit AtomicFile(std::filesystem::path path);
+  // Throws InvalidArgument when the folder does not take a file, or when the name belongs to something else. `spare` is
+  // a file on the same file system that nobody needs any more: it goes, and where nobody has it open or under another
+  // name its room is written over, which costs less than new room where files are memory.
+  explicit AtomicFile(std::filesystem::path path, const std::filesystem::path& spare = {});
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -53,6 +59,7 @@ class AtomicFile {
  private:
   std::filesystem::path path_, temporary_;
   int file_ = -1;
+  bool is_spare_ = false;  // and may be longer than what is written
 };
 
 // Gives a file or folder another name on the same file system, durably. StateError when the system refuses, such as for

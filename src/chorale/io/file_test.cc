@@ -98,6 +98,46 @@ TEST(AtomicFile, KeepsTheOldFileWhenTheSystemRefusesToWriteMore) {
   EXPECT_EQ(files_in(folder), 1u);
 }
 
+TEST(AtomicFile, WritesOverASpareThatNobodyElseHas) {
+  const TemporaryFolder folder;
+  struct stat before {};
+  struct stat after {};
+  const auto write_with = [&](const char* spare, std::string_view text) {
+    AtomicFile file(folder / "a", folder / spare);
+    file.write(text);
+    file.commit();
+    EXPECT_FALSE(std::filesystem::exists(folder / spare)) << "it is gone in any case";
+    EXPECT_EQ(folder.read("a"), text);
+    EXPECT_EQ(::stat((folder / "a").c_str(), &after), 0);
+  };
+  for (const char* text : {"longer", "short, or not", ""}) {
+    folder.write("spare", "nine bytes");
+    ASSERT_EQ(::stat((folder / "spare").c_str(), &before), 0);
+    write_with("spare", text);
+    EXPECT_EQ(after.st_ino, before.st_ino);
+  }
+  // Mapped, under two names, a link, no file, none at all.
+  const auto mapped = MappedFile::open(folder.write("spare", "mapped"));
+  write_with("spare", "1");
+  EXPECT_EQ(mapped->text(), "mapped");
+  folder.write("spare", "two names");
+  std::filesystem::create_hard_link(folder / "spare", folder / "other");
+  write_with("spare", "2");
+  EXPECT_EQ(folder.read("other"), "two names");
+  std::filesystem::create_symlink(folder / "other", folder / "spare");
+  write_with("spare", "3");
+  EXPECT_EQ(folder.read("other"), "two names");
+  write_with("none", "4");
+  // Without commit() nothing is left of either.
+  folder.write("spare", "gone");
+  {
+    AtomicFile file(folder / "a", folder / "spare");
+    file.write("x");
+  }
+  EXPECT_EQ(folder.read("a"), "4");
+  EXPECT_EQ(files_in(folder), 2u) << "a and other";
+}
+
 TEST(RenameDurably, MovesAFolderWithItsFilesAndNeverOverAnother) {
   const TemporaryFolder folder;
   std::filesystem::create_directory(folder / "a");

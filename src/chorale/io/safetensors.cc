@@ -72,12 +72,12 @@ Plan plan(const NamedTensors& tensors, const Metadata& metadata) {
 
 }  // namespace
 
-SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
-    : file_(MappedFile::open(path)), header_(parse_safetensors(path.string(), file_->bytes())) {
+SafetensorsFile::SafetensorsFile(const std::filesystem::path& path, bool is_read)
+    : file_(MappedFile::open(path, is_read)), header_(parse_safetensors(path.string(), file_->bytes())) {
   for (size_t i = 0; i < header_.entries.size(); ++i) by_name_.emplace(header_.entries[i].name, i);
 }
 
-Tensor SafetensorsFile::load(const std::string& name) const {
+const SafetensorsEntry& SafetensorsFile::entry(const std::string& name) const {
   const auto found = by_name_.find(name);
   if (found == by_name_.end()) {
     std::vector<std::string> names;
@@ -85,11 +85,32 @@ Tensor SafetensorsFile::load(const std::string& name) const {
     detail::raise<InvalidArgument>("[load] ", file_->path(), " has no tensor \"", name, "\"",
                                    did_you_mean(name, names));
   }
-  const SafetensorsEntry& entry = entries()[found->second];
-  const std::optional<DType> dtype = find_safetensors_dtype(entry.dtype)->dtype;
-  CHORALE_CHECK(dtype, "[load] ", file_->path(), ": tensor \"", entry.name, "\" has dtype ", entry.dtype,
+  return entries()[found->second];
+}
+
+Tensor SafetensorsFile::load(const std::string& name) const {
+  const SafetensorsEntry& stored = entry(name);
+  const std::optional<DType> dtype = find_safetensors_dtype(stored.dtype)->dtype;
+  CHORALE_CHECK(dtype, "[load] ", file_->path(), ": tensor \"", stored.name, "\" has dtype ", stored.dtype,
                 ", which tensors cannot have; convert the file first");
-  return tensor_in_file(file_, header_.data_begin + entry.begin, entry.sizes, contiguous_strides(entry.sizes), *dtype);
+  return tensor_in_file(file_, header_.data_begin + stored.begin, stored.sizes, contiguous_strides(stored.sizes),
+                        *dtype);
+}
+
+uint32_t SafetensorsFile::read(const std::string& name, size_t begin, std::span<std::byte> into, bool sum) const {
+  const SafetensorsEntry& stored = entry(name);
+  CHORALE_CHECK(begin <= stored.end - stored.begin && into.size() <= stored.end - stored.begin - begin, "[load] ",
+                file_->path(), ": tensor \"", name, "\" has ", stored.end - stored.begin, " bytes; there are no ",
+                into.size(), " from ", begin, " on");
+  constexpr size_t kBlock = size_t{256} << 10;  // in the cache of a core when it is summed
+  size_t from = header_.data_begin + stored.begin + begin;
+  uint32_t crc = 0;
+  for (size_t at = 0; at < into.size(); at += kBlock) {
+    const auto block = into.subspan(at, std::min(kBlock, into.size() - at));
+    file_->read(from + at, block);
+    if (sum) crc = crc32c(block, crc);
+  }
+  return crc;
 }
 
 namespace {
@@ -97,9 +118,9 @@ namespace {
 // Calls write(file, i, bytes of tensor i) for each of them, in the order of the file.
 template <class Write>
 void save_by(const std::filesystem::path& path, const NamedTensors& tensors, const Metadata& metadata,
-             const Write& write) {
+             const std::filesystem::path& spare, const Write& write) {
   const Plan made = plan(tensors, metadata);
-  AtomicFile file(path);
+  AtomicFile file(path, spare);
   const uint64_t length = made.header.size();
   file.write(std::as_bytes(std::span(&length, 1)));
   file.write(made.header);
@@ -110,14 +131,14 @@ void save_by(const std::filesystem::path& path, const NamedTensors& tensors, con
 }  // namespace
 
 void save(const std::filesystem::path& path, const NamedTensors& tensors, const Metadata& metadata) {
-  save_by(path, tensors, metadata,
+  save_by(path, tensors, metadata, {},
           [](AtomicFile& file, size_t, std::span<const std::byte> bytes) { file.write(bytes); });
 }
 
 std::vector<uint32_t> save_with_checksums(const std::filesystem::path& path, const NamedTensors& tensors,
-                                          const Metadata& metadata) {
+                                          const Metadata& metadata, const std::filesystem::path& spare) {
   std::vector<uint32_t> checksums(tensors.size());
-  save_by(path, tensors, metadata, [&](AtomicFile& file, size_t i, std::span<const std::byte> bytes) {
+  save_by(path, tensors, metadata, spare, [&](AtomicFile& file, size_t i, std::span<const std::byte> bytes) {
     constexpr size_t kBlock = size_t{256} << 10;  // in the cache of a core when the system copies it
     for (size_t at = 0; at < bytes.size(); at += kBlock) {
       const auto block = bytes.subspan(at, std::min(kBlock, bytes.size() - at));

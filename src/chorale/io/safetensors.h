@@ -36,7 +36,8 @@ SafetensorsHeader parse_safetensors(std::string_view what, std::span<const std::
 // A file whose tensors are loaded one by one.
 class SafetensorsFile {
  public:
-  explicit SafetensorsFile(const std::filesystem::path& path);
+  // `is_read`: read() will be called, for which a descriptor is kept.
+  explicit SafetensorsFile(const std::filesystem::path& path, bool is_read = false);
 
   const std::vector<SafetensorsEntry>& entries() const { return header_.entries; }
   const Metadata& metadata() const { return header_.metadata; }
@@ -44,8 +45,14 @@ class SafetensorsFile {
   // The tensor on the mapped file itself, read-only: nothing is copied, pages are read when they are touched, and the
   // mapping lives as long as the last of its tensors. A tensor that the file keeps at an odd address is copied.
   Tensor load(const std::string& name) const;
+  // Copies bytes of a tensor's data, from `begin` on, by reading them: where each is needed once, that takes less time
+  // than mapping their pages. With `sum` it returns their CRC-32C. Throws InvalidArgument where the file has become
+  // shorter.
+  uint32_t read(const std::string& name, size_t begin, std::span<std::byte> into, bool sum) const;
 
  private:
+  const SafetensorsEntry& entry(const std::string& name) const;
+
   std::shared_ptr<const MappedFile> file_;
   SafetensorsHeader header_;
   std::unordered_map<std::string, size_t> by_name_;
@@ -53,8 +60,8 @@ class SafetensorsFile {
 
 // Writes one file, atomically (AtomicFile). Tensors need not be contiguous. c128 has no name in the format.
 void save(const std::filesystem::path& path, const NamedTensors& tensors, const Metadata& metadata = {});
-// The same; returns the CRC-32C of each tensor's bytes, which are read once for both.
+// The same; returns the CRC-32C of each tensor's bytes, which are read once for both. `spare`: as AtomicFile takes it.
 std::vector<uint32_t> save_with_checksums(const std::filesystem::path& path, const NamedTensors& tensors,
-                                          const Metadata& metadata = {});
+                                          const Metadata& metadata = {}, const std::filesystem::path& spare = {});
 
 }  // namespace chorale::io

@@ -30,7 +30,7 @@ class Files {
                   " is missing, or no regular file, and the index names it: ", error.message());
     CHORALE_CHECK(static_cast<int64_t>(bytes) == index_.files.at(name), "[checkpoint] ", path.string(),
                   " is damaged: it has ", bytes, " bytes instead of ", index_.files.at(name));
-    return open_.emplace(name, io::SafetensorsFile(path)).first->second;
+    return open_.emplace(name, io::SafetensorsFile(path, true)).first->second;
   }
   // A saved part, checked against what the index says of it.
   Tensor load(const std::string& key, const SavedChunk& chunk, DType dtype) {
@@ -40,8 +40,11 @@ class Files {
                   " ", x.sizes(), ", and the index says ", dtype, " ", chunk.region.sizes);
     return x;
   }
-  void check_bytes(const std::string& key, const SavedChunk& chunk, const Tensor& x) const {
-    if (chunk.checksum) check_sum(key, chunk, crc32c(bytes_of_saved(x)));
+  // Compares a part with its checksum, where it has one.
+  void check(const std::string& key, const SavedChunk& chunk, DType dtype) {
+    const Tensor x = load(key, chunk, dtype);
+    if (!chunk.checksum) return;
+    check_sum(key, chunk, crc32c(bytes_of_saved(x)));
   }
   void check_sum(const std::string& key, const SavedChunk& chunk, uint32_t found) const {
     CHORALE_CHECK(found == *chunk.checksum, "[checkpoint] ", (folder_ / chunk.file).string(),
@@ -50,25 +53,31 @@ class Files {
   }
   // Fills a region of a tensor from the parts that have some of it.
   void fill(const std::string& key, const SavedTensor& saved, const std::vector<ReadItem>& items, const Region& region,
-            const Tensor& into, bool verify) {
+            const Tensor& into, Verify verify) {
     for (const ReadItem& item : items) {
       const SavedChunk& chunk = saved.chunks[item.chunk];
-      const Tensor x = load(key, chunk, saved.dtype);
-      const Tensor to = part_of(into, region, item.region);
-      const bool is_checked = verify && chunk.checksum && item.region == chunk.region;
-      if (is_checked && to.device() == kCpu && to.dtype() == x.dtype() && to.is_contiguous() && to.elems() > 0) {
-        to.storage()->check_writable("load");
-        to.storage()->note_write("load");
-        check_sum(key, chunk, crc32c_copy(bytes_of_saved(x), static_cast<std::byte*>(to.raw())));
+      const Tensor to = part_of(into, region, item.region), x = load(key, chunk, saved.dtype),
+                   from = part_of(x, chunk.region, item.region);
+      const bool sums = verify == Verify::kMeanwhile && chunk.checksum && item.region == chunk.region;
+      // What was compared first is mapped already. Anything else that is copied as it stands is read into its place.
+      const bool reads = verify != Verify::kFirst && to.device() == kCpu && to.dtype() == x.dtype() &&
+                         to.is_contiguous() && from.is_contiguous() && to.elems() > 0;
+      if (!reads) {
+        if (sums) check(key, chunk, saved.dtype);
+        copy_(to, from);
         continue;
       }
-      if (is_checked) check_bytes(key, chunk, x);
-      copy_(to, part_of(x, chunk.region, item.region));
+      to.storage()->check_writable("load");
+      to.storage()->note_write("load");
+      const auto begin = static_cast<size_t>(from.offset() - x.offset()) * x.elem_bytes();
+      const uint32_t sum =
+          at(chunk.file).read(chunk.name, begin, {static_cast<std::byte*>(to.raw()), bytes_of_saved(to).size()}, sums);
+      if (sums) check_sum(key, chunk, sum);
     }
   }
-  std::string bytes(const std::string& key, const SavedChunk& chunk, bool verify) {
+  std::string bytes(const std::string& key, const SavedChunk& chunk, Verify verify) {
+    if (verify == Verify::kMeanwhile) check(key, chunk, DType::kU8);
     const Tensor x = load(key, chunk, DType::kU8);
-    if (verify) check_bytes(key, chunk, x);
     return {static_cast<const char*>(x.raw()), static_cast<size_t>(x.elems())};
   }
 
@@ -82,6 +91,28 @@ struct Reads {
   const SavedTensor* saved;
   std::vector<ReadItem> items;
 };
+
+// Compares checksums of the parts of which this rank reads all, or of all that there are, where it reads for others.
+void check_reads(Files& files, const Index& index, const State& state, const std::vector<Reads>& copies, bool all) {
+  std::set<const SavedChunk*> seen;  // copies of a tensor read the same parts
+  const auto check = [&](const std::string& key, const SavedChunk& chunk, DType dtype) {
+    if (seen.insert(&chunk).second) files.check(key, chunk, dtype);
+  };
+  if (all) {
+    for (const auto& [key, saved] : index.tensors) {
+      for (const SavedChunk& chunk : saved.chunks) check(key, chunk, saved.dtype);
+    }
+  }
+  for (size_t i = 0; i < copies.size(); ++i) {
+    for (const ReadItem& item : copies[i].items) {
+      const SavedChunk& chunk = copies[i].saved->chunks[item.chunk];
+      if (item.region == chunk.region) check(state.chunks[i].key, chunk, copies[i].saved->dtype);
+    }
+  }
+  for (const auto& [key, chunk] : index.bytes) {
+    if (all || state.bytes.contains(key)) check(key, chunk, DType::kU8);
+  }
+}
 
 comm::Value to_value(const Region& region) {
   comm::List offsets, sizes;
@@ -99,7 +130,7 @@ Region region_in(const comm::Value& value) {
 
 // The group's first rank reads for one that does not see the folder. All ranks take part, so that all know of failures.
 void read_for(const comm::Group& group, size_t blind, Files& files, const Index& index, State& state,
-              const std::vector<Reads>& copies, bool verify) {
+              const std::vector<Reads>& copies, Verify verify) {
   const auto rank = static_cast<size_t>(group.rank());
   const int first = group.global_rank(0), other = group.global_rank(static_cast<int>(blind));
   const std::vector<comm::Value> asked = everywhere(group, Step::kRead, {}, [&]() -> comm::Value {
@@ -214,7 +245,16 @@ void load(const comm::Group& group, const std::filesystem::path& folder, State& 
     return {};
   });
   Files files(folder, index);
+  // All that can be wrong is found before the first value is replaced, here and on all other ranks.
   everywhere(group, Step::kRead, options.on_step, [&]() -> comm::Value {
+    for (const TensorChunk& chunk : state.chunks) {
+      if (chunk.local.device() == kCpu) chunk.local.storage()->check_writable("load");
+    }
+    if (options.verify == Verify::kFirst && !blind.contains(rank))
+      check_reads(files, index, state, copies, rank == 0 && !blind.empty());
+    return {};
+  });
+  everywhere(group, Step::kRead, {}, [&]() -> comm::Value {
     if (blind.contains(rank)) return {};
     for (size_t i = 0; i < state.chunks.size(); ++i) {
       const TensorChunk& chunk = state.chunks[i];
@@ -248,7 +288,7 @@ State read(const std::filesystem::path& folder, const std::function<bool(const s
   for (const auto& [key, chunk] : index.bytes) {
     if (is_wanted(key)) state.bytes[key] = " ";
   }
-  load(folder, state);
+  load(folder, state, {.verify = Verify::kMeanwhile});  // nobody has seen the tensors yet
   return state;
 }
 
@@ -258,7 +298,7 @@ std::vector<std::string> verify(const std::filesystem::path& folder) {
   std::vector<std::string> problems;
   const auto check = [&](const std::string& key, const SavedChunk& chunk, DType dtype) {
     try {
-      files.check_bytes(key, chunk, files.load(key, chunk, dtype));
+      files.check(key, chunk, dtype);
     } catch (const Error& error) {
       problems.emplace_back(error.what());
     }

@@ -109,22 +109,28 @@ Tensor tensor_of(const State& state, const std::vector<WriteItem>& items, size_t
   return Tensor::borrow(std::span(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()), items[i].whole);
 }
 
+// A file to be written: its name, and one whose room may be written over.
+struct Place {
+  std::string name;
+  std::filesystem::path spare;
+};
+
 // Writes some parts as one file.
-std::vector<Written> write_file_of(const std::filesystem::path& folder, const std::string& name,
+std::vector<Written> write_file_of(const std::filesystem::path& folder, const Place& place,
                                    const std::vector<const Job*>& jobs) {
   NamedTensors tensors;
   tensors.reserve(jobs.size());
   for (const Job* job : jobs) tensors.emplace_back(name_in_file(*job->what), job->x);
-  const std::vector<uint32_t> checksums = io::save_with_checksums(folder / name, tensors);
+  const std::vector<uint32_t> checksums = io::save_with_checksums(folder / place.name, tensors, {}, place.spare);
   std::vector<Written> written;
   written.reserve(jobs.size());
   for (size_t i = 0; i < jobs.size(); ++i)
-    written.push_back({jobs[i], {jobs[i]->what->region, name, tensors[i].first, checksums[i]}});
+    written.push_back({jobs[i], {jobs[i]->what->region, place.name, tensors[i].first, checksums[i]}});
   return written;
 }
 
 // Several files at a time, one for each thread; the first error is rethrown.
-std::vector<Written> write_files(const std::filesystem::path& folder, const std::vector<std::string>& names,
+std::vector<Written> write_files(const std::filesystem::path& folder, const std::vector<Place>& files,
                                  const std::vector<std::vector<const Job*>>& shares) {
   std::vector<std::vector<Written>> results(shares.size());
   std::vector<std::exception_ptr> errors(shares.size());
@@ -132,7 +138,7 @@ std::vector<Written> write_files(const std::filesystem::path& folder, const std:
   const auto write_one = [&](size_t t) {
     try {
       const NoGrad quiet;
-      if (!shares[t].empty()) results[t] = write_file_of(folder, names[t], shares[t]);
+      if (!shares[t].empty()) results[t] = write_file_of(folder, files[t], shares[t]);
     } catch (...) {
       errors[t] = std::current_exception();
     }
@@ -164,24 +170,60 @@ class Marker {
  private:
   std::filesystem::path path_;
 };
-constexpr const char* kMarker = ".saving-";
+constexpr const char *kMarker = ".saving-", *kSpare = ".spare-";
+constexpr std::string_view kPart = "rank-", kKind = ".safetensors";  // names of files that ranks write
 
 // Removes files that no checkpoint names any more: those of the one that was there before, and of saves that did not
 // end. In memory-backed storage that takes a third of the time of writing them, so ranks share them: this one, number
-// `own` of `count`, takes those that its number follows from.
-void remove_others(const std::filesystem::path& folder, const std::set<std::string>& kept, size_t own, size_t count) {
-  constexpr std::string_view kPart = "rank-";
+// `own` of `count`, takes those that its number follows from. It may keep as many spares as it writes files.
+void remove_others(const std::filesystem::path& folder, const std::set<std::string>& kept, size_t own, size_t count,
+                   Spares* spares, int files) {
   std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
-    const std::string name = entry.path().filename().string();
-    const bool is_part = name.starts_with(kPart) && name.ends_with(".safetensors");
-    const bool is_old = is_part && !kept.contains(name);
-    const size_t whose = is_old ? static_cast<size_t>(std::atoi(name.c_str() + kPart.size())) % count : 0;
-    if ((is_old || name.starts_with(kMarker)) && whose == own) std::filesystem::remove(entry.path(), ignored);
+  // What is renamed meanwhile may be seen twice.
+  std::vector<std::filesystem::path> paths;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) paths.push_back(entry.path());
+  for (const std::filesystem::path& path : paths) {
+    const std::string name = path.filename().string();
+    const bool is_spare = name.starts_with(kSpare);
+    const std::string part = is_spare ? name.substr(std::string_view(kSpare).size()) : name;
+    // Also one that was being written when its process ended.
+    const bool is_part =
+        part.starts_with(kPart) && (part.ends_with(kKind) || part.find(concat(kKind, ".tmp-")) != std::string::npos);
+    const bool is_old = is_part && (is_spare || !kept.contains(name));
+    const size_t whose = is_old ? static_cast<size_t>(std::atoi(part.c_str() + kPart.size())) % count : 0;
+    if (!(is_old || name.starts_with(kMarker)) || whose != own || (spares && spares->contains(path))) continue;
+    if (spares && is_old && !is_spare && spares->size() < static_cast<size_t>(files)) {
+      spares->keep(path);
+    } else {
+      std::filesystem::remove(path, ignored);
+    }
   }
 }
 
 }  // namespace
+
+Spares::~Spares() {
+  std::error_code ignored;
+  for (const std::filesystem::path& file : files_) std::filesystem::remove(file, ignored);
+}
+
+void Spares::keep(const std::filesystem::path& file) {
+  const std::filesystem::path spare = file.parent_path() / concat(kSpare, file.filename().string());
+  std::error_code error;
+  std::filesystem::rename(file, spare, error);
+  if (!error) files_.push_back(spare);
+}
+
+std::filesystem::path Spares::take() {
+  if (files_.empty()) return {};
+  std::filesystem::path file = std::move(files_.back());
+  files_.pop_back();
+  return file;
+}
+
+bool Spares::contains(const std::filesystem::path& file) const {
+  return std::find(files_.begin(), files_.end(), file) != files_.end();
+}
 
 void save(const std::filesystem::path& folder, const State& state, const SaveOptions& options) {
   save(comm::Group(), folder, state, options);
@@ -263,14 +305,15 @@ void save(const comm::Group& group, const std::filesystem::path& folder, const S
     }
     const auto places = balanced(bytes, static_cast<size_t>(options.threads));
     std::vector<std::vector<const Job*>> shares(places.size());
-    std::vector<std::string> names;
-    names.reserve(places.size());
+    std::vector<Place> files;
+    files.reserve(places.size());
     for (size_t t = 0; t < places.size(); ++t) {
       for (const size_t i : places[t]) shares[t].push_back(&jobs[i]);
-      names.push_back(concat("rank-", own, t ? concat("-", t) : "", "-", id, ".safetensors"));
+      files.push_back({concat("rank-", own, t ? concat("-", t) : "", "-", id, ".safetensors"),
+                       options.spares ? options.spares->take() : std::filesystem::path()});
     }
     comm::List list;
-    for (const Written& written : write_files(folder, names, shares)) {
+    for (const Written& written : write_files(folder, files, shares)) {
       const SavedChunk& chunk = written.chunk;
       const auto size = static_cast<int64_t>(std::filesystem::file_size(folder / chunk.file));
       list.push_back(comm::Map{{"rank", static_cast<int64_t>(written.job->rank)},
@@ -320,7 +363,7 @@ void save(const comm::Group& group, const std::filesystem::path& folder, const S
     }
     const auto before = std::count(writes.begin(), writes.begin() + static_cast<std::ptrdiff_t>(rank), true);
     remove_others(folder, kept, static_cast<size_t>(before),
-                  static_cast<size_t>(std::count(writes.begin(), writes.end(), true)));
+                  static_cast<size_t>(std::count(writes.begin(), writes.end(), true)), options.spares, options.threads);
     return {};
   });
   everywhere(group, Step::kIndex, {}, [&]() -> comm::Value {

@@ -308,7 +308,7 @@ TEST(Checkpoint, RandomLayoutsLoadIntoRandomLayouts) {
       for (size_t i = 0; i < loaded.size(); ++i) {
         if (static_cast<int>(i) % readers == group.rank()) state.chunks.push_back(empty_chunk("x", sizes, loaded[i]));
       }
-      load(group, path, state);
+      load(group, path, state, {.verify = static_cast<Verify>(seed % 3)});
       for (const TensorChunk& chunk : state.chunks) expect_part(chunk, x);
     });
     if (HasFailure()) return;
@@ -372,7 +372,9 @@ TEST(Checkpoint, AChunkThatIsDamagedWhileOthersWriteIsNamedWithItsFileAndRank) {
   const Tensor x = numbered({64, 64});
   const TemporaryFolder folder;
   comm::run_ranks(2, [&](comm::Group& group) {
-    const State state{{chunk_of("x", x, shard(x.sizes(), 0, 2, group.rank()))}, {}};
+    const State state{{chunk_of("w", x, shard(x.sizes(), 1, 2, group.rank())),
+                       chunk_of("x", x, shard(x.sizes(), 0, 2, group.rank()))},
+                      {{"step", "7"}}};
     save(group, folder / "before", state);
     // Between the ranks' files and the index.
     save(group, folder / "after", state, {.on_step = [&](Step step) {
@@ -384,13 +386,26 @@ TEST(Checkpoint, AChunkThatIsDamagedWhileOthersWriteIsNamedWithItsFileAndRank) {
              file.put('!');
            }
          }});
-    State loaded{{empty_chunk("x", x.sizes(), shard(x.sizes(), 0, 2, group.rank()))}, {}};
+    State loaded{{empty_chunk("w", x.sizes(), shard(x.sizes(), 1, 2, group.rank())),
+                  empty_chunk("x", x.sizes(), shard(x.sizes(), 0, 2, group.rank()))},
+                 {{"step", "?"}}};
     const std::string message = message_of<CheckpointError>([&] { load(group, folder / "after", loaded); });
+    // Nothing was replaced, neither what was read before the damage nor on the other rank.
+    for (const TensorChunk& chunk : loaded.chunks)
+      EXPECT_EQ(chunk.local.to_vector<float>(), std::vector<float>(64 * 32, -1)) << chunk.key;
+    EXPECT_EQ(loaded.bytes.at("step"), "?");
+    EXPECT_EQ(
+        message_of<CheckpointError>([&] { load(group, folder / "after", loaded, {.verify = Verify::kMeanwhile}); }),
+        message);
     EXPECT_NE(message.find("reading failed on rank 1; rank 1:"), std::string::npos) << message;
     EXPECT_NE(message.find("after/rank-1-"), std::string::npos) << message;
     EXPECT_NE(message.find("is damaged: the checksum of x"), std::string::npos) << message;
-    load(group, folder / "before", loaded);
-    expect_part(loaded.chunks[0], x);
+    for (const Verify verify : {Verify::kFirst, Verify::kMeanwhile, Verify::kNot}) {
+      for (const TensorChunk& chunk : loaded.chunks) fill_(chunk.local, -1);
+      load(group, folder / "before", loaded, {.verify = verify});
+      for (const TensorChunk& chunk : loaded.chunks) expect_part(chunk, x);
+    }
+    EXPECT_EQ(loaded.bytes.at("step"), "7");
   });
   EXPECT_EQ(verify(folder / "after").size(), 1u);
   EXPECT_TRUE(verify(folder / "before").empty());

@@ -122,13 +122,13 @@ Stepper::Stepper(Task& task, const TrainOptions& options, int64_t steps, const J
       split_(task.model(), options, ranks),
       sharding_(make_sharding(task.model(), ranks, options, shard_fully)),
       ddp_(sharding_ ? nullptr : make_ddp(Objective(task, split_, make_forward(task, options, graphs_)), ranks)),
-      objective_(task, split_, {}),
+      objective_(task, split_, sharding_ ? make_forward(task, options, graphs_) : Objective::Forward()),
       optimizer_(make_optimizer(task.model().named_parameters(), options)),
       scheduler_(make_scheduler(*optimizer_, options, steps)),
       scaler_({.enabled = options.precision == "f16",
                .parts = ranks.is_split() && !ranks.shards() ? ranks.mesh().shared_group(1) : nullptr}),
       power_sgd_(make_power_sgd(options, steps)) {
-  if (options.compress == "bf16") ddp_->register_comm_hook(parallel::bf16_compress_hook());
+  if (options.compress == "bf16" && ddp_) ddp_->register_comm_hook(parallel::bf16_compress_hook());
   if (power_sgd_) ddp_->register_comm_hook(parallel::power_sgd_hook(power_sgd_));
 }
 
@@ -317,7 +317,8 @@ void Stepper::load(const std::filesystem::path& folder) {
                   [](const std::string& key) { return key.find("/matrix/") == std::string::npos; });
     }
   }
-  snapshot::load(ranks_.all(), folder, state, {.verify = false});  // the first rank has looked at all of it
+  snapshot::load(ranks_.all(), folder, state,
+                 {.verify = snapshot::Verify::kNot});  // the first rank has looked at all of it
   optimizer_->load_state_dict(optimizer);
   scheduler_.load_state_dict(schedule);
   scaler_.load_state_dict(scale);

@@ -79,10 +79,16 @@ void with_checkpoint(const std::string& what, const Mesh& mesh, const std::files
   const comm::Group& group = mesh.group(size_t{0});
   const NamedTensors tensors = checkpointed(mesh);
   snapshot::State state = snapshot::state_of(tensors);
-  if (what == "save") return use({[&] { snapshot::save(group, folder, state); }});
-  if (what == "load") {
+  if (what == "save") {
+    snapshot::Spares spares;
+    return use({[&] { snapshot::save(group, folder, state, {.spares = &spares}); }});
+  }
+  if (what == "save anew") return use({[&] { snapshot::save(group, folder, state); }});
+  if (what == "load" || what == "load checked first") {
     snapshot::save(group, folder, state);
-    return use({[&] { snapshot::load(group, folder, state); }});
+    const snapshot::LoadOptions options{.verify =
+                                            what == "load" ? snapshot::Verify::kMeanwhile : snapshot::Verify::kFirst};
+    return use({[&] { snapshot::load(group, folder, state, options); }});
   }
   if (what == "copy") {
     NamedTensors copies;
@@ -96,18 +102,23 @@ void with_checkpoint(const std::string& what, const Mesh& mesh, const std::files
   use({[&] { saver.start(folder, state); }, [&] { saver.wait(); }});
 }
 
-// Bytes of the whole parameters of the two largest groups.
-double two_largest_blocks(nn::Module& model) {
-  std::vector<double> sizes{0, 0};
+// Bytes of the two largest groups of parameters: of the whole ones, and of this rank's parts.
+struct Blocks {
+  double whole = 0, parts = 0;
+};
+Blocks two_largest_blocks(nn::Module& model) {
+  std::vector<Blocks> all(2);
   for (const auto& [name, module] : model.named_modules()) {
     if (!fsdp::is_fully_sharded(*module)) continue;
-    double bytes = 0;
-    for (const auto& [key, p] : fsdp::own_parameters(*module))
-      bytes += static_cast<double>(p.elems()) * static_cast<double>(size_of(p.dtype()));
-    sizes.push_back(bytes);
+    Blocks& block = all.emplace_back();
+    for (const auto& [key, p] : fsdp::own_parameters(*module)) {
+      const auto bytes = static_cast<double>(size_of(p.dtype()));
+      block.whole += static_cast<double>(p.elems()) * bytes;
+      block.parts += static_cast<double>(sharding::local_of(p).elems()) * bytes;
+    }
   }
-  std::sort(sizes.rbegin(), sizes.rend());
-  return sizes[0] + sizes[1];
+  std::sort(all.begin(), all.end(), [](const Blocks& a, const Blocks& b) { return a.whole > b.whole; });
+  return {all[0].whole + all[1].whole, all[0].parts + all[1].parts};
 }
 
 }  // namespace
@@ -137,7 +148,8 @@ bool is_memory_case(const std::string& name) { return words_of(name)[0] == "memo
 
 // Note [Peak of a fully sharded step] A rank has its parts of parameters, gradients and two moments all the time. Most
 // is there when backward begins, with all activations, or later, when one block's gradients are reduced while the next
-// one's are made: the two largest gathered blocks, and the whole gradients of two.
+// one's are made: the two largest gathered blocks, and the whole gradients of two. Of gathered blocks there are no
+// parts of gradients yet.
 PeakMemory peak_memory(const std::string& name, const Mesh& mesh) {
   const std::vector<std::string> words = words_of(name);
   PeakMemory result;
@@ -164,8 +176,9 @@ PeakMemory peak_memory(const std::string& name, const Mesh& mesh) {
       if (words[2] != "fsdp") return;
       const fsdp::Sizes sizes = fsdp::sizes_of(forward);
       constexpr double kMoments = 2;  // of AdamW
+      const Blocks largest = two_largest_blocks(forward);
       result.expected = inputs + (1 + kMoments) * static_cast<double>(sizes.parts) +
-                        static_cast<double>(sizes.gradients) + 2 * two_largest_blocks(forward) + activations;
+                        static_cast<double>(sizes.gradients) - largest.parts + 2 * largest.whole + activations;
     });
   });
   return result;
