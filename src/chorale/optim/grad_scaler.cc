@@ -49,14 +49,25 @@ Tensor GradScaler::scale(const Tensor& loss) const {
 }
 
 void GradScaler::unscale(Optimizer& optimizer) {
+  unscale(&optimizer, optimizer.updates_in_backward(), optimizer.parameters(), nullptr);
+}
+void GradScaler::unscale(SharedOptimizer& optimizer) {
+  unscale(&optimizer, optimizer.updates_in_backward(), optimizer.parameters(), &optimizer.sharing_group());
+}
+
+void GradScaler::unscale(const void* optimizer, bool updates_in_backward, const std::vector<Tensor>& parameters,
+                         const comm::Group* sharing) {
   if (!options_.enabled) return;
-  CHORALE_CHECK_STATE(!optimizer.updates_in_backward(),
+  CHORALE_CHECK_STATE(!updates_in_backward,
                       "[GradScaler] this optimizer updates in backward, with gradients that are still scaled");
   CHORALE_CHECK_STATE(
-      !progress_.contains(&optimizer),
+      !progress_.contains(optimizer),
       "[GradScaler] the gradients of this optimizer were unscaled before; call update() after its step");
   const NoGrad quiet;
-  const GradientList gradients = gradients_of("GradScaler", optimizer.parameters());
+  // Of a shared optimizer this rank may have none; the others wait for its word all the same.
+  const bool has_some =
+      std::any_of(parameters.begin(), parameters.end(), [](const Tensor& x) { return chorale::gradient(x).defined(); });
+  const GradientList gradients = sharing && !has_some ? GradientList() : gradients_of("GradScaler", parameters);
   for (size_t i = 0; i < gradients.tensors.size(); ++i) {
     CHORALE_CHECK(gradients.tensors[i].dtype() != DType::kF16, "[GradScaler] parameter ", gradients.parameters[i],
                   " has gradients of f16, in which the unscaled ones would vanish; keep parameters in f32 and compute "
@@ -72,14 +83,23 @@ void GradScaler::unscale(Optimizer& optimizer) {
   }
   if (!parts.empty()) follow(parts[0].device());
   const Tensor found_inf = zeros({}, DType::kF32, scale_.device());
-  unscale_(parts, scale_, found_inf);
+  if (!parts.empty()) unscale_(parts, scale_, found_inf);
   for (const Mesh& mesh : meshes) {
     comm::with_places(mesh, [&] {
       for (size_t m = 0; m < mesh.dims(); ++m) mesh.group(m).all_reduce(found_inf, Reduce::kMax).wait();
     });
   }
+  if (sharing) sharing->all_reduce(found_inf, Reduce::kMax).wait();
   if (options_.parts) options_.parts->all_reduce(found_inf, Reduce::kMax).wait();
-  progress_[&optimizer] = {.found_inf = found_inf};
+  progress_[optimizer] = {.found_inf = found_inf};
+}
+
+const Tensor& GradScaler::begin_step(const void* optimizer) {
+  Progress& progress = progress_[optimizer];
+  CHORALE_CHECK_STATE(!progress.stepped,
+                      "[GradScaler] step() was called twice for one optimizer; call update() between");
+  progress.stepped = true;
+  return progress.found_inf;
 }
 
 StepTaken GradScaler::step(Optimizer& optimizer) {
@@ -88,12 +108,17 @@ StepTaken GradScaler::step(Optimizer& optimizer) {
     return {};
   }
   if (!progress_.contains(&optimizer)) unscale(optimizer);
-  Progress& progress = progress_[&optimizer];
-  CHORALE_CHECK_STATE(!progress.stepped,
-                      "[GradScaler] step() was called twice for one optimizer; call update() between");
-  progress.stepped = true;
-  optimizer.step_unless(progress.found_inf);
-  return StepTaken(progress.found_inf);
+  const Tensor& found_inf = begin_step(&optimizer);
+  optimizer.step_unless(found_inf);
+  return StepTaken(found_inf);
+}
+
+// Its ranks send each other what a step makes, so that the host must know now.
+StepTaken GradScaler::step(SharedOptimizer& optimizer) {
+  if (!progress_.contains(&optimizer)) unscale(optimizer);
+  const StepTaken taken = options_.enabled ? StepTaken(begin_step(&optimizer)) : StepTaken();
+  if (taken) optimizer.step();
+  return taken;
 }
 
 void GradScaler::update() {

@@ -41,6 +41,17 @@ class StepTaken {
   Tensor found_inf_;
 };
 
+// An optimizer whose gradients are dealt to the ranks of a group (zero::ZeroOptimizer): one that is not finite on a
+// rank counts on all, and all make the same calls.
+class SharedOptimizer {
+ public:
+  virtual ~SharedOptimizer() = default;
+  virtual std::vector<Tensor> parameters() const = 0;  // this rank need not have a gradient of any
+  virtual const comm::Group& sharing_group() const = 0;
+  virtual bool updates_in_backward() const = 0;
+  virtual void step() = 0;
+};
+
 class GradScaler {
  public:
   explicit GradScaler(const GradScalerOptions& options = {});
@@ -52,8 +63,10 @@ class GradScaler {
   // Divides the gradients of the optimizer's parameters by the scale, in one pass that also finds out whether all are
   // finite. At most once between two updates.
   void unscale(Optimizer& optimizer);
+  void unscale(SharedOptimizer& optimizer);
   // Unscales, unless that was done, and steps if every gradient was finite; says whether it did.
   StepTaken step(Optimizer& optimizer);
+  StepTaken step(SharedOptimizer& optimizer);
   // After the steps of all optimizers: adapts the scale.
   void update();
 
@@ -68,13 +81,17 @@ class GradScaler {
     Tensor found_inf;  // f32: not 0 where a gradient was infinite or NaN
     bool stepped = false;
   };
+  // What unscaling found, once for each optimizer.
+  const Tensor& begin_step(const void* optimizer);
+  void unscale(const void* optimizer, bool updates_in_backward, const std::vector<Tensor>& parameters,
+               const comm::Group* sharing);
   // The numbers below are where the loss is.
   void follow(Device device) const;
 
-  GradScalerOptions options_;                                // its scale is the one at the start
-  mutable Tensor scale_;                                     // f32, as the ops read it
-  mutable Tensor finite_steps_;                              // i64: in a row
-  std::unordered_map<const Optimizer*, Progress> progress_;  // since the last update()
+  GradScalerOptions options_;                           // its scale is the one at the start
+  mutable Tensor scale_;                                // f32, as the ops read it
+  mutable Tensor finite_steps_;                         // i64: in a row
+  std::unordered_map<const void*, Progress> progress_;  // by optimizer, since the last update()
 };
 
 }  // namespace chorale::optim

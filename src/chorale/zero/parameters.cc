@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "chorale/autograd/autograd.h"
 #include "chorale/base/error.h"
@@ -72,10 +73,18 @@ void OwnedParameters::broadcast() {
         works.push_back(group_.broadcast(buckets_[r], group_.global_rank(static_cast<int>(r))));
     }
   } else {
-    for (size_t i = 0; i < all_.size(); ++i)
-      works.push_back(group_.broadcast(all_[i].second, group_.global_rank(owners_[i])));
+    std::vector<size_t> places(all_.size());
+    std::iota(places.begin(), places.end(), size_t{0});
+    works = start_broadcast(places);
   }
   for (const comm::Work& work : works) work.wait();
+}
+
+std::vector<comm::Work> OwnedParameters::start_broadcast(const std::vector<size_t>& places) const {
+  std::vector<comm::Work> works;
+  works.reserve(places.size());
+  for (const size_t i : places) works.push_back(group_.broadcast(all_[i].second, group_.global_rank(owners_[i])));
+  return works;
 }
 
 double OwnedParameters::clip_grad_norm(double max_norm) const {

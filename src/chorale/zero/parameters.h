@@ -22,6 +22,8 @@ class OwnedParameters {
   void set_owners(const std::vector<int>& owners);
   // Everyone gets the owners' values.
   void broadcast();
+  // The same of some parameters (places among all), begun and not waited for. All ranks name the same ones.
+  std::vector<comm::Work> start_broadcast(const std::vector<size_t>& places) const;
   // Clips the gradients that their owners have by the norm of all ranks' together, and returns that.
   double clip_grad_norm(double max_norm) const;
 

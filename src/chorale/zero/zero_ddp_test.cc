@@ -3,6 +3,7 @@
 
 #include <functional>
 
+#include "chorale/comm/comm_counter.h"
 #include "chorale/comm/run_ranks_test_util.h"
 #include "chorale/device/allocator.h"
 #include "chorale/nn/linear.h"
@@ -202,6 +203,11 @@ TEST(ZeroOptimizer, UpdatesWhileBackwardGoesOn) {
         EXPECT_EQ(zero.state_dict().size(), reference.state_dict().size());
       }
     }
+  });
+}
+
+TEST(ZeroOptimizer, RefusesToOverlapWhatItCannot) {
+  comm::run_ranks(2, [](comm::Group& group) {
     const NamedTensors some = parameters_of({4}), more = parameters_of({2});
     ZeroDdpSgd two({{some, {}}, {more, {}}}, group);
     EXPECT_THROW(two.overlap(some, parallel::allreduce_hook()), StateError);
@@ -209,8 +215,6 @@ TEST(ZeroOptimizer, UpdatesWhileBackwardGoesOn) {
     EXPECT_THROW(one.overlap(more, parallel::allreduce_hook()), InvalidArgument);
   });
 }
-
-// ---- stage 2
 
 struct FourLayers : nn::Module {
   nn::Linear a{12, 24}, b{24, 24}, c{24, 7}, spare{12, 7};
@@ -229,6 +233,38 @@ FourLayers four_layers() {
     copy_(p, mul(to(op::sample(p.sizes(), ++seed), DType::kF32), 0.3));
   return model;
 }
+
+TEST(ZeroOptimizer, SendsNewValuesWhileBackwardGoesOn) {
+  comm::run_ranks(3, [](comm::Group& group) {
+    for (const bool views : {false, true}) {
+      // Buckets of a layer each; backward's own thread moves them, so that this one counts all calls.
+      parallel::DistributedDataParallel<FourLayers> ddp(
+          four_layers(), group, {.bucket_cap_mb = 0.0005, .progress = reducer::Progress::kCaller});
+      ZeroDdpSgd zero({{ddp.named_parameters(), {.lr = 0.1}}}, group, {.bucket_views = views});
+      ddp.register_comm_hook(zero.overlap(ddp.managed_parameters(), parallel::allreduce_hook()));
+      const Tensor x = to(op::sample({5, 12}, group.rank()), DType::kF32);
+      for (int step = 0; step < 5; ++step) {
+        const bool warms_up = step < 2;
+        ddp.zero_grad();
+        const Tensor loss = mean(square(ddp(x, true)));
+        comm::CommCounter in_backward;
+        backward(loss);
+        EXPECT_EQ(in_backward.count(comm::CallKind::kBroadcast), warms_up ? 0 : 8) << "each parameter";
+        comm::CommCounter in_step;
+        zero.step();
+        EXPECT_EQ(in_step.count(comm::CallKind::kBroadcast), 0);
+      }
+      std::vector<float> mine = ddp.module().b.weight.to_vector<float>(), first = mine;
+      group.broadcast(std::span(first), 0).wait();
+      EXPECT_EQ(mine, first);
+      backward(mean(square(ddp(x, true))));
+      EXPECT_NE(message_of<StateError>([&] { backward(mean(square(ddp(x, true)))); }).find("call step()"),
+                std::string::npos);
+    }
+  });
+}
+
+// ---- stage 2
 
 // Steps of three kinds: one with a parameter that one rank alone uses, one that accumulates, and one in which nobody
 // uses that parameter.
@@ -360,6 +396,46 @@ TEST(ZeroStage2, ClipsByTheNormOfAllRanks) {
       }
     }
     EXPECT_THROW(optimizer.clip_grad_norm(0), InvalidArgument);
+  });
+}
+
+// The gradient that overflows has one owner; every rank must skip the step, also one that owns nothing.
+TEST(ZeroStage2, ALossScaleIsFoundByAllRanksTogether) {
+  comm::run_ranks(4, [](comm::Group& group) {
+    const auto fresh = [] {
+      nn::Linear model(6, 5);
+      const NoGrad quiet;
+      int seed = 0;
+      for (const Tensor& p : model.parameters()) copy_(p, mul(to(op::sample(p.sizes(), ++seed), DType::kF32), 0.3));
+      return model;
+    };
+    const SgdOptions options{.lr = 0.1, .momentum = 0.9};
+    parallel::DistributedDataParallel<nn::Linear> plain(fresh(), group), ddp(fresh(), group);
+    Sgd reference(plain.named_parameters(), options);
+    ZeroDdpSgd optimizer({{ddp.named_parameters(), options}}, group);
+    optimizer.shard_gradients(ddp);
+    optim::GradScaler expected({.scale = 8, .interval = 2}), scaler({.scale = 8, .interval = 2});
+    for (int step = 0; step < 6; ++step) {
+      Tensor x = to(op::sample({3, 6}, 10 * step + group.rank()), DType::kF32);
+      // Only the weight's gradient is infinite, and only its owner has it.
+      if (step == 2 && group.rank() == 1) x = mul(x, 3e38);
+      plain.zero_grad();
+      optimizer.zero_grad();
+      backward(expected.scale(sum(plain(x))));
+      backward(scaler.scale(sum(ddp(x))));
+      const bool stepped = expected.step(reference);
+      EXPECT_EQ(stepped, step != 2);
+      EXPECT_EQ(scaler.step(optimizer), stepped) << "step " << step;
+      expected.update();
+      scaler.update();
+      EXPECT_EQ(scaler.scale(), expected.scale());
+      expect_equal(ddp.named_parameters(), plain.named_parameters());
+    }
+    EXPECT_EQ(scaler.scale(), 8.0 * 2 / 2 * 2);
+    parallel::DistributedDataParallel<nn::Linear> other(fresh(), group);
+    ZeroDdpSgd overlapped({{other.named_parameters(), options}}, group);
+    other.register_comm_hook(overlapped.overlap(other.managed_parameters(), parallel::allreduce_hook()));
+    EXPECT_THROW(scaler.unscale(overlapped), StateError) << "its gradients are used while they are scaled";
   });
 }
 

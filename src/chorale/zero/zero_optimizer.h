@@ -16,10 +16,14 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <tuple>
+#include <utility>
 
 #include "chorale/autograd/autograd.h"
 #include "chorale/comm/objects.h"
+#include "chorale/optim/grad_scaler.h"
 #include "chorale/optim/optimizer.h"
 #include "chorale/reducer/grad_bucket.h"
 #include "chorale/reducer/join.h"
@@ -39,7 +43,7 @@ struct OverlapOptions {
 };
 
 template <class Optim, class Options>
-class ZeroOptimizer final : public reducer::Joinable {
+class ZeroOptimizer final : public reducer::Joinable, public optim::SharedOptimizer {
  public:
   using Group = optim::ParameterGroup<Options>;
 
@@ -58,7 +62,7 @@ class ZeroOptimizer final : public reducer::Joinable {
   }
 
   // Updates this rank's part with the gradients that are there, and gets the others'.
-  void step() {
+  void step() override {
     if (overlap_) return finish_overlapped();
     if (reducer::Join* join = current_join()) join->notify(*this);
     update();
@@ -102,8 +106,9 @@ class ZeroOptimizer final : public reducer::Joinable {
   // (norm + 1e-6) where that is below 1. All ranks call it.
   double clip_grad_norm(double max_norm) { return parameters_.clip_grad_norm(max_norm); }
 
-  // A hook for DistributedDataParallel over the same parameters: `inner` averages a bucket, and what this rank owns of
-  // it is updated at once, while backward goes on. step() is still the end of a step: it gets the others' values.
+  // A hook for DistributedDataParallel over the same parameters: `inner` averages a bucket, what this rank owns of it
+  // is updated at once, while backward goes on, and all ranks begin to exchange its new values. step() is still the end
+  // of a step: it waits for them.
   // `managed` are ddp.managed_parameters(). One group of parameters only, no closures and no join(); this must outlive
   // the hook.
   reducer::CommHook overlap(const NamedTensors& managed, const reducer::CommHook& inner,
@@ -121,10 +126,12 @@ class ZeroOptimizer final : public reducer::Joinable {
               const size_t index = bucket.index();
               const comm::Future averaged = run(bucket);
               if (overlap_->is_active) {
-                return averaged.then([this, index](const Tensors& values) {
+                // Buckets before this one may be there, and nobody has looked yet.
+                for (const comm::Future& before : overlap_->pending) std::ignore = before.is_completed();
+                return overlap_->pending.emplace_back(averaged.then([this, index](const Tensors& values) {
                   update_bucket(index, values[0]);
                   return values;
-                });
+                }));
               }
               overlap_->buckets.resize(std::max(overlap_->buckets.size(), index + 1));
               overlap_->buckets[index] = indices;
@@ -154,7 +161,10 @@ class ZeroOptimizer final : public reducer::Joinable {
     }
   }
 
-  std::vector<Tensor> parameters() const {
+  // For a GradScaler, in either stage.
+  const comm::Group& sharing_group() const override { return parameters_.group(); }
+  bool updates_in_backward() const override { return overlap_.has_value(); }
+  std::vector<Tensor> parameters() const override {
     std::vector<Tensor> tensors;
     for (const auto& [name, x] : parameters_.all()) tensors.push_back(x);
     return tensors;
@@ -266,6 +276,13 @@ class ZeroOptimizer final : public reducer::Joinable {
     std::vector<std::vector<std::pair<size_t, Tensor>>> own;  // by bucket: first element in it, and the parameter
     int steps = 0;
     bool is_active = false;
+    // Of the step that is under way. Buckets are sent in their order, on every rank, whenever their updates are done;
+    // updates may run on the thread that moves reductions on.
+    std::unique_ptr<std::mutex> mutex = std::make_unique<std::mutex>();
+    std::vector<bool> is_updated;
+    size_t sent = 0;
+    std::vector<comm::Work> works;
+    std::vector<comm::Future> pending;  // used by the thread of backward alone
   };
 
   size_t place_of(const std::string& name, const Tensor& x) const {
@@ -279,7 +296,7 @@ class ZeroOptimizer final : public reducer::Joinable {
   void finish_overlapped() {
     CHORALE_CHECK_STATE(!current_join(), "[ZeroOptimizer] updates that overlap with backward cannot be joined");
     if (overlap_->is_active) {
-      parameters_.broadcast();
+      finish_sending();
       consolidated_.reset();
     } else if (++overlap_->steps >= overlap_->options.warm_up) {
       activate();
@@ -315,18 +332,46 @@ class ZeroOptimizer final : public reducer::Joinable {
       }
       o.parts.push_back(own.empty() ? nullptr : std::make_unique<Optim>(std::vector<Group>{{own, options_[0]}}));
     }
+    o.is_updated.assign(o.buckets.size(), false);
     o.is_active = true;
   }
 
   void update_bucket(size_t index, const Tensor& averaged) {
     Overlap& o = *overlap_;
-    if (index >= o.parts.size() || !o.parts[index]) return;
-    const NoGrad quiet;
-    for (const auto& [first, x] : o.own[index])
-      set_gradient(x, averaged.view_as(x.sizes(), x.strides(), averaged.offset() + static_cast<int64_t>(first)));
-    o.parts[index]->set_options(0, options_[0]);
-    o.parts[index]->step();
-    for (const auto& [first, x] : o.own[index]) set_gradient(x, {});
+    if (index >= o.parts.size()) return;
+    const std::lock_guard lock(*o.mutex);
+    CHORALE_CHECK_STATE(!o.is_updated[index],
+                        "[ZeroOptimizer] a second backward updates parameters whose new values are on their way: call "
+                        "step() after each backward that is reduced, and accumulate under no_sync()");
+    if (o.parts[index]) {
+      const NoGrad quiet;
+      for (const auto& [first, x] : o.own[index])
+        set_gradient(x, averaged.view_as(x.sizes(), x.strides(), averaged.offset() + static_cast<int64_t>(first)));
+      o.parts[index]->set_options(0, options_[0]);
+      o.parts[index]->step();
+      for (const auto& [first, x] : o.own[index]) set_gradient(x, {});
+    }
+    o.is_updated[index] = true;
+    while (o.sent < o.buckets.size() && o.is_updated[o.sent]) send_next_bucket();
+  }
+
+  // The gradients of its parameters are complete on every rank: no backward reads their values any more.
+  void send_next_bucket() {
+    Overlap& o = *overlap_;
+    std::vector<size_t> places;
+    for (const size_t i : o.buckets[o.sent++]) places.push_back(o.places[i]);
+    for (comm::Work& work : parameters_.start_broadcast(places)) o.works.push_back(std::move(work));
+  }
+
+  void finish_sending() {
+    Overlap& o = *overlap_;
+    o.pending.clear();
+    const std::lock_guard lock(*o.mutex);
+    while (o.sent < o.buckets.size()) send_next_bucket();  // what no backward has updated
+    const std::vector<comm::Work> works = std::exchange(o.works, {});
+    o.sent = 0;
+    o.is_updated.assign(o.buckets.size(), false);
+    for (const comm::Work& work : works) work.wait();
   }
 
   OwnedParameters parameters_;
