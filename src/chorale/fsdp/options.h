@@ -45,9 +45,12 @@ struct Options {
   Mesh mesh;
   ReshardAfterForward reshard_after_forward{};
   Precision mixed_precision{};
-  // Parameters, gradients and optimizer states stay on the host where the module computes elsewhere. On the CPU they
-  // are there anyway.
+  // Parameters, gradients and optimizer states stay on the host where the module computes elsewhere, on `device`: whole
+  // parameters are copied there when they have been gathered, and whole gradients come back. Without a device it
+  // computes on the CPU, where they are anyway.
   bool offload = false;
+  // Where the module computes, with offload; otherwise it computes where its parameters are.
+  std::optional<Device> device{};
   // The dimension by which a parameter is cut; none: the first. Any other must divide evenly.
   std::function<std::optional<int64_t>(const Tensor& parameter)> shard_dim{};
   // Parameters that are left alone.

@@ -46,27 +46,28 @@ ShardedParameter::ShardedParameter(const Tensor& parameter, const Mesh& mesh, in
     const NoGrad quiet;
     if (part.device().type != DeviceType::kNull) copy_(part, narrow(local, dim, own.first, own.size));
   }
-  make_whole(parameter.dtype());
+  make_whole(parameter.dtype(), kCpu);  // another one when it gets bytes of another device
   op::current().set_data(
       sharded_, sharding::wrap(layout, parameter.sizes(), contiguous_strides(parameter.sizes()), std::move(part)));
   take_bytes();
 }
 
-void ShardedParameter::make_whole(DType dtype) {
-  holder_ = Tensor::empty(local_sizes_, dtype);
+void ShardedParameter::make_whole(DType dtype, Device device) {
+  holder_ = Tensor::empty(local_sizes_, dtype, device);
   whole_ = inner_ ? sharding::wrap(inner_, sharded_.sizes(), contiguous_strides(sharded_.sizes()), holder_) : holder_;
 }
 
 bool ShardedParameter::wants_gradient() const { return requires_grad(sharded_); }
 
 Tensor ShardedParameter::room(DType dtype) const {
-  return Tensor::empty(local_sizes_, is_floating(sharded_.dtype()) ? dtype : sharded_.dtype());
+  return Tensor::empty(local_sizes_, is_floating(sharded_.dtype()) ? dtype : sharded_.dtype(),
+                       sharding::local_of(sharded_).device());
 }
 
 Tensor ShardedParameter::room_like(const Tensor& part) const {
   Shape sizes = part.sizes();
   sizes[static_cast<size_t>(dim_)] = local_sizes_[static_cast<size_t>(dim_)];
-  return Tensor::empty(sizes, part.dtype());
+  return Tensor::empty(sizes, part.dtype(), part.device());
 }
 
 Tensor ShardedParameter::chunk(const Tensor& whole, int ranks, int rank) const {
@@ -85,8 +86,8 @@ Tensor ShardedParameter::part(DType dtype) const {
 }
 
 void ShardedParameter::give_bytes(const Tensor& room) {
-  if (room.dtype() != whole_.dtype()) {
-    make_whole(room.dtype());
+  if (room.dtype() != whole_.dtype() || room.device() != holder_.device()) {
+    make_whole(room.dtype(), room.device());
     take_bytes();
   }
   holder_.storage()->take_bytes_of(*room.storage());
@@ -96,7 +97,7 @@ void ShardedParameter::give_bytes(const Tensor& room) {
 }
 
 void ShardedParameter::take_bytes() {
-  const Intrusive<Storage> gone = Storage::without_bytes(kCpu);
+  const Intrusive<Storage> gone = Storage::without_bytes(holder_.device());
   gone->take_bytes_of(*holder_.storage());
   holder_.impl()->data = nullptr;
   // Code that still holds the whole one is told why there are no bytes.

@@ -59,7 +59,7 @@ class ShardedParameter {
   uint32_t version = 0;              // of the shard's memory when it was gathered
 
  private:
-  void make_whole(DType dtype);
+  void make_whole(DType dtype, Device device);
 
   Tensor sharded_, whole_;
   Tensor holder_;  // whole_, or its local part where it is sharded otherwise, too: whose bytes come and go

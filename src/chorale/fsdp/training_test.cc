@@ -2,6 +2,8 @@
 #include <chrono>
 #include <thread>
 
+#include "chorale/device/stream.h"
+#include "chorale/eager/sim_kernels.h"
 #include "chorale/fsdp/fsdp_test_util.h"
 
 namespace chorale::fsdp {
@@ -274,6 +276,62 @@ TEST(FullySharded, OneRankAloneSendsNothing) {
     backward(sum(model(input(0))));
     EXPECT_EQ(counter.total(), 0);
   });
+}
+
+// ---- on a device
+
+// The device runs the CPU's kernels behind streams, on memory that faults when the host touches it: the same bits.
+TEST(FullySharded, ComputesOnADeviceWithItsPartsThereOrOnTheHost) {
+  eager::add_sim_device({});
+  constexpr Device kSim{DeviceType::kSim, 0};
+  struct Kept {
+    std::vector<double> losses;
+    std::vector<std::vector<double>> parts, gradients;
+  };
+  for (const ReshardAfterForward policy : {ReshardAfterForward(), ReshardAfterForward(2)}) {
+    run_ranks(4, [&](comm::Group& group) {
+      const StreamScope own(make_stream(kSim));  // these ranks are threads, which share the default one
+      // Collectives of sharded tensors, such as a norm's, are the host's alone.
+      const auto train = [&](Device computes, Device keeps, bool clips) {
+        MlpStack model = seeded(MlpStack(2, 6));
+        model.to(keeps);
+        shard_layers_and_root(model, model.layers,
+                              {.mesh = policy.is_number() ? line(group) : Mesh(group, {2, 2}, {"replicate", "shard"}),
+                               .reshard_after_forward = policy,
+                               .offload = computes != keeps,
+                               .device = computes});
+        optim::AdamW optimizer(model.named_parameters(), {.lr = 0.01});
+        Kept kept;
+        for (int step = 0; step < 2; ++step) {
+          optimizer.zero_grad();
+          for (int piece = 0; piece < 2; ++piece) {
+            set_requires_gradient_sync(model, piece == 1);
+            const Tensor x = to(pattern({3, 6}, 10 * step + 4 * piece + group.rank()), computes);
+            const Tensor loss = sum(square(model(x)));
+            EXPECT_EQ(loss.device(), computes);
+            backward(loss);
+            kept.losses.push_back(loss.item<double>());
+          }
+          if (clips) optim::clip_grad_norm(model.parameters(), 0.5);
+          optimizer.step();
+        }
+        for (const auto& [name, p] : model.named_parameters()) {
+          EXPECT_EQ(to_local(detach(p)).device(), keeps) << name;
+          EXPECT_EQ(to_local(gradient(p)).device(), keeps) << name;
+          kept.parts.push_back(to_local(detach(p)).to_vector<double>());
+          kept.gradients.push_back(to_local(gradient(p)).to_vector<double>());
+        }
+        return kept;
+      };
+      for (const Device keeps : {kSim, kCpu}) {
+        const Kept expected = train(kCpu, kCpu, keeps == kCpu), found = train(kSim, keeps, keeps == kCpu);
+        EXPECT_NE(expected.losses.front(), expected.losses.back());
+        EXPECT_EQ(found.losses, expected.losses) << "parts on " << keeps;
+        EXPECT_EQ(found.parts, expected.parts) << "parts on " << keeps;
+        EXPECT_EQ(found.gradients, expected.gradients) << "parts on " << keeps;
+      }
+    });
+  }
 }
 
 }  // namespace

@@ -259,9 +259,9 @@ void Unit::after_backward() {
     const Tensor local = p.local_gradient(fresh);
     const DType dtype = reduce_dtype(local.dtype());
     if (!p.accumulated.defined()) {
-      p.accumulated = local.dtype() == dtype ? local : to(local, dtype);
+      p.accumulated = where_parts_are(local.dtype() == dtype ? local : to(local, dtype));
     } else {
-      add_(p.accumulated, local);
+      add_(p.accumulated, where_parts_are(local));
     }
   }
   if (reshards_after_backward) reshard();
@@ -278,6 +278,11 @@ void Unit::end_backward() {
   else if (state_ == State::kWhole && reshards_after_backward && context_->is_last_backward)
     reshard();
 }
+
+Tensor Unit::where_it_computes(const Tensor& x) const {
+  return options_.offload && options_.device && x.device() != *options_.device ? to(x, *options_.device) : x;
+}
+Tensor Unit::where_parts_are(const Tensor& x) const { return options_.offload && x.device() != kCpu ? to(x, kCpu) : x; }
 
 DType Unit::parameter_dtype(const ShardedParameter& p) const {
   const DType own = p.sharded().dtype();
@@ -325,7 +330,7 @@ void Unit::reduce() {
       chunks.reserve(static_cast<size_t>(group.size()));
       for (int r = 0; r < group.size(); ++r) chunks.push_back(p.chunk(source, group.size(), r));
       const Tensor& own = chunks[static_cast<size_t>(group.rank())];
-      reduction.parts.push_back(Tensor::empty(own.sizes(), own.dtype()));
+      reduction.parts.push_back(Tensor::empty(own.sizes(), own.dtype(), own.device()));
       std::ignore = group.reduce_scatter(reduction.parts.back(), chunks, comm::premultiplied_sum(scale),
                                          {.tag = number_, .timeout = {}});
     }
@@ -429,11 +434,13 @@ void Unit::wait_for_unshard() {
   note_span("gather", gather.launched, &gather.work);
   for (size_t i = 0; i < parameters_.size(); ++i) {
     ShardedParameter& p = parameters_[i];
+    const NoGrad quiet;
     if (p.payload && state_ == State::kSharded) {
-      p.give_bytes(whole_of(p, gather.rooms[i]));
+      p.give_bytes(where_it_computes(whole_of(p, gather.rooms[i])));
     } else {
-      p.give_bytes(gather.rooms[i][0]);
+      p.give_bytes(where_it_computes(gather.rooms[i][0]));
     }
+    gather.rooms[i].clear();  // before the next one is copied
     p.drop_piece();
   }
   state_ = State::kWhole;

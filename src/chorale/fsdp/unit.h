@@ -126,6 +126,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const comm::Group& shards() const { return options_.mesh.group(options_.mesh.dims() - 1); }
   int data_parallel_size() const { return options_.mesh.size(); }
   DType parameter_dtype(const ShardedParameter& p) const;
+  // The tensor where the module computes, or where parts are kept.
+  Tensor where_it_computes(const Tensor& x) const;
+  Tensor where_parts_are(const Tensor& x) const;
   DType reduce_dtype(DType gradient) const;
   double factor() const;
   void reduce();
