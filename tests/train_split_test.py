@@ -91,6 +91,24 @@ class Split(TextRuns):
         self.assertEqual({(tuple(part[0]), name) for name, (_, _, parts) in self.weights("both").items() for part in parts if name.endswith("wte.weight")},
                          {((0, 0), "transformer.wte.weight"), ((128, 0), "transformer.wte.weight")})
 
+    def test_sharded_layers_from_graphs_and_with_short_gradients_train_as_whole_ones_do(self):
+        options = ("--text", "text", "--tokenizer", "bytes", *self.TINY, "--lr", "0.01", "--epochs", "50", "--log-every", "1", "--steps", "6", "-n", "2", "--sample-tokens", "0")
+        self.run_to_end(*options, "--out", "whole", task="gpt")
+        self.run_to_end(*options, "--fsdp", "--compile", "--out", "graphs", task="gpt")
+        self.assert_close(self.losses("graphs"), self.losses("whole"))
+        self.run_to_end(*options, "--compress", "bf16", "--out", "short", task="gpt")
+        self.run_to_end(*options, "--fsdp", "--compress", "bf16", "--out", "both", task="gpt")
+        self.assert_close(self.losses("both"), self.losses("short"))
+        self.assertNotEqual(self.losses("both"), self.losses("whole"))
+
+    def test_replicas_of_layers_that_are_split_and_shared_out_train_as_replicas_do(self):
+        options = ("--text", "text", "--tokenizer", "bytes", *self.TINY, "--lr", "0.01", "--epochs", "50", "--log-every", "1", "--schedule", "constant", "--warmup", "0")
+        self.run_to_end(*options, "-n", "4", "--out", "four", "--steps", "4", task="gpt")
+        out = self.run_to_end(*options, "--fsdp", "--hybrid", "2x2", "--tp", "2", "--out", "all", "--steps", "2", task="gpt")
+        self.assertIn("ranks: 8 (4 x 2)", out)
+        self.run_to_end("--out", "all", "--resume", "--steps", "4", "-n", "4", "--tp", "1", task="gpt")
+        self.assert_close(self.losses("all"), self.losses("four"))
+
     def test_layers_that_are_split_and_shared_out_train_as_one_rank_does(self):
         options = ("--text", "text", "--tokenizer", "bytes", *self.TINY, "--lr", "0.01", "--clip", "0.5", "--epochs", "50", "--log-every", "1", "--schedule", "constant", "--warmup", "0")
         for task, extra in (("gpt", ("--sample-tokens", "4")), ("bert", ())):
@@ -161,9 +179,8 @@ class Split(TextRuns):
                            (("--fsdp", "--hybrid", "two"), "--hybrid is replicas by ranks that share one, such as 2x4, not 'two'"),
                            (("--hybrid", "1x2"), "give --fsdp with it"),
                            (("--offload",), "give --fsdp with it"),
-                           (("--fsdp", "--tp", "2", "--hybrid", "1x1"), "ranks with the same part of a layer share that"),
-                           (("--fsdp", "--compress", "bf16"), "leave it out with --fsdp"),
-                           (("--fsdp", "--compile"), "leave it out with --fsdp")):
+                           (("--fsdp", "--tp", "2", "--hybrid", "2x1"), "--hybrid 2x1 and --tp 2 are 4 ranks, but the job has 2"),
+                           (("--fsdp", "--compress", "powersgd"), "choose --compress bf16, or leave it out")):
             with self.subTest(extra):
                 self.assertIn(why, self.run_to_end(*options, *extra, task="gpt", status=1))
                 shutil.rmtree(self.folder / "x", ignore_errors=True)

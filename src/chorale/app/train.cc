@@ -80,7 +80,7 @@ int64_t TrainCommand::ranks() const {
   if (options.ranks > 0) return options.ranks;
   if (!options.hybrid.empty()) {
     const train::JobRanks::Shards shards = train::hybrid_of(options.hybrid);
-    return std::max<int64_t>(train::product("ranks", {shards.replicas, shards.ranks}) / launching.nodes, 1);
+    return std::max<int64_t>(train::product("ranks", {shards.replicas, shards.ranks, options.tp}) / launching.nodes, 1);
   }
   if (options.dp > 0) return std::max<int64_t>(options.dp * options.tp / launching.nodes, 1);
   const int64_t gpus = train::gpus_of(options);
@@ -94,7 +94,8 @@ int64_t TrainCommand::ranks() const {
 
 int TrainCommand::ranks_of_replica() const {
   if (!options.fsdp) return static_cast<int>(options.tp);
-  return options.hybrid.empty() ? world_size() : train::hybrid_of(options.hybrid).ranks;
+  if (options.hybrid.empty()) return world_size();
+  return train::hybrid_of(options.hybrid).ranks * static_cast<int>(options.tp);
 }
 
 json::Value read_json(const fs::path& path) {

@@ -13,13 +13,9 @@ void check_shards(const TrainOptions& options) {
   if (!options.fsdp) return;
   CHORALE_CHECK(options.device == "auto" || options.device == "cpu", "[train] --fsdp computes on the CPU, not on ",
                 options.device, "; leave --device out");
-  CHORALE_CHECK(options.tp == 1 || options.hybrid.empty(),
-                "[train] --hybrid says how replicas of whole layers are shared "
-                "out; with --tp ",
-                options.tp, " leave it out: ranks with the same part of a layer share that");
-  CHORALE_CHECK(options.compress == "none", "[train] --compress ", options.compress,
-                " is for gradients of whole models; leave it out with --fsdp");
-  CHORALE_CHECK(!options.compile, "[train] --compile does not know layers that are gathered; leave it out with --fsdp");
+  CHORALE_CHECK(options.compress != "powersgd",
+                "[train] --compress powersgd makes small factors of whole gradients, of which a rank has parts with "
+                "--fsdp; choose --compress bf16, or leave it out");
 }
 
 }  // namespace
@@ -46,8 +42,9 @@ void check_ranks(const TrainOptions& options, int64_t ranks) {
   check_shards(options);
   if (options.hybrid.empty()) return;
   const JobRanks::Shards shards = hybrid_of(options.hybrid);
-  const int64_t named = int64_t{shards.replicas} * shards.ranks;
-  CHORALE_CHECK(named == ranks, "[train] --hybrid ", options.hybrid, " are ", named, " ranks, but the job has ", ranks);
+  const int64_t named = product("ranks", {shards.replicas, shards.ranks, parts});
+  CHORALE_CHECK(named == ranks, "[train] --hybrid ", options.hybrid, parts > 1 ? concat(" and --tp ", parts) : "",
+                " are ", named, " ranks, but the job has ", ranks);
 }
 
 JobRanks::JobRanks(const comm::Group& all, const TrainOptions& options) : all_(all) {
@@ -55,7 +52,14 @@ JobRanks::JobRanks(const comm::Group& all, const TrainOptions& options) : all_(a
   const auto parts = static_cast<int>(options.tp);
   if (options.fsdp) shards_ = options.hybrid.empty() ? Shards{1, all.size() / parts} : hybrid_of(options.hybrid);
   if (parts == 1) return;
-  mesh_.emplace(all, std::vector<int>{all.size() / parts, parts}, std::vector<std::string>{"dp", "tp"});
+  if (!shards_ || shards_->replicas == 1) {
+    mesh_.emplace(all, std::vector<int>{all.size() / parts, parts}, std::vector<std::string>{"dp", "tp"});
+  } else {
+    mesh_.emplace(all, std::vector<int>{shards_->replicas, shards_->ranks, parts},
+                  std::vector<std::string>{"replicate", "shard", "tp"});
+    mesh_->slice({"replicate", "shard"}).flatten("dp");
+  }
+  replicas_ = (*mesh_)["dp"];
 }
 
 }  // namespace chorale::train

@@ -19,9 +19,9 @@ class JobRanks {
 
   const comm::Group& all() const { return all_; }
   // Those that have the same part of the model as this rank, one of each replica.
-  const comm::Group& replicas() const { return mesh_ ? mesh_->group("dp") : all_; }
+  const comm::Group& replicas() const { return replicas_ ? replicas_->group(size_t{0}) : all_; }
   // How many ranks share a model.
-  int parts() const { return mesh_ ? mesh_->shape()[1] : 1; }
+  int parts() const { return mesh_ ? mesh_->shape().back() : 1; }
   bool is_split() const { return mesh_.has_value(); }
   // Fully sharded training: replicas by ranks that share one.
   struct Shards {
@@ -30,12 +30,13 @@ class JobRanks {
   const std::optional<Shards>& shards() const { return shards_; }
   // Whether no rank has the whole model.
   bool has_parts() const { return is_split() || shards_; }
-  // "dp" by "tp"; only where the model is split.
+  // "dp" by "tp"; only where the model is split. Where replicas of it are fully sharded "dp" stands for "replicate" by
+  // "shard".
   const comm::Mesh& mesh() const { return *mesh_; }
 
  private:
   const comm::Group& all_;
-  std::optional<comm::Mesh> mesh_;
+  std::optional<comm::Mesh> mesh_, replicas_;
   std::optional<Shards> shards_;
 };
 
