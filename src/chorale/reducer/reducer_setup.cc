@@ -42,10 +42,11 @@ void Reducer::set_group(comm::Group group) {
   used_work_ = {};
   start_over();
   forget_usage();
+  // Ranks of the new group may never have seen the order by which buckets were rebuilt: all begin with the first ones.
+  if (std::exchange(rebuilt_, false) && owners_.empty()) make_buckets(assign({}));
   group_ = std::move(group);
   choose_progress();
   reductions_ = 0;
-  rebuilt_ = false;
   expecting_ = false;
   ready_order_.clear();
 }
