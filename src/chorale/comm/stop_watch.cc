@@ -1,10 +1,9 @@
 #include "chorale/comm/stop_watch.h"
 
 #include <algorithm>
-#include <cstdlib>
 
-#include "chorale/base/config.h"
 #include "chorale/base/error.h"
+#include "chorale/transport/keep_alive.h"
 
 namespace chorale::comm {
 namespace {
@@ -16,19 +15,9 @@ constexpr auto kLongestPause = 1000ms;
 // After so long without a look it is not known what was in between.
 constexpr auto kBreak = 5s;
 
-Deadline::Clock::duration stop_patience() {
-  const auto text = config::env("CHORALE_STOP_PATIENCE");
-  if (!text) return 300s;
-  char* end = nullptr;
-  const double seconds = std::strtod(text->c_str(), &end);
-  CHORALE_CHECK(*end == 0 && seconds > 0 && seconds < 1e9, "[group] CHORALE_STOP_PATIENCE is '", *text,
-                "'; it takes a number of seconds, such as 300");
-  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3));
-}
-
 }  // namespace
 
-StopWatch::StopWatch() : patience_(stop_patience()) {}
+StopWatch::StopWatch() : patience_(transport::stop_patience()) {}
 
 void StopWatch::look(const Membership& membership, const Operation& operation, int only,
                      const std::function<bool(int)>& is_stopped, const std::function<std::string(int)>& who_is) {

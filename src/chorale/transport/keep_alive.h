@@ -9,6 +9,9 @@ namespace chorale::transport {
 // at most as long again. A connection that is closed counts at once.
 std::chrono::milliseconds keep_alive();
 
+// How long others wait for a rank that is stopped (a signal, a debugger): CHORALE_STOP_PATIENCE in seconds, else 300 s.
+std::chrono::milliseconds stop_patience();
+
 // How long a rank that leaves waits for the others to take what was sent to them.
 inline constexpr std::chrono::milliseconds kLeavingTime{1000};
 
