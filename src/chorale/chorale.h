@@ -25,6 +25,8 @@
 #include "chorale/data/stream.h"
 #include "chorale/data/token_windows.h"
 #include "chorale/dist_autograd/context.h"
+#include "chorale/elastic/batches.h"
+#include "chorale/elastic/elastic.h"
 #include "chorale/fsdp/fully_shard.h"
 #include "chorale/fsdp/state.h"
 #include "chorale/io/idx.h"

@@ -93,6 +93,11 @@ void list_options(LaunchValues& values, OptionTable& table) {
              .target = &values.max_restarts,
              .kind = kHere,
              .most = 1e6});
+  table.add({.name = "elastic",
+             .help = "go on when ranks die, with at least MIN and at most MAX of them; replacements are started",
+             .target = &values.elastic,
+             .kind = kHere,
+             .value_name = "MIN:MAX"});
   table.add({.name = "log-dir",
              .help = "also write each rank's output to a file in this folder",
              .target = &values.log_dir,
@@ -139,6 +144,13 @@ launch::LaunchOptions launch_options(const LaunchValues& values, int64_t ranks) 
   options.chaos = values.chaos;
   options.checksum = values.checksum;
   options.fabric = values.fabric;
+  if (!values.elastic.empty()) {
+    options.elastic = launch::ElasticLimits::parse(values.elastic);
+    CHORALE_CHECK(values.nodes == 1, "--elastic works on one node so far, not on ", values.nodes,
+                  "; on several use --max-restarts, which starts again from a checkpoint");
+    CHORALE_CHECK(options.elastic->least <= ranks && ranks <= options.elastic->most, ranks,
+                  " ranks at the start are not within --elastic ", values.elastic);
+  }
   options.grace = std::chrono::milliseconds(std::llround(values.grace_s * 1000));
   return options;
 }

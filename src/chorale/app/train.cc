@@ -154,6 +154,10 @@ std::optional<json::Object> TrainCommand::apply_run() {
 
 void TrainCommand::resolve() {
   apply_given();
+  if (!launching.elastic.empty())
+    throw CLI::ValidationError(
+        "--elastic is for programs that use parallel::Elastic, started by chorale run; chorale train goes on after a "
+        "failure with --max-restarts, from the last checkpoint");
   if (!options.out.empty() && is_first()) train::check_can_be_folder(options.out);
   // What the launcher starts again after a failure goes on.
   if (transport::restart_count() > 0) options.resume = true;

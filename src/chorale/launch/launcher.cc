@@ -2,7 +2,6 @@
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
-#include <sys/signalfd.h>
 
 #include <algorithm>
 #include <csignal>
@@ -14,14 +13,17 @@
 #include "chorale/base/comm_error.h"
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
+#include "chorale/launch/epochs.h"
 #include "chorale/launch/last_calls.h"
 #include "chorale/launch/ranks.h"
+#include "chorale/launch/signals.h"
 #include "chorale/transport/fabric/chaos.h"
 #include "chorale/transport/host_identity.h"
 #include "chorale/transport/interface.h"
 #include "chorale/transport/keep_alive.h"
 #include "chorale/transport/security/secret.h"
 #include "chorale/transport/store/memory_store.h"
+#include "chorale/transport/store/prefix_store.h"
 #include "chorale/transport/store/store_server.h"
 #include "chorale/transport/store/tcp_store.h"
 
@@ -34,59 +36,8 @@ using transport::Secret;
 
 constexpr int kCannotStart = 126, kNoProgram = 127;
 constexpr auto kLeavingTime = 1500ms;
-constexpr int kStartedAtOnce = 8;  // ranks, before signals are looked at
-
-// The signals that the launcher reads from a descriptor. Threads that are made meanwhile inherit the mask, so that none
-// of them is ended by a signal that was meant for us.
-class Signals {
- public:
-  Signals() {
-    sigemptyset(&stop_);
-    // What was ignored at the start (nohup, trap '' INT) stays so, here and in the ranks.
-    for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
-      struct sigaction now {};
-      if (sigaction(number, nullptr, &now) != 0 || now.sa_handler != SIG_IGN) sigaddset(&stop_, number);
-    }
-    sigset_t all = stop_;
-    sigaddset(&all, SIGCHLD);
-    pthread_sigmask(SIG_BLOCK, &all, &before_);
-    before_pipe_ = ::signal(SIGPIPE, SIG_IGN);
-    // A limit on files is an error of a write, like a full disk. A handler, unlike SIG_IGN, is not handed on to ranks.
-    before_size_ = ::signal(SIGXFSZ, [](int) {});
-    if (before_size_ == SIG_IGN) ::signal(SIGXFSZ, SIG_IGN);
-    reading_ = Descriptor(signalfd(-1, &all, SFD_CLOEXEC | SFD_NONBLOCK));
-  }
-  ~Signals() {
-    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-    ::signal(SIGPIPE, before_pipe_);
-    ::signal(SIGXFSZ, before_size_);
-  }
-  Signals(const Signals&) = delete;
-  Signals& operator=(const Signals&) = delete;
-
-  int descriptor() const { return reading_.get(); }
-  std::vector<int> take() const {
-    std::vector<int> numbers;
-    signalfd_siginfo info{};
-    while (read(reading_.get(), &info, sizeof info) == sizeof info) numbers.push_back(static_cast<int>(info.ssi_signo));
-    return numbers;
-  }
-  // While there are no ranks, a signal to stop simply ends the launcher.
-  template <class Body>
-  auto let_through(const Body& body) const {
-    pthread_sigmask(SIG_UNBLOCK, &stop_, nullptr);
-    struct Block {
-      const sigset_t* set;
-      ~Block() { pthread_sigmask(SIG_BLOCK, set, nullptr); }
-    } const block{&stop_};
-    return body();
-  }
-
- private:
-  sigset_t stop_, before_;
-  sighandler_t before_pipe_, before_size_;
-  Descriptor reading_;
-};
+constexpr int kNewcomerLookMs = 10;  // whether one is ready
+constexpr int kStartedAtOnce = 8;    // ranks, before signals are looked at
 
 std::string signal_name(int number) {
   const char* name = sigabbrev_np(number);
@@ -105,8 +56,10 @@ struct Outputs {
 // One start of the ranks of this node.
 class Start {
  public:
-  Start(const LaunchOptions& options, const Signals& signals, Outputs& outputs, Ranks& ranks, Nodes& nodes)
-      : options_(options), signals_(signals), outputs_(outputs), ranks_(ranks), nodes_(nodes) {}
+  // `epochs`: of an elastic job; null for others.
+  Start(const LaunchOptions& options, const Signals& signals, Outputs& outputs, Ranks& ranks, Nodes& nodes,
+        Epochs* epochs)
+      : options_(options), signals_(signals), outputs_(outputs), ranks_(ranks), nodes_(nodes), epochs_(epochs) {}
 
   // Nothing when every rank of every node ended well.
   std::optional<Halt> run() {
@@ -116,7 +69,8 @@ class Start {
       wanted.push_back({signals_.descriptor(), POLLIN, 0});
       for (const int bell : {nodes_.wake_up(), outputs_.output.wake_up(), outputs_.errors.wake_up()})
         wanted.push_back({bell, POLLIN, 0});
-      poll(wanted.data(), wanted.size(), starting_ ? 0 : 100);
+      poll(wanted.data(), wanted.size(),
+           starting_ ? 0 : (epochs_ && epochs_->awaits_newcomers() ? kNewcomerLookMs : 100));
       outputs_.output.woken();
       outputs_.errors.woken();
       ranks_.forward(wanted);
@@ -125,6 +79,7 @@ class Start {
         if (number != SIGCHLD) interrupt(number);
       }
       look_at(ranks_.reap());
+      if (epochs_ && !starting_ && !stopping_ && !nodes_.halted() && ranks_.any_running()) keep_going();
       if (!stopping_ && nodes_.halted()) stop(SIGTERM);
       if (stopping_ && !killed_ && Deadline::Clock::now() >= kill_at_)
         kill_all(fmt::format("SIGKILL, {:g} s after {}", std::chrono::duration<double>(options_.grace).count(),
@@ -160,9 +115,10 @@ class Start {
       return WIFSIGNALED(a.wait_status) > WIFSIGNALED(b.wait_status);
     });
     for (const RankEnd& end : ends) {
-      if (!end.failed()) {
-        ++ended_well_;
-      } else if (stopping_ || culprit_ || nodes_.halted()) {
+      if (!end.failed()) ++ended_well_;
+      if (goes_on_after(end)) continue;
+      if (!end.failed()) continue;
+      if (stopping_ || culprit_ || nodes_.halted()) {
         ++stopped_;
       } else {
         culprit_ = end;
@@ -171,7 +127,48 @@ class Start {
         stop(SIGTERM);
       }
     }
-    if (!ranks_.any_running() && !starting_ && !stopping_ && !std::exchange(finished_, true)) nodes_.finish();
+    if (ranks_.any_running() || starting_ || stopping_ || finished_) return;
+    if (lost_ && !epochs_->is_done())
+      return nodes_.halt({concat("no rank is left; the first that failed was ", describe_end(*lost_)),
+                          exit_status_of(lost_->wait_status), true});
+    finished_ = true;
+    nodes_.finish();
+  }
+
+  static std::string describe_end(const RankEnd& end) {
+    return concat("rank ", end.rank, " on ", transport::host_name(), ": ", describe(end.wait_status));
+  }
+
+  // Whether the end of a rank is for the epochs to deal with.
+  bool goes_on_after(const RankEnd& end) {
+    if (!epochs_ || stopping_ || culprit_ || nodes_.halted()) return false;
+    if (end.failed() && is_final(exit_status_of(end.wait_status))) return false;
+    if (end.failed() && epochs_->is_done() && epochs_->has_taken_part(end.rank)) return false;
+    epochs_->ended(end.rank, end.failed() ? std::optional(concat("died: ", describe(end.wait_status))) : std::nullopt);
+    if (end.failed()) {
+      if (!lost_) lost_ = end;
+      ++stopped_;
+    }
+    return true;
+  }
+
+  void keep_going() {
+    if (const auto now = Deadline::Clock::now(); now >= look_for_stopped_at_) {
+      look_for_stopped_at_ = now + std::min<std::chrono::milliseconds>(stop_patience_ / 4, 500ms);
+      for (const int rank : ranks_.kill_stopped(stop_patience_))
+        outputs_.say(fmt::format("member {} was stopped for {:g} s (CHORALE_STOP_PATIENCE): it is killed", rank,
+                                 std::chrono::duration<double>(stop_patience_).count()));
+    }
+    for (const int member : epochs_->superfluous()) ranks_.kill_one(member);
+    for (const int slot : epochs_->vacancies()) {
+      try {
+        ranks_.start_in_place(slot, epochs_->started(slot));
+      } catch (const StateError& problem) {
+        return nodes_.halt({problem.what(), kCannotStart, false});
+      }
+    }
+    if (const auto problem = epochs_->look())
+      nodes_.halt({*problem, lost_ ? exit_status_of(lost_->wait_status) : 1, true});
   }
 
   bool is_final(int status) const {
@@ -218,12 +215,15 @@ class Start {
   Outputs& outputs_;
   Ranks& ranks_;
   Nodes& nodes_;
+  Epochs* const epochs_;
+  const std::chrono::milliseconds stop_patience_ = epochs_ ? transport::stop_patience() : 0ms;
+  std::optional<RankEnd> lost_;  // the first rank that died, where the job goes on
   std::optional<RankEnd> culprit_;
   int ended_well_ = 0, stopped_ = 0;
   int interrupted_ = 0, stopped_by_ = 0;
   std::string how_killed_;
   bool starting_ = true, stopping_ = false, killed_ = false, finished_ = false;
-  Deadline::Clock::time_point kill_at_{};
+  Deadline::Clock::time_point kill_at_{}, look_for_stopped_at_{};
   std::optional<Deadline::Clock::time_point> drained_by_;
 };
 
@@ -258,6 +258,9 @@ class Launcher {
                       options.node_rank < options.nodes && options.max_restarts >= 0,
                   "[launch] ", options.ranks, " ranks on node ", options.node_rank, " of ", options.nodes, " with ",
                   options.max_restarts, " restarts cannot be");
+    CHORALE_CHECK(!options.elastic || (options.nodes == 1 && options.elastic->least <= options.ranks &&
+                                       options.ranks <= options.elastic->most),
+                  "[launch] an elastic job has one node, and from the start as many ranks as it may have");
     auto secret = Secret::from_environment();
     if (secret) secret_ = *secret;
     secret_file_ = Descriptor(secret_.to_descriptor());
@@ -343,8 +346,9 @@ class Launcher {
     const NodePlan plan = signals_.let_through([&] { return nodes.join(within(30min)); });
     const std::string chaos = chaos_for(plan.world_size, restarts);
     nodes.start_watching();
+    const std::unique_ptr<Epochs> epochs = epochs_of(restarts);
     Ranks ranks(plan_of(plan, restarts, chaos), guardian_);
-    Start start(options_, signals_, outputs_, ranks, nodes);
+    Start start(options_, signals_, outputs_, ranks, nodes, epochs.get());
     const std::optional<Halt> halt = start.run();
     interrupted_ = start.was_interrupted();
     if (halt) outputs_.say(summary_of(*halt, start, ranks, began, restarts, options_, flights_));
@@ -354,6 +358,19 @@ class Launcher {
       output_is_lost_ = true;
     }
     return halt;
+  }
+
+  // Null where the job is not elastic.
+  std::unique_ptr<Epochs> epochs_of(int restarts) {
+    if (!options_.elastic) return nullptr;
+    board_ = transport::EpochBoard::create();
+    auto store = std::make_shared<transport::TcpStore>(server_->endpoint(), secret_, within(30s));
+    return std::make_unique<Epochs>(Epochs::Plan{
+        .limits = *options_.elastic,
+        .ranks = options_.ranks,
+        .store = std::make_shared<transport::PrefixStore>(transport::elastic_prefix(restarts), std::move(store)),
+        .board = board_,
+        .say = [this](const std::string& line) { outputs_.say(line); }});
   }
 
   std::shared_ptr<void> will(const std::string& key) const {
@@ -370,6 +387,15 @@ class Launcher {
   }
 
   Ranks::Plan plan_of(const NodePlan& nodes, int restarts, const std::string& chaos) {
+    Ranks::Plan plan = fixed_plan_of(nodes, restarts, chaos);
+    if (board_) {
+      plan.process.inherited.push_back(board_->descriptor());
+      plan.environment["CHORALE_ELASTIC_FD"] = std::to_string(board_->descriptor());
+    }
+    return plan;
+  }
+
+  Ranks::Plan fixed_plan_of(const NodePlan& nodes, int restarts, const std::string& chaos) {
     return {.process = {.program = program_,
                         .arguments = options_.command,
                         .environment = {},
@@ -391,6 +417,7 @@ class Launcher {
                             {"CHORALE_CHECKSUM", options_.checksum ? "1" : ""},
                             {"CHORALE_FABRIC", options_.fabric},
                             {"CHORALE_STORE", place_.text()},
+                            {"CHORALE_ELASTIC_FD", ""},
                             {"CHORALE_SECRET_FD", std::to_string(secret_file_.get())}},
             .cores = cores_,
             .nodes = nodes,
@@ -412,6 +439,7 @@ class Launcher {
   std::optional<transport::StoreServer> server_;
   Endpoint place_;
   std::shared_ptr<transport::Store> self_store_;
+  std::shared_ptr<transport::EpochBoard> board_;  // of an elastic job
   const std::vector<RankCores> cores_ = share_cores(options_.ranks);
   Descriptor secret_file_;
 };

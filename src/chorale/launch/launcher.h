@@ -2,8 +2,11 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "chorale/launch/elastic_limits.h"
 
 namespace chorale::launch {
 
@@ -23,6 +26,8 @@ struct LaunchOptions {
   std::string fabric;                 // between hosts (transport/fabric/fabric_name.h); empty: the default
   std::vector<std::string> command;   // a program and its arguments
   std::vector<int> final_statuses{};  // of ranks that it is no use to start again
+  // The job goes on without ranks that die, and gets others in their place; one node only.
+  std::optional<ElasticLimits> elastic{};
 };
 
 // The exit status: 0 when every rank ended with 0, else that of the first rank that failed; 128 + N when it was killed

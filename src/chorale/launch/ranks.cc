@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string_view>
 #include <utility>
 
@@ -32,6 +34,14 @@ Descriptor open_log(const std::string& path) {
   CHORALE_CHECK_STATE(is_file, "[launch] cannot write ", path, ": ",
                       log || errno == ENXIO ? "it is not a regular file" : std::strerror(errno));
   return log;
+}
+
+// As /proc has it: 'T' is a process that a signal has stopped; 0: there is none.
+char state_of_process(pid_t pid) {
+  std::ifstream file(concat("/proc/", pid, "/stat"));
+  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  const size_t name_end = text.rfind(')');  // the program's name may have anything in it
+  return name_end == std::string::npos || name_end + 2 >= text.size() ? '\0' : text[name_end + 2];
 }
 
 }  // namespace
@@ -61,6 +71,7 @@ struct Ranks::Rank {
   int rank = 0;
   pid_t pid = -1;
   bool running = false;
+  std::optional<std::chrono::steady_clock::time_point> stopped_since;
   Descriptor log;
   LastLines last_errors;
   std::vector<std::unique_ptr<Stream>> streams;
@@ -82,45 +93,76 @@ Ranks::~Ranks() {
 bool Ranks::start_some(int most) {
   const int local_size = static_cast<int>(plan_.cores.size()), first = static_cast<int>(ranks_.size());
   if (first == 0 && !plan_.log_dir.empty()) std::filesystem::create_directories(plan_.log_dir);
-  for (int local = first; local < std::min(first + most, local_size); ++local) {
-    const RankCores& cores = plan_.cores[static_cast<size_t>(local)];
-    Rank& rank = *ranks_.emplace_back(std::make_unique<Rank>());
-    rank.rank = plan_.nodes.first_rank + local;
-    auto variables = plan_.environment;
-    variables["RANK"] = variables["ROLE_RANK"] = std::to_string(rank.rank);
-    variables["LOCAL_RANK"] = std::to_string(local);
-    // The user's choice stays.
-    if (!config::env("OMP_NUM_THREADS")) variables["OMP_NUM_THREADS"] = std::to_string(cores.threads);
-    ProcessPlan process = plan_.process;
-    process.environment = config::environment_with(variables);
-    process.cpus = cores.cpus;
-    if (!plan_.log_dir.empty()) {
-      const std::string path = log_path(rank.rank);
-      rank.log = open_log(path);
-    }
-    StartedProcess started = start_process(process, [this](pid_t pid) { guardian_.watch(pid); });
-    rank.pid = started.pid;
-    rank.running = true;
-    // In one piece, so that lines of several ranks do not mix.
-    const auto print = [&rank](Output& output, std::string_view line) {
-      output.write(concat("[", rank.rank, "] ", line, "\n"));
-    };
-    rank.streams.push_back(
-        std::make_unique<Stream>(std::move(started.output), *plan_.output,
-                                 [print, output = plan_.output](std::string_view line) { print(*output, line); }));
-    rank.streams.push_back(std::make_unique<Stream>(std::move(started.errors), *plan_.errors,
-                                                    [print, &rank, errors = plan_.errors](std::string_view line) {
-                                                      rank.last_errors.add(line);
-                                                      print(*errors, line);
-                                                    }));
-  }
+  for (int local = first; local < std::min(first + most, local_size); ++local)
+    start(local, plan_.nodes.first_rank + local);
   return std::ssize(ranks_) < local_size;
+}
+
+void Ranks::start_in_place(int local, int number) {
+  CHORALE_INVARIANT(number == plan_.nodes.first_rank + std::ssize(ranks_), "rank ", number, " is not the next");
+  start(local, number);
+}
+
+void Ranks::start(int local, int number) {
+  const RankCores& cores = plan_.cores[static_cast<size_t>(local)];
+  Rank& rank = *ranks_.emplace_back(std::make_unique<Rank>());
+  rank.rank = number;
+  auto variables = plan_.environment;
+  variables["RANK"] = variables["ROLE_RANK"] = std::to_string(rank.rank);
+  variables["LOCAL_RANK"] = std::to_string(local);
+  // The user's choice stays.
+  if (!config::env("OMP_NUM_THREADS")) variables["OMP_NUM_THREADS"] = std::to_string(cores.threads);
+  ProcessPlan process = plan_.process;
+  process.environment = config::environment_with(variables);
+  process.cpus = cores.cpus;
+  if (!plan_.log_dir.empty()) {
+    const std::string path = log_path(rank.rank);
+    rank.log = open_log(path);
+  }
+  StartedProcess started = start_process(process, [this](pid_t pid) { guardian_.watch(pid); });
+  rank.pid = started.pid;
+  rank.running = true;
+  // In one piece, so that lines of several ranks do not mix.
+  const auto print = [&rank](Output& output, std::string_view line) {
+    output.write(concat("[", rank.rank, "] ", line, "\n"));
+  };
+  rank.streams.push_back(
+      std::make_unique<Stream>(std::move(started.output), *plan_.output,
+                               [print, output = plan_.output](std::string_view line) { print(*output, line); }));
+  rank.streams.push_back(std::make_unique<Stream>(std::move(started.errors), *plan_.errors,
+                                                  [print, &rank, errors = plan_.errors](std::string_view line) {
+                                                    rank.last_errors.add(line);
+                                                    print(*errors, line);
+                                                  }));
+}
+
+std::vector<int> Ranks::kill_stopped(std::chrono::milliseconds patience) {
+  std::vector<int> killed;
+  const auto now = std::chrono::steady_clock::now();
+  for (const auto& rank : ranks_) {
+    if (!rank->running) continue;
+    if (state_of_process(rank->pid) != 'T') {
+      rank->stopped_since.reset();
+    } else if (!rank->stopped_since) {
+      rank->stopped_since = now;
+    } else if (now - *rank->stopped_since >= patience) {
+      kill(-rank->pid, SIGKILL);
+      rank->stopped_since.reset();
+      killed.push_back(rank->rank);
+    }
+  }
+  return killed;
 }
 
 void Ranks::signal(int number) {
   for (const auto& rank : ranks_) {
     if (rank->running) kill(-rank->pid, number);
   }
+}
+
+void Ranks::kill_one(int number) {
+  const Rank& rank = *ranks_[static_cast<size_t>(number - plan_.nodes.first_rank)];
+  if (rank.running) kill(-rank.pid, SIGKILL);
 }
 
 std::vector<RankEnd> Ranks::reap() {

@@ -53,7 +53,12 @@ class Ranks {
 
   // Starts up to so many; false when all are started. Where there are many, signals and ends are looked at in between.
   bool start_some(int most);
+  // Starts one more, of this number, with the cores of another that has ended: the next in the order of starts.
+  void start_in_place(int local, int rank);
   void signal(int number);
+  void kill_one(int rank);
+  // Kills those that have been stopped (SIGSTOP, a debugger) for longer than this; returns their numbers.
+  std::vector<int> kill_stopped(std::chrono::milliseconds patience);
   // Those that have ended since the last call. Whatever they left in their process groups is killed.
   std::vector<RankEnd> reap();
   bool any_running() const;
@@ -71,6 +76,7 @@ class Ranks {
 
  private:
   std::string log_path(int rank) const;
+  void start(int local, int rank);
   struct Stream;
   struct Rank;
 

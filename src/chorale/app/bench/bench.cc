@@ -13,6 +13,7 @@
 #include <fstream>
 
 #include "chorale/app/bench/gpu.h"
+#include "chorale/app/bench/recovery.h"
 #include "chorale/app/commands.h"
 #include "chorale/base/cpu.h"
 #include "chorale/base/error.h"
@@ -192,6 +193,7 @@ void add_bench(CLI::App& program, Work& work) {
   add_bench_sharded(*bench, work);
   add_bench_rpc(*bench, work);
   add_bench_gpu(*bench, work);
+  add_bench_recovery(*bench, work);
 }
 
 }  // namespace chorale::app

@@ -1,0 +1,371 @@
+#include "chorale/elastic/elastic.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include "chorale/base/comm_error.h"
+#include "chorale/base/config.h"
+#include "chorale/base/error.h"
+#include "chorale/base/log.h"
+#include "chorale/op/copy.h"
+#include "chorale/reducer/copy_values.h"
+#include "chorale/transport/launcher_variables.h"
+#include "chorale/transport/store/memory_store.h"
+#include "chorale/transport/store/prefix_store.h"
+#include "chorale/transport/store/tcp_store.h"
+
+namespace chorale::elastic {
+namespace {
+
+using namespace std::chrono_literals;
+using transport::Epoch;
+
+constexpr auto kStoreTime = 30s;  // of a call that waits for nobody
+
+double ms_since(Deadline::Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Deadline::Clock::now() - start).count();
+}
+
+std::string prefix_of_epoch(int64_t number) { return concat("in/", number); }
+
+}  // namespace
+
+// How far a rank has come, as it tells the others of the next epoch.
+struct Elastic::Report {
+  bool holds = false;  // the state of the job
+  int64_t done = 0;    // steps that it has applied
+  double sum = 0;      // of the last one
+  bool last = false;   // there are no more
+
+  std::string text() const {
+    return concat(holds ? 1 : 0, " ", done, " ", std::bit_cast<uint64_t>(sum), " ", last ? 1 : 0);
+  }
+  static Report parse(const std::string& text) {
+    std::istringstream words(text);
+    Report report;
+    uint64_t bits = 0;
+    words >> report.holds >> report.done >> bits >> report.last;
+    if (!words) throw CommError(concat("[elastic] a rank's report is not ours: '", text, "'"));
+    report.sum = std::bit_cast<double>(bits);
+    return report;
+  }
+};
+
+std::optional<Seat> Seat::from_environment() {
+  const auto board = config::env("CHORALE_ELASTIC_FD");
+  if (!board) return std::nullopt;
+  const transport::LauncherVariables found = transport::find_launcher_variables();
+  CHORALE_CHECK(found.store && found.rank,
+                "[elastic] CHORALE_ELASTIC_FD is set, but not CHORALE_STORE and RANK: all "
+                "three come from chorale run --elastic");
+  auto store = std::make_shared<transport::TcpStore>(transport::Endpoint::parse(*found.store),
+                                                     transport::Secret::from_environment(), within(kStoreTime));
+  return Seat{
+      std::make_shared<transport::PrefixStore>(transport::elastic_prefix(transport::restart_count()), std::move(store)),
+      transport::EpochBoard::attach(std::stoi(*board)), *found.rank};
+}
+
+Elastic::Elastic(ElasticOptions options)
+    : options_(std::move(options)), seat_(options_.seat ? options_.seat : Seat::from_environment()) {
+  if (!seat_) {
+    world_.init("env://", transport::RendezvousOptions{}, options_.group);
+    return;
+  }
+  transport::MemoryStore nobody;
+  comm::GroupOptions alone = options_.group;
+  alone.chaos = "";
+  group_ = comm::Group::connect(nobody, "alone", 0, 1, alone);
+}
+
+Elastic::~Elastic() = default;
+
+// ---- what is kept
+
+void Elastic::keep(parallel::DataParallelBase& model, optim::Optimizer& optimizer) {
+  CHORALE_CHECK_STATE(!model_, "[elastic] there is a model already; one loop trains one");
+  model_ = &model;
+  optimizer_ = &optimizer;
+  check_kept();
+}
+
+void Elastic::keep(std::string name, std::function<std::string()> save, std::function<void(const std::string&)> load) {
+  CHORALE_CHECK(save && load, "[elastic] ", name, " needs a function that saves it and one that loads it");
+  for (const Kept& other : kept_) CHORALE_CHECK_STATE(other.name != name, "[elastic] there is a ", name, " already");
+  kept_.push_back({std::move(name), std::move(save), std::move(load), {}});
+}
+
+// What would be half done when a step is taken back.
+void Elastic::check_kept() const {
+  if (!seat_) return;
+  CHORALE_CHECK_STATE(!model_->reducer().hook(), "[elastic] the hook ", model_->reducer().hook()->name,
+                      " cannot take back a step that is repeated; train without a hook, or without --elastic");
+  CHORALE_CHECK_STATE(model_->reducer().owners().empty(),
+                      "[elastic] gradients with owners (ZeRO, stage 2) are lost with a rank; train without --elastic");
+  CHORALE_CHECK_STATE(!optimizer_->updates_in_backward(),
+                      "[elastic] updates in backward come before the commit point of a step; use job.step() alone");
+  CHORALE_CHECK_STATE(!model_->current_join(),
+                      "[elastic] join() and Elastic cannot be combined: Batches deals the same number of steps to all");
+}
+
+void Elastic::watch(Phase phase) const {
+  if (options_.watch) options_.watch(phase, done_);
+}
+
+void Elastic::begin_step() {
+  in_step_ = true;
+  stepped_ = false;
+  optimizer_->zero_grad();
+  if (seat_) {
+    check_kept();
+    const NamedTensors buffers = model_->named_buffers();
+    // Users may assign new ones.
+    const bool same = std::equal(buffers.begin(), buffers.end(), buffers_.begin(), buffers_.end(),
+                                 [](const auto& now, const auto& before) { return now.second.is(before.first); });
+    if (!same) buffers_.clear();
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      if (same) {
+        reducer::copy_values(buffers_[i].first, buffers_[i].second);
+      } else {
+        const NoGrad scope;
+        buffers_.emplace_back(buffers[i].second, clone(buffers[i].second));
+      }
+    }
+    random_ = default_generator().state();
+    for (Kept& kept : kept_) kept.saved = kept.save();
+  }
+  watch(Phase::kBegin);
+}
+
+void Elastic::take_back() {
+  for (const auto& [buffer, saved] : buffers_) reducer::copy_values(saved, buffer);
+  default_generator().restore(random_);
+  for (const Kept& kept : kept_) kept.load(kept.saved);
+  optimizer_->zero_grad();
+}
+
+// ---- the loop
+
+void Elastic::run(int64_t steps, const std::function<void(int64_t step)>& body) {
+  CHORALE_CHECK_STATE(model_, "[elastic] tell first what a step changes: keep(model, optimizer)");
+  CHORALE_CHECK_STATE(!in_step_, "[elastic] run() inside of run()");
+  steps_ = steps;
+  struct OutOfStep {
+    bool* flag;
+    ~OutOfStep() { *flag = false; }
+  } const out_of_step{&in_step_};
+  if (seat_) {
+    seat_->store->set(transport::ready_key(seat_->member), "", within(kStoreTime));
+    regroup("");
+  }
+  for (bool over = false; !over;) {
+    try {
+      if (regroup_due_) regroup("");
+      if (done_ < steps_) {
+        begin_step();
+        body(done_);
+        CHORALE_CHECK_STATE(stepped_, "[elastic] the body of step ", done_, " did not call step()");
+        in_step_ = false;
+      } else {
+        finish();
+        over = !regroup_due_;
+      }
+    } catch (const Repeat&) {  // the ranks are together again
+      in_step_ = false;
+    } catch (const CommError& error) {
+      if (!seat_) throw;
+      regroup(error.what());
+      in_step_ = false;
+    }
+  }
+}
+
+// Nobody leaves before all have come here: a rank that has not passed the last commit point needs one that has.
+void Elastic::finish() {
+  watch(Phase::kFinish);
+  pass(0);
+  if (seat_ && !regroup_due_) seat_->store->set(transport::kElasticDone, "", within(kStoreTime));
+}
+
+// An all-reduce: its result needs something of everybody, so nobody has it before all have come. With it, all learn at
+// the same step that a rank has seen a later epoch.
+double Elastic::pass(double value) {
+  std::array<double, 3> sums = {value, seat_ && seat_->board->latest() > epoch_ ? 1.0 : 0.0, stops_ ? 1.0 : 0.0};
+  group().all_reduce(std::span<double>(sums)).wait();
+  regroup_due_ = sums[1] > 0;
+  last_ = sums[2] > 0;
+  return sums[0];
+}
+
+double Elastic::step(double value) {
+  return step([this] { optimizer_->step(); }, value);
+}
+
+double Elastic::step(const std::function<void()>& update, double value) {
+  CHORALE_CHECK_STATE(in_step_ && !stepped_, "[elastic] step() belongs into the body of run(), once in each step");
+  struct Pending {
+    const std::function<void()>** slot;
+    ~Pending() { *slot = nullptr; }
+  } const pending{&pending_};
+  pending_ = &update;
+  watch(Phase::kCommit);
+  try {
+    sum_ = pass(value);
+  } catch (const CommError& error) {
+    if (!seat_) throw;
+    regroup(error.what());
+    if (!stepped_) throw Repeat{};
+    return sum_;
+  }
+  apply();
+  return sum_;
+}
+
+void Elastic::apply() {
+  // Before the first update, so that nobody begins again from initial values once there is another state.
+  if (seat_ && !std::exchange(begun_, true)) seat_->store->set(transport::kElasticBegun, "", within(kStoreTime));
+  watch(Phase::kUpdate);
+  (*pending_)();
+  pending_ = nullptr;
+  stepped_ = true;
+  ++done_;
+  if (last_) steps_ = done_;
+  watch(Phase::kApplied);
+}
+
+// ---- a change of ranks
+
+// Whoever still waits for this rank in a group that it leaves is told so.
+void Elastic::leave() {
+  model_->set_group(comm::Group());
+  group_.destroy();
+}
+
+void Elastic::regroup(const std::string& why) {
+  const auto start = Deadline::Clock::now();
+  Change change;
+  change.repeated = in_step_ && !stepped_;
+  std::string problem = why;
+  while (true) {
+    leave();
+    const Epoch epoch = next_epoch(problem);
+    epoch_ = epoch.number;
+    change.epoch = epoch.number;
+    change.cause = epoch.cause;
+    change.noticed = start;
+    change.verdict_ms = ms_since(start);
+    try {
+      join(epoch, change);
+      break;
+    } catch (const CommError& error) {  // another one has died: a later epoch comes
+      problem = error.what();
+    }
+  }
+  regroup_due_ = false;
+  change.repeated = change.repeated && !stepped_;
+  change.rank = group_.rank();
+  change.size = group_.size();
+  change.step = done_;
+  changes_.push_back(change);
+  if (group_.rank() == 0) {
+    forget_epochs_before(epoch_);
+    log_info(concat("[elastic] epoch ", change.epoch, ": ", change.size, " ranks from step ", change.step,
+                    change.repeated ? " (again)" : "", "; ", change.cause, "; ms: verdict ", change.verdict_ms,
+                    ", agreement ", change.agreement_ms, ", regroup ", change.regroup_ms, ", transfer ",
+                    change.transfer_ms));
+  }
+}
+
+Epoch Elastic::next_epoch(const std::string& why) {
+  Deadline deadline = within(options_.patience);
+  for (auto pause = 100us;; pause = std::min<std::chrono::microseconds>(pause * 2, 2ms)) {
+    if (const int64_t latest = seat_->board->latest(); latest > epoch_) {
+      Epoch epoch = Epoch::parse(seat_->store->get(transport::epoch_key(latest), within(kStoreTime)));
+      if (epoch.rank_of(seat_->member) >= 0) {
+        is_member_ = true;
+        return epoch;
+      }
+      CHORALE_CHECK_STATE(!is_member_, "[elastic] this process (member ", seat_->member, ") was excluded from epoch ",
+                          latest, " (", epoch.cause, "): it ends here, and the others go on");
+    }
+    // A newcomer is awaited by nobody; the launcher ends it when it is not needed.
+    if (!is_member_ || seat_->board->is_waiting()) deadline = within(options_.patience);
+    CHORALE_CHECK_STATE(!deadline.passed(), "[elastic] a call failed, but the launcher has stated no death within ",
+                        std::chrono::duration<double>(options_.patience).count(),
+                        " s, so this is no loss of a rank: ", why);
+    std::this_thread::sleep_for(pause);
+  }
+}
+
+void Elastic::join(const Epoch& epoch, Change& change) {
+  const int rank = epoch.rank_of(seat_->member), size = static_cast<int>(epoch.members.size());
+  transport::EpochStore store(std::make_shared<transport::PrefixStore>(prefix_of_epoch(epoch.number), seat_->store),
+                              seat_->board, epoch.number);
+  auto start = Deadline::Clock::now();
+  const auto lap = [&start] { return ms_since(std::exchange(start, Deadline::Clock::now())); };
+  watch(Phase::kAgreement);
+  const std::vector<Report> reports = exchange(epoch, store);
+  settle(reports);
+  change.agreement_ms = lap();
+  watch(Phase::kMeeting);
+  comm::GroupOptions options = options_.group;
+  if (epoch.number > 1) options.chaos = "";  // faults on purpose are those of the first epoch
+  group_ = comm::Group::connect(store, concat("epoch ", epoch.number), rank, size, options);
+  change.regroup_ms = lap();
+  watch(Phase::kTransfer);
+  std::vector<int> sources;
+  for (int i = 0; i < size; ++i) {
+    if (reports[static_cast<size_t>(i)].holds) sources.push_back(i);
+  }
+  change.newcomers = size - static_cast<int>(sources.size());
+  if (sources.empty()) sources.push_back(0);  // the job begins
+  if (std::ssize(sources) < size) transfer(sources);
+  // From here on it can give the state to others, should those that it got it from die.
+  if (!std::exchange(holds_, true)) seat_->store->set(transport::joined_key(seat_->member), "", within(kStoreTime));
+  change.transfer_ms = lap();
+  model_->set_group(group_);
+  if (options_.rebuild) options_.rebuild(group_);
+  change.regroup_ms += lap();
+}
+
+std::vector<Elastic::Report> Elastic::exchange(const Epoch& epoch, transport::Store& store) const {
+  const auto key = [](int member) { return concat("report/", member); };
+  const Deadline deadline = within(options_.group.timeout.value_or(transport::default_timeout()));
+  store.set(key(seat_->member), Report{holds_, done_, sum_, last_}.text(), deadline);
+  std::vector<Report> reports;
+  reports.reserve(epoch.members.size());
+  for (const int member : epoch.members) reports.push_back(Report::parse(store.get(key(member), deadline)));
+  return reports;
+}
+
+// All members of the epoch have read the same reports, and draw the same conclusion.
+void Elastic::settle(const std::vector<Report>& reports) {
+  const auto ahead = std::max_element(reports.begin(), reports.end(), [](const Report& a, const Report& b) {
+    return std::pair(a.holds, a.done) < std::pair(b.holds, b.done);
+  });
+  CHORALE_CHECK_STATE(ahead->holds || !seat_->store->contains(transport::kElasticBegun, within(kStoreTime)),
+                      "[elastic] nobody is left that had the state of the job; start it again from a checkpoint");
+  if (!holds_) return;
+  if (pending_ && ahead->done == done_ + 1) {
+    sum_ = ahead->sum;
+    last_ = ahead->last;
+    apply();
+    return;
+  }
+  CHORALE_INVARIANT(ahead->done == done_, "a rank has applied ", ahead->done, " steps, this one ", done_,
+                    ", which is not at the commit point of the next");
+  if (in_step_ && !stepped_) take_back();
+}
+
+void Elastic::forget_epochs_before(int64_t epoch) const {
+  for (int64_t number = epoch - 1; number > 0; --number) {
+    const auto keys = seat_->store->keys(concat(prefix_of_epoch(number), "/"), within(kStoreTime));
+    if (keys.empty() && number + 1 < epoch) break;  // these went in an earlier epoch
+    for (const std::string& key : keys) seat_->store->remove(key, within(kStoreTime));
+  }
+}
+
+}  // namespace chorale::elastic

@@ -1,0 +1,175 @@
+// A training loop that goes on when ranks die. `chorale run --elastic MIN:MAX` starts the ranks; when one dies, the
+// others agree on who is left, make their groups anew and go on with the step in flight; a replacement takes part from
+// the next step on.
+//
+//   parallel::Elastic job;                                         // instead of comm::World and init()
+//   parallel::DistributedDataParallel model(Net(), job.group());
+//   optim::AdamW optimizer(model.named_parameters(), {.lr = 1e-3});
+//   job.keep(model, optimizer);
+//   job.run(steps, [&](int64_t step) {
+//     const auto [x, y] = …;                                       // this rank's samples (elastic/batches.h)
+//     backward(loss(model(x), y));
+//     job.step();                                                  // instead of optimizer.step()
+//   });
+//
+// Note [Steps]
+// step() is the commit point of a step: nobody passes it before all have come to it with averaged gradients. When ranks
+// die, and a survivor has passed, all apply the update; otherwise all do the whole step again, with the same number,
+// and with buffers, the default generator and what else is kept as they were before it. So every update is done by all
+// or by none. What the body does before step() may happen twice; what it does behind step() may be left out for a step.
+//
+// Without --elastic it is a loop over steps in the group that a launcher started, and a failure is thrown as always.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "chorale/base/generator.h"
+#include "chorale/comm/world.h"
+#include "chorale/optim/optimizer.h"
+#include "chorale/parallel/ddp.h"
+#include "chorale/transport/store/epochs.h"
+
+namespace chorale::elastic {
+
+// Where a rank is; what `watch` of the options is told, before it goes on.
+enum class Phase : uint8_t {
+  kBegin,      // of a step
+  kCommit,     // at step()
+  kUpdate,     // passed, not applied
+  kApplied,    // behind the update
+  kAgreement,  // the group is left; before this rank tells how far it came
+  kMeeting,    // before it meets the others of the next epoch
+  kTransfer,   // before states are sent to newcomers
+  kFinish,     // all steps are done here
+};
+
+// A change of the job's ranks, as one of them saw it. Times in milliseconds.
+struct Change {
+  int64_t epoch = 0;
+  std::string cause;
+  int rank = 0, size = 1;  // from now on
+  int64_t step = 0;        // that comes next
+  bool repeated = false;   // it had begun
+  int newcomers = 0;
+  std::chrono::steady_clock::time_point noticed;  // the failure, or the announcement
+  double verdict_ms = 0;                          // from then to the launcher's word
+  double agreement_ms = 0;                        // who has come how far
+  double regroup_ms = 0;                          // groups
+  double transfer_ms = 0;                         // states
+};
+
+// Where a process of an elastic job finds the others.
+struct Seat {
+  std::shared_ptr<transport::Store> store;  // the entries of this start of the job
+  std::shared_ptr<transport::EpochBoard> board;
+  int member = 0;
+  // What `chorale run --elastic` tells its ranks; nothing where there is no such launcher.
+  static std::optional<Seat> from_environment();
+};
+
+struct ElasticOptions {
+  comm::GroupOptions group{};
+  // Makes what else depends on the ranks, such as groups and meshes out of this one. Called on all ranks, in every
+  // epoch.
+  std::function<void(const comm::Group& group)> rebuild{};
+  std::function<void(Phase phase, int64_t step)> watch{};
+  // How long after a failure the launcher may be silent about deaths; then the failure is thrown.
+  std::chrono::milliseconds patience = std::chrono::seconds(10);
+  std::optional<Seat> seat{};  // instead of the environment's
+};
+
+class Elastic {
+ public:
+  explicit Elastic(ElasticOptions options = {});
+  ~Elastic();
+  Elastic(const Elastic&) = delete;
+  Elastic& operator=(const Elastic&) = delete;
+
+  // Before run(): this rank alone. In run(): the ranks of the epoch; the object stays, older groups throw.
+  comm::Group& group() { return seat_ ? group_ : world_.group(); }
+
+  // What a step changes. They must outlive this object's last use. StateError for what cannot be taken back: hooks of
+  // communication, gradients with owners, updates in backward.
+  void keep(parallel::DataParallelBase& model, optim::Optimizer& optimizer);
+  // Anything else: the place in the data, a schedule. It is saved before a step, loaded when a step is repeated, and on
+  // a newcomer.
+  void keep(std::string name, std::function<std::string()> save, std::function<void(const std::string&)> load);
+
+  // Calls `body` for each step. Returns when all ranks have done all steps.
+  void run(int64_t steps, const std::function<void(int64_t step)>& body);
+  // The end of a step, in `body`, once: waits for all, and updates: optimizer.step(), or what is given, which must not
+  // call others. Returns the sum of `value` over ranks.
+  double step(double value = 0);
+  double step(const std::function<void()>& update, double value = 0);
+
+  // In `body`, before step(): this step is the last, for all ranks, whichever of them says so.
+  void stop() { stops_ = true; }
+
+  // Steps that are applied.
+  int64_t steps_done() const { return done_; }
+  int64_t epoch() const { return epoch_; }
+  // Since this rank takes part; the first is its own joining.
+  const std::vector<Change>& changes() const { return changes_; }
+
+ private:
+  struct Repeat {};  // thrown through the body
+  struct Report;
+  struct Kept {
+    std::string name;
+    std::function<std::string()> save;
+    std::function<void(const std::string&)> load;
+    std::string saved;
+  };
+
+  void watch(Phase phase) const;
+  void begin_step();
+  void take_back();
+  void finish();
+  double pass(double value);
+  void apply();
+  void leave();
+  void regroup(const std::string& why);
+  transport::Epoch next_epoch(const std::string& why);
+  void join(const transport::Epoch& epoch, Change& change);
+  std::vector<Report> exchange(const transport::Epoch& epoch, transport::Store& store) const;
+  void settle(const std::vector<Report>& reports);
+  void transfer(const std::vector<int>& sources);
+  void forget_epochs_before(int64_t epoch) const;
+  void check_kept() const;
+
+  const ElasticOptions options_;
+  const std::optional<Seat> seat_;
+  comm::World world_;  // where there is no seat
+  comm::Group group_;  // where there is one
+  parallel::DataParallelBase* model_ = nullptr;
+  optim::Optimizer* optimizer_ = nullptr;
+  std::vector<Kept> kept_;
+
+  int64_t epoch_ = 0;  // that this rank was last in, or tried to join
+  int64_t done_ = 0;
+  int64_t steps_ = 0;
+  bool is_member_ = false;  // of an epoch, now or before
+  bool holds_ = false;      // the state of the job
+  bool begun_ = false;      // a step was committed, as the store knows
+  bool in_step_ = false, stepped_ = false;
+  bool regroup_due_ = false;                        // a later epoch was announced, and all know it
+  const std::function<void()>* pending_ = nullptr;  // the update of a rank that waits at the commit point
+  bool stops_ = false, last_ = false;               // this rank wants to stop; the step that is committed is the last
+  double sum_ = 0;                                  // of the last step that was committed
+  // Before the step.
+  std::vector<std::pair<Tensor, Tensor>> buffers_;  // and copies of them
+  RandomStream random_{};
+  std::vector<Change> changes_;
+};
+
+}  // namespace chorale::elastic
+
+namespace chorale::parallel {
+using elastic::Elastic;
+using elastic::ElasticOptions;
+}  // namespace chorale::parallel

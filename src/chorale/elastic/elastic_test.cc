@@ -1,0 +1,282 @@
+#include "chorale/elastic/elastic.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <filesystem>
+#include <iostream>
+#include <latch>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "chorale/base/config.h"
+#include "chorale/elastic/batches.h"
+#include "chorale/elastic/job_test_util.h"
+#include "chorale/launch/epochs.h"
+#include "chorale/optim/optim.h"
+#include "chorale/parallel/comm_hooks.h"
+#include "chorale/parallel/zoo_test_util.h"
+#include "chorale/testing/message_test_util.h"
+#include "chorale/transport/store/memory_store.h"
+
+namespace chorale::elastic {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::HasSubstr;
+
+// ---- batches
+
+TEST(ElasticBatches, AnyNumberOfRanksTakesEachSampleOfABatchOnce) {
+  const Batches batches(std::make_shared<data::RandomSampler>(23, 7), 7);
+  EXPECT_EQ(batches.steps_per_epoch(), 3);
+  for (int64_t step = 0; step < 6; ++step) {
+    const std::vector<int64_t> whole = batches.of(step, 0, 1);
+    EXPECT_EQ(std::set(whole.begin(), whole.end()).size(), 7);
+    for (int ranks = 1; ranks <= 7; ++ranks) {
+      std::vector<int64_t> all;
+      double weights = 0;
+      for (int rank = 0; rank < ranks; ++rank) {
+        const std::vector<int64_t> part = batches.of(step, rank, ranks);
+        EXPECT_EQ(std::ssize(part), (rank + 1) * 7 / ranks - rank * 7 / ranks);
+        EXPECT_EQ(batches.weight(rank, ranks), static_cast<double>(ranks * std::ssize(part)) / 7);
+        all.insert(all.end(), part.begin(), part.end());
+        weights += batches.weight(rank, ranks);
+      }
+      EXPECT_EQ(all, whole);
+      EXPECT_NEAR(weights, ranks, 1e-12);
+    }
+  }
+  EXPECT_THAT(message_of([&] { batches.of(0, 0, 8); }), HasSubstr("too small for 8 ranks"));
+}
+
+// ---- a job of threads, with the launcher's own decisions
+
+struct Death {};
+
+class Threads {
+ public:
+  Threads(int ranks, int64_t steps, std::vector<Kill> kills, int least = 1)
+      : ranks_(ranks), steps_(steps), kills_(std::move(kills)) {
+    epochs_.emplace(launch::Epochs::Plan{
+        .limits = {least, ranks}, .ranks = ranks, .store = store_, .board = board_, .patience = 20s});
+  }
+  // On rank 0, before it begins this step.
+  std::function<void(int64_t)> before_step;
+  bool replaces = true;
+
+  // What each rank that came to the end has; by members.
+  std::map<int, JobResult> run() {
+    for (int member = 0; member < ranks_; ++member) start(member);
+    while (true) {
+      {
+        const std::lock_guard lock(mutex_);
+        for (const auto& [member, how] : std::exchange(ended_, {})) {
+          threads_[member].join();
+          threads_.erase(member);
+          epochs_->ended(member, how);
+        }
+        if (threads_.empty()) break;
+        if (replaces) {
+          for (const int slot : epochs_->vacancies()) start(epochs_->started(slot));
+        }
+        if (const auto problem = epochs_->look()) ADD_FAILURE() << *problem;
+      }
+      std::this_thread::sleep_for(1ms);
+    }
+    return std::move(results_);
+  }
+  launch::Epochs& epochs() { return *epochs_; }
+  const std::shared_ptr<transport::Store>& store() const { return store_; }
+
+ private:
+  void start(int member) {
+    threads_[member] = std::thread([this, member] {
+      std::optional<std::string> how = "died: on schedule";
+      try {
+        JobResult result = run_job({.seat = {store_, board_, member},
+                                    .steps = steps_,
+                                    .ranks = ranks_,
+                                    .kills = kills_,
+                                    .die = [] { throw Death(); },
+                                    .before_step = before_step});
+        how.reset();
+        const std::lock_guard lock(mutex_);
+        results_[member] = std::move(result);
+      } catch (const Death&) {
+      } catch (const StateError& error) {
+        // A newcomer that the others did not wait for.
+        if (!store_->contains(transport::kElasticDone, within(5s))) ADD_FAILURE() << error.what();
+      }
+      const std::lock_guard lock(mutex_);
+      ended_.emplace_back(member, how);
+    });
+  }
+
+  const int ranks_;
+  const int64_t steps_;
+  const std::vector<Kill> kills_;
+  const std::shared_ptr<transport::Store> store_ = std::make_shared<transport::MemoryStore>();
+  const std::shared_ptr<transport::EpochBoard> board_ = transport::EpochBoard::create();
+  std::mutex mutex_;
+  std::optional<launch::Epochs> epochs_;
+  std::map<int, std::thread> threads_;
+  std::vector<std::pair<int, std::optional<std::string>>> ended_;
+  std::map<int, JobResult> results_;
+};
+
+void expect_all_alike(const std::map<int, JobResult>& results, int64_t steps) {
+  ASSERT_FALSE(results.empty());
+  const JobResult& first = results.begin()->second;
+  for (const auto& [member, result] : results) {
+    SCOPED_TRACE(concat("member ", member));
+    expect_undisturbed(result, steps, false);
+    EXPECT_EQ(result.bits, first.bits);
+    EXPECT_EQ(result.losses, first.losses);
+    EXPECT_EQ(result.sizes, first.sizes);
+  }
+}
+
+TEST(Elastic, WithoutDeathsAJobIsThatOfOneRank) {
+  Threads job(3, 6, {});
+  const auto results = job.run();
+  EXPECT_EQ(results.size(), 3);
+  expect_all_alike(results, 6);
+  for (const auto& [member, result] : results) {
+    EXPECT_EQ(result.last_rank, member);
+    EXPECT_EQ(result.changes.size(), 1);
+    EXPECT_EQ(result.sizes, std::vector<int>(6, 3));
+  }
+}
+
+// Every phase has a death in it, of rank 0 and of another.
+TEST(Elastic, ADeathInAnyPhaseIsSurvived) {
+  for (const char* phase : {"begin", "forward", "backward", "bucket", "commit", "update", "applied", "agreement",
+                            "meeting", "transfer", "finish"}) {
+    for (const int rank : {0, 2}) {
+      SCOPED_TRACE(concat("rank ", rank, " in ", phase));
+      const std::string name = phase;
+      // The phases of a change of ranks come only when there is one: after another death.
+      const bool in_change = name == "agreement" || name == "meeting" || name == "transfer";
+      std::vector<Kill> kills{{rank, name == "finish" ? 5 : 2, name}};
+      if (in_change) kills.push_back({1, 2, "backward"});
+      Threads job(3, 5, kills);
+      job.replaces = false;
+      const auto results = job.run();
+      EXPECT_EQ(results.size(), 3 - kills.size());
+      expect_all_alike(results, 5);
+      // Survivors keep their order.
+      int rank_now = 0;
+      for (const auto& [member, result] : results) EXPECT_EQ(result.last_rank, rank_now++);
+    }
+  }
+}
+
+TEST(Elastic, AReplacementGetsTheStateAndTakesPart) {
+  Threads job(3, 40, {{1, 3, "backward"}});
+  // The job waits for the replacement before its last steps, so that there are some with it.
+  job.before_step = [&](int64_t step) {
+    if (step != 30) return;
+    const Deadline patience = within(20s);
+    while (!job.store()->contains(transport::ready_key(3), patience)) std::this_thread::sleep_for(1ms);
+    while (job.epochs().current().number < 3 && !patience.passed()) std::this_thread::sleep_for(1ms);
+  };
+  const auto results = job.run();
+  expect_all_alike(results, 40);
+  ASSERT_TRUE(results.contains(3));
+  const JobResult& newcomer = results.at(3);
+  EXPECT_EQ(newcomer.last_rank, 2);  // survivors first
+  EXPECT_EQ(results.at(2).last_rank, 1);
+  EXPECT_EQ(newcomer.sizes.front(), 3);
+  EXPECT_EQ(newcomer.sizes.back(), 3);
+}
+
+TEST(Elastic, SeededSchedulesEndAsAJobWithoutDeaths) {
+  const int schedules = parallel::soaking() ? 5000 : 12;
+  for (int seed = 0; seed < schedules; ++seed) {
+    const std::vector<Kill> kills = random_kills(static_cast<uint64_t>(seed), 4, 6);
+    SCOPED_TRACE(concat("seed ", seed, ": ", text_of(kills)));
+    Threads job(4, 6, kills);
+    job.replaces = seed % 2 == 0;
+    expect_all_alike(job.run(), 6);
+    if (testing::Test::HasFailure()) break;
+  }
+}
+
+// ---- what is refused
+
+struct Alone {
+  std::shared_ptr<transport::Store> store = std::make_shared<transport::MemoryStore>();
+  std::shared_ptr<transport::EpochBoard> board = transport::EpochBoard::create();
+  launch::Epochs epochs{{.limits = {1, 1}, .ranks = 1, .store = store, .board = board}};
+  Elastic job{{.patience = 50ms, .seat = Seat{store, board, 0}}};
+  parallel::DistributedDataParallel<nn::Linear> model{nn::Linear(2, 2), job.group()};
+  optim::Sgd optimizer{model.named_parameters(), {.lr = 0.1}};
+};
+
+TEST(Elastic, WhatCannotBeTakenBackIsRefused) {
+  Alone hook;
+  hook.model.register_comm_hook(parallel::allreduce_hook());
+  EXPECT_THAT(message_of<StateError>([&] { hook.job.keep(hook.model, hook.optimizer); }),
+              HasSubstr("cannot take back a step"));
+  Alone fused;
+  fused.optimizer.update_in_backward();
+  EXPECT_THAT(message_of<StateError>([&] { fused.job.keep(fused.model, fused.optimizer); }),
+              HasSubstr("updates in backward"));
+  Alone owned;
+  owned.model.set_gradient_owners({0, 0});
+  EXPECT_THAT(message_of<StateError>([&] { owned.job.keep(owned.model, owned.optimizer); }),
+              HasSubstr("gradients with owners"));
+  Alone nothing;
+  EXPECT_THAT(message_of<StateError>([&] { nothing.job.run(1, [](int64_t) {}); }), HasSubstr("keep(model, optimizer)"));
+  Alone idle;
+  idle.job.keep(idle.model, idle.optimizer);
+  EXPECT_THAT(message_of<StateError>([&] { idle.job.run(1, [](int64_t) {}); }), HasSubstr("did not call step()"));
+  EXPECT_THAT(message_of<StateError>([&] { idle.job.step(); }), HasSubstr("belongs into the body"));
+}
+
+TEST(Elastic, AFailureThatIsNoDeathIsThrown) {
+  Alone one;
+  one.job.keep(one.model, one.optimizer);
+  EXPECT_THAT(
+      message_of<StateError>([&] { one.job.run(1, [](int64_t) { throw CommError("a mistake of the program"); }); }),
+      testing::AllOf(HasSubstr("stated no death"), HasSubstr("a mistake of the program")));
+}
+
+TEST(Elastic, AnExcludedRankEndsAndSaysSo) {
+  Alone one;
+  one.job.keep(one.model, one.optimizer);
+  EXPECT_THAT(
+      message_of<StateError>([&] {
+        one.job.run(2, [&](int64_t) {
+          one.store->set(transport::epoch_key(2), transport::Epoch{2, {7}, "it was stopped"}.text(), within(1s));
+          one.board->announce(2);
+          throw CommError("woken too late");
+        });
+      }),
+      testing::AllOf(HasSubstr("excluded from epoch 2"), HasSubstr("it was stopped")));
+}
+
+// ---- a rank of `chorale run --elastic`, which tests/elastic_test.py starts
+
+TEST(RankOfAnElasticJob, DISABLED_Trains) {
+  const auto seat = Seat::from_environment();
+  ASSERT_TRUE(seat) << "chorale run --elastic starts it";
+  const int64_t steps = std::stoll(config::env("ELASTIC_STEPS").value_or("8"));
+  const JobResult result = run_job({.seat = *seat,
+                                    .steps = steps,
+                                    .ranks = 3,
+                                    .kills = parse_kills(config::env("ELASTIC_KILLS").value_or("")),
+                                    .die = [] { std::raise(SIGKILL); },
+                                    .draws = true});
+  expect_undisturbed(result, steps, true);
+  std::string sizes;
+  for (const int size : result.sizes) sizes += concat(" ", size);
+  std::cout << concat("member ", seat->member, " rank ", result.last_rank, " bits ", result.bits, " sizes", sizes, "\n")
+            << std::flush;
+}
+
+}  // namespace
+}  // namespace chorale::elastic

@@ -1,0 +1,96 @@
+// How a newcomer gets the state of the job.
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "chorale/base/error.h"
+#include "chorale/comm/coalescing.h"
+#include "chorale/comm/objects.h"
+#include "chorale/elastic/elastic.h"
+#include "chorale/op/copy.h"
+
+namespace chorale::elastic {
+namespace {
+
+// What tensors of these names are like, for a rank that does not have them.
+comm::Value outline(const NamedTensors& tensors) {
+  comm::List list;
+  for (const auto& [name, tensor] : tensors) {
+    comm::List sizes;
+    for (const int64_t size : tensor.sizes()) sizes.emplace_back(size);
+    list.emplace_back(comm::List{name, static_cast<int64_t>(tensor.dtype()), std::move(sizes)});
+  }
+  return {std::move(list)};
+}
+
+NamedTensors empty_like(const comm::Value& outline) {
+  NamedTensors tensors;
+  for (const comm::Value& row : outline.as<comm::List>()) {
+    const auto& fields = row.as<comm::List>();
+    Shape sizes;
+    for (const comm::Value& size : fields[2].as<comm::List>()) sizes.push_back(size.as<int64_t>());
+    tensors.emplace_back(fields[0].as<std::string>(),
+                         Tensor::empty(sizes, static_cast<DType>(fields[1].as<int64_t>())));
+  }
+  return tensors;
+}
+
+}  // namespace
+
+// Ranks that hold the state have the same parameters and optimizer states, bit for bit: each sends a part. What may
+// differ from rank to rank (buffers, random numbers, what users keep) is the first one's. Ranks that hold the state
+// keep their own: when this fails halfway, nothing is lost.
+void Elastic::transfer(const std::vector<int>& sources) {
+  const int first = sources.front();
+  const bool receives = std::find(sources.begin(), sources.end(), group_.rank()) == sources.end();
+  NamedTensors states = receives ? NamedTensors() : optimizer_->state_dict();
+  std::vector<comm::Value> head(1);
+  if (group_.rank() == first) {
+    const RandomStream random = default_generator().state();
+    comm::List kept;
+    for (const Kept& row : kept_) kept.emplace_back(comm::List{row.name, row.save()});
+    head[0] = comm::List{
+        done_,           sum_,  static_cast<int64_t>(random.seed), static_cast<int64_t>(random.offset), std::move(kept),
+        outline(states), steps_};
+  }
+  comm::broadcast_object_list(group_, head, first);
+  const auto& fields = head[0].as<comm::List>();
+  if (receives) states = empty_like(fields[5]);
+
+  const NoGrad scope;
+  NamedTensors shared = model_->named_parameters();
+  shared.insert(shared.end(), states.begin(), states.end());
+  // One call for all that a rank sends: waiting for each other costs more than small tensors.
+  std::vector<comm::Work> works;
+  for (size_t part = 0; part < sources.size(); ++part) {
+    const int source = sources[part];
+    comm::Coalescing together(group_);
+    for (size_t i = part; i < shared.size(); i += sources.size())
+      std::ignore = group_.broadcast(shared[i].second, source);
+    if (source == first) {
+      for (const auto& [name, buffer] : model_->named_buffers())
+        std::ignore = group_.broadcast(receives || group_.rank() == first ? buffer : clone(buffer), first);
+    }
+    works.push_back(together.end());
+  }
+  for (const comm::Work& work : works) work.wait();
+  if (!receives) return;
+
+  optimizer_->load_state_dict(states);
+  default_generator().restore(
+      {static_cast<uint64_t>(fields[2].as<int64_t>()), static_cast<uint64_t>(fields[3].as<int64_t>())});
+  const auto& kept = fields[4].as<comm::List>();
+  CHORALE_CHECK_STATE(kept.size() == kept_.size(), "[elastic] rank ", first, " keeps ", kept.size(),
+                      " things besides model and optimizer, this newcomer ", kept_.size());
+  for (size_t i = 0; i < kept_.size(); ++i) {
+    const auto& row = kept[i].as<comm::List>();
+    CHORALE_CHECK_STATE(row[0].as<std::string>() == kept_[i].name, "[elastic] rank ", first, " keeps ",
+                        row[0].as<std::string>(), " where this newcomer keeps ", kept_[i].name);
+    kept_[i].load(row[1].as<std::string>());
+  }
+  done_ = fields[0].as<int64_t>();
+  sum_ = fields[1].as<double>();
+  steps_ = fields[6].as<int64_t>();
+}
+
+}  // namespace chorale::elastic

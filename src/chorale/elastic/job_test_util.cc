@@ -1,0 +1,197 @@
+#include "chorale/elastic/job_test_util.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+#include <sstream>
+
+#include "chorale/elastic/batches.h"
+#include "chorale/optim/optim.h"
+#include "chorale/parallel/zoo_test_util.h"
+
+namespace chorale::elastic {
+namespace {
+
+using parallel::pattern;
+
+constexpr int64_t kSamples = 60;
+
+// Counts its forward passes in a buffer.
+struct CountingNet : nn::Module {
+  nn::Linear a{3, 7}, b{7, 5}, c{5, 2};
+  nn::Buffer forwards{Tensor::from<double>({0}, {1})};
+  CHORALE_MODULE(CountingNet, a, b, c, forwards)
+  Tensor forward(const Tensor& x) {
+    {
+      const NoGrad quiet;
+      add_(forwards, 1);
+    }
+    return c(tanh(b(tanh(a(x)))));
+  }
+};
+
+CountingNet make_net() {
+  CountingNet net;
+  net.to(DType::kF64);
+  return parallel::seeded(std::move(net), 3);
+}
+
+struct Samples {
+  Tensor x = pattern({kSamples, 3}, 1, DType::kF64), y = pattern({kSamples, 2}, 2, DType::kF64);
+  Batches batches{std::make_shared<data::RandomSampler>(kSamples, 5), kJobBatch};
+
+  template <class Model>
+  Tensor loss(Model& model, const std::vector<int64_t>& which) const {
+    const Tensor index = Tensor::from(which, {static_cast<int64_t>(which.size())});
+    return mse_loss(model(index_select(x, 0, index)), index_select(y, 0, index));
+  }
+};
+
+std::string bytes_of(const std::vector<double>& values) {
+  std::string bytes(values.size() * sizeof(double), '\0');
+  if (!values.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
+  return bytes;
+}
+std::vector<double> doubles_of(const std::string& bytes) {
+  std::vector<double> values(bytes.size() / sizeof(double));
+  if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+const char* name_of(Phase phase) {
+  constexpr const char* kNames[] = {"begin",     "commit",  "update",   "applied",
+                                    "agreement", "meeting", "transfer", "finish"};
+  return kNames[static_cast<size_t>(phase)];
+}
+
+}  // namespace
+
+std::vector<Kill> parse_kills(const std::string& text) {
+  std::vector<Kill> kills;
+  std::istringstream words(text);
+  for (Kill kill; words >> kill.rank;) {
+    words.ignore(1);
+    words >> kill.step;
+    words.ignore(1);
+    words >> kill.phase;
+    kills.push_back(kill);
+  }
+  return kills;
+}
+
+std::string text_of(const std::vector<Kill>& kills) {
+  std::string text;
+  for (const Kill& kill : kills) text += concat(text.empty() ? "" : " ", kill.rank, "@", kill.step, ":", kill.phase);
+  return text;
+}
+
+std::vector<Kill> random_kills(uint64_t seed, int ranks, int64_t steps) {
+  std::mt19937_64 random(seed);
+  const char* phases[] = {"begin",   "forward",   "backward", "bucket",   "commit", "update",
+                          "applied", "agreement", "meeting",  "transfer", "finish"};
+  std::vector<Kill> kills;
+  // One fewer than there are ranks: somebody has to have the state.
+  const auto deaths = 1 + static_cast<int>(random() % static_cast<uint64_t>(std::min(3, ranks - 1)));
+  for (int i = 0; i < deaths; ++i) {
+    Kill kill{static_cast<int>(random() % static_cast<uint64_t>(ranks)),
+              static_cast<int64_t>(random() % static_cast<uint64_t>(steps)), phases[random() % std::size(phases)]};
+    if (kill.phase == "finish") kill.step = steps;
+    // At the same moment as the one before.
+    if (i > 0 && random() % 2 == 0) {
+      kill.step = kills.back().step;
+      kill.phase = kills.back().phase;
+    }
+    kills.push_back(kill);
+  }
+  return kills;
+}
+
+JobResult run_job(const JobOptions& job) {
+  Elastic* running = nullptr;
+  // Who wins the entry dies: each death happens once, whoever has the rank then.
+  const auto visit = [&](const std::string& phase, int64_t step) {
+    for (size_t i = 0; i < job.kills.size(); ++i) {
+      const Kill& kill = job.kills[i];
+      if (kill.phase != phase || kill.step != step) continue;
+      // Between groups a rank has none: its last one counts.
+      const int rank = !running || running->changes().empty() ? job.seat.member : running->changes().back().rank;
+      if (rank != kill.rank) continue;
+      const std::string mine = std::to_string(job.seat.member);
+      if (job.seat.store->compare_set(concat("killed/", i), "", mine, within(std::chrono::seconds(30))) == mine)
+        job.die();
+    }
+  };
+
+  Elastic elastic({.watch = [&](Phase phase, int64_t step) { visit(name_of(phase), step); }, .seat = job.seat});
+  running = &elastic;
+  const Samples samples;
+  parallel::DistributedDataParallel model(make_net(), elastic.group(), {.bucket_cap_mb = 0.0003});
+  optim::AdamW optimizer(model.named_parameters(), {.lr = 0.01});
+  HookHandle hook =
+      after_accumulate(model.module().b.weight, [&](const Tensor&) { visit("bucket", elastic.steps_done()); });
+  JobResult result;
+  elastic.keep(model, optimizer);
+  elastic.keep(
+      "losses", [&] { return bytes_of(result.losses); },
+      [&](const std::string& bytes) { result.losses = doubles_of(bytes); });
+  elastic.keep(
+      "sizes",
+      [&] {
+        return bytes_of({result.sizes.begin(), result.sizes.end()});
+      },
+      [&](const std::string& bytes) {
+        const std::vector<double> sizes = doubles_of(bytes);
+        result.sizes = {sizes.begin(), sizes.end()};
+      });
+  const uint64_t drawn_before = default_generator().state().offset;  // by what made the model
+  elastic.run(job.steps, [&](int64_t step) {
+    comm::Group& group = elastic.group();
+    const int size = group.size();
+    if (group.rank() == 0 && job.before_step) job.before_step(step);
+    if (job.draws) default_generator().take(4);
+    visit("forward", step);
+    const Tensor loss = samples.loss(model, samples.batches.of(step, group)) * samples.batches.weight(group);
+    visit("backward", step);
+    backward(loss);
+    const double sum = elastic.step(loss.item<double>() / size);
+    result.losses.push_back(sum);
+    result.sizes.push_back(size);
+  });
+  hook.remove();
+  result.bits = parallel::bits_of(model);
+  result.forwards = model.module().forwards.item<double>();
+  result.drawn = static_cast<int64_t>(default_generator().state().offset - drawn_before);
+  result.last_rank = elastic.group().rank();
+  result.changes = elastic.changes();
+  return result;
+}
+
+std::vector<double> reference_losses(int64_t steps) {
+  const Samples samples;
+  CountingNet net = make_net();
+  optim::AdamW optimizer(net.named_parameters(), {.lr = 0.01});
+  std::vector<double> losses;
+  for (int64_t step = 0; step < steps; ++step) {
+    optimizer.zero_grad();
+    const Tensor loss = samples.loss(net, samples.batches.of(step, 0, 1));
+    backward(loss);
+    optimizer.step();
+    losses.push_back(loss.item<double>());
+  }
+  return losses;
+}
+
+void expect_undisturbed(const JobResult& result, int64_t steps, bool draws) {
+  const std::vector<double> expected = reference_losses(steps);
+  ASSERT_EQ(result.losses.size(), expected.size());
+  ASSERT_EQ(result.sizes.size(), expected.size());
+  for (size_t i = 0; i < expected.size(); ++i)
+    EXPECT_NEAR(result.losses[i], expected[i], 1e-9 * std::max(1.0, std::abs(expected[i]))) << "step " << i;
+  EXPECT_EQ(result.forwards, static_cast<double>(steps));
+  if (draws) {
+    EXPECT_EQ(result.drawn, steps);
+  }
+}
+
+}  // namespace chorale::elastic

@@ -1,0 +1,51 @@
+// A small training job whose ranks die on schedule: for tests with threads, and for processes of a launcher.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "chorale/elastic/elastic.h"
+
+namespace chorale::elastic {
+
+// The rank that has this number at the time dies in this step (the first that is not applied yet) and phase; each entry
+// of a schedule counts once. Phases: begin forward backward bucket commit update applied agreement meeting transfer
+// finish.
+struct Kill {
+  int rank = 0;
+  int64_t step = 0;
+  std::string phase;
+};
+// "1@3:backward 0@5:commit"
+std::vector<Kill> parse_kills(const std::string& text);
+// A schedule of up to three deaths, some of them at the same moment.
+std::vector<Kill> random_kills(uint64_t seed, int ranks, int64_t steps);
+std::string text_of(const std::vector<Kill>& kills);
+
+struct JobOptions {
+  Seat seat;
+  int64_t steps = 8;
+  int ranks = 3;  // at the start
+  std::vector<Kill> kills{};
+  std::function<void()> die;                        // throws, or ends the process
+  bool draws = false;                               // from the process's generator: not for ranks that are threads
+  std::function<void(int64_t step)> before_step{};  // on rank 0
+};
+struct JobResult {
+  std::vector<double> losses;  // of all steps
+  std::vector<int> sizes;      // how many ranks computed each
+  int64_t bits = 0;            // of the parameters
+  double forwards = 0;         // that count: what a buffer of the model says
+  int64_t drawn = 0;           // words of the generator
+  int last_rank = 0;
+  std::vector<Change> changes;
+};
+JobResult run_job(const JobOptions& options);
+// The losses of one rank that has every batch for itself. With the same weights, and no other ranks.
+std::vector<double> reference_losses(int64_t steps);
+inline constexpr int64_t kJobBatch = 12;
+// EXPECTs that all is as it would be without deaths.
+void expect_undisturbed(const JobResult& result, int64_t steps, bool draws);
+
+}  // namespace chorale::elastic

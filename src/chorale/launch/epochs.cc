@@ -1,0 +1,145 @@
+#include "chorale/launch/epochs.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "chorale/base/error.h"
+
+namespace chorale::launch {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Replacements in a row that end before they take part: whatever the cause, the next one would end alike.
+constexpr int kMostFailedNewcomers = 3;
+
+}  // namespace
+
+Epochs::Epochs(Plan plan) : plan_(std::move(plan)), next_member_(plan_.ranks) {
+  std::vector<int> members;
+  for (int member = 0; member < plan_.ranks; ++member) {
+    running_[member] = member;
+    members.push_back(member);
+  }
+  state(std::move(members), "start");
+}
+
+void Epochs::state(std::vector<int> members, std::string cause) {
+  using namespace std::chrono;
+  current_ = {current_.number + 1, std::move(members), std::move(cause),
+              duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count()};
+  plan_.store->set(transport::epoch_key(current_.number), current_.text(), within(10s));
+  plan_.board->set_waiting(false);
+  plan_.board->announce(current_.number);  // behind the entry: who sees the number finds it
+}
+
+bool Epochs::was_used() {
+  for (auto member = running_.begin(); !used_ && member != running_.end(); ++member)
+    used_ = plan_.store->contains(transport::ready_key(member->first), within(10s));
+  return used_;
+}
+
+bool Epochs::is_done() {
+  if (!done_) done_ = plan_.store->contains(transport::kElasticDone, within(10s));
+  return done_;
+}
+
+void Epochs::ended(int member, const std::optional<std::string>& how) {
+  const auto found = running_.find(member);
+  CHORALE_INVARIANT(found != running_.end(), "member ", member, " ended twice");
+  const int slot = found->second;
+  was_used();  // while it still counts
+  running_.erase(found);
+  newcomers_.erase(member);
+  if (absent_.erase(member) > 0) {
+    if (++failed_newcomers_ == kMostFailedNewcomers && plan_.say)
+      plan_.say(
+          concat("the last ", kMostFailedNewcomers, " replacements ended before they took part; no more are started"));
+  }
+  if (how) {
+    vacant_.insert(slot);
+    const int rank = current_.rank_of(member);
+    causes_.push_back(concat(rank < 0 ? "newcomer" : concat("rank ", rank), " (member ", member, ") ", *how));
+  } else {
+    somebody_left_ = true;
+    causes_.push_back(concat("member ", member, " has left"));
+  }
+}
+
+std::vector<int> Epochs::vacancies() {
+  // Whoever leaves of its own will is not replaced, nor is anybody after that: the job comes to its end.
+  if (vacant_.empty() || somebody_left_ || failed_newcomers_ >= kMostFailedNewcomers || !was_used() || is_done())
+    return {};
+  std::vector<int> slots(vacant_.begin(), vacant_.end());
+  vacant_.clear();
+  return slots;
+}
+
+int Epochs::started(int slot) {
+  const int member = next_member_++;
+  running_[member] = slot;
+  newcomers_.insert(member);
+  absent_.insert(member);
+  return member;
+}
+
+std::vector<int> Epochs::superfluous() {
+  if (absent_.empty() || !is_done()) return {};
+  return {absent_.begin(), absent_.end()};
+}
+
+std::optional<std::string> Epochs::look() {
+  std::erase_if(absent_, [&](int member) {
+    const bool joined = plan_.store->contains(transport::joined_key(member), within(10s));
+    if (joined) failed_newcomers_ = 0;
+    return joined;
+  });
+  std::vector<int> next;
+  for (const int member : current_.members) {
+    if (running_.contains(member)) next.push_back(member);
+  }
+  const bool lost = next.size() < current_.members.size();
+  const bool lost_all = next.empty();
+  std::vector<int> ready;
+  for (const int member : newcomers_) {
+    if (plan_.store->contains(transport::ready_key(member), within(10s))) ready.push_back(member);
+  }
+  if (!lost && ready.empty()) return {};
+  if (lost_all && !somebody_left_)
+    return concat("no rank is left that had the state of the job; start it again from a checkpoint. ",
+                  fmt::format("{}", fmt::join(causes_, "; ")));
+  if (!was_used()) return {};  // its first processes may still be on their way, or it is one that cannot go on
+  next.insert(next.end(), ready.begin(), ready.end());
+  const auto now = std::chrono::steady_clock::now();
+  if (!somebody_left_ && static_cast<int>(next.size()) < plan_.limits.least) {
+    if (!waits_since_) {
+      waits_since_ = now;
+      plan_.board->set_waiting(true);
+      if (plan_.say)
+        plan_.say(fmt::format("{} ranks are left, at least {} are wanted: waiting up to {} s for more", next.size(),
+                              plan_.limits.least, plan_.patience.count() / 1000));
+    }
+    if (failed_newcomers_ < kMostFailedNewcomers && now - *waits_since_ < plan_.patience) return {};
+    return fmt::format("{} ranks are left, at least {} are wanted, and no more have come. {}", next.size(),
+                       plan_.limits.least, fmt::join(causes_, "; "));
+  }
+  waits_since_.reset();
+  if (next.empty()) return {};
+  if (!ready.empty()) {
+    std::string text = ready.size() == 1 ? "member" : "members";
+    for (const int member : ready) {
+      newcomers_.erase(member);
+      text += concat(" ", member);
+    }
+    causes_.push_back(text + (ready.size() == 1 ? " joins" : " join"));
+  }
+  const std::string cause = fmt::format("{}", fmt::join(causes_, "; "));
+  causes_.clear();
+  state(std::move(next), cause);
+  if (plan_.say && !somebody_left_)
+    plan_.say(fmt::format("epoch {}, {} ranks: {}", current_.number, current_.members.size(), cause));
+  return {};
+}
+
+}  // namespace chorale::launch

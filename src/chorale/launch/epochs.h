@@ -1,0 +1,69 @@
+// Which processes are in a job that goes on when some of them die (`chorale run --elastic`): the launcher's side, on
+// one node, whose launcher is the only voter (docs/dev/elastic.md).
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "chorale/launch/elastic_limits.h"
+#include "chorale/transport/store/epochs.h"
+
+namespace chorale::launch {
+
+// Used by one thread.
+class Epochs {
+ public:
+  struct Plan {
+    ElasticLimits limits;
+    int ranks = 1;                            // at the start, and wanted all the time
+    std::shared_ptr<transport::Store> store;  // the entries of this start
+    std::shared_ptr<transport::EpochBoard> board;
+    std::function<void(const std::string& line)> say = {};
+    std::chrono::milliseconds patience = std::chrono::seconds(60);  // with fewer than the least
+  };
+  // States the first epoch: members 0 to ranks - 1, each in the slot of its number.
+  explicit Epochs(Plan plan);
+
+  // A process has ended. `how` is nothing where it ended well.
+  void ended(int member, const std::optional<std::string>& how);
+  // A process was started in a slot that was vacant; returns its number, which no other had.
+  int started(int slot);
+  // Slots in which a process is to be started.
+  std::vector<int> vacancies();
+  // Looks for processes that are ready, and states the next epoch when there is a change. Returns why the job cannot go
+  // on.
+  std::optional<std::string> look();
+
+  bool awaits_newcomers() const { return !absent_.empty(); }
+  // Replacements that are not needed any more, since all steps are done; they are to be killed.
+  std::vector<int> superfluous();
+  // Whether its failure is one of the job, once all steps are done.
+  bool has_taken_part(int member) const { return !absent_.contains(member); }
+  // All steps are done: from now on an end is an end.
+  bool is_done();
+  bool was_used();  // a process of the job has asked to take part: the program is one that can go on
+  const transport::Epoch& current() const { return current_; }
+
+ private:
+  void state(std::vector<int> members, std::string cause);
+
+  const Plan plan_;
+  transport::Epoch current_;
+  std::map<int, int> running_;       // member → slot
+  std::set<int> newcomers_;          // run, and are in no epoch yet
+  std::set<int> absent_;             // replacements that do not have the state yet, these among them
+  std::set<int> vacant_;             // slots
+  std::vector<std::string> causes_;  // of the next epoch, so far
+  std::optional<std::chrono::steady_clock::time_point> waits_since_;
+  int next_member_;
+  int failed_newcomers_ = 0;  // in a row
+  bool used_ = false, done_ = false, somebody_left_ = false;
+};
+
+}  // namespace chorale::launch

@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""`chorale run --elastic` from the outside: jobs whose processes are killed on schedule, and what is refused.
+
+  elastic_test.py BIN      BIN is the folder of the built programs
+"""
+import os
+import pathlib
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from processes import LIMIT_S
+from unittest_main import main
+
+BIN = pathlib.Path(sys.argv.pop(1)).resolve()
+CHORALE = str(BIN / "chorale")
+# Trains a small model in f64, and compares each loss with that of one rank (src/chorale/elastic/job_test_util.h).
+JOB = [str(BIN / "elastic_test"), "--gtest_also_run_disabled_tests", "--gtest_filter=RankOfAnElasticJob.*", "--gtest_brief=1"]
+PHASES = ["begin", "forward", "backward", "bucket", "commit", "update", "applied", "agreement", "meeting", "transfer", "finish"]
+SCHEDULES = int(os.environ.get("CHORALE_TEST_SCHEDULES", "10"))
+
+
+def run(*arguments, kills="", steps=8, **variables):
+    environment = {**os.environ, "ELASTIC_KILLS": kills, "ELASTIC_STEPS": str(steps), "OMP_NUM_THREADS": "1", **variables}
+    return subprocess.run([CHORALE, "run", *arguments], capture_output=True, text=True, timeout=LIMIT_S, env=environment)
+
+
+def schedule(seed):
+    """One to three deaths among four ranks, some at the same moment. Every phase has its turn."""
+    rng = random.Random(seed)
+    kills = []
+    for i in range(rng.randint(1, 3)):
+        phase = PHASES[seed % len(PHASES)] if i == 0 else rng.choice(PHASES)
+        step = 8 if phase == "finish" else rng.randrange(8)
+        if i > 0 and rng.random() < 0.5:
+            phase, step = kills[-1][1:]
+        kills.append((rng.randrange(4), phase, step))
+    # The phases of a change of ranks come with another death.
+    if kills[0][1] in ("agreement", "meeting", "transfer"):
+        kills.append(((kills[0][0] + 1) % 4, "backward", kills[0][2]))
+    return " ".join(f"{rank}@{step}:{phase}" for rank, phase, step in kills[:3])
+
+
+class Elastic(unittest.TestCase):
+    def check(self, job, kills):
+        """All processes that came to the end have the same bits, and the losses of one rank."""
+        text = f"{kills}\n{job.stdout}\n{job.stderr}"
+        self.assertEqual(job.returncode, 0, text)
+        ends = re.findall(r"member (\d+) rank (\d+) bits (-?\d+) sizes([ \d]*)", job.stdout)
+        self.assertTrue(ends, text)
+        self.assertEqual(len({(bits, sizes) for _, _, bits, sizes in ends}), 1, text)
+        self.assertNotIn("FAILED", job.stdout, text)
+        return ends
+
+    def test_schedules_of_kills(self):
+        for seed in range(SCHEDULES):
+            kills = schedule(seed)
+            with self.subTest(seed=seed, kills=kills):
+                self.check(run("-n", "4", "--elastic", "1:4", *JOB, kills=kills), kills)
+
+    def test_a_killed_rank_is_named_and_replaced(self):
+        # Many steps, so that the replacement comes in time.
+        job = run("-n", "2", "--elastic", "1:2", *JOB, kills="0@3:backward", steps=4000)
+        ends = self.check(job, "0@3:backward")
+        self.assertIn("epoch 2, 1 ranks: rank 0 (member 0) died: killed by SIGKILL", job.stderr)
+        self.assertRegex(job.stderr, r"epoch 3, 2 ranks: member 2 joins")
+        self.assertEqual(sorted(end[:2] for end in ends), [("1", "0"), ("2", "1")])  # survivors first
+        sizes = ends[0][3].split()
+        self.assertEqual((sizes[0], sizes[3], sizes[-1]), ("2", "1", "2"))
+
+    def test_too_few_ranks_end_the_job(self):
+        # The program ends at once where it is a replacement.
+        program = ["sh", "-c", 'if [ "$RANK" -ge 2 ]; then exit 5; fi; exec "$0" "$@"', *JOB]
+        job = run("-n", "2", "--elastic", "2:2", *program, kills="1@2:commit")
+        self.assertEqual(job.returncode, 128 + signal.SIGKILL, job.stderr)
+        self.assertIn("1 ranks are left, at least 2 are wanted", job.stderr)
+        self.assertIn("replacements ended before they took part", job.stderr)
+
+    def test_a_program_that_does_not_use_it_fails_as_ever(self):
+        with tempfile.TemporaryDirectory() as folder:
+            # Rank 0 fails when rank 1 is gone, as a rank would whose call failed.
+            script = f"""cd {folder}; if [ $RANK = 1 ]; then echo $$ >new; mv new pid; kill -9 $$; fi
+                while [ ! -e pid ] || kill -0 $(cat pid) 2>/dev/null; do sleep 0.02; done; exit 1"""
+            job = run("-n", "2", "--elastic", "1:2", "sh", "-c", script)
+        self.assertEqual(job.returncode, 128 + signal.SIGKILL, job.stderr)
+        job = run("-n", "2", "--elastic", "1:2", "sh", "-c", "exit $((RANK * 3))")
+        self.assertEqual(job.returncode, 3, job.stderr)
+        self.assertEqual(run("-n", "2", "--elastic", "1:2", "true").returncode, 0)
+
+    def test_what_cannot_be(self):
+        for arguments, reason in [(["--elastic", "2:1", "-n", "2", "true"], "MIN is more than MAX"),
+                                  (["--elastic", "two", "-n", "2", "true"], "MIN:MAX"),
+                                  (["--elastic", "3:4", "-n", "2", "true"], "not within --elastic 3:4"),
+                                  (["--elastic", "1:1", "-n", "2", "true"], "not within --elastic 1:1"),
+                                  (["--elastic", "1:2", "-n", "2", "--nnodes", "2", "true"], "one node so far")]:
+            job = run(*arguments)
+            self.assertEqual(job.returncode, 2, (arguments, job.stderr))
+            self.assertIn(reason, job.stderr)
+        train = subprocess.run([CHORALE, "train", "fashion-mnist", "--elastic", "1:2"], capture_output=True, text=True, timeout=LIMIT_S)
+        self.assertEqual(train.returncode, 2, train.stderr)
+        self.assertIn("parallel::Elastic", train.stderr)
+
+
+if __name__ == "__main__":
+    main()
