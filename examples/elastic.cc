@@ -27,7 +27,7 @@ int main() {
     const auto [points, answers] = dataset.get_batch(batches.of(step, job.group()));
     const Tensor own = cross_entropy(model(points), answers) * batches.weight(job.group());
     backward(own);
-    loss = job.step(own.item<float>() / job.group().size());  // instead of optimizer.step()
+    loss = job.step(static_cast<double>(own.item<float>()) / job.group().size());  // instead of optimizer.step()
     if (step % 16 == 15 && job.group().rank() == 0)
       std::cout << "step " << step << ", " << job.group().size() << " ranks: loss " << loss << std::endl;
   });

@@ -72,6 +72,14 @@ class Elastic(unittest.TestCase):
         sizes = ends[0][3].split()
         self.assertEqual((sizes[0], sizes[3], sizes[-1]), ("2", "1", "2"))
 
+    def test_a_stopped_rank_is_killed_and_replaced(self):
+        # Rank 1 stops itself before it meets the others; a replacement does not.
+        program = ["sh", "-c", 'if [ "$RANK" = 1 ]; then kill -STOP $$; fi; exec "$0" "$@"', *JOB]
+        job = run("-n", "2", "--elastic", "1:2", *program, CHORALE_STOP_PATIENCE="1")
+        self.check(job, "stop")
+        self.assertIn("member 1 was stopped for 1 s", job.stderr)
+        self.assertIn("rank 1 (member 1) died: killed by SIGKILL", job.stderr)
+
     def test_too_few_ranks_end_the_job(self):
         # The program ends at once where it is a replacement.
         program = ["sh", "-c", 'if [ "$RANK" -ge 2 ]; then exit 5; fi; exec "$0" "$@"', *JOB]

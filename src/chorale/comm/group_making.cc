@@ -24,6 +24,7 @@
 #include "chorale/trace/trace.h"
 #include "chorale/transport/fabric/fabric.h"
 #include "chorale/transport/fabric/fabric_name.h"
+#include "chorale/transport/store/epochs.h"
 #include "chorale/transport/store/meeting.h"
 #include "chorale/transport/store/rendezvous.h"
 
@@ -93,8 +94,9 @@ void check_places(const ShmGroup& group, const std::vector<ShmIdentity>& identit
   }
 }
 
-// The group is there when all have attached: no rank can leave it before the last one has come.
-void wait_for_everybody(const ShmGroup& group, Deadline deadline) {
+// The group is there when all have attached: no rank can leave it before the last one has come. `epoch`: of a job whose
+// ranks may change, where a rank that lives may have turned to the next one; null for others.
+void wait_for_everybody(const ShmGroup& group, Deadline deadline, const transport::EpochStore* epoch) {
   const shm::GroupSegment& segment = group.segment;
   // A rank that gives up tells the others, or they would take its leaving for the reason.
   const auto give_up = [&](const std::string& text, int culprit) {
@@ -126,6 +128,7 @@ void wait_for_everybody(const ShmGroup& group, Deadline deadline) {
       give_up(concat("rank ", group.global(peer), " ended while the group was made"), group.global(peer));
     }
     if (segment.failed() && !all_are_here()) give_up("", -1);
+    if (epoch && epoch->is_over() && !all_are_here()) give_up("the ranks have changed while the group was made", -1);
     if (!deadline.passed()) continue;
     std::vector<int> missing;
     for (int peer = 0; peer < group.size; ++peer) {
@@ -146,7 +149,7 @@ uint64_t new_id() {
 // `maker` made the segment.
 std::shared_ptr<ShmEngine> join_host(std::shared_ptr<RankContext> context, const Membership& membership,
                                      const Introduction& maker, const std::vector<ShmIdentity>& identities,
-                                     Deadline deadline, bool inner) {
+                                     Deadline deadline, bool inner, const transport::EpochStore* epoch) {
   const int size = membership.size();
   std::shared_ptr<ShmEngine> engine;
   try {
@@ -165,7 +168,7 @@ std::shared_ptr<ShmEngine> join_host(std::shared_ptr<RankContext> context, const
     throw CommError(concat("[new_group] rank ", culprit, ": ", error.what()),
                     {membership.own_global(), culprit, "new_group", -1});
   }
-  wait_for_everybody(engine->group(), deadline);
+  wait_for_everybody(engine->group(), deadline, epoch);
   check_places(engine->group(), identities);
   return engine;
 }
@@ -191,14 +194,15 @@ std::shared_ptr<GroupState> owned_here(std::shared_ptr<GroupState> state) {
 // `maker` made the segment of the members on this host, `id` is the first member's number.
 std::shared_ptr<GroupState> join(std::shared_ptr<RankContext> context, const Membership& membership,
                                  const Introduction& maker, uint64_t id, const std::vector<ShmIdentity>& identities,
-                                 std::chrono::milliseconds timeout, Deadline deadline) {
+                                 std::chrono::milliseconds timeout, Deadline deadline,
+                                 const transport::EpochStore* epoch = nullptr) {
   auto state = std::make_shared<GroupState>();
   state->context = context;
   state->timeout = timeout;
   state->identities = identities;
   NetLayout layout(hosts_of(identities), membership.rank);
   if (layout.host_count() == 1) {
-    state->engine = join_host(std::move(context), membership, maker, identities, deadline, false);
+    state->engine = join_host(std::move(context), membership, maker, identities, deadline, false, epoch);
     return owned_here(std::move(state));
   }
   const std::vector<ShmIdentity> neighbours = neighbours_of(identities, layout);
@@ -209,7 +213,7 @@ std::shared_ptr<GroupState> join(std::shared_ptr<RankContext> context, const Mem
   std::vector<ShmIdentity> threads = neighbours;
   threads.insert(threads.end(), neighbours.begin(), neighbours.end());
   inner->core_each = has_core_each(threads);
-  auto local = join_host(std::move(inner), here, maker, neighbours, deadline, true);
+  auto local = join_host(std::move(inner), here, maker, neighbours, deadline, true, epoch);
   state->engine = std::make_shared<NetEngine>(std::move(context), membership, std::move(layout), id, std::move(local));
   return owned_here(std::move(state));
 }
@@ -364,7 +368,8 @@ std::shared_ptr<GroupState> connect_group(transport::Store& store, const std::st
   if (!options.members.empty() && layout.host_count() == 1) membership.members = options.members;
   context->groups_made = 1;
   trace::set_rank(membership.own_global());
-  return join(std::move(context), membership, maker, id, identities, timeout, deadline);
+  return join(std::move(context), membership, maker, id, identities, timeout, deadline,
+              dynamic_cast<const transport::EpochStore*>(&store));
 }
 
 // All groups of the lists in one exchange: the first member of each makes its segment and tells where it is.

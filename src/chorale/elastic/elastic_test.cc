@@ -193,6 +193,67 @@ TEST(Elastic, AReplacementGetsTheStateAndTakesPart) {
   EXPECT_EQ(newcomer.sizes.back(), 3);
 }
 
+TEST(Elastic, TheSameHistoryOfRanksGivesTheSameBits) {
+  std::vector<JobResult> runs;
+  for (int i = 0; i < 2; ++i) {
+    Threads job(4, 6, {{0, 2, "forward"}, {1, 3, "backward"}});
+    job.replaces = false;
+    const auto results = job.run();
+    EXPECT_EQ(results.size(), 2);
+    expect_all_alike(results, 6);
+    runs.push_back(results.begin()->second);
+  }
+  EXPECT_EQ(runs[0].sizes, (std::vector<int>{4, 4, 3, 2, 2, 2}));
+  EXPECT_EQ(runs[0].sizes, runs[1].sizes);
+  EXPECT_EQ(runs[0].losses, runs[1].losses);
+  EXPECT_EQ(runs[0].bits, runs[1].bits);
+}
+
+int64_t entries_of(const char* folder) {
+  return std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator());
+}
+
+// A new epoch, of the same ranks, in every step.
+TEST(Elastic, EpochsLeaveNothingBehind) {
+  const int64_t steps = parallel::soaking() ? 1000 : 60;
+  const auto store = std::make_shared<transport::MemoryStore>();
+  const auto board = transport::EpochBoard::create();
+  const auto state = [&](int64_t number) {
+    store->set(transport::epoch_key(number), transport::Epoch{number, {0, 1}, "again"}.text(), within(5s));
+    board->announce(number);
+  };
+  state(1);
+  struct Counts {
+    int64_t files = 0, threads = 0, entries = 0;
+  } early, late;
+  const auto count = [&] {
+    return Counts{entries_of("/proc/self/fd"), entries_of("/proc/self/task"), store->count(within(5s))};
+  };
+  std::vector<std::thread> ranks;
+  ranks.reserve(2);
+  for (int member = 0; member < 2; ++member) {
+    ranks.emplace_back([&, member] {
+      const JobResult result = run_job({.seat = {store, board, member},
+                                        .steps = steps,
+                                        .ranks = 2,
+                                        .die = [] {},
+                                        .before_step =
+                                            [&](int64_t step) {
+                                              if (step == 20) early = count();
+                                              if (step == steps - 1) late = count();
+                                              state(step + 2);
+                                            }});
+      EXPECT_EQ(std::ssize(result.changes), steps + 1);
+      expect_undisturbed(result, steps, false);
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  EXPECT_EQ(late.threads, early.threads);
+  // A rank may be about to let go of the epoch before: its segment, and what it has at the store.
+  EXPECT_LE(late.files, early.files + 8);
+  EXPECT_LE(late.entries, early.entries + 16 + steps);  // one says who was in each epoch
+}
+
 TEST(Elastic, SeededSchedulesEndAsAJobWithoutDeaths) {
   const int schedules = parallel::soaking() ? 5000 : 12;
   for (int seed = 0; seed < schedules; ++seed) {

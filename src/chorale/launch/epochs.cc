@@ -86,15 +86,20 @@ int Epochs::started(int slot) {
 
 std::vector<int> Epochs::superfluous() {
   if (absent_.empty() || !is_done()) return {};
+  find_joined();  // behind the look for the end: whoever was needed for it had joined before
   return {absent_.begin(), absent_.end()};
 }
 
-std::optional<std::string> Epochs::look() {
+void Epochs::find_joined() {
   std::erase_if(absent_, [&](int member) {
     const bool joined = plan_.store->contains(transport::joined_key(member), within(10s));
     if (joined) failed_newcomers_ = 0;
     return joined;
   });
+}
+
+std::optional<std::string> Epochs::look() {
+  find_joined();
   std::vector<int> next;
   for (const int member : current_.members) {
     if (running_.contains(member)) next.push_back(member);

@@ -44,13 +44,17 @@ class Epochs {
   // Replacements that are not needed any more, since all steps are done; they are to be killed.
   std::vector<int> superfluous();
   // Whether its failure is one of the job, once all steps are done.
-  bool has_taken_part(int member) const { return !absent_.contains(member); }
+  bool has_taken_part(int member) {
+    find_joined();
+    return !absent_.contains(member);
+  }
   // All steps are done: from now on an end is an end.
   bool is_done();
   bool was_used();  // a process of the job has asked to take part: the program is one that can go on
   const transport::Epoch& current() const { return current_; }
 
  private:
+  void find_joined();
   void state(std::vector<int> members, std::string cause);
 
   const Plan plan_;

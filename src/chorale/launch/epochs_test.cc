@@ -116,6 +116,10 @@ TEST(Epochs, AtTheEndReplacementsAreNotNeeded) {
   EXPECT_FALSE(node.epochs.has_taken_part(late));
   node.set(transport::kElasticDone);
   EXPECT_THAT(node.epochs.superfluous(), ElementsAre(late));
+  // One that joined just before the end was needed for it.
+  node.set(transport::joined_key(late));
+  EXPECT_THAT(node.epochs.superfluous(), ElementsAre());
+  EXPECT_TRUE(node.epochs.has_taken_part(late));
 }
 
 TEST(Epochs, WhenAllThatHadTheStateAreGoneTheJobEnds) {

@@ -96,7 +96,7 @@ EpochStore::EpochStore(std::shared_ptr<Store> store, std::shared_ptr<const Epoch
     : store_(std::move(store)), board_(std::move(board)), epoch_(epoch) {}
 
 void EpochStore::check() const {
-  if (board_->latest() > epoch_)
+  if (is_over())
     throw EpochOver(concat("[elastic] epoch ", epoch_, " is over: epoch ", board_->latest(), " was stated"));
 }
 

@@ -86,6 +86,9 @@ class EpochStore final : public Store {
   std::vector<std::string> keys(std::string_view prefix, Deadline deadline) override;
   int64_t count(Deadline deadline) override;
 
+  // For waits that it does not see.
+  bool is_over() const { return board_->latest() > epoch_; }
+
  private:
   void check() const;
 
