@@ -36,8 +36,22 @@ class Group;
 
 namespace chorale {
 
+// Which sizes may change without compiling again (docs/usage/compile.md).
+enum class Dynamic : uint8_t {
+  kNever,      // each size is a graph of its own
+  kAutomatic,  // what was seen with a second size
+  kAlways,     // every dimension of every argument, from the start
+};
+// A dimension of an argument that is a symbol of its own from the start.
+struct DynamicDim {
+  size_t argument = 0;
+  int64_t dim = 0;
+};
+
 struct CompileOptions {
   bool whole_graph = false;
+  Dynamic dynamic = Dynamic::kAutomatic;
+  std::vector<DynamicDim> dynamic_dims{};
   // How graphs are run; joint_eager() unless said otherwise.
   compiled::Backend backend{};
   // Gradients through one node per graph, from a graph of their own; else through the ops, one by one.
@@ -53,7 +67,10 @@ struct CompileOptions {
   // How much of what the first half of a step computed is kept for the second: 1, all that is not as cheap to compute
   // again; 0, nothing but what leads from block to block (graph/passes/recompute.h).
   double memory_budget = 1;
-  int most_variants = 8;  // of a stretch of the function; beyond that it runs uncompiled
+  // Compilations of a stretch of the function, and of all of it; beyond either it runs uncompiled. A further size of a
+  // graph with symbols is no compilation.
+  int most_variants = 8;
+  int most_in_all = 256;
   std::string name = "step";
   // Host values that the graph depends on: compared in every call of a whole graph.
   std::vector<std::function<int64_t()>> watch{};
@@ -73,7 +90,7 @@ struct Argument {
 // What a compiled function did, for people and for tests.
 struct Report {
   struct Compiled {
-    std::string text;  // of the forward graph
+    std::string text;  // of the forward graph, with symbols where sizes may change
     size_t ops = 0;
     int64_t bucket_bytes = 0;
     std::vector<Tensor> bucket;  // parameters that were charged to it
@@ -81,12 +98,14 @@ struct Report {
     int64_t arena_bytes = 0;
   };
   int compiles = 0;    // stretches that were compiled, however many pieces they have
+  int resizes = 0;     // further sizes of graphs with symbols: traced, and nothing compiled
   int runs = 0;        // of stretches
   int uncompiled = 0;  // calls that ran as they are
   std::vector<Compiled> graphs;
   std::vector<std::string> breaks;      // every one that happened
   std::vector<std::string> recompiles;  // the guard that failed, once each
   std::vector<std::string> guards;      // of whole graphs
+  std::vector<std::string> fixed;       // why sizes that changed did not become symbols, once each
   // Why graphs end before the function does: one entry per graph that has a reason.
   std::vector<std::string> break_reasons() const;
   std::string text() const;
@@ -98,6 +117,8 @@ class Frame {
   ~Frame();
   // Calls `body`, or what was made of it.
   std::vector<Tensor> call(const std::vector<Argument>& arguments, const std::function<std::vector<Tensor>()>& body);
+  // Of whole graphs: whether one fits these arguments now. Checks all guards and runs nothing.
+  bool has_graph_for(const std::vector<Argument>& arguments) const;
   Report report() const;
   void reset();
 
@@ -108,9 +129,13 @@ class Frame {
   struct Variant;
   std::vector<Tensor> call_whole(const std::vector<Argument>& arguments,
                                  const std::function<std::vector<Tensor>()>& body);
-  std::shared_ptr<Variant> trace(const std::vector<Argument>& arguments,
-                                 const std::function<std::vector<Tensor>()>& body, std::vector<Tensor>& results);
+  // `programs` makes those of the graphs that were traced, and says whether they are to be run.
+  std::shared_ptr<Variant> trace(
+      const std::vector<Argument>& arguments, const std::function<std::vector<Tensor>()>& body,
+      const std::function<bool(const std::shared_ptr<Segment>&, const graph::Recording&)>& programs,
+      std::vector<Tensor>& results, int attempt = 0);
 
+  void probe(const std::vector<Argument>& arguments, const std::function<std::vector<Tensor>()>& body);
   static void give_up_gradients(const Variant& variant, std::vector<Tensor>& free);
   std::vector<Tensor> hand_out(const Variant& variant, const std::vector<Argument>& arguments,
                                const Segment::Results& made) const;
@@ -194,9 +219,7 @@ class Compiled {
   template <class... Args>
   auto operator()(const Args&... args) const {
     using R = std::remove_cvref_t<decltype((*function_)(args...))>;
-    std::vector<compiled::Argument> list;
-    [[maybe_unused]] size_t at = 0;
-    (compiled::add_argument(list, "arg " + std::to_string(at++), args), ...);
+    const std::vector<compiled::Argument> list = list_of(args...);
     const std::vector<Tensor> results = frame_->call(list, [&]() -> std::vector<Tensor> {
       if constexpr (std::is_void_v<R>) {
         (*function_)(args...);
@@ -211,10 +234,24 @@ class Compiled {
     }
   }
 
+  // Of whole graphs: whether a call with these arguments would run a graph that is there. Checks the guards only.
+  template <class... Args>
+  bool has_graph_for(const Args&... args) const {
+    return frame_->has_graph_for(list_of(args...));
+  }
+
   compiled::Frame& frame() const { return *frame_; }
   F& function() const { return *function_; }
 
  private:
+  template <class... Args>
+  static std::vector<compiled::Argument> list_of(const Args&... args) {
+    std::vector<compiled::Argument> list;
+    list.reserve(sizeof...(args));
+    [[maybe_unused]] size_t at = 0;
+    (compiled::add_argument(list, "arg " + std::to_string(at++), args), ...);
+    return list;
+  }
   std::shared_ptr<F> function_;
   std::shared_ptr<compiled::Frame> frame_;
 };
@@ -233,6 +270,9 @@ compiled::Report explain(const Compiled<F>& function) {
 
 // A break in segmented functions: `what` happens here on the host. An error in whole graphs.
 void break_graph(const std::string& what);
+// The number in a tensor of one element, i64. A whole graph may have it: while it is traced a number stands for the one
+// that only running tells. Sizes, attributes and factors may be made from it; a branch on it is an error.
+int64_t late_item(const Tensor& x);
 // A tensor made from host data that may be part of a whole graph as it is.
 Tensor constant(const Tensor& x);
 

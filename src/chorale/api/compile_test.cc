@@ -349,7 +349,7 @@ TEST(Segmented, HooksOnGradientsInsideAreKept) {
 }
 
 TEST(Segmented, RunsUncompiledBeyondTheMostVariants) {
-  auto f = compile([](const Tensor& x) { return add(x, 1); }, {.most_variants = 2});
+  auto f = compile([](const Tensor& x) { return add(x, 1); }, {.dynamic = Dynamic::kNever, .most_variants = 2});
   for (int64_t n = 2; n < 7; ++n) EXPECT_EQ(values(f(zeros({n}))), Values(static_cast<size_t>(n), 1));
   EXPECT_EQ(explain(f).compiles, 2);
   EXPECT_EQ(explain(f).uncompiled, 3);

@@ -299,5 +299,21 @@ TEST(CompiledCollectives, WriteIntoTensorsOfTheCaller) {
   });
 }
 
+// An argument may be on its way still: the function waits for it, and another size is no other graph.
+// spec: test_async_subclass_no_specialize
+TEST(CompiledCollectives, APendingArgumentIsATensorOfAnySize) {
+  run_ranks(2, [](const comm::Group& ranks) {
+    const Tensor group = group_tensor(ranks);
+    auto f = compile([](const Tensor& x) { return add(x, 1); }, {.whole_graph = true, .dynamic = Dynamic::kAlways});
+    for (const int64_t n : {10, 12}) {
+      const Tensor pending = start_all_reduce(full({n}, 2), group);
+      EXPECT_TRUE(is_pending(pending));
+      EXPECT_EQ(f(pending).to_vector<float>(), std::vector<float>(static_cast<size_t>(n), 5)) << n;
+    }
+    EXPECT_EQ(explain(f).compiles, 1);
+    EXPECT_EQ(explain(f).resizes, 1);
+  });
+}
+
 }  // namespace
 }  // namespace chorale

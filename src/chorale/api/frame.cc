@@ -10,6 +10,9 @@
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
 #include "chorale/base/log.h"
+#include "chorale/base/stacks.h"
+#include "chorale/op/collective.h"
+#include "chorale/op/copy.h"
 
 namespace chorale {
 namespace compiled {
@@ -40,6 +43,8 @@ std::string Report::text() const {
   }
   for (const std::string& guard : guards) all += concat("guard: ", guard, "\n");
   for (const std::string& reason : recompiles) all += concat("recompiled: ", reason, "\n");
+  for (const std::string& reason : fixed) all += concat("fixed size: ", reason, "\n");
+  if (resizes > 0) all += concat("further sizes without compiling: ", resizes, "\n");
   return all;
 }
 
@@ -63,15 +68,17 @@ void Frame::reset() {
   state_->segments.clear();
   state_->variants.clear();
   state_->per_ordinal.clear();
+  state_->families.clear();
   state_->report = {};
 }
 
-void Frame::State::note_compiled(const Segment& segment, const std::string& reason) {
+void Frame::State::note_compiled(const Segment& segment, const Family& family, const std::string& reason) {
+  const std::vector<std::string> texts = family.texts();
   ++report.compiles;
   for (size_t k = 0; k < segment.pieces().size(); ++k) {
     const Segment::Piece& piece = segment.pieces()[k];
     Report::Compiled made;
-    made.text = graph::print(piece.forward.graph);
+    made.text = family.is_learnt() ? texts[k] : graph::print(piece.forward.graph);
     made.ops = piece.forward.graph.nodes.size();
     made.bucket_bytes = piece.bucket_bytes;
     made.bucket = piece.bucket;
@@ -84,9 +91,149 @@ void Frame::State::note_compiled(const Segment& segment, const std::string& reas
   }
 }
 
+bool Frame::State::is_full(size_t ordinal) const {
+  const auto known = per_ordinal.find(ordinal);
+  return (known != per_ordinal.end() && known->second >= options.most_variants) ||
+         report.compiles >= options.most_in_all;
+}
+
+void Frame::State::note_uncompiled(const std::string& differs) {
+  if (report.uncompiled++ > 0) return;
+  log_warning(concat("[compile] ", options.name, " has ", report.compiles,
+                     " variants, which is the most that is allowed; it runs uncompiled now. Last guard: ", differs));
+}
+
+Mark mark_of(const CompileOptions& options, size_t argument, int64_t dim, int64_t dims) {
+  for (const DynamicDim& mark : options.dynamic_dims) {
+    if (mark.argument == argument && (mark.dim < 0 ? mark.dim + dims : mark.dim) == dim) return Mark::kOwn;
+  }
+  return options.dynamic == Dynamic::kAlways ? Mark::kShared : Mark::kNone;
+}
+
+void Frame::State::teach(Family& family, const std::vector<Family::Example>& examples) {
+  const std::string why_not = family.teach(examples);
+  if (!why_not.empty()) return report.fixed.push_back(concat("at another size of what is marked: ", why_not));
+  const auto known =
+      std::find_if(families.begin(), families.end(), [&](const Known& one) { return one.family.get() == &family; });
+  const std::vector<std::string> texts = family.texts();
+  for (size_t k = 0; k < family.segment()->pieces().size(); ++k) report.graphs[known->first_graph + k].text = texts[k];
+}
+
+std::vector<SizeSource> sources_of(const Recording& recording, const Segment& segment,
+                                   const std::vector<Argument>& arguments, const CompileOptions& options) {
+  std::vector<SizeSource> sources;
+  const std::vector<SegmentKey::Outside>& outside = segment.key().outside;
+  for (size_t p = 0; p < outside.size(); ++p) {
+    const Tensor& handle = recording.tensors()[outside[p].tensor].handle;
+    const auto argument = std::find_if(arguments.begin(), arguments.end(), [&](const Argument& one) {
+      const auto* x = std::get_if<Tensor>(&one.value);
+      return x && x->defined() && x->is(handle);
+    });
+    const bool is_argument = argument != arguments.end();
+    const auto number = static_cast<size_t>(argument - arguments.begin());
+    const auto dims = static_cast<int64_t>(outside[p].layout.sizes.size());
+    for (int64_t d = 0; d < dims; ++d) {
+      const Mark mark = is_argument ? mark_of(options, number, d, dims) : Mark::kNone;
+      sources.push_back({concat(is_argument ? argument->source : concat("input ", p), ".size(", d, ")"),
+                         outside[p].layout.sizes[static_cast<size_t>(d)], mark, is_argument ? number : SIZE_MAX, d});
+    }
+  }
+  for (const Argument& argument : arguments) {
+    if (const auto* number = std::get_if<int64_t>(&argument.value)) {
+      sources.push_back(
+          {argument.source, *number, options.dynamic == Dynamic::kAlways ? Mark::kShared : Mark::kNone, SIZE_MAX, 0});
+    }
+  }
+  for (size_t i = 0; i < recording.late_sizes().size(); ++i) {
+    sources.push_back({concat("late ", i), recording.late_sizes()[i].stand_in, Mark::kOwn, SIZE_MAX, 0, true});
+  }
+  return sources;
+}
+
+Frame::State::Made Frame::State::make_programs(const std::shared_ptr<Segment>& segment, size_t ordinal,
+                                               Family::Example example, const std::string& differs,
+                                               const std::string& break_reason, std::vector<std::string>* guards) {
+  std::string reason = differs;
+  {
+    const std::lock_guard lock(mutex);
+    for (auto known = families.rbegin(); known != families.rend(); ++known) {
+      Family& family = *known->family;
+      if (family.ordinal() != ordinal || !family.is_dynamic() || !family.is_comparable(example)) continue;
+      bool is_own = false;
+      const std::string why_not = family.mismatch(example, is_own);
+      if (!why_not.empty()) {
+        if (is_own && reason == differs) reason += concat(differs.empty() ? "" : "; ", why_not);
+        continue;
+      }
+      segment->resize(family.segment());
+      ++report.resizes;
+      if (guards) *guards = family.guards();
+      const std::vector<std::string> texts = family.texts();
+      for (size_t k = 0; k < segment->pieces().size(); ++k) report.graphs[known->first_graph + k].text = texts[k];
+      return Made::kResized;
+    }
+    if (is_full(ordinal)) {
+      note_uncompiled(reason);
+      segment->compile(joint_eager());
+      return Made::kUncompiled;
+    }
+    if (per_ordinal[ordinal]++ > 0 && !reason.empty()) {
+      report.recompiles.push_back(reason);
+      log_info(concat("[compile] ", options.name, " is compiled again: ", reason));
+    }
+  }
+  segment->compile(options.backend);
+  const std::lock_guard lock(mutex);
+  std::unique_ptr<Family> made;
+  std::string why_fixed;
+  for (auto known = families.rbegin(); known != families.rend() && options.dynamic != Dynamic::kNever; ++known) {
+    if (known->family->ordinal() != ordinal || !known->family->is_comparable(example)) continue;
+    auto wider = std::make_unique<Family>(*known->family, segment, example);
+    if (why_fixed.empty()) why_fixed = wider->why_fixed();
+    if (!wider->is_learnt()) continue;
+    made = std::move(wider);
+    break;
+  }
+  std::vector<std::string>& fixed = report.fixed;
+  if (!made && !why_fixed.empty() && std::find(fixed.begin(), fixed.end(), why_fixed) == fixed.end()) {
+    fixed.push_back(why_fixed);
+  }
+  if (!made) made = std::make_unique<Family>(ordinal, segment, std::move(example));
+  const size_t first_graph = report.graphs.size();
+  note_compiled(*segment, *made, break_reason);
+  if (guards) *guards = made->guards();
+  families.push_back({std::move(made), first_graph});
+  return Made::kCompiled;
+}
+
+std::vector<std::string> Frame::State::make_late_programs(const std::shared_ptr<Segment>& segment,
+                                                          const Family::Example& first, Family::Example example,
+                                                          const std::string& differs) {
+  auto family = std::make_unique<Family>(0, segment, std::move(example));
+  const std::string why_not = family->teach({first});
+  CHORALE_CHECK_STATE(why_not.empty(), "[compile] ", options.name,
+                      " does something else for another number that is read while it runs: ", why_not,
+                      ". A whole graph may have such a number in sizes and factors, not in decisions; compile without "
+                      "whole_graph to decide by it");
+  Segment::Late late{family->symbolic_texts(), {}, {}};
+  for (const std::vector<SizeSource>& symbol : family->symbols()) {
+    if (symbol[0].is_late) late.symbols.push_back(late.sizes.size());
+    late.sizes.push_back(symbol[0].value);
+  }
+  segment->interpret(std::move(late));
+  const std::lock_guard lock(mutex);
+  if (per_ordinal[0]++ > 0 && !differs.empty()) report.recompiles.push_back(differs);
+  const size_t first_graph = report.graphs.size();
+  note_compiled(*segment, *family, "");
+  std::vector<std::string> guards = family->guards();
+  families.push_back({std::move(family), first_graph});
+  return guards;
+}
+
 // ---- one call
 
-Frame::Call::Call(State& state) : state_(state), begin_(autograd::next_number(0)) {}
+Frame::Call::Call(State& state, const std::vector<Argument>& arguments)
+    : state_(state), arguments_(arguments), begin_(autograd::next_number(0)) {}
 
 uint64_t Frame::Call::clock() { return autograd::next_number(0); }
 uint64_t Frame::Call::region() { return autograd::checkpointed_call(); }
@@ -103,8 +250,10 @@ bool Frame::Call::run_now(Recording& recording, const std::string& reason) {
 
 std::string Frame::Call::why_not(const std::string& reason) const {
   if (is_tracing_gradients_) return concat("[compile] the gradient needs a value while it is traced: ", reason);
-  return concat("[compile] a value was asked for while a whole graph is traced (", reason,
-                "): the graph has none yet. Return the tensor and look at it outside, or compile without whole_graph");
+  const std::string line = line_of_caller();
+  return concat("[compile] ", line.empty() ? "" : line + ": ", "a value was asked for while a whole graph is traced (",
+                reason, "): the graph has none yet. Return the tensor and look at it outside, or compile without ",
+                "whole_graph");
 }
 
 // Storages whose contents are wanted: something still refers to them.
@@ -128,11 +277,17 @@ static std::vector<uint32_t> shown_storages(const Recording& recording, const st
 }
 
 std::shared_ptr<const Segment> Frame::Call::find(const EndOfSegment& end, std::string& reason) {
+  const std::vector<SegmentKey::Outside> outside = Segment::outside_of(end.recording);
   const std::lock_guard lock(state_.mutex);
-  for (const auto& [ordinal, segment] : state_.segments) {
-    std::string differs = segment->mismatch(end);
-    if (differs.empty()) return segment;
-    if (ordinal == ordinal_) reason = std::move(differs);
+  auto& known = state_.segments;
+  for (auto at = known.begin(); at != known.end(); ++at) {
+    std::string differs = at->second->mismatch(end, outside);
+    if (differs.empty()) {
+      std::rotate(known.begin(), at, at + 1);
+      return known.front().second;
+    }
+    // What was compiled last comes first.
+    if (at->first == ordinal_ && reason.empty()) reason = std::move(differs);
   }
   return nullptr;
 }
@@ -175,24 +330,8 @@ void Frame::Call::run(Recording& recording, const std::string& break_reason) {
 std::shared_ptr<const Segment> Frame::Call::compile(Recording& recording, EndOfSegment& end, const EndOfSegment& plain,
                                                     const std::string& break_reason, const std::string& differs) {
   const CompileOptions& options = state_.options;
-  BuildOptions build{options.backend, options.joint, options.split, options.memory_budget};
-  bool keep = true;
-  {
-    const std::lock_guard lock(state_.mutex);
-    int& variants = state_.per_ordinal[ordinal_];
-    keep = variants < options.most_variants;
-    if (keep && variants > 0) {
-      state_.report.recompiles.push_back(differs);
-      log_info(concat("[compile] ", options.name, " is compiled again: ", differs));
-    }
-    if (!keep) {
-      ++state_.report.uncompiled;
-      build.backend = joint_eager();
-    } else {
-      ++variants;
-    }
-  }
-  std::shared_ptr<const Segment> segment;
+  const BuildOptions build{options.joint, options.split, options.memory_budget};
+  std::shared_ptr<Segment> segment;
   const size_t calls = recording.calls().size();
   try {
     is_tracing_gradients_ = true;
@@ -208,20 +347,36 @@ std::shared_ptr<const Segment> Frame::Call::compile(Recording& recording, EndOfS
     segment = Segment::build(recording, end, build);
   }
   recording.truncate(calls);
-  if (options.agree) check_agreement(*options.agree, segment->text());
-  if (keep) {
+  const State::Made made =
+      state_.make_programs(segment, ordinal_, {sources_of(recording, *segment, arguments_, options), segment->texts()},
+                           differs, break_reason);
+  if (options.agree && made != State::Made::kResized) check_agreement(*options.agree, segment->text());
+  if (made != State::Made::kUncompiled) {
     const std::lock_guard lock(state_.mutex);
-    state_.segments.emplace_back(ordinal_, segment);
-    state_.note_compiled(*segment, break_reason);
+    state_.segments.emplace(state_.segments.begin(), ordinal_, segment);
+    if (state_.segments.size() > kMostSizes) state_.segments.pop_back();
   }
   return segment;
+}
+
+// A result of a collective that was begun outside is waited for: graphs take tensors.
+static void wait_for_arguments(const std::vector<Argument>& arguments) {
+  for (const Argument& argument : arguments) {
+    const auto* x = std::get_if<Tensor>(&argument.value);
+    if (!x || !is_pending(*x)) continue;
+    const NoGrad quiet;
+    const Tensor there = wait_for(*x);
+    x->impl()->extension = nullptr;
+    x->impl()->data = there.impl()->data;
+  }
 }
 
 std::vector<Tensor> Frame::call(const std::vector<Argument>& arguments,
                                 const std::function<std::vector<Tensor>()>& body) {
   if (Recording::current()) return body();  // part of what is being recorded
+  wait_for_arguments(arguments);
   if (state_->options.whole_graph) return call_whole(arguments, body);
-  Call call(*state_);
+  Call call(*state_, arguments);
   Recording recording(call);
   std::vector<Tensor> results;
   {
@@ -240,6 +395,15 @@ std::vector<Tensor> Frame::call(const std::vector<Argument>& arguments,
 Tensor constant(const Tensor& x) {
   if (graph::Recording* recording = graph::Recording::current()) recording->mark_constant(x);
   return x;
+}
+
+int64_t late_item(const Tensor& x) {
+  CHORALE_CHECK(x.elems() == 1 && x.dtype() == DType::kI64, "[late_item] takes one number of i64, not ", x.dtype(),
+                x.sizes());
+  graph::Recording* recording = graph::Recording::current();
+  // A copy: what is written to x later is another number.
+  const int64_t stand_in = recording && recording->is_strict() ? recording->late_item(clone(detach(x))) : 0;
+  return stand_in != 0 ? stand_in : x.item<int64_t>();
 }
 
 void break_graph(const std::string& what) {

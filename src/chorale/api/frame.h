@@ -5,24 +5,53 @@
 #include <mutex>
 
 #include "chorale/api/compile.h"
+#include "chorale/api/family.h"
 
 namespace chorale::compiled {
+
+// Sizes that are ready to run, of all graphs of a function; of more, those that were not used for longest go.
+inline constexpr size_t kMostSizes = 256;
 
 struct Frame::State {
   CompileOptions options;
   std::mutex mutex;
-  std::vector<std::pair<size_t, std::shared_ptr<const Segment>>> segments;  // with their place in the function
-  std::map<size_t, int> per_ordinal;
-  std::vector<std::shared_ptr<Variant>> variants;  // whole graphs
+  // With their place in the function; what was used last comes first.
+  std::vector<std::pair<size_t, std::shared_ptr<const Segment>>> segments;
+  std::map<size_t, int> per_ordinal;               // compilations
+  std::vector<std::shared_ptr<Variant>> variants;  // whole graphs; what was used last comes first
+  struct Known {
+    std::unique_ptr<Family> family;
+    size_t first_graph = 0;  // its first one in the report
+  };
+  std::vector<Known> families;
   Report report;
 
-  void note_compiled(const Segment& segment, const std::string& reason);
+  // Makes programs for what was just traced: those of the same graph at other sizes, or new ones. Where there are as
+  // many as allowed it runs op by op, and is not to be kept. `guards`: what its symbols stand for.
+  enum class Made : uint8_t { kCompiled, kResized, kUncompiled };
+  Made make_programs(const std::shared_ptr<Segment>& segment, size_t ordinal, Family::Example example,
+                     const std::string& differs, const std::string& break_reason,
+                     std::vector<std::string>* guards = nullptr);
+  // The same for graphs with late sizes, from traces with two stand-ins; gives the guards of its symbols.
+  std::vector<std::string> make_late_programs(const std::shared_ptr<Segment>& segment, const Family::Example& first,
+                                              Family::Example example, const std::string& differs);
+  // What follows from symbols that were marked, from traces that do not run.
+  void teach(Family& family, const std::vector<Family::Example>& examples);
+  bool is_full(size_t ordinal) const;
+  void note_uncompiled(const std::string& differs);
+  void note_compiled(const Segment& segment, const Family& family, const std::string& reason);
 };
+
+// What the options say of a dimension of an argument.
+Mark mark_of(const CompileOptions& options, size_t argument, int64_t dim, int64_t dims);
+// Numbers from outside that graphs may depend on.
+std::vector<SizeSource> sources_of(const graph::Recording& recording, const Segment& segment,
+                                   const std::vector<Argument>& arguments, const CompileOptions& options);
 
 // One call of a compiled function: decides what happens when a value is asked for.
 class Frame::Call : public graph::RecordingOwner {
  public:
-  explicit Call(State& state);
+  Call(State& state, const std::vector<Argument>& arguments);
   bool run_now(graph::Recording& recording, const std::string& reason) override;
   std::string why_not(const std::string& reason) const override;
   uint64_t clock() override;
@@ -36,6 +65,7 @@ class Frame::Call : public graph::RecordingOwner {
                                          const std::string& break_reason, const std::string& differs);
 
   State& state_;
+  const std::vector<Argument>& arguments_;
   uint64_t begin_;
   size_t ordinal_ = 0;
   bool is_tracing_gradients_ = false;

@@ -1,5 +1,6 @@
 // Compiled functions: whole graphs.
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "chorale/api/agreement.h"
@@ -41,6 +42,33 @@ struct WatchScope {
   explicit WatchScope(Watch& watch) : before(std::exchange(autograd::gradient_watch, &watch)) {}
   ~WatchScope() { autograd::gradient_watch = before; }
   autograd::GradientWatch* before;
+};
+
+// Gradients of leaves as they were.
+void put_back(const std::vector<Watch::Leaf>& leaves) {
+  autograd::GradientWatch* own = std::exchange(autograd::gradient_watch, nullptr);
+  for (const Watch::Leaf& seen : leaves) set_gradient(seen.leaf, seen.gradient);
+  autograd::gradient_watch = own;
+}
+
+// A tensor of another size for the length of a scope in which nothing sees its bytes.
+class OtherSizes {
+ public:
+  OtherSizes(const Tensor& x, const Shape& sizes) : x_(x), sizes_(x.sizes()), strides_(x.strides()) { show(sizes, {}); }
+  ~OtherSizes() { show(sizes_, strides_); }
+  OtherSizes(const OtherSizes&) = delete;
+  OtherSizes& operator=(const OtherSizes&) = delete;
+
+ private:
+  void show(const Shape& sizes, const Strides& strides) {
+    TensorImpl& impl = *x_.impl();
+    impl.sizes = sizes;
+    impl.strides = strides.empty() ? contiguous_strides(sizes) : strides;
+    impl.elems = count_elems(sizes);
+  }
+  Tensor x_;
+  Shape sizes_;
+  Strides strides_;
 };
 
 // Whether the host holds on to a tensor with bytes on that storage, besides what it returned.
@@ -93,15 +121,27 @@ void Frame::give_up_gradients(const Variant& variant, std::vector<Tensor>& free)
 // Traces: values are nowhere to be had.
 class Frame::StrictCall final : public Frame::Call {
  public:
-  using Call::Call;
+  StrictCall(State& state, const std::vector<Argument>& arguments, int attempt)
+      : Call(state, arguments), attempt_(attempt) {}
   bool is_strict() const override { return true; }
+  // Primes, so that no size is one of them by accident.
+  int64_t stand_in(size_t number) override {
+    constexpr int64_t kStandIns[] = {4099, 5003, 6007, 7001, 8009, 9001, 10007, 11003};
+    CHORALE_CHECK_STATE(number < std::size(kStandIns) / 2, "[compile] a whole graph has at most ",
+                        std::size(kStandIns) / 2, " numbers that only running tells");
+    return kStandIns[number * 2 + static_cast<size_t>(attempt_)];
+  }
   uint64_t begin() const { return begin_; }
   void trace_gradients(bool on) { is_tracing_gradients_ = on; }
+
+ private:
+  int attempt_;
 };
 
-std::shared_ptr<Frame::Variant> Frame::trace(const std::vector<Argument>& arguments,
-                                             const std::function<std::vector<Tensor>()>& body,
-                                             std::vector<Tensor>& results) {
+std::shared_ptr<Frame::Variant> Frame::trace(
+    const std::vector<Argument>& arguments, const std::function<std::vector<Tensor>()>& body,
+    const std::function<bool(const std::shared_ptr<Segment>&, const Recording&)>& programs,
+    std::vector<Tensor>& results, int attempt) {
   const CompileOptions& options = state_->options;
   auto variant = std::make_shared<Variant>();
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -116,7 +156,7 @@ std::shared_ptr<Frame::Variant> Frame::trace(const std::vector<Argument>& argume
   variant->modes = modes_now();
   for (const auto& value : options.watch) variant->watched.push_back(value());
 
-  StrictCall call(*state_);
+  StrictCall call(*state_, arguments, attempt);
   Recording recording(call);
   Watch watch;
   std::vector<Tensor> traced;
@@ -126,7 +166,13 @@ std::shared_ptr<Frame::Variant> Frame::trace(const std::vector<Argument>& argume
     for (const Argument& argument : arguments) {
       if (const auto* x = std::get_if<Tensor>(&argument.value); x && x->defined()) recording.hide(*x);
     }
-    traced = body();
+    try {
+      traced = body();
+    } catch (...) {
+      put_back(watch.leaves);
+      recording.rewind_generators();
+      throw;
+    }
   }
   // Tensors with bytes that were made inside. What the host keeps is a state that a first call makes; what it does not
   // keep, and did not write with an op, is data of the host.
@@ -187,7 +233,6 @@ std::shared_ptr<Frame::Variant> Frame::trace(const std::vector<Argument>& argume
     if (!is_read) variant->replaced.push_back(variant->left_gradients.size());
     variant->left_gradients.emplace_back(seen.leaf, leave(now));
   }
-  watch.leaves.clear();  // old gradients go before new ones are made
   // What else the host holds on to: states that a first step makes.
   std::set<uint32_t> escaped;
   for (const Tensor& x : recording.live_tensors()) {
@@ -196,12 +241,19 @@ std::shared_ptr<Frame::Variant> Frame::trace(const std::vector<Argument>& argume
   }
   end.live.assign(escaped.begin(), escaped.end());
   variant->once |= !escaped.empty();
+  for (const graph::LateSize& late : recording.late_sizes()) end.wanted.push_back(late.tensor);
 
   call.trace_gradients(true);
-  variant->segment = Segment::build(recording, end, {options.backend, true, options.split, options.memory_budget});
+  const std::shared_ptr<Segment> segment = Segment::build(recording, end, {true, options.split, options.memory_budget});
   call.trace_gradients(false);
-  recording.truncate(variant->segment->key().calls.size());
-  if (options.agree) check_agreement(*options.agree, variant->segment->text());
+  recording.truncate(segment->key().calls.size());
+  if (!programs(segment, recording)) {
+    put_back(watch.leaves);
+    recording.rewind_generators();
+    return nullptr;
+  }
+  watch.leaves.clear();  // old gradients go before new ones are made
+  variant->segment = segment;
 
   const std::vector<SegmentKey::Outside>& outside = variant->segment->key().outside;
   const auto place_of = [&](const Left& left) {
@@ -290,24 +342,81 @@ std::vector<Tensor> Frame::hand_out(const Variant& variant, const std::vector<Ar
   return results;
 }
 
+// What follows from dimensions that are symbols from the start: the function is traced again for each, twice as long. A
+// dimension that must be what it is, because an op says so, is no symbol.
+void Frame::probe(const std::vector<Argument>& arguments, const std::function<std::vector<Tensor>()>& body) {
+  Family* family = nullptr;
+  std::vector<std::vector<SizeSource>> symbols;
+  {
+    const std::lock_guard lock(state_->mutex);
+    family = state_->families.back().family.get();
+    if (!family->is_learnt()) symbols = family->symbols();
+  }
+  std::vector<Family::Example> examples;
+  for (const std::vector<SizeSource>& symbol : symbols) {
+    std::map<size_t, Shape> sizes;
+    for (const SizeSource& source : symbol) {
+      if (source.argument == SIZE_MAX) return;  // a number cannot be another: the next size tells
+      const Tensor& x = std::get<Tensor>(arguments[source.argument].value);
+      if (!x.is_contiguous()) return;
+      sizes.emplace(source.argument, x.sizes()).first->second[static_cast<size_t>(source.dim)] *= 2;
+    }
+    std::vector<std::unique_ptr<OtherSizes>> others;
+    others.reserve(sizes.size());
+    for (const auto& [argument, shape] : sizes) {
+      others.push_back(std::make_unique<OtherSizes>(std::get<Tensor>(arguments[argument].value), shape));
+    }
+    std::vector<Tensor> results;
+    const auto keep = [&](const std::shared_ptr<Segment>& segment, const Recording& recording) {
+      examples.push_back({sources_of(recording, *segment, arguments, state_->options), segment->texts()});
+      return false;
+    };
+    try {
+      trace(arguments, body, keep, results);
+    } catch (const InvalidArgument& error) {
+      const std::lock_guard lock(state_->mutex);
+      for (const SizeSource& source : symbol) {
+        family->fix(source.name);
+        state_->report.fixed.push_back(concat(source.name, " must be ", source.value, ": ", error.what()));
+      }
+    }
+  }
+  if (examples.empty()) return;
+  const std::lock_guard lock(state_->mutex);
+  state_->teach(*family, examples);
+}
+
+bool Frame::has_graph_for(const std::vector<Argument>& arguments) const {
+  const std::lock_guard lock(state_->mutex);
+  return std::any_of(state_->variants.begin(), state_->variants.end(), [&](const std::shared_ptr<Variant>& variant) {
+    return variant->mismatch(arguments, state_->options).empty();
+  });
+}
+
 std::vector<Tensor> Frame::call_whole(const std::vector<Argument>& arguments,
                                       const std::function<std::vector<Tensor>()>& body) {
   std::shared_ptr<Variant> variant;
   std::string differs;
-  size_t known = 0;
+  bool is_first = true, is_full = false;
   {
     const std::lock_guard lock(state_->mutex);
-    known = state_->variants.size();
-    for (const auto& candidate : state_->variants) {
-      differs = candidate->mismatch(arguments, state_->options);
-      if (differs.empty()) {
-        variant = candidate;
-        break;
+    auto& known = state_->variants;
+    is_first = known.empty();
+    for (auto at = known.begin(); at != known.end() && !variant; ++at) {
+      std::string reason = (*at)->mismatch(arguments, state_->options);
+      if (reason.empty()) {
+        std::rotate(known.begin(), at, at + 1);
+        variant = known.front();
+      } else if (differs.empty()) {
+        differs = std::move(reason);  // what was used last comes first
       }
     }
+    const auto& families = state_->families;
+    is_full = state_->is_full(0) && std::none_of(families.begin(), families.end(),
+                                                 [](const State::Known& one) { return one.family->is_dynamic(); });
   }
   // A rank alone with its hit would not take part in what the others do next.
-  if (state_->options.agree_on_guards && known > 0 &&
+  if (state_->options.agree_on_guards && !is_first &&
       !all_have_one(*state_->options.agree_on_guards, variant != nullptr) && variant) {
     const std::lock_guard lock(state_->mutex);
     std::erase(state_->variants, variant);
@@ -316,7 +425,15 @@ std::vector<Tensor> Frame::call_whole(const std::vector<Argument>& arguments,
   }
   if (variant && debug_level() == DebugLevel::kDetail) {
     std::vector<Tensor> results;
-    const std::shared_ptr<Variant> again = trace(arguments, body, results);
+    const auto programs = [&](const std::shared_ptr<Segment>& segment, const Recording&) {
+      if (segment->texts() == variant->segment->texts()) {
+        segment->resize(variant->segment);
+      } else {
+        segment->compile(joint_eager());
+      }
+      return true;
+    };
+    const std::shared_ptr<Variant> again = trace(arguments, body, programs, results);
     const std::optional<Difference> found = first_difference(variant->segment->text(), again->segment->text());
     CHORALE_CHECK_STATE(!found, "[compile] ", state_->options.name, " does now what its graph does not: line ",
                         found->line, " of the graph is `", found->first, "` and would be `", found->second,
@@ -347,26 +464,41 @@ std::vector<Tensor> Frame::call_whole(const std::vector<Argument>& arguments,
     ++state_->report.runs;
     return hand_out(*variant, arguments, made);
   }
-  if (known >= static_cast<size_t>(state_->options.most_variants)) {
+  if (is_full) {
     const std::lock_guard lock(state_->mutex);
-    if (state_->report.uncompiled++ == 0) {
-      log_warning(
-          concat("[compile] ", state_->options.name, " has ", known,
-                 " variants, which is the most that is allowed; it runs uncompiled now. Last guard: ", differs));
-    }
+    state_->note_uncompiled(differs);
     return body();
   }
   std::vector<Tensor> results;
-  variant = trace(arguments, body, results);
+  State::Made made{};
+  std::vector<std::string> guards;
+  std::optional<Family::Example> first;  // of a function with late sizes, which is traced with two stand-ins for each
+  const auto programs = [&](const std::shared_ptr<Segment>& segment, const Recording& recording) {
+    Family::Example example{sources_of(recording, *segment, arguments, state_->options), segment->texts()};
+    if (recording.late_sizes().empty()) {
+      made = state_->make_programs(segment, 0, std::move(example), differs, "", &guards);
+    } else if (!first) {
+      first = std::move(example);
+      return false;
+    } else {
+      guards = state_->make_late_programs(segment, *first, std::move(example), differs);
+    }
+    if (state_->options.agree && made != State::Made::kResized) {
+      check_agreement(*state_->options.agree, segment->text());
+    }
+    return true;
+  };
+  variant = trace(arguments, body, programs, results);
+  if (!variant) variant = trace(arguments, body, programs, results, 1);
+  if (made == State::Made::kCompiled && !variant->once) probe(arguments, body);
   const std::lock_guard lock(state_->mutex);
-  if (known > 0) {
-    state_->report.recompiles.push_back(differs);
-    log_info(concat("[compile] ", state_->options.name, " is compiled again: ", differs));
-  }
-  state_->note_compiled(*variant->segment, "");
-  state_->report.guards = variant->guards();
   ++state_->report.runs;
-  if (!variant->once) state_->variants.push_back(std::move(variant));
+  if (made == State::Made::kUncompiled) return results;
+  state_->report.guards = variant->guards();
+  state_->report.guards.insert(state_->report.guards.end(), guards.begin(), guards.end());
+  if (variant->once) return results;
+  state_->variants.insert(state_->variants.begin(), std::move(variant));
+  if (state_->variants.size() > kMostSizes) state_->variants.pop_back();
   return results;
 }
 

@@ -37,7 +37,7 @@ Tensors PieceBackward::apply(autograd::Node&, std::span<const Tensor> dout, op::
   }
   std::vector<Tensor> in, out(its.backward.out.size());
   for (const uint32_t value : its.backward.in) in.push_back(by_value.at(value));
-  if (!its.backward.out.empty()) segment->backward_program(piece)->run(in, segment->generators(), out);
+  if (!its.backward.out.empty()) segment->run_backward(piece, in, out, sizes);
   Tensors gradients(its.gradients.size());
   for (size_t i = 0; i < its.gradients.size(); ++i) {
     if (its.gradients[i] == kNone) continue;

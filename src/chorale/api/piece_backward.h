@@ -15,6 +15,7 @@ struct PieceBackward final : autograd::CustomBackward {
   size_t piece = 0;
   std::vector<Tensor> saved;
   std::vector<uint32_t> versions;
+  std::vector<int64_t> sizes;  // that the forward pass found, by symbol
 
   void note_versions() {
     for (const Tensor& value : saved) versions.push_back(value.storage()->version());

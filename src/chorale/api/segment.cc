@@ -9,6 +9,7 @@
 #include "chorale/autograd/autograd.h"
 #include "chorale/autograd/new_node.h"
 #include "chorale/base/error.h"
+#include "chorale/graph/interpret.h"
 #include "chorale/graph/passes/common_values.h"
 #include "chorale/graph/passes/recompute.h"
 #include "chorale/graph/pieces.h"
@@ -21,19 +22,6 @@ using graph::kNone;
 using graph::RecordedCall;
 using graph::RecordedTensor;
 using graph::Recording;
-
-std::vector<SegmentKey::Outside> outside_of(const Recording& recording) {
-  std::vector<SegmentKey::Outside> found;
-  std::vector<uint32_t> on_storage(recording.storages().size(), 0);
-  for (const RecordedTensor& tensor : recording.tensors())
-    on_storage[tensor.storage] += tensor.handle.defined() ? 1 : 0;
-  for (uint32_t t = 0; t < recording.tensors().size(); ++t) {
-    const RecordedTensor& tensor = recording.tensors()[t];
-    if (!tensor.handle.defined()) continue;
-    found.push_back({t, tensor.storage, tensor.layout, requires_grad(tensor.handle), on_storage[tensor.storage] > 1});
-  }
-  return found;
-}
 
 std::vector<std::vector<size_t>> shape_of(const TapeCut& cut) {
   std::vector<std::vector<size_t>> shape;
@@ -136,10 +124,21 @@ std::vector<uint64_t> ends_of(const std::vector<RecordedCall>& calls, const std:
 
 }  // namespace
 
-std::shared_ptr<const Segment> Segment::build(Recording& recording, const EndOfSegment& end,
-                                              const BuildOptions& options) {
+std::vector<SegmentKey::Outside> Segment::outside_of(const Recording& recording) {
+  std::vector<SegmentKey::Outside> found;
+  std::vector<uint32_t> on_storage(recording.storages().size(), 0);
+  for (const RecordedTensor& tensor : recording.tensors())
+    on_storage[tensor.storage] += tensor.handle.defined() ? 1 : 0;
+  for (uint32_t t = 0; t < recording.tensors().size(); ++t) {
+    const RecordedTensor& tensor = recording.tensors()[t];
+    if (!tensor.handle.defined()) continue;
+    found.push_back({t, tensor.storage, tensor.layout, requires_grad(tensor.handle), on_storage[tensor.storage] > 1});
+  }
+  return found;
+}
+
+std::shared_ptr<Segment> Segment::build(Recording& recording, const EndOfSegment& end, const BuildOptions& options) {
   auto made = std::make_shared<Segment>();
-  made->backend_ = options.backend;
   SegmentKey& key = made->key_;
   key.calls = recording.calls();
   key.outside = outside_of(recording);
@@ -205,6 +204,10 @@ std::shared_ptr<const Segment> Segment::build(Recording& recording, const EndOfS
   made->wanted_ = end.wanted.size();
   const graph::Graph& whole = made->functional_.graph;
   size_t at = made->live_ + made->wanted_;
+  const std::vector<graph::LateSize>& late = recording.late_sizes();
+  for (size_t i = 0; i < late.size(); ++i) {
+    made->late_values_.push_back({whole.outputs[at - late.size() + i].value, late[i].dim});
+  }
   for (size_t k = 0; k < buckets.size(); ++k) {
     for (const uint32_t gradient : gradient_of[k]) {
       made->pieces_[k].gradients.push_back(gradient == kNone ? kNone : whole.outputs[at++].value);
@@ -240,11 +243,11 @@ std::shared_ptr<const Segment> Segment::build(Recording& recording, const EndOfS
   for (size_t k = 0; k < buckets.size(); ++k) {
     Piece& piece = made->pieces_[k];
     graph::merge_common_values(piece.forward.graph);
+    made->forward_texts_.push_back(graph::print(piece.forward.graph));
     // A step that has its backward inside; else what is kept is what the backward graph reads.
-    if (piece.exits.empty() && has_backward(piece.forward.graph)) {
+    if (piece.exits.empty() && recording.late_sizes().empty() && has_backward(piece.forward.graph)) {
       graph::recompute(piece.forward.graph, options.memory_budget);
     }
-    piece.forward_program = made->backend_(piece.forward.graph, {false, k, buckets.size()});
   }
   // Two results may be one value, whose memory is given once.
   made->wanted_places_.assign(made->wanted_, SIZE_MAX);
@@ -266,6 +269,26 @@ std::shared_ptr<const Segment> Segment::build(Recording& recording, const EndOfS
                                                              : static_cast<size_t>(found - key.outside.begin()));
   }
   return made;
+}
+
+void Segment::compile(const Backend& backend) {
+  backend_ = backend;
+  for (size_t k = 0; k < pieces_.size(); ++k) {
+    pieces_[k].forward_program = backend_(pieces_[k].forward.graph, {false, k, pieces_.size()});
+  }
+}
+
+void Segment::resize(std::shared_ptr<const Segment> like) {
+  like_ = std::move(like);
+  for (size_t k = 0; k < pieces_.size(); ++k) {
+    pieces_[k].forward_program = like_->pieces_[k].forward_program->at_other_sizes(pieces_[k].forward.graph);
+  }
+}
+
+std::vector<std::string> Segment::texts() const {
+  std::vector<std::string> all = forward_texts_;
+  for (const Piece& piece : pieces_) all.push_back(graph::print(piece.backward.graph));
+  return all;
 }
 
 std::string Segment::text() const {
@@ -308,13 +331,14 @@ void Segment::cut_forward(size_t forward_calls) {
 std::shared_ptr<const graph::Program> Segment::backward_program(size_t piece) const {
   const std::lock_guard lock(mutex_);
   auto& program = backward_programs_[piece];
-  if (!program) program = backend_(pieces_[piece].backward.graph, {true, piece, pieces_.size()});
+  const graph::Graph& backward = pieces_[piece].backward.graph;
+  if (!program && like_) program = like_->backward_program(piece)->at_other_sizes(backward);
+  if (!program) program = backend_(backward, {true, piece, pieces_.size()});
   return program;
 }
 
-std::string Segment::mismatch(const EndOfSegment& end) const {
+std::string Segment::mismatch(const EndOfSegment& end, const std::vector<SegmentKey::Outside>& outside) const {
   const Recording& recording = end.recording;
-  const std::vector<SegmentKey::Outside> outside = outside_of(recording);
   for (size_t i = 0; i < std::min(outside.size(), key_.outside.size()); ++i) {
     const SegmentKey::Outside &now = outside[i], &then = key_.outside[i];
     if (now.layout.dtype != then.layout.dtype || !(now.layout.sizes == then.layout.sizes)) {
@@ -353,6 +377,32 @@ std::string Segment::mismatch(const EndOfSegment& end) const {
   return {};
 }
 
+void Segment::run_forward(size_t piece, std::span<const Tensor> in, std::span<Tensor> out,
+                          std::vector<int64_t>& sizes) const {
+  if (!late_) return pieces_[piece].forward_program->run(in, functional_.generators, out);
+  const graph::Part& forward = pieces_[piece].forward;
+  const graph::SymbolicText& text = late_->texts[piece];
+  const auto sizes_from = [&](uint32_t value, const Tensor& made) -> std::optional<graph::Graph> {
+    bool told = false;
+    for (size_t i = 0; i < late_values_.size(); ++i) {
+      // What tells a size is a result of the piece that makes it.
+      const auto at = std::find(forward.out.begin(), forward.out.end(), late_values_[i].value);
+      if (at == forward.out.end()) continue;
+      if (forward.graph.outputs[static_cast<size_t>(at - forward.out.begin())].value != value) continue;
+      sizes[late_->symbols[i]] = late_values_[i].dim < 0 ? made.item<int64_t>() : made.size(late_values_[i].dim);
+      told = true;
+    }
+    return told ? std::optional(graph::parse(text.at(sizes))) : std::nullopt;
+  };
+  graph::interpret(graph::parse(text.at(sizes)), in, functional_.generators, out, sizes_from);
+}
+
+void Segment::run_backward(size_t piece, std::span<const Tensor> in, std::span<Tensor> out,
+                           std::span<const int64_t> sizes) const {
+  if (!late_) return backward_program(piece)->run(in, functional_.generators, out);
+  graph::interpret(graph::parse(late_->texts[pieces_.size() + piece].at(sizes)), in, functional_.generators, out);
+}
+
 Segment::Results Segment::run(const Bindings& bindings) const {
   const graph::Graph& whole = functional_.graph;
   std::vector<Tensor> values(whole.values.size());
@@ -374,14 +424,16 @@ Segment::Results Segment::run(const Bindings& bindings) const {
                          input.layout.dtype);
     }
   }
-  for (const Piece& piece : pieces_) {
+  std::vector<int64_t> sizes = late_ ? late_->sizes : std::vector<int64_t>{};
+  for (size_t k = 0; k < pieces_.size(); ++k) {
+    const Piece& piece = pieces_[k];
     std::vector<Tensor> in, out(piece.forward.out.size());
     in.reserve(piece.forward.in.size());
     for (const uint32_t value : piece.forward.in) in.push_back(values[value]);
     for (size_t i = 0; i < bindings.free.size(); ++i) {
       if (bindings.free[i].defined() && wanted_places_[i] != SIZE_MAX) out[wanted_places_[i]] = bindings.free[i];
     }
-    piece.forward_program->run(in, functional_.generators, out);
+    run_forward(k, in, out, sizes);
     for (size_t i = 0; i < out.size(); ++i) {
       if (out[i].defined()) values[piece.forward.out[i]] = out[i];
     }
@@ -403,6 +455,7 @@ Segment::Results Segment::run(const Bindings& bindings) const {
     auto rule = std::make_unique<PieceBackward>();
     rule->segment = shared_from_this();
     rule->piece = k;
+    rule->sizes = sizes;
     for (const uint32_t value : piece.saved) rule->saved.push_back(values[value]);
     results.settle.push_back([kept = node.node(), at = rule.get()] { at->note_versions(); });
     node.set_rule(std::move(rule));

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "chorale/graph/pieces.h"
 #include "chorale/graph/program.h"
 #include "chorale/graph/split.h"
+#include "chorale/graph/symbolic.h"
 
 namespace chorale::compiled {
 
@@ -25,7 +27,6 @@ struct GraphInfo {
 using Backend = std::function<std::shared_ptr<const graph::Program>(graph::Graph, const GraphInfo&)>;
 
 struct BuildOptions {
-  Backend backend;
   bool joint = true;  // gradients through one node per piece; else through the ops, one by one
   bool split = true;  // where a data-parallel module is active
   double memory_budget = 1;
@@ -57,11 +58,27 @@ struct EndOfSegment {
 
 class Segment : public std::enable_shared_from_this<Segment> {
  public:
-  // Compiles. Traces the backward of what was recorded, at the end of the recording, where there are roots.
-  static std::shared_ptr<const Segment> build(graph::Recording& recording, const EndOfSegment& end,
-                                              const BuildOptions& options);
+  // Makes the graphs. Traces the backward of what was recorded, at the end of the recording, where there are roots.
+  // It runs once compile() or resize() has made its programs.
+  static std::shared_ptr<Segment> build(graph::Recording& recording, const EndOfSegment& end,
+                                        const BuildOptions& options);
+  void compile(const Backend& backend);
+  // Takes programs of the same graphs at other sizes.
+  void resize(std::shared_ptr<const Segment> like);
+  // Of graphs with late sizes (Note [Late sizes] in graph/recording.h), which run node by node.
+  struct Late {
+    std::vector<graph::SymbolicText> texts{};  // as texts()
+    std::vector<int64_t> sizes{};              // by symbol; stand-ins of those that only running tells
+    std::vector<size_t> symbols{};             // by late size: its symbol
+  };
+  void interpret(Late late) { late_ = std::move(late); }
+  // Runs the backward graph of a piece; `sizes` are those that its forward found.
+  void run_backward(size_t piece, std::span<const Tensor> in, std::span<Tensor> out,
+                    std::span<const int64_t> sizes) const;
   // Empty when it fits; else what differs first.
-  std::string mismatch(const EndOfSegment& end) const;
+  std::string mismatch(const EndOfSegment& end) const { return mismatch(end, outside_of(end.recording)); }
+  std::string mismatch(const EndOfSegment& end, const std::vector<SegmentKey::Outside>& outside) const;
+  static std::vector<SegmentKey::Outside> outside_of(const graph::Recording& recording);
 
   // Runs forward.
   struct Bindings {
@@ -108,11 +125,15 @@ class Segment : public std::enable_shared_from_this<Segment> {
   bool is_split() const { return pieces_.size() > 1; }
   // Forward graphs, one behind the other.
   std::string text() const;
+  // Forward graphs, then backward graphs, by piece, as they were traced: what is computed again is decided later, by
+  // how large things are.
+  std::vector<std::string> texts() const;
   std::shared_ptr<const graph::Program> backward_program(size_t piece) const;
   const std::vector<Generator*>& generators() const { return functional_.generators; }
 
  private:
   void cut_forward(size_t forward_calls);
+  void run_forward(size_t piece, std::span<const Tensor> in, std::span<Tensor> out, std::vector<int64_t>& sizes) const;
 
   SegmentKey key_;
   graph::Functional functional_;
@@ -120,9 +141,17 @@ class Segment : public std::enable_shared_from_this<Segment> {
   // By result that is wanted: where it is among the outputs of the only piece, or SIZE_MAX.
   std::vector<size_t> wanted_places_;
   std::vector<size_t> input_places_;  // by input of the graph: its place among those from outside, or SIZE_MAX
+  struct LateValue {
+    uint32_t value;
+    int64_t dim;
+  };
+  std::vector<LateValue> late_values_;
+  std::optional<Late> late_;
+  std::vector<std::string> forward_texts_;
   std::vector<Piece> pieces_;
   std::vector<std::pair<size_t, size_t>> root_places_;
   Backend backend_;
+  std::shared_ptr<const Segment> like_;  // the one whose programs it takes, at other sizes
   mutable std::mutex mutex_;
   mutable std::vector<std::shared_ptr<const graph::Program>> backward_programs_;
 };

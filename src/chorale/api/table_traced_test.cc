@@ -1,11 +1,14 @@
 // The table tests of tracing: every row, traced, gives what it gives eagerly; values and gradients, in every contract.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "chorale/api/api.h"
 #include "chorale/api/compile.h"
 #include "chorale/api/table_test_util.h"
+#include "chorale/base/error.h"
 #include "chorale/op/table.h"
 
 namespace chorale::op {
@@ -151,6 +154,106 @@ TEST_P(TracedTable, EqualsEagerWithBackwardInside) {
       if (HasFailure()) return;
     }
   }
+}
+
+// Inputs whose dimensions of size `from` are `to` long, their elements repeated.
+std::vector<Tensor> at_size(const std::vector<Tensor>& in, int64_t from, int64_t to) {
+  std::vector<Tensor> result;
+  for (const Tensor& x : in) {
+    Tensor y = x;
+    for (int64_t d = 0; y.defined() && d < y.dims(); ++d) {
+      if (x.size(d) != from) continue;
+      std::vector<int64_t> rows;
+      for (int64_t i = 0; i < to; ++i) rows.push_back(i % from);
+      y = index_select(y, d, Tensor::from(rows, {to}));
+    }
+    result.push_back(y);
+  }
+  return result;
+}
+
+// Attributes in which `to` stands for `from` in lists of sizes.
+Attrs at_size(const Attrs& attrs, int64_t from, int64_t to) {
+  Attrs result = attrs;
+  if (!attrs.type()) return result;
+  for (const kernel::Field& field : attrs.type()->fields) {
+    if (field.kind != FieldKind::kInts) continue;
+    auto list = std::get<std::vector<int64_t>>(attrs.at(field));
+    std::replace(list.begin(), list.end(), from, to);
+    result.set(field.name, list);
+  }
+  return result;
+}
+
+bool is_accepted(const OpDef& row, const Sample& sample, const std::vector<Tensor>& in, const Attrs& attrs) {
+  try {
+    const auto operands = leaves(row, sample, in, sample.grad);
+    differentiate(program(row, operands, attrs), operands);
+    return true;
+  } catch (const InvalidArgument&) {
+    return false;
+  }
+}
+
+// Rows whose samples may have no other size. The first are made from attributes alone: sizes reach them as integers
+// (DynamicSizes.AnIntegerArgumentMayBeASymbol). The list may only shrink.
+const std::set<std::string_view> kNoOtherSize = {
+    "full",     "arange",          "linspace",       "eye", "uniform", "normal", "randint",
+    "randperm", "unfold_backward", "next_loss_scale"};
+// Rows of which some sample is compiled for each size. The list may only shrink.
+const std::set<std::string_view> kSpecialises = {"convolution", "qr",       "var",      "std",
+                                                 "unfold",      "diagonal", "max_pool", "avg_pool"};
+
+// Two sizes are compiled, the second one with a symbol, and two more are not: values and gradients are eager's at all.
+TEST_P(TracedTable, HoldsAtOtherSizes) {
+  const OpDef& row = *GetParam();
+  if (row.dynamic || has_dynamic_gradient(row) || is_collective(row)) return;
+  std::string why;
+  int held = 0, specialised = 0;
+  const std::vector<Sample> samples = row.samples();
+  for (size_t s = 0; s < std::min<size_t>(4, samples.size()); ++s) {
+    const Sample& sample = samples[s];
+    if (has_sparse(sample)) continue;
+    std::set<int64_t> sizes;
+    for (const Tensor& x : sample.in) {
+      if (x.defined()) sizes.insert(x.sizes().begin(), x.sizes().end());
+    }
+    for (const int64_t from : sizes) {
+      if (from < 2) continue;
+      const int64_t to[] = {from, from + 4, from * 3, from + 9};
+      for (const bool with_attrs : {false, true}) {
+        const auto attrs = [&](int64_t n) { return with_attrs ? at_size(sample.attrs, from, n) : sample.attrs; };
+        if (!std::all_of(std::begin(to), std::end(to),
+                         [&](int64_t n) { return is_accepted(row, sample, at_size(sample.in, from, n), attrs(n)); })) {
+          continue;
+        }
+        Attrs now = sample.attrs;
+        auto function = compile([&](const std::vector<Tensor>& operands) { return program(row, operands, now); },
+                                {.whole_graph = true});
+        const bool grad = sample.grad && row.grad != not_differentiable;
+        for (const int64_t n : to) {
+          const std::string what = describe(row, sample) + " at " + std::to_string(n) + " for " + std::to_string(from);
+          now = attrs(n);
+          const auto eager_in = leaves(row, sample, at_size(sample.in, from, n), grad);
+          const auto traced_in = leaves(row, sample, at_size(sample.in, from, n), grad);
+          const auto eager = program(row, eager_in, now), traced = function(traced_in);
+          expect_same(traced, eager, what);
+          expect_same(differentiate(traced, traced_in), differentiate(eager, eager_in), what + " gradients");
+          if (HasFatalFailure()) return;
+        }
+        const compiled::Report report = explain(function);
+        if (report.compiles == 2) {
+          ++held;
+        } else {
+          ++specialised;
+          why = describe(row, sample) + ": " + (report.recompiles.empty() ? "" : report.recompiles.back());
+        }
+        break;
+      }
+    }
+  }
+  EXPECT_EQ(held + specialised == 0, kNoOtherSize.count(row.name) > 0) << row.name;
+  EXPECT_EQ(specialised > 0, kSpecialises.count(row.name) > 0) << row.name << ": " << why;
 }
 
 INSTANTIATE_TEST_SUITE_P(Rows, TracedTable, testing::ValuesIn(all_ops().begin(), all_ops().end()),

@@ -3,6 +3,8 @@
 #include "chorale/autocast/autocast.h"
 #include "chorale/autograd/autograd.h"
 #include "chorale/base/error.h"
+#include "chorale/base/same_bits.h"
+#include "chorale/op/device_scope.h"
 
 namespace chorale::compiled {
 namespace {
@@ -17,9 +19,15 @@ std::string text_of(const Argument& argument) {
 
 }  // namespace
 
-Modes modes_now() { return {autograd::mode.grad, autograd::mode.inference, autocast_dtype()}; }
+Modes modes_now() {
+  return {autograd::mode.grad, autograd::mode.inference, autocast_dtype(), same_bits(), op::creation_device(kCpu)};
+}
 
-bool wants_grad(const Tensor& x) { return x.defined() && autograd::may_want_grad(x) && requires_grad(x); }
+bool wants_grad(const Tensor& x) {
+  const autograd::Slot* slot = x.defined() ? autograd::slot_of(x) : nullptr;
+  // A view may have gained a history through its base; of others the slot says it all.
+  return slot && (slot->view ? requires_grad(x) : slot->node || slot->requires_grad);
+}
 
 size_t first_on_storage(const std::vector<Argument>& arguments, size_t at) {
   const auto* x = std::get_if<Tensor>(&arguments[at].value);
@@ -83,7 +91,9 @@ std::string Frame::Variant::mismatch(const std::vector<Argument>& now, const Com
                     guard.wants_grad ? " requires no gradient any more" : " requires a gradient");
     }
   }
-  if (!(modes_now() == modes)) return "gradients, inference or autocast are switched otherwise";
+  if (!(modes_now() == modes)) {
+    return "gradients, inference, autocast, same bits or the device of new tensors are switched otherwise";
+  }
   for (const GradientGuard& guard : gradients) {
     const Tensor gradient = chorale::gradient(guard.leaf);
     if (gradient.defined() != guard.has_one) {
@@ -113,7 +123,8 @@ std::vector<std::string> Frame::Variant::guards() const {
                          guard.has_one ? " keeps its gradient" : " has no gradient"));
   }
   all.push_back(concat("global gradients ", modes.grad ? "on" : "off", modes.inference ? ", inference" : "",
-                       modes.autocast ? ", autocast" : ""));
+                       modes.autocast ? ", autocast" : "", modes.same_bits ? ", same bits" : "", ", new tensors on ",
+                       modes.made_on));
   return all;
 }
 

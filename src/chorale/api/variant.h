@@ -27,6 +27,8 @@ struct Left {
 struct Modes {
   bool grad, inference;
   std::optional<DType> autocast;
+  bool same_bits;
+  Device made_on;  // where new tensors are made (DeviceScope)
   bool operator==(const Modes&) const = default;
 };
 Modes modes_now();

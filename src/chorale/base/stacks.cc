@@ -86,11 +86,20 @@ bool capture_thread(pid_t id) {
   return answered;
 }
 
+// Our own files as they are named in the repository; the compiler was started in build/PRESET.
+std::string short_name(const std::string& file) {
+  const size_t ours = file.rfind("src/chorale/");
+  return ours == std::string::npos ? file : file.substr(ours);
+}
+
+bool is_of_caller(const std::string& file) {
+  if (file.empty() || file.starts_with("/usr/")) return false;
+  return !short_name(file).starts_with("src/chorale/") || file.ends_with("_test.cc");
+}
+
 void print_call(std::ostream& out, const std::string& function, const std::string& file, size_t line) {
   out << "  " << (function.empty() ? "?" : function) << "  at ";
-  // Our own files as they are named in the repository; the compiler was started in build/PRESET.
-  const size_t ours = file.rfind("src/chorale/");
-  out << (ours == std::string::npos ? file : file.substr(ours));
+  out << short_name(file);
   if (line != 0) out << ':' << line;
   out << '\n';
 }
@@ -145,6 +154,24 @@ std::string stacks_of_all_threads() {
   sem_destroy(&capture.done);
   sigaction(kSignal, &previous, nullptr);
   return std::move(text).str();
+}
+
+std::string line_of_caller() {
+  std::array<void*, kMaxFrames> frames{};
+  const int count = backtrace(frames.data(), kMaxFrames);
+  backward::TraceResolver resolver;
+  for (int i = 1; i < count; ++i) {
+    void* inside_call = static_cast<char*>(frames[static_cast<size_t>(i)]) - 1;
+    const backward::ResolvedTrace frame =
+        resolver.resolve(backward::ResolvedTrace(backward::Trace(inside_call, static_cast<size_t>(i))));
+    if (is_of_caller(frame.source.filename)) {
+      return short_name(frame.source.filename) + ":" + std::to_string(frame.source.line);
+    }
+    for (const auto& inlined : frame.inliners) {
+      if (is_of_caller(inlined.filename)) return short_name(inlined.filename) + ":" + std::to_string(inlined.line);
+    }
+  }
+  return {};
 }
 
 }  // namespace chorale

@@ -10,4 +10,8 @@ namespace chorale {
 // from several threads take turns. Not for signal handlers.
 std::string stacks_of_all_threads();
 
+// Where code that is not of this library called it, in this thread: "train.cc:42". Tests count as such code. Empty
+// where there is no debug information. Takes a moment: for errors only.
+std::string line_of_caller();
+
 }  // namespace chorale

@@ -112,9 +112,11 @@ std::vector<KernelText> kernels_of(const Graph& fused) {
 }
 
 std::shared_ptr<const graph::Program> fuse_and_compile(Graph graph, const FusedOptions& options) {
+  // Kernels are functions of sizes: at others the cache has them already.
+  const graph::Program::Resize resize = [options](Graph other) { return fuse_and_compile(std::move(other), options); };
   Graph fused = simplify_and_fuse(graph);
   const std::vector<KernelText> kernels = kernels_of(fused);
-  if (kernels.empty()) return std::make_shared<const graph::Program>(std::move(fused), kernels_from({}));
+  if (kernels.empty()) return std::make_shared<const graph::Program>(std::move(fused), kernels_from({}), resize);
   Toolchain toolchain = find_toolchain(options.compiler);
   std::replace(toolchain.flags.begin(), toolchain.flags.end(), std::string("-O3"), options.optimize);
   std::string why;
@@ -126,7 +128,7 @@ std::shared_ptr<const graph::Program> fuse_and_compile(Graph graph, const FusedO
   }
   std::map<std::string, LoadedKernel> by_name;
   for (size_t i = 0; i < kernels.size(); ++i) by_name[kernels[i].name] = loaded[i];
-  return std::make_shared<const graph::Program>(std::move(fused), kernels_from(std::move(by_name)));
+  return std::make_shared<const graph::Program>(std::move(fused), kernels_from(std::move(by_name)), resize);
 }
 
 }  // namespace chorale::codegen

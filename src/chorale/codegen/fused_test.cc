@@ -12,6 +12,7 @@
 #include "chorale/base/parallel_for.h"
 #include "chorale/codegen/fuse.h"
 #include "chorale/codegen/render.h"
+#include "chorale/graph/split.h"
 #include "chorale/testing/temporary_folder_test_util.h"
 
 namespace chorale::codegen {
@@ -236,6 +237,33 @@ TEST(Render, GivesReadableC) {
   }
 }
 )");
+}
+
+// Layouts across pieces follow the sizes, so a marked dimension is compiled once, and so is the C code.
+// spec: test_ddp_optimizer_inductor_strides_dont_specialize
+TEST(FusedAtOtherSizes, NothingIsCompiledAgain) {
+  const TemporaryFolder folder;
+  CodeCache cache({.folder = folder.path()});
+  const auto weight = [](float scale) { return set_requires_grad(mul(uniform({768, 768}, -1, 1), scale)); };
+  const Tensor w0 = weight(0.03f), w1 = weight(0.05f), b0 = uniform({768}), b1 = uniform({768});
+  const auto model = [&](const Tensor& x) { return relu(linear(add(relu(linear(x, w0, b0)), 1), w1, b1)); };
+  for (const bool whole : {false, true}) {
+    auto f = compile(model, {.whole_graph = whole, .dynamic_dims = {{0, 1}}, .backend = fused({.cache = &cache})});
+    EXPECT_EQ(explain(f).compiles, 0);
+    const graph::ActiveDdp module;
+    const graph::ActiveDdpScope active(module);
+    CacheCounts before{};
+    for (const int64_t length : {18, 20, 33}) {
+      const Tensor x = uniform({16, length, 768});
+      EXPECT_TRUE(same_bits(f(x), model(x))) << length;
+      EXPECT_EQ(explain(f).compiles, 1) << length;
+      if (length == 18) before = cache.counts();
+      EXPECT_EQ(cache.counts().miss, before.miss) << length;
+    }
+    ASSERT_EQ(explain(f).graphs.size(), 2u);
+    EXPECT_EQ(explain(f).resizes, 2);
+    EXPECT_NE(explain(f).graphs[1].text.find("f32[16, s0, 768]"), std::string::npos) << explain(f).graphs[1].text;
+  }
 }
 
 }  // namespace

@@ -7,7 +7,8 @@
 //     return %2, %2 -> %0
 //   }
 //
-// print() and parse() are inverse to each other. verify() holds a graph to its rules.
+// print() and parse() are inverse to each other. verify() holds a graph to its rules. Text with symbols (symbolic.h) is
+// read at the sizes that it was compiled at.
 #pragma once
 
 #include <memory>

@@ -5,6 +5,7 @@
 
 #include "chorale/base/error.h"
 #include "chorale/graph/ir.h"
+#include "chorale/graph/symbolic.h"
 #include "chorale/op/table.h"
 
 namespace chorale::graph {
@@ -292,6 +293,10 @@ std::string print(const Graph& graph) {
   return out.str();
 }
 
-Graph parse(std::string_view text) { return Parser(text).whole(); }
+Graph parse(std::string_view text) {
+  if (!text.starts_with("graph[")) return Parser(text).whole();
+  const SymbolicText symbolic = SymbolicText::parse(std::string(text));
+  return Parser(symbolic.at(symbolic.hints())).whole();
+}
 
 }  // namespace chorale::graph

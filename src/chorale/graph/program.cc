@@ -70,8 +70,8 @@ struct Program::Instance {
   }
 };
 
-Program::Program(Graph graph, const FusedKernels& fused)
-    : graph_(std::move(graph)), plan_(plan_memory(graph_)), fused_(fused) {
+Program::Program(Graph graph, const FusedKernels& fused, Resize resize)
+    : graph_(std::move(graph)), plan_(plan_memory(graph_)), fused_(fused), resize_(std::move(resize)) {
   for (const Value& value : graph_.values) {
     CHORALE_CHECK_STATE(value.device.type == DeviceType::kCpu || value.device.type == DeviceType::kNull,
                         "[compile] a graph runs on the CPU; a value of it is on ", value.device);
@@ -81,6 +81,10 @@ Program::Program(Graph graph, const FusedKernels& fused)
   idle_.push_back(std::move(first));
 }
 Program::~Program() = default;
+
+std::shared_ptr<const Program> Program::at_other_sizes(Graph graph) const {
+  return resize_ ? resize_(std::move(graph)) : std::make_shared<const Program>(std::move(graph));
+}
 
 std::unique_ptr<Program::Instance> Program::make() const {
   auto made = std::make_unique<Instance>();

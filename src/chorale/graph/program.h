@@ -17,12 +17,16 @@ using FusedKernels = std::function<FusedKernel(const Node& node)>;
 
 class Program {
  public:
-  // `fused` finds the kernel of a fused node; without it such a node runs its rows one by one.
-  explicit Program(Graph graph, const FusedKernels& fused = {});
+  // Makes the program of the same graph at other sizes, without compiling anything.
+  using Resize = std::function<std::shared_ptr<const Program>(Graph)>;
+  // `fused` finds the kernel of a fused node; without it such a node runs its rows one by one. `resize`: of a backend
+  // whose kernels hold for every size; without it other sizes run the rows one by one.
+  explicit Program(Graph graph, const FusedKernels& fused = {}, Resize resize = {});
   ~Program();
 
   const Graph& graph() const { return graph_; }
   const Plan& plan() const { return plan_; }
+  std::shared_ptr<const Program> at_other_sizes(Graph graph) const;
   // Kernels of one run, copies included.
   size_t kernels() const { return kernels_; }
 
@@ -39,6 +43,7 @@ class Program {
   Graph graph_;
   Plan plan_;
   FusedKernels fused_;
+  Resize resize_;
   size_t kernels_ = 0;
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<Instance>> idle_;

@@ -59,6 +59,7 @@ void Recording::clear() {
   }
   calls_.clear();
   draws_.clear();
+  late_sizes_.clear();
   region_ = 0;
   regions_ = 0;
   tensors_.clear();
@@ -208,6 +209,30 @@ void Recording::call(const op::OpDef& op, std::span<const Tensor> in, const Attr
     call.out.push_back(static_cast<uint32_t>(tensors_.size() - 1));
   }
   add_call(std::move(call));
+}
+
+int64_t Recording::late_item(const Tensor& x) {
+  const int64_t stand_in = owner_.stand_in(late_sizes_.size());
+  if (stand_in != 0) late_sizes_.push_back({add(x), -1, stand_in});
+  return stand_in;
+}
+
+bool Recording::late_nonzero(const op::OpDef& op, std::span<const Tensor> in, const Attrs& attrs,
+                             std::span<Tensor> out) {
+  const int64_t stand_in = owner_.stand_in(late_sizes_.size());
+  if (stand_in == 0) return false;
+  op::check_inputs(op, in);
+  RecordedCall call;
+  call.op = &op;
+  call.attrs = attrs;
+  call.in.push_back(add(in[0]));
+  note_read(call.in[0]);
+  const Shape sizes{stand_in, in[0].dims()};
+  out[0] = traced({sizes, contiguous_strides(sizes), 0, DType::kI64}, in[0].device(), {}, 0);
+  call.out.push_back(static_cast<uint32_t>(tensors_.size() - 1));
+  late_sizes_.push_back({call.out[0], 0, stand_in});
+  add_call(std::move(call));
+  return true;
 }
 
 void Recording::call_into(const op::OpDef& op, std::span<const Tensor> in, const Attrs& attrs,

@@ -74,9 +74,20 @@ class RecordingOwner {
   virtual uint64_t clock() { return 0; }
   // A number for calls that belong together (a checkpointed part); 0: for none.
   virtual uint64_t region() { return 0; }
+  // What stands for late size `number` (Note [Late sizes]) while it is not known; 0: values are asked for instead.
+  virtual int64_t stand_in(size_t /*number*/) { return 0; }
 
  protected:
   ~RecordingOwner() = default;
+};
+
+// Note [Late sizes] A number that only running tells (the element of a tensor, the length of what nonzero finds) has a
+// stand-in while it is recorded, which sizes and attributes may be made from. What is recorded with two different
+// stand-ins must differ in numbers only; that tells what follows from the number, and that nothing branched on it.
+struct LateSize {
+  uint32_t tensor = 0;
+  int64_t dim = -1;  // its length; -1: its only element
+  int64_t stand_in = 0;
 };
 
 class Recording {
@@ -107,6 +118,11 @@ class Recording {
   void rewind_generators() const;
   // A tensor without bytes that stands for what comes from outside later.
   Tensor placeholder(const Layout& layout, Device device);
+  // A stand-in for the only element of a tensor that is not written to any more; 0 where there is none.
+  int64_t late_item(const Tensor& x);
+  // Records nonzero(x), whose length is late; false where there is no stand-in for it.
+  bool late_nonzero(const op::OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out);
+  const std::vector<LateSize>& late_sizes() const { return late_sizes_; }
   // Says of a tensor made from host data that it may be part of what is recorded as it is.
   void mark_constant(const Tensor& x) { constants_.push_back(x); }
   bool is_constant(const Storage& storage) const;
@@ -152,6 +168,7 @@ class Recording {
   };
   std::vector<Draw> draws_;
   std::vector<Tensor> constants_;
+  std::vector<LateSize> late_sizes_;
   std::vector<Tensor> hidden_;  // real tensors whose bytes are about to change: they have none to show until then
 };
 

@@ -2,6 +2,7 @@
 
 #include "chorale/base/error.h"
 #include "chorale/graph/recording.h"
+#include "chorale/op/index.h"
 
 namespace chorale::graph {
 namespace {
@@ -29,7 +30,9 @@ void Tracer::call(const op::OpDef& op, std::span<const Tensor> in, const Attrs& 
                   op::Rest) {
   Recording* recording = Recording::current();
   if (!recording) return runs_.all().call(op, in, attrs, out);
-  if (const char* why = Recording::why_not_recordable(op, in)) {
+  const char* why = Recording::why_not_recordable(op, in);
+  if (why && &op == &op::kNonzero && recording->late_nonzero(op, in, attrs, out)) return;
+  if (why) {
     return run_at_once(*recording, op, why, in, [&] { runs_.all().call(op, in, attrs, out); });
   }
   recording->call(op, in, attrs, out);

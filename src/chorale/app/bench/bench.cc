@@ -13,6 +13,7 @@
 #include <fstream>
 
 #include "chorale/app/bench/gpu.h"
+#include "chorale/app/bench/guards.h"
 #include "chorale/app/bench/recovery.h"
 #include "chorale/app/commands.h"
 #include "chorale/base/cpu.h"
@@ -188,6 +189,7 @@ void add_bench(CLI::App& program, Work& work) {
   add_bench_all(*bench, work);
   add_bench_collectives(*bench, work);
   add_bench_ops(*bench, work);
+  add_bench_guards(*bench, work);
   add_bench_steps(*bench, work);
   add_bench_ddp(*bench, work);
   add_bench_sharded(*bench, work);

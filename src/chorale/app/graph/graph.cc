@@ -26,12 +26,16 @@ std::vector<std::string> texts_in(const fs::path& file) {
   const std::shared_ptr<const io::MappedFile> mapped = io::MappedFile::open(file);
   const std::string_view all = mapped->text();
   std::vector<std::string> texts;
-  for (size_t at = 0; (at = all.find("graph(", at)) != std::string::npos;) {
+  for (size_t at = 0; (at = all.find("graph", at)) != std::string::npos;) {
+    const std::string_view behind = all.substr(at + 5, 1);  // a head, or symbols before it
+    if ((at != 0 && all[at - 1] != '\n') || (behind != "(" && behind != "[")) {
+      ++at;
+      continue;
+    }
     const size_t end = all.find("\n}\n", at);
     CHORALE_CHECK(end != std::string::npos, "[graph] '", printable(file.native()), "' ends inside of a graph");
-    const bool begins_line = at == 0 || all[at - 1] == '\n';
-    if (begins_line) texts.emplace_back(all.substr(at, end + 3 - at));
-    at = begins_line ? end + 3 : at + 1;
+    texts.emplace_back(all.substr(at, end + 3 - at));
+    at = end + 3;
   }
   return texts;
 }
