@@ -177,11 +177,13 @@ std::string line_of_text(const std::string& text, size_t number) {
 // Where two texts differ in more than numbers, in words.
 std::string difference_of(const std::string& one, const std::string& other) {
   const CutText a = cut_at_numbers(one), b = cut_at_numbers(other);
-  size_t i = 0;
-  while (i < a.between.size() && i < b.between.size() && a.between[i] == b.between[i]) ++i;
-  const size_t line_a = i < a.between.size() ? line_at(a.between, i) : 0;
-  const size_t line_b = i < b.between.size() ? line_at(b.between, i) : 0;
-  const size_t line = std::max<size_t>(1, std::min(line_a == 0 ? line_b : line_a, line_b == 0 ? line_a : line_b));
+  size_t line = 1;
+  for (size_t i = 0; i < std::min(a.between.size(), b.between.size()); ++i) {
+    const std::string &first = a.between[i], &second = b.between[i];
+    const auto same = std::mismatch(first.begin(), first.end(), second.begin(), second.end()).first;
+    line += static_cast<size_t>(std::count(first.begin(), same, '\n'));
+    if (first != second) break;
+  }
   return concat("`", line_of_text(other, line), "` instead of `", line_of_text(one, line), "`");
 }
 
