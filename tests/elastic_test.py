@@ -70,7 +70,9 @@ class Elastic(unittest.TestCase):
         self.assertRegex(job.stderr, r"epoch 3, 2 ranks: member 2 joins")
         self.assertEqual(sorted(end[:2] for end in ends), [("1", "0"), ("2", "1")])  # survivors first
         sizes = ends[0][3].split()
-        self.assertEqual((sizes[0], sizes[3], sizes[-1]), ("2", "1", "2"))
+        # Step 3 is repeated by one rank, or by two if the replacement is quick.
+        self.assertEqual((sizes[0], sizes[-1]), ("2", "2"))
+        self.assertIn(sizes[3], ("1", "2"))
 
     def test_a_stopped_rank_is_killed_and_replaced(self):
         # Rank 1 stops itself before it meets the others; a replacement does not.

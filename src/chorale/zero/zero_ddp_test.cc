@@ -258,8 +258,11 @@ TEST(ZeroOptimizer, SendsNewValuesWhileBackwardGoesOn) {
       group.broadcast(std::span(first), 0).wait();
       EXPECT_EQ(mine, first);
       backward(mean(square(ddp(x, true))));
-      EXPECT_NE(message_of<StateError>([&] { backward(mean(square(ddp(x, true)))); }).find("call step()"),
-                std::string::npos);
+      // Backward may find out first that an update of the run before has come after the forward pass.
+      const std::string why = message_of<Error>([&] { backward(mean(square(ddp(x, true)))); });
+      EXPECT_TRUE(why.find("call step()") != std::string::npos ||
+                  why.find("overwritten in place by update_sgd") != std::string::npos)
+          << why;
     }
   });
 }
