@@ -14,6 +14,7 @@ class OwnedParameters {
   // `bucket_views`: parameters of one owner become views of one buffer, which is sent at once; otherwise each is sent
   // alone.
   OwnedParameters(comm::Group group, bool bucket_views);
+  bool has_bucket_views() const { return bucket_views_; }
 
   // Adds parameters, with an owner each, and returns those that this rank owns. All must be dense, contiguous and of
   // one dtype: InvalidArgument names the one that is not.

@@ -108,7 +108,7 @@ class ZeroOptimizer final : public reducer::Joinable, public optim::SharedOptimi
 
   // A hook for DistributedDataParallel over the same parameters: `inner` averages a bucket, what this rank owns of it
   // is updated at once, while backward goes on, and all ranks begin to exchange its new values. step() is still the end
-  // of a step: it waits for them.
+  // of a step: it waits for them. Not with bucket_views.
   // `managed` are ddp.managed_parameters(). One group of parameters only, no closures and no join(); this must outlive
   // the hook.
   reducer::CommHook overlap(const NamedTensors& managed, const reducer::CommHook& inner,
@@ -118,6 +118,10 @@ class ZeroOptimizer final : public reducer::Joinable, public optim::SharedOptimi
                         "once; there are ",
                         options_.size(), " groups");
     CHORALE_CHECK(inner.run, "[ZeroOptimizer] there is no hook that averages a bucket");
+    // Backward notices writes by storage, and would take the update of one parameter for a write into the others.
+    CHORALE_CHECK_STATE(!parameters_.has_bucket_views(),
+                        "[ZeroOptimizer] with bucket_views all parameters of a rank share memory, and then updates "
+                        "must wait for the end of backward: leave bucket_views or overlap() out");
     overlap_.emplace();
     overlap_->options = options;
     for (const auto& [name, x] : managed) overlap_->places.push_back(place_of(name, x));
