@@ -4,7 +4,7 @@ import os
 import signal
 
 from harness import TINY, Row
-from rows_files import dangling, pipe
+from rows_files import dangling, pipe, sparse
 
 GPT = ["train", "gpt", *TINY]
 RESUME = ["train", "gpt", "--out", "run", "--resume", "--steps", "6"]
@@ -22,6 +22,11 @@ def edit(**changes):
 
 def remove(path):
     path.unlink()
+
+
+def linked(path):
+    path.unlink(missing_ok=True)
+    path.symlink_to("../mine")
 
 
 def append(text):
@@ -155,6 +160,23 @@ def rows():
         Row("runs/a lock of a process that is gone", RESUME, trained=True, files={"run/.lock": "process 1 on nowhere\n"}, status=0, may_change=RUN_FILES,
             may_make=RUN_FILES, may_go=r"run/\.lock"),
         Row("runs/a lock that is a link", RESUME, trained=True, files={"run/.lock": lambda path: path.symlink_to("../text")}, says=(r"run/\.lock",)),
+        *[Row(f"runs/resume, and {name} is a link", RESUME, trained=True, files={"mine": "not yours", f"run/{name}": linked}, within=20,
+              says=(rf"cannot write .*run/{name}.*: it is a symbolic link to .*mine",))
+          for name in ("metrics.jsonl", "config.json", "trace.json", "report.html")],
+        Row("runs/report, and its page is a link", ["report", "run"], trained=True, files={"mine": "not yours", "run/report.html": linked},
+            says=(r"cannot write .*run/report\.html.*: it is a symbolic link to .*mine",)),
+        Row("runs/a manifest of a terabyte", RESUME, trained=True, files={"run/checkpoints/step-00000004/manifest.json": sparse}, within=20,
+            says=(r"manifest\.json is damaged: it has 1099511627776 bytes, and no manifest more than 10000000",)),
+        Row("runs/metrics of a terabyte", RESUME, trained=True, files={"run/metrics.jsonl": sparse}, within=20, may_change=r"run/config\.json", may_make=RUN_FILES,
+            says=(r"metrics\.jsonl has 1099511627776 bytes; at most 4294967296 are read",)),
+        Row("runs/report of metrics of a terabyte", ["report", "run"], trained=True, files={"run/metrics.jsonl": sparse}, within=20,
+            says=(r"metrics\.jsonl has 1099511627776 bytes; at most 4294967296 are read",)),
+        Row("runs/a folder of other folders", [*GPT, *SHORT, "--out", "home"], files={"home/letters/one": "mine"},
+            says=(r"--out home is not a run's folder: it holds another folder, letters",)),
+        Row("runs/the root of all folders", [*GPT, *SHORT, "--out", "/"], says=(r"--out / is not a run's folder",)),
+        Row("runs/a folder with notes, and that of the logs", [*GPT, *SHORT, "--out", "run", "--log-dir", "run/logs"], files={"run/notes": "mine", "run/logs": None},
+            status=0, may_make=RUN_FILES),
+
         Row("runs/two jobs in one folder", shell=f"$C {' '.join(LONG)} -n 1 >/dev/null & first=$!\n"
             "until ls run/checkpoints/step-*/manifest.json >/dev/null 2>&1; do kill -0 $first || exit 9; sleep 0.05; done\n"
             "$C train gpt --out run --resume -n 1; second=$?\n$C train gpt --text text --out run -n 1; third=$?\n"

@@ -9,12 +9,14 @@
 
 #include "chorale/base/error.h"
 #include "chorale/base/log.h"
+#include "chorale/io/no_link.h"
 
 namespace chorale::io {
 
 AppendFile::AppendFile(std::filesystem::path path) : path_(std::move(path)) {
+  check_is_no_link(path_);
   // Without O_NONBLOCK, opening a pipe that nobody reads would wait for ever.
-  file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0666);
+  file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW, 0666);
   CHORALE_CHECK(file_ >= 0, "cannot write ", path_, ": ", std::strerror(errno));
   struct stat status {};
   const bool is_regular = ::fstat(file_, &status) == 0 && S_ISREG(status.st_mode);

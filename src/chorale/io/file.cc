@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "chorale/base/error.h"
+#include "chorale/io/no_link.h"
 
 namespace chorale::io {
 namespace {
@@ -84,13 +85,13 @@ void MappedFile::read(size_t begin, std::span<std::byte> into) const {
 
 AtomicFile::AtomicFile(std::filesystem::path path, const std::filesystem::path& spare) : path_(std::move(path)) {
   CHORALE_CHECK(path_.has_filename(), "cannot write ", path_, ": it names no file");
-  // A rename would take away what is under the name: a device, a pipe, somebody's link. Behind a link is the file.
+  // A rename would take away what is under the name: a device, a pipe, somebody's link. The file behind a link is
+  // nobody's to write over either: its owner did not name it.
   std::error_code error;
-  const std::filesystem::file_status status = std::filesystem::status(path_, error);
-  const bool is_link = std::filesystem::is_symlink(std::filesystem::symlink_status(path_, error));
-  CHORALE_CHECK(std::filesystem::is_regular_file(status) || (!std::filesystem::exists(status) && !is_link),
-                "cannot write ", path_, ": it is not a regular file, and stays as it is");
-  if (is_link) path_ = std::filesystem::canonical(path_);
+  const std::filesystem::file_status status = std::filesystem::symlink_status(path_, error);
+  check_is_no_link(path_);
+  CHORALE_CHECK(std::filesystem::is_regular_file(status) || !std::filesystem::exists(status), "cannot write ", path_,
+                ": it is not a regular file, and stays as it is");
   static std::atomic<int> count{0};
   do {
     temporary_ = path_;

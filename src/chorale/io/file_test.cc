@@ -163,13 +163,16 @@ TEST(AtomicFile, ReplacesNothingButRegularFiles) {
   EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
 }
 
-TEST(AtomicFile, BehindALinkItIsTheFileThatIsReplaced) {
+TEST(AtomicFile, ALinkAndTheFileBehindItStayAsTheyAre) {
   const TemporaryFolder folder;
   folder.write("file", "old");
-  std::filesystem::create_symlink(folder / "file", folder / "link");
-  write_file(folder / "link", "new");
+  std::filesystem::create_symlink("file", folder / "link");
+  EXPECT_EQ(
+      message_of([&] { write_file(folder / "link", "new"); }),
+      concat("cannot write ", folder / "link",
+             ": it is a symbolic link to \"file\"; nothing was changed. Remove the link, or name the file itself"));
   EXPECT_TRUE(std::filesystem::is_symlink(folder / "link"));
-  EXPECT_EQ(folder.read("file"), "new");
+  EXPECT_EQ(folder.read("file"), "old");
 }
 
 }  // namespace

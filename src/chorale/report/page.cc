@@ -152,6 +152,7 @@ std::vector<std::string> write_report(std::span<const std::filesystem::path> run
   std::vector<const RunReader*> views;
   std::vector<std::string> problems;
   for (const std::filesystem::path& folder : runs) {
+    check_metrics_size(folder / "metrics.jsonl");
     RunReader& reader = *readers.emplace_back(std::make_unique<RunReader>(folder));
     reader.refresh();
     CHORALE_CHECK(reader.run().updated > 0, "[report] ", folder,

@@ -16,6 +16,7 @@ namespace chorale::report {
 namespace {
 
 constexpr size_t kLongestLine = 1 << 20;
+constexpr uint64_t kMostBytes = uint64_t{4} << 30;  // of lines: months of training
 // Numbers of a program's own that are drawn: a page with more would be of no use.
 constexpr size_t kMostOwn = 60;
 // Fields of lines of training that go into other figures, or belong to one.
@@ -73,6 +74,13 @@ RunReader::Stamp RunReader::stamp_of(const std::filesystem::path& path) {
           status.st_mtim.tv_sec * int64_t{1'000'000'000} + status.st_mtim.tv_nsec};
 }
 
+void check_metrics_size(const std::filesystem::path& file) {
+  std::error_code error;
+  const std::uintmax_t bytes = std::filesystem::file_size(file, error);
+  CHORALE_CHECK(error || bytes <= kMostBytes, file.string(), " has ", bytes, " bytes; at most ", kMostBytes,
+                " are read. It is damaged, or not a run's: move it away");
+}
+
 template <class Take>
 bool RunReader::read_whole(const char* name, Stamp& seen, std::string& problem, const Take& take) {
   const Stamp now = stamp_of(folder_ / name);
@@ -128,6 +136,13 @@ bool RunReader::read_metrics() {
   run_.updated = static_cast<double>(now.modified_ns) * 1e-9;
   const uint64_t start = metrics_.bytes;
   metrics_ = now;
+  try {
+    check_metrics_size(folder_ / "metrics.jsonl");
+  } catch (const InvalidArgument& error) {
+    bad_lines_ = 1;
+    metrics_problems_ = {error.what()};
+    return true;
+  }
   // Not mapped: the trainer may cut the file short when it resumes, which would end us.
   const File file{::open((folder_ / "metrics.jsonl").c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
   if (file.descriptor < 0) return true;

@@ -69,6 +69,9 @@ struct Run {
 };
 
 // Reads the folder of a run, and later what was added to it since.
+// InvalidArgument when the file is larger than what is read of a run's metrics: somebody made it so, or it is damaged.
+void check_metrics_size(const std::filesystem::path& file);
+
 class RunReader {
  public:
   // Throws InvalidArgument unless it is a folder. Files may be missing: they come with time.

@@ -19,6 +19,7 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kFormat = 2, kOldestFormat = 1;
 constexpr const char* kManifest = "manifest.json";
+constexpr size_t kMostManifestBytes = 10'000'000;
 // The last member of a manifest is the checksum of the text before it.
 constexpr std::string_view kSeal = ",\n  \"sha256\": \"";
 constexpr std::string_view kPrefix = "step-";
@@ -58,6 +59,8 @@ void write_manifest(const Checkpoint& checkpoint, const fs::path& folder) {
 json::Value read_manifest(const fs::path& path) {
   const auto file = io::MappedFile::open(path);
   const std::string_view text = file->text();
+  CHORALE_CHECK(text.size() <= kMostManifestBytes, "[checkpoint] ", path.string(), " is damaged: it has ", text.size(),
+                " bytes, and no manifest more than ", kMostManifestBytes);
   const size_t at = text.rfind(kSeal);
   CHORALE_CHECK(
       at != std::string_view::npos && text.substr(at + kSeal.size()) == io::sha256(text.substr(0, at)) + "\"\n}\n",

@@ -15,6 +15,7 @@
 #include "chorale/base/error.h"
 #include "chorale/base/log.h"
 #include "chorale/io/file.h"
+#include "chorale/io/no_link.h"
 #include "chorale/json/json_write.h"
 #include "chorale/train/checkpoint.h"
 
@@ -24,6 +25,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kMostConfigBytes = 10'000'000;
+// All that a run would write over, or remove with its own old checkpoints.
+constexpr const char* kWritten[] = {"config.json", "metrics.jsonl", "checkpoints", "report.html", "trace.json"};
 // How long a rank takes to end whose launcher was killed.
 constexpr auto kPatience = std::chrono::seconds(3);
 
@@ -84,13 +87,32 @@ void check_can_be_folder(const fs::path& path) {
 }
 
 void check_is_new(const fs::path& folder) {
-  // All that a run would write over, or remove with its own old checkpoints.
-  for (const char* name : {"config.json", "metrics.jsonl", "checkpoints", "report.html", "trace.json"}) {
+  for (const char* name : kWritten) {
     std::error_code ignored;
     CHORALE_CHECK(!fs::exists(fs::symlink_status(folder / name, ignored)), "[train] there is a run in ",
                   folder.string(), " already: it has ", name,
                   "; go on with it by --resume (which needs its config.json or a checkpoint), or choose another "
                   "folder with --out");
+  }
+}
+
+void check_has_no_folders(const fs::path& folder, const fs::path& logs) {
+  std::error_code error;
+  const fs::path own = fs::absolute(folder, error).lexically_normal() / "";
+  const fs::path inside =
+      logs.empty() ? fs::path() : fs::absolute(logs, error).lexically_normal().lexically_relative(own);
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename().string();
+    const bool is_known = name.starts_with('.') || name == "lost+found" || (!inside.empty() && *inside.begin() == name);
+    CHORALE_CHECK(is_known || !fs::is_directory(entry.symlink_status(error)), "[train] --out ", folder.string(),
+                  " is not a run's folder: it holds another folder, ", name,
+                  "; choose one that is empty or not there yet, such as --out ", (folder / "run-1").string());
+  }
+}
+
+void check_has_no_links(const fs::path& folder) {
+  for (const std::string name : kWritten) {
+    if (name != "checkpoints") io::check_is_no_link(folder / name);  // which may be on another disk
   }
 }
 

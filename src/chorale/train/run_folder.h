@@ -16,6 +16,13 @@ void check_can_be_folder(const std::filesystem::path& path);
 // InvalidArgument when there is a run in the folder already, or a part of one: a new run would write over it.
 void check_is_new(const std::filesystem::path& folder);
 
+// InvalidArgument when there are folders in the folder, other than hidden ones and that of the logs: it is that of
+// something else, such as / or runs. Files alone may be notes, options or the job's own output.
+void check_has_no_folders(const std::filesystem::path& folder, const std::filesystem::path& logs);
+
+// InvalidArgument when a file of the run that goes on is a symbolic link: writing it would change somebody's file.
+void check_has_no_links(const std::filesystem::path& folder);
+
 // Folders that were made for a run. When it ends, those that are still empty go: a run that fails before it begins
 // leaves nothing. What was there before is never removed.
 class MadeFolders {

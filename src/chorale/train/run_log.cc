@@ -9,6 +9,7 @@
 #include "chorale/base/log.h"
 #include "chorale/io/file.h"
 #include "chorale/json/json_write.h"
+#include "chorale/report/run.h"
 
 namespace chorale::train {
 namespace {
@@ -29,6 +30,7 @@ std::optional<json::Object> line_in(const std::string& what, std::string_view te
 // Keeps the whole lines up to a step and returns the seconds of the last of them.
 double drop_later_lines(const std::filesystem::path& path, int64_t step) {
   if (!std::filesystem::exists(path)) return 0;
+  report::check_metrics_size(path);
   const auto file = io::MappedFile::open(path);
   std::string_view rest = file->text();
   std::string kept;
