@@ -1,11 +1,14 @@
 #include "chorale/base/config.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <deque>
 #include <set>
 
+#include "chorale/base/error.h"
 #include "chorale/testing/environment_test_util.h"
+#include "chorale/testing/message_test_util.h"
 
 namespace chorale::config {
 namespace {
@@ -15,7 +18,7 @@ class ConfigTest : public testing::Test {
  protected:
   void set(const char* name, const char* value) { variables_.emplace_back(name, value); }
   void SetUp() override {
-    for (const char* name : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "SLURM_STEP_ID"})
+    for (const char* name : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "SLURM_STEP_ID", "RANK"})
       set(name, nullptr);
   }
   void TearDown() override {
@@ -55,9 +58,16 @@ TEST_F(ConfigTest, EveryLaunchersSizeAboveOneMeansSeveralRanks) {
   for (const char* name : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"}) {
     set(name, "2");
     EXPECT_TRUE(one_of_several_ranks()) << name;
-    for (const char* alone : {"1", "0", "", "many"}) {
+    for (const char* alone : {"1", ""}) {
       set(name, alone);
       EXPECT_FALSE(one_of_several_ranks()) << name << "=" << alone;
+    }
+    // Of 2^32 + 1, an int would keep 1.
+    for (const char* wrong : {"0", "-2", "many", "2x", " 2", "1000001", "4294967297", "18446744073709551618"}) {
+      set(name, wrong);
+      EXPECT_EQ(message_of([] { one_of_several_ranks(); }),
+                concat("[environment] ", name, " is '", wrong,
+                       "'; it takes a whole number from 1 to 1000000. Correct it, or unset it"));
     }
     set(name, nullptr);
   }
@@ -78,6 +88,11 @@ TEST_F(ConfigTest, TheRankIsThatOfAnyLauncher) {
     EXPECT_EQ(launched_rank(), 3) << name;
     set(name, nullptr);
   }
+  for (const char* wrong : {"-1", "1000000", "first"}) {
+    set("RANK", wrong);
+    EXPECT_THAT(message_of([] { launched_rank(); }), testing::HasSubstr("a whole number from 0 to 999999"));
+  }
+  set("RANK", nullptr);
   set("SLURM_PROCID", "5");
   EXPECT_EQ(launched_rank(), 0);
   set("SLURM_STEP_ID", "0");

@@ -1,26 +1,23 @@
 #include "chorale/transport/launcher_variables.h"
 
 #include <array>
-#include <charconv>
-#include <string_view>
+#include <climits>
+#include <cstdint>
 
 #include "chorale/base/config.h"
+#include "chorale/base/env_number.h"
 #include "chorale/base/error.h"
 
 namespace chorale::transport {
 namespace {
 
-template <class Number>
-std::optional<Number> number_in(const char* variable, std::string_view what) {
-  const auto text = config::env(variable);
-  if (!text) return std::nullopt;
-  Number number{};
-  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), number);
-  CHORALE_CHECK(error == std::errc() && end == text->data() + text->size(), "[rendezvous] ", variable, " must be ",
-                what, ", not '", *text, "'");
-  return number;
+template <class Number = int>
+std::optional<Number> number_in(const char* variable, int64_t least, int64_t most) {
+  const auto number = config::whole_number(variable, least, most);
+  return number ? std::optional(static_cast<Number>(*number)) : std::nullopt;
 }
-std::optional<int> integer_in(const char* variable) { return number_in<int>(variable, "a number"); }
+std::optional<int> rank_in(const char* variable) { return number_in(variable, 0, config::kMostWorldSize - 1); }
+std::optional<int> size_in(const char* variable) { return number_in(variable, 1, config::kMostWorldSize); }
 
 // Names of variables; "" where there is none.
 struct Source {
@@ -48,7 +45,7 @@ bool started_inside_of(const Source& inner, const Source& outer) {
 }
 
 void check_agreement(const char* mine, const char* other) {
-  const auto a = integer_in(mine), b = integer_in(other);
+  const auto a = number_in(mine, 0, config::kMostWorldSize), b = number_in(other, 0, config::kMostWorldSize);
   CHORALE_CHECK(!a || !b || *a == *b, "[rendezvous] ", mine, "=", a.value_or(0), " contradicts ", other, "=",
                 b.value_or(0), "; unset those that are not meant");
 }
@@ -63,8 +60,8 @@ std::string first_node(const std::string& list) {
 }
 
 void add_slurm_defaults(LauncherVariables& found) {
-  if (integer_in("SLURM_STEP_NUM_NODES") == 1) found.local_size = found.world_size;
-  const auto job = number_in<uint64_t>("SLURM_JOB_ID", "a number");
+  if (size_in("SLURM_STEP_NUM_NODES") == 1) found.local_size = found.world_size;
+  const auto job = config::whole_number("SLURM_JOB_ID", 0, INT64_MAX);
   if (job) found.job = concat("slurm-", *job, "-", config::env("SLURM_STEP_ID").value_or(""));
   const auto nodes = config::env("SLURM_STEP_NODELIST");
   if (!found.master_addr && nodes) found.master_addr = first_node(*nodes);
@@ -77,7 +74,7 @@ LauncherVariables find_launcher_variables() {
   LauncherVariables found;
   found.store = config::env("CHORALE_STORE");
   found.master_addr = config::env("MASTER_ADDR");
-  found.master_port = number_in<uint16_t>("MASTER_PORT", "a port up to 65535");
+  found.master_port = number_in<uint16_t>("MASTER_PORT", 0, UINT16_MAX);
   const Source* taken = nullptr;
   for (const Source* source : kSources) {
     if (!is_there(*source)) continue;
@@ -88,10 +85,10 @@ LauncherVariables find_launcher_variables() {
       continue;
     }
     taken = source;
-    found.rank = integer_in(source->rank);
-    found.world_size = integer_in(source->size);
-    found.local_rank = integer_in(source->local_rank);
-    found.local_size = integer_in(source->local_size);
+    found.rank = rank_in(source->rank);
+    found.world_size = size_in(source->size);
+    found.local_rank = rank_in(source->local_rank);
+    found.local_size = size_in(source->local_size);
     if (source == &kSlurm) add_slurm_defaults(found);
     if (source == &kOpenMpi) {
       if (const auto job = config::env("OMPI_MCA_ess_base_jobid")) found.job = "openmpi-" + *job;
@@ -104,7 +101,7 @@ LauncherVariables find_launcher_variables() {
 
 int restart_count() {
   if (!config::env("CHORALE_STORE") && !config::env("TORCHELASTIC_RUN_ID")) return 0;
-  return integer_in("TORCHELASTIC_RESTART_COUNT").value_or(0);
+  return number_in("TORCHELASTIC_RESTART_COUNT", 0, INT_MAX).value_or(0);
 }
 
 }  // namespace chorale::transport

@@ -101,12 +101,12 @@ TEST_F(LauncherVariablesTest, WhatIsNoNumberIsRefusedWithItsName) {
     set({{"RANK", "0"}, {"WORLD_SIZE", "1"}});
     for (const char* text : {"x", "1x", " 1", "99999999999"}) {
       environment_.set(name, text);
-      EXPECT_THAT(error(), AllOf(HasSubstr(name), HasSubstr(concat("not '", text, "'"))));
+      EXPECT_THAT(error(), AllOf(HasSubstr(name), HasSubstr(concat("is '", text, "'; it takes a whole number from "))));
     }
     environment_.unset(name);
   }
   environment_.set("MASTER_PORT", "65536");
-  EXPECT_THAT(error(), HasSubstr("MASTER_PORT must be a port up to 65535"));
+  EXPECT_THAT(error(), HasSubstr("MASTER_PORT is '65536'; it takes a whole number from 0 to 65535"));
 }
 
 }  // namespace

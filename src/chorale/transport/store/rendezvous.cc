@@ -143,15 +143,39 @@ Place hosted_place(const Endpoint& place, const RendezvousResult& job, Deadline 
   return found;
 }
 
+// The store of `host`, as its client. What the user has named, `where`, is said when nobody answers there.
+std::shared_ptr<TcpStore> store_of_others(const Endpoint& place, const RendezvousResult& job, std::string_view host,
+                                          std::string_view where, Deadline deadline) {
+  constexpr auto kPatience = 3s;
+  const std::string errand =
+      concat("[rendezvous] rank ", job.rank, " of ", job.world_size, " looks for ", host, " at ", where, ": ");
+  const auto look = [&](Deadline until) { return std::make_shared<TcpStore>(place, job.secret, until); };
+  try {
+    return look(deadline.earlier(within(kPatience)));
+  } catch (const StoreLost&) {
+    throw;
+  } catch (const CommError& problem) {
+    if (deadline.passed()) throw CommError(errand + problem.what());
+    log_info(errand + problem.what());
+  }
+  try {
+    return look(deadline);
+  } catch (const StoreLost&) {
+    throw;
+  } catch (const CommError& problem) {
+    throw CommError(errand + problem.what());
+  }
+}
+
 // Rank 0 hosts the store, unless there is one already: a process that rank 0 has started, with the same environment,
-// meets the others at its parent's.
-Place socket_place(const Endpoint& place, const RendezvousResult& job, Deadline deadline) {
+// meets the others at its parent's. `where` is what the user has named.
+Place socket_place(const Endpoint& place, const std::string& where, const RendezvousResult& job, Deadline deadline) {
   try {
     if (job.rank == 0) return hosted_place(place.is_unix() ? place : listening_place(place), job, deadline);
   } catch (const AddressInUse& problem) {
     log_info(concat("[rendezvous] rank 0 meets the others at the store that is there: ", problem.what()));
   }
-  return {std::make_shared<TcpStore>(place, job.secret, deadline), place.text(), place.host};
+  return {store_of_others(place, job, "rank 0", where, deadline), place.text(), place.host};
 }
 
 Endpoint unix_place(std::string_view job) { return Endpoint::unix_socket(concat("chorale-", geteuid(), "-", job)); }
@@ -160,7 +184,7 @@ Endpoint unix_place(std::string_view job) { return Endpoint::unix_socket(concat(
 Place tcp_place(const Endpoint& place, const RendezvousResult& job, Deadline deadline) {
   CHORALE_CHECK(job.secret || is_local_host(place.host), "[rendezvous] the store is on another host, ", place.text(),
                 ", and the job has no secret: set CHORALE_SECRET_FILE to a file with the same secret on every node");
-  Place found = socket_place(job.secret ? place : unix_place(std::to_string(place.port)), job, deadline);
+  Place found = socket_place(job.secret ? place : unix_place(std::to_string(place.port)), place.text(), job, deadline);
   found.store_host = place.host;
   if (!job.secret) found.where = concat(place.text(), " (", found.where, ")");  // what the user has named comes first
   return found;
@@ -221,7 +245,7 @@ Place place_by_mpi(RendezvousResult& job, Deadline deadline) {
 // The launcher's store outlives starts of the job: each has entries of its own.
 Place launcher_place(const Endpoint& place, const RendezvousResult& job, Deadline deadline) {
   return {std::make_shared<PrefixStore>(concat("start ", restart_count()),
-                                        std::make_shared<TcpStore>(place, job.secret, deadline)),
+                                        store_of_others(place, job, "the launcher", place.text(), deadline)),
           place.text(), place.host};
 }
 
@@ -232,7 +256,7 @@ Place place_by_variables(const LauncherVariables& found, RendezvousResult& job, 
       shared_object_availability(kMpiObject).yes)
     return place_by_mpi(job, deadline);
   if (!job.secret && one_host && !found.job.empty() && !config::env("MASTER_ADDR"))
-    return socket_place(unix_place(found.job), job, deadline);
+    return socket_place(unix_place(found.job), concat("this host, as ", found.job), job, deadline);
   CHORALE_CHECK(found.master_addr, "[rendezvous] MASTER_ADDR is not set: the host of rank 0");
   CHORALE_CHECK(found.master_port, "[rendezvous] MASTER_PORT is not set: a free port on the host of rank 0");
   CHORALE_CHECK(job.secret || !found.local_size || one_host, "[rendezvous] ", found.local_size.value_or(0), " of ",
