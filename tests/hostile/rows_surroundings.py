@@ -32,6 +32,11 @@ def pair(number, redirected):
     return ranks + "wait $p0; s0=$?; wait $p1; echo statuses $s0 $?"
 
 
+def in_background_of_terminal(command):
+    """As a job of an interactive shell does it; with its status."""
+    return f"""script -qec "bash -c 'stty tostop; set -m; {command} & wait \\$!; echo status \\$?'" /dev/null"""
+
+
 def signalled(number):
     def act(running):
         running.wait_for_file("run/metrics.jsonl")
@@ -78,6 +83,12 @@ def rows():
         Row("surroundings/Ctrl-C of a program of a user's", shell=f"$C run -n 2 bash -c 'trap \"exit 7\" INT; touch up_$RANK; {LINKED}; while :; do sleep 0.05; done' & job=$!; "
             f"{UP} kill -TERM $job; wait $job; echo status $?", status=0, says=(r"status 143",), may_make=MADE, ci=False),
 
+        Row("surroundings/ignored SIGCHLD: run", shell="trap '' CHLD; exec $C run -n 2 true", status=0, within=20),
+        Row("surroundings/ignored SIGCHLD: a rank that fails", shell="trap '' CHLD; exec $C run -n 2 false", status=1, says=("exit code 1",), within=20),
+        Row("surroundings/ignored SIGCHLD: train of two ranks", shell=f"trap '' CHLD; exec {TRAIN} -n 2", status=0, may_make=RUN_FILES, check=whole_lines, within=30),
+        *[Row(f"surroundings/a terminal that stops writers of the background: {name}", shell=in_background_of_terminal(command), status=0, may_make=RUN_FILES,
+              says=("status 0",), within=40) for name, command in (("run", "$C run -n 2 echo hello"), ("train", f"{TRAIN} -n 1"))],
+
         # Programs that only link the library: what a shell or a disk does to them is theirs, and the library's part of it does no harm.
         Row("surroundings/SIGTERM ends a user's rank that waits", shell=f"{ALONE % (0, port(13))} & p=$!; sleep 1; kill -TERM $p; wait $p; echo status $?", status=0,
             says=("status 143",), within=20),
@@ -111,7 +122,8 @@ def rows():
         Row("surroundings/nobody comes: a rank", shell=f"CHORALE_TIMEOUT=6 {TRAIN_ALONE % (0, port(9))}", within=30,
             says=(r"rank 0 of 2 waits at 127\.0\.0\.1:\d+ \(unix:\S+\) for rank 1", r"waited 6 s for rank 1 of 2 in vain")),
         Row("surroundings/nobody comes: the second rank", shell=f"CHORALE_TIMEOUT=6 {TRAIN_ALONE % (1, port(10))}", within=30,
-            says=(r"still trying to connect to unix:chorale-\d+-\d+", r"cannot connect to unix:chorale-\d+-\d+.*is its rank \(or launcher\) running")),
+            says=(r"info: .*rank 1 of 2 looks for rank 0 at 127\.0\.0\.1:\d+: .*unix:chorale-\d+-\d+",
+                  r"chorale: .*rank 1 of 2 looks for rank 0 at 127\.0\.0\.1:\d+: .*is its rank \(or launcher\) running")),
         Row("surroundings/nobody comes: a node", shell=f"openssl rand -hex 32 >secret; chmod 600 secret; CHORALE_SECRET_FILE=secret timeout 6 $C run -n 1 --nnodes 2 "
             f"--node-rank 0 --rdzv 127.0.0.1:{port(11)} true", status=124, says=(r"node 0 waits at 127\.0\.0\.1:\d+ for node 1 of 2",), may_make="secret"),
         Row("surroundings/two jobs at one port", shell=f"export CHORALE_TIMEOUT=8; TORCHELASTIC_RUN_ID=one {TRAIN_ALONE % (0, port(12))} & "

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <functional>
 #include <iostream>
 #include <new>
@@ -53,7 +54,11 @@ std::string unknown_words(const CLI::App& command) {
   for (const CLI::Option* known : command.get_options()) {
     for (const std::string& long_name : known->get_lnames()) names.push_back("--" + long_name);
   }
-  return concat("there is no option ", name, did_you_mean(name, names));
+  const std::string nearest = did_you_mean(name, names);
+  // What a user wanted to give to PROGRAM stands behind it.
+  const bool is_programs = nearest.empty() && command.get_prefix_command();
+  return concat("there is no option ", name, nearest,
+                is_programs ? "; those of the program come after its name: run -n 2 PROGRAM " + name : "");
 }
 
 std::string explain(const CLI::App& program, const CLI::ParseError& error) {
@@ -62,8 +67,12 @@ std::string explain(const CLI::App& program, const CLI::ParseError& error) {
   if (command.get_require_subcommand_min() > 0) {  // and none was chosen
     return unknown_command(command, words.empty() ? "" : words.front());
   }
+  // An option that is not known comes before one that is missing: it may be the same, misspelt.
+  const bool is_missing =
+      dynamic_cast<const CLI::RequiredError*>(&error) && !command.get_allow_extras() &&
+      std::any_of(words.begin(), words.end(), [](const auto& word) { return word.starts_with('-'); });
   const bool has_extras = dynamic_cast<const CLI::ExtrasError*>(&error) && !words.empty();
-  return has_extras ? unknown_words(command) : error.what();
+  return has_extras || is_missing ? unknown_words(command) : error.what();
 }
 
 }  // namespace
@@ -78,8 +87,13 @@ std::string describe(const std::exception_ptr& thrown) {
     std::rethrow_exception(thrown);
   } catch (const std::bad_alloc&) {
     return "out of memory: the machine, or a limit (ulimit -v), has none left; choose something smaller";
-  } catch (const std::system_error& error) {  // of files, threads and the like
+  } catch (const std::filesystem::filesystem_error& error) {
     return error.what();
+  } catch (const std::system_error& error) {  // of threads and the like
+    if (error.code() != std::errc::resource_unavailable_try_again) return error.what();
+    return concat("a thread could not be started: ", error.what(),
+                  "; a limit on processes is reached (ulimit -u, or pids.max of a container). Raise it, end other "
+                  "programs, or choose fewer ranks (-n) and --threads");
   } catch (const std::exception& error) {
     return error.what();
   } catch (...) {
@@ -138,10 +152,11 @@ int status_of(const std::function<int()>& body) {
     const std::string problem = printable(describe(std::current_exception()));
     if (std::ferror(stdout) != 0) {  // it could not print
       std::clearerr(stdout);
-      std::cerr << "chorale: the output could not be written: " << problem << std::endl;
+      std::cerr << concat("chorale: the output could not be written: ", problem, "\n") << std::flush;
       return kOutputLost;
     }
-    std::cerr << "chorale: " << problem << std::endl;
+    // In one piece: a launcher that ends its ranks because of another one may come in between.
+    std::cerr << concat("chorale: ", problem, "\n") << std::flush;
   }
   return output_is_whole() || status != 0 ? status : kOutputLost;
 }

@@ -28,6 +28,7 @@
 #include "chorale/json/json_write.h"
 #include "chorale/kernel/cpu/dnnl/runtime.h"
 #include "chorale/launch/launcher.h"
+#include "chorale/launch/room.h"
 #include "chorale/train/dry_run.h"
 #include "chorale/train/job_device.h"
 #include "chorale/train/tasks.h"
@@ -140,6 +141,7 @@ std::optional<json::Object> TrainCommand::apply_run() {
   if (!is_launched) {
     const train::RunLock nobody_else(options.out);
   }
+  train::check_has_no_links(options.out);
   std::optional<train::RunOptions> found = train::options_of_run(options.out, table);
   if (!found) return {};
   if (!is_launched) {
@@ -184,6 +186,9 @@ std::vector<std::string> own_words() {
   return all;
 }
 
+// What a rank of the smallest job has in memory for itself alone.
+constexpr uint64_t kLeastBytes = uint64_t{8} << 20;
+
 // This program with the same arguments, once for each rank. Lines of ranks come with their rank in front, which a live
 // line does not survive: rank 0 gets our own output as well.
 int start_ranks(const TrainCommand& command) {
@@ -200,6 +205,7 @@ int start_ranks(const TrainCommand& command) {
     options.node_rank = 0;
   }
   options.final_statuses = {kNotFinite, kOutputLost};
+  launch::check_room({.ranks = options.ranks, .bytes = kLeastBytes});
   options.command = std::move(line);
   return launch::launch(options);
 }
@@ -252,6 +258,7 @@ int run_rank(const TrainCommand& command, const comm::Group& group) {
 
 void run_train(TrainCommand& command) {
   std::signal(SIGXFSZ, SIG_IGN);  // a limit on files is an error like a full disk
+  std::signal(SIGTTOU, SIG_IGN);  // a job in the background of its terminal may print (stty tostop)
   // Fully sharded training is in a program of its own: the first build of this one goes without it.
   if (command.options.fsdp && !command.shard_fully)
     become("sharded", concat("train ", command.kind->name(), " --fsdp"), own_words());
@@ -260,7 +267,10 @@ void run_train(TrainCommand& command) {
   if (command.is_first() && is_real) {
     std::string& out = command.options.out;
     if (out.empty()) out = made.make_numbered(command.kind->name());
-    if (!is_rank && !command.resumes()) train::check_is_new(out);
+    if (!is_rank && !command.resumes()) {
+      train::check_is_new(out);
+      train::check_has_no_folders(out, command.launching.log_dir);
+    }
     if (!is_rank) made.make(out);
   }
   if (!is_rank && (is_real ? command.world_size() : command.ranks_of_replica()) > 1) {

@@ -16,6 +16,7 @@
 #include "chorale/launch/epochs.h"
 #include "chorale/launch/last_calls.h"
 #include "chorale/launch/ranks.h"
+#include "chorale/launch/room.h"
 #include "chorale/launch/signals.h"
 #include "chorale/transport/fabric/chaos.h"
 #include "chorale/transport/host_identity.h"
@@ -24,6 +25,7 @@
 #include "chorale/transport/security/secret.h"
 #include "chorale/transport/store/memory_store.h"
 #include "chorale/transport/store/prefix_store.h"
+#include "chorale/transport/store/rendezvous.h"
 #include "chorale/transport/store/store_server.h"
 #include "chorale/transport/store/tcp_store.h"
 
@@ -448,6 +450,8 @@ class Launcher {
 
 int launch(const LaunchOptions& options) {
   CHORALE_CHECK(!options.command.empty(), "[launch] no program to run");
+  transport::default_timeout();  // a value that ranks would refuse is refused once
+  check_room({.ranks = options.ranks, .descriptors = options.log_dir.empty() ? 2 : 3});
   std::string program;
   try {
     program = find_program(options.command.front());

@@ -95,7 +95,10 @@ StartedProcess start_process(const ProcessPlan& plan, const std::function<void(p
       errors.writing.get(), go.reading.get(), failure.writing.get()};
   const pid_t pid = fork();
   if (pid == 0) be_the_child(child);
-  CHORALE_CHECK_STATE(pid > 0, "[launch] cannot start a process: ", std::strerror(errno));
+  CHORALE_CHECK_STATE(pid > 0, "[launch] cannot start ", plan.program, ": ", std::strerror(errno),
+                      errno == EAGAIN ? "; a limit on processes is reached (ulimit -u, or pids.max of a container). "
+                                        "Raise it, or start fewer ranks (-n)"
+                                      : "");
   setpgid(pid, pid);  // also here: it may be signalled before it runs
   failure.writing.reset();
   go.reading.reset();

@@ -27,6 +27,10 @@ class Signals {
     sigaddset(&all, SIGCHLD);
     pthread_sigmask(SIG_BLOCK, &all, &before_);
     before_pipe_ = ::signal(SIGPIPE, SIG_IGN);
+    // Where a shell has it ignored (trap '' CHLD), the kernel forgets children, and nobody hears how a rank ended.
+    before_child_ = ::signal(SIGCHLD, SIG_DFL);
+    // In the background of its terminal a launcher may print, as its ranks may (stty tostop).
+    before_terminal_ = ::signal(SIGTTOU, SIG_IGN);
     // A limit on files is an error of a write, like a full disk. A handler, unlike SIG_IGN, is not handed on to ranks.
     before_size_ = ::signal(SIGXFSZ, [](int) {});
     if (before_size_ == SIG_IGN) ::signal(SIGXFSZ, SIG_IGN);
@@ -35,6 +39,8 @@ class Signals {
   ~Signals() {
     pthread_sigmask(SIG_SETMASK, &before_, nullptr);
     ::signal(SIGPIPE, before_pipe_);
+    ::signal(SIGCHLD, before_child_);
+    ::signal(SIGTTOU, before_terminal_);
     ::signal(SIGXFSZ, before_size_);
   }
   Signals(const Signals&) = delete;
@@ -60,7 +66,7 @@ class Signals {
 
  private:
   sigset_t stop_, before_;
-  sighandler_t before_pipe_, before_size_;
+  sighandler_t before_pipe_, before_size_, before_child_, before_terminal_;
   Descriptor reading_;
 };
 

@@ -99,7 +99,7 @@ Config parse_config(const std::string& path, std::string_view text) {
     if (!value) return;  // the default, which is the same there
     if constexpr (std::is_integral_v<std::remove_reference_t<decltype(field)>>) {
       if (std::string_view(name) == "pad_token_id" && value->as<std::nullptr_t>()) return;
-      field = value->size(name);
+      field = value->size(concat(path, ": ", name));
       CHORALE_CHECK(field < (int64_t{1} << 31), "[load] ", path, ": ", name, " is ", field, "; that is too large");
     } else {
       const auto* real = value->as<double>();
