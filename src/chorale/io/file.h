@@ -39,7 +39,7 @@ class MappedFile {
 
 // A file that appears under its name all at once: bytes go to a temporary file beside it; commit() makes them durable
 // and renames. Without commit() nothing is left. Replaces an existing file; readers that have it open keep the old one.
-// What is no regular file is never replaced, and of a link it is the file behind it.
+// What is no regular file is never replaced, nor is a link, nor the file behind it (io/no_link.h).
 class AtomicFile {
  public:
   // Throws InvalidArgument when the folder does not take a file, or when the name belongs to something else. `spare` is
