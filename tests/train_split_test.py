@@ -149,8 +149,9 @@ class Split(TextRuns):
         if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode != 0:
             self.skipTest("mount namespaces cannot be made here")
         options = " ".join(("--text text --tokenizer bytes", *self.TINY, "--epochs 5000 --checkpoint-every 5 --keep 2 --sample-tokens 0 -n 2 --fsdp --out run"))
+        # A folder in which a file is just being written is busy: then it is tried again.
         for how, broken, mended, why in (("full", "dd if=/dev/zero of=fill bs=4k", "rm fill", "No space left on device"),
-                                         ("read-only", "mount --bind run/checkpoints run/checkpoints; mount -o remount,ro,bind run/checkpoints", "umount run/checkpoints", "Read-only file system")):
+                                         ("read-only", "mount --bind run/checkpoints run/checkpoints; until mount -o remount,ro,bind run/checkpoints; do :; done", "umount run/checkpoints", "Read-only file system")):
             with self.subTest(how):
                 (self.folder / how).mkdir()
                 script = f"""
