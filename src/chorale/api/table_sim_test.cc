@@ -38,6 +38,7 @@ class SimTable : public ::testing::TestWithParam<const OpDef*> {
 void expect_same_bits(const Tensor& found, const Tensor& expected, const std::string& what) {
   ASSERT_EQ(found.sizes(), expected.sizes()) << what;
   ASSERT_EQ(found.dtype(), expected.dtype()) << what;
+  if (found.elems() == 0) return;  // there may be no memory to look at
   const Tensor a = contiguous(found), b = contiguous(expected);
   EXPECT_EQ(std::memcmp(a.raw(), b.raw(), static_cast<size_t>(a.elems()) * a.elem_bytes()), 0) << what;
 }

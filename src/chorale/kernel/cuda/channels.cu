@@ -1,6 +1,6 @@
 // Batch normalisation of a matrix [rows, channels] in row-major order, as images with their channels last are, read 16
-// bytes at a time. A block has 256 threads: `across` of them side by side on packs of a row, the others on further rows.
-// blockIdx.x chooses the packs, blockIdx.y a chunk of rows. Sums have a fixed order.
+// bytes at a time. A block has 256 threads: `across` of them side by side on packs of a row, the others on further
+// rows. blockIdx.x chooses the packs, blockIdx.y a chunk of rows. Sums have a fixed order.
 template <class T>
 struct alignas(16) Pack16 {
   static const int kCount = 16 / sizeof(T);
@@ -117,9 +117,8 @@ __device__ __forceinline__ bool total_of_column(const C* partial, i64 chunks, i6
   return true;
 }
 template <class T>
-__global__ void __launch_bounds__(256)
-    join_moments(const T* x, const Compute<T>* partial, Compute<T>* means, Compute<T>* variances, i64 chunks, i64 rows,
-                 i64 channels) {
+__global__ void __launch_bounds__(256) join_moments(const T* x, const Compute<T>* partial, Compute<T>* means,
+                                                    Compute<T>* variances, i64 chunks, i64 rows, i64 channels) {
   i64 column;
   double sum, squares;
   if (!total_of_column(partial, chunks, channels, column, sum, squares)) return;
@@ -185,8 +184,7 @@ __global__ void __launch_bounds__(256)
     Pack16<T> pack = *(const Pack16<T>*)(x + row * m.channels + column);
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
-      pack.at[j] =
-          cast<T>((widen(g.at[j]) - shift[j] - (widen(pack.at[j]) - mean[j]) * slope[j]) * scale[j]);
+      pack.at[j] = cast<T>((widen(g.at[j]) - shift[j] - (widen(pack.at[j]) - mean[j]) * slope[j]) * scale[j]);
     }
     *(Pack16<T>*)(dx + row * m.channels + column) = pack;
   }

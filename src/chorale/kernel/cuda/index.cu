@@ -164,9 +164,9 @@ __global__ void scatter_elements(T* x, const i64* index, const T* list, const T 
 
 struct Places {
   i64 elems, dims, x_dims;
-  i64 sizes[8];                 // of what is picked
+  i64 sizes[8];                  // of what is picked
   i64 x_sizes[8], x_strides[8];  // of x
-  i64 from[8];                  // for each dimension of x the one of the picked that it is, or -1: an index
+  i64 from[8];                   // for each dimension of x the one of the picked that it is, or -1: an index
   const i64* index[8];
   i64 steps[8][8];  // of an index along the dimensions of what is picked
   Fault* fault;

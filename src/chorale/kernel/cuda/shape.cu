@@ -25,7 +25,8 @@ __global__ void pad(const U* x, U* y, i64 elems, const U value, const Padding p)
   FOR_EACH_ELEMENT(i, elems) {
     i64 rest = i, at = 0, stride = 1;
     for (int d = (int)p.dims - 1; d >= 0 && at >= 0; --d) {
-      const i64 next = rest / p.padded[d], source = source_of(rest - next * p.padded[d] - p.before[d], p.sizes[d], p.mode);
+      const i64 next = rest / p.padded[d],
+                source = source_of(rest - next * p.padded[d] - p.before[d], p.sizes[d], p.mode);
       at = source < 0 ? -1 : at + source * stride;
       stride *= p.sizes[d];
       rest = next;

@@ -332,7 +332,7 @@ struct LambJobs {
 };
 __device__ __forceinline__ LambRecipe lamb_recipe(const Rule& r, i64 step) {  // beta1, beta2, eps, weight decay
   const double t = (double)step;
-  return {r.c[3],     0, 1 - r.c[0], r.c[1], 1 - r.c[1], 1 / (1 - ::pow(r.c[0], t)), 1 / ::sqrt(1 - ::pow(r.c[1], t)),
+  return {r.c[3], 0,     1 - r.c[0], r.c[1], 1 - r.c[1], 1 / (1 - ::pow(r.c[0], t)), 1 / ::sqrt(1 - ::pow(r.c[1], t)),
           r.c[2], r.sign};
 }
 template <class C>
