@@ -11,9 +11,31 @@ struct Pool {};
 struct Arena {};
 struct Field {};
 struct Location {};
-[[maybe_unused]] static void use_own_words(Block, Pool, Arena, Field, Location) {}
+struct ForkMark {};
+struct PointerMap {};
+struct RefCounted {};
+struct Intrusive {};
+struct FunctionRef {};
+struct TypeTag {};
+struct ArenaSource {};
+struct ThreadCache {};
+struct AllocatorState {};
+struct FieldKind {};
+struct FieldValue {};
+struct AttrsType {};
+struct Reach {};
+struct TensorImpl {};
+struct AutogradSlot {};
+struct LeafHookWithoutSink {};
+constexpr int kPageBytes = 1, kArenaBytes = 2, kBlockAlignment = 3, kLargestSmallBytes = 4;
+template <class... Words>
+static void use_own_words(Words...) {}
 
 int main(int argc, char**) {
+  use_own_words(Block{}, Pool{}, Arena{}, Field{}, Location{}, ForkMark{}, PointerMap{}, RefCounted{}, Intrusive{},
+                FunctionRef{}, TypeTag{}, ArenaSource{}, ThreadCache{}, AllocatorState{}, FieldKind{}, FieldValue{},
+                AttrsType{}, Reach{}, TensorImpl{}, AutogradSlot{}, LeafHookWithoutSink{}, kPageBytes, kArenaBytes,
+                kBlockAlignment, kLargestSmallBytes);
   comm::World world;
   if (argc > 1) world.init();  // with an argument: a launcher has started this
   const Tensor w = set_requires_grad(ones({3}));

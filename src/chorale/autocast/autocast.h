@@ -48,7 +48,7 @@ class Caster final : public op::Builder {
   Tensor cast(const Tensor& x, DType dtype, op::Rest rest);
 
   DType lower_;
-  std::unordered_map<const TensorImpl*, CastParameter> parameters_;
+  std::unordered_map<const Tensor::Impl*, CastParameter> parameters_;
 };
 
 }  // namespace autocast

@@ -31,9 +31,13 @@ const Tensor& set_requires_grad(const Tensor& x, bool wanted) {
 
 bool requires_grad(const Tensor& x) { return edge_of(x).wanted(); }
 bool is_leaf(const Tensor& x) { return !edge_of(x).node; }
-Tensor detach(const Tensor& x) { return x.is_sparse() ? x.alias() : op::call(op::kDetach, {}, x); }
+Tensor detach(const Tensor& x) {
+  op::need_defined("detach", "x", x);
+  return x.is_sparse() ? x.alias() : op::call(op::kDetach, {}, x);
+}
 
 Tensor gradient(const Tensor& x) {
+  op::need_defined("gradient", "x", x);
   autograd::watch_read(x);
   const Slot* slot = slot_of(x);
   if (!slot) return {};
@@ -41,6 +45,7 @@ Tensor gradient(const Tensor& x) {
 }
 
 void set_gradient(const Tensor& x, const Tensor& gradient) {
+  op::need_defined("set_gradient", "x", x);
   CHORALE_CHECK(!gradient.defined() || gradient.sizes() == x.sizes(), "[set_gradient] a tensor of shape ", x.sizes(),
                 " cannot have a gradient of shape ", gradient.sizes());
   autograd::watch_replaced(x);
@@ -50,6 +55,7 @@ void set_gradient(const Tensor& x, const Tensor& gradient) {
 }
 
 void set_gradient_destination(const Tensor& x, const Tensor& destination) {
+  op::need_defined("set_gradient_destination", "x", x);
   CHORALE_CHECK(!destination.defined() || (destination.sizes() == x.sizes() && destination.dtype() == x.dtype()),
                 "[set_gradient_destination] expected ", x.dtype(), " ", x.sizes(), ", found ", destination.dtype(), " ",
                 destination.sizes());
@@ -57,6 +63,7 @@ void set_gradient_destination(const Tensor& x, const Tensor& destination) {
 }
 
 void retain_grad(const Tensor& x) {
+  op::need_defined("retain_grad", "x", x);
   const autograd::Edge edge = edge_of(x);
   CHORALE_CHECK_STATE(edge.wanted(), "[retain_grad] this tensor of shape ", x.sizes(), " does not require a gradient");
   if (edge.leaf.defined()) return;
@@ -115,6 +122,7 @@ std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<T
 }
 
 HookHandle on_gradient(const Tensor& x, autograd::GradHook hook) {
+  op::need_defined("on_gradient", "x", x);
   const autograd::Edge edge = edge_of(x);
   CHORALE_CHECK_STATE(edge.wanted(), "[on_gradient] this tensor of shape ", x.sizes(), " does not require a gradient");
   if (edge.leaf.defined()) return HookHandle(slot_for_writing(x).extras_for_writing().hooks.add(std::move(hook)));
@@ -122,36 +130,41 @@ HookHandle on_gradient(const Tensor& x, autograd::GradHook hook) {
 }
 
 namespace {
-autograd::LeafHook with_sink(LeafHookWithoutSink hook) {
+autograd::LeafHook with_sink(std::function<void(const Tensor& leaf)> hook) {
   return [hook = std::move(hook)](const Tensor& leaf, autograd::GradSink&) { hook(leaf); };
 }
 }  // namespace
 
 HookHandle after_accumulate(const Tensor& x, autograd::LeafHook hook) {
+  op::need_defined("after_accumulate", "x", x);
   CHORALE_CHECK_STATE(edge_of(x).leaf.defined(), "[after_accumulate] needs a leaf that requires a gradient");
   return HookHandle(slot_for_writing(x).extras_for_writing().accumulated.add(std::move(hook)));
 }
 
-HookHandle after_accumulate(const Tensor& x, LeafHookWithoutSink hook) {
+HookHandle after_accumulate(const Tensor& x, std::function<void(const Tensor& leaf)> hook) {
   return after_accumulate(x, with_sink(std::move(hook)));
 }
 
 HookHandle after_complete(const Tensor& x, autograd::LeafHook hook) {
+  op::need_defined("after_complete", "x", x);
   CHORALE_CHECK_STATE(edge_of(x).leaf.defined(), "[after_complete] needs a leaf that requires a gradient");
   return HookHandle(slot_for_writing(x).extras_for_writing().completed.add(std::move(hook)));
 }
-HookHandle after_complete(const Tensor& x, LeafHookWithoutSink hook) {
+HookHandle after_complete(const Tensor& x, std::function<void(const Tensor& leaf)> hook) {
   return after_complete(x, with_sink(std::move(hook)));
 }
 void set_completed_by_other(const Tensor& x, bool claimed) {
+  op::need_defined("set_completed_by_other", "x", x);
   slot_for_writing(x).extras_for_writing().completed_by_other = claimed;
 }
 void complete_gradient(const Tensor& x) {
+  op::need_defined("complete_gradient", "x", x);
   if (const Slot* slot = slot_of(x)) autograd::run_completed_hooks(*slot, x, autograd::current_sink());
 }
 
 namespace {
 Node& node_of(const char* function, const Tensor& x) {
+  op::need_defined(function, "x", x);
   const autograd::Edge edge = edge_of(x);
   CHORALE_CHECK_STATE(edge.node, "[", function, "] no recorded op made this tensor of shape ", x.sizes());
   return *edge.node;

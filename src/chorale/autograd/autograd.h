@@ -61,14 +61,13 @@ class HookHandle {
 HookHandle on_gradient(const Tensor& x, autograd::GradHook hook);
 // Hooks of leaves get the leaf and, if they take it, the sink that its gradient went to: gradient(leaf) is the gradient
 // only where backward was given no other sink.
-using LeafHookWithoutSink = std::function<void(const Tensor& leaf)>;
 // Runs after the gradient was accumulated into leaf x, once per backward.
 HookHandle after_accumulate(const Tensor& x, autograd::LeafHook hook);
-HookHandle after_accumulate(const Tensor& x, LeafHookWithoutSink hook);
+HookHandle after_accumulate(const Tensor& x, std::function<void(const Tensor& leaf)> hook);
 // Runs when the gradient of leaf x is final: behind all after_accumulate hooks, or, where somebody else completes it (a
 // reduction over ranks, which sets the gradient later), when that is done. What consumes gradients belongs here.
 HookHandle after_complete(const Tensor& x, autograd::LeafHook hook);
-HookHandle after_complete(const Tensor& x, LeafHookWithoutSink hook);
+HookHandle after_complete(const Tensor& x, std::function<void(const Tensor& leaf)> hook);
 // Claims leaf x: backward no longer completes its gradient, complete_gradient() does.
 void set_completed_by_other(const Tensor& x, bool claimed);
 void complete_gradient(const Tensor& x);

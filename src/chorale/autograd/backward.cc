@@ -172,7 +172,8 @@ void BackwardRun::mark_needed() {
   for (const Capture& capture : captures_) {
     const void* target =
         capture.edge.node ? static_cast<const void*>(capture.edge.node.get()) : capture.edge.leaf.impl();
-    if (const uint32_t task = task_by_target_.find(target); task != PointerMap::kAbsent) tasks_[task].needed = true;
+    if (const uint32_t task = task_by_target_.find(target); task != base::PointerMap::kAbsent)
+      tasks_[task].needed = true;
   }
   for (uint32_t i : order) {
     Task& task = tasks_[i];
@@ -216,7 +217,7 @@ void BackwardRun::make_ready(uint32_t task) {
 
 bool BackwardRun::sole_contribution(const Edge& edge) const {
   const uint32_t found = task_by_target_.find(edge.leaf.impl());
-  if (found == PointerMap::kAbsent) return false;
+  if (found == base::PointerMap::kAbsent) return false;
   const Task& task = tasks_[found];
   const Slot* slot = slot_of(edge.leaf);
   return task.waiting == 1 && !task.gradients[0].defined() && slot && (!slot->extras || slot->extras->hooks.empty());

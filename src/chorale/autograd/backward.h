@@ -53,7 +53,7 @@ class BackwardRun {
   // A node, or a leaf, that waits for gradients.
   struct Task {
     Node* node = nullptr;
-    TensorImpl* leaf = nullptr;
+    Tensor::Impl* leaf = nullptr;
     uint32_t waiting = 0;  // nodes that have not sent their gradient yet, and roots that have not come
     bool needed = true;    // its gradient is wanted
     bool runs = true;      // something behind it wants a gradient
@@ -94,11 +94,11 @@ class BackwardRun {
   // Whether it may look at reference counts, and write again what nobody else sees: neither when a graph is recorded.
   const bool reuses_memory_;
   std::vector<Task> tasks_;
-  PointerMap task_by_target_;    // a node or a leaf
-  std::vector<Ready> ready_;     // a heap
-  std::vector<uint32_t> roots_;  // not yet made ready
-  std::vector<uint32_t> late_;   // roots that were named and have not come
-  std::vector<Edge> kept_;       // the roots' edges keep the graph alive
+  base::PointerMap task_by_target_;  // a node or a leaf
+  std::vector<Ready> ready_;         // a heap
+  std::vector<uint32_t> roots_;      // not yet made ready
+  std::vector<uint32_t> late_;       // roots that were named and have not come
+  std::vector<Edge> kept_;           // the roots' edges keep the graph alive
   std::vector<Capture> captures_;
   std::vector<std::function<void()>> callbacks_;
   std::shared_ptr<BackwardInbox> inbox_;  // where other threads put late roots; null when none was ever expected

@@ -277,5 +277,28 @@ TEST(BackwardRun, ATracedGraphDoesNotDependOnReferenceCounts) {
   EXPECT_EQ(eager.gradient, expected);
 }
 
+TEST(UndefinedTensors, AreErrorsThatNameTheFunction) {
+  const Tensor none;
+  const auto expect = [](const std::string& function, auto&& call) {
+    try {
+      call();
+      ADD_FAILURE() << function << " took an undefined tensor";
+    } catch (const InvalidArgument& error) {
+      EXPECT_EQ(std::string(error.what()).find("[" + function + "] x is an undefined tensor"), 0u) << error.what();
+    }
+  };
+  expect("gradient", [&] { gradient(none); });
+  expect("set_gradient", [&] { set_gradient(none, {}); });
+  expect("set_gradient", [&] { set_gradient(none, ones({1})); });
+  expect("set_gradient_destination", [&] { set_gradient_destination(none, {}); });
+  expect("retain_grad", [&] { retain_grad(none); });
+  expect("detach", [&] { detach(none); });
+  expect("on_gradient", [&] { on_gradient(none, [](const Tensor& x) { return x; }); });
+  expect("after_accumulate", [&] { after_accumulate(none, [](const Tensor&) {}); });
+  expect("clone", [&] { clone(none); });
+  expect("to", [&] { to(none, DType::kF64); });
+  expect("contiguous", [&] { contiguous(none); });
+}
+
 }  // namespace
 }  // namespace chorale

@@ -53,7 +53,7 @@ class GradientMap final : public GradSink {
 
   mutable std::mutex mutex_;
   std::vector<std::pair<Tensor, Tensor>> entries_;  // they keep the leaves, so that an address is never another's
-  std::unordered_map<const TensorImpl*, size_t> position_;
+  std::unordered_map<const Tensor::Impl*, size_t> position_;
 };
 
 }  // namespace chorale::autograd

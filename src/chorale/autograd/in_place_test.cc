@@ -173,7 +173,7 @@ TEST(InPlace, WritesToPlainTensorsRecordNothing) {
 
 TEST(InPlace, NoReferenceCycleKeepsATensorAlive) {
   const Tensor w = leaf({1});
-  Intrusive<Storage> storage;
+  base::Intrusive<Storage> storage;
   {
     const Tensor x = mul(w, 2);
     storage = x.storage();

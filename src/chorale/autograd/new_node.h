@@ -53,11 +53,11 @@ class NewNode {
     if (is_differentiable(y.dtype())) set_history(y, node_, index);
   }
 
-  const Intrusive<Node>& node() const { return node_; }
+  const base::Intrusive<Node>& node() const { return node_; }
   Node* operator->() const { return node_.get(); }
 
  private:
-  Intrusive<Node> node_;
+  base::Intrusive<Node> node_;
   uint64_t floor_ = 0;  // the highest number among the inputs' nodes
   bool wanted_ = false;
 };

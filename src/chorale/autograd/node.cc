@@ -83,7 +83,7 @@ void renew_view(const Tensor& view, uint32_t rebased) {
 
 }  // namespace
 
-Intrusive<Node> Node::make() { return Intrusive<Node>::adopt(base::Pool<Node>::make()); }
+base::Intrusive<Node> Node::make() { return base::Intrusive<Node>::adopt(base::Pool<Node>::make()); }
 
 void Node::destroy(Node* node) {
   queue().nodes.push_back(node);
@@ -192,7 +192,7 @@ Tensor Saved::unpack(Node& node, size_t position, const Edge* edge) const {
   if (!mode.grad) return value;
   // Second derivatives: the value must be where it was in the graph.
   if (own_output_) {
-    set_history(value, Intrusive<Node>::share(&node), static_cast<uint32_t>(position));
+    set_history(value, base::Intrusive<Node>::share(&node), static_cast<uint32_t>(position));
   } else if (edge && edge->leaf.defined()) {
     return edge->leaf;
   } else if (edge && edge->node) {

@@ -26,7 +26,7 @@ struct Node;
 
 // Where the gradient of an input goes: to output `index` of a node, or to a leaf; neither: no gradient is needed.
 struct Edge {
-  Intrusive<Node> node;
+  base::Intrusive<Node> node;
   uint32_t index = 0;
   Tensor leaf;
 
@@ -118,7 +118,7 @@ struct CustomBackward {
 };
 
 // Made by a NewNode (new_node.h).
-struct Node : RefCounted {
+struct Node : base::RefCounted {
   const op::OpDef* op = nullptr;  // null when custom
   uint64_t number = 0;            // Lamport clock: greater than those of all inputs' nodes
   SmallVector<Edge, 3> edges;
@@ -138,7 +138,7 @@ struct Node : RefCounted {
   // Lets go of saved values; the node cannot run again.
   void release();
 
-  static Intrusive<Node> make();
+  static base::Intrusive<Node> make();
   static void destroy(Node* node);
 };
 
@@ -163,12 +163,12 @@ struct SlotExtras {
 };
 
 // What autograd keeps in a tensor.
-struct Slot final : AutogradSlot {
+struct Slot final : Tensor::AutogradSlot {
   bool requires_grad = false;  // of a leaf; a tensor with a node always does
   uint32_t index = 0;
-  Intrusive<Node> node;  // what made it; null for a leaf
-  Tensor grad;           // of a leaf
-  uint32_t rebased = 0;  // Note [Views]
+  base::Intrusive<Node> node;  // what made it; null for a leaf
+  Tensor grad;                 // of a leaf
+  uint32_t rebased = 0;        // Note [Views]
   ViewInfo* view = nullptr;
   std::unique_ptr<SlotExtras> extras;
 
@@ -199,7 +199,7 @@ inline const Tensor& base_of(const Tensor& tensor) {
 }
 
 // From now on `tensor` is output `index` of `node`.
-inline void set_history(const Tensor& tensor, Intrusive<Node> node, uint32_t index) {
+inline void set_history(const Tensor& tensor, base::Intrusive<Node> node, uint32_t index) {
   Slot& slot = slot_for_writing(tensor);
   slot.node = std::move(node);
   slot.index = index;

@@ -153,7 +153,7 @@ void check_in_place(const char* op, const Tensor& tensor) {
                       base.sizes(), "); do it inside a NoGrad scope, or on a clone");
 }
 
-void rebase(const Tensor& tensor, const Intrusive<Node>& node, uint32_t index) {
+void rebase(const Tensor& tensor, const base::Intrusive<Node>& node, uint32_t index) {
   Slot& slot = slot_for_writing(tensor);
   if (!slot.view) {
     ++slot.rebased;

@@ -24,7 +24,7 @@ class Autograd final : public op::Builder {
 
 // Gives `tensor`, which was just overwritten by what `node` recorded, its new history; a write into a view changes its
 // base's history too.
-void rebase(const Tensor& tensor, const Intrusive<Node>& node, uint32_t index);
+void rebase(const Tensor& tensor, const base::Intrusive<Node>& node, uint32_t index);
 // Throws StateError when a recorded in-place write into `tensor` is not allowed (a leaf that requires a gradient).
 void check_in_place(const char* op, const Tensor& tensor);
 

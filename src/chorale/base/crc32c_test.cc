@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "chorale/base/crc32c_lanes.h"
+
 namespace chorale {
 namespace {
 
@@ -31,7 +33,7 @@ TEST(Crc32c, GoesOnWhereItStopped) {
     EXPECT_EQ(crc_of(text.substr(cut), crc_of(text.substr(0, cut))), crc_of(text)) << cut;
 }
 
-// Long ones are summed in three lanes at once, against bit after bit.
+// Long ones are summed in wide vectors or in three lanes at once, against bit after bit.
 TEST(Crc32c, LongOnesAreSummedInLanes) {
   std::vector<std::byte> bytes(200'000);
   uint32_t state = 1;
@@ -47,9 +49,13 @@ TEST(Crc32c, LongOnesAreSummedInLanes) {
     expected.push_back(~slow);
   }
   const std::span<const std::byte> all(bytes);
-  for (const size_t length : {4095u, 8192u, 12287u, 12288u, 12289u, 24576u, 73728u, 73729u, 100'003u, 200'000u}) {
-    EXPECT_EQ(crc32c(all.first(length)), expected[length]) << length;
-    EXPECT_EQ(crc32c(all.subspan(777, length - 777), expected[777]), expected[length]) << length;
+  for (const size_t length : {255u, 256u, 257u, 511u, 512u, 513u, 768u, 1023u, 4095u, 8192u, 12287u, 12288u, 12289u,
+                              24576u, 73728u, 73729u, 100'003u, 200'000u}) {
+    const size_t cut = std::min<size_t>(length, 777);
+    for (const auto crc : {crc32c, crc32c_in_lanes}) {
+      EXPECT_EQ(crc(all.first(length), 0), expected[length]) << length;
+      EXPECT_EQ(crc(all.subspan(cut, length - cut), expected[cut]), expected[length]) << length;
+    }
   }
 }
 

@@ -65,11 +65,13 @@ CHORALE_FOR_EACH_DTYPE(CHORALE_DTYPE_OF)
 template <class T>
 inline constexpr DType dtype_of = DTypeOf<T>::value;
 
+namespace base {
 // A type as a value, for the lambdas below: `using T = typename decltype(tag)::type;`.
 template <class T>
 struct TypeTag {
   using type = T;
 };
+}  // namespace base
 
 // Calls f(TypeTag<T>{}) with the C++ type of dtype. The result type must not depend on T.
 template <class F>
@@ -77,7 +79,7 @@ decltype(auto) visit_dtype(DType dtype, F&& f) {
   switch (dtype) {
 #define CHORALE_VISIT(T, name) \
   case DType::name:            \
-    return f(TypeTag<T>{});
+    return f(base::TypeTag<T>{});
     CHORALE_FOR_EACH_DTYPE(CHORALE_VISIT)
 #undef CHORALE_VISIT
   }

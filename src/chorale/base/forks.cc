@@ -3,7 +3,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
-namespace chorale {
+namespace chorale::base {
 
 std::atomic<uint32_t> detail::forks{0};
 
@@ -14,4 +14,4 @@ ForkMark::ForkMark() : pid_(getpid()) {
   forks_ = detail::forks.load(std::memory_order_relaxed);
 }
 
-}  // namespace chorale
+}  // namespace chorale::base

@@ -7,7 +7,7 @@
 #include <memory>
 #include <utility>
 
-namespace chorale {
+namespace chorale::base {
 namespace detail {
 extern std::atomic<uint32_t> forks;  // counted in each child
 }  // namespace detail
@@ -37,4 +37,4 @@ std::shared_ptr<T> kept_by_children(std::shared_ptr<T> made) {
           }};
 }
 
-}  // namespace chorale
+}  // namespace chorale::base

@@ -8,11 +8,11 @@ namespace chorale {
 namespace {
 
 TEST(Forks, AMarkIsForeignInAChildAndItsChildrenAndNotInTheParent) {
-  const ForkMark mark;
+  const base::ForkMark mark;
   EXPECT_FALSE(mark.is_foreign());
   const pid_t child = fork();
   if (child == 0) {
-    const ForkMark own;
+    const base::ForkMark own;
     if (!mark.is_foreign() || own.is_foreign()) _exit(1);
     const pid_t grandchild = fork();
     if (grandchild == 0) _exit(mark.is_foreign() && own.is_foreign() ? 0 : 1);

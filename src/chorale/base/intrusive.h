@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <utility>
 
-namespace chorale {
+namespace chorale::base {
 
 // T derives from RefCounted and provides `static void destroy(T*)`, called when the last reference goes.
 class RefCounted {
@@ -73,4 +73,4 @@ class Intrusive {
   T* object_ = nullptr;
 };
 
-}  // namespace chorale
+}  // namespace chorale::base

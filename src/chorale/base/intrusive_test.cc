@@ -9,14 +9,14 @@
 namespace chorale {
 namespace {
 
-struct Thing : RefCounted {
+struct Thing : base::RefCounted {
   static inline std::atomic<int> destroyed{0};
   static void destroy(Thing* thing) {
     ++destroyed;
     delete thing;
   }
 };
-using Handle = Intrusive<Thing>;
+using Handle = base::Intrusive<Thing>;
 
 class IntrusiveTest : public testing::Test {
  protected:

@@ -72,7 +72,7 @@ void set_thread_count(int count) {
   use_threads(count);
 }
 
-void parallel_for(int64_t count, int64_t grain, FunctionRef<void(int64_t begin, int64_t end)> body) {
+void parallel_for(int64_t count, int64_t grain, base::FunctionRef<void(int64_t begin, int64_t end)> body) {
   if (count <= 0) return;
   grain = std::max<int64_t>(grain, 1);
   const int64_t pieces = count < 2 * grain ? 1 : std::min<int64_t>(count / grain, thread_count());

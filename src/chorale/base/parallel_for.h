@@ -7,6 +7,8 @@
 
 namespace chorale {
 
+namespace base {
+
 // A borrowed callable: no allocation, must not outlive what it refers to.
 template <class Signature>
 class FunctionRef;
@@ -26,6 +28,8 @@ class FunctionRef<R(Args...)> {
   R (*call_)(void*, Args...);
 };
 
+}  // namespace base
+
 // Threads that parallel_for may use (OpenMP's maximum for the calling thread), and how to change it (at least 1).
 int thread_count();
 void set_thread_count(int count);
@@ -33,6 +37,6 @@ void set_thread_count(int count);
 // Calls body(begin, end) for pieces that cover [0, count). Pieces have at least `grain` elements, so that small work
 // stays on the calling thread; nested calls run inline. The cut depends on count, grain and thread_count() only. An
 // exception from a piece is rethrown here (the first one).
-void parallel_for(int64_t count, int64_t grain, FunctionRef<void(int64_t begin, int64_t end)> body);
+void parallel_for(int64_t count, int64_t grain, base::FunctionRef<void(int64_t begin, int64_t end)> body);
 
 }  // namespace chorale

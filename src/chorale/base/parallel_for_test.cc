@@ -142,9 +142,9 @@ TEST_F(ParallelTest, AThreadCountBelowOneIsAnErrorAndChangesNothing) {
 TEST(FunctionRef, CallsWhatItRefersToWithoutCopying) {
   int calls = 0;
   auto count = [&calls](int by) mutable { return calls += by; };
-  const FunctionRef<int(int)> ref(count);
+  const base::FunctionRef<int(int)> ref(count);
   EXPECT_EQ(ref(2), 2);
-  EXPECT_EQ(FunctionRef<int(int)>(ref)(3), 5);
+  EXPECT_EQ(base::FunctionRef<int(int)>(ref)(3), 5);
   EXPECT_EQ(calls, 5);
 }
 

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorale {
+namespace chorale::base {
 
 class PointerMap {
  public:
@@ -53,4 +53,4 @@ class PointerMap {
   size_t count_ = 0;
 };
 
-}  // namespace chorale
+}  // namespace chorale::base

@@ -5,8 +5,10 @@
 #include "chorale/base/debug_level.h"
 #include "chorale/base/error.h"
 #include "chorale/comm/comm_counter.h"
+#include "chorale/comm/device_calls.h"
 #include "chorale/comm/failure.h"
 #include "chorale/comm/stream_wait.h"
+#include "chorale/comm/timeout_extension.h"
 #include "chorale/device/stream.h"
 #include "chorale/tensor/device_copy.h"
 #include "chorale/tensor/strided.h"
@@ -85,6 +87,7 @@ CallBuilder::CallBuilder(const std::shared_ptr<GroupState>& state, CallKind kind
   operation_->issued = Deadline::Clock::now();
   operation_->timeout = options.timeout.value_or(state_->timeout);
   operation_->deadline = Deadline(operation_->issued + operation_->timeout);
+  if (!options.timeout) take_extension(*operation_);
 }
 
 void CallBuilder::set_root(int global_rank) {
@@ -133,9 +136,20 @@ void CallBuilder::check(const Tensor& tensor) {
                 tensor.dtype(), " beside ", operation_->dtype);
 }
 
+bool CallBuilder::stays_on_device(const Tensor& tensor) {
+  if (!decided_) {
+    decided_ = true;
+    if (tensor.device() != kCpu) [[unlikely]]
+      device_call_ = begin_device_call(state_, *operation_, tensor);
+  }
+  return device_call_ != nullptr;
+}
+
 Chunk CallBuilder::input(const Tensor& tensor) {
   check(tensor);
   note_shape(tensor);
+  if (stays_on_device(tensor)) [[unlikely]]
+    return device_call_->chunk_of(tensor, /*read=*/true, /*written=*/false);
   const size_t bytes = static_cast<size_t>(tensor.elems()) * tensor.elem_bytes();
   if (is_usable(tensor)) {
     operation_->keep.push_back(tensor.storage());
@@ -153,13 +167,11 @@ void CallBuilder::note_result(const Tensor& tensor) {
   tensor.storage()->note_write(name_);
   operation_->results.push_back(tensor);
 }
-void CallBuilder::written_elsewhere(const Tensor& tensor) {
-  note_result(tensor);
-  note_shape(tensor);
-}
 
 Chunk CallBuilder::written(const Tensor& tensor, bool copy_in) {
   note_result(tensor);
+  if (stays_on_device(tensor)) [[unlikely]]
+    return device_call_->chunk_of(tensor, copy_in, /*written=*/true);
   const size_t bytes = static_cast<size_t>(tensor.elems()) * tensor.elem_bytes();
   if (is_usable(tensor)) return {static_cast<std::byte*>(tensor.raw()), bytes};
   const Tensor packed = Tensor::empty(tensor.sizes(), tensor.dtype());
@@ -192,14 +204,14 @@ void meet_chaos(const GroupState& state) {
     state.context->chaos->enter_call();
 }
 
-void count_call(std::span<const Intrusive<Operation>> operations) {
+void count_call(std::span<const base::Intrusive<Operation>> operations) {
   if (!CommCounter::listens() || operations.empty()) [[likely]]
     return;
   size_t bytes = 0;
   for (const auto& operation : operations) {
-    for (const Chunk& chunk : operation->give) bytes += chunk.bytes;
+    for (const Chunk& chunk : given(*operation)) bytes += chunk.bytes;
   }
-  CommCounter::note(operations[0]->kind, bytes);
+  CommCounter::note(kind_of(operations[0]->print), bytes);
 }
 }  // namespace
 
@@ -217,14 +229,23 @@ void start_together(GroupState& state, const Operations& operations) {
 
 void CallBuilder::collect() {
   Operations& collected = *state_->collecting;
-  CHORALE_CHECK_STATE(collected.empty() || (collected[0]->kind == operation_->kind &&
-                                            collected[0]->reduction.op == operation_->reduction.op),
+  CHORALE_CHECK_STATE(collected.empty() || (collected[0]->print.kind == operation_->print.kind &&
+                                            collected[0]->print.reduce == operation_->print.reduce),
                       "[", name_, "] a coalescing scope holds calls of one kind and one reduction: found ",
                       describe(operation_->print), " after ", describe(collected[0]->print));
   collected.push_back(operation_);
 }
 
+const base::Intrusive<Operation>& CallBuilder::complete() {
+  if (device_call_) [[unlikely]] {
+    device_call_->seal(*operation_);
+    set_device_part(*operation_, std::move(device_call_));
+  }
+  return operation_;
+}
+
 Work CallBuilder::launch() {
+  complete();
   if (state_->collecting) {
     collect();
     return {};

@@ -5,6 +5,8 @@
 
 namespace chorale::comm {
 
+class DeviceCall;
+
 // Starts operations one right after the other; for the trace they are one call.
 void start_together(GroupState& state, const Operations& operations);
 
@@ -38,15 +40,14 @@ class CallBuilder {
   Chunk input(const Tensor& tensor);
   Chunk output(const Tensor& tensor);
   Chunk in_place(const Tensor& tensor);
-  // A tensor that is changed in place without the host's bytes: checked and noted as the others are.
-  void written_elsewhere(const Tensor& tensor);
   // For the trace; inputs and what is changed in place are noted anyway.
   void note_shape(const Tensor& tensor);
   void give(Chunk chunk) { operation_->give.push_back(chunk); }
   void take(Chunk chunk) { operation_->take.push_back(chunk); }
 
   Operation& operation() { return *operation_; }
-  const Intrusive<Operation>& handle() const { return operation_; }
+  // The operation as the engine gets it; nothing is added to it any more.
+  const base::Intrusive<Operation>& complete();
   // The last that is done with the builder: the operation is then the work's.
   Work launch();
 
@@ -54,12 +55,16 @@ class CallBuilder {
   void check(const Tensor& tensor);
   void collect();
   void note_result(const Tensor& tensor);
+  // Whether its bytes stay on a device (Note [Calls by devices]): the first tensor decides.
+  bool stays_on_device(const Tensor& tensor);
   Chunk written(const Tensor& tensor, bool copy_in);
 
   const std::shared_ptr<GroupState>& state_;
-  Intrusive<Operation> operation_;
+  base::Intrusive<Operation> operation_;
   const char* name_;
   bool has_dtype_ = false;  // the first tensor brings it
+  bool decided_ = false;
+  std::shared_ptr<DeviceCall> device_call_;  // null: the host moves its bytes
 };
 
 // Elements of a strided tensor to and from contiguous memory, in row-major order.

@@ -4,10 +4,12 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <thread>
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
 #include "chorale/comm/core_watch.h"
+#include "chorale/comm/device_part.h"
 #include "chorale/trace/trace.h"
 
 namespace chorale::comm {
@@ -24,6 +26,7 @@ constexpr int64_t kSpinsOfBusy = 100;
 constexpr int64_t kSpinsPerLook = 16;                     // at the clock
 constexpr Deadline::Clock::duration kLookInterval = 5ms;  // how often the reason for a long wait is looked for
 constexpr Deadline::Clock::duration kLongestSleep = 20ms;
+constexpr int64_t kYieldsForDevice = 500;
 constexpr const char* kDestroyed = "[group] the group was destroyed before the work was done";
 
 // The wait that a thread is in, and what it knows of its core.
@@ -60,7 +63,7 @@ void Engine::delist() { std::erase(context_->engines, this); }
 
 // ---- moving
 
-void Engine::submit(const Intrusive<Operation>& operation) {
+void Engine::submit(const base::Intrusive<Operation>& operation) {
   if (is_broken()) [[unlikely]]
     refuse(*operation);
   const bool message = operation->is_message();
@@ -86,16 +89,27 @@ void Engine::refuse(const Operation& operation) {
 
 void Engine::step_calls() {
   while (!calls_.empty()) {
-    const Intrusive<Operation>& operation = calls_.front();
+    const base::Intrusive<Operation> operation = calls_.front();
     bool done = false;
-    guarded(*operation, [&] { done = step(operation, std::exchange(first_is_new_, false)); });
+    guarded(*operation, [&] {
+      // All ranks have come, and devices move the bytes: finish_first() asks whether they have.
+      done = is_on_device(*operation) || step(operation, std::exchange(first_is_new_, false));
+    });
     if (!done || broken_) return;  // broken: the queue and its operations are gone
     finish_first();
+    if (!calls_.empty() && calls_.front() == operation) return;
   }
 }
 
 void Engine::finish_first() {
-  const Intrusive<Operation> finished = std::move(calls_.front());
+  if (DevicePart* const part = device_part_of(*calls_.front())) [[unlikely]] {
+    const base::Intrusive<Operation> operation = calls_.front();
+    bool done = false;
+    part->is_on = true;
+    guarded(*operation, [&] { done = part->step(); });
+    if (!done || broken_) return;
+  }
+  const base::Intrusive<Operation> finished = std::move(calls_.front());
   calls_.pop_front();
   first_is_new_ = true;
   finished_ = finished->number;
@@ -103,7 +117,7 @@ void Engine::finish_first() {
 }
 
 void Engine::step_messages() {
-  const Intrusive<Operation> any = messages().pending();
+  const base::Intrusive<Operation> any = messages().pending();
   guarded(any ? *any : *Operation::make(), [&] { messages().progress(done_); });
   for (const auto& operation : done_) finish(*operation, nullptr);
   done_.clear();
@@ -123,7 +137,7 @@ void Engine::drain(std::unique_lock<std::mutex>& lock) {
   while (!is_thrown_away() && !broken_ && !idle()) {
     progress();
     if (idle() || broken_) break;
-    const Intrusive<Operation> rest = calls_.empty() ? messages().pending() : calls_.front();
+    const base::Intrusive<Operation> rest = calls_.empty() ? messages().pending() : calls_.front();
     if (!rest) {
       drop_what_is_owed();
       leave_what_is_late();
@@ -148,6 +162,17 @@ void Engine::end_the_rest() {
 
 void Engine::wait_a_little(std::unique_lock<std::mutex>& lock, Wait& wait) {
   const int64_t round = wait.rounds++;
+  if (!calls_.empty() && !wait.operation.is_message() && is_on_device(*calls_.front())) [[unlikely]] {
+    // No rank rings a bell when a device is done. A thread that slept at once would wake long after the end.
+    lock.unlock();
+    if (round < kYieldsForDevice) {
+      sched_yield();
+    } else {
+      std::this_thread::sleep_for(50us);
+    }
+    lock.lock();
+    return look_if_due(wait);
+  }
   if (round == 0) busy_wait.begin();
   const int64_t spins = busy_wait.sleeps_soon ? std::min(patience_.spins, kSpinsOfBusy) : patience_.spins;
   // A wait for a parcel may be long, and other threads want to send: no spinning with the lock.
@@ -192,14 +217,16 @@ void Engine::look_if_due(Wait& wait) {
 }
 
 void Engine::look(Operation& operation) {
-  if (has_own_thread() && !operation.is_message()) return;  // it looks itself
+  // It looks itself, but for devices.
+  if (has_own_thread() && !operation.is_message() && (calls_.empty() || !is_on_device(*calls_.front()))) return;
   guarded(operation, [&] { look_around(operation, operation.deadline); });
 }
 
 std::vector<int> Engine::awaited(const Operation& operation) const {
   // A call that is not the first waits for the ranks that the first one waits for.
-  if (!operation.is_message()) return awaited_by_call(calls_.empty() ? operation : *calls_.front());
-  if (operation.peer >= 0) return {operation.peer};
+  if (!operation.is_message() && (calls_.empty() || !is_on_device(*calls_.front())))
+    return awaited_by_call(calls_.empty() ? operation : *calls_.front());
+  if (operation.is_message() && operation.peer >= 0) return {operation.peer};
   std::vector<int> others;
   for (int peer = 0; peer < membership_.size(); ++peer) {
     if (peer != membership_.rank) others.push_back(peer);
@@ -219,6 +246,36 @@ void Engine::look_around(Operation& operation, Deadline deadline) {
 
 void Engine::look_at_peers(Operation& operation, Deadline deadline) {
   hear(operation);
+  const auto first_on_device = [&]() -> const DevicePart* {
+    const DevicePart* const part = operation.is_message() || calls_.empty() ? nullptr : device_part_of(*calls_.front());
+    return part && part->is_on ? part : nullptr;
+  };
+  if (first_on_device()) [[unlikely]] {
+    progress();
+    const DevicePart* const part = first_on_device();
+    if (!operation.pending() || !part) return;
+    // All ranks have come. One that has failed or gone since may have done its part: what is on the way has a moment.
+    if (part->has_begun()) {
+      if (has_failed()) {
+        if (!operation.patience) operation.patience = within(kUnsurePatience);
+        if (operation.patience->passed()) throw GroupFailed{};
+      }
+      for (int peer : awaited(operation)) {
+        auto reason = gone(peer);
+        if (!reason) continue;
+        reason->unsure = true;
+        raise_when_sure(operation, *reason);
+      }
+    }
+    if (!deadline.passed()) return;
+    for (int peer : awaited(operation)) {
+      if (is_stopped(peer)) raise_timeout(membership_, operation, peer, who_is(peer));
+    }
+    throw CallFailed{concat("timed out after ", in_seconds(Clock::now() - operation.issued),
+                            part->has_begun() ? ": all ranks have come, but their devices have not ended the call"
+                                              : ": what this rank's device was asked before has not ended"),
+                     -1};
+  }
   if (has_failed()) {
     // Others may have finished this very call and failed in a later one.
     progress();
@@ -302,7 +359,10 @@ void Engine::fail_as_recorded(const Operation& operation) {
 
 void Engine::finish_all(const std::exception_ptr& error) {
   broken_ = error;
-  std::deque<Intrusive<Operation>> calls;
+  for (const auto& call : calls_) {
+    if (DevicePart* const part = device_part_of(*call)) part->abandon();
+  }
+  std::deque<base::Intrusive<Operation>> calls;
   if (first_runs_alone_) {
     calls.push_back(calls_.front());
     calls_.pop_front();
@@ -316,13 +376,14 @@ void Engine::finish_all(const std::exception_ptr& error) {
 // ---- ending
 
 void Engine::note(Operation& operation) const {
+  const auto dtype = static_cast<DType>(operation.print.dtype);
   const auto elems = [&](const auto& chunks) {
     std::vector<int64_t> counts;
-    for (const Chunk& chunk : chunks) counts.push_back(static_cast<int64_t>(chunk.bytes / size_of(operation.dtype)));
+    for (const Chunk& chunk : chunks) counts.push_back(static_cast<int64_t>(chunk.bytes / size_of(dtype)));
     return counts;
   };
   const bool any = operation.kind == CallKind::kRecv && operation.peer < 0;
-  const std::string name(any ? "recvAnySource" : name_of(operation.kind));
+  const std::string name(any ? "recvAnySource" : name_of(kind_of(operation.print)));
   operation.completed = trace::Clock::now();
   trace::record({.name = concat(backend(), ":", name),
                  .rank = membership_.own_global(),
@@ -332,11 +393,11 @@ void Engine::note(Operation& operation) const {
                  .shapes = std::move(operation.shapes),
                  .kind = trace::Kind::kCall,
                  .traffic = trace::Traffic{.call = name,
-                                           .dtype = concat(operation.dtype),
+                                           .dtype = concat(dtype),
                                            .group = membership_.name,
                                            .ranks = membership_.members,
-                                           .in_elems = elems(operation.give),
-                                           .out_elems = elems(operation.take)}});
+                                           .in_elems = elems(given(operation)),
+                                           .out_elems = elems(taken(operation))}});
 }
 
 void Engine::complete(Operation& operation, std::exception_ptr error) const {
@@ -347,9 +408,9 @@ void Engine::complete(Operation& operation, std::exception_ptr error) const {
       error = std::current_exception();
     }
   }
-  operation.finish.clear();
   if (operation.traced) [[unlikely]]
     note(operation);
+  operation.finish.clear();
   operation.error = error;
   operation.state.store(error ? Operation::State::kFailed : Operation::State::kDone, std::memory_order_release);
 }

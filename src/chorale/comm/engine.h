@@ -73,7 +73,7 @@ class Engine {
   // The rest is called with the context's mutex locked.
 
   // Numbers the call, starts it if nothing is before it, and returns. Throws CommError when the group is broken.
-  void submit(const Intrusive<Operation>& operation);
+  void submit(const base::Intrusive<Operation>& operation);
   // Moves everything as far as it goes without waiting.
   void progress() {
     if (!calls_.empty()) step_calls();
@@ -103,7 +103,7 @@ class Engine {
 
   // Moves the first call as far as it goes without waiting; true when it is done. `is_new`: it was not moved before.
   // May throw GroupFailed and CallFailed. An engine whose calls are run by a thread does nothing here.
-  virtual bool step(const Intrusive<Operation>& operation, bool is_new) = 0;
+  virtual bool step(const base::Intrusive<Operation>& operation, bool is_new) = 0;
   virtual MessageQueue& messages() = 0;
   // Sleeps until something may have happened, for at most this long, without the lock. It may call progress() first.
   virtual void sleep(std::unique_lock<std::mutex>& lock, const Operation& operation, Clock::duration at_most) = 0;
@@ -176,7 +176,7 @@ class Engine {
   // For an engine that has moved messages by other ways than progress().
   void note_messages() { has_messages_ = !messages().idle(); }
 
-  const Intrusive<Operation>* first_call() const { return calls_.empty() ? nullptr : &calls_.front(); }
+  const base::Intrusive<Operation>* first_call() const { return calls_.empty() ? nullptr : &calls_.front(); }
   bool broken() const { return broken_ != nullptr; }
   uint32_t finished() const { return finished_; }  // the number of the last call that is done
 
@@ -204,10 +204,10 @@ class Engine {
 
   const std::shared_ptr<RankContext> context_;
   const Membership membership_;
-  std::deque<Intrusive<Operation>> calls_;  // in order; only the first one runs
+  std::deque<base::Intrusive<Operation>> calls_;  // in order; only the first one runs
   bool first_is_new_ = true;
   bool has_messages_ = false;
-  std::vector<Intrusive<Operation>> done_;  // reused
+  std::vector<base::Intrusive<Operation>> done_;  // reused
   FlightRecorder flight_;
   uint32_t number_ = 0, finished_ = 0;
   std::exception_ptr broken_;

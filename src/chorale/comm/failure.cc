@@ -76,7 +76,7 @@ std::string who_is_this(const Membership& membership) {
 
 std::string prefix_of(const Membership& membership, const Operation& operation) {
   const std::string number = operation.number > 0 ? concat(" #", operation.number) : std::string();
-  return concat("[", name_of(operation.kind), number, "] ", who_is_this(membership), ": ");
+  return concat("[", name_of(kind_of(operation.print)), number, "] ", who_is_this(membership), ": ");
 }
 
 std::exception_ptr error_of(const Membership& membership, const Operation& operation, const std::string& reason,
@@ -86,7 +86,7 @@ std::exception_ptr error_of(const Membership& membership, const Operation& opera
   if (!dump.empty()) text += concat(" [the last calls are in ", dump, "]");
   return std::make_exception_ptr(CommError(text, {.rank = membership.own_global(),
                                                   .peer = culprit,
-                                                  .collective = std::string(name_of(operation.kind)),
+                                                  .collective = std::string(name_of(kind_of(operation.print))),
                                                   .sequence_number = operation.number}));
 }
 

@@ -34,7 +34,7 @@ std::string describe(const Fingerprint& print) {
   if (print.root >= 0) text << ", root " << print.root;
   if (print.tag != 0) text << ", tag " << print.tag;
   text << checksums;
-  if ((print.variant & kOnDevice) != 0) text << ", on a shared device";
+  if ((print.variant & kOnDevice) != 0) text << ", by devices";
   return text.str();
 }
 

@@ -63,6 +63,7 @@ std::string FlightRecorder::json(const Membership& membership, const std::string
                     {"members", membership.members},
                     {"process", getpid()},
                     {"error", error},
+                    {"events", noted_events()},
                     {"calls", std::move(calls)}};
   return record.dump(1, ' ', false, json::error_handler_t::replace);
 }

@@ -51,7 +51,7 @@ bool make_private(const std::string& folder) {
          (found.st_mode & 077) == 0;
 }
 
-// The records that this process has written, oldest first.
+// The records that this process has written, oldest first, and what happened to the job.
 class Records {
  public:
   static Records& of_process() {
@@ -68,6 +68,16 @@ class Records {
     const std::lock_guard lock(mutex_);
     forget_parent();
     return job_.empty() ? concat("p", getpid()) : job_;
+  }
+
+  void note(const std::string& event) {
+    const std::lock_guard lock(mutex_);
+    events_.push_back(event);
+    if (events_.size() > kMostEvents) events_.pop_front();
+  }
+  std::vector<std::string> events() {
+    const std::lock_guard lock(mutex_);
+    return {events_.begin(), events_.end()};
   }
 
   // `goes`: when this process ends well.
@@ -110,12 +120,16 @@ class Records {
   pid_t process_ = getpid();
   bool tidies_ = false;
   std::string job_;
+  std::deque<std::string> events_;
   std::deque<Record> records_;
 };
 
 }  // namespace
 
 void name_job(const std::string& name) { Records::of_process().name_job(name); }
+
+void note_event(const std::string& text) { Records::of_process().note(text); }
+std::vector<std::string> noted_events() { return Records::of_process().events(); }
 
 void tidy_flights(int status) noexcept {
   try {

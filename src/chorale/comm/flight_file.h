@@ -10,6 +10,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace chorale::comm {
 
@@ -17,6 +18,11 @@ inline constexpr size_t kMostRecords = 16;
 
 // Names the job of this process, unless it has a name.
 void name_job(const std::string& name);
+
+// Something that happened to the job, such as a change of its ranks: the last kMostEvents are in each record.
+inline constexpr size_t kMostEvents = 16;
+void note_event(const std::string& text);
+std::vector<std::string> noted_events();
 
 // Writes the text to a new file, which only its owner may read, in the folder of the job and returns the path; empty
 // when that failed. Never throws.

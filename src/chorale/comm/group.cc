@@ -7,7 +7,6 @@
 
 #include "chorale/base/error.h"
 #include "chorale/comm/call_builder.h"
-#include "chorale/comm/device_sums.h"
 #include "chorale/comm/sparse.h"
 
 namespace chorale::comm {
@@ -84,9 +83,9 @@ void check_count(const char* call, const char* what, const std::vector<Tensor>& 
                 size, ", not ", tensors.size());
 }
 
-Work launch_together(const std::shared_ptr<GroupState>& state, const std::vector<CallBuilder>& calls) {
+Work launch_together(const std::shared_ptr<GroupState>& state, std::vector<CallBuilder>& calls) {
   Operations operations;
-  for (const CallBuilder& call : calls) operations.push_back(call.handle());
+  for (CallBuilder& call : calls) operations.push_back(call.complete());
   CHORALE_CHECK_STATE(!state->collecting, "[coalescing] several tensors in one call are coalesced already");
   start_together(*state, operations);
   return Work(state->engine, std::move(operations));
@@ -172,8 +171,6 @@ Work Group::all_reduce_span(Span data, Reduction reduction, const CallOptions& o
 
 Work Group::all_reduce(const Tensor& tensor, Reduction reduction, const CallOptions& options) const {
   if (!state_) return outside("all_reduce");
-  if (sums_on_device(state_, tensor, reduction, options))
-    return all_reduce_on_device(state_, tensor, reduction, options);
   CallBuilder call(state_, CallKind::kAllReduce, options);
   CHORALE_CHECK(tensor.defined(), "[all_reduce] the tensor is undefined");
   call.set_reduction(reduction, tensor.dtype());

@@ -187,8 +187,8 @@ std::vector<ShmIdentity> neighbours_of(const std::vector<ShmIdentity>& identitie
 
 // What this process has made is not its forked child's to end.
 std::shared_ptr<GroupState> owned_here(std::shared_ptr<GroupState> state) {
-  state->engine = kept_by_children(std::move(state->engine));
-  return kept_by_children(std::move(state));
+  state->engine = base::kept_by_children(std::move(state->engine));
+  return base::kept_by_children(std::move(state));
 }
 
 // `maker` made the segment of the members on this host, `id` is the first member's number.

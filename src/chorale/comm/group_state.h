@@ -6,18 +6,15 @@
 
 namespace chorale::comm {
 
-class DeviceSums;
-struct DeviceQuestion;
+class GroupDevices;
 
 struct GroupState {
   std::shared_ptr<RankContext> context;
   std::shared_ptr<Engine> engine;
   std::vector<ShmIdentity> identities;  // of the members
   std::chrono::milliseconds timeout{};
-  Operations* collecting = nullptr;  // of the open Coalescing scope
-  // Note [Sums on a shared device]: which device all have, and what they lend each other if it is one.
-  std::shared_ptr<DeviceQuestion> device_question;
-  std::shared_ptr<DeviceSums> device_sums;
+  Operations* collecting = nullptr;       // of the open Coalescing scope
+  std::shared_ptr<GroupDevices> devices;  // Note [Calls by devices]
 
   const Membership& membership() const { return engine->membership(); }
   int size() const { return membership().size(); }

@@ -24,7 +24,7 @@ LentStorages& lent_storages() {
 
 }  // namespace
 
-Lent::Lent(Intrusive<Storage> storage) : storage_(std::move(storage)) {
+Lent::Lent(base::Intrusive<Storage> storage) : storage_(std::move(storage)) {
   LentStorages& all = lent_storages();
   const std::lock_guard lock(all.mutex);
   std::shared_ptr<int>& readers = all.readers[storage_.get()];

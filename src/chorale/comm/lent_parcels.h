@@ -2,11 +2,11 @@
 //
 // Note [Lent parcels]
 // A large parcel is copied twice on one host: by its sender, which may have its memory back at once, and by its
-// receiver. One whose tag has this bit is lent instead: its receiver reads it where it is, so its bytes must not be
-// written before the receiver has them. The storage is kept until the receiver has given it back or is gone, however
-// long that takes. A sender that wants to write waits for that (reclaim()), and takes fresh pages if it takes too long:
-// the receiver still sees what was sent. Between hosts, among threads of one process, and where the memory cannot be
-// shared, a lent parcel is like any other.
+// receiver. One whose tag has this bit is lent instead: its receiver reads it where it is, through a mapping that
+// cannot write, so its bytes must not be written before the receiver has them. The storage is kept until the receiver
+// has given it back or is gone, however long that takes. A sender that wants to write waits for that (reclaim()), and
+// takes fresh pages if it takes too long: the receiver still sees what was sent. Between hosts, among threads of one
+// process, and where the memory cannot be shared, a lent parcel is like any other.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ bool reclaim(const Storage& storage, Deadline deadline);
 class Lent {
  public:
   Lent() = default;
-  explicit Lent(Intrusive<Storage> storage);
+  explicit Lent(base::Intrusive<Storage> storage);
   Lent(Lent&& other) noexcept = default;
   Lent& operator=(Lent&& other) noexcept;
   ~Lent() { end(); }
@@ -37,7 +37,7 @@ class Lent {
 
  private:
   void end();
-  Intrusive<Storage> storage_;
+  base::Intrusive<Storage> storage_;
   std::shared_ptr<int> readers_;  // of these pages
 };
 

@@ -29,20 +29,20 @@ class MessageQueue {
   MessageQueue& operator=(const MessageQueue&) = delete;
 
   // These two throw GroupFailed or CallFailed.
-  virtual void submit(const Intrusive<Operation>& operation) = 0;
+  virtual void submit(const base::Intrusive<Operation>& operation) = 0;
   // Moves everything as far as it goes; `done` gets the operations that are finished.
-  virtual void progress(std::vector<Intrusive<Operation>>& done) = 0;
+  virtual void progress(std::vector<base::Intrusive<Operation>>& done) = 0;
   virtual bool idle() const = 0;
   // One of those in flight; null when there is none. A queue that is not idle may still have none: then it owes a word
   // to a peer.
-  virtual Intrusive<Operation> pending() const = 0;
+  virtual base::Intrusive<Operation> pending() const = 0;
   // Gives up one parcel. False when it is not in flight any more.
   virtual bool remove(const Operation& parcel) = 0;
   // All that is in flight, given up.
-  virtual std::vector<Intrusive<Operation>> abandon() = 0;
+  virtual std::vector<base::Intrusive<Operation>> abandon() = 0;
 
   // Parcels that have failed in progress(), each for itself.
-  using Failed = std::vector<std::pair<Intrusive<Operation>, CallFailed>>;
+  using Failed = std::vector<std::pair<base::Intrusive<Operation>, CallFailed>>;
   Failed take_failed() { return std::exchange(failed_, {}); }
 
  protected:

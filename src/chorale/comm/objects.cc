@@ -65,8 +65,8 @@ void broadcast_object_list(const Group& group, std::vector<Value>& values, int r
   group.broadcast(std::span(head), root).wait();
   Tensor bytes = is_root && device == kCpu ? as_bytes(text) : Tensor::empty({head[1]}, DType::kU8, device);
   if (is_root && device != kCpu) copy_between_devices(as_bytes(text), bytes);
+  bytes = on_host(bytes);  // ranks may name different devices: only the host's memory is the same for all
   group.broadcast(bytes, root).wait();
-  bytes = on_host(bytes);
   CHORALE_CHECK(length == head[0], "[broadcast_object_list] this rank passes ", length, " values, the root ", head[0]);
   if (!is_root) values = as_value(bytes).as<List>();
 }

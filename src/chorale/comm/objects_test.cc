@@ -91,7 +91,7 @@ void broadcast_samples(const Group& group, int root) {
 
 // spec: test_broadcast_object_list
 TEST(Objects, AreBroadcast) {
-  sim::add_device({.most_delay = std::chrono::microseconds(20)});
+  sim::add_device({.devices = 4, .most_delay = std::chrono::microseconds(20)});
   for (DebugLevel level : {DebugLevel::kOff, DebugLevel::kDetail}) {
     set_debug_level(level);
     run_ranks(6, [](Group& world) {

@@ -34,7 +34,7 @@ struct Chunk {
 //   all_reduce  1                    1: everybody's chunk, combined
 //   reduce      1                    root: 1, combined
 //   reduce_scatter  n                1: what everybody gives to this rank, combined
-struct Operation : RefCounted {
+struct Operation : base::RefCounted {
   // Not defaulted: a pool would then fill all of it with zeros first, on the path of every call.
   Operation() {}  // NOLINT(modernize-use-equals-default)
 
@@ -72,7 +72,7 @@ struct Operation : RefCounted {
   std::vector<std::vector<int64_t>> shapes;
 
   // What must live until it is done, what is then done with the result, and callbacks.
-  SmallVector<Intrusive<chorale::Storage>, 2> keep;
+  SmallVector<base::Intrusive<chorale::Storage>, 2> keep;
   Tensors results;
   std::vector<std::function<void()>> finish;
   std::vector<std::function<void()>> then;
@@ -85,7 +85,7 @@ struct Operation : RefCounted {
   bool is_message() const { return kind == CallKind::kSend || kind == CallKind::kRecv; }
   bool pending() const { return state.load(std::memory_order_acquire) == State::kPending; }
 
-  static Intrusive<Operation> make() { return Intrusive<Operation>::adopt(base::Pool<Operation>::make()); }
+  static base::Intrusive<Operation> make() { return base::Intrusive<Operation>::adopt(base::Pool<Operation>::make()); }
   static void destroy(Operation* operation) { base::Pool<Operation>::recycle(operation); }
 };
 

@@ -1,12 +1,15 @@
 // Parcels: messages whose receiver knows neither their size nor their sender (Note [Parcels] in comm/message_queue.h).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <csignal>
+#include <fstream>
 #include <latch>
 #include <map>
 #include <set>
+#include <sstream>
 #include <thread>
 #include <tuple>
 
@@ -15,6 +18,7 @@
 #include "chorale/comm/lent_parcels.h"
 #include "chorale/comm/run_ranks_test_util.h"
 #include "chorale/comm/shared_copy.h"
+#include "chorale/device/allocator.h"
 
 namespace chorale::comm {
 namespace {
@@ -264,12 +268,12 @@ TEST(Parcels, AnswerManyThreadsOfManyRanks) {
   run_hosts({0, 0, 1}, body);
 }
 
-TEST(Parcels, AreCopiedAlikeInBothWays) {
+TEST(Parcels, AreCopiedAlikeInEveryWay) {
   constexpr size_t kCopySizes[] = {0,      1, 63, 64, 65, 200, kTriedBytes, (64 << 10) - 1, 64 << 10, (64 << 10) + 77,
                                    300'001};
   std::vector<std::byte> from(400'000), to(from.size());
   for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * 31 + i / 251 + 1);
-  for (const auto copy : {copy_shared, copy_past_caches}) {
+  for (const auto copy : {copy_shared, copy_for_others, copy_past_caches}) {
     for (const size_t bytes : kCopySizes) {
       for (const size_t offset : {size_t{0}, size_t{1}, size_t{16}, size_t{63}}) {
         std::fill(to.begin(), to.end(), std::byte{0});
@@ -304,6 +308,40 @@ TEST(Parcels, ThatAreLentArriveAsTheyWereThoughTheirSenderWritesFreshPages) {
       EXPECT_TRUE(is_parcel_of(receive(group, 0, kTag).bytes, kBytes, 5));
       group.send_parcel(parcel_of(1, 1), 0).wait();
     }
+  });
+  EXPECT_EQ(ends, (std::vector<int>{0, 0}));
+}
+
+// How this process has mapped arenas of others: "r--s", "rw-s".
+std::set<std::string> ways_of_mapping_peers() {
+  struct stat own {};
+  EXPECT_EQ(fstat(cpu_allocator().source().shared_descriptor(), &own), 0);
+  std::set<std::string> ways;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    std::istringstream words(line);
+    std::string addresses, way, offset, device, path;
+    uint64_t inode = 0;
+    words >> addresses >> way >> offset >> device >> inode >> path;
+    if (path.starts_with("/memfd:chorale-arenas") && inode != own.st_ino) ways.insert(way);
+  }
+  return ways;
+}
+
+TEST(Parcels, CannotMakeTheirReceiverWriteTheSendersMemory) {
+  const std::vector<int> ends = run_processes(2, [](Group& group) {
+    constexpr int64_t kBytes = 3'000'000;
+    const int other = 1 - group.rank();
+    const Tensor x = parcel_of(kBytes, group.rank());
+    group.send_parcel(x, other, kLentTag).wait();
+    EXPECT_TRUE(is_parcel_of(receive(group, other, kLentTag).bytes, kBytes, other));
+    EXPECT_EQ(ways_of_mapping_peers(), std::set<std::string>{"r--s"});
+    // A sum in place writes the peer's memory, and has a mapping of its own for that.
+    const Tensor sum = Tensor::empty({1 << 20}, DType::kF32);
+    std::fill_n(sum.data<float>(), 1 << 20, 1.0F);
+    group.all_reduce(sum).wait();
+    EXPECT_EQ(sum.data<float>()[7], 2);
+    EXPECT_EQ(ways_of_mapping_peers(), (std::set<std::string>{"r--s", "rw-s"}));
   });
   EXPECT_EQ(ends, (std::vector<int>{0, 0}));
 }

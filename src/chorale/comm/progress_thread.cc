@@ -48,7 +48,7 @@ class ProgressThread::Mover {
 };
 
 ProgressThread::ProgressThread(std::shared_ptr<Engine> engine)
-    : mover_(kept_by_children(std::make_shared<Mover>(std::move(engine)))) {}
+    : mover_(base::kept_by_children(std::make_shared<Mover>(std::move(engine)))) {}
 
 void ProgressThread::wake() { mover_->wake(); }
 

@@ -38,7 +38,7 @@ class RankContext {
   std::shared_ptr<NetHub> net;
 
   // Threads, connections and shared memory are of the process that made them.
-  const ForkMark made;
+  const base::ForkMark made;
 
   // Memory that peers can map, for data that lies elsewhere.
   CachingAllocator& scratch();

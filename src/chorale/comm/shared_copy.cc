@@ -16,6 +16,19 @@ constexpr size_t kLeastTimedBytes = 64 << 10;
 // Between 3 ns, a line that another core has written and this one reads, and 30 ns, one that has to be taken away.
 constexpr double kSlowNsPerLine = 10;
 
+// The first `tried` bytes tell how to copy the rest.
+void copy_timed(std::byte* to, const std::byte* from, size_t bytes, size_t tried) {
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  std::memcpy(to, from, tried);
+  const std::chrono::duration<double, std::nano> time = Clock::now() - start;
+  if (time.count() > kSlowNsPerLine * static_cast<double>(tried / kLine)) {
+    copy_past_caches(to + tried, from + tried, bytes - tried);
+  } else {
+    std::memcpy(to + tried, from + tried, bytes - tried);
+  }
+}
+
 }  // namespace
 
 void copy_past_caches(std::byte* to, const std::byte* from, size_t bytes) {
@@ -41,15 +54,11 @@ void copy_shared(std::byte* to, const std::byte* from, size_t bytes) {
     if (bytes > 0) std::memcpy(to, from, bytes);
     return;
   }
-  using Clock = std::chrono::steady_clock;
-  const auto start = Clock::now();
-  std::memcpy(to, from, kTriedBytes);
-  const std::chrono::duration<double, std::nano> time = Clock::now() - start;
-  if (time.count() > kSlowNsPerLine * kTriedBytes / kLine) {
-    copy_past_caches(to + kTriedBytes, from + kTriedBytes, bytes - kTriedBytes);
-  } else {
-    std::memcpy(to + kTriedBytes, from + kTriedBytes, bytes - kTriedBytes);
-  }
+  copy_timed(to, from, bytes, kTriedBytes);
+}
+
+void copy_for_others(std::byte* to, const std::byte* from, size_t bytes) {
+  copy_timed(to, from, bytes, std::min(kTriedBytes, bytes / 4));
 }
 
 }  // namespace chorale::comm

@@ -114,7 +114,7 @@ class Doorkeeper {
 
 // A forked child has no such thread.
 Doorkeeper& doorkeeper() {
-  static const std::shared_ptr<Doorkeeper> keeper = kept_by_children(std::make_shared<Doorkeeper>());
+  static const std::shared_ptr<Doorkeeper> keeper = base::kept_by_children(std::make_shared<Doorkeeper>());
   return *keeper;
 }
 

@@ -12,7 +12,7 @@
 namespace chorale::comm {
 
 class Future;
-using Operations = SmallVector<Intrusive<Operation>, 1>;
+using Operations = SmallVector<base::Intrusive<Operation>, 1>;
 
 // A collective or message in flight. Thread-safe. It owns the storages of tensors passed to it; a plain span must
 // outlive it. Dropping it does not cancel anything. Where the group has no thread of its own (Group::moves_by_itself),

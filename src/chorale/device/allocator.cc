@@ -38,18 +38,19 @@ constexpr size_t class_bytes(int size_class) {
   const int log = 9 + (size_class - kFineClasses) / 4;
   return (size_t{1} << log) + (size_t{1} << (log - 2)) * static_cast<size_t>((size_class - kFineClasses) % 4 + 1);
 }
-static_assert(class_of(kLargestSmallBytes) == kClasses - 1 && class_bytes(kClasses - 1) == kLargestSmallBytes);
+static_assert(class_of(memory::kLargestSmallBytes) == kClasses - 1 &&
+              class_bytes(kClasses - 1) == memory::kLargestSmallBytes);
 static_assert(class_bytes(class_of(513)) == 640 && class_bytes(class_of(640)) == 640 && class_of(1) == 0);
 
 // Blocks of larger classes are whole pages.
 constexpr size_t kLargestSharingBytes = 16 << 10;
 constexpr bool large_classes_are_whole_pages() {
   for (int c = 0; c < kClasses; ++c) {
-    if (class_bytes(c) > kLargestSharingBytes && class_bytes(c) % kPageBytes != 0) return false;
+    if (class_bytes(c) > kLargestSharingBytes && class_bytes(c) % memory::kPageBytes != 0) return false;
   }
   return true;
 }
-static_assert(large_classes_are_whole_pages() && kSpanBytes % kPageBytes == 0);
+static_assert(large_classes_are_whole_pages() && kSpanBytes % memory::kPageBytes == 0);
 
 struct FreeLink {
   FreeLink* next;
@@ -70,7 +71,7 @@ struct Span {
 }  // namespace
 
 // Free lists of one thread. Only its thread touches it, but for `remote`, where other threads push.
-struct ThreadCache {
+struct memory::ThreadCache {
   std::array<FreeLink*, kClasses> free{};
   // Where the next block of a class is cut off when the list is empty.
   struct Rest {
@@ -79,7 +80,7 @@ struct ThreadCache {
   };
   std::array<Rest, kClasses> rests{};
   std::map<std::byte*, Span> spans;
-  alignas(kBlockAlignment) std::atomic<FreeLink*> remote{nullptr};
+  alignas(memory::kBlockAlignment) std::atomic<FreeLink*> remote{nullptr};
 
   void collect_remote() {
     FreeLink* link = remote.exchange(nullptr, std::memory_order_acquire);
@@ -95,11 +96,11 @@ struct ThreadCache {
 // Which allocators there are is a fact about the process: fork() copies them all.
 struct AllAllocators {
   std::mutex mutex;
-  std::vector<AllocatorState*> states;
+  std::vector<memory::AllocatorState*> states;
 };
 AllAllocators& all_allocators();
 
-struct AllocatorState {
+struct memory::AllocatorState {
   AllocatorState() {
     AllAllocators& all = all_allocators();
     const std::lock_guard lock(all.mutex);
@@ -107,15 +108,15 @@ struct AllocatorState {
   }
   const uint64_t id = next_id.fetch_add(1);
   std::mutex mutex;  // guards everything below but the atomics and the map's readers
-  std::unique_ptr<ArenaSource> source;
+  std::unique_ptr<memory::ArenaSource> source;
   std::vector<std::unique_ptr<memory::Arena>> arenas;
   std::vector<std::unique_ptr<memory::Arena>> returned;  // a reader of the map may still look at them
   ArenaMap map;
   PageRuns runs{map};
   // Large blocks freed lately, by exact size: a training step asks for the same sizes again.
   std::unordered_map<size_t, std::vector<std::byte*>> recent;
-  std::vector<std::unique_ptr<ThreadCache>> caches;
-  std::vector<ThreadCache*> idle_caches;  // their threads have ended
+  std::vector<std::unique_ptr<memory::ThreadCache>> caches;
+  std::vector<memory::ThreadCache*> idle_caches;  // their threads have ended
   std::atomic<size_t> current{0}, peak{0}, reserved{0};
 
   ~AllocatorState() {
@@ -160,8 +161,8 @@ struct AllocatorState {
     if (std::byte* base = runs.take(bytes)) return base;
     flush_recent();
     if (std::byte* base = runs.take(bytes)) return base;
-    const memory::Arena arena = source->acquire(round_up(bytes, kArenaBytes));
-    CHORALE_INVARIANT(reinterpret_cast<uintptr_t>(arena.base) % kArenaBytes == 0, "arena is not aligned");
+    const memory::Arena arena = source->acquire(round_up(bytes, memory::kArenaBytes));
+    CHORALE_INVARIANT(reinterpret_cast<uintptr_t>(arena.base) % memory::kArenaBytes == 0, "arena is not aligned");
     arenas.push_back(std::make_unique<memory::Arena>(arena));
     map.set(*arenas.back());
     reserved.fetch_add(arena.bytes);
@@ -170,14 +171,14 @@ struct AllocatorState {
     return runs.take(bytes);
   }
   // Gives back the pages of spans without live blocks. The caller is the cache's thread, or the cache has none.
-  void release_spans(ThreadCache& cache) {
+  void release_spans(memory::ThreadCache& cache) {
     cache.collect_remote();
     const auto span_of = [&](std::byte* block) { return std::prev(cache.spans.upper_bound(block)); };
     for (size_t c = 0; c < kClasses; ++c) {
       for (FreeLink* link = cache.free[c]; link; link = link->next) {
         ++span_of(reinterpret_cast<std::byte*>(link))->second.free_blocks;
       }
-      const ThreadCache::Rest& rest = cache.rests[c];
+      const memory::ThreadCache::Rest& rest = cache.rests[c];
       if (rest.next != rest.end) {
         span_of(rest.next)->second.free_blocks +=
             static_cast<size_t>(rest.end - rest.next) / class_bytes(static_cast<int>(c));
@@ -193,7 +194,7 @@ struct AllocatorState {
           at = &link->next;
         }
       }
-      ThreadCache::Rest& rest = cache.rests[c];
+      memory::ThreadCache::Rest& rest = cache.rests[c];
       if (rest.next != rest.end && is_dead(span_of(rest.next)->second)) rest = {};
     }
     for (auto at = cache.spans.begin(); at != cache.spans.end();) {
@@ -215,8 +216,8 @@ namespace {
 struct ThreadCaches {
   struct Entry {
     uint64_t id;
-    std::weak_ptr<AllocatorState> state;
-    ThreadCache* cache;
+    std::weak_ptr<memory::AllocatorState> state;
+    memory::ThreadCache* cache;
   };
   std::vector<Entry> entries;
   ~ThreadCaches();
@@ -224,23 +225,23 @@ struct ThreadCaches {
 // The last hit, kept apart because it needs no constructor: the fast path is two loads.
 struct LastHit {
   uint64_t id = 0;
-  ThreadCache* cache = nullptr;
+  memory::ThreadCache* cache = nullptr;
   bool ending = false;  // thread_caches is gone
 };
 constinit thread_local LastHit last_hit;
 thread_local ThreadCaches thread_caches;
 
-ThreadCache* adopt_cache(AllocatorState& state) {
+memory::ThreadCache* adopt_cache(memory::AllocatorState& state) {
   const std::lock_guard lock(state.mutex);
   if (state.idle_caches.empty()) {
-    state.caches.push_back(std::make_unique<ThreadCache>());
+    state.caches.push_back(std::make_unique<memory::ThreadCache>());
     return state.caches.back().get();
   }
-  ThreadCache* cache = state.idle_caches.back();
+  memory::ThreadCache* cache = state.idle_caches.back();
   state.idle_caches.pop_back();
   return cache;
 }
-void leave_cache(AllocatorState& state, ThreadCache* cache) {
+void leave_cache(memory::AllocatorState& state, memory::ThreadCache* cache) {
   const std::lock_guard lock(state.mutex);
   state.idle_caches.push_back(cache);
 }
@@ -253,7 +254,7 @@ ThreadCaches::~ThreadCaches() {
 }
 
 // Null when the thread is ending and has no cache any more.
-[[gnu::noinline]] ThreadCache* find_cache(const std::shared_ptr<AllocatorState>& state) {
+[[gnu::noinline]] memory::ThreadCache* find_cache(const std::shared_ptr<memory::AllocatorState>& state) {
   if (last_hit.ending) return nullptr;
   auto& entries = thread_caches.entries;
   auto found = std::find_if(entries.begin(), entries.end(), [&](const auto& entry) { return entry.id == state->id; });
@@ -266,13 +267,13 @@ ThreadCaches::~ThreadCaches() {
   return found->cache;
 }
 
-inline ThreadCache* cache_of(const std::shared_ptr<AllocatorState>& state) {
+inline memory::ThreadCache* cache_of(const std::shared_ptr<memory::AllocatorState>& state) {
   if (last_hit.id == state->id) [[likely]]
     return last_hit.cache;
   return find_cache(state);
 }
 
-[[gnu::noinline]] std::byte* refill(AllocatorState& state, ThreadCache& cache, int size_class) {
+[[gnu::noinline]] std::byte* refill(memory::AllocatorState& state, memory::ThreadCache& cache, int size_class) {
   const auto at = static_cast<size_t>(size_class);
   cache.collect_remote();
   if (FreeLink* link = cache.free[at]) {
@@ -280,9 +281,9 @@ inline ThreadCache* cache_of(const std::shared_ptr<AllocatorState>& state) {
     return reinterpret_cast<std::byte*>(link);
   }
   const size_t bytes = class_bytes(size_class);
-  ThreadCache::Rest& rest = cache.rests[at];
+  memory::ThreadCache::Rest& rest = cache.rests[at];
   if (rest.next == rest.end) {
-    const size_t span_bytes = round_up(bytes * std::max<size_t>(kSpanBytes / bytes, 1), kPageBytes);
+    const size_t span_bytes = round_up(bytes * std::max<size_t>(kSpanBytes / bytes, 1), memory::kPageBytes);
     const std::lock_guard lock(state.mutex);
     rest.next = state.take_pages(span_bytes);
     rest.end = rest.next + span_bytes / bytes * bytes;
@@ -291,7 +292,7 @@ inline ThreadCache* cache_of(const std::shared_ptr<AllocatorState>& state) {
   return std::exchange(rest.next, rest.next + bytes);
 }
 
-inline std::byte* take_block(AllocatorState& state, ThreadCache& cache, int size_class) {
+inline std::byte* take_block(memory::AllocatorState& state, memory::ThreadCache& cache, int size_class) {
   FreeLink*& head = cache.free[static_cast<size_t>(size_class)];
   if (!head) [[unlikely]]
     return refill(state, cache, size_class);
@@ -300,16 +301,17 @@ inline std::byte* take_block(AllocatorState& state, ThreadCache& cache, int size
 
 }  // namespace
 
-CachingAllocator::CachingAllocator(std::unique_ptr<ArenaSource> source) : state_(std::make_shared<AllocatorState>()) {
+CachingAllocator::CachingAllocator(std::unique_ptr<memory::ArenaSource> source)
+    : state_(std::make_shared<memory::AllocatorState>()) {
   state_->source = std::move(source);
 }
 CachingAllocator::~CachingAllocator() = default;
 
 memory::Block CachingAllocator::allocate(size_t bytes) {
   if (bytes == 0) return {};
-  if (bytes > kLargestSmallBytes) {
+  if (bytes > memory::kLargestSmallBytes) {
     CHORALE_CHECK(bytes < size_t{1} << 46, "[allocator] ", bytes, " bytes asked for: is a shape wrong?");
-    const size_t rounded = round_up(bytes, kPageBytes);
+    const size_t rounded = round_up(bytes, memory::kPageBytes);
     std::byte* data;
     {
       const std::lock_guard lock(state_->mutex);
@@ -320,7 +322,7 @@ memory::Block CachingAllocator::allocate(size_t bytes) {
     return {data, rounded, nullptr};
   }
   const int size_class = class_of(bytes);
-  ThreadCache* cache = cache_of(state_);
+  memory::ThreadCache* cache = cache_of(state_);
   std::byte* data;
   if (cache) [[likely]] {
     data = take_block(*state_, *cache, size_class);
@@ -371,10 +373,10 @@ void CachingAllocator::reset_peak() {
 }
 
 void CachingAllocator::trim() {
-  ThreadCache* own = cache_of(state_);
+  memory::ThreadCache* own = cache_of(state_);
   const std::lock_guard lock(state_->mutex);
   if (own) state_->release_spans(*own);
-  for (ThreadCache* idle : state_->idle_caches) state_->release_spans(*idle);
+  for (memory::ThreadCache* idle : state_->idle_caches) state_->release_spans(*idle);
   state_->flush_recent();
   std::vector<std::unique_ptr<memory::Arena>> kept;
   for (std::unique_ptr<memory::Arena>& arena : state_->arenas) {
@@ -391,7 +393,7 @@ void CachingAllocator::trim() {
 }
 
 bool owns_pages(const std::byte* begin, size_t bytes) {
-  const auto is_aligned = [](const std::byte* at) { return reinterpret_cast<uintptr_t>(at) % kPageBytes == 0; };
+  const auto is_aligned = [](const std::byte* at) { return reinterpret_cast<uintptr_t>(at) % memory::kPageBytes == 0; };
   return bytes > kLargestSharingBytes || (is_aligned(begin) && is_aligned(begin + bytes));
 }
 
@@ -401,9 +403,9 @@ std::optional<memory::Location> CachingAllocator::locate(const void* address) co
   return memory::Location{*arena, static_cast<size_t>(static_cast<const std::byte*>(address) - arena->base)};
 }
 
-ArenaSource& CachingAllocator::source() { return *state_->source; }
+memory::ArenaSource& CachingAllocator::source() { return *state_->source; }
 
-void CachingAllocator::set_source(std::unique_ptr<ArenaSource> source) {
+void CachingAllocator::set_source(std::unique_ptr<memory::ArenaSource> source) {
   const std::lock_guard lock(state_->mutex);
   CHORALE_CHECK_STATE(state_->arenas.empty(),
                       "[allocator] the source of memory can change only before the first tensor; ",
@@ -417,13 +419,13 @@ namespace {
 
 void before_fork() {
   all_allocators().mutex.lock();
-  for (AllocatorState* state : all_allocators().states) {
+  for (memory::AllocatorState* state : all_allocators().states) {
     state->mutex.lock();
     if (SharedPages* pages = state->shared()) pages->before_fork();
   }
 }
 void after_fork(void (SharedPages::*resume)() noexcept) {
-  for (AllocatorState* state : all_allocators().states) {
+  for (memory::AllocatorState* state : all_allocators().states) {
     if (SharedPages* pages = state->shared()) (pages->*resume)();
     state->mutex.unlock();
   }

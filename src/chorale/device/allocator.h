@@ -19,6 +19,8 @@
 
 namespace chorale {
 
+namespace memory {
+
 inline constexpr size_t kBlockAlignment = 64;
 inline constexpr size_t kPageBytes = 4096;
 inline constexpr size_t kArenaBytes = size_t{64} << 20;  // arenas are multiples of this, and aligned to it
@@ -26,8 +28,6 @@ inline constexpr size_t kLargestSmallBytes = size_t{256} << 10;
 
 struct ThreadCache;
 struct AllocatorState;
-
-namespace memory {
 
 // A stretch of address space that a source gave us. `source_offset` is its place in what the source shares with others.
 struct Arena {
@@ -50,22 +50,23 @@ struct Location {
   uint64_t source_offset() const { return arena.source_offset + offset; }
 };
 
-}  // namespace memory
-
 // Gives and takes back arenas. Called under the allocator's lock.
 class ArenaSource {
  public:
   virtual ~ArenaSource() = default;
   // `bytes` is a multiple of kArenaBytes; base must be aligned to kArenaBytes. Throws StateError when there is no
   // memory.
-  virtual memory::Arena acquire(size_t bytes) = 0;
-  virtual void release(const memory::Arena& arena) noexcept = 0;
+  virtual Arena acquire(size_t bytes) = 0;
+  virtual void release(const Arena& arena) noexcept = 0;
   // The descriptor that peers map, or -1 when the memory is private.
   virtual int shared_descriptor() const { return -1; }
 };
-std::unique_ptr<ArenaSource> private_pages();
+
+}  // namespace memory
+
+std::unique_ptr<memory::ArenaSource> private_pages();
 // One sparse memfd for the whole process: it has no name, so nothing is left behind when the process dies.
-std::unique_ptr<ArenaSource> shared_pages();
+std::unique_ptr<memory::ArenaSource> shared_pages();
 
 struct MemoryStats {
   size_t current_bytes = 0;   // in live blocks, as rounded up
@@ -92,7 +93,7 @@ class Allocator {
 
 class CachingAllocator final : public Allocator {
  public:
-  explicit CachingAllocator(std::unique_ptr<ArenaSource> source);
+  explicit CachingAllocator(std::unique_ptr<memory::ArenaSource> source);
   ~CachingAllocator() override;
 
   memory::Block allocate(size_t bytes) override;
@@ -103,12 +104,12 @@ class CachingAllocator final : public Allocator {
 
   // In constant time and without locks; nothing for memory that is not ours.
   std::optional<memory::Location> locate(const void* address) const;
-  ArenaSource& source();
+  memory::ArenaSource& source();
   // Throws StateError once an arena exists: memory cannot move under tensors.
-  void set_source(std::unique_ptr<ArenaSource> source);
+  void set_source(std::unique_ptr<memory::ArenaSource> source);
 
  private:
-  std::shared_ptr<AllocatorState> state_;  // shared with the threads that have caches in it
+  std::shared_ptr<memory::AllocatorState> state_;  // shared with the threads that have caches in it
 };
 
 // The process's allocator of the CPU. Its source is shared_pages() when the environment says that this process is one

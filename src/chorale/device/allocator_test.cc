@@ -24,7 +24,7 @@ struct Ledger {
   int acquired = 0, released = 0;
   std::map<std::byte*, size_t> arenas;
 };
-class CountingSource final : public ArenaSource {
+class CountingSource final : public memory::ArenaSource {
  public:
   explicit CountingSource(Ledger& ledger) : ledger_(ledger) {}
   memory::Arena acquire(size_t bytes) override {
@@ -43,7 +43,7 @@ class CountingSource final : public ArenaSource {
 
  private:
   Ledger& ledger_;
-  std::unique_ptr<ArenaSource> pages_ = private_pages();
+  std::unique_ptr<memory::ArenaSource> pages_ = private_pages();
 };
 
 class AllocatorTest : public testing::Test {
@@ -54,7 +54,7 @@ class AllocatorTest : public testing::Test {
 
 // 64, 128 … 512, then four sizes per doubling up to 256 KiB, then pages: the documented rounding, written another way.
 size_t expected_rounding(size_t bytes) {
-  if (bytes > kLargestSmallBytes) return (bytes + 4095) / 4096 * 4096;
+  if (bytes > memory::kLargestSmallBytes) return (bytes + 4095) / 4096 * 4096;
   size_t step = 64;
   while (step * 8 < bytes) step *= 2;
   return (bytes + step - 1) / step * step;
@@ -69,10 +69,10 @@ TEST_F(AllocatorTest, EveryBlockIsAlignedLargeEnoughAndRoundedByAtMostAQuarter) 
   }
   for (const size_t bytes : sizes) {
     const memory::Block block = allocator.allocate(bytes);
-    EXPECT_EQ(reinterpret_cast<uintptr_t>(block.data) % kBlockAlignment, 0u);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(block.data) % memory::kBlockAlignment, 0u);
     EXPECT_EQ(block.bytes, expected_rounding(bytes)) << bytes;
-    if (bytes > kLargestSmallBytes) {
-      EXPECT_EQ(reinterpret_cast<uintptr_t>(block.data) % kPageBytes, 0u);
+    if (bytes > memory::kLargestSmallBytes) {
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(block.data) % memory::kPageBytes, 0u);
     }
     std::memset(block.data, 0xab, bytes);
     allocator.deallocate(block);
@@ -133,7 +133,7 @@ TEST_F(AllocatorTest, AbsurdSizesAreErrorsThatShowThem) {
   EXPECT_EQ(ledger.acquired, 0);
 }
 
-class EmptySource final : public ArenaSource {
+class EmptySource final : public memory::ArenaSource {
  public:
   memory::Arena acquire(size_t bytes) override { throw StateError("no " + std::to_string(bytes)); }
   void release(const memory::Arena&) noexcept override {}
@@ -184,21 +184,21 @@ TEST_F(AllocatorTest, SmallBlocksWasteNoMoreThanTheirRounding) {
   // 40 KiB does not divide a span of 64 KiB: the rest must not be lost.
   std::vector<memory::Block> blocks;
   const size_t bytes = 40 << 10;
-  while ((blocks.size() + 1) * bytes <= kArenaBytes) blocks.push_back(allocator.allocate(bytes));
-  EXPECT_EQ(ledger.live_bytes, kArenaBytes);
+  while ((blocks.size() + 1) * bytes <= memory::kArenaBytes) blocks.push_back(allocator.allocate(bytes));
+  EXPECT_EQ(ledger.live_bytes, memory::kArenaBytes);
   for (const memory::Block& block : blocks) allocator.deallocate(block);
 }
 
 TEST_F(AllocatorTest, NeighboursMergeInsideAnArenaOfSeveralUnits) {
-  const memory::Block whole = allocator.allocate(4 * kArenaBytes);
+  const memory::Block whole = allocator.allocate(4 * memory::kArenaBytes);
   allocator.deallocate(whole);
   // Cut at the multiples of kArenaBytes, where another arena could begin but does not.
   std::vector<memory::Block> quarters;
   quarters.reserve(4);
-  for (int i = 0; i < 4; ++i) quarters.push_back(allocator.allocate(kArenaBytes));
+  for (int i = 0; i < 4; ++i) quarters.push_back(allocator.allocate(memory::kArenaBytes));
   EXPECT_EQ(ledger.acquired, 1);
   for (const memory::Block& block : quarters) allocator.deallocate(block);
-  const memory::Block again = allocator.allocate(4 * kArenaBytes);
+  const memory::Block again = allocator.allocate(4 * memory::kArenaBytes);
   EXPECT_EQ(ledger.acquired, 1);
   allocator.deallocate(again);
 }
@@ -206,7 +206,7 @@ TEST_F(AllocatorTest, NeighboursMergeInsideAnArenaOfSeveralUnits) {
 TEST_F(AllocatorTest, TrimGivesBackEveryArenaWithoutLiveBlocks) {
   std::vector<memory::Block> blocks;
   blocks.reserve(6);
-  for (int i = 0; i < 6; ++i) blocks.push_back(allocator.allocate(kArenaBytes - kPageBytes));
+  for (int i = 0; i < 6; ++i) blocks.push_back(allocator.allocate(memory::kArenaBytes - memory::kPageBytes));
   for (int i = 0; i < 1000; ++i) blocks.push_back(allocator.allocate(static_cast<size_t>(i + 1) * 100));
   const memory::Block kept = allocator.allocate(size_t{1} << 20);
   std::memset(kept.data, 0x5a, kept.bytes);
@@ -217,8 +217,8 @@ TEST_F(AllocatorTest, TrimGivesBackEveryArenaWithoutLiveBlocks) {
   EXPECT_GE(ledger.acquired, 6);
   for (const memory::Block& block : blocks) allocator.deallocate(block);
   allocator.trim();
-  EXPECT_EQ(ledger.live_bytes, kArenaBytes);
-  EXPECT_EQ(allocator.stats().reserved_bytes, kArenaBytes);
+  EXPECT_EQ(ledger.live_bytes, memory::kArenaBytes);
+  EXPECT_EQ(allocator.stats().reserved_bytes, memory::kArenaBytes);
   EXPECT_TRUE(std::all_of(kept.data, kept.data + kept.bytes, [](std::byte b) { return b == std::byte{0x5a}; }));
   allocator.deallocate(kept);
   allocator.trim();
@@ -263,10 +263,11 @@ TEST(Allocator, DestructionReleasesEverythingAtOnce) {
 TEST_F(AllocatorTest, LocateIsExactForEveryAddressAcrossArenas) {
   std::vector<memory::Block> blocks;
   blocks.reserve(4);
-  for (int i = 0; i < 4; ++i) blocks.push_back(allocator.allocate(kArenaBytes * static_cast<size_t>(i + 1) - 100));
+  for (int i = 0; i < 4; ++i)
+    blocks.push_back(allocator.allocate(memory::kArenaBytes * static_cast<size_t>(i + 1) - 100));
   blocks.push_back(allocator.allocate(100));
   for (const auto& [base, bytes] : ledger.arenas) {
-    for (const size_t at : {size_t{0}, size_t{1}, kArenaBytes - 1, bytes / 2 + 3, bytes - 1}) {
+    for (const size_t at : {size_t{0}, size_t{1}, memory::kArenaBytes - 1, bytes / 2 + 3, bytes - 1}) {
       const auto location = allocator.locate(base + at);
       ASSERT_TRUE(location);
       EXPECT_EQ(location->arena.base, base);
@@ -308,7 +309,7 @@ TEST_F(AllocatorTest, TheSourceCannotChangeOnceAnArenaExists) {
     allocator.set_source(private_pages());
     FAIL() << "no error";
   } catch (const StateError& error) {
-    EXPECT_NE(std::string(error.what()).find(std::to_string(kArenaBytes)), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find(std::to_string(memory::kArenaBytes)), std::string::npos) << error.what();
   }
   allocator.deallocate(block);
 }
@@ -317,7 +318,7 @@ TEST(Allocator, SharedPagesAreSeenThroughAnotherMapping) {
   CachingAllocator allocator(shared_pages());
   std::vector<memory::Block> blocks;
   for (int i = 0; i < 3; ++i) {
-    blocks.push_back(allocator.allocate(kArenaBytes / 2 + kPageBytes));  // one arena each
+    blocks.push_back(allocator.allocate(memory::kArenaBytes / 2 + memory::kPageBytes));  // one arena each
     std::memset(blocks.back().data, 'a' + i, blocks.back().bytes);
   }
   const int descriptor = allocator.source().shared_descriptor();
@@ -378,10 +379,10 @@ TEST(CachingAllocator, BlocksAbove16KiBAreAloneInTheirPages) {
     blocks.reserve(40);
     for (int i = 0; i < 40; ++i) blocks.push_back(allocator.allocate(bytes));
     const auto first_page = [](const memory::Block& block) {
-      return reinterpret_cast<uintptr_t>(block.data) / kPageBytes;
+      return reinterpret_cast<uintptr_t>(block.data) / memory::kPageBytes;
     };
     const auto last_page = [&](const memory::Block& block) {
-      return (reinterpret_cast<uintptr_t>(block.data) + bytes - 1) / kPageBytes;
+      return (reinterpret_cast<uintptr_t>(block.data) + bytes - 1) / memory::kPageBytes;
     };
     for (const memory::Block& block : blocks) {
       if (!owns_pages(block.data, bytes)) continue;

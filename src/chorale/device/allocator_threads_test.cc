@@ -69,7 +69,7 @@ TEST_F(AllocatorThreadsTest, AnEndedThreadsMemoryIsAdoptedByTheNext) {
   for (int i = 0; i < 200; ++i) {
     std::thread([&] { allocator.deallocate(allocator.allocate(1000)); }).join();
   }
-  EXPECT_EQ(allocator.stats().reserved_bytes, kArenaBytes);
+  EXPECT_EQ(allocator.stats().reserved_bytes, memory::kArenaBytes);
 }
 
 // Allocates while the thread's variables are destroyed, after the allocator's own.
@@ -95,7 +95,7 @@ TEST_F(AllocatorThreadsTest, AThreadMayAllocateUntilItsVeryEnd) {
     }).join();
   }
   EXPECT_EQ(allocator.stats().current_bytes, 0u);
-  EXPECT_EQ(allocator.stats().reserved_bytes, kArenaBytes);
+  EXPECT_EQ(allocator.stats().reserved_bytes, memory::kArenaBytes);
   allocator.trim();  // no cache was lost with its thread
   EXPECT_EQ(allocator.stats().reserved_bytes, 0u);
 }
@@ -155,7 +155,7 @@ TEST_F(AllocatorThreadsTest, ManyThreadsPassBlocksAround) {
       if (random() % 500 == 0) allocator.trim();
       if (random() % 500 == 0) allocator.reset_peak();
       const MemoryStats stats = allocator.stats();
-      if (stats.reserved_bytes > size_t{64} * kArenaBytes) ++torn;
+      if (stats.reserved_bytes > size_t{64} * memory::kArenaBytes) ++torn;
       if (!allocator.locate(&held)) continue;
       ++torn;  // the stack is not ours
     }

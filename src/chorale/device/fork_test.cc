@@ -70,15 +70,15 @@ TEST_F(Fork, AChildDoesNotSeeWhatItsParentWritesLater) {
 
 TEST_F(Fork, RenewedPagesAreCopiedFromWhereTheyLie) {
   std::memset(block.data, 1, kBytes);
-  dynamic_cast<SharedPages&>(allocator.source()).renew(block.data + 3 * kPageBytes, 2 * kPageBytes);
-  std::memset(block.data + 4 * kPageBytes, 1, 16);
+  dynamic_cast<SharedPages&>(allocator.source()).renew(block.data + 3 * memory::kPageBytes, 2 * memory::kPageBytes);
+  std::memset(block.data + 4 * memory::kPageBytes, 1, 16);
   EXPECT_TRUE(in_child([&] { return all_are(block, 1); }));
 }
 
 TEST_F(Fork, AChildAllocatesAndFreesWithoutTouchingItsParent) {
   std::memset(block.data, 1, kBytes);
   EXPECT_TRUE(in_child([&] {
-    const memory::Block own = allocator.allocate(kArenaBytes + kBytes);  // a new arena
+    const memory::Block own = allocator.allocate(memory::kArenaBytes + kBytes);  // a new arena
     std::memset(own.data, 4, own.bytes);
     const auto place = allocator.locate(block.data);
     // What is private cannot be shown to peers; what is new can.
@@ -91,7 +91,7 @@ TEST_F(Fork, AChildAllocatesAndFreesWithoutTouchingItsParent) {
     return hidden && shown;
   }));
   EXPECT_TRUE(all_are(block, 1));
-  const memory::Block next = allocator.allocate(kArenaBytes);
+  const memory::Block next = allocator.allocate(memory::kArenaBytes);
   std::memset(next.data, 5, kBytes);
   EXPECT_TRUE(all_are(block, 1));
   allocator.deallocate(next);
@@ -100,11 +100,11 @@ TEST_F(Fork, AChildAllocatesAndFreesWithoutTouchingItsParent) {
 TEST_F(Fork, AllocatingThreadsDoNotLeaveAChildStuck) {
   std::atomic<bool> stop{false};
   std::thread busy([&] {
-    while (!stop) allocator.deallocate(allocator.allocate(kLargestSmallBytes * 2));
+    while (!stop) allocator.deallocate(allocator.allocate(memory::kLargestSmallBytes * 2));
   });
   for (int i = 0; i < 20; ++i) {
     EXPECT_TRUE(in_child([&] {
-      const memory::Block own = allocator.allocate(kLargestSmallBytes * 3);
+      const memory::Block own = allocator.allocate(memory::kLargestSmallBytes * 3);
       std::memset(own.data, 1, own.bytes);
       allocator.deallocate(own);
       return true;

@@ -27,7 +27,7 @@ class ArenaMap {
   void set(const memory::Arena& arena) { set(arena, &arena); }
   void forget(const memory::Arena& arena) { set(arena, nullptr); }
   const memory::Arena* find(const void* address) const {
-    const uint64_t number = reinterpret_cast<uint64_t>(address) / kArenaBytes;
+    const uint64_t number = reinterpret_cast<uint64_t>(address) / memory::kArenaBytes;
     if (number >= kLeaves * kLeafEntries) return nullptr;
     const Leaf* leaf = leaves_[number / kLeafEntries].load(std::memory_order_acquire);
     return leaf ? (*leaf)[number % kLeafEntries].load(std::memory_order_acquire) : nullptr;
@@ -35,12 +35,12 @@ class ArenaMap {
 
  private:
   static constexpr uint64_t kLeaves = 2048, kLeafEntries = 2048;
-  static_assert(kLeaves * kLeafEntries * kArenaBytes == uint64_t{1} << 48);
+  static_assert(kLeaves * kLeafEntries * memory::kArenaBytes == uint64_t{1} << 48);
   using Leaf = std::array<std::atomic<const memory::Arena*>, kLeafEntries>;
 
   void set(const memory::Arena& arena, const memory::Arena* entry) {
-    for (size_t at = 0; at < arena.bytes; at += kArenaBytes) {
-      const uint64_t number = reinterpret_cast<uint64_t>(arena.base + at) / kArenaBytes;
+    for (size_t at = 0; at < arena.bytes; at += memory::kArenaBytes) {
+      const uint64_t number = reinterpret_cast<uint64_t>(arena.base + at) / memory::kArenaBytes;
       std::atomic<Leaf*>& slot = leaves_[number / kLeafEntries];
       if (!slot.load()) slot.store(new Leaf{});
       (*slot.load())[number % kLeafEntries].store(entry, std::memory_order_release);

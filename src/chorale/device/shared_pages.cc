@@ -17,18 +17,19 @@ namespace {
 
 // Address space of `bytes` aligned to kArenaBytes, without access yet.
 std::byte* reserve_aligned(size_t bytes) {
-  const size_t total = bytes + kArenaBytes;
+  const size_t total = bytes + memory::kArenaBytes;
   void* raw = mmap(nullptr, total, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   CHORALE_CHECK_STATE(raw != MAP_FAILED, "[allocator] cannot reserve ", bytes,
                       " bytes of address space: ", std::strerror(errno), "; is a limit set (ulimit -v)?");
   auto* first = static_cast<std::byte*>(raw);
-  const size_t skip = (kArenaBytes - reinterpret_cast<uintptr_t>(first) % kArenaBytes) % kArenaBytes;
+  const size_t skip =
+      (memory::kArenaBytes - reinterpret_cast<uintptr_t>(first) % memory::kArenaBytes) % memory::kArenaBytes;
   if (skip > 0) munmap(first, skip);
-  munmap(first + skip + bytes, kArenaBytes - skip);
+  munmap(first + skip + bytes, memory::kArenaBytes - skip);
   return first + skip;
 }
 
-class PrivatePages final : public ArenaSource {
+class PrivatePages final : public memory::ArenaSource {
  public:
   memory::Arena acquire(size_t bytes) override {
     std::byte* base = reserve_aligned(bytes);
@@ -92,7 +93,7 @@ void SharedPages::make_huge(const std::byte* begin, size_t bytes) noexcept {
     if (!huge_.insert(at).second) continue;
     auto* piece = reinterpret_cast<void*>(at);  // NOLINT(performance-no-int-to-ptr)
     // Nothing is collapsed where no page is.
-    if (madvise(piece, kPageBytes, kPopulateWrite) == 0) madvise(piece, kHugeBytes, kCollapse);
+    if (madvise(piece, memory::kPageBytes, kPopulateWrite) == 0) madvise(piece, kHugeBytes, kCollapse);
   }
 }
 
@@ -135,8 +136,9 @@ std::optional<uint64_t> SharedPages::offset_of(const memory::Arena& arena, const
 
 void SharedPages::renew(std::byte* begin, size_t bytes) {
   const auto address = reinterpret_cast<uintptr_t>(begin);
-  std::byte* first = begin - address % kPageBytes;
-  const size_t length = (static_cast<size_t>(begin + bytes - first) + kPageBytes - 1) / kPageBytes * kPageBytes;
+  std::byte* first = begin - address % memory::kPageBytes;
+  const size_t length =
+      (static_cast<size_t>(begin + bytes - first) + memory::kPageBytes - 1) / memory::kPageBytes * memory::kPageBytes;
   const uint64_t offset = grow(length);
   void* fresh = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor_, static_cast<off_t>(offset));
   CHORALE_CHECK_STATE(fresh != MAP_FAILED, "[allocator] cannot map ", length,
@@ -230,7 +232,7 @@ void SharedPages::after_fork_in_child() noexcept {
   mutex_.unlock();
 }
 
-std::unique_ptr<ArenaSource> private_pages() { return std::make_unique<PrivatePages>(); }
-std::unique_ptr<ArenaSource> shared_pages() { return std::make_unique<SharedPages>(); }
+std::unique_ptr<memory::ArenaSource> private_pages() { return std::make_unique<PrivatePages>(); }
+std::unique_ptr<memory::ArenaSource> shared_pages() { return std::make_unique<SharedPages>(); }
 
 }  // namespace chorale

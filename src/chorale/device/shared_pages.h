@@ -17,7 +17,7 @@
 
 namespace chorale {
 
-class SharedPages final : public ArenaSource {
+class SharedPages final : public memory::ArenaSource {
  public:
   SharedPages();
   ~SharedPages() override;

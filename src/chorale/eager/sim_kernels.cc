@@ -20,7 +20,7 @@ using kernel::KernelArgs;
 // freed in the order of the stream (Note [Memory in the order of streams]).
 Tensor seen_by_stream(const Tensor& x) {
   if (!x.defined()) return x;
-  const Intrusive<Storage>& storage = x.storage();
+  const base::Intrusive<Storage>& storage = x.storage();
   void* const bytes = storage->bytes() > 0 ? sim::open(storage->data()) : nullptr;
   return Tensor::on(Storage::wrap(bytes, storage->bytes(), kCpu), x.sizes(), x.strides(), x.offset(), x.dtype());
 }

@@ -24,7 +24,7 @@ void Optimizer::add_group(const NamedTensors& parameters, const Attrs& options) 
   check(options);
   CHORALE_CHECK(!parameters.empty(), "[", name_, "] group ", groups_.size(), " has no parameters");
   std::unordered_set<std::string> names;
-  std::unordered_set<const TensorImpl*> tensors;
+  std::unordered_set<const Tensor::Impl*> tensors;
   for (const Parameter& known : parameters_) {
     names.insert(known.name);
     tensors.insert(known.tensor.impl());
@@ -94,12 +94,12 @@ double Optimizer::option(size_t group, std::string_view name) const {
 }
 
 double Optimizer::number_of(const Attrs& options, const kernel::Field& field) {
-  const FieldValue value = options.at(field);
+  const kernel::FieldValue value = options.at(field);
   return std::holds_alternative<bool>(value) ? static_cast<double>(std::get<bool>(value)) : std::get<double>(value);
 }
 
 void Optimizer::set_field(Attrs& options, const kernel::Field& field, double value) {
-  if (field.kind == FieldKind::kBool) {
+  if (field.kind == kernel::FieldKind::kBool) {
     options.set(field.name, value != 0);
   } else {
     options.set(field.name, value);
@@ -249,7 +249,7 @@ Optimizer::Batch& Optimizer::batch_of(const Parameter& parameter) {
 }
 
 void Optimizer::add(Batch& batch, const Parameter& parameter, Tensor gradient,
-                    FunctionRef<const Tensor&(const Tensor&)> part) const {
+                    base::FunctionRef<const Tensor&(const Tensor&)> part) const {
   UpdateLists& lists = batch.lists;
   const size_t place = batch.size++;
   const auto put = [&](std::vector<Tensor>& list, const Tensor& x) {

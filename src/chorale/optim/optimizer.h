@@ -148,7 +148,7 @@ class Optimizer {
   void add_to(Batch& batch, Parameter& parameter, Tensor gradient);
   void add_sparse(Batch& batch, const Parameter& parameter, const Tensor& gradient);
   void add(Batch& batch, const Parameter& parameter, Tensor gradient,
-           FunctionRef<const Tensor&(const Tensor&)> part) const;
+           base::FunctionRef<const Tensor&(const Tensor&)> part) const;
   void update_all(std::span<Batch> batches, const Tensor& found_inf);
   void fit_states(Parameter& parameter) const;
   void follow_rate(Group& group) const;

@@ -27,7 +27,7 @@ using op::OpDef;
 // Every op of every program asks this: it must cost next to nothing.
 bool any_sharded(std::span<const Tensor> tensors) {
   for (const Tensor& x : tensors) {  // NOLINT(readability-use-anyofallof): a library call per op shows
-    const TensorImpl* impl = x.impl();
+    const Tensor::Impl* impl = x.impl();
     if (impl && impl->extension && impl->extension->kind == TensorExtension::Kind::kSharded) [[unlikely]]
       return true;
   }

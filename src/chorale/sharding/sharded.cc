@@ -85,7 +85,7 @@ const Tensor& local_of(const Tensor& x) {
 Tensor wrap(std::shared_ptr<const Layout> layout, const Shape& sizes, const Strides& strides, Tensor local) {
   const DType dtype = local.dtype();
   const Device device = local.device();
-  Intrusive<Storage> storage = local.storage();
+  base::Intrusive<Storage> storage = local.storage();
   Tensor result = Tensor::without_bytes(sizes, strides, dtype, device,
                                         std::make_unique<Sharded>(std::move(layout), std::move(local)));
   result.impl()->storage = std::move(storage);  // so that writes are counted in one place

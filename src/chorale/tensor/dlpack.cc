@@ -105,7 +105,7 @@ Tensor from_dlpack(DLManagedTensorVersioned* managed) {
   CHORALE_CHECK(elems == 0 || given.data, "[from_dlpack] shape ", sizes, " but no data");
 
   // The storage begins at the lowest element, which is not the first where a stride is negative.
-  const std::optional<Reach> reach = reach_of(sizes, strides);
+  const std::optional<memory::Reach> reach = reach_of(sizes, strides);
   CHORALE_CHECK(reach, "[from_dlpack] sizes ", sizes, " with strides ", strides, " reach further than can be counted");
   const auto bytes = static_cast<int64_t>(size_of(dtype));
   std::byte* lowest = nullptr;

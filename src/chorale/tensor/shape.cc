@@ -104,9 +104,9 @@ bool is_dense(std::span<const int64_t> sizes, std::span<const int64_t> strides) 
   return true;
 }
 
-std::optional<Reach> reach_of(std::span<const int64_t> sizes, std::span<const int64_t> strides) {
-  if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return Reach{0, 0};
-  Reach reach{0, 1};
+std::optional<memory::Reach> reach_of(std::span<const int64_t> sizes, std::span<const int64_t> strides) {
+  if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return memory::Reach{0, 0};
+  memory::Reach reach{0, 1};
   for (size_t i = 0; i < sizes.size(); ++i) {
     if (sizes[i] == 1) continue;
     int64_t way;

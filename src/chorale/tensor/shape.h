@@ -32,12 +32,14 @@ bool is_channels_last(std::span<const int64_t> sizes, std::span<const int64_t> s
 // True when the elements fill a stretch of memory without holes or overlaps, in whatever order.
 bool is_dense(std::span<const int64_t> sizes, std::span<const int64_t> strides);
 
-// The elements that a view touches, relative to its element 0: from low to high, exclusively. Nothing when that is a
-// stretch of more than kMaxElems.
+namespace memory {
+// The elements that a view touches, relative to its element 0: from low to high, exclusively.
 struct Reach {
   int64_t low = 0, high = 0;
 };
-std::optional<Reach> reach_of(std::span<const int64_t> sizes, std::span<const int64_t> strides);
+}  // namespace memory
+// Nothing when that is a stretch of more than kMaxElems.
+std::optional<memory::Reach> reach_of(std::span<const int64_t> sizes, std::span<const int64_t> strides);
 
 // The shape of a and b combined; throws InvalidArgument, naming `op`, when they do not fit.
 Shape broadcast_shapes(const char* op, const Shape& a, const Shape& b);

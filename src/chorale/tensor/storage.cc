@@ -12,8 +12,8 @@ constinit thread_local uint32_t trace_of_thread = 0;
 uint32_t Storage::current_trace() { return trace_of_thread; }
 void Storage::set_current_trace(uint32_t trace) { trace_of_thread = trace; }
 
-Intrusive<Storage> Storage::allocate(size_t bytes, Device device) {
-  auto storage = Intrusive<Storage>::adopt(base::Pool<Storage>::make());
+base::Intrusive<Storage> Storage::allocate(size_t bytes, Device device) {
+  auto storage = base::Intrusive<Storage>::adopt(base::Pool<Storage>::make());
   storage->device_ = device;
   storage->bytes_ = bytes;
   storage->made_in_trace_ = trace_of_thread;
@@ -24,11 +24,11 @@ Intrusive<Storage> Storage::allocate(size_t bytes, Device device) {
   return storage;
 }
 
-Intrusive<Storage> Storage::wrap(void* data, size_t bytes, Device device, std::function<void()> release,
-                                 Access access) {
+base::Intrusive<Storage> Storage::wrap(void* data, size_t bytes, Device device, std::function<void()> release,
+                                       Access access) {
   CHORALE_CHECK(device.type != DeviceType::kNull, "[wrap] the null device has no memory that could be wrapped");
   CHORALE_CHECK(data || bytes == 0, "[wrap] a null pointer has no ", bytes, " bytes");
-  auto storage = Intrusive<Storage>::adopt(base::Pool<Storage>::make());
+  auto storage = base::Intrusive<Storage>::adopt(base::Pool<Storage>::make());
   storage->device_ = device;
   storage->bytes_ = bytes;
   storage->data_ = static_cast<std::byte*>(data);
@@ -38,8 +38,8 @@ Intrusive<Storage> Storage::wrap(void* data, size_t bytes, Device device, std::f
   return storage;
 }
 
-Intrusive<Storage> Storage::without_bytes(Device device, size_t bytes) {
-  auto storage = Intrusive<Storage>::adopt(base::Pool<Storage>::make());
+base::Intrusive<Storage> Storage::without_bytes(Device device, size_t bytes) {
+  auto storage = base::Intrusive<Storage>::adopt(base::Pool<Storage>::make());
   storage->device_ = device;
   storage->bytes_ = bytes;
   return storage;

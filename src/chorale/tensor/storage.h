@@ -16,16 +16,16 @@ namespace chorale {
 
 enum class Access : uint8_t { kReadWrite, kReadOnly };
 
-class Storage : public RefCounted {
+class Storage : public base::RefCounted {
  public:
   // Memory from the device's allocator; on the null device there are no bytes behind `bytes`.
-  static Intrusive<Storage> allocate(size_t bytes, Device device);
+  static base::Intrusive<Storage> allocate(size_t bytes, Device device);
   // Somebody else's memory, which lives until `release` runs (once, when the last tensor on it goes, on whatever thread
   // that is; it must not throw), or longer than every tensor on it when there is no `release`.
-  static Intrusive<Storage> wrap(void* data, size_t bytes, Device device, std::function<void()> release = {},
-                                 Access access = Access::kReadWrite);
+  static base::Intrusive<Storage> wrap(void* data, size_t bytes, Device device, std::function<void()> release = {},
+                                       Access access = Access::kReadWrite);
   // Only a place to count writes to, which may get bytes later.
-  static Intrusive<Storage> without_bytes(Device device, size_t bytes = 0);
+  static base::Intrusive<Storage> without_bytes(Device device, size_t bytes = 0);
   static void destroy(Storage* storage);
 
   std::byte* data() const { return data_; }

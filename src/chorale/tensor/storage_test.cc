@@ -16,7 +16,7 @@ TEST(Storage, AllocatesAlignedMemoryAndGivesItBack) {
   {
     const auto storage = Storage::allocate(100, kCpu);
     EXPECT_EQ(storage->bytes(), 100u);
-    EXPECT_EQ(reinterpret_cast<uintptr_t>(storage->data()) % kBlockAlignment, 0u);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(storage->data()) % memory::kBlockAlignment, 0u);
     EXPECT_EQ(cpu_allocator().stats().current_bytes, before + 128);
   }
   EXPECT_EQ(cpu_allocator().stats().current_bytes, before);

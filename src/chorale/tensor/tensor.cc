@@ -12,7 +12,7 @@
 namespace chorale {
 namespace {
 
-TensorImpl* new_impl() { return base::Pool<TensorImpl>::make(); }
+Tensor::Impl* new_impl() { return base::Pool<Tensor::Impl>::make(); }
 
 void check_dims(const Shape& sizes) {
   CHORALE_CHECK(sizes.size() <= kMaxDims, "a tensor has at most ", kMaxDims, " dimensions, not ", sizes.size(), ": ",
@@ -30,16 +30,25 @@ To convert_element(const From& value) {
   }
 }
 
+// Made on the host, wanted on `device`. The device null has a shape only.
+Tensor placed(Tensor made, Device device) {
+  if (device == kCpu) [[likely]]
+    return made;
+  Tensor result = Tensor::empty(made.sizes(), made.dtype(), device);
+  if (device.type != DeviceType::kNull) copy_between_devices(made, result);
+  return result;
+}
+
 }  // namespace
 
-void TensorImpl::destroy(TensorImpl* impl) { base::Pool<TensorImpl>::recycle(impl); }
+void Tensor::Impl::destroy(Impl* impl) { base::Pool<Tensor::Impl>::recycle(impl); }
 
 Tensor Tensor::empty(const Shape& sizes, DType dtype, Device device) { return empty(TensorSpec{sizes, dtype, device}); }
 
 Tensor Tensor::empty(TensorSpec&& spec) {
   check_dims(spec.sizes);
   const int64_t elems = count_elems(spec.sizes);
-  TensorImpl* impl = new_impl();
+  Tensor::Impl* impl = new_impl();
   Tensor result = adopt(impl);
   impl->elems = elems;
   impl->strides = contiguous_strides(spec.sizes);
@@ -58,7 +67,7 @@ Tensor Tensor::empty_strided(const Shape& sizes, const Strides& strides, DType d
   count_elems(sizes);
   CHORALE_CHECK(std::all_of(strides.begin(), strides.end(), [](int64_t stride) { return stride >= 0; }),
                 "[empty_strided] strides cannot be negative: ", strides);
-  const std::optional<Reach> reach = reach_of(sizes, strides);
+  const std::optional<memory::Reach> reach = reach_of(sizes, strides);
   CHORALE_CHECK(reach, "[empty_strided] sizes ", sizes, " with strides ", strides,
                 " reach further than can be counted");
   const size_t bytes = static_cast<size_t>(reach->high) * size_of(dtype);
@@ -70,7 +79,7 @@ Tensor Tensor::without_bytes(const Shape& sizes, const Strides& strides, DType d
   check_dims(sizes);
   CHORALE_CHECK(sizes.size() == strides.size(), "[without_bytes] ", sizes.size(), " sizes but ", strides.size(),
                 " strides");
-  TensorImpl* impl = new_impl();
+  Tensor::Impl* impl = new_impl();
   Tensor result = adopt(impl);
   impl->elems = count_elems(sizes);
   impl->sizes = sizes;
@@ -78,19 +87,20 @@ Tensor Tensor::without_bytes(const Shape& sizes, const Strides& strides, DType d
   impl->dtype = dtype;
   impl->device = device;
   impl->contiguous = chorale::is_contiguous(sizes, strides);
-  const std::optional<Reach> reach = reach_of(sizes, strides);
+  const std::optional<memory::Reach> reach = reach_of(sizes, strides);
   impl->storage = Storage::without_bytes(device, reach ? static_cast<size_t>(reach->high) * size_of(dtype) : 0);
   impl->extension = std::move(extension);
   return result;
 }
 
-Tensor Tensor::on(Intrusive<Storage> storage, const Shape& sizes, const Strides& strides, int64_t offset, DType dtype) {
+Tensor Tensor::on(base::Intrusive<Storage> storage, const Shape& sizes, const Strides& strides, int64_t offset,
+                  DType dtype) {
   CHORALE_CHECK(storage, "[view] there is no storage");
   check_dims(sizes);
   CHORALE_CHECK(sizes.size() == strides.size(), "[view] ", sizes.size(), " sizes but ", strides.size(), " strides");
   const int64_t elems = count_elems(sizes);
   const auto capacity = static_cast<int64_t>(storage->bytes() / size_of(dtype));
-  const std::optional<Reach> reach = reach_of(sizes, strides);
+  const std::optional<memory::Reach> reach = reach_of(sizes, strides);
   int64_t first = 0, end = 0;
   const bool counted = reach && !__builtin_add_overflow(offset, reach->low, &first) &&
                        !__builtin_add_overflow(offset, reach->high, &end);
@@ -101,7 +111,7 @@ Tensor Tensor::on(Intrusive<Storage> storage, const Shape& sizes, const Strides&
   CHORALE_CHECK(reinterpret_cast<uintptr_t>(storage->data()) % std::min<size_t>(size_of(dtype), 8) == 0,
                 "[view] memory at ", static_cast<const void*>(storage->data()), " is not aligned for elements of ",
                 dtype, "; copy it first");
-  TensorImpl* impl = new_impl();
+  Tensor::Impl* impl = new_impl();
   Tensor result = adopt(impl);
   impl->elems = elems;
   impl->offset = offset;
@@ -116,7 +126,7 @@ Tensor Tensor::on(Intrusive<Storage> storage, const Shape& sizes, const Strides&
 }
 
 Tensor Tensor::view_as(Shape sizes, Strides strides, int64_t offset) const {
-  TensorImpl* impl = new_impl();
+  Tensor::Impl* impl = new_impl();
   Tensor result = adopt(impl);
   impl->elems = count_elems(sizes);
   impl->offset = offset;
@@ -137,8 +147,8 @@ Tensor Tensor::view_as(Shape sizes, Strides strides, int64_t offset) const {
 }
 
 Tensor Tensor::alias() const {
-  const TensorImpl& from = of("alias");
-  TensorImpl* impl = new_impl();
+  const Tensor::Impl& from = of("alias");
+  Tensor::Impl* impl = new_impl();
   Tensor result = adopt(impl);
   if (from.extension) [[unlikely]]
     impl->extension = from.extension->copy();
@@ -169,13 +179,13 @@ void Tensor::set_data(const Tensor& other) const {
   impl_->extension = other.impl_->extension ? other.impl_->extension->copy() : nullptr;
 }
 
-Tensor Tensor::scalar(Scalar value, DType dtype) {
+Tensor Tensor::scalar(Scalar value, DType dtype, Device device) {
   Tensor result = empty(Shape{}, dtype);
   visit_dtype(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     *result.data<T>() = value.to<T>();
   });
-  return result;
+  return placed(std::move(result), device);
 }
 
 Tensor Tensor::sparse_coo(const Tensor& indices, const Tensor& values, const Shape& sizes, bool coalesced) {
@@ -198,7 +208,7 @@ Tensor Tensor::sparse_coo(const Tensor& indices, const Tensor& values, const Sha
                   values.sizes(), " do not fit shape ", sizes);
   }
   check_dims(sizes);
-  TensorImpl* impl = new_impl();
+  Tensor::Impl* impl = new_impl();
   Tensor result = adopt(impl);
   impl->elems = count_elems(sizes);
   impl->sizes = sizes;
@@ -235,10 +245,14 @@ void Tensor::need_bytes(const char* asked) const {
 }
 
 int64_t Tensor::size(int64_t dim) const {
+  if (!impl_) [[unlikely]]
+    raise_undefined("size");
   CHORALE_CHECK(dims() > 0, "[size] a scalar has no dimensions");
   return impl_->sizes[static_cast<size_t>(normalize_dim("size", dim, dims()))];
 }
 int64_t Tensor::stride(int64_t dim) const {
+  if (!impl_) [[unlikely]]
+    raise_undefined("stride");
   CHORALE_CHECK(dims() > 0, "[stride] a scalar has no dimensions");
   return impl_->strides[static_cast<size_t>(normalize_dim("stride", dim, dims()))];
 }
@@ -295,24 +309,24 @@ T Tensor::item() const {
 }
 
 template <class T>
-Tensor Tensor::from(std::span<const T> values, const Shape& sizes) {
+Tensor Tensor::from(std::span<const T> values, const Shape& sizes, Device device) {
   CHORALE_CHECK(count_elems(sizes) == static_cast<int64_t>(values.size()), "[from] ", values.size(),
                 " values for shape ", sizes);
   Tensor result = empty(sizes, dtype_of<T>);
   std::copy(values.begin(), values.end(), static_cast<T*>(result.raw()));
-  return result;
+  return placed(std::move(result), device);
 }
 
 template <class T>
-Tensor Tensor::from(const std::vector<T>& values, const Shape& sizes) {
+Tensor Tensor::from(const std::vector<T>& values, const Shape& sizes, Device device) {
   if constexpr (std::is_same_v<T, bool>) {  // a packed vector has no span
     CHORALE_CHECK(count_elems(sizes) == static_cast<int64_t>(values.size()), "[from] ", values.size(),
                   " values for shape ", sizes);
     Tensor result = empty(sizes, DType::kBool);
     std::copy(values.begin(), values.end(), static_cast<bool*>(result.raw()));
-    return result;
+    return placed(std::move(result), device);
   } else {
-    return from(std::span<const T>(values), sizes);
+    return from(std::span<const T>(values), sizes, device);
   }
 }
 
@@ -341,8 +355,8 @@ Tensor Tensor::wrap_values(void* values, size_t count, const Shape& sizes, DType
 #define CHORALE_INSTANTIATE(T, name)                                                    \
   template std::vector<T> Tensor::to_vector<T>() const;                                 \
   template T Tensor::item<T>() const;                                                   \
-  template Tensor Tensor::from<T>(std::span<const T>, const Shape&);                    \
-  template Tensor Tensor::from<T>(const std::vector<T>&, const Shape&);                 \
+  template Tensor Tensor::from<T>(std::span<const T>, const Shape&, Device);            \
+  template Tensor Tensor::from<T>(const std::vector<T>&, const Shape&, Device);         \
   template Tensor Tensor::borrow<T>(std::span<T>, const Shape&, std::function<void()>); \
   template Tensor Tensor::borrow<T>(std::span<const T>, const Shape&, std::function<void()>);
 CHORALE_FOR_EACH_DTYPE(CHORALE_INSTANTIATE)
@@ -353,7 +367,7 @@ bool Tensor::overlaps(const Tensor& other) const {
   if (!impl_->data || !other.impl_->data) return impl_->storage == other.impl_->storage;  // no addresses to compare
   // By address, not by storage: two storages may wrap the same memory.
   const auto range = [](const Tensor& x) {
-    const Reach reach = reach_of(x.sizes(), x.strides()).value_or(Reach{});
+    const memory::Reach reach = reach_of(x.sizes(), x.strides()).value_or(memory::Reach{});
     const auto* base = static_cast<const std::byte*>(x.raw());
     const auto bytes = static_cast<int64_t>(x.elem_bytes());
     return std::pair(base + reach.low * bytes, base + reach.high * bytes);

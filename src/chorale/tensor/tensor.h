@@ -19,11 +19,6 @@ namespace chorale {
 
 class Tensor;
 
-// The slot in which autograd keeps what it knows of a tensor; opaque to this layer.
-struct AutogradSlot {
-  virtual ~AutogradSlot() = default;
-};
-
 // What a layer knows of a tensor besides its bytes: the parts of a sparse one, which shard of what it is, which value
 // of a trace. A tensor has at most one. The maker of a view of such a tensor gives the view its own; an alias, the
 // same tensor under another handle, gets a copy.
@@ -41,23 +36,6 @@ struct TensorExtension {
 };
 struct SparseParts;
 
-struct TensorImpl : RefCounted {
-  Intrusive<Storage> storage;
-  void* data = nullptr;  // of element 0; null on the null device and where there are no elements
-  int64_t elems = 0;
-  int64_t offset = 0;  // of element 0 in the storage
-  Shape sizes;
-  Strides strides;
-  DType dtype = DType::kF32;
-  Device device;
-  bool contiguous = true;
-  bool inference = false;  // made where autograd was told that it will never be asked (autograd/mode.h)
-  std::unique_ptr<AutogradSlot> autograd;
-  std::unique_ptr<TensorExtension> extension;
-
-  static void destroy(TensorImpl* impl);
-};
-
 // How to make a tensor: what an op's inference says of a result.
 struct TensorSpec {
   Shape sizes;
@@ -67,6 +45,28 @@ struct TensorSpec {
 
 class Tensor {
  public:
+  // The slot in which autograd keeps what it knows of a tensor; opaque to this layer.
+  struct AutogradSlot {
+    virtual ~AutogradSlot() = default;
+  };
+  // What the handles on one tensor share.
+  struct Impl : base::RefCounted {
+    base::Intrusive<Storage> storage;
+    void* data = nullptr;  // of element 0; null on the null device and where there are no elements
+    int64_t elems = 0;
+    int64_t offset = 0;  // of element 0 in the storage
+    Shape sizes;
+    Strides strides;
+    DType dtype = DType::kF32;
+    Device device;
+    bool contiguous = true;
+    bool inference = false;  // made where autograd was told that it will never be asked (autograd/mode.h)
+    std::unique_ptr<AutogradSlot> autograd;
+    std::unique_ptr<TensorExtension> extension;
+
+    static void destroy(Impl* impl);
+  };
+
   Tensor() = default;  // undefined: no tensor at all (an absent bias, a gradient that is zero)
   Tensor(const Tensor&) = default;
   Tensor(Tensor&&) = default;
@@ -80,15 +80,15 @@ class Tensor {
   static Tensor empty(TensorSpec&& spec);
   static Tensor empty_strided(const Shape& sizes, const Strides& strides, DType dtype, Device device = kCpu);
   // A zero-dim tensor.
-  static Tensor scalar(Scalar value, DType dtype);
-  // Copies.
+  static Tensor scalar(Scalar value, DType dtype, Device device = kCpu);
+  // Copies of the host's values.
   template <class T>
-  static Tensor from(std::span<const T> values, const Shape& sizes);
+  static Tensor from(std::span<const T> values, const Shape& sizes, Device device = kCpu);
   template <class T>
-  static Tensor from(const std::vector<T>& values, const Shape& sizes);
+  static Tensor from(const std::vector<T>& values, const Shape& sizes, Device device = kCpu);
   template <class T>
-  static Tensor from(std::initializer_list<T> values, const Shape& sizes) {
-    return from(std::span<const T>(values.begin(), values.size()), sizes);
+  static Tensor from(std::initializer_list<T> values, const Shape& sizes, Device device = kCpu) {
+    return from(std::span<const T>(values.begin(), values.size()), sizes, device);
   }
   // Borrows: the memory must outlive every tensor on it, unless `release` says how to let go of it (it runs once, when
   // the last tensor goes, but not when this call throws). Constant memory gives a tensor that cannot be written.
@@ -97,7 +97,8 @@ class Tensor {
   template <class T>
   static Tensor borrow(std::span<const T> values, const Shape& sizes, std::function<void()> release = {});
   // A view of any storage; bounds are checked.
-  static Tensor on(Intrusive<Storage> storage, const Shape& sizes, const Strides& strides, int64_t offset, DType dtype);
+  static Tensor on(base::Intrusive<Storage> storage, const Shape& sizes, const Strides& strides, int64_t offset,
+                   DType dtype);
   // Shape, strides, dtype and device as of any tensor, and an extension that stands for its bytes: a request for
   // those fails and says why there are none.
   static Tensor without_bytes(const Shape& sizes, const Strides& strides, DType dtype, Device device,
@@ -127,12 +128,12 @@ class Tensor {
   bool is_sharded() const { return has(TensorExtension::Kind::kSharded); }
   bool is_traced() const { return has(TensorExtension::Kind::kTraced); }
   const SparseParts& sparse() const;
-  const Intrusive<Storage>& storage() const { return of("storage").storage; }
+  const base::Intrusive<Storage>& storage() const { return of("storage").storage; }
 
   // Untyped, and typed with a check. On the null device there is no data: null, and StateError. A tensor whose
   // extension stands for its bytes has neither: StateError.
   void* raw() const {
-    const TensorImpl& impl = of("raw");
+    const Impl& impl = of("raw");
     if (!impl.data && impl.extension) [[unlikely]]
       need_bytes("a pointer to its bytes");
     return impl.data;
@@ -166,8 +167,8 @@ class Tensor {
   // Makes this handle's tensor look at another's bytes, shape and dtype; for parameters that move.
   void set_data(const Tensor& other) const;
 
-  TensorImpl* impl() const { return impl_.get(); }
-  int64_t use_count() const { return impl_->use_count(); }
+  Impl* impl() const { return impl_.get(); }
+  int64_t use_count() const { return of("use_count").use_count(); }
   bool is(const Tensor& other) const { return impl_ == other.impl_; }
   // What raw() does for a tensor whose extension stands for its bytes: they come, or StateError says why not. `asked`
   // says what for.
@@ -175,14 +176,14 @@ class Tensor {
   // True when the stretches of memory they reach over meet, even if they only interleave there.
   bool overlaps(const Tensor& other) const;
 
-  static Tensor adopt(TensorImpl* impl) { return Tensor(Intrusive<TensorImpl>::adopt(impl)); }
-  static Tensor share(TensorImpl* impl) { return Tensor(Intrusive<TensorImpl>::share(impl)); }
+  static Tensor adopt(Impl* impl) { return Tensor(base::Intrusive<Impl>::adopt(impl)); }
+  static Tensor share(Impl* impl) { return Tensor(base::Intrusive<Impl>::share(impl)); }
 
  private:
-  explicit Tensor(Intrusive<TensorImpl> impl) : impl_(std::move(impl)) {}
+  explicit Tensor(base::Intrusive<Impl> impl) : impl_(std::move(impl)) {}
   static Tensor wrap_values(void* values, size_t count, const Shape& sizes, DType dtype, std::function<void()> release,
                             Access access);
-  const TensorImpl& of(const char* asked) const {
+  const Impl& of(const char* asked) const {
     if (!impl_) [[unlikely]]
       raise_undefined(asked);
     return *impl_;
@@ -197,7 +198,7 @@ class Tensor {
   void check_access(DType wanted) const;
   void check_contiguous() const;
 
-  Intrusive<TensorImpl> impl_;
+  base::Intrusive<Impl> impl_;
 };
 
 // The parts of a sparse (COO) tensor: indices [sparse_dim, nnz] in i64, values [nnz, dense dims…]. Entries with equal

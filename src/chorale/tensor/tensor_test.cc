@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "chorale/base/error.h"
+#include "chorale/device/sim/sim_device.h"
 #include "chorale/testing/message_test_util.h"
 
 namespace chorale {
@@ -42,7 +43,7 @@ TEST(Tensor, AnEmptyOneHasTheAskedForShapeDtypeAndDevice) {
   EXPECT_TRUE(x.is_contiguous());
   EXPECT_EQ(x.size(-1), 3);
   EXPECT_EQ(x.stride(0), 3);
-  EXPECT_EQ(reinterpret_cast<uintptr_t>(x.raw()) % kBlockAlignment, 0u);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(x.raw()) % memory::kBlockAlignment, 0u);
 }
 
 TEST(Tensor, ZeroSizesAndZeroDimensionsAreTensorsLikeOthers) {
@@ -144,6 +145,27 @@ TEST(Tensor, FromCopiesAndChecksTheCount) {
   EXPECT_EQ(truths.to_vector<bool>(), (std::vector<bool>{true, false, true}));
   EXPECT_PARTS(message_of<InvalidArgument>([&] { Tensor::from(values, {3}); }), "4 values", "[3]");
   EXPECT_PARTS(message_of<InvalidArgument>([] { Tensor::from(std::vector<bool>{true}, {2}); }), "1 values", "[2]");
+}
+
+TEST(Tensor, ValuesOfTheHostGoToAnyDevice) {
+  sim::add_device();
+  const Device sim{DeviceType::kSim, 1};
+  std::vector<double> values{1.5, 2.5, 3.5, 4.5};
+  const Tensor x = Tensor::from(values, {2, 2}, sim);
+  values[0] = 99;  // the copy is complete
+  EXPECT_EQ(x.device(), sim);
+  EXPECT_EQ(x.to_vector<double>(), (std::vector<double>{1.5, 2.5, 3.5, 4.5}));
+  EXPECT_EQ(Tensor::from({int64_t{7}}, {1}, sim).item<int64_t>(), 7);
+  const Tensor truths = Tensor::from(std::vector<bool>{true, false}, {2}, sim);
+  EXPECT_EQ(truths.device(), sim);
+  EXPECT_EQ(truths.to_vector<bool>(), (std::vector<bool>{true, false}));
+  const Tensor one = Tensor::scalar(0.25, DType::kBF16, sim);
+  EXPECT_EQ(one.device(), sim);
+  EXPECT_EQ(one.item<float>(), 0.25f);
+  const Tensor shape_only = Tensor::from(values, {4}, kNull);
+  EXPECT_EQ(shape_only.device(), kNull);
+  EXPECT_EQ(shape_only.sizes(), (Shape{4}));
+  EXPECT_EQ(Tensor::scalar(1, DType::kI8, kNull).device(), kNull);
 }
 
 TEST(Tensor, BorrowedMemoryIsSharedBothWaysAndReleasedOnce) {
@@ -447,12 +469,14 @@ TEST(UndefinedTensor, IsAnErrorThatNamesTheFunctionInEveryAccessor) {
   expect("dtype", [&] { return none.dtype(); });
   expect("device", [&] { return none.device(); });
   expect("dims", [&] { return none.dims(); });
-  expect("dims", [&] { return none.size(0); });
+  expect("size", [&] { return none.size(0); });
+  expect("stride", [&] { return none.stride(0); });
   expect("elems", [&] { return none.elems(); });
   expect("raw", [&] { return none.raw(); });
   expect("extension", [&] { return none.is_sparse(); });
   expect("storage", [&] { return none.storage()->bytes(); });
   expect("alias", [&] { return none.alias(); });
+  expect("use_count", [&] { return none.use_count(); });
   expect("data", [&] { return none.data<float>(); });
 }
 

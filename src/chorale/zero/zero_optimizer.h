@@ -262,7 +262,7 @@ class ZeroOptimizer final : public reducer::Joinable, public optim::SharedOptimi
     if (!key.starts_with(prefix(group))) return;
     for (const kernel::Field& field : attrs.type()->fields) {
       if (key.substr(prefix(group).size()) != field.name) continue;
-      if (field.kind == FieldKind::kBool) {
+      if (field.kind == kernel::FieldKind::kBool) {
         attrs.set(field.name, x.item<double>() != 0);
       } else {
         attrs.set(field.name, x.item<double>());

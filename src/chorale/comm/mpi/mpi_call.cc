@@ -33,7 +33,7 @@ std::byte* MpiCall::Buffer::of(size_t bytes) {
   return data_.get();
 }
 
-void MpiCall::begin(const Intrusive<Operation>& operation, size_t piece_bytes) {
+void MpiCall::begin(const base::Intrusive<Operation>& operation, size_t piece_bytes) {
   operation_ = operation;
   // Halves are twice as large on their way. A multiple of the largest element.
   limit_ = piece_bytes / 2 / (has_chunk_per_rank(operation->kind) ? static_cast<size_t>(group_.size()) : 1);
@@ -131,7 +131,7 @@ void MpiCall::abandon() {
   if (request_ != 0) {
     // On purpose for ever: see Note [Calls over MPI].
     struct Abandoned {
-      Intrusive<Operation> operation;
+      base::Intrusive<Operation> operation;
       std::vector<MpiRecord> records;
       std::vector<uint64_t> sizes, other_sizes;
       Side in, out;

@@ -43,7 +43,7 @@ class MpiCall {
   MpiCall(const MpiGroup& group, RollCall& roll_call) : group_(group), roll_call_(roll_call) {}
 
   // `piece_bytes`: the most of all chunks together that one of MPI's calls moves.
-  void begin(const Intrusive<Operation>& operation, size_t piece_bytes);
+  void begin(const base::Intrusive<Operation>& operation, size_t piece_bytes);
   // Moves it as far as it goes; true when it is done. Throws CallFailed when the ranks' calls do not fit together.
   bool step();
   // Leaves the call's memory to MPI if it is still using it.
@@ -92,7 +92,7 @@ class MpiCall {
 
   const MpiGroup& group_;
   RollCall& roll_call_;
-  Intrusive<Operation> operation_;
+  base::Intrusive<Operation> operation_;
   Stage stage_ = Stage::kEntering;
   transport::Mpi::Request request_ = 0;
   std::vector<MpiRecord> records_;

@@ -125,7 +125,7 @@ MpiEngine::~MpiEngine() {
   delist();
 }
 
-bool MpiEngine::step(const Intrusive<Operation>& operation, bool is_new) {
+bool MpiEngine::step(const base::Intrusive<Operation>& operation, bool is_new) {
   if (is_new) call_.begin(operation, piece_bytes_);
   if (!call_.step()) return false;
   completed_print_ = operation->print;

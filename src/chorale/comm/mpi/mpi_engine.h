@@ -54,7 +54,7 @@ class MpiEngine final : public Engine, public Leaver {
     uint32_t thrown_after = 0;
   };
 
-  bool step(const Intrusive<Operation>& operation, bool is_new) override;
+  bool step(const base::Intrusive<Operation>& operation, bool is_new) override;
   MessageQueue& messages() override { return messages_; }
   void sleep(std::unique_lock<std::mutex>& lock, const Operation& operation, Clock::duration at_most) override;
   // Notices, without waiting; tells the others which call this rank waits in.

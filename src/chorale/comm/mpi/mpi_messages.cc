@@ -17,7 +17,7 @@ constexpr int kDataTags = 1 << 20;
 
 }  // namespace
 
-void MpiMessages::submit(const Intrusive<Operation>& operation) {
+void MpiMessages::submit(const base::Intrusive<Operation>& operation) {
   if (operation->kind == CallKind::kSend) return send(operation);
   const auto found = std::find_if(early_.begin(), early_.end(), [&](const Early& early) {
     return (operation->peer < 0 || operation->peer == early.from) && header_of(early.message).tag == operation->tag;
@@ -37,7 +37,7 @@ void MpiMessages::in_pieces(Moving& moving, const Chunk& chunk, const Start& sta
     moving.requests.push_back(start(chunk.data + at, std::min(transport::Mpi::kMostBytes, chunk.bytes - at)));
 }
 
-void MpiMessages::send(const Intrusive<Operation>& operation) {
+void MpiMessages::send(const base::Intrusive<Operation>& operation) {
   const Chunk& chunk = operation->give[0];
   Header header{.tag = operation->tag, .bytes = chunk.bytes, .dtype = static_cast<uint32_t>(operation->dtype)};
   const bool behind = chunk.bytes <= kMostBytesBehindHeader;
@@ -68,7 +68,7 @@ MpiMessages::Header MpiMessages::header_of(const std::vector<std::byte>& message
   return header;
 }
 
-void MpiMessages::deliver(const Intrusive<Operation>& receive, int from, const std::vector<std::byte>& message) {
+void MpiMessages::deliver(const base::Intrusive<Operation>& receive, int from, const std::vector<std::byte>& message) {
   const Header header = header_of(message);
   const Chunk& to = receive->take[0];
   const auto dtype = static_cast<DType>(header.dtype);
@@ -102,13 +102,13 @@ void MpiMessages::collect() {
       early_.push_back(std::move(early));
       continue;
     }
-    const Intrusive<Operation> receive = *wanted;
+    const base::Intrusive<Operation> receive = *wanted;
     posted_.erase(wanted);
     deliver(receive, early.from, early.message);
   }
 }
 
-void MpiMessages::progress(std::vector<Intrusive<Operation>>& done) {
+void MpiMessages::progress(std::vector<base::Intrusive<Operation>>& done) {
   collect();
   for (auto moving = moving_.begin(); moving != moving_.end();) {
     std::erase_if(moving->requests, [&](transport::Mpi::Request& request) { return group_.mpi.test(request); });
@@ -121,13 +121,13 @@ void MpiMessages::progress(std::vector<Intrusive<Operation>>& done) {
   }
 }
 
-Intrusive<Operation> MpiMessages::pending() const {
+base::Intrusive<Operation> MpiMessages::pending() const {
   if (!moving_.empty()) return moving_.front().operation;
-  return posted_.empty() ? Intrusive<Operation>() : posted_.front();
+  return posted_.empty() ? base::Intrusive<Operation>() : posted_.front();
 }
 
-std::vector<Intrusive<Operation>> MpiMessages::abandon() {
-  std::vector<Intrusive<Operation>> all(posted_.begin(), posted_.end());
+std::vector<base::Intrusive<Operation>> MpiMessages::abandon() {
+  std::vector<base::Intrusive<Operation>> all(posted_.begin(), posted_.end());
   for (const Moving& moving : moving_) all.push_back(moving.operation);
   posted_.clear();
   // On purpose for ever: see Note [Calls over MPI].

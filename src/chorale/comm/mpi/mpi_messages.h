@@ -19,13 +19,13 @@ class MpiMessages final : public MessageQueue {
   explicit MpiMessages(const MpiGroup& group)
       : group_(group), next_tags_(static_cast<size_t>(group.size()), kFirstDataTag) {}
 
-  void submit(const Intrusive<Operation>& operation) override;
-  void progress(std::vector<Intrusive<Operation>>& done) override;
+  void submit(const base::Intrusive<Operation>& operation) override;
+  void progress(std::vector<base::Intrusive<Operation>>& done) override;
   bool idle() const override { return posted_.empty() && moving_.empty(); }
-  Intrusive<Operation> pending() const override;
+  base::Intrusive<Operation> pending() const override;
   bool remove(const Operation&) override { return false; }  // there are no parcels
   // Memory that MPI still uses stays MPI's.
-  std::vector<Intrusive<Operation>> abandon() override;
+  std::vector<base::Intrusive<Operation>> abandon() override;
 
  private:
   struct Header {
@@ -35,7 +35,7 @@ class MpiMessages final : public MessageQueue {
   };
   // A send, or a receive whose message has come.
   struct Moving {
-    Intrusive<Operation> operation;
+    base::Intrusive<Operation> operation;
     std::vector<std::byte> header;
     std::vector<transport::Mpi::Request> requests;
   };
@@ -44,17 +44,17 @@ class MpiMessages final : public MessageQueue {
     std::vector<std::byte> message;  // with its header
   };
 
-  void send(const Intrusive<Operation>& operation);
+  void send(const base::Intrusive<Operation>& operation);
   void collect();
   static Header header_of(const std::vector<std::byte>& message);
-  void deliver(const Intrusive<Operation>& receive, int from, const std::vector<std::byte>& message);
+  void deliver(const base::Intrusive<Operation>& receive, int from, const std::vector<std::byte>& message);
   // Data in as many messages as MPI's counts need.
   template <class Start>
   void in_pieces(Moving& moving, const Chunk& chunk, const Start& start) const;
 
   const MpiGroup& group_;
   std::vector<int> next_tags_;  // by destination
-  std::deque<Intrusive<Operation>> posted_;
+  std::deque<base::Intrusive<Operation>> posted_;
   std::deque<Early> early_;
   std::list<Moving> moving_;
 };

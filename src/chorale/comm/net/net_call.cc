@@ -181,7 +181,7 @@ void NetCall::say_who_is_awaited(std::span<const int> peers) {
 // ---- this host
 
 void NetCall::here(const Here& what) {
-  const Intrusive<Operation> local = Operation::make();
+  const base::Intrusive<Operation> local = Operation::make();
   local->kind = what.kind;
   local->dtype = what.dtype;
   local->reduction = what.reduction;
@@ -223,8 +223,8 @@ namespace {
 constexpr uint64_t kPresenceTag = 0x4920616d20686572;  // no caller's, one may hope
 }
 
-Intrusive<Operation> NetCall::message_here(CallKind kind, int peer) const {
-  const Intrusive<Operation> local = Operation::make();
+base::Intrusive<Operation> NetCall::message_here(CallKind kind, int peer) const {
+  const base::Intrusive<Operation> local = Operation::make();
   local->kind = kind;
   local->print = operation.print;
   local->peer = layout.index_of[static_cast<size_t>(peer)];
@@ -234,7 +234,7 @@ Intrusive<Operation> NetCall::message_here(CallKind kind, int peer) const {
   return local;
 }
 
-void NetCall::submit_here(const Intrusive<Operation>& local) {
+void NetCall::submit_here(const base::Intrusive<Operation>& local) {
   const std::lock_guard lock(group.local->context().mutex);
   try {
     group.local->submit(local);
@@ -253,7 +253,7 @@ void NetCall::tell(int peer) {
 
 bool NetCall::hear(int peer, Deadline deadline) {
   ShmEngine& engine = *group.local;
-  Intrusive<Operation> message;
+  base::Intrusive<Operation> message;
   Ticket ticket = 0;
   if (layout.is_here(peer)) {
     message = message_here(CallKind::kRecv, peer);

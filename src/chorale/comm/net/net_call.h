@@ -90,8 +90,8 @@ class NetCall {
   void wait_for(std::optional<Ticket> wanted);
   // Throws the reason, if there is one, why this takes long. `here`: neighbours that are awaited.
   void look(std::optional<Ticket> wanted, std::span<const int> here);
-  Intrusive<Operation> message_here(CallKind kind, int peer) const;
-  void submit_here(const Intrusive<Operation>& local);
+  base::Intrusive<Operation> message_here(CallKind kind, int peer) const;
+  void submit_here(const base::Intrusive<Operation>& local);
   std::vector<int> awaited() const;
   void say_who_is_awaited(std::span<const int> peers);
 

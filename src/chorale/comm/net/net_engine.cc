@@ -4,6 +4,7 @@
 
 #include "chorale/base/error.h"
 #include "chorale/comm/algorithm/algorithms.h"
+#include "chorale/comm/device_part.h"
 
 namespace chorale::comm {
 namespace {
@@ -49,7 +50,7 @@ NetEngine::~NetEngine() {
   group_.leave(finished(), threw);
 }
 
-bool NetEngine::step(const Intrusive<Operation>&, bool) {
+bool NetEngine::step(const base::Intrusive<Operation>&, bool) {
   if (worker_sleeps_) for_worker_.notify_one();
   return false;
 }
@@ -66,6 +67,10 @@ void NetEngine::work() {
       for (Engine* engine : context().engines) {
         if (!engine->idle()) engine->progress();
       }
+      last = now;
+    } else if (first_call() && is_on_device(**first_call())) {
+      progress();
+      for_worker_.wait_for(lock, kGlance);
       last = now;
     } else if (first_call()) {
       if (now - (*first_call())->issued < kFirstRefusal) {
@@ -87,7 +92,7 @@ void NetEngine::work() {
 }
 
 void NetEngine::run(std::unique_lock<std::mutex>& lock, Deadline deadline) {
-  const Intrusive<Operation> operation = *first_call();
+  const base::Intrusive<Operation> operation = *first_call();
   group_.enter(operation->number, operation->print);
   bool done = false;
   {
@@ -165,6 +170,8 @@ void NetEngine::wait_a_little(std::unique_lock<std::mutex>& lock, Wait& wait) {
     if (!through_fabric_alone) return Engine::wait_a_little(lock, wait);
     sleep(lock, operation, std::min<Clock::duration>(kLongestSleep, wait.end().left()));
     look_if_due(wait);
+  } else if (first_call() && is_on_device(**first_call())) {
+    Engine::wait_a_little(lock, wait);
   } else if (running_) {
     running_->shorten(wait.deadline);
     for_waiters_.wait_for(lock, kTick);

@@ -38,7 +38,7 @@ class NetEngine final : public Engine, public Leaver {
 
  private:
   // Wakes the thread that runs calls.
-  bool step(const Intrusive<Operation>& operation, bool is_new) override;
+  bool step(const base::Intrusive<Operation>& operation, bool is_new) override;
   MessageQueue& messages() override { return messages_; }
   void sleep(std::unique_lock<std::mutex>& lock, const Operation& operation, Clock::duration at_most) override;
   bool has_failed() const override { return group_.fails(); }

@@ -21,8 +21,8 @@ uint64_t NetMessages::channel(const Operation& operation) const {
   return x ^ x >> 31;
 }
 
-Intrusive<Operation> NetMessages::local_form(const Operation& operation) const {
-  const Intrusive<Operation> local = Operation::make();
+base::Intrusive<Operation> NetMessages::local_form(const Operation& operation) const {
+  const base::Intrusive<Operation> local = Operation::make();
   local->kind = operation.kind;
   local->dtype = operation.dtype;
   local->print = operation.print;
@@ -75,7 +75,7 @@ bool NetMessages::find_parcel(Pending& pending) {
   return true;
 }
 
-void NetMessages::submit(const Intrusive<Operation>& operation) {
+void NetMessages::submit(const base::Intrusive<Operation>& operation) {
   Pending pending{operation, nullptr, {}};
   const bool sends = operation->kind == CallKind::kSend;
   if (operation->is_parcel && !sends) {
@@ -136,7 +136,7 @@ bool NetMessages::is_done(Pending& pending) {
   if (pending.here && pending.transfer->pending()) {
     // From any source. The message of a neighbour stays where it is until the fabric has let go of the memory.
     const std::lock_guard lock(group_.local->context().mutex);
-    const Intrusive<Operation> probe = local_form(operation);
+    const base::Intrusive<Operation> probe = local_form(operation);
     if (group_.local->has_message(*probe) && group_.fabric().withdraw(pending.transfer)) {
       if (!group_.local->take_message(probe)) throw GroupFailed{};
       operation.source = neighbours[static_cast<size_t>(probe->source)];
@@ -167,7 +167,7 @@ bool NetMessages::is_done(Pending& pending) {
   return true;
 }
 
-void NetMessages::progress(std::vector<Intrusive<Operation>>& done) {
+void NetMessages::progress(std::vector<base::Intrusive<Operation>>& done) {
   if (group_.fails()) throw GroupFailed{};
   {
     const std::lock_guard lock(group_.local->context().mutex);
@@ -219,8 +219,8 @@ bool NetMessages::remove(const Operation& parcel) {
   return true;
 }
 
-std::vector<Intrusive<Operation>> NetMessages::abandon() {
-  std::vector<Intrusive<Operation>> all;
+std::vector<base::Intrusive<Operation>> NetMessages::abandon() {
+  std::vector<base::Intrusive<Operation>> all;
   for (const Pending& pending : pending_) {
     let_go(pending);
     all.push_back(pending.operation);

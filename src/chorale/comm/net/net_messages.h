@@ -15,23 +15,23 @@ class NetMessages final : public MessageQueue {
   explicit NetMessages(NetGroup& group) : group_(group) {}
   ~NetMessages() override { abandon(); }
 
-  void submit(const Intrusive<Operation>& operation) override;
-  void progress(std::vector<Intrusive<Operation>>& done) override;
+  void submit(const base::Intrusive<Operation>& operation) override;
+  void progress(std::vector<base::Intrusive<Operation>>& done) override;
   bool idle() const override { return pending_.empty(); }
-  Intrusive<Operation> pending() const override {
-    return pending_.empty() ? Intrusive<Operation>() : pending_.front().operation;
+  base::Intrusive<Operation> pending() const override {
+    return pending_.empty() ? base::Intrusive<Operation>() : pending_.front().operation;
   }
   bool remove(const Operation& parcel) override;
-  std::vector<Intrusive<Operation>> abandon() override;
+  std::vector<base::Intrusive<Operation>> abandon() override;
 
   // The rank that holds up a message whose time is over.
   NetInquiry& inquiry(const Operation& operation);
 
  private:
   struct Pending {
-    Intrusive<Operation> operation;
+    base::Intrusive<Operation> operation;
     transport::TransferHandle transfer;  // through the fabric
-    Intrusive<Operation> here;           // through the engine of this host
+    base::Intrusive<Operation> here;     // through the engine of this host
     std::unique_ptr<NetInquiry> inquiry = nullptr;
   };
 
@@ -44,7 +44,7 @@ class NetMessages final : public MessageQueue {
   void let_go(const Pending& pending);
   void check(const Operation& receive, const transport::Transfer& transfer) const;
   uint64_t channel(const Operation& operation) const;
-  Intrusive<Operation> local_form(const Operation& operation) const;
+  base::Intrusive<Operation> local_form(const Operation& operation) const;
 
   NetGroup& group_;
   std::vector<Pending> pending_;

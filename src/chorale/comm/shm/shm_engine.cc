@@ -42,7 +42,7 @@ ShmEngine::~ShmEngine() {
     group_.segment.publish(group_.own().state, is_thrown_away() ? shm::RankState::kThrew : shm::RankState::kLeft);
 }
 
-bool ShmEngine::step(const Intrusive<Operation>& operation, bool is_new) {
+bool ShmEngine::step(const base::Intrusive<Operation>& operation, bool is_new) {
   if (is_new) call_.enter(*operation);
   if (!call_.step()) return false;
   own_soon(&group_.segment.slot(group_.rank, operation->number + 1));
@@ -56,7 +56,7 @@ bool ShmEngine::has_message(Operation& receive) {
   note_messages();
   return found;
 }
-bool ShmEngine::take_message(const Intrusive<Operation>& receive) {
+bool ShmEngine::take_message(const base::Intrusive<Operation>& receive) {
   bool found = false;
   guarded(*receive, [&] { found = messages_.take_message(receive); });
   note_messages();

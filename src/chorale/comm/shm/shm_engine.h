@@ -26,7 +26,7 @@ class ShmEngine final : public Engine, public Leaver {
   // For an engine of several hosts, with the context's lock.
   // Whether a message for this receive, which was not submitted, is there; and takes it.
   bool has_message(Operation& receive);
-  bool take_message(const Intrusive<Operation>& receive);
+  bool take_message(const base::Intrusive<Operation>& receive);
   // Why nothing comes from this rank any more, if that is so.
   std::optional<CallFailed> gone(int peer) const override;
   bool is_stopped(int peer) const override { return group_.is_stopped(peer); }
@@ -44,7 +44,7 @@ class ShmEngine final : public Engine, public Leaver {
   Failure recorded_failure() const override;
 
  private:
-  bool step(const Intrusive<Operation>& operation, bool is_new) override;
+  bool step(const base::Intrusive<Operation>& operation, bool is_new) override;
   MessageQueue& messages() override { return messages_; }
   void sleep(std::unique_lock<std::mutex>& lock, const Operation& operation, Clock::duration at_most) override;
   std::vector<int> awaited_by_call(const Operation& first) const override;

@@ -57,14 +57,7 @@ ShmGroup::ShmGroup(RankContext& context, const Membership& whose, shm::GroupSegm
     most_in_slot_[kind] = static_cast<size_t>(std::min<uint64_t>(most, shm::kSlotPayloadBytes));
   }
   for (const ShmIdentity& identity : identities) {
-    Peer peer{.id = identity.process,
-              .process = nullptr,
-              .arena = identity.arena,
-              .scratch = identity.scratch,
-              .arena_memory = nullptr,
-              .scratch_memory = nullptr,
-              .arena_extents = {},
-              .scratch_extents = {}};
+    Peer peer{.id = identity.process, .process = nullptr, .arena = identity.arena, .scratch = identity.scratch};
     if (identity.process != shm::this_process()) {
       peer.process = shm::PeerProcess::find(identity.process);
       one_process_ = false;
@@ -92,19 +85,26 @@ void ShmGroup::take_back(const Chunk& chunk) const {
 }
 
 std::byte* ShmGroup::reach(int peer_rank, shm::Place place, size_t bytes) {
+  return find(peer_rank, place, bytes, shm::Access::kWrite);
+}
+
+const std::byte* ShmGroup::view(int peer_rank, shm::Place place, size_t bytes) {
+  return find(peer_rank, place, bytes, shm::Access::kRead);
+}
+
+std::byte* ShmGroup::find(int peer_rank, shm::Place place, size_t bytes, shm::Access access) {
   Peer& peer = peers_[static_cast<size_t>(peer_rank)];
   if (place.kind() == shm::PlaceKind::kPointer) {
     CHORALE_INVARIANT(one_process_, "a pointer of another process");
     return reinterpret_cast<std::byte*>(place.offset());
   }
   const bool in_arena = place.kind() == shm::PlaceKind::kArena;
-  auto& extents = in_arena ? peer.arena_extents : peer.scratch_extents;
+  auto& [memory, extents] = (in_arena ? peer.arena_mapped : peer.scratch_mapped)[static_cast<size_t>(access)];
   for (const auto& extent : extents) {
     if (extent.holds(place.offset(), bytes)) return extent.at(place.offset());
   }
-  auto& memory = in_arena ? peer.arena_memory : peer.scratch_memory;
   try {
-    if (!memory) memory = shm::PeerMemory::open(in_arena ? peer.arena : peer.scratch);
+    if (!memory) memory = shm::PeerMemory::open(in_arena ? peer.arena : peer.scratch, access);
     extents.push_back(memory->map(place.offset(), bytes));
   } catch (const CommError& error) {
     // Most likely it has just ended: because the group has failed, or the group fails because of that.

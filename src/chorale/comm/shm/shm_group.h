@@ -55,6 +55,8 @@ class ShmGroup {
 
   // Where this process sees `bytes` at a place of a peer. Throws CallFailed when there is no such place (any more).
   std::byte* reach(int peer, shm::Place place, size_t bytes);
+  // The same where it only reads: what a message or a parcel says of its place cannot make this process write there.
+  const std::byte* view(int peer, shm::Place place, size_t bytes);
   bool same_process(int peer) const { return peers_[static_cast<size_t>(peer)].process == nullptr; }
   bool all_in_one_process() const { return one_process_; }
   const shm::ProcessId& process_of(int peer) const { return peers_[static_cast<size_t>(peer)].id; }
@@ -71,13 +73,17 @@ class ShmGroup {
   RankContext& context() const { return context_; }
 
  private:
+  struct Mapped {
+    std::shared_ptr<shm::PeerMemory> memory{};
+    std::vector<shm::PeerMemory::Extent> extents{};  // copies, read without a lock
+  };
   struct Peer {
     shm::ProcessId id;
     std::shared_ptr<shm::PeerProcess> process;  // null: ours
     shm::SharedFile arena, scratch;
-    std::shared_ptr<shm::PeerMemory> arena_memory, scratch_memory;
-    std::vector<shm::PeerMemory::Extent> arena_extents, scratch_extents;  // copies, read without a lock
+    std::array<Mapped, 2> arena_mapped{}, scratch_mapped{};  // by access
   };
+  std::byte* find(int peer, shm::Place place, size_t bytes, shm::Access access);
 
   RankContext& context_;
   std::array<size_t, kCallKinds> most_in_slot_{};

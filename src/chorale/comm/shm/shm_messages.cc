@@ -27,12 +27,12 @@ constexpr uint64_t kMostPostedBytes = uint64_t{256} << 20;
 ShmMessages::ShmMessages(ShmGroup& group)
     : group_(group), early_(static_cast<size_t>(group.size)), posted_bytes_(static_cast<size_t>(group.size)) {}
 
-void ShmMessages::submit(const Intrusive<Operation>& operation) {
+void ShmMessages::submit(const base::Intrusive<Operation>& operation) {
   (operation->kind == CallKind::kSend ? sending_ : posted_).push_back(operation);
 }
 
-std::vector<Intrusive<Operation>> ShmMessages::abandon() {
-  std::vector<Intrusive<Operation>> all(sending_.begin(), sending_.end());
+std::vector<base::Intrusive<Operation>> ShmMessages::abandon() {
+  std::vector<base::Intrusive<Operation>> all(sending_.begin(), sending_.end());
   for (const Exposed& exposed : exposed_) {
     if (exposed.operation) all.push_back(exposed.operation);
     release(exposed);
@@ -47,12 +47,12 @@ std::vector<Intrusive<Operation>> ShmMessages::abandon() {
   return all;
 }
 
-Intrusive<Operation> ShmMessages::pending() const {
+base::Intrusive<Operation> ShmMessages::pending() const {
   for (const Exposed& exposed : exposed_) {
     if (exposed.operation) return exposed.operation;
   }
   if (!posted_.empty()) return posted_.front();
-  return sending_.empty() ? Intrusive<Operation>() : sending_.front();
+  return sending_.empty() ? base::Intrusive<Operation>() : sending_.front();
 }
 
 bool ShmMessages::room_to(int peer) const {
@@ -73,7 +73,7 @@ void ShmMessages::fill(int peer) {
   group_.segment.publish(filled, filled.load(std::memory_order_relaxed) + 1);
 }
 
-void ShmMessages::start_send(const Intrusive<Operation>& operation) {
+void ShmMessages::start_send(const base::Intrusive<Operation>& operation) {
   const Chunk& chunk = operation->give[0];
   const int to = operation->peer;
   Message& message = next_to(to);
@@ -106,7 +106,7 @@ void ShmMessages::start_send(const Intrusive<Operation>& operation) {
     CachingAllocator& scratch = group_.context().scratch();
     exposed.scratch = scratch.allocate(chunk.bytes);
     // Receivers have read what was there before, and will read this (Note [Memory that others have read]).
-    copy_past_caches(static_cast<std::byte*>(exposed.scratch.data), chunk.data, chunk.bytes);
+    copy_for_others(static_cast<std::byte*>(exposed.scratch.data), chunk.data, chunk.bytes);
     if (chaos) chaos->touch(What::kPayload, {exposed.scratch.data, chunk.bytes});
     message.place = Place::make(PlaceKind::kScratch, scratch.locate(exposed.scratch.data)->source_offset());
   }
@@ -162,7 +162,8 @@ void ShmMessages::send_all() {
   }
 }
 
-void ShmMessages::deliver(const Intrusive<Operation>& receive, int from, const Early& message, const std::byte* data) {
+void ShmMessages::deliver(const base::Intrusive<Operation>& receive, int from, const Early& message,
+                          const std::byte* data) {
   try {
     copy(*receive, from, message, data);
     finished_.push_back(receive);
@@ -195,7 +196,7 @@ void ShmMessages::copy(Operation& receive, int from, const Early& message, const
     const Hands hands(group_);
     check_not_failed(group_);
     // What the sender names must lie in its memory before room is made for it.
-    data = group_.reach(from, message.place, message.bytes);
+    data = group_.view(from, message.place, message.bytes);
     to = room();
     constexpr size_t kStep = 256 << 10;
     for (size_t at = 0; at < to.bytes; at += kStep) {
@@ -217,7 +218,7 @@ int ShmMessages::early_sender(const Operation& receive) const {
   return -1;
 }
 
-bool ShmMessages::match_early(const Intrusive<Operation>& receive) {
+bool ShmMessages::match_early(const base::Intrusive<Operation>& receive) {
   const int from = early_sender(*receive);
   if (from < 0) return false;
   auto& messages = early_[static_cast<size_t>(from)];
@@ -275,7 +276,7 @@ void ShmMessages::empty_mailboxes() {
 }
 
 bool ShmMessages::remove(const Operation& parcel) {
-  const auto is_it = [&](const Intrusive<Operation>& one) { return one.get() == &parcel; };
+  const auto is_it = [&](const base::Intrusive<Operation>& one) { return one.get() == &parcel; };
   return std::erase_if(sending_, is_it) + std::erase_if(posted_, is_it) > 0;
 }
 
@@ -284,7 +285,7 @@ bool ShmMessages::has_message(const Operation& receive) {
   return early_sender(receive) >= 0;
 }
 
-bool ShmMessages::take_message(const Intrusive<Operation>& receive) {
+bool ShmMessages::take_message(const base::Intrusive<Operation>& receive) {
   const bool found = match_early(receive);
   // It was not submitted: its engine need not finish it.
   std::erase(finished_, receive);
@@ -292,10 +293,10 @@ bool ShmMessages::take_message(const Intrusive<Operation>& receive) {
   return found;
 }
 
-void ShmMessages::progress(std::vector<Intrusive<Operation>>& done) {
+void ShmMessages::progress(std::vector<base::Intrusive<Operation>>& done) {
   // Also when another message fails.
   struct HandOver {
-    std::vector<Intrusive<Operation>>&from, &to;
+    std::vector<base::Intrusive<Operation>>&from, &to;
     ~HandOver() {
       to.insert(to.end(), from.begin(), from.end());
       from.clear();

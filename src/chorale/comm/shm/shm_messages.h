@@ -19,20 +19,20 @@ class ShmMessages final : public MessageQueue {
   explicit ShmMessages(ShmGroup& group);
   ~ShmMessages() override { abandon(); }
 
-  void submit(const Intrusive<Operation>& operation) override;
-  void progress(std::vector<Intrusive<Operation>>& done) override;
+  void submit(const base::Intrusive<Operation>& operation) override;
+  void progress(std::vector<base::Intrusive<Operation>>& done) override;
   bool idle() const override {
     return posted_.empty() && sending_.empty() && exposed_.empty() && answers_.empty() && finished_.empty() &&
            failed_.empty();
   }
-  Intrusive<Operation> pending() const override;
-  std::vector<Intrusive<Operation>> abandon() override;
+  base::Intrusive<Operation> pending() const override;
+  std::vector<base::Intrusive<Operation>> abandon() override;
 
   bool remove(const Operation& parcel) override;
 
   // Whether a message for this receive, which was not submitted, is there; and takes it.
   bool has_message(const Operation& receive);
-  bool take_message(const Intrusive<Operation>& receive);
+  bool take_message(const base::Intrusive<Operation>& receive);
   // Answers that found no room are still owed, and parcels are kept for their receivers, unless those are gone.
   template <class IsGone>
   void drop_what_nobody_takes(const IsGone& is_gone) {
@@ -72,7 +72,7 @@ class ShmMessages final : public MessageQueue {
   };
   // A send that was announced as ready: the receiver has not answered yet.
   struct Exposed {
-    Intrusive<Operation> operation;  // null for a parcel: it is sent
+    base::Intrusive<Operation> operation;  // null for a parcel: it is sent
     int to;
     uint64_t id, bytes;
     Deadline deadline;
@@ -84,7 +84,7 @@ class ShmMessages final : public MessageQueue {
   shm::Message& next_to(int peer) const;
   void fill(int peer);
   void send_all();
-  void start_send(const Intrusive<Operation>& operation);
+  void start_send(const base::Intrusive<Operation>& operation);
   void empty_mailboxes();
   void empty_mailbox(int from);
   void end_exposure(int from, uint64_t id);
@@ -94,20 +94,20 @@ class ShmMessages final : public MessageQueue {
   }
   // The sender of the first early message that fits; -1: none.
   int early_sender(const Operation& receive) const;
-  bool match_early(const Intrusive<Operation>& receive);
+  bool match_early(const base::Intrusive<Operation>& receive);
   // Into the receive, which is finished then; or, if it is a parcel, may have failed.
-  void deliver(const Intrusive<Operation>& receive, int from, const Early& message, const std::byte* data);
+  void deliver(const base::Intrusive<Operation>& receive, int from, const Early& message, const std::byte* data);
   void copy(Operation& receive, int from, const Early& message, const std::byte* data);
 
   ShmGroup& group_;
   std::vector<std::deque<Early>> early_;  // by sender
   size_t early_bytes_ = 0;
-  std::vector<uint64_t> posted_bytes_;        // by receiver: of parcels that it has not taken yet
-  std::deque<Intrusive<Operation>> sending_;  // not in a mailbox yet
+  std::vector<uint64_t> posted_bytes_;              // by receiver: of parcels that it has not taken yet
+  std::deque<base::Intrusive<Operation>> sending_;  // not in a mailbox yet
   std::vector<Exposed> exposed_;
-  std::deque<Intrusive<Operation>> posted_;  // receives
+  std::deque<base::Intrusive<Operation>> posted_;  // receives
   std::deque<Answer> answers_;
-  std::vector<Intrusive<Operation>> finished_;  // and progress() has not said so
+  std::vector<base::Intrusive<Operation>> finished_;  // and progress() has not said so
   uint64_t next_id_ = 1;
   int last_sender_ = 0;  // of the last message that was taken: a receive from anybody looks at the next one first
 };

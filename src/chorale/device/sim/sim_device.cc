@@ -94,13 +94,13 @@ class SimRuntime final : public Runtime {
       const Device device{DeviceType::kSim, i};
       auto memory = std::make_unique<SimMemory>(options.bytes, /*closed=*/true);
       SimMemory* const kept = memory.get();
-      devices_.push_back({kept, std::make_unique<StreamAllocator>(device, std::move(memory), kPageBytes), {}});
+      devices_.push_back({kept, std::make_unique<StreamAllocator>(device, std::move(memory), memory::kPageBytes), {}});
       devices_.back().default_stream = make_stream(device);
     }
     auto memory = std::make_unique<SimMemory>(kPinnedBytes, /*closed=*/false);
     pinned_memory_ = memory.get();
     // Its next user is the host, which is ordered by no stream: copies say on which streams they use it.
-    pinned_ = std::make_unique<StreamAllocator>(kCpu, std::move(memory), kPageBytes);
+    pinned_ = std::make_unique<StreamAllocator>(kCpu, std::move(memory), memory::kPageBytes);
   }
 
   int count() const override { return options_.devices; }

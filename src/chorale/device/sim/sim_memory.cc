@@ -11,7 +11,8 @@
 
 namespace chorale::sim {
 
-SimMemory::SimMemory(size_t bytes, bool closed) : bytes_((bytes + kPageBytes - 1) / kPageBytes * kPageBytes) {
+SimMemory::SimMemory(size_t bytes, bool closed)
+    : bytes_((bytes + memory::kPageBytes - 1) / memory::kPageBytes * memory::kPageBytes) {
   const int file = ::memfd_create("chorale-sim", MFD_CLOEXEC);
   CHORALE_CHECK_STATE(file >= 0, "cannot make memory for a simulated device: ", std::strerror(errno));
   const bool sized = ::ftruncate(file, static_cast<off_t>(bytes_)) == 0;
@@ -43,13 +44,14 @@ void SimMemory::protect(const void* address, size_t bytes, int by) {
   if (bytes == 0) return;
   const auto offset = static_cast<size_t>(static_cast<const std::byte*>(address) - first_);
   const std::lock_guard lock(mutex_);
-  for (size_t page = offset / kPageBytes; page <= (offset + bytes - 1) / kPageBytes; ++page) {
+  for (size_t page = offset / memory::kPageBytes; page <= (offset + bytes - 1) / memory::kPageBytes; ++page) {
     int& count = closed_[page];
     const int before = std::exchange(count, count + by);
     if (count == 0) closed_.erase(page);
     if ((before == 0) == (before + by == 0)) continue;
     const int access = by > 0 ? PROT_NONE : PROT_READ | PROT_WRITE;
-    CHORALE_INVARIANT(::mprotect(first_ + page * kPageBytes, kPageBytes, access) == 0, std::strerror(errno));
+    CHORALE_INVARIANT(::mprotect(first_ + page * memory::kPageBytes, memory::kPageBytes, access) == 0,
+                      std::strerror(errno));
   }
 }
 

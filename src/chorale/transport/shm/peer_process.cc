@@ -12,6 +12,7 @@
 #include <fstream>
 #include <map>
 #include <sstream>
+#include <utility>
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/descriptors.h"
@@ -44,8 +45,9 @@ Stat read_stat(int64_t pid) {
 std::string proc_path(const SharedFile& file) { return concat("/proc/", file.owner.pid, "/fd/", file.descriptor); }
 
 // A descriptor of our own for the file.
-int open_shared(const SharedFile& file) {
-  const int descriptor = above_standard(::open(proc_path(file).c_str(), O_RDWR | O_CLOEXEC));
+int open_shared(const SharedFile& file, Access access = Access::kWrite) {
+  const int mode = access == Access::kRead ? O_RDONLY : O_RDWR;
+  const int descriptor = above_standard(::open(proc_path(file).c_str(), mode | O_CLOEXEC));
   const int error = errno;
   struct stat found {};
   if (descriptor >= 0 && fstat(descriptor, &found) == 0 && found.st_ino == file.inode &&
@@ -92,7 +94,7 @@ auto& processes() {
   return *registry;
 }
 auto& memories() {
-  static auto* const registry = new Registry<SharedFile, PeerMemory>;
+  static auto* const registry = new Registry<std::pair<SharedFile, Access>, PeerMemory>;
   return *registry;
 }
 auto& segments() {
@@ -168,13 +170,15 @@ std::string PeerProcess::condition() const {
 
 // ---- memory
 
-std::shared_ptr<PeerMemory> PeerMemory::open(const SharedFile& file) {
-  return memories().find(file, [&] { return std::shared_ptr<PeerMemory>(new PeerMemory(file, open_shared(file))); });
+std::shared_ptr<PeerMemory> PeerMemory::open(const SharedFile& file, Access access) {
+  return memories().find({file, access}, [&] {
+    return std::shared_ptr<PeerMemory>(new PeerMemory(file, access, open_shared(file, access)));
+  });
 }
 PeerMemory::~PeerMemory() {
   for (const Extent& extent : extents_) munmap(extent.base, extent.end - extent.begin);
   close(descriptor_);
-  memories().forget(file_);
+  memories().forget({file_, access_});
 }
 
 PeerMemory::Extent PeerMemory::map(uint64_t offset, size_t bytes) {
@@ -198,7 +202,8 @@ PeerMemory::Extent PeerMemory::map(uint64_t offset, size_t bytes) {
   }
   const uint64_t begin = offset / kStep * kStep;
   const uint64_t end = std::min((offset + bytes + kStep - 1) / kStep * kStep, size);
-  void* base = mmap(nullptr, end - begin, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor_, static_cast<off_t>(begin));
+  const int protection = access_ == Access::kRead ? PROT_READ : PROT_READ | PROT_WRITE;
+  void* base = mmap(nullptr, end - begin, protection, MAP_SHARED, descriptor_, static_cast<off_t>(begin));
   if (base == MAP_FAILED) {
     throw CommError(
         concat("[shm] cannot map ", end - begin, " bytes of process ", file_.owner.pid, ": ", std::strerror(errno)));

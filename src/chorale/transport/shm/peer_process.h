@@ -58,10 +58,12 @@ class PeerProcess {
   int descriptor_ = -1;
 };
 
-// A peer's memfd, mapped piece by piece on first use. Mappings stay until the last user of the file goes.
+// A peer's memfd, mapped piece by piece on first use. Mappings stay until the last user of the file goes. What only
+// reads a peer's memory has mappings, and a descriptor, that cannot write it.
+enum class Access : uint8_t { kRead, kWrite };
 class PeerMemory {
  public:
-  static std::shared_ptr<PeerMemory> open(const SharedFile& file);
+  static std::shared_ptr<PeerMemory> open(const SharedFile& file, Access access);
   ~PeerMemory();
   PeerMemory(const PeerMemory&) = delete;
   PeerMemory& operator=(const PeerMemory&) = delete;
@@ -70,15 +72,19 @@ class PeerMemory {
     uint64_t begin = 0, end = 0;
     std::byte* base = nullptr;
     std::byte* at(uint64_t offset) const { return base + (offset - begin); }
-    bool holds(uint64_t offset, size_t bytes) const { return offset >= begin && offset + bytes <= end; }
+    bool holds(uint64_t offset, size_t bytes) const {
+      return offset >= begin && offset <= end && bytes <= end - offset;
+    }
   };
   // A mapping that holds the stretch; the caller may keep it while it keeps this object. Throws CommError when the file
   // has no such stretch: the peer is not what it says it is.
   Extent map(uint64_t offset, size_t bytes);
 
  private:
-  PeerMemory(const SharedFile& file, int descriptor) : file_(file), descriptor_(descriptor) {}
+  PeerMemory(const SharedFile& file, Access access, int descriptor)
+      : file_(file), access_(access), descriptor_(descriptor) {}
   const SharedFile file_;
+  const Access access_;
   const int descriptor_;
   std::mutex mutex_;
   std::vector<Extent> extents_;

@@ -116,7 +116,7 @@ std::shared_ptr<Store> store_of(const Place& place, const Meeting& meeting) {
     Place place;
     Meeting meeting;
     PrefixStore view;
-    ForkMark made;
+    base::ForkMark made;
   };
   auto* stay = new Stay{place, meeting, PrefixStore(concat("rendezvous/", meeting.token), place.store), {}};
   return {&stay->view, [stay](Store*) {

@@ -50,7 +50,7 @@ class TcpStore final : public Store {
   std::mutex mutex_;
   std::vector<ControlChannel> idle_;
   std::string id_;  // of the server: a later one at the same place is another store
-  const ForkMark made_;
+  const base::ForkMark made_;
 };
 
 }  // namespace chorale::transport

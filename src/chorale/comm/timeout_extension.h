@@ -1,0 +1,23 @@
+// Longer deadlines for a while: of a rank that waits for one that compiles.
+//
+// Note [Extended timeouts] Ranks do not compile equally long: one finds the code in its cache, another has to make it.
+// A rank that was quick adds the time that it has saved to the timeouts of the calls that its thread makes from then
+// on, in any group, unless they name one of their own. Extensions add up; they end when a call that has one is done,
+// because then the slow rank has come. Calls that were made before keep theirs.
+#pragma once
+
+#include <chrono>
+
+namespace chorale::comm {
+
+struct Operation;
+
+// Of this thread's calls.
+void extend_timeouts(std::chrono::milliseconds by);
+// What the next call would have more than its group's timeout.
+std::chrono::milliseconds timeout_extension();
+
+// Inside comm: gives a new call the extension, if there is one.
+void take_extension(Operation& operation);
+
+}  // namespace chorale::comm
