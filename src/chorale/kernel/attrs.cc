@@ -17,37 +17,37 @@ const T& read(const Attrs& attrs, const kernel::Field& field) {
 template <class F>
 auto visit_field(const Attrs& attrs, const kernel::Field& field, F&& f) {
   switch (field.kind) {
-    case FieldKind::kBool:
+    case kernel::FieldKind::kBool:
       return f(read<bool>(attrs, field));
-    case FieldKind::kI64:
+    case kernel::FieldKind::kI64:
       return f(read<int64_t>(attrs, field));
-    case FieldKind::kF64:
+    case kernel::FieldKind::kF64:
       return f(read<double>(attrs, field));
-    case FieldKind::kDType:
+    case kernel::FieldKind::kDType:
       return f(read<DType>(attrs, field));
-    case FieldKind::kEnum:
+    case kernel::FieldKind::kEnum:
       return f(read<uint8_t>(attrs, field));
-    case FieldKind::kInts:
+    case kernel::FieldKind::kInts:
       return f(read<IntList>(attrs, field));
-    case FieldKind::kSpatial:
+    case kernel::FieldKind::kSpatial:
       return f(read<SpatialList>(attrs, field));
-    case FieldKind::kScalar:
+    case kernel::FieldKind::kScalar:
       return f(read<Scalar>(attrs, field));
   }
   __builtin_unreachable();
 }
 
 struct Value {
-  FieldValue operator()(bool value) const { return value; }
-  FieldValue operator()(int64_t value) const { return value; }
-  FieldValue operator()(double value) const { return value; }
-  FieldValue operator()(DType value) const { return std::string(name_of(value)); }
-  FieldValue operator()(uint8_t value) const { return static_cast<int64_t>(value); }
+  kernel::FieldValue operator()(bool value) const { return value; }
+  kernel::FieldValue operator()(int64_t value) const { return value; }
+  kernel::FieldValue operator()(double value) const { return value; }
+  kernel::FieldValue operator()(DType value) const { return std::string(name_of(value)); }
+  kernel::FieldValue operator()(uint8_t value) const { return static_cast<int64_t>(value); }
   template <size_t N>
-  FieldValue operator()(const IntListOf<N>& value) const {
+  kernel::FieldValue operator()(const IntListOf<N>& value) const {
     return std::vector<int64_t>(value.begin(), value.end());
   }
-  FieldValue operator()(const Scalar& value) const { return value; }
+  kernel::FieldValue operator()(const Scalar& value) const { return value; }
 };
 
 // Equal means: an op called with either gives the same bits. NaN is equal to itself, 0.0 and -0.0 are not equal.
@@ -101,7 +101,7 @@ struct Print {
   }
 };
 
-const char* wanted_by(FieldKind kind) {
+const char* wanted_by(kernel::FieldKind kind) {
   constexpr const char* kNames[] = {"a bool",
                                     "an integer",
                                     "a number",
@@ -112,13 +112,13 @@ const char* wanted_by(FieldKind kind) {
                                     "a number"};
   return kNames[static_cast<size_t>(kind)];
 }
-const char* given_in(const FieldValue& value) {
+const char* given_in(const kernel::FieldValue& value) {
   constexpr const char* kNames[] = {"a bool", "an integer",         "a floating number",
                                     "text",   "a list of integers", "a number"};
   return kNames[value.index()];
 }
 
-std::string known_fields(const AttrsType& type) {
+std::string known_fields(const kernel::AttrsType& type) {
   std::string names;
   for (const kernel::Field& field : type.fields) names += (names.empty() ? "" : ", ") + std::string(field.name);
   return names;
@@ -126,9 +126,9 @@ std::string known_fields(const AttrsType& type) {
 
 }  // namespace
 
-FieldValue Attrs::at(const kernel::Field& field) const { return visit_field(*this, field, Value{}); }
+kernel::FieldValue Attrs::at(const kernel::Field& field) const { return visit_field(*this, field, Value{}); }
 
-void Attrs::set(std::string_view name, const FieldValue& value) {
+void Attrs::set(std::string_view name, const kernel::FieldValue& value) {
   CHORALE_CHECK(type_, "[attributes] there are none, so there is no '", name, "'");
   const auto field =
       std::find_if(type_->fields.begin(), type_->fields.end(), [&](const kernel::Field& f) { return name == f.name; });
@@ -142,29 +142,29 @@ void Attrs::set(std::string_view name, const FieldValue& value) {
   const auto* integer = std::get_if<int64_t>(&value);
   const auto* real = std::get_if<double>(&value);
   switch (field->kind) {
-    case FieldKind::kBool:
+    case kernel::FieldKind::kBool:
       expect(std::holds_alternative<bool>(value));
       return store(std::get<bool>(value));
-    case FieldKind::kI64:
+    case kernel::FieldKind::kI64:
       expect(integer);
       return store(*integer);
-    case FieldKind::kF64:
+    case kernel::FieldKind::kF64:
       expect(integer || real);
       return store(real ? *real : static_cast<double>(*integer));
-    case FieldKind::kDType:
+    case kernel::FieldKind::kDType:
       expect(std::holds_alternative<std::string>(value));
       return store(dtype_from_name(std::get<std::string>(value)));
-    case FieldKind::kEnum:
+    case kernel::FieldKind::kEnum:
       expect(integer);
       CHORALE_CHECK(*integer >= 0 && *integer <= 255, "[", type_->name, "] '", name, "' has no enumerator ", *integer);
       return store(static_cast<uint8_t>(*integer));
-    case FieldKind::kInts:
+    case kernel::FieldKind::kInts:
       expect(std::holds_alternative<std::vector<int64_t>>(value));
       return store(IntList(std::get<std::vector<int64_t>>(value)));
-    case FieldKind::kSpatial:
+    case kernel::FieldKind::kSpatial:
       expect(std::holds_alternative<std::vector<int64_t>>(value));
       return store(SpatialList(std::get<std::vector<int64_t>>(value)));
-    case FieldKind::kScalar:
+    case kernel::FieldKind::kScalar:
       if (integer) return store(Scalar(*integer));
       if (real) return store(Scalar(*real));
       if (const auto* truth = std::get_if<bool>(&value)) return store(Scalar(*truth));

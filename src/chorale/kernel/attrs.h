@@ -53,21 +53,21 @@ using IntList = IntListOf<kMaxDims>;
 // One entry per dimension of an image: several of these fit into the attributes of a convolution.
 using SpatialList = IntListOf<3>;
 
+namespace kernel {
+
 enum class FieldKind : uint8_t { kBool, kI64, kF64, kDType, kEnum, kInts, kSpatial, kScalar };
 using FieldValue = std::variant<bool, int64_t, double, std::string, std::vector<int64_t>, Scalar>;
 
-namespace kernel {
 struct Field {
   const char* name;
   FieldKind kind;
   size_t offset;
 };
-}  // namespace kernel
 
 struct AttrsType {
   const char* name;
   size_t size;
-  std::span<const kernel::Field> fields;
+  std::span<const Field> fields;
   void (*construct)(void* memory);  // the defaults
 };
 
@@ -95,6 +95,8 @@ constexpr FieldKind field_kind() {
   }
 }
 
+}  // namespace kernel
+
 // The widest is as_strided: two lists and an offset.
 inline constexpr size_t kAttrsBytes = 2 * sizeof(IntList) + 8;
 
@@ -102,12 +104,12 @@ class Attrs {
  public:
   Attrs() = default;
   template <class T>
-  requires requires { attrs_type(TypeTag<T>{}); }
-  Attrs(const T& value) : type_(&attrs_type(TypeTag<T>{})) {  // NOLINT(google-explicit-constructor)
+  requires requires { attrs_type(base::TypeTag<T>{}); }
+  Attrs(const T& value) : type_(&attrs_type(base::TypeTag<T>{})) {  // NOLINT(google-explicit-constructor)
     static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= kAttrsBytes);
     std::memcpy(bytes_, &value, sizeof(T));
   }
-  explicit Attrs(const AttrsType& type) : type_(&type) { type.construct(bytes_); }
+  explicit Attrs(const kernel::AttrsType& type) : type_(&type) { type.construct(bytes_); }
   Attrs(const Attrs& other) : type_(other.type_) {
     if (type_) std::memcpy(bytes_, other.bytes_, type_->size);
   }
@@ -119,32 +121,33 @@ class Attrs {
 
   template <class T>
   const T& get() const {
-    CHORALE_INVARIANT(type_ == &attrs_type(TypeTag<T>{}), "attributes are ", type_ ? type_->name : "absent");
+    CHORALE_INVARIANT(type_ == &attrs_type(base::TypeTag<T>{}), "attributes are ", type_ ? type_->name : "absent");
     return *reinterpret_cast<const T*>(bytes_);
   }
-  const AttrsType* type() const { return type_; }
+  const kernel::AttrsType* type() const { return type_; }
   const void* bytes() const { return bytes_; }
   // Throws InvalidArgument for an unknown name (listing the known ones) or a value of the wrong kind.
-  void set(std::string_view field, const FieldValue& value);
-  FieldValue at(const kernel::Field& field) const;
+  void set(std::string_view field, const kernel::FieldValue& value);
+  kernel::FieldValue at(const kernel::Field& field) const;
 
   friend bool operator==(const Attrs& a, const Attrs& b);
   size_t hash() const;
   friend std::ostream& operator<<(std::ostream& out, const Attrs& attrs);  // {dims=[1], keepdim=true}
 
  private:
-  const AttrsType* type_ = nullptr;
+  const kernel::AttrsType* type_ = nullptr;
   alignas(8) std::byte bytes_[kAttrsBytes];
 };
 
 }  // namespace chorale
 
 #define CHORALE_FIELD(field) \
-  ::chorale::kernel::Field{#field, ::chorale::field_kind<decltype(Listed::field)>(), offsetof(Listed, field)},
-#define CHORALE_FIELDS(T, ...)                                                                                   \
-  inline const ::chorale::AttrsType& attrs_type(::chorale::TypeTag<T>) {                                         \
-    using Listed = T;                                                                                            \
-    static constexpr ::chorale::kernel::Field kFields[] = {CHORALE_FOR_EACH(CHORALE_FIELD, __VA_ARGS__)};        \
-    static constexpr ::chorale::AttrsType kType{#T, sizeof(T), kFields, [](void* memory) { new (memory) T(); }}; \
-    return kType;                                                                                                \
+  ::chorale::kernel::Field{#field, ::chorale::kernel::field_kind<decltype(Listed::field)>(), offsetof(Listed, field)},
+#define CHORALE_FIELDS(T, ...)                                                                            \
+  inline const ::chorale::kernel::AttrsType& attrs_type(::chorale::base::TypeTag<T>) {                    \
+    using Listed = T;                                                                                     \
+    static constexpr ::chorale::kernel::Field kFields[] = {CHORALE_FOR_EACH(CHORALE_FIELD, __VA_ARGS__)}; \
+    static constexpr ::chorale::kernel::AttrsType kType{#T, sizeof(T), kFields,                           \
+                                                        [](void* memory) { new (memory) T(); }};          \
+    return kType;                                                                                         \
   }

@@ -33,10 +33,10 @@ CHORALE_FIELDS(Widest, sizes, strides, offset)
 
 namespace {
 
-const AttrsType& every_kind() { return attrs_type(TypeTag<EveryKind>{}); }
+const kernel::AttrsType& every_kind() { return attrs_type(base::TypeTag<EveryKind>{}); }
 
 // One changed value per field.
-const std::pair<const char*, FieldValue> kChanges[] = {
+const std::pair<const char*, kernel::FieldValue> kChanges[] = {
     {"flag", true},
     {"dim", int64_t{3}},
     {"eps", 0.25},
@@ -46,7 +46,7 @@ const std::pair<const char*, FieldValue> kChanges[] = {
     {"value", Scalar(complex128(1, 2))},
 };
 
-std::string refusal(const char* field, const FieldValue& value, Attrs attrs = EveryKind{}) {
+std::string refusal(const char* field, const kernel::FieldValue& value, Attrs attrs = EveryKind{}) {
   const Attrs before = attrs;
   try {
     attrs.set(field, value);

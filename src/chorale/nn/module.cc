@@ -102,7 +102,7 @@ void walk(const Module& module, const std::string& prefix, const Fn& fn) {
 
 // Keeps the first entry of every tensor.
 NamedTensors without_repeats(NamedTensors tensors) {
-  std::unordered_set<const TensorImpl*> seen;
+  std::unordered_set<const Tensor::Impl*> seen;
   std::erase_if(tensors, [&](const auto& entry) { return !seen.insert(entry.second.impl()).second; });
   return tensors;
 }
@@ -305,7 +305,7 @@ void Module::zero_grad(bool to_none) {
 namespace {
 // Gives every handle a tensor of its own, and equal handles the same one.
 struct Separate final : MemberVisitor {
-  std::unordered_map<const TensorImpl*, Tensor> tensors;
+  std::unordered_map<const Tensor::Impl*, Tensor> tensors;
   std::unordered_map<const void*, std::shared_ptr<void>> pointers;
 
   Tensor copy_of(const Tensor& x) {

@@ -156,6 +156,24 @@ TEST(Module, CanBeMovedAndKeptInVectors) {
   EXPECT_EQ(nets[0](zeros({4, 2})).sizes(), (Shape{4, 1}));
 }
 
+// Norms without weights are a choice, so they would go on quietly with those of a module that was moved from.
+TEST(Module, ThatWasMovedFromIsAnError) {
+  BatchNorm2d norm(2);
+  const BatchNorm2d taken = std::move(norm);
+  // NOLINTBEGIN(bugprone-use-after-move)
+  EXPECT_THAT(message_of<InvalidArgument>([&] {
+                norm(ones({1, 2, 3, 3}));
+              }),
+              HasSubstr("[batch_norm] weight is an undefined tensor"));
+  LSTM lstm(2, 3);
+  const LSTM lstm_taken = std::move(lstm);
+  EXPECT_THAT(message_of<InvalidArgument>([&] {
+                lstm(ones({1, 1, 2}));
+              }),
+              HasSubstr("[LSTM] has no weights: it was moved from"));
+  // NOLINTEND(bugprone-use-after-move)
+}
+
 TEST(Module, DtypeChangesUnderTheHandlesThatOthersHold) {
   Zoo zoo;
   const Tensor weight = zoo.shared->weight, tracked = zoo.table;

@@ -1,6 +1,7 @@
 #include "chorale/nn/norm.h"
 
 #include "chorale/api/api.h"
+#include "chorale/op/need_defined.h"
 
 namespace chorale::nn {
 namespace {
@@ -40,6 +41,7 @@ BatchNorm::BatchNorm(int64_t dims, int64_t channels, const BatchNormOptions& opt
 }
 
 Tensor BatchNorm::forward(const Tensor& x) {
+  if (options_.affine) op::need_defined("batch_norm", "weight", weight);  // moved from
   check_image(*this, x, dims_, channels_, false);
   double momentum = options_.momentum.value_or(0);
   if (is_training() && running_mean.defined()) {
@@ -50,6 +52,7 @@ Tensor BatchNorm::forward(const Tensor& x) {
 }
 
 Tensor BatchNorm::forward(const Tensor& x) const {
+  if (options_.affine) op::need_defined("batch_norm", "weight", weight);
   check_image(*this, x, dims_, channels_, false);
   check_may_change(*this, is_training() && running_mean.defined());
   return normalize(x, 0);
@@ -91,6 +94,7 @@ Tensor InstanceNorm::forward(const Tensor& x) const {
 }
 
 Tensor InstanceNorm::normalize(const Tensor& x) const {
+  if (options_.affine) op::need_defined("instance_norm", "weight", weight);  // moved from
   check_image(*this, x, dims_, channels_, true);
   const bool single = x.dims() == dims_ + 1;
   const Tensor y = instance_norm(single ? unsqueeze(x, 0) : x, running_mean, running_var, weight, bias,

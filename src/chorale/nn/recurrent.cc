@@ -52,6 +52,7 @@ Recurrent::Result Recurrent::run(const Tensor& x, const std::vector<Tensor>& sta
   const size_t directions = options_.bidirectional ? 2 : 1;
   Tensor value = single ? unsqueeze(x, 1) : options_.batch_first ? transpose(x, 0, 1) : x;
   const int64_t T = value.size(0), B = value.size(1);  // time, batch
+  CHORALE_CHECK(!weights.empty(), "[", type_name(), "] has no weights: it was moved from");
   CHORALE_CHECK(T > 0, "[", type_name(), "] expected at least one step of time, found shape ", x.sizes());
   const Shape state_shape = {static_cast<int64_t>(weights.size()), B, hidden_size_};
   std::vector<Tensor> first;

@@ -141,9 +141,9 @@ struct OpDef {
   const char* name;
   const char* inputs = "";  // "a, b, bias?": names for people; "?" may be absent, "xs..." any number
   int outputs = 1;          // of a row over lists: see result_count() in op/lists.h
-  Lists (*lists)(const Attrs& attrs) = nullptr;  // of a row over lists
-  const AttrsType& (*attrs)() = nullptr;         // the type of its attributes
-  DTypeSet dtypes{};                             // of the first input
+  Lists (*lists)(const Attrs& attrs) = nullptr;   // of a row over lists
+  const kernel::AttrsType& (*attrs)() = nullptr;  // the type of its attributes
+  DTypeSet dtypes{};                              // of the first input
   Infer infer = nullptr;
   std::optional<kernel::Pointwise>
       pointwise{};               // the scalar expression of a pointwise row, for fusing and rendering it
@@ -167,8 +167,8 @@ struct OpDef {
 };
 
 template <class T>
-const AttrsType& attrs_of() {
-  return attrs_type(TypeTag<T>{});
+const kernel::AttrsType& attrs_of() {
+  return attrs_type(base::TypeTag<T>{});
 }
 
 }  // namespace chorale::op

@@ -29,8 +29,8 @@ struct Params {
 using Loop = void (*)(const void* const* in, void* out, int64_t n, const Params& params);
 
 // The loop of op over elements of `dtype`, or nullptr where it makes no sense (info(op).dtypes). f16 and bf16 are
-// computed in f32 and rounded once. Integers wrap around; divided by zero they give 0: callers that want an error check
-// first.
+// computed in f32 and rounded once (kGeluErf of bf16 by a function that is within 2^-12). Integers wrap around; divided
+// by zero they give 0: callers that want an error check first.
 Loop pointwise_loop(ScalarOp op, DType dtype);
 
 // ---- conversion

@@ -1,6 +1,6 @@
 // Elementary functions of Highway vectors, one implementation per lane type. f32: polynomials in registers wherever
-// training spends time (exp, log, tanh, erf, …), within 2 ulp with FMA; SLEEF where range reduction is the hard part.
-// f64: SLEEF.
+// training spends time (exp, log, tanh, erf, …), within 2 ulp with FMA; expm1, log1p and tanh within 0.75, because they
+// carry what rounding took away; SLEEF where range reduction is the hard part. f64: SLEEF.
 //
 // No include guard in the usual sense: read once per target.
 #if defined(CHORALE_VEC_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -141,15 +141,46 @@ HWY_INLINE F32 vexp2(F32 x) {
 }
 HWY_INLINE F64 vexp2(F64 x) { return sleef_exp2(x); }
 
+// A number as the sum of two: what an f32 holds of it, and what rounding took away.
+struct Parts {
+  F32 high, low;
+};
+// a + b for |a| >= |b|, or a = 0.
+HWY_INLINE Parts exact_sum(F32 a, F32 b) {
+  const F32 high = hn::Add(a, b);
+  return {high, hn::Sub(b, hn::Sub(high, a))};
+}
+// exp(x) - 1, or half of it where kHalf says so, since 2^n may overflow where the result does not. `low` is up to 0.04
+// of `high`.
+template <bool kHalf>
+HWY_INLINE Parts exp_minus_one(F32 x) {
+  const F32 n = hn::Round(hn::Mul(x, constant<F32>(1.44269504)));
+  // reduce_by_ln2(), with the rest of r.
+  const F32 first = hn::NegMulAdd(n, constant<F32>(0x1.62e400p-1), x);
+  const F32 r = hn::NegMulAdd(n, constant<F32>(0x1.7f7d1cp-20), first);
+  const F32 r_low = hn::NegMulAdd(n, constant<F32>(0x1.7f7d1cp-20), hn::Sub(first, r));
+  // exp(r) - 1 = r + r^2 / 2 + r^3 (…).
+  const F32 s = hn::Mul(r, r), half = constant<F32>(0.5);
+  const Parts p = exact_sum(r, hn::Mul(s, half));
+  const F32 cubic = polynomial(r, 0x1.9fbd9cp-13f, 0x1.6d419ep-10f, 0x1.1111ccp-7f, 0x1.5554f2p-5f, 0x1.555554p-3f);
+  F32 low = hn::MulAdd(hn::Mul(s, r), cubic, hn::Add(p.low, r_low));
+  low = hn::MulAdd(hn::MulSub(r, r, s), half, low);
+  // 2^n (that) + 2^n - 1.
+  const F32 one = kHalf ? half : constant<F32>(1);
+  const F32 scale = scale_by_power_of_two(one, n);
+  const F32 less_one = hn::Sub(scale, one);
+  const Parts sum = exact_sum(less_one, hn::Mul(scale, p.high));
+  F32 rest = sum.low;
+  // Beyond 2^24 rounding takes a part of the 1; who asks for the whole does not see it.
+  if constexpr (kHalf) rest = hn::Add(rest, hn::Sub(hn::Sub(scale, less_one), one));
+  return {sum.high, hn::MulAdd(scale, low, rest)};
+}
+
 HWY_INLINE F32 vexpm1(F32 x) {
-  const auto [n, r] = reduce_by_ln2(limit(x, -25.0f, 89.0f));
-  // exp(r) - 1, then 2^n (that) + 2^n - 1; half of it, since 2^n may overflow where the result does not.
-  const F32 p = hn::MulAdd(
-      hn::Mul(r, r),
-      polynomial(r, 0x1.98e1d6p-13f, 0x1.6bb3a6p-10f, 0x1.1110fcp-7f, 0x1.555502p-5f, 0x1.555556p-3f, 0.5f), r);
-  const F32 scale = scale_by_power_of_two(constant<F32>(0.5), n);
-  const F32 half = hn::MulAdd(scale, p, hn::Sub(scale, constant<F32>(0.5)));
-  return hn::IfThenElse(hn::Eq(x, constant<F32>(0)), x, hn::Add(half, half));  // keeps the sign of zero
+  const Parts half = exp_minus_one<true>(limit(x, -25.0f, 89.0f));
+  const F32 y = hn::Add(half.high, half.low);
+  // Keeps the sign of zero, and what half of would be lost.
+  return hn::IfThenElse(hn::Lt(hn::Abs(x), constant<F32>(0x1p-25)), x, hn::Add(y, y));
 }
 HWY_INLINE F64 vexpm1(F64 x) { return sleef_expm1(x); }
 
@@ -180,13 +211,33 @@ HWY_INLINE F32 vlog(F32 x) {
 HWY_INLINE F64 vlog(F64 x) { return sleef_log(x); }
 
 HWY_INLINE F32 vlog1p(F32 x) {
+  const hn::ScalableTag<float> d;
+  const hn::ScalableTag<int32_t> di;
   // log(u) for u = 1 + x as rounded, and a first-order term for what rounding took away.
-  const F32 one = constant<F32>(1);
+  const F32 one = constant<F32>(1), half = constant<F32>(0.5);
   const F32 u = hn::Add(one, x);
   const F32 lost = hn::Sub(x, hn::Sub(u, one));
-  const F32 y = hn::Add(vlog(u), hn::Div(lost, u));
-  const auto as_is = hn::Or(hn::Eq(u, one), hn::Eq(x, constant<F32>(std::numeric_limits<double>::infinity())));
-  return hn::IfThenElse(as_is, x, hn::IfThenElse(hn::Eq(u, constant<F32>(0)), vlog(u), y));
+  // u = 2^e m with m in [2/3, 4/3], as in vlog().
+  const auto bits = hn::BitCast(di, u);
+  const auto e = hn::And(hn::Sub(bits, hn::BitCast(di, constant<F32>(0.666666667))), hn::Set(di, -0x800000));
+  const F32 exponent = hn::Mul(hn::ConvertTo(d, e), constant<F32>(0x1p-23));
+  // log(1 + f) = f - f^2 / 2 + f^3 (…).
+  const F32 f = hn::Sub(hn::BitCast(d, hn::Sub(bits, e)), one), s = hn::Mul(f, f);
+  const F32 high = hn::MulAdd(constant<F32>(-0x1.08054ap-3), f, constant<F32>(0x1.1e6710p-3));
+  const F32 low = hn::MulAdd(constant<F32>(-0x1.f31158p-4), f, constant<F32>(0x1.1ed706p-3));
+  const F32 cubic =
+      horner(f, hn::MulAdd(high, s, low), -0x1.559dcap-3f, 0x1.99d02ap-3f, -0x1.fffef0p-3f, 0x1.555506p-2f);
+  const Parts p = exact_sum(f, hn::Mul(s, constant<F32>(-0.5)));
+  const Parts sum = exact_sum(hn::Mul(exponent, constant<F32>(0x1.62e400p-1)), p.high);
+  F32 rest = hn::MulAdd(hn::Mul(f, s), cubic, hn::Add(sum.low, p.low));
+  rest = hn::NegMulAdd(hn::MulSub(f, f, s), half, rest);
+  rest = hn::MulAdd(exponent, constant<F32>(0x1.7f7d1cp-20), rest);
+  F32 y = hn::Add(sum.high, hn::Add(rest, hn::Div(lost, u)));
+  // 0, +inf and NaN give themselves, -1 gives -inf, what is below gives NaN.
+  const F32 zero = constant<F32>(0), infinity = constant<F32>(std::numeric_limits<double>::infinity());
+  y = hn::IfThenElse(hn::And(hn::Lt(x, infinity), hn::Not(hn::Eq(x, zero))), y, x);
+  y = hn::IfThenElse(hn::Eq(u, zero), hn::Neg(infinity), y);
+  return hn::IfThenElse(hn::Lt(u, zero), hn::NaN(d), y);
 }
 HWY_INLINE F64 vlog1p(F64 x) {
   // SLEEF gives inf near the end of the range.
@@ -216,16 +267,17 @@ HWY_INLINE V vfmod(V a, V b) {
 }
 
 HWY_INLINE F32 vtanh(F32 x) {
-  const F32 t = hn::Abs(x);
-  // 1 - 2 / (exp(2 t) + 1); beyond 9.1 this is 1.
-  const auto [n, r] = reduce_by_ln2(hn::Min(constant<F32>(18.2), hn::Add(t, t)));
-  const F32 e = scale_by_power_of_two(exp_of_reduced(r), n);
-  const F32 large =
-      hn::NegMulAdd(constant<F32>(2), hn::Div(constant<F32>(1), hn::Add(e, constant<F32>(1))), constant<F32>(1));
-  const F32 s = hn::Mul(x, x);
-  const F32 p = polynomial(s, 0x1.01e000p-6f, -0x1.ac766ap-5f, 0x1.10b23ep-3f, -0x1.5553dap-2f);
-  const F32 small = hn::MulAdd(hn::Mul(p, s), t, t);
-  return hn::CopySign(hn::IfThenElse(hn::Lt(t, constant<F32>(0.55)), small, large), x);
+  const F32 t = hn::Abs(x), two = constant<F32>(2);
+  // e / (e + 2) with e = exp(2 t) - 1; beyond 9.1 this is 1.
+  const Parts unequal = exp_minus_one<false>(hn::Min(constant<F32>(18.2), hn::Add(t, t)));
+  const Parts e = exact_sum(unequal.high, unequal.low);
+  // What rounding takes from the divisor is exact where it matters: below 2^25 the 2 is a multiple of its last place.
+  const F32 divisor = hn::Add(two, e.high);
+  const F32 divisor_low = hn::Add(hn::Sub(e.high, hn::Sub(divisor, two)), e.low);
+  const F32 inverse = hn::Div(constant<F32>(1), divisor);
+  const F32 y = hn::Mul(e.high, inverse);
+  const F32 rest = hn::Add(hn::NegMulAdd(y, divisor, e.high), hn::NegMulAdd(y, divisor_low, e.low));
+  return hn::CopySign(hn::MulAdd(rest, inverse, y), x);
 }
 HWY_INLINE F64 vtanh(F64 x) { return sleef_tanh(x); }
 
@@ -267,6 +319,30 @@ HWY_INLINE F32 vnormal_cdf(F32 x) {
 HWY_INLINE F64 vnormal_cdf(F64 x) {
   const F64 e = sleef_erf(hn::Mul(x, constant<F64>(0.70710678118654752440)));
   return hn::MulAdd(e, constant<F64>(0.5), constant<F64>(0.5));
+}
+
+// gelu(x) for an x that came from bf16, within 2^-12, plus half of bf16's last place: the upper 16 bits are the result,
+// rounded (a tie upwards, which is below the error). NaN and infinities have no lower bits, so they stay what they are.
+// The result is x or 0, less t times the tail of the normal distribution beyond t = |x|, 2^(q(t) - x^2 log2(e) / 2).
+// Beyond 5.1 t and q stand still, and their errors cancel to 4 %, at 1e-7 and less.
+HWY_INLINE F32 gelu_of_bf16(F32 x) {
+  const hn::ScalableTag<float> d;
+  const hn::ScalableTag<int32_t> di;
+  const F32 t = hn::Min(constant<F32>(5.1), hn::Abs(x));
+  const F32 q = polynomial(t, -0x1.12e330p-12f, 0x1.55726ep-8f, -0x1.78ad12p-5f, 0x1.04022cp-2f, -0x1.25c338p+0f,
+                           -0x1.001078p+0f);
+  F32 exponent = hn::NegMulAdd(hn::Mul(x, x), constant<F32>(0.721347520444481704), q);
+#if HWY_TARGET == HWY_AVX3
+  const F32 n = exponent;  // the instruction that scales rounds it down by itself
+  const F32 fraction{_mm512_reduce_ps(exponent.raw, _MM_FROUND_TO_NEG_INF)};
+#else
+  exponent = hn::Max(constant<F32>(-150), exponent);
+  const F32 n = hn::Floor(exponent);
+  const F32 fraction = hn::Sub(exponent, n);
+#endif
+  const F32 power = polynomial(fraction, 0x1.3f9696p-4f, 0x1.cefc62p-3f, 0x1.644448p-1f, 0x1.fff634p-1f);
+  const F32 y = hn::NegMulAdd(t, scale_by_power_of_two(power, n), hn::Max(constant<F32>(-0.0), x));
+  return hn::BitCast(d, hn::Add(hn::BitCast(di, y), hn::Set(di, 0x8000)));
 }
 
 }  // namespace chorale::vec::HWY_NAMESPACE

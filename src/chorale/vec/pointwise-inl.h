@@ -134,6 +134,33 @@ void vector_loop_entry(const void* const* in, void* out, int64_t n, const Params
   vector_loop<Op, T>(std::make_index_sequence<Op::kInputs>(), in, out, static_cast<size_t>(n), params);
 }
 
+#ifdef CHORALE_SCALAR_SECTION_ACTIVATION
+// gelu of bf16 has a loop of its own, since PyTorch's is faster than the f32 loop's arithmetic is: a coarser function
+// (gelu_of_bf16), and elements by pairs, which are two vectors of f32 after a shift and a mask.
+inline void gelu_bf16_loop(const void* const* in, void* out_data, int64_t n_elems, const Params& params) {
+  const typename Storage<bfloat16>::D d;
+  const hn::RebindToUnsigned<decltype(d)> d32;
+  const hn::Repartition<uint16_t, decltype(d32)> d16;
+  constexpr size_t kLanes = hn::MaxLanes(d16);
+  const auto compute = [&](hn::Vec<decltype(d16)> x) HWY_ATTR {
+    const auto pair = hn::BitCast(d32, x);
+    const F32 even = gelu_of_bf16(hn::BitCast(d, hn::ShiftLeft<16>(pair)));
+    const F32 odd = gelu_of_bf16(hn::BitCast(d, hn::And(pair, hn::Set(d32, 0xffff0000u))));
+    return hn::OddEven(hn::BitCast(d16, odd), hn::BitCast(d16, hn::ShiftRight<16>(hn::BitCast(d32, even))));
+  };
+  const auto* x = static_cast<const uint16_t*>(in[0]);
+  auto* out = static_cast<uint16_t*>(out_data);
+  auto n = static_cast<size_t>(n_elems);
+  if (HWY_UNLIKELY(params.broadcast != 0)) {
+    const auto y = compute(hn::Set(d16, *x));
+    for (; n > 0; n -= HWY_MIN(n, kLanes), out += kLanes) store_n(y, d16, out, HWY_MIN(n, kLanes));
+    return;
+  }
+  for (; n >= kLanes; n -= kLanes, x += kLanes, out += kLanes) hn::StoreU(compute(hn::LoadU(d16, x)), d16, out);
+  if (n > 0) store_n(compute(load_n(d16, x, n)), d16, out, n);
+}
+#endif
+
 template <class Op>
 void add_vector_loop(Kernels& kernels, ScalarOp op) {
   if constexpr ((Op::dtype_bits() & domain::F) != 0) {
@@ -148,6 +175,9 @@ void add_vector_loop(Kernels& kernels, ScalarOp op) {
 static void add_vector_loops(Kernels& kernels) {
 #define CHORALE_SCALAR(Name, ...) add_vector_loop<scalar_op::Name>(kernels, ScalarOp::k##Name);
 #include "chorale/vec/scalar_ops.inc"
+#ifdef CHORALE_SCALAR_SECTION_ACTIVATION
+  kernels.loop(ScalarOp::kGeluErf, DType::kBF16) = &gelu_bf16_loop;
+#endif
 }
 
 }  // namespace chorale::vec::HWY_NAMESPACE

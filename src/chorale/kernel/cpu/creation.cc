@@ -20,7 +20,7 @@ void for_each_element(const Tensor& out, F&& f) {
     using T = typename decltype(tag)::type;
     T* data = static_cast<T*>(out.raw());
     parallel_for(out.elems(), kGrainElems, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) data[i] = f(TypeTag<T>{}, i);
+      for (int64_t i = begin; i < end; ++i) data[i] = f(base::TypeTag<T>{}, i);
     });
   });
 }

@@ -266,6 +266,7 @@ void pointwise(const KernelArgs& args) {
   const DType common = common_dtype(what, args.in, args.attrs);
   DType loop;
   const bool known = loop_dtype(what.op, common, loop);
+  if (what.op == vec::ScalarOp::kGeluErf && common == DType::kBF16) loop = common;  // a loop of its own, without casts
   if (const char* name = division_name(what.op); name && is_integral(loop)) check_divisor(name, args.in[1]);
 
   Call call;

@@ -35,7 +35,7 @@ std::vector<Piece> pieces_of(std::span<const Tensor> tensors) {
   return pieces;
 }
 
-void for_each_piece(std::span<const Piece> pieces, FunctionRef<void(const Piece& piece, size_t i)> body) {
+void for_each_piece(std::span<const Piece> pieces, base::FunctionRef<void(const Piece& piece, size_t i)> body) {
   parallel_for(static_cast<int64_t>(pieces.size()), 2, [&](int64_t begin, int64_t end) {
     for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) body(pieces[i], i);
   });

@@ -26,6 +26,6 @@ struct Piece {
 };
 std::vector<Piece> pieces_of(std::span<const Tensor> tensors);
 // Calls body(piece, i) for each, on several threads.
-void for_each_piece(std::span<const Piece> pieces, FunctionRef<void(const Piece& piece, size_t i)> body);
+void for_each_piece(std::span<const Piece> pieces, base::FunctionRef<void(const Piece& piece, size_t i)> body);
 
 }  // namespace chorale::kernel::cpu

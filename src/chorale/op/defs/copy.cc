@@ -102,18 +102,26 @@ using op::CopyAttrs;
 using op::kTo;
 
 Tensor to(const Tensor& x, DType dtype) {
+  op::need_defined("to", "x", x);
   return x.dtype() == dtype ? x : op::call(kTo, CopyAttrs{dtype, /*keep_layout=*/true}, x);
 }
 
 Tensor to(const Tensor& x, Device device) {
+  op::need_defined("to", "x", x);
   CHORALE_CHECK_STATE(x.device().type != DeviceType::kNull || device.type == DeviceType::kNull,
                       "[to] a tensor on device null has no values to copy to ", device);
   return x.device() == device ? x : op::call(op::kToDevice, op::ToDeviceAttrs{device.type, device.index}, x);
 }
 
-Tensor clone(const Tensor& x) { return op::call(kTo, CopyAttrs{x.dtype()}, x); }
+Tensor clone(const Tensor& x) {
+  op::need_defined("clone", "x", x);
+  return op::call(kTo, CopyAttrs{x.dtype()}, x);
+}
 
-Tensor contiguous(const Tensor& x) { return x.is_contiguous() ? x : clone(x); }
+Tensor contiguous(const Tensor& x) {
+  op::need_defined("contiguous", "x", x);
+  return x.is_contiguous() ? x : clone(x);
+}
 
 const Tensor& copy_(const Tensor& x, const Tensor& source) {
   op::need_defined("copy_", "x", x);

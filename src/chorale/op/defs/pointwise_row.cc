@@ -9,7 +9,7 @@ namespace {
 
 void check_numbers_fit(const OpDef& op, const Attrs& attrs, DType common) {
   for (const kernel::Field& field : attrs.type()->fields) {
-    if (field.kind != FieldKind::kScalar) continue;
+    if (field.kind != kernel::FieldKind::kScalar) continue;
     const auto number = std::get<Scalar>(attrs.at(field));
     const bool fits = number.kind() <= Scalar::Kind::kInt || is_complex(common) ||
                       (number.kind() == Scalar::Kind::kFloat && is_floating(common));

@@ -141,6 +141,18 @@ TEST(Conv, ChannelsLastStaysChannelsLastAndGivesTheSame) {
   expect_near(y, conv2d(x, w, bias, 1, 1));
 }
 
+TEST(Conv, TransposesTakeAnOutputPaddingBelowTheDilation) {
+  const Tensor x = iota({1, 2, 3, 4}), w = iota({2, 3, 2, 2}), bias = iota({3});
+  const Tensor reached = conv_transpose2d(x, w, bias, 1, 0, 0, 1, 3);
+  const Tensor y = conv_transpose2d(x, w, bias, 1, 0, {2, 1}, 1, 3);
+  ASSERT_EQ(y.sizes(), (Shape{1, 3, reached.size(2) + 2, reached.size(3) + 1}));
+  expect_near(narrow(narrow(y, 2, 0, reached.size(2)), 3, 0, reached.size(3)), reached);
+  // No window reaches the rest: it is the bias.
+  const Tensor below = narrow(y, 2, reached.size(2), 2), beside = narrow(y, 3, reached.size(3), 1);
+  expect_near(below, expand(view(bias, {1, 3, 1, 1}), below.sizes()));
+  expect_near(beside, expand(view(bias, {1, 3, 1, 1}), beside.sizes()));
+}
+
 TEST(Conv, BadShapesAreNamed) {
   const Tensor x = iota({1, 3, 4, 4});
   EXPECT_NE(message_of([&] { conv2d(x, iota({2, 2, 3, 3})); }).find("3 channels"), std::string::npos);

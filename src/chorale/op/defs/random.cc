@@ -81,7 +81,7 @@ template <class A>
 inline constexpr ShardRule kDrawsParts{.ways = ways_from_stretch, .stretch = 0, .local = with_result_sizes<A>};
 
 // Rows whose only input is a stretch differ in a few fields only.
-constexpr OpDef from_stretch(const char* name, const AttrsType& (*attrs)(), Infer infer, kernel::Kernel cpu,
+constexpr OpDef from_stretch(const char* name, const kernel::AttrsType& (*attrs)(), Infer infer, kernel::Kernel cpu,
                              const ShardRule& shard, Samples samples, const char* formula) {
   return {.name = name,
           .inputs = "stretch",

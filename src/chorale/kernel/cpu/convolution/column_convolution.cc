@@ -226,9 +226,9 @@ template <class F>
 void as_real(DType dtype, F&& f) {
   CHORALE_INVARIANT(dtype == DType::kF32 || dtype == DType::kF64, "columns of ", dtype);
   if (dtype == DType::kF32) {
-    f(TypeTag<float>{});
+    f(base::TypeTag<float>{});
   } else {
-    f(TypeTag<double>{});
+    f(base::TypeTag<double>{});
   }
 }
 

@@ -17,9 +17,9 @@ constexpr int64_t kGrainOps = 64 * 1024;
 template <class F>
 void visit_real(DType dtype, F&& f) {
   if (dtype == DType::kF64) {
-    f(TypeTag<double>{});
+    f(base::TypeTag<double>{});
   } else {
-    f(TypeTag<float>{});
+    f(base::TypeTag<float>{});
   }
 }
 

@@ -26,6 +26,8 @@ namespace {
 // Multiplications that pay for waking up a thread, where another program may have its core.
 constexpr int64_t kEngineGrain = 1 << 19;
 
+constinit thread_local ProductForm product_form = ProductForm::kByShape;
+
 // gemm(): C = alpha op(A) op(B) + beta C, row-major, with the library that is best for T.
 void gemm(bool ta, bool tb, int64_t m, int64_t n, int64_t k, double alpha, const float* a, int64_t lda, const float* b,
           int64_t ldb, double beta, float* c, int64_t ldc) {
@@ -153,7 +155,10 @@ template <class T>
 void product_in(const Product& p) {
   if (p.k == 0) return scale<T>(p);
   if constexpr (std::is_same_v<T, float>) {
-    if (primitive_wins(p) && dnnl::matmul(p, DType::kF32)) return;
+    const bool can = p.batch == 1 && p.alpha == 1 && p.beta == 0;
+    const bool wins =
+        product_form == ProductForm::kByShape ? primitive_wins(p) : can && product_form == ProductForm::kPrimitive;
+    if (wins && dnnl::matmul(p, DType::kF32)) return;
   }
   if constexpr (std::is_integral_v<T>) {
     integer_product(p);
@@ -225,6 +230,9 @@ void product_in_pieces(const Product& p) {
 
 }  // namespace
 
+ProductFormScope::ProductFormScope(ProductForm form) : before_(std::exchange(product_form, form)) {}
+ProductFormScope::~ProductFormScope() { product_form = before_; }
+
 void product(const Product& original) {
   if (original.batch <= 0 || original.m <= 0 || original.n <= 0) return;
   Product p = original;
@@ -233,7 +241,7 @@ void product(const Product& original) {
     p.m *= p.batch;
     p.batch = 1;
   }
-  if (p.k > 0 && small_product(p)) return;
+  if (p.k > 0 && product_form == ProductForm::kByShape && small_product(p)) return;
   if (same_bits() && p.k > 0) return product_in_pieces(p);
   product_by_dtype(p);
 }

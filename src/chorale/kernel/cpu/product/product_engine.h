@@ -30,6 +30,20 @@ struct Product {
   Epilogue epilogue = Epilogue::kNone;
 };
 
+// Which of the library's two forms computes the f32 products of a thread: as shapes say (own loops for small ones), or
+// the one that somebody has measured to be faster (codegen/tune.h).
+enum class ProductForm : uint8_t { kByShape, kGemm, kPrimitive };
+class ProductFormScope {
+ public:
+  explicit ProductFormScope(ProductForm form);
+  ~ProductFormScope();
+  ProductFormScope(const ProductFormScope&) = delete;
+  ProductFormScope& operator=(const ProductFormScope&) = delete;
+
+ private:
+  ProductForm before_;
+};
+
 // Uses up to thread_count() threads; small work stays on the calling thread. Throws InvalidArgument for a bool product
 // and for an epilogue or bias that the dtype does not have, StateError if the dtype needs OpenBLAS and it is not
 // installed.

@@ -32,15 +32,15 @@ template <class F>
 void visit_bytes(size_t elem, F&& f) {
   switch (elem) {
     case 1:
-      return f(TypeTag<uint8_t>{});
+      return f(base::TypeTag<uint8_t>{});
     case 2:
-      return f(TypeTag<uint16_t>{});
+      return f(base::TypeTag<uint16_t>{});
     case 4:
-      return f(TypeTag<uint32_t>{});
+      return f(base::TypeTag<uint32_t>{});
     case 8:
-      return f(TypeTag<uint64_t>{});
+      return f(base::TypeTag<uint64_t>{});
     default:
-      return f(TypeTag<Bytes16>{});
+      return f(base::TypeTag<Bytes16>{});
   }
 }
 

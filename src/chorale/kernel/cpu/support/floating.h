@@ -19,13 +19,13 @@ template <class F>
 void visit_floating(DType dtype, F&& f) {
   switch (dtype) {
     case DType::kF32:
-      return f(TypeTag<float>{});
+      return f(base::TypeTag<float>{});
     case DType::kF64:
-      return f(TypeTag<double>{});
+      return f(base::TypeTag<double>{});
     case DType::kF16:
-      return f(TypeTag<float16>{});
+      return f(base::TypeTag<float16>{});
     case DType::kBF16:
-      return f(TypeTag<bfloat16>{});
+      return f(base::TypeTag<bfloat16>{});
     default:
       CHORALE_INVARIANT(false, "no floating dtype: ", dtype);
   }
