@@ -19,6 +19,7 @@
 #include "chorale/comm/group.h"
 #include "chorale/comm/mesh.h"
 #include "chorale/comm/objects.h"
+#include "chorale/comm/timeout_extension.h"
 #include "chorale/comm/world.h"
 #include "chorale/data/fashion_mnist.h"
 #include "chorale/data/loader.h"

@@ -21,6 +21,7 @@
 #include <array>
 #include <concepts>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -29,6 +30,7 @@
 #include <vector>
 
 #include "chorale/api/segment.h"
+#include "chorale/base/error.h"
 
 namespace chorale::comm {
 class Group;
@@ -64,6 +66,9 @@ struct CompileOptions {
   // Of whole graphs: in every call but the first, a rank whose guards hold compiles again where those of another do
   // not, so that all compile equally often. One small collective per call. May be the same group.
   const comm::Group* agree_on_guards = nullptr;
+  // Ranks that compile tell each other which sizes they have seen, and make the same ones symbols (Note [Shared sizes]
+  // in api/shared_sizes.h). They must compile equally often. May be the same group as `agree`.
+  const comm::Group* agree_on_sizes = nullptr;
   // How much of what the first half of a step computed is kept for the second: 1, all that is not as cheap to compute
   // again; 0, nothing but what leads from block to block (graph/passes/recompute.h).
   double memory_budget = 1;
@@ -206,6 +211,11 @@ struct Result<std::array<Tensor, N>> {
   }
 };
 
+template <class R>
+concept IsOfTensors = requires(const R& x) {
+  Result<R>::list(x);
+};
+
 }  // namespace compiled
 
 // A function that is compiled when it is called. Copies share what was compiled. Several threads may call it.
@@ -220,17 +230,28 @@ class Compiled {
   auto operator()(const Args&... args) const {
     using R = std::remove_cvref_t<decltype((*function_)(args...))>;
     const std::vector<compiled::Argument> list = list_of(args...);
-    const std::vector<Tensor> results = frame_->call(list, [&]() -> std::vector<Tensor> {
-      if constexpr (std::is_void_v<R>) {
-        (*function_)(args...);
+    if constexpr (!std::is_void_v<R> && !compiled::IsOfTensors<R>) {
+      std::optional<R> value;  // of the host, which runs in every call of a segmented function
+      frame_->call(list, [&]() -> std::vector<Tensor> {
+        value.emplace((*function_)(args...));
         return {};
-      } else {
-        return compiled::Result<R>::list((*function_)(args...));
+      });
+      CHORALE_CHECK_STATE(value,
+                          "[compile] a whole graph returns tensors: what the host computes is not computed again");
+      return *value;
+    } else {
+      const std::vector<Tensor> results = frame_->call(list, [&]() -> std::vector<Tensor> {
+        if constexpr (std::is_void_v<R>) {
+          (*function_)(args...);
+          return {};
+        } else {
+          return compiled::Result<R>::list((*function_)(args...));
+        }
+      });
+      if constexpr (!std::is_void_v<R>) {
+        size_t from = 0;
+        return compiled::Result<R>::from(results, from);
       }
-    });
-    if constexpr (!std::is_void_v<R>) {
-      size_t from = 0;
-      return compiled::Result<R>::from(results, from);
     }
   }
 

@@ -8,6 +8,7 @@
 #include "chorale/api/compile_test_util.h"
 #include "chorale/base/debug_level.h"
 #include "chorale/base/error.h"
+#include "chorale/device/allocator.h"
 
 namespace chorale {
 namespace {
@@ -180,6 +181,26 @@ TEST(WholeGraph, NewGradientsLieWhereTheOldOnesWere) {
   f(one);
   EXPECT_EQ(view.to_vector<float>(), std::vector<float>(1000, 2));
   EXPECT_EQ(explain(f).compiles, 1);
+}
+
+// The first call makes a state and has a graph of its own, which keeps no memory beside that of the next one.
+TEST(WholeGraph, AGraphThatRunsOnceGivesItsMemoryBack) {
+  Tensor state;
+  const Tensor x = ones({256, 1024});
+  auto f = compile(
+      [&](const Tensor& in) {
+        if (!state.defined()) state = zeros({1});
+        return add(sum(softmax(softmax(softmax(in, 1), 0), 1)), state);
+      },
+      {.whole_graph = true});
+  const auto used = [] { return static_cast<int64_t>(cpu_allocator().stats().current_bytes); };
+  const int64_t before = used(), arena = int64_t{2} << 20;  // two of the three values live at a time
+  f(x);
+  EXPECT_LT(used() - before, arena / 2);
+  f(x);
+  EXPECT_GE(explain(f).graphs.back().arena_bytes, arena);
+  EXPECT_LT(used() - before, arena * 3 / 2);
+  EXPECT_EQ(explain(f).compiles, 2);
 }
 
 }  // namespace

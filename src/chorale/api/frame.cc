@@ -69,6 +69,8 @@ void Frame::reset() {
   state_->variants.clear();
   state_->per_ordinal.clear();
   state_->families.clear();
+  state_->seen = {};
+  state_->empty_ones.clear();
   state_->report = {};
 }
 
@@ -151,8 +153,9 @@ std::vector<SizeSource> sources_of(const Recording& recording, const Segment& se
 }
 
 Frame::State::Made Frame::State::make_programs(const std::shared_ptr<Segment>& segment, size_t ordinal,
-                                               Family::Example example, const std::string& differs,
-                                               const std::string& break_reason, std::vector<std::string>* guards) {
+                                               const std::vector<Argument>& arguments, Family::Example example,
+                                               const std::string& differs, const std::string& break_reason,
+                                               std::vector<std::string>* guards) {
   std::string reason = differs;
   {
     const std::lock_guard lock(mutex);
@@ -182,7 +185,11 @@ Frame::State::Made Frame::State::make_programs(const std::shared_ptr<Segment>& s
       log_info(concat("[compile] ", options.name, " is compiled again: ", reason));
     }
   }
-  segment->compile(options.backend);
+  if (options.agree_on_sizes) {
+    seen.share(*options.agree_on_sizes, arguments);
+    if (options.dynamic != Dynamic::kNever) seen.mark(example.sources);
+  }
+  segment->compile(options.agree ? agreeing(options.backend, *options.agree) : options.backend);
   const std::lock_guard lock(mutex);
   std::unique_ptr<Family> made;
   std::string why_fixed;
@@ -204,6 +211,13 @@ Frame::State::Made Frame::State::make_programs(const std::shared_ptr<Segment>& s
   if (guards) *guards = made->guards();
   families.push_back({std::move(made), first_graph});
   return Made::kCompiled;
+}
+
+void Frame::State::compile_empty(size_t ordinal, const std::vector<Argument>& arguments) {
+  if (!options.agree_on_sizes || !empty_ones.insert(ordinal).second) return;
+  seen.share(*options.agree_on_sizes, arguments);
+  const std::lock_guard lock(mutex);
+  ++report.compiles;
 }
 
 std::vector<std::string> Frame::State::make_late_programs(const std::shared_ptr<Segment>& segment,
@@ -321,6 +335,8 @@ void Frame::Call::run(Recording& recording, const std::string& break_reason) {
     segment->run(end);
     const std::lock_guard lock(state_.mutex);
     ++state_.report.runs;
+  } else if (!break_reason.empty()) {
+    state_.compile_empty(ordinal_, arguments_);
   }
   recording.clear();
   begin_ = autograd::next_number(0);
@@ -347,10 +363,11 @@ std::shared_ptr<const Segment> Frame::Call::compile(Recording& recording, EndOfS
     segment = Segment::build(recording, end, build);
   }
   recording.truncate(calls);
-  const State::Made made =
-      state_.make_programs(segment, ordinal_, {sources_of(recording, *segment, arguments_, options), segment->texts()},
-                           differs, break_reason);
-  if (options.agree && made != State::Made::kResized) check_agreement(*options.agree, segment->text());
+  const State::Made made = state_.make_programs(
+      segment, ordinal_, arguments_, {sources_of(recording, *segment, arguments_, options), segment->texts()}, differs,
+      break_reason);
+  if (options.agree && made != State::Made::kResized)
+    check_agreement(*options.agree, segment->text(), options.agree_on_sizes != nullptr);
   if (made != State::Made::kUncompiled) {
     const std::lock_guard lock(state_.mutex);
     state_.segments.emplace(state_.segments.begin(), ordinal_, segment);

@@ -3,9 +3,11 @@
 
 #include <map>
 #include <mutex>
+#include <set>
 
 #include "chorale/api/compile.h"
 #include "chorale/api/family.h"
+#include "chorale/api/shared_sizes.h"
 
 namespace chorale::compiled {
 
@@ -24,17 +26,21 @@ struct Frame::State {
     size_t first_graph = 0;  // its first one in the report
   };
   std::vector<Known> families;
+  SeenSizes seen;               // by all ranks
+  std::set<size_t> empty_ones;  // stretches without any op that were compiled, by their place in the function
   Report report;
 
   // Makes programs for what was just traced: those of the same graph at other sizes, or new ones. Where there are as
   // many as allowed it runs op by op, and is not to be kept. `guards`: what its symbols stand for.
   enum class Made : uint8_t { kCompiled, kResized, kUncompiled };
-  Made make_programs(const std::shared_ptr<Segment>& segment, size_t ordinal, Family::Example example,
-                     const std::string& differs, const std::string& break_reason,
+  Made make_programs(const std::shared_ptr<Segment>& segment, size_t ordinal, const std::vector<Argument>& arguments,
+                     Family::Example example, const std::string& differs, const std::string& break_reason,
                      std::vector<std::string>* guards = nullptr);
   // The same for graphs with late sizes, from traces with two stand-ins; gives the guards of its symbols.
   std::vector<std::string> make_late_programs(const std::shared_ptr<Segment>& segment, const Family::Example& first,
                                               Family::Example example, const std::string& differs);
+  // A stretch without any op is compiled like others: ranks meet there.
+  void compile_empty(size_t ordinal, const std::vector<Argument>& arguments);
   // What follows from symbols that were marked, from traces that do not run.
   void teach(Family& family, const std::vector<Family::Example>& examples);
   bool is_full(size_t ordinal) const;

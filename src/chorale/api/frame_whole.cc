@@ -1,6 +1,5 @@
 // Compiled functions: whole graphs.
 #include <algorithm>
-#include <map>
 #include <set>
 
 #include "chorale/api/agreement.h"
@@ -34,7 +33,7 @@ struct Watch final : autograd::GradientWatch {
     Tensor leaf, gradient;
     bool read_first;
   };
-  std::set<const TensorImpl*> seen;
+  std::set<const Tensor::Impl*> seen;
   std::vector<Leaf> leaves;
 };
 
@@ -51,26 +50,6 @@ void put_back(const std::vector<Watch::Leaf>& leaves) {
   autograd::gradient_watch = own;
 }
 
-// A tensor of another size for the length of a scope in which nothing sees its bytes.
-class OtherSizes {
- public:
-  OtherSizes(const Tensor& x, const Shape& sizes) : x_(x), sizes_(x.sizes()), strides_(x.strides()) { show(sizes, {}); }
-  ~OtherSizes() { show(sizes_, strides_); }
-  OtherSizes(const OtherSizes&) = delete;
-  OtherSizes& operator=(const OtherSizes&) = delete;
-
- private:
-  void show(const Shape& sizes, const Strides& strides) {
-    TensorImpl& impl = *x_.impl();
-    impl.sizes = sizes;
-    impl.strides = strides.empty() ? contiguous_strides(sizes) : strides;
-    impl.elems = count_elems(sizes);
-  }
-  Tensor x_;
-  Shape sizes_;
-  Strides strides_;
-};
-
 // Whether the host holds on to a tensor with bytes on that storage, besides what it returned.
 bool is_kept(const Recording& recording, uint32_t storage, const std::vector<Tensor>& returned) {
   int64_t tensors = 1;  // the recording's own reference to the storage
@@ -85,7 +64,7 @@ bool is_kept(const Recording& recording, uint32_t storage, const std::vector<Ten
 }
 
 // Everything that a tensor which is left behind keeps alive by itself.
-void explain_handles(const Tensor& x, std::set<const TensorImpl*>& known) {
+void explain_handles(const Tensor& x, std::set<const Tensor::Impl*>& known) {
   for (Tensor at = x; at.defined() && known.insert(at.impl()).second;) {
     const autograd::Slot* slot = autograd::slot_of(at);
     if (!slot || !slot->view) return;
@@ -192,7 +171,7 @@ std::shared_ptr<Frame::Variant> Frame::trace(
   }
 
   EndOfSegment end{recording, call.begin()};
-  std::set<const TensorImpl*> explained;
+  std::set<const Tensor::Impl*> explained;
   const auto leave = [&](const Tensor& x) {
     Left left;
     if (!x.defined()) return left;
@@ -342,50 +321,6 @@ std::vector<Tensor> Frame::hand_out(const Variant& variant, const std::vector<Ar
   return results;
 }
 
-// What follows from dimensions that are symbols from the start: the function is traced again for each, twice as long. A
-// dimension that must be what it is, because an op says so, is no symbol.
-void Frame::probe(const std::vector<Argument>& arguments, const std::function<std::vector<Tensor>()>& body) {
-  Family* family = nullptr;
-  std::vector<std::vector<SizeSource>> symbols;
-  {
-    const std::lock_guard lock(state_->mutex);
-    family = state_->families.back().family.get();
-    if (!family->is_learnt()) symbols = family->symbols();
-  }
-  std::vector<Family::Example> examples;
-  for (const std::vector<SizeSource>& symbol : symbols) {
-    std::map<size_t, Shape> sizes;
-    for (const SizeSource& source : symbol) {
-      if (source.argument == SIZE_MAX) return;  // a number cannot be another: the next size tells
-      const Tensor& x = std::get<Tensor>(arguments[source.argument].value);
-      if (!x.is_contiguous()) return;
-      sizes.emplace(source.argument, x.sizes()).first->second[static_cast<size_t>(source.dim)] *= 2;
-    }
-    std::vector<std::unique_ptr<OtherSizes>> others;
-    others.reserve(sizes.size());
-    for (const auto& [argument, shape] : sizes) {
-      others.push_back(std::make_unique<OtherSizes>(std::get<Tensor>(arguments[argument].value), shape));
-    }
-    std::vector<Tensor> results;
-    const auto keep = [&](const std::shared_ptr<Segment>& segment, const Recording& recording) {
-      examples.push_back({sources_of(recording, *segment, arguments, state_->options), segment->texts()});
-      return false;
-    };
-    try {
-      trace(arguments, body, keep, results);
-    } catch (const InvalidArgument& error) {
-      const std::lock_guard lock(state_->mutex);
-      for (const SizeSource& source : symbol) {
-        family->fix(source.name);
-        state_->report.fixed.push_back(concat(source.name, " must be ", source.value, ": ", error.what()));
-      }
-    }
-  }
-  if (examples.empty()) return;
-  const std::lock_guard lock(state_->mutex);
-  state_->teach(*family, examples);
-}
-
 bool Frame::has_graph_for(const std::vector<Argument>& arguments) const {
   const std::lock_guard lock(state_->mutex);
   return std::any_of(state_->variants.begin(), state_->variants.end(), [&](const std::shared_ptr<Variant>& variant) {
@@ -476,7 +411,7 @@ std::vector<Tensor> Frame::call_whole(const std::vector<Argument>& arguments,
   const auto programs = [&](const std::shared_ptr<Segment>& segment, const Recording& recording) {
     Family::Example example{sources_of(recording, *segment, arguments, state_->options), segment->texts()};
     if (recording.late_sizes().empty()) {
-      made = state_->make_programs(segment, 0, std::move(example), differs, "", &guards);
+      made = state_->make_programs(segment, 0, arguments, std::move(example), differs, "", &guards);
     } else if (!first) {
       first = std::move(example);
       return false;
@@ -484,7 +419,7 @@ std::vector<Tensor> Frame::call_whole(const std::vector<Argument>& arguments,
       guards = state_->make_late_programs(segment, *first, std::move(example), differs);
     }
     if (state_->options.agree && made != State::Made::kResized) {
-      check_agreement(*state_->options.agree, segment->text());
+      check_agreement(*state_->options.agree, segment->text(), state_->options.agree_on_sizes != nullptr);
     }
     return true;
   };
@@ -496,7 +431,10 @@ std::vector<Tensor> Frame::call_whole(const std::vector<Argument>& arguments,
   if (made == State::Made::kUncompiled) return results;
   state_->report.guards = variant->guards();
   state_->report.guards.insert(state_->report.guards.end(), guards.begin(), guards.end());
-  if (variant->once) return results;
+  if (variant->once) {
+    variant->segment->release();  // it does not run again, and the next graph needs as much
+    return results;
+  }
   state_->variants.insert(state_->variants.begin(), std::move(variant));
   if (state_->variants.size() > kMostSizes) state_->variants.pop_back();
   return results;

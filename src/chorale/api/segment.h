@@ -63,6 +63,8 @@ class Segment : public std::enable_shared_from_this<Segment> {
   static std::shared_ptr<Segment> build(graph::Recording& recording, const EndOfSegment& end,
                                         const BuildOptions& options);
   void compile(const Backend& backend);
+  // Gives back the memory that its programs keep between runs.
+  void release() const;
   // Takes programs of the same graphs at other sizes.
   void resize(std::shared_ptr<const Segment> like);
   // Of graphs with late sizes (Note [Late sizes] in graph/recording.h), which run node by node.
@@ -88,7 +90,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
   };
   struct Results {
     std::vector<Tensor> live, wanted;
-    std::vector<Intrusive<autograd::Node>> nodes;  // by piece
+    std::vector<base::Intrusive<autograd::Node>> nodes;  // by piece
     // To be called once live tensors lie where they stay: from then on a write to what backward needs is an error.
     std::vector<std::function<void()>> settle;
   };

@@ -177,7 +177,7 @@ Attrs at_size(const Attrs& attrs, int64_t from, int64_t to) {
   Attrs result = attrs;
   if (!attrs.type()) return result;
   for (const kernel::Field& field : attrs.type()->fields) {
-    if (field.kind != FieldKind::kInts) continue;
+    if (field.kind != kernel::FieldKind::kInts) continue;
     auto list = std::get<std::vector<int64_t>>(attrs.at(field));
     std::replace(list.begin(), list.end(), from, to);
     result.set(field.name, list);

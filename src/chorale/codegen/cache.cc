@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -17,6 +19,7 @@
 #include "chorale/base/config.h"
 #include "chorale/base/descriptors.h"
 #include "chorale/base/error.h"
+#include "chorale/comm/timeout_extension.h"
 #include "chorale/io/checksum.h"
 
 namespace chorale::codegen {
@@ -24,7 +27,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kMark = "chorale code 1\n";
+constexpr std::string_view kMark = "chorale code 2\n";
 constexpr int64_t kMostEntryBytes = int64_t{64} << 20;
 
 class Descriptor {
@@ -67,8 +70,14 @@ std::optional<std::string> read_all(int descriptor, int64_t most) {
 
 bool is_own(const struct stat& file) { return file.st_uid == ::geteuid() && (file.st_mode & (S_IWGRP | S_IWOTH)) == 0; }
 
-// The shared object in an entry, if it can be trusted.
-std::optional<std::string> read_entry(int folder, const std::string& name) {
+// An entry: how long it took to compile, and the shared object.
+struct Built {
+  std::chrono::milliseconds took{};
+  std::string bytes;
+};
+
+// What is in an entry, if it can be trusted.
+std::optional<Built> read_entry(int folder, const std::string& name) {
   const Descriptor file(::openat(folder, name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
   struct stat about {};
   if (!file || ::fstat(file.get(), &about) != 0 || !S_ISREG(about.st_mode) || !is_own(about)) return std::nullopt;
@@ -81,10 +90,13 @@ std::optional<std::string> read_entry(int folder, const std::string& name) {
   // entry.
   if (io::sha256(name + *bytes) != digest) return std::nullopt;
   ::futimens(file.get(), nullptr);  // used just now
-  return bytes;
+  const size_t line = bytes->find('\n');
+  if (line == std::string::npos) return std::nullopt;
+  return Built{std::chrono::milliseconds(std::strtoll(bytes->c_str(), nullptr, 10)), bytes->substr(line + 1)};
 }
 
-bool write_entry(int folder, const std::string& name, const std::string& bytes) {
+bool write_entry(int folder, const std::string& name, const Built& built) {
+  const std::string bytes = concat(built.took.count(), "\n", built.bytes);
   static std::atomic<int> count{0};
   const std::string temporary = concat(".", name, ".", ::getpid(), ".", ++count);
   bool done = false;
@@ -144,8 +156,9 @@ class Workshop {
 };
 
 // Compiles; the shared object's bytes, or nothing and why.
-std::optional<std::string> build(const Toolchain& toolchain, const std::string& text, const fs::path& otherwise,
-                                 std::chrono::milliseconds deadline, std::string& why) {
+std::optional<Built> build(const Toolchain& toolchain, const std::string& text, const fs::path& otherwise,
+                           std::chrono::milliseconds deadline, std::string& why) {
+  const auto begin = std::chrono::steady_clock::now();
   const Workshop workshop(otherwise);
   if (workshop.path().empty()) {
     why = concat("no folder to compile in: ", std::strerror(errno));
@@ -167,7 +180,8 @@ std::optional<std::string> build(const Toolchain& toolchain, const std::string& 
     why = concat("the compiler left nothing in ", result.string());
     return std::nullopt;
   }
-  return bytes;
+  const auto took = std::chrono::steady_clock::now() - begin;
+  return Built{std::chrono::duration_cast<std::chrono::milliseconds>(took), std::move(*bytes)};
 }
 
 // The dynamic linker takes a file for one that is loaded already if its name is the same: the number of the call is
@@ -284,21 +298,24 @@ std::shared_ptr<const Code> CodeCache::load(const std::string& key, const Toolch
   struct stat about {};
   const bool trusted = folder && ::fstat(folder.get(), &about) == 0 && is_own(about);
   if (trusted) {
-    if (const auto bytes = read_entry(folder.get(), key)) {
+    if (const auto entry = read_entry(folder.get(), key)) {
       try {
-        auto code = std::make_shared<const Code>(*bytes);
+        auto code = std::make_shared<const Code>(entry->bytes);
         ++state_->counts.hit;
+        // Other ranks may have to compile it (Note [Extended timeouts]). Whole seconds.
+        state_->counts.saved += entry->took;
+        comm::extend_timeouts(std::chrono::duration_cast<std::chrono::seconds>(entry->took));
         return code;
       } catch (const StateError&) {  // intact, and still nothing that can be loaded: it is made again
       }
     }
   }
-  const std::optional<std::string> bytes = build(toolchain, text, path, state_->options.deadline, why);
-  if (!bytes) return nullptr;
+  const std::optional<Built> built = build(toolchain, text, path, state_->options.deadline, why);
+  if (!built) return nullptr;
   ++(trusted ? state_->counts.miss : state_->counts.bypass);
-  if (trusted && write_entry(folder.get(), key, *bytes)) trim(path, state_->options.most_bytes);
+  if (trusted && write_entry(folder.get(), key, *built)) trim(path, state_->options.most_bytes);
   try {
-    auto code = std::make_shared<const Code>(*bytes);
+    auto code = std::make_shared<const Code>(built->bytes);
     if (!trusted) state_->kept.push_back(code);
     return code;
   } catch (const StateError& error) {

@@ -43,9 +43,10 @@ struct LoadedKernel {
 };
 
 struct CacheCounts {
-  int64_t hit = 0;     // from disk or from this process
-  int64_t miss = 0;    // compiled
-  int64_t bypass = 0;  // compiled without a cache on disk: there is no folder that can be trusted
+  int64_t hit = 0;                    // from disk or from this process
+  int64_t miss = 0;                   // compiled
+  int64_t bypass = 0;                 // compiled without a cache on disk: there is no folder that can be trusted
+  std::chrono::milliseconds saved{};  // what the hits on disk took to compile
 };
 
 class CodeCache {

@@ -12,10 +12,14 @@
 #include "chorale/base/parallel_for.h"
 #include "chorale/codegen/fuse.h"
 #include "chorale/codegen/render.h"
+#include "chorale/codegen/tune.h"
+#include "chorale/graph/passes/epilogues.h"
 #include "chorale/graph/passes/simplify.h"
 #include "chorale/graph/passes/spread_updates.h"
 #include "chorale/graph/passes/stripe.h"
+#include "chorale/graph/products.h"
 #include "chorale/graph/stripes.h"
+#include "chorale/io/checksum.h"
 
 namespace chorale::codegen {
 namespace {
@@ -64,14 +68,36 @@ Launch launch_of(const Graph& body, const LoadedKernel& kernel) {
   return launch;
 }
 
-// Finds the kernel of a fused node: generated, or one that runs its nodes in stripes.
-graph::FusedKernels kernels_from(std::map<std::string, LoadedKernel> by_name) {
+// Forms of products that are not those that shapes say, by the text of the fused node's body.
+using Forms = std::map<std::string, kernel::cpu::ProductForm>;
+
+// Finds the kernel of a fused node: generated, a product, or one that runs its nodes in stripes.
+graph::FusedKernels kernels_from(std::map<std::string, LoadedKernel> by_name, Forms forms) {
   const graph::FusedKernels generated = [by_name = std::move(by_name)](const Node& node) {
     return graph::FusedKernel(launch_of(*node.body, by_name.at(render(*node.body).name)));
   };
-  return [generated](const Node& node) {
-    return graph::is_elementwise(node) ? generated(node) : graph::striped_kernel(node, generated);
+  return [generated, forms = std::move(forms)](const Node& node) {
+    if (graph::is_elementwise(node)) return generated(node);
+    if (!graph::is_product(node)) return graph::striped_kernel(node, generated);
+    const auto form = forms.find(graph::print(*node.body));
+    return graph::product_kernel(node, form == forms.end() ? kernel::cpu::ProductForm::kByShape : form->second);
   };
+}
+
+// Makes fused nodes of the products that have a form of their own.
+Forms take_forms(Graph& graph, const Tuned& tuned) {
+  Forms forms;
+  const std::vector<size_t> nodes = tunable(graph);
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    Node& node = graph.nodes[nodes[i]];
+    if (tuned[i] == kernel::cpu::ProductForm::kByShape) continue;
+    if (node.kind == Node::Kind::kRow) {
+      Node fused = graph::fuse_product(graph, {&node});
+      node = std::move(fused);
+    }
+    forms.emplace(graph::print(*node.body), tuned[i]);
+  }
+  return forms;
 }
 
 // A reason for running without generated code: said once each.
@@ -89,6 +115,7 @@ Graph simplify_and_fuse(Graph graph) {
   graph::spread_updates(graph);
   Graph fused = fuse(graph);
   graph::run_in_stripes(fused);
+  graph::join_epilogues(fused);
   graph::verify(fused);
   return fused;
 }
@@ -111,12 +138,20 @@ std::vector<KernelText> kernels_of(const Graph& fused) {
   return kernels;
 }
 
-std::shared_ptr<const graph::Program> fuse_and_compile(Graph graph, const FusedOptions& options) {
-  // Kernels are functions of sizes: at others the cache has them already.
-  const graph::Program::Resize resize = [options](Graph other) { return fuse_and_compile(std::move(other), options); };
+static std::shared_ptr<const graph::Program> fuse_and_compile(Graph graph, const FusedOptions& options,
+                                                              const std::shared_ptr<const Tuned>& known) {
   Graph fused = simplify_and_fuse(graph);
+  std::shared_ptr<const Tuned> tuned = known;
+  if (options.autotune && !known) tuned = std::make_shared<const Tuned>(tune(fused, options.tune_with));
+  // At other sizes some products may be too small to have a choice: then all are as their shapes say.
+  const bool fits = tuned && tuned->size() == tunable(fused).size();
+  const Forms forms = fits ? take_forms(fused, *tuned) : Forms{};
+  // Kernels are functions of sizes: at others the cache has them already.
+  const graph::Program::Resize resize = [options, tuned](Graph other) {
+    return fuse_and_compile(std::move(other), options, tuned);
+  };
   const std::vector<KernelText> kernels = kernels_of(fused);
-  if (kernels.empty()) return std::make_shared<const graph::Program>(std::move(fused), kernels_from({}), resize);
+  if (kernels.empty()) return std::make_shared<const graph::Program>(std::move(fused), kernels_from({}, forms), resize);
   Toolchain toolchain = find_toolchain(options.compiler);
   std::replace(toolchain.flags.begin(), toolchain.flags.end(), std::string("-O3"), options.optimize);
   std::string why;
@@ -128,7 +163,16 @@ std::shared_ptr<const graph::Program> fuse_and_compile(Graph graph, const FusedO
   }
   std::map<std::string, LoadedKernel> by_name;
   for (size_t i = 0; i < kernels.size(); ++i) by_name[kernels[i].name] = loaded[i];
-  return std::make_shared<const graph::Program>(std::move(fused), kernels_from(std::move(by_name)), resize);
+  auto program = std::make_shared<graph::Program>(std::move(fused), kernels_from(std::move(by_name), forms), resize);
+  std::string texts = concat(toolchain.identity(), "\n", prelude());
+  for (const KernelText& kernel : kernels) texts += kernel.text;
+  for (const auto& [body, form] : forms) texts += concat(body, static_cast<int>(form));
+  program->set_maker(concat("generated code ", io::sha256(texts), " of ", toolchain.compiler.string()));
+  return program;
+}
+
+std::shared_ptr<const graph::Program> fuse_and_compile(Graph graph, const FusedOptions& options) {
+  return fuse_and_compile(std::move(graph), options, nullptr);
 }
 
 }  // namespace chorale::codegen

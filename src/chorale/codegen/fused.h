@@ -3,8 +3,9 @@
 //
 //   auto step = compile(train_step, {.whole_graph = true, .backend = codegen::fused()});
 //
-// Values are those of the ops one by one, bit for bit: the same polynomials, no contraction. Where there is no
-// compiler, or it fails, the graph runs op by op (joint-eager), and a line of the log says so once.
+// Values are those of the ops one by one, bit for bit: the same polynomials, no contraction. (But for sums in stripes,
+// for GELU as the last thing of a product, and for products of a form that was measured to be faster.) Where there is
+// no compiler, or it fails, the graph runs op by op (joint-eager), and a line of the log says so once.
 #pragma once
 
 #include <memory>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "chorale/codegen/cache.h"
+#include "chorale/comm/group.h"
 #include "chorale/graph/program.h"
 
 namespace chorale::codegen {
@@ -20,6 +22,10 @@ struct FusedOptions {
   std::string compiler{};      // empty: CHORALE_CC, else cc, gcc or clang, as PATH has them
   CodeCache* cache = nullptr;  // null: the process's own
   std::string optimize = "-O3";
+  // Measures which form of each product is faster (codegen/tune.h); with a group, ranks share the work and take the
+  // same forms. The group is used for nothing else meanwhile, and must outlive the compiled function.
+  bool autotune = false;
+  const comm::Group* tune_with = nullptr;
 };
 
 std::shared_ptr<const graph::Program> fuse_and_compile(graph::Graph graph, const FusedOptions& options = {});

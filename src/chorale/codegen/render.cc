@@ -96,8 +96,8 @@ std::vector<double> numbers_of(const Attrs& attrs) {
   if (!attrs.type()) return numbers;
   for (const kernel::Field& field : attrs.type()->fields) {
     const auto* bytes = static_cast<const std::byte*>(attrs.bytes()) + field.offset;
-    if (field.kind == FieldKind::kF64) numbers.push_back(*reinterpret_cast<const double*>(bytes));
-    if (field.kind == FieldKind::kScalar) numbers.push_back(reinterpret_cast<const Scalar*>(bytes)->real());
+    if (field.kind == kernel::FieldKind::kF64) numbers.push_back(*reinterpret_cast<const double*>(bytes));
+    if (field.kind == kernel::FieldKind::kScalar) numbers.push_back(reinterpret_cast<const Scalar*>(bytes)->real());
   }
   return numbers;
 }
@@ -163,6 +163,9 @@ class Body {
   // Emits the terms that are no operands, and returns the last one.
   std::string expression(const Node& node) {
     const vec::ScalarOp op = node.op->pointwise->op;
+    if (op == vec::ScalarOp::kGeluErf && body_.values[node.out[0]].dtype == DType::kBF16) {
+      return concat("f_gelu_of_bf16(", numeric(node.in[0]), ")");  // it has a loop of its own (vec/pointwise-inl.h)
+    }
     const vec::Expression& all = vec::expression_of(op);
     const std::vector<double> params = numbers_of(node.attrs);
     std::vector<std::string> terms;

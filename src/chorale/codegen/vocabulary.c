@@ -123,11 +123,28 @@ INLINE F f_exp2(F x) {
   F n = f_round(x);
   return f_scale(f_exp_of_reduced((x - n) * f_splat(0.693147180559945f)), n);
 }
+// A number as the sum of two: what an f32 holds of it, and what rounding took away.
+typedef struct { F high, low; } Sum;
+INLINE Sum f_exact_sum(F a, F b) {
+  F high = a + b;
+  return (Sum){high, b - (high - a)};
+}
+// one * (exp(x) - 1) for one = 1 or 1/2.
+INLINE Sum f_exp_minus_one(F x, float unit) {
+  F n = f_ln2s(x), first = f_fma(-n, f_splat(0x1.62e400p-1f), x), r = f_fma(-n, f_splat(0x1.7f7d1cp-20f), first);
+  F r_low = f_fma(-n, f_splat(0x1.7f7d1cp-20f), first - r), s = r * r, half = f_splat(0.5f);
+  Sum p = f_exact_sum(r, s * half);
+  F cubic = POLY1(r, POLY3(r, f_splat(0x1.9fbd9cp-13f), 0x1.6d419ep-10f, 0x1.1111ccp-7f, 0x1.5554f2p-5f), 0x1.555554p-3f);
+  F low = f_fma(f_fma(r, r, -s), half, f_fma(s * r, cubic, p.low + r_low));
+  F one = f_splat(unit), scale = f_scale(one, n), less_one = scale - one;
+  Sum sum = f_exact_sum(less_one, scale * p.high);
+  F rest = unit == 1 ? sum.low : sum.low + (scale - less_one - one);
+  return (Sum){sum.high, f_fma(scale, low, rest)};
+}
 INLINE F f_expm1(F x) {
-  F limited = f_limit(x, -25.0f, 89.0f), n = f_ln2s(limited), r = f_without_ln2s(limited, n);
-  F p = f_fma(r * r, POLY5(r, f_splat(0x1.98e1d6p-13f), 0x1.6bb3a6p-10f, 0x1.1110fcp-7f, 0x1.555502p-5f, 0x1.555556p-3f, 0.5f), r);
-  F scale = f_scale(f_splat(0.5f), n), half = f_fma(scale, p, scale - f_splat(0.5f));
-  return f_select(x == 0, x, half + half);
+  Sum half = f_exp_minus_one(f_limit(x, -25.0f, 89.0f), 0.5f);
+  F y = half.high + half.low;
+  return f_select(f_abs(x) < f_splat(0x1p-25f), x, y + y);
 }
 INLINE F f_sigmoid(F x) { return f_splat(1) / (f_splat(1) + f_exp(-x)); }
 INLINE F f_log(F x) {
@@ -146,17 +163,28 @@ INLINE F f_log(F x) {
   return f_select(x < 0, f_splat(__builtin_nanf("")), p);
 }
 INLINE F f_log1p(F x) {
-  F one = f_splat(1), u = one + x, lost = x - (u - one), log = f_log(u), y = log + lost / u;
-  I as_is = (u == one) | (x == f_splat(__builtin_inff()));
-  return f_select(as_is, x, f_select(u == 0, log, y));
+  F one = f_splat(1), half = f_splat(0.5f), u = one + x, lost = x - (u - one);
+  I bits = (I)u, e = (bits - (I)f_splat(0.666666667f)) & -0x800000;
+  F exponent = __builtin_convertvector(e, F) * f_splat(0x1p-23f), f = (F)(bits - e) - one, s = f * f;
+  F high = f_fma(f_splat(-0x1.08054ap-3f), f, f_splat(0x1.1e6710p-3f));
+  F low = f_fma(f_splat(-0x1.f31158p-4f), f, f_splat(0x1.1ed706p-3f));
+  F cubic = POLY1(f, POLY3(f, f_fma(high, s, low), -0x1.559dcap-3f, 0x1.99d02ap-3f, -0x1.fffef0p-3f), 0x1.555506p-2f);
+  Sum p = f_exact_sum(f, s * f_splat(-0.5f)), sum = f_exact_sum(exponent * f_splat(0x1.62e400p-1f), p.high);
+  F rest = f_fma(-f_fma(f, f, -s), half, f_fma(f * s, cubic, sum.low + p.low));
+  rest = f_fma(exponent, f_splat(0x1.7f7d1cp-20f), rest);
+  F y = sum.high + (rest + lost / u);
+  y = f_select((x < f_splat(__builtin_inff())) & (x != 0), y, x);
+  y = f_select(u == 0, f_splat(-__builtin_inff()), y);
+  return f_select(u < 0, f_splat(__builtin_nanf("")), y);
 }
 INLINE F f_tanh(F x) {
-  F t = f_abs(x), limited = f_least(f_splat(18.2f), t + t), n = f_ln2s(limited);
-  F e = f_scale(f_exp_of_reduced(f_without_ln2s(limited, n)), n);
-  F large = f_fma(f_splat(-2), f_splat(1) / (e + f_splat(1)), f_splat(1));
-  F s = x * x, p = POLY3(s, f_splat(0x1.01e000p-6f), -0x1.ac766ap-5f, 0x1.10b23ep-3f, -0x1.5553dap-2f);
-  F small = f_fma(p * s, t, t);
-  return f_copysign(f_select(t < f_splat(0.55f), small, large), x);
+  F t = f_abs(x), two = f_splat(2);
+  Sum e = f_exp_minus_one(f_least(f_splat(18.2f), t + t), 1);
+  e = f_exact_sum(e.high, e.low);
+  F divisor = two + e.high, divisor_low = e.high - (divisor - two) + e.low;
+  F inverse = f_splat(1) / divisor, y = e.high * inverse;
+  F rest = f_fma(-y, divisor, e.high) + f_fma(-y, divisor_low, e.low);
+  return f_copysign(f_fma(rest, inverse, y), x);
 }
 INLINE F f_erf(F x) {
   F t = f_abs(x), s = x * x, limited = f_least(f_splat(4), t), square = limited * limited;
@@ -178,6 +206,16 @@ INLINE F f_normal_cdf(F x) {
                                       0x1.ebfbdcp-3f, 0x1.62e430p-1f), 1.0f);
   F tail = f_scale(power, n - f_splat(1));
   return f_select(x < 0, tail, f_splat(1) - tail);
+}
+
+// Rounded to bf16 by itself: the lower half is zero.
+INLINE F f_gelu_of_bf16(F x) {
+  F t = f_least(f_splat(5.1f), f_abs(x));
+  F q = POLY5(t, f_splat(-0x1.12e330p-12f), 0x1.55726ep-8f, -0x1.78ad12p-5f, 0x1.04022cp-2f, -0x1.25c338p+0f, -0x1.001078p+0f);
+  F exponent = f_most(f_splat(-150), f_fma(-(x * x), f_splat(0.721347520444481704f), q)), n = f_floor(exponent);
+  F power = POLY3(exponent - n, f_splat(0x1.3f9696p-4f), 0x1.cefc62p-3f, 0x1.644448p-1f, 0x1.fff634p-1f);
+  F y = f_fma(-t, f_scale(power, n), f_most(f_splat(-0.0f), x));
+  return (F)(((I)y + 0x8000) & -0x10000);
 }
 
 // ---- bf16: the upper half of an f32, rounded to the nearest even.

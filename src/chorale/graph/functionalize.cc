@@ -89,7 +89,7 @@ class Functionalizer {
     } else {
       low = std::numeric_limits<int64_t>::max();
       for (const uint32_t t : base.handles) {
-        const Reach reach = reach_of(layout(t).sizes, layout(t).strides).value_or(Reach{});
+        const memory::Reach reach = reach_of(layout(t).sizes, layout(t).strides).value_or(memory::Reach{});
         low = std::min(low, layout(t).offset + reach.low);
         high = std::max(high, layout(t).offset + reach.high);
       }

@@ -179,29 +179,29 @@ class Parser {
       }
       check(field, concat("an attribute of ", attrs.type()->name));
       switch (field->kind) {
-        case FieldKind::kBool: {
+        case kernel::FieldKind::kBool: {
           const std::string_view text = until(",}");
           check(text == "true" || text == "false", "true or false");
           attrs.set(name, text == "true");
           break;
         }
-        case FieldKind::kI64:
-        case FieldKind::kEnum:
+        case kernel::FieldKind::kI64:
+        case kernel::FieldKind::kEnum:
           attrs.set(name, integer());
           break;
-        case FieldKind::kF64:
+        case kernel::FieldKind::kF64:
           attrs.set(name, real(until(",}")));
           break;
-        case FieldKind::kDType:
+        case kernel::FieldKind::kDType:
           attrs.set(name, std::string(until(",}")));
           break;
-        case FieldKind::kInts:
-        case FieldKind::kSpatial: {
+        case kernel::FieldKind::kInts:
+        case kernel::FieldKind::kSpatial: {
           const Shape values = list();
           attrs.set(name, std::vector<int64_t>(values.begin(), values.end()));
           break;
         }
-        case FieldKind::kScalar:
+        case kernel::FieldKind::kScalar:
           attrs.set(name, scalar());
           break;
       }

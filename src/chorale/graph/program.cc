@@ -43,7 +43,7 @@ struct Program::Instance {
     int64_t words = 0;
   };
   struct Bound {  // a pointer that follows an input's or an output's
-    TensorImpl* impl;
+    Tensor::Impl* impl;
     int64_t offset;
   };
   Tensor arena;
@@ -81,6 +81,11 @@ Program::Program(Graph graph, const FusedKernels& fused, Resize resize)
   idle_.push_back(std::move(first));
 }
 Program::~Program() = default;
+
+void Program::release() const {
+  const std::lock_guard lock(mutex_);
+  idle_.clear();
+}
 
 std::shared_ptr<const Program> Program::at_other_sizes(Graph graph) const {
   return resize_ ? resize_(std::move(graph)) : std::make_shared<const Program>(std::move(graph));
@@ -183,7 +188,7 @@ void Program::Instance::run_step(Step& step, std::span<Generator* const> generat
       step.kernel({step.in, step.out, step.attrs, Stream{step.device}, step.pointwise});
       break;
     case Step::Kind::kStart: {
-      TensorImpl& out_impl = *step.out[0].impl();
+      Tensor::Impl& out_impl = *step.out[0].impl();
       void* const data = out_impl.data;
       step.kernel({step.in, step.out, step.attrs, Stream{step.device}, nullptr});
       out_impl.data = data;  // the plan knows when it may be read

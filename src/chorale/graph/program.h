@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "chorale/graph/plan.h"
@@ -27,6 +28,10 @@ class Program {
   const Graph& graph() const { return graph_; }
   const Plan& plan() const { return plan_; }
   std::shared_ptr<const Program> at_other_sizes(Graph graph) const;
+  // What its kernels were made by, where they are not those of the ops: two programs of one graph and one maker give
+  // the same bits.
+  const std::string& maker() const { return maker_; }
+  void set_maker(std::string maker) { maker_ = std::move(maker); }
   // Kernels of one run, copies included.
   size_t kernels() const { return kernels_; }
 
@@ -34,6 +39,8 @@ class Program {
   // input is overwritten with stay undefined. An output that is given has the graph's layout and is written into:
   // nobody else may see its memory. Several threads may run it at a time.
   void run(std::span<const Tensor> in, std::span<Generator* const> generators, std::span<Tensor> out) const;
+  // Gives back the memory that it keeps between runs; the next one takes it anew.
+  void release() const;
 
  private:
   struct Instance;
@@ -44,6 +51,7 @@ class Program {
   Plan plan_;
   FusedKernels fused_;
   Resize resize_;
+  std::string maker_;
   size_t kernels_ = 0;
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<Instance>> idle_;

@@ -22,7 +22,7 @@ const TracedValue* traced_value(const Tensor& x) {
 
 // A tensor whose storage has got its bytes since.
 void show_bytes(const Tensor& x) {
-  TensorImpl& impl = *x.impl();
+  Tensor::Impl& impl = *x.impl();
   impl.extension = nullptr;
   if (impl.elems > 0) impl.data = impl.storage->data() + impl.offset * static_cast<int64_t>(size_of(impl.dtype));
 }
@@ -37,7 +37,7 @@ std::string TracedValue::why_no_bytes(const Tensor& tensor) const {
 }
 
 bool TracedValue::provide_bytes(const Tensor& tensor, const char* asked) {
-  const Intrusive<Storage>& storage = tensor.storage();
+  const base::Intrusive<Storage>& storage = tensor.storage();
   Recording* current = Recording::current();
   const bool is_here = current && current->number() == recording;
   if (is_here && (!storage->data() || current->is_pending(*storage) || current->is_strict())) {
@@ -80,7 +80,7 @@ bool Recording::is_constant(const Storage& storage) const {
                      [&](const Tensor& x) { return x.storage().get() == &storage; });
 }
 
-uint32_t Recording::add_storage(const Intrusive<Storage>& storage, Device device) {
+uint32_t Recording::add_storage(const base::Intrusive<Storage>& storage, Device device) {
   const auto [number, fresh] = storage_by_address_.insert(storage.get(), static_cast<uint32_t>(storages_.size()));
   if (fresh) {
     RecordedStorage added;
@@ -113,7 +113,7 @@ uint32_t Recording::add(const Tensor& x) {
   return number;
 }
 
-Tensor Recording::traced(Layout layout, Device device, Intrusive<Storage> storage, uint32_t storage_number) {
+Tensor Recording::traced(Layout layout, Device device, base::Intrusive<Storage> storage, uint32_t storage_number) {
   const auto number = static_cast<uint32_t>(tensors_.size());
   Tensor x = Tensor::without_bytes(layout.sizes, layout.strides, layout.dtype, device,
                                    std::make_unique<TracedValue>(number_, number));

@@ -24,7 +24,7 @@ Layout layout_of(const Tensor& x);
 
 // Bytes that several tensors may look at.
 struct RecordedStorage {
-  Intrusive<Storage> storage;
+  base::Intrusive<Storage> storage;
   Device device;
   bool has_bytes = false;        // it was there before, or was made from host data while recording
   bool made_here = false;        // while recording, by other means than an op: from host data, or to be written into
@@ -36,7 +36,7 @@ struct RecordedStorage {
 
 // Says whether the tensor that was made for a recorded value is still there.
 struct Alive {
-  TensorImpl* impl = nullptr;
+  Tensor::Impl* impl = nullptr;
 };
 
 struct RecordedTensor {
@@ -146,8 +146,8 @@ class Recording {
  private:
   friend class RecordingScope;
   Tensor new_tensor(const op::OutSpec& spec, std::span<const Tensor> in);
-  Tensor traced(Layout layout, Device device, Intrusive<Storage> storage, uint32_t storage_number);
-  uint32_t add_storage(const Intrusive<Storage>& storage, Device device);
+  Tensor traced(Layout layout, Device device, base::Intrusive<Storage> storage, uint32_t storage_number);
+  uint32_t add_storage(const base::Intrusive<Storage>& storage, Device device);
   void add_call(RecordedCall call);
   void note_read(uint32_t tensor);
   void note_write(const op::OpDef& op, const Tensor& written, uint32_t tensor);
@@ -159,7 +159,7 @@ class Recording {
   std::vector<RecordedStorage> storages_;
   std::vector<RecordedTensor> tensors_;
   std::vector<RecordedCall> calls_;
-  PointerMap storage_by_address_, tensor_by_address_;
+  base::PointerMap storage_by_address_, tensor_by_address_;
   struct Draw {
     Generator* generator;
     uint64_t seed, offset;

@@ -77,7 +77,7 @@ class StripedKernel {
     Tensor part;  // of a total
   };
   struct Moving {
-    TensorImpl* impl;
+    Tensor::Impl* impl;
     uint32_t value;
     int64_t line_bytes;
   };

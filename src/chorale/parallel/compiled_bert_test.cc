@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "chorale/api/compile.h"
+#include "chorale/codegen/fused.h"
 #include "chorale/models/bert.h"
 #include "chorale/optim/optim.h"
 #include "chorale/parallel/comm_hooks.h"
@@ -49,8 +50,7 @@ void expect_same_step(models::BertForMaskedLM& eager, models::BertForMaskedLM& o
 
 // In the pieces that its buckets make: as wide as the base model, with a batch of 4 x 512, on demand; else a quarter as
 // wide, with a sixteenth of the cap.
-// spec: TestFakeDistributedSingleProc.test_hf_bert_ddp_aot_eager
-TEST(FakeDdp, BertGivesWhatEagerGives) {
+void expect_bert_in_pieces(const compiled::Backend& backend) {
   manual_seed(1337);
   const bool all = soaking();
   models::BertConfig config;
@@ -62,15 +62,19 @@ TEST(FakeDdp, BertGivesWhatEagerGives) {
   const Tensor ids = randint(0, config.vocab_size, {4, all ? 512 : 8});
   const graph::ActiveDdp module{.cap = graph::bucket_bytes(all ? 25 : 25.0 / 16), .is_ignored = {}};
   const graph::ActiveDdpScope active(module);
-  auto f = compile([&](const Tensor& x) { return other(models::BertInput{x}); });
+  auto f = compile([&](const Tensor& x) { return other(models::BertInput{x}); }, {.backend = backend});
   const std::function<Tensor(const Tensor&)> run_eager = [&](const Tensor& x) { return eager(models::BertInput{x}); };
   const std::function<Tensor(const Tensor&)> run_compiled = [&](const Tensor& x) { return f(x); };
   expect_same_step(eager, other, ids, run_eager, run_compiled);
   EXPECT_EQ(explain(f).graphs.size(), 14u);
 }
+// spec: TestFakeDistributedSingleProc.test_hf_bert_ddp_aot_eager
+TEST(FakeDdp, BertGivesWhatEagerGives) { expect_bert_in_pieces(compiled::joint_eager()); }
+// spec: TestFakeDistributedSingleProc.test_hf_bert_ddp_inductor
+TEST(FakeDdp, BertWithGeneratedKernelsGivesWhatEagerGives) { expect_bert_in_pieces(codegen::fused()); }
 
-void expect_bert_on_two_ranks(bool is_static) {
-  run_ranks(2, [is_static](comm::Group& group) {
+void expect_bert_on_two_ranks(bool is_static, const compiled::Backend& backend) {
+  run_ranks(2, [is_static, &backend](comm::Group& group) {
     const bool all = soaking();
     models::BertConfig config;
     if (!all) {
@@ -84,7 +88,7 @@ void expect_bert_on_two_ranks(bool is_static) {
     DistributedDataParallel other(nn::clone(eager.module()), group, {.static_graph = is_static});
     manual_seed(static_cast<uint64_t>(group.rank()));
     const Tensor ids = randint(0, config.vocab_size, {4, all ? 512 : 16});
-    auto f = compile([&](const Tensor& x) { return other(models::BertInput{x}); });
+    auto f = compile([&](const Tensor& x) { return other(models::BertInput{x}); }, {.backend = backend});
     const std::function<Tensor(const Tensor&)> run_eager = [&](const Tensor& x) { return eager(models::BertInput{x}); };
     const std::function<Tensor(const Tensor&)> run_compiled = [&](const Tensor& x) { return f(x); };
     expect_same_step(eager.module(), other.module(), ids, run_eager, run_compiled);
@@ -92,9 +96,15 @@ void expect_bert_on_two_ranks(bool is_static) {
   });
 }
 // spec: TestMultiProc.test_hf_bert_ddp_aot_eager
-TEST(CompiledDdp, BertGivesWhatEagerGives) { expect_bert_on_two_ranks(false); }
+TEST(CompiledDdp, BertGivesWhatEagerGives) { expect_bert_on_two_ranks(false, compiled::joint_eager()); }
 // spec: test_hf_bert_ddp_aot_eager_static_graph
-TEST(CompiledDdp, BertWithAStaticGraphGivesWhatEagerGives) { expect_bert_on_two_ranks(true); }
+TEST(CompiledDdp, BertWithAStaticGraphGivesWhatEagerGives) { expect_bert_on_two_ranks(true, compiled::joint_eager()); }
+// spec: TestMultiProc.test_hf_bert_ddp_inductor
+TEST(CompiledDdp, BertWithGeneratedKernelsGivesWhatEagerGives) { expect_bert_on_two_ranks(false, codegen::fused()); }
+// spec: test_hf_bert_ddp_inductor_static_graph
+TEST(CompiledDdp, BertWithGeneratedKernelsAndAStaticGraphGivesWhatEagerGives) {
+  expect_bert_on_two_ranks(true, codegen::fused());
+}
 
 // A whole step as one graph, data-parallel: large gradients are sent alone, small ones together.
 struct WholeNet : nn::Module {

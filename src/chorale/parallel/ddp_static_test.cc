@@ -111,7 +111,7 @@ struct Fields {
 };
 struct PassesOn : nn::Module {
   Linear fc{10, 1};
-  const TensorImpl *seen_a = nullptr, *seen_b = nullptr;
+  const Tensor::Impl *seen_a = nullptr, *seen_b = nullptr;
   CHORALE_MODULE(PassesOn, fc)
   template <class Input>
   Input forward(Input x) {

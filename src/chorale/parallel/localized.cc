@@ -35,7 +35,7 @@ Localized::Localized(nn::Module& module, const std::unordered_set<std::string>& 
 }
 
 void Localized::enter(nn::Module& module, Substitution& scope) const {
-  std::unordered_map<const TensorImpl*, Tensor> made;  // a tied weight stays one
+  std::unordered_map<const Tensor::Impl*, Tensor> made;  // a tied weight stays one
   EachTensor visitor([&](const std::string&, Tensor& tensor) {
     const auto found = specs_.find(tensor.impl());
     if (found == specs_.end()) return;

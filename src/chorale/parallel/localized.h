@@ -33,7 +33,7 @@ class Localized {
     Strides strides;
     Tensor leaf;  // which keeps its address taken
   };
-  std::unordered_map<const TensorImpl*, Spec> specs_;
+  std::unordered_map<const Tensor::Impl*, Spec> specs_;
 };
 
 }  // namespace chorale::parallel

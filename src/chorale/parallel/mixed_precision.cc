@@ -43,7 +43,7 @@ void MixedParameters::enter(Substitution& scope) {
   entries_.clear();
   Parameters parameters;
   module_.visit_members(parameters);
-  std::unordered_map<const TensorImpl*, size_t> known;  // one shadow for a shared parameter
+  std::unordered_map<const Tensor::Impl*, size_t> known;  // one shadow for a shared parameter
   for (const auto& [name, member] : parameters.found) {
     if (!is_floating(member->dtype()) || ignored_.contains(name)) continue;
     const auto [entry, added] = known.try_emplace(member->impl(), entries_.size());

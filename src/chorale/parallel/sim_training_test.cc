@@ -2,12 +2,11 @@
 // reach the device through copies of the host.
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cmath>
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/parallel_for.h"
-#include "chorale/device/peers.h"
+#include "chorale/comm/sim_collectives_test_util.h"
 #include "chorale/device/sim/sim_device.h"
 #include "chorale/device/stream.h"
 #include "chorale/eager/sim_kernels.h"
@@ -18,7 +17,6 @@
 #include "chorale/optim/optim.h"
 #include "chorale/parallel/ddp.h"
 #include "chorale/parallel/zoo_test_util.h"
-#include "chorale/vec/combine.h"
 
 namespace chorale::parallel {
 namespace {
@@ -227,36 +225,6 @@ TEST_F(SimTraining, AFailedCollectiveIsAnErrorOfTheStreamThatWaitsForIt) {
   });
 }
 
-// Memory of the simulated device that the threads of this process lend each other.
-class SimPeers final : public PeerMemory {
- public:
-  std::array<std::byte, 16> identity(Device device) override {
-    return {static_cast<std::byte>(device.index), std::byte{1}};
-  }
-  PeerHandle make(Device device, size_t bytes) override {
-    ++made;
-    const memory::Block block = runtime_of(device).allocator(device).allocate(bytes);
-    return {1, reinterpret_cast<uint64_t>(block.data), bytes, {}};
-  }
-  const void* open(Device, const PeerHandle& handle) override {
-    // NOLINTNEXTLINE(performance-no-int-to-ptr)
-    return reinterpret_cast<const void*>(handle.address);
-  }
-  void sum(std::span<const void* const> sources, DType dtype, double factor, double divisor, void* out, int64_t elems,
-           Stream stream) override {
-    ++sums;
-    sim::put(stream,
-             [from = std::vector<const void*>(sources.begin(), sources.end()), dtype, factor, divisor, out, elems] {
-               std::vector<const void*> opened;
-               opened.reserve(from.size());
-               for (const void* source : from) opened.push_back(sim::open(source));
-               void* const to = sim::open(out);
-               vec::combine(divisor == 1 ? Reduce::kSum : Reduce::kAverage, dtype, opened, {&to, 1}, elems, factor);
-             });
-  }
-  std::atomic<int> made = 0, sums = 0;
-};
-
 class SharedSimDevice : public SimTraining {
  protected:
   void SetUp() override {
@@ -267,7 +235,7 @@ class SharedSimDevice : public SimTraining {
     set_peer_memory(DeviceType::kSim, nullptr);
     SimTraining::TearDown();
   }
-  SimPeers peers_;
+  comm::SimPeers peers_;
 };
 
 // Numbers whose sum depends on the order, and on place and rank.

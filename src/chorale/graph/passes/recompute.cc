@@ -126,12 +126,12 @@ class Recomputer {
   }
 
   uint32_t turn() const { return turn_; }
-
- private:
   bool is_view(uint32_t n) const {
     const Node& node = graph_.nodes[n];
     return node.kind == Node::Kind::kRow && node.op->view && node.in.size() == 1 && !is_wait(node);
   }
+
+ private:
   static double cheap_limit() { return 1; }
 
   // The node before which most bytes live that nodes have made.
@@ -276,6 +276,8 @@ void recompute(Graph& graph, double memory_budget) {
     Node copy = graph.nodes[n];
     for (const uint32_t x : copy.in) self(self, x);
     for (uint32_t& x : copy.in) x = x == kNone ? kNone : now[x];
+    // A view of what is kept is there already.
+    if (recomputer.is_view(n) && copy.in == graph.nodes[n].in) return;
     for (uint32_t& y : copy.out) {
       const uint32_t made = graph.add_value(graph.values[y]);
       now[y] = made;

@@ -105,6 +105,26 @@ TEST(Recompute, AllBudgetsGiveTheSameBitsInLessMemory) {
   EXPECT_LT(before, whole.plan().arena_bytes * 4 / 5);
 }
 
+// A view of what is kept is read where it is, so that two readers see the same value.
+TEST(Recompute, KeepsViewsOfWhatIsKept) {
+  const std::string text = R"(graph(%0: f32[64, 512]) {
+  %1: f32[64, 512] = softmax(%0) {dim=1}
+  %2: f32[128, 256] = view(%1) {sizes=[128, 256]}
+  %3: f32[128, 256] = softmax(%2) {dim=1}
+  %4: f32[128, 256] = softmax_backward(%3, %3) {dim=1}
+  %5: f32[128, 256] = softmax_backward(%4, %2) {dim=1}
+  return %5
+}
+)";
+  for (const double budget : {1.0, 0.0}) {
+    size_t views = 0;
+    for (const Node& node : recomputed(text, budget).nodes) {
+      views += node.kind == Node::Kind::kRow && node.op->view ? 1 : 0;
+    }
+    EXPECT_EQ(views, 1u) << budget;
+  }
+}
+
 // Random numbers are drawn once, whatever the budget.
 TEST(Recompute, NeverDrawsTwice) {
   const std::string text = R"(graph(%0: f32[256, 256]) {

@@ -24,7 +24,9 @@ class Striper {
 
   void run() {
     for (uint32_t n = 0; n < graph_.nodes.size(); ++n) {
-      if (is(n, op::kCrossEntropyBackward)) join_loss(n);
+      if (!is(n, op::kCrossEntropyBackward)) continue;
+      n = hoist_views(n);
+      join_loss(n);
     }
     for (uint32_t n = 0; n < graph_.nodes.size(); ++n) join_sums(n);
     renumber(graph_);
@@ -38,6 +40,29 @@ class Striper {
   }
   bool is_view(uint32_t n) const {
     return node(n).kind == Node::Kind::kRow && node(n).op->view && node(n).in.size() == 1 && !is_wait(node(n));
+  }
+
+  // Views behind node `at` of what was made before it come before it, so that they are there for what is joined with
+  // it. The node's new number.
+  uint32_t hoist_views(uint32_t at) {
+    std::vector<uint32_t> moved;
+    for (uint32_t n = at + 1; n < graph_.nodes.size(); ++n) {
+      if (!is_view(n)) continue;
+      const uint32_t from = maker_[node(n).in[0]];
+      if (from == kNone || from < at || std::find(moved.begin(), moved.end(), from) != moved.end()) moved.push_back(n);
+    }
+    if (moved.empty()) return at;
+    std::vector<Node> nodes;
+    nodes.reserve(graph_.nodes.size());
+    for (uint32_t n = 0; n < graph_.nodes.size(); ++n) {
+      if (n == at) {
+        for (const uint32_t view : moved) nodes.push_back(graph_.nodes[view]);
+      }
+      if (std::find(moved.begin(), moved.end(), n) == moved.end()) nodes.push_back(graph_.nodes[n]);
+    }
+    graph_.nodes = std::move(nodes);
+    link();
+    return at + static_cast<uint32_t>(moved.size());
   }
 
   void link() {

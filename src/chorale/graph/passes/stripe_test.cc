@@ -103,6 +103,42 @@ TEST(Stripe, ALossInStripesIsTheLoss) {
   }
 }
 
+// Logits of a sequence are seen through views, by the loss, by its gradient and by the products; a view of the layer's
+// operand comes late.
+TEST(Stripe, ALossOfSequencesTakesItsLayerAlong) {
+  const std::string text = concat(R"(graph(%0: f32[32, 128, 8], %1: f32[2048, 8], %2: f32[2048], %3: i64[4096]) {
+  %4: f32[32, 128, 2048] = linear(%0, %1, %2)
+  %5: f32[4096, 2048] = view(%4) {sizes=[4096, 2048]}
+  %6: f32[], %7: f32[4096] = cross_entropy(%5, %3, none) )",
+                                  kMeanLoss, R"(
+  %8: f32[] = full() {sizes=[], value=0.5, dtype=f32, device=0, device_index=0}
+  %9: f32[4096, 2048] = cross_entropy_backward(%8, %5, %3, none, %7) )",
+                                  kMeanLoss, R"(
+  %10: f32[32, 128, 2048] = view(%9) {sizes=[32, 128, 2048]}
+  %11: f32[4096, 2048] = view(%10) {sizes=[4096, 2048]}
+  %12: f32[4096, 8] = matmul(%11, %1)
+  %13: f32[32, 128, 8] = view(%12) {sizes=[32, 128, 8]}
+  %14: f32[2048, 4096]:[1, 2048] = permute(%11) {dims=[1, 0]}
+  %15: f32[4096, 8] = view(%0) {sizes=[4096, 8]}
+  %16: f32[2048, 8] = matmul(%14, %15)
+  %17: f32[2048] = sum(%11) {dims=[0], keepdim=false}
+  return %6, %13, %16, %17
+}
+)");
+  const Graph graph = striped(text);
+  size_t fused = 0;
+  for (const Node& node : graph.nodes) {
+    if (node.kind != Node::Kind::kFused) continue;
+    ++fused;
+    EXPECT_NE(print(*node.body).find("linear("), std::string::npos);
+  }
+  ASSERT_EQ(fused, 1u);
+  EXPECT_LT(Program(graph, [](const Node& node) { return striped_kernel(node, {}); }).plan().arena_bytes, 1 << 20);
+  const std::vector<Tensor> in{uniform({32, 128, 8}), uniform({2048, 8}), uniform({2048}), randint(0, 2048, {4096})};
+  const std::vector<Tensor> expected = run(parse(text), in, false), made = run(graph, in, true);
+  for (size_t i = 0; i < made.size(); ++i) expect_near(made[i], expected[i], 1e-4);
+}
+
 TEST(Stripe, ATargetThatIsNoClassIsNamed) {
   const Graph graph = striped(layer_with_loss(4096, 2048, "f32", kMeanLoss));
   std::vector<int64_t> classes(4096, 1);

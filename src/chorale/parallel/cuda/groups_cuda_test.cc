@@ -1,5 +1,5 @@
-// Groups of ranks that share a GPU: collectives of tensors there, and data-parallel training. Sums stay on the GPU
-// (Note [Sums on a shared device]), the bytes of other calls go through the host.
+// Groups of ranks that share a GPU: collectives of tensors there, and data-parallel training. They stay on the
+// GPU (Note [Calls on a shared device]).
 #include <gtest/gtest.h>
 
 #include <barrier>

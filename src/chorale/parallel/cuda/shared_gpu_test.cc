@@ -1,4 +1,4 @@
-// Sums of ranks that share a GPU (Note [Sums on a shared device]): their bits, a rank that dies, and how long they
+// Sums of ranks that share a GPU (Note [Calls on a shared device]): their bits, a rank that dies, and how long they
 // take.
 #include <gtest/gtest.h>
 

@@ -1,0 +1,161 @@
+// Ranks that compile together make the same sizes symbols, and so compile equally often.
+#include "chorale/api/shared_sizes.h"
+
+#include <gtest/gtest.h>
+
+#include "chorale/api/agreement.h"
+#include "chorale/api/api.h"
+#include "chorale/api/compile.h"
+#include "chorale/base/error.h"
+#include "chorale/comm/run_ranks_test_util.h"
+
+namespace chorale {
+namespace {
+
+using comm::run_ranks;
+
+// All ranks have compiled so often.
+template <class F>
+void expect_compiles(const comm::Group& ranks, const Compiled<F>& f, int count) {
+  const std::string own = std::to_string(explain(f).compiles);
+  for (const std::string& of_rank : compiled::gather_texts(ranks, own)) {
+    EXPECT_EQ(of_rank, std::to_string(count)) << "seen by rank " << ranks.rank();
+  }
+}
+
+// A number that differs in the second compilation is a symbol on all ranks. The first rank's second call fits its
+// graph: the others, which compile there, wait until it compiles in its third.
+// spec: test_compiler_collectives_automatic_dynamic_scalar
+TEST(SharedSizes, NumbersThatDifferBecomeSymbols) {
+  for (const int size : {2, 4}) {
+    run_ranks(size, [&](const comm::Group& ranks) {
+      auto f = compile([](const Tensor& x, int64_t n) { return add(x, sum(ones({n}))); }, {.agree_on_sizes = &ranks});
+      const std::vector<int64_t> numbers =
+          ranks.rank() == 0 ? std::vector<int64_t>{3, 3, 7} : std::vector<int64_t>{3, 4, 9};
+      for (const int64_t n : numbers) {
+        EXPECT_EQ(f(zeros({5}), n).to_vector<float>(), std::vector<float>(5, static_cast<float>(n)));
+      }
+      expect_compiles(ranks, f, 2);
+    });
+  }
+}
+
+// spec: test_compiler_collectives_automatic_dynamic_speculation_divergence
+TEST(SharedSizes, SizesThatDifferBetweenRanksAreSymbolsAtOnce) {
+  for (const bool whole : {false, true}) {
+    run_ranks(2, [&](const comm::Group& ranks) {
+      auto f = compile(
+          [](const Tensor& x, const Tensor& y) {
+            EXPECT_EQ(x.sizes(), y.sizes());
+            return add(sum(x), sum(y));
+          },
+          {.whole_graph = whole, .agree_on_sizes = &ranks});
+      for (const int64_t n : ranks.rank() == 0 ? std::vector<int64_t>{4, 4} : std::vector<int64_t>{3, 4}) {
+        EXPECT_EQ(f(ones({n}), ones({n})).item<float>(), static_cast<float>(2 * n));
+      }
+      expect_compiles(ranks, f, 1);
+      EXPECT_EQ(explain(f).resizes, ranks.rank() == 0 ? 0 : 1);
+    });
+  }
+}
+
+// A break before the first op: the empty stretch is a compilation at which ranks meet, too.
+// spec: test_compiler_collectives_graph_break_empty_graph_still_collective
+TEST(SharedSizes, AnEmptyStretchIsACompilation) {
+  run_ranks(2, [&](const comm::Group& ranks) {
+    auto f = compile(
+        [](const Tensor& x, const Tensor& y) {
+          break_graph("a line is printed");
+          return add(sum(x), sum(y));
+        },
+        {.agree_on_sizes = &ranks});
+    for (const int64_t n : ranks.rank() == 0 ? std::vector<int64_t>{5, 5, 6} : std::vector<int64_t>{3, 4, 5}) {
+      EXPECT_EQ(f(ones({n}), ones({n})).item<float>(), static_cast<float>(2 * n));
+    }
+    expect_compiles(ranks, f, 2);
+  });
+}
+
+// spec: test_compiler_collectives_dim_mismatch
+TEST(SharedSizes, RanksMayHaveOtherNumbersOfDimensions) {
+  run_ranks(2, [&](const comm::Group& ranks) {
+    auto f = compile([](const Tensor& x, const Tensor& y) { return add(sum(x), sum(y)); }, {.agree_on_sizes = &ranks});
+    const Shape sizes = ranks.rank() == 0 ? Shape{4, 2} : Shape{3};
+    EXPECT_EQ(f(ones(sizes), ones(sizes)).item<float>(), ranks.rank() == 0 ? 16 : 6);
+    expect_compiles(ranks, f, 1);
+    // Every dimension is a symbol on both.
+    const Shape other = ranks.rank() == 0 ? Shape{5, 3} : Shape{7};
+    EXPECT_EQ(f(ones(other), ones(other)).item<float>(), ranks.rank() == 0 ? 30 : 14);
+    expect_compiles(ranks, f, 1);
+  });
+}
+
+// spec: test_compiler_collectives_missing_source
+TEST(SharedSizes, RanksMayReadOtherArguments) {
+  run_ranks(3, [&](const comm::Group& ranks) {
+    auto f = compile([](int64_t r, const std::vector<Tensor>& xs) { return sum(xs[static_cast<size_t>(r)]); },
+                     {.agree_on_sizes = &ranks});
+    const std::vector<Tensor> xs(static_cast<size_t>(ranks.size()), ones({10}));
+    EXPECT_EQ(f(int64_t{ranks.rank()}, xs).item<float>(), 10);
+    expect_compiles(ranks, f, 1);
+  });
+}
+
+// spec: test_compiler_collectives_scalar_missing_source
+TEST(SharedSizes, RanksMayHaveOtherNumbersOfArguments) {
+  run_ranks(3, [&](const comm::Group& ranks) {
+    auto f = compile([](int64_t r, const std::vector<int64_t>& xs) { return full({}, xs[static_cast<size_t>(r)]); },
+                     {.agree_on_sizes = &ranks});
+    std::vector<int64_t> xs;
+    for (int i = 0; i <= ranks.rank(); ++i) xs.push_back(10 + i);
+    EXPECT_EQ(f(int64_t{ranks.rank()}, xs).item<float>(), static_cast<float>(10 + ranks.rank()));
+    expect_compiles(ranks, f, 1);
+  });
+}
+
+// spec: test_compiler_collectives_type_mismatch
+TEST(SharedSizes, RanksMayHaveATensorAndANumber) {
+  run_ranks(2, [&](const comm::Group& ranks) {
+    using Value = std::variant<Tensor, int64_t>;
+    auto f = compile(
+        [](const Value& x) {
+          return std::holds_alternative<Tensor>(x) ? sum(std::get<Tensor>(x)) : full({}, std::get<int64_t>(x));
+        },
+        {.agree_on_sizes = &ranks});
+    const float made = f(ranks.rank() == 0 ? Value(ones({10})) : Value(int64_t{12})).item<float>();
+    EXPECT_EQ(made, ranks.rank() == 0 ? 10 : 12);
+    expect_compiles(ranks, f, 1);
+  });
+}
+
+// Graphs of other sizes agree; those of other nodes do not.
+TEST(SharedSizes, GraphsAreComparedWithoutSizes) {
+  run_ranks(2, [&](const comm::Group& ranks) {
+    auto f = compile([](const Tensor& x) { return sum(relu(x)); }, {.agree = &ranks, .agree_on_sizes = &ranks});
+    EXPECT_EQ(f(ones({3 + ranks.rank()})).item<float>(), static_cast<float>(3 + ranks.rank()));
+    auto g = compile([&](const Tensor& x) { return ranks.rank() == 0 ? relu(x) : neg(x); },
+                     {.agree = &ranks, .agree_on_sizes = &ranks});
+    EXPECT_THROW(g(ones({3 + ranks.rank()})), StateError);
+  });
+}
+
+// What differs stays a symbol, whatever comes later.
+TEST(SharedSizes, OnceDifferentIsDifferentForEver) {
+  compiled::SeenSizes seen;
+  const auto is_marked = [&](const std::string& name, int64_t dim) {
+    std::vector<compiled::SizeSource> sources{{.name = name, .value = 5, .argument = 0, .dim = dim}};
+    seen.mark(sources);
+    return sources[0].mark != compiled::Mark::kNone;
+  };
+  seen.merge("arg 0\ttensor 5 10\narg 1\tnumber 3\n");
+  EXPECT_FALSE(is_marked("arg 0.size(0)", 0) || is_marked("arg 1", 0));
+  seen.merge("arg 0\ttensor 6 10\narg 1\tnumber 3\n");
+  seen.merge("arg 0\ttensor 5 10\n");
+  EXPECT_TRUE(is_marked("arg 0.size(0)", 0));
+  EXPECT_FALSE(is_marked("arg 0.size(1)", 1) || is_marked("arg 1", 0) || is_marked("input 2.size(0)", 0));
+  seen.merge("arg 0\ttensor 6\narg 1\tnumber 4\n");
+  EXPECT_TRUE(is_marked("arg 0.size(1)", 1) && is_marked("arg 1", 0));
+}
+
+}  // namespace
+}  // namespace chorale
