@@ -139,7 +139,7 @@ void Unit::set_policy(ReshardAfterForward policy) {
 }
 
 void Unit::take_parameters(const std::vector<nn::Module*>& modules) {
-  std::unordered_set<const TensorImpl*> seen;
+  std::unordered_set<const Tensor::Impl*> seen;
   std::vector<std::pair<std::string, Tensor>> found;
   for (nn::Module* module : modules) {
     // What an earlier call took is sharded over this mesh already; whether that call is one of those below is found
@@ -212,7 +212,7 @@ void Unit::become_root(nn::Module& module) {
   CHORALE_CHECK_STATE(slots_.size() == 1, "[fully_shard] several modules in one group cannot be the outermost ones: ",
                       "call fully_shard() on a module that has them all");
   const auto context = shared_ ? shared_ : std::make_shared<Context>();
-  std::unordered_map<const TensorImpl*, const Unit*> owner;
+  std::unordered_map<const Tensor::Impl*, const Unit*> owner;
   std::unordered_map<const Unit*, std::string> paths;
   std::vector<std::shared_ptr<Unit>> units;
   for (const auto& [path, below] : module.named_modules()) {

@@ -97,7 +97,7 @@ void ShardedParameter::give_bytes(const Tensor& room) {
 }
 
 void ShardedParameter::take_bytes() {
-  const Intrusive<Storage> gone = Storage::without_bytes(holder_.device());
+  const base::Intrusive<Storage> gone = Storage::without_bytes(holder_.device());
   gone->take_bytes_of(*holder_.storage());
   holder_.impl()->data = nullptr;
   // Code that still holds the whole one is told why there are no bytes.

@@ -138,9 +138,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   Options options_;
   std::vector<ShardedParameter> parameters_;
-  std::unordered_map<const TensorImpl*, size_t> index_;  // by sharded parameter
-  std::vector<std::vector<Slot>> slots_;                 // by module; where its parameters are
-  std::vector<const nn::Module*> places_;                // of the modules, when they were last seen
+  std::unordered_map<const Tensor::Impl*, size_t> index_;  // by sharded parameter
+  std::vector<std::vector<Slot>> slots_;                   // by module; where its parameters are
+  std::vector<const nn::Module*> places_;                  // of the modules, when they were last seen
   std::vector<std::weak_ptr<nn::ModuleExtension>> alive_;
   std::set<size_t> running_;   // modules of this round of forwards that have not run yet
   std::optional<Mesh> fewer_;  // the ranks that gather for backward, where those are fewer

@@ -62,31 +62,18 @@ void add_chunks(State& state, const std::string& key, const Tensor& x);
 enum class Step : uint8_t { kPrepare, kPlan, kAgree, kWrite, kIndex, kRead };
 const char* name_of(Step step);
 
-// Files of this rank that a save has replaced, for the next one to write over. In memory-backed storage that takes a
-// third of the time: pages are neither found and cleared nor given back. They take the room that every save into the
-// same folder needs anyway, but all the time; they are removed with this, and what a killed process has left with the
-// next save. A file that somebody still has open, or under another name, is never written over.
-class Spares {
- public:
-  Spares() = default;
-  ~Spares();
-  Spares(const Spares&) = delete;
-  Spares& operator=(const Spares&) = delete;
-
-  void keep(const std::filesystem::path& file);
-  std::filesystem::path take();  // nothing where there is none
-  bool contains(const std::filesystem::path& file) const;
-  size_t size() const { return files_.size(); }
-
- private:
-  std::vector<std::filesystem::path> files_;
+// What becomes of the files of a checkpoint that a save into the same folder replaces.
+enum class Replaced : uint8_t {
+  kAuto,     // kept where files are memory of which plenty is free, else removed
+  kRemoved,  // given back
+  kKept,     // for the next save, which writes over them (replaced.h, Note [Room of replaced files])
 };
 
 struct SaveOptions {
-  bool overwrite = true;     // false: an error where the folder has a checkpoint
-  int coordinator = -1;      // the global rank that writes the index; -1: the group's first
-  int threads = 1;           // files, and threads, for each rank
-  Spares* spares = nullptr;  // of this rank; must outlive the save
+  bool overwrite = true;  // false: an error where the folder has a checkpoint
+  int coordinator = -1;   // the global rank that writes the index; -1: the group's first
+  int threads = 1;        // files, and threads, for each rank
+  Replaced replaced = Replaced::kAuto;
   // Called on each rank as a step begins; what it throws is a failure of this rank.
   std::function<void(Step)> on_step = {};
   // Called on the coordinator once the index is there, before any rank returns; what it throws is a failure too.
@@ -102,14 +89,14 @@ void save(const std::filesystem::path& folder, const State& state, const SaveOpt
 
 // When the checksums of parts of which all is read are compared.
 enum class Verify : uint8_t {
-  kFirst,      // before anything is written, on any rank: a second pass over the bytes
   kMeanwhile,  // in the same pass: after an error tensors have new, old and damaged values
+  kFirst,      // before anything is written, on any rank: a second pass over the bytes, and nearly twice the time
   kNot,
 };
 
 struct LoadOptions {
   bool partial = false;  // keys that the checkpoint does not have are left alone instead of being an error
-  Verify verify = Verify::kFirst;
+  Verify verify = Verify::kMeanwhile;
   std::function<void(Step)> on_step = {};
 };
 // Fills the tensors of `state` in place, converted to their dtypes, and replaces its bytes. What the checkpoint has

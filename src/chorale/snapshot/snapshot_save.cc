@@ -1,10 +1,8 @@
 #include <algorithm>
-#include <cstdlib>
 #include <exception>
+#include <map>
 #include <optional>
 #include <random>
-#include <set>
-#include <string_view>
 #include <thread>
 
 #include "chorale/autograd/autograd.h"
@@ -13,6 +11,7 @@
 #include "chorale/io/safetensors.h"
 #include "chorale/op/copy.h"
 #include "chorale/snapshot/agreement.h"
+#include "chorale/snapshot/replaced.h"
 
 namespace chorale::snapshot {
 namespace {
@@ -170,60 +169,7 @@ class Marker {
  private:
   std::filesystem::path path_;
 };
-constexpr const char *kMarker = ".saving-", *kSpare = ".spare-";
-constexpr std::string_view kPart = "rank-", kKind = ".safetensors";  // names of files that ranks write
-
-// Removes files that no checkpoint names any more: those of the one that was there before, and of saves that did not
-// end. In memory-backed storage that takes a third of the time of writing them, so ranks share them: this one, number
-// `own` of `count`, takes those that its number follows from. It may keep as many spares as it writes files.
-void remove_others(const std::filesystem::path& folder, const std::set<std::string>& kept, size_t own, size_t count,
-                   Spares* spares, int files) {
-  std::error_code ignored;
-  // What is renamed meanwhile may be seen twice.
-  std::vector<std::filesystem::path> paths;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) paths.push_back(entry.path());
-  for (const std::filesystem::path& path : paths) {
-    const std::string name = path.filename().string();
-    const bool is_spare = name.starts_with(kSpare);
-    const std::string part = is_spare ? name.substr(std::string_view(kSpare).size()) : name;
-    // Also one that was being written when its process ended.
-    const bool is_part =
-        part.starts_with(kPart) && (part.ends_with(kKind) || part.find(concat(kKind, ".tmp-")) != std::string::npos);
-    const bool is_old = is_part && (is_spare || !kept.contains(name));
-    const size_t whose = is_old ? static_cast<size_t>(std::atoi(part.c_str() + kPart.size())) % count : 0;
-    if (!(is_old || name.starts_with(kMarker)) || whose != own || (spares && spares->contains(path))) continue;
-    if (spares && is_old && !is_spare && spares->size() < static_cast<size_t>(files)) {
-      spares->keep(path);
-    } else {
-      std::filesystem::remove(path, ignored);
-    }
-  }
-}
-
 }  // namespace
-
-Spares::~Spares() {
-  std::error_code ignored;
-  for (const std::filesystem::path& file : files_) std::filesystem::remove(file, ignored);
-}
-
-void Spares::keep(const std::filesystem::path& file) {
-  const std::filesystem::path spare = file.parent_path() / concat(kSpare, file.filename().string());
-  std::error_code error;
-  std::filesystem::rename(file, spare, error);
-  if (!error) files_.push_back(spare);
-}
-
-std::filesystem::path Spares::take() {
-  if (files_.empty()) return {};
-  std::filesystem::path file = std::move(files_.back());
-  files_.pop_back();
-  return file;
-}
-
-bool Spares::contains(const std::filesystem::path& file) const {
-  return std::find(files_.begin(), files_.end(), file) != files_.end();
-}
 
 void save(const std::filesystem::path& folder, const State& state, const SaveOptions& options) {
   save(comm::Group(), folder, state, options);
@@ -250,7 +196,7 @@ void save(const comm::Group& group, const std::filesystem::path& folder, const S
     CHORALE_CHECK_STATE(options.overwrite || !has_checkpoint(folder), "[checkpoint] ", folder,
                         " has a checkpoint already; take another folder, or overwrite it");
     const auto number = static_cast<int64_t>(std::random_device()());
-    if (!alone && group.size() > 1) marker.emplace(folder / concat(kMarker, number));
+    if (!alone && group.size() > 1) marker.emplace(folder / concat(Leftovers::kMarker, number));
     return number;
   });
   const std::string id = std::to_string(prepared[writer].as<int64_t>());
@@ -258,7 +204,7 @@ void save(const comm::Group& group, const std::filesystem::path& folder, const S
   if (writes.size() > 1) {
     const std::vector<comm::Value> seen = everywhere(group, Step::kPrepare, {}, [&]() -> comm::Value {
       std::error_code ignored;
-      return own == coordinator || std::filesystem::exists(folder / concat(kMarker, id), ignored);
+      return own == coordinator || std::filesystem::exists(folder / concat(Leftovers::kMarker, id), ignored);
     });
     for (size_t r = 0; r < seen.size(); ++r) writes[r] = seen[r].as<bool>();
   }
@@ -286,6 +232,9 @@ void save(const comm::Group& group, const std::filesystem::path& folder, const S
                          "; one of them is saved. Give what differs by rank a key of its own"));
   }
 
+  const auto before = std::count(writes.begin(), writes.begin() + static_cast<std::ptrdiff_t>(rank), true);
+  const Leftovers leftovers(folder, static_cast<size_t>(before),
+                            static_cast<size_t>(std::count(writes.begin(), writes.end(), true)));
   std::vector<Job> jobs;
   for (const size_t i : plan.writes[rank]) jobs.push_back({rank, i, &items[i], {}});
   for (const SavePlan::Sent& sent : plan.sent) {
@@ -305,12 +254,14 @@ void save(const comm::Group& group, const std::filesystem::path& folder, const S
     }
     const auto places = balanced(bytes, static_cast<size_t>(options.threads));
     std::vector<std::vector<const Job*>> shares(places.size());
+    std::vector<std::filesystem::path> spares;
+    if (options.replaced != Replaced::kRemoved) spares = leftovers.kept();
     std::vector<Place> files;
     files.reserve(places.size());
     for (size_t t = 0; t < places.size(); ++t) {
       for (const size_t i : places[t]) shares[t].push_back(&jobs[i]);
-      files.push_back({concat("rank-", own, t ? concat("-", t) : "", "-", id, ".safetensors"),
-                       options.spares ? options.spares->take() : std::filesystem::path()});
+      files.push_back({concat(Leftovers::kPart, own, t ? concat("-", t) : "", "-", id, Leftovers::kKind),
+                       t < spares.size() ? spares[t] : std::filesystem::path()});
     }
     comm::List list;
     for (const Written& written : write_files(folder, files, shares)) {
@@ -356,14 +307,18 @@ void save(const comm::Group& group, const std::filesystem::path& folder, const S
   });
   everywhere(group, Step::kIndex, {}, [&]() -> comm::Value {
     if (!writes[rank]) return {};
-    std::set<std::string> kept;
+    std::map<std::string, int64_t> named;
+    int64_t bytes = 0;
     for (const comm::Value& of_rank : done) {
-      for (const comm::Value& written : of_rank.as<comm::List>())
-        kept.insert(written.as<comm::Map>().at("file").as<std::string>());
+      for (const comm::Value& written : of_rank.as<comm::List>()) {
+        const auto& map = written.as<comm::Map>();
+        const int64_t size = map.at("file_bytes").as<int64_t>();
+        if (named.emplace(map.at("file").as<std::string>(), size).second) bytes += size;
+      }
     }
-    const auto before = std::count(writes.begin(), writes.begin() + static_cast<std::ptrdiff_t>(rank), true);
-    remove_others(folder, kept, static_cast<size_t>(before),
-                  static_cast<size_t>(std::count(writes.begin(), writes.end(), true)), options.spares, options.threads);
+    const bool keeps = options.replaced == Replaced::kKept ||
+                       (options.replaced == Replaced::kAuto && has_memory_for(folder, static_cast<uint64_t>(bytes)));
+    leftovers.put_away(named, keeps ? static_cast<size_t>(options.threads) : 0);
     return {};
   });
   everywhere(group, Step::kIndex, {}, [&]() -> comm::Value {

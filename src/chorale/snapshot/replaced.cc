@@ -1,0 +1,75 @@
+#include "chorale/snapshot/replaced.h"
+
+#include <sys/vfs.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <system_error>
+
+#include "chorale/base/error.h"
+#include "chorale/base/host.h"
+
+namespace chorale::snapshot {
+namespace {
+
+constexpr uint64_t kPlenty = 4;
+
+// Of all in the folder: what is renamed while it is read may be seen twice, so it is read first.
+std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder) {
+  std::error_code ignored;
+  std::vector<std::filesystem::path> paths;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) paths.push_back(entry.path());
+  return paths;
+}
+
+// Of a name without kSpare: the number behind kPart.
+size_t rank_in(std::string_view part) {
+  return static_cast<size_t>(std::atoi(std::string(part.substr(Leftovers::kPart.size())).c_str()));
+}
+
+}  // namespace
+
+std::vector<std::filesystem::path> Leftovers::kept() const {
+  std::vector<std::filesystem::path> spares;
+  for (const std::filesystem::path& path : entries_of(folder_)) {
+    const std::string name = path.filename().string(), part = name.substr(std::min(kSpare.size(), name.size()));
+    if (name.starts_with(kSpare) && part.starts_with(kPart) && rank_in(part) % count_ == own_) spares.push_back(path);
+  }
+  return spares;
+}
+
+void Leftovers::put_away(const std::map<std::string, int64_t>& named, size_t most_kept) const {
+  std::error_code ignored;
+  for (const std::filesystem::path& path : entries_of(folder_)) {
+    const std::string name = path.filename().string();
+    const bool is_spare = name.starts_with(kSpare);
+    const std::string part = is_spare ? name.substr(kSpare.size()) : name;
+    // Also one that was being written when its process ended.
+    const bool is_whole = part.ends_with(kKind),
+               is_part =
+                   part.starts_with(kPart) && (is_whole || part.find(concat(kKind, ".tmp-")) != std::string::npos);
+    const bool is_old = is_part && (is_spare || !named.contains(name));
+    if (!is_old && !name.starts_with(kMarker)) continue;
+    if ((is_old ? rank_in(part) % count_ : 0) != own_) continue;
+    if (is_old && is_whole && !is_spare && most_kept > 0) {
+      std::filesystem::rename(path, folder_ / concat(kSpare, name), ignored);
+      --most_kept;
+    } else {
+      std::filesystem::remove(path, ignored);
+    }
+  }
+}
+
+bool has_memory_for(const std::filesystem::path& folder, uint64_t bytes) {
+  constexpr int64_t kTmpfs = 0x01021994, kRamfs = 0x858458f6;
+  struct statfs status {};
+  if (::statfs(folder.c_str(), &status) != 0) return false;
+  const auto type = static_cast<int64_t>(status.f_type);
+  if (type != kTmpfs && type != kRamfs) return false;
+  uint64_t available = memory_room().free_bytes;
+  if (type == kTmpfs && status.f_blocks > 0)  // one without a limit says 0 of 0
+    available = std::min(available, static_cast<uint64_t>(status.f_bavail) * static_cast<uint64_t>(status.f_bsize));
+  return available / kPlenty >= bytes;
+}
+
+}  // namespace chorale::snapshot
