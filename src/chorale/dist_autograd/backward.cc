@@ -1,5 +1,4 @@
 // Backward of a context: what the caller does, and what a worker does that gradients, marks and notices come to.
-#include <unordered_set>
 #include <utility>
 
 #include "chorale/base/rpc_error.h"
@@ -8,11 +7,6 @@
 
 namespace chorale::dist_autograd {
 namespace {
-
-using namespace std::chrono_literals;
-
-// Note [Smart backward]. Most are over sooner.
-constexpr auto kPatience = 1ms;
 
 void check_roots(const std::vector<Tensor>& roots) {
   CHORALE_CHECK(!roots.empty(), "[dist_autograd] backward needs at least one root");
@@ -38,26 +32,26 @@ void Contexts::backward(uint64_t id, const std::vector<Tensor>& roots, bool reta
   const uint64_t number = static_cast<uint64_t>(worker_) << 48 | next_run_.fetch_add(1);
   const std::shared_ptr<Latch> latch = courier_.make_latch();
   const auto error = std::make_shared<std::exception_ptr>();
-  const auto run =
-      std::make_shared<Run>(*this, context, number, retain_graph, -1,
-                            [latch, error](const std::vector<ReturnedGradients>&, const std::exception_ptr& failed) {
-                              *error = failed;
-                              latch->open();
-                            });
+  std::shared_ptr<Run> run;
+  bool must_mark = false;
   {
     const std::lock_guard lock(context->mutex);
     CHORALE_CHECK_STATE(!context->run, "[dist_autograd] a backward of context ", id, " is under way on worker ",
                         worker_, " already");
+    const bool accounted = mode_ == Mode::kSmart && is_accounted(*context);
+    must_mark = mode_ == Mode::kSmart && !accounted;
+    run =
+        std::make_shared<Run>(*this, context, RunOptions{number, retain_graph, accounted},
+                              [latch, error](const std::vector<ReturnedGradients>&, const std::exception_ptr& failed) {
+                                *error = failed;
+                                latch->open();
+                              });
     run->expect_sends();
     for (const Tensor& root : roots) run->add_root(root);
     context->run = run;
+    if (must_mark) context->marking = {.run = number};
   }
-  run->drive();
-  if (mode_ == Mode::kSmart && !latch->wait(within(kPatience))) {
-    {
-      const std::lock_guard lock(context->mutex);
-      context->marking = {.run = number};
-    }
+  if (must_mark) {
     std::vector<autograd::Node*> from;
     from.reserve(roots.size());
     for (const Tensor& root : roots) from.push_back(autograd::edge_of(root).node.get());
@@ -70,6 +64,7 @@ void Contexts::backward(uint64_t id, const std::vector<Tensor>& roots, bool reta
            }
          });
   }
+  run->drive();
   latch->wait(Deadline::never());
   if (!*error) return;
   abort(context, number);
@@ -80,7 +75,7 @@ void Contexts::backward(uint64_t id, const std::vector<Tensor>& roots, bool reta
 
 void Contexts::came(int from, const Gradients& gradients, const Courier::Done& answer) {
   std::shared_ptr<Run> run, stale;
-  bool first = false;
+  bool first = false, is_over = false;
   try {
     const auto context = get(gradients.context);
     {
@@ -99,19 +94,24 @@ void Contexts::came(int from, const Gradients& gradients, const Courier::Done& a
         stale = std::exchange(run, nullptr);
         context->run.reset();
       }
-      if (!context->sends.contains(gradients.hop))
+      is_over = !run && gradients.hop == 0 && context->ended == gradients.run;
+      if (gradients.hop != 0 && !context->sends.contains(gradients.hop))
         throw RpcError(RpcErrorKind::kUnknownContext, worker_,
                        concat("[dist_autograd] context ", context->id, " of worker ", worker_, " has no hop ",
                               gradients.hop, ": it was differentiated before without retain_graph, or has ended"));
-      if (!run) {
+      if (!run && !is_over) {
         first = true;
-        run = std::make_shared<Run>(*this, context, gradients.run, gradients.retain_graph, from, answer);
+        run = std::make_shared<Run>(
+            *this, context, RunOptions{gradients.run, gradients.retain_graph, gradients.accounted, from}, answer);
         run->expect_sends();
         context->run = run;
       }
     }
     if (stale) stale->fail(failure(RpcErrorKind::kRemote, worker_, "[dist_autograd] another backward has begun"));
-    run->deliver(gradients.hop, gradients.tensors);
+    // This part has ended without the hops that get no gradients: they were differentiated before.
+    if (is_over) return answer({}, nullptr);
+    if (gradients.hop != 0) run->deliver(gradients.hop, gradients.tensors);
+    run->withdraw(gradients.absent);
   } catch (const std::exception&) {
     const auto error = std::current_exception();
     if (first) {
@@ -129,17 +129,12 @@ void Contexts::came(int from, const Gradients& gradients, const Courier::Done& a
 void Contexts::mark(const std::shared_ptr<ContextState>& context, uint64_t run, std::vector<autograd::Node*> from,
                     const Courier::Marked& done) {
   std::map<int, std::vector<uint64_t>> hops;  // by worker
-  std::unordered_set<const autograd::Node*> seen(from.begin(), from.end());
-  while (!from.empty()) {
-    const autograd::Node* node = from.back();
-    from.pop_back();
-    if (const auto* receive = dynamic_cast<const ReceiveBackward*>(node->custom.get())) {
-      const std::lock_guard lock(context->mutex);
+  {
+    const std::vector<const ReceiveBackward*> found = receives_behind(std::move(from));
+    const std::lock_guard lock(context->mutex);
+    for (const ReceiveBackward* receive : found) {
       if (context->marking.run == run && context->marking.receives.insert(receive->hop).second)
         hops[receive->from].push_back(receive->hop);
-    }
-    for (const autograd::Edge& edge : node->edges) {
-      if (edge.node && seen.insert(edge.node.get()).second) from.push_back(edge.node.get());
     }
   }
   struct Onward {
@@ -169,7 +164,7 @@ void Contexts::mark(const std::shared_ptr<ContextState>& context, uint64_t run, 
 void Contexts::came(const Marks& marks, const Courier::Marked& answer) {
   std::shared_ptr<ContextState> context;
   std::vector<autograd::Node*> from;
-  std::vector<Intrusive<autograd::Node>> kept;
+  std::vector<base::Intrusive<autograd::Node>> kept;
   try {
     context = get(marks.context);
     const std::lock_guard lock(context->mutex);

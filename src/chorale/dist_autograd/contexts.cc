@@ -85,7 +85,7 @@ bool Contexts::close(uint64_t id, int said_by) {
   const auto context = take(id);
   if (!context) return false;
   context->released = true;
-  std::map<uint64_t, Intrusive<autograd::Node>> sends, receives, differentiated;  // outside the lock
+  std::map<uint64_t, base::Intrusive<autograd::Node>> sends, receives, differentiated;  // outside the lock
   std::set<int> known;
   std::shared_ptr<Run> run;
   {
@@ -158,6 +158,8 @@ Mark Contexts::sending(const std::vector<Tensor>& tensors, int to, bool forced) 
   const std::lock_guard lock(context->mutex);
   context->known.insert(to);
   context->sends.emplace(mark.hop, node.node());
+  context->is_loose = false;
+  ++context->version;
   return mark;
 }
 
@@ -175,6 +177,55 @@ void Contexts::received(const Mark& mark, int from, const std::vector<Tensor>& t
   }
   const std::lock_guard lock(context->mutex);
   context->receives.emplace(mark.hop, node.node());
+  context->is_loose = true;
+  ++context->version;
+}
+
+// ---- reports
+
+namespace {
+constexpr int kLooseBits = 16;
+constexpr uint64_t kMostLoose = (uint64_t{1} << kLooseBits) - 1;
+}  // namespace
+
+void Contexts::asked(uint64_t id, int whom) {
+  const auto context = find(id);
+  if (!context) return;
+  const std::lock_guard lock(context->mutex);
+  ++context->called[whom].open;
+  ++context->version;
+}
+
+uint64_t Contexts::report(uint64_t id, int to) {
+  const auto context = id == 0 ? nullptr : find(id);
+  if (!context) return 0;
+  const std::lock_guard lock(context->mutex);
+  uint64_t loose = context->is_loose ? 1 : 0;
+  for (const auto& [worker, called] : context->called) {
+    // The worker that opened the context takes part in any case.
+    if (worker == to && static_cast<uint64_t>(worker) == id >> 48) continue;
+    loose += static_cast<uint64_t>(called.open) + called.loose;
+  }
+  return (context->version + 1) << kLooseBits | std::min(loose, kMostLoose);
+}
+
+void Contexts::answered(uint64_t id, int by, uint64_t report) {
+  const auto context = report == 0 ? nullptr : find(id);
+  if (!context) return;
+  const std::lock_guard lock(context->mutex);
+  CalledWorker& called = context->called[by];
+  --called.open;
+  ++context->version;
+  // Answers may overtake each other.
+  if (report >> kLooseBits < called.version) return;
+  called.version = report >> kLooseBits;
+  called.loose = report & kMostLoose;
+}
+
+bool Contexts::is_accounted(const ContextState& context) const {
+  return context.id >> 48 == static_cast<uint64_t>(worker_) &&
+         std::all_of(context.called.begin(), context.called.end(),
+                     [](const auto& entry) { return entry.second.open == 0 && entry.second.loose == 0; });
 }
 
 }  // namespace chorale::dist_autograd

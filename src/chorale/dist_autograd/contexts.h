@@ -13,11 +13,25 @@
 // waits for ever.
 //
 // Note [Smart backward]
-// The same, but a worker whose backward takes longer than kPatience asks which gradients will come at all: from the
-// roots it follows its graph to the receive nodes, marks these hops at the workers behind them, and so on; every mark
-// is answered when all that follows from it is marked. Then the workers are told (settle) to expect the marked ones
-// only: others are withdrawn. Marking looks at the graph alone, so it may happen at any time, and a backward in which
-// every send node has its gradient ends without it. Nothing that is withdrawn runs or is freed.
+// The same, but no worker waits for gradients that will not come, in one of two ways.
+//
+// Accounted: each worker, as soon as it takes part, looks which of its receive nodes nothing leads to that may still
+// get a gradient, and says so to the workers behind them; these withdraw the send node and look again. So every hop
+// gets one message, as in the fast mode, and one that nobody uses costs a word instead of its gradients. It needs every
+// worker that has received something to take part. A worker takes part when anybody that got something from it does, so
+// this suffices: whoever has received something has sent something afterwards. (Otherwise take, of all hops that got no
+// message, the one that was received last. Its receiver takes part, because of what it has sent later; all that could
+// lead there was received later still, and is settled. So it gets its message.) The worker that opened a context knows
+// whether that holds: the answer to a call says how many workers the callee knows of, itself included, that have
+// received something last, and how many of its calls are not answered (Contexts::report()).
+//
+// Marked, where it does not hold, where an answer is missing, or where another worker begins: it asks first which
+// gradients will come at all. From the roots it follows its graph to the receive nodes, marks these hops at the workers
+// behind them, and so on; every mark is answered when all that follows from it is marked. Then the workers are told
+// (settle) to expect the marked ones only: others are withdrawn. Marking looks at the graph alone, so the gradients are
+// on their way meanwhile. Marks carry the number of the backward.
+//
+// Nothing that is withdrawn runs or is freed.
 #pragma once
 
 #include <array>
@@ -46,6 +60,12 @@ struct Marking {
   bool settled = false;
 };
 
+// What a worker knows of another that it has called in a context.
+struct CalledWorker {
+  int64_t open = 0;                 // calls that it has not answered
+  uint64_t version = 0, loose = 0;  // its last report
+};
+
 // One context on one worker.
 struct ContextState {
   explicit ContextState(uint64_t number) : id(number) {}
@@ -53,15 +73,20 @@ struct ContextState {
   std::atomic<bool> released{false};
   autograd::GradientMap gradients;
 
-  std::mutex mutex;                                                   // of what follows
-  std::map<uint64_t, Intrusive<autograd::Node>> sends{}, receives{};  // by hop
+  std::mutex mutex;                                                         // of what follows
+  std::map<uint64_t, base::Intrusive<autograd::Node>> sends{}, receives{};  // by hop
   // Send nodes that were differentiated without retain_graph: no backward expects them, but marks may still follow
   // them.
-  std::map<uint64_t, Intrusive<autograd::Node>> differentiated{};
+  std::map<uint64_t, base::Intrusive<autograd::Node>> differentiated{};
   std::set<int> known{};       // workers that have a part of it
   std::shared_ptr<Run> run{};  // the backward that is under way here
   uint64_t aborted = 0;        // the last one that failed
+  uint64_t ended = 0;          // the last one that has ended here
   Marking marking{};
+  // Note [Smart backward]
+  std::map<int, CalledWorker> called{};
+  bool is_loose = false;  // it has received something, and sent nothing since
+  uint64_t version = 0;   // of what it would report
 };
 
 // What has a gradient: of a sparse tensor the values, otherwise the tensor itself.
@@ -115,6 +140,11 @@ class Contexts {
   Mark sending(const std::vector<Tensor>& tensors, int to, bool forced);
   // Those of the tensors that require gradients get their history.
   void received(const Mark& mark, int from, const std::vector<Tensor>& tensors);
+  // A request is sent to a worker in a context,
+  void asked(uint64_t context, int whom);
+  // and what its answer says of the callee and of those that it has called; 0: nothing.
+  uint64_t report(uint64_t context, int to);
+  void answered(uint64_t context, int by, uint64_t report);
 
   // ---- backward
 
@@ -145,6 +175,7 @@ class Contexts {
   void mark(const std::shared_ptr<ContextState>& context, uint64_t run, std::vector<autograd::Node*> from,
             const Courier::Marked& done);
   void settle(const std::shared_ptr<ContextState>& context, uint64_t run);
+  bool is_accounted(const ContextState& context) const;  // with its lock
   void abort(const std::shared_ptr<ContextState>& context, uint64_t run);
 
   const int worker_;

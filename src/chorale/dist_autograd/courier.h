@@ -22,12 +22,15 @@ struct Mark {
 
 // The gradients of the tensors of one hop, on their way back.
 struct Gradients {
-  uint64_t context = 0, run = 0, hop = 0;
+  uint64_t context = 0, run = 0;
+  uint64_t hop = 0;  // 0: none
   bool retain_graph = false;
+  bool accounted = false;  // Note [Smart backward]
   std::vector<Tensor> tensors{};
+  std::vector<uint64_t> absent{};  // hops that get none
 };
 
-// Those of one hop that travel with an answer, which says the rest.
+// Those of one hop that travel with an answer, which says the rest; no tensors: it gets none.
 struct ReturnedGradients {
   uint64_t hop = 0;
   std::vector<Tensor> tensors{};

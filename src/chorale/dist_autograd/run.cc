@@ -1,5 +1,7 @@
 #include "chorale/dist_autograd/run.h"
 
+#include <unordered_set>
+
 #include "chorale/autograd/advance.h"
 #include "chorale/base/rpc_error.h"
 #include "chorale/op/copy.h"
@@ -53,26 +55,43 @@ void RunGradients::let_go() {
   shared.swap(shared_);
 }
 
-Run::Run(Contexts& contexts, std::shared_ptr<ContextState> context, uint64_t number, bool retain_graph, int starter,
-         Courier::Done at_end)
+std::vector<const ReceiveBackward*> receives_behind(std::vector<autograd::Node*> from) {
+  std::vector<const ReceiveBackward*> found;
+  std::unordered_set<const autograd::Node*> seen(from.begin(), from.end());
+  while (!from.empty()) {
+    const autograd::Node* node = from.back();
+    from.pop_back();
+    if (const auto* receive = dynamic_cast<const ReceiveBackward*>(node->custom.get())) found.push_back(receive);
+    for (const autograd::Edge& edge : node->edges) {
+      if (edge.node && seen.insert(edge.node.get()).second) from.push_back(edge.node.get());
+    }
+  }
+  return found;
+}
+
+Run::Run(Contexts& contexts, std::shared_ptr<ContextState> context, const RunOptions& options, Courier::Done at_end)
     : contexts_(contexts),
       context_(std::move(context)),
-      number_(number),
-      retain_graph_(retain_graph),
-      starter_(starter),
+      options_(options),
       gradients_(context_->gradients),
-      run_({.retain_graph = retain_graph, .sink = &gradients_}),
+      run_({.retain_graph = options.retain_graph, .sink = &gradients_}),
+      must_look_(options.accounted),
       at_end_(std::move(at_end)) {}
 
 void Run::expect_sends() {
   const Marking& marking = context_->marking;
-  const bool settled = marking.run == number_ && marking.settled;
+  const bool settled = marking.run == options_.number && marking.settled;
   for (const auto& [hop, node] : context_->sends) {
-    if (!settled || marking.sends.contains(hop)) expected_.emplace(hop, run_.expect_root({node, 0, {}}));
+    if (settled && !marking.sends.contains(hop)) continue;
+    expected_.emplace(hop, run_.expect_root({node, 0, {}}));
+    if (options_.accounted) starts_.push_back({hop, node});
   }
 }
 
-void Run::add_root(const Tensor& root) { run_.add_root(root, ones(root.sizes(), root.dtype())); }
+void Run::add_root(const Tensor& root) {
+  run_.add_root(root, ones(root.sizes(), root.dtype()));
+  if (options_.accounted) starts_.push_back({0, autograd::edge_of(root).node});
+}
 
 void Run::deliver(uint64_t hop, const std::vector<Tensor>& gradients) {
   const std::lock_guard lock(mutex_);
@@ -83,6 +102,18 @@ void Run::deliver(uint64_t hop, const std::vector<Tensor>& gradients) {
   found->second.deliver(Tensors(gradients.begin(), gradients.end()));
   expected_.erase(found);
   came_.insert(hop);
+}
+
+void Run::withdraw(const std::vector<uint64_t>& hops) {
+  const std::lock_guard lock(mutex_);
+  for (const uint64_t hop : hops) {
+    const auto found = expected_.find(hop);
+    if (error_ || found == expected_.end()) continue;
+    found->second.withdraw();
+    expected_.erase(found);
+    std::erase_if(starts_, [&](const Start& start) { return start.hop == hop; });
+    must_look_ = options_.accounted;
+  }
 }
 
 void Run::withdraw_others(const std::set<uint64_t>& marked) {
@@ -105,14 +136,15 @@ void Run::drive() {
     seen = news_.load(std::memory_order_acquire);
     {
       const std::lock_guard lock(mutex_);
-      if (ended_ || graph_done_) continue;
+      if (ended_) continue;
     }
     struct Driven {
       Run* before;
       ~Driven() { driven = before; }
     } const scope{std::exchange(driven, this)};
     try {
-      if (autograd::advance(run_)) {
+      tell_absent();
+      if (!graph_done_ && autograd::advance(run_)) {
         const std::lock_guard lock(mutex_);
         graph_done_ = true;
       }
@@ -132,32 +164,88 @@ void Run::fail(const std::exception_ptr& error) {
   end_if_done();
 }
 
+void Run::tell_absent() {
+  std::vector<autograd::Node*> from;
+  std::vector<base::Intrusive<autograd::Node>> kept_alive;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!must_look_) return;
+    must_look_ = false;
+    looks_ = true;
+    for (const Start& start : starts_) {
+      from.push_back(start.node.get());
+      kept_alive.push_back(start.node);
+    }
+  }
+  std::set<uint64_t> reached;
+  for (const ReceiveBackward* receive : receives_behind(std::move(from))) reached.insert(receive->hop);
+  std::map<int, std::vector<uint64_t>> absent;  // by worker
+  {
+    const std::lock_guard lock(context_->mutex);
+    for (const auto& [hop, node] : context_->receives) {
+      if (!reached.contains(hop) && told_.insert(hop).second)
+        absent[static_cast<const ReceiveBackward&>(*node->custom).from].push_back(hop);
+    }
+  }
+  for (auto& [worker, hops] : absent) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (worker == options_.starter) {
+        for (const uint64_t hop : hops) kept_.push_back({hop, {}});
+        continue;
+      }
+      ++outstanding_;
+    }
+    send(worker, Gradients{.absent = std::move(hops)});
+  }
+  const std::lock_guard lock(mutex_);
+  looks_ = false;
+}
+
 void Run::send_back(const ReceiveBackward& receive, std::vector<Tensor> gradients) {
   {
     const std::lock_guard lock(mutex_);
-    if (receive.from == starter_) return kept_.push_back({receive.hop, std::move(gradients)});
+    if (receive.from == options_.starter) return kept_.push_back({receive.hop, std::move(gradients)});
     ++outstanding_;
   }
-  send(receive.from, receive.hop, std::move(gradients));
+  send(receive.from, Gradients{.hop = receive.hop, .tensors = std::move(gradients)});
 }
 
 void Run::send_kept() {
-  std::vector<ReturnedGradients> kept;
+  std::vector<Gradients> due;
   {
     const std::lock_guard lock(mutex_);
     if (ended_ || is_done()) return;
-    kept.swap(kept_);
-    outstanding_ += static_cast<int64_t>(kept.size());
+    std::vector<uint64_t> absent;
+    for (ReturnedGradients& each : std::exchange(kept_, {})) {
+      if (each.tensors.empty()) {
+        absent.push_back(each.hop);
+      } else {
+        due.push_back({.hop = each.hop, .tensors = std::move(each.tensors)});
+      }
+    }
+    if (!absent.empty()) due.push_back({.absent = std::move(absent)});
+    outstanding_ += static_cast<int64_t>(due.size());
   }
-  for (ReturnedGradients& each : kept) send(starter_, each.hop, std::move(each.tensors));
+  for (Gradients& each : due) send(options_.starter, std::move(each));
 }
 
-void Run::send(int to, uint64_t hop, std::vector<Tensor> gradients) {
+void Run::send(int to, Gradients gradients) {
+  gradients.context = context_->id;
+  gradients.run = options_.number;
+  gradients.retain_graph = options_.retain_graph;
+  gradients.accounted = options_.accounted;
   contexts_.courier().send(
-      to, Gradients{context_->id, number_, hop, retain_graph_, std::move(gradients)},
+      to, std::move(gradients),
       [self = shared_from_this()](const std::vector<ReturnedGradients>& returned, std::exception_ptr error) {
         try {
-          for (const ReturnedGradients& each : returned) self->deliver(each.hop, each.tensors);
+          for (const ReturnedGradients& each : returned) {
+            if (each.tensors.empty()) {
+              self->withdraw({each.hop});
+            } else {
+              self->deliver(each.hop, each.tensors);
+            }
+          }
         } catch (const std::exception&) {
           error = std::current_exception();
         }
@@ -193,8 +281,9 @@ void Run::end_if_done() {
   {
     const std::lock_guard lock(context_->mutex);
     if (context_->run.get() == this) context_->run.reset();
+    context_->ended = options_.number;
     // What was differentiated and freed waits for no gradient in the next backward.
-    if (!retain_graph_ && !error) {
+    if (!options_.retain_graph && !error) {
       for (const uint64_t hop : came) {
         if (auto node = context_->sends.extract(hop)) context_->differentiated.insert(std::move(node));
       }

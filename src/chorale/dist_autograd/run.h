@@ -42,18 +42,29 @@ class RunGradients final : public autograd::GradSink {
   std::vector<Tensor> shared_;
 };
 
+// Those that some nodes lead to.
+std::vector<const ReceiveBackward*> receives_behind(std::vector<autograd::Node*> from);
+
+struct RunOptions {
+  uint64_t number = 0;
+  bool retain_graph = false;
+  bool accounted = false;  // Note [Smart backward]
+  int starter = -1;        // the worker that is told of the end; -1: none
+};
+
 class Run : public std::enable_shared_from_this<Run> {
  public:
-  // `at_end` is called once, and tells the worker `starter` (-1: none) of the end.
-  Run(Contexts& contexts, std::shared_ptr<ContextState> context, uint64_t number, bool retain_graph, int starter,
-      Courier::Done at_end);
+  // `at_end` is called once.
+  Run(Contexts& contexts, std::shared_ptr<ContextState> context, const RunOptions& options, Courier::Done at_end);
 
-  uint64_t number() const { return number_; }
+  uint64_t number() const { return options_.number; }
   // With the lock of the context: expects the gradients of its send nodes.
   void expect_sends();
   void add_root(const Tensor& root);
   // The gradients of a hop. Throws when they are not expected.
   void deliver(uint64_t hop, const std::vector<Tensor>& gradients);
+  // These hops get none. Those that are not expected are no news.
+  void withdraw(const std::vector<uint64_t>& hops);
   // Expects those of the marked hops only.
   void withdraw_others(const std::set<uint64_t>& marked);
   // Goes on as far as it can. One thread drives it at a time; what others bring meanwhile is seen by that one.
@@ -65,24 +76,33 @@ class Run : public std::enable_shared_from_this<Run> {
 
  private:
   // One that was counted as outstanding.
-  void send(int to, uint64_t hop, std::vector<Tensor> gradients);
+  void send(int to, Gradients gradients);
+  // In drive(): says of which hops it is known by now that they get no gradients.
+  void tell_absent();
   // The gradients for the starter are not left to the answer: it must come later.
   void send_kept();
   void end_if_done();
-  bool is_done() const { return error_ || (graph_done_ && outstanding_ == 0); }  // with the lock
+  bool is_done() const {  // with the lock
+    return error_ || (graph_done_ && outstanding_ == 0 && !must_look_ && !looks_);
+  }
 
   Contexts& contexts_;
   const std::shared_ptr<ContextState> context_;
-  const uint64_t number_;
-  const bool retain_graph_;
-  const int starter_;
+  const RunOptions options_;
   RunGradients gradients_;
   autograd::BackwardRun run_;
   std::atomic<int64_t> news_{0};
+  std::set<uint64_t> told_;  // in drive(): receive nodes whose hops get no gradients
 
   std::mutex mutex_;
   std::map<uint64_t, autograd::LateRoot> expected_;
   std::set<uint64_t> came_;
+  struct Start {
+    uint64_t hop;  // 0: a root
+    base::Intrusive<autograd::Node> node;
+  };
+  std::vector<Start> starts_;            // what may lead to receive nodes
+  bool must_look_, looks_ = false;       // which receive nodes these do not lead to
   int64_t outstanding_ = 0;              // gradients that were sent and not answered
   std::vector<ReturnedGradients> kept_;  // for the starter
   bool graph_done_ = false, ended_ = false;

@@ -37,21 +37,25 @@ struct Statics {
 };
 int64_t not_served() { return 1; }
 
-const std::vector<Served> kServes{remote<add_tensors>, remote<add_number>,    remote<add_ints>, remote<reversed>,
-                                  remote<positions>,   remote<nothing>,       remote<throws>,   remote<throws_strange>,
-                                  remote<sleeps>,      remote<Statics::twice>};
+std::pair<Tensor, std::vector<int64_t>> seen_and_back(const Tensor& part, const Tensor& copy) {
+  return {part, {part.is_contiguous(), copy.is_contiguous(), part.to_vector<float>() == copy.to_vector<float>()}};
+}
+
+const std::vector<Served> kServes{remote<seen_and_back>,  remote<add_tensors>, remote<add_number>,    remote<add_ints>,
+                                  remote<reversed>,       remote<positions>,   remote<nothing>,       remote<throws>,
+                                  remote<throws_strange>, remote<sleeps>,      remote<Statics::twice>};
 
 Tensor counting(int64_t n, float from = 0) { return add(view(arange(0, n * n, 1, DType::kF32), {n, n}), from); }
 
 // spec: test_worker_id, test_get_worker_infos
 TEST(Agent, KnowsWhoIsThere) {
-  run_agents(3, for_tests({}), [](Agent& agent, comm::Group& group) {
+  run_agents(4, for_tests({}), [](Agent& agent, comm::Group& group) {
     EXPECT_EQ(agent.info(), (WorkerInfo{concat("worker", group.rank()), group.rank()}));
-    EXPECT_EQ(agent.info(next(agent)).id, (group.rank() + 1) % 3);
-    EXPECT_EQ(agent.workers().size(), 3u);
+    EXPECT_EQ(agent.info(next(agent)).id, (group.rank() + 1) % 4);
+    EXPECT_EQ(agent.workers().size(), 4u);
     EXPECT_EQ(agent.workers()[2], (WorkerInfo{"worker2", 2}));
     EXPECT_THAT(text_of(Kind::kUnknownWorker, [&] { agent.info("nobody"); }),
-                AllOf(HasSubstr("'nobody'"), HasSubstr("worker0, worker1, worker2")));
+                AllOf(HasSubstr("'nobody'"), HasSubstr("worker0, worker1, worker2, worker3")));
   });
 }
 
@@ -102,7 +106,7 @@ TEST(Agent, ResultsAreExactForManySizes) {
 
 // spec: test_py_built_in, test_py_user_defined, test_py_no_return_result, test_py_class_static_method
 TEST(Agent, RunsFunctionsOfAllKinds) {
-  run_agents(2, for_tests(kServes), [](Agent& agent, comm::Group&) {
+  run_agents(4, for_tests(kServes), [](Agent& agent, comm::Group&) {
     const std::string to = next(agent);
     EXPECT_EQ(agent.call<add_ints>(to, 3, 4), 7);
     agent.call<nothing>(to);
@@ -111,11 +115,24 @@ TEST(Agent, RunsFunctionsOfAllKinds) {
   });
 }
 
+// spec: test_non_cont_tensors
+TEST(Agent, ViewsArriveAndComeBackAsViews) {
+  run_agents(4, for_tests(kServes), [](Agent& agent, comm::Group& group) {
+    const Tensor base = counting(5, static_cast<float>(group.rank())), part = narrow(base, 1, 2, 2);
+    const Tensor copy = clone(part);
+    ASSERT_FALSE(part.is_contiguous());
+    const auto [there, sums] = agent.call<seen_and_back>(next(agent), part, copy);
+    EXPECT_EQ(sums, (std::vector<int64_t>{0, 1, 1}));  // a view, a copy, and they are equal
+    EXPECT_FALSE(there.is_contiguous());
+    EXPECT_EQ(there.to_vector<float>(), part.to_vector<float>());
+  });
+}
+
 // spec: test_py_function_exception, test_py_raise_in_user_func, test_py_raise_in_user_func_escaped_str
 // spec: test_custom_exception_throw_during_reconstruction
 TEST(Agent, WhatAFunctionThrowsArrivesWithItsTextTypeAndWorker) {
-  run_agents(3, for_tests(kServes), [](Agent& agent, comm::Group& group) {
-    const int there = (group.rank() + 1) % 3;
+  run_agents(4, for_tests(kServes), [](Agent& agent, comm::Group& group) {
+    const int there = (group.rank() + 1) % 4;
     const std::string text = "first line\nsecond \"line\" \\n\ttab";
     EXPECT_THAT(text_of(Kind::kRemote, there, [&] { agent.call<throws>(there, text); }),
                 AllOf(HasSubstr(text), HasSubstr("chorale::StateError"), HasSubstr(concat("worker", there))));
@@ -128,8 +145,8 @@ TEST(Agent, WhatAFunctionThrowsArrivesWithItsTextTypeAndWorker) {
 
 // spec: test_function_not_on_callee
 TEST(Agent, AFunctionThatIsNotServedIsAnErrorThatListsWhatIs) {
-  run_agents(2, for_tests({remote<add_ints>}), [](Agent& agent, comm::Group& group) {
-    const int there = 1 - group.rank();
+  run_agents(4, for_tests({remote<add_ints>}), [](Agent& agent, comm::Group& group) {
+    const int there = (group.rank() + 1) % 4;
     EXPECT_THAT(text_of(Kind::kUnknownFunction, there, [&] { agent.call<not_served>(there); }),
                 AllOf(HasSubstr("not_served"), HasSubstr("add_ints(i64,i64) -> i64")));
     EXPECT_EQ(agent.call<add_ints>(there, 1, 1), 2);
@@ -138,8 +155,8 @@ TEST(Agent, AFunctionThatIsNotServedIsAnErrorThatListsWhatIs) {
 
 // spec: test_op_with_invalid_args
 TEST(Agent, AnOpWithoutItsInputsIsAnError) {
-  run_agents(2, for_tests({}), [](Agent& agent, comm::Group& group) {
-    const int there = 1 - group.rank();
+  run_agents(4, for_tests({}), [](Agent& agent, comm::Group& group) {
+    const int there = (group.rank() + 1) % 4;
     EXPECT_THAT(text_of(Kind::kRemote, there, [&] { agent.call_op(there, "add", {}); }), HasSubstr("op 'add' takes"));
     text_of(Kind::kUnknownFunction, there, [&] { agent.call_op(there, "no such op", {}); });
     EXPECT_EQ(agent.call_op(there, "matmul", {counting(2), counting(2)}).to_vector<float>(),
@@ -167,9 +184,9 @@ TEST(Agent, NamesMustBeGood) {
                                                        {"", "empty"},
                                                        {std::string(500, 'a'), "128"}};
   for (const auto& [name, flaw] : names) {
-    comm::run_ranks(2, [name = name, flaw = flaw](comm::Group& group) {
+    comm::run_ranks(4, [name = name, flaw = flaw](comm::Group& group) {
       AgentOptions options;
-      options.name = group.rank() == 0 ? "good" : name;
+      options.name = group.rank() == 1 ? name : concat("good", group.rank());
       EXPECT_THAT(text_of(Kind::kBadName, 1, [&] { Agent agent(group, options); }), HasSubstr(flaw));
       options.name = concat("right-_:", group.rank());
       Agent(group, options).shutdown();
@@ -179,9 +196,9 @@ TEST(Agent, NamesMustBeGood) {
 
 // spec: test_duplicate_name, test_duplicate_name_2
 TEST(Agent, TwoWorkersOfOneNameAreAnErrorForBoth) {
-  comm::run_ranks(3, [](comm::Group& group) {
+  comm::run_ranks(4, [](comm::Group& group) {
     AgentOptions options;
-    options.name = group.rank() == 1 ? "other" : "same";
+    options.name = group.rank() % 2 == 1 ? concat("other", group.rank()) : "same";
     EXPECT_THAT(text_of(Kind::kDuplicateName, 2, [&] { Agent agent(group, options); }),
                 HasSubstr("workers 0 and 2 are both called 'same'"));
   });
@@ -189,7 +206,7 @@ TEST(Agent, TwoWorkersOfOneNameAreAnErrorForBoth) {
 
 // spec: test_shutdown_followed_by_rpc
 TEST(Agent, AfterShutdownNothingCanBeCalled) {
-  comm::run_ranks(2, [](comm::Group& group) {
+  comm::run_ranks(4, [](comm::Group& group) {
     Agent agent(group, for_tests(kServes));
     agent.call<nothing>(next(agent));
     agent.shutdown();
@@ -204,7 +221,7 @@ TEST(Agent, AfterShutdownNothingCanBeCalled) {
 
 // spec: test_local_shutdown, test_local_shutdown_with_rpc
 TEST(Agent, CanBeShutDownWithoutWaitingForOthers) {
-  comm::run_ranks(3, [](comm::Group& group) {
+  comm::run_ranks(4, [](comm::Group& group) {
     Agent agent(group, for_tests(kServes));
     if (group.rank() == 0) agent.call<add_ints>("worker1", 1, 2);
     if (group.rank() > 0) group.barrier().wait();  // worker 0 leaves first
@@ -216,11 +233,11 @@ TEST(Agent, CanBeShutDownWithoutWaitingForOthers) {
 
 // spec: test_default_timeout_used, test_set_and_get_default_rpc_timeout, test_rpc_timeouts
 TEST(Agent, ObeysTimeouts) {
-  comm::run_ranks(2, [](comm::Group& group) {
+  comm::run_ranks(4, [](comm::Group& group) {
     AgentOptions options = for_tests(kServes);
     options.timeout = 50ms;
     Agent agent(group, options);
-    const int there = 1 - group.rank();
+    const int there = (group.rank() + 1) % 4;
     EXPECT_EQ(agent.timeout(), 50ms);
     EXPECT_THAT(text_of(Kind::kTimeout, there, [&] { agent.call<sleeps>(there, 1000); }), HasSubstr("within 50 ms"));
     // A call's own limit wins; a call keeps the limit it was started with.
@@ -252,7 +269,7 @@ TEST(Agent, RefusesOptionsThatMakeNoSense) {
 TEST(Agent, SaysHowManyThreadsItMayHave) {
   AgentOptions options = for_tests(kServes);
   options.threads = 27;
-  run_agents(2, options, [](Agent& agent, comm::Group&) { EXPECT_EQ(agent.debug().threads_configured, 27); });
+  run_agents(4, options, [](Agent& agent, comm::Group&) { EXPECT_EQ(agent.debug().threads_configured, 27); });
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 
 #include <thread>
 
+#include "chorale/base/config.h"
+
 namespace chorale::rpc {
 
 using namespace std::chrono_literals;
@@ -21,6 +23,32 @@ void run_agents(int size, const AgentOptions& options, const AgentBody& body) {
     Agent agent(group, options);
     body(agent, group);
     agent.shutdown();
+  });
+}
+
+void run_agents_in_any_order(int size, const AgentOptions& options, const AgentBody& body) {
+  run_agents(size, options, body);
+  // Making agents takes longer than most bodies: those of one seed of delays serve several runs, whose messages are
+  // late by other times each.
+  constexpr int kRunsPerAgent = 10;
+  const int seeds = config::env("CHORALE_SOAK") ? 5000 : 200;
+  comm::run_ranks(size, [&](comm::Group& group) {
+    for (int first = 0; first < seeds; first += kRunsPerAgent) {
+      AgentOptions late = options;
+      late.threads = 4;
+      late.retry_after = 100us;
+      const auto repeat = options.faults.repeat;
+      late.faults = Faults::chaos(static_cast<uint64_t>(first) + 1, 100us);
+      late.faults.repeat.insert(repeat.begin(), repeat.end());
+      Agent agent(group, late);
+      for (int seed = first; seed < first + kRunsPerAgent; ++seed) {
+        SCOPED_TRACE(concat("seed ", seed));
+        body(agent, group);
+      }
+      agent.shutdown();  // what is left would be an error
+      const ReferenceCounts left = agent.debug().references;
+      ASSERT_EQ(left.owners + left.forks + left.pending_users + left.pending_children, 0u) << "seed " << first;
+    }
   });
 }
 

@@ -59,6 +59,7 @@ void Core::drop_gone(int worker, uint64_t ticket, const std::string& reason) {
   fail_gatherings(worker, reason);
   references_.forget_worker(worker);
   contexts_.forget_worker(worker);
+  control_numbers_.forget({worker, ticket});
   if (membership_) membership_->forget(roster_.known(worker), ticket);
   note_change();
 }
@@ -118,10 +119,10 @@ Job Core::sort_answer(int from, Message message) {
     if (message.kind == MessageKind::kError) error = error_in(reader);
   }
   if (!pending.answered) return {};
-  const bool of_backward = pending.of_backward && !message.tensors.empty();
+  const bool of_backward = pending.of_backward && !message.payload.empty();
   const bool is_short = !of_backward && (!pending.future || !pending.future->has_callbacks());
-  return {[this, from, is_late, counts, error, shared = std::make_shared<Message>(std::move(message)),
-           answered = std::move(pending.answered)] {
+  return {[this, from, is_late, counts, error, context = pending.context,
+           shared = std::make_shared<Message>(std::move(message)), answered = std::move(pending.answered)] {
             struct Done {
               Core& core;
               bool counts;
@@ -133,7 +134,10 @@ Job Core::sort_answer(int from, Message message) {
             if (error) {
               answered({}, error);
             } else {
-              if (!is_late) contexts_.received({shared->context, shared->hop}, from, shared->tensors);
+              if (!is_late) {
+                contexts_.received({shared->context, shared->hop}, from, shared->tensors);
+                if (context != 0) contexts_.answered(context, from, shared->report);
+              }
               answered(std::move(*shared), nullptr);
             }
           },

@@ -114,7 +114,7 @@ TEST_P(AutogradPrograms, AContextMayBeReleasedDuringItsBackward) {
 
 // spec: test_thread_local_context_id
 TEST_P(AutogradPrograms, AFetchInAContextCarriesItToTheOwnersOtherThread) {
-  run_agents(2, options(), [](Agent& agent, comm::Group&) {
+  run_agents(4, options(), [](Agent& agent, comm::Group&) {
     const RRef<Tensor> slow = agent.remote<slow_weight>(next(agent), 100);
     Context context(agent);  // opened after the call
     context.backward({sum(mul(slow.to_here(), 3))});
@@ -126,7 +126,7 @@ TEST_P(AutogradPrograms, AFetchInAContextCarriesItToTheOwnersOtherThread) {
 
 // spec: test_post_hooks
 TEST_P(AutogradPrograms, HooksBehindAccumulationRunOnce) {
-  run_agents(2, options(), [](Agent& agent, comm::Group&) {
+  run_agents(4, options(), [](Agent& agent, comm::Group&) {
     const Tensor x = wanting(ones({3, 3})), y = wanting(ones({3, 3}));
     int counter = 0;
     after_accumulate(x, [&](const Tensor&) { counter += 1; });
@@ -168,7 +168,7 @@ TEST_P(AutogradPrograms, RunningBackwardsAreCounted) {
 
 // spec: test_owner_rref_backward, test_user_rref_backward
 TEST_P(AutogradPrograms, BackwardMayBeginAtAReference) {
-  run_agents(2, options(), [](Agent& agent, comm::Group& group) {
+  run_agents(4, options(), [](Agent& agent, comm::Group& group) {
     const Tensor x = wanting(ones({10, 10})), y = wanting(ones({10, 10}));
     const auto loss = [&] { return add(sum(add(x, y)), sum(add(x, y))); };
     const RRef<Tensor> own = agent.reference(loss());

@@ -163,7 +163,7 @@ TEST(Calls, ThatNobodyWaitsForAreFinishedBeforeShutdownEnds) {
 
 // spec: test_wait_all_workers_dense, test_wait_all_workers_twice_dense, test_graceful_shutdown_with_uneven_workload
 TEST(Calls, AreServedByWorkersThatWaitForTheEnd) {
-  run_agents(3, for_tests(kServes), [](Agent& agent, comm::Group& group) {
+  run_agents(4, for_tests(kServes), [](Agent& agent, comm::Group& group) {
     agent.barrier();
     agent.barrier();
     if (group.rank() != 0) return;  // these are in shutdown already
@@ -208,16 +208,17 @@ TEST(Calls, BarriersOfDisjointSetsDoNotMeet) {
 
 // spec: test_all_gather_timeout, test_wait_all_workers_timeout, test_shutdown_errors
 TEST(Calls, AShutdownThatFailsIsOneAllTheSame) {
-  std::latch timed_out(2);
-  comm::run_ranks(3, [&](comm::Group& group) {
+  std::latch timed_out(3);
+  comm::run_ranks(4, [&](comm::Group& group) {
     {
       Agent agent(group, for_tests(kServes));
       if (group.rank() == 2) {
         timed_out.wait();  // it does not come
         agent.shutdown_now();
       } else if (group.rank() == 0) {
-        EXPECT_THAT(text_of(Kind::kTimeout, 0, [&] { agent.shutdown(100ms); }),
-                    AllOf(HasSubstr("0.1 s"), HasSubstr("worker2"), Not(HasSubstr("worker1"))));
+        EXPECT_THAT(
+            text_of(Kind::kTimeout, 0, [&] { agent.shutdown(100ms); }),
+            AllOf(HasSubstr("0.1 s"), HasSubstr("worker2"), Not(HasSubstr("worker1")), Not(HasSubstr("worker3"))));
         timed_out.count_down();
       } else {
         text_of(Kind::kTimeout, [&] { agent.shutdown(100ms); });
@@ -250,8 +251,8 @@ TEST(Calls, OfFunctionsThatFinishLaterAreAnsweredThen) {
 
 // spec: test_async_function_raise, test_async_function_raise_async, test_async_function_raise_remote
 TEST(Calls, OfFunctionsThatFinishLaterMayFail) {
-  run_agents(2, for_tests(kServes), [](Agent& agent, comm::Group& group) {
-    const int there = 1 - group.rank();
+  run_agents(4, for_tests(kServes), [](Agent& agent, comm::Group& group) {
+    const int there = (group.rank() + 1) % 4;
     EXPECT_THAT(text_of(Kind::kRemote, there, [&] { agent.call<raises_later>(there, 0); }),
                 HasSubstr("before the future"));
     EXPECT_THAT(text_of(Kind::kRemote, there, [&] { agent.call_async<raises_later>(there, 1).wait(); }),
@@ -282,7 +283,7 @@ TEST(Calls, OfFunctionsThatFinishLaterTakeNoThread) {
 
 // spec: test_handle_send_exceptions
 TEST(Calls, OfAWorkerThatIsGoneFailByName) {
-  comm::run_ranks(2, [](comm::Group& group) {
+  comm::run_ranks(4, [](comm::Group& group) {
     Agent agent(group, for_tests(kServes));
     if (group.rank() == 1) {
       agent.barrier();
@@ -347,7 +348,7 @@ TEST(Faults, AreAsTheOptionsSay) {
   EXPECT_EQ(options.faults.delay.size(), 2u);
   EXPECT_FALSE(options.faults.empty());
   EXPECT_TRUE(Faults().empty());
-  run_agents(2, options, [](Agent& agent, comm::Group&) { EXPECT_EQ(agent.debug().threads_configured, 8); });
+  run_agents(4, options, [](Agent& agent, comm::Group&) { EXPECT_EQ(agent.debug().threads_configured, 8); });
 }
 
 // spec: test_remote_message_dropped_pickle, test_remote_message_dropped_pickle_to_self
@@ -357,8 +358,8 @@ TEST(Faults, AReferenceWhoseCallWasDroppedHasFailed) {
   AgentOptions options = for_tests(kServes);
   options.faults.fail = {MessageKind::kRemoteCall, MessageKind::kRemoteOp};
   options.faults.times = 1 << 20;
-  run_agents(2, options, [](Agent& agent, comm::Group& group) {
-    for (const int there : {1 - group.rank(), group.rank()}) {
+  run_agents(4, options, [](Agent& agent, comm::Group& group) {
+    for (const int there : {(group.rank() + 1) % 4, group.rank()}) {
       const RRef<Tensor> a = agent.remote<ones_plus>(there, 1);
       const auto b = agent.remote_op(there, "add", {ones({2}), ones({2})});
       text_of(Kind::kReferenceFailed, there, [&] { a.to_here(); });
@@ -373,9 +374,10 @@ TEST(Faults, AReferenceWhoseCallWasDroppedHasFailed) {
 TEST(Faults, AFetchMayBeTooLateAndTheNextOneNot) {
   AgentOptions options = for_tests(kServes);
   options.faults.delay = {{MessageKind::kFetch, 50ms}};
-  run_agents(2, options, [](Agent& agent, comm::Group& group) {
-    const RRef<Tensor> a = agent.remote<ones_plus>(1 - group.rank(), 1);
-    text_of(Kind::kTimeout, 1 - group.rank(), [&] { a.to_here(5ms); });
+  run_agents(4, options, [](Agent& agent, comm::Group& group) {
+    const int there = (group.rank() + 1) % 4;
+    const RRef<Tensor> a = agent.remote<ones_plus>(there, 1);
+    text_of(Kind::kTimeout, there, [&] { a.to_here(5ms); });
     EXPECT_EQ(values(a.to_here()), std::vector<float>(4, 2));
   });
 }
@@ -386,8 +388,8 @@ TEST(Faults, ALateCallMakesTheValueForNobody) {
   AgentOptions options = for_tests(kServes);
   options.check_leaks = false;
   options.faults.delay = {{MessageKind::kRemoteCall, 100ms}, {MessageKind::kFetch, 50ms}};
-  run_agents(2, options, [](Agent& agent, comm::Group& group) {
-    const int there = 1 - group.rank();
+  run_agents(4, options, [](Agent& agent, comm::Group& group) {
+    const int there = (group.rank() + 1) % 4;
     const RRef<Tensor> a = agent.remote<ones_plus>(To(there).within(1ms), 1);
     text_of(Kind::kTimeout, there, [&] { a.created().wait(); });
     text_of(Kind::kReferenceFailed, there, [&] { a.to_here(); });
@@ -405,7 +407,7 @@ TEST(Faults, ALateCallOfTheOwnWorkerMakesTheValueForNobody) {
   AgentOptions options = for_tests(kServes);
   options.faults.delay = {
       {MessageKind::kRemoteCall, 100ms}, {MessageKind::kRemoteOp, 100ms}, {MessageKind::kFetch, 50ms}};
-  run_agents(2, options, [](Agent& agent, comm::Group& group) {
+  run_agents(4, options, [](Agent& agent, comm::Group& group) {
     const int own = group.rank();
     const RRef<Tensor> a = agent.remote<ones_plus>(To(own).within(1ms), 1);
     text_of(Kind::kTimeout, own, [&] { a.created().wait(); });
@@ -424,8 +426,8 @@ TEST(Faults, ALateCallOfTheOwnWorkerMakesTheValueForNobody) {
 TEST(Faults, CallsMayBeTooLate) {
   AgentOptions options = for_tests(kServes);
   options.faults.delay = {{MessageKind::kCall, 60ms}, {MessageKind::kOp, 60ms}};
-  run_agents(2, options, [](Agent& agent, comm::Group& group) {
-    const int there = 1 - group.rank();
+  run_agents(4, options, [](Agent& agent, comm::Group& group) {
+    const int there = (group.rank() + 1) % 4;
     text_of(Kind::kTimeout, there, [&] { agent.call<add_ints>(To(there).within(10ms), 1, 2); });
     text_of(Kind::kTimeout, there, [&] { agent.call_op(To(there).within(10ms), "add", {ones({2}), ones({2})}); });
     EXPECT_EQ(agent.call<add_ints>(there, 1, 2), 3);

@@ -36,7 +36,7 @@ void Reader::finish() const {
 namespace {
 
 // The values of fields, by the place of their type in FieldValue.
-void write_field(Writer& writer, const FieldValue& value) {
+void write_field(Writer& writer, const kernel::FieldValue& value) {
   writer.number(static_cast<uint8_t>(value.index()));
   std::visit(
       [&](const auto& held) {
@@ -71,12 +71,12 @@ Scalar read_scalar(Reader& reader) {
 }
 
 template <size_t I = 0>
-FieldValue read_field(Reader& reader, uint8_t index) {
-  if constexpr (I == std::variant_size_v<FieldValue>) {
+kernel::FieldValue read_field(Reader& reader, uint8_t index) {
+  if constexpr (I == std::variant_size_v<kernel::FieldValue>) {
     throw InvalidArgument(concat("[rpc] an attribute is of kind ", int{index}));
   } else {
     if (index != I) return read_field<I + 1>(reader, index);
-    using T = std::variant_alternative_t<I, FieldValue>;
+    using T = std::variant_alternative_t<I, kernel::FieldValue>;
     if constexpr (std::is_same_v<T, Scalar>) {
       return read_scalar(reader);
     } else {
@@ -96,7 +96,7 @@ void write_attributes(Writer& writer, const Attrs& attributes) {
   }
 }
 
-Attrs read_attributes(Reader& reader, const AttrsType& type) {
+Attrs read_attributes(Reader& reader, const kernel::AttrsType& type) {
   Attrs attributes(type);
   const size_t count = reader.count(Codec<std::string>::kLeast + 1);
   CHORALE_CHECK(count == type.fields.size(), "[rpc] ", type.name, " has ", type.fields.size(), " fields, not ", count);

@@ -159,7 +159,7 @@ concept HasMessageFields = requires {
 };
 template <class T>
 concept HasAttributes = requires {
-  attrs_type(TypeTag<T>{});
+  attrs_type(base::TypeTag<T>{});
 };
 template <class T>
 concept Number = std::is_arithmetic_v<T> || std::is_enum_v<T>;
@@ -433,13 +433,13 @@ struct Codec<T> {
 
 // Options of optimizers and attributes of ops list their fields already.
 void write_attributes(Writer& writer, const Attrs& attributes);
-Attrs read_attributes(Reader& reader, const AttrsType& type);
+Attrs read_attributes(Reader& reader, const kernel::AttrsType& type);
 template <detail::HasAttributes T>
 struct Codec<T> {
   static constexpr size_t kLeast = 8;
-  static std::string name() { return attrs_type(TypeTag<T>{}).name; }
+  static std::string name() { return attrs_type(base::TypeTag<T>{}).name; }
   static void write(Writer& writer, const T& value) { write_attributes(writer, Attrs(value)); }
-  static T read(Reader& reader) { return read_attributes(reader, attrs_type(TypeTag<T>{})).template get<T>(); }
+  static T read(Reader& reader) { return read_attributes(reader, attrs_type(base::TypeTag<T>{})).template get<T>(); }
 };
 
 }  // namespace chorale::rpc

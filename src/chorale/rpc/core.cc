@@ -22,8 +22,8 @@ constexpr int kMostWorkers = 1 << 16;
 constexpr auto kReclaimTime = 20ms;
 
 // The storages of a call's large tensors.
-std::vector<Intrusive<Storage>> lent_in(const Message& message) {
-  std::vector<Intrusive<Storage>> lent;
+std::vector<base::Intrusive<Storage>> lent_in(const Message& message) {
+  std::vector<base::Intrusive<Storage>> lent;
   if (!is_call(message.kind)) return lent;
   const auto add = [&](const Tensor& x) {
     if (x.device() == kCpu && x.storage() && x.storage()->bytes() >= kApartBytes) lent.push_back(x.storage());
@@ -195,6 +195,7 @@ void Core::request(int to, Message message, RequestOptions options, Answered ans
   CHORALE_INVARIANT(is_request(message.kind), "a message of kind ", name_of(message.kind), " is no request");
   const Timeout limit = options.timeout.value_or(default_timeout());
   CHORALE_CHECK(limit.count() >= 0, "[rpc] the time for an answer cannot be negative; 0 means for ever");
+  if (message.context != 0) contexts_.asked(message.context, to);
   uint64_t id = 0;
   {
     std::unique_lock lock(mutex_);
@@ -206,9 +207,9 @@ void Core::request(int to, Message message, RequestOptions options, Answered ans
     id = next_request_++;
     if (message.kind != MessageKind::kGather) ++calls_begun_;
     const auto end = limit.count() == 0 ? Deadline::Clock::time_point::max() : Deadline::Clock::now() + limit;
-    pending_.emplace(
-        id, Pending{to, end, limit, options.future, std::move(answered), std::move(options.late), lent_in(message),
-                    std::move(message.passed), options.reads_late, options.of_backward, log_.enter(to, message)});
+    pending_.emplace(id, Pending{to, end, limit, options.future, std::move(answered), std::move(options.late),
+                                 lent_in(message), std::move(message.passed), options.reads_late, options.of_backward,
+                                 message.context, log_.enter(to, message)});
     if (limit.count() > 0) timer_.at(end, id, [this, id] { time_out(id); });
   }
   message.id = id;
@@ -218,7 +219,7 @@ void Core::request(int to, Message message, RequestOptions options, Answered ans
     return fail(id, error_of(RpcErrorKind::kInjected, own_,
                              concat("[rpc] a message of kind '", name_of(message.kind), "' to worker ", to,
                                     " failed on purpose")));
-  std::vector<Intrusive<Storage>> lent;
+  std::vector<base::Intrusive<Storage>> lent;
   if (to != own_ && !CallerWaits::does()) lent = lent_in(message);
   send_when_due(to, std::move(message), [this, to, id](Message due) { send(to, std::move(due), id); });
   // The caller goes on, and may write its tensors.
@@ -301,6 +302,7 @@ void Core::send_control(int to, Message message, std::function<void(const std::e
     int retries = 0;
     std::function<void()> send;
   };
+  message.number = control_numbers_.next({to, roster_.ticket_of(to)});
   auto attempt = std::make_shared<Attempt>(Attempt{std::move(message), std::move(done), 0, {}});
   const int most = attempt->message.kind == MessageKind::kCleanup ? kMostCleanupRetries : kMostRetries;
   attempt->send = [this, to, attempt, most] {

@@ -17,6 +17,7 @@
 #include "chorale/dist_autograd/contexts.h"
 #include "chorale/rpc/agent_options.h"
 #include "chorale/rpc/call_log.h"
+#include "chorale/rpc/control_numbers.h"
 #include "chorale/rpc/courier.h"
 #include "chorale/rpc/crew.h"
 #include "chorale/rpc/membership.h"
@@ -124,9 +125,10 @@ class Core : public std::enable_shared_from_this<Core> {
     FutureState* future = nullptr;
     Answered answered;
     Answered late;
-    std::vector<Intrusive<Storage>> lent{};  // Note [Messages on the wire]
+    std::vector<base::Intrusive<Storage>> lent{};  // Note [Messages on the wire]
     std::shared_ptr<PassedOn> passed{};
     bool reads_late = false, of_backward = false;
+    uint64_t context = 0;
     CallLog::Ticket logged{};
   };
   // A request whose time is over; what its answer must still do.
@@ -154,6 +156,8 @@ class Core : public std::enable_shared_from_this<Core> {
   void trace_counts();
   void send(int to, Message message, uint64_t id);
   void deliver(int to, Message message);
+  // The second time, later if the faults say so.
+  void deliver_again(int to, Message message);
   // At once, or later if the faults say so.
   void send_when_due(int to, Message message, const std::function<void(Message)>& send);
   std::chrono::nanoseconds delay_of(MessageKind kind);
@@ -169,6 +173,7 @@ class Core : public std::enable_shared_from_this<Core> {
   // serve.cc
   void answer_now(int to, uint64_t id, Message message);
   void serve(int from, Message request);
+  void serve_once(int from, Message request);
   void serve_call(int from, Message request);
   std::function<void(const Reply&)> prepare_op(Reader& reader) const;
   std::function<void(const Reply&)> prepare_function(Reader& reader) const;
@@ -215,6 +220,7 @@ class Core : public std::enable_shared_from_this<Core> {
   dist_autograd::Contexts contexts_;
   Timer timer_;
   CallLog log_;
+  ControlNumbers control_numbers_;
 
   mutable std::mutex mutex_;
   uint64_t next_request_ = 1;

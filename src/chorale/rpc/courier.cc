@@ -36,7 +36,9 @@ void RpcCourier::send(int to, Gradients gradients, Done done) {
   writer.number(gradients.run);
   writer.number(gradients.hop);
   write(writer, gradients.retain_graph);
+  write(writer, gradients.accounted);
   write(writer, gradients.tensors);
+  write(writer, gradients.absent);
   core_.request(
       to, {.kind = MessageKind::kGradient, .payload = std::move(writer.payload), .tensors = std::move(writer.tensors)},
       {.timeout = Timeout(0), .of_backward = true},
@@ -90,7 +92,9 @@ void RpcCourier::serve(int from, Message request) {
     case MessageKind::kGradient: {
       Gradients gradients{.context = context, .run = run, .hop = reader.number<uint64_t>()};
       gradients.retain_graph = read<bool>(reader);
+      gradients.accounted = read<bool>(reader);
       gradients.tensors = read<std::vector<Tensor>>(reader);
+      gradients.absent = read<std::vector<uint64_t>>(reader);
       reader.finish();
       core_.contexts().came(
           from, gradients,

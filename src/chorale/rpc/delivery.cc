@@ -69,7 +69,7 @@ void Core::send(int to, Message message, uint64_t id) {
   const Faults& faults = options_.faults;
   const bool twice = faults.repeat.contains(message.kind) && (faults.seed == 0 || draw() % 2 == 0);
   try {
-    if (twice) deliver(to, message);
+    if (twice) deliver_again(to, message);
     deliver(to, std::move(message));
   } catch (const RpcError& error) {
     fail(id, error_of(error.kind(), to,
@@ -77,6 +77,23 @@ void Core::send(int to, Message message, uint64_t id) {
   } catch (const std::exception&) {
     fail(id, std::current_exception());
   }
+}
+
+void Core::deliver_again(int to, Message message) {
+  const uint64_t most = 8 * static_cast<uint64_t>(options_.faults.most_delay.count());
+  if (most == 0) return deliver(to, std::move(message));
+  ++delayed_;
+  timer_.at(Deadline::Clock::now() + std::chrono::nanoseconds(draw() % most),
+            [this, to, shared = std::make_shared<Message>(std::move(message))] {
+              crew_->run([this, to, shared] {
+                try {
+                  deliver(to, std::move(*shared));
+                } catch (const RpcError&) {  // NOLINT(bugprone-empty-catch): its receiver has left
+                }
+                --delayed_;
+                note_change();
+              });
+            });
 }
 
 // The short way: the same bytes, and no history.

@@ -129,17 +129,18 @@ TEST(DynamicGroups, TheTwoWaysToMakeAgentsDoNotMix) {
     }
     return "no error";
   };
-  std::latch made(2);
+  constexpr int kWorkers = 4;
+  std::latch made(kWorkers);
   std::vector<std::thread> threads;
-  threads.reserve(2);
-  for (int rank = 0; rank < 2; ++rank) {
+  threads.reserve(kWorkers);
+  for (int rank = 0; rank < kWorkers; ++rank) {
     threads.emplace_back([&, rank] {
-      comm::World world(store, rank, 2);
+      comm::World world(store, rank, kWorkers);
       {
         Agent agent(world, for_tests({remote<add_ints>}));
         made.arrive_and_wait();
-        EXPECT_EQ(agent.call<add_ints>(1 - rank, rank, 1), rank + 1);
-        EXPECT_THAT(text([&] { Agent(store, member(2 + rank)); }), HasSubstr("cannot use the same store"));
+        EXPECT_EQ(agent.call<add_ints>((rank + 1) % kWorkers, rank, 1), rank + 1);
+        EXPECT_THAT(text([&] { Agent(store, member(kWorkers + rank)); }), HasSubstr("cannot use the same store"));
         agent.shutdown();
       }
       world.group().barrier().wait();
@@ -206,11 +207,11 @@ TEST(Backends, AreRegisteredOnceAndMakeAgents) {
   text_of(Kind::kDuplicateBackend, [&] { register_backend("group", start); });
   AgentOptions options = for_tests({remote<add_ints>});
   options.backend = "of three threads";
-  run_agents(2, options, [](Agent& agent, comm::Group&) {
+  run_agents(4, options, [](Agent& agent, comm::Group&) {
     EXPECT_EQ(agent.debug().threads_configured, 3);
     EXPECT_EQ(agent.call<add_ints>(next(agent), 1, 2), 3);
   });
-  EXPECT_EQ(started, 2);
+  EXPECT_EQ(started, 4);
   options.backend = "none";
   comm::run_ranks(1, [&](comm::Group& group) {
     try {
@@ -268,7 +269,7 @@ TEST(Proxies, CallMethodsOfObjectsWhoseTypeTheyAskFor) {
 
 // spec: test_rref_type_{,with_error_,owner_}{blocking,non_blocking}, test_rref_type_slow_init
 TEST(Proxies, TheTypeIsAskedOnceAndAllShareTheAnswer) {
-  run_agents(2, for_tests(objects()), [](Agent& agent, comm::Group&) {
+  run_agents(4, for_tests(objects()), [](Agent& agent, comm::Group&) {
     for (const To& to : {To(next(agent)), To(agent.info())}) {
       const RRef<Tally> there = agent.remote<slow_tally>(to, 200);
       expect_soon("the call is on its way", [&] { return agent.debug().requests > 0; });

@@ -16,7 +16,8 @@ struct Faults {
   int times = 3;
   // Requests of these kinds are sent so much later.
   std::map<MessageKind, std::chrono::nanoseconds> delay{};
-  // Control messages of these kinds are delivered twice.
+  // Control messages of these kinds are delivered twice; with `most_delay`, the second time up to eight times as much
+  // later.
   std::set<MessageKind> repeat{};
   // All others, requests and answers, are sent up to so much later, so that they overtake each other. With a seed the
   // times follow from it, and `fail` and `repeat` concern a half of the messages.

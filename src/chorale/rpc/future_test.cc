@@ -148,6 +148,7 @@ TEST(Futures, CanBeAwaitedInCoroutines) {
 
 int64_t plus_one(int64_t x) { return x + 1; }
 void raises() { throw StateError("expected error"); }
+int64_t no_number(int64_t) { throw StateError("expected error"); }
 std::latch* may_end = nullptr;
 void waits() { may_end->wait(); }
 int64_t in_callbacks(int64_t worker, int64_t x) {
@@ -161,7 +162,8 @@ int64_t in_callbacks(int64_t worker, int64_t x) {
   return last.wait();
 }
 
-const std::vector<Served> kServes{remote<plus_one>, remote<raises>, remote<waits>, remote<in_callbacks>};
+const std::vector<Served> kServes{remote<plus_one>, remote<raises>, remote<no_number>, remote<waits>,
+                                  remote<in_callbacks>};
 
 // spec: test_callback_simple, test_callback_multi, test_callback_in_rpc
 TEST(Futures, OfCallsHaveCallbacksToo) {
@@ -177,14 +179,45 @@ TEST(Futures, OfCallsHaveCallbacksToo) {
   });
 }
 
+// What holds of any future holds of one whose value comes from another worker.
+// spec: test_future_done, test_future_done_exception, test_future_wait_twice, test_callback_chain,
+// test_callback_with_ret spec: test_callback_with_error, test_add_done_callback, test_wait_all_with_exception spec:
+// test_wait_all_with_partial_exception
+TEST(Futures, OfCallsAreLikeOthers) {
+  run_agents(4, for_tests(kServes), [](Agent& agent, comm::Group&) {
+    const std::string to = next(agent);
+    const Future<int64_t> good = agent.call_async<plus_one>(to, 1);
+    const Future<void> bad = agent.call_async<raises>(to);
+    EXPECT_EQ(good.wait(), 2);
+    EXPECT_EQ(good.wait(), 2);
+    for (int i = 0; i < 2; ++i) EXPECT_THAT(text_of(RpcErrorKind::kRemote, [&] { bad.wait(); }), HasSubstr("expected"));
+    EXPECT_TRUE(good.is_complete() && bad.is_complete());
+    EXPECT_TRUE(bad.has_error() && !good.has_error());
+    Future<int64_t> last = agent.call_async<plus_one>(to, 0);
+    for (int i = 0; i < 20; ++i) last = last.then([](const Future<int64_t>& f) { return f.wait() + 1; });
+    EXPECT_EQ(last.wait(), 21);
+    const Future<int64_t> broken =
+        last.then([](const Future<int64_t>&) -> int64_t { throw StateError("in the callback"); });
+    EXPECT_THROW(broken.wait(), StateError);
+    EXPECT_EQ(last.wait(), 21);
+    std::latch ran(1);
+    agent.call_async<plus_one>(to, 1).on_complete([&](const Future<int64_t>&) { ran.count_down(); });
+    ran.wait();
+    std::vector<Future<int64_t>> calls{agent.call_async<plus_one>(to, 1), agent.call_async<no_number>(to, 1),
+                                       agent.call_async<plus_one>(to, 2)};
+    EXPECT_THAT(text_of(RpcErrorKind::kRemote, [&] { wait_all(calls); }), HasSubstr("expected"));
+    EXPECT_EQ(calls[2].wait(), 3);
+  });
+}
+
 // spec: test_wait_all, test_wait_all_multiple_call, test_wait_all_raise_in_user_func, test_wait_all_raise_in_body
 // spec: test_wait_all_timeout, test_wait_all_exit_early_python, test_wait_all_exit_early_builtin
 // spec: test_wait_all_exit_early_script_function
 TEST(Futures, AScopeWaitsForTheCallsInIt) {
   std::latch end(1);
   may_end = &end;
-  std::latch counted(2);
-  comm::run_ranks(2, [&](comm::Group& group) {
+  std::latch counted(4);
+  comm::run_ranks(4, [&](comm::Group& group) {
     Agent agent(group, for_tests(kServes));
     const std::string to = next(agent);
     std::vector<Future<int64_t>> calls;

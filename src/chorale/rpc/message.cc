@@ -19,7 +19,7 @@ struct Head {
   uint32_t magic;
   uint8_t kind;
   uint8_t unused[3];
-  uint64_t id, context, hop, chain;
+  uint64_t id, context, hop_or_number, chain_or_report;
   uint64_t tensors, payload_bytes;
   uint64_t tag;
 };
@@ -155,8 +155,8 @@ Outgoing pack(const Message& message, uint64_t tag) {
                   {},
                   message.id,
                   message.context,
-                  message.hop,
-                  message.chain,
+                  is_control(message.kind) ? message.number : message.hop,
+                  is_request(message.kind) ? message.chain : message.report,
                   message.tensors.size(),
                   message.payload.size(),
                   tag};
@@ -202,8 +202,8 @@ Incoming::Incoming(const Tensor& parcel) : parcel_(parcel) {
   message_.kind = static_cast<MessageKind>(head.kind);
   message_.id = head.id;
   message_.context = head.context;
-  message_.hop = head.hop;
-  message_.chain = head.chain;
+  (is_control(message_.kind) ? message_.number : message_.hop) = head.hop_or_number;
+  (is_request(message_.kind) ? message_.chain : message_.report) = head.chain_or_report;
   tag_ = head.tag;
   const auto read_part = [&] {
     Part part{};
@@ -252,7 +252,7 @@ Incoming::Incoming(const Tensor& parcel) : parcel_(parcel) {
 
 Message Incoming::unpack(const std::vector<Tensor>& apart) {
   const auto make = [&](const Part& part) {
-    Intrusive<Storage> storage;
+    base::Intrusive<Storage> storage;
     if (part.where == Where::kApart) {
       storage = apart[part.place].storage();
       CHORALE_CHECK(storage->bytes() >= part.bytes, "[rpc] a tensor of ", part.bytes, " bytes came as ",

@@ -44,13 +44,20 @@ enum class MessageKind : uint8_t {
 inline constexpr int kMessageKinds = static_cast<int>(MessageKind::kType) + 1;
 std::string_view name_of(MessageKind kind);
 inline bool is_request(MessageKind kind) { return kind > MessageKind::kRefused; }
+// Those that are sent again (Core::send_control()).
+inline bool is_control(MessageKind kind) {
+  return (kind >= MessageKind::kUserDelete && kind <= MessageKind::kChildAccept) ||
+         (kind >= MessageKind::kSettle && kind <= MessageKind::kCleanup);
+}
 
 struct Message {
   MessageKind kind = MessageKind::kReturn;
   uint64_t id = 0;       // of the request, chosen by its sender; its answer has the same
   uint64_t context = 0;  // of distributed autograd; 0: none
   uint64_t hop = 0;      // names the pair of nodes that this message makes in it; 0: no tensor needs a gradient
+  uint64_t number = 0;   // of control messages (Note [Control messages] in rpc/control_numbers.h)
   uint64_t chain = 0;    // of requests: that in which it was made (Note [Chains] in rpc/crew.h)
+  uint64_t report = 0;   // of answers: what Contexts::report() says
   Bytes payload{};
   std::vector<Tensor> tensors{};
   std::shared_ptr<PassedOn> passed{};  // not on the wire

@@ -138,7 +138,7 @@ TEST(DistributedOptimizer, AnErrorInAConstructorIsOneHere) {
 
 // spec: x_dist_optim_bad_context
 TEST(DistributedOptimizer, ABadContextIsAnErrorBeforeAnythingIsSent) {
-  run_agents(2, for_tests(functions()), [](Agent& agent, comm::Group& group) {
+  run_agents(4, for_tests(functions()), [](Agent& agent, comm::Group& group) {
     RemoteModule<Weight> far(agent, next(agent), uint64_t{1}, true);
     DistributedOptimizer<optim::Sgd> optimizer(agent, far.remote_parameters(), {.lr = 2});
     expect_soon("all is quiet", [&] { return agent.debug().own_calls == 0; });
@@ -182,9 +182,10 @@ void expect_reversed(const std::tuple<std::string, int64_t, Tensor>& result) {
 // spec: test_forward_sync, test_forward_async, test_forward_with_kwargs, test_remote_parameters, test_get_module_rref
 // spec: test_train_eval, test_forward_{sync,async}_script
 TEST(RemoteModules, AreCalledTrainedAndEvaluatedFromHere) {
-  run_agents(2, for_tests(module_tests()), [](Agent& agent, comm::Group& group) {
-    for (const std::string& where : {next(agent), next(agent) + "/cpu", concat("rank:", 1 - group.rank()),
-                                     concat("rank:", 1 - group.rank(), "/cpu")}) {
+  run_agents(4, for_tests(module_tests()), [](Agent& agent, comm::Group& group) {
+    const int there = (group.rank() + 1) % 4;
+    for (const std::string& where :
+         {next(agent), next(agent) + "/cpu", concat("rank:", there), concat("rank:", there, "/cpu")}) {
       RemoteModule<Reverses> module(agent, where);
       expect_reversed(module.forward(ones({1}), 2, std::string("3")));
       expect_reversed(module.forward_async(ones({1}), 2, std::string("3")).wait());
@@ -204,7 +205,7 @@ TEST(RemoteModules, AreCalledTrainedAndEvaluatedFromHere) {
 // spec: test_bad_module
 TEST(RemoteModules, OneThatCannotBeMadeIsAnErrorAtItsFirstUse) {
   static_assert(!std::is_base_of_v<nn::Module, std::string>);  // RemoteModule<std::string> does not compile
-  run_agents(2, for_tests(module_tests()), [](Agent& agent, comm::Group&) {
+  run_agents(4, for_tests(module_tests()), [](Agent& agent, comm::Group&) {
     RemoteModule<Bad> module(agent, next(agent));
     EXPECT_THAT(text_of(Kind::kRemote, [&] { module.forward(ones({1})); }), HasSubstr("this module cannot be made"));
   });
@@ -213,7 +214,7 @@ TEST(RemoteModules, OneThatCannotBeMadeIsAnErrorAtItsFirstUse) {
 // spec: test_send_remote_module_over_the_wire, test_create_remote_module_from_module_rref
 // spec: test_send_remote_module_with_a_new_attribute_not_pickled_over_the_wire
 TEST(RemoteModules, CanBePassedOn) {
-  run_agents(3, for_tests(module_tests()), [](Agent& agent, comm::Group&) {
+  run_agents(4, for_tests(module_tests()), [](Agent& agent, comm::Group&) {
     const RemoteModule<Reverses> module(agent, next(agent));
     expect_reversed(agent.call<forward_from_there>(next(agent, 2), module));
     RemoteModule<Reverses> same(agent, module.module_rref());
@@ -224,7 +225,7 @@ TEST(RemoteModules, CanBePassedOn) {
 
 // spec: test_remote_module_py_pickle_not_supported
 TEST(RemoteModules, CannotBeStored) {
-  run_agents(2, for_tests(module_tests()), [](Agent& agent, comm::Group&) {
+  run_agents(4, for_tests(module_tests()), [](Agent& agent, comm::Group&) {
     const RemoteModule<Reverses> module(agent, next(agent));
     Writer writer;
     text_of(Kind::kUnsupported, [&] { write(writer, module); });

@@ -194,8 +194,6 @@ std::shared_ptr<OwnerReference> References::get_or_create(GlobalId id) {
 void References::add_fork(GlobalId id, GlobalId fork, int holder) {
   get_or_create(id);
   const std::lock_guard lock(mutex_);
-  // A message that comes twice must not bring back what has ended in between.
-  if (const auto gone = gone_.find(id); gone != gone_.end() && gone->second.contains(fork)) return;
   forks_[id].emplace(fork, holder);
 }
 
@@ -205,19 +203,10 @@ void References::delete_fork(GlobalId id, GlobalId fork) {
   const std::lock_guard lock(mutex_);
   const auto found = forks_.find(id);
   if (found == forks_.end()) return;
-  if (found->second.erase(fork) == 0) return;
-  if (!found->second.empty()) {
-    gone_[id].insert(fork);
-    return;
-  }
+  if (found->second.erase(fork) == 0 || !found->second.empty()) return;
   forks_.erase(found);
   const auto owner = owners_.find(id);
-  if (owner != owners_.end() && !owner->second->asked_for) {
-    gone_[id].insert(fork);
-    return;
-  }
-  gone_.erase(id);
-  if (owner != owners_.end()) {
+  if (owner != owners_.end() && owner->second->asked_for) {
     dropped = std::move(owner->second);
     owners_.erase(owner);
   }
@@ -326,7 +315,6 @@ void References::forget_worker(int worker) {
     if (owner != owners_.end() && (owner->second->asked_for || at->first.worker() == worker)) {
       dropped.push_back(std::move(owner->second));
       owners_.erase(owner);
-      gone_.erase(at->first);
     }
     at = forks_.erase(at);
   }

@@ -11,8 +11,9 @@
 // handle may be gone long before: the tables here hold it (`pending users`, `pending children`). A reference that comes
 // back to its owner makes no fork; the owner accepts the child at once. A fork that its receiver has not taken, because
 // the message was not sent or was refused, comes back (PassedOn in rpc/codec.h). A function runs only when the
-// references among its arguments are confirmed. Handlers of control messages may run twice. Objects are let go of
-// outside the lock: their ends send messages.
+// references among its arguments are confirmed. Control messages may be lost and sent again, and may come twice; they
+// take effect once (Note [Control messages] in rpc/control_numbers.h). Objects are let go of outside the lock: their
+// ends send messages.
 #pragma once
 
 #include <atomic>
@@ -163,7 +164,6 @@ class References {
   uint64_t next_;
   std::map<GlobalId, std::shared_ptr<OwnerReference>> owners_;
   std::map<GlobalId, std::map<GlobalId, int>> forks_;  // by reference: its users, and the workers that hold them
-  std::map<GlobalId, std::set<GlobalId>> gone_;        // forks that are deleted, of references that live
   std::map<GlobalId, std::shared_ptr<UserReference>> pending_users_;
   std::map<GlobalId, std::weak_ptr<UserReference>> confirmed_users_;
   struct Passed {

@@ -29,7 +29,7 @@ int64_t add_ints(int64_t a, int64_t b) { return a + b; }
 
 // spec: test_reinit, test_init_rpc_twice
 TEST(Rows, AGroupHasOneAgentAtATime) {
-  comm::run_ranks(3, [](comm::Group& group) {
+  comm::run_ranks(4, [](comm::Group& group) {
     const AgentOptions options = for_tests({remote<add_ints>});
     for (int64_t round = 0; round < 3; ++round) {
       Agent agent(group, options);
@@ -42,7 +42,7 @@ TEST(Rows, AGroupHasOneAgentAtATime) {
 
 // spec: RpcTest.test_debug_info
 TEST(Rows, WhatAnAgentSaysOfItselfIsTheUnionOfItsParts) {
-  run_agents(2, for_tests({remote<add_ints>}), [](Agent& agent, comm::Group&) {
+  run_agents(4, for_tests({remote<add_ints>}), [](Agent& agent, comm::Group&) {
     const auto all = agent.debug_info();
     size_t sum = 0;
     for (const auto& part : {agent.crew_info(), agent.reference_info(), agent.autograd_info()}) {

@@ -47,22 +47,22 @@ int64_t value_of(const Chatty& chatty) { return chatty.value; }
 
 // spec: test_py_nested_pickle
 TEST(Scenarios, AnArgumentMayCallWhileItIsWrittenAndRead) {
-  run_agents(3, for_tests({remote<add_ints>, remote<value_of>}),
+  run_agents(4, for_tests({remote<add_ints>, remote<value_of>}),
              [](Agent& agent, comm::Group&) { EXPECT_EQ(agent.call<value_of>(next(agent), Chatty{100}), 111); });
 }
 
 // spec: test_deadlock
 TEST(Scenarios, AGroupMayBeFormedAfterASlowCall) {
-  run_agents(3, for_tests({remote<sleeps>}), [](Agent& agent, comm::Group& group) {
+  run_agents(4, for_tests({remote<sleeps>}), [](Agent& agent, comm::Group& group) {
     if (group.rank() == 1) agent.call<sleeps>(0, 50);
-    comm::Group other = group.new_group({0, 1, 2});
+    comm::Group other = group.new_group({0, 1, 2, 3});
     other.barrier().wait();
   });
 }
 
 // spec: test_init_pg_then_rpc, test_init_rpc_then_pg, test_pg_init_no_rpc_init
 TEST(Scenarios, GroupsAndAgentsAreMadeInAnyOrder) {
-  comm::run_ranks(2, [](comm::Group& group) {
+  comm::run_ranks(4, [](comm::Group& group) {
     EXPECT_THROW(RRef<int64_t>().to_here(), StateError);  // no agent, no reference
     comm::Group before = group.duplicate();
     before.barrier().wait();

@@ -91,6 +91,7 @@ void Core::answer_value(int to, const Message& request, AnyValue value, const st
     // It may be another thread than the one that ran the function.
     const dist_autograd::Scope scope(contexts_, request.context);
     record(message, to, false);
+    message.report = contexts_.report(request.context, to);
     answer(to, request.id, std::move(message));
   } catch (const std::exception&) {
     answer_error(to, request.id, std::current_exception());
@@ -98,6 +99,19 @@ void Core::answer_value(int to, const Message& request, AnyValue value, const st
 }
 
 void Core::serve(int from, Message request) {
+  if (!is_control(request.kind)) return serve_once(from, std::move(request));
+  using Heard = ControlNumbers::Heard;
+  const ControlNumbers::Worker worker{from, roster_.ticket_of(from)};
+  const uint64_t number = request.number, id = request.id;
+  const Heard heard = control_numbers_.hear(worker, number, id);
+  if (heard == Heard::kDone) answer(from, id, {.kind = MessageKind::kReturn});
+  if (heard != Heard::kFirst) return;
+  serve_once(from, std::move(request));
+  for (const uint64_t again : control_numbers_.done(worker, number))
+    answer(from, again, {.kind = MessageKind::kReturn});
+}
+
+void Core::serve_once(int from, Message request) {
   const uint64_t id = request.id;
   const MessageKind kind = request.kind;
   try {
@@ -188,7 +202,7 @@ void Core::serve_call(int from, Message request) {
     } else {
       kept->value.state()->try_set(std::move(value));
     }
-    answer(from, head.id, {.kind = MessageKind::kReturn});
+    answer(from, head.id, {.kind = MessageKind::kReturn, .report = contexts_.report(head.context, from)});
   };
   std::function<void(const Reply&)> run;
   try {
