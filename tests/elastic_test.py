@@ -110,9 +110,11 @@ class Elastic(unittest.TestCase):
             job = run(*arguments)
             self.assertEqual(job.returncode, 2, (arguments, job.stderr))
             self.assertIn(reason, job.stderr)
-        train = subprocess.run([CHORALE, "train", "fashion-mnist", "--elastic", "1:2"], capture_output=True, text=True, timeout=LIMIT_S)
-        self.assertEqual(train.returncode, 2, train.stderr)
-        self.assertIn("parallel::Elastic", train.stderr)
+        for arguments, reason in [(["gpt", "--tp", "2", "-n", "2"], "--fsdp and --tp"), (["gpt", "--dp", "2"], "leave out --dp"),
+                                  (["fashion-mnist", "--compress", "bf16"], "--compress"), (["fashion-mnist", "--dry-run"], "--dry-run")]:
+            train = subprocess.run([CHORALE, "train", *arguments, "--elastic", "1:2"], capture_output=True, text=True, timeout=LIMIT_S)
+            self.assertEqual(train.returncode, 2, train.stderr)
+            self.assertIn(reason, train.stderr)
 
 
 if __name__ == "__main__":

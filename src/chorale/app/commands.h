@@ -11,7 +11,7 @@
 
 #include "chorale/launch/launcher.h"
 
-#define CHORALE_COMMANDS(X) X(doctor) X(flight) X(generate) X(mesh) X(ops) X(report) X(run) X(train) X(watch)
+#define CHORALE_COMMANDS(X) X(doctor) X(flight) X(generate) X(mesh) X(ops) X(report) X(resize) X(run) X(train) X(watch)
 
 namespace chorale::app {
 

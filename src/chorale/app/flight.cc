@@ -21,6 +21,7 @@ struct Call {
 struct Flight {
   int rank = -1;
   std::string error;
+  std::vector<std::string> events;  // changes of the job's ranks, the last ones
   std::map<int64_t, Call> calls;
   int64_t last() const { return calls.empty() ? 0 : calls.rbegin()->first; }
 };
@@ -132,6 +133,7 @@ std::string explain_flights(const std::vector<nlohmann::json>& records) {
       Flight flight;
       flight.rank = record.at("rank").get<int>();
       flight.error = record.at("error").get<std::string>();
+      if (record.contains("events")) flight.events = record.at("events").get<std::vector<std::string>>();
       for (const auto& call : record.at("calls")) {
         if (const auto number = call.at("number").get<int64_t>(); number > 0)
           flight.calls[number] = {call.at("call").get<std::string>(), call.at("state").get<std::string>()};
@@ -147,6 +149,8 @@ std::string explain_flights(const std::vector<nlohmann::json>& records) {
     text += explain_group(name, group.members, group.flights);
     for (const Flight& flight : group.flights) {
       if (!flight.error.empty()) text += fmt::format("  rank {} said: {}\n", flight.rank, flight.error);
+      for (const std::string& event : flight.events)
+        text += fmt::format("    before, on rank {}: {}\n", flight.rank, event);
     }
   }
   if (!remote.empty()) text += "calls of functions on other workers:\n" + remote;

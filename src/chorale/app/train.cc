@@ -50,9 +50,10 @@ struct TrainCommand {
   train::TrainOptions options;
   OptionTable table;
   std::vector<std::pair<std::string, std::vector<std::string>>> given;
-  std::string config;  // file of options
-  int output = -1;     // descriptor of what rank 0 writes to; -1: standard output
-  train::ShardFully shard_fully;
+  std::string config;    // file of options
+  int output = -1;       // descriptor of what rank 0 writes to; -1: standard output
+  std::string launched;  // options as the launcher of an elastic job has them
+  TrainParts parts;
 
   LaunchValues launching{.grace_s = 60};  // enough to save
 
@@ -62,11 +63,13 @@ struct TrainCommand {
   int ranks_of_replica() const;  // that share a model
   int world_size() const { return launch_options(launching, ranks()).ranks * static_cast<int>(launching.nodes); }
   bool resumes() const { return options.resume || options.resume_previous; }
+  bool is_elastic() const { return !launching.elastic.empty(); }
   bool is_first() const;
 
  private:
   void apply_given() const;
   std::optional<json::Object> apply_run();
+  void check_elastic() const;
 };
 
 void TrainCommand::list_options() {
@@ -156,13 +159,15 @@ std::optional<json::Object> TrainCommand::apply_run() {
 
 void TrainCommand::resolve() {
   apply_given();
-  if (!launching.elastic.empty())
-    throw CLI::ValidationError(
-        "--elastic is for programs that use parallel::Elastic, started by chorale run; chorale train goes on after a "
-        "failure with --max-restarts, from the last checkpoint");
+  if (is_elastic()) check_elastic();
   if (!options.out.empty() && is_first()) train::check_can_be_folder(options.out);
   // What the launcher starts again after a failure goes on.
   if (transport::restart_count() > 0) options.resume = true;
+  // A rank of an elastic job may be started when rank 0 is long gone: all have the launcher's options.
+  if (!launched.empty()) {
+    const json::Value values = json::parse("options of the launcher", launched);
+    return table.read("options of the launcher", values.object("options"));
+  }
   const auto before = resumes() ? apply_run() : std::optional<json::Object>();
   kind->settle(options);
   if (before) check_unchanged(table, *before, options.out);
@@ -174,6 +179,20 @@ void TrainCommand::resolve() {
     throw CLI::ValidationError(error.what());
   }
   if (is_first()) train::check_ranks(options, world_size());  // so that one process complains, and not each rank
+}
+
+// What a job that loses ranks cannot be.
+void TrainCommand::check_elastic() const {
+  const auto refuse = [](const std::string& why) { throw CLI::ValidationError("--elastic " + why); };
+  if (options.fsdp || options.tp > 1)
+    refuse(
+        "is for jobs whose ranks have the whole model, not for --fsdp and --tp; --max-restarts goes on from the last "
+        "checkpoint");
+  if (options.dp > 0) refuse("says how many ranks there may be: leave out --dp");
+  if (options.compress != "none")
+    refuse("cannot be combined with --compress: a hook cannot take back a step that is repeated");
+  if (options.dry_run) refuse("trains: leave out --dry-run");
+  if (options.device != "cpu" && train::gpus_of(options) > 0) refuse("computes on the CPU so far: give --device cpu");
 }
 
 // The words of this process's command line, behind the program's name.
@@ -198,6 +217,7 @@ int start_ranks(const TrainCommand& command) {
   line.insert(line.end(), words.begin(), words.end());
   line.insert(line.end(), {"--output", std::to_string(output)});
   if (!command.options.out.empty()) line.insert(line.end(), {"--out", command.options.out});
+  if (command.is_elastic()) line.insert(line.end(), {"--launched", json::write(command.table.values())});
   launch::LaunchOptions options = launch_options(command.launching, command.ranks());
   if (command.options.dry_run) {  // of one replica, here
     options.ranks = command.ranks_of_replica();
@@ -205,6 +225,7 @@ int start_ranks(const TrainCommand& command) {
     options.node_rank = 0;
   }
   options.final_statuses = {kNotFinite, kOutputLost};
+  if (command.is_elastic()) options.final_statuses.push_back(1);  // what a rank says itself is no loss of a rank
   launch::check_room({.ranks = options.ranks, .bytes = kLeastBytes});
   options.command = std::move(line);
   return launch::launch(options);
@@ -234,13 +255,13 @@ json::Object facts_of_machine() {
 }
 
 // The status that the process ends with.
-int run_rank(const TrainCommand& command, const comm::Group& group) {
-  share_options(command.table, group);
+int run_rank(const TrainCommand& command, const comm::Group& group, train::StepLoop* loop) {
+  if (!loop) share_options(command.table, group);
   set_thread_count(static_cast<int>(command.options.threads));
   std::FILE* out = command.output >= 0 ? fdopen(command.output, "w") : stdout;
   CHORALE_CHECK(out, "[train] descriptor ", command.output, " cannot be written to");
   if (command.options.dry_run) {
-    train::dry_run(*command.kind, command.options, command.world_size(), group, out, command.shard_fully);
+    train::dry_run(*command.kind, command.options, command.world_size(), group, out, command.parts.shard_fully);
     return std::fflush(out) == 0 ? 0 : kOutputLost;
   }
   train::Output output(out);
@@ -251,7 +272,8 @@ int run_rank(const TrainCommand& command, const comm::Group& group) {
                                              .folder = command.options.out,
                                              .out = output,
                                              .facts = facts_of_machine(),
-                                             .shard_fully = command.shard_fully});
+                                             .shard_fully = command.parts.shard_fully,
+                                             .loop = loop});
   if (ending == train::Ending::kInterrupted) return 128 + SIGINT;
   return output.has_failed() ? kOutputLost : 0;
 }
@@ -260,8 +282,11 @@ void run_train(TrainCommand& command) {
   std::signal(SIGXFSZ, SIG_IGN);  // a limit on files is an error like a full disk
   std::signal(SIGTTOU, SIG_IGN);  // a job in the background of its terminal may print (stty tostop)
   // Fully sharded training is in a program of its own: the first build of this one goes without it.
-  if (command.options.fsdp && !command.shard_fully)
+  if (command.options.fsdp && !command.parts.shard_fully)
     become("sharded", concat("train ", command.kind->name(), " --fsdp"), own_words());
+  // So is training that goes on when ranks die.
+  if (command.is_elastic() && !command.parts.make_loop)
+    become("elastic", concat("train ", command.kind->name(), " --elastic ", command.launching.elastic), own_words());
   const bool is_rank = config::one_of_several_ranks(), is_real = !command.options.dry_run;
   train::MadeFolders made;
   if (command.is_first() && is_real) {
@@ -273,12 +298,15 @@ void run_train(TrainCommand& command) {
     }
     if (!is_rank) made.make(out);
   }
-  if (!is_rank && (is_real ? command.world_size() : command.ranks_of_replica()) > 1) {
+  if (!is_rank && (command.is_elastic() || (is_real ? command.world_size() : command.ranks_of_replica()) > 1)) {
     if (const int status = start_ranks(command); status != 0) throw CLI::RuntimeError(status);
     return;
   }
   comm::World world;
-  if (is_rank) {
+  std::unique_ptr<train::StepLoop> loop;
+  if (command.is_elastic()) {
+    loop = command.parts.make_loop();
+  } else if (is_rank) {
     world.init();
     if (!transport::find_launcher_variables().store)
       log_as(concat("rank ", world.group().rank()));  // ours puts it before
@@ -287,13 +315,14 @@ void run_train(TrainCommand& command) {
   }
   int status = 0;
   const auto let_rank_0_end_first = [] { std::this_thread::sleep_for(std::chrono::seconds(1)); };  // launchers name it
+  const auto is_first = [&] { return (loop ? loop->group() : world.group()).rank() == 0; };
   try {
-    status = run_rank(command, world.group());
+    status = run_rank(command, loop ? loop->group() : world.group(), loop.get());
   } catch (const train::ToldByRank0&) {
     let_rank_0_end_first();
     status = 1;
   } catch (const train::NotFinite& error) {
-    if (world.group().rank() == 0) {
+    if (is_first()) {
       std::cerr << "chorale: " << error.what() << '\n';
     } else {
       let_rank_0_end_first();
@@ -307,13 +336,13 @@ void run_train(TrainCommand& command) {
 
 void add_train(CLI::App& program, Work& work) { add_train_with(program, work, {}); }
 
-void add_train_with(CLI::App& program, Work& work, const train::ShardFully& shard_fully) {
+void add_train_with(CLI::App& program, Work& work, const TrainParts& parts) {
   CLI::App* train = program.add_subcommand("train", "Train a model");
   train->require_subcommand(1);
   for (auto& kind : train::task_kinds()) {
     const auto state = std::make_shared<TrainCommand>();
     state->kind = std::move(kind);
-    state->shard_fully = shard_fully;
+    state->parts = parts;
     state->list_options();
     CLI::App* command = train->add_subcommand(state->kind->name(), state->kind->help());
     add_options(*command, state->table, [given = &state->given](const std::string& name, const auto& words) {
@@ -324,6 +353,7 @@ void add_train_with(CLI::App& program, Work& work, const train::ShardFully& shar
                      "Options from a JSON file (the command line wins), or a model's config.json, as --model-config")
         ->type_name("FILE");
     command->add_option("--output", state->output)->group("");
+    command->add_option("--launched", state->launched)->group("");
     command->callback([state, &work] {
       state->resolve();
       work = [state] { run_train(*state); };

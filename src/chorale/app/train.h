@@ -3,10 +3,16 @@
 
 #include "chorale/app/commands.h"
 #include "chorale/train/full_sharding.h"
+#include "chorale/train/step_loop.h"
 
 namespace chorale::app {
 
-// As add_train(), which has nothing to shard a model with.
-void add_train_with(CLI::App& program, Work& work, const train::ShardFully& shard_fully);
+// What only some programs have; an option that asks for it in another one becomes that program.
+struct TrainParts {
+  train::ShardFully shard_fully{};                                // --fsdp
+  std::function<std::unique_ptr<train::StepLoop>()> make_loop{};  // --elastic
+};
+// As add_train(), which has none of these.
+void add_train_with(CLI::App& program, Work& work, const TrainParts& parts);
 
 }  // namespace chorale::app

@@ -36,6 +36,31 @@ class Batches {
   mutable std::vector<int64_t> indices_;
 };
 
+// The same for a loader: this rank's part of each step of an epoch, in pieces that are equal but for one sample, and
+// not larger than `largest`.
+class Pieces final : public data::BatchSampler {
+ public:
+  struct Options {
+    int64_t batch = 1, largest = 1;
+    int rank = 0, ranks = 1;
+    // The local batch stays: rank r takes the samples r·b to (r+1)·b behind the step's first one, b = batch /
+    // first_ranks. With more ranks than first_ranks these reach into the next step's.
+    bool local = false;
+    int first_ranks = 1;
+  };
+  Pieces(std::shared_ptr<const data::Sampler> order, const Options& options);
+
+  int64_t samples_of_step() const { return end_ - begin_; }
+  int64_t pieces_of_step() const { return pieces_; }
+  int64_t size() const override { return steps_ * pieces_; }
+  data::Batches batches(int64_t epoch) const override;
+
+ private:
+  const std::shared_ptr<const data::Sampler> order_;
+  const int64_t batch_, steps_;
+  int64_t begin_ = 0, end_ = 0, pieces_ = 1;
+};
+
 }  // namespace chorale::elastic
 
 namespace chorale::parallel {

@@ -1,7 +1,6 @@
 #include "chorale/elastic/elastic.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <sstream>
 #include <thread>
@@ -11,6 +10,7 @@
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
 #include "chorale/base/log.h"
+#include "chorale/comm/flight_file.h"
 #include "chorale/op/copy.h"
 #include "chorale/reducer/copy_values.h"
 #include "chorale/transport/launcher_variables.h"
@@ -36,21 +36,24 @@ std::string prefix_of_epoch(int64_t number) { return concat("in/", number); }
 
 // How far a rank has come, as it tells the others of the next epoch.
 struct Elastic::Report {
-  bool holds = false;  // the state of the job
-  int64_t done = 0;    // steps that it has applied
-  double sum = 0;      // of the last one
-  bool last = false;   // there are no more
+  bool holds = false;          // the state of the job
+  int64_t done = 0;            // steps that it has applied
+  bool last = false;           // there are no more
+  std::vector<double> sums{};  // of the last one
 
   std::string text() const {
-    return concat(holds ? 1 : 0, " ", done, " ", std::bit_cast<uint64_t>(sum), " ", last ? 1 : 0);
+    std::string all = concat(holds ? 1 : 0, " ", done, " ", last ? 1 : 0, " ", sums.size());
+    for (const double sum : sums) all += concat(" ", std::bit_cast<uint64_t>(sum));
+    return all;
   }
   static Report parse(const std::string& text) {
     std::istringstream words(text);
     Report report;
     uint64_t bits = 0;
-    words >> report.holds >> report.done >> bits >> report.last;
+    size_t count = 0;
+    words >> report.holds >> report.done >> report.last >> count;
+    while (report.sums.size() < count && words >> bits) report.sums.push_back(std::bit_cast<double>(bits));
     if (!words) throw CommError(concat("[elastic] a rank's report is not ours: '", text, "'"));
-    report.sum = std::bit_cast<double>(bits);
     return report;
   }
 };
@@ -92,10 +95,11 @@ void Elastic::keep(parallel::DataParallelBase& model, optim::Optimizer& optimize
   check_kept();
 }
 
-void Elastic::keep(std::string name, std::function<std::string()> save, std::function<void(const std::string&)> load) {
+void Elastic::keep(std::string name, std::function<std::string()> save, std::function<void(const std::string&)> load,
+                   bool rest) {
   CHORALE_CHECK(save && load, "[elastic] ", name, " needs a function that saves it and one that loads it");
   for (const Kept& other : kept_) CHORALE_CHECK_STATE(other.name != name, "[elastic] there is a ", name, " already");
-  kept_.push_back({std::move(name), std::move(save), std::move(load), {}});
+  kept_.push_back({std::move(name), std::move(save), std::move(load), rest});
 }
 
 // What would be half done when a step is taken back.
@@ -135,7 +139,9 @@ void Elastic::begin_step() {
       }
     }
     random_ = default_generator().state();
-    for (Kept& kept : kept_) kept.saved = kept.save();
+    for (Kept& kept : kept_) {
+      if (!kept.rest) kept.saved = kept.save();
+    }
   }
   watch(Phase::kBegin);
 }
@@ -143,7 +149,9 @@ void Elastic::begin_step() {
 void Elastic::take_back() {
   for (const auto& [buffer, saved] : buffers_) reducer::copy_values(saved, buffer);
   default_generator().restore(random_);
-  for (const Kept& kept : kept_) kept.load(kept.saved);
+  for (const Kept& kept : kept_) {
+    if (!kept.rest) kept.load(kept.saved);
+  }
   optimizer_->zero_grad();
 }
 
@@ -186,18 +194,20 @@ void Elastic::run(int64_t steps, const std::function<void(int64_t step)>& body) 
 // Nobody leaves before all have come here: a rank that has not passed the last commit point needs one that has.
 void Elastic::finish() {
   watch(Phase::kFinish);
-  pass(0);
+  pass({});
   if (seat_ && !regroup_due_) seat_->store->set(transport::kElasticDone, "", within(kStoreTime));
 }
 
 // An all-reduce: its result needs something of everybody, so nobody has it before all have come. With it, all learn at
 // the same step that a rank has seen a later epoch.
-double Elastic::pass(double value) {
-  std::array<double, 3> sums = {value, seat_ && seat_->board->latest() > epoch_ ? 1.0 : 0.0, stops_ ? 1.0 : 0.0};
-  group().all_reduce(std::span<double>(sums)).wait();
-  regroup_due_ = sums[1] > 0;
-  last_ = sums[2] > 0;
-  return sums[0];
+void Elastic::pass(std::span<double> values) {
+  passing_.assign(values.begin(), values.end());
+  passing_.push_back(seat_ && seat_->board->latest() > epoch_ ? 1.0 : 0.0);
+  passing_.push_back(stops_ ? 1.0 : 0.0);
+  group().all_reduce(std::span<double>(passing_)).wait();
+  std::copy_n(passing_.begin(), values.size(), values.begin());
+  regroup_due_ = passing_[values.size()] > 0;
+  last_ = passing_[values.size() + 1] > 0;
 }
 
 double Elastic::step(double value) {
@@ -205,23 +215,29 @@ double Elastic::step(double value) {
 }
 
 double Elastic::step(const std::function<void()>& update, double value) {
+  step(update, std::span(&value, 1));
+  return value;
+}
+
+void Elastic::step(const std::function<void()>& update, std::span<double> values) {
   CHORALE_CHECK_STATE(in_step_ && !stepped_, "[elastic] step() belongs into the body of run(), once in each step");
   struct Pending {
     const std::function<void()>** slot;
     ~Pending() { *slot = nullptr; }
   } const pending{&pending_};
   pending_ = &update;
+  pending_values_ = values;
   watch(Phase::kCommit);
   try {
-    sum_ = pass(value);
+    pass(values);
   } catch (const CommError& error) {
     if (!seat_) throw;
     regroup(error.what());
     if (!stepped_) throw Repeat{};
-    return sum_;
+    return;
   }
+  sums_.assign(values.begin(), values.end());
   apply();
-  return sum_;
 }
 
 void Elastic::apply() {
@@ -270,12 +286,14 @@ void Elastic::regroup(const std::string& why) {
   change.size = group_.size();
   change.step = done_;
   changes_.push_back(change);
+  const std::string text =
+      concat("epoch ", change.epoch, ": ", change.size, " ranks from step ", change.step,
+             change.repeated ? " (again)" : "", "; ", change.cause, "; ms: verdict ", change.verdict_ms, ", agreement ",
+             change.agreement_ms, ", regroup ", change.regroup_ms, ", transfer ", change.transfer_ms);
+  comm::note_event(text);
   if (group_.rank() == 0) {
     forget_epochs_before(epoch_);
-    log_info(concat("[elastic] epoch ", change.epoch, ": ", change.size, " ranks from step ", change.step,
-                    change.repeated ? " (again)" : "", "; ", change.cause, "; ms: verdict ", change.verdict_ms,
-                    ", agreement ", change.agreement_ms, ", regroup ", change.regroup_ms, ", transfer ",
-                    change.transfer_ms));
+    log_info(concat("[elastic] ", text));
   }
 }
 
@@ -288,8 +306,9 @@ Epoch Elastic::next_epoch(const std::string& why) {
         is_member_ = true;
         return epoch;
       }
-      CHORALE_CHECK_STATE(!is_member_, "[elastic] this process (member ", seat_->member, ") was excluded from epoch ",
-                          latest, " (", epoch.cause, "): it ends here, and the others go on");
+      if (is_member_)
+        throw Excluded(concat("[elastic] this process (member ", seat_->member, ") was excluded from epoch ", latest,
+                              " (", epoch.cause, "): it ends here, and the others go on"));
     }
     // A newcomer is awaited by nobody; the launcher ends it when it is not needed.
     if (!is_member_ || seat_->board->is_waiting()) deadline = within(options_.patience);
@@ -334,7 +353,7 @@ void Elastic::join(const Epoch& epoch, Change& change) {
 std::vector<Elastic::Report> Elastic::exchange(const Epoch& epoch, transport::Store& store) const {
   const auto key = [](int member) { return concat("report/", member); };
   const Deadline deadline = within(options_.group.timeout.value_or(transport::default_timeout()));
-  store.set(key(seat_->member), Report{holds_, done_, sum_, last_}.text(), deadline);
+  store.set(key(seat_->member), Report{holds_, done_, last_, sums_}.text(), deadline);
   std::vector<Report> reports;
   reports.reserve(epoch.members.size());
   for (const int member : epoch.members) reports.push_back(Report::parse(store.get(key(member), deadline)));
@@ -350,7 +369,10 @@ void Elastic::settle(const std::vector<Report>& reports) {
                       "[elastic] nobody is left that had the state of the job; start it again from a checkpoint");
   if (!holds_) return;
   if (pending_ && ahead->done == done_ + 1) {
-    sum_ = ahead->sum;
+    sums_ = ahead->sums;
+    CHORALE_INVARIANT(sums_.size() == pending_values_.size(), "ranks gave ", sums_.size(), " and ",
+                      pending_values_.size(), " values at the end of a step");
+    std::copy(sums_.begin(), sums_.end(), pending_values_.begin());
     last_ = ahead->last;
     apply();
     return;

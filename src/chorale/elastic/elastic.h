@@ -25,9 +25,11 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "chorale/base/error.h"
 #include "chorale/base/generator.h"
 #include "chorale/comm/world.h"
 #include "chorale/optim/optimizer.h"
@@ -83,6 +85,13 @@ struct ElasticOptions {
   std::optional<Seat> seat{};  // instead of the environment's
 };
 
+// What run() throws on a rank that is not needed any more: the job goes on without it, and it should end, touching
+// nothing.
+class Excluded : public StateError {
+ public:
+  using StateError::StateError;
+};
+
 class Elastic {
  public:
   explicit Elastic(ElasticOptions options = {});
@@ -97,8 +106,9 @@ class Elastic {
   // communication, gradients with owners, updates in backward.
   void keep(parallel::DataParallelBase& model, optim::Optimizer& optimizer);
   // Anything else: the place in the data, a schedule. It is saved before a step, loaded when a step is repeated, and on
-  // a newcomer.
-  void keep(std::string name, std::function<std::string()> save, std::function<void(const std::string&)> load);
+  // a newcomer. What only an update changes need not be taken back: `rest`.
+  void keep(std::string name, std::function<std::string()> save, std::function<void(const std::string&)> load,
+            bool rest = false);
 
   // Calls `body` for each step. Returns when all ranks have done all steps.
   void run(int64_t steps, const std::function<void(int64_t step)>& body);
@@ -106,6 +116,8 @@ class Elastic {
   // call others. Returns the sum of `value` over ranks.
   double step(double value = 0);
   double step(const std::function<void()>& update, double value = 0);
+  // Values become their sums over ranks before the update; all ranks give equally many.
+  void step(const std::function<void()>& update, std::span<double> values);
 
   // In `body`, before step(): this step is the last, for all ranks, whichever of them says so.
   void stop() { stops_ = true; }
@@ -123,14 +135,15 @@ class Elastic {
     std::string name;
     std::function<std::string()> save;
     std::function<void(const std::string&)> load;
-    std::string saved;
+    bool rest = false;
+    std::string saved{};
   };
 
   void watch(Phase phase) const;
   void begin_step();
   void take_back();
   void finish();
-  double pass(double value);
+  void pass(std::span<double> values);
   void apply();
   void leave();
   void regroup(const std::string& why);
@@ -159,8 +172,10 @@ class Elastic {
   bool in_step_ = false, stepped_ = false;
   bool regroup_due_ = false;                        // a later epoch was announced, and all know it
   const std::function<void()>* pending_ = nullptr;  // the update of a rank that waits at the commit point
+  std::span<double> pending_values_;                // and where its sums go
   bool stops_ = false, last_ = false;               // this rank wants to stop; the step that is committed is the last
-  double sum_ = 0;                                  // of the last step that was committed
+  std::vector<double> sums_;                        // of the last step that was committed
+  std::vector<double> passing_;                     // memory for them
   // Before the step.
   std::vector<std::pair<Tensor, Tensor>> buffers_;  // and copies of them
   RandomStream random_{};

@@ -29,6 +29,44 @@ using testing::HasSubstr;
 
 // ---- batches
 
+// Also in pieces, for a loader; none is larger than at the start, and with fewer ranks there are more of them.
+TEST(ElasticBatches, PiecesAreTheSameSamplesAndNotLarger) {
+  const auto order = std::make_shared<data::RandomSampler>(50, 3);
+  const Batches whole(order, 12);
+  for (const int ranks : {1, 2, 3, 4, 5}) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      const Pieces pieces(order, {.batch = 12, .largest = 3, .rank = rank, .ranks = ranks, .first_ranks = 4});
+      const data::Batches all = pieces.batches(1);
+      ASSERT_EQ(std::ssize(all), pieces.size());
+      ASSERT_EQ(pieces.size(), 4 * pieces.pieces_of_step());
+      size_t at = 0;
+      for (int64_t step = 0; step < 4; ++step) {
+        std::vector<int64_t> joined;
+        for (int64_t piece = 0; piece < pieces.pieces_of_step(); ++piece, ++at) {
+          EXPECT_LE(all[at].size(), 3U);
+          EXPECT_GE(all[at].size(), 1U);
+          joined.insert(joined.end(), all[at].begin(), all[at].end());
+        }
+        EXPECT_EQ(joined, whole.of(4 + step, rank, ranks)) << "rank " << rank << " of " << ranks;
+      }
+    }
+  }
+}
+
+TEST(ElasticBatches, ALocalBatchStaysThatOfTheStart) {
+  const auto order = std::make_shared<data::SequentialSampler>(24);
+  for (const int ranks : {1, 2, 3, 6}) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      const Pieces pieces(order,
+                          {.batch = 12, .largest = 4, .rank = rank, .ranks = ranks, .local = true, .first_ranks = 3});
+      EXPECT_EQ(pieces.samples_of_step(), 4);
+      const data::Batches all = pieces.batches(0);
+      ASSERT_EQ(all.size(), 2U);
+      EXPECT_EQ(all[1].front(), (12 + rank * 4) % 24);
+    }
+  }
+}
+
 TEST(ElasticBatches, AnyNumberOfRanksTakesEachSampleOfABatchOnce) {
   const Batches batches(std::make_shared<data::RandomSampler>(23, 7), 7);
   EXPECT_EQ(batches.steps_per_epoch(), 3);

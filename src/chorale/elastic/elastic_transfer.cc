@@ -50,8 +50,8 @@ void Elastic::transfer(const std::vector<int>& sources) {
     comm::List kept;
     for (const Kept& row : kept_) kept.emplace_back(comm::List{row.name, row.save()});
     head[0] = comm::List{
-        done_,           sum_,  static_cast<int64_t>(random.seed), static_cast<int64_t>(random.offset), std::move(kept),
-        outline(states), steps_};
+        done_,           steps_,         static_cast<int64_t>(random.seed), static_cast<int64_t>(random.offset),
+        std::move(kept), outline(states)};
   }
   comm::broadcast_object_list(group_, head, first);
   const auto& fields = head[0].as<comm::List>();
@@ -89,8 +89,7 @@ void Elastic::transfer(const std::vector<int>& sources) {
     kept_[i].load(row[1].as<std::string>());
   }
   done_ = fields[0].as<int64_t>();
-  sum_ = fields[1].as<double>();
-  steps_ = fields[6].as<int64_t>();
+  steps_ = fields[1].as<int64_t>();
 }
 
 }  // namespace chorale::elastic

@@ -13,10 +13,12 @@ using namespace std::chrono_literals;
 
 // Replacements in a row that end before they take part: whatever the cause, the next one would end alike.
 constexpr int kMostFailedNewcomers = 3;
+// For a rank that was told to leave, to end.
+constexpr auto kTimeToEnd = 10s;
 
 }  // namespace
 
-Epochs::Epochs(Plan plan) : plan_(std::move(plan)), next_member_(plan_.ranks) {
+Epochs::Epochs(Plan plan) : plan_(std::move(plan)), wanted_(plan_.ranks), next_member_(plan_.ranks) {
   std::vector<int> members;
   for (int member = 0; member < plan_.ranks; ++member) {
     running_[member] = member;
@@ -32,6 +34,7 @@ void Epochs::state(std::vector<int> members, std::string cause) {
   plan_.store->set(transport::epoch_key(current_.number), current_.text(), within(10s));
   plan_.board->set_waiting(false);
   plan_.board->announce(current_.number);  // behind the entry: who sees the number finds it
+  for (auto& [member, since] : leaving_) since = since.value_or(steady_clock::now());
 }
 
 bool Epochs::was_used() {
@@ -52,19 +55,45 @@ void Epochs::ended(int member, const std::optional<std::string>& how) {
   was_used();  // while it still counts
   running_.erase(found);
   newcomers_.erase(member);
+  if (leaving_.erase(member) > 0) {
+    absent_.erase(member);
+    return;
+  }
   if (absent_.erase(member) > 0) {
     if (++failed_newcomers_ == kMostFailedNewcomers && plan_.say)
       plan_.say(
           concat("the last ", kMostFailedNewcomers, " replacements ended before they took part; no more are started"));
   }
   if (how) {
-    vacant_.insert(slot);
+    if (wanted_slots() < wanted_) vacant_.insert(slot);
     const int rank = current_.rank_of(member);
     causes_.push_back(concat(rank < 0 ? "newcomer" : concat("rank ", rank), " (member ", member, ") ", *how));
   } else {
     somebody_left_ = true;
     causes_.push_back(concat("member ", member, " has left"));
   }
+}
+
+std::string Epochs::resize(int ranks) {
+  if (ranks < plan_.limits.least || ranks > plan_.limits.most)
+    return concat("refused: ", ranks, " ranks are not within ", plan_.limits.least, ":", plan_.limits.most);
+  if (!was_used()) return "refused: the program does not use parallel::Elastic, or has not begun";
+  if (somebody_left_ || is_done()) return "refused: the job is about to end";
+  const int before = wanted_;
+  wanted_ = ranks;
+  failed_newcomers_ = 0;
+  for (int slot = 0; wanted_slots() < wanted_; ++slot) {
+    const bool taken =
+        std::any_of(running_.begin(), running_.end(), [&](const auto& row) { return row.second == slot; });
+    if (!taken) vacant_.insert(slot);
+  }
+  while (wanted_slots() > wanted_ && !vacant_.empty()) vacant_.erase(std::prev(vacant_.end()));
+  // The youngest first: rank 0 has the run's folder.
+  for (auto member = running_.rbegin(); member != running_.rend() && wanted_slots() > wanted_; ++member)
+    leaving_.emplace(member->first, std::nullopt);
+  causes_.push_back(concat("resized from ", before, " to ", wanted_, " ranks"));
+  if (plan_.say) plan_.say(causes_.back());
+  return causes_.back();
 }
 
 std::vector<int> Epochs::vacancies() {
@@ -85,9 +114,15 @@ int Epochs::started(int slot) {
 }
 
 std::vector<int> Epochs::superfluous() {
-  if (absent_.empty() || !is_done()) return {};
+  std::vector<int> members;
+  const auto now = std::chrono::steady_clock::now();
+  for (const auto& [member, since] : leaving_) {
+    if (newcomers_.contains(member) || (since && now - *since > kTimeToEnd)) members.push_back(member);
+  }
+  if (absent_.empty() || !is_done()) return members;
   find_joined();  // behind the look for the end: whoever was needed for it had joined before
-  return {absent_.begin(), absent_.end()};
+  members.insert(members.end(), absent_.begin(), absent_.end());
+  return members;
 }
 
 void Epochs::find_joined() {
@@ -102,13 +137,14 @@ std::optional<std::string> Epochs::look() {
   find_joined();
   std::vector<int> next;
   for (const int member : current_.members) {
-    if (running_.contains(member)) next.push_back(member);
+    if (running_.contains(member) && !leaving_.contains(member)) next.push_back(member);
   }
   const bool lost = next.size() < current_.members.size();
   const bool lost_all = next.empty();
   std::vector<int> ready;
   for (const int member : newcomers_) {
-    if (plan_.store->contains(transport::ready_key(member), within(10s))) ready.push_back(member);
+    if (!leaving_.contains(member) && plan_.store->contains(transport::ready_key(member), within(10s)))
+      ready.push_back(member);
   }
   if (!lost && ready.empty()) return {};
   if (lost_all && !somebody_left_)

@@ -21,7 +21,7 @@ class Epochs {
  public:
   struct Plan {
     ElasticLimits limits;
-    int ranks = 1;                            // at the start, and wanted all the time
+    int ranks = 1;                            // at the start, and wanted until somebody resizes the job
     std::shared_ptr<transport::Store> store;  // the entries of this start
     std::shared_ptr<transport::EpochBoard> board;
     std::function<void(const std::string& line)> say = {};
@@ -34,6 +34,9 @@ class Epochs {
   void ended(int member, const std::optional<std::string>& how);
   // A process was started in a slot that was vacant; returns its number, which no other had.
   int started(int slot);
+  // From now on so many ranks are wanted: others are started, or the last ones leave at the next boundary of steps.
+  // What is done about it, or why nothing is.
+  std::string resize(int ranks);
   // Slots in which a process is to be started.
   std::vector<int> vacancies();
   // Looks for processes that are ready, and states the next epoch when there is a change. Returns why the job cannot go
@@ -41,7 +44,8 @@ class Epochs {
   std::optional<std::string> look();
 
   bool awaits_newcomers() const { return !absent_.empty(); }
-  // Replacements that are not needed any more, since all steps are done; they are to be killed.
+  // Those that are not needed any more, and do not end by themselves: replacements, since all steps are done or since
+  // the job was made smaller, and ranks that were told to leave. They are to be killed.
   std::vector<int> superfluous();
   // Whether its failure is one of the job, once all steps are done.
   bool has_taken_part(int member) {
@@ -55,16 +59,20 @@ class Epochs {
 
  private:
   void find_joined();
+  int wanted_slots() const { return static_cast<int>(running_.size() - leaving_.size() + vacant_.size()); }
   void state(std::vector<int> members, std::string cause);
 
   const Plan plan_;
   transport::Epoch current_;
-  std::map<int, int> running_;       // member → slot
-  std::set<int> newcomers_;          // run, and are in no epoch yet
-  std::set<int> absent_;             // replacements that do not have the state yet, these among them
-  std::set<int> vacant_;             // slots
+  std::map<int, int> running_;  // member → slot
+  std::set<int> newcomers_;     // run, and are in no epoch yet
+  std::set<int> absent_;        // replacements that do not have the state yet, these among them
+  std::set<int> vacant_;        // slots
+  // Told to leave, in an epoch that does not have them; when that was stated, unless it is still to be.
+  std::map<int, std::optional<std::chrono::steady_clock::time_point>> leaving_;
   std::vector<std::string> causes_;  // of the next epoch, so far
   std::optional<std::chrono::steady_clock::time_point> waits_since_;
+  int wanted_;  // ranks
   int next_member_;
   int failed_newcomers_ = 0;  // in a row
   bool used_ = false, done_ = false, somebody_left_ = false;

@@ -44,6 +44,34 @@ TEST(ElasticLimits, AreTwoNumbers) {
   EXPECT_THAT(message_of([&] { ElasticLimits::parse("3:2"); }), HasSubstr("MIN is more than MAX"));
 }
 
+TEST(Epochs, AJobGrowsAndShrinksOnDemand) {
+  Node node({1, 4}, 2);
+  EXPECT_THAT(node.epochs.resize(3), HasSubstr("has not begun"));
+  node.ready(0);
+  EXPECT_THAT(node.epochs.resize(5), HasSubstr("5 ranks are not within 1:4"));
+  EXPECT_THAT(node.epochs.resize(4), HasSubstr("resized from 2 to 4 ranks"));
+  EXPECT_THAT(node.epochs.vacancies(), ElementsAre(2, 3));
+  EXPECT_EQ(node.epochs.started(2), 2);
+  EXPECT_EQ(node.epochs.started(3), 3);
+  node.ready(2);
+  EXPECT_EQ(node.epochs.look(), std::nullopt);
+  EXPECT_THAT(node.stated().members, ElementsAre(0, 1, 2));
+  EXPECT_THAT(node.stated().cause, HasSubstr("resized"));
+  // Member 3 has not come yet, and 2 is the last rank.
+  EXPECT_THAT(node.epochs.resize(2), HasSubstr("resized from 4 to 2 ranks"));
+  EXPECT_THAT(node.epochs.superfluous(), ElementsAre(3));
+  node.ready(3);
+  EXPECT_EQ(node.epochs.look(), std::nullopt);
+  EXPECT_THAT(node.stated().members, ElementsAre(0, 1));
+  node.epochs.ended(3, "died: killed by SIGKILL");
+  node.epochs.ended(2, std::nullopt);
+  EXPECT_EQ(node.epochs.look(), std::nullopt);
+  EXPECT_EQ(node.board->latest(), 3);
+  EXPECT_THAT(node.epochs.vacancies(), ElementsAre());  // nobody is replaced
+  node.epochs.ended(1, "died");
+  EXPECT_THAT(node.epochs.vacancies(), ElementsAre(1));  // but the dead
+}
+
 TEST(Epochs, SurvivorsComeFirstAndReplacementsWhenTheyAreReady) {
   Node node({1, 4}, 3);
   EXPECT_THAT(node.stated().members, ElementsAre(0, 1, 2));

@@ -8,11 +8,13 @@
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <utility>
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
+#include "chorale/launch/control.h"
 #include "chorale/launch/epochs.h"
 #include "chorale/launch/last_calls.h"
 #include "chorale/launch/ranks.h"
@@ -39,7 +41,8 @@ using transport::Secret;
 constexpr int kCannotStart = 126, kNoProgram = 127;
 constexpr auto kLeavingTime = 1500ms;
 constexpr int kNewcomerLookMs = 10;  // whether one is ready
-constexpr int kStartedAtOnce = 8;    // ranks, before signals are looked at
+constexpr int64_t kMostRanks = 65536;
+constexpr int kStartedAtOnce = 8;  // ranks, before signals are looked at
 
 std::string signal_name(int number) {
   const char* name = sigabbrev_np(number);
@@ -71,6 +74,7 @@ class Start {
       wanted.push_back({signals_.descriptor(), POLLIN, 0});
       for (const int bell : {nodes_.wake_up(), outputs_.output.wake_up(), outputs_.errors.wake_up()})
         wanted.push_back({bell, POLLIN, 0});
+      if (control_ && control_->descriptor() >= 0) wanted.push_back({control_->descriptor(), POLLIN, 0});
       poll(wanted.data(), wanted.size(),
            starting_ ? 0 : (epochs_ && epochs_->awaits_newcomers() ? kNewcomerLookMs : 100));
       outputs_.output.woken();
@@ -81,6 +85,7 @@ class Start {
         if (number != SIGCHLD) interrupt(number);
       }
       look_at(ranks_.reap());
+      if (control_) control_->answer([this](const std::string& request) { return reply_to(request); });
       if (epochs_ && !starting_ && !stopping_ && !nodes_.halted() && ranks_.any_running()) keep_going();
       if (!stopping_ && nodes_.halted()) stop(SIGTERM);
       if (stopping_ && !killed_ && Deadline::Clock::now() >= kill_at_)
@@ -173,6 +178,16 @@ class Start {
       nodes_.halt({*problem, lost_ ? exit_status_of(lost_->wait_status) : 1, true});
   }
 
+  std::string reply_to(const std::string& request) {
+    std::istringstream words(request);
+    std::string command;
+    int64_t ranks = 0;
+    if (!(words >> command >> ranks) || command != "resize" || ranks > kMostRanks)
+      return "refused: not a request that this launcher knows";
+    if (starting_ || stopping_ || nodes_.halted()) return "refused: the job has not begun, or ends";
+    return epochs_->resize(static_cast<int>(ranks));
+  }
+
   bool is_final(int status) const {
     const std::vector<int>& all = options_.final_statuses;
     return std::find(all.begin(), all.end(), status) != all.end();
@@ -182,9 +197,11 @@ class Start {
     if (number == interrupted_ && number == SIGPIPE) return;
     if (interrupted_ != 0) return kill_all(concat("SIGKILL, after a second signal, ", signal_name(number)));
     interrupted_ = number;
-    nodes_.halt(
-        {number == SIGPIPE ? "nobody reads the output" : "stopped by " + signal_name(number), 128 + number, false});
-    stop(number == SIGPIPE ? SIGTERM : number);
+    nodes_.halt({number == SIGPIPE   ? "nobody reads the output"
+                 : number == SIGUSR1 ? "SIGUSR1: this node is wanted back, and the job has no other"
+                                     : "stopped by " + signal_name(number),
+                 128 + number, false});
+    stop(number == SIGPIPE || number == SIGUSR1 ? SIGTERM : number);
   }
 
   void stop(int number) {
@@ -218,6 +235,7 @@ class Start {
   Ranks& ranks_;
   Nodes& nodes_;
   Epochs* const epochs_;
+  const std::optional<Control> control_ = epochs_ ? std::optional<Control>(std::in_place) : std::nullopt;
   const std::chrono::milliseconds stop_patience_ = epochs_ ? transport::stop_patience() : 0ms;
   std::optional<RankEnd> lost_;  // the first rank that died, where the job goes on
   std::optional<RankEnd> culprit_;
@@ -431,7 +449,7 @@ class Launcher {
 
   const LaunchOptions& options_;
   const std::string program_;
-  const Signals signals_;  // before anything that has a thread
+  const Signals signals_{options_.elastic.has_value()};  // before anything that has a thread
   Outputs outputs_;
   const FlightFolder flights_{options_.log_dir};
   bool output_is_lost_ = false, interrupted_ = false;

@@ -104,7 +104,8 @@ void Ranks::start_in_place(int local, int number) {
 }
 
 void Ranks::start(int local, int number) {
-  const RankCores& cores = plan_.cores[static_cast<size_t>(local)];
+  // An elastic job may have grown: then ranks share cores.
+  const RankCores& cores = plan_.cores[static_cast<size_t>(local) % plan_.cores.size()];
   Rank& rank = *ranks_.emplace_back(std::make_unique<Rank>());
   rank.rank = number;
   auto variables = plan_.environment;

@@ -16,8 +16,10 @@ namespace chorale::launch {
 // of them is ended by a signal that was meant for us.
 class Signals {
  public:
-  Signals() {
+  // `gives_back`: SIGUSR1, with which a batch system asks for its node, is one of them.
+  explicit Signals(bool gives_back = false) {
     sigemptyset(&stop_);
+    if (gives_back) sigaddset(&stop_, SIGUSR1);
     // What was ignored at the start (nohup, trap '' INT) stays so, here and in the ranks.
     for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
       struct sigaction now {};

@@ -49,6 +49,17 @@ json::Value samples_json(const std::vector<Sample>& samples) {
   return json::Value(std::move(array));
 }
 
+json::Value events_json(const std::vector<RankChange>& events) {
+  json::Array array;
+  for (const RankChange& event : events)
+    array.emplace_back(json::Object{{"step", json::Value(event.step)},
+                                    {"cause", json::Value(shortened(event.cause))},
+                                    {"ranks", json::Value(event.ranks)},
+                                    {"cost_ms", json::Value(event.cost_ms)},
+                                    {"repeated", json::Value(event.repeated)}});
+  return json::Value(std::move(array));
+}
+
 json::Object figures_json(std::span<const std::string_view> fields, const std::vector<double>& figures) {
   json::Object object;
   for (size_t i = 0; i < fields.size(); ++i) object.emplace_back(std::string(fields[i]), json::Value(figures[i]));
@@ -98,6 +109,7 @@ json::Value run_json(const RunReader& reader) {
       {"times", json::Value(std::move(times))},
       {"own", json::Value(std::move(own))},
       {"samples", samples_json(run.samples)},
+      {"events", events_json(run.events)},
       {"calls", calls_json(run)},
       {"workers", workers_json(run)},
       {"evaluation", run.evaluation ? json::Value(to_json(*run.evaluation)) : json::Value()},

@@ -22,7 +22,8 @@ constexpr size_t kMostOwn = 60;
 // Fields of lines of training that go into other figures, or belong to one.
 constexpr std::array<std::string_view, 3> kUsedFields = {"step_ms", "communication_ms", "exposed_communication_ms"};
 constexpr size_t kMostProblems = 10;
-constexpr size_t kMostPairs = 10'000;  // of workers that call each other: a page should not carry more
+constexpr size_t kMostEvents = 10'000;  // changes of ranks
+constexpr size_t kMostPairs = 10'000;   // of workers that call each other: a page should not carry more
 
 // Of a field that may be missing or null.
 std::optional<double> plain_number(const json::Value& value) {
@@ -126,6 +127,7 @@ bool RunReader::read_metrics() {
     run_.times.clear();
     run_.own.clear();
     run_.samples.clear();
+    run_.events.clear();
     run_.calls.clear();
     run_.workers.clear();
     metrics_problems_.clear();
@@ -218,6 +220,12 @@ void RunReader::take_line(std::string_view what, const json::Object& line) {
     Sample sample{count(what, line, "step"), needed(what, line, "text").string(concat(what, ": \"text\""))};
     std::erase_if(run_.samples, [&](const Sample& old) { return old.step >= sample.step; });
     run_.samples.push_back(std::move(sample));
+  } else if (kind == "event") {
+    const json::Value* repeated = json::find(line, "repeated");
+    const bool* is_repeated = repeated ? repeated->as<bool>() : nullptr;
+    if (run_.events.size() < kMostEvents)
+      run_.events.push_back({count(what, line, "step"), needed(what, line, "cause").string(concat(what, ": \"cause\"")),
+                             number(what, line, "ranks"), number(what, line, "cost_ms"), is_repeated && *is_repeated});
   } else if (kind == "calls" || kind == "worker") {
     const auto name = [&](std::string_view key) {
       return needed(what, line, key).string(concat(what, ": \"", key, "\""));

@@ -6,13 +6,14 @@
 //               "exposed_communication_ms", and a speed, "pictures_per_second" or the like
 //   evaluation  "test_loss", "test_accuracy", "test_bits_per_byte"
 //   sample      "text" that the model wrote
+//   event       the job goes on with other ranks: "cause", "ranks" from now on, "repeated" (the step), "cost_ms"
 //   time        of one "rank" in one step: "compute_ms", "exposed_ms", "hidden_ms", "memory_mib"
 //   calls       of functions on worker "to" by worker "from" so far: "calls", "failed", "in_flight", "sent_bytes",
 //               "received_bytes", "p50_us", "p99_us"
 //   worker      now, by its "name": "queued", "served", "owned_references", "held_references", "threads"
-// All but kind, step, rank, text and the names of workers may be missing or null; other kinds and fields are passed
-// over. A line counts once its end is written. One that is not understood is passed over too, and named among the
-// problems.
+// All but kind, step, rank, text, cause and the names of workers may be missing or null; other kinds and fields are
+// passed over. A line counts once its end is written. One that is not understood is passed over too, and named among
+// the problems.
 #pragma once
 
 #include <array>
@@ -52,6 +53,14 @@ struct Sample {
   std::string text;
 };
 
+// A change of the ranks that a job has.
+struct RankChange {
+  int64_t step = 0;
+  std::string cause;
+  double ranks = 0, cost_ms = 0;
+  bool repeated = false;
+};
+
 struct Run {
   std::string name;
   json::Object config;  // the options; empty when there is no file
@@ -60,6 +69,7 @@ struct Run {
   std::map<int64_t, Series> times;    // by rank
   std::map<std::string, Series> own;  // by the name of the field, "kind: field" for a kind of the program's own
   std::vector<Sample> samples;
+  std::vector<RankChange> events;
   // The newest figures, in the order of the fields: of calls by the names of caller and called, of workers by theirs.
   std::map<std::pair<std::string, std::string>, std::vector<double>> calls;
   std::map<std::string, std::vector<double>> workers;

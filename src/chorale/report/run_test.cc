@@ -35,6 +35,8 @@ TEST(RunReader, ReadsEveryKindOfLine) {
       "\n"
       R"({"kind":"evaluation","step":20,"seconds":2,"test_loss":2.25,"test_accuracy":0.5})"
       "\n"
+      R"({"kind":"event","step":15,"cause":"rank 1 died","ranks":3,"repeated":true,"cost_ms":170.5})"
+      "\n"
       R"({"kind":"sample","step":20,"text":"In the beginning"})"
       "\n"
       R"({"kind":"time","step":20,"rank":1,"compute_ms":3,"exposed_ms":1,"hidden_ms":0.5,"memory_mib":64})"
@@ -62,6 +64,9 @@ TEST(RunReader, ReadsEveryKindOfLine) {
   EXPECT_THAT(column(run.evaluations, "test_accuracy"), ElementsAre(0.5));
   ASSERT_EQ(run.samples.size(), 1U);
   EXPECT_EQ(run.samples[0].text, "In the beginning");
+  ASSERT_EQ(run.events.size(), 1U);
+  EXPECT_EQ(run.events[0].cause, "rank 1 died");
+  EXPECT_TRUE(run.events[0].repeated);
   EXPECT_THAT(column(run.times.at(1), "memory_mib"), ElementsAre(64));
   ASSERT_EQ(run.calls.size(), 1U);
   EXPECT_THAT(run.calls.at({"a", "b"}), ElementsAre(7, 1, 2, 40, 50, 6.5, 70));

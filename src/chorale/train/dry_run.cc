@@ -46,11 +46,14 @@ void dry_run(const TaskKind& kind, const TrainOptions& options, int ranks, const
   const int64_t parameters = task->model().parameter_count();
   Stepper stepper(*task, fewer, plan.steps, sharing, shard_fully);
   if (sharing.shards()) task->draw_model();
-  const auto loader = task->loader(std::make_shared<data::SequentialSampler>(task->examples()),
-                                   {.batch_size = plan.examples_of_rank, .drop_last = true});
+  const auto loader =
+      task->loader(std::make_shared<data::FixedBatches>(std::make_shared<data::SequentialSampler>(task->examples()),
+                                                        plan.examples_of_rank, true),
+                   {});
   Allocator& memory = allocator_of(task->device());
   memory.reset_peak();
-  stepper.compute([&] { return *loader->next(); });
+  stepper.compute({options.accumulate, static_cast<double>(plan.examples_of_rank * options.accumulate)},
+                  [&] { return *loader->next(); });
   stepper.update();
 
   // Each rank has its own part of these, and all of a checkpoint is written by somebody.

@@ -74,9 +74,9 @@ class FashionTask final : public Task {
   std::string fingerprint() const override { return concat("fashion-mnist, ", pictures_.size(), " pictures"); }
   nn::Module& model() override { return model_; }
   int64_t examples() const override { return pictures_.size(); }
-  std::shared_ptr<Loader> loader(std::shared_ptr<const data::Sampler> sampler,
+  std::shared_ptr<Loader> loader(std::shared_ptr<const data::BatchSampler> batches,
                                  const data::LoaderOptions& options) const override {
-    return std::make_shared<data::DataLoader<FashionMnist>>(pictures_, std::move(sampler), options);
+    return std::make_shared<data::DataLoader<FashionMnist>>(pictures_, std::move(batches), options);
   }
   Outcome forward(const data::Example& batch) override {
     const Tensor logits = model_(batch.x);

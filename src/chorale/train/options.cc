@@ -115,6 +115,12 @@ void list_options(TrainOptions& o, OptionTable& table) {
              .kind = kFree,
              .most = kMostRanks,
              .also = "-n,--nproc-per-node"});
+  table.add({.name = "elastic-batch",
+             .help = "what stays when ranks come and go (--elastic): the batch of all, or that of each with a learning "
+                     "rate by the number of ranks",
+             .target = &o.elastic_batch,
+             .kind = kFree,
+             .choices = {"global", "local"}});
   table.add({.name = "threads",
              .help = "of each rank",
              .target = &o.threads,

@@ -51,6 +51,7 @@ struct TrainOptions {
   bool fsdp = false;
   std::string hybrid;  // with fsdp: "2x4", replicas by shards; empty: one replica
   bool offload = false;
+  std::string elastic_batch = "global";  // what stays when ranks come and go: or "local"
   int64_t threads = 1;
   bool dry_run = false;
   bool quiet = false;

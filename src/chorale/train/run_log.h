@@ -21,6 +21,8 @@ class RunLog {
   // Where a rank's time went in a step, and its memory.
   void rank(int64_t step, int rank, const Metrics& metrics);
   void sample(int64_t step, const std::string& text);
+  // A change of the job's ranks.
+  void event(int64_t step, json::Object members) { line("event", step, std::move(members)); }
   // Whole lines that somebody else has made (rpc/figures.h).
   void add_lines(const std::string& lines);
   // Of this run, with the sessions before; what happened between them does not count.

@@ -72,7 +72,7 @@ NamedTensors SplitModel::whole_model(bool wanted) const {
 NamedTensors SplitModel::placed_model(bool with_buffers) const {
   std::unordered_set<std::string> saved;  // not all buffers are
   for (const auto& [name, tensor] : model_.state_dict()) saved.insert(name);
-  std::unordered_set<const TensorImpl*> seen;  // a tied weight is saved once
+  std::unordered_set<const Tensor::Impl*> seen;  // a tied weight is saved once
   NamedTensors tensors;
   const auto add = [&](const NamedTensors& some) {
     for (const auto& [name, tensor] : some) {

@@ -1,8 +1,10 @@
 #include "chorale/train/stepper.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
+#include <sstream>
 
 #include "chorale/api/api.h"
 #include "chorale/api/compile.h"
@@ -147,21 +149,21 @@ Outcome Stepper::forward(const data::Example& batch) {
   return ddp_ ? (*ddp_)(batch.x, batch.y) : objective_(batch.x, batch.y);
 }
 
-StepResult Stepper::compute(const std::function<data::Example()>& next) {
+StepResult Stepper::compute(const Pieces& pieces, const std::function<data::Example()>& next) {
   StepResult result;
-  const auto pieces = static_cast<double>(options_.accumulate);
   random_before_ = default_generator().state();
   examples_.clear();
   optimizer_->zero_grad();
   const double waited_before = sharding_ ? sharding_->seconds_waited() : 0;
-  for (int64_t piece = 1; piece <= options_.accumulate; ++piece) {
+  for (int64_t piece = 1; piece <= pieces.count; ++piece) {
     std::optional<parallel::DataParallelBase::NoSync> alone;
-    if (ddp_ && piece < options_.accumulate) alone.emplace(*ddp_);
-    if (sharding_) sharding_->set_sync(piece == options_.accumulate);
+    if (ddp_ && piece < pieces.count) alone.emplace(*ddp_);
+    if (sharding_) sharding_->set_sync(piece == pieces.count);
     examples_.push_back(task_.here(next()));
+    const double divisor = pieces.examples / static_cast<double>(examples_.back().x.size(0));
     const Outcome outcome = forward(examples_.back());
-    backward(scaler_.scale(options_.accumulate > 1 ? outcome.loss / pieces : outcome.loss));
-    result.loss += outcome.loss.item<float>() / pieces;
+    backward(scaler_.scale(divisor != 1 ? outcome.loss / divisor : outcome.loss));
+    result.loss += outcome.loss.item<float>() / divisor;
     if (outcome.right.defined()) result.right += outcome.right.item<int64_t>();
   }
   if (sharding_) waited_s_ = sharding_->seconds_waited() - waited_before;
@@ -224,7 +226,7 @@ bool Stepper::gradients_are_finite() {
   return std::isfinite(optim::clip_grad_norm(split_.parameters(), kInfinity, {.norm_type = kInfinity}));
 }
 
-UpdateResult Stepper::update() {
+UpdateResult Stepper::update(double lr_scale) {
   UpdateResult result;
   if (options_.clip > 0) {
     scaler_.unscale(*optimizer_);
@@ -236,9 +238,12 @@ UpdateResult Stepper::update() {
     result.problem = "a gradient is not finite";
     return result;
   }
+  if (lr_scale != 1) {
+    for (size_t g = 0; g < optimizer_->group_count(); ++g) optimizer_->set_lr(g, optimizer_->lr(g) * lr_scale);
+  }
   scaler_.step(*optimizer_);
   scaler_.update();
-  scheduler_.step();
+  scheduler_.step();  // sets the rate anew
   if (stops_at_nan() && scaler_.scale() < 1)
     result.problem = concat("gradients are not finite even with a loss scale of ", scaler_.scale());
   return result;
@@ -323,6 +328,34 @@ void Stepper::load(const std::filesystem::path& folder) {
   scheduler_.load_state_dict(schedule);
   scaler_.load_state_dict(scale);
   if (power_sgd_) power_sgd_->load_state_dict(own);
+}
+
+// Name and value on a line each: all of them are single numbers.
+std::string Stepper::numbers() const {
+  std::string text;
+  for (const auto& [prefix, state] :
+       {std::pair(kSchedule, scheduler_.state_dict()), std::pair(kScale, scaler_.state_dict())}) {
+    for (const auto& [name, x] : state)
+      text +=
+          concat(prefix, name, " ", static_cast<int>(x.dtype()), " ", std::bit_cast<uint64_t>(x.item<double>()), "\n");
+  }
+  return text;
+}
+
+void Stepper::load_numbers(const std::string& text) {
+  NamedTensors schedule, scale;
+  std::istringstream lines(text);
+  std::string name;
+  int dtype = 0;
+  uint64_t bits = 0;
+  while (lines >> name >> dtype >> bits) {
+    const bool is_schedule = name.starts_with(kSchedule);
+    (is_schedule ? schedule : scale)
+        .emplace_back(name.substr(std::string_view(is_schedule ? kSchedule : kScale).size()),
+                      Tensor::scalar(std::bit_cast<double>(bits), static_cast<DType>(dtype)));
+  }
+  scheduler_.load_state_dict(schedule);
+  scaler_.load_state_dict(scale);
 }
 
 }  // namespace chorale::train

@@ -75,10 +75,16 @@ class Stepper {
   // Values to begin with, for a model that is sharded: those that the seed gives, or where the options name a model to
   // start from the first rank's `weights` (FullSharding::fill). All ranks call it, unless they load() a checkpoint.
   void start(const NamedTensors& weights);
-  // A step is compute() and then update(). `next` gives this rank's examples, in as many pieces as the options say.
-  StepResult compute(const std::function<data::Example()>& next);
-  // Changes the model, unless gradients are not finite and the options say that this ends the job.
-  UpdateResult update();
+  // A step is compute() and then update(). `next` gives this rank's examples, piece by piece. The loss of a piece
+  // counts by its part of `examples`.
+  struct Pieces {
+    int64_t count = 1;
+    double examples = 1;
+  };
+  StepResult compute(const Pieces& pieces, const std::function<data::Example()>& next);
+  // Changes the model, unless gradients are not finite and the options say that this ends the job. The learning rate is
+  // that of the schedule times `lr_scale`.
+  UpdateResult update(double lr_scale = 1);
   // After compute(): does it again, on this rank alone, and returns where numbers stop being finite ("" if they do
   // not).
   std::string find_not_finite();
@@ -86,7 +92,7 @@ class Stepper {
   StepMemory rehearse(const data::Example& piece);
 
   double lr() const { return optimizer_->lr(); }
-  const optim::Optimizer& optimizer() const { return *optimizer_; }
+  optim::Optimizer& optimizer() { return *optimizer_; }
   // Null where the model is fully sharded.
   parallel::DataParallelBase* ddp() { return ddp_.get(); }
   CommunicationTimes communication() const;
@@ -101,6 +107,9 @@ class Stepper {
   snapshot::State state() const;
   // Takes over a checkpoint of any number of ranks and any split. All ranks call it.
   void load(const std::filesystem::path& folder);
+  // Schedule and loss scale, for a rank that joins.
+  std::string numbers() const;
+  void load_numbers(const std::string& text);
 
  private:
   Outcome forward(const data::Example& batch);

@@ -33,7 +33,7 @@ NamedTensors Task::named_weights(const std::filesystem::path& folder) { return m
 NamedTensors Task::weights_from(const std::filesystem::path& folder) {
   std::map<std::string, Tensor> stored;
   for (const auto& [name, tensor] : named_weights(folder)) stored.emplace(name, tensor);
-  std::unordered_map<const TensorImpl*, size_t> places;  // a tied weight has several names, and may be stored by any
+  std::unordered_map<const Tensor::Impl*, size_t> places;  // a tied weight has several names, and may be stored by any
   NamedTensors weights;
   for (const auto& [name, tensor] : model().named_parameters()) {
     const auto [place, is_new] = places.emplace(tensor.impl(), weights.size());

@@ -49,7 +49,7 @@ class Task {
   data::Example here(const data::Example& batch) const;
   // Training examples in an epoch.
   virtual int64_t examples() const = 0;
-  virtual std::shared_ptr<Loader> loader(std::shared_ptr<const data::Sampler> sampler,
+  virtual std::shared_ptr<Loader> loader(std::shared_ptr<const data::BatchSampler> batches,
                                          const data::LoaderOptions& options) const = 0;
   virtual Outcome forward(const data::Example& batch) = 0;
 

@@ -51,9 +51,9 @@ class TextTask : public Task {
   std::string fingerprint() const override { return corpus_.fingerprint; }
   nn::Module& model() override { return model_; }
   int64_t examples() const override { return windows_.size(); }
-  std::shared_ptr<Loader> loader(std::shared_ptr<const data::Sampler> sampler,
+  std::shared_ptr<Loader> loader(std::shared_ptr<const data::BatchSampler> batches,
                                  const data::LoaderOptions& options) const override {
-    return std::make_shared<data::DataLoader<Windows>>(windows_, std::move(sampler), options);
+    return std::make_shared<data::DataLoader<Windows>>(windows_, std::move(batches), options);
   }
   Metrics evaluate(const comm::Group& group) override {
     const int64_t size = std::min<int64_t>(tested_.size(), 16);

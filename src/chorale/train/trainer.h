@@ -12,6 +12,7 @@
 #include "chorale/train/progress.h"
 #include "chorale/train/run_folder.h"
 #include "chorale/train/run_log.h"
+#include "chorale/train/step_loop.h"
 #include "chorale/train/stepper.h"
 
 namespace chorale::train {
@@ -25,6 +26,7 @@ struct Job {
   Output& out;                   // only rank 0 writes
   json::Object facts{};          // about program and machine, for the log
   ShardFully shard_fully{};      // in programs that have it
+  StepLoop* loop = nullptr;      // where ranks may die; the group is its own
 };
 
 // How many steps there are, and where an epoch ends.
@@ -36,7 +38,7 @@ struct Plan {
 // InvalidArgument when the batch cannot be dealt to this many ranks, or is larger than the data.
 Plan make_plan(const TrainOptions& options, int64_t examples, int ranks);
 
-enum class Ending : uint8_t { kDone, kInterrupted };
+enum class Ending : uint8_t { kDone, kInterrupted, kLeft };  // kLeft: the others go on without this rank
 // As one rank of the group. What rank 0 throws, the others throw as ToldByRank0; but all throw NotFinite.
 Ending train(const Job& job);
 

@@ -55,9 +55,9 @@ class SumTask final : public Task {
   std::string fingerprint() const override { return "40 sums"; }
   nn::Module& model() override { return model_; }
   int64_t examples() const override { return dataset_->size(); }
-  std::shared_ptr<Loader> loader(std::shared_ptr<const data::Sampler> sampler,
+  std::shared_ptr<Loader> loader(std::shared_ptr<const data::BatchSampler> batches,
                                  const data::LoaderOptions& options) const override {
-    return std::make_shared<data::DataLoader<data::TensorDataset>>(*dataset_, std::move(sampler), options);
+    return std::make_shared<data::DataLoader<data::TensorDataset>>(*dataset_, std::move(batches), options);
   }
   Outcome forward(const data::Example& batch) override {
     if (++forwards_ == interrupt_at_) std::raise(SIGINT);

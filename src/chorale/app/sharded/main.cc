@@ -8,7 +8,7 @@
 namespace {
 
 void add_sharded_train(CLI::App& program, chorale::app::Work& work) {
-  chorale::app::add_train_with(program, work, chorale::app::shard_fully);
+  chorale::app::add_train_with(program, work, {.shard_fully = chorale::app::shard_fully});
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ class ShardedModel final : public train::FullSharding {
   }
   void fill(const NamedTensors& wholes) override {
     const NoGrad quiet;
-    std::unordered_set<const TensorImpl*> seen;
+    std::unordered_set<const Tensor::Impl*> seen;
     size_t next = 0;
     for (const auto& [name, x] : model_.named_parameters()) {
       if (!seen.insert(x.impl()).second) continue;

@@ -256,6 +256,16 @@ const samples = runs => perRun(runs, run => {
   }));
 });
 
+// Ranks that died or joined while the job went on.
+const rankChanges = runs => perRun(runs, run => {
+  if (run.events.length === 0) return null;
+  const number = value => isNumber(value) ? pretty(value) : "–";
+  return make("div", {class: "scroll"}, make("table", {},
+    make("thead", {}, make("tr", {}, ["step", "ranks", "cost", "what happened"].map((name, i) => make("th", i < 3 ? {class: "number"} : {}, name)))),
+    make("tbody", {}, run.events.map(event => make("tr", {}, [number(event.step), number(event.ranks), `${number(event.cost_ms)} ms`,
+      event.cause + (event.repeated ? "; the step was repeated" : "")].map((value, i) => make("td", i < 3 ? {class: "number"} : {}, value)))))));
+});
+
 // Calls of functions on other workers: by pair, and what each worker has at the moment.
 const calls = runs => perRun(runs, run => {
   if (run.calls.length === 0 && run.workers.length === 0) return null;
@@ -344,6 +354,7 @@ function render() {
       ? noisy({name: title ?? name, color, x: place(run.own[name]), y: run.own[name].value}) : [], {label: name}));
   }
   section(cards, "ranks", runs.length > 1, "Where the time of a step goes", [...timeSplit(runs), ...memory(runs)]);
+  section(cards, "changes", true, "Ranks that died or joined", rankChanges(runs));
   section(cards, "calls", true, "Calls of functions on other workers", calls(runs));
   section(cards, "confusion", runs.length > 1, "Taken for what", confusions(runs));
   section(cards, "worst", runs.length > 1, "Worst mistakes", mistakes(runs));

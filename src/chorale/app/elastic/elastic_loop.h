@@ -1,0 +1,11 @@
+// The steps of `chorale train --elastic`.
+#pragma once
+
+#include "chorale/train/step_loop.h"
+
+namespace chorale::app {
+
+// As a rank that `chorale train --elastic` started.
+std::unique_ptr<train::StepLoop> elastic_loop();
+
+}  // namespace chorale::app

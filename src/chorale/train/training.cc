@@ -1,0 +1,377 @@
+#include "chorale/train/training.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "chorale/api/api.h"
+#include "chorale/base/comm_error.h"
+#include "chorale/base/generator.h"
+#include "chorale/base/log.h"
+#include "chorale/base/parallel_for.h"
+#include "chorale/comm/objects.h"
+#include "chorale/io/file.h"
+#include "chorale/json/json_write.h"
+#include "chorale/parallel/distributed_sampler.h"
+#include "chorale/trace/trace.h"
+#include "chorale/train/job_device.h"
+#include "chorale/train/told_by_rank_0.h"
+
+namespace chorale::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// Dropout and the like: each replica has numbers of its own in each step, and the ranks that share its model draw the
+// same. They follow from the step alone: a run that goes on, with as many replicas or others, needs to know no more.
+RandomStream stream_of_replica(const TrainOptions& options, int replica, int64_t step) {
+  constexpr uint64_t kTraining = 2;
+  return Generator(static_cast<uint64_t>(options.seed))
+      .fork(kTraining)
+      .fork(static_cast<uint64_t>(step))
+      .fork(static_cast<uint64_t>(replica))
+      .state();
+}
+
+}  // namespace
+
+Training::Training(const Job& job)
+    : job_(job), options_(job.options), group_(job.group), loop_(job.loop), ranks_(job.group, job.options) {
+  manual_seed(static_cast<uint64_t>(options_.seed));
+  task_ = job.kind.make(options_);
+  if (!options_.fsdp) task_->place(device_of(options_, group_.rank()));
+  plan_ = make_plan(options_, task_->examples(), loop_ ? loop_->first_size() : ranks_.replicas().size());
+  parameters_ = task_->model().parameter_count();
+  // Before ranks meet: once there is a line of the log, every rank heeds Ctrl-C.
+  interrupt_.emplace();
+  if (loop_) {
+    make_stepper();  // ranks meet in run()
+    return;
+  }
+  begin();
+  saver_.emplace(group_);
+  settle_in();
+}
+
+// ---- beginning
+
+// On rank 0: the folder is this job's, and what there is to go on with is looked for.
+void Training::open_folder(bool is_new) {
+  made_.make(job_.folder);
+  if (!lock_) lock_.emplace(job_.folder);
+  const bool resumes = options_.resume || options_.resume_previous;
+  // What has no options is no run that began here: there is nothing to go on with, and nothing to write over.
+  const bool has_options = std::filesystem::exists(job_.folder / "config.json");
+  if (is_new && (!resumes || (!has_options && Checkpoints(job_.folder).list().empty()))) check_is_new(job_.folder);
+  checkpoints_.emplace(job_.folder);
+  checkpoints_->remove_unfinished();
+  found_.reset();
+  if (resumes) found_ = find_checkpoint(*checkpoints_, options_.resume_previous);
+  if (found_) {
+    check_unchanged(job_.table, found_->checkpoint.options, job_.folder.string());
+    CHORALE_CHECK(found_->checkpoint.data == task_->fingerprint(), "[train] the run in ", job_.folder.string(),
+                  " learnt from other data (", found_->checkpoint.data, ") than there are now (", task_->fingerprint(),
+                  ")");
+    CHORALE_CHECK(found_->checkpoint.step <= plan_.steps, "[train] the run in ", job_.folder.string(), " is at step ",
+                  found_->checkpoint.step, " already, behind the end at step ", plan_.steps,
+                  "; give more with --steps or --epochs");
+  } else if (!options_.init.empty()) {
+    if (options_.fsdp) {
+      weights_ = task_->weights_from(options_.init);
+    } else {
+      task_->start_from(options_.init);
+    }
+  }
+  io::write_file(job_.folder / "config.json", json::write(job_.table.values(), json::Layout::kPages) + "\n");
+}
+
+void Training::make_stepper() {
+  stepper_.emplace(*task_, options_, plan_.steps, ranks_, job_.shard_fully);
+  if (stepper_->ddp()) stepper_->ddp()->set_sample_rate(options_.log_every);
+}
+
+// Sets step and states to those of the last checkpoint, if there is one and it is wanted, else to the beginning.
+void Training::begin() {
+  const bool is_new = !std::exchange(has_tried_, true);
+  on_rank_0(group_, [&] { open_folder(is_new); });
+  if (stepper_) {
+    stepper_->ddp()->sync_module_states(group_.global_rank(0));  // rank 0 may have read a model to start from
+  } else {
+    make_stepper();
+  }
+  std::vector<comm::Value> head(1);
+  if (found_) head[0] = comm::List{comm::Value(found_->checkpoint.step), comm::Value(found_->folder.string())};
+  comm::broadcast_object_list(group_, head, 0);
+  if (head[0].is_nothing()) {
+    stepper_->start(std::exchange(weights_, {}));
+  } else {
+    const auto& values = head[0].as<comm::List>();
+    place_.step = place_.saved_step = values[0].as<int64_t>();
+    with_all_ranks(group_, [&] { stepper_->load(values[1].as<std::string>()); });
+  }
+  place_.has_begun = true;
+}
+
+// The ranks have changed: the folder of the run is the first one's, and everybody gets a new part of each step.
+void Training::regroup() {
+  bool is_lost = false;
+  try {
+    if (saver_) with_all_ranks(group_, [this] { saver_->wait(); });
+  } catch (const CommError& error) {  // a rank that died had a part of it
+    is_lost = true;
+    if (speaks()) log_info(concat("the checkpoint that was being written is lost, and made again: ", error.what()));
+  }
+  saver_.reset();
+  std::array<double, 2> all = {place_.has_begun ? 0.0 : 1.0, is_lost ? 1.0 : 0.0};
+  group_.all_reduce(std::span<double>(all)).wait();
+  if (all[0] > 0) {
+    begin();
+  } else if (speaks() && !lock_) {
+    lock_.emplace(job_.folder);
+    checkpoints_.emplace(job_.folder);
+  }
+  has_tried_ = true;
+  if (all[1] > 0) {
+    place_.saves_again = place_.is_behind = true;
+    if (speaks()) checkpoints_->remove_unfinished();
+  }
+  saver_.emplace(group_);
+  settle_in();
+}
+
+void Training::deal() {
+  const auto seed = static_cast<uint64_t>(options_.seed);
+  if (loop_) {
+    share_ = loop_->deal(std::make_shared<data::RandomSampler>(task_->examples(), seed), options_.batch,
+                         plan_.examples_of_rank, options_.elastic_batch == "local");
+  } else {
+    const auto order = std::make_shared<parallel::DistributedSampler>(
+        task_->examples(), ranks_.replicas(), parallel::DistributedSamplerOptions{.seed = seed, .drop_last = true});
+    share_ = {.pieces = std::make_shared<data::FixedBatches>(order, plan_.examples_of_rank, true),
+              .pieces_of_step = options_.accumulate,
+              .examples = static_cast<double>(plan_.examples_of_rank * options_.accumulate),
+              .examples_of_all = options_.batch};
+  }
+  loader_ = task_->loader(share_.pieces, {.seed = seed});
+  data::LoaderState position = loader_->state();
+  position.epoch = place_.step / plan_.steps_per_epoch;
+  position.batch = place_.step % plan_.steps_per_epoch * share_.pieces_of_step;
+  loader_->load_state(position);
+}
+
+void Training::settle_in() {
+  deal();
+  // Of the steps before the first change: newcomers have no part in it.
+  if (place_.has_stepped) {
+    if (timeline_) trace::stop();
+    timeline_.reset();
+  } else {
+    timeline_.emplace(group_, place_.step, plan_.steps);
+  }
+  const bool is_first = !progress_;
+  if (is_first || (speaks() && !log_))
+    progress_.emplace(job_.out, options_.quiet || !speaks() ? Progress::Style::kQuiet : Progress::style_for(job_.out),
+                      plan_.steps);
+  if (speaks() && !log_) {
+    json::Object start = job_.facts;
+    start.emplace_back("task", json::Value(std::string(job_.kind.name())));
+    start.emplace_back("ranks", json::Value(int64_t{group_.size()}));
+    start.emplace_back("threads", json::Value(int64_t{thread_count()}));
+    start.emplace_back("device", json::Value(concat(task_->device())));
+    start.emplace_back("parameters", json::Value(parameters_));
+    start.emplace_back("steps", json::Value(plan_.steps));
+    start.emplace_back("steps_per_epoch", json::Value(plan_.steps_per_epoch));
+    log_.emplace(job_.folder, place_.step, std::move(start));
+  }
+  if (is_first && !place_.has_stepped) introduce();
+}
+
+void Training::introduce() {
+  progress_->say(task_->describe());
+  progress_->say(
+      fmt::format("{} parameters; {} steps of {} {}, {} to an epoch; ranks: {}{}, {}; run: {}", grouped(parameters_),
+                  grouped(plan_.steps), grouped(options_.batch * task_->unit().per_example), task_->unit().name,
+                  grouped(plan_.steps_per_epoch), group_.size(),
+                  ranks_.is_split() ? fmt::format(" ({} x {})", ranks_.replicas().size(), ranks_.parts())
+                  : ranks_.shards()
+                      ? fmt::format(" ({} x {} that share a model)", ranks_.shards()->replicas, ranks_.shards()->ranks)
+                      : "",
+                  task_->device() == kCpu ? fmt::format("threads of each: {}", thread_count())
+                                          : concat("device of the first: ", task_->device()),
+                  job_.folder.string()));
+  if (place_.step > 0) progress_->say(fmt::format("going on behind step {}", grouped(place_.step)));
+  if (place_.step == 0 && (options_.resume || options_.resume_previous))
+    progress_->say("there is no checkpoint yet: starting from the beginning");
+  if (ranks_.shards() && place_.step < plan_.steps) say_memory();
+}
+
+// What the ranks of a fully sharded model need, before the first step: found by a step that changes nothing.
+void Training::say_memory() {
+  default_generator().restore(stream_of_replica(options_, ranks_.replicas().rank(), place_.step));
+  const data::LoaderState place = loader_->state();
+  auto piece = loader_->next();
+  CHORALE_INVARIANT(piece, "there is no batch to begin with");
+  const StepMemory own = stepper_->rehearse(*piece);
+  loader_->load_state(place);
+  std::array<int64_t, 6> largest = {own.peak,   own.model.parts, own.model.gradients,
+                                    own.states, own.activations, own.model.largest_block};
+  group_.all_reduce(std::span<int64_t>(largest), Reduce::kMax).wait();
+  std::array<std::string, 6> text;
+  for (size_t i = 0; i < text.size(); ++i)
+    text[i] = fmt::format("{:.4g} MiB", static_cast<double>(largest[i]) / (1 << 20));
+  progress_->say(
+      fmt::format("memory of a rank: {} at the peak of a step; parameters {}, gradients {}, states {}, "
+                  "activations {}, largest gathered block {}",
+                  text[0], text[1], text[2], text[3], text[4], text[5]));
+}
+
+// ---- turns
+
+bool Training::turn() {
+  if (place_.gives_up) give_up();
+  const bool is_last = place_.step == plan_.steps;
+  if (std::exchange(place_.is_behind, false)) {
+    const bool due = options_.evaluate_every > 0 ? is_due(options_.evaluate_every) : ends_epoch();
+    if (is_last || (due && !place_.stops)) evaluate();
+    if (is_last || is_due(options_.checkpoint_every) || place_.stops || place_.saves_again) save();
+  }
+  if (!is_last && !place_.stops) {
+    step();
+    return true;
+  }
+  finish();
+  return false;
+}
+
+void Training::step() {
+  const auto start = Clock::now();
+  if (ends_epoch()) loader_->set_epoch(place_.step / plan_.steps_per_epoch);  // leaves out what did not fill a step
+  if (timeline_) timeline_->begin(place_.step + 1);
+  default_generator().restore(stream_of_replica(options_, ranks_.replicas().rank(), place_.step));
+  const StepResult mine = stepper_->compute({share_.pieces_of_step, share_.examples}, [this] {
+    auto batch = loader_->next();
+    CHORALE_INVARIANT(batch, "the epoch ended before its last step");
+    return std::move(*batch);
+  });
+  const auto ranks = static_cast<double>(group_.size());
+  // The ranks of a replica saw the same examples.
+  const double right = static_cast<double>(mine.right) / ranks_.parts();
+  std::array<double, kSums> all = {mine.loss / ranks, right, Interrupt::requested() ? 1.0 : 0.0};
+  const auto examples = static_cast<double>(share_.examples_of_all);
+  commit(all, [&] { update(all); });
+  if (place_.gives_up) return;
+  if (timeline_) {
+    if (const auto timeline = timeline_->end(place_.step))
+      leave_file("trace.json", [&] { io::write_file(job_.folder / "trace.json", *timeline); });
+  }
+  Sums& sums = place_.sums;
+  ++sums.steps;
+  sums.examples += examples;
+  sums.loss += all[0];
+  sums.right += all[1];
+  sums.gradient_norm += updated_.gradient_norm;
+  sums.seconds += seconds_since(start);
+  place_.smooth_loss = place_.smooth_loss == 0 ? all[0] : 0.9 * place_.smooth_loss + 0.1 * all[0];
+  log(is_due(options_.log_every) || place_.step == plan_.steps || place_.stops);
+}
+
+// All have come, with gradients that are averaged: nobody updates before.
+void Training::commit(std::span<double> values, const std::function<void()>& update) {
+  if (loop_) return loop_->commit(values, update);
+  group_.all_reduce(values).wait();
+  update();
+}
+
+// Calls nobody.
+void Training::update(std::span<const double> sums) {
+  problem_.clear();
+  if (options_.on_nan == "stop" && !std::isfinite(sums[0])) {
+    problem_ = concat("the loss is ", sums[0]);
+  } else {
+    updated_ = stepper_->update(share_.lr_scale);
+    problem_ = updated_.problem;
+  }
+  place_.gives_up = !problem_.empty();
+  if (place_.gives_up) return;
+  ++place_.step;
+  place_.is_behind = place_.has_stepped = true;
+  place_.stops = sums[2] > 0;
+}
+
+// Where ranks may die, nobody leaves before all have come here.
+void Training::finish() {
+  if (place_.step == plan_.steps) evaluate();  // of a run that was complete when it began
+  finish_saving();
+  write_page();
+  if (!loop_) return;
+  loop_->stop();
+  std::array<double, kSums> nothing{};
+  loop_->commit(nothing, [] {});
+}
+
+// Before the update: every rank repeats the step by itself and looks where numbers stop being finite.
+void Training::give_up() {
+  finish_saving();
+  const std::vector<comm::Value> found = comm::gather_object(group_, comm::Value(stepper_->find_not_finite()));
+  progress_.reset();
+  std::string message =
+      fmt::format("[train] step {}: {}, so training has stopped before the update", place_.step + 1, problem_);
+  if (!speaks()) throw NotFinite(message);
+  std::vector<std::string> places;
+  for (size_t rank = 0; rank < found.size(); ++rank) {
+    if (const auto& place = found[rank].as<std::string>(); !place.empty())
+      places.push_back(fmt::format("on rank {} it is {}", rank, place));
+  }
+  message += places.empty() ? "; every rank's own numbers are finite: their sum over ranks is not"
+                            : fmt::format("; what is not finite first: {}", fmt::join(places, ", "));
+  const std::vector<std::filesystem::path> saved = checkpoints_->list();
+  message += saved.empty() ? ". There is no checkpoint yet"
+                           : fmt::format(". The last checkpoint, {}, is as it was", saved.back().string());
+  write_page();
+  throw NotFinite(message + ". Try a smaller --lr, or --clip 1; --on-nan continue trains on regardless");
+}
+
+void Training::say_how_to_go_on() {
+  progress_.reset();  // clears the live line
+  if (!speaks()) return;
+  job_.out.print(fmt::format(
+      "interrupted after step {} of {}, which is saved; go on with\n  chorale train {} --out {} --resume{}\n",
+      grouped(place_.step), grouped(plan_.steps), job_.kind.name(), job_.folder.string(),
+      options_.fsdp ? " --fsdp" : ""));
+}
+
+Ending Training::run() {
+  if (!loop_) {
+    while (turn()) continue;
+  } else {
+    const auto bytes = [this] { return std::string(reinterpret_cast<const char*>(&place_), sizeof place_); };
+    const auto from_bytes = [this](const std::string& text) {
+      CHORALE_CHECK(text.size() == sizeof place_, "[train] a rank of another version says where the job is");
+      std::memcpy(&place_, text.data(), sizeof place_);
+    };
+    const StepLoop::Calls calls{.changed = [this] { regroup(); },
+                                .step = [this] { turn(); },
+                                .event = [this](const StepLoop::Event& event) { log_event(event); },
+                                .save = bytes,
+                                .load = from_bytes,
+                                .save_rest = [this] { return stepper_->numbers(); },
+                                .load_rest = [this](const std::string& text) { stepper_->load_numbers(text); }};
+    if (!loop_->run(*stepper_->ddp(), stepper_->optimizer(), calls)) return Ending::kLeft;
+  }
+  if (place_.step < plan_.steps) {
+    say_how_to_go_on();
+    return Ending::kInterrupted;
+  }
+  progress_.reset();
+  if (speaks()) {
+    job_.out.print(fmt::format("{} after {} steps, {:.1f} s; run: {}\n", text_of(result_), grouped(place_.step),
+                               log_->seconds(), job_.folder.string()));
+  }
+  return Ending::kDone;
+}
+
+}  // namespace chorale::train

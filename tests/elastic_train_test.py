@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+"""`chorale train --elastic`: jobs whose ranks are killed train as if nobody had been.
+
+  elastic_train_test.py BIN_FOLDER
+"""
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import time
+
+from training_runs import LIMIT_S, PROGRAM, TextRuns, Train
+from unittest_main import main
+
+# Plain SGD: with Adam, rounding alone drives two jobs apart.
+OPTIONS = ("--model", "mlp", "--batch", "32", "--optimizer", "sgd", "--lr", "0.02", "--schedule", "constant", "--log-every", "1", "--checkpoint-every", "10", "--evaluate-every", "40")
+
+
+def ranks_of(launcher):
+    """The process ids of its ranks, in the order of their start."""
+    children = pathlib.Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    return [int(pid) for pid in children if b"--launched" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+class Disturbed(Train):
+    def lines(self, run):
+        path = self.folder / run / "metrics.jsonl"
+        if not path.exists():
+            return []
+        return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+    def losses_by_step(self, run):
+        return {line["step"]: line["loss"] for line in self.lines(run) if line["kind"] == "train"}
+
+    def wait_for_step(self, process, run, step):
+        until = time.monotonic() + LIMIT_S
+        while not any(line["step"] >= step and line["kind"] == "train" for line in self.lines(run)):
+            self.assertIsNone(process.poll(), "it ended")
+            self.assertLess(time.monotonic(), until)
+            time.sleep(0.05)
+
+    def disturbed(self, kills, *options, task="fashion-mnist"):
+        """Runs a job of four ranks; kills[step] says which ranks die behind this step, by their place among those that run."""
+        job = self.start("-n", "4", "--elastic", "1:4", "--out", "killed", *options, task=task)
+        try:
+            for step, places in kills.items():
+                self.wait_for_step(job, "killed", step)
+                ranks = ranks_of(job)
+                for place in places:
+                    os.kill(ranks[place], signal.SIGKILL)
+            out, err = job.communicate(timeout=LIMIT_S)
+        finally:
+            job.kill()
+        self.assertEqual(job.returncode, 0, out + err)
+        return out, err
+
+    def expect_same(self, steps):
+        whole, killed = self.losses_by_step("whole"), self.losses_by_step("killed")
+        self.assertEqual(sorted(whole), list(range(1, steps + 1)))
+        for step in whole:
+            # A rank 0 that dies between a step and its line takes the line along.
+            if step in killed:
+                self.assertLess(abs(whole[step] - killed[step]), 2e-3 * whole[step], step)
+        self.assertGreater(len(killed), steps - 4)
+
+
+class Elastic(Disturbed):
+    def test_losses_are_those_of_one_rank(self):
+        self.run_to_end(*OPTIONS, "--steps", "160", "-n", "1", "--out", "whole")
+        # Rank 0, then two at once.
+        out, err = self.disturbed({20: [0], 70: [1, 2]}, *OPTIONS, "--steps", "160")
+        self.expect_same(160)
+        events = [line for line in self.lines("killed") if line["kind"] == "event"]
+        self.assertIn("rank 0 (member 0) died: killed by SIGKILL", events[0]["cause"], err)
+        self.assertLess({event["ranks"] for event in events[:1]}.pop(), 5)
+        self.assertTrue(all(event["cost_ms"] > 0 for event in events))
+        self.assertIn("killed by SIGKILL; ", out)
+        self.assertEqual(self.steps_of("killed")[-1], 160)
+        self.assertNotIn("unfinished", " ".join(path.name for path in (self.folder / "killed" / "checkpoints").iterdir()))
+        self.assertIn("Ranks that died or joined", (self.folder / "killed" / "report.html").read_text())
+        # What was saved is whole: any job goes on with it.
+        self.run_to_end("--out", "killed", "--resume", "--steps", "170", "-n", "2")
+
+    def test_a_job_that_is_interrupted_says_how_to_go_on(self):
+        job = self.start("-n", "2", "--elastic", "1:2", "--out", "a", *OPTIONS, "--steps", "100000")
+        self.wait_for_step(job, "a", 12)
+        os.kill(ranks_of(job)[1], signal.SIGKILL)
+        self.wait_for_step(job, "a", 30)
+        job.send_signal(signal.SIGINT)
+        out, err = job.communicate(timeout=LIMIT_S)
+        self.assertEqual(job.returncode, 128 + signal.SIGINT, out + err)
+        step = int(re.search(r"interrupted after step ([0-9,]+) of", out)[1].replace(",", ""))
+        self.assertEqual(self.steps_of("a")[-1], step)
+        self.run_to_end("--out", "a", "--resume", "--steps", str(step + 5), "--elastic", "1:2", "-n", "2")
+        self.assertEqual(self.steps_of("a")[-1], step + 5)
+
+    def test_a_job_grows_and_shrinks_and_gives_its_node_back(self):
+        job = self.start("-n", "2", "--elastic", "1:3", "--out", "a", *OPTIONS, "--steps", "100000")
+
+        def wait_for_ranks(ranks):
+            until = time.monotonic() + LIMIT_S
+            while [line["ranks"] for line in self.lines("a") if line["kind"] == "event"][-1:] != [ranks]:
+                self.assertIsNone(job.poll(), "it ended")
+                self.assertLess(time.monotonic(), until)
+                time.sleep(0.05)
+
+        def resize(run, ranks):
+            return subprocess.run([PROGRAM, "resize", str(run), str(ranks)], cwd=self.folder, capture_output=True, text=True, timeout=LIMIT_S)
+
+        self.wait_for_step(job, "a", 5)
+        self.assertEqual(resize("a", 3).stdout, "resized from 2 to 3 ranks\n")
+        wait_for_ranks(3)
+        refused = resize("a", 4)
+        self.assertEqual(refused.returncode, 1)
+        self.assertIn("not within 1:3", refused.stderr)
+        self.assertEqual(resize(job.pid, 1).returncode, 0)
+        wait_for_ranks(1)
+        job.send_signal(signal.SIGUSR1)
+        out, err = job.communicate(timeout=LIMIT_S)
+        self.assertEqual(job.returncode, 128 + signal.SIGUSR1, out + err)
+        self.assertIn("wanted back", err)
+        self.assertIn("go on with", out)
+        self.assertNotIn("SIGKILL", err)
+        self.assertIn("nobody trains in a", resize("a", 2).stderr)
+        self.assertIn("is no launcher", resize(os.getpid(), 2).stderr)
+
+    def test_the_local_batch_may_stay(self):
+        out, _ = self.disturbed({20: [1]}, *OPTIONS, "--steps", "60", "--elastic-batch", "local")
+        rates = {round(line["lr"], 9) for line in self.lines("killed") if line["kind"] == "train"}
+        self.assertLessEqual(rates, {0.02, 0.015, 0.01, 0.005})
+        self.assertIn(0.02, rates)
+        self.assertGreater(len(rates), 1, "no step was done by fewer ranks")
+
+    def test_what_a_rank_says_itself_ends_the_job(self):
+        (self.folder / "taken").mkdir()
+        (self.folder / "taken" / "metrics.jsonl").write_text("")
+        self.assertIn("taken", self.run_to_end("--elastic", "1:2", "-n", "2", "--out", "taken", "--steps", "5", status=1))
+        said = self.run_to_end(*OPTIONS, "--steps", "60", "--elastic", "1:2", "-n", "2", "--out", "nan", "--lr", "1e6", status=3)
+        self.assertIn("so training has stopped before the update", said)
+
+
+class ElasticText(TextRuns, Disturbed):
+    def test_gpt_goes_on_without_a_rank(self):
+        options = ("--text", "text", "--tokenizer", "bytes", *self.TINY, "--epochs", "50", "--steps", "60", "--log-every", "1", "--optimizer", "sgd", "--lr", "0.1", "--schedule", "constant", "--warmup", "0")
+        self.run_to_end(*options, "-n", "1", "--out", "whole", task="gpt")
+        self.disturbed({10: [3]}, *options, task="gpt")
+        self.expect_same(60)
+
+
+if __name__ == "__main__":
+    main()
