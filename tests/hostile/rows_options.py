@@ -64,6 +64,7 @@ OTHERS = [
     ("bench/rounds nan", ["bench", "ops", "--rounds", "nan"], r"expects a number from 1"),
     ("bench/seconds nan", ["bench", "ops", "--seconds", "nan"], r"expects a number from 1e-06 to 3600"),
     ("bench/ranks", ["bench", "ddp", "-n", "4294967297"], r"expects a number from 1 to 256"),
+    ("bench/peer", ["bench", "ops", "--against", "torch,pigeons"], r"no peer is called 'pigeons'; expected some of: torch, memcpy, onednn"),
     ("bench/hosts", ["bench", "collectives", "--hosts", "3"], r"expects a number from 1 to 2"),
     ("names/lernrate", ["train", "gpt", "--lernrate", "1"], r"no option --lernrate; did you mean '--lr'\?"),
     ("names/of the program, before it", ["run", "--lernrate", "1", "-n", "2", "true"], r"there is no option --lernrate; those of the program come after its name"),

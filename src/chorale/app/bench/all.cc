@@ -193,7 +193,9 @@ void add_bench_all(CLI::App& bench, Work& work) {
   using namespace bench_all;
   CLI::App* command = bench.add_subcommand("all", "Collectives, steps and data-parallel steps in one table");
   auto options = std::make_shared<Options>();
-  command->add_option("--against", options->against, "peers, among torch and mpi")->capture_default_str();
+  command->add_option("--against", options->against, "peers, among torch and mpi")
+      ->check(one_of_peers({"torch", "mpi"}))
+      ->capture_default_str();
   command->add_flag("--markdown", options->markdown, "the table as Markdown");
   command->add_option("--json", options->json, "write all reports to this file");
   command->add_option("--torch-python", options->python, "a Python that can import torch")->capture_default_str();

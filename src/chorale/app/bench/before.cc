@@ -18,7 +18,6 @@ extern char** environ;
 namespace chorale::app {
 namespace {
 
-constexpr int kRuns = 3;
 // What a change may cost: on the average, and in one case. Repeated runs of one program differ by less than that on a
 // quiet machine.
 constexpr double kMostOnAverage = 1.03, kMostInOneCase = 1.10;
@@ -104,19 +103,25 @@ std::vector<BenchRow> compared(const std::vector<nlohmann::json>& now, const std
   return rows;
 }
 
-void compare_with_before(const std::string& bench, const std::string& program, const std::string& json) {
+void compare_with_before(const std::string& bench, const std::string& program, const std::string& json, int rounds) {
   const std::string own = std::filesystem::path(program_path()).parent_path() / "chorale";
   char folder[] = "/tmp/chorale-bench-XXXXXX";
   CHORALE_CHECK_STATE(mkdtemp(folder), "[bench] cannot make a folder in /tmp");
-  const std::vector<std::string> words = own_words();
+  std::vector<std::string> words = own_words();
+  const bool says_rounds =
+      std::any_of(words.begin(), words.end(), [](const std::string& word) { return word.starts_with("--rounds"); });
+  if (rounds > 0 && !says_rounds) words.push_back(fmt::format("--rounds={}", rounds));
   std::vector<nlohmann::json> now, before;
-  for (int run = 0; run < kRuns; ++run) {
-    fmt::print(stderr, "run {} of {}\n", run + 1, kRuns);
+  for (int run = 0; run < kRunsOfEach; ++run) {
+    fmt::print(stderr, "run {} of {}\n", run + 1, kRunsOfEach);
     before.push_back(report_by(program, words, std::string(folder) + "/before.json"));
     now.push_back(report_by(own, words, std::string(folder) + "/now.json"));
   }
   std::filesystem::remove_all(folder);
-  const std::vector<BenchRow> rows = compared(now, before);
+  report_comparison(bench, compared(now, before), json);
+}
+
+void report_comparison(const std::string& bench, const std::vector<BenchRow>& rows, const std::string& json) {
   CHORALE_CHECK_STATE(!rows.empty(), "[bench] the two programs have no case in common");
   double logs = 0, worst = 0;
   std::string slower;

@@ -11,6 +11,8 @@
 #include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
+#include <utility>
 
 #include "chorale/app/bench/gpu.h"
 #include "chorale/app/bench/guards.h"
@@ -154,6 +156,23 @@ void check_only(const std::string& only, const std::vector<std::string>& names) 
   std::string list;
   for (const std::string& name : names) list += "\n  " + name;
   throw InvalidArgument(concat("[bench] no case has '", only, "' (--only) in its name; there are:", list));
+}
+
+std::function<std::string(const std::string&)> one_of_peers(std::vector<std::string> known) {
+  known.emplace_back("none");
+  return [known = std::move(known)](const std::string& against) -> std::string {
+    std::istringstream words(against);
+    for (std::string word; std::getline(words, word, ',');) {
+      const bool is_known = word.empty() || std::any_of(known.begin(), known.end(), [&](const std::string& name) {
+                              return name.back() == '=' ? word.starts_with(name) : word == name;
+                            });
+      if (is_known) continue;
+      std::string list;
+      for (const std::string& name : known) list += (list.empty() ? "" : ", ") + name;
+      return concat("no peer is called '", word, "'; expected some of: ", list);
+    }
+    return "";
+  };
 }
 
 nlohmann::json bench_report(const std::string& bench, const std::vector<BenchRow>& rows) {

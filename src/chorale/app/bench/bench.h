@@ -55,6 +55,10 @@ inline bool picks(const std::string& only, const std::string& name) { return nam
 // Throws InvalidArgument with the names of all cases when it picks none of them.
 void check_only(const std::string& only, const std::vector<std::string>& names);
 
+// `--against`: says what is wrong with a list of peers, separated by commas, or nothing; for CLI11's check(). No peer
+// and "none" are always right. A name that ends with '=' stands for all words that begin so.
+std::function<std::string(const std::string&)> one_of_peers(std::vector<std::string> known);
+
 // The object that `--json` writes.
 nlohmann::json bench_report(const std::string& bench, const std::vector<BenchRow>& rows);
 void write_json(const std::string& path, const nlohmann::json& report);

@@ -292,6 +292,7 @@ void add_bench_collectives(CLI::App& bench, Work& work) {
   command
       ->add_option("--against", options->against,
                    "peers, among floor, torch and mpi; or before=PROGRAM, an older chorale")
+      ->check(one_of_peers({"floor", "torch", "mpi", "before="}))
       ->capture_default_str();
   command->add_option("--json", options->json, "write the report to this file");
   command->add_option("--torch-python", options->python, "a Python that can import torch")->capture_default_str();
@@ -309,7 +310,7 @@ void add_bench_collectives(CLI::App& bench, Work& work) {
   command->callback([options, &work] {
     work = [options] {
       if (const std::string before = before_program(options->against); !before.empty())
-        return compare_with_before("collectives", before, options->json);
+        return compare_with_before("collectives", before, options->json, 1);
       run(*options);
     };
   });

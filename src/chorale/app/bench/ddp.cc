@@ -159,7 +159,8 @@ struct Options {
   std::string only;
   std::string against = "torch";
   int ranks = 2;
-  int rounds = 5;
+  std::optional<int> rounds{};
+  int round_count() const { return rounds.value_or(5); }
   std::optional<double> bucket_mb{};
   int hosts = 1;
   std::string fabric = "tls", rate;
@@ -200,12 +201,14 @@ struct Place {
   }
 };
 
-Side start(const std::string& model, const Mode& mode, const Options& options, const Place& place) {
+Side start(const std::string& model, const Mode& mode, const Options& options, const Place& place,
+           const std::string& program = program_path(), int run = 0) {
   Side side{.name = mode.name, .ranks = {}, .ms = {}};
-  const std::string store = place.folder / (model + "-" + mode.name);
+  const std::string store =
+      place.folder / fmt::format("{}-{}-{}-{}", model, mode.name, std::hash<std::string>()(program), run);
   for (int rank = 0; rank < options.ranks; ++rank) {
     std::vector<std::string> command = place.command(rank, options);
-    command.insert(command.end(), {program_path(), "bench", "ddp-worker", model, mode.name, "--store", store, "--rank",
+    command.insert(command.end(), {program, "bench", "ddp-worker", model, mode.name, "--store", store, "--rank",
                                    std::to_string(rank), "--size", std::to_string(options.ranks)});
     if (options.compiled) command.emplace_back("--compiled");
     if (options.bucket_mb) command.insert(command.end(), {"--bucket-mb", std::to_string(*options.bucket_mb)});
@@ -246,7 +249,7 @@ BenchRow measure(const DdpCase& c, const Options& options, const Place& place) {
     sides.push_back(start(c.model, mode, options, place));
   }
   std::map<std::string, std::vector<double>> torch;
-  for (int round = 0; round < options.rounds; ++round) {
+  for (int round = 0; round < options.round_count(); ++round) {
     for (Side& side : sides) side.turn(c.steps);
     // Its start takes seconds.
     if (options.against.find("torch") == std::string::npos || round >= 3 || place.hosts) continue;
@@ -318,7 +321,7 @@ BenchRow measure_busy(const DdpCase& c, const Options& options, const Place& pla
   const Burners beside(Burners::on_each_core(burners));
   Side ours = start(c.model, kModes[1], options, place);
   std::vector<double> torch;
-  for (int round = 0; round < options.rounds; ++round) {
+  for (int round = 0; round < options.round_count(); ++round) {
     ours.turn(c.busy_steps);
     torch.push_back(torch_turn(c.model, c.busy_steps, options, place.folder).at("ddp"));
   }
@@ -327,6 +330,29 @@ BenchRow measure_busy(const DdpCase& c, const Options& options, const Place& pla
           .ours = median(ours.ms),
           .peers = {{"torch", median(torch)}},
           .extra = ours.last};
+}
+
+// Data-parallel steps of an older program and of this one. All its other sides would take ten minutes.
+void compare_with_before(const Options& options, const Place& place, const std::string& program) {
+  std::vector<BenchRow> rows;
+  for (const DdpCase& c : kCases) {
+    if (!picks(options.only, name_of(c, options))) continue;
+    std::vector<double> then, now;  // by run
+    for (int run = 0; run < kRunsOfEach; ++run) {
+      fmt::print(stderr, "{}, run {} of {}\n", c.model, run + 1, kRunsOfEach);
+      Side before = start(c.model, kModes[1], options, place, program, run);
+      Side ours = start(c.model, kModes[1], options, place, program_path(), run);
+      for (int round = 0; round < options.rounds.value_or(3); ++round) {
+        before.turn(c.steps);
+        ours.turn(c.steps);
+      }
+      then.push_back(median(before.ms));
+      now.push_back(median(ours.ms));
+    }
+    rows.push_back(
+        {.name = name_of(c, options), .unit = "ms", .ours = median(now), .peers = {{"before", median(then)}}});
+  }
+  report_comparison("ddp", rows, options.json);
 }
 
 void run_busy(const Options& options, const Place& place) {
@@ -357,6 +383,11 @@ void run(const Options& options) {
     return;
   }
   if (options.hosts == 2) place.hosts.emplace(options.rate);
+  if (const std::string before = before_program(options.against); !before.empty()) {
+    compare_with_before(options, place, before);
+    std::filesystem::remove_all(place.folder);
+    return;
+  }
   if (options.compiled) {
     fmt::print("{:<29} {:>9} {:>9} {:>7} {:>7} {:>9} {:>9} {:>9} {:>7} {:>7} {:>7}\n", "case", "local ms", "ddp ms",
                "over", "best", "lockstep", "best", "PyTorch", "ratio", "MiB loc", "ddp");
@@ -389,10 +420,10 @@ void add_bench_ddp(CLI::App& bench, Work& work) {
   command->add_option("--json", options->json, "write the report to this file");
   command->add_option("--torch-python", options->python, "a Python that can import torch")->capture_default_str();
   command->add_option("--against", options->against, "peers: torch, or none; or before=PROGRAM, an older chorale")
+      ->check(one_of_peers({"torch", "before="}))
       ->capture_default_str();
   command->add_option("--only", options->only, "cases with this in their name");
-  command->add_option("--rounds", options->rounds, "turns of each side; the median counts")
-      ->capture_default_str()
+  command->add_option("--rounds", options->rounds, "turns of each side; the median counts (5; 3 with before=)")
       ->check(between(1, 1e6));
   command->add_option("--bucket-mb", options->bucket_mb, "buckets of so many MiB (default: the first 1, the others 25)")
       ->check(between(1e-6, 1e6));
@@ -403,13 +434,7 @@ void add_bench_ddp(CLI::App& bench, Work& work) {
   command->add_option("--fabric", options->fabric, "between hosts: tls, or ucx[:DEVICE]")->capture_default_str();
   command->add_flag("--busy", options->busy, "with one and two burners on each core, beside PyTorch alone");
   command->add_option("--rate", options->rate, "of the cable between hosts, such as 1gbit");
-  command->callback([options, &work] {
-    work = [options] {
-      if (const std::string before = before_program(options->against); !before.empty())
-        return compare_with_before("ddp", before, options->json);
-      run(*options);
-    };
-  });
+  command->callback([options, &work] { work = [options] { run(*options); }; });
 
   CLI::App* hidden = bench.add_subcommand("ddp-worker", "A rank of `bench ddp`")->group("");
   auto worker = std::make_shared<Worker>();

@@ -221,7 +221,9 @@ void add_bench_gpu(CLI::App& bench, Work& work) {
   auto options = std::make_shared<Options>();
   command->add_option("--json", options->json, "write the report to this file");
   command->add_option("--torch-python", options->python, "a Python that can import torch")->capture_default_str();
-  command->add_option("--against", options->against, "peers, among torch and floor; or none")->capture_default_str();
+  command->add_option("--against", options->against, "peers, among torch and floor; or none")
+      ->check(one_of_peers({"torch", "floor"}))
+      ->capture_default_str();
   command->add_option("--only", options->only, "models with this in their name");
   command->add_option("--steps", options->steps, "steps that are measured; fifty times as many of the small models")
       ->capture_default_str()

@@ -361,6 +361,7 @@ void add_bench_ops(CLI::App& bench, Work& work) {
   command
       ->add_option("--against", options->against,
                    "peers, among torch, memcpy and onednn; or before=PROGRAM, an older chorale")
+      ->check(one_of_peers({"torch", "memcpy", "onednn", "before="}))
       ->capture_default_str();
   command->add_option("--only", options->only, "cases with this in their name");
   command->add_option("--rounds", options->rounds, "measurements of each, in turns; the median counts")

@@ -167,7 +167,9 @@ void add_bench_rpc(CLI::App& bench, Work& work) {
       ->capture_default_str()
       ->check(between(1, 2));
   command->add_option("--fabric", options->fabric, "between hosts: tls, or ucx[:DEVICE]")->capture_default_str();
-  command->add_option("--against", options->against, "peers: torch, or none")->capture_default_str();
+  command->add_option("--against", options->against, "peers: torch, or none")
+      ->check(one_of_peers({"torch"}))
+      ->capture_default_str();
   command->add_option("--json", options->json, "write the report to this file");
   command->add_option("--torch-python", options->python, "a Python that can import torch")->capture_default_str();
   command->add_option("--only", options->only, "cases with this in their name, such as call/add/4096");

@@ -61,8 +61,8 @@ const Case kCases[] = {
     {"step/mlp512x4/zero2", "ms", 1e3, 60},
     {"step/bert_256x4/ddp", "ms", 1e3, 12},
     {"step/bert_256x4/fsdp", "ms", 1e3, 12},
-    {"checkpoint/save", "s", 1, 5},                // over files that it has replaced before (snapshot::Spares)
-    {"checkpoint/save anew", "s", 1, 5},           // into new files
+    {"checkpoint/save", "s", 1, 5},                // as it comes: over files that an earlier save replaced
+    {"checkpoint/save anew", "s", 1, 5},           // giving those back
     {"checkpoint/load", "s", 1, 5},                // with checksums; the peer has none
     {"checkpoint/load checked first", "s", 1, 5},  // all of them before the first value is replaced
     {"checkpoint/copy", "s", 1, 5},                // of what a rank has, in memory
@@ -353,7 +353,9 @@ void add_bench_sharded(CLI::App& bench, Work& work) {
       ->check(between(2, 256));
   command->add_option("--json", options->json, "write the report to this file");
   command->add_option("--torch-python", options->python, "a Python that can import torch")->capture_default_str();
-  command->add_option("--against", options->against, "peers: torch, or none")->capture_default_str();
+  command->add_option("--against", options->against, "peers: torch, or none")
+      ->check(one_of_peers({"torch"}))
+      ->capture_default_str();
   command->add_option("--only", options->only, "cases with this in their name");
   command->add_option("--rounds", options->rounds, "turns of each side; the median counts")
       ->capture_default_str()

@@ -79,15 +79,13 @@ void with_checkpoint(const std::string& what, const Mesh& mesh, const std::files
   const comm::Group& group = mesh.group(size_t{0});
   const NamedTensors tensors = checkpointed(mesh);
   snapshot::State state = snapshot::state_of(tensors);
-  if (what == "save") {
-    snapshot::Spares spares;
-    return use({[&] { snapshot::save(group, folder, state, {.spares = &spares}); }});
-  }
-  if (what == "save anew") return use({[&] { snapshot::save(group, folder, state); }});
+  if (what == "save") return use({[&] { snapshot::save(group, folder, state); }});
+  if (what == "save anew")
+    return use({[&] { snapshot::save(group, folder, state, {.replaced = snapshot::Replaced::kRemoved}); }});
   if (what == "load" || what == "load checked first") {
     snapshot::save(group, folder, state);
-    const snapshot::LoadOptions options{.verify =
-                                            what == "load" ? snapshot::Verify::kMeanwhile : snapshot::Verify::kFirst};
+    snapshot::LoadOptions options;
+    if (what != "load") options.verify = snapshot::Verify::kFirst;
     return use({[&] { snapshot::load(group, folder, state, options); }});
   }
   if (what == "copy") {

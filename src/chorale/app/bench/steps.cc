@@ -280,6 +280,7 @@ void add_bench_steps(CLI::App& bench, Work& work) {
   command
       ->add_option("--against", options->against,
                    "peers, among torch and compiled; or before=PROGRAM, an older chorale")
+      ->check(one_of_peers({"torch", "compiled", "before="}))
       ->capture_default_str();
   command->add_flag("--compiled", options->compiled, "measure the compiled step beside the plain one");
   command->add_option("--only", options->only, "cases with this in their name");
