@@ -68,8 +68,9 @@ UcxFabric::~UcxFabric() {
     const auto is_sending = [](const Flying& flying) {
       return flying.frame || (flying.transfer && flying.transfer->is_send);
     };
-    // A peer that is stopped takes nothing any more; it is not waited for.
-    Deadline deadline = within(std::min(options_.keep_alive, kLeavingTime));
+    // A peer that is stopped takes nothing any more; it is not waited for. One that lives takes everything, and must:
+    // Note [Both must not cut].
+    Deadline deadline = within(kLeavingTime);
     while (std::any_of(flying_.begin(), flying_.end(), is_sending) && !deadline.passed()) drive();
     std::vector<UcxWorker::Request> flushing;
     for (const auto& [rank, peer] : peers_) flushing.push_back(worker_->flush(rank));
