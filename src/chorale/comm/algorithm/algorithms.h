@@ -13,7 +13,7 @@ class ShmCall;
 
 // ---- on one host
 
-bool shm_slot(ShmCall& call);  // in shm_read.cc: one line over the reading that both share
+bool shm_slot(ShmCall& call);
 bool shm_read(ShmCall& call);
 bool shm_in_place(ShmCall& call);
 bool shm_monitored_barrier(ShmCall& call);
@@ -28,7 +28,7 @@ void net_gather(NetCall& call);
 void net_scatter(NetCall& call);
 void net_all_to_all(NetCall& call);
 void net_reduce(NetCall& call);
-// Three ways, the same bits (Note [Order of sums] in vec/combine.h). Direct ones share net_direct.cc: both begin alike.
+// Three ways, the same bits (Note [Order of sums] in vec/combine.h).
 void net_all_reduce_by_leaders(NetCall& call);
 void net_all_reduce_by_shards(NetCall& call);
 void net_all_reduce_directly(NetCall& call);
