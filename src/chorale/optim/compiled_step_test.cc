@@ -1,11 +1,14 @@
 // Whole training steps, forward, backward and update as one graph, against the same steps run op by op.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <functional>
 #include <memory>
 
 #include "chorale/api/api.h"
 #include "chorale/api/compile.h"
+#include "chorale/comm/run_ranks_test_util.h"
 #include "chorale/optim/optim.h"
 
 namespace chorale::optim {
@@ -89,6 +92,41 @@ TEST_P(CompiledStep, WithLossScalingAndClippingHasTheBitsOfTheStepItself) {
     EXPECT_LE(compiles, 3) << i;
     EXPECT_EQ(eager[1], 0x1p126F) << "the first step was to be skipped";
   }
+}
+
+// Each rank has parts of one model as tensors of its own. Which step is skipped is decided by all, inside of the graph:
+// rank 1 alone has a gradient that is not finite, in every third step, and neither takes it.
+TEST_P(CompiledStep, WithALossScalerOverPartsSkipsWhatOneRankCannotTake) {
+  comm::run_ranks(2, [&](comm::Group& ranks) {
+    const auto train_parts = [&](bool compiled) {
+      const Tensor w = set_requires_grad(numbers({4, 3}, ranks.rank() + 1));
+      Sgd optimizer(NamedTensors{{"w", w}}, {.lr = 0.05});
+      GradScaler scaler(
+          {.scale = 8, .interval = 2, .parts = std::shared_ptr<const comm::Group>(std::shared_ptr<void>(), &ranks)});
+      const auto step = [&](const Tensor& x) {
+        optimizer.zero_grad();
+        const Tensor loss = sum(mul(matmul(x, w), matmul(x, w)));
+        backward(scaler.scale(loss));
+        scaler.step(optimizer);
+        scaler.update();
+        return loss;
+      };
+      auto f = compile(step, {.whole_graph = GetParam()});
+      std::vector<float> all;
+      for (int i = 0; i < 9; ++i) {
+        const bool spoiled = ranks.rank() == 1 && i % 3 == 1;
+        const Tensor x = spoiled ? full({2, 4}, 1e25) : numbers({2, 4}, i);
+        compiled ? f(x) : step(x);
+        all.push_back(static_cast<float>(scaler.scale()));
+        for (const float value : w.to_vector<float>()) all.push_back(value);
+      }
+      return all;
+    };
+    const std::vector<float> eager = train_parts(false);
+    EXPECT_EQ(train_parts(true), eager);
+    EXPECT_EQ(eager[13], 4) << "the second step was to be skipped";
+    EXPECT_TRUE(std::equal(&eager[1], &eager[13], &eager[14])) << "rank " << ranks.rank() << " took the second step";
+  });
 }
 
 // The rate and the count of steps are inputs.

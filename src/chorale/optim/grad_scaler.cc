@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "chorale/comm/mesh_places.h"
+#include "chorale/op/collective.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/pointwise.h"
@@ -86,11 +87,11 @@ void GradScaler::unscale(const void* optimizer, bool updates_in_backward, const 
   if (!parts.empty()) unscale_(parts, scale_, found_inf);
   for (const Mesh& mesh : meshes) {
     comm::with_places(mesh, [&] {
-      for (size_t m = 0; m < mesh.dims(); ++m) mesh.group(m).all_reduce(found_inf, Reduce::kMax).wait();
+      for (size_t m = 0; m < mesh.dims(); ++m) all_reduce_(found_inf, group_tensor(mesh.shared_group(m)), Reduce::kMax);
     });
   }
-  if (sharing) sharing->all_reduce(found_inf, Reduce::kMax).wait();
-  if (options_.parts) options_.parts->all_reduce(found_inf, Reduce::kMax).wait();
+  if (sharing) all_reduce_(found_inf, group_tensor(*sharing), Reduce::kMax);
+  if (options_.parts) all_reduce_(found_inf, group_tensor(options_.parts), Reduce::kMax);
   progress_[optimizer] = {.found_inf = found_inf};
 }
 
