@@ -223,12 +223,13 @@ void Contexts::abort(const std::shared_ptr<ContextState>& context, uint64_t run)
 }
 
 void Contexts::came(int from, const Notice& notice) {
-  if (notice.kind == Notice::Kind::kCleanup) {
+  if (notice.kind == Notice::Kind::kCleanup && !notice.here_only) {
     close(notice.context, from);
     return;
   }
   const auto context = find(notice.context);
   if (!context) return;
+  if (notice.kind == Notice::Kind::kCleanup) return lose_caller(*context, from);
   if (notice.kind == Notice::Kind::kSettle) {
     settle(context, notice.run);
   } else {

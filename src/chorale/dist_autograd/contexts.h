@@ -32,6 +32,13 @@
 // on their way meanwhile. Marks carry the number of the backward.
 //
 // Nothing that is withdrawn runs or is freed.
+//
+// Note [Ends of contexts]
+// A context ends where it was opened; the workers that were called in it are told, and tell those that they have
+// called. The word must not overtake a call, which would begin the context anew, for ever. So a worker is told when all
+// calls to it are answered or have failed, and until then the context does not begin again here. An answer never begins
+// one. When a worker dies, those that it opened end everywhere, and of the others each worker ends what nobody but the
+// dead one had called it in: nobody else will say it.
 #pragma once
 
 #include <array>
@@ -62,7 +69,8 @@ struct Marking {
 
 // What a worker knows of another that it has called in a context.
 struct CalledWorker {
-  int64_t open = 0;                 // calls that it has not answered
+  int64_t in_flight = 0;            // calls that may yet reach it
+  int64_t open = 0;                 // calls that it has not answered, those that failed among them
   uint64_t version = 0, loose = 0;  // its last report
 };
 
@@ -79,6 +87,7 @@ struct ContextState {
   // them.
   std::map<uint64_t, base::Intrusive<autograd::Node>> differentiated{};
   std::set<int> known{};       // workers that have a part of it
+  std::set<int> callers{};     // that have called this worker in it
   std::shared_ptr<Run> run{};  // the backward that is under way here
   uint64_t aborted = 0;        // the last one that failed
   uint64_t ended = 0;          // the last one that has ended here
@@ -125,8 +134,8 @@ class Contexts {
   uint64_t open();
   // Forgets it here and on all workers that have a part of it, but for one that has said so. False when there is none.
   bool close(uint64_t id, int said_by = -1);
-  // A worker has ended: nobody else would close the contexts that it opened.
-  void forget_worker(int worker);
+  // A worker has ended, all of whose contexts have numbers of at most `last`.
+  void forget_worker(int worker, uint64_t last = UINT64_MAX);
   // Null when there is none.
   std::shared_ptr<ContextState> find(uint64_t id) const;
   // RpcError (kUnknownContext) when there is none.
@@ -138,12 +147,14 @@ class Contexts {
   // What a message says that this thread is about to send. `forced`: it belongs to the thread's context even if no
   // tensor in it needs a gradient, because its answer may have some.
   Mark sending(const std::vector<Tensor>& tensors, int to, bool forced);
-  // Those of the tensors that require gradients get their history.
-  void received(const Mark& mark, int from, const std::vector<Tensor>& tensors);
-  // A request is sent to a worker in a context,
-  void asked(uint64_t context, int whom);
-  // and what its answer says of the callee and of those that it has called; 0: nothing.
+  // Those of the tensors that require gradients get their history. A request may begin the context on this worker.
+  enum class Came : uint8_t { kRequest, kAnswer };
+  void received(const Mark& mark, int from, const std::vector<Tensor>& tensors, Came as);
+  // A request is about to be sent to a worker in a context. False: it has ended meanwhile.
+  bool asked(uint64_t context, int whom);
+  // What an answer says of this worker and of those that it has called; 0: nothing.
   uint64_t report(uint64_t context, int to);
+  // The request was answered, and this is what its answer says; 0: it failed. Once for each that was asked.
   void answered(uint64_t context, int by, uint64_t report);
 
   // ---- backward
@@ -167,11 +178,21 @@ class Contexts {
   struct Shard {
     mutable std::mutex mutex;
     std::unordered_map<uint64_t, std::shared_ptr<ContextState>> contexts;
+    // Note [Ends of contexts]: those that have ended here, and the calls that are in flight in them, by worker.
+    struct Ending {
+      std::map<int, int64_t> in_flight;
+      bool here_only = false;
+    };
+    std::unordered_map<uint64_t, Ending> ending;
   };
   const Shard& shard_of(uint64_t id) const { return shards_[id % kShards]; }
   Shard& shard_of(uint64_t id) { return shards_[id % kShards]; }
-  std::shared_ptr<ContextState> get_or_create(uint64_t id);
-  std::shared_ptr<ContextState> take(uint64_t id);
+  bool end(uint64_t id, int said_by, bool here_only);
+  // A worker will not say when this context ends.
+  void lose_caller(ContextState& context, int worker);
+  // Null when it has ended.
+  std::shared_ptr<ContextState> get_or_begin(uint64_t id);
+  std::vector<std::shared_ptr<ContextState>> all() const;
   void mark(const std::shared_ptr<ContextState>& context, uint64_t run, std::vector<autograd::Node*> from,
             const Courier::Marked& done);
   void settle(const std::shared_ptr<ContextState>& context, uint64_t run);
@@ -183,6 +204,8 @@ class Contexts {
   const Mode mode_;
   std::atomic<uint64_t> next_context_, next_hop_, next_run_;
   std::array<Shard, kShards> shards_;
+  std::mutex gone_mutex_;
+  std::map<int, uint64_t> gone_;  // workers, and the last number of their contexts
 };
 
 }  // namespace chorale::dist_autograd

@@ -46,6 +46,7 @@ struct Notice {
   enum class Kind : uint8_t { kSettle, kAbort, kCleanup };
   Kind kind = Kind::kCleanup;
   uint64_t context = 0, run = 0;
+  bool here_only = false;  // of kCleanup: it has not ended where it was opened, as far as the sender knows
 };
 
 // Something that a thread waits for.

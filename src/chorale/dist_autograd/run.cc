@@ -22,7 +22,7 @@ Tensors ReceiveBackward::apply(autograd::Node& node, std::span<const Tensor> dou
   const auto known = context.lock();
   if (!known || known->released)
     throw RpcError(RpcErrorKind::kDeadContext, -1,
-                   "[dist_autograd] a context was released while its backward was under way");
+                   concat("[dist_autograd] a tensor came from worker ", from, " in a context that has ended"));
   Run* const run = Run::current();
   CHORALE_CHECK_STATE(run, "[backward] a tensor came from worker ", from,
                       ", and its gradient cannot go back there: call backward() of the context");

@@ -58,7 +58,7 @@ void Core::drop_gone(int worker, uint64_t ticket, const std::string& reason) {
   fail_all(worker, reason + flight_of(worker, reason));
   fail_gatherings(worker, reason);
   references_.forget_worker(worker);
-  contexts_.forget_worker(worker);
+  contexts_.forget_worker(worker, membership_ ? ((ticket + 1) << kBitsPerTicket) - 1 : UINT64_MAX);
   control_numbers_.forget({worker, ticket});
   if (membership_) membership_->forget(roster_.known(worker), ticket);
   note_change();
@@ -87,6 +87,7 @@ Job Core::sort_answer(int from, Message message) {
       is_late = true;
       pending.answered = std::move(late->second.answered);
       pending.passed = std::move(late->second.passed);
+      pending.context = late->second.context;
       late_.erase(late);
     } else {
       if (found->second.to != from) {
@@ -118,6 +119,7 @@ Job Core::sort_answer(int from, Message message) {
     if (pending.passed) pending.passed->take_all();
     if (message.kind == MessageKind::kError) error = error_in(reader);
   }
+  if (pending.context != 0 && (error || is_late)) contexts_.answered(pending.context, from, 0);
   if (!pending.answered) return {};
   const bool of_backward = pending.of_backward && !message.payload.empty();
   const bool is_short = !of_backward && (!pending.future || !pending.future->has_callbacks());
@@ -135,7 +137,8 @@ Job Core::sort_answer(int from, Message message) {
               answered({}, error);
             } else {
               if (!is_late) {
-                contexts_.received({shared->context, shared->hop}, from, shared->tensors);
+                contexts_.received({shared->context, shared->hop}, from, shared->tensors,
+                                   dist_autograd::Contexts::Came::kAnswer);
                 if (context != 0) contexts_.answered(context, from, shared->report);
               }
               answered(std::move(*shared), nullptr);

@@ -15,8 +15,6 @@ using namespace std::chrono_literals;
 
 constexpr int kMostRetries = 5, kMostCleanupRetries = 20;
 
-// Numbers of references and contexts of a worker that comes under a number that another had.
-constexpr int kBitsPerTicket = 30;
 constexpr int kMostWorkers = 1 << 16;
 // A receiver that is not stuck takes a large tensor in less.
 constexpr auto kReclaimTime = 20ms;
@@ -195,13 +193,14 @@ void Core::request(int to, Message message, RequestOptions options, Answered ans
   CHORALE_INVARIANT(is_request(message.kind), "a message of kind ", name_of(message.kind), " is no request");
   const Timeout limit = options.timeout.value_or(default_timeout());
   CHORALE_CHECK(limit.count() >= 0, "[rpc] the time for an answer cannot be negative; 0 means for ever");
-  if (message.context != 0) contexts_.asked(message.context, to);
+  if (message.context != 0 && !contexts_.asked(message.context, to)) message.context = message.hop = 0;
   uint64_t id = 0;
   {
     std::unique_lock lock(mutex_);
     if (const auto gone = gone_.find(to); gone != gone_.end()) {
       const std::string reason = gone->second;
       lock.unlock();
+      if (message.context != 0) contexts_.answered(message.context, to, 0);
       return answered({}, error_of(RpcErrorKind::kConnection, to, reason));
     }
     id = next_request_++;
@@ -228,15 +227,22 @@ void Core::request(int to, Message message, RequestOptions options, Answered ans
 
 void Core::fail(uint64_t id, const std::exception_ptr& error) {
   Pending pending;
+  Late late;
   {
     const std::lock_guard lock(mutex_);
-    const auto found = pending_.find(id);
-    if (found == pending_.end()) return;
-    pending = std::move(found->second);
-    pending_.erase(found);
-    if (pending.limit.count() > 0) timer_.take_back(pending.end, id);
+    if (const auto found = pending_.find(id); found != pending_.end()) {
+      pending = std::move(found->second);
+      pending_.erase(found);
+      if (pending.limit.count() > 0) timer_.take_back(pending.end, id);
+    } else if (const auto over = late_.find(id); over != late_.end()) {
+      late = std::move(over->second);  // its time was over before it could be sent
+      late_.erase(over);
+    }
   }
+  if (late.context != 0) contexts_.answered(late.context, late.to, 0);
+  if (!pending.answered) return;
   log_.leave(pending.logged, nullptr);
+  if (pending.context != 0) contexts_.answered(pending.context, pending.to, 0);
   pending.answered({}, error);
   note_change();
 }
@@ -250,8 +256,8 @@ void Core::time_out(uint64_t id) {
     pending = std::move(found->second);
     pending_.erase(found);
     if (pending.reads_late) pending.late = pending.answered;
-    if (pending.late || pending.passed)
-      late_.emplace(id, Late{pending.to, std::move(pending.late), std::move(pending.passed)});
+    if (pending.late || pending.passed || pending.context != 0)
+      late_.emplace(id, Late{pending.to, std::move(pending.late), std::move(pending.passed), pending.context});
   }
   log_.leave(pending.logged, nullptr);
   // The caller may write them from now on, and the other worker may still read them.
@@ -290,7 +296,13 @@ void Core::fail_all(int worker, const std::string& reason) {
       at = pending_.erase(at);
     }
   }
-  for (const Pending& pending : failed) log_.leave(pending.logged, nullptr);
+  for (const Late& one : late) {
+    if (one.context != 0) contexts_.answered(one.context, one.to, 0);
+  }
+  for (const Pending& pending : failed) {
+    log_.leave(pending.logged, nullptr);
+    if (pending.context != 0) contexts_.answered(pending.context, pending.to, 0);
+  }
   for (Pending& pending : failed) pending.answered({}, error_of(RpcErrorKind::kConnection, pending.to, reason));
   note_change();
 }

@@ -136,8 +136,11 @@ class Core : public std::enable_shared_from_this<Core> {
     int to = -1;
     Answered answered;
     std::shared_ptr<PassedOn> passed{};
+    uint64_t context = 0;
   };
   struct Gathering;  // barrier.cc
+  // Numbers of references and contexts of a worker that comes under a number that another had.
+  static constexpr int kBitsPerTicket = 30;
 
   Core(comm::Group group, WorkerInfo own, AgentOptions options, uint64_t ticket);
   static void check_no_other(const comm::Group& group);

@@ -80,6 +80,7 @@ void RpcCourier::send(int to, Notice notice) {
   Writer writer;
   writer.number(notice.context);
   writer.number(notice.run);
+  write(writer, notice.here_only);
   core_.send_control(to, {.kind = kind_of(notice.kind), .payload = std::move(writer.payload)});
 }
 
@@ -125,13 +126,15 @@ void RpcCourier::serve(int from, Message request) {
           });
       return;
     }
-    default:
+    default: {
+      const bool here_only = read<bool>(reader);
       reader.finish();
       core_.contexts().came(from, Notice{request.kind == MessageKind::kSettle  ? Notice::Kind::kSettle
                                          : request.kind == MessageKind::kAbort ? Notice::Kind::kAbort
                                                                                : Notice::Kind::kCleanup,
-                                         context, run});
+                                         context, run, here_only});
       core_.answer(from, request.id, {.kind = MessageKind::kReturn});
+    }
   }
 }
 

@@ -182,7 +182,7 @@ void after(const std::vector<std::shared_ptr<FutureState>>& gates,
 }  // namespace
 
 void Core::serve_call(int from, Message request) {
-  contexts_.received({request.context, request.hop}, from, request.tensors);
+  contexts_.received({request.context, request.hop}, from, request.tensors, dist_autograd::Contexts::Came::kRequest);
   const dist_autograd::Scope scope(contexts_, request.context);
   Reader reader(request.payload, request.tensors, this, from);
   std::shared_ptr<OwnerReference> kept;
@@ -277,7 +277,7 @@ void Core::serve_fetch(int from, const Message& request) {
   const auto expected = read<std::string>(reader);
   // If the call that makes it has not come yet, it will.
   const std::shared_ptr<OwnerReference> owner = references_.get_or_create(id);
-  contexts_.received({request.context, request.hop}, from, {});
+  contexts_.received({request.context, request.hop}, from, {}, dist_autograd::Contexts::Came::kRequest);
   served_later_.fetch_add(1, std::memory_order_relaxed);
   const auto reply = [this, from, owner, expected, head = Message{.id = request.id, .context = request.context}] {
     served_later_.fetch_sub(1, std::memory_order_relaxed);
