@@ -20,6 +20,7 @@ def search(text, *options):
         (pathlib.Path(folder) / "model.pml").write_text(text)
         run = subprocess.run(["spin", *options, "-search", "model.pml"], cwd=folder, capture_output=True, text=True,
                              timeout=250)
+        assert "max search depth too small" not in run.stdout, "the search was not exhaustive"
         lines = [line for line in run.stdout.splitlines() if "errors:" in line]
         assert len(lines) == 1, run.stdout + run.stderr
         return int(lines[0].split("errors:")[1])

@@ -8,9 +8,12 @@
    asking: then the owner may keep the value (it is reported at the end of the agent), but lets go no earlier.
 
      spin -search references.pml
-     spin -DTHREE -search references.pml
      spin -DLOSE -DREPEAT -search references.pml
-     spin -DLOSE -DREPEAT -DGIVE_UP -search references.pml */
+     spin -DLOSE -DREPEAT -DGIVE_UP -search references.pml
+     spin -DTHREE -DLOSE -DGIVE_UP -search references.pml
+     spin -DTHREE -DREPEAT -search references.pml
+
+   Three users whose messages are lost and come again: 14 seconds, with -m1000000 as well. */
 
 /* A control message: it is in flight; its sender waits for an answer; its receiver has heard it; the answer is in
    flight. What comes again is answered again, and does nothing (rpc/control_numbers.h). */
@@ -52,9 +55,10 @@ CONTROL(accept_b);
 CONTROL(end_a);
 CONTROL(end_b);
 CONTROL(end_c);
-/* users: the reference exists; somebody has a handle; the owner has not confirmed it; it waits for its child */
+/* users: the reference exists; somebody has a handle; the owner has not confirmed it; it waits for its child, or owes its
+   parent the word that it is known until that has come */
 bool user_a = 1, handle_a = 1, pending_a = 1, holds_a, passed_a;
-bool user_b, handle_b, pending_b, holds_b, passed_b;
+bool user_b, handle_b, pending_b, holds_b, passed_b, owes_a;
 bool user_c, handle_c, pending_c;
 /* the owner: the entry; whether the call that makes its value has come; the forks it knows */
 bool entry, made, has_a, has_b, has_c;
@@ -83,9 +87,11 @@ init {
   :: atomic { handle_a && !passed_a -> passed_a = 1; holds_a = 1; to_b = 1 }
   :: atomic { handle_a -> handle_a = 0 }
   :: atomic { handle_b -> handle_b = 0 }
-  /* a child asks the owner, and then tells its parent; one that the owner does not answer is of no use, and says so */
+  /* a child asks the owner, and then tells its parent; one that the owner does not answer is of no use, and says so as
+     soon as the owner knows its own child, which has no other parent that the owner knows */
   :: atomic { to_b -> to_b = 0; user_b = 1; handle_b = 1; pending_b = 1; SEND(fork_b) }
-  STEPS(fork_b, ADD(has_b), pending_b = 0; SEND(accept_a), user_b = 0; SEND(accept_a))
+  STEPS(fork_b, ADD(has_b), pending_b = 0; SEND(accept_a), user_b = 0; handle_b = 0; owes_a = 1)
+  :: atomic { owes_a && !holds_b -> owes_a = 0; SEND(accept_a) }
   STEPS(accept_a, holds_a = 0, skip, skip)
   /* a user ends when nobody has a handle, the owner knows it, and its child is known */
   :: atomic { user_a && !handle_a && !pending_a && !holds_a -> user_a = 0; SEND(end_a) }
@@ -96,7 +102,7 @@ init {
   :: atomic { handle_b && !passed_b -> passed_b = 1; holds_b = 1; to_c = 1 }
   :: atomic { handle_c -> handle_c = 0 }
   :: atomic { to_c -> to_c = 0; user_c = 1; handle_c = 1; pending_c = 1; SEND(fork_c) }
-  STEPS(fork_c, ADD(has_c), pending_c = 0; SEND(accept_b), user_c = 0; SEND(accept_b))
+  STEPS(fork_c, ADD(has_c), pending_c = 0; SEND(accept_b), user_c = 0; handle_c = 0; SEND(accept_b))
   STEPS(accept_b, holds_b = 0, skip, skip)
   :: atomic { user_c && !handle_c && !pending_c -> user_c = 0; SEND(end_c) }
   STEPS(end_c, DROP(has_c), skip, skip)

@@ -1,5 +1,7 @@
 #include "chorale/rpc/references.h"
 
+#include <algorithm>
+
 #include "chorale/base/log.h"
 #include "chorale/base/rpc_error.h"
 #include "chorale/rpc/core.h"
@@ -101,9 +103,9 @@ void References::created(const std::shared_ptr<UserReference>& user) {
 void References::not_created(const std::shared_ptr<UserReference>& user, const std::exception_ptr& error) {
   const NotedChange change{core_};
   std::shared_ptr<UserReference> held;
-  user->failed = true;
   {
     const std::lock_guard lock(mutex_);
+    user->failed = true;
     if (const auto found = pending_users_.find(user->fork()); found != pending_users_.end()) {
       held = std::move(found->second);
       pending_users_.erase(found);
@@ -116,9 +118,9 @@ void References::not_created(const std::shared_ptr<UserReference>& user, const s
 // ---- passing them on
 
 ForkData References::fork(const std::shared_ptr<Reference>& reference, int to, const std::string& type) {
-  if (!reference->is_owner()) static_cast<const UserReference&>(*reference).check_usable("rref");
   const GlobalId fork = next_id();
   const std::lock_guard lock(mutex_);
+  if (!reference->is_owner()) static_cast<const UserReference&>(*reference).check_usable("rref");
   if (reference->is_owner() && to != core_.own()) {
     owners_.emplace(reference->id(), std::static_pointer_cast<OwnerReference>(reference));
     forks_[reference->id()].emplace(fork, to);
@@ -160,14 +162,37 @@ std::shared_ptr<Reference> References::adopt(const ForkData& data, int from,
   gates.push_back(user->confirmed.state());
   core_.send_control(data.owner, control(MessageKind::kForkRequest, {id, fork}),
                      [this, user, from, fork](const std::exception_ptr& error) {
-                       if (error) {
-                         not_created(user, error);
-                       } else {
+                       if (!error) {
                          created(user);
+                         return accept_child(fork, from);
                        }
-                       core_.send_control(from, control(MessageKind::kChildAccept, {fork}));
+                       not_created(user, error);
+                       std::vector<std::pair<GlobalId, int>> due;
+                       {
+                         const std::lock_guard lock(mutex_);
+                         owed_accepts_.emplace(fork, from);
+                         due = due_accepts();
+                       }
+                       for (const auto& [child, parent] : due) accept_child(child, parent);
                      });
   return user;
+}
+
+void References::accept_child(GlobalId fork, int parent) {
+  core_.send_control(parent, control(MessageKind::kChildAccept, {fork}));
+}
+
+std::vector<std::pair<GlobalId, int>> References::due_accepts() {
+  std::vector<std::pair<GlobalId, int>> due;
+  std::erase_if(owed_accepts_, [&](const auto& owed) {
+    for (const auto& [child, passed] : pending_children_) {
+      const Reference& parent = *passed.parent;
+      if (!parent.is_owner() && static_cast<const UserReference&>(parent).fork() == owed.first) return false;
+    }
+    due.push_back(owed);
+    return true;
+  });
+  return due;
 }
 
 void References::take_back(GlobalId id, GlobalId fork) {
@@ -214,11 +239,17 @@ void References::delete_fork(GlobalId id, GlobalId fork) {
 
 std::shared_ptr<Reference> References::child_accepted(GlobalId fork) {
   const NotedChange change{core_};
-  const std::lock_guard lock(mutex_);
-  const auto found = pending_children_.find(fork);
-  if (found == pending_children_.end()) return {};
-  std::shared_ptr<Reference> parent = std::move(found->second.parent);
-  pending_children_.erase(found);
+  std::shared_ptr<Reference> parent;
+  std::vector<std::pair<GlobalId, int>> due;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = pending_children_.find(fork);
+    if (found == pending_children_.end()) return {};
+    parent = std::move(found->second.parent);
+    pending_children_.erase(found);
+    due = due_accepts();
+  }
+  for (const auto& [child, worker] : due) accept_child(child, worker);
   return parent;
 }
 
@@ -299,12 +330,18 @@ ReferenceCounts References::counts() const {
 
 void References::forget_worker(int worker) {
   std::vector<std::shared_ptr<void>> dropped;  // outside the lock
+  std::vector<std::pair<GlobalId, int>> due;
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(pending_children_, [&](auto& entry) {
+      if (entry.second.to != worker) return false;
+      dropped.push_back(std::move(entry.second.parent));
+      return true;
+    });
+    due = due_accepts();
+  }
+  for (const auto& [child, parent] : due) accept_child(child, parent);
   const std::lock_guard lock(mutex_);
-  std::erase_if(pending_children_, [&](auto& entry) {
-    if (entry.second.to != worker) return false;
-    dropped.push_back(std::move(entry.second.parent));
-    return true;
-  });
   for (auto at = forks_.begin(); at != forks_.end();) {
     std::erase_if(at->second, [&](const auto& fork) { return fork.second == worker; });
     if (!at->second.empty()) {

@@ -10,10 +10,11 @@
 // come; before that the owner keeps the entry in any case (docs/dev/references.pml is a model of it). A user's own
 // handle may be gone long before: the tables here hold it (`pending users`, `pending children`). A reference that comes
 // back to its owner makes no fork; the owner accepts the child at once. A fork that its receiver has not taken, because
-// the message was not sent or was refused, comes back (PassedOn in rpc/codec.h). A function runs only when the
-// references among its arguments are confirmed. Control messages may be lost and sent again, and may come twice; they
-// take effect once (Note [Control messages] in rpc/control_numbers.h). Objects are let go of outside the lock: their
-// ends send messages.
+// the message was not sent or was refused, comes back (PassedOn in rpc/codec.h). A user whose owner does not answer is
+// of no use, and tells its parent so; if it has been passed on meanwhile, when its own children are known, which
+// nothing else keeps alive. A function runs only when the references among its arguments are confirmed. Control
+// messages may be lost and sent again, and may come twice; they take effect once (Note [Control messages] in
+// rpc/control_numbers.h). Objects are let go of outside the lock: their ends send messages.
 #pragma once
 
 #include <atomic>
@@ -159,6 +160,10 @@ class References {
   void forget_worker(int worker);
 
  private:
+  void accept_child(GlobalId fork, int parent);
+  // With the lock: those whose children are known by now.
+  std::vector<std::pair<GlobalId, int>> due_accepts();
+
   Core& core_;
   mutable std::mutex mutex_;
   uint64_t next_;
@@ -171,6 +176,8 @@ class References {
     int to;
   };
   std::map<GlobalId, Passed> pending_children_;
+  // Users that have failed while the owner did not know their children, by fork, with the workers of their parents.
+  std::map<GlobalId, int> owed_accepts_;
 };
 
 }  // namespace chorale::rpc

@@ -126,6 +126,44 @@ TEST(Scenarios, AnOwnerSurvivesTheEndOfAChildWhoseParentItDoesNotKnow) {
   });
 }
 
+// A user whose owner does not answer fails. What it has passed on meanwhile is good all the same.
+TEST(Scenarios, AnOwnerSurvivesTheFailureOfAParentWhoseChildItDoesNotKnow) {
+  comm::run_ranks(4, [](comm::Group& group) {
+    AgentOptions options =
+        for_tests({remote<ones_plus>, remote<hold>, remote<held_there>, remote<let_go>, remote<ref_plus>});
+    if (group.rank() == 2) {
+      options.faults.fail = {MessageKind::kForkRequest};
+      options.faults.times = 100;
+    }
+    if (group.rank() == 3) options.faults.delay = {{MessageKind::kForkRequest, 200ms}};
+    Agent agent(group, options);
+    if (group.rank() == 2) {
+      RRef<Tensor> rref = agent.remote<ones_plus>(0, 4);
+      agent.call<hold>(1, rref);
+      rref = RRef<Tensor>();
+      rref = agent.call<held_there>(1);
+      const auto answer = agent.call_async<ref_plus>(To(3).within(10s), rref, 1);
+      agent.call<let_go>(1);
+      EXPECT_EQ(answer.wait().to_vector<float>(), std::vector<float>(4, 6));
+      expect_soon("it has failed", [&] {
+        try {
+          rref.to_here();
+          return false;
+        } catch (const RpcError& error) {
+          return error.kind() == RpcErrorKind::kReferenceFailed;
+        }
+      });
+    }
+    agent.barrier();
+    expect_soon("nothing is left", [&] {
+      const ReferenceCounts left = agent.debug().references;
+      return left.owners + left.forks + left.pending_users + left.pending_children == 0;
+    });
+    agent.barrier();
+    agent.shutdown();
+  });
+}
+
 // ---- parameter servers
 
 // Answers the trainers of a round when all have come.
@@ -264,13 +302,16 @@ Tensor gradient_of(uint64_t context, const RRef<Layer>& layer) {
 }
 Tensor weight_of(const RRef<Layer>& layer) { return clone(layer.local_value().weight.alias()); }
 
+class RemoteLayers : public BothModes {};
+INSTANTIATE_TEST_SUITE_P(Rpc, RemoteLayers, kBothModes, name_of_mode);
+
 // spec: test_ddp_dist_autograd_local_vs_remote
-TEST(Scenarios, RemoteLayersBeforeDataParallelOnesHaveTheGradientsOfLocalOnes) {
+TEST_P(RemoteLayers, BeforeDataParallelOnesHaveTheGradientsOfLocalOnes) {
   std::vector<Served> serves = module_functions<Layer, int64_t>();
   serves.push_back(remote<gradient_of>);
   serves.push_back(remote<weight_of>);
   for (const char* place : {"worker0/cpu", "worker0"}) {
-    run_agents(4, for_tests(serves), [&](Agent& agent, comm::Group& group) {
+    run_agents(4, options(serves), [&](Agent& agent, comm::Group& group) {
       RemoteModule<Layer> far(agent, place, int64_t{group.rank()});
       Layer local(group.rank());
       set_data(local.weight, agent.call<weight_of>(0, far.module_rref()));
