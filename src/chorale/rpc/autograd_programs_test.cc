@@ -93,23 +93,26 @@ TEST_P(AutogradPrograms, AContextMayBeReleasedDuringItsBackward) {
       return {dout[0]};
     }
   };
-  AgentOptions own = options();
-  run_agents(4, own, [](Agent& agent, comm::Group&) {
-    Contexts& contexts = agent;
-    const Tensor x = wanting(pattern({3, 3}, 1));
-    Context context(agent);
-    Tensor y = x;
-    for (int i = 0; i < 100; ++i) {
-      if (i == 50) y = apply<Releases>({y}, contexts, context.id())[0];
-      y = agent.call<plus>(next(agent), y, pattern({3, 3}, i));
-    }
-    EXPECT_EQ(contexts.get(context.id())->sends.size(), 100u);
-    try {
-      context.backward({sum(y)});
-    } catch (const RpcError&) {  // it may throw; the agents go on
-    }
-    EXPECT_EQ(agent.call<plus>(next(agent), ones({1}), ones({1})).to_vector<float>(), std::vector<float>{2});
-  });
+  for (const bool grows : {true, false}) {
+    AgentOptions own = options();
+    if (!grows) own.most_threads = own.threads;
+    run_agents(4, own, [](Agent& agent, comm::Group&) {
+      Contexts& contexts = agent;
+      const Tensor x = wanting(pattern({3, 3}, 1));
+      Context context(agent);
+      Tensor y = x;
+      for (int i = 0; i < 100; ++i) {
+        if (i == 50) y = apply<Releases>({y}, contexts, context.id())[0];
+        y = agent.call<plus>(next(agent), y, pattern({3, 3}, i));
+      }
+      EXPECT_EQ(contexts.get(context.id())->sends.size(), 100u);
+      try {
+        context.backward({sum(y)});
+      } catch (const RpcError&) {  // it may throw; the agents go on
+      }
+      EXPECT_EQ(agent.call<plus>(next(agent), ones({1}), ones({1})).to_vector<float>(), std::vector<float>{2});
+    });
+  }
 }
 
 // spec: test_thread_local_context_id

@@ -288,10 +288,10 @@ TEST_P(DistAutograd, AllWorkersForgetAContextThatHasEnded) {
 }
 
 // spec: FaultyAgentDistAutogradTest.test_context_cleanup_tensor_with_grad
-TEST(DistAutogradFaults, CleaningUpIsTriedAgain) {
-  AgentOptions options = for_context_tests(kServes);
-  options.faults.fail = Faults::retried();
-  run_agents(4, options, [](Agent& agent, comm::Group&) {
+TEST_P(DistAutograd, CleaningUpIsTriedAgain) {
+  AgentOptions own = options(kServes);
+  own.faults.fail = Faults::retried();
+  run_agents(4, own, [](Agent& agent, comm::Group&) {
     const Tensor x = wanting(pattern({3, 3}, 1));
     uint64_t id = 0;
     {
