@@ -51,6 +51,15 @@ CONFIGS = [
     ("two megabytes", '{"prompt": "' + "x" * 2_000_000 + '"}', r"at most 1000000 are"),
 ]
 
+# The config.json of the model to start from; errors name it, and no option that nobody gave.
+INITS = [
+    ("cut", '{"model_type": "gpt2", ', r"m/config\.json is not JSON"),
+    ("no object", "[]", r"m/config\.json is no config\.json of a model"),
+    ("empty", "", r"m/config\.json is no config\.json of a model"),
+    ("negative", '{"model_type": "gpt2", "n_layer": -1}', r"m/config\.json"),
+    ("of wrong types", '{"model_type": "gpt2", "n_embd": "8"}', r"m/config\.json"),
+]
+
 # A model's config.json, and what is said of it.
 SHAPES = [
     ("a million wide", shape(n_embd=1000000), r"takes .* GiB"),
@@ -125,6 +134,8 @@ def rows():
             says=(r"vocab\.json",)),
         Row("files/init missing", ["train", "gpt", "--text", "text", "--init", "nowhere"], says=("nowhere",)),
         Row("files/init a file", ["train", "gpt", "--text", "text", "--init", "text"], says=("text",)),
+        *[Row(f"files/init with config.json {name}", ["train", "gpt", "--text", "text", "--init", "m"], files={"m/config.json": content}, says=(says,),
+              never_says=("--model-config",)) for name, content, says in INITS],
         Row("files/init of another size", [*GPT[:6], "-n", "1", "--context", "16", "--init", "m"],
             files={**{f"m/{file}": text for file, text in MODEL.items() if file == "config.json"}, "m/model.safetensors": safetensors({"x": TENSOR}, b"abcd")},
             says=("do not belong together|does not fit",)),

@@ -19,7 +19,7 @@ struct BertOptions : TextTaskOptions {
 models::BertConfig config_of(const BertOptions& o, int64_t vocabulary, int64_t pad) {
   const ShapeOptions& shape = o.shape;
   if (!shape.model_config.empty()) {
-    models::BertConfig config = models::parse_bert_config("--model-config", shape.model_config);
+    models::BertConfig config = models::parse_bert_config(shape.config_source, shape.model_config);
     check_fits(config.vocab_size, vocabulary, config.max_position_embeddings, o.text.context);
     return config;
   }

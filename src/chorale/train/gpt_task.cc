@@ -21,7 +21,7 @@ struct GptOptions : TextTaskOptions {
 models::Gpt2Config config_of(const GptOptions& o, int64_t vocabulary) {
   const ShapeOptions& shape = o.shape;
   if (!shape.model_config.empty()) {
-    models::Gpt2Config config = models::parse_gpt2_config("--model-config", shape.model_config);
+    models::Gpt2Config config = models::parse_gpt2_config(shape.config_source, shape.model_config);
     check_fits(config.vocab_size, vocabulary, config.n_positions, o.text.context);
     return config;
   }

@@ -138,8 +138,12 @@ void settle(TextTaskOptions& options, const TrainOptions& common) {
                   shape.heads, " heads equally; choose a multiple of ", shape.heads);
     return;
   }
-  const auto file = io::MappedFile::open(config.empty() ? init + "/config.json" : config);
-  config = file->text().substr(std::min(file->text().find('{'), file->text().size()));
+  options.shape.config_source = config.empty() ? (std::filesystem::path(init) / "config.json").string() : config;
+  const auto file = io::MappedFile::open(options.shape.config_source);
+  const size_t begin = file->text().find('{');
+  CHORALE_CHECK(begin != std::string_view::npos, "[train] ", options.shape.config_source,
+                " is no config.json of a model: it should hold an object");
+  config = file->text().substr(begin);
 }
 
 }  // namespace chorale::train

@@ -16,6 +16,7 @@ struct ShapeOptions {
   int64_t layers = 4, heads = 4, width = 128;
   double dropout = 0;
   std::string model_config{};  // a file's name, and after settle() its content: then that counts instead
+  std::string config_source = "--model-config";  // what errors call it: after settle() the file, if there was one
 };
 
 struct TextTaskOptions {
