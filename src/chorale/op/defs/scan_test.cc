@@ -1,6 +1,11 @@
+#include <complex>
+#include <functional>
+#include <limits>
+
 #include "chorale/op/defs/gradient_test_util.h"
 #include "chorale/op/defs/tensor_test_util.h"
 #include "chorale/op/reduce.h"
+#include "chorale/op/shape.h"
 #include "chorale/op/view.h"
 
 namespace chorale {
@@ -31,6 +36,27 @@ TEST(Scan, RunsAlongAnyDimension) {
 TEST(Scan, RunningSumsAreKeptInMoreDigits) {
   const Tensor sums = cumsum(full({1 << 20}, 0.1f), 0);
   EXPECT_EQ(select(sums, 0, -1).item<float>(), static_cast<float>((1 << 20) * static_cast<double>(0.1f)));
+}
+
+// Every element against a loop in f64, of a scan alone and of two side by side. Lengths near 1 keep products in range.
+TEST(Scan, ComplexNumbersAreAsNearToF64AsTheirDigitsAllow) {
+  std::vector<complex64> elements;
+  for (int i = 0; i < 20'000; ++i) elements.emplace_back(std::polar(1 + (i * 37 % 101 - 50) / 5e3, i * 53 % 997 / 1e2));
+  const Tensor x = Tensor::from(elements, {static_cast<int64_t>(elements.size())});
+  const auto expect_near = [&](const Tensor& y, complex128 state, auto step) {
+    const std::vector<complex128> found = y.to_vector<complex128>();
+    double worst = 0;
+    for (size_t i = 0; i < elements.size(); ++i) {
+      state = step(state, complex128(elements[i]));
+      worst = std::max(worst, std::abs(found[i] - state) / std::abs(state));
+    }
+    EXPECT_LE(worst, std::numeric_limits<float>::epsilon());
+  };
+  const Tensor two = stack({x, x}, 1);
+  expect_near(cumsum(x, 0), 0, std::plus<>());
+  expect_near(select(cumsum(two, 0), 1, 1), 0, std::plus<>());
+  expect_near(cumprod(x, 0), 1, std::multiplies<>());
+  expect_near(select(cumprod(two, 0), 1, 1), 1, std::multiplies<>());
 }
 
 TEST(Scan, GradientsOfProductsAreRightWithZeros) {

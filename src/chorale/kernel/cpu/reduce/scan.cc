@@ -1,6 +1,7 @@
 #include "chorale/kernel/cpu/reduce/scan.h"
 
 #include <algorithm>
+#include <complex>
 #include <functional>
 
 #include "chorale/base/parallel_for.h"
@@ -28,6 +29,10 @@ struct StateOf<float16> {
 template <>
 struct StateOf<bfloat16> {
   using type = float;
+};
+template <>
+struct StateOf<std::complex<float>> {
+  using type = std::complex<double>;
 };
 template <>
 struct StateOf<int64_t> {
