@@ -8,6 +8,7 @@
 #include "chorale/op/builder.h"
 #include "chorale/op/defs/number_range.h"
 #include "chorale/op/device_scope.h"
+#include "chorale/op/need_defined.h"
 #include "chorale/op/samples.h"
 #include "chorale/op/shard_ways.h"
 #include "chorale/op/table.h"
@@ -186,17 +187,31 @@ Tensor full(const Shape& sizes, Scalar value, DType dtype, Device device) {
 }
 Tensor zeros(const Shape& sizes, DType dtype, Device device) { return full(sizes, 0, dtype, device); }
 Tensor ones(const Shape& sizes, DType dtype, Device device) { return full(sizes, 1, dtype, device); }
-Tensor empty_like(const Tensor& x) { return Tensor::empty(x.sizes(), x.dtype(), x.device()); }
+Tensor empty_like(const Tensor& x) {
+  op::need_defined("empty_like", "x", x);
+  return Tensor::empty(x.sizes(), x.dtype(), x.device());
+}
 Tensor full_like(const Tensor& x, Scalar value) {
+  op::need_defined("full_like", "x", x);
   if (x.extension() && !x.is_sparse()) return op::call(op::kFullLike, kernel::FullLikeAttrs{value}, x);
   return op::call(op::kFull, kernel::FullAttrs{x.sizes(), value, x.dtype(), x.device().type, x.device().index});
 }
-Tensor zeros_like(const Tensor& x) { return full_like(x, 0); }
-Tensor ones_like(const Tensor& x) { return full_like(x, 1); }
+Tensor zeros_like(const Tensor& x) {
+  op::need_defined("zeros_like", "x", x);
+  return full_like(x, 0);
+}
+Tensor ones_like(const Tensor& x) {
+  op::need_defined("ones_like", "x", x);
+  return full_like(x, 1);
+}
 const Tensor& fill_(const Tensor& x, Scalar value) {
+  op::need_defined("fill_", "x", x);
   return op::call_into(op::kFull, kernel::FullAttrs{x.sizes(), value, x.dtype(), x.device().type, x.device().index}, x);
 }
-const Tensor& zero_(const Tensor& x) { return fill_(x, 0); }
+const Tensor& zero_(const Tensor& x) {
+  op::need_defined("zero_", "x", x);
+  return fill_(x, 0);
+}
 
 Tensor arange(Scalar start, Scalar end, Scalar step, std::optional<DType> dtype, Device device) {
   device = op::creation_device(device);
@@ -205,9 +220,15 @@ Tensor arange(Scalar start, Scalar end, Scalar step, std::optional<DType> dtype,
       start.kind() <= Scalar::Kind::kInt && end.kind() <= Scalar::Kind::kInt && step.kind() <= Scalar::Kind::kInt;
   const double length = std::ceil((end.real() - start.real()) / step.real());
   CHORALE_CHECK(length >= 0, "[arange] from ", start, " to ", end, " in steps of ", step, " never arrives");
-  return op::call(op::kArange,
-                  kernel::RangeAttrs{start, step, static_cast<int64_t>(length),
-                                     dtype.value_or(whole ? DType::kI64 : DType::kF32), device.type, device.index});
+  const DType made = dtype.value_or(whole ? DType::kI64 : DType::kF32);
+  const auto count = static_cast<int64_t>(length);
+  if (count > 0) {
+    op::check_held("arange", made, start);
+    op::check_held("arange", made,
+                   whole ? Scalar(start.integer() + (count - 1) * step.integer())
+                         : Scalar(start.real() + static_cast<double>(count - 1) * step.real()));
+  }
+  return op::call(op::kArange, kernel::RangeAttrs{start, step, count, made, device.type, device.index});
 }
 Tensor arange(Scalar end, std::optional<DType> dtype, Device device) { return arange(0, end, 1, dtype, device); }
 Tensor linspace(double start, double end, int64_t count, DType dtype, Device device) {

@@ -4,6 +4,7 @@
 #include "chorale/kernel/cpu/index/index.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/defs/index_samples.h"
+#include "chorale/op/defs/number_range.h"
 #include "chorale/op/index.h"
 #include "chorale/op/samples.h"
 #include "chorale/op/shard_ways.h"
@@ -71,6 +72,7 @@ void infer_scatter_fill(const InferArgs& args, std::span<OutSpec> out) {
   check_gather_index("scatter", args.in[0].sizes(), a.dim, args.in[1]);
   CHORALE_CHECK(is_complex(args.in[0].dtype()) || a.value.kind() != Scalar::Kind::kComplex,
                 "[scatter] a complex value cannot be written into ", args.in[0].dtype());
+  check_held("scatter", args.in[0].dtype(), a.value);
   same_as(args.in[0], out[0]);
 }
 

@@ -5,6 +5,7 @@
 
 #include "chorale/kernel/cpu/index/index.h"
 #include "chorale/op/builder.h"
+#include "chorale/op/defs/number_range.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/samples.h"
 #include "chorale/op/shard_ways.h"
@@ -75,6 +76,7 @@ void infer_index_fill(const InferArgs& args, std::span<OutSpec> out) {
   check_index_vector("index_fill", args.in[0].sizes(), a.dim, args.in[1]);
   CHORALE_CHECK(is_complex(args.in[0].dtype()) || a.value.kind() != Scalar::Kind::kComplex,
                 "[index_fill] a complex value cannot be written into ", args.in[0].dtype());
+  check_held("index_fill", args.in[0].dtype(), a.value);
   like(args.in[0], out[0]);
 }
 

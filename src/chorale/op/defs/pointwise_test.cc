@@ -10,7 +10,9 @@
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/defs/tensor_test_util.h"
+#include "chorale/op/index.h"
 #include "chorale/op/reduce.h"
+#include "chorale/op/shape.h"
 #include "chorale/op/view.h"
 
 namespace chorale {
@@ -245,6 +247,14 @@ TEST(PointwiseDTypes, ANumberToStoreThatADTypeCannotHoldIsRefused) {
   EXPECT_THAT(message_of([&] { masked_fill(to(floats({1, 2, 3}), DType::kF16), mask, 1e6); }), HasSubstr("f16"));
   EXPECT_THAT(message_of([&] { fill_(u8, 256); }), HasSubstr("cannot hold 256"));
   EXPECT_THAT(message_of([&] { full({2}, -129, DType::kI8); }), HasSubstr("cannot hold -129"));
+  const Tensor first = ints({0});
+  EXPECT_THAT(message_of([&] { index_fill(u8, 0, first, 300); }), HasSubstr("[index_fill] a tensor of u8 cannot hold"));
+  EXPECT_THAT(message_of([&] { scatter(u8, 0, first, -1); }), HasSubstr("[scatter] a tensor of u8 cannot hold -1"));
+  EXPECT_THAT(message_of([&] { pad(u8, {1, 1}, PadMode::kConstant, 256); }), HasSubstr("[pad] a tensor of u8 cannot"));
+  EXPECT_THAT(message_of([&] { arange(0, 300, 100, DType::kI8); }),
+              HasSubstr("[arange] a tensor of i8 cannot hold 200"));
+  EXPECT_THAT(message_of([&] { arange(-1, 3, 1, DType::kU8); }), HasSubstr("[arange] a tensor of u8 cannot hold -1"));
+  expect_tensor(arange(0, 256, 255, DType::kU8), {2}, {0, 255});
   expect_tensor(u8, {3}, {0, 7, 255});
   expect_tensor(where(mask, 300.5, u8), {3}, {300.5, 7, 300.5});
 }

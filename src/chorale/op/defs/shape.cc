@@ -7,6 +7,7 @@
 #include "chorale/kernel/cpu/image/pad.h"
 #include "chorale/kernel/cpu/shape.h"
 #include "chorale/op/builder.h"
+#include "chorale/op/defs/number_range.h"
 #include "chorale/op/samples.h"
 #include "chorale/op/shard_ways.h"
 #include "chorale/op/table.h"
@@ -105,6 +106,7 @@ Shape padded_sizes(const char* name, const Shape& from, const PadAttrs& a) {
 
 void infer_pad(const InferArgs& args, std::span<OutSpec> out) {
   const auto& a = args.attrs.get<PadAttrs>();
+  check_held("pad", args.in[0].dtype(), a.value);
   infer_same(args, out);
   out[0].sizes = padded_sizes("pad", args.in[0].sizes(), a);
 }
