@@ -58,6 +58,12 @@ Group own_line(const Group& group, const std::vector<std::vector<int>>& lines) {
   return made.own >= 0 ? std::move(made.groups[static_cast<size_t>(made.own)]) : Group();
 }
 
+template <class State>
+const State& whole(const std::shared_ptr<State>& state) {
+  CHORALE_CHECK(state, "[mesh] the mesh was moved from");
+  return *state;
+}
+
 bool on_one_host(const Group& group) { return group.size() == 1 || group.backend() == "shm"; }
 
 }  // namespace
@@ -129,12 +135,12 @@ Mesh Mesh::on(const std::string& device_type) const {
     known = device_type == type_name(type);
   }
   CHORALE_CHECK(known, "[mesh] no kind of device is called ", device_type, ": there are cpu, null, cuda and sim");
-  auto other = std::make_shared<State>(*state_);
+  auto other = std::make_shared<State>(whole(state_));
   other->device = type;
   return Mesh(std::move(other));
 }
 
-DeviceType Mesh::device_type() const { return state_->device; }
+DeviceType Mesh::device_type() const { return whole(state_).device; }
 
 Device Mesh::device() const {
   if (device_type() == DeviceType::kCpu || device_type() == DeviceType::kNull || !is_member()) return {device_type()};
@@ -146,10 +152,10 @@ Device Mesh::device() const {
   return {device_type(), static_cast<int16_t>(place % count)};
 }
 
-const std::vector<int>& Mesh::shape() const { return state_->shape; }
-const std::vector<std::string>& Mesh::names() const { return state_->names; }
-const std::vector<int>& Mesh::ranks() const { return state_->ranks; }
-const std::vector<int>& Mesh::coordinates() const { return state_->coordinates; }
+const std::vector<int>& Mesh::shape() const { return whole(state_).shape; }
+const std::vector<std::string>& Mesh::names() const { return whole(state_).names; }
+const std::vector<int>& Mesh::ranks() const { return whole(state_).ranks; }
+const std::vector<int>& Mesh::coordinates() const { return whole(state_).coordinates; }
 
 int Mesh::coordinate(size_t dimension) const {
   CHORALE_CHECK(dimension < dims(), "[mesh] no dimension ", dimension, " in a ", *this);
@@ -169,7 +175,7 @@ const std::shared_ptr<const Group>& Mesh::shared_group(size_t dimension) const {
   return state_->groups[dimension];
 }
 
-Mesh Mesh::root() const { return state_->root ? Mesh(state_->root) : *this; }
+Mesh Mesh::root() const { return whole(state_).root ? Mesh(state_->root) : *this; }
 
 Mesh Mesh::slice(const std::vector<std::string>& wanted) const {
   CHORALE_CHECK(!wanted.empty(), "[mesh] a slice needs at least one name");

@@ -167,6 +167,22 @@ TEST(Mesh, RanksOutsideHaveNoPlaceInIt) {
   });
 }
 
+TEST(Mesh, ThatWasMovedFromSaysSo) {
+  run_ranks(1, [](Group& group) {
+    Mesh mesh(group, {1}, {"data"});
+    const Mesh taken = std::move(mesh);
+    // NOLINTBEGIN(bugprone-use-after-move)
+    EXPECT_THROW(mesh.shape(), InvalidArgument);
+    EXPECT_THROW(mesh.group(0), InvalidArgument);
+    EXPECT_THROW((void)(mesh == taken), InvalidArgument);
+    Future future = group.all_reduce(Tensor::from({1.0f}, {1})).future();
+    const Future result = std::move(future);
+    EXPECT_THROW(future.wait(), InvalidArgument);
+    // NOLINTEND(bugprone-use-after-move)
+    EXPECT_EQ(result.wait()[0].item<float>(), 1);
+  });
+}
+
 TEST(CommCounter, CountsWhatItsThreadStarts) {
   run_ranks(2, [](Group& group) {
     const CommCounter outer;

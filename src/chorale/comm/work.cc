@@ -108,6 +108,7 @@ struct Future::State {
 Future::Future(Work work) : state_(std::make_shared<State>()) { state_->work = std::move(work); }
 
 Future Future::then(std::function<Tensors(const Tensors&)> function) const {
+  CHORALE_CHECK(state_, "[future] the future was moved from");
   auto next = std::make_shared<State>();
   next->work = state_->work;
   next->before = state_;
@@ -119,9 +120,13 @@ Future Future::then(std::function<Tensors(const Tensors&)> function) const {
   return Future(std::move(next));
 }
 
-bool Future::is_completed() const { return state_->work.is_completed(); }
+bool Future::is_completed() const {
+  CHORALE_CHECK(state_, "[future] the future was moved from");
+  return state_->work.is_completed();
+}
 
 Tensors Future::value(Deadline deadline) const {
+  CHORALE_CHECK(state_, "[future] the future was moved from");
   try {
     state_->work.synchronize(deadline);
   } catch (const Error&) {
