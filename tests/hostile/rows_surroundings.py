@@ -126,6 +126,11 @@ def rows():
                   r"chorale: .*rank 1 of 2 looks for rank 0 at 127\.0\.0\.1:\d+: .*is its rank \(or launcher\) running")),
         Row("surroundings/nobody comes: a node", shell=f"openssl rand -hex 32 >secret; chmod 600 secret; CHORALE_SECRET_FILE=secret timeout 6 $C run -n 1 --nnodes 2 "
             f"--node-rank 0 --rdzv 127.0.0.1:{port(11)} true", status=124, says=(r"node 0 waits at 127\.0\.0\.1:\d+ for node 1 of 2",), may_make="secret"),
+        Row("surroundings/a server that says nothing, where the store should be", shell="openssl rand -hex 32 >secret; chmod 600 secret; "
+            f"python3 -c 'import socket, time; s = socket.create_server((\"127.0.0.1\", {port(16)})); time.sleep(100)' & server=$!; "
+            f"CHORALE_SECRET_FILE=secret CHORALE_TIMEOUT=5 {TRAIN_ALONE % (1, port(16))}; status=$?; kill $server; exit $status", within=30, may_make="secret",
+            says=(r"info: .*rank 1 of 2 looks for rank 0 at 127\.0\.0\.1:\d+: .*is it a server of this job, and has this rank the same secret",
+                  r"chorale: .*rank 1 of 2 looks for rank 0 at 127\.0\.0\.1:\d+")),
         Row("surroundings/two jobs at one port", shell=f"export CHORALE_TIMEOUT=8; TORCHELASTIC_RUN_ID=one {TRAIN_ALONE % (0, port(12))} & "
             f"sleep 2; TORCHELASTIC_RUN_ID=two {TRAIN_ALONE % (1, port(12))}; echo second $?; wait %1; echo first $?", status=0,
             says=(r"belong to another job: its run is 'one' \(process \d+ on \S+\), this one's is 'two'", r"second [1-9]", r"first [1-9]"), within=30),
