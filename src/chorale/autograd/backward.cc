@@ -9,6 +9,7 @@
 #include "chorale/base/error.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/copy.h"
+#include "chorale/op/need_defined.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/reduce.h"
 #include "chorale/op/sparse.h"
@@ -158,6 +159,7 @@ std::string BackwardRun::names_of_late_roots() const {
 }
 
 void BackwardRun::capture(const Tensor& input) {
+  op::need_defined("grad", "an input", input);
   captures_.push_back({edge_of(input), {}});
   CHORALE_CHECK_STATE(captures_.back().edge.wanted(), "[grad] input ", captures_.size() - 1, " of shape ",
                       input.sizes(), " does not require a gradient");

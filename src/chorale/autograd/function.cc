@@ -7,6 +7,7 @@
 #include "chorale/base/error.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/creation.h"
+#include "chorale/op/need_defined.h"
 #include "chorale/op/pointwise.h"
 
 namespace chorale {
@@ -79,7 +80,8 @@ void SavedTensors::raise_missing(size_t i) const {
 
 std::vector<Tensor> apply_function(std::unique_ptr<Function> function, const std::vector<Tensor>& in) {
   std::vector<Tensor> out;
-  function->saved_.function_ = function->name();
+  const char* name = function->name();
+  function->saved_.function_ = name;
   {
     const NoGrad quiet;
     out = function->forward(in);
@@ -102,6 +104,7 @@ std::vector<Tensor> apply_function(std::unique_ptr<Function> function, const std
   function->to_save_.clear();
   const std::vector<Tensor> plain = std::exchange(function->non_differentiable_, {});
   for (size_t i = 0; i < out.size(); ++i) {
+    op::need_defined(name, "a result of forward", out[i]);
     if (position(plain, out[i]) >= 0) {
       node.describe_output(op::spec_of(out[i]));
       continue;

@@ -1,6 +1,7 @@
 #include "chorale/op/group_tensor.h"
 
 #include "chorale/base/error.h"
+#include "chorale/op/need_defined.h"
 
 namespace chorale {
 namespace {
@@ -30,6 +31,7 @@ Tensor group_tensor(const comm::Group& group) {
 }
 
 const comm::Group* group_of(const Tensor& tensor) {
+  op::need_defined("collective", "group", tensor);
   const TensorExtension* known = tensor.extension();
   if (known && known->kind == kGroupKind) {
     const comm::Group* group = static_cast<const GroupExtension*>(known)->group.get();

@@ -6,6 +6,7 @@
 #include "chorale/op/collective.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
+#include "chorale/op/need_defined.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/optim/gradients.h"
 #include "chorale/optim/state_reader.h"
@@ -45,6 +46,7 @@ void GradScaler::follow(Device device) const {
 
 Tensor GradScaler::scale(const Tensor& loss) const {
   if (!options_.enabled) return loss;
+  op::need_defined("GradScaler::scale", "loss", loss);
   follow(loss.device());
   return mul(loss, scale_);
 }

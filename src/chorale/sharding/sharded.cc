@@ -13,6 +13,7 @@
 #include "chorale/op/collective.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
+#include "chorale/op/need_defined.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/random.h"
 #include "chorale/op/reduce.h"
@@ -97,6 +98,7 @@ Tensor wrap(std::shared_ptr<const Layout> layout, const Shape& sizes, const Stri
 namespace {
 
 const sharding::Sharded& sharded_or_throw(const char* call, const Tensor& x) {
+  op::need_defined(call, "x", x);
   CHORALE_CHECK(x.is_sharded(), "[", call, "] the tensor of shape ", x.sizes(),
                 " is not sharded: distribute() makes it so");
   return sharded(x);
@@ -288,6 +290,7 @@ const Mesh& mesh_of(const Tensor& x) { return sharded_or_throw("mesh_of", x).lay
 const Placements& placements_of(const Tensor& x) { return sharded_or_throw("placements_of", x).layout->placements; }
 
 Tensor distribute(const Tensor& x, const Mesh& mesh, const Placements& placements, std::optional<int> source) {
+  op::need_defined("distribute", "x", x);
   const Placements target = sharding::checked("distribute", mesh, placements, x.dims());
   if (x.is_sharded()) {
     CHORALE_CHECK(mesh_of(x) == mesh, "[distribute] the tensor is sharded over another mesh: ", mesh_of(x),
@@ -338,6 +341,7 @@ Tensor distribute(const Tensor& x, const Mesh& mesh, const Placements& placement
 
 Tensor from_local(const Tensor& local, const Mesh& mesh, const Placements& placements,
                   const FromLocalOptions& options) {
+  op::need_defined("from_local", "local", local);
   CHORALE_CHECK(!local.is_sharded(), "[from_local] the part is a sharded tensor itself: pass to_local() of it");
   CHORALE_CHECK(options.sizes.has_value() == options.strides.has_value(), "[from_local] the shape and the strides of ",
                 "the whole are given together or not at all");
@@ -427,8 +431,8 @@ Tensor normal(const Shape& sizes, const Mesh& mesh, const Placements& placements
 }
 
 bool equal_sharded(const Tensor& a, const Tensor& b) {
-  sharded_or_throw("equal", a);
-  sharded_or_throw("equal", b);
+  sharded_or_throw("equal_sharded", a);
+  sharded_or_throw("equal_sharded", b);
   CHORALE_CHECK(mesh_of(a) == mesh_of(b), "[equal] the tensors are sharded over different meshes: ", mesh_of(a),
                 " and ", mesh_of(b));
   if (!(a.sizes() == b.sizes())) return false;

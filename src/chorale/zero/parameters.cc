@@ -21,9 +21,11 @@ OwnedParameters::OwnedParameters(comm::Group group, bool bucket_views)
 NamedTensors OwnedParameters::add(const NamedTensors& parameters) {
   CHORALE_CHECK(!parameters.empty(), "[ZeroOptimizer] a group has no parameters");
   std::vector<int64_t> elems;
+  for (const auto& [name, x] : parameters)
+    CHORALE_CHECK(x.defined(), "[ZeroOptimizer] parameter ", name, " is an undefined tensor");
   const DType dtype = all_.empty() ? parameters.front().second.dtype() : all_.front().second.dtype();
   for (const auto& [name, x] : parameters) {
-    CHORALE_CHECK(x.defined() && !x.is_sparse() && x.is_contiguous(), "[ZeroOptimizer] parameter ", name,
+    CHORALE_CHECK(!x.is_sparse() && x.is_contiguous(), "[ZeroOptimizer] parameter ", name,
                   " must be a dense, contiguous tensor");
     CHORALE_CHECK(x.dtype() == dtype, "[ZeroOptimizer] parameter ", name, " is ", x.dtype(), ", and the first one is ",
                   dtype, "; all must have one dtype");

@@ -7,6 +7,7 @@
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/defs/norm_rules.h"
+#include "chorale/op/need_defined.h"
 #include "chorale/op/nn.h"
 #include "chorale/op/product.h"
 #include "chorale/op/random.h"
@@ -276,6 +277,9 @@ namespace chorale {
 
 Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                                     const AttentionOptions& options) {
+  op::need_defined("scaled_dot_product_attention", "q", q);
+  op::need_defined("scaled_dot_product_attention", "k", k);
+  op::need_defined("scaled_dot_product_attention", "v", v);
   CHORALE_CHECK(!(options.is_causal && options.mask.defined()),
                 "[scaled_dot_product_attention] give a mask or is_causal, not both: put the causal part into the mask");
   CHORALE_CHECK(q.dims() >= 2 && k.dims() >= 2,

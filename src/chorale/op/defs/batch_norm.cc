@@ -2,6 +2,7 @@
 #include "chorale/op/builder.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/defs/norm_rules.h"
+#include "chorale/op/need_defined.h"
 #include "chorale/op/nn.h"
 #include "chorale/op/reduce.h"
 #include "chorale/op/samples.h"
@@ -207,6 +208,7 @@ void move_towards(const Tensor& running, const Tensor& now, double momentum, dou
 
 Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& running_var, const Tensor& weight,
                   const Tensor& bias, bool training, double momentum, double eps) {
+  op::need_defined("batch_norm", "x", x);
   CHORALE_CHECK(running_mean.defined() == running_var.defined(),
                 "[batch_norm] running mean and variance go together, but only the ",
                 running_mean.defined() ? "mean" : "variance", " is given");
@@ -235,6 +237,7 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
 
 Tensor instance_norm(const Tensor& x, const Tensor& running_mean, const Tensor& running_var, const Tensor& weight,
                      const Tensor& bias, bool use_input_stats, double momentum, double eps) {
+  op::need_defined("instance_norm", "x", x);
   CHORALE_CHECK(x.dims() >= 3, "[instance_norm] x must be [N, C, …] with places behind the channels, not ", x.sizes());
   CHORALE_CHECK(!use_input_stats || count_elems(std::span(x.sizes().begin() + 2, x.sizes().end())) != 1,
                 "[instance_norm] one value per channel has no variance: x is ", x.sizes());

@@ -22,6 +22,7 @@
 #include "chorale/op/copy.h"
 #include "chorale/op/defs/pending.h"
 #include "chorale/op/kernels.h"
+#include "chorale/op/need_defined.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/samples.h"
 #include "chorale/op/table.h"
@@ -384,9 +385,11 @@ Tensor wait_for(const Tensor& pending) {
 
 void all_reduce_(const Tensor& x, const Tensor& group, Reduce reduce) { copy_(x, all_reduce(x, group, reduce)); }
 void all_gather_into(const Tensor& out, const Tensor& x, const Tensor& group, int64_t dim) {
+  op::need_defined("all_gather_into", "out", out);
   copy_(out, all_gather(x, group, dim, out.size(dim)));
 }
 void all_gather_into(const std::vector<Tensor>& outs, const Tensor& x, const Tensor& group) {
+  op::need_defined("all_gather_into", "x", x);
   const Tensor all = all_gather(unsqueeze(x, 0), group);
   CHORALE_CHECK(all.size(0) == static_cast<int64_t>(outs.size()), "[all_gather] there are ", all.size(0),
                 " ranks and tensors for ", outs.size());

@@ -2,6 +2,7 @@
 
 #include "chorale/op/builder.h"
 #include "chorale/op/creation.h"
+#include "chorale/op/need_defined.h"
 #include "chorale/op/nn.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/random.h"
@@ -56,12 +57,14 @@ Rows dropout_rows() {
 namespace chorale {
 
 Tensor dropout(const Tensor& x, double p, bool training, Generator& generator) {
+  op::need_defined("dropout", "x", x);
   CHORALE_CHECK(p >= 0 && p <= 1, "[dropout] p must lie between 0 and 1, not be ", p);
   if (!training || p == 0) return x;
   return op::call(op::kDropout, kernel::DropoutAttrs{p}, x, draw(generator, x.elems(), x.device()));
 }
 
 Tensor feature_dropout(const Tensor& x, double p, bool training, Generator& generator) {
+  op::need_defined("feature_dropout", "x", x);
   CHORALE_CHECK(x.dims() >= 2, "[feature_dropout] x must be [N, C, …], not ", x.sizes());
   if (!training || p == 0) return x;
   Shape sizes(x.sizes().size(), 1);

@@ -7,6 +7,7 @@
 #include "chorale/op/creation.h"
 #include "chorale/op/defs/index_samples.h"
 #include "chorale/op/index.h"
+#include "chorale/op/need_defined.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/samples.h"
 #include "chorale/op/shard_ways.h"
@@ -291,12 +292,14 @@ Tensor embedding(const Tensor& indices, const Tensor& table, std::optional<int64
 
 Tensor embedding_bag(const Tensor& indices, const Tensor& table, const Tensor& offsets,
                      const EmbeddingBagOptions& options) {
+  op::need_defined("embedding_bag", "indices", indices);
   const op::EmbeddingBagAttrs attrs{options.mode, padding_row("embedding_bag", table, options.padding),
                                     options.include_last_offset};
   return op::call_many<2>(op::kEmbeddingBag, attrs, table, indices, offsets, options.weights)[0];
 }
 
 Tensor embedding_bag(const Tensor& indices, const Tensor& table, const EmbeddingBagOptions& options) {
+  op::need_defined("embedding_bag", "indices", indices);
   CHORALE_CHECK(indices.dims() == 2,
                 "[embedding_bag] without offsets the indices are a matrix with a bag per row, found shape ",
                 indices.sizes());

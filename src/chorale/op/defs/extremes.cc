@@ -4,6 +4,7 @@
 #include "chorale/kernel/cpu/reduce/extremes.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/defs/reduce_common.h"
+#include "chorale/op/need_defined.h"
 #include "chorale/op/reduce.h"
 #include "chorale/op/samples.h"
 #include "chorale/op/table.h"
@@ -137,8 +138,14 @@ Rows pick_rows() {
 
 }  // namespace op
 
-ValuesIndices max(const Tensor& x, int64_t dim, bool keepdim) { return op::pick(op::kMax, x, dim, keepdim); }
-ValuesIndices min(const Tensor& x, int64_t dim, bool keepdim) { return op::pick(op::kMin, x, dim, keepdim); }
+ValuesIndices max(const Tensor& x, int64_t dim, bool keepdim) {
+  op::need_defined("max", "x", x);
+  return op::pick(op::kMax, x, dim, keepdim);
+}
+ValuesIndices min(const Tensor& x, int64_t dim, bool keepdim) {
+  op::need_defined("min", "x", x);
+  return op::pick(op::kMin, x, dim, keepdim);
+}
 Tensor argmax(const Tensor& x, std::optional<int64_t> dim, bool keepdim) {
   return op::call(op::kArgmax, op::ArgAttrs{dim.value_or(0), !dim, keepdim}, x);
 }

@@ -118,6 +118,8 @@ const Tensor& index_fill_(const Tensor& x, int64_t dim, const Tensor& index, Sca
 Tensor gather(const Tensor& x, int64_t dim, const Tensor& index) { return call(kGather, DimAttrs{dim}, x, index); }
 
 Tensor take_along_dim(const Tensor& x, const Tensor& index, std::optional<int64_t> dim) {
+  op::need_defined("take_along_dim", "x", x);
+  op::need_defined("take_along_dim", "index", index);
   if (!dim) return gather(flatten(x), 0, flatten(index));
   CHORALE_CHECK(x.dims() == index.dims() && x.dims() > 0, "[take_along_dim] x of shape ", x.sizes(),
                 " and an index of shape ", index.sizes(), " must have the same number of dimensions");
@@ -160,6 +162,8 @@ Tensor index(const Tensor& x, IndexItems items) {
 }
 
 Tensor index_put(const Tensor& x, IndexItems items, const Tensor& values, bool accumulate) {
+  op::need_defined("index_put", "x", x);
+  op::need_defined("index_put", "values", values);
   const Brackets brackets = take_apart(x, items);
   if (!brackets.tensors.empty() && brackets.view.is(x)) {
     return call_list(kIndexPut, IndexPutAttrs{accumulate}, with_values(x, values, brackets.tensors));
@@ -169,6 +173,8 @@ Tensor index_put(const Tensor& x, IndexItems items, const Tensor& values, bool a
 }
 
 const Tensor& index_put_(const Tensor& x, IndexItems items, const Tensor& values, bool accumulate) {
+  op::need_defined("index_put_", "x", x);
+  op::need_defined("index_put_", "values", values);
   const Brackets brackets = take_apart(x, items);
   if (!brackets.tensors.empty()) {
     current().call_into(kIndexPut, with_values(brackets.view, values, brackets.tensors), IndexPutAttrs{accumulate},
@@ -186,6 +192,9 @@ Tensor masked_scatter(const Tensor& x, const Tensor& mask, const Tensor& source)
   return call(kMaskedScatter, {}, x, mask, source);
 }
 Tensor masked_fill(const Tensor& x, const Tensor& mask, const Tensor& value) {
+  op::need_defined("masked_fill", "value", value);
+  op::need_defined("masked_fill", "x", x);
+  op::need_defined("masked_fill", "mask", mask);
   CHORALE_CHECK(value.dims() == 0, "[masked_fill] the value must be a scalar, found shape ", value.sizes());
   return where(mask, to(value, x.dtype()), x);
 }

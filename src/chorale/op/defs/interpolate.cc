@@ -4,6 +4,7 @@
 
 #include "chorale/op/builder.h"
 #include "chorale/op/defs/image_rules.h"
+#include "chorale/op/need_defined.h"
 #include "chorale/op/nn.h"
 #include "chorale/op/samples.h"
 #include "chorale/op/table.h"
@@ -95,6 +96,7 @@ Rows interpolate_rows() {
 namespace chorale {
 
 Tensor interpolate(const Tensor& x, const InterpolateOptions& options) {
+  op::need_defined("interpolate", "x", x);
   CHORALE_CHECK(x.dims() == 3 || x.dims() == 4, "[interpolate] x must be [N, C, L] or [N, C, H, W], not ", x.sizes());
   const int64_t spatial = x.dims() - 2;
   const size_t given = options.size.empty() ? options.scale_factor.size() : options.size.size();

@@ -5,6 +5,7 @@
 
 #include "chorale/kernel/cpu/product/linalg.h"
 #include "chorale/op/builder.h"
+#include "chorale/op/need_defined.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/product.h"
 #include "chorale/op/samples.h"
@@ -207,6 +208,8 @@ Rows linalg_rows() {
 Tensor cholesky(const Tensor& a, bool upper) { return op::call(op::kCholesky, op::CholeskyAttrs{upper}, a); }
 
 Tensor solve_triangular(const Tensor& a, const Tensor& b, bool upper, bool left, bool unitriangular) {
+  op::need_defined("solve_triangular", "a", a);
+  op::need_defined("solve_triangular", "b", b);
   const auto [matrix, right] = op::with_equal_batches(a, b);
   if (left) return op::call(op::kSolveTriangular, op::TriangularAttrs{upper, unitriangular}, matrix, right);
   // x a = b is a^T x^T = b^T.

@@ -5,6 +5,7 @@
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/defs/norm_rules.h"
+#include "chorale/op/need_defined.h"
 #include "chorale/op/nn.h"
 #include "chorale/op/reduce.h"
 #include "chorale/op/samples.h"
@@ -220,22 +221,32 @@ Tensor difference(const char* op, const Tensor& x, const Tensor& y, kernel::Diff
 }  // namespace
 
 Tensor mse_loss(const Tensor& x, const Tensor& y, Reduction reduction) {
+  op::need_defined("mse_loss", "x", x);
+  op::need_defined("mse_loss", "y", y);
   return difference("mse_loss", x, y, kernel::Difference::kSquare, 1, reduction);
 }
 Tensor l1_loss(const Tensor& x, const Tensor& y, Reduction reduction) {
+  op::need_defined("l1_loss", "x", x);
+  op::need_defined("l1_loss", "y", y);
   return difference("l1_loss", x, y, kernel::Difference::kAbsolute, 1, reduction);
 }
 Tensor smooth_l1_loss(const Tensor& x, const Tensor& y, Reduction reduction, double beta) {
+  op::need_defined("smooth_l1_loss", "x", x);
+  op::need_defined("smooth_l1_loss", "y", y);
   CHORALE_CHECK(beta >= 0, "[smooth_l1_loss] beta must not be negative, but is ", beta);
   if (beta == 0) return l1_loss(x, y, reduction);
   return difference("smooth_l1_loss", x, y, kernel::Difference::kSmooth, beta, reduction);
 }
 Tensor huber_loss(const Tensor& x, const Tensor& y, Reduction reduction, double delta) {
+  op::need_defined("huber_loss", "x", x);
+  op::need_defined("huber_loss", "y", y);
   CHORALE_CHECK(delta > 0, "[huber_loss] delta must be positive, but is ", delta);
   return difference("huber_loss", x, y, kernel::Difference::kHuber, delta, reduction);
 }
 
 Tensor binary_cross_entropy(const Tensor& x, const Tensor& y, const Tensor& weight, Reduction reduction) {
+  op::need_defined("binary_cross_entropy", "x", x);
+  op::need_defined("binary_cross_entropy", "y", y);
   CHORALE_CHECK(x.sizes() == y.sizes(), "[binary_cross_entropy] the target has shape ", y.sizes(), ", x has ",
                 x.sizes());
   Tensor losses = op::call(op::kBinaryCrossEntropy, Attrs(), x, to(y, x.dtype()));
@@ -245,6 +256,8 @@ Tensor binary_cross_entropy(const Tensor& x, const Tensor& y, const Tensor& weig
 
 Tensor binary_cross_entropy_with_logits(const Tensor& x, const Tensor& y, const Tensor& weight, Reduction reduction,
                                         const Tensor& pos_weight) {
+  op::need_defined("binary_cross_entropy_with_logits", "x", x);
+  op::need_defined("binary_cross_entropy_with_logits", "y", y);
   CHORALE_CHECK(x.sizes() == y.sizes(), "[binary_cross_entropy_with_logits] the target has shape ", y.sizes(),
                 ", x has ", x.sizes());
   // softplus(-x) = -log(sigmoid(x)); beyond 40 it differs from -x by less than a rounding error.
@@ -256,6 +269,8 @@ Tensor binary_cross_entropy_with_logits(const Tensor& x, const Tensor& y, const 
 }
 
 Tensor kl_div(const Tensor& x, const Tensor& target, KlReduction reduction, bool log_target) {
+  op::need_defined("kl_div", "x", x);
+  op::need_defined("kl_div", "target", target);
   Tensor losses;
   if (log_target) {
     losses = exp(target) * (target - x);
@@ -279,6 +294,8 @@ Tensor kl_div(const Tensor& x, const Tensor& target, KlReduction reduction, bool
 }
 
 Tensor cosine_similarity(const Tensor& x, const Tensor& y, int64_t dim, double eps) {
+  op::need_defined("cosine_similarity", "x", x);
+  op::need_defined("cosine_similarity", "y", y);
   const Pair pair("cosine_similarity", x, y);
   dim = normalize_dim("cosine_similarity", dim, pair.x.dims());
   // Cut before the root, which has no derivative at 0.

@@ -1,6 +1,7 @@
 // Parts of complex numbers. Gradients follow PyTorch's convention: the gradient of a real loss by x + iy is
 // dL/dx + i dL/dy.
 #include "chorale/op/defs/pointwise_row.h"
+#include "chorale/op/need_defined.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/table.h"
 
@@ -80,7 +81,10 @@ namespace chorale {
 
 Tensor real(const Tensor& x) { return is_complex(x.dtype()) ? op::call(op::kReal, {}, x) : x; }
 Tensor imag(const Tensor& x) { return op::call(op::kImag, {}, x); }
-Tensor conj(const Tensor& x) { return is_complex(x.dtype()) ? op::call(op::kConj, {}, x) : x; }
+Tensor conj(const Tensor& x) {
+  op::need_defined("conj", "x", x);
+  return is_complex(x.dtype()) ? op::call(op::kConj, {}, x) : x;
+}
 Tensor angle(const Tensor& x) { return op::call(op::kAngle, {}, x); }
 
 }  // namespace chorale

@@ -3,6 +3,7 @@
 
 #include "chorale/op/defs/number_range.h"
 #include "chorale/op/defs/pointwise_row.h"
+#include "chorale/op/need_defined.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/shard_ways.h"
 #include "chorale/op/table.h"
@@ -173,12 +174,23 @@ CHORALE_DEFINE_FORMS(bitwise_or, (const Tensor& x, const Tensor& y), to(kBitwise
 CHORALE_DEFINE_FORMS(bitwise_xor, (const Tensor& x, const Tensor& y), to(kBitwiseXor, {}, x, y))
 CHORALE_DEFINE_FORMS(bitwise_not, (const Tensor& x), to(kBitwiseNot, {}, x))
 
-Tensor where(const Tensor& condition, const Tensor& x, const Tensor& y) { return call(kWhere, {}, condition, x, y); }
+Tensor where(const Tensor& condition, const Tensor& x, const Tensor& y) {
+  op::need_defined("where", "condition", condition);
+  op::need_defined("where", "y", y);
+  op::need_defined("where", "x", x);
+  return call(kWhere, {}, condition, x, y);
+}
 Tensor where(const Tensor& condition, Scalar x, const Tensor& y) {
+  op::need_defined("where", "condition", condition);
+  op::need_defined("where", "y", y);
   if (y.defined()) check_held("where", promote(y.dtype(), x.kind()), x);
   return call(kMaskedFill, NumberAttrs{x}, condition, y);
 }
-Tensor where(const Tensor& condition, const Tensor& x, Scalar y) { return where(logical_not(condition), y, x); }
+Tensor where(const Tensor& condition, const Tensor& x, Scalar y) {
+  op::need_defined("where", "condition", condition);
+  op::need_defined("where", "x", x);
+  return where(logical_not(condition), y, x);
+}
 const Tensor& where_out(const Tensor& out, const Tensor& condition, const Tensor& x, const Tensor& y) {
   return call_into(kWhere, {}, out, condition, x, y);
 }

@@ -1,5 +1,6 @@
 #include "chorale/op/builder.h"
 #include "chorale/op/defs/image_rules.h"
+#include "chorale/op/need_defined.h"
 #include "chorale/op/nn.h"
 #include "chorale/op/view.h"
 
@@ -66,43 +67,54 @@ ValuesIndices adaptive_max_pool(const char* op, int64_t spatial, const Tensor& x
 
 ValuesIndices max_pool1d_with_indices(const Tensor& x, const IntList& kernel, const IntList& stride,
                                       const IntList& padding, const IntList& dilation, bool ceil_mode) {
+  op::need_defined("max_pool1d_with_indices", "x", x);
   return max_pool("max_pool1d", 1, x, kernel, stride, padding, dilation, ceil_mode);
 }
 ValuesIndices max_pool2d_with_indices(const Tensor& x, const IntList& kernel, const IntList& stride,
                                       const IntList& padding, const IntList& dilation, bool ceil_mode) {
+  op::need_defined("max_pool2d_with_indices", "x", x);
   return max_pool("max_pool2d", 2, x, kernel, stride, padding, dilation, ceil_mode);
 }
 Tensor max_pool1d(const Tensor& x, const IntList& kernel, const IntList& stride, const IntList& padding,
                   const IntList& dilation, bool ceil_mode) {
+  op::need_defined("max_pool1d", "x", x);
   return max_pool1d_with_indices(x, kernel, stride, padding, dilation, ceil_mode).values;
 }
 Tensor max_pool2d(const Tensor& x, const IntList& kernel, const IntList& stride, const IntList& padding,
                   const IntList& dilation, bool ceil_mode) {
+  op::need_defined("max_pool2d", "x", x);
   return max_pool2d_with_indices(x, kernel, stride, padding, dilation, ceil_mode).values;
 }
 
 Tensor avg_pool1d(const Tensor& x, const IntList& kernel, const IntList& stride, const IntList& padding, bool ceil_mode,
                   bool count_include_pad) {
+  op::need_defined("avg_pool1d", "x", x);
   return avg_pool("avg_pool1d", 1, x, kernel, stride, padding, ceil_mode, count_include_pad, {});
 }
 Tensor avg_pool2d(const Tensor& x, const IntList& kernel, const IntList& stride, const IntList& padding, bool ceil_mode,
                   bool count_include_pad, std::optional<int64_t> divisor_override) {
+  op::need_defined("avg_pool2d", "x", x);
   return avg_pool("avg_pool2d", 2, x, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override);
 }
 
 Tensor adaptive_avg_pool1d(const Tensor& x, const IntList& size) {
+  op::need_defined("adaptive_avg_pool1d", "x", x);
   return adaptive_avg_pool("adaptive_avg_pool1d", 1, x, size);
 }
 Tensor adaptive_avg_pool2d(const Tensor& x, const IntList& size) {
+  op::need_defined("adaptive_avg_pool2d", "x", x);
   return adaptive_avg_pool("adaptive_avg_pool2d", 2, x, size);
 }
 Tensor adaptive_max_pool1d(const Tensor& x, const IntList& size) {
+  op::need_defined("adaptive_max_pool1d", "x", x);
   return adaptive_max_pool("adaptive_max_pool1d", 1, x, size).values;
 }
 Tensor adaptive_max_pool2d(const Tensor& x, const IntList& size) {
+  op::need_defined("adaptive_max_pool2d", "x", x);
   return adaptive_max_pool("adaptive_max_pool2d", 2, x, size).values;
 }
 ValuesIndices adaptive_max_pool2d_with_indices(const Tensor& x, const IntList& size) {
+  op::need_defined("adaptive_max_pool2d_with_indices", "x", x);
   return adaptive_max_pool("adaptive_max_pool2d", 2, x, size);
 }
 

@@ -202,11 +202,15 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
 }
 
 Tensor mm(const Tensor& a, const Tensor& b) {
+  op::need_defined("mm", "a", a);
+  op::need_defined("mm", "b", b);
   CHORALE_CHECK(a.dims() == 2 && b.dims() == 2, "[mm] needs two matrices, found ", a.sizes(), " x ", b.sizes());
   return op::call(op::kMatmul, {}, a, b);
 }
 
 Tensor bmm(const Tensor& a, const Tensor& b) {
+  op::need_defined("bmm", "a", a);
+  op::need_defined("bmm", "b", b);
   CHORALE_CHECK(a.dims() == 3 && b.dims() == 3 && a.size(0) == b.size(0),
                 "[bmm] needs two batches of matrices of equal length, found ", a.sizes(), " x ", b.sizes());
   return op::call(op::kMatmul, {}, a, b);
@@ -225,12 +229,16 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
 }
 
 Tensor dot(const Tensor& a, const Tensor& b) {
+  op::need_defined("dot", "a", a);
+  op::need_defined("dot", "b", b);
   CHORALE_CHECK(a.dims() == 1 && b.dims() == 1 && a.size(0) == b.size(0),
                 "[dot] needs two vectors of equal length, found ", a.sizes(), " and ", b.sizes());
   return matmul(a, b);
 }
 
 Tensor outer(const Tensor& a, const Tensor& b) {
+  op::need_defined("outer", "a", a);
+  op::need_defined("outer", "b", b);
   CHORALE_CHECK(a.dims() == 1 && b.dims() == 1, "[outer] needs two vectors, found ", a.sizes(), " and ", b.sizes());
   return mul(unsqueeze(a, 1), b);
 }

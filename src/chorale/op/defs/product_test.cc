@@ -183,14 +183,5 @@ TEST(ComplexProducts, LinearTakesABiasAndAddmmWorks) {
             (std::vector<Z>{Z(-2, 2), Z(-4, 2)}));
 }
 
-TEST(Undefined, FunctionsOverRowsNameThemselvesAndTheArgument) {
-  const Tensor x = iota({2, 2}), none;
-  EXPECT_NE(message_of([&] { matmul(none, x); }).find("[matmul] a is an undefined tensor"), std::string::npos);
-  EXPECT_NE(message_of([&] { matmul(x, none); }).find("[matmul] b is an undefined tensor"), std::string::npos);
-  EXPECT_NE(message_of([&] { reshape(none, {1}); }).find("[reshape] x is an undefined tensor"), std::string::npos);
-  EXPECT_NE(message_of([&] { copy_(x, none); }).find("[copy_] source is an undefined tensor"), std::string::npos);
-  EXPECT_NE(message_of([&] { conv2d(none, x); }).find("[conv2d] x is an undefined tensor"), std::string::npos);
-}
-
 }  // namespace
 }  // namespace chorale

@@ -5,6 +5,7 @@
 #include "chorale/op/builder.h"
 #include "chorale/op/defs/number_range.h"
 #include "chorale/op/device_scope.h"
+#include "chorale/op/need_defined.h"
 #include "chorale/op/samples.h"
 #include "chorale/op/shard_ways.h"
 #include "chorale/op/table.h"
@@ -184,10 +185,12 @@ Tensor normal(const Shape& sizes, double mean, double stddev, DType dtype, Gener
                   op::draw_reals(generator, sizes, dtype, device));
 }
 const Tensor& uniform_(const Tensor& x, double low, double high, Generator& generator) {
+  op::need_defined("uniform_", "x", x);
   return op::call_into(op::kUniform, op::RandomAttrs{x.sizes(), low, high, x.dtype()}, x,
                        op::draw_reals(generator, x.sizes(), x.dtype(), x.device()));
 }
 const Tensor& normal_(const Tensor& x, double mean, double stddev, Generator& generator) {
+  op::need_defined("normal_", "x", x);
   return op::call_into(op::kNormal, op::RandomAttrs{x.sizes(), mean, stddev, x.dtype()}, x,
                        op::draw_reals(generator, x.sizes(), x.dtype(), x.device()));
 }
@@ -201,9 +204,11 @@ Tensor randperm(int64_t n, DType dtype, Generator& generator, Device device) {
   return op::call(op::kRandperm, op::RandintAttrs{{n}, 0, 1, dtype}, op::draw_integers(generator, {n}, device));
 }
 Tensor bernoulli(const Tensor& p, Generator& generator) {
+  op::need_defined("bernoulli", "p", p);
   return op::call(op::kBernoulli, {}, p, draw(generator, p.elems() + 1, p.device()));
 }
 Tensor multinomial(const Tensor& weights, int64_t count, bool replacement, Generator& generator) {
+  op::need_defined("multinomial", "weights", weights);
   const int64_t n = weights.dims() > 0 ? weights.size(-1) : 1;
   const int64_t rows = n > 0 ? weights.elems() / n : 0;
   return op::call(op::kMultinomial, op::DrawAttrs{count, replacement}, weights,

@@ -7,6 +7,7 @@
 #include "chorale/op/builder.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/defs/reduce_common.h"
+#include "chorale/op/need_defined.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/reduce_numbers.h"
 #include "chorale/op/samples.h"
@@ -183,6 +184,7 @@ Tensor nansum(const Tensor& x, const IntList& dims, bool keepdim, std::optional<
 }
 
 Tensor mean(const Tensor& x, const IntList& dims, bool keepdim, std::optional<DType> dtype) {
+  op::need_defined("mean", "x", x);
   CHORALE_CHECK(is_differentiable(dtype.value_or(x.dtype())), "[mean] of ", x.dtype(), " elements as ",
                 dtype.value_or(x.dtype()), ": the result must be floating; pass such a dtype");
   return op::reduce_as(op::kMean, x, dims, keepdim, dtype);
@@ -194,8 +196,14 @@ Tensor amax(const Tensor& x, const IntList& dims, bool keepdim) {
 Tensor amin(const Tensor& x, const IntList& dims, bool keepdim) {
   return op::call(op::kAmin, op::ReduceAttrs{dims, keepdim}, x);
 }
-Tensor max(const Tensor& x) { return amax(x); }
-Tensor min(const Tensor& x) { return amin(x); }
+Tensor max(const Tensor& x) {
+  op::need_defined("max", "x", x);
+  return amax(x);
+}
+Tensor min(const Tensor& x) {
+  op::need_defined("min", "x", x);
+  return amin(x);
+}
 
 Tensor any(const Tensor& x, const IntList& dims, bool keepdim) {
   return op::call(op::kAny, op::ReduceAttrs{dims, keepdim}, x);
@@ -208,6 +216,7 @@ Tensor count_nonzero(const Tensor& x, const IntList& dims) {
 }
 
 Tensor sum_to(const Tensor& x, const Shape& shape) {
+  op::need_defined("sum_to", "x", x);
   if (x.sizes() == shape) return x;
   const size_t all = x.sizes().size();
   CHORALE_CHECK(shape.size() <= all, "[sum_to] ", shape, " does not broadcast to ", x.sizes());

@@ -4,6 +4,7 @@
 #include "chorale/op/builder.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/index.h"
+#include "chorale/op/need_defined.h"
 #include "chorale/op/reduce.h"
 #include "chorale/op/shape.h"
 #include "chorale/op/view.h"
@@ -29,6 +30,7 @@ Tensor stack(std::span<const Tensor> xs, int64_t dim) { return call_list(kStack,
 Tensor stack(std::initializer_list<Tensor> xs, int64_t dim) { return stack(span_of(xs), dim); }
 
 Tensor repeat(const Tensor& x, const IntList& repeats) {
+  op::need_defined("repeat", "x", x);
   CHORALE_CHECK(repeats.size() >= x.sizes().size(), "[repeat] shape ", x.sizes(), " needs at least ", x.dims(),
                 " repeats, got ", repeats.shape(), "; use tile");
   for (int64_t count : repeats) {
@@ -50,6 +52,7 @@ Tensor repeat(const Tensor& x, const IntList& repeats) {
 }
 
 Tensor tile(const Tensor& x, const IntList& repeats) {
+  op::need_defined("tile", "x", x);
   IntList all;
   for (size_t i = repeats.size(); i < x.sizes().size(); ++i) all.values[all.count++] = 1;
   for (int64_t count : repeats) all.values[all.count++] = count;
@@ -57,6 +60,7 @@ Tensor tile(const Tensor& x, const IntList& repeats) {
 }
 
 Tensor repeat_interleave(const Tensor& x, int64_t repeats, std::optional<int64_t> dim) {
+  op::need_defined("repeat_interleave", "x", x);
   CHORALE_CHECK(repeats >= 0, "[repeat_interleave] ", repeats, " repeats are negative");
   if (!dim || x.dims() == 0) return repeat_interleave(reshape(x, {x.elems()}), repeats, 0);
   const auto at = static_cast<size_t>(normalize_dim("repeat_interleave", *dim, x.dims()));
@@ -69,6 +73,8 @@ Tensor repeat_interleave(const Tensor& x, int64_t repeats, std::optional<int64_t
 }
 
 Tensor repeat_interleave(const Tensor& x, const Tensor& repeats, std::optional<int64_t> dim) {
+  op::need_defined("repeat_interleave", "x", x);
+  op::need_defined("repeat_interleave", "repeats", repeats);
   if (!dim || x.dims() == 0) return repeat_interleave(flatten(x), repeats, 0);
   const int64_t at = normalize_dim("repeat_interleave", *dim, x.dims());
   const int64_t size = x.size(at);
@@ -85,6 +91,7 @@ Tensor pad(const Tensor& x, const IntList& pads, PadMode mode, Scalar value) {
 }
 
 Tensor roll(const Tensor& x, const IntList& shifts, const IntList& dims) {
+  op::need_defined("roll", "x", x);
   if (dims.empty()) {
     CHORALE_CHECK(shifts.size() == 1, "[roll] without dimensions there is one shift, not ", shifts.shape());
     return reshape(roll(reshape(x, {x.elems()}), shifts, 0), x.sizes());
@@ -104,6 +111,7 @@ std::vector<Tensor> meshgrid(std::span<const Tensor> xs, Indexing indexing) {
   const bool swap = indexing == Indexing::kXY && xs.size() >= 2;
   Shape sizes;
   for (const Tensor& x : xs) {
+    op::need_defined("meshgrid", "xs", x);
     CHORALE_CHECK(x.dims() <= 1, "[meshgrid] takes vectors, found shape ", x.sizes());
     sizes.push_back(x.elems());
   }
@@ -122,6 +130,7 @@ std::vector<Tensor> meshgrid(std::initializer_list<Tensor> xs, Indexing indexing
 }
 
 Tensor one_hot(const Tensor& index, int64_t classes) {
+  op::need_defined("one_hot", "index", index);
   if (classes == -1) {
     CHORALE_CHECK(index.elems() > 0, "[one_hot] without any index the number of classes must be given");
     classes = max(index).item<int64_t>() + 1;

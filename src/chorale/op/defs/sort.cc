@@ -7,6 +7,7 @@
 #include "chorale/op/builder.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/defs/reduce_common.h"
+#include "chorale/op/need_defined.h"
 #include "chorale/op/samples.h"
 #include "chorale/op/table.h"
 
@@ -174,7 +175,10 @@ ValuesIndices sort(const Tensor& x, int64_t dim, bool descending) {
   auto [values, indices] = op::call_many<2>(op::kSort, op::SortAttrs{dim, descending}, x);
   return {std::move(values), std::move(indices)};
 }
-Tensor argsort(const Tensor& x, int64_t dim, bool descending) { return sort(x, dim, descending).indices; }
+Tensor argsort(const Tensor& x, int64_t dim, bool descending) {
+  op::need_defined("argsort", "x", x);
+  return sort(x, dim, descending).indices;
+}
 
 ValuesIndices topk(const Tensor& x, int64_t k, int64_t dim, bool largest) {
   auto [values, indices] = op::call_many<2>(op::kTopk, op::TopkAttrs{k, dim, largest}, x);
@@ -187,11 +191,14 @@ Unique unique(const Tensor& x, bool return_inverse, bool return_counts) {
 }
 
 Tensor searchsorted(const Tensor& boundaries, const Tensor& values, bool right) {
+  op::need_defined("searchsorted", "boundaries", boundaries);
+  op::need_defined("searchsorted", "values", values);
   const DType dtype = promote(boundaries.dtype(), values.dtype());
   return op::call(op::kSearchsorted, op::SearchAttrs{right}, to(boundaries, dtype), to(values, dtype));
 }
 
 Tensor bincount(const Tensor& x, const Tensor& weights, int64_t minlength) {
+  op::need_defined("bincount", "x", x);
   CHORALE_CHECK(x.dims() == 1, "[bincount] counts the elements of a vector, not of shape ", x.sizes());
   CHORALE_CHECK(!weights || weights.sizes() == x.sizes(), "[bincount] x has shape ", x.sizes(), " but weights have ",
                 weights ? weights.sizes() : Shape{});

@@ -4,6 +4,7 @@
 #include "chorale/kernel/cpu/sparse.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/index.h"
+#include "chorale/op/need_defined.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/samples.h"
 #include "chorale/op/shape.h"
@@ -57,6 +58,7 @@ Tensors before_indices(std::initializer_list<Tensor> first, const SparseParts& x
 }  // namespace
 
 Tensor coalesce(const Tensor& x) {
+  op::need_defined("coalesce", "x", x);
   const SparseParts& parts = x.sparse();
   if (parts.coalesced) return x;
   const auto out = op::call_many<3>(op::kSparseCoalesce, op::SizesAttrs{x.sizes()}, parts.values, parts.indices);
@@ -64,12 +66,15 @@ Tensor coalesce(const Tensor& x) {
 }
 
 Tensor to_dense(const Tensor& x) {
+  op::need_defined("to_dense", "x", x);
   if (!x.is_sparse()) return x;
   // Zeros with the values added at their places: what the gradient of picking them is.
   return op::call_list(op::kIndexBackward, op::SizesAttrs{x.sizes()}, before_indices({x.sparse().values}, x.sparse()));
 }
 
 Tensor sparse_add(const Tensor& x, const Tensor& y) {
+  op::need_defined("sparse_add", "x", x);
+  op::need_defined("sparse_add", "y", y);
   check_shapes("sparse_add", x, y);
   if (!x.is_sparse() && !y.is_sparse()) return add(x, y);
   if (!y.is_sparse()) return sparse_add(y, x);
@@ -82,6 +87,8 @@ Tensor sparse_add(const Tensor& x, const Tensor& y) {
 }
 
 const Tensor& sparse_add_(const Tensor& dense, const Tensor& sparse) {
+  op::need_defined("sparse_add_", "dense", dense);
+  op::need_defined("sparse_add_", "sparse", sparse);
   check_shapes("sparse_add_", dense, sparse);
   CHORALE_CHECK(!dense.is_sparse(), "[sparse_add_] adds to a dense tensor in place; use sparse_add for a sparse one");
   const SparseParts& parts = sparse.sparse();
@@ -91,6 +98,7 @@ const Tensor& sparse_add_(const Tensor& dense, const Tensor& sparse) {
 }
 
 Tensor sparse_scale(const Tensor& x, Scalar factor) {
+  op::need_defined("sparse_scale", "x", x);
   const SparseParts& parts = x.sparse();
   return Tensor::sparse_coo(parts.indices, mul(parts.values, factor), x.sizes(), parts.coalesced);
 }

@@ -7,6 +7,7 @@
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/defs/reduce_common.h"
+#include "chorale/op/need_defined.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/reduce.h"
 #include "chorale/op/samples.h"
@@ -183,10 +184,12 @@ Tensor var(const Tensor& x, const IntList& dims, bool keepdim, double correction
   return op::call(op::kVar, op::VarAttrs{dims, correction, keepdim}, x);
 }
 Tensor stddev(const Tensor& x, const IntList& dims, bool keepdim, double correction) {
+  op::need_defined("stddev", "x", x);
   if (op::holds_complex_values(x)) return sqrt(var(x, dims, keepdim, correction));
   return op::call(op::kStd, op::VarAttrs{dims, correction, keepdim}, x);
 }
 Tensor logsumexp(const Tensor& x, const IntList& dims, bool keepdim) {
+  op::need_defined("logsumexp", "x", x);
   if (op::holds_complex_values(x)) {
     // The largest real part is taken out; it cancels in the gradient.
     Tensor shift = amax(op::call(op::kDetach, {}, real(x)), dims, true);

@@ -14,8 +14,8 @@ namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-void expect_near(const Tensor& actual, const Shape& sizes, const std::vector<double>& expected,
-                 double tolerance = 1e-12) {
+void expect_values_near(const Tensor& actual, const Shape& sizes, const std::vector<double>& expected,
+                        double tolerance = 1e-12) {
   EXPECT_EQ(actual.sizes(), sizes);
   EXPECT_THAT(values(actual), testing::Pointwise(testing::DoubleNear(tolerance), expected));
 }
@@ -29,11 +29,11 @@ TEST(Norm, OfEveryKind) {
   expect_tensor(norm(x, kInf, 0), {3}, {3, 5, 12});
   expect_tensor(norm(x, -kInf, 0), {3}, {0, 4, 0});
   expect_tensor(norm(x, 0), {}, {4});
-  expect_near(norm(x, 3, 1), {2}, {std::cbrt(27 + 64), std::cbrt(125 + 1728)});
-  expect_near(norm(x, 0.5, 0), {3}, {3, std::pow(2 + std::sqrt(5), 2), 12});
+  expect_values_near(norm(x, 3, 1), {2}, {std::cbrt(27 + 64), std::cbrt(125 + 1728)});
+  expect_values_near(norm(x, 0.5, 0), {3}, {3, std::pow(2 + std::sqrt(5), 2), 12});
   const Tensor z = Tensor::from<complex128>({{3, 4}, {0, 1}}, {2});
-  expect_near(norm(z), {}, {std::sqrt(26)});
-  expect_near(norm(z, 3), {}, {std::cbrt(126)});
+  expect_values_near(norm(z), {}, {std::sqrt(26)});
+  expect_values_near(norm(z, 3), {}, {std::cbrt(126)});
   EXPECT_EQ(norm(z).dtype(), DType::kF64);
   EXPECT_EQ(norm(full({4}, 2, DType::kBF16)).item<double>(), 4);
 }
@@ -60,12 +60,12 @@ TEST(Var, MatchesTheDefinitionInAnyLayout) {
         for (int64_t k = 0; k < n; ++k) squares += std::pow(element(k) - mean, 2);
         return squares / (static_cast<double>(n) - correction);
       });
-      expect_near(var(x, dim, false, correction), variance.sizes(), values(variance));
+      expect_values_near(var(x, dim, false, correction), variance.sizes(), values(variance));
       const Tensor transposed = transpose(x, 0, 1);
-      expect_near(var(transposed, 1 - dim, false, correction), variance.sizes(), values(variance));
+      expect_values_near(var(transposed, 1 - dim, false, correction), variance.sizes(), values(variance));
       std::vector<double> roots = values(variance);
       for (double& root : roots) root = std::sqrt(root);
-      expect_near(stddev(x, dim, false, correction), variance.sizes(), roots);
+      expect_values_near(stddev(x, dim, false, correction), variance.sizes(), roots);
     }
   }
 }
@@ -76,8 +76,8 @@ TEST(Var, ALargeMeanCostsNoAccuracy) {
       {1 << 16}, [](const Shape& i) { return static_cast<double>(100000 + i[0] % 4); }, DType::kF32);
   EXPECT_EQ(var(row, {}, false, 0).item<double>(), 1.25);
   expect_tensor(select(var(view(row, {-1, 16}), {0}, false, 0), 0, 3), {}, {0});
-  expect_near(var(reshape(transpose(view(row, {-1, 4}), 0, 1), {-1, 64}), 0, false, 0), {64},
-              std::vector<double>(64, 1.25), 1e-6);
+  expect_values_near(var(reshape(transpose(view(row, {-1, 4}), 0, 1), {-1, 64}), 0, false, 0), {64},
+                     std::vector<double>(64, 1.25), 1e-6);
 }
 
 TEST(Var, OfTooFewElementsIsNanAndItsGradientToo) {
@@ -115,9 +115,9 @@ TEST(Logsumexp, OfLongRowsAndColumns) {
     for (int64_t r = 0; r < 3000; ++r) total += std::exp(element(r, c));
     by_column.push_back(std::log(total));
   }
-  expect_near(logsumexp(x, 0), {20}, by_column);
-  expect_near(logsumexp(transpose(x, 0, 1), 1), {20}, by_column);
-  expect_near(logsumexp(clone(transpose(x, 0, 1)), 1), {20}, by_column);
+  expect_values_near(logsumexp(x, 0), {20}, by_column);
+  expect_values_near(logsumexp(transpose(x, 0, 1), 1), {20}, by_column);
+  expect_values_near(logsumexp(clone(transpose(x, 0, 1)), 1), {20}, by_column);
 }
 
 TEST(Statistics, OfNothing) {

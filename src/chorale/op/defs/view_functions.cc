@@ -24,6 +24,7 @@ Tensor slice(const Tensor& x, int64_t dim, int64_t start, int64_t end, int64_t s
 }
 
 Tensor narrow(const Tensor& x, int64_t dim, int64_t start, int64_t length) {
+  op::need_defined("narrow", "x", x);
   const int64_t size = x.sizes()[dim_of("narrow", x, dim)];
   const int64_t first = start < 0 ? start + size : start;
   CHORALE_CHECK(length >= 0 && first >= 0 && first <= size && length <= size - first, "[narrow] ", length,
@@ -35,6 +36,7 @@ Tensor select(const Tensor& x, int64_t dim, int64_t index) { return call(kSelect
 Tensor Tensor::operator[](int64_t i) const { return select(*this, 0, i); }
 
 std::vector<Tensor> split(const Tensor& x, int64_t size, int64_t dim) {
+  op::need_defined("split", "x", x);
   const int64_t total = x.sizes()[dim_of("split", x, dim)];
   CHORALE_CHECK(size > 0 || (size == 0 && total == 0), "[split] pieces of size ", size, " cannot cover dimension ", dim,
                 " of size ", total);
@@ -48,6 +50,7 @@ std::vector<Tensor> split(const Tensor& x, int64_t size, int64_t dim) {
 }
 
 std::vector<Tensor> split_sizes(const Tensor& x, const std::vector<int64_t>& sizes, int64_t dim) {
+  op::need_defined("split_sizes", "x", x);
   const int64_t total = x.sizes()[dim_of("split_sizes", x, dim)];
   int64_t sum = 0;
   for (int64_t size : sizes) {
@@ -65,6 +68,7 @@ std::vector<Tensor> split_sizes(const Tensor& x, const std::vector<int64_t>& siz
 }
 
 std::vector<Tensor> chunk(const Tensor& x, int64_t chunks, int64_t dim) {
+  op::need_defined("chunk", "x", x);
   CHORALE_CHECK(chunks > 0, "[chunk] needs at least one chunk, not ", chunks);
   const int64_t total = x.sizes()[dim_of("chunk", x, dim)];
   // A dimension without elements still gives all its chunks, as PyTorch's does.
@@ -73,6 +77,7 @@ std::vector<Tensor> chunk(const Tensor& x, int64_t chunks, int64_t dim) {
 }
 
 std::vector<Tensor> unbind(const Tensor& x, int64_t dim) {
+  op::need_defined("unbind", "x", x);
   const int64_t total = x.sizes()[dim_of("unbind", x, dim)];
   std::vector<Tensor> slices;
   for (int64_t i = 0; i < total; ++i) slices.push_back(select(x, dim, i));
@@ -82,6 +87,7 @@ std::vector<Tensor> unbind(const Tensor& x, int64_t dim) {
 Tensor permute(const Tensor& x, const IntList& dims) { return call(kPermute, DimsAttrs{dims}, x); }
 
 Tensor transpose(const Tensor& x, int64_t dim0, int64_t dim1) {
+  op::need_defined("transpose", "x", x);
   const int64_t from = normalize_dim("transpose", dim0, x.dims()), to = normalize_dim("transpose", dim1, x.dims());
   DimsAttrs attrs;
   attrs.dims.count = x.dims();
@@ -89,20 +95,26 @@ Tensor transpose(const Tensor& x, int64_t dim0, int64_t dim1) {
   std::swap(attrs.dims.values[from], attrs.dims.values[to]);
   return call(kPermute, attrs, x);
 }
-Tensor swapdims(const Tensor& x, int64_t dim0, int64_t dim1) { return transpose(x, dim0, dim1); }
+Tensor swapdims(const Tensor& x, int64_t dim0, int64_t dim1) {
+  op::need_defined("swapdims", "x", x);
+  return transpose(x, dim0, dim1);
+}
 
 Tensor t(const Tensor& x) {
+  op::need_defined("t", "x", x);
   CHORALE_CHECK(x.dims() <= 2, "[t] needs at most 2 dimensions, found ", x.sizes(), "; use transpose or permute");
   return x.dims() < 2 ? x : transpose(x, 0, 1);
 }
 
 Tensor adjoint(const Tensor& x) {
+  op::need_defined("adjoint", "x", x);
   CHORALE_CHECK(x.dims() >= 2, "[adjoint] needs a matrix or a batch of them, found shape ", x.sizes());
   const Tensor swapped = transpose(x, -2, -1);
   return is_complex(x.dtype()) ? conj(swapped) : swapped;
 }
 
 Tensor movedim(const Tensor& x, const IntList& from, const IntList& to) {
+  op::need_defined("movedim", "x", x);
   CHORALE_CHECK(from.size() == to.size(), "[movedim] ", from.size(), " dimensions ", from.shape(), " but ", to.size(),
                 " places ", to.shape());
   constexpr int64_t kFree = -1;
@@ -127,6 +139,7 @@ Tensor movedim(const Tensor& x, const IntList& from, const IntList& to) {
 }
 
 Tensor expand(const Tensor& x, const IntList& sizes) {
+  op::need_defined("expand", "x", x);
   // Kept sizes are written as -1: the row's sharding labels see from that which dimensions may be split.
   SizesAttrs attrs{sizes};
   const auto dims = static_cast<int64_t>(sizes.size());
@@ -135,8 +148,15 @@ Tensor expand(const Tensor& x, const IntList& sizes) {
   }
   return call(kExpand, attrs, x);
 }
-Tensor broadcast_to(const Tensor& x, const IntList& sizes) { return expand(x, sizes); }
-Tensor expand_as(const Tensor& x, const Tensor& like) { return expand(x, like.sizes()); }
+Tensor broadcast_to(const Tensor& x, const IntList& sizes) {
+  op::need_defined("broadcast_to", "x", x);
+  return expand(x, sizes);
+}
+Tensor expand_as(const Tensor& x, const Tensor& like) {
+  op::need_defined("expand_as", "x", x);
+  op::need_defined("expand_as", "like", like);
+  return expand(x, like.sizes());
+}
 
 Tensor view(const Tensor& x, const IntList& sizes) { return call(kView, SizesAttrs{sizes}, x); }
 
@@ -162,6 +182,7 @@ Tensor flatten(const Tensor& x, int64_t start, int64_t end) {
 }
 
 Tensor unflatten(const Tensor& x, int64_t dim, const IntList& sizes) {
+  op::need_defined("unflatten", "x", x);
   const size_t at = dim_of("unflatten", x, dim);
   const Shape inner = kernel::resolve_sizes("unflatten", sizes, Shape{x.sizes()[at]});
   Shape to(x.sizes().begin(), x.sizes().begin() + at);
@@ -171,6 +192,7 @@ Tensor unflatten(const Tensor& x, int64_t dim, const IntList& sizes) {
 }
 
 Tensor squeeze(const Tensor& x) {
+  op::need_defined("squeeze", "x", x);
   DimsAttrs attrs;
   for (int64_t i = 0; i < x.dims(); ++i) {
     if (x.sizes()[static_cast<size_t>(i)] == 1) attrs.dims.values[attrs.dims.count++] = i;
@@ -178,6 +200,7 @@ Tensor squeeze(const Tensor& x) {
   return call(kSqueeze, attrs, x);
 }
 Tensor squeeze(const Tensor& x, const IntList& dims) {
+  op::need_defined("squeeze", "x", x);
   DimsAttrs attrs;
   for (int64_t dim : dims) {
     const int64_t at = normalize_dim("squeeze", dim, x.dims());
@@ -195,6 +218,7 @@ Tensor diagonal(const Tensor& x, int64_t offset, int64_t dim1, int64_t dim2) {
   return call(kDiagonal, DiagonalAttrs{offset, dim1, dim2}, x);
 }
 Tensor as_strided(const Tensor& x, const IntList& sizes, const IntList& strides, std::optional<int64_t> offset) {
+  op::need_defined("as_strided", "x", x);
   return call(kAsStrided, AsStridedAttrs{sizes, strides, offset.value_or(x.offset()) - x.offset()}, x);
 }
 
