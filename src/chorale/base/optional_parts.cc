@@ -8,16 +8,9 @@
 namespace chorale {
 namespace {
 
-// A part that a later version will use: never available yet, and what to install is still worth knowing.
-Availability not_used_yet(const char* soname, std::string_view to_install) {
-  Availability found = has_library(soname, to_install);
-  if (found.yes) found = {false, concat(soname, " is here, but this version does not use it yet")};
-  return found;
-}
-
 constexpr OptionalPart kParts[] = {
     {"CUDA", "training on NVIDIA GPUs", [] { return shared_object_availability(kCudaObject); }},
-    {"NCCL", "collectives between GPUs", [] { return not_used_yet("libnccl.so.2", "install NVIDIA's libnccl2"); }},
+    {"NCCL", "collectives between GPUs", [] { return has_library("libnccl.so.2", "install NVIDIA's libnccl2"); }},
     {"UCX", "fast fabrics, unauthenticated", [] { return shared_object_availability(kUcxObject); }},
     {"MPI", "groups under mpirun and srun", [] { return shared_object_availability(kMpiObject); }},
 };

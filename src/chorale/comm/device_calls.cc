@@ -46,11 +46,10 @@ void say_once(const std::string& text) {
 struct Card {
   std::array<std::byte, 16> identity{};
   bool shares = false, has_library = false;
-  DeviceCollectives::Id id{};   // rank 0's
   std::array<char, 160> why{};  // it has no library
 };
 
-Card own_card(Device device, int rank) {
+Card own_card(Device device) {
   Card card;
   if (PeerMemory* const memory = find_peer_memory(device.type)) {
     card.shares = true;
@@ -63,7 +62,6 @@ Card own_card(Device device, int rank) {
     const std::string why = library->why_not();
     card.has_library = why.empty();
     std::copy_n(why.data(), std::min(why.size(), card.why.size() - 1), card.why.data());
-    if (card.has_library && rank == 0) card.id = library->make_id();
   } catch (const std::exception& error) {
     card.has_library = false;
     const std::string_view why = error.what();
@@ -108,7 +106,7 @@ void check_sizes(const Membership& who, int from, uint64_t given, size_t taken) 
 
 GroupDevices::GroupDevices(const std::shared_ptr<GroupState>& state, Device device, std::chrono::milliseconds timeout)
     : device_(device), row_(host_row(sizeof(Card) * (static_cast<size_t>(state->size()) + 1))), engine_(state->engine) {
-  const Card card = own_card(device, state->rank());
+  const Card card = own_card(device);
   std::memcpy(row_bytes(row_), &card, sizeof(card));
   Operations* const collecting = std::exchange(state->collecting, nullptr);  // this call is not one of a scope
   CallBuilder call(state, CallKind::kAllGather, {.tag = 0, .timeout = timeout});
@@ -141,17 +139,7 @@ GroupDevices::Way GroupDevices::way(const std::shared_ptr<GroupState>& state) {
   decide(*state);
   if (way_ == Way::kHost) return way_;
   stream_ = take_stream(device_);
-  if (way_ == Way::kShared) {
-    lent_ = std::make_unique<LentMemory>(device_, state->timeout);
-    return way_;
-  }
-  Card first;
-  std::memcpy(&first, row_bytes(row_) + sizeof(Card), sizeof(first));
-  try {
-    comm_ = find_collectives(device_.type)->begin(first.id, device_, state->rank(), state->size());
-  } catch (const std::exception& error) {
-    trouble_ = error.what();  // the call says so: then all ranks learn of it
-  }
+  if (way_ == Way::kShared) lent_ = std::make_unique<LentMemory>(device_, state->timeout);
   return way_;
 }
 
@@ -188,6 +176,23 @@ void GroupDevices::say_why_not(const GroupState& state) const {
 
 void GroupDevices::abort() noexcept {
   if (comm_) comm_->abort();
+}
+
+DeviceCollectives::Id GroupDevices::make_id() {
+  try {
+    return find_collectives(device_.type)->make_id();
+  } catch (const std::exception& error) {
+    trouble_ = error.what();  // the call says so: then all ranks learn of it
+    return {};
+  }
+}
+
+void GroupDevices::begin(const Membership& who, const DeviceCollectives::Id& id) {
+  try {
+    if (trouble_.empty()) comm_ = find_collectives(device_.type)->begin(id, device_, who.rank, who.size());
+  } catch (const std::exception& error) {
+    trouble_ = error.what();
+  }
 }
 
 DeviceComm& GroupDevices::comm(const Membership& who) {
@@ -254,21 +259,36 @@ class CallBetweenDevices final : public DeviceCall {
   using DeviceCall::DeviceCall;
 
   void seal(Operation& operation) override {
-    std::vector<uint64_t> sizes(gives_one_chunk(kind_) ? 1 : static_cast<size_t>(who_.size()));
-    for (size_t r = 0; r < std::min(sizes.size(), operation.give.size()); ++r) sizes[r] = operation.give[r].bytes;
+    begins_ = devices_->take_beginning();
+    const size_t size = gives_one_chunk(kind_) ? 1 : static_cast<size_t>(who_.size());
+    std::vector<uint64_t> sizes(size);
+    for (size_t r = 0; r < std::min(size, operation.give.size()); ++r) sizes[r] = operation.give[r].bytes;
     operation.print.variant |= kOnDevice;
-    tell(operation, std::as_bytes(std::span(sizes)), sizeof(uint64_t));
+    if (begins_) {
+      First first;
+      if (who_.rank == 0) first.id = devices_->make_id();
+      std::vector<First> all(size, first);
+      for (size_t r = 0; r < size; ++r) all[r].bytes = sizes[r];
+      tell(operation, std::as_bytes(std::span(all)), sizeof(First));
+    } else {
+      tell(operation, std::as_bytes(std::span(sizes)), sizeof(uint64_t));
+    }
     ready_.record(current_stream(devices_->device()));
   }
 
   bool step() override {
+    if (std::exchange(begins_, false)) {
+      begun_ = true;
+      devices_->begin(who_, told_by<First>(0).id);
+    }
     DeviceComm& comm = devices_->comm(who_);
     if (stage_ == Stage::kPut && ended_.done()) return true;
     if (!comm.settled() || stage_ == Stage::kPut) return false;
     if (stage_ == Stage::kNew) {
       if (kind_ == CallKind::kAllToAll) {
         for (int r = 0; r < who_.size(); ++r)
-          check_sizes(who_, r, told_by<uint64_t>(r), take[static_cast<size_t>(r)].bytes);
+          check_sizes(who_, r, begun_ ? told_by<First>(r).bytes : told_by<uint64_t>(r),
+                      take[static_cast<size_t>(r)].bytes);
       }
       ready_.wait(devices_->stream());
       ask(comm, devices_->stream());
@@ -317,8 +337,14 @@ class CallBetweenDevices final : public DeviceCall {
     }
   }
 
+  // What the first call tells: with it the communicator begins.
+  struct First {
+    DeviceCollectives::Id id{};  // rank 0's
+    uint64_t bytes = 0;
+  };
   enum class Stage { kNew, kAsked, kPut };
   Stage stage_ = Stage::kNew;
+  bool begins_ = false, begun_ = false;  // it is the first one; and that is behind it
   Event ready_, ended_;
 };
 

@@ -26,6 +26,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "chorale/comm/device_part.h"
@@ -53,6 +54,11 @@ class GroupDevices {
   // The group's own: those of callers may wait for the result, and ranks that are threads do not wait for each other.
   Stream stream() const { return stream_; }
   LentMemory& lent() { return *lent_; }
+  // Whether this call between devices is the first one, which is the same one on all ranks: it tells them where they
+  // meet, and begins the communicator.
+  bool take_beginning() { return !std::exchange(taken_, true); }
+  DeviceCollectives::Id make_id();
+  void begin(const Membership& who, const DeviceCollectives::Id& id);
   // Throws CallFailed where it could not be begun.
   DeviceComm& comm(const Membership& who);
   void abort() noexcept;
@@ -65,7 +71,7 @@ class GroupDevices {
   const Tensor row_;
   const std::weak_ptr<Engine> engine_;
   Work question_;
-  bool answered_ = false;
+  bool answered_ = false, taken_ = false;
   Way way_ = Way::kHost;
   Stream stream_;
   std::unique_ptr<LentMemory> lent_;

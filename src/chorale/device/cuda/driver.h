@@ -3,7 +3,8 @@
 // Note [Rehearsal]
 // Where CHORALE_CUDA_REHEARSAL is set, a stand-in takes the driver's place: memory is the host's, copies happen at
 // once, kernels are compiled for sm_90 but not run. So a machine without a GPU can check that every kernel compiles and
-// every launch is well formed, and can fill the cache of compiled kernels for a machine that has one.
+// every launch is well formed, and can fill the cache of compiled kernels for a machine that has one. It has three
+// devices, between which a stand-in for NCCL moves bytes (nccl_stand_in_test_util.h).
 #pragma once
 
 #include <cuda.h>
@@ -37,6 +38,7 @@ struct Driver {
 const Driver& driver();
 // For each function one that does nothing or uses the host's memory (Note [Rehearsal]).
 Driver rehearsal_driver();
+inline constexpr int kRehearsalDevices = 3;
 
 // Throws StateError: what was tried, on behalf of which op, and what the driver said.
 [[noreturn]] void raise(CUresult result, const char* tried);

@@ -36,7 +36,16 @@ Driver rehearsal_driver() {
     return CUDA_SUCCESS;
   };
   d.cuDeviceGetCount = [](int* count) {
-    *count = 1;
+    *count = kRehearsalDevices;
+    return CUDA_SUCCESS;
+  };
+  d.cuDeviceGet = [](CUdevice* number, int index) {
+    *number = index;
+    return CUDA_SUCCESS;
+  };
+  d.cuDeviceGetUuid = [](CUuuid* uuid, CUdevice number) {
+    *uuid = {};
+    uuid->bytes[0] = static_cast<char>(number + 1);
     return CUDA_SUCCESS;
   };
   d.cuDeviceGetName = [](char* name, int bytes, CUdevice) {

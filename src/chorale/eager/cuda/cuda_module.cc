@@ -9,6 +9,7 @@
 #include "chorale/device/cuda/cuda_runtime.h"
 #include "chorale/device/cuda/driver.h"
 #include "chorale/device/cuda/fault.h"
+#include "chorale/device/cuda/nccl.h"
 #include "chorale/device/stream.h"
 #include "chorale/eager/cuda/through_host.h"
 #include "chorale/kernel/cuda/attention.h"
@@ -197,6 +198,7 @@ void add_cuda() {
   op::add_kernels(DeviceType::kCuda, kernels);
   add_runtime(DeviceType::kCuda, std::move(runtime));
   set_peer_memory(DeviceType::kCuda, &cuda::peer_memory());
+  set_collectives(DeviceType::kCuda, &cuda::nccl_collectives());
 }
 
 }  // namespace
