@@ -228,6 +228,73 @@ class Chaos(Scratch):
         self.assertIn("rank is one of the job's", result.err)
 
 
+# Does what the launcher and its ranks ask of NVIDIA's program: with -f a daemon, whose pipe "control" is in a folder, until
+# another one of it reads "quit".
+MPS = """#!/bin/sh
+cd "$CUDA_MPS_PIPE_DIRECTORY" || exit 1
+if [ "$1" = -f ]; then
+  echo $$ >"$NOTES/pid_daemon"
+  [ -e "$NOTES/refuses" ] && exit 1
+  mkfifo control
+  while read -r word <control; do [ "$word" = quit ] && { echo asked >"$NOTES/quit"; exit 0; }; done
+else
+  cat >control
+fi
+"""
+
+
+class SharedGpu(Scratch):
+    def setUp(self):
+        super().setUp()
+        program = self.folder / "nvidia-cuda-mps-control"
+        program.write_text(MPS)
+        program.chmod(0o755)
+        self.environment = {**os.environ, "PATH": f"{self.folder}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": "0",
+                            "NOTES": str(self.folder)}
+        for name in ("CHORALE_MPS", "CUDA_MPS_PIPE_DIRECTORY"):
+            self.environment.pop(name, None)
+
+    def run_ranks(self, count, script="echo in:$CUDA_MPS_PIPE_DIRECTORY", **variables):
+        return run("-n", str(count), *sh(script), env={**self.environment, **variables})
+
+    def test_ranks_run_under_a_daemon_that_ends_with_them(self):
+        done = self.run_ranks(2, 'test -p "$CUDA_MPS_PIPE_DIRECTORY/control" && echo "in:$CUDA_MPS_PIPE_DIRECTORY"')
+        self.assertEqual(done.returncode, 0, done.err)
+        self.assertIn("2 ranks share 1 GPU under NVIDIA's MPS", done.err)
+        folders = set(re.findall(r"in:(/tmp/chorale-mps-\w+)", done.out))
+        self.assertEqual(len(folders), 1, done.out)
+        self.assertFalse(pathlib.Path(folders.pop()).exists())
+        self.assertTrue((self.folder / "quit").exists())
+        self.assertFalse(alive(self.pids(1)[0]))
+
+    def test_none_is_started_where_none_is_wanted(self):
+        for count, variables in ((1, {}), (2, {"CUDA_VISIBLE_DEVICES": "0,1"}), (2, {"CUDA_VISIBLE_DEVICES": ""}),
+                                 (2, {"CUDA_VISIBLE_DEVICES": "-1"}), (2, {"CHORALE_MPS": "0"})):
+            done = self.run_ranks(count, **variables)
+            self.assertEqual(done.returncode, 0, done.err)
+            self.assertNotIn("MPS", done.err)
+            self.assertEqual(set(re.findall("in:.*", done.out)), {"in:"}, variables)
+        done = self.run_ranks(2, CUDA_MPS_PIPE_DIRECTORY="/of/the/user")
+        self.assertEqual(re.findall("in:.*", done.out), ["in:/of/the/user"] * 2)
+        self.assertFalse((self.folder / "pid_daemon").exists())
+
+    def test_one_that_does_not_come_up_is_said_and_left_out(self):
+        (self.folder / "refuses").touch()
+        done = self.run_ranks(2)
+        self.assertEqual(done.returncode, 0, done.err)
+        self.assertRegex(done.err, "without MPS: .* did not come up")
+        self.assertEqual(set(re.findall("in:.*", done.out)), {"in:"})
+
+    def test_it_does_not_outlive_a_launcher_that_is_killed(self):
+        process = start(["-n", "2", *sh('echo $$ >"$NOTES/rank_$RANK"; exec sleep 600')], env=self.environment)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        daemon = self.pids(1)[0]
+        wait_until(lambda: len(list(self.folder.glob("rank_*"))) == 2, "two ranks")
+        process.kill()
+        wait_until(lambda: not alive(daemon), "the end of the daemon")
+
+
 class CommandLine(unittest.TestCase):
     def test_what_is_wrong_is_said_and_status_2(self):
         for arguments, word in ((["true"], "-n"), (["-n", "2"], "PROGRAM"), (["-n", "0", "true"], "-n"),

@@ -17,6 +17,7 @@
 #include "chorale/launch/control.h"
 #include "chorale/launch/epochs.h"
 #include "chorale/launch/last_calls.h"
+#include "chorale/launch/mps.h"
 #include "chorale/launch/ranks.h"
 #include "chorale/launch/room.h"
 #include "chorale/launch/signals.h"
@@ -408,6 +409,7 @@ class Launcher {
 
   Ranks::Plan plan_of(const NodePlan& nodes, int restarts, const std::string& chaos) {
     Ranks::Plan plan = fixed_plan_of(nodes, restarts, chaos);
+    plan.environment.merge(mps_.environment());
     if (board_) {
       plan.process.inherited.push_back(board_->descriptor());
       plan.environment["CHORALE_ELASTIC_FD"] = std::to_string(board_->descriptor());
@@ -454,6 +456,9 @@ class Launcher {
   const FlightFolder flights_{options_.log_dir};
   bool output_is_lost_ = false, interrupted_ = false;
   Guardian guardian_;
+  // Not where ranks may die and others go on: a client that is killed may take the others with it.
+  const Mps mps_{options_.elastic ? 0 : options_.ranks, guardian_,
+                 [this](const std::string& line) { outputs_.say(line); }};
   const std::string run_id_ = concat("chorale-", transport::host_name(), "-", getpid());
   Secret secret_ = Secret::generate();
   std::optional<transport::StoreServer> server_;
