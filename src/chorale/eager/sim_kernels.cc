@@ -6,6 +6,7 @@
 
 #include "chorale/base/error.h"
 #include "chorale/device/stream.h"
+#include "chorale/op/collective.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/kernels.h"
 #include "chorale/op/table.h"
@@ -70,7 +71,8 @@ void add_sim_device(const sim::Options& options) {
     std::vector<op::NamedKernel> kernels;
     for (const op::OpDef* row : op::all_ops()) {
       if (!row->cpu) continue;
-      kernels.push_back({row->name, row == &op::kToDevice ? row->cpu : run_later});
+      const bool on_host = row == &op::kToDevice || op::communicates(*row);
+      kernels.push_back({row->name, on_host ? row->cpu : run_later});
     }
     op::add_kernels(DeviceType::kSim, kernels);
   });

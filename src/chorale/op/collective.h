@@ -60,4 +60,10 @@ Tensor start_receive(const Tensor& after, const Tensor& group, int source, const
 Tensor wait_for(const Tensor& pending);
 bool is_pending(const Tensor& tensor);
 
+namespace op {
+// Whether a row sends something to other ranks, or waits for it. Its kernel of the CPU is called on the host for
+// tensors of any device (defs/pending.h).
+bool communicates(const OpDef& row);
+}  // namespace op
+
 }  // namespace chorale

@@ -1,6 +1,7 @@
 #include "chorale/op/prepare.h"
 
 #include "chorale/base/error.h"
+#include "chorale/op/collective.h"
 
 namespace chorale::op {
 namespace {
@@ -61,8 +62,9 @@ void check_inputs(const OpDef& op, std::span<const Tensor> in) {
       CHORALE_CHECK(op.dtypes.has(in[i].dtype()), "[", op.name, "] is not defined for ", in[i].dtype(), " tensors",
                     wants_floating ? concat("; cast it first: to(", input_name(op, i), ", DType::kF32)") : "");
     }
-    CHORALE_CHECK(in[i].device() == device, "[", op.name, "] inputs are on different devices: ", device, " and ",
-                  in[i].device(), "; move one of them");
+    // A group is the host's, wherever the tensors are that it sends.
+    CHORALE_CHECK(in[i].device() == device || (i == 1 && communicates(op)), "[", op.name,
+                  "] inputs are on different devices: ", device, " and ", in[i].device(), "; move one of them");
   }
 }
 

@@ -44,7 +44,11 @@ struct Strided {
   }
 };
 
-Tensor list(const std::vector<int64_t>& values) { return Tensor::from(values, {static_cast<int64_t>(values.size())}); }
+Tensor list(const std::vector<int64_t>& values, Device device) {
+  const auto count = static_cast<int64_t>(values.size());
+  if (device.type == DeviceType::kNull) return Tensor::empty({count}, DType::kI64, device);
+  return chorale::to(Tensor::from(values, {count}), device);
+}
 
 class Mover {
  public:
@@ -122,7 +126,7 @@ class Mover {
     if (x_.size(dim) < longest) {
       Shape rest = x_.sizes();
       rest[static_cast<size_t>(dim)] = longest - x_.size(dim);
-      x_ = cat({x_, chorale::zeros(rest, x_.dtype())}, dim);
+      x_ = cat({x_, chorale::zeros(rest, x_.dtype(), x_.device())}, dim);
     }
     x_ = all_gather(x_, group(), dim, longest * ranks_);
     std::vector<int64_t> places(static_cast<size_t>(together));
@@ -130,7 +134,7 @@ class Mover {
       for (size_t i = 0; i < order.of_rank[r].size(); ++i)
         places[static_cast<size_t>(order.of_rank[r][i])] = static_cast<int64_t>(r) * longest + static_cast<int64_t>(i);
     }
-    x_ = index_select(x_, dim, list(places));
+    x_ = index_select(x_, dim, list(places, x_.device()));
   }
 
   void exchange(int64_t from, int64_t to, bool async) {
@@ -143,10 +147,7 @@ class Mover {
     const int64_t dim = to.dim();
     if (to.is_strided()) {
       const auto places = Strided(x_.size(dim), to.pieces(), ranks_).of_rank[static_cast<size_t>(own())];
-      const bool has_values = x_.device().type != DeviceType::kNull;
-      x_ = index_select(
-          x_, dim,
-          has_values ? list(places) : Tensor::empty({static_cast<int64_t>(places.size())}, DType::kI64, x_.device()));
+      x_ = index_select(x_, dim, list(places, x_.device()));
       return;
     }
     const Chunk chunk = chunk_of(x_.size(dim), ranks_, own());

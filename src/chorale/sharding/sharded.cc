@@ -262,7 +262,7 @@ Tensor pad(const Tensor& x, int64_t dim, int64_t size) {
   if (x.size(dim) == size) return x;
   Shape sizes = x.sizes();
   sizes[static_cast<size_t>(dim)] = size;
-  const Tensor padded = zeros(sizes, x.dtype());
+  const Tensor padded = zeros(sizes, x.dtype(), x.device());
   copy_(narrow(padded, dim, 0, x.size(dim)), x);
   return padded;
 }
@@ -272,7 +272,7 @@ Tensor scattered(const Tensor& x, const comm::Group& line, int64_t dim, int sour
   const int64_t most = op::chunk_of(x.size(dim), line.size(), 0).size;
   Shape sizes = x.sizes();
   sizes[static_cast<size_t>(dim)] = most;
-  const Tensor mine = empty(sizes, x.dtype());
+  const Tensor mine = empty(sizes, x.dtype(), x.device());
   std::vector<Tensor> chunks;
   if (line.rank() == source) {
     for (int r = 0; r < line.size(); ++r) {
@@ -307,7 +307,7 @@ Tensor distribute(const Tensor& x, const Mesh& mesh, const Placements& placement
   const NoGrad quiet;
   Tensor local = detach(x);
   if (!mesh.is_member()) {
-    local = zeros(x.dims() == 0 ? Shape{} : Shape{0}, x.dtype());
+    local = zeros(x.dims() == 0 ? Shape{} : Shape{0}, x.dtype(), x.device());
   } else {
     Placements now(mesh.dims());
     for (size_t m = 0; m < mesh.dims(); ++m) {
@@ -365,7 +365,7 @@ Tensor from_local(const Tensor& local, const Mesh& mesh, const Placements& place
                                   ? sharding::checked("from_local", mesh, *options.grad_placements, dims)
                                   : gradient_placements(target);
   Tensor part = local;
-  if (!mesh.is_member()) part = zeros(dims == 0 ? Shape{} : Shape{0}, local.dtype());
+  if (!mesh.is_member()) part = zeros(dims == 0 ? Shape{} : Shape{0}, local.dtype(), local.device());
   return apply<FromLocal>({part}, layout, sizes, strides, gradient)[0];
 }
 

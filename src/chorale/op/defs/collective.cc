@@ -14,8 +14,6 @@
 // that such values are one, have gradients of their own (sharding/redistribute.h).
 #include "chorale/op/collective.h"
 
-#include <cstring>
-
 #include "chorale/base/error.h"
 #include "chorale/kernel/collective_attrs.h"
 #include "chorale/op/builder.h"
@@ -136,7 +134,7 @@ comm::Work begin(const CollectiveAttrs& a, const comm::Group& group, const Tenso
 // Elsewhere than on the root a sum was only given away.
 void finish(const CollectiveAttrs& a, const comm::Group& group, const Tensor& out) {
   if (a.kind != Collective::kReduce || group.group_rank(static_cast<int>(a.root)) == group.rank()) return;
-  std::memset(out.raw(), 0, static_cast<size_t>(out.elems()) * out.elem_bytes());
+  fill_with_zeros(out);
 }
 
 void run_collective(const KernelArgs& args) {
@@ -285,6 +283,11 @@ Rows collective_rows() {
   static constexpr const OpDef* kRows[] = {&kAllReduce, &kAllGather, &kReduceScatter, &kBroadcast,
                                            &kReduce,    &kAllToAll,  &kStart,         &kWait};
   return kRows;
+}
+
+bool communicates(const OpDef& row) {
+  return &row == &kWait || (row.attrs && (&row.attrs() == &attrs_of<CollectiveAttrs>() ||
+                                          &row.attrs() == &attrs_of<kernel::MessageAttrs>()));
 }
 
 }  // namespace op

@@ -1,6 +1,4 @@
 // Messages between two ranks as rows; what their gradients mean is said at the top of collective.cc.
-#include <cstring>
-
 #include "chorale/base/error.h"
 #include "chorale/kernel/collective_attrs.h"
 #include "chorale/op/builder.h"
@@ -37,17 +35,12 @@ comm::Work begin_receive(const KernelArgs& args, const comm::Group& group, const
   const auto& a = args.attrs.get<MessageAttrs>();
   return group.irecv(out, static_cast<int>(a.peer), static_cast<uint64_t>(a.tag));
 }
-// Samples have no group.
-void receive_nothing(const Tensor& out) {
-  if (out.elems() > 0) std::memset(out.raw(), 0, static_cast<size_t>(out.elems()) * out.elem_bytes());
-}
-
 void run_send(const KernelArgs& args) {
   if (const comm::Group* group = group_of(args.in[1])) begin_send(args, *group).wait();
 }
 void run_receive(const KernelArgs& args) {
   const comm::Group* group = group_of(args.in[1]);
-  if (!group) return receive_nothing(args.out[0]);
+  if (!group) return fill_with_zeros(args.out[0]);  // samples have no group
   begin_receive(args, *group, args.out[0]).wait();
 }
 void start_send_kernel(const KernelArgs& args) {
@@ -56,7 +49,7 @@ void start_send_kernel(const KernelArgs& args) {
 }
 void start_receive_kernel(const KernelArgs& args) {
   const comm::Group* group = group_of(args.in[1]);
-  if (!group) return receive_nothing(args.out[0]);
+  if (!group) return fill_with_zeros(args.out[0]);  // samples have no group
   show_when_done(args.out[0], [&](const Tensor& bytes) { return begin_receive(args, *group, bytes); });
 }
 

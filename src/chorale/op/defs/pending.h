@@ -1,4 +1,5 @@
-// Results of communication in flight: a tensor that hides its bytes until wait_for() shows them.
+// What rows that communicate share. Their kernels run on the host for tensors of any device, whose bytes groups know
+// how to send. Results in flight are tensors that hide their bytes until wait_for() shows them.
 #pragma once
 
 #include <memory>
@@ -7,6 +8,9 @@
 
 #include "chorale/base/error.h"
 #include "chorale/comm/work.h"
+#include "chorale/kernel/creation_attrs.h"
+#include "chorale/op/kernels.h"
+#include "chorale/op/table.h"
 #include "chorale/tensor/tensor.h"
 
 namespace chorale::op {
@@ -31,6 +35,12 @@ void show_when_done(const Tensor& out, const Begin& begin) {
   const Tensor bytes = out.view_as(out.sizes(), out.strides(), out.offset());
   out.impl()->extension = std::make_unique<Pending>(begin(bytes));
   out.impl()->data = nullptr;
+}
+
+// What a rank has where only others get something.
+inline void fill_with_zeros(const Tensor& out) {
+  Tensor target = out;
+  launch(*find_op("full"), out.device(), {}, kernel::FullAttrs{out.sizes(), 0, out.dtype()}, {&target, 1});
 }
 
 }  // namespace chorale::op
