@@ -288,6 +288,13 @@ void reset_iter_state(nn::Module& module) {
   });
 }
 
+void set_post_optimizer_event(nn::Module& root, chorale::Event updated) {
+  const auto unit = unit_or_throw(root);
+  CHORALE_CHECK_STATE(unit->is_root(),
+                      "[set_post_optimizer_event] takes the outermost module, after its first forward");
+  unit->context()->updated = std::move(updated);
+}
+
 std::vector<Tensor> call_method(nn::Module& module, std::vector<Tensor> inputs,
                                 const std::function<std::vector<Tensor>(const std::vector<Tensor>&)>& method) {
   nn::HookedCall call(module);

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "chorale/device/stream.h"
 #include "chorale/fsdp/options.h"
 #include "chorale/nn/module.h"
 
@@ -51,6 +52,10 @@ void reset_iter_state(nn::Module& module);
 // Calls a function of the module other than forward as forward is called: with its parameters gathered.
 std::vector<Tensor> call_method(nn::Module& module, std::vector<Tensor> inputs,
                                 const std::function<std::vector<Tensor>(const std::vector<Tensor>&)>& method);
+
+// Parameters are updated on another stream than the current one, up to this point: the next forward of this outermost
+// module begins behind it, where otherwise it would be behind the current stream alone. After the first forward.
+void set_post_optimizer_event(nn::Module& root, chorale::Event updated);
 
 // ---- accumulation of gradients: `recurse` includes all groups below
 

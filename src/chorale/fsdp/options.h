@@ -49,7 +49,8 @@ struct Options {
   // parameters are copied there when they have been gathered, and whole gradients come back. Without a device it
   // computes on the CPU, where they are anyway.
   bool offload = false;
-  // Where the module computes, with offload; otherwise it computes where its parameters are.
+  // Where the module computes, with offload; otherwise it computes where its parameters are. Inputs of the outermost
+  // module that are on the host are copied there.
   std::optional<Device> device{};
   // The dimension by which a parameter is cut; none: the first. Any other must divide evenly.
   std::function<std::optional<int64_t>(const Tensor& parameter)> shard_dim{};

@@ -127,6 +127,7 @@ void Unit::before_forward(size_t index, nn::Module& module, std::vector<Tensor>&
       }
     }
   }
+  if (is_root_ && !recomputes) begin_round(inputs);
   if (options_.mixed_precision.parameters && options_.mixed_precision.cast_inputs) {
     cast(inputs, *options_.mixed_precision.parameters);
   }
@@ -145,6 +146,26 @@ void Unit::before_forward(size_t index, nn::Module& module, std::vector<Tensor>&
     if (const auto unit = entry.lock()) unit->unshard();
   }
   if (begins && grad_enabled() && !parameters_.empty()) inputs = with_node_after(inputs);
+}
+
+Device Unit::device() const {
+  // Of several outermost modules that share a context, this one's groups begin with its own.
+  for (size_t i = number_ - 1; i < context_->units.size(); ++i) {
+    const auto unit = context_->units[i].lock();
+    if (unit && unit->is_root_ && unit.get() != this) break;
+    if (!unit || unit->parameters_.empty()) continue;
+    return unit->options_.offload ? unit->options_.device.value_or(kCpu) : unit->parameters_[0].sharded().device();
+  }
+  return kCpu;
+}
+
+void Unit::begin_round(std::vector<Tensor>& inputs) const {
+  const Device there = device();
+  if (there == kCpu) return;
+  if (const auto updated = std::exchange(context_->updated, {})) updated->wait(current_stream(there));
+  for (Tensor& x : inputs) {
+    if (x.device() == kCpu && !x.is_sharded() && !x.is_sparse()) x = to(x, there);
+  }
 }
 
 std::vector<Tensor> Unit::with_node_after(const std::vector<Tensor>& inputs) {

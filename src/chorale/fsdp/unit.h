@@ -18,6 +18,7 @@
 
 #include "chorale/comm/progress_thread.h"
 #include "chorale/comm/work.h"
+#include "chorale/device/stream.h"
 #include "chorale/fsdp/fully_shard.h"
 #include "chorale/fsdp/sharded_parameter.h"
 #include "chorale/trace/trace.h"
@@ -45,6 +46,7 @@ struct Context {
   bool is_last_backward = true;
   bool has_failed = false;  // a backward was left by an exception
   std::function<void(const Event&)> listener;
+  std::optional<chorale::Event> updated;  // the next forward of the root begins behind it
   std::chrono::nanoseconds waited{};
   // Threads that move calls on, by the group's engine; last, so that they end first.
   std::map<const comm::Engine*, comm::ProgressThread> helpers;
@@ -126,6 +128,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const comm::Group& shards() const { return options_.mesh.group(options_.mesh.dims() - 1); }
   int data_parallel_size() const { return options_.mesh.size(); }
   DType parameter_dtype(const ShardedParameter& p) const;
+  // Of an outermost module: where it computes.
+  Device device() const;
+  // Before the outermost module computes.
+  void begin_round(std::vector<Tensor>& inputs) const;
   // The tensor where the module computes, or where parts are kept.
   Tensor where_it_computes(const Tensor& x) const;
   Tensor where_parts_are(const Tensor& x) const;
