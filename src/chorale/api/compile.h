@@ -54,6 +54,9 @@ struct CompileOptions {
   bool whole_graph = false;
   Dynamic dynamic = Dynamic::kAutomatic;
   std::vector<DynamicDim> dynamic_dims{};
+  // Of fully sharded parameters a segmented function compares dtypes and sizes only: whoever changed more of them would
+  // have to shard the module anew. With this they are compared like any other tensor.
+  bool guard_managed = false;
   // How graphs are run; joint_eager() unless said otherwise.
   compiled::Backend backend{};
   // Gradients through one node per graph, from a graph of their own; else through the ops, one by one.
@@ -109,7 +112,7 @@ struct Report {
   std::vector<Compiled> graphs;
   std::vector<std::string> breaks;      // every one that happened
   std::vector<std::string> recompiles;  // the guard that failed, once each
-  std::vector<std::string> guards;      // of whole graphs
+  std::vector<std::string> guards;      // what is compared before a graph runs, by where it comes from
   std::vector<std::string> fixed;       // why sizes that changed did not become symbols, once each
   // Why graphs end before the function does: one entry per graph that has a reason.
   std::vector<std::string> break_reasons() const;

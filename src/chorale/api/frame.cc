@@ -48,6 +48,15 @@ std::string Report::text() const {
   return all;
 }
 
+// The argument that a tensor is, or null.
+static const Argument* argument_of(const std::vector<Argument>& arguments, const Tensor& handle) {
+  for (const Argument& one : arguments) {
+    const auto* x = std::get_if<Tensor>(&one.value);
+    if (x && x->defined() && x->is(handle)) return &one;
+  }
+  return nullptr;
+}
+
 Frame::Frame(CompileOptions options) : state_(std::make_unique<State>()) {
   state_->options = std::move(options);
   if (!state_->options.backend) state_->options.backend = joint_eager();
@@ -93,6 +102,22 @@ void Frame::State::note_compiled(const Segment& segment, const Family& family, c
   }
 }
 
+void Frame::State::note_guards(const Segment& segment, const Recording& recording,
+                               const std::vector<Argument>& arguments) {
+  for (const SegmentKey::Outside& outside : segment.key().outside) {
+    const Tensor& handle = recording.tensors()[outside.tensor].handle;
+    const Argument* argument = argument_of(arguments, handle);
+    const Recording::Managed* managed = recording.managed(*handle.storage());
+    std::string guard = argument  ? concat("local ", argument->source)
+                        : managed ? concat(managed->by, " ", *managed->name)
+                                  : "captured";
+    guard += concat(argument || managed ? " is " : " ", outside.layout.dtype, outside.layout.sizes,
+                    outside.wants_grad && !managed ? " and requires a gradient" : "");
+    std::vector<std::string>& all = report.guards;
+    if (std::find(all.begin(), all.end(), guard) == all.end()) all.push_back(std::move(guard));
+  }
+}
+
 bool Frame::State::is_full(size_t ordinal) const {
   const auto known = per_ordinal.find(ordinal);
   return (known != per_ordinal.end() && known->second >= options.most_variants) ||
@@ -127,12 +152,9 @@ std::vector<SizeSource> sources_of(const Recording& recording, const Segment& se
   const std::vector<SegmentKey::Outside>& outside = segment.key().outside;
   for (size_t p = 0; p < outside.size(); ++p) {
     const Tensor& handle = recording.tensors()[outside[p].tensor].handle;
-    const auto argument = std::find_if(arguments.begin(), arguments.end(), [&](const Argument& one) {
-      const auto* x = std::get_if<Tensor>(&one.value);
-      return x && x->defined() && x->is(handle);
-    });
-    const bool is_argument = argument != arguments.end();
-    const auto number = static_cast<size_t>(argument - arguments.begin());
+    const Argument* argument = argument_of(arguments, handle);
+    const bool is_argument = argument != nullptr;
+    const auto number = is_argument ? static_cast<size_t>(argument - arguments.data()) : arguments.size();
     const auto dims = static_cast<int64_t>(outside[p].layout.sizes.size());
     for (int64_t d = 0; d < dims; ++d) {
       const Mark mark = is_argument ? mark_of(options, number, d, dims) : Mark::kNone;
@@ -370,6 +392,7 @@ std::shared_ptr<const Segment> Frame::Call::compile(Recording& recording, EndOfS
     check_agreement(*options.agree, segment->text(), options.agree_on_sizes != nullptr);
   if (made != State::Made::kUncompiled) {
     const std::lock_guard lock(state_.mutex);
+    if (made == State::Made::kCompiled) state_.note_guards(*segment, recording, arguments_);
     state_.segments.emplace(state_.segments.begin(), ordinal_, segment);
     if (state_.segments.size() > kMostSizes) state_.segments.pop_back();
   }

@@ -46,6 +46,8 @@ struct Frame::State {
   bool is_full(size_t ordinal) const;
   void note_uncompiled(const std::string& differs);
   void note_compiled(const Segment& segment, const Family& family, const std::string& reason);
+  // Of a stretch of a segmented function.
+  void note_guards(const Segment& segment, const graph::Recording& recording, const std::vector<Argument>& arguments);
 };
 
 // What the options say of a dimension of an argument.
@@ -60,6 +62,7 @@ class Frame::Call : public graph::RecordingOwner {
   Call(State& state, const std::vector<Argument>& arguments);
   bool run_now(graph::Recording& recording, const std::string& reason) override;
   std::string why_not(const std::string& reason) const override;
+  bool guards_managed() const override { return state_.options.guard_managed; }
   uint64_t clock() override;
   uint64_t region() override;
   // Runs what was recorded and begins anew.

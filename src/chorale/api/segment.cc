@@ -130,7 +130,8 @@ std::vector<SegmentKey::Outside> Segment::outside_of(const Recording& recording)
   for (uint32_t t = 0; t < recording.tensors().size(); ++t) {
     const RecordedTensor& tensor = recording.tensors()[t];
     if (!tensor.handle.defined()) continue;
-    found.push_back({t, tensor.storage, tensor.layout, requires_grad(tensor.handle), on_storage[tensor.storage] > 1});
+    found.push_back({t, tensor.storage, tensor.layout, requires_grad(tensor.handle), on_storage[tensor.storage] > 1,
+                     recording.managed(*recording.storages()[tensor.storage].storage) != nullptr});
   }
   return found;
 }
@@ -348,10 +349,11 @@ std::string Segment::mismatch(const EndOfSegment& end, const std::vector<Segment
     if (now.layout.dtype != then.layout.dtype || !(now.layout.sizes == then.layout.sizes)) {
       return concat("input ", i, " is ", text_of(now.layout), ", expected ", text_of(then.layout));
     }
-    if (!(now.layout.strides == then.layout.strides)) {
+    const bool is_managed = now.is_managed && then.is_managed;
+    if (!is_managed && !(now.layout.strides == then.layout.strides)) {
       return concat("input ", i, " has strides ", now.layout.strides, ", expected ", then.layout.strides);
     }
-    if (now.wants_grad != then.wants_grad) {
+    if (!is_managed && now.wants_grad != then.wants_grad) {
       return concat("input ", i, then.wants_grad ? " does not require a gradient" : " requires a gradient");
     }
     if (now.tensor != then.tensor || now.storage != then.storage || now.compare_offset != then.compare_offset ||

@@ -39,6 +39,7 @@ struct SegmentKey {
     graph::Layout layout;
     bool wants_grad = false;
     bool compare_offset = false;  // several tensors look at its storage
+    bool is_managed = false;      // its kind is compared, and nothing else (Recording::note_managed)
   };
   std::vector<graph::RecordedCall> calls;
   std::vector<Outside> outside;

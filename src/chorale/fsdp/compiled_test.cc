@@ -10,8 +10,10 @@ namespace chorale::fsdp {
 namespace {
 
 using compiled::GraphInfo;
+using testing::Contains;
 using testing::Each;
 using testing::HasSubstr;
+using testing::Not;
 
 // Linear and ReLU, four times. Weights: Xavier's; biases 0.01.
 struct CompiledToy : nn::Module {
@@ -86,6 +88,91 @@ TEST(CompiledFullySharded, ComputesWhatEagerDoesWithAGraphForEachModule) {
         expect_p4(average, gradient(whole[i].second), own[i].first);
       }
       expect_p4(f(x), expected, "once more");
+    }
+  });
+}
+
+struct WithState : nn::Module {
+  CompiledToy net{10, 64, 5};
+  CHORALE_MODULE(WithState, net)
+  int state = 0;
+  Tensor forward(const Tensor& x) {
+    state = 2;
+    return net(x) * state;
+  }
+};
+
+// Upstream's one break is named for what its wrapper sets, requires_grad of the parameters that it has gathered.
+// spec: test_fsdp_setattr
+TEST(CompiledFullySharded, HostValuesAreWrittenInEveryCallAndTheWrapperIsTheOnlyBreak) {
+  run_ranks(2, [](comm::Group& group) {
+    manual_seed(3);
+    WithState model;
+    const Tensor x = pattern({20, 10}, 1), expected = model(x);
+    fully_shard(model, {.mesh = Mesh(group, {2}, {"shard"})});
+    auto f = compile([&](const Tensor& in) { return model(in); });
+    for (int call = 0; call < 3; ++call) {
+      model.state = 0;
+      expect_p4(f(x), expected);
+      EXPECT_EQ(model.state, 2);
+    }
+    const std::vector<std::string> breaks = explain(f).breaks;
+    ASSERT_EQ(breaks.size(), 3u) << "one in each call";
+    EXPECT_THAT(breaks, Each(breaks[0]));
+    EXPECT_THAT(breaks[0], HasSubstr("requires_grad"));
+    EXPECT_EQ(explain(f).compiles, 1);
+  });
+}
+
+// spec: test_fsdp_orig_params_assert
+TEST(CompiledFullySharded, WhatNoWholeGraphCanContainIsRefusedWhenItRunsAndNotWhenItIsAskedFor) {
+  run_ranks(2, [](comm::Group& group) {
+    manual_seed(3);
+    CompiledToy model(10, 64, 5);
+    const Tensor x = pattern({20, 10}, 1), expected = model(x);
+    fully_shard(model, {.mesh = Mesh(group, {2}, {"shard"})});
+    const CommCounter counter;
+    auto f = compile([&](const Tensor& in) { return model(in); }, {.whole_graph = true});
+    try {
+      f(x);
+      ADD_FAILURE() << "parameters cannot be gathered inside of a whole graph";
+    } catch (const StateError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("the beginning of the forward of a fully sharded module"));
+      EXPECT_THAT(error.what(), HasSubstr("compile without whole_graph"));
+    }
+    EXPECT_EQ(counter.total(), 0) << "it is refused before anything is sent";
+    expect_p4(model(x), expected, "uncompiled");
+    auto segmented = compile([&](const Tensor& in) { return model(in); });
+    expect_p4(segmented(x), expected, "with breaks");
+  });
+}
+
+// Of a sharded parameter its kind is compared; what else could differ is left to whoever shards the module.
+// spec: test_fsdp_skip_guards
+TEST(CompiledFullySharded, GuardsSayWhereTheyComeFromAndLeaveShardedParametersAlone) {
+  run_ranks(2, [](comm::Group& group) {
+    for (const bool guarded : {false, true}) {
+      manual_seed(3);
+      CompiledToy model(10, 64, 5);
+      const Tensor x = pattern({20, 10}, 1), expected = model(x);
+      fully_shard(model, {.mesh = Mesh(group, {2}, {"shard"})});
+      auto f = compile([&](const Tensor& in) { return model(in); }, {.guard_managed = guarded});
+      const NoGrad quiet;
+      expect_p4(f(x), expected);
+      const std::vector<std::string> guards = explain(f).guards;
+      EXPECT_THAT(guards, Contains("local arg 0 is f32[20, 10]"));
+      if (guarded) {
+        EXPECT_THAT(guards, Contains("captured f32[64, 10] and requires a gradient"));
+        EXPECT_THAT(guards, Each(Not(HasSubstr("fully sharded"))));
+      } else {
+        EXPECT_THAT(guards, Contains("fully sharded a.weight is f32[64, 10]"));
+        EXPECT_THAT(guards, Contains("fully sharded d.bias is f32[5]"));
+        EXPECT_THAT(guards, Each(Not(HasSubstr("captured"))));
+      }
+      set_requires_grad(model.b.bias, false);  // whether the whole one wants a gradient is no guard
+      expect_p4(f(x), expected, "frozen");
+      EXPECT_EQ(explain(f).compiles, guarded ? 2 : 1);
+      EXPECT_EQ(explain(f).recompiles.size(), guarded ? 1u : 0u);
     }
   });
 }

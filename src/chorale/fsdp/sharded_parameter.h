@@ -12,6 +12,7 @@
 
 #include "chorale/comm/group.h"
 #include "chorale/fsdp/fully_shard.h"
+#include "chorale/graph/recording.h"
 #include "chorale/op/placement.h"
 #include "chorale/sharding/sharded.h"
 
@@ -40,6 +41,11 @@ class ShardedParameter {
   // The whole tensor gets these bytes, or gives its bytes back.
   void give_bytes(const Tensor& room);
   void take_bytes();
+
+  // Tells what is recorded that the whole tensor's bytes come and go.
+  void note_managed(graph::Recording& recording) const {
+    recording.note_managed(*holder_.storage(), "fully sharded", name);
+  }
 
   // Keeps the part that one of fewer ranks has, and what stands for the parameter then.
   void keep_piece(const Mesh& mesh);

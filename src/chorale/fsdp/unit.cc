@@ -42,12 +42,19 @@ struct InputGradients final : autograd::CustomBackward {
   std::shared_ptr<Unit> unit;
 };
 
-// What is sent around a module is no part of a graph (api/compile.h): recorded calls run first.
+// What is sent around a module, and what is done to its parameters there, is no part of a graph (api/compile.h):
+// recorded calls run first. In a whole graph it is an error, before anything is sent.
 struct OutsideOfGraphs {
-  explicit OutsideOfGraphs(const char* reason) {
-    graph::finish_recorded(reason);
+  explicit OutsideOfGraphs(const char* where) : recording(graph::Recording::current()) {
+    if (recording) {
+      const std::string reason =
+          concat(where, " of a fully sharded module, around which parameters are sent and get their requires_grad");
+      if (recording->is_strict()) recording->need_values(reason);
+      graph::finish_recorded(reason.c_str());
+    }
     paused.emplace();
   }
+  graph::Recording* recording;  // that goes on afterwards, or null
   std::optional<graph::RecordingPaused> paused;
 };
 
@@ -110,7 +117,7 @@ void Context::reset() {
 // ---- forward
 
 void Unit::before_forward(size_t index, nn::Module& module, std::vector<Tensor>& inputs) {
-  const OutsideOfGraphs gathers("the forward of a fully sharded module begins");
+  const OutsideOfGraphs gathers("the beginning of the forward");
   if (!context_) become_root(module);
   find_slots(index, module);
   const bool recomputes = is_recomputing();
@@ -140,6 +147,9 @@ void Unit::before_forward(size_t index, nn::Module& module, std::vector<Tensor>&
   unshard();
   wait_for_unshard();
   put_into_module();
+  if (gathers.recording) {
+    for (const ShardedParameter& p : parameters_) p.note_managed(*gathers.recording);
+  }
   if (recomputes) return;
   if (trace::enabled()) forward_began_ = trace::Clock::now();
   for (const auto& entry : ahead_in_forward) {
@@ -189,8 +199,8 @@ std::vector<Tensor> Unit::with_node_after(const std::vector<Tensor>& inputs) {
 }
 
 void Unit::after_forward(size_t index, std::vector<Tensor>& outputs) {
-  const bool compiles = graph::Recording::current() != nullptr;
-  const OutsideOfGraphs lets_go("the forward of a fully sharded module ends");
+  const OutsideOfGraphs lets_go("the end of the forward");
+  const bool compiles = lets_go.recording != nullptr;
   if (options_.mixed_precision.outputs) cast(outputs, *options_.mixed_precision.outputs);
   if (is_recomputing()) return;
   note_span("forward", forward_began_);
@@ -235,7 +245,7 @@ void Unit::reshard_after_forward() {
 
 void Unit::before_backward(bool first_of_call) {
   if (!first_of_call) return;
-  const OutsideOfGraphs gathers("the backward of a fully sharded module begins");
+  const OutsideOfGraphs gathers("the beginning of the backward");
   if (!context_->is_in_backward) {
     context_->is_in_backward = true;
     at_end_of_backward([context = context_] { context->finish_backward(); });
@@ -257,7 +267,7 @@ void Unit::before_backward(bool first_of_call) {
 }
 
 void Unit::after_backward() {
-  const OutsideOfGraphs reduces("the backward of a fully sharded module ends");
+  const OutsideOfGraphs reduces("the end of the backward");
   note(Event::Kind::kPostBackward);
   note_span("backward", backward_began_);
   running_.clear();

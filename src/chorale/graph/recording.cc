@@ -70,6 +70,17 @@ void Recording::clear() {
   if (current_recording == this) Storage::set_current_trace(number_);
 }
 
+void Recording::note_managed(const Storage& storage, const char* by, const std::string& name) {
+  if (owner_.guards_managed()) return;
+  if (managed_by_address_.insert(&storage, static_cast<uint32_t>(managed_.size())).second)
+    managed_.push_back({by, &name});
+}
+
+const Recording::Managed* Recording::managed(const Storage& storage) const {
+  const uint32_t known = managed_by_address_.find(&storage);
+  return known == base::PointerMap::kAbsent ? nullptr : &managed_[known];
+}
+
 bool Recording::is_pending(const Storage& storage) const {
   const uint32_t known = storage_by_address_.find(&storage);
   return known != kNone && storages_[known].first_write != kNone;

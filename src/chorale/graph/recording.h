@@ -74,6 +74,8 @@ class RecordingOwner {
   virtual uint64_t clock() { return 0; }
   // A number for calls that belong together (a checkpointed part); 0: for none.
   virtual uint64_t region() { return 0; }
+  // Whether tensors of modules that bring and take away their bytes (note_managed) are compared like any others.
+  virtual bool guards_managed() const { return false; }
   // What stands for late size `number` (Note [Late sizes]) while it is not known; 0: values are asked for instead.
   virtual int64_t stand_in(size_t /*number*/) { return 0; }
 
@@ -126,6 +128,14 @@ class Recording {
   // Says of a tensor made from host data that it may be part of what is recorded as it is.
   void mark_constant(const Tensor& x) { constants_.push_back(x); }
   bool is_constant(const Storage& storage) const;
+  // Says that a module brings the bytes of this storage and takes them away, and makes sure that it is always the same
+  // tensor of it: `by` and `name` tell people which, and must outlive the recording. Holds also behind clear().
+  void note_managed(const Storage& storage, const char* by, const std::string& name);
+  struct Managed {
+    const char* by;
+    const std::string* name;
+  };
+  const Managed* managed(const Storage& storage) const;
   // Whether writes to its bytes are recorded and not done.
   bool is_pending(const Storage& storage) const;
   // Whether the op cannot be recorded: what is run at once then.
@@ -160,6 +170,8 @@ class Recording {
   std::vector<RecordedTensor> tensors_;
   std::vector<RecordedCall> calls_;
   base::PointerMap storage_by_address_, tensor_by_address_;
+  std::vector<Managed> managed_;
+  base::PointerMap managed_by_address_;  // of the storage
   struct Draw {
     Generator* generator;
     uint64_t seed, offset;
