@@ -52,28 +52,37 @@ void OwnedParameters::set_owners(const std::vector<int>& owners) {
 
 void OwnedParameters::make_buckets() {
   const NoGrad quiet;
-  buckets_.assign(totals_.size(), {});
-  std::vector<int64_t> filled(totals_.size());
-  for (size_t r = 0; r < buckets_.size(); ++r) {
-    if (totals_[r] > 0) buckets_[r] = Tensor::empty({totals_[r]}, all_.front().second.dtype());
-  }
+  std::vector<Device> devices;  // by bucket
+  std::vector<size_t> bucket_of(all_.size());
+  buckets_.clear();
   for (size_t i = 0; i < all_.size(); ++i) {
     const Tensor& x = all_[i].second;
-    const auto r = static_cast<size_t>(owners_[i]);
-    const Tensor view = buckets_[r].view_as(x.sizes(), x.strides(), filled[r]);
+    size_t b = 0;
+    while (b < buckets_.size() && !(buckets_[b].owner == owners_[i] && devices[b] == x.device())) ++b;
+    if (b == buckets_.size()) {
+      buckets_.push_back({owners_[i], 0, {}});
+      devices.push_back(x.device());
+    }
+    buckets_[b].elems += x.elems();
+    bucket_of[i] = b;
+  }
+  std::vector<int64_t> filled(buckets_.size());
+  for (size_t b = 0; b < buckets_.size(); ++b)
+    buckets_[b].memory = Tensor::empty({buckets_[b].elems}, all_.front().second.dtype(), devices[b]);
+  for (size_t i = 0; i < all_.size(); ++i) {
+    const Tensor& x = all_[i].second;
+    const Tensor view = buckets_[bucket_of[i]].memory.view_as(x.sizes(), x.strides(), filled[bucket_of[i]]);
     copy_(view, x);
     set_data(x, view);
-    filled[r] += x.elems();
+    filled[bucket_of[i]] += x.elems();
   }
 }
 
 void OwnedParameters::broadcast() {
   std::vector<comm::Work> works;
   if (bucket_views_) {
-    for (size_t r = 0; r < buckets_.size(); ++r) {
-      if (buckets_[r].defined())
-        works.push_back(group_.broadcast(buckets_[r], group_.global_rank(static_cast<int>(r))));
-    }
+    for (const Bucket& bucket : buckets_)
+      works.push_back(group_.broadcast(bucket.memory, group_.global_rank(bucket.owner)));
   } else {
     std::vector<size_t> places(all_.size());
     std::iota(places.begin(), places.end(), size_t{0});
@@ -92,16 +101,25 @@ std::vector<comm::Work> OwnedParameters::start_broadcast(const std::vector<size_
 double OwnedParameters::clip_grad_norm(double max_norm) const {
   CHORALE_CHECK(max_norm > 0, "[ZeroOptimizer] max_norm must be positive, not ", max_norm);
   const NoGrad quiet;
-  std::vector<Tensor> own;
+  std::vector<std::pair<Device, std::vector<Tensor>>> own;
   for (size_t i = 0; i < all_.size(); ++i) {
     if (owners_[i] != group_.rank()) continue;
-    if (const Tensor dx = gradient(all_[i].second); dx.defined()) own.push_back(dx);
+    const Tensor dx = gradient(all_[i].second);
+    if (!dx.defined()) continue;
+    const auto found =
+        std::find_if(own.begin(), own.end(), [&](const auto& entry) { return entry.first == dx.device(); });
+    (found != own.end() ? *found : own.emplace_back(dx.device(), std::vector<Tensor>())).second.push_back(dx);
   }
-  const double norm = own.empty() ? 0 : norm_of_all(own, 2).item<double>();
-  double squares = norm * norm;
+  double squares = 0;
+  for (const auto& [device, gradients] : own) {
+    const double norm = norm_of_all(gradients, 2).item<double>();
+    squares += norm * norm;
+  }
   group_.all_reduce(std::span(&squares, 1)).wait();
   const double total = std::sqrt(squares);
-  if (!own.empty() && max_norm / (total + 1e-6) < 1) clip_by_norm_(own, Tensor::from<double>({total}, {}), max_norm);
+  if (max_norm / (total + 1e-6) >= 1) return total;
+  for (const auto& [device, gradients] : own)
+    clip_by_norm_(gradients, to(Tensor::from<double>({total}, {}), device), max_norm);
   return total;
 }
 

@@ -11,8 +11,8 @@ namespace chorale::zero {
 
 class OwnedParameters {
  public:
-  // `bucket_views`: parameters of one owner become views of one buffer, which is sent at once; otherwise each is sent
-  // alone.
+  // `bucket_views`: parameters of one owner on one device become views of one buffer, which is sent at once; otherwise
+  // each is sent alone.
   OwnedParameters(comm::Group group, bool bucket_views);
   bool has_bucket_views() const { return bucket_views_; }
 
@@ -41,7 +41,12 @@ class OwnedParameters {
   NamedTensors all_;
   std::vector<int> owners_;
   std::vector<int64_t> totals_;
-  std::vector<Tensor> buckets_;  // by owner; undefined where it has none
+  struct Bucket {  // of an owner's parameters on one device
+    int owner;
+    int64_t elems;
+    Tensor memory;
+  };
+  std::vector<Bucket> buckets_;
 };
 
 }  // namespace chorale::zero

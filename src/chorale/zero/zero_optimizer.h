@@ -33,7 +33,7 @@
 namespace chorale::zero {
 
 struct ZeroOptions {
-  bool bucket_views = false;  // send all parameters of a rank at once; they become views of one buffer
+  bool bucket_views = false;  // send all parameters of a rank on a device at once; they become views of one buffer
 };
 
 // Updates inside of backward (overlap() below).
