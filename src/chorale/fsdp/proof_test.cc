@@ -251,6 +251,14 @@ void expect_random_parity(unsigned seed) {
     pass.clears = keeps == 0 || pick(0, 1) == 1;
   }
   passes.back().reduced = true;
+  // Replicas of shards add up in another order. DDP averages what it has averaged before once more, and adds each use
+  // of a layer to the gradients of earlier passes, where a group adds the sum of a pass. In f32 that is up to 2e-5
+  // where large gradients cancel (seed 2329); in f64 rounding is far from anything that a mistake would do.
+  const bool same_sums = !has_replicas && std::all_of(passes.begin(), passes.end(),
+                                                      [](const Pass& pass) { return pass.clears && pass.reduced; });
+  const double tolerance = same_sums ? 0 : 1e-12;
+  const DType dtype = same_sums ? DType::kF32 : DType::kF64;
+  start.to(dtype);
   run_ranks(ranks, [&](comm::Group& group) {
     const Mesh mesh = has_replicas ? Mesh(group, {2, 2}, {"replicate", "shard"}) : line(group);
     DistributedDataParallel<RandomNet> reference(clone(start), group,
@@ -277,14 +285,9 @@ void expect_random_parity(unsigned seed) {
     };
     optim::Sgd one(trained(reference.named_parameters()), {.lr = 0.05});
     optim::Sgd two(trained(model.named_parameters()), {.lr = 0.05});
-    // Replicas of shards add up in another order. DDP averages what it has averaged before once more, and adds each use
-    // of a layer to the gradients of earlier passes, where a group adds the sum of a pass.
-    const bool is_plain =
-        std::all_of(passes.begin(), passes.end(), [](const Pass& pass) { return pass.clears && pass.reduced; });
-    const double tolerance = has_replicas || !is_plain ? 1e-5 : 0;
     for (size_t s = 0; s < passes.size(); ++s) {
       const Pass& pass = passes[s];
-      const Tensor x = pattern({3, width}, group.rank() + 10 * static_cast<double>(s));
+      const Tensor x = pattern({3, width}, group.rank() + 10 * static_cast<double>(s), dtype);
       std::optional<parallel::DataParallelBase::NoSync> alone;
       if (!pass.reduced) alone.emplace(reference);
       set_requires_gradient_sync(model, pass.reduced);

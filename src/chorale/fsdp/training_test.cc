@@ -184,8 +184,10 @@ TEST(FullySharded, TiedWeightsStayTied) {
   });
 }
 
-// Ranks are late at any place; parameters stay on the host, or are gathered by hand ahead of each forward.
-void expect_parity_of_late_ranks(bool by_hand) {
+// Ranks are late at any place; parameters are gathered as they are needed, stay on the host, or are gathered by hand
+// ahead of each forward.
+enum class LateRanks { kPlain, kOffload, kByHand };
+void expect_parity_of_late_ranks(LateRanks how) {
   run_ranks(8, [&](comm::Group& group) {
     const Mesh mesh = line(group);
     const Transformer model = seeded(Transformer(3, 1024, 64));
@@ -207,8 +209,9 @@ void expect_parity_of_late_ranks(bool by_hand) {
               layer.after_forward([&](nn::Module&, const std::vector<Tensor>&, std::vector<Tensor>&) { wait_at(2); });
               layer.after_backward([&](std::vector<Tensor>&, const std::vector<Tensor>&) { wait_at(3); });
             }
-            shard_layers_and_root(m, m.layers, {.mesh = mesh, .reshard_after_forward = policy, .offload = !by_hand});
-            if (!by_hand) return;
+            shard_layers_and_root(
+                m, m.layers, {.mesh = mesh, .reshard_after_forward = policy, .offload = how == LateRanks::kOffload});
+            if (how != LateRanks::kByHand) return;
             m.before_forward([&m](nn::Module&, std::vector<Tensor>&) {
               for (Block& layer : m.layers) unshard(layer, true);
             });
@@ -219,10 +222,14 @@ void expect_parity_of_late_ranks(bool by_hand) {
   });
 }
 
+// spec: test_train_parity_multi_group
+TEST(FullySharded, LateRanksChangeNothing) { expect_parity_of_late_ranks(LateRanks::kPlain); }
 // spec: test_train_parity_multi_group_cpu_offload_eager
-TEST(FullySharded, LateRanksChangeNothingWherePartsStayOnTheHost) { expect_parity_of_late_ranks(false); }
+TEST(FullySharded, LateRanksChangeNothingWherePartsStayOnTheHost) { expect_parity_of_late_ranks(LateRanks::kOffload); }
 // spec: test_train_parity_multi_group_unshard_async_op
-TEST(FullySharded, LateRanksChangeNothingWhereLayersAreGatheredByHand) { expect_parity_of_late_ranks(true); }
+TEST(FullySharded, LateRanksChangeNothingWhereLayersAreGatheredByHand) {
+  expect_parity_of_late_ranks(LateRanks::kByHand);
+}
 
 // spec: test_non_root_forward_backward
 TEST(FullySharded, APartOfTheModelMayRunAlone) {
