@@ -66,6 +66,47 @@ void expect_parity_over_parts(const comm::Group& group, const Mesh& all, const s
   }
 }
 
+// spec: test_shard_dtensor_parameters
+TEST(FullyShardedOverTensorParallel, PartsAreCutFurther) {
+  run_ranks(4, [](comm::Group& group) {
+    const Mesh all(group, {2, 2}, {"dp", "tp"});
+    const MlpStack whole = seeded(MlpStack(2, 6, 3));
+    MlpStack model = clone(whole);
+    parallel::tensor_parallel(model, all["tp"], plan());
+    for (Mlp& layer : model.layers) fully_shard(layer, {.mesh = all["dp"]});
+    fully_shard(model, {.mesh = all["dp"]});
+    const NoGrad quiet;
+    // Rows of a part that has nine of eighteen: five and four.
+    const op::Chunk of_tp = op::chunk_of(18, 2, all.coordinate("tp")), of_dp = op::chunk_of(9, 2, all.coordinate("dp"));
+    const int64_t first = of_tp.first + of_dp.first, columns = 9 * all.coordinate("tp"),
+                  rows = 3 * all.coordinate("dp");
+    const NamedTensors own = model.named_parameters(), reference = whole.named_parameters();
+    ASSERT_EQ(own.size(), 8u);
+    for (size_t i = 0; i < own.size(); ++i) {
+      const auto& [name, p] = own[i];
+      const Tensor& before = reference[i].second;
+      ASSERT_TRUE(p.is_sharded()) << name;
+      EXPECT_EQ(mesh_of(p).names(), (std::vector<std::string>{"dp", "tp"})) << name;
+      EXPECT_EQ(p.sizes(), before.sizes()) << name;
+      EXPECT_EQ(p.strides(), before.strides()) << name;
+      Placements placements;
+      Tensor part;
+      if (name.ends_with("out_proj.weight")) {
+        placements = {shard(0), shard(1)};
+        part = narrow(narrow(before, 0, rows, 3), 1, columns, 9);
+      } else if (name.ends_with("out_proj.bias")) {
+        placements = {shard(0), replicate()};
+        part = narrow(before, 0, rows, 3);
+      } else {
+        placements = {strided_shard(0, 2), shard(0)};
+        part = narrow(before, 0, first, of_dp.size);
+      }
+      EXPECT_EQ(placements_of(p), placements) << name;
+      expect_close(to_local(detach(p)), detach(part), 0, name);
+    }
+  });
+}
+
 // spec: test_train_parity_2d_mlp
 TEST(FullyShardedOverTensorParallel, TrainsAsDataParallelTrainingDoes) {
   run_ranks(4, [](comm::Group& group) {
