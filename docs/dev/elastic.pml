@@ -1,11 +1,11 @@
 /* Two decisions of a job that loses ranks (elastic.md), for spin.
 
-   Who is in the next epoch. N nodes decide, of which node 0 has the store. A node may die and a partition may come, move
-   and heal between any two messages; a reply may be lost. spin checks that no two nodes go on with different memberships,
-   that a membership is backed by more than half of the nodes, or by half of them with the store's, and that nobody waits
-   for ever.
-     spin -DN=3 -DPROPOSERS=2 -DCUTS=1 -search elastic.pml
-     spin -DN=4 -DPROPOSERS=2 -DDEATHS=0 -DCUTS=1 -DLOSSES=0 -search elastic.pml
+   Who is in the next epoch, and in the one after it. N nodes decide, of which the lowest has the store; those of an epoch decide the next
+   (Note [Ballots] in launch/ballots.h). A node may die and a partition may come, move and heal between any two messages; a reply may
+   be lost; a node may be behind. spin checks that no two nodes go on with different memberships, that a membership is backed
+   by more than half of the nodes of the one before, or by half of them with the store's, and that nobody waits for ever.
+     spin -DN=3 -DTRIES=2 -DDEATHS=0 -DCUTS=1 -search elastic.pml
+     spin -DN=4 -DTRIES=1 -DDEATHS=0 -DCUTS=1 -search elastic.pml
 
    Whether a step is applied (-DCOMMIT): N ranks of one node come to the commit point and die there, or while they agree
    what to do; a launcher states epochs. spin checks that survivors end with the same number of updates.
@@ -17,13 +17,19 @@
 #define DEATHS 1
 #endif
 #ifndef CUTS
-#define CUTS 2 /* changes of the partition */
+#define CUTS 1 /* changes of the partition */
 #endif
 #ifndef LOSSES
-#define LOSSES 1 /* replies that do not come */
+#define LOSSES 0 /* replies that do not come */
 #endif
 #ifndef PROPOSERS
-#define PROPOSERS N
+#define PROPOSERS 2
+#endif
+#ifndef TRIES
+#define TRIES 1 /* ballots of a node */
+#endif
+#ifndef DECISIONS
+#define DECISIONS 2
 #endif
 #define BIT(i) (1 << (i))
 
@@ -31,53 +37,40 @@ bool dead[4];
 byte deaths = DEATHS;
 
 #ifndef COMMIT
-/* ---- who is in the next epoch: a vote with ballots. A ballot belongs to one node, which uses it once. */
+/* ---- who is in the next epochs: a vote with ballots. A ballot belongs to one node, which uses it once. */
 
-bool far[4];           /* the side of the partition */
+bool ended[4]; /* says how to resume, and touches nothing any more */
+bool far[4];   /* the side of the partition */
 byte cuts = CUTS, losses = LOSSES;
-byte promised[4];      /* as a voter: the highest ballot it answered */
-byte ballot_of[4];     /* and the last that it voted for; 0: none */
-byte value_of[4];      /* the membership that it voted for */
-byte decided[4];       /* 0: not yet */
-bool ended[4];         /* says how to resume, and touches nothing any more */
+/* A node's vote: the decision it is about, the highest ballot that it has answered, the last that it voted for (0: none), and
+   the membership. */
+byte about[4], promised[4], ballot_of[4], value_of[4];
+/* The last decision that a node knows, and its membership. */
+byte known[4], members[4];
+byte decided[DECISIONS + 1]; /* whatever anybody decided; nobody reads it but spin */
 
 #define REACHES(i, j) (!dead[j] && !ended[j] && far[i] == far[j])
 #define BITS(m) (((m) & 1) + (((m) >> 1) & 1) + (((m) >> 2) & 1) + (((m) >> 3) & 1))
-#define QUORUM(m) (2 * BITS(m) > N || (2 * BITS(m) == N && ((m) & 1)))
+#define LOWEST(m) ((m) & -(m))
+/* Enough of the nodes `of`: the lowest has the store. */
+#define QUORUM(m, of) (2 * BITS(m) > BITS(of) || (2 * BITS(m) == BITS(of) && ((m) & LOWEST(of))))
 
-#define HEARS(j) (!dead[i] && !ended[i] && !decided[i] && decided[j] && REACHES(i, j))
-
-inline decide(i, v) {
-  decided[i] = v;
-  assert(QUORUM(v));
-  k = 0;
-  do
-  :: k < N ->
-     assert(decided[k] == 0 || decided[k] == v);
-     k++
-  :: else -> break
-  od;
+inline adopt(number, v) {
   if
-  :: v & BIT(i)
-  :: else -> ended[i] = 1; decided[i] = 0 /* excluded: its ranks are killed */
+  :: v & BIT(i) -> known[i] = number; members[i] = v
+  :: else -> ended[i] = 1 /* excluded: its ranks are killed */
   fi
 }
 
-inline hear(j) {
-  atomic {
-    if
-    :: HEARS(j) -> decide(i, decided[j])
-    :: else -> if :: !decided[i] -> ended[i] = 1 :: else fi
-    fi
-  }
-}
-
-/* asks node j for its promise; a reply may be lost */
 inline ask(j) {
   atomic {
     if
-    :: REACHES(i, j) && promised[j] < i + 1 ->
-       promised[j] = i + 1;
+    :: (members[i] & BIT(j)) && REACHES(i, j) && (about[j] < number || (about[j] == number && promised[j] < ballot)) ->
+       if
+       :: about[j] < number -> about[j] = number; ballot_of[j] = 0
+       :: else
+       fi;
+       promised[j] = ballot;
        if
        :: seen = seen | BIT(j);
           if
@@ -94,9 +87,10 @@ inline ask(j) {
 inline propose(j) {
   atomic {
     if
-    :: REACHES(i, j) && promised[j] <= i + 1 ->
-       promised[j] = i + 1;
-       ballot_of[j] = i + 1;
+    :: (members[i] & BIT(j)) && REACHES(i, j) && (about[j] < number || (about[j] == number && promised[j] <= ballot)) ->
+       about[j] = number;
+       promised[j] = ballot;
+       ballot_of[j] = ballot;
        value_of[j] = value;
        if
        :: votes = votes | BIT(j)
@@ -113,14 +107,24 @@ inline propose(j) {
   if :: dead[i] || N < 3 :: else -> what(2) fi;    \
   if :: dead[i] || N < 4 :: else -> what(3) fi
 
+/* It hears of a decision, which may not be the next one. */
+#define LATER(j) (!dead[i] && !ended[i] && REACHES(i, j) && known[j] > known[i])
+
 proctype Node(byte i) {
-  byte k, seen, best, value, votes;
-  if
-  :: i < PROPOSERS -> /* its verdict on a peer is in */
+  byte tries, number, ballot, seen, best, value, votes;
+  do
+  :: dead[i] || ended[i] -> break
+  :: atomic { /* its verdict on a peer is in */
+       !dead[i] && !ended[i] && i < PROPOSERS && tries < TRIES && known[i] < DECISIONS ->
+       tries++;
+       number = known[i] + 1;
+       ballot = tries * 4 + i + 1;
+       seen = 0; best = 0; value = 0; votes = 0
+     };
      EACH(ask);
      if
      :: atomic {
-          !dead[i] && QUORUM(seen) ->
+          !dead[i] && QUORUM(seen, members[i]) ->
           /* what others have voted for, or those that answered */
           if
           :: best == 0 -> value = seen
@@ -130,24 +134,26 @@ proctype Node(byte i) {
         EACH(propose);
         atomic {
           if
-          :: !dead[i] && QUORUM(votes) -> decide(i, value)
+          :: !dead[i] && QUORUM(votes, members[i]) ->
+             assert(decided[number] == 0 || decided[number] == value);
+             assert(QUORUM(value, members[i]));
+             decided[number] = value;
+             adopt(number, value)
           :: else
           fi
         }
-     :: else
+     :: true
      fi
-  :: true
-  fi;
-  d_step { seen = 0; best = 0; value = 0; votes = 0 };
-  /* hears of a decision, or has waited long enough for one */
-  if
-  :: dead[i] || ended[i] || decided[i]
-  :: HEARS(0) -> hear(0)
-  :: HEARS(1) -> hear(1)
-  :: HEARS(2) -> hear(2)
-  :: HEARS(3) -> hear(3)
-  :: atomic { !decided[i] -> ended[i] = 1 }
-  fi;
+  :: atomic { LATER(0) -> adopt(known[0], members[0]) }
+  :: atomic { LATER(1) -> adopt(known[1], members[1]) }
+  :: atomic { N > 2 && LATER(2) -> adopt(known[2], members[2]) }
+  :: atomic { N > 3 && LATER(3) -> adopt(known[3], members[3]) }
+  :: atomic { /* has waited long enough */
+       !dead[i] && !ended[i] && (tries == TRIES || i >= PROPOSERS || known[i] == DECISIONS) ->
+       ended[i] = known[i] < DECISIONS;
+       break
+     }
+  od;
 end:
   skip
 }
@@ -175,7 +181,7 @@ init {
   atomic {
     i = 0;
     do
-    :: i < N -> run Node(i); i++
+    :: i < N -> members[i] = BIT(N) - 1; run Node(i); i++
     :: else -> break
     od
   }
