@@ -262,7 +262,7 @@ std::shared_ptr<shm::Segment> connect_hosts(transport::Store& store, const std::
                                             const std::vector<ShmIdentity>& identities, int rank,
                                             const transport::FabricName& kind, const NetOptions& options,
                                             Deadline deadline, RankContext& context, Introduction own,
-                                            Introduction& maker, uint64_t& id) {
+                                            Introduction& maker, uint64_t& id, const transport::EpochStore* epoch) {
   const int size = static_cast<int>(identities.size());
   const NetLayout layout(hosts_of(identities), rank);
   std::shared_ptr<shm::Segment> segment;
@@ -274,6 +274,7 @@ std::shared_ptr<shm::Segment> connect_hosts(transport::Store& store, const std::
   fabric.rank = rank;
   fabric.checksum = context.checksum;
   fabric.chaos = context.chaos;
+  if (epoch) fabric.is_over = [epoch] { return epoch->is_over(); };
   const auto builder = make_fabric_builder(kind, options, std::move(fabric));
   const transport::FabricAddress address = builder->address();
   const std::string text = concat(bytes_of(own), address.endpoint, "\n", address.data);
@@ -358,18 +359,18 @@ std::shared_ptr<GroupState> connect_group(transport::Store& store, const std::st
   uint64_t id = maker.id;
   if (size > 1) name_job(concat(std::hex, id));
   const NetLayout layout(hosts_of(identities), rank);
+  const auto* epoch = dynamic_cast<const transport::EpochStore*>(&store);
   context->core_each = has_core_each(neighbours_of(identities, layout));
   if (layout.host_count() > 1) {
     segment = connect_hosts(store, transport::meeting_key(plan, meeting, "net"), identities, rank, fabric, options.net,
-                            deadline, *context, own, maker, id);
+                            deadline, *context, own, maker, id, epoch);
   }
   Membership membership{name, rank, std::vector<int>(static_cast<size_t>(size))};
   std::iota(membership.members.begin(), membership.members.end(), 0);
   if (!options.members.empty() && layout.host_count() == 1) membership.members = options.members;
   context->groups_made = 1;
   trace::set_rank(membership.own_global());
-  return join(std::move(context), membership, maker, id, identities, timeout, deadline,
-              dynamic_cast<const transport::EpochStore*>(&store));
+  return join(std::move(context), membership, maker, id, identities, timeout, deadline, epoch);
 }
 
 // All groups of the lists in one exchange: the first member of each makes its segment and tells where it is.

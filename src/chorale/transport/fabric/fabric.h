@@ -89,6 +89,8 @@ struct FabricOptions {
   bool checksum = false;         // of payloads, end to end
   std::string congestion;        // control of TCP; empty: Note [Congestion control]
   std::shared_ptr<Chaos> chaos;  // faults on purpose (transport/fabric/chaos.h); null: none
+  // Asked while ranks connect: true ends that with a CommError, since one of them may be gone. Null: never.
+  std::function<bool()> is_over = {};
 };
 
 class Fabric {

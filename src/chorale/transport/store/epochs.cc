@@ -21,6 +21,9 @@ using namespace std::chrono_literals;
 constexpr size_t kBoardBytes = 4096;
 // Between two looks at the store: short at first, since most waits for other ranks are.
 constexpr std::chrono::microseconds kShortestPause = 100us, kLongestPause = 4ms;
+// For a call that waits for nobody. A node that is gone does not answer, and may be excluded before the call's time is
+// over.
+constexpr auto kStoreAnswers = 3s;
 
 }  // namespace
 
@@ -32,17 +35,21 @@ std::string epoch_key(int64_t number) { return concat("epoch/", number); }
 std::string Epoch::text() const {
   std::string list;
   for (const int member : members) list += concat(" ", member);
-  return concat(number, " ", stated_ns, " ", members.size(), list, "\n", cause);
+  list += concat(" ", nodes.size());
+  for (const EpochNode& node : nodes) list += concat(" ", node.number, " ", node.place);
+  return concat(number, " ", stated_ns, " ", founders, " ", members.size(), list, "\n", cause);
 }
 
 Epoch Epoch::parse(const std::string& text) {
   const size_t end = std::min(text.find('\n'), text.size());
   std::istringstream words(text.substr(0, end));
   Epoch epoch;
-  size_t count = 0;
-  words >> epoch.number >> epoch.stated_ns >> count;
+  size_t count = 0, nodes = 0;
+  words >> epoch.number >> epoch.stated_ns >> epoch.founders >> count;
   for (int member = 0; epoch.members.size() < count && words >> member;) epoch.members.push_back(member);
-  if (!words || epoch.members.size() != count || count == 0 || end == text.size())
+  words >> nodes;
+  for (EpochNode node; epoch.nodes.size() < nodes && words >> node.number >> node.place;) epoch.nodes.push_back(node);
+  if (!words || epoch.members.size() != count || count == 0 || epoch.nodes.size() != nodes || end == text.size())
     throw CommError(concat("[elastic] the store has an epoch that is not ours: '", text, "'"));
   epoch.cause = text.substr(end + 1);
   return epoch;
@@ -51,6 +58,10 @@ Epoch Epoch::parse(const std::string& text) {
 int Epoch::rank_of(int member) const {
   const auto found = std::find(members.begin(), members.end(), member);
   return found == members.end() ? -1 : static_cast<int>(found - members.begin());
+}
+
+bool Epoch::has_node(int node) const {
+  return std::any_of(nodes.begin(), nodes.end(), [&](const EpochNode& other) { return other.number == node; });
 }
 
 // ---- the board
@@ -100,12 +111,26 @@ void EpochStore::check() const {
     throw EpochOver(concat("[elastic] epoch ", epoch_, " is over: epoch ", board_->latest(), " was stated"));
 }
 
+// The answer of a call that changes nothing, or the same when it is repeated.
+template <class Call>
+auto EpochStore::answered(Deadline deadline, const Call& call) const {
+  while (true) {
+    check();
+    const Deadline next_look = deadline.earlier(within(kStoreAnswers));
+    try {
+      return call(next_look);
+    } catch (const CommError&) {
+      check();
+      if (deadline.passed() || !next_look.passed()) throw;
+    }
+  }
+}
+
 void EpochStore::wait(std::span<const std::string> keys, Deadline deadline) {
   auto pause = kShortestPause;
   for (const std::string& key : keys) {
     while (true) {
-      check();
-      if (store_->contains(key, deadline)) break;
+      if (contains(key, deadline)) break;
       if (deadline.passed()) throw CommError(concat("[elastic] nobody has set '", key, "' in time, in epoch ", epoch_));
       std::this_thread::sleep_for(std::min<Deadline::Clock::duration>(pause, deadline.left()));
       pause = std::min(pause * 2, kLongestPause);
@@ -116,25 +141,23 @@ void EpochStore::wait(std::span<const std::string> keys, Deadline deadline) {
 std::string EpochStore::get(std::string_view key, Deadline deadline) {
   const std::string name(key);
   wait({&name, 1}, deadline);
-  return store_->get(key, deadline);
+  return answered(deadline, [&](Deadline soon) { return store_->get(key, soon); });
 }
 
 void EpochStore::set(std::string_view key, std::string_view value, Deadline deadline) {
-  check();
-  store_->set(key, value, deadline);
+  answered(deadline, [&](Deadline soon) { store_->set(key, value, soon); });
 }
 bool EpochStore::contains(std::string_view key, Deadline deadline) {
-  check();
-  return store_->contains(key, deadline);
+  return answered(deadline, [&](Deadline soon) { return store_->contains(key, soon); });
 }
 int64_t EpochStore::add(std::string_view key, int64_t delta, Deadline deadline) {
   check();
-  return store_->add(key, delta, deadline);
+  return store_->add(key, delta, deadline.earlier(within(kStoreAnswers)));
 }
 std::string EpochStore::compare_set(std::string_view key, std::string_view expected, std::string_view desired,
                                     Deadline deadline) {
   check();
-  return store_->compare_set(key, expected, desired, deadline);
+  return store_->compare_set(key, expected, desired, deadline.earlier(within(kStoreAnswers)));
 }
 bool EpochStore::remove(std::string_view key, Deadline deadline) {
   check();

@@ -16,23 +16,33 @@ namespace chorale::transport {
 // The entries of a start of the job in the launcher's store.
 std::string elastic_prefix(int restarts);
 // Names of entries below it.
-inline constexpr const char* kElasticBegun = "begun";  // a step was committed
 inline constexpr const char* kElasticDone = "done";    // all steps were, on every member
 std::string ready_key(int member);                     // a process has prepared what it needs to take part
 std::string joined_key(int member);                    // it has taken part, and has the state of the job
 std::string epoch_key(int64_t number);
+
+// A node of a job on several, whose launcher has a store of its own.
+struct EpochNode {
+  int number = 0;
+  std::string place;  // of the store: HOST:PORT
+  friend bool operator==(const EpochNode&, const EpochNode&) = default;
+};
 
 struct Epoch {
   int64_t number = 0;        // the first is 1
   std::vector<int> members;  // a process has one number for all its life; its place in this list is its rank
   std::string cause;         // of the change, for messages
   int64_t stated_ns = 0;     // when, by the steady clock of the launcher's host
+  int founders = 0;          // members below this number are those of the first epoch
+  // Ascending; the first one has the store in which ranks meet. Empty: a job on one node, which has one store.
+  std::vector<EpochNode> nodes{};
 
   std::string text() const;
   // CommError for anything else.
   static Epoch parse(const std::string& text);
   // -1: not a member.
   int rank_of(int member) const;
+  bool has_node(int node) const;
 };
 
 // A page that the launcher of a node shares with its ranks: reading it costs a load, so every step may.
@@ -70,7 +80,8 @@ class EpochOver : public StoreLost {
 };
 
 // A view of a store for the ranks that join one epoch: calls that wait for other ranks end with EpochOver as soon as
-// the board shows a later epoch, since a rank of this one may be gone.
+// the board shows a later epoch, since a rank of this one may be gone. A store that does not answer for a while may be
+// gone as well: then they look at the board, too.
 class EpochStore final : public Store {
  public:
   EpochStore(std::shared_ptr<Store> store, std::shared_ptr<const EpochBoard> board, int64_t epoch);
@@ -91,6 +102,8 @@ class EpochStore final : public Store {
 
  private:
   void check() const;
+  template <class Call>
+  auto answered(Deadline deadline, const Call& call) const;
 
   const std::shared_ptr<Store> store_;
   const std::shared_ptr<const EpochBoard> board_;

@@ -16,6 +16,8 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kHandshakeTime = 5s;
+// Between two looks whether the ranks have changed, for one that does not get through to a peer.
+constexpr auto kLookForEnd = 500ms;
 // Beside those that are expected.
 constexpr size_t kMaxStrangers = 64;
 // A flood of strangers may push a rank out of the queue; a wrong secret does not get better.
@@ -67,6 +69,7 @@ TlsJoin::TlsJoin(const FabricOptions& options, const std::string& own_address)
     : rank_(options.rank),
       secret_(checked(options.secret)),
       congestion_(checked_congestion_control(options.congestion)),
+      is_over_(options.is_over),
       token_(new_token()),
       listener_(listen_at(Endpoint::tcp(own_address, 0))),
       endpoint_(concat(endpoint_of(listener_).text(), "#", token_)),
@@ -88,12 +91,26 @@ bool TlsJoin::expects(const StreamIdentity& identity) const {
   return peer == met_.end() || !peer->second.contains(identity.stream);
 }
 
+void TlsJoin::check_over() const {
+  if (is_over_ && is_over_())
+    throw CommError(concat("[tls] rank ", rank_, ": the ranks have changed while they connected"),
+                    CommFailure{rank_, -1, {}, -1});
+}
+
 void TlsJoin::visit(int peer, int stream, int attempt, Deadline deadline) {
   const Place place = place_of(addresses_[static_cast<size_t>(peer)]);
   const StreamIdentity identity{place.token, token_, rank_, peer, stream};
-  Socket socket = connect_to(place.endpoint, deadline, [&](int descriptor) {
-    choose_congestion_control(descriptor, place.endpoint.host, congestion_);
-  });
+  const auto prepare = [&](int descriptor) { choose_congestion_control(descriptor, place.endpoint.host, congestion_); };
+  Socket socket;
+  while (!socket) {
+    check_over();
+    const Deadline next_look = is_over_ ? deadline.earlier(within(kLookForEnd)) : deadline;
+    try {
+      socket = connect_to(place.endpoint, next_look, prepare);
+    } catch (const CommError&) {
+      if (deadline.passed() || !next_look.passed()) throw;
+    }
+  }
   const auto visitor =
       visitors_.insert(visitors_.end(), {TlsStream::client(std::move(socket), secret_, identity),
                                          deadline.earlier(within(kHandshakeTime)), peer, stream, attempt});
@@ -187,6 +204,7 @@ std::map<int, std::vector<TlsStream>> TlsJoin::meet(const std::vector<FabricAddr
     states.assign(1, {listener_.descriptor(), POLLIN, 0});
     for (const Visitor& visitor : visitors_) states.push_back({visitor.stream.descriptor(), visitor.waits_for, 0});
     poll(states.data(), states.size(), 20);
+    check_over();
     if (deadline.passed()) {
       throw CommError(concat("[tls] rank ", rank_, " is not connected to rank ", missing(),
                              " in time; are they up, and does a firewall let them through? CHORALE_IFACE names the "

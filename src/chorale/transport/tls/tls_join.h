@@ -1,6 +1,7 @@
 // How the ranks of a job that are on different hosts get connected: each listens, and connects to those below it.
 #pragma once
 
+#include <functional>
 #include <list>
 #include <map>
 #include <string>
@@ -31,6 +32,7 @@ class TlsJoin {
   struct Visitor;
 
   void visit(int peer, int stream, int attempt, Deadline deadline);
+  void check_over() const;
   void welcome(Deadline deadline);
   // False when the handshake has ended, one way or the other.
   bool go_on(Visitor& visitor, Deadline deadline);
@@ -40,6 +42,7 @@ class TlsJoin {
   const int rank_;
   const Secret secret_;
   const std::string congestion_;
+  const std::function<bool()> is_over_;
   const std::string token_;
   Socket listener_;
   const std::string endpoint_;
