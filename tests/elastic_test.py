@@ -106,7 +106,9 @@ class Elastic(unittest.TestCase):
                                   (["--elastic", "two", "-n", "2", "true"], "MIN:MAX"),
                                   (["--elastic", "3:4", "-n", "2", "true"], "not within --elastic 3:4"),
                                   (["--elastic", "1:1", "-n", "2", "true"], "not within --elastic 1:1"),
-                                  (["--elastic", "1:2", "-n", "2", "--nnodes", "2", "true"], "one node so far")]:
+                                  (["--elastic", "1:2", "-n", "2", "--nnodes", "2", "--max-restarts", "1", "true"], "goes on instead"),
+                                  (["--elastic", "1:2", "-n", "2", "--join", "a:1", "--rdzv", "b:1", "true"], "takes the place of"),
+                                  (["-n", "2", "--join", "a:1", "true"], "needs the --elastic")]:
             job = run(*arguments)
             self.assertEqual(job.returncode, 2, (arguments, job.stderr))
             self.assertIn(reason, job.stderr)

@@ -98,6 +98,11 @@ void list_options(LaunchValues& values, OptionTable& table) {
              .target = &values.elastic,
              .kind = kHere,
              .value_name = "MIN:MAX"});
+  table.add({.name = "join",
+             .help = "join a job that was started with --elastic on several nodes, at the place of a launcher's store",
+             .target = &values.join,
+             .kind = kHere,
+             .value_name = "HOST:PORT"});
   table.add({.name = "log-dir",
              .help = "also write each rank's output to a file in this folder",
              .target = &values.log_dir,
@@ -146,11 +151,16 @@ launch::LaunchOptions launch_options(const LaunchValues& values, int64_t ranks) 
   options.fabric = values.fabric;
   if (!values.elastic.empty()) {
     options.elastic = launch::ElasticLimits::parse(values.elastic);
-    CHORALE_CHECK(values.nodes == 1, "--elastic works on one node so far, not on ", values.nodes,
-                  "; on several use --max-restarts, which starts again from a checkpoint");
-    CHORALE_CHECK(options.elastic->least <= ranks && ranks <= options.elastic->most, ranks,
+    const bool is_alone = values.nodes == 1 && values.join.empty();
+    CHORALE_CHECK(is_alone || values.max_restarts == 0,
+                  "--max-restarts starts all nodes again; a job on several with --elastic goes on instead");
+    CHORALE_CHECK(!is_alone || (options.elastic->least <= ranks && ranks <= options.elastic->most), ranks,
                   " ranks at the start are not within --elastic ", values.elastic);
   }
+  CHORALE_CHECK(
+      values.join.empty() || (options.elastic && values.nodes == 1 && values.rendezvous.empty()),
+      "--join takes the place of --nnodes, --node-rank and --rdzv, and needs the --elastic MIN:MAX of the job");
+  options.join = values.join;
   options.grace = std::chrono::milliseconds(std::llround(values.grace_s * 1000));
   return options;
 }

@@ -21,7 +21,7 @@ void add_options(CLI::App& command, const train::OptionTable& table);
 struct LaunchValues {
   int64_t nodes = 1, node_rank = 0, max_restarts = 0;
   double grace_s = 10;
-  std::string rendezvous{}, log_dir{}, chaos{}, fabric{}, elastic{};
+  std::string rendezvous{}, log_dir{}, chaos{}, fabric{}, elastic{}, join{};
   bool checksum = false;
 };
 void list_options(LaunchValues& values, train::OptionTable& table);

@@ -192,6 +192,10 @@ void TrainCommand::check_elastic() const {
   if (options.compress != "none")
     refuse("cannot be combined with --compress: a hook cannot take back a step that is repeated");
   if (options.dry_run) refuse("trains: leave out --dry-run");
+  if (launching.nodes > 1 || !launching.join.empty())
+    refuse(
+        "trains on one node so far, since a rank 0 on another node would not find the run's folder; a program of one's "
+        "own with parallel::Elastic goes on on several (chorale run)");
   if (options.device != "cpu" && train::gpus_of(options) > 0) refuse("computes on the CPU so far: give --device cpu");
 }
 

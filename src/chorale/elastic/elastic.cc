@@ -13,6 +13,7 @@
 #include "chorale/comm/flight_file.h"
 #include "chorale/op/copy.h"
 #include "chorale/reducer/copy_values.h"
+#include "chorale/transport/keep_alive.h"
 #include "chorale/transport/launcher_variables.h"
 #include "chorale/transport/store/memory_store.h"
 #include "chorale/transport/store/prefix_store.h"
@@ -25,6 +26,7 @@ using namespace std::chrono_literals;
 using transport::Epoch;
 
 constexpr auto kStoreTime = 30s;  // of a call that waits for nobody
+constexpr auto kConnects = 3s;    // to a launcher that should be there
 
 double ms_since(Deadline::Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Deadline::Clock::now() - start).count();
@@ -62,14 +64,28 @@ std::optional<Seat> Seat::from_environment() {
   const auto board = config::env("CHORALE_ELASTIC_FD");
   if (!board) return std::nullopt;
   const transport::LauncherVariables found = transport::find_launcher_variables();
-  CHORALE_CHECK(found.store && found.rank,
-                "[elastic] CHORALE_ELASTIC_FD is set, but not CHORALE_STORE and RANK: all "
-                "three come from chorale run --elastic");
-  auto store = std::make_shared<transport::TcpStore>(transport::Endpoint::parse(*found.store),
-                                                     transport::Secret::from_environment(), within(kStoreTime));
-  return Seat{
-      std::make_shared<transport::PrefixStore>(transport::elastic_prefix(transport::restart_count()), std::move(store)),
-      transport::EpochBoard::attach(std::stoi(*board)), *found.rank};
+  const auto own = config::env("CHORALE_ELASTIC_STORE");
+  CHORALE_CHECK(own && found.rank,
+                "[elastic] CHORALE_ELASTIC_FD is set, but not CHORALE_ELASTIC_STORE and RANK: all three come from "
+                "chorale run --elastic");
+  const auto secret = transport::Secret::from_environment();
+  const auto reach = [secret](const std::string& place) -> std::shared_ptr<transport::Store> {
+    return std::make_shared<transport::PrefixStore>(
+        transport::elastic_prefix(transport::restart_count()),
+        std::make_shared<transport::TcpStore>(transport::Endpoint::parse(place), secret, within(kConnects)));
+  };
+  return Seat{reach(*own),
+              transport::EpochBoard::attach(std::stoi(*board)),
+              *found.rank,
+              reach,
+              transport::Endpoint::parse(*own).host,
+              secret};
+}
+
+transport::Secret secret_of_epoch(const transport::Secret& job, int64_t epoch) {
+  const std::string number = std::to_string(epoch);
+  return transport::Secret::from_bytes(
+      transport::view(transport::hmac_sha256(job.bytes(), {"epoch of an elastic job ", number})));
 }
 
 Elastic::Elastic(ElasticOptions options)
@@ -241,8 +257,6 @@ void Elastic::step(const std::function<void()>& update, std::span<double> values
 }
 
 void Elastic::apply() {
-  // Before the first update, so that nobody begins again from initial values once there is another state.
-  if (seat_ && !std::exchange(begun_, true)) seat_->store->set(transport::kElasticBegun, "", within(kStoreTime));
   watch(Phase::kUpdate);
   (*pending_)();
   pending_ = nullptr;
@@ -298,7 +312,9 @@ void Elastic::regroup(const std::string& why) {
 }
 
 Epoch Elastic::next_epoch(const std::string& why) {
-  Deadline deadline = within(options_.patience);
+  // The launchers of other nodes may notice the loss of a node later than this rank.
+  const auto patience = options_.patience + (meeting_place_.empty() ? 0ms : 2 * transport::keep_alive());
+  Deadline deadline = within(patience);
   for (auto pause = 100us;; pause = std::min<std::chrono::microseconds>(pause * 2, 2ms)) {
     if (const int64_t latest = seat_->board->latest(); latest > epoch_) {
       Epoch epoch = Epoch::parse(seat_->store->get(transport::epoch_key(latest), within(kStoreTime)));
@@ -311,27 +327,29 @@ Epoch Elastic::next_epoch(const std::string& why) {
                               " (", epoch.cause, "): it ends here, and the others go on"));
     }
     // A newcomer is awaited by nobody; the launcher ends it when it is not needed.
-    if (!is_member_ || seat_->board->is_waiting()) deadline = within(options_.patience);
+    if (!is_member_ || seat_->board->is_waiting()) deadline = within(patience);
     CHORALE_CHECK_STATE(!deadline.passed(), "[elastic] a call failed, but the launcher has stated no death within ",
-                        std::chrono::duration<double>(options_.patience).count(),
-                        " s, so this is no loss of a rank: ", why);
+                        std::chrono::duration<double>(patience).count(), " s, so this is no loss of a rank: ", why);
     std::this_thread::sleep_for(pause);
   }
 }
 
 void Elastic::join(const Epoch& epoch, Change& change) {
   const int rank = epoch.rank_of(seat_->member), size = static_cast<int>(epoch.members.size());
-  transport::EpochStore store(std::make_shared<transport::PrefixStore>(prefix_of_epoch(epoch.number), seat_->store),
-                              seat_->board, epoch.number);
+  transport::EpochStore store(
+      std::make_shared<transport::PrefixStore>(prefix_of_epoch(epoch.number), meeting_of(epoch)), seat_->board,
+      epoch.number);
   auto start = Deadline::Clock::now();
   const auto lap = [&start] { return ms_since(std::exchange(start, Deadline::Clock::now())); };
   watch(Phase::kAgreement);
   const std::vector<Report> reports = exchange(epoch, store);
-  settle(reports);
+  settle(epoch, reports);
   change.agreement_ms = lap();
   watch(Phase::kMeeting);
   comm::GroupOptions options = options_.group;
   if (epoch.number > 1) options.chaos = "";  // faults on purpose are those of the first epoch
+  if (!epoch.nodes.empty() && options.net.address.empty()) options.net.address = seat_->address;
+  if (seat_->secret) options.net.secret = secret_of_epoch(*seat_->secret, epoch.number);
   group_ = comm::Group::connect(store, concat("epoch ", epoch.number), rank, size, options);
   change.regroup_ms = lap();
   watch(Phase::kTransfer);
@@ -350,6 +368,18 @@ void Elastic::join(const Epoch& epoch, Change& change) {
   change.regroup_ms += lap();
 }
 
+// The store of the epoch. Its launcher may be gone, too: then another epoch comes.
+const std::shared_ptr<transport::Store>& Elastic::meeting_of(const Epoch& epoch) {
+  if (epoch.nodes.empty()) {
+    meeting_ = seat_->store;
+  } else if (const std::string& place = epoch.nodes.front().place; place != meeting_place_) {
+    meeting_place_.clear();
+    meeting_ = seat_->reach(place);
+    meeting_place_ = place;
+  }
+  return meeting_;
+}
+
 std::vector<Elastic::Report> Elastic::exchange(const Epoch& epoch, transport::Store& store) const {
   const auto key = [](int member) { return concat("report/", member); };
   const Deadline deadline = within(options_.group.timeout.value_or(transport::default_timeout()));
@@ -361,11 +391,15 @@ std::vector<Elastic::Report> Elastic::exchange(const Epoch& epoch, transport::St
 }
 
 // All members of the epoch have read the same reports, and draw the same conclusion.
-void Elastic::settle(const std::vector<Report>& reports) {
+void Elastic::settle(const Epoch& epoch, const std::vector<Report>& reports) {
   const auto ahead = std::max_element(reports.begin(), reports.end(), [](const Report& a, const Report& b) {
     return std::pair(a.holds, a.done) < std::pair(b.holds, b.done);
   });
-  CHORALE_CHECK_STATE(ahead->holds || !seat_->store->contains(transport::kElasticBegun, within(kStoreTime)),
+  // While one that was there from the first epoch on has no state, no step was ever committed: it would have been in
+  // it.
+  const bool may_begin = epoch.number == 1 || std::any_of(epoch.members.begin(), epoch.members.end(),
+                                                          [&](int member) { return member < epoch.founders; });
+  CHORALE_CHECK_STATE(ahead->holds || may_begin,
                       "[elastic] nobody is left that had the state of the job; start it again from a checkpoint");
   if (!holds_) return;
   if (pending_ && ahead->done == done_ + 1) {
@@ -384,9 +418,9 @@ void Elastic::settle(const std::vector<Report>& reports) {
 
 void Elastic::forget_epochs_before(int64_t epoch) const {
   for (int64_t number = epoch - 1; number > 0; --number) {
-    const auto keys = seat_->store->keys(concat(prefix_of_epoch(number), "/"), within(kStoreTime));
+    const auto keys = meeting_->keys(concat(prefix_of_epoch(number), "/"), within(kStoreTime));
     if (keys.empty() && number + 1 < epoch) break;  // these went in an earlier epoch
-    for (const std::string& key : keys) seat_->store->remove(key, within(kStoreTime));
+    for (const std::string& key : keys) meeting_->remove(key, within(kStoreTime));
   }
 }
 

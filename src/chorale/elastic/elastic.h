@@ -34,6 +34,7 @@
 #include "chorale/comm/world.h"
 #include "chorale/optim/optimizer.h"
 #include "chorale/parallel/ddp.h"
+#include "chorale/transport/security/secret.h"
 #include "chorale/transport/store/epochs.h"
 
 namespace chorale::elastic {
@@ -70,6 +71,10 @@ struct Seat {
   std::shared_ptr<transport::Store> store;  // the entries of this start of the job
   std::shared_ptr<transport::EpochBoard> board;
   int member = 0;
+  // Of a job on several nodes: the store at a place that an epoch names.
+  std::function<std::shared_ptr<transport::Store>(const std::string& place)> reach{};
+  std::string address{};                      // of this node, for the others
+  std::optional<transport::Secret> secret{};  // of the job; each epoch has one of its own that follows from it
   // What `chorale run --elastic` tells its ranks; nothing where there is no such launcher.
   static std::optional<Seat> from_environment();
 };
@@ -80,7 +85,8 @@ struct ElasticOptions {
   // epoch.
   std::function<void(const comm::Group& group)> rebuild{};
   std::function<void(Phase phase, int64_t step)> watch{};
-  // How long after a failure the launcher may be silent about deaths; then the failure is thrown.
+  // How long after a failure the launcher may be silent about deaths; then the failure is thrown. On several nodes
+  // twice the keep-alive comes on top.
   std::chrono::milliseconds patience = std::chrono::seconds(10);
   std::optional<Seat> seat{};  // instead of the environment's
 };
@@ -91,6 +97,9 @@ class Excluded : public StateError {
  public:
   using StateError::StateError;
 };
+
+// What the connections of an epoch are made with: ranks of another epoch are strangers.
+transport::Secret secret_of_epoch(const transport::Secret& job, int64_t epoch);
 
 class Elastic {
  public:
@@ -150,9 +159,10 @@ class Elastic {
   transport::Epoch next_epoch(const std::string& why);
   void join(const transport::Epoch& epoch, Change& change);
   std::vector<Report> exchange(const transport::Epoch& epoch, transport::Store& store) const;
-  void settle(const std::vector<Report>& reports);
+  void settle(const transport::Epoch& epoch, const std::vector<Report>& reports);
   void transfer(const std::vector<int>& sources);
   void forget_epochs_before(int64_t epoch) const;
+  const std::shared_ptr<transport::Store>& meeting_of(const transport::Epoch& epoch);
   void check_kept() const;
 
   const ElasticOptions options_;
@@ -163,12 +173,13 @@ class Elastic {
   optim::Optimizer* optimizer_ = nullptr;
   std::vector<Kept> kept_;
 
+  std::shared_ptr<transport::Store> meeting_;  // where the ranks of the epoch meet, and its place
+  std::string meeting_place_;
   int64_t epoch_ = 0;  // that this rank was last in, or tried to join
   int64_t done_ = 0;
   int64_t steps_ = 0;
   bool is_member_ = false;  // of an epoch, now or before
   bool holds_ = false;      // the state of the job
-  bool begun_ = false;      // a step was committed, as the store knows
   bool in_step_ = false, stepped_ = false;
   bool regroup_due_ = false;                        // a later epoch was announced, and all know it
   const std::function<void()>* pending_ = nullptr;  // the update of a rank that waits at the commit point

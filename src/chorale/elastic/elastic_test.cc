@@ -5,6 +5,7 @@
 
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <latch>
 #include <mutex>
@@ -358,18 +359,48 @@ TEST(Elastic, AnExcludedRankEndsAndSaysSo) {
       testing::AllOf(HasSubstr("excluded from epoch 2"), HasSubstr("it was stopped")));
 }
 
-// ---- a rank of `chorale run --elastic`, which tests/elastic_test.py starts
+// Ranks that are on different hosts, as far as they know.
+TEST(Elastic, EachEpochHasASecretOfItsOwn) {
+  const transport::Secret job = transport::Secret::from_bytes("the secret of this job");
+  EXPECT_EQ(secret_of_epoch(job, 3).bytes(), secret_of_epoch(job, 3).bytes());
+  EXPECT_NE(secret_of_epoch(job, 3).bytes(), secret_of_epoch(job, 4).bytes());
+  EXPECT_NE(secret_of_epoch(job, 3).bytes(), job.bytes());
+  // A rank of the epoch before is not let in.
+  transport::MemoryStore store;
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank] {
+      comm::GroupOptions options;
+      options.timeout = 2s;
+      options.net = {
+          .secret = secret_of_epoch(job, 4 - rank), .address = "127.0.0.1", .host = static_cast<uint64_t>(rank)};
+      EXPECT_THROW(comm::Group::connect(store, "epochs", rank, 2, options), CommError);
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+}
+
+// ---- a rank of `chorale run --elastic`, which tests/elastic_test.py and tests/elastic_nodes_test.py start
 
 TEST(RankOfAnElasticJob, DISABLED_Trains) {
   const auto seat = Seat::from_environment();
   ASSERT_TRUE(seat) << "chorale run --elastic starts it";
   const int64_t steps = std::stoll(config::env("ELASTIC_STEPS").value_or("8"));
+  // Rank 0 says that it has come to this step, and goes on when the test lets it.
+  const auto hold = [at = std::stoll(config::env("ELASTIC_HOLD").value_or("-1")),
+                     folder = config::env("ELASTIC_FOLDER").value_or("")](int64_t step) {
+    if (step != at) return;
+    std::ofstream(concat(folder, "/held")) << "";
+    for (const Deadline patience = within(60s); !std::filesystem::exists(folder + "/go") && !patience.passed();)
+      std::this_thread::sleep_for(1ms);
+  };
   const JobResult result = run_job({.seat = *seat,
                                     .steps = steps,
                                     .ranks = 3,
                                     .kills = parse_kills(config::env("ELASTIC_KILLS").value_or("")),
                                     .die = [] { std::raise(SIGKILL); },
-                                    .draws = true});
+                                    .draws = true,
+                                    .before_step = hold});
   expect_undisturbed(result, steps, true);
   std::string sizes;
   for (const int size : result.sizes) sizes += concat(" ", size);

@@ -18,23 +18,43 @@ constexpr auto kTimeToEnd = 10s;
 
 }  // namespace
 
-Epochs::Epochs(Plan plan) : plan_(std::move(plan)), wanted_(plan_.ranks), next_member_(plan_.ranks) {
-  std::vector<int> members;
-  for (int member = 0; member < plan_.ranks; ++member) {
-    running_[member] = member;
-    members.push_back(member);
+Epochs::Epochs(Plan plan)
+    : plan_(std::move(plan)),
+      successor_({plan_.limits, plan_.patience, plan_.say}),
+      wanted_(plan_.ranks),
+      next_member_(plan_.council ? plan_.newcomers_from : plan_.ranks) {
+  transport::Epoch first = plan_.first;
+  if (!plan_.council) {
+    first.number = 1;
+    first.cause = "start";
+    first.founders = plan_.ranks;
+    for (int member = 0; member < plan_.ranks; ++member) first.members.push_back(member);
   }
-  state(std::move(members), "start");
+  used_ = joins();  // by those that are there
+  for (int slot = 0; slot < plan_.ranks; ++slot) {
+    if (joins()) {
+      vacant_.insert(slot);
+    } else {
+      running_[plan_.first_member + slot] = slot;
+    }
+  }
+  state(first);
+  if (plan_.council) plan_.council->tell(facts());
 }
 
-void Epochs::state(std::vector<int> members, std::string cause) {
+// For the ranks of this node.
+void Epochs::state(const transport::Epoch& epoch) {
   using namespace std::chrono;
-  current_ = {current_.number + 1, std::move(members), std::move(cause),
-              duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count()};
+  current_ = epoch;
+  current_.stated_ns = duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count();
   plan_.store->set(transport::epoch_key(current_.number), current_.text(), within(10s));
   plan_.board->set_waiting(false);
   plan_.board->announce(current_.number);  // behind the entry: who sees the number finds it
-  for (auto& [member, since] : leaving_) since = since.value_or(steady_clock::now());
+  for (auto& [member, since] : leaving_) {
+    if (current_.rank_of(member) < 0) since = since.value_or(steady_clock::now());
+  }
+  for (const int member : current_.members) newcomers_.erase(member);
+  causes_.clear();
 }
 
 bool Epochs::was_used() {
@@ -44,7 +64,8 @@ bool Epochs::was_used() {
 }
 
 bool Epochs::is_done() {
-  if (!done_) done_ = plan_.store->contains(transport::kElasticDone, within(10s));
+  if (!done_)
+    done_ = (plan_.council && plan_.council->is_done()) || plan_.store->contains(transport::kElasticDone, within(10s));
   return done_;
 }
 
@@ -74,13 +95,18 @@ void Epochs::ended(int member, const std::optional<std::string>& how) {
   }
 }
 
+// The ranks of other nodes stay as they are.
 std::string Epochs::resize(int ranks) {
   if (ranks < plan_.limits.least || ranks > plan_.limits.most)
     return concat("refused: ", ranks, " ranks are not within ", plan_.limits.least, ":", plan_.limits.most);
   if (!was_used()) return "refused: the program does not use parallel::Elastic, or has not begun";
   if (somebody_left_ || is_done()) return "refused: the job is about to end";
+  const auto others = static_cast<int>(std::count_if(current_.members.begin(), current_.members.end(),
+                                                     [&](int member) { return !running_.contains(member); }));
+  if (plan_.council && ranks < others)
+    return concat("refused: other nodes have ", others, " ranks; ask a launcher there, too");
   const int before = wanted_;
-  wanted_ = ranks;
+  wanted_ = plan_.council ? ranks - others : ranks;
   failed_newcomers_ = 0;
   for (int slot = 0; wanted_slots() < wanted_; ++slot) {
     const bool taken =
@@ -96,14 +122,19 @@ std::string Epochs::resize(int ranks) {
   return causes_.back();
 }
 
+// Whoever leaves of its own will is not replaced, nor is anybody after that: the job comes to its end.
+bool Epochs::may_replace() {
+  return !somebody_left_ && failed_newcomers_ < kMostFailedNewcomers && was_used() && !is_done();
+}
+
 std::vector<int> Epochs::vacancies() {
-  // Whoever leaves of its own will is not replaced, nor is anybody after that: the job comes to its end.
-  if (vacant_.empty() || somebody_left_ || failed_newcomers_ >= kMostFailedNewcomers || !was_used() || is_done())
-    return {};
+  if (vacant_.empty() || !may_replace()) return {};
   std::vector<int> slots(vacant_.begin(), vacant_.end());
   vacant_.clear();
   return slots;
 }
+
+bool Epochs::is_finished() { return running_.empty() && (vacant_.empty() || !may_replace()); }
 
 int Epochs::started(int slot) {
   const int member = next_member_++;
@@ -133,53 +164,43 @@ void Epochs::find_joined() {
   });
 }
 
+NodeFacts Epochs::facts() {
+  NodeFacts facts;
+  facts.node = plan_.node;
+  facts.used = was_used();
+  facts.left = somebody_left_;
+  facts.hopeless = failed_newcomers_ >= kMostFailedNewcomers;
+  facts.done = is_done();
+  facts.finished = is_finished();
+  facts.cause = fmt::format("{}", fmt::join(causes_, "; "));
+  for (const auto& [member, slot] : running_) {
+    if (leaving_.contains(member)) continue;
+    if (!newcomers_.contains(member) || plan_.store->contains(transport::ready_key(member), within(10s)))
+      facts.members.push_back(member);
+  }
+  return facts;
+}
+
 std::optional<std::string> Epochs::look() {
   find_joined();
-  std::vector<int> next;
-  for (const int member : current_.members) {
-    if (running_.contains(member) && !leaving_.contains(member)) next.push_back(member);
+  std::optional<transport::Epoch> next;
+  if (plan_.council) {
+    plan_.council->tell(facts());
+    next = plan_.council->news();
+    plan_.board->set_waiting(plan_.council->waits());
+    if (!next) return plan_.council->problem();
+  } else {
+    const Successor::Answer answer = successor_.after(current_, {facts()});
+    plan_.board->set_waiting(successor_.waits());
+    if (!answer.next) return answer.problem;
+    next = answer.next;
   }
-  const bool lost = next.size() < current_.members.size();
-  const bool lost_all = next.empty();
-  std::vector<int> ready;
-  for (const int member : newcomers_) {
-    if (!leaving_.contains(member) && plan_.store->contains(transport::ready_key(member), within(10s)))
-      ready.push_back(member);
-  }
-  if (!lost && ready.empty()) return {};
-  if (lost_all && !somebody_left_)
-    return concat("no rank is left that had the state of the job; start it again from a checkpoint. ",
-                  fmt::format("{}", fmt::join(causes_, "; ")));
-  if (!was_used()) return {};  // its first processes may still be on their way, or it is one that cannot go on
-  next.insert(next.end(), ready.begin(), ready.end());
-  const auto now = std::chrono::steady_clock::now();
-  if (!somebody_left_ && static_cast<int>(next.size()) < plan_.limits.least) {
-    if (!waits_since_) {
-      waits_since_ = now;
-      plan_.board->set_waiting(true);
-      if (plan_.say)
-        plan_.say(fmt::format("{} ranks are left, at least {} are wanted: waiting up to {} s for more", next.size(),
-                              plan_.limits.least, plan_.patience.count() / 1000));
-    }
-    if (failed_newcomers_ < kMostFailedNewcomers && now - *waits_since_ < plan_.patience) return {};
-    return fmt::format("{} ranks are left, at least {} are wanted, and no more have come. {}", next.size(),
-                       plan_.limits.least, fmt::join(causes_, "; "));
-  }
-  waits_since_.reset();
-  if (next.empty()) return {};
-  if (!ready.empty()) {
-    std::string text = ready.size() == 1 ? "member" : "members";
-    for (const int member : ready) {
-      newcomers_.erase(member);
-      text += concat(" ", member);
-    }
-    causes_.push_back(text + (ready.size() == 1 ? " joins" : " join"));
-  }
-  const std::string cause = fmt::format("{}", fmt::join(causes_, "; "));
-  causes_.clear();
-  state(std::move(next), cause);
-  if (plan_.say && !somebody_left_)
-    plan_.say(fmt::format("epoch {}, {} ranks: {}", current_.number, current_.members.size(), cause));
+  const bool is_told = plan_.say && !somebody_left_;
+  state(*next);
+  if (is_told)
+    plan_.say(fmt::format("epoch {}, {} ranks{}: {}", current_.number, current_.members.size(),
+                          current_.nodes.empty() ? "" : fmt::format(" on {} nodes", current_.nodes.size()),
+                          current_.cause));
   return {};
 }
 

@@ -1,5 +1,6 @@
-// Which processes are in a job that goes on when some of them die (`chorale run --elastic`): the launcher's side, on
-// one node, whose launcher is the only voter (docs/dev/elastic.md).
+// Which processes are in a job that goes on when some of them die (`chorale run --elastic`): what the launcher of a
+// node knows of its own. On one node it decides alone, on several with the others (launch/council.h;
+// docs/dev/elastic.md).
 #pragma once
 
 #include <chrono>
@@ -11,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "chorale/launch/elastic_limits.h"
-#include "chorale/transport/store/epochs.h"
+#include "chorale/launch/council.h"
+#include "chorale/launch/successor.h"
 
 namespace chorale::launch {
 
@@ -21,13 +22,20 @@ class Epochs {
  public:
   struct Plan {
     ElasticLimits limits;
-    int ranks = 1;                            // at the start, and wanted until somebody resizes the job
+    int ranks = 1;                            // of this node at the start, and wanted until somebody resizes the job
     std::shared_ptr<transport::Store> store;  // the entries of this start
     std::shared_ptr<transport::EpochBoard> board;
     std::function<void(const std::string& line)> say = {};
     std::chrono::milliseconds patience = std::chrono::seconds(60);  // with fewer than the least
+    // Of a job on several nodes; null on one.
+    std::shared_ptr<Council> council = {};
+    transport::EpochNode node{};  // this one
+    transport::Epoch first{};     // the epoch to begin with
+    int first_member = 0;         // of this node, of those in that epoch
+    int newcomers_from = 0;       // numbers that no other node gives to its newcomers
   };
-  // States the first epoch: members 0 to ranks - 1, each in the slot of its number.
+  // States the first epoch: members 0 to ranks - 1, each in the slot of its number, or those of the plan. A node that
+  // is not in it has vacancies only.
   explicit Epochs(Plan plan);
 
   // A process has ended. `how` is nothing where it ended well.
@@ -43,7 +51,13 @@ class Epochs {
   // on.
   std::optional<std::string> look();
 
-  bool awaits_newcomers() const { return !absent_.empty(); }
+  // To be called again soon: a newcomer is on its way, or other nodes may decide something.
+  bool is_restless() const { return plan_.council || !absent_.empty(); }
+  // Of a job on several nodes: the end of this node's ranks is not the job's.
+  Council* council() const { return plan_.council.get(); }
+  bool joins() const { return plan_.council && !plan_.first.has_node(plan_.node.number); }
+  // No rank runs here, and none is to be started.
+  bool is_finished();
   // Those that are not needed any more, and do not end by themselves: replacements, since all steps are done or since
   // the job was made smaller, and ranks that were told to leave. They are to be killed.
   std::vector<int> superfluous();
@@ -59,10 +73,13 @@ class Epochs {
 
  private:
   void find_joined();
+  bool may_replace();
+  NodeFacts facts();
   int wanted_slots() const { return static_cast<int>(running_.size() - leaving_.size() + vacant_.size()); }
-  void state(std::vector<int> members, std::string cause);
+  void state(const transport::Epoch& epoch);
 
   const Plan plan_;
+  Successor successor_;
   transport::Epoch current_;
   std::map<int, int> running_;  // member → slot
   std::set<int> newcomers_;     // run, and are in no epoch yet
@@ -71,8 +88,7 @@ class Epochs {
   // Told to leave, in an epoch that does not have them; when that was stated, unless it is still to be.
   std::map<int, std::optional<std::chrono::steady_clock::time_point>> leaving_;
   std::vector<std::string> causes_;  // of the next epoch, so far
-  std::optional<std::chrono::steady_clock::time_point> waits_since_;
-  int wanted_;  // ranks
+  int wanted_;                       // ranks of this node
   int next_member_;
   int failed_newcomers_ = 0;  // in a row
   bool used_ = false, done_ = false, somebody_left_ = false;

@@ -26,8 +26,10 @@ struct LaunchOptions {
   std::string fabric;                 // between hosts (transport/fabric/fabric_name.h); empty: the default
   std::vector<std::string> command;   // a program and its arguments
   std::vector<int> final_statuses{};  // of ranks that it is no use to start again
-  // The job goes on without ranks that die, and gets others in their place; one node only.
+  // The job goes on without ranks that die, and gets others in their place.
   std::optional<ElasticLimits> elastic{};
+  // HOST:PORT of a launcher of an elastic job on several nodes: this node joins it. Instead of `rendezvous`.
+  std::string join{};
 };
 
 // The exit status: 0 when every rank ended with 0, else that of the first rank that failed; 128 + N when it was killed

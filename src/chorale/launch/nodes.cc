@@ -96,7 +96,7 @@ void Nodes::start_watching() {
 }
 
 void Nodes::halt(const Halt& why) {
-  if (self_.count == 1) return set_halted(why);
+  if (!thread_.joinable()) return set_halted(why);
   try {
     // Not for long: ranks and signals are waiting.
     store_->compare_set("halt", "", concat(why.may_restart, " ", why.exit_status, " ", why.reason), within(1s));
@@ -107,7 +107,7 @@ void Nodes::halt(const Halt& why) {
 
 void Nodes::finish() {
   finished_ = true;
-  if (self_.count == 1) {
+  if (!thread_.joinable()) {
     all_finished_ = true;
     eventfd_write(wake_up_.get(), 1);
   }

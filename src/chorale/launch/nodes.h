@@ -37,7 +37,7 @@ struct Halt {
 // first node that halts stops all, and so does one whose connection to node 0 is closed, or that was silent for longer
 // than the keep-alive.
 class Nodes {
- public:
+ public:  // Without start_watching() the halt and the end of this node are its own alone.
   struct Self {
     int count = 1;
     int rank = 0;

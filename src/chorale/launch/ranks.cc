@@ -98,9 +98,11 @@ bool Ranks::start_some(int most) {
   return std::ssize(ranks_) < local_size;
 }
 
-void Ranks::start_in_place(int local, int number) {
-  CHORALE_INVARIANT(number == plan_.nodes.first_rank + std::ssize(ranks_), "rank ", number, " is not the next");
-  start(local, number);
+void Ranks::start_in_place(int local, int number) { start(local, number); }
+
+const Ranks::Rank* Ranks::find(int number) const {
+  const auto found = std::find_if(ranks_.begin(), ranks_.end(), [&](const auto& rank) { return rank->rank == number; });
+  return found == ranks_.end() ? nullptr : found->get();
 }
 
 void Ranks::start(int local, int number) {
@@ -162,8 +164,8 @@ void Ranks::signal(int number) {
 }
 
 void Ranks::kill_one(int number) {
-  const Rank& rank = *ranks_[static_cast<size_t>(number - plan_.nodes.first_rank)];
-  if (rank.running) kill(-rank.pid, SIGKILL);
+  const Rank* rank = find(number);
+  if (rank && rank->running) kill(-rank->pid, SIGKILL);
 }
 
 std::vector<RankEnd> Ranks::reap() {
@@ -231,7 +233,9 @@ void Ranks::forward(const std::vector<pollfd>& ready) {
 }
 
 const std::deque<std::string>& Ranks::last_errors(int rank) const {
-  return ranks_[static_cast<size_t>(rank - plan_.nodes.first_rank)]->last_errors.lines();
+  const Rank* found = find(rank);
+  CHORALE_INVARIANT(found, "rank ", rank, " was not started here");
+  return found->last_errors.lines();
 }
 
 std::map<pid_t, int> Ranks::rank_of_process() const {

@@ -53,7 +53,7 @@ class Ranks {
 
   // Starts up to so many; false when all are started. Where there are many, signals and ends are looked at in between.
   bool start_some(int most);
-  // Starts one more, of this number, with the cores of another that has ended: the next in the order of starts.
+  // Starts one more, of this number, which no other had, with the cores of another that has ended.
   void start_in_place(int local, int rank);
   void signal(int number);
   void kill_one(int rank);
@@ -79,6 +79,7 @@ class Ranks {
   void start(int local, int rank);
   struct Stream;
   struct Rank;
+  const Rank* find(int rank) const;
 
   Plan plan_;
   Guardian& guardian_;

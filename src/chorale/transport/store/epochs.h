@@ -16,9 +16,9 @@ namespace chorale::transport {
 // The entries of a start of the job in the launcher's store.
 std::string elastic_prefix(int restarts);
 // Names of entries below it.
-inline constexpr const char* kElasticDone = "done";    // all steps were, on every member
-std::string ready_key(int member);                     // a process has prepared what it needs to take part
-std::string joined_key(int member);                    // it has taken part, and has the state of the job
+inline constexpr const char* kElasticDone = "done";  // all steps were, on every member
+std::string ready_key(int member);                   // a process has prepared what it needs to take part
+std::string joined_key(int member);                  // it has taken part, and has the state of the job
 std::string epoch_key(int64_t number);
 
 // A node of a job on several, whose launcher has a store of its own.

@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""`chorale run --elastic` on nodes that are network namespaces with cables to one switch: nodes that are lost, cut off and join.
+
+  elastic_nodes_test.py BIN      BIN is the folder of the built programs
+"""
+import os
+import pathlib
+import re
+import signal
+import sys
+import time
+
+from network import Network, NetworkTest
+from unittest_main import main
+
+BIN = pathlib.Path(sys.argv.pop(1)).resolve()
+# Trains a small model in f64, and compares each loss with that of one rank (src/chorale/elastic/job_test_util.h).
+JOB = [str(BIN / "elastic_test"), "--gtest_also_run_disabled_tests", "--gtest_filter=RankOfAnElasticJob.*", "--gtest_brief=1"]
+NETWORK = Network(subnet=83, nodes=4)
+PORT = 29517
+
+
+def setUpModule():
+    NETWORK.lay()
+
+
+def tearDownModule():
+    NETWORK.remove()
+
+
+class Nodes(NetworkTest):
+    """Rank 0 stops at a step in the middle until the test says "go": what happens meanwhile happens in the middle of the job."""
+
+    def start(self, node, *place, ranks=1, kills=""):
+        environment = {**os.environ, "CHORALE_SECRET_FILE": self.secret, "CHORALE_KEEP_ALIVE": "1", "OMP_NUM_THREADS": "1",
+                       "ELASTIC_KILLS": kills, "ELASTIC_STEPS": "40", "ELASTIC_HOLD": "20", "ELASTIC_FOLDER": str(self.folder)}
+        command = [str(BIN / "chorale"), "run", "-n", str(ranks), "--elastic", "1:8", *place, *JOB]
+        self.start_saying(f"node{node}", NETWORK.on(node, *command), environment)
+
+    def start_all(self, nodes, **options):
+        """And waits until they are in the middle."""
+        for node in range(nodes):
+            self.start(node, "--nnodes", str(nodes), "--node-rank", str(node), "--rdzv", f"{NETWORK.addresses[0]}:{PORT}", **options)
+        end = time.monotonic() + self.limit_s
+        while not (self.folder / "held").exists():
+            self.assertLess(time.monotonic(), end, "\n".join(self.said(path.name) for path in sorted(self.folder.glob("node*"))))
+            time.sleep(0.01)
+
+    def go(self):
+        (self.folder / "go").touch()
+
+    def end_of(self, node, status):
+        self.assertEqual(self.processes[node].wait(self.limit_s), status, self.said(f"node{node}"))
+        return self.said(f"node{node}")
+
+    def ends(self, *nodes):
+        """What ranks of these nodes say that came to the end: each has the losses of one rank, and all have the same bits."""
+        found = []
+        for node in nodes:
+            text = self.end_of(node, 0)
+            self.assertNotIn("FAILED", text)
+            found += re.findall(r"member (\d+) rank (\d+) bits (-?\d+) sizes([ \d]*)", text)
+        self.assertEqual(len({end[2:] for end in found}), 1, found)
+        self.assertEqual(sorted(int(end[1]) for end in found), list(range(len(found))), found)
+        self.assertEqual(found[0][3].split()[-1], str(len(found)))
+        return sorted(end[0] for end in found)
+
+    def test_ranks_that_die_are_replaced_on_their_nodes(self):
+        self.start_all(2, ranks=2, kills="2@5:backward 0@9:commit")
+        for newcomer in ("100000", "200000"):
+            self.wait_for("node0", f"ranks on 2 nodes: .*member.* {newcomer}.* join")
+        self.go()
+        self.assertEqual(self.ends(0, 1), sorted(["1", "100000", "200000", "3"]))
+        self.assertRegex(self.said("node0"), r"epoch 2, 3 ranks on 2 nodes: rank 2 \(member 2\) died: killed by SIGKILL")
+
+    def test_three_nodes_go_on_without_that_of_the_store_and_two_then_end(self):
+        self.start_all(3)
+        self.processes[0].kill()
+        for node in ("node1", "node2"):
+            self.wait_for(node, r"epoch 2, 2 ranks on 2 nodes: lost node 0")
+        self.processes[1].kill()  # that of the store by now
+        self.assertRegex(self.end_of(2, 1), "not enough of the 2 nodes are reached to go on .*start the job again, it goes on from its last checkpoint")
+
+    def cut_off(self, node):
+        """A node is cut off for a while; it ends, and the others go on."""
+        others = [other for other in range(3) if other != node]
+        self.start_all(3)
+        NETWORK.drop(node)
+        self.addCleanup(NETWORK.drop_no_more, node)
+        start = time.monotonic()
+        for other in others:
+            self.wait_for(f"node{other}", "epoch 2, 2 ranks on 2 nodes")
+        # The keep-alive is 1 s, the verdict up to a quarter later, 2 s for what follows; the rest is for a machine that is busy.
+        self.assertLess(time.monotonic() - start, 1.25 + 2 + 5)
+        self.assertIn("not enough of the 3 nodes are reached to go on", self.end_of(node, 1))
+        NETWORK.drop_no_more(node)
+        self.go()
+        self.assertEqual(self.ends(*others), [str(other) for other in others])
+
+    def test_the_node_of_the_store_is_cut_off(self):
+        self.cut_off(0)
+
+    def test_another_node_is_cut_off(self):
+        self.cut_off(2)
+
+    def test_two_nodes_go_on_without_the_other(self):
+        self.start_all(2)
+        self.processes[1].kill()
+        self.wait_for("node0", "epoch 2, 1 ranks on 1 nodes: lost node 1")
+        self.go()
+        self.assertEqual(self.ends(0), ["0"])
+
+    def test_a_launcher_that_wakes_after_it_was_excluded_ends(self):
+        self.start_all(3)
+        self.processes[2].send_signal(signal.SIGSTOP)  # "ip netns exec" has become the launcher
+        self.wait_for("node0", "epoch 2, 2 ranks on 2 nodes")
+        self.processes[2].send_signal(signal.SIGCONT)
+        self.assertRegex(self.end_of(2, 1), "was excluded from epoch 2|not enough of the 3 nodes")
+        self.go()
+        self.assertEqual(self.ends(0, 1), ["0", "1"])
+
+    def test_a_node_joins_a_job(self):
+        self.start_all(2)
+        place = ("--join", f"{NETWORK.addresses[0]}:{PORT}")
+        right, self.secret = self.secret, self.secret_file("fedcba9876543210fedcba9876543210")
+        self.start(2, *place)
+        self.assertIn("secret", self.end_of(2, 1))
+        self.processes.pop()
+        self.secret = right
+        self.start(2, *place, ranks=2)
+        self.wait_for("node0", "ranks on 3 nodes: .*join(.|\n)*4 ranks on 3 nodes|4 ranks on 3 nodes")
+        self.go()
+        self.assertEqual(self.ends(0, 1, 2), ["0", "1", "300000", "300001"])
+
+    def test_what_ends_one_node_ends_all(self):
+        self.start_all(2)
+        self.processes[1].send_signal(signal.SIGINT)
+        self.end_of(1, 128 + signal.SIGINT)
+        self.assertIn("stopped by SIGINT", self.end_of(0, 128 + signal.SIGINT))
+
+
+if __name__ == "__main__":
+    main()
