@@ -83,6 +83,11 @@ TEST(FullyShard, RefusesWhatItCannotCut) {
           << ways;
     }
     EXPECT_FALSE(is_fully_sharded(odd));
+    const Odd taken = std::move(odd);
+    EXPECT_THAT(message_of([&] { fully_shard(odd, {.mesh = mesh}); }),  // NOLINT(bugprone-use-after-move): on purpose
+                HasSubstr("[Odd] the module was moved from"));
+    EXPECT_THAT(message_of([&] { fully_shard(std::vector<nn::Module*>{nullptr}, {.mesh = mesh}); }),
+                HasSubstr("a null pointer"));
   });
 }
 

@@ -86,6 +86,7 @@ void check(const std::vector<nn::Module*>& modules, const Options& options) {
   CHORALE_CHECK(!modules.empty(), "[fully_shard] no module was given");
   for (const nn::Module* module : modules) {
     CHORALE_CHECK(module, "[fully_shard] one of the modules is a null pointer");
+    module->need_whole();
     CHORALE_CHECK_STATE(!unit_of(*module), "[fully_shard] this ", module->type_name(), " is fully sharded already");
   }
 }

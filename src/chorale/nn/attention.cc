@@ -4,6 +4,7 @@
 
 #include "chorale/api/api.h"
 #include "chorale/nn/init.h"
+#include "chorale/op/need_defined.h"
 
 namespace chorale::nn {
 
@@ -76,6 +77,9 @@ Tensor MultiheadAttention::mask_of(const AttentionMasks& masks, const Tensor& q,
 
 AttentionOutput MultiheadAttention::forward(const Tensor& query, const Tensor& key, const Tensor& value,
                                             const AttentionMasks& masks) const {
+  op::need_defined("MultiheadAttention", "query", query);
+  op::need_defined("MultiheadAttention", "key", key);
+  op::need_defined("MultiheadAttention", "value", value);
   const bool single = query.dims() == 2;
   const int64_t kdim = options_.kdim.value_or(width_), vdim = options_.vdim.value_or(width_);
   CHORALE_CHECK((single || query.dims() == 3) && key.dims() == query.dims() && value.dims() == query.dims() &&

@@ -59,6 +59,7 @@ concept ForwardIsConst = requires(const M& module, Args&&... args) {
 template <class M, class... Args>
 auto call(M& module, Args&&... args) {
   try {
+    module.need_whole();
     if (!module.hooks()) [[likely]]
       return module.forward(std::forward<Args>(args)...);
     return detail::call_with_hooks(module, std::forward<Args>(args)...);

@@ -6,6 +6,7 @@
 
 #include "chorale/api/api.h"
 #include "chorale/base/error.h"
+#include "chorale/op/need_defined.h"
 
 namespace chorale {
 namespace {
@@ -172,10 +173,16 @@ BlockMask block_mask(const FlexMask& mask, int64_t batch, int64_t heads, int64_t
 }
 
 FlexResult flex_attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v, const FlexOptions& options) {
+  op::need_defined("flex_attention_with_lse", "q", q);
+  op::need_defined("flex_attention_with_lse", "k", k);
+  op::need_defined("flex_attention_with_lse", "v", v);
   return attend(q, k, v, options, true);
 }
 
 Tensor flex_attention(const Tensor& q, const Tensor& k, const Tensor& v, const FlexOptions& options) {
+  op::need_defined("flex_attention", "q", q);
+  op::need_defined("flex_attention", "k", k);
+  op::need_defined("flex_attention", "v", v);
   return attend(q, k, v, options, false).output;
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "chorale/api/api.h"
+#include "chorale/op/need_defined.h"
 #include "chorale/sharding/sharded.h"
 
 namespace chorale::nn::init {
@@ -22,12 +23,14 @@ const Tensor& take_part(const Tensor& x, const Tensor& whole) {
 }  // namespace
 
 const Tensor& uniform_(const Tensor& x, double low, double high, Generator& generator) {
+  op::need_defined("uniform_", "x", x);
   const NoGrad quiet;
   if (is_drawn_whole(x)) return take_part(x, chorale::uniform(x.sizes(), low, high, x.dtype(), generator));
   return chorale::uniform_(x, low, high, generator);
 }
 
 const Tensor& normal_(const Tensor& x, double mean, double stddev, Generator& generator) {
+  op::need_defined("normal_", "x", x);
   const NoGrad quiet;
   if (is_drawn_whole(x)) return take_part(x, chorale::normal(x.sizes(), mean, stddev, x.dtype(), generator));
   return chorale::normal_(x, mean, stddev, generator);
@@ -55,6 +58,7 @@ double normal_quantile(double p) {
 
 const Tensor& trunc_normal_(const Tensor& x, double mean, double stddev, double low, double high,
                             Generator& generator) {
+  op::need_defined("trunc_normal_", "x", x);
   CHORALE_CHECK(low < high && stddev > 0, "[trunc_normal_] expected low < high and a positive deviation, found ", low,
                 ", ", high, ", ", stddev);
   const double from = normal_cdf((low - mean) / stddev), until = normal_cdf((high - mean) / stddev);
@@ -67,13 +71,21 @@ const Tensor& trunc_normal_(const Tensor& x, double mean, double stddev, double 
 }
 
 const Tensor& constant_(const Tensor& x, double value) {
+  op::need_defined("constant_", "x", x);
   const NoGrad quiet;
   return fill_(x, value);
 }
-const Tensor& zeros_(const Tensor& x) { return constant_(x, 0); }
-const Tensor& ones_(const Tensor& x) { return constant_(x, 1); }
+const Tensor& zeros_(const Tensor& x) {
+  op::need_defined("zeros_", "x", x);
+  return constant_(x, 0);
+}
+const Tensor& ones_(const Tensor& x) {
+  op::need_defined("ones_", "x", x);
+  return constant_(x, 1);
+}
 
 Fans fans_of(const Tensor& weight) {
+  op::need_defined("fans_of", "weight", weight);
   CHORALE_CHECK(weight.dims() >= 2, "[init] the fans of a weight need at least two dimensions, found shape ",
                 weight.sizes());
   double window = 1;
@@ -99,12 +111,14 @@ double gain_of(Nonlinearity nonlinearity, double slope) {
 }
 
 const Tensor& xavier_normal_(const Tensor& weight, double gain, Generator& generator) {
+  op::need_defined("xavier_normal_", "weight", weight);
   const Fans fans = fans_of(weight);
   return init::normal_(weight, 0, gain * std::sqrt(2 / (fans.in + fans.out)), generator);
 }
 
 // A uniform distribution in (-b, b) has variance b^2 / 3.
 const Tensor& xavier_uniform_(const Tensor& weight, double gain, Generator& generator) {
+  op::need_defined("xavier_uniform_", "weight", weight);
   const Fans fans = fans_of(weight);
   const double bound = gain * std::sqrt(6 / (fans.in + fans.out));
   return init::uniform_(weight, -bound, bound, generator);
@@ -118,15 +132,18 @@ double kaiming_deviation(const Tensor& weight, const KaimingOptions& options) {
 }  // namespace
 
 const Tensor& kaiming_normal_(const Tensor& weight, const KaimingOptions& options, Generator& generator) {
+  op::need_defined("kaiming_normal_", "weight", weight);
   return init::normal_(weight, 0, kaiming_deviation(weight, options), generator);
 }
 
 const Tensor& kaiming_uniform_(const Tensor& weight, const KaimingOptions& options, Generator& generator) {
+  op::need_defined("kaiming_uniform_", "weight", weight);
   const double bound = std::sqrt(3.0) * kaiming_deviation(weight, options);
   return init::uniform_(weight, -bound, bound, generator);
 }
 
 const Tensor& orthogonal_(const Tensor& weight, double gain, Generator& generator) {
+  op::need_defined("orthogonal_", "weight", weight);
   CHORALE_CHECK(weight.dims() >= 2, "[orthogonal_] needs at least two dimensions, found shape ", weight.sizes());
   if (weight.elems() == 0) return weight;
   const NoGrad quiet;

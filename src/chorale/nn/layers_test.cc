@@ -83,6 +83,30 @@ TEST(BadInput, IsNamedWithWhatWasExpected) {
   EXPECT_THAT(message_of([] { BCELoss({.pos_weight = ones({1})}); }), HasSubstr("BCEWithLogitsLoss"));
 }
 
+TEST(BadInput, UndefinedTensorsAreNamedByLayersThatLookAtThem) {
+  const Tensor none, x = ones({2, 4, 4});
+  const auto expect_named = [](const char* expected, const auto& call) {
+    EXPECT_THAT(message_of(call), HasSubstr(concat(expected, " is an undefined tensor")));
+  };
+  expect_named("[linear] x (input 0)", [&] { Linear(4, 4)(none); });
+  expect_named("[conv2d] x", [&] { Conv2d(4, 4, 1)(none); });
+  expect_named("[BatchNorm1d] x", [&] { BatchNorm1d(4)(none); });
+  expect_named("[InstanceNorm1d] x", [&] { InstanceNorm1d(4)(none); });
+  expect_named("[GroupNorm] x", [&] { GroupNorm(2, 4)(none); });
+  expect_named("[LSTM] x", [&] { LSTM(4, 4)(none); });
+  expect_named("[GRU] x", [&] { GRU(4, 4)(none); });
+  expect_named("[MultiheadAttention] query", [&] { MultiheadAttention(4, 1)(none, x, x); });
+  expect_named("[MultiheadAttention] key", [&] { MultiheadAttention(4, 1)(x, none, x); });
+  expect_named("[MultiheadAttention] value", [&] { MultiheadAttention(4, 1)(x, x, none); });
+  expect_named("[Bilinear] x1", [&] { Bilinear(4, 4, 4)(none, x); });
+  expect_named("[Bilinear] x2", [&] { Bilinear(4, 4, 4)(x, none); });
+  expect_named("[GLU] x", [&] { GLU()(none); });
+  expect_named("[PReLU] x", [&] { PReLU()(none); });
+  expect_named("[uniform_] x", [&] { init::uniform_(none); });
+  expect_named("[xavier_normal_] weight", [&] { init::xavier_normal_(none); });
+  expect_named("[flex_attention] k", [&] { flex_attention(x, none, x); });
+}
+
 TEST(BadInput, OfRecurrentLayersAndAttention) {
   EXPECT_THAT(message_of([] { LSTM(0, 3); }), HasSubstr("positive sizes"));
   EXPECT_THAT(message_of([] { LSTM(3, 4)(ones({5, 2, 2})); }), HasSubstr("[LSTM] expected [time, batch, 3]"));

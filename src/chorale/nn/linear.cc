@@ -4,6 +4,7 @@
 
 #include "chorale/api/api.h"
 #include "chorale/nn/init.h"
+#include "chorale/op/need_defined.h"
 
 namespace chorale::nn {
 
@@ -36,6 +37,8 @@ Bilinear::Bilinear(int64_t in1_features, int64_t in2_features, int64_t out_featu
 }
 
 Tensor Bilinear::forward(const Tensor& x1, const Tensor& x2) const {
+  op::need_defined("Bilinear", "x1", x1);
+  op::need_defined("Bilinear", "x2", x2);
   CHORALE_CHECK(
       x1.dims() == x2.dims() && x1.dims() > 0 && x1.size(-1) == weight.size(1) && x2.size(-1) == weight.size(2),
       "[Bilinear] expected [.., ", weight.size(1), "] and [.., ", weight.size(2),

@@ -95,6 +95,7 @@ std::string joined(const std::string& prefix, const std::string& name) {
 // Calls fn(prefix, module) for a module and all below it, owners first, each once per name.
 template <class Fn>
 void walk(const Module& module, const std::string& prefix, const Fn& fn) {
+  module.need_whole();
   const Members members(module);
   fn(prefix, members);
   for (const auto& [name, member] : members.modules) walk(*member, joined(prefix, name), fn);
@@ -122,6 +123,12 @@ void for_each_tensor(const Module& module, const Fn& fn) {
 }
 
 }  // namespace
+
+void Module::raise_moved_from() const {
+  throw InvalidArgument(concat("[", type_name(),
+                               "] the module was moved from: its parameters, buffers and layers are "
+                               "those of another now"));
+}
 
 NamedTensors Module::named_parameters() const {
   NamedTensors found;

@@ -13,7 +13,8 @@
 // A parameter, buffer or module that is a member and is not listed is an error when the module is first asked what it
 // consists of: it would be neither saved nor trained. nn::unlisted(member) in the list says that this is meant. A
 // derived module lists the members of its base too. (What a container or a pointer holds is not found out.)
-// Copying a module copies handles: both have the same tensors then. clone(module) makes new ones.
+// Copying a module copies handles: both have the same tensors then. clone(module) makes new ones. One that was moved
+// from is an error when it is called, or asked for its tensors, until it is assigned to.
 #pragma once
 
 #include <functional>
@@ -51,6 +52,25 @@ class ModuleExtension {
   virtual void before_clone() const = 0;
 };
 
+// Whether the members went to another module. Many layers work without weights too (a norm, a list of layers), so that
+// they would go on quietly.
+class MovedFrom {
+ public:
+  MovedFrom() = default;
+  MovedFrom(const MovedFrom&) = default;
+  MovedFrom& operator=(const MovedFrom&) = default;
+  MovedFrom(MovedFrom&& other) noexcept : value_(std::exchange(other.value_, true)) {}
+  MovedFrom& operator=(MovedFrom&& other) noexcept {
+    const bool value = std::exchange(other.value_, true);
+    value_ = value;
+    return *this;
+  }
+  explicit operator bool() const { return value_; }
+
+ private:
+  bool value_ = false;
+};
+
 // The memory of a module, and whether everything in it is to be listed.
 struct Extent {
   const void* begin = nullptr;
@@ -78,6 +98,12 @@ class Module : public detail::ModulePlace {
   // unexpected (if strict) and all shapes that differ, and nothing is written then. A tensor with several names needs
   // only one of them.
   LoadReport load_state_dict(const NamedTensors& state, bool strict = true);
+
+  // Throws InvalidArgument when the module was moved from.
+  void need_whole() const {
+    if (moved_from_) [[unlikely]]
+      raise_moved_from();
+  }
 
   // ---- changing all of it
 
@@ -130,9 +156,12 @@ class Module : public detail::ModulePlace {
   Module& operator=(Module&&) = default;
 
  private:
+  [[noreturn]] void raise_moved_from() const;
+
   Hooks hooks_;
   std::shared_ptr<ModuleExtension> extension_;
   bool training_ = true;
+  MovedFrom moved_from_;
 };
 
 // The tree of modules with their parameter counts.

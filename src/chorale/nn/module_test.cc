@@ -156,22 +156,36 @@ TEST(Module, CanBeMovedAndKeptInVectors) {
   EXPECT_EQ(nets[0](zeros({4, 2})).sizes(), (Shape{4, 1}));
 }
 
-// Norms without weights are a choice, so they would go on quietly with those of a module that was moved from.
-TEST(Module, ThatWasMovedFromIsAnError) {
-  BatchNorm2d norm(2);
-  const BatchNorm2d taken = std::move(norm);
+// What `use` says of a module that was moved from, and of one below another.
+template <class M, class Use>
+void expect_moved_from(M module, const char* name, const Use& use) {
+  const M taken = std::move(module);
   // NOLINTBEGIN(bugprone-use-after-move)
-  EXPECT_THAT(message_of<InvalidArgument>([&] {
-                norm(ones({1, 2, 3, 3}));
-              }),
-              HasSubstr("[batch_norm] weight is an undefined tensor"));
-  LSTM lstm(2, 3);
-  const LSTM lstm_taken = std::move(lstm);
-  EXPECT_THAT(message_of<InvalidArgument>([&] {
-                lstm(ones({1, 1, 2}));
-              }),
-              HasSubstr("[LSTM] has no weights: it was moved from"));
+  const std::string expected = concat("[", name, "] the module was moved from");
+  EXPECT_THAT(message_of<InvalidArgument>([&] { use(module); }), HasSubstr(expected));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { module.parameters(); }), HasSubstr(expected));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { module.state_dict(); }), HasSubstr(expected));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { clone(module).state_dict(); }), HasSubstr(expected));
+  module = taken;
+  EXPECT_NO_THROW(use(module));
   // NOLINTEND(bugprone-use-after-move)
+}
+
+// Layers, norms and losses without weights are a choice: those of a module that was moved from would go on quietly.
+TEST(Module, ThatWasMovedFromIsAnError) {
+  const Tensor image = ones({1, 2, 3, 3}), row = ones({1, 2});
+  const auto on = [](const Tensor& x) { return [x](auto& module) { module(x); }; };
+  expect_moved_from(Linear(2, 3), "Linear", on(row));
+  expect_moved_from(BatchNorm2d(2), "BatchNorm2d", on(image));
+  expect_moved_from(BatchNorm2d(2, {.affine = false}), "BatchNorm2d", on(image));
+  expect_moved_from(InstanceNorm2d(2), "InstanceNorm2d", on(image));
+  expect_moved_from(LayerNorm(2), "LayerNorm", on(row));
+  expect_moved_from(RMSNorm(2), "RMSNorm", on(row));
+  expect_moved_from(GroupNorm(1, 2), "GroupNorm", on(image));
+  expect_moved_from(LSTM(2, 3), "LSTM", on(ones({1, 1, 2})));
+  expect_moved_from(Sequential(Linear(2, 3)), "Sequential", on(row));
+  expect_moved_from(CrossEntropyLoss({.weight = ones({2})}), "CrossEntropyLoss",
+                    [&](auto& loss) { loss(row, zeros({1}, DType::kI64)); });
 }
 
 TEST(Module, DtypeChangesUnderTheHandlesThatOthersHold) {
@@ -319,12 +333,24 @@ TEST(Module, AShapeErrorNamesTheLayer) {
   EXPECT_THAT(message_of([&] { outer(to(ones({1, 4}), DType::kU8)); }), HasSubstr("to(x, DType::kF32)"));
 }
 
-TEST(Module, OneThatWasMovedFromSaysSo) {
-  Linear layer(2, 3);
-  const Linear taken = std::move(layer);
-  const std::string said = message_of([&] { layer(ones({1, 2})); });  // NOLINT(bugprone-use-after-move): on purpose
-  EXPECT_THAT(said, HasSubstr("[linear] weight"));
-  EXPECT_THAT(said, HasSubstr("moved from"));
+TEST(Module, ThatWasMovedFromIsAnErrorOfForwardAndOfItsOwner) {
+  LayerNorm norm(2);
+  const LayerNorm taken = std::move(norm);
+  // NOLINTBEGIN(bugprone-use-after-move)
+  EXPECT_THAT(message_of<InvalidArgument>([&] {
+                norm.forward(ones({1, 2}));
+              }),
+              HasSubstr("[LayerNorm] the module was"));
+  Outer outer;
+  const auto first = std::move(outer.body.at<Linear>(0));
+  EXPECT_THAT(
+      message_of<InvalidArgument>([&] {
+        outer(ones({1, 4}));
+      }),
+      HasSubstr("[Linear] the module was moved from: its parameters, buffers and layers are those of another now; in "
+                "Linear, layer body.0 of Outer"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { outer.state_dict(); }), HasSubstr("[Linear] the module was moved"));
+  // NOLINTEND(bugprone-use-after-move)
 }
 
 TEST(Lstm, TakesItsStateInBraces) {

@@ -4,9 +4,14 @@
 #include "chorale/op/need_defined.h"
 
 namespace chorale::nn {
+
+// A norm without weights is a choice, so one that was moved from would go on quietly, also where forward is called by
+// its name (a call of the module asks need_whole() itself).
+
 namespace {
 
 void check_image(const Module& module, const Tensor& x, int64_t dims, int64_t channels, bool channel_first) {
+  op::need_defined(module.type_name(), "x", x);
   // One-dimensional batch norm takes [N, C] too; instance norm takes an image without batch.
   const int64_t channel_dim = channel_first && x.dims() == dims + 1 ? 0 : 1;
   const bool fits = x.dims() == dims + 2 || (x.dims() == dims + 1 && (channel_first || dims == 1));
@@ -41,7 +46,6 @@ BatchNorm::BatchNorm(int64_t dims, int64_t channels, const BatchNormOptions& opt
 }
 
 Tensor BatchNorm::forward(const Tensor& x) {
-  if (options_.affine) op::need_defined("batch_norm", "weight", weight);  // moved from
   check_image(*this, x, dims_, channels_, false);
   double momentum = options_.momentum.value_or(0);
   if (is_training() && running_mean.defined()) {
@@ -52,13 +56,13 @@ Tensor BatchNorm::forward(const Tensor& x) {
 }
 
 Tensor BatchNorm::forward(const Tensor& x) const {
-  if (options_.affine) op::need_defined("batch_norm", "weight", weight);
   check_image(*this, x, dims_, channels_, false);
   check_may_change(*this, is_training() && running_mean.defined());
   return normalize(x, 0);
 }
 
 Tensor BatchNorm::normalize(const Tensor& x, double momentum) const {
+  need_whole();
   if (is_training() && statistics_)
     return statistics_->batch_norm(x, running_mean, running_var, weight, bias, momentum, options_.eps);
   return batch_norm(x, running_mean, running_var, weight, bias, is_training() || !running_mean.defined(), momentum,
@@ -94,7 +98,7 @@ Tensor InstanceNorm::forward(const Tensor& x) const {
 }
 
 Tensor InstanceNorm::normalize(const Tensor& x) const {
-  if (options_.affine) op::need_defined("instance_norm", "weight", weight);  // moved from
+  need_whole();
   check_image(*this, x, dims_, channels_, true);
   const bool single = x.dims() == dims_ + 1;
   const Tensor y = instance_norm(single ? unsqueeze(x, 0) : x, running_mean, running_var, weight, bias,
@@ -113,7 +117,10 @@ LayerNorm::LayerNorm(const IntList& normalized_shape, const LayerNormOptions& op
   if (options.affine) weight = Parameter(ones(shape_.shape()));
   if (options.affine && options.bias) bias = Parameter(zeros(shape_.shape()));
 }
-Tensor LayerNorm::forward(const Tensor& x) const { return layer_norm(x, shape_, weight, bias, eps_); }
+Tensor LayerNorm::forward(const Tensor& x) const {
+  need_whole();
+  return layer_norm(x, shape_, weight, bias, eps_);
+}
 std::string LayerNorm::describe() const {
   return concat(shape_.shape(), ", eps=", eps_, weight.defined() ? "" : ", affine=false");
 }
@@ -123,7 +130,10 @@ RMSNorm::RMSNorm(const IntList& normalized_shape, const RmsNormOptions& options)
   CHORALE_CHECK(!shape_.empty(), "[RMSNorm] expected at least one dimension to normalise over");
   if (options.affine) weight = Parameter(ones(shape_.shape()));
 }
-Tensor RMSNorm::forward(const Tensor& x) const { return rms_norm(x, shape_, weight, eps_); }
+Tensor RMSNorm::forward(const Tensor& x) const {
+  need_whole();
+  return rms_norm(x, shape_, weight, eps_);
+}
 std::string RMSNorm::describe() const { return concat(shape_.shape(), weight.defined() ? "" : ", affine=false"); }
 
 GroupNorm::GroupNorm(int64_t groups, int64_t channels, const GroupNormOptions& options)
@@ -135,6 +145,8 @@ GroupNorm::GroupNorm(int64_t groups, int64_t channels, const GroupNormOptions& o
   bias = Parameter(zeros({channels}));
 }
 Tensor GroupNorm::forward(const Tensor& x) const {
+  need_whole();
+  op::need_defined("GroupNorm", "x", x);
   CHORALE_CHECK(x.dims() >= 2 && x.size(1) == channels_, "[GroupNorm] expected ", channels_,
                 " channels in dimension 1, found shape ", x.sizes());
   return group_norm(x, groups_, weight, bias, eps_);

@@ -4,6 +4,7 @@
 
 #include "chorale/api/api.h"
 #include "chorale/nn/init.h"
+#include "chorale/op/need_defined.h"
 
 namespace chorale::nn {
 
@@ -45,6 +46,8 @@ std::string Recurrent::describe() const {
 }
 
 Recurrent::Result Recurrent::run(const Tensor& x, const std::vector<Tensor>& state, const Step& step) const {
+  need_whole();  // without weights nothing would be done
+  op::need_defined(type_name(), "x", x);
   CHORALE_CHECK((x.dims() == 3 || x.dims() == 2) && x.size(-1) == input_size_, "[", type_name(), "] expected ",
                 options_.batch_first ? "[batch, time, " : "[time, batch, ", input_size_, "] or [time, ", input_size_,
                 "], found shape ", x.sizes());
@@ -52,7 +55,6 @@ Recurrent::Result Recurrent::run(const Tensor& x, const std::vector<Tensor>& sta
   const size_t directions = options_.bidirectional ? 2 : 1;
   Tensor value = single ? unsqueeze(x, 1) : options_.batch_first ? transpose(x, 0, 1) : x;
   const int64_t T = value.size(0), B = value.size(1);  // time, batch
-  CHORALE_CHECK(!weights.empty(), "[", type_name(), "] has no weights: it was moved from");
   CHORALE_CHECK(T > 0, "[", type_name(), "] expected at least one step of time, found shape ", x.sizes());
   const Shape state_shape = {static_cast<int64_t>(weights.size()), B, hidden_size_};
   std::vector<Tensor> first;
