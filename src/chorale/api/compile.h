@@ -31,6 +31,7 @@
 
 #include "chorale/api/segment.h"
 #include "chorale/base/error.h"
+#include "chorale/base/parallel_for.h"
 
 namespace chorale::comm {
 class Group;
@@ -89,11 +90,16 @@ namespace compiled {
 // Runs a graph op by op.
 Backend joint_eager();
 
-// An argument of a compiled function.
+// An argument of a compiled function, or a tensor or number inside of one.
 struct Argument {
-  std::string source;  // "arg 0", "arg 1[2]"
+  size_t number = 0;
+  std::string inside{};  // "[2]"
   std::variant<Tensor, int64_t, double> value;
+  std::string source() const { return "arg " + std::to_string(number) + inside; }
 };
+
+// What is compiled, with its arguments.
+using Body = base::FunctionRef<std::vector<Tensor>()>;
 
 // What a compiled function did, for people and for tests.
 struct Report {
@@ -124,7 +130,7 @@ class Frame {
   explicit Frame(CompileOptions options);
   ~Frame();
   // Calls `body`, or what was made of it.
-  std::vector<Tensor> call(const std::vector<Argument>& arguments, const std::function<std::vector<Tensor>()>& body);
+  std::vector<Tensor> call(const std::vector<Argument>& arguments, Body body);
   // Of whole graphs: whether one fits these arguments now. Checks all guards and runs nothing.
   bool has_graph_for(const std::vector<Argument>& arguments) const;
   Report report() const;
@@ -135,15 +141,15 @@ class Frame {
   class StrictCall;
   struct State;
   struct Variant;
-  std::vector<Tensor> call_whole(const std::vector<Argument>& arguments,
-                                 const std::function<std::vector<Tensor>()>& body);
+  std::vector<Tensor> call_whole(const std::vector<Argument>& arguments, Body body);
   // `programs` makes those of the graphs that were traced, and says whether they are to be run.
   std::shared_ptr<Variant> trace(
-      const std::vector<Argument>& arguments, const std::function<std::vector<Tensor>()>& body,
+      const std::vector<Argument>& arguments, Body body,
       const std::function<bool(const std::shared_ptr<Segment>&, const graph::Recording&)>& programs,
       std::vector<Tensor>& results, int attempt = 0);
 
-  void probe(const std::vector<Argument>& arguments, const std::function<std::vector<Tensor>()>& body);
+  void probe(const std::vector<Argument>& arguments, Body body);
+  static bool run_direct(const Variant& variant, const std::vector<Argument>& arguments, std::vector<Tensor>& results);
   static void give_up_gradients(const Variant& variant, std::vector<Tensor>& free);
   std::vector<Tensor> hand_out(const Variant& variant, const std::vector<Argument>& arguments,
                                const Segment::Results& made) const;
@@ -153,25 +159,25 @@ class Frame {
 
 // ---- from arguments to lists, and from lists to results
 
-inline void add_argument(std::vector<Argument>& list, std::string source, const Tensor& x) {
-  list.push_back({std::move(source), x});
+inline void add_argument(std::vector<Argument>& list, size_t number, std::string inside, const Tensor& x) {
+  list.push_back({number, std::move(inside), x});
 }
 template <class T>
 requires std::is_arithmetic_v<T>
-void add_argument(std::vector<Argument>& list, std::string source, T x) {
+void add_argument(std::vector<Argument>& list, size_t number, std::string inside, T x) {
   if constexpr (std::is_floating_point_v<T>) {
-    list.push_back({std::move(source), static_cast<double>(x)});
+    list.push_back({number, std::move(inside), static_cast<double>(x)});
   } else {
-    list.push_back({std::move(source), static_cast<int64_t>(x)});
+    list.push_back({number, std::move(inside), static_cast<int64_t>(x)});
   }
 }
 template <class T>
-void add_argument(std::vector<Argument>& list, const std::string& source, const std::vector<T>& xs) {
-  for (size_t i = 0; i < xs.size(); ++i) add_argument(list, source + "[" + std::to_string(i) + "]", xs[i]);
+void add_argument(std::vector<Argument>& list, size_t number, const std::string& inside, const std::vector<T>& xs) {
+  for (size_t i = 0; i < xs.size(); ++i) add_argument(list, number, inside + "[" + std::to_string(i) + "]", xs[i]);
 }
 template <class... Ts>
-void add_argument(std::vector<Argument>& list, const std::string& source, const std::variant<Ts...>& x) {
-  std::visit([&](const auto& held) { add_argument(list, source, held); }, x);
+void add_argument(std::vector<Argument>& list, size_t number, const std::string& inside, const std::variant<Ts...>& x) {
+  std::visit([&](const auto& held) { add_argument(list, number, inside, held); }, x);
 }
 
 template <class T>
@@ -235,22 +241,24 @@ class Compiled {
     const std::vector<compiled::Argument> list = list_of(args...);
     if constexpr (!std::is_void_v<R> && !compiled::IsOfTensors<R>) {
       std::optional<R> value;  // of the host, which runs in every call of a segmented function
-      frame_->call(list, [&]() -> std::vector<Tensor> {
+      const auto body = [&]() -> std::vector<Tensor> {
         value.emplace((*function_)(args...));
         return {};
-      });
+      };
+      frame_->call(list, body);
       CHORALE_CHECK_STATE(value,
                           "[compile] a whole graph returns tensors: what the host computes is not computed again");
       return *value;
     } else {
-      const std::vector<Tensor> results = frame_->call(list, [&]() -> std::vector<Tensor> {
+      const auto body = [&]() -> std::vector<Tensor> {
         if constexpr (std::is_void_v<R>) {
           (*function_)(args...);
           return {};
         } else {
           return compiled::Result<R>::list((*function_)(args...));
         }
-      });
+      };
+      const std::vector<Tensor> results = frame_->call(list, body);
       if constexpr (!std::is_void_v<R>) {
         size_t from = 0;
         return compiled::Result<R>::from(results, from);
@@ -273,7 +281,7 @@ class Compiled {
     std::vector<compiled::Argument> list;
     list.reserve(sizeof...(args));
     [[maybe_unused]] size_t at = 0;
-    (compiled::add_argument(list, "arg " + std::to_string(at++), args), ...);
+    (compiled::add_argument(list, at++, {}, args), ...);
     return list;
   }
   std::shared_ptr<F> function_;

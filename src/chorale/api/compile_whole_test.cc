@@ -9,6 +9,7 @@
 #include "chorale/base/debug_level.h"
 #include "chorale/base/error.h"
 #include "chorale/device/allocator.h"
+#include "chorale/testing/environment_test_util.h"
 
 namespace chorale {
 namespace {
@@ -201,6 +202,26 @@ TEST(WholeGraph, AGraphThatRunsOnceGivesItsMemoryBack) {
   EXPECT_GE(explain(f).graphs.back().arena_bytes, arena);
   EXPECT_LT(used() - before, arena * 3 / 2);
   EXPECT_EQ(explain(f).compiles, 2);
+}
+
+// What stands in the log and what is printed at the end, as it is typed by somebody who wonders.
+TEST(WholeGraph, SaysWhatItDid) {
+  const EnvironmentVariable explain_it("CHORALE_EXPLAIN", "1");
+  testing::internal::CaptureStderr();
+  {
+    auto f = compile([](const Tensor& x, int64_t n) { return add(mul(x, 2), n); },
+                     {.whole_graph = true, .dynamic = Dynamic::kNever, .name = "twice"});
+    for (const int64_t n : {1, 7, 1, 7, 1}) f(ones({2}), n);
+  }
+  const std::string said = testing::internal::GetCapturedStderr();
+  const std::string again = "[compile] twice is compiled again: arg 1 is 7, expected 1\n";
+  const size_t first = said.find(again);
+  EXPECT_NE(first, std::string::npos) << said;
+  EXPECT_EQ(said.find("compiled again", first + again.size()), std::string::npos) << said;
+  EXPECT_THAT(said, AllOf(HasSubstr("twice: compiled 2 times, 2 graphs, 0 breaks\n"),
+                          HasSubstr("graph 0: 2 ops, 0 bytes of intermediate values\n"),
+                          HasSubstr("  %2: f32[2] = add_scalar(%1) {value=7}\n"),
+                          HasSubstr("guard: local arg 1 is 7\n"), HasSubstr("recompiled: arg 1 is 7, expected 1\n")));
 }
 
 }  // namespace

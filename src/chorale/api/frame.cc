@@ -108,7 +108,7 @@ void Frame::State::note_guards(const Segment& segment, const Recording& recordin
     const Tensor& handle = recording.tensors()[outside.tensor].handle;
     const Argument* argument = argument_of(arguments, handle);
     const Recording::Managed* managed = recording.managed(*handle.storage());
-    std::string guard = argument  ? concat("local ", argument->source)
+    std::string guard = argument  ? concat("local ", argument->source())
                         : managed ? concat(managed->by, " ", *managed->name)
                                   : "captured";
     guard += concat(argument || managed ? " is " : " ", outside.layout.dtype, outside.layout.sizes,
@@ -158,14 +158,14 @@ std::vector<SizeSource> sources_of(const Recording& recording, const Segment& se
     const auto dims = static_cast<int64_t>(outside[p].layout.sizes.size());
     for (int64_t d = 0; d < dims; ++d) {
       const Mark mark = is_argument ? mark_of(options, number, d, dims) : Mark::kNone;
-      sources.push_back({concat(is_argument ? argument->source : concat("input ", p), ".size(", d, ")"),
+      sources.push_back({concat(is_argument ? argument->source() : concat("input ", p), ".size(", d, ")"),
                          outside[p].layout.sizes[static_cast<size_t>(d)], mark, is_argument ? number : SIZE_MAX, d});
     }
   }
   for (const Argument& argument : arguments) {
     if (const auto* number = std::get_if<int64_t>(&argument.value)) {
       sources.push_back(
-          {argument.source, *number, options.dynamic == Dynamic::kAlways ? Mark::kShared : Mark::kNone, SIZE_MAX, 0});
+          {argument.source(), *number, options.dynamic == Dynamic::kAlways ? Mark::kShared : Mark::kNone, SIZE_MAX, 0});
     }
   }
   for (size_t i = 0; i < recording.late_sizes().size(); ++i) {
@@ -411,8 +411,7 @@ static void wait_for_arguments(const std::vector<Argument>& arguments) {
   }
 }
 
-std::vector<Tensor> Frame::call(const std::vector<Argument>& arguments,
-                                const std::function<std::vector<Tensor>()>& body) {
+std::vector<Tensor> Frame::call(const std::vector<Argument>& arguments, Body body) {
   if (Recording::current()) return body();  // part of what is being recorded
   wait_for_arguments(arguments);
   if (state_->options.whole_graph) return call_whole(arguments, body);

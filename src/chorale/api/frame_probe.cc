@@ -35,7 +35,7 @@ class OtherSizes {
 
 // What follows from dimensions that are symbols from the start: the function is traced again for each, twice as long. A
 // dimension that must be what it is, because an op says so, is no symbol.
-void Frame::probe(const std::vector<Argument>& arguments, const std::function<std::vector<Tensor>()>& body) {
+void Frame::probe(const std::vector<Argument>& arguments, Body body) {
   Family* family = nullptr;
   std::vector<std::vector<SizeSource>> symbols;
   {

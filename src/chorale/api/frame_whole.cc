@@ -73,29 +73,7 @@ void explain_handles(const Tensor& x, std::set<const Tensor::Impl*>& known) {
   }
 }
 
-// Whether a tensor's memory may hold a new value of that layout: nobody else can see it.
-bool is_free(const Tensor& x, const Tensor& like) {
-  return x.defined() && x.use_count() == 1 && !x.extension() && !autograd::slot_of(x) && x.offset() == 0 &&
-         x.storage()->use_count() == 1 && x.device() == like.device() && x.dtype() == like.dtype() &&
-         x.sizes() == like.sizes() && x.is_contiguous();
-}
-
 }  // namespace
-
-// Lets go of gradients that are replaced anyway, so that old and new ones are not there at once; new ones lie where the
-// old ones were.
-void Frame::give_up_gradients(const Variant& variant, std::vector<Tensor>& free) {
-  for (const size_t at : variant.replaced) {
-    const auto& [leaf, left] = variant.left_gradients[at];
-    const Tensor old = chorale::gradient(leaf);
-    if (!old.defined()) continue;
-    set_gradient(leaf, {});
-    if (left.from != Left::From::kWanted || left.root != kNowhere || !is_free(old, leaf)) continue;
-    if (!variant.segment->lies_in_order(left.index)) continue;
-    if (free.size() <= left.index) free.resize(left.index + 1);
-    free[left.index] = old;
-  }
-}
 
 // Traces: values are nowhere to be had.
 class Frame::StrictCall final : public Frame::Call {
@@ -118,7 +96,7 @@ class Frame::StrictCall final : public Frame::Call {
 };
 
 std::shared_ptr<Frame::Variant> Frame::trace(
-    const std::vector<Argument>& arguments, const std::function<std::vector<Tensor>()>& body,
+    const std::vector<Argument>& arguments, Body body,
     const std::function<bool(const std::shared_ptr<Segment>&, const Recording&)>& programs,
     std::vector<Tensor>& results, int attempt) {
   const CompileOptions& options = state_->options;
@@ -328,8 +306,7 @@ bool Frame::has_graph_for(const std::vector<Argument>& arguments) const {
   });
 }
 
-std::vector<Tensor> Frame::call_whole(const std::vector<Argument>& arguments,
-                                      const std::function<std::vector<Tensor>()>& body) {
+std::vector<Tensor> Frame::call_whole(const std::vector<Argument>& arguments, Body body) {
   std::shared_ptr<Variant> variant;
   std::string differs;
   bool is_first = true, is_full = false;
@@ -377,6 +354,12 @@ std::vector<Tensor> Frame::call_whole(const std::vector<Argument>& arguments,
     const std::lock_guard lock(state_->mutex);
     ++state_->report.runs;
     return results;
+  }
+  std::vector<Tensor> made_directly;
+  if (variant && variant->direct && run_direct(*variant, arguments, made_directly)) {
+    const std::lock_guard lock(state_->mutex);
+    ++state_->report.runs;
+    return made_directly;
   }
   if (variant) {
     Segment::Bindings bindings;
@@ -435,6 +418,7 @@ std::vector<Tensor> Frame::call_whole(const std::vector<Argument>& arguments,
     variant->segment->release();  // it does not run again, and the next graph needs as much
     return results;
   }
+  variant->make_direct();
   state_->variants.insert(state_->variants.begin(), std::move(variant));
   if (state_->variants.size() > kMostSizes) state_->variants.pop_back();
   return results;

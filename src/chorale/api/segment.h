@@ -100,6 +100,13 @@ class Segment : public std::enable_shared_from_this<Segment> {
   // Gives a result its history.
   void set_history(const Results& results, size_t root, const Tensor& x) const;
   Results run(const Bindings& bindings) const;
+  // Where running is nothing but its one program: which of the tensors from outside is each input of it, and which of
+  // its outputs is each wanted result.
+  struct Direct {
+    std::shared_ptr<const graph::Program> program;
+    std::vector<size_t> inputs, wanted;
+  };
+  std::optional<Direct> direct() const;
   // Whether a wanted result may be given memory: one that a program makes, in row-major order.
   bool lies_in_order(size_t wanted) const;
   // For what was just recorded: storages that are live get their bytes, and roots their new history.

@@ -101,6 +101,27 @@ Segment::Results Segment::run(const Bindings& bindings) const {
   return results;
 }
 
+std::optional<Segment::Direct> Segment::direct() const {
+  if (pieces_.size() != 1 || late_ || !key_.tape.empty() || live_ > 0) return {};
+  const graph::Part& forward = pieces_[0].forward;
+  const graph::Graph& whole = functional_.graph;
+  Direct direct{pieces_[0].forward_program, {}, {}};
+  for (const uint32_t value : forward.in) {
+    const auto i =
+        static_cast<size_t>(std::find(whole.inputs.begin(), whole.inputs.end(), value) - whole.inputs.begin());
+    if (i == whole.inputs.size() || functional_.inputs[i].tensor == kNone || input_places_[i] == SIZE_MAX) return {};
+    direct.inputs.push_back(input_places_[i]);
+  }
+  for (size_t o = 0; o < wanted_; ++o) {
+    const uint32_t value = whole.outputs[live_ + o].value;
+    const auto at = static_cast<size_t>(std::find(forward.out.begin(), forward.out.end(), value) - forward.out.begin());
+    const bool is_taken = std::find(direct.wanted.begin(), direct.wanted.end(), at) != direct.wanted.end();
+    if (at == forward.out.size() || forward.graph.outputs[at].into != kNone || is_taken) return {};
+    direct.wanted.push_back(at);
+  }
+  return direct;
+}
+
 bool Segment::lies_in_order(size_t wanted) const {
   if (wanted_places_[wanted] == SIZE_MAX) return false;
   const graph::Value& value = functional_.graph.values[functional_.graph.outputs[live_ + wanted].value];

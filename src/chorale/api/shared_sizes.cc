@@ -12,11 +12,11 @@ std::string SeenSizes::text_of(const std::vector<Argument>& arguments) {
   std::string text;
   for (const Argument& argument : arguments) {
     if (const auto* number = std::get_if<int64_t>(&argument.value)) {
-      text += concat(argument.source, "\tnumber ", *number, "\n");
+      text += concat(argument.source(), "\tnumber ", *number, "\n");
     }
     const auto* x = std::get_if<Tensor>(&argument.value);
     if (!x || !x->defined()) continue;
-    text += concat(argument.source, "\ttensor");
+    text += concat(argument.source(), "\ttensor");
     for (const int64_t size : x->sizes()) text += concat(" ", size);
     text += "\n";
   }

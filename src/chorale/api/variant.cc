@@ -44,22 +44,22 @@ std::string Frame::Variant::mismatch(const std::vector<Argument>& now, const Com
   for (size_t i = 0; i < now.size(); ++i) {
     const ArgumentGuard& guard = arguments[i];
     if (now[i].value.index() != guard.then.value.index()) {
-      return concat(now[i].source, " has another type than before");
+      return concat(now[i].source(), " has another type than before");
     }
     const auto* x = std::get_if<Tensor>(&now[i].value);
     if (!x) {
       if (now[i].value.index() == 1 ? std::get<int64_t>(now[i].value) != std::get<int64_t>(guard.then.value)
                                     : std::get<double>(now[i].value) != std::get<double>(guard.then.value)) {
-        return concat(now[i].source, " is ", text_of(now[i]), ", expected ", text_of(guard.then));
+        return concat(now[i].source(), " is ", text_of(now[i]), ", expected ", text_of(guard.then));
       }
       continue;
     }
     if (x->defined() != std::get<Tensor>(guard.then.value).defined()) {
-      return concat(now[i].source, x->defined() ? " is defined" : " is undefined");
+      return concat(now[i].source(), x->defined() ? " is defined" : " is undefined");
     }
     if (!x->defined()) continue;
     const auto wrong = [&](const char* what, const auto& is, const auto& expected) {
-      return concat(now[i].source, ": ", what, " is ", is, ", expected ", expected);
+      return concat(now[i].source(), ": ", what, " is ", is, ", expected ", expected);
     };
     if (x->dtype() != guard.layout.dtype) return wrong("dtype", x->dtype(), guard.layout.dtype);
     if (x->device() != guard.device) return wrong("device", x->device(), guard.device);
@@ -68,18 +68,24 @@ std::string Frame::Variant::mismatch(const std::vector<Argument>& now, const Com
     }
     for (size_t d = 0; d < guard.layout.sizes.size(); ++d) {
       if (x->sizes()[d] == guard.layout.sizes[d]) continue;
-      return concat("tensor '", now[i].source, "' size mismatch at index ", d, ": ", x->sizes()[d], ", expected ",
+      return concat("tensor '", now[i].source(), "' size mismatch at index ", d, ": ", x->sizes()[d], ", expected ",
                     guard.layout.sizes[d]);
     }
     if (!(x->strides() == guard.layout.strides)) return wrong("strides", x->strides(), guard.layout.strides);
     if (wants_grad(*x) != guard.wants_grad) return wrong("requires_grad", wants_grad(*x), guard.wants_grad);
     if (first_on_storage(now, i) != guard.same_storage_as) {
-      return concat(now[i].source, " shares its memory with other arguments than before");
+      return concat(now[i].source(), " shares its memory with other arguments than before");
     }
   }
-  const auto lies_as = [](const Tensor& x, const graph::Layout& layout) {
-    return x.dtype() == layout.dtype && x.offset() == layout.offset && x.sizes() == layout.sizes &&
-           x.strides() == layout.strides;
+  // Of two numbers or so a loop takes less time than a call of memcmp, and there are many tensors.
+  const auto same = [](const auto& a, const auto& b) {
+    bool equal = a.size() == b.size();
+    for (size_t i = 0; equal && i < a.size(); ++i) equal = a[i] == b[i];
+    return equal;
+  };
+  const auto lies_as = [&](const Tensor& x, const graph::Layout& layout) {
+    return x.dtype() == layout.dtype && x.offset() == layout.offset && same(x.sizes(), layout.sizes) &&
+           same(x.strides(), layout.strides);
   };
   for (const CapturedGuard& guard : captured) {
     const Tensor& x = guard.handle;
@@ -112,7 +118,7 @@ std::vector<std::string> Frame::Variant::guards() const {
   std::vector<std::string> all;
   all.reserve(arguments.size());
   for (const ArgumentGuard& guard : arguments) {
-    all.push_back(concat("local ", guard.then.source, " is ", text_of(guard.then),
+    all.push_back(concat("local ", guard.then.source(), " is ", text_of(guard.then),
                          guard.wants_grad ? " and requires a gradient" : ""));
   }
   for (const CapturedGuard& guard : captured) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -71,6 +72,20 @@ struct Frame::Variant {
   std::vector<size_t> written;             // tensors from outside whose bytes change
   std::vector<std::vector<size_t>> exits;  // by piece: tensors from outside that gradients go to
   bool once = false;                       // it made tensors that the host keeps: the next call is another one
+
+  // Note [Direct calls] A step whose graph is one program, with a result and gradients that it makes anew, needs
+  // nothing of what the general way does for each tensor: the operands of the program are put together once, and a call
+  // fills in its arguments. A gradient that nobody else holds stays where it is, and is written over.
+  struct Direct {
+    Segment::Direct of;
+    std::vector<Tensor> in, out;                       // of the program
+    std::vector<std::pair<size_t, size_t>> arguments;  // inputs of the program that are arguments
+    std::vector<size_t> gradients;                     // by left gradient: the output of the program
+    std::mutex mutex;                                  // one call at a time; others go the general way
+  };
+  std::unique_ptr<Direct> direct;
+  // Once it is compiled.
+  void make_direct();
 
   std::string mismatch(const std::vector<Argument>& now, const CompileOptions& options) const;
   std::vector<std::string> guards() const;
