@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <queue>
 
+#include "chorale/codegen/line_kernels.h"
 #include "chorale/codegen/render.h"
 
 namespace chorale::codegen {
@@ -28,11 +29,17 @@ class Fuser {
       : graph_(graph),
         lanes_(graph.nodes.size(), Lanes::kAny),
         can_(graph.nodes.size(), false),
+        reduces_(graph.nodes.size(), false),
+        space_(graph.nodes.size(), nullptr),
         group_(graph.nodes.size()),
         maker_(graph.values.size(), kNone) {
     for (uint32_t n = 0; n < graph.nodes.size(); ++n) {
       group_[n] = n;
       can_[n] = can_render(graph, graph.nodes[n], lanes_[n]) && reads_along(graph.nodes[n]);
+      reduces_[n] = reduces_lines(graph, graph.nodes[n]);
+      if (reduces_[n]) lanes_[n] = Lanes::kF32;
+      if (can_[n] || reduces_[n]) space_[n] = space_of_lines(graph, graph.nodes[n]);
+      can_[n] = can_[n] || reduces_[n];
       for (const uint32_t y : graph.nodes[n].out) maker_[y] = n;
     }
   }
@@ -41,7 +48,7 @@ class Fuser {
     for (uint32_t n = 0; n < graph_.nodes.size(); ++n) {
       if (!can_[n]) continue;
       for (const uint32_t x : graph_.nodes[n].in) {
-        const uint32_t m = maker_[x];
+        const uint32_t m = x == kNone ? kNone : maker_[x];
         if (m != kNone && can_[m] && group_[m] != group_[n] && fits(m, n)) join(group_[m], group_[n]);
       }
     }
@@ -57,7 +64,7 @@ class Fuser {
     for (uint32_t n = 0; n < graph_.nodes.size(); ++n) {
       if (!can_[n] || count_elems(out(n).sizes) < kLeastShared) continue;
       for (const uint32_t x : graph_.nodes[n].in) {
-        if (graph_.values[x].sizes == out(n).sizes) readers[x].push_back(n);
+        if (x != kNone && graph_.values[x].sizes == out(n).sizes) readers[x].push_back(n);
       }
     }
     for (const std::vector<uint32_t>& all : readers) {
@@ -68,7 +75,10 @@ class Fuser {
     }
   }
 
-  const Value& out(uint32_t n) const { return graph_.values[graph_.nodes[n].out[0]]; }
+  // What a node works on: its result, or what it reduces.
+  const Value& out(uint32_t n) const {
+    return graph_.values[reduces_[n] ? graph_.nodes[n].in[0] : graph_.nodes[n].out[0]];
+  }
 
   // Whether all operands are read along the results, or are small.
   bool reads_along(const Node& node) const {
@@ -86,9 +96,19 @@ class Fuser {
     });
   }
 
+  // Beside a reduction every node works along its lines.
+  bool is_along_lines(uint32_t a, uint32_t b) const {
+    bool reduces = false, along = true;
+    for (uint32_t n = 0; n < group_.size(); ++n) {
+      if (group_[n] != group_[a] && group_[n] != group_[b]) continue;
+      reduces |= reduces_[n];
+      along &= space_[n] != nullptr;
+    }
+    return !reduces || along;
+  }
   bool fits(uint32_t a, uint32_t b) const {
     const Lanes of_a = lanes_of(group_[a]), of_b = lanes_of(group_[b]);
-    return out(a).sizes == out(b).sizes && out(a).strides == out(b).strides &&
+    return out(a).sizes == out(b).sizes && out(a).strides == out(b).strides && is_along_lines(a, b) &&
            (of_a == of_b || of_a == Lanes::kAny || of_b == Lanes::kAny);
   }
   Lanes lanes_of(uint32_t group) const {
@@ -196,8 +216,8 @@ class Fuser {
     for (const uint32_t x : all.in) body->inputs.push_back(add_value(x));
     for (const uint32_t n : members) {
       Node node = graph_.nodes[n];
-      for (uint32_t& x : node.in) x = inside[x];
-      node.out[0] = add_value(node.out[0]);
+      for (uint32_t& x : node.in) x = x == kNone ? kNone : inside[x];
+      for (uint32_t& y : node.out) y = add_value(y);
       body->add(std::move(node));
     }
     for (const uint32_t y : all.out) body->outputs.push_back({inside[y]});
@@ -211,10 +231,12 @@ class Fuser {
   }
 
   const Graph& graph_;
-  std::vector<Lanes> lanes_;     // by node
-  std::vector<bool> can_;        // by node
-  std::vector<uint32_t> group_;  // by node
-  std::vector<uint32_t> maker_;  // by value
+  std::vector<Lanes> lanes_;         // by node
+  std::vector<bool> can_;            // by node
+  std::vector<bool> reduces_;        // by node: over lines
+  std::vector<const Value*> space_;  // by node: the lines that it works along
+  std::vector<uint32_t> group_;      // by node
+  std::vector<uint32_t> maker_;      // by value
 };
 
 }  // namespace

@@ -10,9 +10,13 @@
 #include "chorale/base/error.h"
 #include "chorale/base/log.h"
 #include "chorale/base/parallel_for.h"
+#include "chorale/codegen/block.h"
 #include "chorale/codegen/fuse.h"
+#include "chorale/codegen/line_kernels.h"
 #include "chorale/codegen/render.h"
 #include "chorale/codegen/tune.h"
+#include "chorale/graph/blocks.h"
+#include "chorale/graph/interpret.h"
 #include "chorale/graph/passes/epilogues.h"
 #include "chorale/graph/passes/simplify.h"
 #include "chorale/graph/passes/spread_updates.h"
@@ -20,6 +24,7 @@
 #include "chorale/graph/products.h"
 #include "chorale/graph/stripes.h"
 #include "chorale/io/checksum.h"
+#include "chorale/op/copy.h"
 
 namespace chorale::codegen {
 namespace {
@@ -53,6 +58,24 @@ struct Launch {
   }
 };
 
+// Of lines: as many as the kernel was made for.
+struct LinesLaunch {
+  std::shared_ptr<const Code> code;
+  Function function = nullptr;
+  LineShape shape;
+  int64_t grain = 1;
+
+  void operator()(std::span<const Tensor> in, std::span<Tensor> out) const {
+    std::array<char*, kMostPointers> p;
+    size_t k = 0;
+    for (const Tensor& x : in) p[k++] = static_cast<char*>(static_cast<void*>(x.impl()->data));
+    for (const Tensor& y : out) p[k++] = static_cast<char*>(static_cast<void*>(y.impl()->data));
+    const long length = shape.length;
+    if (shape.lines < 2 * grain) return function(p.data(), &length, 0, shape.lines);
+    parallel_for(shape.lines, grain, [&](int64_t begin, int64_t end) { function(p.data(), &length, begin, end); });
+  }
+};
+
 Launch launch_of(const Graph& body, const LoadedKernel& kernel) {
   const Loops loops = loops_of(body);
   CHORALE_INVARIANT(loops.strides.size() <= kMostPointers, "[codegen] a kernel has too many operands");
@@ -68,16 +91,47 @@ Launch launch_of(const Graph& body, const LoadedKernel& kernel) {
   return launch;
 }
 
+// Runs a block; where it refuses its operands its nodes run one by one, and say what is wrong.
+struct BlockLaunch {
+  std::shared_ptr<const Code> code;
+  long (*function)(char* const* p);
+  std::shared_ptr<const Graph> body;
+
+  void operator()(std::span<const Tensor> in, std::span<Tensor> out) const {
+    std::array<char*, kMostBlockOperands> p;
+    size_t k = 0;
+    for (const Tensor& x : in) p[k++] = static_cast<char*>(static_cast<void*>(x.impl()->data));
+    for (const Tensor& y : out) p[k++] = static_cast<char*>(static_cast<void*>(y.impl()->data));
+    if (function(p.data()) == 0) return;
+    std::vector<Tensor> made(out.size());
+    graph::interpret(*body, in, {}, made);
+    for (size_t i = 0; i < out.size(); ++i) copy_(out[i], made[i]);
+  }
+};
+
 // Forms of products that are not those that shapes say, by the text of the fused node's body.
 using Forms = std::map<std::string, kernel::cpu::ProductForm>;
 
 // Finds the kernel of a fused node: generated, a product, or one that runs its nodes in stripes.
 graph::FusedKernels kernels_from(std::map<std::string, LoadedKernel> by_name, Forms forms) {
+  const graph::FusedKernels blocks = [by_name](const Node& node) {
+    const LoadedKernel& kernel = by_name.at(render_block(*node.body).name);
+    return graph::FusedKernel(
+        BlockLaunch{kernel.code, reinterpret_cast<long (*)(char* const*)>(kernel.address), node.body});
+  };
+  const graph::FusedKernels lines = [by_name](const Node& node) {
+    const LoadedKernel& kernel = by_name.at(render_lines(*node.body).name);
+    const LineShape shape = lines_of(*node.body);
+    return graph::FusedKernel(LinesLaunch{kernel.code, reinterpret_cast<Function>(kernel.address), shape,
+                                          std::max<int64_t>(1, kFusedGrain / shape.length)});
+  };
   const graph::FusedKernels generated = [by_name = std::move(by_name)](const Node& node) {
     return graph::FusedKernel(launch_of(*node.body, by_name.at(render(*node.body).name)));
   };
-  return [generated, forms = std::move(forms)](const Node& node) {
+  return [generated, blocks, lines, forms = std::move(forms)](const Node& node) {
+    if (node.kind == Node::Kind::kBlock) return blocks(node);
     if (graph::is_elementwise(node)) return generated(node);
+    if (graph::works_line_by_line(node)) return lines(node);
     if (!graph::is_product(node)) return graph::striped_kernel(node, generated);
     const auto form = forms.find(graph::print(*node.body));
     return graph::product_kernel(node, form == forms.end() ? kernel::cpu::ProductForm::kByShape : form->second);
@@ -100,6 +154,11 @@ Forms take_forms(Graph& graph, const Tuned& tuned) {
   return forms;
 }
 
+bool has_block(const Graph& graph) {
+  return std::any_of(graph.nodes.begin(), graph.nodes.end(),
+                     [](const Node& node) { return node.kind == Node::Kind::kBlock; });
+}
+
 // A reason for running without generated code: said once each.
 void say_once(const std::string& why) {
   static std::mutex mutex;
@@ -110,10 +169,11 @@ void say_once(const std::string& why) {
 
 }  // namespace
 
-Graph simplify_and_fuse(Graph graph) {
+Graph simplify_and_fuse(Graph graph, bool with_blocks) {
   graph::simplify(graph);
   graph::spread_updates(graph);
   Graph fused = fuse(graph);
+  if (with_blocks) fused = make_blocks(fused);
   graph::run_in_stripes(fused);
   graph::join_epilogues(fused);
   graph::verify(fused);
@@ -125,12 +185,14 @@ std::vector<KernelText> kernels_of(const Graph& fused) {
   std::set<std::string> names;
   const std::function<void(const Graph&)> add = [&](const Graph& at) {
     for (const Node& node : at.nodes) {
-      if (node.kind != Node::Kind::kFused) continue;
-      if (!graph::is_elementwise(node)) {
+      if (!node.body) continue;
+      if (node.kind != Node::Kind::kBlock && !graph::is_elementwise(node) && !graph::works_line_by_line(node)) {
         add(*node.body);
         continue;
       }
-      KernelText kernel = render(*node.body);
+      KernelText kernel = node.kind == Node::Kind::kBlock   ? render_block(*node.body)
+                          : graph::works_line_by_line(node) ? render_lines(*node.body)
+                                                            : render(*node.body);
       if (names.insert(kernel.name).second) kernels.push_back(std::move(kernel));
     }
   };
@@ -139,18 +201,26 @@ std::vector<KernelText> kernels_of(const Graph& fused) {
 }
 
 static std::shared_ptr<const graph::Program> fuse_and_compile(Graph graph, const FusedOptions& options,
+                                                              bool with_blocks,
                                                               const std::shared_ptr<const Tuned>& known) {
-  Graph fused = simplify_and_fuse(graph);
+  Graph fused = simplify_and_fuse(graph, with_blocks);
   std::shared_ptr<const Tuned> tuned = known;
   if (options.autotune && !known) tuned = std::make_shared<const Tuned>(tune(fused, options.tune_with));
   // At other sizes some products may be too small to have a choice: then all are as their shapes say.
   const bool fits = tuned && tuned->size() == tunable(fused).size();
   const Forms forms = fits ? take_forms(fused, *tuned) : Forms{};
-  // Kernels are functions of sizes: at others the cache has them already.
+  // Kernels are functions of sizes: at others the cache has them already. Blocks are not; what stands in for them there
+  // is compiled with them.
   const graph::Program::Resize resize = [options, tuned](Graph other) {
-    return fuse_and_compile(std::move(other), options, tuned);
+    return fuse_and_compile(std::move(other), options, false, tuned);
   };
-  const std::vector<KernelText> kernels = kernels_of(fused);
+  std::vector<KernelText> kernels = kernels_of(fused);
+  if (has_block(fused)) {
+    for (KernelText& kernel : kernels_of(simplify_and_fuse(graph, false))) {
+      if (std::none_of(kernels.begin(), kernels.end(), [&](const KernelText& k) { return k.name == kernel.name; }))
+        kernels.push_back(std::move(kernel));
+    }
+  }
   if (kernels.empty()) return std::make_shared<const graph::Program>(std::move(fused), kernels_from({}, forms), resize);
   Toolchain toolchain = find_toolchain(options.compiler);
   std::replace(toolchain.flags.begin(), toolchain.flags.end(), std::string("-O3"), options.optimize);
@@ -172,7 +242,7 @@ static std::shared_ptr<const graph::Program> fuse_and_compile(Graph graph, const
 }
 
 std::shared_ptr<const graph::Program> fuse_and_compile(Graph graph, const FusedOptions& options) {
-  return fuse_and_compile(std::move(graph), options, nullptr);
+  return fuse_and_compile(std::move(graph), options, options.blocks, nullptr);
 }
 
 }  // namespace chorale::codegen

@@ -22,6 +22,7 @@ struct FusedOptions {
   std::string compiler{};      // empty: CHORALE_CC, else cc, gcc or clang, as PATH has them
   CodeCache* cache = nullptr;  // null: the process's own
   std::string optimize = "-O3";
+  bool blocks = true;  // nodes on small tensors together as one kernel (graph/blocks.h)
   // Measures which form of each product is faster (codegen/tune.h); with a group, ranks share the work and take the
   // same forms. The group is used for nothing else meanwhile, and must outlive the compiled function.
   bool autotune = false;
@@ -37,8 +38,9 @@ inline auto fused(FusedOptions options = {}) {
   };
 }
 
-// Its parts: the graph with fused nodes, and their different kernels in the order of the nodes.
-graph::Graph simplify_and_fuse(graph::Graph graph);
+// Its parts: the graph with fused nodes (and with blocks, which are compiled for these sizes alone), and their
+// different kernels in the order of the nodes.
+graph::Graph simplify_and_fuse(graph::Graph graph, bool with_blocks = true);
 std::vector<KernelText> kernels_of(const graph::Graph& fused);
 
 }  // namespace chorale::codegen

@@ -13,7 +13,7 @@
 
 namespace chorale::codegen {
 
-extern const std::string_view kVocabularyC;
+extern const std::string_view kVocabularyC, kLinesC;
 
 namespace {
 
@@ -61,28 +61,6 @@ const Word* find_word(std::string_view word) {
 bool is_cast(const Node& node) { return node.kind == Node::Kind::kRow && node.op == &op::kTo; }
 
 bool is_loadable(DType dtype) { return !is_complex(dtype) && dtype != DType::kF16; }
-
-const char* c_type(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return "float";
-    case DType::kF64:
-      return "double";
-    case DType::kBF16:
-      return "u16";
-    case DType::kBool:
-    case DType::kU8:
-      return "u8";
-    case DType::kI8:
-      return "i8";
-    case DType::kI16:
-      return "i16";
-    case DType::kI32:
-      return "i32";
-    default:
-      return "i64";
-  }
-}
 
 Tensors stand_ins(const Graph& graph, const Node& node) {
   Tensors in;
@@ -226,6 +204,28 @@ Lanes lanes_of(const Graph& body) {
 }
 
 }  // namespace
+
+const char* c_type(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return "float";
+    case DType::kF64:
+      return "double";
+    case DType::kBF16:
+      return "u16";
+    case DType::kBool:
+    case DType::kU8:
+      return "u8";
+    case DType::kI8:
+      return "i8";
+    case DType::kI16:
+      return "i16";
+    case DType::kI32:
+      return "i32";
+    default:
+      return "i64";
+  }
+}
 
 bool can_render(const Graph& graph, const Node& node, Lanes& lanes) {
   if (node.kind != Node::Kind::kRow || node.out.size() != 1) return false;
@@ -396,6 +396,6 @@ KernelText render(const Graph& body) {
   return made;
 }
 
-std::string prelude() { return std::string(kVocabularyC); }
+std::string prelude() { return std::string(kVocabularyC) + std::string(kLinesC); }
 
 }  // namespace chorale::codegen

@@ -16,6 +16,9 @@ namespace chorale::codegen {
 // What a kernel computes in: f32 (also for bf16), f64, or either where only truth values are handled.
 enum class Lanes : uint8_t { kF32, kF64, kAny };
 
+// How C names the elements of a tensor.
+const char* c_type(DType dtype);
+
 // Whether a node of `graph` can be part of a fused kernel, and in which lanes.
 bool can_render(const graph::Graph& graph, const graph::Node& node, Lanes& lanes);
 

@@ -54,8 +54,17 @@ INLINE D d_number(J m) { return d_select(m, d_splat(1), d_splat(0)); }
   D r;                                               \
   for (int l = 0; l < LD; ++l) r[l] = (expression);  \
   return r
+// By name: of lanes that are all one number gcc makes scalars, and puts them together again.
+#if defined(__AVX512F__)
+INLINE F f_fma(F a, F b, F c) { return (F)__builtin_ia32_vfmaddps512_mask(a, b, c, (unsigned short)-1, 4); }
+INLINE D d_fma(D a, D b, D c) { return (D)__builtin_ia32_vfmaddpd512_mask(a, b, c, (unsigned char)-1, 4); }
+#elif defined(__AVX2__) && defined(__FMA__)
+INLINE F f_fma(F a, F b, F c) { return (F)__builtin_ia32_vfmaddps256(a, b, c); }
+INLINE D d_fma(D a, D b, D c) { return (D)__builtin_ia32_vfmaddpd256(a, b, c); }
+#else
 INLINE F f_fma(F a, F b, F c) { LANES_F(FMA_F(a[l], b[l], c[l])); }
 INLINE D d_fma(D a, D b, D c) { LANES_D(FMA_D(a[l], b[l], c[l])); }
+#endif
 INLINE F f_sqrt(F x) { LANES_F(__builtin_sqrtf(x[l])); }
 INLINE D d_sqrt(D x) { LANES_D(__builtin_sqrt(x[l])); }
 INLINE F f_floor(F x) { LANES_F(__builtin_floorf(x[l])); }
@@ -74,8 +83,19 @@ INLINE F f_copysign(F x, F s) { return (F)(((I)x & 0x7fffffff) | ((I)s & ~0x7fff
 INLINE D d_copysign(D x, D s) { return (D)(((J)x & 0x7fffffffffffffffL) | ((J)s & ~0x7fffffffffffffffL)); }
 
 // ---- order. The smaller of the processor: its second argument where either is NaN. For users NaN wins.
+#if defined(__AVX512F__) && defined(__clang__)
+INLINE F f_least(F a, F b) { return (F)__builtin_ia32_minps512(a, b, 4); }
+INLINE F f_most(F a, F b) { return (F)__builtin_ia32_maxps512(a, b, 4); }
+#elif defined(__AVX512F__)
+INLINE F f_least(F a, F b) { return (F)__builtin_ia32_minps512_mask(a, b, (F){}, (unsigned short)-1, 4); }
+INLINE F f_most(F a, F b) { return (F)__builtin_ia32_maxps512_mask(a, b, (F){}, (unsigned short)-1, 4); }
+#elif defined(__AVX2__)
+INLINE F f_least(F a, F b) { return (F)__builtin_ia32_minps256(a, b); }
+INLINE F f_most(F a, F b) { return (F)__builtin_ia32_maxps256(a, b); }
+#else
 INLINE F f_least(F a, F b) { return f_select(a < b, a, b); }
 INLINE F f_most(F a, F b) { return f_select(a > b, a, b); }
+#endif
 INLINE D d_least(D a, D b) { return d_select(a < b, a, b); }
 INLINE D d_most(D a, D b) { return d_select(a > b, a, b); }
 INLINE F f_min(F a, F b) { return f_select(a != a, a, f_least(a, b)); }

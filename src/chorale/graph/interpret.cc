@@ -34,6 +34,7 @@ Tensors run_node(const Graph& graph, const Node& node, const std::vector<Tensor>
       break;
     }
     case Node::Kind::kFused:
+    case Node::Kind::kBlock:
       interpret(*node.body, in, generators, out);
       break;
   }

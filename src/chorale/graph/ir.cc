@@ -24,6 +24,8 @@ std::string Node::name() const {
       return "write";
     case Kind::kFused:
       return "fused";
+    case Kind::kBlock:
+      return "block";
   }
   return {};
 }
@@ -151,6 +153,7 @@ void verify(const Graph& graph) {
         is(graph.values[node.in[0]]);
         break;
       case Node::Kind::kFused:
+      case Node::Kind::kBlock:
         CHORALE_INVARIANT(
             node.body && node.body->inputs.size() == node.in.size() && node.body->outputs.size() == node.out.size(),
             "[verify] ", name, " has a body of another number of inputs or outputs");

@@ -36,6 +36,7 @@ struct Node {
     kDraw,   // a stretch of `words` words of generator number `generator`
     kWrite,  // in[0] with in[1] written over the part of it that `region` says
     kFused,  // several rows run as one kernel: `body`, a graph of their own
+    kBlock,  // nodes on small tensors that one kernel runs one behind the other: `body` (graph/blocks.h)
   };
   Kind kind = Kind::kRow;
   const op::OpDef* op = nullptr;

@@ -54,7 +54,7 @@ void print_graph(std::ostream& out, const Graph& graph, const std::string& inden
       out << " {sizes=" << node.region.sizes << ", strides=" << node.region.strides << ", offset=" << node.region.offset
           << '}';
     }
-    if (node.kind == Node::Kind::kFused) {
+    if (node.body) {
       out << ' ';
       print_graph(out, *node.body, indent + "  ");
     }
@@ -239,8 +239,8 @@ class Parser {
       word(", offset=");
       node.region.offset = integer();
       word("}");
-    } else if (name == "fused") {
-      node.kind = Node::Kind::kFused;
+    } else if (name == "fused" || name == "block") {
+      node.kind = name == "fused" ? Node::Kind::kFused : Node::Kind::kBlock;
       node.body = std::make_shared<Graph>(body());
     } else {
       node.op = op::find_op(name);

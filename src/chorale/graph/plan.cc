@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "chorale/base/error.h"
+#include "chorale/graph/blocks.h"
 #include "chorale/graph/stripes.h"
 
 namespace chorale::graph {
@@ -109,7 +110,7 @@ class Planner {
       if (x == kNone || root_[x] != from) continue;
       const bool same = delta_[x] == 0 && value(x) == value(y);
       // A row over lists writes new values of its inputs, each over its own.
-      const bool in_place = reads_in_place(node, i) || (node.kind == Node::Kind::kRow && node.op->lists);
+      const bool in_place = reads_in_place(node, i, y) || (node.kind == Node::Kind::kRow && node.op->lists);
       if (!same || !in_place) return false;
     }
     return true;
@@ -164,7 +165,7 @@ class Planner {
         for (size_t i = 0; i < node.in.size(); ++i) {
           const uint32_t x = node.in[i];
           if (x == kNone || !is_root(x) || !dies_at(n, x) || !(value(x) == value(y))) continue;
-          if (!reads_in_place(node, i) || !may_overwrite(node, x, y)) continue;
+          if (!reads_in_place(node, i, y) || !may_overwrite(node, x, y)) continue;
           plan_.places[x] = plan_.places[y];
           break;
         }
@@ -194,7 +195,7 @@ class Planner {
           if (operand == kNone || delta_[operand] != 0) continue;
           const uint32_t x = root_[operand];
           if (takes_over(n, x, y) && value(operand) == value(y) && node.kind != Node::Kind::kDraw &&
-              may_overwrite(node, x, y) && reads_in_place(node, i)) {
+              may_overwrite(node, x, y) && reads_in_place(node, i, y)) {
             merge(x, y);
             break;
           }
@@ -202,7 +203,11 @@ class Planner {
       }
     }
   }
-  static bool reads_in_place(const Node& node, size_t operand) {
+  static bool reads_in_place(const Node& node, size_t operand, uint32_t y) {
+    if (node.kind == Node::Kind::kBlock || works_line_by_line(node)) {
+      const auto result = std::find(node.out.begin(), node.out.end(), y) - node.out.begin();
+      return may_lie_over(node, operand, static_cast<size_t>(result));
+    }
     if (node.kind != Node::Kind::kRow) return node.kind == Node::Kind::kFused && may_lie_over(node, operand);
     if (copies_first(node)) return operand == 0;
     // The gradient of logits goes over the logits, line by line: for a large vocabulary they are most of the memory.

@@ -76,6 +76,10 @@ Program::Program(Graph graph, const FusedKernels& fused, Resize resize)
     CHORALE_CHECK_STATE(value.device.type == DeviceType::kCpu || value.device.type == DeviceType::kNull,
                         "[compile] a graph runs on the CPU; a value of it is on ", value.device);
   }
+  for (const Output& output : graph_.outputs) {
+    const Value& value = graph_.values[output.value];
+    is_in_order_.push_back(value.strides == contiguous_strides(value.sizes));
+  }
   auto first = make();
   kernels_ = first->steps.size();
   idle_.push_back(std::move(first));
@@ -148,6 +152,7 @@ std::unique_ptr<Program::Instance> Program::make() const {
         step.words = node.words;
         break;
       case Node::Kind::kFused:
+      case Node::Kind::kBlock:
         step.fused = fused_ ? fused_(node) : FusedKernel{};
         step.kind = step.fused ? Instance::Step::Kind::kFused : Instance::Step::Kind::kBody;
         if (!step.fused) step.body = std::make_shared<Program>(*node.body);
@@ -254,7 +259,10 @@ void Program::run(std::span<const Tensor> in, std::span<Generator* const> genera
     const Output& output = graph_.outputs[o];
     if (output.into != kNone) continue;
     const Value& value = graph_.values[output.value];
-    if (!out[o].defined()) out[o] = Tensor::empty_strided(value.sizes, value.strides, value.dtype, value.device);
+    if (!out[o].defined()) {
+      out[o] = is_in_order_[o] ? Tensor::empty(value.sizes, value.dtype, value.device)
+                               : Tensor::empty_strided(value.sizes, value.strides, value.dtype, value.device);
+    }
     auto* const data = static_cast<std::byte*>(out[o].raw());
     for (const Instance::Bound& bound : instance->of_output[o]) bound.impl->data = data + bound.offset;
   }

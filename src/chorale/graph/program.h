@@ -53,6 +53,7 @@ class Program {
   Resize resize_;
   std::string maker_;
   size_t kernels_ = 0;
+  std::vector<bool> is_in_order_;  // by output
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<Instance>> idle_;
 };

@@ -65,7 +65,7 @@ std::string place_text(const Plan::Place& place) {
 std::string rows_in(const Node& node) {
   std::string names;
   for (const Node& part : node.body->nodes) {
-    names += (names.empty() ? "" : ", ") + (part.kind == Node::Kind::kFused ? "(" + rows_in(part) + ")" : part.name());
+    names += (names.empty() ? "" : ", ") + (part.body ? "(" + rows_in(part) + ")" : part.name());
   }
   return names;
 }
@@ -87,10 +87,10 @@ std::string node_row(const ShownGraph& shown, size_t n, double us, double most) 
   }
   const bool is_view = plan.is_view[n] && !is_wait(node);
   const char* kind = is_view                                ? "view"
-                     : node.kind == Node::Kind::kFused      ? "fused"
+                     : node.body                            ? "fused"
                      : is_collective(node) || is_wait(node) ? "collective"
                                                             : "kernel";
-  const std::string what = node.kind == Node::Kind::kFused ? "fused: " + rows_in(node) : node.name();
+  const std::string what = node.body ? node.name() + ": " + rows_in(node) : node.name();
   std::string time;
   if (us >= 0) {
     time = fmt::format("{:.1f} <span class=bar style=\"width:{:.0f}px\"></span>", us, most > 0 ? us / most * 80 : 0);
