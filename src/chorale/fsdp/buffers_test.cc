@@ -1,4 +1,7 @@
 // What is gathered and reduced, byte for byte, on many ranks.
+#include <chrono>
+#include <thread>
+
 #include "chorale/device/allocator.h"
 #include "chorale/fsdp/fsdp_test_util.h"
 
@@ -82,6 +85,36 @@ TEST(FullyShardedBuffers, GradientsAreAveragesInBothPrecisions) {
       }
     });
   }
+}
+
+// The module computes until what was gathered ahead has come, which nothing that it does brings nearer.
+TEST(FullyShardedBuffers, AThreadGathersWhileAModuleComputes) {
+  run_ranks(2, [](comm::Group& group) {
+    const Mesh mesh = line(group);
+    MlpStack model = seeded(MlpStack(3, 16));
+    shard_layers_and_root(model, model.layers, {.mesh = mesh, .helper_thread = true});
+    set_modules_to_forward_prefetch(model.layers[0], {&model.layers[1]});
+    const Tensor x = pattern({2, 16}, group.rank()), expected = model(x);
+    std::vector<Event> seen;
+    on_event(model, [&](const Event& event) { seen.push_back(event); });
+    const auto is_pending = [&] {
+      return mesh.group(size_t{0}).flight_record().find("\"state\": \"pending\"") != std::string::npos;
+    };
+    int computed = 0;
+    model.layers[0].before_forward([&](nn::Module&, std::vector<Tensor>&) {
+      EXPECT_EQ(seen.back(), (Event{Event::Kind::kUnshard, "layers.1"})) << "it is on its way";
+      const auto start = std::chrono::steady_clock::now();
+      while (is_pending() && std::chrono::steady_clock::now() - start < std::chrono::seconds(30))
+        std::this_thread::yield();
+      EXPECT_FALSE(is_pending());
+      ++computed;
+    });
+    const NoGrad quiet;
+    reshard(model.layers[0]);
+    reshard(model.layers[1]);
+    expect_close(model(x), detach(expected), 0, "computed meanwhile");
+    EXPECT_EQ(computed, 1);
+  });
 }
 
 // spec: test_fully_shard_del_memory
