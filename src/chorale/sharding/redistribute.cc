@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "chorale/base/error.h"
 #include "chorale/comm/mesh_places.h"
@@ -20,11 +21,11 @@ namespace {
 using op::Chunk;
 using op::chunk_of;
 
-// The mesh dimensions before `mesh_dim` that split dimension `dim`.
-std::vector<size_t> cuts_before(const Placements& placements, int64_t dim, size_t mesh_dim) {
-  std::vector<size_t> cuts;
+// The mesh dimensions before `mesh_dim` that split dimension `dim`, and how.
+std::vector<std::pair<size_t, Placement>> cuts_before(const Placements& placements, int64_t dim, size_t mesh_dim) {
+  std::vector<std::pair<size_t, Placement>> cuts;
   for (size_t m = 0; m < mesh_dim; ++m) {
-    if (placements[m].is_shard() && placements[m].dim() == dim) cuts.push_back(m);
+    if (placements[m].is_shard() && placements[m].dim() == dim) cuts.emplace_back(m, placements[m]);
   }
   return cuts;
 }

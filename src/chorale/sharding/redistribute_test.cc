@@ -311,6 +311,13 @@ TEST(Redistribute, StridedShards) {
     expect_moves(line, {9, 2}, {strided_shard(0, 2)}, {S0}, 1);
     expect_moves(line, {9, 2}, {S0}, {strided_shard(0, 2)}, 1);
     expect_moves(line, {12, 8}, {strided_shard(0, 3)}, {S1}, 1);
+    // What is cut behind a strided shard is cut anew where that changes.
+    for (const Placements& from : {Placements{R, R}, {S0, R}, {R, S0}, {S0, S0}, {S0, S1}, {S1, S0}}) {
+      expect_moves(grid, {8, 5}, from, {strided_shard(0, 2), S0}, -1);
+      expect_moves(grid, {8, 5}, {strided_shard(0, 2), S0}, from, -1);
+      expect_moves(grid, {9, 5}, from, {strided_shard(0, 2), S0}, -1);
+      expect_moves(grid, {9, 5}, {strided_shard(0, 2), S0}, from, -1);
+    }
     const Tensor sums = from_local(numbers({9}), line, {P});
     EXPECT_EQ((to_local(redistribute(sums, {strided_shard(0, 2)})).to_vector<double>()),
               (mul(Tensor::from(parts[group.rank()], {static_cast<int64_t>(parts[group.rank()].size())}), 4)
