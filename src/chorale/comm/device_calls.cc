@@ -51,19 +51,20 @@ struct Card {
 
 Card own_card(Device device) {
   Card card;
-  if (PeerMemory* const memory = find_peer_memory(device.type)) {
-    card.shares = true;
-    card.identity = memory->identity(device);
-  }
-  DeviceCollectives* const library = find_collectives(device.type);
-  if (!library) return card;
-  card.identity = library->identity(device);
+  // A rank that cannot answer must not leave the others waiting.
   try {
+    if (PeerMemory* const memory = find_peer_memory(device.type)) {
+      card.identity = memory->identity(device);
+      card.shares = true;
+    }
+    DeviceCollectives* const library = find_collectives(device.type);
+    if (!library) return card;
+    card.identity = library->identity(device);
     const std::string why = library->why_not();
     card.has_library = why.empty();
     std::copy_n(why.data(), std::min(why.size(), card.why.size() - 1), card.why.data());
   } catch (const std::exception& error) {
-    card.has_library = false;
+    card.shares = card.has_library = false;
     const std::string_view why = error.what();
     std::copy_n(why.data(), std::min(why.size(), card.why.size() - 1), card.why.data());
   }
@@ -219,7 +220,10 @@ Chunk DeviceCall::chunk_of(const Tensor& tensor, bool read, bool written) {
     used = Tensor::empty(tensor.sizes(), tensor.dtype(), tensor.device());
     if (read) copy_between_devices(tensor, used);
     if (written) packed_.emplace_back(used, tensor);
+    if (written) record_stream(tensor, devices_->stream());
   }
+  // After a failure nobody waits for what the stream still does with it.
+  record_stream(used, devices_->stream());
   keep_.push_back(used);
   return {static_cast<std::byte*>(used.raw()), static_cast<size_t>(used.elems()) * used.elem_bytes()};
 }
@@ -285,7 +289,7 @@ class CallBetweenDevices final : public DeviceCall {
     if (stage_ == Stage::kPut && ended_.done()) return true;
     if (!comm.settled() || stage_ == Stage::kPut) return false;
     if (stage_ == Stage::kNew) {
-      if (kind_ == CallKind::kAllToAll) {
+      if (kind_ == CallKind::kAllToAll || kind_ == CallKind::kAllGather) {
         for (int r = 0; r < who_.size(); ++r)
           check_sizes(who_, r, begun_ ? told_by<First>(r).bytes : told_by<uint64_t>(r),
                       take[static_cast<size_t>(r)].bytes);
@@ -398,7 +402,11 @@ class CallOnSharedDevice final : public DeviceCall {
     PeerHandle memory;
     uint64_t offset = 0, bytes = 0;
   };
-  const std::byte* at(const Place& place) const {
+  const std::byte* at(int rank, const Place& place) const {
+    if (place.offset > place.memory.bytes || place.bytes > place.memory.bytes - place.offset)
+      throw CallFailed{concat("rank ", who_.global(rank), " gives ", place.bytes, " bytes at ", place.offset, " of ",
+                              place.memory.bytes),
+                       who_.global(rank)};
     const void* const memory = find_peer_memory(devices_->device().type)->open(devices_->device(), place.memory);
     return static_cast<const std::byte*>(memory) + place.offset;
   }
@@ -406,7 +414,7 @@ class CallOnSharedDevice final : public DeviceCall {
     const auto place = told_by<Place>(rank);
     check_sizes(who_, rank, place.bytes, to.bytes);
     if (to.bytes == 0) return;
-    copy_between_devices(seen_as_bytes(at(place), to.bytes, devices_->device()),
+    copy_between_devices(seen_as_bytes(at(rank, place), to.bytes, devices_->device()),
                          seen_as_bytes(to.data, to.bytes, devices_->device()));
   }
   void read(Stream stream) const {
@@ -421,7 +429,7 @@ class CallOnSharedDevice final : public DeviceCall {
     for (int r = 0; r < who_.size(); ++r) {
       const auto place = told_by<Place>(r);
       check_sizes(who_, r, place.bytes, take[0].bytes);
-      sources.push_back(at(place));
+      sources.push_back(at(r, place));
     }
     find_peer_memory(devices_->device().type)
         ->sum(sources, dtype_, reduction_.factor, reduction_.op == Reduce::kAverage ? who_.size() : 1, take[0].data,

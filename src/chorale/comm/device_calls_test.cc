@@ -14,6 +14,7 @@
 #include "chorale/comm/run_ranks_test_util.h"
 #include "chorale/comm/sim_collectives_test_util.h"
 #include "chorale/comm/spec_test_util.h"
+#include "chorale/comm/timeout_extension.h"
 #include "chorale/device/sim/sim_device.h"
 #include "chorale/device/stream.h"
 #include "chorale/tensor/device_copy.h"
@@ -188,6 +189,23 @@ TEST_F(DeviceCalls, EveryCollectiveBetweenDevices) {
     EXPECT_EQ(library_.aborted, 0);
   }
   EXPECT_EQ(library_.ended, library_.begun);
+}
+
+// A call with an extended timeout is done when the device is, and takes the extension with it.
+TEST_F(DeviceCalls, MayHaveAnExtendedTimeout) {
+  for (const bool between : {true, false}) {
+    if (between) use_library();
+    run_ranks(2, [&](Group& group) {
+      const Device device = between ? sim_device(group.rank()) : sim_device(0);
+      const StreamScope own(make_stream(device));
+      ask(group, device);
+      const Tensor x = own_numbers(device, group.rank(), 1003);
+      extend_timeouts(10s);
+      group.all_reduce(x).wait();
+      EXPECT_EQ(x.to_vector<float>(), sum_of(2, 1003)) << between;
+      EXPECT_EQ(timeout_extension(), 0s);
+    });
+  }
 }
 
 TEST_F(DeviceCalls, BetweenHosts) {

@@ -11,7 +11,8 @@ struct Carried {
 }  // namespace
 
 void set_device_part(Operation& operation, std::shared_ptr<DevicePart> part) {
-  operation.finish.emplace_back(Carried{std::move(part)});
+  // First, where device_part_of() looks: a call may carry a timeout's extension already.
+  operation.finish.insert(operation.finish.begin(), Carried{std::move(part)});
 }
 DevicePart* device_part_of(const Operation& operation) {
   if (operation.finish.empty()) [[likely]]

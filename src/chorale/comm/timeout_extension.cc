@@ -34,7 +34,9 @@ void take_extension(Operation& operation) {
   if (by.count() == 0) return extension.reset();
   operation.timeout += by;
   operation.deadline = Deadline(operation.issued + operation.timeout);
-  operation.finish.push_back([taken = extension] { taken->store(0, std::memory_order_relaxed); });
+  // A message may be done before its receiver has come.
+  if (!operation.is_message())
+    operation.finish.push_back([taken = extension] { taken->store(0, std::memory_order_relaxed); });
 }
 
 }  // namespace chorale::comm

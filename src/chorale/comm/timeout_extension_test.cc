@@ -45,6 +45,18 @@ TEST(TimeoutExtension, BelongsToTheCallsThatWereMadeWithIt) {
   });
 }
 
+// A small message is done before anybody has come.
+TEST(TimeoutExtension, IsLeftAloneByMessages) {
+  run_ranks(2, [](Group& group) {
+    const Tensor x = Tensor::from<float>({1}, {1});
+    extend_timeouts(10s);
+    (group.rank() == 0 ? group.isend(x, 1) : group.irecv(x, 0)).wait();
+    EXPECT_EQ(timeout_extension(), 10s);
+    group.barrier().wait();
+    EXPECT_EQ(timeout_extension(), 0s);
+  });
+}
+
 // A rank comes late; who has extended its timeout waits for it, and who has not does not.
 TEST(TimeoutExtension, LetsARankComeLate) {
   for (const bool extends : {true, false}) {
