@@ -325,24 +325,28 @@ Tensor conv_transpose(const char* name, size_t spatial, const Tensor& x, const T
                     pads = per_dimension(name, "padding", padding, spatial);
   const SpatialList extra = per_dimension(name, "output_padding", output_padding, spatial),
                     dilations = per_dimension(name, "dilation", dilation, spatial);
-  SpatialList sizes;
-  IntList beyond;  // what no window reaches, as pad() takes it: the last dimension first
-  bool has_beyond = false;
+  SpatialList sizes, inside = pads;
+  // The row takes an output padding below its stride. With more, it computes without paddings, and both are cut off or
+  // put on afterwards, as pad() takes them: the last dimension first.
+  IntList afterwards;
+  bool is_beyond = false;
   for (size_t d = spatial; d-- > 0;) {
-    const int64_t zeros = std::max<int64_t>(0, extra[d] - (strides[d] - 1));
-    beyond.values[beyond.count++] = 0;
-    beyond.values[beyond.count++] = zeros;
-    has_beyond = has_beyond || zeros > 0;
+    const bool beyond = extra[d] >= strides[d];
+    if (beyond) inside.values[d] = 0;
+    afterwards.values[afterwards.count++] = beyond ? -pads[d] : 0;
+    afterwards.values[afterwards.count++] = beyond ? extra[d] - pads[d] : 0;
+    is_beyond = is_beyond || beyond;
   }
   for (size_t d = 0; d < spatial; ++d) {
     CHORALE_CHECK(extra[d] >= 0 && extra[d] < std::max(strides[d], dilations[d]), "[", name, "] output_padding ",
                   extra[d], " must be smaller than the stride ", strides[d], " or the dilation ", dilations[d]);
-    sizes.values[sizes.count++] = (full.sizes()[d + 2] - 1) * strides[d] - 2 * pads[d] +
-                                  dilations[d] * (weight.sizes()[d + 2] - 1) + 1 + std::min(extra[d], strides[d] - 1);
+    sizes.values[sizes.count++] = (full.sizes()[d + 2] - 1) * strides[d] - 2 * inside[d] +
+                                  dilations[d] * (weight.sizes()[d + 2] - 1) + 1 +
+                                  (extra[d] < strides[d] ? extra[d] : 0);
   }
-  Tensor y =
-      op::call(op::kConvolutionTranspose, op::ConvolutionAttrs{strides, pads, dilations, sizes, groups}, full, weight);
-  if (has_beyond) y = pad(y, beyond);
+  Tensor y = op::call(op::kConvolutionTranspose, op::ConvolutionAttrs{strides, inside, dilations, sizes, groups}, full,
+                      weight);
+  if (is_beyond) y = pad(y, afterwards);
   if (bias.defined()) {
     IntList shape{-1};
     for (size_t d = 0; d < spatial; ++d) shape.values[shape.count++] = 1;

@@ -1,4 +1,5 @@
 #include "chorale/op/product.h"
+#include "chorale/op/shape.h"
 
 #include <gtest/gtest.h>
 
@@ -151,6 +152,22 @@ TEST(Conv, TransposesTakeAnOutputPaddingBelowTheDilation) {
   const Tensor below = narrow(y, 2, reached.size(2), 2), beside = narrow(y, 3, reached.size(3), 1);
   expect_near(below, expand(view(bias, {1, 3, 1, 1}), below.sizes()));
   expect_near(beside, expand(view(bias, {1, 3, 1, 1}), beside.sizes()));
+}
+
+// With a padding, too: a transposed convolution without paddings is the whole, from which both are cut and to which
+// they are added.
+TEST(Conv, TransposesTakeAnOutputPaddingBelowTheDilationBesideAPadding) {
+  const Tensor x = iota({1, 2, 3, 4}), w = iota({2, 3, 2, 2});
+  const Tensor whole = conv_transpose2d(x, w, {}, 1, 0, 0, 1, 3);  // 6 x 7
+  for (const int64_t padding : {1, 2}) {
+    for (const int64_t extra : {1, 2}) {
+      const Tensor y = conv_transpose2d(x, w, {}, 1, padding, extra, 1, 3);
+      const int64_t high = 6 - 2 * padding + extra, wide = 7 - 2 * padding + extra;
+      ASSERT_EQ(y.sizes(), (Shape{1, 3, high, wide}));
+      const Tensor larger = pad(whole, {0, 2, 0, 2});
+      expect_near(y, narrow(narrow(larger, 2, padding, high), 3, padding, wide));
+    }
+  }
 }
 
 TEST(Conv, BadShapesAreNamed) {
