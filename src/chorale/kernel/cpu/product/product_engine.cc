@@ -210,9 +210,11 @@ void product_in_pieces(const Product& p) {
     return static_cast<const std::byte*>(data) + elems * elem;
   };
   const int64_t work = kSide * (by_rows ? p.n : p.m) * p.k;
+  const ProductForm form = product_form;  // of the caller's thread
   parallel_for(p.batch * pieces, std::max<int64_t>(1, kEngineGrain / std::max<int64_t>(1, work)),
                [&](int64_t begin, int64_t end) {
                  const OneThread alone;
+                 const ProductFormScope scope(form);
                  for (int64_t i = begin; i < end; ++i) {
                    const int64_t matrix = i / pieces, first = i % pieces * kSide;
                    Product piece = p;

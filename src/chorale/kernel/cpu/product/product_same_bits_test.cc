@@ -64,6 +64,11 @@ void expect_same_product_bits(int64_t batch, int64_t m, int64_t n, int64_t k) {
 TEST(Product, HasTheSameBitsForAnyNumberOfThreadsWhereThatIsWanted) {
   const int before = thread_count();
   set_same_bits(true);
+  // A form that the caller's thread has chosen is that of all pieces.
+  for (const ProductForm form : {ProductForm::kGemm, ProductForm::kPrimitive}) {
+    const ProductFormScope scope(form);
+    expect_same_product_bits<float>(1, 200, 150, 900);
+  }
   expect_same_product_bits<float>(1, 200, 150, 900);
   expect_same_product_bits<float>(1, 70, 333, 2000);
   expect_same_product_bits<float>(3, 90, 90, 400);
