@@ -26,11 +26,27 @@ std::string without_ranks(const std::string& text) {
   return kept;
 }
 
-// The text with a # for each number but those of values: what is the same at all sizes.
+// Where the value of an attribute ends that begins at `at`: a number, or a list.
+size_t end_of_value(const std::string& text, size_t at) {
+  if (at < text.size() && text[at] == '[') return std::min(text.find(']', at), text.size());
+  return std::min(text.find_first_of(",}\n", at), text.size());
+}
+
+// The text with a # for each number but those of values, dimensions and roots: what is the same at all sizes.
 std::string without_sizes(const std::string& text) {
+  constexpr std::string_view kNoSizes[] = {" dim=", "{dim=", " dims=", "{dims=", " root=", "{root="};
   std::string kept;
   bool in_number = false;
   for (size_t i = 0; i < text.size(); ++i) {
+    const auto stands_here = [&](std::string_view name) { return text.compare(i, name.size(), name) == 0; };
+    if (const auto name = std::find_if(std::begin(kNoSizes), std::end(kNoSizes), stands_here);
+        name != std::end(kNoSizes)) {
+      const size_t end = end_of_value(text, i + name->size());
+      kept.append(text, i, end - i);
+      i = end - 1;
+      in_number = false;
+      continue;
+    }
     const bool is_digit = text[i] >= '0' && text[i] <= '9';
     const char before = i == 0 ? ' ' : text[i - 1];
     const bool begins = before == '[' || before == ' ' || before == '=' || before == ',';

@@ -128,6 +128,15 @@ TEST(SharedSizes, RanksMayHaveATensorAndANumber) {
   });
 }
 
+// A dimension is no size: ranks that sum over different ones do not agree.
+TEST(SharedSizes, GraphsAreComparedWithTheirDimensions) {
+  run_ranks(2, [&](const comm::Group& ranks) {
+    auto f =
+        compile([&](const Tensor& x) { return sum(x, ranks.rank()); }, {.agree = &ranks, .agree_on_sizes = &ranks});
+    EXPECT_THROW(f(ones({3, 3})), StateError);
+  });
+}
+
 // Graphs of other sizes agree; those of other nodes do not.
 TEST(SharedSizes, GraphsAreComparedWithoutSizes) {
   run_ranks(2, [&](const comm::Group& ranks) {

@@ -206,9 +206,13 @@ static std::shared_ptr<const graph::Program> fuse_and_compile(Graph graph, const
   Graph fused = simplify_and_fuse(graph, with_blocks);
   std::shared_ptr<const Tuned> tuned = known;
   if (options.autotune && !known) tuned = std::make_shared<const Tuned>(tune(fused, options.tune_with));
-  // At other sizes some products may be too small to have a choice: then all are as their shapes say.
+  // Blocks hide products, so that there may be fewer of them than at other sizes: then all are as their shapes say.
   const bool fits = tuned && tuned->size() == tunable(fused).size();
   const Forms forms = fits ? take_forms(fused, *tuned) : Forms{};
+  std::string form_numbers;
+  if (fits) {
+    for (const auto form : *tuned) form_numbers += static_cast<char>('0' + static_cast<int>(form));
+  }
   // Kernels are functions of sizes: at others the cache has them already. Blocks are not; what stands in for them there
   // is compiled with them.
   const graph::Program::Resize resize = [options, tuned](Graph other) {
@@ -221,7 +225,11 @@ static std::shared_ptr<const graph::Program> fuse_and_compile(Graph graph, const
         kernels.push_back(std::move(kernel));
     }
   }
-  if (kernels.empty()) return std::make_shared<const graph::Program>(std::move(fused), kernels_from({}, forms), resize);
+  if (kernels.empty()) {
+    auto program = std::make_shared<graph::Program>(std::move(fused), kernels_from({}, forms), resize);
+    if (!forms.empty()) program->set_maker(concat("products of the forms ", form_numbers));
+    return program;
+  }
   Toolchain toolchain = find_toolchain(options.compiler);
   std::replace(toolchain.flags.begin(), toolchain.flags.end(), std::string("-O3"), options.optimize);
   std::string why;
@@ -236,7 +244,7 @@ static std::shared_ptr<const graph::Program> fuse_and_compile(Graph graph, const
   auto program = std::make_shared<graph::Program>(std::move(fused), kernels_from(std::move(by_name), forms), resize);
   std::string texts = concat(toolchain.identity(), "\n", prelude());
   for (const KernelText& kernel : kernels) texts += kernel.text;
-  for (const auto& [body, form] : forms) texts += concat(body, static_cast<int>(form));
+  if (!forms.empty()) texts += form_numbers;
   program->set_maker(concat("generated code ", io::sha256(texts), " of ", toolchain.compiler.string()));
   return program;
 }

@@ -60,9 +60,7 @@ std::vector<size_t> tunable(const Graph& graph) {
   std::vector<size_t> found;
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     const Node& node = graph.nodes[n];
-    if (!graph::is_plain_product(graph, node) && !graph::is_product(node)) continue;
-    const graph::Value &a = graph.values[node.in[0]], &c = graph.values[node.out[0]];
-    if (count_elems(c.sizes) * a.sizes.back() >= kLeastWork) found.push_back(n);
+    if (graph::is_plain_product(graph, node) || graph::is_product(node)) found.push_back(n);
   }
   return found;
 }
@@ -83,8 +81,12 @@ Tuned tune(const Graph& graph, const comm::Group* ranks, int64_t* measured) {
   std::vector<int64_t> told(nodes.size(), 0);
   for (size_t i = 0; i < nodes.size(); ++i) {
     if (static_cast<int>(i % static_cast<size_t>(size)) != rank) continue;
-    told[i] = 1 + static_cast<int64_t>(fastest(graph, graph.nodes[nodes[i]]));
-    if (measured) ++*measured;
+    const Node& node = graph.nodes[nodes[i]];
+    const graph::Value &a = graph.values[node.in[0]], &c = graph.values[node.out[0]];
+    // By this rank's sizes, which others need not have.
+    const bool is_worth_it = count_elems(c.sizes) * a.sizes.back() >= kLeastWork;
+    told[i] = 1 + static_cast<int64_t>(is_worth_it ? fastest(graph, node) : ProductForm::kByShape);
+    if (measured && is_worth_it) ++*measured;
   }
   const Tensor all = Tensor::from<int64_t>(told, {static_cast<int64_t>(told.size())});
   if (size > 1) ranks->all_reduce(all, Reduce::kSum).wait();

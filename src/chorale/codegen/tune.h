@@ -16,7 +16,7 @@ namespace chorale::codegen {
 // By product that has a choice.
 using Tuned = std::vector<kernel::cpu::ProductForm>;
 
-// The nodes that have one.
+// The nodes that have one: the same at all sizes.
 std::vector<size_t> tunable(const graph::Graph& graph);
 // `ranks`: null for a process alone. Throws StateError where ranks have other numbers of products. `measured`, if
 // given, counts the products that this rank has measured.

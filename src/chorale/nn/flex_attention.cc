@@ -124,7 +124,7 @@ FlexResult attend(const Tensor& q, const Tensor& k, const Tensor& v, const FlexO
                             options,
                             options.scale.value_or(1 / std::sqrt(static_cast<double>(q.size(3)))),
                             wants_sums};
-  if (!options.mask) return attention.rows(0, q.size(2), {{0, k.size(2), true}});
+  if (!options.mask || q.size(2) == 0) return attention.rows(0, q.size(2), {{0, k.size(2), true}});
   std::vector<Tensor> outputs, sums;
   const BlockMask& mask = *options.mask;
   for (int64_t row = 0; row * mask.tile < q.size(2); ++row) {
