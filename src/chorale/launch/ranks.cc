@@ -229,6 +229,12 @@ void Ranks::forward(const std::vector<pollfd>& ready) {
                               "; what the rank printed is not all there");
       stream->lines.feed(text);
     }
+    // A job whose ranks are replaced has ever more of them.
+    const bool is_silent =
+        std::none_of(rank->streams.begin(), rank->streams.end(), [](const auto& stream) { return bool{stream->pipe}; });
+    if (!is_silent) continue;
+    rank->streams.clear();
+    rank->log.reset();
   }
 }
 
