@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import signal
+import subprocess
 import sys
 import time
 
@@ -31,9 +32,9 @@ def tearDownModule():
 class Nodes(NetworkTest):
     """Rank 0 stops at a step in the middle until the test says "go": what happens meanwhile happens in the middle of the job."""
 
-    def start(self, node, *place, ranks=1, kills=""):
+    def start(self, node, *place, ranks=1, kills="", hold="20"):
         environment = {**os.environ, "CHORALE_SECRET_FILE": self.secret, "CHORALE_KEEP_ALIVE": "1", "OMP_NUM_THREADS": "1",
-                       "ELASTIC_KILLS": kills, "ELASTIC_STEPS": "40", "ELASTIC_HOLD": "20", "ELASTIC_FOLDER": str(self.folder)}
+                       "ELASTIC_KILLS": kills, "ELASTIC_STEPS": "40", "ELASTIC_HOLD": hold, "ELASTIC_FOLDER": str(self.folder)}
         command = [str(BIN / "chorale"), "run", "-n", str(ranks), "--elastic", "1:8", *place, *JOB]
         self.start_saying(f"node{node}", NETWORK.on(node, *command), environment)
 
@@ -41,13 +42,16 @@ class Nodes(NetworkTest):
         """And waits until they are in the middle."""
         for node in range(nodes):
             self.start(node, "--nnodes", str(nodes), "--node-rank", str(node), "--rdzv", f"{NETWORK.addresses[0]}:{PORT}", **options)
+        self.wait_until_held(20)
+
+    def wait_until_held(self, step):
         end = time.monotonic() + self.limit_s
-        while not (self.folder / "held").exists():
+        while not (self.folder / f"held_{step}").exists():
             self.assertLess(time.monotonic(), end, "\n".join(self.said(path.name) for path in sorted(self.folder.glob("node*"))))
             time.sleep(0.01)
 
-    def go(self):
-        (self.folder / "go").touch()
+    def go(self, step=20):
+        (self.folder / f"go_{step}").touch()
 
     def end_of(self, node, status):
         self.assertEqual(self.processes[node].wait(self.limit_s), status, self.said(f"node{node}"))
@@ -131,6 +135,25 @@ class Nodes(NetworkTest):
         self.wait_for("node0", "ranks on 3 nodes: .*join(.|\n)*4 ranks on 3 nodes|4 ranks on 3 nodes")
         self.go()
         self.assertEqual(self.ends(0, 1, 2), ["0", "1", "300000", "300001"])
+
+    def test_a_node_is_given_back(self):
+        self.start_all(2, hold="20 30")
+        self.processes[0].send_signal(signal.SIGUSR1)  # that of the store
+        self.wait_for("node1", "epoch 2, 1 ranks on 2 nodes: node 0 is wanted back")
+        self.go()  # ranks leave between two steps
+        self.wait_until_held(30)
+        self.assertIn("its ranks leave, and the others go on", self.end_of(0, 0))
+        self.wait_for("node1", "epoch 3, 1 ranks on 1 nodes: given back: node 0")
+        self.go(30)
+        self.assertEqual(self.ends(1), ["1"])
+
+    def test_a_launcher_changes_the_number_of_its_ranks(self):
+        self.start_all(2)
+        resize = subprocess.run(NETWORK.on(1, str(BIN / "chorale"), "resize", str(self.processes[1].pid), "3"), capture_output=True, text=True)
+        self.assertEqual((resize.returncode, resize.stdout), (0, "resized from 2 to 3 ranks\n"), resize.stderr)
+        self.wait_for("node0", "epoch 2, 3 ranks on 2 nodes: .*member 200000 joins")
+        self.go()
+        self.assertEqual(self.ends(0, 1), ["0", "1", "200000"])
 
     def test_what_ends_one_node_ends_all(self):
         self.start_all(2)

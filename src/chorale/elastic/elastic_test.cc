@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <csignal>
 #include <filesystem>
@@ -10,6 +11,7 @@
 #include <latch>
 #include <mutex>
 #include <set>
+#include <sstream>
 #include <thread>
 
 #include "chorale/base/config.h"
@@ -248,6 +250,14 @@ TEST(Elastic, TheSameHistoryOfRanksGivesTheSameBits) {
   EXPECT_EQ(runs[0].bits, runs[1].bits);
 }
 
+// Mappings of memory that processes share.
+int64_t shared_mappings() {
+  std::ifstream maps("/proc/self/maps");
+  int64_t count = 0;
+  for (std::string line; std::getline(maps, line);) count += line.find(" rw-s ") != std::string::npos ? 1 : 0;
+  return count;
+}
+
 int64_t entries_of(const char* folder) {
   return std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator());
 }
@@ -263,10 +273,11 @@ TEST(Elastic, EpochsLeaveNothingBehind) {
   };
   state(1);
   struct Counts {
-    int64_t files = 0, threads = 0, entries = 0;
+    int64_t files = 0, threads = 0, entries = 0, shared = 0, bytes = 0;
   } early, late;
   const auto count = [&] {
-    return Counts{entries_of("/proc/self/fd"), entries_of("/proc/self/task"), store->count(within(5s))};
+    return Counts{entries_of("/proc/self/fd"), entries_of("/proc/self/task"), store->count(within(5s)),
+                  shared_mappings(), static_cast<int64_t>(mallinfo2().uordblks)};
   };
   std::vector<std::thread> ranks;
   ranks.reserve(2);
@@ -290,6 +301,12 @@ TEST(Elastic, EpochsLeaveNothingBehind) {
   EXPECT_EQ(late.threads, early.threads);
   // A rank may be about to let go of the epoch before: its segment, and what it has at the store.
   EXPECT_LE(late.files, early.files + 8);
+  EXPECT_LE(late.shared, early.shared + 8);
+  // The result itself has some numbers of each step, and the store an entry of each epoch.
+  EXPECT_LE(late.bytes, early.bytes + (int64_t{1} << 20) + steps * 2048);
+  std::cout << concat("from step 20 to ", steps - 1, ": descriptors ", early.files, " to ", late.files, ", threads ",
+                      early.threads, " to ", late.threads, ", shared mappings ", early.shared, " to ", late.shared,
+                      ", bytes in use ", early.bytes, " to ", late.bytes, "\n");
   EXPECT_LE(late.entries, early.entries + 16 + steps);  // one says who was in each epoch
 }
 
@@ -368,6 +385,7 @@ TEST(Elastic, EachEpochHasASecretOfItsOwn) {
   // A rank of the epoch before is not let in.
   transport::MemoryStore store;
   std::vector<std::thread> ranks;
+  ranks.reserve(2);
   for (int rank = 0; rank < 2; ++rank) {
     ranks.emplace_back([&, rank] {
       comm::GroupOptions options;
@@ -386,13 +404,17 @@ TEST(RankOfAnElasticJob, DISABLED_Trains) {
   const auto seat = Seat::from_environment();
   ASSERT_TRUE(seat) << "chorale run --elastic starts it";
   const int64_t steps = std::stoll(config::env("ELASTIC_STEPS").value_or("8"));
-  // Rank 0 says that it has come to this step, and goes on when the test lets it.
-  const auto hold = [at = std::stoll(config::env("ELASTIC_HOLD").value_or("-1")),
+  // Rank 0 says that it has come to one of these steps, and goes on when the test lets it.
+  const auto hold = [steps = config::env("ELASTIC_HOLD").value_or(""),
                      folder = config::env("ELASTIC_FOLDER").value_or("")](int64_t step) {
-    if (step != at) return;
-    std::ofstream(concat(folder, "/held")) << "";
-    for (const Deadline patience = within(60s); !std::filesystem::exists(folder + "/go") && !patience.passed();)
-      std::this_thread::sleep_for(1ms);
+    std::istringstream words(steps);
+    for (int64_t at = 0; words >> at;) {
+      if (step != at) continue;
+      std::ofstream(concat(folder, "/held_", step)) << "";
+      for (const Deadline patience = within(60s);
+           !std::filesystem::exists(concat(folder, "/go_", step)) && !patience.passed();)
+        std::this_thread::sleep_for(1ms);
+    }
   };
   const JobResult result = run_job({.seat = *seat,
                                     .steps = steps,

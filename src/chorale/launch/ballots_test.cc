@@ -25,6 +25,7 @@ using testing::ElementsAre;
 
 struct Voters {
   explicit Voters(int count) {
+    stores.reserve(static_cast<size_t>(count));
     for (int node = 0; node < count; ++node) {
       stores.push_back(std::make_shared<transport::MemoryStore>());
       prepare_to_vote(*stores.back(), within(1s));
@@ -107,19 +108,22 @@ TEST(Ballots, NobodyEverDecidesSomethingElse) {
     const int count = 2 + static_cast<int>(random() % 4);
     Voters nodes(count);
     std::vector<std::shared_ptr<std::atomic<Cable>>> cables;
+    cables.reserve(static_cast<size_t>(count) * static_cast<size_t>(count));
     for (int i = 0; i < count * count; ++i) cables.push_back(std::make_shared<std::atomic<Cable>>(Cable::kFine));
     const int loss = static_cast<int>(random() % 3) * 8;
     std::mutex mutex;
     std::map<int64_t, std::set<std::string>> decisions;
     std::vector<std::thread> threads;
+    threads.reserve(static_cast<size_t>(count));
     for (int node = 0; node < count; ++node) {
       threads.emplace_back([&, node, own_seed = random()] {
         std::mt19937_64 own(own_seed);
         std::vector<std::unique_ptr<Line>> lines;
         std::vector<Voter> voters;
         for (int to = 0; to < count; ++to) {
-          lines.push_back(std::make_unique<Line>(nodes.stores[static_cast<size_t>(to)],
-                                                 cables[static_cast<size_t>(node * count + to)], loss, own()));
+          lines.push_back(std::make_unique<Line>(
+              nodes.stores[static_cast<size_t>(to)],
+              cables[static_cast<size_t>(node) * static_cast<size_t>(count) + static_cast<size_t>(to)], loss, own()));
           voters.push_back({to, lines.back().get(), 1ms});
         }
         int64_t after = 0;

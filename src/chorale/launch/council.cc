@@ -131,7 +131,7 @@ void Council::run() {
     last = ending_;  // once more, so that the others hear of the end
     try {
       learn();
-      if (problem()) continue;
+      if (problem() || released_) continue;
       if (is_keeper()) {
         keep();
       } else {
@@ -170,6 +170,10 @@ void Council::learn() {
 bool Council::adopt(const Epoch& epoch) {
   if (epoch.number <= current_.number) return true;
   if (!epoch.has_node(plan_.node)) {
+    if (own_facts().leaves) {
+      released_ = true;
+      return false;
+    }
     fail(concat("this node (", name_of(plan_.node), ") was excluded from epoch ", epoch.number, " (", epoch.cause,
                 "): its ranks end here, and the others go on"));
     return false;

@@ -58,7 +58,8 @@ class Council {
   // More ranks are awaited, as far as this node knows.
   bool waits() const { return waits_; }
   bool is_done() const { return done_; }
-  bool all_finished() const { return all_finished_; }
+  // There is nothing left to do here: the job has come to its end, or goes on without this node, which has left.
+  bool all_finished() const { return all_finished_ || released_; }
 
  private:
   // What the keeper says to all.
@@ -107,7 +108,7 @@ class Council {
   std::optional<Time> keeper_lost_;
   std::optional<Time> in_vain_since_;  // too few nodes are reached
 
-  std::atomic<bool> waits_ = false, done_ = false, all_finished_ = false, ending_ = false;
+  std::atomic<bool> waits_ = false, done_ = false, all_finished_ = false, released_ = false, ending_ = false;
   mutable std::mutex mutex_;
   NodeFacts facts_;
   std::optional<transport::Epoch> news_;

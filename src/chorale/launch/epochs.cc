@@ -95,18 +95,23 @@ void Epochs::ended(int member, const std::optional<std::string>& how) {
   }
 }
 
+// Ranks of other nodes.
+int Epochs::others_now() const {
+  if (!plan_.council) return 0;
+  return static_cast<int>(std::count_if(current_.members.begin(), current_.members.end(),
+                                        [&](int member) { return !running_.contains(member); }));
+}
+
 // The ranks of other nodes stay as they are.
 std::string Epochs::resize(int ranks) {
   if (ranks < plan_.limits.least || ranks > plan_.limits.most)
     return concat("refused: ", ranks, " ranks are not within ", plan_.limits.least, ":", plan_.limits.most);
   if (!was_used()) return "refused: the program does not use parallel::Elastic, or has not begun";
   if (somebody_left_ || is_done()) return "refused: the job is about to end";
-  const auto others = static_cast<int>(std::count_if(current_.members.begin(), current_.members.end(),
-                                                     [&](int member) { return !running_.contains(member); }));
-  if (plan_.council && ranks < others)
-    return concat("refused: other nodes have ", others, " ranks; ask a launcher there, too");
-  const int before = wanted_;
-  wanted_ = plan_.council ? ranks - others : ranks;
+  const int others = others_now();
+  if (ranks < others) return concat("refused: other nodes have ", others, " ranks; ask a launcher there, too");
+  const int before = wanted_ + others;
+  wanted_ = ranks - others;
   failed_newcomers_ = 0;
   for (int slot = 0; wanted_slots() < wanted_; ++slot) {
     const bool taken =
@@ -117,9 +122,20 @@ std::string Epochs::resize(int ranks) {
   // The youngest first: rank 0 has the run's folder.
   for (auto member = running_.rbegin(); member != running_.rend() && wanted_slots() > wanted_; ++member)
     leaving_.emplace(member->first, std::nullopt);
-  causes_.push_back(concat("resized from ", before, " to ", wanted_, " ranks"));
+  causes_.push_back(concat("resized from ", before, " to ", ranks, " ranks"));
   if (plan_.say) plan_.say(causes_.back());
   return causes_.back();
+}
+
+bool Epochs::give_back() {
+  if (!plan_.council || others_now() < plan_.limits.least || !was_used() || somebody_left_ || is_done()) return false;
+  given_back_ = true;
+  wanted_ = 0;
+  vacant_.clear();
+  for (const auto& [member, slot] : running_) leaving_.emplace(member, std::nullopt);
+  causes_.push_back(concat("node ", plan_.node.number, " is wanted back"));
+  if (plan_.say) plan_.say(concat(causes_.back(), ": its ranks leave, and the others go on"));
+  return true;
 }
 
 // Whoever leaves of its own will is not replaced, nor is anybody after that: the job comes to its end.
@@ -172,6 +188,7 @@ NodeFacts Epochs::facts() {
   facts.hopeless = failed_newcomers_ >= kMostFailedNewcomers;
   facts.done = is_done();
   facts.finished = is_finished();
+  facts.leaves = given_back_ && facts.finished;
   facts.cause = fmt::format("{}", fmt::join(causes_, "; "));
   for (const auto& [member, slot] : running_) {
     if (leaving_.contains(member)) continue;

@@ -45,6 +45,10 @@ class Epochs {
   // From now on so many ranks are wanted: others are started, or the last ones leave at the next boundary of steps.
   // What is done about it, or why nothing is.
   std::string resize(int ranks);
+  // This node is wanted back: its ranks leave at the next boundary, and then the node. False where the job cannot go on
+  // without them.
+  bool give_back();
+  bool is_given_back() const { return given_back_; }
   // Slots in which a process is to be started.
   std::vector<int> vacancies();
   // Looks for processes that are ready, and states the next epoch when there is a change. Returns why the job cannot go
@@ -74,6 +78,7 @@ class Epochs {
  private:
   void find_joined();
   bool may_replace();
+  int others_now() const;
   NodeFacts facts();
   int wanted_slots() const { return static_cast<int>(running_.size() - leaving_.size() + vacant_.size()); }
   void state(const transport::Epoch& epoch);
@@ -91,7 +96,7 @@ class Epochs {
   int wanted_;                       // ranks of this node
   int next_member_;
   int failed_newcomers_ = 0;  // in a row
-  bool used_ = false, done_ = false, somebody_left_ = false;
+  bool used_ = false, done_ = false, somebody_left_ = false, given_back_ = false;
 };
 
 }  // namespace chorale::launch

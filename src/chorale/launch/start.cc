@@ -154,7 +154,7 @@ void Start::keep_going() {
     if (council()) kill_all("SIGKILL, since this node is not in the job any more");
   }
   if (!council() || !council()->all_finished() || !epochs_->is_finished() || std::exchange(finished_, true)) return;
-  if (lost_ && !epochs_->is_done())
+  if (lost_ && !epochs_->is_done() && !epochs_->is_given_back())
     return nodes_.halt({concat("no rank is left; the first that failed here was ", describe_end(*lost_)),
                         exit_status_of(lost_->wait_status), false});
   nodes_.finish();
@@ -178,9 +178,11 @@ bool Start::is_final(int status) const {
 void Start::interrupt(int number) {
   if (number == interrupted_ && number == SIGPIPE) return;
   if (interrupted_ != 0) return kill_all(concat("SIGKILL, after a second signal, ", signal_name(number)));
+  if (number == SIGUSR1 && council() && !starting_ && !stopping_ && (epochs_->is_given_back() || epochs_->give_back()))
+    return;
   interrupted_ = number;
   nodes_.halt({number == SIGPIPE   ? "nobody reads the output"
-               : number == SIGUSR1 ? "SIGUSR1: this node is wanted back"
+               : number == SIGUSR1 ? "SIGUSR1: this node is wanted back, and the job cannot go on without it"
                                    : "stopped by " + signal_name(number),
                128 + number, false});
   stop(number == SIGPIPE || number == SIGUSR1 ? SIGTERM : number);

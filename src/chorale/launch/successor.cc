@@ -21,7 +21,7 @@ std::string NodeFacts::text() const {
   std::string list;
   for (const int member : members) list += concat(" ", member);
   return concat(node.number, " ", word_of(node.place), " ", used, " ", left, " ", hopeless, " ", done, " ", finished,
-                " ", members.size(), list, "\n", cause);
+                " ", leaves, " ", members.size(), list, "\n", cause);
 }
 
 NodeFacts NodeFacts::parse(const std::string& text) {
@@ -30,7 +30,7 @@ NodeFacts NodeFacts::parse(const std::string& text) {
   NodeFacts facts;
   size_t count = 0;
   words >> facts.node.number >> facts.node.place >> facts.used >> facts.left >> facts.hopeless >> facts.done >>
-      facts.finished >> count;
+      facts.finished >> facts.leaves >> count;
   for (int member = 0; facts.members.size() < count && words >> member;) facts.members.push_back(member);
   if (!words || facts.members.size() != count || end == text.size())
     throw CommError(concat("[launch] a node says of its ranks what is not ours: '", text, "'"));
@@ -56,13 +56,14 @@ Successor::Answer Successor::after(const transport::Epoch& current, const std::v
   next.founders = current.founders;
   bool lost = false;
   for (const transport::EpochNode& node : current.nodes) {
-    const bool here = std::any_of(nodes.begin(), nodes.end(), [&](const auto& facts) { return facts.node == node; });
-    if (here) {
+    const auto facts = std::find_if(nodes.begin(), nodes.end(), [&](const auto& other) { return other.node == node; });
+    if (facts != nodes.end() && !facts->leaves) {
       next.nodes.push_back(node);
-    } else {
-      causes.push_back(concat("lost node ", node.number, " (", node.place, ")"));
-      lost = true;
+      continue;
     }
+    causes.push_back(
+        concat(facts == nodes.end() ? "lost node " : "given back: node ", node.number, " (", node.place, ")"));
+    lost = true;
   }
   for (const int member : current.members) {
     if (running.erase(member) > 0) next.members.push_back(member);

@@ -21,6 +21,7 @@ struct NodeFacts {
   bool hopeless = false;       // ranks that are started here end before they take part
   bool done = false;           // all steps are
   bool finished = false;       // no rank runs here, and none is to be started
+  bool leaves = false;         // for good: the job goes on without this node
   std::string cause{};         // of what has changed here since the last epoch
 
   std::string text() const;
