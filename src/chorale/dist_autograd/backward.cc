@@ -222,6 +222,17 @@ void Contexts::abort(const std::shared_ptr<ContextState>& context, uint64_t run)
   }
 }
 
+void Contexts::fail_backwards(const std::exception_ptr& error) {
+  for (const auto& context : all()) {
+    std::shared_ptr<Run> run;
+    {
+      const std::lock_guard lock(context->mutex);
+      run = context->run;
+    }
+    if (run) run->fail(error);
+  }
+}
+
 void Contexts::came(int from, const Notice& notice) {
   if (notice.kind == Notice::Kind::kCleanup && !notice.here_only) {
     close(notice.context, from);

@@ -165,6 +165,9 @@ class Contexts {
   void came(const Marks& marks, const Courier::Marked& answer);
   void came(int from, const Notice& notice);
 
+  // Those that are under way here.
+  void fail_backwards(const std::exception_ptr& error);
+
   struct Counts {
     size_t contexts = 0, backwards = 0;
   };

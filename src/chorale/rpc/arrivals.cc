@@ -144,7 +144,7 @@ Job Core::sort_answer(int from, Message message) {
               answered(std::move(*shared), nullptr);
             }
           },
-          is_short, of_backward};
+          is_short, of_backward, 0, true};
 }
 
 void Core::done_answering() {

@@ -164,6 +164,11 @@ void Core::serve_gather(int from, const Message& request) {
   fail_gatherings_of_the_gone();
 }
 
+// Of those that wait here; others have other ways to learn of it.
+void Core::fail_gathering(Gathering& gathering, const std::exception_ptr& error) {
+  gathering.complete.state()->try_set_error(error);
+}
+
 // Those that began when a worker of theirs was known to be gone.
 void Core::fail_gatherings_of_the_gone() {
   std::map<int, std::string> gone;

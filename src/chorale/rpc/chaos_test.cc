@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <csignal>
+#include <latch>
 #include <thread>
 
 #include "chorale/rpc/context_test_util.h"
@@ -47,9 +49,31 @@ Tensor through_a_worker_that_dies(const Tensor& x, int64_t worker) {
 void ends_process() { raise(SIGKILL); }
 Tensor ones_here() { return ones({2}); }
 
+// Functions that wait for others, and how many of them have begun.
+std::atomic<std::latch*> gate{nullptr};
+std::atomic<int> begun{0};
+int64_t waits_at_gate() {
+  gate.load()->wait();
+  return 1;
+}
+int64_t through_a_gate(int64_t worker) {
+  ++begun;
+  return here().call<waits_at_gate>(To(worker).within(0s));
+}
+int64_t value_here(const RRef<int64_t>& x) {
+  ++begun;
+  return x.local_value();
+}
+int64_t waits_for_all() {
+  ++begun;
+  here().barrier();
+  return 1;
+}
+
 const std::vector<Served> kServes{
-    remote<deep>,         remote<tree>,     remote<dies_in_backward>, remote<through_a_worker_that_dies>,
-    remote<ends_process>, remote<ones_here>};
+    remote<waits_at_gate>, remote<through_a_gate>, remote<value_here>,       remote<waits_for_all>,
+    remote<deep>,          remote<tree>,           remote<dies_in_backward>, remote<through_a_worker_that_dies>,
+    remote<ends_process>,  remote<ones_here>};
 
 AgentOptions with_threads(int threads) {
   AgentOptions options = for_context_tests(kServes);
@@ -81,6 +105,34 @@ TEST(FewThreads, AreConfigured) {
     agent.call<deep>(next(agent), 30);
     EXPECT_EQ(agent.debug().threads_configured, 3);
     EXPECT_LE(agent.debug().threads, 3);
+  });
+}
+
+// ---- shutdown
+
+// Whoever has called them may be gone, and their answers never come.
+TEST(ShutdownNow, EndsWhatServedFunctionsWaitFor) {
+  std::latch opens(1);
+  gate = &opens;
+  begun = 0;
+  comm::run_ranks(3, [&](comm::Group& group) {
+    Agent agent(group, for_context_tests(kServes));
+    if (group.rank() == 0) {
+      const RRef<int64_t> later = agent.remote<through_a_gate>(1, 2);
+      const std::vector<Future<int64_t>> calls{agent.call_async<through_a_gate>(1, 2), later.to_here_async(),
+                                               agent.call_async<value_here>(1, later),
+                                               agent.call_async<waits_for_all>(1)};
+      Context context(agent);
+      std::thread backwards([&] { EXPECT_THROW(backward(later, context.id()), RpcError); });
+      for (const auto& call : calls) EXPECT_THROW(call.wait(), RpcError);
+      backwards.join();
+    } else if (group.rank() == 1) {
+      expect_soon("all of them wait", [&] { return begun == 4 && agent.debug().served_later >= 2; });
+      agent.shutdown_now();
+    }
+    group.barrier().wait();
+    if (group.rank() == 2) opens.count_down();
+    agent.shutdown_now();
   });
 }
 

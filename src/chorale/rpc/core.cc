@@ -197,11 +197,14 @@ void Core::request(int to, Message message, RequestOptions options, Answered ans
   uint64_t id = 0;
   {
     std::unique_lock lock(mutex_);
-    if (const auto gone = gone_.find(to); gone != gone_.end()) {
-      const std::string reason = gone->second;
+    const auto gone = gone_.find(to);
+    if (gone != gone_.end() || !is_running()) {  // after end_waits() nobody would end it
+      const auto error = gone != gone_.end()
+                             ? error_of(RpcErrorKind::kConnection, to, gone->second)
+                             : error_of(RpcErrorKind::kNotRunning, own_, "[rpc] the agent was shut down");
       lock.unlock();
       if (message.context != 0) contexts_.answered(message.context, to, 0);
-      return answered({}, error_of(RpcErrorKind::kConnection, to, reason));
+      return answered({}, error);
     }
     id = next_request_++;
     if (message.kind != MessageKind::kGather) ++calls_begun_;
@@ -270,10 +273,12 @@ void Core::time_out(uint64_t id) {
     return note_change();
   }
   // Whatever follows from it may take long: not on the timer's thread.
-  crew_->run([this, answered = std::move(pending.answered), error] {
-    answered({}, error);
-    note_change();
-  });
+  crew_->run(
+      [this, answered = std::move(pending.answered), error] {
+        answered({}, error);
+        note_change();
+      },
+      0, true);
 }
 
 void Core::fail_all(int worker, const std::string& reason) {

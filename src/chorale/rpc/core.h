@@ -182,6 +182,7 @@ class Core : public std::enable_shared_from_this<Core> {
   std::function<void(const Reply&)> prepare_function(Reader& reader) const;
   void serve_fetch(int from, const Message& request);
   void serve_type(int from, const Message& request);
+  void serve_ref_backward(int from, const Message& request);
   void serve_control(int from, const Message& request);
   void answer_value(int to, const Message& request, AnyValue value, const std::exception_ptr& error);
   std::exception_ptr at_home(const std::exception_ptr& error) const;
@@ -191,6 +192,7 @@ class Core : public std::enable_shared_from_this<Core> {
   void serve_gather(int from, const Message& request);
   std::shared_ptr<Gathering> gathering(const std::string& key);
   void add_to_gathering(Gathering& gathering, const std::string& name, Bytes value, size_t of);
+  static void fail_gathering(Gathering& gathering, const std::exception_ptr& error);
   void fail_gatherings(int worker, const std::string& reason);
   void fail_gatherings_of_the_gone();
   [[noreturn]] void raise_for_the_dead(const std::vector<int>& workers, const std::exception_ptr& error);
@@ -198,6 +200,7 @@ class Core : public std::enable_shared_from_this<Core> {
   // leaving.cc
   void leave_gracefully(Timeout timeout);
   void leave_alone(Timeout timeout);
+  void end_waits(const std::exception_ptr& error);
   int64_t own_calls() const;
   // Calls of this worker that can still lead to others: those in flight, and those of which the answer is being dealt
   // with.

@@ -100,11 +100,14 @@ bool Crew::take_of_chain(uint64_t chain, Task& task) {
   return true;
 }
 
-void Crew::run(std::function<void()> task, uint64_t chain) {
-  const std::lock_guard lock(mutex_);
-  if (stops_) return;
-  queue_.push_back({std::move(task), chain});
-  call_up();
+void Crew::run(std::function<void()> task, uint64_t chain, bool completes) {
+  std::unique_lock lock(mutex_);
+  if (!stops_) {
+    queue_.push_back({std::move(task), chain, completes});
+    return call_up();
+  }
+  lock.unlock();
+  if (completes) run_safely({std::move(task), chain});
 }
 
 void Crew::work() {
@@ -205,7 +208,7 @@ void Crew::handle(Arrival arrival, bool helps_backward) {
   if (job.is_short || (helps_backward && job.of_backward)) {
     run_safely({std::move(job.task), job.chain});
   } else {
-    run(std::move(job.task), job.chain);
+    run(std::move(job.task), job.chain, job.completes);
   }
 }
 
@@ -276,11 +279,16 @@ void Crew::wait_long(FutureState& state, Deadline deadline) {
 }
 
 void Crew::stop() {
+  std::deque<Task> queued;
   {
     const std::lock_guard lock(mutex_);
     stops_ = true;
+    queued.swap(queue_);
   }
   changed_.notify_all();
+  for (Task& task : queued) {
+    if (task.completes) run_safely(std::move(task));
+  }
   std::vector<std::thread> threads;
   while (true) {
     {

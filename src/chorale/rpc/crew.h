@@ -47,7 +47,8 @@ struct Job {
   std::function<void()> task{};
   bool is_short = false;  // it never waits: whatever thread has read it does it at once
   bool of_backward = false;
-  uint64_t chain = 0;  // Note [Chains]; 0: none
+  uint64_t chain = 0;      // Note [Chains]; 0: none
+  bool completes = false;  // what somebody waits for: done even when the crew has stopped
 };
 
 class Crew final : public Helper {
@@ -60,11 +61,12 @@ class Crew final : public Helper {
   void start();
 
   // Runs a task on a thread of the crew.
-  void run(std::function<void()> task, uint64_t chain = 0);
+  void run(std::function<void()> task, uint64_t chain = 0, bool completes = false);
   // Waits for a future, and reads meanwhile.
   void wait(FutureState& state, Deadline deadline) override;
   void wake_reader() override { post_.wake(); }
-  // Ends the threads, which finish what they run; what is queued is dropped. A thread of the crew must not call it.
+  // Ends the threads, which finish what they run; what is queued is dropped, unless somebody may wait for it. A thread
+  // of the crew must not call it.
   void stop();
 
   struct Counts {
@@ -80,6 +82,7 @@ class Crew final : public Helper {
   struct Task {
     std::function<void()> run;
     uint64_t chain = 0;
+    bool completes = false;
   };
   // A thread that waits and sleeps, or is about to.
   struct Waiter {

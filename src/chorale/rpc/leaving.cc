@@ -33,18 +33,28 @@ void Core::shut_down(bool graceful, Timeout timeout) {
   if (membership_) membership_->leave();
   use_.reset();
   timer_.stop();
+  // Functions that are served may wait for what does not come any more, and the crew waits for them.
+  end_waits(error_of(RpcErrorKind::kNotRunning, own_, "[rpc] the agent was shut down"));
   crew_->stop();
-  fail_all(-1, "[rpc] the agent was shut down");
-  {
-    const std::lock_guard lock(mutex_);
-    gatherings_.clear();
-  }
   const std::string leaks = references_.leaks();
   if (error) std::rethrow_exception(error);
   if (leaks.empty() || !graceful) return;
   const std::string text = concat("[rpc] references of worker ", own_, " are still held at shutdown: ", leaks);
   if (options_.check_leaks) throw RpcError(RpcErrorKind::kReferenceLeak, own_, text);
   log_warning(text);
+}
+
+// Of this worker's threads: no answer and no value will come.
+void Core::end_waits(const std::exception_ptr& error) {
+  fail_all(-1, "[rpc] the agent was shut down");
+  contexts_.fail_backwards(error);
+  references_.fail_values(error);
+  std::map<std::string, std::shared_ptr<Gathering>> gatherings;
+  {
+    const std::lock_guard lock(mutex_);
+    gatherings.swap(gatherings_);
+  }
+  for (const auto& [key, gathering] : gatherings) fail_gathering(*gathering, error);
 }
 
 void Core::leave_gracefully(Timeout timeout) {

@@ -328,6 +328,15 @@ ReferenceCounts References::counts() const {
   return counts;
 }
 
+void References::fail_values(const std::exception_ptr& error) {
+  std::vector<std::shared_ptr<OwnerReference>> all;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [id, owner] : owners_) all.push_back(owner);
+  }
+  for (const auto& owner : all) owner->value.state()->try_set_error(error);
+}
+
 void References::forget_worker(int worker) {
   std::vector<std::shared_ptr<void>> dropped;  // outside the lock
   std::vector<std::pair<GlobalId, int>> due;

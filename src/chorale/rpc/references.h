@@ -156,6 +156,8 @@ class References {
   // The references that are left, by id and with the workers that hold them; empty when there are none.
   std::string leaks() const;
   ReferenceCounts counts() const;
+  // Those that are not there yet will never be.
+  void fail_values(const std::exception_ptr& error);
   // A worker has ended, and with it all that it held.
   void forget_worker(int worker);
 

@@ -125,6 +125,8 @@ void Core::serve_once(int from, Message request) {
         return serve_fetch(from, request);
       case MessageKind::kType:
         return serve_type(from, request);
+      case MessageKind::kRefBackward:
+        return serve_ref_backward(from, request);
       case MessageKind::kGather:
         return serve_gather(from, request);
       case MessageKind::kGradient:
@@ -308,6 +310,28 @@ void Core::serve_type(int from, const Message& request) {
   });
 }
 
+void Core::serve_ref_backward(int from, const Message& request) {
+  Reader reader(request.payload, {});
+  const std::shared_ptr<OwnerReference> owner = references_.get_or_create({reader.number<uint64_t>()});
+  const auto context = reader.number<uint64_t>();
+  const bool retain_graph = read<bool>(reader);
+  served_later_.fetch_add(1, std::memory_order_relaxed);
+  // No thread waits until the value is there.
+  owner->value.state()->add_callback([=, this, id = request.id, chain = request.chain] {
+    served_later_.fetch_sub(1, std::memory_order_relaxed);
+    if (const auto error = owner->value.state()->error()) return answer_error(from, id, error);
+    const auto runs = [=, this] {
+      try {
+        backward_from(*owner, context, retain_graph);
+      } catch (const std::exception&) {
+        return answer_error(from, id, std::current_exception());
+      }
+      answer(from, id, {.kind = MessageKind::kReturn});
+    };
+    crew_->run(runs, chain);
+  });
+}
+
 void Core::backward_from(const OwnerReference& reference, uint64_t context, bool retain_graph) {
   reference.value.state()->wait();
   const AnyValue value = reference.value.wait();
@@ -323,13 +347,6 @@ void Core::backward_from(const OwnerReference& reference, uint64_t context, bool
 void Core::serve_control(int from, const Message& request) {
   Reader reader(request.payload, {});
   switch (request.kind) {
-    case MessageKind::kRefBackward: {
-      const GlobalId id{reader.number<uint64_t>()};
-      const auto context = reader.number<uint64_t>();
-      const bool retain_graph = read<bool>(reader);
-      backward_from(*references_.get_or_create(id), context, retain_graph);
-      break;
-    }
     case MessageKind::kUserDelete: {
       const GlobalId id{reader.number<uint64_t>()}, fork{reader.number<uint64_t>()};
       references_.delete_fork(id, fork);
