@@ -32,6 +32,7 @@
 #include "chorale/api/segment.h"
 #include "chorale/base/error.h"
 #include "chorale/base/parallel_for.h"
+#include "chorale/graph/kernel_list.h"
 
 namespace chorale::comm {
 class Group;
@@ -110,6 +111,7 @@ struct Report {
     std::vector<Tensor> bucket;  // parameters that were charged to it
     std::string break_reason;    // why the graph ends where it ends; empty: at the end of the function
     int64_t arena_bytes = 0;
+    std::vector<graph::ListedKernel> kernels;  // what its program runs
   };
   int compiles = 0;    // stretches that were compiled, however many pieces they have
   int resizes = 0;     // further sizes of graphs with symbols: traced, and nothing compiled

@@ -2,6 +2,7 @@
 #include "chorale/api/frame.h"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 #include "chorale/api/agreement.h"
@@ -40,6 +41,10 @@ std::string Report::text() const {
     all += concat("graph ", i, ": ", graph.ops, " ops, ", graph.arena_bytes, " bytes of intermediate values");
     if (graph.bucket_bytes > 0) all += concat(", bucket of ", graph.bucket_bytes, " bytes");
     all += concat(graph.break_reason.empty() ? "" : "; ends at: ", graph.break_reason, "\n", graph.text);
+    for (const chorale::graph::ListedKernel& kernel : graph.kernels) {
+      all += concat("kernel ", kernel.node, ": ", kernel.name, ", ", kernel.bytes, " bytes, ",
+                    std::ceil(kernel.microseconds * 10) / 10, " us expected\n");
+    }
   }
   for (const std::string& guard : guards) all += concat("guard: ", guard, "\n");
   for (const std::string& reason : recompiles) all += concat("recompiled: ", reason, "\n");
@@ -93,7 +98,10 @@ void Frame::State::note_compiled(const Segment& segment, const Family& family, c
     made.ops = piece.forward.graph.nodes.size();
     made.bucket_bytes = piece.bucket_bytes;
     made.bucket = piece.bucket;
-    made.arena_bytes = piece.forward_program ? piece.forward_program->plan().arena_bytes : 0;
+    if (piece.forward_program) {
+      made.arena_bytes = piece.forward_program->plan().arena_bytes;
+      made.kernels = graph::list_kernels(*piece.forward_program);
+    }
     made.break_reason = segment.is_split()
                             ? concat("DDPOptimizer: bucket ", segment.pieces().size() - 1 - k, " of ",
                                      segment.pieces().size(), ", ", piece.bucket_bytes, " bytes of parameters")

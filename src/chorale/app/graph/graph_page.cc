@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "chorale/base/error.h"
+#include "chorale/graph/kernel_list.h"
 
 namespace chorale::app {
 namespace {
@@ -62,14 +63,6 @@ std::string place_text(const Plan::Place& place) {
   return "";
 }
 
-std::string rows_in(const Node& node) {
-  std::string names;
-  for (const Node& part : node.body->nodes) {
-    names += (names.empty() ? "" : ", ") + (part.body ? "(" + rows_in(part) + ")" : part.name());
-  }
-  return names;
-}
-
 std::string node_row(const ShownGraph& shown, size_t n, double us, double most) {
   const graph::Graph& graph = shown.program->graph();
   const Plan& plan = shown.program->plan();
@@ -90,7 +83,7 @@ std::string node_row(const ShownGraph& shown, size_t n, double us, double most) 
                      : node.body                            ? "fused"
                      : is_collective(node) || is_wait(node) ? "collective"
                                                             : "kernel";
-  const std::string what = node.body ? node.name() + ": " + rows_in(node) : node.name();
+  const std::string what = graph::describe(node);
   std::string time;
   if (us >= 0) {
     time = fmt::format("{:.1f} <span class=bar style=\"width:{:.0f}px\"></span>", us, most > 0 ? us / most * 80 : 0);
