@@ -224,15 +224,15 @@ class Page(unittest.TestCase):
 class GraphPage(unittest.TestCase):
     """`chorale graph`: compiled graphs as a page."""
     TEXT = """compiled 1 time, 1 graph, 0 breaks
-graph(%0: f32[64, 32], %1: f32[16, 32], %2: f32[16]) {
-  %3: f32[64, 16] = linear(%0, %1, %2)
-  %4: f32[64, 16] = relu(%3)
-  %5: f32[64, 16] = mul(%4, %4)
-  %6: f32[16, 64]:[1, 16] = permute(%5) {dims=[1, 0]}
-  %7: f32[16, 16] = matmul(%6, %5)
+graph(%0: f32[256, 128], %1: f32[64, 128], %2: f32[64]) {
+  %3: f32[256, 64] = linear(%0, %1, %2)
+  %4: f32[256, 64] = relu(%3)
+  %5: f32[256, 64] = mul(%4, %4)
+  %6: f32[64, 256]:[1, 64] = permute(%5) {dims=[1, 0]}
+  %7: f32[64, 64] = matmul(%6, %5)
   return %7
 }
-guard: local arg 0 is f32[64, 32]
+guard: local arg 0 is f32[256, 128]
 """
 
     def setUp(self):
@@ -260,6 +260,14 @@ guard: local arg 0 is f32[64, 32]
         self.assertIn("// relu", browser.evaluate("document.querySelector('details pre').textContent"))
         self.assertEqual(browser.requests, [url], "the file is not self-contained")
         self.assertEqual(browser.complaints, [])
+
+    def test_small_nodes_are_one_kernel(self):
+        (self.folder / "step.txt").write_text(self.TEXT.replace("256", "16").replace("128", "16"))
+        done = self.graph("step.txt", "--fused")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        page = (self.folder / done.stdout.strip()).read_text()
+        self.assertIn("block: linear, (relu, mul), permute, matmul", page)
+        self.assertIn("f_product(16, 64, 16, ", page)
 
     def test_what_is_no_graph_is_said(self):
         (self.folder / "empty.txt").write_text("nothing\n")

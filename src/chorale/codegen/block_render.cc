@@ -102,7 +102,7 @@ std::optional<Columns> sum_of(const Graph& graph, const Node& node) {
       kernel::dim_mask("sum", node.attrs.get<kernel::ReduceAttrs>().dims, static_cast<int64_t>(x.sizes.size()));
   const int64_t elems = count_elems(x.sizes), count = kernel::reduced_count(x.sizes, reduced);
   if (count == elems) return elems <= kMostInLine ? std::optional<Columns>({1, elems}) : std::nullopt;
-  if (x.sizes.size() != 2 || reduced != 1) return {};
+  if (x.sizes.size() != 2 || reduced != 1 || x.sizes[0] == 1) return {};
   const int64_t m = x.sizes[0], n = x.sizes[1], wide = std::max<int64_t>(1, 64 / n);
   return n >= 8 && m / wide < kMostLines ? std::optional<Columns>({m, n}) : std::nullopt;
 }

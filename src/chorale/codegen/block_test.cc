@@ -39,6 +39,25 @@ TEST(Blocks, WhatAnOpRefusesIsItsOwnError) {
   EXPECT_EQ(w.to_vector<float>(), before);
 }
 
+// What becomes one number, one line, or what it was.
+TEST(Blocks, SumsOfAnything) {
+  const TemporaryFolder folder;
+  CodeCache cache({.folder = folder.path()});
+  const auto f = [](const Tensor& x) -> std::vector<Tensor> {
+    const Tensor y = mul(x, 2);
+    return {sum(y), sum(y, {0}), sum(y, {0}, true), sum(y, {1}), sum(y, {0, 1}, true)};
+  };
+  auto compiled = compile(f, {.backend = fused({.cache = &cache, .optimize = "-O1"})});
+  for (const Shape& sizes : {Shape{1, 9}, Shape{9, 9}, Shape{9, 1}, Shape{20, 30}, Shape{1, 1}}) {
+    const Tensor x = uniform(sizes);
+    const std::vector<Tensor> expected = f(x), made = compiled(x);
+    for (size_t i = 0; i < made.size(); ++i) {
+      EXPECT_EQ(made[i].sizes(), expected[i].sizes()) << sizes << i;
+      EXPECT_EQ(made[i].to_vector<float>(), expected[i].to_vector<float>()) << sizes << ", result " << i;
+    }
+  }
+}
+
 constexpr const char* kBefore = R"(graph(%0: f32[8, 20], %1: f32[32, 20], %2: f32[4096, 9]) {
   %3: f32[20, 32]:[1, 20] = permute(%1) {dims=[1, 0]}
   %4: f32[8, 32] = matmul(%0, %3)

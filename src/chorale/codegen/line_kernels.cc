@@ -102,7 +102,9 @@ bool reduces_lines(const Graph& graph, const Node& node) {
     case LineOp::kSum: {
       // Shorter ones are gathered by the eager sum, and added up in another order.
       const auto& attrs = node.attrs.get<kernel::ReduceAttrs>();
-      return dims >= 2 && n >= 16 && kernel::dim_mask("sum", attrs.dims, dims) == kernel::DimMask{1} << (dims - 1);
+      // Without its last dimension the sum of n lines would look as a weight does.
+      return dims >= 2 && n >= 16 && (attrs.keepdim || count_elems(x.sizes) != n * n) &&
+             kernel::dim_mask("sum", attrs.dims, dims) == kernel::DimMask{1} << (dims - 1);
     }
     default:
       return normalize_dim("softmax", node.attrs.get<kernel::DimAttrs>().dim, dims) == dims - 1;
