@@ -40,8 +40,9 @@ TEST(Scan, RunningSumsAreKeptInMoreDigits) {
 
 // Every element against a loop in f64, of a scan alone and of two side by side. Lengths near 1 keep products in range.
 TEST(Scan, ComplexNumbersAreAsNearToF64AsTheirDigitsAllow) {
-  std::vector<complex64> elements;
-  for (int i = 0; i < 20'000; ++i) elements.emplace_back(std::polar(1 + (i * 37 % 101 - 50) / 5e3, i * 53 % 997 / 1e2));
+  std::vector<complex64> elements(20'000);
+  for (int i = 0; i < 20'000; ++i)
+    elements[static_cast<size_t>(i)] = complex64(std::polar(1 + (i * 37 % 101 - 50) / 5e3, i * 53 % 997 / 1e2));
   const Tensor x = Tensor::from(elements, {static_cast<int64_t>(elements.size())});
   const auto expect_near = [&](const Tensor& y, complex128 state, auto step) {
     const std::vector<complex128> found = y.to_vector<complex128>();
