@@ -35,10 +35,13 @@ class Recording {
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
   Program finish();
+  // Whether this thread records the stream.
+  static bool is_open_on(Stream stream);
 
  private:
   Stream stream_;
   bool open_ = true;
+  const Recording* before_;  // of this thread
 };
 
 }  // namespace chorale

@@ -45,11 +45,11 @@ op::OutSpecs infer(const Graph& graph, const Node& node) {
   return op::prepare(*node.op, in, node.attrs, node.out.size());
 }
 
-bool is_collective(const Node& node) {
-  if (node.kind != Node::Kind::kRow || !node.op->attrs) return false;
-  return &node.op->attrs() == &op::attrs_of<kernel::CollectiveAttrs>() ||
-         &node.op->attrs() == &op::attrs_of<kernel::MessageAttrs>();
+bool is_collective(const op::OpDef& op) {
+  return op.attrs && (&op.attrs() == &op::attrs_of<kernel::CollectiveAttrs>() ||
+                      &op.attrs() == &op::attrs_of<kernel::MessageAttrs>());
 }
+bool is_collective(const Node& node) { return node.kind == Node::Kind::kRow && is_collective(*node.op); }
 bool is_start(const Node& node) { return is_collective(node) && std::string_view(node.op->name).ends_with("_start"); }
 bool is_wait(const Node& node) { return node.kind == Node::Kind::kRow && node.op->view && node.op->cpu; }
 

@@ -79,6 +79,7 @@ Tensor stand_in(const Value& value);
 // For a row: what inference says of each result, given stand-ins of the inputs.
 op::OutSpecs infer(const Graph& graph, const Node& node);
 // Whether a row talks to other ranks: it runs whether its result is read or not, and once for each call.
+bool is_collective(const op::OpDef& op);
 bool is_collective(const Node& node);
 // One that begins a collective, and one that waits for it (which is a view, and has work to do).
 bool is_start(const Node& node);

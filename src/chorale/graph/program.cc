@@ -4,9 +4,12 @@
 
 #include "chorale/base/error.h"
 #include "chorale/base/generator.h"
+#include "chorale/device/program.h"
+#include "chorale/device/stream.h"
 #include "chorale/op/collective.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/kernels.h"
+#include "chorale/tensor/device_copy.h"
 #include "chorale/trace/trace.h"
 
 namespace chorale::graph {
@@ -20,9 +23,12 @@ int64_t place_in(const Value& value, int64_t elements) { return elements * stati
 void draw_into(const Tensor& stretch, Generator& generator, int64_t words) {
   const RandomStream stream = generator.take(words);
   if (!stretch.impl()->data) return;
-  auto* place = static_cast<int64_t*>(stretch.impl()->data);
+  const bool on_host = stretch.device() == kCpu;
+  const Tensor host = on_host ? stretch : empty_pinned({2}, DType::kI64, stretch.device());
+  auto* place = static_cast<int64_t*>(host.impl()->data);
   place[0] = static_cast<int64_t>(stream.seed);
   place[1] = static_cast<int64_t>(stream.offset);
+  if (!on_host) copy_between_devices(host, stretch);
 }
 
 }  // namespace
@@ -32,6 +38,7 @@ struct Program::Instance {
   struct Step {
     enum class Kind : uint8_t { kKernel, kFused, kDraw, kBody, kStart, kWait } kind = Kind::kKernel;
     kernel::Kernel kernel = nullptr;
+    const op::OpDef* row = nullptr;
     const kernel::Pointwise* pointwise = nullptr;
     Device device;
     Attrs attrs;
@@ -45,8 +52,30 @@ struct Program::Instance {
   struct Bound {  // a pointer that follows an input's or an output's
     Tensor::Impl* impl;
     int64_t offset;
+    // The CPU's kernels look at pointers alone; other devices have kernels that make views of their operands.
+    void lie_in(const Tensor& memory) const {
+      impl->data = static_cast<std::byte*>(memory.raw()) + offset;
+      if (impl->device == kCpu) return;
+      impl->storage = memory.storage();
+      const auto elem = static_cast<int64_t>(size_of(impl->dtype));
+      impl->offset = (memory.offset() * static_cast<int64_t>(memory.elem_bytes()) + offset) / elem;
+    }
   };
-  Tensor arena;
+  // A kept instance keeps nobody's memory.
+  void let_go() const {
+    for (const auto* const all : {&of_input, &of_output}) {
+      for (const std::vector<Bound>& list : *all) {
+        for (const Bound& bound : list) {
+          if (bound.impl->device != kCpu) bound.impl->storage = {};
+        }
+      }
+    }
+  }
+  struct OnDevice {
+    Stream stream;  // on which its memory was taken, and may be used again at once
+    Tensor arena;
+  };
+  std::vector<OnDevice> devices;
   std::vector<Tensor> tensors;  // by value
   std::vector<Tensor> others;   // views of values, for writes
   std::vector<std::vector<Bound>> of_input, of_output;
@@ -73,8 +102,9 @@ struct Program::Instance {
 Program::Program(Graph graph, const FusedKernels& fused, Resize resize)
     : graph_(std::move(graph)), plan_(plan_memory(graph_)), fused_(fused), resize_(std::move(resize)) {
   for (const Value& value : graph_.values) {
-    CHORALE_CHECK_STATE(value.device.type == DeviceType::kCpu || value.device.type == DeviceType::kNull,
-                        "[compile] a graph runs on the CPU; a value of it is on ", value.device);
+    if (value.device.type != DeviceType::kNull &&
+        std::find(devices_.begin(), devices_.end(), value.device) == devices_.end())
+      devices_.push_back(value.device);
   }
   for (const Output& output : graph_.outputs) {
     const Value& value = graph_.values[output.value];
@@ -100,11 +130,17 @@ std::unique_ptr<Program::Instance> Program::make() const {
   Instance& instance = *made;
   instance.of_input.resize(graph_.inputs.size());
   instance.of_output.resize(graph_.outputs.size());
-  if (plan_.arena_bytes > 0) instance.arena = Tensor::empty({plan_.arena_bytes}, DType::kU8);
+  for (const Device device : devices_) {
+    Tensor arena;
+    if (plan_.arena_bytes > 0) arena = Tensor::empty({plan_.arena_bytes}, DType::kU8, device);
+    instance.devices.push_back({current_stream(device), std::move(arena)});
+  }
   const auto bind = [&](const Tensor& tensor, const Plan::Place& place) {
     if (tensor.elems() == 0 || tensor.device().type == DeviceType::kNull) return;
     if (place.in == Plan::In::kArena) {
-      tensor.impl()->data = static_cast<std::byte*>(instance.arena.raw()) + place.offset;
+      const auto found = std::find(devices_.begin(), devices_.end(), tensor.device());
+      const Tensor& arena = instance.devices[static_cast<size_t>(found - devices_.begin())].arena;
+      Instance::Bound{tensor.impl(), place.offset}.lie_in(arena);
     } else if (place.in == Plan::In::kInput) {
       instance.of_input[place.index].push_back({tensor.impl(), place.offset});
     } else if (place.in == Plan::In::kOutput) {
@@ -117,6 +153,7 @@ std::unique_ptr<Program::Instance> Program::make() const {
   }
   const auto copy = [&](const Tensor& from, const Tensor& to) {
     Instance::Step step;
+    step.row = &op::kTo;
     step.kernel = op::find_kernel(op::kTo, to.device().type);
     step.device = to.device();
     step.attrs = op::CopyAttrs{to.dtype()};
@@ -158,6 +195,7 @@ std::unique_ptr<Program::Instance> Program::make() const {
         if (!step.fused) step.body = std::make_shared<Program>(*node.body);
         break;
       default:
+        step.row = node.op;
         step.kernel = op::find_kernel(*node.op, step.device.type);
         step.pointwise = node.op->pointwise ? &*node.op->pointwise : nullptr;
         CHORALE_CHECK_STATE(step.kernel, "[", node.op->name, "] has no kernel for ", step.device);
@@ -190,7 +228,7 @@ std::unique_ptr<Program::Instance> Program::make() const {
 void Program::Instance::run_step(Step& step, std::span<Generator* const> generators) {
   switch (step.kind) {
     case Step::Kind::kKernel:
-      step.kernel({step.in, step.out, step.attrs, Stream{step.device}, step.pointwise});
+      step.kernel({step.in, step.out, step.attrs, current_stream(step.device), step.pointwise, step.row});
       break;
     case Step::Kind::kStart: {
       Tensor::Impl& out_impl = *step.out[0].impl();
@@ -241,19 +279,26 @@ void Program::run_steps(Instance& instance, std::span<Generator* const> generato
 void Program::run(std::span<const Tensor> in, std::span<Generator* const> generators, std::span<Tensor> out) const {
   CHORALE_INVARIANT(in.size() == graph_.inputs.size() && out.size() == graph_.outputs.size(), "a program got ",
                     in.size(), " inputs and ", out.size(), " outputs");
+  // What a device is recorded with belongs to the recording, which takes memory of its own (device/program.h).
+  const bool is_recorded = std::any_of(devices_.begin(), devices_.end(), [](Device device) {
+    return device != kCpu && ::chorale::Recording::is_open_on(current_stream(device));
+  });
   std::unique_ptr<Instance> instance;
-  {
+  if (!is_recorded) {
     const std::lock_guard lock(mutex_);
-    if (!idle_.empty()) {
-      instance = std::move(idle_.back());
-      idle_.pop_back();
+    const auto found = std::find_if(idle_.rbegin(), idle_.rend(), [](const std::unique_ptr<Instance>& one) {
+      return std::all_of(one->devices.begin(), one->devices.end(), [](const Instance::OnDevice& on) {
+        return on.stream.device == kCpu || on.stream == current_stream(on.stream.device);
+      });
+    });
+    if (found != idle_.rend()) {
+      instance = std::move(*found);
+      idle_.erase(std::next(found).base());
     }
   }
   if (!instance) instance = make();
   for (size_t i = 0; i < in.size(); ++i) {
-    if (instance->of_input[i].empty()) continue;
-    auto* const data = static_cast<std::byte*>(in[i].raw());
-    for (const Instance::Bound& bound : instance->of_input[i]) bound.impl->data = data + bound.offset;
+    for (const Instance::Bound& bound : instance->of_input[i]) bound.lie_in(in[i]);
   }
   for (size_t o = 0; o < out.size(); ++o) {
     const Output& output = graph_.outputs[o];
@@ -263,11 +308,12 @@ void Program::run(std::span<const Tensor> in, std::span<Generator* const> genera
       out[o] = is_in_order_[o] ? Tensor::empty(value.sizes, value.dtype, value.device)
                                : Tensor::empty_strided(value.sizes, value.strides, value.dtype, value.device);
     }
-    auto* const data = static_cast<std::byte*>(out[o].raw());
-    for (const Instance::Bound& bound : instance->of_output[o]) bound.impl->data = data + bound.offset;
+    for (const Instance::Bound& bound : instance->of_output[o]) bound.lie_in(out[o]);
   }
   for (const Instance::GroupUse& use : instance->groups) instance->steps[use.step].in[use.operand] = in[use.input];
   run_steps(*instance, generators);
+  if (is_recorded) return;
+  instance->let_go();
   const std::lock_guard lock(mutex_);
   idle_.push_back(std::move(instance));
 }

@@ -48,6 +48,7 @@ class Program {
   static void run_steps(Instance& instance, std::span<Generator* const> generators);
 
   Graph graph_;
+  std::vector<Device> devices_;  // of its values
   Plan plan_;
   FusedKernels fused_;
   Resize resize_;

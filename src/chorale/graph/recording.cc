@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 #include <utility>
 
 #include "chorale/base/error.h"
 #include "chorale/base/generator.h"
+#include "chorale/graph/ir.h"
 #include "chorale/graph/tracer.h"
 #include "chorale/op/collective.h"
+#include "chorale/op/copy.h"
 #include "chorale/op/prepare.h"
 
 namespace chorale::graph {
@@ -184,18 +187,31 @@ void Recording::hide(const Tensor& x) {
   hidden_.push_back(x);
 }
 
-const char* Recording::why_not_recordable(const op::OpDef& op, std::span<const Tensor> in) {
+const char* Recording::why_not_recordable(const op::OpDef& op, std::span<const Tensor> in, const Attrs& attrs,
+                                          std::span<const Tensor> into) {
   if (op.dynamic) return "the shape of its result depends on data";
+  std::optional<Device> device;
+  const auto stays = [&](Device other) {
+    if (other.type == DeviceType::kNull) return true;
+    if (!device) device = other;
+    return *device == other;
+  };
   for (const Tensor& x : in) {
     if (!x.defined()) continue;
     if (x.is_sparse()) return "it has a sparse operand";
     if (x.is_sharded()) return "it has a sharded operand";
-    if (x.device().type != DeviceType::kCpu && x.device().type != DeviceType::kNull) {
-      return "its operands are not in the host's memory";
-    }
+    if (!stays(x.device())) return "its operands are on several devices";
     // A result that is on its way between ranks since before: a graph has no place for what it knows.
     if (x.extension() && !x.is_traced() && !is_group(x)) return "it waits for what was begun outside";
   }
+  for (const Tensor& x : into) {
+    if (!stays(x.device())) return "it moves a tensor to another device";
+  }
+  if (&op == &op::kToDevice) {
+    const auto& to = attrs.get<op::ToDeviceAttrs>();
+    if (!stays({to.device, static_cast<int16_t>(to.device_index)})) return "it moves a tensor to another device";
+  }
+  if (device && *device != kCpu && is_collective(op)) return "it sends what is on a device";
   return nullptr;
 }
 

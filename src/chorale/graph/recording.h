@@ -139,7 +139,8 @@ class Recording {
   // Whether writes to its bytes are recorded and not done.
   bool is_pending(const Storage& storage) const;
   // Whether the op cannot be recorded: what is run at once then.
-  static const char* why_not_recordable(const op::OpDef& op, std::span<const Tensor> in);
+  static const char* why_not_recordable(const op::OpDef& op, std::span<const Tensor> in, const Attrs& attrs,
+                                        std::span<const Tensor> into = {});
   // Takes a tensor's bytes out of sight until clear(): they are about to change, or may not be looked at.
   void hide(const Tensor& x);
   // Hands the reason to the owner; afterwards bytes are there, or StateError.

@@ -30,7 +30,7 @@ void Tracer::call(const op::OpDef& op, std::span<const Tensor> in, const Attrs& 
                   op::Rest) {
   Recording* recording = Recording::current();
   if (!recording) return runs_.all().call(op, in, attrs, out);
-  const char* why = Recording::why_not_recordable(op, in);
+  const char* why = Recording::why_not_recordable(op, in, attrs);
   if (why && &op == &op::kNonzero && recording->late_nonzero(op, in, attrs, out)) return;
   if (why) {
     return run_at_once(*recording, op, why, in, [&] { runs_.all().call(op, in, attrs, out); });
@@ -42,7 +42,7 @@ void Tracer::call_into(const op::OpDef& op, std::span<const Tensor> in, const At
                        op::Rest) {
   Recording* recording = Recording::current();
   if (!recording) return runs_.all().call_into(op, in, attrs, out);
-  if (const char* why = Recording::why_not_recordable(op, in)) {
+  if (const char* why = Recording::why_not_recordable(op, in, attrs, out)) {
     return run_at_once(*recording, op, why, in, [&] {
       need_operands(out, op.name);
       runs_.all().call_into(op, in, attrs, out);

@@ -8,6 +8,8 @@ namespace {
 
 // Parameters of less than this together are updated in one call: a call costs about as much as 4 KiB of work.
 constexpr int64_t kUpdateBytes = int64_t{128} << 10;
+// On a device a call fills all of it, and its cache is larger.
+constexpr int64_t kDeviceUpdateBytes = int64_t{8} << 20;
 
 class Spreader {
  public:
@@ -74,9 +76,11 @@ class Spreader {
     std::iota(order.begin(), order.end(), size_t{0});
     std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return ready[a] < ready[b]; });
     std::vector<std::vector<size_t>> groups(1);
+    const bool on_host = graph_.values[node.in[lists.own]].device.type == DeviceType::kCpu;
+    const int64_t most_bytes = on_host ? kUpdateBytes : kDeviceUpdateBytes;
     int64_t bytes = 0;
     for (const size_t i : order) {
-      if (bytes >= kUpdateBytes) {
+      if (bytes >= most_bytes) {
         groups.emplace_back();
         bytes = 0;
       }

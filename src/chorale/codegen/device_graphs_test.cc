@@ -1,0 +1,221 @@
+// Graphs of tensors on a device, on simulated ones: they run there, on the current stream, and the current device is
+// something that a graph depends on. Rows of compiled-training.md that need two devices are proved here, on sim:0 and
+// sim:1.
+#include <gtest/gtest.h>
+
+#include "chorale/api/api.h"
+#include "chorale/api/compile.h"
+#include "chorale/codegen/fused.h"
+#include "chorale/device/sim/sim_device.h"
+#include "chorale/device/stream.h"
+#include "chorale/eager/sim_kernels.h"
+#include "chorale/op/device_scope.h"
+#include "chorale/op/samples.h"
+#include "chorale/testing/temporary_folder_test_util.h"
+
+namespace chorale::codegen {
+namespace {
+
+Device sim_device(int index) { return {DeviceType::kSim, static_cast<int16_t>(index)}; }
+// The current device: that of tensors which nothing else decides about.
+Device current_device() { return op::creation_device(kCpu); }
+
+class DeviceGraphs : public testing::Test {
+ protected:
+  void SetUp() override { eager::add_sim_device({.devices = 2, .most_delay = std::chrono::microseconds(20)}); }
+};
+
+Tensor made(const Shape& sizes, int seed, Device device) {
+  return to(to(op::sample(sizes, seed, -1, 1), DType::kF32), device);
+}
+std::vector<float> values(const Tensor& x) { return x.to_vector<float>(); }
+
+// Losses and parameters of a few steps with gradients and updates in place.
+std::vector<std::vector<float>> train(Device device, bool compiled, bool whole, bool drops) {
+  manual_seed(5);
+  const Tensor w1 = made({6, 8}, 1, device), b1 = made({8}, 2, device), w2 = made({8, 3}, 3, device);
+  const std::vector<Tensor> parameters{w1, b1, w2};
+  for (const Tensor& p : parameters) set_requires_grad(p);
+  const auto body = [&](const std::vector<Tensor>& in) {
+    for (const Tensor& p : parameters) set_gradient(p, {});
+    Tensor h = tanh(add(matmul(in[0], w1), b1));
+    if (drops) h = dropout(h, 0.3);
+    const Tensor loss = mean(square(sub(matmul(h, w2), in[1])));
+    backward(loss);
+    const NoGrad quiet;
+    for (const Tensor& p : parameters) sub_(p, mul(gradient(p), 0.1));
+    return std::vector{detach(loss)};
+  };
+  auto step = compile(body, {.whole_graph = whole, .backend = fused()});
+  std::vector<std::vector<float>> found;
+  const Stream streams[] = {make_stream(device), make_stream(device)};
+  for (int i = 0; i < 6; ++i) {
+    const Stream stream = device == kCpu ? current_stream(kCpu) : streams[i / 2 % 2];
+    const StreamScope scope(stream);
+    const std::vector<Tensor> in{made({4, 6}, 20 + i, device), made({4, 3}, 40 + i, device)};
+    found.push_back(values((compiled ? step(in) : body(in))[0]));
+    synchronize(stream);
+  }
+  if (compiled) {
+    EXPECT_EQ(step.frame().report().uncompiled, 0);
+    EXPECT_GE(step.frame().report().compiles, 1);
+  }
+  for (const Tensor& p : parameters) found.push_back(values(p));
+  return found;
+}
+
+TEST_F(DeviceGraphs, AStepTrainsAsItDoesOnTheCpu) {
+  for (const bool drops : {false, true}) {
+    const auto expected = train(kCpu, false, false, drops);
+    EXPECT_NE(expected[0], expected[5]);
+    for (const bool whole : {false, true})
+      EXPECT_EQ(train(sim_device(0), true, whole, drops), expected) << whole << drops;
+  }
+}
+
+// Two threads run one graph on streams of their own: neither waits for the other, nor writes where the other reads.
+TEST_F(DeviceGraphs, MemoryBetweenTheNodesBelongsToAStream) {
+  const Device device = sim_device(0);
+  auto f = compile([](const Tensor& x) { return matmul(tanh(matmul(x, x)), x); }, {.whole_graph = true});
+  const Tensor a = made({40, 40}, 1, device), b = made({40, 40}, 2, device);
+  const auto expected_a = values(matmul(tanh(matmul(a, a)), a)), expected_b = values(matmul(tanh(matmul(b, b)), b));
+  const Stream first = make_stream(device), second = make_stream(device);
+  for (int i = 0; i < 20; ++i) {
+    Tensor of_a, of_b;
+    {
+      const StreamScope scope(first);
+      of_a = f(a);
+    }
+    {
+      const StreamScope scope(second);
+      of_b = f(b);
+    }
+    synchronize(device);
+    ASSERT_EQ(values(of_a), expected_a);
+    ASSERT_EQ(values(of_b), expected_b);
+  }
+}
+
+// A graph does not cross devices: it ends before a tensor moves.
+TEST_F(DeviceGraphs, ItEndsWhereATensorMoves) {
+  const auto f = [](const std::vector<Tensor>& in) {
+    const Tensor there = to(mul(in[0], 2.0), sim_device(1));
+    return std::vector{add(there, in[1])};
+  };
+  const std::vector<Tensor> in{made({3}, 1, sim_device(0)), made({3}, 2, sim_device(1))};
+  auto step = compile(f, {});
+  EXPECT_EQ(values(step(in)[0]), values(f(in)[0]));
+  EXPECT_EQ(step(in)[0].device(), sim_device(1));
+  EXPECT_EQ(step.frame().report().graphs.size(), 2u);
+  EXPECT_NE(step.frame().report().text().find("it moves a tensor to another device"), std::string::npos)
+      << step.frame().report().text();
+}
+
+// spec: test_cuda__exchange_device
+TEST_F(DeviceGraphs, TheCurrentDeviceIsAGuard) {
+  const auto f = [](const Tensor& x) {
+    const int before = current_device().index;
+    const DeviceScope swapped(sim_device(0));
+    return sin(add(x, static_cast<double>(before)));
+  };
+  auto step = compile(f, {.whole_graph = true});
+  const Tensor x = made({2, 2}, 1, sim_device(0));
+  {
+    const DeviceScope scope(sim_device(0));
+    EXPECT_EQ(values(step(x)), values(f(x)));
+    EXPECT_EQ(current_device(), sim_device(0));
+  }
+  EXPECT_EQ(step.frame().report().compiles, 1);
+  {
+    const DeviceScope scope(sim_device(1));
+    EXPECT_EQ(values(step(x)), values(f(x)));
+    EXPECT_NE(values(step(x)), values(sin(x)));
+    EXPECT_EQ(current_device(), sim_device(1));
+  }
+  EXPECT_EQ(step.frame().report().compiles, 2);
+}
+
+// spec: test_gpu_current_device
+TEST_F(DeviceGraphs, TensorsAreMadeOnTheCurrentDevice) {
+  const auto f = [](const Tensor& x) {
+    const Tensor y = zeros({2, 3});
+    copy_(y, x);
+    return sin(add(y, static_cast<double>(current_device().index)));
+  };
+  auto step = compile(f, {.whole_graph = true});
+  for (int index = 0; index < 2; ++index) {
+    const DeviceScope scope(sim_device(index));
+    const Tensor x = made({2, 3}, 3, sim_device(index)), y = step(x);
+    EXPECT_EQ(y.device(), sim_device(index));
+    EXPECT_EQ(values(y), values(f(x)));
+    EXPECT_EQ(step.frame().report().compiles, index + 1);
+  }
+}
+
+// spec: test_constant_tensor_device_guards
+TEST_F(DeviceGraphs, ConstantsAreMadeOnTheCurrentDeviceAlsoFromTheCache) {
+  const TemporaryFolder folder;
+  CodeCache cache({.folder = folder.path()});
+  const auto f = [] { return full({1}, 5.0, DType::kF32); };
+  auto step = compile(f, {.whole_graph = true, .backend = fused({.cache = &cache})});
+  for (int index = 0; index < 2; ++index) {
+    const DeviceScope scope(sim_device(index));
+    const Tensor y = step();
+    EXPECT_EQ(y.device(), sim_device(index));
+    EXPECT_EQ(values(y), std::vector<float>{5});
+    step.frame().reset();  // what the process knows; the folder stays
+  }
+}
+
+// spec: test_get_current_stream_return_no_index, test_get_current_stream_return_different_device
+TEST_F(DeviceGraphs, StreamsThatAFunctionChoosesAreThoseOfAnEagerCall) {
+  const Stream first = make_stream(sim_device(0)), second = make_stream(sim_device(1));
+  std::vector<Stream> found;
+  const auto f = [&](const Tensor& x) {
+    const DeviceScope on_second(sim_device(1));
+    const StreamScope scope(second);
+    const DeviceScope on_first(sim_device(0));
+    const StreamScope inner(first);
+    found = {current_stream(current_device()), current_stream(sim_device(1))};
+    return add(x, 1.0);
+  };
+  const Tensor x = made({3}, 1, sim_device(0));
+  const auto values_of = [&](const Tensor& y) {
+    synchronize(sim_device(0));  // it was made on another stream than this thread's
+    return values(y);
+  };
+  synchronize(sim_device(0));
+  const auto eager = values_of(f(x));
+  const std::vector<Stream> expected = std::exchange(found, {});
+  EXPECT_EQ(expected, (std::vector<Stream>{first, second}));
+  for (const bool whole : {true, false}) {
+    auto step = compile(f, {.whole_graph = whole});
+    EXPECT_EQ(values_of(step(x)), eager);
+    EXPECT_EQ(found, expected) << whole;
+    found.clear();
+  }
+}
+
+// spec: test_new_event_api
+TEST_F(DeviceGraphs, ABackendMayMakeEventsOfAnotherDevice) {
+  Event first, second;
+  const Stream stream = make_stream(sim_device(1));
+  int calls = 0;
+  const compiled::Backend backend = [&](graph::Graph graph, const compiled::GraphInfo&) {
+    ++calls;
+    first.record(stream);
+    second.record(make_stream(sim_device(1)));
+    return std::make_shared<const graph::Program>(std::move(graph));
+  };
+  auto step = compile([](const Tensor& x) { return add(x, 1.0); }, {.whole_graph = true, .backend = backend});
+  const Tensor x = made({4}, 1, sim_device(0));
+  EXPECT_EQ(values(step(x)), values(add(x, 1.0)));
+  EXPECT_EQ(calls, 1);
+  first.synchronize();
+  second.synchronize();
+  EXPECT_TRUE(first.done());
+  EXPECT_TRUE(second.done());
+}
+
+}  // namespace
+}  // namespace chorale::codegen
