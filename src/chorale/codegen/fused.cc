@@ -15,6 +15,7 @@
 #include "chorale/codegen/line_kernels.h"
 #include "chorale/codegen/render.h"
 #include "chorale/codegen/tune.h"
+#include "chorale/device/stream.h"
 #include "chorale/graph/blocks.h"
 #include "chorale/graph/interpret.h"
 #include "chorale/graph/passes/epilogues.h"
@@ -109,6 +110,17 @@ struct BlockLaunch {
   }
 };
 
+const Device& device_of(const Node& fused) { return fused.body->values[fused.body->outputs[0].value].device; }
+bool is_on_host(const Node& fused) { return device_of(fused).type == DeviceType::kCpu; }
+
+// What the device compiles itself, when it is first run.
+graph::FusedKernel device_kernel(const Node& node) {
+  return [loop = render_loop(*node.body), device = device_of(node),
+          loops = kernel::find_element_loops(device_of(node).type)](std::span<const Tensor> in, std::span<Tensor> out) {
+    loops->run(loop, in, out, current_stream(device));
+  };
+}
+
 // Forms of products that are not those that shapes say, by the text of the fused node's body.
 using Forms = std::map<std::string, kernel::cpu::ProductForm>;
 
@@ -126,6 +138,7 @@ graph::FusedKernels kernels_from(std::map<std::string, LoadedKernel> by_name, Fo
                                           std::max<int64_t>(1, kFusedGrain / shape.length)});
   };
   const graph::FusedKernels generated = [by_name = std::move(by_name)](const Node& node) {
+    if (!is_on_host(node)) return device_kernel(node);
     return graph::FusedKernel(launch_of(*node.body, by_name.at(render(*node.body).name)));
   };
   return [generated, blocks, lines, forms = std::move(forms)](const Node& node) {
@@ -190,6 +203,7 @@ std::vector<KernelText> kernels_of(const Graph& fused) {
         add(*node.body);
         continue;
       }
+      if (node.kind != Node::Kind::kBlock && !is_on_host(node)) continue;
       KernelText kernel = node.kind == Node::Kind::kBlock   ? render_block(*node.body)
                           : graph::works_line_by_line(node) ? render_lines(*node.body)
                                                             : render(*node.body);

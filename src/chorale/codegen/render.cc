@@ -1,6 +1,7 @@
 #include "chorale/codegen/render.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <numeric>
@@ -85,15 +86,22 @@ bool is_dense(const Value& value) {
   return reach && reach->low == 0 && reach->high == count_elems(value.sizes);
 }
 
-// Writes the statements of one vector.
+// C has vectors of elements, CUDA one element per thread.
+enum class Language : uint8_t { kC, kCuda };
+
+// Writes the statements of one vector, or of one element.
 class Body {
  public:
-  Body(const Graph& body, Lanes lanes, std::string indent)
-      : body_(body), is_f64_(lanes == Lanes::kF64), indent_(std::move(indent)), names_(body.values.size()) {}
+  Body(const Graph& body, Lanes lanes, std::string indent, Language language)
+      : body_(body),
+        is_f64_(lanes == Lanes::kF64),
+        is_cuda_(language == Language::kCuda),
+        indent_(std::move(indent)),
+        names_(body.values.size()) {}
 
-  const char* vector() const { return is_f64_ ? "D" : "F"; }
-  const char* mask() const { return is_f64_ ? "J" : "I"; }
-  const char* prefix() const { return is_f64_ ? "d_" : "f_"; }
+  const char* vector() const { return is_cuda_ ? "L" : is_f64_ ? "D" : "F"; }
+  const char* mask() const { return is_cuda_ ? "bool" : is_f64_ ? "J" : "I"; }
+  const char* prefix() const { return is_cuda_ ? "v::" : is_f64_ ? "d_" : "f_"; }
 
   // What holds an operand's elements, as they come from memory.
   void define(uint32_t value, const std::string& expression) {
@@ -110,7 +118,8 @@ class Body {
     } else {
       result = expression(node);
     }
-    if (dtype == DType::kBF16) result = concat("f_as_bf16(", result, ")");
+    if (dtype == DType::kBF16)
+      result = concat(is_cuda_ ? "widen(to_bf16(" : "f_as_bf16(", result, is_cuda_ ? "))" : ")");
     names_[y] = concat("v", count_++);
     text_ +=
         concat(indent_, is_mask(y) ? mask() : vector(), " ", names_[y], " = ", result, ";  // ", node.op->name, "\n");
@@ -122,10 +131,16 @@ class Body {
  private:
   bool is_mask(uint32_t value) const { return body_.values[value].dtype == DType::kBool; }
   std::string numeric(uint32_t value) const {
-    return is_mask(value) ? concat(prefix(), "number(", names_[value], ")") : names_[value];
+    if (!is_mask(value)) return names_[value];
+    return is_cuda_ ? concat("(L)", names_[value]) : concat(prefix(), "number(", names_[value], ")");
   }
   std::string number(double value) const {
     char text[64];
+    if (is_cuda_) {
+      std::snprintf(text, sizeof text, "literal<L>(__longlong_as_double(%lldll))",
+                    static_cast<long long>(std::bit_cast<int64_t>(value)));
+      return text;
+    }
     if (!std::isfinite(value)) {
       const char* name = std::isnan(value) ? "nan" : "inf";
       std::snprintf(text, sizeof text, "%s__builtin_%s%s(%s)", value < 0 ? "-" : "", name, is_f64_ ? "" : "f",
@@ -141,7 +156,7 @@ class Body {
   // Emits the terms that are no operands, and returns the last one.
   std::string expression(const Node& node) {
     const vec::ScalarOp op = node.op->pointwise->op;
-    if (op == vec::ScalarOp::kGeluErf && body_.values[node.out[0]].dtype == DType::kBF16) {
+    if (!is_cuda_ && op == vec::ScalarOp::kGeluErf && body_.values[node.out[0]].dtype == DType::kBF16) {
       return concat("f_gelu_of_bf16(", numeric(node.in[0]), ")");  // it has a loop of its own (vec/pointwise-inl.h)
     }
     const vec::Expression& all = vec::expression_of(op);
@@ -186,7 +201,7 @@ class Body {
   }
 
   const Graph& body_;
-  const bool is_f64_;
+  const bool is_f64_, is_cuda_;
   const std::string indent_;
   std::vector<std::string> names_;  // by value
   std::string text_;
@@ -230,9 +245,11 @@ const char* c_type(DType dtype) {
 bool can_render(const Graph& graph, const Node& node, Lanes& lanes) {
   if (node.kind != Node::Kind::kRow || node.out.size() != 1) return false;
   const Value& out = graph.values[node.out[0]];
-  if (out.device.type != DeviceType::kCpu || count_elems(out.sizes) == 0 || !is_dense(out)) return false;
+  const bool on_host = out.device.type == DeviceType::kCpu;
+  if (!on_host && !kernel::find_element_loops(out.device.type)) return false;
+  if (count_elems(out.sizes) == 0 || !is_dense(out)) return false;
   for (const uint32_t x : node.in) {
-    if (x == kNone || !is_loadable(graph.values[x].dtype)) return false;
+    if (x == kNone || !is_loadable(graph.values[x].dtype) || graph.values[x].device != out.device) return false;
   }
   const auto lanes_for = [](DType dtype) { return dtype == DType::kF64 ? Lanes::kF64 : Lanes::kF32; };
   if (is_cast(node)) {
@@ -249,7 +266,7 @@ bool can_render(const Graph& graph, const Node& node, Lanes& lanes) {
   const ScalarKind kind = vec::info(op).kind;
   const Tensors in = stand_ins(graph, node);
   const DType common = kernel::common_dtype(*node.op->pointwise, in, node.attrs);
-  if (common == DType::kBool && kind == ScalarKind::kPredicate) {
+  if (common == DType::kBool && kind == ScalarKind::kPredicate && on_host) {
     lanes = Lanes::kAny;
   } else if (common == DType::kF32 || common == DType::kBF16 || common == DType::kF64) {
     lanes = lanes_for(common);
@@ -315,7 +332,7 @@ KernelText render(const Graph& body) {
   const size_t dims = loops.sizes.size(), inputs = body.inputs.size(), operands = loops.strides.size();
   const bool rows = dims > 1;
   const std::string indent = rows ? "    " : "  ", deep = indent + "  ";
-  Body vector(body, lanes_of(body), deep);
+  Body vector(body, lanes_of(body), deep, Language::kC);
   const std::string lanes = std::string("L") + vector.vector();
   enum class Inner { kWhole, kRepeated, kStep };
   const auto inner = [&](size_t k) {
@@ -397,5 +414,30 @@ KernelText render(const Graph& body) {
 }
 
 std::string prelude() { return std::string(kVocabularyC) + std::string(kLinesC); }
+
+kernel::ElementLoop render_loop(const Graph& body) {
+  Loops loops = loops_of(body);
+  const Lanes lanes = lanes_of(body);
+  Body element(body, lanes, "      ", Language::kCuda);
+  kernel::ElementLoop loop;
+  loop.is_f64 = lanes == Lanes::kF64;
+  loop.inputs = body.inputs.size();
+  loop.sizes = std::move(loops.sizes);
+  loop.strides = std::move(loops.strides);
+  for (size_t k = 0; k < loop.inputs; ++k) {
+    element.define(body.inputs[k], concat("x", k));
+    loop.dtypes.push_back(body.values[body.inputs[k]].dtype);
+  }
+  for (const Node& node : body.nodes) element.add(node);
+  loop.body = element.text();
+  for (size_t o = 0; o < body.outputs.size(); ++o) {
+    loop.body += concat("      y", o, " = ", element.name(body.outputs[o].value), ";\n");
+    loop.dtypes.push_back(body.values[body.outputs[o].value].dtype);
+  }
+  std::string all = loop.body;
+  for (const DType dtype : loop.dtypes) all += concat(' ', chorale::name_of(dtype));
+  loop.name = io::sha256(all).substr(0, 16);
+  return loop;
+}
 
 }  // namespace chorale::codegen

@@ -1,4 +1,4 @@
-// From fused nodes to text: plain C in the words of vocabulary.c.
+// From fused nodes to text: plain C in the words of vocabulary.c, and CUDA C.
 //
 // A kernel is a function of pointers, sizes and strides, so that its text says what is computed and how the innermost
 // dimension lies, not how large things are: graphs that differ in sizes only share their code.
@@ -10,6 +10,7 @@
 
 #include "chorale/codegen/cache.h"
 #include "chorale/graph/ir.h"
+#include "chorale/kernel/element_loop.h"
 
 namespace chorale::codegen {
 
@@ -36,5 +37,8 @@ Loops loops_of(const graph::Graph& body);
 KernelText render(const graph::Graph& body);
 // All that a file of kernels begins with.
 std::string prelude();
+
+// The same for a device with a compiler of its own: one element at a time, in the words of kernel/cuda/vocabulary.cu.
+kernel::ElementLoop render_loop(const graph::Graph& body);
 
 }  // namespace chorale::codegen

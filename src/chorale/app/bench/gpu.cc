@@ -1,5 +1,5 @@
-// `chorale bench gpu`: training steps on one GPU, run op by op and replayed as one program, beside PyTorch and beside
-// the sum of the vendor's best kernels for a step.
+// `chorale bench gpu`: training steps on one GPU, run op by op, replayed as one program, and compiled, beside PyTorch
+// and beside the sum of the vendor's best kernels for a step.
 #include "chorale/app/bench/gpu.h"
 
 #include <fmt/format.h>
@@ -13,10 +13,12 @@
 #include <map>
 
 #include "chorale/api/api.h"
+#include "chorale/api/compile.h"
 #include "chorale/api/replay.h"
 #include "chorale/app/bench/bench.h"
 #include "chorale/app/options.h"
 #include "chorale/base/error.h"
+#include "chorale/codegen/fused.h"
 #include "chorale/device/runtime.h"
 #include "chorale/device/stream.h"
 #include "chorale/models/encoder.h"
@@ -100,10 +102,14 @@ double measure(const Step& step, int steps) {
   return median(times);
 }
 
+// Op by op; recorded and replayed; or compiled whole, with generated kernels, and that replayed.
+enum class Way { kEager, kReplayed, kCompiled };
+const char* name_of(Way way) { return way == Way::kEager ? "eager" : way == Way::kReplayed ? "replayed" : "compiled"; }
+
 struct Measured {
   double ms = 0, first_s = 0, peak_gib = 0;
 };
-Measured measure_ours(const GpuCase& c, bool replayed, int steps) {
+Measured measure_ours(const GpuCase& c, Way way, int steps) {
   Measured result;
   Allocator& allocator = runtime_of(kGpu).allocator(kGpu);
   with_model(c.model, [&](auto model, const Tensor& x, const Tensor& target) {
@@ -121,16 +127,19 @@ Measured measure_ours(const GpuCase& c, bool replayed, int steps) {
       optimizer.step();
       return std::vector{loss};
     };
-    Replayed replay(train);
+    auto compiled = compile(train, {.whole_graph = true, .backend = codegen::fused()});
+    Replayed replay(way == Way::kCompiled
+                        ? Replayed::Function([&](const std::vector<Tensor>& in) { return compiled(in); })
+                        : train);
     std::vector<Tensor> in = {x, target};
-    const auto step = [&] { (void)(replayed ? replay(in) : train(in)); };
+    const auto step = [&] { (void)(way == Way::kEager ? train(in) : replay(in)); };
     allocator.reset_peak();
     const auto start = Clock::now();
     step();
     synchronize(kGpu);
     result.first_s = std::chrono::duration<double>(Clock::now() - start).count();
     for (int i = 0; i < 3; ++i) step();
-    if (replayed) in = replay.inputs_like(in);  // replays alone are measured
+    if (way != Way::kEager) in = replay.inputs_like(in);  // replays alone are measured
     result.ms = measure(step, steps);
     result.peak_gib = static_cast<double>(allocator.stats().peak_bytes) / (1 << 30);
   });
@@ -190,12 +199,9 @@ void run(const Options& options) {
     std::map<std::string, double> peers;
     if (beside("torch")) add_torch(options, c, peers);
     if (c.floor && floor_ms(floor, c.floor) > 0) peers["floor"] = floor_ms(floor, c.floor);
-    for (const bool replayed : {false, true}) {
-      const Measured ours = measure_ours(c, replayed, options.steps * c.more_steps);
-      BenchRow row{.name = fmt::format("{}/{}", c.model, replayed ? "replayed" : "eager"),
-                   .unit = "ms",
-                   .ours = ours.ms,
-                   .peers = peers};
+    for (const Way way : {Way::kEager, Way::kReplayed, Way::kCompiled}) {
+      const Measured ours = measure_ours(c, way, options.steps * c.more_steps);
+      BenchRow row{.name = fmt::format("{}/{}", c.model, name_of(way)), .unit = "ms", .ours = ours.ms, .peers = peers};
       row.extra = {{"items_per_s", static_cast<double>(c.items) / ours.ms * 1e3},
                    {"peak_gib", ours.peak_gib},
                    {"first_s", ours.first_s}};

@@ -15,6 +15,7 @@
 #include "chorale/kernel/cuda/attention.h"
 #include "chorale/kernel/cuda/convolution.h"
 #include "chorale/kernel/cuda/creation.h"
+#include "chorale/kernel/cuda/element_loop.h"
 #include "chorale/kernel/cuda/family.h"
 #include "chorale/kernel/cuda/image.h"
 #include "chorale/kernel/cuda/index.h"
@@ -199,6 +200,7 @@ void add_cuda() {
   add_runtime(DeviceType::kCuda, std::move(runtime));
   set_peer_memory(DeviceType::kCuda, &cuda::peer_memory());
   set_collectives(DeviceType::kCuda, &cuda::nccl_collectives());
+  kernel::set_element_loops(DeviceType::kCuda, &on_gpu::element_loops());
 }
 
 }  // namespace

@@ -1,0 +1,138 @@
+// Compiled functions on a GPU: what is pointwise becomes loops of CUDA C (kernel/cuda/element_loop.h), with the bits of
+// the ops one by one.
+#include <gtest/gtest.h>
+
+#include "chorale/api/api.h"
+#include "chorale/api/compile.h"
+#include "chorale/api/replay.h"
+#include "chorale/api/table_test_util.h"
+#include "chorale/base/config.h"
+#include "chorale/base/error.h"
+#include "chorale/codegen/fused.h"
+#include "chorale/device/runtime.h"
+#include "chorale/op/samples.h"
+
+namespace chorale::codegen {
+namespace {
+
+constexpr Device kGpu{DeviceType::kCuda, 0};
+bool rehearses() { return config::env("CHORALE_CUDA_REHEARSAL").has_value(); }
+
+class CudaFused : public testing::Test {
+ protected:
+  void SetUp() override {
+    try {
+      runtime_of(kGpu);
+    } catch (const StateError& error) {
+      GTEST_SKIP() << "no GPU: " << error.what();
+    }
+  }
+};
+
+Tensor made(const Shape& sizes, int seed, DType dtype, double low = -2, double high = 2) {
+  return to(to(op::sample(sizes, seed, low, high), dtype), kGpu);
+}
+
+// Fused kernels of the graphs that are compiled with it, in all.
+compiled::Backend counting(int& fused_nodes) {
+  return [&fused_nodes](graph::Graph graph, const compiled::GraphInfo&) {
+    auto program = fuse_and_compile(std::move(graph));
+    for (const graph::Node& node : program->graph().nodes) fused_nodes += node.kind == graph::Node::Kind::kFused;
+    return program;
+  };
+}
+
+void expect_same_bits(const std::vector<Tensor>& found, const std::vector<Tensor>& expected, const std::string& what) {
+  ASSERT_EQ(found.size(), expected.size());
+  if (rehearses()) return;
+  for (size_t i = 0; i < found.size(); ++i) {
+    EXPECT_EQ(found[i].dtype(), expected[i].dtype());
+    op::expect_close(to(found[i], kCpu), to(expected[i], kCpu), 0, concat(what, ", result ", i));
+  }
+}
+
+// Words of every kind: arithmetic, comparisons that choose, rounding, elementary functions (f64 has none in a fused
+// kernel, and runs them as rows), numbers, casts.
+std::vector<Tensor> words(const std::vector<Tensor>& in) {
+  const Tensor &a = in[0], &b = in[1], &c = in[2];
+  const Tensor t = add(mul(a, b), 0.25), u = where(gt(a, b), sub(t, c), div(t, add(abs(c), 1.0)));
+  const Tensor v = maximum(minimum(u, 1.5), mul(floor(a), 0.5)), w = add(tanh(v), mul(sigmoid(u), exp(neg(abs(t)))));
+  const Tensor x = add(gelu(w), sqrt(add(square(v), 0.5)));
+  return {x, to(le(x, v), a.dtype()), isnan(div(c, sub(a, a))), to(to(w, DType::kF32), a.dtype()),
+          clamp(u, -0.5, 0.75)};
+}
+
+TEST_F(CudaFused, HasTheBitsOfTheOpsOneByOne) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF64}) {
+    struct Case {
+      const char* what;
+      std::vector<Tensor> in;
+    };
+    const std::vector<Case> cases = {
+        {"one behind the other", {made({64, 96}, 1, dtype), made({64, 96}, 2, dtype), made({64, 96}, 3, dtype)}},
+        {"odd sizes", {made({7, 13}, 1, dtype), made({7, 13}, 2, dtype), made({7, 13}, 3, dtype)}},
+        {"rows, columns, one", {made({33, 40}, 1, dtype), made({40}, 2, dtype), made({33, 1}, 3, dtype)}},
+        {"turned", {made({24, 32}, 1, dtype), transpose(made({32, 24}, 2, dtype), 0, 1), made({}, 3, dtype)}},
+        {"three dimensions", {made({5, 6, 16}, 1, dtype), made({5, 1, 16}, 2, dtype), made({6, 1}, 3, dtype)}},
+    };
+    for (const Case& one : cases) {
+      int fused_nodes = 0;
+      const auto step = compile(words, {.whole_graph = true, .backend = counting(fused_nodes)});
+      expect_same_bits(step(one.in), words(one.in), concat(one.what, " ", dtype));
+      EXPECT_GE(fused_nodes, 1) << one.what << ' ' << dtype;
+    }
+    if (rehearses()) return;  // the texts differ by their types only, and compiling them takes long
+  }
+}
+
+TEST_F(CudaFused, MixedDtypesAndOtherOperands) {
+  const Tensor a = made({32, 64}, 1, DType::kBF16), b = made({32, 64}, 2, DType::kF32),
+               flags = gt(made({32, 64}, 3, DType::kF32), 0.0),
+               numbers = to(to(op::sample({64}, 4, 0, 9), DType::kI64), kGpu);
+  const auto f = [](const std::vector<Tensor>& in) {
+    const Tensor x = add(to(in[0], DType::kF32), in[1]), y = where(in[2], x, mul(x, in[3]));
+    return std::vector{to(y, DType::kBF16), mul(y, to(in[2], DType::kF32))};
+  };
+  int fused_nodes = 0;
+  const auto step = compile(f, {.whole_graph = true, .backend = counting(fused_nodes)});
+  const std::vector<Tensor> in{a, b, flags, numbers};
+  expect_same_bits(step(in), f(in), "mixed");
+  EXPECT_GE(fused_nodes, 1);
+}
+
+// A step with gradients and updates: the same function eagerly, compiled whole, in segments, and compiled and replayed.
+std::vector<std::vector<double>> train(bool compiled, bool whole, bool replayed) {
+  Tensor w1 = made({12, 32}, 1, DType::kF32, -0.4, 0.4), b1 = made({32}, 2, DType::kF32, -0.1, 0.1),
+         w2 = made({32, 4}, 3, DType::kF32, -0.4, 0.4);
+  const std::vector<Tensor> parameters{w1, b1, w2};
+  for (const Tensor& p : parameters) set_requires_grad(p);
+  const auto body = [&](const std::vector<Tensor>& in) {
+    for (const Tensor& p : parameters) set_gradient(p, {});
+    const Tensor y = matmul(gelu(add(matmul(in[0], w1), b1)), w2), loss = mean(square(sub(tanh(y), in[1])));
+    backward(loss);
+    const NoGrad quiet;
+    for (const Tensor& p : parameters) sub_(p, mul(gradient(p), 0.1));
+    return std::vector{detach(loss)};
+  };
+  auto step = compile(body, {.whole_graph = whole, .backend = fused()});
+  Replayed replay([&](const std::vector<Tensor>& in) { return step(in); });
+  std::vector<std::vector<double>> found;
+  for (int i = 0; i < 6; ++i) {
+    const std::vector<Tensor> in{made({8, 12}, 20 + i, DType::kF32), made({8, 4}, 40 + i, DType::kF32)};
+    found.push_back((replayed ? replay(in) : compiled ? step(in) : body(in))[0].to_vector<double>());
+  }
+  for (const Tensor& p : parameters) found.push_back(p.to_vector<double>());
+  return found;
+}
+
+TEST_F(CudaFused, AStepTrainsAsItDoesEagerly) {
+  const auto expected = train(false, false, false), whole = train(true, true, false), cut = train(true, false, false);
+  if (rehearses()) return;
+  EXPECT_EQ(whole, expected);
+  EXPECT_EQ(cut, expected);
+  EXPECT_NE(expected[0], expected[5]);
+  EXPECT_EQ(train(true, true, true), expected) << "replayed";
+}
+
+}  // namespace
+}  // namespace chorale::codegen
