@@ -361,10 +361,6 @@ class Writer {
 bool fits_block(const Graph& graph, const Node& node) {
   if (node.kind != Node::Kind::kRow && node.kind != Node::Kind::kFused) return false;
   if (is_view(graph, node)) return true;
-  const auto is_elsewhere = [&](uint32_t v) { return v != kNone && graph.values[v].device.type != DeviceType::kCpu; };
-  if (std::any_of(node.in.begin(), node.in.end(), is_elsewhere) ||
-      std::any_of(node.out.begin(), node.out.end(), is_elsewhere))
-    return false;
   if (!std::all_of(node.out.begin(), node.out.end(), [&](uint32_t y) { return is_small(graph.values[y]); }))
     return false;
   if (is_elementwise(graph, node)) return true;

@@ -9,29 +9,6 @@
 namespace chorale::fsdp {
 namespace {
 
-template <class Optimizer, class M, class Shard, class Input>
-void expect_parity(comm::Group& group, const M& model, const Shard& shard, const Input& input, int steps, double lr,
-                   double tolerance = 0) {
-  DistributedDataParallel<M> reference(clone(model), group);
-  M mine = clone(model);
-  shard(mine);
-  Optimizer one(reference.named_parameters(), {.lr = lr}), two(mine.named_parameters(), {.lr = lr});
-  for (int step = 0; step < steps; ++step) {
-    // Both ways of clearing gradients.
-    reference.zero_grad(step % 2 == 0);
-    two.zero_grad(step % 2 == 0 ? optim::ZeroGrad::kToNone : optim::ZeroGrad::kInPlace);
-    const Tensor x = input(step);
-    const Tensor loss = sum(reference(x)), other = sum(mine(x));
-    expect_close(other, loss, tolerance, concat("loss of step ", step));
-    backward(loss);
-    backward(other);
-    one.step();
-    two.step();
-    expect_sharded_parity(mine.named_parameters(), reference.named_parameters(), tolerance, concat("step ", step));
-    if (testing::Test::HasFatalFailure()) return;
-  }
-}
-
 struct Pair : nn::Module {
   nn::Linear first, second;
   CHORALE_MODULE(Pair, first, second)
@@ -184,51 +161,15 @@ TEST(FullySharded, TiedWeightsStayTied) {
   });
 }
 
-// Ranks are late at any place; parameters are gathered as they are needed, stay on the host, or are gathered by hand
-// ahead of each forward.
-enum class LateRanks { kPlain, kOffload, kByHand };
-void expect_parity_of_late_ranks(LateRanks how) {
-  run_ranks(8, [&](comm::Group& group) {
-    const Mesh mesh = line(group);
-    const Transformer model = seeded(Transformer(3, 1024, 64));
-    int late = 0;  // which place a rank is late at, in turn
-    const auto wait_at = [&](int place) {
-      if (late++ % 5 == (place + group.rank()) % 5) std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    };
-    const auto input = [&](int step) {
-      wait_at(0);  // before the optimizer's values are used
-      return ids({3, 64}, group.rank() + 10 * step, 1024);
-    };
-    for (const ReshardAfterForward policy : {ReshardAfterForward(true), {false}, {2}}) {
-      expect_parity<optim::Adam>(
-          group, model,
-          [&](Transformer& m) {
-            // Before its parameters are gathered, after its forward, and before its gradients are reduced.
-            for (Block& layer : m.layers) {
-              layer.before_forward([&](nn::Module&, std::vector<Tensor>&) { wait_at(1); });
-              layer.after_forward([&](nn::Module&, const std::vector<Tensor>&, std::vector<Tensor>&) { wait_at(2); });
-              layer.after_backward([&](std::vector<Tensor>&, const std::vector<Tensor>&) { wait_at(3); });
-            }
-            shard_layers_and_root(
-                m, m.layers, {.mesh = mesh, .reshard_after_forward = policy, .offload = how == LateRanks::kOffload});
-            if (how != LateRanks::kByHand) return;
-            m.before_forward([&m](nn::Module&, std::vector<Tensor>&) {
-              for (Block& layer : m.layers) unshard(layer, true);
-            });
-          },
-          input, 10, 1e-2);
-      if (testing::Test::HasFatalFailure()) return;
-    }
-  });
-}
-
 // spec: test_train_parity_multi_group
-TEST(FullySharded, LateRanksChangeNothing) { expect_parity_of_late_ranks(LateRanks::kPlain); }
+TEST(FullySharded, LateRanksChangeNothing) { expect_parity_of_late_ranks(kCpu, LateRanks::kPlain); }
 // spec: test_train_parity_multi_group_cpu_offload_eager
-TEST(FullySharded, LateRanksChangeNothingWherePartsStayOnTheHost) { expect_parity_of_late_ranks(LateRanks::kOffload); }
+TEST(FullySharded, LateRanksChangeNothingWherePartsStayOnTheHost) {
+  expect_parity_of_late_ranks(kCpu, LateRanks::kOffload);
+}
 // spec: test_train_parity_multi_group_unshard_async_op
 TEST(FullySharded, LateRanksChangeNothingWhereLayersAreGatheredByHand) {
-  expect_parity_of_late_ranks(LateRanks::kByHand);
+  expect_parity_of_late_ranks(kCpu, LateRanks::kByHand);
 }
 
 // spec: test_non_root_forward_backward

@@ -435,6 +435,10 @@ DdpLog DataParallelBase::log() const {
   log.module_name = module_->type_name();
   log.broadcast_buffers = options_.broadcast_buffers;
   log.has_sync_bn = has_sync_batchnorm(*module_);
+  if (const Device device = parameters_.front().second.device(); device != kCpu) {
+    log.device_ids = std::to_string(device.index);
+    log.output_device = device.index;
+  }
   return log;
 }
 

@@ -1,6 +1,10 @@
 #include "chorale/parallel/ddp_log.h"
 
+#include <functional>
+#include <string>
+
 #include "chorale/base/debug_level.h"
+#include "chorale/eager/sim_kernels.h"
 #include "chorale/optim/optim.h"
 #include "chorale/parallel/zoo_test_util.h"
 #include "chorale/testing/environment_test_util.h"
@@ -15,17 +19,20 @@ struct LargeNet : nn::Module {
   Tensor forward(const Tensor& x) { return fc2(to(fc1(to(x, DType::kF64)), DType::kF32)); }
 };
 
-// spec: test_ddp_logging_data_cpu
-TEST(DdpLog, SaysHowItIsSetUpAndHowLongStepsTake) {
+// Of a model that is on a device of the rank's own, or on the CPU.
+void expect_log(const std::function<Device(int rank)>& device_of) {
   const EnvironmentVariable address("MASTER_ADDR", "10.1.2.3"), port("MASTER_PORT", nullptr),
       threads("OMP_NUM_THREADS", "2");
   set_debug_level(DebugLevel::kInfo);
-  run_ranks(2, [](comm::Group& group) {
-    DistributedDataParallel ddp(seeded(Net(), 1), group,
+  run_ranks(2, [&](comm::Group& group) {
+    const Device device = device_of(group.rank());
+    Net net = seeded(Net(), 1);
+    net.to(device);
+    DistributedDataParallel ddp(std::move(net), group,
                                 {.find_unused_parameters = FindUnused::kOff, .gradient_as_bucket_view = false});
     ddp.set_sample_rate(2);
     for (int i = 0; i < 20; ++i) {
-      backward(sum(ddp(pattern({2, 2}, i))));
+      backward(sum(ddp(to(pattern({2, 2}, i), device))));
       const DdpLog log = ddp.log();
       if (i > 0 && (i < 10 || i % 2 == 0)) {
         EXPECT_EQ(log.iteration, i);
@@ -44,8 +51,8 @@ TEST(DdpLog, SaysHowItIsSetUpAndHowLongStepsTake) {
     EXPECT_EQ(log.world_size, 2);
     EXPECT_EQ(log.rank, group.rank());
     EXPECT_EQ(log.module_name, "Net");
-    EXPECT_EQ(log.device_ids, "");
-    EXPECT_EQ(log.output_device, -1);
+    EXPECT_EQ(log.device_ids, device == kCpu ? "" : std::to_string(group.rank()));
+    EXPECT_EQ(log.output_device, device == kCpu ? -1 : group.rank());
     EXPECT_TRUE(log.broadcast_buffers);
     EXPECT_EQ(log.bucket_cap_bytes, 26214400);
     EXPECT_FALSE(log.find_unused_parameters);
@@ -87,6 +94,18 @@ TEST(DdpLog, SaysHowItIsSetUpAndHowLongStepsTake) {
     EXPECT_EQ(large.log().total_parameter_size_bytes, 20000000);
   });
   set_debug_level(DebugLevel::kOff);
+}
+
+// spec: test_ddp_logging_data_cpu
+TEST(DdpLog, SaysHowItIsSetUpAndHowLongStepsTake) {
+  expect_log([](int) { return kCpu; });
+}
+
+// Needs a device for each rank: simulated ones.
+// spec: test_ddp_logging_data_gpu
+TEST(DdpLog, SaysOnWhichDeviceItIs) {
+  eager::add_sim_device({.devices = 2});
+  expect_log([](int rank) { return Device{DeviceType::kSim, static_cast<int16_t>(rank)}; });
 }
 
 TEST(DdpLog, SaysWhichThreadMovesReductions) {

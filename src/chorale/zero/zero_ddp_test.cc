@@ -11,6 +11,7 @@
 #include "chorale/parallel/comm_hooks.h"
 #include "chorale/parallel/ddp.h"
 #include "chorale/testing/message_test_util.h"
+#include "chorale/zero/zero_join_test_util.h"
 #include "chorale/zero/zero_optimizer.h"
 #include "chorale/zero/zero_test_util.h"
 
@@ -23,82 +24,8 @@ using optim::Sgd;
 using optim::SgdOptions;
 using ZeroDdpSgd = ZeroOptimizer<Sgd, SgdOptions>;
 
-// Sets the gradients of each step, as averaging over all ranks would with zeros from those that have run out of inputs,
-// and compares what the step before has made.
-class GradientSetter final : public reducer::Joinable {
- public:
-  GradientSetter(const comm::Group& group, NamedTensors parameters, std::vector<std::vector<Tensor>> gradients,
-                 std::vector<std::vector<std::vector<double>>> expected)
-      : group_(group),
-        parameters_(std::move(parameters)),
-        gradients_(std::move(gradients)),
-        expected_(std::move(expected)) {}
-
-  void set() {
-    if (reducer::Join* join = current_join()) join->notify(*this);
-    next();
-  }
-  const comm::Group& join_group() const override { return group_; }
-  void shadow_step(reducer::Join&) override { next(); }
-  void after_join(int) override { compare(); }
-  size_t steps() const { return step_; }
-
- private:
-  void next() {
-    compare();
-    for (size_t i = 0; i < parameters_.size(); ++i) set_gradient(parameters_[i].second, gradients_.at(step_)[i]);
-    ++step_;
-  }
-  void compare() const {
-    for (size_t i = 0; i < parameters_.size(); ++i)
-      EXPECT_EQ(parameters_[i].second.to_vector<double>(), expected_.at(step_)[i]) << "before step " << step_;
-  }
-
-  const comm::Group& group_;
-  NamedTensors parameters_;
-  std::vector<std::vector<Tensor>> gradients_;              // by step
-  std::vector<std::vector<std::vector<double>>> expected_;  // values before each step, and at the end
-  size_t step_ = 0;
-};
-
 // spec: test_zero_join_cpu
-TEST(ZeroOptimizer, RanksMayHaveDifferentNumbersOfInputs) {
-  constexpr int kRanks = 3, kLeast = 3;  // rank r has kLeast + r inputs
-  comm::run_ranks(kRanks, [](comm::Group& group) {
-    const std::vector<int64_t> sizes{6, 3, 9, 3, 9, 3};
-    const NamedTensors mine = parameters_of(sizes), plain = parameters_of(sizes);
-    Adam reference(plain, {.lr = 0.01});
-    std::vector<std::vector<Tensor>> gradients;
-    std::vector<std::vector<std::vector<double>>> expected;
-    const auto note = [&] {
-      expected.emplace_back();
-      for (const auto& [name, x] : plain) expected.back().push_back(x.to_vector<double>());
-    };
-    note();
-    for (int step = 0; step < kLeast + kRanks - 1; ++step) {
-      gradients.emplace_back();
-      for (size_t i = 0; i < plain.size(); ++i) {
-        Tensor sum = zeros(plain[i].second.sizes(), DType::kF64);
-        for (int r = 0; r < kRanks; ++r) {
-          if (step < kLeast + r) sum = sum + op::sample(sum.sizes(), 100 * step + 10 * r + static_cast<int>(i));
-        }
-        gradients.back().push_back(sum / kRanks);
-        set_gradient(plain[i].second, gradients.back().back());
-      }
-      reference.step();
-      note();
-    }
-    ZeroOptimizer<Adam, AdamOptions> optimizer({{mine, {.lr = 0.01}}}, group);
-    GradientSetter setter(group, mine, gradients, expected);
-    reducer::join({&setter, &optimizer}, {}, [&] {
-      for (int step = 0; step < kLeast + group.rank(); ++step) {
-        setter.set();
-        optimizer.step();
-      }
-    });
-    EXPECT_EQ(setter.steps(), gradients.size());
-  });
-}
+TEST(ZeroOptimizer, RanksMayHaveDifferentNumbersOfInputs) { expect_join_of_uneven_inputs(kCpu); }
 
 // A rank that has run out of inputs updates its part of the parameters with the average that DDP's buckets bring it,
 // which must be in its gradients by then.

@@ -8,10 +8,10 @@
 
 namespace chorale::zero {
 
-inline NamedTensors parameters_of(const std::vector<int64_t>& sizes) {
+inline NamedTensors parameters_of(const std::vector<int64_t>& sizes, Device device = kCpu) {
   NamedTensors parameters;
   for (size_t i = 0; i < sizes.size(); ++i) {
-    parameters.emplace_back(concat("p", i), set_requires_grad(op::sample({sizes[i]}, static_cast<int>(i))));
+    parameters.emplace_back(concat("p", i), set_requires_grad(to(op::sample({sizes[i]}, static_cast<int>(i)), device)));
   }
   return parameters;
 }

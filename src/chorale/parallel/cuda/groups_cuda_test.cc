@@ -1,6 +1,7 @@
 // Groups of ranks that share a GPU: collectives of tensors there, and data-parallel training. They stay on the
 // GPU (Note [Calls on a shared device]).
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <barrier>
 #include <chrono>
@@ -20,6 +21,8 @@
 #include "chorale/optim/optim.h"
 #include "chorale/parallel/ddp.h"
 #include "chorale/testing/message_test_util.h"
+#include "chorale/transport/store/prefix_store.h"
+#include "chorale/transport/store/rendezvous.h"
 
 namespace chorale::parallel {
 namespace {
@@ -84,6 +87,28 @@ TEST_F(CudaGroups, Broadcast) {
     const Tensor half = full({3}, own_rank(group) == group.members()[0] ? -0.1 : 1.0, DType::kF16, kGpu);
     group.broadcast(half, group.members()[0]).wait();
     EXPECT_EQ(half.to_vector<float>(), std::vector<float>(3, -0.0999755859375f));
+  });
+}
+
+// A group beside the default one, made by hand: at a store of the next port, below that port's number. Its works are
+// waited for. Streams have no priorities to choose here, which is what the row asks for.
+// spec: test_nccl_high_priority_stream
+TEST_F(CudaGroups, AGroupThatIsMadeByHandBroadcasts) {
+  const std::string port = std::to_string(20000 + getpid() % 10000 + 1);
+  comm::run_ranks(kRanks, [&](Group& world) {
+    const StreamScope own(make_stream(kGpu));
+    const auto met =
+        transport::rendezvous("tcp://127.0.0.1:" + port, {.rank = world.rank(), .world_size = world.size()});
+    transport::PrefixStore store(port, met.store);
+    Group by_hand = Group::connect(store, "by hand", met.rank, met.world_size);
+    broadcast_value<float>(by_hand, -1e-10);
+    broadcast_value<double>(by_hand, -1e-100);
+    broadcast_value<int8_t>(by_hand, -2);
+    broadcast_value<uint8_t>(by_hand, 129);
+    broadcast_value<int32_t>(by_hand, -100000);
+    broadcast_value<int64_t>(by_hand, -1e15);
+    by_hand.destroy();
+    world.barrier().wait();
   });
 }
 

@@ -1,0 +1,58 @@
+// Fully sharded training among ranks that share a GPU: parts, whole parameters and gradients are there.
+#include <gtest/gtest.h>
+
+#include "chorale/base/config.h"
+#include "chorale/base/error.h"
+#include "chorale/device/runtime.h"
+#include "chorale/fsdp/fsdp_test_util.h"
+
+namespace chorale::fsdp {
+namespace {
+
+constexpr Device kGpu{DeviceType::kCuda, 0};
+
+class CudaFullySharded : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (config::env("CHORALE_CUDA_REHEARSAL")) GTEST_SKIP() << "a rehearsal has no numbers to send";
+    try {
+      runtime_of(kGpu);
+    } catch (const StateError& error) {
+      GTEST_SKIP() << "no GPU: " << error.what();
+    }
+  }
+};
+
+// spec: test_train_parity_multi_group
+TEST_F(CudaFullySharded, LateRanksChangeNothing) { expect_parity_of_late_ranks(kGpu, LateRanks::kPlain, 1e-4); }
+
+// Two ranks beside the same on the CPU, with parts on the GPU, and with parts on the host while it computes.
+TEST_F(CudaFullySharded, TrainsAsOnTheCpu) {
+  const auto losses = [](comm::Group& group, Device computes, Device keeps) {
+    MlpStack model = seeded(MlpStack(2, 16));
+    model.to(keeps);
+    shard_layers_and_root(model, model.layers, {.mesh = line(group), .offload = computes != keeps, .device = computes});
+    optim::AdamW optimizer(model.named_parameters(), {.lr = 0.01});
+    std::vector<double> found;
+    for (int step = 0; step < 5; ++step) {
+      optimizer.zero_grad();
+      const Tensor loss = mean(square(model(to(pattern({3, 16}, 10 * step + group.rank()), computes))));
+      backward(loss);
+      optimizer.step();
+      found.push_back(loss.item<double>());
+    }
+    return found;
+  };
+  run_ranks(2, [&](comm::Group& group) {
+    const StreamScope own(make_stream(kGpu));
+    const auto expected = losses(group, kCpu, kCpu);
+    EXPECT_NE(expected.front(), expected.back());
+    for (const Device keeps : {kGpu, kCpu}) {
+      const auto found = losses(group, kGpu, keeps);
+      for (size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(found[i], expected[i], 1e-5) << keeps << ' ' << i;
+    }
+  });
+}
+
+}  // namespace
+}  // namespace chorale::fsdp
