@@ -3,9 +3,13 @@
 // sim:1.
 #include <gtest/gtest.h>
 
+#include <optional>
+
 #include "chorale/api/api.h"
 #include "chorale/api/compile.h"
 #include "chorale/codegen/fused.h"
+#include "chorale/device/program.h"
+#include "chorale/device/runtime.h"
 #include "chorale/device/sim/sim_device.h"
 #include "chorale/device/stream.h"
 #include "chorale/eager/sim_kernels.h"
@@ -93,6 +97,49 @@ TEST_F(DeviceGraphs, MemoryBetweenTheNodesBelongsToAStream) {
     synchronize(device);
     ASSERT_EQ(values(of_a), expected_a);
     ASSERT_EQ(values(of_b), expected_b);
+  }
+}
+
+// A step that is recorded goes on in the memory that it had, and what runs beside the program takes memory anew.
+TEST_F(DeviceGraphs, ARecordingTakesOverTheMemoryOfAStep) {
+  const Device device = sim_device(0);
+  Allocator& allocator = runtime_of(device).allocator(device);
+  int64_t arena = 0;
+  const compiled::Backend backend = [&](graph::Graph graph, const compiled::GraphInfo&) {
+    auto program = std::make_shared<const graph::Program>(std::move(graph));
+    arena += program->plan().arena_bytes;
+    return program;
+  };
+  const auto f = [](const Tensor& x) {
+    const Tensor a = matmul(x, x);
+    return matmul(tanh(a), sigmoid(matmul(x, a)));
+  };
+  auto step = compile(f, {.whole_graph = true, .backend = backend});
+  const Tensor x = made({96, 96}, 1, device), later = made({96, 96}, 2, device);
+  const auto expected = values(f(x)), expected_later = values(f(later));
+  synchronize(device);
+  const Stream stream = make_stream(device), another = make_stream(device);
+  std::optional<Program> program;
+  Tensor result;
+  {
+    const StreamScope scope(stream);
+    EXPECT_EQ(values(step(x)), expected);
+    ASSERT_GE(arena, 2 * 96 * 96 * 4);
+    allocator.reset_peak();
+    const size_t before = allocator.stats().current_bytes;
+    Recording recording(stream);
+    result = step(x);
+    program.emplace(recording.finish());
+    EXPECT_LT(allocator.stats().peak_bytes, before + 96 * 96 * 4 + static_cast<size_t>(arena) / 2);
+  }
+  for (const bool is_later : {false, true}) {
+    if (is_later) copy_(x, later);
+    synchronize(device);
+    program->run(another);
+    const StreamScope scope(stream);
+    EXPECT_EQ(values(step(x)), is_later ? expected_later : expected) << "beside the program";
+    synchronize(device);
+    EXPECT_EQ(values(result), is_later ? expected_later : expected);
   }
 }
 

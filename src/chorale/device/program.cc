@@ -2,6 +2,7 @@
 
 #include "chorale/base/error.h"
 #include "chorale/device/runtime.h"
+#include "chorale/device/stream_allocator.h"
 
 namespace chorale {
 namespace {
@@ -12,6 +13,7 @@ constinit thread_local const Recording* last_recording = nullptr;
 
 Recording::Recording(Stream stream) : stream_(stream), before_(last_recording) {
   CHORALE_CHECK(stream.handle, "[record] the CPU does its work within calls: there is nothing on a stream to record");
+  begin_.record(stream);
   runtime_of(stream.device).begin_recording(stream);
   last_recording = this;
 }
@@ -23,7 +25,7 @@ Recording::~Recording() {
 Program Recording::finish() {
   CHORALE_CHECK_STATE(open_, "this recording is finished");
   open_ = false;
-  return Program(runtime_of(stream_.device).end_recording(stream_));
+  return {runtime_of(stream_.device).end_recording(stream_), stream_, std::move(begin_)};
 }
 
 bool Recording::is_open_on(Stream stream) {
@@ -31,6 +33,16 @@ bool Recording::is_open_on(Stream stream) {
     if (one->open_ && one->stream_ == stream) return true;
   }
   return false;
+}
+
+bool Recording::hand_over(const void* address, Stream stream) {
+  auto* const allocator = dynamic_cast<StreamAllocator*>(&runtime_of(stream.device).allocator(stream.device));
+  return allocator && allocator->hand_over(address, stream);
+}
+
+void Program::run(Stream stream) const {
+  if (!(stream == recorded_) && !begin_.done()) begin_.wait(stream);
+  state_->run(stream);
 }
 
 }  // namespace chorale

@@ -9,6 +9,19 @@
 #include "chorale/device/stream.h"
 
 namespace chorale {
+namespace {
+
+// The entry that covers `address`.
+template <class Map>
+auto find_around(Map& map, const void* address) {
+  auto* const at = static_cast<std::byte*>(const_cast<void*>(address));
+  auto found = map.upper_bound(at);
+  if (found == map.begin()) return map.end();
+  --found;
+  return at < found->first + found->second.bytes ? found : map.end();
+}
+
+}  // namespace
 
 StreamAllocator::StreamAllocator(Device device, std::unique_ptr<GrowingMemory> memory, size_t unit)
     : device_(device), unit_(unit), memory_(std::move(memory)) {}
@@ -118,6 +131,14 @@ void StreamAllocator::end_keeping(Stream stream) {
   const std::lock_guard lock(mutex_);
   std::erase_if(keeping_, [&](const auto& one) { return one.first == stream; });
 }
+bool StreamAllocator::hand_over(const void* address, Stream stream) {
+  const std::lock_guard lock(mutex_);
+  const auto found = find_around(live_, address);
+  const uint64_t keeper = keeper_of(stream);
+  if (found == live_.end() || keeper == 0 || !(found->second.stream == stream)) return false;
+  found->second.keeper = keeper;
+  return true;
+}
 void StreamAllocator::release_kept(uint64_t keeper) noexcept {
   const std::lock_guard lock(mutex_);
   for (auto& [data, live] : live_) {
@@ -137,20 +158,6 @@ void StreamAllocator::reset_peak() {
   const std::lock_guard lock(mutex_);
   stats_.peak_bytes = stats_.current_bytes;
 }
-
-namespace {
-
-// The entry that covers `address`.
-template <class Map>
-auto find_around(Map& map, const void* address) {
-  auto* const at = static_cast<std::byte*>(const_cast<void*>(address));
-  auto found = map.upper_bound(at);
-  if (found == map.begin()) return map.end();
-  --found;
-  return at < found->first + found->second.bytes ? found : map.end();
-}
-
-}  // namespace
 
 void StreamAllocator::record_stream(const void* address, Stream stream) {
   const std::lock_guard lock(mutex_);

@@ -9,7 +9,7 @@
 // Note [Memory of programs]
 // What was recorded is run again at the addresses it was recorded with. So blocks that are allocated while a stream is
 // recorded belong to the program: freed ones are handed out again within that recording, and to nobody else before the
-// program is gone.
+// program is gone. Work may also hand over a block that it took before the recording began, and needs no more outside.
 #pragma once
 
 #include <cstdint>
@@ -51,6 +51,9 @@ class StreamAllocator final : public Allocator {
   // Note [Memory of programs]. Between these two, blocks that `stream` allocates belong to the keeper that is returned.
   uint64_t begin_keeping(Stream stream);
   void end_keeping(Stream stream);
+  // The live block at or around `address` becomes the keeper's; false where nothing keeps what `stream` allocates, or
+  // where the block is another stream's.
+  bool hand_over(const void* address, Stream stream);
   // The keeper is gone: its blocks are as any others once the work that is on its stream now has ended.
   void release_kept(uint64_t keeper) noexcept;
 

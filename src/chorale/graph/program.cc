@@ -71,6 +71,17 @@ struct Program::Instance {
       }
     }
   }
+  // Gives all its memory to what is recorded.
+  bool hand_over() const {
+    const auto may_go = [](const OnDevice& on) {
+      return on.stream.device == kCpu || ::chorale::Recording::is_open_on(on.stream);
+    };
+    return std::all_of(devices.begin(), devices.end(), may_go) &&
+           std::all_of(devices.begin(), devices.end(), [](const OnDevice& on) {
+             return on.stream.device == kCpu || !on.arena.defined() ||
+                    ::chorale::Recording::hand_over(on.arena.impl()->data, on.stream);
+           });
+  }
   struct OnDevice {
     Stream stream;  // on which its memory was taken, and may be used again at once
     Tensor arena;
@@ -276,25 +287,32 @@ void Program::run_steps(Instance& instance, std::span<Generator* const> generato
   for (Instance::Step& step : instance.steps) Instance::run_step(step, generators);
 }
 
+// One whose memory was taken on the current streams; null when there is none.
+std::unique_ptr<Program::Instance> Program::take_idle() const {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::find_if(idle_.rbegin(), idle_.rend(), [](const std::unique_ptr<Instance>& one) {
+    return std::all_of(one->devices.begin(), one->devices.end(), [](const Instance::OnDevice& on) {
+      return on.stream.device == kCpu || on.stream == current_stream(on.stream.device);
+    });
+  });
+  if (found == idle_.rend()) return nullptr;
+  std::unique_ptr<Instance> instance = std::move(*found);
+  idle_.erase(std::next(found).base());
+  return instance;
+}
+
 void Program::run(std::span<const Tensor> in, std::span<Generator* const> generators, std::span<Tensor> out) const {
   CHORALE_INVARIANT(in.size() == graph_.inputs.size() && out.size() == graph_.outputs.size(), "a program got ",
                     in.size(), " inputs and ", out.size(), " outputs");
-  // What a device is recorded with belongs to the recording, which takes memory of its own (device/program.h).
+  // What a device is recorded with belongs to the recording (device/program.h): it takes over the memory of an instance
+  // that is there, which is as large as all others together.
   const bool is_recorded = std::any_of(devices_.begin(), devices_.end(), [](Device device) {
     return device != kCpu && ::chorale::Recording::is_open_on(current_stream(device));
   });
-  std::unique_ptr<Instance> instance;
-  if (!is_recorded) {
+  std::unique_ptr<Instance> instance = take_idle();
+  if (is_recorded && instance && !instance->hand_over()) {
     const std::lock_guard lock(mutex_);
-    const auto found = std::find_if(idle_.rbegin(), idle_.rend(), [](const std::unique_ptr<Instance>& one) {
-      return std::all_of(one->devices.begin(), one->devices.end(), [](const Instance::OnDevice& on) {
-        return on.stream.device == kCpu || on.stream == current_stream(on.stream.device);
-      });
-    });
-    if (found != idle_.rend()) {
-      instance = std::move(*found);
-      idle_.erase(std::next(found).base());
-    }
+    idle_.push_back(std::move(instance));
   }
   if (!instance) instance = make();
   for (size_t i = 0; i < in.size(); ++i) {

@@ -45,6 +45,7 @@ class Program {
  private:
   struct Instance;
   std::unique_ptr<Instance> make() const;
+  std::unique_ptr<Instance> take_idle() const;
   static void run_steps(Instance& instance, std::span<Generator* const> generators);
 
   Graph graph_;

@@ -134,5 +134,35 @@ TEST_F(CudaFused, AStepTrainsAsItDoesEagerly) {
   EXPECT_EQ(train(true, true, true), expected) << "replayed";
 }
 
+// A compiled step that is recorded goes on in the memory that it had: it needs none of its own beside it.
+TEST_F(CudaFused, ARecordingTakesOverTheMemoryOfAStep) {
+  if (rehearses()) return;
+  const Allocator& allocator = runtime_of(kGpu).allocator(kGpu);
+  int64_t arena = 0;
+  const compiled::Backend backend = [&](graph::Graph graph, const compiled::GraphInfo&) {
+    auto program = fuse_and_compile(std::move(graph));
+    arena += program->plan().arena_bytes;
+    return program;
+  };
+  const auto step = compile(
+      [](const std::vector<Tensor>& in) {
+        return std::vector{sum(matmul(tanh(matmul(in[0], in[0])), tanh(matmul(in[0], transpose(in[0], 0, 1)))))};
+      },
+      {.whole_graph = true, .backend = backend});
+  Replayed replay([&](const std::vector<Tensor>& in) { return step(in); });
+  const std::vector<Tensor> in{made({1024, 1024}, 1, DType::kF32, -0.1, 0.1)};
+  const auto first = replay(in)[0].to_vector<float>();
+  ASSERT_GE(arena, 8 << 20);
+  runtime_of(kGpu).allocator(kGpu).reset_peak();
+  const size_t before = allocator.stats().current_bytes;
+  const auto second = replay(in)[0].to_vector<float>();
+  EXPECT_EQ(replay.recordings(), 1);
+  EXPECT_LT(allocator.stats().peak_bytes, before + static_cast<size_t>(arena) / 2);
+  EXPECT_EQ(second, first);
+  // What runs beside the recording has memory of its own.
+  EXPECT_EQ(step(in)[0].to_vector<float>(), first);
+  EXPECT_EQ(replay(in)[0].to_vector<float>(), first);
+}
+
 }  // namespace
 }  // namespace chorale::codegen

@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <csignal>
+#include <map>
 #include <mutex>
 #include <vector>
 
@@ -55,13 +56,27 @@ struct SimDevice {
 
 class RecordedTasks final : public ProgramState {
  public:
-  explicit RecordedTasks(std::vector<SimStream::Task> tasks) : tasks_(std::move(tasks)) {}
+  RecordedTasks(std::vector<SimStream::Task> tasks, StreamAllocator& allocator, uint64_t keeper)
+      : tasks_(std::move(tasks)), allocator_(allocator), keeper_(keeper) {}
+  ~RecordedTasks() override {
+    try {
+      if (last_run_) last_run_->synchronize(Deadline::never());
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): the next wait for the stream says so
+    }
+    allocator_.release_kept(keeper_);
+  }
+  RecordedTasks(const RecordedTasks&) = delete;
+  RecordedTasks& operator=(const RecordedTasks&) = delete;
   void run(Stream stream) override {
     for (const SimStream::Task& task : tasks_) stream_of(stream).put(task);
+    last_run_ = stream_of(stream).record();
   }
 
  private:
   std::vector<SimStream::Task> tasks_;
+  StreamAllocator& allocator_;
+  const uint64_t keeper_;  // Note [Memory of programs]
+  std::shared_ptr<EventState> last_run_;
 };
 
 class SimGate final : public StreamGate {
@@ -131,9 +146,16 @@ class SimRuntime final : public Runtime {
       if (stream.device == device) record(stream)->synchronize(deadline);
     }
   }
-  void begin_recording(Stream stream) override { stream_of(stream).begin_recording(); }
+  void begin_recording(Stream stream) override {
+    stream_of(stream).begin_recording();
+    const std::lock_guard lock(mutex_);
+    keepers_[stream.handle] = at(stream.device).allocator->begin_keeping(stream);
+  }
   std::unique_ptr<ProgramState> end_recording(Stream stream) override {
-    return std::make_unique<RecordedTasks>(stream_of(stream).end_recording());
+    StreamAllocator& allocator = *at(stream.device).allocator;
+    allocator.end_keeping(stream);
+    const std::lock_guard lock(mutex_);
+    return std::make_unique<RecordedTasks>(stream_of(stream).end_recording(), allocator, keepers_[stream.handle]);
   }
 
   void copy(const vec::StridedView& from, Device, const vec::StridedView& to, Device, Stream stream) override {
@@ -192,6 +214,7 @@ class SimRuntime final : public Runtime {
   std::unique_ptr<StreamAllocator> pinned_;
   std::mutex mutex_;  // guards what follows
   std::vector<Stream> streams_;
+  std::map<void*, uint64_t> keepers_;  // of streams that are or were recorded
 };
 
 std::atomic<SimRuntime*> the_runtime{nullptr};

@@ -300,5 +300,28 @@ TEST_F(SimDevice, MemoryOfAProgramIsNobodyElsesBeforeItIsGone) {
   allocator.deallocate(other);
 }
 
+// Note [Memory of programs].
+TEST_F(SimDevice, MemoryThatWasThereBeforeMayBeGivenToAProgram) {
+  auto& allocator = dynamic_cast<StreamAllocator&>(runtime_of(kSim0).allocator(kSim0));
+  constexpr size_t kBytes = size_t{5} << 20;
+  const Stream stream = make_stream(kSim0), another = make_stream(kSim0);
+  const StreamScope scope(stream);
+  const auto take = [&] { return allocator.allocate(kBytes); };
+  const memory::Block given = take();
+  EXPECT_FALSE(allocator.hand_over(given.data, stream)) << "nothing is recorded";
+  const uint64_t keeper = allocator.begin_keeping(stream);
+  EXPECT_FALSE(allocator.hand_over(given.data, another));
+  EXPECT_TRUE(allocator.hand_over(given.data, stream));
+  allocator.end_keeping(stream);
+  allocator.deallocate(given);
+  const memory::Block other = take();
+  EXPECT_NE(other.data, given.data) << "the program still uses it";
+  allocator.release_kept(keeper);
+  const memory::Block freed = take();
+  EXPECT_EQ(freed.data, given.data);
+  allocator.deallocate(freed);
+  allocator.deallocate(other);
+}
+
 }  // namespace
 }  // namespace chorale::sim
