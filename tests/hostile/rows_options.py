@@ -69,6 +69,8 @@ OTHERS = [
     ("names/lernrate", ["train", "gpt", "--lernrate", "1"], r"no option --lernrate; did you mean '--lr'\?"),
     ("names/of the program, before it", ["run", "--lernrate", "1", "-n", "2", "true"], r"there is no option --lernrate; those of the program come after its name"),
     ("names/unknown, and one is missing", ["generate", "--lernrate", "1"], r"there is no option --lernrate"),
+    ("elastic/a MAX above the batch", [*GPT, "-n", "2", "--batch", "4", "--elastic", "1:5"], r"a batch of 4 examples is too small for 5 ranks; give a larger --batch"),
+    ("elastic/what stays of a job that is not", [*GPT, "-n", "2", "--elastic-batch", "local"], r"--elastic-batch local says .* give --elastic MIN:MAX, too"),
     ("empty/out", [*GPT, "--out", ""], r"--out expects a folder, not ''"),
     ("empty/log-dir", [*GPT, "--log-dir", ""], r"--log-dir expects a folder, not ''"),
     ("empty/log-dir of run", ["run", "-n", "1", "--log-dir", "", "true"], r"--log-dir expects a folder, not ''"),

@@ -70,6 +70,7 @@ struct TrainCommand {
   void apply_given() const;
   std::optional<json::Object> apply_run();
   void check_elastic() const;
+  void check_elastic_batch() const;
 };
 
 void TrainCommand::list_options() {
@@ -159,7 +160,12 @@ std::optional<json::Object> TrainCommand::apply_run() {
 
 void TrainCommand::resolve() {
   apply_given();
-  if (is_elastic()) check_elastic();
+  if (is_elastic()) {
+    check_elastic();
+  } else if (options.elastic_batch != "global") {
+    throw CLI::ValidationError("--elastic-batch " + options.elastic_batch +
+                               " says what stays when ranks come and go: give --elastic MIN:MAX, too");
+  }
   if (!options.out.empty() && is_first()) train::check_can_be_folder(options.out);
   // What the launcher starts again after a failure goes on.
   if (transport::restart_count() > 0) options.resume = true;
@@ -178,6 +184,7 @@ void TrainCommand::resolve() {
   } catch (const InvalidArgument& error) {
     throw CLI::ValidationError(error.what());
   }
+  if (is_elastic()) check_elastic_batch();
   if (is_first()) train::check_ranks(options, world_size());  // so that one process complains, and not each rank
 }
 
@@ -197,6 +204,15 @@ void TrainCommand::check_elastic() const {
         "trains on one node so far, since a rank 0 on another node would not find the run's folder; a program of one's "
         "own with parallel::Elastic goes on on several (chorale run)");
   if (options.device != "cpu" && train::gpus_of(options) > 0) refuse("computes on the CPU so far: give --device cpu");
+}
+
+// A job may grow to MAX ranks at any time, and would end there if a rank had nothing to do.
+void TrainCommand::check_elastic_batch() const {
+  const int most = launch::ElasticLimits::parse(launching.elastic).most;
+  if (options.elastic_batch == "global" && most > options.batch)
+    throw CLI::ValidationError(concat("--elastic ", launching.elastic, ": a batch of ", options.batch,
+                                      " examples is too small for ", most,
+                                      " ranks; give a larger --batch, a smaller MAX, or --elastic-batch local"));
 }
 
 // The words of this process's command line, behind the program's name.
