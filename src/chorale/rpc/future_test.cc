@@ -180,9 +180,9 @@ TEST(Futures, OfCallsHaveCallbacksToo) {
 }
 
 // What holds of any future holds of one whose value comes from another worker.
-// spec: test_future_done, test_future_done_exception, test_future_wait_twice, test_callback_chain,
-// test_callback_with_ret spec: test_callback_with_error, test_add_done_callback, test_wait_all_with_exception spec:
-// test_wait_all_with_partial_exception
+// spec: test_future_done, test_future_done_exception, test_future_wait_twice
+// spec: test_callback_chain, test_callback_with_ret, test_callback_with_error, test_add_done_callback
+// spec: test_wait_all_with_exception, test_wait_all_with_partial_exception
 TEST(Futures, OfCallsAreLikeOthers) {
   run_agents(4, for_tests(kServes), [](Agent& agent, comm::Group&) {
     const std::string to = next(agent);
@@ -193,6 +193,11 @@ TEST(Futures, OfCallsAreLikeOthers) {
     for (int i = 0; i < 2; ++i) EXPECT_THAT(text_of(RpcErrorKind::kRemote, [&] { bad.wait(); }), HasSubstr("expected"));
     EXPECT_TRUE(good.is_complete() && bad.is_complete());
     EXPECT_TRUE(bad.has_error() && !good.has_error());
+    const Future<int64_t> told = bad.then([](const Future<void>& f) -> int64_t {
+      EXPECT_TRUE(f.has_error());
+      return text_of(RpcErrorKind::kRemote, [&] { f.wait(); }).find("expected") == std::string::npos ? 0 : 1;
+    });
+    EXPECT_EQ(told.wait(), 1);
     Future<int64_t> last = agent.call_async<plus_one>(to, 0);
     for (int i = 0; i < 20; ++i) last = last.then([](const Future<int64_t>& f) { return f.wait() + 1; });
     EXPECT_EQ(last.wait(), 21);

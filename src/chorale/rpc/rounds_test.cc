@@ -111,6 +111,7 @@ TEST_P(Rounds, AReferenceIsAccountedForWhenItsValueIsFetched) {
     const Tensor x = wanting(pattern({4}, 1));
     {
       const RRef<Tensor> there = agent.remote<slow_backward>(1, x);
+      there.created().wait();  // else the value may be here before the worker has answered the call
       context.backward({sum(there.to_here())});
     }
     EXPECT_EQ(context.gradient(x).to_vector<float>(), std::vector<float>(4, 1));
