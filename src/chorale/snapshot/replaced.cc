@@ -3,7 +3,9 @@
 #include <sys/vfs.h>
 
 #include <algorithm>
-#include <cstdlib>
+#include <charconv>
+#include <optional>
+#include <string_view>
 #include <system_error>
 
 #include "chorale/base/error.h"
@@ -22,9 +24,13 @@ std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folde
   return paths;
 }
 
-// Of a name without kSpare: the number behind kPart.
-size_t rank_in(std::string_view part) {
-  return static_cast<size_t>(std::atoi(std::string(part.substr(Leftovers::kPart.size())).c_str()));
+// Of a name without kSpare: the number behind kPart. Others may have files with names that are like ours.
+std::optional<size_t> rank_in(std::string_view part) {
+  if (!part.starts_with(Leftovers::kPart)) return std::nullopt;
+  part.remove_prefix(Leftovers::kPart.size());
+  size_t rank = 0;
+  if (std::from_chars(part.data(), part.data() + part.size(), rank).ec != std::errc()) return std::nullopt;
+  return rank;
 }
 
 }  // namespace
@@ -33,7 +39,8 @@ std::vector<std::filesystem::path> Leftovers::kept() const {
   std::vector<std::filesystem::path> spares;
   for (const std::filesystem::path& path : entries_of(folder_)) {
     const std::string name = path.filename().string(), part = name.substr(std::min(kSpare.size(), name.size()));
-    if (name.starts_with(kSpare) && part.starts_with(kPart) && rank_in(part) % count_ == own_) spares.push_back(path);
+    const auto rank = rank_in(part);
+    if (name.starts_with(kSpare) && rank && *rank % count_ == own_) spares.push_back(path);
   }
   return spares;
 }
@@ -45,12 +52,12 @@ void Leftovers::put_away(const std::map<std::string, int64_t>& named, size_t mos
     const bool is_spare = name.starts_with(kSpare);
     const std::string part = is_spare ? name.substr(kSpare.size()) : name;
     // Also one that was being written when its process ended.
+    const auto rank = rank_in(part);
     const bool is_whole = part.ends_with(kKind),
-               is_part =
-                   part.starts_with(kPart) && (is_whole || part.find(concat(kKind, ".tmp-")) != std::string::npos);
+               is_part = rank && (is_whole || part.find(concat(kKind, ".tmp-")) != std::string::npos);
     const bool is_old = is_part && (is_spare || !named.contains(name));
     if (!is_old && !name.starts_with(kMarker)) continue;
-    if ((is_old ? rank_in(part) % count_ : 0) != own_) continue;
+    if ((is_old ? *rank % count_ : 0) != own_) continue;
     if (is_old && is_whole && !is_spare && most_kept > 0) {
       std::filesystem::rename(path, folder_ / concat(kSpare, name), ignored);
       --most_kept;
