@@ -9,6 +9,7 @@
 #include "chorale/base/error.h"
 #include "chorale/launch/control.h"
 #include "chorale/train/options.h"
+#include "chorale/transport/host_identity.h"
 
 namespace chorale::app {
 namespace {
@@ -31,10 +32,12 @@ pid_t launcher_of(const std::string& run) {
     return std::stoi(run);
   // "process 123 on HOST, …" (train::RunLock)
   std::ifstream lock(run + "/.lock");
-  std::string word;
+  std::string word, on, host;
   pid_t owner = 0;
-  lock >> word >> owner;
-  CHORALE_CHECK_STATE(owner > 0 && parent_of(owner) > 0, "[resize] nobody trains in ", run, " on this host");
+  lock >> word >> owner >> on >> host;
+  if (!host.empty() && host.back() == ',') host.pop_back();
+  CHORALE_CHECK_STATE(owner > 0 && host == transport::host_name() && parent_of(owner) > 0, "[resize] nobody trains in ",
+                      run, " on this host");
   return parent_of(owner);
 }
 

@@ -5,18 +5,24 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <tuple>
 
+#include "chorale/base/deadline.h"
 #include "chorale/base/error.h"
 
 namespace chorale::launch {
 namespace {
 
+using namespace std::chrono_literals;
+
 constexpr size_t kLongestMessage = 512;
+constexpr int kAnswersAtOnce = 8;  // the launcher has other things to do
+constexpr auto kPatience = 10s;    // of whoever asks
 
 struct Address {
   sockaddr_un place{};
@@ -32,20 +38,27 @@ Address address_of(pid_t launcher) {
   return address;
 }
 
-bool is_ours(int connection) {
+// Of this user or root, and the process that was meant, where its number is known (not that of another namespace).
+bool is_ours(int connection, pid_t process = 0) {
   ucred peer{};
   socklen_t bytes = sizeof peer;
   return getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 &&
-         (peer.uid == geteuid() || peer.uid == 0);
+         (peer.uid == geteuid() || peer.uid == 0) && (process == 0 || peer.pid == 0 || peer.pid == process);
 }
 
-// Up to the end of a line, or what there is.
-std::string line_from(int connection, std::chrono::milliseconds patience) {
-  const timeval limit{.tv_sec = patience.count() / 1000, .tv_usec = patience.count() % 1000 * 1000};
-  setsockopt(connection, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+// SO_RCVTIMEO or SO_SNDTIMEO, of one call; 0 would be for ever.
+void limit_calls(int connection, int option, Deadline::Clock::duration time) {
+  const auto us = std::max<int64_t>(std::chrono::duration_cast<std::chrono::microseconds>(time).count(), 1);
+  const timeval limit{.tv_sec = us / 1'000'000, .tv_usec = us % 1'000'000};
+  setsockopt(connection, SOL_SOCKET, option, &limit, sizeof limit);
+}
+
+// Up to the end of a line, or what there is by then.
+std::string line_from(int connection, Deadline deadline) {
   std::string text;
   char buffer[kLongestMessage];
-  while (text.size() < kLongestMessage && text.find('\n') == std::string::npos) {
+  while (text.size() < kLongestMessage && text.find('\n') == std::string::npos && !deadline.passed()) {
+    limit_calls(connection, SO_RCVTIMEO, deadline.left());
     const ssize_t got = recv(connection, buffer, sizeof buffer, 0);
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) break;
@@ -70,24 +83,26 @@ Control::Control() : listening_(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOC
 }
 
 void Control::answer(const std::function<std::string(const std::string&)>& reply) const {
-  while (listening_) {
+  for (int turn = 0; listening_ && turn < kAnswersAtOnce; ++turn) {
     const Descriptor connection(accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!connection) return;
     if (!is_ours(connection.get())) continue;
     // A short time: the launcher has other things to do.
-    say(connection.get(), reply(line_from(connection.get(), std::chrono::milliseconds(200))));
+    say(connection.get(), reply(line_from(connection.get(), within(200ms))));
   }
 }
 
 std::string ask_launcher(pid_t launcher, const std::string& request) {
   const Descriptor connection(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  limit_calls(connection.get(), SO_SNDTIMEO, kPatience);  // also of connect(), when many wait there
   const Address address = address_of(launcher);
-  CHORALE_CHECK_STATE(
-      connect(connection.get(), reinterpret_cast<const sockaddr*>(&address.place), address.bytes) == 0 &&
-          is_ours(connection.get()),
-      "[resize] process ", launcher, " is no launcher of a job with --elastic on this host");
+  const int problem =
+      connect(connection.get(), reinterpret_cast<const sockaddr*>(&address.place), address.bytes) == 0 ? 0 : errno;
+  CHORALE_CHECK_STATE(problem != EAGAIN, "[resize] the launcher, process ", launcher, ", does not answer");
+  CHORALE_CHECK_STATE(problem == 0 && is_ours(connection.get(), launcher), "[resize] process ", launcher,
+                      " is no launcher of a job with --elastic on this host");
   say(connection.get(), request);
-  const std::string answer = line_from(connection.get(), std::chrono::seconds(10));
+  const std::string answer = line_from(connection.get(), within(kPatience));
   CHORALE_CHECK_STATE(!answer.empty(), "[resize] the launcher, process ", launcher, ", does not answer");
   return answer;
 }

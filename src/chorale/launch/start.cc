@@ -164,7 +164,7 @@ std::string Start::reply_to(const std::string& request) {
   std::istringstream words(request);
   std::string command;
   int64_t ranks = 0;
-  if (!(words >> command >> ranks) || command != "resize" || ranks > kMostRanks)
+  if (!(words >> command >> ranks) || command != "resize" || ranks < 1 || ranks > kMostRanks)
     return "refused: not a request that this launcher knows";
   if (starting_ || stopping_ || nodes_.halted()) return "refused: the job has not begun, or ends";
   return epochs_->resize(static_cast<int>(ranks));
