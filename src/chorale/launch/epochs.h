@@ -68,11 +68,13 @@ class Epochs {
   // Whether its failure is one of the job, once all steps are done.
   bool has_taken_part(int member) {
     find_joined();
-    return !absent_.contains(member);
+    return !absent_.contains(member) && !is_leaving(member);
   }
   // All steps are done: from now on an end is an end.
   bool is_done();
   bool was_used();  // a process of the job has asked to take part: the program is one that can go on
+  // It was told to leave.
+  bool is_leaving(int member) const { return leaving_.contains(member); }
   const transport::Epoch& current() const { return current_; }
 
  private:

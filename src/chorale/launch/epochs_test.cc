@@ -150,6 +150,17 @@ TEST(Epochs, AtTheEndReplacementsAreNotNeeded) {
   EXPECT_TRUE(node.epochs.has_taken_part(late));
 }
 
+TEST(Epochs, WhoWasToldToLeaveDoesNotFailAJobThatIsDone) {
+  Node node({1, 2}, 2);
+  node.ready(0);
+  node.epochs.resize(1);
+  EXPECT_TRUE(node.epochs.is_leaving(1));
+  EXPECT_EQ(node.epochs.look(), std::nullopt);
+  node.set(transport::kElasticDone);
+  EXPECT_FALSE(node.epochs.has_taken_part(1));
+  EXPECT_TRUE(node.epochs.has_taken_part(0));
+}
+
 TEST(Epochs, WhenAllThatHadTheStateAreGoneTheJobEnds) {
   Node node({1, 2}, 2);
   node.ready(0);

@@ -125,9 +125,10 @@ bool Start::goes_on_after(const RankEnd& end) {
   if (!epochs_ || stopping_ || culprit_ || nodes_.halted()) return false;
   if (end.failed() && is_final(exit_status_of(end.wait_status))) return false;
   if (end.failed() && epochs_->is_done() && epochs_->has_taken_part(end.rank)) return false;
+  const bool is_leaving = epochs_->is_leaving(end.rank);
   epochs_->ended(end.rank, end.failed() ? std::optional(concat("died: ", describe(end.wait_status))) : std::nullopt);
   if (end.failed()) {
-    if (!lost_) lost_ = end;
+    if (!lost_ && !is_leaving) lost_ = end;
     ++stopped_;
   }
   return true;
