@@ -98,7 +98,14 @@ bool Ranks::start_some(int most) {
   return std::ssize(ranks_) < local_size;
 }
 
-void Ranks::start_in_place(int local, int number) { start(local, number); }
+void Ranks::start_in_place(int local, int number) {
+  try {
+    start(local, number);
+  } catch (...) {
+    ranks_.pop_back();
+    throw;
+  }
+}
 
 const Ranks::Rank* Ranks::find(int number) const {
   const auto found = std::find_if(ranks_.begin(), ranks_.end(), [&](const auto& rank) { return rank->rank == number; });

@@ -53,7 +53,8 @@ class Ranks {
 
   // Starts up to so many; false when all are started. Where there are many, signals and ends are looked at in between.
   bool start_some(int most);
-  // Starts one more, of this number, which no other had, with the cores of another that has ended.
+  // Starts one more, of this number, which no other had, with the cores of another that has ended. StateError
+  // where that cannot be: then there is none.
   void start_in_place(int local, int rank);
   void signal(int number);
   void kill_one(int rank);

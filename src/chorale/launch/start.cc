@@ -143,10 +143,12 @@ void Start::keep_going() {
   }
   for (const int member : epochs_->superfluous()) ranks_.kill_one(member);
   for (const int slot : epochs_->vacancies()) {
+    const int member = epochs_->started(slot);
     try {
-      ranks_.start_in_place(slot, epochs_->started(slot));
-    } catch (const StateError& problem) {
-      return nodes_.halt({problem.what(), kCannotStart, false});
+      ranks_.start_in_place(slot, member);
+    } catch (const StateError& problem) {  // the others are well
+      outputs_.say(fmt::format("member {} could not be started: {}", member, problem.what()));
+      epochs_->ended(member, "could not be started");
     }
   }
   if (const auto problem = epochs_->look()) {
