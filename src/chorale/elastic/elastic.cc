@@ -32,8 +32,6 @@ double ms_since(Deadline::Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Deadline::Clock::now() - start).count();
 }
 
-std::string prefix_of_epoch(int64_t number) { return concat("in/", number); }
-
 }  // namespace
 
 // How far a rank has come, as it tells the others of the next epoch.
@@ -326,6 +324,9 @@ Epoch Elastic::next_epoch(const std::string& why) {
         throw Excluded(concat("[elastic] this process (member ", seat_->member, ") was excluded from epoch ", latest,
                               " (", epoch.cause, "): it ends here, and the others go on"));
     }
+    CHORALE_CHECK_STATE(!seat_->board->is_stopping(),
+                        "[elastic] the job is being stopped while its ranks change, so this one ends",
+                        why.empty() ? "" : ": ", why);
     // A newcomer is awaited by nobody; the launcher ends it when it is not needed.
     if (!is_member_ || seat_->board->is_waiting()) deadline = within(patience);
     CHORALE_CHECK_STATE(!deadline.passed(), "[elastic] a call failed, but the launcher has stated no death within ",
@@ -337,7 +338,7 @@ Epoch Elastic::next_epoch(const std::string& why) {
 void Elastic::join(const Epoch& epoch, Change& change) {
   const int rank = epoch.rank_of(seat_->member), size = static_cast<int>(epoch.members.size());
   transport::EpochStore store(
-      std::make_shared<transport::PrefixStore>(prefix_of_epoch(epoch.number), meeting_of(epoch)), seat_->board,
+      std::make_shared<transport::PrefixStore>(transport::epoch_prefix(epoch.number), meeting_of(epoch)), seat_->board,
       epoch.number);
   auto start = Deadline::Clock::now();
   const auto lap = [&start] { return ms_since(std::exchange(start, Deadline::Clock::now())); };
@@ -381,12 +382,12 @@ const std::shared_ptr<transport::Store>& Elastic::meeting_of(const Epoch& epoch)
 }
 
 std::vector<Elastic::Report> Elastic::exchange(const Epoch& epoch, transport::Store& store) const {
-  const auto key = [](int member) { return concat("report/", member); };
   const Deadline deadline = within(options_.group.timeout.value_or(transport::default_timeout()));
-  store.set(key(seat_->member), Report{holds_, done_, last_, sums_}.text(), deadline);
+  store.set(transport::report_key(seat_->member), Report{holds_, done_, last_, sums_}.text(), deadline);
   std::vector<Report> reports;
   reports.reserve(epoch.members.size());
-  for (const int member : epoch.members) reports.push_back(Report::parse(store.get(key(member), deadline)));
+  for (const int member : epoch.members)
+    reports.push_back(Report::parse(store.get(transport::report_key(member), deadline)));
   return reports;
 }
 
@@ -418,7 +419,7 @@ void Elastic::settle(const Epoch& epoch, const std::vector<Report>& reports) {
 
 void Elastic::forget_epochs_before(int64_t epoch) const {
   for (int64_t number = epoch - 1; number > 0; --number) {
-    const auto keys = meeting_->keys(concat(prefix_of_epoch(number), "/"), within(kStoreTime));
+    const auto keys = meeting_->keys(concat(transport::epoch_prefix(number), "/"), within(kStoreTime));
     if (keys.empty() && number + 1 < epoch) break;  // these went in an earlier epoch
     for (const std::string& key : keys) meeting_->remove(key, within(kStoreTime));
   }

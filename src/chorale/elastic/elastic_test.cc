@@ -354,6 +354,19 @@ TEST(Elastic, WhatCannotBeTakenBackIsRefused) {
   EXPECT_THAT(message_of<StateError>([&] { idle.job.step(); }), HasSubstr("belongs into the body"));
 }
 
+// However patient the ranks are: the launcher states no epoch any more.
+TEST(Elastic, WhenTheJobIsStoppedNobodyWaitsForAnotherEpoch) {
+  Alone one;
+  one.job.keep(one.model, one.optimizer);
+  one.board->set_waiting(true);
+  const auto fails = [&](int64_t) {
+    one.board->stop();
+    throw CommError("a rank is gone");
+  };
+  EXPECT_THAT(message_of<StateError>([&] { one.job.run(1, fails); }),
+              testing::AllOf(HasSubstr("is being stopped"), HasSubstr("a rank is gone")));
+}
+
 TEST(Elastic, AFailureThatIsNoDeathIsThrown) {
   Alone one;
   one.job.keep(one.model, one.optimizer);

@@ -50,6 +50,8 @@ class Epochs {
   bool give_back();
   bool is_given_back() const { return given_back_; }
   // Slots in which a process is to be started.
+  // The job is being stopped: ranks do not wait for another epoch.
+  void stop() { plan_.board->stop(); }
   std::vector<int> vacancies();
   // Looks for processes that are ready, and states the next epoch when there is a change. Returns why the job cannot go
   // on.

@@ -196,6 +196,7 @@ void Start::stop(int number) {
   ranks_.signal(SIGCONT);  // a stopped process does not see the signal
   if (!std::exchange(stopping_, true)) {
     kill_at_ = Deadline::Clock::now() + options_.grace;
+  if (epochs_) epochs_->stop();
     stopped_by_ = number;
   }
 }

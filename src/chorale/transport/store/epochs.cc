@@ -31,6 +31,8 @@ std::string elastic_prefix(int restarts) { return concat("elastic ", restarts); 
 std::string ready_key(int member) { return concat("ready/", member); }
 std::string joined_key(int member) { return concat("joined/", member); }
 std::string epoch_key(int64_t number) { return concat("epoch/", number); }
+std::string epoch_prefix(int64_t number) { return concat("in/", number); }
+std::string report_key(int member) { return concat("report/", member); }
 
 std::string Epoch::text() const {
   std::string list;

@@ -20,6 +20,8 @@ inline constexpr const char* kElasticDone = "done";  // all steps were, on every
 std::string ready_key(int member);                   // a process has prepared what it needs to take part
 std::string joined_key(int member);                  // it has taken part, and has the state of the job
 std::string epoch_key(int64_t number);
+std::string epoch_prefix(int64_t number);  // of the entries of those who join an epoch, in its store
+std::string report_key(int member);        // below that: how far a member has come
 
 // A node of a job on several, whose launcher has a store of its own.
 struct EpochNode {
@@ -62,10 +64,13 @@ class EpochBoard {
   // A death is known, and the launcher waits for more ranks before it states the next epoch.
   bool is_waiting() const { return page_->waiting.load(std::memory_order_acquire) != 0; }
   void set_waiting(bool waiting) { page_->waiting.store(waiting ? 1 : 0, std::memory_order_release); }
+  // The launcher ends the job, and states no epoch any more.
+  bool is_stopping() const { return page_->stopping.load(std::memory_order_acquire) != 0; }
+  void stop() { page_->stopping.store(1, std::memory_order_release); }
 
  private:
   struct Page {
-    std::atomic<int64_t> latest, waiting;
+    std::atomic<int64_t> latest, waiting, stopping;
   };
   explicit EpochBoard(int descriptor);
 
