@@ -106,6 +106,7 @@ int Epochs::others_now() const {
 std::string Epochs::resize(int ranks) {
   if (ranks < plan_.limits.least || ranks > plan_.limits.most)
     return concat("refused: ", ranks, " ranks are not within ", plan_.limits.least, ":", plan_.limits.most);
+  if (ranks == before && failed_newcomers_ == 0) return concat("nothing to do: ", ranks, " ranks are wanted already");
   if (!was_used()) return "refused: the program does not use parallel::Elastic, or has not begun";
   if (somebody_left_ || is_done()) return "refused: the job is about to end";
   const int others = others_now();

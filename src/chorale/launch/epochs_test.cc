@@ -161,6 +161,15 @@ TEST(Epochs, WhoWasToldToLeaveDoesNotFailAJobThatIsDone) {
   EXPECT_TRUE(node.epochs.has_taken_part(0));
 }
 
+TEST(Epochs, ASizeThatTheJobHasIsNoChange) {
+  Node node({1, 2}, 2);
+  node.ready(0);
+  EXPECT_THAT(node.epochs.resize(2), HasSubstr("nothing to do"));
+  EXPECT_EQ(node.epochs.resize(1), "resized from 2 to 1 ranks");
+  EXPECT_EQ(node.epochs.look(), std::nullopt);
+  EXPECT_EQ(node.stated().cause, "resized from 2 to 1 ranks");
+}
+
 TEST(Epochs, WhenAllThatHadTheStateAreGoneTheJobEnds) {
   Node node({1, 2}, 2);
   node.ready(0);

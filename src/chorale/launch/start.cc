@@ -180,6 +180,10 @@ bool Start::is_final(int status) const {
 
 void Start::interrupt(int number) {
   if (number == interrupted_ && number == SIGPIPE) return;
+  if (interrupted_ == SIGUSR1 && number == SIGTERM) {  // a batch system wants the node, and then ends its job
+    interrupted_ = number;
+    return;
+  }
   if (interrupted_ != 0) return kill_all(concat("SIGKILL, after a second signal, ", signal_name(number)));
   if (number == SIGUSR1 && council() && !starting_ && !stopping_ && (epochs_->is_given_back() || epochs_->give_back()))
     return;
