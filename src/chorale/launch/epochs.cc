@@ -13,8 +13,6 @@ using namespace std::chrono_literals;
 
 // Replacements in a row that end before they take part: whatever the cause, the next one would end alike.
 constexpr int kMostFailedNewcomers = 3;
-// For a rank that was told to leave, to end.
-constexpr auto kTimeToEnd = 10s;
 
 }  // namespace
 
@@ -50,9 +48,6 @@ void Epochs::state(const transport::Epoch& epoch) {
   plan_.store->set(transport::epoch_key(current_.number), current_.text(), within(10s));
   plan_.board->set_waiting(false);
   plan_.board->announce(current_.number);  // behind the entry: who sees the number finds it
-  for (auto& [member, since] : leaving_) {
-    if (current_.rank_of(member) < 0) since = since.value_or(steady_clock::now());
-  }
   for (const int member : current_.members) newcomers_.erase(member);
   causes_.clear();
 }
@@ -106,12 +101,12 @@ int Epochs::others_now() const {
 std::string Epochs::resize(int ranks) {
   if (ranks < plan_.limits.least || ranks > plan_.limits.most)
     return concat("refused: ", ranks, " ranks are not within ", plan_.limits.least, ":", plan_.limits.most);
-  if (ranks == before && failed_newcomers_ == 0) return concat("nothing to do: ", ranks, " ranks are wanted already");
   if (!was_used()) return "refused: the program does not use parallel::Elastic, or has not begun";
   if (somebody_left_ || is_done()) return "refused: the job is about to end";
   const int others = others_now();
   if (ranks < others) return concat("refused: other nodes have ", others, " ranks; ask a launcher there, too");
   const int before = wanted_ + others;
+  if (ranks == before && failed_newcomers_ == 0) return concat("nothing to do: ", ranks, " ranks are wanted already");
   wanted_ = ranks - others;
   failed_newcomers_ = 0;
   for (int slot = 0; wanted_slots() < wanted_; ++slot) {
@@ -161,11 +156,24 @@ int Epochs::started(int slot) {
   return member;
 }
 
+// The first rank's report is the first entry of an epoch. On several nodes it is in another store, and the epoch's
+// statement has to do.
+void Epochs::look_who_has_left() {
+  for (auto& [member, since] : leaving_) {
+    if (since || current_.members.empty() || current_.rank_of(member) >= 0) continue;
+    if (plan_.council || plan_.store->contains(concat(transport::epoch_prefix(current_.number), "/",
+                                                      transport::report_key(current_.members.front())),
+                                               within(10s)))
+      since = std::chrono::steady_clock::now();
+  }
+}
+
 std::vector<int> Epochs::superfluous() {
   std::vector<int> members;
+  look_who_has_left();
   const auto now = std::chrono::steady_clock::now();
   for (const auto& [member, since] : leaving_) {
-    if (newcomers_.contains(member) || (since && now - *since > kTimeToEnd)) members.push_back(member);
+    if (newcomers_.contains(member) || (since && now - *since >= plan_.time_to_end)) members.push_back(member);
   }
   if (absent_.empty() || !is_done()) return members;
   find_joined();  // behind the look for the end: whoever was needed for it had joined before

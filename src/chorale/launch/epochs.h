@@ -26,7 +26,8 @@ class Epochs {
     std::shared_ptr<transport::Store> store;  // the entries of this start
     std::shared_ptr<transport::EpochBoard> board;
     std::function<void(const std::string& line)> say = {};
-    std::chrono::milliseconds patience = std::chrono::seconds(60);  // with fewer than the least
+    std::chrono::milliseconds patience = std::chrono::seconds(60);     // with fewer than the least
+    std::chrono::milliseconds time_to_end = std::chrono::seconds(10);  // for a rank that was told to leave
     // Of a job on several nodes; null on one.
     std::shared_ptr<Council> council = {};
     transport::EpochNode node{};  // this one
@@ -49,9 +50,9 @@ class Epochs {
   // without them.
   bool give_back();
   bool is_given_back() const { return given_back_; }
-  // Slots in which a process is to be started.
   // The job is being stopped: ranks do not wait for another epoch.
   void stop() { plan_.board->stop(); }
+  // Slots in which a process is to be started.
   std::vector<int> vacancies();
   // Looks for processes that are ready, and states the next epoch when there is a change. Returns why the job cannot go
   // on.
@@ -72,11 +73,11 @@ class Epochs {
     find_joined();
     return !absent_.contains(member) && !is_leaving(member);
   }
+  // It was told to leave.
+  bool is_leaving(int member) const { return leaving_.contains(member); }
   // All steps are done: from now on an end is an end.
   bool is_done();
   bool was_used();  // a process of the job has asked to take part: the program is one that can go on
-  // It was told to leave.
-  bool is_leaving(int member) const { return leaving_.contains(member); }
   const transport::Epoch& current() const { return current_; }
 
  private:
@@ -85,6 +86,7 @@ class Epochs {
   int others_now() const;
   NodeFacts facts();
   int wanted_slots() const { return static_cast<int>(running_.size() - leaving_.size() + vacant_.size()); }
+  void look_who_has_left();
   void state(const transport::Epoch& epoch);
 
   const Plan plan_;
@@ -94,7 +96,7 @@ class Epochs {
   std::set<int> newcomers_;     // run, and are in no epoch yet
   std::set<int> absent_;        // replacements that do not have the state yet, these among them
   std::set<int> vacant_;        // slots
-  // Told to leave, in an epoch that does not have them; when that was stated, unless it is still to be.
+  // Told to leave; since when the ranks of an epoch without them have been meeting. The step before may be a long one.
   std::map<int, std::optional<std::chrono::steady_clock::time_point>> leaving_;
   std::vector<std::string> causes_;  // of the next epoch, so far
   int wanted_;                       // ranks of this node

@@ -15,13 +15,15 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 struct Node {
-  explicit Node(ElasticLimits limits, int ranks, std::chrono::milliseconds patience = 60s)
+  explicit Node(ElasticLimits limits, int ranks, std::chrono::milliseconds patience = 60s,
+                std::chrono::milliseconds time_to_end = 10s)
       : epochs({.limits = limits,
                 .ranks = ranks,
                 .store = store,
                 .board = board,
                 .say = [this](const std::string& line) { said.push_back(line); },
-                .patience = patience}) {}
+                .patience = patience,
+                .time_to_end = time_to_end}) {}
   void set(const std::string& key) const { store->set(key, "", within(1s)); }
   void ready(int member) const { set(transport::ready_key(member)); }
   // What the ranks read.
@@ -159,6 +161,16 @@ TEST(Epochs, WhoWasToldToLeaveDoesNotFailAJobThatIsDone) {
   node.set(transport::kElasticDone);
   EXPECT_FALSE(node.epochs.has_taken_part(1));
   EXPECT_TRUE(node.epochs.has_taken_part(0));
+}
+
+TEST(Epochs, WhoIsToLeaveHasTimeFromTheMeetingOfTheOthersOn) {
+  Node node({1, 2}, 2, 60s, 0s);
+  node.ready(0);
+  node.epochs.resize(1);
+  EXPECT_EQ(node.epochs.look(), std::nullopt);
+  EXPECT_THAT(node.epochs.superfluous(), ElementsAre());  // the step before may be a long one
+  node.set("in/2/report/0");
+  EXPECT_THAT(node.epochs.superfluous(), ElementsAre(1));
 }
 
 TEST(Epochs, ASizeThatTheJobHasIsNoChange) {

@@ -196,11 +196,11 @@ void Start::interrupt(int number) {
 }
 
 void Start::stop(int number) {
+  if (epochs_) epochs_->stop();
   ranks_.signal(number);
   ranks_.signal(SIGCONT);  // a stopped process does not see the signal
   if (!std::exchange(stopping_, true)) {
     kill_at_ = Deadline::Clock::now() + options_.grace;
-  if (epochs_) epochs_->stop();
     stopped_by_ = number;
   }
 }
