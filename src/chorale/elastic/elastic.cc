@@ -26,7 +26,7 @@ using namespace std::chrono_literals;
 using transport::Epoch;
 
 constexpr auto kStoreTime = 30s;  // of a call that waits for nobody
-constexpr auto kConnects = 3s;    // to a launcher that should be there
+constexpr auto kConnects = 3s;    // of an attempt to reach a launcher that may be gone
 
 double ms_since(Deadline::Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Deadline::Clock::now() - start).count();
@@ -67,12 +67,12 @@ std::optional<Seat> Seat::from_environment() {
                 "[elastic] CHORALE_ELASTIC_FD is set, but not CHORALE_ELASTIC_STORE and RANK: all three come from "
                 "chorale run --elastic");
   const auto secret = transport::Secret::from_environment();
-  const auto reach = [secret](const std::string& place) -> std::shared_ptr<transport::Store> {
+  const auto reach = [secret](const std::string& place, Deadline deadline) -> std::shared_ptr<transport::Store> {
     return std::make_shared<transport::PrefixStore>(
         transport::elastic_prefix(transport::restart_count()),
-        std::make_shared<transport::TcpStore>(transport::Endpoint::parse(place), secret, within(kConnects)));
+        std::make_shared<transport::TcpStore>(transport::Endpoint::parse(place), secret, deadline));
   };
-  return Seat{reach(*own),
+  return Seat{reach(*own, within(kStoreTime)),
               transport::EpochBoard::attach(std::stoi(*board)),
               *found.rank,
               reach,
@@ -375,8 +375,15 @@ const std::shared_ptr<transport::Store>& Elastic::meeting_of(const Epoch& epoch)
     meeting_ = seat_->store;
   } else if (const std::string& place = epoch.nodes.front().place; place != meeting_place_) {
     meeting_place_.clear();
-    meeting_ = seat_->reach(place);
-    meeting_place_ = place;
+    const Deadline deadline = within(kStoreTime);
+    while (meeting_place_.empty()) {
+      try {
+        meeting_ = seat_->reach(place, deadline.earlier(within(kConnects)));
+        meeting_place_ = place;
+      } catch (const CommError&) {  // it is gone, or slow
+        if (deadline.passed() || seat_->board->latest() > epoch.number) throw;
+      }
+    }
   }
   return meeting_;
 }

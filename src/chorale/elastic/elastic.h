@@ -72,7 +72,7 @@ struct Seat {
   std::shared_ptr<transport::EpochBoard> board;
   int member = 0;
   // Of a job on several nodes: the store at a place that an epoch names.
-  std::function<std::shared_ptr<transport::Store>(const std::string& place)> reach{};
+  std::function<std::shared_ptr<transport::Store>(const std::string& place, Deadline deadline)> reach{};
   std::string address{};                      // of this node, for the others
   std::optional<transport::Secret> secret{};  // of the job; each epoch has one of its own that follows from it
   // What `chorale run --elastic` tells its ranks; nothing where there is no such launcher.

@@ -24,6 +24,7 @@ constexpr std::chrono::microseconds kShortestPause = 100us, kLongestPause = 4ms;
 // For a call that waits for nobody. A node that is gone does not answer, and may be excluded before the call's time is
 // over.
 constexpr auto kStoreAnswers = 3s;
+constexpr auto kStoreChanges = 10s;  // of one that cannot be repeated
 
 }  // namespace
 
@@ -154,12 +155,12 @@ bool EpochStore::contains(std::string_view key, Deadline deadline) {
 }
 int64_t EpochStore::add(std::string_view key, int64_t delta, Deadline deadline) {
   check();
-  return store_->add(key, delta, deadline.earlier(within(kStoreAnswers)));
+  return store_->add(key, delta, deadline.earlier(within(kStoreChanges)));
 }
 std::string EpochStore::compare_set(std::string_view key, std::string_view expected, std::string_view desired,
                                     Deadline deadline) {
   check();
-  return store_->compare_set(key, expected, desired, deadline.earlier(within(kStoreAnswers)));
+  return store_->compare_set(key, expected, desired, deadline.earlier(within(kStoreChanges)));
 }
 bool EpochStore::remove(std::string_view key, Deadline deadline) {
   check();
