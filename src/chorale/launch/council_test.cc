@@ -253,8 +253,9 @@ TEST(Council, SeededPartitionsNeverSplitAJob) {
             stated[epoch->number].insert(epoch->text());
             last[node] = *epoch;
           }
-          if (nodes.at(node).problem()) {
+          if (nodes.at(node).problem() || nodes.at(node).halted()) {
             ended.insert(node);
+            nodes.isolate(node, Cable::kClosed);  // its store ends with it
           } else {
             numbers.insert(last.contains(node) ? last[node].number : 1);
           }
@@ -277,6 +278,7 @@ TEST(Council, SeededPartitionsNeverSplitAJob) {
       look(within(std::chrono::milliseconds(random() % 300)), false);
     }
     for (int node = 0; node < count; ++node) nodes.isolate(node, Cable::kFine);
+    for (const int node : ended) nodes.isolate(node, Cable::kClosed);
     EXPECT_TRUE(look(within(kSoon), true)) << "nodes that go on are in different epochs";
     for (const auto& [number, texts] : stated)
       EXPECT_EQ(texts.size(), 1U) << "epoch " << number << ": " << *texts.begin();
