@@ -56,8 +56,8 @@ struct CompileOptions {
   bool whole_graph = false;
   Dynamic dynamic = Dynamic::kAutomatic;
   std::vector<DynamicDim> dynamic_dims{};
-  // Of fully sharded parameters a segmented function compares dtypes and sizes only: whoever changed more of them would
-  // have to shard the module anew. With this they are compared like any other tensor.
+  // A segmented function compares only dtypes and sizes of fully sharded parameters, since anything else about them
+  // changes only when the module is sharded anew. With this option they are compared like any other tensor.
   bool guard_managed = false;
   // How graphs are run; joint_eager() unless said otherwise.
   compiled::Backend backend{};
@@ -68,7 +68,7 @@ struct CompileOptions {
   // Ranks that compile the same: each time they compare their graphs, and an error names the first node that differs.
   // They must compile equally often, and use the group for nothing else. It must outlive the compiled function.
   const comm::Group* agree = nullptr;
-  // Of whole graphs: in every call but the first, a rank whose guards hold compiles again where those of another do
+  // For whole graphs. In every call but the first, a rank whose guards hold compiles again where those of another do
   // not, so that all compile equally often. One small collective per call. May be the same group.
   const comm::Group* agree_on_guards = nullptr;
   // Ranks that compile tell each other which sizes they have seen, and make the same ones symbols (Note [Shared sizes]
@@ -133,7 +133,7 @@ class Frame {
   ~Frame();
   // Calls `body`, or what was made of it.
   std::vector<Tensor> call(const std::vector<Argument>& arguments, Body body);
-  // Of whole graphs: whether one fits these arguments now. Checks all guards and runs nothing.
+  // Whether a whole graph fits these arguments now. Checks all guards and runs nothing.
   bool has_graph_for(const std::vector<Argument>& arguments) const;
   Report report() const;
   void reset();
@@ -268,7 +268,7 @@ class Compiled {
     }
   }
 
-  // Of whole graphs: whether a call with these arguments would run a graph that is there. Checks the guards only.
+  // Whether a call with these arguments would run a whole graph that is there. Checks the guards only.
   template <class... Args>
   bool has_graph_for(const Args&... args) const {
     return frame_->has_graph_for(list_of(args...));

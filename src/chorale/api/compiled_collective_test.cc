@@ -29,7 +29,7 @@ static_assert(std::is_void_v<decltype(all_gather_into(std::vector<Tensor>(), Ten
 static_assert(std::is_void_v<decltype(reduce_scatter_into(Tensor(), Tensor(), Tensor()))>);
 static_assert(std::is_void_v<decltype(all_to_all_into(Tensor(), Tensor(), Tensor()))>);
 
-// Of a group of one: what goes in comes out, times w.
+// In a group of one rank, what goes into a collective comes out; here times w.
 template <class F>
 void expect_times_w(const F& collective, const Shape& sizes = {4, 4}) {
   run_ranks(1, [&](const comm::Group& ranks) {

@@ -46,7 +46,7 @@ struct Frame::State {
   bool is_full(size_t ordinal) const;
   void note_uncompiled(const std::string& differs);
   void note_compiled(const Segment& segment, const Family& family, const std::string& reason);
-  // Of a stretch of a segmented function.
+  // Notes the guards of a stretch of a segmented function.
   void note_guards(const Segment& segment, const graph::Recording& recording, const std::vector<Argument>& arguments);
 };
 

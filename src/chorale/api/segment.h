@@ -68,7 +68,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
   void release() const;
   // Takes programs of the same graphs at other sizes.
   void resize(std::shared_ptr<const Segment> like);
-  // Of graphs with late sizes (Note [Late sizes] in graph/recording.h), which run node by node.
+  // What graphs with late sizes have (Note [Late sizes] in graph/recording.h). They run node by node.
   struct Late {
     std::vector<graph::SymbolicText> texts{};  // as texts()
     std::vector<int64_t> sizes{};              // by symbol; stand-ins of those that only running tells

@@ -22,7 +22,8 @@ std::vector<Tensor> copies(const std::vector<Tensor>& in);
 std::vector<Tensor> on_device(const std::vector<Tensor>& in, Device device);
 // Whether every input has its elements in memory, as those of a sparse tensor have not.
 bool is_dense_sample(const Sample& sample);
-// Of the sum of squares of the row's real results, by the inputs that want one; none where there is no such sum.
+// Gradients of the sum of squares of the row's real results, by the inputs that want one; none where there is no such
+// sum.
 std::vector<Tensor> gradients_on(Device device, const OpDef& row, const Sample& sample);
 
 // Expects equal shapes, dtypes and values: |a - b| <= tolerance * (1 + |b|), with NaN and infinities equal to

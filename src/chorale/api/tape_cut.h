@@ -7,7 +7,8 @@
 
 namespace chorale::compiled {
 
-// Of one piece: which results of its nodes are asked for gradients from outside of it, and where gradients leave it.
+// The tape of one piece: which results of its nodes are asked for gradients from outside of it, and where gradients
+// leave it.
 struct TapePiece {
   struct Exit {
     autograd::Edge edge;

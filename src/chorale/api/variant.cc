@@ -77,7 +77,7 @@ std::string Frame::Variant::mismatch(const std::vector<Argument>& now, const Com
       return concat(now[i].source(), " shares its memory with other arguments than before");
     }
   }
-  // Of two numbers or so a loop takes less time than a call of memcmp, and there are many tensors.
+  // For about two numbers a loop takes less time than a call of memcmp, and there are many tensors.
   const auto same = [](const auto& a, const auto& b) {
     bool equal = a.size() == b.size();
     for (size_t i = 0; equal && i < a.size(); ++i) equal = a[i] == b[i];

@@ -71,7 +71,7 @@ struct Frame::Variant {
   std::vector<size_t> replaced;            // those among them whose old gradients no op reads
   std::vector<size_t> written;             // tensors from outside whose bytes change
   std::vector<std::vector<size_t>> exits;  // by piece: tensors from outside that gradients go to
-  bool once = false;                       // it made tensors that the host keeps: the next call is another one
+  bool once = false;                       // for one call only: it made tensors that the host keeps
 
   // Note [Direct calls] A step whose graph is one program, with a result and gradients that it makes anew, needs
   // nothing of what the general way does for each tensor: the operands of the program are put together once, and a call

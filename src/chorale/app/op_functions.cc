@@ -31,7 +31,7 @@ std::string take_comment(std::string& line) {
   return comment;
 }
 
-// Of a declaration that begins in column 0 and ends with a semicolon, or of CHORALE_FORMS(name, parameters).
+// Reads a declaration that begins in column 0 and ends with a semicolon, or CHORALE_FORMS(name, parameters).
 bool read_declaration(const std::string& text, OpFunction& function) {
   constexpr std::string_view kForms = "CHORALE_FORMS(";
   if (text.starts_with(kForms)) {

@@ -97,7 +97,7 @@ std::string ways_of(const OpDef& row, const op::Sample& sample) {
   return text.empty() ? "none" : text;
 }
 
-// Of the first sample that can be cut somewhere, where there is one.
+// The ways to split the first sample that can be cut somewhere; those of the first one where none can.
 std::string ways_of(const OpDef& row) {
   const std::vector<op::Sample> samples = row.samples();
   for (const op::Sample& sample : samples) {
@@ -160,7 +160,7 @@ std::string saved(op::InputSet positions, const char* what) {
   return text;
 }
 
-// Of a row over lists: which of its inputs it writes, in its first sample.
+// Which of its inputs a row over lists writes, in its first sample.
 std::string results_of_lists(const OpDef& row) {
   const op::Lists lists = row.lists(row.samples().at(0).attrs);
   std::vector<std::string> names;

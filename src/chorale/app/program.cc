@@ -21,7 +21,7 @@
 namespace chorale::app {
 namespace {
 
-// Of `chorale train gpt …`, the command gpt.
+// The innermost command: gpt where the user wrote `chorale train gpt …`.
 const CLI::App& chosen(const CLI::App& program) {
   const CLI::App* command = &program;
   while (!command->get_subcommands().empty()) command = command->get_subcommands().front();

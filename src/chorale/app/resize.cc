@@ -26,7 +26,7 @@ pid_t parent_of(pid_t process) {
   return 0;
 }
 
-// Of a folder it is the one whose rank 0 holds the run's lock; a number is the launcher's own.
+// Given a folder, the launcher whose rank 0 holds the run's lock; a number is the launcher's own.
 pid_t launcher_of(const std::string& run) {
   if (!run.empty() && run.find_first_not_of("0123456789") == std::string::npos && run.size() < 10)
     return std::stoi(run);

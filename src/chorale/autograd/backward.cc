@@ -19,7 +19,7 @@ namespace {
 
 constinit thread_local BackwardRun* current_run = nullptr;
 
-// Of advance(): whether a run may wait for late roots, and whether it has returned because it may not.
+// What advance() sets and reads: whether a run may wait for late roots, and whether it has returned because it may not.
 struct Waiting {
   bool allowed = true;
   bool left = false;

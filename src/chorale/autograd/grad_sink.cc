@@ -87,7 +87,7 @@ class GradFieldSink final : public GradSink {
   }
 
  private:
-  // Of the first gradient; later ones are added to it.
+  // Where the first gradient should be written; later ones are added to it.
   static Tensor destination_of(const Slot& slot) {
     return slot.extras && !slot.grad.defined() ? slot.extras->destination : Tensor{};
   }

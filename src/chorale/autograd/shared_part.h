@@ -5,9 +5,9 @@
 
 namespace chorale::autograd {
 
-// Of what a Function has just given, with its history: `result` has memory of `input`. To overwrite it in place where
-// that is recorded is an error, since the input would change without a history; so is using it after the input was
-// overwritten. No op could be replayed, as it is for a view (Note [Views] in node.h).
+// Notes that a Function has just returned `result`, with its history, in memory of `input`. To overwrite the result in
+// place where that is recorded is an error, since the input would change without a history; so is using it after the
+// input was overwritten. For a view an op would be replayed (Note [Views] in node.h); here there is none.
 void mark_shared(const Tensor& result, const Tensor& input);
 
 }  // namespace chorale::autograd

@@ -62,7 +62,7 @@ TEST_F(ConfigTest, EveryLaunchersSizeAboveOneMeansSeveralRanks) {
       set(name, alone);
       EXPECT_FALSE(one_of_several_ranks()) << name << "=" << alone;
     }
-    // Of 2^32 + 1, an int would keep 1.
+    // An int would keep 1 of 2^32 + 1.
     for (const char* wrong : {"0", "-2", "many", "2x", " 2", "1000001", "4294967297", "18446744073709551618"}) {
       set(name, wrong);
       EXPECT_EQ(message_of([] { one_of_several_ranks(); }),

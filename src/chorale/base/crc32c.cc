@@ -84,7 +84,7 @@ CHORALE_FOLDING __m128i moved(__m128i sum, Distance d) {
   return _mm_xor_si128(_mm_clmulepi64_si128(sum, by, 0x00), _mm_clmulepi64_si128(sum, by, 0x11));
 }
 
-// Of a multiple of kFolded bytes, at least one, going on from the register `crc`; gives the register.
+// Goes on from the register `crc` over a multiple of kFolded bytes, at least one, and returns the register.
 CHORALE_FOLDING uint32_t fold(const std::byte* at, size_t bytes, uint32_t crc) {
   __m512i sums[4];
   for (size_t i = 0; i < 4; ++i) sums[i] = _mm512_loadu_si512(at + 64 * i);

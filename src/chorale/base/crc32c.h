@@ -7,7 +7,7 @@
 
 namespace chorale {
 
-// Of the bytes, going on from the CRC of those before them.
+// The CRC of the bytes, going on from that of the bytes before them.
 uint32_t crc32c(std::span<const std::byte> bytes, uint32_t before = 0);
 
 }  // namespace chorale

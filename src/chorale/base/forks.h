@@ -18,7 +18,7 @@ class ForkMark {
   ForkMark();
   // True in a child, and in its children. One load: fit for every call.
   bool is_foreign() const { return detail::forks.load(std::memory_order_relaxed) != forks_; }
-  // Of the process that made it.
+  // The number of the process that made it.
   int64_t pid() const { return pid_; }
 
  private:

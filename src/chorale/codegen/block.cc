@@ -84,7 +84,7 @@ class Blocks {
     }
     return true;
   }
-  // Inputs that only a view reads which nobody reads inside.
+  // Drops the inputs of views that nothing in the block reads.
   static void drop_unread(Graph& body, Node& block) {
     std::vector<Node> kept;
     std::vector<bool> needed(body.values.size(), false);

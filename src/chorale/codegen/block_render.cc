@@ -29,9 +29,9 @@ using graph::kNone;
 using graph::Node;
 using graph::Value;
 
-constexpr int64_t kMostElems = 4096;  // of a value: beyond that a call costs little beside the work
-// Of a line that is added up, and lines that are added up for each of the vectors that lie side by side: so few are
-// added in the same order by every processor's eager loop.
+constexpr int64_t kMostElems = 4096;  // elements of a value: beyond that a call costs little beside the work
+// The longest line that is added up, and the most lines that are added up column by column. The eager loops of every
+// processor add so few numbers in the same order.
 constexpr int64_t kMostInLine = 512, kMostLines = 64;
 
 bool is(const Node& node, std::string_view name) { return node.kind == Node::Kind::kRow && name == node.op->name; }

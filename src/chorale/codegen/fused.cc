@@ -59,7 +59,7 @@ struct Launch {
   }
 };
 
-// Of lines: as many as the kernel was made for.
+// Runs a kernel over lines: as many as it was made for.
 struct LinesLaunch {
   std::shared_ptr<const Code> code;
   Function function = nullptr;

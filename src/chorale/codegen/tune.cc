@@ -77,7 +77,7 @@ Tuned tune(const Graph& graph, const comm::Group* ranks, int64_t* measured) {
                         " products, another one ", both[0] == own ? -both[1] : both[0]);
   }
   if (nodes.empty()) return {};
-  // Of the products of other ranks nothing is known: each number is told by one rank.
+  // Nothing is known of the products of other ranks: each number is told by one rank.
   std::vector<int64_t> told(nodes.size(), 0);
   for (size_t i = 0; i < nodes.size(); ++i) {
     if (static_cast<int>(i % static_cast<size_t>(size)) != rank) continue;

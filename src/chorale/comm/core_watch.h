@@ -48,7 +48,7 @@ class CoreWatch {
   [[gnu::cold]] bool note_gap(Clock::time_point now);
 
  private:
-  // Of the same thread; none where they cannot be compared.
+  // How long this thread stood in line since the last time; none where that was another thread.
   std::optional<std::chrono::nanoseconds> in_line_since_last_time();
 
   ReadDelay read_delay_;

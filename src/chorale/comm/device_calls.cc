@@ -377,7 +377,7 @@ class CallOnSharedDevice final : public DeviceCall {
       copy_between_devices(seen_as_bytes(operation.give[r].data, places[r].bytes, device),
                            seen_as_bytes(to, places[r].bytes, device));
     }
-    // Of this rank's own work: no other rank is waited for. What is written later may still be read by it, too.
+    // Waits for this rank's own work, and for no other rank. What is written later may still be read by that work, too.
     synchronize(current_stream(device));
     operation.print.variant |= kOnDevice;
     tell(operation, std::as_bytes(std::span(places)), sizeof(Place));

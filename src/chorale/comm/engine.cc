@@ -300,7 +300,7 @@ void Engine::look_at_peers(Operation& operation, Deadline deadline) {
     }
     raise_when_sure(operation, *reason);
   }
-  // Of a call, any rank may hold up the one that is awaited.
+  // Any rank of a call may hold up the one that is awaited.
   if (!parcel_of_any) {
     stop_watch_.look(
         membership_, operation, operation.is_message() ? operation.peer : -1,

@@ -145,7 +145,7 @@ void trace_of_all(const Group& group, bool threads, const std::function<void()>&
   group.barrier().wait();
 }
 
-// Of the events of calls of this rank.
+// Those of the events that are calls of this rank.
 std::vector<trace::Event> calls_of(const std::vector<trace::Event>& events, int rank) {
   std::vector<trace::Event> calls;
   for (const trace::Event& event : events) {

@@ -32,16 +32,17 @@ struct GroupOptions {
   // For each call that names no deadline of its own. The default is CHORALE_TIMEOUT in seconds, else 30 minutes.
   std::optional<std::chrono::milliseconds> timeout = {};
   // Payloads are verified by their receivers, which costs time. The default is CHORALE_CHECKSUM, 0 or 1, else no.
-  // Of the world; its other groups do as it does.
+  // Set for the world; its other groups do as it does.
   std::optional<bool> checksum = {};
   // Faults on purpose: a plan or a seed (transport/fabric/chaos.h). The default is CHORALE_CHAOS, else none. Of the
   // world.
   std::optional<std::string> chaos = {};
-  // Of the default group (transport/fabric/fabric_name.h); empty: CHORALE_FABRIC, else tls between hosts.
+  // What connects the hosts of the default group (transport/fabric/fabric_name.h); empty: CHORALE_FABRIC, else tls
+  // between hosts.
   std::string fabric = {};
-  // Between hosts. Of the world; its other groups do as it does.
+  // Between hosts. Set for the world; its other groups do as it does.
   NetOptions net = {};
-  // Of connect(), for a group that is a part of somebody else's job: the global ranks of its members, ascending. Empty:
+  // For connect() of a group that is a part of somebody else's job: the global ranks of its members, ascending. Empty:
   // 0, 1, …. Between hosts they stay 0, 1, …: a fabric knows its ranks by these.
   std::vector<int> members = {};
 };
@@ -86,7 +87,7 @@ class Group {
   int global_rank(int group_rank) const;
   int group_rank(int global_rank) const;
   std::chrono::milliseconds timeout() const;
-  // Of the last collective that was started.
+  // The number of the last collective that was started.
   int64_t sequence_number() const;
   // This rank throws, or has just caught, an exception with this text. Should it leave, end or keep the others waiting
   // before its next call, then their errors say so.

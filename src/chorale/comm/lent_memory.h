@@ -23,7 +23,7 @@ class LentMemory {
     PeerHandle memory;
     uint64_t call = 0;  // by which it is used
   };
-  // Of a call that lends nothing, its number.
+  // Lends memory for a call; one that needs none gets its number only.
   Lent lend(size_t bytes);
   // The call is done: what earlier ones used is free.
   void note_done(const Lent& lent);

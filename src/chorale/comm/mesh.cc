@@ -21,7 +21,7 @@ struct Mesh::State {
   DeviceType device = DeviceType::kCpu;
   std::shared_ptr<State> root;  // null: this is one
   std::vector<size_t> dims_of_root;
-  // Of a root:
+  // A root has these:
   std::shared_ptr<const Group> everyone;  // makes groups for flatten()
   std::vector<Mesh> flattened;
 };

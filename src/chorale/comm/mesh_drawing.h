@@ -6,8 +6,8 @@
 
 namespace chorale::comm {
 
-// Of ranks 0, 1, … in row-major order; `hosts` has the name of each rank's host. Names of dimensions may be left out.
-// InvalidArgument for what Mesh would refuse.
+// A drawing of ranks 0, 1, … in row-major order; `hosts` has the name of each rank's host. Names of dimensions may be
+// left out. InvalidArgument for what Mesh would refuse.
 //
 //   mesh of 2 x 2 ranks (dp, tp) on 2 hosts
 //

@@ -12,7 +12,7 @@ class MeshScope {
   ~MeshScope();
   MeshScope(const MeshScope&) = delete;
   MeshScope& operator=(const MeshScope&) = delete;
-  // Of the innermost scope; StateError where there is none.
+  // The mesh of the innermost scope; StateError where there is none.
   static const Mesh& current();
 
  private:

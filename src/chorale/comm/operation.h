@@ -51,7 +51,7 @@ struct Operation : base::RefCounted {
   Deadline deadline = Deadline::never();
   // It has failed for a reason that another rank may know better; that rank has so long to say it (kUnsurePatience).
   std::optional<Deadline> patience;
-  // Of a monitored barrier: the time of each rank, and whether all absent ranks are named or only the first.
+  // For a monitored barrier: the time of each rank, and whether all absent ranks are named or only the first.
   Deadline::Clock::duration timeout{};
   bool wait_for_all = false;
 

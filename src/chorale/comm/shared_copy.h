@@ -15,7 +15,7 @@
 namespace chorale::comm {
 
 void copy_shared(std::byte* to, const std::byte* from, size_t bytes);
-// Of data that is this core's own into memory that others have read and will read: small copies are timed, too, because
+// Copies data of this core's own into memory that others have read and will read: small copies are timed, too, because
 // slow ones tell of `to`, not of `from`.
 void copy_for_others(std::byte* to, const std::byte* from, size_t bytes);
 

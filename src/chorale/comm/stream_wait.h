@@ -10,8 +10,8 @@ namespace chorale::comm {
 // stream of that device cannot be held (Runtime::hold; CUDA's cannot), and nothing was done.
 bool hold_stream(const Work& work, Stream stream);
 
-// On which results are copied to a device: a stream of its own, because those of callers may be held for that very
-// copy.
+// The stream on which results are copied to a device. It is apart from those of callers, which may be held for that
+// very copy.
 Stream copy_stream(Device device);
 
 }  // namespace chorale::comm

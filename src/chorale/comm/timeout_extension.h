@@ -13,9 +13,9 @@ namespace chorale::comm {
 
 struct Operation;
 
-// Of this thread's calls.
+// Lets this thread's calls take longer by so much.
 void extend_timeouts(std::chrono::milliseconds by);
-// What the next call would have more than its group's timeout.
+// How much more than its group's timeout the next call would have.
 std::chrono::milliseconds timeout_extension();
 
 // Inside comm: gives a new call the extension, if there is one.

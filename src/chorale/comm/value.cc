@@ -166,7 +166,7 @@ class ValueReader {
     std::memcpy(&value, take(8).data(), 8);
     return value;
   }
-  // Of things that take at least a byte each.
+  // How many things follow, which take at least a byte each.
   uint64_t count() {
     const uint64_t value = number();
     check(value <= rest_.size());

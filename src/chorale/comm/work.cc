@@ -10,7 +10,7 @@
 namespace chorale::comm {
 
 namespace {
-// Of a call that was started before the fork.
+// Refuses to wait in a child for a call that was started before the fork.
 void check_own(const std::shared_ptr<Engine>& engine) {
   if (engine && engine->context().made.is_foreign()) [[unlikely]]
     raise_in_child("wait", engine->membership(), engine->context());

@@ -10,7 +10,7 @@
 namespace chorale::data {
 namespace {
 
-// Of the training pictures, in units of a pixel's 0 … 255.
+// Mean and standard deviation of the training pictures, in units of a pixel's 0 … 255.
 constexpr double kMean = 72.9404, kDeviation = 90.0212;
 
 }  // namespace

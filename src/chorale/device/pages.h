@@ -106,8 +106,9 @@ class PageRuns {
   std::set<std::pair<size_t, std::byte*>> by_size_;
 };
 
-// Of a stretch of one block of an allocator: true when nothing but this block lies in the pages that it touches, so
-// that they can be replaced under a peer that must not write there any more (Note [Block sizes] in allocator.h).
+// Given a stretch of one block of an allocator: whether nothing but this block lies in the pages that the stretch
+// touches, so that they can be replaced under a peer that must not write there any more (Note [Block sizes] in
+// allocator.h).
 bool owns_pages(const std::byte* begin, size_t bytes);
 
 }  // namespace chorale

@@ -29,7 +29,7 @@ class Context {
   void backward(const std::vector<Tensor>& roots, bool retain_graph = false) {
     contexts_.backward(id(), roots, retain_graph);
   }
-  // Of a tensor of this worker; undefined: none.
+  // The gradient of a tensor of this worker; undefined where there is none.
   Tensor gradient(const Tensor& leaf) const { return contexts_.get(id())->gradients.gradient(leaf); }
   std::vector<std::pair<Tensor, Tensor>> gradients() const { return contexts_.get(id())->gradients.entries(); }
 

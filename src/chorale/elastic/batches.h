@@ -18,7 +18,7 @@ class Batches {
   Batches(std::shared_ptr<const data::Sampler> order, int64_t batch);
 
   int64_t steps_per_epoch() const;
-  // Of a rank. InvalidArgument where there are more ranks than samples in a batch.
+  // The samples of a rank in a step. InvalidArgument where there are more ranks than samples in a batch.
   std::vector<int64_t> of(int64_t step, int rank, int ranks) const;
   std::vector<int64_t> of(int64_t step, const comm::Group& group) const { return of(step, group.rank(), group.size()); }
   // By which the mean loss over the samples of a rank is multiplied, so that averages over ranks are means over the

@@ -61,7 +61,7 @@ struct Change {
   int newcomers = 0;
   std::chrono::steady_clock::time_point noticed;  // the failure, or the announcement
   double verdict_ms = 0;                          // from then to the launcher's word
-  double agreement_ms = 0;                        // who has come how far
+  double agreement_ms = 0;                        // in which the ranks tell each other how far they have come
   double regroup_ms = 0;                          // groups
   double transfer_ms = 0;                         // states
 };
@@ -71,7 +71,7 @@ struct Seat {
   std::shared_ptr<transport::Store> store;  // the entries of this start of the job
   std::shared_ptr<transport::EpochBoard> board;
   int member = 0;
-  // Of a job on several nodes: the store at a place that an epoch names.
+  // In a job on several nodes, opens the store at a place that an epoch names.
   std::function<std::shared_ptr<transport::Store>(const std::string& place, Deadline deadline)> reach{};
   std::string address{};                      // of this node, for the others
   std::optional<transport::Secret> secret{};  // of the job; each epoch has one of its own that follows from it

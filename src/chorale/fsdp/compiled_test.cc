@@ -147,7 +147,8 @@ TEST(CompiledFullySharded, WhatNoWholeGraphCanContainIsRefusedWhenItRunsAndNotWh
   });
 }
 
-// Of a sharded parameter its kind is compared; what else could differ is left to whoever shards the module.
+// Only the kind of a sharded parameter is compared; anything else about it changes only when the module is sharded
+// anew.
 // spec: test_fsdp_skip_guards
 TEST(CompiledFullySharded, GuardsSayWhereTheyComeFromAndLeaveShardedParametersAlone) {
   run_ranks(2, [](comm::Group& group) {

@@ -59,9 +59,10 @@ void set_post_optimizer_event(nn::Module& root, chorale::Event updated);
 
 // ---- accumulation of gradients: `recurse` includes all groups below
 
-// Without, gradients stay whole and are added up until a backward with it.
+// Where it is not wanted, gradients stay whole and are added up until a backward for which it is.
 void set_requires_gradient_sync(nn::Module& module, bool wanted, bool recurse = true);
-// Of replicas: without, gradients are reduced over shards only, and over replicas by a later backward with it.
+// For replicas of shards. Where it is not wanted, gradients are reduced over shards only, and over replicas by a later
+// backward for which it is.
 void set_requires_all_reduce(nn::Module& module, bool wanted, bool recurse = true);
 void set_reshard_after_forward(nn::Module& module, ReshardAfterForward policy, bool recurse = true);
 void set_reshard_after_backward(nn::Module& module, bool wanted, bool recurse = true);
@@ -92,7 +93,8 @@ struct Payload {
   // The whole parameter, of those tensors put together from all ranks.
   std::function<Tensor(const std::vector<Tensor>& wholes)> to_whole;
 };
-// Of the parameters of the module's own group: those for which `choose` gives one. Any later call replaces it.
+// Gives payloads to the parameters of the module's own group for which `choose` returns one. A later call replaces
+// them.
 void set_payload(nn::Module& module, const std::function<std::optional<Payload>(const Tensor& parameter)>& choose);
 
 // What happens, in order.
@@ -103,7 +105,8 @@ struct Event {
   friend bool operator==(const Event&, const Event&) = default;
 };
 std::ostream& operator<<(std::ostream& out, const Event& event);  // U(layers.0), R(…), PB(…)
-// Of all groups that compute together with this one, after their first forward; none stops it.
+// Calls `listener` for the events of all groups that compute together with this one, after their first forward; an
+// empty one ends that.
 void on_event(nn::Module& root, std::function<void(const Event&)> listener);
 
 // ---- parameters

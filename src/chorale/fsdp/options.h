@@ -32,7 +32,8 @@ class ReshardAfterForward {
   int ways_ = 0;
 };
 
-// Of floating tensors; none: as they are. Shards, their gradients and optimizer states keep the parameters' own dtype.
+// Dtypes of floating tensors; none: they stay as they are. Shards, their gradients and optimizer states keep the
+// parameters' own dtype.
 struct Precision {
   std::optional<DType> parameters{};  // in which they are gathered and computed with
   std::optional<DType> reduce{};      // in which gradients are reduced; none: as `parameters`

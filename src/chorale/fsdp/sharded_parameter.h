@@ -68,7 +68,7 @@ class ShardedParameter {
   void make_whole(DType dtype, Device device);
 
   Tensor sharded_, whole_;
-  Tensor holder_;  // whole_, or its local part where it is sharded otherwise, too: whose bytes come and go
+  Tensor holder_;  // the tensor whose bytes come and go: whole_, or its local part where tensor parallel shards it, too
   std::shared_ptr<const sharding::Layout> inner_;  // how it was sharded before (tensor parallel); or null
   Shape local_sizes_;                              // of holder_
   int64_t dim_;

@@ -159,7 +159,7 @@ void Unit::before_forward(size_t index, nn::Module& module, std::vector<Tensor>&
 }
 
 Device Unit::device() const {
-  // Of several outermost modules that share a context, this one's groups begin with its own.
+  // Several outermost modules may share a context; the groups of this one begin with its own.
   for (size_t i = number_ - 1; i < context_->units.size(); ++i) {
     const auto unit = context_->units[i].lock();
     if (unit && unit->is_root_ && unit.get() != this) break;
@@ -289,7 +289,8 @@ void Unit::after_backward() {
 }
 
 void Unit::end_backward() {
-  // Of this backward; or of earlier ones that were not reduced, where this one did not use the group.
+  // There are gradients of this backward, or of earlier ones that were not reduced, where this one did not use the
+  // group.
   const bool has_gradients = std::any_of(parameters_.begin(), parameters_.end(), [this](const ShardedParameter& p) {
     return gradient(p.whole()).defined() || (syncs && p.accumulated.defined());
   });

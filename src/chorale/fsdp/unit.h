@@ -87,11 +87,11 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool is_root() const { return is_root_; }
   bool is_unsharded() const { return state_ == State::kWhole; }
   bool is_running() const { return !running_.empty(); }
-  // Of the parameter as it is gathered.
+  // Bytes of the parameter as it is gathered.
   int64_t gathered_bytes(const ShardedParameter& p) const;
   bool owns(const Tensor& parameter) const { return index_.contains(parameter.impl()); }
   void forget_round() { running_.clear(); }
-  // Of one kind of collective, for the size of the groups.
+  // The ranks over which parameters are sharded and replicated.
   const Mesh& mesh() const { return options_.mesh; }
 
   void set_policy(ReshardAfterForward policy);
@@ -122,13 +122,13 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void reshard_after_forward();
   bool is_stale() const;
   void note(Event::Kind kind) const;
-  // For the trace: what was begun then, and ended with the work, or now.
+  // Notes a span in the trace: it began at `began`, and ended with the work, or now.
   void note_span(const char* what, trace::Clock::time_point& began, const comm::Work* work = nullptr) const;
   void wake_helper(const comm::Group& group) const;
   const comm::Group& shards() const { return options_.mesh.group(options_.mesh.dims() - 1); }
   int data_parallel_size() const { return options_.mesh.size(); }
   DType parameter_dtype(const ShardedParameter& p) const;
-  // Of an outermost module: where it computes.
+  // Where an outermost module computes.
   Device device() const;
   // Before the outermost module computes.
   void begin_round(std::vector<Tensor>& inputs) const;

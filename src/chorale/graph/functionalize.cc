@@ -136,7 +136,7 @@ class Functionalizer {
     return seen.value;
   }
 
-  // Of a storage that nothing writes to: every different tensor on it is an input.
+  // The value of a tensor whose storage nothing writes to: every different tensor on it is an input.
   uint32_t read_only(uint32_t t) {
     if (seen_[t].value != kNone) return seen_[t].value;
     const uint32_t s = storage_of(t);

@@ -121,7 +121,7 @@ uint32_t Recording::add(const Tensor& x) {
   const auto [number, fresh] = tensor_by_address_.insert(x.impl(), static_cast<uint32_t>(tensors_.size()));
   if (fresh) {
     tensors_.push_back({add_storage(x.storage(), x.device()), layout_of(x), x});
-    if (is_group(x)) mark_constant(x);  // the group is what it stands for, whenever the tensor is made
+    if (is_group(x)) mark_constant(x);  // it only stands for its group
     if (owner_.is_strict()) hide(x);
   }
   CHORALE_INVARIANT(tensors_[number].layout == layout_of(x), "a tensor changed its shape while it was recorded");

@@ -20,7 +20,7 @@ namespace chorale::graph {
 inline constexpr int64_t kFirstBucketBytes = 1 << 20;
 inline constexpr int64_t kBucketBytes = int64_t{25} << 20;
 
-// Of one call of the forward pass, in order.
+// What the splitter knows of one call of the forward pass; calls are in order.
 struct CallToSplit {
   std::vector<uint32_t> in, out;     // values
   std::vector<uint32_t> parameters;  // numbers of parameters among the operands that are charged

@@ -25,7 +25,7 @@ constexpr SafetensorsDType kDTypes[] = {
     {"F8_E8M0", 1, {}},
 };
 
-// Of a shape that may be anything.
+// The bytes of a tensor whose shape may be anything.
 size_t bytes_of(const std::string& tensor, const Shape& sizes, size_t elem_bytes) {
   size_t bytes = 0;
   try {

@@ -36,7 +36,8 @@ inline constexpr int64_t kNoPadding = -1;
 struct EmbeddingAttrs {
   int64_t padding = kNoPadding;  // a row of the table that gets no gradient
   bool sparse = false;           // the gradient is a sparse tensor
-  // Of a part of a table: its first row in the whole, and the rows of that. Rows that are elsewhere count as 0.
+  // Where the table is a part of a larger one: its first row in that, and how many rows that has. Rows that are
+  // elsewhere count as 0.
   int64_t first = 0, total = 0;
 };
 CHORALE_FIELDS(EmbeddingAttrs, padding, sparse, first, total)

@@ -23,7 +23,7 @@ struct RandintAttrs {
 };
 CHORALE_FIELDS(RandintAttrs, sizes, low, high, dtype)
 
-// Of ops whose shape comes from an input.
+// Attributes of ops whose shape comes from an input.
 struct DrawAttrs {
   int64_t count = 1;
   bool replacement = false;

@@ -36,11 +36,11 @@ struct Voter {
 
 class Ballot {
  public:
-  // Of `node`, about decision `number`, and above `after`. `casting` is the node that counts twice.
+  // A ballot of `node` about decision `number`, with a number above `after`. `casting` is the node that counts twice.
   Ballot(int64_t number, int node, std::vector<Voter> voters, int casting, int64_t after);
 
-  // Asks for promises, and while a voter is asked, `also` of it, which may throw a CommError; then it has not answered.
-  // False where too few have answered.
+  // Asks the voters for promises, and calls `also` for each of them meanwhile; where that throws a CommError, the voter
+  // has not answered. False where too few have answered.
   bool ask(const std::function<void(const Voter&)>& also = {});
   // Those that promised.
   const std::vector<int>& promised() const { return promised_; }

@@ -38,7 +38,8 @@ Address address_of(pid_t launcher) {
   return address;
 }
 
-// Of this user or root, and the process that was meant, where its number is known (not that of another namespace).
+// Whether the other end belongs to this user or root, and is the process that was meant, where its number is known (a
+// process of another namespace shows none).
 bool is_ours(int connection, pid_t process = 0) {
   ucred peer{};
   socklen_t bytes = sizeof peer;

@@ -95,13 +95,13 @@ class Council {
   int64_t heard_ = 0;                                        // bells
   int64_t after_ = 0;                                        // ballots
 
-  // The keeper's: what each node last showed, since when, and what it has told.
+  // What the keeper knows: what each node last showed, since when, and what it has told.
   struct Beat {
     int64_t count = -1;
     Time since;
   };
   std::map<int, Beat> beats_;
-  // The others': the last time that the keeper answered, what it was told, and since when it is lost.
+  // What the other nodes know: when the keeper last answered, what it was told, and since when it is lost.
   Time contact_;
   std::string told_;
   std::shared_ptr<void> will_;

@@ -28,7 +28,7 @@ class Epochs {
     std::function<void(const std::string& line)> say = {};
     std::chrono::milliseconds patience = std::chrono::seconds(60);     // with fewer than the least
     std::chrono::milliseconds time_to_end = std::chrono::seconds(10);  // for a rank that was told to leave
-    // Of a job on several nodes; null on one.
+    // Takes care of a job on several nodes; null on one.
     std::shared_ptr<Council> council = {};
     transport::EpochNode node{};  // this one
     transport::Epoch first{};     // the epoch to begin with
@@ -60,7 +60,7 @@ class Epochs {
 
   // To be called again soon: a newcomer is on its way, or other nodes may decide something.
   bool is_restless() const { return plan_.council || !absent_.empty(); }
-  // Of a job on several nodes: the end of this node's ranks is not the job's.
+  // Null unless the job is on several nodes, where the end of this node's ranks is not the job's.
   Council* council() const { return plan_.council.get(); }
   bool joins() const { return plan_.council && !plan_.first.has_node(plan_.node.number); }
   // No rank runs here, and none is to be started.

@@ -127,7 +127,7 @@ class Launcher {
 
  private:
   bool is_one_of_several() const { return options_.nodes > 1 || !options_.join.empty(); }
-  // Of this launcher.
+  // Where this launcher's own store is.
   Endpoint own_place() const { return (own_server_ ? own_server_ : server_)->endpoint(); }
 
   int run_to_the_end() {
@@ -326,7 +326,7 @@ class Launcher {
 
 int launch(const LaunchOptions& options) {
   CHORALE_CHECK(!options.command.empty(), "[launch] no program to run");
-  transport::default_timeout();  // a value that ranks would refuse is refused once
+  transport::default_timeout();  // refuses here, once, a value that every rank would refuse
   check_room({.ranks = options.ranks, .descriptors = options.log_dir.empty() ? 2 : 3});
   std::string program;
   try {

@@ -26,7 +26,7 @@ class Mps {
   Mps(const Mps&) = delete;
   Mps& operator=(const Mps&) = delete;
 
-  // Of the ranks; empty where there is no daemon.
+  // Variables for the ranks; empty where there is no daemon.
   std::map<std::string, std::string> environment() const;
 
  private:

@@ -90,8 +90,8 @@ void Start::hear_of_halts() {
 }
 
 void Start::look_at(std::vector<RankEnd> ends) {
-  // Of several that have ended since the last look, one killed by a signal is more likely the cause than one that
-  // gave up with an exit code.
+  // Where several have ended since the last look, one killed by a signal is more likely the cause than one that gave up
+  // with an exit code.
   std::stable_sort(ends.begin(), ends.end(), [](const RankEnd& a, const RankEnd& b) {
     return WIFSIGNALED(a.wait_status) > WIFSIGNALED(b.wait_status);
   });

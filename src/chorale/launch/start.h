@@ -39,7 +39,7 @@ class Start {
   // Nothing when every rank of every node ended well.
   std::optional<Halt> run();
 
-  // By a signal, or for want of a reader.
+  // Whether a signal ended it, or the want of a reader.
   bool was_interrupted() const { return interrupted_ != 0; }
   // The rank of this node that failed first.
   const std::optional<RankEnd>& culprit() const { return culprit_; }
@@ -47,7 +47,7 @@ class Start {
 
  private:
   void start_some();
-  // Of a job on several nodes.
+  // Null unless the job is on several nodes.
   Council* council() const { return epochs_ ? epochs_->council() : nullptr; }
   // What ends the job on one node ends it on all.
   void hear_of_halts();

@@ -42,7 +42,7 @@ struct BlockMask {
   std::vector<std::vector<int64_t>> partial, full;
   int64_t tile_rows() const { return (queries + tile - 1) / tile; }
   int64_t tile_columns() const { return (keys + tile - 1) / tile; }
-  // The same by batch, head and column: rows of tiles that look at it.
+  // The same by batch, head and column of tiles: the rows of tiles that look at the column.
   std::vector<std::vector<int64_t>> partial_by_column() const { return by_column(partial); }
   std::vector<std::vector<int64_t>> full_by_column() const { return by_column(full); }
 

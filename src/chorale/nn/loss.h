@@ -12,7 +12,7 @@ struct CrossEntropyOptions {
   int64_t ignore_index = -100;
   double label_smoothing = 0;
 };
-// Of logits.
+// Takes logits.
 class CrossEntropyLoss : public Module {
  public:
   explicit CrossEntropyLoss(const CrossEntropyOptions& options = {});
@@ -32,7 +32,7 @@ struct NllOptions {
   Reduction reduction = Reduction::kMean;
   int64_t ignore_index = -100;
 };
-// Of logarithms of probabilities.
+// Takes logarithms of probabilities.
 class NLLLoss : public Module {
  public:
   explicit NLLLoss(const NllOptions& options = {});
@@ -104,7 +104,7 @@ struct BceOptions {
   Reduction reduction = Reduction::kMean;
   Tensor pos_weight{};  // of positive targets; with logits only
 };
-// Of probabilities.
+// Takes probabilities.
 class BCELoss : public Module {
  public:
   explicit BCELoss(const BceOptions& options = {});

@@ -23,7 +23,7 @@ void forget_place(uintptr_t at) noexcept;
 // Those in a stretch of memory, in the order of their addresses.
 std::vector<Place> places_in(const void* begin, size_t bytes);
 
-// Of a module: a base without members, so that a module is copied and moved as its members say.
+// Notes where a module lives. A base without members, so that a module is copied and moved as its members say.
 class ModulePlace {
  protected:
   ModulePlace() noexcept { note_place(address(this), PlaceKind::kModule); }

@@ -22,7 +22,7 @@ class Recurrent : public Module {
   void visit_members(MemberVisitor& visitor) override;
   std::string describe() const override;
 
-  // Of one layer in one direction: the gates one below the other.
+  // The weights of one layer in one direction, with the gates one below the other.
   struct Weights {
     Parameter ih;  // [gates * hidden, input]
     Parameter hh;  // [gates * hidden, hidden]

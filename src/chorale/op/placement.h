@@ -66,7 +66,8 @@ Chunk chunk_of(int64_t size, int64_t shards, int64_t shard);
 struct Part {
   Shape sizes, first;
 };
-// Of a tensor with this placement. Partial and replicated tensors have their whole shape everywhere.
+// The part of a tensor with this placement that is on one shard. Partial and replicated tensors have their whole shape
+// everywhere.
 Part part_of(const Shape& whole, const Placement& placement, int64_t shards, int64_t shard);
 
 }  // namespace chorale::op

@@ -17,7 +17,7 @@ struct ValuesIndices {
 // Integers and bool are summed (multiplied) in i64. With a dtype, the elements are converted first where it is wider.
 Tensor sum(const Tensor& x, const IntList& dims = {}, bool keepdim = false, std::optional<DType> dtype = {});
 Tensor prod(const Tensor& x, const IntList& dims = {}, bool keepdim = false, std::optional<DType> dtype = {});
-// Of integers only with a floating dtype. The mean of nothing is NaN.
+// The mean of integers needs a floating dtype. The mean of nothing is NaN.
 Tensor mean(const Tensor& x, const IntList& dims = {}, bool keepdim = false, std::optional<DType> dtype = {});
 
 // Largest and smallest element; NaN wins. The gradient is shared evenly among equal extremes.

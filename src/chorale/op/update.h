@@ -33,8 +33,8 @@ struct UpdateLists {
   std::vector<Tensor> parameters, gradients;
   std::vector<Tensor> steps;  // i64: updates so far; each update counts one
   std::array<std::vector<Tensor>, kMaxStates> states;
-  // Of parameters of f16 and bf16, f32. A master that does not round to its parameter was overtaken by a write to the
-  // parameter, and is taken from there. Either all parameters are of these types or none.
+  // Copies in f32 of parameters that are f16 or bf16. A master that does not round to its parameter was overtaken by a
+  // write to the parameter, and is taken from there. Either all parameters are of these types or none.
   std::vector<Tensor> masters;
   Tensor lr;
   Tensor found_inf;  // where it is defined and not 0, nothing is written

@@ -67,7 +67,7 @@ void GradScaler::unscale(const void* optimizer, bool updates_in_backward, const 
       !progress_.contains(optimizer),
       "[GradScaler] the gradients of this optimizer were unscaled before; call update() after its step");
   const NoGrad quiet;
-  // Of a shared optimizer this rank may have none; the others wait for its word all the same.
+  // Where ranks share an optimizer, this one may have no gradient; the others wait for its answer all the same.
   const bool has_some =
       std::any_of(parameters.begin(), parameters.end(), [](const Tensor& x) { return chorale::gradient(x).defined(); });
   const GradientList gradients = sharing && !has_some ? GradientList() : gradients_of("GradScaler", parameters);

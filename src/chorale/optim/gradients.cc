@@ -19,7 +19,7 @@ Tensor flat_gradient(const Tensor& x) {
     set_gradient(x, Tensor::sparse_coo(sorted.sparse().indices, values, gradient.sizes(), true));
     return values;
   }
-  // Of partial sums there is no norm: they are reduced here, once, and the update need not do it again.
+  // Partial sums have no norm: they are reduced here, once, and the update need not do it again.
   if (gradient.is_sharded() && x.is_sharded() && placements_of(gradient) != placements_of(x)) {
     gradient = redistribute(gradient, placements_of(x));
     set_gradient(x, gradient);

@@ -20,7 +20,7 @@ struct DataParallelBase::Link {
   explicit Link(DataParallelBase* owner) : ddp(owner) {}
   DataParallelBase* ddp;
 
-  // Of whole graphs (traced_reduction.h): the group as an operand, and the backward that is being traced.
+  // For whole graphs (traced_reduction.h): the group as an operand, and the backward that is being traced.
   Tensor group_operand;
   std::optional<TracedReduction> traced;
   void set_group_operand();

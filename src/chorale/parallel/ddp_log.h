@@ -41,7 +41,7 @@ struct DdpLog {
   std::string rebuilt_per_bucket_param_indices;
   std::string prev_iteration_grad_ready_order_indices;
 
-  // Of the step before the sampled one `iteration`; times in nanoseconds.
+  // These describe the step before the sampled one, `iteration`; times in nanoseconds.
   int64_t iteration = 0;
   int64_t forward_compute_time = 0, backward_compute_time = 0, backward_comm_time = 0,
           backward_compute_comm_overlap_time = 0;

@@ -19,7 +19,7 @@ struct LargeNet : nn::Module {
   Tensor forward(const Tensor& x) { return fc2(to(fc1(to(x, DType::kF64)), DType::kF32)); }
 };
 
-// Of a model that is on a device of the rank's own, or on the CPU.
+// Checks the log of a model that is on a device of the rank's own, or on the CPU.
 void expect_log(const std::function<Device(int rank)>& device_of) {
   const EnvironmentVariable address("MASTER_ADDR", "10.1.2.3"), port("MASTER_PORT", nullptr),
       threads("OMP_NUM_THREADS", "2");

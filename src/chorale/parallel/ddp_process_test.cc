@@ -53,7 +53,7 @@ int64_t trained_bits(const comm::Group& group) {
   }
   return bits_of(ddp);
 }
-// Of ranks that are threads, which has to be the same for all of them.
+// A hash of the results of ranks that are threads; it has to be the same for all of them.
 int64_t bits_of_threads(int size) {
   std::vector<int64_t> bits(static_cast<size_t>(size));
   run_ranks(size, [&](comm::Group& group) { bits[static_cast<size_t>(group.rank())] = trained_bits(group); });

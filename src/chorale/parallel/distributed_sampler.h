@@ -21,13 +21,13 @@ class DistributedSampler final : public data::Sampler {
   DistributedSampler(int64_t size, int rank, int replicas, const DistributedSamplerOptions& options = {});
   DistributedSampler(int64_t size, const comm::Group& group, const DistributedSamplerOptions& options = {})
       : DistributedSampler(size, group.rank(), group.size(), options) {}
-  // Of an order of your own, which must be the same on all ranks.
+  // Deals an order of your own, which must be the same on all ranks.
   DistributedSampler(std::shared_ptr<const data::Sampler> order, int rank, int replicas, bool drop_last = false);
 
-  // Of one rank.
+  // How many samples one rank gets.
   int64_t size() const override;
   std::vector<int64_t> indices(int64_t epoch) const override;
-  // Of all ranks together, with those that are repeated.
+  // How many samples all ranks get together, with those that are repeated.
   int64_t total_size() const { return size() * replicas_; }
 
  private:

@@ -16,7 +16,7 @@ namespace {
 using ::testing::Each;
 using ::testing::ElementsAre;
 
-// Of all ranks, in the order in which they were dealt.
+// The samples of all ranks, in the order in which they were dealt.
 std::vector<int64_t> dealt(int64_t size, int replicas, const DistributedSamplerOptions& options, int64_t epoch) {
   std::vector<std::vector<int64_t>> hands;
   hands.reserve(static_cast<size_t>(replicas));

@@ -142,7 +142,7 @@ void uneven(const comm::Group& group, M net, const Tensor& input, const std::vec
   witness.group = &group;
   join({&ddp, &witness}, {}, body);
   EXPECT_EQ(done, own);
-  // Of those with most steps the highest.
+  // The last rank among those with most steps.
   const auto last = std::max_element(steps.rbegin(), steps.rend());
   EXPECT_EQ(witness.seen, steps.rend() - last - 1);
   for (const auto& [name, tensor] : ddp.module().state_dict()) expect_same_on_all_ranks(group, tensor, name);

@@ -13,7 +13,7 @@
 
 namespace chorale::parallel {
 
-// Of floating tensors; none: as they are.
+// Dtypes of floating tensors; none: they stay as they are.
 struct MixedPrecision {
   std::optional<DType> parameters{};
   std::optional<DType> reduce{};  // in which gradients are averaged; none: as `parameters`

@@ -27,7 +27,7 @@ class PowerSgd : public std::enable_shared_from_this<PowerSgd> {
 
   const PowerSgdOptions& options() const { return options_; }
   int64_t iteration() const { return iteration_; }
-  // Of gradients so far, and of what was handed to all-reduce in their place.
+  // Bytes of all gradients so far, and of what was handed to all-reduce in their place.
   int64_t gradient_bytes() const { return gradient_bytes_; }
   int64_t sent_bytes() const { return sent_bytes_; }
 

@@ -132,7 +132,7 @@ struct Mixed : nn::Module {
   nn::Parameter wide{zeros({16, 4, 2, 2})}, thin{zeros({16, 2})}, vector{zeros({100})}, scalar{zeros({})};
   CHORALE_MODULE(Mixed, wide, thin, vector, scalar)
   Tensor forward(const Tensor& x) {
-    // Of rank 1 as [16, 16]: 1 + i, whatever the column.
+    // A matrix of rank 1, seen as [16, 16]: 1 + i in each column.
     const Tensor g = reshape(arange(1, 17, 1, DType::kF32), {16, 1, 1, 1});
     return mul(add(add(add(sum(mul(wide, g)), sum(mul(thin, 2))), sum(mul(vector, 3))), mul(scalar, 4)), sum(x));
   }

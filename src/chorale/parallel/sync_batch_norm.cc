@@ -24,8 +24,8 @@ Tensor per_channel(const Tensor& values, const Tensor& x) {
   return reshape(values, sizes);
 }
 
-// Of all channels [C], over the values of all ranks: how many values there are, their mean, and the sum of their
-// squared distances from it. In f64.
+// For each of the channels [C], over the values of all ranks: how many values there are, their mean, and the sum of
+// their squared distances from it. In f64.
 struct Moments {
   Tensor count, mean, squares;
 

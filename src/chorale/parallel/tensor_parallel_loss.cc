@@ -19,7 +19,7 @@ class LossParallel final : public Function {
     return comm::with_places(layout_->mesh, [&] { return std::vector<Tensor>{loss_of(in)}; });
   }
 
-  // Of a matrix as large as the logits there is one pass; the target's classes are few numbers.
+  // There is one pass over a matrix as large as the logits; the target's classes are few numbers.
   std::vector<Tensor> backward(const std::vector<Tensor>& dout) override {
     const Tensor &powers = saved()[0], &scale = saved()[1], &at = saved()[2], &hit = saved()[3];
     const Tensor dy = full_tensor(dout[0]);

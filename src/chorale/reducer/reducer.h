@@ -161,7 +161,7 @@ class Reducer {
   bool looks_static() const { return looks_static_; }
   int64_t reductions() const { return reductions_; }
 
-  // Of the last reduced backward, while they are recorded.
+  // When the last reduced backward and its communication began and ended, while times are recorded.
   struct Times {
     Clock::time_point backward_start, backward_end, comm_start, comm_end;
   };
@@ -181,7 +181,7 @@ class Reducer {
   };
   struct Place {
     size_t bucket = 0;
-    Tensor view;                // in the bucket; where gradients have owners the average, until backward ends
+    Tensor view;                // in the bucket; where gradients have owners, the average until backward ends
     Tensor kept{};              // own average of the step before, until it is dropped
     bool is_gradient = true;    // the usual gradient itself is to be this view
     bool ready = false;         // in the bucket

@@ -25,7 +25,7 @@ constexpr size_t kMostProblems = 10;
 constexpr size_t kMostEvents = 10'000;  // changes of ranks
 constexpr size_t kMostPairs = 10'000;   // of workers that call each other: a page should not carry more
 
-// Of a field that may be missing or null.
+// A number, or nothing where the value is something else.
 std::optional<double> plain_number(const json::Value& value) {
   if (const auto* real = value.as<double>()) return *real;
   if (const auto* whole = value.as<int64_t>()) return static_cast<double>(*whole);
@@ -40,7 +40,7 @@ double number(std::string_view what, const json::Object& line, std::string_view 
   throw InvalidArgument(concat(what, ": \"", key, "\" is ", value->kind(), ", expected a number"));
 }
 
-// Of a field that must be there.
+// The value of a field that must be there.
 const json::Value& needed(std::string_view what, const json::Object& line, std::string_view key) {
   const json::Value* value = json::find(line, key);
   CHORALE_CHECK(value, what, ": no \"", key, "\"");

@@ -40,7 +40,7 @@ constexpr std::array<std::string_view, 5> kEvaluationFields = {"step", "seconds"
                                                                "test_bits_per_byte"};
 constexpr std::array<std::string_view, 5> kTimeFields = {"step", "compute_ms", "exposed_ms", "hidden_ms", "memory_mib"};
 
-// Of a number that a program writes and this page has no name for.
+// The fields of a number that a program writes and this page has no name for.
 constexpr std::array<std::string_view, 3> kOwnFields = {"step", "seconds", "value"};
 
 constexpr std::array<std::string_view, 7> kCallFields = {"calls",          "failed", "in_flight", "sent_bytes",

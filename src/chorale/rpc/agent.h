@@ -147,7 +147,7 @@ class Agent {
 
   // ---- settings and numbers
   Timeout timeout() const;
-  // Of later calls.
+  // Sets the timeout of later calls.
   void set_timeout(Timeout timeout);
   AgentInfo debug() const;
   // The same as numbers with names: of the agent itself, of references, of distributed autograd; and all of them.

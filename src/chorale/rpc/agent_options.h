@@ -11,9 +11,9 @@
 namespace chorale::rpc {
 
 struct AgentOptions {
-  // Of at most 127 characters out of A-Z a-z 0-9 - _ : and not that of another worker; none: worker0, worker1, ….
+  // At most 127 characters out of A-Z a-z 0-9 - _ :, and not the name of another worker. None: worker0, worker1, ….
   std::optional<std::string> name{};
-  // Of a worker that joins a group that changes: it must say it. Otherwise it is the rank in the group.
+  // A worker that joins a group that changes must say its number. Otherwise it is the rank in the group.
   std::optional<int> id{};
   std::vector<Served> serves{};
   // For an answer, unless a call says otherwise; 0: for ever.

@@ -164,7 +164,7 @@ void Core::serve_gather(int from, const Message& request) {
   fail_gatherings_of_the_gone();
 }
 
-// Of those that wait here; others have other ways to learn of it.
+// Fails the waits of this worker; the other workers have other ways to learn of it.
 void Core::fail_gathering(Gathering& gathering, const std::exception_ptr& error) {
   gathering.complete.state()->try_set_error(error);
 }

@@ -51,8 +51,8 @@ class BothModes : public testing::TestWithParam<dist_autograd::Mode> {
 inline const auto kBothModes = testing::Values(dist_autograd::Mode::kSmart, dist_autograd::Mode::kFast);
 std::string name_of_mode(const testing::TestParamInfo<dist_autograd::Mode>& mode);
 
-// Of equal size and dtype, or both undefined, and their values equal within rounding: gradients from several workers
-// add up in the order in which they come.
+// Expects tensors of equal size and dtype whose values are equal within rounding, or two undefined ones: gradients from
+// several workers add up in the order in which they come.
 void expect_near(const Tensor& a, const Tensor& b, const std::string& what = {});
 
 // t as a leaf that requires a gradient.

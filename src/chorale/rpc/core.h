@@ -58,7 +58,7 @@ struct RequestOptions {
 class Core : public std::enable_shared_from_this<Core> {
  public:
   static std::shared_ptr<Core> start(const comm::Group& group, AgentOptions options);
-  // Of a group that changes (Note [Groups that change] in rpc/membership.h).
+  // Joins a group that changes (Note [Groups that change] in rpc/membership.h).
   static std::shared_ptr<Core> join(std::shared_ptr<transport::Store> store, AgentOptions options);
   ~Core();
   Core(const Core&) = delete;
@@ -97,7 +97,8 @@ class Core : public std::enable_shared_from_this<Core> {
   // Answers to requests of others.
   void answer(int to, uint64_t id, Message message);
   void answer_error(int to, uint64_t id, const std::exception_ptr& error);
-  // To a call that is not run, and of whose references the first `taken` were. No error: that is kept for a reference.
+  // Answers a call that is not run, after the first `taken` of its references were taken. Without an error, the error
+  // is kept for a reference.
   void answer_refusal(int to, uint64_t id, size_t taken, const std::exception_ptr& error);
   // Waits until `holds`, which is asked again after every note_change(); reads meanwhile. False when the deadline has
   // passed.
@@ -139,7 +140,8 @@ class Core : public std::enable_shared_from_this<Core> {
     uint64_t context = 0;
   };
   struct Gathering;  // barrier.cc
-  // Numbers of references and contexts of a worker that comes under a number that another had.
+  // A worker may get a number that another one had. Its references and contexts are numbered from its ticket << this,
+  // so that they differ from those of the other.
   static constexpr int kBitsPerTicket = 30;
 
   Core(comm::Group group, WorkerInfo own, AgentOptions options, uint64_t ticket);
@@ -159,9 +161,9 @@ class Core : public std::enable_shared_from_this<Core> {
   void trace_counts();
   void send(int to, Message message, uint64_t id);
   void deliver(int to, Message message);
-  // The second time, later if the faults say so.
+  // Delivers a message for the second time, later if the faults say so.
   void deliver_again(int to, Message message);
-  // At once, or later if the faults say so.
+  // Sends a message at once, or later if the faults say so.
   void send_when_due(int to, Message message, const std::function<void(Message)>& send);
   std::chrono::nanoseconds delay_of(MessageKind kind);
   uint64_t draw();

@@ -75,7 +75,7 @@ class Crew final : public Helper {
   };
   Counts counts() const;
   bool is_own_thread() const { return Helper::of_this_thread() == this; }
-  // Of the request that this thread runs; 0: none.
+  // The chain of the request that this thread runs; 0: none.
   static uint64_t current_chain();
 
  private:

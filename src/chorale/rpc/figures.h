@@ -20,7 +20,7 @@ struct PairFigures {
   double p50_us = 0, p99_us = 0;  // from the call to its answer; within an eighth
   CHORALE_MESSAGE(PairFigures, to, calls, failed, in_flight, bytes_sent, bytes_received, p50_us, p99_us)
 };
-// Of one worker, now.
+// The figures of one worker, now.
 struct WorkerFigures {
   std::string name;
   int64_t queued = 0, served = 0;                     // requests of others: those that wait for a thread, and all

@@ -44,7 +44,7 @@ void Core::shut_down(bool graceful, Timeout timeout) {
   log_warning(text);
 }
 
-// Of this worker's threads: no answer and no value will come.
+// Ends the waits of this worker's threads, since no answer and no value will come.
 void Core::end_waits(const std::exception_ptr& error) {
   fail_all(-1, "[rpc] the agent was shut down");
   contexts_.fail_backwards(error);

@@ -60,7 +60,7 @@ class RemoteModule {
       : agent_(agent),
         on_(parse_remote_device(where)),
         module_(agent_.template remote<make<M, Args...>>(on_.to(), args...)) {}
-  // Of a module that a reference stands for.
+  // Stands for the module of a reference that there is already.
   RemoteModule(const Agent& agent, const RRef<M>& module) : agent_(agent), on_{module.owner().name}, module_(module) {}
 
   template <class... Args>

@@ -17,8 +17,8 @@ void check_name(const WorkerInfo& worker);
 // Thread-safe.
 class Roster {
  public:
-  // Of a group that does not change: worker i has the i-th name. RpcError for names that are none, and for two that are
-  // equal.
+  // The workers of a group that does not change: worker i has the i-th name. RpcError for names that are none, and for
+  // two that are equal.
   void fill(const std::vector<std::string>& names);
   // A worker that has come, with its ticket (Note [Groups that change]).
   void add(const WorkerInfo& worker, uint64_t ticket);

@@ -119,7 +119,7 @@ TEST_P(Rounds, AReferenceIsAccountedForWhenItsValueIsFetched) {
   EXPECT_EQ(sent, by_worker(5));  // the call, the fetch, the gradients, the end of the reference and of the context
 }
 
-// Of a result that nobody uses one word is sent, and its worker answers what follows from it.
+// A result that nobody uses costs one message, and the worker that made it answers what follows from that.
 TEST(SmartRounds, AResultThatNobodyUsesCostsAWord) {
   const auto sent = sent_in(for_context_tests(kServes), [](Agent& agent, Context& context) {
     const Tensor x = wanting(pattern({4}, 1)), y = wanting(pattern({4}, 2));

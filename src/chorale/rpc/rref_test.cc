@@ -389,7 +389,7 @@ TEST(RRefs, ThatNobodyTookComeBack) {
     };
     for (const To& to : {To(next(agent)), To(next(agent, 2)), To(agent.info())}) {
       {
-        // Of another worker, which may be the one that is called, and of this one.
+        // A reference of another worker, which may be the one that is called, and one of this worker.
         const RRef<Tensor> user = agent.remote<ones_plus>(next(agent), 1), own = agent.reference(ones({2, 2}));
         text_of(Kind::kUnknownFunction, [&] { agent.call<nobody_serves_this>(to, user, own); });
         text_of(Kind::kUnknownFunction, [&] { agent.remote<nobody_serves_this>(to, own, user).to_here(); });

@@ -195,7 +195,7 @@ void Core::serve_call(int from, Message request) {
     kept->asked_for = true;
     references_.add_fork(id, fork, from);
   }
-  // Of a remote call the error is kept, too.
+  // The error of a remote call is kept, too.
   const Message head{.id = request.id, .context = request.context};
   const auto reply = [this, from, kept, head](AnyValue value, const std::exception_ptr& error) {
     if (!kept) return answer_value(from, head, std::move(value), error);

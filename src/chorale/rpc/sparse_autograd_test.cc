@@ -47,7 +47,7 @@ Tensor make_weight(double factor) { return sparse_times(factor, true); }
 Tensor add_to_ref(const RRef<Tensor>& a, const Tensor& b) { return sparse_add(a.local_value(), b); }
 Tensor add_to_ref_nested(const RRef<Tensor>& a, const Tensor& b) { return here().call<add_to_ref>(a.owner(), a, b); }
 void nothing() {}
-// Of f32 and f64, in f64.
+// Adds f32 to f64, in f64.
 Tensor plus_mixed(const Tensor& a, const Tensor& b) {
   return sparse_add(Tensor::sparse_coo(a.sparse().indices, to(a.sparse().values, DType::kF64), a.sizes()), b);
 }

@@ -7,7 +7,7 @@ namespace chorale {
 
 namespace sharding {
 
-// Of redistributions, in microseconds. The defaults are the catalogue's (spec/tensor-parallel.md, A5).
+// What redistributions cost, in microseconds. The defaults are the catalogue's (spec/tensor-parallel.md, A5).
 struct CostModel {
   double start = 6.6;  // of a call
   double hop = 0.6, hop_between_hosts = 2.7;

@@ -28,7 +28,7 @@ void explain_call(const op::OpDef& op, std::span<const Tensor> in, const Decisio
                   const comm::CommCounter& sent);
 void explain_move(const Tensor& x, const Placements& to, const comm::CommCounter& sent);
 
-// Of redistributing x, by the model.
+// What redistributing x costs, by the model.
 double cost_of_move(const Tensor& x, const Placements& to);
 
 // An op that cannot be split gathers its operands: said once for each op and each shapes and placements of them.

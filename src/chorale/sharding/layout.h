@@ -83,7 +83,7 @@ Placements checked(const char* call, const Mesh& mesh, const Placements& placeme
 
 // The elements of one dimension that a rank has, as stretches of the whole one behind the other.
 using Runs = std::vector<op::Chunk>;
-// Of a dimension of this size, cut by the mesh dimensions below `until`, the first of them first.
+// The runs of a dimension of this size that is cut by the mesh dimensions below `until`, the first of them first.
 Runs runs_of(int64_t size, int64_t dim, const Mesh& mesh, const Placements& placements, size_t until,
              const std::vector<int>& coordinates);
 int64_t length_of(const Runs& runs);

@@ -134,7 +134,7 @@ TEST(Overlap, BackwardGoesOnWhileGradientsAreOnTheirWay) {
       backward(loss);
       // The gradient of sin is cos; it is computed between.
       EXPECT_EQ(noting.take({"start", "wait", "cos"}), (Names{"start", "cos", "wait"}));
-      // Of exp every rank sent the same: 2 times it.
+      // Every rank sent the same exp: the sum is twice that.
       const Tensor whole = mul(numbers({4, 3}), 0.1);
       expect_near(full_tensor(gradient(x)), add(cos(whole), mul(exp(whole), 2)), 1e-12);
     }

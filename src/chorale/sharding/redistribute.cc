@@ -66,7 +66,7 @@ class Mover {
 
  private:
   Tensor group() const { return group_tensor(mesh_.shared_group(m_)); }
-  // Of a dimension, as the ranks of this line have it together.
+  // The length of what the ranks of this line have together of a dimension.
   int64_t length(int64_t dim) const {
     return length_of(runs_of(whole_[static_cast<size_t>(dim)], dim, mesh_, now_, m_, mesh_.coordinates()));
   }
@@ -99,7 +99,7 @@ class Mover {
     if (norm) x_ = pow(abs(x_), kind.power);
     const bool truth = x_.dtype() == DType::kBool;
     if (truth) x_ = chorale::to(x_, DType::kU8);
-    // Of truth values, a sum is "any" and a product is "all".
+    // The sum of truth values is "any" and their product is "all".
     const Reduce how = !truth                                                              ? kind.reduce
                        : kind.reduce == Reduce::kSum || kind.reduce == Reduce::kBitOr      ? Reduce::kMax
                        : kind.reduce == Reduce::kProduct || kind.reduce == Reduce::kBitAnd ? Reduce::kMin

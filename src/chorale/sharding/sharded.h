@@ -33,7 +33,7 @@ const Placements& placements_of(const Tensor& x);
 Tensor distribute(const Tensor& x, const Mesh& mesh, const Placements& placements, std::optional<int> source = 0);
 
 struct FromLocalOptions {
-  // Of the whole; both or none. Without them, parts are taken to be equal.
+  // Sizes and strides of the whole tensor; both or none. Without them, parts are taken to be equal.
   std::optional<Shape> sizes{};
   std::optional<Strides> strides{};
   // Compares shapes, dtypes and the like over all ranks, and makes copies equal to those of the first rank. A

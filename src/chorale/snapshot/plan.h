@@ -32,10 +32,10 @@ struct SavePlan {
   std::vector<Sent> sent;                   // to the rank that writes for others, in this order
   std::vector<std::string> differing;       // keys whose copies on several ranks are not equal
 };
-// Of what several ranks have (the same key and offsets) one copy is written, by the one of them that has least to write
-// so far, the lowest where several have. Empty parts are not written. Throws InvalidArgument, naming key and ranks,
-// where dtypes or shapes differ and where the parts of a tensor do not make the whole. `writes` says which ranks can
-// write; empty: all.
+// Where several ranks have the same chunk (the same key and offsets), one copy is written, by the one of them that has
+// least to write so far, the lowest where several have. Empty parts are not written. Throws InvalidArgument, naming key
+// and ranks, where dtypes or shapes differ and where the parts of a tensor do not make the whole. `writes` says which
+// ranks can write; empty: all.
 SavePlan plan_save(const std::vector<std::vector<WriteItem>>& items, const std::vector<bool>& writes = {});
 
 // A copy: a region of the whole that is in one of the saved parts.

@@ -16,7 +16,8 @@ namespace {
 
 constexpr uint64_t kPlenty = 4;
 
-// Of all in the folder: what is renamed while it is read may be seen twice, so it is read first.
+// The paths of all that is in the folder. They are collected before anything is renamed: what is renamed while the
+// folder is read may be seen twice.
 std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder) {
   std::error_code ignored;
   std::vector<std::filesystem::path> paths;
@@ -24,7 +25,7 @@ std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folde
   return paths;
 }
 
-// Of a name without kSpare: the number behind kPart. Others may have files with names that are like ours.
+// The number behind kPart in a name without kSpare; none where the name is not one of ours.
 std::optional<size_t> rank_in(std::string_view part) {
   if (!part.starts_with(Leftovers::kPart)) return std::nullopt;
   part.remove_prefix(Leftovers::kPart.size());

@@ -22,8 +22,9 @@ struct Stateful {
 };
 using Objects = std::map<std::string, Stateful>;
 
-// Of anything with state_dict() and load_state_dict(). It must outlive the result, and have its state before a load: an
-// optimizer that has made no step has none yet, unless a step with gradients of zero makes it.
+// Makes a Stateful of anything with state_dict() and load_state_dict(). The object must outlive the result, and have
+// its state before a load: an optimizer that has made no step has none yet, unless a step with gradients of zero makes
+// it.
 template <class Object>
 Stateful stateful(Object& object) {
   return {.state = [&object] { return state_of(object.state_dict()); },

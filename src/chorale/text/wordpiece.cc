@@ -64,7 +64,7 @@ WordPiece WordPiece::parse(std::string_view vocab, const WordPieceOptions& optio
     const Id id = pieces.size();
     pieces.tokens_.emplace_back(token);
     pieces.longest_ = std::max(pieces.longest_, token.size());
-    // Of a token that is there twice the last counts, as in BERT's own program.
+    // Where a token is there twice, the last one counts, as in BERT's own program.
     if (token.starts_with(kGoesOn) && token.size() > kGoesOn.size()) {
       pieces.later_[std::string(token.substr(kGoesOn.size()))] = id;
     } else {

@@ -6,7 +6,8 @@
 
 namespace chorale::trace {
 
-// Of what chrome_json() gave on each rank, whose clocks must agree. Throws InvalidArgument for anything else.
+// Joins what chrome_json() gave on each rank; the clocks of the ranks must agree. Throws InvalidArgument for anything
+// else.
 std::string merged_chrome_json(const std::vector<std::string>& documents);
 
 }  // namespace chorale::trace

@@ -25,7 +25,7 @@ struct StepTimes {
   double hidden_share() const;  // of the communication, from 0 to 1; 0 where there was none
 };
 
-// Of all ranks in the trace: by rank, then by step.
+// The steps of all ranks in the trace, by rank, then by step.
 std::vector<StepTimes> step_times(const std::vector<Event>& events);
 
 // "rank 0, step 3: forward 1.20 ms, backward 2.31 ms, bucket 0 0.31 ms, optimizer 0.52 ms"

@@ -10,7 +10,7 @@ namespace chorale::train {
 bool is_finite(const Tensor& x) {
   if (!x.defined() || !is_floating(x.dtype())) return true;
   const NoGrad scope;
-  // Of a sharded tensor this rank looks at its part, and asks nobody.
+  // This rank looks at its own part of a sharded tensor, and asks nobody.
   if (x.is_sharded()) return is_finite(to_local(x));
   return all(isfinite(x)).item<bool>();
 }

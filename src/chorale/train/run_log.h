@@ -25,7 +25,7 @@ class RunLog {
   void event(int64_t step, json::Object members) { line("event", step, std::move(members)); }
   // Whole lines that somebody else has made (rpc/figures.h).
   void add_lines(const std::string& lines);
-  // Of this run, with the sessions before; what happened between them does not count.
+  // Seconds of this run, with those before it was resumed; the time in between does not count.
   double seconds() const;
 
  private:

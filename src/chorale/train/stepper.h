@@ -42,7 +42,7 @@ class Objective final : public nn::Module {
   Forward compiled_;
 };
 
-// Of this rank's part of a batch.
+// The loss of this rank's part of a batch, and how many of its examples were right.
 struct StepResult {
   double loss = 0;
   int64_t right = 0;
@@ -60,7 +60,7 @@ struct StepMemory {
   int64_t activations = 0;  // what forward leaves for backward
   int64_t peak = 0;         // of everything that is there
 };
-// Of a step, in milliseconds: for other ranks in all, and hidden behind what this rank computed meanwhile.
+// Milliseconds that a step spent on communication in all, and those hidden behind what this rank computed meanwhile.
 struct CommunicationTimes {
   double all_ms = 0, hidden_ms = 0;
 };

@@ -106,8 +106,8 @@ double ranks_here(const TrainOptions& common) { return static_cast<double>(std::
 void check_memory(const models::ModelSize& size, const TrainOptions& common) {
   const bool two_moments = common.optimizer == "adamw" || common.optimizer == "adam" || common.optimizer == "lamb";
   const double states = two_moments ? 2 : 1, ranks = ranks_here(common);
-  // Of ranks that share a model each makes all of it before it keeps its part. Fully sharded, they never have more than
-  // one copy together.
+  // Each of the ranks that share a model makes all of it before it keeps its part. Ranks of a fully sharded model never
+  // have more than one copy together.
   const auto parts = static_cast<double>(common.tp);
   const double copies = common.tp == 1 ? 2 + states : std::max(1 + 1 / parts, (2 + states) / parts);
   const double needed = common.fsdp ? models::bytes_of(size, 2 + states) : ranks * models::bytes_of(size, copies);

@@ -17,7 +17,8 @@ class Tokenizer {
   // A token is a byte; specials, which no text gives, follow the 256 bytes.
   static Tokenizer bytes(std::vector<std::string> specials = {});
   static Tokenizer bpe(text::Bpe bpe) { return Tokenizer(std::move(bpe)); }
-  // Of a folder with a model: GPT-2's (vocab.json and merges.txt), BERT's (vocab.txt), or one that save() wrote.
+  // Loads the tokenizer in a model's folder: GPT-2's (vocab.json and merges.txt), BERT's (vocab.txt), or one that
+  // save() wrote.
   static Tokenizer load(const std::filesystem::path& folder);
   // Whether the folder has files of a tokenizer. Bytes need none: load() gives them where there are none.
   static bool is_in(const std::filesystem::path& folder);

@@ -237,7 +237,7 @@ TEST(NotFiniteNumbers, InALossStopTheRunBeforeUpdateAndCheckpointAndAreTraced) {
   EXPECT_THAT(message, HasSubstr("on rank 0 it is the output of layer 2 (Harmful)"));
   EXPECT_THAT(message, HasSubstr("checkpoints/step-00000004, is as it was"));
   EXPECT_EQ(Checkpoints(folder / "a").list().size(), 1u);
-  // What went before is that of a run without harm.
+  // The checkpoint from before the harm leads to the weights of a run without any.
   session.kind.harm = {};
   session.options.resume = true;
   EXPECT_EQ(session.run(folder / "a"), Ending::kDone);

@@ -165,7 +165,7 @@ void Training::deal() {
 
 void Training::settle_in() {
   deal();
-  // Of the steps before the first change: newcomers have no part in it.
+  // The timeline covers steps before the first change of ranks only: newcomers have no part in it.
   if (place_.has_stepped) {
     if (timeline_) trace::stop();
     timeline_.reset();

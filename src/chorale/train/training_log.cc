@@ -48,7 +48,7 @@ void Training::leave_file(const char* name, const std::function<void()>& write) 
   }
 }
 
-// Of the steps since the last line.
+// The figures of the steps since the last line.
 Metrics Training::measured() {
   const auto steps = static_cast<double>(place_.sums.steps);
   const double step_s = place_.sums.seconds / steps, loss = place_.sums.loss / steps;

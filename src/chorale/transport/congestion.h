@@ -17,19 +17,20 @@
 
 namespace chorale::transport {
 
-// As the kernel calls the one of this socket.
+// The kernel's name for the congestion control of this socket.
 std::string congestion_control_of(int descriptor);
 // Whether routers of the Internet do not know this address (10.0.0.1, fd00::1).
 bool is_private_address(const std::string& address);
-// In place of `current`, the best first; none: it stays.
+// What to use in place of `current`, the best first; none: it stays.
 std::span<const char* const> better_congestion_controls(std::string_view current, bool to_private_address);
 
-// Throws InvalidArgument when this process may not use it; empty: any.
+// The name itself; throws InvalidArgument when this process may not use that congestion control. An empty name means
+// any.
 const std::string& checked_congestion_control(const std::string& name);
-// Of a socket that is not connected yet, with the address of the other side, or of one that listens, with its own: the
-// one that was named, else by Note [Congestion control].
+// Sets the congestion control of a socket to the one that was named, else to what Note [Congestion control] says.
+// `address` is that of the other side for a socket that is not connected yet, its own for one that listens.
 void choose_congestion_control(int descriptor, const std::string& address, const std::string& named);
-// What that is for connections to this address when none was named.
+// What is chosen for connections to this address when none was named.
 std::string usual_congestion_control(const std::string& address);
 
 // The sockets of this process that listen for TCP connections, and at which address.

@@ -73,7 +73,7 @@ TEST(CongestionControl, OfASocketIsChosenBeforeItIsConnected) {
   EXPECT_THAT(tcp_listeners(), testing::Not(Contains(Field(&Listener::descriptor, client.descriptor()))));
 }
 
-// Of tls, all connections; of UCX those that its peers have opened.
+// Looks at all connections of tls, and at those of UCX that its peers have opened.
 class CongestionOfFabric : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override { CHORALE_SKIP_WITHOUT_FABRIC(GetParam()); }

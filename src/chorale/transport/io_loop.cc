@@ -98,7 +98,7 @@ void IoLoop::run() {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(next_tick - Clock::now());
     const int timeout = again_.empty() ? static_cast<int>(std::max<int64_t>(left.count(), 0)) : 0;
     const int count = epoll_wait(epoll_.descriptor(), events.data(), static_cast<int>(events.size()), timeout);
-    // Called later than those that have waited in the kernel.
+    // These handlers are called after those that have waited in the kernel.
     const auto again = std::exchange(again_, {});
     for (int i = 0; i < count; ++i) {
       const epoll_event& event = events[static_cast<size_t>(i)];

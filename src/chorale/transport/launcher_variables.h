@@ -16,7 +16,7 @@ struct LauncherVariables {
   std::optional<std::string> store;
   // A name for this job that all its ranks know, where the launcher gives one; empty otherwise.
   std::string job;
-  // Of the launcher's run, the same for all its ranks and no others; empty: not known.
+  // Names the launcher's run: the same for all its ranks and no others; empty: not known.
   std::string run;
 };
 

@@ -335,7 +335,7 @@ TEST(PointwiseFloat, PowScalarTakesShortcutsThatAgreeWithPow) {
   }
 }
 
-// Of the rounded quotient, as in PyTorch.
+// The rounded quotient is truncated, as in PyTorch.
 TEST(PointwiseFloat, TruncatedDivisionIsExact) {
   std::vector<float> a, b;
   for (float x : awkward<float>()) {

@@ -102,7 +102,7 @@ class ZeroOptimizer final : public reducer::Joinable, public optim::SharedOptimi
     for (const auto& [name, x] : ddp.managed_parameters()) owners.push_back(parameters_.owners()[place_of(name, x)]);
     ddp.set_gradient_owners(std::move(owners));
   }
-  // Of the gradients that the optimizer uses, of all ranks together: returns their norm, and scales them by max_norm /
+  // Returns the norm of the gradients that the optimizer uses, of all ranks together, and scales them by max_norm /
   // (norm + 1e-6) where that is below 1. All ranks call it.
   double clip_grad_norm(double max_norm) { return parameters_.clip_grad_norm(max_norm); }
 
@@ -280,8 +280,8 @@ class ZeroOptimizer final : public reducer::Joinable, public optim::SharedOptimi
     std::vector<std::vector<std::pair<size_t, Tensor>>> own;  // by bucket: first element in it, and the parameter
     int steps = 0;
     bool is_active = false;
-    // Of the step that is under way. Buckets are sent in their order, on every rank, whenever their updates are done;
-    // updates may run on the thread that moves reductions on.
+    // The members from here on belong to the step that is under way. Buckets are sent in their order, on every rank,
+    // whenever their updates are done; updates may run on the thread that moves reductions on.
     std::unique_ptr<std::mutex> mutex = std::make_unique<std::mutex>();
     std::vector<bool> is_updated;
     size_t sent = 0;

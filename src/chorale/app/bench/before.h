@@ -11,7 +11,7 @@ namespace chorale::app {
 // PROGRAM, if the list of peers has before=PROGRAM; else empty.
 std::string before_program(const std::string& against);
 
-// Of each program, in turns; the median counts.
+// How often each program runs, in turns; the median counts.
 inline constexpr int kRunsOfEach = 3;
 
 // Runs this process's own command line, without --against and --json, as `PROGRAM bench …` and with this program,

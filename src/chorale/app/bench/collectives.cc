@@ -35,7 +35,7 @@ struct Options {
   std::string json, only;
   std::string python = "python3";
   int64_t most_bytes = int64_t{64} << 20;
-  // Of a rank.
+  // What a rank of the benchmark is told.
   int as_rank = -1;
   std::string store;
 };

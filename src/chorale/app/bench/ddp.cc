@@ -244,7 +244,7 @@ std::string name_of(const DdpCase& c, const Options& options) {
 
 BenchRow measure(const DdpCase& c, const Options& options, const Place& place) {
   std::vector<Side> sides;
-  // Of whole graphs: alone, data-parallel, and in lockstep.
+  // Whole graphs run alone, data-parallel, and in lockstep.
   for (const Mode& mode : std::span(kModes).first(options.compiled ? 3 : std::size(kModes))) {
     sides.push_back(start(c.model, mode, options, place));
   }

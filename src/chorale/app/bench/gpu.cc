@@ -159,7 +159,7 @@ std::string output_of(const std::string& command, const char* peer) {
   return text;
 }
 
-// Of "NAME: … = 51.30 ms -> …": the milliseconds; 0 when it is not there.
+// The milliseconds in a line "NAME: … = 51.30 ms -> …"; 0 when there is no such line.
 double floor_ms(const std::string& text, const std::string& name) {
   const size_t line = text.find(name + ": linear");
   if (line == std::string::npos) return 0;

@@ -21,7 +21,7 @@ struct RpcRank {
   int rank = 0;
   std::string store, only;
   double seconds = 1;
-  // Of two hosts: the address of rank 0; empty: both are on this one.
+  // The address of rank 0 where the ranks are on two hosts; empty: both are on this one.
   std::string address;
 };
 // Meets the other rank at the store, runs every case whose name holds `only`, and prints (on rank 0) a line for each:

@@ -39,7 +39,8 @@ struct Case {
   const char* unit;
   double scale;  // of a second
   int count;     // calls that are timed, of which the median counts
-  // Of one rank instead: with one thread, or with a thread for each core that the ranks together have.
+  // Whether one rank runs it alone instead: with one thread, or with a thread for each core that the ranks together
+  // have.
   enum class Alone : uint8_t { kNo, kOneThread, kAllThreads } alone = Alone::kNo;
   // Before anything is timed; the peer makes two calls. Cases that are held against our own only take more: over the
   // first ten steps a model's memory still grows, and clearing its huge pages takes a quarter of a rank's time.
@@ -135,7 +136,7 @@ void print_figure(const comm::Group& group, double figure, int64_t collectives, 
   if (group.rank() == 0) fmt::print("{:.9e} {} {:.9e}\n", figure, collectives, expected);
 }
 
-// Of a case's calls, in turn.
+// Prints the median of a case's calls, which are made in turn.
 void print_median(const comm::Group& group, const TimedCall& timed, const Case& c, int together) {
   const auto call = [&] {
     timed.call();

@@ -114,7 +114,8 @@ class Trainer {
         optimizer_(likes_.module().named_parameters(), {.lr = options.lr}),
         data_(options, 1 + static_cast<uint64_t>(trainers.rank())) {}
 
-  // Of the table: few rows of it are in a batch, and every trainer makes a step of its own.
+  // The table's rate is higher because few of its rows are in a batch, and divided because every trainer makes a step
+  // of its own.
   static double table_rate(const RecommenderOptions& options) {
     return options.lr * static_cast<double>(options.items) / static_cast<double>(2 * options.trainers);
   }

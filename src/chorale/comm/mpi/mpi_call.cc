@@ -79,7 +79,7 @@ bool MpiCall::step_monitored_barrier() {
     return true;
   }
   if (stage_ == Stage::kMoving) {
-    // One go after the other: small messages, which leave at once.
+    // The messages that say "go" are sent one after the other: they are small, and leave at once.
     if (++at_ == static_cast<size_t>(group_.size())) return true;
     request_ = mpi.send(group_.comm, static_cast<int>(at_), kGoTag, &records_[0], sizeof(MpiRecord));
     return false;

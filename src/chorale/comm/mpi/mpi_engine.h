@@ -20,7 +20,7 @@ namespace chorale::comm {
 
 class MpiEngine final : public Engine, public Leaver {
  public:
-  // Of all ranks of the job, which come together here.
+  // Makes the engine of all ranks of the job, which come together here.
   static std::shared_ptr<MpiEngine> connect(const std::string& name, int rank, int size, Deadline deadline);
   ~MpiEngine() override;
 

@@ -13,7 +13,7 @@ using namespace std::chrono_literals;
 using transport::Transfer;
 
 constexpr Deadline::Clock::duration kLookInterval = 4ms;    // how often the reason for a wait is looked for
-constexpr Deadline::Clock::duration kPollInterval = 200us;  // for what happens on this host and rings no bell
+constexpr Deadline::Clock::duration kPollInterval = 200us;  // events on this host may ring no bell
 constexpr int64_t kRoundsBeforeLook = 64;                   // most waits for neighbours are over by then
 
 }  // namespace
@@ -167,7 +167,7 @@ void NetCall::look(std::optional<Ticket> wanted, std::span<const int> here) {
   group.stop_watch.look(
       group.membership, operation, -1, [this](int peer) { return group.is_stopped(peer); },
       [this](int peer) { return group.who_is(peer); });
-  // Of neighbours the engine of this host says it.
+  // For neighbours the engine of this host says it.
   if (word_.is_due(operation)) say_who_is_awaited(missing);
 }
 

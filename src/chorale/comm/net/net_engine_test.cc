@@ -21,7 +21,7 @@ using testing::AnyOf;
 using testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 
-// Of rank r at index i: no two orders of additions give the same sum.
+// The values of a rank: no two orders of additions give the same sum.
 Tensor values_of(int rank, int64_t count, DType dtype) {
   const Tensor x = Tensor::empty({count}, dtype);
   visit_dtype(dtype, [&](auto tag) {

@@ -52,7 +52,7 @@ class NetGroup final : public NetListener {
   // ---- the first failure
 
   bool failed() const { return failed_.load(std::memory_order_acquire) || local->is_broken(); }
-  // Failed, and in a way that ends this call (Note [Notices overtake]).
+  // Whether the group has failed in a way that ends this call (Note [Notices overtake]).
   bool fails(uint32_t number) const;
   // The same of whatever is in flight now; the engine says which call was finished last.
   bool fails() const { return fails(finished_.load(std::memory_order_relaxed) + 1); }
@@ -71,10 +71,10 @@ class NetGroup final : public NetListener {
 
   // Why call `number` gets nothing more from this peer, and the culprit, if that is so.
   std::optional<CallFailed> gone(int peer, uint32_t number) const;
-  // That a peer got something damaged from this rank, if that is so.
+  // Says that a peer got something damaged from this rank, if that is so.
   std::optional<CallFailed> accusation() const;
-  // That a rank on another host is lost, if that is so: a better reason than that another has left or taken a message
-  // back, which it may have done because of that.
+  // Says that a rank on another host is lost, if that is so. This is a better reason than that another rank has left or
+  // taken a message back, which it may have done because of the loss.
   std::optional<CallFailed> lost_one() const;
   bool is_silent(int peer) const;        // on another host
   bool is_stopped_here(int peer) const;  // a neighbour

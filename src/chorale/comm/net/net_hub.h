@@ -33,7 +33,8 @@ class NetHub {
 
   transport::Fabric& fabric() const { return *fabric_; }
 
-  // From here to delist(), which waits for a notice that is being heard. What came before is heard at once.
+  // `listener` hears the group's notices from here to delist(), which waits for one that is being heard. Those that
+  // came before are heard at once.
   void enlist(uint64_t group, NetListener& listener);
   void delist(uint64_t group);
 
@@ -41,7 +42,7 @@ class NetHub {
 
   // The last call that this rank has entered, for peers that ask where it is.
   void note_call(uint64_t group, uint32_t number, const Fingerprint& print) const;
-  // What a peer has told so; 0 when its last call was in another group.
+  // The call that a peer has noted so; 0 when its last call was in another group.
   static uint32_t last_call(const transport::Life& life, uint64_t group, Fingerprint& print);
 
  private:
@@ -49,7 +50,7 @@ class NetHub {
 
   std::mutex mutex_;
   std::map<uint64_t, NetListener*> listeners_;
-  // For groups that are not there yet, or not any more; the oldest are forgotten.
+  // Notices for groups that are not there yet, or not any more; the oldest are forgotten.
   struct Unheard {
     int from;
     uint64_t group;

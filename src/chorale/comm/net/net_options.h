@@ -17,9 +17,10 @@ struct FabricOptions;
 namespace chorale::comm {
 
 struct NetOptions {
-  // Of the job; otherwise from the environment (transport/security/secret.h). Hosts do not talk to each other without.
+  // The job's secret; otherwise it comes from the environment (transport/security/secret.h). Hosts do not talk to each
+  // other without one.
   std::optional<transport::Secret> secret = {};
-  // Of this host, for the others; otherwise that of the route to the world (transport/interface.h).
+  // The address at which other hosts reach this one; otherwise that of the route to the world (transport/interface.h).
   std::string address = {};
   // Ranks of one host have the same label; otherwise the host's identity. Threads with different labels behave as if
   // they were on different hosts: for tests.

@@ -95,7 +95,7 @@ void ShmMessages::start_send(const base::Intrusive<Operation>& operation) {
   }
   message.kind = MessageKind::kReady;
   Exposed exposed{operation, to, message.id, chunk.bytes, operation->deadline, {}, {}};
-  // Of a parcel a copy is exposed, unless it is lent: it may be given up while its receiver reads it.
+  // A parcel is copied before it is exposed, unless it is lent: it may be given up while its receiver reads it.
   const bool lent = operation->is_parcel && (operation->tag & kLentTag) != 0 && !operation->keep.empty() &&
                     !group_.all_in_one_process() && group_.is_writable(chunk);
   const bool in_place = !chaos && (lent || !operation->is_parcel);

@@ -190,7 +190,7 @@ ncclResult_t add(ncclComm_t comm, const Op& op) {
   return submit(*comm, {op});
 }
 
-// Of NCCL's own reductions, and of those that were made.
+// Makes an operation with one of NCCL's own reductions, or with one that a caller has made.
 Op reducing(Kind kind, const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
             ncclComm_t comm) {
   Op made{kind, in, out, count, type, Reduce::kSum, 1, root};

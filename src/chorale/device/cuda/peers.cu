@@ -43,7 +43,7 @@ __global__ void sum_sources(const Sources s, T* out, i64 n) {
     out[i] = cast<T>(divides ? value / (C)s.divisor : value);
   }
 }
-// Of two sources whose memory begins at multiples of 16 bytes: n is the number of whole packs.
+// Adds two sources whose memory begins at multiples of 16 bytes; n is the number of whole packs.
 template <class T>
 __global__ void sum_two(const Sources s, T* out, i64 n) {
   typedef Compute<T> C;

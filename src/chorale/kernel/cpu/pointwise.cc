@@ -225,7 +225,7 @@ class Strided {
   Constant constants_[kMaxInputs];
 };
 
-// Of an operation that is not defined for an integer and zero; null otherwise.
+// The name of an operation that is not defined for an integer and zero; null for any other.
 const char* division_name(ScalarOp op) {
   return op == ScalarOp::kFloorDivide   ? "floor_divide"
          : op == ScalarOp::kTruncDivide ? "trunc_divide"

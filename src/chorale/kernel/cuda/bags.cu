@@ -50,7 +50,7 @@ __global__ void bag_rows(const T* table, const Compute<T>* weights, T* out, i64*
     }
   }
 }
-// Of each index what its row gets of its bag's gradient. A block per bag.
+// What the row of each index gets of its bag's gradient. A block per bag.
 template <class T, int kMode>
 __global__ void spread_bags(const T* dy, const T* weights, T* list, const Bags b) {
   for (i64 bag = blockIdx.x; bag < b.bags; bag += gridDim.x) {

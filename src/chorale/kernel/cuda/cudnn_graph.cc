@@ -25,7 +25,7 @@ void set_type(cudnnBackendDescriptor_t of, cudnnBackendAttributeName_t name, cud
 }
 void finish(cudnnBackendDescriptor_t of) { check_cudnn(cudnn().cudnnBackendFinalize(of), "describing a graph"); }
 
-// Of an engine's configuration; `engine` is an empty descriptor.
+// Whether a configuration of an engine gives the same bits each time; `engine` is an empty descriptor.
 bool repeats_bits(cudnnBackendDescriptor_t configuration, cudnnBackendDescriptor_t engine) {
   int64_t count = 0;
   cudnnBackendNumericalNote_t notes[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];

@@ -27,7 +27,7 @@ __global__ void take_rows(const T* x, const i64* index, T* out, const Picked p) 
 }
 template <class T>
 __global__ void put_rows(T* x, const i64* index, const T* list, const T fill, i64 fills, const Picked p) {
-  // Of equal indices the last one wins, as on the CPU: a thread looks whether a later one exists.
+  // Among equal indices the last one wins, as on the CPU: a thread looks whether a later one exists.
   FOR_EACH_ELEMENT(i, p.outer * p.count * p.inner) {
     const i64 column = i % p.inner, at = i / p.inner % p.count, outer = i / p.inner / p.count;
     i64 row;
@@ -203,7 +203,7 @@ __global__ void take_places(const U* x, U* out, const Places p) {
     out[i] = place < 0 ? U() : x[place];
   }
 }
-// Of equal places the last one wins: winners[place] = its number + 1.
+// Among equal places the last one wins: winners[place] = its number + 1.
 template <int kUnused>
 __global__ void win_places(u64* winners, const Places p) {
   FOR_EACH_ELEMENT(i, p.elems) {

@@ -88,7 +88,7 @@ __global__ void group_norm(const T* x, const Compute<T>* weight, const Compute<T
     }
   }
 }
-// Of each sample and channel: the sums of dy and of dy z. A block each.
+// The sums of dy and of dy z for each sample and channel. A block each.
 template <class T>
 __global__ void group_norm_sums(const T* dy, const T* x, const Compute<T>* means, const Compute<T>* rstds,
                                 Compute<T>* sums, const Groups g) {

@@ -121,7 +121,7 @@ void ways_gather_backward(const ShardCall& call, ShardWays& ways) {
   ways.split(join({l.index, l.index}, {l.x}), Reduce::kSum);
 }
 
-// Of places named twice the last one counts, so the index stays whole along the dimension.
+// Where a place is named twice, the last one counts, so the index stays whole along the dimension.
 void ways_scatter(const ShardCall& call, ShardWays& ways) {
   const Tensor &index = call.in[1], &source = call.in[2];
   if (index.dims() != call.dims(0) || source.dims() != call.dims(0)) return;

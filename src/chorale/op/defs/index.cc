@@ -103,7 +103,7 @@ void ways_index_add(const ShardCall& call, ShardWays& ways) {
   const IndexLabels l(call.dims(0), call.dims(1), call.attrs.get<IndexAddAttrs>().dim);
   ways.split(join({"+" + l.x, l.index, l.picked}, {l.x}), Reduce::kSum);
 }
-// Of places named twice the last one counts, so the index stays whole.
+// Where a place is named twice, the last one counts, so the index stays whole.
 void ways_index_copy(const ShardCall& call, ShardWays& ways) {
   const IndexLabels l(call.dims(0), call.dims(1), call.attrs.get<DimAttrs>().dim);
   ways.split(join({l.x, keep_whole(l.index), l.x}, {l.x}));

@@ -80,7 +80,7 @@ void ways_index_backward(const ShardCall& call, ShardWays& ways) {
   const IndexTensorLabels l(call.out[0], call.in.subspan(1));
   ways.split(join(l.with({l.result}), {l.x}), Reduce::kSum);
 }
-// Of places named twice the last one counts, unless values are added up: only then the indices may be split.
+// Where a place is named twice, the last one counts, unless values are added up: only then may the indices be split.
 void ways_index_put(const ShardCall& call, ShardWays& ways) {
   IndexTensorLabels l(call.in[0].sizes(), call.in.subspan(2));
   const bool accumulate = call.attrs.get<IndexPutAttrs>().accumulate;

@@ -94,7 +94,7 @@ Tensors grad_layer_norm(const GradArgs& g) {
   return d;
 }
 
-// Of both normalisations, with any number of parameters and statistics.
+// The ways to split both normalisations, with any number of parameters and statistics.
 void ways_layer_norm(const ShardCall& call, ShardWays& ways) {
   const LayerNormLabels l(call.dims(0), call.attrs.get<LayerNormAttrs>().normalized_shape);
   std::vector<std::string> in(call.in.size(), l.parameter), out(call.out.size(), l.statistics);
@@ -242,7 +242,7 @@ Tensor layer_norm(const Tensor& x, const IntList& normalized_shape, const Tensor
 }
 
 Tensor rms_norm(const Tensor& x, const IntList& normalized_shape, const Tensor& weight, std::optional<double> eps) {
-  // Of the dtype in which it is computed: f16 and bf16 in f32.
+  // The machine epsilon of the dtype in which it is computed: f32 for f16 and bf16.
   const double usual = x.defined() && x.dtype() == DType::kF64 ? 0x1p-52 : 0x1p-23;
   return op::call_many<2>(op::kRmsNorm, kernel::LayerNormAttrs{normalized_shape, eps.value_or(usual)}, x, weight)[0];
 }

@@ -7,7 +7,7 @@
 namespace chorale::op {
 namespace {
 
-// Of a floating type, or of the parts of a complex one.
+// The largest number of a floating type, or of the parts of a complex one.
 double largest_finite(DType dtype) {
   switch (real_of(dtype)) {
     case DType::kF16:

@@ -26,7 +26,7 @@ std::vector<Sample> samples_pow_number() {
   samples.push_back({.in = {sample_complex({2, 2})}, .attrs = NumberAttrs{3}});
   return samples;
 }
-// Of one input above 0.25, and of a complex one.
+// Samples with one input above 0.25, and with a complex one.
 std::vector<Sample> samples_root() {
   std::vector<Sample> samples = samples_positive();
   samples.push_back({.in = {sample_complex({2, 2})}});

@@ -70,8 +70,8 @@ extern const OpDef kComplexAbs, kComplexSign;
 // Zeros for one input, and for all: the gradient of a step function, where it exists.
 Tensor zeros_for(const GradArgs& g, size_t input);
 Tensors zero_gradient(const GradArgs& g);
-// Of a row whose result is linear in its first input and does not move with the others: f(dy, x…) has the gradient
-// f(g, x…) by dy and zeros by x.
+// The gradient of a row whose result is linear in its first input and does not change with the others: f(dy, x…) has
+// the gradient f(g, x…) by dy and zeros by x.
 template <const OpDef& row>
 Tensors passes_first(const GradArgs& g) {
   Tensors in(g.in.begin(), g.in.end()), gradients;

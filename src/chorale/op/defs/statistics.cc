@@ -90,7 +90,7 @@ double divisor(const VarAttrs& attrs, int64_t count) {
   return std::max(0.0, static_cast<double>(count) - attrs.correction);
 }
 
-// Of the variance, given the gradient of it.
+// The gradient of x, given the gradient of its variance.
 Tensor var_grad(const GradArgs& g, const Tensor& dy) {
   const auto& attrs = g.attrs.get<VarAttrs>();
   const Tensor x = g.in[0];

@@ -11,10 +11,10 @@
 
 namespace chorale::transport {
 
-// Of one pair, both directions. Throws InvalidArgument where no peer of ours would do what this one did.
+// The credit of one pair, in both directions. Throws InvalidArgument where no peer of ours would do what this one did.
 class Credit {
  public:
-  // For a message to the peer; false when there is not enough.
+  // Takes credit for a message to the peer; false when there is not enough.
   bool spend(size_t bytes) {
     if (cost_of(bytes) > left_) return false;
     left_ -= cost_of(bytes);
@@ -31,7 +31,8 @@ class Credit {
     held_ += cost_of(bytes);
     CHORALE_CHECK(held_ + owed_ <= kCreditBytes, "it sent more than it has credit for");
   }
-  // And was taken: what to give back now, if it is not 0. In portions: a frame for each would double their number.
+  // A message of the peer was taken. Returns the credit to give back now; 0: none yet. It goes back in portions, since
+  // a frame for each message would double their number.
   uint64_t release(size_t bytes) {
     held_ -= cost_of(bytes);
     owed_ += cost_of(bytes);
@@ -43,8 +44,8 @@ class Credit {
   static uint64_t cost_of(size_t bytes) { return bytes + kFrameBytes; }
 
   uint64_t left_ = kCreditBytes;
-  uint64_t held_ = 0;  // of the peer's credit: by its messages that are here
-  uint64_t owed_ = 0;  // of the peer's credit: to be given back
+  uint64_t held_ = 0;  // what the peer has spent on messages that are still here
+  uint64_t owed_ = 0;  // what is to be given back to the peer
 };
 
 }  // namespace chorale::transport

@@ -47,11 +47,11 @@ class Transfer {
   State state() const { return state_.load(std::memory_order_acquire); }
   bool pending() const { return state() == State::kPending; }
 
-  // Of a message that was received.
+  // These describe a message that was received.
   int source = -1;
   Envelope envelope;
   size_t bytes = 0;  // of the message; when they are not as many as were asked for, none were stored
-  // Of one that failed: what happened to the peer, fit for an error message.
+  // What happened to the peer where the transfer failed, fit for an error message.
   std::string error;
 
  protected:

@@ -45,7 +45,7 @@ static_assert(kFrameBytes == 96);
 
 inline constexpr size_t kChunkBytes = 128 << 10;
 inline constexpr uint64_t kMaxMessageBytes = uint64_t{1} << 48;
-// Of small messages that a receiver keeps for one peer until its caller asks for them.
+// Bytes of small messages that a receiver keeps for one peer until its caller asks for them.
 inline constexpr uint64_t kCreditBytes = 4 << 20;
 
 Frame make_frame(FrameKind kind, uint64_t id, uint64_t bytes);

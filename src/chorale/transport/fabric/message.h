@@ -28,7 +28,7 @@ struct FabricTransfer : Transfer {
 
   // Of a receive.
   std::span<std::byte> into;
-  MessagePtr message;  // from when one was found until it has ended
+  MessagePtr message;  // the message that it takes, from when that was found until it has ended
 
   // Of an announced send.
   uint64_t id = 0;
@@ -57,7 +57,7 @@ struct Message {
   size_t bytes = 0;
   std::optional<uint32_t> checksum;   // of all its bytes, if they are announced with one
   size_t left = 0;                    // bytes that have not come
-  std::unique_ptr<std::byte[]> kept;  // of a small one that came before anybody asked
+  std::unique_ptr<std::byte[]> kept;  // the bytes of a small message that came before anybody asked for it
   // Where its bytes go: kept, or the receiver's memory; null throws them away. Changed only while nobody is receiving
   // (TlsFabric::landing_).
   std::byte* to = nullptr;

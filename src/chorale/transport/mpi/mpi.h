@@ -44,7 +44,7 @@ class Mpi {
   virtual int size(Comm comm) = 0;
   // `copy` is there when the request is done; every rank calls it.
   virtual Request duplicate(Comm comm, Comm& copy) = 0;
-  // Of some ranks of a communicator, all of which call it. Blocks.
+  // A communicator of some ranks of another one, all of which call it. Blocks.
   virtual Comm subgroup(Comm comm, std::span<const int> ranks) = 0;
   virtual void free(Comm comm) = 0;
 

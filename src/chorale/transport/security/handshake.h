@@ -37,7 +37,7 @@ class MessageMac {
   static constexpr size_t kBytes = 16;
 
   explicit MessageMac(const Digest& key) : key_(key) {}
-  // Of the next message.
+  // The MAC of the next message.
   std::string next(std::string_view message);
   bool check_next(std::string_view message, std::string_view mac) { return equal_in_constant_time(next(message), mac); }
 

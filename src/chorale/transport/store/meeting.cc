@@ -108,7 +108,7 @@ class Attendance {
       if (!take_seat()) continue;
       const std::string outcome = await_outcome();
       if (outcome == kComplete) return complete();
-      // Of a meeting that was over when this rank sat down.
+      // The outcome may be that of a meeting that was over when this rank sat down.
       if (!counts_me(outcome)) continue;
       throw CommError(concat("[rendezvous] rank ", plan_.rank, " of ", plan_.size, " at ", plan_.where, ": ",
                              outcome.substr(outcome.find('\n') + 1)),

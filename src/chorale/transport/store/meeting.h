@@ -26,7 +26,7 @@ struct MeetingPlan {
   std::string where;  // of the store, for messages
   int rank = 0;
   int size = 1;
-  // Of the launcher's run; ranks of different runs are refused. Empty: not known, fits all.
+  // Names the launcher's run; ranks of different runs are refused. Empty: not known, fits all.
   std::string run = {};
 };
 

@@ -15,9 +15,9 @@ namespace chorale::transport {
 struct RendezvousOptions {
   // Win over variables; must not be in the URL as well.
   std::optional<int> rank = {}, world_size = {};
-  // Of the job; otherwise from the environment (transport/security/secret.h).
+  // The job's secret; otherwise it comes from the environment (transport/security/secret.h).
   std::optional<Secret> secret = {};
-  // For the others to appear. The default is default_timeout().
+  // How long the others may take to appear. The default is default_timeout().
   std::optional<std::chrono::milliseconds> timeout = {};
 };
 // CHORALE_TIMEOUT in seconds, else 30 minutes.
@@ -30,7 +30,7 @@ struct RendezvousResult {
   int local_size = 1;
   std::shared_ptr<Store> store;  // empty but for entries below "rendezvous/"
   std::optional<Secret> secret;
-  // At which the ranks of other hosts reach this one; loopback when there are no others.
+  // The address at which the ranks of other hosts reach this one; loopback when there are no others.
   std::string address;
 };
 

@@ -211,7 +211,7 @@ Frame TlsFabric::begin_large(Peer& peer, const MessagePtr& message) {
   return make_frame(FrameKind::kReady, message->id, 0);
 }
 
-// Of a small message that was taken.
+// The frame that gives back the credit of a small message that was taken, if it is time for one.
 std::optional<Frame> TlsFabric::give_credit(Peer& peer, size_t bytes) {
   const uint64_t credit = peer.credit.release(bytes);
   if (credit == 0) return std::nullopt;

@@ -22,7 +22,7 @@ namespace chorale::transport {
 namespace {
 
 constexpr std::string_view kIdentityMagic = "chorale-fabric-2";
-// What is read with one system call: more where more comes.
+// How much is read with one system call: more where more comes.
 constexpr size_t kMinInputBytes = 16 << 10;
 constexpr size_t kMaxInputBytes = 256 << 10;
 

@@ -113,7 +113,7 @@ bool UcxFabric::drive() {
   return moved || frames || ended;
 }
 
-// Nobody moves it from now on but the mesh's thread, when it is woken.
+// Leaves the worker to the mesh's thread, which alone moves it from now on, when it is woken.
 void UcxFabric::rest() {
   for (int turn = 0; turn < kTurnsBeforeRest; ++turn) {
     if (worker_->arm()) return;

@@ -44,7 +44,7 @@ bool UcxFabric::withdraw(const TransferHandle& handle) {
   return true;
 }
 
-// From UCX, which has it. It may end well in the meantime; if it does not end, the connection is cut.
+// Takes a transfer back from UCX. It may end well in the meantime; if it does not end, the connection is cut.
 bool UcxFabric::take_back(const FabricTransferPtr& transfer) {
   for (auto& [rank, peer] : peers_) {
     if (std::erase(peer.stranded, transfer) == 0) continue;

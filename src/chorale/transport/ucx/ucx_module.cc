@@ -55,7 +55,7 @@ class Worker final : public UcxWorker {
     };
     if (!device.empty()) set("NET_DEVICES", device.c_str());
     if (!std::getenv("UCX_TLS")) set("TLS", "^sm");
-    // Of TCP, the only transport that has these. Twice as fast for 64 MiB as the 8 KiB that UCX sends at a time.
+    // Options of TCP; no other transport has these. Twice as fast for 64 MiB as the 8 KiB that UCX sends at a time.
     if (!std::getenv("UCX_TCP_TX_SEG_SIZE")) set("TX_SEG_SIZE", "512k");
     if (!std::getenv("UCX_TCP_RX_SEG_SIZE")) set("RX_SEG_SIZE", "512k");
     // What is longer waits for its receiver's word. Otherwise UCX sends it in several pieces, and a receive of which

@@ -14,7 +14,7 @@ namespace chorale::kernel::cpu::dnnl {
 
 const ::dnnl::engine& engine();
 
-// Of f32 and bf16, the dtypes that we give oneDNN.
+// oneDNN's name for f32 or bf16, the dtypes that we give it.
 ::dnnl::memory::data_type type_of(DType dtype);
 
 // A compiled primitive together with the descriptors of its arguments. Not thread-safe: the arguments' addresses live

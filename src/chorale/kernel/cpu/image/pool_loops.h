@@ -17,7 +17,7 @@ struct PoolRow {
   int64_t first, stride, kernel, dilation;
   int64_t count;  // windows
 };
-// Of stride 1 or 2.
+// These four are for a stride of 1 or 2.
 void max_pool_row(const PoolRow<float>& row, float* y, int64_t* indices);
 void max_pool_row(const PoolRow<double>& row, double* y, int64_t* indices);
 void avg_pool_row(const PoolRow<float>& row, float scale, float* y);

@@ -27,7 +27,7 @@ class ClassTargets {
   int64_t count() const { return target_.elems(); }
   int64_t of(int64_t i) const { return targets_[i]; }
   bool counts(int64_t i) const { return of(i) != ignore_index_; }
-  // Of target i; 0 if it does not count.
+  // The weight of target i; 0 if it does not count.
   C weight(int64_t i) const { return counts(i) ? class_weight(of(i)) : C(0); }
   C class_weight(int64_t c) const { return weights_ ? weights_[c] : C(1); }
   // Null where all classes weigh 1.

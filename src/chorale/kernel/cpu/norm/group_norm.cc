@@ -62,7 +62,7 @@ void group_norm_backward(const KernelArgs& args) {
     using S = typename decltype(tag)::type;
     using T = Compute<S>;
     const Parameter<T> mean(args.in[2]), rstd(args.in[3]), weight(args.in[4]);
-    // Of each sample and channel: what it adds to dbias and to dweight.
+    // What each sample and channel adds to dbias and to dweight.
     const Scratch memory(static_cast<size_t>(e.N * e.C) * sizeof(NormSums<T>));
     NormSums<T>* sums = memory.as<NormSums<T>>();
     parallel_for(e.N * e.groups, row_grain(row), [&](int64_t begin, int64_t end) {
