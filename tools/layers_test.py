@@ -101,10 +101,10 @@ class Layers(unittest.TestCase):
         self.assert_fails(rows(*good[:2], "| 2 | `tensor` | planned: bytes | base |"), "tensor is there", table=table)
 
     def test_a_file_of_the_tour_that_is_missing_fails(self):
-        tour = {"docs/dev/style.md": "1. `chorale/base/a.h` – first\n   `base/a.h` – again\n", "src/chorale/base/a.h": ""}
+        tour = {"docs/dev/style.md": "1. `chorale/base/a.h` – first\n   and again: `base/a.h`\n", "src/chorale/base/a.h": ""}
         self.assertEqual(self.run_on(tour), (0, ""))
-        tour["docs/dev/style.md"] += "2. `base/b.h` – gone\n"
-        self.assert_fails(tour, "docs/dev/style.md:3: there is no file base/b.h")
+        tour["docs/dev/style.md"] += "2. `base/a.h` – here\n   – and `base/b.h`, which is gone\n"
+        self.assert_fails(tour, "docs/dev/style.md:4: there is no file base/b.h")
 
     def test_needed_is_what_a_layer_and_its_tests_include(self):
         self.assertEqual(self.run_on({}, args=["--needed", "tensor"]), (0, "base;tensor;testing\n"))
