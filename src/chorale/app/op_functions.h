@@ -12,7 +12,7 @@ struct OpFunction {
   std::string comment;      // of its header; may be empty
 };
 
-// Those declared in a header's text, in its order. Operators and what is no function are left out.
+// The functions that a header's text declares, in its order, without operators.
 std::vector<OpFunction> functions_in(const std::string& header);
 // All that op/functions.h declares.
 const std::vector<OpFunction>& op_functions();

@@ -17,7 +17,8 @@ int above_standard(int descriptor) {
 }
 
 namespace {
-// Those that it opened. The lowest free number is given out first, so that they fill up in order.
+// Opens the standard descriptors that are closed, and returns them. The system gives out the lowest free number first,
+// so they fill up in order.
 std::vector<int> fill_standard(int flags) {
   std::vector<int> opened;
   for (int number = STDIN_FILENO; number <= STDERR_FILENO; ++number) {

@@ -38,8 +38,8 @@ inline auto fused(FusedOptions options = {}) {
   };
 }
 
-// Its parts: the graph with fused nodes (and with blocks, which are compiled for these sizes alone), and their
-// different kernels in the order of the nodes.
+// The two steps of fuse_and_compile(): the graph with fused nodes (and with blocks, which are compiled for these sizes
+// alone), and their different kernels in the order of the nodes.
 graph::Graph simplify_and_fuse(graph::Graph graph, bool with_blocks = true);
 std::vector<KernelText> kernels_of(const graph::Graph& fused);
 

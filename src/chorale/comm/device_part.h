@@ -14,7 +14,7 @@ class DevicePart {
   virtual ~DevicePart() = default;
   // Moves it as far as it goes without waiting for others; true when it is done.
   virtual bool step() = 0;
-  // Nothing of this rank holds it up: it runs, or waits for others.
+  // Whether it runs, or waits only for other ranks.
   virtual bool has_begun() const = 0;
   // The group has failed: nothing of it goes on.
   virtual void abandon() noexcept = 0;

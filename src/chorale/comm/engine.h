@@ -44,7 +44,7 @@ struct Wait {
   Deadline::Clock::time_point next_look{};
   WaitingWord word;
 
-  // That of the wait or of the operation, whichever is sooner.
+  // The deadline of the wait or of the operation, whichever is sooner.
   Deadline end() const { return deadline.earlier(operation.deadline); }
 };
 

@@ -37,7 +37,7 @@ std::chrono::milliseconds leave_patience() {
   throw CommError(text, {membership.own_global(), membership.global(culprit), "leave", engine.last_number()});
 }
 
-// Those that are still in the group; empty when all have left.
+// Names the ranks that are still in the group; empty when all have left.
 std::string look_at_others(const Engine& engine, Leaver& leaver) {
   const Membership& membership = engine.membership();
   std::string stay;

@@ -23,7 +23,8 @@ class RollCall {
   }
   // The rank that is asked for now.
   int awaited() const { return awaited_; }
-  // Its time is over. Throws CallFailed, or, where all absent ranks are to be named, gives the next one its time.
+  // The time of the awaited rank is over. Throws CallFailed, or, where all absent ranks are to be named, goes on to the
+  // next one.
   void skip(const Membership& membership, Operation& operation);
 
  private:

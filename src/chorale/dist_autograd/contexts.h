@@ -147,7 +147,7 @@ class Contexts {
   // What a message says that this thread is about to send. `forced`: it belongs to the thread's context even if no
   // tensor in it needs a gradient, because its answer may have some.
   Mark sending(const std::vector<Tensor>& tensors, int to, bool forced);
-  // Those of the tensors that require gradients get their history. A request may begin the context on this worker.
+  // Gives the received tensors that require gradients their history. A request may begin the context on this worker.
   enum class Came : uint8_t { kRequest, kAnswer };
   void received(const Mark& mark, int from, const std::vector<Tensor>& tensors, Came as);
   // A request is about to be sent to a worker in a context. False: it has ended meanwhile.
@@ -165,7 +165,7 @@ class Contexts {
   void came(const Marks& marks, const Courier::Marked& answer);
   void came(int from, const Notice& notice);
 
-  // Those that are under way here.
+  // Fails the backwards that are under way here.
   void fail_backwards(const std::exception_ptr& error);
 
   struct Counts {

@@ -30,7 +30,7 @@ struct Gradients {
   std::vector<uint64_t> absent{};  // hops that get none
 };
 
-// Those of one hop that travel with an answer, which says the rest; no tensors: it gets none.
+// The gradients of one hop that travel with an answer, which says the rest; without tensors the hop gets none.
 struct ReturnedGradients {
   uint64_t hop = 0;
   std::vector<Tensor> tensors{};

@@ -42,7 +42,7 @@ class RunGradients final : public autograd::GradSink {
   std::vector<Tensor> shared_;
 };
 
-// Those that some nodes lead to.
+// The receive nodes that these nodes lead to.
 std::vector<const ReceiveBackward*> receives_behind(std::vector<autograd::Node*> from);
 
 struct RunOptions {

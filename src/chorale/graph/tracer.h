@@ -16,7 +16,7 @@ class Tracer final : public op::Builder {
                  op::Rest rest) override;
   Tensor draw(Generator& generator, int64_t words, Device device, op::Rest rest) override;
   void set_data(const Tensor& x, const Tensor& other, op::Rest rest) override;
-  // Not even where nothing is recorded: a backward may begin outside of a recording and record later.
+  // While something is recorded, memory is not reused: a graph must not depend on who holds a tensor meanwhile.
   bool may_reuse_memory() const override;
 
  private:

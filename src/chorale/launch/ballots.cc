@@ -56,7 +56,8 @@ bool Ballot::is_enough(const std::vector<int>& nodes) const {
          (twice == voters_.size() && std::find(nodes.begin(), nodes.end(), casting_) != nodes.end());
 }
 
-// Those for whom the call returned true. All are called at the same time: some may be gone, and take their time.
+// The voters for whom `call` returned true. All are called at the same time, since calls to nodes that are gone take
+// long.
 std::vector<int> Ballot::collect(const std::function<bool(const Voter&)>& call) const {
   std::mutex mutex;
   std::vector<int> nodes;

@@ -42,14 +42,14 @@ class Ballot {
   // Asks the voters for promises, and calls `also` for each of them meanwhile; where that throws a CommError, the voter
   // has not answered. False where too few have answered.
   bool ask(const std::function<void(const Voter&)>& also = {});
-  // Those that promised.
+  // The voters that promised.
   const std::vector<int>& promised() const { return promised_; }
   // What has to be proposed, as somebody may have decided it.
   const std::optional<std::string>& bound_to() const { return bound_to_; }
   // Whether it is decided by this. False does not mean that it is not.
   bool propose(const std::string& value);
 
-  // Those that answered, if only that they had promised to another ballot.
+  // The voters that answered, if only that they had promised to another ballot.
   const std::vector<int>& reached() const { return reached_; }
   // A voter has come to a later decision, so this one was made; ask what it was.
   bool is_past() const { return past_; }

@@ -128,7 +128,7 @@ void Council::run() {
   bool last = false;
   while (!last) {
     await_bell();
-    last = ending_;  // once more, so that the others hear of the end
+    last = ending_;  // one more round after the end, so that the others hear of it
     try {
       learn();
       if (problem() || released_) continue;
@@ -195,7 +195,7 @@ bool Council::adopt(const Epoch& epoch) {
     plan_.own->remove(join_key(node.number), within(kOwnStore));
     try {
       store_of(node, within(kAnswer));
-    } catch (const CommError&) {  // then it has no vote that this node could ask for
+    } catch (const CommError&) {  // this node cannot ask for the vote of one that it does not reach
     }
   }
   const std::lock_guard lock(mutex_);
@@ -374,7 +374,7 @@ bool Council::elect(const std::vector<int>& lost) {
   });
   after_ = ballot.highest();
   if (ballot.is_past()) {
-    // Others have gone on. Those that know how far say so.
+    // Others have decided later ones. Ask those that were reached how far they are.
     for (const auto& store : held) {
       try {
         if (store && !adopt(Epoch::parse(store->get(kEpochOfNode, within(kLostAnswers))))) break;

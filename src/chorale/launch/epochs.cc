@@ -115,7 +115,7 @@ std::string Epochs::resize(int ranks) {
     if (!taken) vacant_.insert(slot);
   }
   while (wanted_slots() > wanted_ && !vacant_.empty()) vacant_.erase(std::prev(vacant_.end()));
-  // The youngest first: rank 0 has the run's folder.
+  // The youngest ranks leave first, since rank 0 has the run's folder.
   for (auto member = running_.rbegin(); member != running_.rend() && wanted_slots() > wanted_; ++member)
     leaving_.emplace(member->first, std::nullopt);
   causes_.push_back(concat("resized from ", before, " to ", ranks, " ranks"));

@@ -60,7 +60,7 @@ class Ranks {
   void kill_one(int rank);
   // Kills those that have been stopped (SIGSTOP, a debugger) for longer than this; returns their numbers.
   std::vector<int> kill_stopped(std::chrono::milliseconds patience);
-  // Those that have ended since the last call. Whatever they left in their process groups is killed.
+  // The ranks that have ended since the last call. Whatever they left in their process groups is killed.
   std::vector<RankEnd> reap();
   bool any_running() const;
 

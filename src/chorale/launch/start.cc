@@ -109,7 +109,7 @@ void Start::look_at(std::vector<RankEnd> ends) {
     }
   }
   if (ranks_.any_running() || starting_ || stopping_ || finished_) return;
-  if (council()) return;  // others may go on, and this node with them
+  if (council()) return;  // nodes that go on may need this one again
   if (lost_ && !epochs_->is_done())
     return nodes_.halt({concat("no rank is left; the first that failed was ", describe_end(*lost_)),
                         exit_status_of(lost_->wait_status), true});

@@ -20,7 +20,7 @@ inline uintptr_t address(const void* at) { return reinterpret_cast<uintptr_t>(at
 // Thread-safe. What lives is noted once, and forgotten by its destructor.
 void note_place(uintptr_t at, PlaceKind kind) noexcept;
 void forget_place(uintptr_t at) noexcept;
-// Those in a stretch of memory, in the order of their addresses.
+// The places in a stretch of memory, in the order of their addresses.
 std::vector<Place> places_in(const void* begin, size_t bytes);
 
 // Notes where a module lives. A base without members, so that a module is copied and moved as its members say.

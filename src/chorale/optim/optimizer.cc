@@ -204,7 +204,7 @@ void Optimizer::fit_states(Parameter& parameter) const {
   // A parameter may have been given another dtype or layout since the last step; its states follow.
   const auto fit = [&](Tensor& state, double initial) {
     if (state.defined() && state.dtype() == compute && state.strides() == tensor.strides()) return;
-    // That of a sharded parameter is spread as the parameter is.
+    // The state of a sharded parameter is spread over ranks as the parameter is.
     Tensor fresh = tensor.is_sharded()
                        ? to(zeros_like(tensor), compute)
                        : Tensor::empty_strided(tensor.sizes(), tensor.strides(), compute, tensor.device());

@@ -136,7 +136,7 @@ void prepare_all(const char* what, std::vector<Tensor>& tensors, const Mesh& mes
   }
 }
 
-// Those that are called so; a call may leave fields out.
+// Prepares the fields of the module's input that `style` names; a call may leave fields out.
 void prepare_fields(std::vector<Tensor>& tensors, const Mesh& mesh, const PrepareInput& style) {
   const std::vector<std::string>& names = nn::input_names();
   for (const PrepareInput::Field& field : style.fields) {

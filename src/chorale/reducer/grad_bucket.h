@@ -25,7 +25,7 @@ class GradBucket {
 
   // Buckets are handed to the hook in the order of their indices, the same on all ranks.
   size_t index() const { return index_; }
-  // Nothing follows in this backward: what a hook counts per iteration, it counts here.
+  // No bucket follows in this backward, so a hook that counts iterations counts here.
   bool is_last() const { return is_last_; }
   // This rank's gradients, contiguous, of one dimension; not divided by anything. It may be overwritten.
   const Tensor& buffer() const { return buffer_; }

@@ -27,7 +27,7 @@ std::string next(const Agent& agent, int step = 1);
 
 // The RpcError that `call` throws, which must be of this kind; its text.
 std::string text_of(RpcErrorKind kind, const std::function<void()>& call);
-// And the worker where it arose.
+// The error must also name the worker where it arose.
 std::string text_of(RpcErrorKind kind, int worker, const std::function<void()>& call);
 
 // Waits until this is so, or fails the test after ten seconds.

@@ -169,7 +169,7 @@ void Core::fail_gathering(Gathering& gathering, const std::exception_ptr& error)
   gathering.complete.state()->try_set_error(error);
 }
 
-// Those that began when a worker of theirs was known to be gone.
+// Fails gatherings that began when one of their workers was known to be gone.
 void Core::fail_gatherings_of_the_gone() {
   std::map<int, std::string> gone;
   {

@@ -85,7 +85,7 @@ bool Membership::take(const std::string& key) {
     const std::string holder = store_->compare_set(key, "", own, within(kStoreTime));
     if (holder == own) return true;
     if (store_->contains(concat(kMembers, holder), within(kStoreTime))) return false;
-    // That worker has ended, and what it had was not released.
+    // The holder has ended without releasing the key.
     store_->compare_set(key, holder, "", within(kStoreTime));
   }
 }

@@ -44,7 +44,7 @@ enum class MessageKind : uint8_t {
 inline constexpr int kMessageKinds = static_cast<int>(MessageKind::kType) + 1;
 std::string_view name_of(MessageKind kind);
 inline bool is_request(MessageKind kind) { return kind > MessageKind::kRefused; }
-// Those that are sent again (Core::send_control()).
+// Control messages are sent again until they are answered (Core::send_control()).
 inline bool is_control(MessageKind kind) {
   return (kind >= MessageKind::kUserDelete && kind <= MessageKind::kChildAccept) ||
          (kind >= MessageKind::kSettle && kind <= MessageKind::kCleanup);

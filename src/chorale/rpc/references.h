@@ -156,14 +156,14 @@ class References {
   // The references that are left, by id and with the workers that hold them; empty when there are none.
   std::string leaks() const;
   ReferenceCounts counts() const;
-  // Those that are not there yet will never be.
+  // Fails the values that are not there yet: they will never be.
   void fail_values(const std::exception_ptr& error);
   // A worker has ended, and with it all that it held.
   void forget_worker(int worker);
 
  private:
   void accept_child(GlobalId fork, int parent);
-  // With the lock: those whose children are known by now.
+  // The acceptances of references whose children are known by now. Called with the lock.
   std::vector<std::pair<GlobalId, int>> due_accepts();
 
   Core& core_;

@@ -14,7 +14,7 @@ struct CostModel {
   double bytes_per_us = 87.7e3;
   double share_between_hosts = 0.22;  // of that speed
 };
-// That of the process. What was decided by another one is decided again.
+// The model that this process decides by. What was decided by another one is decided again.
 const CostModel& cost_model();
 // Every rank must have the same: ranks that decide differently wait for each other in vain.
 void set_cost_model(const CostModel& model);

@@ -38,7 +38,7 @@ struct Reach {
   int64_t low = 0, high = 0;
 };
 }  // namespace memory
-// Nothing when that is a stretch of more than kMaxElems.
+// What a view with these sizes and strides touches; nothing when that is a stretch of more than kMaxElems.
 std::optional<memory::Reach> reach_of(std::span<const int64_t> sizes, std::span<const int64_t> strides);
 
 // The shape of a and b combined; throws InvalidArgument, naming `op`, when they do not fit.

@@ -12,7 +12,7 @@ struct Interface {
   std::string name;
   std::string address;  // numeric
 };
-// Those that are up, in the system's order; IPv4 before IPv6 for each; no link-local addresses.
+// The interfaces that are up, in the system's order; IPv4 before IPv6 for each; no link-local addresses.
 std::vector<Interface> interfaces();
 
 // The address at which the peer can reach this host. In this order:

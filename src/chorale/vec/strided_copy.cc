@@ -131,7 +131,7 @@ void copy_transposed(const StridedSpace& space, int dim, int64_t grain) {
   });
 }
 
-// So large that nothing is cut into pieces.
+// A grain so large that nothing is cut into pieces.
 constexpr int64_t kWhole = int64_t{1} << 60;
 int64_t grain_of(Threads threads) { return threads == Threads::kOne ? kWhole : kGrain; }
 

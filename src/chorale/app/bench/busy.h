@@ -13,7 +13,7 @@ namespace chorale::app {
 // Threads that do nothing but use a core, for as long as this lives.
 class Burners {
  public:
-  // So many on each core that this process may use.
+  // `burners` entries for each core that this process may use.
   static std::vector<int> on_each_core(int burners);
   static std::vector<int> on_last_core();
 

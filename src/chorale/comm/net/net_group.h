@@ -59,7 +59,7 @@ class NetGroup final : public NetListener {
   void note_finished(uint32_t number) { finished_.store(number, std::memory_order_relaxed); }
   // This rank begins that call. Peers that ask are told.
   void enter(uint32_t number, const Fingerprint& print);
-  // Also one that a neighbour has found.
+  // The first failure, also where a neighbour has found it.
   Failure failure() const;
   // Records it and tells everybody, unless there is one already.
   void fail(uint32_t number, const std::string& reason, int culprit);

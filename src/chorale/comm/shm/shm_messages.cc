@@ -294,7 +294,7 @@ bool ShmMessages::take_message(const base::Intrusive<Operation>& receive) {
 }
 
 void ShmMessages::progress(std::vector<base::Intrusive<Operation>>& done) {
-  // Also when another message fails.
+  // Hands over what is finished also when another message fails.
   struct HandOver {
     std::vector<base::Intrusive<Operation>>&from, &to;
     ~HandOver() {

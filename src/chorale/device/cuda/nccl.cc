@@ -260,7 +260,7 @@ class NcclComm final : public DeviceComm {
     const std::lock_guard lock(mutex_);
     CHORALE_CHECK_STATE(ready(), "[nccl] a call came before the last one was settled");
     make_current(device_);
-    // That of the call before, which is behind.
+    // The reduction that was made for the last call, which has ended, is not needed any more.
     if (scaled_) begun(nccl().ncclRedOpDestroy(*std::exchange(scaled_, std::nullopt), comm_), name, comm_);
     Combining as;
     if (how) {

@@ -28,7 +28,7 @@ class SimStream {
   std::shared_ptr<EventState> record();
   // Tasks after this one begin when the event is done. An error before the event is this stream's, too.
   void wait(const std::shared_ptr<EventState>& event);
-  // Nothing begins between these two.
+  // No task begins between these two calls.
   void hold();
   void go_on();
 

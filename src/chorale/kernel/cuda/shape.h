@@ -9,7 +9,7 @@ void roll(const KernelArgs& args);
 void tril(const KernelArgs& args);
 void triu(const KernelArgs& args);
 void pad(const KernelArgs& args);
-// Not of complex numbers.
+// These two take no complex numbers.
 void pad_backward(const KernelArgs& args);
 void unfold_backward(const KernelArgs& args);
 

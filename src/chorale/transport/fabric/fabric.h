@@ -108,7 +108,7 @@ class Fabric {
   // they were sent; channels are independent of each other. Data and destination must stay until the transfer is done.
   virtual TransferHandle send(int peer, uint64_t channel, const Envelope& envelope,
                               std::span<const std::byte> data) = 0;
-  // From one peer, or from whichever comes first.
+  // Receives from one peer, or from whichever comes first.
   virtual TransferHandle receive(int peer, uint64_t channel, std::span<std::byte> into) = 0;
   // The message that a receive would get now, for a receiver that does not know what comes; it stays where it is.
   // Nothing when there is none: from then on a message that comes on this channel is an event.
@@ -118,8 +118,8 @@ class Fabric {
     size_t bytes = 0;
   };
   virtual std::optional<Found> find(int peer, uint64_t channel) = 0;
-  // From then on the fabric does not touch the transfer's memory any more, and the transfer has failed. False when it
-  // had ended already. A receive that had not begun leaves the message for another; one that had begun loses it. The
+  // Afterwards the fabric does not touch the transfer's memory any more, and the transfer has failed. False when it had
+  // ended already. A receive that had not begun leaves the message for another; one that had begun loses it. The
   // receive of a message that its sender cancels halfway fails.
   virtual bool cancel(const TransferHandle& transfer) = 0;
   // Cancels a receive that has not begun: its message is there for another, and none is lost. False when it has begun.

@@ -44,7 +44,7 @@ class FabricPair : public testing::Test {
 
 // Waits until it is not pending.
 void await_end(Fabric& fabric, const TransferHandle& transfer, Deadline deadline = soon());
-// And expects it to be done.
+// Waits until it is not pending, and expects that it is done.
 void await_done(Fabric& fabric, const TransferHandle& transfer, Deadline deadline = soon());
 // Waits until life(peer) has this state, and returns it.
 Life await_life(Fabric& fabric, int peer, Life::State state, Deadline deadline = soon());

@@ -26,7 +26,7 @@ constexpr uint64_t weigh(Words... words) {
   ((sum += static_cast<uint64_t>(words) * kCheckWeights[at++]), ...);
   return sum;
 }
-// Not 0 for words that are all 0.
+// The check of a weighted sum. It is not 0 for words that are all 0.
 constexpr uint16_t check_of(uint64_t sum) { return static_cast<uint16_t>(~sum >> 48); }
 
 }  // namespace chorale::transport::shm

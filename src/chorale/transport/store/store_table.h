@@ -21,7 +21,7 @@ class StoreTable {
   void set(std::string_view key, std::string_view value);
   // Null when the key does not exist; valid until the next change.
   const std::string* find(std::string_view key) const;
-  // Those of the keys that do not exist.
+  // Which of the keys do not exist.
   std::vector<std::string> missing(std::span<const std::string> keys) const;
   int64_t add(std::string_view key, int64_t delta);
   std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired);

@@ -12,7 +12,7 @@
 namespace chorale::transport {
 namespace {
 
-// Then others have their turn.
+// After so many bytes others have their turn.
 constexpr size_t kBytesPerTurn = 1 << 20;
 
 }  // namespace

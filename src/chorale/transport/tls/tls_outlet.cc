@@ -13,7 +13,7 @@
 namespace chorale::transport {
 namespace {
 
-// Then others have their turn.
+// After so many frames others have their turn.
 constexpr int kFramesPerTurn = 8;
 
 }  // namespace

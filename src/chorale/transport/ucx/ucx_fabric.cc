@@ -24,7 +24,7 @@ using Clock = std::chrono::steady_clock;
 
 // After this long without anything moving, a waiting thread leaves it to the mesh's thread.
 constexpr Clock::duration kDriveTime = 100us;
-// Then others have their turn. A step may move half a MiB.
+// After so many steps others have their turn. A step may move half a MiB.
 constexpr int kStepsPerTurn = 32;
 constexpr int kTurnsBeforeRest = 4;
 
@@ -40,7 +40,7 @@ UcxFabric::UcxFabric(const FabricOptions& options, std::unique_ptr<UcxWorker> wo
     worker_->connect(rank, other.data);
     peers_[rank];
   }
-  // That every peer can be reached is found out here, not in the first collective.
+  // A peer that cannot be reached is found out here, not in the first collective.
   const std::lock_guard lock(mutex_);
   for (auto& [rank, peer] : peers_) send_frame(rank, make_frame(FrameKind::kHello, 0, 0));
   const auto missing = [&] {

@@ -115,7 +115,7 @@ class Reducer {
   }
 
   // Is the next row of a result farther away than that of the next result, as for the channels of a batch of images?
-  // Then memory is read in order when a block has one row of every result.
+  // If so, memory is read in order when a block has one row of every result.
   bool rows_lie_apart() const {
     const size_t dims = plan_.reduced.size();
     return dims > 1 && plan_.reduced.back().size >= 64 && plan_.reduced[dims - 2].in_bytes > plan_.kept.back().in_bytes;
