@@ -307,5 +307,45 @@ TEST(FullyShardedLifeCycle, OldParametersAreNeverUsed) {
   });
 }
 
+// Its results are views of what its layer gave.
+struct Turned : nn::Module {
+  nn::Linear layer{4, 4};
+  CHORALE_MODULE(Turned, layer)
+  Tensor forward(const Tensor& x) { return transpose(layer(x), 0, 1); }
+};
+struct TurnedTwice : nn::Module {
+  std::vector<Turned> layers;
+  CHORALE_MODULE(TurnedTwice, layers)
+  TurnedTwice() : layers(2) {}
+  // Changed where they are, as a whole and in part, between modules and behind the last one.
+  Tensor forward(const Tensor& x) {
+    const Tensor y = layers[0](x);
+    mul_(y, 2);
+    const Tensor z = layers[1](y);
+    mul_(narrow(z, 0, 1, 2), 3);
+    return z;
+  }
+};
+
+// What waits for the gradient of a result still does when the result is changed in place: parameters that were let go
+// are there in backward.
+TEST(FullyShardedLifeCycle, ResultsMayBeChangedInPlace) {
+  run_ranks(2, [](comm::Group& group) {
+    TurnedTwice model = seeded(TurnedTwice());
+    DistributedDataParallel<TurnedTwice> reference(clone(model), group);
+    const Mesh mesh = line(group);
+    for (Turned& layer : model.layers) fully_shard(layer, {.mesh = mesh, .reshard_after_forward = true});
+    fully_shard(model, {.mesh = mesh, .reshard_after_forward = true});
+    const Tensor x = pattern({4, 4}, group.rank());
+    for (int step = 0; step < 2; ++step) {
+      const Tensor expected = reference(x), found = model(x);
+      for (const Tensor& y : {expected, found}) add_(y, 0.5);
+      backward(sum(square(expected)));
+      backward(sum(square(found)));
+      expect_sharded_parity(model.named_parameters(), reference.named_parameters(), 1e-6, concat("step ", step));
+    }
+  });
+}
+
 }  // namespace
 }  // namespace chorale::fsdp

@@ -101,14 +101,19 @@ void expect_one_training(const M& start, const std::vector<int>& sizes, const Pr
       set_thread_count(1);
       const Mesh mesh = line(group);
       std::vector<M> copies;
-      for (int i = 0; i < 3; ++i) {
+      for (int i = 0; i < 4; ++i) {
         copies.push_back(clone(start));
         parallel::convert_sync_batchnorm(copies.back(), group);
       }
       DistributedDataParallel<M> ddp(std::move(copies[0]), group), of_zero(std::move(copies[1]), group);
       M sharded = std::move(copies[2]);
       shard_blocks(sharded, mesh);
+      // Of four ranks two replicas, too, of two shards each: sums in another order.
+      const bool has_replicas = size == 4;
+      M replicated = std::move(copies[3]);
+      if (has_replicas) shard_blocks(replicated, Mesh(group, {2, 2}, {"replicate", "shard"}));
       optim::Sgd one(ddp.named_parameters(), {.lr = kRate}), two(sharded.named_parameters(), {.lr = kRate});
+      optim::Sgd four(replicated.named_parameters(), {.lr = kRate});
       zero::ZeroOptimizer<optim::Sgd, optim::SgdOptions> three({{of_zero.named_parameters(), {.lr = kRate}}}, group);
       for (int step = 0; step < kProofSteps; ++step) {
         const ProofBatch whole = batches(step);
@@ -126,6 +131,14 @@ void expect_one_training(const M& start, const std::vector<int>& sizes, const Pr
         one.step();
         two.step();
         three.step();
+        if (has_replicas) {
+          four.zero_grad();
+          const Tensor of_replicas = loss_of(replicated, mine);
+          backward(of_replicas);
+          four.step();
+          const double wanted = loss.template item<double>();
+          ASSERT_NEAR(of_replicas.template item<double>(), wanted, std::abs(wanted) * tolerance) << "step " << step;
+        }
         double mean = loss.template item<double>();
         ASSERT_EQ(of_shards.template item<double>(), mean) << "fully sharded, step " << step;
         ASSERT_EQ(of_parts.template item<double>(), mean) << "ZeRO, step " << step;
@@ -134,6 +147,8 @@ void expect_one_training(const M& start, const std::vector<int>& sizes, const Pr
         ASSERT_NEAR(mean, expected, std::abs(expected) * tolerance) << size << " ranks, step " << step;
       }
       expect_sharded_parity(sharded.named_parameters(), ddp.named_parameters(), 0, concat(size, " ranks"));
+      if (has_replicas)
+        expect_sharded_parity(replicated.named_parameters(), ddp.named_parameters(), tolerance, "replicas of shards");
       const NamedTensors zeros = of_zero.named_parameters(), others = ddp.named_parameters();
       const std::vector<Tensor> reference = alone.parameters();
       for (size_t i = 0; i < others.size(); ++i) {
