@@ -85,6 +85,9 @@ struct FabricOptions {
   int rank = 0;
   std::optional<Secret> secret;  // tls refuses to start without
   std::chrono::milliseconds keep_alive{10'000};
+  // A message that is given up halfway may still end by itself for so long, before the connection is cut. Only ucx has
+  // to wait: Note [Both must not cut].
+  std::chrono::milliseconds time_to_cancel{200};
   int streams = 2;               // per pair, for large messages
   bool checksum = false;         // of payloads, end to end
   std::string congestion;        // control of TCP; empty: Note [Congestion control]

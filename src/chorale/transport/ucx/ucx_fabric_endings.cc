@@ -6,19 +6,15 @@
 #include "chorale/transport/ucx/ucx_fabric.h"
 
 namespace chorale::transport {
-namespace {
 
 using namespace std::chrono_literals;
 
 // Note [Both must not cut]
-// What cannot be cancelled may end by itself, for a peer that lives takes it; after kCancelTime the connection is cut.
-// If two ranks cut at the same moment, each gets the other's farewell on a connection that it has given up, and
+// What cannot be cancelled may end by itself, for a peer that lives takes it; after `time_to_cancel` the connection is
+// cut. If two ranks cut at the same moment, each gets the other's farewell on a connection that it has given up, and
 // UCX 1.13 then frees what it writes to in the next line (tests/fault_matrix: 7 of 300 runs of
 // wrong_op/all_reduce_coalesced/ucx/2/2492890946/2 on a busy machine ended with SIGSEGV while both waited for 20 ms).
 // Whoever cuts second, after it has read the farewell, is safe. So the rank with the higher number waits twice as long.
-constexpr std::chrono::milliseconds kCancelTime = 200ms;
-
-}  // namespace
 
 bool UcxFabric::cancel(const TransferHandle& handle) {
   const auto transfer = std::static_pointer_cast<FabricTransfer>(handle);
@@ -58,7 +54,7 @@ bool UcxFabric::take_back(const FabricTransferPtr& transfer) {
   const int rank = flying->peer;
   const uint64_t id = flying->id;
   worker_->cancel(flying->request);
-  const Deadline patience = within(options_.rank < rank ? kCancelTime : 2 * kCancelTime);
+  const Deadline patience = within((options_.rank < rank ? 1 : 2) * options_.time_to_cancel);
   while (transfer->pending() && !patience.passed()) drive();
   if (transfer->pending()) {
     fly({worker_->disconnect(rank), rank});
