@@ -48,6 +48,14 @@ class Disturbed(Train):
             self.assertLess(time.monotonic(), until)
             time.sleep(0.05)
 
+    def wait_for_ranks(self, job, run, ranks):
+        """Until the last change of the ranks has left so many."""
+        until = time.monotonic() + LIMIT_S
+        while [line["ranks"] for line in self.lines(run) if line["kind"] == "event"][-1:] != [ranks]:
+            self.assertIsNone(job.poll(), "it ended")
+            self.assertLess(time.monotonic(), until)
+            time.sleep(0.05)
+
     def disturbed(self, kills, *options, task="fashion-mnist"):
         """Runs a job of four ranks; kills[step] says which ranks die behind this step, by their place among those that run."""
         job = self.start("-n", "4", "--elastic", "1:4", "--out", "killed", *options, task=task)
@@ -94,36 +102,47 @@ class Elastic(Disturbed):
         job = self.start("-n", "2", "--elastic", "1:2", "--out", "a", *OPTIONS, "--steps", "100000")
         self.wait_for_step(job, "a", 12)
         os.kill(ranks_of(job)[1], signal.SIGKILL)
-        self.wait_for_step(job, "a", 30)
+        self.wait_for_ranks(job, "a", 2)
         job.send_signal(signal.SIGINT)
         out, err = job.communicate(timeout=LIMIT_S)
         self.assertEqual(job.returncode, 128 + signal.SIGINT, out + err)
-        step = int(re.search(r"interrupted after step ([0-9,]+) of", out)[1].replace(",", ""))
+        said = re.search(r"interrupted after step ([0-9,]+) of", out)
+        self.assertTrue(said, out + err)
+        step = int(said[1].replace(",", ""))
         self.assertEqual(self.steps_of("a")[-1], step)
         self.run_to_end("--out", "a", "--resume", "--steps", str(step + 5), "--elastic", "1:2", "-n", "2")
         self.assertEqual(self.steps_of("a")[-1], step + 5)
 
+    def test_a_job_that_is_interrupted_while_its_ranks_change_says_how_to_go_on(self):
+        job = self.start("-n", "2", "--elastic", "1:2", "--out", "a", *OPTIONS, "--steps", "100000")
+        self.wait_for_step(job, "a", 12)
+        while not self.steps_of("a"):  # it is still being written
+            self.assertIsNone(job.poll(), "it ended")
+        os.kill(ranks_of(job)[1], signal.SIGKILL)
+        job.send_signal(signal.SIGINT)
+        out, err = job.communicate(timeout=LIMIT_S)
+        self.assertEqual(job.returncode, 128 + signal.SIGINT, out + err)
+        # The first is said where the step was over before the loss was noticed, the second where it was not.
+        self.assertRegex(out + err, r"interrupted after step|Go on from the last checkpoint, a/checkpoints/")
+        self.assertIn("chorale train fashion-mnist --out a --resume", out + err)
+        step = self.steps_of("a")[-1]
+        self.run_to_end("--out", "a", "--resume", "--steps", str(step + 5), "-n", "1")
+        self.assertEqual(self.steps_of("a")[-1], step + 5)
+
     def test_a_job_grows_and_shrinks_and_gives_its_node_back(self):
         job = self.start("-n", "2", "--elastic", "1:3", "--out", "a", *OPTIONS, "--steps", "100000")
-
-        def wait_for_ranks(ranks):
-            until = time.monotonic() + LIMIT_S
-            while [line["ranks"] for line in self.lines("a") if line["kind"] == "event"][-1:] != [ranks]:
-                self.assertIsNone(job.poll(), "it ended")
-                self.assertLess(time.monotonic(), until)
-                time.sleep(0.05)
 
         def resize(run, ranks):
             return subprocess.run([PROGRAM, "resize", str(run), str(ranks)], cwd=self.folder, capture_output=True, text=True, timeout=LIMIT_S)
 
         self.wait_for_step(job, "a", 5)
         self.assertEqual(resize("a", 3).stdout, "resized from 2 to 3 ranks\n")
-        wait_for_ranks(3)
+        self.wait_for_ranks(job, "a", 3)
         refused = resize("a", 4)
         self.assertEqual(refused.returncode, 1)
         self.assertIn("not within 1:3", refused.stderr)
         self.assertEqual(resize(job.pid, 1).returncode, 0)
-        wait_for_ranks(1)
+        self.wait_for_ranks(job, "a", 1)
         job.send_signal(signal.SIGUSR1)
         out, err = job.communicate(timeout=LIMIT_S)
         self.assertEqual(job.returncode, 128 + signal.SIGUSR1, out + err)

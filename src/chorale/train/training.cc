@@ -335,13 +335,23 @@ void Training::give_up() {
   throw NotFinite(message + ". Try a smaller --lr, or --clip 1; --on-nan continue trains on regardless");
 }
 
+std::string Training::command_to_go_on() const {
+  return fmt::format("chorale train {} --out {} --resume{}", job_.kind.name(), job_.folder.string(),
+                     options_.fsdp ? " --fsdp" : "");
+}
+
 void Training::say_how_to_go_on() {
   progress_.reset();  // clears the live line
   if (!speaks()) return;
-  job_.out.print(fmt::format(
-      "interrupted after step {} of {}, which is saved; go on with\n  chorale train {} --out {} --resume{}\n",
-      grouped(place_.step), grouped(plan_.steps), job_.kind.name(), job_.folder.string(),
-      options_.fsdp ? " --fsdp" : ""));
+  job_.out.print(fmt::format("interrupted after step {} of {}, which is saved; go on with\n  {}\n",
+                             grouped(place_.step), grouped(plan_.steps), command_to_go_on()));
+}
+
+// Ranks that are stopped while one of them is lost do not come together again, so nobody can save.
+std::string Training::interrupted_meanwhile(const std::string& why) const {
+  const std::vector<std::filesystem::path> saved = Checkpoints(job_.folder).list();
+  if (saved.empty()) return concat(why, ". There is no checkpoint yet");
+  return concat(why, ". Go on from the last checkpoint, ", saved.back().string(), ", with\n  ", command_to_go_on());
 }
 
 Ending Training::run() {
@@ -360,7 +370,12 @@ Ending Training::run() {
                                 .load = from_bytes,
                                 .save_rest = [this] { return stepper_->numbers(); },
                                 .load_rest = [this](const std::string& text) { stepper_->load_numbers(text); }};
-    if (!loop_->run(*stepper_->ddp(), stepper_->optimizer(), calls)) return Ending::kLeft;
+    try {
+      if (!loop_->run(*stepper_->ddp(), stepper_->optimizer(), calls)) return Ending::kLeft;
+    } catch (const StateError& error) {
+      if (!Interrupt::requested()) throw;
+      throw StateError(interrupted_meanwhile(error.what()));
+    }
   }
   if (place_.step < plan_.steps) {
     say_how_to_go_on();

@@ -49,6 +49,8 @@ class Training {
   void save();
   void finish_saving();
   void say_how_to_go_on();
+  std::string command_to_go_on() const;
+  std::string interrupted_meanwhile(const std::string& why) const;
   void write_page() const;
   void leave_file(const char* name, const std::function<void()>& write) const;
 
