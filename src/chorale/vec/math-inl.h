@@ -300,20 +300,29 @@ HWY_INLINE F32 verf(F32 x) {
 }
 HWY_INLINE F64 verf(F64 x) { return sleef_erf(x); }
 
-// The share of the normal distribution below x, within 1e-7: what gelu needs, at two thirds of the cost of erf.
+// The share of the normal distribution below x, within 1e-7: what gelu needs, at half of the cost of erf. Even and odd
+// coefficients are summed apart, since a processor waits for the longest chain here: in one sum each took a fifth more.
 HWY_INLINE F32 vnormal_cdf(F32 x) {
-  // The tail beyond |x| is 2^(r(t) - t^2 - 1) with t = |x| sqrt(log2(e) / 2); r varies slowly, and beyond 4.3 nobody
-  // sees it.
-  const F32 t = hn::Mul(hn::Abs(x), constant<F32>(0.8493218002880191));
-  const F32 limited = hn::Min(constant<F32>(4.324040671631219), t);
-  const F32 r =
-      hn::Mul(limited, polynomial(limited, -0x1.78d31cp-18f, 0x1.41cc6ep-14f, -0x1.510b9cp-12f, -0x1.4b8162p-11f,
-                                  0x1.c70b1cp-7f, -0x1.5f99fep-4f, 0x1.7428b2p-2f, -0x1.5af698p+0f));
-  const F32 exponent = hn::Max(constant<F32>(-150), hn::NegMulAdd(t, t, r));
+  // The tail beyond a = |x| is 2^(r(a) - x^2 log2(e) / 2 - 1); r varies slowly, and beyond 5.09 nobody sees it.
+  const F32 a = hn::Min(constant<F32>(5.091168824543142), hn::Abs(x));
+  const F32 a2 = hn::Mul(a, a);
+  const F32 r_even = polynomial(a2, 0x1.9a5886p-16f, -0x1.25027ap-12f, -0x1.aed25ap-5f, -0x1.26aef8p+0f);
+  const F32 r_odd = polynomial(a2, -0x1.981c36p-20f, -0x1.fa0960p-14f, 0x1.d98e7ep-8f, 0x1.0c74b8p-2f);
+  const F32 r = hn::Mul(a, hn::MulAdd(r_odd, a, r_even));
+  F32 exponent = hn::NegMulAdd(hn::Mul(x, x), constant<F32>(0.721347520444481704), r);
+#if HWY_TARGET == HWY_AVX3
+  const F32 fraction{_mm512_reduce_ps(exponent.raw, _MM_FROUND_TO_NEAREST_INT)};
+  const F32 n = hn::Sub(exponent, fraction);
+#else
+  exponent = hn::Max(constant<F32>(-150), exponent);
   const F32 n = hn::Round(exponent);
-  const F32 power = polynomial(hn::Sub(exponent, n), 0x1.41fbbcp-13f, 0x1.5f3e54p-10f, 0x1.3b2d4cp-7f, 0x1.c6aee8p-5f,
-                               0x1.ebfbdcp-3f, 0x1.62e430p-1f, 1.0f);
-  const F32 tail = scale_by_power_of_two(power, hn::Sub(n, constant<F32>(1)));
+  const F32 fraction = hn::Sub(exponent, n);
+#endif
+  // 2^(fraction - 1)
+  const F32 square = hn::Mul(fraction, fraction);
+  const F32 even = polynomial(square, 0x1.3d0c52p-8f, 0x1.ebf918p-4f, 0x1.000002p-1f);
+  const F32 odd = polynomial(square, 0x1.5c08dcp-11f, 0x1.c6b6e6p-6f, 0x1.62e428p-2f);
+  const F32 tail = scale_by_power_of_two(hn::MulAdd(odd, fraction, even), n);
   return hn::IfThenElse(hn::Lt(x, constant<F32>(0)), tail, hn::Sub(constant<F32>(1), tail));
 }
 HWY_INLINE F64 vnormal_cdf(F64 x) {
