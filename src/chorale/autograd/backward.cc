@@ -17,6 +17,15 @@
 namespace chorale::autograd {
 namespace {
 
+// What a hook returns takes the gradient's place, so it must be one of the same tensor.
+void apply_hook(const GradHook& hook, Tensor& gradient) {
+  Tensor replaced = hook(gradient);
+  if (!replaced.defined()) return;
+  CHORALE_CHECK(replaced.sizes() == gradient.sizes(), "[on_gradient] a hook returned a gradient of shape ",
+                replaced.sizes(), " for a tensor of shape ", gradient.sizes());
+  gradient = std::move(replaced);
+}
+
 constinit thread_local BackwardRun* current_run = nullptr;
 
 // What advance() sets and reads: whether a run may wait for late roots, and whether it has returned because it may not.
@@ -308,8 +317,7 @@ void BackwardRun::run_node(uint32_t at) {
   if (node.hooks) {
     for (size_t i = 0; i < node.hooks->on_output.size(); ++i) {
       node.hooks->on_output[i].for_each([&](const GradHook& hook) {
-        if (!dout[i].defined()) return;
-        if (Tensor replaced = hook(dout[i]); replaced.defined()) dout[i] = std::move(replaced);
+        if (dout[i].defined()) apply_hook(hook, dout[i]);
       });
       if (node.hooks->retained[i] && dout[i].defined()) add_up(*node.hooks->retained[i], dout[i]);
     }
@@ -362,9 +370,7 @@ void BackwardRun::run_leaf(uint32_t at) {
   if (!gradient.defined()) return;
   Slot& slot = slot_for_writing(leaf);
   if (slot.extras) {
-    slot.extras->hooks.for_each([&](const GradHook& hook) {
-      if (Tensor replaced = hook(gradient); replaced.defined()) gradient = std::move(replaced);
-    });
+    slot.extras->hooks.for_each([&](const GradHook& hook) { apply_hook(hook, gradient); });
   }
   if (!captures_.empty()) {
     for (Capture& capture : captures_) {

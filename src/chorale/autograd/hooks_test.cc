@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "chorale/autograd/leaf_test_util.h"
@@ -5,6 +6,7 @@
 #include "chorale/op/creation.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/reduce.h"
+#include "chorale/testing/message_test_util.h"
 
 namespace chorale {
 namespace {
@@ -16,6 +18,19 @@ TEST(Hooks, AGradientHookReplacesTheGradientOfLeavesAndMiddleTensors) {
   on_gradient(x, [](const Tensor& g) { return add(g, 1); });
   backward(sum(y));
   EXPECT_EQ(values(gradient(x)), (Values{31, 31}));
+}
+
+// A leaf kept what it was given: the wrong sum showed in the optimizer, or never.
+TEST(Hooks, WhatAHookReturnsMustHaveTheShapeOfTheTensor) {
+  const Tensor x = leaf({1, 2});
+  const Tensor y = mul(x, 3);
+  for (const Tensor& hooked : {x, y}) {
+    HookHandle handle = on_gradient(hooked, [](const Tensor&) { return ones({9}); });
+    EXPECT_THAT(message_of<InvalidArgument>([&] { backward(sum(y), {}, {.retain_graph = true}); }),
+                testing::HasSubstr("[on_gradient] a hook returned a gradient of shape [9] for a tensor of shape [2]"));
+    handle.remove();
+    EXPECT_FALSE(gradient(x).defined());
+  }
 }
 
 TEST(Hooks, AHookThatReturnsNothingOnlyWatches) {
