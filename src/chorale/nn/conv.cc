@@ -25,7 +25,10 @@ void check_channels(const char* type, int64_t in_channels, int64_t out_channels,
 
 Shape weight_shape(int64_t first, int64_t second, const IntList& kernel) {
   Shape shape = {first, second};
-  for (const int64_t size : kernel) shape.push_back(size);
+  for (const int64_t size : kernel) {
+    CHORALE_CHECK(size > 0, "[Conv] a kernel has at least one element in each direction, not ", size);
+    shape.push_back(size);
+  }
   return shape;
 }
 

@@ -68,6 +68,8 @@ TEST(BadInput, IsNamedWithWhatWasExpected) {
   EXPECT_THAT(message_of([] { Conv2d(3, 4, {}); }), HasSubstr("expected one entry or 2 for kernel, found 0"));
   EXPECT_THAT(message_of([] { Conv2d(3, 4, {.kernel = {1, 2, 3}}); }), HasSubstr("for kernel, found 3"));
   EXPECT_THAT(message_of([] { Conv2d(3, 4, {.kernel = 3, .groups = 2}); }), HasSubstr("multiples of groups"));
+  EXPECT_THAT(message_of([] { Conv2d(3, 4, 0); }), HasSubstr("at least one element in each direction, not 0"));
+  EXPECT_THAT(message_of([] { ConvTranspose2d(3, 4, {.kernel = {2, -1}}); }), HasSubstr("each direction, not -1"));
   EXPECT_THAT(message_of([] {
                 BatchNorm2d(3)(ones({2, 4, 5, 5}));
               }),

@@ -279,6 +279,7 @@ void Module::materialize(Device device) {
 }
 
 void Module::train(bool on) {
+  need_whole();
   for (const auto& [name, module] : named_modules()) module->training_ = on;
 }
 

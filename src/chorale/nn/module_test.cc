@@ -341,6 +341,7 @@ TEST(Module, ThatWasMovedFromIsAnErrorOfForwardAndOfItsOwner) {
                 norm.forward(ones({1, 2}));
               }),
               HasSubstr("[LayerNorm] the module was"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { norm.train(); }), HasSubstr("[LayerNorm] the module was moved from"));
   Outer outer;
   const auto first = std::move(outer.body.at<Linear>(0));
   EXPECT_THAT(
