@@ -1,8 +1,10 @@
 #include "chorale/parallel/ddp.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include "chorale/autograd/new_node.h"
+#include "chorale/base/comm_error.h"
 #include "chorale/base/debug_level.h"
 #include "chorale/base/error.h"
 #include "chorale/base/log.h"
@@ -48,10 +50,28 @@ struct DataParallelBase::PassThrough final : autograd::CustomBackward {
   }
 };
 
+namespace {
+
+// What a user may do about it, where the other rank is well and simply not there: most often it had fewer batches.
+const char* advice_on(std::string_view error) {
+  const auto says = [&](const char* words) { return error.find(words) != std::string_view::npos; };
+  const bool is_elsewhere = says(" has left the group") || says(": timed out");
+  if (!is_elsewhere || says(" threw: ") || says("parallel::join")) return nullptr;
+  return "; DistributedDataParallel waits for gradients of every rank: where ranks have different numbers of batches, "
+         "train inside of parallel::join";
+}
+
+}  // namespace
+
 template <class F>
 auto DataParallelBase::logged(const F& f) {
   try {
     return options_.mesh ? comm::with_places(*options_.mesh, f) : f();
+  } catch (const CommError& error) {
+    const char* advice = current_join() ? nullptr : advice_on(error.what());
+    recorder_.note_error(error.what());
+    if (!advice) throw;
+    throw CommError(concat(error.what(), advice), error.failure());
   } catch (const std::exception& error) {
     recorder_.note_error(error.what());
     throw;

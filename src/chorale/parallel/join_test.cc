@@ -1,5 +1,10 @@
 #include "chorale/reducer/join.h"
 
+#include <gmock/gmock.h>
+
+#include <optional>
+
+#include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
 #include "chorale/optim/optim.h"
 #include "chorale/parallel/power_sgd.h"
@@ -8,6 +13,8 @@
 
 namespace chorale::parallel {
 namespace {
+
+using testing::HasSubstr;
 
 // spec: test_ddp_grad_div_uneven_inputs
 TEST(Join, SumsAreDividedByTheInitialSizeOrByTheRanksThatAreLeft) {
@@ -224,6 +231,28 @@ TEST(Join, AForwardThatCommunicatesItselfEndsOnAllRanksAtOnce) {
     BatchNormNet norm = seeded(BatchNormNet(), 1);
     convert_sync_batchnorm(norm, group);
     end_at_once(group, norm);
+  });
+}
+
+// Whoever forgot join() is told of it, in the forward that waits for buffers as in the backward that waits for
+// gradients.
+template <class M>
+void train_unevenly(comm::Group& group, M net) {
+  std::optional<DistributedDataParallel<M>> ddp(std::in_place, std::move(net), group);
+  const auto step = [&] { backward(sum((*ddp)(ones({2, 2})))); };
+  step();
+  if (group.rank() == 0) {
+    ddp.reset();
+  } else {
+    EXPECT_THAT(message_of<CommError>(step),
+                HasSubstr("DistributedDataParallel waits for gradients of every rank: where ranks have different "
+                          "numbers of batches, train inside of parallel::join"));
+  }
+}
+TEST(Join, WithoutItRanksWithMoreBatchesAreToldOfIt) {
+  run_ranks(2, [](comm::Group& group) {
+    train_unevenly(group, Linear(2, 2));
+    train_unevenly(group, BatchNormNet());
   });
 }
 
