@@ -21,10 +21,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr size_t kMostBytes = size_t{1} << 30;  // of a file, which is searched as a whole
+
 // Texts of graphs in a file: what print() gives, with any other lines between them (explain() has some).
 std::vector<std::string> texts_in(const fs::path& file) {
   const std::shared_ptr<const io::MappedFile> mapped = io::MappedFile::open(file);
   const std::string_view all = mapped->text();
+  CHORALE_CHECK(all.size() <= kMostBytes, "[graph] '", printable(file.native()), "' has ", all.size(),
+                " bytes; files of graphs have at most ", kMostBytes);
   std::vector<std::string> texts;
   for (size_t at = 0; (at = all.find("graph", at)) != std::string::npos;) {
     const std::string_view behind = all.substr(at + 5, 1);  // a head, or symbols before it
@@ -56,6 +60,17 @@ std::vector<fs::path> files_of(const fs::path& given) {
   CHORALE_CHECK(!files.empty(), "[graph] the run in '", printable(given.native()),
                 "' has no graphs: only one that was started with --compile leaves some, in its folder graphs");
   return files;
+}
+
+graph::Graph parsed(const std::string& text) {
+  graph::Graph graph = graph::parse(text);
+  try {
+    graph::verify(graph);
+  } catch (const InternalError&) {  // of ours, were the graph not from a file
+    throw InvalidArgument(
+        "a graph in it does not hold together, such as a value that is read but never made; was it edited?");
+  }
+  return graph;
 }
 
 // Microseconds by kernel, of a run on made data: the median of some.
@@ -96,6 +111,23 @@ std::vector<double> times_of(const graph::Program& program, int runs) {
   return medians;
 }
 
+ShownGraph shown_graph(const std::string& text, const fs::path& file, bool fused, int runs) {
+  graph::Graph graph = parsed(text);
+  std::vector<KernelSource> sources;
+  if (fused) {
+    for (const codegen::KernelText& kernel : codegen::kernels_of(codegen::simplify_and_fuse(graph))) {
+      sources.push_back({kernel.name, kernel.text});
+    }
+  }
+  ShownGraph shown{
+      file.filename().string(),
+      fused ? codegen::fuse_and_compile(std::move(graph)) : std::make_shared<const graph::Program>(std::move(graph)),
+      std::move(sources),
+      {}};
+  if (runs > 0) shown.microseconds = times_of(*shown.program, runs);
+  return shown;
+}
+
 }  // namespace
 
 void add_graph(CLI::App& program, Work& work) {
@@ -118,21 +150,11 @@ void add_graph(CLI::App& program, Work& work) {
       std::vector<ShownGraph> shown;
       for (const fs::path& file : files_of(options->given)) {
         for (const std::string& text : texts_in(file)) {
-          graph::Graph graph = graph::parse(text);
-          graph::verify(graph);
-          std::vector<KernelSource> sources;
-          if (options->fused) {
-            for (const codegen::KernelText& kernel : codegen::kernels_of(codegen::simplify_and_fuse(graph))) {
-              sources.push_back({kernel.name, kernel.text});
-            }
+          try {
+            shown.push_back(shown_graph(text, file, options->fused, options->time));
+          } catch (const InvalidArgument& error) {
+            throw InvalidArgument(concat("[graph] '", printable(file.native()), "': ", error.what()));
           }
-          ShownGraph one{file.filename().string(),
-                         options->fused ? codegen::fuse_and_compile(std::move(graph))
-                                        : std::make_shared<const graph::Program>(std::move(graph)),
-                         std::move(sources),
-                         {}};
-          if (options->time > 0) one.microseconds = times_of(*one.program, options->time);
-          shown.push_back(std::move(one));
         }
       }
       CHORALE_CHECK(!shown.empty(), "[graph] there is no graph in '", printable(options->given.native()),
