@@ -145,8 +145,11 @@ void OptionTable::set(std::string_view name, const std::vector<std::string>& wor
     CHORALE_CHECK(last == "true" || last == "false", what, " is true or false, not '", printable(last), "'");
     **flag = last == "true";
   } else if (const auto* word = std::get_if<std::string*>(&option.target)) {
-    const bool is_path = option.value_name == "DIR" || option.value_name == "FILE";
-    CHORALE_CHECK(!last.empty() || !is_path, what, " expects a ", option.value_name == "DIR" ? "folder" : "file",
+    const std::string& wanted = option.value_name;
+    CHORALE_CHECK(!last.empty() || wanted.empty(), what, " expects ",
+                  wanted == "DIR"    ? "a folder"
+                  : wanted == "FILE" ? "a file"
+                                     : wanted,
                   ", not ''; leave it out for the default");
     **word = last;
   } else if (const auto* list = std::get_if<std::vector<std::string>*>(&option.target)) {
