@@ -2,6 +2,7 @@
 #include <fstream>
 #include <iostream>
 #include <memory>
+#include <sstream>
 #include <string>
 
 #include "chorale/app/commands.h"
@@ -9,6 +10,7 @@
 #include "chorale/base/error.h"
 #include "chorale/launch/control.h"
 #include "chorale/train/options.h"
+#include "chorale/train/run_folder.h"
 #include "chorale/transport/host_identity.h"
 
 namespace chorale::app {
@@ -30,8 +32,7 @@ pid_t parent_of(pid_t process) {
 pid_t launcher_of(const std::string& run) {
   if (!run.empty() && run.find_first_not_of("0123456789") == std::string::npos && run.size() < 10)
     return std::stoi(run);
-  // "process 123 on HOST, …" (train::RunLock)
-  std::ifstream lock(run + "/.lock");
+  std::istringstream lock(train::RunLock::owner(run));  // "process 123 on HOST, …"
   std::string word, on, host;
   pid_t owner = 0;
   lock >> word >> owner >> on >> host;

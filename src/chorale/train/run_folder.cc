@@ -170,6 +170,17 @@ RunLock::RunLock(const fs::path& folder) : path_(folder / ".lock") {
   if (::ftruncate(file_, 0) != 0 || ::pwrite(file_, text.data(), text.size(), 0) < 0) return;
 }
 
+std::string RunLock::owner(const fs::path& folder) {
+  const int file = ::open((folder / ".lock").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  struct stat found {};
+  // Where the file system has no locks, what is written there counts.
+  const bool is_held =
+      file >= 0 && ::fstat(file, &found) == 0 && S_ISREG(found.st_mode) && ::flock(file, LOCK_SH | LOCK_NB) != 0;
+  std::string owner = is_held ? owner_in(file) : "";
+  if (file >= 0) ::close(file);
+  return owner;
+}
+
 RunLock::~RunLock() {
   if (file_ < 0) return;
   ::unlink(path_.c_str());  // while it is ours

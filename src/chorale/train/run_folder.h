@@ -55,6 +55,9 @@ class RunLock {
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
 
+  // What the owner of a folder's lock says of itself, "process 123 on HOST, …"; empty where nobody has it.
+  static std::string owner(const std::filesystem::path& folder);
+
  private:
   std::filesystem::path path_;
   int file_ = -1;

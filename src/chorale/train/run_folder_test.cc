@@ -62,6 +62,7 @@ TEST(RunLock, NamesItsOwnerToASecondOne) {
     const std::string message = message_of<StateError>([&] { RunLock(folder.path()); });
     EXPECT_THAT(message, HasSubstr(concat("a job is training in ", folder.path().string(), " already: process ",
                                           ::getpid(), " on ")));
+    EXPECT_THAT(RunLock::owner(folder.path()), testing::StartsWith(concat("process ", ::getpid(), " on ")));
   }
   EXPECT_TRUE(fs::is_empty(folder.path()));
 }
@@ -69,6 +70,7 @@ TEST(RunLock, NamesItsOwnerToASecondOne) {
 TEST(RunLock, AFileThatAKilledProcessLeftIsNoLock) {
   const TemporaryFolder folder;
   folder.write(".lock", "process 1 on nowhere");
+  EXPECT_EQ(RunLock::owner(folder.path()), "");
   EXPECT_NO_THROW(RunLock(folder.path()));
 }
 
