@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "chorale/kernel/cpu/support/around_dim.h"
+#include "chorale/kernel/around_dim.h"
 #include "chorale/kernel/cpu/support/bytes.h"
 #include "chorale/kernel/cpu/support/copy.h"
 #include "chorale/kernel/shape_attrs.h"
@@ -15,9 +15,9 @@ namespace {
 template <class Lengths>
 void join(std::span<const Tensor> in, const Tensor& out, int64_t dim, Lengths&& length_of) {
   if (out.elems() == 0) return;
-  const Blocks blocks = Blocks::around(out.sizes(), dim);
+  const Around parts = around(out.sizes(), dim);
   const auto elem = static_cast<int64_t>(out.elem_bytes());
-  const int64_t step = blocks.length * blocks.inner * elem;
+  const int64_t step = parts.length * parts.inner * elem;
   int64_t at = 0;
   for (const Tensor& x : in) {
     const int64_t length = length_of(x);
@@ -26,8 +26,8 @@ void join(std::span<const Tensor> in, const Tensor& out, int64_t dim, Lengths&& 
       continue;
     }
     if (x.is_contiguous() && x.dtype() == out.dtype()) {
-      const int64_t row = length * blocks.inner * elem;
-      copy_rows(x.raw(), row, static_cast<std::byte*>(out.raw()) + at * blocks.inner * elem, step, row, blocks.outer);
+      const int64_t row = length * parts.inner * elem;
+      copy_rows(x.raw(), row, static_cast<std::byte*>(out.raw()) + at * parts.inner * elem, step, row, parts.outer);
     } else {
       View view = View::of(out);
       view.offset += at * view.strides[static_cast<size_t>(dim)];
@@ -86,14 +86,14 @@ void roll(const KernelArgs& args) {
   const Tensor& out = args.out[0];
   if (out.elems() == 0) return;
   const Tensor x = contiguous(args.in[0]);
-  const Blocks blocks = Blocks::around(out.sizes(), normalize_dim("roll", a.dim, out.dims()));
-  const int64_t shift = (a.shift % blocks.length + blocks.length) % blocks.length;
+  const Around parts = around(out.sizes(), normalize_dim("roll", a.dim, out.dims()));
+  const int64_t shift = (a.shift % parts.length + parts.length) % parts.length;
   const auto elem = static_cast<int64_t>(out.elem_bytes());
-  const int64_t step = blocks.length * blocks.inner * elem, head = shift * blocks.inner * elem;
+  const int64_t step = parts.length * parts.inner * elem, head = shift * parts.inner * elem;
   const auto* from = static_cast<const std::byte*>(x.raw());
   auto* to = static_cast<std::byte*>(out.raw());
-  copy_rows(from, step, to + head, step, step - head, blocks.outer);
-  copy_rows(from + step - head, step, to, step, head, blocks.outer);
+  copy_rows(from, step, to + head, step, step - head, parts.outer);
+  copy_rows(from + step - head, step, to, step, head, parts.outer);
 }
 
 void tril(const KernelArgs& args) { triangle(args, false); }

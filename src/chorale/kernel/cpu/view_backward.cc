@@ -5,8 +5,8 @@
 #include <complex>
 #include <vector>
 
+#include "chorale/kernel/around_dim.h"
 #include "chorale/kernel/cpu/support/accumulate.h"
-#include "chorale/kernel/cpu/support/around_dim.h"
 #include "chorale/kernel/cpu/support/bytes.h"
 #include "chorale/kernel/cpu/support/copy.h"
 #include "chorale/kernel/view.h"
@@ -67,16 +67,16 @@ void slice_backward(const KernelArgs& args) {
   const Tensor &dy = args.in[0], &out = args.out[0];
   const auto dim = static_cast<size_t>(normalize_dim("slice", a.dim, out.dims()));
   const View view = slice_view(View::contiguous(out.sizes()), forward_of(a));
-  const Blocks blocks = Blocks::around(out.sizes(), static_cast<int64_t>(dim));
+  const Around parts = around(out.sizes(), static_cast<int64_t>(dim));
   const auto elem = static_cast<int64_t>(out.elem_bytes());
-  const int64_t piece = view.sizes[dim] * blocks.inner * elem;  // of dy, for one index of the dimensions before dim
-  constexpr int64_t kSmall = 64;  // a call per piece costs more than a second pass over it
+  const int64_t piece = view.sizes[dim] * parts.inner * elem;  // of dy, for one index of the dimensions before dim
+  constexpr int64_t kSmall = 64;                               // a call per piece costs more than a second pass over it
   if (a.step != 1 || !dy.is_contiguous() || piece < kSmall) return write_through(dy, view, out);
   // One pass over the result: zeros before, the gradient, zeros after.
-  const int64_t row = blocks.length * blocks.inner * elem, before = view.offset * elem;
+  const int64_t row = parts.length * parts.inner * elem, before = view.offset * elem;
   const auto* from = static_cast<const std::byte*>(dy.raw());
   auto* to = static_cast<std::byte*>(out.raw());
-  parallel_for(blocks.outer, items_grain(row), [&](int64_t begin, int64_t end) {
+  parallel_for(parts.outer, items_grain(row), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       std::memset(to + i * row, 0, static_cast<size_t>(before));
       std::memcpy(to + i * row + before, from + i * piece, static_cast<size_t>(piece));
@@ -99,15 +99,15 @@ void unfold_backward(const KernelArgs& args) {
   // dy is [outer, windows, inner, size], out [outer, length, inner]. Each place of the result collects its windows in
   // order, so that the sum does not depend on threads.
   const auto dim = static_cast<size_t>(normalize_dim("unfold", a.dim, out.dims()));
-  const Blocks blocks = Blocks::around(out.sizes(), static_cast<int64_t>(dim));
-  const int64_t length = blocks.length, inner = blocks.inner;
+  const Around parts = around(out.sizes(), static_cast<int64_t>(dim));
+  const int64_t length = parts.length, inner = parts.inner;
   const int64_t windows = view.sizes[dim];
   if (out.elems() == 0) return;
   visit_dtype(out.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     const T* from = dy.data<T>();
     T* to = out.data<T>();
-    parallel_for(blocks.outer * length, std::max<int64_t>(1, 4096 / inner), [&](int64_t begin, int64_t end) {
+    parallel_for(parts.outer * length, std::max<int64_t>(1, 4096 / inner), [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
         const int64_t outer = row / length, at = row % length;
         const int64_t first = at < a.size ? 0 : (at - a.size) / a.step + 1;

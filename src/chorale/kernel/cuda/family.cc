@@ -38,16 +38,6 @@ int64_t row_number(const KernelArgs& args) {
   return number && args.row ? number(args) : 0;
 }
 
-Around around(const Shape& sizes, int64_t dim) {
-  Around result;
-  for (size_t d = 0; d < sizes.size(); ++d) {
-    (static_cast<int64_t>(d) < dim    ? result.outer
-     : static_cast<int64_t>(d) == dim ? result.length
-                                      : result.inner) *= sizes[d];
-  }
-  return result;
-}
-
 unsigned row_threads(int64_t n) { return static_cast<unsigned>(std::clamp<int64_t>((n + 31) / 32 * 32, 32, 1024)); }
 
 Drawn drawn_for(const Tensor& stretch, const Shape& sizes) {

@@ -7,6 +7,7 @@
 
 #include "chorale/device/cuda/compiler.h"
 #include "chorale/device/cuda/fault.h"
+#include "chorale/kernel/around_dim.h"
 #include "chorale/kernel/cuda/pointwise.h"
 #include "chorale/kernel/kernel_args.h"
 #include "chorale/kernel/stretch.h"
@@ -26,13 +27,6 @@ CUfunction instance(Stream stream, std::string_view text, const char* name, std:
 using RowNumber = int64_t (*)(const KernelArgs& args);
 void set_row_number(RowNumber number);
 int64_t row_number(const KernelArgs& args);
-
-// A tensor around one of its dimensions, contiguous: [outer, length, inner].
-struct Around {
-  int64_t outer = 1, length = 1, inner = 1;
-  int64_t lines() const { return outer * inner; }
-};
-Around around(const Shape& sizes, int64_t dim);
 
 // Threads of a block that works on a row of n elements.
 unsigned row_threads(int64_t n);

@@ -175,7 +175,7 @@ void embedding(const KernelArgs& args) {
   const Tensor &table = args.in[0], &out = args.out[0];
   if (a.total > 0) return embedding_of_part(table, rows_of("embedding", args.in[1], a.total), a.first, out);
   const Tensor indices = rows_of("embedding", args.in[1], table.size(0));
-  const Picks picks(Blocks{1, table.size(0), table.size(1)}, indices);
+  const Picks picks(Around{1, table.size(0), table.size(1)}, indices);
   picks.take(contiguous(table).raw(), out.raw(), out.elem_bytes());
 }
 

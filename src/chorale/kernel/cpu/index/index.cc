@@ -16,8 +16,8 @@ int64_t bytes_of(const Tensor& x) { return x.elems() * static_cast<int64_t>(x.el
 // The slices of `sizes` along a dimension that an index names.
 Picks slices(const char* op, const Shape& sizes, int64_t dim, const Tensor& index) {
   const int64_t at = normalize_dim(op, dim, static_cast<int64_t>(sizes.size()));
-  const Blocks blocks = Blocks::around(sizes, at);
-  return {blocks, checked_indices(op, index, blocks.length, at)};
+  const Around parts = around(sizes, at);
+  return {parts, checked_indices(op, index, parts.length, at)};
 }
 
 // x[picks] += alpha * list, in the order of the list. `work` and `list` are contiguous and of one dtype.

@@ -46,16 +46,16 @@ void add_offsets(const Tensor& indices, const Shape& picked, int64_t stride, std
 
 }  // namespace
 
-Picks::Picks(const Blocks& blocks, const Tensor& indices)
-    : outer_(blocks.outer),
-      outer_step_(blocks.length * blocks.inner),
+Picks::Picks(const Around& parts, const Tensor& indices)
+    : outer_(parts.outer),
+      outer_step_(parts.length * parts.inner),
       count_(indices.elems()),
-      run_(blocks.inner),
+      run_(parts.inner),
       offsets_(indices.span<const int64_t>()),
       indices_(indices) {
   if (run_ == 1) return;
   computed_.resize(offsets_.size());
-  std::transform(offsets_.begin(), offsets_.end(), computed_.begin(), [&](int64_t i) { return i * blocks.inner; });
+  std::transform(offsets_.begin(), offsets_.end(), computed_.begin(), [&](int64_t i) { return i * parts.inner; });
   offsets_ = computed_;
 }
 
@@ -64,8 +64,8 @@ Picks::Picks(const char* op, const Shape& x, std::span<const Tensor> indices) {
   const std::span<const int64_t> sizes(x.data(), x.size());
   if (layout.first == layout.last) {
     const size_t d = layout.first;
-    const Blocks blocks = Blocks::around(x, static_cast<int64_t>(d));
-    *this = Picks(blocks, checked_indices(op, indices[d], x[d], static_cast<int64_t>(d), Negative::kFromEnd));
+    const Around parts = around(x, static_cast<int64_t>(d));
+    *this = Picks(parts, checked_indices(op, indices[d], x[d], static_cast<int64_t>(d), Negative::kFromEnd));
     return;
   }
   const Strides strides = contiguous_strides(x);

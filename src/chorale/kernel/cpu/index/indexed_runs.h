@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "chorale/kernel/cpu/support/around_dim.h"
+#include "chorale/kernel/around_dim.h"
 #include "chorale/kernel/cpu/support/bytes.h"
 #include "chorale/tensor/tensor.h"
 
@@ -17,7 +17,7 @@ namespace chorale::kernel::cpu {
 class Picks {
  public:
   // Slices of a dimension; indices are contiguous i64, in range.
-  Picks(const Blocks& blocks, const Tensor& indices);
+  Picks(const Around& parts, const Tensor& indices);
   // x[i0, i1, …]: checks the indices.
   Picks(const char* op, const Shape& x, std::span<const Tensor> indices);
   Picks(Picks&&) = default;  // moving a vector leaves its elements where offsets_ sees them

@@ -9,7 +9,7 @@
 namespace chorale::kernel::cpu {
 namespace {
 
-Lines lines_of(const Tensor& x) { return Lines(x, x.dims() == 1 ? 0 : 1); }
+Around lines_of(const Tensor& x) { return around(x.sizes(), x.dims() == 1 ? 0 : 1); }
 
 // Losses of single elements become the result: themselves, their sum or their mean.
 template <class S, class C>
@@ -48,7 +48,7 @@ class LossGradient {
 void cross_entropy(const KernelArgs& args) {
   const auto& attrs = args.attrs.get<CrossEntropyAttrs>();
   const Tensor x = contiguous(args.in[0]);
-  const Lines lines = lines_of(x);
+  const Around lines = lines_of(x);
   visit_floating(x.dtype(), [&](auto tag) {
     using S = typename decltype(tag)::type;
     using C = Compute<S>;
@@ -85,7 +85,7 @@ void cross_entropy(const KernelArgs& args) {
 void cross_entropy_backward(const KernelArgs& args) {
   const auto& attrs = args.attrs.get<CrossEntropyAttrs>();
   const Tensor x = contiguous(args.in[1]);
-  const Lines lines = lines_of(x);
+  const Around lines = lines_of(x);
   visit_floating(x.dtype(), [&](auto tag) {
     using S = typename decltype(tag)::type;
     using C = Compute<S>;
@@ -113,7 +113,7 @@ void cross_entropy_backward(const KernelArgs& args) {
 void nll_loss(const KernelArgs& args) {
   const auto& attrs = args.attrs.get<NllLossAttrs>();
   const Tensor x = contiguous(args.in[0]);
-  const Lines lines = lines_of(x);
+  const Around lines = lines_of(x);
   visit_floating(x.dtype(), [&](auto tag) {
     using S = typename decltype(tag)::type;
     using C = Compute<S>;
@@ -133,7 +133,7 @@ void nll_loss(const KernelArgs& args) {
 void nll_loss_backward(const KernelArgs& args) {
   const auto& attrs = args.attrs.get<NllLossBackwardAttrs>();
   const Tensor& dx = args.out[0];
-  const Lines lines = lines_of(dx);
+  const Around lines = lines_of(dx);
   visit_floating(dx.dtype(), [&](auto tag) {
     using S = typename decltype(tag)::type;
     using C = Compute<S>;

@@ -7,15 +7,15 @@
 namespace chorale::kernel::cpu {
 namespace {
 
-Lines lines_of(const KernelArgs& args) {
+Around lines_of(const KernelArgs& args) {
   const Tensor& out = args.out[0];
-  return Lines(out, normalize_dim("softmax", args.attrs.get<DimAttrs>().dim, out.dims()));
+  return around(out.sizes(), normalize_dim("softmax", args.attrs.get<DimAttrs>().dim, out.dims()));
 }
 
 template <class F>
 void unary(const KernelArgs& args, F&& row) {
   const Tensor x = contiguous(args.in[0]);
-  const Lines lines = lines_of(args);
+  const Around lines = lines_of(args);
   visit_floating(x.dtype(), [&](auto tag) {
     using S = typename decltype(tag)::type;
     for_lines<S, 1>(lines, {x.data<S>()}, args.out[0].data<S>(),
@@ -26,7 +26,7 @@ void unary(const KernelArgs& args, F&& row) {
 template <class F>
 void binary(const KernelArgs& args, F&& row) {
   const Tensor dy = contiguous(args.in[0]), y = contiguous(args.in[1]);
-  const Lines lines = lines_of(args);
+  const Around lines = lines_of(args);
   visit_floating(y.dtype(), [&](auto tag) {
     using S = typename decltype(tag)::type;
     for_lines<S, 2>(lines, {dy.data<S>(), y.data<S>()}, args.out[0].data<S>(),

@@ -5,26 +5,18 @@
 #include <array>
 
 #include "chorale/base/parallel_for.h"
+#include "chorale/kernel/around_dim.h"
 #include "chorale/kernel/cpu/support/floating.h"
 #include "chorale/tensor/tensor.h"
 
 namespace chorale::kernel::cpu {
-
-// A tensor seen as outer x length x inner, lines going along the middle.
-struct Lines {
-  int64_t outer = 1, length = 1, inner = 1;
-
-  Lines(const Tensor& x, int64_t dim) {
-    for (int64_t i = 0; i < x.dims(); ++i) (i < dim ? outer : i == dim ? length : inner) *= x.size(i);
-  }
-};
 
 // Calls f(in, out, line) for every line: in[i] is the line of input i as numbers to compute with, `out` has room for
 // the result (null where there is no output), `line` counts the lines in row-major order. f runs on several threads.
 // Lines that are not contiguous are brought together a block at a time: neighbours share the cache lines that they are
 // spread over.
 template <class S, size_t kInputs, class F>
-void for_lines(const Lines& lines, const std::array<const S*, kInputs>& in, S* out, F&& f) {
+void for_lines(const Around& lines, const std::array<const S*, kInputs>& in, S* out, F&& f) {
   static_assert(kInputs == 1 || kInputs == 2);
   using C = Compute<S>;
   constexpr int64_t kBlock = 16;
