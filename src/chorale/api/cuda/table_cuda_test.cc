@@ -11,6 +11,7 @@
 #include "chorale/autograd/autograd.h"
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
+#include "chorale/device/cuda/gpu_test_util.h"
 #include "chorale/device/runtime.h"
 #include "chorale/device/stream.h"
 #include "chorale/kernel/nn_attrs.h"
@@ -29,7 +30,8 @@
 namespace chorale::op {
 namespace {
 
-constexpr Device kGpu{DeviceType::kCuda, 0};
+using cuda::kGpu;
+using cuda::rehearses;
 
 // Rows without a kernel on GPUs. A commit that writes one takes its row off.
 const std::set<std::string> kWithout = {
@@ -38,18 +40,10 @@ const std::set<std::string> kWithout = {
 
 // Kernels are compiled and not run (Note [Rehearsal]): there is nothing to compare. Each text is compiled in f32, or
 // ("all") in every dtype.
-bool rehearses() { return config::env("CHORALE_CUDA_REHEARSAL").has_value(); }
 bool rehearses_f32() { return rehearses() && *config::env("CHORALE_CUDA_REHEARSAL") != "all"; }
 
-class CudaTable : public ::testing::TestWithParam<const OpDef*> {
+class CudaTable : public cuda::GpuTest, public testing::WithParamInterface<const OpDef*> {
  protected:
-  void SetUp() override {
-    try {
-      runtime_of(kGpu);
-    } catch (const StateError& error) {
-      GTEST_SKIP() << "no GPU: " << error.what();
-    }
-  }
   const OpDef& row() const { return *GetParam(); }
 };
 
@@ -128,16 +122,7 @@ TEST_P(CudaTable, GradientsAreThoseOfTheCpu) {
 INSTANTIATE_TEST_SUITE_P(Rows, CudaTable, ::testing::ValuesIn(all_ops().begin(), all_ops().end()),
                          [](const auto& named) { return std::string(named.param->name); });
 
-class CudaTensors : public ::testing::Test {
- protected:
-  void SetUp() override {
-    try {
-      runtime_of(kGpu);
-    } catch (const StateError& error) {
-      GTEST_SKIP() << "no GPU: " << error.what();
-    }
-  }
-};
+class CudaTensors : public cuda::GpuTest {};
 
 const std::set<std::string> kThroughHost = {
 #include "chorale/eager/cuda/rows_through_host.inc"

@@ -6,28 +6,19 @@
 #include "chorale/api/compile.h"
 #include "chorale/api/replay.h"
 #include "chorale/api/table_test_util.h"
-#include "chorale/base/config.h"
 #include "chorale/base/error.h"
 #include "chorale/codegen/fused.h"
+#include "chorale/device/cuda/gpu_test_util.h"
 #include "chorale/device/runtime.h"
 #include "chorale/op/samples.h"
 
 namespace chorale::codegen {
 namespace {
 
-constexpr Device kGpu{DeviceType::kCuda, 0};
-bool rehearses() { return config::env("CHORALE_CUDA_REHEARSAL").has_value(); }
+using cuda::kGpu;
+using cuda::rehearses;
 
-class CudaFused : public testing::Test {
- protected:
-  void SetUp() override {
-    try {
-      runtime_of(kGpu);
-    } catch (const StateError& error) {
-      GTEST_SKIP() << "no GPU: " << error.what();
-    }
-  }
-};
+class CudaFused : public cuda::GpuTest {};
 
 Tensor made(const Shape& sizes, int seed, DType dtype, double low = -2, double high = 2) {
   return to(to(op::sample(sizes, seed, low, high), dtype), kGpu);

@@ -9,10 +9,10 @@
 #include <thread>
 
 #include "chorale/base/comm_error.h"
-#include "chorale/base/config.h"
 #include "chorale/base/error.h"
 #include "chorale/comm/spec_test_util.h"
 #include "chorale/device/collectives.h"
+#include "chorale/device/cuda/gpu_test_util.h"
 #include "chorale/device/cuda/nccl_stand_in_test_util.h"
 #include "chorale/device/runtime.h"
 #include "chorale/device/stream.h"
@@ -25,7 +25,7 @@ using namespace std::chrono_literals;
 using Clock = Deadline::Clock;
 
 Device gpu(int index) { return {DeviceType::kCuda, static_cast<int16_t>(index)}; }
-bool rehearses() { return config::env("CHORALE_CUDA_REHEARSAL").has_value(); }
+using cuda::rehearses;
 
 Tensor on(Device device, const Tensor& x) {
   const Tensor there = Tensor::empty(x.sizes(), x.dtype(), device);
@@ -286,11 +286,7 @@ class Nccl : public testing::Test {
  protected:
   void SetUp() override {
     if (rehearses()) GTEST_SKIP() << "a rehearsal has no GPU for NCCL";
-    try {
-      runtime_of(gpu(0));
-    } catch (const StateError& error) {
-      GTEST_SKIP() << "no GPU: " << error.what();
-    }
+    if (const std::string no_gpu = cuda::why_no_gpu(); !no_gpu.empty()) GTEST_SKIP() << no_gpu;
     const std::string why = find_collectives(DeviceType::kCuda)->why_not();
     ASSERT_EQ(why, "");
   }

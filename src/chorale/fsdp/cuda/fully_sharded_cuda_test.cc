@@ -1,27 +1,15 @@
 // Fully sharded training among ranks that share a GPU: parts, whole parameters and gradients are there.
 #include <gtest/gtest.h>
 
-#include "chorale/base/config.h"
-#include "chorale/base/error.h"
-#include "chorale/device/runtime.h"
+#include "chorale/device/cuda/gpu_test_util.h"
 #include "chorale/fsdp/fsdp_test_util.h"
 
 namespace chorale::fsdp {
 namespace {
 
-constexpr Device kGpu{DeviceType::kCuda, 0};
+using cuda::kGpu;
 
-class CudaFullySharded : public testing::Test {
- protected:
-  void SetUp() override {
-    if (config::env("CHORALE_CUDA_REHEARSAL")) GTEST_SKIP() << "a rehearsal has no numbers to send";
-    try {
-      runtime_of(kGpu);
-    } catch (const StateError& error) {
-      GTEST_SKIP() << "no GPU: " << error.what();
-    }
-  }
-};
+class CudaFullySharded : public cuda::GpuNumbersTest {};
 
 // spec: test_train_parity_multi_group
 TEST_F(CudaFullySharded, LateRanksChangeNothing) { expect_parity_of_late_ranks(kGpu, LateRanks::kPlain, 1e-4); }

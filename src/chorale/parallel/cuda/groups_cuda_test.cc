@@ -9,10 +9,8 @@
 
 #include "chorale/api/api.h"
 #include "chorale/base/comm_error.h"
-#include "chorale/base/config.h"
-#include "chorale/base/error.h"
 #include "chorale/comm/spec_test_util.h"
-#include "chorale/device/runtime.h"
+#include "chorale/device/cuda/gpu_test_util.h"
 #include "chorale/device/stream.h"
 #include "chorale/models/mlp.h"
 #include "chorale/nn/nn.h"
@@ -32,22 +30,11 @@ using comm::Group;
 using comm::numbered;
 using comm::sent_by;
 
-constexpr Device kGpu{DeviceType::kCuda, 0};
+using cuda::kGpu;
 constexpr int kRanks = 4;
 using Clock = std::chrono::steady_clock;
 
-class CudaGroups : public testing::Test {
- protected:
-  void SetUp() override {
-    // Rehearsals compile kernels and run nothing: these tests have none of their own.
-    if (config::env("CHORALE_CUDA_REHEARSAL")) GTEST_SKIP() << "a rehearsal has no numbers to send";
-    try {
-      runtime_of(kGpu);
-    } catch (const StateError& error) {
-      GTEST_SKIP() << "no GPU: " << error.what();
-    }
-  }
-};
+class CudaGroups : public cuda::GpuNumbersTest {};
 
 // Each rank on a stream of its own, in the default group, [1, 2] and a new one of all.
 void in_all_groups(const std::function<void(Group&)>& body) {

@@ -9,10 +9,9 @@
 #include <iostream>
 
 #include "chorale/api/api.h"
-#include "chorale/base/config.h"
 #include "chorale/base/error.h"
 #include "chorale/comm/run_ranks_test_util.h"
-#include "chorale/device/runtime.h"
+#include "chorale/device/cuda/gpu_test_util.h"
 #include "chorale/device/stream.h"
 #include "chorale/models/gpt2.h"
 #include "chorale/op/samples.h"
@@ -24,19 +23,9 @@ namespace {
 
 using comm::Group;
 
-constexpr Device kGpu{DeviceType::kCuda, 0};
+using cuda::kGpu;
 
-class SharedGpu : public testing::Test {
- protected:
-  void SetUp() override {
-    if (config::env("CHORALE_CUDA_REHEARSAL")) GTEST_SKIP() << "a rehearsal has no numbers to send";
-    try {
-      runtime_of(kGpu);
-    } catch (const StateError& error) {
-      GTEST_SKIP() << "no GPU: " << error.what();
-    }
-  }
-};
+class SharedGpu : public cuda::GpuNumbersTest {};
 
 Tensor there(const Tensor& x) { return to(x, kGpu); }
 

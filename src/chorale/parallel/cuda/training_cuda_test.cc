@@ -9,10 +9,10 @@
 #include "chorale/api/api.h"
 #include "chorale/api/compile.h"
 #include "chorale/api/replay.h"
-#include "chorale/base/config.h"
 #include "chorale/base/error.h"
 #include "chorale/base/same_bits.h"
 #include "chorale/codegen/fused.h"
+#include "chorale/device/cuda/gpu_test_util.h"
 #include "chorale/device/program.h"
 #include "chorale/device/runtime.h"
 #include "chorale/device/stream.h"
@@ -24,20 +24,10 @@
 namespace chorale::parallel {
 namespace {
 
-constexpr Device kGpu{DeviceType::kCuda, 0};
+using cuda::kGpu;
+using cuda::rehearses;
 
-bool rehearses() { return config::env("CHORALE_CUDA_REHEARSAL").has_value(); }
-
-class CudaTraining : public testing::Test {
- protected:
-  void SetUp() override {
-    try {
-      runtime_of(kGpu);
-    } catch (const StateError& error) {
-      GTEST_SKIP() << "no GPU: " << error.what();
-    }
-  }
-};
+class CudaTraining : public cuda::GpuTest {};
 
 using Make = std::function<std::unique_ptr<optim::Optimizer>(const nn::Module&)>;
 

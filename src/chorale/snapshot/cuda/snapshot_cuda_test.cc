@@ -4,10 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "chorale/api/api.h"
-#include "chorale/base/config.h"
-#include "chorale/base/error.h"
 #include "chorale/comm/spec_test_util.h"
-#include "chorale/device/runtime.h"
+#include "chorale/device/cuda/gpu_test_util.h"
 #include "chorale/device/stream.h"
 #include "chorale/snapshot/async_saver.h"
 #include "chorale/testing/temporary_folder_test_util.h"
@@ -15,15 +13,11 @@
 namespace chorale::snapshot {
 namespace {
 
-constexpr Device kGpu{DeviceType::kCuda, 0};
+using cuda::kGpu;
 
-TEST(CudaSnapshots, HoldWhatTheGpuHolds) {
-  if (config::env("CHORALE_CUDA_REHEARSAL")) GTEST_SKIP() << "a rehearsal has no numbers to save";
-  try {
-    runtime_of(kGpu);
-  } catch (const StateError& error) {
-    GTEST_SKIP() << "no GPU: " << error.what();
-  }
+class CudaSnapshots : public cuda::GpuNumbersTest {};
+
+TEST_F(CudaSnapshots, HoldWhatTheGpuHolds) {
   const TemporaryFolder folder;
   comm::run_ranks(2, [&](comm::Group& group) {
     const StreamScope own(make_stream(kGpu));

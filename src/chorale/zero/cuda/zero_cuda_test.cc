@@ -1,27 +1,15 @@
 // ZeRO among ranks that share a GPU.
 #include <gtest/gtest.h>
 
-#include "chorale/base/config.h"
-#include "chorale/base/error.h"
-#include "chorale/device/runtime.h"
+#include "chorale/device/cuda/gpu_test_util.h"
 #include "chorale/zero/zero_join_test_util.h"
 
 namespace chorale::zero {
 namespace {
 
-constexpr Device kGpu{DeviceType::kCuda, 0};
+using cuda::kGpu;
 
-class CudaZero : public testing::Test {
- protected:
-  void SetUp() override {
-    if (config::env("CHORALE_CUDA_REHEARSAL")) GTEST_SKIP() << "a rehearsal has no numbers to send";
-    try {
-      runtime_of(kGpu);
-    } catch (const StateError& error) {
-      GTEST_SKIP() << "no GPU: " << error.what();
-    }
-  }
-};
+class CudaZero : public cuda::GpuNumbersTest {};
 
 // spec: test_zero_join_gpu
 TEST_F(CudaZero, RanksMayHaveDifferentNumbersOfInputs) { expect_join_of_uneven_inputs(kGpu); }
