@@ -29,20 +29,26 @@ void check_may_change(const Module& module, bool would_change) {
                       "module; call eval() first, or call a module that is not const");
 }
 
+// The parameters and running statistics that the options ask for.
+template <class Norm, class Options>
+void make_members(const char* name, Norm& norm, int64_t channels, const Options& options) {
+  CHORALE_CHECK(channels > 0, "[", name, "] expected a positive number of channels, found ", channels);
+  if (options.affine) {
+    norm.weight = Parameter(ones({channels}));
+    norm.bias = Parameter(zeros({channels}));
+  }
+  if (options.track_running_stats) {
+    norm.running_mean = Buffer(zeros({channels}));
+    norm.running_var = Buffer(ones({channels}));
+    norm.num_batches_tracked = Buffer(Tensor::scalar(0, DType::kI64));
+  }
+}
+
 }  // namespace
 
 BatchNorm::BatchNorm(int64_t dims, int64_t channels, const BatchNormOptions& options)
     : dims_(dims), channels_(channels), options_(options) {
-  CHORALE_CHECK(channels > 0, "[BatchNorm] expected a positive number of channels, found ", channels);
-  if (options.affine) {
-    weight = Parameter(ones({channels}));
-    bias = Parameter(zeros({channels}));
-  }
-  if (options.track_running_stats) {
-    running_mean = Buffer(zeros({channels}));
-    running_var = Buffer(ones({channels}));
-    num_batches_tracked = Buffer(Tensor::scalar(0, DType::kI64));
-  }
+  make_members("BatchNorm", *this, channels, options);
 }
 
 Tensor BatchNorm::forward(const Tensor& x) {
@@ -78,16 +84,7 @@ std::string BatchNorm::describe() const {
 
 InstanceNorm::InstanceNorm(int64_t dims, int64_t channels, const InstanceNormOptions& options)
     : dims_(dims), channels_(channels), options_(options) {
-  CHORALE_CHECK(channels > 0, "[InstanceNorm] expected a positive number of channels, found ", channels);
-  if (options.affine) {
-    weight = Parameter(ones({channels}));
-    bias = Parameter(zeros({channels}));
-  }
-  if (options.track_running_stats) {
-    running_mean = Buffer(zeros({channels}));
-    running_var = Buffer(ones({channels}));
-    num_batches_tracked = Buffer(Tensor::scalar(0, DType::kI64));
-  }
+  make_members("InstanceNorm", *this, channels, options);
 }
 
 Tensor InstanceNorm::forward(const Tensor& x) { return normalize(x); }
