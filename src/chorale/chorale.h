@@ -63,6 +63,7 @@
 #include "chorale/sharding/sharded.h"
 #include "chorale/snapshot/async_saver.h"
 #include "chorale/snapshot/snapshot.h"
+#include "chorale/snapshot/stateful.h"
 #include "chorale/tensor/dlpack.h"
 #include "chorale/text/bpe.h"
 #include "chorale/text/bytes.h"

@@ -1,10 +1,12 @@
 // Checkpoints of fully sharded, replicated, tensor parallel and plain models, and of one kind loaded by another: rows
 // of B4 and B7 of spec/sharded-training.md.
 #include "chorale/comm/objects.h"
+#include "chorale/data/loader.h"
 #include "chorale/fsdp/fsdp_test_util.h"
 #include "chorale/fsdp/state.h"
 #include "chorale/parallel/tensor_parallel.h"
 #include "chorale/snapshot/async_saver.h"
+#include "chorale/snapshot/stateful.h"
 #include "chorale/testing/temporary_folder_test_util.h"
 
 namespace chorale::fsdp {
@@ -103,6 +105,62 @@ TEST(CheckpointsOfModels, TrainingGoesOnWithTheLossesThatItWouldHaveHad) {
 TEST(CheckpointsOfModels, TrainingGoesOnLikewiseFromSavesInTheBackground) {
   for (const Kind kind : {Kind::kPlain, Kind::kDdp, Kind::kFsdp, Kind::kHsdp, Kind::kFsdpTp})
     expect_to_go_on(kind, true);
+}
+
+// A training whose steps depend on everything that it has: optimizer, schedule, random numbers, place in the data.
+struct WithObjects {
+  Trained training;
+  optim::Scheduler schedule;
+  Generator noise;
+  data::DataLoader<data::TensorDataset> loader;
+
+  WithObjects(const comm::Group& group, double seed)
+      : training(seeded(MlpStack(1, 6), seed), Kind::kFsdp, group),
+        schedule(*training.optimizer, optim::cosine({.steps = 8})),
+        noise(static_cast<uint64_t>(seed)),
+        loader(data::TensorDataset(pattern({10, 6}, 3)), {.batch_size = 4, .shuffle = true, .drop_last = true}) {}
+  double step() {
+    auto batch = loader.next();
+    if (!batch) batch = loader.next();  // of the next epoch
+    training.optimizer->zero_grad();
+    const Tensor loss = mean(square(training.model(add(batch->x, normal({4, 6}, 0, 1, DType::kF32, noise)))));
+    backward(loss);
+    training.optimizer->step();
+    schedule.step();
+    return loss.item<float>();
+  }
+  snapshot::Objects objects() {
+    return {{"optimizer", snapshot::stateful(*training.optimizer)},
+            {"schedule", snapshot::stateful(schedule)},
+            {"noise", snapshot::stateful(noise)},
+            {"loader", snapshot::stateful(loader)}};
+  }
+};
+
+TEST(CheckpointsOfModels, ObjectsGoOnWhereTheyWereAmongFewerRanks) {
+  const TemporaryFolder folder;
+  std::vector<double> expected;
+  run_ranks(4, [&](comm::Group& group) {
+    WithObjects one(group, 1);
+    for (int step = 0; step < 3; ++step) one.step();  // two to an epoch
+    snapshot::save_objects(group, folder / "x", one.objects(), snapshot::state_of(one.training.model.state_dict()));
+    std::vector<double> losses;
+    for (int step = 3; step < 8; ++step) losses.push_back(one.step());
+    if (group.rank() == 0) expected = losses;
+  });
+  EXPECT_NE(expected.front(), expected.back());
+  run_ranks(2, [&](comm::Group& group) {
+    WithObjects two(group, 40);
+    two.step();  // the optimizer has its states, and everything else is where it should not be
+    snapshot::State model = snapshot::state_of(two.training.model.state_dict());
+    snapshot::load_objects(group, folder / "x", two.objects(), model);
+    std::vector<double> losses;
+    for (int step = 3; step < 8; ++step) losses.push_back(two.step());
+    EXPECT_EQ(losses, expected);
+    snapshot::State state = snapshot::stateful(two.noise).state();
+    state.bytes["offset"] = "12 ";
+    EXPECT_THROW(snapshot::stateful(two.noise).load(state), InvalidArgument);
+  });
 }
 
 Tensor whole_of_any(const Tensor& x) {

@@ -1,7 +1,9 @@
 #include "chorale/snapshot/stateful.h"
 
+#include <charconv>
 #include <set>
 
+#include "chorale/base/error.h"
 #include "chorale/snapshot/agreement.h"
 
 namespace chorale::snapshot {
@@ -55,6 +57,37 @@ std::vector<Part> add_objects(const comm::Group& group, const Objects& objects, 
 }
 
 }  // namespace
+
+State state_of_numbers(const Numbers& numbers) {
+  State state;
+  for (const auto& [key, number] : numbers) state.bytes[key] = std::to_string(number);
+  return state;
+}
+
+int64_t number_in(const State& state, const std::string& key) {
+  const auto found = state.bytes.find(key);
+  CHORALE_CHECK(found != state.bytes.end(), "[checkpoint] an object's state has no ", key);
+  const std::string& text = found->second;
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  CHORALE_CHECK(error == std::errc() && end == text.data() + text.size(), "[checkpoint] the ", key,
+                " of an object is no whole number: '", text.substr(0, 40), "'");
+  return number;
+}
+
+Stateful stateful(Generator& generator) {
+  return {.state =
+              [&generator] {
+                const RandomStream at = generator.state();
+                return state_of_numbers(
+                    {{"seed", static_cast<int64_t>(at.seed)}, {"offset", static_cast<int64_t>(at.offset)}});
+              },
+          .load =
+              [&generator](const State& state) {
+                generator.restore({static_cast<uint64_t>(number_in(state, "seed")),
+                                   static_cast<uint64_t>(number_in(state, "offset"))});
+              }};
+}
 
 void save_objects(const comm::Group& group, const std::filesystem::path& folder, const Objects& objects,
                   const State& rest, const SaveOptions& options) {

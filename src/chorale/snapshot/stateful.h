@@ -2,14 +2,19 @@
 //
 //   snapshot::Objects objects;
 //   objects["optimizer"] = snapshot::stateful(optimizer);
-//   objects["loader"] = {.state = [&] { … }, .load = [&](const snapshot::State& state) { … }};
+//   objects["loader"] = snapshot::stateful(loader);
+//   objects["mine"] = {.state = [&] { … }, .load = [&](const snapshot::State& state) { … }};
 //   snapshot::save_objects(group, folder, objects, state);
 #pragma once
 
+#include <concepts>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
+#include <utility>
 
+#include "chorale/base/generator.h"
 #include "chorale/snapshot/snapshot.h"
 
 namespace chorale::snapshot {
@@ -27,13 +32,49 @@ using Objects = std::map<std::string, Stateful>;
 // it.
 template <class Object>
 Stateful stateful(Object& object) {
-  return {.state = [&object] { return state_of(object.state_dict()); },
+  // Sharded tensors as wholes, of which chunks are only this rank's part.
+  const auto filled = std::make_shared<NamedTensors>();
+  return {.state =
+              [&object, filled] {
+                *filled = object.state_dict();
+                return state_of(*filled);
+              },
+          .load = [&object, filled](const State&) { object.load_state_dict(std::exchange(*filled, {})); }};
+}
+
+// Where a generator is in its stream. Ranks whose generators differ give theirs names of their own.
+Stateful stateful(Generator& generator);
+
+// Whole numbers as the state of an object.
+using Numbers = std::map<std::string, int64_t>;
+State state_of_numbers(const Numbers& numbers);
+// InvalidArgument where it has no such number.
+int64_t number_in(const State& state, const std::string& key);
+
+// A data loader (data/loader.h): the epoch in which it is, and how many batches of it were handed out.
+template <class Loader>
+concept HasPlace = requires(Loader& loader) {
+  loader.load_state(loader.state());
+  { loader.state().epoch } -> std::convertible_to<int64_t>;
+};
+template <HasPlace Loader>
+Stateful stateful(Loader& loader) {
+  return {.state =
+              [&loader] {
+                const auto place = loader.state();
+                return state_of_numbers({{"seed", static_cast<int64_t>(place.seed)},
+                                         {"epoch", place.epoch},
+                                         {"batch", place.batch},
+                                         {"batches", place.batches}});
+              },
           .load =
-              [&object](const State& state) {
-                NamedTensors tensors;
-                tensors.reserve(state.chunks.size());
-                for (const TensorChunk& chunk : state.chunks) tensors.emplace_back(chunk.key, chunk.local);
-                object.load_state_dict(tensors);
+              [&loader](const State& state) {
+                auto place = loader.state();
+                place.seed = static_cast<uint64_t>(number_in(state, "seed"));
+                place.epoch = number_in(state, "epoch");
+                place.batch = number_in(state, "batch");
+                place.batches = number_in(state, "batches");
+                loader.load_state(place);
               }};
 }
 
