@@ -33,13 +33,4 @@ int64_t reduced_count(const Shape& sizes, DimMask reduced) {
   return count;
 }
 
-AroundDim around_dim(const Shape& sizes, int64_t dim) {
-  AroundDim around;
-  const auto at = static_cast<size_t>(dim);
-  for (size_t d = 0; d < sizes.size(); ++d) {
-    (d < at ? around.outer : d == at ? around.size : around.inner) *= sizes[d];
-  }
-  return around;
-}
-
 }  // namespace chorale::kernel

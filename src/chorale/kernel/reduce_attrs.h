@@ -61,10 +61,4 @@ struct ScanAttrs {
 };
 CHORALE_FIELDS(ScanAttrs, dim, reverse, exclusive)
 
-// A contiguous tensor seen around one of its dimensions: [outer, size, inner].
-struct AroundDim {
-  int64_t outer = 1, size = 1, inner = 1;
-};
-AroundDim around_dim(const Shape& sizes, int64_t dim);
-
 }  // namespace chorale::kernel

@@ -18,8 +18,8 @@ struct Scan {
   int64_t reverse, exclusive;
 };
 Scan scan_of(const char* op, const Tensor& x, const ScanAttrs& attrs) {
-  const AroundDim a = around_dim(x.sizes(), normalize_dim(op, attrs.dim, x.dims()));
-  return {a.outer * a.inner, a.size, a.inner, int64_t{attrs.reverse}, int64_t{attrs.exclusive}};
+  const Around a = around(x.sizes(), normalize_dim(op, attrs.dim, x.dims()));
+  return {a.lines(), a.length, a.inner, int64_t{attrs.reverse}, int64_t{attrs.exclusive}};
 }
 // A running value is kept in more digits than its results have, as on the CPU.
 const char* state_in_text(DType dtype) {

@@ -1,6 +1,7 @@
 // The functions of op/shape.h.
 #include <algorithm>
 
+#include "chorale/kernel/around_dim.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/index.h"
@@ -15,12 +16,6 @@ namespace {
 using namespace op;  // NOLINT(google-build-using-namespace): rows and attributes
 
 std::span<const Tensor> span_of(std::initializer_list<Tensor> xs) { return {xs.begin(), xs.size()}; }
-
-// Sizes as [before, size, after] around a dimension.
-IntList around(const Shape& sizes, size_t dim) {
-  const std::span<const int64_t> all(sizes.data(), sizes.size());
-  return {count_elems(all.first(dim)), sizes[dim], count_elems(all.subspan(dim + 1))};
-}
 
 }  // namespace
 
@@ -43,10 +38,10 @@ Tensor repeat(const Tensor& x, const IntList& repeats) {
   // One dimension after the other, the last first: what is copied more than once is small.
   for (size_t dim = sizes.size(); dim-- > 0;) {
     if (repeats[dim] == 1) continue;
-    const IntList blocks = around(sizes, dim);
-    const int64_t block = blocks[1] * blocks[2];
+    const kernel::Around parts = kernel::around(sizes, static_cast<int64_t>(dim));
+    const int64_t block = parts.length * parts.inner;
     sizes[dim] *= repeats[dim];
-    result = reshape(expand(reshape(result, {blocks[0], 1, block}), {blocks[0], repeats[dim], block}), sizes);
+    result = reshape(expand(reshape(result, {parts.outer, 1, block}), {parts.outer, repeats[dim], block}), sizes);
   }
   return result;
 }
@@ -64,10 +59,10 @@ Tensor repeat_interleave(const Tensor& x, int64_t repeats, std::optional<int64_t
   CHORALE_CHECK(repeats >= 0, "[repeat_interleave] ", repeats, " repeats are negative");
   if (!dim || x.dims() == 0) return repeat_interleave(reshape(x, {x.elems()}), repeats, 0);
   const auto at = static_cast<size_t>(normalize_dim("repeat_interleave", *dim, x.dims()));
-  const IntList blocks = around(x.sizes(), at);
+  const kernel::Around parts = kernel::around(x.sizes(), static_cast<int64_t>(at));
   Shape sizes = x.sizes();
   sizes[at] *= repeats;
-  const Tensor rows = reshape(x, {blocks[0] * blocks[1], 1, blocks[2]});
+  const Tensor rows = reshape(x, {parts.outer * parts.length, 1, parts.inner});
   const Tensor result = reshape(expand(rows, {-1, repeats, -1}), sizes);
   return repeats == 1 ? clone(result) : result;
 }

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "chorale/base/parallel_for.h"
+#include "chorale/kernel/around_dim.h"
 #include "chorale/kernel/cpu/index/sort_keys.h"
 #include "chorale/kernel/cpu/support/bytes.h"
 #include "chorale/kernel/cpu/support/copy.h"
@@ -90,7 +91,7 @@ void for_rows(const Tensor& from, int64_t dim, int64_t taken, const Tensor& valu
               FillRow&& fill_row) {
   if (values.elems() == 0) return;
   const Tensor x = contiguous(from);
-  const auto [outer, n, inner] = around_dim(x.sizes(), normalize_dim("sort", dim, x.dims()));
+  const auto [outer, n, inner] = around(x.sizes(), normalize_dim("sort", dim, x.dims()));
   const K* in = static_cast<const K*>(x.raw());
   K* out_values = static_cast<K*>(values.raw());
   int64_t* out_indices = indices.data<int64_t>();

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "chorale/base/parallel_for.h"
+#include "chorale/kernel/around_dim.h"
 #include "chorale/kernel/cpu/support/copy.h"
 #include "chorale/vec/loops.h"
 
@@ -61,8 +62,8 @@ class Picker {
   }
 
   // For every position around the dimension, its index along it.
-  void along(const AroundDim& around, int64_t* indices) const {
-    const int64_t outer = around.outer, n = around.size, inner = around.inner;
+  void along(const Around& x, int64_t* indices) const {
+    const int64_t outer = x.outer, n = x.length, inner = x.inner;
     if (inner == 1) {
       parallel_for(outer, (kBlockElems + n - 1) / n, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) indices[row] = pick_(x_ + row * n, n);
@@ -114,12 +115,12 @@ void pick(const Tensor& from, std::optional<int64_t> dim, bool largest, const Te
         *found = picker.flat(x.elems());
         return;
       }
-      const AroundDim around = around_dim(x.sizes(), normalize_dim("pick", *dim, x.dims()));
-      picker.along(around, found);
+      const Around parts = around(x.sizes(), normalize_dim("pick", *dim, x.dims()));
+      picker.along(parts, found);
       if (!values.defined()) return;
       T* value = values.data<T>();
-      for (int64_t o = 0; o < around.outer; ++o, data += around.size * around.inner) {
-        for (int64_t i = 0; i < around.inner; ++i) *value++ = data[*found++ * around.inner + i];
+      for (int64_t o = 0; o < parts.outer; ++o, data += parts.length * parts.inner) {
+        for (int64_t i = 0; i < parts.inner; ++i) *value++ = data[*found++ * parts.inner + i];
       }
     }
   });

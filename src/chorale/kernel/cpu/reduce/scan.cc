@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "chorale/base/parallel_for.h"
+#include "chorale/kernel/around_dim.h"
 #include "chorale/kernel/cpu/support/copy.h"
 
 namespace chorale::kernel::cpu {
@@ -43,15 +44,15 @@ using State = typename StateOf<T>::type;
 
 // row(offset) for every scan of a contiguous last dimension.
 template <class Row>
-void for_rows(const AroundDim& x, Row&& row) {
-  parallel_for(x.outer, (kGrainElems + x.size - 1) / x.size, [&](int64_t begin, int64_t end) {
-    for (; begin < end; ++begin) row(begin * x.size);
+void for_rows(const Around& x, Row&& row) {
+  parallel_for(x.outer, (kGrainElems + x.length - 1) / x.length, [&](int64_t begin, int64_t end) {
+    for (; begin < end; ++begin) row(begin * x.length);
   });
 }
 
 // step(state, offset) for every element, scans side by side; states start as `initial`.
 template <class S, class Step>
-void scan_columns(const AroundDim& x, bool reverse, S initial, Step&& step) {
+void scan_columns(const Around& x, bool reverse, S initial, Step&& step) {
   const auto [outer, n, inner] = x;
   const int64_t tiles = (inner + kColumns - 1) / kColumns;
   const int64_t tile_elems = n * std::min(inner, kColumns);
@@ -92,14 +93,14 @@ void scan_row(const T* in, T* out, int64_t n, int64_t direction, S carry, F f) {
 }
 
 template <bool kExclusive, class T, class F>
-void scan(const AroundDim& x, bool reverse, const T* in, T* out, State<T> initial, F f) {
-  if (x.outer * x.size * x.inner == 0) return;
+void scan(const Around& x, bool reverse, const T* in, T* out, State<T> initial, F f) {
+  if (x.outer * x.length * x.inner == 0) return;
   if (x.inner == 1) {
     for_rows(x, [&](int64_t at) {
       if (reverse) {
-        scan_row<kExclusive>(in + at + x.size - 1, out + at + x.size - 1, x.size, -1, initial, f);
+        scan_row<kExclusive>(in + at + x.length - 1, out + at + x.length - 1, x.length, -1, initial, f);
       } else {
-        scan_row<kExclusive>(in + at, out + at, x.size, 1, initial, f);
+        scan_row<kExclusive>(in + at, out + at, x.length, 1, initial, f);
       }
     });
   } else {
@@ -124,14 +125,14 @@ template <class F>
 void scan_with(const char* op, const KernelArgs& args, float initial, F f) {
   const auto& attrs = args.attrs.get<ScanAttrs>();
   const Tensor x = contiguous(args.in[0], args.out[0].dtype());
-  const AroundDim around = around_dim(x.sizes(), normalize_dim(op, attrs.dim, x.dims()));
+  const Around parts = around(x.sizes(), normalize_dim(op, attrs.dim, x.dims()));
   visit_scanned(x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     const auto start = static_cast<State<T>>(initial);
     if (attrs.exclusive) {
-      scan<true>(around, attrs.reverse, x.data<T>(), args.out[0].data<T>(), start, f);
+      scan<true>(parts, attrs.reverse, x.data<T>(), args.out[0].data<T>(), start, f);
     } else {
-      scan<false>(around, attrs.reverse, x.data<T>(), args.out[0].data<T>(), start, f);
+      scan<false>(parts, attrs.reverse, x.data<T>(), args.out[0].data<T>(), start, f);
     }
   });
 }
@@ -144,7 +145,7 @@ void cumprod(const KernelArgs& args) { scan_with("cumprod", args, 1, std::multip
 void recurrence(const KernelArgs& args) {
   const auto& attrs = args.attrs.get<ScanAttrs>();
   const Tensor a = contiguous(args.in[0]), b = contiguous(args.in[1]);
-  const AroundDim around = around_dim(a.sizes(), normalize_dim("recurrence", attrs.dim, a.dims()));
+  const Around parts = around(a.sizes(), normalize_dim("recurrence", attrs.dim, a.dims()));
   if (a.elems() == 0) return;
   visit_scanned(a.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -155,13 +156,13 @@ void recurrence(const KernelArgs& args) {
       out[at] = static_cast<T>(state);
       state = static_cast<State<T>>(term[at]) + static_cast<State<T>>(factor[at]) * state;
     };
-    if (around.inner > 1) {
-      scan_columns(around, attrs.reverse, State<T>(0), step);
+    if (parts.inner > 1) {
+      scan_columns(parts, attrs.reverse, State<T>(0), step);
       return;
     }
-    for_rows(around, [&](int64_t at) {
+    for_rows(parts, [&](int64_t at) {
       State<T> state(0);
-      for (int64_t i = 0; i < around.size; ++i) step(state, at + (attrs.reverse ? around.size - 1 - i : i));
+      for (int64_t i = 0; i < parts.length; ++i) step(state, at + (attrs.reverse ? parts.length - 1 - i : i));
     });
   });
 }
