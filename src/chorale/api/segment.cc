@@ -8,9 +8,7 @@
 #include "chorale/api/piece_backward.h"
 #include "chorale/autograd/autograd.h"
 #include "chorale/base/error.h"
-#include "chorale/graph/passes/common_values.h"
 #include "chorale/graph/passes/recompute.h"
-#include "chorale/graph/pieces.h"
 
 namespace chorale::compiled {
 namespace {
@@ -144,7 +142,6 @@ std::shared_ptr<Segment> Segment::build(Recording& recording, const EndOfSegment
   key.live = end.live;
   for (const Tensor& root : end.roots) key.roots.push_back(recording.find(root));
 
-  const size_t forward_calls = recording.calls().size();
   std::vector<Tensor> parameters;
   const std::vector<graph::Bucket> buckets = buckets_of(recording, end, options.split, parameters);
   made->pieces_.resize(buckets.size());
@@ -155,7 +152,6 @@ std::shared_ptr<Segment> Segment::build(Recording& recording, const EndOfSegment
     for (const uint32_t p : buckets[k].parameters) piece.bucket.push_back(parameters[p]);
   }
 
-  std::vector<size_t> backward_begin(buckets.size(), forward_calls), backward_end(buckets.size(), forward_calls);
   std::vector<Tensor> gradients;  // kept until their values are known
   std::vector<std::vector<uint32_t>> gradient_of(buckets.size());
   std::vector<std::vector<uint32_t>> tangent_of(buckets.size());
@@ -167,7 +163,7 @@ std::shared_ptr<Segment> Segment::build(Recording& recording, const EndOfSegment
     for (size_t k = buckets.size(); k-- > 0;) {
       const TapePiece& piece = cut.pieces[k];
       Piece& its = made->pieces_[k];
-      backward_begin[k] = recording.calls().size();
+      its.backward_begin = recording.calls().size();
       const ShutPiece shut(piece);
       autograd::BackwardRun run({.retain_graph = true});
       for (size_t i = 0; i < piece.exits.size(); ++i) {
@@ -188,7 +184,7 @@ std::shared_ptr<Segment> Segment::build(Recording& recording, const EndOfSegment
         gradient_of[k].push_back(gradient.defined() ? recording.add(gradient) : kNone);
         gradients.push_back(gradient);
       }
-      backward_end[k] = recording.calls().size();
+      its.backward_end = recording.calls().size();
     }
   }
 
@@ -217,49 +213,26 @@ std::shared_ptr<Segment> Segment::build(Recording& recording, const EndOfSegment
       }
     }
   }
-  for (size_t k = 0; k < buckets.size(); ++k) {
-    Piece& piece = made->pieces_[k];
-    if (piece.exits.empty()) continue;
-    std::vector<bool> belongs;
-    for (const graph::Node& node : whole.nodes) {
-      belongs.push_back(node.origin >= backward_begin[k] && node.origin < backward_end[k]);
+  made->cut();
+  for (const Piece& piece : made->pieces_) made->texts_.push_back(graph::print(piece.forward.graph));
+  for (const Piece& piece : made->pieces_) made->texts_.push_back(graph::print(piece.backward.graph));
+  if (late.empty()) {
+    bool any = false;
+    for (size_t k = 0; k < buckets.size(); ++k) {
+      Piece& piece = made->pieces_[k];
+      if (piece.exits.empty()) continue;
+      piece.again = made->choose_again(k, options.memory_budget);
+      any |= std::find(piece.again.begin(), piece.again.end(), true) != piece.again.end();
     }
-    std::vector<uint32_t> results;
-    for (const uint32_t value : piece.gradients) {
-      if (value != kNone && std::find(results.begin(), results.end(), value) == results.end()) results.push_back(value);
-    }
-    piece.backward = graph::cut_out(whole, belongs, results, {}, true);
-    graph::merge_common_values(piece.backward.graph);
-    piece.reached_by = reached_by(piece);
-    for (const uint32_t value : piece.backward.in) {
-      if (std::find(piece.tangents.begin(), piece.tangents.end(), value) == piece.tangents.end()) {
-        piece.saved.push_back(value);
+    if (any) made->cut();
+    for (Piece& piece : made->pieces_) {
+      // A step, which has its backward inside.
+      if (piece.exits.empty() && has_backward(piece.forward.graph)) {
+        graph::recompute(piece.forward.graph, options.memory_budget);
       }
     }
   }
-  made->cut_forward(forward_calls);
   made->backward_programs_.resize(buckets.size());
-  for (size_t k = 0; k < buckets.size(); ++k) {
-    Piece& piece = made->pieces_[k];
-    graph::merge_common_values(piece.forward.graph);
-    made->forward_texts_.push_back(graph::print(piece.forward.graph));
-    // A step that has its backward inside; else what is kept is what the backward graph reads.
-    if (piece.exits.empty() && recording.late_sizes().empty() && has_backward(piece.forward.graph)) {
-      graph::recompute(piece.forward.graph, options.memory_budget);
-    }
-  }
-  // Two results may be one value, whose memory is given once.
-  made->wanted_places_.assign(made->wanted_, SIZE_MAX);
-  if (buckets.size() == 1) {
-    const std::vector<uint32_t>& outs = made->pieces_[0].forward.out;
-    for (size_t i = 0; i < outs.size(); ++i) {
-      for (size_t o = made->wanted_; o-- > 0;) {
-        if (whole.outputs[made->live_ + o].value != outs[i]) continue;
-        made->wanted_places_[o] = i;
-        break;
-      }
-    }
-  }
   for (graph::RecordedCall& call : key.calls) call.time = 0;
   for (const graph::Functional::Input& input : made->functional_.inputs) {
     const auto found = std::find_if(key.outside.begin(), key.outside.end(),
@@ -285,52 +258,27 @@ void Segment::release() const {
 
 void Segment::resize(std::shared_ptr<const Segment> like) {
   like_ = std::move(like);
+  // The same values are kept at all sizes, so that the kernels are the same.
+  const std::vector<graph::Node>&nodes = graph().nodes, &others = like_->graph().nodes;
+  const bool is_alike = std::equal(nodes.begin(), nodes.end(), others.begin(), others.end(),
+                                   [](const graph::Node& a, const graph::Node& b) {
+                                     return a.kind == b.kind && a.op == b.op && a.in == b.in && a.out == b.out;
+                                   });
+  bool differs = false;
+  for (size_t k = 0; k < pieces_.size() && is_alike; ++k) {
+    differs |= pieces_[k].again != like_->pieces_[k].again;
+    pieces_[k].again = like_->pieces_[k].again;
+  }
+  if (differs) cut();
   for (size_t k = 0; k < pieces_.size(); ++k) {
     pieces_[k].forward_program = like_->pieces_[k].forward_program->at_other_sizes(pieces_[k].forward.graph);
   }
 }
 
-std::vector<std::string> Segment::texts() const {
-  std::vector<std::string> all = forward_texts_;
-  for (const Piece& piece : pieces_) all.push_back(graph::print(piece.backward.graph));
-  return all;
-}
-
 std::string Segment::text() const {
   std::string all;
-  for (const Piece& piece : pieces_) all += graph::print(piece.forward.graph);
+  for (size_t k = 0; k < pieces_.size(); ++k) all += texts_[k];
   return all;
-}
-
-void Segment::cut_forward(size_t forward_calls) {
-  const graph::Graph& whole = functional_.graph;
-  std::set<uint32_t> from_outside(whole.inputs.begin(), whole.inputs.end());
-  std::set<uint32_t> wanted;  // by later pieces
-  for (size_t o = 0; o < live_ + wanted_; ++o) wanted.insert(whole.outputs[o].value);
-  for (const Piece& piece : pieces_) wanted.insert(piece.saved.begin(), piece.saved.end());
-  std::vector<graph::Output> written;
-  for (const graph::Output& output : whole.outputs) {
-    if (output.into != kNone) written.push_back(output);
-  }
-  for (size_t k = pieces_.size(); k-- > 0;) {
-    const size_t begin = k == 0 ? 0 : pieces_[k - 1].last_call;
-    const size_t end = k + 1 == pieces_.size() ? forward_calls : pieces_[k].last_call;
-    std::vector<bool> belongs;
-    std::vector<uint32_t> results;
-    for (const graph::Node& node : whole.nodes) {
-      belongs.push_back(node.origin >= begin && node.origin < end);
-      if (!belongs.back()) continue;
-      for (const uint32_t y : node.out) {
-        if (wanted.count(y)) results.push_back(y);
-      }
-    }
-    const bool is_last = k + 1 == pieces_.size();
-    pieces_[k].forward =
-        graph::cut_out(whole, belongs, results, is_last ? written : std::vector<graph::Output>{}, true);
-    for (const uint32_t value : pieces_[k].forward.in) {
-      if (!from_outside.count(value)) wanted.insert(value);
-    }
-  }
 }
 
 std::shared_ptr<const graph::Program> Segment::backward_program(size_t piece) const {

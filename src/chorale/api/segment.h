@@ -126,23 +126,32 @@ class Segment : public std::enable_shared_from_this<Segment> {
       size_t piece = SIZE_MAX, root = SIZE_MAX;
     };
     std::vector<Exit> exits;
-    size_t last_call = 0;  // behind the last one of its forward pass
+    size_t last_call = 0;                         // behind the last one of its forward pass
+    size_t backward_begin = 0, backward_end = 0;  // calls of its backward pass
+    std::vector<bool> again{};  // by node of the whole graph: those of its forward pass that its backward repeats
     int64_t bucket_bytes = 0;
     std::vector<Tensor> bucket;  // parameters, as charged
   };
   const std::vector<Piece>& pieces() const { return pieces_; }
   const std::vector<std::pair<size_t, size_t>>& root_places() const { return root_places_; }
   bool is_split() const { return pieces_.size() > 1; }
-  // Forward graphs, one behind the other.
-  std::string text() const;
   // Forward graphs, then backward graphs, by piece, as they were traced: what is computed again is decided later, by
   // how large things are.
-  std::vector<std::string> texts() const;
+  const std::vector<std::string>& texts() const { return texts_; }
+  // The forward ones, one behind the other.
+  std::string text() const;
   std::shared_ptr<const graph::Program> backward_program(size_t piece) const;
   const std::vector<Generator*>& generators() const { return functional_.generators; }
 
  private:
-  void cut_forward(size_t forward_calls);
+  // Makes the graphs of the pieces from the whole one.
+  void cut();
+  void cut_backward(Piece& piece) const;
+  void cut_forward();
+  // Which nodes of its forward pass the backward of a piece repeats.
+  std::vector<bool> choose_again(size_t piece, double memory_budget) const;
+  // The calls of a piece's forward pass: from the first to behind the last one.
+  std::pair<size_t, size_t> forward_calls(size_t piece) const;
   void run_forward(size_t piece, std::span<const Tensor> in, std::span<Tensor> out, std::vector<int64_t>& sizes) const;
 
   SegmentKey key_;
@@ -157,7 +166,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
   };
   std::vector<LateValue> late_values_;
   std::optional<Late> late_;
-  std::vector<std::string> forward_texts_;
+  std::vector<std::string> texts_;
   std::vector<Piece> pieces_;
   std::vector<std::pair<size_t, size_t>> root_places_;
   Backend backend_;

@@ -8,6 +8,7 @@
 #include "chorale/api/compile.h"
 #include "chorale/base/error.h"
 #include "chorale/comm/run_ranks_test_util.h"
+#include "chorale/op/collective.h"
 
 namespace chorale {
 namespace {
@@ -164,6 +165,36 @@ TEST(SharedSizes, OnceDifferentIsDifferentForEver) {
   EXPECT_FALSE(is_marked("arg 0.size(1)", 1) || is_marked("arg 1", 0) || is_marked("input 2.size(0)", 0));
   seen.merge("arg 0\ttensor 6\narg 1\tnumber 4\n");
   EXPECT_TRUE(is_marked("arg 0.size(1)", 1) && is_marked("arg 1", 0));
+}
+
+// Which values a rank keeps for its backward follows from its sizes. Ranks may choose differently: a collective is
+// never computed again, so that all ranks run the same ones, and they agree on what was traced.
+TEST(SharedSizes, RanksMayKeepOtherValues) {
+  run_ranks(2, [&](const comm::Group& ranks) {
+    const comm::Group compiling = ranks.duplicate();
+    const Tensor group = group_tensor(ranks), w = set_requires_grad(mul(ones({64, 64}), 0.01));
+    const auto body = [&](const Tensor& x) {
+      const Tensor h = gelu(matmul(gelu(matmul(x, w)), w));
+      return mul(all_reduce(sum(h, {0}), group), 2);
+    };
+    std::vector<size_t> results;
+    const compiled::Backend watching = [&](graph::Graph graph, const compiled::GraphInfo& info) {
+      if (!info.is_backward) results.push_back(graph.outputs.size());
+      return compiled::joint_eager()(std::move(graph), info);
+    };
+    auto f = compile(body, {.backend = watching, .agree = &compiling, .agree_on_sizes = &compiling});
+    const Tensor x = ones({ranks.rank() == 0 ? 512 : 8, 64});
+    std::vector<std::vector<float>> gradients;
+    for (const bool is_compiled : {false, true}) {
+      set_gradient(w, {});
+      backward(sum(is_compiled ? f(x) : body(x)));
+      gradients.push_back(gradient(w).to_vector<float>());
+    }
+    EXPECT_EQ(gradients[0], gradients[1]);
+    ASSERT_EQ(results.size(), 1u);
+    const std::vector<std::string> kept = compiled::gather_texts(compiling, std::to_string(results[0]));
+    EXPECT_NE(kept[0], kept[1]) << "both ranks keep as much, so that this proves nothing";
+  });
 }
 
 }  // namespace

@@ -1,14 +1,13 @@
 #include "chorale/graph/pieces.h"
 
 #include <algorithm>
-#include <functional>
 
 #include "chorale/base/error.h"
 
 namespace chorale::graph {
 
 Part cut_out(const Graph& whole, const std::vector<bool>& belongs, const std::vector<uint32_t>& wanted,
-             const std::vector<Output>& written, bool views) {
+             const std::vector<Output>& written, const std::vector<bool>& again) {
   Part part;
   std::vector<uint32_t> number(whole.values.size(), kNone);  // of a value, inside
   std::vector<uint32_t> maker(whole.values.size(), kNone);   // the node that makes it
@@ -22,18 +21,32 @@ Part cut_out(const Graph& whole, const std::vector<bool>& belongs, const std::ve
     for (uint32_t& y : node.out) y = number[y] = part.graph.add_value(whole.values[y]);
     part.graph.add(std::move(node));
   };
-  // Makes value v known inside.
-  const std::function<void(uint32_t)> need = [&](uint32_t v) {
-    if (number[v] != kNone) return;
-    const Node* from = maker[v] == kNone ? nullptr : &whole.nodes[maker[v]];
-    if (views && from && from->kind == Node::Kind::kRow && from->op->view && from->in.size() == 1 && !is_wait(*from)) {
-      need(from->in[0]);
-      add_node(*from);
-      return;
+  const auto is_made_inside = [&](uint32_t v) {
+    if (maker[v] == kNone) return false;
+    const Node& from = whole.nodes[maker[v]];
+    const bool is_view = from.kind == Node::Kind::kRow && from.op->view && from.in.size() == 1 && !is_wait(from);
+    return is_view || (!again.empty() && again[maker[v]]);
+  };
+  // Makes value v known inside, and first what it is made of there.
+  const auto need = [&](uint32_t v) {
+    std::vector<uint32_t> open{v};
+    while (!open.empty()) {
+      const uint32_t at = open.back();
+      if (number[at] == kNone && is_made_inside(at)) {
+        const Node& from = whole.nodes[maker[at]];
+        const size_t before = open.size();
+        for (auto x = from.in.rbegin(); x != from.in.rend(); ++x) {
+          if (*x != kNone && number[*x] == kNone) open.push_back(*x);
+        }
+        if (open.size() > before) continue;
+        add_node(from);
+      } else if (number[at] == kNone) {
+        number[at] = part.graph.add_value(whole.values[at]);
+        part.graph.inputs.push_back(number[at]);
+        part.in.push_back(at);
+      }
+      open.pop_back();
     }
-    number[v] = part.graph.add_value(whole.values[v]);
-    part.graph.inputs.push_back(number[v]);
-    part.in.push_back(v);
   };
   for (uint32_t n = 0; n < whole.nodes.size(); ++n) {
     if (!belongs[n]) continue;

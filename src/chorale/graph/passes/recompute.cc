@@ -99,53 +99,23 @@ class Recomputer {
       for (const uint32_t y : node.out) maker_[y] = n;
       if (is_view(n)) root_[node.out[0]] = root_[node.in[0]];
     }
+    is_closed_.assign(graph.values.size(), false);
     is_kept_.assign(graph.values.size(), false);  // alive to the end, whatever is decided here
     for (const uint32_t x : graph.inputs) is_kept_[x] = true;
     for (const Output& output : graph.outputs) is_kept_[root_[output.value]] = true;
-    find_turn();
   }
 
-  // By node of the first half: whether it is computed again.
-  std::vector<bool> choose(double budget) {
-    if (turn_ == 0) return {};
-    if (budget >= 1) return cut(cheap_limit(), false);
-    const int64_t most = kept_bytes(cut(cheap_limit(), false));
-    const std::vector<bool> least = cut(std::numeric_limits<double>::infinity(), true);
-    if (budget <= 0) return least;
-    const int64_t low = kept_bytes(least);
-    const auto target = low + static_cast<int64_t>(budget * static_cast<double>(most - low));
-    std::vector<double> limits{cheap_limit()};
-    for (uint32_t n = 0; n < turn_; ++n) limits.push_back(cost_of(n));
-    std::sort(limits.begin(), limits.end());
-    for (const double limit : limits) {
-      if (limit < cheap_limit()) continue;
-      const std::vector<bool> again = cut(limit, true);
-      if (kept_bytes(again) <= target) return again;
-    }
-    return least;
-  }
-
-  uint32_t turn() const { return turn_; }
-  bool is_view(uint32_t n) const {
-    const Node& node = graph_.nodes[n];
-    return node.kind == Node::Kind::kRow && node.op->view && node.in.size() == 1 && !is_wait(node);
-  }
-
- private:
-  static double cheap_limit() { return 1; }
-
-  // The node before which most bytes live that nodes have made.
+  // The second half begins before the node at which most bytes live that nodes have made.
   void find_turn() {
+    std::vector<uint32_t> last(graph_.values.size(), 0);
+    for (uint32_t v = 0; v < graph_.values.size(); ++v) {
+      for (const uint32_t n : readers_[v]) last[root_[v]] = std::max(last[root_[v]], n);
+    }
     std::vector<int64_t> change(graph_.nodes.size() + 1, 0);
     for (uint32_t v = 0; v < graph_.values.size(); ++v) {
       if (root_[v] != v || maker_[v] == kNone || is_kept_[v]) continue;
-      uint32_t last = maker_[v];
-      for (uint32_t x = 0; x < graph_.values.size(); ++x) {
-        if (root_[x] != v) continue;
-        for (const uint32_t n : readers_[x]) last = std::max(last, n);
-      }
       change[maker_[v]] += bytes_of(graph_.values[v]);
-      change[last + 1] -= bytes_of(graph_.values[v]);
+      change[std::max(maker_[v], last[v]) + 1] -= bytes_of(graph_.values[v]);
     }
     int64_t now = 0, most = 0;
     for (uint32_t n = 0; n < graph_.nodes.size(); ++n) {
@@ -157,12 +127,78 @@ class Recomputer {
     }
   }
 
-  // What an element of the result costs, in multiples of reading and writing it; infinite where it may not be done
-  // twice.
-  double cost_of(uint32_t n) const {
-    constexpr double kNever = std::numeric_limits<double>::infinity();
+  // Where the second half is known, and runs some time after the first.
+  void part(uint32_t turn, double budget, std::span<const uint32_t> overwritten) {
+    turn_ = turn;
+    if (budget >= 1) {
+      for (const uint32_t v : graph_.inputs) is_closed_[v] = true;
+    }
+    for (const Output& output : graph_.outputs) is_closed_[root_[output.value]] = true;
+    for (const uint32_t v : overwritten) is_closed_[root_[v]] = true;
+    for (uint32_t v = 0; v < graph_.values.size(); ++v) {
+      if (is_read_later(v)) is_closed_[root_[v]] = false;
+    }
+  }
+
+  // By node of the first half: whether it is computed again.
+  std::vector<bool> choose(double budget) const {
+    constexpr double kAny = std::numeric_limits<double>::infinity();
+    if (turn_ == 0) return {};
+    if (budget >= 1) return cut(cheap_limit(), {});
+    const std::vector<bool> corners = choose_corners();
+    const std::vector<bool> least = cut(kAny, corners);
+    if (budget <= 0) return least;
+    const int64_t most = kept_bytes(cut(cheap_limit(), {})), low = kept_bytes(least);
+    const auto target = low + static_cast<int64_t>(budget * static_cast<double>(most - low));
+    std::vector<double> limits{cheap_limit()};
+    for (uint32_t n = 0; n < turn_; ++n) {
+      if (may_be_repeated(n)) limits.push_back(cost_of(n));
+    }
+    std::sort(limits.begin(), limits.end());
+    limits.erase(std::unique(limits.begin(), limits.end()), limits.end());
+    for (const double limit : limits) {
+      if (limit < cheap_limit()) continue;
+      const std::vector<bool> again = cut(limit, corners);
+      if (kept_bytes(again) <= target) return again;
+    }
+    return least;
+  }
+
+  uint32_t turn() const { return turn_; }
+  // Bytes that the first half makes, or finds, and keeps for the second, where that makes some of it again.
+  int64_t kept_bytes(const std::vector<bool>& again) const {
+    std::vector<bool> crosses(graph_.values.size(), false);
+    for (uint32_t v = 0; v < graph_.values.size(); ++v) {
+      if (is_made_later(v)) continue;
+      for (const uint32_t n : readers_[v]) crosses[root_[v]] = crosses[root_[v]] || n >= turn_ || again[n];
+    }
+    int64_t bytes = 0;
+    for (uint32_t v = 0; v < graph_.values.size(); ++v) {
+      if (!crosses[v] || is_kept_[v] || (maker_[v] != kNone && again[maker_[v]])) continue;
+      bytes += bytes_of(graph_.values[v]);
+    }
+    return bytes;
+  }
+  bool is_view(uint32_t n) const {
     const Node& node = graph_.nodes[n];
-    if (node.kind != Node::Kind::kRow || is_collective(node) || is_wait(node) || node.op->lists) return kNever;
+    return node.kind == Node::Kind::kRow && node.op->view && node.in.size() == 1 && !is_wait(node);
+  }
+
+ private:
+  static double cheap_limit() { return 1; }
+  bool is_made_later(uint32_t v) const { return maker_[v] != kNone && maker_[v] >= turn_; }
+  bool is_read_later(uint32_t v) const {
+    return !is_made_later(v) &&
+           std::any_of(readers_[v].begin(), readers_[v].end(), [&](uint32_t reader) { return reader >= turn_; });
+  }
+
+  bool may_be_repeated(uint32_t n) const {
+    const Node& node = graph_.nodes[n];
+    return node.kind == Node::Kind::kRow && !is_collective(node) && !is_wait(node) && !node.op->lists;
+  }
+  // What an element of the result costs, in multiples of reading and writing it.
+  double cost_of(uint32_t n) const {
+    const Node& node = graph_.nodes[n];
     // A cast into fewer bytes, as of a parameter for a product, reads more than it saves.
     if (node.op == &op::kTo && bytes_of(graph_.values[node.in[0]]) > bytes_of(graph_.values[node.out[0]])) return 4;
     if (node.op->view || node.op->pointwise || node.op == &op::kTo || node.in.empty()) return 0;
@@ -175,50 +211,87 @@ class Recomputer {
     return 16 + bytes / made * 8;
   }
 
-  // The values at which the first half is as narrow as one value.
-  std::vector<bool> narrow_places() const {
-    std::vector<bool> narrow(graph_.values.size(), false);
+  // A value at which the first half is as narrow as that value, and the bytes that are made up to there.
+  struct Corner {
+    uint32_t value;
+    int64_t bytes_before;
+  };
+  std::vector<Corner> find_corners(int64_t& bytes) const {
     std::vector<uint32_t> last(graph_.values.size(), 0);
     for (uint32_t v = 0; v < graph_.values.size(); ++v) {
       for (const uint32_t n : readers_[v]) {
         if (n < turn_) last[root_[v]] = std::max(last[root_[v]], n);
       }
     }
-    for (uint32_t n = 0; n < turn_; ++n) {
-      uint32_t crossing = kNone;
-      bool is_one = true;
-      for (uint32_t v = 0; v < graph_.values.size() && is_one; ++v) {
-        if (root_[v] != v || maker_[v] == kNone || maker_[v] > n || last[v] <= n) continue;
-        if (bytes_of(graph_.values[v]) < kWorthBytes) continue;
-        is_one = crossing == kNone;
-        crossing = v;
-      }
-      if (is_one && crossing != kNone) narrow[crossing] = true;
+    std::vector<Corner> corners;
+    std::vector<uint32_t> open;  // large values that are read behind node n; what comes from other graphs leads on, too
+    for (uint32_t v = 0; v < graph_.values.size(); ++v) {
+      const bool is_foreign = root_[v] == v && maker_[v] == kNone && !is_kept_[v] && last[v] > 0;
+      if (is_foreign && bytes_of(graph_.values[v]) >= kWorthBytes) open.push_back(v);
     }
-    return narrow;
+    bytes = 0;
+    for (uint32_t n = 0; n < turn_; ++n) {
+      for (const uint32_t y : graph_.nodes[n].out) {
+        if (root_[y] != y) continue;
+        bytes += bytes_of(graph_.values[y]);
+        if (bytes_of(graph_.values[y]) >= kWorthBytes) open.push_back(y);
+      }
+      std::erase_if(open, [&](uint32_t v) { return last[v] <= n; });
+      if (open.size() == 1 && (corners.empty() || corners.back().value != open[0])) corners.push_back({open[0], bytes});
+    }
+    return corners;
   }
 
-  std::vector<bool> cut(double limit, bool keeps_narrow) const {
-    const std::vector<bool> narrow = keeps_narrow ? narrow_places() : std::vector<bool>(graph_.values.size(), false);
+  // The corners that are kept where everything else may be computed again. In a chain every value is one: then those
+  // are taken that are so far apart that they and what lies between two of them need least memory together. No more
+  // is kept than with all memory.
+  std::vector<bool> choose_corners() const {
+    int64_t all = 0;
+    const std::vector<Corner> corners = find_corners(all);
+    const int64_t most = kept_bytes(cut(cheap_limit(), {}));
+    std::vector<bool> best(graph_.values.size(), false), before = best;
+    int64_t least = kept_bytes(cut(std::numeric_limits<double>::infinity(), best)) + all;
+    for (int64_t apart = 0; apart <= all; apart = std::max(kWorthBytes, apart * 3 / 2)) {
+      std::vector<bool> taken(graph_.values.size(), false);
+      int64_t from = 0, widest = 0;
+      for (const Corner& corner : corners) {
+        if (corner.bytes_before - from < apart) continue;
+        taken[corner.value] = true;
+        widest = std::max(widest, corner.bytes_before - from);
+        from = corner.bytes_before;
+      }
+      if (taken == before) continue;
+      before = taken;
+      const int64_t kept = kept_bytes(cut(std::numeric_limits<double>::infinity(), taken));
+      const int64_t bytes = kept + std::max(widest, all - from);
+      if (kept > most || bytes >= least) continue;
+      least = bytes;
+      best = std::move(taken);
+    }
+    return best;
+  }
+
+  // `corners`: values that are not computed again, or none.
+  std::vector<bool> cut(double limit, const std::vector<bool>& corners) const {
     const size_t values = graph_.values.size(), source = 2 * values, sink = source + 1;
     Flow flow(2 * values + 2);
     for (uint32_t v = 0; v < values; ++v) {
       const uint32_t n = maker_[v];
-      if (n != kNone && n >= turn_) continue;
+      if (is_made_later(v)) continue;
       const bool is_free = is_kept_[root_[v]];
       flow.add(2 * v, 2 * v + 1,
-               root_[v] != v ? kWide
-               : is_free     ? 1
-                             : std::max<int64_t>(2, bytes_of(graph_.values[v])));
-      if (n == kNone || cost_of(n) > limit || is_free || narrow[v]) flow.add(source, 2 * v, kWide);
+               root_[v] != v || is_closed_[v] ? kWide
+               : is_free                      ? 1
+                                              : std::max<int64_t>(2, bytes_of(graph_.values[v])));
+      if (n == kNone || !may_be_repeated(n) || cost_of(n) > limit || is_free || (!corners.empty() && corners[v])) {
+        flow.add(source, 2 * v, kWide);
+      }
       if (n != kNone) {
         for (const uint32_t x : graph_.nodes[n].in) {
           if (x != kNone) flow.add(2 * x + 1, 2 * v, kWide);
         }
       }
-      if (std::any_of(readers_[v].begin(), readers_[v].end(), [&](uint32_t reader) { return reader >= turn_; })) {
-        flow.add(2 * v + 1, sink, kWide);
-      }
+      if (is_read_later(v)) flow.add(2 * v + 1, sink, kWide);
     }
     const std::vector<bool> with_source = flow.cut(source, sink);
     std::vector<bool> again(turn_, false);
@@ -231,33 +304,36 @@ class Recomputer {
     return again;
   }
 
-  int64_t kept_bytes(const std::vector<bool>& again) const {
-    int64_t bytes = 0;
-    for (uint32_t v = 0; v < graph_.values.size(); ++v) {
-      if (root_[v] != v || maker_[v] == kNone || maker_[v] >= turn_ || is_kept_[v] || again[maker_[v]]) continue;
-      bool crosses = false;
-      for (uint32_t x = 0; x < graph_.values.size(); ++x) {
-        if (root_[x] != v) continue;
-        for (const uint32_t n : readers_[x]) crosses |= n >= turn_ || again[n];
-      }
-      bytes += crosses ? bytes_of(graph_.values[v]) : 0;
-    }
-    return bytes;
-  }
-
   const Graph& graph_;
   std::vector<uint32_t> maker_, root_;
   std::vector<std::vector<uint32_t>> readers_;
   std::vector<bool> is_kept_;
+  std::vector<bool> is_closed_;  // what the second half may not begin to read
   uint32_t turn_ = 0;
 };
 
-}  // namespace
-
-void recompute(Graph& graph, double memory_budget) {
+void check_budget(double memory_budget) {
   CHORALE_CHECK(memory_budget >= 0 && memory_budget <= 1, "[compile] memory_budget must lie between 0 and 1, not be ",
                 memory_budget);
+}
+
+}  // namespace
+
+std::vector<bool> choose_again(const Graph& graph, uint32_t turn, double memory_budget,
+                               std::span<const uint32_t> overwritten) {
+  check_budget(memory_budget);
   Recomputer recomputer(graph);
+  recomputer.part(turn, memory_budget, overwritten);
+  const std::vector<bool> none(turn, false), again = recomputer.choose(memory_budget);
+  if (again.empty()) return none;
+  const bool is_worth_it = recomputer.kept_bytes(none) - recomputer.kept_bytes(again) >= kWorthBytes;
+  return memory_budget >= 1 && !is_worth_it ? none : again;
+}
+
+void recompute(Graph& graph, double memory_budget) {
+  check_budget(memory_budget);
+  Recomputer recomputer(graph);
+  recomputer.find_turn();
   const std::vector<bool> again = recomputer.choose(memory_budget);
   if (std::find(again.begin(), again.end(), true) == again.end()) return;
   const uint32_t turn = recomputer.turn();

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "chorale/api/api.h"
 #include "chorale/base/error.h"
 #include "chorale/graph/program.h"
@@ -142,6 +144,81 @@ TEST(Recompute, NeverDrawsTwice) {
     for (const Node& node : recomputed(text, budget).nodes) draws += node.kind == Node::Kind::kDraw ? 1 : 0;
     EXPECT_EQ(draws, 1u);
   }
+}
+
+// Neither where the second half reads what was drawn, and it would take least memory to draw once more, nor a
+// collective.
+TEST(Recompute, NeverRepeatsDrawsAndCollectives) {
+  const std::string text = R"(graph(%0: f32[256, 256], %1: i64[2], %2: f32[1]) {
+  %3: i64[2] = draw(g0, 65536)
+  %4: f32[256, 256] = dropout(%0, %3) {p=0.5}
+  %5: f32[1] = add(%2, %2)
+  %6: f32[1] = all_reduce(%5, %1) {kind=0, reduce=5, ranks=2, rank=0, dim=0, whole=0, other=0, root=0, factor=1.0}
+  %7: f32[256, 256] = dropout(%4, %3) {p=0.5}
+  %8: f32[256, 256] = mul(%7, %6)
+  return %8
+}
+)";
+  Graph graph = parse(text);
+  for (const double budget : {0.0, 0.5}) {
+    const std::vector<bool> again = choose_again(graph, 4, budget, {});
+    EXPECT_FALSE(again[0]) << budget;
+    EXPECT_FALSE(again[3]) << budget;
+  }
+}
+
+// Two halves that become graphs of their own.
+std::vector<bool> again_in(const std::string& nodes, uint32_t turn, double budget,
+                           const std::vector<uint32_t>& overwritten = {}) {
+  const Graph graph = parse("graph(%0: f32[256, 256], %1: f32[256, 256]) {\n" + nodes + "}\n");
+  verify(graph);
+  return choose_again(graph, turn, budget, overwritten);
+}
+using Again = std::vector<bool>;
+
+// With all memory nothing is read that would not be read anyway, and never what the first half overwrites.
+TEST(Recompute, BetweenGraphsInputsAreReadWhereThatIsAllowed) {
+  const std::string from_inputs = R"(  %2: f32[256, 256] = matmul(%0, %0)
+  %3: f32[256, 256] = add(%1, %1)
+  %4: f32[256, 256] = softmax_backward(%2, %3) {dim=1}
+)";
+  EXPECT_EQ(again_in(from_inputs + "  return %4\n", 2, 1), (Again{false, false}));
+  EXPECT_EQ(again_in(from_inputs + "  return %4\n", 2, 0), (Again{true, true}));
+  EXPECT_EQ(again_in(from_inputs + "  return %4\n", 2, 0, {1}), (Again{true, false}));
+  EXPECT_EQ(again_in(from_inputs + "  return %4\n", 2, 0, {0}), (Again{false, true}));
+  const std::string reads_input = "  %5: f32[256, 256] = softmax_backward(%4, %1) {dim=1}\n  return %5\n";
+  EXPECT_EQ(again_in(from_inputs + reads_input, 2, 1), (Again{false, true}));
+}
+
+// A result is the caller's, who may write to it.
+TEST(Recompute, BetweenGraphsResultsAreReadWhereTheyWouldBeAnyway) {
+  const std::string text = R"(  %2: f32[256, 1] = sum(%0) {dims=[1], keepdim=true}
+  %3: f32[256, 256] = add(%0, %2)
+  %4: f32[256, 256] = softmax_backward(%0, %3) {dim=1}
+)";
+  for (const double budget : {1.0, 0.0}) {
+    EXPECT_EQ(again_in(text + "  return %4\n", 2, budget)[1], true);
+    EXPECT_EQ(again_in(text + "  return %4, %2\n", 2, budget)[1], false);
+    const std::string reads_it = "  %5: f32[256, 256] = add(%4, %2)\n  return %5, %2\n";
+    EXPECT_EQ(again_in(text + reads_it, 2, budget)[1], true);
+  }
+}
+
+// In a chain every value is as narrow as can be. A few are kept, and what lies between two of them is made again.
+TEST(Recompute, OfALongChainSomeValuesAreKept) {
+  constexpr int kLength = 16;
+  std::string text;
+  for (int i = 0; i < kLength; ++i) text += concat("  %", i + 2, ": f32[256, 256] = matmul(%", i + 1, ", %0)\n");
+  std::string d = concat("%", kLength + 1);
+  for (int i = 0; i < kLength; ++i) {
+    text +=
+        concat("  %", kLength + 2 + i, ": f32[256, 256] = softmax_backward(", d, ", %", kLength + 1 - i, ") {dim=1}\n");
+    d = concat("%", kLength + 2 + i);
+  }
+  const Again again = again_in(text + "  return " + d + "\n", kLength, 0);
+  const auto made = std::count(again.begin(), again.end(), true);
+  EXPECT_GE(made, 10);
+  EXPECT_LE(made, 13);
 }
 
 TEST(Recompute, ABudgetLiesBetweenNoughtAndOne) {
