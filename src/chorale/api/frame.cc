@@ -90,6 +90,7 @@ void Frame::reset() {
 
 void Frame::State::note_compiled(const Segment& segment, const Family& family, const std::string& reason) {
   const std::vector<std::string> texts = family.texts();
+  segment.log_buckets(options.name);
   ++report.compiles;
   for (size_t k = 0; k < segment.pieces().size(); ++k) {
     const Segment::Piece& piece = segment.pieces()[k];

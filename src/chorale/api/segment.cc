@@ -145,11 +145,17 @@ std::shared_ptr<Segment> Segment::build(Recording& recording, const EndOfSegment
   std::vector<Tensor> parameters;
   const std::vector<graph::Bucket> buckets = buckets_of(recording, end, options.split, parameters);
   made->pieces_.resize(buckets.size());
+  if (options.split && graph::active_ddp()) made->cap_ = graph::active_ddp()->cap;
   for (size_t k = 0; k < buckets.size(); ++k) {
     Piece& piece = made->pieces_[k];
     piece.last_call = buckets[k].end;
     piece.bucket_bytes = buckets[k].bytes;
-    for (const uint32_t p : buckets[k].parameters) piece.bucket.push_back(parameters[p]);
+    piece.extended = buckets[k].extended;
+    for (const uint32_t p : buckets[k].parameters) {
+      piece.bucket.push_back(parameters[p]);
+      const bool has_name = graph::active_ddp()->name_of != nullptr;
+      piece.bucket_names.push_back(has_name ? graph::active_ddp()->name_of(parameters[p]) : "a parameter");
+    }
   }
 
   std::vector<Tensor> gradients;  // kept until their values are known

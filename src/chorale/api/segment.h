@@ -131,10 +131,14 @@ class Segment : public std::enable_shared_from_this<Segment> {
     std::vector<bool> again{};  // by node of the whole graph: those of its forward pass that its backward repeats
     int64_t bucket_bytes = 0;
     std::vector<Tensor> bucket;  // parameters, as charged
+    std::vector<std::string> bucket_names;
+    int extended = 0;  // calls that the bucket took beyond its cap (graph::Bucket)
   };
   const std::vector<Piece>& pieces() const { return pieces_; }
   const std::vector<std::pair<size_t, size_t>>& root_places() const { return root_places_; }
   bool is_split() const { return pieces_.size() > 1; }
+  // Says of what a data-parallel module was cut into: how many buckets, and with CHORALE_DEBUG=INFO what is in each.
+  void log_buckets(const std::string& name) const;
   // Forward graphs, then backward graphs, by piece, as they were traced: what is computed again is decided later, by
   // how large things are.
   const std::vector<std::string>& texts() const { return texts_; }
@@ -168,6 +172,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
   std::optional<Late> late_;
   std::vector<std::string> texts_;
   std::vector<Piece> pieces_;
+  std::optional<int64_t> cap_;  // of the buckets of the data-parallel module that was active
   std::vector<std::pair<size_t, size_t>> root_places_;
   Backend backend_;
   std::shared_ptr<const Segment> like_;  // the one whose programs it takes, at other sizes

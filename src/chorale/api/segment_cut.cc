@@ -4,6 +4,9 @@
 
 #include "chorale/api/piece_backward.h"
 #include "chorale/api/segment.h"
+#include "chorale/base/debug_level.h"
+#include "chorale/base/error.h"
+#include "chorale/base/log.h"
 #include "chorale/graph/passes/common_values.h"
 #include "chorale/graph/passes/recompute.h"
 #include "chorale/graph/pieces.h"
@@ -109,6 +112,29 @@ std::vector<bool> Segment::choose_again(size_t piece, double memory_budget) cons
   std::vector<bool> again(whole.nodes.size(), false);
   for (size_t i = 0; i < turn; ++i) again[nodes[i]] = chosen[i];
   return again;
+}
+
+void Segment::log_buckets(const std::string& name) const {
+  if (!cap_) return;
+  const bool says_more = debug_level() != DebugLevel::kOff;
+  const bool has_parameters =
+      std::any_of(pieces_.begin(), pieces_.end(), [](const Piece& piece) { return !piece.bucket.empty(); });
+  if (!has_parameters && says_more) log_info(concat("[compile] ", name, ": DDPOptimizer captured no parameters"));
+  if (!is_split()) return;
+  log_info(concat("[compile] ", name, ": DDPOptimizer cut it at ", pieces_.size(), " buckets, cap ", *cap_, " bytes"));
+  for (size_t k = pieces_.size(); k-- > 0;) {
+    const Piece& piece = pieces_[k];
+    const size_t number = pieces_.size() - 1 - k;  // 0 is the first to be ready
+    if (says_more) {
+      std::string line = concat("[compile] ", name, ": bucket ", number, ": ", piece.bucket_bytes, " bytes:");
+      for (const std::string& parameter : piece.bucket_names) line += " " + parameter;
+      log_info(line);
+    }
+    if (piece.extended > 0) {
+      log_warning(concat("[compile] ", name, ": bucket ", number, " took ", piece.extended,
+                         " more ops than its cap says, because nothing outside would have read its results"));
+    }
+  }
 }
 
 }  // namespace chorale::compiled

@@ -45,7 +45,8 @@ int64_t bucket_bytes(double megabytes);
 // What data-parallel training tells the compiler: set while the forward of such a module runs.
 struct ActiveDdp {
   int64_t cap = kBucketBytes;
-  std::function<bool(const Tensor& leaf)> is_ignored;  // or no parameter at all
+  std::function<bool(const Tensor& leaf)> is_ignored{};      // or no parameter at all
+  std::function<std::string(const Tensor& leaf)> name_of{};  // for people
 };
 const ActiveDdp* active_ddp();
 class ActiveDdpScope {

@@ -312,14 +312,20 @@ DataParallelBase::ForwardScope::ForwardScope(DataParallelBase& ddp)
   if (!ddp_.localized_.empty()) ddp_.localized_.enter(*ddp_.module_, shadows_);
   if (ddp_.mixed_) ddp_.mixed_->enter(shadows_);
   active_forwards.push_back(std::make_unique<ActiveForward>(
-      &ddp,
-      graph::ActiveDdp{graph::bucket_bytes(ddp.options_.bucket_cap_mb.value_or(25)), [&ddp](const Tensor& parameter) {
-                         const NamedTensors all = ddp.module_->named_parameters();
-                         // Anything else that wants a gradient, an input say, is in no bucket either.
-                         return std::none_of(all.begin(), all.end(), [&](const auto& entry) {
-                           return entry.second.is(parameter) && !ddp.ignored_.contains(entry.first);
-                         });
-                       }}));
+      &ddp, graph::ActiveDdp{graph::bucket_bytes(ddp.options_.bucket_cap_mb.value_or(25)),
+                             [&ddp](const Tensor& parameter) {
+                               const NamedTensors all = ddp.module_->named_parameters();
+                               // Anything else that wants a gradient, an input say, is in no bucket either.
+                               return std::none_of(all.begin(), all.end(), [&](const auto& entry) {
+                                 return entry.second.is(parameter) && !ddp.ignored_.contains(entry.first);
+                               });
+                             },
+                             [&ddp](const Tensor& parameter) -> std::string {
+                               for (const auto& [name, tensor] : ddp.module_->named_parameters()) {
+                                 if (tensor.is(parameter)) return name;
+                               }
+                               return {};
+                             }}));
 }
 
 void DataParallelBase::ForwardScope::pass(Tensor& output) {
