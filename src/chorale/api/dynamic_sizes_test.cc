@@ -149,6 +149,19 @@ TEST_P(DynamicSizes, AMarkedDimensionIsASymbolFromTheStart) {
   EXPECT_EQ(explain(f).compiles, 2);
 }
 
+// Marked dimensions that happen to be equal are two symbols all the same.
+TEST_P(DynamicSizes, MarkedDimensionsAreNotJoinedBecauseTheyAreEqual) {
+  CompileOptions marked = options();
+  marked.dynamic_dims = {{0, 0}, {1, 0}};
+  auto f = compile([](const Tensor& a, const Tensor& b) { return std::vector<Tensor>{neg(a), mul(b, 2)}; }, marked);
+  for (const auto& [n, m] : {std::pair<int64_t, int64_t>{5, 5}, {5, 7}, {4, 3}, {9, 9}}) {
+    const std::vector<Tensor> out = f(ones({n}), ones({m}));
+    EXPECT_EQ(values(out[0]), Values(static_cast<size_t>(n), -1));
+    EXPECT_EQ(values(out[1]), Values(static_cast<size_t>(m), 2));
+  }
+  EXPECT_EQ(explain(f).compiles, 1);
+}
+
 TEST_P(DynamicSizes, AnIntegerArgumentMayBeASymbol) {
   auto f = compile([](const Tensor& x, int64_t n) { return add(x, sum(ones({n}))); }, options());
   for (const int64_t n : {3, 3, 4, 7, 9}) EXPECT_EQ(values(f(zeros({5}), n)), Values(5, static_cast<float>(n))) << n;

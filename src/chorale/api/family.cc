@@ -139,10 +139,26 @@ std::string Family::mismatch(const Example& example, bool& is_own) {
   }
   for (size_t t = 0; t < texts_.size(); ++t) {
     why_not = texts_[t].mismatch(example.texts[t], sizes);
-    if (!why_not.empty()) return why_not;
+    if (why_not.empty()) continue;
+    // What was the same number in all examples may follow from a symbol that was, too: this one tells.
+    const std::vector<graph::SymbolicText> before = texts_;
+    if (is_first_change(sizes) && teach(std::vector<Example>{example}).empty()) return {};
+    texts_ = before;
+    return why_not;
   }
   if (examples_.size() < kMostExamples) examples_.insert(examples_.begin(), example);
   return {};
+}
+
+bool Family::is_first_change(const std::vector<int64_t>& sizes) const {
+  for (size_t s = 0; s < symbols_.size(); ++s) {
+    const auto value_in = [&](const Example& example) { return example.sources[symbols_[s][0]].value; };
+    const int64_t known = value_in(examples_.front());
+    const bool never_changed =
+        std::all_of(examples_.begin(), examples_.end(), [&](const Example& one) { return value_in(one) == known; });
+    if (never_changed && sizes[s] != known) return true;
+  }
+  return false;
 }
 
 std::string Family::teach(const std::vector<Example>& examples) {

@@ -67,6 +67,8 @@ class Family {
  private:
   // Values of symbols; empty, with a reason, where the example is outside of what they may be.
   std::vector<int64_t> sizes_of(const Example& example, std::string& why_not, bool& is_own) const;
+  // Whether a symbol has a value that none of the examples has, which all have the same.
+  bool is_first_change(const std::vector<int64_t>& sizes) const;
   bool learn(std::string& why_not);
   void find_symbols();
   std::vector<std::string> names() const;
