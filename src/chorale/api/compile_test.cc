@@ -264,6 +264,24 @@ TEST_P(BothContracts, AFailedCallLeavesTensorsAsTheyWere) {
   EXPECT_EQ(values(state), (Values{2, 2}));
 }
 
+// Nothing without bytes is left behind, whoever holds it.
+TEST_P(BothContracts, WhatTheHostKeepsHasBytesAfterwards) {
+  Tensor kept, view;
+  auto f = compile(
+      [&](const Tensor& x) {
+        kept = mul(x, 2);
+        view = select(kept, 0, 1);
+        return add(kept, 1);
+      },
+      options());
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(values(f(counted({3}, static_cast<float>(i))))[1], 2.0f * static_cast<float>(i + 1) + 1);
+    EXPECT_EQ(values(kept)[1], 2.0f * static_cast<float>(i + 1));
+    EXPECT_EQ(view.item<float>(), 2.0f * static_cast<float>(i + 1));
+    EXPECT_FALSE(kept.is_traced());
+  }
+}
+
 TEST_P(BothContracts, AFunctionWithoutTensorWorkMakesNoGraph) {
   auto f = compile([](const Tensor& x) { return x; }, options());
   const Tensor x = ones({1});

@@ -7,6 +7,7 @@
 #include "chorale/api/api.h"
 #include "chorale/api/compile.h"
 #include "chorale/base/error.h"
+#include "chorale/comm/comm_counter.h"
 #include "chorale/comm/run_ranks_test_util.h"
 #include "chorale/op/collective.h"
 
@@ -165,6 +166,32 @@ TEST(SharedSizes, OnceDifferentIsDifferentForEver) {
   EXPECT_FALSE(is_marked("arg 0.size(1)", 1) || is_marked("arg 1", 0) || is_marked("input 2.size(0)", 0));
   seen.merge("arg 0\ttensor 6\narg 1\tnumber 4\n");
   EXPECT_TRUE(is_marked("arg 0.size(1)", 1) && is_marked("arg 1", 0));
+}
+
+// What any rank has seen counts, not that of a neighbour alone, and what was seen before is not forgotten. Ranks meet
+// once for each compilation, whatever it traces.
+TEST(SharedSizes, OneRankAmongManyIsEnough) {
+  for (const bool whole : {false, true}) {
+    run_ranks(4, [&](const comm::Group& ranks) {
+      const comm::CommCounter counter;
+      auto f = compile([](const Tensor& x) { return mul(x, 2); }, {.whole_graph = whole, .agree_on_sizes = &ranks});
+      const bool is_odd_one = ranks.rank() == 2;
+      const auto call = [&](int64_t n, int64_t m) {
+        EXPECT_EQ(f(ones({n, m})).to_vector<float>(), std::vector<float>(static_cast<size_t>(n * m), 2));
+      };
+      call(is_odd_one ? 5 : 4, 6);
+      expect_compiles(ranks, f, 1);
+      const int64_t of_one = counter.total();
+      call(is_odd_one ? 7 : 9, 6);  // a symbol on all of them
+      EXPECT_EQ(explain(f).compiles, 1);
+      call(9, is_odd_one ? 6 : 3);  // rank 2 goes on, and compiles with the others in its next call
+      if (is_odd_one) call(9, 8);
+      expect_compiles(ranks, f, 2);
+      EXPECT_EQ(counter.total(), 2 * of_one) << "ranks met more than once for a compilation";
+      for (const int64_t n : {11, 3}) call(n, n + 2);
+      EXPECT_EQ(explain(f).compiles, 2);
+    });
+  }
 }
 
 // Which values a rank keeps for its backward follows from its sizes. Ranks may choose differently: a collective is
