@@ -144,8 +144,14 @@ std::shared_ptr<Reference> Agent::make_local(AnyValue value) const {
   return core_->references().make_local(std::move(value));
 }
 
-void Agent::start_remote(const std::shared_ptr<Reference>& reference, const To& to, Writer writer) const {
-  core_->remote(reference, MessageKind::kRemoteCall, to.timeout(), std::move(writer));
+void Agent::start_remote(const std::shared_ptr<Reference>& reference, MessageKind kind, const To& to,
+                         Writer writer) const {
+  core_->remote(reference, kind, to.timeout(), std::move(writer));
+}
+void Agent::give_up(const std::shared_ptr<Reference>& reference) const {
+  References& references = core_->references();
+  if (reference->is_owner()) return references.done_with_self(reference->id());
+  references.not_created(std::static_pointer_cast<UserReference>(reference), std::current_exception());
 }
 
 Future<std::vector<Tensor>> Agent::call_op_async(const To& to, const std::string& op, const std::vector<Tensor>& in,
@@ -169,8 +175,13 @@ RRef<std::vector<Tensor>> Agent::remote_op(const To& to, const std::string& op, 
   const WorkerInfo worker = info(to);
   Writer writer = begin(worker.id);
   const std::shared_ptr<Reference> reference = make_reference(worker.id);
-  write_op(writer, op, in, attributes);
-  core_->remote(reference, MessageKind::kRemoteOp, to.timeout(), std::move(writer));
+  try {
+    write_op(writer, op, in, attributes);
+    start_remote(reference, MessageKind::kRemoteOp, to, std::move(writer));
+  } catch (...) {
+    give_up(reference);
+    throw;
+  }
   return RRef<std::vector<Tensor>>(reference);
 }
 

@@ -96,8 +96,13 @@ class Agent {
     Writer writer = begin(worker.id);
     // The number of the reference comes before those of references among the arguments.
     const std::shared_ptr<Reference> reference = make_reference(worker.id);
-    write_arguments<F>(writer, args...);
-    start_remote(reference, to, std::move(writer));
+    try {
+      write_arguments<F>(writer, args...);
+      start_remote(reference, MessageKind::kRemoteCall, to, std::move(writer));
+    } catch (...) {
+      give_up(reference);
+      throw;
+    }
     return RRef<typename detail::FunctionTraits<decltype(F)>::Stored>(reference);
   }
   // Methods of the object behind a reference, on its owner.
@@ -178,7 +183,9 @@ class Agent {
   std::shared_ptr<Reference> make_local(AnyValue value) const;
   void start(MessageKind kind, int worker, const To& to, Writer writer, FutureState* future,
              std::function<void(Reader*, const std::exception_ptr&)> take) const;
-  void start_remote(const std::shared_ptr<Reference>& reference, const To& to, Writer writer) const;
+  void start_remote(const std::shared_ptr<Reference>& reference, MessageKind kind, const To& to, Writer writer) const;
+  // Nobody will be asked for its value. While an exception is handled.
+  void give_up(const std::shared_ptr<Reference>& reference) const;
   std::map<std::string, Bytes> gather(Bytes own, Timeout timeout) const;
   template <class T>
   static void note_call(const Future<T>& future) {

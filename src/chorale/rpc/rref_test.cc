@@ -364,14 +364,32 @@ TEST(RRefs, ControlMessagesMayComeTwice) {
 TEST(RRefs, ThatAreDroppedBeforeTheyAreMadeLeaveNothing) {
   AgentOptions options = for_tests(kServes);
   options.faults.delay = {{MessageKind::kRemoteCall, 20ms}};
-  run_agents(4, options, [](Agent& agent, comm::Group&) {
+  const auto drop = [](Agent& agent) {
     for (int i = 0; i < 5; ++i) agent.remote<ones_plus>(next(agent), i);  // dropped at once
+  };
+  run_agents(4, options, [&](Agent& agent, comm::Group&) {
+    drop(agent);
     EXPECT_EQ(agent.debug().references.users, 0u);
     agent.barrier();
     expect_soon("nothing is left", [&] {
       const ReferenceCounts counts = agent.debug().references;
       return counts.owners == 0 && counts.forks == 0 && counts.pending_users == 0;
     });
+  });
+  run_agents_in_any_order(4, for_tests(kServes), [&](Agent& agent, comm::Group&) { drop(agent); });
+}
+
+// What cannot be asked for is on no list.
+TEST(RRefs, OfCallsThatCannotBeSentLeaveNothing) {
+  run_agents(4, for_tests(kServes), [](Agent& agent, comm::Group& group) {
+    for (const To& to : {To(next(agent)), To(agent.info())}) {
+      EXPECT_THROW(agent.remote<value_plus>(to, RRef<int64_t>(), 1), InvalidArgument);
+      EXPECT_THROW(agent.remote<ones_plus>(To(to).within(-1s), 1), InvalidArgument);
+      EXPECT_THROW(agent.remote_op(To(to).within(-1s), "add", {ones({2}), ones({2})}), InvalidArgument);
+    }
+    const ReferenceCounts left = agent.debug().references;
+    EXPECT_EQ(left.owners + left.forks + left.pending_users + left.pending_children, 0u);
+    group.barrier().wait();
   });
 }
 
