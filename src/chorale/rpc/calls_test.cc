@@ -364,8 +364,12 @@ TEST(Faults, AReferenceWhoseCallWasDroppedHasFailed) {
       const auto b = agent.remote_op(there, "add", {ones({2}), ones({2})});
       text_of(Kind::kReferenceFailed, there, [&] { a.to_here(); });
       text_of(Kind::kReferenceFailed, there, [&] { b.to_here(); });
-      if (there == group.rank()) continue;
-      text_of(Kind::kReferenceFailed, there, [&] { agent.call<ref_plus>(next(agent), a, 1); });
+      Writer writer(agent.core().get(), (group.rank() + 1) % 4);
+      text_of(Kind::kReferenceFailed, there, [&] { write(writer, a); });
+      for (const int to : {(group.rank() + 1) % 4, (group.rank() + 2) % 4}) {
+        text_of(Kind::kReferenceFailed, there, [&] { agent.call<ref_plus>(to, a, 1); });
+        text_of(Kind::kReferenceFailed, there, [&] { agent.remote<ref_plus>(to, a, 1); });
+      }
     }
   });
 }

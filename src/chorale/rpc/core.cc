@@ -382,7 +382,7 @@ void Core::remote(const std::shared_ptr<Reference>& reference, MessageKind kind,
             }
             auto& owner = static_cast<OwnerReference&>(*reference);
             if (error) {
-              owner.value.state()->try_set_error(failed_reference(*reference));
+              owner.value.state()->try_set_error(std::make_exception_ptr(failed_reference(*reference, "rref")));
               owner.own_call->state()->try_set_error(error);
             } else {
               owner.own_call->state()->try_set({});
@@ -416,12 +416,6 @@ void Core::note_change() {
     change = std::move(next_change_);
   }
   if (change) change->try_set({});
-}
-
-std::exception_ptr Core::failed_reference(const Reference& reference) {
-  return error_of(RpcErrorKind::kReferenceFailed, reference.owner(),
-                  concat("[rref] the value of reference ", reference.id(), " could not be made: the call that was to ",
-                         "make it failed or took too long"));
 }
 
 Core::Calls Core::calls() const {

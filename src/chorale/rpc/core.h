@@ -173,7 +173,6 @@ class Core : public std::enable_shared_from_this<Core> {
   void fail_all(int worker, const std::string& reason);
   void time_out(uint64_t id);
   static std::exception_ptr error_in(Reader reader);
-  static std::exception_ptr failed_reference(const Reference& reference);
 
   // serve.cc
   void answer_now(int to, uint64_t id, Message message);

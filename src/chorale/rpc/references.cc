@@ -23,6 +23,12 @@ struct NotedChange {
 
 }  // namespace
 
+RpcError failed_reference(const Reference& reference, const char* call) {
+  return {RpcErrorKind::kReferenceFailed, reference.owner(),
+          concat("[", call, "] the value of reference ", reference.id(), " on worker ", reference.owner(),
+                 " could not be made: the call that was to make it failed or took too long")};
+}
+
 std::shared_ptr<Core> Reference::core() const {
   auto core = core_.lock();
   if (!core || !core->is_running())
@@ -41,11 +47,12 @@ UserReference::~UserReference() {
   if (const auto core = weak_core().lock()) core->references().tell_end(*this);
 }
 
+void OwnerReference::check_usable(const char* call) const {
+  if (own_call && own_call->is_complete() && own_call->has_error()) throw failed_reference(*this, call);
+}
+
 void UserReference::check_usable(const char* call) const {
-  if (failed)
-    throw RpcError(RpcErrorKind::kReferenceFailed, owner(),
-                   concat("[", call, "] the value of reference ", id(), " on worker ", owner(),
-                          " could not be made: the call that was to make it failed or took too long"));
+  if (failed) throw failed_reference(*this, call);
   if (deleted)
     throw RpcError(RpcErrorKind::kReferenceDeleted, owner(),
                    concat("[", call, "] reference ", id(), " was deleted when the agent shut down"));
@@ -120,7 +127,7 @@ void References::not_created(const std::shared_ptr<UserReference>& user, const s
 ForkData References::fork(const std::shared_ptr<Reference>& reference, int to, const std::string& type) {
   const GlobalId fork = next_id();
   const std::lock_guard lock(mutex_);
-  if (!reference->is_owner()) static_cast<const UserReference&>(*reference).check_usable("rref");
+  reference->check_usable("rref");
   if (reference->is_owner() && to != core_.own()) {
     owners_.emplace(reference->id(), std::static_pointer_cast<OwnerReference>(reference));
     forks_[reference->id()].emplace(fork, to);

@@ -28,6 +28,7 @@
 #include <string>
 #include <vector>
 
+#include "chorale/base/rpc_error.h"
 #include "chorale/rpc/served.h"
 
 namespace chorale::rpc {
@@ -56,6 +57,8 @@ class Reference {
   Reference& operator=(const Reference&) = delete;
 
   virtual bool is_owner() const = 0;
+  // RpcError when the value could not be asked for, or the agent has deleted the reference.
+  virtual void check_usable(const char* call) const = 0;
   GlobalId id() const { return id_; }
   int owner() const { return owner_; }
   // RpcError (kNotRunning) when the agent is gone.
@@ -76,6 +79,7 @@ class OwnerReference final : public Reference {
  public:
   using Reference::Reference;
   bool is_owner() const override { return true; }
+  void check_usable(const char* call) const override;
   Future<AnyValue> value;
   // The call that makes the value has come. Before that it is kept even when no user is known: the one that called is
   // not known yet.
@@ -91,8 +95,7 @@ class UserReference final : public Reference {
   ~UserReference() override;
   bool is_owner() const override { return false; }
   GlobalId fork() const { return fork_; }
-  // RpcError when the value could not be made, or the agent has deleted the reference.
-  void check_usable(const char* call) const;
+  void check_usable(const char* call) const override;
 
   Future<void> created;              // the owner has answered
   Future<void> confirmed;            // the owner knows this user
@@ -103,6 +106,9 @@ class UserReference final : public Reference {
  private:
   const GlobalId fork_;
 };
+
+// What `call` throws: an error of kind kReferenceFailed.
+RpcError failed_reference(const Reference& reference, const char* call);
 
 // What a reference is on the wire.
 struct ForkData {

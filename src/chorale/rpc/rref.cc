@@ -10,10 +10,6 @@ const Reference& AnyRRef::get() const {
   return *reference_;
 }
 
-void AnyRRef::check_usable(const char* call) const {
-  if (!is_owner()) static_cast<const UserReference&>(get()).check_usable(call);
-}
-
 WorkerInfo AnyRRef::owner() const { return get().core()->roster().known(get().owner()); }
 
 bool AnyRRef::is_confirmed() const {
@@ -32,7 +28,7 @@ Future<void> AnyRRef::created() const {
 
 Future<std::string> AnyRRef::type_async(std::optional<Timeout> timeout) const {
   const bool here = is_owner();
-  check_usable("type");
+  get().check_usable("type");
   const std::shared_ptr<Core> core = get().core();
   return reference_->type([&] {
     // Kept by the reference, so it must not keep the agent.
@@ -133,6 +129,7 @@ void write_reference(Writer& writer, const AnyRRef& rref, const std::string& typ
   if (!writer.core())
     throw RpcError(RpcErrorKind::kUnsupported, -1, "[rref] a reference can be passed to workers only, not stored");
   CHORALE_CHECK(rref, "[rref] a reference that stands for nothing cannot be passed on");
+  rref.reference()->check_usable("rref");
   CHORALE_CHECK(rref.reference()->core().get() == writer.core(), "[rref] reference ", rref,
                 " belongs to another agent");
   const ForkData fork = writer.core()->references().fork(rref.reference(), writer.to(), type);

@@ -37,7 +37,6 @@ class AnyRRef {
 
  protected:
   const Reference& get() const;
-  void check_usable(const char* call) const;
   // The answer of the owner, read by `take`.
   void fetch(const std::string& type, std::optional<Timeout> timeout,
              std::function<void(Reader*, const std::exception_ptr&)> take, FutureState* future) const;
@@ -66,7 +65,7 @@ class RRef : public AnyRRef {
   T to_here(std::optional<Timeout> timeout = {}) const { return to_here_async(timeout).wait(); }
   Future<T> to_here_async(std::optional<Timeout> timeout = {}) const {
     const bool here = is_owner();
-    check_usable("to_here");
+    get().check_usable("to_here");
     Future<T> future(std::make_shared<typename Future<T>::State>(helper_of(get())));
     if (here) {
       const auto owner = std::static_pointer_cast<OwnerReference>(reference_);
