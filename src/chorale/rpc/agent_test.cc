@@ -16,6 +16,7 @@ namespace {
 using namespace std::chrono_literals;
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 using Kind = RpcErrorKind;
 
 Tensor add_tensors(const Tensor& a, const Tensor& b) { return add(a, b); }
@@ -29,6 +30,7 @@ std::vector<Tensor> reversed(std::vector<Tensor> all, const std::map<std::string
 Tensor positions(const Tensor& x) { return nonzero(x); }
 void nothing() {}
 void throws(const std::string& text) { throw StateError(text); }
+void passes_on(int64_t worker) { here().call<throws>(worker, std::string("on another worker")); }
 struct Strange {};
 void throws_strange() { throw Strange(); }
 void sleeps(int64_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
@@ -41,9 +43,10 @@ std::pair<Tensor, std::vector<int64_t>> seen_and_back(const Tensor& part, const 
   return {part, {part.is_contiguous(), copy.is_contiguous(), part.to_vector<float>() == copy.to_vector<float>()}};
 }
 
-const std::vector<Served> kServes{remote<seen_and_back>,  remote<add_tensors>, remote<add_number>,    remote<add_ints>,
-                                  remote<reversed>,       remote<positions>,   remote<nothing>,       remote<throws>,
-                                  remote<throws_strange>, remote<sleeps>,      remote<Statics::twice>};
+const std::vector<Served> kServes{remote<seen_and_back>, remote<add_tensors>,    remote<add_number>,
+                                  remote<add_ints>,      remote<reversed>,       remote<positions>,
+                                  remote<nothing>,       remote<throws>,         remote<throws_strange>,
+                                  remote<sleeps>,        remote<Statics::twice>, remote<passes_on>};
 
 Tensor counting(int64_t n, float from = 0) { return add(view(arange(0, n * n, 1, DType::kF32), {n, n}), from); }
 
@@ -131,16 +134,30 @@ TEST(Agent, ViewsArriveAndComeBackAsViews) {
 // spec: test_py_function_exception, test_py_raise_in_user_func, test_py_raise_in_user_func_escaped_str
 // spec: test_custom_exception_throw_during_reconstruction
 TEST(Agent, WhatAFunctionThrowsArrivesWithItsTextTypeAndWorker) {
-  run_agents(4, for_tests(kServes), [](Agent& agent, comm::Group& group) {
+  const std::string text = "first line\nsecond \"line\" \\n\ttab";
+  testing::internal::CaptureStderr();
+  run_agents(4, for_tests(kServes), [&](Agent& agent, comm::Group& group) {
     const int there = (group.rank() + 1) % 4;
-    const std::string text = "first line\nsecond \"line\" \\n\ttab";
     EXPECT_THAT(text_of(Kind::kRemote, there, [&] { agent.call<throws>(there, text); }),
                 AllOf(HasSubstr(text), HasSubstr("chorale::StateError"), HasSubstr(concat("worker", there))));
     EXPECT_THAT(text_of(Kind::kRemote, there, [&] { agent.call_async<throws>(there, text).wait(); }), HasSubstr(text));
     EXPECT_THAT(text_of(Kind::kRemote, there, [&] { agent.call<throws_strange>(there); }),
                 HasSubstr("no std::exception"));
+    // What another worker threw is in the log of that one.
+    text_of(Kind::kRemote, (there + 1) % 4, [&] { agent.call<passes_on>(there, (there + 1) % 4); });
     EXPECT_EQ(agent.call<add_ints>(there, 1, 1), 2);
   });
+  // Whoever has thrown it has logged it.
+  const std::string log = testing::internal::GetCapturedStderr();
+  for (int there = 0; there < 4; ++there) {
+    const std::string line =
+        concat("a call of worker 'worker", (there + 3) % 4, "' failed: [rpc] worker 'worker", there, "' threw ");
+    for (const std::string& what : {"chorale::StateError: " + text, std::string("something that is no std::exception")})
+      EXPECT_THAT(log, HasSubstr(line + what));
+    const std::string relayed =
+        concat("a call of worker 'worker", (there + 3) % 4, "' failed: [rpc] worker 'worker", (there + 1) % 4);
+    EXPECT_THAT(log, Not(HasSubstr(relayed)));
+  }
 }
 
 // spec: test_function_not_on_callee

@@ -187,6 +187,7 @@ class Core : public std::enable_shared_from_this<Core> {
   void serve_control(int from, const Message& request);
   void answer_value(int to, const Message& request, AnyValue value, const std::exception_ptr& error);
   std::exception_ptr at_home(const std::exception_ptr& error) const;
+  void log_thrown(int caller, const std::exception_ptr& error) const;
   const Served& find_function(const std::string& name, const std::string& signature) const;
 
   // barrier.cc

@@ -198,6 +198,7 @@ void Core::serve_call(int from, Message request) {
   // The error of a remote call is kept, too.
   const Message head{.id = request.id, .context = request.context};
   const auto reply = [this, from, kept, head](AnyValue value, const std::exception_ptr& error) {
+    if (error) log_thrown(from, error);
     if (!kept) return answer_value(from, head, std::move(value), error);
     if (error) {
       kept->value.state()->try_set_error(at_home(error));
@@ -229,6 +230,16 @@ void Core::serve_call(int from, Message request) {
         }
       },
       *crew_, request.chain);
+}
+
+// For whoever looks at this worker. What another worker threw is in the log of that one.
+void Core::log_thrown(int caller, const std::exception_ptr& error) const {
+  try {
+    std::rethrow_exception(at_home(error));
+  } catch (const RpcError& thrown) {
+    if (thrown.kind() == RpcErrorKind::kRemote && thrown.worker() == own_)
+      log_warning(concat("[rpc] a call of worker '", roster_.known(caller).name, "' failed: ", thrown.what()));
+  }
 }
 
 // An error that is kept here and thrown here or elsewhere, later: it says where it arose.
