@@ -9,6 +9,7 @@
 
 #include "chorale/api/api.h"
 #include "chorale/rpc/agents_test_util.h"
+#include "chorale/rpc/core.h"
 
 namespace chorale::rpc {
 namespace {
@@ -167,6 +168,56 @@ TEST(Agent, AFunctionThatIsNotServedIsAnErrorThatListsWhatIs) {
     EXPECT_THAT(text_of(Kind::kUnknownFunction, there, [&] { agent.call<not_served>(there); }),
                 AllOf(HasSubstr("not_served"), HasSubstr("add_ints(i64,i64) -> i64")));
     EXPECT_EQ(agent.call<add_ints>(there, 1, 1), 2);
+  });
+}
+
+struct Point {
+  double x = 0, y = 0;
+  CHORALE_MESSAGE(Point, x, y)
+};
+double height(const Point& p) { return p.y; }
+namespace of_another_program {
+struct Point {
+  int64_t y = 0;
+  double x = 0;
+  CHORALE_MESSAGE(Point, y, x)
+};
+double height(const Point& p) { return static_cast<double>(p.y); }
+}  // namespace of_another_program
+
+// A program that was built from other sources may ask for anything.
+TEST(Agent, AFunctionOfOtherTypesIsAnErrorThatSaysWhichItHas) {
+  run_agents(4, for_tests({remote<add_ints>, remote<height>}), [](Agent& agent, comm::Group& group) {
+    const int there = (group.rank() + 1) % 4;
+    const auto asked = [&](Kind kind, const std::string& name, const std::string& signature, const Writer& arguments) {
+      Writer writer;
+      write(writer, name);
+      write(writer, signature);
+      writer.raw(arguments.payload.data(), arguments.payload.size());
+      const Future<void> answered;
+      agent.core()->request(there, {.kind = MessageKind::kCall, .payload = writer.payload}, {},
+                            [answered](const Message&, const std::exception_ptr& error) {
+                              error ? answered.set_error(error) : answered.set();
+                            });
+      return text_of(kind, [&] { answered.wait(); });
+    };
+    Writer one, two, three;
+    write<int64_t>(one, 1);
+    write<double>(two, 1), write<double>(two, 2);
+    for (int64_t i = 0; i < 3; ++i) write(three, i);
+    const std::string ints = detail::function_name<add_ints>(), heights = detail::function_name<height>();
+    EXPECT_THAT(asked(Kind::kWrongArguments, ints, "(f64,f64) -> i64", two),
+                AllOf(HasSubstr("serves " + ints + "(i64,i64) -> i64,"), HasSubstr("asked for " + ints + "(f64,f64)")));
+    asked(Kind::kWrongArguments, ints, "(i64) -> i64", one);
+    asked(Kind::kWrongArguments, ints, "(i64,i64,i64) -> i64", three);
+    const std::string other = remote<of_another_program::height>.signature();
+    EXPECT_EQ(other, "(Point{i64,f64}) -> f64");
+    EXPECT_THAT(asked(Kind::kWrongArguments, heights, other, two), HasSubstr("(Point{f64,f64}) -> f64"));
+    // The types are right, and what follows is not of them.
+    EXPECT_THAT(asked(Kind::kRemote, ints, "(i64,i64) -> i64", one), HasSubstr("ends early"));
+    EXPECT_THAT(asked(Kind::kRemote, ints, "(i64,i64) -> i64", three), HasSubstr("were not read"));
+    EXPECT_EQ(agent.call<add_ints>(there, 1, 1), 2);
+    EXPECT_EQ(agent.call<height>(there, Point{1, 4}), 4);
   });
 }
 

@@ -419,7 +419,21 @@ struct Codec<std::pair<A, B>> {
 template <detail::HasMessageFields T>
 struct Codec<T> {
   static constexpr size_t kLeast = 0;
-  static std::string name() { return T::kMessageName; }
+  // With the types of its fields: another program may have another struct of that name.
+  static std::string name() {
+    constinit thread_local bool names_fields = false;
+    if (names_fields) return T::kMessageName;  // it has references to its own kind
+    struct Scope {
+      ~Scope() { names_fields = false; }
+    } const scope;
+    names_fields = true;
+    std::string fields;
+    T value{};
+    visit_fields(value, [&](const auto& field) {
+      fields += concat(fields.empty() ? "" : ",", Codec<std::remove_cvref_t<decltype(field)>>::name());
+    });
+    return concat(T::kMessageName, "{", fields, "}");
+  }
   static void write(Writer& writer, const T& value) {
     visit_fields(value, [&](const auto& field) { rpc::write(writer, field); });
   }

@@ -245,6 +245,7 @@ Tensor ones_plus(double x) { return add(ones({3, 3}), x); }
 
 // spec: test_rref_forward_chain
 TEST(Rows, AReferenceGoesAroundTheRing) {
+  EXPECT_EQ(type_name<Link>(), "Link{list<rref<Link>>,list<rref<tensor>>}");
   run_agents(4, for_tests({remote<forward_chain>, remote<ones_plus>}), [](Agent& agent, comm::Group&) {
     constexpr int64_t kTtl = 8;
     const RRef<Tensor> value = agent.remote<ones_plus>(next(agent), 1);

@@ -92,7 +92,7 @@ class RRef : public AnyRRef {
 template <class T>
 struct Codec<RRef<T>> {
   static constexpr size_t kLeast = 32;
-  static std::string name() { return concat("rref<", value_type<T>().name, ">"); }
+  static std::string name() { return concat("rref<", type_name<T>(), ">"); }
   static void write(Writer& writer, const RRef<T>& value) { write_reference(writer, value, value_type<T>().name); }
   static RRef<T> read(Reader& reader) { return RRef<T>(read_reference(reader, value_type<T>().name)); }
 };

@@ -35,17 +35,19 @@ struct ValueType {
 std::string readable_name(const std::type_info& type);
 
 template <class T>
+std::string type_name() {
+  if constexpr (Sendable<T>) return Codec<T>::name();
+  return readable_name(typeid(T));
+}
+template <class T>
 const ValueType& value_type() {
-  static const ValueType type = [] {
-    if constexpr (Sendable<T>) {
-      return ValueType{Codec<T>::name(), typeid(T), [](Writer& writer, const void* object) {
-                         Codec<T>::write(writer, *static_cast<const T*>(object));
-                       }};
-    } else {
-      return ValueType{readable_name(typeid(T)), typeid(T),
-                       [](Writer&, const void*) { raise_not_sendable(readable_name(typeid(T))); }};
-    }
-  }();
+  static const ValueType type{type_name<T>(), typeid(T), [](Writer& writer, const void* object) {
+                                if constexpr (Sendable<T>) {
+                                  Codec<T>::write(writer, *static_cast<const T*>(object));
+                                } else {
+                                  raise_not_sendable(readable_name(typeid(T)));
+                                }
+                              }};
   return type;
 }
 
