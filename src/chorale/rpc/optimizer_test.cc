@@ -160,6 +160,7 @@ struct Reverses : nn::Module {
 std::tuple<std::string, int64_t, Tensor> forward_from_there(RemoteModule<Reverses> module) {
   return module.forward(ones({1}), 2, std::string("3"));
 }
+RemoteDevice place_of(const RemoteModule<Reverses>& module) { return module.on(); }
 struct Bad : nn::Module {
   CHORALE_MODULE(Bad)
   Bad() { throw StateError("this module cannot be made"); }
@@ -170,6 +171,7 @@ std::vector<Served> module_tests() {
   std::vector<Served> list = module_functions<Reverses>();
   add(list, module_functions<Bad>());
   list.push_back(remote<forward_from_there>);
+  list.push_back(remote<place_of>);
   return list;
 }
 
@@ -214,12 +216,17 @@ TEST(RemoteModules, OneThatCannotBeMadeIsAnErrorAtItsFirstUse) {
 // spec: test_send_remote_module_over_the_wire, test_create_remote_module_from_module_rref
 // spec: test_send_remote_module_with_a_new_attribute_not_pickled_over_the_wire
 TEST(RemoteModules, CanBePassedOn) {
-  run_agents(4, for_tests(module_tests()), [](Agent& agent, comm::Group&) {
-    const RemoteModule<Reverses> module(agent, next(agent));
-    expect_reversed(agent.call<forward_from_there>(next(agent, 2), module));
-    RemoteModule<Reverses> same(agent, module.module_rref());
-    expect_reversed(same.forward(ones({1}), 2, std::string("3")));
-    EXPECT_EQ(same.on().worker, next(agent));
+  run_agents(4, for_tests(module_tests()), [](Agent& agent, comm::Group& group) {
+    const int there = (group.rank() + 1) % 4;
+    for (const std::string& where : {next(agent), concat("rank:", there, "/cpu")}) {
+      const RemoteModule<Reverses> module(agent, where);
+      EXPECT_EQ(module.on().device, "cpu");
+      expect_reversed(agent.call<forward_from_there>(next(agent, 2), module));
+      EXPECT_EQ(agent.call<place_of>(next(agent, 2), module), module.on());
+      RemoteModule<Reverses> same(agent, module.module_rref());
+      expect_reversed(same.forward(ones({1}), 2, std::string("3")));
+      EXPECT_EQ(same.on().worker, next(agent));
+    }
   });
 }
 

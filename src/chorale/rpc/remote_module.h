@@ -23,6 +23,8 @@ struct RemoteDevice {
   std::string worker;  // by name,
   int rank = -1;       // or by number
   std::string device = "cpu";
+  CHORALE_MESSAGE(RemoteDevice, worker, rank, device)
+  friend bool operator==(const RemoteDevice&, const RemoteDevice&) = default;
   To to() const { return rank >= 0 ? To(rank) : To(worker); }
 };
 RemoteDevice parse_remote_device(const std::string& text);
@@ -61,7 +63,10 @@ class RemoteModule {
         on_(parse_remote_device(where)),
         module_(agent_.template remote<make<M, Args...>>(on_.to(), args...)) {}
   // Stands for the module of a reference that there is already.
-  RemoteModule(const Agent& agent, const RRef<M>& module) : agent_(agent), on_{module.owner().name}, module_(module) {}
+  RemoteModule(const Agent& agent, const RRef<M>& module)
+      : RemoteModule(agent, RemoteDevice{.worker = module.owner().name}, module) {}
+  RemoteModule(const Agent& agent, RemoteDevice on, const RRef<M>& module)
+      : agent_(agent), on_(std::move(on)), module_(module) {}
 
   template <class... Args>
   auto forward(const Args&... args) {
@@ -90,11 +95,15 @@ class RemoteModule {
 template <class M>
 struct Codec<RemoteModule<M>> {
   static constexpr size_t kLeast = 32;
-  static std::string name() { return concat("remote_module<", value_type<M>().name, ">"); }
-  static void write(Writer& writer, const RemoteModule<M>& value) { rpc::write(writer, value.module_rref()); }
+  static std::string name() { return concat("remote_module<", type_name<M>(), ">"); }
+  static void write(Writer& writer, const RemoteModule<M>& value) {
+    rpc::write(writer, value.on());
+    rpc::write(writer, value.module_rref());
+  }
   static RemoteModule<M> read(Reader& reader) {
+    auto on = rpc::read<RemoteDevice>(reader);
     const RRef<M> module = rpc::read<RRef<M>>(reader);
-    return {agent_of(*reader.core()), module};
+    return {agent_of(*reader.core()), std::move(on), module};
   }
 };
 
