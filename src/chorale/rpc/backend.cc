@@ -11,11 +11,7 @@ namespace {
 
 std::shared_ptr<Core> start_faulty(const comm::Group& group, AgentOptions options) {
   options.threads = 8;
-  if (options.faults.empty()) {
-    options.faults.fail = Faults::retried();
-    for (const MessageKind kind : {MessageKind::kCall, MessageKind::kOp})
-      options.faults.delay.emplace(kind, std::chrono::milliseconds(1500));
-  }
+  if (options.faults.empty()) options.faults = Faults::usual();
   return Core::start(group, std::move(options));
 }
 

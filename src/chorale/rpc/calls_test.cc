@@ -339,16 +339,36 @@ TEST(Faults, ControlMessagesAreSentAgain) {
 // spec: test_verify_backend_options, test_custom_faulty_messages, test_no_faulty_messages
 // spec: test_custom_messages_to_delay
 TEST(Faults, AreAsTheOptionsSay) {
+  const Faults usual = Faults::usual();
+  EXPECT_EQ(usual.times, 3);
+  EXPECT_EQ(usual.fail, (std::set{MessageKind::kForkRequest, MessageKind::kChildAccept, MessageKind::kUserDelete,
+                                  MessageKind::kCleanup}));
+  EXPECT_EQ(usual.delay, (std::map<MessageKind, std::chrono::nanoseconds>{{MessageKind::kCall, 1500ms},
+                                                                          {MessageKind::kOp, 1500ms}}));
   AgentOptions options = for_tests(kServes);
-  options.threads = 8;
-  options.faults.fail = Faults::retried();
-  options.faults.delay = {{MessageKind::kCall, 1500ms}, {MessageKind::kOp, 1500ms}};
-  EXPECT_EQ(options.faults.times, 3);
-  EXPECT_EQ(options.faults.fail.size(), 4u);
-  EXPECT_EQ(options.faults.delay.size(), 2u);
-  EXPECT_FALSE(options.faults.empty());
+  options.backend = "faulty";
+  comm::run_ranks(4, [&](comm::Group& group) {
+    Agent agent(group, options);
+    EXPECT_EQ(agent.debug().threads_configured, 8);
+    const Tensor x = ones({2});
+    text_of(Kind::kTimeout, [&] { agent.call<add_ints>(To(next(agent)).within(20ms), 1, 2); });
+    text_of(Kind::kTimeout, [&] { agent.call_op(To(next(agent)).within(20ms), "add", {x, x}); });
+    EXPECT_EQ(values(agent.remote<ones_plus>(next(agent), 1).to_here()), std::vector<float>(4, 2));
+    group.barrier().wait();
+    agent.shutdown_now();
+  });
+  // Other kinds, and none at all.
+  options.faults.fail = {MessageKind::kCall};
+  options.faults.times = 2;
+  run_agents(4, options, [](Agent& agent, comm::Group&) {
+    for (int i = 0; i < 2; ++i) text_of(Kind::kInjected, [&] { agent.call<add_ints>(next(agent), 1, 2); });
+    EXPECT_EQ(agent.call<add_ints>(next(agent), 1, 2), 3);
+  });
   EXPECT_TRUE(Faults().empty());
-  run_agents(4, options, [](Agent& agent, comm::Group&) { EXPECT_EQ(agent.debug().threads_configured, 8); });
+  run_agents(4, for_tests(kServes), [](Agent& agent, comm::Group&) {
+    const RRef<Tensor> there = agent.remote<ones_plus>(next(agent), 1);
+    EXPECT_EQ(values(agent.call<ref_plus>(next(agent, 2), there, 1)), std::vector<float>(4, 3));
+  });
 }
 
 // spec: test_remote_message_dropped_pickle, test_remote_message_dropped_pickle_to_self

@@ -28,6 +28,14 @@ struct Faults {
   static std::set<MessageKind> retried() {
     return {MessageKind::kForkRequest, MessageKind::kChildAccept, MessageKind::kUserDelete, MessageKind::kCleanup};
   }
+  // Control messages fail three times, and plain calls leave late.
+  static Faults usual() {
+    constexpr std::chrono::milliseconds kLate(1500);
+    Faults faults;
+    faults.fail = retried();
+    faults.delay = {{MessageKind::kCall, kLate}, {MessageKind::kOp, kLate}};
+    return faults;
+  }
   bool empty() const { return fail.empty() && delay.empty() && repeat.empty() && most_delay.count() == 0; }
   // Everything at once, in an order that follows from the seed: messages late by up to `most_delay`, control messages
   // failed or delivered twice.
