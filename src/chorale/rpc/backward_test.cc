@@ -56,20 +56,24 @@ Tensor throwing_sometimes(const Tensor& x) { return apply<ThrowsSometimes>({x})[
 // The sum of its inputs; hands its gradient to each of them, and says where that lies.
 const void* address_of(const Tensor& x) { return x.is_sparse() ? x.sparse().values.raw() : x.raw(); }
 struct HandsOn final : Function {
-  explicit HandsOn(Tensor& values) : kept(values) {}
+  // What it has seen.
+  struct Seen {
+    const void* address = nullptr;
+    Tensor values{};  // of a sparse gradient, which others may have without sharing the gradient
+  };
+  explicit HandsOn(Seen& what) : seen(what) {}
   const char* name() const override { return "hands on"; }
   std::vector<Tensor> forward(const std::vector<Tensor>& in) override {
     count = in.size();
     return {count == 1 ? clone(in[0]) : add(in[0], in[1])};
   }
   std::vector<Tensor> backward(const std::vector<Tensor>& dout) override {
-    seen = address_of(dout[0]);
-    if (dout[0].is_sparse()) kept = dout[0].sparse().values;
+    seen.address = address_of(dout[0]);
+    if (dout[0].is_sparse()) seen.values = dout[0].sparse().values;
     return std::vector<Tensor>(count, dout[0]);
   }
   size_t count = 0;
-  Tensor& kept;
-  static inline const void* seen = nullptr;
+  Seen& seen;
 };
 // One, whatever it is given; its gradient is one number that is read again and again.
 struct Spreads final : Function {
@@ -307,11 +311,12 @@ TEST(DistAutogradSmart, AResultThatNobodyUsesIsNotWaitedFor) {
 
 // spec: test_no_grad_copy, test_no_grad_copy_sparse, test_grad_copy_sparse_indices_extra_ref
 TEST_P(DistBackward, TakesAGradientThatItAloneHasAndCopiesOthersForEachLeaf) {
-  run(1, [](Agent& agent, comm::Group&) {
-    const Tensor a = wanting(pattern({5, 6}, 1)), b = wanting(pattern({5, 6}, 2));
-    Tensor kept;  // the values of a sparse gradient, which others may have without sharing the gradient
-    const auto sum_of_both = [&] { return apply<HandsOn>({a, b}, kept)[0]; };
-    const auto alone = [&] { return apply<HandsOn>({a}, kept)[0]; };
+  run(4, [](Agent& agent, comm::Group& group) {
+    const double seed = group.rank();
+    const Tensor a = wanting(pattern({5, 6}, 1 + seed)), b = wanting(pattern({5, 6}, 2 + seed));
+    HandsOn::Seen seen;
+    const auto sum_of_both = [&] { return apply<HandsOn>({a, b}, seen)[0]; };
+    const auto alone = [&] { return apply<HandsOn>({a}, seen)[0]; };
     const auto one_element = [](const Tensor& x) { return sum(narrow(narrow(x, 0, 1, 1), 1, 0, 1)); };
     const Tensor rows = Tensor::from<int64_t>({4, 1, 4, 0}, {4});
     const auto looked_up = [&](const Tensor& table) { return sum(embedding(rows, table, {}, true)); };
@@ -319,8 +324,8 @@ TEST_P(DistBackward, TakesAGradientThatItAloneHasAndCopiesOthersForEachLeaf) {
       Context context(agent);
       context.backward({root});
       const Tensor da = context.gradient(a), db = context.gradient(b);
-      EXPECT_NE(address_of(da), HandsOn::seen);
-      EXPECT_NE(address_of(db), HandsOn::seen);
+      EXPECT_NE(address_of(da), seen.address);
+      EXPECT_NE(address_of(db), seen.address);
       EXPECT_NE(address_of(da), address_of(db));
       EXPECT_EQ(to_dense(da).to_vector<float>(), expected);
       EXPECT_EQ(to_dense(db).to_vector<float>(), expected);
@@ -328,7 +333,7 @@ TEST_P(DistBackward, TakesAGradientThatItAloneHasAndCopiesOthersForEachLeaf) {
     const auto expect_taken = [&](const Tensor& root, const std::vector<float>& expected) {
       Context context(agent);
       context.backward({root});
-      EXPECT_EQ(address_of(context.gradient(a)), HandsOn::seen);
+      EXPECT_EQ(address_of(context.gradient(a)), seen.address);
       EXPECT_EQ(to_dense(context.gradient(a)).to_vector<float>(), expected);
     };
     std::vector<float> at_one(30), at_rows(30);
@@ -340,7 +345,7 @@ TEST_P(DistBackward, TakesAGradientThatItAloneHasAndCopiesOthersForEachLeaf) {
     expect_taken(one_element(alone()), at_one);
     expect_two_copies(one_element(sum_of_both()), at_one);
     expect_taken(looked_up(alone()), at_rows);
-    EXPECT_TRUE(kept.defined());
+    EXPECT_TRUE(seen.values.defined());
     expect_two_copies(looked_up(sum_of_both()), at_rows);
   });
 }

@@ -46,9 +46,17 @@ Tensor make_wanting(const Shape& sizes, double seed) { return wanting(pattern(si
 Tensor add_to_ref(const RRef<Tensor>& a, const Tensor& b) { return add(a.local_value(), b); }
 Tensor add_to_ref_nested(const RRef<Tensor>& a, const Tensor& b) { return here().call<add_to_ref>(a.owner(), a, b); }
 
-const std::vector<Served> kServes{remote<stacked>,           remote<nothing>,      remote<nested_plus>,
-                                  remote<plus_on>,           remote<make_wanting>, remote<add_to_ref>,
-                                  remote<add_to_ref_nested>, remote<split_in_five>};
+// Answered by a thread that is in no context.
+Future<Tensor> plus_later(const Tensor& a, const Tensor& b) {
+  Future<Tensor> future;
+  std::thread([future, sum = add(a, b)] { future.set(sum); }).detach();
+  return future;
+}
+uint64_t context_here() { return dist_autograd::current_context(); }
+
+const std::vector<Served> kServes{
+    remote<stacked>,    remote<nothing>,           remote<nested_plus>,   remote<plus_on>,    remote<make_wanting>,
+    remote<add_to_ref>, remote<add_to_ref_nested>, remote<split_in_five>, remote<plus_later>, remote<context_here>};
 
 class DistAutograd : public BothModes {
  protected:
@@ -126,6 +134,25 @@ TEST_P(DistAutograd, AContextInsideAContextIsAnError) {
     const Tensor x = wanting(pattern({2}, 1));
     context.backward({sum(agent.call<plus>(next(agent), x, x))});
     EXPECT_EQ(context.gradient(x).to_vector<float>(), (std::vector<float>{2, 2}));
+  });
+}
+
+// Threads of agents serve calls of many contexts, and of none.
+TEST_P(DistAutograd, AThreadIsInAContextForTheLengthOfACall) {
+  AgentOptions own = options(kServes);
+  own.threads = own.most_threads = 2;
+  run_agents(4, own, [](Agent& agent, comm::Group&) {
+    const Tensor x = wanting(pattern({3}, 1)), y = wanting(pattern({3}, 2));
+    for (int i = 0; i < 10; ++i) {
+      {
+        Context context(agent);
+        EXPECT_EQ(agent.call<context_here>(next(agent)), context.id());
+        context.backward({sum(mul(agent.call<plus_later>(next(agent), x, y), y))});
+        EXPECT_EQ(context.gradient(x).to_vector<float>(), y.to_vector<float>());
+        text_of(Kind::kRemote, [&] { agent.call<product>(next(agent), x, pattern({2}, 1)); });
+      }
+      for (int step = 1; step < 4; ++step) EXPECT_EQ(agent.call<context_here>(next(agent, step)), 0u);
+    }
   });
 }
 

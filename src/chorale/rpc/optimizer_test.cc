@@ -2,6 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <thread>
+
 #include "chorale/base/generator.h"
 #include "chorale/nn/nn.h"
 #include "chorale/optim/optim.h"
@@ -38,7 +41,14 @@ struct Failing final : optim::OptimizerOf<optim::SgdOptions> {
   }
   void check(const Attrs&) const override {}
   StateNames states(const Attrs&) const override { return {}; }
-  void update(const UpdateLists&, const Attrs&) const override { throw StateError("simulated step error"); }
+  void update(const UpdateLists&, const Attrs&) const override {
+    const int whose = caller().id;
+    // One of two owners throws later than the other.
+    if ((whose + 2) % 4 == here().info().id) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    ++updates[static_cast<size_t>(whose)];
+    throw StateError("simulated step error");
+  }
+  static inline std::array<std::atomic<int>, 4> updates{};  // begun by each worker
 };
 
 std::vector<Served> functions() {
@@ -121,8 +131,10 @@ TEST(DistributedOptimizer, AnErrorInAStepReachesTheCaller) {
     DistributedOptimizer<Failing> optimizer(agent, parameters, {.lr = 0.5});
     Context context(agent);
     context.backward({sum(far2.forward(far1.forward(pattern({3, 3}, 3))))});
+    std::atomic<int>& updates = Failing::updates[static_cast<size_t>(group.rank())];
+    updates = 0;
     EXPECT_THAT(text_of(Kind::kRemote, [&] { optimizer.step(context); }), HasSubstr("simulated step error"));
-    static_cast<void>(group);
+    EXPECT_EQ(updates, 2);  // all owners have answered
   });
 }
 

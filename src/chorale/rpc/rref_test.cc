@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "chorale/api/api.h"
+#include "chorale/dist_autograd/context.h"
 #include "chorale/rpc/agents_test_util.h"
 
 namespace chorale::rpc {
@@ -28,6 +29,9 @@ std::vector<RRef<Tensor>> refs_on(int64_t worker) {
 }
 Tensor nested_fetch(int64_t worker, double x) { return here().remote<ones_plus>(worker, x).to_here(); }
 RRef<int64_t> local_ref(int64_t x) { return here().reference(x); }
+RRef<int64_t> kept;  // by one worker at a time
+void hold(const RRef<int64_t>& x) { kept = x; }
+void let_go() { kept = {}; }
 int64_t value_plus(const RRef<int64_t>& x, int64_t y) { return x.to_here() + y; }
 std::vector<RRef<Tensor>> forward_chain(int64_t ttl, const RRef<Tensor>& rref) {
   Agent agent = here();
@@ -75,6 +79,8 @@ const std::vector<Served> kServes{remote<plus>,
                                   remote<nested_fetch>,
                                   remote<local_ref>,
                                   remote<value_plus>,
+                                  remote<hold>,
+                                  remote<let_go>,
                                   remote<forward_chain>,
                                   remote<raises>,
                                   remote<sleeps>,
@@ -107,6 +113,23 @@ TEST(RRefs, StandForResults) {
     EXPECT_EQ(values(own.local_value()), four(5));
     EXPECT_TRUE(own.is_owner());
     EXPECT_EQ(own.to_here().raw(), own.local_value().raw());
+  });
+}
+
+// Where the value is, no message is sent, and in a context nothing is recorded.
+TEST(RRefs, OfTheOwnWorkerAreReadWithoutAMessage) {
+  run_agents(1, for_tests(kServes), [](Agent& agent, comm::Group&) {
+    const Tensor x = set_requires_grad(ones({2, 2}));
+    const RRef<Tensor> own = agent.reference(x);
+    const int64_t before = agent.debug().requests;
+    dist_autograd::Context context(agent);
+    EXPECT_EQ(own.to_here().raw(), x.raw());
+    EXPECT_EQ(own.to_here(std::chrono::nanoseconds(1)).raw(), x.raw());
+    EXPECT_EQ(agent.debug().requests, before);
+    context.backward({sum(mul(own.to_here(), 3))});
+    EXPECT_EQ(values(context.gradient(x)), four(3));
+    const auto state = static_cast<dist_autograd::Contexts&>(agent).get(context.id());
+    EXPECT_TRUE(state->sends.empty() && state->receives.empty() && state->known.empty());
   });
 }
 
@@ -264,7 +287,11 @@ TEST(RRefs, AreCounted) {
         const RRef<int64_t> local = agent.reference<int64_t>(3);
         EXPECT_EQ(own().owners, 0u);
         EXPECT_EQ(own().pending_users, 0u);
-        agent.call<value_plus>(there, local, 1);  // shared once
+        agent.call<hold>(there, local);  // shared once
+        EXPECT_EQ(own().owners, 1u);
+        EXPECT_EQ(own().forks, 1u);
+        EXPECT_EQ(own().pending_users, 0u);
+        agent.call<let_go>(there);
       }
       expect_soon("nobody holds it", [&] { return own().owners == 0 && own().forks == 0; });
       there_soon(0, 0);

@@ -36,11 +36,27 @@ struct Codec<Chatty> {
   }
 };
 
+// Takes long to write.
+struct Slow {
+  int64_t ms = 0;
+};
+template <>
+struct Codec<Slow> {
+  static constexpr size_t kLeast = 8;
+  static std::string name() { return "slow"; }
+  static void write(Writer& writer, const Slow& slow) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(slow.ms));
+    writer.number(slow.ms);
+  }
+  static Slow read(Reader& reader) { return {reader.number<int64_t>()}; }
+};
+
 namespace {
 
 using namespace std::chrono_literals;
 using dist_autograd::Context;
 using dist_autograd::Contexts;
+using testing::HasSubstr;
 
 void sleeps(int64_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 int64_t value_of(const Chatty& chatty) { return chatty.value; }
@@ -49,6 +65,21 @@ int64_t value_of(const Chatty& chatty) { return chatty.value; }
 TEST(Scenarios, AnArgumentMayCallWhileItIsWrittenAndRead) {
   run_agents(4, for_tests({remote<add_ints>, remote<value_of>}),
              [](Agent& agent, comm::Group&) { EXPECT_EQ(agent.call<value_of>(next(agent), Chatty{100}), 111); });
+}
+
+// spec: test_all_gather_timeout
+TEST(Scenarios, AGatheringNamesThoseThatAreTooLate) {
+  comm::run_ranks(4, [](comm::Group& group) {
+    Agent agent(group, for_tests({remote<add_ints>}));
+    const std::string text =
+        text_of(RpcErrorKind::kTimeout, 0, [&] { agent.all_gather(Slow{group.rank() >= 2 ? 400 : 0}, 100ms); });
+    if (group.rank() == 0) {
+      EXPECT_THAT(text, HasSubstr("within 0.1 s: worker2, worker3"));
+    }
+    EXPECT_EQ(agent.call<add_ints>(next(agent), 1, 2), 3);
+    group.barrier().wait();
+    agent.shutdown_now();
+  });
 }
 
 // spec: test_deadlock
@@ -96,26 +127,29 @@ RRef<Tensor> held_there() { return *held[static_cast<size_t>(here().info().id)];
 void let_go() { held[static_cast<size_t>(here().info().id)].reset(); }
 Tensor ref_plus(const RRef<Tensor>& a, double x) { return add(a.to_here(), x); }
 
+// Worker 2 makes a value on worker 0, gives it to worker 1, and gets it back from there: the owner may hear of this
+// user late. A child of it on worker 3 comes and goes meanwhile.
+void pass_on_and_end(Agent& agent, const std::function<void(const RRef<Tensor>& rref)>& has) {
+  if (agent.info().id != 2) return;
+  RRef<Tensor> rref = agent.remote<ones_plus>(0, 4);
+  agent.call<hold>(1, rref);
+  rref = RRef<Tensor>();
+  rref = agent.call<held_there>(1);
+  has(rref);
+  EXPECT_EQ(agent.call<ref_plus>(3, rref, 1).to_vector<float>(), std::vector<float>(4, 6));
+  agent.call<let_go>(1);
+  EXPECT_EQ(rref.to_here().to_vector<float>(), std::vector<float>(4, 5));
+}
+const std::vector<Served> kPassedOn{remote<ones_plus>, remote<hold>, remote<held_there>, remote<let_go>,
+                                    remote<ref_plus>};
+
 // spec: x_child_dies_before_parent_known
 TEST(Scenarios, AnOwnerSurvivesTheEndOfAChildWhoseParentItDoesNotKnow) {
   comm::run_ranks(4, [](comm::Group& group) {
-    AgentOptions options =
-        for_tests({remote<ones_plus>, remote<hold>, remote<held_there>, remote<let_go>, remote<ref_plus>});
+    AgentOptions options = for_tests(kPassedOn);
     if (group.rank() == 2) options.faults.delay = {{MessageKind::kForkRequest, 150ms}};
     Agent agent(group, options);
-    if (group.rank() == 2) {
-      {
-        RRef<Tensor> rref = agent.remote<ones_plus>(0, 4);
-        agent.call<hold>(1, rref);  // worker 1 is a user now
-        rref = RRef<Tensor>();
-        rref = agent.call<held_there>(1);  // and passes it on: the owner hears of this user late
-        EXPECT_FALSE(rref.is_confirmed());
-        // A child of it comes and goes meanwhile.
-        EXPECT_EQ(agent.call<ref_plus>(3, rref, 1).to_vector<float>(), std::vector<float>(4, 6));
-        agent.call<let_go>(1);
-        EXPECT_EQ(rref.to_here().to_vector<float>(), std::vector<float>(4, 5));
-      }
-    }
+    pass_on_and_end(agent, [](const RRef<Tensor>& rref) { EXPECT_FALSE(rref.is_confirmed()); });
     agent.barrier();
     expect_soon("nothing is left", [&] {
       const ReferenceCounts left = agent.debug().references;
@@ -124,13 +158,14 @@ TEST(Scenarios, AnOwnerSurvivesTheEndOfAChildWhoseParentItDoesNotKnow) {
     agent.barrier();
     agent.shutdown();
   });
+  run_agents_in_any_order(4, for_tests(kPassedOn),
+                          [](Agent& agent, comm::Group&) { pass_on_and_end(agent, [](const RRef<Tensor>&) {}); });
 }
 
 // A user whose owner does not answer fails. What it has passed on meanwhile is good all the same.
 TEST(Scenarios, AnOwnerSurvivesTheFailureOfAParentWhoseChildItDoesNotKnow) {
   comm::run_ranks(4, [](comm::Group& group) {
-    AgentOptions options =
-        for_tests({remote<ones_plus>, remote<hold>, remote<held_there>, remote<let_go>, remote<ref_plus>});
+    AgentOptions options = for_tests(kPassedOn);
     if (group.rank() == 2) {
       options.faults.fail = {MessageKind::kForkRequest};
       options.faults.times = 100;
