@@ -7,6 +7,7 @@
 #include <set>
 
 #include "chorale/base/error.h"
+#include "chorale/comm/engine.h"
 #include "chorale/device/runtime.h"
 
 namespace chorale::comm {
@@ -261,9 +262,19 @@ Mesh Mesh::flatten(std::string name) const {
   return Mesh(std::move(flat));
 }
 
+// Ranks are numbers in a world: those of another one, such as of another epoch of an elastic job, are others.
 bool operator==(const Mesh& a, const Mesh& b) {
-  return a.state_ == b.state_ || (a.ranks() == b.ranks() && a.shape() == b.shape() && a.names() == b.names() &&
-                                  a.device_type() == b.device_type());
+  if (a.state_ == b.state_) return true;
+  if (a.ranks() != b.ranks() || a.shape() != b.shape() || a.names() != b.names() || a.device_type() != b.device_type())
+    return false;
+  const auto world = [](const Mesh& mesh) -> const RankContext* {  // null on a rank outside
+    for (const auto& group : mesh.state_->groups) {
+      if (group->is_member()) return &group->engine()->context();
+    }
+    return nullptr;
+  };
+  const RankContext *of_a = world(a), *of_b = world(b);
+  return !of_a || !of_b || of_a == of_b;
 }
 
 size_t Mesh::hash() const {
