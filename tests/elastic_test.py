@@ -22,6 +22,7 @@ CHORALE = str(BIN / "chorale")
 JOB = [str(BIN / "elastic_test"), "--gtest_also_run_disabled_tests", "--gtest_filter=RankOfAnElasticJob.*", "--gtest_brief=1"]
 PHASES = ["begin", "forward", "backward", "bucket", "commit", "update", "applied", "agreement", "meeting", "transfer", "finish"]
 SCHEDULES = int(os.environ.get("CHORALE_TEST_SCHEDULES", "10"))
+SHARDED = (SCHEDULES + 2) // 3
 
 
 def run(*arguments, kills="", steps=8, **variables):
@@ -29,12 +30,12 @@ def run(*arguments, kills="", steps=8, **variables):
     return subprocess.run([CHORALE, "run", *arguments], capture_output=True, text=True, timeout=LIMIT_S, env=environment)
 
 
-def schedule(seed):
+def schedule(seed, phases=PHASES):
     """One to three deaths among four ranks, some at the same moment. Every phase has its turn."""
     rng = random.Random(seed)
     kills = []
     for i in range(rng.randint(1, 3)):
-        phase = PHASES[seed % len(PHASES)] if i == 0 else rng.choice(PHASES)
+        phase = phases[seed % len(phases)] if i == 0 else rng.choice(phases)
         step = 8 if phase == "finish" else rng.randrange(8)
         if i > 0 and rng.random() < 0.5:
             phase, step = kills[-1][1:]
@@ -61,6 +62,20 @@ class Elastic(unittest.TestCase):
             kills = schedule(seed)
             with self.subTest(seed=seed, kills=kills):
                 self.check(run("-n", "4", "--elastic", "1:4", *JOB, kills=kills), kills)
+
+    def test_schedules_of_kills_where_each_rank_has_a_part(self):
+        phases = ["copy", "forward", "transfer", *PHASES]  # neighbours that die at once leave the checkpoint
+        for seed in range(SHARDED):
+            kills = schedule(seed, phases)
+            with self.subTest(seed=seed, kills=kills), tempfile.TemporaryDirectory() as folder:
+                self.check(run("-n", "4", "--elastic", "1:4", *JOB, kills=kills, ELASTIC_COPY_EVERY="2", ELASTIC_SAVED=f"{folder}/saved"), kills)
+
+    def test_a_dead_ranks_part_is_with_its_neighbour(self):
+        job = run("-n", "3", "--elastic", "3:3", *JOB, kills="1@5:backward", ELASTIC_COPY_EVERY="3")
+        ends = self.check(job, "1@5:backward")
+        self.assertIn(", 2 back; rank 1 (member 1) died", job.stderr + job.stdout)
+        self.assertIn("copies of parts: 1 of", job.stderr + job.stdout)
+        self.assertEqual(set(ends[0][3].split()), {"3"})
 
     def test_a_killed_rank_is_named_and_replaced(self):
         # Many steps, so that the replacement comes in time.

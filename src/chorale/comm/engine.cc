@@ -346,6 +346,13 @@ void Engine::fail(const Operation& operation, const std::string& reason, int cul
   finish_all(broken_ ? broken_ : error_for(operation, reason, culprit));
 }
 
+void Engine::abandon(const std::string& why) {
+  if (broken_) return;
+  record_failure(*Operation::make(), why, membership_.own_global());
+  let_go();
+  finish_all(std::make_exception_ptr(CommError(concat("[group] ", who_is_this(membership_), " ", why))));
+}
+
 void Engine::fail_as_recorded(const Operation& operation) {
   const Failure failure = recorded_failure();
   std::string text = failure.text;

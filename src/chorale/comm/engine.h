@@ -90,6 +90,8 @@ class Engine {
   std::vector<int> awaited(const Operation& operation) const;
   // Gives up a parcel that was submitted. False when it has ended already.
   bool withdraw(const Operation& parcel);
+  // Fails because of this rank, unless it has failed already. Nothing is said of the last calls.
+  void abandon(const std::string& why);
   // Peers that ask where this rank is (and it is still there, or gone without another call) are told of this text too.
   virtual void note_exception(const std::string& what) = 0;
   // The last calls of this rank as JSON text (docs: flight recorder).

@@ -88,4 +88,11 @@ bool leave(Group& group, std::optional<std::chrono::milliseconds> patience) {
   }
 }
 
+void abandon(const Group& group, const std::string& why) {
+  if (!group.is_member()) return;
+  RankContext& context = group.engine()->context();
+  const std::lock_guard lock(context.mutex);
+  for (Engine* engine : context.engines) engine->abandon(why);
+}
+
 }  // namespace chorale::comm

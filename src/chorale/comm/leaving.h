@@ -21,7 +21,11 @@ namespace chorale::comm {
 // left out, or throws. True when all have left. The group is not valid after it.
 bool leave(Group& group, std::optional<std::chrono::milliseconds> patience = std::nullopt);
 
-// What an engine provides for that; with the context's lock.
+// For a rank that goes on without some of the others: this group and all that were made out of it, or out of the same
+// one, fail at once. Nothing is finished first, and whoever waits for this rank in one of them is told `why`.
+void abandon(const Group& group, const std::string& why);
+
+// What an engine provides for leaving; with the context's lock.
 class Leaver {
  public:
   virtual void finish_calls(std::unique_lock<std::mutex>& lock) = 0;

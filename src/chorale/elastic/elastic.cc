@@ -11,6 +11,7 @@
 #include "chorale/base/error.h"
 #include "chorale/base/log.h"
 #include "chorale/comm/flight_file.h"
+#include "chorale/comm/leaving.h"
 #include "chorale/op/copy.h"
 #include "chorale/reducer/copy_values.h"
 #include "chorale/transport/keep_alive.h"
@@ -38,11 +39,12 @@ double ms_since(Deadline::Clock::time_point start) {
 struct Elastic::Report {
   bool holds = false;          // the state of the job
   int64_t done = 0;            // steps that it has applied
+  int64_t epoch = 0;           // in which the last of them began
   bool last = false;           // there are no more
   std::vector<double> sums{};  // of the last one
 
   std::string text() const {
-    std::string all = concat(holds ? 1 : 0, " ", done, " ", last ? 1 : 0, " ", sums.size());
+    std::string all = concat(holds ? 1 : 0, " ", done, " ", epoch, " ", last ? 1 : 0, " ", sums.size());
     for (const double sum : sums) all += concat(" ", std::bit_cast<uint64_t>(sum));
     return all;
   }
@@ -51,7 +53,7 @@ struct Elastic::Report {
     Report report;
     uint64_t bits = 0;
     size_t count = 0;
-    words >> report.holds >> report.done >> report.last >> count;
+    words >> report.holds >> report.done >> report.epoch >> report.last >> count;
     while (report.sums.size() < count && words >> bits) report.sums.push_back(std::bit_cast<double>(bits));
     if (!words) throw CommError(concat("[elastic] a rank's report is not ours: '", text, "'"));
     return report;
@@ -103,10 +105,15 @@ Elastic::~Elastic() = default;
 // ---- what is kept
 
 void Elastic::keep(parallel::DataParallelBase& model, optim::Optimizer& optimizer) {
-  CHORALE_CHECK_STATE(!model_, "[elastic] there is a model already; one loop trains one");
+  CHORALE_CHECK_STATE(!model_ && !shards_, "[elastic] there is a model already; one loop trains one");
   model_ = &model;
   optimizer_ = &optimizer;
   check_kept();
+}
+
+void Elastic::keep_sharded(std::function<Sharded(const comm::Group&)> make, ShardedOptions options) {
+  CHORALE_CHECK_STATE(!model_ && !shards_, "[elastic] there is a model already; one loop trains one");
+  shards_.emplace(std::move(make), std::move(options));
 }
 
 void Elastic::keep(std::string name, std::function<std::string()> save, std::function<void(const std::string&)> load,
@@ -119,12 +126,13 @@ void Elastic::keep(std::string name, std::function<std::string()> save, std::fun
 // What would be half done when a step is taken back.
 void Elastic::check_kept() const {
   if (!seat_) return;
+  CHORALE_CHECK_STATE(!optimizer_->updates_in_backward(),
+                      "[elastic] updates in backward come before the commit point of a step; use job.step() alone");
+  if (!model_) return;
   CHORALE_CHECK_STATE(!model_->reducer().hook(), "[elastic] the hook ", model_->reducer().hook()->name,
                       " cannot take back a step that is repeated; train without a hook, or without --elastic");
   CHORALE_CHECK_STATE(model_->reducer().owners().empty(),
                       "[elastic] gradients with owners (ZeRO, stage 2) are lost with a rank; train without --elastic");
-  CHORALE_CHECK_STATE(!optimizer_->updates_in_backward(),
-                      "[elastic] updates in backward come before the commit point of a step; use job.step() alone");
   CHORALE_CHECK_STATE(!model_->current_join(),
                       "[elastic] join() and Elastic cannot be combined: Batches deals the same number of steps to all");
 }
@@ -136,10 +144,11 @@ void Elastic::watch(Phase phase) const {
 void Elastic::begin_step() {
   in_step_ = true;
   stepped_ = false;
+  step_epoch_ = epoch_;
   optimizer_->zero_grad();
   if (seat_) {
     check_kept();
-    const NamedTensors buffers = model_->named_buffers();
+    const NamedTensors buffers = this->buffers();
     // Users may assign new ones.
     const bool same = std::equal(buffers.begin(), buffers.end(), buffers_.begin(), buffers_.end(),
                                  [](const auto& now, const auto& before) { return now.second.is(before.first); });
@@ -172,9 +181,9 @@ void Elastic::take_back() {
 // ---- the loop
 
 void Elastic::run(int64_t steps, const std::function<void(int64_t step)>& body) {
-  CHORALE_CHECK_STATE(model_, "[elastic] tell first what a step changes: keep(model, optimizer)");
+  CHORALE_CHECK_STATE(model_ || shards_, "[elastic] tell first what a step changes: keep(model, optimizer)");
   CHORALE_CHECK_STATE(!in_step_, "[elastic] run() inside of run()");
-  steps_ = steps;
+  steps_ = asked_steps_ = steps;
   struct OutOfStep {
     bool* flag;
     ~OutOfStep() { *flag = false; }
@@ -182,10 +191,16 @@ void Elastic::run(int64_t steps, const std::function<void(int64_t step)>& body) 
   if (seat_) {
     seat_->store->set(transport::ready_key(seat_->member), "", within(kStoreTime));
     regroup("");
+  } else if (shards_) {
+    enter(group(), true);
   }
   for (bool over = false; !over;) {
     try {
-      if (regroup_due_) regroup("");
+      if (regroup_due_) {
+        if (shards_) hand_over();
+        regroup("");
+      }
+      if (shards_) keep_safe();
       if (done_ < steps_) {
         begin_step();
         body(done_);
@@ -203,6 +218,7 @@ void Elastic::run(int64_t steps, const std::function<void(int64_t step)>& body) 
       in_step_ = false;
     }
   }
+  if (copy_costs().count > 0 && group().rank() == 0) log_info(concat("[elastic] ", copy_costs().text()));
 }
 
 // Nobody leaves before all have come here: a rank that has not passed the last commit point needs one that has.
@@ -247,7 +263,7 @@ void Elastic::step(const std::function<void()>& update, std::span<double> values
   } catch (const CommError& error) {
     if (!seat_) throw;
     regroup(error.what());
-    if (!stepped_) throw Repeat{};
+    if (!stepped_ || went_back_) throw Repeat{};
     return;
   }
   sums_.assign(values.begin(), values.end());
@@ -260,15 +276,19 @@ void Elastic::apply() {
   pending_ = nullptr;
   stepped_ = true;
   ++done_;
+  committed_epoch_ = step_epoch_;
+  if (shards_) shards_->note_commit();
   if (last_) steps_ = done_;
   watch(Phase::kApplied);
 }
 
 // ---- a change of ranks
 
-// Whoever still waits for this rank in a group that it leaves is told so.
-void Elastic::leave() {
-  model_->set_group(comm::Group());
+// Whoever still waits for this rank in a group that it leaves is told so: after a failure in any group that was made
+// out of it, with calls that nobody will finish.
+void Elastic::leave(const std::string& why) {
+  if (!why.empty()) comm::abandon(group_, concat("goes on without some of the others: ", why));
+  if (model_) model_->set_group(comm::Group());
   group_.destroy();
 }
 
@@ -276,9 +296,10 @@ void Elastic::regroup(const std::string& why) {
   const auto start = Deadline::Clock::now();
   Change change;
   change.repeated = in_step_ && !stepped_;
+  went_back_ = false;
   std::string problem = why;
   while (true) {
-    leave();
+    leave(problem);
     const Epoch epoch = next_epoch(problem);
     epoch_ = epoch.number;
     change.epoch = epoch.number;
@@ -293,15 +314,16 @@ void Elastic::regroup(const std::string& why) {
     }
   }
   regroup_due_ = false;
-  change.repeated = change.repeated && !stepped_;
+  change.repeated = (change.repeated && !stepped_) || change.steps_back > 0;
   change.rank = group_.rank();
   change.size = group_.size();
   change.step = done_;
   changes_.push_back(change);
-  const std::string text =
-      concat("epoch ", change.epoch, ": ", change.size, " ranks from step ", change.step,
-             change.repeated ? " (again)" : "", "; ", change.cause, "; ms: verdict ", change.verdict_ms, ", agreement ",
-             change.agreement_ms, ", regroup ", change.regroup_ms, ", transfer ", change.transfer_ms);
+  const std::string text = concat(
+      "epoch ", change.epoch, ": ", change.size, " ranks from step ", change.step, change.repeated ? " (again)" : "",
+      change.steps_back > 0 ? concat(", ", change.steps_back, " back") : std::string(), "; ", change.cause,
+      "; ms: verdict ", change.verdict_ms, ", agreement ", change.agreement_ms, ", regroup ", change.regroup_ms,
+      ", transfer ", change.transfer_ms);
   comm::note_event(text);
   if (group_.rank() == 0) {
     forget_epochs_before(epoch_);
@@ -359,12 +381,19 @@ void Elastic::join(const Epoch& epoch, Change& change) {
     if (reports[static_cast<size_t>(i)].holds) sources.push_back(i);
   }
   change.newcomers = size - static_cast<int>(sources.size());
-  if (sources.empty()) sources.push_back(0);  // the job begins
-  if (std::ssize(sources) < size) transfer(sources);
+  if (shards_) {
+    const int64_t before = done_;
+    enter(group_, may_begin(epoch) && std::all_of(reports.begin(), reports.end(),
+                                                  [](const Report& report) { return report.done == 0; }));
+    change.steps_back += std::max<int64_t>(holds_ ? before - done_ : 0, 0);
+  } else {
+    if (sources.empty()) sources.push_back(0);  // the job begins
+    if (std::ssize(sources) < size) transfer(sources);
+  }
   // From here on it can give the state to others, should those that it got it from die.
   if (!std::exchange(holds_, true)) seat_->store->set(transport::joined_key(seat_->member), "", within(kStoreTime));
   change.transfer_ms = lap();
-  model_->set_group(group_);
+  if (model_) model_->set_group(group_);
   if (options_.rebuild) options_.rebuild(group_);
   change.regroup_ms += lap();
 }
@@ -390,7 +419,8 @@ const std::shared_ptr<transport::Store>& Elastic::meeting_of(const Epoch& epoch)
 
 std::vector<Elastic::Report> Elastic::exchange(const Epoch& epoch, transport::Store& store) const {
   const Deadline deadline = within(options_.group.timeout.value_or(transport::default_timeout()));
-  store.set(transport::report_key(seat_->member), Report{holds_, done_, last_, sums_}.text(), deadline);
+  store.set(transport::report_key(seat_->member), Report{holds_, done_, committed_epoch_, last_, sums_}.text(),
+            deadline);
   std::vector<Report> reports;
   reports.reserve(epoch.members.size());
   for (const int member : epoch.members)
@@ -398,28 +428,34 @@ std::vector<Elastic::Report> Elastic::exchange(const Epoch& epoch, transport::St
   return reports;
 }
 
+// While one that was there from the first epoch on has no state, no step was ever committed: it would have been in it.
+bool Elastic::may_begin(const Epoch& epoch) {
+  return epoch.number == 1 ||
+         std::any_of(epoch.members.begin(), epoch.members.end(), [&](int member) { return member < epoch.founders; });
+}
+
 // All members of the epoch have read the same reports, and draw the same conclusion.
 void Elastic::settle(const Epoch& epoch, const std::vector<Report>& reports) {
   const auto ahead = std::max_element(reports.begin(), reports.end(), [](const Report& a, const Report& b) {
     return std::pair(a.holds, a.done) < std::pair(b.holds, b.done);
   });
-  // While one that was there from the first epoch on has no state, no step was ever committed: it would have been in
-  // it.
-  const bool may_begin = epoch.number == 1 || std::any_of(epoch.members.begin(), epoch.members.end(),
-                                                          [&](int member) { return member < epoch.founders; });
-  CHORALE_CHECK_STATE(ahead->holds || may_begin,
+  CHORALE_CHECK_STATE(ahead->holds || may_begin(epoch) || (shards_ && !shards_->options().folder.empty()),
                       "[elastic] nobody is left that had the state of the job; start it again from a checkpoint");
   if (!holds_) return;
-  if (pending_ && ahead->done == done_ + 1) {
-    sums_ = ahead->sums;
+  const auto passed = std::find_if(reports.begin(), reports.end(), [&](const Report& report) {
+    return report.holds && report.done == done_ + 1 && report.epoch == step_epoch_;
+  });
+  if (pending_ && passed != reports.end()) {
+    sums_ = passed->sums;
     CHORALE_INVARIANT(sums_.size() == pending_values_.size(), "ranks gave ", sums_.size(), " and ",
                       pending_values_.size(), " values at the end of a step");
     std::copy(sums_.begin(), sums_.end(), pending_values_.begin());
-    last_ = ahead->last;
+    last_ = passed->last;
     apply();
     return;
   }
-  CHORALE_INVARIANT(ahead->done == done_, "a rank has applied ", ahead->done, " steps, this one ", done_,
+  // Parts of a model may be of several moments, until the ranks have come to enter().
+  CHORALE_INVARIANT(shards_ || ahead->done == done_, "a rank has applied ", ahead->done, " steps, this one ", done_,
                     ", which is not at the commit point of the next");
   if (in_step_ && !stepped_) take_back();
 }

@@ -18,6 +18,18 @@
 // and with buffers, the default generator and what else is kept as they were before it. So every update is done by all
 // or by none. What the body does before step() may happen twice; what it does behind step() may be left out for a step.
 //
+// A fully sharded model is made anew for every set of ranks:
+//
+//   job.keep_sharded([&](const comm::Group& group) {
+//     net = std::make_shared<Net>();                               // the same values on all ranks
+//     fsdp::fully_shard(*net, {.mesh = Mesh(group, {group.size()})});
+//     …
+//     return elastic::Sharded{net->named_parameters(), net->named_buffers(), optimizer.get(), net};
+//   });
+//
+// Where parts are gone with a rank, and no replica has them, all go back to the last copy (shards.h) or checkpoint, and
+// do the steps since then again.
+//
 // Without --elastic it is a loop over steps in the group that a launcher started, and a failure is thrown as always.
 #pragma once
 
@@ -31,7 +43,9 @@
 
 #include "chorale/base/error.h"
 #include "chorale/base/generator.h"
+#include "chorale/comm/value.h"
 #include "chorale/comm/world.h"
+#include "chorale/elastic/shards.h"
 #include "chorale/optim/optimizer.h"
 #include "chorale/parallel/ddp.h"
 #include "chorale/transport/security/secret.h"
@@ -42,6 +56,7 @@ namespace chorale::elastic {
 // Where a rank is; what `watch` of the options is told, before it goes on.
 enum class Phase : uint8_t {
   kBegin,      // of a step
+  kCopy,       // before parts are sent to a neighbour; the older of its two copies is gone
   kCommit,     // at step()
   kUpdate,     // passed, not applied
   kApplied,    // behind the update
@@ -58,6 +73,7 @@ struct Change {
   int rank = 0, size = 1;  // from now on
   int64_t step = 0;        // that comes next
   bool repeated = false;   // it had begun
+  int64_t steps_back = 0;  // so many that were applied are done again
   int newcomers = 0;
   std::chrono::steady_clock::time_point noticed;  // the failure, or the announcement
   double verdict_ms = 0;                          // from then to the launcher's word
@@ -114,6 +130,9 @@ class Elastic {
   // What a step changes. They must outlive this object's last use. StateError for what cannot be taken back: hooks of
   // communication, gradients with owners, updates in backward.
   void keep(parallel::DataParallelBase& model, optim::Optimizer& optimizer);
+  // What a step changes where each rank has a part of it: `make` is called on all ranks in every epoch. The update of
+  // its optimizer must not call other ranks.
+  void keep_sharded(std::function<Sharded(const comm::Group& group)> make, ShardedOptions options = {});
   // Anything else: the place in the data, a schedule. It is saved before a step, loaded when a step is repeated, and on
   // a newcomer. What only an update changes need not be taken back: `rest`.
   void keep(std::string name, std::function<std::string()> save, std::function<void(const std::string&)> load,
@@ -134,6 +153,8 @@ class Elastic {
   // Steps that are applied.
   int64_t steps_done() const { return done_; }
   int64_t epoch() const { return epoch_; }
+  // Of a fully sharded job.
+  CopyCosts copy_costs() const { return shards_ ? shards_->costs() : CopyCosts(); }
   // Since this rank takes part; the first is its own joining.
   const std::vector<Change>& changes() const { return changes_; }
 
@@ -154,13 +175,21 @@ class Elastic {
   void finish();
   void pass(std::span<double> values);
   void apply();
-  void leave();
+  void leave(const std::string& why);
   void regroup(const std::string& why);
   transport::Epoch next_epoch(const std::string& why);
   void join(const transport::Epoch& epoch, Change& change);
   std::vector<Report> exchange(const transport::Epoch& epoch, transport::Store& store) const;
+  static bool may_begin(const transport::Epoch& epoch);
   void settle(const transport::Epoch& epoch, const std::vector<Report>& reports);
   void transfer(const std::vector<int>& sources);
+  void enter(const comm::Group& group, bool begins);
+  void keep_safe();
+  void hand_over();
+  std::string personal() const;
+  void load_personal(const std::string& text, bool with_kept);
+  void load_kept(const comm::Value& saved);
+  NamedTensors buffers() const { return model_ ? model_->named_buffers() : shards_->now().buffers; }
   void forget_epochs_before(int64_t epoch) const;
   const std::shared_ptr<transport::Store>& meeting_of(const transport::Epoch& epoch);
   void check_kept() const;
@@ -171,16 +200,20 @@ class Elastic {
   comm::Group group_;  // where there is one
   parallel::DataParallelBase* model_ = nullptr;
   optim::Optimizer* optimizer_ = nullptr;
+  std::optional<Shards> shards_;  // instead of a model
   std::vector<Kept> kept_;
 
   std::shared_ptr<transport::Store> meeting_;  // where the ranks of the epoch meet, and its place
   std::string meeting_place_;
   int64_t epoch_ = 0;  // that this rank was last in, or tried to join
   int64_t done_ = 0;
-  int64_t steps_ = 0;
+  int64_t step_epoch_ = 0;       // in which the step began that is done now
+  int64_t committed_epoch_ = 0;  // in which the last one that is applied did
+  int64_t steps_ = 0, asked_steps_ = 0;
   bool is_member_ = false;  // of an epoch, now or before
   bool holds_ = false;      // the state of the job
   bool in_step_ = false, stepped_ = false;
+  bool went_back_ = false;                          // in the last regroup(), behind steps that were applied
   bool regroup_due_ = false;                        // a later epoch was announced, and all know it
   const std::function<void()>* pending_ = nullptr;  // the update of a rank that waits at the commit point
   std::span<double> pending_values_;                // and where its sums go

@@ -17,6 +17,7 @@
 #include "chorale/base/config.h"
 #include "chorale/elastic/batches.h"
 #include "chorale/elastic/job_test_util.h"
+#include "chorale/elastic/thread_job_test_util.h"
 #include "chorale/launch/epochs.h"
 #include "chorale/optim/optim.h"
 #include "chorale/parallel/comm_hooks.h"
@@ -93,92 +94,7 @@ TEST(ElasticBatches, AnyNumberOfRanksTakesEachSampleOfABatchOnce) {
   EXPECT_THAT(message_of([&] { batches.of(0, 0, 8); }), HasSubstr("too small for 8 ranks"));
 }
 
-// ---- a job of threads, with the launcher's own decisions
-
-struct Death {};
-
-class Threads {
- public:
-  Threads(int ranks, int64_t steps, std::vector<Kill> kills, int least = 1)
-      : ranks_(ranks), steps_(steps), kills_(std::move(kills)) {
-    epochs_.emplace(launch::Epochs::Plan{
-        .limits = {least, ranks}, .ranks = ranks, .store = store_, .board = board_, .patience = 20s});
-  }
-  // On rank 0, before it begins this step.
-  std::function<void(int64_t)> before_step;
-  bool replaces = true;
-
-  // What each rank that came to the end has; by members.
-  std::map<int, JobResult> run() {
-    for (int member = 0; member < ranks_; ++member) start(member);
-    while (true) {
-      {
-        const std::lock_guard lock(mutex_);
-        for (const auto& [member, how] : std::exchange(ended_, {})) {
-          threads_[member].join();
-          threads_.erase(member);
-          epochs_->ended(member, how);
-        }
-        if (threads_.empty()) break;
-        if (replaces) {
-          for (const int slot : epochs_->vacancies()) start(epochs_->started(slot));
-        }
-        if (const auto problem = epochs_->look()) ADD_FAILURE() << *problem;
-      }
-      std::this_thread::sleep_for(1ms);
-    }
-    return std::move(results_);
-  }
-  launch::Epochs& epochs() { return *epochs_; }
-  const std::shared_ptr<transport::Store>& store() const { return store_; }
-
- private:
-  void start(int member) {
-    threads_[member] = std::thread([this, member] {
-      std::optional<std::string> how = "died: on schedule";
-      try {
-        JobResult result = run_job({.seat = {store_, board_, member},
-                                    .steps = steps_,
-                                    .ranks = ranks_,
-                                    .kills = kills_,
-                                    .die = [] { throw Death(); },
-                                    .before_step = before_step});
-        how.reset();
-        const std::lock_guard lock(mutex_);
-        results_[member] = std::move(result);
-      } catch (const Death&) {
-      } catch (const StateError& error) {
-        // A newcomer that the others did not wait for.
-        if (!store_->contains(transport::kElasticDone, within(5s))) ADD_FAILURE() << error.what();
-      }
-      const std::lock_guard lock(mutex_);
-      ended_.emplace_back(member, how);
-    });
-  }
-
-  const int ranks_;
-  const int64_t steps_;
-  const std::vector<Kill> kills_;
-  const std::shared_ptr<transport::Store> store_ = std::make_shared<transport::MemoryStore>();
-  const std::shared_ptr<transport::EpochBoard> board_ = transport::EpochBoard::create();
-  std::mutex mutex_;
-  std::optional<launch::Epochs> epochs_;
-  std::map<int, std::thread> threads_;
-  std::vector<std::pair<int, std::optional<std::string>>> ended_;
-  std::map<int, JobResult> results_;
-};
-
-void expect_all_alike(const std::map<int, JobResult>& results, int64_t steps) {
-  ASSERT_FALSE(results.empty());
-  const JobResult& first = results.begin()->second;
-  for (const auto& [member, result] : results) {
-    SCOPED_TRACE(concat("member ", member));
-    expect_undisturbed(result, steps, false);
-    EXPECT_EQ(result.bits, first.bits);
-    EXPECT_EQ(result.losses, first.losses);
-    EXPECT_EQ(result.sizes, first.sizes);
-  }
-}
+// ---- a job of threads
 
 TEST(Elastic, WithoutDeathsAJobIsThatOfOneRank) {
   Threads job(3, 6, {});
@@ -429,13 +345,19 @@ TEST(RankOfAnElasticJob, DISABLED_Trains) {
         std::this_thread::sleep_for(1ms);
     }
   };
+  std::optional<ShardedJob> sharded;
+  if (const auto every = config::env("ELASTIC_COPY_EVERY"))
+    sharded = ShardedJob{.options = {.copy_every = std::stoll(*every),
+                                     .folder = config::env("ELASTIC_SAVED").value_or(""),
+                                     .save_every = 1}};
   const JobResult result = run_job({.seat = *seat,
                                     .steps = steps,
                                     .ranks = 3,
                                     .kills = parse_kills(config::env("ELASTIC_KILLS").value_or("")),
                                     .die = [] { std::raise(SIGKILL); },
                                     .draws = true,
-                                    .before_step = hold});
+                                    .before_step = hold,
+                                    .sharded = sharded});
   expect_undisturbed(result, steps, true);
   std::string sizes;
   for (const int size : result.sizes) sizes += concat(" ", size);

@@ -49,9 +49,13 @@ void Elastic::transfer(const std::vector<int>& sources) {
     const RandomStream random = default_generator().state();
     comm::List kept;
     for (const Kept& row : kept_) kept.emplace_back(comm::List{row.name, row.save()});
-    head[0] = comm::List{
-        done_,           steps_,         static_cast<int64_t>(random.seed), static_cast<int64_t>(random.offset),
-        std::move(kept), outline(states)};
+    head[0] = comm::List{done_,
+                         steps_,
+                         static_cast<int64_t>(random.seed),
+                         static_cast<int64_t>(random.offset),
+                         std::move(kept),
+                         outline(states),
+                         committed_epoch_};
   }
   comm::broadcast_object_list(group_, head, first);
   const auto& fields = head[0].as<comm::List>();
@@ -79,17 +83,23 @@ void Elastic::transfer(const std::vector<int>& sources) {
   optimizer_->load_state_dict(states);
   default_generator().restore(
       {static_cast<uint64_t>(fields[2].as<int64_t>()), static_cast<uint64_t>(fields[3].as<int64_t>())});
-  const auto& kept = fields[4].as<comm::List>();
-  CHORALE_CHECK_STATE(kept.size() == kept_.size(), "[elastic] rank ", first, " keeps ", kept.size(),
-                      " things besides model and optimizer, this newcomer ", kept_.size());
-  for (size_t i = 0; i < kept_.size(); ++i) {
-    const auto& row = kept[i].as<comm::List>();
-    CHORALE_CHECK_STATE(row[0].as<std::string>() == kept_[i].name, "[elastic] rank ", first, " keeps ",
-                        row[0].as<std::string>(), " where this newcomer keeps ", kept_[i].name);
-    kept_[i].load(row[1].as<std::string>());
-  }
+  load_kept(fields[4]);
   done_ = fields[0].as<int64_t>();
   steps_ = fields[1].as<int64_t>();
+  committed_epoch_ = fields[6].as<int64_t>();
+}
+
+// What another rank, or this one before, has saved of what is kept: names and texts.
+void Elastic::load_kept(const comm::Value& saved) {
+  const auto& kept = saved.as<comm::List>();
+  CHORALE_CHECK_STATE(kept.size() == kept_.size(), "[elastic] there are ", kept.size(),
+                      " saved things besides model and optimizer, but this rank keeps ", kept_.size());
+  for (size_t i = 0; i < kept_.size(); ++i) {
+    const auto& row = kept[i].as<comm::List>();
+    CHORALE_CHECK_STATE(row[0].as<std::string>() == kept_[i].name, "[elastic] ", row[0].as<std::string>(),
+                        " was saved where this rank keeps ", kept_[i].name);
+    kept_[i].load(row[1].as<std::string>());
+  }
 }
 
 }  // namespace chorale::elastic

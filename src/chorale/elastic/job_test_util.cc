@@ -7,6 +7,8 @@
 #include <sstream>
 
 #include "chorale/elastic/batches.h"
+#include "chorale/fsdp/fully_shard.h"
+#include "chorale/fsdp/state.h"
 #include "chorale/optim/optim.h"
 #include "chorale/parallel/zoo_test_util.h"
 
@@ -37,6 +39,28 @@ CountingNet make_net() {
   return parallel::seeded(std::move(net), 3);
 }
 
+// The same net where each rank has a part of it. What makes it leaves no trace in the generator.
+struct PartOfNet {
+  CountingNet net;
+  std::optional<optim::AdamW> optimizer;
+
+  PartOfNet(const comm::Group& group, bool hybrid) : net(made_quietly()) {
+    const int size = group.size();
+    const Mesh mesh = hybrid ? Mesh(group, {2, size / 2}, {"replicate", "shard"}) : Mesh(group, {size}, {"shard"});
+    for (nn::Linear* layer : {&net.a, &net.b}) fsdp::fully_shard(*layer, {.mesh = mesh});
+    fsdp::fully_shard(net, {.mesh = mesh});
+    optimizer.emplace(net.named_parameters(), optim::AdamWOptions{.lr = 0.01});
+  }
+
+ private:
+  static CountingNet made_quietly() {
+    const RandomStream before = default_generator().state();
+    CountingNet net = make_net();
+    default_generator().restore(before);
+    return net;
+  }
+};
+
 struct Samples {
   Tensor x = pattern({kSamples, 3}, 1, DType::kF64), y = pattern({kSamples, 2}, 2, DType::kF64);
   Batches batches{std::make_shared<data::RandomSampler>(kSamples, 5), kJobBatch};
@@ -60,7 +84,7 @@ std::vector<double> doubles_of(const std::string& bytes) {
 }
 
 const char* name_of(Phase phase) {
-  constexpr const char* kNames[] = {"begin",     "commit",  "update",   "applied",
+  constexpr const char* kNames[] = {"begin",     "copy",    "commit",   "update", "applied",
                                     "agreement", "meeting", "transfer", "finish"};
   return kNames[static_cast<size_t>(phase)];
 }
@@ -86,16 +110,17 @@ std::string text_of(const std::vector<Kill>& kills) {
   return text;
 }
 
-std::vector<Kill> random_kills(uint64_t seed, int ranks, int64_t steps) {
+std::vector<Kill> random_kills(uint64_t seed, int ranks, int64_t steps, bool with_copies) {
   std::mt19937_64 random(seed);
-  const char* phases[] = {"begin",   "forward",   "backward", "bucket",   "commit", "update",
-                          "applied", "agreement", "meeting",  "transfer", "finish"};
+  std::vector<const char*> phases = {"begin",   "forward",   "backward", "bucket",   "commit", "update",
+                                     "applied", "agreement", "meeting",  "transfer", "finish"};
+  if (with_copies) phases.push_back("copy");
   std::vector<Kill> kills;
   // One fewer than there are ranks: somebody has to have the state.
   const auto deaths = 1 + static_cast<int>(random() % static_cast<uint64_t>(std::min(3, ranks - 1)));
   for (int i = 0; i < deaths; ++i) {
     Kill kill{static_cast<int>(random() % static_cast<uint64_t>(ranks)),
-              static_cast<int64_t>(random() % static_cast<uint64_t>(steps)), phases[random() % std::size(phases)]};
+              static_cast<int64_t>(random() % static_cast<uint64_t>(steps)), phases[random() % phases.size()]};
     if (kill.phase == "finish") kill.step = steps;
     // At the same moment as the one before.
     if (i > 0 && random() % 2 == 0) {
@@ -118,20 +143,44 @@ JobResult run_job(const JobOptions& job) {
       const int rank = !running || running->changes().empty() ? job.seat.member : running->changes().back().rank;
       if (rank != kill.rank) continue;
       const std::string mine = std::to_string(job.seat.member);
-      if (job.seat.store->compare_set(concat("killed/", i), "", mine, within(std::chrono::seconds(30))) == mine)
-        job.die();
+      const Deadline patience = within(std::chrono::seconds(30));
+      if (job.seat.store->compare_set(concat("killed/", i), "", mine, patience) != mine) continue;
+      for (size_t other = 0; kill.together && other < job.kills.size(); ++other) {
+        const Kill& with = job.kills[other];
+        if (with.together && with.phase == phase && with.step == step)
+          job.seat.store->get(concat("killed/", other), patience);
+      }
+      job.die();
     }
   };
 
-  Elastic elastic({.watch = [&](Phase phase, int64_t step) { visit(name_of(phase), step); }, .seat = job.seat});
+  const auto watch = [&](Phase phase, int64_t step) {
+    visit(name_of(phase), step);
+    if (phase == Phase::kCopy && running->changes().size() > 1) visit("recopy", step);
+  };
+  Elastic elastic({.watch = watch, .seat = job.seat});
   running = &elastic;
   const Samples samples;
-  parallel::DistributedDataParallel model(make_net(), elastic.group(), {.bucket_cap_mb = 0.0003});
-  optim::AdamW optimizer(model.named_parameters(), {.lr = 0.01});
-  HookHandle hook =
-      after_accumulate(model.module().b.weight, [&](const Tensor&) { visit("bucket", elastic.steps_done()); });
+  const auto in_bucket = [&](const Tensor&) { visit("bucket", elastic.steps_done()); };
+  std::optional<parallel::DistributedDataParallel<CountingNet>> ddp;
+  std::optional<optim::AdamW> optimizer;
+  std::shared_ptr<PartOfNet> part;
+  std::optional<HookHandle> hook;
+  if (job.sharded) {
+    elastic.keep_sharded(
+        [&](const comm::Group& group) {
+          part = std::make_shared<PartOfNet>(group, job.sharded->hybrid && group.size() % 2 == 0);
+          hook = after_accumulate(part->net.b.weight, in_bucket);
+          return Sharded{part->net.named_parameters(), part->net.named_buffers(), &*part->optimizer, part};
+        },
+        job.sharded->options);
+  } else {
+    ddp.emplace(make_net(), elastic.group(), parallel::DdpOptions{.bucket_cap_mb = 0.0003});
+    optimizer.emplace(ddp->named_parameters(), optim::AdamWOptions{.lr = 0.01});
+    hook = after_accumulate(ddp->module().b.weight, in_bucket);
+    elastic.keep(*ddp, *optimizer);
+  }
   JobResult result;
-  elastic.keep(model, optimizer);
   elastic.keep(
       "losses", [&] { return bytes_of(result.losses); },
       [&](const std::string& bytes) { result.losses = doubles_of(bytes); });
@@ -151,19 +200,29 @@ JobResult run_job(const JobOptions& job) {
     if (group.rank() == 0 && job.before_step) job.before_step(step);
     if (job.draws) default_generator().take(4);
     visit("forward", step);
-    const Tensor loss = samples.loss(model, samples.batches.of(step, group)) * samples.batches.weight(group);
+    const std::vector<int64_t> own = samples.batches.of(step, group);
+    const Tensor loss = (ddp ? samples.loss(*ddp, own) : samples.loss(part->net, own)) * samples.batches.weight(group);
     visit("backward", step);
     backward(loss);
     const double sum = elastic.step(loss.item<double>() / size);
     result.losses.push_back(sum);
     result.sizes.push_back(size);
   });
-  hook.remove();
-  result.bits = parallel::bits_of(model);
-  result.forwards = model.module().forwards.item<double>();
+  if (hook) hook->remove();
   result.drawn = static_cast<int64_t>(default_generator().state().offset - drawn_before);
+  CountingNet& net = ddp ? ddp->module() : part->net;
+  if (part) {
+    CountingNet whole = make_net();
+    const NoGrad quiet;
+    whole.load_state_dict(fsdp::full_state_dict(net));
+    result.bits = parallel::bits_of(whole);
+  } else {
+    result.bits = parallel::bits_of(net);
+  }
+  result.forwards = net.forwards.item<double>();
   result.last_rank = elastic.group().rank();
   result.changes = elastic.changes();
+  result.copies = elastic.copy_costs();
   return result;
 }
 

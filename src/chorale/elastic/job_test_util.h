@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,18 +11,25 @@
 namespace chorale::elastic {
 
 // The rank that has this number at the time dies in this step (the first that is not applied yet) and phase; each entry
-// of a schedule counts once. Phases: begin forward backward bucket commit update applied agreement meeting transfer
-// finish.
+// of a schedule counts once. Phases: begin forward backward bucket copy commit update applied agreement meeting
+// transfer finish; where each rank has a part, copy, and recopy: one behind a change of ranks.
 struct Kill {
   int rank = 0;
   int64_t step = 0;
   std::string phase;
+  bool together = false;  // with the others of this moment for which that is said: not before they have come to it
 };
 // "1@3:backward 0@5:commit"
 std::vector<Kill> parse_kills(const std::string& text);
 // A schedule of up to three deaths, some of them at the same moment.
-std::vector<Kill> random_kills(uint64_t seed, int ranks, int64_t steps);
+std::vector<Kill> random_kills(uint64_t seed, int ranks, int64_t steps, bool with_copies = false);
 std::string text_of(const std::vector<Kill>& kills);
+
+// A job of which each rank has a part.
+struct ShardedJob {
+  ShardedOptions options{};
+  bool hybrid = false;  // two replicas, while the number of ranks is even
+};
 
 struct JobOptions {
   Seat seat;
@@ -31,6 +39,7 @@ struct JobOptions {
   std::function<void()> die;                        // throws, or ends the process
   bool draws = false;                               // from the process's generator: not for ranks that are threads
   std::function<void(int64_t step)> before_step{};  // on rank 0
+  std::optional<ShardedJob> sharded{};              // instead of replicas
 };
 struct JobResult {
   std::vector<double> losses;  // of all steps
@@ -40,6 +49,7 @@ struct JobResult {
   int64_t drawn = 0;           // words of the generator
   int last_rank = 0;
   std::vector<Change> changes;
+  CopyCosts copies;
 };
 JobResult run_job(const JobOptions& options);
 // The losses of one rank that has every batch for itself. With the same weights, and no other ranks.
