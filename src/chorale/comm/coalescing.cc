@@ -8,7 +8,7 @@
 namespace chorale::comm {
 
 Coalescing::Coalescing(const Group& group) : state_(group.state_), exceptions_(std::uncaught_exceptions()) {
-  if (!state_) return;
+  if (!group.is_member()) return;
   CHORALE_CHECK_STATE(!state_->collecting, "[coalescing] a scope is open in this group already");
   state_->collecting = &collected_;
 }

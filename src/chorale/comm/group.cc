@@ -13,46 +13,46 @@ namespace chorale::comm {
 
 // ---- what it says of itself
 
-namespace {
-const GroupState& member_state(const std::shared_ptr<GroupState>& state, const char* what) {
-  CHORALE_CHECK(state, "[group] the group is not valid for this rank: it is not a member, so it has no ", what);
-  return *state;
+void Group::raise_moved_from() {
+  throw InvalidArgument("[group] the group was moved from: what it was moved to is this rank's end of it now");
 }
-}  // namespace
 
-int Group::rank() const { return state_ ? state_->rank() : -1; }
-int Group::size() const { return state_ ? state_->size() : -1; }
-const std::string& Group::name() const { return member_state(state_, "name").membership().name; }
-std::string Group::backend() const { return member_state(state_, "backend").engine->backend(); }
-const std::vector<int>& Group::members() const { return member_state(state_, "members").membership().members; }
+const GroupState& Group::member_state(const char* what) const {
+  CHORALE_CHECK(is_member(), "[group] the group is not valid for this rank: it is not a member, so it has no ", what);
+  return *state_;
+}
+
+int Group::rank() const { return is_member() ? state_->rank() : -1; }
+int Group::size() const { return is_member() ? state_->size() : -1; }
+const std::string& Group::name() const { return member_state("name").membership().name; }
+std::string Group::backend() const { return member_state("backend").engine->backend(); }
+const std::vector<int>& Group::members() const { return member_state("members").membership().members; }
 int Group::global_rank(int group_rank) const {
   const auto& ranks = members();
   CHORALE_CHECK(group_rank >= 0 && group_rank < size(), "[group] rank ", group_rank, " is outside 0 to ", size() - 1);
   return ranks[static_cast<size_t>(group_rank)];
 }
-int Group::group_rank(int global_rank) const {
-  return member_state(state_, "ranks").group_rank("group_rank", global_rank);
-}
-std::chrono::milliseconds Group::timeout() const { return member_state(state_, "timeout").timeout; }
+int Group::group_rank(int global_rank) const { return member_state("ranks").group_rank("group_rank", global_rank); }
+std::chrono::milliseconds Group::timeout() const { return member_state("timeout").timeout; }
 int64_t Group::sequence_number() const {
-  const auto& state = member_state(state_, "sequence number");
+  const auto& state = member_state("sequence number");
   const std::lock_guard lock(state.context->mutex);
   return state.engine->last_number();
 }
-bool Group::is_broken() const { return state_ && state_->engine->is_broken(); }
+bool Group::is_broken() const { return is_member() && state_->engine->is_broken(); }
 void Group::note_exception(const std::string& what) const {
   if (!state_) return;
   const std::lock_guard lock(state_->context->mutex);
   state_->engine->note_exception(what);
 }
 std::string Group::flight_record() const {
-  const auto& state = member_state(state_, "flight record");
+  const auto& state = member_state("flight record");
   const std::lock_guard lock(state.context->mutex);
   return state.engine->flight_record();
 }
-const std::shared_ptr<Engine>& Group::engine() const { return member_state(state_, "engine").engine; }
+const std::shared_ptr<Engine>& Group::engine() const { return member_state("engine").engine; }
 
-bool Group::moves_by_itself() const { return member_state(state_, "engine").engine->has_own_thread(); }
+bool Group::moves_by_itself() const { return member_state("engine").engine->has_own_thread(); }
 
 // ---- collectives
 
@@ -100,12 +100,12 @@ Work outside(const char* call) {
 }  // namespace
 
 Work Group::barrier(const CallOptions& options) const {
-  if (!state_) return outside("barrier");
+  if (!is_member()) return outside("barrier");
   return CallBuilder(state_, CallKind::kBarrier, options).launch();
 }
 
 void Group::monitored_barrier(std::chrono::milliseconds timeout, bool wait_for_all) const {
-  if (!state_) return;
+  if (!is_member()) return;
   // Only rank 0 watches the time: if the others gave up first, no rank would find out which is missing.
   CallOptions options;
   if (state_->rank() == 0) options.timeout = timeout;
@@ -115,7 +115,7 @@ void Group::monitored_barrier(std::chrono::milliseconds timeout, bool wait_for_a
 }
 
 Work Group::broadcast_span(Span data, int root, const CallOptions& options) const {
-  if (!state_) return outside("broadcast");
+  if (!is_member()) return outside("broadcast");
   CallBuilder call(state_, CallKind::kBroadcast, options);
   call.set_root(root);
   call.set_dtype(data.dtype);
@@ -130,7 +130,7 @@ Work Group::broadcast_span(Span data, int root, const CallOptions& options) cons
 }
 
 Work Group::broadcast(const Tensor& tensor, int root, const CallOptions& options) const {
-  if (!state_) return outside("broadcast");
+  if (!is_member()) return outside("broadcast");
   CallBuilder call(state_, CallKind::kBroadcast, options);
   call.set_root(root);
   if (call.operation().root == state_->rank()) {
@@ -145,7 +145,7 @@ Work Group::broadcast(const Tensor& tensor, int root, const CallOptions& options
 }
 
 Work Group::reduce(const Tensor& tensor, int root, Reduction reduction, const CallOptions& options) const {
-  if (!state_) return outside("reduce");
+  if (!is_member()) return outside("reduce");
   CallBuilder call(state_, CallKind::kReduce, options);
   CHORALE_CHECK(tensor.defined(), "[reduce] the tensor is undefined");
   call.set_root(root);
@@ -159,7 +159,7 @@ Work Group::reduce(const Tensor& tensor, int root, Reduction reduction, const Ca
 }
 
 Work Group::all_reduce_span(Span data, Reduction reduction, const CallOptions& options) const {
-  if (!state_) return outside("all_reduce");
+  if (!is_member()) return outside("all_reduce");
   CallBuilder call(state_, CallKind::kAllReduce, options);
   call.set_reduction(reduction, data.dtype);
   call.set_count(data.elems);
@@ -170,7 +170,7 @@ Work Group::all_reduce_span(Span data, Reduction reduction, const CallOptions& o
 }
 
 Work Group::all_reduce(const Tensor& tensor, Reduction reduction, const CallOptions& options) const {
-  if (!state_) return outside("all_reduce");
+  if (!is_member()) return outside("all_reduce");
   CallBuilder call(state_, CallKind::kAllReduce, options);
   CHORALE_CHECK(tensor.defined(), "[all_reduce] the tensor is undefined");
   call.set_reduction(reduction, tensor.dtype());
@@ -182,7 +182,7 @@ Work Group::all_reduce(const Tensor& tensor, Reduction reduction, const CallOpti
 }
 
 Work Group::all_gather_spans(Span output, Span input, const CallOptions& options) const {
-  if (!state_) return outside("all_gather");
+  if (!is_member()) return outside("all_gather");
   CHORALE_CHECK(output.elems == input.elems * state_->size(), "[all_gather] the output must hold ",
                 input.elems * state_->size(), " elements, ", input.elems, " of each rank, not ", output.elems);
   CallBuilder call(state_, CallKind::kAllGather, options);
@@ -195,7 +195,7 @@ Work Group::all_gather_spans(Span output, Span input, const CallOptions& options
 }
 
 Work Group::all_gather(const std::vector<Tensor>& outputs, const Tensor& input, const CallOptions& options) const {
-  if (!state_) return outside("all_gather");
+  if (!is_member()) return outside("all_gather");
   check_count("all_gather", "outputs", outputs, state_->size());
   CallBuilder call(state_, CallKind::kAllGather, options);
   call.give(call.input(input));
@@ -208,7 +208,7 @@ Work Group::all_gather(const std::vector<Tensor>& outputs, const Tensor& input, 
 }
 
 Work Group::all_gather_into(const Tensor& output, const Tensor& input, const CallOptions& options) const {
-  if (!state_) return outside("all_gather_into");
+  if (!is_member()) return outside("all_gather_into");
   CallBuilder call(state_, CallKind::kAllGather, options);
   call.give(call.input(input));
   const Chunk whole = call.output(output);
@@ -221,7 +221,7 @@ Work Group::all_gather_into(const Tensor& output, const Tensor& input, const Cal
 
 Work Group::gather(const std::vector<Tensor>& outputs, const Tensor& input, int root,
                    const CallOptions& options) const {
-  if (!state_) return outside("gather");
+  if (!is_member()) return outside("gather");
   CallBuilder call(state_, CallKind::kGather, options);
   call.set_root(root);
   call.give(call.input(input));
@@ -241,7 +241,7 @@ Work Group::gather(const std::vector<Tensor>& outputs, const Tensor& input, int 
 
 Work Group::scatter(const Tensor& output, const std::vector<Tensor>& inputs, int root,
                     const CallOptions& options) const {
-  if (!state_) return outside("scatter");
+  if (!is_member()) return outside("scatter");
   CallBuilder call(state_, CallKind::kScatter, options);
   call.set_root(root);
   call.take(call.output(output));
@@ -262,7 +262,7 @@ Work Group::scatter(const Tensor& output, const std::vector<Tensor>& inputs, int
 
 Work Group::reduce_scatter(const Tensor& output, const std::vector<Tensor>& inputs, Reduction reduction,
                            const CallOptions& options) const {
-  if (!state_) return outside("reduce_scatter");
+  if (!is_member()) return outside("reduce_scatter");
   check_count("reduce_scatter", "inputs", inputs, state_->size());
   CHORALE_CHECK(output.defined(), "[reduce_scatter] the output is undefined");
   CallBuilder call(state_, CallKind::kReduceScatter, options);
@@ -278,7 +278,7 @@ Work Group::reduce_scatter(const Tensor& output, const std::vector<Tensor>& inpu
 
 Work Group::reduce_scatter_from(const Tensor& output, const Tensor& input, Reduction reduction,
                                 const CallOptions& options) const {
-  if (!state_) return outside("reduce_scatter_from");
+  if (!is_member()) return outside("reduce_scatter_from");
   CHORALE_CHECK(output.defined(), "[reduce_scatter] the output is undefined");
   CallBuilder call(state_, CallKind::kReduceScatter, options);
   call.set_reduction(reduction, output.dtype());
@@ -293,7 +293,7 @@ Work Group::reduce_scatter_from(const Tensor& output, const Tensor& input, Reduc
 
 Work Group::all_to_all(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
                        const CallOptions& options) const {
-  if (!state_) return outside("all_to_all");
+  if (!is_member()) return outside("all_to_all");
   check_count("all_to_all", "inputs", inputs, state_->size());
   check_count("all_to_all", "outputs", outputs, state_->size());
   CallBuilder call(state_, CallKind::kAllToAll, options);
@@ -305,7 +305,7 @@ Work Group::all_to_all(const std::vector<Tensor>& outputs, const std::vector<Ten
 
 Work Group::all_to_all_single(const Tensor& output, const Tensor& input, std::span<const int64_t> output_splits,
                               std::span<const int64_t> input_splits, const CallOptions& options) const {
-  if (!state_) return outside("all_to_all_single");
+  if (!is_member()) return outside("all_to_all_single");
   CallBuilder call(state_, CallKind::kAllToAll, options);
   const int size = state_->size();
   const auto cut = [&](const char* what, const Tensor& tensor, const Chunk& whole, std::span<const int64_t> splits,
@@ -341,14 +341,14 @@ Work Group::all_to_all_single(const Tensor& output, const Tensor& input, std::sp
 }
 
 Tensor Group::sparse_all_reduce(const Tensor& tensor, const CallOptions& options) const {
-  return state_ ? comm::sparse_all_reduce(*this, tensor, options) : tensor;
+  return is_member() ? comm::sparse_all_reduce(*this, tensor, options) : tensor;
 }
 
 // ---- several at once
 
 Work Group::all_reduce_coalesced(const std::vector<Tensor>& tensors, Reduction reduction,
                                  const CallOptions& options) const {
-  if (!state_) return outside("all_reduce_coalesced");
+  if (!is_member()) return outside("all_reduce_coalesced");
   CHORALE_CHECK(!tensors.empty(), "[all_reduce] there is no tensor to reduce");
   // All are checked before the first one is started.
   std::vector<CallBuilder> calls;
@@ -366,7 +366,7 @@ Work Group::all_reduce_coalesced(const std::vector<Tensor>& tensors, Reduction r
 
 Work Group::all_gather_coalesced(const std::vector<std::vector<Tensor>>& outputs, const std::vector<Tensor>& inputs,
                                  const CallOptions& options) const {
-  if (!state_) return outside("all_gather_coalesced");
+  if (!is_member()) return outside("all_gather_coalesced");
   CHORALE_CHECK(outputs.size() == inputs.size() && !inputs.empty(), "[all_gather] ", inputs.size(), " inputs and ",
                 outputs.size(), " lists of outputs");
   std::vector<CallBuilder> calls;
@@ -385,7 +385,7 @@ Work Group::all_gather_coalesced(const std::vector<std::vector<Tensor>>& outputs
 // ---- point-to-point
 
 Work Group::isend(const Tensor& tensor, int destination, uint64_t tag, const CallOptions& options) const {
-  if (!state_) return outside("isend");
+  if (!is_member()) return outside("isend");
   CallBuilder call(state_, CallKind::kSend, options);
   call.operation().peer = state_->group_rank("send", destination);
   call.operation().tag = call.operation().print.tag = tag;
@@ -395,7 +395,7 @@ Work Group::isend(const Tensor& tensor, int destination, uint64_t tag, const Cal
 }
 
 Work Group::irecv(const Tensor& tensor, int source, uint64_t tag, const CallOptions& options) const {
-  if (!state_) return outside("irecv");
+  if (!is_member()) return outside("irecv");
   CallBuilder call(state_, CallKind::kRecv, options);
   call.operation().peer = source == kAnySource ? -1 : state_->group_rank("recv", source);
   call.operation().tag = call.operation().print.tag = tag;
@@ -406,14 +406,14 @@ Work Group::irecv(const Tensor& tensor, int source, uint64_t tag, const CallOpti
 }
 
 void Group::send(const Tensor& tensor, int destination, uint64_t tag) const {
-  if (!state_) return;
+  if (!is_member()) return;
   CHORALE_CHECK(destination != global_rank(rank()), "[send] a blocking send to oneself (rank ", destination,
                 ") would never end; use isend");
   isend(tensor, destination, tag).wait();
 }
 
 int Group::recv(const Tensor& tensor, int source, uint64_t tag) const {
-  if (!state_) return -1;
+  if (!is_member()) return -1;
   const Work work = irecv(tensor, source, tag);
   work.wait();
   return work.source_rank();
@@ -436,7 +436,7 @@ CallBuilder parcel(const std::shared_ptr<GroupState>& state, CallKind kind, uint
 }  // namespace
 
 Work Group::send_parcel(const Tensor& bytes, int destination, uint64_t tag, const ParcelOptions& options) const {
-  if (!state_) return outside("send_parcel");
+  if (!is_member()) return outside("send_parcel");
   CHORALE_CHECK(bytes.defined() && bytes.dtype() == DType::kU8, "[send_parcel] a parcel is a tensor of bytes (u8)");
   CHORALE_CHECK(static_cast<uint64_t>(bytes.elems()) <= options.most_bytes, "[send_parcel] the parcel has ",
                 bytes.elems(), " bytes, which is more than ", options.most_bytes, "; raise most_bytes on both sides");
@@ -448,7 +448,7 @@ Work Group::send_parcel(const Tensor& bytes, int destination, uint64_t tag, cons
 }
 
 Work Group::receive_parcel(int source, uint64_t tag, const ParcelOptions& options) const {
-  if (!state_) return outside("receive_parcel");
+  if (!is_member()) return outside("receive_parcel");
   CallBuilder call = parcel(state_, CallKind::kRecv, tag, options);
   call.operation().peer = source == kAnySource ? -1 : state_->group_rank("receive_parcel", source);
   return call.launch();

@@ -20,6 +20,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "chorale/comm/net/net_options.h"
@@ -70,13 +71,25 @@ class Group {
   // forked child of it every call throws a StateError.
   static Group connect(transport::Store& store, const std::string& name, int rank, int size,
                        const GroupOptions& options = {});
-  Group(Group&&) = default;
-  Group& operator=(Group&&) = default;
+  // A Group that was moved from is an error in every call but note_exception() and destroy(): as a group of no rank it
+  // would leave sums out without a word. It may be assigned to.
+  Group(Group&& other) noexcept
+      : state_(std::move(other.state_)), moved_from_(std::exchange(other.moved_from_, true)) {}
+  Group& operator=(Group&& other) noexcept {
+    std::shared_ptr<GroupState> state = std::move(other.state_);
+    moved_from_ = std::exchange(other.moved_from_, true);
+    state_ = std::move(state);
+    return *this;
+  }
   // Leaves the group. Works that are still held keep it alive until they are done.
   ~Group() = default;
   void destroy() { state_.reset(); }
 
-  bool is_member() const { return state_ != nullptr; }
+  bool is_member() const {
+    if (moved_from_) [[unlikely]]
+      raise_moved_from();
+    return state_ != nullptr;
+  }
   // -1 outside the group.
   int rank() const;
   int size() const;
@@ -210,8 +223,12 @@ class Group {
   Work all_reduce_span(Span data, Reduction reduction, const CallOptions& options) const;
   Work all_gather_spans(Span output, Span input, const CallOptions& options) const;
   Subgroups subgroups(const std::vector<std::vector<int>>& lists, const GroupOptions& options) const;
+  [[noreturn]] static void raise_moved_from();
+  // Throws InvalidArgument outside the group.
+  const GroupState& member_state(const char* what) const;
 
   std::shared_ptr<GroupState> state_;
+  bool moved_from_ = false;
 };
 
 // One message of a batch.

@@ -440,7 +440,7 @@ Group Group::connect(transport::Store& store, const std::string& name, int rank,
 }
 
 Group Group::new_group(std::vector<int> ranks, const GroupOptions& options) const {
-  if (!state_) return {};
+  if (!is_member()) return {};
   return Group(make_groups(state_, {checked_ranks(state_->membership(), std::move(ranks))}, options).state);
 }
 
@@ -454,7 +454,7 @@ Group::Subgroups Group::subgroups(const std::vector<std::vector<int>>& lists, co
 }
 
 Group::Subgroups Group::new_subgroups(int group_size, const GroupOptions& options) const {
-  if (!state_) return {};
+  if (!is_member()) return {};
   const auto& members = state_->membership().members;
   const int size = state_->size();
   CHORALE_CHECK(group_size >= 1 && group_size <= size, "[new_subgroups] groups of ", group_size,
@@ -468,12 +468,12 @@ Group::Subgroups Group::new_subgroups(int group_size, const GroupOptions& option
 }
 
 Group::Subgroups Group::new_subgroups(const std::vector<std::vector<int>>& lists, const GroupOptions& options) const {
-  if (!state_) return {};
+  if (!is_member()) return {};
   return subgroups(checked_lists(state_->membership(), lists), options);
 }
 
 Group Group::split(int64_t color, const GroupOptions& options) const {
-  if (!state_) return {};
+  if (!is_member()) return {};
   std::vector<int64_t> colors(static_cast<size_t>(state_->size()));
   const std::vector<int64_t> own{color};
   all_gather_into(std::span(colors), std::span(own)).wait();
@@ -489,7 +489,7 @@ Group Group::split(int64_t color, const GroupOptions& options) const {
 }
 
 Group Group::duplicate(const GroupOptions& options) const {
-  return state_ ? new_group(state_->membership().members, options) : Group();
+  return is_member() ? new_group(state_->membership().members, options) : Group();
 }
 
 }  // namespace chorale::comm

@@ -3,11 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <functional>
 #include <set>
 #include <thread>
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
+#include "chorale/comm/coalescing.h"
+#include "chorale/comm/leaving.h"
+#include "chorale/comm/mesh.h"
+#include "chorale/comm/objects.h"
 #include "chorale/comm/spec_test_util.h"
 #include "chorale/comm/world.h"
 #include "chorale/testing/environment_test_util.h"
@@ -197,6 +202,50 @@ TEST(Groups, ManyRanksAndManyGroups) {
     for (Group& group : groups) group.barrier().wait();
     // Destroyed in another order on each rank.
     while (!groups.empty()) groups.erase(groups.begin() + (world.rank() * 7) % static_cast<int>(groups.size()));
+  });
+}
+
+// As a group of no rank it would leave sums out, and its rank would find a size of -1.
+TEST(Groups, ThatWereMovedFromAreErrors) {
+  run_ranks(2, [](Group& world) {
+    Group group = world.duplicate();
+    Group taken = std::move(group);
+    std::vector<float> x{static_cast<float>(world.rank() + 1)};
+    const Tensor tensor = cube(1, 0);
+    // NOLINTBEGIN(bugprone-use-after-move)
+    const std::vector<std::function<void()>> uses = {
+        [&] { group.is_member(); },
+        [&] { group.rank(); },
+        [&] { group.size(); },
+        [&] { group.name(); },
+        [&] { group.is_broken(); },
+        [&] { (void)group.all_reduce(std::span(x)); },
+        [&] { (void)group.all_reduce(tensor); },
+        [&] { (void)group.barrier(); },
+        [&] { group.monitored_barrier(1s); },
+        [&] { group.send(tensor, 1); },
+        [&] { group.recv(tensor, 1); },
+        [&] { group.duplicate(); },
+        [&] { group.new_group({0}); },
+        [&] { const Coalescing scope(group); },
+        [&] { all_gather_object(group, Value(1)); },
+        [&] { leave(group); },
+        [&] { Mesh(group, {2}); },
+    };
+    for (size_t i = 0; i < uses.size(); ++i)
+      EXPECT_THAT(message_of<InvalidArgument>(uses[i]), HasSubstr("[group] the group was moved from")) << i;
+    group.destroy();  // nothing, as for a group of no rank
+    // NOLINTEND(bugprone-use-after-move)
+    taken.all_reduce(std::span(x)).wait();
+    EXPECT_EQ(x[0], 3);
+    group = std::move(taken);  // is a group again
+    group.all_reduce(std::span(x)).wait();
+    EXPECT_EQ(x[0], 6);
+    World moved;
+    moved.init(std::make_shared<transport::MemoryStore>(), 0, 1);
+    const World other = std::move(moved);
+    EXPECT_TRUE(other.is_initialized());
+    EXPECT_FALSE(moved.is_initialized());  // NOLINT(bugprone-use-after-move)
   });
 }
 

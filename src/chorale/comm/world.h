@@ -28,7 +28,7 @@ class World {
   // With the ranks that a launcher started, or that an URL names (transport/store/rendezvous.h).
   void init(std::string_view url = "env://", const transport::RendezvousOptions& where = {},
             const GroupOptions& options = {});
-  bool is_initialized() const { return group_.is_member(); }
+  bool is_initialized() const { return store_ != nullptr; }
   // The default group; StateError before init() and after destroy().
   Group& group();
   // Leaves the default group and its store, together with the others (comm/leaving.h); init() may follow, with the same
