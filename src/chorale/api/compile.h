@@ -236,6 +236,10 @@ class Compiled {
   Compiled(F called, CompileOptions options)
       : function_(std::make_shared<F>(std::move(called))),
         frame_(std::make_shared<compiled::Frame>(std::move(options))) {}
+  // Moving copies: what was moved from would have nothing to call.
+  Compiled(const Compiled&) = default;
+  Compiled& operator=(const Compiled&) = default;
+  ~Compiled() = default;
 
   template <class... Args>
   auto operator()(const Args&... args) const {

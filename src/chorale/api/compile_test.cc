@@ -106,6 +106,15 @@ TEST_P(BothContracts, AnInputMayBeAnOutput) {
   }
 }
 
+// It was a crash: there was nothing to call.
+TEST_P(BothContracts, WhatWasMovedFromIsStillTheFunction) {
+  auto f = compile([](const Tensor& x) { return add(x, 1); }, options());
+  const auto g = std::move(f);
+  EXPECT_EQ(values(g(counted({2}))), (Values{1, 2}));
+  EXPECT_EQ(values(f(counted({2}))), (Values{1, 2}));  // NOLINT(bugprone-use-after-move)
+  EXPECT_EQ(explain(f).compiles, 1);                   // NOLINT(bugprone-use-after-move)
+}
+
 TEST_P(BothContracts, RandomNumbersAreThoseOfEager) {
   const auto program = [](const Tensor& x) { return add(dropout(x, 0.5), uniform({64})); };
   const auto run = [&](const auto& f) {

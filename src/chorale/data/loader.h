@@ -58,6 +58,7 @@ class LoaderBase {
   // the place of its batch; a further call goes on behind it.
   std::optional<Batch> next() {
     if (!pipeline_) {
+      CHORALE_CHECK(start_, "[DataLoader] the loader was moved from");
       pipeline_ = std::make_unique<Pipeline>(start_(state_.epoch, state_.batch), workers_, workers_ * prefetch_);
     }
     Pipeline::Result result;
@@ -165,7 +166,10 @@ class DataLoader : public LoaderBase<BatchOf<D>> {
 
   // Batches in an epoch.
   int64_t size() const { return this->state().batches; }
-  const D& dataset() const { return *dataset_; }
+  const D& dataset() const {
+    CHORALE_CHECK(dataset_, "[DataLoader] the loader was moved from");
+    return *dataset_;
+  }
 
  private:
   DataLoader(std::shared_ptr<const D> dataset, const LoaderOptions& options)

@@ -170,6 +170,16 @@ TEST(DataLoader, StopsCleanlyInTheMiddleOfAnEpoch) {
   EXPECT_EQ(*dataset.asked, asked);
 }
 
+TEST(DataLoader, ThatWasMovedFromIsAnError) {
+  DataLoader loader(Count{10}, {.batch_size = 2});
+  const DataLoader taken = std::move(loader);
+  // NOLINTBEGIN(bugprone-use-after-move)
+  EXPECT_THROW(loader.next(), InvalidArgument);
+  EXPECT_THROW(loader.dataset(), InvalidArgument);
+  // NOLINTEND(bugprone-use-after-move)
+  EXPECT_EQ(taken.size(), 5);
+}
+
 TEST(DataLoader, CanBeMovedWhileItWorks) {
   DataLoader loader(Count{6}, {.batch_size = 2, .workers = 2});
   loader.next();
