@@ -168,8 +168,7 @@ TEST(ElasticSharded, AReplacementGetsItsPart) {
   job.before_step = [&](int64_t step) {
     if (step != 30) return;
     const Deadline patience = within(20s);
-    while (!job.store()->contains(transport::ready_key(3), patience)) std::this_thread::sleep_for(1ms);
-    while (job.epochs().current().number < 3 && !patience.passed()) std::this_thread::sleep_for(1ms);
+    while (job.latest().rank_of(3) < 0 && !patience.passed()) std::this_thread::sleep_for(1ms);
   };
   const auto results = job.run();
   expect_all_alike(results, 40);
@@ -187,7 +186,7 @@ TEST(ElasticSharded, AJobThatShrinksLosesNoStep) {
     job.before_step = [&](int64_t step) {
       if (step == 3) job.resize(rest);
       const Deadline patience = within(20s);
-      while (step == 3 && job.epochs().current().number < 2 && !patience.passed()) std::this_thread::sleep_for(1ms);
+      while (step == 3 && job.latest().number < 2 && !patience.passed()) std::this_thread::sleep_for(1ms);
     };
     const auto results = job.run();
     ASSERT_EQ(results.size(), rest);

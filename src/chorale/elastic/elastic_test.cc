@@ -137,8 +137,7 @@ TEST(Elastic, AReplacementGetsTheStateAndTakesPart) {
   job.before_step = [&](int64_t step) {
     if (step != 30) return;
     const Deadline patience = within(20s);
-    while (!job.store()->contains(transport::ready_key(3), patience)) std::this_thread::sleep_for(1ms);
-    while (job.epochs().current().number < 3 && !patience.passed()) std::this_thread::sleep_for(1ms);
+    while (job.latest().rank_of(3) < 0 && !patience.passed()) std::this_thread::sleep_for(1ms);
   };
   const auto results = job.run();
   expect_all_alike(results, 40);

@@ -58,8 +58,11 @@ class Threads {
     const std::lock_guard lock(mutex_);
     epochs_->resize(ranks);
   }
-  launch::Epochs& epochs() { return *epochs_; }
-  const std::shared_ptr<transport::Store>& store() const { return store_; }
+  // The last epoch that was stated.
+  transport::Epoch latest() const {
+    return transport::Epoch::parse(
+        store_->get(transport::epoch_key(board_->latest()), within(std::chrono::seconds(5))));
+  }
 
  private:
   struct Death {};
