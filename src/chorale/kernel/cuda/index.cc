@@ -24,6 +24,9 @@ using chorale::cuda::kBagsCu;
 using chorale::cuda::kIndexCu;
 using chorale::cuda::unit_in_text;
 
+// Rows whose entries a block of order_rows puts in order (index.cu).
+constexpr int64_t kRowsOfBlock = 96;
+
 // As kernels see them (index.cu).
 struct Picked {
   int64_t outer = 1, length = 0, inner = 1, count = 0;
@@ -68,12 +71,19 @@ void add_picked(const KernelArgs& args, const Tensor& x, const Tensor& index, co
   const Stream stream = args.stream;
   const Tensor indices = contiguous(index, DType::kI64, stream), list = contiguous(list_any, stream);
   const Tensor counts = Tensor::empty({p.length}, DType::kI32, stream.device);
+  const Tensor starts = Tensor::empty({p.length}, DType::kI64, stream.device);
+  const Tensor places = Tensor::empty({p.count}, DType::kI64, stream.device);
+  const Tensor taken = Tensor::empty({1}, DType::kI64, stream.device);
   set_zero(counts, stream);
+  set_zero(taken, stream);
   launch(instance(stream, kIndexCu, "count_rows", {DType::kI64}), {.x = blocks_for(stream.device, p.count)}, stream,
          indices.raw(), counts.raw(), p);
+  launch(instance(stream, kIndexCu, "order_rows", {DType::kI64}),
+         {.x = static_cast<unsigned>((p.length + kRowsOfBlock - 1) / kRowsOfBlock), .threads = 1024}, stream,
+         indices.raw(), counts.raw(), starts.raw(), places.raw(), taken.raw(), p);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(p.outer * p.length, 1 << 20));
-  launch(instance(stream, kIndexCu, "add_rows", {x.dtype(), list.dtype()}), {.x = blocks}, stream, x.raw(),
-         indices.raw(), list.raw(), counts.raw(), element_of(alpha, x.dtype()), p);
+  launch(instance(stream, kIndexCu, "add_rows", {x.dtype(), list.dtype()}), {.x = blocks}, stream, x.raw(), list.raw(),
+         counts.raw(), starts.raw(), places.raw(), element_of(alpha, x.dtype()), p);
 }
 
 // Zeros plus dy at the picked places, for gradients of picking.

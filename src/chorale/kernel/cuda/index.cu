@@ -62,43 +62,70 @@ __global__ void count_rows(const i64* index, i32* counts, const Picked p) {
     if (find_row(p, index, at, row)) atomicAdd(&counts[row], 1);
   }
 }
-// x[row] += alpha * sum of the list's rows for it, in the order of the list: a block per row of x, which looks through
-// the index in pieces. So the sum has the same bits every time.
+// A block per kRowsOfBlock rows of x: it leaves the places of the list's entries for each of them one behind the other,
+// in the order of the list, from starts[row] on. taken: how much of `places` has been given away.
+static const int kRowsOfBlock = 96;
+template <class>
+__global__ void __launch_bounds__(1024)
+    order_rows(const i64* index, const i32* counts, i64* starts, i64* places, u64* taken, const Picked p) {
+  __shared__ i64 next[kRowsOfBlock];
+  __shared__ i64 total;
+  __shared__ i32 found[1024];
+  __shared__ i32 warps[33];
+  const i64 first = blockIdx.x * (i64)kRowsOfBlock;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  if (threadIdx.x < kRowsOfBlock) next[threadIdx.x] = first + threadIdx.x < p.length ? counts[first + threadIdx.x] : 0;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    total = 0;
+    for (int k = 0; k < kRowsOfBlock; ++k) total += next[k];
+    i64 at = total > 0 ? (i64)atomicAdd((unsigned long long*)taken, (unsigned long long)total) : 0;
+    for (int k = 0; k < kRowsOfBlock; ++k) {
+      const i64 count = next[k];
+      next[k] = at;
+      if (first + k < p.length) starts[first + k] = at;
+      at += count;
+    }
+  }
+  __syncthreads();
+  i64 done = 0;
+  for (i64 begin = 0; begin < p.count && done < total; begin += 1024) {
+    const i64 at = begin + threadIdx.x, row = at < p.count ? index[at] - p.first - first : -1;
+    const bool hit = row >= 0 && row < kRowsOfBlock && first + row < p.length;
+    const u32 votes = __ballot_sync(0xffffffffu, hit);
+    if (lane == 0) warps[warp + 1] = __popc(votes);
+    if (!__syncthreads_or(hit)) continue;
+    if (threadIdx.x == 0) {
+      warps[0] = 0;
+      for (int k = 1; k < 33; ++k) warps[k] += warps[k - 1];
+    }
+    __syncthreads();
+    if (hit) found[warps[warp] + __popc(votes & ((1u << lane) - 1))] = (i32)(row << 10) | (i32)threadIdx.x;
+    const i32 hits = warps[32];
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      for (i32 k = 0; k < hits; ++k) places[next[found[k] >> 10]++] = begin + (found[k] & 1023);
+    }
+    done += hits;
+    __syncthreads();
+  }
+}
+// x[row] += alpha * sum of the list's rows for it, in the order of the list: a block per row of x. So the sum has the
+// same bits every time.
 template <class T, class L>
-__global__ void add_rows(T* x, const i64* index, const L* list, const i32* counts, T alpha, const Picked p) {
-  __shared__ i32 found[256];
-  __shared__ i32 warps[9];
+__global__ void add_rows(T* x, const L* list, const i32* counts, const i64* starts, const i64* places, T alpha,
+                         const Picked p) {
   for (i64 place = blockIdx.x; place < p.outer * p.length; place += gridDim.x) {
     const i64 row = place % p.length, outer = place / p.length;
     const i32 wanted = counts[row];
     if (wanted == 0 || row + p.first == p.padding) continue;
-    i32 done = 0;
-    for (i64 begin = 0; begin < p.count && done < wanted; begin += 256) {
-      const i64 at = begin + threadIdx.x;
-      const bool hit = at < p.count && index[at] - p.first == row;
-      const u32 votes = __ballot_sync(0xffffffffu, hit);
-      const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-      if (lane == 0) warps[warp + 1] = __popc(votes);
-      if (threadIdx.x == 0) warps[0] = 0;
-      __syncthreads();
-      if (threadIdx.x == 0) {
-        for (int k = 1; k < 9; ++k) warps[k] += warps[k - 1];
-      }
-      __syncthreads();
-      if (hit) found[warps[warp] + __popc(votes & ((1u << lane) - 1))] = threadIdx.x;
-      const i32 hits = warps[8];
-      __syncthreads();
-      if (hits > 0) {
-        for (i64 column = threadIdx.x; column < p.inner; column += blockDim.x) {
-          T sum = x[place * p.inner + column];
-          for (i32 k = 0; k < hits; ++k) {
-            sum = added(sum, multiplied(alpha, cast<T>(list[(outer * p.count + begin + found[k]) * p.inner + column])));
-          }
-          x[place * p.inner + column] = sum;
-        }
-      }
-      done += hits;
-      __syncthreads();
+    const i64* const from = places + starts[row];
+    for (i64 column = threadIdx.x; column < p.inner; column += blockDim.x) {
+      T sum = x[place * p.inner + column];
+#pragma unroll 4
+      for (i32 k = 0; k < wanted; ++k)
+        sum = added(sum, multiplied(alpha, cast<T>(list[(outer * p.count + from[k]) * p.inner + column])));
+      x[place * p.inner + column] = sum;
     }
   }
 }
