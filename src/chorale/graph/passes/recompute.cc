@@ -317,14 +317,22 @@ void check_budget(double memory_budget) {
                 memory_budget);
 }
 
+bool is_on_device(const Graph& graph) {
+  return std::any_of(graph.values.begin(), graph.values.end(), [](const Value& value) {
+    return value.device.type != DeviceType::kCpu && value.device.type != DeviceType::kNull;
+  });
+}
+
 }  // namespace
 
 std::vector<bool> choose_again(const Graph& graph, uint32_t turn, double memory_budget,
                                std::span<const uint32_t> overwritten) {
   check_budget(memory_budget);
+  const std::vector<bool> none(turn, false);
+  if (memory_budget >= 1 && is_on_device(graph)) return none;
   Recomputer recomputer(graph);
   recomputer.part(turn, memory_budget, overwritten);
-  const std::vector<bool> none(turn, false), again = recomputer.choose(memory_budget);
+  const std::vector<bool> again = recomputer.choose(memory_budget);
   if (again.empty()) return none;
   const bool is_worth_it = recomputer.kept_bytes(none) - recomputer.kept_bytes(again) >= kWorthBytes;
   return memory_budget >= 1 && !is_worth_it ? none : again;
@@ -332,6 +340,7 @@ std::vector<bool> choose_again(const Graph& graph, uint32_t turn, double memory_
 
 void recompute(Graph& graph, double memory_budget) {
   check_budget(memory_budget);
+  if (memory_budget >= 1 && is_on_device(graph)) return;
   Recomputer recomputer(graph);
   recomputer.find_turn();
   const std::vector<bool> again = recomputer.choose(memory_budget);
