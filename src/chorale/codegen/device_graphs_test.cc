@@ -143,6 +143,51 @@ TEST_F(DeviceGraphs, ARecordingTakesOverTheMemoryOfAStep) {
   }
 }
 
+// A block of a transformer under autocast: rows that are joined (graph/passes/join_rows.h) have the bits of the ops.
+TEST_F(DeviceGraphs, JoinedRowsHaveTheBitsOfTheOpsOneByOne) {
+  const Device device = sim_device(0);
+  constexpr int64_t B = 2, T = 6, H = 2, D = 8, W = H * D;
+  std::vector<Tensor> parameters;
+  const auto parameter = [&](const Shape& sizes) {
+    parameters.push_back(made(sizes, static_cast<int>(10 + parameters.size()), device));
+    set_requires_grad(parameters.back());
+    return parameters.back();
+  };
+  const Tensor w1 = parameter({3 * W, W}), w2 = parameter({W, W}), w3 = parameter({W, W}), w4 = parameter({5, W});
+  const std::vector<Tensor> scales = {parameter({W}), parameter({W}), parameter({W})},
+                            shifts = {parameter({W}), parameter({W}), parameter({W})};
+  const auto body = [&](const Tensor& in) {
+    for (const Tensor& p : parameters) set_gradient(p, {});
+    Tensor loss;
+    {
+      const Autocast scope(DType::kBF16);
+      const auto norm = [&](const Tensor& x, size_t i) { return layer_norm(x, {W}, scales[i], shifts[i]); };
+      const Tensor parts = permute(view(linear(norm(in, 0), w1), {B, T, 3, H, D}), {2, 0, 3, 1, 4});
+      const Tensor mixed = scaled_dot_product_attention(select(parts, 0, 0), select(parts, 0, 1), select(parts, 0, 2));
+      const Tensor x = in + linear(reshape(transpose(mixed, 1, 2), {B, T, W}), w2);
+      const Tensor y = x + linear(norm(x, 1), w3);
+      loss = mean(square(to(linear(norm(y, 2), w4), DType::kF32)));
+    }
+    backward(loss);
+    std::vector<Tensor> results = {detach(loss)};
+    for (const Tensor& p : parameters) results.push_back(gradient(p));
+    return results;
+  };
+  std::string text;
+  auto step = compile([&](const std::vector<Tensor>& in) { return body(in[0]); },
+                      {.whole_graph = true, .backend = [&](graph::Graph graph, const compiled::GraphInfo&) {
+                         auto program = fuse_and_compile(std::move(graph));
+                         text = graph::print(program->graph());
+                         return program;
+                       }});
+  const Tensor in = made({B, T, W}, 1, device);
+  const std::vector<Tensor> expected = body(in), found = step(std::vector<Tensor>{in});
+  ASSERT_EQ(found.size(), expected.size());
+  for (size_t i = 0; i < found.size(); ++i) EXPECT_EQ(values(found[i]), values(expected[i])) << i;
+  for (const char* const row : {"add_layer_norm(", "add_layer_norm_backward(", "attention_backward_joined("})
+    EXPECT_NE(text.find(row), std::string::npos) << row << " is not in\n" << text;
+}
+
 // A graph does not cross devices: it ends before a tensor moves.
 TEST_F(DeviceGraphs, ItEndsWhereATensorMoves) {
   const auto f = [](const std::vector<Tensor>& in) {

@@ -19,9 +19,11 @@
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/index.h"
+#include "chorale/op/joined.h"
 #include "chorale/op/kernels.h"
 #include "chorale/op/nn.h"
 #include "chorale/op/pointwise.h"
+#include "chorale/op/product.h"
 #include "chorale/op/random.h"
 #include "chorale/op/reduce.h"
 #include "chorale/op/samples.h"
@@ -255,6 +257,69 @@ TEST_F(CudaTensors, ImagesMayHaveTheirChannelsLast) {
       compare_on_both(kAdaptiveAvgPool, kernel::AreaAttrs{1, 1}, tolerance,
                       [&](Device d) -> std::vector<Tensor> { return {x(d)}; });
     }
+  }
+}
+
+// Logits of many classes, their loss, and gradients: rows are padded on the GPU, and nothing else is different.
+TEST_F(CudaTensors, RowsOfManyClassesArePadded) {
+  const int64_t classes = 1030;
+  const Tensor x = to(sample({3, 30, 24}, 1), DType::kBF16), weight = to(sample({classes, 24}, 2), DType::kBF16),
+               bias = to(sample({classes}, 3), DType::kBF16), target = sample_ints({90}, 0, classes);
+  for (const double smoothing : {0.0, 0.1}) {
+    if (rehearses_f32()) continue;
+    const auto train = [&](Device device) {
+      std::vector<Tensor> all = {to(x, device), to(weight, device), to(bias, device)};
+      for (Tensor& one : all) {
+        one = detach(one);
+        set_requires_grad(one);
+      }
+      const Tensor y = linear(all[0], all[1], all[2]);
+      const Tensor loss = cross_entropy(flatten(y, 0, -2), to(target, device), {}, Reduction::kSum, -100, smoothing);
+      backward(loss);
+      return std::vector{detach(y), detach(loss), gradient(all[0]), gradient(all[1]), gradient(all[2])};
+    };
+    const std::vector<Tensor> found = train(kGpu);
+    EXPECT_EQ(found[0].strides(), (Strides{30 * 1088, 1088, 1}));
+    compare(found, train(kCpu), 4e-2, concat("padded rows, smoothing ", smoothing));
+  }
+}
+
+// Rows as long as those of a model, wide and narrow dtypes together, and attention large enough for cuDNN.
+TEST_F(CudaTensors, JoinedRowsGiveWhatTheCpuGives) {
+  if (rehearses_f32()) return;
+  for (const DType wide : {DType::kF32, DType::kF64, DType::kBF16}) {
+    for (const int64_t n : {768, 100, 4096}) {
+      const Shape sizes = {37, n}, one = {37, 1};
+      const auto at = [&](int seed, DType dtype) { return to(sample(sizes, seed), dtype); };
+      const Tensor weight = to(sample({n}, 5), DType::kF32), bias = to(sample({n}, 6), DType::kF32);
+      const DType statistics = compute_of(wide);
+      const std::vector<Tensor> forward = {at(1, wide), at(2, DType::kBF16), weight, bias};
+      const std::vector<Tensor> back = {at(1, wide),
+                                        at(2, DType::kBF16),
+                                        at(3, wide),
+                                        to(sample(one, 4), statistics),
+                                        to(sample(one, 7, 0.5, 2), statistics),
+                                        weight};
+      const std::string what = concat(wide, " ", n);
+      const kernel::LayerNormAttrs attrs{{n}, 1e-5};
+      const kernel::LayerNormBackwardAttrs back_attrs{{n}, true, 1e-5};
+      const double tolerance = 2e-2;  // the narrow results round
+      compare(run(kAddLayerNorm, on_device(forward, kGpu), attrs), run(kAddLayerNorm, forward, attrs), tolerance, what);
+      compare(run(kAddLayerNormBackward, on_device(back, kGpu), back_attrs),
+              run(kAddLayerNormBackward, back, back_attrs), tolerance, concat(what, " backward"));
+    }
+  }
+  if (rehearses()) return;
+  const Shape x = {2, 512, 4, 64}, lse = {2, 4, 512};
+  const auto turned = [&](int seed) { return permute(to(to(sample(x, seed), DType::kBF16), kGpu), {0, 2, 1, 3}); };
+  const kernel::AttentionAttrs attrs{.scale = 0.125, .causal = true};
+  const Tensor q = turned(1), k = turned(2), v = turned(3);
+  const std::vector<Tensor> made = run(kAttention, {q, k, v, Tensor(), Tensor()}, attrs);
+  const std::vector<Tensor> in = {turned(4), Tensor(), q, k, v, Tensor(), made[0], made[1], Tensor()};
+  const std::vector<Tensor> apart = run(kAttentionBackward, in, attrs), all = run(kAttentionBackwardJoined, in, attrs);
+  for (int64_t i = 0; i < 3; ++i) {
+    const Tensor part = permute(select(all[0], 2, i), {0, 2, 1, 3});
+    expect_close(to(part, kCpu), to(apart[static_cast<size_t>(i)], kCpu), 2e-2, concat("gradient ", i));
   }
 }
 

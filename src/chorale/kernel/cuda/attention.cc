@@ -215,4 +215,15 @@ void attention_backward(const KernelArgs& args) {
   store_heads(dv, args.out[2], call.repeats, stream);
 }
 
+void attention_backward_joined(const KernelArgs& args) {
+  const Tensor& all = args.out[0];
+  Tensor parts[3];
+  for (int64_t i = 0; i < 3; ++i) {
+    const Shape sizes = {all.size(0), all.size(3), all.size(1), all.size(4)};
+    parts[i] = all.view_as(sizes, {all.stride(0), all.stride(3), all.stride(1), all.stride(4)},
+                           all.offset() + i * all.stride(2));
+  }
+  attention_backward({args.in, parts, args.attrs, args.stream});
+}
+
 }  // namespace chorale::kernel::cuda

@@ -7,5 +7,6 @@ namespace chorale::kernel::cuda {
 
 void attention(const KernelArgs& args);
 void attention_backward(const KernelArgs& args);
+void attention_backward_joined(const KernelArgs& args);
 
 }  // namespace chorale::kernel::cuda

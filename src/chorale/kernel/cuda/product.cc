@@ -138,7 +138,7 @@ void linear(const KernelArgs& args) {
            .a_col = folded[1],
            .b_row = weight.stride(1),
            .b_col = weight.stride(0),
-           .c_row = out.size(-1),
+           .c_row = out.dims() > 1 ? out.stride(-2) : out.size(-1),
            .beta = bias.defined() && !in_epilogue ? 1.0 : 0.0,
            .bias = in_epilogue ? bias.raw() : nullptr},
           args.stream);

@@ -84,9 +84,9 @@ void reduce_with(const KernelArgs& args, const char* fold, DimMask reduced, cons
   }
   const std::string_view folded = fold;
   if ((folded == "Sum" || folded == "Mean") && r.kept_dims == 1 && r.reduced_dims == 1 && r.kept_strides[0] == 1 &&
-      r.reduced_strides[0] == r.results &&
-      sum_columns(r.in, x.dtype(), r.count, r.results, folded == "Mean" ? static_cast<double>(r.count) : 1, out,
-                  args.stream))
+      r.reduced_strides[0] >= r.results &&
+      sum_columns(r.in, x.dtype(), {r.count, r.results, r.reduced_strides[0]},
+                  folded == "Mean" ? static_cast<double>(r.count) : 1, out, args.stream))
     return;
   const unsigned threads = r.results < 4096 ? 64 : 256;
   const unsigned blocks = blocks_for(device, r.results, threads);

@@ -108,6 +108,11 @@ void normalize_rows_backward(const KernelArgs& args, bool centered) {
          partial.raw(), args.out[1].raw(), dbias, chunks, n);
 }
 
+// y is normalised apart where it has another dtype.
+Tensor wide_of(const Tensor& narrow, DType wide) {
+  return narrow.dtype() == wide ? narrow : Tensor::empty(narrow.sizes(), wide, narrow.device());
+}
+
 // Targets that are classes, and what a mean is divided by.
 struct Targets {
   Targets(const Tensor& target, const Tensor& weights, Reduction reduction, int64_t classes, int64_t ignore_index,
@@ -142,8 +147,16 @@ Classes classes_of(const KernelArgs& args, int64_t ignore_index, Reduction reduc
 bool is_plain(const Lines& lines, const Tensor& weight, const CrossEntropyAttrs& a) {
   return lines.count > 0 && lines.inner == 1 && !weight.defined() && a.label_smoothing == 0;
 }
-RowLoss row_loss(const KernelArgs& args, const Lines& lines, const Tensor& targets, const CrossEntropyAttrs& a) {
-  return {lines.count, lines.length, a.ignore_index, targets.raw(), row_number(args)};
+// `dx` may be absent.
+RowLoss row_loss(const KernelArgs& args, const Lines& lines, const Tensor& x, const Tensor& targets, const Tensor& dx,
+                 const CrossEntropyAttrs& a) {
+  const auto row = [&](const Tensor& of) { return of.defined() && of.dims() == 2 ? of.stride(0) : lines.length; };
+  return {lines.count, lines.length, a.ignore_index, row(x), row(dx), targets.raw(), row_number(args)};
+}
+// Rows of classes may begin further apart than they are long (op/defs/padded_rows.h).
+Tensor rows_of_classes(const Tensor& x, Stream stream) {
+  const bool in_rows = x.dims() == 2 && x.stride(1) == 1 && x.stride(0) > x.size(1);
+  return in_rows ? x : contiguous(x, stream);
 }
 
 }  // namespace
@@ -154,22 +167,65 @@ void softmax_backward(const KernelArgs& args) { softmax_gradient(args, "false");
 void log_softmax_backward(const KernelArgs& args) { softmax_gradient(args, "true"); }
 void layer_norm(const KernelArgs& args) { normalize_rows(args, true); }
 void layer_norm_backward(const KernelArgs& args) { normalize_rows_backward(args, true); }
+void add_layer_norm(const KernelArgs& args) {
+  const auto& a = args.attrs.get<LayerNormAttrs>();
+  const Stream stream = args.stream;
+  const Tensor x = contiguous(args.in[0], stream), more = contiguous(args.in[1], stream);
+  const Tensor &sum = args.out[0], &y = args.out[1];
+  const Optional weight(args.in[2], x.dtype(), stream), bias(args.in[3], x.dtype(), stream);
+  const RowNorm norm{args.out[2].elems(),
+                     count_elems(a.normalized_shape.span()),
+                     weight.raw(),
+                     bias.raw(),
+                     args.out[2].raw(),
+                     args.out[3].raw(),
+                     a.eps};
+  if (norm.rows > 0 && normalize_wide(x, norm, y, stream, more, sum)) return;
+  add_narrow(x, more, sum, stream);
+  const Tensor wide = wide_of(y, x.dtype());
+  const Tensor in[] = {sum, args.in[2], args.in[3]};
+  Tensor out[] = {wide, args.out[2], args.out[3]};
+  layer_norm({in, out, args.attrs, stream});
+  if (!wide.is(y)) copy_into(wide, y, stream);
+}
+
+void add_layer_norm_backward(const KernelArgs& args) {
+  const auto& a = args.attrs.get<LayerNormBackwardAttrs>();
+  const Stream stream = args.stream;
+  const Tensor more = contiguous(args.in[0], stream), dy = contiguous(args.in[1], stream),
+               x = contiguous(args.in[2], stream);
+  const Tensor &dx = args.out[0], &lower = args.out[1];
+  const int64_t n = count_elems(a.normalized_shape.span()), rows = n == 0 ? 0 : x.elems() / n;
+  const Optional mean(args.in[3], x.dtype(), stream), rstd(args.in[4], x.dtype(), stream),
+      weight(args.in[5], x.dtype(), stream);
+  const RowNorm norm{rows, n, weight.raw(), nullptr, mean.raw(), rstd.raw(), a.eps};
+  if (normalize_backward_wide(dy, x, norm, dx, a.affine ? args.out[2] : Tensor(), a.affine ? args.out[3] : Tensor(),
+                              stream, more, lower))
+    return;
+  const Tensor in[] = {contiguous(dy, x.dtype(), stream), x, args.in[3], args.in[4], args.in[5]};
+  Tensor out[] = {Tensor::empty(dx.sizes(), dx.dtype(), dx.device()), args.out[2], args.out[3]};
+  layer_norm_backward({in, out, args.attrs, stream});
+  add_narrow(more, out[0], dx, stream);
+  if (dx.elems() > 0) copy_into(dx, lower, stream);
+}
+
 void rms_norm(const KernelArgs& args) { normalize_rows(args, false); }
 void rms_norm_backward(const KernelArgs& args) { normalize_rows_backward(args, false); }
 
 void cross_entropy(const KernelArgs& args) {
   const auto& a = args.attrs.get<CrossEntropyAttrs>();
-  const Tensor x = contiguous(args.in[0], args.stream);
-  const Lines lines = lines_of_classes(x.sizes());
-  if (is_plain(lines, args.in[2], a)) {
-    const Tensor list = contiguous(args.in[1], DType::kI64, args.stream);
-    const RowLoss loss = row_loss(args, lines, list, a);
-    if (is_small(loss)) return cross_entropy_small(x, loss, a.reduction, args.out[1], args.out[0], args.stream);
+  const Lines lines = lines_of_classes(args.in[0].sizes());
+  const bool plain = is_plain(lines, args.in[2], a);
+  if (plain && is_small(lines.count, lines.length)) {
+    const Tensor x = contiguous(args.in[0], args.stream), list = contiguous(args.in[1], DType::kI64, args.stream);
+    return cross_entropy_small(x, row_loss(args, lines, x, list, Tensor(), a), a.reduction, args.out[1], args.out[0],
+                               args.stream);
   }
+  const Tensor x = plain ? rows_of_classes(args.in[0], args.stream) : contiguous(args.in[0], args.stream);
   const Targets targets(args.in[1], args.in[2], a.reduction, lines.length, a.ignore_index, x.dtype(), args.stream);
   const Tensor losses = Tensor::empty({lines.count}, compute_of(x.dtype()), x.device());
-  if (is_plain(lines, args.in[2], a)) {
-    cross_entropy_wide(x, row_loss(args, lines, targets.list, a), args.out[1], losses, args.stream);
+  if (plain) {
+    cross_entropy_wide(x, row_loss(args, lines, x, targets.list, Tensor(), a), args.out[1], losses, args.stream);
   } else if (lines.count > 0) {
     launch(instance(args.stream, kRowsCu, "cross_entropy", {x.dtype()}), row_grid(lines.count, lines.length),
            args.stream, x.raw(), targets.list.raw(), targets.weight.raw(), args.out[1].raw(), losses.raw(), lines,
@@ -180,26 +236,28 @@ void cross_entropy(const KernelArgs& args) {
 
 void cross_entropy_backward(const KernelArgs& args) {
   const auto& a = args.attrs.get<CrossEntropyAttrs>();
-  const Tensor x = contiguous(args.in[1], args.stream);
-  const DType compute = compute_of(x.dtype());
-  const Lines lines = lines_of_classes(x.sizes());
+  const Lines lines = lines_of_classes(args.in[1].sizes());
   if (lines.count == 0) return;
+  const bool plain = is_plain(lines, args.in[3], a);
+  const Tensor x = plain ? rows_of_classes(args.in[1], args.stream) : contiguous(args.in[1], args.stream);
+  const DType compute = compute_of(x.dtype());
+  const Tensor& dx = args.out[0];
   const Tensor dloss = contiguous(args.in[0], compute, args.stream), lse = contiguous(args.in[4], compute, args.stream);
-  if (is_plain(lines, args.in[3], a)) {
+  if (plain && is_small(lines.count, lines.length)) {
     const Tensor list = contiguous(args.in[2], DType::kI64, args.stream);
-    const RowLoss loss = row_loss(args, lines, list, a);
-    if (is_small(loss)) {
-      return cross_entropy_backward_wide(dloss, x, loss, lse, nullptr, a.reduction, args.out[0], args.stream);
-    }
+    return cross_entropy_backward_wide(dloss, x, row_loss(args, lines, x, list, dx, a), lse, nullptr, a.reduction, dx,
+                                       args.stream);
   }
   const Targets targets(args.in[2], args.in[3], a.reduction, lines.length, a.ignore_index, x.dtype(), args.stream);
-  if (is_plain(lines, args.in[3], a)) {
-    return cross_entropy_backward_wide(dloss, x, row_loss(args, lines, targets.list, a), lse, targets.divisor(),
-                                       a.reduction, args.out[0], args.stream);
+  if (plain) {
+    return cross_entropy_backward_wide(dloss, x, row_loss(args, lines, x, targets.list, dx, a), lse, targets.divisor(),
+                                       a.reduction, dx, args.stream);
   }
+  const Tensor to = dx.is_contiguous() ? dx : Tensor::empty(dx.sizes(), dx.dtype(), dx.device());
   launch(instance(args.stream, kRowsCu, "cross_entropy_backward", {x.dtype()}), row_grid(lines.count, lines.length),
          args.stream, dloss.raw(), x.raw(), targets.list.raw(), targets.weight.raw(), lse.raw(), targets.divisor(),
-         args.out[0].raw(), lines, classes_of(args, a.ignore_index, a.reduction, a.label_smoothing));
+         to.raw(), lines, classes_of(args, a.ignore_index, a.reduction, a.label_smoothing));
+  if (!to.is(dx)) copy_into(to, dx, args.stream);
 }
 
 void nll_loss(const KernelArgs& args) {

@@ -11,6 +11,8 @@ void softmax_backward(const KernelArgs& args);
 void log_softmax_backward(const KernelArgs& args);
 void layer_norm(const KernelArgs& args);
 void layer_norm_backward(const KernelArgs& args);
+void add_layer_norm(const KernelArgs& args);
+void add_layer_norm_backward(const KernelArgs& args);
 void rms_norm(const KernelArgs& args);
 void rms_norm_backward(const KernelArgs& args);
 void cross_entropy(const KernelArgs& args);

@@ -24,10 +24,14 @@ int64_t packs_of(const Tensor& x, int64_t n) {
   const int64_t per_pack = elems_per_pack(x.dtype()), packs = divided_up(n, 32 * per_pack);
   return n > 0 && n % per_pack == 0 && packs <= kMostPacks && begins_at_16(x.raw()) ? packs : 0;
 }
-CUfunction norm_kernel(const char* name, const Tensor& x, const RowNorm& norm, int64_t packs, Stream stream) {
-  const std::string more = concat(norm.means ? "true" : "false", ", ", packs);
-  return instance(stream, kWideRowsCu, name, {x.dtype()}, more.c_str());
+// `narrow`: the normalised values, or their gradient.
+CUfunction norm_kernel(const char* name, const Tensor& x, const Tensor& narrow, const RowNorm& norm, int64_t packs,
+                       bool adds, Stream stream) {
+  const std::string more = concat(norm.means ? "true" : "false", ", ", packs, ", ", adds ? "true" : "false");
+  return instance(stream, kWideRowsCu, name, {x.dtype(), narrow.dtype()}, more.c_str());
 }
+void* raw_or_null(const Tensor& x) { return x.defined() ? x.raw() : nullptr; }
+bool is_absent_or_at_16(const Tensor& x) { return !x.defined() || begins_at_16(x.raw()); }
 
 void join_columns(const Tensor& partial, int64_t chunks, int64_t stride, int64_t columns, double divisor,
                   const Tensor& out0, const Tensor& out1, Stream stream) {
@@ -39,10 +43,10 @@ void join_columns(const Tensor& partial, int64_t chunks, int64_t stride, int64_t
 
 }  // namespace
 
-bool sum_columns(const void* x, DType dtype, int64_t rows, int64_t columns, double divisor, const Tensor& out,
-                 Stream stream) {
+bool sum_columns(const void* x, DType dtype, const MatrixRows& of, double divisor, const Tensor& out, Stream stream) {
+  const auto& [rows, columns, stride] = of;
   const int64_t per_pack = elems_per_pack(dtype);
-  if (!is_floating(dtype) || !is_floating(out.dtype()) || rows < 64 || columns % per_pack != 0 || !begins_at_16(x))
+  if (!is_floating(dtype) || !is_floating(out.dtype()) || rows < 64 || stride % per_pack != 0 || !begins_at_16(x))
     return false;
   const int64_t tiles = divided_up(columns, 32 * per_pack);
   const int64_t chunks =
@@ -50,34 +54,46 @@ bool sum_columns(const void* x, DType dtype, int64_t rows, int64_t columns, doub
   const Tensor partial = Tensor::empty({chunks, columns}, compute_of(dtype), stream.device);
   launch(instance(stream, kWideRowsCu, "sum_columns", {dtype}),
          {.x = static_cast<unsigned>(tiles), .y = static_cast<unsigned>(chunks)}, stream, x, partial.raw(), rows,
-         columns);
+         columns, stride);
   join_columns(partial, chunks, columns, columns, divisor, out, Tensor(), stream);
   return true;
 }
 
-bool normalize_wide(const Tensor& x, const RowNorm& norm, const Tensor& y, Stream stream) {
+bool normalize_wide(const Tensor& x, const RowNorm& norm, const Tensor& y, Stream stream, const Tensor& more,
+                    const Tensor& sum) {
   const int64_t packs = packs_of(x, norm.n);
-  if (packs == 0 || !begins_at_16(y.raw())) return false;
+  if (packs == 0 || !begins_at_16(y.raw()) || !is_absent_or_at_16(more) || !is_absent_or_at_16(sum)) return false;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(divided_up(norm.rows, kWarpsPerBlock), 1 << 20));
-  launch(norm_kernel("normalize_in_warps", x, norm, packs, stream), {.x = blocks}, stream, x.raw(), norm.weight,
-         norm.bias, y.raw(), norm.means, norm.rstds, norm.rows, norm.n, norm.eps);
+  launch(norm_kernel("normalize_in_warps", x, y, norm, packs, more.defined(), stream), {.x = blocks}, stream, x.raw(),
+         raw_or_null(more), raw_or_null(sum), norm.weight, norm.bias, y.raw(), norm.means, norm.rstds, norm.rows,
+         norm.n, norm.eps);
   return true;
 }
 
 bool normalize_backward_wide(const Tensor& dy, const Tensor& x, const RowNorm& norm, const Tensor& dx,
-                             const Tensor& dweight, const Tensor& dbias, Stream stream) {
+                             const Tensor& dweight, const Tensor& dbias, Stream stream, const Tensor& more,
+                             const Tensor& lower) {
   const int64_t packs = packs_of(x, norm.n);
-  if (packs == 0 || norm.rows == 0 || !begins_at_16(dy.raw()) || !begins_at_16(dx.raw())) return false;
+  if (packs == 0 || norm.rows == 0 || !begins_at_16(dy.raw()) || !begins_at_16(dx.raw()) || !is_absent_or_at_16(more) ||
+      !is_absent_or_at_16(lower))
+    return false;
   // Two blocks on a multiprocessor: what a thread holds of its columns leaves no room for more.
   const int64_t blocks = std::min<int64_t>(divided_up(norm.rows, kWarpsPerBlock),
                                            int64_t{2} * chorale::cuda::multiprocessors(stream.device));
   const Tensor partial =
       dweight.defined() ? Tensor::empty({blocks, 2, norm.n}, compute_of(x.dtype()), stream.device) : Tensor();
   void* const sums = partial.defined() ? partial.raw() : nullptr;
-  launch(norm_kernel("normalize_backward_in_warps", x, norm, packs, stream), {.x = static_cast<unsigned>(blocks)},
-         stream, dy.raw(), x.raw(), norm.means, norm.rstds, norm.weight, dx.raw(), sums, norm.rows, norm.n);
+  launch(norm_kernel("normalize_backward_in_warps", x, dy, norm, packs, more.defined(), stream),
+         {.x = static_cast<unsigned>(blocks)}, stream, raw_or_null(more), dy.raw(), x.raw(), norm.means, norm.rstds,
+         norm.weight, dx.raw(), raw_or_null(lower), sums, norm.rows, norm.n);
   if (partial.defined()) join_columns(partial, blocks, 2 * norm.n, norm.n, 1, dweight, dbias, stream);
   return true;
+}
+
+void add_narrow(const Tensor& x, const Tensor& more, const Tensor& sum, Stream stream) {
+  if (sum.elems() == 0) return;
+  launch(instance(stream, kWideRowsCu, "add_narrow", {sum.dtype(), more.dtype()}),
+         {.x = blocks_for(stream.device, sum.elems())}, stream, x.raw(), more.raw(), sum.raw(), sum.elems());
 }
 
 namespace {
@@ -88,11 +104,11 @@ Grid loss_grid(int64_t rows) {
 
 void cross_entropy_wide(const Tensor& x, const RowLoss& loss, const Tensor& lse, const Tensor& losses, Stream stream) {
   launch(instance(stream, kWideRowsCu, "cross_entropy_of_rows", {x.dtype()}), loss_grid(loss.rows), stream, x.raw(),
-         loss.target, lse.raw(), losses.raw(), loss.rows, loss.classes, loss.ignore_index, fault_of(stream.device),
-         loss.op);
+         loss.target, lse.raw(), losses.raw(), loss.rows, loss.classes, loss.x_row, loss.ignore_index,
+         fault_of(stream.device), loss.op);
 }
 
-bool is_small(const RowLoss& loss) { return loss.rows <= 1024 && loss.rows * loss.classes <= 1 << 15; }
+bool is_small(int64_t rows, int64_t classes) { return rows <= 1024 && rows * classes <= 1 << 15; }
 
 void cross_entropy_small(const Tensor& x, const RowLoss& loss, Reduction reduction, const Tensor& lse,
                          const Tensor& out, Stream stream) {
@@ -109,8 +125,8 @@ void cross_entropy_backward_wide(const Tensor& dloss, const Tensor& x, const Row
   Grid grid = loss_grid(loss.rows);
   if (loss.classes <= 1024) grid.threads = 128;
   launch(instance(stream, kWideRowsCu, "cross_entropy_backward_of_rows", {x.dtype()}), grid, stream, dloss.raw(),
-         x.raw(), loss.target, lse.raw(), divisor, dx.raw(), loss.rows, loss.classes, loss.ignore_index, each, mean,
-         fault_of(stream.device), loss.op);
+         x.raw(), loss.target, lse.raw(), divisor, dx.raw(), loss.rows, loss.classes, loss.x_row, loss.dx_row,
+         loss.ignore_index, each, mean, fault_of(stream.device), loss.op);
 }
 
 }  // namespace chorale::kernel::cuda

@@ -4,6 +4,11 @@ struct alignas(16) Pack16 {
   static const int kCount = 16 / sizeof(T);
   T at[kCount];
 };
+// As many elements of another type: those that belong to a Pack16<T>.
+template <class T, class L>
+struct alignas(sizeof(L) * Pack16<T>::kCount) PackLike {
+  L at[Pack16<T>::kCount];
+};
 template <class T>
 __device__ __forceinline__ T over_warp(T x) {
   for (int by = 16; by > 0; by /= 2) x += __shfl_xor_sync(0xffffffffu, x, by);
@@ -13,7 +18,7 @@ __device__ __forceinline__ T over_warp(T x) {
 // ---- sums of columns: of chunks of rows here, of the chunks in join_columns
 
 template <class T>
-__global__ void __launch_bounds__(256) sum_columns(const T* x, Compute<T>* partial, i64 rows, i64 columns) {
+__global__ void __launch_bounds__(256) sum_columns(const T* x, Compute<T>* partial, i64 rows, i64 columns, i64 stride) {
   typedef Compute<T> C;
   const int kCount = Pack16<T>::kCount;
   __shared__ C parts[8][32 * kCount];
@@ -22,12 +27,16 @@ __global__ void __launch_bounds__(256) sum_columns(const T* x, Compute<T>* parti
   const i64 step = (rows + gridDim.y - 1) / gridDim.y, begin = blockIdx.y * step;
   const i64 end = begin + step < rows ? begin + step : rows;
   C sums[kCount] = {};
-  if (column < columns) {
+  if (column + kCount <= columns) {
 #pragma unroll 4
     for (i64 row = begin + strip; row < end; row += 8) {
-      const Pack16<T> pack = *(const Pack16<T>*)(x + row * columns + column);
+      const Pack16<T> pack = *(const Pack16<T>*)(x + row * stride + column);
 #pragma unroll
       for (int j = 0; j < kCount; ++j) sums[j] += widen(pack.at[j]);
+    }
+  } else if (column < columns) {
+    for (i64 row = begin + strip; row < end; row += 8) {
+      for (int j = 0; j < kCount && column + j < columns; ++j) sums[j] += widen(x[row * stride + column + j]);
     }
   }
 #pragma unroll
@@ -63,11 +72,17 @@ __global__ void __launch_bounds__(256)
 
 // ---- layer norm: a warp per row, which it holds in registers, kPacks packs in each thread
 
-template <class T, bool kCentered, int kPacks>
+// A sum that the compiler may not join with a product before it: the bits are those of two kernels.
+__device__ __forceinline__ float plain_sum(float a, float b) { return __fadd_rn(a, b); }
+__device__ __forceinline__ double plain_sum(double a, double b) { return __dadd_rn(a, b); }
+
+// With kAdds x + more is normalised, which goes to `sum`. The result is of type L.
+template <class T, class L, bool kCentered, int kPacks, bool kAdds>
 __global__ void __launch_bounds__(256)
-    normalize_in_warps(const T* x, const Compute<T>* weight, const Compute<T>* bias, T* y, Compute<T>* means,
-                       Compute<T>* rstds, i64 rows, i64 n, double eps) {
+    normalize_in_warps(const T* x, const L* more, T* sum, const Compute<T>* weight, const Compute<T>* bias, L* y,
+                       Compute<T>* means, Compute<T>* rstds, i64 rows, i64 n, double eps) {
   typedef Compute<T> C;
+  typedef PackLike<T, L> Narrow;
   const int kCount = Pack16<T>::kCount, lane = threadIdx.x % 32;
   for (i64 row = blockIdx.x * 8ll + threadIdx.x / 32; row < rows; row += gridDim.x * 8ll) {
     C v[kPacks][kCount];
@@ -77,6 +92,13 @@ __global__ void __launch_bounds__(256)
       const i64 column = (k * 32 + lane) * kCount;
       Pack16<T> pack = {};
       if (column < n) pack = *(const Pack16<T>*)(x + row * n + column);
+      if constexpr (kAdds) {
+        Narrow other = {};
+        if (column < n) other = *(const Narrow*)(more + row * n + column);
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) pack.at[j] = cast<T>(plain_sum(widen(pack.at[j]), (C)widen(other.at[j])));
+        if (column < n) *(Pack16<T>*)(sum + row * n + column) = pack;
+      }
 #pragma unroll
       for (int j = 0; j < kCount; ++j) v[k][j] = widen(pack.at[j]);
     }
@@ -102,36 +124,42 @@ __global__ void __launch_bounds__(256)
     for (int k = 0; k < kPacks; ++k) {
       const i64 column = (k * 32 + lane) * kCount;
       if (column >= n) continue;
-      Pack16<T> pack;
+      Narrow pack;
 #pragma unroll
       for (int j = 0; j < kCount; ++j) {
         C z = (v[k][j] - mean) * rstd;
         if (weight) z *= weight[column + j];
         if (bias) z += bias[column + j];
-        pack.at[j] = cast<T>(z);
+        pack.at[j] = cast<L>(cast<T>(z));
       }
-      *(Pack16<T>*)(y + row * n + column) = pack;
+      *(Narrow*)(y + row * n + column) = pack;
     }
   }
 }
-// Each block leaves its sums for the gradients of weight and bias in partial[block][2][n], where that is given.
-template <class T, bool kCentered, int kPacks>
+// Each block leaves its sums for the gradients of weight and bias in partial[block][2][n], where that is given. With
+// kAdds dx is added to `more`, and goes to `lower`, too. dy is of type L.
+template <class T, class L, bool kCentered, int kPacks, bool kAdds>
 __global__ void __launch_bounds__(256)
-    normalize_backward_in_warps(const T* dy, const T* x, const Compute<T>* means, const Compute<T>* rstds,
-                                const Compute<T>* weight, T* dx, Compute<T>* partial, i64 rows, i64 n) {
+    normalize_backward_in_warps(const T* more, const L* dy, const T* x, const Compute<T>* means,
+                                const Compute<T>* rstds, const Compute<T>* weight, T* dx, L* lower, Compute<T>* partial,
+                                i64 rows, i64 n) {
   typedef Compute<T> C;
+  typedef PackLike<T, L> Narrow;
   const int kCount = Pack16<T>::kCount, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   __shared__ C parts[2][kPacks * 32 * kCount];
   C dweight[kPacks][kCount] = {}, dbias[kPacks][kCount] = {};
   for (i64 row = blockIdx.x * 8ll + warp; row < rows; row += gridDim.x * 8ll) {
-    Pack16<T> from_dy[kPacks], from_x[kPacks];
+    Narrow from_dy[kPacks];
+    Pack16<T> from_x[kPacks], from_more[kAdds ? kPacks : 1];
 #pragma unroll
     for (int k = 0; k < kPacks; ++k) {
       const i64 column = (k * 32 + lane) * kCount;
-      from_dy[k] = from_x[k] = Pack16<T>{};
+      from_dy[k] = Narrow{};
+      from_x[k] = Pack16<T>{};
       if (column >= n) continue;
-      from_dy[k] = *(const Pack16<T>*)(dy + row * n + column);
+      from_dy[k] = *(const Narrow*)(dy + row * n + column);
       from_x[k] = *(const Pack16<T>*)(x + row * n + column);
+      if constexpr (kAdds) from_more[k] = *(const Pack16<T>*)(more + row * n + column);
     }
     const C mean = kCentered ? means[row] : C(0), rstd = rstds[row];
     C sum = 0, dot = 0;
@@ -156,12 +184,18 @@ __global__ void __launch_bounds__(256)
       const i64 column = (k * 32 + lane) * kCount;
       if (column >= n) continue;
       Pack16<T> pack;
+      Narrow narrow;
 #pragma unroll
       for (int j = 0; j < kCount; ++j) {
         const C g = widen(from_dy[k].at[j]), z = (widen(from_x[k].at[j]) - mean) * rstd;
         pack.at[j] = cast<T>(((weight ? g * weight[column + j] : g) - sum - z * dot) * rstd);
+        if constexpr (kAdds) {
+          pack.at[j] = cast<T>(plain_sum(widen(from_more[k].at[j]), widen(pack.at[j])));
+          narrow.at[j] = cast<L>(pack.at[j]);
+        }
       }
       *(Pack16<T>*)(dx + row * n + column) = pack;
+      if constexpr (kAdds) *(Narrow*)(lower + row * n + column) = narrow;
     }
   }
   if (!partial) return;
@@ -182,6 +216,12 @@ __global__ void __launch_bounds__(256)
     partial[blockIdx.x * 2ll * n + i] = parts[0][i];
     partial[(blockIdx.x * 2ll + 1) * n + i] = parts[1][i];
   }
+}
+
+// sum = x + more, where the norm is left to other kernels.
+template <class T, class L>
+__global__ void add_narrow(const T* x, const L* more, T* sum, i64 elems) {
+  FOR_EACH_ELEMENT(i, elems) sum[i] = cast<T>(widen(x[i]) + (Compute<T>)widen(more[i]));
 }
 
 // ---- cross entropy without class weights and smoothing, a block per row
@@ -224,12 +264,12 @@ __device__ __forceinline__ i64 elements_before_packs(const T* row, i64 length) {
 template <class T>
 __global__ void __launch_bounds__(512)
     cross_entropy_of_rows(const T* x, const i64* target, Compute<T>* lse, Compute<T>* losses, i64 rows, i64 length,
-                          i64 ignore_index, Fault* fault, i64 op) {
+                          i64 x_row, i64 ignore_index, Fault* fault, i64 op) {
   typedef Compute<T> C;
   const int kCount = Pack16<T>::kCount;
   const C infinite = C(1) / C(0);
   for (i64 line = blockIdx.x; line < rows; line += gridDim.x) {
-    const T* const row = x + line * length;
+    const T* const row = x + line * x_row;
     const i64 before = elements_before_packs(row, length), packs = (length - before) / kCount;
     MostAndSum<T> all = {-infinite, 0};
     for (i64 j = threadIdx.x; j < before; j += blockDim.x) all.template add<1>(row + j);
@@ -310,8 +350,8 @@ __global__ void __launch_bounds__(1024)
 template <class T>
 __global__ void __launch_bounds__(512)
     cross_entropy_backward_of_rows(const Compute<T>* dloss, const T* x, const i64* target, const Compute<T>* lse,
-                                   const double* divisor, T* dx, i64 rows, i64 length, i64 ignore_index, i64 each,
-                                   i64 mean, Fault* fault, i64 op) {
+                                   const double* divisor, T* dx, i64 rows, i64 length, i64 x_row, i64 dx_row,
+                                   i64 ignore_index, i64 each, i64 mean, Fault* fault, i64 op) {
   typedef Compute<T> C;
   const int kCount = Pack16<T>::kCount;
   double by = divisor ? *divisor : 1.0;
@@ -322,9 +362,11 @@ __global__ void __launch_bounds__(512)
     by = (double)over_block<Plus>(count, (i64)0);
   }
   for (i64 line = blockIdx.x; line < rows; line += gridDim.x) {
-    const T* const row = x + line * length;
-    T* const to = dx + line * length;
-    const i64 t = target[line], before = elements_before_packs(row, length), packs = (length - before) / kCount;
+    const T* const row = x + line * x_row;
+    T* const to = dx + line * dx_row;
+    const bool alike = (u64)row % 16 == (u64)to % 16;
+    const i64 t = target[line], before = alike ? elements_before_packs(row, length) : length,
+              packs = (length - before) / kCount;
     const bool counts = t != ignore_index;
     if (counts && (t < 0 || t >= length)) {
       if (threadIdx.x == 0) report(fault, (i32)op, line, t, length);

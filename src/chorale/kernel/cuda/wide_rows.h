@@ -7,9 +7,12 @@
 
 namespace chorale::kernel::cuda {
 
+// Rows of a matrix, which begin `stride` elements apart.
+struct MatrixRows {
+  int64_t rows = 0, columns = 0, stride = 0;
+};
 // out [columns] = the sums of x's columns, divided.
-bool sum_columns(const void* x, DType dtype, int64_t rows, int64_t columns, double divisor, const Tensor& out,
-                 Stream stream);
+bool sum_columns(const void* x, DType dtype, const MatrixRows& of, double divisor, const Tensor& out, Stream stream);
 
 // A layer norm or, without `means`, a norm by root mean squares. Null: there is no weight, no bias.
 struct RowNorm {
@@ -20,20 +23,27 @@ struct RowNorm {
   void* rstds = nullptr;
   double eps = 0;
 };
-bool normalize_wide(const Tensor& x, const RowNorm& norm, const Tensor& y, Stream stream);
-// dweight and dbias may be undefined.
+// Where `more` is given, x + more is normalised, and goes to `sum`. y may have another dtype than x: that of `more`.
+bool normalize_wide(const Tensor& x, const RowNorm& norm, const Tensor& y, Stream stream, const Tensor& more = {},
+                    const Tensor& sum = {});
+// dweight and dbias may be undefined. Where `more` is given, dx is added to it, and goes to `lower`, too, in dy's
+// dtype.
 bool normalize_backward_wide(const Tensor& dy, const Tensor& x, const RowNorm& norm, const Tensor& dx,
-                             const Tensor& dweight, const Tensor& dbias, Stream stream);
+                             const Tensor& dweight, const Tensor& dbias, Stream stream, const Tensor& more = {},
+                             const Tensor& lower = {});
+// sum = x + more, for every size.
+void add_narrow(const Tensor& x, const Tensor& more, const Tensor& sum, Stream stream);
 
 // Cross entropy of rows of classes without class weights and smoothing.
 struct RowLoss {
   int64_t rows = 0, classes = 0, ignore_index = 0;
+  int64_t x_row = 0, dx_row = 0;  // from one row to the next
   const void* target = nullptr;
   int64_t op = 0;  // its number, for faults
 };
 void cross_entropy_wide(const Tensor& x, const RowLoss& loss, const Tensor& lse, const Tensor& losses, Stream stream);
 // A few rows of a few classes cost a launch each: whether one kernel does all of it, and counts targets itself.
-bool is_small(const RowLoss& loss);
+bool is_small(int64_t rows, int64_t classes);
 // The whole of it; out is the row's result.
 void cross_entropy_small(const Tensor& x, const RowLoss& loss, Reduction reduction, const Tensor& lse,
                          const Tensor& out, Stream stream);

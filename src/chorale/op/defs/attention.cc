@@ -3,10 +3,12 @@
 #include <cmath>
 #include <limits>
 
+#include "chorale/kernel/cpu/joined.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/defs/norm_rules.h"
+#include "chorale/op/joined.h"
 #include "chorale/op/need_defined.h"
 #include "chorale/op/nn.h"
 #include "chorale/op/product.h"
@@ -95,6 +97,16 @@ void infer_attention_backward(const InferArgs& args, std::span<OutSpec> out) {
   describe_like(out[0], q.sizes(), q);
   describe_like(out[1], k.sizes(), k);
   describe_like(out[2], v.sizes(), v);
+}
+
+void infer_attention_backward_joined(const InferArgs& args, std::span<OutSpec> out) {
+  const Tensor &q = args.in[2], &k = args.in[3], &v = args.in[4];
+  OutSpec apart[3];
+  infer_attention_backward(args, apart);
+  CHORALE_CHECK(q.dims() == 4 && k.sizes() == q.sizes() && v.sizes() == q.sizes(), "[", args.op.name,
+                "] q, k and v must have one shape [B, H, T, D]; they are ", q.sizes(), ", ", k.sizes(), " and ",
+                v.sizes());
+  describe(out[0], {q.size(0), q.size(2), 3, q.size(1), q.size(3)}, q.dtype(), q);
 }
 
 // The gradient of a mask that is added to the scores has their size, so it is made of plain ops.
@@ -266,8 +278,26 @@ constinit const OpDef kAttentionBackward{
     .formula = "the gradients of q, k and v, with the weights computed again",
 };
 
+constinit const OpDef kAttentionBackwardJoined{
+    .name = "attention_backward_joined",
+    .inputs = "dout?, dlogsumexp?, q, k, v, mask?, out, logsumexp, stretch?",
+    .attrs = attrs_of<AttentionAttrs>,
+    .dtypes = kFloats,
+    .infer = infer_attention_backward_joined,
+    .cpu = kernel::cpu::attention_backward_joined,
+    .grad = not_differentiable,
+    .shard = kReplicateOnly,
+    .samples = []() -> std::vector<Sample> {
+      const Shape x = {2, 2, 4, 3}, lse = {2, 2, 4};
+      return {{{sample(x), sample(lse, 1), sample(x, 2), sample(x, 3), sample(x, 4), Tensor(), sample(x, 5),
+                sample(lse, 6, 2, 4), Tensor()},
+               AttentionAttrs{.scale = 0.5, .causal = true}}};
+    },
+    .formula = "the gradients of q, k and v [B, H, T, D] side by side, as [B, T, 3, H, D]",
+};
+
 Rows attention_rows() {
-  static constexpr const OpDef* kRows[] = {&kAttention, &kAttentionBackward};
+  static constexpr const OpDef* kRows[] = {&kAttention, &kAttentionBackward, &kAttentionBackwardJoined};
   return kRows;
 }
 

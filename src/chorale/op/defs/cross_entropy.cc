@@ -5,6 +5,7 @@
 #include "chorale/op/builder.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/defs/norm_rules.h"
+#include "chorale/op/defs/padded_rows.h"
 #include "chorale/op/need_defined.h"
 #include "chorale/op/nn.h"
 #include "chorale/op/reduce.h"
@@ -65,6 +66,7 @@ void infer_cross_entropy_backward(const InferArgs& args, std::span<OutSpec> out)
   check_dloss(args, dloss, x.sizes(), args.attrs.get<CrossEntropyAttrs>().reduction);
   check_parameter(args, "logsumexp", lse, target_shape(x.sizes()));
   describe(out[0], x.sizes(), x.dtype(), x);
+  if (has_padded_rows(x)) pad_rows(out[0]);
 }
 
 void no_gradient_of_weights(const GradArgs& g, size_t weight) {

@@ -1,8 +1,10 @@
 #include <limits>
 
+#include "chorale/kernel/cpu/joined.h"
 #include "chorale/kernel/cpu/norm/norm.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/defs/norm_rules.h"
+#include "chorale/op/joined.h"
 #include "chorale/op/nn.h"
 #include "chorale/op/reduce.h"
 #include "chorale/op/samples.h"
@@ -110,6 +112,38 @@ void ways_layer_norm_backward(const ShardCall& call, ShardWays& ways) {
   ways.split(join(in, out), Reduce::kSum);
 }
 
+// ---- with the sum before it, or behind it
+
+void infer_add_layer_norm(const InferArgs& args, std::span<OutSpec> out) {
+  const Tensor &x = args.in[0], &y = args.in[1];
+  CHORALE_CHECK(is_floating(y.dtype()) && promote(x.dtype(), y.dtype()) == x.dtype() && y.sizes() == x.sizes(), "[",
+                args.op.name, "] y must look like x, ", x.dtype(), " ", x.sizes(),
+                ", in that dtype or a narrower one, not be ", y.dtype(), " ", y.sizes());
+  const Shape parameter = args.attrs.get<LayerNormAttrs>().normalized_shape.shape();
+  const Shape statistics = statistics_shape(args, x, args.attrs.get<LayerNormAttrs>().normalized_shape);
+  check_parameter(args, "weight", args.in[2], parameter);
+  check_parameter(args, "bias", args.in[3], parameter);
+  describe(out[0], x.sizes(), x.dtype(), x);
+  describe(out[1], x.sizes(), y.dtype(), x);
+  for (size_t i = 2; i < 4; ++i) describe(out[i], statistics, compute_of(x.dtype()), x);
+}
+
+void infer_add_layer_norm_backward(const InferArgs& args, std::span<OutSpec> out) {
+  const Tensor &dsum = args.in[0], &dy = args.in[1], &x = args.in[2];
+  const auto& a = args.attrs.get<LayerNormBackwardAttrs>();
+  check_gradient(args, dsum, x);
+  CHORALE_CHECK(is_floating(dy.dtype()) && promote(x.dtype(), dy.dtype()) == x.dtype() && dy.sizes() == x.sizes(), "[",
+                args.op.name, "] dy must look like x, ", x.dtype(), " ", x.sizes(),
+                ", in that dtype or a narrower one, not be ", dy.dtype(), " ", dy.sizes());
+  const Shape statistics = statistics_shape(args, x, a.normalized_shape);
+  for (size_t i = 3; i < 5; ++i) check_parameter(args, "statistics", args.in[i], statistics);
+  check_parameter(args, "weight", args.in[5], a.normalized_shape.shape());
+  describe(out[0], x.sizes(), x.dtype(), x);
+  describe(out[1], x.sizes(), dy.dtype(), x);
+  for (size_t i = 2; i < 4; ++i)
+    describe(out[i], a.affine ? a.normalized_shape.shape() : Shape{0}, compute_of(x.dtype()), x);
+}
+
 // ---- rms_norm
 
 Tensors grad_rms_norm(const GradArgs& g) {
@@ -186,6 +220,45 @@ constinit const OpDef kLayerNormBackward{
     .formula = "g = dy * weight, z = (x - mean) * rstd, dx = (g - avg(g) - z * avg(g * z)) * rstd",
 };
 
+constinit const OpDef kAddLayerNorm{
+    .name = "add_layer_norm",
+    .inputs = "x, y, weight?, bias?",
+    .outputs = 4,
+    .attrs = attrs_of<LayerNormAttrs>,
+    .dtypes = kFloats,
+    .infer = infer_add_layer_norm,
+    .cpu = kernel::cpu::add_layer_norm,
+    .grad = not_differentiable,
+    .shard = kReplicateOnly,
+    .samples = []() -> std::vector<Sample> {
+      return {{{sample({3, 5}), sample({3, 5}, 1), sample({5}, 2), sample({5}, 3)}, LayerNormAttrs{{5}, 1e-5}},
+              {{sample({2, 3, 8}, 4), sample({2, 3, 8}, 5), sample({8}, 6), Tensor()}, LayerNormAttrs{{8}, 1e-2}},
+              {{sample({70, 6}, 7), sample({70, 6}, 8), Tensor(), Tensor()}, LayerNormAttrs{{6}, 0.1}}};
+    },
+    .formula = "x + y, and its layer norm in the dtype of y",
+};
+
+constinit const OpDef kAddLayerNormBackward{
+    .name = "add_layer_norm_backward",
+    .inputs = "dsum, dy, x, mean, rstd, weight?",
+    .outputs = 4,
+    .attrs = attrs_of<LayerNormBackwardAttrs>,
+    .dtypes = kFloats,
+    .infer = infer_add_layer_norm_backward,
+    .cpu = kernel::cpu::add_layer_norm_backward,
+    .grad = not_differentiable,
+    .shard = kReplicateOnly,
+    .samples = []() -> std::vector<Sample> {
+      return {{{sample({3, 8}), sample({3, 8}, 1), sample({3, 8}, 2), sample({3, 1}, 3), sample({3, 1}, 4, 0.5, 2),
+                sample({8}, 5)},
+               LayerNormBackwardAttrs{{8}, true}},
+              {{sample({2, 2, 3}, 6), sample({2, 2, 3}, 7), sample({2, 2, 3}, 8), sample({2, 1, 1}, 9),
+                sample({2, 1, 1}, 10, 0.5, 2), Tensor()},
+               LayerNormBackwardAttrs{{2, 3}, false}}};
+    },
+    .formula = "dx = dsum + the dx of layer_norm_backward, also in the dtype of dy; dweight, dbias",
+};
+
 constinit const OpDef kRmsNorm{
     .name = "rms_norm",
     .inputs = "x, weight?",
@@ -228,7 +301,8 @@ constinit const OpDef kRmsNormBackward{
 };
 
 Rows layer_norm_rows() {
-  static constexpr const OpDef* kRows[] = {&kLayerNorm, &kLayerNormBackward, &kRmsNorm, &kRmsNormBackward};
+  static constexpr const OpDef* kRows[] = {&kLayerNorm, &kLayerNormBackward, &kAddLayerNorm, &kAddLayerNormBackward,
+                                           &kRmsNorm,   &kRmsNormBackward};
   return kRows;
 }
 

@@ -3,6 +3,7 @@
 #include "chorale/kernel/cpu/product/matmul.h"
 #include "chorale/kernel/linalg_attrs.h"
 #include "chorale/op/builder.h"
+#include "chorale/op/defs/padded_rows.h"
 #include "chorale/op/need_defined.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/reduce.h"
@@ -71,6 +72,7 @@ void infer_linear(const InferArgs& args, std::span<OutSpec> out) {
   out[0].sizes.back() = weight.size(0);
   out[0].dtype = x.dtype();
   out[0].device = x.device();
+  if (wants_padded_rows(out[0])) pad_rows(out[0]);
 }
 
 // All dimensions but the last as one.

@@ -1,0 +1,233 @@
+#include "chorale/graph/passes/join_rows.h"
+
+#include <algorithm>
+
+#include "chorale/kernel/view.h"
+#include "chorale/op/copy.h"
+#include "chorale/op/joined.h"
+#include "chorale/op/nn.h"
+#include "chorale/op/shape.h"
+#include "chorale/op/table.h"
+
+namespace chorale::graph {
+namespace {
+
+bool is_of(const Node& node, const op::OpDef& row) { return node.kind == Node::Kind::kRow && node.op == &row; }
+
+class Joiner {
+ public:
+  explicit Joiner(Graph& graph)
+      : graph_(graph),
+        add_(*op::find_op("add")),
+        maker_(graph.values.size(), kNone),
+        readers_(graph.values.size()),
+        uses_(count_uses(graph)),
+        is_gone_(graph.nodes.size(), false) {
+    for (uint32_t n = 0; n < graph.nodes.size(); ++n) {
+      for (const uint32_t x : graph.nodes[n].in) {
+        if (x != kNone) readers_[x].push_back(n);
+      }
+      for (const uint32_t y : graph.nodes[n].out) maker_[y] = n;
+    }
+  }
+
+  void run() {
+    for (uint32_t n = 0; n < graph_.nodes.size(); ++n) {
+      const Node& node = graph_.nodes[n];
+      if (node.kind != Node::Kind::kRow || node.out.empty() || !is_on_device(node.out[0])) continue;
+      if (node.op == &op::kLayerNorm) join_forward(n);
+      if (node.op == &op::kLayerNormBackward) join_backward(n);
+      if (node.op == &op::kCat) join_attention(n);
+    }
+    std::vector<Node> nodes;
+    for (uint32_t n = 0; n < graph_.nodes.size(); ++n) {
+      if (!is_gone_[n]) nodes.push_back(std::move(graph_.nodes[n]));
+    }
+    graph_.nodes = std::move(nodes);
+    remove_dead_nodes(graph_);
+  }
+
+ private:
+  const Value& value(uint32_t v) const { return graph_.values[v]; }
+  bool is_on_device(uint32_t v) const {
+    return value(v).device.type != DeviceType::kCpu && value(v).device.type != DeviceType::kNull;
+  }
+  bool is_in_order(uint32_t v) const { return value(v).strides == contiguous_strides(value(v).sizes); }
+  // Nodes before it have made this value, or it is an input.
+  bool is_there(uint32_t v, uint32_t node) const { return v == kNone || maker_[v] == kNone || maker_[v] < node; }
+  // Whether the value is made by this row, in a node that was not joined yet.
+  const Node* made_by(uint32_t v, const op::OpDef& row) const {
+    const uint32_t m = maker_[v];
+    return m != kNone && !is_gone_[m] && is_of(graph_.nodes[m], row) ? &graph_.nodes[m] : nullptr;
+  }
+  // A node that shows all elements of its input in their order.
+  bool is_reshape(uint32_t n) const {
+    const Node& node = graph_.nodes[n];
+    return node.kind == Node::Kind::kRow && node.op->view && node.in.size() == 1 && !is_wait(node) &&
+           is_in_order(node.in[0]) && is_in_order(node.out[0]) &&
+           count_elems(value(node.in[0]).sizes) == count_elems(value(node.out[0]).sizes);
+  }
+  // What was cast into this value from this dtype, or the value itself; kNone where it is anything else.
+  uint32_t before_cast(uint32_t v, DType dtype) const {
+    if (value(v).dtype == dtype) return v;
+    const Node* const cast = made_by(v, op::kTo);
+    return cast && value(cast->in[0]).dtype == dtype ? cast->in[0] : kNone;
+  }
+  // A node that casts this value into another floating dtype; kNone: there is none.
+  uint32_t cast_of(uint32_t v) const {
+    for (const uint32_t n : readers_[v]) {
+      const Node& node = graph_.nodes[n];
+      if (!is_gone_[n] && is_of(node, op::kTo) && is_half(value(node.out[0]).dtype) && is_in_order(node.out[0]))
+        return n;
+    }
+    return kNone;
+  }
+  // The value in another dtype, which nobody has made yet.
+  uint32_t add_value_like(uint32_t v, DType dtype) {
+    Value made = value(v);
+    made.dtype = dtype;
+    maker_.push_back(kNone);
+    readers_.emplace_back();
+    uses_.push_back(1);
+    return graph_.add_value(std::move(made));
+  }
+  bool are_alike(uint32_t a, uint32_t b) const {
+    return value(a).sizes == value(b).sizes && is_in_order(a) && is_in_order(b);
+  }
+
+  // sum = x + (cast of) y, n = layer_norm(sum), and a cast of n, or of n in another shape, into y's dtype.
+  void join_forward(uint32_t at) {
+    const Node norm = graph_.nodes[at];
+    const uint32_t sum = norm.in[0], wide = norm.out[0];
+    const Node* const add = made_by(sum, add_);
+    if (!add || !is_in_order(sum) || !is_in_order(wide)) return;
+    const auto sole_reader = [&](uint32_t v) {
+      return uses_[v] == 1 && readers_[v].size() == 1 ? readers_[v][0] : kNone;
+    };
+    const uint32_t next = sole_reader(wide), reshape = next != kNone && is_reshape(next) ? next : kNone;
+    const uint32_t shown = reshape == kNone ? wide : graph_.nodes[reshape].out[0];
+    const uint32_t cast = sole_reader(shown) == kNone ? kNone : cast_of(shown);
+    const DType narrow = value(cast == kNone ? wide : graph_.nodes[cast].out[0]).dtype;
+    for (const size_t which : {size_t{1}, size_t{0}}) {
+      const uint32_t x = add->in[1 - which], y = before_cast(add->in[which], narrow);
+      if (y == kNone || value(x).dtype != value(sum).dtype || !are_alike(x, sum) || !are_alike(y, sum) ||
+          !is_there(norm.in[1], maker_[sum]) || !is_there(norm.in[2], maker_[sum]))
+        continue;
+      Node joined;
+      joined.op = &op::kAddLayerNorm;
+      joined.attrs = norm.attrs;
+      joined.in = {x, y, norm.in[1], norm.in[2]};
+      uint32_t result = wide;
+      if (cast != kNone && reshape == kNone) result = graph_.nodes[cast].out[0];
+      if (cast != kNone && reshape != kNone) {
+        result = add_value_like(wide, narrow);
+        Node shows = graph_.nodes[reshape];
+        shows.in = {result};
+        shows.out = graph_.nodes[cast].out;
+        put(std::move(shows), cast, {reshape});
+      }
+      joined.out = {sum, result, norm.out[1], norm.out[2]};
+      put(std::move(joined), maker_[sum], {at, reshape == kNone ? cast : kNone});
+      return;
+    }
+  }
+
+  // dx = dsum + layer_norm_backward(cast of dy, which may be shown in another shape), and a cast of dx into dy's dtype.
+  void join_backward(uint32_t at) {
+    const Node norm = graph_.nodes[at];
+    const uint32_t gradient = norm.out[0], made = maker_[norm.in[0]];
+    const uint32_t reshape = made != kNone && !is_gone_[made] && is_reshape(made) ? made : kNone;
+    const Node* const before = made_by(reshape == kNone ? norm.in[0] : graph_.nodes[reshape].in[0], op::kTo);
+    if (!before || uses_[gradient] != 1 || readers_[gradient].size() != 1) return;
+    const uint32_t dy = before->in[0], after = readers_[gradient][0];
+    const Node& add = graph_.nodes[after];
+    if (is_gone_[after] || !is_of(add, add_) || (reshape != kNone && uses_[norm.in[0]] != 1)) return;
+    const uint32_t dsum = add.in[add.in[0] == gradient ? 1 : 0], dx = add.out[0], cast = cast_of(dx);
+    if (cast == kNone) return;
+    const uint32_t lower = graph_.nodes[cast].out[0];
+    if (value(lower).dtype != value(dy).dtype || value(dsum).dtype != value(gradient).dtype || !is_in_order(dy) ||
+        !are_alike(norm.in[0], dx) || !are_alike(dsum, dx) || !are_alike(gradient, dx))
+      return;
+    // Where the norm stood, or else where the sum stood, if nobody asks for the other results before.
+    uint32_t place = at;
+    if (!is_there(dsum, at)) {
+      place = after;
+      for (size_t i = 1; i < norm.out.size(); ++i) {
+        for (const uint32_t reader : readers_[norm.out[i]]) {
+          if (reader < after) return;
+        }
+      }
+    }
+    Node joined;
+    joined.op = &op::kAddLayerNormBackward;
+    joined.attrs = norm.attrs;
+    joined.in = {dsum, dy, norm.in[1], norm.in[2], norm.in[3], norm.in[4]};
+    joined.out = {dx, lower, norm.out[1], norm.out[2]};
+    if (reshape != kNone) {
+      joined.in[1] = add_value_like(norm.in[0], value(dy).dtype);
+      Node shows = graph_.nodes[reshape];
+      shows.in = {dy};
+      shows.out = {joined.in[1]};
+      put(std::move(shows), reshape, {});
+    }
+    put(std::move(joined), place, {at, after, cast});
+  }
+
+  // cat(views of dq, dk and dv) along the third of five dimensions.
+  void join_attention(uint32_t at) {
+    const Node join = graph_.nodes[at];
+    const Shape& sizes = value(join.out[0]).sizes;
+    const int64_t dim = join.attrs.get<kernel::DimAttrs>().dim;
+    if (join.in.size() != 3 || sizes.size() != 5 || (dim != 2 && dim != -3) || !is_in_order(join.out[0])) return;
+    uint32_t place = kNone;
+    for (size_t i = 0; i < 3; ++i) {
+      uint32_t from = join.in[i];
+      while (uses_[from] == 1 && maker_[from] != kNone && graph_.nodes[maker_[from]].kind == Node::Kind::kRow &&
+             graph_.nodes[maker_[from]].op->view && graph_.nodes[maker_[from]].in.size() == 1)
+        from = graph_.nodes[maker_[from]].in[0];
+      const Node* const made = made_by(from, op::kAttentionBackward);
+      if (!made || uses_[from] != 1 || made->out[i] != from || (i > 0 && maker_[from] != place)) return;
+      place = maker_[from];
+      const Value &part = value(join.in[i]), &own = value(from);
+      if (own.sizes.size() != 4 || part.sizes != Shape{own.sizes[0], own.sizes[2], 1, own.sizes[1], own.sizes[3]})
+        return;
+      for (const auto& [here, there] : {std::pair{0, 0}, {1, 2}, {3, 1}, {4, 3}}) {
+        const auto h = static_cast<size_t>(here), t = static_cast<size_t>(there);
+        if (part.sizes[h] > 1 && part.strides[h] != own.strides[t]) return;
+      }
+    }
+    const Node& apart = graph_.nodes[place];
+    const Shape& q = value(apart.in[2]).sizes;
+    if (value(apart.in[3]).sizes != q || value(apart.in[4]).sizes != q) return;
+    Node joined;
+    joined.op = &op::kAttentionBackwardJoined;
+    joined.attrs = apart.attrs;
+    joined.in = apart.in;
+    joined.out = join.out;
+    put(std::move(joined), place, {at});
+  }
+
+  // The node stands at `place`, and those are gone.
+  void put(Node node, uint32_t place, std::initializer_list<uint32_t> gone) {
+    for (const uint32_t n : gone) {
+      if (n != kNone) is_gone_[n] = true;
+    }
+    node.origin = graph_.nodes[place].origin;
+    is_gone_[place] = false;
+    for (const uint32_t y : node.out) maker_[y] = place;
+    graph_.nodes[place] = std::move(node);
+  }
+
+  Graph& graph_;
+  const op::OpDef& add_;
+  std::vector<uint32_t> maker_;                 // by value
+  std::vector<std::vector<uint32_t>> readers_;  // by value
+  std::vector<uint32_t> uses_;                  // by value
+  std::vector<bool> is_gone_;                   // by node
+};
+
+}  // namespace
+
+void join_rows(Graph& graph) { Joiner(graph).run(); }
+
+}  // namespace chorale::graph

@@ -1,0 +1,107 @@
+#include "chorale/graph/passes/join_rows.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace chorale::graph {
+namespace {
+
+std::string joined(const std::string& text) {
+  Graph graph = parse(text);
+  verify(graph);
+  join_rows(graph);
+  verify(graph);
+  return print(graph);
+}
+
+// A sum and its norm, with casts, forward and backward; `more` is returned, too.
+std::string residual(const std::string& device, const std::string& more) {
+  std::string text =
+      "graph(%0: f32[4, 8]@, %1: bf16[4, 8]@, %2: f32[8]@, %3: f32[8]@, %4: bf16[4, 8]@, %5: f32[4, 8]@) {\n"
+      "  %6: f32[4, 8]@ = to(%1) {dtype=f32, keep_layout=true}\n"
+      "  %7: f32[4, 8]@ = add(%0, %6)\n"
+      "  %8: f32[4, 8]@, %9: f32[4, 1]@, %10: f32[4, 1]@ = layer_norm(%7, %2, %3) {normalized_shape=[8], eps=0.5}\n"
+      "  %11: bf16[4, 8]@ = to(%8) {dtype=bf16, keep_layout=true}\n"
+      "  %12: f32[4, 8]@ = to(%4) {dtype=f32, keep_layout=true}\n"
+      "  %13: f32[4, 8]@, %14: f32[8]@, %15: f32[8]@ = layer_norm_backward(%12, %7, %9, %10, %2) "
+      "{normalized_shape=[8], affine=true, eps=0.5}\n"
+      "  %16: f32[4, 8]@ = add(%5, %13)\n"
+      "  %17: bf16[4, 8]@ = to(%16) {dtype=bf16, keep_layout=true}\n"
+      "  return %11, %16, %17, %14, %15" +
+      more + "\n}\n";
+  for (size_t at = text.find('@'); at != std::string::npos; at = text.find('@', at + device.size()))
+    text.replace(at, 1, device);
+  return text;
+}
+
+TEST(JoinRows, ASumAndItsNormAreReadAndWrittenOnce) {
+  EXPECT_EQ(
+      joined(residual("@sim:0", "")),
+      R"(graph(%0: f32[4, 8]@sim:0, %1: bf16[4, 8]@sim:0, %2: f32[8]@sim:0, %3: f32[8]@sim:0, %4: bf16[4, 8]@sim:0, %5: f32[4, 8]@sim:0) {
+  %6: f32[4, 8]@sim:0, %7: bf16[4, 8]@sim:0, %8: f32[4, 1]@sim:0, %9: f32[4, 1]@sim:0 = add_layer_norm(%0, %1, %2, %3) {normalized_shape=[8], eps=0.5}
+  %10: f32[4, 8]@sim:0, %11: bf16[4, 8]@sim:0, %12: f32[8]@sim:0, %13: f32[8]@sim:0 = add_layer_norm_backward(%5, %4, %6, %8, %9, %2) {normalized_shape=[8], affine=true, eps=0.5}
+  return %7, %10, %11, %12, %13
+}
+)");
+  // Where somebody reads what lies between, it is still made.
+  EXPECT_THAT(joined(residual("@sim:0", ", %8")), ::testing::HasSubstr("= add_layer_norm(%0, %6, %2, %3)"));
+  EXPECT_THAT(joined(residual("@sim:0", ", %13")), ::testing::HasSubstr(" = layer_norm_backward("));
+}
+
+// A layer that takes rows casts them in another shape; a sum takes a narrow operand as it is.
+TEST(JoinRows, ShapesMayChangeBetweenNormAndCast) {
+  const std::string wide = "f32[2, 2, 8]@sim:0", rows = "f32[4, 8]@sim:0", narrow = "bf16[2, 2, 8]@sim:0",
+                    narrow_rows = "bf16[4, 8]@sim:0", vector = "f32[8]@sim:0", lines = "f32[2, 2, 1]@sim:0";
+  const std::string norm = " {normalized_shape=[8], eps=0.5}\n",
+                    backward = " {normalized_shape=[8], affine=true, eps=0.5}\n";
+  const std::string inputs =
+      "graph(%0: " + wide + ", %1: " + narrow + ", %2: " + vector + ", %3: " + narrow_rows + ", %4: " + wide + ") {\n";
+  EXPECT_EQ(joined(inputs + "  %5: " + wide + " = add(%0, %1)\n  %6: " + wide + ", %7: " + lines + ", %8: " + lines +
+                   " = layer_norm(%5, %2, none)" + norm + "  %9: " + rows + " = view(%6) {sizes=[4, 8]}\n  %10: " +
+                   narrow_rows + " = to(%9) {dtype=bf16, keep_layout=true}\n  %11: " + rows +
+                   " = to(%3) {dtype=f32, keep_layout=true}\n  %12: " + wide +
+                   " = view(%11) {sizes=[2, 2, 8]}\n  %13: " + wide + ", %14: " + vector + ", %15: " + vector +
+                   " = layer_norm_backward(%12, %5, %7, %8, %2)" + backward + "  %16: " + wide +
+                   " = add(%4, %13)\n  %17: " + narrow +
+                   " = to(%16) {dtype=bf16, keep_layout=true}\n  return %10, %16, %17, %14\n}\n"),
+            inputs + "  %5: " + wide + ", %6: " + narrow + ", %7: " + lines + ", %8: " + lines +
+                " = add_layer_norm(%0, %1, %2, none)" + norm + "  %9: " + narrow_rows +
+                " = view(%6) {sizes=[4, 8]}\n  %10: " + narrow + " = view(%3) {sizes=[2, 2, 8]}\n  %11: " + wide +
+                ", %12: " + narrow + ", %13: " + vector + ", %14: " + vector +
+                " = add_layer_norm_backward(%4, %10, %5, %7, %8, %2)" + backward + "  return %9, %11, %12, %13\n}\n");
+}
+
+TEST(JoinRows, TheCpuKeepsThemApart) { EXPECT_EQ(joined(residual("", "")), residual("", "")); }
+
+std::string attention(const std::string& last, const std::string& more) {
+  const std::string x = "f32[2, 3, 4, 5]:[60, 5, 15, 1]@sim:0", lse = "f32[2, 3, 4]@sim:0",
+                    turned = "f32[2, 4, 1, 3, 5]:[60, 15, 120, 5, 1]@sim:0",
+                    one = "f32[1, 2, 3, 4, 5]:[120, 60, 5, 15, 1]@sim:0";
+  std::string text =
+      "graph(%0: " + x + ", %1: " + x + ", %2: " + x + ", %3: " + x + ", %4: " + lse + ", %5: " + x + ") {\n";
+  text += "  %6: " + x + ", %7: " + x + ", %8: " + x +
+          " = attention_backward(%5, none, %0, %1, %2, none, %3, %4, none) "
+          "{scale=1.0, causal=true, grouped=false, dropout_p=0.0}\n";
+  for (int i = 0; i < 3; ++i) {
+    const std::string from = std::to_string(6 + i), to = std::to_string(9 + 2 * i), end = std::to_string(10 + 2 * i);
+    text += "  %" + to + ": " + one + " = view(%" + from + ") {sizes=[1, 2, 3, 4, 5]}\n";
+    text += "  %" + end + ": " + turned + " = permute(%" + to + ") {dims=[1, 3, 0, 2, 4]}\n";
+  }
+  return text + "  %15: f32[2, 4, 3, 3, 5]@sim:0 = cat(%10, %12, " + last + ") {dim=2}\n  return %15" + more + "\n}\n";
+}
+
+TEST(JoinRows, GradientsOfAttentionAreWrittenSideBySide) {
+  EXPECT_THAT(
+      joined(attention("%14", "")),
+      ::testing::HasSubstr("%6: f32[2, 4, 3, 3, 5]@sim:0 = attention_backward_joined(%5, none, %0, %1, %2, none, "
+                           "%3, %4, none) {scale=1"));
+  EXPECT_THAT(joined(attention("%14", "")), ::testing::Not(::testing::HasSubstr("cat")));
+  // In another order, or read by somebody else, they are put together as before.
+  EXPECT_THAT(joined(attention("%10", "")), ::testing::HasSubstr("cat"));
+  EXPECT_THAT(joined(attention("%14", ", %7")), ::testing::HasSubstr("cat"));
+}
+
+}  // namespace
+}  // namespace chorale::graph

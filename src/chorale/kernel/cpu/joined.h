@@ -1,0 +1,15 @@
+// Several rows as one, for devices that wait for their memory (op/joined.h); on the CPU they run one after the other.
+#pragma once
+
+#include "chorale/kernel/kernel_args.h"
+
+namespace chorale::kernel::cpu {
+
+// x, y, weight?, bias? -> x + y, its layer norm in y's dtype, mean, rstd
+void add_layer_norm(const KernelArgs& args);
+// dsum, dy, x, mean, rstd, weight? -> dx, dx in dy's dtype, dweight, dbias
+void add_layer_norm_backward(const KernelArgs& args);
+// What attention_backward takes -> the gradients of q, k and v [B, H, T, D] in one tensor [B, T, 3, H, D]
+void attention_backward_joined(const KernelArgs& args);
+
+}  // namespace chorale::kernel::cpu
