@@ -218,13 +218,15 @@ INLINE F f_erf(F x) {
   return f_copysign(f_select(t > f_splat(0.927734375f), large, small), x);
 }
 INLINE F f_normal_cdf(F x) {
-  F t = f_abs(x) * f_splat(0.8493218002880191f), limited = f_least(f_splat(4.324040671631219f), t);
-  F r = limited * POLY2(limited, POLY5(limited, f_splat(-0x1.78d31cp-18f), 0x1.41cc6ep-14f, -0x1.510b9cp-12f, -0x1.4b8162p-11f,
-                                       0x1.c70b1cp-7f, -0x1.5f99fep-4f), 0x1.7428b2p-2f, -0x1.5af698p+0f);
-  F exponent = f_most(f_splat(-150), f_fma(-t, t, r)), n = f_round(exponent);
-  F power = POLY1(exponent - n, POLY5(exponent - n, f_splat(0x1.41fbbcp-13f), 0x1.5f3e54p-10f, 0x1.3b2d4cp-7f, 0x1.c6aee8p-5f,
-                                      0x1.ebfbdcp-3f, 0x1.62e430p-1f), 1.0f);
-  F tail = f_scale(power, n - f_splat(1));
+  F a = f_least(f_splat(5.091168824543142f), f_abs(x)), a2 = a * a;
+  F r_even = POLY3(a2, f_splat(0x1.9a5886p-16f), -0x1.25027ap-12f, -0x1.aed25ap-5f, -0x1.26aef8p+0f);
+  F r_odd = POLY3(a2, f_splat(-0x1.981c36p-20f), -0x1.fa0960p-14f, 0x1.d98e7ep-8f, 0x1.0c74b8p-2f);
+  F r = a * f_fma(r_odd, a, r_even);
+  F exponent = f_most(f_splat(-150), f_fma(-(x * x), f_splat(0.721347520444481704f), r)), n = f_round(exponent);
+  F fraction = exponent - n, square = fraction * fraction;
+  F even = POLY2(square, f_splat(0x1.3d0c52p-8f), 0x1.ebf918p-4f, 0x1.000002p-1f);
+  F odd = POLY2(square, f_splat(0x1.5c08dcp-11f), 0x1.c6b6e6p-6f, 0x1.62e428p-2f);
+  F tail = f_scale(f_fma(odd, fraction, even), n);
   return f_select(x < 0, tail, f_splat(1) - tail);
 }
 
