@@ -27,6 +27,9 @@ struct Reach {};
 struct TensorImpl {};
 struct AutogradSlot {};
 struct LeafHookWithoutSink {};
+struct EventState {};
+struct philox {};
+struct random_word {};
 constexpr int kPageBytes = 1, kArenaBytes = 2, kBlockAlignment = 3, kLargestSmallBytes = 4;
 template <class... Words>
 static void use_own_words(Words...) {}
@@ -34,8 +37,8 @@ static void use_own_words(Words...) {}
 int main(int argc, char**) {
   use_own_words(Block{}, Pool{}, Arena{}, Field{}, Location{}, ForkMark{}, PointerMap{}, RefCounted{}, Intrusive{},
                 FunctionRef{}, TypeTag{}, ArenaSource{}, ThreadCache{}, AllocatorState{}, FieldKind{}, FieldValue{},
-                AttrsType{}, Reach{}, TensorImpl{}, AutogradSlot{}, LeafHookWithoutSink{}, kPageBytes, kArenaBytes,
-                kBlockAlignment, kLargestSmallBytes);
+                AttrsType{}, Reach{}, TensorImpl{}, AutogradSlot{}, LeafHookWithoutSink{}, EventState{}, philox{},
+                random_word{}, kPageBytes, kArenaBytes, kBlockAlignment, kLargestSmallBytes);
   comm::World world;
   if (argc > 1) world.init();  // with an argument: a launcher has started this
   const Tensor w = set_requires_grad(ones({3}));

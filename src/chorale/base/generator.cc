@@ -26,7 +26,7 @@ void Generator::restore(RandomStream state) {
 
 uint64_t Generator::fork_seed(uint64_t index) const {
   constexpr uint64_t kFork = 0x666F726B;  // "fork": no stream has this upper half of the counter
-  const auto words = philox(state().seed, index, kFork);
+  const auto words = base::philox(state().seed, index, kFork);
   return uint64_t{words[1]} << 32 | words[0];
 }
 

@@ -15,24 +15,24 @@ using Words = std::array<uint32_t, 4>;
 
 // The known answers that come with Random123, the authors' own implementation.
 TEST(Philox, GivesTheKnownAnswers) {
-  EXPECT_EQ(philox(0, 0), (Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
-  EXPECT_EQ(philox(~0ull, ~0ull, ~0ull), (Words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
-  EXPECT_EQ(philox(0x299f31d0a4093822, 0x85a308d3243f6a88, 0x0370734413198a2e),
+  EXPECT_EQ(base::philox(0, 0), (Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(base::philox(~0ull, ~0ull, ~0ull), (Words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+  EXPECT_EQ(base::philox(0x299f31d0a4093822, 0x85a308d3243f6a88, 0x0370734413198a2e),
             (Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
 TEST(Philox, AWordOfAStreamIsAWordOfItsBlock) {
   const RandomStream stream{7, 100};
-  EXPECT_EQ(random_word(stream, 0), philox(7, 100)[0]);
-  EXPECT_EQ(random_word(stream, 3), philox(7, 100)[3]);
-  EXPECT_EQ(random_word(stream, 9), philox(7, 102)[1]);
+  EXPECT_EQ(base::random_word(stream, 0), base::philox(7, 100)[0]);
+  EXPECT_EQ(base::random_word(stream, 3), base::philox(7, 100)[3]);
+  EXPECT_EQ(base::random_word(stream, 9), base::philox(7, 102)[1]);
 }
 
 TEST(Philox, UniformNumbersStayBelowOne) {
-  EXPECT_EQ(uniform_f32(0), 0.0f);
-  EXPECT_EQ(uniform_f32(~0u), 1.0f - 0x1p-24f);
-  EXPECT_EQ(uniform_f64(0, 0), 0.0);
-  EXPECT_EQ(uniform_f64(~0u, ~0u), 1.0 - 0x1p-53);
+  EXPECT_EQ(base::uniform_f32(0), 0.0f);
+  EXPECT_EQ(base::uniform_f32(~0u), 1.0f - 0x1p-24f);
+  EXPECT_EQ(base::uniform_f64(0, 0), 0.0);
+  EXPECT_EQ(base::uniform_f64(~0u, ~0u), 1.0 - 0x1p-53);
 }
 
 TEST(Generator, StretchesFollowEachOtherWithoutOverlap) {

@@ -17,6 +17,8 @@ struct RandomStream {
   friend bool operator==(const RandomStream&, const RandomStream&) = default;
 };
 
+namespace base {
+
 inline constexpr uint32_t kPhiloxMultiplier[2] = {0xD2511F53u, 0xCD9E8D57u};
 inline constexpr uint32_t kPhiloxKeyStep[2] = {0x9E3779B9u, 0xBB67AE85u};
 inline constexpr int kPhiloxRounds = 10;
@@ -50,4 +52,5 @@ constexpr double uniform_f64(uint32_t high, uint32_t low) {
   return static_cast<double>((uint64_t{high} << 32 | low) >> 11) * 0x1p-53;
 }
 
+}  // namespace base
 }  // namespace chorale

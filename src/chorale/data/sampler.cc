@@ -17,7 +17,7 @@ class EpochNumbers {
 
   uint64_t next() {
     if (left_ == 0) {
-      words_ = philox(stream_.seed, stream_.offset++);
+      words_ = base::philox(stream_.seed, stream_.offset++);
       left_ = 2;
     }
     --left_;

@@ -87,7 +87,7 @@ TEST(FixedBatches, GroupsAndKeepsOrDropsTheRest) {
 
 TEST(SampleGenerator, DependsOnSeedEpochAndIndex) {
   const auto word = [](uint64_t seed, int64_t epoch, int64_t index) {
-    return random_word(sample_generator(seed, epoch, index).state(), 0);
+    return base::random_word(sample_generator(seed, epoch, index).state(), 0);
   };
   EXPECT_EQ(word(1, 2, 3), word(1, 2, 3));
   EXPECT_EQ((std::set{word(1, 2, 3), word(2, 2, 3), word(1, 3, 3), word(1, 2, 4), word(1, 3, 2)}).size(), 5u);

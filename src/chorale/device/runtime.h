@@ -8,14 +8,15 @@
 #include "chorale/base/deadline.h"
 #include "chorale/device/allocator.h"
 #include "chorale/device/device.h"
+#include "chorale/device/stream.h"
 #include "chorale/vec/strided.h"
 
 namespace chorale {
 
 // A point in the order of a stream. Thread-safe.
-class EventState {
+class Event::State {
  public:
-  virtual ~EventState() = default;
+  virtual ~State() = default;
   virtual bool done() const = 0;
   // Blocks the host until it is done. Throws what work before it on its stream has thrown, and StateError when
   // `deadline` passes first.
@@ -46,9 +47,9 @@ class Runtime {
   virtual Stream default_stream(Device device) = 0;
   // Streams live as long as the process.
   virtual Stream make_stream(Device device) = 0;
-  virtual std::shared_ptr<EventState> record(Stream stream) = 0;
+  virtual std::shared_ptr<Event::State> record(Stream stream) = 0;
   // Work put on `stream` from now on begins after the event.
-  virtual void wait(Stream stream, const std::shared_ptr<EventState>& event) = 0;
+  virtual void wait(Stream stream, const std::shared_ptr<Event::State>& event) = 0;
   // Blocks the host until every stream of the device is idle; throws what their work has thrown.
   virtual void synchronize(Device device, Deadline deadline) = 0;
   // Work put on `stream` from now on begins when the gate is open. Null where that cannot be had: a driver that waits

@@ -10,8 +10,6 @@
 
 namespace chorale {
 
-class EventState;
-
 // The stream on which this thread's calls put work for the device: its default one unless a scope says otherwise.
 Stream current_stream(Device device);
 // Another order of work; it lives as long as the process.
@@ -33,6 +31,8 @@ class StreamScope {
 // A point in the order of a stream. A default-constructed one was never recorded, and is done.
 class Event {
  public:
+  class State;  // what a device knows of it (runtime.h)
+
   Event() = default;
   explicit Event(Stream stream) { record(stream); }
   // The point behind everything that is on the stream now.
@@ -45,7 +45,7 @@ class Event {
 
  private:
   Device device_;
-  std::shared_ptr<EventState> state_;
+  std::shared_ptr<State> state_;
 };
 
 // Blocks the host until the stream, or every stream of the device, is idle.

@@ -21,10 +21,9 @@
 #include <vector>
 
 #include "chorale/device/allocator.h"
+#include "chorale/device/stream.h"
 
 namespace chorale {
-
-class EventState;
 
 // A stretch of addresses that grows at its end. Called under the allocator's lock.
 class GrowingMemory {
@@ -77,8 +76,8 @@ class StreamAllocator final : public Allocator {
     size_t bytes;
     Stream stream;
     uint64_t keeper;
-    std::vector<std::shared_ptr<EventState>> awaited;  // before anybody may have it, its own stream included
-    std::shared_ptr<EventState> released;              // on its own stream, once another one has asked for it
+    std::vector<std::shared_ptr<Event::State>> awaited;  // before anybody may have it, its own stream included
+    std::shared_ptr<Event::State> released;              // on its own stream, once another one has asked for it
   };
   using FreeMap = std::map<std::byte*, Free>;
 

@@ -80,7 +80,7 @@ TEST(Bpe, GivesAnyBytesBack) {
     // Half of them of few different bytes, so that merges happen.
     const uint32_t range = seed % 2 ? 256 : 4;
     for (size_t i = 0; i < text.size(); ++i) {
-      const uint32_t word = random_word({seed, 0}, i) % range;
+      const uint32_t word = base::random_word({seed, 0}, i) % range;
       text[i] = range == 4 ? "the "[word] : static_cast<char>(word);
     }
     ASSERT_EQ(bpe.decode(bpe.encode(text)), text);

@@ -19,7 +19,7 @@ TEST(RandomWords, AreTheWordsOfTheStreamFromAnyPlaceOnEveryTarget) {
         std::vector<uint32_t> words(static_cast<size_t>(n) + 1, 0xdeadbeef);
         random_words(stream, first, words.data(), n);
         for (int64_t i = 0; i < n; ++i) {
-          ASSERT_EQ(words[static_cast<size_t>(i)], random_word(stream, first + static_cast<uint64_t>(i)))
+          ASSERT_EQ(words[static_cast<size_t>(i)], base::random_word(stream, first + static_cast<uint64_t>(i)))
               << target << " first " << first << " n " << n << " i " << i;
         }
         EXPECT_EQ(words.back(), 0xdeadbeef);

@@ -33,7 +33,7 @@ class PinnedAllocator final : public Allocator {
   };
   struct Free {
     std::byte* data;
-    std::vector<std::shared_ptr<EventState>> awaited;
+    std::vector<std::shared_ptr<Event::State>> awaited;
   };
   mutable std::mutex mutex_;  // guards what follows
   std::map<const std::byte*, Live> live_;

@@ -26,7 +26,7 @@ constexpr size_t kBlockUnitBytes = 512;
 
 CUstream handle_of(Stream stream) { return static_cast<CUstream>(stream.handle); }
 
-class CudaEvent final : public EventState {
+class CudaEvent final : public Event::State {
  public:
   explicit CudaEvent(Stream stream) : device_(stream.device) {
     make_current(device_);
@@ -166,8 +166,8 @@ class CudaRuntime final : public Runtime {
     const std::lock_guard lock(mutex_);
     return streams_.emplace_back(Stream{device, stream});
   }
-  std::shared_ptr<EventState> record(Stream stream) override { return std::make_shared<CudaEvent>(stream); }
-  void wait(Stream stream, const std::shared_ptr<EventState>& event) override {
+  std::shared_ptr<Event::State> record(Stream stream) override { return std::make_shared<CudaEvent>(stream); }
+  void wait(Stream stream, const std::shared_ptr<Event::State>& event) override {
     make_current(stream.device);
     if (const auto* const ours = dynamic_cast<const CudaEvent*>(event.get())) {
       check(driver().cuStreamWaitEvent(handle_of(stream), ours->handle(), 0), "waiting for an event");

@@ -76,7 +76,7 @@ class RecordedTasks final : public ProgramState {
   std::vector<SimStream::Task> tasks_;
   StreamAllocator& allocator_;
   const uint64_t keeper_;  // Note [Memory of programs]
-  std::shared_ptr<EventState> last_run_;
+  std::shared_ptr<Event::State> last_run_;
 };
 
 class SimGate final : public StreamGate {
@@ -129,8 +129,8 @@ class SimRuntime final : public Runtime {
     streams_.push_back({device, made});
     return streams_.back();
   }
-  std::shared_ptr<EventState> record(Stream stream) override { return stream_of(stream).record(); }
-  void wait(Stream stream, const std::shared_ptr<EventState>& event) override { stream_of(stream).wait(event); }
+  std::shared_ptr<Event::State> record(Stream stream) override { return stream_of(stream).record(); }
+  void wait(Stream stream, const std::shared_ptr<Event::State>& event) override { stream_of(stream).wait(event); }
   std::shared_ptr<StreamGate> hold(Stream stream) override {
     auto gate = std::make_shared<SimGate>();
     stream_of(stream).put([gate] { gate->pass(); });

@@ -9,7 +9,7 @@
 namespace chorale::sim {
 
 // A number of tasks that must have been done.
-class SimStream::Point final : public EventState {
+class SimStream::Point final : public Event::State {
  public:
   Point(SimStream& stream, uint64_t number) : stream_(stream), number_(number) {}
   bool done() const override { return stream_.passed(number_); }
@@ -91,12 +91,12 @@ void SimStream::await(uint64_t number, Deadline deadline) {
   }
 }
 
-std::shared_ptr<EventState> SimStream::record() {
+std::shared_ptr<Event::State> SimStream::record() {
   const std::lock_guard lock(mutex_);
   return std::make_shared<Point>(*this, put_);
 }
 
-void SimStream::wait(const std::shared_ptr<EventState>& event) {
+void SimStream::wait(const std::shared_ptr<Event::State>& event) {
   put([event] { event->synchronize(Deadline::never()); });
 }
 

@@ -25,9 +25,9 @@ class SimStream {
 
   void put(Task task);
   // A task throws: the tasks behind it are left out until somebody waits and gets the exception.
-  std::shared_ptr<EventState> record();
+  std::shared_ptr<Event::State> record();
   // Tasks after this one begin when the event is done. An error before the event is this stream's, too.
-  void wait(const std::shared_ptr<EventState>& event);
+  void wait(const std::shared_ptr<Event::State>& event);
   // No task begins between these two calls.
   void hold();
   void go_on();

@@ -43,7 +43,7 @@ void for_each_chunk(const KernelArgs& args, const Tensor& stretch, int64_t words
 }
 
 double unit(const uint32_t* words, int64_t i, bool wide) {
-  return wide ? uniform_f64(words[2 * i], words[2 * i + 1]) : static_cast<double>(uniform_f32(words[i]));
+  return wide ? base::uniform_f64(words[2 * i], words[2 * i + 1]) : static_cast<double>(base::uniform_f32(words[i]));
 }
 
 template <class T>
@@ -99,7 +99,7 @@ void uniform(const KernelArgs& args) {
     for_each_chunk(args, args.in[0], words_per_element(out.dtype()),
                    [&](const uint32_t* words, int64_t skip, int64_t first, int64_t count) {
                      const auto draw = [&](int64_t i) {
-                       if constexpr (std::is_same_v<T, float>) return low + range * uniform_f32(words[skip + i]);
+                       if constexpr (std::is_same_v<T, float>) return low + range * base::uniform_f32(words[skip + i]);
                        return narrow_to<T>(attrs.a + (attrs.b - attrs.a) * unit(words, skip + i, wide));
                      };
                      for (int64_t i = 0; i < count; ++i) {
@@ -187,7 +187,8 @@ void randperm(const KernelArgs& args) {
   for (int64_t i = 0; i < n; ++i) order[static_cast<size_t>(i)] = i;
   for (int64_t i = n - 1; i > 0; --i) {
     const auto at = static_cast<uint64_t>(i) * kWordsPerInteger;
-    const uint64_t other = below(static_cast<uint64_t>(i) + 1, random_word(stream, at), random_word(stream, at + 1));
+    const uint64_t other =
+        below(static_cast<uint64_t>(i) + 1, base::random_word(stream, at), base::random_word(stream, at + 1));
     std::swap(order[static_cast<size_t>(i)], order[other]);
   }
   visit_dtype(out.dtype(), [&](auto tag) {
@@ -214,7 +215,7 @@ void bernoulli(const KernelArgs& args) {
     }
     for_each_chunk(args, args.in[1], 1, [&](const uint32_t* words, int64_t skip, int64_t first, int64_t count) {
       for (int64_t i = 0; i < count; ++i)
-        data[first + i] = narrow_to<T>(static_cast<double>(uniform_f32(words[skip + i])) < chance(first + i));
+        data[first + i] = narrow_to<T>(static_cast<double>(base::uniform_f32(words[skip + i])) < chance(first + i));
     });
   });
 }
@@ -250,7 +251,7 @@ void multinomial(const KernelArgs& args) {
       const double* at = w + row * n;
       const auto word = [&](int64_t i) {
         const auto position = static_cast<uint64_t>(row * std::max(n, attrs.count) + i) * 2;
-        return uniform_f64(random_word(stream, position), random_word(stream, position + 1));
+        return base::uniform_f64(base::random_word(stream, position), base::random_word(stream, position + 1));
       };
       if (attrs.replacement) {
         double sum = 0;

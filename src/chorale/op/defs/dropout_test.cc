@@ -14,7 +14,7 @@ TEST(Dropout, DropsWhatTheRandomWordsSay) {
   const RandomStream stream = generator.state();
   const Tensor x = iota<float>({11}, 1.0f), y = dropout(x, 0.25, true, generator);
   for (size_t i = 0; i < 11; ++i) {
-    const bool dropped = random_word(stream, i) < 1u << 30;
+    const bool dropped = base::random_word(stream, i) < 1u << 30;
     EXPECT_EQ(values(y)[i], dropped ? 0 : static_cast<double>(x.span<float>()[i] * static_cast<float>(4.0 / 3))) << i;
   }
   EXPECT_EQ(generator.state(), (RandomStream{7, 4}));
