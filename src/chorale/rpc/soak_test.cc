@@ -41,6 +41,16 @@ std::pair<double, int64_t> look_at(const Tensor& x) {
   const auto values = x.to_vector<float>();
   return {values[0], static_cast<int64_t>(values.size()) - std::count(values.begin(), values.end(), values[0])};
 }
+std::mutex memory_mutex;
+std::vector<std::pair<double, int64_t>> memory(2);
+void remember(const Tensor& x, int64_t place) {
+  const std::lock_guard lock(memory_mutex);
+  memory.at(static_cast<size_t>(place)) = look_at(x);
+}
+std::vector<std::pair<double, int64_t>> remembered() {
+  const std::lock_guard lock(memory_mutex);
+  return memory;
+}
 Tensor same_large(const Tensor& x) { return x; }
 int64_t process_here() { return getpid(); }
 Tensor tripled(const Tensor& x) { return mul(x, 3); }
@@ -58,9 +68,9 @@ Taken taken_here() {
   return {resident * sysconf(_SC_PAGESIZE), std::distance(begin(descriptors), end(descriptors))};
 }
 
-const std::vector<Served> kServes{remote<filled>,       remote<first_of>, remote<first_of_on>,
-                                  remote<made_on>,      remote<look_at>,  remote<same_large>,
-                                  remote<process_here>, remote<tripled>,  remote<taken_here>};
+const std::vector<Served> kServes{remote<filled>,     remote<first_of>,   remote<first_of_on>,  remote<made_on>,
+                                  remote<look_at>,    remote<same_large>, remote<process_here>, remote<tripled>,
+                                  remote<taken_here>, remote<remember>,   remote<remembered>};
 
 // ---- order and lifetimes
 
@@ -108,6 +118,20 @@ TEST(Order, ReferencesLiveAndEndAsTheyShouldUnderSeededDelays) {
 
 // ---- tensors that are lent
 
+// Returns when none of its threads runs any more.
+void stop(pid_t process) {
+  ASSERT_EQ(kill(process, SIGSTOP), 0);
+  expect_soon("it has stopped", [&] {
+    for (const auto& thread : std::filesystem::directory_iterator(concat("/proc/", process, "/task"))) {
+      std::ifstream file(thread.path() / "stat");
+      std::string text;
+      std::getline(file, text);
+      if (text.compare(text.rfind(')'), 3, ") T") != 0) return false;
+    }
+    return true;
+  });
+}
+
 TEST(LentTensors, MayBeWrittenAsSoonAsACallHasReturned) {
   const auto ends = run_agent_processes(2, for_context_tests(kServes), [](Agent& agent, comm::Group& group) {
     if (group.rank() == 0) {
@@ -122,7 +146,7 @@ TEST(LentTensors, MayBeWrittenAsSoonAsACallHasReturned) {
       // Also when the other one cannot read for a while.
       const auto other = static_cast<pid_t>(agent.call<process_here>(1));
       fill(50);
-      ASSERT_EQ(kill(other, SIGSTOP), 0);
+      stop(other);
       const auto seen = agent.call_async<look_at>(1, x);
       fill(60);
       const auto kept = agent.remote<same_large>(1, x);
@@ -131,6 +155,16 @@ TEST(LentTensors, MayBeWrittenAsSoonAsACallHasReturned) {
       EXPECT_EQ(seen.wait(), (std::pair<double, int64_t>(50, 0)));
       EXPECT_EQ(look_at(kept.to_here()), (std::pair<double, int64_t>(60, 0)));
       EXPECT_EQ(look_at(x), (std::pair<double, int64_t>(-1, 0)));
+      // When a call was given up, what it was to read may be written, and be gone.
+      stop(other);
+      fill(70);
+      text_of(Kind::kTimeout, 1, [&] { agent.call<remember>(To(1).within(5ms), x, 0); });
+      fill(-1);
+      text_of(Kind::kTimeout, 1, [&] { agent.call<remember>(To(1).within(5ms), mul(ones({1 << 18}), 80), 1); });
+      const Tensor in_its_place = mul(ones({1 << 18}), -1);
+      ASSERT_EQ(kill(other, SIGCONT), 0);
+      const std::vector<std::pair<double, int64_t>> expected{{70, 0}, {80, 0}};
+      expect_soon("the calls have run", [&] { return agent.call<remembered>(1) == expected; });
     }
     agent.shutdown();
   });
