@@ -131,13 +131,15 @@ TEST_P(EndsOfContexts, ComeWithTheDeathOfTheOnlyCaller) {
       const Context context(agent);
       agent.call<through>(1, input(), 2);
       agent.barrier();
+      agent.barrier();
       agent.barrier({"worker0", "worker2"});
       agent.call<plus>(2, input(), input());
       EXPECT_TRUE(agent.call<knows_context>(2, context.id()));  // it may be called in it again
     } else {
       agent.barrier();
-      if (group.rank() == 1) raise(SIGKILL);
       EXPECT_EQ(contexts_of(agent), 1u);
+      agent.barrier();  // all have looked
+      if (group.rank() == 1) raise(SIGKILL);
       expect_soon("the worker behind it forgets it", [&] { return contexts_of(agent) == 0; });
       agent.barrier({"worker0", "worker2"});
     }
