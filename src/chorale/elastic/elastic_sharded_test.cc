@@ -214,6 +214,8 @@ TEST(ElasticSharded, TheSameHistoryOfRanksGivesTheSameBits) {
   EXPECT_EQ(runs[0].bits, runs[1].bits);
 }
 
+TEST(ElasticSharded, EpochsLeaveNothingBehind) { expect_epochs_to_leave_nothing(with_copies(10)); }
+
 // A rank that waits in a group of some ranks only, where nobody has died, hears that another one goes on without it.
 TEST(ElasticSharded, WhoGoesOnBreaksAllGroupsOfItsRanks) {
   comm::run_ranks(3, [](comm::Group& group) {

@@ -7,6 +7,7 @@
 #include "chorale/api/api.h"
 #include "chorale/base/error.h"
 #include "chorale/comm/objects.h"
+#include "chorale/sharding/builder.h"
 #include "chorale/sharding/sharded.h"
 
 namespace chorale::elastic {
@@ -119,6 +120,7 @@ Shards::Start Shards::enter(const comm::Group& group, int64_t epoch, std::option
                         ": the state of the job is lost");
   }
   now_ = std::move(fresh);
+  sharding::forget_decisions();  // those of before keep the groups of before
   split_ = epoch;
   has_copied_ = false;
   last_copied_.reset();

@@ -2,8 +2,12 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -14,6 +18,7 @@
 
 #include "chorale/elastic/job_test_util.h"
 #include "chorale/launch/epochs.h"
+#include "chorale/parallel/zoo_test_util.h"
 #include "chorale/transport/store/memory_store.h"
 
 namespace chorale::elastic {
@@ -119,6 +124,69 @@ inline void expect_all_alike(const std::map<int, JobResult>& results, int64_t st
     EXPECT_EQ(result.losses, first.losses);
     EXPECT_EQ(result.sizes, first.sizes);
   }
+}
+
+// Mappings of memory that processes share.
+inline int64_t shared_mappings() {
+  std::ifstream maps("/proc/self/maps");
+  int64_t count = 0;
+  for (std::string line; std::getline(maps, line);) count += line.find(" rw-s ") != std::string::npos ? 1 : 0;
+  return count;
+}
+
+inline int64_t entries_of(const char* folder) {
+  return std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator());
+}
+
+// A new epoch, of the same ranks, in every step.
+inline void expect_epochs_to_leave_nothing(const std::optional<ShardedJob>& sharded) {
+  const int64_t steps = parallel::soaking() ? 1000 : 60;
+  const auto store = std::make_shared<transport::MemoryStore>();
+  const auto board = transport::EpochBoard::create();
+  const auto state = [&](int64_t number) {
+    store->set(transport::epoch_key(number), transport::Epoch{number, {0, 1}, "again"}.text(),
+               within(std::chrono::seconds(5)));
+    board->announce(number);
+  };
+  state(1);
+  struct Counts {
+    int64_t files = 0, threads = 0, entries = 0, shared = 0, bytes = 0;
+  } early, late;
+  const auto count = [&] {
+    return Counts{entries_of("/proc/self/fd"), entries_of("/proc/self/task"),
+                  store->count(within(std::chrono::seconds(5))), shared_mappings(),
+                  static_cast<int64_t>(mallinfo2().uordblks)};
+  };
+  std::vector<std::thread> ranks;
+  ranks.reserve(2);
+  for (int member = 0; member < 2; ++member) {
+    ranks.emplace_back([&, member] {
+      const JobResult result = run_job({.seat = {store, board, member},
+                                        .steps = steps,
+                                        .ranks = 2,
+                                        .die = [] {},
+                                        .before_step =
+                                            [&](int64_t step) {
+                                              if (step == 20) early = count();
+                                              if (step == steps - 1) late = count();
+                                              state(step + 2);
+                                            },
+                                        .sharded = sharded});
+      EXPECT_EQ(std::ssize(result.changes), steps + 1);
+      expect_undisturbed(result, steps, false);
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  EXPECT_EQ(late.threads, early.threads);
+  // A rank may be about to let go of the epoch before: its segment, and what it has at the store.
+  EXPECT_LE(late.files, early.files + 8);
+  EXPECT_LE(late.shared, early.shared + 8);
+  // The result itself has some numbers of each step, and the store an entry of each epoch.
+  EXPECT_LE(late.bytes, early.bytes + (int64_t{1} << 20) + steps * 2048);
+  std::cout << concat("from step 20 to ", steps - 1, ": descriptors ", early.files, " to ", late.files, ", threads ",
+                      early.threads, " to ", late.threads, ", shared mappings ", early.shared, " to ", late.shared,
+                      ", bytes in use ", early.bytes, " to ", late.bytes, "\n");
+  EXPECT_LE(late.entries, early.entries + 16 + steps);  // one says who was in each epoch
 }
 
 }  // namespace chorale::elastic

@@ -96,11 +96,20 @@ bool fits(const Remembered& known, const OpDef& op, std::span<const Tensor> in, 
 
 constexpr size_t kMostRemembered = 4096;
 
+// Of one thread.
+struct Memory {
+  std::unordered_map<size_t, std::vector<Remembered>> known;
+  size_t count = 0;
+  const CostModel* decided_by = nullptr;
+};
+Memory& memory_of_decisions() {
+  thread_local Memory memory;
+  return memory;
+}
+
 std::shared_ptr<const Decision> decision_for(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs,
                                              size_t outputs, std::span<const Tensor> into) {
-  thread_local std::unordered_map<size_t, std::vector<Remembered>> known;
-  thread_local size_t count = 0;
-  thread_local const CostModel* decided_by = nullptr;
+  auto& [known, count, decided_by] = memory_of_decisions();
   if (decided_by != &cost_model()) [[unlikely]] {
     known.clear();
     count = 0;
@@ -321,6 +330,11 @@ void Sharding::call_sharded_into(const OpDef& op, std::span<const Tensor> in, co
     }
   }
   rest.call_into(op, {parts.data(), parts.size()}, decision->attrs, {results.data(), results.size()});
+}
+
+void forget_decisions() {
+  memory_of_decisions().known.clear();
+  memory_of_decisions().count = 0;
 }
 
 }  // namespace chorale::sharding

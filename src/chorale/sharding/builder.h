@@ -22,4 +22,8 @@ class Sharding final : public op::Builder {
                          std::span<const Tensor> out, op::Rest rest);
 };
 
+// How ops were split so far is remembered by each thread, with the meshes of their operands: this thread forgets it, so
+// that the groups of meshes that are not used any more end.
+void forget_decisions();
+
 }  // namespace chorale::sharding
