@@ -103,10 +103,26 @@ class Recomputer {
     is_kept_.assign(graph.values.size(), false);  // alive to the end, whatever is decided here
     for (const uint32_t x : graph.inputs) is_kept_[x] = true;
     for (const Output& output : graph.outputs) is_kept_[root_[output.value]] = true;
+    is_of_loss_.assign(graph.values.size(), false);
+    for (const Node& node : graph.nodes) {
+      if (node.kind != Node::Kind::kRow) continue;
+      if (node.op == &op::kCrossEntropy) {
+        is_of_loss_[root_[node.in[0]]] = true;
+        for (const uint32_t y : node.out) is_of_loss_[y] = true;
+      }
+      if (node.op == &op::kCrossEntropyBackward) is_of_loss_[root_[node.out[0]]] = true;
+    }
   }
 
   // The second half begins before the node at which most bytes live that nodes have made.
-  void find_turn() {
+  void find_turn() { turn_ = most_bytes(false).at; }
+  // The most bytes that live at a time, and the node there. Without logits of losses, which in one graph are hardly
+  // ever there as a whole (graph/stripes.h).
+  struct Most {
+    uint32_t at = 0;
+    int64_t bytes = 0;
+  };
+  Most most_bytes(bool without_losses) const {
     std::vector<uint32_t> last(graph_.values.size(), 0);
     for (uint32_t v = 0; v < graph_.values.size(); ++v) {
       for (const uint32_t n : readers_[v]) last[root_[v]] = std::max(last[root_[v]], n);
@@ -114,22 +130,23 @@ class Recomputer {
     std::vector<int64_t> change(graph_.nodes.size() + 1, 0);
     for (uint32_t v = 0; v < graph_.values.size(); ++v) {
       if (root_[v] != v || maker_[v] == kNone || is_kept_[v]) continue;
+      if (without_losses && is_of_loss_[v]) continue;
       change[maker_[v]] += bytes_of(graph_.values[v]);
       change[std::max(maker_[v], last[v]) + 1] -= bytes_of(graph_.values[v]);
     }
-    int64_t now = 0, most = 0;
+    Most most;
+    int64_t now = 0;
     for (uint32_t n = 0; n < graph_.nodes.size(); ++n) {
       now += change[n];
-      if (now > most) {
-        most = now;
-        turn_ = n;
-      }
+      if (now > most.bytes) most = {n, now};
     }
+    return most;
   }
 
   // Where the second half is known, and runs some time after the first.
   void part(uint32_t turn, double budget, std::span<const uint32_t> overwritten) {
     turn_ = turn;
+    is_parted_ = true;
     if (budget >= 1) {
       for (const uint32_t v : graph_.inputs) is_closed_[v] = true;
     }
@@ -164,7 +181,41 @@ class Recomputer {
     return least;
   }
 
-  uint32_t turn() const { return turn_; }
+  // The graph whose second half makes again what `again` says, each value right before it is first read.
+  Graph repeating(const std::vector<bool>& again) const {
+    Graph graph = graph_;
+    std::vector<uint32_t> now(graph.values.size());  // what later nodes read for a value
+    std::iota(now.begin(), now.end(), 0u);
+    std::vector<bool> is_done(turn_, false);
+    std::vector<Node> nodes(graph.nodes.begin(), graph.nodes.begin() + turn_);
+    const auto need = [&](const auto& self, uint32_t v) -> void {
+      if (v == kNone || v >= maker_.size() || maker_[v] == kNone || maker_[v] >= turn_) return;
+      const uint32_t n = maker_[v];
+      if (!again[n] || is_done[n]) return;
+      is_done[n] = true;
+      Node copy = graph_.nodes[n];
+      for (const uint32_t x : copy.in) self(self, x);
+      for (uint32_t& x : copy.in) x = x == kNone ? kNone : now[x];
+      // A view of what is kept is there already.
+      if (is_view(n) && copy.in == graph_.nodes[n].in) return;
+      for (uint32_t& y : copy.out) {
+        const uint32_t made = graph.add_value(graph.values[y]);
+        now[y] = made;
+        now.push_back(made);
+        y = made;
+      }
+      nodes.push_back(std::move(copy));
+    };
+    for (size_t n = turn_; n < graph_.nodes.size(); ++n) {
+      Node node = graph_.nodes[n];
+      for (const uint32_t x : node.in) need(need, x);
+      for (uint32_t& x : node.in) x = x == kNone ? kNone : now[x];
+      nodes.push_back(std::move(node));
+    }
+    graph.nodes = std::move(nodes);
+    remove_dead_nodes(graph);
+    return graph;
+  }
   // Bytes that the first half makes, or finds, and keeps for the second, where that makes some of it again.
   int64_t kept_bytes(const std::vector<bool>& again) const {
     std::vector<bool> crosses(graph_.values.size(), false);
@@ -192,6 +243,10 @@ class Recomputer {
            std::any_of(readers_[v].begin(), readers_[v].end(), [&](uint32_t reader) { return reader >= turn_; });
   }
 
+  int64_t most_bytes_with(const std::vector<bool>& again) const {
+    const Graph graph = repeating(again);
+    return Recomputer(graph).most_bytes(true).bytes;
+  }
   bool may_be_repeated(uint32_t n) const {
     const Node& node = graph_.nodes[n];
     return node.kind == Node::Kind::kRow && !is_collective(node) && !is_wait(node) && !node.op->lists;
@@ -243,14 +298,16 @@ class Recomputer {
   }
 
   // The corners that are kept where everything else may be computed again. In a chain every value is one: then those
-  // are taken that are so far apart that they and what lies between two of them need least memory together. No more
-  // is kept than with all memory.
+  // are taken that are so far apart that least memory is needed: between two graphs for them and for all that lies
+  // between two of them, and no more kept than with all memory; in one graph at the moment when it needs most.
   std::vector<bool> choose_corners() const {
     int64_t all = 0;
     const std::vector<Corner> corners = find_corners(all);
     const int64_t most = kept_bytes(cut(cheap_limit(), {}));
+    constexpr double kAny = std::numeric_limits<double>::infinity();
     std::vector<bool> best(graph_.values.size(), false), before = best;
-    int64_t least = kept_bytes(cut(std::numeric_limits<double>::infinity(), best)) + all;
+    const std::vector<bool> at_best = cut(kAny, best);
+    int64_t least = is_parted_ ? kept_bytes(at_best) + all : most_bytes_with(at_best);
     for (int64_t apart = 0; apart <= all; apart = std::max(kWorthBytes, apart * 3 / 2)) {
       std::vector<bool> taken(graph_.values.size(), false);
       int64_t from = 0, widest = 0;
@@ -262,9 +319,10 @@ class Recomputer {
       }
       if (taken == before) continue;
       before = taken;
-      const int64_t kept = kept_bytes(cut(std::numeric_limits<double>::infinity(), taken));
-      const int64_t bytes = kept + std::max(widest, all - from);
-      if (kept > most || bytes >= least) continue;
+      const std::vector<bool> again = cut(kAny, taken);
+      const int64_t kept = kept_bytes(again);
+      const int64_t bytes = is_parted_ ? kept + std::max(widest, all - from) : most_bytes_with(again);
+      if ((is_parted_ && kept > most) || bytes >= least) continue;
       least = bytes;
       best = std::move(taken);
     }
@@ -283,7 +341,8 @@ class Recomputer {
                root_[v] != v || is_closed_[v] ? kWide
                : is_free                      ? 1
                                               : std::max<int64_t>(2, bytes_of(graph_.values[v])));
-      if (n == kNone || !may_be_repeated(n) || cost_of(n) > limit || is_free || (!corners.empty() && corners[v])) {
+      const bool is_corner = !corners.empty() && (corners[v] || (!is_parted_ && is_of_loss_[v]));
+      if (n == kNone || !may_be_repeated(n) || cost_of(n) > limit || is_free || is_corner) {
         flow.add(source, 2 * v, kWide);
       }
       if (n != kNone) {
@@ -308,8 +367,10 @@ class Recomputer {
   std::vector<uint32_t> maker_, root_;
   std::vector<std::vector<uint32_t>> readers_;
   std::vector<bool> is_kept_;
-  std::vector<bool> is_closed_;  // what the second half may not begin to read
+  std::vector<bool> is_closed_;   // what the second half may not begin to read
+  std::vector<bool> is_of_loss_;  // logits of a loss over classes, what is made of them, and their gradient
   uint32_t turn_ = 0;
+  bool is_parted_ = false;
 };
 
 void check_budget(double memory_budget) {
@@ -345,40 +406,7 @@ void recompute(Graph& graph, double memory_budget) {
   recomputer.find_turn();
   const std::vector<bool> again = recomputer.choose(memory_budget);
   if (std::find(again.begin(), again.end(), true) == again.end()) return;
-  const uint32_t turn = recomputer.turn();
-  std::vector<uint32_t> maker(graph.values.size(), kNone);
-  for (uint32_t n = 0; n < turn; ++n) {
-    for (const uint32_t y : graph.nodes[n].out) maker[y] = n;
-  }
-  std::vector<uint32_t> now(graph.values.size());  // what later nodes read for a value
-  std::iota(now.begin(), now.end(), 0u);
-  std::vector<bool> is_done(turn, false);
-  std::vector<Node> nodes(graph.nodes.begin(), graph.nodes.begin() + turn);
-  const auto need = [&](const auto& self, uint32_t v) -> void {
-    if (v == kNone || v >= maker.size() || maker[v] == kNone || !again[maker[v]] || is_done[maker[v]]) return;
-    const uint32_t n = maker[v];
-    is_done[n] = true;
-    Node copy = graph.nodes[n];
-    for (const uint32_t x : copy.in) self(self, x);
-    for (uint32_t& x : copy.in) x = x == kNone ? kNone : now[x];
-    // A view of what is kept is there already.
-    if (recomputer.is_view(n) && copy.in == graph.nodes[n].in) return;
-    for (uint32_t& y : copy.out) {
-      const uint32_t made = graph.add_value(graph.values[y]);
-      now[y] = made;
-      now.push_back(made);
-      y = made;
-    }
-    nodes.push_back(std::move(copy));
-  };
-  for (size_t n = turn; n < graph.nodes.size(); ++n) {
-    Node node = graph.nodes[n];
-    for (const uint32_t x : node.in) need(need, x);
-    for (uint32_t& x : node.in) x = x == kNone ? kNone : now[x];
-    nodes.push_back(std::move(node));
-  }
-  graph.nodes = std::move(nodes);
-  remove_dead_nodes(graph);
+  graph = recomputer.repeating(again);
 }
 
 }  // namespace chorale::graph

@@ -4,6 +4,7 @@
 
 #include "chorale/api/api.h"
 #include "chorale/base/error.h"
+#include "chorale/graph/passes/recompute.h"
 #include "chorale/graph/stripes.h"
 
 namespace chorale::graph {
@@ -51,6 +52,14 @@ TEST(Stripe, ALossTakesItsLayerAlong) {
   return %5, %6, %7, %8
 }
 )");
+}
+
+// With however little memory: a loss is not computed again, for it takes none where it runs in stripes.
+TEST(Stripe, ALossIsNotComputedAgain) {
+  Graph graph = parse(layer_with_loss(4096, 2048, "f32", kMeanLoss));
+  const std::string before = print(graph);
+  recompute(graph, 0);
+  EXPECT_EQ(print(graph), before);
 }
 
 // A small loss is left alone, and so is one whose logits are wanted besides.
