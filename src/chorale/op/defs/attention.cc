@@ -288,10 +288,14 @@ constinit const OpDef kAttentionBackwardJoined{
     .grad = not_differentiable,
     .shard = kReplicateOnly,
     .samples = []() -> std::vector<Sample> {
-      const Shape x = {2, 2, 4, 3}, lse = {2, 2, 4};
-      return {{{sample(x), sample(lse, 1), sample(x, 2), sample(x, 3), sample(x, 4), Tensor(), sample(x, 5),
-                sample(lse, 6, 2, 4), Tensor()},
-               AttentionAttrs{.scale = 0.5, .causal = true}}};
+      std::vector<Sample> samples;
+      for (const Shape& x : {Shape{2, 2, 4, 3}, Shape{1, 2, 2, 2}}) {
+        const Shape lse = {x[0], x[1], x[2]};
+        samples.push_back({{sample(x), sample(lse, 1), sample(x, 2), sample(x, 3), sample(x, 4), Tensor(), sample(x, 5),
+                            sample(lse, 6, 2, 4), Tensor()},
+                           AttentionAttrs{.scale = 0.5, .causal = x[0] == 2}});
+      }
+      return samples;
     },
     .formula = "the gradients of q, k and v [B, H, T, D] side by side, as [B, T, 3, H, D]",
 };
