@@ -138,7 +138,7 @@ std::shared_ptr<const Decision> decision_for(const OpDef& op, std::span<const Te
 
 Tensor stretch_for(const Tensor& stretch, const std::vector<int64_t>& place) {
   if (place.empty()) return stretch;
-  return cat({stretch, Tensor::from(place, {static_cast<int64_t>(place.size())})}, 0);
+  return cat({stretch, Tensor::from(place, {static_cast<int64_t>(place.size())}, stretch.device())}, 0);
 }
 
 // The operands of this rank. What has to move is begun first, all of it, and then waited for.

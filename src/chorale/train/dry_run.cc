@@ -36,7 +36,7 @@ void dry_run(const TaskKind& kind, const TrainOptions& options, int ranks, const
              const ShardFully& shard_fully) {
   manual_seed(static_cast<uint64_t>(options.seed));
   const std::unique_ptr<Task> task = kind.make(options);
-  if (!options.fsdp) task->place(device_of(options, group.rank()));
+  task->place(device_of(options, group.rank()));
   check_ranks(options, ranks);
   TrainOptions fewer = options;
   fewer.dp = 0;

@@ -31,8 +31,8 @@ class FullSharding {
 };
 
 // Shards the model, which must outlive the result, over the ranks. All ranks call it, with models of one shape; they
-// may be on the device null, and are then still without memory afterwards.
-using ShardFully =
-    std::function<std::unique_ptr<FullSharding>(nn::Module& model, const JobRanks& ranks, const TrainOptions& options)>;
+// may be on the device null, and are then still without memory afterwards. It computes on `device`.
+using ShardFully = std::function<std::unique_ptr<FullSharding>(nn::Module& model, const JobRanks& ranks,
+                                                               const TrainOptions& options, Device device)>;
 
 }  // namespace chorale::train

@@ -11,11 +11,11 @@ void check_shards(const TrainOptions& options) {
   CHORALE_CHECK(options.fsdp || (options.hybrid.empty() && !options.offload), "[train] --",
                 options.offload ? "offload" : "hybrid", " says how --fsdp shares a model out; give --fsdp with it");
   if (!options.fsdp) return;
-  CHORALE_CHECK(options.device == "auto" || options.device == "cpu", "[train] --fsdp computes on the CPU, not on ",
-                options.device, "; leave --device out");
+  CHORALE_CHECK(options.offload || !options.device.starts_with("cuda"), "[train] --fsdp on ", options.device,
+                " needs --offload: sharded tensors have no collectives on GPUs yet, so parts must stay on the host");
   CHORALE_CHECK(options.compress != "powersgd",
-                "[train] --compress powersgd makes small factors of whole gradients, of which a rank has parts with "
-                "--fsdp; choose --compress bf16, or leave it out");
+                "[train] --compress powersgd keeps on every rank what its factors missed of all gradients, as much as "
+                "the whole model, which --fsdp is there to avoid; choose --compress bf16, or leave it out");
 }
 
 }  // namespace

@@ -107,7 +107,7 @@ SplitModel::Room SplitModel::room_for_state(const std::string& name, const Shape
     const Tensor room = empty(whole, dtype);
     return {room, room};
   }
-  const Tensor part = empty(sharding::local_of(sharded).sizes(), dtype);
+  const Tensor local = sharding::local_of(sharded), part = Tensor::empty(local.sizes(), dtype, local.device());
   const Tensor placed = placed_as(sharded, part);
   return {placed, parameter.is_sharded() ? placed : part};
 }

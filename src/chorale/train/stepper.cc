@@ -89,12 +89,12 @@ Objective::Forward make_forward(Task& task, const TrainOptions& o, std::function
 }
 
 std::unique_ptr<FullSharding> make_sharding(nn::Module& model, const JobRanks& ranks, const TrainOptions& o,
-                                            const ShardFully& shard_fully) {
+                                            Device device, const ShardFully& shard_fully) {
   if (!ranks.shards()) return nullptr;
   CHORALE_CHECK(shard_fully, "[train] this program cannot shard models: give every rank --fsdp on its command line");
   // Made without memory: a rank has its parts, and never the whole model.
-  auto sharding = shard_fully(model, ranks, o);
-  model.materialize(kCpu);
+  auto sharding = shard_fully(model, ranks, o, device);
+  model.materialize(o.offload ? kCpu : device);
   return sharding;
 }
 
@@ -122,7 +122,7 @@ Stepper::Stepper(Task& task, const TrainOptions& options, int64_t steps, const J
       task_(task),
       ranks_(ranks),
       split_(task.model(), options, ranks),
-      sharding_(make_sharding(task.model(), ranks, options, shard_fully)),
+      sharding_(make_sharding(task.model(), ranks, options, task.device(), shard_fully)),
       ddp_(sharding_ ? nullptr : make_ddp(Objective(task, split_, make_forward(task, options, graphs_)), ranks)),
       objective_(task, split_, sharding_ ? make_forward(task, options, graphs_) : Objective::Forward()),
       optimizer_(make_optimizer(task.model().named_parameters(), options)),
@@ -199,10 +199,13 @@ int64_t Stepper::state_bytes() const {
   return states * sharding_->sizes().parts;
 }
 
+bool Stepper::parts_are_elsewhere() const { return sharding_ && options_.offload && task_.device() != kCpu; }
+
 StepMemory Stepper::rehearse(const data::Example& piece) {
   StepMemory memory;
-  cpu_allocator().reset_peak();
-  const auto current = [] { return static_cast<int64_t>(cpu_allocator().stats().current_bytes); };
+  Allocator& allocator = allocator_of(task_.device());
+  allocator.reset_peak();
+  const auto current = [&] { return static_cast<int64_t>(allocator.stats().current_bytes); };
   const int64_t before = current();
   {
     const Outcome outcome = forward(task_.here(piece));
@@ -215,8 +218,9 @@ StepMemory Stepper::rehearse(const data::Example& piece) {
   memory.states = state_bytes();
   int64_t there = 0;
   for (const auto& [name, x] : optimizer_->state_dict()) there += tensor_bytes(x.is_sharded() ? to_local(x) : x);
-  memory.peak = static_cast<int64_t>(cpu_allocator().stats().peak_bytes) + std::max<int64_t>(memory.states - there, 0);
-  cpu_allocator().reset_peak();
+  memory.peak = static_cast<int64_t>(allocator.stats().peak_bytes);
+  if (!parts_are_elsewhere()) memory.peak += std::max<int64_t>(memory.states - there, 0);
+  allocator.reset_peak();
   return memory;
 }
 

@@ -53,7 +53,7 @@ struct UpdateResult {
   std::string problem{};     // why nothing was updated: a number that is not finite; empty: all is well
 };
 
-// Bytes of one rank in a step.
+// Bytes of one rank in a step, where it computes.
 struct StepMemory {
   FullSharding::Sizes model;
   int64_t states = 0;       // of the optimizer
@@ -90,6 +90,8 @@ class Stepper {
   std::string find_not_finite();
   // Does forward and backward of a piece of a step, and changes nothing by it: fully sharded models only.
   StepMemory rehearse(const data::Example& piece);
+  // Whether a fully sharded model computes on a device and its parts stay on the host.
+  bool parts_are_elsewhere() const;
 
   double lr() const { return optimizer_->lr(); }
   optim::Optimizer& optimizer() { return *optimizer_; }

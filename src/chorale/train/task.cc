@@ -13,7 +13,9 @@ namespace chorale::train {
 
 void Task::place(Device device) {
   device_ = device;
-  if (device != kCpu) model().to(device);
+  const std::vector<Tensor> parameters = model().parameters();
+  const bool has_memory = parameters.empty() || parameters[0].device().type != DeviceType::kNull;
+  if (device != kCpu && has_memory) model().to(device);
 }
 
 data::Example Task::here(const data::Example& batch) const {

@@ -43,7 +43,8 @@ class Task {
   virtual std::string fingerprint() const = 0;
 
   virtual nn::Module& model() = 0;
-  // Moves the model to a device. Examples are made on the CPU: here() brings them to the model.
+  // Moves the model to a device, unless it has no memory yet: then it computes there when it has some. Examples are
+  // made on the CPU: here() brings them to the model.
   void place(Device device);
   Device device() const { return device_; }
   data::Example here(const data::Example& batch) const;

@@ -77,6 +77,7 @@ class TextTask : public Task {
     const RandomStream random = default_generator().state();
     whole_.emplace(model_.config);
     default_generator().restore(random);
+    whole_->to(device());
     whole_->load_state_dict(*state);
     whole_->train(model_.is_training());
   }

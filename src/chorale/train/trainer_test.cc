@@ -332,6 +332,17 @@ TEST(Trainer, DevicesThatCannotBeUsedAreRefused) {
   EXPECT_THAT(refusal("sim:0", 2), HasSubstr("--tp works on the CPU only"));
   EXPECT_THAT(refusal("cuda:77", 1), HasSubstr("cuda"));
   EXPECT_EQ(refusal("cpu", 2), "cpu");
+  TrainOptions options;
+  options.fsdp = true;
+  options.device = "cuda:0";
+  try {
+    check_ranks(options, 2);
+    ADD_FAILURE() << "parts on a GPU were taken";
+  } catch (const InvalidArgument& error) {
+    EXPECT_THAT(error.what(), HasSubstr("--fsdp on cuda:0 needs --offload"));
+  }
+  options.offload = true;
+  check_ranks(options, 2);
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ Training::Training(const Job& job)
     : job_(job), options_(job.options), group_(job.group), loop_(job.loop), ranks_(job.group, job.options) {
   manual_seed(static_cast<uint64_t>(options_.seed));
   task_ = job.kind.make(options_);
-  if (!options_.fsdp) task_->place(device_of(options_, group_.rank()));
+  task_->place(device_of(options_, group_.rank()));
   plan_ = make_plan(options_, task_->examples(), loop_ ? loop_->first_size() : ranks_.replicas().size());
   parameters_ = task_->model().parameter_count();
   // Before ranks meet: once there is a line of the log, every rank heeds Ctrl-C.
@@ -224,9 +224,10 @@ void Training::say_memory() {
   for (size_t i = 0; i < text.size(); ++i)
     text[i] = fmt::format("{:.4g} MiB", static_cast<double>(largest[i]) / (1 << 20));
   progress_->say(
-      fmt::format("memory of a rank: {} at the peak of a step; parameters {}, gradients {}, states {}, "
+      fmt::format("memory of a rank: {} at the peak of a step; parameters {}, gradients {}, states {}{}, "
                   "activations {}, largest gathered block {}",
-                  text[0], text[1], text[2], text[3], text[4], text[5]));
+                  text[0], text[1], text[2], text[3],
+                  stepper_->parts_are_elsewhere() ? " (on the host, beside it)" : "", text[4], text[5]));
 }
 
 // ---- turns

@@ -104,7 +104,7 @@ void Training::log(bool due) {
 void Training::log_ranks() {
   const CommunicationTimes times = stepper_->communication();
   const double hidden = times.hidden_ms, exposed = times.all_ms - hidden;
-  const double memory = static_cast<double>(cpu_allocator().stats().peak_bytes) / (1 << 20);
+  const double memory = static_cast<double>(allocator_of(task_->device()).stats().peak_bytes) / (1 << 20);
   const std::vector<comm::Value> ranks =
       comm::gather_object(group_, comm::List{std::max(place_.step_s * 1000 - exposed, 0.0), exposed, hidden, memory});
   for (size_t rank = 0; rank < ranks.size(); ++rank) {

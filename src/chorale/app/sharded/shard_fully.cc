@@ -44,14 +44,14 @@ bool is_block(const nn::Module& module) {
 }  // namespace
 
 std::unique_ptr<train::FullSharding> shard_fully(nn::Module& model, const train::JobRanks& ranks,
-                                                 const train::TrainOptions& options) {
+                                                 const train::TrainOptions& options, Device device) {
   const train::JobRanks::Shards& shards = *ranks.shards();
   const bool has_replicas = shards.replicas > 1;
   const auto split = [&] { return has_replicas ? ranks.mesh().slice({"replicate", "shard"}) : ranks.mesh()["dp"]; };
   const Mesh mesh = ranks.is_split() ? split()
                     : has_replicas   ? Mesh(ranks.all(), {shards.replicas, shards.ranks}, {"replicate", "shard"})
                                      : Mesh(ranks.all(), {shards.ranks}, {"shard"});
-  fsdp::Options how{.mesh = mesh, .offload = options.offload};
+  fsdp::Options how{.mesh = mesh, .offload = options.offload, .device = device};
   if (options.compress == "bf16") how.mixed_precision.reduce = DType::kBF16;
   for (const auto& [name, module] : model.named_modules()) {
     if (is_block(*module)) fsdp::fully_shard(*module, how);

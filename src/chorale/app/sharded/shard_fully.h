@@ -6,6 +6,6 @@
 namespace chorale::app {
 
 std::unique_ptr<train::FullSharding> shard_fully(nn::Module& model, const train::JobRanks& ranks,
-                                                 const train::TrainOptions& options);
+                                                 const train::TrainOptions& options, Device device);
 
 }  // namespace chorale::app
