@@ -39,7 +39,8 @@ set_target_properties(chorale_cuda_module PROPERTIES PREFIX "" OUTPUT_NAME chora
 target_include_directories(chorale_cuda_module SYSTEM PRIVATE "${CHORALE_CUDA_INCLUDE}" "${CHORALE_CUDNN_INCLUDE}"
   "${CHORALE_NCCL_INCLUDE}")
 target_link_libraries(chorale_cuda_module PRIVATE chorale)
-# In groups in every preset, since it is built whole and rarely: a third of the time. tools/lint needs each source by itself.
+# The module is compiled in groups in every preset, which takes a third of the time: it is built whole, and rarely.
+# tools/lint needs each source by itself.
 option(CHORALE_CUDA_GROUPED "Compile the sources of a folder cuda/ together" ON)
 set(grouped_elsewhere ${CHORALE_GROUPED})
 set(CHORALE_GROUPED ${CHORALE_CUDA_GROUPED})

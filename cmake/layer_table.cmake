@@ -1,6 +1,7 @@
 # The layers, from the bottom up (docs/dev/style.md, section 1). A layer may include the headers of its DEPS and of what
 # those may include; tools/layers compares every #include with this table.
-# For layers without loops of their own, whose work is done by the others: the first build of the program is shorter.
+# Layers without loops of their own, whose work the others do, are optimised less, so that the first build of the
+# program is shorter.
 set(lightly "$<$<CONFIG:Release>:-O1>")
 chorale_layer(base)
 chorale_layer(json OPTIONS ${lightly} DEPS base)

@@ -20,7 +20,7 @@ struct Dense : nn::Module {
   Tensor forward(const Tensor& x) { return matmul(x, transpose(weight, 0, 1)); }
 };
 
-// On the server.
+// What the server has.
 struct Table : nn::Module {
   nn::Parameter weight{full({2, 3}, 0.5, DType::kF32)};
   CHORALE_MODULE(Table, weight)
@@ -32,7 +32,7 @@ struct ServerNet : nn::Module {
   Tensor forward(const Tensor& x) { return relu(dense(x)); }
 };
 
-// On every trainer: its own first and last layer, and between them the two parts on the server.
+// What every trainer has: a first and a last layer of its own, and between them the two parts on the server.
 struct Hybrid : nn::Module {
   Hybrid(const rpc::RemoteModule<Table>& rows, const rpc::RemoteModule<ServerNet>& layer) : table(rows), net(layer) {}
   rpc::RemoteModule<Table> table;

@@ -75,7 +75,7 @@ class MpiGroups(unittest.TestCase):
         self.assertLess(time.monotonic() - start, 20)
 
     def test_on_several_hosts_rank_0_makes_the_secret_and_mpi_tells_the_others(self):
-        # That the others are elsewhere is only pretended.
+        # The others only pretend to be elsewhere.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("CHORALE_SECRET")}
         result = subprocess.run(
             ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "3", "env", "OMPI_COMM_WORLD_LOCAL_SIZE=1",

@@ -8,7 +8,7 @@
 
 namespace chorale_torch {
 
-// In place of torch::nn::BatchNorm1d, 2d and 3d, with the same parameters, buffers and names. Every rank of the group
+// Stands in for torch::nn::BatchNorm1d, 2d and 3d, with the same parameters, buffers and names. Every rank of the group
 // must use it at the same time, in the same order; batches may have different sizes.
 class SyncBatchNormImpl final : public torch::nn::NormImplBase<0, SyncBatchNormImpl, torch::nn::BatchNormOptions> {
  public:

@@ -25,7 +25,7 @@ def with_files_of(kib, script):
     return f"(ulimit -f {kib}; {script}) 2>&1 | cat; exit ${{PIPESTATUS[0]}}"
 
 
-# In a file system of so many KiB.
+# Runs the script in a file system of so many KiB.
 def on_small_disk(kib, script):
     return f"exec unshare -m bash -c 'mount -t tmpfs -o size={kib}k none disk && cp text disk && cd disk || exit 9; {script}'"
 

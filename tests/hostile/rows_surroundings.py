@@ -12,7 +12,7 @@ from rows_runs import RUN_FILES, whole_lines
 TRAIN = f"$C train gpt {' '.join(TINY)} --steps 4 --out run"
 LONG = f"$C train gpt {' '.join(TINY)} --steps 400 --epochs 1000 --checkpoint-every 0 --out run"
 LINKED = "$B/examples/collectives"
-# As ranks without a launcher, at a port that no other row has.
+# The variables of ranks without a launcher, at a port that no other row has.
 RANK = "RANK=%d WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=%d "
 ALONE, TRAIN_ALONE = RANK + LINKED, RANK + TRAIN
 CLOSED = (("input", "<&-"), ("output", ">&-"), ("errors", "2>&-"), ("all", "<&- >&- 2>&-"))

@@ -8,7 +8,7 @@
 
 #include "chorale/chorale.h"
 
-// For <!-- check --> blocks: shows nothing to the reader of a page.
+// What <!-- check --> blocks use: the reader of a page does not see it.
 #define CHECK(condition)                                                              \
   do {                                                                                \
     if (!(condition)) throw std::logic_error(std::string("not true: ") + #condition); \

@@ -10,7 +10,7 @@ CPP = re.compile(
     r"false|float|for|friend|if|inline|int|int32_t|int64_t|namespace|new|noexcept|nullptr|operator|override|private|protected|"
     r"public|return|size_t|static|struct|switch|template|this|throw|true|try|typename|uint64_t|uint8_t|using|virtual|void|while)\b)"
     r"|(?P<directive>^#\w+)", re.M)
-# Of fenced blocks: what the label above them says.
+# What the label above a fenced block says.
 LABELS = {"output": "prints", "error": "fails with"}
 
 

@@ -16,7 +16,7 @@ import safetensors
 import safetensors.torch
 import torch
 
-# In the order of the header; names test escapes and UTF-8.
+# The order is the header's; names test escapes and UTF-8.
 TENSORS = [
     ("flags", torch.bool, [5]),
     ("h.0.attn.weight", torch.float32, [2, 3]),

@@ -59,8 +59,8 @@ struct Normalize final : torch::autograd::Function<Normalize> {
   };
 };
 
-// Of all ranks' values: how many per channel, mean and variance. Every rank adds up the same rows in the same order
-// (Chan's formula, which loses no accuracy to a large mean), so all get the same bits.
+// The number of values per channel, their mean and their variance, over all ranks. Every rank adds up the same rows in
+// the same order (Chan's formula, which loses no accuracy to a large mean), so all get the same bits.
 struct Moments {
   double count = 0;
   Tensor mean, variance;

@@ -25,7 +25,7 @@ class Backend final : public c10d::Backend {
   void startCoalescing() override;
   c10::intrusive_ptr<c10d::Work> endCoalescing() override;
   void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
-  // Of destroy_process_group(): leaves together with the others, or tells that this rank has left a call out.
+  // What destroy_process_group() calls: leaves together with the others, or tells that this rank has left a call out.
   void shutdown() override;
   uint64_t getSequenceNumberForGroup() override;
   void setSequenceNumberForGroup() override {}

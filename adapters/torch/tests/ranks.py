@@ -21,7 +21,8 @@ from torch.testing._internal import common_utils  # noqa: E402, F401  (once here
 
 
 def _rank_main(body, rank, size, folder, timeout_s, pipe):
-    # In the rank and not before: memory that a forked process inherits is private and cannot be mapped by peers.
+    # Imported in the rank and not before: memory that a forked process inherits is private and cannot be mapped by
+    # peers.
     import chorale_torch  # noqa: F401
 
     os.environ["CHORALE_FLIGHT_DIR"] = folder

@@ -189,7 +189,8 @@ def test_messages(rank, size):
         assert sorted(senders) == [1, 2]
     else:
         dist.send(torch.full((3,), float(rank)), 0)
-    # By tag, not by the order in which they were sent; larger than what travels at once.
+    # Messages are told apart by their tags, not by the order in which they were sent; these are larger than what
+    # travels at once.
     if rank == 1:
         works = [dist.isend(torch.full((100_000,), float(tag)), 2, tag=tag) for tag in (7, 8)]
     elif rank == 2:

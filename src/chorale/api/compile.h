@@ -68,8 +68,8 @@ struct CompileOptions {
   // Ranks that compile the same: each time they compare their graphs, and an error names the first node that differs.
   // They must compile equally often, and use the group for nothing else. It must outlive the compiled function.
   const comm::Group* agree = nullptr;
-  // For whole graphs. In every call but the first, a rank whose guards hold compiles again where those of another do
-  // not, so that all compile equally often. One small collective per call. May be the same group.
+  // Used by whole graphs. In every call but the first, a rank whose guards hold compiles again where those of another
+  // do not, so that all compile equally often. One small collective per call. May be the same group.
   const comm::Group* agree_on_guards = nullptr;
   // Ranks that compile tell each other which sizes they have seen, and make the same ones symbols (Note [Shared sizes]
   // in api/shared_sizes.h). They must compile equally often. May be the same group as `agree`.

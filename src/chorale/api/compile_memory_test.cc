@@ -51,8 +51,8 @@ TEST(CompiledMemory, WithLessOfItGradientsHaveTheSameBits) {
   backward(sum(square(blocks(x))));
   const std::vector<Values> expected = blocks.gradients();
   constexpr int64_t kActivation = 256 * 128 * 4;
-  // Of each block: its input, what the activation reads and what it makes, and the result. The activation is made again
-  // at once; with less memory so is everything but what leads from block to block.
+  // Each block keeps its input, what the activation reads and what it makes, and the result. The activation is made
+  // again at once; with less memory so is everything but what leads from block to block.
   for (const auto& [budget, kept] : {std::pair{1.0, 6}, {0.5, 4}, {0.0, 3}}) {
     for (const bool whole : {false, true}) {
       int64_t bytes = 0;
@@ -68,7 +68,7 @@ TEST(CompiledMemory, WithLessOfItGradientsHaveTheSameBits) {
   }
 }
 
-// In pieces, each of which keeps what its own backward needs.
+// Each piece keeps what its own backward needs.
 TEST(CompiledMemory, PiecesOfTheSplitterComputeAgainWhatIsTheirs) {
   const Blocks blocks;
   const Tensor x = wave({256, 128}, 1, 0);
@@ -118,7 +118,7 @@ TEST(CompiledMemory, WhatBackwardDoesNotReadMayBeOverwritten) {
   }
 }
 
-// Of parts under checkpoint nothing is kept but what goes in: where one follows another, that is what the first made.
+// A part under checkpoint keeps nothing but what goes in: where one follows another, that is what the first made.
 TEST(CompiledMemory, TheBoundaryBetweenTwoCheckpointsIsKept) {
   const Tensor w = set_requires_grad(wave({128, 128}, 0.1, 1)), x = wave({256, 128}, 1, 0);
   const auto part = [&](const std::vector<Tensor>& in) {
@@ -138,7 +138,7 @@ TEST(CompiledMemory, TheBoundaryBetweenTwoCheckpointsIsKept) {
   backward(sum(square(f(x))));
   EXPECT_EQ(values(gradient(w)), expected);
   EXPECT_EQ(bytes, 2 * 256 * 128 * 4) << "the boundary and the result";
-  // Of each part two products are made again (what the last one makes nobody needs), and each of three has a gradient
+  // Two products of each part are made again (nobody needs what the last one makes), and each of three has a gradient
   // of the weight and, but for the first of all, of what goes in.
   EXPECT_EQ(products, 4u + 6 + 5);
 }

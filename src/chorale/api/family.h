@@ -58,7 +58,7 @@ class Family {
   std::vector<std::vector<SizeSource>> symbols() const;
   // A number that turned out to be fixed, though it was marked, is no symbol any more.
   void fix(const std::string& source);
-  // By graph: the text, with symbols once they are known.
+  // The text of each graph, with symbols once they are known.
   std::vector<std::string> texts() const;
   const std::vector<graph::SymbolicText>& symbolic_texts() const { return texts_; }
   // "arg 0.size(0) = s0, at least 2"

@@ -25,7 +25,7 @@ struct PieceBackward final : autograd::CustomBackward {
   Tensors apply(autograd::Node&, std::span<const Tensor> dout, op::InputSet) override;
 };
 
-// By exit of a piece: which tangents its gradient depends on.
+// For each exit of a piece, the tangents that its gradient depends on.
 std::vector<std::vector<bool>> reached_by(const Segment::Piece& piece);
 
 }  // namespace chorale::compiled

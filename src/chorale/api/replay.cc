@@ -73,7 +73,8 @@ std::vector<Tensor> Replayed::operator()(const std::vector<Tensor>& in) {
   const size_t known = forms_.size();
   Form& form = form_of(in);
   if (forms_.size() > known) {
-    // On the stream that is recorded next: what belongs to a stream (plans, workspaces) is made now.
+    // The function runs once on the stream that is recorded next, so that what belongs to a stream (plans, workspaces)
+    // is made now.
     synchronize(device);
     std::vector<Tensor> results;
     {

@@ -24,7 +24,7 @@
 
 namespace chorale {
 
-// For one thread at a time.
+// One thread at a time may use it.
 class Replayed {
  public:
   using Function = std::function<std::vector<Tensor>(const std::vector<Tensor>&)>;

@@ -92,7 +92,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
   struct Results {
     std::vector<Tensor> live, wanted;
     std::vector<base::Intrusive<autograd::Node>> nodes;  // by piece
-    // To be called once live tensors lie where they stay: from then on a write to what backward needs is an error.
+    // Each is called once live tensors lie where they stay: from then on a write to what backward needs is an error.
     std::vector<std::function<void()>> settle;
   };
   // Where gradients leave what was just recorded, by piece; no edge where they go to an earlier piece.
@@ -109,7 +109,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
   std::optional<Direct> direct() const;
   // Whether a wanted result may be given memory: one that a program makes, in row-major order.
   bool lies_in_order(size_t wanted) const;
-  // For what was just recorded: storages that are live get their bytes, and roots their new history.
+  // Runs what was just recorded: storages that are live get their bytes, and roots their new history.
   Results run(const EndOfSegment& end) const;
 
   const SegmentKey& key() const { return key_; }
@@ -161,7 +161,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
   SegmentKey key_;
   graph::Functional functional_;
   size_t live_ = 0, wanted_ = 0;  // how many outputs of the graph are such
-  // By result that is wanted: where it is among the outputs of the only piece, or SIZE_MAX.
+  // For each result that is wanted, its place among the outputs of the only piece, or SIZE_MAX.
   std::vector<size_t> wanted_places_;
   std::vector<size_t> input_places_;  // by input of the graph: its place among those from outside, or SIZE_MAX
   struct LateValue {

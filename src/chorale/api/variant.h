@@ -84,7 +84,7 @@ struct Frame::Variant {
     std::mutex mutex;                                  // one call at a time; others go the general way
   };
   std::unique_ptr<Direct> direct;
-  // Once it is compiled.
+  // Called once it is compiled.
   void make_direct();
 
   std::string mismatch(const std::vector<Argument>& now, const CompileOptions& options) const;

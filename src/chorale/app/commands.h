@@ -51,7 +51,7 @@ void add_train_recommender(CLI::App& program, Work& work);
 void add_program(CLI::App& parent, Work& work, const std::string& name, const std::string& description,
                  const std::vector<std::string>& words);
 
-// For work that ends with a status of its own.
+// Ends the program with this status, for work that has one of its own.
 inline void end_with(int status) {
   if (status != 0) throw CLI::RuntimeError(status);
 }

@@ -7,8 +7,8 @@
 
 namespace chorale::app {
 
-// In plain words: for each group, which rank diverged first, at which call, or stayed behind. Throws InvalidArgument
-// for a record that is not one.
+// Says in plain words, for each group, which rank diverged first, at which call, or stayed behind. Throws
+// InvalidArgument for a record that is not one.
 std::string explain_flights(const std::vector<nlohmann::json>& records);
 
 }  // namespace chorale::app

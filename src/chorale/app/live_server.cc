@@ -58,7 +58,7 @@ class Connection final : public httplib::Stream {
   void get_local_ip_and_port(std::string& ip, int& port) const override { ip = "127.0.0.1", port = 0; }
   socket_t socket() const override { return socket_; }
 
-  // By another thread: the one that reads from it gets its end.
+  // Called by another thread: the one that reads from the socket then sees its end.
   void drop() const { ::shutdown(socket_, SHUT_RDWR); }
 
  private:

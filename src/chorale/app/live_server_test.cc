@@ -111,7 +111,7 @@ TEST_F(Live, TooManyPagesAreToldToComeBackAndOthersAreStillServed) {
   for (std::thread& page : pages) page.join();
 }
 
-// As many as would fill every place, and some more: a slow client loses its own.
+// Enough slow clients to fill every place, and some more: it is a slow client that loses its place.
 TEST_F(Live, SlowRequestsDoNotKeepThePageFromOthers) {
   std::vector<int> slow;
   for (int i = 0; i < 200; ++i) {

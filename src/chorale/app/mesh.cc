@@ -35,7 +35,7 @@ std::vector<int> sizes_of(const std::string& shape) {
   return sizes;
 }
 
-// As the launcher deals ranks to nodes: equally many to each, one node behind the other.
+// The launcher deals ranks to nodes like this: equally many to each, one node behind the other.
 std::vector<std::string> planned_hosts(const std::vector<int>& sizes, int nodes) {
   int64_t ranks = 1;
   for (const int n : sizes) {

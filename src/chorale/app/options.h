@@ -14,7 +14,7 @@ namespace chorale::app {
 // Adds the rows of a table, which must outlive the command. `note` gets the words that were given for an option.
 using Note = std::function<void(const std::string& name, const std::vector<std::string>& words)>;
 void add_options(CLI::App& command, const train::OptionTable& table, const Note& note);
-// As above; values are set, and what is wrong with them said, as soon as they are read.
+// The same, but values are set, and what is wrong with them is said, as soon as they are read.
 void add_options(CLI::App& command, const train::OptionTable& table);
 
 // What the launcher lets users choose: the same for `run` and for `train`.
@@ -28,7 +28,7 @@ void list_options(LaunchValues& values, train::OptionTable& table);
 // InvalidArgument when they cannot be together.
 launch::LaunchOptions launch_options(const LaunchValues& values, int64_t ranks);
 
-// For options outside of a table: a number in this range.
+// Accepts a number in this range; for options outside of a table.
 CLI::Validator between(double least, double most);
 
 }  // namespace chorale::app

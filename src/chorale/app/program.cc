@@ -155,7 +155,7 @@ int status_of(const std::function<int()>& body) {
       std::cerr << concat("chorale: the output could not be written: ", problem, "\n") << std::flush;
       return kOutputLost;
     }
-    // In one piece: a launcher that ends its ranks because of another one may come in between.
+    // Written in one piece, since a launcher that ends its ranks because of another one may come in between.
     std::cerr << concat("chorale: ", problem, "\n") << std::flush;
   }
   return output_is_whole() || status != 0 ? status : kOutputLost;

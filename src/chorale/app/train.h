@@ -12,7 +12,7 @@ struct TrainParts {
   train::ShardFully shard_fully{};                                // --fsdp
   std::function<std::unique_ptr<train::StepLoop>()> make_loop{};  // --elastic
 };
-// As add_train(), which has none of these.
+// Does what add_train() does, with these parts, of which add_train() has none.
 void add_train_with(CLI::App& program, Work& work, const TrainParts& parts);
 
 }  // namespace chorale::app

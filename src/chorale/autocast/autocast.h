@@ -65,7 +65,7 @@ class Autocast {
 
 // Whether this thread is in such a scope.
 bool autocast_enabled();
-// To which dtype its scope lowers; nothing outside of scopes.
+// The dtype to which the current scope lowers; nothing outside of scopes.
 std::optional<DType> autocast_dtype();
 
 }  // namespace chorale

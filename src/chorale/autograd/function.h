@@ -48,13 +48,14 @@ class Function {
   virtual std::vector<Tensor> backward(const std::vector<Tensor>& dout) = 0;
 
  protected:
-  // In forward: keeps inputs, outputs or intermediate values for backward, with a check against overwriting.
+  // Forward keeps inputs, outputs or intermediate values for backward with it; that they are not overwritten is
+  // checked.
   void save_for_backward(std::vector<Tensor> tensors) { to_save_ = std::move(tensors); }
-  // In backward: those values.
+  // Backward reads those values here.
   const SavedTensors& saved() const { return saved_; }
-  // In forward: this output has no gradient.
+  // Forward says with it that this output has no gradient.
   void mark_non_differentiable(const Tensor& output) { non_differentiable_.push_back(output); }
-  // In backward: whether the gradient of input i is wanted.
+  // Backward asks with it whether the gradient of input i is wanted.
   bool needs(size_t i) const { return needed_.has(i); }
 
  private:

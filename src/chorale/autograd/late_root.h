@@ -58,7 +58,7 @@ class BackwardInbox {
 // fails the run, so that no run waits forever.
 class LateRoot {
  public:
-  // By the run; `root` is not wanted() when it was not named.
+  // Made by the run; `root` is not wanted() when it was not named.
   LateRoot(std::shared_ptr<BackwardInbox> inbox, Edge root, uint32_t task);
   LateRoot(LateRoot&&) noexcept = default;
   LateRoot& operator=(LateRoot&&) = delete;

@@ -24,7 +24,7 @@ bool has(const std::string& text, const char* part) { return text.find(part) != 
 
 Tensor tensor(std::initializer_list<double> of) { return Tensor::from(of, {static_cast<int64_t>(of.size())}); }
 
-// As a message to another rank is recorded: its gradients come back later.
+// Stands for a message to another rank, as it is recorded: its gradients come back later.
 struct Sent final : CustomBackward {
   const char* name() const override { return "sent"; }
   Tensors apply(Node&, std::span<const Tensor> dout, op::InputSet) override { return Tensors(dout); }

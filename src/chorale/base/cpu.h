@@ -27,10 +27,10 @@ enum class CpuFeature : uint8_t {
 };
 std::span<const CpuFeature> all_cpu_features();
 
-// As Linux spells it in /proc/cpuinfo: "avx512_bf16".
+// The name that Linux has for it in /proc/cpuinfo: "avx512_bf16".
 std::string_view name_of(CpuFeature feature);
 
-// From CPUID, and true only if the operating system saves the registers that the feature uses. A virtual machine may
+// Asks CPUID, and is true only if the operating system saves the registers that the feature uses. A virtual machine may
 // still advertise AMX that traps: kernel/cpu probes for that.
 bool cpu_has(CpuFeature feature);
 

@@ -7,7 +7,7 @@
 
 namespace chorale {
 
-// As crc32c().
+// Returns what crc32c() returns.
 uint32_t crc32c_in_lanes(std::span<const std::byte> bytes, uint32_t before);
 
 }  // namespace chorale

@@ -6,11 +6,11 @@
 
 namespace chorale {
 
-// The same descriptor under a number above 2, closed on exec; others (and -1) as they are. For every descriptor that
-// the library keeps.
+// The same descriptor under a number above 2, closed on exec; others (and -1) as they are. Every descriptor that the
+// library keeps goes through it.
 int above_standard(int descriptor);
 
-// For programs of ours, first thing: whatever of 0, 1 and 2 is closed becomes /dev/null.
+// Our programs call it first: whatever of 0, 1 and 2 is closed becomes /dev/null.
 void open_standard_descriptors();
 
 // While it lives, nothing is opened at 0, 1 or 2: for a part of somebody else's that cannot be told. What was closed is

@@ -1,4 +1,4 @@
-// For messages about a word that is not known.
+// Suggestions in messages about a word that is not known.
 #pragma once
 
 #include <string>

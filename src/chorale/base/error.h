@@ -51,7 +51,7 @@ template <class Kind, class... Parts>
 
 #define CHORALE_CHECK(condition, ...) CHORALE_CHECK_KIND(::chorale::InvalidArgument, condition, __VA_ARGS__)
 #define CHORALE_CHECK_STATE(condition, ...) CHORALE_CHECK_KIND(::chorale::StateError, condition, __VA_ARGS__)
-// For invariants of our own; active in every build, so keep it off the hot path.
+// Checks an invariant of our own; it is active in every build, so keep it off the hot path.
 #define CHORALE_INVARIANT(condition, ...)                                                                      \
   CHORALE_CHECK_KIND(::chorale::InternalError, condition, "internal error at ", __FILE__, ":", __LINE__, ": ", \
                      __VA_ARGS__, "; please report this")

@@ -14,7 +14,7 @@ TEST(Host, CoresFollowTheAffinityOfTheProcess) {
   EXPECT_GE(before, 1);
   EXPECT_LE(before, machine_cores());
   int after = 0;
-  // In a thread of its own, which inherits the mask and takes the restricted one with it.
+  // A thread of its own inherits the mask, and takes the restricted one with it.
   std::thread([&] {
     cpu_set_t one;
     CPU_ZERO(&one);

@@ -88,7 +88,7 @@ class SmallVector {
     return back();
   }
   void pop_back() { std::destroy_at(data_ + --size_); }
-  // By value: `value` may be an element of this vector, which growing moves.
+  // `value` is taken by value, since it may be an element of this vector, which growing moves.
   void resize(size_t count) {
     reserve(count);
     for (; size_ < count; ++size_) std::construct_at(data_ + size_);

@@ -104,7 +104,7 @@ class Blocks {
     }
     graph::renumber(body);
   }
-  // By value: whether it is read behind the block, or by a view of the block which is.
+  // For each value, whether it is read behind the block, or by a view of the block which is.
   std::vector<bool> read_outside(size_t begin, size_t end) const {
     std::vector<bool> read(graph_.values.size(), false);
     for (const graph::Output& output : graph_.outputs) read[output.value] = true;

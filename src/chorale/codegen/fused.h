@@ -31,7 +31,7 @@ struct FusedOptions {
 
 std::shared_ptr<const graph::Program> fuse_and_compile(graph::Graph graph, const FusedOptions& options = {});
 
-// For CompileOptions::backend.
+// Makes a CompileOptions::backend.
 inline auto fused(FusedOptions options = {}) {
   return [options = std::move(options)](graph::Graph graph, const auto&) {
     return fuse_and_compile(std::move(graph), options);

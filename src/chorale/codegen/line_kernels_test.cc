@@ -67,8 +67,8 @@ void expect_same(const Shape& sizes, CodeCache& cache) {
   EXPECT_GE(reductions, 7u) << sizes;
 }
 
-// At all sizes and with any number of threads. Kernels are functions of sizes: nothing is compiled for the second (of
-// large values other nodes are joined, those that read the same one).
+// The bits are the same at all sizes and with any number of threads. Kernels are functions of sizes: nothing is
+// compiled for the second (of large values other nodes are joined, those that read the same one).
 TEST(Lines, HaveTheBitsOfTheOps) {
   const TemporaryFolder folder;
   CodeCache cache({.folder = folder.path()});

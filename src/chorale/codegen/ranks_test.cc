@@ -100,7 +100,7 @@ TEST(CompilingRanks, ThatFindTheCodeWaitForOneThatMakesIt) {
     ranks.barrier({.timeout = 60s}).wait();
     cache.forget();
     call(world.rank() == 0 ? other : cache);
-    // Who has saved time waits longer, and nobody else does.
+    // A rank that has saved time waits longer, and no other rank does.
     EXPECT_EQ(comm::timeout_extension() >= 1s, world.rank() != 0);
     const Tensor one = ones({1});
     ranks.all_reduce(one).wait();

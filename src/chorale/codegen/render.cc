@@ -296,7 +296,7 @@ Loops loops_of(const Graph& body) {
   };
   for (const uint32_t x : body.inputs) add(body.values[x]);
   for (const graph::Output& y : body.outputs) add(body.values[y.value]);
-  // In the order of the results' memory, the last one innermost.
+  // Dimensions go in the order of the results' memory, the last one innermost.
   std::vector<size_t> order(dims);
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return first.strides[a] > first.strides[b]; });

@@ -83,7 +83,7 @@ Tuned tune(const Graph& graph, const comm::Group* ranks, int64_t* measured) {
     if (static_cast<int>(i % static_cast<size_t>(size)) != rank) continue;
     const Node& node = graph.nodes[nodes[i]];
     const graph::Value &a = graph.values[node.in[0]], &c = graph.values[node.out[0]];
-    // By this rank's sizes, which others need not have.
+    // This rank decides by its own sizes, which others need not have.
     const bool is_worth_it = count_elems(c.sizes) * a.sizes.back() >= kLeastWork;
     told[i] = 1 + static_cast<int64_t>(is_worth_it ? fastest(graph, node) : ProductForm::kByShape);
     if (measured && is_worth_it) ++*measured;

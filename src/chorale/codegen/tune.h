@@ -13,7 +13,7 @@
 
 namespace chorale::codegen {
 
-// By product that has a choice.
+// An entry for each product that has a choice.
 using Tuned = std::vector<kernel::cpu::ProductForm>;
 
 // The nodes that have one: the same at all sizes.

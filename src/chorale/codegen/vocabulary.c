@@ -54,7 +54,8 @@ INLINE D d_number(J m) { return d_select(m, d_splat(1), d_splat(0)); }
   D r;                                               \
   for (int l = 0; l < LD; ++l) r[l] = (expression);  \
   return r
-// By name: of lanes that are all one number gcc makes scalars, and puts them together again.
+// The instruction is named here, since gcc makes scalars of lanes that are all one number, and puts them together
+// again.
 #if defined(__AVX512F__)
 INLINE F f_fma(F a, F b, F c) { return (F)__builtin_ia32_vfmaddps512_mask(a, b, c, (unsigned short)-1, 4); }
 INLINE D d_fma(D a, D b, D c) { return (D)__builtin_ia32_vfmaddpd512_mask(a, b, c, (unsigned char)-1, 4); }
@@ -82,7 +83,7 @@ INLINE D d_abs(D x) { return (D)((J)x & 0x7fffffffffffffffL); }
 INLINE F f_copysign(F x, F s) { return (F)(((I)x & 0x7fffffff) | ((I)s & ~0x7fffffff)); }
 INLINE D d_copysign(D x, D s) { return (D)(((J)x & 0x7fffffffffffffffL) | ((J)s & ~0x7fffffffffffffffL)); }
 
-// ---- order. The smaller of the processor: its second argument where either is NaN. For users NaN wins.
+// ---- order. The smaller of the processor: its second argument where either is NaN. Users get NaN where either is NaN.
 #if defined(__AVX512F__) && defined(__clang__)
 INLINE F f_least(F a, F b) { return (F)__builtin_ia32_minps512(a, b, 4); }
 INLINE F f_most(F a, F b) { return (F)__builtin_ia32_maxps512(a, b, 4); }

@@ -40,7 +40,7 @@ class CallBuilder {
   Chunk input(const Tensor& tensor);
   Chunk output(const Tensor& tensor);
   Chunk in_place(const Tensor& tensor);
-  // For the trace; inputs and what is changed in place are noted anyway.
+  // Notes a shape for the trace; inputs and what is changed in place are noted anyway.
   void note_shape(const Tensor& tensor);
   void give(Chunk chunk) { operation_->give.push_back(chunk); }
   void take(Chunk chunk) { operation_->take.push_back(chunk); }

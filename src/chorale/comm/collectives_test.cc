@@ -133,7 +133,7 @@ TEST(Collectives, ComplexNumbersHaveNoOrder) {
     for (Reduce reduce :
          {Reduce::kMax, Reduce::kMin, Reduce::kProduct, Reduce::kBitAnd, Reduce::kBitOr, Reduce::kBitXor}) {
       try {
-        // On one rank only: it is refused before anything is sent.
+        // Only one rank calls: it is refused before anything is sent.
         if (group.rank() == 0) std::ignore = group.all_reduce(x, reduce);
         if (group.rank() == 0) ADD_FAILURE() << name_of(reduce);
       } catch (const InvalidArgument& error) {

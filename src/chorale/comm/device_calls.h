@@ -6,7 +6,7 @@
 // - all ranks share one device: Note [Calls on a shared device];
 // - each has its own, and a library moves bytes between them (device/collectives.h): Note [Calls between devices];
 // - otherwise, and for what the device cannot reduce: through copies on the host, as every call did before.
-// In the first two, a call is to the host's engine a call of a few bytes with the fingerprint of the real one: it is
+// In the first two ways the host's engine sees a call of a few bytes with the fingerprint of the real one: it is
 // watched as every call is (deadlines, deaths, different calls), and when it is done, all ranks have come. Then the
 // device's part begins (DevicePart), which belongs to the call and ends it.
 //

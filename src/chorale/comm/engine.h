@@ -149,8 +149,8 @@ class Engine {
   // An engine is moved by waits in other groups of its rank from enlist(), when it is complete, to delist(), before its
   // parts go.
   void enlist();
-  // For destructors, with the lock. Work that was started and dropped is still owed to the others: finishes it, unless
-  // an exception is passing through. What is left then has failed.
+  // Called by destructors, with the lock. Work that was started and dropped is still owed to the others: finishes it,
+  // unless an exception is passing through. What is left then has failed.
   void drain(std::unique_lock<std::mutex>& lock);
   void end_the_rest();
   void delist();
@@ -175,7 +175,7 @@ class Engine {
   // The first call is done.
   void finish_first();
   void look_if_due(Wait& wait);
-  // For an engine that has moved messages by other ways than progress().
+  // An engine that has moved messages by other ways than progress() calls it.
   void note_messages() { has_messages_ = !messages().idle(); }
 
   const base::Intrusive<Operation>* first_call() const { return calls_.empty() ? nullptr : &calls_.front(); }
@@ -201,7 +201,7 @@ class Engine {
   // Ends an operation; `error` is null when it succeeded. A waiting thread sees it at once, callbacks run later,
   // without the lock.
   void complete(Operation& operation, std::exception_ptr error) const;
-  // For the trace.
+  // Notes the operation for the trace.
   void note(Operation& operation) const;
 
   const std::shared_ptr<RankContext> context_;

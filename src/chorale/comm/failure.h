@@ -52,7 +52,8 @@ std::string prefix_of(const Membership& membership, const Operation& operation);
 // What the caller gets: prefix, reason, and where the last calls were written.
 std::exception_ptr error_of(const Membership& membership, const Operation& operation, const std::string& reason,
                             int culprit, const FlightRecorder& flight);
-// For a rank other than 0 whose monitored barrier failed, and for any other call of a group that broke elsewhere.
+// What is told to a rank other than 0 whose monitored barrier failed, and to any other call of a group that broke
+// elsewhere.
 std::string reason_of_a_broken_group(const Membership& membership, const Operation& operation,
                                      const std::string& reason);
 // The time is over, and `culprit` (a group rank; -1: none) is to blame; `who` says what is known of it. Throws

@@ -54,7 +54,8 @@ TEST(Faults, AStoppedPeerThatWakesDoesNotWriteIntoWhatASurvivorHasTakenBack) {
     ASSERT_EQ(x.data<float>()[kElems - 1], 2.0f);
     group.barrier().wait();
     if (group.rank() == 1) {
-      // By a clock of the time that this process computes, so that it happens however busy the machine is.
+      // The signal comes by a clock that counts the time this process computes, so that it happens however busy the
+      // machine is.
       watched_hands = &static_cast<const ShmEngine&>(*group.engine()).group().own().hands;
       signal(SIGVTALRM, stop_with_hands_up);
       const itimerval every_ms{{0, 1000}, {0, 1000}};
@@ -188,7 +189,7 @@ class Errors final : public std::streambuf {
   std::string text_;
 };
 
-// On one host and between two, at the same time: it takes more than five seconds.
+// One host and two hosts are tested at the same time, because each takes more than five seconds.
 TEST(Faults, ARankThatWaitsForLongNamesTheLateOneAndWhatItDoes) {
   const Errors errors;
   const auto body = [&](bool message) {

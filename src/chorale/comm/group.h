@@ -30,21 +30,22 @@
 namespace chorale::comm {
 
 struct GroupOptions {
-  // For each call that names no deadline of its own. The default is CHORALE_TIMEOUT in seconds, else 30 minutes.
+  // How long a call may take that names no deadline of its own. The default is CHORALE_TIMEOUT in seconds, else 30
+  // minutes.
   std::optional<std::chrono::milliseconds> timeout = {};
   // Payloads are verified by their receivers, which costs time. The default is CHORALE_CHECKSUM, 0 or 1, else no.
   // Set for the world; its other groups do as it does.
   std::optional<bool> checksum = {};
-  // Faults on purpose: a plan or a seed (transport/fabric/chaos.h). The default is CHORALE_CHAOS, else none. Of the
-  // world.
+  // Faults on purpose: a plan or a seed (transport/fabric/chaos.h). The default is CHORALE_CHAOS, else none. It belongs
+  // to the world.
   std::optional<std::string> chaos = {};
   // What connects the hosts of the default group (transport/fabric/fabric_name.h); empty: CHORALE_FABRIC, else tls
   // between hosts.
   std::string fabric = {};
   // Between hosts. Set for the world; its other groups do as it does.
   NetOptions net = {};
-  // For connect() of a group that is a part of somebody else's job: the global ranks of its members, ascending. Empty:
-  // 0, 1, …. Between hosts they stay 0, 1, …: a fabric knows its ranks by these.
+  // Where connect() makes a group that is a part of somebody else's job, the global ranks of its members, ascending.
+  // Empty: 0, 1, …. Between hosts they stay 0, 1, …: a fabric knows its ranks by these.
   std::vector<int> members = {};
 };
 

@@ -11,7 +11,7 @@
 
 namespace chorale::comm {
 
-// As Group::connect.
+// Does what Group::connect does.
 std::shared_ptr<GroupState> connect_group(transport::Store& store, const std::string& name, int rank, int size,
                                           const GroupOptions& options);
 

@@ -21,8 +21,8 @@ namespace chorale::comm {
 // left out, or throws. True when all have left. The group is not valid after it.
 bool leave(Group& group, std::optional<std::chrono::milliseconds> patience = std::nullopt);
 
-// For a rank that goes on without some of the others: this group and all that were made out of it, or out of the same
-// one, fail at once. Nothing is finished first, and whoever waits for this rank in one of them is told `why`.
+// Called by a rank that goes on without some of the others: this group and all that were made out of it, or out of the
+// same one, fail at once. Nothing is finished first, and whoever waits for this rank in one of them is told `why`.
 void abandon(const Group& group, const std::string& why);
 
 // What an engine provides for leaving; with the context's lock.

@@ -27,7 +27,7 @@ struct Notice {
   std::string text = {};
 };
 
-// As bytes; at most 2 KiB of the text travel.
+// The notice as bytes; at most 2 KiB of the text travel.
 std::string encode(const Notice& notice);
 // Nothing for bytes that are no notice.
 std::optional<Notice> decode_notice(std::string_view bytes);

@@ -51,7 +51,7 @@ struct Operation : base::RefCounted {
   Deadline deadline = Deadline::never();
   // It has failed for a reason that another rank may know better; that rank has so long to say it (kUnsurePatience).
   std::optional<Deadline> patience;
-  // For a monitored barrier: the time of each rank, and whether all absent ranks are named or only the first.
+  // A monitored barrier has these: the time of each rank, and whether all absent ranks are named or only the first.
   Deadline::Clock::duration timeout{};
   bool wait_for_all = false;
 
@@ -66,7 +66,7 @@ struct Operation : base::RefCounted {
 
   uint64_t flight = 0;  // its number in the flight recorder
 
-  // For the trace: shapes of what it moves, if anybody wants to know, and when it was done.
+  // What the trace wants: shapes of what it moves, if anybody asks for them, and when it was done.
   bool traced = false;
   Deadline::Clock::time_point completed;
   std::vector<std::vector<int64_t>> shapes;

@@ -188,7 +188,7 @@ TEST(Rejoin, AForkedChildGetsErrorsAndItsParentsNoHarm) {
   EXPECT_EQ(run_processes(2, body), (std::vector<int>{0, 0}));
 }
 
-// As above for what is behind World: its store, whose server may be this process's own.
+// The same for what is behind World: its store, whose server may be this process's own.
 TEST(Rejoin, AForkedChildLeavesTheParentsStoreAlone) {
   const auto results = run_processes(2, [](Group& group) {
     std::vector<int64_t> port{free_port()};

@@ -240,7 +240,7 @@ void expect_sums_in_order(Group& group) {
     while (2 * left < end - begin) left *= 2;
     return sum(begin, begin + left, i) + sum(begin + left, end, i);
   };
-  // In a slot, in place or staged, and in more pieces than one.
+  // Sizes that go in a slot, in place or staged, and in more pieces than one.
   for (int64_t count : {1, 5, 3000, 200'000}) {
     const Tensor ours = Tensor::empty({count}, DType::kF32);
     std::vector<float> foreign(static_cast<size_t>(count));

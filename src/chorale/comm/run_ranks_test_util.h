@@ -13,7 +13,7 @@ namespace chorale::comm {
 // first exception is rethrown here when all have ended. Under mpirun (tests/mpi_test.py) the process itself is a rank
 // of an mpi group, if there are `size` of them; otherwise the test is reported as skipped.
 void run_ranks(int size, const std::function<void(Group&)>& body, const GroupOptions& options = {});
-// For a test that runs with several sizes: all of them, and under mpirun the one that there is, if it is in the list.
+// The sizes that a test runs with: all of the list, and under mpirun the one that there is, if it is in the list.
 std::vector<int> sizes_to_run(const std::vector<int>& sizes);
 
 // The same on several hosts: rank r is a thread that behaves as if it were on host hosts[r], and ranks of different
@@ -34,7 +34,7 @@ std::vector<int> run_processes(int size, const std::function<void(Group&)>& body
 // True in a process that run_processes started.
 bool is_rank_process();
 
-// Both kinds, one after the other, and all is well with all of them. Under mpirun its ranks only.
+// Both kinds, one after the other, and all is well with all of them. Under mpirun only mpirun's ranks run.
 void run_threads_and_processes(int size, const std::function<void(Group&)>& body, const GroupOptions& options = {});
 // And on two hosts.
 void run_everywhere(int size, const std::function<void(Group&)>& body, const GroupOptions& options = {});

@@ -6,7 +6,7 @@
 
 namespace chorale::comm {
 
-// As Group::sparse_all_reduce, in a group that this rank is in.
+// Does what Group::sparse_all_reduce does, in a group that this rank is in.
 Tensor sparse_all_reduce(const Group& group, const Tensor& tensor, const CallOptions& options);
 
 }  // namespace chorale::comm

@@ -21,8 +21,8 @@ class StopWatch {
  public:
   StopWatch();
 
-  // To be called now and then while this operation waits: throws CallFailed when this rank of the group (-1: one of
-  // them) was stopped for too long. `who_is` describes a rank.
+  // Called now and then while this operation waits: throws CallFailed when this rank of the group (-1: one of them) was
+  // stopped for too long. `who_is` describes a rank.
   void look(const Membership& membership, const Operation& operation, int only,
             const std::function<bool(int)>& is_stopped, const std::function<std::string(int)>& who_is);
 

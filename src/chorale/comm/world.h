@@ -16,9 +16,10 @@ class World {
   World() = default;
   World(World&&) = default;
   World& operator=(World&&) = delete;
-  // As destroy(), unless an exception passes through; what that would throw is written to standard error.
+  // Does what destroy() does, unless an exception passes through; what destroy() would throw is written to standard
+  // error.
   ~World();
-  // As init().
+  // Calls init().
   World(std::shared_ptr<transport::Store> store, int rank, int size, const GroupOptions& options = {}) {
     init(std::move(store), rank, size, options);
   }

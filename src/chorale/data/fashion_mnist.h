@@ -24,7 +24,7 @@ class FashionMnist {
   Example get(int64_t index) const;
   Example get_batch(std::span<const int64_t> indices) const;
 
-  // As in the files: u8 [n, 1, 28, 28] and u8 [n].
+  // What the files hold: u8 [n, 1, 28, 28] and u8 [n].
   const Tensor& images() const { return images_; }
   const Tensor& labels() const { return labels_; }
 

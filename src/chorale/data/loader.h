@@ -43,7 +43,7 @@ class SampleError : public StateError {
   SampleError(int64_t sample, const std::string& message) : StateError(message), index(sample) {}
   int64_t index;
 };
-// For a catch block: throws SampleError around the exception in flight.
+// Called in a catch block: throws SampleError around the exception in flight.
 [[noreturn]] void throw_sample_error(int64_t index);
 
 void check_loader_state(const LoaderState& loaded, const LoaderState& own);

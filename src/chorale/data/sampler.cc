@@ -23,12 +23,12 @@ class EpochNumbers {
     --left_;
     return uint64_t{words_[2 * left_]} << 32 | words_[2 * left_ + 1];
   }
-  // In [0, bound): the high half of a product of 128 bits, whose bias (bound / 2^64) nobody can see.
+  // A number in [0, bound): the high half of a product of 128 bits, whose bias (bound / 2^64) nobody can see.
   int64_t below(int64_t bound) {
     __extension__ using uint128 = unsigned __int128;
     return static_cast<int64_t>((static_cast<uint128>(next()) * static_cast<uint64_t>(bound)) >> 64);
   }
-  // In (0, 1).
+  // A number in (0, 1).
   double uniform() { return (static_cast<double>(next() >> 12) + 0.5) * 0x1p-52; }
 
  private:

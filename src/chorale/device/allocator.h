@@ -102,7 +102,7 @@ class CachingAllocator final : public Allocator {
   void reset_peak() override;
   void trim() override;
 
-  // In constant time and without locks; nothing for memory that is not ours.
+  // Takes constant time and no locks; returns nothing for memory that is not ours.
   std::optional<memory::Location> locate(const void* address) const;
   memory::ArenaSource& source();
   // Throws StateError once an arena exists: memory cannot move under tensors.

@@ -56,7 +56,7 @@ class DeviceComm {
 // Thread-safe.
 class DeviceCollectives {
  public:
-  // By which the ranks of a communicator find each other.
+  // The name by which the ranks of a communicator find each other.
   using Id = std::array<std::byte, 128>;
 
   virtual ~DeviceCollectives() = default;
@@ -65,7 +65,7 @@ class DeviceCollectives {
   // Equal for two processes exactly where they use the same device.
   virtual std::array<std::byte, 16> identity(Device device) = 0;
   virtual bool can(const DeviceReduction& how) = 0;
-  // By one rank, for all of them.
+  // One rank calls it, for all of them.
   virtual Id make_id() = 0;
   // Begins to meet the others, and returns.
   virtual std::unique_ptr<DeviceComm> begin(const Id& id, Device device, int rank, int size) = 0;

@@ -74,7 +74,7 @@ class Runtime {
 Runtime& runtime_of(Device device);
 // Null where there is none.
 Runtime* find_runtime(DeviceType type);
-// Once per kind; it lives as long as the process.
+// Called once per kind; the runtime lives as long as the process.
 void add_runtime(DeviceType type, std::unique_ptr<Runtime> runtime);
 
 }  // namespace chorale

@@ -61,7 +61,7 @@ class StreamAllocator final : public Allocator {
   void set_label(const void* address, std::string label);
   std::string label_of(const void* address) const;
 
-  // For a test that must see such an error found: hands freed blocks to any stream at once.
+  // Hands freed blocks to any stream at once, for a test that must see such an error found.
   void plant_early_reuse(bool planted) { early_reuse_ = planted; }
 
  private:

@@ -154,7 +154,7 @@ class Contexts {
   bool asked(uint64_t context, int whom);
   // What an answer says of this worker and of those that it has called; 0: nothing.
   uint64_t report(uint64_t context, int to);
-  // The request was answered, and this is what its answer says; 0: it failed. Once for each that was asked.
+  // The request was answered, and this is what its answer says; 0: it failed. Called once for each request.
   void answered(uint64_t context, int by, uint64_t report);
 
   // ---- backward

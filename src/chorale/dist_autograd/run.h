@@ -70,14 +70,14 @@ class Run : public std::enable_shared_from_this<Run> {
   // Goes on as far as it can. One thread drives it at a time; what others bring meanwhile is seen by that one.
   void drive();
   void fail(const std::exception_ptr& error);
-  // For receive nodes, inside drive().
+  // Receive nodes call it, inside drive().
   void send_back(const ReceiveBackward& receive, std::vector<Tensor> gradients);
   static Run* current();
 
  private:
   // One that was counted as outstanding.
   void send(int to, Gradients gradients);
-  // In drive(): says of which hops it is known by now that they get no gradients.
+  // drive() calls it: says of which hops it is known by now that they get no gradients.
   void tell_absent();
   // The gradients for the starter are not left to the answer: it must come later.
   void send_kept();

@@ -21,8 +21,8 @@ class Batches {
   // The samples of a rank in a step. InvalidArgument where there are more ranks than samples in a batch.
   std::vector<int64_t> of(int64_t step, int rank, int ranks) const;
   std::vector<int64_t> of(int64_t step, const comm::Group& group) const { return of(step, group.rank(), group.size()); }
-  // By which the mean loss over the samples of a rank is multiplied, so that averages over ranks are means over the
-  // global batch: n · own samples / B; 1 where all have the same.
+  // The factor by which the mean loss over the samples of a rank is multiplied, so that averages over ranks are means
+  // over the global batch: n · own samples / B; 1 where all have the same.
   double weight(int rank, int ranks) const;
   double weight(const comm::Group& group) const { return weight(group.rank(), group.size()); }
 

@@ -284,8 +284,8 @@ void Elastic::apply() {
 
 // ---- a change of ranks
 
-// Whoever still waits for this rank in a group that it leaves is told so: after a failure in any group that was made
-// out of it, with calls that nobody will finish.
+// A rank that still waits for this one in a group that this one leaves is told so; after a failure also in any group
+// that was made out of it, where nobody will finish the calls.
 void Elastic::leave(const std::string& why) {
   if (!why.empty()) comm::abandon(group_, concat("goes on without some of the others: ", why));
   if (model_) model_->set_group(comm::Group());

@@ -147,15 +147,15 @@ class Elastic {
   // Values become their sums over ranks before the update; all ranks give equally many.
   void step(const std::function<void()>& update, std::span<double> values);
 
-  // In `body`, before step(): this step is the last, for all ranks, whichever of them says so.
+  // Called in `body`, before step(): this step is the last, for all ranks, whichever of them says so.
   void stop() { stops_ = true; }
 
   // Steps that are applied.
   int64_t steps_done() const { return done_; }
   int64_t epoch() const { return epoch_; }
-  // Of a fully sharded job.
+  // What the copies of a fully sharded job have cost this rank.
   CopyCosts copy_costs() const { return shards_ ? shards_->costs() : CopyCosts(); }
-  // Since this rank takes part; the first is its own joining.
+  // The changes since this rank takes part; the first is its own joining.
   const std::vector<Change>& changes() const { return changes_; }
 
  private:

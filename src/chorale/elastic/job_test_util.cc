@@ -122,7 +122,7 @@ std::vector<Kill> random_kills(uint64_t seed, int ranks, int64_t steps, bool wit
     Kill kill{static_cast<int>(random() % static_cast<uint64_t>(ranks)),
               static_cast<int64_t>(random() % static_cast<uint64_t>(steps)), phases[random() % phases.size()]};
     if (kill.phase == "finish") kill.step = steps;
-    // At the same moment as the one before.
+    // This one dies at the same moment as the one before.
     if (i > 0 && random() % 2 == 0) {
       kill.step = kills.back().step;
       kill.phase = kills.back().phase;
@@ -134,7 +134,7 @@ std::vector<Kill> random_kills(uint64_t seed, int ranks, int64_t steps, bool wit
 
 JobResult run_job(const JobOptions& job) {
   Elastic* running = nullptr;
-  // Who wins the entry dies: each death happens once, whoever has the rank then.
+  // The member that wins the entry dies: each death happens once, whichever member has the rank then.
   const auto visit = [&](const std::string& phase, int64_t step) {
     for (size_t i = 0; i < job.kills.size(); ++i) {
       const Kill& kill = job.kills[i];

@@ -69,7 +69,7 @@ class Holdings {
     bool is_own;
     std::vector<snapshot::WriteItem> items;
   };
-  // By rank: parts of the cut.
+  // For each rank, its parts of the cut.
   std::vector<std::vector<snapshot::WriteItem>> items_of(const Cut& cut) const;
 
   const comm::Group& group_;

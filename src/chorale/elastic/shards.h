@@ -1,4 +1,4 @@
-// Of a job whose ranks each have a part of the model: what is made for the ranks of an epoch, the copies that ranks
+// Elastic jobs whose ranks each have a part of the model: what is made for the ranks of an epoch, the copies that ranks
 // keep of each other's parts, and how a state is found again when ranks are gone.
 //
 // Note [Copies]

@@ -30,7 +30,7 @@ class Threads {
     epochs_.emplace(launch::Epochs::Plan{
         .limits = {1, ranks}, .ranks = ranks, .store = store_, .board = board_, .patience = std::chrono::seconds(20)});
   }
-  // On rank 0, before it begins this step.
+  // Called on rank 0, before it begins this step.
   std::function<void(int64_t)> before_step;
   bool replaces = true;
   // Ranks end with errors, which are kept instead of being failures.
@@ -58,7 +58,7 @@ class Threads {
     }
     return std::move(results_);
   }
-  // As from `chorale resize`.
+  // Does what `chorale resize` does.
   void resize(int ranks) {
     const std::lock_guard lock(mutex_);
     epochs_->resize(ranks);

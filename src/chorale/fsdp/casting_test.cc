@@ -235,7 +235,7 @@ TEST(FullyShardedLifeCycle, PartsOfAGroupMayRunAlone) {
     backward(sum(square(model.head(x))));
     EXPECT_EQ(counter.reduce_scatters(), 1);
     expect_sharded_parity(model.named_parameters(), plain.named_parameters(), 1e-5, "alone");
-    // In chunks, each with its own backward up to what the body gave.
+    // The head runs in chunks, each with its own backward up to what the body gave.
     plain.zero_grad();
     model.zero_grad();
     const auto chunked = [&](NormAndHead& m) {

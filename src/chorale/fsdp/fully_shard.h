@@ -61,8 +61,8 @@ void set_post_optimizer_event(nn::Module& root, chorale::Event updated);
 
 // Where it is not wanted, gradients stay whole and are added up until a backward for which it is.
 void set_requires_gradient_sync(nn::Module& module, bool wanted, bool recurse = true);
-// For replicas of shards. Where it is not wanted, gradients are reduced over shards only, and over replicas by a later
-// backward for which it is.
+// Replicas of shards obey it. Where it is not wanted, gradients are reduced over shards only, and over replicas by a
+// later backward for which it is.
 void set_requires_all_reduce(nn::Module& module, bool wanted, bool recurse = true);
 void set_reshard_after_forward(nn::Module& module, ReshardAfterForward policy, bool recurse = true);
 void set_reshard_after_backward(nn::Module& module, bool wanted, bool recurse = true);

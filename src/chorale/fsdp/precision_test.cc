@@ -345,7 +345,7 @@ TEST(FullyShardedPrecision, AllRanksSkipAStepThatOneCannotTake) {
     for (const bool broken : {false, true, false}) {
       optimizer.zero_grad();
       backward(scaler.scale(sum(model(x))));
-      // In the part that one rank has.
+      // One rank's part of a gradient is broken.
       if (broken && group.rank() == 1) {
         const NoGrad quiet;
         fill_(to_local(gradient(model.in_proj.weight)), std::numeric_limits<float>::infinity());

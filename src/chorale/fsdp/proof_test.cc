@@ -108,7 +108,7 @@ void expect_one_training(const M& start, const std::vector<int>& sizes, const Pr
       DistributedDataParallel<M> ddp(std::move(copies[0]), group), of_zero(std::move(copies[1]), group);
       M sharded = std::move(copies[2]);
       shard_blocks(sharded, mesh);
-      // Of four ranks two replicas, too, of two shards each: sums in another order.
+      // Four ranks are also two replicas of two shards each, whose sums are in another order.
       const bool has_replicas = size == 4;
       M replicated = std::move(copies[3]);
       if (has_replicas) shard_blocks(replicated, Mesh(group, {2, 2}, {"replicate", "shard"}));

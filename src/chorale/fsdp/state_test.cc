@@ -113,7 +113,7 @@ TEST(FullyShardedState, AllOfItOnOneRank) {
   });
 }
 
-// From one seed.
+// Draws them from one seed.
 void draw_parameters(MlpStack& model) {
   manual_seed(7);
   model.apply([](nn::Module& m) {

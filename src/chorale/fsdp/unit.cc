@@ -407,7 +407,7 @@ void Unit::note(Event::Kind kind) const {
 
 void Unit::wake_helper(const comm::Group& group) const {
   if (!context_ || group.moves_by_itself()) return;
-  // As for DDP's buckets: without a core of its own a thread takes turns with what it should hide behind.
+  // The same holds for DDP's buckets: without a core of its own a thread takes turns with what it should hide behind.
   const bool has_room =
       static_cast<int>(std::thread::hardware_concurrency()) >= data_parallel_size() * (thread_count() + 1);
   if (options_.helper_thread.value_or(has_room))

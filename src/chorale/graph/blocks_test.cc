@@ -5,7 +5,7 @@
 namespace chorale::graph {
 namespace {
 
-// By operand, then by result.
+// Indexed by operand, then by result.
 std::vector<std::vector<bool>> may_lie_over(const char* text) {
   const Graph graph = parse(text);
   const Node& block = graph.nodes[0];

@@ -76,7 +76,7 @@ void verify(const Graph& graph);
 
 // A tensor of this kind, without bytes: what inference reads.
 Tensor stand_in(const Value& value);
-// For a row: what inference says of each result, given stand-ins of the inputs.
+// What the row's inference says of each result, given stand-ins of the inputs.
 op::OutSpecs infer(const Graph& graph, const Node& node);
 // Whether a row talks to other ranks: it runs whether its result is read or not, and once for each call.
 bool is_collective(const op::OpDef& op);

@@ -45,8 +45,8 @@ class SymbolicText {
     std::vector<int64_t> sizes;  // by symbol
     std::string text;
   };
-  // From texts that print() gave. Nothing, and why not, where they differ in more than numbers, or where a number
-  // follows none of the known forms.
+  // Learns from texts that print() gave. Returns nothing, and says why not, where they differ in more than numbers, or
+  // where a number follows none of the known forms.
   static std::optional<SymbolicText> learn(std::span<const Example> examples, std::vector<std::string> names,
                                            std::string& why_not);
   // Reads what text() gave; throws InvalidArgument.

@@ -9,7 +9,8 @@
 namespace chorale::io {
 
 // What the system does not take (a full disk, a quota) is kept and tried again with the next record, after one warning;
-// the file never ends in half a record. Of more than kMostKept bytes the newest are dropped, as whole records.
+// the file never ends in half a record. When more than kMostKept bytes are kept, the newest are dropped, as whole
+// records.
 class AppendFile {
  public:
   static constexpr size_t kMostKept = size_t{16} << 20;

@@ -20,7 +20,7 @@ struct LayerNormAttrs {
 };
 CHORALE_FIELDS(LayerNormAttrs, normalized_shape, eps)
 
-// For the gradients of normalisations.
+// What the gradients of normalisations need.
 struct LayerNormBackwardAttrs {
   IntList normalized_shape;
   bool affine = true;  // the gradients of weight and bias are asked for; otherwise they have no elements
@@ -101,7 +101,7 @@ struct AttentionAttrs {
 };
 CHORALE_FIELDS(AttentionAttrs, scale, causal, grouped, dropout_p)
 
-// In one to three dimensions: lists have an entry for each.
+// There are one to three dimensions, and lists have an entry for each.
 struct ConvolutionAttrs {
   SpatialList stride;
   SpatialList padding;

@@ -28,7 +28,7 @@ struct Address {
   sockaddr_un place{};
   socklen_t bytes = 0;
 };
-// In the abstract namespace: nothing is left behind.
+// The name is in the abstract namespace, so that nothing is left behind.
 Address address_of(pid_t launcher) {
   const std::string name = concat("chorale-run-", launcher);
   Address address;

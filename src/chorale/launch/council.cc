@@ -19,11 +19,11 @@ using transport::EpochNode;
 
 constexpr auto kTick = 100ms;    // between two looks, when nobody rings
 constexpr auto kAnswer = 500ms;  // for a call of the keeper's store
-// For an answer to a ballot: of a node that is taken for lost, and of others.
+// How long the council waits for an answer to a ballot: from a node that is taken for lost, and from others.
 constexpr auto kLostAnswers = 200ms, kAnswers = 1500ms;
 // The one after the other begins to propose, when the keeper is lost.
 constexpr auto kStagger = 100ms;
-// For a node that asks for votes in vain. All others do so at about the same time.
+// The pause of a node that has asked for votes in vain. All others do so at about the same time.
 constexpr auto kTakeOver = 1800ms;
 constexpr auto kOwnStore = 10s;
 
@@ -203,7 +203,7 @@ bool Council::adopt(const Epoch& epoch) {
   return true;
 }
 
-// Whoever joins gets the next number, here.
+// A node that joins gets the next number, here.
 void Council::number_nodes() const {
   const int64_t known = plan_.own->add(kHighestNode, 0, within(kOwnStore));
   const int64_t highest = current_.nodes.back().number;

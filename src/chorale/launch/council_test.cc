@@ -232,8 +232,8 @@ TEST(Council, AllEndWhenAllAreFinished) {
   FAIL() << "they do not end";
 }
 
-// Cables are pulled and put back, ranks die. Whoever states an epoch states the same as the others, and those that go
-// on are as many as may.
+// Cables are pulled and put back, ranks die. All launchers that state an epoch state the same one, and as many go on as
+// may.
 TEST(Council, SeededPartitionsNeverSplitAJob) {
   const bool soaking = config::env("CHORALE_SOAK").has_value();
   for (uint64_t seed = 0; seed < (soaking ? 200U : 3U); ++seed) {

@@ -40,7 +40,7 @@ Epochs::Epochs(Plan plan)
   if (plan_.council) plan_.council->tell(facts());
 }
 
-// For the ranks of this node.
+// States the epoch for the ranks of this node.
 void Epochs::state(const transport::Epoch& epoch) {
   using namespace std::chrono;
   current_ = epoch;
@@ -134,7 +134,7 @@ bool Epochs::give_back() {
   return true;
 }
 
-// Whoever leaves of its own will is not replaced, nor is anybody after that: the job comes to its end.
+// A rank that leaves of its own will is not replaced, nor is any rank after that: the job comes to its end.
 bool Epochs::may_replace() {
   return !somebody_left_ && failed_newcomers_ < kMostFailedNewcomers && was_used() && !is_done();
 }

@@ -58,7 +58,7 @@ class Epochs {
   // on.
   std::optional<std::string> look();
 
-  // To be called again soon: a newcomer is on its way, or other nodes may decide something.
+  // Whether look() must be called again soon: a newcomer is on its way, or other nodes may decide something.
   bool is_restless() const { return plan_.council || !absent_.empty(); }
   // Null unless the job is on several nodes, where the end of this node's ranks is not the job's.
   Council* council() const { return plan_.council.get(); }

@@ -21,8 +21,8 @@ struct Gathering {
   static constexpr int kMostNewcomers = 100'000;
 };
 
-// At the start: each node tells the others, through the store of node 0, where its own is. `job`: what all nodes agree
-// on.
+// Called at the start: each node tells the others, through the store of node 0, where its own is. `job`: what all nodes
+// agree on.
 Gathering gather(transport::Store& meeting, int node, int nodes, const NodePlan& job, const std::string& place,
                  Deadline deadline);
 // Later: `any` is the place of a launcher's store. The node gets a number from the one that has the job's store.

@@ -18,7 +18,7 @@ Guardian::Guardian(const std::string& program) {
   const std::vector<std::string> variables = config::environment_with({});
   posix_spawn_file_actions_t files;
   posix_spawn_file_actions_init(&files);
-  // To its own number: that takes close-on-exec away in the child only.
+  // The descriptor is copied to its own number, which takes close-on-exec away in the child only.
   posix_spawn_file_actions_adddup2(&files, pipe_.reading.get(), pipe_.reading.get());
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);

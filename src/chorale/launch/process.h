@@ -15,7 +15,7 @@ namespace chorale::launch {
 // executable.
 std::string find_program(const std::string& name);
 
-// As exec wants them, with a null pointer at the end; valid as long as the words.
+// Pointers as exec wants them, with a null pointer at the end; they are valid as long as the words.
 std::vector<char*> pointers_to(const std::vector<std::string>& words);
 
 struct ProcessPlan {

@@ -36,7 +36,7 @@ Descriptor open_log(const std::string& path) {
   return log;
 }
 
-// As /proc has it: 'T' is a process that a signal has stopped; 0: there is none.
+// The letter that /proc has for it: 'T' is a process that a signal has stopped; 0: there is none.
 char state_of_process(pid_t pid) {
   std::ifstream file(concat("/proc/", pid, "/stat"));
   const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
@@ -132,7 +132,7 @@ void Ranks::start(int local, int number) {
   StartedProcess started = start_process(process, [this](pid_t pid) { guardian_.watch(pid); });
   rank.pid = started.pid;
   rank.running = true;
-  // In one piece, so that lines of several ranks do not mix.
+  // Written in one piece, so that lines of several ranks do not mix.
   const auto print = [&rank](Output& output, std::string_view line) {
     output.write(concat("[", rank.rank, "] ", line, "\n"));
   };

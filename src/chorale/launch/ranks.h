@@ -29,7 +29,7 @@ struct RankEnd {
   std::chrono::system_clock::time_point when;
   bool failed() const { return wait_status != 0; }
 };
-// As a shell says it: the exit code, or 128 and the signal.
+// The status that a shell would give: the exit code, or 128 and the signal.
 int exit_status_of(int wait_status);
 // "exit code 3", "killed by SIGSEGV".
 std::string describe(int wait_status);

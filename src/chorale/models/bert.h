@@ -99,7 +99,7 @@ struct BertForMaskedLM : nn::Module {
   CHORALE_MODULE(BertForMaskedLM, bert, nn::named("cls.predictions", head))
 
   explicit BertForMaskedLM(const BertConfig& config = {});
-  // As Gpt2's: anew, in the order in which the constructor draws them.
+  // Draws them anew, as Gpt2's does, in the order in which the constructor draws them.
   void reset_parameters();
   Tensor forward(const BertInput& input) { return head(bert(input)); }
 };

@@ -29,7 +29,7 @@ NamedTensors bert_weights(const NamedTensors& stored);
 Gpt2Config parse_gpt2_config(const std::string& what, std::string_view text);
 BertConfig parse_bert_config(const std::string& what, std::string_view text);
 
-// In the parameters' own dtypes; shared ones once. The folder is made if need be.
+// Parameters are saved in their own dtypes, shared ones once. The folder is made if need be.
 inline constexpr size_t kShardBytes = 5'000'000'000;
 void save_gpt2(const std::filesystem::path& folder, const Gpt2& model, size_t max_shard_bytes = kShardBytes);
 void save_bert(const std::filesystem::path& folder, const BertForMaskedLM& model, size_t max_shard_bytes = kShardBytes);

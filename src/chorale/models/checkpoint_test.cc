@@ -93,7 +93,7 @@ TEST(Checkpoint, TakesNamesOfOlderVersions) {
   const NoGrad scope;
   const TemporaryFolder folder;
   const auto [ids, logits] = expected("gpt2");
-  // As the first GPT-2 of the hub: no prefix, and masks among the parameters.
+  // The first GPT-2 of the hub looks like this: no prefix, and masks among the parameters.
   NamedTensors bare;
   for (const auto& [name, tensor] : io::load(recorded("gpt2")).tensors) {
     bare.emplace_back(name.substr(std::string("transformer.").size()), tensor);

@@ -1,4 +1,5 @@
-// How large a model would be, before it is made. As real numbers: what a file asks for may be beyond all others.
+// How large a model would be, before it is made. Sizes are real numbers, since what a file asks for may be beyond all
+// integers.
 #pragma once
 
 #include "chorale/models/bert.h"

@@ -86,7 +86,7 @@ AttentionOutput MultiheadAttention::forward(const Tensor& query, const Tensor& k
                     query.size(-1) == width_ && key.size(-1) == kdim && value.size(-1) == vdim,
                 "[MultiheadAttention] expected query, key and value with 2 or 3 dimensions each, and widths ", width_,
                 ", ", kdim, ", ", vdim, "; found ", query.sizes(), ", ", key.sizes(), ", ", value.sizes());
-  // To [batch, heads, length, width / heads].
+  // Cuts into [batch, heads, length, width / heads].
   const auto split_heads = [&](const Tensor& projected) {
     const Tensor batched = single                 ? unsqueeze(projected, 0)
                            : options_.batch_first ? projected

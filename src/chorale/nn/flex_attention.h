@@ -37,8 +37,8 @@ struct BlockMask {
   int64_t batch = 1, heads = 1;  // 1: the same for all
   int64_t queries = 0, keys = 0;
   int64_t tile = 128;
-  // By batch, head and row of tiles, in this order: tiles of keys in ascending order that need the mask, and those that
-  // do not.
+  // Indexed by batch, head and row of tiles, in this order: tiles of keys in ascending order that need the mask, and
+  // those that do not.
   std::vector<std::vector<int64_t>> partial, full;
   int64_t tile_rows() const { return (queries + tile - 1) / tile; }
   int64_t tile_columns() const { return (keys + tile - 1) / tile; }

@@ -79,7 +79,7 @@ TEST(FlexAttention, ABlockMaskSaysWhichTilesAreNeeded) {
   EXPECT_THAT(mask.full, ElementsAre(IsEmpty(), ElementsAre(0), ElementsAre(0, 1)));
   EXPECT_THAT(mask.full_by_column(), ElementsAre(ElementsAre(1, 2), ElementsAre(2), IsEmpty()));
   EXPECT_THAT(mask.partial_by_column(), ElementsAre(ElementsAre(0), ElementsAre(1), ElementsAre(2)));
-  // By head: the second sees everything.
+  // Heads have masks of their own: the second sees everything.
   const BlockMask by_head =
       block_mask([](const FlexPlace& at) { return logical_or(ge(at.q, at.kv), eq(at.head, 1)); }, 1, 2, 8, 8, 4);
   EXPECT_THAT(by_head.full, ElementsAre(IsEmpty(), ElementsAre(0), ElementsAre(0, 1), ElementsAre(0, 1)));

@@ -14,7 +14,7 @@ class Module;
 
 // Before forward; may replace the tensors among the arguments.
 using ForwardPreHook = std::function<void(Module&, std::vector<Tensor>& inputs)>;
-// In such a hook: the name of each input, that of its field where an argument is a struct that lists them
+// Tells such a hook the name of each input, that of its field where an argument is a struct that lists them
 // (CHORALE_TENSORS), else ""; behind them the names of fields without a tensor. Empty where no argument is one.
 const std::vector<std::string>& input_names();
 // After it; may replace those of the result.

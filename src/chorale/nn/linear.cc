@@ -69,7 +69,7 @@ Embedding::Embedding(int64_t num_embeddings, int64_t embedding_dim, const Embedd
     : weight(make_table("Embedding", num_embeddings, embedding_dim, options.padding_idx)), options_(options) {}
 
 namespace {
-// In place: an index that comes several times writes the same row again.
+// Rows are written in place: an index that comes several times writes the same row again.
 void limit_rows(const Tensor& table, const Tensor& indices, double most, double p) {
   CHORALE_CHECK(!table.is_sharded(), "[Embedding] max_norm is not implemented for a sharded table (", table.sizes(),
                 "): a row's norm would need all of its parts; leave max_norm out, or keep the table whole");

@@ -30,7 +30,7 @@ class MemberVisitor {
   virtual std::shared_ptr<void> shared(const void*, const std::function<std::shared_ptr<void>()>&) { return {}; }
 };
 
-// In CHORALE_MODULE: a member under another name than the variable's. The name may have dots.
+// Used in CHORALE_MODULE: a member under another name than the variable's. The name may have dots.
 template <class T>
 struct Named {
   std::string name;
@@ -41,7 +41,7 @@ Named<T> named(std::string name, T& member) {
   return {std::move(name), member};
 }
 
-// In CHORALE_MODULE: a member that takes no part, neither saved nor trained nor told of train() and eval().
+// Used in CHORALE_MODULE: a member that takes no part, neither saved nor trained nor told of train() and eval().
 template <class T>
 struct Unlisted {
   T& member;

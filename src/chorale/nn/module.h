@@ -33,7 +33,7 @@
 
 namespace chorale::nn {
 
-// In the order of the modules, a module's own tensors before those of its members.
+// Tensors come in the order of the modules, a module's own before those of its members.
 using NamedModules = std::vector<std::pair<std::string, Module*>>;
 
 // What load_state_dict could not match, when it was not strict.
@@ -120,7 +120,7 @@ class Module : public detail::ModulePlace {
   // Calls fn for every module, members before their owners.
   void apply(const std::function<void(Module&)>& fn);
   void requires_grad_(bool wanted = true);
-  // To none, or to zeros in place.
+  // Sets gradients to none, or to zeros in place.
   void zero_grad(bool to_none = true);
 
   // ---- functions around its call (hooks.h)
@@ -185,7 +185,7 @@ requires std::is_base_of_v<Module, M> M clone(const M& module) {
   void visit_members([[maybe_unused]] ::chorale::nn::MemberVisitor& visitor) \
       override{CHORALE_FOR_EACH(CHORALE_VISIT_MEMBER, __VA_ARGS__)} CHORALE_MODULE_PARTS(Type, true)
 #define CHORALE_VISIT_MEMBER(member) ::chorale::nn::visit_member(visitor, #member, member);
-// For a module that writes visit_members by hand.
+// A module that writes visit_members by hand uses this.
 #define CHORALE_MODULE_CALL(Type) CHORALE_MODULE_PARTS(Type, false)
 #define CHORALE_MODULE_PARTS(Type, lists_all)                                                \
   const char* type_name() const override { return #Type; }                                   \

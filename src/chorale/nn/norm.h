@@ -27,8 +27,9 @@ struct BatchNormOptions {
   bool track_running_stats = true;
 };
 
-// Per channel over the batch. In training with the batch's own statistics, which the running ones follow; in evaluation
-// with the running ones, or with the batch's own where none are kept. Use BatchNorm1d, BatchNorm2d, BatchNorm3d.
+// Per channel over the batch. Training normalises with the batch's own statistics, which the running ones follow;
+// evaluation with the running ones, or with the batch's own where none are kept. Use BatchNorm1d, BatchNorm2d,
+// BatchNorm3d.
 class BatchNorm : public Module {
  public:
   Tensor forward(const Tensor& x);
@@ -36,7 +37,7 @@ class BatchNorm : public Module {
   Tensor forward(const Tensor& x) const;
   std::string describe() const override;
 
-  // In training; null: of the batch that this layer sees. Evaluation never asks.
+  // Where training takes its statistics from; null: from the batch that this layer sees. Evaluation never asks.
   void set_statistics(std::shared_ptr<const BatchStatistics> statistics) { statistics_ = std::move(statistics); }
   const std::shared_ptr<const BatchStatistics>& statistics() const { return statistics_; }
 

@@ -14,7 +14,7 @@ struct Place {
   PlaceKind kind;
 };
 
-// As a number: an object under construction must not be read through its pointer.
+// The address as a number, since an object under construction must not be read through its pointer.
 inline uintptr_t address(const void* at) { return reinterpret_cast<uintptr_t>(at); }
 
 // Thread-safe. What lives is noted once, and forgotten by its destructor.

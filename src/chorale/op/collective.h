@@ -56,7 +56,7 @@ Tensor start_all_to_all(const Tensor& x, const Tensor& group, int64_t cut = 0, i
 Tensor start_send(const Tensor& x, const Tensor& group, int destination, int64_t tag = 0);
 Tensor start_receive(const Tensor& after, const Tensor& group, int source, const Shape& sizes, DType dtype,
                      int64_t tag = 0);
-// The result of a collective or message that was begun, once it is there. Of any other tensor, the tensor.
+// The result of a collective or message that was begun, once it is there. Any other tensor is returned as it is.
 Tensor wait_for(const Tensor& pending);
 bool is_pending(const Tensor& tensor);
 

@@ -6,8 +6,8 @@
 namespace chorale {
 
 // While it lives, functions that make a tensor from sizes alone (empty, full, arange, uniform, normal, …) make it on
-// this device where they are not asked for another one than the CPU; of this thread. On the device null a model has
-// shapes and takes no memory, and its random numbers are drawn from the generator all the same:
+// this device where they are not asked for another one than the CPU. It holds for this thread. On the device null a
+// model has shapes and takes no memory, and its random numbers are drawn from the generator all the same:
 //
 //   const DeviceScope without_memory(kNull);
 //   models::Gpt2 model(config);

@@ -17,8 +17,8 @@ using kernel::KernelArgs;
 
 void nothing(const KernelArgs&) {}
 
-// By device and by the row's number. A table that was replaced is kept until the process ends: launches on other
-// threads may be reading it.
+// Indexed by device and by the row's number. A table that was replaced is kept until the process ends: launches on
+// other threads may be reading it.
 constinit std::array<std::atomic<const Kernel*>, kDeviceTypes> tables{};
 
 void set_table(DeviceType device, const std::vector<Kernel>& kernels) {

@@ -13,8 +13,8 @@ struct NamedKernel {
   const char* op;  // the row's name
   kernel::Kernel kernel;
 };
-// Gives a kind of device its kernels: rows that are not listed have none there. Views need none. Once per kind, before
-// its first tensor; throws InvalidArgument for a name that no row has.
+// Gives a kind of device its kernels: rows that are not listed have none there. Views need none. Called once per kind,
+// before its first tensor; throws InvalidArgument for a name that no row has.
 void add_kernels(DeviceType device, std::span<const NamedKernel> kernels);
 
 // Null where there is none.

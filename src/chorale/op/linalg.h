@@ -5,7 +5,7 @@
 
 namespace chorale {
 
-// The lower triangular l with a = l l^T, or the upper u with a = u^T u. Of the symmetric a only that triangle is read.
+// The lower triangular l with a = l l^T, or the upper u with a = u^T u. Only that triangle of the symmetric a is read.
 // InvalidArgument names the leading minor that is not positive.
 Tensor cholesky(const Tensor& a, bool upper = false);
 

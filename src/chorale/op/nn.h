@@ -34,9 +34,9 @@ Tensor group_norm(const Tensor& x, int64_t groups, const Tensor& weight = {}, co
 Tensor instance_norm(const Tensor& x, const Tensor& running_mean = {}, const Tensor& running_var = {},
                      const Tensor& weight = {}, const Tensor& bias = {}, bool use_input_stats = true,
                      double momentum = 0.1, double eps = 1e-5);
-// x is [N, C] or [N, C, …]; per channel over all samples and places. In training, with x's own statistics, and the
-// running ones (if given) move towards them in place: r = (1 - momentum) * r + momentum * x's, with the unbiased
-// variance. Otherwise with the running ones. The result has x's memory layout (row-major or channels last).
+// x is [N, C] or [N, C, …]; per channel over all samples and places. Training takes x's own statistics, and the running
+// ones (if given) move towards them in place: r = (1 - momentum) * r + momentum * x's, with the unbiased variance.
+// Otherwise the running ones are taken. The result has x's memory layout (row-major or channels last).
 Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& running_var, const Tensor& weight = {},
                   const Tensor& bias = {}, bool training = false, double momentum = 0.1, double eps = 1e-5);
 

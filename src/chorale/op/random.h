@@ -11,7 +11,7 @@ namespace chorale {
 // (kernel/stretch.h). The same stretch gives the same numbers again: gradients and recomputation save it.
 Tensor draw(Generator& generator, int64_t words, Device device = kCpu);
 
-// In [low, high).
+// Numbers in [low, high).
 Tensor uniform(const Shape& sizes, double low = 0, double high = 1, DType dtype = DType::kF32,
                Generator& generator = default_generator(), Device device = kCpu);
 Tensor normal(const Shape& sizes, double mean = 0, double stddev = 1, DType dtype = DType::kF32,

@@ -40,7 +40,7 @@ struct Call {
   std::vector<Like> in;
   Attrs attrs{};
 
-  // On shapes alone: nothing is computed.
+  // Asks with shapes alone: nothing is computed.
   std::vector<std::string> ways(int64_t shards = 2) const {
     const OpDef* row = find_op(op);
     CHORALE_CHECK(row, "no op ", op);

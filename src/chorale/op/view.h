@@ -25,7 +25,7 @@ Tensor select(const Tensor& x, int64_t dim, int64_t index);
 std::vector<Tensor> split(const Tensor& x, int64_t size, int64_t dim = 0);
 // Pieces of the given sizes, which must add up.
 std::vector<Tensor> split_sizes(const Tensor& x, const std::vector<int64_t>& sizes, int64_t dim = 0);
-// At most `chunks` pieces of equal size, the last perhaps smaller.
+// Cuts x into at most `chunks` pieces of equal size, the last perhaps smaller.
 std::vector<Tensor> chunk(const Tensor& x, int64_t chunks, int64_t dim = 0);
 // All the slices along `dim`, which disappears.
 std::vector<Tensor> unbind(const Tensor& x, int64_t dim = 0);

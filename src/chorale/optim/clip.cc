@@ -11,7 +11,7 @@
 namespace chorale::optim {
 namespace {
 
-// On every rank, also where gradients are sharded.
+// The norm, known on every rank, also where gradients are sharded.
 Tensor norm_of(std::span<const Tensor> gradients, double norm_type) {
   const Tensor norm = norm_of_all(gradients, norm_type);
   return norm.is_sharded() ? full_tensor(norm) : norm;

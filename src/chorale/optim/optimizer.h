@@ -75,7 +75,7 @@ class Optimizer {
   bool has_option(std::string_view name) const;
   void set_option(size_t group, std::string_view name, double value);
   double lr(size_t group = 0) const { return option(group, "lr"); }
-  // For all groups, and for one.
+  // Sets it for all groups, or for one.
   void set_lr(double lr);
   void set_lr(size_t group, double lr) { set_option(group, "lr", lr); }
 

@@ -15,7 +15,7 @@ struct RpropOptions {
 CHORALE_FIELDS(RpropOptions, lr, shrink, grow, least_step, most_step, maximize)
 
 // Only the sign of a gradient counts; how far each element goes depends on whether its sign has changed (Riedmiller and
-// Braun). For whole batches.
+// Braun). It is meant for whole batches.
 class Rprop final : public OptimizerOf<RpropOptions> {
  public:
   explicit Rprop(const NamedTensors& parameters, const RpropOptions& options = {}) : Rprop({{parameters, options}}) {}

@@ -9,7 +9,7 @@
 namespace chorale::optim {
 namespace {
 
-// From `from` to `to` as x goes from 0 to 1.
+// Goes from `from` to `to` as x goes from 0 to 1.
 double between(Anneal anneal, double from, double to, double x) {
   if (anneal == Anneal::kLinear) return from + (to - from) * x;
   return to + (from - to) / 2 * (1 + std::cos(std::numbers::pi * x));

@@ -21,7 +21,7 @@ struct LinearOptions {
   double end_factor = 1;
   int64_t steps = 5;
 };
-// From base * start_factor to base * end_factor in a line, then constant.
+// Goes from base * start_factor to base * end_factor in a line, then stays constant.
 Schedule linear(const LinearOptions& options = {});
 
 struct CosineOptions {

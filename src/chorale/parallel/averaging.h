@@ -22,8 +22,7 @@ void average_parameters(std::span<const Tensor> parameters, const comm::Group& g
 class ModelAverager {
  public:
   virtual ~ModelAverager() = default;
-  // To be called once after each step of the optimizer. Parameters without gradient are left alone: they were not
-  // trained.
+  // Called once after each step of the optimizer. Parameters without gradient are left alone: they were not trained.
   void average_parameters(std::span<const Tensor> parameters);
   void average_parameters(const optim::Optimizer& optimizer) { average_parameters(optimizer.parameters()); }
 
@@ -44,8 +43,8 @@ struct PeriodicAveragerOptions {
   int64_t warmup_steps = 0;  // nothing is averaged before
 };
 
-// In every period-th step, counted from the end of the warm-up. Like the next one it is made by all ranks together, and
-// averages in a group of its own.
+// Averages in every period-th step, counted from the end of the warm-up. Like the next one it is made by all ranks
+// together, and averages in a group of its own.
 class PeriodicAverager final : public ModelAverager {
  public:
   PeriodicAverager(const comm::Group& group, const PeriodicAveragerOptions& options);
@@ -64,7 +63,7 @@ class HierarchicalAverager final : public ModelAverager {
   // The longest period must belong to the whole group.
   HierarchicalAverager(const comm::Group& group, const std::map<int64_t, int>& group_size_by_period,
                        int64_t warmup_steps = 0);
-  // By ascending period.
+  // Levels are given by ascending period.
   struct Level {
     int64_t period;
     comm::Group group;  // this rank's
@@ -84,7 +83,7 @@ class PostLocalSgdOptimizer {
       : optimizer_(optimizer), averager_(averager) {}
 
   void step();
-  // As Optimizer::step does.
+  // Calls the closure as Optimizer::step does.
   Tensor step(const std::function<Tensor()>& closure);
   void zero_grad(optim::ZeroGrad how = optim::ZeroGrad::kToNone) { optimizer_.zero_grad(how); }
 

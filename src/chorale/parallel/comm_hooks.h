@@ -21,7 +21,7 @@ comm::Future average(const comm::Group& group, const Tensor& values);
 
 // What happens without a hook.
 CommHook allreduce_hook(const comm::Group* group = nullptr);
-// Nothing: gradients stay this rank's own. To find out what communication costs.
+// Does nothing: gradients stay this rank's own. It shows what communication costs.
 CommHook noop_hook();
 
 // Half the bytes of f32. f16 has more digits, bf16 no overflow. Complex gradients travel as they are.

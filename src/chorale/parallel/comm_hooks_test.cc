@@ -151,8 +151,8 @@ TEST(CommHooks, AverageInTraining) {
   }
 }
 
-// In training: the gradient of the weight is the rank, which the hook makes the average of all ranks at first, and then
-// what it is said to be later.
+// A step of training: the gradient of the weight is the rank, which the hook makes the average of all ranks at first,
+// and then what it is said to be later.
 void expect_later(const comm::Group& group, const PostLocalSgdOptions& options, double later) {
   DistributedDataParallel ddp(seeded(Linear(1, 5), 0), group);
   ddp.register_comm_hook(post_local_sgd_hook(options));

@@ -48,8 +48,8 @@ void expect_same_step(models::BertForMaskedLM& eager, models::BertForMaskedLM& o
   }
 }
 
-// In the pieces that its buckets make: as wide as the base model, with a batch of 4 x 512, on demand; else a quarter as
-// wide, with a sixteenth of the cap.
+// Runs BERT in the pieces that its buckets make: as wide as the base model, with a batch of 4 x 512, on demand; else a
+// quarter as wide, with a sixteenth of the cap.
 void expect_bert_in_pieces(const compiled::Backend& backend) {
   manual_seed(1337);
   const bool all = soaking();

@@ -60,7 +60,7 @@ class DdpRecorder {
  public:
   using Clock = reducer::Reducer::Clock;
 
-  // At the start of a forward that will be reduced.
+  // Called at the start of a forward that will be reduced.
   void start_step(reducer::Reducer& reducer);
   void note_error(const std::string& error);
   void note_join() { log_.join_uneven_inputs = true; }

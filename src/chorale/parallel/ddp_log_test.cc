@@ -58,7 +58,7 @@ void expect_log(const std::function<Device(int rank)>& device_of) {
     EXPECT_FALSE(log.find_unused_parameters);
     EXPECT_FALSE(log.gradient_as_bucket_view);
     EXPECT_EQ(log.backend_name, group.backend());
-    // In the place of gloo's number of threads: which thread moves reductions (the row's margin).
+    // Where gloo has a number of threads, our log says which thread moves reductions (the row's margin).
     EXPECT_TRUE(has(log.progress, "thread")) << log.progress;
     EXPECT_EQ(log.dtypes, "float");
     EXPECT_EQ(log.num_parameter_tensors, 3);

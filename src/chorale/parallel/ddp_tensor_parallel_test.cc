@@ -155,7 +155,7 @@ TEST(DdpOverTensorParallel, GradientsOfNormsAreReducedBeforeAnyHook) {
     const Tensor x = setup.input();
     const auto p = ddp.named_parameters();
     ASSERT_EQ(p.size(), 6u);
-    // In this replica alone, before averaging along dp.
+    // The gradients of this replica alone, before averaging along dp.
     Normed alone = filled(Normed());
     backward(sum(alone(x)));
     int seen = 0;

@@ -234,7 +234,7 @@ TEST(Join, AForwardThatCommunicatesItselfEndsOnAllRanksAtOnce) {
   });
 }
 
-// Whoever forgot join() is told of it, in the forward that waits for buffers as in the backward that waits for
+// A user who forgot join() is told of it, in the forward that waits for buffers as in the backward that waits for
 // gradients.
 template <class M>
 void train_unevenly(comm::Group& group, M net) {

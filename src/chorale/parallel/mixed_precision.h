@@ -33,7 +33,7 @@ class MixedParameters {
   };
   const std::vector<Entry>& entries() const { return entries_; }
 
-  // For a forward: shadows in the places of their masters, until the scope ends.
+  // Puts shadows in the places of their masters for a forward, until the scope ends.
   void enter(Substitution& scope);
   // An input in the parameters' dtype.
   void cast(Tensor& input) const;

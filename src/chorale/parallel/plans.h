@@ -12,9 +12,9 @@ struct PlanOptions {
   // The logits stay split along the vocabulary, for loss_parallel().
   bool loss_parallel = false;
 };
-// For models::Gpt2, BertForMaskedLM and Encoder, by their names of modules: attention is split by heads, and the
-// vocabulary by rows. For a Sequential such as models::mlp(): its Linear layers in pairs, of which the first is split
-// by outputs and the second by inputs; a last one without a partner stays whole, and options change nothing.
+// For models::Gpt2, BertForMaskedLM and Encoder it follows their names of modules: attention is split by heads, and the
+// vocabulary by rows. For a Sequential such as models::mlp() it takes the Linear layers in pairs, of which the first is
+// split by outputs and the second by inputs; a last one without a partner stays whole, and options change nothing.
 // InvalidArgument for any other model. The results of the model are whole, or split as options say.
 Plan plan_for(nn::Module& model, const PlanOptions& options = {});
 

@@ -18,7 +18,7 @@ namespace chorale::parallel {
 class Substitution {
  public:
   Substitution() = default;
-  // By name; shapes must be equal. InvalidArgument for a name that the module does not have.
+  // Tensors are found by name; shapes must be equal. InvalidArgument for a name that the module does not have.
   Substitution(nn::Module& module, const NamedTensors& others);
   ~Substitution() { undo(); }
   Substitution(const Substitution&) = delete;

@@ -25,7 +25,7 @@ Tensor per_channel(const Tensor& values, const Tensor& x) {
 }
 
 // For each of the channels [C], over the values of all ranks: how many values there are, their mean, and the sum of
-// their squared distances from it. In f64.
+// their squared distances from it. All are f64.
 struct Moments {
   Tensor count, mean, squares;
 
@@ -111,7 +111,7 @@ class SyncBatchNorm final : public Function {
     if (needs(0)) {
       const Tensor averages = all_reduce(sums, group_tensor(group_));
       if (count_ > 0) div_(averages, count_);
-      // In z's memory, which has x's layout whatever dy's is.
+      // The result is written to z's memory, which has x's layout whatever dy's is.
       const Tensor& dx = mul_(z, per_channel(-select(averages, 0, 1), x));
       add_(dx, dy);
       sub_(dx, per_channel(select(averages, 0, 0), x));

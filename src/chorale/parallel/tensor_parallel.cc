@@ -83,7 +83,7 @@ Weights weights_of(const char* style, nn::Module& module, const std::optional<in
 
 // ---- around calls
 
-// As a sharded tensor that is placed so; a whole one is taken for a part of one declared so.
+// Returns x as a sharded tensor that is placed so; a whole one is taken for a part of one declared so.
 Tensor prepared(const Tensor& x, const Mesh& mesh, const Placement& declared, const Placement& desired,
                 bool aligned = true) {
   // Where nothing moves the gradient is reduced all the same, once, and not by every op that meets it further on.

@@ -28,7 +28,7 @@ struct BucketAssignment {
 // were filled.
 BucketAssignment assign_buckets(std::span<const BucketItem> items, std::span<const size_t> limits,
                                 std::span<const size_t> order = {});
-// For tensors as large as the gradients. StateError for a sparse one.
+// The tensors are as large as the gradients. StateError for a sparse one.
 BucketAssignment assign_buckets(std::span<const Tensor> tensors, std::span<const size_t> limits);
 
 }  // namespace chorale::reducer

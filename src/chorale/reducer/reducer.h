@@ -64,7 +64,7 @@ struct ReducerOptions {
   bool gradient_as_bucket_view = true;
   // The same parameters are used in the same way in every step.
   bool static_graph = false;
-  // In which floating gradients are reduced, if not in their own.
+  // The dtype in which floating gradients are reduced, if not in their own.
   std::optional<DType> reduce_dtype{};
   Progress progress = Progress::kAuto;
 };
@@ -108,7 +108,8 @@ class Reducer {
 
   // Throws StateError, naming the gradients that never came, when the backward before did not finish.
   void check_finished() const;
-  // Once, after a backward that told the order of gradients: new buckets, as rank 0 would have them. True if it did it.
+  // Makes new buckets once, after a backward that told the order of gradients, as rank 0 would have them. True if it
+  // did it.
   bool rebuild_if_due();
   // Whether the next backward is to be reduced; otherwise gradients only accumulate.
   void expect_backward(bool reduced) { expecting_ = reduced; }
@@ -129,7 +130,7 @@ class Reducer {
   // Note [Owners]: a rank of the group for each gradient. Before the first step; not with a hook or sparse gradients.
   void set_owners(std::vector<int> owners);
   const std::vector<int>& owners() const { return owners_; }
-  // By what sums are divided; none: the group's size.
+  // The number by which sums are divided; none: the group's size.
   void set_divisor(std::optional<int> divisor) { divisor_ = divisor; }
   // What a rank without inputs does while others run a backward that is reduced: zeros for everything, through the
   // same hook. `wanted`: the averages become this rank's gradients, too, for an optimizer that updates a part of the
@@ -151,7 +152,7 @@ class Reducer {
   bool has_rebuilt() const { return rebuilt_; }
   // Which thread moves reductions; not kAuto.
   Progress progress() const { return progress_; }
-  // In the last reduced backward that recorded it.
+  // The order of the last reduced backward that recorded it.
   const std::vector<size_t>& ready_order() const { return ready_order_; }
   // On how many ranks each parameter was used, since the backward before that was reduced.
   std::vector<int32_t> used_map() const;

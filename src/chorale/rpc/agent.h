@@ -166,8 +166,8 @@ class Agent {
 
   // ---- the end
   // Waits until all workers are here and no call is in flight anywhere, serving meanwhile; then deletes what references
-  // are left. In a group that changes it waits for its own calls only, and tells the others that it leaves. Whatever
-  // fails, the agent is shut down afterwards. 0: waits for ever.
+  // are left. In a group that changes the agent waits for its own calls only, and tells the others that it leaves.
+  // Whatever fails, the agent is shut down afterwards. 0: waits for ever.
   void shutdown(Timeout timeout = Timeout(0));
   // Waits for nobody.
   void shutdown_now();

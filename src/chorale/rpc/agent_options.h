@@ -16,7 +16,7 @@ struct AgentOptions {
   // A worker that joins a group that changes must say its number. Otherwise it is the rank in the group.
   std::optional<int> id{};
   std::vector<Served> serves{};
-  // For an answer, unless a call says otherwise; 0: for ever.
+  // How long a call waits for its answer, unless it says otherwise; 0: for ever.
   Timeout timeout = std::chrono::seconds(60);
   // Threads that run requests, not counting those that wait for answers themselves; and all of them.
   int threads = 16;

@@ -148,7 +148,7 @@ TEST(Agent, WhatAFunctionThrowsArrivesWithItsTextTypeAndWorker) {
     text_of(Kind::kRemote, (there + 1) % 4, [&] { agent.call<passes_on>(there, (there + 1) % 4); });
     EXPECT_EQ(agent.call<add_ints>(there, 1, 1), 2);
   });
-  // Whoever has thrown it has logged it.
+  // The worker that has thrown it has logged it.
   const std::string log = testing::internal::GetCapturedStderr();
   for (int there = 0; there < 4; ++there) {
     const std::string line =

@@ -19,7 +19,7 @@ void run_agents(int size, const AgentOptions& options, const AgentBody& body);
 // or come twice, as the seed says. At the end of each agent no reference may be left. `body` must leave nothing behind
 // that a further one would see.
 void run_agents_in_any_order(int size, const AgentOptions& options, const AgentBody& body);
-// As processes.
+// The same with processes.
 std::vector<int> run_agent_processes(int size, const AgentOptions& options, const AgentBody& body);
 
 // The name of the worker so many places behind this one, in a ring.

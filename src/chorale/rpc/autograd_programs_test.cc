@@ -195,7 +195,7 @@ TEST_P(AutogradPrograms, BackwardMayBeginAtAReference) {
     EXPECT_THAT(text([&] { backward(agent.reference(add(x, y)), 0); }), HasSubstr("[10, 10]"));
     EXPECT_THAT(text([&] { backward(agent.reference(loss()), 100); }), HasSubstr("context 100"));
     EXPECT_THAT(text([&] { backward(agent.reference<int64_t>(3), 0); }), HasSubstr("not a tensor"));
-    // From another worker.
+    // The reference is made by another worker.
     const RRef<Tensor> there = agent.remote<sum_of_two>(next(agent));
     {
       Context context(agent);

@@ -20,9 +20,10 @@ namespace chorale::rpc {
 class Core;
 using Backend = std::function<std::shared_ptr<Core>(const comm::Group& group, AgentOptions options)>;
 
-// For this process. RpcError (kDuplicateBackend) when there is one of this name.
+// Registers it for this process. RpcError (kDuplicateBackend) when there is one of this name.
 void register_backend(const std::string& name, Backend backend);
-// By the backend that the options name; InvalidArgument, listing those that there are, when there is none of that name.
+// Starts it with the backend that the options name; InvalidArgument, listing those that there are, when there is none
+// of that name.
 std::shared_ptr<Core> start_agent(const comm::Group& group, AgentOptions options);
 
 }  // namespace chorale::rpc

@@ -14,7 +14,7 @@ std::string key_of(const std::vector<std::string>& sorted, uint64_t number) {
 
 }  // namespace
 
-// At the leader, the first of the names.
+// What the leader has, the first of the names.
 struct Core::Gathering {
   std::mutex mutex;
   std::map<std::string, Bytes> values;

@@ -424,7 +424,7 @@ TEST(Faults, ALateCallMakesTheValueForNobody) {
   });
 }
 
-// On the own worker, where a value is read without a message.
+// The own worker reads a value without a message.
 // spec: test_udf_remote_message_delay_timeout_to_self, test_remote_message_builtin_delay_timeout_to_self
 // spec: test_remote_message_script_delay_timeout_to_self
 TEST(Faults, ALateCallOfTheOwnWorkerMakesTheValueForNobody) {

@@ -110,7 +110,7 @@ TEST(FewThreads, AreConfigured) {
 
 // ---- shutdown
 
-// Whoever has called them may be gone, and their answers never come.
+// Their callers may be gone, and their answers never come.
 TEST(ShutdownNow, EndsWhatServedFunctionsWaitFor) {
   std::latch opens(1);
   gate = &opens;

@@ -148,7 +148,7 @@ class Reader {
   std::vector<std::shared_ptr<FutureState>> gates_;
 };
 
-// For each type: name() for signatures and errors, kLeast (bytes that a value takes at least), write() and read().
+// Has for each type name() for signatures and errors, kLeast (bytes that a value takes at least), write() and read().
 template <class T>
 struct Codec;
 

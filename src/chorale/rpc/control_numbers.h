@@ -22,7 +22,7 @@ class ControlNumbers {
   // A worker of a group that changes has its number and its ticket (Note [Groups that change]).
   using Worker = std::pair<int, uint64_t>;
 
-  // For the next message to a worker.
+  // The number of the next message to a worker.
   uint64_t next(const Worker& to);
   // A message came, as request `request`.
   enum class Heard : uint8_t {

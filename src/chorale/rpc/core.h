@@ -218,7 +218,7 @@ class Core : public std::enable_shared_from_this<Core> {
   Roster roster_;
   std::unique_ptr<Membership> membership_{};  // of a group that changes
   std::unique_ptr<StaticUse> use_{};
-  // By name and signature: instances of one template have the same name in some compilers.
+  // Functions are found by name and signature, since instances of one template have the same name in some compilers.
   std::map<std::string, const Served*, std::less<>> functions_;
   std::atomic<State> state_{State::kStarts};
   std::atomic<int64_t> timeout_ns_;

@@ -162,7 +162,7 @@ class Future {
   bool is_complete() const { return state_->is_complete(); }
   bool has_error() const { return is_complete() && state_->error() != nullptr; }
 
-  // By hand; the second time is a StateError.
+  // Sets the value by hand; the second time is a StateError.
   void set(Stored value) const { state_->set(std::move(value)); }
   void set() const requires std::is_void_v<T> { state_->set({}); }
   void set_error(std::exception_ptr error) const { state_->set_error(std::move(error)); }

@@ -27,7 +27,7 @@ void Core::shut_down(bool graceful, Timeout timeout) {
       error = std::current_exception();
     }
   }
-  // From here on whatever happened before.
+  // The agent counts as stopped from here on, whatever happened before.
   state_ = State::kStopped;
   forget_agent();
   if (membership_) membership_->leave();

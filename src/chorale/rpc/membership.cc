@@ -11,7 +11,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// For one question to the store.
+// The time for one question to the store.
 constexpr auto kStoreTime = 30s;
 // A worker that leaves waits no longer for a store than for a silent host: the store may be on one that is lost.
 Deadline ending() { return within(transport::keep_alive()); }

@@ -5,7 +5,7 @@
 // tensors. A large tensor is a parcel of its own, and lent (Note [Lent parcels] in comm/lent_parcels.h), so that its
 // bytes are copied once: from where they are to where the receiver wants them. A caller
 // that waits for the result cannot write it meanwhile; one that does not waits until the receiver has it, and gets
-// fresh pages if that takes long. Of all else that is sent, a tensor that somebody may write is copied first. A tensor
+// fresh pages if that takes long. Any other tensor that is sent, and that somebody may write, is copied first. A tensor
 // that is a view travels as the stretch of memory that it reaches over, and arrives with its strides; one that would
 // waste more than half of a large stretch is copied first and arrives contiguous.
 #pragma once

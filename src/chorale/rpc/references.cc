@@ -15,7 +15,7 @@ Message control(MessageKind kind, std::initializer_list<GlobalId> ids) {
   return {.kind = kind, .payload = std::move(writer.payload)};
 }
 
-// At the end of a scope, behind all locks: a thread that waits for the tables to become empty looks again.
+// Wakes, at the end of a scope and behind all locks, a thread that waits for the tables to become empty.
 struct NotedChange {
   Core& core;
   ~NotedChange() { core.note_change(); }

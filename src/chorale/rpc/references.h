@@ -131,7 +131,7 @@ class References {
   // ---- making them
   // Nobody else knows it yet.
   std::shared_ptr<OwnerReference> make_local(AnyValue value);
-  // For remote() to this worker: it is its own fork until done_with_self().
+  // remote() to this worker makes one: it is its own fork until done_with_self().
   std::shared_ptr<OwnerReference> make_own();
   void done_with_self(GlobalId id);
   std::shared_ptr<UserReference> make_user(int owner);
@@ -149,7 +149,7 @@ class References {
   std::shared_ptr<OwnerReference> get_or_create(GlobalId id);
   void add_fork(GlobalId id, GlobalId fork, int holder);
   void delete_fork(GlobalId id, GlobalId fork);
-  // On the parent: lets go of what was held for this fork, and returns it.
+  // The parent lets go of what was held for this fork, and returns it.
   std::shared_ptr<Reference> child_accepted(GlobalId fork);
   // The end of a user, in its destructor or at shutdown.
   void tell_end(UserReference& user);

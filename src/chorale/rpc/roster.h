@@ -27,7 +27,7 @@ class Roster {
 
   // RpcError (kUnknownWorker) when there is none.
   WorkerInfo find(const To& to) const;
-  // By number; also one that has gone.
+  // The worker of this number, also one that has gone.
   WorkerInfo known(int id) const;
   // 0 when it is not there.
   uint64_t ticket_of(int id) const;

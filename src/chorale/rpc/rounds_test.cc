@@ -148,7 +148,8 @@ TEST(SmartRounds, AResultThatACalleeDropsCostsAWordThere) {
   EXPECT_EQ(sent, by_worker(3, 3));
 }
 
-// Whoever received something and sent nothing afterwards would not take part: then it is asked first what will come.
+// A worker that received something and sent nothing afterwards would not take part: then it is asked first what will
+// come.
 TEST(SmartRounds, AWorkerThatGivesNothingBackIsNotWaitedFor) {
   for (const bool last : {false, true}) {
     const auto sent = sent_in(for_context_tests(kServes), [&](Agent& agent, Context& context) {

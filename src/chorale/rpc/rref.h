@@ -46,9 +46,9 @@ class AnyRRef {
 };
 std::ostream& operator<<(std::ostream& out, const AnyRRef& rref);
 
-// Backward from the tensor of one element that a reference stands for. On its owner, without a context: as
-// chorale::backward() does. Otherwise in a context of distributed autograd, with the owner as the worker where it
-// begins.
+// Backward from the tensor of one element that a reference stands for. Its owner may call it without a context, and it
+// then does what chorale::backward() does. Otherwise it runs in a context of distributed autograd, with the owner as
+// the worker where it begins.
 void backward(const AnyRRef& rref, uint64_t context = 0, bool retain_graph = false);
 
 void write_reference(Writer& writer, const AnyRRef& rref, const std::string& type);

@@ -232,7 +232,8 @@ void Core::serve_call(int from, Message request) {
       *crew_, request.chain);
 }
 
-// For whoever looks at this worker. What another worker threw is in the log of that one.
+// Logs what a function threw for the person who looks at this worker. What another worker threw is in the log of that
+// one.
 void Core::log_thrown(int caller, const std::exception_ptr& error) const {
   try {
     std::rethrow_exception(at_home(error));

@@ -31,7 +31,7 @@ bool is_long() { return config::env("CHORALE_SOAK").has_value(); }
 
 Tensor filled(double value) { return mul(ones({4}), value); }
 double first_of(const RRef<Tensor>& x) { return select(x.to_here(), 0, 0).item<double>(); }
-// From a worker that is neither the owner nor the caller.
+// Reads it from a worker that is neither the owner nor the caller.
 double first_of_on(const RRef<Tensor>& x, int64_t worker) { return here().call<first_of>(worker, x); }
 std::vector<RRef<Tensor>> made_on(int64_t worker, double value) {
   return {here().remote<filled>(worker, value), here().reference(filled(value + 1))};

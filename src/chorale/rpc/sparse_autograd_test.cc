@@ -69,7 +69,7 @@ INSTANTIATE_TEST_SUITE_P(Rpc, SparseAutograd, kBothModes, name_of_mode);
 Tensor loss_of(const Tensor& sparse) {
   return sum(mul(to_dense(sparse), view(arange(10, 19, 1, DType::kF32), {3, 3})));
 }
-// At (0, 2), (1, 0), (1, 2).
+// The values at (0, 2), (1, 0) and (1, 2).
 std::vector<float> expected(float times) { return {12 * times, 13 * times, 15 * times}; }
 
 // spec: test_backward_simple_sparse, test_backward_simple_self_sparse, test_backward_no_grad_on_tensor_sparse
@@ -95,7 +95,7 @@ TEST_P(SparseAutograd, GradientsComeBack) {
   });
 }
 
-// By a function of the library, and by one of this test.
+// The call is of a function of the library, and of one of this test.
 // spec: test_graph_for_builtin_call_sparse, test_graph_for_builtin_remote_call_sparse
 // spec: test_graph_for_python_call_sparse, test_graph_for_python_remote_call_sparse
 TEST_P(SparseAutograd, ACallLeavesOnePairOfNodesEachWay) {

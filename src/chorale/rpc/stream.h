@@ -22,7 +22,7 @@
 
 namespace chorale::rpc {
 
-// On the worker that gives the results.
+// The end on the worker that gives the results.
 template <class T>
 class Stream {
  public:
@@ -64,7 +64,7 @@ class Stream {
   std::unique_ptr<std::mutex> mutex_ = std::make_unique<std::mutex>();
 };
 
-// On the worker that takes them. One thread at a time.
+// The end on the worker that takes them. One thread at a time may use it.
 template <class T>
 class RemoteStream {
  public:

@@ -96,7 +96,7 @@ bool fits(const Remembered& known, const OpDef& op, std::span<const Tensor> in, 
 
 constexpr size_t kMostRemembered = 4096;
 
-// Of one thread.
+// What one thread remembers.
 struct Memory {
   std::unordered_map<size_t, std::vector<Remembered>> known;
   size_t count = 0;

@@ -115,7 +115,7 @@ Part own_part(const Shape& whole, const Layout& layout) {
 
 Strides whole_strides(const Shape& whole, const Tensor& local) {
   if (local.dims() != static_cast<int64_t>(whole.size())) return contiguous_strides(whole);  // outside the mesh
-  // In the order of the part's strides, as close together as the whole's sizes allow.
+  // The whole's strides are in the order of the part's, as close together as the whole's sizes allow.
   std::vector<size_t> order(whole.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {

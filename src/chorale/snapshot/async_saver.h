@@ -10,7 +10,7 @@ namespace chorale::snapshot {
 // Used by one thread at a time.
 class AsyncSaver {
  public:
-  // For one process without a group.
+  // The saver of one process without a group.
   AsyncSaver() = default;
   // Made by all ranks together: it has a group of its own, so that saving does not get in the way of other calls.
   explicit AsyncSaver(const comm::Group& group) : group_(group.duplicate()) {}

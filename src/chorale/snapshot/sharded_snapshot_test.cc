@@ -32,7 +32,7 @@ struct Split {
   Placements placements;
 };
 
-// Of so many ranks; the mesh may leave some out.
+// The mesh may leave some ranks of the group out.
 Tensor sharded_as(const Tensor& x, const Split& split, const comm::Group& group) {
   int count = 1;
   for (const int n : split.mesh) count *= n;

@@ -84,7 +84,7 @@ struct SaveOptions {
 // new one is complete, and stays if this fails. Warns of tensors of which ranks have copies that differ.
 void save(const comm::Group& group, const std::filesystem::path& folder, const State& state,
           const SaveOptions& options = {});
-// For one process without a group.
+// Saves from one process without a group.
 void save(const std::filesystem::path& folder, const State& state, const SaveOptions& options = {});
 
 // When the checksums of parts of which all is read are compared.
@@ -101,8 +101,8 @@ struct LoadOptions {
 };
 // Fills the tensors of `state` in place, converted to their dtypes, and replaces its bytes. What the checkpoint has
 // beyond that is ignored. Nothing is written, on any rank, before the keys and shapes of all ranks are known to fit,
-// and checksums to be right where they are compared first. For ranks that do not see the folder the group's first rank
-// reads. Plain files count as a checkpoint too (find_index in index.h).
+// and checksums to be right where they are compared first. The group's first rank reads for ranks that do not see the
+// folder. Plain files count as a checkpoint too (find_index in index.h).
 void load(const comm::Group& group, const std::filesystem::path& folder, State& state, const LoadOptions& options = {});
 void load(const std::filesystem::path& folder, State& state, const LoadOptions& options = {});
 

@@ -15,7 +15,7 @@ struct Code {
   DLDataTypeCode code;
   uint8_t bits;
 };
-// In the order of DType.
+// The entries are in the order of DType.
 constexpr std::array<Code, kDTypeCount> kCodes = {{{kDLBool, 8},
                                                    {kDLUInt, 8},
                                                    {kDLInt, 8},

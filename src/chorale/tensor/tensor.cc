@@ -138,7 +138,8 @@ Tensor Tensor::view_as(Shape sizes, Strides strides, int64_t offset) const {
   impl->storage = impl_->storage;
   const auto bytes = static_cast<int64_t>(size_of(impl_->dtype));
   if (impl_->data && impl->elems > 0) {
-    // From its own pointer: an operand of a compiled graph has one without a storage that holds it.
+    // It is counted from the tensor's own pointer: an operand of a compiled graph has one without a storage that holds
+    // it.
     impl->data = static_cast<std::byte*>(impl_->data) + (offset - impl_->offset) * bytes;
   } else if (impl_->storage->data() && impl->elems > 0) {
     impl->data = impl_->storage->data() + offset * bytes;
@@ -365,7 +366,7 @@ CHORALE_FOR_EACH_DTYPE(CHORALE_INSTANTIATE)
 bool Tensor::overlaps(const Tensor& other) const {
   if (elems() == 0 || other.elems() == 0) return false;
   if (!impl_->data || !other.impl_->data) return impl_->storage == other.impl_->storage;  // no addresses to compare
-  // By address, not by storage: two storages may wrap the same memory.
+  // Addresses are compared, not storages: two storages may wrap the same memory.
   const auto range = [](const Tensor& x) {
     const memory::Reach reach = reach_of(x.sizes(), x.strides()).value_or(memory::Reach{});
     const auto* base = static_cast<const std::byte*>(x.raw());

@@ -11,7 +11,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// For a test that ends at once, also on a machine that is busy.
+// Enough for a test that ends at once, also on a machine that is busy.
 constexpr auto kAmple = 2s;
 
 [[gnu::noinline]] void hang_forever() {

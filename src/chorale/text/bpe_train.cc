@@ -48,7 +48,7 @@ class BpeTrainer {
     bool operator<(const Entry& other) const { return count != other.count ? count < other.count : pair > other.pair; }
   };
 
-  // In the order of their printable characters, as GPT-2's vocabulary has them.
+  // Bytes are added in the order of their printable characters, as GPT-2's vocabulary has them.
   void add_bytes() {
     std::vector<uint8_t> bytes(256);
     for (size_t i = 0; i < 256; ++i) bytes[i] = static_cast<uint8_t>(i);

@@ -1,4 +1,4 @@
-// As much of Unicode as cutting text into words, and BERT's way of simplifying it, need.
+// The part of Unicode that cutting text into words, and BERT's way of simplifying it, need.
 #pragma once
 
 #include <cstdint>

@@ -82,7 +82,7 @@ class Span {
   Clock::time_point start_;
 };
 
-// For chrome://tracing and Perfetto.
+// The text that chrome://tracing and Perfetto read.
 std::string chrome_json(const std::vector<Event>& events);
 // The calls of one rank in the order in which they were started, for tools that replay or study traffic: a list `nodes`
 // with one node per group, and one per call or wait with group, dtype and numbers of elements.

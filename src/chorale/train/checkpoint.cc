@@ -109,7 +109,7 @@ bool is_all_ours(const fs::path& folder) {
   });
 }
 
-// Under another name first: a process that ends in between leaves no folder that is half a checkpoint.
+// The folder is renamed first: a process that ends in between leaves no folder that is half a checkpoint.
 void remove_folder(const fs::path& path) {
   const fs::path hidden = path.parent_path() / ("." + path.filename().string() + ".old");
   fs::remove_all(hidden);
@@ -162,7 +162,7 @@ std::vector<fs::path> Checkpoints::list() const {
     if (is_name_of_checkpoint(entry.path().filename().string())) folders.push_back(entry.path());
   }
   std::sort(folders.begin(), folders.end(), [](const fs::path& a, const fs::path& b) {
-    // By number: more than eight digits are longer names.
+    // They are sorted by number, and numbers of more than eight digits are longer names.
     const std::string x = a.filename().string(), y = b.filename().string();
     return x.size() != y.size() ? x.size() < y.size() : x < y;
   });

@@ -30,7 +30,7 @@ struct Checkpoint {
 
 class Checkpoints {
  public:
-  // In the folder of a run. Readers need no lock: a checkpoint is there as a whole or not at all.
+  // The checkpoints in the folder of a run. Readers need no lock: a checkpoint is there as a whole or not at all.
   explicit Checkpoints(const std::filesystem::path& run);
 
   // Removes what a process that was killed left half-written; only for the owner of the run's lock.

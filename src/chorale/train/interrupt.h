@@ -5,7 +5,7 @@ namespace chorale::train {
 
 class Interrupt {
  public:
-  // From now on SIGINT, SIGTERM and SIGHUP only take a note; each acts as ever when it comes a second time.
+  // From now on SIGINT, SIGTERM and SIGHUP are only noted; each acts as ever when it comes a second time.
   Interrupt();
   ~Interrupt();
   Interrupt(const Interrupt&) = delete;

@@ -27,7 +27,7 @@ std::optional<T> number_of(const std::string& word) {
   return value;
 }
 
-// As short as it can be; a whole number without an exponent, and no larger than there are.
+// The number as short as it can be; a whole number has no exponent, and is no larger than there are.
 std::string text_of_number(double value, bool whole) {
   constexpr double kLargest = 9.2e18;
   if (whole && value > kLargest) return std::to_string(std::numeric_limits<int64_t>::max());

@@ -15,7 +15,7 @@ class Output {
   // Writes and flushes. StateError when nobody reads any more (EPIPE): such a job ends.
   void print(std::string_view text);
   bool has_failed() const { return failed_; }
-  // For what one asks of a terminal.
+  // The file, for what one asks of a terminal.
   std::FILE* file() const { return file_; }
 
  private:

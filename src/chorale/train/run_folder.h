@@ -34,7 +34,7 @@ class MadeFolders {
 
   // Makes the folder, with those above it.
   void make(const std::filesystem::path& folder);
-  // As make(), but only if it was not there: false when it was.
+  // Does what make() does, but only if it was not there: false when it was.
   bool make_new(const std::filesystem::path& folder);
   // Makes runs/TASK-1, or the one with the next number that is free: at once, so that nobody else takes it.
   std::string make_numbered(const std::string& task);

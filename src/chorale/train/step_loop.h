@@ -51,8 +51,8 @@ class StepLoop {
     std::function<std::string()> save_rest;  // what else a newcomer needs
     std::function<void(const std::string&)> load_rest;
   };
-  // For the ranks that there are now: `batch` examples of an order, or with `local` so many that each rank has as many
-  // as at the start. A piece is not larger than `largest`.
+  // Deals to the ranks that there are now: `batch` examples of an order, or with `local` so many that each rank has as
+  // many as at the start. A piece is not larger than `largest`.
   virtual Share deal(std::shared_ptr<const data::Sampler> order, int64_t batch, int64_t largest, bool local) = 0;
 
   // Takes steps until stop() was called in one of them. False: this rank is not needed any more, and the others go on.

@@ -264,7 +264,7 @@ std::string Stepper::find_not_finite() {
     const Outcome outcome = forward(example);
     if (!is_finite(outcome.loss)) watch.note("the loss itself");
     backward(scaler_.scale(outcome.loss));
-    // From the last layer to the first, as backward goes.
+    // It looks from the last layer to the first, as backward goes.
     const NamedTensors parameters = task_.model().named_parameters();
     for (auto row = parameters.rbegin(); row != parameters.rend(); ++row) {
       if (!is_finite(gradient(row->second))) watch.note(concat("the gradient of parameter ", row->first));

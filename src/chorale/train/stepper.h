@@ -131,7 +131,7 @@ class Stepper {
   optim::Scheduler scheduler_;
   optim::GradScaler scaler_;
   std::shared_ptr<parallel::PowerSgd> power_sgd_;  // null: not used
-  // To repeat the step.
+  // What repeating the step needs.
   std::vector<data::Example> examples_;
   RandomStream random_before_{};
   double waited_s_ = 0;  // in the last step, where the model is fully sharded

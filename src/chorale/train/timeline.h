@@ -13,7 +13,7 @@ namespace chorale::train {
 // All ranks of the group take part alike.
 class Timeline {
  public:
-  // For a run that has done `done` of `steps` steps. Three steps are recorded, once caches are warm.
+  // The run has done `done` of `steps` steps. Three steps are recorded, once caches are warm.
   Timeline(const comm::Group& group, int64_t done, int64_t steps);
 
   // Before and after step number `step`, counted from 1. end() returns the timeline on rank 0, once.

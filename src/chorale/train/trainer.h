@@ -39,11 +39,11 @@ struct Plan {
 Plan make_plan(const TrainOptions& options, int64_t examples, int ranks);
 
 enum class Ending : uint8_t { kDone, kInterrupted, kLeft };  // kLeft: the others go on without this rank
-// As one rank of the group. What rank 0 throws, the others throw as ToldByRank0; but all throw NotFinite.
+// Trains as one rank of the group. What rank 0 throws, the others throw as ToldByRank0; but all throw NotFinite.
 Ending train(const Job& job);
 
 // Loss or gradients are not finite, and the options say that this ends the job: nothing was updated or saved since they
-// were. To start again from the last checkpoint would end alike.
+// were. Starting again from the last checkpoint would end alike.
 class NotFinite : public StateError {
  public:
   using StateError::StateError;

@@ -59,7 +59,7 @@ Training::Training(const Job& job)
 
 // ---- beginning
 
-// On rank 0: the folder is this job's, and what there is to go on with is looked for.
+// Rank 0 makes the folder this job's, and looks for what there is to go on with.
 void Training::open_folder(bool is_new) {
   made_.make(job_.folder);
   if (!lock_) lock_.emplace(job_.folder);

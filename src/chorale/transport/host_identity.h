@@ -8,7 +8,7 @@ namespace chorale::transport {
 // Equal for processes of one boot of one machine in one network namespace. The namespace counts because a test, or a
 // container, with a network of its own is treated as another host.
 std::string host_identity();
-// For people: the name of this machine.
+// The name of this machine, for people.
 std::string host_name();
 
 }  // namespace chorale::transport

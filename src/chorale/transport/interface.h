@@ -1,4 +1,4 @@
-// By which of its addresses a host is reached.
+// The address by which a host is reached, of those that it has.
 #pragma once
 
 #include <string>
@@ -15,7 +15,7 @@ struct Interface {
 // The interfaces that are up, in the system's order; IPv4 before IPv6 for each; no link-local addresses.
 std::vector<Interface> interfaces();
 
-// The address at which the peer can reach this host. In this order:
+// The address at which the peer can reach this host, looked for in this order:
 //   1. the interface that CHORALE_IFACE names;
 //   2. GLOO_SOCKET_IFNAME (a name, or several with commas), then NCCL_SOCKET_IFNAME (beginnings of names; `=` in front
 //      makes them whole names, `^` excludes them);

@@ -18,7 +18,7 @@ class IoLoop {
   // Handlers live until the loop has stopped.
   class Handler {
    public:
-    // In the loop's thread. `events` are epoll's. What can still be done is announced again.
+    // Called in the loop's thread. `events` are epoll's. What can still be done is announced again.
     virtual void on_ready(uint32_t events) = 0;
 
    protected:
@@ -34,12 +34,12 @@ class IoLoop {
   void start(std::chrono::milliseconds tick_period, std::function<void()> tick);
   void stop();
 
-  // By any thread.
+  // Any thread may call these.
   void watch(int descriptor, uint32_t events, Handler& handler);
   void change(int descriptor, uint32_t events, Handler& handler);
   void forget(int descriptor);
   void post(std::function<void()> task);
-  // By a handler that could go on but lets others have their turn: it is called again soon, with these events.
+  // Called by a handler that could go on but lets others have their turn: it is called again soon, with these events.
   void again(Handler& handler, uint32_t events) { again_.emplace_back(&handler, events); }
 
  private:

@@ -120,7 +120,7 @@ void truncate(const F* in, I* out, size_t n) {
 template <class From, class To>
 void convert(const Stored<From>* in, Stored<To>* out, size_t n);
 
-// In pieces through Middle.
+// Converts in pieces, through Middle.
 template <class From, class Middle, class To>
 HWY_INLINE void convert_through(const Stored<From>* in, Stored<To>* out, size_t n) {
   constexpr size_t kPiece = 512;

@@ -97,7 +97,7 @@ HWY_INLINE F32 scale_by_power_of_two(F32 p, F32 n) {
 #if HWY_TARGET == HWY_AVX3
   return F32{_mm512_scalef_ps(p.raw, n.raw)};
 #else
-  // In two steps, since the factor itself may leave the range of normal numbers.
+  // Multiplies in two steps, since the factor itself may leave the range of normal numbers.
   const hn::ScalableTag<float> d;
   const hn::ScalableTag<int32_t> di;
   const auto i = hn::ConvertTo(di, n);

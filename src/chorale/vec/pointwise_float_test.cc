@@ -241,7 +241,7 @@ void test_moderate(Real bound) {
 TEST(PointwiseFloat, ModerateInputsAreWithinTheirBoundF32) { test_moderate<float>(4e-6L); }
 TEST(PointwiseFloat, ModerateInputsAreWithinTheirBoundF64) { test_moderate<double>(8e-15L); }
 
-// As close to f64 as PyTorch's. Without FMA what rounding takes from a product is not known.
+// They must be as close to f64 as PyTorch's. Without FMA what rounding takes from a product is not known.
 TEST(PointwiseFloat, FunctionsThatCarryTheirRoundingAreAsCloseAsPyTorchs) {
   using enum ScalarOp;
   const std::pair<ScalarOp, double (*)(double)> functions[] = {

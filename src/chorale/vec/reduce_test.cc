@@ -16,8 +16,8 @@ constexpr ReduceOp kAllReduceOps[kReduceOpCount] = {ReduceOp::kSum,    ReduceOp:
                                                     ReduceOp::kAny,    ReduceOp::kAll};
 constexpr int64_t kSizes[] = {0, 1, 3, 7, 8, 15, 16, 17, 31, 33, 64, 100, 1000, 5000};
 
-// Small integers in every dtype, about a third of them zero: sums are exact, so that the order cannot matter. For
-// products mostly ones.
+// Small integers in every dtype, about a third of them zero: sums are exact, so that the order cannot matter. Where
+// products are taken, most are ones.
 template <class T>
 std::vector<Stored<T>> small_values(int64_t n, bool near_one) {
   std::mt19937 random(3);
@@ -66,7 +66,7 @@ TEST(Reduce, RowsOfAnyLengthFoldIntoTheAccumulator) {
       for (auto x : values) expected = Reduce::step(expected, x);
       typename Reduce::Acc acc;
       reduce_identity(kOp, dtype_of<T>, &acc);
-      // In two pieces, which must chain.
+      // The row is reduced in two pieces, which must chain.
       reduce_row(kOp, dtype_of<T>)(values.data(), n / 3, &acc);
       reduce_row(kOp, dtype_of<T>)(values.data() + n / 3, n - n / 3, &acc);
       ASSERT_EQ(acc, expected) << n;
@@ -155,7 +155,7 @@ TEST(Reduce, NanWinsAtAnyPlace) {
         reduce_identity(op, DType::kF32, &acc);
         reduce_row(op, DType::kF32)(values.data(), 300, &acc);
         ASSERT_TRUE(std::isnan(acc)) << target << " " << static_cast<int>(op) << " " << place;
-        // As 30 rows of 10 columns: only its own column.
+        // Seen as 30 rows of 10 columns, it changes only its own column.
         std::vector<float> columns(10);
         for (float& c : columns) reduce_identity(op, DType::kF32, &c);
         reduce_columns(op, DType::kF32)(values.data(), 40, 30, 10, columns.data());

@@ -130,7 +130,7 @@ HWY_INLINE V remainder(A a_, B b_) {
   const T rest = static_cast<T>(a % b);
   return V{static_cast<T>(rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest)};
 }
-// By squaring. A negative exponent gives what is left of the real power: 1, -1 or 0.
+// Raised by squaring. A negative exponent gives what is left of the real power: 1, -1 or 0.
 template <class A, class B, Integer V = OneOf<A, B>>
 HWY_INLINE V pow(A a_, B b_) {
   const V base = lift<V>(a_), exponent = lift<V>(b_);

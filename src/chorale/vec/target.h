@@ -11,8 +11,8 @@ const char* target_name();
 // Best first.
 std::vector<const char*> available_targets();
 
-// For tests: makes the loops use this target until called with nullptr. Throws InvalidArgument for a name that is not
-// available. Not thread-safe: no loop may be looked up at the same time.
+// Tests call it: makes the loops use this target until called with nullptr. Throws InvalidArgument for a name that is
+// not available. Not thread-safe: no loop may be looked up at the same time.
 void force_target(const char* name);
 
 }  // namespace chorale::vec

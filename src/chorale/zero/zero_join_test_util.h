@@ -1,4 +1,4 @@
-// For tests of ZeRO under join(), on any device.
+// Tests of ZeRO under join(), on any device.
 #pragma once
 
 #include <functional>

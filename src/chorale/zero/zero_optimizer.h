@@ -77,7 +77,7 @@ class ZeroOptimizer final : public reducer::Joinable, public optim::SharedOptimi
     step();
     return loss;
   }
-  // For inner optimizers whose step() takes these arguments.
+  // A step of inner optimizers whose step() takes these arguments.
   template <class... Args>
   void step_with(Args&&... args) {
     if (reducer::Join* join = current_join()) join->notify(*this);
@@ -151,7 +151,7 @@ class ZeroOptimizer final : public reducer::Joinable, public optim::SharedOptimi
 
   size_t group_count() const { return options_.size(); }
   const Options& options(size_t group = 0) const { return options_.at(group); }
-  // From the next step on, on whichever rank; all ranks must be told the same.
+  // They hold from the next step on, on whichever rank; all ranks must be told the same.
   void set_options(size_t group, const Options& options) {
     if (parts_.at(group)) parts_[group]->set_options(0, options);
     options_[group] = options;
@@ -165,7 +165,7 @@ class ZeroOptimizer final : public reducer::Joinable, public optim::SharedOptimi
     }
   }
 
-  // For a GradScaler, in either stage.
+  // A GradScaler asks for it, in either stage.
   const comm::Group& sharing_group() const override { return parameters_.group(); }
   bool updates_in_backward() const override { return overlap_.has_value(); }
   std::vector<Tensor> parameters() const override {

@@ -1,4 +1,4 @@
-// For tests of ZeRO: parameters, and comparing them.
+// What tests of ZeRO share: parameters, and comparing them.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -88,7 +88,7 @@ std::string part_of(const std::string& name, int part) {
   return name.substr(begin, name.find('/', begin) - begin);
 }
 
-// As bench_loss() has it, of logits that may be split along the classes.
+// The loss that bench_loss() computes, for logits that may be split along the classes.
 Tensor loss_of(const Tensor& y, const Tensor& target) {
   const Tensor logits = y.dims() > 2 ? flatten(y, 0, -2) : y;
   return logits.is_sharded() ? to_local(parallel::loss_parallel(logits, target)) : cross_entropy(logits, target);

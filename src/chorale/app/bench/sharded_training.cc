@@ -31,7 +31,7 @@ std::vector<std::string> words_of(const std::string& name) {
   return words;
 }
 
-// As the peer does: every block of the encoder, every linear layer of the others, and the whole.
+// Shards what the peer shards: every block of the encoder, every linear layer of the other models, and the whole.
 void shard_blocks(nn::Module& model, const Mesh& mesh) {
   const bool has_blocks = dynamic_cast<models::Encoder*>(&model) != nullptr;
   for (const auto& [name, module] : model.named_modules()) {
@@ -146,8 +146,8 @@ bool is_memory_case(const std::string& name) { return words_of(name)[0] == "memo
 
 // Note [Peak of a fully sharded step] A rank has its parts of parameters, gradients and two moments all the time. Most
 // is there when backward begins, with all activations, or later, when one block's gradients are reduced while the next
-// one's are made: the two largest gathered blocks, and the whole gradients of two. Of gathered blocks there are no
-// parts of gradients yet.
+// one's are made: the two largest gathered blocks, and the whole gradients of two. A block that is still gathered has
+// no parts of gradients yet.
 PeakMemory peak_memory(const std::string& name, const Mesh& mesh) {
   const std::vector<std::string> words = words_of(name);
   PeakMemory result;

@@ -5,7 +5,7 @@
 
 namespace chorale::app {
 
-// As a rank that `chorale train --elastic` started.
+// The loop of a rank that `chorale train --elastic` started.
 std::unique_ptr<train::StepLoop> elastic_loop();
 
 }  // namespace chorale::app

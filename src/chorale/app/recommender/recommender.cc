@@ -146,7 +146,7 @@ class Trainer {
       throw train::NotFinite(concat("step ", steps_, ": the loss is ", mean[0], "; on rank ", trainers_.rank(),
                                     " it is ", loss, ". Try a smaller --lr"));
   }
-  // On data that nobody has trained on.
+  // Measures on data that nobody has trained on.
   Figures test() {
     const NoGrad quiet;
     const MadeBatch batch = MadeData(options_, 0).draw(2000);

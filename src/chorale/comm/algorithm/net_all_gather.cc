@@ -21,7 +21,7 @@ void net_all_gather(NetCall& call) {
     const auto& there = layout.hosts[static_cast<size_t>(host)];
     call.send(there[static_cast<size_t>(layout.index) % there.size()], operation.give[0]);
   }
-  // By neighbour: the ranks elsewhere whose chunks it receives.
+  // For each neighbour, the ranks elsewhere whose chunks it receives.
   std::vector<std::vector<int>> received(members);
   for (int rank = 0; rank < call.group.size(); ++rank) {
     if (!layout.is_here(rank))

@@ -11,7 +11,7 @@ namespace {
 // Pieces of a broadcast: neighbours share one while the next ones travel.
 constexpr size_t kBroadcastPieceBytes = 1 << 20;
 
-// At least one, be it empty.
+// There is at least one, even if it is empty.
 std::vector<Chunk> pieces_of(const Chunk& data) {
   std::vector<Chunk> pieces;
   size_t at = 0;

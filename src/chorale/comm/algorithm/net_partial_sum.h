@@ -17,14 +17,14 @@ Chunk chunk_of(const Tensor& tensor);
 Chunk part(const Chunk& whole, int64_t begin, int64_t end, size_t elem);
 Chunk part(const Chunk& whole, const Slice& slice, size_t elem);
 
-// Pieces of what travels: one is summed while the next ones are on their way. At least one, be it empty, so that hosts
-// hear from each other.
+// Pieces of what travels: one is summed while the next ones are on their way. There is at least one, even if it is
+// empty, so that hosts hear from each other.
 std::vector<Slice> pieces_of(const Slice& slice, size_t elem);
 
 // The values of this rank on their way to the sum: the caller's own memory, or a copy in which partial sums fit.
 class PartialSum {
  public:
-  // In the caller's memory unless `own` asks for a copy.
+  // Sums in the caller's memory unless `own` asks for a copy.
   PartialSum(NetCall& call, const Chunk& data, bool own = false);
 
   DType dtype() const { return dtype_; }

@@ -44,11 +44,12 @@ class AlgorithmTable {
 
   // Between hosts; kNone for a kind of which there is one way only.
   Algorithm between_hosts(CallKind kind, uint64_t bytes) const;
-  // On one host: a call goes by slots up to this many bytes, which may be more than fit there.
+  // On one host a call goes by slots up to this many bytes, which may be more than fit there.
   uint64_t most_by_slot(CallKind kind) const;
-  // In the form that parse() takes.
+  // The table in the form that parse() takes.
   std::string text() const;
-  // For people, a line per kind of call: "all_reduce  on one host slot, from 1025 bytes in_place; between hosts …".
+  // The table for people, a line per kind of call: "all_reduce  on one host slot, from 1025 bytes in_place; between
+  // hosts …".
   std::vector<std::string> lines() const;
 
  private:

@@ -1,6 +1,6 @@
 // NCCL behind collectives (device/cuda/nccl.h, Note [Calls between devices]). In the rehearsal a stand-in takes its
 // place, between devices that do not exist (nccl_stand_in_test_util.h). On a machine with one GPU, which NCCL refuses
-// to two ranks: one rank, meetings to which nobody comes, and what the refusal looks like.
+// to two ranks, the tests have one rank, meetings to which nobody comes, and what the refusal looks like.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -349,7 +349,7 @@ TEST_F(Nccl, OneRank) {
 
 // spec: test_nccl_init_abort
 TEST_F(Nccl, AMeetingToWhichARankNeverComesIsAborted) {
-  // As the row says it: a second thread ends what the first waits for.
+  // This is the row's own case: a second thread ends what the first waits for.
   DeviceCollectives& library = *find_collectives(DeviceType::kCuda);
   for (int round = 0; round < 2; ++round) {
     const auto comm = library.begin(library.make_id(), gpu(0), 0, 2);

@@ -129,7 +129,7 @@ bool MpiCall::step() {
 
 void MpiCall::abandon() {
   if (request_ != 0) {
-    // On purpose for ever: see Note [Calls over MPI].
+    // Kept for ever on purpose: see Note [Calls over MPI].
     struct Abandoned {
       base::Intrusive<Operation> operation;
       std::vector<MpiRecord> records;

@@ -35,7 +35,7 @@ void combine_two(Reduce op, DType dtype, const void* in, void* in_out, int64_t e
   vec::combine(op, dtype, sources, destinations, elems);
 }
 
-// By the number that mpirun has given it, in letters that a folder's name may have.
+// The job is called by the number that mpirun has given it, in letters that a folder's name may have.
 void name_job_of_mpi() {
   std::string job = config::env("PMIX_NAMESPACE").value_or("");
   std::erase_if(job, [](char c) { return !std::isalnum(static_cast<unsigned char>(c)); });

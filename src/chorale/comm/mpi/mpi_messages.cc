@@ -130,7 +130,7 @@ std::vector<base::Intrusive<Operation>> MpiMessages::abandon() {
   std::vector<base::Intrusive<Operation>> all(posted_.begin(), posted_.end());
   for (const Moving& moving : moving_) all.push_back(moving.operation);
   posted_.clear();
-  // On purpose for ever: see Note [Calls over MPI].
+  // Kept for ever on purpose: see Note [Calls over MPI].
   static std::list<Moving>& kept = *new std::list<Moving>;
   std::erase_if(moving_, [](const Moving& moving) { return moving.requests.empty(); });
   kept.splice(kept.end(), moving_);

@@ -11,7 +11,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// For so long the worker leaves a new call to the thread that submitted it: mostly that thread waits for it right away.
+// The worker leaves a new call to the thread that submitted it for so long: mostly that thread waits for it right away.
 constexpr auto kFirstRefusal = 30us;
 // The worker looks for calls this often, for so long after the last one.
 constexpr auto kGlance = 200us;

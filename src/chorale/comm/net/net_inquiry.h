@@ -25,7 +25,7 @@ class NetInquiry {
  public:
   using Clock = Deadline::Clock;
 
-  // For a message: it has no number, and there is nothing to compare.
+  // An inquiry about a message, which has no number, and there is nothing to compare.
   explicit NetInquiry(NetGroup& group) : group_(group) {}
   NetInquiry(NetGroup& group, uint32_t number, const Fingerprint& print);
 
@@ -33,11 +33,11 @@ class NetInquiry {
   void note(int peer, const Fingerprint& print);
   // Somebody is known to make another call: this one must not succeed.
   bool differs() const { return differs_since_.has_value(); }
-  // To be called now and then while waiting. Throws CallFailed when calls differ and everybody's is known, or time
-  // enough was given to find out.
+  // Called now and then while waiting. Throws CallFailed when calls differ and everybody's is known, or time enough was
+  // given to find out.
   void look_at_calls(std::span<const int> awaited);
-  // To be called now and then when the time is over: the rank to blame (-1: none is known). Nothing while that is being
-  // found out. Ranks are those of the group, in ascending order.
+  // Called now and then when the time is over: the rank to blame (-1: none is known). Nothing while that is being found
+  // out. Ranks are those of the group, in ascending order.
   std::optional<int> find_culprit(std::span<const int> awaited);
 
  private:

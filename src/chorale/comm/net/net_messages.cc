@@ -134,7 +134,8 @@ bool NetMessages::is_done(Pending& pending) {
   }
   if (!pending.transfer) return is_here_done(pending);
   if (pending.here && pending.transfer->pending()) {
-    // From any source. The message of a neighbour stays where it is until the fabric has let go of the memory.
+    // The receive takes from any source. The message of a neighbour stays where it is until the fabric has let go of
+    // the memory.
     const std::lock_guard lock(group_.local->context().mutex);
     const base::Intrusive<Operation> probe = local_form(operation);
     if (group_.local->has_message(*probe) && group_.fabric().withdraw(pending.transfer)) {

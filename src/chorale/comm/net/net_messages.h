@@ -37,7 +37,7 @@ class NetMessages final : public MessageQueue {
 
   bool is_done(Pending& pending);
   bool is_here_done(Pending& pending);
-  // For the receive of a parcel: true when something was found elsewhere.
+  // Looks for what the receive of a parcel waits for: true when something was found elsewhere.
   bool find_parcel(Pending& pending);
   void look_for_parcel(Pending& pending);
   void submit_here(Pending& pending);

@@ -23,7 +23,7 @@ class ShmEngine final : public Engine, public Leaver {
   bool is_broken() const override { return group_.segment.failed(); }
   const ShmGroup& group() const { return group_; }
 
-  // For an engine of several hosts, with the context's lock.
+  // An engine of several hosts calls these, with the context's lock.
   // Whether a message for this receive, which was not submitted, is there; and takes it.
   bool has_message(Operation& receive);
   bool take_message(const base::Intrusive<Operation>& receive);

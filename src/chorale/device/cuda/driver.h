@@ -36,7 +36,7 @@ struct Driver {
 
 // Opened and initialised at the first call. Throws StateError, saying what to install, where there is none.
 const Driver& driver();
-// For each function one that does nothing or uses the host's memory (Note [Rehearsal]).
+// A driver whose functions do nothing or use the host's memory (Note [Rehearsal]).
 Driver rehearsal_driver();
 inline constexpr int kRehearsalDevices = 3;
 

@@ -1,4 +1,4 @@
-// For tests on a GPU, which are skipped where there is none.
+// What tests on a GPU share; they are skipped where there is none.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ class GpuTest : public testing::Test {
   }
 };
 
-// For tests that look at the numbers that kernels make.
+// The base of tests that look at the numbers that kernels make.
 class GpuNumbersTest : public testing::Test {
  protected:
   void SetUp() override {

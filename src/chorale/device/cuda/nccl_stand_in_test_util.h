@@ -1,5 +1,5 @@
-// For tests: a library with NCCL's functions between threads of this process, for the rehearsal, in which the memory of
-// a device is the host's. A call ends when all ranks of a communicator have made it; it looks at no stream. It fails
+// A library for tests that has NCCL's functions between threads of this process, for the rehearsal, in which the memory
+// of a device is the host's. A call ends when all ranks of a communicator have made it; it looks at no stream. It fails
 // where NCCL's own rules are broken (ranks that ask for different things, communicators that would block), and where a
 // test wants it to.
 #pragma once

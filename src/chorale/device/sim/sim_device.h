@@ -30,8 +30,8 @@ void* open(const void* address);
 // Says what a block holds, for the message of a fault.
 void set_label(Device device, const void* address, std::string label);
 
-// For tests: nothing begins on the stream between these; and an allocator that hands freed blocks to any stream at
-// once.
+// Tests use these: nothing begins on the stream between hold() and go_on(); and an allocator that hands freed blocks to
+// any stream at once.
 void hold(Stream stream);
 void go_on(Stream stream);
 void plant_early_reuse(Device device, bool planted);

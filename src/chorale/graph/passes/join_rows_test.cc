@@ -98,7 +98,7 @@ TEST(JoinRows, GradientsOfAttentionAreWrittenSideBySide) {
       ::testing::HasSubstr("%6: f32[2, 4, 3, 3, 5]@sim:0 = attention_backward_joined(%5, none, %0, %1, %2, none, "
                            "%3, %4, none) {scale=1"));
   EXPECT_THAT(joined(attention("%14", "")), ::testing::Not(::testing::HasSubstr("cat")));
-  // In another order, or read by somebody else, they are put together as before.
+  // Where they are in another order, or somebody else reads them, they are put together as before.
   EXPECT_THAT(joined(attention("%10", "")), ::testing::HasSubstr("cat"));
   EXPECT_THAT(joined(attention("%14", ", %7")), ::testing::HasSubstr("cat"));
 }

@@ -18,8 +18,8 @@ constexpr int64_t kWide = int64_t{1} << 60;
 // Less is not worth a node.
 constexpr int64_t kWorthBytes = int64_t{64} << 10;
 
-// The widths of a network, and the side of each place that a narrowest cut leaves with the source. Of several such cuts
-// the one nearest to the sink: less is computed again.
+// The widths of a network, and the side of each place that a narrowest cut leaves with the source. Where there are
+// several such cuts, it is the one nearest to the sink, so that less is computed again.
 class Flow {
  public:
   explicit Flow(size_t places) : edges_of_(places) {}
@@ -157,7 +157,7 @@ class Recomputer {
     }
   }
 
-  // By node of the first half: whether it is computed again.
+  // For each node of the first half, whether it is computed again.
   std::vector<bool> choose(double budget) const {
     constexpr double kAny = std::numeric_limits<double>::infinity();
     if (turn_ == 0) return {};

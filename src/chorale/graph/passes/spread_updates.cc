@@ -8,7 +8,7 @@ namespace {
 
 // Parameters of less than this together are updated in one call: a call costs about as much as 4 KiB of work.
 constexpr int64_t kUpdateBytes = int64_t{128} << 10;
-// On a device a call fills all of it, and its cache is larger.
+// A call on a device fills all of the device, whose cache is larger.
 constexpr int64_t kDeviceUpdateBytes = int64_t{8} << 20;
 
 class Spreader {

@@ -55,7 +55,7 @@ void linspace(const KernelArgs& args) {
   const auto& attrs = args.attrs.get<LinspaceAttrs>();
   const double step = attrs.count > 1 ? (attrs.end - attrs.start) / static_cast<double>(attrs.count - 1) : 0;
   for_each_element(args.out[0], [&](auto tag, int64_t i) {
-    // From both ends, so that the last value is exactly `end`.
+    // Counted from both ends, so that the last value is exactly `end`.
     const double value = i < attrs.count / 2 || attrs.count == 1
                              ? attrs.start + static_cast<double>(i) * step
                              : attrs.end - static_cast<double>(attrs.count - 1 - i) * step;

@@ -5,7 +5,7 @@
 
 namespace chorale::kernel::cpu {
 
-// For each tensor the sum of |x|^p in f64, or the largest |x| where p is infinite; PowerAttrs
+// Gives for each tensor the sum of |x|^p in f64, or the largest |x| where p is infinite; PowerAttrs
 void power_sums(const KernelArgs& args);
 // norm, then the list: scaled by max_norm / (norm + 1e-6) where that is below 1; ClipNormAttrs
 void clip_by_norm(const KernelArgs& args);

@@ -51,7 +51,7 @@ T narrow_to(double value) {
   return Scalar(value).to<T>();
 }
 
-// To compare with.
+// The value as a number that others can be compared with.
 template <class T>
 auto as_number(T value) {
   if constexpr (std::is_same_v<T, double>) {

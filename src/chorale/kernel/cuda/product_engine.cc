@@ -197,8 +197,8 @@ Plan& plan_for(const Product& p, const Operand& a, const Operand& b, Place& plac
   return *plan;
 }
 
-// Of 16 bits cuBLASLt has its fast kernels for sizes that are multiples of 8 (a layer of 30,522 classes took three
-// times as long as one of 30,528). What is left over is a product of its own.
+// For dtypes of 16 bits cuBLASLt has its fast kernels where sizes are multiples of 8 (a layer of 30,522 classes took
+// three times as long as one of 30,528). What is left over is a product of its own.
 bool product_in_two(const Product& p, Stream stream) {
   constexpr int64_t kStep = 8, kLeast = 1024;
   const auto is_odd = [](int64_t size) { return size >= kLeast && size % kStep != 0; };

@@ -4,7 +4,7 @@ struct alignas(16) Pack16 {
   static const int kCount = 16 / sizeof(T);
   T at[kCount];
 };
-// As many elements of another type: those that belong to a Pack16<T>.
+// As many elements of another type as a Pack16<T> has: those that belong to it.
 template <class T, class L>
 struct alignas(sizeof(L) * Pack16<T>::kCount) PackLike {
   L at[Pack16<T>::kCount];

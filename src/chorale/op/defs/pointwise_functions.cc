@@ -49,7 +49,7 @@ constexpr OpDef kPow =
     pointwise({ScalarOp::kPow}, {
                                     .name = "pow",
                                     .grad = [](const GradArgs& g) -> Tensors {
-                                      // In the dtype of the result: y may be a narrower one, or bool.
+                                      // The rule computes in the dtype of the result: y may be a narrower one, or bool.
                                       const Tensor &dz = g.dout[0], &z = g.out[0];
                                       const Tensor x = to(g.in[0], z.dtype()), y = to(g.in[1], z.dtype());
                                       Tensors d(2);

@@ -32,7 +32,7 @@ void infer_backward(const InferArgs& args, std::span<OutSpec> out) {
   infer_through(args, view_of(View::contiguous(sizes), kernel::forward_of(a)), sizes, out);
 }
 
-// As the views themselves, from the other side.
+// The rules of the views themselves, from the other side.
 void ways_slice_backward(const ShardCall& call, ShardWays& ways) {
   const auto& a = call.attrs.get<SliceBackwardAttrs>();
   const bool all = a.step == 1 && call.out[0] == call.in[0].sizes();

@@ -34,7 +34,7 @@ Tensor uneven_numbers(int64_t n, int rank, DType dtype) {
   return to(op::sample({n}, 7 * rank + 1, -1, 1) * std::pow(10.0, rank), dtype);
 }
 
-// As threads and as processes, which map each other's memory.
+// Ranks are threads, and processes that map each other's memory.
 TEST_F(SharedGpu, SumsOnTheGpuHaveTheBitsOfTheHosts) {
   for (const int size : {2, 3}) {
     comm::run_threads_and_processes(size, [](Group& group) {

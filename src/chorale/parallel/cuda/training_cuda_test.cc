@@ -328,7 +328,7 @@ TEST_F(CudaTraining, WhatCannotBeReplayedIsAnError) {
   EXPECT_EQ(sum(x).item<float>(), 8) << "the device works on";
 }
 
-// Speed: GPT-2 of 124 million parameters. On demand, since it takes seconds and judges nothing.
+// Speed: GPT-2 of 124 million parameters. It runs on demand, since it takes seconds and judges nothing.
 TEST_F(CudaTraining, DISABLED_Gpt2Speed) {
   constexpr int64_t kBatch = 32, kTokens = 1024;
   manual_seed(1);

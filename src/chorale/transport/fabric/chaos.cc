@@ -85,7 +85,7 @@ ChaosPlan random_plan(uint64_t seed, int size) {
     ChaosFault fault;
     fault.kind = kind;
     fault.rank = static_cast<int>(below(static_cast<uint64_t>(size)));
-    // As likely among the first ten calls as among the next hundreds.
+    // The fault is as likely among the first ten calls as among the next hundreds.
     fault.call = 1 + below(below(2) == 0 ? 10 : 500);
     if (has_time(kind)) fault.time = std::chrono::milliseconds(1 + below(200));
     return fault;

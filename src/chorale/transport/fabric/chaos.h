@@ -64,7 +64,7 @@ class Chaos {
 
   // ---- shared memory
 
-  // In the middle of a call: stalls here if that is due.
+  // Called in the middle of a call: stalls here if that is due.
   void pause();
   // Flips a bit of what is about to be published, after its checksum was taken, if that is due.
   void touch(ChaosFault::What what, std::span<std::byte> bytes);

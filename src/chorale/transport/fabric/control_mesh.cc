@@ -237,7 +237,7 @@ class ControlMesh::Peer final : public IoLoop::Handler {
     }
   }
 
-  // Announces the end when it is time to. In the mesh's thread.
+  // Announces the end when it is time to. It runs in the mesh's thread.
   void finish() {
     const bool drained = has_ended() && mesh_.owner_.drained(rank_);
     Life life;
@@ -268,7 +268,8 @@ class ControlMesh::Peer final : public IoLoop::Handler {
   bool waits_for_room_ = false;
   Life life_;
   Clock::time_point heard_;
-  // By the mesh's watched_: when it was heard, and when the peer's host had acknowledged all or something new.
+  // Times of the clock watched_ of the mesh: when the peer was heard, and when its host had acknowledged all or
+  // something new.
   Clock::duration heard_at_{}, acknowledged_at_{};
   uint64_t acknowledged_bytes_ = 0;
   int unanswered_ = 0;  // heartbeats since anything was heard

@@ -37,22 +37,22 @@ class ControlMesh {
    public:
     // Whether nothing of this peer is on its way any more. Asked when the peer has ended.
     virtual bool drained(int peer) = 0;
-    // Once for each peer that has gone, before life() shows it.
+    // Called once for each peer that has gone, before life() shows it.
     virtual void on_gone(int peer, const Life& life) = 0;
 
    protected:
     ~Owner() = default;
   };
 
-  // By rank of the peer. The owner must stay until leave() has returned.
+  // `streams` has the peers' ranks as keys. The owner must stay until leave() has returned.
   ControlMesh(std::map<int, TlsStream>&& streams, std::chrono::milliseconds keep_alive, Owner& owner);
   ~ControlMesh();
 
   void start();
-  // Says goodbye to everybody, gives them a moment to hear it, and ends the thread. Once.
+  // Says goodbye to everybody, gives them a moment to hear it, and ends the thread. May be called once.
   void leave();
 
-  // As the functions of Fabric.
+  // These do what the functions of Fabric do.
   void tell(std::span<const int> peers, std::string_view notice);
   void on_notice(std::function<void(int peer, std::string_view notice)> hear);
   void set_status(const std::array<uint64_t, 8>& status);

@@ -161,7 +161,7 @@ class FabricBuilder {
 // `own_address` is that of the interface to listen at.
 std::unique_ptr<FabricBuilder> make_ucx_fabric(const FabricOptions& options, const std::string& own_address,
                                                const std::string& device);
-// As the user has named it. Throws InvalidArgument for one that does not connect hosts.
+// Makes the fabric that the user has named. Throws InvalidArgument for one that does not connect hosts.
 struct FabricName;
 std::unique_ptr<FabricBuilder> make_fabric(const FabricName& name, const FabricOptions& options,
                                            const std::string& own_address);

@@ -25,7 +25,7 @@ namespace chorale::transport {
 
 enum class FrameKind : uint16_t { kEager = 1, kAnnounce, kReady, kSkip, kWithdraw, kCredit, kChunk, kFiller, kHello };
 
-// As it is on the wire (little-endian, as all hosts that we run on).
+// The frame as it is on the wire (little-endian, as all hosts that we run on).
 struct Frame {
   static constexpr uint32_t kMagic = 0x4d5f4843;
 

@@ -29,7 +29,7 @@ class MeshFabric : public Fabric, protected ControlMesh::Owner {
   MeshFabric(const FabricOptions& options, std::map<int, TlsStream> control)
       : options_(options), mesh_(std::move(control), options.keep_alive, *this) {}
 
-  // Under mutex_.
+  // Called under mutex_.
   std::optional<Found> find_message(int peer, uint64_t channel) {
     const MessagePtr message = table_.find(peer, channel);
     if (!message) return std::nullopt;

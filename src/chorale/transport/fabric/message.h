@@ -20,17 +20,17 @@ namespace chorale::transport {
 struct Message;
 using MessagePtr = std::shared_ptr<Message>;
 
-// Under the fabric's mutex, as all of this file, except what Transfer says.
+// The fabric's mutex guards it, as all of this file, except what Transfer says.
 struct FabricTransfer : Transfer {
   bool is_send = false;
   int peer = 0;  // or kAnySource
   uint64_t channel = 0;
 
-  // Of a receive.
+  // What a receive has.
   std::span<std::byte> into;
   MessagePtr message;  // the message that it takes, from when that was found until it has ended
 
-  // Of an announced send.
+  // What an announced send has.
   uint64_t id = 0;
   std::span<const std::byte> data;
   bool is_ready = false;       // the peer waits for it
@@ -46,7 +46,7 @@ using FabricTransferPtr = std::shared_ptr<FabricTransfer>;
 // A message that is coming, or has come and nobody has asked for it yet.
 struct Message {
   Message() = default;
-  // As kEager or kAnnounce says.
+  // The message that a frame of kEager or kAnnounce tells of.
   Message(int from, const Frame& frame);
 
   int source = 0;

@@ -255,7 +255,7 @@ class MpiModule final : public Mpi {
     }
   }
 
-  // To finalise waits for every rank: one that gave up on a call must not.
+  // MPI_Finalize waits for every rank: one that gave up on a call must not call it.
   static void finalize() {
     int finalized = 0;
     MPI_Finalized(&finalized);

@@ -23,7 +23,7 @@ Digest hmac_sha256(std::string_view key, std::initializer_list<std::string_view>
 class Secret {
  public:
   static Secret generate();
-  // At least 16 bytes: an observer of one handshake could guess a shorter one.
+  // A secret has at least 16 bytes: an observer of one handshake could guess a shorter one.
   static Secret from_bytes(std::string_view bytes);
   // A file that only its owner (this user or root) can read; line ends at its end do not count. `openssl rand -hex 32`
   // makes a good one.

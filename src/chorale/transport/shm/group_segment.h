@@ -104,7 +104,7 @@ struct alignas(kCacheLineBytes) CallSlot {
   // 16 bytes share the line of the number: a small value travels in one line.
   alignas(16) std::byte payload[kSlotPayloadBytes];
 
-  // For the number that will be, or was, published; `call_weight` is that of `call`.
+  // The check for the number that will be, or was, published; `call_weight` is that of `call`.
   uint16_t right_check(uint32_t of_number, uint64_t call_weight) const {
     return check_of(call_weight + weigh<4>(uint64_t{of_number} << 32 | static_cast<uint64_t>(exposure), place.bits));
   }

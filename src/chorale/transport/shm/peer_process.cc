@@ -132,7 +132,7 @@ std::shared_ptr<PeerProcess> PeerProcess::find(const ProcessId& id) {
 PeerProcess::PeerProcess(const ProcessId& id)
     : id_(id), descriptor_(above_standard(static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(id.pid), 0)))) {
   const int error = errno;
-  // In this order: the process that the descriptor means has this start time, or has ended by now.
+  // This order proves it: the process that the descriptor means has this start time, or has ended by now.
   if (descriptor_ >= 0 && read_stat(id.pid).start_time == id.start_time) return;
   if (descriptor_ >= 0) close(descriptor_);
   throw CommError(concat("[shm] process ", id.pid, " of a peer is not there",

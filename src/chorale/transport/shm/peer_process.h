@@ -49,7 +49,7 @@ class PeerProcess {
   const ProcessId& id() const { return id_; }
   // A process that has ended but was not waited for by its parent does not live.
   bool alive() const;
-  // For messages: "running", "sleeping", "stopped by a signal", "stopped by a debugger", "gone".
+  // The state in a word for messages: "running", "sleeping", "stopped by a signal", "stopped by a debugger", "gone".
   std::string condition() const;
 
  private:

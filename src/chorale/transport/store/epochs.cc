@@ -21,8 +21,8 @@ using namespace std::chrono_literals;
 constexpr size_t kBoardBytes = 4096;
 // Between two looks at the store: short at first, since most waits for other ranks are.
 constexpr std::chrono::microseconds kShortestPause = 100us, kLongestPause = 4ms;
-// For a call that waits for nobody. A node that is gone does not answer, and may be excluded before the call's time is
-// over.
+// The time of a call that waits for nobody. A node that is gone does not answer, and may be excluded before the call's
+// time is over.
 constexpr auto kStoreAnswers = 3s;
 constexpr auto kStoreChanges = 10s;  // of one that cannot be repeated
 

@@ -102,7 +102,7 @@ class EpochStore final : public Store {
   std::vector<std::string> keys(std::string_view prefix, Deadline deadline) override;
   int64_t count(Deadline deadline) override;
 
-  // For waits that it does not see.
+  // Asked by waits that it does not see.
   bool is_over() const { return board_->latest() > epoch_; }
 
  private:

@@ -1,5 +1,5 @@
 // A store in a file that all ranks can reach: a log of changes, appended under an exclusive lock and replayed by every
-// reader. For one host, or a file system that several hosts share and that has working locks.
+// reader. It serves one host, or a file system that several hosts share and that has working locks.
 #pragma once
 
 #include <mutex>
@@ -30,8 +30,8 @@ class FileStore final : public Store {
   std::vector<std::string> keys(std::string_view prefix, Deadline deadline) override;
   int64_t count(Deadline deadline) override;
 
-  // For the last rank that leaves: removes the file if this is the entry's value. Any other rank that has it open gets
-  // a StoreLost from then on.
+  // The last rank that leaves calls it: removes the file if this is the entry's value. Any other rank that has it open
+  // gets a StoreLost from then on.
   bool remove_file_if(std::string_view key, std::string_view value, Deadline deadline);
 
  private:

@@ -120,7 +120,7 @@ class Attendance {
   std::string key(std::string_view entry) const { return concat(plan_.name, "/", opening_.token, "/", entry); }
   std::string record_key() const { return concat(plan_.name, "/meeting"); }
   std::string seat_key(int rank) const { return key(concat("seat/", rank)); }
-  // For calls that wait for nobody: a rank whose time is over still has to say so.
+  // The time of calls that wait for nobody: a rank whose time is over still has to say so.
   Deadline call_time() const { return Deadline(std::max(deadline_.end(), within(5s).end())); }
 
   // Finds the open meeting, or opens one.

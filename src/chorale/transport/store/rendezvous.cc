@@ -65,7 +65,7 @@ Url parse_url(std::string_view text) {
   return url;
 }
 
-// From the options, the URL or the launcher; `variable` is what to set otherwise.
+// Takes the number from the options, the URL or the launcher; `variable` is what to set otherwise.
 int required(const char* name, const char* variable, std::optional<int> option, const Url& url,
              std::optional<int> found) {
   const auto in_url = url.query.find(name);
@@ -201,7 +201,7 @@ Place file_place(const std::string& path, const RendezvousResult& job) {
   return found;
 }
 
-// Under mpirun on several hosts, without a secret and without a place: rank 0 makes both, and MPI tells the others. The
+// Under mpirun on several hosts, without a secret and without a place, rank 0 makes both, and MPI tells the others. The
 // secret is then as safe as MPI's network is.
 Place place_by_mpi(RendezvousResult& job, Deadline deadline) {
   struct Invitation {

@@ -157,7 +157,8 @@ TEST_F(RendezvousTest, RanksMeetAgainAndAgain) {
   EXPECT_FALSE(std::filesystem::exists(folder_.path("meet")));
 }
 
-// As a process does that ranks have started, and that has their environment: everybody has two worlds at the same time.
+// A process that a rank has started, and that has its environment, does this: everybody has two worlds at the same
+// time.
 TEST_F(RendezvousTest, ASecondWorldBesideTheFirstMeetsAtItsStore) {
   const std::string url = concat("tcp://127.0.0.1:", free_port());
   auto first = meet(url, 2, secret_);

@@ -83,7 +83,7 @@ class TlsFabric final : public MeshFabric, private TlsInlet::Receiver {
   bool take_back(const FabricTransferPtr& transfer);
   bool write_chunk(Peer& peer, TlsOutlet& outlet);
 
-  // Under mutex_:
+  // These are called under mutex_:
   Frame begin_large(Peer& peer, const MessagePtr& message);
   std::optional<Frame> give_credit(Peer& peer, size_t bytes);
   FabricTransferPtr take_announced(Peer& peer, uint64_t id);
@@ -269,7 +269,7 @@ FabricTransferPtr TlsFabric::take_announced(Peer& peer, uint64_t id) {
   return transfer;
 }
 
-// In the thread that pumps; the outlet's mutex is held.
+// Called in the thread that pumps; the outlet's mutex is held.
 bool TlsFabric::write_chunk(Peer& peer, TlsOutlet& outlet) {
   FabricTransferPtr transfer;
   Frame frame;

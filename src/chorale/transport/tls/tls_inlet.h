@@ -15,7 +15,7 @@
 
 namespace chorale::transport {
 
-// In the loop's thread, except where it says otherwise.
+// It belongs to the loop's thread, except where it says otherwise.
 class TlsInlet final : public IoLoop::Handler {
  public:
   class Receiver {

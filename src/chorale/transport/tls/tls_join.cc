@@ -58,7 +58,7 @@ Place place_of(const FabricAddress& address) {
 struct TlsJoin::Visitor {
   TlsStream stream;
   Deadline limit;
-  // Of a peer that we connect to; otherwise -1 until the handshake is done.
+  // The rank of a peer that we connect to; otherwise -1 until the handshake is done.
   int peer = -1;
   int index = -1;
   int attempt = 1;

@@ -21,7 +21,7 @@ class TlsJoin {
   TlsJoin(const FabricOptions& options, const std::string& own_address);
   ~TlsJoin();
 
-  // For FabricAddress::endpoint: where it listens, and its token, which names its process.
+  // What FabricAddress::endpoint is to say: where it listens, and its token, which names its process.
   const std::string& endpoint() const { return endpoint_; }
   // Connects to every rank of another host, `streams` times each, and ends listening. Strangers are refused, logged and
   // delay nobody. Throws CommError that names the ranks that are missing at the deadline, or do not know the secret.

@@ -28,7 +28,7 @@ class TlsOutlet final : public IoLoop::Handler {
   void send(const Frame& frame, std::span<const std::byte> body = {});
   // Sends what produce() gives, as much as the socket takes; the loop goes on.
   void pump();
-  // For produce(). The memory is free when this returns.
+  // produce() calls it. The memory is free when this returns.
   void write(const Frame& frame, std::span<const std::byte> body);
   // Returns when nobody encrypts from a caller's memory that produce() has handed out before.
   void fence() const { const std::lock_guard lock(mutex_); }

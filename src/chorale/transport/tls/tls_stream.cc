@@ -33,7 +33,7 @@ struct Wire {
   ByteQueue input;
   size_t input_bytes = kMinInputBytes;
 
-  // As recv().
+  // Returns what recv() returns.
   ssize_t receive() {
     const ssize_t n = recv(descriptor, input.room(input_bytes).data(), input_bytes, MSG_DONTWAIT);
     if (n <= 0) return n;

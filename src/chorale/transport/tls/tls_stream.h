@@ -36,9 +36,9 @@ struct StreamIdentity {
 // its way, is an InvalidArgument.
 class TlsStream {
  public:
-  // Of the side that connects.
+  // The stream of the side that connects.
   static TlsStream client(Socket socket, const Secret& secret, const StreamIdentity& identity);
-  // Of the side that accepts; `expects` says whether a connection of this identity may come now.
+  // The stream of the side that accepts; `expects` says whether a connection of this identity may come now.
   static TlsStream server(Socket socket, const Secret& secret, std::function<bool(const StreamIdentity&)> expects);
   TlsStream(TlsStream&&) noexcept;
   TlsStream& operator=(TlsStream&&) noexcept;

@@ -25,12 +25,13 @@ class UcxWorker {
   UcxWorker(const UcxWorker&) = delete;
   UcxWorker& operator=(const UcxWorker&) = delete;
 
-  // For the others.
+  // The address that the others connect to.
   virtual std::string address() = 0;
   virtual void connect(int peer, std::string_view address) = 0;
   // Done when all that was sent to the peer has gone, which it may prevent.
   virtual Request flush(int peer) = 0;
-  // At once and without a word: what is in flight with this peer fails. The request is to be tested until it is done.
+  // Cuts the connection at once and without a word: what is in flight with this peer fails. The request is to be tested
+  // until it is done.
   virtual Request disconnect(int peer) = 0;
 
   // One message of two parts.

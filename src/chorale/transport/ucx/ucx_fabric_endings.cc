@@ -14,7 +14,8 @@ using namespace std::chrono_literals;
 // cut. If two ranks cut at the same moment, each gets the other's farewell on a connection that it has given up, and
 // UCX 1.13 then frees what it writes to in the next line (tests/fault_matrix: 7 of 300 runs of
 // wrong_op/all_reduce_coalesced/ucx/2/2492890946/2 on a busy machine ended with SIGSEGV while both waited for 20 ms).
-// Whoever cuts second, after it has read the farewell, is safe. So the rank with the higher number waits twice as long.
+// The rank that cuts second, after it has read the farewell, is safe. So the rank with the higher number waits twice as
+// long.
 
 bool UcxFabric::cancel(const TransferHandle& handle) {
   const auto transfer = std::static_pointer_cast<FabricTransfer>(handle);

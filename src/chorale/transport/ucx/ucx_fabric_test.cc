@@ -136,7 +136,7 @@ class UcxPuppet : public testing::Test {
   std::unique_ptr<Fabric> fabric_;
 };
 
-// As if it were stopped: it takes part in nothing that UCX would like to agree on.
+// The peer acts as if it were stopped: it takes part in nothing that UCX would like to agree on.
 TEST_F(UcxPuppet, AFabricEndsThoughItsPeerDoesNotMove) {
   const Bytes data(1000);
   std::vector<TransferHandle> sent;

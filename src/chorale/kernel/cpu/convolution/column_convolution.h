@@ -1,5 +1,5 @@
-// Convolutions as matrix products: windows of x become columns of a matrix. For dtypes and shapes that oneDNN does not
-// have.
+// Convolutions as matrix products: windows of x become columns of a matrix. They serve dtypes and shapes that oneDNN
+// does not have.
 #pragma once
 
 #include "chorale/kernel/cpu/convolution/convolution_engine.h"

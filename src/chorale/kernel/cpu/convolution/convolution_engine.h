@@ -10,8 +10,8 @@ namespace chorale::kernel::cpu {
 
 // Shape letters: x is [batch, in_channels, in...], y is [batch, out_channels, out...], w is [out_channels, in_channels
 // / groups, kernel...]. x and y are contiguous in that order, or with the channels last; w is always contiguous in that
-// order. Of the arrays the first `spatial` entries count. `pad` is what precedes the first element; what follows the
-// last is whatever `out` asks for. out may be any size whose windows reach into x and its padding, so the caller
+// order. Only the first `spatial` entries of the arrays count. `pad` is what precedes the first element; what follows
+// the last is whatever `out` asks for. out may be any size whose windows reach into x and its padding, so the caller
 // decides about rounding.
 struct Convolution {
   DType dtype;  // f32, f64, bf16, f16

@@ -24,7 +24,7 @@ const ::dnnl::engine& engine() {
 
 namespace {
 
-// In order, and nothing is left running when a call returns.
+// Primitives run in order, and nothing is left running when a call returns.
 dnnl_stream_t stream() {
   thread_local const ::dnnl::stream instance(engine());
   return instance.get();

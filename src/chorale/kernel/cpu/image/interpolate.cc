@@ -23,7 +23,7 @@ std::vector<Source> sources(Interpolation mode, bool align_corners, int64_t orig
   std::vector<Source> result;
   for (int64_t i = 0; i < resized; ++i) {
     if (mode == Interpolation::kNearest) {
-      // In f32, as PyTorch does: elsewhere a ratio like 1 / 3 would pick other pixels.
+      // Computed in f32, as PyTorch does: a ratio like 1 / 3 would pick other pixels in another dtype.
       const auto at = static_cast<int64_t>(std::floor(static_cast<float>(i) * static_cast<float>(ratio)));
       const int64_t pixel = std::min(at, original - 1);
       result.push_back({pixel, pixel, 1, 0});

@@ -50,7 +50,7 @@ struct Best {
   }
 };
 
-// As many of the `left` elements as a vector holds; none if `left` is not positive.
+// Loads as many of the `left` elements as a vector holds; none if `left` is not positive.
 template <class T>
 HWY_INLINE hn::Vec<hn::ScalableTag<T>> load_left(const T* from, int64_t left) {
   const hn::ScalableTag<T> d;

@@ -12,8 +12,8 @@
 namespace chorale::kernel::cpu {
 namespace {
 
-// Sums of random numbers, which come out otherwise in another order. In one piece and in several, by rows and by
-// columns.
+// Sums of random numbers, which come out otherwise in another order. They are computed in one piece and in several, by
+// rows and by columns.
 template <class T>
 void expect_same_product_bits(int64_t batch, int64_t m, int64_t n, int64_t k) {
   SCOPED_TRACE(concat(batch, " of ", m, " x ", n, " x ", k));

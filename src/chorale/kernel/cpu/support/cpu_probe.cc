@@ -55,7 +55,7 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {16, 16, 16};
 };
 
-// In the child. Returns if the instructions work, dies otherwise.
+// Runs in the child. Returns if the instructions work, dies otherwise.
 void use_tiles() {
   for (const int signal : {SIGILL, SIGSEGV, SIGBUS, SIGFPE}) std::signal(signal, SIG_DFL);
   prctl(PR_SET_DUMPABLE, 0);                                   // no core file

@@ -1,4 +1,4 @@
-// For kernels over f32, f64, f16 and bf16 that compute in f32 or f64.
+// What kernels over f32, f64, f16 and bf16 share that compute in f32 or f64.
 #pragma once
 
 #include <type_traits>

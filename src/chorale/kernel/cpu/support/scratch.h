@@ -5,7 +5,7 @@
 
 namespace chorale::kernel::cpu {
 
-// At least `bytes`, aligned to 64, contents undefined; nothing for 0.
+// Memory of at least `bytes`, aligned to 64, with undefined contents; none for 0.
 class Scratch {
  public:
   explicit Scratch(size_t bytes) : block_(bytes == 0 ? memory::Block{} : cpu_allocator().allocate(bytes)) {}
