@@ -105,7 +105,7 @@ void in_batches(const std::vector<std::pair<DType, Job>>& jobs, F&& run) {
       if (its_dtype != dtype) continue;
       batch.jobs[batch.count] = job;
       batch.first_block[batch.count++] = blocks;
-      blocks += (job.n + kElemsPerBlock - 1) / kElemsPerBlock;
+      blocks += std::max<int64_t>(1, (job.n + kElemsPerBlock - 1) / kElemsPerBlock);
       batch.first_block[batch.count] = blocks;
       if (static_cast<size_t>(batch.count) == kMostJobs) flush();
     }
@@ -150,8 +150,6 @@ void update_lists(const KernelArgs& args) {
     jobs.emplace_back(parameter.dtype(), job);
   }
   in_batches(jobs, [&](const Jobs& batch, DType dtype, unsigned blocks) {
-    launch(instance(args.stream, kUpdateCu, "raise_all", {DType::kF32}), {.threads = 64}, args.stream, batch, r);
-    if (blocks == 0) return;
     launch(instance(args.stream, kUpdateCu, "update", {dtype}, kKindNames[r.kind]), {.x = blocks}, args.stream, batch,
            r);
   });

@@ -26,20 +26,31 @@ struct Rule {
 __device__ __forceinline__ double nadam_momentum(const Rule& r, double step) {
   return r.c[0] * (1 - 0.5 * ::pow(0.96, step * r.c[4]));
 }
-// Before the updates: counts of steps go up, and products of momenta on.
-template <class>
-__global__ void raise_all(const Jobs jobs, const Rule r) {
-  if (r.found_inf && *r.found_inf != 0) return;
-  for (i64 i = threadIdx.x; i < jobs.count; i += blockDim.x) {
-    const i64 step = ++*jobs.jobs[i].step;
-    if (jobs.jobs[i].number) *jobs.jobs[i].number *= nadam_momentum(r, (double)step);
+// The count of steps goes up, and the product of momenta on; called once by each block of a job. Its blocks count
+// themselves in the upper half of the count, and the last one of them, when nobody reads any more, writes both.
+__device__ __forceinline__ i64 raise(const Job& job, i64 blocks, const Rule& r, double& number) {
+  number = job.number ? *(volatile double*)job.number : 0;
+  __threadfence();
+  const u64 seen = atomicAdd((u64*)job.step, 1ull << 32);
+  const i64 step = (i64)(seen & 0xffffffffu) + 1;
+  if (job.number) number *= nadam_momentum(r, (double)step);
+  if ((i64)(seen >> 32) + 1 == blocks) {
+    *job.step = step;
+    if (job.number) *job.number = number;
   }
+  return step;
 }
 
 struct Recipe {
   double weight_decay, keep, rate, decay1, gain1, decay2, gain2, scale1, root_scale, eps;
   int plain;  // Radam's first steps: no division by the root
 };
+// By squaring: a fifth of the time of ::pow, for which all threads of a block would wait.
+__device__ __forceinline__ double power(double base, i64 n) {
+  double result = 1;
+  for (; n > 0; n >>= 1, base *= base) result = n & 1 ? result * base : result;
+  return result;
+}
 __device__ Recipe recipe_of(const Rule& r, double lr, i64 step, double number) {
   Recipe p = {0, 1, lr, 0, 0, 0, 0, 1, 1, 0, 0};
   const double t = (double)step;
@@ -59,8 +70,8 @@ __device__ Recipe recipe_of(const Rule& r, double lr, i64 step, double number) {
       break;
     case kAdam:  // flag 2: Amsgrad
       moments();
-      p.rate = lr / (1 - ::pow(r.c[0], t));
-      p.root_scale = 1 / ::sqrt(1 - ::pow(r.c[1], t));
+      p.rate = lr / (1 - power(r.c[0], step));
+      p.root_scale = 1 / ::sqrt(1 - power(r.c[1], step));
       break;
     case kAdagrad:  // decay of the rate, eps, weight decay
       p.rate = lr / (1 + (t - 1) * r.c[0]);
@@ -82,19 +93,19 @@ __device__ Recipe recipe_of(const Rule& r, double lr, i64 step, double number) {
       break;
     case kAdamax:
       moments();
-      p.rate = lr / (1 - ::pow(r.c[0], t));
+      p.rate = lr / (1 - power(r.c[0], step));
       break;
     case kNadam: {  // c[4]: decay of the momentum
       moments();
       const double momentum = nadam_momentum(r, t), next = nadam_momentum(r, t + 1);
       p.rate = lr * (1 - momentum) / (1 - number);
       p.scale1 = lr * next / (1 - number * next);
-      p.root_scale = 1 / ::sqrt(1 - ::pow(r.c[1], t));
+      p.root_scale = 1 / ::sqrt(1 - power(r.c[1], step));
       break;
     }
     case kRadam: {
       moments();
-      const double correction1 = 1 - ::pow(r.c[0], t), correction2 = 1 - ::pow(r.c[1], t);
+      const double correction1 = 1 - power(r.c[0], step), correction2 = 1 - power(r.c[1], step);
       const double longest = 2 / (1 - r.c[1]) - 1, length = longest - 2 * t * (1 - correction2) / correction2;
       p.rate = lr / correction1;
       p.plain = !(length > 5);
@@ -141,7 +152,9 @@ __global__ void __launch_bounds__(256) update(const Jobs jobs, const Rule r) {
     }
     which = low;
     const Job& job = jobs.jobs[low];
-    recipe = recipe_of(r, *r.lr, *job.step, job.number ? *job.number : 0);
+    double number;
+    const i64 step = raise(job, jobs.first_block[low + 1] - jobs.first_block[low], r, number);
+    recipe = recipe_of(r, *r.lr, step, number);
   }
   __syncthreads();
   const Job& job = jobs.jobs[which];
@@ -331,9 +344,9 @@ struct LambJobs {
   double* steps[40];
 };
 __device__ __forceinline__ LambRecipe lamb_recipe(const Rule& r, i64 step) {  // beta1, beta2, eps, weight decay
-  const double t = (double)step;
-  return {r.c[3], 0,     1 - r.c[0], r.c[1], 1 - r.c[1], 1 / (1 - ::pow(r.c[0], t)), 1 / ::sqrt(1 - ::pow(r.c[1], t)),
-          r.c[2], r.sign};
+  return {
+      r.c[3], 0,     1 - r.c[0], r.c[1], 1 - r.c[1], 1 / (1 - power(r.c[0], step)), 1 / ::sqrt(1 - power(r.c[1], step)),
+      r.c[2], r.sign};
 }
 template <class C>
 __device__ __forceinline__ C lamb_step(const LambRecipe& p, C w, C first, C second) {
