@@ -52,7 +52,7 @@ struct GpuCase {
 constexpr GpuCase kCases[] = {
     {"gpt2_124m", 32 * 1024, true, 1, "gpt2-124M"},
     {"bert_base", 32 * 512, true, 1, "bert-base"},
-    {"resnet50", 256, true, 1, nullptr},
+    {"resnet50", 256, true, 1, "resnet50"},
     {"mlp512x4", 32, false, 50, nullptr},
     {"tinymlp", 8, false, 50, nullptr},
 };
@@ -104,7 +104,10 @@ double measure(const Step& step, int steps) {
 
 // Op by op; recorded and replayed; or compiled whole, with generated kernels, and that replayed.
 enum class Way { kEager, kReplayed, kCompiled };
-const char* name_of(Way way) { return way == Way::kEager ? "eager" : way == Way::kReplayed ? "replayed" : "compiled"; }
+constexpr Way kWays[] = {Way::kEager, Way::kReplayed, Way::kCompiled};
+std::string case_name(const GpuCase& c, Way way) {
+  return fmt::format("{}/{}", c.model, way == Way::kEager ? "eager" : way == Way::kReplayed ? "replayed" : "compiled");
+}
 
 struct Measured {
   double ms = 0, first_s = 0, peak_gib = 0;
@@ -159,9 +162,9 @@ std::string output_of(const std::string& command, const char* peer) {
   return text;
 }
 
-// The milliseconds in a line "NAME: … = 51.30 ms -> …"; 0 when there is no such line.
+// The milliseconds in a line "NAME: parts … = 51.30 ms -> …"; 0 when there is no such line.
 double floor_ms(const std::string& text, const std::string& name) {
-  const size_t line = text.find(name + ": linear");
+  const size_t line = text.find(name + ": parts");
   if (line == std::string::npos) return 0;
   const size_t at = text.find("= ", line);
   return at == std::string::npos ? 0 : std::stod(text.substr(at + 2));
@@ -183,7 +186,9 @@ void add_torch(const Options& options, const GpuCase& c, std::map<std::string, d
 
 void run(const Options& options) {
   std::vector<std::string> names;
-  for (const GpuCase& c : kCases) names.emplace_back(c.model);
+  for (const GpuCase& c : kCases) {
+    for (const Way way : kWays) names.push_back(case_name(c, way));
+  }
   check_only(options.only, names);
   runtime_of(kGpu);  // says what is missing
   const auto beside = [&](const char* peer) { return options.against.find(peer) != std::string::npos; };
@@ -195,13 +200,15 @@ void run(const Options& options) {
              "PyTorch", "compiled", "floor");
   std::vector<BenchRow> rows;
   for (const GpuCase& c : kCases) {
-    if (!picks(options.only, c.model)) continue;
+    const auto is_picked = [&](Way way) { return picks(options.only, case_name(c, way)); };
+    if (std::none_of(std::begin(kWays), std::end(kWays), is_picked)) continue;
     std::map<std::string, double> peers;
     if (beside("torch")) add_torch(options, c, peers);
     if (c.floor && floor_ms(floor, c.floor) > 0) peers["floor"] = floor_ms(floor, c.floor);
-    for (const Way way : {Way::kEager, Way::kReplayed, Way::kCompiled}) {
+    for (const Way way : kWays) {
+      if (!is_picked(way)) continue;
       const Measured ours = measure_ours(c, way, options.steps * c.more_steps);
-      BenchRow row{.name = fmt::format("{}/{}", c.model, name_of(way)), .unit = "ms", .ours = ours.ms, .peers = peers};
+      BenchRow row{.name = case_name(c, way), .unit = "ms", .ours = ours.ms, .peers = peers};
       row.extra = {{"items_per_s", static_cast<double>(c.items) / ours.ms * 1e3},
                    {"peak_gib", ours.peak_gib},
                    {"first_s", ours.first_s}};
@@ -230,7 +237,7 @@ void add_bench_gpu(CLI::App& bench, Work& work) {
   command->add_option("--against", options->against, "peers, among torch and floor; or none")
       ->check(one_of_peers({"torch", "floor"}))
       ->capture_default_str();
-  command->add_option("--only", options->only, "models with this in their name");
+  command->add_option("--only", options->only, "cases with this in their name: resnet50, resnet50/compiled");
   command->add_option("--steps", options->steps, "steps that are measured; fifty times as many of the small models")
       ->capture_default_str()
       ->check(between(5, 1e6));
