@@ -28,7 +28,14 @@ bool is_same_layout(const Tensor& a, const Tensor& b) {
 // Results are contiguous, unless all inputs of their shape share one dense layout: that one is kept, so that
 // channels-last and transposed tensors flow through and memory is read in order.
 void choose_layout(std::span<const Tensor> in, OutSpec& out) {
-  const auto is_full = [&](const Tensor& x) { return x.sizes() == out.sizes; };
+  // What shows one element at several places does not say how they should lie.
+  const auto is_full = [&](const Tensor& x) {
+    if (!(x.sizes() == out.sizes)) return false;
+    for (int64_t d = 0; d < x.dims(); ++d) {
+      if (x.stride(d) == 0 && x.size(d) > 1) return false;
+    }
+    return true;
+  };
   const auto first =
       std::find_if(in.begin(), in.end(), [&](const Tensor& x) { return is_full(x) && !x.is_contiguous(); });
   if (first == in.end() || !is_dense(first->sizes(), first->strides())) return;

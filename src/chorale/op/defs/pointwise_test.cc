@@ -119,6 +119,8 @@ TEST(PointwiseLayouts, DenseOnesFlowThrough) {
   EXPECT_TRUE(add(channels_last, channels_last).is_channels_last());
   EXPECT_TRUE(mul(channels_last, Tensor::empty({3, 1, 1}, DType::kF32)).is_channels_last());
   EXPECT_TRUE(gt(channels_last, 0).is_channels_last());
+  // An operand that shows one element at many places lies in no order.
+  EXPECT_TRUE(mul(expand(Tensor::empty({2, 3, 1, 1}, DType::kF32), {2, 3, 4, 5}), channels_last).is_channels_last());
   const Tensor transposed = t(iota({3, 4}));
   EXPECT_EQ(neg(transposed).strides(), transposed.strides());
   // Where inputs disagree, and where there are holes, the result is contiguous.

@@ -5,6 +5,7 @@
 #include "chorale/op/defs/image_rules.h"
 #include "chorale/op/index.h"
 #include "chorale/op/nn.h"
+#include "chorale/op/pointwise.h"
 #include "chorale/op/samples.h"
 #include "chorale/op/table.h"
 #include "chorale/op/view.h"
@@ -216,7 +217,11 @@ constinit const OpDef kAdaptiveAvgPool{
     .infer = infer_adaptive,
     .cpu = kernel::cpu::adaptive_avg_pool,
     .grad = [](const GradArgs& g) -> Tensors {
-      return {call(kAdaptiveAvgPoolBackward, AreaAttrs{g.shape(0)[2], g.shape(0)[3]}, g.dout[0])};
+      const Shape x = g.shape(0);
+      const auto& a = g.attrs.get<AreaAttrs>();
+      // One number for all places of a channel has no order in memory, where a tensor of them would have to choose one.
+      if (a.height == 1 && a.width == 1) return {expand(g.dout[0] * (1.0 / static_cast<double>(x[2] * x[3])), x)};
+      return {call(kAdaptiveAvgPoolBackward, AreaAttrs{x[2], x[3]}, g.dout[0])};
     },
     .shard = kShardImage,
     .linear = linear_in({0}),

@@ -1,8 +1,11 @@
 #include <limits>
 
+#include "chorale/autograd/autograd.h"
 #include "chorale/op/builder.h"
+#include "chorale/op/creation.h"
 #include "chorale/op/defs/nn_test_util.h"
 #include "chorale/op/nn.h"
+#include "chorale/op/pointwise.h"
 
 namespace chorale {
 namespace {
@@ -136,6 +139,17 @@ TEST(AdaptivePool, DividesTheInputEvenly) {
     }
   }
   EXPECT_EQ(adaptive_avg_pool2d(image, {-1, 2}).sizes(), (Shape{2, 3, 5, 2}));
+}
+
+// The gradient of a mean over all places is one number for each channel, and does not turn images that have their
+// channels last.
+TEST(AdaptivePool, GradientsOfAGlobalMeanKeepTheOrderOfTheImage) {
+  const Tensor x = channels_last(op::sample({2, 3, 4, 5}, 1, 0.5, 2));
+  set_requires_grad(x);
+  const Tensor y = adaptive_avg_pool2d(relu(x), 1);
+  const Tensor dx = grad({y}, {x}, {.grad_outputs = {ones(y.sizes(), y.dtype())}})[0];
+  EXPECT_TRUE(dx.is_channels_last());
+  EXPECT_EQ(dx.to_vector<double>(), std::vector<double>(120, 1.0 / 20));
 }
 
 TEST(Pool, RefusesWindowsThatDoNotFit) {
