@@ -188,6 +188,61 @@ TEST_F(DeviceGraphs, JoinedRowsHaveTheBitsOfTheOpsOneByOne) {
     EXPECT_NE(text.find(row), std::string::npos) << row << " is not in\n" << text;
 }
 
+// Two residual blocks of convolutions under autocast, the first one with a convolution beside it. Their images have
+// channels last.
+TEST_F(DeviceGraphs, JoinedBatchNormsHaveTheBitsOfTheOpsOneByOne) {
+  const Device device = sim_device(0);
+  std::vector<Tensor> parameters;
+  const auto parameter = [&](const Shape& sizes) {
+    parameters.push_back(made(sizes, static_cast<int>(10 + parameters.size()), device));
+    set_requires_grad(parameters.back());
+    return parameters.back();
+  };
+  const Tensor first = parameter({8, 4, 1, 1}), second = parameter({8, 8, 3, 3}), beside = parameter({8, 4, 1, 1}),
+               third = parameter({8, 8, 1, 1});
+  const std::vector<Tensor> scales = {parameter({8}), parameter({8}), parameter({8}), parameter({8})},
+                            shifts = {parameter({8}), parameter({8}), parameter({8}), parameter({8})};
+  const Tensor running_mean = zeros({8}, DType::kF32, device), running_variance = ones({8}, DType::kF32, device);
+  const auto body = [&](const Tensor& in) {
+    for (const Tensor& p : parameters) set_gradient(p, {});
+    Tensor loss;
+    {
+      const Autocast scope(DType::kBF16);
+      const auto norm = [&](const Tensor& x, size_t i) {
+        return batch_norm(x, i == 0 ? running_mean : Tensor(), i == 0 ? running_variance : Tensor(), scales[i],
+                          shifts[i], true);
+      };
+      const Tensor x = relu(norm(conv2d(in, first), 0));
+      const Tensor main = norm(conv2d(x, second, {}, 1, 1), 1), y = relu(main + norm(conv2d(in, beside), 2));
+      loss = mean(square(to(relu(norm(conv2d(y, third), 3) + y), DType::kF32)));
+    }
+    backward(loss);
+    std::vector<Tensor> results = {detach(loss)};
+    for (const Tensor& p : parameters) results.push_back(gradient(p));
+    results.push_back(running_mean);
+    return results;
+  };
+  std::string text;
+  auto step = compile([&](const std::vector<Tensor>& in) { return body(in[0]); },
+                      {.whole_graph = true, .backend = [&](graph::Graph graph, const compiled::GraphInfo&) {
+                         auto program = fuse_and_compile(std::move(graph));
+                         text = graph::print(program->graph());
+                         return program;
+                       }});
+  const Tensor in = permute(made({3, 5, 6, 4}, 1, device), {0, 3, 1, 2});
+  std::vector<std::vector<float>> expected;
+  for (const Tensor& one : body(in)) expected.push_back(values(one));
+  fill_(running_mean, 0);
+  fill_(running_variance, 1);
+  const std::vector<Tensor> found = step(std::vector<Tensor>{in});
+  ASSERT_EQ(found.size(), expected.size());
+  for (size_t i = 0; i < found.size(); ++i) EXPECT_EQ(values(found[i]), expected[i]) << i;
+  for (const char* const row : {" batch_norm_relu(", " batch_norm_relu_backward(", " relu_batch_norm_backward("})
+    EXPECT_NE(text.find(row), std::string::npos) << row << " is not in\n" << text;
+  for (const char* const row : {" relu(", " relu_backward("})
+    EXPECT_EQ(text.find(row), std::string::npos) << row << " is in\n" << text;
+}
+
 // A graph does not cross devices: it ends before a tensor moves.
 TEST_F(DeviceGraphs, ItEndsWhereATensorMoves) {
   const auto f = [](const std::vector<Tensor>& in) {

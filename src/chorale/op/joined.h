@@ -1,5 +1,5 @@
 // Rows that do the work of several, with their bits: for devices that wait for their memory, where each value should be
-// read and written once. Passes over graphs put them there (graph/passes/join_norms.h); nobody calls them otherwise.
+// read and written once. Passes over graphs put them there (graph/passes/join_rows.h); nobody calls them otherwise.
 #pragma once
 
 #include "chorale/op/op_def.h"
@@ -8,5 +8,6 @@ namespace chorale::op {
 
 extern const OpDef kAddLayerNorm, kAddLayerNormBackward;
 extern const OpDef kAttentionBackwardJoined;
+extern const OpDef kBatchNormRelu, kBatchNormReluBackward, kReluBatchNormBackward;
 
 }  // namespace chorale::op

@@ -201,13 +201,14 @@ TEST_F(CudaTensors, ImagesMayHaveTheirChannelsLast) {
     if (rehearses_f32() && dtype != DType::kF32) continue;
     const double tolerance = dtype == DType::kF32 ? 1e-4 : 6e-2;
     const auto here = [&](const Tensor& x, Device device) { return to(to(x, dtype), device); };
-    // Kernels of 3 x 3 and of 1 x 1, with and without a bias, strides and groups; a first layer has 3 channels.
+    // Kernels of 3 x 3 and of 1 x 1, with and without a bias, strides and groups; first layers have 3 channels, and are
+    // folded.
     struct Case {
       int64_t in, out, kernel, stride, groups;
       bool bias;
     };
     for (const Case& c : {Case{16, 24, 3, 1, 1, false}, Case{16, 32, 1, 1, 1, true}, Case{32, 16, 3, 2, 1, false},
-                          Case{3, 16, 3, 2, 1, true}, Case{32, 32, 3, 1, 4, false}}) {
+                          Case{3, 16, 3, 2, 1, true}, Case{3, 16, 7, 2, 1, false}, Case{32, 32, 3, 1, 4, false}}) {
       const int64_t pad = c.kernel / 2, H = 9, W = 8;
       const kernel::ConvolutionAttrs forward{{c.stride, c.stride}, {pad, pad}, {1, 1}, {}, c.groups};
       kernel::ConvolutionAttrs to_data = forward, to_weight = forward;
@@ -320,6 +321,43 @@ TEST_F(CudaTensors, JoinedRowsGiveWhatTheCpuGives) {
   for (int64_t i = 0; i < 3; ++i) {
     const Tensor part = permute(select(all[0], 2, i), {0, 2, 1, 3});
     expect_close(to(part, kCpu), to(apart[static_cast<size_t>(i)], kCpu), 2e-2, concat("gradient ", i));
+  }
+}
+
+// A norm, the sum and the ReLU behind it, and their gradients: as the rows do it one after the other.
+TEST_F(CudaTensors, JoinedBatchNormsHaveTheBitsOfTheRowsOneByOne) {
+  const kernel::BatchNormAttrs attrs{1e-5};
+  const OpDef& relu_backward = *find_op("relu_backward");
+  for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16, DType::kF16}) {
+    if (rehearses_f32() && dtype != DType::kF32) continue;
+    for (const int64_t channels : {64, 24, 5, 1200}) {  // 5 do not fill a pack: they are turned first
+      const auto of = [&](int seed) { return image({3, 13, 11, channels}, seed, dtype, kGpu); };
+      const auto vector = [&](int seed) { return to(to(sample({channels}, seed), DType::kF32), kGpu); };
+      const Tensor x = of(1), weight = vector(2), bias = vector(3), other = of(4), dy = of(5), more = of(6);
+      const auto norm = run(kBatchNorm, {x, weight, bias}, attrs);
+      for (const Tensor& added : {Tensor(), other}) {
+        const std::string what = concat(dtype, " ", channels, added.defined() ? " with a sum" : "");
+        const Tensor y = relu(added.defined() ? add(norm[0], added) : norm[0]);
+        const auto joined = run(kBatchNormRelu, {x, added, weight, bias}, attrs);
+        const auto same = [&](const Tensor& a, const Tensor& b, const char* name) {
+          if (rehearses()) return;
+          EXPECT_EQ(a.strides(), b.strides()) << what << name;
+          expect_close(to(a, kCpu), to(b, kCpu), 0, concat(what, name));
+        };
+        same(joined[0], y, " y");
+        same(joined[1], norm[1], " mean");
+        same(joined[2], norm[2], " variance");
+        const Tensor slope = added.defined() ? add(dy, more) : dy, through = run(relu_backward, {slope, y}, {})[0];
+        const auto apart = run(kBatchNormBackward, {through, x, norm[1], norm[2], weight}, attrs);
+        const auto sums =
+            run(kReluBatchNormBackward, {dy, added.defined() ? more : Tensor(), y, x, norm[1], norm[2], weight}, attrs);
+        same(sums[0], through, " through");
+        for (size_t i = 0; i < 3; ++i) same(sums[i + 1], apart[i], " gradient");
+        if (added.defined()) continue;
+        const auto again = run(kBatchNormReluBackward, {dy, x, norm[1], norm[2], weight, bias}, attrs);
+        for (size_t i = 0; i < 3; ++i) same(again[i], apart[i], " gradient without y");
+      }
+    }
   }
 }
 

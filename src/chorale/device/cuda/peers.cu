@@ -1,9 +1,4 @@
 // Sums over the memory of several ranks, along the tree of Note [Order of sums] (vec/combine.h).
-template <class T>
-struct alignas(16) Pack16 {
-  static const int kCount = 16 / sizeof(T);
-  T at[kCount];
-};
 struct Sources {
   const void* from[64];
   i64 count;

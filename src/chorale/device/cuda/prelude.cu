@@ -157,6 +157,16 @@ struct alignas(sizeof(T)) Unit {
 struct alignas(16) Unit16 {
   u64 low, high;
 };
+// As many neighbours as a thread reads and writes at once.
+template <class T>
+struct alignas(16) Pack16 {
+  static const int kCount = 16 / sizeof(T);
+  T at[kCount];
+};
+template <class T>
+__device__ __forceinline__ Pack16<T> pack_at(const T* x, i64 at) {
+  return *(const Pack16<T>*)(x + at);
+}
 
 template <class T>
 __global__ void copy_space(const Space s) {

@@ -13,6 +13,7 @@
 #include "chorale/device/stream.h"
 #include "chorale/eager/cuda/through_host.h"
 #include "chorale/kernel/cuda/attention.h"
+#include "chorale/kernel/cuda/batch_norm.h"
 #include "chorale/kernel/cuda/convolution.h"
 #include "chorale/kernel/cuda/creation.h"
 #include "chorale/kernel/cuda/element_loop.h"
@@ -163,6 +164,9 @@ constexpr op::NamedKernel kKernels[] = {
     {"next_loss_scale", named<on_gpu::next_loss_scale>},
     {"batch_norm", named<on_gpu::batch_norm>},
     {"batch_norm_backward", named<on_gpu::batch_norm_backward>},
+    {"batch_norm_relu", named<on_gpu::batch_norm_relu>},
+    {"batch_norm_relu_backward", named<on_gpu::batch_norm_relu_backward>},
+    {"relu_batch_norm_backward", named<on_gpu::relu_batch_norm_backward>},
     {"running_average", named<on_gpu::running_average>},
     {"max_pool", named<on_gpu::max_pool>},
     {"adaptive_max_pool", named<on_gpu::adaptive_max_pool>},

@@ -19,6 +19,8 @@ class Joiner {
   explicit Joiner(Graph& graph)
       : graph_(graph),
         add_(*op::find_op("add")),
+        relu_(*op::find_op("relu")),
+        relu_backward_(*op::find_op("relu_backward")),
         maker_(graph.values.size(), kNone),
         readers_(graph.values.size()),
         uses_(count_uses(graph)),
@@ -38,6 +40,8 @@ class Joiner {
       if (node.op == &op::kLayerNorm) join_forward(n);
       if (node.op == &op::kLayerNormBackward) join_backward(n);
       if (node.op == &op::kCat) join_attention(n);
+      if (node.op == &op::kBatchNorm) join_relu(n);
+      if (node.op == &op::kBatchNormBackward) join_relu_backward(n);
     }
     std::vector<Node> nodes;
     for (uint32_t n = 0; n < graph_.nodes.size(); ++n) {
@@ -207,6 +211,79 @@ class Joiner {
     put(std::move(joined), place, {at});
   }
 
+  // Whether a value is a matrix with one column per channel, as kernels of joined rows want it.
+  bool has_columns(uint32_t v) const {
+    const Value& x = value(v);
+    return x.sizes.size() == 2 ? is_in_order(v) : !is_in_order(v) && is_channels_last(x.sizes, x.strides);
+  }
+  bool lie_alike(uint32_t a, uint32_t b) const {
+    return value(a).sizes == value(b).sizes && value(a).strides == value(b).strides && value(a).dtype == value(b).dtype;
+  }
+  // The one node that reads this value, if it is of that row.
+  uint32_t sole_reader(uint32_t v, const op::OpDef& row) const {
+    if (uses_[v] != 1 || readers_[v].size() != 1) return kNone;
+    const uint32_t n = readers_[v][0];
+    return !is_gone_[n] && is_of(graph_.nodes[n], row) ? n : kNone;
+  }
+
+  // relu(batch_norm(x)), or relu(batch_norm(x) + other).
+  void join_relu(uint32_t at) {
+    const Node norm = graph_.nodes[at];
+    const uint32_t normal = norm.out[0], sum = sole_reader(normal, add_);
+    uint32_t last = normal, other = kNone;
+    if (sum != kNone) {
+      const Node& add = graph_.nodes[sum];
+      other = add.in[add.in[0] == normal ? 1 : 0];
+      last = add.out[0];
+      if (!is_there(other, at) || !lie_alike(other, normal)) return;
+    }
+    const uint32_t relu = sole_reader(last, relu_);
+    if (relu == kNone || !has_columns(norm.in[0])) return;
+    const uint32_t result = graph_.nodes[relu].out[0];
+    if (!lie_alike(normal, norm.in[0]) || !lie_alike(last, normal) || !lie_alike(result, normal)) return;
+    Node joined;
+    joined.op = &op::kBatchNormRelu;
+    joined.attrs = norm.attrs;
+    joined.in = {norm.in[0], other, norm.in[1], norm.in[2]};
+    joined.out = {result, norm.out[1], norm.out[2]};
+    put(std::move(joined), at, {sum, relu});
+  }
+
+  // batch_norm_backward(relu_backward(g, y)), where y is that of the join above, or g may be a sum.
+  void join_relu_backward(uint32_t at) {
+    const Node norm = graph_.nodes[at];
+    const uint32_t through = norm.in[0], x = norm.in[1];
+    const Node* const relu = made_by(through, relu_backward_);
+    if (!relu || !has_columns(x) || !lie_alike(through, x) || !lie_alike(norm.out[0], x)) return;
+    const uint32_t place = maker_[through], slope = relu->in[0], y = relu->in[1];
+    if (!lie_alike(slope, x) || !lie_alike(y, x)) return;
+    Node joined;
+    joined.attrs = norm.attrs;
+    const Node* const forward = made_by(y, op::kBatchNormRelu);
+    if (forward && uses_[through] == 1 && forward->in[1] == kNone && forward->in[0] == x &&
+        forward->out[1] == norm.in[2] && forward->out[2] == norm.in[3] && forward->in[2] == norm.in[4] &&
+        forward->attrs == norm.attrs) {
+      joined.op = &op::kBatchNormReluBackward;
+      joined.in = {slope, x, norm.in[2], norm.in[3], norm.in[4], forward->in[3]};
+      joined.out = norm.out;
+      return put(std::move(joined), place, {at});
+    }
+    for (size_t i = 1; i < norm.in.size(); ++i) {
+      if (!is_there(norm.in[i], place)) return;
+    }
+    joined.op = &op::kReluBatchNormBackward;
+    joined.in = {slope, kNone, y, x, norm.in[2], norm.in[3], norm.in[4]};
+    joined.out = {through, norm.out[0], norm.out[1], norm.out[2]};
+    uint32_t sum = kNone;
+    if (const Node* const add = made_by(slope, add_);
+        add && uses_[slope] == 1 && lie_alike(add->in[0], x) && lie_alike(add->in[1], x)) {
+      sum = maker_[slope];
+      joined.in[0] = add->in[0];
+      joined.in[1] = add->in[1];
+    }
+    put(std::move(joined), place, {at, sum});
+  }
+
   // The node stands at `place`, and those are gone.
   void put(Node node, uint32_t place, std::initializer_list<uint32_t> gone) {
     for (const uint32_t n : gone) {
@@ -219,7 +296,7 @@ class Joiner {
   }
 
   Graph& graph_;
-  const op::OpDef& add_;
+  const op::OpDef &add_, &relu_, &relu_backward_;
   std::vector<uint32_t> maker_;                 // by value
   std::vector<std::vector<uint32_t>> readers_;  // by value
   std::vector<uint32_t> uses_;                  // by value

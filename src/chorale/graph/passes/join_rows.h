@@ -2,7 +2,9 @@
 // pass from one to the next are not written and read again:
 // - a sum, its layer norm, and casts before and behind them (a residual stream under autocast); and the same in
 // backward;
-// - the gradient of attention, where those of q, k and v are then put together as [B, T, 3, H, D].
+// - the gradient of attention, where those of q, k and v are then put together as [B, T, 3, H, D];
+// - a batch norm with the ReLU behind it, and with the sum between them; and the same in backward, where images have
+//   their channels last.
 // The CPU keeps them apart: there what they hand to each other is in the cache.
 #pragma once
 

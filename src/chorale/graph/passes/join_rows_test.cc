@@ -103,5 +103,48 @@ TEST(JoinRows, GradientsOfAttentionAreWrittenSideBySide) {
   EXPECT_THAT(joined(attention("%14", ", %7")), ::testing::HasSubstr("cat"));
 }
 
+// Two norms with ReLUs, the second one with a sum before it, and their gradients; `more` is returned, too.
+std::string norms(const std::string& layout, const std::string& more) {
+  const std::string x = "bf16[2, 8, 3, 3]" + layout + "@sim:0", c = "f32[8]@sim:0", eps = " {eps=0.5}\n";
+  std::string text =
+      "graph(%0: " + x + ", %1: " + c + ", %2: " + c + ", %3: " + x + ", %4: " + x + ", %5: " + x + ") {\n";
+  const auto norm = [&](int y, const std::string& in) {
+    text +=
+        concat("  %", y, ": ", x, ", %", y + 1, ": ", c, ", %", y + 2, ": ", c, " = batch_norm(", in, ", %1, %2)", eps);
+  };
+  const auto row = [&](int y, const std::string& call) { text += concat("  %", y, ": ", x, " = ", call, "\n"); };
+  norm(6, "%0");
+  row(9, "relu(%6)");
+  norm(10, "%9");
+  row(13, "add(%10, %3)");
+  row(14, "relu(%13)");
+  row(15, "add(%4, %5)");
+  row(16, "relu_backward(%15, %14)");
+  text += concat("  %17: ", x, ", %18: ", c, ", %19: ", c, " = batch_norm_backward(%16, %9, %11, %12, %1)", eps);
+  row(20, "relu_backward(%17, %9)");
+  text += concat("  %21: ", x, ", %22: ", c, ", %23: ", c, " = batch_norm_backward(%20, %0, %7, %8, %1)", eps);
+  return text + "  return %14, %16, %21, %22, %23, %18, %19, %7, %8" + more + "\n}\n";
+}
+
+TEST(JoinRows, ANormIsWrittenWithItsReluAndSum) {
+  const std::string last = ":[72, 1, 24, 8]", x = "bf16[2, 8, 3, 3]" + last + "@sim:0", c = "f32[8]@sim:0",
+                    eps = " {eps=0.5}\n";
+  EXPECT_EQ(joined(norms(last, "")),
+            "graph(%0: " + x + ", %1: " + c + ", %2: " + c + ", %3: " + x + ", %4: " + x + ", %5: " + x +
+                ") {\n  %6: " + x + ", %7: " + c + ", %8: " + c + " = batch_norm_relu(%0, none, %1, %2)" + eps +
+                "  %9: " + x + ", %10: " + c + ", %11: " + c + " = batch_norm_relu(%6, %3, %1, %2)" + eps +
+                "  %12: " + x + ", %13: " + x + ", %14: " + c + ", %15: " + c +
+                " = relu_batch_norm_backward(%4, %5, %9, %6, %10, %11, %1)" + eps + "  %16: " + x + ", %17: " + c +
+                ", %18: " + c + " = batch_norm_relu_backward(%13, %0, %7, %8, %1, %2)" + eps +
+                "  return %9, %12, %16, %17, %18, %14, %15, %7, %8\n}\n");
+  // What somebody else reads is still made.
+  EXPECT_THAT(joined(norms(last, ", %6")), ::testing::HasSubstr("= batch_norm(%0, %1, %2)"));
+  EXPECT_THAT(joined(norms(last, ", %13")), ::testing::HasSubstr("= batch_norm(%6, %1, %2)"));
+  EXPECT_THAT(joined(norms(last, ", %15")), ::testing::HasSubstr("relu_batch_norm_backward(%12, none, "));
+  EXPECT_THAT(joined(norms(last, ", %20")), ::testing::HasSubstr("relu_batch_norm_backward(%13, none, %6, %0, "));
+  // Kernels read whole columns of channels.
+  EXPECT_EQ(joined(norms("", "")), norms("", ""));
+}
+
 }  // namespace
 }  // namespace chorale::graph

@@ -1,17 +1,30 @@
 #include "chorale/kernel/cpu/joined.h"
 
+#include <algorithm>
+#include <initializer_list>
+
 #include "chorale/kernel/cpu/norm/norm.h"
 #include "chorale/kernel/cpu/product/attention.h"
 #include "chorale/kernel/cpu/support/copy.h"
+#include "chorale/kernel/nn_attrs.h"
 #include "chorale/vec/loops.h"
 
 namespace chorale::kernel::cpu {
 namespace {
 
-// out = a + b, contiguous and of one dtype.
-void add_up(const Tensor& a, const Tensor& b, const Tensor& out) {
-  const void* both[] = {a.raw(), b.raw()};
-  vec::pointwise_loop(vec::ScalarOp::kAdd, out.dtype())(both, out.raw(), out.elems(), {});
+// Operands without gaps that lie alike, of one dtype.
+void run_dense(vec::ScalarOp op, std::initializer_list<const Tensor*> in, const Tensor& out) {
+  const void* data[2] = {};
+  std::transform(in.begin(), in.end(), data, [](const Tensor* x) { return x->raw(); });
+  vec::pointwise_loop(op, out.dtype())(data, out.raw(), out.elems(), {});
+}
+void add_up(const Tensor& a, const Tensor& b, const Tensor& out) { run_dense(vec::ScalarOp::kAdd, {&a, &b}, out); }
+// x, or a copy that lies as `like` does.
+Tensor lying_like(const Tensor& x, const Tensor& like) {
+  if (x.strides() == like.strides()) return x;
+  Tensor copy = Tensor::empty_strided(like.sizes(), like.strides(), like.dtype());
+  copy_into(x, copy);
+  return copy;
 }
 // Where the wide values of `narrow` are made: there itself, if it is wide.
 Tensor wide_of(const Tensor& narrow, DType wide) {
@@ -49,6 +62,39 @@ void attention_backward_joined(const KernelArgs& args) {
                            all.offset() + i * all.stride(2));
   }
   attention_backward({args.in, parts, args.attrs, args.stream});
+}
+
+void batch_norm_relu(const KernelArgs& args) {
+  const Tensor& y = args.out[0];
+  const Tensor in[] = {args.in[0], args.in[2], args.in[3]};
+  batch_norm({in, args.out, args.attrs, args.stream});
+  if (args.in[1].defined()) add_up(y, lying_like(args.in[1], y), y);
+  run_dense(vec::ScalarOp::kRelu, {&y}, y);
+}
+
+void batch_norm_relu_backward(const KernelArgs& args) {
+  // The ReLU's gradient asks whether its result is zero: where that is so, it was given zero or less.
+  const Tensor &x = args.in[1], &dx = args.out[0];
+  const Tensor normal = Tensor::empty_strided(dx.sizes(), dx.strides(), dx.dtype());
+  standardize_channels({x, args.in[2], args.in[3], args.in[4], args.in[5]}, args.attrs.get<BatchNormAttrs>().eps,
+                       normal);
+  const Tensor through = lying_like(args.in[0], dx);
+  run_dense(vec::ScalarOp::kReluBackward, {&through, &normal}, normal);
+  const Tensor in[] = {normal, x, args.in[2], args.in[3], args.in[4]};
+  batch_norm_backward({in, args.out, args.attrs, args.stream});
+}
+
+void relu_batch_norm_backward(const KernelArgs& args) {
+  const Tensor& through = args.out[0];
+  Tensor dy = lying_like(args.in[0], through);
+  if (args.in[1].defined()) {
+    add_up(dy, lying_like(args.in[1], through), through);
+    dy = through;
+  }
+  const Tensor y = lying_like(args.in[2], through);
+  run_dense(vec::ScalarOp::kReluBackward, {&dy, &y}, through);
+  const Tensor in[] = {through, args.in[3], args.in[4], args.in[5], args.in[6]};
+  batch_norm_backward({in, args.out.subspan(1), args.attrs, args.stream});
 }
 
 }  // namespace chorale::kernel::cpu

@@ -11,5 +11,12 @@ void add_layer_norm(const KernelArgs& args);
 void add_layer_norm_backward(const KernelArgs& args);
 // What attention_backward takes -> the gradients of q, k and v [B, H, T, D] in one tensor [B, T, 3, H, D]
 void attention_backward_joined(const KernelArgs& args);
+// x, other?, weight?, bias? -> relu(batch_norm(x) + other), mean, variance
+void batch_norm_relu(const KernelArgs& args);
+// dy, x, mean, variance, weight?, bias? -> dx, dweight, dbias, where nothing was added before the ReLU
+void batch_norm_relu_backward(const KernelArgs& args);
+// dy, other?, y, x, mean, variance, weight? -> what comes of dy + other through the ReLU that gave y, dx, dweight,
+// dbias
+void relu_batch_norm_backward(const KernelArgs& args);
 
 }  // namespace chorale::kernel::cpu

@@ -6,7 +6,12 @@
 #include <mutex>
 
 #include "chorale/device/cuda/context.h"
+#include "chorale/kernel/cuda/family.h"
 #include "chorale/kernel/cuda/pointwise.h"
+
+namespace chorale::cuda {
+extern const std::string_view kImageCu;
+}
 
 namespace chorale::kernel::cuda {
 namespace {
@@ -16,15 +21,68 @@ using Convolves = CudnnGraph::Convolves;
 bool begins_at_pack(const Tensor& x) { return reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0; }
 bool lies_right(const Tensor& x) { return x.is_channels_last() && begins_at_pack(x); }
 
-Tensor in_channels_last(const Tensor& x) {
-  return Tensor::empty_strided(x.sizes(), channels_last_strides(x.sizes()), x.dtype(), x.device());
+Tensor in_channels_last(const Shape& sizes, const Tensor& like) {
+  return Tensor::empty_strided(sizes, channels_last_strides(sizes), like.dtype(), like.device());
+}
+Tensor contiguous_like(const Tensor& x) {
+  return x.is_contiguous() ? x : Tensor::empty(x.sizes(), x.dtype(), x.device());
+}
+Tensor in_channels_last(const Tensor& x) { return in_channels_last(x.sizes(), x); }
+// Copies between the two orders. Weights of 3 x 3 are turned in every step: by threads that keep a pack of channels.
+void turn(const Tensor& from, const Tensor& to, Stream stream) {
+  const bool forth = from.is_contiguous() && to.is_channels_last(),
+             back = from.is_channels_last() && to.is_contiguous();
+  constexpr int64_t kArea = 9, kPack = 8;
+  if ((!forth && !back) || from.size(2) * from.size(3) != kArea || from.size(1) % kPack != 0 ||
+      !is_half(from.dtype()) || !begins_at_pack(from) || !begins_at_pack(to))
+    return copy_into(from, to, stream);
+  const int64_t packs = from.elems() / (kArea * kPack);
+  launch(instance(stream, chorale::cuda::kImageCu, "turn_channels", {from.dtype()}, forth ? "9, true" : "9, false"),
+         {.x = blocks_for(stream.device, packs, 64), .threads = 64}, stream, from.raw(), to.raw(), packs, from.size(1));
 }
 // x, or a copy in that order.
 Tensor read_channels_last(const Tensor& x, Stream stream) {
   if (lies_right(x)) return x;
   Tensor copy = in_channels_last(x);
-  copy_into(x, copy, stream);
+  turn(x, copy, stream);
   return copy;
+}
+
+// Note [Folded images]. A first layer has few channels, 3 for colours, and tensor cores want packs of 8. Where its
+// windows are two places apart, two by two places become one, of 16 channels: 4 for each, of which the last ones are
+// zeros. The weight is folded alike, and windows of the folded image lie side by side. On ResNet-50's first layer that
+// takes 0.65 ms instead of 1.77 (1.70 with channels of zeros alone), its gradient 0.46 instead of 1.13.
+constexpr int64_t kFoldedChannels = 16;
+int64_t folded_side(int64_t side) { return (side + 1) / 2; }
+bool gains_by_folding(const Tensor& x, const ConvolutionAttrs& attrs) {
+  const auto are = [](const auto& list, int64_t wanted) { return list[0] == wanted && list[1] == wanted; };
+  return attrs.groups == 1 && x.size(1) <= kFoldedChannels / 4 && x.elems() <= INT32_MAX && are(attrs.stride, 2) &&
+         are(attrs.dilation, 1);
+}
+// x with zeros before it, folded to this height and width.
+Tensor fold(const Tensor& x, int64_t height, int64_t width, std::array<int64_t, 2> padding, Stream stream) {
+  const Tensor from = read_channels_last(x, stream);
+  Tensor made = in_channels_last({x.size(0), kFoldedChannels, height, width}, x);
+  const int64_t places = x.size(0) * height * width;
+  launch(instance(stream, chorale::cuda::kImageCu, "fold_places", {x.dtype()}),
+         {.x = blocks_for(stream.device, places)}, stream, from.raw(), made.raw(), places, x.size(1), x.size(2),
+         x.size(3), height, width, padding[0], padding[1]);
+  return made;
+}
+// What the windows of y read of x.
+Tensor folded(const Tensor& x, int64_t y_height, int64_t y_width, const Tensor& w, const ConvolutionAttrs& attrs,
+              Stream stream) {
+  return fold(x, y_height + folded_side(w.size(2)) - 1, y_width + folded_side(w.size(3)) - 1,
+              {attrs.padding[0], attrs.padding[1]}, stream);
+}
+// The gradient of a weight from that of the folded one.
+bool unfold(const Tensor& from, const Tensor& w, Stream stream) {
+  const Tensor made = contiguous_like(w);
+  launch(instance(stream, chorale::cuda::kImageCu, "unfold_places", {w.dtype()}),
+         {.x = blocks_for(stream.device, w.elems())}, stream, from.raw(), made.raw(), w.elems(), w.size(1), w.size(2),
+         w.size(3));
+  if (!made.is(w)) copy_into(made, w, stream);
+  return true;
 }
 
 Four sizes_of(const Tensor& x) { return {x.size(0), x.size(1), x.size(2), x.size(3)}; }
@@ -91,6 +149,19 @@ bool asks_for_channels_last(const Tensor& x) {
 bool convolve_channels_last(Convolves wanted, const Tensor& x, const Tensor& w, const Tensor& y, const Tensor& bias,
                             const ConvolutionAttrs& attrs, Stream stream) {
   if (x.elems() == 0 || w.elems() == 0 || y.elems() == 0) return false;
+  if (wanted != Convolves::kData && gains_by_folding(x, attrs)) {
+    const Tensor folded_x = folded(x, y.size(2), y.size(3), w, attrs, stream);
+    const Shape sizes = {w.size(0), kFoldedChannels, folded_side(w.size(2)), folded_side(w.size(3))};
+    ConvolutionAttrs plain = attrs;
+    plain.stride = {1, 1};
+    plain.padding = {0, 0};
+    if (wanted == Convolves::kForward) {
+      const Tensor folded_w = fold(w, sizes[2], sizes[3], {0, 0}, stream);
+      return convolve_channels_last(wanted, folded_x, folded_w, y, bias, plain, stream);
+    }
+    const Tensor folded_w = in_channels_last(sizes, w);
+    return convolve_channels_last(wanted, folded_x, folded_w, y, bias, plain, stream) && unfold(folded_w, w, stream);
+  }
   chorale::cuda::make_current(stream.device);
   const Tensor given[] = {x, w, y};
   const size_t result = wanted == Convolves::kData ? 0 : wanted == Convolves::kWeight ? 1 : 2;
@@ -111,7 +182,7 @@ bool convolve_channels_last(Convolves wanted, const Tensor& x, const Tensor& w, 
     const Tensor workspace = Tensor::empty({std::max<int64_t>(1, graph->workspace_bytes())}, DType::kU8, stream.device);
     graph->run(cudnn_handle(stream), addresses, workspace.raw());
   }
-  if (!used[result].is(given[result])) copy_into(used[result], given[result], stream);
+  if (!used[result].is(given[result])) turn(used[result], given[result], stream);
   return true;
 }
 

@@ -1,73 +1,4 @@
-// Batch normalisation of [N, C, area], contiguous (channels.cu has that with the channels last), and pooling of
-// [N, C, H, W] in either order.
-template <class T>
-__global__ void channel_moments(const T* x, Compute<T>* means, Compute<T>* variances, i64 N, i64 channels, i64 area) {
-  typedef Compute<T> C;
-  const i64 count = N * area;
-  for (i64 c = blockIdx.x; c < channels; c += gridDim.x) {
-    C sum = 0;
-    for (i64 i = threadIdx.x; i < count; i += blockDim.x) sum += widen(x[(i / area * channels + c) * area + i % area]);
-    const C mean = over_block<Plus>(sum, C(0)) / (C)count;
-    C squares = 0;
-    for (i64 i = threadIdx.x; i < count; i += blockDim.x) {
-      const C d = widen(x[(i / area * channels + c) * area + i % area]) - mean;
-      squares += d * d;
-    }
-    squares = over_block<Plus>(squares, C(0));
-    if (threadIdx.x == 0) {
-      means[c] = mean;
-      variances[c] = squares / (C)count;
-    }
-  }
-}
-template <class T>
-__global__ void channel_normalize(const T* x, const Compute<T>* means, const Compute<T>* variances,
-                                  const Compute<T>* weight, const Compute<T>* bias, T* y, i64 elems, i64 channels,
-                                  i64 area, double eps) {
-  typedef Compute<T> C;
-  FOR_EACH_ELEMENT(i, elems) {
-    const i64 c = i / area % channels;
-    const C scale = C(1) / ::sqrt(variances[c] + (C)eps) * (weight ? weight[c] : C(1));
-    y[i] = cast<T>((widen(x[i]) - means[c]) * scale + (bias ? bias[c] : C(0)));
-  }
-}
-// Sums of dy z and of dy over each channel, with z = (x - mean) * rstd.
-template <class T>
-__global__ void channel_sums(const T* dy, const T* x, const Compute<T>* means, const Compute<T>* variances,
-                             Compute<T>* dweight, Compute<T>* dbias, i64 N, i64 channels, i64 area, double eps) {
-  typedef Compute<T> C;
-  const i64 count = N * area;
-  for (i64 c = blockIdx.x; c < channels; c += gridDim.x) {
-    const C mean = means[c], rstd = C(1) / ::sqrt(variances[c] + (C)eps);
-    C g = 0, gz = 0;
-    for (i64 i = threadIdx.x; i < count; i += blockDim.x) {
-      const i64 at = (i / area * channels + c) * area + i % area;
-      g += widen(dy[at]);
-      gz += widen(dy[at]) * (widen(x[at]) - mean) * rstd;
-    }
-    g = over_block<Plus>(g, C(0));
-    gz = over_block<Plus>(gz, C(0));
-    if (threadIdx.x == 0) {
-      dweight[c] = gz;
-      dbias[c] = g;
-    }
-  }
-}
-template <class T>
-__global__ void channel_backward(const T* dy, const T* x, const Compute<T>* means, const Compute<T>* variances,
-                                 const Compute<T>* weight, const Compute<T>* gz, const Compute<T>* g, T* dx, i64 elems,
-                                 i64 count, i64 channels, i64 area, double eps) {
-  typedef Compute<T> C;
-  FOR_EACH_ELEMENT(i, elems) {
-    const i64 c = i / area % channels;
-    const C rstd = C(1) / ::sqrt(variances[c] + (C)eps), z = (widen(x[i]) - means[c]) * rstd;
-    dx[i] = cast<T>((widen(dy[i]) - g[c] / (C)count - z * gz[c] / (C)count) * rstd * (weight ? weight[c] : C(1)));
-  }
-}
-template <class T>
-__global__ void move_average(const T* running, const double* now, T* out, i64 n, double momentum, double scale) {
-  FOR_EACH_ELEMENT(i, n) out[i] = cast<T>((1 - momentum) * (double)widen(running[i]) + momentum * scale * now[i]);
-}
+// Pooling and resizing of [N, C, H, W] in either order.
 
 // ---- pooling: windows as in kernel/pool_window.h
 
@@ -155,24 +86,32 @@ __global__ void pool_largest(const T* x, T* y, i64* indices, const Pool p) {
 struct Strides {
   i64 h, w;
 };
-template <int kThreads>
+// kWide indices of a window lie side by side.
+template <int kThreads, int kWide>
 __global__ void __launch_bounds__(kThreads)
     reach_of_indices(const i64* indices, i32* reach, const Pool p, const Strides stride, Fault* fault, i64 row) {
   const i64 area = p.h.size * p.w.size;
+  struct alignas(kWide > 1 ? 16 : 8) Neighbours {
+    i64 at[kWide];
+  };
   i32 most[4] = {};
-  FOR_EACH_ELEMENT(i, p.samples * p.channels * p.h.outputs * p.w.outputs) {
-    const i64 index = indices[i];
-    if (index < 0 || index >= area) {
-      report(fault, (i32)row, i, index, area);
-      continue;
+  FOR_EACH_ELEMENT(i, p.samples * p.channels * p.h.outputs * p.w.outputs / kWide) {
+    const Neighbours all = *(const Neighbours*)(indices + i * kWide);
+    const Spot spot = spot_of(p, i * kWide, p.h.outputs, p.w.outputs);
+    const i32 top = (i32)(spot.h * stride.h), left = (i32)(spot.w * stride.w);
+#pragma unroll
+    for (int j = 0; j < kWide; ++j) {
+      const i64 index = all.at[j];
+      if (index < 0 || index >= area) {
+        report(fault, (i32)row, i * kWide + j, index, area);
+        continue;
+      }
+      const i32 h = (i32)((u32)index / (u32)p.w.size), w = (i32)index - h * (i32)p.w.size;
+      most[0] = ::max(most[0], top - h);
+      most[1] = ::max(most[1], h - top);
+      most[2] = ::max(most[2], left - w);
+      most[3] = ::max(most[3], w - left);
     }
-    const Spot spot = spot_of(p, i, p.h.outputs, p.w.outputs);
-    const i32 h = (i32)((u32)index / (u32)p.w.size), w = (i32)index - h * (i32)p.w.size;
-    const i32 down = h - (i32)(spot.h * stride.h), right = w - (i32)(spot.w * stride.w);
-    most[0] = ::max(most[0], -down);
-    most[1] = ::max(most[1], down);
-    most[2] = ::max(most[2], -right);
-    most[3] = ::max(most[3], right);
   }
   for (int k = 0; k < 4; ++k) {
     const i32 all = over_block<Larger>(most[k], 0);
@@ -200,6 +139,132 @@ __global__ void pool_largest_backward(const T* dy, const i64* indices, T* dx, co
       }
     }
     dx[i] = cast<T>(sum);
+  }
+}
+
+// The same where the channels of a place lie side by side: a thread takes a pack of them.
+struct PackSpot {
+  i64 sample, h, w, channel;
+};
+template <class T>
+__device__ __forceinline__ PackSpot pack_spot(const Pool& p, u32 i, i64 height, i64 width) {
+  const u32 packs = (u32)p.channels / Pack16<T>::kCount, place = i / packs, row = place / (u32)width,
+            sample = row / (u32)height;
+  return {sample, row - sample * (u32)height, place - row * (u32)width, (i - place * packs) * Pack16<T>::kCount};
+}
+template <class T>
+__global__ void pool_largest_packs(const T* x, T* y, i64* indices, const Pool p) {
+  typedef Compute<T> C;
+  const int kCount = Pack16<T>::kCount;
+  FOR_EACH_ELEMENT(i, p.samples * p.h.outputs * p.w.outputs * p.channels / kCount) {
+    const PackSpot spot = pack_spot<T>(p, (u32)i, p.h.outputs, p.w.outputs);
+    const Span rows = span_of(p.h, spot.h), columns = span_of(p.w, spot.w);
+    const T* const plane = x + spot.sample * p.h.size * p.w.size * p.channels + spot.channel;
+    const i32 begin = (i32)(rows.begin * p.w.size + columns.begin);
+    C best[kCount];
+    i32 index[kCount];
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      best[j] = -C(1) / C(0);
+      index[j] = begin;
+    }
+    for (i32 h = (i32)rows.begin; h < (i32)rows.end; h += (i32)rows.step) {
+      for (i32 w = (i32)columns.begin; w < (i32)columns.end; w += (i32)columns.step) {
+        const i32 here = h * (i32)p.w.size + w;
+        const Pack16<T> pack = pack_at(plane, here * p.channels);
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) {
+          const C value = widen(pack.at[j]);
+          if (value > best[j] || value != value) {
+            best[j] = value;
+            index[j] = here;
+          }
+        }
+      }
+    }
+    Pack16<T> result;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) result.at[j] = cast<T>(best[j]);
+    *(Pack16<T>*)(y + i * kCount) = result;
+#pragma unroll
+    for (int j = 0; j < kCount; j += 2) *(Pack16<i64>*)(indices + i * kCount + j) = {index[j], index[j + 1]};
+  }
+}
+template <class T>
+__global__ void pool_largest_backward_packs(const T* dy, const i64* indices, T* dx, const i32* reach, const Pool p,
+                                            const Strides stride) {
+  typedef Compute<T> C;
+  const int kCount = Pack16<T>::kCount;
+  const i32 above = reach[0], below = reach[1], left = reach[2], right = reach[3];
+  FOR_EACH_ELEMENT(i, p.samples * p.h.size * p.w.size * p.channels / kCount) {
+    const PackSpot spot = pack_spot<T>(p, (u32)i, p.h.size, p.w.size);
+    const i32 h = (i32)spot.h, w = (i32)spot.w, sh = (i32)stride.h, sw = (i32)stride.w, here = h * (i32)p.w.size + w;
+    const i32 top = h > below ? (h - below + sh - 1) / sh : 0, bottom = ::min((h + above) / sh, (i32)p.h.outputs - 1);
+    const i32 first = w > right ? (w - right + sw - 1) / sw : 0, last = ::min((w + left) / sw, (i32)p.w.outputs - 1);
+    const i64 plane = spot.sample * p.h.outputs * p.w.outputs * p.channels + spot.channel;
+    C sum[kCount] = {};
+    for (i32 a = top; a <= bottom; ++a) {
+      for (i32 b = first; b <= last; ++b) {
+        const i64 at = plane + (a * (i32)p.w.outputs + b) * p.channels;
+        Pack16<i64> of[kCount / 2];
+#pragma unroll
+        for (int j = 0; j < kCount; j += 2) of[j / 2] = pack_at(indices, at + j);
+        const Pack16<T> slopes = pack_at(dy, at);
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) {
+          if (of[j / 2].at[j % 2] == here) sum[j] += widen(slopes.at[j]);
+        }
+      }
+    }
+    Pack16<T> result;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) result.at[j] = cast<T>(sum[j]);
+    *(Pack16<T>*)(dx + i * kCount) = result;
+  }
+}
+// The same where windows are two places apart: a thread takes two by two places, which share their windows.
+template <class T>
+__global__ void __launch_bounds__(256)
+    pool_largest_backward_quads(const T* dy, const i64* indices, T* dx, const i32* reach, const Pool p) {
+  typedef Compute<T> C;
+  const int kCount = Pack16<T>::kCount;
+  const i32 H = (i32)p.h.size, W = (i32)p.w.size, above = reach[0], below = reach[1], left = reach[2], right = reach[3];
+  const i64 high = (H + 1) / 2, wide = (W + 1) / 2;
+  FOR_EACH_ELEMENT(i, p.samples * high * wide * p.channels / kCount) {
+    const PackSpot spot = pack_spot<T>(p, (u32)i, high, wide);
+    const i32 h = 2 * (i32)spot.h, w = 2 * (i32)spot.w, here = h * W + w;
+    const i32 top = h > below ? (h - below + 1) / 2 : 0, bottom = ::min((h + 1 + above) / 2, (i32)p.h.outputs - 1);
+    const i32 first = w > right ? (w - right + 1) / 2 : 0, last = ::min((w + 1 + left) / 2, (i32)p.w.outputs - 1);
+    const i64 plane = spot.sample * p.h.outputs * p.w.outputs * p.channels + spot.channel;
+    C sum[4][kCount] = {};
+    for (i32 a = top; a <= bottom; ++a) {
+#pragma unroll 2
+      for (i32 b = first; b <= last; ++b) {
+        const i64 at = plane + (a * (i32)p.w.outputs + b) * p.channels;
+        Pack16<i64> of[kCount / 2];
+#pragma unroll
+        for (int j = 0; j < kCount; j += 2) of[j / 2] = pack_at(indices, at + j);
+        const Pack16<T> slopes = pack_at(dy, at);
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) {
+          const i32 behind = (i32)of[j / 2].at[j % 2] - here;
+          const C slope = widen(slopes.at[j]);
+          if (behind == 0) sum[0][j] += slope;
+          if (behind == 1) sum[1][j] += slope;
+          if (behind == W) sum[2][j] += slope;
+          if (behind == W + 1) sum[3][j] += slope;
+        }
+      }
+    }
+    T* const to = dx + (spot.sample * H * W + here) * p.channels + spot.channel;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (h + k / 2 >= H || w + k % 2 >= W) continue;
+      Pack16<T> result;
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) result.at[j] = cast<T>(sum[k][j]);
+      *(Pack16<T>*)(to + (k / 2 * W + k % 2) * p.channels) = result;
+    }
   }
 }
 template <class T>
@@ -253,6 +318,66 @@ __global__ void pool_mean_backward(const T* dy, T* dx, const Pool p) {
       }
     }
     dx[i] = cast<T>(sum);
+  }
+}
+
+// [K, channels, kArea] into [K, kArea, channels], or back: a thread takes a pack of channels with all their places.
+template <class T, int kArea, bool kForth>
+__global__ void turn_channels(const T* x, T* y, i64 packs, i64 channels) {
+  const int kCount = Pack16<T>::kCount;
+  FOR_EACH_ELEMENT(i, packs) {
+    const i64 k = i * kCount / channels, c = i * kCount - k * channels, together = i * kCount * kArea,
+              apart = k * channels * kArea + c;
+    Pack16<T> in[kArea], out[kArea];
+#pragma unroll
+    for (int a = 0; a < kArea; ++a) in[a] = pack_at(x, kForth ? together + a * kCount : apart + a * channels);
+#pragma unroll
+    for (int a = 0; a < kArea; ++a) {
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) {
+        if constexpr (kForth) {
+          const int from = j * kArea + a;  // its number where places lie together
+          out[a].at[j] = in[from / kCount].at[from % kCount];
+        } else {
+          const int to = a * kCount + j;
+          out[a].at[j] = in[to % kArea].at[to / kArea];
+        }
+      }
+    }
+#pragma unroll
+    for (int a = 0; a < kArea; ++a) *(Pack16<T>*)(y + (kForth ? apart + a * channels : together + a * kCount)) = out[a];
+  }
+}
+// Note [Folded images] in cudnn_convolution.cc: two by two places of [N, H, W, channels], with zeros around, as one of
+// 4 times 4 channels.
+template <class T>
+__global__ void fold_places(const T* x, T* y, i64 places, i64 channels, i64 H, i64 W, i64 height, i64 width, i64 top,
+                            i64 left) {
+  FOR_EACH_ELEMENT(place, places) {
+    const u32 row = (u32)place / (u32)width, sample = row / (u32)height;
+    const i32 h = 2 * (i32)(row - sample * (u32)height) - (i32)top,
+              w = 2 * (i32)((u32)place - row * (u32)width) - (i32)left;
+    struct alignas(16) {
+      T at[16];
+    } all;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const i32 a = h + k / 2, b = w + k % 2;
+      const bool inside = a >= 0 && a < H && b >= 0 && b < W;
+      const T* const from = x + ((sample * H + a) * W + b) * channels;
+#pragma unroll
+      for (int c = 0; c < 4; ++c) all.at[4 * k + c] = inside && c < channels ? from[c] : T{};
+    }
+    *(decltype(all)*)(y + place * 16) = all;
+  }
+}
+// x [K, height, width, 16] -> y [K, channels, H, W], both folded and not.
+template <class T>
+__global__ void unfold_places(const T* x, T* y, i64 elems, i64 channels, i64 H, i64 W) {
+  const i64 height = (H + 1) / 2, width = (W + 1) / 2;
+  FOR_EACH_ELEMENT(i, elems) {
+    const i64 w = i % W, h = i / W % H, c = i / (W * H) % channels, k = i / (W * H * channels);
+    y[i] = x[((k * height + h / 2) * width + w / 2) * 16 + (h % 2 * 2 + w % 2) * 4 + c];
   }
 }
 

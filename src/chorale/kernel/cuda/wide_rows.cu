@@ -1,9 +1,4 @@
 // Rows that lie one behind the other, read 16 bytes at a time. Sums have a fixed order.
-template <class T>
-struct alignas(16) Pack16 {
-  static const int kCount = 16 / sizeof(T);
-  T at[kCount];
-};
 // As many elements of another type as a Pack16<T> has: those that belong to it.
 template <class T, class L>
 struct alignas(sizeof(L) * Pack16<T>::kCount) PackLike {

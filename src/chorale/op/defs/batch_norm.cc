@@ -1,7 +1,9 @@
+#include "chorale/kernel/cpu/joined.h"
 #include "chorale/kernel/cpu/norm/norm.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/defs/norm_rules.h"
+#include "chorale/op/joined.h"
 #include "chorale/op/need_defined.h"
 #include "chorale/op/nn.h"
 #include "chorale/op/reduce.h"
@@ -34,26 +36,48 @@ void describe_like(OutSpec& out, const Tensor& x) {
   out.strided = true;
 }
 
-void infer_batch_norm(const InferArgs& args, std::span<OutSpec> out) {
-  const Tensor& x = args.in[0];
-  check_batch(args, x);
-  CHORALE_CHECK(count_per_channel(x.sizes()) != 1, "[batch_norm] one value per channel has no variance: x is ",
-                x.sizes(), "; train with more samples, or normalise with running statistics");
-  check_parameter(args, "weight", args.in[1], {x.size(1)});
-  check_parameter(args, "bias", args.in[2], {x.size(1)});
-  describe_like(out[0], x);
-  for (size_t i : {size_t{1}, size_t{2}}) describe(out[i], {x.size(1)}, compute_of(x.dtype()), x);
+// One vector for each channel of x.
+void describe_channels(std::span<OutSpec> out, const Tensor& x) {
+  for (OutSpec& one : out) describe(one, {x.size(1)}, compute_of(x.dtype()), x);
 }
 
-void infer_batch_norm_backward(const InferArgs& args, std::span<OutSpec> out) {
-  const Tensor &dy = args.in[0], &x = args.in[1];
+void infer_normalized(const InferArgs& args, size_t weight, std::span<OutSpec> out) {
+  const Tensor& x = args.in[0];
   check_batch(args, x);
-  check_gradient(args, dy, x);
-  check_parameter(args, "mean", args.in[2], {x.size(1)});
-  check_parameter(args, "variance", args.in[3], {x.size(1)});
-  check_parameter(args, "weight", args.in[4], {x.size(1)});
+  CHORALE_CHECK(count_per_channel(x.sizes()) != 1, "[", args.op.name, "] one value per channel has no variance: x is ",
+                x.sizes(), "; train with more samples, or normalise with running statistics");
+  check_parameter(args, "weight", args.in[weight], {x.size(1)});
+  check_parameter(args, "bias", args.in[weight + 1], {x.size(1)});
   describe_like(out[0], x);
-  for (size_t i : {size_t{1}, size_t{2}}) describe(out[i], {x.size(1)}, compute_of(x.dtype()), x);
+  describe_channels(out.subspan(1), x);
+}
+void infer_batch_norm(const InferArgs& args, std::span<OutSpec> out) { infer_normalized(args, 1, out); }
+void infer_batch_norm_relu(const InferArgs& args, std::span<OutSpec> out) {
+  infer_normalized(args, 2, out);
+  if (args.in[1].defined()) check_gradient(args, args.in[1], args.in[0]);
+}
+
+// x, mean, variance and weight are the inputs from `x_at` on.
+void infer_gradients(const InferArgs& args, size_t x_at, std::span<OutSpec> out) {
+  const Tensor& x = args.in[x_at];
+  check_batch(args, x);
+  check_gradient(args, args.in[0], x);
+  check_parameter(args, "mean", args.in[x_at + 1], {x.size(1)});
+  check_parameter(args, "variance", args.in[x_at + 2], {x.size(1)});
+  check_parameter(args, "weight", args.in[x_at + 3], {x.size(1)});
+  describe_like(out[0], x);
+  describe_channels(out.subspan(1), x);
+}
+void infer_batch_norm_backward(const InferArgs& args, std::span<OutSpec> out) { infer_gradients(args, 1, out); }
+void infer_batch_norm_relu_backward(const InferArgs& args, std::span<OutSpec> out) {
+  infer_gradients(args, 1, out);
+  check_parameter(args, "bias", args.in[5], {args.in[1].size(1)});
+}
+void infer_relu_batch_norm_backward(const InferArgs& args, std::span<OutSpec> out) {
+  infer_gradients(args, 3, out.subspan(1));
+  if (args.in[1].defined()) check_gradient(args, args.in[1], args.in[3]);
+  check_gradient(args, args.in[2], args.in[3]);
+  describe_like(out[0], args.in[3]);
 }
 
 void infer_running_average(const InferArgs& args, std::span<OutSpec> out) {
@@ -189,8 +213,79 @@ constinit const OpDef kRunningAverage{
     .formula = "(1 - momentum) * running + momentum * scale * now",
 };
 
+constinit const OpDef kBatchNormRelu{
+    .name = "batch_norm_relu",
+    .inputs = "x, other?, weight?, bias?",
+    .outputs = 3,
+    .attrs = attrs_of<BatchNormAttrs>,
+    .dtypes = kFloats,
+    .infer = infer_batch_norm_relu,
+    .cpu = kernel::cpu::batch_norm_relu,
+    .grad = not_differentiable,
+    .shard = kReplicateOnly,
+    .samples = []() -> std::vector<Sample> {
+      return {{{sample({5, 3}), Tensor(), sample({3}, 1), sample({3}, 2)}, BatchNormAttrs{1e-5}},
+              {{sample({2, 3, 4}, 3), sample({2, 3, 4}, 4), sample({3}, 5), Tensor()}, BatchNormAttrs{0.1}},
+              {{permute(sample({2, 3, 2, 8}, 6), {0, 3, 1, 2}), permute(sample({2, 3, 2, 8}, 7), {0, 3, 1, 2}),
+                sample({8}, 8), sample({8}, 9)},
+               BatchNormAttrs{1e-5}},
+              {{permute(sample({2, 3, 2, 5}, 10), {0, 3, 1, 2}), sample({2, 5, 3, 2}, 11), Tensor(), Tensor()},
+               BatchNormAttrs{1e-3}}};
+    },
+    .formula = "relu(batch_norm(x) + other), each rounded",
+};
+
+constinit const OpDef kBatchNormReluBackward{
+    .name = "batch_norm_relu_backward",
+    .inputs = "dy, x, mean, variance, weight?, bias?",
+    .outputs = 3,
+    .attrs = attrs_of<BatchNormAttrs>,
+    .dtypes = kFloats,
+    .infer = infer_batch_norm_relu_backward,
+    .cpu = kernel::cpu::batch_norm_relu_backward,
+    .grad = not_differentiable,
+    .shard = kReplicateOnly,
+    .samples = []() -> std::vector<Sample> {
+      const auto row = [](const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& bias) {
+        const auto [y, mean, variance] = call_many<3>(kBatchNorm, BatchNormAttrs{0.1}, x, Tensor(), Tensor());
+        return Sample{{dy, x, mean, variance, weight, bias}, BatchNormAttrs{0.1}};
+      };
+      return {row(sample({4, 3}), sample({4, 3}, 1), sample({3}, 4), sample({3}, 5)),
+              row(sample({2, 2, 3}, 6), sample({2, 2, 3}, 7), Tensor(), Tensor()),
+              row(sample({2, 8, 3, 2}, 8), permute(sample({2, 3, 2, 8}, 9), {0, 3, 1, 2}), sample({8}, 10),
+                  sample({8}, 11))};
+    },
+    .formula = "batch_norm_backward of dy where the ReLU of the norm let something through",
+};
+
+constinit const OpDef kReluBatchNormBackward{
+    .name = "relu_batch_norm_backward",
+    .inputs = "dy, other?, y, x, mean, variance, weight?",
+    .outputs = 4,
+    .attrs = attrs_of<BatchNormAttrs>,
+    .dtypes = kFloats,
+    .infer = infer_relu_batch_norm_backward,
+    .cpu = kernel::cpu::relu_batch_norm_backward,
+    .grad = not_differentiable,
+    .shard = kReplicateOnly,
+    .samples = []() -> std::vector<Sample> {
+      return {{{sample({4, 3}), Tensor(), sample({4, 3}, 1), sample({4, 3}, 2), sample({3}, 3), sample({3}, 4, 0.5, 2),
+                sample({3}, 5)},
+               BatchNormAttrs{0.1}},
+              {{sample({2, 2, 3}, 6), sample({2, 2, 3}, 7), sample({2, 2, 3}, 8), sample({2, 2, 3}, 9), sample({2}, 10),
+                sample({2}, 11, 0.5, 2), Tensor()},
+               BatchNormAttrs{1e-5}},
+              {{permute(sample({2, 3, 2, 8}, 12), {0, 3, 1, 2}), sample({2, 8, 3, 2}, 13),
+                permute(sample({2, 3, 2, 8}, 14), {0, 3, 1, 2}), permute(sample({2, 3, 2, 8}, 15), {0, 3, 1, 2}),
+                sample({8}, 16), sample({8}, 17, 0.5, 2), sample({8}, 18)},
+               BatchNormAttrs{1e-5}}};
+    },
+    .formula = "dy + other where y is not zero, and its batch_norm_backward",
+};
+
 Rows batch_norm_rows() {
-  static constexpr const OpDef* kRows[] = {&kBatchNorm, &kBatchNormBackward, &kRunningAverage};
+  static constexpr const OpDef* kRows[] = {&kBatchNorm,     &kBatchNormBackward,     &kRunningAverage,
+                                           &kBatchNormRelu, &kBatchNormReluBackward, &kReluBatchNormBackward};
   return kRows;
 }
 

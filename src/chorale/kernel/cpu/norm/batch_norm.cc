@@ -195,6 +195,27 @@ void column_sums(const Tensor& dy, const Tensor& x, const Extent& e, const T* me
 
 }  // namespace
 
+void standardize_channels(const StandardChannels& of, double eps, const Tensor& y) {
+  const Tensor x = like(of.x, y);
+  const Extent e(x, y);
+  visit_floating(x.dtype(), [&](auto tag) {
+    using S = typename decltype(tag)::type;
+    using T = Compute<S>;
+    const Parameter<T> means(of.mean), variances(of.variance), weight(of.weight), bias(of.bias);
+    const PerChannel<T> mean(e, [&](int64_t c) { return means.data()[c]; });
+    const PerChannel<T> scale(e, [&](int64_t c) {
+      return reciprocal_root(variances.data()[c], eps) * (weight.data() ? weight.data()[c] : T(1));
+    });
+    const PerChannel<T> shift(e, [&](int64_t c) { return bias.data() ? bias.data()[c] : T(0); });
+    for_stretches(e, [&](int64_t at, int64_t n, int64_t c) {
+      const Row<S> from(n), to(n);
+      S* result = y.data<S>() + at;
+      standardize_row(from.load(x.data<S>() + at, n), {mean.of(c), scale.of(c), shift.of(c)}, to.target(result), n);
+      to.store(result, n);
+    });
+  });
+}
+
 void batch_norm(const KernelArgs& args) {
   const auto& attrs = args.attrs.get<BatchNormAttrs>();
   const Tensor x = like(args.in[0], args.out[0]);
@@ -202,22 +223,11 @@ void batch_norm(const KernelArgs& args) {
   visit_floating(x.dtype(), [&](auto tag) {
     using S = typename decltype(tag)::type;
     using T = Compute<S>;
-    const Parameter<T> weight(args.in[1]), bias(args.in[2]);
     T* means = args.out[1].data<T>();
     T* variances = args.out[2].data<T>();
     e.columns ? column_statistics<S>(x, e, means, variances) : plane_statistics<S>(x, e, means, variances);
-    const PerChannel<T> mean(e, [&](int64_t c) { return means[c]; });
-    const PerChannel<T> scale(e, [&](int64_t c) {
-      return reciprocal_root(variances[c], attrs.eps) * (weight.data() ? weight.data()[c] : T(1));
-    });
-    const PerChannel<T> shift(e, [&](int64_t c) { return bias.data() ? bias.data()[c] : T(0); });
-    for_stretches(e, [&](int64_t at, int64_t n, int64_t c) {
-      const Row<S> from(n), to(n);
-      S* y = args.out[0].data<S>() + at;
-      standardize_row(from.load(x.data<S>() + at, n), {mean.of(c), scale.of(c), shift.of(c)}, to.target(y), n);
-      to.store(y, n);
-    });
   });
+  standardize_channels({x, args.out[1], args.out[2], args.in[1], args.in[2]}, attrs.eps, args.out[0]);
 }
 
 void batch_norm_backward(const KernelArgs& args) {

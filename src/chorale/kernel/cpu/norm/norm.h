@@ -26,6 +26,13 @@ void batch_norm(const KernelArgs& args);
 // dy, x, mean, variance, weight? -> dx, dweight, dbias
 void batch_norm_backward(const KernelArgs& args);
 
+// The last step of batch_norm: y = (x - mean) / sqrt(variance + eps) * weight + bias per channel. y is without gaps,
+// row-major or channels last.
+struct StandardChannels {
+  Tensor x, mean, variance, weight, bias;  // the last two may be undefined
+};
+void standardize_channels(const StandardChannels& of, double eps, const Tensor& y);
+
 // running, now -> (1 - momentum) * running + momentum * scale * now; vectors, in place or not.
 void running_average(const KernelArgs& args);
 
