@@ -109,6 +109,11 @@ std::string case_name(const GpuCase& c, Way way) {
   return fmt::format("{}/{}", c.model, way == Way::kEager ? "eager" : way == Way::kReplayed ? "replayed" : "compiled");
 }
 
+bool is_picked(const Options& options, const GpuCase& c, Way way) { return picks(options.only, case_name(c, way)); }
+bool is_any_picked(const Options& options, const GpuCase& c) {
+  return std::any_of(std::begin(kWays), std::end(kWays), [&](Way way) { return is_picked(options, c, way); });
+}
+
 struct Measured {
   double ms = 0, first_s = 0, peak_gib = 0;
 };
@@ -194,19 +199,24 @@ void run(const Options& options) {
   const auto beside = [&](const char* peer) { return options.against.find(peer) != std::string::npos; };
   CHORALE_CHECK(options.against.empty() || options.against == "none" || !peers_folder().empty(),
                 "[bench] bench/peers is not beside this program: run it from a checkout, or with --against none");
+  std::string with_floor;  // the names of those that are picked
+  for (const GpuCase& c : kCases) {
+    if (c.floor && is_any_picked(options, c)) with_floor += fmt::format(" {}", c.floor);
+  }
   const std::string floor =
-      beside("floor") ? output_of(fmt::format("{} {}/gpu_floor.py 2>&1", options.python, peers_folder()), "floor") : "";
+      beside("floor") && !with_floor.empty()
+          ? output_of(fmt::format("{} {}/gpu_floor.py{} 2>&1", options.python, peers_folder(), with_floor), "floor")
+          : "";
   fmt::print("{:<22} {:>10} {:>14} {:>9} {:>8} {:>10} {:>10} {:>10}\n", "case", "ms", "items/s", "peak GiB", "first s",
              "PyTorch", "compiled", "floor");
   std::vector<BenchRow> rows;
   for (const GpuCase& c : kCases) {
-    const auto is_picked = [&](Way way) { return picks(options.only, case_name(c, way)); };
-    if (std::none_of(std::begin(kWays), std::end(kWays), is_picked)) continue;
+    if (!is_any_picked(options, c)) continue;
     std::map<std::string, double> peers;
     if (beside("torch")) add_torch(options, c, peers);
     if (c.floor && floor_ms(floor, c.floor) > 0) peers["floor"] = floor_ms(floor, c.floor);
     for (const Way way : kWays) {
-      if (!is_picked(way)) continue;
+      if (!is_picked(options, c, way)) continue;
       const Measured ours = measure_ours(c, way, options.steps * c.more_steps);
       BenchRow row{.name = case_name(c, way), .unit = "ms", .ours = ours.ms, .peers = peers};
       row.extra = {{"items_per_s", static_cast<double>(c.items) / ours.ms * 1e3},
