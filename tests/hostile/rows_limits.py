@@ -72,5 +72,7 @@ def rows():
         Row("limits/a rank beyond its world", ["train", "gpt", *TINY, "--steps", "2"], env={"RANK": "5", "WORLD_SIZE": "2"}, status=1, says=("RANK|rank",)),
         Row("limits/chaos of nonsense", ["run", "-n", "1", "true"], env={"CHORALE_CHAOS": "explode@rank=0"}, status={1, 2}, says=("explode|chaos",)),
         Row("limits/a fabric of nonsense", ["run", "-n", "1", "true"], env={"CHORALE_FABRIC": "pigeon"}, status=2, says=("'pigeon' is no fabric",)),
+        *[Row(f"limits/{variable} of nonsense", ["run", "-n", "1", "true"], env={variable: "2"}, status=status, says=(variable,))
+          for variable, status in (("CHORALE_CHECKSUM", 2), ("CHORALE_MPS", 1))],
         Row("limits/a secret of nonsense", ["run", "-n", "1", "true"], env={"CHORALE_SECRET_FILE": "nowhere"}, status=1, says=("nowhere",)),
     ]

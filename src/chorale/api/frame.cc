@@ -67,7 +67,7 @@ Frame::Frame(CompileOptions options) : state_(std::make_unique<State>()) {
   if (!state_->options.backend) state_->options.backend = joint_eager();
 }
 Frame::~Frame() {
-  if (config::env("CHORALE_EXPLAIN") == "1") {
+  if (state_->explains) {
     std::fprintf(stderr, "%s: %s", state_->options.name.c_str(), report().text().c_str());
   }
 }

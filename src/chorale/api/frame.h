@@ -8,6 +8,7 @@
 #include "chorale/api/compile.h"
 #include "chorale/api/family.h"
 #include "chorale/api/shared_sizes.h"
+#include "chorale/base/env_number.h"
 
 namespace chorale::compiled {
 
@@ -16,6 +17,7 @@ inline constexpr size_t kMostSizes = 256;
 
 struct Frame::State {
   CompileOptions options;
+  const bool explains = config::is_on("CHORALE_EXPLAIN", false);  // when it ends
   std::mutex mutex;
   // With their place in the function; what was used last comes first.
   std::vector<std::pair<size_t, std::shared_ptr<const Segment>>> segments;

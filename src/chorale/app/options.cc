@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "chorale/base/error.h"
+#include "chorale/base/printable.h"
 #include "chorale/base/shared_object.h"
 #include "chorale/train/options.h"
 #include "chorale/transport/fabric/fabric_name.h"
@@ -13,6 +14,15 @@ namespace {
 using train::Option;
 using train::OptionTable;
 
+// A switch has a value where its variable gives one. The parser would take any number for yes or no.
+CLI::Validator zero_or_one(const std::string& variable) {
+  const auto check = [variable](const std::string& word) {
+    if (word == "0" || word == "1" || word == "true" || word == "false") return std::string();
+    return concat("takes 0 or 1 (", variable, " does, too), not '", printable(word), "'");
+  };
+  return {check, ""};
+}
+
 void add_row(CLI::App& command, const Option& row, const Note& note) {
   const std::string names = (row.also.empty() ? "" : row.also + ",") + "--" + row.name;
   const auto take = [note, name = row.name](const CLI::results_t& words) {
@@ -20,10 +30,9 @@ void add_row(CLI::App& command, const Option& row, const Note& note) {
     return true;
   };
   if (std::holds_alternative<bool*>(row.target)) {
-    command
-        .add_flag_callback(
-            names, [take] { take({"true"}); }, row.help)
-        ->envname(row.variable);
+    CLI::Option* option = command.add_flag_callback(
+        names, [take] { take({"true"}); }, row.help);
+    if (!row.variable.empty()) option->envname(row.variable)->check(zero_or_one(row.variable));
     return;
   }
   std::string help = row.help;

@@ -106,6 +106,7 @@ std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<T
                 outputs.size(), " outputs but ", options.grad_outputs.size(), " gradients of them");
   autograd::BackwardRun run(
       {.retain_graph = options.retain_graph || options.create_graph, .create_graph = options.create_graph});
+  for (const Tensor& output : outputs) op::need_defined("grad", "an output", output);
   for (const Tensor& input : inputs) run.capture(input);
   for (size_t i = 0; i < outputs.size(); ++i) {
     const bool given = i < options.grad_outputs.size() && options.grad_outputs[i].defined();

@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -10,6 +11,7 @@
 #include "chorale/op/pointwise.h"
 #include "chorale/op/reduce.h"
 #include "chorale/op/view.h"
+#include "chorale/testing/message_test_util.h"
 
 namespace chorale {
 namespace {
@@ -298,6 +300,9 @@ TEST(UndefinedTensors, AreErrorsThatNameTheFunction) {
   expect("clone", [&] { clone(none); });
   expect("to", [&] { to(none, DType::kF64); });
   expect("contiguous", [&] { contiguous(none); });
+  const Tensor w = set_requires_grad(ones({1}));
+  EXPECT_THAT(message_of([&] { grad({none}, {w}); }), testing::HasSubstr("[grad] an output is an undefined tensor"));
+  EXPECT_THAT(message_of([&] { grad({w}, {none}); }), testing::HasSubstr("[grad] an input is an undefined tensor"));
 }
 
 }  // namespace

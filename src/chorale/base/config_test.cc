@@ -6,6 +6,7 @@
 #include <deque>
 #include <set>
 
+#include "chorale/base/env_number.h"
 #include "chorale/base/error.h"
 #include "chorale/testing/environment_test_util.h"
 #include "chorale/testing/message_test_util.h"
@@ -70,6 +71,22 @@ TEST_F(ConfigTest, EveryLaunchersSizeAboveOneMeansSeveralRanks) {
                        "'; it takes a whole number from 1 to 1000000. Correct it, or unset it"));
     }
     set(name, nullptr);
+  }
+}
+
+TEST_F(ConfigTest, ASwitchIsZeroOrOne) {
+  EXPECT_TRUE(is_on("CHORALE_CONFIG_TEST", true));
+  EXPECT_FALSE(is_on("CHORALE_CONFIG_TEST", false));
+  for (const bool otherwise : {false, true}) {
+    set("CHORALE_CONFIG_TEST", "1");
+    EXPECT_TRUE(is_on("CHORALE_CONFIG_TEST", otherwise));
+    set("CHORALE_CONFIG_TEST", "0");
+    EXPECT_FALSE(is_on("CHORALE_CONFIG_TEST", otherwise));
+    for (const char* wrong : {"2", "-1", "yes", "on", "01", "1 "}) {
+      set("CHORALE_CONFIG_TEST", wrong);
+      EXPECT_EQ(message_of([&] { is_on("CHORALE_CONFIG_TEST", otherwise); }),
+                concat("[environment] CHORALE_CONFIG_TEST is '", wrong, "'; it takes 0 or 1. Correct it, or unset it"));
+    }
   }
 }
 

@@ -2,19 +2,13 @@
 
 #include <atomic>
 
-#include "chorale/base/config.h"
-#include "chorale/base/error.h"
+#include "chorale/base/env_number.h"
 
 namespace chorale {
 namespace {
 
-bool wanted_at_start() {
-  const auto text = config::env("CHORALE_SAME_BITS");
-  CHORALE_CHECK(!text || *text == "0" || *text == "1", "[same_bits] CHORALE_SAME_BITS is '", *text, "'; it is 0 or 1");
-  return text && *text == "1";
-}
 std::atomic<bool>& switched_on() {
-  static std::atomic<bool> on = wanted_at_start();
+  static std::atomic<bool> on = config::is_on("CHORALE_SAME_BITS", false);
   return on;
 }
 

@@ -331,6 +331,19 @@ TEST(Leaving, ARankThatEndsIsWaitedForNoLonger) {
   EXPECT_EQ(run_processes(2, body), (std::vector<int>{0, 0}));
 }
 
+// Nobody reads what a rank has written; a launcher sees with which status it ended.
+TEST(Leaving, AProgramThatLeftACallOutFails) {
+  const auto body = [](Group& group) {
+    {
+      World world(std::make_shared<transport::FileStore>(*config::env("CHORALE_TEST_STORE")), group.rank(), 2);
+      world.group().barrier().wait();
+      if (group.rank() == 0) message_blaming(1, [&] { world.group().barrier().wait(); });
+    }
+    std::exit(testing::Test::HasFailure() ? 7 : 0);
+  };
+  EXPECT_EQ(run_processes(2, body), (std::vector<int>{0, 1}));
+}
+
 TEST(Leaving, AWorldThatEndsSaysIt) {
   const auto store = std::make_shared<transport::MemoryStore>();
   run_ranks(2, [&](Group& group) {

@@ -12,6 +12,7 @@
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/config.h"
+#include "chorale/base/env_number.h"
 #include "chorale/base/error.h"
 #include "chorale/base/forks.h"
 #include "chorale/comm/call_builder.h"
@@ -34,12 +35,6 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr uint64_t kMagic = 0x43484f52414c4531;
-
-bool default_checksum() {
-  const std::string text = config::env("CHORALE_CHECKSUM").value_or("0");
-  CHORALE_CHECK(text == "0" || text == "1", "[group] CHORALE_CHECKSUM is '", text, "'; it takes 0 or 1");
-  return text == "1";
-}
 
 std::shared_ptr<transport::Chaos> chaos_of(const GroupOptions& options, int rank, int size) {
   const auto text = options.chaos ? options.chaos : config::env("CHORALE_CHAOS");
@@ -333,7 +328,7 @@ std::shared_ptr<GroupState> connect_group(transport::Store& store, const std::st
   const Deadline deadline = within(timeout);
   const transport::FabricName fabric = transport::choose_fabric(options.fabric);
   auto context = std::make_shared<RankContext>();
-  context->checksum = options.checksum ? *options.checksum : default_checksum();
+  context->checksum = options.checksum ? *options.checksum : config::is_on("CHORALE_CHECKSUM", false);
   context->chaos = chaos_of(options, rank, size);
   if (fabric.kind == "mpi") {
     CHORALE_CHECK(!context->checksum && !context->chaos,

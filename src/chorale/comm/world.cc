@@ -5,6 +5,7 @@
 
 #include "chorale/base/config.h"
 #include "chorale/base/error.h"
+#include "chorale/base/exit_status.h"
 #include "chorale/comm/leaving.h"
 
 namespace chorale::comm {
@@ -44,6 +45,7 @@ World::~World() {
     destroy();
   } catch (const std::exception& error) {
     std::cerr << concat(error.what(), "\n") << std::flush;
+    end_with_failure();
   }
 }
 

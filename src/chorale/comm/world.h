@@ -16,8 +16,8 @@ class World {
   World() = default;
   World(World&&) = default;
   World& operator=(World&&) = delete;
-  // Does what destroy() does, unless an exception passes through; what destroy() would throw is written to standard
-  // error.
+  // Does what destroy() does, unless an exception passes through. What destroy() would throw is written to standard
+  // error, and the process ends with status 1 where it would have ended with 0.
   ~World();
   // Calls init().
   World(std::shared_ptr<transport::Store> store, int rank, int size, const GroupOptions& options = {}) {

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "chorale/base/config.h"
+#include "chorale/base/env_number.h"
 #include "chorale/base/error.h"
 
 namespace chorale::launch {
@@ -62,8 +63,9 @@ int count_gpus() {
 }
 
 Mps::Mps(int ranks, Guardian& guardian, const Say& say) : guardian_(guardian) {
+  const bool is_wanted = config::is_on("CHORALE_MPS", true);
   const int gpus = count_gpus();
-  if (gpus == 0 || ranks <= gpus || config::env("CHORALE_MPS") == "0" || config::env("CUDA_MPS_PIPE_DIRECTORY")) return;
+  if (gpus == 0 || ranks <= gpus || !is_wanted || config::env("CUDA_MPS_PIPE_DIRECTORY")) return;
   try {
     program_ = find_program(kControl);
   } catch (const InvalidArgument&) {

@@ -283,6 +283,7 @@ void Tensor::check_contiguous() const {
 
 template <class T>
 std::vector<T> Tensor::to_vector() const {
+  (void)of("to_vector");
   check_has_bytes("to_vector()");
   Tensor rows = on_host(*this);
   if (!rows.is_contiguous()) {
@@ -300,6 +301,7 @@ std::vector<T> Tensor::to_vector() const {
 
 template <class T>
 T Tensor::item() const {
+  (void)of("item");
   check_has_bytes("item()");
   CHORALE_CHECK(elems() == 1, "[item] needs one element, found shape ", sizes(), " with ", elems());
   const Tensor host = on_host(*this);

@@ -467,6 +467,8 @@ TEST(UndefinedTensor, IsAnErrorThatNamesTheFunctionInEveryAccessor) {
   expect("sizes", [&] { return none.sizes().size(); });
   expect("strides", [&] { return none.strides().size(); });
   expect("dtype", [&] { return none.dtype(); });
+  expect("item", [&] { return none.item<float>(); });
+  expect("to_vector", [&] { return none.to_vector<float>().size(); });
   expect("device", [&] { return none.device(); });
   expect("dims", [&] { return none.dims(); });
   expect("size", [&] { return none.size(0); });
