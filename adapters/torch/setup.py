@@ -24,11 +24,11 @@ if not IN_PLACE:
 
 class Build(BuildExtension):
     def build_extensions(self):
-        out = WORK / "library"
+        out = WORK if IN_PLACE else WORK / "library"
         needed = subprocess.check_output([ROOT / "tools" / "layers", "--needed", ",".join(LAYERS)], text=True).strip()
         subprocess.check_call(
-            ["cmake", "-S", ROOT, "-B", out, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DCHORALE_TESTS=OFF",
-             f"-DCHORALE_LAYERS={needed}"])
+            ["cmake", "-S", ROOT, "-B", out, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DCHORALE_GROUPED=ON",
+             "-DCHORALE_TESTS=OFF", f"-DCHORALE_LAYERS={needed}"])
         jobs = os.environ.get("MAX_JOBS", str(os.cpu_count()))
         subprocess.check_call(["cmake", "--build", out, "--target", "chorale_static", "-j", jobs])
         needs = next(line for line in (out / "chorale.pc").read_text().splitlines() if line.startswith("Libs.private:"))

@@ -47,8 +47,10 @@ void Work::settle(chorale::Deadline deadline) {
       for (const at::Tensor& sum : sums_) sum.div_(ranks_, "trunc");
     }
     finish(error);
-    complete_future();
   });
+  // Not within the above: what follows from a future may be Python, and waits for the interpreter, which a thread may
+  // hold that is waiting above.
+  complete_future();
 }
 
 void Work::complete_future() {

@@ -1,6 +1,8 @@
 """Every operation of torch.distributed on CPU tensors."""
 
 import datetime
+import threading
+import time
 
 import pytest
 import torch
@@ -228,6 +230,25 @@ def test_works_and_futures(rank, size):
     assert inbox.item() == 5
     dist.barrier()
     dist.monitored_barrier(timeout=datetime.timedelta(seconds=10))
+
+
+@on_ranks(2)
+def test_a_work_may_be_asked_while_python_follows_from_it(rank, size):
+    if rank == 1:
+        dist.recv(torch.empty(1), 0)
+        dist.send(torch.ones(1), 0)
+        return
+    follows = threading.Event()
+
+    def follow(future):
+        follows.set()
+        time.sleep(0.2)  # lets the other thread go on, which then has the interpreter
+
+    work = dist.irecv(torch.empty(1), 1)
+    followed = work.get_future().then(follow)
+    dist.send(torch.ones(1), 1)
+    assert follows.wait(30) and work.is_completed()
+    followed.wait()
 
 
 @on_ranks(3)
