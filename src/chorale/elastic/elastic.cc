@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "chorale/base/comm_error.h"
-#include "chorale/base/config.h"
 #include "chorale/base/error.h"
 #include "chorale/base/log.h"
 #include "chorale/comm/flight_file.h"
@@ -15,10 +14,8 @@
 #include "chorale/op/copy.h"
 #include "chorale/reducer/copy_values.h"
 #include "chorale/transport/keep_alive.h"
-#include "chorale/transport/launcher_variables.h"
 #include "chorale/transport/store/memory_store.h"
 #include "chorale/transport/store/prefix_store.h"
-#include "chorale/transport/store/tcp_store.h"
 
 namespace chorale::elastic {
 namespace {
@@ -39,12 +36,13 @@ double ms_since(Deadline::Clock::time_point start) {
 struct Elastic::Report {
   bool holds = false;          // the state of the job
   int64_t done = 0;            // steps that it has applied
+  int64_t commits = 0;         // commit points that it has passed
   int64_t epoch = 0;           // in which the last of them began
   bool last = false;           // there are no more
   std::vector<double> sums{};  // of the last one
 
   std::string text() const {
-    std::string all = concat(holds ? 1 : 0, " ", done, " ", epoch, " ", last ? 1 : 0, " ", sums.size());
+    std::string all = concat(holds ? 1 : 0, " ", done, " ", commits, " ", epoch, " ", last ? 1 : 0, " ", sums.size());
     for (const double sum : sums) all += concat(" ", std::bit_cast<uint64_t>(sum));
     return all;
   }
@@ -53,40 +51,12 @@ struct Elastic::Report {
     Report report;
     uint64_t bits = 0;
     size_t count = 0;
-    words >> report.holds >> report.done >> report.epoch >> report.last >> count;
+    words >> report.holds >> report.done >> report.commits >> report.epoch >> report.last >> count;
     while (report.sums.size() < count && words >> bits) report.sums.push_back(std::bit_cast<double>(bits));
     if (!words) throw CommError(concat("[elastic] a rank's report is not ours: '", text, "'"));
     return report;
   }
 };
-
-std::optional<Seat> Seat::from_environment() {
-  const auto board = config::env("CHORALE_ELASTIC_FD");
-  if (!board) return std::nullopt;
-  const transport::LauncherVariables found = transport::find_launcher_variables();
-  const auto own = config::env("CHORALE_ELASTIC_STORE");
-  CHORALE_CHECK(own && found.rank,
-                "[elastic] CHORALE_ELASTIC_FD is set, but not CHORALE_ELASTIC_STORE and RANK: all three come from "
-                "chorale run --elastic");
-  const auto secret = transport::Secret::from_environment();
-  const auto reach = [secret](const std::string& place, Deadline deadline) -> std::shared_ptr<transport::Store> {
-    return std::make_shared<transport::PrefixStore>(
-        transport::elastic_prefix(transport::restart_count()),
-        std::make_shared<transport::TcpStore>(transport::Endpoint::parse(place), secret, deadline));
-  };
-  return Seat{reach(*own, within(kStoreTime)),
-              transport::EpochBoard::attach(std::stoi(*board)),
-              *found.rank,
-              reach,
-              transport::Endpoint::parse(*own).host,
-              secret};
-}
-
-transport::Secret secret_of_epoch(const transport::Secret& job, int64_t epoch) {
-  const std::string number = std::to_string(epoch);
-  return transport::Secret::from_bytes(
-      transport::view(transport::hmac_sha256(job.bytes(), {"epoch of an elastic job ", number})));
-}
 
 Elastic::Elastic(ElasticOptions options)
     : options_(std::move(options)), seat_(options_.seat ? options_.seat : Seat::from_environment()) {
@@ -129,12 +99,21 @@ void Elastic::check_kept() const {
   CHORALE_CHECK_STATE(!optimizer_->updates_in_backward(),
                       "[elastic] updates in backward come before the commit point of a step; use job.step() alone");
   if (!model_) return;
-  CHORALE_CHECK_STATE(!model_->reducer().hook(), "[elastic] the hook ", model_->reducer().hook()->name,
-                      " cannot take back a step that is repeated; train without a hook, or without --elastic");
+  const reducer::CommHook* const hook = model_->reducer().hook();
+  CHORALE_CHECK_STATE(!hook || hook->state, "[elastic] the hook ", hook->name,
+                      " has no begin, commit and abort (reducer::HookState) by which a step that is repeated could be "
+                      "taken back, or sends to a group that does not change with the ranks; train without it, or "
+                      "without --elastic");
   CHORALE_CHECK_STATE(model_->reducer().owners().empty(),
                       "[elastic] gradients with owners (ZeRO, stage 2) are lost with a rank; train without --elastic");
   CHORALE_CHECK_STATE(!model_->current_join(),
                       "[elastic] join() and Elastic cannot be combined: Batches deals the same number of steps to all");
+}
+
+// What the hook of communication knows; null: there is none.
+reducer::HookState* Elastic::hook_state() const {
+  const reducer::CommHook* const hook = model_ ? model_->reducer().hook() : nullptr;
+  return hook ? hook->state.get() : nullptr;
 }
 
 void Elastic::watch(Phase phase) const {
@@ -162,6 +141,7 @@ void Elastic::begin_step() {
       }
     }
     random_ = default_generator().state();
+    if (hook_state()) hook_state()->begin();
     for (Kept& kept : kept_) {
       if (!kept.rest) kept.saved = kept.save();
     }
@@ -172,6 +152,7 @@ void Elastic::begin_step() {
 void Elastic::take_back() {
   for (const auto& [buffer, saved] : buffers_) reducer::copy_values(saved, buffer);
   default_generator().restore(random_);
+  if (hook_state()) hook_state()->abort();
   for (const Kept& kept : kept_) {
     if (!kept.rest) kept.load(kept.saved);
   }
@@ -193,6 +174,8 @@ void Elastic::run(int64_t steps, const std::function<void(int64_t step)>& body) 
     regroup("");
   } else if (shards_) {
     enter(group(), true);
+  } else {
+    make_averager();
   }
   for (bool over = false; !over;) {
     try {
@@ -201,7 +184,9 @@ void Elastic::run(int64_t steps, const std::function<void(int64_t step)>& body) 
         regroup("");
       }
       if (shards_) keep_safe();
-      if (done_ < steps_) {
+      if (averager_ && averaged_ < done_) {
+        average();
+      } else if (done_ < steps_) {
         begin_step();
         body(done_);
         CHORALE_CHECK_STATE(stepped_, "[elastic] the body of step ", done_, " did not call step()");
@@ -271,13 +256,19 @@ void Elastic::step(const std::function<void()>& update, std::span<double> values
 }
 
 void Elastic::apply() {
-  watch(Phase::kUpdate);
+  if (!averaging_) watch(Phase::kUpdate);
   (*pending_)();
   pending_ = nullptr;
+  ++commits_;
+  committed_epoch_ = step_epoch_;
+  if (averaging_) {
+    ++averaged_;
+    return;
+  }
   stepped_ = true;
   ++done_;
-  committed_epoch_ = step_epoch_;
   if (shards_) shards_->note_commit();
+  if (seat_ && hook_state()) hook_state()->commit();
   if (last_) steps_ = done_;
   watch(Phase::kApplied);
 }
@@ -288,6 +279,8 @@ void Elastic::apply() {
 // that was made out of it, where nobody will finish the calls.
 void Elastic::leave(const std::string& why) {
   if (!why.empty()) comm::abandon(group_, concat("goes on without some of the others: ", why));
+  averager_.reset();
+  if (hook_state()) hook_state()->leave();
   if (model_) model_->set_group(comm::Group());
   group_.destroy();
 }
@@ -300,10 +293,13 @@ void Elastic::regroup(const std::string& why) {
   std::string problem = why;
   while (true) {
     leave(problem);
+    const bool was_member = is_member_;
     const Epoch epoch = next_epoch(problem);
+    // Epochs that ended before this rank took part in them belong to the change.
+    if (was_member) change.cause += causes_between(epoch_, epoch.number);
     epoch_ = epoch.number;
     change.epoch = epoch.number;
-    change.cause = epoch.cause;
+    change.cause += epoch.cause;
     change.noticed = start;
     change.verdict_ms = ms_since(start);
     try {
@@ -311,6 +307,7 @@ void Elastic::regroup(const std::string& why) {
       break;
     } catch (const CommError& error) {  // another one has died: a later epoch comes
       problem = error.what();
+      change.cause += "; ";
     }
   }
   regroup_due_ = false;
@@ -329,6 +326,17 @@ void Elastic::regroup(const std::string& why) {
     forget_epochs_before(epoch_);
     log_info(concat("[elastic] ", text));
   }
+}
+
+// What is still known of the epochs between these.
+std::string Elastic::causes_between(int64_t before, int64_t now) const {
+  std::string causes;
+  for (int64_t number = before + 1; number < now; ++number) {
+    const std::string key = transport::epoch_key(number);
+    if (seat_->store->contains(key, within(kStoreTime)))
+      causes += Epoch::parse(seat_->store->get(key, within(kStoreTime))).cause + "; ";
+  }
+  return causes;
 }
 
 Epoch Elastic::next_epoch(const std::string& why) {
@@ -394,6 +402,7 @@ void Elastic::join(const Epoch& epoch, Change& change) {
   if (!std::exchange(holds_, true)) seat_->store->set(transport::joined_key(seat_->member), "", within(kStoreTime));
   change.transfer_ms = lap();
   if (model_) model_->set_group(group_);
+  make_averager();
   if (options_.rebuild) options_.rebuild(group_);
   change.regroup_ms += lap();
 }
@@ -419,8 +428,8 @@ const std::shared_ptr<transport::Store>& Elastic::meeting_of(const Epoch& epoch)
 
 std::vector<Elastic::Report> Elastic::exchange(const Epoch& epoch, transport::Store& store) const {
   const Deadline deadline = within(options_.group.timeout.value_or(transport::default_timeout()));
-  store.set(transport::report_key(seat_->member), Report{holds_, done_, committed_epoch_, last_, sums_}.text(),
-            deadline);
+  store.set(transport::report_key(seat_->member),
+            Report{holds_, done_, commits_, committed_epoch_, last_, sums_}.text(), deadline);
   std::vector<Report> reports;
   reports.reserve(epoch.members.size());
   for (const int member : epoch.members)
@@ -437,13 +446,14 @@ bool Elastic::may_begin(const Epoch& epoch) {
 // All members of the epoch have read the same reports, and draw the same conclusion.
 void Elastic::settle(const Epoch& epoch, const std::vector<Report>& reports) {
   const auto ahead = std::max_element(reports.begin(), reports.end(), [](const Report& a, const Report& b) {
-    return std::pair(a.holds, a.done) < std::pair(b.holds, b.done);
+    return std::pair(a.holds, a.commits) < std::pair(b.holds, b.commits);
   });
-  CHORALE_CHECK_STATE(ahead->holds || may_begin(epoch) || (shards_ && !shards_->options().folder.empty()),
+  const bool may_go_back = shards_ && (shards_->options().lost || !shards_->options().folder.empty());
+  CHORALE_CHECK_STATE(ahead->holds || may_begin(epoch) || may_go_back,
                       "[elastic] nobody is left that had the state of the job; start it again from a checkpoint");
   if (!holds_) return;
   const auto passed = std::find_if(reports.begin(), reports.end(), [&](const Report& report) {
-    return report.holds && report.done == done_ + 1 && report.epoch == step_epoch_;
+    return report.holds && report.commits == commits_ + 1 && report.epoch == step_epoch_;
   });
   if (pending_ && passed != reports.end()) {
     sums_ = passed->sums;
@@ -455,8 +465,8 @@ void Elastic::settle(const Epoch& epoch, const std::vector<Report>& reports) {
     return;
   }
   // Parts of a model may be of several moments, until the ranks have come to enter().
-  CHORALE_INVARIANT(shards_ || ahead->done == done_, "a rank has applied ", ahead->done, " steps, this one ", done_,
-                    ", which is not at the commit point of the next");
+  CHORALE_INVARIANT(shards_ || ahead->commits == commits_, "a rank has passed ", ahead->commits,
+                    " commit points, this one ", commits_, ", and is not at the next");
   if (in_step_ && !stepped_) take_back();
 }
 

@@ -47,6 +47,7 @@
 #include "chorale/comm/world.h"
 #include "chorale/elastic/shards.h"
 #include "chorale/optim/optimizer.h"
+#include "chorale/parallel/averaging.h"
 #include "chorale/parallel/ddp.h"
 #include "chorale/transport/security/secret.h"
 #include "chorale/transport/store/epochs.h"
@@ -58,6 +59,7 @@ enum class Phase : uint8_t {
   kBegin,      // of a step
   kCopy,       // before parts are sent to a neighbour; the older of its two copies is gone
   kCommit,     // at step()
+  kAverage,    // behind a step, before parameters are averaged
   kUpdate,     // passed, not applied
   kApplied,    // behind the update
   kAgreement,  // the group is left; before this rank tells how far it came
@@ -128,11 +130,15 @@ class Elastic {
   comm::Group& group() { return seat_ ? group_ : world_.group(); }
 
   // What a step changes. They must outlive this object's last use. StateError for what cannot be taken back: hooks of
-  // communication, gradients with owners, updates in backward.
+  // communication without a state that can be (reducer::HookState), gradients with owners, updates in backward.
   void keep(parallel::DataParallelBase& model, optim::Optimizer& optimizer);
   // What a step changes where each rank has a part of it: `make` is called on all ranks in every epoch. The update of
   // its optimizer must not call other ranks.
   void keep_sharded(std::function<Sharded(const comm::Group& group)> make, ShardedOptions options = {});
+  // Beside keep(): parameters are averaged now and then (parallel/averaging.h), by what `make` gives for the ranks of
+  // each epoch. Averages are copies until all ranks have them; then all take them over, or none. Between two averages
+  // the parameters of ranks differ: a newcomer gets those of the first rank.
+  void keep_averager(std::function<std::unique_ptr<parallel::ModelAverager>(const comm::Group& group)> make);
   // Anything else: the place in the data, a schedule. It is saved before a step, loaded when a step is repeated, and on
   // a newcomer. What only an update changes need not be taken back: `rest`.
   void keep(std::string name, std::function<std::string()> save, std::function<void(const std::string&)> load,
@@ -175,8 +181,11 @@ class Elastic {
   void finish();
   void pass(std::span<double> values);
   void apply();
+  void average();
+  void make_averager();
   void leave(const std::string& why);
   void regroup(const std::string& why);
+  std::string causes_between(int64_t before, int64_t now) const;
   transport::Epoch next_epoch(const std::string& why);
   void join(const transport::Epoch& epoch, Change& change);
   std::vector<Report> exchange(const transport::Epoch& epoch, transport::Store& store) const;
@@ -189,6 +198,7 @@ class Elastic {
   std::string personal() const;
   void load_personal(const std::string& text, bool with_kept);
   void load_kept(const comm::Value& saved);
+  reducer::HookState* hook_state() const;
   NamedTensors buffers() const { return model_ ? model_->named_buffers() : shards_->now().buffers; }
   void forget_epochs_before(int64_t epoch) const;
   const std::shared_ptr<transport::Store>& meeting_of(const transport::Epoch& epoch);
@@ -201,12 +211,16 @@ class Elastic {
   parallel::DataParallelBase* model_ = nullptr;
   optim::Optimizer* optimizer_ = nullptr;
   std::optional<Shards> shards_;  // instead of a model
+  std::function<std::unique_ptr<parallel::ModelAverager>(const comm::Group& group)> make_averager_;
+  std::unique_ptr<parallel::ModelAverager> averager_;  // of the epoch
   std::vector<Kept> kept_;
 
   std::shared_ptr<transport::Store> meeting_;  // where the ranks of the epoch meet, and its place
   std::string meeting_place_;
   int64_t epoch_ = 0;  // that this rank was last in, or tried to join
   int64_t done_ = 0;
+  int64_t averaged_ = 0;         // steps behind which parameters were averaged, where that was due
+  int64_t commits_ = 0;          // commit points that this rank has passed: of steps, and of averages
   int64_t step_epoch_ = 0;       // in which the step began that is done now
   int64_t committed_epoch_ = 0;  // in which the last one that is applied did
   int64_t steps_ = 0, asked_steps_ = 0;
@@ -216,6 +230,7 @@ class Elastic {
   bool went_back_ = false;                          // in the last regroup(), behind steps that were applied
   bool regroup_due_ = false;                        // a later epoch was announced, and all know it
   const std::function<void()>* pending_ = nullptr;  // the update of a rank that waits at the commit point
+  bool averaging_ = false;                          // it is that of averages
   std::span<double> pending_values_;                // and where its sums go
   bool stops_ = false, last_ = false;               // this rank wants to stop; the step that is committed is the last
   std::vector<double> sums_;                        // of the last step that was committed

@@ -48,12 +48,13 @@ void Elastic::enter(const comm::Group& group, bool begins) {
     pending_ = nullptr;
     last_ = false;
   }
-  done_ = start.moment.step;
+  done_ = commits_ = start.moment.step;
   committed_epoch_ = start.moment.epoch;
   load_personal(start.personal, !is_live);
   // A newcomer is told whether somebody has stopped the job; those that go back, or on from a file, see again.
-  if (went_back_ || start.is_from_file) steps_ = asked_steps_;
+  if (went_back_ || start.is_from_file || start.is_lost) steps_ = asked_steps_;
   check_kept();
+  if (start.is_lost) shards_->options().lost();
 }
 
 // Before a step: copies and checkpoints that are due.

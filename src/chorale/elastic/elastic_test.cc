@@ -20,6 +20,7 @@
 #include "chorale/launch/epochs.h"
 #include "chorale/optim/optim.h"
 #include "chorale/parallel/comm_hooks.h"
+#include "chorale/parallel/power_sgd.h"
 #include "chorale/parallel/zoo_test_util.h"
 #include "chorale/testing/message_test_util.h"
 #include "chorale/transport/store/memory_store.h"
@@ -191,9 +192,20 @@ struct Alone {
 
 TEST(Elastic, WhatCannotBeTakenBackIsRefused) {
   Alone hook;
-  hook.model.register_comm_hook(parallel::allreduce_hook());
+  hook.model.register_comm_hook(
+      {"own", [](parallel::GradBucket& bucket) { return parallel::average(bucket.group(), bucket.buffer()); }});
   EXPECT_THAT(message_of<StateError>([&] { hook.job.keep(hook.model, hook.optimizer); }),
-              HasSubstr("cannot take back a step"));
+              HasSubstr("the hook own has no begin, commit and abort"));
+  Alone batched;
+  batched.model.register_comm_hook(parallel::batched_power_sgd_hook(std::make_shared<parallel::PowerSgd>()));
+  EXPECT_THROW(batched.job.keep(batched.model, batched.optimizer), StateError);
+  Alone elsewhere;
+  elsewhere.model.register_comm_hook(parallel::bf16_compress_hook(&elsewhere.job.group()));
+  EXPECT_THAT(message_of<StateError>([&] { elsewhere.job.keep(elsewhere.model, elsewhere.optimizer); }),
+              HasSubstr("a group that does not change with the ranks"));
+  Alone halved;
+  halved.model.register_comm_hook(parallel::bf16_compress_hook());
+  halved.job.keep(halved.model, halved.optimizer);
   Alone fused;
   fused.optimizer.update_in_backward();
   EXPECT_THAT(message_of<StateError>([&] { fused.job.keep(fused.model, fused.optimizer); }),

@@ -55,7 +55,10 @@ void Elastic::transfer(const std::vector<int>& sources) {
                          static_cast<int64_t>(random.offset),
                          std::move(kept),
                          outline(states),
-                         committed_epoch_};
+                         committed_epoch_,
+                         hook_state() ? comm::Value(hook_state()->save()) : comm::Value(),
+                         averaged_,
+                         commits_};
   }
   comm::broadcast_object_list(group_, head, first);
   const auto& fields = head[0].as<comm::List>();
@@ -66,11 +69,12 @@ void Elastic::transfer(const std::vector<int>& sources) {
   shared.insert(shared.end(), states.begin(), states.end());
   // One call for all that a rank sends: waiting for each other costs more than small tensors.
   std::vector<comm::Work> works;
-  for (size_t part = 0; part < sources.size(); ++part) {
+  // Where parameters are averaged now and then, ranks have different ones.
+  const size_t parts = make_averager_ ? 1 : sources.size();
+  for (size_t part = 0; part < parts; ++part) {
     const int source = sources[part];
     comm::Coalescing together(group_);
-    for (size_t i = part; i < shared.size(); i += sources.size())
-      std::ignore = group_.broadcast(shared[i].second, source);
+    for (size_t i = part; i < shared.size(); i += parts) std::ignore = group_.broadcast(shared[i].second, source);
     if (source == first) {
       for (const auto& [name, buffer] : model_->named_buffers())
         std::ignore = group_.broadcast(receives || group_.rank() == first ? buffer : clone(buffer), first);
@@ -84,9 +88,14 @@ void Elastic::transfer(const std::vector<int>& sources) {
   default_generator().restore(
       {static_cast<uint64_t>(fields[2].as<int64_t>()), static_cast<uint64_t>(fields[3].as<int64_t>())});
   load_kept(fields[4]);
+  CHORALE_CHECK_STATE(fields[7].is_nothing() == !hook_state(), "[elastic] the others train ",
+                      fields[7].is_nothing() ? "without" : "with", " a hook of communication, and this rank does not");
+  if (hook_state()) hook_state()->load(fields[7].as<std::string>());
   done_ = fields[0].as<int64_t>();
   steps_ = fields[1].as<int64_t>();
   committed_epoch_ = fields[6].as<int64_t>();
+  averaged_ = fields[8].as<int64_t>();
+  commits_ = fields[9].as<int64_t>();
 }
 
 // What another rank, or this one before, has saved of what is kept: names and texts.

@@ -10,6 +10,7 @@
 #include "chorale/fsdp/fully_shard.h"
 #include "chorale/fsdp/state.h"
 #include "chorale/optim/optim.h"
+#include "chorale/parallel/power_sgd.h"
 #include "chorale/parallel/zoo_test_util.h"
 
 namespace chorale::elastic {
@@ -83,9 +84,42 @@ std::vector<double> doubles_of(const std::string& bytes) {
   return values;
 }
 
+// The hook of a job, and what it knows.
+struct Averaging {
+  std::shared_ptr<parallel::PowerSgd> power_sgd;
+  std::shared_ptr<reducer::HookState> state;
+
+  Averaging(JobHook kind, parallel::DataParallelBase& model) {
+    if (kind == JobHook::kNone) return;
+    if (kind == JobHook::kPowerSgd)
+      power_sgd = std::make_shared<parallel::PowerSgd>(
+          parallel::PowerSgdOptions{.rank = 1, .start_iteration = 2, .min_compression_rate = 1});
+    model.register_comm_hook(power_sgd
+                                 ? parallel::power_sgd_hook(power_sgd)
+                                 : parallel::post_local_sgd_hook(
+                                       {.start_iteration = 3, .average_in_subgroup = kind == JobHook::kPostLocalSgd}));
+    state = model.reducer().hook()->state;
+  }
+  void tell(JobResult& result) const {
+    if (!state) return;
+    result.hook_shared = state->save();
+    result.hook_state = result.hook_shared;
+    if (!power_sgd) return;
+    comm::List all;
+    for (const auto& [name, tensor] : power_sgd->state_dict()) all.emplace_back(comm::List{name, tensor});
+    result.hook_state = comm::encode(all);
+  }
+};
+
+// Behind the steps 3, 5, 7, ….
+std::unique_ptr<parallel::ModelAverager> make_averager(const comm::Group& group) {
+  return std::make_unique<parallel::PeriodicAverager>(
+      group, parallel::PeriodicAveragerOptions{.period = 2, .warmup_steps = 3});
+}
+
 const char* name_of(Phase phase) {
-  constexpr const char* kNames[] = {"begin",     "copy",    "commit",   "update", "applied",
-                                    "agreement", "meeting", "transfer", "finish"};
+  constexpr const char* kNames[] = {"begin",   "copy",      "commit",  "average",  "update",
+                                    "applied", "agreement", "meeting", "transfer", "finish"};
   return kNames[static_cast<size_t>(phase)];
 }
 
@@ -166,6 +200,7 @@ JobResult run_job(const JobOptions& job) {
   std::optional<optim::AdamW> optimizer;
   std::shared_ptr<PartOfNet> part;
   std::optional<HookHandle> hook;
+  std::optional<Averaging> averaging;
   if (job.sharded) {
     elastic.keep_sharded(
         [&](const comm::Group& group) {
@@ -178,7 +213,9 @@ JobResult run_job(const JobOptions& job) {
     ddp.emplace(make_net(), elastic.group(), parallel::DdpOptions{.bucket_cap_mb = 0.0003});
     optimizer.emplace(ddp->named_parameters(), optim::AdamWOptions{.lr = 0.01});
     hook = after_accumulate(ddp->module().b.weight, in_bucket);
+    averaging.emplace(job.hook, *ddp);
     elastic.keep(*ddp, *optimizer);
+    if (job.hook == JobHook::kLocalSgd) elastic.keep_averager(make_averager);
   }
   JobResult result;
   elastic.keep(
@@ -223,6 +260,54 @@ JobResult run_job(const JobOptions& job) {
   result.last_rank = elastic.group().rank();
   result.changes = elastic.changes();
   result.copies = elastic.copy_costs();
+  if (averaging) averaging->tell(result);
+  return result;
+}
+
+std::optional<JobResult> run_with_memberships(const comm::Group& all, JobHook hook,
+                                              const std::vector<std::vector<int>>& ranks,
+                                              const std::vector<std::vector<int>>& averaging) {
+  const Samples samples;
+  parallel::DistributedDataParallel<CountingNet> ddp(make_net(), all, parallel::DdpOptions{.bucket_cap_mb = 0.0003});
+  optim::AdamW optimizer(ddp.named_parameters(), {.lr = 0.01});
+  const Averaging knowledge(hook, ddp);
+  JobResult result;
+  comm::Group group;
+  std::unique_ptr<parallel::ModelAverager> averager;
+  std::vector<int> now;
+  // All ranks call it. False: this one has left.
+  const auto become = [&](const std::vector<int>& next) {
+    const bool stays = std::find(next.begin(), next.end(), all.rank()) != next.end();
+    if (next == std::exchange(now, next)) return stays;
+    comm::Group smaller = all.split(stays ? 1 : 0);
+    const int64_t averaged = averager ? averager->step() : 0;
+    averager.reset();
+    if (knowledge.state) knowledge.state->leave();
+    ddp.set_group(comm::Group());
+    group = std::move(smaller);
+    if (!stays) return false;
+    ddp.set_group(group);
+    if (hook != JobHook::kLocalSgd) return true;
+    averager = make_averager(group);
+    averager->set_step(averaged);
+    return true;
+  };
+  for (size_t step = 0; step < ranks.size(); ++step) {
+    if (become(ranks[step])) {
+      optimizer.zero_grad();
+      const Tensor loss =
+          samples.loss(ddp, samples.batches.of(static_cast<int64_t>(step), group)) * samples.batches.weight(group);
+      backward(loss);
+      double sum = loss.item<double>() / group.size();
+      group.all_reduce(std::span(&sum, 1)).wait();
+      optimizer.step();
+      result.losses.push_back(sum);
+    }
+    if (become(averaging[step]) && averager) averager->average_parameters(optimizer);
+  }
+  if (std::find(now.begin(), now.end(), all.rank()) == now.end()) return {};
+  result.bits = parallel::bits_of(ddp.module());
+  knowledge.tell(result);
   return result;
 }
 

@@ -113,6 +113,9 @@ Shards::Start Shards::enter(const comm::Group& group, int64_t epoch, std::option
     }
   } else if (is_saved) {
     start = load(group, fresh, epoch);
+  } else if (!begins && options_.lost) {
+    copies_ = {};
+    start.is_lost = true;
   } else {
     CHORALE_CHECK_STATE(begins, "[elastic] ranks are gone and so are the copies that others had of their parts, and ",
                         options_.folder.empty() ? "no folder for checkpoints was given"
@@ -150,7 +153,7 @@ Shards::Start Shards::load(const comm::Group& group, const Sharded& fresh, int64
 }
 
 bool Shards::copy_is_due(const Moment& moment, int ranks) const {
-  if (options_.copy_every == 0 || ranks == 1 || last_copied_ == Cut{moment, split_}) return false;
+  if (options_.copy_every == 0 || ranks == 1 || now_.has_replicas || last_copied_ == Cut{moment, split_}) return false;
   return !last_copied_ || moment.step % options_.copy_every == 0;
 }
 

@@ -28,6 +28,7 @@ struct Sharded {
   NamedTensors buffers{};   // each rank's own
   optim::Optimizer* optimizer = nullptr;
   std::shared_ptr<void> owner{};  // of all that; it ends when the ranks have changed
+  bool has_replicas = false;      // other ranks have the same parts, so copies are not needed
 };
 
 struct ShardedOptions {
@@ -35,6 +36,9 @@ struct ShardedOptions {
   std::filesystem::path folder{};  // of checkpoints, for when copies are lost, too; empty: none. A job begins with what
                                    // is there.
   int64_t save_every = 100;        // steps between these, the first before the first step; 0: none
+  // Called on all ranks where parts are lost and there is no checkpoint in `folder`: the job goes on, from its first
+  // step, with what was made for the ranks, to which the program itself gives values. Empty: run() throws.
+  std::function<void()> lost{};
 };
 
 // What copies cost one rank.
@@ -59,11 +63,12 @@ class Shards {
   struct Start {
     Moment moment;
     std::string personal;  // of it: this rank's own where it had any part of it, else another's
-    bool is_from_file = false;
+    bool is_from_file = false, is_lost = false;
   };
   // Makes what these ranks train, with the newest state of which all is there: what they have, else a copy, else a
-  // checkpoint; else as it was made, if the job `begins`. `live`: the state that this rank has. Until this returns it
-  // has it, whatever is thrown. StateError where the state is lost.
+  // checkpoint; else as it was made, if the job `begins` or the options say what happens where the state is lost.
+  // `live`: the state that this rank has. Until this returns it has it, whatever is thrown. StateError where the state
+  // is lost.
   Start enter(const comm::Group& group, int64_t epoch, std::optional<Moment> live, const Personal& personal,
               bool begins);
 

@@ -33,6 +33,7 @@ class Threads {
   // Called on rank 0, before it begins this step.
   std::function<void(int64_t)> before_step;
   bool replaces = true;
+  JobHook hook = JobHook::kNone;
   // Ranks end with errors, which are kept instead of being failures.
   bool may_fail = false;
   std::vector<std::string> errors;
@@ -82,7 +83,8 @@ class Threads {
                                     .kills = kills_,
                                     .die = [] { throw Death(); },
                                     .before_step = before_step,
-                                    .sharded = sharded_});
+                                    .sharded = sharded_,
+                                    .hook = hook});
         how.reset();
         const std::lock_guard lock(mutex_);
         results_[member] = std::move(result);

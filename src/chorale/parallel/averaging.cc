@@ -2,6 +2,7 @@
 
 #include "chorale/base/error.h"
 #include "chorale/base/log.h"
+#include "chorale/op/copy.h"
 
 namespace chorale::parallel {
 namespace {
@@ -35,6 +36,17 @@ void ModelAverager::average_parameters(std::span<const Tensor> parameters) {
     parallel::average_parameters(trained, *group);
   }
   ++step_;
+}
+
+std::vector<Tensor> ModelAverager::averages(std::span<const Tensor> parameters) const {
+  std::vector<Tensor> copies;
+  const comm::Group* const group = due(step_);
+  if (!group) return copies;
+  const NoGrad quiet;
+  copies.reserve(parameters.size());
+  for (const Tensor& p : parameters) copies.push_back(clone(p));
+  parallel::average_parameters(copies, *group);
+  return copies;
 }
 
 PeriodicAverager::PeriodicAverager(const comm::Group& group, const PeriodicAveragerOptions& options)

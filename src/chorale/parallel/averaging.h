@@ -25,6 +25,9 @@ class ModelAverager {
   // Called once after each step of the optimizer. Parameters without gradient are left alone: they were not trained.
   void average_parameters(std::span<const Tensor> parameters);
   void average_parameters(const optim::Optimizer& optimizer) { average_parameters(optimizer.parameters()); }
+  // The same in two parts, for ranks that may die between them (elastic/elastic.h): copies of all these parameters,
+  // averaged as is due in this step; none where nothing is due. Whoever takes them over counts the step.
+  std::vector<Tensor> averages(std::span<const Tensor> parameters) const;
 
   // How often it was called; part of what must be saved.
   int64_t step() const { return step_; }

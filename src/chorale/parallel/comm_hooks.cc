@@ -16,15 +16,20 @@ const comm::Group& group_of(const GradBucket& bucket, const comm::Group* chosen)
   return chosen ? *chosen : bucket.group();
 }
 
+// Of a hook that knows nothing from step to step. One that was given a group does not follow when ranks change.
+std::shared_ptr<HookState> no_state(const comm::Group* chosen = nullptr) {
+  return chosen ? nullptr : std::make_shared<HookState>();
+}
+
 CommHook compress_wrapper(const char* name, DType dtype, CommHook inner) {
   CHORALE_CHECK(inner.run, "[comm hook] there is no hook to be wrapped by ", name);
-  return {
-      concat(name, "(", inner.name, ")"), [dtype, run = std::move(inner.run)](GradBucket& bucket) {
-        const Tensor original = bucket.buffer();
-        if (!is_floating(original.dtype())) return run(bucket);  // complex numbers have no 16-bit form
-        bucket.set_buffer(to(original, dtype));
-        return run(bucket).then([original](const Tensors& reduced) { return Tensors{copy_(original, reduced[0])}; });
-      }};
+  const auto run = [dtype, run = std::move(inner.run)](GradBucket& bucket) {
+    const Tensor original = bucket.buffer();
+    if (!is_floating(original.dtype())) return run(bucket);  // complex numbers have no 16-bit form
+    bucket.set_buffer(to(original, dtype));
+    return run(bucket).then([original](const Tensors& reduced) { return Tensors{copy_(original, reduced[0])}; });
+  };
+  return {concat(name, "(", inner.name, ")"), run, inner.state};
 }
 CommHook compress_hook(const char* name, DType dtype, const comm::Group* group) {
   CommHook hook = compress_wrapper(name, dtype, allreduce_hook(group));
@@ -50,7 +55,8 @@ struct Quantized {
 
 // Every rank sends its codes to all; each adds up the same numbers in the same order.
 CommHook quantize_hook(const char* name, const comm::Group* chosen, std::optional<int64_t> chunk_elems) {
-  return {name, [chosen, chunk_elems](GradBucket& bucket) {
+  return {name,
+          [chosen, chunk_elems](GradBucket& bucket) {
             const comm::Group& group = group_of(bucket, chosen);
             const Tensor& buffer = bucket.buffer();
             if (buffer.elems() == 0) return reducer::ready_future(buffer);
@@ -71,7 +77,8 @@ CommHook quantize_hook(const char* name, const comm::Group* chosen, std::optiona
               }
               return Tensors{copy_(buffer, narrow(flatten(total), 0, 0, buffer.elems()))};
             });
-          }};
+          },
+          no_state(chosen)};
 }
 
 // The ranks of the group that share this one's host.
@@ -86,10 +93,11 @@ comm::Future average(const comm::Group& group, const Tensor& values) {
 }
 
 CommHook allreduce_hook(const comm::Group* group) {
-  return {"allreduce", [group](GradBucket& bucket) { return average(group_of(bucket, group), bucket.buffer()); }};
+  return {"allreduce", [group](GradBucket& bucket) { return average(group_of(bucket, group), bucket.buffer()); },
+          no_state(group)};
 }
 CommHook noop_hook() {
-  return {"noop", [](GradBucket& bucket) { return reducer::ready_future(bucket.buffer()); }};
+  return {"noop", [](GradBucket& bucket) { return reducer::ready_future(bucket.buffer()); }, no_state()};
 }
 
 CommHook fp16_compress_hook(const comm::Group* group) { return compress_hook("fp16_compress", DType::kF16, group); }
@@ -112,11 +120,19 @@ CommHook quantize_per_channel_hook(const comm::Group* group, int64_t chunk_elems
 CommHook post_local_sgd_hook(const PostLocalSgdOptions& options) {
   CHORALE_CHECK(options.start_iteration >= 0, "[post_local_sgd] expected the number of first steps, found ",
                 options.start_iteration);
-  struct State {
-    int64_t iteration = 0;
+  struct State final : HookState {
+    int64_t iteration = 0, before = 0;
     comm::Group host;  // made when it is needed first, by all ranks in the same step
+
+    void begin() override { before = iteration; }
+    void abort() override { iteration = before; }
+    void leave() override { host = comm::Group(); }
+    std::string save() const override { return std::to_string(iteration); }
+    void load(const std::string& saved) override { iteration = std::stoll(saved); }
   };
-  return {"post_local_sgd", [options, state = std::make_shared<State>()](GradBucket& bucket) {
+  const auto state = std::make_shared<State>();
+  return {"post_local_sgd",
+          [options, state](GradBucket& bucket) {
             const bool first_steps = state->iteration < options.start_iteration;
             if (bucket.is_last()) ++state->iteration;
             if (first_steps) return average(bucket.group(), bucket.buffer());
@@ -124,7 +140,8 @@ CommHook post_local_sgd_hook(const PostLocalSgdOptions& options) {
             if (options.subgroup) return average(*options.subgroup, bucket.buffer());
             if (!state->host.is_member()) state->host = host_group(bucket.group());
             return average(state->host, bucket.buffer());
-          }};
+          },
+          state};
 }
 
 }  // namespace chorale::parallel

@@ -3,7 +3,8 @@
 //   ddp.register_comm_hook(parallel::bf16_compress_hook());
 //
 // All of them give every rank the same bits. Those that take a group use it instead of the wrapper's own; it must
-// outlive the hook. PowerSGD is in power_sgd.h.
+// outlive the hook. PowerSGD is in power_sgd.h. Where ranks may die (elastic/elastic.h), all can be used that are given
+// no group.
 #pragma once
 
 #include <memory>
@@ -14,6 +15,7 @@ namespace chorale::parallel {
 
 using reducer::CommHook;
 using reducer::GradBucket;
+using reducer::HookState;
 
 // The average of a tensor over the group, in place: what a hook of one's own may end with. Values are divided before
 // they are added, which matters to f16.
@@ -40,7 +42,8 @@ struct PostLocalSgdOptions {
   // The first steps average over all ranks,
   int64_t start_iteration = 0;
   // the later ones over this group, which must outlive the hook; null: over the ranks of this host. Parameters are to
-  // be averaged over all ranks now and then (averaging.h).
+  // be averaged over all ranks now and then (averaging.h). Where ranks may die, the program gives the group a new value
+  // whenever they change (ElasticOptions::rebuild).
   const comm::Group* subgroup = nullptr;
   // False: the later ones leave gradients this rank's own.
   bool average_in_subgroup = true;

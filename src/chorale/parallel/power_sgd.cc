@@ -8,6 +8,7 @@
 #include "chorale/base/debug_level.h"
 #include "chorale/base/error.h"
 #include "chorale/base/log.h"
+#include "chorale/comm/value.h"
 
 namespace chorale::parallel {
 namespace {
@@ -66,7 +67,7 @@ bool PowerSgd::compresses(int64_t rows, int64_t columns) const {
 // and other ones in each step.
 Tensor PowerSgd::start_of(const Matrix& m, int64_t iteration) const {
   const int64_t columns = m.values.size(1), rank = std::min({m.values.size(0), columns, options_.rank});
-  if (const auto memory = memories_.find(m.key); memory != memories_.end() && options_.warm_start) {
+  if (const auto memory = now_.memories.find(m.key); memory != now_.memories.end() && options_.warm_start) {
     if (memory->second.q.defined() && memory->second.q.sizes() == Shape{columns, rank})
       return orthonormal(memory->second.q);
   }
@@ -76,7 +77,7 @@ Tensor PowerSgd::start_of(const Matrix& m, int64_t iteration) const {
 
 PowerSgd::Matrix PowerSgd::factorize(const Tensor& target, const Tensor& values, size_t key, int64_t iteration) {
   Matrix m{.target = target, .values = values, .p = {}, .q = {}, .key = key};
-  if (const auto memory = memories_.find(m.key); memory != memories_.end()) {
+  if (const auto memory = now_.memories.find(m.key); memory != now_.memories.end()) {
     const Tensor& error = memory->second.error;
     if (error.defined() && error.sizes() == values.sizes()) m.values = values + error;
   }
@@ -87,9 +88,9 @@ PowerSgd::Matrix PowerSgd::factorize(const Tensor& target, const Tensor& values,
 comm::Future PowerSgd::reduce(GradBucket& bucket, bool batched) {
   const comm::Group& group = bucket.group();
   const Tensor& buffer = bucket.buffer();
-  const int64_t iteration = iteration_;
-  if (bucket.is_last()) ++iteration_;
-  gradient_bytes_ += bytes_of({buffer});
+  const int64_t iteration = now_.iteration;
+  if (bucket.is_last()) ++now_.iteration;
+  now_.gradient_bytes += bytes_of({buffer});
 
   std::vector<Matrix> matrices;
   std::vector<Tensor> plain;
@@ -114,7 +115,7 @@ comm::Future PowerSgd::reduce(GradBucket& bucket, bool batched) {
   }
 
   const comm::Reduction averaging = comm::premultiplied_sum(1.0 / group.size());
-  sent_bytes_ += bytes_of(plain);
+  now_.sent_bytes += bytes_of(plain);
   const comm::Work uncompressed = plain.empty() ? comm::Work() : group.all_reduce_coalesced(plain, averaging);
   if (matrices.empty()) {
     return uncompressed.future().then([buffer](const Tensors&) { return Tensors{buffer}; });
@@ -129,10 +130,10 @@ comm::Future PowerSgd::reduce(GradBucket& bucket, bool batched) {
     m.q = matmul(t(m.values), m.p);
     qs.push_back(m.q);
     // What this rank's own factors miss, not what the average differs by: that would add up.
-    if (options_.error_feedback) memories_[m.key].error = m.values - matmul(m.p, t(m.q));
+    if (options_.error_feedback) now_.memories[m.key].error = m.values - matmul(m.p, t(m.q));
     m.values = {};  // not needed any more
   }
-  sent_bytes_ += bytes_of(ps) + bytes_of(qs);
+  now_.sent_bytes += bytes_of(ps) + bytes_of(qs);
   // Calls of a group end in order: the uncompressed ones are there too.
   return group.all_reduce_coalesced(qs, averaging)
       .future()
@@ -140,7 +141,7 @@ comm::Future PowerSgd::reduce(GradBucket& bucket, bool batched) {
         for (const Matrix& m : matrices) {
           const Tensor found = matmul(m.p, t(m.q));
           copy_(m.target, view(narrow(flatten(found), 0, 0, m.target.elems()), m.target.sizes()));
-          if (self->options_.warm_start) self->memories_[m.key].q = m.q;
+          if (self->options_.warm_start) self->now_.memories[m.key].q = m.q;
         }
         return Tensors{buffer};
       });
@@ -148,7 +149,7 @@ comm::Future PowerSgd::reduce(GradBucket& bucket, bool batched) {
 
 CommHook power_sgd_hook(std::shared_ptr<PowerSgd> state) {
   CHORALE_CHECK(state, "[power_sgd] there is no state");
-  return {"power_sgd", [state = std::move(state)](GradBucket& bucket) { return state->reduce(bucket, false); }};
+  return {"power_sgd", [state](GradBucket& bucket) { return state->reduce(bucket, false); }, std::move(state)};
 }
 CommHook batched_power_sgd_hook(std::shared_ptr<PowerSgd> state) {
   CHORALE_CHECK(state, "[batched_power_sgd] there is no state");
@@ -185,10 +186,10 @@ State PowerSgd::state_dict() const {
     }
   };
   visit_options(options, save);
-  save("iteration", iteration_);
-  save("gradient_bytes", gradient_bytes_);
-  save("sent_bytes", sent_bytes_);
-  for (const auto& [key, memory] : memories_) {
+  save("iteration", now_.iteration);
+  save("gradient_bytes", now_.gradient_bytes);
+  save("sent_bytes", now_.sent_bytes);
+  for (const auto& [key, memory] : now_.memories) {
     const std::string at = concat("matrix/", key);
     if (memory.error.defined()) state.emplace_back(at + "/error", memory.error);
     if (memory.q.defined()) state.emplace_back(at + "/q", memory.q);
@@ -206,26 +207,41 @@ void PowerSgd::load_state_dict(const State& state) {
     throw InvalidArgument(concat("[power_sgd] the state has no ", name, "; is it one of PowerSgd::state_dict?"));
   };
   PowerSgdOptions options;
-  int64_t iteration = 0, gradient_bytes = 0, sent_bytes = 0;
+  Known known;
   visit_options(options, load);
-  load("iteration", iteration);
-  load("gradient_bytes", gradient_bytes);
-  load("sent_bytes", sent_bytes);
+  load("iteration", known.iteration);
+  load("gradient_bytes", known.gradient_bytes);
+  load("sent_bytes", known.sent_bytes);
   check(options);
-  std::map<size_t, Memory> memories;
   for (const auto& [name, tensor] : state) {
     size_t key = 0;
     char what = 0;
     if (std::sscanf(name.c_str(), "matrix/%zu/%c", &key, &what) != 2) continue;
-    (what == 'e' ? memories[key].error : memories[key].q) = clone(tensor);
+    (what == 'e' ? known.memories[key].error : known.memories[key].q) = clone(tensor);
   }
   options_ = options;
-  iteration_ = iteration;
-  gradient_bytes_ = gradient_bytes;
-  sent_bytes_ = sent_bytes;
-  memories_ = std::move(memories);
+  now_ = std::move(known);
   if (debug_level() != DebugLevel::kOff)
     log_info("[power_sgd] the state is loaded without a group: the wrapper that it is registered with has its own");
+}
+
+// What other ranks' factors missed is theirs.
+std::string PowerSgd::save() const {
+  comm::List list;
+  for (const auto& [name, tensor] : state_dict()) {
+    if (!name.ends_with("/error")) list.emplace_back(comm::List{name, tensor});
+  }
+  return comm::encode(list);
+}
+
+void PowerSgd::load(const std::string& saved) {
+  State state;
+  const comm::Value list = comm::decode(saved);
+  for (const comm::Value& row : list.as<comm::List>()) {
+    const auto& fields = row.as<comm::List>();
+    state.emplace_back(fields[0].as<std::string>(), fields[1].as<Tensor>());
+  }
+  load_state_dict(state);
 }
 
 }  // namespace chorale::parallel

@@ -20,21 +20,28 @@ struct PowerSgdOptions {
   uint64_t seed = 0;  // equal on all ranks
 };
 
-// What PowerSGD knows from step to step; shared by the hook and the code that saves it.
-class PowerSgd : public std::enable_shared_from_this<PowerSgd> {
+// What PowerSGD knows from step to step; shared by the hook and the code that saves it. Where ranks die, what their
+// factors missed is lost with them; a rank that joins begins with the directions that the others have found.
+class PowerSgd final : public HookState, public std::enable_shared_from_this<PowerSgd> {
  public:
   explicit PowerSgd(const PowerSgdOptions& options = {});
 
   const PowerSgdOptions& options() const { return options_; }
-  int64_t iteration() const { return iteration_; }
+  int64_t iteration() const { return now_.iteration; }
   // Bytes of all gradients so far, and of what was handed to all-reduce in their place.
-  int64_t gradient_bytes() const { return gradient_bytes_; }
-  int64_t sent_bytes() const { return sent_bytes_; }
+  int64_t gradient_bytes() const { return now_.gradient_bytes; }
+  int64_t sent_bytes() const { return now_.sent_bytes; }
 
   // Everything, options too; the group is the wrapper's and no part of it, which a line of the log says on saving and
   // on loading (CHORALE_DEBUG=INFO).
   std::vector<std::pair<std::string, Tensor>> state_dict() const;
   void load_state_dict(const std::vector<std::pair<std::string, Tensor>>& state);
+
+  void begin() override { before_ = now_; }
+  void commit() override { before_ = {}; }
+  void abort() override { now_ = before_; }
+  std::string save() const override;
+  void load(const std::string& saved) override;
 
  private:
   friend CommHook power_sgd_hook(std::shared_ptr<PowerSgd> state);
@@ -50,16 +57,22 @@ class PowerSgd : public std::enable_shared_from_this<PowerSgd> {
   Matrix factorize(const Tensor& target, const Tensor& values, size_t key, int64_t iteration);
   Tensor start_of(const Matrix& matrix, int64_t iteration) const;
 
+  struct Known {
+    int64_t iteration = 0;
+    int64_t gradient_bytes = 0, sent_bytes = 0;
+    std::map<size_t, Memory>
+        memories{};  // by parameter, which buckets may exchange; by bucket where that is the matrix
+  };
   PowerSgdOptions options_;
-  int64_t iteration_ = 0;
-  int64_t gradient_bytes_ = 0, sent_bytes_ = 0;
-  std::map<size_t, Memory> memories_;  // by parameter, which buckets may exchange; by bucket where that is the matrix
+  Known now_;
+  Known before_;  // the step: the same tensors, since a step makes new ones and never writes into those of before
 };
 
 // Every matrix of a bucket by itself (a tensor of more dimensions counts as its first one by all others), or not at
 // all.
 CommHook power_sgd_hook(std::shared_ptr<PowerSgd> state);
-// A whole bucket as one square matrix: fewer and larger products, and coarser.
+// A whole bucket as one square matrix: fewer and larger products, and coarser. Not for ranks that may die: what it
+// remembers belongs to buckets, which are arranged anew when ranks change.
 CommHook batched_power_sgd_hook(std::shared_ptr<PowerSgd> state);
 
 }  // namespace chorale::parallel

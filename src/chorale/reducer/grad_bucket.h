@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -47,12 +48,30 @@ class GradBucket {
   const comm::Group& group_;
 };
 
+// What a hook knows from step to step, as a loop sees it that does a step again when ranks die (elastic/elastic.h).
+class HookState {
+ public:
+  virtual ~HookState() = default;
+  // A step begins: what is known now can be taken back.
+  virtual void begin() {}
+  // All ranks apply the step.
+  virtual void commit() {}
+  // The step is done again: all is known as at begin(). No call of the step is under way any more.
+  virtual void abort() {}
+  // The ranks change: groups that the hook made out of the wrapper's are over.
+  virtual void leave() {}
+  // What every rank knows alike, for one that joins.
+  virtual std::string save() const { return {}; }
+  virtual void load(const std::string& /*saved*/) {}
+};
+
 // Replaces the average of a bucket over ranks: gets this rank's gradients and returns a future of one tensor, shaped
 // like the bucket's buffer, that becomes the gradients of all of them; whether to divide by the number of ranks is up
 // to it. Every rank's hook makes the same calls of the group in the same order. State belongs into the function object.
 struct CommHook {
   std::string name;  // in the log
   std::function<comm::Future(GradBucket&)> run;
+  std::shared_ptr<HookState> state{};  // null: nobody can take back what it knows, if it knows anything
 };
 
 // A future that is there already.
