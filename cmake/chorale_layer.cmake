@@ -17,7 +17,8 @@ include(GoogleTest)
 # OPTIONS are for the compiler, on the layer's own sources. With PROGRAM the layer is an executable of that name instead of
 # a part of libchorale; main.cc is kept out of its tests. A folder of it that has a main.cc, too, is a program of its own,
 # PROGRAM-FOLDER (target PROGRAM_FOLDER_program), with the layer's other sources in it; it measures, so it is compiled as
-# libchorale is, without OPTIONS. LIBRARIES are those that only these programs need. LINKS are the layers, with what those may
+# libchorale is, without OPTIONS. USES are pairs FOLDER:OTHER of such folders: the first one's program has the sources of the
+# other, too, without its main.cc. LIBRARIES are those that only these programs need. LINKS are the layers, with what those may
 # include, that the program links in a static build, and must therefore wait for; the programs of folders link all of libchorale.
 # Sources of libchorale and of programs are compiled in groups (chorale_group below).
 # DEPS (ALL: every layer) may be included, and what those may include; TEST_DEPS by tests only. tools/layers enforces both.
@@ -192,7 +193,7 @@ function(chorale_program name library)
 endfunction()
 
 function(chorale_layer name)
-  cmake_parse_arguments(PARSE_ARGV 1 layer "" "PROGRAM" "LINKS;OPTIONS;LIBRARIES;DEPS;TEST_DEPS;TABLES")
+  cmake_parse_arguments(PARSE_ARGV 1 layer "" "PROGRAM" "LINKS;USES;OPTIONS;LIBRARIES;DEPS;TEST_DEPS;TABLES")
   if(CHORALE_LAYERS AND NOT name IN_LIST CHORALE_LAYERS)
     return()
   endif()
@@ -262,7 +263,14 @@ function(chorale_layer name)
         target_link_libraries(chorale_${name}_${own} PRIVATE chorale_flags chorale_third_party ${layer_LIBRARIES})
         chorale_group(chorale_${name}_${own} ${sources_${own}})
         set(own_objects $<TARGET_OBJECTS:chorale_${name}_${own}>)
-        chorale_program(${layer_PROGRAM}-${own} chorale "${folder}/${own}/main.cc" ${objects} ${own_objects})
+        set(used_objects)
+        foreach(use IN LISTS layer_USES)
+          if(use MATCHES "^${own}:(.+)$")
+            list(APPEND used_objects $<TARGET_OBJECTS:chorale_${name}_${CMAKE_MATCH_1}>)
+          endif()
+        endforeach()
+        chorale_program(${layer_PROGRAM}-${own} chorale "${folder}/${own}/main.cc" ${objects} ${own_objects}
+          ${used_objects})
         list(APPEND of_all ${own_objects})
       endforeach()
     else()

@@ -49,4 +49,4 @@ chorale_layer(models OPTIONS ${lightly} DEPS nn io TEST_DEPS optim codegen)
 chorale_layer(train OPTIONS ${lightly} DEPS parallel models text report codegen snapshot)
 # Layers that training does not need stay out of LINKS, so that the first build need not wait for them: a command that needs
 # one is a program of its own, a folder with a main.cc.
-chorale_layer(app PROGRAM chorale LINKS train launch OPTIONS ${lightly} LIBRARIES PkgConfig::cpp_httplib DEPS ALL)
+chorale_layer(app PROGRAM chorale USES elastic:sharded LINKS train launch OPTIONS ${lightly} LIBRARIES PkgConfig::cpp_httplib DEPS ALL)

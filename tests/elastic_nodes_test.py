@@ -3,6 +3,7 @@
 
   elastic_nodes_test.py BIN      BIN is the folder of the built programs
 """
+import json
 import os
 import pathlib
 import re
@@ -160,6 +161,82 @@ class Nodes(NetworkTest):
         self.processes[1].send_signal(signal.SIGINT)
         self.end_of(1, 128 + signal.SIGINT)
         self.assertIn("stopped by SIGINT", self.end_of(0, 128 + signal.SIGINT))
+
+
+class TrainOnNodes(NetworkTest):
+    """`chorale train --elastic` when rank 0 comes to be on another node."""
+
+    def start(self, node, out, nodes=2, *more):
+        environment = {**os.environ, "CHORALE_SECRET_FILE": self.secret, "CHORALE_KEEP_ALIVE": "1", "OMP_NUM_THREADS": "1"}
+        command = [str(BIN / "chorale"), "train", "fashion-mnist", "--model", "mlp", "--batch", "32", "--optimizer", "sgd", "--lr", "0.02", "--schedule", "constant",
+                   "--log-every", "1", "--steps", str(self.STEPS), "--checkpoint-every", "0", "-n", "1", "--elastic", "1:4", "--out", str(self.folder / out),
+                   "--nnodes", str(nodes), "--node-rank", str(node), "--rdzv", f"{NETWORK.addresses[0]}:{PORT}", *more]
+        self.start_saying(f"node{node}", NETWORK.on(node, *command), environment)
+
+    STEPS = 400
+
+    def lines(self, run):
+        path = self.folder / run / "metrics.jsonl"
+        text = path.read_text() if path.exists() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def wait_for_step(self, run, step):
+        end = time.monotonic() + self.limit_s
+        while not any(line["kind"] == "train" and line["step"] >= step for line in self.lines(run)):
+            self.assertLess(time.monotonic(), end, "\n".join(self.said(path.name) for path in sorted(self.folder.glob("node*")) if path.is_file()))
+            time.sleep(0.02)
+
+    def end_of(self, node, status=0):
+        self.assertEqual(self.processes[node].wait(self.limit_s), status, self.said(f"node{node}"))
+
+    def kill_rank_0(self):
+        launcher = self.processes[0].pid
+        children = pathlib.Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+        ranks = [int(pid) for pid in children if b"--launched" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()]
+        os.kill(ranks[0], signal.SIGKILL)
+
+    def steps_of(self, run):
+        return sorted(int(path.name[5:]) for path in (self.folder / run / "checkpoints").glob("step-*"))
+
+    def test_a_folder_that_all_nodes_have_is_opened_by_the_next_rank_0(self):
+        for node in range(2):
+            self.start(node, "run")
+        self.wait_for_step("run", 20)
+        self.kill_rank_0()
+        for node in range(2):
+            self.end_of(node)
+        steps = [line["step"] for line in self.lines("run") if line["kind"] == "train"]
+        self.assertEqual(len(steps), len(set(steps)))
+        self.assertGreater(len(steps), self.STEPS - 3)
+        self.assertEqual(steps[-1], self.STEPS)
+        self.assertEqual(self.steps_of("run"), [self.STEPS])
+
+    def test_else_the_next_rank_0_makes_one_with_a_checkpoint_at_once(self):
+        for node in range(2):
+            self.start(node, f"run{node}")
+        self.wait_for_step("run0", 20)
+        self.kill_rank_0()
+        for node in range(2):
+            self.end_of(node)
+        before = max(line["step"] for line in self.lines("run0") if line["kind"] == "train")
+        here = [line["step"] for line in self.lines("run1") if line["kind"] == "train"]
+        self.assertLessEqual(abs(here[0] - before - 1), 1)
+        self.assertEqual(here[-1], self.STEPS)
+        saved = self.steps_of("run1")
+        self.assertEqual(saved[-1], self.STEPS)
+        self.assertLessEqual(saved[0], here[0])
+        self.assertEqual(len(saved), 2, saved)
+        self.assertEqual(self.steps_of("run0"), [])
+        done = subprocess.run([str(BIN / "chorale"), "train", "fashion-mnist", "--out", str(self.folder / "run1"), "--resume", "--steps", str(self.STEPS + 5), "-n", "1"],
+                              capture_output=True, text=True, timeout=self.limit_s)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_nodes_with_other_options_are_told(self):
+        self.start(0, "run")
+        self.start(1, "run", 2, "--lr", "0.01")
+        for node in range(2):
+            self.assertNotEqual(self.processes[node].wait(self.limit_s), 0)
+        self.assertIn("give all nodes the same options", self.said("node0") + self.said("node1"))
 
 
 if __name__ == "__main__":

@@ -127,8 +127,9 @@ class Elastic(unittest.TestCase):
             job = run(*arguments)
             self.assertEqual(job.returncode, 2, (arguments, job.stderr))
             self.assertIn(reason, job.stderr)
-        for arguments, reason in [(["gpt", "--tp", "2", "-n", "2"], "--fsdp and --tp"), (["gpt", "--dp", "2"], "leave out --dp"),
-                                  (["fashion-mnist", "--compress", "bf16"], "--compress"), (["fashion-mnist", "--dry-run"], "--dry-run")]:
+        for arguments, reason in [(["gpt", "--tp", "2", "-n", "2"], "models that --tp splits"), (["gpt", "--dp", "2"], "leave out --dp"),
+                                  (["fashion-mnist", "--dry-run"], "--dry-run"), (["fashion-mnist", "--join", "a:1"], "leave out --join"),
+                                  (["fashion-mnist", "--nnodes", "2", "--rdzv", "a:1"], "needs --out")]:
             train = subprocess.run([CHORALE, "train", *arguments, "--elastic", "1:2"], capture_output=True, text=True, timeout=LIMIT_S)
             self.assertEqual(train.returncode, 2, train.stderr)
             self.assertIn(reason, train.stderr)

@@ -174,6 +174,65 @@ class ElasticText(TextRuns, Disturbed):
         self.disturbed({10: [3]}, *options, task="gpt")
         self.expect_same(60)
 
+    def test_compressed_gradients_survive_a_rank(self):
+        """What PowerSGD remembers is taken back with a step, and a newcomer gets what all know alike."""
+        options = ("--text", "text", "--tokenizer", "bytes", *self.TINY, "--epochs", "50", "--steps", "80", "--log-every", "1", "--lr", "0.01", "--schedule", "constant", "--warmup", "0")
+        self.disturbed({20: [1], 40: [0]}, *options, "--compress", "powersgd", task="gpt")
+        losses = self.losses_by_step("killed")
+        self.assertLess(losses[80], losses[2] / 2)
+
+
+class ElasticSharded(TextRuns, Disturbed):
+    """Each rank has a part of the model: it goes on from a replica, from copies, or from the last checkpoint."""
+    STEPS = 60
+
+    def setUp(self):
+        super().setUp()
+        self.options = ("--text", "text", "--tokenizer", "bytes", *self.TINY, "--epochs", "50", "--steps", str(self.STEPS), "--log-every", "1", "--optimizer", "adamw", "--lr", "0.003",
+                        "--schedule", "constant", "--warmup", "0", "--checkpoint-every", "12")
+
+    def sharded(self, kills, *options, task="gpt"):
+        out, err = self.disturbed(kills, *self.options, "--fsdp", *options, task=task)
+        steps = [line["step"] for line in self.lines("killed") if line["kind"] == "train"]
+        self.assertEqual(len(steps), len(set(steps)), "a step that was done again is there twice")
+        events = [line for line in self.lines("killed") if line["kind"] == "event"]
+        self.assertGreaterEqual(len(events), len(kills), out + err)
+        return events, out + err
+
+    def test_copies_of_the_neighbour_replace_parts_that_are_lost(self):
+        self.run_to_end(*self.options, "-n", "1", "--out", "whole", task="gpt")
+        events, said = self.sharded({14: [1], 35: [0]})
+        self.expect_same(self.STEPS)
+        self.assertTrue(all(event["steps_back"] <= 10 for event in events), events)
+        self.assertEqual(sum("died" in event["cause"] for event in events), 2, events)
+        self.assertTrue(any(event["steps_back"] > 0 for event in events), events)
+        self.assertRegex(said, "[0-9]+ steps are done again; cost")
+        self.assertRegex(said, "copies of parts: [0-9]+ of")
+        self.assertNotIn("going back to the last checkpoint", said)
+        # What was saved is whole: any job goes on with it, sharded or not.
+        self.run_to_end("--out", "killed", "--resume", "--steps", str(self.STEPS + 5), "-n", "2", task="gpt")
+
+    def test_a_replica_has_what_is_lost(self):
+        self.run_to_end(*self.options, "-n", "1", "--out", "whole", task="gpt")
+        events, said = self.sharded({14: [2]}, "--hybrid", "2x2")
+        self.expect_same(self.STEPS)
+        self.assertEqual(events[0]["steps_back"], 0, events)
+        self.assertNotIn("going back to the last checkpoint", said)
+
+    def test_else_the_last_checkpoint_is_read(self):
+        self.run_to_end(*self.options, "-n", "1", "--out", "whole", task="gpt")
+        events, said = self.sharded({20: [1]}, "--copy-every", "0")
+        self.expect_same(self.STEPS)
+        self.assertIn("going back to the last checkpoint", said)
+        self.assertGreaterEqual(events[0]["steps_back"], 8, events)
+
+    def test_bert_goes_on_too(self):
+        options = (*self.options, "--dropout", "0", "--masked", "1")
+        self.run_to_end(*options, "-n", "1", "--out", "whole", task="bert")
+        self.options = options
+        self.sharded({14: [3]}, task="bert")
+        self.expect_same(self.STEPS)
+
 
 if __name__ == "__main__":
     main()

@@ -136,13 +136,14 @@ bool TrainCommand::is_first() const {
 // they were written down.
 std::optional<json::Object> TrainCommand::apply_run() {
   CHORALE_CHECK(!options.out.empty(), "[train] --resume needs the folder of the run: --out DIR");
-  if (!is_first()) return {};  // all others get them from rank 0
   std::error_code error;
+  // All others get them from rank 0. Where ranks die a node is asked for those of new ones, so it looks, too.
+  if (!is_first() && !(is_elastic() && fs::is_directory(options.out, error))) return {};
   CHORALE_CHECK(fs::is_directory(options.out, error), "[train] there is no run in ", options.out, ": ",
                 error ? error.message() : "that is no folder");
   // A job that still runs is named now, and by one process.
   const bool is_launched = output >= 0;
-  if (!is_launched) {
+  if (!is_launched && is_first()) {
     const train::RunLock nobody_else(options.out);
   }
   train::check_has_no_links(options.out);
@@ -191,18 +192,15 @@ void TrainCommand::resolve() {
 // What a job that loses ranks cannot be.
 void TrainCommand::check_elastic() const {
   const auto refuse = [](const std::string& why) { throw CLI::ValidationError("--elastic " + why); };
-  if (options.fsdp || options.tp > 1)
-    refuse(
-        "is for jobs whose ranks have the whole model, not for --fsdp and --tp; --max-restarts goes on from the last "
-        "checkpoint");
+  if (options.tp > 1) refuse("is not for models that --tp splits; --max-restarts goes on from the last checkpoint");
   if (options.dp > 0) refuse("says how many ranks there may be: leave out --dp");
-  if (options.compress != "none")
-    refuse("cannot be combined with --compress: a hook cannot take back a step that is repeated");
   if (options.dry_run) refuse("trains: leave out --dry-run");
-  if (launching.nodes > 1 || !launching.join.empty())
+  if (!launching.join.empty())
     refuse(
-        "trains on one node so far, since a rank 0 on another node would not find the run's folder; a program of one's "
-        "own with parallel::Elastic goes on on several (chorale run)");
+        "trains on the nodes that it was started on: leave out --join; a program of one's own with parallel::Elastic "
+        "can be joined (chorale run)");
+  if (launching.nodes > 1 && options.out.empty())
+    refuse("on several nodes needs --out DIR: rank 0, which has the run's folder, may come to be on any of them");
   if (options.device != "cpu" && train::gpus_of(options) > 0) refuse("computes on the CPU so far: give --device cpu");
 }
 
@@ -301,12 +299,12 @@ int run_rank(const TrainCommand& command, const comm::Group& group, train::StepL
 void run_train(TrainCommand& command) {
   std::signal(SIGXFSZ, SIG_IGN);  // a limit on files is an error like a full disk
   std::signal(SIGTTOU, SIG_IGN);  // a job in the background of its terminal may print (stty tostop)
-  // Fully sharded training is in a program of its own: the first build of this one goes without it.
-  if (command.options.fsdp && !command.parts.shard_fully)
-    become("sharded", concat("train ", command.kind->name(), " --fsdp"), own_words());
-  // So is training that goes on when ranks die.
+  // Training that goes on when ranks die is in a program of its own: the first build of this one goes without it.
   if (command.is_elastic() && !command.parts.make_loop)
     become("elastic", concat("train ", command.kind->name(), " --elastic ", command.launching.elastic), own_words());
+  // So is fully sharded training; the program above has it, too.
+  if (command.options.fsdp && !command.parts.shard_fully)
+    become("sharded", concat("train ", command.kind->name(), " --fsdp"), own_words());
   const bool is_rank = config::one_of_several_ranks(), is_real = !command.options.dry_run;
   train::MadeFolders made;
   if (command.is_first() && is_real) {

@@ -85,19 +85,19 @@ class BertTask final : public TextTask<MaskedWindows, models::BertForMaskedLM> {
       : BertTask(options, common, read_bert_corpus(options)) {}
 
   Outcome forward(const data::Example& batch) override {
-    const Tensor logits = model_(models::BertInput{batch.x});
+    const Tensor logits = (*model_)(models::BertInput{batch.x});
     return {cross_entropy(flatten(logits, 0, 1), flatten(batch.y), {}, Reduction::kMean, kIgnored)};
   }
   bool has_samples() const override { return true; }
   std::optional<std::string> sample(int64_t step) override;
   void start_from(const std::filesystem::path& folder) override {
-    model_.load_state_dict(models::load_bert(folder, model_tensors(folder)).state_dict());
+    model_->load_state_dict(models::load_bert(folder, model_tensors(folder)).state_dict());
   }
   NamedTensors named_weights(const std::filesystem::path& folder) override {
     return models::bert_weights(model_tensors(folder));
   }
   void save_files(const std::filesystem::path& folder) const override {
-    models::save_config(folder, model_);
+    models::save_config(folder, *model_);
     corpus_.tokenizer.save(folder);
   }
 

@@ -54,7 +54,8 @@ void dry_run(const TaskKind& kind, const TrainOptions& options, int ranks, const
   memory.reset_peak();
   stepper.compute({options.accumulate, static_cast<double>(plan.examples_of_rank * options.accumulate)},
                   [&] { return *loader->next(); });
-  stepper.update();
+  UpdateResult update = stepper.prepare();
+  stepper.update(update);
 
   // Each rank has its own part of these, and all of a checkpoint is written by somebody.
   NamedTensors saved = stepper.split().placed_model(true);

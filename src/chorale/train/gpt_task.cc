@@ -51,7 +51,7 @@ class GptTask final : public TextTask<data::TokenWindows, models::Gpt2> {
         seed_(static_cast<uint64_t>(common.seed)) {}
 
   Outcome forward(const data::Example& batch) override {
-    const Tensor logits = model_(batch.x);
+    const Tensor logits = (*model_)(batch.x);
     return {cross_entropy(flatten(logits, 0, 1), flatten(batch.y))};
   }
   Metrics of_loss(double loss) const override {
@@ -65,13 +65,13 @@ class GptTask final : public TextTask<data::TokenWindows, models::Gpt2> {
                       {.tokens = options_.sample_tokens, .temperature = 0.8, .top_k = 50, .generator = &numbers});
   }
   void start_from(const std::filesystem::path& folder) override {
-    model_.load_state_dict(models::load_gpt2(folder, model_tensors(folder)).state_dict());
+    model_->load_state_dict(models::load_gpt2(folder, model_tensors(folder)).state_dict());
   }
   NamedTensors named_weights(const std::filesystem::path& folder) override {
     return models::gpt2_weights(model_tensors(folder));
   }
   void save_files(const std::filesystem::path& folder) const override {
-    models::save_config(folder, model_);
+    models::save_config(folder, *model_);
     corpus_.tokenizer.save(folder);
   }
 

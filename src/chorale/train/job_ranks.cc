@@ -47,6 +47,12 @@ void check_ranks(const TrainOptions& options, int64_t ranks) {
                 " are ", named, " ranks, but the job has ", ranks);
 }
 
+JobRanks JobRanks::of_any_number(const comm::Group& all, const TrainOptions& options) {
+  check_shards(options);
+  const int replicas = options.hybrid.empty() ? 1 : hybrid_of(options.hybrid).replicas, ranks = all.size();
+  return ranks % replicas == 0 ? JobRanks(all, Shards{replicas, ranks / replicas}) : JobRanks(all, Shards{1, ranks});
+}
+
 JobRanks::JobRanks(const comm::Group& all, const TrainOptions& options) : all_(all) {
   check_ranks(options, all.size());
   const auto parts = static_cast<int>(options.tp);

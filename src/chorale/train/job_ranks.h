@@ -16,6 +16,9 @@ class JobRanks {
   // Every rank of the group, which must outlive it, calls it. InvalidArgument where the options ask for another number
   // of ranks than there are.
   JobRanks(const comm::Group& all, const TrainOptions& options);
+  // Of a fully sharded job whose ranks come and go: as many replicas as the options say where they divide the ranks,
+  // else one.
+  static JobRanks of_any_number(const comm::Group& all, const TrainOptions& options);
 
   const comm::Group& all() const { return all_; }
   // Those that have the same part of the model as this rank, one of each replica.
@@ -35,6 +38,8 @@ class JobRanks {
   const comm::Mesh& mesh() const { return *mesh_; }
 
  private:
+  JobRanks(const comm::Group& all, Shards shards) : all_(all), shards_(shards) {}
+
   const comm::Group& all_;
   std::optional<comm::Mesh> mesh_, replicas_;
   std::optional<Shards> shards_;

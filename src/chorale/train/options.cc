@@ -3,7 +3,7 @@
 namespace chorale::train {
 namespace {
 
-constexpr double kMostEpochs = 1e9, kMostSteps = 1e15, kMostExamples = 1e9;
+constexpr double kMostEpochs = 1e9, kMostExamples = 1e9;
 
 }  // namespace
 

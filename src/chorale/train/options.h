@@ -10,6 +10,7 @@ constexpr double kMostRanks = 65536;  // on a node
 constexpr double kMostNodes = 65536;
 constexpr double kMostWorld = 1'000'000;  // ranks of all nodes
 constexpr double kMostThreads = 1024;
+constexpr double kMostSteps = 1e15;
 constexpr double kMostSeed = 9223372036854775807.0;
 
 struct TrainOptions {
@@ -52,6 +53,7 @@ struct TrainOptions {
   std::string hybrid;  // with fsdp: "2x4", replicas by shards; empty: one replica
   bool offload = false;
   std::string elastic_batch = "global";  // what stays when ranks come and go: or "local"
+  int64_t copy_every = 10;               // steps between copies of parts, where ranks that come and go have parts
   int64_t threads = 1;
   bool dry_run = false;
   bool quiet = false;

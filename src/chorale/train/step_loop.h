@@ -51,12 +51,26 @@ class StepLoop {
     std::function<std::string()> save_rest;  // what else a newcomer needs
     std::function<void(const std::string&)> load_rest;
   };
+  // What is trained where each rank has a part of it.
+  struct Parts {
+    NamedTensors parameters{}, buffers{};
+    optim::Optimizer* optimizer = nullptr;
+    bool has_replicas = false;      // other ranks have the same parts
+    std::shared_ptr<void> owner{};  // of all that
+  };
+  struct PartsCalls {
+    // Makes it for these ranks, without values; called on all of them after each change, before Calls::changed.
+    std::function<Parts(const comm::Group& ranks)> make;
+    std::function<void()> lost;  // nobody has all parts any more: Calls::changed gives the model values
+    int64_t copy_every = 0;      // steps between copies in a neighbour's memory; 0: none
+  };
   // Deals to the ranks that there are now: `batch` examples of an order, or with `local` so many that each rank has as
   // many as at the start. A piece is not larger than `largest`.
   virtual Share deal(std::shared_ptr<const data::Sampler> order, int64_t batch, int64_t largest, bool local) = 0;
 
   // Takes steps until stop() was called in one of them. False: this rank is not needed any more, and the others go on.
   virtual bool run(parallel::DataParallelBase& model, optim::Optimizer& optimizer, const Calls& calls) = 0;
+  virtual bool run_parts(const PartsCalls& parts, const Calls& calls) = 0;
   // The end of a step: when all have come, `values` are their sums and `update` is called, which calls nobody.
   virtual void commit(std::span<double> values, const std::function<void()>& update) = 0;
   // Before commit(): this step is the last.

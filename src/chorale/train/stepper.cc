@@ -230,18 +230,19 @@ bool Stepper::gradients_are_finite() {
   return std::isfinite(optim::clip_grad_norm(split_.parameters(), kInfinity, {.norm_type = kInfinity}));
 }
 
-UpdateResult Stepper::update(double lr_scale) {
+UpdateResult Stepper::prepare() {
   UpdateResult result;
-  if (options_.clip > 0) {
-    scaler_.unscale(*optimizer_);
-    result.gradient_norm = optim::clip_grad_norm(split_.parameters(), options_.clip);
-  }
+  if (options_.clip > 0 || ranks_.has_parts()) scaler_.unscale(*optimizer_);
+  if (options_.clip > 0) result.gradient_norm = optim::clip_grad_norm(split_.parameters(), options_.clip);
   // With loss scaling a step is skipped now and then, which is how the scale is found.
   const bool is_suspect = options_.clip == 0 || !std::isfinite(result.gradient_norm);
-  if (stops_at_nan() && !scaler_.enabled() && is_suspect && !gradients_are_finite()) {
+  if (stops_at_nan() && !scaler_.enabled() && is_suspect && !gradients_are_finite())
     result.problem = "a gradient is not finite";
-    return result;
-  }
+  return result;
+}
+
+void Stepper::update(UpdateResult& result, double lr_scale) {
+  if (!result.problem.empty()) return;
   if (lr_scale != 1) {
     for (size_t g = 0; g < optimizer_->group_count(); ++g) optimizer_->set_lr(g, optimizer_->lr(g) * lr_scale);
   }
@@ -250,7 +251,6 @@ UpdateResult Stepper::update(double lr_scale) {
   scheduler_.step();  // sets the rate anew
   if (stops_at_nan() && scaler_.scale() < 1)
     result.problem = concat("gradients are not finite even with a loss scale of ", scaler_.scale());
-  return result;
 }
 
 std::string Stepper::find_not_finite() {

@@ -75,16 +75,18 @@ class Stepper {
   // Values to begin with, for a model that is sharded: those that the seed gives, or where the options name a model to
   // start from the first rank's `weights` (FullSharding::fill). All ranks call it, unless they load() a checkpoint.
   void start(const NamedTensors& weights);
-  // A step is compute() and then update(). `next` gives this rank's examples, piece by piece. The loss of a piece
-  // counts by its part of `examples`.
+  // A step is compute(), prepare() and then update(). `next` gives this rank's examples, piece by piece. The loss of a
+  // piece counts by its part of `examples`.
   struct Pieces {
     int64_t count = 1;
     double examples = 1;
   };
   StepResult compute(const Pieces& pieces, const std::function<data::Example()>& next);
-  // Changes the model, unless gradients are not finite and the options say that this ends the job. The learning rate is
-  // that of the schedule times `lr_scale`.
-  UpdateResult update(double lr_scale = 1);
+  // Clips, and looks for what keeps gradients from becoming a step. Where ranks have parts of the model, all call it.
+  UpdateResult prepare();
+  // Changes the model, unless the result of prepare() is a problem; may find one itself. Asks no other rank. The
+  // learning rate is that of the schedule times `lr_scale`.
+  void update(UpdateResult& result, double lr_scale = 1);
   // After compute(): does it again, on this rank alone, and returns where numbers stop being finite ("" if they do
   // not).
   std::string find_not_finite();

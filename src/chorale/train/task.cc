@@ -54,6 +54,10 @@ NamedTensors Task::weights_from(const std::filesystem::path& folder) {
 
 void Task::draw_model() { throw InternalError("this task's model cannot be made without memory"); }
 
+std::shared_ptr<nn::Module> Task::renew_model() {
+  throw InternalError("this task's model cannot be made again without memory");
+}
+
 void Task::show_whole(const NamedTensors* state) { CHORALE_INVARIANT(!state, "this task's model cannot be split"); }
 
 std::string text_of(const Metrics& metrics) {

@@ -79,6 +79,9 @@ class Task {
   NamedTensors weights_from(const std::filesystem::path& folder);
   // Fills a model that was made without memory, and has some now, with what a whole one would have begun with.
   virtual void draw_model();
+  // From now on model() is another one without memory, for ranks that share it in another way. Returns the one of
+  // before, which nobody else keeps.
+  virtual std::shared_ptr<nn::Module> renew_model();
 
  protected:
   // Weights as they are stored, by our names.

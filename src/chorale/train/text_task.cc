@@ -38,6 +38,12 @@ void list_split_options(TrainOptions& common, OptionTable& table) {
              .target = &common.hybrid,
              .kind = OptionKind::kHere,
              .value_name = "RxS"});
+  table.add({.name = "copy-every",
+             .help = "with --fsdp and --elastic: steps between copies that each rank keeps of its neighbour's part; 0: "
+                     "none, the last checkpoint is enough. Where there are replicas no copies are made",
+             .target = &common.copy_every,
+             .kind = OptionKind::kFree,
+             .most = kMostSteps});
   table.add({.name = "offload",
              .help = "with --fsdp: parts stay in the host's memory (on the CPU they are there anyway)",
              .target = &common.offload,

@@ -50,7 +50,7 @@ class TextTask : public Task {
   std::string describe() const override { return concat(name_, ": ", corpus_.description); }
   Unit unit() const override { return {"tokens", context_}; }
   std::string fingerprint() const override { return corpus_.fingerprint; }
-  nn::Module& model() override { return model_; }
+  nn::Module& model() override { return *model_; }
   int64_t examples() const override { return windows_.size(); }
   std::shared_ptr<Loader> loader(std::shared_ptr<const data::BatchSampler> batches,
                                  const data::LoaderOptions& options) const override {
@@ -67,19 +67,26 @@ class TextTask : public Task {
   void draw_model() override {
     const RandomStream random = default_generator().state();
     default_generator().restore(drawn_from_);
-    model_.reset_parameters();
+    model_->reset_parameters();
     default_generator().restore(random);
+  }
+  std::shared_ptr<nn::Module> renew_model() override {
+    const RandomStream random = default_generator().state();
+    const DeviceScope nowhere(kNull);
+    std::shared_ptr<Model> before = std::exchange(model_, std::make_shared<Model>(model_->config));
+    default_generator().restore(random);
+    return before;
   }
   void show_whole(const NamedTensors* state) override {
     whole_.reset();
     if (!state) return;
     // What its first weights are drawn from goes on as if there had been none: ranks of a model draw alike.
     const RandomStream random = default_generator().state();
-    whole_.emplace(model_.config);
+    whole_.emplace(model_->config);
     default_generator().restore(random);
     whole_->to(device());
     whole_->load_state_dict(*state);
-    whole_->train(model_.is_training());
+    whole_->train(model_->is_training());
   }
 
  protected:
@@ -97,19 +104,19 @@ class TextTask : public Task {
         context_(context) {}
 
   // What is shown: the model, or the whole of which it has a part.
-  Model& shown() { return whole_ ? *whole_ : model_; }
+  Model& shown() { return whole_ ? *whole_ : *model_; }
 
   Corpus corpus_;
   Windows windows_, tested_;
   RandomStream drawn_from_;  // by the model's constructor
-  Model model_;
+  std::shared_ptr<Model> model_;
   std::optional<Model> whole_;
 
  private:
   template <class ModelOf>
-  Model make_model(const TrainOptions& common, const ModelOf& model_of) {
+  std::shared_ptr<Model> make_model(const TrainOptions& common, const ModelOf& model_of) {
     const DeviceScope place(common.fsdp ? kNull : kCpu);
-    return model_of(corpus_.tokenizer);
+    return std::make_shared<Model>(model_of(corpus_.tokenizer));
   }
 
   const char* name_;

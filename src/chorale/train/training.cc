@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <random>
 
 #include "chorale/api/api.h"
 #include "chorale/base/comm_error.h"
@@ -24,6 +25,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// A file in the folder of an elastic job, with a number by which ranks on any node know it again.
+constexpr const char* kMark = ".job";
+
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 // Dropout and the like: each replica has numbers of its own in each step, and the ranks that share its model draw the
@@ -39,17 +43,18 @@ RandomStream stream_of_replica(const TrainOptions& options, int replica, int64_t
 
 }  // namespace
 
-Training::Training(const Job& job)
-    : job_(job), options_(job.options), group_(job.group), loop_(job.loop), ranks_(job.group, job.options) {
+Training::Training(const Job& job) : job_(job), options_(job.options), group_(job.group), loop_(job.loop) {
   manual_seed(static_cast<uint64_t>(options_.seed));
   task_ = job.kind.make(options_);
   task_->place(device_of(options_, group_.rank()));
-  plan_ = make_plan(options_, task_->examples(), loop_ ? loop_->first_size() : ranks_.replicas().size());
+  const bool makes_parts = loop_ && options_.fsdp;
+  if (!makes_parts) ranks_ = std::make_shared<JobRanks>(job.group, options_);
+  plan_ = make_plan(options_, task_->examples(), loop_ ? loop_->first_size() : ranks_->replicas().size());
   parameters_ = task_->model().parameter_count();
   // Before ranks meet: once there is a line of the log, every rank heeds Ctrl-C.
   interrupt_.emplace();
-  if (loop_) {
-    make_stepper();  // ranks meet in run()
+  if (loop_) {  // ranks meet in run()
+    if (!makes_parts) make_stepper();
     return;
   }
   begin();
@@ -63,6 +68,7 @@ Training::Training(const Job& job)
 void Training::open_folder(bool is_new) {
   made_.make(job_.folder);
   if (!lock_) lock_.emplace(job_.folder);
+  if (loop_ && place_.mark == 0) place_.mark = (uint64_t{std::random_device()()} << 32) | std::random_device()() | 1;
   const bool resumes = options_.resume || options_.resume_previous;
   // What has no options is no run that began here: there is nothing to go on with, and nothing to write over.
   const bool has_options = std::filesystem::exists(job_.folder / "config.json");
@@ -70,7 +76,7 @@ void Training::open_folder(bool is_new) {
   checkpoints_.emplace(job_.folder);
   checkpoints_->remove_unfinished();
   found_.reset();
-  if (resumes) found_ = find_checkpoint(*checkpoints_, options_.resume_previous);
+  if (resumes || !is_new) found_ = find_checkpoint(*checkpoints_, options_.resume_previous);
   if (found_) {
     check_unchanged(job_.table, found_->checkpoint.options, job_.folder.string());
     CHORALE_CHECK(found_->checkpoint.data == task_->fingerprint(), "[train] the run in ", job_.folder.string(),
@@ -86,34 +92,102 @@ void Training::open_folder(bool is_new) {
       task_->start_from(options_.init);
     }
   }
+  write_options();
+}
+
+void Training::write_options() const {
   io::write_file(job_.folder / "config.json", json::write(job_.table.values(), json::Layout::kPages) + "\n");
+  if (loop_) io::write_file(job_.folder / kMark, std::to_string(place_.mark));
+}
+
+// Rank 0 is another process than before, perhaps on another node. True on all ranks: it has no folder of this job, so
+// it made one.
+bool Training::take_over_folder() {
+  int64_t is_new = 0;
+  on_rank_0(group_, [&] {
+    if (lock_) return;
+    const std::filesystem::path mark = job_.folder / kMark;
+    const bool is_ours =
+        std::filesystem::exists(mark) && io::MappedFile::open(mark)->text() == std::to_string(place_.mark);
+    if (!is_ours) {
+      check_is_new(job_.folder);
+      made_.make(job_.folder);
+      is_new = 1;
+    }
+    lock_.emplace(job_.folder);
+    checkpoints_.emplace(job_.folder);
+    if (!is_ours) write_options();
+  });
+  group_.broadcast(std::span(&is_new, 1), 0).wait();
+  return is_new != 0;
+}
+
+// Nodes have options of their own on their command lines.
+void Training::check_same_options() const {
+  std::vector<comm::Value> text{json::write(job_.table.values())};
+  comm::broadcast_object_list(group_, text, 0);
+  const json::Value first = json::parse("options of rank 0", text[0].as<std::string>());
+  for (const auto& [name, value] : job_.table.values()) {
+    if (name == "ranks" || name == "threads" || name == "device") continue;
+    const json::Value* const other = json::find(first.object("options"), name);
+    CHORALE_CHECK(other && json::write(*other) == json::write(value), "[train] --", name, " is ", json::write(value),
+                  " on this node, and ", other ? json::write(*other) : "not there", " on that of rank ",
+                  "0; give all nodes the same options");
+  }
 }
 
 void Training::make_stepper() {
-  stepper_.emplace(*task_, options_, plan_.steps, ranks_, job_.shard_fully);
+  stepper_ = std::make_shared<Stepper>(*task_, options_, plan_.steps, *ranks_, job_.shard_fully);
   if (stepper_->ddp()) stepper_->ddp()->set_sample_rate(options_.log_every);
+}
+
+// For other ranks than before. What they have trained lives as long as the owner that was returned for it.
+StepLoop::Parts Training::make_parts(const comm::Group& ranks) {
+  if (std::exchange(has_made_, true)) parts_->models.push_back(task_->renew_model());
+  const std::string numbers = stepper_ ? stepper_->numbers() : std::string();
+  const auto made = std::make_shared<OwnerOfParts>();
+  ranks_ = made->ranks = std::make_shared<JobRanks>(JobRanks::of_any_number(ranks, options_));
+  make_stepper();
+  made->stepper = stepper_;
+  parts_ = made;
+  if (!numbers.empty()) stepper_->load_numbers(numbers);
+  return {.parameters = task_->model().named_parameters(),
+          .buffers = task_->model().named_buffers(),
+          .optimizer = &stepper_->optimizer(),
+          .has_replicas = ranks_->shards()->replicas > 1,
+          .owner = made};
 }
 
 // Sets step and states to those of the last checkpoint, if there is one and it is wanted, else to the beginning.
 void Training::begin() {
   const bool is_new = !std::exchange(has_tried_, true);
   on_rank_0(group_, [&] { open_folder(is_new); });
-  if (stepper_) {
-    stepper_->ddp()->sync_module_states(group_.global_rank(0));  // rank 0 may have read a model to start from
-  } else {
-    make_stepper();
-  }
+  if (!stepper_) make_stepper();
+  // Rank 0 may have read a model to start from.
+  if (loop_ && stepper_->ddp()) stepper_->ddp()->sync_module_states(group_.global_rank(0));
   std::vector<comm::Value> head(1);
-  if (found_) head[0] = comm::List{comm::Value(found_->checkpoint.step), comm::Value(found_->folder.string())};
+  if (speaks())
+    head[0] = comm::List{static_cast<int64_t>(place_.mark), found_ ? found_->checkpoint.step : int64_t{-1},
+                         found_ ? found_->folder.string() : std::string()};
   comm::broadcast_object_list(group_, head, 0);
-  if (head[0].is_nothing()) {
+  const auto& values = head[0].as<comm::List>();
+  place_.mark = static_cast<uint64_t>(values[0].as<int64_t>());
+  if (const auto step = values[1].as<int64_t>(); step < 0) {
     stepper_->start(std::exchange(weights_, {}));
   } else {
-    const auto& values = head[0].as<comm::List>();
-    place_.step = place_.saved_step = values[0].as<int64_t>();
-    with_all_ranks(group_, [&] { stepper_->load(values[1].as<std::string>()); });
+    place_.step = place_.saved_step = step;
+    with_all_ranks(group_, [&] { stepper_->load(values[2].as<std::string>()); });
   }
   place_.has_begun = true;
+}
+
+// Ranks are gone, and nobody has their parts of the model: regroup() begins as the job did, from the last checkpoint.
+void Training::lose_parts() {
+  place_ = {};
+  if (speaks())
+    log_warning(
+        "parts of the model are lost with the ranks that had them and their copies: going back to the last "
+        "checkpoint, or to the beginning where there is none");
 }
 
 // The ranks have changed: the folder of the run is the first one's, and everybody gets a new part of each step.
@@ -128,16 +202,23 @@ void Training::regroup() {
   saver_.reset();
   std::array<double, 2> all = {place_.has_begun ? 0.0 : 1.0, is_lost ? 1.0 : 0.0};
   group_.all_reduce(std::span<double>(all)).wait();
+  check_same_options();
+  bool is_new = false;
   if (all[0] > 0) {
     begin();
-  } else if (speaks() && !lock_) {
-    lock_.emplace(job_.folder);
-    checkpoints_.emplace(job_.folder);
+  } else {
+    is_new = take_over_folder();
   }
   has_tried_ = true;
-  if (all[1] > 0) {
+  if (all[1] > 0 || is_new) {
     place_.saves_again = place_.is_behind = true;
+    place_.saved_step = -1;
     if (speaks()) checkpoints_->remove_unfinished();
+  }
+  if (const int64_t back = reached_ - place_.step; back > 0) {
+    steps_back_ += back;
+    reached_ = place_.step;
+    log_.reset();  // lines of steps that are done again are dropped when it opens
   }
   saver_.emplace(group_);
   settle_in();
@@ -150,7 +231,7 @@ void Training::deal() {
                          plan_.examples_of_rank, options_.elastic_batch == "local");
   } else {
     const auto order = std::make_shared<parallel::DistributedSampler>(
-        task_->examples(), ranks_.replicas(), parallel::DistributedSamplerOptions{.seed = seed, .drop_last = true});
+        task_->examples(), ranks_->replicas(), parallel::DistributedSamplerOptions{.seed = seed, .drop_last = true});
     share_ = {.pieces = std::make_shared<data::FixedBatches>(order, plan_.examples_of_rank, true),
               .pieces_of_step = options_.accumulate,
               .examples = static_cast<double>(plan_.examples_of_rank * options_.accumulate),
@@ -188,30 +269,31 @@ void Training::settle_in() {
     log_.emplace(job_.folder, place_.step, std::move(start));
   }
   if (is_first && !place_.has_stepped) introduce();
+  // Also behind a change of ranks before the first step: all ranks do it, or none.
+  if (ranks_->shards() && !place_.has_stepped && place_.step < plan_.steps) say_memory();
 }
 
 void Training::introduce() {
   progress_->say(task_->describe());
-  progress_->say(
-      fmt::format("{} parameters; {} steps of {} {}, {} to an epoch; ranks: {}{}, {}; run: {}", grouped(parameters_),
-                  grouped(plan_.steps), grouped(options_.batch * task_->unit().per_example), task_->unit().name,
-                  grouped(plan_.steps_per_epoch), group_.size(),
-                  ranks_.is_split() ? fmt::format(" ({} x {})", ranks_.replicas().size(), ranks_.parts())
-                  : ranks_.shards()
-                      ? fmt::format(" ({} x {} that share a model)", ranks_.shards()->replicas, ranks_.shards()->ranks)
-                      : "",
-                  task_->device() == kCpu ? fmt::format("threads of each: {}", thread_count())
-                                          : concat("device of the first: ", task_->device()),
-                  job_.folder.string()));
+  progress_->say(fmt::format(
+      "{} parameters; {} steps of {} {}, {} to an epoch; ranks: {}{}, {}; run: {}", grouped(parameters_),
+      grouped(plan_.steps), grouped(options_.batch * task_->unit().per_example), task_->unit().name,
+      grouped(plan_.steps_per_epoch), group_.size(),
+      ranks_->is_split() ? fmt::format(" ({} x {})", ranks_->replicas().size(), ranks_->parts())
+      : ranks_->shards()
+          ? fmt::format(" ({} x {} that share a model)", ranks_->shards()->replicas, ranks_->shards()->ranks)
+          : "",
+      task_->device() == kCpu ? fmt::format("threads of each: {}", thread_count())
+                              : concat("device of the first: ", task_->device()),
+      job_.folder.string()));
   if (place_.step > 0) progress_->say(fmt::format("going on behind step {}", grouped(place_.step)));
   if (place_.step == 0 && (options_.resume || options_.resume_previous))
     progress_->say("there is no checkpoint yet: starting from the beginning");
-  if (ranks_.shards() && place_.step < plan_.steps) say_memory();
 }
 
 // What the ranks of a fully sharded model need, before the first step: found by a step that changes nothing.
 void Training::say_memory() {
-  default_generator().restore(stream_of_replica(options_, ranks_.replicas().rank(), place_.step));
+  default_generator().restore(stream_of_replica(options_, ranks_->replicas().rank(), place_.step));
   const data::LoaderState place = loader_->state();
   auto piece = loader_->next();
   CHORALE_INVARIANT(piece, "there is no batch to begin with");
@@ -252,7 +334,7 @@ void Training::step() {
   const auto start = Clock::now();
   if (ends_epoch()) loader_->set_epoch(place_.step / plan_.steps_per_epoch);  // leaves out what did not fill a step
   if (timeline_) timeline_->begin(place_.step + 1);
-  default_generator().restore(stream_of_replica(options_, ranks_.replicas().rank(), place_.step));
+  default_generator().restore(stream_of_replica(options_, ranks_->replicas().rank(), place_.step));
   const StepResult mine = stepper_->compute({share_.pieces_of_step, share_.examples}, [this] {
     auto batch = loader_->next();
     CHORALE_INVARIANT(batch, "the epoch ended before its last step");
@@ -260,9 +342,12 @@ void Training::step() {
   });
   const auto ranks = static_cast<double>(group_.size());
   // The ranks of a replica saw the same examples.
-  const double right = static_cast<double>(mine.right) / ranks_.parts();
+  const double right = static_cast<double>(mine.right) / ranks_->parts();
   std::array<double, kSums> all = {mine.loss / ranks, right, Interrupt::requested() ? 1.0 : 0.0};
   const auto examples = static_cast<double>(share_.examples_of_all);
+  // Where ranks have parts it asks the others, which an update must not. Elsewhere a step that is done again would
+  // divide its gradients by the loss scale twice.
+  if (ranks_->has_parts()) updated_ = stepper_->prepare();
   commit(all, [&] { update(all); });
   if (place_.gives_up) return;
   if (timeline_) {
@@ -293,12 +378,13 @@ void Training::update(std::span<const double> sums) {
   if (options_.on_nan == "stop" && !std::isfinite(sums[0])) {
     problem_ = concat("the loss is ", sums[0]);
   } else {
-    updated_ = stepper_->update(share_.lr_scale);
+    if (!ranks_->has_parts()) updated_ = stepper_->prepare();
+    stepper_->update(updated_, share_.lr_scale);
     problem_ = updated_.problem;
   }
   place_.gives_up = !problem_.empty();
   if (place_.gives_up) return;
-  ++place_.step;
+  reached_ = ++place_.step;
   place_.is_behind = place_.has_stepped = true;
   place_.stops = sums[2] > 0;
 }
@@ -371,8 +457,13 @@ Ending Training::run() {
                                 .load = from_bytes,
                                 .save_rest = [this] { return stepper_->numbers(); },
                                 .load_rest = [this](const std::string& text) { stepper_->load_numbers(text); }};
+    const StepLoop::PartsCalls parts{.make = [this](const comm::Group& ranks) { return make_parts(ranks); },
+                                     .lost = [this] { lose_parts(); },
+                                     .copy_every = options_.copy_every};
     try {
-      if (!loop_->run(*stepper_->ddp(), stepper_->optimizer(), calls)) return Ending::kLeft;
+      const bool stays =
+          options_.fsdp ? loop_->run_parts(parts, calls) : loop_->run(*stepper_->ddp(), stepper_->optimizer(), calls);
+      if (!stays) return Ending::kLeft;
     } catch (const StateError& error) {
       if (!Interrupt::requested()) throw;
       throw StateError(interrupted_meanwhile(error.what()));

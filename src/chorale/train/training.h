@@ -23,8 +23,13 @@ class Training {
   bool speaks() const { return group_.rank() == 0; }
   // ---- beginning
   void open_folder(bool is_new);
+  void write_options() const;
+  bool take_over_folder();
+  void check_same_options() const;
   void make_stepper();
   void begin();
+  StepLoop::Parts make_parts(const comm::Group& ranks);
+  void lose_parts();
   void regroup();
   void deal();
   void settle_in();
@@ -80,6 +85,7 @@ class Training {
     Sums sums{};
     double step_s = 0;  // of the steps before the last line
     double smooth_loss = 0;
+    uint64_t mark = 0;         // of the folder
     bool has_begun = false;    // values are those of a checkpoint, or the first ones
     bool has_stepped = false;  // in this session
     bool is_behind = false;    // a step was done, and what is due behind it was not
@@ -92,11 +98,18 @@ class Training {
   const TrainOptions& options_;
   const comm::Group& group_;
   StepLoop* const loop_;  // where ranks may die
-  const JobRanks ranks_;
   std::unique_ptr<Task> task_;
   Plan plan_;
   int64_t parameters_ = 0;  // of the whole model
-  std::optional<Stepper> stepper_;
+  // Where ranks that may die have parts of the model, these two are made for each set of ranks.
+  std::shared_ptr<const JobRanks> ranks_;
+  std::shared_ptr<Stepper> stepper_;
+  struct OwnerOfParts {
+    std::vector<std::shared_ptr<nn::Module>> models;  // that gave way to others since it was made
+    std::shared_ptr<const JobRanks> ranks;
+    std::shared_ptr<Stepper> stepper;
+  };
+  std::shared_ptr<OwnerOfParts> parts_ = std::make_shared<OwnerOfParts>();
   std::shared_ptr<Loader> loader_;
   Share share_;
   std::optional<Timeline> timeline_;
@@ -115,6 +128,9 @@ class Training {
   std::string problem_;  // why it gives up
   UpdateResult updated_;
   bool has_tried_ = false;  // to begin, as some rank of an earlier epoch: the folder may be open
+  bool has_made_ = false;   // parts, or has tried to
+  int64_t reached_ = 0;     // the furthest step that was done here
+  int64_t steps_back_ = 0;  // in changes of ranks that were not told yet
   bool has_noted_ = false;  // that BatchNorm differs
   std::string status_;      // for the live line
   Metrics result_;          // of the last evaluation

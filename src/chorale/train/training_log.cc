@@ -31,12 +31,12 @@ bool has_batch_norm(Task& task) {
 }  // namespace
 
 Training::ShownWhole::ShownWhole(Training& training) : training_(training) {
-  if (!training.ranks_.has_parts() || !training.task_->has_samples()) return;
+  if (!training.ranks_->has_parts() || !training.task_->has_samples()) return;
   const NamedTensors state = training.stepper_->split().whole_model(training.speaks());
   if (training.speaks()) training.task_->show_whole(&state);
 }
 Training::ShownWhole::~ShownWhole() {
-  if (training_.ranks_.has_parts()) training_.task_->show_whole(nullptr);
+  if (training_.ranks_->has_parts()) training_.task_->show_whole(nullptr);
 }
 
 // Files for people to look at: a run that cannot write one has trained all the same.
@@ -127,7 +127,7 @@ void Training::evaluate() {
   {
     const NoGrad scope;
     const SplitModel::Shown parts(stepper_->split());
-    result_ = task_->evaluate(ranks_.replicas());
+    result_ = task_->evaluate(ranks_->replicas());
   }
   {
     const NoGrad scope;
@@ -150,14 +150,17 @@ void Training::evaluate() {
 
 // A change of the ranks, and what it cost.
 void Training::log_event(const StepLoop::Event& event) {
+  const int64_t back = std::exchange(steps_back_, 0);
   if (!speaks()) return;
+  const std::string again = back > 0         ? fmt::format("{} steps are done again; ", grouped(back))
+                            : event.repeated ? "the step was repeated; "
+                                             : "";
   progress_->say(fmt::format("step {}  {} ranks: {}; {}cost {:.0f} ms", grouped(place_.step), event.ranks, event.cause,
-                             event.repeated ? "the step was repeated; " : "", event.cost_ms));
-  json::Object members{{"cause", json::Value(event.cause)},
-                       {"epoch_of_ranks", json::Value(event.epoch)},
-                       {"ranks", json::Value(int64_t{event.ranks})},
-                       {"newcomers", json::Value(int64_t{event.newcomers})},
-                       {"repeated", json::Value(event.repeated)}};
+                             again, event.cost_ms));
+  json::Object members{
+      {"cause", json::Value(event.cause)},          {"epoch_of_ranks", json::Value(event.epoch)},
+      {"ranks", json::Value(int64_t{event.ranks})}, {"newcomers", json::Value(int64_t{event.newcomers})},
+      {"repeated", json::Value(event.repeated)},    {"steps_back", json::Value(back)}};
   for (const auto& [name, value] :
        {std::pair("cost_ms", event.cost_ms), std::pair("verdict_ms", event.verdict_ms),
         std::pair("agreement_ms", event.agreement_ms), std::pair("regroup_ms", event.regroup_ms),

@@ -39,16 +39,20 @@ class ElasticLoop final : public train::StepLoop {
   }
 
   bool run(parallel::DataParallelBase& model, optim::Optimizer& optimizer, const Calls& calls) override {
-    calls_ = &calls;
     job_.keep(model, optimizer);
-    job_.keep("place", calls.save, calls.load);
-    job_.keep("rest", calls.save_rest, calls.load_rest, true);
-    try {
-      job_.run(std::numeric_limits<int64_t>::max(), [&](int64_t) { calls.step(); });
-    } catch (const elastic::Excluded&) {
-      return false;
-    }
-    return true;
+    return run(calls);
+  }
+  bool run_parts(const PartsCalls& parts, const Calls& calls) override {
+    const auto make = [&parts](const comm::Group& group) {
+      Parts made = parts.make(group);
+      return elastic::Sharded{.parameters = std::move(made.parameters),
+                              .buffers = std::move(made.buffers),
+                              .optimizer = made.optimizer,
+                              .owner = std::move(made.owner),
+                              .has_replicas = made.has_replicas};
+    };
+    job_.keep_sharded(make, {.copy_every = parts.copy_every, .save_every = 0, .lost = parts.lost});
+    return run(calls);
   }
 
   void commit(std::span<double> values, const std::function<void()>& update) override {
@@ -73,6 +77,18 @@ class ElasticLoop final : public train::StepLoop {
   void stop() override { job_.stop(); }
 
  private:
+  bool run(const Calls& calls) {
+    calls_ = &calls;
+    job_.keep("place", calls.save, calls.load);
+    job_.keep("rest", calls.save_rest, calls.load_rest, true);
+    try {
+      job_.run(std::numeric_limits<int64_t>::max(), [&](int64_t) { calls.step(); });
+    } catch (const elastic::Excluded&) {
+      return false;
+    }
+    return true;
+  }
+
   elastic::Elastic job_;
   int first_size_ = 1;
   const Calls* calls_ = nullptr;

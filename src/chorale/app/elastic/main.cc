@@ -2,13 +2,15 @@
 #include "chorale/app/commands.h"
 #include "chorale/app/elastic/elastic_loop.h"
 #include "chorale/app/program.h"
+#include "chorale/app/sharded/shard_fully.h"
 #include "chorale/app/train.h"
 #include "chorale/base/descriptors.h"
 
 namespace {
 
 void add_elastic_train(CLI::App& program, chorale::app::Work& work) {
-  chorale::app::add_train_with(program, work, {.make_loop = chorale::app::elastic_loop});
+  chorale::app::add_train_with(program, work,
+                               {.shard_fully = chorale::app::shard_fully, .make_loop = chorale::app::elastic_loop});
 }
 
 }  // namespace
