@@ -14,6 +14,7 @@
 #include "chorale/device/cuda/context.h"
 #include "chorale/device/cuda/libraries.h"
 #include "chorale/kernel/cuda/family.h"
+#include "chorale/kernel/cuda/small_product.h"
 
 namespace chorale::kernel::cuda {
 namespace {
@@ -251,6 +252,7 @@ void product(const Product& asked, Stream stream) {
   Product p = asked;
   if (p.c_dtype == DType::kBool) p.c_dtype = p.dtype;
   if (p.m == 0 || p.n == 0 || p.batch == 0) return;
+  if (multiply_small(p, stream)) return;
   if (chorale::cuda::driver().rehearsal) return;  // cuBLASLt has nothing to rehearse
   if (product_in_two(p, stream)) return;
   chorale::cuda::make_current(stream.device);

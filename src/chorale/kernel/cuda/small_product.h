@@ -1,0 +1,11 @@
+// Products so small that starting to multiply takes longer than multiplying.
+#pragma once
+
+#include "chorale/kernel/cuda/product_engine.h"
+
+namespace chorale::kernel::cuda {
+
+// Whether the product is small, and on its way.
+bool multiply_small(const Product& p, Stream stream);
+
+}  // namespace chorale::kernel::cuda
