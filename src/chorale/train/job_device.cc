@@ -25,9 +25,7 @@ int gpus_here() {
 }  // namespace
 
 int64_t gpus_of(const TrainOptions& options) {
-  // Sharded tensors have no collectives on GPUs yet: parts must stay on the host.
-  const bool fits = !needs_cpu(options) && (!options.fsdp || options.offload);
-  const bool wanted = options.device == "cuda" || (options.device == "auto" && fits);
+  const bool wanted = options.device == "cuda" || (options.device == "auto" && !needs_cpu(options));
   return wanted ? gpus_here() : 0;
 }
 

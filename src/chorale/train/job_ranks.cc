@@ -11,8 +11,6 @@ void check_shards(const TrainOptions& options) {
   CHORALE_CHECK(options.fsdp || (options.hybrid.empty() && !options.offload), "[train] --",
                 options.offload ? "offload" : "hybrid", " says how --fsdp shares a model out; give --fsdp with it");
   if (!options.fsdp) return;
-  CHORALE_CHECK(options.offload || !options.device.starts_with("cuda"), "[train] --fsdp on ", options.device,
-                " needs --offload: sharded tensors have no collectives on GPUs yet, so parts must stay on the host");
   CHORALE_CHECK(options.compress != "powersgd",
                 "[train] --compress powersgd keeps on every rank what its factors missed of all gradients, as much as "
                 "the whole model, which --fsdp is there to avoid; choose --compress bf16, or leave it out");

@@ -31,6 +31,7 @@
 #include "chorale/kernel/cuda/shape.h"
 #include "chorale/kernel/cuda/update.h"
 #include "chorale/kernel/device_copy.h"
+#include "chorale/op/collective.h"
 #include "chorale/op/kernels.h"
 #include "chorale/op/table.h"
 
@@ -198,6 +199,8 @@ void add_cuda() {
   std::vector<op::NamedKernel> kernels(std::begin(kKernels), std::end(kKernels));
   for (const op::OpDef* row : op::all_ops()) {
     if (row->pointwise) kernels.push_back({row->name, named<on_gpu::pointwise>});
+    // Groups know tensors of a device by themselves.
+    if (op::communicates(*row)) kernels.push_back({row->name, row->cpu});
   }
   for (const char* const row : rows_through_host()) kernels.push_back({row, named<run_through_host>});
   auto runtime = cuda::make_runtime();

@@ -14,7 +14,8 @@ class CudaFullySharded : public cuda::GpuNumbersTest {};
 // spec: test_train_parity_multi_group
 TEST_F(CudaFullySharded, LateRanksChangeNothing) { expect_parity_of_late_ranks(kGpu, LateRanks::kPlain, 1e-4); }
 
-// Two ranks beside the same on the CPU, with parts on the GPU, and with parts on the host while it computes.
+// Two ranks beside the same on the CPU, with parts on the GPU, and with parts on the host while it computes: losses,
+// and norms of gradients, for which sharded tensors communicate.
 TEST_F(CudaFullySharded, TrainsAsOnTheCpu) {
   const auto losses = [](comm::Group& group, Device computes, Device keeps) {
     MlpStack model = seeded(MlpStack(2, 16));
@@ -26,6 +27,7 @@ TEST_F(CudaFullySharded, TrainsAsOnTheCpu) {
       optimizer.zero_grad();
       const Tensor loss = mean(square(model(to(pattern({3, 16}, 10 * step + group.rank()), computes))));
       backward(loss);
+      found.push_back(optim::clip_grad_norm(optimizer.parameters(), 0.1));
       optimizer.step();
       found.push_back(loss.item<double>());
     }
@@ -37,6 +39,7 @@ TEST_F(CudaFullySharded, TrainsAsOnTheCpu) {
     EXPECT_NE(expected.front(), expected.back());
     for (const Device keeps : {kGpu, kCpu}) {
       const auto found = losses(group, kGpu, keeps);
+      ASSERT_EQ(found.size(), expected.size());
       for (size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(found[i], expected[i], 1e-5) << keeps << ' ' << i;
     }
   });
