@@ -21,8 +21,8 @@ std::optional<int64_t> whole_number(const char* variable, int64_t least, int64_t
 
 bool is_on(const char* variable, bool otherwise) {
   const auto text = env(variable);
-  CHORALE_CHECK(!text || *text == "0" || *text == "1", "[environment] ", variable, " is '", printable(text.value_or("")),
-                "'; it takes 0 or 1. Correct it, or unset it");
+  CHORALE_CHECK(!text || *text == "0" || *text == "1", "[environment] ", variable, " is '",
+                printable(text.value_or("")), "'; it takes 0 or 1. Correct it, or unset it");
   return text ? *text == "1" : otherwise;
 }
 

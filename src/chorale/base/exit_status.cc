@@ -13,8 +13,6 @@ void exit_with_failure(int status, void*) {
 
 }  // namespace
 
-void end_with_failure() {
-  [[maybe_unused]] static const int registered = on_exit(exit_with_failure, nullptr);
-}
+void end_with_failure() { [[maybe_unused]] static const int registered = on_exit(exit_with_failure, nullptr); }
 
 }  // namespace chorale
