@@ -118,8 +118,8 @@ struct Peer {
 // Which collectives PyTorch measures: the one that is asked for, or all.
 std::string torch_options(const Options& options) {
   const std::string op = options.only.substr(0, options.only.find('/'));
-  return fmt::format("--max-bytes {}{}", options.most_bytes,
-                     op.size() < options.only.size() ? fmt::format(" --op {}", quoted(op)) : "");
+  if (op.size() == options.only.size()) return fmt::format("--max-bytes {}", options.most_bytes);
+  return fmt::format("--max-bytes {} --op {} --only {}", options.most_bytes, quoted(op), quoted(options.only));
 }
 
 // PyTorch's ranks, each on its host.
