@@ -95,7 +95,8 @@ MODEL = {"config.json": shape(), "merges.txt": "#version: 0.2\n", "vocab.json": 
 # What `flight` is given.
 FLIGHTS = [
     ("missing", None, r"cannot read"),
-    ("a folder", {"dump/x": "y"}, r"dump.*not a regular file"),
+    ("a folder", {"dump/x": "y"}, r"no records \(\*\.json\) in dump"),
+    ("the folder of a job", {"dump/a.json": '{"format": "x"}', "dump/b.txt": "{"}, r"unknown format"),
     ("a pipe", {"dump": pipe}, r"dump.*not a regular file"),
     ("not JSON", {"dump": "{"}, r"dump is not JSON"),
     ("empty", {"dump": ""}, r"dump is not JSON"),

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 
 #include "chorale/app/commands.h"
@@ -159,9 +160,27 @@ std::string explain_flights(const std::vector<nlohmann::json>& records) {
 
 namespace {
 
+// The files themselves, and those of folders.
+std::vector<std::string> records_at(const std::vector<std::string>& paths) {
+  std::vector<std::string> files;
+  for (const std::string& path : paths) {
+    if (!std::filesystem::is_directory(path)) {
+      files.push_back(path);
+      continue;
+    }
+    const size_t before = files.size();
+    for (const auto& entry : std::filesystem::directory_iterator(path)) {
+      if (entry.path().extension() == ".json") files.push_back(entry.path());
+    }
+    CHORALE_CHECK(files.size() > before, "[flight] there are no records (*.json) in ", path);
+    std::sort(files.begin() + static_cast<ptrdiff_t>(before), files.end());
+  }
+  return files;
+}
+
 void explain_files(const std::vector<std::string>& paths) {
   std::vector<nlohmann::json> records;
-  for (const std::string& path : paths) {
+  for (const std::string& path : records_at(paths)) {
     const auto file = io::MappedFile::open(path);
     records.push_back(nlohmann::json::parse(file->text(), nullptr, false));
     CHORALE_CHECK(!records.back().is_discarded(), "[flight] ", path, " is not JSON");
@@ -174,7 +193,8 @@ void explain_files(const std::vector<std::string>& paths) {
 void add_flight(CLI::App& program, Work& work) {
   CLI::App* command = program.add_subcommand("flight", "Say which rank diverged first, from the dumps of all ranks");
   auto paths = std::make_shared<std::vector<std::string>>();
-  command->add_option("dumps", *paths, "files that a failed job left (CHORALE_FLIGHT_DIR)")->required();
+  command->add_option("dumps", *paths, "files that a failed job left (CHORALE_FLIGHT_DIR), or their folder")
+      ->required();
   command->callback([paths, &work] { work = [paths] { explain_files(*paths); }; });
 }
 

@@ -18,6 +18,8 @@
 #include "chorale/comm/run_ranks_test_util.h"
 #include "chorale/comm/shm/shm_engine.h"
 #include "chorale/comm/world.h"
+#include "chorale/testing/environment_test_util.h"
+#include "chorale/testing/message_test_util.h"
 #include "chorale/transport/environment_test_util.h"
 #include "chorale/transport/store/file_store.h"
 #include "chorale/transport/store/memory_store.h"
@@ -342,6 +344,15 @@ TEST(Leaving, AProgramThatLeftACallOutFails) {
     std::exit(testing::Test::HasFailure() ? 7 : 0);
   };
   EXPECT_EQ(run_processes(2, body), (std::vector<int>{0, 1}));
+}
+
+TEST(Leaving, AWrongPatienceIsAnErrorAtTheStart) {
+  for (const char* wrong : {"x", "-1", "5s"}) {
+    const EnvironmentVariable patience("CHORALE_LEAVE_PATIENCE", wrong);
+    World world;
+    EXPECT_THAT(message_of([&] { world.init(std::make_shared<transport::MemoryStore>(), 0, 1); }),
+                HasSubstr(concat("CHORALE_LEAVE_PATIENCE is '", wrong, "'; it takes a number of seconds")));
+  }
 }
 
 TEST(Leaving, AWorldThatEndsSaysIt) {

@@ -19,6 +19,7 @@
 #include "chorale/comm/core_watch.h"
 #include "chorale/comm/flight_file.h"
 #include "chorale/comm/group.h"
+#include "chorale/comm/leaving.h"
 #include "chorale/comm/mpi/mpi_engine.h"
 #include "chorale/comm/net/net_engine.h"
 #include "chorale/comm/shm/shm_engine.h"
@@ -327,6 +328,7 @@ std::shared_ptr<GroupState> connect_group(transport::Store& store, const std::st
   const auto timeout = options.timeout.value_or(transport::default_timeout());
   const Deadline deadline = within(timeout);
   const transport::FabricName fabric = transport::choose_fabric(options.fabric);
+  (void)leave_patience();  // what is wrong with it is said now, not when the work is done
   auto context = std::make_shared<RankContext>();
   context->checksum = options.checksum ? *options.checksum : config::is_on("CHORALE_CHECKSUM", false);
   context->chaos = chaos_of(options, rank, size);

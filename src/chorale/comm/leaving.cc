@@ -19,6 +19,8 @@ using namespace std::chrono_literals;
 
 constexpr Deadline::Clock::duration kFirstGlance = 20us, kLastGlance = 5ms;  // between looks at ranks that stay
 
+}  // namespace
+
 std::chrono::milliseconds leave_patience() {
   const auto text = config::env("CHORALE_LEAVE_PATIENCE");
   if (!text) return 5s;
@@ -28,6 +30,8 @@ std::chrono::milliseconds leave_patience() {
                 "'; it takes a number of seconds, such as 5");
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3));
 }
+
+namespace {
 
 [[noreturn]] void raise_at_the_end(const Engine& engine, int culprit, const std::string& how) {
   const Membership& membership = engine.membership();

@@ -16,9 +16,12 @@
 
 namespace chorale::comm {
 
+// CHORALE_LEAVE_PATIENCE, seconds, or 5 of them. InvalidArgument when it is something else.
+std::chrono::milliseconds leave_patience();
+
 // Finishes what is in flight, leaves the group, and waits until the others have left too, for at most `patience`, or
-// else CHORALE_LEAVE_PATIENCE seconds (5). Throws CommError when one of them makes a call instead, which this rank has
-// left out, or throws. True when all have left. The group is not valid after it.
+// else leave_patience(). Throws CommError when one of them makes a call instead, which this rank has left out, or
+// throws. True when all have left. The group is not valid after it.
 bool leave(Group& group, std::optional<std::chrono::milliseconds> patience = std::nullopt);
 
 // Called by a rank that goes on without some of the others: this group and all that were made out of it, or out of the
