@@ -49,7 +49,9 @@ class MessageQueue {
   Failed failed_;
 };
 
-// The memory for a parcel of this size. Throws CallFailed when the receive takes no such thing.
-Chunk room_for_parcel(const Membership& membership, Operation& receive, int from, uint64_t bytes);
+// The memory for a parcel of this size: `there`, if it has come to lie there already. Throws CallFailed when the
+// receive takes no such thing.
+Chunk room_for_parcel(const Membership& membership, Operation& receive, int from, uint64_t bytes,
+                      const Tensor& there = {});
 
 }  // namespace chorale::comm

@@ -16,18 +16,34 @@ constexpr size_t kLeastTimedBytes = 64 << 10;
 // Between 3 ns, a line that another core has written and this one reads, and 30 ns, one that has to be taken away.
 constexpr double kSlowNsPerLine = 10;
 
-// The first `tried` bytes tell how to copy the rest.
-void copy_timed(std::byte* to, const std::byte* from, size_t bytes, size_t tried) {
+// How many copies for others are done as the last timed one says. Its plain part alone takes longer than a small copy
+// should.
+constexpr int kCopiesPerTrial = 64;
+// Larger ones are timed each, smaller ones are ordinary.
+constexpr size_t kMostRememberedBytes = 64 << 10, kLeastForOthersBytes = 1 << 10;
+
+// The first `tried` bytes tell how to copy the rest. True when that is past the caches.
+bool copy_timed(std::byte* to, const std::byte* from, size_t bytes, size_t tried) {
   using Clock = std::chrono::steady_clock;
   const auto start = Clock::now();
   std::memcpy(to, from, tried);
+  _mm_mfence();  // a core keeps as many stores as a small copy has, and goes on
   const std::chrono::duration<double, std::nano> time = Clock::now() - start;
-  if (time.count() > kSlowNsPerLine * static_cast<double>(tried / kLine)) {
+  const bool slow = time.count() > kSlowNsPerLine * static_cast<double>(tried / kLine);
+  if (slow) {
     copy_past_caches(to + tried, from + tried, bytes - tried);
   } else {
     std::memcpy(to + tried, from + tried, bytes - tried);
   }
+  return slow;
 }
+
+// What the last timed copy of this thread has told, and for how many more.
+struct Trial {
+  bool slow = false;
+  int holds_for = 0;
+};
+constinit thread_local Trial last_trial;
 
 }  // namespace
 
@@ -58,7 +74,15 @@ void copy_shared(std::byte* to, const std::byte* from, size_t bytes) {
 }
 
 void copy_for_others(std::byte* to, const std::byte* from, size_t bytes) {
-  copy_timed(to, from, bytes, std::min(kTriedBytes, bytes / 4));
+  if (bytes < kLeastForOthersBytes) {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+  } else if (bytes > kMostRememberedBytes || last_trial.holds_for == 0) {
+    last_trial = {copy_timed(to, from, bytes, std::min(kTriedBytes, bytes / 4)), kCopiesPerTrial};
+  } else {
+    --last_trial.holds_for;
+    if (last_trial.slow) return copy_past_caches(to, from, bytes);
+    std::memcpy(to, from, bytes);
+  }
 }
 
 }  // namespace chorale::comm

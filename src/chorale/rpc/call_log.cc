@@ -44,7 +44,7 @@ size_t bytes_of(const Message& message) {
 }
 
 // The first value of a call is its function's name, behind the two numbers of a reference that it makes.
-std::string function_of(const Message& message) {
+std::string_view function_of(const Message& message) {
   const bool makes = message.kind == MessageKind::kRemoteCall || message.kind == MessageKind::kRemoteOp;
   if (message.kind == MessageKind::kFetch) return "to_here";
   const size_t at = makes ? 2 * sizeof(uint64_t) : 0;

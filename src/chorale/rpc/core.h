@@ -139,6 +139,10 @@ class Core : public std::enable_shared_from_this<Core> {
     std::shared_ptr<PassedOn> passed{};
     uint64_t context = 0;
   };
+  // What an answer needs of its request.
+  struct Asked {
+    uint64_t id = 0, context = 0;
+  };
   struct Gathering;  // barrier.cc
   // A worker may get a number that another one had. Its references and contexts are numbered from its ticket << this,
   // so that they differ from those of the other.
@@ -164,7 +168,13 @@ class Core : public std::enable_shared_from_this<Core> {
   // Delivers a message for the second time, later if the faults say so.
   void deliver_again(int to, Message message);
   // Sends a message at once, or later if the faults say so.
-  void send_when_due(int to, Message message, const std::function<void(Message)>& send);
+  template <class Send>
+  void send_when_due(int to, Message message, const Send& send) {
+    const auto delay = options_.faults.empty() ? std::chrono::nanoseconds(0) : delay_of(message.kind);
+    if (delay.count() == 0) return send(std::move(message));
+    send_later(delay, to, std::move(message), send);
+  }
+  void send_later(std::chrono::nanoseconds delay, int to, Message message, const std::function<void(Message)>& send);
   std::chrono::nanoseconds delay_of(MessageKind kind);
   uint64_t draw();
   static void stay_here(Message& message);
@@ -185,7 +195,7 @@ class Core : public std::enable_shared_from_this<Core> {
   void serve_type(int from, const Message& request);
   void serve_ref_backward(int from, const Message& request);
   void serve_control(int from, const Message& request);
-  void answer_value(int to, const Message& request, AnyValue value, const std::exception_ptr& error);
+  void answer_value(int to, const Asked& request, AnyValue value, const std::exception_ptr& error);
   std::exception_ptr at_home(const std::exception_ptr& error) const;
   void log_thrown(int caller, const std::exception_ptr& error) const;
   const Served& find_function(const std::string& name, const std::string& signature) const;

@@ -26,9 +26,8 @@ void keep_values(Message& message) {
 
 }  // namespace
 
-void Core::send_when_due(int to, Message message, const std::function<void(Message)>& send) {
-  const auto delay = options_.faults.empty() ? 0ns : delay_of(message.kind);
-  if (delay == 0ns) return send(std::move(message));
+void Core::send_later(std::chrono::nanoseconds delay, int to, Message message,
+                      const std::function<void(Message)>& send) {
   if (to != own_) keep_values(message);
   ++delayed_;
   timer_.at(Deadline::Clock::now() + delay, [this, send, shared = std::make_shared<Message>(std::move(message))] {

@@ -78,7 +78,7 @@ void Core::answer_refusal(int to, uint64_t id, size_t taken, const std::exceptio
   answer(to, id, {.kind = MessageKind::kRefused, .payload = std::move(writer.payload)});
 }
 
-void Core::answer_value(int to, const Message& request, AnyValue value, const std::exception_ptr& error) {
+void Core::answer_value(int to, const Asked& request, AnyValue value, const std::exception_ptr& error) {
   if (error) return answer_error(to, request.id, error);
   try {
     Writer writer(this, to);
@@ -196,7 +196,7 @@ void Core::serve_call(int from, Message request) {
     references_.add_fork(id, fork, from);
   }
   // The error of a remote call is kept, too.
-  const Message head{.id = request.id, .context = request.context};
+  const Asked head{.id = request.id, .context = request.context};
   const auto reply = [this, from, kept, head](AnyValue value, const std::exception_ptr& error) {
     if (error) log_thrown(from, error);
     if (!kept) return answer_value(from, head, std::move(value), error);
@@ -293,7 +293,7 @@ void Core::serve_fetch(int from, const Message& request) {
   const std::shared_ptr<OwnerReference> owner = references_.get_or_create(id);
   contexts_.received({request.context, request.hop}, from, {}, dist_autograd::Contexts::Came::kRequest);
   served_later_.fetch_add(1, std::memory_order_relaxed);
-  const auto reply = [this, from, owner, expected, head = Message{.id = request.id, .context = request.context}] {
+  const auto reply = [this, from, owner, expected, head = Asked{.id = request.id, .context = request.context}] {
     served_later_.fetch_sub(1, std::memory_order_relaxed);
     const auto& state = *owner->value.state();
     if (state.error()) return answer_error(from, head.id, state.error());

@@ -25,21 +25,31 @@ constexpr uint64_t kMostPostedBytes = uint64_t{256} << 20;
 }  // namespace
 
 ShmMessages::ShmMessages(ShmGroup& group)
-    : group_(group), early_(static_cast<size_t>(group.size)), posted_bytes_(static_cast<size_t>(group.size)) {}
+    : group_(group),
+      early_(static_cast<size_t>(group.size)),
+      emptied_(static_cast<size_t>(group.size)),
+      posted_bytes_(static_cast<size_t>(group.size)),
+      sending_(static_cast<size_t>(group.size)) {}
 
 void ShmMessages::submit(const base::Intrusive<Operation>& operation) {
-  (operation->kind == CallKind::kSend ? sending_ : posted_).push_back(operation);
+  if (operation->kind != CallKind::kSend) return posted_.push_back(operation);
+  sending_[static_cast<size_t>(operation->peer)].push_back(operation);
+  ++waiting_sends_;
 }
 
 std::vector<base::Intrusive<Operation>> ShmMessages::abandon() {
-  std::vector<base::Intrusive<Operation>> all(sending_.begin(), sending_.end());
+  std::vector<base::Intrusive<Operation>> all;
+  for (auto& sending : sending_) {
+    all.insert(all.end(), sending.begin(), sending.end());
+    sending.clear();
+  }
   for (const Exposed& exposed : exposed_) {
     if (exposed.operation) all.push_back(exposed.operation);
     release(exposed);
   }
   all.insert(all.end(), posted_.begin(), posted_.end());
   all.insert(all.end(), finished_.begin(), finished_.end());
-  sending_.clear();
+  waiting_sends_ = 0;
   exposed_.clear();
   posted_.clear();
   answers_.clear();
@@ -52,25 +62,32 @@ base::Intrusive<Operation> ShmMessages::pending() const {
     if (exposed.operation) return exposed.operation;
   }
   if (!posted_.empty()) return posted_.front();
-  return sending_.empty() ? base::Intrusive<Operation>() : sending_.front();
+  const auto sending = std::find_if(sending_.begin(), sending_.end(), [](const auto& all) { return !all.empty(); });
+  return sending == sending_.end() ? base::Intrusive<Operation>() : sending->front();
 }
 
-bool ShmMessages::room_to(int peer) const {
-  const shm::Mailbox& box = group_.segment.mailbox(group_.rank, peer);
-  return box.filled.load(std::memory_order_relaxed) - box.emptied.load(std::memory_order_acquire) <
-         shm::kMessagesInFlight;
+bool ShmMessages::has_room(int peer, size_t inline_bytes) {
+  shm::Mailbox& box = group_.segment.mailbox(group_.rank, peer);
+  const uint32_t filled = box.filled.load(std::memory_order_relaxed);
+  const uint32_t end = shm::Mailbox::after(filled, Message::lines_for(inline_bytes));
+  uint32_t& emptied = emptied_[static_cast<size_t>(peer)];
+  if (end - emptied <= shm::kMailboxLines) return true;
+  // The receiver writes it: its line is not fetched for each message.
+  emptied = box.emptied.load(std::memory_order_acquire);
+  return end - emptied <= shm::kMailboxLines;
 }
 Message& ShmMessages::next_to(int peer) const {
   shm::Mailbox& box = group_.segment.mailbox(group_.rank, peer);
-  return box.ring[box.filled.load(std::memory_order_relaxed) % shm::kMessagesInFlight];
+  return box.at(box.filled.load(std::memory_order_relaxed));
 }
 void ShmMessages::fill(int peer) {
   Message& message = next_to(peer);
   message.check = message.right_check();
+  const uint32_t lines = Message::lines_for(message.kind == MessageKind::kInline ? message.bytes : 0);
   if (group_.context().chaos) [[unlikely]]
     group_.context().chaos->touch(What::kControl, {reinterpret_cast<std::byte*>(&message.id), 4 * sizeof(uint64_t)});
   std::atomic<uint32_t>& filled = group_.segment.mailbox(group_.rank, peer).filled;
-  group_.segment.publish(filled, filled.load(std::memory_order_relaxed) + 1);
+  group_.segment.publish(filled, shm::Mailbox::after(filled.load(std::memory_order_relaxed), lines));
 }
 
 void ShmMessages::start_send(const base::Intrusive<Operation>& operation) {
@@ -85,9 +102,9 @@ void ShmMessages::start_send(const base::Intrusive<Operation>& operation) {
   message.flags = static_cast<uint16_t>((checksum ? shm::kHasCrc : 0) | (operation->is_parcel ? shm::kIsParcel : 0));
   message.crc = checksum ? crc32c({chunk.data, chunk.bytes}) : 0;
   transport::Chaos* chaos = group_.context().chaos.get();
-  if (chunk.bytes <= shm::kMessageInlineBytes) {
+  if (chunk.bytes <= Message::most_inline(operation->is_parcel)) {
     message.kind = MessageKind::kInline;
-    if (chunk.bytes > 0) std::memcpy(message.data, chunk.data, chunk.bytes);
+    copy_for_others(message.data, chunk.data, chunk.bytes);
     if (chaos) chaos->touch(What::kPayload, {message.data, chunk.bytes});
     fill(to);
     finished_.push_back(operation);  // the caller may have its buffer back
@@ -134,31 +151,35 @@ void ShmMessages::end_exposure(int from, uint64_t id) {
 }
 
 void ShmMessages::send_all() {
-  while (!answers_.empty() && room_to(answers_.front().to)) {
+  while (!answers_.empty() && has_room(answers_.front().to, 0)) {
     Message& message = next_to(answers_.front().to);
     message.kind = MessageKind::kTaken;
+    message.dtype = 0;
     message.id = answers_.front().id;
+    message.tag = message.bytes = 0;
+    message.flags = 0;
     fill(answers_.front().to);
     answers_.pop_front();
   }
-  // Messages to one rank keep their order; a full mailbox holds up nobody else's.
-  SmallVector<int, 8> full;
-  for (auto at = sending_.begin(); at != sending_.end();) {
-    const int to = (*at)->peer;
-    const uint64_t posted = posted_bytes_[static_cast<size_t>(to)];
-    const bool waits = (*at)->is_parcel && posted > 0 && posted + (*at)->give[0].bytes > kMostPostedBytes;
-    if (waits || std::find(full.begin(), full.end(), to) != full.end() || !room_to(to)) {
-      full.push_back(to);
-      ++at;
-      continue;
-    }
+  for (int peer = 0; waiting_sends_ > 0 && peer < group_.size; ++peer) send_to(peer);
+}
+
+// Messages to one rank keep their order; a full mailbox holds up nobody else's.
+void ShmMessages::send_to(int peer) {
+  auto& sending = sending_[static_cast<size_t>(peer)];
+  const uint64_t& posted = posted_bytes_[static_cast<size_t>(peer)];
+  while (!sending.empty()) {
+    const base::Intrusive<Operation> next = sending.front();
+    const bool waits = next->is_parcel && posted > 0 && posted + next->give[0].bytes > kMostPostedBytes;
+    if (waits || !has_room(peer, inline_bytes(*next))) return;
     try {
-      start_send(*at);
+      start_send(next);
     } catch (const std::exception& error) {  // no memory
-      if (!(*at)->is_parcel) throw;
-      failed_.emplace_back(*at, CallFailed{error.what(), group_.global(group_.rank)});
+      if (!next->is_parcel) throw;
+      failed_.emplace_back(next, CallFailed{error.what(), group_.global(group_.rank)});
     }
-    at = sending_.erase(at);
+    sending.pop_front();
+    --waiting_sends_;
   }
 }
 
@@ -186,12 +207,14 @@ void ShmMessages::copy(Operation& receive, int from, const Early& message, const
   }
   const auto room = [&] {
     receive.source = from;
-    return message.is_parcel ? room_for_parcel(group_.membership, receive, from, message.bytes) : receive.take[0];
+    return message.is_parcel ? room_for_parcel(group_.membership, receive, from, message.bytes, message.data)
+                             : receive.take[0];
   };
   Chunk to;
   if (message.kind == MessageKind::kInline) {
     to = room();
-    if (to.bytes > 0) std::memcpy(to.data, data, to.bytes);
+    const void* const there = message.data.defined() ? message.data.raw() : data;
+    if (to.bytes > 0 && there != to.data) std::memcpy(to.data, there, to.bytes);
   } else {
     const Hands hands(group_);
     check_not_failed(group_);
@@ -224,20 +247,30 @@ bool ShmMessages::match_early(const base::Intrusive<Operation>& receive) {
   auto& messages = early_[static_cast<size_t>(from)];
   const auto found = std::find_if(messages.begin(), messages.end(),
                                   [&](const Early& early) { return fits(*receive, from, early.is_parcel, early.tag); });
-  deliver(receive, from, *found, found->data.data());
-  early_bytes_ -= found->data.size();
+  deliver(receive, from, *found, nullptr);
+  if (found->data.defined()) early_bytes_ -= found->bytes;
   messages.erase(found);
   return true;
 }
 
 void ShmMessages::empty_mailbox(int from) {
   shm::Mailbox& box = group_.segment.mailbox(from, group_.rank);
-  for (;;) {
-    const uint32_t emptied = box.emptied.load(std::memory_order_relaxed);
-    if (box.filled.load(std::memory_order_acquire) == emptied) return;
-    const Message& message = box.ring[emptied % shm::kMessagesInFlight];
+  struct Emptying {
+    const ShmGroup& group;
+    std::atomic<uint32_t>& told;
+    uint32_t line = told.load(std::memory_order_relaxed);
+    void tell() const {
+      if (line != told.load(std::memory_order_relaxed)) group.segment.publish(told, line);
+    }
+    ~Emptying() { tell(); }
+  } emptying{group_, box.emptied};
+  for (uint32_t filled = emptying.line;;) {
+    if (filled == emptying.line) filled = box.filled.load(std::memory_order_acquire);
+    if (filled == emptying.line) return;
+    const Message& message = box.at(emptying.line);
     if (!message.is_sound()) [[unlikely]]
       raise_damage(group_, from, "a message's head");
+    size_t inline_bytes = 0;
     if (message.kind == MessageKind::kTaken) {
       end_exposure(from, message.id);
     } else {
@@ -250,7 +283,7 @@ void ShmMessages::empty_mailbox(int from) {
                   .place = message.place,
                   .crc = (message.flags & shm::kHasCrc) != 0 ? std::optional(message.crc) : std::nullopt,
                   .data = {}};
-      const bool is_inline = message.kind == MessageKind::kInline;
+      if (early.kind == MessageKind::kInline) inline_bytes = early.bytes;
       const auto wanted = std::find_if(posted_.begin(), posted_.end(), [&](const auto& receive) {
         return fits(*receive, from, early.is_parcel, message.tag);
       });
@@ -258,15 +291,18 @@ void ShmMessages::empty_mailbox(int from) {
         deliver(*wanted, from, early, message.data);
         posted_.erase(wanted);
       } else {
-        if (is_inline) {
+        if (early.kind == MessageKind::kInline) {
           if (early_bytes_ > kMostEarlyBytes) return;
-          early.data.assign(message.data, message.data + message.bytes);
-          early_bytes_ += early.data.size();
+          early.data = Tensor::empty({static_cast<int64_t>(inline_bytes)}, DType::kU8);
+          if (inline_bytes > 0) std::memcpy(early.data.raw(), message.data, inline_bytes);
+          early_bytes_ += inline_bytes;
         }
         early_[static_cast<size_t>(from)].push_back(std::move(early));
       }
     }
-    group_.segment.publish(box.emptied, emptied + 1);
+    emptying.line = shm::Mailbox::after(emptying.line, Message::lines_for(inline_bytes));
+    // A sender that waits for room need not wait for the end.
+    if (emptying.line - box.emptied.load(std::memory_order_relaxed) >= shm::kMailboxLines / 4) emptying.tell();
   }
 }
 
@@ -277,7 +313,10 @@ void ShmMessages::empty_mailboxes() {
 
 bool ShmMessages::remove(const Operation& parcel) {
   const auto is_it = [&](const base::Intrusive<Operation>& one) { return one.get() == &parcel; };
-  return std::erase_if(sending_, is_it) + std::erase_if(posted_, is_it) > 0;
+  if (parcel.kind != CallKind::kSend) return std::erase_if(posted_, is_it) > 0;
+  const size_t removed = std::erase_if(sending_[static_cast<size_t>(parcel.peer)], is_it);
+  waiting_sends_ -= removed;
+  return removed > 0;
 }
 
 bool ShmMessages::has_message(const Operation& receive) {
@@ -310,7 +349,7 @@ void ShmMessages::progress(std::vector<base::Intrusive<Operation>>& done) {
       ++at;
     }
   }
-  if (!posted_.empty() || !exposed_.empty() || !sending_.empty()) {
+  if (!posted_.empty() || !exposed_.empty() || waiting_sends_ > 0) {
     empty_mailboxes();
   }
   if (!answers_.empty()) send_all();

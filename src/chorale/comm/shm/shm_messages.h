@@ -22,7 +22,7 @@ class ShmMessages final : public MessageQueue {
   void submit(const base::Intrusive<Operation>& operation) override;
   void progress(std::vector<base::Intrusive<Operation>>& done) override;
   bool idle() const override {
-    return posted_.empty() && sending_.empty() && exposed_.empty() && answers_.empty() && finished_.empty() &&
+    return posted_.empty() && waiting_sends_ == 0 && exposed_.empty() && answers_.empty() && finished_.empty() &&
            failed_.empty();
   }
   base::Intrusive<Operation> pending() const override;
@@ -64,7 +64,7 @@ class ShmMessages final : public MessageQueue {
     uint64_t id, tag, bytes;
     shm::Place place;
     std::optional<uint32_t> crc;
-    std::vector<std::byte> data;
+    Tensor data;  // of an inline message
   };
   struct Answer {
     int to;
@@ -80,10 +80,16 @@ class ShmMessages final : public MessageQueue {
     Lent lent;              // or where it is (Note [Lent parcels] in comm/lent_parcels.h)
   };
 
-  bool room_to(int peer) const;
+  // Whether a message with so much data fits into the mailbox now.
+  bool has_room(int peer, size_t inline_bytes);
   shm::Message& next_to(int peer) const;
   void fill(int peer);
+  static size_t inline_bytes(const Operation& send) {
+    const size_t bytes = send.give[0].bytes;
+    return bytes <= shm::Message::most_inline(send.is_parcel) ? bytes : 0;
+  }
   void send_all();
+  void send_to(int peer);
   void start_send(const base::Intrusive<Operation>& operation);
   void empty_mailboxes();
   void empty_mailbox(int from);
@@ -95,15 +101,18 @@ class ShmMessages final : public MessageQueue {
   // The sender of the first early message that fits; -1: none.
   int early_sender(const Operation& receive) const;
   bool match_early(const base::Intrusive<Operation>& receive);
-  // Into the receive, which is finished then; or, if it is a parcel, may have failed.
+  // Into the receive, which is finished then; or, if it is a parcel, may have failed. `data`: of an inline message that
+  // is still in the mailbox.
   void deliver(const base::Intrusive<Operation>& receive, int from, const Early& message, const std::byte* data);
   void copy(Operation& receive, int from, const Early& message, const std::byte* data);
 
   ShmGroup& group_;
   std::vector<std::deque<Early>> early_;  // by sender
+  std::vector<uint32_t> emptied_;         // by receiver: of the mailbox to it, when that was last looked at
   size_t early_bytes_ = 0;
-  std::vector<uint64_t> posted_bytes_;              // by receiver: of parcels that it has not taken yet
-  std::deque<base::Intrusive<Operation>> sending_;  // not in a mailbox yet
+  std::vector<uint64_t> posted_bytes_;                           // by receiver: of parcels that it has not taken yet
+  std::vector<std::deque<base::Intrusive<Operation>>> sending_;  // by receiver: not in a mailbox yet,
+  size_t waiting_sends_ = 0;                                     // and how many there are
   std::vector<Exposed> exposed_;
   std::deque<base::Intrusive<Operation>> posted_;  // receives
   std::deque<Answer> answers_;

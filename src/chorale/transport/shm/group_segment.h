@@ -55,8 +55,9 @@ namespace chorale::transport::shm {
 inline constexpr size_t kCacheLineBytes = 64;
 inline constexpr size_t kSlotPayloadBytes = 16 << 10;
 inline constexpr size_t kStagingBytes = 128 << 10;
-inline constexpr size_t kMessageInlineBytes = 4 << 10;
-inline constexpr uint32_t kMessagesInFlight = 8;
+// Parcels come many at a time from ranks that do not wait for each of them (Note [Parcels] in comm/message_queue.h).
+inline constexpr size_t kMessageInlineBytes = 4 << 10, kParcelInlineBytes = 12 << 10;
+inline constexpr uint32_t kMailboxLines = (256 << 10) / kCacheLineBytes;
 inline constexpr size_t kFailureTextBytes = 2048;
 inline constexpr int kMostRanks = 256;
 
@@ -178,7 +179,8 @@ struct RankControl {
   alignas(kCacheLineBytes) std::byte staging[2][kStagingBytes];
 };
 
-// A mailbox from one rank to another (or to itself): a ring that the sender fills and the receiver empties in order.
+// A mailbox from one rank to another (or to itself): a ring of lines that the sender fills and the receiver empties in
+// order. A message takes as many lines as it has data for.
 inline constexpr uint16_t kHasCrc = 1;
 inline constexpr uint16_t kIsParcel = 2;  // Note [Parcels] in comm/message_queue.h
 enum class MessageKind : uint32_t {
@@ -196,8 +198,12 @@ struct Message {
   uint32_t crc = 0;    // of the data, where payloads are checked
   uint16_t flags = 0;  // kHasCrc, kIsParcel
   uint16_t check = 0;  // of the head, that is all before the data
-  alignas(16) std::byte data[kMessageInlineBytes];
+  alignas(16) std::byte data[kParcelInlineBytes];
 
+  static constexpr size_t most_inline(bool is_parcel) { return is_parcel ? kParcelInlineBytes : kMessageInlineBytes; }
+  static constexpr uint32_t lines_for(size_t inline_bytes) {
+    return static_cast<uint32_t>((offsetof(Message, data) + inline_bytes + kCacheLineBytes - 1) / kCacheLineBytes);
+  }
   uint16_t right_check() const {
     return check_of(weigh(uint64_t{dtype} << 32 | static_cast<uint64_t>(kind), id, tag, bytes, place.bits,
                           uint64_t{crc} << 32 | flags));
@@ -206,14 +212,22 @@ struct Message {
   bool is_sound() const {
     return check == right_check() && kind <= MessageKind::kTaken && flags <= (kHasCrc | kIsParcel) &&
            (kind == MessageKind::kTaken ||
-            (dtype < kDTypeCount && (kind != MessageKind::kInline || bytes <= kMessageInlineBytes)));
+            (dtype < kDTypeCount && (kind != MessageKind::kInline || bytes <= most_inline((flags & kIsParcel) != 0))));
   }
 };
 static_assert(offsetof(Message, data) == 48);
 struct Mailbox {
+  // Lines so far, modulo 2^32.
   alignas(kCacheLineBytes) std::atomic<uint32_t> filled{0};   // written by the sender
   alignas(kCacheLineBytes) std::atomic<uint32_t> emptied{0};  // written by the receiver
-  alignas(kCacheLineBytes) Message ring[kMessagesInFlight];
+  // With room for a message that begins on the last line.
+  alignas(kCacheLineBytes) std::byte ring[kMailboxLines * kCacheLineBytes + sizeof(Message)];
+
+  Message& at(uint32_t line) { return *reinterpret_cast<Message*>(ring + line % kMailboxLines * kCacheLineBytes); }
+  // Behind a message of so many lines. After one that reaches over the end, the next one is at the beginning.
+  static uint32_t after(uint32_t line, uint32_t lines) {
+    return line + std::min(lines, kMailboxLines - line % kMailboxLines);
+  }
 };
 
 enum class FailureState : uint32_t { kNone, kClaimed, kWritten };

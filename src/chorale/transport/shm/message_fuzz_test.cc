@@ -29,7 +29,7 @@ CHORALE_FUZZ(ShmMessages, {head_of(MessageKind::kInline, 100, 0), head_of(Messag
   for (int round = 0; round < 2; ++round) {
     if (message->is_sound()) {
       const bool has_data = message->kind == MessageKind::kInline;
-      if (message->kind > MessageKind::kTaken || (has_data && message->bytes > kMessageInlineBytes) ||
+      if (message->kind > MessageKind::kTaken || (has_data && message->bytes > sizeof message->data) ||
           (message->kind != MessageKind::kTaken && message->dtype >= kDTypeCount))
         throw std::logic_error("a message with an impossible head");
     }
