@@ -296,6 +296,37 @@ int run_rank(const TrainCommand& command, const comm::Group& group, train::StepL
   return output.has_failed() ? kOutputLost : 0;
 }
 
+// Returns the status that the process ends with when all ranks end their work, so that they part in peace: a rank that
+// an exception takes out of its group is one that the others blame.
+int train_as_rank(const TrainCommand& command, bool is_one_of_several) {
+  comm::World world;
+  std::unique_ptr<train::StepLoop> loop;
+  if (command.is_elastic()) {
+    loop = command.parts.make_loop();
+  } else if (is_one_of_several) {
+    world.init();
+    if (!transport::find_launcher_variables().store)
+      log_as(concat("rank ", world.group().rank()));  // ours puts it before
+  } else {
+    world.init(std::make_shared<transport::MemoryStore>(), 0, 1);
+  }
+  const auto let_rank_0_end_first = [] { std::this_thread::sleep_for(std::chrono::seconds(1)); };  // launchers name it
+  const auto is_first = [&] { return (loop ? loop->group() : world.group()).rank() == 0; };
+  try {
+    return run_rank(command, loop ? loop->group() : world.group(), loop.get());
+  } catch (const train::ToldByRank0&) {
+    let_rank_0_end_first();
+    throw CLI::RuntimeError(1);
+  } catch (const train::NotFinite& error) {
+    if (is_first()) {
+      std::cerr << "chorale: " << error.what() << '\n';
+    } else {
+      let_rank_0_end_first();
+    }
+    throw CLI::RuntimeError(kNotFinite);
+  }
+}
+
 void run_train(TrainCommand& command) {
   std::signal(SIGXFSZ, SIG_IGN);  // a limit on files is an error like a full disk
   std::signal(SIGTTOU, SIG_IGN);  // a job in the background of its terminal may print (stty tostop)
@@ -320,34 +351,7 @@ void run_train(TrainCommand& command) {
     if (const int status = start_ranks(command); status != 0) throw CLI::RuntimeError(status);
     return;
   }
-  comm::World world;
-  std::unique_ptr<train::StepLoop> loop;
-  if (command.is_elastic()) {
-    loop = command.parts.make_loop();
-  } else if (is_rank) {
-    world.init();
-    if (!transport::find_launcher_variables().store)
-      log_as(concat("rank ", world.group().rank()));  // ours puts it before
-  } else {
-    world.init(std::make_shared<transport::MemoryStore>(), 0, 1);
-  }
-  int status = 0;
-  const auto let_rank_0_end_first = [] { std::this_thread::sleep_for(std::chrono::seconds(1)); };  // launchers name it
-  const auto is_first = [&] { return (loop ? loop->group() : world.group()).rank() == 0; };
-  try {
-    status = run_rank(command, loop ? loop->group() : world.group(), loop.get());
-  } catch (const train::ToldByRank0&) {
-    let_rank_0_end_first();
-    status = 1;
-  } catch (const train::NotFinite& error) {
-    if (is_first()) {
-      std::cerr << "chorale: " << error.what() << '\n';
-    } else {
-      let_rank_0_end_first();
-    }
-    status = kNotFinite;
-  }
-  if (status != 0) throw CLI::RuntimeError(status);
+  if (const int status = train_as_rank(command, is_rank); status != 0) throw CLI::RuntimeError(status);
 }
 
 }  // namespace

@@ -334,8 +334,8 @@ TEST(Tensor, AccessChecksDTypeContiguityAndDevice) {
   EXPECT_PARTS(message_of<StateError>([] { (void)Tensor::empty({2}, DType::kF32, kNull).data<float>(); }), "null");
   EXPECT_PARTS(message_of<StateError>([] { (void)Tensor().data<float>(); }), "undefined");
   EXPECT_PARTS(message_of<StateError>([] { (void)Tensor().span<float>(); }), "undefined");
-  EXPECT_PARTS(message_of<StateError>([] { (void)Tensor().item<float>(); }), "undefined");
-  EXPECT_PARTS(message_of<StateError>([] { (void)Tensor().to_vector<float>(); }), "undefined");
+  EXPECT_PARTS(message_of<InvalidArgument>([] { (void)Tensor().item<float>(); }), "undefined");
+  EXPECT_PARTS(message_of<InvalidArgument>([] { (void)Tensor().to_vector<float>(); }), "undefined");
 }
 
 TEST(Tensor, TheNullDeviceHasShapesOfAnySizeAndViews) {
