@@ -15,6 +15,19 @@ from . import _C
 
 __all__ = ["make_backend", "register"]
 
+_served = None
+
+
+def _keep_serving(store):
+    """Where ranks meet at MASTER_ADDR without an agent, rank 0 serves the store, and PyTorch ends it with the group. A rank
+    that is quick to make the next one would find the old store and lose it. So the last one that is served stays for
+    as long as the process: PyTorch's next store at this port is another view of it."""
+    global _served
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, dist.TCPStore) and str(store.port) == os.environ.get("MASTER_PORT"):
+        _served = store
+
 
 def make_backend(options, backend_options=None):
     """Creates the backend of one group; torch.distributed calls this."""
@@ -24,6 +37,8 @@ def make_backend(options, backend_options=None):
             raise TypeError(f"chorale: pg_options must be a torch.distributed Backend.Options, whose timeout is used, not a "
                             f"{type(backend_options).__name__}")
         timeout = backend_options._timeout
+    if options.group_rank == 0:
+        _keep_serving(options.store)
     return _C.make_backend(
         options.store,
         options.group_rank,

@@ -2,7 +2,10 @@
 in test_start.py."""
 
 import datetime
+import os
+import socket
 import threading
+import time
 
 import pytest
 import torch
@@ -37,6 +40,26 @@ def test_groups_are_made_again(tmp_path, kind):
                 dist.destroy_process_group()
 
     run_ranks(body, limit_s=120)
+
+
+def test_groups_are_made_again_at_a_master_without_an_agent():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+
+    def body(rank, size):
+        dist.destroy_process_group()
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        for round in range(ROUNDS + 1):
+            dist.init_process_group("chorale", timeout=LIMIT)
+            check_sums(rank, size, 1000 * round, dist.all_reduce)
+            if round < ROUNDS:
+                held = dist.distributed_c10d._get_default_store()
+                dist.destroy_process_group()
+                time.sleep(0.01 if rank == 0 else 0)  # the others find the old store, which rank 0 is about to end
+                del held
+
+    run_ranks(body, size=3, limit_s=120)
 
 
 def test_groups_are_made_again_at_a_hash_store():
