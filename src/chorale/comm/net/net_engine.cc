@@ -25,10 +25,11 @@ constexpr auto kLongestSleep = 2ms;  // what happens on this host rings no bell 
 }  // namespace
 
 NetEngine::NetEngine(std::shared_ptr<RankContext> whose_context, Membership whose, NetLayout layout, uint64_t id,
-                     std::shared_ptr<ShmEngine> local)
+                     std::shared_ptr<ShmEngine> local, bool shares_process)
     : Engine(std::move(whose_context), std::move(whose)),
       group_(membership(), context().algorithms, std::move(layout), context().net, id, std::move(local)),
-      messages_(group_) {
+      messages_(group_),
+      shares_process_(shares_process) {
   patience_ = {0, kYields};
   enlist();
   worker_ = std::thread([this] { work(); });

@@ -21,12 +21,13 @@ class NetEngine final : public Engine, public Leaver {
  public:
   // `local` is the engine of the members on this host, `id` the same on all members.
   NetEngine(std::shared_ptr<RankContext> context, Membership membership, NetLayout layout, uint64_t id,
-            std::shared_ptr<ShmEngine> local);
+            std::shared_ptr<ShmEngine> local, bool shares_process);
   // Finishes what is in flight, unless an exception is passing through: then the others are told.
   ~NetEngine() override;
 
   const char* backend() const override { return group_.fabric().name(); }
   bool has_own_thread() const override { return true; }
+  bool shares_process() const override { return shares_process_; }
   void wait_a_little(std::unique_lock<std::mutex>& lock, Wait& wait) override;
   void note_exception(const std::string& what) override { group_.note_exception(what); }
   bool is_broken() const override { return group_.failed(); }
@@ -58,6 +59,7 @@ class NetEngine final : public Engine, public Leaver {
 
   NetGroup group_;
   NetMessages messages_;
+  const bool shares_process_;
 
   NetCall* running_ = nullptr;
   std::condition_variable for_worker_, for_waiters_;

@@ -26,6 +26,7 @@ ShmEngine::ShmEngine(std::shared_ptr<RankContext> whose_context, Membership whos
       group_(context(), membership(), std::move(segment), identities, inner),
       call_(group_, roll_call_),
       messages_(group_),
+      shares_process_(share_this_process(identities)),
       seen_alive_(static_cast<size_t>(group_.size)) {
   group_.own().state.store(shm::RankState::kJoined);
   enlist();

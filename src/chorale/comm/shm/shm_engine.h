@@ -18,7 +18,7 @@ class ShmEngine final : public Engine, public Leaver {
   ~ShmEngine() override;
 
   const char* backend() const override { return "shm"; }
-  bool shares_process() const override { return group_.all_in_one_process() && membership().size() > 1; }
+  bool shares_process() const override { return shares_process_; }
   void note_exception(const std::string& what) override;
   bool is_broken() const override { return group_.segment.failed(); }
   const ShmGroup& group() const { return group_; }
@@ -66,6 +66,7 @@ class ShmEngine final : public Engine, public Leaver {
   bool said_goodbye_ = false;
   ShmCall call_;
   ShmMessages messages_;
+  const bool shares_process_;
   mutable std::vector<Clock::time_point> seen_alive_;  // by peer: when it was last seen alive; with the lock
 };
 

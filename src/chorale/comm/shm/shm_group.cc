@@ -44,6 +44,11 @@ bool has_core_each(const std::vector<ShmIdentity>& ranks) {
   return cores >= static_cast<int>(ranks.size());
 }
 
+bool share_this_process(const std::vector<ShmIdentity>& ranks) {
+  const auto is_own = [](const ShmIdentity& rank) { return rank.process == shm::this_process(); };
+  return std::count_if(ranks.begin(), ranks.end(), is_own) > 1;
+}
+
 ShmGroup::ShmGroup(RankContext& context, const Membership& whose, shm::GroupSegment group_segment,
                    const std::vector<ShmIdentity>& identities, bool is_inner)
     : membership(whose),

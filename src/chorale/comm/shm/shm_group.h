@@ -25,6 +25,8 @@ struct ShmIdentity {
 ShmIdentity own_identity(RankContext& context);
 // True when there is a core for each of them.
 bool has_core_each(const std::vector<ShmIdentity>& ranks);
+// True when several of them are threads of this process.
+bool share_this_process(const std::vector<ShmIdentity>& ranks);
 
 class ShmGroup {
  public:
