@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "chorale/api/api.h"
+#include "chorale/op/device_scope.h"
 #include "chorale/op/need_defined.h"
 #include "chorale/sharding/sharded.h"
 
@@ -20,6 +21,10 @@ const Tensor& take_part(const Tensor& x, const Tensor& whole) {
   copy_(sharding::local_of(x), sharding::local_of(distribute(whole, mesh_of(x), placements_of(x), std::nullopt)));
   return x;
 }
+
+// What is computed from numbers that were drawn is computed on the host, wherever x is. Of a tensor without memory only
+// the generator goes on.
+Device place_of_draws(const Tensor& x) { return x.device() == kNull ? kNull : kCpu; }
 }  // namespace
 
 const Tensor& uniform_(const Tensor& x, double low, double high, Generator& generator) {
@@ -65,7 +70,9 @@ const Tensor& trunc_normal_(const Tensor& x, double mean, double stddev, double 
   CHORALE_CHECK(from < until, "[trunc_normal_] there is nothing of the distribution between ", low, " and ", high,
                 ": more than 8 deviations from the mean ", mean);
   const NoGrad quiet;
+  const DeviceScope place(place_of_draws(x));
   const Tensor draws = chorale::uniform(x.sizes(), from, until, DType::kF64, generator);
+  if (x.device() == kNull) return x;
   for (double& draw : draws.span<double>()) draw = std::clamp(mean + stddev * normal_quantile(draw), low, high);
   return copy_(x, draws);
 }
@@ -149,6 +156,7 @@ const Tensor& orthogonal_(const Tensor& weight, double gain, Generator& generato
   const NoGrad quiet;
   const int64_t rows = weight.size(0), columns = weight.elems() / rows;
   const bool wide = rows < columns;
+  const DeviceScope place(place_of_draws(weight));
   const Tensor draws =
       chorale::normal({std::max(rows, columns), std::min(rows, columns)}, 0, 1, DType::kF64, generator);
   const auto [q, r] = qr(draws);

@@ -40,7 +40,7 @@ void make_members(const char* name, Norm& norm, int64_t channels, const Options&
   if (options.track_running_stats) {
     norm.running_mean = Buffer(zeros({channels}));
     norm.running_var = Buffer(ones({channels}));
-    norm.num_batches_tracked = Buffer(Tensor::scalar(0, DType::kI64));
+    norm.num_batches_tracked = Buffer(zeros({}, DType::kI64));
   }
 }
 

@@ -7,12 +7,14 @@ namespace {
 
 using In = std::vector<Tensor>;
 
-Tensor later() { return gt(arange(4), unsqueeze(arange(4), 1)); }
-Tensor padded() { return Tensor::from(std::vector<uint8_t>{0, 0, 0, 0, 0, 0, 1, 1}, {2, 4}); }
-AttentionMasks masks(bool attention, bool padding, bool weights = false) {
+// Where the inputs are.
+AttentionMasks masks(const In& in, bool attention, bool padding, bool weights = false) {
+  const Device device = in[0].device();
   AttentionMasks result{.need_weights = weights};
-  if (attention) result.attn_mask = later();
-  if (padding) result.key_padding_mask = to(padded(), DType::kBool);
+  const Tensor places = arange(4, DType::kI64, device);
+  if (attention) result.attn_mask = gt(places, unsqueeze(places, 1));
+  if (padding)
+    result.key_padding_mask = Tensor::from({false, false, false, false, false, false, true, true}, {2, 4}, device);
   return result;
 }
 constexpr TransformerLayerOptions kSmall{.dim_feedforward = 10, .dropout = 0};
@@ -27,12 +29,12 @@ void add_attentions(Cases& cases) {
   cases["MultiheadAttention_cross"] =
       CHORALE_CASE(MultiheadAttention(6, 3, {.kdim = 5, .vdim = 7, .batch_first = true}),
                    {x({2, 3, 6}), x({2, 4, 5}), x({2, 4, 7})}, [](MultiheadAttention& m, const In& in) {
-                     const Tensor slope = view(arange(12, DType::kF64), {3, 4}) * -0.1;
+                     const Tensor slope = view(arange(12, DType::kF64, in[0].device()), {3, 4}) * -0.1;
                      return m(in[0], in[1], in[2], AttentionMasks{.attn_mask = slope});
                    });
-  cases["MultiheadAttention_masks"] =
-      CHORALE_CASE(MultiheadAttention(6, 2, {.bias = false, .batch_first = true}), {x({2, 4, 6})},
-                   [](MultiheadAttention& m, const In& in) { return m(in[0], in[0], in[0], masks(true, true, true)); });
+  cases["MultiheadAttention_masks"] = CHORALE_CASE(
+      MultiheadAttention(6, 2, {.bias = false, .batch_first = true}), {x({2, 4, 6})},
+      [](MultiheadAttention& m, const In& in) { return m(in[0], in[0], in[0], masks(in, true, true, true)); });
   cases["MultiheadAttention_causal"] = CHORALE_CASE(
       MultiheadAttention(6, 2, {.batch_first = true}), {x({2, 4, 6})},
       [](MultiheadAttention& m, const In& in) { return m(in[0], in[0], in[0], AttentionMasks{.is_causal = true}); });
@@ -47,13 +49,13 @@ void add_attentions(Cases& cases) {
                                .activation = TransformerActivation::kGelu,
                                .batch_first = true,
                                .norm_first = true}),
-      {x({2, 4, 6})}, [](TransformerEncoderLayer& m, const In& in) { return m(in[0], masks(true, true)); });
+      {x({2, 4, 6})}, [](TransformerEncoderLayer& m, const In& in) { return m(in[0], masks(in, true, true)); });
   cases["TransformerEncoderLayer_no_bias"] =
       CHORALE_CASE(TransformerEncoderLayer(6, 2, {.dim_feedforward = 10, .dropout = 0, .bias = false}), {x({4, 2, 6})});
   cases["TransformerDecoderLayer"] =
       CHORALE_CASE(TransformerDecoderLayer(6, 2, {.dim_feedforward = 10, .dropout = 0, .batch_first = true}),
                    {x({2, 4, 6}), x({2, 4, 6})}, [](TransformerDecoderLayer& m, const In& in) {
-                     return m(in[0], in[1], AttentionMasks{.is_causal = true}, masks(false, true));
+                     return m(in[0], in[1], AttentionMasks{.is_causal = true}, masks(in, false, true));
                    });
   cases["TransformerDecoderLayer_pre"] =
       CHORALE_CASE(TransformerDecoderLayer(6, 2, {.dim_feedforward = 10, .dropout = 0, .norm_first = true}),
