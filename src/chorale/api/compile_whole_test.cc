@@ -42,6 +42,18 @@ TEST(WholeGraph, AskingForAValueIsAnErrorThatSaysWhatToDo) {
   EXPECT_THAT(message_of([&] { dynamic(ones({2})); }), HasSubstr("depends on data"));
 }
 
+TEST(WholeGraph, ATensorOfATraceThatFailedSaysWhatMadeItAndWhatToDo) {
+  Tensor kept;
+  auto f = compile(
+      [&](const Tensor& x) {
+        kept = mul(x, x);
+        return mul(x, add(x, 1).item<float>());
+      },
+      {.whole_graph = true});
+  EXPECT_THROW(f(ones({1})), StateError);
+  EXPECT_THAT(message_of([&] { kept.item<float>(); }), AllOf(HasSubstr("made by mul"), HasSubstr("return the tensor")));
+}
+
 TEST(WholeGraph, ATensorFromHostDataIsAnErrorUnlessItIsMarked) {
   auto f = compile([](const Tensor& x) { return add(x, Tensor::from<float>({1, 2}, {2})); }, {.whole_graph = true});
   EXPECT_THAT(message_of([&] { f(ones({2})); }), AllOf(HasSubstr("host data"), HasSubstr("constant(x)")));

@@ -35,8 +35,14 @@ void show_bytes(const Tensor& x) {
 Layout layout_of(const Tensor& x) { return {x.sizes(), x.strides(), x.offset(), x.dtype()}; }
 
 std::string TracedValue::why_no_bytes(const Tensor& tensor) const {
-  return concat("a traced tensor (", tensor.dtype(), " ", tensor.sizes(),
-                ") has no value: it was recorded and never run, because the call that recorded it failed");
+  return concat("a traced tensor (", tensor.dtype(), " ", tensor.sizes(), made_by ? concat(", made by ", made_by) : "",
+                ") has no value: it was recorded and never run, because the call that recorded it failed; let that "
+                "call succeed, and return the tensor from it");
+}
+std::unique_ptr<TensorExtension> TracedValue::copy() const {
+  auto other = std::make_unique<TracedValue>(recording, number);
+  other->made_by = made_by;
+  return other;
 }
 
 bool TracedValue::provide_bytes(const Tensor& tensor, const char* asked) {
@@ -234,6 +240,7 @@ void Recording::call(const op::OpDef& op, std::span<const Tensor> in, const Attr
   for (const uint32_t x : call.in) note_read(x);
   for (size_t i = 0; i < out.size(); ++i) {
     out[i] = new_tensor(specs[i], in);
+    static_cast<TracedValue&>(*out[i].impl()->extension).made_by = op.name;
     call.out.push_back(static_cast<uint32_t>(tensors_.size() - 1));
   }
   add_call(std::move(call));

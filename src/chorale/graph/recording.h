@@ -222,11 +222,12 @@ struct TracedValue final : TensorExtension {
   ~TracedValue() override {
     if (alive) alive->impl = nullptr;
   }
-  std::unique_ptr<TensorExtension> copy() const override { return std::make_unique<TracedValue>(recording, number); }
+  std::unique_ptr<TensorExtension> copy() const override;
   std::string why_no_bytes(const Tensor& tensor) const override;
   bool provide_bytes(const Tensor& tensor, const char* asked) override;
 
-  uint32_t recording, number;  // the number of the recording, and of the tensor in it
+  uint32_t recording, number;     // the number of the recording, and of the tensor in it
+  const char* made_by = nullptr;  // the op
   std::shared_ptr<Alive> alive{};
 };
 
