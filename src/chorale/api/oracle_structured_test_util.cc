@@ -128,7 +128,8 @@ void add_order(Calls& calls) {
   calls["searchsorted"] = [](In in, const Json& a) -> Out { return {searchsorted(in[0], in[1], a["right"])}; };
   calls["bincount"] = [](In in, const Json& a) -> Out { return {bincount(in[0], {}, a["minlength"])}; };
   calls["cholesky_of_square"] = [](In in, const Json& a) -> Out {
-    const Tensor spd = add(matmul(in[0], transpose(in[0], -2, -1)), mul(eye(in[0].size(-1), -1, in[0].dtype()), 3));
+    const Tensor one = eye(in[0].size(-1), -1, in[0].dtype(), in[0].device());
+    const Tensor spd = add(matmul(in[0], transpose(in[0], -2, -1)), mul(one, 3));
     return {cholesky(spd, a["upper"])};
   };
   calls["solve_triangular"] = [](In in, const Json& a) -> Out {

@@ -2,11 +2,14 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 
 #include "chorale/api/oracle_calls_test_util.h"
 #include "chorale/autograd/autograd.h"
+#include "chorale/base/parallel_for.h"
+#include "chorale/eager/sim_kernels.h"
 #include "chorale/op/functions.h"
 #include "chorale/op/samples.h"
 
@@ -145,25 +148,74 @@ void check(const Call& call, const Json& test) {
   }
 }
 
-class Oracle : public ::testing::TestWithParam<std::string> {};
+// The bytes of results and gradients, with inputs on a device.
+std::vector<std::vector<complex128>> computed_on(Device device, const Call& call, const Json& test) {
+  std::vector<Tensor> in, wanted, roots;
+  for (const Json& spec : test["in"]) {
+    const Tensor x = make(spec);
+    in.push_back(x.defined() ? to(x, device) : x);
+    if (x.defined() && spec.contains("g")) wanted.push_back(set_requires_grad(in.back()));
+  }
+  std::vector<std::vector<complex128>> all;
+  GradOptions options{.allow_unused = true};
+  for (const Tensor& y : call(in, test.value("a", Json::object()))) {
+    EXPECT_EQ(y.device(), device);
+    all.push_back(y.to_vector<complex128>());
+    if (!requires_grad(y)) continue;
+    roots.push_back(y);
+    options.grad_outputs.push_back(ones_like(y));
+  }
+  if (!test.contains("grad") || roots.empty()) return all;
+  for (const Tensor& g : grad(roots, wanted, options)) {
+    if (!g.defined()) continue;
+    EXPECT_EQ(g.device(), device);
+    all.push_back(g.to_vector<complex128>());
+  }
+  return all;
+}
 
-TEST_P(Oracle, AgreesWithPyTorch) {
-  std::ifstream file(folder() / (GetParam() + ".json"));
-  const Json family = Json::parse(file);
-  Calls calls = pointwise_calls();
-  calls.merge(structured_calls());
-  calls.merge(nn_calls());
-  ASSERT_GT(family["cases"].size(), 10u);
-  for (const Json& test : family["cases"]) {
-    const auto call = calls.find(test["f"].get<std::string>());
-    ASSERT_NE(call, calls.end()) << "the oracle knows " << test["f"] << ", this test does not";
-    try {
-      check(call->second, test);
-    } catch (const Error& error) {
-      ADD_FAILURE() << test["f"] << " " << test["in"].dump().substr(0, 160) << " "
-                    << test.value("a", Json::object()).dump() << ": " << error.what();
+bool same_bits(const std::vector<std::vector<complex128>>& a, const std::vector<std::vector<complex128>>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
+    return x.size() == y.size() && (x.empty() || std::memcmp(x.data(), y.data(), x.size() * sizeof(x[0])) == 0);
+  });
+}
+
+class Oracle : public ::testing::TestWithParam<std::string> {
+ protected:
+  // Calls check(function, case) for every case of the family.
+  static void for_each_case(const std::function<void(const Call&, const Json&)>& check_one) {
+    std::ifstream file(folder() / (GetParam() + ".json"));
+    const Json family = Json::parse(file);
+    Calls calls = pointwise_calls();
+    calls.merge(structured_calls());
+    calls.merge(nn_calls());
+    ASSERT_GT(family["cases"].size(), 10u);
+    for (const Json& test : family["cases"]) {
+      const auto call = calls.find(test["f"].get<std::string>());
+      ASSERT_NE(call, calls.end()) << "the oracle knows " << test["f"] << ", this test does not";
+      try {
+        check_one(call->second, test);
+      } catch (const Error& error) {
+        ADD_FAILURE() << test["f"] << " " << test["in"].dump().substr(0, 160) << " "
+                      << test.value("a", Json::object()).dump() << ": " << error.what();
+      }
     }
   }
+};
+
+TEST_P(Oracle, AgreesWithPyTorch) { for_each_case(check); }
+
+// Functions that are no rows make tensors on the way, which must lie where their inputs do.
+TEST_P(Oracle, HasTheBitsOfTheCpuOnADevice) {
+  constexpr Device sim{DeviceType::kSim, 0};
+  eager::add_sim_device({.most_delay = std::chrono::microseconds(5)});
+  const int threads = thread_count();
+  set_thread_count(1);  // as kernels of the device do: sums are cut by the number of threads
+  for_each_case([&](const Call& call, const Json& test) {
+    EXPECT_TRUE(same_bits(computed_on(sim, call, test), computed_on(kCpu, call, test)))
+        << test["f"] << " " << test["in"].dump().substr(0, 160) << " " << test.value("a", Json::object()).dump();
+  });
+  set_thread_count(threads);
 }
 
 INSTANTIATE_TEST_SUITE_P(Ops, Oracle,

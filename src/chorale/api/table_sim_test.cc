@@ -81,11 +81,42 @@ INSTANTIATE_TEST_SUITE_P(Rows, SimTable, ::testing::ValuesIn(all_ops().begin(), 
 
 TEST(SimTensors, CreationAndRandomFunctionsTakeTheDevice) {
   eager::add_sim_device();
-  EXPECT_EQ(full({2, 2}, 3, DType::kF32, kSim).to_vector<float>(), std::vector<float>(4, 3));
-  EXPECT_EQ(arange(4, DType::kI64, kSim).to_vector<int64_t>(), (std::vector<int64_t>{0, 1, 2, 3}));
-  Generator a(5), b(5);
-  EXPECT_EQ(normal({33}, 0, 1, DType::kF32, a, kSim).to_vector<float>(),
-            normal({33}, 0, 1, DType::kF32, b).to_vector<float>());
+  const auto made = [](Device device) {
+    Generator g(5);
+    const Tensor weights = Tensor::from({1.0, 0.0, 2.0, 0.5}, {4}, device), x = empty({2, 3}, DType::kF64, device);
+    const std::vector<Tensor> all{
+        full({2, 2}, 3, DType::kF32, device),
+        zeros({3}, DType::kI64, device),
+        ones({3}, DType::kBool, device),
+        arange(4, DType::kI64, device),
+        arange(1, 7, 2, DType::kF64, device),
+        linspace(0, 1, 5, DType::kF32, device),
+        eye(3, 2, DType::kF32, device),
+        uniform({33}, -1, 2, DType::kF32, g, device),
+        normal({33}, 0, 1, DType::kF32, g, device),
+        randint(-3, 9, {7}, DType::kI64, g, device),
+        randperm(11, DType::kI64, g, device),
+        bernoulli(full({9}, 0.5, DType::kF64, device), g),
+        multinomial(weights, 3, true, g),
+        fill_(x, 2),
+        full_like(x, 7),
+        zeros_like(x),
+        ones_like(x),
+        uniform_(empty_like(x), 0, 1, g),
+        normal_(empty_like(x), 0, 1, g),
+        Tensor::scalar(3, DType::kF16, device),
+        draw(g, 4, device),
+    };
+    std::vector<std::vector<double>> values;
+    for (const Tensor& one : all) {
+      EXPECT_EQ(one.device(), device) << values.size();
+      values.push_back(device == kNull ? std::vector<double>{} : one.to_vector<double>());
+    }
+    return std::pair(values, g.take(0).offset);
+  };
+  const auto expected = made(kCpu);
+  EXPECT_EQ(made(kSim), expected);
+  EXPECT_EQ(made(kNull).second, expected.second) << "random numbers go on";
   EXPECT_EQ(sum(full({3}, 2, DType::kF64, {DeviceType::kSim, 1})).item<double>(), 6);
 }
 
