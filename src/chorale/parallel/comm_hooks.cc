@@ -64,12 +64,12 @@ CommHook quantize_hook(const char* name, const comm::Group* chosen, std::optiona
             const int64_t rows = (buffer.elems() + columns - 1) / columns;
             const Tensor wide = to(buffer, compute_of(buffer.dtype()));
             const Quantized own(view(pad(wide, {0, rows * columns - buffer.elems()}), {rows, columns}));
-            const Tensor scales = empty({group.size(), rows, 2}, wide.dtype());
-            const Tensor codes = empty({group.size(), rows, columns}, DType::kU8);
+            const Tensor scales = empty({group.size(), rows, 2}, wide.dtype(), wide.device());
+            const Tensor codes = empty({group.size(), rows, columns}, DType::kU8, wide.device());
             std::ignore = group.all_gather_into(scales, own.scale_zero);  // done before the next one is
             return group.all_gather_into(codes, own.codes).future().then([=](const Tensors&) {
               const int64_t ranks = codes.size(0);
-              Tensor total = zeros({rows, columns}, wide.dtype());
+              Tensor total = zeros({rows, columns}, wide.dtype(), wide.device());
               for (int64_t r = 0; r < ranks; ++r) {
                 const Tensor of_rank = select(scales, 0, r);
                 const Tensor scale = narrow(of_rank, 1, 0, 1), zero = narrow(of_rank, 1, 1, 1);

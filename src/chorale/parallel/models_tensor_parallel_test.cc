@@ -6,6 +6,7 @@
 #include "chorale/base/config.h"
 #include "chorale/comm/comm_counter.h"
 #include "chorale/comm/run_ranks_test_util.h"
+#include "chorale/eager/sim_kernels.h"
 #include "chorale/models/bert.h"
 #include "chorale/models/gpt2.h"
 #include "chorale/models/mlp.h"
@@ -126,6 +127,22 @@ void expect_gpt2_trains_as_one_rank(DType dtype) {
 }
 TEST(Gpt2TensorParallel, TrainsAsOneRankDoes) { expect_gpt2_trains_as_one_rank(DType::kF64); }
 TEST(Gpt2TensorParallel, TrainsAsOneRankDoesInF32) { expect_gpt2_trains_as_one_rank(DType::kF32); }
+
+TEST(Gpt2TensorParallel, TrainsOnDevicesWithTheBitsOfTheCpu) {
+  eager::add_sim_device({.most_delay = std::chrono::microseconds(20)});
+  for (const bool split : {false, true}) {
+    run_ranks(2, [&](comm::Group& group) {
+      const Mesh here(group, {2}, {"tp"});
+      const auto trained = [&](const Mesh& mesh) {
+        models::Gpt2 model = make(DType::kF64, 0.1);
+        model.to(mesh.device());
+        tensor_parallel(model, mesh, plan_for(model, {.sequence_parallel = split, .loss_parallel = split}));
+        return train(model, [&](const Tensor& batch) { return to(batch, mesh.device()); });
+      };
+      EXPECT_EQ(trained(here.on("sim")), trained(here)) << split;
+    });
+  }
+}
 
 // A plan of four lines: the projections say how their weights are laid out, and everything else is whole.
 TEST(Gpt2TensorParallel, TakesAPlanThatNamesLayersOnly) {

@@ -69,17 +69,17 @@ Tensor PowerSgd::start_of(const Matrix& m, int64_t iteration) const {
   const int64_t columns = m.values.size(1), rank = std::min({m.values.size(0), columns, options_.rank});
   if (const auto memory = now_.memories.find(m.key); memory != now_.memories.end() && options_.warm_start) {
     if (memory->second.q.defined() && memory->second.q.sizes() == Shape{columns, rank})
-      return orthonormal(memory->second.q);
+      return orthonormal(to(memory->second.q, m.values.device()));
   }
   Generator numbers = Generator(options_.seed).fork(static_cast<uint64_t>(iteration)).fork(m.key);
-  return orthonormal(normal({columns, rank}, 0, 1, m.values.dtype(), numbers));
+  return orthonormal(normal({columns, rank}, 0, 1, m.values.dtype(), numbers, m.values.device()));
 }
 
 PowerSgd::Matrix PowerSgd::factorize(const Tensor& target, const Tensor& values, size_t key, int64_t iteration) {
   Matrix m{.target = target, .values = values, .p = {}, .q = {}, .key = key};
   if (const auto memory = now_.memories.find(m.key); memory != now_.memories.end()) {
     const Tensor& error = memory->second.error;
-    if (error.defined() && error.sizes() == values.sizes()) m.values = values + error;
+    if (error.defined() && error.sizes() == values.sizes()) m.values = values + to(error, values.device());
   }
   m.p = matmul(m.values, start_of(m, iteration));
   return m;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <optional>
 
 #include "chorale/base/comm_error.h"
 #include "chorale/base/parallel_for.h"
@@ -15,7 +16,11 @@
 #include "chorale/models/mlp.h"
 #include "chorale/op/samples.h"
 #include "chorale/optim/optim.h"
+#include "chorale/parallel/comm_hooks.h"
 #include "chorale/parallel/ddp.h"
+#include "chorale/parallel/power_sgd.h"
+#include "chorale/parallel/sync_batch_norm.h"
+#include "chorale/parallel/tensor_parallel.h"
 #include "chorale/parallel/zoo_test_util.h"
 
 namespace chorale::parallel {
@@ -143,7 +148,8 @@ TEST_F(SimTraining, CollectivesReachTheDevice) {
 }
 
 // Three steps of DDP from equal parameters: the losses and the parameters of this rank.
-Trained train_replicas(comm::Group& group, Device device, const DdpOptions& options) {
+Trained train_replicas(comm::Group& group, Device device, const DdpOptions& options,
+                       const std::optional<CommHook>& hook = {}) {
   nn::Sequential model = models::mlp({12, 16, 4});
   {
     const NoGrad quiet;
@@ -153,6 +159,7 @@ Trained train_replicas(comm::Group& group, Device device, const DdpOptions& opti
   }
   model.to(device);
   DistributedDataParallel ddp(std::move(model), group, options);
+  if (hook) ddp.register_comm_hook(*hook);
   optim::Sgd optimizer(ddp.named_parameters(), {.lr = 0.1, .momentum = 0.9});
   Trained result;
   for (int step = 0; step < kSteps; ++step) {
@@ -192,6 +199,93 @@ TEST_F(SimTraining, GradientsAreReducedInALowerTypeThanTheirOwn) {
   run_ranks(2, [&](comm::Group& group) {
     const DdpOptions options{.mixed_precision = MixedPrecision{.reduce = DType::kF64}};
     EXPECT_EQ(train_replicas(group, kSim, options).parameters, train_replicas(group, kCpu, options).parameters);
+  });
+}
+
+TEST_F(SimTraining, CommunicationHooksWorkWhereTheGradientsAre) {
+  const auto power_sgd = [] {
+    return std::make_shared<PowerSgd>(PowerSgdOptions{.start_iteration = 2, .min_compression_rate = 1});
+  };
+  const std::pair<const char*, std::function<CommHook()>> hooks[] = {
+      {"bf16", [] { return bf16_compress_hook(); }},
+      {"f16", [] { return fp16_compress_wrapper(allreduce_hook()); }},
+      {"quantized", [] { return quantize_per_tensor_hook(); }},
+      {"quantized chunks", [] { return quantize_per_channel_hook(nullptr, 50); }},
+      {"PowerSGD", [&] { return power_sgd_hook(power_sgd()); }},
+      {"batched PowerSGD", [&] { return batched_power_sgd_hook(power_sgd()); }},
+  };
+  for (const auto& [name, make] : hooks) {
+    run_ranks(2, [&, &name = name, &make = make](comm::Group& group) {
+      const StreamScope own(make_stream(kSim));
+      const Trained expected = train_replicas(group, kCpu, {}, make()), found = train_replicas(group, kSim, {}, make());
+      EXPECT_EQ(found.losses, expected.losses) << name;
+      EXPECT_EQ(found.parameters, expected.parameters) << name;
+    });
+  }
+}
+
+TEST_F(SimTraining, SyncBatchNormGivesTheBitsOfTheCpu) {
+  run_ranks(2, [](comm::Group& group) {
+    const StreamScope own(make_stream(kSim));
+    for (const int64_t batch : {int64_t{4}, int64_t{3} * group.rank()}) {  // a rank may have none
+      const auto trained = [&](Device device) {
+        nn::BatchNorm2d norm(3);
+        norm.to(device);
+        convert_sync_batchnorm(norm, group);
+        const auto numbers = [&](int seed) {
+          return to(to(op::sample({batch, 3, 2, 5}, seed + group.rank()), DType::kF32), device);
+        };
+        const Tensor x = set_requires_grad(numbers(1));
+        const Tensor y = norm(x);
+        backward(y, numbers(5));
+        std::vector<std::vector<float>> values;
+        for (const Tensor& found : {y, gradient(x), gradient(norm.weight), gradient(norm.bias),
+                                    detach(norm.running_mean), detach(norm.running_var)}) {
+          EXPECT_EQ(found.device(), device);
+          values.push_back(found.to_vector<float>());
+        }
+        return values;
+      };
+      EXPECT_EQ(trained(kSim), trained(kCpu)) << batch;
+    }
+  });
+}
+
+TEST_F(SimTraining, LossOfSplitClassesGivesTheBitsOfTheCpu) {
+  run_ranks(2, [](comm::Group& group) {
+    const Mesh here(group, {2}), there = here.on("sim");
+    const StreamScope own(make_stream(there.device()));
+    const Tensor target = Tensor::from<int64_t>({0, 4, -100, 2}, {4}), weights = op::sample({5}, 5, 0.5, 1.5);
+    const auto trained = [&](const Mesh& mesh, int64_t classes) {
+      const Tensor logits = to(op::sample({4, classes}, 3), mesh.device());
+      const Tensor x = set_requires_grad(distribute(logits, mesh, {shard(1)}));
+      const Tensor known = minimum(to(target, mesh.device()), classes - 1);
+      const Tensor loss = loss_parallel(x, known, {.weight = to(narrow(weights, 0, 0, classes), mesh.device())});
+      backward(loss);
+      EXPECT_EQ(to_local(loss).device(), mesh.device());
+      return std::pair(to_local(loss).item<double>(), to_local(gradient(x)).to_vector<double>());
+    };
+    for (const int64_t classes : {5, 1}) EXPECT_EQ(trained(there, classes), trained(here, classes)) << classes;
+  });
+}
+
+TEST_F(SimTraining, ShardedTensorsAreMadeOnTheDeviceOfTheirMesh) {
+  run_ranks(2, [](comm::Group& group) {
+    const Mesh here(group, {2}), there = here.on("sim");
+    const StreamScope own(make_stream(there.device()));
+    const auto made = [&](const Mesh& mesh) {
+      Generator g(4);
+      std::vector<std::vector<float>> values;
+      for (const Tensor& x :
+           {full({3, 2}, 7, mesh, {shard(0)}), zeros({3, 2}, mesh, {shard(1)}), ones({3, 2}, mesh, {replicate()}),
+            uniform({5, 3}, mesh, {shard(0)}, 0, 1, DType::kF32, g),
+            normal({5, 3}, mesh, {shard(1)}, 0, 1, DType::kF32, g)}) {
+        EXPECT_EQ(to_local(x).device(), mesh.device());
+        values.push_back(full_tensor(x).to_vector<float>());
+      }
+      return values;
+    };
+    EXPECT_EQ(made(there), made(here));
   });
 }
 

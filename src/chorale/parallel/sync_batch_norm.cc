@@ -42,7 +42,7 @@ struct Moments {
 // all get the same bits.
 Moments moments_of_all_ranks(const Tensor& group, int64_t ranks, const Tensor& x) {
   const int64_t C = x.size(1), count = count_per_channel(x);
-  const Tensor row = zeros({1, 1 + 2 * C}, DType::kF64);
+  const Tensor row = zeros({1, 1 + 2 * C}, DType::kF64, x.device());
   if (count > 0) {
     fill_(narrow(row, 1, 0, 1), count);
     copy_(narrow(row, 1, 1, C), mean(x, places(x)));

@@ -35,9 +35,9 @@ class LossParallel final : public Function {
     const int64_t first = sharding::own_part(sizes_, *layout_).first[1], classes = x.size(1);
 
     Shape per_sample = target_.sizes();
-    const Tensor highest =
-        all_reduce(classes > 0 ? amax(x, 1) : full(per_sample, -std::numeric_limits<double>::infinity(), x.dtype()),
-                   group, Reduce::kMax);
+    const Tensor highest = all_reduce(
+        classes > 0 ? amax(x, 1) : full(per_sample, -std::numeric_limits<double>::infinity(), x.dtype(), x.device()),
+        group, Reduce::kMax);
     const Tensor powers = sub(x, unsqueeze(highest, 1));
     exp_(powers);
     const Tensor total = all_reduce(sum(powers, 1), group);
@@ -45,7 +45,7 @@ class LossParallel final : public Function {
     const Tensor valid = ne(target_, options_.ignore_index), place = sub(target_, first);
     const Tensor mine = logical_and(valid, logical_and(ge(place, 0), lt(place, classes)));
     const Tensor at = unsqueeze(where(mine, place, zeros_like(place)), 1);
-    Tensor picked = zeros(per_sample, x.dtype());
+    Tensor picked = zeros(per_sample, x.dtype(), x.device());
     if (classes > 0) picked = where(mine, sub(squeeze(gather(x, 1, at), 1), highest), picked);
     const Tensor log_p = sub(all_reduce(picked, group), log(total));
 

@@ -208,7 +208,7 @@ Strides strides_of(const op::OutSpec& spec) {
 
 // Nothing is computed on a rank outside the mesh.
 Tensor nothing_of(const op::OutSpec& spec) {
-  return chorale::zeros(spec.sizes.empty() ? Shape{} : Shape{0}, spec.dtype);
+  return chorale::zeros(spec.sizes.empty() ? Shape{} : Shape{0}, spec.dtype, spec.device);
 }
 
 // Ops whose shapes depend on data see all of it.
