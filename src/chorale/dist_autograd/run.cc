@@ -29,7 +29,7 @@ Tensors ReceiveBackward::apply(autograd::Node& node, std::span<const Tensor> dou
   std::vector<Tensor> gradients;
   for (size_t i = 0; i < dout.size(); ++i) {
     const TensorSpec& spec = node.outputs[i];
-    gradients.push_back(dout[i].defined() ? dout[i] : zeros(spec.sizes, spec.dtype));
+    gradients.push_back(dout[i].defined() ? dout[i] : zeros(spec.sizes, spec.dtype, spec.device));
   }
   run->send_back(*this, std::move(gradients));
   return {};
@@ -89,7 +89,7 @@ void Run::expect_sends() {
 }
 
 void Run::add_root(const Tensor& root) {
-  run_.add_root(root, ones(root.sizes(), root.dtype()));
+  run_.add_root(root, ones(root.sizes(), root.dtype(), root.device()));
   if (options_.accounted) starts_.push_back({0, autograd::edge_of(root).node});
 }
 

@@ -8,6 +8,7 @@
 #include <future>
 #include <thread>
 
+#include "chorale/eager/sim_kernels.h"
 #include "chorale/rpc/context_test_util.h"
 
 namespace chorale::rpc {
@@ -370,6 +371,19 @@ TEST_P(DistAutograd, GradientsComeBack) {
       expect_as_local(agent, leaves,
                       [&](How how, const auto& t) { return sum(run_as<plus>(how, agent, to, t[0], t[1])); });
     }
+  });
+}
+
+// What travels is on the CPU; what is made of it need not be.
+TEST_P(DistAutograd, ALossMayBeOnADevice) {
+  eager::add_sim_device({.most_delay = 20us});
+  run(2, [](Agent& agent, comm::Group&) {
+    constexpr Device device{DeviceType::kSim, 0};
+    const std::vector<Tensor> leaves{wanting(pattern({3, 3}, 1)), wanting(pattern({3, 3}, 2))};
+    expect_as_local(agent, leaves, [&](How how, const auto& t) {
+      const Tensor there = to(run_as<plus>(how, agent, next(agent), t[0], t[1]), device);
+      return sum(mul(there, to(t[0], device)));
+    });
   });
 }
 
