@@ -1,6 +1,7 @@
 // Gather and scatter: an index per element. A walk goes over the elements of the index; the tensor that is indexed
 // takes part with stride 0 along the dimension, and the index says how far to go from there.
 #include <algorithm>
+#include <atomic>
 
 #include "chorale/base/error.h"
 #include "chorale/kernel/cpu/index/checked_indices.h"
@@ -99,38 +100,57 @@ void add_places(const Line& line, const Tensor& work, const Tensor& list) {
   });
 }
 
+// False where an index is out of range. Reads no memory through such a one.
+template <class Unit>
+bool pick_from_rows(const Unit* row, int64_t length, const int64_t* at, int64_t picked, int64_t rows, Unit* to) {
+  bool all_fit = true;
+  for (int64_t i = 0; i < rows; ++i, row += length) {
+    for (int64_t k = 0; k < picked; ++k, ++at, ++to) {
+      auto place = static_cast<uint64_t>(*at);
+      if (place >= static_cast<uint64_t>(length)) {
+        all_fit = false;
+        place = 0;
+      }
+      *to = row[place];
+    }
+  }
+  return all_fit;
+}
+
 // The usual case, picking from rows: x and the result are contiguous and differ in the length of their rows only. False
-// where it is another one. A walk over any strides would cost more than a short row.
-bool gather_rows(const Tensor& x, const Line& line, const Tensor& out) {
-  const Shape &from = x.sizes(), &sizes = line.index.sizes();
-  if (line.dim + 1 != sizes.size() || !x.is_contiguous() || !out.is_contiguous()) return false;
+// where it is another one, or where an index is out of range. A walk over any strides would cost more than a short row,
+// and so would looking at the indices before.
+bool gather_rows(const Tensor& x, size_t dim, const Tensor& index, const Tensor& out) {
+  const Shape &from = x.sizes(), &sizes = out.sizes();
+  if (dim + 1 != sizes.size() || !x.is_contiguous() || !out.is_contiguous() || x.elems() == 0) return false;
   if (!std::equal(from.begin(), from.end() - 1, sizes.begin())) return false;
   const int64_t length = from.back(), picked = sizes.back();
-  const int64_t* indices = line.index.data<const int64_t>();
+  const Tensor list = contiguous(index, DType::kI64);
+  const int64_t* indices = list.data<const int64_t>();
+  std::atomic<bool> any_beyond = false;
   visit_bytes(out.elem_bytes(), [&](auto tag) {
     using Unit = typename decltype(tag)::type;
     const auto* rows = static_cast<const Unit*>(x.raw());
     auto* results = static_cast<Unit*>(out.raw());
     parallel_for(out.elems() / picked, std::max<int64_t>(1, kGatherGrain / picked), [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const Unit* row = rows + i * length;
-        const int64_t* at = indices + i * picked;
-        Unit* to = results + i * picked;
-        for (int64_t k = 0; k < picked; ++k) to[k] = row[at[k]];
-      }
+      if (!pick_from_rows(rows + begin * length, length, indices + begin * picked, picked, end - begin,
+                          results + begin * picked))
+        any_beyond = true;
     });
   });
-  return true;
+  return !any_beyond;
 }
 
 }  // namespace
 
 void gather(const KernelArgs& args) {
   const Tensor& out = args.out[0];
-  const Line line = line_of("gather", args.in[0], args.attrs.get<DimAttrs>().dim, args.in[1]);
-  if (out.elems() == 0) return;
+  const int64_t dim = args.attrs.get<DimAttrs>().dim;
   const Tensor x = at_least_vector(args.in[0]), result = at_least_vector(out);
-  if (gather_rows(x, line, result)) return;
+  const auto along = static_cast<size_t>(normalize_dim("gather", dim, x.dims()));
+  if (out.elems() > 0 && gather_rows(x, along, args.in[1], result)) return;
+  const Line line = line_of("gather", args.in[0], dim, args.in[1]);
+  if (out.elems() == 0) return;
   const int64_t step = x.strides()[line.dim];
   const Tensor in[] = {line.index, under_index(x, line.index.sizes(), line.dim)};
   const vec::StridedView views[] = {strided(in[0]), strided(in[1])};
