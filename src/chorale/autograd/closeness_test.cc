@@ -66,6 +66,8 @@ TEST_F(Closeness, OfSums) {
           {"mean", {x}, [](const Tensors& t) { return mean(t[0], 0); }, 1.6}});               // 1.55
 }
 
+// oneDNN adds 384 products to one sum before it begins the next. Calls for pieces of 192 would be as close as PyTorch
+// is, and take 2.5 % longer on one thread; pieces of 256 get half of the way there for 1 %.
 TEST_F(Closeness, OfProducts) {
   const Tensor a = draw({256, 1000}, -1, 1), b = draw({1000, 256}, -1, 1), bias = draw({256}, 0, 1);
   const auto product = [](const Tensors& t) { return matmul(t[0], t[1]); };
@@ -74,7 +76,6 @@ TEST_F(Closeness, OfProducts) {
           {"matmul_of_positive", {draw({64, 4096}, 0, 1), draw({4096, 64}, 0, 1)}, product, 4}});  // 2.6
 }
 
-// log(sum(exp(x))) is kept in f32 between forward and backward, and its rounding is most of this.
 TEST_F(Closeness, OfTheGradientOfCrossEntropy) {
   const Tensor x = normal({512, 1000}, 0, 3, DType::kF32, generator_),
                target = randint(0, 1000, {512}, DType::kI64, generator_);
@@ -83,7 +84,7 @@ TEST_F(Closeness, OfTheGradientOfCrossEntropy) {
     backward(cross_entropy(leaf, t[1]));
     return gradient(leaf);
   };
-  expect({{"cross_entropy", {x, target}, gradient_of, 5}});  // 2.4
+  expect({{"cross_entropy", {x, target}, gradient_of, 2.4}});  // 2.4
 }
 
 TEST_F(Closeness, OfScansOfComplexNumbers) {

@@ -368,7 +368,7 @@ bool fits_block(const Graph& graph, const Node& node) {
   if (node.op == &op::kCrossEntropy) return is_loss(graph, node, 0);
   if (node.op == &op::kCrossEntropyBackward) {
     return is_loss(graph, node, 1) && graph.values[node.in[0]].dtype == DType::kF32 &&
-           lies_in_order(graph.values[node.in[4]]);
+           lies_in_order(graph.values[node.in[4]], DType::kF64);
   }
   return product_of(graph, node) || sum_of(graph, node) || is_update(graph, node) || is_filled(graph, node);
 }

@@ -252,23 +252,27 @@ INLINE double targets_that_count(const i64* target, long n, i64 ignored) {
   return count;
 }
 // The loss of each line, and the logarithm of the sum of the exponentials.
-INLINE void f_losses(const float* x, const i64* target, long n, long classes, i64 ignored, float* loss, float* lse) {
+INLINE void f_losses(const float* x, const i64* target, long n, long classes, i64 ignored, float* loss, double* lse) {
   for (long i = 0; i < n; ++i) {  // without a call in between, so that lines overlap
     float largest = f_line_max(x + i * classes, classes);
     loss[i] = __builtin_isinf(largest) ? 0 : largest;
     lse[i] = f_line_sum_exp(x + i * classes, classes, loss[i]);
   }
   for (long i = 0; i < n; ++i) {
-    lse[i] = loss[i] + __builtin_logf(lse[i]);
-    loss[i] = target[i] != ignored ? lse[i] - x[i * classes + target[i]] : 0;
+    lse[i] = loss[i] + __builtin_log(lse[i]);
+    loss[i] = target[i] != ignored ? (float)(lse[i] - x[i * classes + target[i]]) : 0;
   }
 }
-INLINE void f_loss_gradient(const float* x, const i64* target, long n, long classes, i64 ignored, const float* lse, float g,
+// See Note [Exact logsumexp].
+INLINE void f_loss_gradient(const float* x, const i64* target, long n, long classes, i64 ignored, const double* lse, float g,
                             float* dx) {
   for (long i = 0; i < n; ++i, x += classes, dx += classes) {
+    float shift = (float)lse[i];
+    double rest = (double)shift - lse[i], factor = __builtin_isfinite(lse[i]) ? 1 + rest * (1 + rest / 2) : 1;
+    float scale = (float)(g * factor);
     for (long j = 0; j < classes; j += LF) {
-      F e = f_exp(f_load_first(x + j, classes - j) - f_splat(lse[i]));
-      F d = f_fma(e, f_splat(g), f_splat(g * -0.0f));
+      F e = f_exp(f_load_first(x + j, classes - j) - f_splat(shift));
+      F d = f_fma(e, f_splat(scale), f_splat(g * -0.0f));
       f_store_first(dx + j, target[i] != ignored ? d : (F){}, classes - j);
     }
     if (target[i] != ignored) dx[target[i]] -= g;

@@ -38,7 +38,7 @@ TEST(Plan, TheGradientOfLogitsLiesOverThem) {
   const std::string attrs = "{ignore_index=-100, label_smoothing=0.1, reduction=1}";
   for (const bool keeps : {false, true}) {
     const Graph graph = parse(concat("graph(%0: f32[5, 37], %1: i64[5]) {\n  %2: f32[5, 37] = neg(%0)\n",        //
-                                     "  %3: f32[], %4: f32[5] = cross_entropy(%2, %1, none) ", attrs,            //
+                                     "  %3: f32[], %4: f64[5] = cross_entropy(%2, %1, none) ", attrs,            //
                                      "\n  %5: f32[] = full_like(%3) {value=1}\n",                                //
                                      "  %6: f32[5, 37] = cross_entropy_backward(%5, %2, %1, none, %4) ", attrs,  //
                                      "\n  %7: f32[5, 37] = mul(%6, ", keeps ? "%2" : "%6", ")\n  return %3, %7\n}\n"));

@@ -191,7 +191,7 @@ class StripedKernel {
     auto attrs = node.attrs.get<kernel::CrossEntropyAttrs>();
     attrs.reduction = Reduction::kNone;
     step.attrs = attrs;
-    const DType dtype = body_->values[node.op == &op::kCrossEntropy ? node.out[1] : node.in[4]].dtype;
+    const DType dtype = body_->values[node.op == &op::kCrossEntropy ? node.out[0] : node.in[0]].dtype;
     if (node.op == &op::kCrossEntropy) {
       step.out[0] = header({rows}, dtype);
     } else {

@@ -237,6 +237,17 @@ __device__ T over_block(T x, T identity) {
   return x;
 }
 
+// exp(x - lse) * scale is exp(x - shift) * this scale: Note [Exact logsumexp] in kernel/cpu/loss/cross_entropy.cc.
+template <class C>
+struct Shift {
+  C shift, scale;
+
+  __device__ __forceinline__ Shift(double lse, C scale_) : shift((C)lse), scale(scale_) {
+    const double d = (double)shift - lse;
+    if (d == d) scale = (C)(scale_ * (1 + d * (1 + d / 2)));  // NaN where both are infinite
+  }
+};
+
 // ---- random words (base/philox.h)
 
 __device__ __forceinline__ void philox(u64 seed, u64 counter, u32* words) {

@@ -25,7 +25,7 @@ std::string layer_with_loss(int lines, int classes, const std::string& dtype, co
   const std::string n = std::to_string(lines), k = std::to_string(classes);
   return concat("graph(%0: ", f(n + ", 8"), ", %1: ", f(k + ", 8"), ", %2: ", f(k), ", %3: i64[", n, "]) {\n",      //
                 "  %4: ", f(n + ", " + k), " = linear(%0, %1, %2)\n",                                               //
-                "  %5: ", f(""), ", %6: ", f(n), " = cross_entropy(%4, %3, none) ", attrs, "\n",                    //
+                "  %5: ", f(""), ", %6: f64[", n, "] = cross_entropy(%4, %3, none) ", attrs, "\n",                  //
                 "  %7: ", f(""), " = full() {sizes=[], value=0.5, dtype=", dtype, ", device=0, device_index=0}\n",  //
                 "  %8: ", f(n + ", " + k), " = cross_entropy_backward(%7, %4, %3, none, %6) ", attrs, "\n",         //
                 "  %9: ", f(n + ", 8"), " = matmul(%8, %1)\n",                                                      //
@@ -41,7 +41,7 @@ TEST(Stripe, ALossTakesItsLayerAlong) {
   %4: f32[] = full() {sizes=[], value=0.5, dtype=f32, device=0, device_index=0}
   %5: f32[], %6: f32[4096, 8], %7: f32[2048, 8], %8: f32[2048] = fused(%0, %1, %2, %3, %4) (%0: f32[4096, 8], %1: f32[2048, 8], %2: f32[2048], %3: i64[4096], %4: f32[]) {
     %5: f32[4096, 2048] = linear(%0, %1, %2)
-    %6: f32[], %7: f32[4096] = cross_entropy(%5, %3, none) {ignore_index=-100, label_smoothing=0.0, reduction=1}
+    %6: f32[], %7: f64[4096] = cross_entropy(%5, %3, none) {ignore_index=-100, label_smoothing=0.0, reduction=1}
     %8: f32[4096, 2048] = cross_entropy_backward(%4, %5, %3, none, %7) {ignore_index=-100, label_smoothing=0.0, reduction=1}
     %9: f32[4096, 8] = matmul(%8, %1)
     %10: f32[2048, 4096]:[1, 2048] = permute(%8) {dims=[1, 0]}
@@ -118,7 +118,7 @@ TEST(Stripe, ALossOfSequencesTakesItsLayerAlong) {
   const std::string text = concat(R"(graph(%0: f32[32, 128, 8], %1: f32[2048, 8], %2: f32[2048], %3: i64[4096]) {
   %4: f32[32, 128, 2048] = linear(%0, %1, %2)
   %5: f32[4096, 2048] = view(%4) {sizes=[4096, 2048]}
-  %6: f32[], %7: f32[4096] = cross_entropy(%5, %3, none) )",
+  %6: f32[], %7: f64[4096] = cross_entropy(%5, %3, none) )",
                                   kMeanLoss, R"(
   %8: f32[] = full() {sizes=[], value=0.5, dtype=f32, device=0, device_index=0}
   %9: f32[4096, 2048] = cross_entropy_backward(%8, %5, %3, none, %7) )",

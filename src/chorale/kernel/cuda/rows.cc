@@ -242,7 +242,8 @@ void cross_entropy_backward(const KernelArgs& args) {
   const Tensor x = plain ? rows_of_classes(args.in[1], args.stream) : contiguous(args.in[1], args.stream);
   const DType compute = compute_of(x.dtype());
   const Tensor& dx = args.out[0];
-  const Tensor dloss = contiguous(args.in[0], compute, args.stream), lse = contiguous(args.in[4], compute, args.stream);
+  const Tensor dloss = contiguous(args.in[0], compute, args.stream),
+               lse = contiguous(args.in[4], DType::kF64, args.stream);
   if (plain && is_small(lines.count, lines.length)) {
     const Tensor list = contiguous(args.in[2], DType::kI64, args.stream);
     return cross_entropy_backward_wide(dloss, x, row_loss(args, lines, x, list, dx, a), lse, nullptr, a.reduction, dx,

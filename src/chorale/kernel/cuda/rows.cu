@@ -157,8 +157,8 @@ __device__ C total_weight(const C* weight, i64 K) {
   return over_block<Plus>(total, C(0));
 }
 template <class T>
-__global__ void cross_entropy(const T* x, const i64* target, const Compute<T>* weight, Compute<T>* lse,
-                              Compute<T>* losses, const Lines l, const Classes c) {
+__global__ void cross_entropy(const T* x, const i64* target, const Compute<T>* weight, double* lse, Compute<T>* losses,
+                              const Lines l, const Classes c) {
   typedef Compute<T> C;
   const C infinite = C(1) / C(0), smooth = (C)c.smoothing, share = smooth / (C)l.length;
   const C all = c.smoothing > 0 ? total_weight(weight, l.length) : C(0);
@@ -182,7 +182,7 @@ __global__ void cross_entropy(const T* x, const i64* target, const Compute<T>* w
     sum = over_block<Plus>(most == -infinite ? sum * C(0) : sum * ::exp(most - top), C(0));
     if (c.smoothing > 0) weighted = over_block<Plus>(weighted, C(0));
     if (threadIdx.x == 0) {
-      const C found = top + ::log(sum);
+      const double found = (double)top + ::log((double)sum);
       lse[line] = found;
       const i64 t = target[line];
       C loss = 0;
@@ -190,8 +190,8 @@ __global__ void cross_entropy(const T* x, const i64* target, const Compute<T>* w
         if (t < 0 || t >= l.length) {
           report(c.fault, (i32)c.row, line, t, l.length);
         } else {
-          loss = (1 - smooth) * (weight ? weight[t] : C(1)) * (found - widen(x[first + t * l.inner]));
-          if (c.smoothing > 0) loss += share * (all * found - weighted);
+          loss = (1 - smooth) * (weight ? weight[t] : C(1)) * (C)(found - (double)widen(x[first + t * l.inner]));
+          if (c.smoothing > 0) loss += share * (C)((double)all * found - (double)weighted);
         }
       }
       losses[line] = loss;
@@ -220,7 +220,7 @@ __global__ void loss_total(const Compute<T>* losses, const double* divisor, T* o
 }
 template <class T>
 __global__ void cross_entropy_backward(const Compute<T>* dloss, const T* x, const i64* target, const Compute<T>* weight,
-                                       const Compute<T>* lse, const double* divisor, T* dx, const Lines l,
+                                       const double* lse, const double* divisor, T* dx, const Lines l,
                                        const Classes c) {
   typedef Compute<T> C;
   const C smooth = (C)c.smoothing, share = smooth / (C)l.length;
@@ -233,12 +233,13 @@ __global__ void cross_entropy_backward(const Compute<T>* dloss, const T* x, cons
       continue;
     }
     const C g = (C)((double)dloss[c.each ? line : 0] / (divisor ? *divisor : 1.0));
-    const C hit = counts ? g * (1 - smooth) * (weight ? weight[t] : C(1)) : C(0), scale = hit + g * share * all;
+    const C hit = counts ? g * (1 - smooth) * (weight ? weight[t] : C(1)) : C(0);
+    const Shift<C> by(lse[line], hit + g * share * all);
     for (i64 j = threadIdx.x; j < l.length; j += blockDim.x) {
       const i64 at = first + j * l.inner;
       C d = 0;
       if (counts) {
-        d = scale * ::exp(widen(x[at]) - lse[line]);
+        d = by.scale * ::exp(widen(x[at]) - by.shift);
         if (c.smoothing > 0) d -= g * share * (weight ? weight[j] : C(1));
         if (j == t) d -= hit;
       }

@@ -258,7 +258,7 @@ __device__ __forceinline__ i64 elements_before_packs(const T* row, i64 length) {
 }
 template <class T>
 __global__ void __launch_bounds__(512)
-    cross_entropy_of_rows(const T* x, const i64* target, Compute<T>* lse, Compute<T>* losses, i64 rows, i64 length,
+    cross_entropy_of_rows(const T* x, const i64* target, double* lse, Compute<T>* losses, i64 rows, i64 length,
                           i64 x_row, i64 ignore_index, Fault* fault, i64 op) {
   typedef Compute<T> C;
   const int kCount = Pack16<T>::kCount;
@@ -278,7 +278,7 @@ __global__ void __launch_bounds__(512)
     const C top = over_block<Larger>(all.most, -infinite);
     const C sum = over_block<Plus>(all.most == -infinite ? all.sum : all.sum * exponential<T>(all.most - top), C(0));
     if (threadIdx.x == 0) {
-      const C found = top == infinite ? top : top + ::log(sum);
+      const double found = (double)top + (top == infinite ? 0.0 : ::log((double)sum));
       lse[line] = found;
       const i64 t = target[line];
       C loss = 0;
@@ -286,7 +286,7 @@ __global__ void __launch_bounds__(512)
         if (t < 0 || t >= length) {
           report(fault, (i32)op, line, t, length);
         } else {
-          loss = found - widen(row[t]);
+          loss = (C)(found - (double)widen(row[t]));
         }
       }
       losses[line] = loss;
@@ -297,7 +297,7 @@ __global__ void __launch_bounds__(512)
 // that count; out has one element, or one per row where `each` says so.
 template <class T>
 __global__ void __launch_bounds__(1024)
-    cross_entropy_in_one_block(const T* x, const i64* target, Compute<T>* lse, Compute<T>* out, i64 rows, i64 length,
+    cross_entropy_in_one_block(const T* x, const i64* target, double* lse, Compute<T>* out, i64 rows, i64 length,
                                i64 ignore_index, i64 mean, i64 each, Fault* fault, i64 op) {
   typedef Compute<T> C;
   const C infinite = C(1) / C(0);
@@ -314,7 +314,7 @@ __global__ void __launch_bounds__(1024)
     for (int by = 16; by > 0; by /= 2) top = Larger::of(top, __shfl_xor_sync(0xffffffffu, top, by));
     const C sum = over_warp(all.most == -infinite ? all.sum : all.sum * exponential<T>(all.most - top));
     if (lane != 0) continue;
-    const C found = top == infinite ? top : top + ::log(sum);
+    const double found = (double)top + (top == infinite ? 0.0 : ::log((double)sum));
     lse[line] = found;
     const i64 t = target[line];
     C loss = 0;
@@ -322,7 +322,7 @@ __global__ void __launch_bounds__(1024)
       if (t < 0 || t >= length) {
         report(fault, (i32)op, line, t, length);
       } else {
-        loss = found - widen(row[t]);
+        loss = (C)(found - (double)widen(row[t]));
         ++count;
       }
     }
@@ -344,7 +344,7 @@ __global__ void __launch_bounds__(1024)
 // dx may be x. Without a divisor and with `mean`, each block counts the targets itself.
 template <class T>
 __global__ void __launch_bounds__(512)
-    cross_entropy_backward_of_rows(const Compute<T>* dloss, const T* x, const i64* target, const Compute<T>* lse,
+    cross_entropy_backward_of_rows(const Compute<T>* dloss, const T* x, const i64* target, const double* lse,
                                    const double* divisor, T* dx, i64 rows, i64 length, i64 x_row, i64 dx_row,
                                    i64 ignore_index, i64 each, i64 mean, Fault* fault, i64 op) {
   typedef Compute<T> C;
@@ -367,10 +367,11 @@ __global__ void __launch_bounds__(512)
       if (threadIdx.x == 0) report(fault, (i32)op, line, t, length);
       continue;
     }
-    const C g = counts ? (C)((double)dloss[each ? line : 0] / by) : C(0), most = lse[line];
+    const C g = counts ? (C)((double)dloss[each ? line : 0] / by) : C(0);
+    const Shift<C> soft(lse[line], g);
     const auto slope = [&](T value, i64 j) {
       if (!counts) return cast<T>(C(0));
-      const C p = g * exponential<T>(widen(value) - most);
+      const C p = soft.scale * exponential<T>(widen(value) - soft.shift);
       return cast<T>(j == t ? p - g : p);
     };
     for (i64 j = threadIdx.x; j < before; j += blockDim.x) to[j] = slope(row[j], j);

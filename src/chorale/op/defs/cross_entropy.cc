@@ -3,6 +3,7 @@
 
 #include "chorale/kernel/cpu/loss/loss.h"
 #include "chorale/op/builder.h"
+#include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/defs/norm_rules.h"
 #include "chorale/op/defs/padded_rows.h"
@@ -57,7 +58,7 @@ void infer_cross_entropy(const InferArgs& args, std::span<OutSpec> out) {
                 "[cross_entropy] label_smoothing must lie between 0 and 1, not be ", a.label_smoothing);
   // f16 and bf16 logits are not cast, which would cost as much as the loss: the loss itself is f32.
   describe(out[0], loss_shape(x.sizes(), a.reduction), compute_of(x.dtype()), x);
-  describe(out[1], target_shape(x.sizes()), compute_of(x.dtype()), x);
+  describe(out[1], target_shape(x.sizes()), DType::kF64, x);  // Note [Exact logsumexp]
 }
 
 void infer_cross_entropy_backward(const InferArgs& args, std::span<OutSpec> out) {
@@ -81,7 +82,7 @@ Tensors grad_cross_entropy(const GradArgs& g) {
   // logsumexp has a gradient of its own in second derivatives.
   if (g.dout[1].defined()) {
     const int64_t dim = class_dim(x.sizes().size());
-    dx = plus(dx, unsqueeze(g.dout[1], dim) * exp(x - unsqueeze(lse, dim)));
+    dx = plus(dx, to(unsqueeze(g.dout[1], dim) * exp(x - unsqueeze(lse, dim)), x.dtype()));
   }
   return {dx, Tensor(), Tensor()};
 }
@@ -101,7 +102,7 @@ Tensors grad_cross_entropy_backward(const GradArgs& g) {
     const Tensor wanted = call(kCrossEntropyBackward, g.attrs, dloss, x, target, weight,
                                full_like(lse, std::numeric_limits<double>::infinity()));
     d[1] = v * (all - wanted);
-    d[4] = -sum(d[1], {dim});
+    d[4] = to(-sum(d[1], {dim}), lse.dtype());
   }
   return d;
 }

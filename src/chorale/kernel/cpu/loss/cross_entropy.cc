@@ -41,6 +41,21 @@ class LossGradient {
   double denominator_;
 };
 
+// Note [Exact logsumexp]. exp(x - lse) errs by as much as lse does, which of 8 to 16 in f32 is four units in the last
+// place. So logsumexp is f64 for every x. Its nearest C is subtracted from each x, and what that lacks, a small number
+// d, is a factor exp(d) of the line, for which three terms of the series do.
+template <class C>
+struct Shift {
+  C shift;
+  double factor = 1;
+
+  explicit Shift(double lse) : shift(static_cast<C>(lse)) {
+    const double d = static_cast<double>(shift) - lse;
+    if (std::isfinite(lse)) factor += d * (1 + d / 2);
+  }
+  C scaled(C scale) const { return static_cast<C>(static_cast<double>(scale) * factor); }
+};
+
 }  // namespace
 
 // With p = softmax(x), target t, class weights w of sum W, smoothing s and K classes, the loss of a line is
@@ -56,14 +71,15 @@ void cross_entropy(const KernelArgs& args) {
     const ClassTargets<C> targets("cross_entropy", args.in[1], args.in[2], K, attrs.ignore_index);
     const C smooth = static_cast<C>(attrs.label_smoothing), share = smooth / static_cast<C>(K);
     const C total_weight = smooth > 0 ? targets.total_class_weight() : C(0);
-    C* lse = args.out[1].data<C>();
+    double* lse = args.out[1].data<double>();
     const Scratch losses(static_cast<size_t>(targets.count()) * sizeof(C));
     for_lines<S, 1>(lines, {x.data<S>()}, nullptr, [&](const auto& in, auto*, int64_t i) {
       const auto [max, sum] = vec::max_sum_exp(in[0], K);
-      lse[i] = max + std::log(sum);
+      lse[i] = static_cast<double>(max) + std::log(static_cast<double>(sum));
       C loss = 0;
       if (targets.counts(i)) {
-        loss = (1 - smooth) * targets.weight(i) * (lse[i] - in[0][targets.of(i)]);
+        const auto distance = lse[i] - static_cast<double>(in[0][targets.of(i)]);
+        loss = (1 - smooth) * targets.weight(i) * static_cast<C>(distance);
         if (smooth > 0) {
           C weighted = 0;
           if (targets.class_weights()) {
@@ -71,7 +87,7 @@ void cross_entropy(const KernelArgs& args) {
           } else {
             vec::reduce_row(vec::ReduceOp::kSum, dtype_of<C>)(in[0], K, &weighted);
           }
-          loss += share * (total_weight * lse[i] - weighted);
+          loss += share * static_cast<C>(static_cast<double>(total_weight) * lse[i] - static_cast<double>(weighted));
         }
       }
       losses.as<C>()[i] = loss;
@@ -92,8 +108,8 @@ void cross_entropy_backward(const KernelArgs& args) {
     const int64_t K = lines.length;
     const ClassTargets<C> targets("cross_entropy", args.in[2], args.in[3], K, attrs.ignore_index);
     const LossGradient<C> gradient(args.in[0], attrs.reduction, targets.denominator(attrs.reduction));
-    const Tensor lse_of_lines = contiguous(args.in[4], dtype_of<C>);
-    const C* lse = lse_of_lines.data<C>();
+    const Tensor lse_of_lines = contiguous(args.in[4], DType::kF64);
+    const double* lse = lse_of_lines.data<double>();
     const C smooth = static_cast<C>(attrs.label_smoothing), share = smooth / static_cast<C>(K);
     const C total_weight = smooth > 0 ? targets.total_class_weight() : C(0);
     for_lines<S, 1>(lines, {x.data<S>()}, args.out[0].data<S>(), [&](const auto& in, auto* dx, int64_t i) {
@@ -103,7 +119,8 @@ void cross_entropy_backward(const KernelArgs& args) {
       }
       const C g = gradient(i), hit = g * (1 - smooth) * targets.weight(i);
       const C offset = targets.class_weights() ? C(0) : -g * share;
-      exp_affine_row(in[0], {lse[i], hit + g * share * total_weight, offset}, dx, K);
+      const Shift<C> by(lse[i]);
+      exp_affine_row(in[0], {by.shift, by.scaled(hit + g * share * total_weight), offset}, dx, K);
       if (targets.class_weights() && smooth > 0) vec::axpy(-g * share, targets.class_weights(), dx, K);
       dx[targets.of(i)] -= hit;
     });
