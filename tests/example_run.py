@@ -18,7 +18,8 @@ def metrics(kind, lines, seed, ranks=2):
     floor, top = (0.2, 2.3) if kind == "fashion" else (1.4, 5.5)
     seconds = 0
     yield {"kind": "start", "step": 0, "seconds": 0, "version": "0.1.0", "processor": "Example CPU @ 2.0 GHz", "cores": 2,
-           "task": kind, "ranks": ranks, "threads": 1, "parameters": 421642, "steps": 10 * lines}
+           "task": kind, "ranks": ranks, "threads": 1, "parameters": 421642, "steps": 10 * lines,
+           "used": {"steps": 10 * lines, "device": "cpu"}}
     for line in range(1, lines + 1):
         step, done = 10 * line, line / lines
         seconds += 0.3 * (1 + 0.3 * rng.random())
@@ -62,7 +63,8 @@ def evaluation(seed):
 
 
 def config(seed):
-    return {"model": "cnn", "epochs": 5, "batch": 128, "lr": 0.002, "schedule": "one-cycle", "seed": seed, "precision": "f32"}
+    return {"model": "cnn", "epochs": 5, "batch": 128, "lr": 0.002, "schedule": "one-cycle", "seed": seed, "precision": "f32",
+            "steps": 0, "device": "auto"}
 
 
 def write(folder, kind="fashion", lines=300, seed=1):

@@ -67,6 +67,10 @@ class Page(unittest.TestCase):
         self.assertEqual(drawn, pixels)
         for word in "Example CPU", "0.1.0", "precision":
             self.assertIn(word, browser.evaluate(TEXT.format("config")))
+        # Options stand there as they were used.
+        options = browser.evaluate("[...document.querySelectorAll('#config .columns > div:first-child tr')].map(row => row.innerText)")
+        self.assertTrue({"steps\t1000", "device\tcpu"} <= set(options), options)
+        self.assertNotIn("used", browser.evaluate(TEXT.format("config")))
         self.assertEqual(browser.requests, [url], "the file is not self-contained")
         self.assertEqual(browser.complaints, [])
 

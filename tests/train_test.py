@@ -37,6 +37,9 @@ class Learning(Train):
         self.assertEqual([(line["kind"], line["step"]) for line in lines],
                          [("start", 0), ("train", 10), ("train", 20), ("time", 20), ("time", 20), ("evaluation", 20)])
         self.assertLess(lines[2]["loss"], lines[1]["loss"])
+        # What 0 and auto came to; options with other values were used as they are.
+        self.assertEqual(lines[0]["used"], {"evaluate-every": lines[0]["steps_per_epoch"], "device": lines[0]["device"],
+                                            "warmup": "none but the cycle's own"})
         self.assertLessEqual({"version", "processor", "vectors", "cores", "memory_gib", "system", "oneDNN", "compiler"}, lines[0].keys())
         self.assertLessEqual({"accuracy", "gradient_norm", "lr", "pictures_per_second", "exposed_communication_ms"}, lines[1].keys())
         self.assertEqual([line["rank"] for line in lines[3:5]], [0, 1])

@@ -266,6 +266,7 @@ void Training::settle_in() {
     start.emplace_back("parameters", json::Value(parameters_));
     start.emplace_back("steps", json::Value(plan_.steps));
     start.emplace_back("steps_per_epoch", json::Value(plan_.steps_per_epoch));
+    start.emplace_back("used", json::Value(used()));
     log_.emplace(job_.folder, place_.step, std::move(start));
   }
   if (is_first && !place_.has_stepped) introduce();

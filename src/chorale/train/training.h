@@ -45,6 +45,7 @@ class Training {
   bool is_due(int64_t every) const { return every > 0 && place_.step % every == 0; }
   bool ends_epoch() const { return place_.step % plan_.steps_per_epoch == 0; }
   // ---- what is written down
+  json::Object used() const;
   Metrics measured();
   std::string status(const Metrics& metrics) const;
   void log(bool due);

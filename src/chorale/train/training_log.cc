@@ -8,9 +8,11 @@
 #include "chorale/comm/objects.h"
 #include "chorale/device/allocator.h"
 #include "chorale/io/file.h"
+#include "chorale/json/json_write.h"
 #include "chorale/report/page.h"
 #include "chorale/train/told_by_rank_0.h"
 #include "chorale/train/training.h"
+#include "chorale/transport/launcher_variables.h"
 
 namespace chorale::train {
 namespace {
@@ -46,6 +48,26 @@ void Training::leave_file(const char* name, const std::function<void()>& write) 
   } catch (const Error& error) {
     log_warning(concat("there is no ", name, " of this run: ", error.what()));
   }
+}
+
+// By option: what one came to that leaves something to the program. Others were used as they were given.
+json::Object Training::used() const {
+  const auto written = job_.table.values();
+  json::Object used;
+  const auto left = [&](const char* option, auto came_to) {
+    const json::Value* const given = json::find(written, option);
+    const std::string text = given ? json::write(*given) : "";
+    if (text == "0" || text == "\"auto\"") used.emplace_back(option, json::Value(came_to));
+  };
+  left("steps", plan_.steps);
+  left("evaluate-every", plan_.steps_per_epoch);
+  left("checkpoint-every", plan_.steps);
+  left("clip", std::string("none"));
+  left("device", concat(task_->device()));
+  left("ranks", int64_t{transport::find_launcher_variables().local_size.value_or(1)});
+  left("dp", int64_t{ranks_->replicas().size()});
+  if (options_.schedule == "one-cycle") left("warmup", std::string("none but the cycle's own"));
+  return used;
 }
 
 // The figures of the steps since the last line.

@@ -295,16 +295,20 @@ function flat(object, prefix = "") {
 const rows = entries => make("table", {}, make("tbody", {}, entries.map(([key, value]) =>
   make("tr", {}, make("th", {scope: "row"}, key), make("td", {}, value)))));
 
+// What was used of the options that leave something to the program, such as {"steps": 0}, stands in their place.
+const optionsOf = run => ({...run.config, ...run.start.used});
+const factsOf = ({start: {used, ...facts}}) => facts;
+
 function configuration(runs) {
   if (runs.length > 1) return comparedConfiguration(runs);
-  const groups = [["options", runs[0].config], ["run and machine", runs[0].start]].map(([name, object]) => [name, flat(object)])
+  const groups = [["options", optionsOf(runs[0])], ["run and machine", factsOf(runs[0])]].map(([name, object]) => [name, flat(object)])
     .filter(([, entries]) => entries.length > 0);
   return groups.length === 0 ? null : [make("div", {class: "columns"},
     groups.map(([name, entries]) => make("div", {}, make("h3", {}, name), rows(entries))))];
 }
 
 function comparedConfiguration(runs) {
-  const configs = runs.map(run => new Map(flat({...run.config, ...run.start})));
+  const configs = runs.map(run => new Map(flat({...optionsOf(run), ...factsOf(run)})));
   const keys = [...new Set(configs.flatMap(config => [...config.keys()]))];
   const differs = key => new Set(configs.map(config => config.get(key))).size > 1;
   const table = chosen => make("div", {class: "scroll"}, make("table", {},
