@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <iostream>
 #include <set>
 #include <thread>
 
@@ -77,6 +79,22 @@ TEST(Generator, ManualSeedStartsTheDefaultStreamOver) {
   manual_seed(42);
   EXPECT_EQ(default_generator().state(), (RandomStream{42, 0}));
   manual_seed(0);
+}
+
+// In a process of its own, where nobody has drawn yet: prints the state of the default stream, and that after a seed.
+[[noreturn]] void print_first_states(const char* rank) {
+  setenv("RANK", rank, 1);
+  const uint64_t first = default_generator().state().seed;
+  manual_seed(7);
+  std::cerr << first << " " << default_generator().state().seed;
+  std::exit(0);
+}
+
+TEST(GeneratorDeathTest, RanksThatNobodySeededDrawFromStreamsOfTheirOwn) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(print_first_states("0"), testing::ExitedWithCode(0), "^0 7$");
+  const uint64_t forked = Generator().fork(3).state().seed;
+  EXPECT_EXIT(print_first_states("3"), testing::ExitedWithCode(0), concat("^", forked, " 7$"));
 }
 
 TEST(Generator, AScopeGivesItsThreadAStreamOfItsOwn) {
