@@ -233,6 +233,7 @@ Tensor arange(Scalar start, Scalar end, Scalar step, std::optional<DType> dtype,
 Tensor arange(Scalar end, std::optional<DType> dtype, Device device) { return arange(0, end, 1, dtype, device); }
 Tensor linspace(double start, double end, int64_t count, DType dtype, Device device) {
   device = op::creation_device(device);
+  for (const double end_of_range : {start, end}) op::check_held("linspace", dtype, end_of_range);
   return op::call(op::kLinspace, kernel::LinspaceAttrs{start, end, count, dtype, device.type, device.index});
 }
 Tensor eye(int64_t rows, int64_t cols, DType dtype, Device device) {

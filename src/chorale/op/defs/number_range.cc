@@ -69,6 +69,11 @@ void check_held(const char* op, DType dtype, const Scalar& number) {
                 nearest_held(dtype, number));
 }
 
+void check_operand_held(const char* op, DType dtype, const Scalar& number) {
+  CHORALE_CHECK(can_hold(dtype, number), "[", op, "] a tensor of ", dtype, " cannot hold ", number,
+                "; cast the tensor to a wider dtype first");
+}
+
 int64_t largest_exact_integer(DType dtype) {
   switch (real_of(dtype)) {
     case DType::kF16:

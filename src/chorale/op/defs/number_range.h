@@ -13,6 +13,8 @@ bool can_hold(DType dtype, const Scalar& number);
 Scalar nearest_held(DType dtype, const Scalar& number);
 // InvalidArgument, naming the op, unless it can be held.
 void check_held(const char* op, DType dtype, const Scalar& number);
+// The same for a number that is computed with, where its value modulo the dtype's range will not do.
+void check_operand_held(const char* op, DType dtype, const Scalar& number);
 // The largest whole number up to which the dtype holds all of them.
 int64_t largest_exact_integer(DType dtype);
 

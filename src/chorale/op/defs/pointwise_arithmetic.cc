@@ -1,4 +1,5 @@
 // Sums, products, quotients, and their mixtures.
+#include "chorale/op/defs/number_range.h"
 #include "chorale/op/defs/pointwise_row.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/table.h"
@@ -33,6 +34,10 @@ Scalar negated(Scalar a) { return product(a, -1); }
 
 std::vector<Sample> samples_number() {
   return {{.in = {sample({2, 3})}, .attrs = NumberAttrs{3}}, {.in = {sample({}, 1)}, .attrs = NumberAttrs{-3}}};
+}
+// Unsigned tensors have no -3 to be divided by.
+std::vector<Sample> samples_divisor() {
+  return {{.in = {sample({2, 3})}, .attrs = NumberAttrs{3}}, {.in = {sample({}, 1)}, .attrs = NumberAttrs{-2.5}}};
 }
 std::vector<Sample> samples_linear() {
   std::vector<Sample> samples = samples_number();
@@ -74,8 +79,11 @@ std::vector<Sample> samples_addc() {
 // An integer divided by the number zero is an error.
 void infer_divided(const InferArgs& args, std::span<OutSpec> out) {
   infer_pointwise(args, out);
-  CHORALE_CHECK(is_differentiable(out[0].dtype) || !args.attrs.get<NumberAttrs>().value.is_zero(), "[", args.op.name,
-                "] integer division by zero: a tensor of ", args.in[0].dtype(), " divided by 0");
+  if (is_differentiable(out[0].dtype)) return;
+  const Scalar divisor = args.attrs.get<NumberAttrs>().value;
+  CHORALE_CHECK(!divisor.is_zero(), "[", args.op.name, "] integer division by zero: a tensor of ", args.in[0].dtype(),
+                " divided by 0");
+  check_operand_held(args.op.name, out[0].dtype, divisor);
 }
 
 // ---- sums
@@ -235,7 +243,7 @@ constexpr OpDef kFloorDivideScalar = pointwise({ScalarOp::kFloorDivideScalar}, {
                                                                                    .attrs = attrs_of<NumberAttrs>,
                                                                                    .infer = infer_divided,
                                                                                    .grad = not_differentiable,
-                                                                                   .samples = samples_number,
+                                                                                   .samples = samples_divisor,
                                                                                });
 constexpr OpDef kTruncDivide = pointwise({ScalarOp::kTruncDivide}, {
                                                                        .name = "trunc_divide",
@@ -247,7 +255,7 @@ constexpr OpDef kTruncDivideScalar = pointwise({ScalarOp::kTruncDivideScalar}, {
                                                                                    .attrs = attrs_of<NumberAttrs>,
                                                                                    .infer = infer_divided,
                                                                                    .grad = not_differentiable,
-                                                                                   .samples = samples_number,
+                                                                                   .samples = samples_divisor,
                                                                                });
 constexpr OpDef kRemainder =
     pointwise({ScalarOp::kRemainder},
@@ -265,7 +273,7 @@ constexpr OpDef kRemainderScalar =
                                                 .attrs = attrs_of<NumberAttrs>,
                                                 .infer = infer_divided,
                                                 .grad = [](const GradArgs& g) -> Tensors { return {g.dout[0]}; },
-                                                .samples = samples_number,
+                                                .samples = samples_divisor,
                                             });
 
 // ---- on the way from x to y

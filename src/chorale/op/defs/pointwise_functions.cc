@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "chorale/op/copy.h"
+#include "chorale/op/defs/number_range.h"
 #include "chorale/op/defs/pointwise_row.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/table.h"
@@ -38,9 +39,11 @@ std::vector<Sample> samples_exponent() {
 
 void infer_pow_scalar(const InferArgs& args, std::span<OutSpec> out) {
   infer_pointwise(args, out);
+  if (is_differentiable(out[0].dtype)) return;
   const Scalar exponent = args.attrs.get<NumberAttrs>().value;
-  CHORALE_CHECK(is_differentiable(out[0].dtype) || exponent.integer() >= 0, "[", args.op.name, "] a tensor of ",
-                args.in[0].dtype(), " to the power ", exponent, " has no integer result; cast it to a floating type");
+  CHORALE_CHECK(exponent.integer() >= 0, "[", args.op.name, "] a tensor of ", args.in[0].dtype(), " to the power ",
+                exponent, " has no integer result; cast it to a floating type");
+  check_operand_held(args.op.name, out[0].dtype, exponent);
 }
 
 // ---- powers

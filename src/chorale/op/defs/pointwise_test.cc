@@ -256,9 +256,24 @@ TEST(PointwiseDTypes, ANumberToStoreThatADTypeCannotHoldIsRefused) {
   EXPECT_THAT(message_of([&] { arange(0, 300, 100, DType::kI8); }),
               HasSubstr("[arange] a tensor of i8 cannot hold 200"));
   EXPECT_THAT(message_of([&] { arange(-1, 3, 1, DType::kU8); }), HasSubstr("[arange] a tensor of u8 cannot hold -1"));
+  EXPECT_THAT(message_of([&] { linspace(0, 600, 4, DType::kI8); }),
+              HasSubstr("[linspace] a tensor of i8 cannot hold 600"));
+  expect_tensor(linspace(0, 255, 2, DType::kU8), {2}, {0, 255});
   expect_tensor(arange(0, 256, 255, DType::kU8), {2}, {0, 255});
   expect_tensor(u8, {3}, {0, 7, 255});
   expect_tensor(where(mask, 300.5, u8), {3}, {300.5, 7, 300.5});
+}
+
+// 300 would be 44 in u8. Sums and products are the same for both, modulo 256.
+TEST(PointwiseDTypes, ADivisorOrExponentThatADTypeCannotHoldIsRefused) {
+  const Tensor u8 = to(ints({2, 44, 255}), DType::kU8);
+  EXPECT_THAT(message_of([&] { remainder(u8, 300); }), HasSubstr("a tensor of u8 cannot hold 300; cast"));
+  EXPECT_THAT(message_of([&] { floor_divide(u8, -1); }), HasSubstr("cannot hold -1"));
+  EXPECT_THAT(message_of([&] { div(u8, 256, Rounding::kTrunc); }), HasSubstr("cannot hold 256"));
+  EXPECT_THAT(message_of([&] { pow(u8, 257); }), HasSubstr("cannot hold 257"));
+  expect_tensor(remainder(u8, 255), {3}, {2, 44, 0});
+  expect_tensor(remainder(u8, 300.5), {3}, {2, 44, 255});
+  expect_tensor(u8 + 300, {3}, {46, 88, 43});
 }
 
 TEST(PointwiseDTypes, BoolsFollowLogic) {
