@@ -2,9 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
+#include <cstring>
 #include <fstream>
 #include <latch>
 #include <map>
@@ -229,6 +231,36 @@ TEST(Parcels, OfAKilledRankAreReceivedAndThenItsEndIsHeardOfOnce) {
   EXPECT_EQ(run_processes(3, body, {.timeout = 20s}), (std::vector<int>{0, -SIGKILL, 0}));
 }
 
+// Killed in the middle of whatever it does: what has come until then is whole and in order, and nothing else comes.
+TEST(Parcels, OfARankThatIsKilledWhileItSendsAreWhole) {
+  const auto bytes_of = [](int i) { return i % 40 == 39 ? 30'000 + i % 1000 : i * 7919 % 12'500; };
+  const auto body = [&](Group& group) {
+    if (group.rank() == 1) {
+      const Tensor own = Tensor::empty({8}, DType::kU8);
+      const int64_t pid = getpid();
+      std::memcpy(own.raw(), &pid, sizeof pid);
+      group.send_parcel(own, 0).wait();
+      for (int i = 0;; ++i) group.send_parcel(parcel_of(bytes_of(i), i), 0, 1).wait();
+    }
+    int64_t victim = 0;
+    std::memcpy(&victim, receive(group, 1).bytes.raw(), sizeof victim);
+    for (int i = 0;; ++i) {
+      Received one;
+      try {
+        one = receive(group, 1, 1);
+      } catch (const CommError& error) {
+        EXPECT_THAT(error.what(), HasSubstr("has ended: killed, crashed or exited"));
+        EXPECT_GT(i, 50);
+        return;
+      }
+      ASSERT_TRUE(is_parcel_of(one.bytes, bytes_of(i), i)) << i;
+      // After the first ones, so that it is killed while it sends.
+      if (i == 51) kill(static_cast<pid_t>(victim), SIGKILL);
+    }
+  };
+  EXPECT_EQ(run_processes(2, body, {.timeout = 20s}), (std::vector<int>{0, -SIGKILL}));
+}
+
 TEST(Parcels, OfARankOfAnotherHostThatLeavesAreReceivedAndThenThatIsHeardOfOnce) {
   run_hosts({0, 0, 1, 1},
             [](Group& group) {
@@ -253,6 +285,32 @@ TEST(Parcels, OfARankOfAnotherHostThatLeavesAreReceivedAndThenThatIsHeardOfOnce)
               EXPECT_FALSE(group.is_broken());
             },
             {.timeout = 20s});
+}
+
+// Rank 2 reads nothing: the mailbox to it is full, so rank 0 cannot tell it that its own large parcel was taken. Rank 1
+// hears nevertheless that its message was.
+TEST(Parcels, ForARankThatReadsNothingHoldUpNoAnswerToOthers) {
+  std::latch heard(1);
+  run_ranks(3, [&](Group& group) {
+    const Tensor large = parcel_of(100'000, group.rank());
+    if (group.rank() == 2) {
+      group.send_parcel(large, 0).wait();
+      heard.wait();
+      for (int i = 0; i < 100; ++i) EXPECT_TRUE(is_parcel_of(receive(group, 0, 3).bytes, 12'000, i));
+    } else if (group.rank() == 1) {
+      group.send(large, 0, 1);
+      heard.count_down();
+    } else {
+      std::vector<Work> ahead;
+      for (int i = 0; i < 100; ++i) ahead.push_back(group.send_parcel(parcel_of(12'000, i), 2, 3));
+      EXPECT_TRUE(is_parcel_of(receive(group, 2).bytes, 100'000, 2));
+      const Tensor x = parcel_of(100'000, 0);
+      group.recv(x, 1, 1);
+      EXPECT_TRUE(is_parcel_of(x, 100'000, 1));
+      for (const Work& work : ahead) work.wait();
+    }
+    group.barrier().wait();
+  });
 }
 
 // Rank 0 serves: it sends every parcel back to its sender, with the tag that its first two bytes name.

@@ -12,6 +12,7 @@ namespace chorale::comm {
 namespace {
 
 using shm::Message;
+using shm::MessageHead;
 using shm::MessageKind;
 using shm::Place;
 using shm::PlaceKind;
@@ -69,23 +70,23 @@ base::Intrusive<Operation> ShmMessages::pending() const {
 bool ShmMessages::has_room(int peer, size_t inline_bytes) {
   shm::Mailbox& box = group_.segment.mailbox(group_.rank, peer);
   const uint32_t filled = box.filled.load(std::memory_order_relaxed);
-  const uint32_t end = shm::Mailbox::after(filled, Message::lines_for(inline_bytes));
+  const uint32_t end = shm::Mailbox::after(filled, MessageHead::lines_for(inline_bytes));
   uint32_t& emptied = emptied_[static_cast<size_t>(peer)];
-  if (end - emptied <= shm::kMailboxLines) return true;
+  if (shm::Mailbox::can_hold(emptied, end)) return true;
   // The receiver writes it: its line is not fetched for each message.
   emptied = box.emptied.load(std::memory_order_acquire);
-  return end - emptied <= shm::kMailboxLines;
+  return shm::Mailbox::can_hold(emptied, end);
 }
 Message& ShmMessages::next_to(int peer) const {
   shm::Mailbox& box = group_.segment.mailbox(group_.rank, peer);
   return box.at(box.filled.load(std::memory_order_relaxed));
 }
 void ShmMessages::fill(int peer) {
-  Message& message = next_to(peer);
-  message.check = message.right_check();
-  const uint32_t lines = Message::lines_for(message.kind == MessageKind::kInline ? message.bytes : 0);
+  MessageHead& head = next_to(peer).head;
+  head.check = head.right_check();
+  const uint32_t lines = head.lines();
   if (group_.context().chaos) [[unlikely]]
-    group_.context().chaos->touch(What::kControl, {reinterpret_cast<std::byte*>(&message.id), 4 * sizeof(uint64_t)});
+    group_.context().chaos->touch(What::kControl, {reinterpret_cast<std::byte*>(&head.id), 4 * sizeof(uint64_t)});
   std::atomic<uint32_t>& filled = group_.segment.mailbox(group_.rank, peer).filled;
   group_.segment.publish(filled, shm::Mailbox::after(filled.load(std::memory_order_relaxed), lines));
 }
@@ -94,30 +95,31 @@ void ShmMessages::start_send(const base::Intrusive<Operation>& operation) {
   const Chunk& chunk = operation->give[0];
   const int to = operation->peer;
   Message& message = next_to(to);
-  message.dtype = static_cast<uint32_t>(operation->dtype);
-  message.tag = operation->tag;
-  message.bytes = chunk.bytes;
-  message.id = next_id_++;
+  MessageHead& head = message.head;
+  head.dtype = static_cast<uint32_t>(operation->dtype);
+  head.tag = operation->tag;
+  head.bytes = chunk.bytes;
+  head.id = next_id_++;
   const bool checksum = group_.context().checksum;
-  message.flags = static_cast<uint16_t>((checksum ? shm::kHasCrc : 0) | (operation->is_parcel ? shm::kIsParcel : 0));
-  message.crc = checksum ? crc32c({chunk.data, chunk.bytes}) : 0;
+  head.flags = static_cast<uint16_t>((checksum ? shm::kHasCrc : 0) | (operation->is_parcel ? shm::kIsParcel : 0));
+  head.crc = checksum ? crc32c({chunk.data, chunk.bytes}) : 0;
   transport::Chaos* chaos = group_.context().chaos.get();
-  if (chunk.bytes <= Message::most_inline(operation->is_parcel)) {
-    message.kind = MessageKind::kInline;
+  if (chunk.bytes <= MessageHead::most_inline(operation->is_parcel)) {
+    head.kind = MessageKind::kInline;
     copy_for_others(message.data, chunk.data, chunk.bytes);
     if (chaos) chaos->touch(What::kPayload, {message.data, chunk.bytes});
     fill(to);
     finished_.push_back(operation);  // the caller may have its buffer back
     return;
   }
-  message.kind = MessageKind::kReady;
-  Exposed exposed{operation, to, message.id, chunk.bytes, operation->deadline, {}, {}};
+  head.kind = MessageKind::kReady;
+  Exposed exposed{operation, to, head.id, chunk.bytes, operation->deadline, {}, {}};
   // A parcel is copied before it is exposed, unless it is lent: it may be given up while its receiver reads it.
   const bool lent = operation->is_parcel && (operation->tag & kLentTag) != 0 && !operation->keep.empty() &&
                     !group_.all_in_one_process() && group_.is_writable(chunk);
   const bool in_place = !chaos && (lent || !operation->is_parcel);
   if (const auto place = in_place ? group_.place_of(chunk) : std::nullopt) {
-    message.place = *place;
+    head.place = *place;
     if (lent) exposed.lent = Lent(operation->keep[0]);
   } else {
     CachingAllocator& scratch = group_.context().scratch();
@@ -125,7 +127,7 @@ void ShmMessages::start_send(const base::Intrusive<Operation>& operation) {
     // Receivers have read what was there before, and will read this (Note [Memory that others have read]).
     copy_for_others(static_cast<std::byte*>(exposed.scratch.data), chunk.data, chunk.bytes);
     if (chaos) chaos->touch(What::kPayload, {exposed.scratch.data, chunk.bytes});
-    message.place = Place::make(PlaceKind::kScratch, scratch.locate(exposed.scratch.data)->source_offset());
+    head.place = Place::make(PlaceKind::kScratch, scratch.locate(exposed.scratch.data)->source_offset());
   }
   if (operation->is_parcel) {
     posted_bytes_[static_cast<size_t>(to)] += chunk.bytes;
@@ -151,16 +153,18 @@ void ShmMessages::end_exposure(int from, uint64_t id) {
 }
 
 void ShmMessages::send_all() {
-  while (!answers_.empty() && has_room(answers_.front().to, 0)) {
-    Message& message = next_to(answers_.front().to);
-    message.kind = MessageKind::kTaken;
-    message.dtype = 0;
-    message.id = answers_.front().id;
-    message.tag = message.bytes = 0;
-    message.flags = 0;
-    fill(answers_.front().to);
-    answers_.pop_front();
-  }
+  // A full mailbox holds up nobody else's answers.
+  std::erase_if(answers_, [&](const Answer& answer) {
+    if (!has_room(answer.to, 0)) return false;
+    MessageHead& head = next_to(answer.to).head;
+    head.kind = MessageKind::kTaken;
+    head.dtype = 0;
+    head.id = answer.id;
+    head.tag = head.bytes = 0;
+    head.flags = 0;
+    fill(answer.to);
+    return true;
+  });
   for (int peer = 0; waiting_sends_ > 0 && peer < group_.size; ++peer) send_to(peer);
 }
 
@@ -268,24 +272,23 @@ void ShmMessages::empty_mailbox(int from) {
     if (filled == emptying.line) filled = box.filled.load(std::memory_order_acquire);
     if (filled == emptying.line) return;
     const Message& message = box.at(emptying.line);
-    if (!message.is_sound()) [[unlikely]]
+    const MessageHead head = message.copy_of_head();
+    if (!shm::Mailbox::can_hold(emptying.line, filled) || !head.is_sound()) [[unlikely]]
       raise_damage(group_, from, "a message's head");
-    size_t inline_bytes = 0;
-    if (message.kind == MessageKind::kTaken) {
-      end_exposure(from, message.id);
+    if (head.kind == MessageKind::kTaken) {
+      end_exposure(from, head.id);
     } else {
-      Early early{.is_parcel = (message.flags & shm::kIsParcel) != 0,
-                  .kind = message.kind,
-                  .dtype = static_cast<DType>(message.dtype),
-                  .id = message.id,
-                  .tag = message.tag,
-                  .bytes = message.bytes,
-                  .place = message.place,
-                  .crc = (message.flags & shm::kHasCrc) != 0 ? std::optional(message.crc) : std::nullopt,
+      Early early{.is_parcel = (head.flags & shm::kIsParcel) != 0,
+                  .kind = head.kind,
+                  .dtype = static_cast<DType>(head.dtype),
+                  .id = head.id,
+                  .tag = head.tag,
+                  .bytes = head.bytes,
+                  .place = head.place,
+                  .crc = (head.flags & shm::kHasCrc) != 0 ? std::optional(head.crc) : std::nullopt,
                   .data = {}};
-      if (early.kind == MessageKind::kInline) inline_bytes = early.bytes;
       const auto wanted = std::find_if(posted_.begin(), posted_.end(), [&](const auto& receive) {
-        return fits(*receive, from, early.is_parcel, message.tag);
+        return fits(*receive, from, early.is_parcel, head.tag);
       });
       if (wanted != posted_.end()) {
         deliver(*wanted, from, early, message.data);
@@ -293,14 +296,14 @@ void ShmMessages::empty_mailbox(int from) {
       } else {
         if (early.kind == MessageKind::kInline) {
           if (early_bytes_ > kMostEarlyBytes) return;
-          early.data = Tensor::empty({static_cast<int64_t>(inline_bytes)}, DType::kU8);
-          if (inline_bytes > 0) std::memcpy(early.data.raw(), message.data, inline_bytes);
-          early_bytes_ += inline_bytes;
+          early.data = Tensor::empty({static_cast<int64_t>(early.bytes)}, DType::kU8);
+          if (early.bytes > 0) std::memcpy(early.data.raw(), message.data, early.bytes);
+          early_bytes_ += early.bytes;
         }
         early_[static_cast<size_t>(from)].push_back(std::move(early));
       }
     }
-    emptying.line = shm::Mailbox::after(emptying.line, Message::lines_for(inline_bytes));
+    emptying.line = shm::Mailbox::after(emptying.line, head.lines());
     // A sender that waits for room need not wait for the end.
     if (emptying.line - box.emptied.load(std::memory_order_relaxed) >= shm::kMailboxLines / 4) emptying.tell();
   }

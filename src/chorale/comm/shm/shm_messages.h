@@ -86,7 +86,7 @@ class ShmMessages final : public MessageQueue {
   void fill(int peer);
   static size_t inline_bytes(const Operation& send) {
     const size_t bytes = send.give[0].bytes;
-    return bytes <= shm::Message::most_inline(send.is_parcel) ? bytes : 0;
+    return bytes <= shm::MessageHead::most_inline(send.is_parcel) ? bytes : 0;
   }
   void send_all();
   void send_to(int peer);

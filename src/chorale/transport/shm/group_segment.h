@@ -188,7 +188,7 @@ enum class MessageKind : uint32_t {
   kReady,   // the data waits at `place`; answered by kTaken
   kTaken,   // the receiver is done with the message `id` that was kReady
 };
-struct Message {
+struct MessageHead {
   MessageKind kind = MessageKind::kInline;
   uint32_t dtype = 0;
   uint64_t id = 0;
@@ -197,25 +197,39 @@ struct Message {
   Place place;
   uint32_t crc = 0;    // of the data, where payloads are checked
   uint16_t flags = 0;  // kHasCrc, kIsParcel
-  uint16_t check = 0;  // of the head, that is all before the data
-  alignas(16) std::byte data[kParcelInlineBytes];
+  uint16_t check = 0;  // of all before it
 
-  static constexpr size_t most_inline(bool is_parcel) { return is_parcel ? kParcelInlineBytes : kMessageInlineBytes; }
-  static constexpr uint32_t lines_for(size_t inline_bytes) {
-    return static_cast<uint32_t>((offsetof(Message, data) + inline_bytes + kCacheLineBytes - 1) / kCacheLineBytes);
-  }
   uint16_t right_check() const {
     return check_of(weigh(uint64_t{dtype} << 32 | static_cast<uint64_t>(kind), id, tag, bytes, place.bits,
                           uint64_t{crc} << 32 | flags));
   }
+  // The most bytes of data that lie behind a head.
+  static constexpr size_t most_inline(bool is_parcel) { return is_parcel ? kParcelInlineBytes : kMessageInlineBytes; }
   // Whether a sender of ours would say this; words that are damaged, or anything else, are not acted on.
   bool is_sound() const {
     return check == right_check() && kind <= MessageKind::kTaken && flags <= (kHasCrc | kIsParcel) &&
            (kind == MessageKind::kTaken ||
             (dtype < kDTypeCount && (kind != MessageKind::kInline || bytes <= most_inline((flags & kIsParcel) != 0))));
   }
+  // How many lines the message takes.
+  uint32_t lines() const { return lines_for(kind == MessageKind::kInline ? bytes : 0); }
+  static constexpr uint32_t lines_for(size_t inline_bytes) {
+    return static_cast<uint32_t>((sizeof(MessageHead) + inline_bytes + kCacheLineBytes - 1) / kCacheLineBytes);
+  }
 };
-static_assert(offsetof(Message, data) == 48);
+static_assert(sizeof(MessageHead) == 48);
+struct Message {
+  MessageHead head;
+  alignas(16) std::byte data[kParcelInlineBytes];
+
+  // A receiver checks and uses the same words, whatever its sender writes meanwhile.
+  MessageHead copy_of_head() const {
+    const MessageHead copy = head;
+    std::atomic_signal_fence(std::memory_order_acq_rel);  // nothing is read again below
+    return copy;
+  }
+};
+static_assert(offsetof(Message, data) == sizeof(MessageHead));
 struct Mailbox {
   // Lines so far, modulo 2^32.
   alignas(kCacheLineBytes) std::atomic<uint32_t> filled{0};   // written by the sender
@@ -228,6 +242,9 @@ struct Mailbox {
   static uint32_t after(uint32_t line, uint32_t lines) {
     return line + std::min(lines, kMailboxLines - line % kMailboxLines);
   }
+  // Whether what lies between two lines fits into the ring. Numbers of which one was made up, or that have passed each
+  // other, are far apart.
+  static bool can_hold(uint32_t emptied, uint32_t filled) { return filled - emptied <= kMailboxLines; }
 };
 
 enum class FailureState : uint32_t { kNone, kClaimed, kWritten };
