@@ -21,6 +21,8 @@ constexpr double kSlowNsPerLine = 10;
 constexpr int kCopiesPerTrial = 64;
 // Larger ones are timed each, smaller ones are ordinary.
 constexpr size_t kMostRememberedBytes = 64 << 10, kLeastForOthersBytes = 1 << 10;
+// The clock and the fence alone take 40 ns, as long as 4 slow lines.
+constexpr size_t kLeastTriedBytes = 512;
 
 // The first `tried` bytes tell how to copy the rest. True when that is past the caches.
 bool copy_timed(std::byte* to, const std::byte* from, size_t bytes, size_t tried) {
@@ -77,7 +79,7 @@ void copy_for_others(std::byte* to, const std::byte* from, size_t bytes) {
   if (bytes < kLeastForOthersBytes) {
     if (bytes > 0) std::memcpy(to, from, bytes);
   } else if (bytes > kMostRememberedBytes || last_trial.holds_for == 0) {
-    last_trial = {copy_timed(to, from, bytes, std::min(kTriedBytes, bytes / 4)), kCopiesPerTrial};
+    last_trial = {copy_timed(to, from, bytes, std::clamp(bytes / 4, kLeastTriedBytes, kTriedBytes)), kCopiesPerTrial};
   } else {
     --last_trial.holds_for;
     if (last_trial.slow) return copy_past_caches(to, from, bytes);
