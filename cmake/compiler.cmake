@@ -36,7 +36,7 @@ elseif(CHORALE_WERROR)
 endif()
 
 if(CHORALE_SANITIZE)
-  # But for the layers of CHORALE_UNSANITIZED (chorale_layer.cmake).
+  # All layers are instrumented but those of CHORALE_UNSANITIZED (chorale_layer.cmake).
   target_compile_options(chorale_flags INTERFACE "$<$<NOT:$<BOOL:$<TARGET_PROPERTY:CHORALE_UNSANITIZED>>>:-fsanitize=${CHORALE_SANITIZE}>"
     -fno-omit-frame-pointer -fno-sanitize-recover=all)
   # With the checks in between, GCC no longer sees that a variant is never read as what it is not.

@@ -7,7 +7,7 @@ find_package(nlohmann_json REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(OpenSSL REQUIRED COMPONENTS Crypto SSL)
 find_package(ZLIB REQUIRED)
-# Not through its CMake package, which asks for OpenCL's headers on behalf of a GPU engine that we do not use.
+# oneDNN's CMake package asks for OpenCL's headers, on behalf of a GPU engine that we do not use.
 find_library(CHORALE_DNNL dnnl REQUIRED)
 find_library(CHORALE_HWY hwy REQUIRED)
 find_library(CHORALE_SLEEF sleef REQUIRED)

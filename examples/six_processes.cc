@@ -12,7 +12,7 @@ using namespace chorale;
 
 constexpr int kTrainers = 4;
 
-// Without bias; all ones, but -1 in the corner.
+// A layer without bias, whose weights are all ones, but -1 in the corner.
 struct Dense : nn::Module {
   Dense(int64_t in, int64_t out) : weight(ones({out, in})) { weight.data<float>()[0] = -1; }
   nn::Parameter weight;

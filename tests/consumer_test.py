@@ -69,7 +69,7 @@ class Consumer(unittest.TestCase):
             self.assertRegex(run(self.prefix / "bin/chorale", "doctor"), r"MPI .* yes")
 
     def test_what_has_not_been_built_is_built_before_it_is_installed(self):
-        # As after ./chorale, which has no use for the shared library.
+        # The state after ./chorale, which has no use for the shared library.
         build = self.folder / "little"
         run("cmake", "-G", "Ninja", "-S", ROOT, "-B", build, "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0",
             "-DCHORALE_LAYERS=base", "-DCHORALE_TESTS=OFF", f"-DCMAKE_CXX_COMPILER={cached('CMAKE_CXX_COMPILER')}")

@@ -6,7 +6,7 @@ import sys
 import unittest
 
 SKIPPED = 77  # ctest calls it skipped
-# As in src/chorale/testing/test_main_test_util.cc.
+# The same variables stand in src/chorale/testing/test_main_test_util.cc.
 FORGOTTEN = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CHORALE_STORE", "CHORALE_DEBUG", "TORCH_DISTRIBUTED_DEBUG")
 FORGOTTEN_PREFIXES = ("OMPI_COMM_WORLD_", "OMPI_MCA_ess_", "PMI_", "PMIX_", "MPI_LOCAL", "SLURM_")
 

@@ -88,7 +88,7 @@ class DataParallelBase : public chorale::reducer::Joinable, private chorale::red
     bool before_;
   };
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
-  // Before the first step; at most one.
+  // Sets the hook, before the first step; there is at most one.
   void register_comm_hook(CommHook hook);
 
   // The module's, under its own names.

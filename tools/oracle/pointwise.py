@@ -42,7 +42,7 @@ BINARY = {
     "where": lambda x, y: torch.where(x > 0, x, y),
 }
 INTEGER_BINARY = ["add", "mul", "floor_divide", "div_trunc", "remainder", "pow", "minimum", "lt", "sub"]
-# Not differentiable there or here.
+# Ops that are not differentiable, there or here.
 NO_GRADIENT = {"floor_divide", "floor_divide_scalar", "div_trunc"}
 
 

@@ -48,8 +48,8 @@ void Work::settle(chorale::Deadline deadline) {
     }
     finish(error);
   });
-  // Not within the above: what follows from a future may be Python, and waits for the interpreter, which a thread may
-  // hold that is waiting above.
+  // The lock of what is above is not held here: what follows from a future may be Python, and waits for the
+  // interpreter, which a thread may hold that is waiting above.
   complete_future();
 }
 

@@ -143,7 +143,7 @@ def test_reduce_scatter_in_all_forms(rank, size):
     assert torch.equal(y, (torch.arange(8.0).view(4, 2) * 3)[2 * rank:2 * rank + 2])
     dist.reduce_scatter(y, list((x * 2).chunk(2)), dist.ReduceOp.AVG)
     assert torch.equal(y, (torch.arange(8.0).view(4, 2) * 3)[2 * rank:2 * rank + 2])
-    # With a factor of its own, as FSDP does.
+    # The call has a factor of its own, as FSDP's have.
     z = torch.ones(4)
     dist.all_reduce(z, dist._make_nccl_premul_sum(0.25))
     assert torch.equal(z, torch.full((4,), 0.5))

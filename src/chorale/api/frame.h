@@ -19,7 +19,7 @@ struct Frame::State {
   CompileOptions options;
   const bool explains = config::is_on("CHORALE_EXPLAIN", false);  // when it ends
   std::mutex mutex;
-  // With their place in the function; what was used last comes first.
+  // The segments and their places in the function; what was used last comes first.
   std::vector<std::pair<size_t, std::shared_ptr<const Segment>>> segments;
   std::map<size_t, int> per_ordinal;               // compilations
   std::vector<std::shared_ptr<Variant>> variants;  // whole graphs; what was used last comes first

@@ -261,7 +261,7 @@ LiveServer::LiveServer(const std::filesystem::path& run, int port) : state_(std:
   Server& server = state_->server;
   server.new_task_queue = [&server] { return new Workers(server.arrivals); };
   server.set_payload_max_length(1024);
-  // Without SO_REUSEPORT, which the library sets: a second server would share the port and take half of the requests.
+  // The socket has no SO_REUSEPORT, which the library sets: a second server would share the port and half the requests.
   int listener = -1;
   server.set_socket_options([&listener](int socket) {
     const int yes = 1;

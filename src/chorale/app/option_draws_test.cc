@@ -23,8 +23,8 @@
 namespace chorale::app {
 namespace {
 
-// With the commands of chorale-bench and chorale-checkpoint in it, too. The command of chorale-recommender is drawn by
-// itself, since one of these has its name.
+// The commands of chorale-bench and chorale-checkpoint are in it, too. That of chorale-recommender is drawn by itself,
+// since one of these has its name.
 constexpr AddCommand kMostCommands[] = {add_bench, add_checkpoint,
 #define CHORALE_ADDRESS(name) add_##name,
                                         CHORALE_COMMANDS(CHORALE_ADDRESS)

@@ -79,8 +79,8 @@ void TrainCommand::list_options() {
   app::list_options(launching, table);
 }
 
-// By default one for each GPU, or else core, or as many as can share a batch equally; at least as many as share a
-// model.
+// The number of ranks: by default one for each GPU, or else core, or as many as can share a batch equally; at least as
+// many as share a model.
 int64_t TrainCommand::ranks() const {
   if (options.ranks > 0) return options.ranks;
   if (!options.hybrid.empty()) {
@@ -333,7 +333,7 @@ void run_train(TrainCommand& command) {
   // Training that goes on when ranks die is in a program of its own: the first build of this one goes without it.
   if (command.is_elastic() && !command.parts.make_loop)
     become("elastic", concat("train ", command.kind->name(), " --elastic ", command.launching.elastic), own_words());
-  // So is fully sharded training; the program above has it, too.
+  // Fully sharded training is a program of its own, too; the one above has it as well.
   if (command.options.fsdp && !command.parts.shard_fully)
     become("sharded", concat("train ", command.kind->name(), " --fsdp"), own_words());
   const bool is_rank = config::one_of_several_ranks(), is_real = !command.options.dry_run;

@@ -213,7 +213,7 @@ TEST(Autocast, ACheckpointIsRunAgainUnderTheScopeOfItsFirstRun) {
   backward(second);
   EXPECT_EQ(plain.gradients(), again.gradients());
 
-  // And the other way round: recorded without a scope, run again inside one.
+  // The other way round: it is recorded without a scope, and run again inside one.
   const Model full, full_again;
   first = sum(square(body(full)({full.x})[0]));
   second = sum(square(checkpoint(body(full_again), {full_again.x})[0]));

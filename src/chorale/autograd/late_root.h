@@ -17,7 +17,7 @@
 
 namespace chorale::autograd {
 
-// Between a run and the threads that bring its late roots; it lives as long as any of them. Thread-safe.
+// Links a run to the threads that bring its late roots; it lives as long as any of them. Thread-safe.
 class BackwardInbox {
  public:
   static constexpr uint32_t kUnnamed = ~0u;

@@ -110,7 +110,7 @@ struct WriteThroughView final : CustomBackward {
     Tensors din(2);
     if (needed.has(1)) din[1] = clone(region);
     if (needed.has(0)) {
-      // Out of place, so that it can be differentiated again: a mask that is zero in the region.
+      // It is made out of place, by a mask that is zero in the region, so that it can be differentiated again.
       Tensor mask;
       {
         const NoGrad quiet;

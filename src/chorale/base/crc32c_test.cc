@@ -16,7 +16,7 @@ uint32_t crc_of(std::string_view text, uint32_t before = 0) {
   return crc32c(std::as_bytes(std::span(text.data(), text.size())), before);
 }
 
-// From RFC 3720, appendix B.4, and the check value of the catalogue of CRCs.
+// The values are those of RFC 3720, appendix B.4, and the check value of the catalogue of CRCs.
 TEST(Crc32c, GivesTheValuesOfTheStandard) {
   EXPECT_EQ(crc_of(""), 0u);
   EXPECT_EQ(crc_of("123456789"), 0xe3069283u);

@@ -10,7 +10,7 @@ namespace {
 
 using testing::ExitedWithCode;
 
-// In a process of its own, which ends with `status`; handlers that were there before and after are called once.
+// Runs in a process of its own, which ends with `status`; handlers set before and after are called once.
 void end_after_a_failure(int status) {
   std::atexit([] { std::cerr << "first "; });
   end_with_failure();

@@ -1,4 +1,4 @@
-// From fused nodes to text: plain C in the words of vocabulary.c, and CUDA C.
+// Turns fused nodes into text: plain C in the words of vocabulary.c, and CUDA C.
 //
 // A kernel is a function of pointers, sizes and strides, so that its text says what is computed and how the innermost
 // dimension lies, not how large things are: graphs that differ in sizes only share their code.

@@ -11,8 +11,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Waits sleep soon for so long after a gap: a wait that tries out whether the core is free again may cost a turn of the
-// other program, some milliseconds.
+// Waits go to sleep soon for so long after a gap: one that tries out whether the core is free again may cost a turn of
+// the other program, some milliseconds.
 constexpr auto kBusyTime = 200ms;
 // A core is wanted where a thread stood in line for more than one part in so many of its time.
 constexpr int kShareInLine = 20;

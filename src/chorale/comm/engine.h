@@ -67,7 +67,7 @@ class Engine {
   virtual std::shared_ptr<Engine> make_subgroup(const Membership&) { return nullptr; }
   // Whether it carries parcels (Note [Parcels] in message_queue.h).
   virtual bool has_parcels() const { return true; }
-  // Without the lock.
+  // Called without the lock.
   virtual bool is_broken() const = 0;
 
   // The rest is called with the context's mutex locked.

@@ -221,7 +221,7 @@ TEST(Events, OneForEachCallBetweenHostsOverUcx) {
             {.fabric = "ucx"});
 }
 
-// Over MPI, where each rank is a process.
+// Each rank is a process of mpirun.
 TEST(RankOfMpirunEvents, DISABLED_OneForEachCall) {
   run_ranks(3, [](Group& group) {
     EXPECT_EQ(group.backend(), "mpi");

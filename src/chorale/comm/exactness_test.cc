@@ -17,7 +17,7 @@ namespace {
 using namespace std::chrono_literals;
 
 enum class Where { kOurs, kForeign, kStrided };
-// Beside the plain form: sizes that differ from rank to rank, several tensors in one call, one tensor that is cut.
+// The plain form; sizes that differ from rank to rank; several tensors in one call; one tensor that is cut.
 enum class Form { kPlain, kUneven, kCoalesced, kSingle, kUnevenSingle };
 
 struct Case {

@@ -53,7 +53,7 @@ TEST_F(Flights, AreBoundedForEachProcess) {
   EXPECT_TRUE(fs::exists(paths[5]));
 }
 
-// Without CHORALE_FLIGHT_DIR (Note [Records of a job]). A process has one job, whose name may be given already.
+// Tests that run without CHORALE_FLIGHT_DIR (Note [Records of a job]). A process has one job, whose name may be given.
 class JobFlights : public Flights {
  public:
   JobFlights() {

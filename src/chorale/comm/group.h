@@ -42,7 +42,7 @@ struct GroupOptions {
   // What connects the hosts of the default group (transport/fabric/fabric_name.h); empty: CHORALE_FABRIC, else tls
   // between hosts.
   std::string fabric = {};
-  // Between hosts. Set for the world; its other groups do as it does.
+  // Used between hosts. Set for the world; its other groups do as it does.
   NetOptions net = {};
   // Where connect() makes a group that is a part of somebody else's job, the global ranks of its members, ascending.
   // Empty: 0, 1, …. Between hosts they stay 0, 1, …: a fabric knows its ranks by these.
@@ -153,7 +153,7 @@ class Group {
   // The sum of sparse tensors, coalesced; equal indices of several ranks add up. Blocks.
   Tensor sparse_all_reduce(const Tensor& tensor, const CallOptions& options = {}) const;
 
-  // Into one tensor per rank, whose sizes may differ; into one tensor (the chunks one after the other).
+  // The result goes into one tensor per rank, whose sizes may differ, or into one tensor, chunk behind chunk.
   Work all_gather(const std::vector<Tensor>& outputs, const Tensor& input, const CallOptions& options = {}) const;
   Work all_gather_into(const Tensor& output, const Tensor& input, const CallOptions& options = {}) const;
   template <class T>

@@ -16,7 +16,7 @@
 
 namespace chorale::comm {
 
-// CHORALE_LEAVE_PATIENCE, seconds, or 5 of them. InvalidArgument when it is something else.
+// The seconds that CHORALE_LEAVE_PATIENCE says, or 5. InvalidArgument when it says something else.
 std::chrono::milliseconds leave_patience();
 
 // Finishes what is in flight, leaves the group, and waits until the others have left too, for at most `patience`, or

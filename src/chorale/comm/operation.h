@@ -35,7 +35,7 @@ struct Chunk {
 //   reduce      1                    root: 1, combined
 //   reduce_scatter  n                1: what everybody gives to this rank, combined
 struct Operation : base::RefCounted {
-  // Not defaulted: a pool would then fill all of it with zeros first, on the path of every call.
+  // It is not defaulted: a pool would then fill all of it with zeros first, on the path of every call.
   Operation() {}  // NOLINT(modernize-use-equals-default)
 
   Fingerprint print;

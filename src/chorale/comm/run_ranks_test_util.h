@@ -36,7 +36,7 @@ bool is_rank_process();
 
 // Both kinds, one after the other, and all is well with all of them. Under mpirun only mpirun's ranks run.
 void run_threads_and_processes(int size, const std::function<void(Group&)>& body, const GroupOptions& options = {});
-// And on two hosts.
+// The same, and on two hosts as well.
 void run_everywhere(int size, const std::function<void(Group&)>& body, const GroupOptions& options = {});
 
 // The message of the CommError that `call` throws, which must blame this rank (a global one).

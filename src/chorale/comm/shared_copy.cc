@@ -13,7 +13,7 @@ namespace {
 constexpr size_t kLine = 64;
 // Less is not worth a look at the clock.
 constexpr size_t kLeastTimedBytes = 64 << 10;
-// Between 3 ns, a line that another core has written and this one reads, and 30 ns, one that has to be taken away.
+// A line that another core has written and this one reads takes 3 ns, and one that has to be taken away 30 ns.
 constexpr double kSlowNsPerLine = 10;
 
 // How many copies for others are done as the last timed one says. Its plain part alone takes longer than a small copy
@@ -40,7 +40,7 @@ bool copy_timed(std::byte* to, const std::byte* from, size_t bytes, size_t tried
   return slow;
 }
 
-// What the last timed copy of this thread has told, and for how many more.
+// What the last timed copy of this thread has shown, and for how many more copies that holds.
 struct Trial {
   bool slow = false;
   int holds_for = 0;

@@ -16,7 +16,7 @@ namespace chorale::comm {
 
 void copy_shared(std::byte* to, const std::byte* from, size_t bytes);
 // Copies data of this core's own into memory that others have read and will read. Small copies are timed, too, because
-// slow ones tell of `to`, not of `from`; of up to 64 KiB every 64th of a thread, and those after it are done alike.
+// a slow one tells of `to`, not of `from`: up to 64 KiB one in 64 of a thread, and those after it are done likewise.
 void copy_for_others(std::byte* to, const std::byte* from, size_t bytes);
 
 // The two ways. The second one is for memory that the writer does not read soon.

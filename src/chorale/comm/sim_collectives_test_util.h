@@ -1,5 +1,5 @@
-// For tests: what devices do between and among each other (device/collectives.h, device/peers.h), played on simulated
-// devices by threads of this process.
+// Plays for tests what devices do between and among each other (device/collectives.h, device/peers.h), on simulated
+// devices, by threads of this process.
 #pragma once
 
 #include <atomic>

@@ -26,7 +26,7 @@ class World {
 
   // Makes the default group with the ranks that meet at the store. StateError when there is one already.
   void init(std::shared_ptr<transport::Store> store, int rank, int size, const GroupOptions& options = {});
-  // With the ranks that a launcher started, or that an URL names (transport/store/rendezvous.h).
+  // Makes it with the ranks that a launcher started, or that an URL names (transport/store/rendezvous.h).
   void init(std::string_view url = "env://", const transport::RendezvousOptions& where = {},
             const GroupOptions& options = {});
   bool is_initialized() const { return store_ != nullptr; }

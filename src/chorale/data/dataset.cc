@@ -24,7 +24,7 @@ Example TensorDataset::get_batch(std::span<const int64_t> indices) const {
   return {rows_at(x_, indices), y_.defined() ? rows_at(y_, indices) : Tensor()};
 }
 
-// Not the op index_select: there is nothing to differentiate, and the indices are no tensor.
+// The op index_select is not used: there is nothing to differentiate, and the indices are no tensor.
 Tensor rows_at(const Tensor& x, std::span<const int64_t> indices) {
   CHORALE_CHECK(x.is_contiguous(), "[rows_at] needs a contiguous tensor");
   Shape sizes = x.sizes();

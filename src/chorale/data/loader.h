@@ -158,7 +158,7 @@ class DataLoader : public LoaderBase<BatchOf<D>> {
  public:
   explicit DataLoader(D dataset, const LoaderOptions& options = {})
       : DataLoader(std::make_shared<const D>(std::move(dataset)), options) {}
-  // With an order, or with batches, of your own (then the options say nothing about them).
+  // Takes an order, or batches, of your own (then the options say nothing about them).
   DataLoader(D dataset, std::shared_ptr<const Sampler> sampler, const LoaderOptions& options = {})
       : DataLoader(std::make_shared<const D>(std::move(dataset)), batches_of(std::move(sampler), options), options) {}
   DataLoader(D dataset, std::shared_ptr<const BatchSampler> batches, const LoaderOptions& options = {})

@@ -58,7 +58,7 @@ class Run : public std::enable_shared_from_this<Run> {
   Run(Contexts& contexts, std::shared_ptr<ContextState> context, const RunOptions& options, Courier::Done at_end);
 
   uint64_t number() const { return options_.number; }
-  // With the lock of the context: expects the gradients of its send nodes.
+  // Called with the lock of the context: expects the gradients of its send nodes.
   void expect_sends();
   void add_root(const Tensor& root);
   // The gradients of a hop. Throws when they are not expected.

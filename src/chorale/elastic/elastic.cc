@@ -275,7 +275,7 @@ void Elastic::apply() {
 
 // ---- a change of ranks
 
-// A rank that still waits for this one in a group that this one leaves is told so; after a failure also in any group
+// Leaves the group. Ranks that still wait for this one in it are told why; after a failure so are those in any group
 // that was made out of it, where nobody will finish the calls.
 void Elastic::leave(const std::string& why) {
   if (!why.empty()) comm::abandon(group_, concat("goes on without some of the others: ", why));

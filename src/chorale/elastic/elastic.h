@@ -126,7 +126,7 @@ class Elastic {
   Elastic(const Elastic&) = delete;
   Elastic& operator=(const Elastic&) = delete;
 
-  // Before run(): this rank alone. In run(): the ranks of the epoch; the object stays, older groups throw.
+  // This rank alone before run(), and in run() the ranks of the epoch; the object stays, older groups throw.
   comm::Group& group() { return seat_ ? group_ : world_.group(); }
 
   // What a step changes. They must outlive this object's last use. StateError for what cannot be taken back: hooks of
@@ -135,7 +135,7 @@ class Elastic {
   // What a step changes where each rank has a part of it: `make` is called on all ranks in every epoch. The update of
   // its optimizer must not call other ranks.
   void keep_sharded(std::function<Sharded(const comm::Group& group)> make, ShardedOptions options = {});
-  // Beside keep(): parameters are averaged now and then (parallel/averaging.h), by what `make` gives for the ranks of
+  // Averages parameters now and then beside keep() (parallel/averaging.h), by what `make` gives for the ranks of
   // each epoch. Averages are copies until all ranks have them; then all take them over, or none. Between two averages
   // the parameters of ranks differ: a newcomer gets those of the first rank.
   void keep_averager(std::function<std::unique_ptr<parallel::ModelAverager>(const comm::Group& group)> make);
@@ -235,7 +235,7 @@ class Elastic {
   bool stops_ = false, last_ = false;               // this rank wants to stop; the step that is committed is the last
   std::vector<double> sums_;                        // of the last step that was committed
   std::vector<double> passing_;                     // memory for them
-  // Before the step.
+  // The values before the step.
   std::vector<std::pair<Tensor, Tensor>> buffers_;  // and copies of them
   RandomStream random_{};
   std::vector<Change> changes_;

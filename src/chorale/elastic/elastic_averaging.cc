@@ -22,7 +22,7 @@ void Elastic::make_averager() {
   averager_->set_step(averaged_);
 }
 
-// Behind a step. The averages of a rank that waits at their commit point, which others have passed, are whole.
+// Called behind a step. The averages of a rank that waits at their commit point, which others have passed, are whole.
 void Elastic::average() {
   watch(Phase::kAverage);
   averager_->set_step(averaged_);

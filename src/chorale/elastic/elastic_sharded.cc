@@ -57,7 +57,7 @@ void Elastic::enter(const comm::Group& group, bool begins) {
   if (start.is_lost) shards_->options().lost();
 }
 
-// Before a step: copies and checkpoints that are due.
+// Called before a step: makes the copies and checkpoints that are due.
 void Elastic::keep_safe() {
   const Moment moment{done_, committed_epoch_};
   const auto own = [this] { return personal(); };

@@ -89,7 +89,7 @@ TEST(ElasticSharded, ADeathDuringACopyLeavesTheCopyBefore) {
   }
 }
 
-// Also the first copy of the new epoch: the second death comes when only the older one is whole.
+// The first copy of the new epoch is cut short, too: the second death comes when only the older copy is whole.
 TEST(ElasticSharded, ADeathInTheCopyThatFollowsAChangeLeavesTheOlderOne) {
   Threads job(4, 8, {{2, 5, "forward"}, {0, 4, "recopy"}}, with_copies(4));
   job.replaces = false;

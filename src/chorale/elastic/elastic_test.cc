@@ -33,7 +33,7 @@ using testing::HasSubstr;
 
 // ---- batches
 
-// Also in pieces, for a loader; none is larger than at the start, and with fewer ranks there are more of them.
+// A loader takes them in pieces; none is larger than at the start, and with fewer ranks there are more of them.
 TEST(ElasticBatches, PiecesAreTheSameSamplesAndNotLarger) {
   const auto order = std::make_shared<data::RandomSampler>(50, 3);
   const Batches whole(order, 12);

@@ -111,7 +111,7 @@ struct Averaging {
   }
 };
 
-// Behind the steps 3, 5, 7, ….
+// Averages behind the steps 3, 5, 7, ….
 std::unique_ptr<parallel::ModelAverager> make_averager(const comm::Group& group) {
   return std::make_unique<parallel::PeriodicAverager>(
       group, parallel::PeriodicAveragerOptions{.period = 2, .warmup_steps = 3});
@@ -173,7 +173,7 @@ JobResult run_job(const JobOptions& job) {
     for (size_t i = 0; i < job.kills.size(); ++i) {
       const Kill& kill = job.kills[i];
       if (kill.phase != phase || kill.step != step) continue;
-      // Between groups a rank has none: its last one counts.
+      // A rank between groups has no number: its last one counts.
       const int rank = !running || running->changes().empty() ? job.seat.member : running->changes().back().rank;
       if (rank != kill.rank) continue;
       const std::string mine = std::to_string(job.seat.member);

@@ -69,7 +69,7 @@ class Holdings {
     bool is_own;
     std::vector<snapshot::WriteItem> items;
   };
-  // For each rank, its parts of the cut.
+  // The parts of the cut that each rank has.
   std::vector<std::vector<snapshot::WriteItem>> items_of(const Cut& cut) const;
 
   const comm::Group& group_;

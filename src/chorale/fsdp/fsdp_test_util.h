@@ -217,7 +217,7 @@ inline void expect_parity_of_late_ranks(Device device, LateRanks how, double tol
       expect_parity<optim::Adam>(
           group, model,
           [&](Transformer& m) {
-            // Before its parameters are gathered, after its forward, and before its gradients are reduced.
+            // Ranks wait before its parameters are gathered, after its forward, and before its gradients are reduced.
             for (Block& layer : m.layers) {
               layer.before_forward([&](nn::Module&, std::vector<Tensor>&) { wait_at(1); });
               layer.after_forward([&](nn::Module&, const std::vector<Tensor>&, std::vector<Tensor>&) { wait_at(2); });

@@ -47,7 +47,7 @@ class Unsharding {
 // Gathers the parameters of the module's own group, if they are not there. Without `async` they are there afterwards.
 Unsharding unshard(nn::Module& module, bool async = false);
 void reshard(nn::Module& module);
-// After an exception in forward or backward: forgets that step, with its gradients, on all groups below.
+// Called after an exception in forward or backward: forgets that step, with its gradients, on all groups below.
 void reset_iter_state(nn::Module& module);
 // Calls a function of the module other than forward as forward is called: with its parameters gathered.
 std::vector<Tensor> call_method(nn::Module& module, std::vector<Tensor> inputs,

@@ -130,7 +130,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   DType parameter_dtype(const ShardedParameter& p) const;
   // Where an outermost module computes.
   Device device() const;
-  // Before the outermost module computes.
+  // Called before the outermost module computes.
   void begin_round(std::vector<Tensor>& inputs) const;
   // The tensor where the module computes, or where parts are kept.
   Tensor where_it_computes(const Tensor& x) const;

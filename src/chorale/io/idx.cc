@@ -68,7 +68,7 @@ Tensor parse(const std::string& what, Reader&& reader) {
     sizes.push_back(value);
   }
   const size_t bytes = static_cast<size_t>(count_elems(sizes)) * size_of(*dtype);
-  // Before memory is asked for.
+  // This is checked before memory is asked for.
   CHORALE_CHECK(bytes <= reader.most_bytes(), "[idx] ", what, " cannot hold ", sizes, " elements of ", *dtype,
                 ": it was cut off, or its sizes are wrong");
   Tensor result = Tensor::empty(sizes, *dtype);

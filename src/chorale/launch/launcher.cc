@@ -308,7 +308,7 @@ class Launcher {
   const FlightFolder flights_{options_.log_dir};
   bool output_is_lost_ = false, interrupted_ = false;
   Guardian guardian_;
-  // Not where ranks may die and others go on: a client that is killed may take the others with it.
+  // MPS is not used where ranks may die and others go on: a client that is killed may take the others with it.
   const Mps mps_{options_.elastic ? 0 : options_.ranks, guardian_,
                  [this](const std::string& line) { outputs_.say(line); }};
   const std::string run_id_ = concat("chorale-", transport::host_name(), "-", getpid());

@@ -19,7 +19,7 @@ enum class Cable : uint8_t { kFine, kClosed, kSilent };
 
 // Calls that do not arrive, and answers that do not come back.
 class Line final : public transport::Store {
-  // Before what it is called by: its type is found by looking at it.
+  // This stands before what calls it, since its type is found by looking at it.
   template <class Call>
   auto pass(Deadline deadline, const Call& call) {
     travel(deadline);

@@ -43,7 +43,7 @@ NodePlan Nodes::join(Deadline deadline) {
   if (self_.rank == 0) {
     store_->set("master", concat(self_.address, " ", free_port(self_.address), " ", self_.run_id), deadline);
   }
-  // With its process and the time: a second launcher on the same host is another one.
+  // The text names the process and the time: a second launcher on the same host is another one.
   const std::string mine =
       concat(self_.ranks_here, " ", self_.count, " ", self_.max_restarts, " ", transport::host_name(), " process ",
              getpid(), " ", Deadline::Clock::now().time_since_epoch().count());
@@ -98,7 +98,7 @@ void Nodes::start_watching() {
 void Nodes::halt(const Halt& why) {
   if (!thread_.joinable()) return set_halted(why);
   try {
-    // Not for long: ranks and signals are waiting.
+    // The call may not take long: ranks and signals are waiting.
     store_->compare_set("halt", "", concat(why.may_restart, " ", why.exit_status, " ", why.reason), within(1s));
   } catch (const Error&) {  // then the others notice that we are silent
     set_halted(why);

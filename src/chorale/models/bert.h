@@ -68,7 +68,7 @@ struct BertLayer : nn::Module {
   double attention_dropout_;
 };
 
-// Without a head.
+// The model without a head.
 struct BertModel : nn::Module {
   BertEmbeddings embeddings;
   std::vector<BertLayer> layers;

@@ -131,7 +131,7 @@ TEST_P(CompiledModels, TrainAsOpByOp) {
       expect_close(joint, eager, 0, what + ", joint");
       expect_close(whole, eager, tolerance, what + ", fused");
       EXPECT_LE(whole.compiles, 2);
-      // With dropout inside, and everything that may be computed again computed again.
+      // The same with dropout inside, and with everything computed again that may be.
       if (dtype == DType::kF32 && (GetParam() == std::string("bert") || GetParam() == std::string("gpt2"))) {
         const CompileOptions lean{.whole_graph = true, .memory_budget = 0};
         expect_close(train(GetParam(), dtype, sgd, &lean), eager, 0, what + ", with little memory");

@@ -73,7 +73,7 @@ struct Gpt2Block : nn::Module {
   double attention_dropout_;
 };
 
-// Without the head; "gpt2" checkpoints of the hub have these names.
+// The model without the head; "gpt2" checkpoints of the hub have these names.
 struct Gpt2Model : nn::Module {
   nn::Embedding wte, wpe;
   nn::Dropout drop;

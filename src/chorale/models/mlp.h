@@ -7,7 +7,7 @@
 
 namespace chorale::models {
 
-// From widths[0] features over those in between to the last; named "0.weight", "2.weight", ….
+// Goes from widths[0] features over those in between to the last; named "0.weight", "2.weight", ….
 nn::Sequential mlp(const std::vector<int64_t>& widths);
 
 }  // namespace chorale::models

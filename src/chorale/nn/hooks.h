@@ -12,12 +12,12 @@ namespace chorale::nn {
 
 class Module;
 
-// Before forward; may replace the tensors among the arguments.
+// Called before forward; may replace the tensors among the arguments.
 using ForwardPreHook = std::function<void(Module&, std::vector<Tensor>& inputs)>;
 // Tells such a hook the name of each input, that of its field where an argument is a struct that lists them
 // (CHORALE_TENSORS), else ""; behind them the names of fields without a tensor. Empty where no argument is one.
 const std::vector<std::string>& input_names();
-// After it; may replace those of the result.
+// Called after it; may replace those of the result.
 using ForwardHook = std::function<void(Module&, const std::vector<Tensor>& inputs, std::vector<Tensor>& outputs)>;
 // When the gradients of all outputs are complete; may replace them. Hooks of backward get no module: it may have moved
 // since forward.

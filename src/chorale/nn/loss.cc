@@ -21,7 +21,7 @@ BCEWithLogitsLoss::BCEWithLogitsLoss(const BceOptions& options)
     : weight(buffer_of(options.weight)), pos_weight(buffer_of(options.pos_weight)), reduction_(options.reduction) {}
 
 Tensor CosineEmbeddingLoss::forward(const Tensor& x, const Tensor& y, const Tensor& target) const {
-  // Not cosine_similarity: here the squared lengths get an eps, which also makes the gradient at 0 finite.
+  // This is no cosine_similarity: the squared lengths get an eps, which also makes the gradient at 0 finite.
   const double eps = 1e-12;
   const Tensor cosine = sum(x * y, -1) / sqrt((sum(square(x), -1) + eps) * (sum(square(y), -1) + eps));
   const Tensor losses = where(eq(target, 1), 1 - cosine, relu(cosine - options_.margin));

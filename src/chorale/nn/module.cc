@@ -108,7 +108,7 @@ NamedTensors without_repeats(NamedTensors tensors) {
   return tensors;
 }
 
-// Before tensors are read or changed as a state: a layer above may have others in their places for a while.
+// Called before tensors are read or changed as a state: a layer above may have others in their places for a while.
 void prepare_state(const Module& module) {
   if (module.extension()) module.extension()->before_state();
   for (const auto& [name, member] : Members(module).modules) prepare_state(*member);

@@ -268,7 +268,7 @@ TEST(Module, AMemberThatIsNotListedIsNamed) {
               HasSubstr("lists the members of its base too"));
   EXPECT_THAT(message_of<StateError>([] { ForgetsParameter().train(); }), HasSubstr("a Parameter f32 [2, 4]"));
   EXPECT_EQ(Extended().parameters().size(), 5u);
-  // Also inside others, and where it was moved to.
+  // The same holds for a module inside others, and where it was moved to.
   std::vector<Forgetful> many(3);
   EXPECT_THROW(many[1].named_parameters(), StateError);
   // A member that is left out on purpose.

@@ -27,8 +27,8 @@ struct BatchNormOptions {
   bool track_running_stats = true;
 };
 
-// Per channel over the batch. Training normalises with the batch's own statistics, which the running ones follow;
-// evaluation with the running ones, or with the batch's own where none are kept. Use BatchNorm1d, BatchNorm2d,
+// Normalises each channel over the batch. Training does so with the batch's own statistics, which the running ones
+// follow; evaluation with the running ones, or with the batch's own where none are kept. Use BatchNorm1d, BatchNorm2d,
 // BatchNorm3d.
 class BatchNorm : public Module {
  public:
@@ -75,7 +75,7 @@ struct InstanceNormOptions {
   bool affine = false;
   bool track_running_stats = false;
 };
-// Per channel and sample.
+// Normalises each channel of each sample.
 class InstanceNorm : public Module {
  public:
   Tensor forward(const Tensor& x);
@@ -118,7 +118,7 @@ struct LayerNormOptions {
   bool affine = true;
   bool bias = true;
 };
-// Over the last dimensions, which have the given sizes.
+// Normalises over the last dimensions, which have the given sizes.
 class LayerNorm : public Module {
  public:
   explicit LayerNorm(const IntList& normalized_shape, const LayerNormOptions& options = {});
@@ -156,7 +156,7 @@ struct GroupNormOptions {
   double eps = 1e-5;
   bool affine = true;
 };
-// Over groups of neighbouring channels, per sample.
+// Normalises groups of neighbouring channels, each sample by itself.
 class GroupNorm : public Module {
  public:
   GroupNorm(int64_t groups, int64_t channels, const GroupNormOptions& options = {});

@@ -20,7 +20,7 @@ Tensor log_softmax(const Tensor& x, int64_t dim = -1);
 
 // ---- normalisation: (x - mean) / sqrt(variance + eps) * weight + bias
 
-// Over the last dimensions, which must have the given sizes. weight and bias have that shape.
+// Normalises over the last dimensions, which must have the given sizes. weight and bias have that shape.
 Tensor layer_norm(const Tensor& x, const IntList& normalized_shape, const Tensor& weight = {}, const Tensor& bias = {},
                   double eps = 1e-5);
 // x / sqrt(mean(x^2) + eps) * weight; by default eps is the distance from 1 to the next number of x's dtype.
@@ -47,7 +47,7 @@ Tensor max_pool1d(const Tensor& x, const IntList& kernel, const IntList& stride 
                   const IntList& dilation = 1, bool ceil_mode = false);
 Tensor max_pool2d(const Tensor& x, const IntList& kernel, const IntList& stride = {}, const IntList& padding = 0,
                   const IntList& dilation = 1, bool ceil_mode = false);
-// With the place of the largest element of each window, in the flattened last dimensions (i64).
+// The same, with the place of the largest element of each window in the flattened last dimensions (i64).
 ValuesIndices max_pool1d_with_indices(const Tensor& x, const IntList& kernel, const IntList& stride = {},
                                       const IntList& padding = 0, const IntList& dilation = 1, bool ceil_mode = false);
 ValuesIndices max_pool2d_with_indices(const Tensor& x, const IntList& kernel, const IntList& stride = {},

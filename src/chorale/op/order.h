@@ -7,7 +7,7 @@
 
 namespace chorale {
 
-// Along a dimension, with the indices that the values had. Equal elements keep their order.
+// Sorts along a dimension; the indices are those that the values had. Equal elements keep their order.
 ValuesIndices sort(const Tensor& x, int64_t dim = -1, bool descending = false);
 Tensor argsort(const Tensor& x, int64_t dim = -1, bool descending = false);
 

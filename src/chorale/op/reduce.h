@@ -25,7 +25,7 @@ Tensor amax(const Tensor& x, const IntList& dims = {}, bool keepdim = false);
 Tensor amin(const Tensor& x, const IntList& dims = {}, bool keepdim = false);
 Tensor max(const Tensor& x);
 Tensor min(const Tensor& x);
-// With the index of the first one, which alone gets the gradient.
+// The same with the index of the first one, which alone gets the gradient.
 ValuesIndices max(const Tensor& x, int64_t dim, bool keepdim = false);
 ValuesIndices min(const Tensor& x, int64_t dim, bool keepdim = false);
 // The index of the first extreme along a dimension, or in the flattened tensor.

@@ -27,7 +27,7 @@ Tensor repeat(const Tensor& x, const IntList& repeats);
 Tensor tile(const Tensor& x, const IntList& repeats);
 // Each element repeated in place, along `dim` or in the flattened tensor.
 Tensor repeat_interleave(const Tensor& x, int64_t repeats, std::optional<int64_t> dim = {});
-// With a count per element; the size of the result depends on data.
+// The same with a count per element; the size of the result depends on data.
 Tensor repeat_interleave(const Tensor& x, const Tensor& repeats, std::optional<int64_t> dim = {});
 
 // `pads` has two entries (before, after) per dimension, from the last one backwards. A negative entry crops (kConstant

@@ -67,7 +67,7 @@ class GradScaler {
   // Unscales, unless that was done, and steps if every gradient was finite; says whether it did.
   StepTaken step(Optimizer& optimizer);
   StepTaken step(SharedOptimizer& optimizer);
-  // After the steps of all optimizers: adapts the scale.
+  // Called after the steps of all optimizers: adapts the scale.
   void update();
 
   double scale() const { return options_.enabled ? scale_.item<double>() : 1; }

@@ -27,7 +27,7 @@ class Scheduler {
   // Both from one place.
   static Scheduler one_cycle(Optimizer& optimizer, const OneCycleOptions& options);
 
-  // After optimizer.step().
+  // Called after optimizer.step().
   void step();
   int64_t steps() const { return steps_; }
   // The rate of each group now.

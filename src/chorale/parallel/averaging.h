@@ -34,7 +34,7 @@ class ModelAverager {
   void set_step(int64_t step) { step_ = step; }
 
  protected:
-  // Among which ranks to average in this step; null: none.
+  // The ranks to average among in this step; null: none.
   virtual const comm::Group* due(int64_t step) const = 0;
 
  private:

@@ -16,7 +16,8 @@ const comm::Group& group_of(const GradBucket& bucket, const comm::Group* chosen)
   return chosen ? *chosen : bucket.group();
 }
 
-// Of a hook that knows nothing from step to step. One that was given a group does not follow when ranks change.
+// The state of a hook that knows nothing from step to step. A hook that was given a group does not follow when ranks
+// change.
 std::shared_ptr<HookState> no_state(const comm::Group* chosen = nullptr) {
   return chosen ? nullptr : std::make_shared<HookState>();
 }
@@ -45,7 +46,7 @@ struct Quantized {
 
   explicit Quantized(const Tensor& x) {
     const Tensor low = minimum(amin(x, {1}, true), 0), high = maximum(amax(x, {1}, true), 0);
-    // Not finite where x is not, and then neither is what comes out.
+    // The scale is not finite where x is not, and then neither is what comes out.
     const Tensor scale = maximum((high - low) / 255, std::numeric_limits<float>::min());
     const Tensor zero = clamp(round(-low / scale), 0, 255);
     scale_zero = cat({scale, zero}, 1);

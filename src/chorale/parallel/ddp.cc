@@ -22,7 +22,7 @@ struct DataParallelBase::Link {
   explicit Link(DataParallelBase* owner) : ddp(owner) {}
   DataParallelBase* ddp;
 
-  // For whole graphs (traced_reduction.h): the group as an operand, and the backward that is being traced.
+  // Whole graphs (traced_reduction.h) have the group as an operand, and the backward that is being traced.
   Tensor group_operand;
   std::optional<TracedReduction> traced;
   void set_group_operand();

@@ -126,7 +126,7 @@ class DataParallelBase : public nn::Module, public Joinable, private reducer::Gr
   reducer::Reducer& reducer() { return *reducer_; }
   const reducer::Reducer& reducer() const { return *reducer_; }
   const DdpOptions& options() const { return options_; }
-  // With mixed precision only.
+  // Only called with mixed precision.
   const std::vector<MixedParameters::Entry>& mixed_parameters() const { return mixed_->entries(); }
   DdpLog log() const;
   // Times are taken in the first ten steps, and then in every one that this divides.
@@ -137,7 +137,7 @@ class DataParallelBase : public nn::Module, public Joinable, private reducer::Gr
   NamedTensors sharded_state_dict();
 
   const char* type_name() const override { return "DistributedDataParallel"; }
-  // Without a name: tensors have those of the module, so that what is saved here loads without the wrapper, and back.
+  // The module has no name here: tensors keep theirs, so that what is saved here loads without the wrapper, and back.
   void visit_members(nn::MemberVisitor& visitor) override { visitor.module("", *module_); }
 
   // ---- ranks that run out of inputs (join.h)

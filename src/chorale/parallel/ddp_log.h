@@ -48,7 +48,7 @@ struct DdpLog {
   // Averages over the sampled steps.
   int64_t avg_forward_compute_time = 0, avg_backward_compute_time = 0, avg_backward_comm_time = 0,
           avg_backward_compute_comm_overlap_time = 0;
-  // Since some fixed point of time.
+  // Times are counted from some fixed point.
   int64_t forward_compute_time_start = 0, backward_compute_time_start = 0, backward_compute_time_end = 0,
           backward_comm_time_start = 0, backward_comm_time_end = 0;
   // Variables that the run may depend on; "N/A" where there is none.

@@ -123,7 +123,7 @@ class Belongings {
     std::error_code gone;
     for (const auto& entry : std::filesystem::directory_iterator(process + "/fd", gone)) {
       const std::string target = std::filesystem::read_symlink(entry.path(), gone);
-      // Not a file for the output of the test, nor the record of the last calls, which is meant to stay.
+      // The output of the test is no such file, nor is the record of the last calls, which is meant to stay.
       if (inherited_.contains(target) || target.find("/chorale-flight") != std::string::npos) continue;
       if (target.starts_with("socket:[")) sockets_.insert(target.substr(8, target.size() - 9));
       if (target.starts_with("/memfd:chorale")) saw_arenas_ = true;

@@ -226,7 +226,7 @@ void expect_bert_trains_as_one_rank(DType dtype) {
       models::BertForMaskedLM model = make_bert(dtype, 0);
       tensor_parallel(model, mesh, plan_for(model, {.sequence_parallel = sequence, .loss_parallel = split_loss}));
       expect_losses(train_bert(model, all_rows), wanted, dtype == DType::kF64 ? 1e-9 : 1e-4);
-      // Also where parts have unequal lengths, and some are empty.
+      // The same holds where parts have unequal lengths, and some are empty.
       if (split_loss) expect_bert_sends(model, sequence);
     });
   });

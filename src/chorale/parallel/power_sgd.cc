@@ -225,7 +225,7 @@ void PowerSgd::load_state_dict(const State& state) {
     log_info("[power_sgd] the state is loaded without a group: the wrapper that it is registered with has its own");
 }
 
-// What other ranks' factors missed is theirs.
+// Everything but the errors is saved: what other ranks' factors missed is their own.
 std::string PowerSgd::save() const {
   comm::List list;
   for (const auto& [name, tensor] : state_dict()) {

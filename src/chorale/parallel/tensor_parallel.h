@@ -88,12 +88,12 @@ struct Replicated final : Style {
   void apply(nn::Module& module, const Mesh& mesh, std::optional<int> source) const override;
 };
 
-// Before the call: tensors among the arguments, in order, are taken to be `declared` where they are not sharded, and
-// become `desired`. None: left alone.
+// Works before the call: tensors among the arguments, in order, are taken to be `declared` where they are not sharded,
+// and become `desired`. None: left alone.
 struct PrepareInput final : Style {
   std::vector<std::optional<Placement>> declared, desired;
   bool use_local_output = false;
-  // Or by name, where the module takes a struct that lists its tensors (CHORALE_TENSORS); those not named are left
+  // Tensors have names where the module takes a struct that lists them (CHORALE_TENSORS); those not named are left
   // alone.
   //   PrepareInput({{"mask", shard(0), replicate()}})
   struct Field {
@@ -107,7 +107,7 @@ struct PrepareInput final : Style {
   explicit PrepareInput(std::vector<Field> by_name, bool local = false);
   void apply(nn::Module& module, const Mesh& mesh, std::optional<int> source) const override;
 };
-// After it: the same with results.
+// Works after the call, in the same way on results.
 struct PrepareOutput final : Style {
   std::vector<std::optional<Placement>> declared, desired;
   bool use_local_output = true;
@@ -136,7 +136,7 @@ using Plan = std::vector<PlanEntry>;
 // Applies styles to the modules that the patterns name, over a mesh of one dimension. `source`: the rank of it whose
 // parameters count (none: every rank's own, nothing is sent). A pattern that names no module is warned of.
 void tensor_parallel(nn::Module& module, const Mesh& mesh, const Plan& plan, std::optional<int> source = 0);
-// Over the mesh of the innermost comm::MeshScope (comm/mesh_scope.h).
+// Takes the mesh of the innermost comm::MeshScope (comm/mesh_scope.h).
 void tensor_parallel(nn::Module& module, const Plan& plan, std::optional<int> source = 0);
 
 // Which placements a parameter or buffer of that name gets.

@@ -60,7 +60,7 @@ class Join {
   bool is_shared() const { return joinables_.size() > 1; }
   // How many ranks are in this step; waits for the answer.
   int live_ranks();
-  // After the last step of this rank: returns when all have ended.
+  // Called after the last step of this rank: returns when all have ended.
   void finish();
 
  private:

@@ -90,8 +90,8 @@ class GradientOwner {
   virtual void set_destination(size_t index, const Tensor& view) = 0;
   // The gradient is the average now.
   virtual void complete(size_t index) = 0;
-  // Before a backward whose gradients go elsewhere (Note [Elsewhere]): a gradient that lies in `view` gets memory of
-  // its own.
+  // Called before a backward whose gradients go elsewhere (Note [Elsewhere]): a gradient that lies in `view` gets
+  // memory of its own.
   virtual void move_out(size_t /*index*/, const Tensor& /*view*/) {}
 };
 
@@ -154,7 +154,7 @@ class Reducer {
   Progress progress() const { return progress_; }
   // The order of the last reduced backward that recorded it.
   const std::vector<size_t>& ready_order() const { return ready_order_; }
-  // On how many ranks each parameter was used, since the backward before that was reduced.
+  // The number of ranks that have used each parameter, since the backward before that was reduced.
   std::vector<int32_t> used_map() const;
   // Parameters without gradient in the last backward.
   const std::vector<size_t>& unused() const { return last_unused_; }

@@ -30,7 +30,7 @@ json::Value thinned_json(const Series& series) {
   return series_json(series.thinned(kMostPoints, "loss", "loss_low", "loss_high"));
 }
 
-// Without half a character at the end.
+// The text is cut to its longest length, never within a character.
 std::string shortened(const std::string& text) {
   if (text.size() <= kLongestSample) return text;
   size_t end = kLongestSample;

@@ -145,7 +145,7 @@ bool RunReader::read_metrics() {
     metrics_problems_ = {error.what()};
     return true;
   }
-  // Not mapped: the trainer may cut the file short when it resumes, which would end us.
+  // The file is not mapped: the trainer may cut it short when it resumes, which would end us.
   const File file{::open((folder_ / "metrics.jsonl").c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
   if (file.descriptor < 0) return true;
   std::vector<char> buffer(1 << 16);

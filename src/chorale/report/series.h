@@ -28,8 +28,8 @@ class Series {
   size_t rows() const { return columns_.front().values.size(); }
   const std::vector<Column>& columns() const { return columns_; }
 
-  // At most `rows` rows, each the mean of as many neighbours as needed (of the step: their last), since nobody sees a
-  // million points and a page should not carry them. With columns `low` and `high`, the extremes of column `of`, so
+  // Has at most `rows` rows, each the mean of as many neighbours as needed (of the step: their last), since nobody sees
+  // a million points and a page should not carry them. The columns `low` and `high` get the extremes of column `of`, so
   // that a spike stays visible.
   Series thinned(size_t rows, std::string_view of, std::string_view low, std::string_view high) const;
 

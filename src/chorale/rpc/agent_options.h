@@ -11,7 +11,7 @@
 namespace chorale::rpc {
 
 struct AgentOptions {
-  // At most 127 characters out of A-Z a-z 0-9 - _ :, and not the name of another worker. None: worker0, worker1, ….
+  // Has at most 127 characters out of A-Z a-z 0-9 - _ :, and is unique among workers. None: worker0, worker1, ….
   std::optional<std::string> name{};
   // A worker that joins a group that changes must say its number. Otherwise it is the rank in the group.
   std::optional<int> id{};
@@ -23,9 +23,9 @@ struct AgentOptions {
   int most_threads = 256;
   // What is left at shutdown is an error; otherwise a line in the log.
   bool check_leaks = false;
-  // At shutdown, references that are still held are deleted.
+  // Whether references that are still held at shutdown are deleted.
   bool delete_references = true;
-  // Before a control message is sent again; each time half as much longer.
+  // The time before a control message is sent again; each time it is half as much longer.
   std::chrono::nanoseconds retry_after = std::chrono::seconds(1);
   Faults faults{};
   // How the agent is made (rpc/backend.h).

@@ -280,7 +280,7 @@ TEST(Agent, AfterShutdownNothingCanBeCalled) {
     agent.shutdown();
     text_of(Kind::kNotRunning, [&] { agent.call<nothing>(next(agent)); });
     text_of(Kind::kNotRunning, [&] { agent.remote<nothing>(next(agent)); });
-    // And another one can be made.
+    // Another one can be made.
     Agent again(group, for_tests(kServes));
     EXPECT_EQ(again.call<add_ints>(next(again), 1, 2), 3);
     again.shutdown();

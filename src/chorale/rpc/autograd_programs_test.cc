@@ -270,7 +270,7 @@ TEST_P(AutogradPrograms, BackwardFailsWhenAWorkerIsGone) {
     const Tensor z = agent.call<plus>(next(agent), x, y);
     agent.barrier();
     if (group.rank() % 2 == 1) raise(SIGKILL);
-    // Until it is gone it serves.
+    // The worker serves until it is gone.
     text_of(Kind::kConnection, group.rank() + 1, [&] {
       while (true) agent.call<number_here>(next(agent));
     });

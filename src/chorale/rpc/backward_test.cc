@@ -304,7 +304,7 @@ TEST(DistAutogradSmart, AResultThatNobodyUsesIsNotWaitedFor) {
     // What was not used then can be used now.
     context.backward({sum(dropped)});
     EXPECT_EQ(context.gradient(x).to_vector<float>(), add(y.alias(), 1).to_vector<float>());
-    // And what a function does not use gets no gradient.
+    // What a function does not use gets no gradient.
     context.backward({sum(mul(agent.call<if_wanted>(next(agent), x, agent.call<plus>(next(agent, 2), x, y)), 0))});
   });
 }

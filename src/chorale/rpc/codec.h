@@ -419,7 +419,7 @@ struct Codec<std::pair<A, B>> {
 template <detail::HasMessageFields T>
 struct Codec<T> {
   static constexpr size_t kLeast = 0;
-  // With the types of its fields: another program may have another struct of that name.
+  // The name has the types of its fields: another program may have another struct of that name.
   static std::string name() {
     constinit thread_local bool names_fields = false;
     if (names_fields) return T::kMessageName;  // it has references to its own kind

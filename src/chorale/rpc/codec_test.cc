@@ -22,7 +22,7 @@ struct Batch {
   CHORALE_MESSAGE(Batch, images, names, more, weight)
 };
 
-// Through a message, as it would arrive.
+// What arrives when the value is sent in a message.
 template <class T>
 T sent(const T& value) {
   Writer writer;

@@ -104,7 +104,7 @@ TEST_P(EndsOfContexts, WaitForCallsThatAreLate) {
   });
 }
 
-// Not only where the context was opened.
+// Workers wait, and not only where the context was opened.
 TEST_P(EndsOfContexts, WaitForCallsThatCalleesLeftBehind) {
   arrived = 0;
   comm::run_ranks(3, [&](comm::Group& group) {

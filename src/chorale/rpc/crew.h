@@ -55,7 +55,7 @@ class Crew final : public Helper {
  public:
   using Sort = std::function<Job(Arrival)>;
   Crew(Post& post, Sort sort, const CrewOptions& options);
-  // After stop().
+  // Called after stop().
   ~Crew() override = default;
   // Reads from now on: whatever comes may use the crew, so its owner has it by then.
   void start();
@@ -100,13 +100,13 @@ class Crew final : public Helper {
   bool stand_aside(std::unique_lock<std::mutex>& lock);
   void watch(std::unique_lock<std::mutex>& lock);
   static void run_safely(Task task);
-  // These with the lock. Sees to it that a thread reads or takes what is queued.
+  // These are called with the lock. Sees to it that a thread reads or takes what is queued.
   void call_up();
   void pass_reading_on();
   bool can_grow() const;
   void wake_a_waiter();
   bool take_of_chain(uint64_t chain, Task& task);
-  // Without it. True when something came.
+  // Called without the lock. True when something came.
   bool read(bool helps_backward);
   // Blocks until something has come or the future is complete.
   void read_for(FutureState& state, const Post::Receiving& next, Deadline deadline);

@@ -86,7 +86,7 @@ void Core::leave_gracefully(Timeout timeout) {
   wait_until([this] { return delayed_ == 0; }, Deadline::never());
 }
 
-// Out of a group that goes on. Values that others still refer to are lost to them.
+// This worker leaves a group that goes on. Values that others still refer to are lost to them.
 void Core::leave_alone(Timeout timeout) {
   const Deadline deadline = timeout.count() == 0 ? Deadline::never() : within(timeout);
   const auto wait_for_calls = [&] {

@@ -15,8 +15,8 @@ using namespace std::chrono_literals;
 constexpr auto kStoreTime = 30s;
 // A worker that leaves waits no longer for a store than for a silent host: the store may be on one that is lost.
 Deadline ending() { return within(transport::keep_alive()); }
-// After it a thread that meets a worker looks whether that is still there, and one that watches looks for itself: a
-// worker that was killed while it joined may have left out what wakes others.
+// A thread that meets a worker looks after kMeetTime whether that is still there, and one that watches looks for itself
+// after kWatchTime: a worker that was killed while it joined may have left out what wakes others.
 constexpr std::chrono::milliseconds kMeetTime = 2s, kWatchTime = 250ms;
 
 constexpr const char *kMembers = "rpc/member/", *kRound = "rpc/round", *kStatic = "rpc/static",

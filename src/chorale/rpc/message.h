@@ -89,7 +89,7 @@ class Incoming {
   uint64_t tag() const { return tag_; }
   uint64_t id() const { return message_.id; }
   MessageKind kind() const { return message_.kind; }
-  // With those parcels, in order.
+  // Reads a message whose parcels are those, in order.
   Message unpack(const std::vector<Tensor>& apart);
 
  private:

@@ -166,7 +166,7 @@ TEST(SmartRounds, AWorkerThatGivesNothingBackIsNotWaitedFor) {
   }
 }
 
-// Nor is one whose part nobody knows: an answer did not come, or a call was on its way.
+// A round is not waited for either whose part nobody knows: an answer did not come, or a call was on its way.
 TEST(SmartRounds, CallsThatFailedOrWereLeftAreNotWaitedFor) {
   AgentOptions options = for_context_tests(kServes);
   options.faults.fail = {MessageKind::kOp};

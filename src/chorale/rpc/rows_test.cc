@@ -434,7 +434,7 @@ TEST_P(SparseTables, AChainWithAWorkerThatEndedFailsWhereItBegan) {
       Context context(agent);
       const Tensor z = agent.call<plus_along>(1, x, y, 3);
       agent.barrier();
-      // Until it is gone it serves.
+      // The worker serves until it is gone.
       text_of(Kind::kConnection, 2, [&] {
         while (true) agent.call<plus_along>(2, ones({1}), ones({1}), 0);
       });

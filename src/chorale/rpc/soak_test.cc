@@ -143,7 +143,7 @@ TEST(LentTensors, MayBeWrittenAsSoonAsACallHasReturned) {
         fill(-1);
         EXPECT_EQ(seen.wait(), (std::pair<double, int64_t>(i, 0)));
       }
-      // Also when the other one cannot read for a while.
+      // The same holds when the other one cannot read for a while.
       const auto other = static_cast<pid_t>(agent.call<process_here>(1));
       fill(50);
       stop(other);

@@ -54,7 +54,7 @@ class Placement {
   int16_t pieces_ = 1;
   op::Partial partial_;
 };
-// With a dimension that counts from the start, of a tensor with so many; InvalidArgument where it has none such.
+// The placement with its dimension counted from the start. InvalidArgument where a tensor of `dims` has none such.
 Placement normalized(const Placement& placement, int64_t dims);
 
 // One for each dimension of a mesh.

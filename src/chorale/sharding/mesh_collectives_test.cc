@@ -150,7 +150,7 @@ TEST(Overlap, NobodyWaitsForOtherRanksUnderALock) {
     std::vector<Tensor> leaves, others;
     for (int i = 0; i < 400; ++i) {
       const Tensor x = set_requires_grad(distribute(whole, mesh, {shard(0)}, std::nullopt));
-      // So that ranks have leaves at other places of memory.
+      // Ranks so have leaves at other places of memory.
       for (int k = 0; k < (3 * i + 5 * group.rank()) % 11; ++k) others.push_back(full({}, k));
       const Tensor w = set_requires_grad(distribute(whole, mesh, {shard(1)}, std::nullopt));
       leaves.push_back(x);

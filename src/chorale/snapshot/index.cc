@@ -54,7 +54,7 @@ struct Reader {
                      .name = string(object, "name")};
     if (const json::Value* sum = json::find(object, "crc32c")) chunk.checksum = static_cast<uint32_t>(sum->size(what));
     CHORALE_CHECK(index.files.contains(chunk.file), what, " is in ", chunk.file, ", which is not among the files");
-    // Before memory is taken for it. A file may be larger than its parts, by its header.
+    // This is checked before memory is taken. A file may be larger than its parts, by its header.
     const int64_t elems = chunk.region.volume(), bytes = index.files.at(chunk.file);
     CHORALE_CHECK(elems <= bytes / static_cast<int64_t>(size_of(dtype)), what, ": a part of ", elems, " elements of ",
                   dtype, " cannot be in ", chunk.file, ", which has ", bytes, " bytes");

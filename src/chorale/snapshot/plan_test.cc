@@ -120,7 +120,7 @@ TEST(PlanSave, WhereAPartStandsInAListDoesNotMatter) {
     EXPECT_EQ(written, (std::vector<std::string>{"a@[0]", "b@[0]", "b@[3]"}));
     EXPECT_TRUE(plan.differing.empty()) << "copies that are equal, at whatever place";
   }
-  // Nor does the order of the chunks of an index, when the same region is looked for.
+  // The order of the chunks of an index does not matter either, when the same region is looked for.
   SavedTensor saved{DType::kF32, {6}, {{{{0}, {3}}, "f", "x@[0]", 0}, {{{3}, {3}}, "g", "x@[3]", 0}}};
   const auto found = plan_read("x", saved, {6}, {{3}, {3}});
   std::swap(saved.chunks[0], saved.chunks[1]);

@@ -52,7 +52,7 @@ void Leftovers::put_away(const std::map<std::string, int64_t>& named, size_t mos
     const std::string name = path.filename().string();
     const bool is_spare = name.starts_with(kSpare);
     const std::string part = is_spare ? name.substr(kSpare.size()) : name;
-    // Also one that was being written when its process ended.
+    // The file may also be one that was being written when its process ended.
     const auto rank = rank_in(part);
     const bool is_whole = part.ends_with(kKind),
                is_part = rank && (is_whole || part.find(concat(kKind, ".tmp-")) != std::string::npos);

@@ -85,7 +85,7 @@ TEST(Checkpoint, ASaveThatCannotBeWrittenLeavesTheOneBeforeAndNamesFilesAndRanks
     std::optional<SmallFiles> full;
     if (group.rank() == 0) full.emplace(4096);
     group.barrier().wait();
-    // Into the same folder, and into another one.
+    // Both fail: what goes into the same folder, and into another one.
     messages[group.rank()] = message_of<CheckpointError>([&] { save(group, folder / "all", state); });
     EXPECT_THROW(save(group, folder / "third", state), CheckpointError);
     group.barrier().wait();
@@ -114,7 +114,7 @@ TEST(Checkpoint, AChunkThatIsDamagedWhileOthersWriteIsNamedWithItsFileAndRank) {
                        chunk_of("x", x, shard(x.sizes(), 0, 2, group.rank()))},
                       {{"step", "7"}}};
     save(group, folder / "before", state);
-    // Between the ranks' files and the index.
+    // A part is damaged after the ranks' files were written, and before the index is.
     save(group, folder / "after", state, {.on_step = [&](Step step) {
            if (step != Step::kIndex || group.rank() != 1) return;
            for (const auto& entry : fs::directory_iterator(folder / "after")) {

@@ -245,8 +245,8 @@ void load(const comm::Group& group, const std::filesystem::path& folder, State& 
     return {};
   });
   Files files(folder, index);
-  // Before the first value is replaced, here and on all other ranks: keys, shapes and whether tensors may be written;
-  // with kFirst checksums, too.
+  // All is checked before the first value is replaced, here and on all other ranks: keys, shapes and whether tensors
+  // may be written; with kFirst checksums, too.
   everywhere(group, Step::kRead, options.on_step, [&]() -> comm::Value {
     for (const TensorChunk& chunk : state.chunks) {
       if (chunk.local.device() == kCpu) chunk.local.storage()->check_writable("load");

@@ -13,7 +13,7 @@ namespace {
 class Dice {
  public:
   explicit Dice(uint64_t mutation) : stream_{mutation, 0} {}
-  // Below `bound`, which is at least 1.
+  // A number below `bound`, which is at least 1.
   size_t below(size_t bound) { return base::random_word(stream_, next_++) % bound; }
   template <class List>
   auto pick(const List& list) {

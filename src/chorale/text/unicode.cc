@@ -85,7 +85,7 @@ Char char_at(std::string_view text, size_t at) {
     if ((byte(i) & 0xc0) != 0x80) return invalid;
     code = code << 6 | (byte(i) & 0x3f);
   }
-  // Too long for what it says, a surrogate, or beyond Unicode.
+  // What is too long for what it says is invalid; so are surrogates, and what is beyond Unicode.
   constexpr uint32_t kSmallest[] = {0, 0, 0x80, 0x800, 0x10000};
   if (code < kSmallest[bytes] || (code >= 0xd800 && code <= 0xdfff) || code > 0x10ffff) return invalid;
   return {.code = code, .bytes = bytes};

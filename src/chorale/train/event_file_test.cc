@@ -49,7 +49,7 @@ TEST(EventFile, RecordsAreThoseThatTensorBoardReads) {
   const auto entry = *std::filesystem::directory_iterator(folder.path());
   EXPECT_TRUE(entry.path().filename().string().starts_with("events.out.tfevents."));
   using namespace std::string_literals;
-  // As tensorboard.compat.proto.event_pb2 serialises them.
+  // The bytes that tensorboard.compat.proto.event_pb2 makes.
   const std::vector<std::string> expected = {
       "\x10\0\x1a\x0d"s + "brain.Event:2",
       "\x10\xac\x02\x3a\x02\x08\x01"s,

@@ -11,7 +11,7 @@ class Interrupt {
   Interrupt(const Interrupt&) = delete;
   Interrupt& operator=(const Interrupt&) = delete;
 
-  // Since it was constructed.
+  // Whether a signal has come since it was constructed.
   static bool requested();
 };
 

@@ -16,8 +16,8 @@ class JobRanks {
   // Every rank of the group, which must outlive it, calls it. InvalidArgument where the options ask for another number
   // of ranks than there are.
   JobRanks(const comm::Group& all, const TrainOptions& options);
-  // Of a fully sharded job whose ranks come and go: as many replicas as the options say where they divide the ranks,
-  // else one.
+  // The ranks of a fully sharded job, which come and go: as many replicas as the options say where they divide the
+  // ranks, else one.
   static JobRanks of_any_number(const comm::Group& all, const TrainOptions& options);
 
   const comm::Group& all() const { return all_; }

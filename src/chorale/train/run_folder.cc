@@ -173,7 +173,7 @@ RunLock::RunLock(const fs::path& folder) : path_(folder / ".lock") {
 std::string RunLock::owner(const fs::path& folder) {
   const int file = ::open((folder / ".lock").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   struct stat found {};
-  // Where the file system has no locks, what is written there counts.
+  // What is written there counts where the file system has no locks.
   const bool is_held =
       file >= 0 && ::fstat(file, &found) == 0 && S_ISREG(found.st_mode) && ::flock(file, LOCK_SH | LOCK_NB) != 0;
   std::string owner = is_held ? owner_in(file) : "";

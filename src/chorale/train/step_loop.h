@@ -73,7 +73,7 @@ class StepLoop {
   virtual bool run_parts(const PartsCalls& parts, const Calls& calls) = 0;
   // The end of a step: when all have come, `values` are their sums and `update` is called, which calls nobody.
   virtual void commit(std::span<double> values, const std::function<void()>& update) = 0;
-  // Before commit(): this step is the last.
+  // Called before commit(): this step is the last.
   virtual void stop() = 0;
 };
 

@@ -87,8 +87,8 @@ class Stepper {
   // Changes the model, unless the result of prepare() is a problem; may find one itself. Asks no other rank. The
   // learning rate is that of the schedule times `lr_scale`.
   void update(UpdateResult& result, double lr_scale = 1);
-  // After compute(): does it again, on this rank alone, and returns where numbers stop being finite ("" if they do
-  // not).
+  // Called after compute(): does it again, on this rank alone, and returns where numbers stop being finite ("" if they
+  // do not).
   std::string find_not_finite();
   // Does forward and backward of a piece of a step, and changes nothing by it: fully sharded models only.
   StepMemory rehearse(const data::Example& piece);

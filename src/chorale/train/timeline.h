@@ -16,7 +16,7 @@ class Timeline {
   // The run has done `done` of `steps` steps. Three steps are recorded, once caches are warm.
   Timeline(const comm::Group& group, int64_t done, int64_t steps);
 
-  // Before and after step number `step`, counted from 1. end() returns the timeline on rank 0, once.
+  // Called before and after step number `step`, counted from 1. end() returns the timeline on rank 0, once.
   void begin(int64_t step);
   std::optional<std::string> end(int64_t step);
 

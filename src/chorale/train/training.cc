@@ -51,7 +51,7 @@ Training::Training(const Job& job) : job_(job), options_(job.options), group_(jo
   if (!makes_parts) ranks_ = std::make_shared<JobRanks>(job.group, options_);
   plan_ = make_plan(options_, task_->examples(), loop_ ? loop_->first_size() : ranks_->replicas().size());
   parameters_ = task_->model().parameter_count();
-  // Before ranks meet: once there is a line of the log, every rank heeds Ctrl-C.
+  // This stands before ranks meet: once there is a line of the log, every rank heeds Ctrl-C.
   interrupt_.emplace();
   if (loop_) {  // ranks meet in run()
     if (!makes_parts) make_stepper();
@@ -141,7 +141,7 @@ void Training::make_stepper() {
   if (stepper_->ddp()) stepper_->ddp()->set_sample_rate(options_.log_every);
 }
 
-// For other ranks than before. What they have trained lives as long as the owner that was returned for it.
+// Makes the parts for other ranks. What was trained before lives as long as the owner that was returned for it.
 StepLoop::Parts Training::make_parts(const comm::Group& ranks) {
   if (std::exchange(has_made_, true)) parts_->models.push_back(task_->renew_model());
   const std::string numbers = stepper_ ? stepper_->numbers() : std::string();
@@ -270,7 +270,7 @@ void Training::settle_in() {
     log_.emplace(job_.folder, place_.step, std::move(start));
   }
   if (is_first && !place_.has_stepped) introduce();
-  // Also behind a change of ranks before the first step: all ranks do it, or none.
+  // The same holds behind a change of ranks before the first step: all ranks do it, or none.
   if (ranks_->shards() && !place_.has_stepped && place_.step < plan_.steps) say_memory();
 }
 
@@ -401,7 +401,7 @@ void Training::finish() {
   loop_->commit(nothing, [] {});
 }
 
-// Before the update: every rank repeats the step by itself and looks where numbers stop being finite.
+// Called before the update: every rank repeats the step by itself and looks where numbers stop being finite.
 void Training::give_up() {
   finish_saving();
   const std::vector<comm::Value> found = comm::gather_object(group_, comm::Value(stepper_->find_not_finite()));

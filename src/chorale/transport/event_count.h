@@ -12,7 +12,7 @@ class EventCount {
  public:
   uint32_t now() const { return count_.load(std::memory_order_seq_cst); }
   void add();
-  // Until the count differs from `seen`, or the deadline.
+  // Waits until the count differs from `seen`, or for the deadline.
   void wait(uint32_t seen, Deadline deadline);
 
  private:

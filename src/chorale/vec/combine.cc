@@ -96,7 +96,7 @@ void combine_integers(const T* const* in, size_t sources, T* out, size_t n, Scal
     std::memmove(out, in[0], n * sizeof(T));
     return;
   }
-  // Through a block of our own: the result may be one of the sources that are still to be read.
+  // Values go through a block of our own: the result may be one of the sources that are still to be read.
   constexpr size_t kBlock = 4096 / sizeof(T);
   alignas(64) T block[kBlock];
   for (size_t begin = 0; begin < n; begin += kBlock) {

@@ -306,7 +306,7 @@ TEST(ZeroOptimizer, OptionsFlowInAndOut) {
       EXPECT_EQ(halving.lr(), 0.1 / (2 << step)) << "what the step changed is seen outside";
     }
     EXPECT_EQ(told, std::vector<int>{5});
-    // And what is changed outside counts inside.
+    // What is changed outside counts inside, too.
     halving.set_lr(1);
     plain.set_lr(1);
     set_gradients(mine, 9);

@@ -364,8 +364,8 @@ TEST_F(CudaTensors, JoinedBatchNormsHaveTheBitsOfTheRowsOneByOne) {
   }
 }
 
-// On both sides of the size below which a kernel of our own multiplies, with sums that a thread and that a warp makes,
-// and operands that lie in any order.
+// The sizes lie on both sides of the one below which a kernel of our own multiplies; a thread or a warp makes a sum;
+// and operands lie in any order.
 TEST_F(CudaTensors, ProductsOfAllSizesGiveWhatTheCpuGives) {
   struct Sizes {
     int64_t m, n, k;

@@ -30,7 +30,7 @@ class Burners {
   std::vector<std::thread> threads_;
 };
 
-// Beside so many burners on each core our time is held against PyTorch's, and may be at most this much of it.
+// Our time is held against PyTorch's beside so many burners on each core, and may be at most this much of it.
 inline constexpr int kBurnersPerCore[] = {1, 2};
 inline constexpr double kBusyBar = 1.05;
 

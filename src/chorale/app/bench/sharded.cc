@@ -42,8 +42,8 @@ struct Case {
   // Whether one rank runs it alone instead: with one thread, or with a thread for each core that the ranks together
   // have.
   enum class Alone : uint8_t { kNo, kOneThread, kAllThreads } alone = Alone::kNo;
-  // Before anything is timed; the peer makes two calls. Cases that are held against our own only take more: over the
-  // first ten steps a model's memory still grows, and clearing its huge pages takes a quarter of a rank's time.
+  // Steps before anything is timed; the peer makes two calls. Cases that are held against our own only take more: over
+  // the first ten steps a model's memory still grows, and clearing its huge pages takes a quarter of a rank's time.
   int warm_up = 3;
 };
 const Case kCases[] = {

@@ -134,7 +134,7 @@ Side start(const std::string& name, std::vector<std::string> command) {
   return {name, std::make_unique<PeerProcess>(command), {}, {}};
 }
 
-// Beside the plain step: the compiled one, or one that updates inside of backward.
+// What runs beside the plain step: the compiled one, or one that updates inside of backward.
 const char* second_side(const Options& options) { return options.compiled ? "compiled" : "in_backward"; }
 
 std::vector<Side> start_sides(const StepCase& c, bool bf16, const Options& options) {

@@ -153,7 +153,7 @@ void convert(const std::string& name, const fs::path& out) {
   NewFolder made(out);
   copy_others(folder, made.unfinished(), snapshot::find_index(folder));
   if (snapshot::has_checkpoint(folder)) {
-    // With a note without which they refuse it.
+    // The libraries there refuse a file without this note.
     io::save_sharded(made.unfinished(), model, kMostShardBytes, {{"format", "pt"}});
   } else {
     snapshot::save(made.unfinished(), snapshot::state_of(model));

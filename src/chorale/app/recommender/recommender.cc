@@ -246,7 +246,7 @@ int start_recommender_ranks(const RecommenderOptions& options) {
   return launch::launch(launching);
 }
 
-// Before the first tensor: the server's table, and each trainer's tastes of the items.
+// Called before the first tensor is made: looks at the server's table, and each trainer's tastes of the items.
 void check_table_fits(const RecommenderOptions& options) {
   const auto items = static_cast<double>(options.items), trainers = static_cast<double>(options.trainers);
   const double needed = items * sizeof(float) * (static_cast<double>(options.width) + kTaste * trainers);

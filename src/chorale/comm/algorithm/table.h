@@ -42,7 +42,7 @@ class AlgorithmTable {
   static AlgorithmTable from_environment();
   static AlgorithmTable parse(std::string_view rows);
 
-  // Between hosts; kNone for a kind of which there is one way only.
+  // The algorithm between hosts; kNone for a kind of which there is one way only.
   Algorithm between_hosts(CallKind kind, uint64_t bytes) const;
   // On one host a call goes by slots up to this many bytes, which may be more than fit there.
   uint64_t most_by_slot(CallKind kind) const;

@@ -212,7 +212,7 @@ void expect_failure(const Group& group, const char* words, std::chrono::millisec
   EXPECT_TRUE(group.is_broken());
 }
 
-// With the stand-in: a rank that never meets the others, one whose device stops, and one whose library reports an error
+// The stand-in plays a rank that never meets the others, one whose device stops, and one whose library reports an error
 // behind a call.
 TEST_F(NcclStandInTest, WhatFailsIsAborted) {
   struct Case {
@@ -367,7 +367,7 @@ TEST_F(Nccl, AMeetingToWhichARankNeverComesIsAborted) {
     EXPECT_LT(Clock::now() - begun, 20s);
     other.join();
   }
-  // In a group: rank 1 never joins, the others' barrier throws when their second is over, and they go on.
+  // Rank 1 of a group never joins, the others' barrier throws when their second is over, and they go on.
   {
     Apart apart(1);
     run_ranks(2, [](Group& world) {

@@ -80,7 +80,7 @@ class MpiCall {
   Chunk piece_of(const Chunk& chunk) const;
   void lay_out(Side& side, const SmallVector<Chunk, 2>& chunks, const Chunk& other, bool copy_in);
   void copy_out(const Side& side, const SmallVector<Chunk, 2>& chunks) const;
-  // Between elements as they are and as they travel: f16 and bf16 as f32, multiplied by the factor.
+  // These turn elements into what travels, and back: f16 and bf16 into f32, multiplied by the factor.
   void prepare(const Chunk& piece, std::byte* to) const;
   void conclude(std::byte* from, const Chunk& piece) const;
   DType travelling() const { return compute_of(operation_->dtype); }

@@ -74,7 +74,7 @@ std::shared_ptr<MpiEngine> MpiEngine::connect(const std::string& name, int rank,
     CHORALE_CHECK_STATE(mpi.rank(mpi.world()) == rank && mpi.size(mpi.world()) == size, "[mpi] this is rank ", rank,
                         " of ", size, ", but for MPI it is rank ", mpi.rank(mpi.world()), " of ", mpi.size(mpi.world()),
                         ": an mpi group has all ranks that mpirun started, in its order");
-    // Not on the stack: MPI writes there, also after the deadline.
+    // The handle does not lie on the stack: MPI writes there, also after the deadline.
     auto* made = new Mpi::Comm(0);
     auto request = mpi.duplicate(mpi.world(), *made);
     while (!mpi.test(request)) {

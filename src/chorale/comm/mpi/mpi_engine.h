@@ -47,7 +47,7 @@ class MpiEngine final : public Engine, public Leaver {
     Notice::Kind state = Notice::Kind::kEntered;
     uint32_t number = 0;  // of the last call that it is known to have entered
     Fingerprint print;
-    // Since this rank has asked.
+    // Whether it has answered since this rank asked.
     bool answered = false;
     int awaits = -1;     // the rank that it waits for, if that is a single one
     std::string thrown;  // after call `thrown_after`
@@ -90,7 +90,7 @@ class MpiEngine final : public Engine, public Leaver {
   uint32_t told_ = 0;                       // the last call of which the others were told that it was entered
   std::optional<Clock::time_point> asked_;  // when this rank asked the others which rank they await
 
-  // Since when it is known that others made another call with the number `differs_in_`.
+  // The call that others made differently, and since when that is known.
   uint32_t differs_in_ = 0;
   Clock::time_point differs_since_;
 };

@@ -293,7 +293,7 @@ TEST(RankOfMpirun, DISABLED_SubgroupsWorkAtTheSameTime) {
   EXPECT_EQ(half.size(), (group.size() + 1 - group.rank() % 2) / 2);
 }
 
-// Not among the others: mpirun ends the job.
+// This one runs apart from the others, since mpirun ends the job.
 TEST(KilledRankOfMpirun, DISABLED_TakesTheJobWithIt) {
   const Group group = new_world(60s);
   group.barrier().wait();
@@ -301,7 +301,7 @@ TEST(KilledRankOfMpirun, DISABLED_TakesTheJobWithIt) {
   group.barrier().wait();
 }
 
-// Without mpirun.
+// This one needs no mpirun.
 TEST(Mpi, AGroupOutsideOfMpirunIsAnErrorThatSaysHowToStart) {
   transport::MemoryStore store;
   try {

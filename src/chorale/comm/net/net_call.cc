@@ -167,7 +167,7 @@ void NetCall::look(std::optional<Ticket> wanted, std::span<const int> here) {
   group.stop_watch.look(
       group.membership, operation, -1, [this](int peer) { return group.is_stopped(peer); },
       [this](int peer) { return group.who_is(peer); });
-  // The engine of this host says it of neighbours.
+  // The engine of this host says it of the ranks here.
   if (word_.is_due(operation)) say_who_is_awaited(missing);
 }
 

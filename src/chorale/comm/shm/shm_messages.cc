@@ -73,7 +73,7 @@ bool ShmMessages::has_room(int peer, size_t inline_bytes) {
   const uint32_t end = shm::Mailbox::after(filled, MessageHead::lines_for(inline_bytes));
   uint32_t& emptied = emptied_[static_cast<size_t>(peer)];
   if (shm::Mailbox::can_hold(emptied, end)) return true;
-  // The receiver writes it: its line is not fetched for each message.
+  // The count is read only when it matters: the receiver writes it, and its line would be fetched for each message.
   emptied = box.emptied.load(std::memory_order_acquire);
   return shm::Mailbox::can_hold(emptied, end);
 }

@@ -101,8 +101,8 @@ class ShmMessages final : public MessageQueue {
   // The sender of the first early message that fits; -1: none.
   int early_sender(const Operation& receive) const;
   bool match_early(const base::Intrusive<Operation>& receive);
-  // Into the receive, which is finished then; or, if it is a parcel, may have failed. `data`: of an inline message that
-  // is still in the mailbox.
+  // Copies the message into the receive, which is finished then; or, if it is a parcel, may have failed. `data`: of an
+  // inline message that is still in the mailbox.
   void deliver(const base::Intrusive<Operation>& receive, int from, const Early& message, const std::byte* data);
   void copy(Operation& receive, int from, const Early& message, const std::byte* data);
 

@@ -25,7 +25,7 @@ uint64_t own_process() {
   return number;
 }
 
-// As kernels see it (peers.cu).
+// What kernels see (peers.cu).
 struct Sources {
   const void* from[PeerMemory::kMostSources] = {};
   int64_t count = 0;

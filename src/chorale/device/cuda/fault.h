@@ -9,7 +9,7 @@
 
 namespace chorale::cuda {
 
-// As kernels see it (Fault in prelude.cu).
+// What kernels see (Fault in prelude.cu).
 struct Fault {
   uint32_t taken = 0;  // 2: complete
   int32_t row = 0;     // the number of the op's row

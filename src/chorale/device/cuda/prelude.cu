@@ -157,7 +157,7 @@ struct alignas(sizeof(T)) Unit {
 struct alignas(16) Unit16 {
   u64 low, high;
 };
-// As many neighbours as a thread reads and writes at once.
+// The neighbours that a thread reads and writes at once.
 template <class T>
 struct alignas(16) Pack16 {
   static const int kCount = 16 / sizeof(T);

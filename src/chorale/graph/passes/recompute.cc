@@ -357,7 +357,7 @@ class Recomputer {
     if (with_source.empty()) return again;
     for (uint32_t v = 0; v < values; ++v) {
       if (maker_[v] == kNone || maker_[v] >= turn_ || is_kept_[root_[v]]) continue;
-      // Not with the source at all: it is made where it is needed.
+      // What does not stand with the source at all is made where it is needed.
       if (!with_source[2 * v]) again[maker_[v]] = true;
     }
     return again;

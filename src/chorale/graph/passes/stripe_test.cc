@@ -54,7 +54,7 @@ TEST(Stripe, ALossTakesItsLayerAlong) {
 )");
 }
 
-// With however little memory: a loss is not computed again, for it takes none where it runs in stripes.
+// However little memory there is, a loss is not computed again, for it takes none where it runs in stripes.
 TEST(Stripe, ALossIsNotComputedAgain) {
   Graph graph = parse(layer_with_loss(4096, 2048, "f32", kMeanLoss));
   const std::string before = print(graph);

@@ -25,7 +25,7 @@ using chorale::cuda::type_in_text;
 // Queries of causal attention that are worked on at a time.
 constexpr int64_t kCausalPiece = 256;
 
-// As kernels see it (attention.cu).
+// What kernels see (attention.cu).
 struct Scores {
   int64_t heads = 1, queries = 0, keys = 0, depth = 0;
   int64_t first = 0, rows = 0, columns = 0;

@@ -14,16 +14,16 @@ namespace {
 
 using chorale::cuda::kChannelsCu;
 
-// As kernels see it (channels.cu).
+// What kernels see (channels.cu).
 struct Columns {
   int64_t rows, channels, shift;
 };
-// As many as run at once: each block begins with a walk over its channels' numbers.
+// The blocks that run at once: each begins with a walk over its channels' numbers.
 constexpr int64_t kBlocksPerMultiprocessor = 4;
 struct ColumnGrid {
   ColumnGrid(const ChannelNorm& norm, DType dtype, Device device) : columns{norm.rows, norm.channels, 0} {
     const int64_t packs = norm.channels / static_cast<int64_t>(16 / size_of(dtype));
-    // A warp beside each other at most: the more columns a block has, the more sums it writes for its few rows.
+    // No more than a warp lies side by side: the more columns a block has, the more sums it writes for its few rows.
     columns.shift = std::bit_width(static_cast<uint64_t>(std::min<int64_t>(packs, 32))) - 1;
     const int64_t across = int64_t{1} << columns.shift, tiles = (packs + across - 1) / across, high = 256 / across;
     const int64_t wanted = kBlocksPerMultiprocessor * chorale::cuda::multiprocessors(device) / tiles;

@@ -46,7 +46,7 @@ class Problem {
                                                     dtype_ == DType::kF64 ? CUDNN_DATA_DOUBLE : CUDNN_DATA_FLOAT),
                 "describing a convolution");
     check_cudnn(api.cudnnSetConvolutionGroupCount(how_, static_cast<int>(attrs.groups)), "setting groups");
-    // Without TF32: products of f32 are those of f32.
+    // TF32 is not used: products of f32 are those of f32.
     check_cudnn(api.cudnnSetConvolutionMathType(how_, is_half(dtype_) ? CUDNN_TENSOR_OP_MATH : CUDNN_FMA_MATH),
                 "choosing arithmetic");
   }

@@ -16,7 +16,7 @@ using chorale::cuda::kFlashCu;
 
 constexpr int64_t kRowsPerBlock = 64;
 
-// As kernels see them (flash.cu).
+// What kernels see (flash.cu).
 struct Matrices {
   void* data = nullptr;
   int64_t row = 0;

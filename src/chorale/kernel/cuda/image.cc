@@ -16,7 +16,7 @@ namespace {
 
 using chorale::cuda::kImageCu;
 
-// As kernels see them (image.cu).
+// What kernels see (image.cu).
 struct Side {
   int64_t kernel = 0, stride = 1, padding = 0, dilation = 1;
   int64_t size = 0, outputs = 0;
@@ -54,8 +54,8 @@ Pool pool_of(const Tensor& large, const Tensor& small, const PoolWindow* window,
   return p;
 }
 
-// How many channels a thread takes: those of 16 bytes of the first tensor where they lie side by side, with places that
-// fit into 32 bits.
+// The channels that a thread takes: those of 16 bytes of the first tensor where they lie side by side and places fit
+// into 32 bits.
 int64_t pack_of(const Pool& p, std::initializer_list<const Tensor*> all, int64_t most_elems) {
   const Tensor& first = **all.begin();
   const auto pack = static_cast<int64_t>(16 / size_of(first.dtype()));
@@ -157,7 +157,7 @@ void adaptive_avg_pool(const KernelArgs& args) { pool_to_mean(args, nullptr, tru
 void adaptive_avg_pool_backward(const KernelArgs& args) { pool_to_mean_backward(args, nullptr, true, 0); }
 
 namespace {
-// As kernels see it (image.cu).
+// What kernels see (image.cu).
 struct Resize {
   int64_t linear, align_corners;
   double ratio_h, ratio_w;

@@ -27,7 +27,7 @@ using chorale::cuda::unit_in_text;
 // Rows whose entries a block of order_rows puts in order (index.cu).
 constexpr int64_t kRowsOfBlock = 96;
 
-// As kernels see them (index.cu).
+// What kernels see (index.cu).
 struct Picked {
   int64_t outer = 1, length = 0, inner = 1, count = 0;
   int64_t first = 0, total = 0;
@@ -281,7 +281,7 @@ void one_hot(const KernelArgs& args) {
 
 namespace {
 
-// As kernels see it (index.cu).
+// What kernels see (index.cu).
 struct Places {
   int64_t elems = 0, dims = 0, x_dims = 0;
   int64_t sizes[8] = {};
@@ -388,7 +388,7 @@ void index_put(const KernelArgs& args) {
 
 namespace {
 
-// As kernels see them (bags.cu), with the lists that live meanwhile.
+// What kernels see (bags.cu), with the lists that live meanwhile.
 struct Bags {
   const void* indices = nullptr;
   const void* offsets = nullptr;

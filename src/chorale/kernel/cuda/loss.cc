@@ -14,7 +14,7 @@ namespace {
 
 using chorale::cuda::kLossCu;
 
-// As kernels see it (loss.cu).
+// What kernels see (loss.cu).
 struct Groups {
   int64_t rows, groups, each, area;
 };

@@ -28,7 +28,7 @@ using chorale::cuda::type_in_text;
 
 constexpr size_t kMaxInputs = 4;
 
-// As kernels see them (Params in vocabulary.cu).
+// What kernels see (Params in vocabulary.cu).
 struct Params {
   double f[8] = {};
   int64_t i[8] = {};

@@ -20,7 +20,7 @@ constexpr int64_t kMostAccumulatorBytes = 24;
 // Columns are cut into chunks of at least so many elements each.
 constexpr int64_t kLeastChunk = 32;
 
-// As kernels see it (Reduction in reduce.cu).
+// What kernels see (Reduction in reduce.cu).
 struct Folding {
   const void* in = nullptr;
   void* out = nullptr;

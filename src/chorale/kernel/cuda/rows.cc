@@ -16,7 +16,7 @@ namespace {
 
 using chorale::cuda::kRowsCu;
 
-// As kernels see them (rows.cu).
+// What kernels see (rows.cu).
 struct Lines {
   int64_t count, length, inner;
 };

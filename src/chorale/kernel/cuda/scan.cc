@@ -12,7 +12,7 @@ namespace {
 
 using chorale::cuda::kScanCu;
 
-// As kernels see it (scan.cu).
+// What kernels see (scan.cu).
 struct Scan {
   int64_t lines, length, inner;
   int64_t reverse, exclusive;

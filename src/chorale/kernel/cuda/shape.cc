@@ -18,7 +18,7 @@ namespace {
 using chorale::cuda::kShapeCu;
 using chorale::cuda::unit_in_text;
 
-// As kernels see it (shape.cu).
+// What kernels see (shape.cu).
 struct Padding {
   int64_t dims = 0, mode = 0;
   int64_t sizes[8] = {}, padded[8] = {}, before[8] = {};

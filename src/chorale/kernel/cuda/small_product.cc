@@ -11,7 +11,7 @@ extern const std::string_view kSmallProductCu;
 namespace chorale::kernel::cuda {
 namespace {
 
-// As the kernel sees it (small_product.cu).
+// What the kernel sees (small_product.cu).
 struct Small {
   int64_t m, n, k;
   int64_t a_row, a_col, b_row, b_col, c_row;

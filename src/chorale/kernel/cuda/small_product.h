@@ -5,7 +5,7 @@
 
 namespace chorale::kernel::cuda {
 
-// Whether the product is small, and on its way.
+// Launches the product if it is small; false: nothing was done.
 bool multiply_small(const Product& p, Stream stream);
 
 }  // namespace chorale::kernel::cuda

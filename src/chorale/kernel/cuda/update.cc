@@ -18,7 +18,7 @@ using chorale::cuda::kUpdateCu;
 constexpr size_t kMostJobs = 40;
 constexpr int64_t kElemsPerBlock = 4096;
 
-// As kernels see them (update.cu).
+// What kernels see (update.cu).
 struct Job {
   void* weight = nullptr;
   void* rounded = nullptr;
@@ -181,7 +181,7 @@ void update_asgd(const KernelArgs& args) { update_lists<AsgdRule>(args); }
 void update_rprop(const KernelArgs& args) { update_lists<RpropRule>(args); }
 
 namespace {
-// As kernels see it (update.cu).
+// What kernels see (update.cu).
 struct LambJobs {
   Jobs jobs;
   void* weights[kMostJobs] = {};

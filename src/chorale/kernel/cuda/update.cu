@@ -45,7 +45,7 @@ struct Recipe {
   double weight_decay, keep, rate, decay1, gain1, decay2, gain2, scale1, root_scale, eps;
   int plain;  // Radam's first steps: no division by the root
 };
-// By squaring: a fifth of the time of ::pow, for which all threads of a block would wait.
+// Squares again and again, which takes a fifth of the time of ::pow, for which all threads of a block would wait.
 __device__ __forceinline__ double power(double base, i64 n) {
   double result = 1;
   for (; n > 0; n >>= 1, base *= base) result = n & 1 ? result * base : result;

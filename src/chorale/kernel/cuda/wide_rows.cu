@@ -1,5 +1,5 @@
 // Rows that lie one behind the other, read 16 bytes at a time. Sums have a fixed order.
-// As many elements of another type as a Pack16<T> has: those that belong to it.
+// The elements of another type that belong to a Pack16<T>: equally many.
 template <class T, class L>
 struct alignas(sizeof(L) * Pack16<T>::kCount) PackLike {
   L at[Pack16<T>::kCount];

@@ -195,7 +195,7 @@ constinit const OpDef kBatchNormBackward{
     .formula = "z = (x - mean) * rstd, dx = (dy - avg(dy) - z * avg(dy * z)) * rstd * weight",
 };
 
-// Not recorded by autograd: running statistics are no function of the loss.
+// Autograd does not record this op: running statistics are no function of the loss.
 constinit const OpDef kRunningAverage{
     .name = "running_average",
     .inputs = "running, now",

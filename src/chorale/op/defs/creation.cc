@@ -134,8 +134,8 @@ constexpr OpDef kEye{
     .formula = "out[i][j] = i == j",
 };
 
-// Like another tensor, also in how that is spread over ranks. Its values do not matter, so partial ones need not be
-// reduced.
+// The result is like another tensor, also in how it is spread over ranks. The values of that do not matter, so partial
+// ones need not be reduced.
 void infer_full_like(const InferArgs& args, std::span<OutSpec> out) {
   check_held(args.op.name, args.in[0].dtype(), args.attrs.get<kernel::FullLikeAttrs>().value);
   out[0].sizes = args.in[0].sizes();

@@ -173,7 +173,7 @@ constinit const OpDef kIndexPut{
     .linear = linear_terms({{0}, {1}}),
     .saves = {.in = InputSet::from(2)},
     .in_place = true,
-    // Without accumulation, the gradient of a place named twice would go to both: those samples name them once.
+    // The gradient of a place named twice would go to both without accumulation: those samples name each place once.
     .samples = []() -> std::vector<Sample> {
       return {{{sample({4}), sample({3}, 1), sample_indices({3, 0, -1}, {3})}, IndexPutAttrs{true}},
               {{sample({4}), sample({}, 1), sample_indices({3, 0}, {2})}, IndexPutAttrs{false}},

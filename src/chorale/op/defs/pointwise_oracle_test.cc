@@ -176,7 +176,7 @@ TEST(PointwiseOracle, FunctionsOfTwoTensorsAreThoseOfPyTorch) {
         second.push_back(b);
       }
     }
-    // Through i64: a negative number as an unsigned one is taken modulo 256.
+    // Values go through i64: a negative number as an unsigned one is taken modulo 256.
     const auto made = [&](const std::vector<double>& list) {
       const Tensor x = Tensor::from(list, {static_cast<int64_t>(list.size())});
       return is_floating(recorded.dtype) ? to(x, recorded.dtype) : to(to(x, DType::kI64), recorded.dtype);

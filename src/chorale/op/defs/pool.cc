@@ -219,7 +219,7 @@ constinit const OpDef kAdaptiveAvgPool{
     .grad = [](const GradArgs& g) -> Tensors {
       const Shape x = g.shape(0);
       const auto& a = g.attrs.get<AreaAttrs>();
-      // One number for all places of a channel has no order in memory, where a tensor of them would have to choose one.
+      // An expanded number has no order in memory, where a tensor of x's sizes would have to choose one.
       if (a.height == 1 && a.width == 1) return {expand(g.dout[0] * (1.0 / static_cast<double>(x[2] * x[3])), x)};
       return {call(kAdaptiveAvgPoolBackward, AreaAttrs{x[2], x[3]}, g.dout[0])};
     },

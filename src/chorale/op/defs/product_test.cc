@@ -154,8 +154,8 @@ TEST(Conv, TransposesTakeAnOutputPaddingBelowTheDilation) {
   expect_near(beside, expand(view(bias, {1, 3, 1, 1}), beside.sizes()));
 }
 
-// With a padding, too: a transposed convolution without paddings is the whole, from which both are cut and to which
-// they are added.
+// They take a padding, too: a transposed convolution without paddings is the whole, from which both are cut and to
+// which they are added.
 TEST(Conv, TransposesTakeAnOutputPaddingBelowTheDilationBesideAPadding) {
   const Tensor x = iota({1, 2, 3, 4}), w = iota({2, 3, 2, 2});
   const Tensor whole = conv_transpose2d(x, w, {}, 1, 0, 0, 1, 3);  // 6 x 7

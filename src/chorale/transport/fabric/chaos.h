@@ -77,7 +77,7 @@ class Chaos {
     bool corrupt_control = false;  // flip() a bit of the frame's header after its checksum was taken
     bool corrupt_payload = false;  // the same with the data, on a copy: it belongs to the caller
   };
-  // Before a write of so many bytes. Stalls here if that is due. `has_payload`: the bytes hold data of a message.
+  // Called before a write of so many bytes; stalls if that is due. `has_payload`: the bytes hold data of a message.
   Write before_write(size_t bytes, bool has_payload);
   // Flips one bit, a different one each time.
   void flip(std::span<std::byte> bytes);

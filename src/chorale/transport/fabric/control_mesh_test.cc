@@ -194,7 +194,7 @@ TEST_F(PuppetTest, TheMemoryOfASendThatIsCancelledHalfwayIsNotReadAnyMore) {
   const auto send = fabric_->send(1, 0, {}, data);
   EXPECT_EQ(hear_frame(kShortsBack).first.kind, FrameKind::kAnnounce);
   say(kShorts, frame(FrameKind::kReady, 0, 1));
-  // Until the connection is full: nobody reads.
+  // The connection is full by then: nobody reads.
   std::this_thread::sleep_for(100ms);
   EXPECT_TRUE(send->pending());
   EXPECT_TRUE(fabric_->cancel(send));
@@ -291,7 +291,7 @@ TEST_F(PuppetTest, MoreThanItsCreditIsALoss) {
   for (; sent + body.size() < kCreditBytes; sent += body.size()) {
     say(kShorts, frame(FrameKind::kEager, body.size()), body);
   }
-  // Without its bytes: nobody may be there to take them. The frames themselves cost credit, too.
+  // The frame comes without its bytes: nobody may be there to take them. The frames themselves cost credit, too.
   EXPECT_EQ(sent + body.size(), kCreditBytes);
   say(kShorts, frame(FrameKind::kEager, body.size()));
   expect_nonsense("more than it has credit for");

@@ -157,8 +157,8 @@ class FabricBuilder {
   // Connects to every rank of another host (addresses by rank) and returns when all are connected.
   virtual std::unique_ptr<Fabric> connect(const std::vector<FabricAddress>& addresses, Deadline deadline) = 0;
 };
-// Over the network devices that UCX finds, or the one that is named; authentication and lives by TLS at the address.
-// `own_address` is that of the interface to listen at.
+// Goes over the network devices that UCX finds, or the one that is named; TLS at the address does authentication and
+// tells who lives. `own_address` is that of the interface to listen at.
 std::unique_ptr<FabricBuilder> make_ucx_fabric(const FabricOptions& options, const std::string& own_address,
                                                const std::string& device);
 // Makes the fabric that the user has named. Throws InvalidArgument for one that does not connect hosts.

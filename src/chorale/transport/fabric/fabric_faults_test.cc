@@ -1,4 +1,4 @@
-// Over each fabric: checksums, and faults on purpose.
+// Checksums, and faults on purpose, over each fabric.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -19,7 +19,7 @@ FabricOptions test_options(int rank);
 using MakeBuilder = std::function<std::unique_ptr<FabricBuilder>(int rank)>;
 // All connected.
 std::vector<std::unique_ptr<Fabric>> connect_ranks(int size, const MakeBuilder& make);
-// Over tls or ucx, with these options and their own rank each.
+// The same over tls or ucx, with these options and their own rank each.
 std::vector<std::unique_ptr<Fabric>> connect_ranks_over(const std::string& fabric, int size,
                                                         const FabricOptions& options = test_options(0));
 inline std::vector<std::unique_ptr<Fabric>> connect_tls_ranks(int size,

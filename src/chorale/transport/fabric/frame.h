@@ -49,8 +49,8 @@ inline constexpr uint64_t kMaxMessageBytes = uint64_t{1} << 48;
 inline constexpr uint64_t kCreditBytes = 4 << 20;
 
 Frame make_frame(FrameKind kind, uint64_t id, uint64_t bytes);
-// With its head_checksum: TLS guards what is on the wire, this what a faulty memory makes of it before. UCX guards
-// nothing.
+// The frame with its head_checksum: TLS guards what is on the wire, this what a faulty memory makes of it before. UCX
+// guards nothing.
 Frame seal(Frame frame);
 // Throws InvalidArgument when the bytes are no frame, or one with lengths that no sender of ours uses.
 Frame parse_frame(std::span<const std::byte, kFrameBytes> bytes);

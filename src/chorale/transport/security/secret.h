@@ -16,7 +16,7 @@ inline std::string_view view(const Digest& digest) { return {digest.data(), dige
 // Takes the same time wherever they differ.
 bool equal_in_constant_time(std::string_view a, std::string_view b);
 Digest random_bytes();
-// Over the concatenation of the parts: the caller makes them of fixed sizes, or says their sizes.
+// The code of the parts, one behind the other: the caller makes them of fixed sizes, or says their sizes.
 Digest hmac_sha256(std::string_view key, std::initializer_list<std::string_view> parts);
 
 // Wiped when destroyed; never printed, never in an environment variable or on a command line.

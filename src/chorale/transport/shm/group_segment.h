@@ -234,11 +234,11 @@ struct Mailbox {
   // Lines so far, modulo 2^32.
   alignas(kCacheLineBytes) std::atomic<uint32_t> filled{0};   // written by the sender
   alignas(kCacheLineBytes) std::atomic<uint32_t> emptied{0};  // written by the receiver
-  // With room for a message that begins on the last line.
+  // The ring has room for a message that begins on the last line.
   alignas(kCacheLineBytes) std::byte ring[kMailboxLines * kCacheLineBytes + sizeof(Message)];
 
   Message& at(uint32_t line) { return *reinterpret_cast<Message*>(ring + line % kMailboxLines * kCacheLineBytes); }
-  // Behind a message of so many lines. After one that reaches over the end, the next one is at the beginning.
+  // The line behind a message of so many lines. After one that reaches over the end, the next one is at the beginning.
   static uint32_t after(uint32_t line, uint32_t lines) {
     return line + std::min(lines, kMailboxLines - line % kMailboxLines);
   }

@@ -19,7 +19,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr size_t kBoardBytes = 4096;
-// Between two looks at the store: short at first, since most waits for other ranks are.
+// The pause between two looks at the store is short at first, since most waits for other ranks are.
 constexpr std::chrono::microseconds kShortestPause = 100us, kLongestPause = 4ms;
 // The time of a call that waits for nobody. A node that is gone does not answer, and may be excluded before the call's
 // time is over.
@@ -70,7 +70,7 @@ bool Epoch::has_node(int node) const {
 // ---- the board
 
 std::shared_ptr<EpochBoard> EpochBoard::create() {
-  // Above the standard ones, of which a daemon may have closed some.
+  // The descriptor lies above the standard ones, of which a daemon may have closed some.
   const int low = memfd_create("chorale-epochs", MFD_CLOEXEC);
   const int file = low < 0 ? low : fcntl(low, F_DUPFD_CLOEXEC, 3);
   const int problem = errno;

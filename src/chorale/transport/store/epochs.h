@@ -102,7 +102,7 @@ class EpochStore final : public Store {
   std::vector<std::string> keys(std::string_view prefix, Deadline deadline) override;
   int64_t count(Deadline deadline) override;
 
-  // Asked by waits that it does not see.
+  // Asked in waits that do not go through this store.
   bool is_over() const { return board_->latest() > epoch_; }
 
  private:

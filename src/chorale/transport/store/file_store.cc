@@ -210,7 +210,7 @@ bool FileStore::remove_file_if(std::string_view key, std::string_view value, Dea
   });
 }
 
-// Until `done` says so, with the keys that are missing otherwise.
+// Looks again until `done` says so; the error names the keys that are missing otherwise.
 template <class Done>
 void FileStore::poll(std::string_view call, std::span<const std::string> keys, Deadline deadline, const Done& done) {
   for (const std::string& key : keys) check_store_key(key);

@@ -281,7 +281,7 @@ Place place_of(const Url& url, const LauncherVariables& found, RendezvousResult&
   return file_place(url.place, job);
 }
 
-// Not one of the variables is there: the program was started by hand. A few of them are a mistake.
+// Whether not one of the variables is there: the program was started by hand. A few of them are a mistake.
 bool nobody_launched(const LauncherVariables& found) {
   return !found.rank && !found.world_size && !found.local_rank && !found.local_size && !found.master_addr &&
          !found.master_port && !found.store;

@@ -177,7 +177,7 @@ class StoreServer::Impl::Session : public std::enable_shared_from_this<Session> 
     });
   }
 
-  // Into buffer_. An end of the connection after the handshake is nothing special.
+  // Reads into buffer_. An end of the connection after the handshake is nothing special.
   template <class Next>
   void read(size_t bytes, Next next) {
     buffer_.resize(bytes);

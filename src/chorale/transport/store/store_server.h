@@ -22,7 +22,7 @@ class StoreServer {
     size_t strangers = 256;
   };
 
-  // Without a secret only at a Unix socket. Port 0 takes a free one.
+  // A server without a secret must be at a Unix socket. Port 0 takes a free one.
   StoreServer(const Endpoint& endpoint, std::optional<Secret> secret, Limits limits);
   StoreServer(const Endpoint& endpoint, std::optional<Secret> secret)
       : StoreServer(endpoint, std::move(secret), Limits()) {}

@@ -24,7 +24,7 @@ Deadline with_grace(Deadline deadline) {
   return deadline.end() == Deadline::Clock::time_point::max() ? deadline : Deadline(deadline.end() + kGrace);
 }
 
-// Before anything is sent, so that a wrong call costs no connection.
+// Checks the key before anything is sent, so that a wrong call costs no connection.
 std::string checked(std::string_view key) {
   check_store_key(key);
   return std::string(key);

@@ -16,9 +16,9 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kHandshakeTime = 5s;
-// Between two looks whether the ranks have changed, for one that does not get through to a peer.
+// The pause between two looks whether the ranks have changed, for a rank that does not get through to a peer.
 constexpr auto kLookForEnd = 500ms;
-// Beside those that are expected.
+// Strangers that may be there beside those that are expected.
 constexpr size_t kMaxStrangers = 64;
 // A flood of strangers may push a rank out of the queue; a wrong secret does not get better.
 constexpr int kAttempts = 3;

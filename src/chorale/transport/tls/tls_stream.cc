@@ -174,7 +174,7 @@ struct TlsStream::Impl {
   std::function<bool(const StreamIdentity&)> expects;
   Wire wire;
   SSL* ssl;  // until the handshake is done
-  // After the handshake:
+  // The keys and data after the handshake.
   std::optional<RecordKey> sending, receiving;
   ByteQueue opened;  // data of a record that the caller had no room for
 };

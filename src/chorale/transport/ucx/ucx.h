@@ -70,8 +70,8 @@ class Ucx {
   Ucx(const Ucx&) = delete;
   Ucx& operator=(const Ucx&) = delete;
 
-  // Over the devices of UCX_NET_DEVICES if `device` is empty. Never through shared memory (UCX_TLS, if it is set, says
-  // which transports instead): its peers are other hosts, even if UCX thinks otherwise.
+  // Uses the devices of UCX_NET_DEVICES if `device` is empty. Never goes through shared memory (UCX_TLS, if it is set,
+  // says which transports instead): its peers are other hosts, even if UCX thinks otherwise.
   virtual std::unique_ptr<UcxWorker> make_worker(const std::string& device) = 0;
 };
 

@@ -68,7 +68,7 @@ class Picks {
       parallel_for(outer_, items_grain(count_ * row() * bytes),
                    [&](int64_t begin, int64_t end) { visit(begin, end, 0, run_); });
     } else {
-      // Not less than a few cache lines of a run each.
+      // A thread takes no less than a few cache lines of a run each.
       parallel_for(run_, std::max<int64_t>(256 / bytes, items_grain(count_ * pieces * bytes)),
                    [&](int64_t begin, int64_t end) { visit(0, outer_, begin, end); });
     }

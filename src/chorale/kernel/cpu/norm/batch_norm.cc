@@ -88,7 +88,7 @@ void plane_statistics(const Tensor& x, const Extent& e, T* means, T* variances) 
 template <class S, class T = Compute<S>>
 void column_statistics(const Tensor& x, const Extent& e, T* means, T* variances) {
   const Folding f(e);
-  // Per block of rows: means, then sums of squares, both folded.
+  // Each block of rows has its means, then its sums of squares, both folded.
   PartialSums<T> blocks(f.rows, 2 * f.wide);
   const auto block_count = [&](int64_t begin, int64_t end) {
     return (std::min(end * f.wide, f.elems) - begin * f.wide) / f.C;

@@ -40,7 +40,7 @@ void backward(const Tensor& dy_any, const Tensor& x_any, const Compute<S>* means
   if (n == 1) return backward_of_single<S>(dy_any, x_any, means, rstds, weight, attrs.eps, dx, dweight, dbias);
   const Tensor dy = contiguous(dy_any), x = contiguous(x_any);
   const int64_t rows = n == 0 ? 0 : x.elems() / n;
-  // Per row block: dweight, then dbias.
+  // Each block of rows has its dweight, then its dbias.
   PartialSums<C> sums(rows, dweight ? 2 * n : 0);
   sums.for_blocks(n, [&](int64_t begin, int64_t end, C* sum) {
     const Row<S> dy_row(n), x_row(n), dx_row(n);
