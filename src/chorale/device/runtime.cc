@@ -28,6 +28,11 @@ void load_cuda() {
 
 }  // namespace
 
+void Runtime::synchronize(Device device, Deadline deadline) {
+  for (const Stream& stream : streams()) {
+    if (stream.device == device) record(stream)->synchronize(deadline);
+  }
+}
 void Runtime::begin_recording(Stream stream) { raise_no_programs(stream); }
 std::unique_ptr<ProgramState> Runtime::end_recording(Stream stream) { raise_no_programs(stream); }
 

@@ -4,6 +4,7 @@
 
 #include <exception>
 #include <memory>
+#include <vector>
 
 #include "chorale/base/deadline.h"
 #include "chorale/device/allocator.h"
@@ -50,8 +51,10 @@ class Runtime {
   virtual std::shared_ptr<Event::State> record(Stream stream) = 0;
   // Work put on `stream` from now on begins after the event.
   virtual void wait(Stream stream, const std::shared_ptr<Event::State>& event) = 0;
+  // The streams of all devices.
+  virtual std::vector<Stream> streams() = 0;
   // Blocks the host until every stream of the device is idle; throws what their work has thrown.
-  virtual void synchronize(Device device, Deadline deadline) = 0;
+  void synchronize(Device device, Deadline deadline);
   // Work put on `stream` from now on begins when the gate is open. Null where that cannot be had: a driver that waits
   // for a stream inside a call of the host (to map memory, to load a kernel) must not be kept waiting by the host.
   virtual std::shared_ptr<StreamGate> hold(Stream) { return nullptr; }

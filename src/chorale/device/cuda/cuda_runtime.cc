@@ -175,15 +175,9 @@ class CudaRuntime final : public Runtime {
       event->synchronize(Deadline::never());  // of another kind of device
     }
   }
-  void synchronize(Device device, Deadline deadline) override {
-    std::vector<Stream> streams;
-    {
-      const std::lock_guard lock(mutex_);
-      streams = streams_;
-    }
-    for (const Stream& stream : streams) {
-      if (stream.device == device) record(stream)->synchronize(deadline);
-    }
+  std::vector<Stream> streams() override {
+    const std::lock_guard lock(mutex_);
+    return streams_;
   }
   void begin_recording(Stream stream) override {
     make_current(stream.device);

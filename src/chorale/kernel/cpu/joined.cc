@@ -1,11 +1,13 @@
 #include "chorale/kernel/cpu/joined.h"
 
 #include <algorithm>
+#include <array>
 #include <initializer_list>
 
 #include "chorale/kernel/cpu/norm/norm.h"
 #include "chorale/kernel/cpu/product/attention.h"
 #include "chorale/kernel/cpu/support/copy.h"
+#include "chorale/kernel/joined_heads.h"
 #include "chorale/kernel/nn_attrs.h"
 #include "chorale/vec/loops.h"
 
@@ -54,13 +56,7 @@ void add_layer_norm_backward(const KernelArgs& args) {
 }
 
 void attention_backward_joined(const KernelArgs& args) {
-  const Tensor& all = args.out[0];
-  Tensor parts[3];
-  for (int64_t i = 0; i < 3; ++i) {
-    const Shape sizes = {all.size(0), all.size(3), all.size(1), all.size(4)};
-    parts[i] = all.view_as(sizes, {all.stride(0), all.stride(3), all.stride(1), all.stride(4)},
-                           all.offset() + i * all.stride(2));
-  }
+  std::array<Tensor, 3> parts = joined_heads(args.out[0]);
   attention_backward({args.in, parts, args.attrs, args.stream});
 }
 

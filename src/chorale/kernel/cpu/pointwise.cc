@@ -37,22 +37,9 @@ int64_t half_bits(double value, DType dtype) {
 }
 
 vec::Params params_of(const Attrs& attrs, DType loop) {
-  vec::Params params;
-  size_t at = 0;
-  for_each_number(
-      attrs, [&](double value) { params.f[at++] = value; },
-      [&](const Scalar& number) {
-        params.f[at] = number.real();
-        if (is_complex(loop)) {
-          params.f[++at] = number.imag();
-        } else {
-          params.i[at] = is_half(loop)          ? half_bits(number.real(), loop)
-                         : loop == DType::kBool ? !number.is_zero()
-                                                : number.integer();
-        }
-        ++at;
-      });
-  return params;
+  return kernel::params_of<vec::Params>(attrs, loop, [loop](const Scalar& number) {
+    return is_half(loop) ? half_bits(number.real(), loop) : number.integer();
+  });
 }
 
 // A call, ready to run.

@@ -3,6 +3,7 @@
 #include "chorale/kernel/cuda/attention.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "chorale/kernel/cuda/cudnn_attention.h"
@@ -10,6 +11,7 @@
 #include "chorale/kernel/cuda/flash.h"
 #include "chorale/kernel/cuda/product.h"
 #include "chorale/kernel/cuda/reduce.h"
+#include "chorale/kernel/joined_heads.h"
 #include "chorale/kernel/nn_attrs.h"
 
 namespace chorale::cuda {
@@ -216,13 +218,7 @@ void attention_backward(const KernelArgs& args) {
 }
 
 void attention_backward_joined(const KernelArgs& args) {
-  const Tensor& all = args.out[0];
-  Tensor parts[3];
-  for (int64_t i = 0; i < 3; ++i) {
-    const Shape sizes = {all.size(0), all.size(3), all.size(1), all.size(4)};
-    parts[i] = all.view_as(sizes, {all.stride(0), all.stride(3), all.stride(1), all.stride(4)},
-                           all.offset() + i * all.stride(2));
-  }
+  std::array<Tensor, 3> parts = joined_heads(args.out[0]);
   attention_backward({args.in, parts, args.attrs, args.stream});
 }
 

@@ -36,22 +36,8 @@ struct Params {
   int64_t row = 0;
 };
 
-// Complex numbers take two places.
 Params params_of(const Attrs& attrs, DType loop) {
-  Params params;
-  size_t at = 0;
-  for_each_number(
-      attrs, [&](double value) { params.f[at++] = value; },
-      [&](const Scalar& number) {
-        params.f[at] = number.real();
-        if (is_complex(loop)) {
-          params.f[++at] = number.imag();
-        } else {
-          params.i[at] = loop == DType::kBool ? !number.is_zero() : number.integer();
-        }
-        ++at;
-      });
-  return params;
+  return kernel::params_of<Params>(attrs, loop, [](const Scalar& number) { return number.integer(); });
 }
 
 // What a kernel is made of: all that its text depends on.
