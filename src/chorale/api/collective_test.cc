@@ -155,6 +155,23 @@ TEST(CollectiveOps, SecondDerivativesGoThroughTheTransposeAgain) {
   });
 }
 
+// In a ring of messages a rank has received y and `sent` x. The loss of each rank is y^2, that of the next one x^2.
+void expect_gradients_come_back(const comm::Group& group, const Tensor& x, const Tensor& sent, const Tensor& y) {
+  const int before = (group.rank() + group.size() - 1) % group.size();
+  EXPECT_EQ(y.to_vector<double>(), numbered(before, {2}).to_vector<double>());
+  EXPECT_EQ(sent.elems(), 0);
+  if (group.rank() == 0) {
+    // The gradient of what was received goes back first on rank 0; the others answer in the order of the ring.
+    backward(sum(mul(y, y)));
+    backward(sum(sent));
+  } else {
+    backward(sum(sent));
+    backward(sum(mul(y, y)));
+  }
+  for (int64_t i = 0; i < 2; ++i)
+    EXPECT_EQ(gradient(x).to_vector<double>()[static_cast<size_t>(i)], 2 * value(group.rank(), i));
+}
+
 TEST(CollectiveOps, MessagesCarryGradientsBack) {
   run_ranks(3, [](comm::Group& group) {
     const Tensor all = group_tensor(group);
@@ -165,19 +182,7 @@ TEST(CollectiveOps, MessagesCarryGradientsBack) {
     if (group.rank() == 0) sent = send(x, all, next, 7);
     y = receive(x, all, before, {2}, DType::kF64, 7);
     if (group.rank() != 0) sent = send(x, all, next, 7);
-    EXPECT_EQ(y.to_vector<double>(), numbered(before, {2}).to_vector<double>());
-    EXPECT_EQ(sent.elems(), 0);
-    if (group.rank() == 0) {
-      // The gradient of what was received goes back first on rank 0; the others answer in the order of the ring.
-      backward(sum(mul(y, y)));
-      backward(sum(sent));
-    } else {
-      backward(sum(sent));
-      backward(sum(mul(y, y)));
-    }
-    // The loss of the next rank is x^2.
-    for (int64_t i = 0; i < 2; ++i)
-      EXPECT_EQ(gradient(x).to_vector<double>()[static_cast<size_t>(i)], 2 * value(group.rank(), i));
+    expect_gradients_come_back(group, x, sent, y);
   });
 }
 
@@ -191,17 +196,7 @@ TEST(CollectiveOps, MessagesThatAreBegunArriveAndCarryGradientsBack) {
     EXPECT_TRUE(is_pending(coming) && is_pending(going));
     EXPECT_THROW(mul(coming, coming), StateError);
     const Tensor y = wait_for(coming), sent = wait_for(going);
-    EXPECT_EQ(y.to_vector<double>(), numbered(before, {2}).to_vector<double>());
-    EXPECT_EQ(sent.elems(), 0);
-    if (group.rank() == 0) {
-      backward(sum(mul(y, y)));
-      backward(sum(sent));
-    } else {
-      backward(sum(sent));
-      backward(sum(mul(y, y)));
-    }
-    for (int64_t i = 0; i < 2; ++i)
-      EXPECT_EQ(gradient(x).to_vector<double>()[static_cast<size_t>(i)], 2 * value(group.rank(), i));
+    expect_gradients_come_back(group, x, sent, y);
   });
 }
 

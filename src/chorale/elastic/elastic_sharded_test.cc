@@ -38,26 +38,13 @@ TEST(ElasticSharded, WithoutDeathsAJobIsThatOfOneRank) {
   }
 }
 
-// Every phase has a death in it, of rank 0 and of another.
+// The rank that dies before a change of ranks is no neighbour, so that the parts of both are somewhere.
 TEST(ElasticSharded, ADeathInAnyPhaseIsSurvived) {
-  for (const char* phase : {"begin", "forward", "backward", "bucket", "copy", "commit", "update", "applied",
-                            "agreement", "meeting", "transfer", "finish"}) {
-    for (const int rank : {0, 2}) {
-      SCOPED_TRACE(concat("rank ", rank, " in ", phase));
-      const std::string name = phase;
-      const bool in_change = name == "agreement" || name == "meeting" || name == "transfer";
-      std::vector<Kill> kills{{rank, name == "finish" ? 5 : 2, name}};
-      // Its left neighbour has died before: rank 2's parts are at rank 3.
-      if (in_change) kills.push_back({rank == 0 ? 2 : 0, 2, "backward"});
-      Threads job(4, 5, kills, with_copies(2));
-      job.replaces = false;
-      const auto results = job.run();
-      EXPECT_EQ(results.size(), 4 - kills.size());
-      expect_all_alike(results, 5);
-      int rank_now = 0;
-      for (const auto& [member, result] : results) EXPECT_EQ(result.last_rank, rank_now++);
-    }
-  }
+  expect_deaths_survived(
+      4,
+      {"begin", "forward", "backward", "bucket", "copy", "commit", "update", "applied", "agreement", "meeting",
+       "transfer", "finish"},
+      [](int rank) { return rank == 0 ? 2 : 0; }, with_copies(2));
 }
 
 // The parts of the dead rank are in its neighbour's memory, as they were at the last copy.

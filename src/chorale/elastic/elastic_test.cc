@@ -108,27 +108,11 @@ TEST(Elastic, WithoutDeathsAJobIsThatOfOneRank) {
   }
 }
 
-// Every phase has a death in it, of rank 0 and of another.
 TEST(Elastic, ADeathInAnyPhaseIsSurvived) {
-  for (const char* phase : {"begin", "forward", "backward", "bucket", "commit", "update", "applied", "agreement",
-                            "meeting", "transfer", "finish"}) {
-    for (const int rank : {0, 2}) {
-      SCOPED_TRACE(concat("rank ", rank, " in ", phase));
-      const std::string name = phase;
-      // The phases of a change of ranks come only when there is one: after another death.
-      const bool in_change = name == "agreement" || name == "meeting" || name == "transfer";
-      std::vector<Kill> kills{{rank, name == "finish" ? 5 : 2, name}};
-      if (in_change) kills.push_back({1, 2, "backward"});
-      Threads job(3, 5, kills);
-      job.replaces = false;
-      const auto results = job.run();
-      EXPECT_EQ(results.size(), 3 - kills.size());
-      expect_all_alike(results, 5);
-      // Survivors keep their order.
-      int rank_now = 0;
-      for (const auto& [member, result] : results) EXPECT_EQ(result.last_rank, rank_now++);
-    }
-  }
+  expect_deaths_survived(3,
+                         {"begin", "forward", "backward", "bucket", "commit", "update", "applied", "agreement",
+                          "meeting", "transfer", "finish"},
+                         [](int) { return 1; });
 }
 
 TEST(Elastic, AReplacementGetsTheStateAndTakesPart) {

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
 #include <iostream>
 #include <map>
 #include <mutex>
@@ -125,6 +126,30 @@ inline void expect_all_alike(const std::map<int, JobResult>& results, int64_t st
     EXPECT_EQ(result.bits, first.bits);
     EXPECT_EQ(result.losses, first.losses);
     EXPECT_EQ(result.sizes, first.sizes);
+  }
+}
+
+// Each of these phases has a death in it, of rank 0 and of rank 2. The phases of a change of ranks come only when there
+// is one: after the death of another rank, dies_before(rank).
+template <class DiesBefore>
+void expect_deaths_survived(int ranks, std::initializer_list<const char*> phases, const DiesBefore& dies_before,
+                            const std::optional<ShardedJob>& sharded = {}) {
+  constexpr int64_t kSteps = 5;
+  for (const std::string phase : phases) {
+    for (const int rank : {0, 2}) {
+      SCOPED_TRACE(concat("rank ", rank, " in ", phase));
+      std::vector<Kill> kills{{rank, phase == "finish" ? kSteps : 2, phase}};
+      if (phase == "agreement" || phase == "meeting" || phase == "transfer")
+        kills.push_back({dies_before(rank), 2, "backward"});
+      Threads job(ranks, kSteps, kills, sharded);
+      job.replaces = false;
+      const auto results = job.run();
+      EXPECT_EQ(results.size(), static_cast<size_t>(ranks) - kills.size());
+      expect_all_alike(results, kSteps);
+      // Survivors keep their order.
+      int rank_now = 0;
+      for (const auto& [member, result] : results) EXPECT_EQ(result.last_rank, rank_now++);
+    }
   }
 }
 

@@ -7,8 +7,7 @@
 #include <latch>
 #include <thread>
 
-#include "chorale/api/api.h"
-#include "chorale/rpc/agents_test_util.h"
+#include "chorale/rpc/context_test_util.h"
 
 namespace chorale::rpc {
 namespace {
@@ -18,11 +17,15 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 using Kind = RpcErrorKind;
+using served::add_ints;
+using served::by_hand;
+using served::chained;
+using served::fan_out;
+using served::nested;
 
 Tensor plus(const Tensor& a, const Tensor& b) { return add(a, b); }
 Tensor ones_plus(double x) { return add(ones({2, 2}), x); }
 Tensor ref_plus(const RRef<Tensor>& a, double x) { return add(a.to_here(), x); }
-int64_t add_ints(int64_t a, int64_t b) { return a + b; }
 void sleeps(int64_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 std::string who_calls() { return caller().name; }
 int64_t deep(int64_t depth) {
@@ -48,28 +51,6 @@ void ends_process() { raise(SIGKILL); }
 // ---- functions that are answered later
 
 Future<int64_t> later(int64_t a, int64_t b) { return here().call_async<add_ints>(caller(), a, b); }
-Future<int64_t> by_hand(int64_t x) {
-  Future<int64_t> future;
-  std::thread([future, x] { future.set(2 * x); }).detach();
-  return future;
-}
-Future<int64_t> chained(int64_t x) {
-  Agent agent = here();
-  return agent.call_async<add_ints>(agent.info(), x, 1).then([agent](const Future<int64_t>& f) mutable {
-    return agent.call_async<add_ints>(agent.info(), f.wait(), 10);
-  });
-}
-Future<int64_t> nested_later(int64_t x) { return here().call_async<chained>(here().info(), x); }
-Future<int64_t> fan_out(int64_t n) {
-  Agent agent = here();
-  std::vector<Future<int64_t>> all;
-  for (int64_t i = 0; i < n; ++i) all.push_back(agent.call_async<add_ints>(i % 4, i, 0));
-  return collect_all(all).then([](const Future<std::vector<Future<int64_t>>>& done) {
-    int64_t sum = 0;
-    for (const auto& one : done.wait()) sum += one.wait();
-    return sum;
-  });
-}
 Future<int64_t> as_coroutine(int64_t x) {
   Agent agent = here();
   const int64_t first = co_await agent.call_async<add_ints>(agent.info(), x, 1);
@@ -108,7 +89,7 @@ const std::vector<Served> kServes{remote<plus>,
                                   remote<later>,
                                   remote<by_hand>,
                                   remote<chained>,
-                                  remote<nested_later>,
+                                  remote<nested>,
                                   remote<fan_out>,
                                   remote<as_coroutine>,
                                   remote<raises_later>,
@@ -240,7 +221,7 @@ TEST(Calls, OfFunctionsThatFinishLaterAreAnsweredThen) {
     EXPECT_EQ(agent.call<later>(to, 3, 4), 7);
     EXPECT_EQ(agent.call_async<by_hand>(to, 4).wait(), 8);
     EXPECT_EQ(agent.remote<chained>(to, 1).to_here(), 12);
-    EXPECT_EQ(agent.call<nested_later>(to, 2), 13);
+    EXPECT_EQ(agent.call<nested>(to, 2), 13);
     std::vector<Future<int64_t>> many;
     for (int64_t i = 0; i < 20; ++i) many.push_back(agent.call_async<chained>(to, i));
     for (int64_t i = 0; i < 20; ++i) EXPECT_EQ(many[static_cast<size_t>(i)].wait(), i + 11);

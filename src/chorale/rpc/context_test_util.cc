@@ -1,5 +1,10 @@
 #include "chorale/rpc/context_test_util.h"
 
+#include <algorithm>
+#include <thread>
+
+#include "chorale/transport/store/file_store.h"
+
 namespace chorale::rpc {
 namespace {
 
@@ -48,7 +53,40 @@ Tensor plus(const Tensor& a, const Tensor& b) { return add(a, b); }
 Tensor times(const Tensor& a, const Tensor& b) { return mul(a, b); }
 Tensor product(const Tensor& a, const Tensor& b) { return matmul(a, b); }
 int64_t add_ints(int64_t a, int64_t b) { return a + b; }
+Future<int64_t> by_hand(int64_t x) {
+  Future<int64_t> future;
+  std::thread([future, x] { future.set(2 * x); }).detach();
+  return future;
+}
+Future<int64_t> chained(int64_t x) {
+  Agent agent = here();
+  return agent.call_async<add_ints>(agent.info(), x, 1).then([agent](const Future<int64_t>& f) mutable {
+    return agent.call_async<add_ints>(agent.info(), f.wait(), 10);
+  });
+}
+Future<int64_t> nested(int64_t x) { return here().call_async<chained>(here().info(), x); }
+Future<int64_t> fan_out(int64_t n) {
+  Agent agent = here();
+  std::vector<Future<int64_t>> all;
+  for (int64_t i = 0; i < n; ++i)
+    all.push_back(agent.call_async<add_ints>(i % static_cast<int64_t>(agent.workers().size()), i, 0));
+  return collect_all(all).then([](const Future<std::vector<Future<int64_t>>>& done) {
+    int64_t sum = 0;
+    for (const auto& one : done.wait()) sum += one.wait();
+    return sum;
+  });
+}
 }  // namespace served
+
+std::shared_ptr<transport::Store> common_store(const comm::Group& group, std::optional<TemporaryFolder>& folder) {
+  std::vector<uint8_t> bytes(256);
+  if (group.rank() == 0) {
+    const std::string path = (folder.emplace().path() / "store").string();
+    std::copy(path.begin(), path.end(), bytes.begin());
+  }
+  group.broadcast(std::span(bytes), 0).wait();
+  return std::make_shared<transport::FileStore>(std::string(bytes.begin(), std::find(bytes.begin(), bytes.end(), 0)));
+}
 
 const std::vector<Served>& context_functions() {
   static const std::vector<Served> functions{remote<recorded_here>,   remote<knows_context>, remote<gradients_here>,

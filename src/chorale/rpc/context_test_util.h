@@ -4,12 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "chorale/api/api.h"
 #include "chorale/dist_autograd/context.h"
 #include "chorale/rpc/agents_test_util.h"
+#include "chorale/testing/temporary_folder_test_util.h"
 
 namespace chorale::rpc {
 
@@ -36,11 +39,22 @@ Tensor plus(const Tensor& a, const Tensor& b);
 Tensor times(const Tensor& a, const Tensor& b);
 Tensor product(const Tensor& a, const Tensor& b);
 int64_t add_ints(int64_t a, int64_t b);
+// Functions that are answered later. Twice x, set by another thread;
+Future<int64_t> by_hand(int64_t x);
+// x + 11, by two calls of add_ints to the worker itself;
+Future<int64_t> chained(int64_t x);
+// the same, by a call of chained() to the worker itself;
+Future<int64_t> nested(int64_t x);
+// the sum of the numbers below n, each asked of one of all workers.
+Future<int64_t> fan_out(int64_t n);
 }  // namespace served
 
 const std::vector<Served>& context_functions();
 // Serves these as well.
 AgentOptions for_context_tests(std::vector<Served> functions);
+
+// A store that all ranks see, processes too, in a folder that rank 0 makes and keeps.
+std::shared_ptr<transport::Store> common_store(const comm::Group& group, std::optional<TemporaryFolder>& folder);
 
 // Tests that run in both modes of backward:
 //   INSTANTIATE_TEST_SUITE_P(Rpc, DistBackward, kBothModes, name_of_mode);

@@ -2,10 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <barrier>
 #include <csignal>
-#include <filesystem>
 #include <latch>
 #include <thread>
 
@@ -13,7 +11,6 @@
 #include "chorale/rpc/context_test_util.h"
 #include "chorale/rpc/proxy.h"
 #include "chorale/testing/temporary_folder_test_util.h"
-#include "chorale/transport/store/file_store.h"
 #include "chorale/transport/store/memory_store.h"
 
 namespace chorale::rpc {
@@ -157,14 +154,7 @@ TEST(DynamicGroups, TheTwoWaysToMakeAgentsDoNotMix) {
 TEST(DynamicGroups, OthersGoOnWhenAWorkerIsKilled) {
   const auto ends = comm::run_processes(3, [&](comm::Group& group) {
     std::optional<TemporaryFolder> folder;  // of the first, which is not killed
-    std::vector<uint8_t> bytes(256);
-    if (group.rank() == 0) {
-      const std::string path = (folder.emplace().path() / "store").string();
-      std::copy(path.begin(), path.end(), bytes.begin());
-    }
-    group.broadcast(std::span(bytes), 0).wait();
-    const auto store =
-        std::make_shared<transport::FileStore>(std::string(bytes.begin(), std::find(bytes.begin(), bytes.end(), 0)));
+    const auto store = common_store(group, folder);
     const int rank = group.rank();
     for (int round = 0; round < 3; ++round) {
       Agent agent(store, member(10 * round + rank));

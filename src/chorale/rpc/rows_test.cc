@@ -6,7 +6,6 @@
 
 #include <csignal>
 #include <random>
-#include <thread>
 
 #include "chorale/nn/nn.h"
 #include "chorale/optim/optim.h"
@@ -22,8 +21,11 @@ using dist_autograd::Mode;
 using parallel::DistributedDataParallel;
 using testing::HasSubstr;
 using Kind = RpcErrorKind;
-
-int64_t add_ints(int64_t a, int64_t b) { return a + b; }
+using served::add_ints;
+using served::by_hand;
+using served::chained;
+using served::fan_out;
+using served::nested;
 
 // ---- agents
 
@@ -74,18 +76,6 @@ TEST(Rows, AContinuationTakesTheFuture) {
 
 // ---- functions that finish later, by every kind of call
 
-Future<int64_t> by_hand(int64_t x) {
-  Future<int64_t> future;
-  std::thread([future, x] { future.set(2 * x); }).detach();
-  return future;
-}
-Future<int64_t> chained(int64_t x) {
-  Agent agent = here();
-  return agent.call_async<add_ints>(agent.info(), x, 1).then([agent](const Future<int64_t>& f) mutable {
-    return agent.call_async<add_ints>(agent.info(), f.wait(), 10);
-  });
-}
-Future<int64_t> nested(int64_t x) { return here().call_async<chained>(here().info(), x); }
 Future<int64_t> many_chained(int64_t steps) {
   Agent agent = here();
   Future<int64_t> sum = ready<int64_t>(0);
@@ -94,17 +84,6 @@ Future<int64_t> many_chained(int64_t steps) {
       return agent.call_async<add_ints>(i % static_cast<int64_t>(agent.workers().size()), f.wait(), i);
     });
   return sum;
-}
-Future<int64_t> fan_out(int64_t n) {
-  Agent agent = here();
-  std::vector<Future<int64_t>> all;
-  for (int64_t i = 0; i < n; ++i)
-    all.push_back(agent.call_async<add_ints>(i % static_cast<int64_t>(agent.workers().size()), i, 0));
-  return collect_all(all).then([](const Future<std::vector<Future<int64_t>>>& done) {
-    int64_t sum = 0;
-    for (const auto& one : done.wait()) sum += one.wait();
-    return sum;
-  });
 }
 struct Later {
   explicit Later(int64_t start) : value(start) {}

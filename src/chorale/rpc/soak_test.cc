@@ -16,7 +16,6 @@
 #include "chorale/base/config.h"
 #include "chorale/rpc/context_test_util.h"
 #include "chorale/testing/temporary_folder_test_util.h"
-#include "chorale/transport/store/file_store.h"
 
 namespace chorale::rpc {
 namespace {
@@ -277,14 +276,7 @@ TEST(Soak, OthersGoOnWhileWorkersComeAndAreKilled) {
   const auto life = is_long() ? 3s : std::chrono::seconds(0);
   const auto ends = comm::run_processes(2 + victims, [&](comm::Group& group) {
     std::optional<TemporaryFolder> folder;  // of the first, which is not killed
-    std::vector<uint8_t> bytes(256);
-    if (group.rank() == 0) {
-      const std::string path = (folder.emplace().path() / "store").string();
-      std::copy(path.begin(), path.end(), bytes.begin());
-    }
-    group.broadcast(std::span(bytes), 0).wait();
-    const auto store =
-        std::make_shared<transport::FileStore>(std::string(bytes.begin(), std::find(bytes.begin(), bytes.end(), 0)));
+    const auto store = common_store(group, folder);
     const int rank = group.rank();
     AgentOptions options = for_context_tests(kServes);
     options.id = rank < 2 ? rank : 2 + rank % 2;  // numbers and names come again
