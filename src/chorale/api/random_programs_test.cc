@@ -1,10 +1,9 @@
 // Random programs, compiled and not: the same values, gradients and writes, at sizes that change from call to call. A
 // program that fails is made smaller until nothing more can be left out, and printed.
 #include "chorale/api/random_programs_test_util.h"
+#include "chorale/testing/soak_test_util.h"
 
 #include <gtest/gtest.h>
-
-#include "chorale/base/config.h"
 
 namespace chorale {
 namespace {
@@ -18,7 +17,7 @@ class RandomPrograms : public testing::TestWithParam<bool> {};
 
 TEST_P(RandomPrograms, GiveWhatEagerGives) {
   const bool whole = GetParam();
-  const uint64_t seeds = config::env("CHORALE_SOAK") ? 5000 : 150;
+  const auto seeds = static_cast<uint64_t>(seeds_to_try(150, 5000));
   int resizes = 0;
   for (uint64_t seed = 0; seed < seeds; ++seed) {
     const Program program = random_program(seed + (whole ? 1'000'000 : 0), whole);

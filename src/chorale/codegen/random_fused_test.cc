@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "chorale/api/random_programs_test_util.h"
-#include "chorale/base/config.h"
 #include "chorale/codegen/fused.h"
+#include "chorale/testing/soak_test_util.h"
 #include "chorale/testing/temporary_folder_test_util.h"
 
 namespace chorale::codegen {
@@ -16,7 +16,7 @@ TEST(RandomFused, GivesWhatEagerGives) {
   const TemporaryFolder folder;
   CodeCache cache({.folder = folder.path()});
   // Each program has kernels of its own, which take a second to compile.
-  const uint64_t seeds = config::env("CHORALE_SOAK") ? 300 : 3;
+  const auto seeds = static_cast<uint64_t>(seeds_to_try(3, 300));
   const CompileOptions options{.whole_graph = true, .backend = fused({.cache = &cache, .optimize = "-O1"})};
   const Kind kind{.dtype = DType::kF32, .columns = 9, .tolerance = 1e-6};
   for (uint64_t seed = 0; seed < seeds; ++seed) {

@@ -7,6 +7,7 @@
 #include "chorale/elastic/thread_job_test_util.h"
 #include "chorale/parallel/zoo_test_util.h"
 #include "chorale/testing/message_test_util.h"
+#include "chorale/testing/soak_test_util.h"
 #include "chorale/testing/temporary_folder_test_util.h"
 
 namespace chorale::elastic {
@@ -218,7 +219,7 @@ TEST(ElasticSharded, WhoGoesOnBreaksAllGroupsOfItsRanks) {
 
 // Two or three deaths at any moment; neighbours that die at once leave the checkpoint.
 TEST(ElasticSharded, SeededSchedulesEndAsAJobWithoutDeaths) {
-  const int schedules = parallel::soaking() ? 5000 : 8;
+  const int schedules = seeds_to_try(8, 5000);
   for (int seed = 0; seed < schedules; ++seed) {
     const TemporaryFolder folder;
     const std::vector<Kill> kills = random_kills(static_cast<uint64_t>(seed), 4, 6, true);

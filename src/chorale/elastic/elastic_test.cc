@@ -23,6 +23,7 @@
 #include "chorale/parallel/power_sgd.h"
 #include "chorale/parallel/zoo_test_util.h"
 #include "chorale/testing/message_test_util.h"
+#include "chorale/testing/soak_test_util.h"
 #include "chorale/transport/store/memory_store.h"
 
 namespace chorale::elastic {
@@ -152,7 +153,7 @@ TEST(Elastic, TheSameHistoryOfRanksGivesTheSameBits) {
 TEST(Elastic, EpochsLeaveNothingBehind) { expect_epochs_to_leave_nothing({}); }
 
 TEST(Elastic, SeededSchedulesEndAsAJobWithoutDeaths) {
-  const int schedules = parallel::soaking() ? 5000 : 12;
+  const int schedules = seeds_to_try(12, 5000);
   for (int seed = 0; seed < schedules; ++seed) {
     const std::vector<Kill> kills = random_kills(static_cast<uint64_t>(seed), 4, 6);
     SCOPED_TRACE(concat("seed ", seed, ": ", text_of(kills)));

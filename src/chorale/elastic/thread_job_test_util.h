@@ -19,7 +19,7 @@
 
 #include "chorale/elastic/job_test_util.h"
 #include "chorale/launch/epochs.h"
-#include "chorale/parallel/zoo_test_util.h"
+#include "chorale/testing/soak_test_util.h"
 #include "chorale/transport/store/memory_store.h"
 
 namespace chorale::elastic {
@@ -167,7 +167,7 @@ inline int64_t entries_of(const char* folder) {
 
 // A new epoch, of the same ranks, in every step.
 inline void expect_epochs_to_leave_nothing(const std::optional<ShardedJob>& sharded) {
-  const int64_t steps = parallel::soaking() ? 1000 : 60;
+  const int64_t steps = soaking() ? 1000 : 60;
   const auto store = std::make_shared<transport::MemoryStore>();
   const auto board = transport::EpochBoard::create();
   const auto state = [&](int64_t number) {

@@ -8,7 +8,6 @@
 #include <filesystem>
 #include <random>
 
-#include "chorale/base/config.h"
 #include "chorale/base/parallel_for.h"
 #include "chorale/fsdp/fsdp_test_util.h"
 #include "chorale/models/cnn.h"
@@ -19,12 +18,11 @@
 #include "chorale/op/samples.h"
 #include "chorale/parallel/sync_batch_norm.h"
 #include "chorale/snapshot/snapshot.h"
+#include "chorale/testing/soak_test_util.h"
 #include "chorale/zero/zero_optimizer.h"
 
 namespace chorale::fsdp {
 namespace {
-
-bool is_long_run() { return config::env("CHORALE_SOAK").has_value(); }
 
 // ---- the same as data-parallel training, ZeRO and one rank
 
@@ -168,7 +166,7 @@ struct ProofPart {
 template <class Make, class Data>
 void expect_one_training(const Make& make, const Data& data, const std::vector<ProofPart>& quick) {
   std::vector<ProofPart> parts = quick;
-  if (is_long_run()) parts = {{DType::kF32, {2, 3, 4}}, {DType::kF64, {2, 3, 4}}};
+  if (soaking()) parts = {{DType::kF32, {2, 3, 4}}, {DType::kF64, {2, 3, 4}}};
   for (const ProofPart& part : parts) expect_one_training(make(part.dtype), part.sizes, data(part.dtype));
 }
 
@@ -200,7 +198,7 @@ TEST(OneTraining, CnnWithBatchNormOverAllRanks) {
                       {{DType::kF32, {2}}});
 }
 TEST(OneTraining, Encoder) {
-  const int64_t vocabulary = is_long_run() ? 8192 : 300;
+  const int64_t vocabulary = soaking() ? 8192 : 300;
   expect_one_training([&](DType dtype) { return made(models::Encoder({.vocabulary = vocabulary}), dtype); },
                       [&](DType) { return tokens(12, 4, vocabulary); }, {{DType::kF32, {2}}});
 }
@@ -326,7 +324,8 @@ void expect_random_parity(unsigned seed) {
 }
 
 TEST(FullySharded, RandomModelsUnderRandomPoliciesTrainAsReplicasDo) {
-  for (unsigned seed = 0; seed < (is_long_run() ? 5000u : 100u); ++seed) {
+  const auto seeds = static_cast<unsigned>(seeds_to_try(100, 5000));
+  for (unsigned seed = 0; seed < seeds; ++seed) {
     expect_random_parity(seed);
     if (testing::Test::HasFatalFailure()) return;
   }

@@ -12,9 +12,9 @@
 #include <set>
 #include <thread>
 
-#include "chorale/base/config.h"
 #include "chorale/base/error.h"
 #include "chorale/launch/line_test_util.h"
+#include "chorale/testing/soak_test_util.h"
 #include "chorale/transport/store/memory_store.h"
 
 namespace chorale::launch {
@@ -101,9 +101,9 @@ TEST(Ballots, AnEarlierDecisionIsPast) {
 // Nodes make ballots about one decision after the other, each with a value of its own; messages are lost, cables are
 // pulled and put back, nodes give up halfway. Whatever they decide is the same.
 TEST(Ballots, NobodyEverDecidesSomethingElse) {
-  const bool soaking = config::env("CHORALE_SOAK").has_value();
+  const auto seeds = static_cast<uint64_t>(seeds_to_try(300, 20000));
   int decided = 0, ballots = 0;
-  for (uint64_t seed = 0; seed < (soaking ? 20000U : 300U); ++seed) {
+  for (uint64_t seed = 0; seed < seeds; ++seed) {
     std::mt19937_64 random(seed);
     const int count = 2 + static_cast<int>(random() % 4);
     Voters nodes(count);

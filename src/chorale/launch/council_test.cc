@@ -8,9 +8,9 @@
 #include <random>
 #include <set>
 
-#include "chorale/base/config.h"
 #include "chorale/base/error.h"
 #include "chorale/launch/line_test_util.h"
+#include "chorale/testing/soak_test_util.h"
 #include "chorale/transport/store/memory_store.h"
 
 namespace chorale::launch {
@@ -235,8 +235,8 @@ TEST(Council, AllEndWhenAllAreFinished) {
 // Cables are pulled and put back, ranks die. All launchers that state an epoch state the same one, and as many go on as
 // may.
 TEST(Council, SeededPartitionsNeverSplitAJob) {
-  const bool soaking = config::env("CHORALE_SOAK").has_value();
-  for (uint64_t seed = 0; seed < (soaking ? 200U : 3U); ++seed) {
+  const auto seeds = static_cast<uint64_t>(seeds_to_try(3, 200));
+  for (uint64_t seed = 0; seed < seeds; ++seed) {
     SCOPED_TRACE(concat("seed ", seed));
     std::mt19937_64 random(seed);
     const int count = 3 + static_cast<int>(seed % 2);

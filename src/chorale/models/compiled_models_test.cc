@@ -6,7 +6,6 @@
 
 #include "chorale/api/api.h"
 #include "chorale/api/compile.h"
-#include "chorale/base/config.h"
 #include "chorale/base/parallel_for.h"
 #include "chorale/codegen/fused.h"
 #include "chorale/models/bert.h"
@@ -16,6 +15,7 @@
 #include "chorale/models/mlp.h"
 #include "chorale/models/resnet.h"
 #include "chorale/optim/optim.h"
+#include "chorale/testing/soak_test_util.h"
 
 namespace chorale::models {
 namespace {
@@ -26,7 +26,7 @@ using Use = std::function<void(nn::Module& model, const std::function<Tensor(con
 // Gives a model with its first parameters and a batch to `use`.
 void with_model(const std::string& name, DType dtype, const Use& use) {
   manual_seed(3);
-  const bool all = config::env("CHORALE_SOAK").has_value();
+  const bool all = soaking();
   const auto give = [&](auto model, const Tensor& x, const Tensor& target) {
     model.to(dtype);
     use(

@@ -9,6 +9,7 @@
 #include "chorale/optim/optim.h"
 #include "chorale/parallel/comm_hooks.h"
 #include "chorale/parallel/zoo_test_util.h"
+#include "chorale/testing/soak_test_util.h"
 
 namespace chorale::parallel {
 namespace {

@@ -8,6 +8,7 @@
 #include "chorale/optim/optim.h"
 #include "chorale/parallel/sync_batch_norm.h"
 #include "chorale/parallel/zoo_test_util.h"
+#include "chorale/testing/soak_test_util.h"
 
 namespace chorale::parallel {
 namespace {

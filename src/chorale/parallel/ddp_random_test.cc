@@ -3,6 +3,7 @@
 #include <random>
 
 #include "chorale/parallel/zoo_test_util.h"
+#include "chorale/testing/soak_test_util.h"
 
 namespace chorale::parallel {
 namespace {
@@ -145,7 +146,7 @@ INSTANTIATE_TEST_SUITE_P(Ddp, RandomModels, testing::Range(0u, 200u, 25u));
 
 // A long run has as many seeds as are asked for (docs/dev/testing.md).
 TEST_P(RandomModels, HaveTheGradientsOfTheReference) {
-  const unsigned seeds = soaking() ? 625 : 25;
+  const auto seeds = static_cast<unsigned>(seeds_to_try(25, 625));
   const unsigned first = GetParam() / 25 * seeds;
   for (unsigned seed = first; seed < first + seeds; ++seed) {
     run_plan(seed);

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include "chorale/api/api.h"
-#include "chorale/base/config.h"
 #include "chorale/comm/comm_counter.h"
 #include "chorale/comm/run_ranks_test_util.h"
 #include "chorale/eager/sim_kernels.h"
@@ -15,6 +14,7 @@
 #include "chorale/optim/optim.h"
 #include "chorale/parallel/ddp.h"
 #include "chorale/parallel/plans.h"
+#include "chorale/testing/soak_test_util.h"
 
 namespace chorale::parallel {
 namespace {
@@ -92,7 +92,7 @@ void expect_parameters(models::Gpt2& model, models::Gpt2& one, double tolerance)
 
 // A few of all combinations, unless there is time.
 bool is_chosen(int ranks, bool sequence, bool split_loss, DType dtype) {
-  return sequence == split_loss || (ranks == 2 && dtype == DType::kF64) || config::env("CHORALE_SOAK");
+  return sequence == split_loss || (ranks == 2 && dtype == DType::kF64) || soaking();
 }
 
 // Calls f(ranks, sequence parallel, loss parallel).

@@ -9,7 +9,6 @@
 #include <tuple>
 
 #include "chorale/api/api.h"
-#include "chorale/base/config.h"
 #include "chorale/comm/run_ranks_test_util.h"
 #include "chorale/nn/nn.h"
 #include "chorale/parallel/ddp.h"
@@ -19,9 +18,6 @@ namespace chorale::parallel {
 
 using comm::run_ranks;
 using nn::Linear;
-
-// A long run, with more cases of the same kinds (docs/dev/testing.md).
-inline bool soaking() { return config::env("CHORALE_SOAK").has_value(); }
 
 // Numbers in [-1, 1] that depend on `seed` and the place only: the same on all ranks.
 inline Tensor pattern(const Shape& sizes, double seed, DType dtype = DType::kF32) {

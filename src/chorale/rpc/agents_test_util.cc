@@ -1,10 +1,9 @@
 #include "chorale/rpc/agents_test_util.h"
+#include "chorale/testing/soak_test_util.h"
 
 #include <gtest/gtest.h>
 
 #include <thread>
-
-#include "chorale/base/config.h"
 
 namespace chorale::rpc {
 
@@ -31,7 +30,7 @@ void run_agents_in_any_order(int size, const AgentOptions& options, const AgentB
   // Making agents takes longer than most bodies: those of one seed of delays serve several runs, whose messages are
   // late by other times each.
   constexpr int kRunsPerAgent = 10;
-  const int seeds = config::env("CHORALE_SOAK") ? 5000 : 200;
+  const int seeds = seeds_to_try(200, 5000);
   comm::run_ranks(size, [&](comm::Group& group) {
     for (int first = 0; first < seeds; first += kRunsPerAgent) {
       AgentOptions late = options;

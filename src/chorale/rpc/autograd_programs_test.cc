@@ -8,10 +8,10 @@
 #include <random>
 #include <thread>
 
-#include "chorale/base/config.h"
 #include "chorale/nn/nn.h"
 #include "chorale/parallel/ddp.h"
 #include "chorale/rpc/context_test_util.h"
+#include "chorale/testing/soak_test_util.h"
 
 namespace chorale::rpc {
 namespace {
@@ -319,7 +319,7 @@ Tensor run_program(Agent* agent, unsigned seed, std::vector<Tensor> values) {
 }
 
 void check_random_programs(const AgentOptions& options) {
-  const unsigned seeds = config::env("CHORALE_SOAK") ? 5000 : 200;
+  const auto seeds = static_cast<unsigned>(seeds_to_try(200, 5000));
   run_agents(4, options, [&](Agent& agent, comm::Group& group) {
     for (auto seed = static_cast<unsigned>(group.rank()); seed < seeds; seed += 4) {
       const std::vector<Tensor> start{pattern({2, 2}, seed), pattern({2, 2}, seed + 1), pattern({2, 2}, seed + 2)};

@@ -13,8 +13,8 @@
 #include <random>
 #include <thread>
 
-#include "chorale/base/config.h"
 #include "chorale/rpc/context_test_util.h"
+#include "chorale/testing/soak_test_util.h"
 #include "chorale/testing/temporary_folder_test_util.h"
 
 namespace chorale::rpc {
@@ -25,8 +25,6 @@ using dist_autograd::Context;
 using testing::HasSubstr;
 using Kind = RpcErrorKind;
 using served::add_ints;
-
-bool is_long() { return config::env("CHORALE_SOAK").has_value(); }
 
 Tensor filled(double value) { return mul(ones({4}), value); }
 double first_of(const RRef<Tensor>& x) { return select(x.to_here(), 0, 0).item<double>(); }
@@ -96,7 +94,7 @@ void use_references(Agent& agent, int rank, std::mt19937& random) {
 
 // A seed decides what is dropped when; those of the delays change every twenty of them, with the agents.
 TEST(Order, ReferencesLiveAndEndAsTheyShouldUnderSeededDelays) {
-  const int seeds = is_long() ? 5000 : 200;
+  const int seeds = seeds_to_try(200, 5000);
   comm::run_ranks(4, [&](comm::Group& group) {
     for (int first = 0; first < seeds; first += 20) {
       AgentOptions options = for_context_tests(kServes);
@@ -224,7 +222,7 @@ TEST(ChaosBelow, ReachesCalls) {
 
 // Calls and references between two processes; what they take does not grow.
 TEST(Soak, CallsAndReferencesLeaveNothing) {
-  const int64_t rounds = is_long() ? 1000 : 10, calls = is_long() ? 1000 : 200, references = is_long() ? 100 : 20;
+  const int64_t rounds = soaking() ? 1000 : 10, calls = soaking() ? 1000 : 200, references = soaking() ? 100 : 20;
   const auto ends = run_agent_processes(2, for_context_tests(kServes), [&](Agent& agent, comm::Group& group) {
     if (group.rank() == 0) {
       std::array<Taken, 2> before;
@@ -246,7 +244,7 @@ TEST(Soak, CallsAndReferencesLeaveNothing) {
         SCOPED_TRACE(concat("worker ", worker));
         EXPECT_LE(after[worker].memory, before[worker].memory + (8 << 20));
         EXPECT_LE(after[worker].descriptors, before[worker].descriptors);
-        if (is_long())
+        if (soaking())
           std::cout << concat("worker ", worker, ": ", before[worker].memory >> 10, " KiB and ",
                               before[worker].descriptors, " descriptors after a quarter, ", after[worker].memory >> 10,
                               " KiB and ", after[worker].descriptors, " at the end\n");
@@ -260,7 +258,7 @@ TEST(Soak, CallsAndReferencesLeaveNothing) {
 
 // A worker with many connections.
 TEST(Soak, ManyWorkersCallOne) {
-  const int workers = is_long() ? 65 : 9;
+  const int workers = soaking() ? 65 : 9;
   AgentOptions options = for_context_tests(kServes);
   options.threads = 2;
   run_agents(workers, options, [](Agent& agent, comm::Group& group) {
@@ -272,8 +270,8 @@ TEST(Soak, ManyWorkersCallOne) {
 
 // Workers join, work and are killed, one after the other, while two go on with their calls, references and gradients.
 TEST(Soak, OthersGoOnWhileWorkersComeAndAreKilled) {
-  const int victims = is_long() ? 30 : 4;
-  const auto life = is_long() ? 3s : std::chrono::seconds(0);
+  const int victims = soaking() ? 30 : 4;
+  const auto life = soaking() ? 3s : std::chrono::seconds(0);
   const auto ends = comm::run_processes(2 + victims, [&](comm::Group& group) {
     std::optional<TemporaryFolder> folder;  // of the first, which is not killed
     const auto store = common_store(group, folder);
