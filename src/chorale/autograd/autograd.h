@@ -48,11 +48,14 @@ struct GradOptions {
 std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
                          const GradOptions& options = {});
 
-// Removes a hook; doing it twice, or after the tensor died, is harmless. Dropping the handle keeps the hook.
+// Removes a hook; doing it twice, or after the tensor died, is harmless. Dropping the handle keeps the hook. A handle
+// that was moved from has nothing to remove.
 class HookHandle {
  public:
   explicit HookHandle(std::function<void()> remove) : remove_(std::move(remove)) {}
-  void remove() { remove_(); }
+  void remove() {
+    if (remove_) remove_();
+  }
 
  private:
   std::function<void()> remove_;

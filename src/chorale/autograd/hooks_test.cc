@@ -126,6 +126,22 @@ TEST(Hooks, HandlesRemoveAndMayDoSoFromInside) {
   handles[0].remove();
 }
 
+TEST(Hooks, AHandleThatWasMovedFromRemovesNothing) {
+  const Tensor x = leaf({2});
+  int calls = 0;
+  HookHandle first = on_gradient(x, [&](const Tensor&) {
+    ++calls;
+    return Tensor();
+  });
+  HookHandle second = std::move(first);
+  first.remove();  // NOLINT(bugprone-use-after-move)
+  backward(sum(x));
+  EXPECT_EQ(calls, 1);
+  second.remove();
+  backward(sum(x));
+  EXPECT_EQ(calls, 1);
+}
+
 TEST(Hooks, NodeHooksSeeAndReplaceGradientsAroundTheRule) {
   const Tensor x = leaf({2});
   const Tensor y = mul(x, x);
