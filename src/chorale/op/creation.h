@@ -7,7 +7,7 @@
 
 namespace chorale {
 
-// Uninitialised.
+// Tensors of a shape; the elements of empty() are uninitialised.
 Tensor empty(const Shape& sizes, DType dtype = DType::kF32, Device device = kCpu);
 Tensor full(const Shape& sizes, Scalar value, DType dtype = DType::kF32, Device device = kCpu);
 Tensor zeros(const Shape& sizes, DType dtype = DType::kF32, Device device = kCpu);
