@@ -308,6 +308,9 @@ compiled::Report explain(const Compiled<F>& function) {
 
 // A break in segmented functions: `what` happens here on the host. An error in whole graphs.
 void break_graph(const std::string& what);
+// From here on this thread makes tensors on that device, where a DeviceScope (op/device_scope.h) would put things back
+// at its end. In a compiled function that is a break.
+void set_device(Device device);
 // The number in a tensor of one element, i64. A whole graph may have it: while it is traced a number stands for the one
 // that only running tells. Sizes, attributes and factors may be made from it; a branch on it is an error.
 int64_t late_item(const Tensor& x);

@@ -1,6 +1,8 @@
 // Compiled functions: segmented calls.
 #include "chorale/api/frame.h"
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -14,6 +16,7 @@
 #include "chorale/base/stacks.h"
 #include "chorale/op/collective.h"
 #include "chorale/op/copy.h"
+#include "chorale/op/device_scope.h"
 
 namespace chorale {
 namespace compiled {
@@ -64,7 +67,22 @@ static const Argument* argument_of(const std::vector<Argument>& arguments, const
 
 Frame::Frame(CompileOptions options) : state_(std::make_unique<State>()) {
   state_->options = std::move(options);
-  if (!state_->options.backend) state_->options.backend = joint_eager();
+  CompileOptions& its = state_->options;
+  if (!its.backend) its.backend = joint_eager();
+  CHORALE_CHECK(its.memory_budget >= 0 && its.memory_budget <= 1,
+                "[compile] memory_budget must lie between 0 and 1, not be ", its.memory_budget);
+  CHORALE_CHECK(its.most_variants >= 1 && its.most_in_all >= 1, "[compile] most_variants and most_in_all must be at ",
+                "least 1, not ", its.most_variants, " and ", its.most_in_all);
+}
+
+// What was said of arguments must fit them.
+static void check_dynamic_dims(const CompileOptions& options, const std::vector<Argument>& arguments) {
+  for (const DynamicDim& mark : options.dynamic_dims) {
+    const Tensor* x = mark.argument < arguments.size() ? std::get_if<Tensor>(&arguments[mark.argument].value) : nullptr;
+    CHORALE_CHECK(x, "[compile] dynamic_dims: argument ", mark.argument, " is no tensor; there are ", arguments.size(),
+                  " arguments, and each tensor in a list counts as one");
+    if (x->defined()) normalize_dim("compile: dynamic_dims", mark.dim, x->dims());
+  }
 }
 Frame::~Frame() {
   if (state_->explains) {
@@ -208,7 +226,7 @@ Frame::State::Made Frame::State::make_programs(const std::shared_ptr<Segment>& s
     }
     if (is_full(ordinal)) {
       note_uncompiled(reason);
-      segment->compile(joint_eager());
+      segment->compile(joint_eager(), ordinal);
       return Made::kUncompiled;
     }
     if (per_ordinal[ordinal]++ > 0 && !reason.empty()) {
@@ -220,7 +238,8 @@ Frame::State::Made Frame::State::make_programs(const std::shared_ptr<Segment>& s
     seen.share(*options.agree_on_sizes, arguments);
     if (options.dynamic != Dynamic::kNever) seen.mark(example.sources);
   }
-  segment->compile(options.agree ? agreeing(options.backend, *options.agree) : options.backend);
+  segment->compile(options.agree ? agreeing(options.backend, *options.agree) : options.backend, ordinal);
+  malloc_trim(0);  // what passes and generated text left behind, before the step takes its memory
   const std::lock_guard lock(mutex);
   std::unique_ptr<Family> made;
   std::string why_fixed;
@@ -423,6 +442,7 @@ static void wait_for_arguments(const std::vector<Argument>& arguments) {
 std::vector<Tensor> Frame::call(const std::vector<Argument>& arguments, Body body) {
   if (Recording::current()) return body();  // part of what is being recorded
   wait_for_arguments(arguments);
+  check_dynamic_dims(state_->options, arguments);
   if (state_->options.whole_graph) return call_whole(arguments, body);
   Call call(*state_, arguments);
   Recording recording(call);
@@ -456,6 +476,11 @@ int64_t late_item(const Tensor& x) {
 
 void break_graph(const std::string& what) {
   if (graph::Recording* recording = graph::Recording::current()) recording->need_values(what);
+}
+
+void set_device(Device device) {
+  break_graph("set_device: tensors are made on another device from here on");
+  op::set_creation_device(device);
 }
 
 }  // namespace chorale

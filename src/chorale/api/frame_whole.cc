@@ -125,6 +125,13 @@ std::shared_ptr<Frame::Variant> Frame::trace(
     }
     try {
       traced = body();
+    } catch (const InvalidArgument& error) {
+      put_back(watch.leaves);
+      recording.rewind_generators();
+      if (recording.late_sizes().empty()) throw;
+      throw InvalidArgument(concat(error.what(), " (", recording.late_sizes()[0].stand_in,
+                                   " stands for a number that only running tells: where it must lie within a size, "
+                                   "compile without whole_graph)"));
     } catch (...) {
       put_back(watch.leaves);
       recording.rewind_generators();
@@ -268,6 +275,7 @@ std::shared_ptr<Frame::Variant> Frame::trace(
     const graph::RecordingPaused paused;
     made = variant->segment->run(end);
   }
+  variant->host = recording.host_reads();
   recording.clear();
   results = hand_out(*variant, arguments, made);
   return variant;
@@ -341,7 +349,7 @@ std::vector<Tensor> Frame::call_whole(const std::vector<Argument>& arguments, Bo
       if (segment->texts() == variant->segment->texts()) {
         segment->resize(variant->segment);
       } else {
-        segment->compile(joint_eager());
+        segment->compile(joint_eager(), 0);
       }
       return true;
     };
@@ -390,8 +398,21 @@ std::vector<Tensor> Frame::call_whole(const std::vector<Argument>& arguments, Bo
   std::vector<Tensor> results;
   State::Made made{};
   std::vector<std::string> guards;
+  // What the host has set otherwise may be of no consequence for a graph, or be as it was before.
+  const auto same_graph = [&](const Segment& segment) -> std::shared_ptr<const Segment> {
+    const std::lock_guard lock(state_->mutex);
+    for (const std::shared_ptr<Variant>& known : state_->variants) {
+      if (!known->host_mismatch().empty() && known->segment->texts() == segment.texts()) return known->segment;
+    }
+    return nullptr;
+  };
   std::optional<Family::Example> first;  // of a function with late sizes, which is traced with two stand-ins for each
   const auto programs = [&](const std::shared_ptr<Segment>& segment, const Recording& recording) {
+    if (const std::shared_ptr<const Segment> like = same_graph(*segment)) {
+      segment->resize(like);
+      made = State::Made::kResized;
+      return true;
+    }
     Family::Example example{sources_of(recording, *segment, arguments, state_->options), segment->texts()};
     if (recording.late_sizes().empty()) {
       made = state_->make_programs(segment, 0, arguments, std::move(example), differs, "", &guards);

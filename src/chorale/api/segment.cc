@@ -249,10 +249,11 @@ std::shared_ptr<Segment> Segment::build(Recording& recording, const EndOfSegment
   return made;
 }
 
-void Segment::compile(const Backend& backend) {
+void Segment::compile(const Backend& backend, size_t stretch) {
   backend_ = backend;
+  stretch_ = stretch;
   for (size_t k = 0; k < pieces_.size(); ++k) {
-    pieces_[k].forward_program = backend_(pieces_[k].forward.graph, {false, k, pieces_.size()});
+    pieces_[k].forward_program = backend_(pieces_[k].forward.graph, {false, k, pieces_.size(), stretch});
   }
 }
 
@@ -277,7 +278,10 @@ void Segment::resize(std::shared_ptr<const Segment> like) {
   }
   if (differs) cut();
   for (size_t k = 0; k < pieces_.size(); ++k) {
-    pieces_[k].forward_program = like_->pieces_[k].forward_program->at_other_sizes(pieces_[k].forward.graph);
+    pieces_[k].forward_program = like_->pieces_[k].forward_program;
+    if (texts_ != like_->texts_) {
+      pieces_[k].forward_program = pieces_[k].forward_program->at_other_sizes(pieces_[k].forward.graph);
+    }
   }
 }
 
@@ -291,8 +295,11 @@ std::shared_ptr<const graph::Program> Segment::backward_program(size_t piece) co
   const std::lock_guard lock(mutex_);
   auto& program = backward_programs_[piece];
   const graph::Graph& backward = pieces_[piece].backward.graph;
-  if (!program && like_) program = like_->backward_program(piece)->at_other_sizes(backward);
-  if (!program) program = backend_(backward, {true, piece, pieces_.size()});
+  if (!program && like_) {
+    program = like_->backward_program(piece);
+    if (texts_ != like_->texts_) program = program->at_other_sizes(backward);
+  }
+  if (!program) program = backend_(backward, {true, piece, pieces_.size(), stretch_});
   return program;
 }
 

@@ -21,6 +21,7 @@ namespace chorale::compiled {
 struct GraphInfo {
   bool is_backward = false;
   size_t piece = 0, pieces = 1;  // of the splitter
+  size_t stretch = 0;            // which one of the function, counted from its beginning; breaks lie between them
 };
 // Makes a program of a graph. Called once for every forward graph when it is compiled, and for a backward graph when a
 // gradient first needs it.
@@ -63,7 +64,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
   // It runs once compile() or resize() has made its programs.
   static std::shared_ptr<Segment> build(graph::Recording& recording, const EndOfSegment& end,
                                         const BuildOptions& options);
-  void compile(const Backend& backend);
+  void compile(const Backend& backend, size_t stretch);
   // Gives back the memory that its programs keep between runs.
   void release() const;
   // Takes programs of the same graphs at other sizes.
@@ -175,6 +176,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
   std::optional<int64_t> cap_;  // of the buckets of the data-parallel module that was active
   std::vector<std::pair<size_t, size_t>> root_places_;
   Backend backend_;
+  size_t stretch_ = 0;
   std::shared_ptr<const Segment> like_;  // the one whose programs it takes, at other sizes
   mutable std::mutex mutex_;
   mutable std::vector<std::shared_ptr<const graph::Program>> backward_programs_;

@@ -1,5 +1,7 @@
 #include "chorale/api/variant.h"
 
+#include <algorithm>
+
 #include "chorale/autocast/autocast.h"
 #include "chorale/autograd/autograd.h"
 #include "chorale/base/error.h"
@@ -111,6 +113,13 @@ std::string Frame::Variant::mismatch(const std::vector<Argument>& now, const Com
   for (size_t i = 0; i < watched.size(); ++i) {
     if (options.watch[i]() != watched[i]) return concat("watched value ", i, " has changed from ", watched[i]);
   }
+  return host_mismatch();
+}
+
+std::string Frame::Variant::host_mismatch() const {
+  for (const graph::Recording::HostRead& read : host) {
+    if (*read.cell != read.value) return concat(read.what, " has changed");
+  }
   return {};
 }
 
@@ -127,6 +136,10 @@ std::vector<std::string> Frame::Variant::guards() const {
   for (const GradientGuard& guard : gradients) {
     all.push_back(concat("captured ", guard.leaf.dtype(), guard.leaf.sizes(),
                          guard.has_one ? " keeps its gradient" : " has no gradient"));
+  }
+  for (const graph::Recording::HostRead& read : host) {
+    std::string guard = concat("host ", read.what, " stays what it is");
+    if (std::find(all.begin(), all.end(), guard) == all.end()) all.push_back(std::move(guard));
   }
   all.push_back(concat("global gradients ", modes.grad ? "on" : "off", modes.inference ? ", inference" : "",
                        modes.autocast ? ", autocast" : "", modes.same_bits ? ", same bits" : "", ", new tensors on ",

@@ -61,6 +61,7 @@ struct Frame::Variant {
   std::vector<CapturedGuard> captured;
   std::vector<GradientGuard> gradients;
   std::vector<int64_t> watched;
+  std::vector<graph::Recording::HostRead> host;
   Modes modes{};
 
   std::shared_ptr<const Segment> segment;
@@ -88,6 +89,8 @@ struct Frame::Variant {
   void make_direct();
 
   std::string mismatch(const std::vector<Argument>& now, const CompileOptions& options) const;
+  // What the host has set otherwise since; empty: nothing.
+  std::string host_mismatch() const;
   std::vector<std::string> guards() const;
 };
 

@@ -69,6 +69,8 @@ void Recording::clear() {
   calls_.clear();
   draws_.clear();
   late_sizes_.clear();
+  host_reads_.clear();
+  host_writes_.clear();
   region_ = 0;
   regions_ = 0;
   tensors_.clear();
@@ -88,6 +90,20 @@ void Recording::note_managed(const Storage& storage, const char* by, const std::
 const Recording::Managed* Recording::managed(const Storage& storage) const {
   const uint32_t known = managed_by_address_.find(&storage);
   return known == base::PointerMap::kAbsent ? nullptr : &managed_[known];
+}
+
+void Recording::note_host_read(const std::shared_ptr<const int64_t>& cell, const char* what) {
+  if (!is_strict()) return;
+  const auto is_known = [&](const HostRead& known) { return known.cell == cell; };
+  if (std::any_of(host_reads_.begin(), host_reads_.end(), is_known) ||
+      std::find(host_writes_.begin(), host_writes_.end(), cell) != host_writes_.end())
+    return;
+  host_reads_.push_back({cell, *cell, what});
+}
+
+void Recording::note_host_write(const std::shared_ptr<const int64_t>& cell) {
+  const auto is_known = [&](const HostRead& known) { return known.cell == cell; };
+  if (std::none_of(host_reads_.begin(), host_reads_.end(), is_known)) host_writes_.push_back(cell);
 }
 
 bool Recording::is_pending(const Storage& storage) const {

@@ -136,6 +136,17 @@ class Recording {
     const std::string* name;
   };
   const Managed* managed(const Storage& storage) const;
+  // Numbers of the host that were read while nothing but what was recorded runs again, as they were when the recording
+  // began (graph/host_value.h).
+  struct HostRead {
+    std::shared_ptr<const int64_t> cell;
+    int64_t value;
+    const char* what;
+  };
+  const std::vector<HostRead>& host_reads() const { return host_reads_; }
+  void note_host_read(const std::shared_ptr<const int64_t>& cell, const char* what);
+  // What the function itself sets, it does not find.
+  void note_host_write(const std::shared_ptr<const int64_t>& cell);
   // Whether writes to its bytes are recorded and not done.
   bool is_pending(const Storage& storage) const;
   // Whether the op cannot be recorded: what is run at once then.
@@ -182,6 +193,8 @@ class Recording {
   std::vector<Draw> draws_;
   std::vector<Tensor> constants_;
   std::vector<LateSize> late_sizes_;
+  std::vector<HostRead> host_reads_;
+  std::vector<std::shared_ptr<const int64_t>> host_writes_;  // before they were read
   std::vector<Tensor> hidden_;  // real tensors whose bytes are about to change: they have none to show until then
 };
 

@@ -280,7 +280,7 @@ void Module::materialize(Device device) {
 
 void Module::train(bool on) {
   need_whole();
-  for (const auto& [name, module] : named_modules()) module->training_ = on;
+  for (const auto& [name, module] : named_modules()) module->training_.set(on ? 1 : 0);
 }
 
 void Module::apply(const std::function<void(Module&)>& fn) {

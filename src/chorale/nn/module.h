@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "chorale/autograd/function.h"
+#include "chorale/graph/host_value.h"
 #include "chorale/nn/call.h"
 #include "chorale/nn/hooks.h"
 #include "chorale/nn/members.h"
@@ -116,7 +117,7 @@ class Module : public detail::ModulePlace {
   void materialize(Device device);
   void train(bool on = true);
   void eval() { train(false); }
-  bool is_training() const { return training_; }
+  bool is_training() const { return training_.read("whether a module trains") != 0; }
   // Calls fn for every module, members before their owners.
   void apply(const std::function<void(Module&)>& fn);
   void requires_grad_(bool wanted = true);
@@ -160,7 +161,7 @@ class Module : public detail::ModulePlace {
 
   Hooks hooks_;
   std::shared_ptr<ModuleExtension> extension_;
-  bool training_ = true;
+  graph::HostValue training_{1};
   MovedFrom moved_from_;
 };
 

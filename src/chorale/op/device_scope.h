@@ -12,7 +12,7 @@ namespace chorale {
 //   const DeviceScope without_memory(kNull);
 //   models::Gpt2 model(config);
 //
-// nn::Module::materialize() gives it memory.
+// nn::Module::materialize() gives it memory. (set_device() in api/compile.h changes the device without a scope.)
 class DeviceScope {
  public:
   explicit DeviceScope(Device device);
@@ -20,13 +20,19 @@ class DeviceScope {
   DeviceScope(const DeviceScope&) = delete;
   DeviceScope& operator=(const DeviceScope&) = delete;
 
+  Device device() const { return device_; }
+  // The one that is current again when it ends.
+  Device before() const { return before_; }
+
  private:
-  Device before_;
+  Device device_, before_;
 };
 
 namespace op {
 // The device for a tensor that was asked for on this one.
 Device creation_device(Device asked);
+// Changes it for good, in this thread.
+void set_creation_device(Device device);
 }  // namespace op
 
 }  // namespace chorale

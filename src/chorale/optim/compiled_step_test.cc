@@ -94,6 +94,41 @@ TEST_P(CompiledStep, WithLossScalingAndClippingHasTheBitsOfTheStepItself) {
   }
 }
 
+// Losses of steps between which the host sets an option, goes back to earlier states, and forgets them.
+std::vector<float> train_with_interruptions(bool compiled, int* compiles = nullptr) {
+  const Tensor a = set_requires_grad(numbers({6, 3}, 1)), x = numbers({5, 6}, 2);
+  const Tensor y = Tensor::from<int64_t>({0, 1, 2, 0, 1}, {5});
+  Sgd optimizer(NamedTensors{{"a", a}}, {.lr = 0.05, .momentum = 0.9});
+  const NamedTensors none = optimizer.state_dict();
+  const auto step = [&] {
+    optimizer.zero_grad();
+    const Tensor loss = cross_entropy(matmul(x, a), y);
+    backward(loss);
+    optimizer.step();
+    return loss;
+  };
+  auto f = compile(step, {.whole_graph = true});
+  NamedTensors saved;
+  std::vector<float> losses;
+  for (int i = 0; i < 24; ++i) {
+    if (i == 3) saved = optimizer.state_dict();
+    if (i >= 6 && i < 18 && i % 3 == 0) optimizer.load_state_dict(saved);
+    if (i == 8 || i == 14) optimizer.set_option(0, "momentum", 0.3);
+    if (i == 11 || i == 17) optimizer.set_option(0, "momentum", 0.9);
+    if (i == 20) optimizer.load_state_dict(none);
+    losses.push_back((compiled ? f() : step()).item<float>());
+  }
+  if (compiles) *compiles = explain(f).compiles;
+  return losses;
+}
+
+// The graph has the momentum as a number, and the states as captured tensors.
+TEST(WholeStep, GoesOnWithOptionsAndStatesThatTheHostHasSetSince) {
+  int compiles = 0;
+  EXPECT_EQ(train_with_interruptions(true, &compiles), train_with_interruptions(false));
+  EXPECT_LE(compiles, 4) << "the first step, which makes the states; two momenta; the first step once more";
+}
+
 // Each rank has parts of one model as tensors of its own. Which step is skipped is decided by all, inside of the graph:
 // rank 1 alone has a gradient that is not finite, in every third step, and neither takes it.
 TEST_P(CompiledStep, WithALossScalerOverPartsSkipsWhatOneRankCannotTake) {

@@ -1,6 +1,7 @@
 #include "chorale/optim/optimizer.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <unordered_set>
 
@@ -54,6 +55,7 @@ void Optimizer::add_group(const NamedTensors& parameters, const Attrs& options) 
     batches_.emplace_back().group = groups_.size() - 1;
     batches_.back().lists.lr = lr;
   }
+  follow_options();
 }
 
 // ---- options
@@ -69,6 +71,23 @@ void Optimizer::replace_options(size_t group, const Attrs& options) {
   groups_[group].options = options;
   groups_[group].states = states(options);
   follow_rate(groups_[group]);
+  follow_options();
+}
+
+void Optimizer::follow_options() {
+  uint64_t hash = 14695981039346656037u;  // FNV-1a
+  for (const Group& group : groups_) {
+    for (const kernel::Field& field : group.options.type()->fields) {
+      if (std::string_view(field.name) == "lr") continue;
+      hash = (hash ^ std::bit_cast<uint64_t>(number_of(group.options, field))) * 1099511628211u;
+    }
+  }
+  options_seen_.set(static_cast<int64_t>(hash));
+}
+
+void Optimizer::note_read() const {
+  options_seen_.read("an option of an optimizer");
+  states_seen_.read("whether states of an optimizer are the tensors that they were");
 }
 
 void Optimizer::follow_rate(Group& group) const {
@@ -128,6 +147,7 @@ void Optimizer::step_unless(const Tensor& found_inf) {
   const trace::Span span("optimizer");
   const NoGrad quiet;
   const BatchScope scope{*this, batches_};
+  note_read();
   for (Parameter& parameter : parameters_) {
     if (Tensor gradient = chorale::gradient(parameter.tensor); gradient.defined())
       add_to(batch_of(parameter), parameter, std::move(gradient));
@@ -190,6 +210,7 @@ void Optimizer::update_one(uint32_t i) {
   const NoGrad quiet;
   const std::span<Batch> own(&own_batches_[i], 1);
   const BatchScope scope{*this, own};
+  note_read();
   add_to(own.front(), parameter, chorale::gradient(parameter.tensor));
   update_all(own, {});
   parameter.updated = true;
@@ -391,9 +412,28 @@ void Optimizer::load_state_dict(const NamedTensors& state) {
   }
   reader.finish();
   for (const Group& group : groups) check(group.options);
+  // States stay where they are, so that steps that were recorded go on with them.
+  bool moved = false;
+  const auto keep = [&](const Tensor& own, Tensor& loaded) {
+    if (!own.defined()) return;
+    const bool fits = loaded.defined() && !own.is_sharded() && !loaded.is_sharded() && own.dtype() == loaded.dtype() &&
+                      own.device() == loaded.device() && own.sizes() == loaded.sizes() &&
+                      own.strides() == loaded.strides();
+    moved |= !fits;
+    if (!fits) return;
+    copy_(own, loaded);
+    loaded = own;
+  };
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    keep(parameters_[i].step, parameters[i].step);
+    keep(parameters_[i].master, parameters[i].master);
+    for (size_t s = 0; s < kMaxStates; ++s) keep(parameters_[i].state[s], parameters[i].state[s]);
+  }
   groups_ = std::move(groups);
   parameters_ = std::move(parameters);
   for (Group& group : groups_) follow_rate(group);
+  follow_options();
+  if (moved) states_seen_.set(states_seen_.value() + 1);
 }
 
 }  // namespace chorale::optim

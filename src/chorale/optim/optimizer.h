@@ -20,6 +20,7 @@
 
 #include "chorale/autograd/autograd.h"
 #include "chorale/base/parallel_for.h"
+#include "chorale/graph/host_value.h"
 #include "chorale/kernel/attrs.h"
 #include "chorale/op/update.h"
 #include "chorale/tensor/named_tensors.h"
@@ -152,6 +153,9 @@ class Optimizer {
   void update_all(std::span<Batch> batches, const Tensor& found_inf);
   void fit_states(Parameter& parameter) const;
   void follow_rate(Group& group) const;
+  // Options but for the rates, which updates read from tensors.
+  void follow_options();
+  void note_read() const;
   const kernel::Field& field_called(const Attrs& options, std::string_view name) const;
   static void set_field(Attrs& options, const kernel::Field& field, double value);
   static double number_of(const Attrs& options, const kernel::Field& field);
@@ -164,6 +168,9 @@ class Optimizer {
   std::vector<Batch> batches_;      // two for each group
   std::vector<Batch> own_batches_;  // one for each parameter, when it is updated in backward
   std::vector<TouchedRows> touched_;
+  // What a step that was recorded depends on besides tensors: options but for the rates, and how often
+  // load_state_dict() has put other tensors in the place of states.
+  graph::HostValue options_seen_{0}, states_seen_{0};
 };
 
 // The part of an optimizer that knows the type of its options.

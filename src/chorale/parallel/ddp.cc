@@ -302,7 +302,7 @@ void DataParallelBase::Link::mark_ready(size_t index) {
 // ---- forward
 
 DataParallelBase::ForwardScope::ForwardScope(DataParallelBase& ddp)
-    : ddp_(ddp), records_(grad_enabled()), reduced_(records_ && ddp.synchronizes_) {
+    : ddp_(ddp), records_(grad_enabled()), reduced_(records_ && ddp.is_synchronizing()) {
   if (is_traced_whole()) {
     ddp_.link_->trace_forward(reduced_);
     return;
@@ -357,7 +357,7 @@ void DataParallelBase::ForwardScope::finish() {
 void DataParallelBase::before_forward(bool records) {
   if (records) {
     reducer_->check_finished();
-    if (synchronizes_) recorder_.start_step(*reducer_);
+    if (is_synchronizing()) recorder_.start_step(*reducer_);
   }
   if (Join* join = current_join(); join && join->options().enabled) {
     recorder_.note_join();

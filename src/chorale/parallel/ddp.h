@@ -27,6 +27,7 @@
 
 #include "chorale/autograd/new_node.h"
 #include "chorale/comm/mesh.h"
+#include "chorale/graph/host_value.h"
 #include "chorale/nn/module.h"
 #include "chorale/parallel/ddp_log.h"
 #include "chorale/parallel/localized.h"
@@ -86,14 +87,14 @@ class DataParallelBase : public nn::Module, public Joinable, private reducer::Gr
   // that belongs to a forward outside.
   class NoSync {
    public:
-    explicit NoSync(DataParallelBase& ddp) : ddp_(ddp), before_(std::exchange(ddp.synchronizes_, false)) {}
-    ~NoSync() { ddp_.synchronizes_ = before_; }
+    explicit NoSync(DataParallelBase& ddp) : ddp_(ddp), before_(ddp.synchronizes_.exchange(0)) {}
+    ~NoSync() { ddp_.synchronizes_.set(before_); }
     NoSync(const NoSync&) = delete;
     NoSync& operator=(const NoSync&) = delete;
 
    private:
     DataParallelBase& ddp_;
-    bool before_;
+    int64_t before_;
   };
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
 
@@ -193,6 +194,7 @@ class DataParallelBase : public nn::Module, public Joinable, private reducer::Gr
   void end_backward();
   void before_forward(bool records);
   void after_forward(bool records, bool reduced);
+  bool is_synchronizing() const { return synchronizes_.read("whether a module is in no_sync()") != 0; }
   // True if any rank's forward will be reduced.
   bool tell_whether_reduced(bool reduced);
   const std::vector<Tensor>& buffers();
@@ -214,9 +216,9 @@ class DataParallelBase : public nn::Module, public Joinable, private reducer::Gr
   std::optional<MixedParameters> mixed_;
   BufferHook buffer_hook_;
   std::vector<comm::Future> buffer_futures_;
-  std::vector<Tensor> buffers_;  // as they are now; kept for its memory
-  bool synchronizes_ = true;     // not inside no_sync()
-  bool buffers_due_ = true;      // the forward before was reduced
+  std::vector<Tensor> buffers_;       // as they are now; kept for its memory
+  graph::HostValue synchronizes_{1};  // not inside no_sync()
+  bool buffers_due_ = true;           // the forward before was reduced
 
   DdpRecorder recorder_;
 };
