@@ -156,7 +156,15 @@ std::string stacks_of_all_threads() {
   return std::move(text).str();
 }
 
+// Libraries of the system, whose lines nobody wants to be told.
+static bool is_of_system(const std::string& object) {
+  const std::string name = object.substr(object.rfind('/') + 1);
+  return name.starts_with("libc.so") || name.starts_with("libc-") || name.starts_with("libstdc++") ||
+         name.starts_with("ld-");
+}
+
 std::string line_of_caller() {
+  std::string function;  // the innermost one that is not of this library
   std::array<void*, kMaxFrames> frames{};
   const int count = backtrace(frames.data(), kMaxFrames);
   backward::TraceResolver resolver;
@@ -164,6 +172,11 @@ std::string line_of_caller() {
     void* inside_call = static_cast<char*>(frames[static_cast<size_t>(i)]) - 1;
     const backward::ResolvedTrace frame =
         resolver.resolve(backward::ResolvedTrace(backward::Trace(inside_call, static_cast<size_t>(i))));
+    if (is_of_system(frame.object_filename)) continue;
+    const bool is_own = frame.object_function.starts_with("chorale::") ||
+                        frame.object_function.starts_with("void chorale::") ||
+                        frame.object_filename.find("libchorale") != std::string::npos;
+    if (function.empty() && !is_own) function = frame.object_function;
     if (is_of_caller(frame.source.filename)) {
       return short_name(frame.source.filename) + ":" + std::to_string(frame.source.line);
     }
@@ -171,7 +184,7 @@ std::string line_of_caller() {
       if (is_of_caller(inlined.filename)) return short_name(inlined.filename) + ":" + std::to_string(inlined.line);
     }
   }
-  return {};
+  return function;
 }
 
 }  // namespace chorale

@@ -10,8 +10,9 @@ namespace chorale {
 // from several threads take turns. Not for signal handlers.
 std::string stacks_of_all_threads();
 
-// Where code that is not of this library called it, in this thread: "train.cc:42". Tests count as such code. Empty
-// where there is no debug information. Takes a moment: for errors only.
+// Where code that is not of this library called it, in this thread: "train.cc:42", or the name of the function where
+// there is no debug information. Tests count as such code. Empty where nothing is known. Takes a moment: for errors
+// only.
 std::string line_of_caller();
 
 }  // namespace chorale
