@@ -35,6 +35,7 @@ struct Worker {
   bool bf16 = false;
   bool in_backward = false;
   bool compiled = false;
+  double memory_budget = 1;
   double started = now_seconds();
 };
 
@@ -53,7 +54,8 @@ void serve(const Worker& worker, double base_mib, Model model, const Tensor& x, 
     optimizer.step();
     return loss;
   };
-  auto compiled = compile(train, {.whole_graph = true, .backend = codegen::fused()});
+  auto compiled =
+      compile(train, {.whole_graph = true, .backend = codegen::fused(), .memory_budget = worker.memory_budget});
   const auto step = [&] {
     if (worker.compiled) {
       compiled(x, target);
@@ -63,13 +65,16 @@ void serve(const Worker& worker, double base_mib, Model model, const Tensor& x, 
   };
   step();
   const double first_ms = (now_seconds() - worker.started) * 1e3;
+  // What no step can do without: parameters, gradients, two moments, and, if it makes them at all, the logits.
+  const int64_t held = 4 * model.parameter_count() + target.elems() * classes_of(worker.model);
   double ms = 0;
   while (true) {
     std::cout << nlohmann::json{{"name", "chorale"},
                                 {"ms", ms},
                                 {"first_ms", first_ms},
                                 {"base_mib", base_mib},
-                                {"peak_mib", peak_mib()}}
+                                {"peak_mib", peak_mib()},
+                                {"held_mib", static_cast<double>(held) * sizeof(float) / 0x1p20}}
                      .dump()
               << std::endl;
     int count = 0;
@@ -137,6 +142,11 @@ Side start(const std::string& name, std::vector<std::string> command) {
 // What runs beside the plain step: the compiled one, or one that updates inside of backward.
 const char* second_side(const Options& options) { return options.compiled ? "compiled" : "in_backward"; }
 
+// The compiled step with memory_budget 0: of the one model whose memory has a bar.
+bool measures_lean(const StepCase& c, bool bf16, const Options& options) {
+  return options.compiled && !bf16 && std::string_view(c.model) == "bert_256x4";
+}
+
 std::vector<Side> start_sides(const StepCase& c, bool bf16, const Options& options) {
   std::vector<std::string> ours = {program_path(), "bench", "step-worker", c.model};
   std::vector<std::string> torch = {options.python, peers_folder() + "/torch_steps.py", "1", "1", "--serve", "--model",
@@ -149,6 +159,10 @@ std::vector<Side> start_sides(const StepCase& c, bool bf16, const Options& optio
   sides.push_back(start("ours", ours));
   ours.emplace_back(options.compiled ? "--compiled" : "--in-backward");
   sides.push_back(start(second_side(options), ours));
+  if (measures_lean(c, bf16, options)) {
+    ours.insert(ours.end(), {"--memory-budget", "0"});
+    sides.push_back(start("lean", ours));
+  }
   const auto add_torch = [&](const char* name) {
     if (options.against.find(name) == std::string::npos) return;
     try {
@@ -227,20 +241,22 @@ void run(const Options& options) {
     }
     const double floor = options.compiled && !bf16 ? step_floor_ms(c.model) : 0;
     std::map<std::string, double> peers;
-    for (size_t i = 2; i < sides.size(); ++i) peers[sides[i].name] = median(sides[i].ms);
-    for (size_t i = 0; i < 2; ++i) {
+    const size_t own = measures_lean(c, bf16, options) ? 3 : 2;
+    for (size_t i = own; i < sides.size(); ++i) peers[sides[i].name] = median(sides[i].ms);
+    for (size_t i = 0; i < own; ++i) {
       const Side& side = sides[i];
-      const std::string second = options.compiled
-                                     ? fmt::format("{}/local/n1/t1/compiled{}", c.model, bf16 ? "/bf16" : "")
-                                     : fmt::format("{}/{}", name, second_side(options));
+      const std::string second = options.compiled ? fmt::format("{}/local/n1/t1/compiled{}{}", c.model,
+                                                                bf16 ? "/bf16" : "", i == 2 ? "/lean" : "")
+                                                  : fmt::format("{}/{}", name, second_side(options));
       BenchRow row{.name = i == 0 ? name : second, .unit = "ms", .ours = median(side.ms), .peers = peers};
       const double peak = side.last["peak_mib"], base = side.last["base_mib"];
       row.extra = {{"peak_mib", peak},
                    {"growth_mib", peak - base},
+                   {"held_mib", side.last["held_mib"]},
                    {"first_ms", side.last["first_ms"]},
                    {"gflops", c.gflop / row.ours * 1e3},
                    {"share_of_product", c.gflop / row.ours * 1e3 / best}};
-      for (size_t j = 2; j < sides.size(); ++j) {
+      for (size_t j = own; j < sides.size(); ++j) {
         row.extra[sides[j].name + "_growth_mib"] =
             sides[j].last["peak_mib"].get<double>() - sides[j].last["base_mib"].get<double>();
         row.extra[sides[j].name + "_peak_mib"] = sides[j].last["peak_mib"];
@@ -248,11 +264,18 @@ void run(const Options& options) {
       }
       if (floor > 0) row.extra["floor_ms"] = floor;
       print(row, c.gflop);
-      if (floor > 0)
+      if (i > 0 && own == 3) {
+        const double eager = sides[0].last["peak_mib"].get<double>() - sides[0].last["base_mib"].get<double>();
+        const double held = side.last["held_mib"];
+        fmt::print(
+            "{:<36} {:>10.2f} of the eager step's, {:.2f} of parameters, gradients, states and logits ({:.0f} MiB)\n",
+            "  memory", (peak - base) / eager, (peak - base) / held, held);
+      }
+      if (floor > 0 && i < 2)
         fmt::print("{:<36} {:>10.3f} {:>6.1f} % of the floor's speed\n", "  floor", floor, floor / row.ours * 100);
       rows.push_back(std::move(row));
     }
-    for (size_t j = 2; j < sides.size(); ++j) {
+    for (size_t j = own; j < sides.size(); ++j) {
       fmt::print("{:<36} {:>76.0f} {:>8.0f} {:>8.0f}\n", "  " + sides[j].name, sides[j].last["peak_mib"].get<double>(),
                  sides[j].last["peak_mib"].get<double>() - sides[j].last["base_mib"].get<double>(),
                  sides[j].last["first_ms"].get<double>());
@@ -303,6 +326,7 @@ void add_bench_steps(CLI::App& bench, Work& work) {
   hidden->add_flag("--bf16", worker->bf16);
   hidden->add_flag("--in-backward", worker->in_backward);
   hidden->add_flag("--compiled", worker->compiled);
+  hidden->add_option("--memory-budget", worker->memory_budget);
   hidden->add_option("--started", worker->started);
   hidden->callback([worker, &work] { work = [worker] { serve(*worker); }; });
 }
