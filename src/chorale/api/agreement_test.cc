@@ -7,7 +7,11 @@
 #include "chorale/api/compile.h"
 #include "chorale/base/error.h"
 #include "chorale/comm/run_ranks_test_util.h"
+#include "chorale/device/sim/sim_device.h"
+#include "chorale/device/stream.h"
+#include "chorale/eager/sim_kernels.h"
 #include "chorale/op/collective.h"
+#include "chorale/op/device_scope.h"
 
 namespace chorale {
 namespace {
@@ -64,6 +68,32 @@ TEST(Agreement, OnGuardsIsAllOrNobody) {
     expect_compiles(2);
   });
 }
+
+// Mistake 38 of part C: what ranks say to each other while they compile must not pair with calls of the model, nor lie
+// in the queue of a device. Rank 1 compiles anew where rank 0 has a call of the model in flight.
+TEST(Agreement, SaysNothingOnTheGroupOfTheModelNorOnADevice) {
+  eager::add_sim_device({.devices = 1});
+  run_ranks(2, [&](comm::Group& ranks) {
+    const comm::Group own = ranks.duplicate();
+    const Tensor group = group_tensor(ranks);
+    const auto step = [&](const Tensor& x) { return add(all_reduce(x, group), 1); };
+    auto f = compile(step, {.whole_graph = true, .agree = &own, .agree_on_guards = &own, .agree_on_sizes = &own});
+    const DeviceScope elsewhere(Device{DeviceType::kSim, 0});
+    const Stream stream = current_stream(elsewhere.device());
+    sim::hold(stream);  // whatever was put there would never be done
+    for (const int64_t size : {3, 3, 5, 7}) {
+      const int64_t before = ranks.sequence_number(), before_own = own.sequence_number();
+      EXPECT_EQ(f(Tensor::from(std::vector<float>(static_cast<size_t>(size), 2), {size})).to_vector<float>(),
+                std::vector<float>(static_cast<size_t>(size), 5));
+      EXPECT_EQ(ranks.sequence_number(), before + 1) << "the model's own call";
+      EXPECT_GT(own.sequence_number(), before_own);
+    }
+    sim::go_on(stream);
+  });
+}
+
+// Mistake 34, a preflight pass that is compiled or kept, has no place here: functions are traced once, sizes are told
+// when something is compiled, and nothing of them is on disk.
 
 }  // namespace
 }  // namespace chorale

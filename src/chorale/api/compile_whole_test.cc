@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <sstream>
 
 #include "chorale/api/compile.h"
@@ -9,6 +10,7 @@
 #include "chorale/base/debug_level.h"
 #include "chorale/base/error.h"
 #include "chorale/device/allocator.h"
+#include "chorale/graph/host_value.h"
 #include "chorale/testing/environment_test_util.h"
 
 namespace chorale {
@@ -236,6 +238,62 @@ TEST(WholeGraph, SaysWhatItDid) {
                     HasSubstr("  %2: f32[2] = add_scalar(%1) {value=7}\n"), HasSubstr("guard: local arg 1 is 7\n"),
                     HasSubstr("}\nkernel 0: mul_scalar, 16 bytes, 0.1 us expected\nkernel 1: add_scalar, 16 bytes, "),
                     HasSubstr("recompiled: arg 1 is 7, expected 1\n")));
+}
+
+// What a function reads of the host by graph::HostValue is compared like anything else.
+TEST(WholeGraph, HostValuesAreGuards) {
+  graph::HostValue factor(2), other(1);
+  auto f = compile([&](const Tensor& x) { return mul(x, static_cast<double>(factor.read("the factor"))); },
+                   {.whole_graph = true});
+  for (const int64_t now : {2, 3, 2, 3, 2}) {
+    factor.set(now);
+    other.set(now);
+    EXPECT_EQ(f(ones({1})).item<float>(), static_cast<float>(now));
+  }
+  EXPECT_EQ(explain(f).compiles, 2);
+  EXPECT_THAT(explain(f).recompiles, testing::ElementsAre("the factor has changed"));
+  EXPECT_THAT(explain(f).guards, testing::Contains("host the factor stays what it is"));
+  // Where the graph is the same all the same, nothing is compiled.
+  auto reads_only = compile(
+      [&](const Tensor& x) {
+        factor.read("the factor");
+        return neg(x);
+      },
+      {.whole_graph = true});
+  for (const int64_t now : {2, 3, 4}) {
+    factor.set(now);
+    EXPECT_EQ(reads_only(ones({1})).item<float>(), -1);
+  }
+  EXPECT_EQ(explain(reads_only).compiles, 1);
+  // What it sets itself it does not depend on, also where something of another place is put there.
+  auto sets = compile(
+      [&](const Tensor& x) {
+        const int64_t before = factor.exchange(5);
+        const Tensor y = mul(x, static_cast<double>(factor.read("the factor")));
+        factor = graph::HostValue(before);
+        return y;
+      },
+      {.whole_graph = true});
+  for (const int64_t now : {1, 2}) {
+    factor.set(now);
+    EXPECT_EQ(sets(ones({1})).item<float>(), 5);
+    EXPECT_EQ(factor.value(), now);
+  }
+  EXPECT_EQ(explain(sets).compiles, 1);
+}
+
+TEST(CompileOptions, ThatMeanNothingAreRefused) {
+  const auto f = [](const Tensor& x) { return neg(x); };
+  for (const double budget : {-0.5, 1.5, std::nan("")}) {
+    EXPECT_THAT(message_of([&] { compile(f, {.memory_budget = budget}); }), HasSubstr("between 0 and 1"));
+  }
+  EXPECT_THAT(message_of([&] { compile(f, {.most_variants = 0}); }), HasSubstr("at least 1"));
+  for (const bool whole : {false, true}) {
+    auto other_argument = compile(f, {.whole_graph = whole, .dynamic_dims = {{1, 0}}});
+    EXPECT_THAT(message_of([&] { other_argument(ones({2})); }), HasSubstr("argument 1 is no tensor; there are 1"));
+    auto other_dim = compile(f, {.whole_graph = whole, .dynamic_dims = {{0, 1}}});
+    EXPECT_THAT(message_of([&] { other_dim(ones({2})); }), HasSubstr("dynamic_dims"));
+  }
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "chorale/api/api.h"
 #include "chorale/api/compile.h"
+#include "chorale/base/error.h"
 #include "chorale/codegen/fused.h"
 #include "chorale/device/program.h"
 #include "chorale/device/runtime.h"
@@ -362,6 +363,69 @@ TEST_F(DeviceGraphs, ABackendMayMakeEventsOfAnotherDevice) {
   second.synchronize();
   EXPECT_TRUE(first.done());
   EXPECT_TRUE(second.done());
+}
+
+// spec: test_device_guard
+TEST_F(DeviceGraphs, AScopeOfADeviceKnowsWhatItSetsAndWhatItPutsBack) {
+  const DeviceScope outer(sim_device(0));
+  EXPECT_EQ(current_device(), sim_device(0));
+  {
+    const DeviceScope scope(sim_device(1));
+    EXPECT_EQ(current_device(), sim_device(1));
+    { const DeviceScope inner(kCpu); }
+    EXPECT_EQ(current_device(), sim_device(1));
+    EXPECT_EQ(scope.before(), sim_device(0));
+    EXPECT_EQ(scope.device(), sim_device(1));
+  }
+  EXPECT_EQ(current_device(), sim_device(0));
+  EXPECT_EQ(outer.device(), sim_device(0));
+  EXPECT_EQ(outer.before(), kCpu);
+}
+
+// spec: test_gpu_set_device
+TEST_F(DeviceGraphs, ChangingTheDeviceIsABreak) {
+  const auto f = [] {
+    const Tensor y = ones({2});
+    set_device(sim_device(1));
+    return add(y, 1.0);
+  };
+  auto step = compile(f);
+  for (int call = 0; call < 2; ++call) {
+    const DeviceScope scope(sim_device(0));
+    const Tensor y = step();
+    EXPECT_EQ(y.device(), sim_device(0));
+    EXPECT_EQ(values(y), (std::vector<float>{2, 2}));
+    EXPECT_EQ(current_device(), sim_device(1));
+  }
+  EXPECT_EQ(current_device(), kCpu);
+  const compiled::Report report = explain(step);
+  EXPECT_EQ(report.compiles, 2);
+  ASSERT_EQ(report.breaks.size(), 2u) << "one in each call";
+  EXPECT_NE(report.breaks[0].find("set_device"), std::string::npos) << report.breaks[0];
+  auto whole = compile(f, {.whole_graph = true});
+  const DeviceScope scope(sim_device(0));
+  EXPECT_THROW(whole(), StateError);
+}
+
+// The size is in no shape of the graph, only in where its result is.
+// spec: test_symint_as_device_kwarg_multi_gpu
+TEST_F(DeviceGraphs, ASizeMayChooseTheDevice) {
+  const auto f = [](const Tensor& rank) {
+    return ones({10}, DType::kF32, sim_device(static_cast<int>(rank.size(0)) - 2));
+  };
+  for (const Dynamic dynamic : {Dynamic::kAutomatic, Dynamic::kAlways}) {
+    auto step = compile(f, {.whole_graph = true, .dynamic = dynamic});
+    for (const int64_t size : {2, 3, 2}) {
+      const Tensor y = step(zeros({size}));
+      EXPECT_EQ(y.device(), sim_device(static_cast<int>(size) - 2));
+      EXPECT_EQ(values(y), values(f(zeros({size}))));
+    }
+    const compiled::Report report = explain(step);
+    EXPECT_EQ(report.compiles, 2);
+    ASSERT_EQ(report.recompiles.size(), 1u);
+    EXPECT_NE(report.recompiles[0].find("tensor 'arg 0' size mismatch at index 0"), std::string::npos)
+        << report.recompiles[0];
+  }
 }
 
 }  // namespace

@@ -62,9 +62,10 @@ Role role_in(const Value& value, const Value& space) {
   if (elems != all / n) return Role::kOther;
   const bool keeps = value.sizes.size() == space.sizes.size() && value.sizes.back() == 1;
   const bool drops = value.sizes.size() + 1 == space.sizes.size();
+  if (!keeps && !drops) return Role::kOther;
   const bool leads = std::equal(value.sizes.begin(), value.sizes.begin() + static_cast<int64_t>(space.sizes.size() - 1),
                                 space.sizes.begin());
-  return leads && (keeps || drops) ? Role::kLine : Role::kOther;
+  return leads ? Role::kLine : Role::kOther;
 }
 
 bool is_along_lines(const Graph& graph, const Node& node) {

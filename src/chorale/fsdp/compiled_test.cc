@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "chorale/api/compile.h"
+#include "chorale/codegen/fused.h"
 #include "chorale/fsdp/fsdp_test_util.h"
 #include "chorale/nn/init.h"
 
@@ -303,6 +304,63 @@ TEST(CompiledFullySharded, AFunctionOfTheClassAndOfTheObjectGiveOneGraph) {
       texts[through_object ? 1 : 0] = seen.text;
     }
     EXPECT_EQ(texts[0], texts[1]);
+  });
+}
+
+struct TwoLinears : nn::Module {
+  nn::Linear a{100, 100}, b{100, 100};
+  CHORALE_MODULE(TwoLinears, a, b)
+  int calls = 0;
+  Tensor forward(const Tensor& x) {
+    ++calls;
+    return b(a(x));
+  }
+};
+struct Outer : nn::Module {
+  TwoLinears first, second;
+  bool checkpoints = false;
+  CHORALE_MODULE(Outer, first, second)
+  Tensor forward(const Tensor& x) {
+    const auto run = [&](TwoLinears& inner, const Tensor& in) {
+      if (!checkpoints) return inner(in);
+      return checkpoint([&](const std::vector<Tensor>& t) { return std::vector{inner(t[0])}; }, {in})[0];
+    };
+    return relu(run(second, relu(run(first, x))));
+  }
+};
+
+// A graph for each sharded module, and nothing else with layers in it. There is no node of a checkpoint: what surrounds
+// the module is sent again, so its forward runs again on the host.
+// spec: test_fsdp_activation_checkpointing
+TEST(CompiledFullySharded, CheckpointedModulesHaveGraphsOfTheirOwnAndAreComputedAgain) {
+  run_ranks(2, [](comm::Group& group) {
+    manual_seed(3);
+    Outer plain;
+    const Tensor x = pattern({100, 100}, 1), expected = plain(x);
+    backward(sum(expected));
+    for (const bool checkpoints : {false, true}) {
+      Outer model = nn::clone(plain);
+      model.checkpoints = checkpoints;
+      for (TwoLinears* inner : {&model.first, &model.second}) fully_shard(*inner, {.mesh = line(group)});
+      fully_shard(model, {.mesh = line(group)});
+      int layers = 0;
+      const compiled::Backend backend = [&, run = codegen::fused()](graph::Graph graph, const GraphInfo& info) {
+        layers += graph::print(graph).find("linear(") != std::string::npos ? 1 : 0;
+        return run(std::move(graph), info);
+      };
+      auto f = compile([&](const Tensor& in) { return model(in); }, {.backend = backend});
+      const Tensor y = f(x);
+      expect_p4(y, expected);
+      EXPECT_EQ(layers, 2) << checkpoints;
+      const int first_calls = model.first.calls, second_calls = model.second.calls;
+      backward(sum(y));
+      EXPECT_EQ(layers, 2) << checkpoints;
+      EXPECT_EQ(model.first.calls, first_calls + (checkpoints ? 1 : 0));
+      EXPECT_EQ(model.second.calls, second_calls + (checkpoints ? 1 : 0));
+      const NamedTensors own = model.named_parameters(), whole = plain.named_parameters();
+      for (size_t i = 0; i < own.size(); ++i)
+        expect_p4(full_tensor(gradient(own[i].second)), gradient(whole[i].second), own[i].first);
+    }
   });
 }
 
