@@ -164,6 +164,7 @@ void Elastic::take_back() {
 void Elastic::run(int64_t steps, const std::function<void(int64_t step)>& body) {
   CHORALE_CHECK_STATE(model_ || shards_, "[elastic] tell first what a step changes: keep(model, optimizer)");
   CHORALE_CHECK_STATE(!in_step_, "[elastic] run() inside of run()");
+  CHORALE_CHECK_STATE(!is_member_, "[elastic] run() was called before: an elastic job has one loop");
   steps_ = asked_steps_ = steps;
   struct OutOfStep {
     bool* flag;
@@ -180,7 +181,9 @@ void Elastic::run(int64_t steps, const std::function<void(int64_t step)>& body) 
   for (bool over = false; !over;) {
     try {
       if (regroup_due_) {
+        if (options_.before_change) options_.before_change();
         if (shards_) hand_over();
+        group_.barrier().wait();  // so that nobody is in a call any more when the groups of before end
         regroup("");
       }
       if (shards_) keep_safe();
@@ -275,10 +278,11 @@ void Elastic::apply() {
 
 // ---- a change of ranks
 
-// Leaves the group. Ranks that still wait for this one in it are told why; after a failure so are those in any group
-// that was made out of it, where nobody will finish the calls.
+// The group of the epoch and all that were made out of it end: whoever still waits for this rank in one of them is told
+// so, also where nobody has died.
 void Elastic::leave(const std::string& why) {
-  if (!why.empty()) comm::abandon(group_, concat("goes on without some of the others: ", why));
+  comm::abandon(group_, why.empty() ? "goes on in the group of other ranks, which Elastic::group() is now"
+                                    : concat("goes on without some of the others: ", why));
   averager_.reset();
   if (hook_state()) hook_state()->leave();
   if (model_) model_->set_group(comm::Group());

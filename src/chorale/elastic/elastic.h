@@ -102,6 +102,9 @@ struct ElasticOptions {
   // Makes what else depends on the ranks, such as groups and meshes out of this one. Called on all ranks, in every
   // epoch.
   std::function<void(const comm::Group& group)> rebuild{};
+  // Called on all ranks before they change on demand, while the groups of before still work: what uses them in the
+  // background, such as a checkpoint that is being written, comes to its end in it.
+  std::function<void()> before_change{};
   std::function<void(Phase phase, int64_t step)> watch{};
   // How long after a failure the launcher may be silent about deaths; then the failure is thrown. On several nodes
   // twice the keep-alive comes on top.

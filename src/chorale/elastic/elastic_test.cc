@@ -150,6 +150,51 @@ TEST(Elastic, TheSameHistoryOfRanksGivesTheSameBits) {
   EXPECT_EQ(runs[0].bits, runs[1].bits);
 }
 
+// ---- two ranks as threads in epochs that a test states itself
+
+struct Pair {
+  std::shared_ptr<transport::Store> store = std::make_shared<transport::MemoryStore>();
+  std::shared_ptr<transport::EpochBoard> board = transport::EpochBoard::create();
+
+  void state(int64_t number, std::vector<int> members) const {
+    store->set(transport::epoch_key(number), transport::Epoch{number, std::move(members), "stated"}.text(), within(5s));
+    board->announce(number);
+  }
+  static void run(int members, const std::function<void(int member)>& rank) {
+    std::vector<std::thread> threads;
+    threads.reserve(static_cast<size_t>(members));
+    for (int member = 0; member < members; ++member) threads.emplace_back([&, member] { rank(member); });
+    for (std::thread& thread : threads) thread.join();
+  }
+};
+
+// Nobody has died, so nothing but Elastic ends them.
+TEST(Elastic, GroupsOfBeforeThrowAlsoWhereRanksChangedOnDemand) {
+  const Pair pair;
+  pair.state(1, {0, 1});
+  Pair::run(2, [&](int member) {
+    std::vector<comm::Group> made;  // one in each epoch
+    Elastic job({.rebuild = [&](const comm::Group& group) { made.push_back(group.duplicate()); },
+                 .seat = Seat{pair.store, pair.board, member}});
+    parallel::DistributedDataParallel<nn::Linear> model(nn::Linear(2, 2), job.group());
+    optim::Sgd optimizer(model.named_parameters(), {.lr = 0.1});
+    job.keep(model, optimizer);
+    job.run(4, [&](int64_t step) {
+      made.back().barrier().wait();
+      if (step == 1 && job.group().rank() == 0) pair.state(2, {1, 0});
+      job.step();
+      // A call that others are still in when the first one comes to the change.
+      if (step == 1 && member == 1) std::this_thread::sleep_for(20ms);
+      made.back().barrier().wait();
+    });
+    ASSERT_EQ(made.size(), 2U);
+    EXPECT_EQ(made[1].rank(), 1 - member);
+    std::vector<double> x{1};
+    EXPECT_THAT(message_of<CommError>([&] { made[0].all_reduce(std::span(x)).wait(); }),
+                HasSubstr("which Elastic::group() is now"));
+  });
+}
+
 TEST(Elastic, EpochsLeaveNothingBehind) { expect_epochs_to_leave_nothing({}); }
 
 TEST(Elastic, SeededSchedulesEndAsAJobWithoutDeaths) {
@@ -205,6 +250,8 @@ TEST(Elastic, WhatCannotBeTakenBackIsRefused) {
   idle.job.keep(idle.model, idle.optimizer);
   EXPECT_THAT(message_of<StateError>([&] { idle.job.run(1, [](int64_t) {}); }), HasSubstr("did not call step()"));
   EXPECT_THAT(message_of<StateError>([&] { idle.job.step(); }), HasSubstr("belongs into the body"));
+  EXPECT_THAT(message_of<StateError>([&] { idle.job.run(1, [](int64_t) {}); }),
+              HasSubstr("an elastic job has one loop"));
 }
 
 // However patient the ranks are: the launcher states no epoch any more.

@@ -43,8 +43,9 @@ class StepLoop {
     double verdict_ms = 0, agreement_ms = 0, regroup_ms = 0, transfer_ms = 0;  // parts of it
   };
   struct Calls {
-    std::function<void()> changed;  // all ranks are together, before the first step and after each change
-    std::function<void()> step;     // calls commit() once
+    std::function<void()> changed;        // all ranks are together, before the first step and after each change
+    std::function<void()> before_change;  // on demand, while the ranks of before are still together
+    std::function<void()> step;           // calls commit() once
     std::function<void(const Event& event)> event;
     std::function<std::string()> save;  // what a step that is repeated begins with, and a newcomer; cheap
     std::function<void(const std::string&)> load;

@@ -452,6 +452,7 @@ Ending Training::run() {
       std::memcpy(&place_, text.data(), sizeof place_);
     };
     const StepLoop::Calls calls{.changed = [this] { regroup(); },
+                                .before_change = [this] { with_all_ranks(group_, [this] { saver_->wait(); }); },
                                 .step = [this] { turn(); },
                                 .event = [this](const StepLoop::Event& event) { log_event(event); },
                                 .save = bytes,

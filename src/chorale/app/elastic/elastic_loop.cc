@@ -12,7 +12,9 @@ namespace {
 
 class ElasticLoop final : public train::StepLoop {
  public:
-  ElasticLoop() : job_({.rebuild = [this](const comm::Group&) { calls_->changed(); }}) {
+  ElasticLoop()
+      : job_({.rebuild = [this](const comm::Group&) { calls_->changed(); },
+              .before_change = [this] { calls_->before_change(); }}) {
     const auto size = config::env("WORLD_SIZE");
     CHORALE_CHECK(size, "[elastic] a rank of chorale train --elastic is started by it, with WORLD_SIZE");
     first_size_ = std::stoi(*size);
