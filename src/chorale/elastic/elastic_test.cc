@@ -195,6 +195,32 @@ TEST(Elastic, GroupsOfBeforeThrowAlsoWhereRanksChangedOnDemand) {
   });
 }
 
+// Where a hook leaves gradients each rank's own, parameters differ: a newcomer gets all of them from one rank.
+TEST(Elastic, ANewcomerGetsNoPatchworkOfRanksThatDiffer) {
+  const Pair pair;
+  pair.state(1, {0, 1});
+  Pair::run(3, [&](int member) {
+    Elastic job({.seat = Seat{pair.store, pair.board, member}});
+    parallel::DistributedDataParallel<nn::Linear> model(nn::Linear(2, 2), job.group());
+    model.register_comm_hook(parallel::noop_hook());
+    optim::Sgd optimizer(model.named_parameters(), {.lr = 0.1});
+    job.keep(model, optimizer);
+    job.run(4, [&](int64_t step) {
+      if (step == 1 && job.group().rank() == 0) pair.state(2, {0, 1, 2});
+      job.step([&] {
+        if (step > 0) return;
+        const NoGrad quiet;
+        for (const Tensor& p : optimizer.parameters()) fill_(p, member + 1);
+      });
+      if (step < 2) return;
+      for (const Tensor& p : optimizer.parameters()) {
+        for (const float value : p.to_vector<float>()) EXPECT_EQ(value, member == 1 ? 2 : 1) << "of member " << member;
+      }
+    });
+    EXPECT_EQ(job.steps_done(), 4);
+  });
+}
+
 TEST(Elastic, EpochsLeaveNothingBehind) { expect_epochs_to_leave_nothing({}); }
 
 TEST(Elastic, SeededSchedulesEndAsAJobWithoutDeaths) {

@@ -37,9 +37,10 @@ NamedTensors empty_like(const comm::Value& outline) {
 
 }  // namespace
 
-// Ranks that hold the state have the same parameters and optimizer states, bit for bit: each sends a part. What may
-// differ from rank to rank (buffers, random numbers, what users keep) is the first one's. Ranks that hold the state
-// keep their own: when this fails halfway, nothing is lost.
+// Ranks that hold the state have the same parameters and optimizer states, bit for bit: each sends a part, but where
+// gradients are not averaged over all of them in every step. What may differ from rank to rank (then these, and always
+// buffers, random numbers, what users keep) is the first one's. Ranks that hold the state keep their own: when this
+// fails halfway, nothing is lost.
 void Elastic::transfer(const std::vector<int>& sources) {
   const int first = sources.front();
   const bool receives = std::find(sources.begin(), sources.end(), group_.rank()) == sources.end();
@@ -69,15 +70,20 @@ void Elastic::transfer(const std::vector<int>& sources) {
   shared.insert(shared.end(), states.begin(), states.end());
   // One call for all that a rank sends: waiting for each other costs more than small tensors.
   std::vector<comm::Work> works;
-  // Where parameters are averaged now and then, ranks have different ones.
-  const size_t parts = make_averager_ ? 1 : sources.size();
+  const bool ranks_differ = make_averager_ || (hook_state() && !hook_state()->keeps_ranks_equal());
+  const size_t parts = ranks_differ ? 1 : sources.size();
+  // Those who hold the state get the same bits again, or throw away what is another rank's.
+  const auto room = [&](const Tensor& x, int source, bool is_alike) {
+    return is_alike || receives || group_.rank() == source ? x : Tensor::empty(x.sizes(), x.dtype());
+  };
   for (size_t part = 0; part < parts; ++part) {
     const int source = sources[part];
     comm::Coalescing together(group_);
-    for (size_t i = part; i < shared.size(); i += parts) std::ignore = group_.broadcast(shared[i].second, source);
+    for (size_t i = part; i < shared.size(); i += parts)
+      std::ignore = group_.broadcast(room(shared[i].second, source, !ranks_differ), source);
     if (source == first) {
       for (const auto& [name, buffer] : model_->named_buffers())
-        std::ignore = group_.broadcast(receives || group_.rank() == first ? buffer : clone(buffer), first);
+        std::ignore = group_.broadcast(room(buffer, first, false), first);
     }
     works.push_back(together.end());
   }

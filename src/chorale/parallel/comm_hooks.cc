@@ -98,7 +98,10 @@ CommHook allreduce_hook(const comm::Group* group) {
           no_state(group)};
 }
 CommHook noop_hook() {
-  return {"noop", [](GradBucket& bucket) { return reducer::ready_future(bucket.buffer()); }, no_state()};
+  struct State final : HookState {
+    bool keeps_ranks_equal() const override { return false; }
+  };
+  return {"noop", [](GradBucket& bucket) { return reducer::ready_future(bucket.buffer()); }, std::make_shared<State>()};
 }
 
 CommHook fp16_compress_hook(const comm::Group* group) { return compress_hook("fp16_compress", DType::kF16, group); }
@@ -128,6 +131,7 @@ CommHook post_local_sgd_hook(const PostLocalSgdOptions& options) {
     void begin() override { before = iteration; }
     void abort() override { iteration = before; }
     void leave() override { host = comm::Group(); }
+    bool keeps_ranks_equal() const override { return false; }
     std::string save() const override { return std::to_string(iteration); }
     void load(const std::string& saved) override { iteration = std::stoll(saved); }
   };

@@ -60,6 +60,9 @@ class HookState {
   virtual void abort() {}
   // The ranks change: groups that the hook made out of the wrapper's are over.
   virtual void leave() {}
+  // Ranks that began with equal parameters keep them equal: gradients become the same on all. Where they do not, a rank
+  // that joins gets all parameters from one other.
+  virtual bool keeps_ranks_equal() const { return true; }
   // What every rank knows alike, for one that joins.
   virtual std::string save() const { return {}; }
   virtual void load(const std::string& /*saved*/) {}
