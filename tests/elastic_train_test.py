@@ -226,6 +226,17 @@ class ElasticSharded(TextRuns, Disturbed):
         self.assertIn("going back to the last checkpoint", said)
         self.assertGreaterEqual(events[0]["steps_back"], 8, events)
 
+    def test_without_a_checkpoint_it_begins_again(self):
+        """With the learning rates of the beginning."""
+        self.options = tuple({"constant": "one-cycle", "12": "50"}.get(word, word) for word in self.options)
+        self.run_to_end(*self.options, "-n", "1", "--out", "whole", task="gpt")
+        events, said = self.sharded({20: [1]}, "--copy-every", "0")
+        self.assertIn("going back to the last checkpoint, or to the beginning", said)
+        self.assertGreaterEqual(events[0]["steps_back"], 20, events)
+        self.expect_same(self.STEPS)
+        rates = [{line["step"]: line["lr"] for line in self.lines(run) if line["kind"] == "train"} for run in ("whole", "killed")]
+        self.assertEqual({step: rates[0][step] for step in rates[1]}, rates[1])
+
     def test_bert_goes_on_too(self):
         options = (*self.options, "--dropout", "0", "--masked", "1")
         self.run_to_end(*options, "-n", "1", "--out", "whole", task="bert")

@@ -395,8 +395,11 @@ void Elastic::join(const Epoch& epoch, Change& change) {
   change.newcomers = size - static_cast<int>(sources.size());
   if (shards_) {
     const int64_t before = done_;
-    enter(group_, may_begin(epoch) && std::all_of(reports.begin(), reports.end(),
-                                                  [](const Report& report) { return report.done == 0; }));
+    // Where the program gives the model its values itself, it may have given others since it was made.
+    const bool is_given = static_cast<bool>(shards_->options().lost);
+    enter(group_, may_begin(epoch) && std::none_of(reports.begin(), reports.end(), [&](const Report& report) {
+                    return is_given ? report.holds : report.done > 0;
+                  }));
     change.steps_back += std::max<int64_t>(holds_ ? before - done_ : 0, 0);
   } else {
     if (sources.empty()) sources.push_back(0);  // the job begins

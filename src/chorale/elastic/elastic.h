@@ -229,6 +229,7 @@ class Elastic {
   int64_t steps_ = 0, asked_steps_ = 0;
   bool is_member_ = false;  // of an epoch, now or before
   bool holds_ = false;      // the state of the job
+  bool is_lost_ = false;    // and its parts have no values: ShardedOptions::lost has not returned
   bool in_step_ = false, stepped_ = false;
   bool went_back_ = false;                          // in the last regroup(), behind steps that were applied
   bool regroup_due_ = false;                        // a later epoch was announced, and all know it

@@ -1,4 +1,6 @@
 // Jobs whose ranks each have a part of the model: what they keep safe, and how they go on with it.
+#include <chrono>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -37,13 +39,14 @@ void Elastic::load_personal(const std::string& text, bool with_kept) {
 
 // What the ranks of an epoch go on with.
 void Elastic::enter(const comm::Group& group, bool begins) {
-  const std::optional<Moment> live = holds_ ? std::optional(Moment{done_, committed_epoch_}) : std::nullopt;
+  const bool is_live_here = holds_ && !is_lost_;
+  const std::optional<Moment> live = is_live_here ? std::optional(Moment{done_, committed_epoch_}) : std::nullopt;
   const Shards::Start start = shards_->enter(
       group, epoch_, live, [this] { return personal(); }, begins);
   optimizer_ = shards_->now().optimizer;
   buffers_.clear();
   const bool is_live = live && *live == start.moment;
-  if (live && !is_live) {
+  if (holds_ && !is_live) {
     went_back_ = true;
     pending_ = nullptr;
     last_ = false;
@@ -54,7 +57,9 @@ void Elastic::enter(const comm::Group& group, bool begins) {
   // A newcomer is told whether somebody has stopped the job; those that go back, or on from a file, see again.
   if (went_back_ || start.is_from_file || start.is_lost) steps_ = asked_steps_;
   check_kept();
-  if (start.is_lost) shards_->options().lost();
+  is_lost_ = start.is_lost;
+  if (is_lost_) shards_->options().lost();
+  is_lost_ = false;
 }
 
 // Called before a step: makes the copies and checkpoints that are due.
@@ -72,6 +77,10 @@ void Elastic::keep_safe() {
 
 // Ranks that leave on demand take no part with them: each gives its own to one that stays.
 void Elastic::hand_over() {
+  // On several nodes another launcher may have been the first to tell its ranks.
+  const Deadline patience = within(options_.patience);
+  while (seat_->board->latest() <= epoch_ && !seat_->board->is_stopping() && !patience.passed())
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
   const auto next = transport::Epoch::parse(
       seat_->store->get(transport::epoch_key(seat_->board->latest()), within(std::chrono::seconds(30))));
   const int64_t stays = next.rank_of(seat_->member) >= 0 ? 1 : 0;

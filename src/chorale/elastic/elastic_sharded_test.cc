@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+
 #include "chorale/base/comm_error.h"
 #include "chorale/comm/leaving.h"
 #include "chorale/elastic/thread_job_test_util.h"
@@ -139,6 +141,34 @@ TEST(ElasticSharded, NeighboursThatDieAtOnceAreInTheOtherReplica) {
   ASSERT_EQ(results.size(), 2);
   expect_all_alike(results, 6);
   for (const auto& [member, result] : results) EXPECT_EQ(steps_back(result), 0);
+}
+
+// A program that has checkpoints of its own; here it begins again. Both deaths of each schedule take parts along that
+// nobody else has: the second one before the job has come through a step again.
+TEST(ElasticSharded, APartThatIsLostIsLostAlsoBeforeAStepWasDone) {
+  for (const std::vector<Kill>& kills :
+       std::vector<std::vector<Kill>>{{{1, 0, "forward"}}, {{1, 3, "backward"}, {0, 0, "lost"}}}) {
+    SCOPED_TRACE(text_of(kills));
+    std::atomic<int> given = 0;
+    Threads job(3, 6, kills, ShardedJob{.options = {.copy_every = 0, .lost = [&given] { ++given; }}});
+    job.replaces = false;
+    const auto results = job.run();
+    ASSERT_EQ(results.size(), 3 - kills.size());
+    expect_all_alike(results, 6);
+    EXPECT_EQ(given, std::ssize(results)) << "values are given on each rank that is left, once";
+  }
+}
+
+// Those of the other replica are not whole before all have values.
+TEST(ElasticSharded, AReplicaThatGetsItsValuesJustNowIsNotTaken) {
+  std::atomic<int> given = 0;
+  Threads job(4, 6, {{1, 3, "forward", true}, {3, 3, "forward", true}, {2, 0, "lost"}},
+              ShardedJob{.options = {.copy_every = 0, .lost = [&given] { ++given; }}, .hybrid = true});
+  job.replaces = false;
+  const auto results = job.run();
+  ASSERT_EQ(results.size(), 1);
+  expect_all_alike(results, 6);
+  EXPECT_EQ(given, 1);
 }
 
 TEST(ElasticSharded, AJobBeginsWithTheCheckpointThatIsThere) {

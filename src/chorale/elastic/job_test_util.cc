@@ -201,14 +201,25 @@ JobResult run_job(const JobOptions& job) {
   std::shared_ptr<PartOfNet> part;
   std::optional<HookHandle> hook;
   std::optional<Averaging> averaging;
+  JobResult result;
   if (job.sharded) {
+    ShardedOptions options = job.sharded->options;
+    // The job begins again. Like a program that reads a checkpoint, all ranks do it together.
+    if (options.lost)
+      options.lost = [&, values_are_there = options.lost] {
+        visit("lost", elastic.steps_done());
+        elastic.group().barrier().wait();
+        result = {};
+        fill_(part->net.forwards, 0);
+        values_are_there();
+      };
     elastic.keep_sharded(
         [&](const comm::Group& group) {
           part = std::make_shared<PartOfNet>(group, job.sharded->hybrid && group.size() % 2 == 0);
           hook = after_accumulate(part->net.b.weight, in_bucket);
           return Sharded{part->net.named_parameters(), part->net.named_buffers(), &*part->optimizer, part};
         },
-        job.sharded->options);
+        std::move(options));
   } else {
     ddp.emplace(make_net(), elastic.group(), parallel::DdpOptions{.bucket_cap_mb = 0.0003});
     optimizer.emplace(ddp->named_parameters(), optim::AdamWOptions{.lr = 0.01});
@@ -217,7 +228,6 @@ JobResult run_job(const JobOptions& job) {
     elastic.keep(*ddp, *optimizer);
     if (job.hook == JobHook::kLocalSgd) elastic.keep_averager(make_averager);
   }
-  JobResult result;
   elastic.keep(
       "losses", [&] { return bytes_of(result.losses); },
       [&](const std::string& bytes) { result.losses = doubles_of(bytes); });
@@ -242,6 +252,7 @@ JobResult run_job(const JobOptions& job) {
     visit("backward", step);
     backward(loss);
     const double sum = elastic.step(loss.item<double>() / size);
+    if (!job.keeps_losses) return;
     result.losses.push_back(sum);
     result.sizes.push_back(size);
   });

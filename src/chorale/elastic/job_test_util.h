@@ -12,7 +12,8 @@ namespace chorale::elastic {
 
 // The rank that has this number at the time dies in this step (the first that is not applied yet) and phase; each entry
 // of a schedule counts once. Phases: begin forward backward bucket copy commit average update applied agreement
-// meeting transfer finish; where each rank has a part, copy, and recopy: one behind a change of ranks.
+// meeting transfer finish; where each rank has a part, copy, recopy (one behind a change of ranks) and lost (in
+// ShardedOptions::lost, before values are there).
 struct Kill {
   int rank = 0;
   int64_t step = 0;
@@ -49,6 +50,7 @@ struct JobOptions {
   std::function<void(int64_t step)> before_step{};  // on rank 0
   std::optional<ShardedJob> sharded{};              // instead of replicas
   JobHook hook = JobHook::kNone;
+  bool keeps_losses = true;  // which are more memory with each step
 };
 struct JobResult {
   std::vector<double> losses;  // of all steps

@@ -150,6 +150,7 @@ StepLoop::Parts Training::make_parts(const comm::Group& ranks) {
   make_stepper();
   made->stepper = stepper_;
   parts_ = made;
+  if (first_numbers_.empty()) first_numbers_ = stepper_->numbers();
   if (!numbers.empty()) stepper_->load_numbers(numbers);
   return {.parameters = task_->model().named_parameters(),
           .buffers = task_->model().named_buffers(),
@@ -173,6 +174,8 @@ void Training::begin() {
   const auto& values = head[0].as<comm::List>();
   place_.mark = static_cast<uint64_t>(values[0].as<int64_t>());
   if (const auto step = values[1].as<int64_t>(); step < 0) {
+    // A job that lost its parts before there was a checkpoint has come further in its schedule already.
+    if (!first_numbers_.empty()) stepper_->load_numbers(first_numbers_);
     stepper_->start(std::exchange(weights_, {}));
   } else {
     place_.step = place_.saved_step = step;

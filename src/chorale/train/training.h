@@ -128,13 +128,14 @@ class Training {
   Place place_;
   std::string problem_;  // why it gives up
   UpdateResult updated_;
-  bool has_tried_ = false;  // to begin, as some rank of an earlier epoch: the folder may be open
-  bool has_made_ = false;   // parts, or has tried to
-  int64_t reached_ = 0;     // the furthest step that was done here
-  int64_t steps_back_ = 0;  // in changes of ranks that were not told yet
-  bool has_noted_ = false;  // that BatchNorm differs
-  std::string status_;      // for the live line
-  Metrics result_;          // of the last evaluation
+  bool has_tried_ = false;     // to begin, as some rank of an earlier epoch: the folder may be open
+  bool has_made_ = false;      // parts, or has tried to
+  std::string first_numbers_;  // where it makes parts: the stepper's before the first step
+  int64_t reached_ = 0;        // the furthest step that was done here
+  int64_t steps_back_ = 0;     // in changes of ranks that were not told yet
+  bool has_noted_ = false;     // that BatchNorm differs
+  std::string status_;         // for the live line
+  Metrics result_;             // of the last evaluation
 };
 
 }  // namespace chorale::train
