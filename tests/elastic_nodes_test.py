@@ -108,6 +108,22 @@ class Nodes(NetworkTest):
     def test_another_node_is_cut_off(self):
         self.cut_off(2)
 
+    def test_a_partition_that_heals(self):
+        """Before the verdict nothing comes of it; behind it, the node hears that the others go on without it."""
+        self.start_all(3)
+        NETWORK.drop(2)
+        self.addCleanup(NETWORK.drop_no_more, 2)
+        time.sleep(0.3)
+        NETWORK.drop_no_more(2)
+        time.sleep(2)
+        self.assertNotIn("epoch 2", "".join(self.said(f"node{node}") for node in range(3)))
+        NETWORK.drop(2)
+        self.wait_for("node0", "epoch 2, 2 ranks on 2 nodes")
+        NETWORK.drop_no_more(2)
+        self.assertRegex(self.end_of(2, 1), "was excluded from epoch 2|not enough of the 3 nodes")
+        self.go()
+        self.assertEqual(self.ends(0, 1), ["0", "1"])
+
     def test_two_nodes_go_on_without_the_other(self):
         self.start_all(2)
         self.processes[1].kill()
@@ -168,7 +184,7 @@ class TrainOnNodes(NetworkTest):
 
     def start(self, node, out, nodes=2, *more):
         environment = {**os.environ, "CHORALE_SECRET_FILE": self.secret, "CHORALE_KEEP_ALIVE": "1", "OMP_NUM_THREADS": "1"}
-        command = [str(BIN / "chorale"), "train", "fashion-mnist", "--model", "mlp", "--batch", "32", "--optimizer", "sgd", "--lr", "0.02", "--schedule", "constant",
+        command = [str(BIN / "chorale"), "train", "fashion-mnist", "--model", "mlp", "--batch", "36", "--optimizer", "sgd", "--lr", "0.02", "--schedule", "constant",
                    "--log-every", "1", "--steps", str(self.STEPS), "--checkpoint-every", "0", "-n", "1", "--elastic", "1:4", "--out", str(self.folder / out),
                    "--nnodes", str(nodes), "--node-rank", str(node), "--rdzv", f"{NETWORK.addresses[0]}:{PORT}", *more]
         self.start_saying(f"node{node}", NETWORK.on(node, *command), environment)
@@ -230,6 +246,35 @@ class TrainOnNodes(NetworkTest):
         done = subprocess.run([str(BIN / "chorale"), "train", "fashion-mnist", "--out", str(self.folder / "run1"), "--resume", "--steps", str(self.STEPS + 5), "-n", "1"],
                               capture_output=True, text=True, timeout=self.limit_s)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_a_node_that_has_rank_0_is_given_back(self):
+        """The next rank 0 waits for the folder until the one that leaves has let go of it."""
+        for node in range(2):
+            self.start(node, "run")
+        self.wait_for_step("run", 20)
+        self.processes[0].send_signal(signal.SIGUSR1)
+        self.end_of(0)
+        self.end_of(1)
+        steps = [line["step"] for line in self.lines("run") if line["kind"] == "train"]
+        self.assertEqual(steps, list(range(1, self.STEPS + 1)))
+        self.assertEqual(self.steps_of("run"), [self.STEPS])
+        self.assertIn("node 0 is wanted back", [line["cause"] for line in self.lines("run") if line["kind"] == "event"][0])
+
+    def test_a_node_that_has_rank_0_is_cut_off(self):
+        """It still has the folder that all nodes have, and writes into it until it hears that the others may be without it."""
+        for node in range(3):
+            self.start(node, "run", 3)
+        self.wait_for_step("run", 20)
+        NETWORK.drop(0)
+        self.addCleanup(NETWORK.drop_no_more, 0)
+        self.end_of(0, 1)
+        self.end_of(1)
+        self.end_of(2)
+        steps = [line["step"] for line in self.lines("run") if line["kind"] == "train"]
+        self.assertEqual(len(steps), len(set(steps)))
+        self.assertGreater(len(steps), self.STEPS - 3)
+        self.assertEqual(self.steps_of("run"), [self.STEPS])
+        self.assertIn("lost node 0", [line["cause"] for line in self.lines("run") if line["kind"] == "event"][0])
 
     def test_nodes_with_other_options_are_told(self):
         self.start(0, "run")

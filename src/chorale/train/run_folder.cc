@@ -27,9 +27,6 @@ namespace fs = std::filesystem;
 constexpr size_t kMostConfigBytes = 10'000'000;
 // All that a run would write over, or remove with its own old checkpoints.
 constexpr const char* kWritten[] = {"config.json", "metrics.jsonl", "checkpoints", "report.html", "trace.json"};
-// How long a rank takes to end whose launcher was killed.
-constexpr auto kPatience = std::chrono::seconds(3);
-
 std::string about_this_process() {
   char host[256] = "";
   ::gethostname(host, sizeof host - 1);
@@ -145,8 +142,8 @@ MadeFolders::~MadeFolders() {
   for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder) ::rmdir(folder->c_str());
 }
 
-RunLock::RunLock(const fs::path& folder) : path_(folder / ".lock") {
-  const auto until = std::chrono::steady_clock::now() + kPatience;
+RunLock::RunLock(const fs::path& folder, std::chrono::seconds patience) : path_(folder / ".lock") {
+  const auto until = std::chrono::steady_clock::now() + patience;
   for (;;) {
     file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
     CHORALE_CHECK(file_ >= 0, "[train] cannot write ", path_.string(), ": ", std::strerror(errno));

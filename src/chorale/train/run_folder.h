@@ -1,6 +1,7 @@
 // The folder of a run: whether it can be one, which process trains in it, and which options it has.
 #pragma once
 
+#include <chrono>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -47,9 +48,9 @@ class MadeFolders {
 // the file itself only says which process that is.
 class RunLock {
  public:
-  // Waits a little, since an owner that was killed may still be about to end; then StateError that names the owner.
-  // Where the file system has no locks it warns, and there is none.
-  explicit RunLock(const std::filesystem::path& folder);
+  // Waits a little, since an owner that was killed, as a rank is whose launcher was, may still be about to end; then
+  // StateError that names the owner. Where the file system has no locks it warns, and there is none.
+  explicit RunLock(const std::filesystem::path& folder, std::chrono::seconds patience = std::chrono::seconds(3));
   // Removes the file.
   ~RunLock();
   RunLock(const RunLock&) = delete;

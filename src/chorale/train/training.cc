@@ -27,6 +27,9 @@ using Clock = std::chrono::steady_clock;
 
 // A file in the folder of an elastic job, with a number by which ranks on any node know it again.
 constexpr const char* kMark = ".job";
+// How long rank 0 of before may take to let go of the folder: one that leaves on demand finishes its checkpoint, and a
+// launcher that is cut off kills its ranks.
+constexpr auto kLetsGo = std::chrono::seconds(30);
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -114,7 +117,7 @@ bool Training::take_over_folder() {
       made_.make(job_.folder);
       is_new = 1;
     }
-    lock_.emplace(job_.folder);
+    lock_.emplace(job_.folder, kLetsGo);
     checkpoints_.emplace(job_.folder);
     if (!is_ours) write_options();
   });
