@@ -133,6 +133,10 @@ class Elastic(unittest.TestCase):
             train = subprocess.run([CHORALE, "train", *arguments, "--elastic", "1:2"], capture_output=True, text=True, timeout=LIMIT_S)
             self.assertEqual(train.returncode, 2, train.stderr)
             self.assertIn(reason, train.stderr)
+        for variables in ({"RANK": "0", "WORLD_SIZE": "2"}, {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}):
+            train = subprocess.run([CHORALE, "train", "fashion-mnist", "--elastic", "1:2"], capture_output=True, text=True, timeout=LIMIT_S, env={**os.environ, **variables})
+            self.assertEqual(train.returncode, 2, train.stderr)
+            self.assertIn("is for ranks that it starts itself", train.stderr)
 
 
 if __name__ == "__main__":

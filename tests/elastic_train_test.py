@@ -152,6 +152,16 @@ class Elastic(Disturbed):
         self.assertIn("nobody trains in a", resize("a", 2).stderr)
         self.assertIn("is no launcher", resize(os.getpid(), 2).stderr)
 
+    def test_a_job_of_one_rank_grows(self):
+        job = self.start("-n", "1", "--elastic", "1:2", "--out", "a", *OPTIONS, "--steps", "100000")
+        self.wait_for_step(job, "a", 5)
+        resize = subprocess.run([PROGRAM, "resize", "a", "2"], cwd=self.folder, capture_output=True, text=True, timeout=LIMIT_S)
+        self.assertEqual(resize.stdout, "resized from 1 to 2 ranks\n", resize.stderr)
+        self.wait_for_ranks(job, "a", 2)
+        job.send_signal(signal.SIGINT)
+        out, err = job.communicate(timeout=LIMIT_S)
+        self.assertEqual(job.returncode, 128 + signal.SIGINT, out + err)
+
     def test_the_local_batch_may_stay(self):
         out, _ = self.disturbed({20: [1]}, *OPTIONS, "--steps", "60", "--elastic-batch", "local")
         rates = {round(line["lr"], 9) for line in self.lines("killed") if line["kind"] == "train"}

@@ -195,6 +195,10 @@ void TrainCommand::check_elastic() const {
   if (options.tp > 1) refuse("is not for models that --tp splits; --max-restarts goes on from the last checkpoint");
   if (options.dp > 0) refuse("says how many ranks there may be: leave out --dp");
   if (options.dry_run) refuse("trains: leave out --dry-run");
+  if (config::one_of_several_ranks() && !config::env("CHORALE_ELASTIC_FD"))
+    refuse(
+        "is for ranks that it starts itself: another launcher, such as mpirun, torchrun or chorale run without "
+        "--elastic, does not tell ranks who of them has died");
   if (!launching.join.empty())
     refuse(
         "trains on the nodes that it was started on: leave out --join; a program of one's own with parallel::Elastic "
