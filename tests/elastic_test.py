@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 from processes import LIMIT_S
@@ -23,6 +24,7 @@ JOB = [str(BIN / "elastic_test"), "--gtest_also_run_disabled_tests", "--gtest_fi
 PHASES = ["begin", "forward", "backward", "bucket", "commit", "update", "applied", "agreement", "meeting", "transfer", "finish"]
 SCHEDULES = int(os.environ.get("CHORALE_TEST_SCHEDULES", "10"))
 SHARDED = (SCHEDULES + 2) // 3
+EPOCHS = int(os.environ.get("CHORALE_TEST_EPOCHS", "20"))
 
 
 def run(*arguments, kills="", steps=8, **variables):
@@ -96,6 +98,59 @@ class Elastic(unittest.TestCase):
         self.check(job, "stop")
         self.assertIn("member 1 was stopped for 1 s", job.stderr)
         self.assertIn("rank 1 (member 1) died: killed by SIGKILL", job.stderr)
+
+    def test_a_slow_rank_is_never_killed(self):
+        # Rank 0 computes for three times as long as a stopped rank may be stopped; the others wait for it in a call.
+        job = run("-n", "3", "--elastic", "1:3", *JOB, steps=4, CHORALE_STOP_PATIENCE="1", ELASTIC_BUSY_S="3")
+        ends = self.check(job, "slow")
+        self.assertEqual([(end[0], end[3].split()) for end in sorted(ends)], [(str(rank), ["3"] * 4) for rank in range(3)])
+        self.assertNotIn("epoch 2", job.stderr)
+
+    def test_epochs_leave_nothing_behind(self):
+        """The youngest rank is killed and replaced again and again: neither the launcher nor a survivor keeps anything of it."""
+        kills = max(4, EPOCHS // 2)
+        environment = {**os.environ, "ELASTIC_KILLS": "", "ELASTIC_STEPS": "100000000", "ELASTIC_QUIET": "1", "OMP_NUM_THREADS": "1"}
+        with tempfile.NamedTemporaryFile("w+") as said:
+            launcher = subprocess.Popen([CHORALE, "run", "-n", "2", "--elastic", "1:2", *JOB], stdout=said, stderr=subprocess.STDOUT, env=environment)
+
+            def ranks():
+                children = pathlib.Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+                return sorted(int(pid) for pid in children if b"RankOfAnElasticJob" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes())
+
+            def wait_for_epoch(number):
+                end = time.monotonic() + LIMIT_S
+                while not re.search(rf"\[elastic\] epoch {number}: 2 ranks", pathlib.Path(said.name).read_text()):
+                    self.assertIsNone(launcher.poll())
+                    self.assertLess(time.monotonic(), end, pathlib.Path(said.name).read_text()[-3000:])
+                    time.sleep(0.005)
+
+            def counts(pid):
+                proc = pathlib.Path(f"/proc/{pid}")
+                maps = (proc / "maps").read_text()
+                memory = int(re.search(r"VmRSS:\s+(\d+) kB", (proc / "status").read_text())[1])
+                return {"descriptors": len(os.listdir(proc / "fd")), "threads": len(os.listdir(proc / "task")), "shared": maps.count(" rw-s "), "KiB": memory}
+
+            try:
+                wait_for_epoch(1)
+                survivor = ranks()[0]
+                shared_files = len(os.listdir("/dev/shm"))
+                early = None
+                for kill in range(kills):
+                    os.kill(ranks()[-1], signal.SIGKILL)
+                    wait_for_epoch(3 + 2 * kill)
+                    if kill + 1 == max(2, kills // 10):
+                        early = [counts(launcher.pid), counts(survivor)]
+                late = [counts(launcher.pid), counts(survivor)]
+                self.assertEqual(len(ranks()), 2)
+            finally:
+                launcher.terminate()
+                launcher.wait()
+        print(f"from {max(2, kills // 10)} to {kills} kills, launcher and survivor: {early} to {late}", flush=True)
+        for before, after in zip(early, late):
+            for what in ("descriptors", "threads", "shared"):
+                self.assertLessEqual(after[what], before[what] + 2, what)
+            self.assertLess(after["KiB"], before["KiB"] + 4096 + 16 * kills)
+        self.assertLessEqual(len(os.listdir("/dev/shm")), shared_files)
 
     def test_too_few_ranks_end_the_job(self):
         # The program ends at once where it is a replacement.

@@ -343,9 +343,11 @@ TEST(RankOfAnElasticJob, DISABLED_Trains) {
   const auto seat = Seat::from_environment();
   ASSERT_TRUE(seat) << "chorale run --elastic starts it";
   const int64_t steps = std::stoll(config::env("ELASTIC_STEPS").value_or("8"));
-  // Rank 0 says that it has come to one of these steps, and goes on when the test lets it.
-  const auto hold = [steps = config::env("ELASTIC_HOLD").value_or(""),
+  // Rank 0 says that it has come to one of these steps, and goes on when the test lets it. In step 1 it may take long.
+  const auto hold = [busy = std::stoll(config::env("ELASTIC_BUSY_S").value_or("0")),
+                     steps = config::env("ELASTIC_HOLD").value_or(""),
                      folder = config::env("ELASTIC_FOLDER").value_or("")](int64_t step) {
+    for (const Deadline end = within(std::chrono::seconds(step == 1 ? busy : 0)); !end.passed();) continue;
     std::istringstream words(steps);
     for (int64_t at = 0; words >> at;) {
       if (step != at) continue;
@@ -367,7 +369,8 @@ TEST(RankOfAnElasticJob, DISABLED_Trains) {
                                     .die = [] { std::raise(SIGKILL); },
                                     .draws = true,
                                     .before_step = hold,
-                                    .sharded = sharded});
+                                    .sharded = sharded,
+                                    .keeps_losses = !config::env("ELASTIC_QUIET")});
   expect_undisturbed(result, steps, true);
   std::string sizes;
   for (const int size : result.sizes) sizes += concat(" ", size);
