@@ -81,7 +81,7 @@ TEST(Generator, ManualSeedStartsTheDefaultStreamOver) {
   manual_seed(0);
 }
 
-// In a process of its own, where nobody has drawn yet: prints the state of the default stream, and that after a seed.
+// Runs in a process of its own, where nobody has drawn yet: prints the state of the default stream, and after a seed.
 [[noreturn]] void print_first_states(const char* rank) {
   setenv("RANK", rank, 1);
   const uint64_t first = default_generator().state().seed;

@@ -210,7 +210,7 @@ std::shared_ptr<GroupState> join(std::shared_ptr<RankContext> context, const Mem
   threads.insert(threads.end(), neighbours.begin(), neighbours.end());
   inner->core_each = has_core_each(threads);
   auto local = join_host(std::move(inner), here, maker, neighbours, deadline, true, epoch);
-  // Of all members: what counts as another host may be this process too, as in tests.
+  // All members are looked at: what counts as another host may be this process too, as in tests.
   state->engine = std::make_shared<NetEngine>(std::move(context), membership, std::move(layout), id, std::move(local),
                                               share_this_process(identities));
   return owned_here(std::move(state));

@@ -254,7 +254,7 @@ TEST(Parcels, OfARankThatIsKilledWhileItSendsAreWhole) {
         return;
       }
       ASSERT_TRUE(is_parcel_of(one.bytes, bytes_of(i), i)) << i;
-      // After the first ones, so that it is killed while it sends.
+      // The first ones have gone, so that it is killed while it sends.
       if (i == 51) kill(static_cast<pid_t>(victim), SIGKILL);
     }
   };

@@ -25,7 +25,7 @@ class HostValue {
   int64_t read(const char* what) const;
   void set(int64_t value) { exchange(value); }
   int64_t exchange(int64_t value);
-  // Without noting it.
+  // The value, without a note that it was read.
   int64_t value() const { return cell_ ? *cell_ : 0; }
 
  private:

@@ -50,7 +50,7 @@ void Training::leave_file(const char* name, const std::function<void()>& write) 
   }
 }
 
-// By option: what one came to that leaves something to the program. Others were used as they were given.
+// What each option came to that leaves something to the program. Others were used as they were given.
 json::Object Training::used() const {
   const auto written = job_.table.values();
   json::Object used;

@@ -25,7 +25,7 @@ void with_bench_model(const std::string& name, const Use& use) {
   }
 }
 
-// Of their last layer.
+// The classes of their last layer.
 inline int64_t classes_of(const std::string& name) { return name == "bert_256x4" ? 8192 : 10; }
 
 // A step's loss.
