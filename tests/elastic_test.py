@@ -109,18 +109,19 @@ class Elastic(unittest.TestCase):
     def test_epochs_leave_nothing_behind(self):
         """The youngest rank is killed and replaced again and again: neither the launcher nor a survivor keeps anything of it."""
         kills = max(4, EPOCHS // 2)
-        environment = {**os.environ, "ELASTIC_KILLS": "", "ELASTIC_STEPS": "100000000", "ELASTIC_QUIET": "1", "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "ELASTIC_KILLS": "", "ELASTIC_STEPS": "100000000", "ELASTIC_QUIET": "1", "OMP_NUM_THREADS": "1", "CHORALE_TEST_TIMEOUT_S": "7200"}
         with tempfile.NamedTemporaryFile("w+") as said:
             launcher = subprocess.Popen([CHORALE, "run", "-n", "2", "--elastic", "1:2", *JOB], stdout=said, stderr=subprocess.STDOUT, env=environment)
 
             def ranks():
                 children = pathlib.Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
-                return sorted(int(pid) for pid in children if b"RankOfAnElasticJob" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes())
+                found = [int(pid) for pid in children if b"RankOfAnElasticJob" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()]
+                return sorted(found, key=lambda pid: int(pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]))  # by their start
 
             def wait_for_epoch(number):
                 end = time.monotonic() + LIMIT_S
                 while not re.search(rf"\[elastic\] epoch {number}: 2 ranks", pathlib.Path(said.name).read_text()):
-                    self.assertIsNone(launcher.poll())
+                    self.assertIsNone(launcher.poll(), pathlib.Path(said.name).read_text()[-3000:])
                     self.assertLess(time.monotonic(), end, pathlib.Path(said.name).read_text()[-3000:])
                     time.sleep(0.005)
 
