@@ -135,6 +135,139 @@ __device__ Recipe recipe_of(const Rule& r, double lr, i64 step, double number) {
 
 constexpr int kElemsPerBlock = 4096;
 
+// A recipe in the type that is computed in.
+template <class C>
+struct Numbers {
+  C decay, keep, rate, decay1, gain1, decay2, gain2, scale1, root_scale, eps;
+  int plain;
+  __device__ explicit Numbers(const Recipe& r)
+      : decay((C)r.weight_decay),
+        keep((C)r.keep),
+        rate((C)r.rate),
+        decay1((C)r.decay1),
+        gain1((C)r.gain1),
+        decay2((C)r.decay2),
+        gain2((C)r.gain2),
+        scale1((C)r.scale1),
+        root_scale((C)r.root_scale),
+        eps((C)r.eps),
+        plain(r.plain) {}
+};
+template <int kKind, class C>
+__device__ __forceinline__ void update_one(C& w, C g, C& s0, C& s1, C& s2, const Numbers<C>& n, i64 flags) {
+  g = ::fma(n.decay, w, g);
+  w = n.keep * w;
+  if constexpr (kKind == kSgd) {
+    if (flags & 2) {
+      const C s = ::fma(n.decay1, s0, n.gain1 * g);
+      s0 = s;
+      w = ::fma(-n.rate, (flags & 4) ? ::fma(n.decay1, s, g) : s, w);
+    } else {
+      w = ::fma(-n.rate, g, w);
+    }
+  } else if constexpr (kKind == kAdam || kKind == kNadam || kKind == kRadam) {
+    const C m = ::fma(n.gain1, g - s0, s0), q = ::fma(n.decay2, s1, n.gain2 * (g * g));
+    s0 = m;
+    s1 = q;
+    C second = q;
+    if (kKind == kAdam && (flags & 2)) {
+      second = s2 > q ? s2 : q;
+      s2 = second;
+    }
+    if (kKind == kRadam && n.plain) {
+      w = ::fma(-n.rate, m, w);
+    } else {
+      const C divisor = ::fma(::sqrt(second), n.root_scale, n.eps);
+      w = kKind == kNadam ? w - ::fma(n.rate, g, n.scale1 * m) / divisor : ::fma(-n.rate, m / divisor, w);
+    }
+  } else if constexpr (kKind == kAdagrad) {
+    const C s = ::fma(g, g, s0);
+    s0 = s;
+    w = ::fma(-n.rate, g / (::sqrt(s) + n.eps), w);
+  } else if constexpr (kKind == kRmsprop) {
+    const C s = ::fma(n.decay2, s0, n.gain2 * (g * g));
+    s0 = s;
+    C second = s;
+    if (flags & 4) {
+      const C average = ::fma(n.gain2, g - s2, s2);
+      s2 = average;
+      second = ::fma(-average, average, s);
+    }
+    C step = g / (::sqrt(second) + n.eps);
+    if (flags & 2) {
+      step = ::fma(n.decay1, s1, step);
+      s1 = step;
+    }
+    w = ::fma(-n.rate, step, w);
+  } else if constexpr (kKind == kAdadelta) {
+    const C s = ::fma(n.decay2, s0, n.gain2 * (g * g));
+    s0 = s;
+    const C u = ::sqrt(s1 + n.eps) / ::sqrt(s + n.eps) * g;
+    s1 = ::fma(n.decay2, s1, n.gain2 * (u * u));
+    w = ::fma(-n.rate, u, w);
+  } else if constexpr (kKind == kAdamax) {
+    const C m = ::fma(n.gain1, g - s0, s0), size = ::fabs(g) + n.eps, most = n.decay2 * s1;
+    const C u = most > size ? most : size;
+    s0 = m;
+    s1 = u;
+    w = ::fma(-n.rate, m / u, w);
+  } else if constexpr (kKind == kRprop) {
+    const C product = g * s0, wanted = s1 * (product > 0 ? n.gain1 : product < 0 ? n.decay1 : C(1));
+    const C step = wanted < n.eps ? n.eps : wanted > n.scale1 ? n.scale1 : wanted, followed = product < 0 ? C(0) : g;
+    s0 = followed;
+    s1 = step;
+    w -= followed > 0 ? step : followed < 0 ? -step : C(0);
+  } else {
+    w = ::fma(-n.rate, g, w);
+    s0 = n.gain1 == C(1) ? w : ::fma(n.gain1, w - s0, s0);
+  }
+}
+// So many neighbours are read and written at once.
+template <class T, int kCount>
+struct alignas(sizeof(T) * kCount) Neighbours {
+  T at[kCount];
+};
+// The elements of a job from begin to end, by a block.
+template <class T, int kKind, int kCount>
+__device__ __forceinline__ void update_stretch(const Job& job, i64 begin, i64 end, const Numbers<Compute<T> >& n,
+                                               i64 flags, Compute<T> sign) {
+  typedef Compute<T> C;
+  typedef Neighbours<C, kCount> Wide;
+  typedef Neighbours<T, kCount> Narrow;
+  T* const rounded = (T*)job.rounded;
+#pragma unroll 2
+  for (i64 i = begin + threadIdx.x * kCount; i < end; i += blockDim.x * kCount) {
+    Wide w = *(const Wide*)((const C*)job.weight + i), s[3] = {};
+    const Narrow g = *(const Narrow*)((const T*)job.gradient + i);
+#pragma unroll
+    for (int k = 0; k < 3; ++k) {
+      if (job.state[k]) s[k] = *(const Wide*)((const C*)job.state[k] + i);
+    }
+    if (rounded) {
+      // A master that does not round to its parameter was overtaken by a write to the parameter.
+      const Narrow own = *(const Narrow*)(rounded + i);
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) {
+        if (widen(cast<T>(w.at[j])) != widen(own.at[j])) w.at[j] = widen(own.at[j]);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kCount; ++j)
+      update_one<kKind>(w.at[j], sign * widen(g.at[j]), s[0].at[j], s[1].at[j], s[2].at[j], n, flags);
+    *(Wide*)((C*)job.weight + i) = w;
+#pragma unroll
+    for (int k = 0; k < 3; ++k) {
+      if (job.state[k]) *(Wide*)((C*)job.state[k] + i) = s[k];
+    }
+    if (rounded) {
+      Narrow own;
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) own.at[j] = cast<T>(w.at[j]);
+      *(Narrow*)(rounded + i) = own;
+    }
+  }
+}
+
 template <class T, int kKind>
 __global__ void __launch_bounds__(256) update(const Jobs jobs, const Rule r) {
   typedef Compute<T> C;
@@ -160,89 +293,14 @@ __global__ void __launch_bounds__(256) update(const Jobs jobs, const Rule r) {
   const Job& job = jobs.jobs[which];
   const i64 begin = (blockIdx.x - jobs.first_block[which]) * kElemsPerBlock;
   const i64 end = begin + kElemsPerBlock < job.n ? begin + kElemsPerBlock : job.n;
-  C* const weight = (C*)job.weight;
-  T* const rounded = (T*)job.rounded;
-  const T* const gradient = (const T*)job.gradient;
-  C *const s0 = (C*)job.state[0], *const s1 = (C*)job.state[1], *const s2 = (C*)job.state[2];
-  const C decay = (C)recipe.weight_decay, keep = (C)recipe.keep, rate = (C)recipe.rate, decay1 = (C)recipe.decay1;
-  const C gain1 = (C)recipe.gain1, decay2 = (C)recipe.decay2, gain2 = (C)recipe.gain2, scale1 = (C)recipe.scale1;
-  const C root_scale = (C)recipe.root_scale, eps = (C)recipe.eps, sign = (C)r.sign;
-  for (i64 i = begin + threadIdx.x; i < end; i += blockDim.x) {
-    C w = weight[i];
-    if (rounded) {
-      // A master that does not round to its parameter was overtaken by a write to the parameter.
-      const C own = widen(rounded[i]);
-      if (widen(cast<T>(w)) != own) w = own;
-    }
-    C g = sign * widen(gradient[i]);
-    g = ::fma(decay, w, g);
-    w = keep * w;
-    if constexpr (kKind == kSgd) {
-      if (r.flags & 2) {
-        const C s = ::fma(decay1, s0[i], gain1 * g);
-        s0[i] = s;
-        w = ::fma(-rate, (r.flags & 4) ? ::fma(decay1, s, g) : s, w);
-      } else {
-        w = ::fma(-rate, g, w);
-      }
-    } else if constexpr (kKind == kAdam || kKind == kNadam || kKind == kRadam) {
-      const C m = ::fma(gain1, g - s0[i], s0[i]), q = ::fma(decay2, s1[i], gain2 * (g * g));
-      s0[i] = m;
-      s1[i] = q;
-      C second = q;
-      if (kKind == kAdam && (r.flags & 2)) {
-        second = s2[i] > q ? s2[i] : q;
-        s2[i] = second;
-      }
-      if (kKind == kRadam && recipe.plain) {
-        w = ::fma(-rate, m, w);
-      } else {
-        const C divisor = ::fma(::sqrt(second), root_scale, eps);
-        w = kKind == kNadam ? w - ::fma(rate, g, scale1 * m) / divisor : ::fma(-rate, m / divisor, w);
-      }
-    } else if constexpr (kKind == kAdagrad) {
-      const C s = ::fma(g, g, s0[i]);
-      s0[i] = s;
-      w = ::fma(-rate, g / (::sqrt(s) + eps), w);
-    } else if constexpr (kKind == kRmsprop) {
-      const C s = ::fma(decay2, s0[i], gain2 * (g * g));
-      s0[i] = s;
-      C second = s;
-      if (r.flags & 4) {
-        const C average = ::fma(gain2, g - s2[i], s2[i]);
-        s2[i] = average;
-        second = ::fma(-average, average, s);
-      }
-      C step = g / (::sqrt(second) + eps);
-      if (r.flags & 2) {
-        step = ::fma(decay1, s1[i], step);
-        s1[i] = step;
-      }
-      w = ::fma(-rate, step, w);
-    } else if constexpr (kKind == kAdadelta) {
-      const C s = ::fma(decay2, s0[i], gain2 * (g * g));
-      s0[i] = s;
-      const C u = ::sqrt(s1[i] + eps) / ::sqrt(s + eps) * g;
-      s1[i] = ::fma(decay2, s1[i], gain2 * (u * u));
-      w = ::fma(-rate, u, w);
-    } else if constexpr (kKind == kAdamax) {
-      const C m = ::fma(gain1, g - s0[i], s0[i]), size = ::fabs(g) + eps, most = decay2 * s1[i];
-      const C u = most > size ? most : size;
-      s0[i] = m;
-      s1[i] = u;
-      w = ::fma(-rate, m / u, w);
-    } else if constexpr (kKind == kRprop) {
-      const C product = g * s0[i], wanted = s1[i] * (product > 0 ? gain1 : product < 0 ? decay1 : C(1));
-      const C step = wanted < eps ? eps : wanted > scale1 ? scale1 : wanted, followed = product < 0 ? C(0) : g;
-      s0[i] = followed;
-      s1[i] = step;
-      w -= followed > 0 ? step : followed < 0 ? -step : C(0);
-    } else {
-      w = ::fma(-rate, g, w);
-      s0[i] = gain1 == C(1) ? w : ::fma(gain1, w - s0[i], s0[i]);
-    }
-    weight[i] = w;
-    if (rounded) rounded[i] = cast<T>(w);
+  const Numbers<C> numbers(recipe);
+  constexpr int kCount = 16 / sizeof(C);
+  const u64 addresses = (u64)job.weight | (u64)job.state[0] | (u64)job.state[1] | (u64)job.state[2] |
+                        (u64)job.gradient * sizeof(C) / sizeof(T) | (u64)job.rounded * sizeof(C) / sizeof(T);
+  if (addresses % 16 == 0 && (end - begin) % kCount == 0) {
+    update_stretch<T, kKind, kCount>(job, begin, end, numbers, r.flags, (C)r.sign);
+  } else {
+    update_stretch<T, kKind, 1>(job, begin, end, numbers, r.flags, (C)r.sign);
   }
 }
 
