@@ -9,6 +9,7 @@
 #include "chorale/base/log.h"
 #include "chorale/base/same_bits.h"
 #include "chorale/device/cuda/context.h"
+#include "chorale/device/cuda/timing.h"
 #include "chorale/kernel/cuda/cudnn_graph.h"
 #include "chorale/kernel/cuda/family.h"
 #include "chorale/kernel/nn_attrs.h"
@@ -156,9 +157,9 @@ PlanKey plan_key(const AttentionProblem& p, Stream stream, bool backward, std::i
   return key;
 }
 
-// The graph of this key with its plan; null where cuDNN has none.
+// The graph of this key with its plan; null where cuDNN has none. The first call chooses by timing, where it can.
 template <class Describe>
-CudnnGraph* find_graph(const PlanKey& key, Stream stream, Describe&& describe) {
+CudnnGraph* find_graph(const PlanKey& key, Stream stream, std::span<void* const> addresses, Describe&& describe) {
   static std::mutex mutex;
   static auto* const graphs = new std::map<PlanKey, std::unique_ptr<CudnnGraph>>;
   const std::lock_guard lock(mutex);
@@ -168,18 +169,23 @@ CudnnGraph* find_graph(const PlanKey& key, Stream stream, Describe&& describe) {
     describe(*made);
     // The rehearsal (Note [Rehearsal]) has no device to plan for; cuDNN then checks that the graph is well formed.
     const cudnnHandle_t handle = chorale::cuda::driver().rehearsal ? nullptr : cudnn_handle(stream);
-    if (made->plan(handle)) place->second = std::move(made);
+    const bool timed = handle && !same_bits() && !chorale::cuda::is_recorded(stream) &&
+                       made->plan_by_time(handle, stream, addresses, CudnnGraph::Bits::kAny);
+    if (timed || made->plan(handle)) place->second = std::move(made);
   }
   return place->second.get();
 }
 
-// Whether it was run.
-bool run_graph(CudnnGraph* graph, std::initializer_list<const Tensor*> tensors, Stream stream) {
-  if (!graph) return false;
-  if (chorale::cuda::driver().rehearsal) return true;
+std::vector<void*> addresses_of(std::initializer_list<const Tensor*> tensors) {
   std::vector<void*> addresses;
   addresses.reserve(tensors.size());
   for (const Tensor* x : tensors) addresses.push_back(x->raw());
+  return addresses;
+}
+// Whether it was run.
+bool run_graph(CudnnGraph* graph, std::span<void* const> addresses, Stream stream) {
+  if (!graph) return false;
+  if (chorale::cuda::driver().rehearsal) return true;
   const Tensor workspace = Tensor::empty({std::max<int64_t>(1, graph->workspace_bytes())}, DType::kU8, stream.device);
   graph->run(cudnn_handle(stream), addresses, workspace.raw());
   return true;
@@ -208,9 +214,10 @@ bool cudnn_attention(const KernelArgs& args) {
   const Tensor &out = args.out[0], &lse = args.out[1];
   if (!p.fits(args.in[3], attrs) || !can_read(out) || !is_usable()) return false;
   chorale::cuda::make_current(args.stream.device);
-  CudnnGraph* const graph = find_graph(plan_key(p, args.stream, false, {&out}), args.stream,
+  const std::vector<void*> addresses = addresses_of({&p.q, &p.k, &p.v, &out, &lse});
+  CudnnGraph* const graph = find_graph(plan_key(p, args.stream, false, {&out}), args.stream, addresses,
                                        [&](CudnnGraph& made) { describe_forward(made, p, out); });
-  return run_graph(graph, {&p.q, &p.k, &p.v, &out, &lse}, args.stream);
+  return run_graph(graph, addresses, args.stream);
 }
 
 bool cudnn_attention_backward(const KernelArgs& args) {
@@ -226,12 +233,13 @@ bool cudnn_attention_backward(const KernelArgs& args) {
   const Tensor out = can_read(args.in[6]) ? args.in[6] : contiguous(args.in[6], stream);
   const Tensor dout = can_read(args.in[0]) ? args.in[0] : contiguous(args.in[0], stream);
   const Tensor lse = contiguous(args.in[7], DType::kF32, stream);
-  CudnnGraph* const graph = find_graph(plan_key(p, stream, true, {&out, &dout, &dq, &dk, &dv}), stream,
-                                       [&](CudnnGraph& made) { describe_backward(made, p, out, dout, dq, dk, dv); });
-  if (!graph) return false;
   const Tensor sums = Tensor::empty(lse.sizes(), DType::kF32, stream.device);
   const Tensor wide_dq = Tensor::empty(p.q.sizes(), DType::kF32, stream.device);
-  return run_graph(graph, {&p.q, &p.k, &p.v, &out, &dout, &lse, &sums, &wide_dq, &dq, &dk, &dv}, stream);
+  const std::vector<void*> addresses =
+      addresses_of({&p.q, &p.k, &p.v, &out, &dout, &lse, &sums, &wide_dq, &dq, &dk, &dv});
+  CudnnGraph* const graph = find_graph(plan_key(p, stream, true, {&out, &dout, &dq, &dk, &dv}), stream, addresses,
+                                       [&](CudnnGraph& made) { describe_backward(made, p, out, dout, dq, dk, dv); });
+  return run_graph(graph, addresses, stream);
 }
 
 }  // namespace chorale::kernel::cuda

@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "chorale/device/cuda/context.h"
+#include "chorale/device/cuda/timing.h"
 #include "chorale/kernel/cuda/family.h"
 #include "chorale/kernel/cuda/pointwise.h"
 
@@ -107,13 +108,6 @@ void describe(CudnnGraph& graph, Convolves wanted, const Tensor& x, const Tensor
   graph.pointwise(CUDNN_POINTWISE_ADD, inner, sums, b, 0, to_y);
 }
 
-bool is_recorded(Stream stream) {
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  chorale::cuda::check(chorale::cuda::driver().cuStreamIsCapturing(static_cast<CUstream>(stream.handle), &status),
-                       "convolving");
-  return status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
 // The graph with its plan; null where cuDNN has none. A call while something is recorded can time nothing: its plan is
 // cuDNN's guess, and stays.
 CudnnGraph* convolution_graph(Convolves wanted, const Tensor& x, const Tensor& w, const Tensor& y, const Tensor& bias,
@@ -133,8 +127,9 @@ CudnnGraph* convolution_graph(Convolves wanted, const Tensor& x, const Tensor& w
     describe(*made, wanted, x, w, y, bias, attrs);
     const bool rehearses = chorale::cuda::driver().rehearsal;
     const cudnnHandle_t handle = rehearses ? nullptr : cudnn_handle(stream);
-    const bool found =
-        rehearses || is_recorded(stream) ? made->plan(handle) : made->plan_by_time(handle, stream, addresses);
+    const bool found = rehearses || chorale::cuda::is_recorded(stream)
+                           ? made->plan(handle)
+                           : made->plan_by_time(handle, stream, addresses, CudnnGraph::Bits::kRepeat);
     if (found) place->second = std::move(made);
   }
   return place->second.get();

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "chorale/base/error.h"
-#include "chorale/device/cuda/driver.h"
+#include "chorale/device/cuda/timing.h"
 
 namespace chorale::kernel::cuda {
 namespace {
@@ -232,39 +232,30 @@ bool CudnnGraph::plan(cudnnHandle_t handle) {
   return !handle;
 }
 
-bool CudnnGraph::plan_by_time(cudnnHandle_t handle, Stream stream, std::span<void* const> addresses) {
+bool CudnnGraph::plan_by_time(cudnnHandle_t handle, Stream stream, std::span<void* const> addresses, Bits bits) {
   constexpr int kMostTried = 6, kRuns = 3;
   constexpr int64_t kMostWorkspace = int64_t{1} << 30;
-  const auto& driver = chorale::cuda::driver();
-  const auto its_stream = static_cast<CUstream>(stream.handle);
-  CUevent begun = nullptr, ended = nullptr;
-  chorale::cuda::check(driver.cuEventCreate(&begun, 0), "timing a convolution");
-  chorale::cuda::check(driver.cuEventCreate(&ended, 0), "timing a convolution");
   Descriptor best = nullptr;
   int64_t its_workspace = 0;
   float least = 0;
   int tried = 0;
   for (const Descriptor engine : proposals(handle)) {
     if (tried == kMostTried) break;
-    if (!repeats_bits(engine, create(CUDNN_BACKEND_ENGINE_DESCRIPTOR)) || !build(handle, engine)) continue;
+    if (bits == Bits::kRepeat && !repeats_bits(engine, create(CUDNN_BACKEND_ENGINE_DESCRIPTOR))) continue;
+    if (!build(handle, engine)) continue;
     if (workspace_bytes_ > kMostWorkspace) continue;
     ++tried;
     const Tensor workspace = Tensor::empty({std::max<int64_t>(1, workspace_bytes_)}, DType::kU8, stream.device);
     // The first run loads the kernel.
     if (execute(handle, addresses, workspace.raw()) != CUDNN_STATUS_SUCCESS) continue;
-    chorale::cuda::check(driver.cuEventRecord(begun, its_stream), "timing a convolution");
-    for (int i = 0; i < kRuns; ++i) check_cudnn(execute(handle, addresses, workspace.raw()), "timing a convolution");
-    chorale::cuda::check(driver.cuEventRecord(ended, its_stream), "timing a convolution");
-    chorale::cuda::check(driver.cuEventSynchronize(ended), "timing a convolution");
-    float took = 0;
-    chorale::cuda::check(driver.cuEventElapsedTime(&took, begun, ended), "timing a convolution");
+    const float took = chorale::cuda::time_on(stream, [&] {
+      for (int i = 0; i < kRuns; ++i) check_cudnn(execute(handle, addresses, workspace.raw()), "timing a graph");
+    });
     if (best && took >= least) continue;
     best = plan_;
     its_workspace = workspace_bytes_;
     least = took;
   }
-  driver.cuEventDestroy(begun);
-  driver.cuEventDestroy(ended);
   plan_ = best;
   workspace_bytes_ = its_workspace;
   return best != nullptr;

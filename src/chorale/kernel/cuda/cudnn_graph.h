@@ -51,9 +51,10 @@ class CudnnGraph {
   // Finds a plan: the one that cuDNN thinks best. False: cuDNN has none for this graph. Without a handle the graph is
   // only checked.
   bool plan(cudnnHandle_t handle);
-  // The same for plans that repeat their bits; of cuDNN's first guesses the one that is fastest on this memory, into
-  // which the results are written. The host waits for the stream.
-  bool plan_by_time(cudnnHandle_t handle, Stream stream, std::span<void* const> addresses);
+  // The same; of cuDNN's first guesses the one that is fastest on this memory, into which the results are written,
+  // where asked for only of those that repeat their bits. The host waits for the stream.
+  enum class Bits : uint8_t { kRepeat, kAny };
+  bool plan_by_time(cudnnHandle_t handle, Stream stream, std::span<void* const> addresses, Bits bits);
   int64_t workspace_bytes() const { return workspace_bytes_; }
   void run(cudnnHandle_t handle, std::span<void* const> addresses, void* workspace);
 
