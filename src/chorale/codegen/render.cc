@@ -177,7 +177,7 @@ class Body {
           terms.push_back(number(term.number));
           break;
         case Term::Kind::kCall: {
-          std::string made = call(term, terms);
+          std::string made = call(term, terms, is_half(body_.values[node.out[0]].dtype));
           if (&term == &all.terms.back()) return made;
           const std::string name = concat("v", count_++);
           text_ +=
@@ -189,13 +189,14 @@ class Body {
     }
     return terms.back();
   }
-  std::string call(const Term& term, const std::vector<std::string>& terms) const {
+  std::string call(const Term& term, const std::vector<std::string>& terms, bool narrow) const {
     const Word& word = *find_word(term.function);
     const std::string& a = terms[term.args[0]];
     if (term.function == "neg") return concat("-", a);
     if (term.function == "trunc_divide") return concat(prefix(), "trunc(", a, " / ", terms[term.args[1]], ")");
     if (word.infix) return concat(a, word.infix, terms[term.args[1]]);
-    std::string made = concat(prefix(), word.word, "(", a);
+    const bool narrowed = is_cuda_ && narrow && kernel::has_narrow_form(term.function);
+    std::string made = concat(prefix(), word.word, narrowed ? "_16(" : "(", a);
     for (size_t i = 1; i < term.arg_count; ++i) made += concat(", ", terms[term.args[i]]);
     return made + ")";
   }

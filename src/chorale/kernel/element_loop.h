@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "chorale/tensor/tensor.h"
@@ -23,6 +24,11 @@ struct ElementLoop {
   std::vector<int64_t> sizes;                 // the innermost dimension last
   std::vector<std::vector<int64_t>> strides;  // by operand; in elements
 };
+
+// Words of vec/scalar_ops.inc of which devices have a form for results of 16 bits, with "_16" behind the name.
+inline bool has_narrow_form(std::string_view word) {
+  return word == "exp" || word == "sigmoid" || word == "normal_cdf";
+}
 
 // Thread-safe.
 class ElementLoops {

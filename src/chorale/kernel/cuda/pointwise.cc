@@ -7,6 +7,7 @@
 #include "chorale/device/cuda/space.h"
 #include "chorale/device/runtime.h"
 #include "chorale/kernel/cuda/family.h"
+#include "chorale/kernel/element_loop.h"
 #include "chorale/kernel/numbers.h"
 #include "chorale/kernel/pointwise.h"
 #include "chorale/tensor/strided.h"
@@ -74,7 +75,7 @@ std::string key_of(const Call& call) {
   return key;
 }
 
-std::string text_of(const vec::Expression& expression) {
+std::string text_of(const vec::Expression& expression, bool narrow) {
   std::string body;
   const auto term_name = [&](size_t at) {
     const vec::Term& term = expression.terms[at];
@@ -91,7 +92,7 @@ std::string text_of(const vec::Expression& expression) {
       std::snprintf(number, sizeof(number), "%.17g", term.number);
       body += concat("literal<L>(", number, ");\n");
     } else {
-      body += concat("v::", term.function, "(");
+      body += concat("v::", term.function, narrow && has_narrow_form(term.function) ? "_16(" : "(");
       for (size_t i = 0; i < term.arg_count; ++i) body += (i == 0 ? "" : ", ") + term_name(term.args[i]);
       body += ");\n";
     }
@@ -129,7 +130,7 @@ KernelText text_of(const Call& call) {
   }
   text += concat("__device__ __forceinline__ ", type_in_text(call.out_loop), " compute(const Params& p", parameters,
                  ") {\n", call.checks_divisor ? "  if (x1 == 0) report(p.fault, (i32)p.row, 0, 0, 0);\n" : "",
-                 call.expression ? text_of(*call.expression) : "  return x0;\n", "}\n");
+                 call.expression ? text_of(*call.expression, is_half(call.memory[0])) : "  return x0;\n", "}\n");
   const char* const out = type_in_text(call.memory[0]);
   if (call.linear) {
     text +=

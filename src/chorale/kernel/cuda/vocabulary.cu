@@ -43,6 +43,29 @@ REAL1(tanh, ::tanh(x))
 REAL1(erf, ::erf(x))
 REAL1(normal_cdf, T(0.5) * ::erfc(x * T(-0.70710678118654752440)))
 REAL1(sigmoid, T(1) / (T(1) + ::exp(-x)))
+// For results of 16 bits: they err by less than 2^-14, and take a third of the time or less.
+__device__ __forceinline__ float exp2_16(float x) {
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(x) : "f"(x));
+  return x;
+}
+__device__ __forceinline__ float reciprocal_16(float x) {
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(x) : "f"(x));
+  return x;
+}
+__device__ __forceinline__ float exp_16(float x) { return exp2_16(x * 1.4426950408889634f); }
+__device__ __forceinline__ float sigmoid_16(float x) { return reciprocal_16(1.0f + exp_16(-x)); }
+// With z = |x| / sqrt(2): erfc(z) exp(z^2) as a polynomial in 1 / (1 + 0.53 z), fitted for the least relative error, of
+// 3.2e-5.
+__device__ __forceinline__ float normal_cdf_16(float x) {
+  const float t = reciprocal_16(::fmaf(0.53f * 0.70710678f, ::fabsf(x), 1.0f));
+  float sum = ::fmaf(-0.18099911f, t, 0.40086649f);
+  sum = ::fmaf(sum, t, 0.16691306f);
+  sum = ::fmaf(sum, t, 0.31528245f);
+  sum = ::fmaf(sum, t, 0.29793845f);
+  // The exponential is the one in the gradient of GELU: the compiler makes it once.
+  const float tail = 0.5f * t * sum * exp_16((x * x) * -0.5f);
+  return x > 0 ? 1.0f - tail : tail;
+}
 REAL1(sign, x > 0 ? T(1) : x < 0 ? T(-1) : T(0))
 REAL1(angle, x != x ? x : x < 0 ? T(3.14159265358979323846) : T(0))
 REAL2(SAME, add, a + b)
