@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "chorale/app/bench/gpu.h"
+#include "chorale/app/bench/gpu_losses.h"
 #include "chorale/app/bench/guards.h"
 #include "chorale/app/bench/recovery.h"
 #include "chorale/app/commands.h"
@@ -214,6 +215,7 @@ void add_bench(CLI::App& program, Work& work) {
   add_bench_sharded(*bench, work);
   add_bench_rpc(*bench, work);
   add_bench_gpu(*bench, work);
+  add_bench_gpu_losses(*bench, work);
   add_bench_recovery(*bench, work);
 }
 
