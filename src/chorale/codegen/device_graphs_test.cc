@@ -154,9 +154,10 @@ TEST_F(DeviceGraphs, JoinedRowsHaveTheBitsOfTheOpsOneByOne) {
     set_requires_grad(parameters.back());
     return parameters.back();
   };
-  const Tensor w1 = parameter({3 * W, W}), w2 = parameter({W, W}), w3 = parameter({W, W}), w4 = parameter({5, W});
-  const std::vector<Tensor> scales = {parameter({W}), parameter({W}), parameter({W})},
-                            shifts = {parameter({W}), parameter({W}), parameter({W})};
+  const Tensor w1 = parameter({3 * W, W}), w2 = parameter({W, W}), w3 = parameter({W, W}), w4 = parameter({5, W}),
+               w5 = parameter({W, W}), w6 = parameter({W, W}), b3 = parameter({W}), b5 = parameter({W});
+  const std::vector<Tensor> scales = {parameter({W}), parameter({W}), parameter({W}), parameter({W})},
+                            shifts = {parameter({W}), parameter({W}), parameter({W}), parameter({W})};
   const auto body = [&](const Tensor& in) {
     for (const Tensor& p : parameters) set_gradient(p, {});
     Tensor loss;
@@ -166,8 +167,9 @@ TEST_F(DeviceGraphs, JoinedRowsHaveTheBitsOfTheOpsOneByOne) {
       const Tensor parts = permute(view(linear(norm(in, 0), w1), {B, T, 3, H, D}), {2, 0, 3, 1, 4});
       const Tensor mixed = scaled_dot_product_attention(select(parts, 0, 0), select(parts, 0, 1), select(parts, 0, 2));
       const Tensor x = in + linear(reshape(transpose(mixed, 1, 2), {B, T, W}), w2);
-      const Tensor y = x + linear(norm(x, 1), w3);
-      loss = mean(square(to(linear(norm(y, 2), w4), DType::kF32)));
+      const Tensor y = x + linear(gelu(linear(norm(x, 1), w3, b3), Gelu::kTanh), w5, b5);
+      const Tensor z = y + linear(norm(y, 3), w6);
+      loss = mean(square(to(linear(norm(z, 2), w4), DType::kF32)));
     }
     backward(loss);
     std::vector<Tensor> results = {detach(loss)};
@@ -185,8 +187,39 @@ TEST_F(DeviceGraphs, JoinedRowsHaveTheBitsOfTheOpsOneByOne) {
   const std::vector<Tensor> expected = body(in), found = step(std::vector<Tensor>{in});
   ASSERT_EQ(found.size(), expected.size());
   for (size_t i = 0; i < found.size(); ++i) EXPECT_EQ(values(found[i]), values(expected[i])) << i;
-  for (const char* const row : {"add_layer_norm(", "add_layer_norm_backward(", "attention_backward_joined("})
+  for (const char* const row : {"add_layer_norm(", "add_layer_norm_backward(", "add_layer_norm_backward_summed(",
+                                "gelu_tanh_backward_summed(", "attention_backward_joined("})
     EXPECT_NE(text.find(row), std::string::npos) << row << " is not in\n" << text;
+}
+
+// The last layer of a model: one row makes the loss and writes its gradient over the logits.
+TEST_F(DeviceGraphs, ALossIsOneRowWithItsGradient) {
+  const Device device = sim_device(0);
+  const Tensor weight = made({40, 16}, 3, device), target = to(Tensor::from<int64_t>({3, 39, -100, 0, 7}, {5}), device);
+  set_requires_grad(weight);
+  for (const double factor : {1.0, 0.5}) {
+    const auto body = [&](const std::vector<Tensor>& in) {
+      set_gradient(weight, {});
+      Tensor loss;
+      {
+        const Autocast scope(DType::kBF16);
+        loss = cross_entropy(linear(in[0], weight), target);
+      }
+      backward(loss, factor == 1 ? Tensor() : full({}, factor, DType::kF32, device));
+      return std::vector{detach(loss), gradient(weight)};
+    };
+    std::string text;
+    auto step = compile(body, {.whole_graph = true, .backend = [&](graph::Graph graph, const compiled::GraphInfo&) {
+                                 auto program = fuse_and_compile(std::move(graph));
+                                 text = graph::print(program->graph());
+                                 return program;
+                               }});
+    const std::vector<Tensor> in = {made({5, 16}, 1, device)}, expected = body(in), found = step(in);
+    for (size_t i = 0; i < found.size(); ++i) EXPECT_EQ(values(found[i]), values(expected[i])) << factor << " " << i;
+    const bool is_one = text.find("cross_entropy_with_slopes(") != std::string::npos;
+    EXPECT_EQ(is_one, factor == 1) << text;
+    EXPECT_EQ(text.find("cross_entropy_backward(") == std::string::npos, is_one) << text;
+  }
 }
 
 // Two residual blocks of convolutions under autocast, the first one with a convolution beside it. Their images have

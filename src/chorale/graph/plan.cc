@@ -212,7 +212,9 @@ class Planner {
     if (copies_first(node)) return operand == 0;
     // The gradient of logits goes over the logits, line by line: for a large vocabulary they are most of the memory.
     // The kernel does the same with lines that it has gathered (kernel/cpu/support/along_dim.h).
-    return node.op->in_place || (operand == 1 && std::string_view(node.op->name) == "cross_entropy_backward");
+    const std::string_view name = node.op->name;
+    return node.op->in_place || name.ends_with("_backward_summed") ||
+           (operand == 1 && (name == "cross_entropy_backward" || name == "cross_entropy_with_slopes"));
   }
   bool takes_over(int64_t n, uint32_t x, uint32_t y) const {
     return is_root(y) && is_root(x) && plan_.places[y].in == Plan::In::kNowhere && dies_at(n, x);

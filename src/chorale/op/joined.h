@@ -6,8 +6,10 @@
 
 namespace chorale::op {
 
-extern const OpDef kAddLayerNorm, kAddLayerNormBackward;
+extern const OpDef kAddLayerNorm, kAddLayerNormBackward, kAddLayerNormBackwardSummed;
 extern const OpDef kAttentionBackwardJoined;
+extern const OpDef kCrossEntropyWithSlopes;
+extern const OpDef kGeluErfBackwardSummed, kGeluTanhBackwardSummed;
 extern const OpDef kBatchNormRelu, kBatchNormReluBackward, kReluBatchNormBackward;
 
 }  // namespace chorale::op

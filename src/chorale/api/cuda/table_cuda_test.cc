@@ -15,6 +15,7 @@
 #include "chorale/device/runtime.h"
 #include "chorale/device/stream.h"
 #include "chorale/kernel/nn_attrs.h"
+#include "chorale/kernel/reduce_attrs.h"
 #include "chorale/op/collective.h"
 #include "chorale/op/convolution.h"
 #include "chorale/op/copy.h"
@@ -364,8 +365,76 @@ TEST_F(CudaTensors, JoinedBatchNormsHaveTheBitsOfTheRowsOneByOne) {
   }
 }
 
-// The sizes lie on both sides of the one below which a kernel of our own multiplies; a thread or a warp makes a sum;
-// and operands lie in any order.
+// Sums of columns that are made where their operand is: as the rows do it one after the other.
+TEST_F(CudaTensors, SummedGradientsHaveTheBitsOfTheRowsOneByOne) {
+  const OpDef& sum_row = *find_op("sum");
+  const auto sums_of = [&](const Tensor& x, int64_t columns) {
+    return run(sum_row, {view(x, {-1, columns})}, kernel::ReduceAttrs{IntList{0}, false})[0];
+  };
+  const auto same = [&](const std::vector<Tensor>& found, const std::vector<Tensor>& expected,
+                        const std::string& what) {
+    if (rehearses()) return;
+    for (size_t i = 0; i < found.size(); ++i)
+      expect_close(to(found[i], kCpu), to(expected[i], kCpu), 0, concat(what, " result ", i));
+  };
+  for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16, DType::kF16}) {
+    if (rehearses_f32() && dtype != DType::kF32) continue;
+    for (const Shape& sizes : {Shape{9000, 264}, Shape{3, 70, 1024}, Shape{37, 100}, Shape{130, 33}}) {
+      const std::string what = concat(dtype, " ", sizes);
+      const auto at = [&](int seed, DType type) { return to(to(sample(sizes, seed), type), kGpu); };
+      for (const auto& [apart, summed] : {std::pair{find_op("gelu_erf_backward"), &kGeluErfBackwardSummed},
+                                          std::pair{find_op("gelu_tanh_backward"), &kGeluTanhBackwardSummed}}) {
+        const std::vector<Tensor> in = {at(1, dtype), at(2, dtype)};
+        const Tensor dx = run(*apart, in, {})[0];
+        same(run(*summed, in, {}), {dx, sums_of(dx, sizes.back())}, concat(what, " ", summed->name));
+      }
+      if (dtype == DType::kF16) continue;
+      Shape one = sizes;
+      one.back() = 1;
+      const auto vector = [&](const Shape& shape, int seed) {
+        return to(to(sample(shape, seed, 0.5, 2), compute_of(dtype)), kGpu);
+      };
+      const std::vector<Tensor> in = {at(1, dtype),   at(2, DType::kBF16), at(3, dtype),
+                                      vector(one, 4), vector(one, 5),      vector({sizes.back()}, 6)};
+      const kernel::LayerNormBackwardAttrs attrs{{sizes.back()}, true, 1e-5};
+      std::vector<Tensor> expected = run(kAddLayerNormBackward, in, attrs);
+      expected.push_back(sums_of(expected[1], sizes.back()));
+      same(run(kAddLayerNormBackwardSummed, in, attrs), expected, concat(what, " norm"));
+    }
+  }
+}
+
+// Rows as long as those of models, also with places between them; the gradient may go over the logits.
+TEST_F(CudaTensors, ALossWithItsSlopesHasTheBitsOfTheRowsOneByOne) {
+  const OpDef &loss = *find_op("cross_entropy"), &backward = *find_op("cross_entropy_backward");
+  for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16, DType::kF16}) {
+    if (rehearses_f32() && dtype != DType::kF32) continue;
+    for (const auto& [rows, classes, row] : {std::array<int64_t, 3>{700, 3000, 3000}, {40, 30522, 30528}, {3, 7, 7}}) {
+      const Tensor whole = to(to(sample({rows, row}, 1), dtype), kGpu);
+      std::vector<int64_t> targets;
+      for (int64_t i = 0; i < rows; ++i) targets.push_back(i % 5 == 2 ? -100 : i * 37 % classes);
+      const Tensor x = narrow(whole, 1, 0, classes), target = to(Tensor::from(targets, {rows}), kGpu);
+      for (const Reduction reduction : {Reduction::kMean, Reduction::kSum, Reduction::kNone}) {
+        const kernel::CrossEntropyAttrs attrs{.reduction = reduction};
+        const auto apart = run(loss, {x, target, Tensor()}, attrs);
+        for (const bool has_seed : {true, false}) {
+          const Tensor seed = has_seed ? to(to(sample(apart[0].sizes(), 2), apart[0].dtype()), kGpu)
+                                       : full(apart[0].sizes(), 1, apart[0].dtype(), kGpu);
+          const Tensor dx = run(backward, {seed, x, target, Tensor(), apart[1]}, attrs)[0];
+          const auto both = run(kCrossEntropyWithSlopes, {has_seed ? seed : Tensor(), x, target, Tensor()}, attrs);
+          if (rehearses()) continue;
+          const std::string what = concat(dtype, " ", rows, " x ", classes, " ", static_cast<int>(reduction), has_seed);
+          expect_close(to(both[0], kCpu), to(apart[0], kCpu), 0, concat(what, " loss"));
+          expect_close(to(both[1], kCpu), to(apart[1], kCpu), 0, concat(what, " logsumexp"));
+          expect_close(to(both[2], kCpu), to(dx, kCpu), 0, concat(what, " gradient"));
+        }
+      }
+    }
+  }
+}
+
+// The sizes lie on both sides of the one below which a kernel of our own multiplies, and of the one above which
+// cuBLASLt's algorithms are timed; a thread or a warp makes a sum; and operands lie in any order.
 TEST_F(CudaTensors, ProductsOfAllSizesGiveWhatTheCpuGives) {
   struct Sizes {
     int64_t m, n, k;
@@ -374,7 +443,7 @@ TEST_F(CudaTensors, ProductsOfAllSizesGiveWhatTheCpuGives) {
     if (rehearses_f32() && dtype != DType::kF32) continue;
     const double tolerance = dtype == DType::kF64 ? 1e-9 : dtype == DType::kF32 ? 1e-4 : 6e-2;
     for (const Sizes& s : {Sizes{8, 20, 32}, Sizes{3, 7, 127}, Sizes{5, 9, 300}, Sizes{33, 70, 65}, Sizes{130, 67, 71},
-                           Sizes{129, 1, 1000}, Sizes{65, 34, 601}}) {
+                           Sizes{129, 1, 1000}, Sizes{65, 34, 601}, Sizes{264, 256, 512}}) {
       for (const int turned : {0, 1, 2, 3}) {
         const auto matrix = [&](int64_t rows, int64_t columns, int seed, bool turn) {
           const Tensor x = to(sample(turn ? Shape{columns, rows} : Shape{rows, columns}, seed), dtype);

@@ -2,12 +2,15 @@
 
 #include <algorithm>
 
+#include "chorale/kernel/full_like_attrs.h"
+#include "chorale/kernel/reduce_attrs.h"
 #include "chorale/kernel/view.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/joined.h"
 #include "chorale/op/nn.h"
 #include "chorale/op/shape.h"
 #include "chorale/op/table.h"
+#include "chorale/op/view.h"
 
 namespace chorale::graph {
 namespace {
@@ -21,6 +24,12 @@ class Joiner {
         add_(*op::find_op("add")),
         relu_(*op::find_op("relu")),
         relu_backward_(*op::find_op("relu_backward")),
+        cross_entropy_(*op::find_op("cross_entropy")),
+        cross_entropy_backward_(*op::find_op("cross_entropy_backward")),
+        full_like_(*op::find_op("full_like")),
+        gelu_erf_backward_(*op::find_op("gelu_erf_backward")),
+        gelu_tanh_backward_(*op::find_op("gelu_tanh_backward")),
+        sum_(*op::find_op("sum")),
         maker_(graph.values.size(), kNone),
         readers_(graph.values.size()),
         uses_(count_uses(graph)),
@@ -40,6 +49,9 @@ class Joiner {
       if (node.op == &op::kLayerNorm) join_forward(n);
       if (node.op == &op::kLayerNormBackward) join_backward(n);
       if (node.op == &op::kCat) join_attention(n);
+      if (node.op == &cross_entropy_) join_loss(n);
+      if (node.op == &gelu_erf_backward_) join_sums(n, op::kGeluErfBackwardSummed);
+      if (node.op == &gelu_tanh_backward_) join_sums(n, op::kGeluTanhBackwardSummed);
       if (node.op == &op::kBatchNorm) join_relu(n);
       if (node.op == &op::kBatchNormBackward) join_relu_backward(n);
     }
@@ -167,6 +179,12 @@ class Joiner {
     joined.attrs = norm.attrs;
     joined.in = {dsum, dy, norm.in[1], norm.in[2], norm.in[3], norm.in[4]};
     joined.out = {dx, lower, norm.out[1], norm.out[2]};
+    const auto normalized = norm.attrs.get<kernel::LayerNormBackwardAttrs>().normalized_shape;
+    const uint32_t sums = normalized.size() == 1 ? sums_of_columns(lower) : kNone;
+    if (sums != kNone) {
+      joined.op = &op::kAddLayerNormBackwardSummed;
+      joined.out.push_back(take_sums(sums));
+    }
     if (reshape != kNone) {
       joined.in[1] = add_value_like(norm.in[0], value(dy).dtype);
       Node shows = graph_.nodes[reshape];
@@ -209,6 +227,86 @@ class Joiner {
     joined.in = apart.in;
     joined.out = join.out;
     put(std::move(joined), place, {at});
+  }
+
+  // The node that sums a value over all but its last dimension, which may be shown as a matrix before; kNone: there is
+  // none.
+  uint32_t sums_of_columns(uint32_t x) const {
+    const int64_t columns = value(x).sizes.back();
+    const auto sums_of = [&](uint32_t v) {
+      for (const uint32_t n : readers_[v]) {
+        const Node& node = graph_.nodes[n];
+        if (is_gone_[n] || !is_of(node, sum_) || value(v).sizes.size() != 2 || value(v).sizes[1] != columns) continue;
+        const auto& attrs = node.attrs.get<kernel::ReduceAttrs>();
+        if (attrs.dims.size() == 1 && (attrs.dims[0] == 0 || attrs.dims[0] == -2) &&
+            value(node.out[0]).dtype == value(x).dtype)
+          return n;
+      }
+      return kNone;
+    };
+    uint32_t sums = sums_of(x);
+    for (const uint32_t n : readers_[x]) {
+      if (sums == kNone && !is_gone_[n] && is_reshape(n)) sums = sums_of(graph_.nodes[n].out[0]);
+    }
+    return sums;
+  }
+  // The vector of sums that is made instead of by this node, which shows it as a row where it kept the dimension, and
+  // is gone otherwise.
+  uint32_t take_sums(uint32_t sums) {
+    const Node node = graph_.nodes[sums];
+    is_gone_[sums] = true;
+    if (!node.attrs.get<kernel::ReduceAttrs>().keepdim) return node.out[0];
+    const uint32_t made = add_value_like(node.out[0], value(node.out[0]).dtype);
+    graph_.values[made].sizes.erase(size_t{0});
+    graph_.values[made].strides.erase(size_t{0});
+    Node shows;
+    shows.op = &op::kView;
+    shows.attrs = op::SizesAttrs{IntList(value(node.out[0]).sizes)};
+    shows.in = {made};
+    shows.out = node.out;
+    put(std::move(shows), sums, {});
+    return made;
+  }
+  // The gradient of an activation, and its sums over all but the last dimension, which may be asked of it as a matrix.
+  void join_sums(uint32_t at, const op::OpDef& row) {
+    const Node slopes = graph_.nodes[at];
+    const uint32_t dx = slopes.out[0];
+    const Value& x = value(dx);
+    if (x.sizes.empty() || value(slopes.in[0]) != x || value(slopes.in[1]) != x || !is_in_order(dx)) return;
+    const uint32_t sums = sums_of_columns(dx);
+    if (sums == kNone) return;
+    Node joined;
+    joined.op = &row;
+    joined.attrs = slopes.attrs;
+    joined.in = slopes.in;
+    joined.out = {dx, take_sums(sums)};
+    put(std::move(joined), at, {});
+  }
+
+  // Whether all elements of a value are ones that a node fills in.
+  bool is_ones(uint32_t v) const {
+    const Node* const made = made_by(v, full_like_);
+    return made && made->attrs.get<kernel::FullLikeAttrs>().value == Scalar(1);
+  }
+  // cross_entropy(x, target, weight), and its gradient by ones or by what is known before.
+  void join_loss(uint32_t at) {
+    const Node loss = graph_.nodes[at];
+    uint32_t slopes = kNone;
+    for (const uint32_t n : readers_[loss.out[1]]) {
+      if (!is_gone_[n] && is_of(graph_.nodes[n], cross_entropy_backward_)) slopes = n;
+    }
+    if (slopes == kNone) return;
+    const Node& backward = graph_.nodes[slopes];
+    const uint32_t dloss = backward.in[0];
+    if (backward.in[1] != loss.in[0] || backward.in[2] != loss.in[1] || backward.in[3] != loss.in[2] ||
+        backward.in[4] != loss.out[1] || !(backward.attrs == loss.attrs) || (!is_ones(dloss) && !is_there(dloss, at)))
+      return;
+    Node joined;
+    joined.op = &op::kCrossEntropyWithSlopes;
+    joined.attrs = loss.attrs;
+    joined.in = {is_ones(dloss) ? kNone : dloss, loss.in[0], loss.in[1], loss.in[2]};
+    joined.out = {loss.out[0], loss.out[1], backward.out[0]};
+    put(std::move(joined), at, {slopes});
   }
 
   // Whether a value is a matrix with one column per channel, as kernels of joined rows want it.
@@ -296,7 +394,8 @@ class Joiner {
   }
 
   Graph& graph_;
-  const op::OpDef &add_, &relu_, &relu_backward_;
+  const op::OpDef &add_, &relu_, &relu_backward_, &cross_entropy_, &cross_entropy_backward_, &full_like_,
+      &gelu_erf_backward_, &gelu_tanh_backward_, &sum_;
   std::vector<uint32_t> maker_;                 // by value
   std::vector<std::vector<uint32_t>> readers_;  // by value
   std::vector<uint32_t> uses_;                  // by value

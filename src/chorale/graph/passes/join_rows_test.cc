@@ -103,6 +103,40 @@ TEST(JoinRows, GradientsOfAttentionAreWrittenSideBySide) {
   EXPECT_THAT(joined(attention("%14", ", %7")), ::testing::HasSubstr("cat"));
 }
 
+// A loss and its gradient by %2.
+std::string loss(const std::string& seed, const std::string& classes) {
+  const std::string x = "bf16[8, 16]@sim:0", attrs = " {ignore_index=-100, label_smoothing=0.0, reduction=1}\n";
+  return "graph(%0: " + x + ", %1: i64[8]@sim:0, %2: f32[]@sim:0) {\n  %3: f32[]@sim:0, %4: f64[8]@sim:0 = " +
+         "cross_entropy(%0, %1, none)" + attrs + "  %5: f32[]@sim:0 = " + seed + "\n  %6: " + x +
+         " = cross_entropy_backward(%5, %0, " + classes + ", none, %4)" + attrs + "  return %3, %6\n}\n";
+}
+
+TEST(JoinRows, RowsOfLogitsAreReadOnceForTheLossAndItsGradient) {
+  const std::string x = "bf16[8, 16]@sim:0", attrs = " {ignore_index=-100, label_smoothing=0.0, reduction=1}\n";
+  EXPECT_EQ(joined(loss("full_like(%3) {value=1}", "%1")),
+            "graph(%0: " + x + ", %1: i64[8]@sim:0, %2: f32[]@sim:0) {\n  %3: f32[]@sim:0, %4: f64[8]@sim:0, %5: " + x +
+                " = cross_entropy_with_slopes(none, %0, %1, none)" + attrs + "  return %3, %5\n}\n");
+  // Where the gradient's own gradient comes of the loss, the loss is there first.
+  EXPECT_THAT(joined(loss("full_like(%3) {value=2}", "%1")), ::testing::HasSubstr("= cross_entropy_backward("));
+  EXPECT_THAT(joined(loss("mul(%3, %2)", "%1")), ::testing::HasSubstr("= cross_entropy_backward("));
+}
+
+TEST(JoinRows, TheGradientOfABiasBehindGeluIsSummedWhereItsOperandIsMade) {
+  const std::string x = "bf16[2, 3, 8]@sim:0", rows = "bf16[6, 8]@sim:0";
+  const auto text = [&](const std::string& attrs) {
+    const std::string sums = attrs.ends_with("true") ? "bf16[1, 8]@sim:0" : "bf16[8]@sim:0";
+    return "graph(%0: " + x + ", %1: " + x + ") {\n  %2: " + x + " = gelu_tanh_backward(%0, %1)\n  %3: " + rows +
+           " = view(%2) {sizes=[6, 8]}\n  %4: " + sums + " = sum(%3) {dims=" + attrs + "}\n  return %3, %4\n}\n";
+  };
+  EXPECT_EQ(joined(text("[0], keepdim=true")),
+            "graph(%0: " + x + ", %1: " + x + ") {\n  %2: " + x +
+                ", %3: bf16[8]@sim:0 = gelu_tanh_backward_summed(%0, %1)\n  %4: " + rows +
+                " = view(%2) {sizes=[6, 8]}\n  %5: bf16[1, 8]@sim:0 = view(%3) {sizes=[1, 8]}\n  return %4, %5\n}\n");
+  EXPECT_EQ(joined(text("[0], keepdim=false")), "graph(%0: " + x + ", %1: " + x + ") {\n  %2: " + x +
+                                                    ", %3: bf16[8]@sim:0 = gelu_tanh_backward_summed(%0, %1)\n  %4: " +
+                                                    rows + " = view(%2) {sizes=[6, 8]}\n  return %4, %3\n}\n");
+}
+
 // Two norms with ReLUs, the second one with a sum before it, and their gradients; `more` is returned, too.
 std::string norms(const std::string& layout, const std::string& more) {
   const std::string x = "bf16[2, 8, 3, 3]" + layout + "@sim:0", c = "f32[8]@sim:0", eps = " {eps=0.5}\n";

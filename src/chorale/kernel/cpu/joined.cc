@@ -4,8 +4,10 @@
 #include <array>
 #include <initializer_list>
 
+#include "chorale/kernel/cpu/loss/loss.h"
 #include "chorale/kernel/cpu/norm/norm.h"
 #include "chorale/kernel/cpu/product/attention.h"
+#include "chorale/kernel/cpu/reduce/reduce.h"
 #include "chorale/kernel/cpu/support/copy.h"
 #include "chorale/kernel/joined_heads.h"
 #include "chorale/kernel/nn_attrs.h"
@@ -33,7 +35,24 @@ Tensor wide_of(const Tensor& narrow, DType wide) {
   return narrow.dtype() == wide ? narrow : Tensor::empty(narrow.sizes(), wide);
 }
 
+// The sums of x's columns, of which `sums` says how many there are.
+void sum_columns(const Tensor& x, std::span<Tensor> sums, Stream stream) {
+  const int64_t columns = sums[0].elems(), rows = columns == 0 ? 0 : x.elems() / columns;
+  const Tensor matrix = x.view_as({rows, columns}, {columns, 1}, x.offset());
+  const Attrs over_rows = ReduceAttrs{IntList{0}, false};
+  sum({{&matrix, 1}, sums, over_rows, stream});
+}
+// The gradient of an activation, and the sums of its columns.
+void backward_summed(vec::ScalarOp op, const KernelArgs& args) {
+  const Tensor dy = contiguous(args.in[0]), x = contiguous(args.in[1]);
+  run_dense(op, {&dy, &x}, args.out[0]);
+  sum_columns(args.out[0], args.out.subspan(1), args.stream);
+}
+
 }  // namespace
+
+void gelu_erf_backward_summed(const KernelArgs& args) { backward_summed(vec::ScalarOp::kGeluErfBackward, args); }
+void gelu_tanh_backward_summed(const KernelArgs& args) { backward_summed(vec::ScalarOp::kGeluTanhBackward, args); }
 
 void add_layer_norm(const KernelArgs& args) {
   const Tensor& sum = args.out[0];
@@ -55,9 +74,25 @@ void add_layer_norm_backward(const KernelArgs& args) {
   copy_into(dx, args.out[1]);
 }
 
+void add_layer_norm_backward_summed(const KernelArgs& args) {
+  add_layer_norm_backward({args.in, args.out.first(4), args.attrs, args.stream});
+  sum_columns(args.out[1], args.out.subspan(4), args.stream);
+}
+
 void attention_backward_joined(const KernelArgs& args) {
   std::array<Tensor, 3> parts = joined_heads(args.out[0]);
   attention_backward({args.in, parts, args.attrs, args.stream});
+}
+
+void cross_entropy_with_slopes(const KernelArgs& args) {
+  cross_entropy({args.in.subspan(1), args.out.first(2), args.attrs, args.stream});
+  Tensor dloss = args.in[0];
+  if (!dloss.defined()) {
+    dloss = Tensor::empty(args.out[0].sizes(), DType::kF32);
+    std::fill_n(dloss.data<float>(), dloss.elems(), 1.0f);
+  }
+  const Tensor in[] = {dloss, args.in[1], args.in[2], args.in[3], args.out[1]};
+  cross_entropy_backward({in, args.out.subspan(2), args.attrs, args.stream});
 }
 
 void batch_norm_relu(const KernelArgs& args) {

@@ -7,6 +7,8 @@
 #include "chorale/device/cuda/space.h"
 #include "chorale/device/runtime.h"
 #include "chorale/kernel/cuda/family.h"
+#include "chorale/kernel/cuda/reduce.h"
+#include "chorale/kernel/cuda/wide_rows.h"
 #include "chorale/kernel/element_loop.h"
 #include "chorale/kernel/numbers.h"
 #include "chorale/kernel/pointwise.h"
@@ -225,7 +227,78 @@ void run(Call& call, const vec::StridedView& out, std::span<const vec::StridedVi
   launch(kernel, {.x = blocks_for(stream.device, steps)}, stream, space, params);
 }
 
+// y = f(a, b) with the sums of its columns, in the order of wide_rows.cu's sum_columns.
+KernelText summing_text(vec::ScalarOp op, DType dtype) {
+  const char* const type = type_in_text(dtype);
+  std::string text(chorale::cuda::prelude());
+  text += chorale::cuda::kVocabularyCu;
+  text += concat("typedef ", type, " T;\ntypedef Compute<T> L;\nstatic const int kCount = 16 / sizeof(T);\n",
+                 "__device__ __forceinline__ L compute(const L x0, const L x1) {\n",
+                 text_of(vec::expression_of(op), is_half(dtype)), "}\n");
+  text += R"(
+extern "C" __global__ void __launch_bounds__(256) run(const T* a, const T* b, T* y, L* partial, i64 rows, i64 columns) {
+  __shared__ L parts[8][32 * kCount];
+  const int lane = threadIdx.x % 32, strip = threadIdx.x / 32;
+  const i64 column = (blockIdx.x * 32ll + lane) * kCount;
+  const i64 first = blockIdx.y * 8ll + strip, step = gridDim.y * 8ll;
+  L sums[kCount] = {};
+  if (column < columns) {
+#pragma unroll 2
+    for (i64 row = first; row < rows; row += step) {
+      const i64 at = row * columns + column;
+      const Pack16<T> from_a = pack_at(a, at), from_b = pack_at(b, at);
+      Pack16<T> to;
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) {
+        to.at[j] = cast<T>(compute(widen(from_a.at[j]), widen(from_b.at[j])));
+        sums[j] += widen(to.at[j]);
+      }
+      *(Pack16<T>*)(y + at) = to;
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) parts[strip][lane * kCount + j] = sums[j];
+  __syncthreads();
+  for (int i = threadIdx.x; i < 32 * kCount; i += 256) {
+    const i64 at = blockIdx.x * 32ll * kCount + i;
+    L sum = 0;
+    for (int k = 0; k < 8; ++k) sum += parts[k][i];
+    if (at < columns) partial[blockIdx.y * columns + at] = sum;
+  }
+}
+)";
+  return {std::move(text), "run", /*contract=*/false};
+}
+
+void backward_summed(vec::ScalarOp op, const KernelArgs& args) {
+  const Stream stream = args.stream;
+  const Tensor dy = contiguous(args.in[0], stream), x = contiguous(args.in[1], stream);
+  const Tensor &dx = args.out[0], &sums = args.out[1];
+  const DType dtype = dx.dtype();
+  const int64_t columns = dx.size(-1), rows = columns == 0 ? 0 : dx.elems() / columns;
+  const MatrixRows matrix{rows, columns, columns};
+  const bool in_packs = columns % static_cast<int64_t>(16 / size_of(dtype)) == 0 &&
+                        reinterpret_cast<uintptr_t>(dy.raw()) % 16 == 0 &&
+                        reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0;
+  const auto [tiles, chunks] = column_chunks(dx.raw(), dtype, matrix, dtype, stream.device);
+  if (in_packs && chunks > 0) {
+    const std::string key = concat("summed ", vec::info(op).name, ' ', type_in_text(dtype));
+    const CUfunction kernel = find_kernel(stream.device, key, [&] { return summing_text(op, dtype); });
+    const Tensor partial = Tensor::empty({chunks, columns}, compute_of(dtype), stream.device);
+    launch(kernel, {.x = static_cast<unsigned>(tiles), .y = static_cast<unsigned>(chunks)}, stream, dy.raw(), x.raw(),
+           dx.raw(), partial.raw(), rows, columns);
+    return join_columns(partial, columns, 1, sums, stream);
+  }
+  const Pointwise what{op};
+  const Tensor in[] = {dy, x};
+  pointwise({in, args.out.first(1), args.attrs, stream, &what, args.row});
+  sum_over(dx.view_as({rows, columns}, {columns, 1}, dx.offset()), 0, sums, stream);
+}
+
 }  // namespace
+
+void gelu_erf_backward_summed(const KernelArgs& args) { backward_summed(vec::ScalarOp::kGeluErfBackward, args); }
+void gelu_tanh_backward_summed(const KernelArgs& args) { backward_summed(vec::ScalarOp::kGeluTanhBackward, args); }
 
 void pointwise(const KernelArgs& args) {
   const Pointwise& what = *args.pointwise;

@@ -6,6 +6,9 @@
 namespace chorale::kernel::cuda {
 
 void pointwise(const KernelArgs& args);
+// dy, x -> the gradient of an activation, and its sums over all but the last dimension
+void gelu_erf_backward_summed(const KernelArgs& args);
+void gelu_tanh_backward_summed(const KernelArgs& args);
 // The kernel of to().
 void copy(const KernelArgs& args);
 

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 
+#include "chorale/device/runtime.h"
 #include "chorale/kernel/cuda/family.h"
+#include "chorale/kernel/cuda/reduce.h"
 #include "chorale/kernel/cuda/wide_rows.h"
 #include "chorale/kernel/nn_attrs.h"
 #include "chorale/kernel/view.h"
+#include "chorale/tensor/strided.h"
 
 namespace chorale::cuda {
 extern const std::string_view kRowsCu;
@@ -189,7 +192,9 @@ void add_layer_norm(const KernelArgs& args) {
   if (!wide.is(y)) copy_into(wide, y, stream);
 }
 
-void add_layer_norm_backward(const KernelArgs& args) {
+namespace {
+// A fifth result: the sums of the second one's columns.
+void add_norm_backward(const KernelArgs& args, const Tensor& sums) {
   const auto& a = args.attrs.get<LayerNormBackwardAttrs>();
   const Stream stream = args.stream;
   const Tensor more = contiguous(args.in[0], stream), dy = contiguous(args.in[1], stream),
@@ -200,14 +205,22 @@ void add_layer_norm_backward(const KernelArgs& args) {
       weight(args.in[5], x.dtype(), stream);
   const RowNorm norm{rows, n, weight.raw(), nullptr, mean.raw(), rstd.raw(), a.eps};
   if (normalize_backward_wide(dy, x, norm, dx, a.affine ? args.out[2] : Tensor(), a.affine ? args.out[3] : Tensor(),
-                              stream, more, lower))
+                              stream, more, lower, sums))
     return;
+  if (sums.defined()) {
+    add_layer_norm_backward({args.in, args.out.first(4), args.attrs, stream, args.pointwise, args.row});
+    return sum_over(lower.view_as({rows, n}, {n, 1}, lower.offset()), 0, sums, stream);
+  }
   const Tensor in[] = {contiguous(dy, x.dtype(), stream), x, args.in[3], args.in[4], args.in[5]};
   Tensor out[] = {Tensor::empty(dx.sizes(), dx.dtype(), dx.device()), args.out[2], args.out[3]};
   layer_norm_backward({in, out, args.attrs, stream});
   add_narrow(more, out[0], dx, stream);
   if (dx.elems() > 0) copy_into(dx, lower, stream);
 }
+}  // namespace
+
+void add_layer_norm_backward(const KernelArgs& args) { add_norm_backward(args, Tensor()); }
+void add_layer_norm_backward_summed(const KernelArgs& args) { add_norm_backward(args, args.out[4]); }
 
 void rms_norm(const KernelArgs& args) { normalize_rows(args, false); }
 void rms_norm_backward(const KernelArgs& args) { normalize_rows_backward(args, false); }
@@ -259,6 +272,37 @@ void cross_entropy_backward(const KernelArgs& args) {
          args.stream, dloss.raw(), x.raw(), targets.list.raw(), targets.weight.raw(), lse.raw(), targets.divisor(),
          to.raw(), lines, classes_of(args, a.ignore_index, a.reduction, a.label_smoothing));
   if (!to.is(dx)) copy_into(to, dx, args.stream);
+}
+
+void cross_entropy_with_slopes(const KernelArgs& args) {
+  const auto& a = args.attrs.get<CrossEntropyAttrs>();
+  const Stream stream = args.stream;
+  const Tensor &dx = args.out[2], &logits = args.in[1];
+  const Lines lines = lines_of_classes(logits.sizes());
+  const DType compute = compute_of(logits.dtype());
+  if (is_plain(lines, args.in[3], a)) {
+    const Tensor dloss = args.in[0].defined() ? contiguous(args.in[0], compute, stream) : Tensor();
+    if (is_small(lines.count, lines.length) && dx.is_contiguous()) {
+      const Tensor x = contiguous(logits, stream), list = contiguous(args.in[2], DType::kI64, stream);
+      return cross_entropy_small(x, row_loss(args, lines, x, list, dx, a), a.reduction, args.out[1], args.out[0],
+                                 stream, dloss, dx);
+    }
+    const Tensor x = rows_of_classes(logits, stream);
+    const Targets targets(args.in[2], args.in[3], a.reduction, lines.length, a.ignore_index, x.dtype(), stream);
+    const Tensor losses = Tensor::empty({lines.count}, compute, x.device());
+    cross_entropy_both_ways(dloss, x, row_loss(args, lines, x, targets.list, dx, a), targets.divisor(), a.reduction,
+                            args.out[1], losses, dx, stream);
+    return reduce_losses(losses, a.reduction, targets, args.out[0], stream);
+  }
+  cross_entropy({args.in.subspan(1), args.out.first(2), args.attrs, stream, args.pointwise, args.row});
+  Tensor dloss = args.in[0];
+  if (!dloss.defined()) {
+    dloss = Tensor::empty(args.out[0].sizes(), DType::kF32, logits.device());
+    constexpr float kOne = 1;
+    if (dloss.elems() > 0) runtime_of(stream.device).fill(&kOne, strided(dloss), stream);
+  }
+  const Tensor in[] = {dloss, logits, args.in[2], args.in[3], args.out[1]};
+  cross_entropy_backward({in, args.out.subspan(2), args.attrs, stream, args.pointwise, args.row});
 }
 
 void nll_loss(const KernelArgs& args) {

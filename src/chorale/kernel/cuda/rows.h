@@ -13,10 +13,12 @@ void layer_norm(const KernelArgs& args);
 void layer_norm_backward(const KernelArgs& args);
 void add_layer_norm(const KernelArgs& args);
 void add_layer_norm_backward(const KernelArgs& args);
+void add_layer_norm_backward_summed(const KernelArgs& args);
 void rms_norm(const KernelArgs& args);
 void rms_norm_backward(const KernelArgs& args);
 void cross_entropy(const KernelArgs& args);
 void cross_entropy_backward(const KernelArgs& args);
+void cross_entropy_with_slopes(const KernelArgs& args);
 void nll_loss(const KernelArgs& args);
 void nll_loss_backward(const KernelArgs& args);
 

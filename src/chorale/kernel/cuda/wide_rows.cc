@@ -13,7 +13,7 @@ namespace {
 
 using chorale::cuda::kWideRowsCu;
 
-constexpr int64_t kWarpsPerBlock = 8, kMostPacks = 8;
+constexpr int64_t kWarpsPerBlock = 8, kMostPacks = 8, kMostSumBytes = 32 * 1024;
 
 bool begins_at_16(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
 int64_t elems_per_pack(DType dtype) { return static_cast<int64_t>(16 / size_of(dtype)); }
@@ -26,12 +26,18 @@ int64_t packs_of(const Tensor& x, int64_t n) {
 }
 // `narrow`: the normalised values, or their gradient.
 CUfunction norm_kernel(const char* name, const Tensor& x, const Tensor& narrow, const RowNorm& norm, int64_t packs,
-                       bool adds, Stream stream) {
-  const std::string more = concat(norm.means ? "true" : "false", ", ", packs, ", ", adds ? "true" : "false");
+                       std::string_view adds, Stream stream) {
+  const std::string more = concat(norm.means ? "true" : "false", ", ", packs, ", ", adds);
   return instance(stream, kWideRowsCu, name, {x.dtype(), narrow.dtype()}, more.c_str());
 }
 void* raw_or_null(const Tensor& x) { return x.defined() ? x.raw() : nullptr; }
 bool is_absent_or_at_16(const Tensor& x) { return !x.defined() || begins_at_16(x.raw()); }
+
+// Among how many blocks rows are shared out. Two blocks of a norm's gradient run on a multiprocessor: what its threads
+// hold of their columns leaves no room for more.
+int64_t chunks_of(int64_t rows, Device device) {
+  return std::min(divided_up(rows, 2 * kWarpsPerBlock), int64_t{2} * chorale::cuda::multiprocessors(device));
+}
 
 void join_columns(const Tensor& partial, int64_t chunks, int64_t stride, int64_t columns, double divisor,
                   const Tensor& out0, const Tensor& out1, Stream stream) {
@@ -43,19 +49,26 @@ void join_columns(const Tensor& partial, int64_t chunks, int64_t stride, int64_t
 
 }  // namespace
 
-bool sum_columns(const void* x, DType dtype, const MatrixRows& of, double divisor, const Tensor& out, Stream stream) {
+ColumnChunks column_chunks(const void* x, DType dtype, const MatrixRows& of, DType out, Device device) {
   const auto& [rows, columns, stride] = of;
   const int64_t per_pack = elems_per_pack(dtype);
-  if (!is_floating(dtype) || !is_floating(out.dtype()) || rows < 64 || stride % per_pack != 0 || !begins_at_16(x))
-    return false;
-  const int64_t tiles = divided_up(columns, 32 * per_pack);
-  const int64_t chunks =
-      std::clamp<int64_t>(int64_t{8} * chorale::cuda::multiprocessors(stream.device) / tiles, 1, rows / 32);
+  if (!is_floating(dtype) || !is_floating(out) || rows < 64 || stride % per_pack != 0 || !begins_at_16(x)) return {};
+  return {divided_up(columns, 32 * per_pack), chunks_of(rows, device)};
+}
+
+void join_columns(const Tensor& partial, int64_t columns, double divisor, const Tensor& out, Stream stream) {
+  join_columns(partial, partial.size(0), columns, columns, divisor, out, Tensor(), stream);
+}
+
+bool sum_columns(const void* x, DType dtype, const MatrixRows& of, double divisor, const Tensor& out, Stream stream) {
+  const auto& [rows, columns, stride] = of;
+  const auto [tiles, chunks] = column_chunks(x, dtype, of, out.dtype(), stream.device);
+  if (chunks == 0) return false;
   const Tensor partial = Tensor::empty({chunks, columns}, compute_of(dtype), stream.device);
   launch(instance(stream, kWideRowsCu, "sum_columns", {dtype}),
          {.x = static_cast<unsigned>(tiles), .y = static_cast<unsigned>(chunks)}, stream, x, partial.raw(), rows,
          columns, stride);
-  join_columns(partial, chunks, columns, columns, divisor, out, Tensor(), stream);
+  join_columns(partial, columns, divisor, out, stream);
   return true;
 }
 
@@ -64,29 +77,34 @@ bool normalize_wide(const Tensor& x, const RowNorm& norm, const Tensor& y, Strea
   const int64_t packs = packs_of(x, norm.n);
   if (packs == 0 || !begins_at_16(y.raw()) || !is_absent_or_at_16(more) || !is_absent_or_at_16(sum)) return false;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(divided_up(norm.rows, kWarpsPerBlock), 1 << 20));
-  launch(norm_kernel("normalize_in_warps", x, y, norm, packs, more.defined(), stream), {.x = blocks}, stream, x.raw(),
-         raw_or_null(more), raw_or_null(sum), norm.weight, norm.bias, y.raw(), norm.means, norm.rstds, norm.rows,
-         norm.n, norm.eps);
+  launch(norm_kernel("normalize_in_warps", x, y, norm, packs, more.defined() ? "true" : "false", stream), {.x = blocks},
+         stream, x.raw(), raw_or_null(more), raw_or_null(sum), norm.weight, norm.bias, y.raw(), norm.means, norm.rstds,
+         norm.rows, norm.n, norm.eps);
   return true;
 }
 
 bool normalize_backward_wide(const Tensor& dy, const Tensor& x, const RowNorm& norm, const Tensor& dx,
                              const Tensor& dweight, const Tensor& dbias, Stream stream, const Tensor& more,
-                             const Tensor& lower) {
+                             const Tensor& lower, const Tensor& sums) {
   const int64_t packs = packs_of(x, norm.n);
   if (packs == 0 || norm.rows == 0 || !begins_at_16(dy.raw()) || !begins_at_16(dx.raw()) || !is_absent_or_at_16(more) ||
       !is_absent_or_at_16(lower))
     return false;
-  // Two blocks on a multiprocessor: what a thread holds of its columns leaves no room for more.
-  const int64_t blocks = std::min<int64_t>(divided_up(norm.rows, kWarpsPerBlock),
-                                           int64_t{2} * chorale::cuda::multiprocessors(stream.device));
+  if (sums.defined() && kWarpsPerBlock * packs * 512 * static_cast<int64_t>(size_of(compute_of(dy.dtype()))) >
+                            kMostSumBytes * static_cast<int64_t>(size_of(x.dtype())))
+    return false;
+  const int64_t blocks = chunks_of(norm.rows, stream.device);
   const Tensor partial =
       dweight.defined() ? Tensor::empty({blocks, 2, norm.n}, compute_of(x.dtype()), stream.device) : Tensor();
-  void* const sums = partial.defined() ? partial.raw() : nullptr;
-  launch(norm_kernel("normalize_backward_in_warps", x, dy, norm, packs, more.defined(), stream),
+  const Tensor lower_partial =
+      sums.defined() ? Tensor::empty({blocks, norm.n}, compute_of(dy.dtype()), stream.device) : Tensor();
+  const std::string_view adds = sums.defined() ? "true, true" : more.defined() ? "true, false" : "false, false";
+  launch(norm_kernel("normalize_backward_in_warps", x, dy, norm, packs, adds, stream),
          {.x = static_cast<unsigned>(blocks)}, stream, raw_or_null(more), dy.raw(), x.raw(), norm.means, norm.rstds,
-         norm.weight, dx.raw(), raw_or_null(lower), sums, norm.rows, norm.n);
+         norm.weight, dx.raw(), raw_or_null(lower), raw_or_null(partial), raw_or_null(lower_partial), norm.rows,
+         norm.n);
   if (partial.defined()) join_columns(partial, blocks, 2 * norm.n, norm.n, 1, dweight, dbias, stream);
+  if (sums.defined()) join_columns(lower_partial, norm.n, 1, sums, stream);
   return true;
 }
 
@@ -108,15 +126,27 @@ void cross_entropy_wide(const Tensor& x, const RowLoss& loss, const Tensor& lse,
          fault_of(stream.device), loss.op);
 }
 
+void cross_entropy_both_ways(const Tensor& dloss, const Tensor& x, const RowLoss& loss, const void* divisor,
+                             Reduction reduction, const Tensor& lse, const Tensor& losses, const Tensor& dx,
+                             Stream stream) {
+  // Three blocks on a multiprocessor: their rows, of 100 KiB for 50,304 classes, fit into the cache together.
+  Grid grid = loss_grid(loss.rows);
+  grid.x = std::min(grid.x, static_cast<unsigned>(3 * chorale::cuda::multiprocessors(stream.device)));
+  const int64_t each = reduction == Reduction::kNone ? 1 : 0;
+  launch(instance(stream, kWideRowsCu, "cross_entropy_and_slopes", {x.dtype()}), grid, stream, raw_or_null(dloss),
+         x.raw(), loss.target, divisor, lse.raw(), losses.raw(), dx.raw(), loss.rows, loss.classes, loss.x_row,
+         loss.dx_row, loss.ignore_index, each, fault_of(stream.device), loss.op);
+}
+
 bool is_small(int64_t rows, int64_t classes) { return rows <= 1024 && rows * classes <= 1 << 15; }
 
 void cross_entropy_small(const Tensor& x, const RowLoss& loss, Reduction reduction, const Tensor& lse,
-                         const Tensor& out, Stream stream) {
+                         const Tensor& out, Stream stream, const Tensor& dloss, const Tensor& dx) {
   const int64_t mean = reduction == Reduction::kMean ? 1 : 0, each = reduction == Reduction::kNone ? 1 : 0;
   const auto threads = static_cast<unsigned>(32 * std::clamp<int64_t>(loss.rows, 1, 32));
   launch(instance(stream, kWideRowsCu, "cross_entropy_in_one_block", {x.dtype()}), {.threads = threads}, stream,
-         x.raw(), loss.target, lse.raw(), out.raw(), loss.rows, loss.classes, loss.ignore_index, mean, each,
-         fault_of(stream.device), loss.op);
+         raw_or_null(dloss), x.raw(), loss.target, lse.raw(), out.raw(), raw_or_null(dx), loss.rows, loss.classes,
+         loss.ignore_index, mean, each, fault_of(stream.device), loss.op);
 }
 
 void cross_entropy_backward_wide(const Tensor& dloss, const Tensor& x, const RowLoss& loss, const Tensor& lse,

@@ -14,6 +14,15 @@ struct MatrixRows {
 // out [columns] = the sums of x's columns, divided.
 bool sum_columns(const void* x, DType dtype, const MatrixRows& of, double divisor, const Tensor& out, Stream stream);
 
+// How columns are summed: blocks of 256 threads for each of `tiles` of 32 packs, and `chunks` of them, whose 8 warps
+// take rows in turn. Their sums, partial[chunk][column], are put together by join_columns.
+struct ColumnChunks {
+  int64_t tiles = 0, chunks = 0;
+};
+// No chunks: not for this matrix.
+ColumnChunks column_chunks(const void* x, DType dtype, const MatrixRows& of, DType out, Device device);
+void join_columns(const Tensor& partial, int64_t columns, double divisor, const Tensor& out, Stream stream);
+
 // A layer norm or, without `means`, a norm by root mean squares. Null: there is no weight, no bias.
 struct RowNorm {
   int64_t rows = 0, n = 0;
@@ -27,10 +36,10 @@ struct RowNorm {
 bool normalize_wide(const Tensor& x, const RowNorm& norm, const Tensor& y, Stream stream, const Tensor& more = {},
                     const Tensor& sum = {});
 // dweight and dbias may be undefined. Where `more` is given, dx is added to it, and goes to `lower`, too, in dy's
-// dtype.
+// dtype; and the sums of its columns to `sums`.
 bool normalize_backward_wide(const Tensor& dy, const Tensor& x, const RowNorm& norm, const Tensor& dx,
                              const Tensor& dweight, const Tensor& dbias, Stream stream, const Tensor& more = {},
-                             const Tensor& lower = {});
+                             const Tensor& lower = {}, const Tensor& sums = {});
 // sum = x + more, for every size.
 void add_narrow(const Tensor& x, const Tensor& more, const Tensor& sum, Stream stream);
 
@@ -42,11 +51,15 @@ struct RowLoss {
   int64_t op = 0;  // its number, for faults
 };
 void cross_entropy_wide(const Tensor& x, const RowLoss& loss, const Tensor& lse, const Tensor& losses, Stream stream);
+// And the gradient, by dloss (undefined: 1), which may go over x.
+void cross_entropy_both_ways(const Tensor& dloss, const Tensor& x, const RowLoss& loss, const void* divisor,
+                             Reduction reduction, const Tensor& lse, const Tensor& losses, const Tensor& dx,
+                             Stream stream);
 // A few rows of a few classes cost a launch each: whether one kernel does all of it, and counts targets itself.
 bool is_small(int64_t rows, int64_t classes);
-// The whole of it; out is the row's result.
+// The whole of it; out is the row's result. With dx the gradient by dloss (undefined: 1), too.
 void cross_entropy_small(const Tensor& x, const RowLoss& loss, Reduction reduction, const Tensor& lse,
-                         const Tensor& out, Stream stream);
+                         const Tensor& out, Stream stream, const Tensor& dloss = {}, const Tensor& dx = {});
 // dloss: one number, or one for each row. divisor: f64 in memory of the device; null: 1, or for a mean what the kernel
 // counts.
 void cross_entropy_backward_wide(const Tensor& dloss, const Tensor& x, const RowLoss& loss, const Tensor& lse,

@@ -1,12 +1,14 @@
 // Losses of classes.
 #include <limits>
 
+#include "chorale/kernel/cpu/joined.h"
 #include "chorale/kernel/cpu/loss/loss.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/creation.h"
 #include "chorale/op/defs/norm_rules.h"
 #include "chorale/op/defs/padded_rows.h"
+#include "chorale/op/joined.h"
 #include "chorale/op/need_defined.h"
 #include "chorale/op/nn.h"
 #include "chorale/op/reduce.h"
@@ -68,6 +70,17 @@ void infer_cross_entropy_backward(const InferArgs& args, std::span<OutSpec> out)
   check_parameter(args, "logsumexp", lse, target_shape(x.sizes()));
   describe(out[0], x.sizes(), x.dtype(), x);
   if (has_padded_rows(x)) pad_rows(out[0]);
+}
+
+void infer_cross_entropy_with_slopes(const InferArgs& args, std::span<OutSpec> out) {
+  const Tensor &dloss = args.in[0], &x = args.in[1];
+  const Reduction reduction = args.attrs.get<CrossEntropyAttrs>().reduction;
+  check_classes(args, x.sizes(), args.in[2], args.in[3]);
+  if (dloss.defined()) check_dloss(args, dloss, x.sizes(), reduction);
+  describe(out[0], loss_shape(x.sizes(), reduction), compute_of(x.dtype()), x);
+  describe(out[1], target_shape(x.sizes()), DType::kF64, x);
+  describe(out[2], x.sizes(), x.dtype(), x);
+  if (has_padded_rows(x)) pad_rows(out[2]);
 }
 
 void no_gradient_of_weights(const GradArgs& g, size_t weight) {
@@ -213,6 +226,31 @@ constinit const OpDef kCrossEntropyBackward{
     .formula = "dloss * (softmax(x) - one_hot(target)), weighted and smoothed",
 };
 
+constinit const OpDef kCrossEntropyWithSlopes{
+    .name = "cross_entropy_with_slopes",
+    .inputs = "dloss?, x, target, weight?",
+    .outputs = 3,
+    .attrs = attrs_of<CrossEntropyAttrs>,
+    .dtypes = kFloats,
+    .infer = infer_cross_entropy_with_slopes,
+    .cpu = kernel::cpu::cross_entropy_with_slopes,
+    .grad = not_differentiable,
+    .shard = kReplicateOnly,
+    .samples = []() -> std::vector<Sample> {
+      std::vector<Sample> samples;
+      for (const Sample& forward : samples_cross_entropy()) {
+        const Shape loss = loss_shape(forward.in[0].sizes(), forward.attrs.get<CrossEntropyAttrs>().reduction);
+        const int seed = static_cast<int>(samples.size());
+        samples.push_back(
+            {.in = {seed % 2 == 0 ? sample(loss, 40 + seed) : Tensor(), forward.in[0], forward.in[1], forward.in[2]},
+             .attrs = forward.attrs,
+             .constant = {3}});
+      }
+      return samples;
+    },
+    .formula = "cross_entropy, and its gradient by dloss",
+};
+
 constinit const OpDef kNllLoss{
     .name = "nll_loss",
     .inputs = "x, target, weight?",
@@ -269,7 +307,8 @@ constinit const OpDef kNllLossBackward{
 };
 
 Rows cross_entropy_rows() {
-  static constexpr const OpDef* kRows[] = {&kCrossEntropy, &kCrossEntropyBackward, &kNllLoss, &kNllLossBackward};
+  static constexpr const OpDef* kRows[] = {&kCrossEntropy, &kCrossEntropyBackward, &kCrossEntropyWithSlopes, &kNllLoss,
+                                           &kNllLossBackward};
   return kRows;
 }
 

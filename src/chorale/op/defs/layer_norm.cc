@@ -142,6 +142,15 @@ void infer_add_layer_norm_backward(const InferArgs& args, std::span<OutSpec> out
   describe(out[1], x.sizes(), dy.dtype(), x);
   for (size_t i = 2; i < 4; ++i)
     describe(out[i], a.affine ? a.normalized_shape.shape() : Shape{0}, compute_of(x.dtype()), x);
+  if (out.size() > 4) describe(out[4], {count_elems(a.normalized_shape.span())}, dy.dtype(), x);
+}
+std::vector<Sample> samples_add_layer_norm_backward() {
+  return {{{sample({3, 8}), sample({3, 8}, 1), sample({3, 8}, 2), sample({3, 1}, 3), sample({3, 1}, 4, 0.5, 2),
+            sample({8}, 5)},
+           LayerNormBackwardAttrs{{8}, true}},
+          {{sample({2, 2, 3}, 6), sample({2, 2, 3}, 7), sample({2, 2, 3}, 8), sample({2, 1, 1}, 9),
+            sample({2, 1, 1}, 10, 0.5, 2), Tensor()},
+           LayerNormBackwardAttrs{{2, 3}, false}}};
 }
 
 // ---- rms_norm
@@ -248,15 +257,24 @@ constinit const OpDef kAddLayerNormBackward{
     .cpu = kernel::cpu::add_layer_norm_backward,
     .grad = not_differentiable,
     .shard = kReplicateOnly,
-    .samples = []() -> std::vector<Sample> {
-      return {{{sample({3, 8}), sample({3, 8}, 1), sample({3, 8}, 2), sample({3, 1}, 3), sample({3, 1}, 4, 0.5, 2),
-                sample({8}, 5)},
-               LayerNormBackwardAttrs{{8}, true}},
-              {{sample({2, 2, 3}, 6), sample({2, 2, 3}, 7), sample({2, 2, 3}, 8), sample({2, 1, 1}, 9),
-                sample({2, 1, 1}, 10, 0.5, 2), Tensor()},
-               LayerNormBackwardAttrs{{2, 3}, false}}};
-    },
+    .samples = samples_add_layer_norm_backward,
     .formula = "dx = dsum + the dx of layer_norm_backward, also in the dtype of dy; dweight, dbias",
+};
+
+constinit const OpDef kAddLayerNormBackwardSummed{
+    .name = "add_layer_norm_backward_summed",
+    .inputs = "dsum, dy, x, mean, rstd, weight?",
+    .outputs = 5,
+    .attrs = attrs_of<LayerNormBackwardAttrs>,
+    .dtypes = kFloats,
+    .infer = infer_add_layer_norm_backward,
+    .cpu = kernel::cpu::add_layer_norm_backward_summed,
+    .grad = not_differentiable,
+    .shard = kReplicateOnly,
+    .samples = samples_add_layer_norm_backward,
+    .formula =
+        "dx = dsum + the dx of layer_norm_backward, also in the dtype of dy; dweight, dbias, and the sums of the "
+        "second",
 };
 
 constinit const OpDef kRmsNorm{
@@ -301,8 +319,9 @@ constinit const OpDef kRmsNormBackward{
 };
 
 Rows layer_norm_rows() {
-  static constexpr const OpDef* kRows[] = {&kLayerNorm, &kLayerNormBackward, &kAddLayerNorm, &kAddLayerNormBackward,
-                                           &kRmsNorm,   &kRmsNormBackward};
+  static constexpr const OpDef* kRows[] = {
+      &kLayerNorm, &kLayerNormBackward, &kAddLayerNorm, &kAddLayerNormBackward, &kAddLayerNormBackwardSummed,
+      &kRmsNorm,   &kRmsNormBackward};
   return kRows;
 }
 

@@ -1,6 +1,8 @@
 // Activations. Each has a row for its gradient, so that backward is one pass over memory; those rows have gradients
 // too.
+#include "chorale/kernel/cpu/joined.h"
 #include "chorale/op/defs/pointwise_row.h"
+#include "chorale/op/joined.h"
 #include "chorale/op/pointwise.h"
 #include "chorale/op/table.h"
 
@@ -265,13 +267,72 @@ constexpr OpDef kSoftplus = pointwise(
             },
     });
 
+// ---- gradients with the sums of their columns, which are those of a bias
+
+void infer_summed(const InferArgs& args, std::span<OutSpec> out) {
+  const Tensor &dy = args.in[0], &x = args.in[1];
+  CHORALE_CHECK(x.dims() > 0 && dy.sizes() == x.sizes() && dy.dtype() == x.dtype(), "[", args.op.name,
+                "] dy and x must look alike, not be ", dy.dtype(), " ", dy.sizes(), " and ", x.dtype(), " ", x.sizes());
+  out[0].sizes = x.sizes();
+  out[1].sizes = {x.size(-1)};
+  for (OutSpec& one : out) {
+    one.dtype = x.dtype();
+    one.device = x.device();
+  }
+}
+std::vector<Sample> samples_summed() {
+  return {{{sample({7, 8}), sample({7, 8}, 1)}, {}}, {{sample({2, 3, 5}, 2), sample({2, 3, 5}, 3)}, {}}};
+}
+
 }  // namespace
+
+constinit const OpDef kGeluErfBackwardSummed{
+    .name = "gelu_erf_backward_summed",
+    .inputs = "dy, x",
+    .outputs = 2,
+    .dtypes = kFloats,
+    .infer = infer_summed,
+    .cpu = kernel::cpu::gelu_erf_backward_summed,
+    .grad = not_differentiable,
+    .shard = kReplicateOnly,
+    .samples = samples_summed,
+    .formula = "gelu_erf_backward, and its sums over all but the last dimension",
+};
+constinit const OpDef kGeluTanhBackwardSummed{
+    .name = "gelu_tanh_backward_summed",
+    .inputs = "dy, x",
+    .outputs = 2,
+    .dtypes = kFloats,
+    .infer = infer_summed,
+    .cpu = kernel::cpu::gelu_tanh_backward_summed,
+    .grad = not_differentiable,
+    .shard = kReplicateOnly,
+    .samples = samples_summed,
+    .formula = "gelu_tanh_backward, and its sums over all but the last dimension",
+};
 
 Rows activation_rows() {
   static constexpr const OpDef* rows[] = {
-      &kRelu,     &kReluBackward,     &kLeakyRelu, &kLeakyReluBackward, &kHardtanh, &kHardtanhBackward,
-      &kSigmoid,  &kSigmoidBackward,  &kSilu,      &kSiluBackward,      &kGeluErf,  &kGeluErfBackward,
-      &kGeluTanh, &kGeluTanhBackward, &kElu,       &kEluBackward,       &kSoftplus, &kSoftplusBackward,
+      &kRelu,
+      &kReluBackward,
+      &kLeakyRelu,
+      &kLeakyReluBackward,
+      &kHardtanh,
+      &kHardtanhBackward,
+      &kSigmoid,
+      &kSigmoidBackward,
+      &kSilu,
+      &kSiluBackward,
+      &kGeluErf,
+      &kGeluErfBackward,
+      &kGeluTanh,
+      &kGeluTanhBackward,
+      &kElu,
+      &kEluBackward,
+      &kSoftplus,
+      &kSoftplusBackward,
+      &kGeluErfBackwardSummed,
+      &kGeluTanhBackwardSummed,
   };
   return rows;
 }
