@@ -436,7 +436,10 @@ std::vector<Tensor> Frame::call_whole(const std::vector<Argument>& arguments, Bo
   state_->report.guards = variant->guards();
   state_->report.guards.insert(state_->report.guards.end(), guards.begin(), guards.end());
   if (variant->once) {
-    variant->segment->release();  // it does not run again, and the next graph needs as much
+    // It does not run again, and the next graph needs as much memory.
+    variant->segment->release();
+    std::erase_if(state_->families,
+                  [&](const State::Known& known) { return known.family->segment() == variant->segment; });
     return results;
   }
   variant->make_direct();

@@ -15,7 +15,7 @@ constexpr int64_t kAlignment = 64;
 
 class Planner {
  public:
-  explicit Planner(const Graph& graph)
+  Planner(const Graph& graph, bool with_rooms)
       : graph_(graph),
         end_(static_cast<int64_t>(graph.nodes.size())),
         root_(graph.values.size()),
@@ -27,6 +27,10 @@ class Planner {
     plan_.is_view.assign(graph.nodes.size(), false);
     plan_.writes_over.assign(graph.nodes.size(), false);
     plan_.copied.assign(graph.outputs.size(), false);
+    plan_.rooms.assign(graph.nodes.size(), Plan::kNoRoom);
+    for (uint32_t n = 0; with_rooms && n < graph.nodes.size(); ++n) {
+      if (const int64_t bytes = stripe_room_bytes(graph.nodes[n]); bytes > 0) rooms_.push_back({n, bytes});
+    }
   }
 
   Plan run() {
@@ -231,28 +235,33 @@ class Planner {
 
   // The largest first, each at the lowest place that is free for as long as it lives.
   void place_rest() {
-    std::vector<uint32_t> roots;
+    struct Stay {
+      int64_t bytes, first, last;
+      int64_t* offset;
+    };
+    std::vector<Stay> stays;
     for (uint32_t v = 0; v < graph_.values.size(); ++v) {
-      if (is_root(v) && first_[v] >= 0 && plan_.places[v].in == Plan::In::kNowhere) roots.push_back(v);
+      Plan::Place& place = plan_.places[v];
+      if (!is_root(v) || first_[v] < 0 || place.in != Plan::In::kNowhere) continue;
+      place.in = Plan::In::kArena;
+      stays.push_back({bytes_of(value(v)), first_[v], last_[v], &place.offset});
     }
-    const auto size = [&](uint32_t v) { return (bytes_of(value(v)) + kAlignment - 1) / kAlignment * kAlignment; };
-    std::stable_sort(roots.begin(), roots.end(), [&](uint32_t a, uint32_t b) { return size(a) > size(b); });
-    std::vector<uint32_t> placed;  // by offset
-    for (const uint32_t v : roots) {
+    for (const Room& room : rooms_) stays.push_back({room.bytes, room.node, room.node, &plan_.rooms[room.node]});
+    for (Stay& stay : stays) stay.bytes = (stay.bytes + kAlignment - 1) / kAlignment * kAlignment;
+    std::stable_sort(stays.begin(), stays.end(), [](const Stay& a, const Stay& b) { return a.bytes > b.bytes; });
+    std::vector<const Stay*> placed;  // by offset
+    for (const Stay& stay : stays) {
       int64_t offset = 0;
-      for (const uint32_t other : placed) {
-        if (last_[other] < first_[v] || last_[v] < first_[other]) continue;
-        const int64_t begin = plan_.places[other].offset;
-        if (begin >= offset + size(v)) break;
-        offset = std::max(offset, begin + size(other));
+      for (const Stay* other : placed) {
+        if (other->last < stay.first || stay.last < other->first) continue;
+        if (*other->offset >= offset + stay.bytes) break;
+        offset = std::max(offset, *other->offset + other->bytes);
       }
-      plan_.places[v] = {Plan::In::kArena, 0, offset};
-      plan_.arena_bytes = std::max(plan_.arena_bytes, offset + size(v));
-      plan_.sum_bytes += size(v);
-      placed.insert(
-          std::upper_bound(placed.begin(), placed.end(), v,
-                           [&](uint32_t a, uint32_t b) { return plan_.places[a].offset < plan_.places[b].offset; }),
-          v);
+      *stay.offset = offset;
+      plan_.arena_bytes = std::max(plan_.arena_bytes, offset + stay.bytes);
+      plan_.sum_bytes += stay.bytes;
+      const auto behind = [&](int64_t at, const Stay* other) { return at < *other->offset; };
+      placed.insert(std::upper_bound(placed.begin(), placed.end(), offset, behind), &stay);
     }
   }
 
@@ -261,11 +270,16 @@ class Planner {
   std::vector<uint32_t> root_;
   std::vector<int64_t> delta_;         // bytes behind the root's element 0
   std::vector<int64_t> first_, last_;  // of roots: the nodes that make and last read them
+  struct Room {
+    uint32_t node;
+    int64_t bytes;
+  };
+  std::vector<Room> rooms_;
   Plan plan_;
 };
 
 }  // namespace
 
-Plan plan_memory(const Graph& graph) { return Planner(graph).run(); }
+Plan plan_memory(const Graph& graph, bool with_rooms) { return Planner(graph, with_rooms).run(); }
 
 }  // namespace chorale::graph

@@ -22,6 +22,8 @@ struct Plan {
   std::vector<bool> is_view;      // by node: nothing to run
   std::vector<bool> writes_over;  // by node: a write whose result lies where in[0] lies
   std::vector<bool> copied;       // by output: a copy at the end
+  std::vector<int64_t> rooms;     // by node: where in the arena its room is (graph/stripes.h); kNoRoom: it has none
+  static constexpr int64_t kNoRoom = -1;
   int64_t arena_bytes = 0;
   int64_t output_bytes = 0;
   // Bytes at the end of the longest-lived moment: the arena's highest use, and what the values would take if each had
@@ -29,6 +31,7 @@ struct Plan {
   int64_t sum_bytes = 0;
 };
 
-Plan plan_memory(const Graph& graph);
+// `with_rooms`: for a program that runs fused nodes in stripes.
+Plan plan_memory(const Graph& graph, bool with_rooms = false);
 
 }  // namespace chorale::graph

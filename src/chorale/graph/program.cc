@@ -6,6 +6,7 @@
 #include "chorale/base/generator.h"
 #include "chorale/device/program.h"
 #include "chorale/device/stream.h"
+#include "chorale/graph/stripes.h"
 #include "chorale/op/collective.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/kernels.h"
@@ -111,7 +112,10 @@ struct Program::Instance {
 };
 
 Program::Program(Graph graph, const FusedKernels& fused, Resize resize)
-    : graph_(std::move(graph)), plan_(plan_memory(graph_)), fused_(fused), resize_(std::move(resize)) {
+    : graph_(std::move(graph)),
+      plan_(plan_memory(graph_, fused != nullptr)),
+      fused_(fused),
+      resize_(std::move(resize)) {
   for (const Value& value : graph_.values) {
     if (value.device.type != DeviceType::kNull &&
         std::find(devices_.begin(), devices_.end(), value.device) == devices_.end())
@@ -204,6 +208,11 @@ std::unique_ptr<Program::Instance> Program::make() const {
         step.fused = fused_ ? fused_(node) : FusedKernel{};
         step.kind = step.fused ? Instance::Step::Kind::kFused : Instance::Step::Kind::kBody;
         if (!step.fused) step.body = std::make_shared<Program>(*node.body);
+        if (step.fused && plan_.rooms[n] != Plan::kNoRoom) {
+          const int64_t bytes = stripe_room_bytes(node);
+          step.out.push_back(bare({{bytes}, {1}, DType::kU8, step.device}));
+          bind(step.out.back(), {Plan::In::kArena, 0, plan_.rooms[n]});
+        }
         break;
       default:
         step.row = node.op;

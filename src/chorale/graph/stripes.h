@@ -41,7 +41,11 @@ bool is_elementwise(const Node& fused);
 // operand is logits that only their loss and its gradient read, line by line (kernel/cpu/support/along_dim.h).
 bool may_lie_over(const Node& fused, size_t operand);
 
-// What runs a fused node in stripes. `fused` finds kernels of fused nodes inside of it.
+// Room that a fused node which runs in stripes needs while it runs, for what is there only in stripes; 0 for others.
+int64_t stripe_room_bytes(const Node& node);
+
+// What runs a fused node in stripes. `fused` finds kernels of fused nodes inside of it. Behind the node's results it is
+// given the room, if it needs any: bytes that belong to nobody else while it runs.
 FusedKernel striped_kernel(const Node& node, const FusedKernels& fused);
 
 }  // namespace chorale::graph

@@ -4,6 +4,8 @@
 #include <string_view>
 
 #include "chorale/base/error.h"
+#include "chorale/graph/blocks.h"
+#include "chorale/graph/products.h"
 #include "chorale/graph/stripes.h"
 #include "chorale/kernel/cpu/loss/class_targets.h"
 #include "chorale/kernel/cpu/product/product_engine.h"
@@ -26,13 +28,71 @@ Tensor header(const Shape& sizes, DType dtype) {
   return Tensor::without_bytes(sizes, contiguous_strides(sizes), dtype, kCpu, nullptr);
 }
 
+// How many lines the values of a striped body have: as many as what is added up has, or as the loss has targets.
+int64_t lines_of(const Graph& body) {
+  for (const Node& node : body.nodes) {
+    if (node.kind != Node::Kind::kRow) continue;
+    const std::string_view name = node.op->name;
+    if (name == "cross_entropy") return body.values[node.in[0]].sizes[0];
+    if (name != "sum") continue;
+    const Shape& sizes = body.values[node.in[0]].sizes;
+    return sizes.empty() ? 0 : count_elems(sizes) / std::max<int64_t>(1, sizes.back());
+  }
+  return 0;
+}
+
+bool is_outside(const Graph& body, uint32_t v) {
+  return std::find(body.inputs.begin(), body.inputs.end(), v) != body.inputs.end() ||
+         std::any_of(body.outputs.begin(), body.outputs.end(), [&](const Output& o) { return o.value == v; });
+}
+
+// How a body is cut, and where what is there only in stripes lies in the room of its node.
+struct Cut {
+  explicit Cut(const Graph& body) : shows(body.values.size()), in_room(body.values.size(), kNowhere) {
+    const std::optional<Stripes> found = cut_into_stripes(body, lines_of(body));
+    CHORALE_INVARIANT(found, "[stripes] a fused node cannot be cut into lines");
+    stripes = *found;
+    height = stripe_height(stripes);
+    for (uint32_t v = 0; v < shows.size(); ++v) shows[v] = v;
+    for (const Node& node : body.nodes) {
+      if (node.kind == Node::Kind::kRow && node.op->view) shows[node.out[0]] = shows[node.in[0]];
+    }
+    for (size_t n = 0; n < body.nodes.size(); ++n) lay_over_logits(body, n);
+    for (uint32_t v = 0; v < shows.size(); ++v) {
+      const uint32_t from = shows[v];
+      if (stripes.roles[v] != Role::kLines || is_outside(body, from) || in_room[from] != kNowhere) continue;
+      constexpr int64_t kLine = 64;
+      const int64_t bytes = height * (bytes_of(body.values[from]) / stripes.lines);
+      in_room[from] = room_bytes;
+      room_bytes += (bytes + kLine - 1) / kLine * kLine;
+    }
+  }
+  // The gradient of logits goes over them where nothing reads them later.
+  void lay_over_logits(const Graph& body, size_t n) {
+    const Node& node = body.nodes[n];
+    if (node.kind != Node::Kind::kRow || node.op != &op::kCrossEntropyBackward) return;
+    const uint32_t x = shows[node.in[1]], y = node.out[0];
+    if (is_outside(body, x) || is_outside(body, y)) return;
+    for (size_t m = n + 1; m < body.nodes.size(); ++m) {
+      for (const uint32_t v : body.nodes[m].in) {
+        if (v != kNone && shows[v] == x) return;
+      }
+    }
+    for (uint32_t& shown : shows) shown = shown == y ? x : shown;
+  }
+
+  static constexpr int64_t kNowhere = -1;
+  Stripes stripes;
+  int64_t height = 0;
+  std::vector<uint32_t> shows;   // by value: the value whose bytes it shows
+  std::vector<int64_t> in_room;  // by value
+  int64_t room_bytes = 0;
+};
+
 class StripedKernel {
  public:
-  StripedKernel(const Node& node, const FusedKernels& fused) : body_(node.body) {
-    const std::optional<Stripes> found = cut_into_stripes(*body_, lines_of(*body_));
-    CHORALE_INVARIANT(found, "[stripes] a fused node cannot be cut into lines");
-    stripes_ = *found;
-    height_ = stripe_height(stripes_);
+  StripedKernel(const Node& node, const FusedKernels& fused)
+      : body_(node.body), cut_(*body_), stripes_(cut_.stripes), height_(cut_.height), shows_(cut_.shows) {
     make_whole();
     full_ = make(height_, fused);
     const int64_t rest = stripes_.lines % height_;
@@ -41,7 +101,8 @@ class StripedKernel {
 
   void operator()(std::span<const Tensor> in, std::span<Tensor> out) {
     for (size_t i = 0; i < in.size(); ++i) bind_whole(body_->inputs[i], in[i]);
-    for (size_t o = 0; o < out.size(); ++o) bind_whole(body_->outputs[o].value, out[o]);
+    for (size_t o = 0; o < body_->outputs.size(); ++o) bind_whole(body_->outputs[o].value, out[o]);
+    if (cut_.room_bytes > 0) lie_in_room(bytes_at(out[body_->outputs.size()]));
     begin_losses();
     for (int64_t line = 0; line < stripes_.lines; line += height_) {
       Stripe& stripe = line + height_ <= stripes_.lines ? full_ : last_;
@@ -51,19 +112,6 @@ class StripedKernel {
       for (Step& step : stripe.steps) run(step, line);
     }
     end_losses();
-  }
-
-  // How many lines the values of a striped body have: as many as what is added up has, or as the loss has targets.
-  static int64_t lines_of(const Graph& body) {
-    for (const Node& node : body.nodes) {
-      if (node.kind != Node::Kind::kRow) continue;
-      const std::string_view name = node.op->name;
-      if (name == "cross_entropy") return body.values[node.in[0]].sizes[0];
-      if (name != "sum") continue;
-      const Shape& sizes = body.values[node.in[0]].sizes;
-      return sizes.empty() ? 0 : count_elems(sizes) / std::max<int64_t>(1, sizes.back());
-    }
-    return 0;
   }
 
  private:
@@ -83,7 +131,7 @@ class StripedKernel {
   };
   struct Stripe {
     std::vector<Step> steps;
-    std::vector<Moving> moving;
+    std::vector<Moving> moving, in_room;
     std::vector<Tensor> tensors;  // by value
   };
   struct Loss {  // of one cross_entropy in the body
@@ -92,42 +140,27 @@ class StripedKernel {
     double denominator = 1;
   };
 
-  bool is_outside(uint32_t v) const {
-    return std::find(body_->inputs.begin(), body_->inputs.end(), v) != body_->inputs.end() ||
-           std::any_of(body_->outputs.begin(), body_->outputs.end(), [&](const Output& o) { return o.value == v; });
-  }
+  bool is_outside(uint32_t v) const { return graph::is_outside(*body_, v); }
   int64_t line_bytes(uint32_t v) const { return bytes_of(body_->values[v]) / stripes_.lines; }
 
   void make_whole() {
     for (uint32_t v = 0; v < body_->values.size(); ++v) whole_.push_back(stand_in(body_->values[v]));
-    shows_.resize(body_->values.size());
-    for (uint32_t v = 0; v < shows_.size(); ++v) shows_[v] = v;
     for (const Node& node : body_->nodes) {
-      if (node.kind == Node::Kind::kRow && node.op->view) shows_[node.out[0]] = shows_[node.in[0]];
       if (node.kind == Node::Kind::kRow && node.op == &op::kCrossEntropy) {
         const DType dtype = body_->values[node.out[0]].dtype;
         losses_.push_back({&node, Tensor::empty({stripes_.lines}, dtype)});
       }
     }
-    for (size_t n = 0; n < body_->nodes.size(); ++n) lay_over_logits(n);
     // A total that nobody reads has room all the same.
     for (uint32_t v = 0; v < whole_.size(); ++v) {
       if (stripes_.roles[v] == Role::kTotal && !is_outside(v))
         bind_whole(v, keep(body_->values[v].sizes, body_->values[v].dtype));
     }
   }
-  // The gradient of logits goes over them where nothing reads them later.
-  void lay_over_logits(size_t n) {
-    const Node& node = body_->nodes[n];
-    if (node.kind != Node::Kind::kRow || node.op != &op::kCrossEntropyBackward) return;
-    const uint32_t x = shows_[node.in[1]], y = node.out[0];
-    if (is_outside(x) || is_outside(y)) return;
-    for (size_t m = n + 1; m < body_->nodes.size(); ++m) {
-      for (const uint32_t v : body_->nodes[m].in) {
-        if (v != kNone && shows_[v] == x) return;
-      }
+  void lie_in_room(std::byte* room) {
+    for (const Stripe* stripe : {&full_, &last_}) {
+      for (const Moving& one : stripe->in_room) one.impl->data = room + cut_.in_room[one.value];
     }
-    for (uint32_t& shown : shows_) shown = shown == y ? x : shown;
   }
   void bind_whole(uint32_t v, const Tensor& to) { whole_[v].impl()->data = to.impl()->data; }
 
@@ -153,9 +186,7 @@ class StripedKernel {
       if (is_outside(from)) {
         stripe.moving.push_back({x.impl(), from, line_bytes(from)});
       } else {
-        if (room_.size() <= from) room_.resize(from + 1);
-        if (!room_[from].defined()) room_[from] = keep({height_ * line_bytes(from)}, DType::kU8);
-        x.impl()->data = room_[from].impl()->data;
+        stripe.in_room.push_back({x.impl(), from, 0});
       }
     }
     for (const Node& node : body_->nodes) {
@@ -294,17 +325,22 @@ class StripedKernel {
   }
 
   std::shared_ptr<const Graph> body_;
-  Stripes stripes_;
-  int64_t height_ = 0;
-  std::vector<Tensor> whole_;    // by value: as the body says it is, where it is there as a whole
-  std::vector<uint32_t> shows_;  // by value: the value whose bytes it shows
-  std::vector<Tensor> room_;     // by value: one stripe of what is there only in stripes
+  const Cut cut_;
+  const Stripes& stripes_;
+  const int64_t height_;
+  const std::vector<uint32_t>& shows_;
+  std::vector<Tensor> whole_;  // by value: as the body says it is, where it is there as a whole
   std::vector<Tensor> kept_;
   std::vector<Loss> losses_;
   Stripe full_, last_;
 };
 
 }  // namespace
+
+int64_t stripe_room_bytes(const Node& node) {
+  if (node.kind != Node::Kind::kFused || is_elementwise(node) || works_line_by_line(node) || is_product(node)) return 0;
+  return Cut(*node.body).room_bytes;
+}
 
 FusedKernel striped_kernel(const Node& node, const FusedKernels& fused) {
   const auto kernel = std::make_shared<StripedKernel>(node, fused);

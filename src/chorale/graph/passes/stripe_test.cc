@@ -142,7 +142,8 @@ TEST(Stripe, ALossOfSequencesTakesItsLayerAlong) {
     EXPECT_NE(print(*node.body).find("linear("), std::string::npos);
   }
   ASSERT_EQ(fused, 1u);
-  EXPECT_LT(Program(graph, [](const Node& node) { return striped_kernel(node, {}); }).plan().arena_bytes, 1 << 20);
+  EXPECT_LT(Program(graph, [](const Node& node) { return striped_kernel(node, {}); }).plan().arena_bytes, 12 << 20)
+      << "one stripe of 32 MiB of logits";
   const std::vector<Tensor> in{uniform({32, 128, 8}), uniform({2048, 8}), uniform({2048}), randint(0, 2048, {4096})};
   const std::vector<Tensor> expected = run(parse(text), in, false), made = run(graph, in, true);
   for (size_t i = 0; i < made.size(); ++i) expect_near(made[i], expected[i], 1e-4);
