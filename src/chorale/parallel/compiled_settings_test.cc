@@ -1,4 +1,4 @@
-// Compiled functions around data-parallel modules: what is set on the wrapper, and options by stretch.
+// Compiled functions around parallel modules: what is set on the wrapper, options by stretch, and tensor parallel ones.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -6,6 +6,7 @@
 
 #include "chorale/api/compile.h"
 #include "chorale/codegen/fused.h"
+#include "chorale/parallel/tensor_parallel.h"
 #include "chorale/parallel/zoo_test_util.h"
 
 namespace chorale::parallel {
@@ -92,6 +93,41 @@ TEST(CompiledSettings, OptionsOfAStretchReachItsPieces) {
       EXPECT_EQ(backward_graphs, (Seen{{1, all}, {0, true}}));
       EXPECT_THAT(explain(f).break_reasons(), testing::Contains("looked at"));
     }
+  });
+}
+
+struct Split : nn::Module {
+  Linear a{64, 128}, b{128, 64}, c{64, 128}, d{128, 64};
+  CHORALE_MODULE(Split, a, b, c, d)
+  Tensor forward(const Tensor& x) {
+    const Tensor h = x + b(relu(a(x)));
+    return h * 2 + d(tanh(c(h)));
+  }
+};
+
+size_t count_of(const std::string& text, const std::string& word) {
+  size_t count = 0;
+  for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++count;
+  return count;
+}
+
+// What a rank begins to send is waited for in the graph, before it is read.
+TEST(CompiledTensorParallel, WaitsForEveryCollectiveThatItBegins) {
+  run_ranks(2, [](comm::Group& group) {
+    manual_seed(3);
+    Split model;
+    const Mesh mesh(group, {2}, {"tp"});
+    tensor_parallel(model, mesh["tp"], {{"[ac]", Colwise{}}, {"[bd]", Rowwise{}}});
+    const NoGrad quiet;
+    const auto forward = [&](const Tensor& in) { return sum(square(model(in))); };
+    auto f = compile(forward);
+    for (int call = 0; call < 3; ++call) {
+      const Tensor x = pattern({32, 64}, call);
+      EXPECT_EQ(f(x).item<float>(), forward(x).item<float>()) << call;
+    }
+    const std::string text = explain(f).graphs[0].text;
+    EXPECT_GE(count_of(text, "collective_start"), 2u) << text;
+    EXPECT_EQ(count_of(text, "collective_start"), count_of(text, "collective_wait")) << text;
   });
 }
 

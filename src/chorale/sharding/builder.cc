@@ -163,8 +163,7 @@ Tensors parts_for(const OpDef& op, std::span<const Tensor> in, const Decision& d
     }
   }
   for (size_t i = 0; any_moves && i < in.size(); ++i) {
-    if (in[i].defined() && decision.moves[i])
-      parts[i] = comm::with_places(decision.mesh->mesh, [&] { return wait_for(parts[i]); });
+    if (is_pending(parts[i])) parts[i] = comm::with_places(decision.mesh->mesh, [&] { return wait_for(parts[i]); });
   }
   return parts;
 }

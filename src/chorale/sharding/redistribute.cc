@@ -211,7 +211,9 @@ Tensor move_part(const Tensor& local, const Shape& whole, const Mesh& mesh, cons
   Mover mover(local, whole, mesh, from);
   return comm::with_places(mesh, [&] {
     for (size_t i = 0; i < steps.size(); ++i) mover.move(steps[i], async && i + 1 == steps.size());
-    return mover.result();
+    // Of what is traced nobody could tell whether it is on its way, so the wait is part of the graph.
+    const bool begun = async && !steps.empty() && mover.result().is_traced();
+    return begun ? wait_for(mover.result()) : mover.result();
   });
 }
 
