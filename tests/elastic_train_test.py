@@ -15,7 +15,9 @@ from training_runs import LIMIT_S, PROGRAM, TextRuns, Train
 from unittest_main import main
 
 # Plain SGD: with Adam, rounding alone drives two jobs apart.
-OPTIONS = ("--model", "mlp", "--batch", "32", "--optimizer", "sgd", "--lr", "0.02", "--schedule", "constant", "--log-every", "1", "--checkpoint-every", "10", "--evaluate-every", "40")
+# With other seeds the input of a unit may come so near to 0 that the order of sums decides whether the unit learns: then
+# jobs of 1, 2 and 4 ranks without any death are a few percent apart after 140 steps.
+OPTIONS = ("--seed", "4", "--model", "mlp", "--batch", "32", "--optimizer", "sgd", "--lr", "0.02", "--schedule", "constant", "--log-every", "1", "--checkpoint-every", "10", "--evaluate-every", "40")
 
 
 def ranks_of(launcher):

@@ -37,7 +37,8 @@ void check_ranks(const TrainOptions& options, int64_t ranks) {
                 " are ", options.dp * parts, " ranks, but the job has ", ranks);
   CHORALE_CHECK(parts > 1 || !options.sequence_parallel, "[train] --sequence-parallel splits what --tp leaves whole; ",
                 "choose --tp 2 or more with it");
-  CHORALE_CHECK(parts == 1 || !options.compile, "[train] --compile is not for models that --tp splits yet; leave one out");
+  CHORALE_CHECK(parts == 1 || !options.compile,
+                "[train] --compile is not for models that --tp splits yet; leave one out");
   check_shards(options);
   if (options.hybrid.empty()) return;
   const JobRanks::Shards shards = hybrid_of(options.hybrid);
