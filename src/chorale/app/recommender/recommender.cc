@@ -4,15 +4,18 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <csignal>
 #include <fstream>
 #include <iostream>
 #include <optional>
+#include <thread>
 
 #include "chorale/api/api.h"
 #include "chorale/app/commands.h"
 #include "chorale/app/options.h"
+#include "chorale/base/comm_error.h"
 #include "chorale/base/config.h"
 #include "chorale/base/host.h"
 #include "chorale/base/log.h"
@@ -266,6 +269,10 @@ void run_recommender(RecommenderOptions& options) {
     } catch (const train::NotFinite& error) {
       std::cerr << "chorale: " << error.what() << '\n';
       throw CLI::RuntimeError(kNotFinite);
+    } catch (const CommError&) {
+      // Somebody else is gone. A launcher that heard of this rank first would not know why, and start the job again.
+      std::this_thread::sleep_for(std::chrono::seconds(1));
+      throw;
     }
   }
   train::MadeFolders made;
