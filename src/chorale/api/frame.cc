@@ -18,10 +18,23 @@
 #include "chorale/op/copy.h"
 #include "chorale/op/device_scope.h"
 
+#ifndef __has_feature
+#define __has_feature(name) 0
+#endif
+
 namespace chorale {
 namespace compiled {
 
 using graph::Recording;
+
+// Gives back what passes and generated text have left behind, before the step takes its memory. A sanitizer brings a
+// heap of its own; glibc's, which nobody has used then, must not be trimmed.
+static void trim_heap() {
+#if !(__has_feature(thread_sanitizer) || __has_feature(address_sanitizer) || defined(__SANITIZE_THREAD__) || \
+      defined(__SANITIZE_ADDRESS__))
+  malloc_trim(0);
+#endif
+}
 
 Backend joint_eager() {
   return [](graph::Graph graph, const GraphInfo&) { return std::make_shared<const graph::Program>(std::move(graph)); };
@@ -239,7 +252,7 @@ Frame::State::Made Frame::State::make_programs(const std::shared_ptr<Segment>& s
     if (options.dynamic != Dynamic::kNever) seen.mark(example.sources);
   }
   segment->compile(options.agree ? agreeing(options.backend, *options.agree) : options.backend, ordinal);
-  malloc_trim(0);  // what passes and generated text left behind, before the step takes its memory
+  trim_heap();
   const std::lock_guard lock(mutex);
   std::unique_ptr<Family> made;
   std::string why_fixed;
