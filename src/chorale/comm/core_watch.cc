@@ -43,11 +43,16 @@ std::optional<std::chrono::nanoseconds> CoreWatch::in_line_since_last_time() {
   return delay_->time - before->time;
 }
 
-bool CoreWatch::note_gap(Clock::time_point now) {
+bool CoreWatch::stood_in_line(Clock::time_point now) {
   const auto in_line = in_line_since_last_time();
+  const auto since = now - read_at_;
   read_at_ = now;
+  return in_line && *in_line >= kGap / 2 && *in_line * kShareInLine > since;
+}
+
+bool CoreWatch::note_gap(Clock::time_point now) {
   // Data may have been moved in the gap. Where the system does not tell, the gap alone counts.
-  if (in_line && *in_line < kGap / 2) return false;
+  if (!stood_in_line(now) && delay_) return false;
   until_ = now + kBusyTime;
   return true;
 }
@@ -55,9 +60,7 @@ bool CoreWatch::note_gap(Clock::time_point now) {
 bool CoreWatch::is_wanted_at(Clock::time_point now) {
   if (until_ == Clock::time_point{}) return false;
   if (now < until_) return true;
-  const auto in_line = in_line_since_last_time();
-  const bool still = in_line && *in_line * kShareInLine > now - read_at_;
-  read_at_ = now;
+  const bool still = stood_in_line(now);
   until_ = still ? now + kBusyTime : Clock::time_point{};
   return still;
 }

@@ -8,7 +8,9 @@
 // machine does not tell whether a core is wanted (it counts the ranks themselves, and minutes). Two looks at the clock
 // do, between which a spinning or yielding thread did next to nothing, more than 100 us apart: another thread ran.
 // Where data was moved in between, the system knows better: for how long the thread was ready and did not run
-// (schedstat).
+// (schedstat). That is one sum since the thread began, so a gap is judged by the share of the time since the last
+// reading: the first gap after a long time gives the sum to compare with, and the next one, soon after it where the core
+// is wanted, decides.
 #pragma once
 
 #include <sys/types.h>
@@ -50,6 +52,8 @@ class CoreWatch {
  private:
   // How long this thread stood in line since the last time; none where that was another thread.
   std::optional<std::chrono::nanoseconds> in_line_since_last_time();
+  // Whether that is a good part of the time since then.
+  bool stood_in_line(Clock::time_point now);
 
   ReadDelay read_delay_;
   Clock::time_point until_{}, read_at_{};  // the former is zero when the core is the rank's own

@@ -77,18 +77,27 @@ TEST_F(CoreWatches, AGapInWhichTheThreadStoodInLineCounts) {
   EXPECT_FALSE(watch_.is_wanted_at(start_));
   watch_.note_gap(start_);
   tell(7, 1ms + 60us);
-  EXPECT_TRUE(watch_.note_gap(start_ + 1s));
-  EXPECT_TRUE(watch_.is_wanted_at(start_ + 1s + 199ms));
-  EXPECT_FALSE(watch_.is_wanted_at(start_ + 1s + 201ms)) << "nobody wants the core any more";
+  EXPECT_TRUE(watch_.note_gap(start_ + 1ms));
+  EXPECT_TRUE(watch_.is_wanted_at(start_ + 1ms + 199ms));
+  EXPECT_FALSE(watch_.is_wanted_at(start_ + 1ms + 201ms)) << "nobody wants the core any more";
 }
 
 TEST_F(CoreWatches, AGapInWhichTheThreadWorkedDoesNotCount) {
   tell(7, 1ms);
   watch_.note_gap(start_);
-  EXPECT_FALSE(watch_.is_wanted_at(start_ + 1s));
+  EXPECT_FALSE(watch_.is_wanted_at(start_ + 1us));
   tell(7, 1ms + 40us);
-  EXPECT_FALSE(watch_.note_gap(start_ + 2s));
-  EXPECT_FALSE(watch_.is_wanted_at(start_ + 2s + 1us));
+  EXPECT_FALSE(watch_.note_gap(start_ + 200us));
+  EXPECT_FALSE(watch_.is_wanted_at(start_ + 201us));
+}
+
+TEST_F(CoreWatches, WhatAThreadStoodInLineLongAgoDoesNotCount) {
+  tell(7, 10ms);
+  EXPECT_FALSE(watch_.note_gap(start_)) << "in how long a time?";
+  tell(7, 13ms);
+  EXPECT_FALSE(watch_.note_gap(start_ + 1s)) << "3 ms of a second";
+  tell(7, 16ms);
+  EXPECT_TRUE(watch_.note_gap(start_ + 1s + 6ms)) << "3 ms of six";
 }
 
 TEST_F(CoreWatches, WhereTheSystemDoesNotTellTheGapCounts) {
@@ -97,18 +106,20 @@ TEST_F(CoreWatches, WhereTheSystemDoesNotTellTheGapCounts) {
   EXPECT_TRUE(watch_.is_wanted_at(start_ + 1ms));
   EXPECT_FALSE(watch_.is_wanted_at(start_ + 1s));
   tell(7, 1ms);
-  EXPECT_TRUE(watch_.note_gap(start_ + 2s));
-  tell(8, 1ms);  // another thread's time is no measure
-  EXPECT_TRUE(watch_.note_gap(start_ + 3s));
+  EXPECT_FALSE(watch_.note_gap(start_ + 2s));
+  tell(8, 9ms);  // another thread's time is no measure
+  EXPECT_FALSE(watch_.note_gap(start_ + 2s + 1ms));
 }
 
 TEST_F(CoreWatches, ACoreIsWantedForAsLongAsTheThreadStandsInLine) {
   tell(7, 0ms);
+  watch_.note_gap(start_ - 2ms);
+  tell(7, 1ms);
   EXPECT_TRUE(watch_.note_gap(start_));
-  tell(7, 11ms);  // of 200
+  tell(7, 12ms);  // 11 of 200
   EXPECT_TRUE(watch_.is_wanted_at(start_ + 200ms));
   EXPECT_TRUE(watch_.is_wanted_at(start_ + 399ms));
-  tell(7, 20ms);
+  tell(7, 21ms);  // 9 of 200
   EXPECT_FALSE(watch_.is_wanted_at(start_ + 400ms));
 }
 
