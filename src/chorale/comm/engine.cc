@@ -89,15 +89,16 @@ void Engine::refuse(const Operation& operation) {
 
 void Engine::step_calls() {
   while (!calls_.empty()) {
-    const base::Intrusive<Operation> operation = calls_.front();
+    // Polls come here: no reference is taken, since a step ends no call.
+    const Operation* const first = calls_.front().get();
     bool done = false;
-    guarded(*operation, [&] {
+    guarded(*calls_.front(), [&] {
       // All ranks have come, and devices move the bytes: finish_first() asks whether they have.
-      done = is_on_device(*operation) || step(operation, std::exchange(first_is_new_, false));
+      done = is_on_device(*first) || step(calls_.front(), std::exchange(first_is_new_, false));
     });
     if (!done || broken_) return;  // broken: the queue and its operations are gone
     finish_first();
-    if (!calls_.empty() && calls_.front() == operation) return;
+    if (!calls_.empty() && calls_.front().get() == first) return;
   }
 }
 
