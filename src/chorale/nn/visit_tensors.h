@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "chorale/base/error.h"
-#include "chorale/base/for_each.h"
+#include "chorale/base/list_fields.h"
 #include "chorale/tensor/tensor.h"
 
 namespace chorale {
@@ -144,14 +144,4 @@ void replace_tensors(T& value, const std::vector<Tensor>& tensors) {
 }  // namespace chorale
 
 // Inside a struct: the fields in which there are tensors.
-#define CHORALE_TENSORS(Type, ...)                                                      \
-  template <class Self, class Visit>                                                    \
-  requires std::is_same_v<std::remove_const_t<Self>, Type>                              \
-  friend void visit_fields([[maybe_unused]] Self& self, [[maybe_unused]] Visit visit) { \
-    CHORALE_FOR_EACH(CHORALE_VISIT_FIELD, __VA_ARGS__)                                  \
-  }                                                                                     \
-  friend std::vector<const char*> names_of_fields(const Type*) {                        \
-    return {CHORALE_FOR_EACH(CHORALE_NAME_FIELD, __VA_ARGS__)};                         \
-  }
-#define CHORALE_VISIT_FIELD(field) visit(self.field);
-#define CHORALE_NAME_FIELD(field) #field,
+#define CHORALE_TENSORS(Type, ...) CHORALE_LIST_FIELDS(Type, __VA_ARGS__)

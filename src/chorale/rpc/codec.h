@@ -29,7 +29,7 @@
 #include <vector>
 
 #include "chorale/base/error.h"
-#include "chorale/base/for_each.h"
+#include "chorale/base/list_fields.h"
 #include "chorale/kernel/attrs.h"
 #include "chorale/tensor/tensor.h"
 
@@ -459,12 +459,7 @@ struct Codec<T> {
 }  // namespace chorale::rpc
 
 // Inside a struct: all of its fields. What looks for tensors in it (nn/visit_tensors.h) sees them too.
-#define CHORALE_MESSAGE(Type, ...)                                                      \
-  using ChoraleMessageFields = Type;                                                    \
-  [[maybe_unused]] static constexpr const char* kMessageName = #Type;                   \
-  template <class Self, class Visit>                                                    \
-  requires std::is_same_v<std::remove_const_t<Self>, Type>                              \
-  friend void visit_fields([[maybe_unused]] Self& self, [[maybe_unused]] Visit visit) { \
-    CHORALE_FOR_EACH(CHORALE_MESSAGE_FIELD, __VA_ARGS__)                                \
-  }
-#define CHORALE_MESSAGE_FIELD(field) visit(self.field);
+#define CHORALE_MESSAGE(Type, ...)                                    \
+  using ChoraleMessageFields = Type;                                  \
+  [[maybe_unused]] static constexpr const char* kMessageName = #Type; \
+  CHORALE_LIST_FIELDS(Type, __VA_ARGS__)

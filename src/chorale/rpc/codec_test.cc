@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "chorale/api/api.h"
+#include "chorale/nn/visit_tensors.h"
 #include "chorale/optim/sgd.h"
 #include "chorale/rpc/future.h"
 #include "chorale/rpc/message.h"
@@ -42,6 +43,13 @@ T sent(const T& value) {
 }
 
 Tensor counting(const Shape& sizes) { return view(arange(0, count_elems(sizes), 1, DType::kF32), sizes); }
+
+TEST(Codec, AStructThatListsItsFieldsForMessagesNamesThemForModulesToo) {
+  const Tensor x = ones({2});
+  const Batch batch{x, {"first"}, {{"a", {x, x}}}, std::nullopt};
+  EXPECT_EQ(tensors_of(batch).size(), 3u);
+  EXPECT_THAT(names_of_tensors(batch), testing::ElementsAre("images", "more", "more", "names", "weight"));
+}
 
 TEST(Codec, ValuesArriveAsTheyWere) {
   EXPECT_EQ(sent(int64_t{-5}), -5);
