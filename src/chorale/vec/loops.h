@@ -47,9 +47,6 @@ Convert convert_loop(DType from, DType to);
 void fill(void* out, const void* value, size_t elem, int64_t n);
 void gather_strided(const void* in, int64_t stride_bytes, void* out, int64_t n, size_t elem);
 void scatter_strided(const void* in, void* out, int64_t stride_bytes, int64_t n, size_t elem);
-// rows x cols elements, contiguous within a row.
-void copy_2d(const void* in, int64_t in_row_stride, void* out, int64_t out_row_stride, int64_t rows, int64_t cols,
-             size_t elem);
 // out[c][r] = in[r][c]: rows x cols elements, contiguous within a row of `in` (cols) and within a row of `out` (rows).
 void transpose_copy(const void* in, int64_t in_row_stride, void* out, int64_t out_row_stride, int64_t rows,
                     int64_t cols, size_t elem);

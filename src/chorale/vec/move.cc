@@ -5,34 +5,11 @@
 #include <cstring>
 #include <type_traits>
 
-#include "chorale/base/error.h"
 #include "chorale/vec/loops.h"
+#include "chorale/vec/visit_bytes.h"
 
 namespace chorale::vec {
 namespace {
-
-struct Element16 {
-  uint64_t parts[2];
-};
-
-// Calls f(T()) with an unsigned type of `elem` bytes.
-template <class F>
-void visit_size(size_t elem, F f) {
-  switch (elem) {
-    case 1:
-      return f(uint8_t());
-    case 2:
-      return f(uint16_t());
-    case 4:
-      return f(uint32_t());
-    case 8:
-      return f(uint64_t());
-    case 16:
-      return f(Element16());
-    default:
-      CHORALE_INVARIANT(false, "no element has ", elem, " bytes");
-  }
-}
 
 template <class T>
 T load(const void* from) {
@@ -163,8 +140,8 @@ void transpose(const std::byte* in, int64_t in_stride, std::byte* out, int64_t o
 }  // namespace
 
 void fill(void* out, const void* value, size_t elem, int64_t n) {
-  visit_size(elem, [&](auto tag) {
-    using T = decltype(tag);
+  visit_bytes(elem, [&](auto tag) {
+    using T = typename decltype(tag)::type;
     const T v = load<T>(value);
     if constexpr (sizeof(T) == 1) {
       std::memset(out, v, static_cast<size_t>(n));
@@ -183,8 +160,8 @@ void gather_strided(const void* in, int64_t stride_bytes, void* out, int64_t n, 
   } else if (stride_bytes == 0) {
     fill(out, in, elem, n);
   } else {
-    visit_size(elem, [&](auto tag) {
-      using T = decltype(tag);
+    visit_bytes(elem, [&](auto tag) {
+      using T = typename decltype(tag)::type;
       constexpr int64_t kSize = sizeof(T);
       if (stride_bytes == 2 * kSize) {
         gather<T>(in, std::integral_constant<int64_t, 2 * kSize>(), out, n);
@@ -203,21 +180,14 @@ void scatter_strided(const void* in, void* out, int64_t stride_bytes, int64_t n,
   if (stride_bytes == size) {
     std::memcpy(out, in, static_cast<size_t>(n * size));
   } else {
-    visit_size(elem, [&](auto tag) { scatter<decltype(tag)>(in, out, stride_bytes, n); });
+    visit_bytes(elem, [&](auto tag) { scatter<typename decltype(tag)::type>(in, out, stride_bytes, n); });
   }
-}
-
-void copy_2d(const void* in, int64_t in_row_stride, void* out, int64_t out_row_stride, int64_t rows, int64_t cols,
-             size_t elem) {
-  const auto bytes = static_cast<size_t>(cols) * elem;
-  if (bytes == 0) return;
-  for (int64_t r = 0; r < rows; ++r) std::memcpy(offset(out, r * out_row_stride), offset(in, r * in_row_stride), bytes);
 }
 
 void transpose_copy(const void* in, int64_t in_row_stride, void* out, int64_t out_row_stride, int64_t rows,
                     int64_t cols, size_t elem) {
-  visit_size(elem, [&](auto tag) {
-    transpose<decltype(tag)>(offset(in, 0), in_row_stride, offset(out, 0), out_row_stride, rows, cols);
+  visit_bytes(elem, [&](auto tag) {
+    transpose<typename decltype(tag)::type>(offset(in, 0), in_row_stride, offset(out, 0), out_row_stride, rows, cols);
   });
 }
 

@@ -57,7 +57,7 @@ TEST(Move, GatherAndScatterFollowAnyStride) {
   }
 }
 
-TEST(Move, TransposeAndCopyOfAnyShapeTouchOnlyTheirElements) {
+TEST(Move, TransposeOfAnyShapeTouchesOnlyItsElements) {
   constexpr int64_t kShapes[][2] = {{0, 5},   {1, 1},   {1, 70},   {70, 1},   {3, 5},
                                     {16, 16}, {64, 64}, {65, 130}, {128, 31}, {300, 270}};
   for (size_t elem : kElementSizes) {
@@ -73,15 +73,6 @@ TEST(Move, TransposeAndCopyOfAnyShapeTouchOnlyTheirElements) {
         }
       }
       ASSERT_TRUE(out == expected) << "transpose " << rows << " x " << cols << " of " << elem;
-
-      const int64_t copy_stride = (cols + 1) * size;
-      std::vector<uint8_t> copy(static_cast<size_t>(rows * copy_stride), 0xa5), expected_copy = copy;
-      copy_2d(in.data(), in_stride, copy.data(), copy_stride, rows, cols, elem);
-      for (int64_t r = 0; r < rows; ++r) {
-        std::memcpy(expected_copy.data() + r * copy_stride, in.data() + r * in_stride,
-                    static_cast<size_t>(cols * size));
-      }
-      ASSERT_TRUE(copy == expected_copy) << "copy " << rows << " x " << cols << " of " << elem;
     }
   }
 }

@@ -4,12 +4,10 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "chorale/vec/visit_bytes.h"
+
 namespace chorale::vec {
 namespace {
-
-struct Bytes16 {
-  uint64_t halves[2];
-};
 
 // From this length on, a library call copies faster than the loop below.
 constexpr int64_t kLongCopy = 16;
@@ -33,23 +31,6 @@ void scatter_block(const T* from, std::byte* to, int64_t row_stride, int64_t str
     } else {
       for (int64_t i = 0; i < n; ++i) std::memcpy(to + i * stride, from + i, sizeof(T));
     }
-  }
-}
-
-// Calls f with a value of an unsigned type of this size.
-template <class F>
-void visit_elem(size_t elem_bytes, F&& f) {
-  switch (elem_bytes) {
-    case 1:
-      return f(uint8_t{});
-    case 2:
-      return f(uint16_t{});
-    case 4:
-      return f(uint32_t{});
-    case 8:
-      return f(uint64_t{});
-    default:
-      return f(Bytes16{});
   }
 }
 
@@ -165,7 +146,8 @@ void StridedSpace::for_each_block(size_t operand, int64_t begin, int64_t end, F&
 
 void StridedSpace::gather(size_t operand, int64_t begin, int64_t n, void* buffer) const {
   const StridedOperand& x = operands_[operand];
-  visit_elem(x.elem_bytes, [&]<class T>(T) {
+  visit_bytes(x.elem_bytes, [&](auto tag) {
+    using T = typename decltype(tag)::type;
     T* to = static_cast<T*>(buffer);
     for_each_block(operand, begin, begin + n, [&](std::byte* from, int64_t row_stride, int64_t rows, int64_t count) {
       gather_block(from, row_stride, x.inner_stride(dims_), to, rows, count);
@@ -176,7 +158,8 @@ void StridedSpace::gather(size_t operand, int64_t begin, int64_t n, void* buffer
 
 void StridedSpace::scatter(size_t operand, int64_t begin, int64_t n, const void* buffer) const {
   const StridedOperand& x = operands_[operand];
-  visit_elem(x.elem_bytes, [&]<class T>(T) {
+  visit_bytes(x.elem_bytes, [&](auto tag) {
+    using T = typename decltype(tag)::type;
     const T* from = static_cast<const T*>(buffer);
     for_each_block(operand, begin, begin + n, [&](std::byte* to, int64_t row_stride, int64_t rows, int64_t count) {
       scatter_block(from, to, row_stride, x.inner_stride(dims_), rows, count);

@@ -7,6 +7,7 @@
 #include "chorale/kernel/cpu/support/bytes.h"
 #include "chorale/kernel/cpu/support/copy.h"
 #include "chorale/kernel/shape_attrs.h"
+#include "chorale/vec/visit_bytes.h"
 
 namespace chorale::kernel::cpu {
 namespace {
@@ -110,7 +111,7 @@ void pad(const KernelArgs& args) {
   std::vector<int64_t> sources(static_cast<size_t>(outer_rows));
   for (int64_t row = 0; row < outer_rows; ++row) sources[static_cast<size_t>(row)] = source_row(plan, row);
   const int64_t middle = last.middle_begin(), behind = last.middle_end();
-  visit_bytes(static_cast<size_t>(elem), [&](auto tag) {
+  vec::visit_bytes(static_cast<size_t>(elem), [&](auto tag) {
     using Element = typename decltype(tag)::type;
     Element constant;
     std::memcpy(&constant, value.raw(), sizeof(constant));

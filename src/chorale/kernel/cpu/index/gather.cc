@@ -11,6 +11,7 @@
 #include "chorale/kernel/cpu/support/bytes.h"
 #include "chorale/kernel/index_attrs.h"
 #include "chorale/tensor/strided.h"
+#include "chorale/vec/visit_bytes.h"
 
 namespace chorale::kernel::cpu {
 namespace {
@@ -128,7 +129,7 @@ bool gather_rows(const Tensor& x, size_t dim, const Tensor& index, const Tensor&
   const Tensor list = contiguous(index, DType::kI64);
   const int64_t* indices = list.data<const int64_t>();
   std::atomic<bool> any_beyond = false;
-  visit_bytes(out.elem_bytes(), [&](auto tag) {
+  vec::visit_bytes(out.elem_bytes(), [&](auto tag) {
     using Unit = typename decltype(tag)::type;
     const auto* rows = static_cast<const Unit*>(x.raw());
     auto* results = static_cast<Unit*>(out.raw());
@@ -155,7 +156,7 @@ void gather(const KernelArgs& args) {
   const Tensor in[] = {line.index, under_index(x, line.index.sizes(), line.dim)};
   const vec::StridedView views[] = {strided(in[0]), strided(in[1])};
   const vec::StridedSpace space(strided(result), views);
-  visit_bytes(out.elem_bytes(), [&](auto tag) {
+  vec::visit_bytes(out.elem_bytes(), [&](auto tag) {
     using Unit = typename decltype(tag)::type;
     const int64_t index_step = space[1].inner_stride(space.dims()), x_step = space[2].inner_stride(space.dims());
     parallel_for(space.elems(), kGatherGrain, [&](int64_t begin, int64_t end) {
@@ -192,7 +193,7 @@ void scatter(const KernelArgs& args) {
   const Line line = line_of("scatter", x, args.attrs.get<DimAttrs>().dim, apart(args.in[1], out));
   const Tensor list = at_least_vector(apart(args.in[2], out));
   modify(x, out, x.dtype(), [&](const Tensor& work) {
-    visit_bytes(work.elem_bytes(), [&](auto tag) {
+    vec::visit_bytes(work.elem_bytes(), [&](auto tag) {
       using Unit = typename decltype(tag)::type;
       visit_places<Unit>(line, at_least_vector(work), list, [](Unit& place, const Unit* value) { place = *value; });
     });

@@ -5,6 +5,7 @@
 #include "chorale/base/error.h"
 #include "chorale/kernel/cpu/index/checked_indices.h"
 #include "chorale/kernel/index_layout.h"
+#include "chorale/vec/visit_bytes.h"
 
 namespace chorale::kernel::cpu {
 namespace {
@@ -97,7 +98,7 @@ Picks::Picks(const char* op, const Shape& x, std::span<const Tensor> indices) {
 void Picks::take(const void* tensor, void* list, size_t elem) const {
   if (elems() == 0) return;
   if (row() == 1) {
-    return visit_bytes(elem, [&](auto tag) {
+    return vec::visit_bytes(elem, [&](auto tag) {
       using Unit = typename decltype(tag)::type;
       take_units(static_cast<const Unit*>(tensor), static_cast<Unit*>(list), outer_, outer_step_, offsets_);
     });

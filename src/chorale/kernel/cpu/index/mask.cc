@@ -8,7 +8,7 @@
 #include "chorale/base/parallel_for.h"
 #include "chorale/kernel/cpu/index/index.h"
 #include "chorale/kernel/cpu/index/modified_copy.h"
-#include "chorale/kernel/cpu/support/bytes.h"
+#include "chorale/vec/visit_bytes.h"
 
 namespace chorale::kernel::cpu {
 namespace {
@@ -80,7 +80,7 @@ void masked_select(const KernelArgs& args) {
   const Tensor x = broadcast(args.in[0], sizes), held = broadcast(args.in[1], sizes);
   const Mask mask(held);
   const Tensor out = args.out[0] = Tensor::empty({mask.count()}, x.dtype());
-  visit_bytes(x.elem_bytes(), [&](auto tag) {
+  vec::visit_bytes(x.elem_bytes(), [&](auto tag) {
     using Unit = typename decltype(tag)::type;
     const auto* from = static_cast<const Unit*>(x.raw());
     auto* to = static_cast<Unit*>(out.raw());
@@ -96,7 +96,7 @@ void masked_scatter(const KernelArgs& args) {
   CHORALE_CHECK(source.elems() >= mask.count(), "[masked_scatter] the mask holds ", mask.count(),
                 " times, but there are only ", source.elems(), " elements to place");
   modify(x, out, x.dtype(), [&](const Tensor& work) {
-    visit_bytes(x.elem_bytes(), [&](auto tag) {
+    vec::visit_bytes(x.elem_bytes(), [&](auto tag) {
       using Unit = typename decltype(tag)::type;
       const auto* from = static_cast<const Unit*>(source.raw());
       auto* to = static_cast<Unit*>(work.raw());

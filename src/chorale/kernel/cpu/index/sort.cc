@@ -5,11 +5,11 @@
 #include "chorale/base/parallel_for.h"
 #include "chorale/kernel/around_dim.h"
 #include "chorale/kernel/cpu/index/sort_keys.h"
-#include "chorale/kernel/cpu/support/bytes.h"
 #include "chorale/kernel/cpu/support/copy.h"
 #include "chorale/kernel/cpu/support/scratch.h"
 #include "chorale/kernel/reduce_attrs.h"
 #include "chorale/vec/loops.h"
+#include "chorale/vec/visit_bytes.h"
 
 namespace chorale::kernel::cpu {
 namespace {
@@ -55,7 +55,7 @@ void visit_keys(DType dtype, int64_t n, F&& f) {
       f(keys, int64_t{});
     }
   };
-  visit_bytes(size_of(dtype), [&](auto width) {
+  vec::visit_bytes(size_of(dtype), [&](auto width) {
     using K = typename decltype(width)::type;
     if constexpr (std::is_integral_v<K>) {
       Keys<K> keys{};

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <type_traits>
 
-#include "chorale/base/dtype.h"
 #include "chorale/base/parallel_for.h"
 
 namespace chorale::kernel::cpu {
@@ -22,27 +22,6 @@ inline void zero_bytes(void* to, int64_t bytes) {
 
 // How many items of `bytes` each make a piece of parallel_for worth a thread.
 inline int64_t items_grain(int64_t bytes) { return bytes > 0 ? (kBytesGrain + bytes - 1) / bytes : kBytesGrain; }
-
-struct Bytes16 {
-  uint64_t halves[2];
-};
-
-// Calls f(TypeTag<Unit>{}) with a type of the size of an element, for moving it without a look inside.
-template <class F>
-void visit_bytes(size_t elem, F&& f) {
-  switch (elem) {
-    case 1:
-      return f(base::TypeTag<uint8_t>{});
-    case 2:
-      return f(base::TypeTag<uint16_t>{});
-    case 4:
-      return f(base::TypeTag<uint32_t>{});
-    case 8:
-      return f(base::TypeTag<uint64_t>{});
-    default:
-      return f(base::TypeTag<Bytes16>{});
-  }
-}
 
 // `rows` rows of `row` bytes, which lie `from_step` and `to_step` bytes apart.
 inline void copy_rows(const void* from, int64_t from_step, void* to, int64_t to_step, int64_t row, int64_t rows) {
