@@ -151,7 +151,7 @@ void GroupDevices::decide(const GroupState& state) {
   const auto all = [&](auto&& has) { return std::all_of(cards.begin(), cards.end(), has); };
   std::set<std::array<std::byte, 16>> different;
   for (const Card& card : cards) different.insert(card.identity);
-  if (different.size() == 1 && size <= PeerMemory::kMostSources && std::string_view(state.engine->backend()) == "shm" &&
+  if (different.size() == 1 && size <= PeerMemory::kMostSources && state.engine->shares_host() &&
       all([](const Card& card) { return card.shares; })) {
     way_ = Way::kShared;
   } else if (different.size() == size) {

@@ -63,6 +63,8 @@ class Engine {
   virtual bool has_own_thread() const { return false; }
   // Whether other ranks of the group are threads of this process.
   virtual bool shares_process() const { return false; }
+  // Whether all ranks are known to be on one host.
+  virtual bool shares_host() const { return false; }
   // An engine of the same kind for some of the members, all of which call this. Null: their group is made from nothing.
   virtual std::shared_ptr<Engine> make_subgroup(const Membership&) { return nullptr; }
   // Whether it carries parcels (Note [Parcels] in message_queue.h).

@@ -52,6 +52,7 @@ std::string Group::flight_record() const {
 }
 const std::shared_ptr<Engine>& Group::engine() const { return member_state("engine").engine; }
 
+bool Group::is_on_one_host() const { return member_state("is_on_one_host").engine->shares_host() || size() == 1; }
 bool Group::moves_by_itself() const { return member_state("engine").engine->has_own_thread(); }
 
 // ---- collectives

@@ -108,6 +108,8 @@ class Group {
   void note_exception(const std::string& what) const;
   // True once a call has failed.
   bool is_broken() const;
+  // True when all ranks are known to be on one host; over MPI only a rank alone is.
+  bool is_on_one_host() const;
   // True when calls move on while all threads of the caller do something else; otherwise they move in waits and in
   // other calls of this rank, and a ProgressThread may help.
   bool moves_by_itself() const;

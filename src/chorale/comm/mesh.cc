@@ -65,8 +65,6 @@ const State& whole(const std::shared_ptr<State>& state) {
   return *state;
 }
 
-bool on_one_host(const Group& group) { return group.size() == 1 || group.backend() == "shm"; }
-
 }  // namespace
 
 Mesh::Mesh(const Group& group, std::vector<int> shape, std::vector<std::string> names)
@@ -116,8 +114,8 @@ void Mesh::make_groups(const Group& group) {
 void Mesh::find_hosts() {
   State& mesh = *state_;
   mesh.spans_hosts.assign(mesh.shape.size(), 0);
-  if (!is_member() || on_one_host(*mesh.everyone)) return;
-  for (size_t d = 0; d < mesh.shape.size(); ++d) mesh.spans_hosts[d] = on_one_host(*mesh.groups[d]) ? 0 : 1;
+  if (!is_member() || mesh.everyone->is_on_one_host()) return;
+  for (size_t d = 0; d < mesh.shape.size(); ++d) mesh.spans_hosts[d] = mesh.groups[d]->is_on_one_host() ? 0 : 1;
   mesh.everyone->all_reduce(std::span(mesh.spans_hosts), Reduce::kMax).wait();
 }
 

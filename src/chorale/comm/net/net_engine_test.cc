@@ -121,8 +121,10 @@ TEST(NetEngine, LargeDataGoesInPieces) {
 TEST(NetEngine, GroupsOfOneHostAreInSharedMemoryAndOthersAreNot) {
   run_hosts({0, 1, 0, 1}, [](Group& world) {
     EXPECT_NE(world.backend(), "shm");
+    EXPECT_FALSE(world.is_on_one_host());
     Group host = world.split(world.rank() % 2), across = world.split(world.rank() / 2), again = world.duplicate();
     EXPECT_EQ(host.backend(), "shm");
+    EXPECT_TRUE(host.is_on_one_host());
     EXPECT_EQ(across.backend(), world.backend());
     Group::Subgroups halves = across.new_subgroups(1);
     EXPECT_EQ(halves.groups[static_cast<size_t>(halves.own)].backend(), "shm");

@@ -19,6 +19,7 @@ class ShmEngine final : public Engine, public Leaver {
 
   const char* backend() const override { return "shm"; }
   bool shares_process() const override { return shares_process_; }
+  bool shares_host() const override { return true; }
   void note_exception(const std::string& what) override;
   bool is_broken() const override { return group_.segment.failed(); }
   const ShmGroup& group() const { return group_; }
