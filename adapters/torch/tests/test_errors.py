@@ -3,6 +3,7 @@
 import datetime
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -21,6 +22,22 @@ def test_different_calls(rank, size):
             dist.all_reduce(torch.ones(11))
     text = str(error.value)
     assert "10 f32" in text and "11 f32" in text and "rank 0" in text and "rank 1" in text, text
+
+
+@on_ranks(2)
+def test_a_save_in_the_background_that_shares_a_group_is_named(rank, size):
+    dist.all_reduce(torch.ones(10))
+    with pytest.raises(dist.DistBackendError) as error:
+        in_background = threading.Thread(target=dist.barrier)
+        in_background.start()
+        in_background.join()
+        if rank == 0:
+            dist.all_reduce(torch.ones(10))
+        else:
+            dist.broadcast(torch.ones(10), 0)
+    text = str(error.value)
+    assert f"rank {rank} makes the calls of this group from several threads: thread " in text, text
+    assert "(async_save), needs a group of its own" in text, text
 
 
 def test_a_killed_rank_is_named():

@@ -35,7 +35,7 @@ void raise_difference(const Membership& membership, std::span<const Fingerprint>
     if (camp == camps.end()) camp = camps.insert(camps.end(), {print, {}});
     camp->second.push_back(rank);
   }
-  std::string text = "ranks made different calls:";
+  std::string text(kDifferentCalls);
   for (const auto& [print, ranks] : camps) {
     text += ranks.size() > 1 ? " ranks" : " rank";
     for (size_t r = 0; r < ranks.size(); ++r) text += concat(r > 0 ? ", " : " ", membership.global(ranks[r]));
@@ -79,9 +79,20 @@ std::string prefix_of(const Membership& membership, const Operation& operation) 
   return concat("[", name_of(kind_of(operation.print)), number, "] ", who_is_this(membership), ": ");
 }
 
+namespace {
+// What this rank knows of the cause where several of its threads made calls beside each other.
+std::string about_threads(const Membership& membership, const FlightRecorder& flight) {
+  const std::string threads = flight.threads(membership);
+  if (threads.empty()) return {};
+  return concat("; rank ", membership.own_global(), " makes the calls of this group from several threads: ", threads,
+                ". What runs beside training, such as a save in the background (async_save), needs a group of its own");
+}
+}  // namespace
+
 std::exception_ptr error_of(const Membership& membership, const Operation& operation, const std::string& reason,
                             int culprit, const FlightRecorder& flight) {
   std::string text = prefix_of(membership, operation) + reason;
+  if (reason.find(kDifferentCalls) != std::string::npos) text += about_threads(membership, flight);
   const std::string dump = flight.dump(membership, text);
   if (!dump.empty()) text += concat(" [the last calls are in ", dump, "]");
   return std::make_exception_ptr(CommError(text, {.rank = membership.own_global(),

@@ -31,6 +31,10 @@ struct Failure {
   std::string text;
 };
 
+// How its reason begins when ranks made different calls. The text is all of a failure that travels: the other ranks
+// know the kind of it by this.
+inline constexpr std::string_view kDifferentCalls = "ranks made different calls:";
+
 // Throws CallFailed, naming everybody's call. `prints` are those of the members, by group rank, and not all the same;
 // of kind kNone where a call is not known.
 [[noreturn, gnu::cold]] void raise_difference(const Membership& membership, std::span<const Fingerprint> prints);

@@ -249,6 +249,35 @@ TEST(Faults, WhatARankHasThrownIsSaidWhenItsProcessHasEnded) {
   };
   EXPECT_EQ(run_processes(2, body), (std::vector<int>{0, 3}));
 }
+
+// A save in the background that uses the group of training. Rank 0 makes all its calls from one thread.
+TEST(Faults, DifferentCallsOfSeveralThreadsAreSaidToNeedGroupsOfTheirOwn) {
+  run_everywhere(2, [](Group& group) {
+    const Tensor x = Tensor::empty({3}, DType::kF32);
+    const auto in_background = [&](const std::function<void()>& call) {
+      if (group.rank() == 0) return call();
+      std::thread(call).join();
+    };
+    group.barrier().wait();
+    in_background([&] { group.broadcast(x, 0).wait(); });
+    const std::string message =
+        message_of<CommError>([&] { group.rank() == 0 ? group.barrier().wait() : group.broadcast(x, 0).wait(); });
+    EXPECT_THAT(message, HasSubstr("different calls"));
+    EXPECT_THAT(message, testing::Not(HasSubstr("rank 0 makes the calls")));
+    if (group.rank() == 0) return;
+    EXPECT_THAT(message, testing::ContainsRegex("rank 1 makes the calls of this group from several threads: thread "
+                                                "[0-9]+ .*last entered .*#.*, thread [0-9]+ .*last entered .*#"));
+    EXPECT_THAT(message, HasSubstr("async_save"));
+  });
+  run_everywhere(2, [](Group& group) {
+    group.barrier().wait();
+    const Tensor x = Tensor::empty({3}, DType::kF32);
+    const std::string message =
+        message_of<CommError>([&] { group.rank() == 0 ? group.barrier().wait() : group.broadcast(x, 0).wait(); });
+    EXPECT_THAT(message, testing::AllOf(HasSubstr("different calls"), testing::Not(HasSubstr("thread"))));
+  });
+}
+
 TEST(Faults, WhatARankHasThrownIsForgottenWithItsNextCall) {
   run_threads_and_processes(2, [](Group& group) {
     group.note_exception("out of memory");

@@ -4,11 +4,34 @@
 
 #include <algorithm>
 #include <ctime>
+#include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 
+#include "chorale/base/error.h"
+#include "chorale/comm/failure.h"
 #include "chorale/comm/flight_file.h"
 
 namespace chorale::comm {
+namespace {
+
+constexpr uint64_t kCallsOfThreads = 200;  // so far back another thread's call counts: some steps of training
+
+int32_t own_thread() {
+  constinit thread_local int32_t own = 0;  // asking the kernel for it would double the cost of an entry
+  if (own == 0) own = gettid();
+  return own;
+}
+
+// What a debugger and `ps -L` call it; empty when it has ended.
+std::string name_of_thread(int32_t thread) {
+  std::ifstream file(concat("/proc/self/task/", thread, "/comm"));
+  std::string name;
+  std::getline(file, name);
+  return name;
+}
+
+}  // namespace
 
 uint64_t FlightRecorder::enter(const Operation& operation) {
   Entry& entry = entries_[next_ % kCalls];
@@ -16,6 +39,7 @@ uint64_t FlightRecorder::enter(const Operation& operation) {
   entry.print = operation.print;
   entry.number = operation.number;
   entry.peer = operation.peer;
+  entry.thread = own_thread();
   entry.state = State::kPending;
   entry.start = operation.issued;
   entry.end = {};
@@ -31,6 +55,22 @@ void FlightRecorder::leave(uint64_t call, bool failed) {
   clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
   entry.end = std::max(entry.start, std::chrono::steady_clock::time_point(std::chrono::seconds(now.tv_sec) +
                                                                           std::chrono::nanoseconds(now.tv_nsec)));
+}
+
+std::string FlightRecorder::threads(const Membership& membership) const {
+  std::map<int32_t, const Entry*> last;
+  for (uint64_t call = next_ > kCallsOfThreads ? next_ - kCallsOfThreads : 0; call < next_; ++call) {
+    const Entry& entry = entries_[call % kCalls];
+    if (entry.number > 0) last[entry.thread] = &entry;
+  }
+  if (last.size() < 2) return {};
+  std::string text;
+  for (const auto& [thread, entry] : last) {
+    const std::string name = name_of_thread(thread);
+    text += concat(text.empty() ? "" : ", ", "thread ", thread, name.empty() ? " (ended)" : concat(" (", name, ")"),
+                   " last entered ", describe(membership, entry->print), " #", entry->number);
+  }
+  return text;
 }
 
 std::string FlightRecorder::json(const Membership& membership, const std::string& error) const {

@@ -19,6 +19,9 @@ class FlightRecorder {
   uint64_t enter(const Operation& operation);
   void leave(uint64_t call, bool failed);
 
+  // Empty where one thread made the last collectives of this rank; else which threads did, each with the last one.
+  std::string threads(const Membership& membership) const;
+
   // {"group": …, "rank": …, "calls": [{"number", "kind", "dtype", "count", …, "state", "start_us", "end_us"}, …]}
   std::string json(const Membership& membership, const std::string& error) const;
   // Writes it to a new file, which only its owner may read, in CHORALE_FLIGHT_DIR (the folder for temporary files if
@@ -32,6 +35,7 @@ class FlightRecorder {
     Fingerprint print;
     uint32_t number = 0;
     int32_t peer = -1;
+    int32_t thread = 0;  // that entered it
     State state = State::kPending;
     std::chrono::steady_clock::time_point start, end;
   };
