@@ -68,10 +68,13 @@ def rows():
         Row("limits/a language that is not there", shell="$C ops add", env={"LC_ALL": "xx_XX.UTF-8"}, status=0),
         Row("limits/threads of nonsense", shell=f"{TRAIN} -n 1", env={"OMP_NUM_THREADS": "many"}, status=0, may_make=RUN_FILES),
         Row("limits/a debug level of nonsense", ["run", "-n", "1", "true"], env={"CHORALE_DEBUG": "LOUD"}, status={0, 1, 2}),
+        Row("limits/a debug level of nonsense in training", shell=f"{TRAIN} -n 2", env={"CHORALE_DEBUG": "LOUD"}, status=1, may_make=RUN_FILES,
+            says=(r"CHORALE_DEBUG is 'LOUD'; it takes OFF, INFO or DETAIL",)),
         Row("limits/a rank of nonsense", ["train", "gpt", *TINY, "--steps", "2"], env={"RANK": "x", "WORLD_SIZE": "2"}, status=1, says=("RANK",)),
         Row("limits/a rank beyond its world", ["train", "gpt", *TINY, "--steps", "2"], env={"RANK": "5", "WORLD_SIZE": "2"}, status=1, says=("RANK|rank",)),
         Row("limits/chaos of nonsense", ["run", "-n", "1", "true"], env={"CHORALE_CHAOS": "explode@rank=0"}, status={1, 2}, says=("explode|chaos",)),
         Row("limits/a fabric of nonsense", ["run", "-n", "1", "true"], env={"CHORALE_FABRIC": "pigeon"}, status=2, says=("'pigeon' is no fabric",)),
+        Row("limits/a fabric of nonsense: doctor", ["doctor"], env={"CHORALE_FABRIC": "pigeon"}, status=1, says=("CHORALE_FABRIC: 'pigeon' is no fabric",)),
         *[Row(f"limits/{variable} of nonsense", ["run", "-n", "1", "true"], env={variable: "2"}, status=status, says=(variable,))
           for variable, status in (("CHORALE_CHECKSUM", 2), ("CHORALE_MPS", 1))],
         Row("limits/a secret of nonsense", ["run", "-n", "1", "true"], env={"CHORALE_SECRET_FILE": "nowhere"}, status=1, says=("nowhere",)),

@@ -54,6 +54,13 @@ def register():
         dist.Backend.register_backend("chorale", make_backend, extended_api=True, devices=["cpu"])
 
 
-if os.environ.get("CHORALE_TORCH_ALLOCATOR", "1") != "0":
+def _wants_our_allocator():
+    text = os.environ.get("CHORALE_TORCH_ALLOCATOR") or "1"
+    if text not in ("0", "1"):
+        raise ValueError(f"chorale: CHORALE_TORCH_ALLOCATOR is '{text}'; it takes 0 or 1. Correct it, or unset it")
+    return text == "1"
+
+
+if _wants_our_allocator():
     _C.use_our_allocator()
 register()

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import tomllib
 
+import pytest
+
 ADAPTER = pathlib.Path(__file__).resolve().parent.parent
 INSTALLED = (os.environ.get("CHORALE_TORCH_INSTALLED") == "1"
              or not any((ADAPTER / "chorale_torch").glob("_C*.so")))
@@ -44,6 +46,11 @@ def test_spawn(tmp_path):
 
 def test_without_our_allocator(tmp_path):
     run(tmp_path, CHORALE_TORCH_ALLOCATOR="0")
+
+
+def test_a_switch_is_zero_or_one(tmp_path):
+    with pytest.raises(AssertionError, match="CHORALE_TORCH_ALLOCATOR is 'no'; it takes 0 or 1"):
+        run(tmp_path, CHORALE_TORCH_ALLOCATOR="no")
 
 
 def test_needs_no_import(tmp_path):

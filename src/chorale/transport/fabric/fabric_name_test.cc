@@ -4,7 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "chorale/base/error.h"
-#include "chorale/transport/environment_test_util.h"
+#include "chorale/testing/environment_test_util.h"
+#include "chorale/testing/message_test_util.h"
 
 namespace chorale::transport {
 namespace {
@@ -25,6 +26,13 @@ TEST(FabricName, WrongNamesAreErrorsThatSayWhichThereAre) {
   } catch (const InvalidArgument& error) {
     EXPECT_STREQ(error.what(), "[fabric] 'infiniband' is no fabric; there are tls, ucx, ucx:DEVICE and mpi");
   }
+}
+
+TEST(FabricName, AWrongVariableIsNamed) {
+  const EnvironmentVariable variable("CHORALE_FABRIC", "pigeon");
+  EXPECT_EQ(message_of<InvalidArgument>([] { choose_fabric(""); }),
+            "[fabric] CHORALE_FABRIC: 'pigeon' is no fabric; there are tls, ucx, ucx:DEVICE and mpi");
+  EXPECT_EQ(choose_fabric("ucx").kind, "ucx");
 }
 
 }  // namespace
