@@ -1,7 +1,7 @@
 // Clipping gradients between backward and step.
 #pragma once
 
-#include <limits>
+#include <initializer_list>
 #include <span>
 #include <utility>
 
@@ -29,8 +29,15 @@ class GradientNorm {
 // below 1. A norm that is infinite or NaN is returned and leaves the gradients as they are, or is a StateError that
 // names the first parameter to blame. StateError also when there are no gradients.
 GradientNorm clip_grad_norm(std::span<const Tensor> parameters, double max_norm, const ClipNormOptions& options = {});
+inline GradientNorm clip_grad_norm(std::initializer_list<Tensor> parameters, double max_norm,
+                                   const ClipNormOptions& options = {}) {
+  return clip_grad_norm(std::span(parameters.begin(), parameters.size()), max_norm, options);
+}
 
 // Limits every element of every gradient to [-limit, limit], in place.
 void clip_grad_value(std::span<const Tensor> parameters, double limit);
+inline void clip_grad_value(std::initializer_list<Tensor> parameters, double limit) {
+  clip_grad_value(std::span(parameters.begin(), parameters.size()), limit);
+}
 
 }  // namespace chorale::optim

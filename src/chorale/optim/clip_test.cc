@@ -26,6 +26,17 @@ TEST(Clip, ANormThatIsNotFiniteIsReportedAndChangesNothing) {
   }
 }
 
+TEST(Clip, TakesParametersThatAreListed) {
+  const Tensor a = leaf({0, 0}), b = leaf({0});
+  set_gradient(a, Tensor::from<double>({3, 0}, {2}));
+  set_gradient(b, Tensor::from<double>({4}, {1}));
+  EXPECT_NEAR(clip_grad_norm({a, b}, 1), 5, 1e-12);
+  EXPECT_NEAR(values(gradient(b))[0], 0.8, 1e-6);
+  EXPECT_NEAR(clip_grad_norm({a}, 10), 0.6, 1e-6);
+  clip_grad_value({a, b}, 0.7);
+  EXPECT_EQ(values(gradient(b)), Values{0.7});
+}
+
 TEST(Clip, TheNormDoesNotDependOnThreads) {
   const std::vector<Tensor> leaves{set_requires_grad(to(op::sample({100'001}, 1), DType::kF32))};
   const auto norm = [&](int threads) {
