@@ -42,7 +42,9 @@ bool read_declaration(const std::string& text, OpFunction& function) {
                            "), also " + function.name + "_ and " + function.name + "_out";
     return true;
   }
-  if (!text.ends_with(';') || text.find("Tensor") == std::string::npos || text.starts_with("inline")) return false;
+  if (!text.ends_with(';') || text.find("Tensor") == std::string::npos || text.starts_with("inline") ||
+      text.starts_with("using"))
+    return false;
   const size_t open = text.find('(');
   if (open == std::string::npos) return false;
   size_t begin = open;

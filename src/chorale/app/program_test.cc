@@ -127,9 +127,11 @@ TEST(OpFunctions, AreReadFromTheirHeaders) {
 TEST(OpFunctions, HaveWhatUsersCall) {
   std::set<std::string> names;
   for (const OpFunction& function : op_functions()) names.insert(function.name);
-  for (const char* name : {"einsum", "conv2d", "flatten", "mse_loss", "reshape", "matmul", "clamp", "cat", "where"}) {
+  for (const char* name : {"einsum", "conv2d", "flatten", "mse_loss", "reshape", "matmul", "clamp", "cat", "where",
+                           "all_gather", "start_all_gather", "flex_attention"}) {
     EXPECT_TRUE(names.contains(name)) << name;
   }
+  EXPECT_FALSE(names.contains("Tensor"));  // of a type of functions
 }
 
 }  // namespace
