@@ -20,6 +20,7 @@
 
 #include <array>
 #include <concepts>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -294,9 +295,21 @@ class Compiled {
   std::shared_ptr<compiled::Frame> frame_;
 };
 
+namespace compiled {
+template <class F>
+bool is_empty(const F&) {
+  return false;
+}
+template <class Result, class... Args>
+bool is_empty(const std::function<Result(Args...)>& function) {
+  return !function;
+}
+}  // namespace compiled
+
 // `function` is copied; a module is given by reference: compile(std::ref(model)).
 template <class F>
 Compiled<F> compile(F function, CompileOptions options = {}) {
+  CHORALE_CHECK(!compiled::is_empty(function), "[compile] the function is empty");
   return {std::move(function), std::move(options)};
 }
 

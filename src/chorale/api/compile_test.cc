@@ -300,6 +300,11 @@ TEST_P(BothContracts, AFunctionWithoutTensorWorkMakesNoGraph) {
 
 // ---- segmented
 
+TEST(Compile, AnEmptyFunctionIsAnErrorWhereItIsGiven) {
+  EXPECT_THROW(compile(std::function<Tensor(const Tensor&)>()), InvalidArgument);
+  EXPECT_EQ(compile(std::function([](const Tensor& x) { return x * 2; }))(ones({1})).item<float>(), 2);
+}
+
 TEST(Segmented, AskingForAValueIsABreakThatIsCounted) {
   auto f = compile([](const Tensor& x) {
     const Tensor y = add(x, 1);

@@ -122,8 +122,16 @@ std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<T
   return gradients;
 }
 
+namespace {
+template <class Hook>
+void need_hook(const char* function, const Hook& hook) {
+  CHORALE_CHECK(hook, "[", function, "] the hook is an empty function");
+}
+}  // namespace
+
 HookHandle on_gradient(const Tensor& x, autograd::GradHook hook) {
   op::need_defined("on_gradient", "x", x);
+  need_hook("on_gradient", hook);
   const autograd::Edge edge = edge_of(x);
   CHORALE_CHECK_STATE(edge.wanted(), "[on_gradient] this tensor of shape ", x.sizes(), " does not require a gradient");
   if (edge.leaf.defined()) return HookHandle(slot_for_writing(x).extras_for_writing().hooks.add(std::move(hook)));
@@ -131,28 +139,31 @@ HookHandle on_gradient(const Tensor& x, autograd::GradHook hook) {
 }
 
 namespace {
-autograd::LeafHook with_sink(std::function<void(const Tensor& leaf)> hook) {
+autograd::LeafHook with_sink(const char* function, std::function<void(const Tensor& leaf)> hook) {
+  need_hook(function, hook);
   return [hook = std::move(hook)](const Tensor& leaf, autograd::GradSink&) { hook(leaf); };
 }
 }  // namespace
 
 HookHandle after_accumulate(const Tensor& x, autograd::LeafHook hook) {
   op::need_defined("after_accumulate", "x", x);
+  need_hook("after_accumulate", hook);
   CHORALE_CHECK_STATE(edge_of(x).leaf.defined(), "[after_accumulate] needs a leaf that requires a gradient");
   return HookHandle(slot_for_writing(x).extras_for_writing().accumulated.add(std::move(hook)));
 }
 
 HookHandle after_accumulate(const Tensor& x, std::function<void(const Tensor& leaf)> hook) {
-  return after_accumulate(x, with_sink(std::move(hook)));
+  return after_accumulate(x, with_sink("after_accumulate", std::move(hook)));
 }
 
 HookHandle after_complete(const Tensor& x, autograd::LeafHook hook) {
   op::need_defined("after_complete", "x", x);
+  need_hook("after_complete", hook);
   CHORALE_CHECK_STATE(edge_of(x).leaf.defined(), "[after_complete] needs a leaf that requires a gradient");
   return HookHandle(slot_for_writing(x).extras_for_writing().completed.add(std::move(hook)));
 }
 HookHandle after_complete(const Tensor& x, std::function<void(const Tensor& leaf)> hook) {
-  return after_complete(x, with_sink(std::move(hook)));
+  return after_complete(x, with_sink("after_complete", std::move(hook)));
 }
 void set_completed_by_other(const Tensor& x, bool claimed) {
   op::need_defined("set_completed_by_other", "x", x);
@@ -173,14 +184,17 @@ Node& node_of(const char* function, const Tensor& x) {
 }  // namespace
 
 HookHandle before_node(const Tensor& x, autograd::NodePreHook hook) {
+  need_hook("before_node", hook);
   return HookHandle(node_of("before_node", x).hooks_for_writing().before.add(std::move(hook)));
 }
 HookHandle after_node(const Tensor& x, autograd::NodePostHook hook) {
+  need_hook("after_node", hook);
   return HookHandle(node_of("after_node", x).hooks_for_writing().after.add(std::move(hook)));
 }
 
 void at_end_of_backward(std::function<void()> callback) {
   autograd::BackwardRun* run = autograd::BackwardRun::current();
+  need_hook("at_end_of_backward", callback);
   CHORALE_CHECK_STATE(run, "[at_end_of_backward] no backward is running in this thread");
   run->at_end(std::move(callback));
 }

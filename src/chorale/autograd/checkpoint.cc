@@ -151,6 +151,7 @@ std::vector<Tensor> checkpoint(std::function<std::vector<Tensor>(const std::vect
 
 std::vector<Tensor> checkpoint(std::function<std::vector<Tensor>(const std::vector<Tensor>&)> function,
                                const std::vector<Tensor>& in, CheckpointPolicy keeps) {
+  CHORALE_CHECK(function, "[checkpoint] the function is empty");
   if (!grad_enabled()) return function(in);
   auto frame = std::make_shared<Frame>();
   frame->function = std::move(function);

@@ -126,6 +126,26 @@ TEST(Hooks, HandlesRemoveAndMayDoSoFromInside) {
   handles[0].remove();
 }
 
+TEST(Hooks, ThatAreEmptyFunctionsAreErrorsWhereTheyAreGiven) {
+  const Tensor x = leaf({2}), y = mul(x, 3);
+  const auto expect_refused = [](const char* function, const auto& call) {
+    EXPECT_EQ(message_of<InvalidArgument>(call), concat("[", function, "] the hook is an empty function"));
+  };
+  expect_refused("on_gradient", [&] { on_gradient(x, nullptr); });
+  expect_refused("after_accumulate", [&] { after_accumulate(x, autograd::LeafHook()); });
+  expect_refused("after_accumulate", [&] { after_accumulate(x, std::function<void(const Tensor&)>()); });
+  expect_refused("after_complete", [&] { after_complete(x, autograd::LeafHook()); });
+  expect_refused("after_complete", [&] { after_complete(x, std::function<void(const Tensor&)>()); });
+  expect_refused("before_node", [&] { before_node(y, nullptr); });
+  expect_refused("after_node", [&] { after_node(y, nullptr); });
+  on_gradient(x, [&](const Tensor&) {
+    expect_refused("at_end_of_backward", [] { at_end_of_backward(nullptr); });
+    return Tensor();
+  });
+  backward(sum(y));
+  EXPECT_EQ(message_of<InvalidArgument>([&] { checkpoint(nullptr, {x}); }), "[checkpoint] the function is empty");
+}
+
 TEST(Hooks, AHandleThatWasMovedFromRemovesNothing) {
   const Tensor x = leaf({2});
   int calls = 0;

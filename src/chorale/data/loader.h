@@ -115,6 +115,9 @@ class LoaderBase {
   using Start = std::function<Pipeline::Claim(int64_t epoch, int64_t batch)>;
   LoaderBase(Start start, const LoaderOptions& options, int64_t batches)
       : start_(std::move(start)), workers_(options.workers), prefetch_(options.prefetch) {
+    CHORALE_CHECK(workers_ >= 0 && (workers_ == 0 || prefetch_ > 0),
+                  "[DataLoader] expected workers of at least 0, with a prefetch of at least 1, found ", workers_,
+                  " and ", prefetch_);
     state_.seed = options.seed;
     state_.batches = batches;
   }

@@ -130,6 +130,11 @@ TEST(DataLoader, RefusesTheStateOfAnotherLoader) {
   EXPECT_THROW(loader.load_state({.seed = 1, .epoch = -1, .batch = 0, .batches = 5}), InvalidArgument);
 }
 
+TEST(DataLoader, RefusesWorkersThatCannotBeWhenItIsMade) {
+  EXPECT_THROW(DataLoader(Count{10}, {.batch_size = 2, .workers = -1}), InvalidArgument);
+  EXPECT_THROW(DataLoader(Count{10}, {.batch_size = 2, .workers = 1, .prefetch = 0}), InvalidArgument);
+}
+
 TEST(DataLoader, RethrowsWithTheSamplesIndexInTheBatchesPlaceAndGoesOn) {
   for (const int workers : {0, 1, 4}) {
     SCOPED_TRACE(workers);

@@ -453,9 +453,11 @@ CachingAllocator& cpu_allocator() {
 }
 
 Allocator& allocator_of(Device device) {
-  if (device.type == DeviceType::kCpu) [[likely]]
+  if (device == kCpu) [[likely]]
     return cpu_allocator();
   CHORALE_CHECK(device.type != DeviceType::kNull, "[allocator] device null has no memory");
+  CHORALE_CHECK(device.type != DeviceType::kCpu, "[allocator] there is no device ", device,
+                ": the host is one device, cpu");
   return runtime_of(device).allocator(device);
 }
 

@@ -370,6 +370,12 @@ TEST(Allocator, OnlyTheCpuHasMemoryHere) {
   EXPECT_EQ(&allocator_of(kCpu), &cpu_allocator());
   EXPECT_THROW(allocator_of(kNull), InvalidArgument);
   EXPECT_THROW(allocator_of(Device{DeviceType::kCuda, 1}), StateError);
+  try {
+    allocator_of(Device{DeviceType::kCpu, 3});
+    FAIL() << "there is one CPU";
+  } catch (const InvalidArgument& error) {
+    EXPECT_STREQ(error.what(), "[allocator] there is no device cpu:3: the host is one device, cpu");
+  }
 }
 
 TEST(CachingAllocator, BlocksAbove16KiBAreAloneInTheirPages) {

@@ -32,7 +32,7 @@ const char* type_name(DeviceType type) { return kNames[static_cast<size_t>(type)
 
 std::ostream& operator<<(std::ostream& out, Device device) {
   out << type_name(device.type);
-  return has_index(device.type) ? out << ":" << device.index : out;
+  return has_index(device.type) || device.index != 0 ? out << ":" << device.index : out;
 }
 
 }  // namespace chorale

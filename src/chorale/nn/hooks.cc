@@ -26,6 +26,7 @@ Hooks::Hooks(const Hooks& other) : lists_(other.lists_ ? std::make_shared<HookLi
 
 template <class Hook>
 HookHandle Hooks::add(Hook hook) {
+  CHORALE_CHECK(hook, "[Module] a hook is an empty function");
   if (!lists_) lists_ = std::make_shared<HookLists>();
   auto& list = lists_->of(hook);
   const Hook* added = &list.emplace_back(std::move(hook));

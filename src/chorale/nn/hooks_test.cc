@@ -85,6 +85,16 @@ TEST(Hooks, RemovedOnesDoNotRunAndHandlesMaySurviveTheModule) {
   two.remove();
 }
 
+TEST(Hooks, ThatAreEmptyFunctionsAreErrorsWhereTheyAreGiven) {
+  ReLU layer;
+  EXPECT_THROW(layer.before_forward(nullptr), InvalidArgument);
+  EXPECT_THROW(layer.after_forward(nullptr), InvalidArgument);
+  EXPECT_THROW(layer.before_backward(nullptr), InvalidArgument);
+  EXPECT_THROW(layer.after_backward(nullptr), InvalidArgument);
+  EXPECT_THROW(layer.apply(nullptr), InvalidArgument);
+  EXPECT_EQ(layer(ones({1})).item<float>(), 1);
+}
+
 TEST(Hooks, MayRemoveThemselves) {
   ReLU layer;
   int calls = 0;

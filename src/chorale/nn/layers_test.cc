@@ -117,6 +117,10 @@ TEST(BadInput, OfRecurrentLayersAndAttention) {
                 GRU(3, 4)(ones({5, 2, 3}), ones({2, 2, 4}));
               }),
               HasSubstr("expected a state of shape [1, 2, 4]"));
+  EXPECT_THAT(message_of([] {
+                LSTM(3, 4)(ones({5, 2, 3}), {ones({1, 2, 4}), Tensor()});
+              }),
+              HasSubstr("[LSTM] a state is h and c, or neither; c of this one is an undefined tensor"));
   EXPECT_THAT(message_of([] { MultiheadAttention(6, 4); }), HasSubstr("cannot be cut into 4 heads"));
   MultiheadAttention attention(6, 2);
   const Tensor x = ones({4, 2, 6});

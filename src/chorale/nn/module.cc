@@ -1,6 +1,7 @@
 #include "chorale/nn/module.h"
 
 #include <algorithm>
+#include <sstream>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -284,6 +285,7 @@ void Module::train(bool on) {
 }
 
 void Module::apply(const std::function<void(Module&)>& fn) {
+  CHORALE_CHECK(fn, "[", type_name(), "] apply() was given an empty function");
   std::unordered_set<const Module*> seen;
   const std::function<void(Module&)> visit = [&](Module& module) {
     if (!seen.insert(&module).second) return;
@@ -348,6 +350,7 @@ void separate_tensors(Module& copy) {
 
 namespace {
 void print(std::ostream& out, const Module& module, const std::string& indent) {
+  module.need_whole();
   const Members members(module);
   out << module.type_name() << "(" << module.describe();
   for (const auto& [name, member] : members.modules) {
@@ -362,8 +365,9 @@ void print(std::ostream& out, const Module& module, const std::string& indent) {
 }  // namespace
 
 std::ostream& operator<<(std::ostream& out, const Module& module) {
-  print(out, module, "");
-  return out;
+  std::ostringstream text;  // all of it, or an error
+  print(text, module, "");
+  return out << text.str();
 }
 
 }  // namespace chorale::nn

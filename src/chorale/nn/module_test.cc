@@ -351,6 +351,9 @@ TEST(Module, ThatWasMovedFromIsAnErrorOfForwardAndOfItsOwner) {
       HasSubstr("[Linear] the module was moved from: its parameters, buffers and layers are those of another now; in "
                 "Linear, layer body.0 of Outer"));
   EXPECT_THAT(message_of<InvalidArgument>([&] { outer.state_dict(); }), HasSubstr("[Linear] the module was moved"));
+  std::ostringstream text;
+  EXPECT_THAT(message_of<InvalidArgument>([&] { text << outer; }), HasSubstr("[Linear] the module was moved from"));
+  EXPECT_EQ(text.str(), "");
   // NOLINTEND(bugprone-use-after-move)
 }
 

@@ -118,6 +118,8 @@ RecurrentOutput GRU::forward(const Tensor& x, const Tensor& h0) const {
 }
 
 LstmOutput LSTM::forward(const Tensor& x, const LstmState& start) const {
+  CHORALE_CHECK(start.h.defined() == start.c.defined(), "[LSTM] a state is h and c, or neither; ",
+                start.h.defined() ? "c" : "h", " of this one is an undefined tensor");
   Result result = run(x, {start.h, start.c}, [](const Weights& w, const Tensor& x_gates, std::vector<Tensor>& state) {
     const std::vector<Tensor> gates = chunk(x_gates + linear(state[0], w.hh, w.bias_hh), 4, 1);
     state[1] = sigmoid(gates[1]) * state[1] + sigmoid(gates[0]) * tanh(gates[2]);

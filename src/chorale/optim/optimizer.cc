@@ -157,6 +157,7 @@ void Optimizer::step_unless(const Tensor& found_inf) {
 }
 
 Tensor Optimizer::step(const std::function<Tensor()>& closure) {
+  CHORALE_CHECK(closure, "[", name_, "] step() was given an empty function");
   CHORALE_CHECK_STATE(!updates_in_backward(), "[", name_,
                       "] a closure cannot be combined with update_in_backward(): its backward would already update");
   Tensor loss;

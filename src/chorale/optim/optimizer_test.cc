@@ -148,6 +148,7 @@ TEST(Optimizer, UpdatingInBackwardRefusesWhatNeedsAllGradients) {
   Sgd optimizer({{"a", a}});
   optimizer.update_in_backward();
   EXPECT_MESSAGE(StateError, "closure", optimizer.step([&] { return sum(a); }));
+  EXPECT_MESSAGE(InvalidArgument, "step() was given an empty function", optimizer.step(nullptr));
   backward(sum(a));
   EXPECT_MESSAGE(StateError, "a got a second gradient before step()", backward(sum(a)));
   optimizer.step();

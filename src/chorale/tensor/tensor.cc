@@ -266,7 +266,7 @@ void Tensor::check_access(DType wanted) const {
   CHORALE_CHECK(wanted == dtype(), "[data] asked for ", wanted, " elements of a tensor of ", dtype());
 }
 void Tensor::check_has_bytes(const char* asked) const {
-  CHORALE_CHECK_STATE(defined(), "[data] this tensor is undefined");
+  if (!impl_) raise_undefined("data");
   if (extension()) need_bytes(asked);
   CHORALE_CHECK_STATE(device().type != DeviceType::kNull, "[data] a tensor on device ", device(),
                       " has no elements that the host can read");

@@ -332,8 +332,8 @@ TEST(Tensor, AccessChecksDTypeContiguityAndDevice) {
                }),
                "[3, 2]", "[1, 3]");
   EXPECT_PARTS(message_of<StateError>([] { (void)Tensor::empty({2}, DType::kF32, kNull).data<float>(); }), "null");
-  EXPECT_PARTS(message_of<StateError>([] { (void)Tensor().data<float>(); }), "undefined");
-  EXPECT_PARTS(message_of<StateError>([] { (void)Tensor().span<float>(); }), "undefined");
+  EXPECT_PARTS(message_of<InvalidArgument>([] { (void)Tensor().data<float>(); }), "undefined");
+  EXPECT_PARTS(message_of<InvalidArgument>([] { (void)Tensor().span<float>(); }), "undefined");
   EXPECT_PARTS(message_of<InvalidArgument>([] { (void)Tensor().item<float>(); }), "undefined");
   EXPECT_PARTS(message_of<InvalidArgument>([] { (void)Tensor().to_vector<float>(); }), "undefined");
 }
@@ -461,7 +461,8 @@ TEST(UndefinedTensor, IsAnErrorThatNamesTheFunctionInEveryAccessor) {
   const Tensor none;
   const auto expect = [&](const char* function, auto&& call) {
     EXPECT_EQ(
-        message_of<std::exception>([&] { (void)call(); }).find(concat("[", function, "] this tensor is undefined")), 0u)
+        message_of<InvalidArgument>([&] { (void)call(); }).find(concat("[", function, "] this tensor is undefined")),
+        0u)
         << function;
   };
   expect("sizes", [&] { return none.sizes().size(); });

@@ -220,6 +220,8 @@ Tensor arange(Scalar start, Scalar end, Scalar step, std::optional<DType> dtype,
       start.kind() <= Scalar::Kind::kInt && end.kind() <= Scalar::Kind::kInt && step.kind() <= Scalar::Kind::kInt;
   const double length = std::ceil((end.real() - start.real()) / step.real());
   CHORALE_CHECK(length >= 0, "[arange] from ", start, " to ", end, " in steps of ", step, " never arrives");
+  CHORALE_CHECK(length < 0x1p62, "[arange] from ", start, " to ", end, " in steps of ", step,
+                " are more elements than can be counted");
   const DType made = dtype.value_or(whole ? DType::kI64 : DType::kF32);
   const auto count = static_cast<int64_t>(length);
   if (count > 0) {
@@ -238,7 +240,7 @@ Tensor linspace(double start, double end, int64_t count, DType dtype, Device dev
 }
 Tensor eye(int64_t rows, int64_t cols, DType dtype, Device device) {
   device = op::creation_device(device);
-  return op::call(op::kEye, kernel::EyeAttrs{rows, cols < 0 ? rows : cols, dtype, device.type, device.index});
+  return op::call(op::kEye, kernel::EyeAttrs{rows, cols == -1 ? rows : cols, dtype, device.type, device.index});
 }
 
 }  // namespace chorale

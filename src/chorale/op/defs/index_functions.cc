@@ -3,6 +3,7 @@
 
 #include "chorale/op/builder.h"
 #include "chorale/op/copy.h"
+#include "chorale/op/defs/number_range.h"
 #include "chorale/op/index.h"
 #include "chorale/op/need_defined.h"
 #include "chorale/op/pointwise.h"
@@ -196,6 +197,12 @@ Tensor masked_fill(const Tensor& x, const Tensor& mask, const Tensor& value) {
   op::need_defined("masked_fill", "x", x);
   op::need_defined("masked_fill", "mask", mask);
   CHORALE_CHECK(value.dims() == 0, "[masked_fill] the value must be a scalar, found shape ", value.sizes());
+  // What x's dtype cannot hold would wrap around.
+  if (kInts.has(x.dtype()) && value.dtype() != x.dtype() && !is_complex(value.dtype()) && value.device() == kCpu &&
+      !value.extension()) {
+    check_held("masked_fill", x.dtype(),
+               is_floating(value.dtype()) ? Scalar(value.item<double>()) : Scalar(value.item<int64_t>()));
+  }
   return where(mask, to(value, x.dtype()), x);
 }
 Tensor nonzero(const Tensor& x) { return call(kNonzero, {}, x); }

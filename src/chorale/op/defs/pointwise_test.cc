@@ -244,6 +244,11 @@ TEST(PointwiseDTypes, ANumberToStoreThatADTypeCannotHoldIsRefused) {
   EXPECT_THAT(message_of([&] { masked_fill(u8, mask, 300); }),
               HasSubstr("[masked_fill] a tensor of u8 cannot hold 300"));
   EXPECT_THAT(message_of([&] { masked_fill_(u8, mask, -1); }), HasSubstr("cannot hold -1"));
+  EXPECT_THAT(message_of([&] { masked_fill(u8, mask, full({}, 300, DType::kI64)); }),
+              HasSubstr("[masked_fill] a tensor of u8 cannot hold 300"));
+  EXPECT_THAT(message_of([&] { masked_fill(u8, mask, full({}, -1.0)); }), HasSubstr("cannot hold -1"));
+  EXPECT_THAT(message_of([] { arange(0, 1e30); }), HasSubstr("are more elements than can be counted"));
+  EXPECT_THAT(message_of([] { eye(2, -5); }), HasSubstr("sizes cannot be negative: 2 x -5"));
   EXPECT_THAT(message_of([&] { where(mask, 300, u8); }), HasSubstr("[where] a tensor of u8 cannot hold 300"));
   EXPECT_THAT(message_of([&] { where(mask, u8, -1); }), HasSubstr("[where] a tensor of u8 cannot hold -1"));
   EXPECT_THAT(message_of([&] { masked_fill(to(floats({1, 2, 3}), DType::kF16), mask, 1e6); }), HasSubstr("f16"));
