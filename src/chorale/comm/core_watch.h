@@ -9,8 +9,8 @@
 // do, between which a spinning or yielding thread did next to nothing, more than 100 us apart: another thread ran.
 // Where data was moved in between, the system knows better: for how long the thread was ready and did not run
 // (schedstat). That is one sum since the thread began, so a gap is judged by the share of the time since the last
-// reading: the first gap after a long time gives the sum to compare with, and the next one, soon after it where the core
-// is wanted, decides.
+// reading: the first gap after a long time gives the sum to compare with, and the next one, soon after it where the
+// core is wanted, decides.
 #pragma once
 
 #include <sys/types.h>
