@@ -51,6 +51,8 @@ def parts_of(page):
                 at += 1
                 if at == len(lines):
                     raise SystemExit(f"{page}:{start}: a block without an end")
+            if comment and any(line.startswith("```") for line in lines[start:at]):
+                raise SystemExit(f"{page}:{start}: a comment in which there is a block; its end, -->, has a line of its own")
             yield Part((fence or comment)[1], start + 1, "\n".join(lines[start:at]))
         elif comment:
             yield Part(comment[1].split(":")[0], start, "")
