@@ -40,6 +40,29 @@ TEST(FullySharded, OneGroupWithUnevenAndEmptyShards) {
   });
 }
 
+// Parts of a parameter are uneven, or empty; Lamb wants the norms of whole ones.
+TEST(FullySharded, EveryOptimizerTrainsWithParts) {
+  run_ranks(4, [](comm::Group& group) {
+    const Mesh mesh = line(group);
+    const auto expect_trains = [&]<class Optimizer>(double lr, double tolerance) {
+      const auto input = [&](int step) { return pattern({4, 7}, 43 + group.rank() + 10 * step); };
+      expect_parity<Optimizer>(
+          group, seeded(Pair(7, 15, 3)), [&](Pair& m) { fully_shard(m, {.mesh = mesh}); }, input, 4, lr, tolerance);
+    };
+    expect_trains.operator()<optim::Adam>(1e-2, 0);
+    expect_trains.operator()<optim::AdamW>(1e-2, 0);
+    expect_trains.operator()<optim::Adagrad>(1e-2, 0);
+    expect_trains.operator()<optim::Rmsprop>(1e-2, 0);
+    expect_trains.operator()<optim::Adadelta>(1, 0);
+    expect_trains.operator()<optim::Adamax>(1e-2, 0);
+    expect_trains.operator()<optim::Nadam>(1e-2, 0);
+    expect_trains.operator()<optim::Radam>(1e-2, 0);
+    expect_trains.operator()<optim::Asgd>(1e-2, 0);
+    expect_trains.operator()<optim::Rprop>(1e-2, 0);
+    expect_trains.operator()<optim::Lamb>(1e-1, 1e-6);
+  });
+}
+
 // spec: test_train_parity_single_group_shard_largest_dim, test_train_parity_shard_placement_fn_shard_largest_dim
 TEST(FullySharded, CutsByTheLargestDimension) {
   run_ranks(4, [](comm::Group& group) {

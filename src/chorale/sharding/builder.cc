@@ -329,6 +329,15 @@ void Sharding::call_sharded_into(const OpDef& op, std::span<const Tensor> in, co
     }
   }
   rest.call_into(op, {parts.data(), parts.size()}, decision->attrs, {results.data(), results.size()});
+  // A number that is written is every rank's: of partial ones it is what they make together.
+  for (size_t i = 0; i < out.size(); ++i) {
+    const Layout& made = *decision->out[i];
+    const bool is_partial = std::any_of(made.placements.begin(), made.placements.end(),
+                                        [](const Placement& placement) { return placement.is_partial(); });
+    if (!out[i].is_sharded() && is_partial)
+      copy_(results[i],
+            move_part(results[i], out[i].sizes(), made.mesh, made.placements, Placements(made.mesh.dims())));
+  }
 }
 
 void forget_decisions() {

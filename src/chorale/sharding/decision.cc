@@ -152,8 +152,7 @@ class Chooser {
       if (!is_stretch(i)) check(in_[i], "input", i);
     }
     for (size_t i = 0; i < into_.size(); ++i) {
-      // A number that every rank has (a count of steps) stays a number.
-      CHORALE_CHECK(into_[i].is_sharded() || into_[i].elems() == 1, "[", op_.name, "] result ", i,
+      CHORALE_CHECK(into_[i].is_sharded() || is_number(into_[i]), "[", op_.name, "] result ", i,
                     " of sharded tensors cannot be written into ", "a whole tensor of shape ", into_[i].sizes(),
                     "; write into a sharded one");
     }
@@ -163,6 +162,9 @@ class Chooser {
     return x.defined() && x.is_sharded() ? sharded(x).layout->placements : Placements(mesh().dims());
   }
   Placements now(size_t i) const { return now_of(in_[i]); }
+
+  // What every rank has: a count of steps, a sum.
+  static bool is_number(const Tensor& x) { return !x.is_sharded() && x.elems() == 1; }
 
   static Placement placement_of(const Tensor& x, size_t m) {
     return x.is_sharded() ? sharded(x).layout->placements[m] : Placement();
@@ -240,6 +242,10 @@ class Chooser {
     }
     for (size_t i = 0; i < into_.size(); ++i) {
       const Placement wanted = placement_of(into_[i], m);
+      if (is_number(into_[i]) && way.out[i].is_partial()) {  // reduced where the call has been made
+        cost += cost_of(way.out[i], wanted, line, static_cast<double>(into_[i].elem_bytes()));
+        continue;
+      }
       if (wanted != way.out[i]) return kNever;
       if (wanted.is_shard()) keeps_shard = true;
     }
