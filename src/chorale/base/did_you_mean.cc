@@ -7,19 +7,22 @@
 namespace chorale {
 namespace {
 
-// Insertions, deletions and replacements of a letter that turn a into b.
+// Insertions, deletions and replacements of a letter, and exchanges of two neighbours, that turn a into b.
 size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);  // distances from the part of a read so far to each prefix of b
-  std::iota(row.begin(), row.end(), size_t{0});
+  // Distances from the part of a read so far to each prefix of b, and those of one and two letters before.
+  std::vector<size_t> now(b.size() + 1), before(now), two_before(now);
+  std::iota(now.begin(), now.end(), size_t{0});
   for (size_t i = 0; i < a.size(); ++i) {
-    size_t diagonal = std::exchange(row[0], i + 1);
+    std::swap(two_before, before);
+    std::swap(before, now);
+    now[0] = i + 1;
     for (size_t j = 0; j < b.size(); ++j) {
-      const size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({replaced, row[j] + 1, diagonal + 1});
+      now[j + 1] = std::min({before[j] + (a[i] == b[j] ? 0 : 1), now[j] + 1, before[j + 1] + 1});
+      if (i > 0 && j > 0 && a[i] == b[j - 1] && a[i - 1] == b[j])
+        now[j + 1] = std::min(now[j + 1], two_before[j - 1] + 1);
     }
   }
-  return row.back();
+  return now.back();
 }
 
 std::string_view without_dashes(std::string_view word) {

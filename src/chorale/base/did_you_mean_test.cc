@@ -12,6 +12,7 @@ TEST(DidYouMean, NamesWhatIsNearAndNothingElse) {
   EXPECT_EQ(did_you_mean("--lernrate", options), "; did you mean '--lr'?");
   EXPECT_EQ(did_you_mean("--learning-rate", options), "; did you mean '--lr'?");
   EXPECT_EQ(did_you_mean("--frobnicate", options), "");
+  EXPECT_EQ(did_you_mean("--fdsp", {"--dp", "--fsdp"}), "; did you mean '--fsdp'?") << "two letters are exchanged";
   EXPECT_EQ(did_you_mean("", options), "");
   EXPECT_EQ(did_you_mean("--", options), "");
 }
