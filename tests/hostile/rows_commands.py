@@ -76,6 +76,7 @@ DAMAGES = [
     ("ranks' file cut", "index.json", ranks_file(cut), r"is damaged: it has 100 bytes instead of"),
     ("ranks' file damaged", "index.json", ranks_file(damage), r"is damaged|is not JSON|safetensors"),
     ("manifest damaged", "manifest.json", damage, r"manifest\.json is damaged"),
+    ("manifest missing", "manifest.json", remove, r"cannot read .*manifest\.json"),
     ("manifest a pipe", "manifest.json", replace(pipe), r"manifest\.json.*not a regular file"),
 ]
 

@@ -72,7 +72,9 @@ void show(const std::string& name, bool with_parts) {
 void verify(const std::string& name) {
   const fs::path folder = checkpoint_in(name);
   std::vector<std::string> problems = snapshot::verify(folder);
-  if (problems.empty() && fs::exists(folder / kManifestFile)) {
+  // One of a run has a manifest, without which the run does not go on; what is merged or saved by a program has none.
+  const bool is_of_run = fs::absolute(folder).parent_path().filename() == "checkpoints";
+  if (problems.empty() && (is_of_run || fs::exists(folder / kManifestFile))) {
     try {
       train::load_checkpoint(folder);  // which looks at what the index does not name
     } catch (const InvalidArgument& error) {
