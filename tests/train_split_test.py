@@ -159,7 +159,7 @@ class Split(TextRuns):
                     {PROGRAM} train gpt {options} --steps 100000 >../out-{how} 2>../err-{how} & job=$!
                     for i in $(seq 1200); do compgen -G 'run/checkpoints/step-*/index.json' >/dev/null && break; sleep 0.05; done
                     {{ {broken}; }} 2>/dev/null
-                    wait $job; echo "ended with $?"
+                    wait $job; echo "ended with $?"; echo "left: $(ls -A run/checkpoints | grep -c new)"
                     {{ {mended}; }} || exit 8
                     for last in run/checkpoints/step-*; do {PROGRAM} checkpoint verify $last || exit 7; done
                     step=$((10#${{last##*-}}))
@@ -169,6 +169,8 @@ class Split(TextRuns):
                 error = (self.folder / f"err-{how}").read_text()
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr + error)
                 self.assertIn("ended with 1", done.stdout, error)
+                if how == "full":
+                    self.assertIn("left: 0", done.stdout)
                 self.assertIn(why, error)
                 self.assertRegex(error, r"ranks? \d")
                 self.assertRegex(error, r"run/checkpoints/\S*")

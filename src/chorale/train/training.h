@@ -54,6 +54,7 @@ class Training {
   void log_ranks();
   void save();
   void finish_saving();
+  void drop_unfinished() const;
   void say_how_to_go_on();
   std::string command_to_go_on() const;
   std::string interrupted_meanwhile(const std::string& why) const;

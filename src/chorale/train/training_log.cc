@@ -207,8 +207,13 @@ void Training::save() {
   std::filesystem::path folder;
   snapshot::SaveOptions options;
   on_rank_0(group_, [&] {
-    folder = checkpoints_->begin(place_.step);
-    task_->save_files(folder);
+    try {
+      folder = checkpoints_->begin(place_.step);
+      task_->save_files(folder);
+    } catch (...) {
+      drop_unfinished();
+      throw;
+    }
     options.finish = [this, checkpoint = Checkpoint{
                                 .step = place_.step, .data = task_->fingerprint(), .options = job_.table.values()}] {
       checkpoints_->finish(checkpoint, options_.keep);
@@ -219,8 +224,23 @@ void Training::save() {
   saver_->start(name[0].as<std::string>(), stepper_->state(), options);
 }
 
+// A disk that is full gets its room back when a save has failed, not with --resume.
+void Training::drop_unfinished() const {
+  try {
+    checkpoints_->remove_unfinished();
+  } catch (const std::filesystem::filesystem_error&) {  // NOLINT(bugprone-empty-catch): the first error is told
+  }
+}
+
 void Training::finish_saving() {
-  with_all_ranks(group_, [this] { saver_->wait(); });
+  with_all_ranks(group_, [this] {
+    try {
+      saver_->wait();
+    } catch (const snapshot::CheckpointError&) {
+      if (speaks()) drop_unfinished();  // all ranks have failed, and write no more
+      throw;
+    }
+  });
 }
 
 void Training::write_page() const {
