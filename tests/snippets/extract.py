@@ -49,8 +49,7 @@ def parts_of(page):
             at = start
             while lines[at] != end:
                 at += 1
-                # An end that is not alone on its line would let a comment swallow the blocks behind it.
-                if at == len(lines) or (comment and lines[at] != end and (end in lines[at] or FENCE.match(lines[at]))):
+                if at == len(lines):
                     raise SystemExit(f"{page}:{start}: a block without an end")
             if comment and any(line.startswith("```") for line in lines[start:at]):
                 raise SystemExit(f"{page}:{start}: a comment in which there is a block; its end, -->, has a line of its own")
