@@ -312,40 +312,41 @@ void Core::fail_all(int worker, const std::string& reason) {
   note_change();
 }
 
+struct Core::Control {
+  int to;
+  Message message;
+  std::function<void(const std::exception_ptr&)> done;
+  int most;
+  int retries = 0;
+};
+
 void Core::send_control(int to, Message message, std::function<void(const std::exception_ptr&)> done) {
-  struct Attempt {
-    Message message;
-    std::function<void(const std::exception_ptr&)> done;
-    int retries = 0;
-    std::function<void()> send;
-  };
   message.number = control_numbers_.next({to, roster_.ticket_of(to)});
-  auto attempt = std::make_shared<Attempt>(Attempt{std::move(message), std::move(done), 0, {}});
-  const int most = attempt->message.kind == MessageKind::kCleanup ? kMostCleanupRetries : kMostRetries;
-  attempt->send = [this, to, attempt, most] {
-    request(to, attempt->message, {.timeout = Timeout(0), .internal = true},
-            [this, attempt, most](const Message&, const std::exception_ptr& error) {
-              if (error && attempt->retries < most && is_running()) {
-                RpcErrorKind kind = RpcErrorKind::kRemote;
-                try {
-                  std::rethrow_exception(error);
-                } catch (const RpcError& known) {
-                  kind = known.kind();
-                } catch (...) {  // NOLINT(bugprone-empty-catch): of another kind
-                }
-                if (kind == RpcErrorKind::kInjected) {
-                  const double factor = std::pow(1.5, attempt->retries++);
-                  const auto wait = std::chrono::duration_cast<std::chrono::nanoseconds>(options_.retry_after * factor);
-                  timer_.at(Deadline::Clock::now() + wait, [this, attempt] { crew_->run(attempt->send); });
-                  return;
-                }
+  const int most = message.kind == MessageKind::kCleanup ? kMostCleanupRetries : kMostRetries;
+  try_control(std::make_shared<Control>(Control{to, std::move(message), std::move(done), most}));
+}
+
+void Core::try_control(const std::shared_ptr<Control>& control) {
+  request(control->to, control->message, {.timeout = Timeout(0), .internal = true},
+          [this, control](const Message&, const std::exception_ptr& error) {
+            if (error && control->retries < control->most && is_running()) {
+              RpcErrorKind kind = RpcErrorKind::kRemote;
+              try {
+                std::rethrow_exception(error);
+              } catch (const RpcError& known) {
+                kind = known.kind();
+              } catch (...) {  // NOLINT(bugprone-empty-catch): of another kind
               }
-              const auto last = std::move(attempt->done);
-              attempt->send = {};
-              if (last) last(error);
-            });
-  };
-  attempt->send();
+              if (kind == RpcErrorKind::kInjected) {
+                const double factor = std::pow(1.5, control->retries++);
+                const auto wait = std::chrono::duration_cast<std::chrono::nanoseconds>(options_.retry_after * factor);
+                timer_.at(Deadline::Clock::now() + wait,
+                          [this, control] { crew_->run([this, control] { try_control(control); }); });
+                return;
+              }
+            }
+            if (control->done) control->done(error);
+          });
 }
 
 void Core::remote(const std::shared_ptr<Reference>& reference, MessageKind kind, std::optional<Timeout> timeout,

@@ -144,6 +144,7 @@ class Core : public std::enable_shared_from_this<Core> {
     uint64_t id = 0, context = 0;
   };
   struct Gathering;  // barrier.cc
+  struct Control;    // core.cc: a control message until it is answered
   // A worker may get a number that another one had. Its references and contexts are numbered from its ticket << this,
   // so that they differ from those of the other.
   static constexpr int kBitsPerTicket = 30;
@@ -179,6 +180,7 @@ class Core : public std::enable_shared_from_this<Core> {
   uint64_t draw();
   static void stay_here(Message& message);
   bool fails_on_purpose(int to, const Message& message);
+  void try_control(const std::shared_ptr<Control>& control);
   void fail(uint64_t id, const std::exception_ptr& error);
   void fail_all(int worker, const std::string& reason);
   void time_out(uint64_t id);
