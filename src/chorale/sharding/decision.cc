@@ -91,10 +91,10 @@ void add_strided(const ShardCall& call, int64_t pieces, std::vector<Way>& ways) 
       if (call.in[i].defined()) turn(way.in[i], call.in[i].sizes());
     }
     for (size_t i = 0; i < way.out.size(); ++i) turn(way.out[i], call.out[i]);
-    // Operands of one length have equal parts, also where the pieces are uneven; sizes among attributes know even ones
-    // only.
+    // Operands of one length have equal parts, also where the pieces are uneven; elements of a view of other sizes
+    // stand at the same places where they are even only.
     const bool even = size % pieces == 0 && size / pieces % call.shards == 0;
-    if (any && same && (even || !call.op.shard.local)) ways.push_back(std::move(way));
+    if (any && same && (even || name != "view")) ways.push_back(std::move(way));
   }
 }
 

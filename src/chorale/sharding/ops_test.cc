@@ -448,6 +448,24 @@ TEST(ShardedOps, AFusedProjectionIsSplitByHeads) {
   }
 }
 
+// Rows that tensor parallel has split are cut further: two pieces of five over two ranks.
+TEST(ShardedOps, FillsAndExpandsUnequalPartsOfPieces) {
+  run_ranks(4, [](comm::Group& group) {
+    const Mesh grid(group, {2, 2});
+    const Placements cut{strided_shard(0, 2), S0};
+    const auto cut_up = [&](const Tensor& x) { return distribute(x, grid, cut, std::nullopt); };
+    const Tensor x = cut_up(numbers({10, 2}));
+    CommCounter counter;
+    EXPECT_EQ(placements_of(zeros_like(x)), cut);
+    fill_(x, 3);
+    const Tensor rows = expand(cut_up(numbers({10})), {3, 10});
+    EXPECT_EQ(placements_of(rows), at({strided_shard(1, 2), S1}));
+    EXPECT_EQ(counter.total(), 0);
+    expect_same(full_tensor(x), full({10, 2}, 3.0, x.dtype()));
+    expect_same(full_tensor(rows), expand(numbers({10}), {3, 10}));
+  });
+}
+
 // Tokens of a batch as rows of one matrix, and back, where ranks have unequal numbers of them.
 TEST(ShardedOps, ViewsKeepUnevenSplits) {
   for (const int ranks : {2, 3, 4}) {
