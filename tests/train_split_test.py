@@ -2,6 +2,7 @@
 
   train_split_test.py BIN_FOLDER
 """
+import json
 import re
 import shutil
 import subprocess
@@ -122,6 +123,17 @@ class Split(TextRuns):
                 self.run_to_end("--out", run, "--resume", "--steps", "8", "-n", "4", "--tp", "2", "--fsdp", task=task)
                 self.assert_close(self.losses(run), wanted)
 
+    def test_rows_that_are_split_in_unequal_parts_are_trained_by_every_kind_of_optimizer(self):
+        """Of 261 tokens the ranks of --tp have 131 and 130, of which --fsdp leaves 66, 65, 65 and 65. Lamb wants norms of whole tensors."""
+        (self.folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "vocab_size": 261, "n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2}))
+        options = ("--text", "text", "--tokenizer", "bytes", "--model-config", "config.json", "--context", "32", "--batch", "8", "--log-every", "1", "--steps", "4",
+                   "--epochs", "50", "--lr", "0.01", "--sample-tokens", "0")
+        for optimizer in "adamw", "lamb":
+            with self.subTest(optimizer):
+                self.run_to_end(*options, "--optimizer", optimizer, "-n", "2", "--out", f"{optimizer}-whole", task="gpt")
+                self.run_to_end(*options, "--optimizer", optimizer, "-n", "4", "--tp", "2", "--fsdp", "--out", f"{optimizer}-parts", task="gpt")
+                self.assert_close(self.losses(f"{optimizer}-parts"), self.losses(f"{optimizer}-whole"))
+
     def test_a_dry_run_of_sharded_ranks_says_what_one_of_them_has(self):
         options = ("--text", "text", "--tokenizer", "bytes", *self.TINY, "--batch", "8", "--dry-run", "--out", "x")
         numbers = {}
@@ -183,7 +195,8 @@ class Split(TextRuns):
                            (("--hybrid", "1x2"), "give --fsdp with it"),
                            (("--offload",), "give --fsdp with it"),
                            (("--fsdp", "--tp", "2", "--hybrid", "2x1"), "--hybrid 2x1 and --tp 2 are 4 ranks, but the job has 2"),
-                           (("--fsdp", "--compress", "powersgd"), "choose --compress bf16, or leave it out")):
+                           (("--fsdp", "--compress", "powersgd"), "choose --compress bf16, or leave it out"),
+                           (("--tp", "2", "--optimizer", "lamb"), "choose another one, or add --fsdp")):
             with self.subTest(extra):
                 self.assertIn(why, self.run_to_end(*options, *extra, task="gpt", status=1))
                 shutil.rmtree(self.folder / "x", ignore_errors=True)

@@ -39,6 +39,9 @@ void check_ranks(const TrainOptions& options, int64_t ranks) {
                 "choose --tp 2 or more with it");
   CHORALE_CHECK(parts == 1 || !options.compile,
                 "[train] --compile is not for models that --tp splits yet; leave one out");
+  CHORALE_CHECK(parts == 1 || options.fsdp || options.optimizer != "lamb",
+                "[train] --optimizer lamb takes the norms of whole tensors, of which --tp leaves parts on each rank; ",
+                "choose another one, or add --fsdp, which knows what belongs together");
   check_shards(options);
   if (options.hybrid.empty()) return;
   const JobRanks::Shards shards = hybrid_of(options.hybrid);
