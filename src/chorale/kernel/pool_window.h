@@ -15,8 +15,9 @@ struct PoolSide {
   int64_t reach() const { return (kernel - 1) * dilation + 1; }
   // How many windows an input of this size has; 0 or less if none fits.
   int64_t outputs(int64_t size, bool ceil_mode) const {
-    const int64_t room = size + 2 * padding - reach();
-    int64_t count = (room < 0 ? -1 : (room + (ceil_mode ? stride - 1 : 0)) / stride) + 1;
+    // A window that does not fit may still be the one that reaches beyond the end.
+    const int64_t room = size + 2 * padding - reach() + (ceil_mode ? stride - 1 : 0);
+    int64_t count = (room < 0 ? -1 : room / stride) + 1;
     // The last window must begin inside the input or the padding before it.
     if (ceil_mode && (count - 1) * stride >= size + padding) --count;
     return count;

@@ -152,6 +152,22 @@ TEST(AdaptivePool, GradientsOfAGlobalMeanKeepTheOrderOfTheImage) {
   EXPECT_EQ(dx.to_vector<double>(), std::vector<double>(120, 1.0 / 20));
 }
 
+// As in PyTorch: the window is larger than the image, and only what lies inside counts.
+TEST(Pool, InCeilModeTheOnlyWindowMayReachBeyondTheImage) {
+  const Tensor x = reshape(arange(0, 16, 1, DType::kF64), {1, 1, 4, 4});
+  const Tensor largest = max_pool2d(x, 3, 2, 0, 2, true), mean = avg_pool2d(x, 5, 2, 0, true);
+  EXPECT_EQ(largest.sizes(), (Shape{1, 1, 1, 1}));
+  EXPECT_EQ(largest.item<double>(), 10);
+  EXPECT_EQ(mean.sizes(), (Shape{1, 1, 1, 1}));
+  EXPECT_EQ(mean.item<double>(), 7.5);
+  const Tensor leaf = set_requires_grad(clone(x));
+  backward(max_pool2d(leaf, 3, 2, 0, 2, true));
+  std::vector<double> expected(16, 0);
+  expected[10] = 1;
+  EXPECT_EQ(gradient(leaf).to_vector<double>(), expected);
+  EXPECT_THROW(max_pool2d(x, 3, 1, 0, 2, true), InvalidArgument);
+}
+
 TEST(Pool, RefusesWindowsThatDoNotFit) {
   const Tensor x = op::sample({1, 1, 4, 4});
   EXPECT_THAT(message_of([&] { max_pool2d(x, 5); }), HasSubstr("a window of 5 does not fit into a height of 4"));
