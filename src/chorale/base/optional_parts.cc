@@ -8,9 +8,14 @@
 namespace chorale {
 namespace {
 
+Availability nccl() {
+  if (!shared_object_availability(kCudaObject).yes) return {false, "nothing uses it without CUDA"};
+  return has_library("libnccl.so.2", "install NVIDIA's libnccl2");
+}
+
 constexpr OptionalPart kParts[] = {
     {"CUDA", "training on NVIDIA GPUs", [] { return shared_object_availability(kCudaObject); }},
-    {"NCCL", "collectives between GPUs", [] { return has_library("libnccl.so.2", "install NVIDIA's libnccl2"); }},
+    {"NCCL", "collectives between GPUs", nccl},
     {"UCX", "fast fabrics, unauthenticated", [] { return shared_object_availability(kUcxObject); }},
     {"MPI", "groups under mpirun and srun", [] { return shared_object_availability(kMpiObject); }},
 };

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+
 namespace chorale {
 namespace {
 
@@ -24,6 +26,12 @@ TEST(OptionalParts, EveryRowSaysYesOrWhyNot) {
     EXPECT_EQ(found.yes, found.reason.empty()) << part.name << ": " << found.reason;
     EXPECT_FALSE(part.gives.empty()) << part.name;
   }
+}
+
+TEST(OptionalParts, NcclIsNotOfferedWhereNothingUsesIt) {
+  std::map<std::string_view, bool> there;
+  for (const OptionalPart& part : optional_parts()) there[part.name] = part.available().yes;
+  EXPECT_LE(there.at("NCCL"), there.at("CUDA"));
 }
 
 }  // namespace
