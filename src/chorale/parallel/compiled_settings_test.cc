@@ -1,4 +1,4 @@
-// Compiled functions around parallel modules: what is set on the wrapper, options by stretch, and tensor parallel ones.
+// Compiled functions around data-parallel modules: what is set on the wrapper, and options by stretch.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -6,11 +6,12 @@
 
 #include "chorale/api/compile.h"
 #include "chorale/codegen/fused.h"
-#include "chorale/parallel/tensor_parallel.h"
 #include "chorale/parallel/zoo_test_util.h"
 
 namespace chorale::parallel {
 namespace {
+
+using testing::HasSubstr;
 
 // Two micro-batches of three are not averaged. The graph that was traced first is one of these.
 TEST(CompiledSettings, WholeGraphsAverageGradientsOutsideOfNoSyncOnly) {
@@ -35,18 +36,11 @@ TEST(CompiledSettings, WholeGraphsAverageGradientsOutsideOfNoSyncOnly) {
         }
         found.push_back(gradient(ddp.module().weight).to_vector<float>());
       }
+      EXPECT_EQ(explain(f).compiles, compiled ? 3 : 0) << "with and without a gradient from before, and averaged";
       return found;
     };
     EXPECT_EQ(train(true), train(false));
   });
-}
-
-// |a - b| <= 1e-4 + 1e-4 |b|, and equal dtypes.
-void expect_p4(const Tensor& a, const Tensor& b) {
-  ASSERT_EQ(a.dtype(), b.dtype());
-  const auto x = a.to_vector<float>(), y = b.to_vector<float>();
-  ASSERT_EQ(x.size(), y.size());
-  for (size_t i = 0; i < x.size(); ++i) ASSERT_LE(std::abs(x[i] - y[i]), 1e-4 + 1e-4 * std::abs(y[i])) << i;
 }
 
 struct TwoHalves : nn::Module {
@@ -58,6 +52,69 @@ struct TwoHalves : nn::Module {
     return tanh(b(y)) * 2;
   }
 };
+
+// Gradients of a backward inside of a segmented function have their bytes before they are sent.
+TEST(CompiledSettings, SegmentedStepsAverageTheirGradients) {
+  run_ranks(2, [](comm::Group& group) {
+    for (const bool looks : {false, true}) {
+      const auto train = [&](bool compiled) {
+        DistributedDataParallel ddp(seeded(TwoHalves(), 3), group);
+        const auto step = [&](const Tensor& x) {
+          Tensor y = ddp(x);
+          if (looks) break_graph("looked at");
+          const Tensor loss = sum(square(y * 3));
+          if (looks) break_graph("looked at");
+          backward(loss);
+          const NoGrad quiet;
+          for (const Tensor& p : ddp.module().parameters()) {
+            sub_(p, mul(gradient(p), 1e-6));
+            set_gradient(p, {});
+          }
+          return loss;
+        };
+        auto f = compile(step);
+        std::vector<std::vector<float>> found;
+        for (int at = 0; at < 3; ++at) {
+          const Tensor x = pattern({2, 512}, 10 * group.rank() + at);
+          found.push_back((compiled ? f(x) : step(x)).to_vector<float>());
+        }
+        for (const Tensor& p : ddp.module().parameters()) found.push_back(p.to_vector<float>());
+        return found;
+      };
+      EXPECT_EQ(train(true), train(false)) << looks;
+    }
+  });
+}
+
+// A step that was traced outside of join() is no step for inside of it, where other ranks are told of it.
+TEST(CompiledSettings, WholeGraphsAreTracedAgainInsideOfJoin) {
+  run_ranks(2, [](comm::Group& group) {
+    manual_seed(3);
+    DistributedDataParallel ddp(Linear(4, 4), group);
+    auto f = compile(
+        [&](const Tensor& x) {
+          ddp.zero_grad();
+          const Tensor loss = sum(square(ddp(x)));
+          backward(loss);
+          return loss;
+        },
+        {.whole_graph = true});
+    const Tensor x = pattern({2, 4}, group.rank());
+    for (int call = 0; call < 3; ++call) f(x);
+    EXPECT_THAT(message_of<StateError>([&] { join({&ddp}, {}, [&] { f(x); }); }),
+                HasSubstr("join() is no part of whole graphs"));
+    f(x);
+    EXPECT_EQ(explain(f).compiles, 2) << "with and without a gradient from before";
+  });
+}
+
+// |a - b| <= 1e-4 + 1e-4 |b|, and equal dtypes.
+void expect_p4(const Tensor& a, const Tensor& b) {
+  ASSERT_EQ(a.dtype(), b.dtype());
+  const auto x = a.to_vector<float>(), y = b.to_vector<float>();
+  ASSERT_EQ(x.size(), y.size());
+  for (size_t i = 0; i < x.size(); ++i) ASSERT_LE(std::abs(x[i] - y[i]), 1e-4 + 1e-4 * std::abs(y[i])) << i;
+}
 
 // Upstream turns replay off in frames behind the first; here it is generated kernels.
 // spec: test_inductor_config_override_with_ddp
@@ -93,42 +150,6 @@ TEST(CompiledSettings, OptionsOfAStretchReachItsPieces) {
       EXPECT_EQ(backward_graphs, (Seen{{1, all}, {0, true}}));
       EXPECT_THAT(explain(f).break_reasons(), testing::Contains("looked at"));
     }
-  });
-}
-
-struct Split : nn::Module {
-  Linear a{64, 128}, b{128, 64}, c{64, 128}, d{128, 64};
-  CHORALE_MODULE(Split, a, b, c, d)
-  Tensor forward(const Tensor& x) {
-    const Tensor h = x + b(relu(a(x)));
-    return h * 2 + d(tanh(c(h)));
-  }
-};
-
-// What a rank begins to send is waited for in the graph, before it is read.
-TEST(CompiledTensorParallel, WaitsForEveryCollectiveThatItBegins) {
-  run_ranks(2, [](comm::Group& group) {
-    manual_seed(3);
-    Split model;
-    const Mesh mesh(group, {2}, {"tp"});
-    tensor_parallel(model, mesh["tp"], {{"[ac]", Colwise{}}, {"[bd]", Rowwise{}}});
-    const NoGrad quiet;
-    const auto forward = [&](const Tensor& in) { return sum(square(model(in))); };
-    auto f = compile(forward);
-    for (int call = 0; call < 3; ++call) {
-      const Tensor x = pattern({32, 64}, call);
-      EXPECT_EQ(f(x).item<float>(), forward(x).item<float>()) << call;
-    }
-    const std::string text = explain(f).graphs[0].text;
-    size_t begun = 0;
-    for (size_t at = text.find(" = collective_start("); at != std::string::npos;
-         at = text.find(" = collective_start(", at + 1)) {
-      ++begun;
-      const size_t start = text.rfind('%', at);  // "%16: f32[32, 64] = collective_start(…"
-      const std::string name = text.substr(start, text.find(':', start) - start);
-      EXPECT_NE(text.find("collective_wait(" + name + ")"), std::string::npos) << name << " in " << text;
-    }
-    EXPECT_EQ(begun, 2u);
   });
 }
 

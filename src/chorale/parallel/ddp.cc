@@ -263,13 +263,12 @@ void DataParallelBase::Link::set_group_operand() {
 }
 
 void DataParallelBase::Link::trace_forward(bool reduced) {
-  const char* what = ddp->current_join()                ? "join()"
-                     : ddp->mixed_                      ? "mixed_precision"
-                     : !ddp->localized_.empty()         ? "a tensor-parallel module"
-                     : ddp->buffer_hook_.run            ? "a buffer hook"
-                     : ddp->reducer_->hook()            ? "a communication hook"
-                     : !ddp->reducer_->owners().empty() ? "a gradient that one rank keeps"
-                                                        : nullptr;
+  const char* what = ddp->is_joined_.read("whether a module is in join()") != 0 ? "join()"
+                     : ddp->mixed_                                              ? "mixed_precision"
+                     : ddp->buffer_hook_.run                                    ? "a buffer hook"
+                     : ddp->reducer_->hook()                                    ? "a communication hook"
+                     : !ddp->reducer_->owners().empty()                         ? "a gradient that one rank keeps"
+                                                                                : nullptr;
   CHORALE_CHECK_STATE(!what, "[ddp] ", what, " is no part of whole graphs yet; compile without whole_graph");
   if (ddp->options_.broadcast_buffers && reduced) {
     const NoGrad quiet;
@@ -305,6 +304,7 @@ DataParallelBase::ForwardScope::ForwardScope(DataParallelBase& ddp)
     : ddp_(ddp), records_(grad_enabled()), reduced_(records_ && ddp.is_synchronizing()) {
   if (is_traced_whole()) {
     ddp_.link_->trace_forward(reduced_);
+    if (!ddp_.localized_.empty()) ddp_.localized_.enter(*ddp_.module_, shadows_);
     return;
   }
   graph::finish_recorded("the forward of a data-parallel module begins");
@@ -346,7 +346,10 @@ void DataParallelBase::ForwardScope::pass(Tensor& output) {
 }
 
 void DataParallelBase::ForwardScope::finish() {
-  if (is_traced_whole()) return span_.end();
+  if (is_traced_whole()) {
+    shadows_.undo();
+    return span_.end();
+  }
   end_active_forward(&ddp_);
   shadows_.undo();
   if (node_) node_->set_rule(std::make_unique<PassThrough>(ddp_.link_));
@@ -389,7 +392,14 @@ bool DataParallelBase::tell_whether_reduced(bool reduced) {
 
 void DataParallelBase::begin_backward() {
   const bool elsewhere = &autograd::current_sink() != &autograd::grad_field_sink();
-  if (reducer_->begin_backward(elsewhere)) at_end_of_backward([this] { end_backward(); });
+  if (!reducer_->begin_backward(elsewhere)) return;
+  // Gradients are sent as bytes: those that were recorded come first, and the rest of this backward is not recorded.
+  std::shared_ptr<graph::RecordingPaused> paused;
+  if (graph::Recording::current()) {
+    graph::finish_recorded("a data-parallel module begins to average gradients");
+    paused = std::make_shared<graph::RecordingPaused>();
+  }
+  at_end_of_backward([this, paused] { end_backward(); });
 }
 
 void DataParallelBase::end_backward() {

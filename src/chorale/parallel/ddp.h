@@ -145,6 +145,7 @@ class DataParallelBase : public nn::Module, public Joinable, private reducer::Gr
 
   const comm::Group& join_group() const override { return reducer_->group(); }
   void shadow_step(Join& join) override;
+  void note_join(bool began) override { is_joined_.set(began ? 1 : 0); }
   void after_join(int authority) override;
 
  protected:
@@ -218,6 +219,7 @@ class DataParallelBase : public nn::Module, public Joinable, private reducer::Gr
   std::vector<comm::Future> buffer_futures_;
   std::vector<Tensor> buffers_;       // as they are now; kept for its memory
   graph::HostValue synchronizes_{1};  // not inside no_sync()
+  graph::HostValue is_joined_{0};     // inside join()
   bool buffers_due_ = true;           // the forward before was reduced
 
   DdpRecorder recorder_;

@@ -25,11 +25,15 @@ Join::Join(std::vector<Joinable*> joinables, const JoinOptions& options)
     CHORALE_CHECK(joinable != nullptr, "[join] a joinable is null");
     CHORALE_CHECK_STATE(!joinable->join_, "[join] a joinable is in another join already");
     joinable->join_ = this;
+    joinable->note_join(true);
   }
 }
 
 Join::~Join() {
-  for (Joinable* joinable : joinables_) joinable->join_ = nullptr;
+  for (Joinable* joinable : joinables_) {
+    joinable->join_ = nullptr;
+    joinable->note_join(false);
+  }
 }
 
 void Join::notify(const Joinable& joinable) {

@@ -36,6 +36,10 @@ class Joinable {
   // The scope that it is in, or null.
   Join* current_join() const { return join_; }
 
+ protected:
+  // A scope with this object in it has begun, or has ended.
+  virtual void note_join(bool /*began*/) {}
+
  private:
   friend class Join;
   Join* join_ = nullptr;
