@@ -32,6 +32,19 @@ class Split(TextRuns):
                 self.assert_close(tests[1:], tests[:1])
         self.assertTrue(self.generate("--run", "gpt-split", "--prompt", "the", "--tokens", "5").startswith("the"))
 
+    def test_split_models_train_from_graphs_as_they_do_without(self):
+        options = ("--text", "text", "--tokenizer", "bytes", *self.TINY, "--dropout", "0.1", "--clip", "0.5", "--lr", "0.01", "--epochs", "50", "--log-every", "1", "--steps", "6")
+        for name, split, task in (("tp", ("-n", "2", "--tp", "2"), "gpt"), ("sequences", ("-n", "2", "--tp", "2", "--sequence-parallel"), "bert"),
+                                  ("replicas", ("--dp", "2", "--tp", "2"), "gpt"), ("sharded", ("-n", "4", "--tp", "2", "--fsdp"), "gpt")):
+            with self.subTest(name):
+                self.run_to_end(*options, *split, "--out", f"{name}-eager", task=task)
+                self.run_to_end(*options, *split, "--compile", "--out", f"{name}-graphs", task=task)
+                self.assert_close(self.losses(f"{name}-graphs"), self.losses(f"{name}-eager"))
+                graphs = "".join(path.read_text() for path in (self.folder / f"{name}-graphs" / "graphs").iterdir())
+                self.assertIn("collective", graphs)
+                if name != "sharded":  # whose parameters are elsewhere when it evaluates
+                    self.assertNotIn("recompiled", graphs)
+
     def test_replicas_of_split_models_train_as_replicas_do(self):
         options = ("--text", "text", "--tokenizer", "bytes", *self.TINY, "--lr", "0.01", "--epochs", "50", "--log-every", "1", "--steps", "6")
         self.run_to_end(*options, "-n", "2", "--out", "replicas", task="gpt")

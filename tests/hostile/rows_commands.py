@@ -174,7 +174,6 @@ def rows():
         Row("commands/hybrid beyond", [*SHARDED, "--hybrid", "4294967297x2"], status={1, 2}, says=(r"--hybrid is replicas by ranks",), never_says=("failed: exit code",)),
         Row("commands/hybrid of other ranks", [*SHARDED, "--hybrid", "46341x46341"], status={1, 2}, says=(r"--hybrid 46341x46341 are 2147488281 ranks, but the job has 2",)),
         Row("commands/tp that does not divide", [*GPT.split(), "-n", "2", "--tp", "3"], says=(r"^chorale: \[train\] --tp 3 does not divide the 2 ranks",)),
-        Row("commands/tp and compiled", [*GPT.split(), "-n", "2", "--tp", "2", "--compile"], says=(r"^chorale: \[train\] --compile is not for models that --tp splits",)),
         Row("commands/a device that is not there", [*GPT.split(), "-n", "1", "--device", "cuda:77"], says=("cuda",)),
         Row("commands/a device of no kind", [*GPT.split(), "-n", "1", "--device", "gpu"], says=("unknown device 'gpu'; expected cpu",)),
 

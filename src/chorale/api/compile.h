@@ -154,8 +154,9 @@ class Frame {
   void probe(const std::vector<Argument>& arguments, Body body);
   static bool run_direct(const Variant& variant, const std::vector<Argument>& arguments, std::vector<Tensor>& results);
   static void give_up_gradients(const Variant& variant, std::vector<Tensor>& free);
+  // `outside`: by tensor from outside.
   std::vector<Tensor> hand_out(const Variant& variant, const std::vector<Argument>& arguments,
-                               const Segment::Results& made) const;
+                               const std::vector<Tensor>& outside, const Segment::Results& made) const;
 
   std::unique_ptr<State> state_;
 };

@@ -240,6 +240,27 @@ TEST(WholeGraph, SaysWhatItDid) {
                     HasSubstr("recompiled: arg 1 is 7, expected 1\n")));
 }
 
+// An argument that is a captured tensor, or a gradient that is added to, is written with it; another one is not.
+TEST(WholeGraph, AnArgumentThatIsCapturedIsNoOther) {
+  const auto run = [](bool compiled) {
+    const Tensor w = set_requires_grad(ones({2})), buffer = ones({2});
+    set_gradient(w, zeros({2}));
+    const auto function = [&](const Tensor& x) {
+      add_(buffer, 1);
+      backward(sum(w * 3));
+      return x * 2;
+    };
+    auto f = compile(function, {.whole_graph = true});
+    std::vector<float> found;
+    for (int call = 0; call < 6; ++call) {
+      const Tensor own = full({2}, 7), x = call % 3 == 0 ? own : call % 3 == 1 ? buffer : gradient(w);
+      for (const Tensor& y : {compiled ? f(x) : function(x), buffer, gradient(w)}) found.push_back(y[0].item<float>());
+    }
+    return found;
+  };
+  EXPECT_EQ(run(true), run(false));
+}
+
 // What a function reads of the host by graph::HostValue is compared like anything else.
 TEST(WholeGraph, HostValuesAreGuards) {
   graph::HostValue factor(2), other(1);

@@ -69,15 +69,6 @@ std::string Report::text() const {
   return all;
 }
 
-// The argument that a tensor is, or null.
-static const Argument* argument_of(const std::vector<Argument>& arguments, const Tensor& handle) {
-  for (const Argument& one : arguments) {
-    const auto* x = std::get_if<Tensor>(&one.value);
-    if (x && x->defined() && x->is(handle)) return &one;
-  }
-  return nullptr;
-}
-
 Frame::Frame(CompileOptions options) : state_(std::make_unique<State>()) {
   state_->options = std::move(options);
   CompileOptions& its = state_->options;
@@ -88,15 +79,6 @@ Frame::Frame(CompileOptions options) : state_(std::make_unique<State>()) {
                 "least 1, not ", its.most_variants, " and ", its.most_in_all);
 }
 
-// What was said of arguments must fit them.
-static void check_dynamic_dims(const CompileOptions& options, const std::vector<Argument>& arguments) {
-  for (const DynamicDim& mark : options.dynamic_dims) {
-    const Tensor* x = mark.argument < arguments.size() ? std::get_if<Tensor>(&arguments[mark.argument].value) : nullptr;
-    CHORALE_CHECK(x, "[compile] dynamic_dims: argument ", mark.argument, " is no tensor; there are ", arguments.size(),
-                  " arguments, and each tensor in a list counts as one");
-    if (x->defined()) normalize_dim("compile: dynamic_dims", mark.dim, x->dims());
-  }
-}
 Frame::~Frame() {
   if (state_->explains) {
     std::fprintf(stderr, "%s: %s", state_->options.name.c_str(), report().text().c_str());
@@ -170,13 +152,6 @@ void Frame::State::note_uncompiled(const std::string& differs) {
                      " variants, which is the most that is allowed; it runs uncompiled now. Last guard: ", differs));
 }
 
-Mark mark_of(const CompileOptions& options, size_t argument, int64_t dim, int64_t dims) {
-  for (const DynamicDim& mark : options.dynamic_dims) {
-    if (mark.argument == argument && (mark.dim < 0 ? mark.dim + dims : mark.dim) == dim) return Mark::kOwn;
-  }
-  return options.dynamic == Dynamic::kAlways ? Mark::kShared : Mark::kNone;
-}
-
 void Frame::State::teach(Family& family, const std::vector<Family::Example>& examples) {
   const std::string why_not = family.teach(examples);
   if (!why_not.empty()) return report.fixed.push_back(concat("at another size of what is marked: ", why_not));
@@ -184,34 +159,6 @@ void Frame::State::teach(Family& family, const std::vector<Family::Example>& exa
       std::find_if(families.begin(), families.end(), [&](const Known& one) { return one.family.get() == &family; });
   const std::vector<std::string> texts = family.texts();
   for (size_t k = 0; k < family.segment()->pieces().size(); ++k) report.graphs[known->first_graph + k].text = texts[k];
-}
-
-std::vector<SizeSource> sources_of(const Recording& recording, const Segment& segment,
-                                   const std::vector<Argument>& arguments, const CompileOptions& options) {
-  std::vector<SizeSource> sources;
-  const std::vector<SegmentKey::Outside>& outside = segment.key().outside;
-  for (size_t p = 0; p < outside.size(); ++p) {
-    const Tensor& handle = recording.tensors()[outside[p].tensor].handle;
-    const Argument* argument = argument_of(arguments, handle);
-    const bool is_argument = argument != nullptr;
-    const auto number = is_argument ? static_cast<size_t>(argument - arguments.data()) : arguments.size();
-    const auto dims = static_cast<int64_t>(outside[p].layout.sizes.size());
-    for (int64_t d = 0; d < dims; ++d) {
-      const Mark mark = is_argument ? mark_of(options, number, d, dims) : Mark::kNone;
-      sources.push_back({concat(is_argument ? argument->source() : concat("input ", p), ".size(", d, ")"),
-                         outside[p].layout.sizes[static_cast<size_t>(d)], mark, is_argument ? number : SIZE_MAX, d});
-    }
-  }
-  for (const Argument& argument : arguments) {
-    if (const auto* number = std::get_if<int64_t>(&argument.value)) {
-      sources.push_back(
-          {argument.source(), *number, options.dynamic == Dynamic::kAlways ? Mark::kShared : Mark::kNone, SIZE_MAX, 0});
-    }
-  }
-  for (size_t i = 0; i < recording.late_sizes().size(); ++i) {
-    sources.push_back({concat("late ", i), recording.late_sizes()[i].stand_in, Mark::kOwn, SIZE_MAX, 0, true});
-  }
-  return sources;
 }
 
 Frame::State::Made Frame::State::make_programs(const std::shared_ptr<Segment>& segment, size_t ordinal,
@@ -373,9 +320,12 @@ void Frame::Call::run(Recording& recording, const std::string& break_reason) {
   if (!recording.calls().empty()) {
     const CompileOptions& options = state_.options;
     EndOfSegment end{recording, begin_};
+    end.layouts = sharded_->layouts();
     const std::vector<Tensor> alive = recording.live_tensors();
     if (options.joint) {
-      for (const Tensor& x : alive) {
+      std::vector<Tensor> shown = sharded_->alive();
+      shown.insert(shown.begin(), alive.begin(), alive.end());
+      for (const Tensor& x : shown) {
         const autograd::Edge edge = autograd::may_want_grad(x) ? autograd::edge_of(x) : autograd::Edge{};
         // What was differentiated inside already has no history that could be used again.
         if (edge.node && edge.node->number > begin_ && !edge.node->released) end.roots.push_back(x);
@@ -384,7 +334,7 @@ void Frame::Call::run(Recording& recording, const std::string& break_reason) {
     end.live = end.roots.empty() ? referenced_storages(recording) : shown_storages(recording, alive);
     std::string differs;
     std::shared_ptr<const Segment> segment = find(end, differs);
-    EndOfSegment plain{recording, begin_, {}, {}, {}};
+    EndOfSegment plain{recording, begin_, {}, {}, {}, end.layouts};
     if (!segment && !end.roots.empty()) {
       plain.live = referenced_storages(recording);
       std::string ignored;
@@ -402,6 +352,7 @@ void Frame::Call::run(Recording& recording, const std::string& break_reason) {
     state_.compile_empty(ordinal_, arguments_);
   }
   recording.clear();
+  sharded_->clear();
   begin_ = autograd::next_number(0);
   ++ordinal_;
 }
@@ -440,18 +391,6 @@ std::shared_ptr<const Segment> Frame::Call::compile(Recording& recording, EndOfS
   return segment;
 }
 
-// A result of a collective that was begun outside is waited for: graphs take tensors.
-static void wait_for_arguments(const std::vector<Argument>& arguments) {
-  for (const Argument& argument : arguments) {
-    const auto* x = std::get_if<Tensor>(&argument.value);
-    if (!x || !is_pending(*x)) continue;
-    const NoGrad quiet;
-    const Tensor there = wait_for(*x);
-    x->impl()->extension = nullptr;
-    x->impl()->data = there.impl()->data;
-  }
-}
-
 std::vector<Tensor> Frame::call(const std::vector<Argument>& arguments, Body body) {
   if (Recording::current()) return body();  // part of what is being recorded
   wait_for_arguments(arguments);
@@ -461,12 +400,14 @@ std::vector<Tensor> Frame::call(const std::vector<Argument>& arguments, Body bod
   Recording recording(call);
   std::vector<Tensor> results;
   {
+    ShardedSeen sharded(recording);
+    call.watch(sharded);
     const graph::RecordingScope scope(recording);
     results = body();
     call.run(recording, "");
   }
   for (const Tensor& result : results) {
-    if (result.defined() && result.is_traced()) result.need_bytes("a result");
+    if (const Tensor& part = part_of(result); part.defined() && part.is_traced()) part.need_bytes("a result");
   }
   return results;
 }

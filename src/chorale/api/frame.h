@@ -52,6 +52,12 @@ struct Frame::State {
   void note_guards(const Segment& segment, const graph::Recording& recording, const std::vector<Argument>& arguments);
 };
 
+// The argument that a recorded tensor is, or null.
+const Argument* argument_of(const std::vector<Argument>& arguments, const Tensor& handle);
+// What was said of arguments must fit them.
+void check_dynamic_dims(const CompileOptions& options, const std::vector<Argument>& arguments);
+// A result of a collective that was begun outside is waited for: graphs take tensors.
+void wait_for_arguments(const std::vector<Argument>& arguments);
 // What the options say of a dimension of an argument.
 Mark mark_of(const CompileOptions& options, size_t argument, int64_t dim, int64_t dims);
 // Numbers from outside that graphs may depend on.
@@ -69,6 +75,8 @@ class Frame::Call : public graph::RecordingOwner {
   uint64_t region() override;
   // Runs what was recorded and begins anew.
   void run(graph::Recording& recording, const std::string& break_reason);
+  // Where the sharded tensors of its recording are written down.
+  void watch(ShardedSeen& sharded) { sharded_ = &sharded; }
 
  protected:
   std::shared_ptr<const Segment> find(const EndOfSegment& end, std::string& reason);
@@ -77,6 +85,7 @@ class Frame::Call : public graph::RecordingOwner {
 
   State& state_;
   const std::vector<Argument>& arguments_;
+  ShardedSeen* sharded_ = nullptr;
   uint64_t begin_;
   size_t ordinal_ = 0;
   bool is_tracing_gradients_ = false;

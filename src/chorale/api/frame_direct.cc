@@ -23,16 +23,17 @@ void Frame::Variant::make_direct() {
   if (!of || once) return;
   const auto is_made = [&](const Left& left) { return left.from == Left::From::kWanted && left.root == kNowhere; };
   for (const Left& left : results) {
+    if (left.whole) return;
     if (!is_made(left) && !(left.from == Left::From::kOutside && left.is_itself && left.root == kNowhere)) return;
   }
   if (replaced.size() != left_gradients.size()) return;
   auto made = std::make_unique<Direct>();
   for (const auto& [leaf, left] : left_gradients) {
-    if (!is_made(left) || !segment->lies_in_order(left.index)) return;
+    if (!is_made(left) || left.whole || !segment->lies_in_order(left.index)) return;
     made->gradients.push_back(of->wanted[left.index]);
   }
   for (const size_t p : of->inputs) {
-    if (from_argument[p] != kNowhere) made->arguments.emplace_back(made->in.size(), from_argument[p]);
+    if (from_argument[p] != kNowhere || gradient_of[p].defined()) made->changing.emplace_back(made->in.size(), p);
     made->in.push_back(outside[p]);
   }
   made->out.resize(of->program->graph().outputs.size());
@@ -46,17 +47,17 @@ bool Frame::run_direct(const Variant& variant, const std::vector<Argument>& argu
   const std::unique_lock lock(direct.mutex, std::try_to_lock);
   if (!lock) return false;
   const auto argument = [&](size_t at) -> const Tensor& { return std::get<Tensor>(arguments[at].value); };
-  for (const auto& [place, at] : direct.arguments) {
-    if (argument(at).extension()) return false;
+  for (const auto& [place, p] : direct.changing) {
+    if (variant.from_argument[p] != kNowhere && argument(variant.from_argument[p]).extension()) return false;
   }
   struct Release {
     Variant::Direct& direct;
     ~Release() {
-      for (const auto& [place, at] : direct.arguments) direct.in[place] = {};
+      for (const auto& [place, p] : direct.changing) direct.in[place] = {};
       for (Tensor& x : direct.out) x = {};
     }
   } const release{direct};
-  for (const auto& [place, at] : direct.arguments) direct.in[place] = argument(at);
+  for (const auto& [place, p] : direct.changing) direct.in[place] = variant.outside_at(p, arguments);
   const auto& gradients = variant.left_gradients;
   SmallVector<size_t, 8> fresh;
   for (size_t g = 0; g < gradients.size(); ++g) {
@@ -76,14 +77,11 @@ bool Frame::run_direct(const Variant& variant, const std::vector<Argument>& argu
     throw;
   }
   for (const size_t g : fresh) set_gradient(gradients[g].first, direct.out[direct.gradients[g]]);
-  const auto outside = [&](size_t p) -> const Tensor& {
-    return variant.from_argument[p] == kNowhere ? variant.outside[p] : argument(variant.from_argument[p]);
-  };
-  for (const size_t p : variant.written) outside(p).storage()->note_write("a compiled graph");
+  for (const size_t p : variant.written) variant.outside_at(p, arguments).storage()->note_write("a compiled graph");
   results.reserve(variant.results.size());
   for (const Left& left : variant.results) {
     results.push_back(left.from == Left::From::kWanted ? direct.out[direct.of.wanted[left.index]]
-                                                       : outside(left.index));
+                                                       : variant.outside_at(left.index, arguments));
   }
   return true;
 }

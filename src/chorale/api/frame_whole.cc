@@ -26,12 +26,16 @@ struct Watch final : autograd::GradientWatch {
   void note(const Tensor& leaf, bool is_read) {
     if (!seen.insert(leaf.impl()).second) return;
     autograd::GradientWatch* own = std::exchange(autograd::gradient_watch, nullptr);
-    leaves.push_back({leaf, chorale::gradient(leaf), is_read});
+    const Tensor gradient = chorale::gradient(leaf);
+    // A sharded one has it twice: itself, and as its part.
+    const int64_t holders = !gradient.defined() ? 0 : part_of(gradient).storage()->use_count() - gradient.is_sharded();
+    leaves.push_back({leaf, gradient, is_read, holders <= 1});
     autograd::gradient_watch = own;
   }
   struct Leaf {
     Tensor leaf, gradient;
     bool read_first;
+    bool has_own_memory;
   };
   std::set<const Tensor::Impl*> seen;
   std::vector<Leaf> leaves;
@@ -107,6 +111,7 @@ std::shared_ptr<Frame::Variant> Frame::trace(
       guard.layout = graph::layout_of(*x);
       guard.device = x->device();
       guard.wants_grad = wants_grad(*x);
+      if (const std::optional<Whole> whole = whole_of(*x)) guard.placed = whole->layout;
     }
     variant->arguments.push_back(std::move(guard));
   }
@@ -118,10 +123,11 @@ std::shared_ptr<Frame::Variant> Frame::trace(
   Watch watch;
   std::vector<Tensor> traced;
   const graph::RecordingScope scope(recording);
+  ShardedSeen sharded(recording);
   {
     const WatchScope watching(watch);
     for (const Argument& argument : arguments) {
-      if (const auto* x = std::get_if<Tensor>(&argument.value); x && x->defined()) recording.hide(*x);
+      if (const auto* x = std::get_if<Tensor>(&argument.value); x && x->defined()) recording.hide(part_of(*x));
     }
     try {
       traced = body();
@@ -161,12 +167,14 @@ std::shared_ptr<Frame::Variant> Frame::trace(
     Left left;
     if (!x.defined()) return left;
     explain_handles(x, explained);
-    const uint32_t t = recording.find(x);
+    explain_handles(part_of(x), explained);
+    const uint32_t t = recording.find(part_of(x));
     if (t == kNone) {
       left.from = Left::From::kHandle;
       left.handle = x;
       return left;
     }
+    left.whole = whole_of(x);
     const uint32_t s = recording.tensors()[t].storage;
     const Edge edge = autograd::may_want_grad(x) ? autograd::edge_of(x) : Edge{};
     if (edge.node && edge.node->number > call.begin() && !edge.node->released) {
@@ -178,6 +186,7 @@ std::shared_ptr<Frame::Variant> Frame::trace(
       left.layout = recording.tensors()[t].layout;
       left.index = t;  // becomes a place among those from outside
       left.is_itself = recording.tensors()[t].handle.defined();
+      if (left.is_itself && left.whole) left.handle = x;
       return left;
     }
     left.from = Left::From::kWanted;
@@ -186,14 +195,21 @@ std::shared_ptr<Frame::Variant> Frame::trace(
     return left;
   };
   for (const Tensor& x : traced) variant->results.push_back(leave(x));
+  std::vector<size_t> own_gradients;  // guards of those whose memory nobody else looks at
   for (const Watch::Leaf& seen : watch.leaves) {
     if (seen.read_first) {
-      const bool is_used = seen.gradient.defined() && recording.find(seen.gradient) != kNone;
-      variant->gradients.push_back({seen.leaf, seen.gradient.defined(), is_used ? seen.gradient : Tensor{}});
+      variant->gradients.push_back({seen.leaf, seen.gradient.defined()});
+      Variant::GradientGuard& guard = variant->gradients.back();
+      if (seen.gradient.defined() && recording.find(part_of(seen.gradient)) != kNone) guard.fixed = seen.gradient;
+      const bool is_twice = std::count_if(watch.leaves.begin(), watch.leaves.end(), [&](const Watch::Leaf& other) {
+                              return guard.fixed.defined() && guard.fixed.impl() == other.gradient.impl();
+                            }) > 1;
+      if (guard.fixed.defined() && seen.has_own_memory && !is_twice)
+        own_gradients.push_back(variant->gradients.size() - 1);
     }
     const Tensor now = chorale::gradient(seen.leaf);
     if (now.defined() && seen.gradient.defined() && now.is(seen.gradient)) continue;
-    const bool is_read = seen.gradient.defined() && recording.find(seen.gradient) != kNone;
+    const bool is_read = seen.gradient.defined() && recording.find(part_of(seen.gradient)) != kNone;
     if (!is_read) variant->replaced.push_back(variant->left_gradients.size());
     variant->left_gradients.emplace_back(seen.leaf, leave(now));
   }
@@ -207,6 +223,8 @@ std::shared_ptr<Frame::Variant> Frame::trace(
   variant->once |= !escaped.empty();
   for (const graph::LateSize& late : recording.late_sizes()) end.wanted.push_back(late.tensor);
 
+  end.layouts = sharded.layouts();
+  const std::vector<Tensor> sharded_leaves = sharded.leaves();
   call.trace_gradients(true);
   const std::shared_ptr<Segment> segment = Segment::build(recording, end, {true, options.split, options.memory_budget});
   call.trace_gradients(false);
@@ -239,34 +257,83 @@ std::shared_ptr<Frame::Variant> Frame::trace(
     size_t argument = kNowhere;
     for (size_t i = 0; i < arguments.size() && argument == kNowhere; ++i) {
       const auto* x = std::get_if<Tensor>(&arguments[i].value);
-      if (x && x->defined() && x->is(handle)) argument = i;
+      if (x && x->defined() && part_of(*x).is(handle)) argument = i;
+    }
+    for (Variant::GradientGuard& guard : variant->gradients) {
+      if (argument == kNowhere || !guard.fixed.defined() || !part_of(guard.fixed).is(handle)) continue;
+      guard.argument = argument;
+      guard.fixed = {};
+    }
+    Tensor leaf;
+    for (const size_t g : own_gradients) {
+      Variant::GradientGuard& guard = variant->gradients[g];
+      if (argument != kNowhere || outside[p].compare_offset || !part_of(guard.fixed).is(handle)) continue;
+      leaf = guard.leaf;
+      guard.place = p;
+      guard.layout = graph::layout_of(handle);
+      guard.device = handle.device();
+      if (const std::optional<Whole> whole = whole_of(guard.fixed)) guard.placed = whole->layout;
+      guard.fixed = {};
+      break;
     }
     variant->from_argument.push_back(argument);
-    variant->outside.push_back(argument == kNowhere ? handle : Tensor{});
-    if (argument == kNowhere) {
+    variant->gradient_of.push_back(leaf);
+    const bool is_captured = argument == kNowhere && !leaf.defined();
+    variant->outside.push_back(is_captured ? handle : Tensor{});
+    if (is_captured) {
       variant->captured.push_back({handle, handle.storage().get(), graph::layout_of(handle), outside[p].wants_grad});
     }
     if (recording.storages()[outside[p].storage].first_write != kNone) variant->written.push_back(p);
   }
+  const auto place_of_part = [&](const Tensor& x) {
+    size_t p = 0;
+    while (p < outside.size() && !part_of(x).is(recording.tensors()[outside[p].tensor].handle)) ++p;
+    return p;
+  };
+  for (const Tensor& leaf : sharded_leaves) {
+    const size_t p = place_of_part(leaf);
+    if (p == outside.size() || !variant->outside[p].defined()) continue;
+    variant->captured.push_back({leaf, leaf.storage().get(), graph::layout_of(leaf), wants_grad(leaf)});
+  }
+  const auto exit_of = [&](const Edge& edge) -> Variant::Exit {
+    if (!edge.wanted()) return {};
+    for (size_t p = 0; p < outside.size(); ++p) {
+      const size_t argument = variant->from_argument[p];
+      const Tensor& x = argument == kNowhere ? recording.tensors()[outside[p].tensor].handle
+                                             : std::get<Tensor>(arguments[argument].value);
+      if (!is_differentiable(x.dtype())) continue;
+      const Edge of = autograd::edge_of(x);
+      if (of.node.get() == edge.node.get() && (of.node ? of.index == edge.index : of.leaf.impl() == edge.leaf.impl())) {
+        return {p};
+      }
+    }
+    // A leaf of which ops have seen the part, or another handle.
+    const bool is_captured = edge.leaf.defined() && std::any_of(variant->captured.begin(), variant->captured.end(),
+                                                                [&](const Variant::CapturedGuard& guard) {
+                                                                  return guard.storage == edge.leaf.storage().get();
+                                                                });
+    CHORALE_CHECK_STATE(is_captured,
+                        "[compile] a gradient leaves the whole graph to something that is neither an argument nor a "
+                        "captured tensor; compile without whole_graph");
+    variant->captured.push_back({edge.leaf, edge.leaf.storage().get(), graph::layout_of(edge.leaf), true});
+    return {kNowhere, edge.leaf};
+  };
   for (const std::vector<Edge>& edges : variant->segment->exits(end)) {
     variant->exits.emplace_back();
-    for (const Edge& edge : edges) {
-      size_t found = kNowhere;
-      for (size_t p = 0; p < outside.size() && found == kNowhere && edge.wanted(); ++p) {
-        const Tensor& handle = recording.tensors()[outside[p].tensor].handle;
-        if (!is_differentiable(handle.dtype())) continue;
-        const Edge of = autograd::edge_of(handle);
-        if (of.node.get() == edge.node.get() &&
-            (of.node ? of.index == edge.index : of.leaf.impl() == edge.leaf.impl())) {
-          found = p;
-        }
-      }
-      CHORALE_CHECK_STATE(found != kNowhere || !edge.wanted(),
-                          "[compile] a gradient leaves the whole graph to something that is neither an argument nor a "
-                          "captured tensor; compile without whole_graph");
-      variant->exits.back().push_back(found);
-    }
+    for (const Edge& edge : edges) variant->exits.back().push_back(exit_of(edge));
   }
+  for (Variant::ArgumentGuard& guard : variant->arguments) {
+    const auto* x = std::get_if<Tensor>(&guard.then.value);
+    if (!x || !x->defined()) continue;
+    const auto on_it = [&](const Variant::CapturedGuard& other) { return other.storage == x->storage().get(); };
+    guard.is_captured = std::any_of(variant->captured.begin(), variant->captured.end(), on_it);
+    const std::lock_guard lock(state_->mutex);
+    guard.stays = std::any_of(state_->variants.begin(), state_->variants.end(), [&](const auto& known) {
+      return std::any_of(known->captured.begin(), known->captured.end(), on_it);
+    });
+  }
+  std::vector<Tensor> from_outside;
+  for (const SegmentKey::Outside& one : outside) from_outside.push_back(recording.tensors()[one.tensor].handle);
   // The tensors that were traced have no use any more; those that are handed out are made by running.
   for (auto& [leaf, left] : variant->left_gradients) set_gradient(leaf, {});
   recording.rewind_generators();
@@ -277,34 +344,8 @@ std::shared_ptr<Frame::Variant> Frame::trace(
   }
   variant->host = recording.host_reads();
   recording.clear();
-  results = hand_out(*variant, arguments, made);
+  results = hand_out(*variant, arguments, from_outside, made);
   return variant;
-}
-
-std::vector<Tensor> Frame::hand_out(const Variant& variant, const std::vector<Argument>& arguments,
-                                    const Segment::Results& made) const {
-  const auto outside = [&](size_t p) {
-    return variant.from_argument[p] == kNowhere ? variant.outside[p]
-                                                : std::get<Tensor>(arguments[variant.from_argument[p]].value);
-  };
-  const auto make = [&](const Left& left) {
-    Tensor x;
-    if (left.from == Left::From::kHandle) x = left.handle;
-    if (left.from == Left::From::kWanted) x = made.wanted[left.index];
-    if (left.from == Left::From::kOutside) {
-      x = outside(left.index);
-      if (left.is_itself) return x;
-      x = Tensor::on(x.storage(), left.layout.sizes, left.layout.strides, x.offset() + left.layout.offset,
-                     left.layout.dtype);
-    }
-    if (left.root != kNowhere) variant.segment->set_history(made, left.root, x);
-    return x;
-  };
-  std::vector<Tensor> results;
-  for (const Left& left : variant.results) results.push_back(make(left));
-  for (const auto& [leaf, left] : variant.left_gradients) set_gradient(leaf, make(left));
-  for (const auto& settle : made.settle) settle();
-  return results;
 }
 
 bool Frame::has_graph_for(const std::vector<Argument>& arguments) const {
@@ -372,15 +413,15 @@ std::vector<Tensor> Frame::call_whole(const std::vector<Argument>& arguments, Bo
   if (variant) {
     Segment::Bindings bindings;
     bindings.outside.reserve(variant->outside.size());
-    for (size_t p = 0; p < variant->outside.size(); ++p) {
-      const size_t argument = variant->from_argument[p];
-      bindings.outside.push_back(argument == kNowhere ? variant->outside[p]
-                                                      : std::get<Tensor>(arguments[argument].value));
-    }
-    for (const std::vector<size_t>& exits : variant->exits) {
+    for (size_t p = 0; p < variant->outside.size(); ++p) bindings.outside.push_back(variant->outside_at(p, arguments));
+    for (const std::vector<Variant::Exit>& exits : variant->exits) {
       bindings.exits.emplace_back();
-      for (const size_t p : exits) {
-        bindings.exits.back().push_back(p == kNowhere ? Edge{} : autograd::edge_of(bindings.outside[p]));
+      for (const Variant::Exit& exit : exits) {
+        const size_t argument = exit.place == kNowhere ? kNowhere : variant->from_argument[exit.place];
+        const Tensor to = argument != kNowhere     ? std::get<Tensor>(arguments[argument].value)
+                          : exit.place != kNowhere ? bindings.outside[exit.place]
+                                                   : exit.leaf;
+        bindings.exits.back().push_back(to.defined() ? autograd::edge_of(to) : Edge{});
       }
     }
     give_up_gradients(*variant, bindings.free);
@@ -388,7 +429,7 @@ std::vector<Tensor> Frame::call_whole(const std::vector<Argument>& arguments, Bo
     for (const size_t p : variant->written) bindings.outside[p].storage()->note_write("a compiled graph");
     const std::lock_guard lock(state_->mutex);
     ++state_->report.runs;
-    return hand_out(*variant, arguments, made);
+    return hand_out(*variant, arguments, bindings.outside, made);
   }
   if (is_full) {
     const std::lock_guard lock(state_->mutex);

@@ -27,13 +27,17 @@ Tensors PieceBackward::apply(autograd::Node&, std::span<const Tensor> dout, op::
   }
   // Values first: they may be of a recording that is going on.
   for (const Tensor& tangent : dout) {
-    if (tangent.defined() && tangent.is_traced()) tangent.need_bytes("the backward of a compiled graph");
+    const Tensor& part = part_of(tangent);
+    if (part.defined() && part.is_traced()) part.need_bytes("the backward of a compiled graph");
   }
   const graph::RecordingPaused paused;
   for (size_t i = 0; i < dout.size(); ++i) {
     const TensorSpec& spec = its.outputs[i];
-    by_value[its.tangents[i]] =
-        dout[i].defined() ? contiguous(to(dout[i], spec.dtype)) : zeros(spec.sizes, spec.dtype, spec.device);
+    const std::optional<Whole>& whole = its.tangent_wholes[i];
+    const Tensor tangent = whole && dout[i].defined() ? part_of_gradient(dout[i], *whole) : dout[i];
+    by_value[its.tangents[i]] = tangent.defined()
+                                    ? contiguous(to(tangent, spec.dtype))
+                                    : zeros(whole ? whole->part_sizes() : spec.sizes, spec.dtype, spec.device);
   }
   std::vector<Tensor> in, out(its.backward.out.size());
   for (const uint32_t value : its.backward.in) in.push_back(by_value.at(value));
@@ -48,7 +52,8 @@ Tensors PieceBackward::apply(autograd::Node&, std::span<const Tensor> dout, op::
     for (size_t root = 0; root < dout.size(); ++root) is_reached |= reached[root] && dout[root].defined();
     if (!is_reached) continue;
     const auto at = std::find(its.backward.out.begin(), its.backward.out.end(), its.gradients[i]);
-    gradients[i] = out[static_cast<size_t>(at - its.backward.out.begin())];
+    const Tensor& gradient = out[static_cast<size_t>(at - its.backward.out.begin())];
+    gradients[i] = its.gradient_wholes[i] ? its.gradient_wholes[i]->around(gradient) : gradient;
   }
   return gradients;
 }

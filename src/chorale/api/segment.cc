@@ -9,6 +9,7 @@
 #include "chorale/autograd/autograd.h"
 #include "chorale/base/error.h"
 #include "chorale/graph/passes/recompute.h"
+#include "chorale/op/group_tensor.h"
 
 namespace chorale::compiled {
 namespace {
@@ -140,12 +141,15 @@ std::shared_ptr<Segment> Segment::build(Recording& recording, const EndOfSegment
   key.calls = recording.calls();
   key.outside = outside_of(recording);
   key.live = end.live;
-  for (const Tensor& root : end.roots) key.roots.push_back(recording.find(root));
+  key.layouts = end.layouts;
+  for (const Tensor& root : end.roots) key.roots.push_back(recording.find(part_of(root)));
 
   std::vector<Tensor> parameters;
-  const std::vector<graph::Bucket> buckets = buckets_of(recording, end, options.split, parameters);
+  // Of what goes from piece to piece nobody could say how its gradient is placed.
+  const bool split = options.split && end.layouts.empty();
+  const std::vector<graph::Bucket> buckets = buckets_of(recording, end, split, parameters);
   made->pieces_.resize(buckets.size());
-  if (options.split && graph::active_ddp()) made->cap_ = graph::active_ddp()->cap;
+  if (split && graph::active_ddp()) made->cap_ = graph::active_ddp()->cap;
   for (size_t k = 0; k < buckets.size(); ++k) {
     Piece& piece = made->pieces_[k];
     piece.last_call = buckets[k].end;
@@ -171,23 +175,31 @@ std::shared_ptr<Segment> Segment::build(Recording& recording, const EndOfSegment
       Piece& its = made->pieces_[k];
       its.backward_begin = recording.calls().size();
       const ShutPiece shut(piece);
+      its.tangent_wholes.resize(piece.roots.size());
+      for (size_t i = 0; i < end.roots.size(); ++i) {
+        const std::optional<Whole> root = whole_of(end.roots[i]);
+        if (root && cut.place[i].first == k) its.tangent_wholes[cut.place[i].second] = gradient_like(*root);
+      }
       autograd::BackwardRun run({.retain_graph = true});
       for (size_t i = 0; i < piece.exits.size(); ++i) {
         run.capture(shut.leaf(i));
         its.exits.push_back({piece.exits[i].piece, piece.exits[i].root});
       }
-      for (const Edge& root : piece.roots) {
+      for (size_t i = 0; i < piece.roots.size(); ++i) {
+        const Edge& root = piece.roots[i];
         const TensorSpec& spec = root.node->outputs[root.index];
+        const std::optional<Whole>& whole = its.tangent_wholes[i];
         its.outputs.push_back(spec);
-        const Tensor tangent =
-            recording.placeholder({spec.sizes, contiguous_strides(spec.sizes), 0, spec.dtype}, spec.device);
+        const Shape sizes = whole ? whole->part_sizes() : spec.sizes;
+        const Tensor tangent = recording.placeholder({sizes, contiguous_strides(sizes), 0, spec.dtype}, spec.device);
         tangent_of[k].push_back(recording.find(tangent));
-        if (!piece.exits.empty()) run.add_root(root, tangent);
+        if (!piece.exits.empty()) run.add_root(root, whole ? whole->around(tangent) : tangent);
       }
       if (!piece.exits.empty() && !piece.roots.empty()) run.run();
       for (size_t i = 0; i < piece.exits.size(); ++i) {
         const Tensor gradient = run.captured(i);
-        gradient_of[k].push_back(gradient.defined() ? recording.add(gradient) : kNone);
+        its.gradient_wholes.push_back(whole_of(gradient));
+        gradient_of[k].push_back(gradient.defined() ? recording.add(part_of(gradient)) : kNone);
         gradients.push_back(gradient);
       }
       its.backward_end = recording.calls().size();
@@ -240,13 +252,38 @@ std::shared_ptr<Segment> Segment::build(Recording& recording, const EndOfSegment
   }
   made->backward_programs_.resize(buckets.size());
   for (graph::RecordedCall& call : key.calls) call.time = 0;
-  for (const graph::Functional::Input& input : made->functional_.inputs) {
-    const auto found = std::find_if(key.outside.begin(), key.outside.end(),
-                                    [&](const SegmentKey::Outside& one) { return one.tensor == input.tensor; });
-    made->input_places_.push_back(found == key.outside.end() ? SIZE_MAX
-                                                             : static_cast<size_t>(found - key.outside.begin()));
-  }
+  made->place_inputs(recording, tangent_of);
   return made;
+}
+
+void Segment::place_inputs(const Recording& recording, const std::vector<std::vector<uint32_t>>& tangent_of) {
+  const auto is_tangent = [&](uint32_t tensor) {
+    return std::any_of(tangent_of.begin(), tangent_of.end(), [&](const std::vector<uint32_t>& all) {
+      return std::find(all.begin(), all.end(), tensor) != all.end();
+    });
+  };
+  const auto is_read = [&](uint32_t value) {
+    return std::any_of(pieces_.begin(), pieces_.end(), [&](const Piece& piece) {
+      return std::find(piece.saved.begin(), piece.saved.end(), value) != piece.saved.end() ||
+             std::find(piece.forward.in.begin(), piece.forward.in.end(), value) != piece.forward.in.end();
+    });
+  };
+  own_inputs_.resize(functional_.inputs.size());
+  for (size_t i = 0; i < functional_.inputs.size(); ++i) {
+    const uint32_t tensor = functional_.inputs[i].tensor;
+    const auto found = std::find_if(key_.outside.begin(), key_.outside.end(),
+                                    [&](const SegmentKey::Outside& one) { return one.tensor == tensor; });
+    const bool is_outside = found != key_.outside.end();
+    input_places_.push_back(is_outside ? static_cast<size_t>(found - key_.outside.begin()) : SIZE_MAX);
+    if (is_outside || tensor == kNone || is_tangent(tensor) || !is_read(functional_.graph.inputs[i])) continue;
+    // A gradient may talk to a group that the forward pass did not; the layouts of the key say which one that is.
+    const Tensor& handle = recording.tensors()[tensor].handle;
+    CHORALE_CHECK_STATE(recording.is_constant(*handle.storage()), "[compile] a gradient reads a tensor (",
+                        handle.dtype(), " ", handle.sizes(),
+                        ") that the forward pass does not: let the forward pass save it, or compile without "
+                        "whole_graph");
+    own_inputs_[i] = handle;
+  }
 }
 
 void Segment::compile(const Backend& backend, size_t stretch) {
@@ -332,10 +369,11 @@ std::string Segment::mismatch(const EndOfSegment& end, const std::vector<Segment
                     calls[i].op == key_.calls[i].op ? " with other operands or attributes" : "");
     }
   }
+  if (!same_layouts(end.layouts, key_.layouts)) return "sharded tensors are placed otherwise";
   if (calls.size() != key_.calls.size()) return concat(calls.size(), " calls, expected ", key_.calls.size());
   if (end.live != key_.live) return "other results are wanted";
   std::vector<uint32_t> roots;
-  for (const Tensor& root : end.roots) roots.push_back(recording.find(root));
+  for (const Tensor& root : end.roots) roots.push_back(recording.find(part_of(root)));
   if (roots != key_.roots) return "gradients come to other results";
   if (!key_.tape.empty()) {
     const TapeCut cut = cut_tape(edges_of(end.roots), end.begin, ends_of(calls, pieces_));

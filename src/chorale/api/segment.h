@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "chorale/api/sharded_trace.h"
 #include "chorale/api/tape_cut.h"
 #include "chorale/graph/functionalize.h"
 #include "chorale/graph/pieces.h"
@@ -47,6 +48,7 @@ struct SegmentKey {
   std::vector<uint32_t> live;             // storages whose contents are wanted
   std::vector<uint32_t> roots;            // tensors that gradients come to
   std::vector<std::vector<size_t>> tape;  // the shape of the cut tape
+  std::vector<LayoutPtr> layouts;         // of sharded tensors
 };
 
 // Where the recording of a stretch ended.
@@ -56,6 +58,7 @@ struct EndOfSegment {
   std::vector<Tensor> roots{};     // tensors of the recording that have a history in it
   std::vector<uint32_t> live{};    // storages whose contents are wanted
   std::vector<uint32_t> wanted{};  // tensors that are wanted as they are (whole graphs)
+  std::vector<LayoutPtr> layouts{};
 };
 
 class Segment : public std::enable_shared_from_this<Segment> {
@@ -118,11 +121,13 @@ class Segment : public std::enable_shared_from_this<Segment> {
   struct Piece {
     graph::Part forward, backward;
     std::shared_ptr<const graph::Program> forward_program;
-    std::vector<uint32_t> saved;                // values that backward reads, tangents apart
-    std::vector<uint32_t> tangents;             // values, by root of the piece
-    std::vector<uint32_t> gradients;            // values, by exit; kNone where none arrives
-    std::vector<TensorSpec> outputs;            // by root
-    std::vector<std::vector<bool>> reached_by;  // by exit: the tangents that its gradient depends on
+    std::vector<uint32_t> saved;                        // values that backward reads, tangents apart
+    std::vector<uint32_t> tangents;                     // values, by root of the piece
+    std::vector<uint32_t> gradients;                    // values, by exit; kNone where none arrives
+    std::vector<TensorSpec> outputs;                    // by root
+    std::vector<std::vector<bool>> reached_by;          // by exit: the tangents that its gradient depends on
+    std::vector<std::optional<Whole>> tangent_wholes;   // by root: how its gradient is placed where that is sharded
+    std::vector<std::optional<Whole>> gradient_wholes;  // by exit
     struct Exit {
       size_t piece = SIZE_MAX, root = SIZE_MAX;
     };
@@ -149,6 +154,8 @@ class Segment : public std::enable_shared_from_this<Segment> {
   const std::vector<Generator*>& generators() const { return functional_.generators; }
 
  private:
+  // Says where each input of the graph comes from.
+  void place_inputs(const graph::Recording& recording, const std::vector<std::vector<uint32_t>>& tangent_of);
   // Makes the graphs of the pieces from the whole one.
   void cut();
   void cut_backward(Piece& piece) const;
@@ -165,6 +172,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
   // For each result that is wanted, its place among the outputs of the only piece, or SIZE_MAX.
   std::vector<size_t> wanted_places_;
   std::vector<size_t> input_places_;  // by input of the graph: its place among those from outside, or SIZE_MAX
+  std::vector<Tensor> own_inputs_;    // by input: what gradients alone read, a group or a constant
   struct LateValue {
     uint32_t value;
     int64_t dim;

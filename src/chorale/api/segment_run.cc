@@ -49,8 +49,9 @@ Segment::Results Segment::run(const Bindings& bindings) const {
     const graph::Functional::Input& input = functional_.inputs[i];
     Tensor& value = values[whole.inputs[i]];
     if (input.tensor != kNone) {
-      if (input_places_[i] != SIZE_MAX) value = shown(bindings.outside[input_places_[i]]);
-      continue;  // a tangent comes later
+      const Tensor& from = input_places_[i] != SIZE_MAX ? bindings.outside[input_places_[i]] : own_inputs_[i];
+      if (from.defined()) value = shown(from);  // a tangent comes later
+      continue;
     }
     for (size_t p = 0; p < key_.outside.size() && !value.defined(); ++p) {
       if (key_.outside[p].storage != input.storage) continue;

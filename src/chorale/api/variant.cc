@@ -6,6 +6,7 @@
 #include "chorale/autograd/autograd.h"
 #include "chorale/base/error.h"
 #include "chorale/base/same_bits.h"
+#include "chorale/base/small_vector.h"
 #include "chorale/op/device_scope.h"
 
 namespace chorale::compiled {
@@ -75,6 +76,8 @@ std::string Frame::Variant::mismatch(const std::vector<Argument>& now, const Com
     }
     if (!(x->strides() == guard.layout.strides)) return wrong("strides", x->strides(), guard.layout.strides);
     if (wants_grad(*x) != guard.wants_grad) return wrong("requires_grad", wants_grad(*x), guard.wants_grad);
+    const LayoutPtr placed = x->is_sharded() ? sharding::sharded(*x).layout : nullptr;
+    if (!same_layout(placed, guard.placed)) return concat(now[i].source(), " is placed otherwise over a mesh");
     if (first_on_storage(now, i) != guard.same_storage_as) {
       return concat(now[i].source(), " shares its memory with other arguments than before");
     }
@@ -89,14 +92,27 @@ std::string Frame::Variant::mismatch(const std::vector<Argument>& now, const Com
     return x.dtype() == layout.dtype && x.offset() == layout.offset && same(x.sizes(), layout.sizes) &&
            same(x.strides(), layout.strides);
   };
+  SmallVector<std::pair<const Storage*, bool>, 4> storages;  // of arguments, and whether a captured tensor is on it
+  for (const Argument& argument : now) {
+    const auto* x = std::get_if<Tensor>(&argument.value);
+    storages.push_back({x && x->defined() ? x->storage().get() : nullptr, false});
+  }
   for (const CapturedGuard& guard : captured) {
     const Tensor& x = guard.handle;
+    for (auto& [storage, is_captured] : storages) is_captured |= storage == guard.storage;
     if (x.storage().get() != guard.storage || !lies_as(x, guard.layout)) {
       return concat("a captured tensor of ", guard.layout.dtype, guard.layout.sizes, " has other memory");
     }
     if (wants_grad(x) != guard.wants_grad) {
       return concat("a captured tensor of ", guard.layout.dtype, guard.layout.sizes,
                     guard.wants_grad ? " requires no gradient any more" : " requires a gradient");
+    }
+  }
+  for (size_t i = 0; i < now.size(); ++i) {
+    const auto* then = std::get_if<Tensor>(&arguments[i].then.value);
+    if (storages[i].second != arguments[i].is_captured ||
+        ((storages[i].second || arguments[i].stays) && then->storage().get() != storages[i].first)) {
+      return concat(now[i].source(), " shares its memory with other captured tensors than before");
     }
   }
   if (!(modes_now() == modes)) {
@@ -108,12 +124,46 @@ std::string Frame::Variant::mismatch(const std::vector<Argument>& now, const Com
       return concat("a captured tensor of ", guard.leaf.dtype(), guard.leaf.sizes(),
                     gradient.defined() ? " has a gradient already" : " has no gradient yet");
     }
-    if (guard.gradient.defined() && !gradient.is(guard.gradient)) return "a gradient lies in other memory";
+    if (guard.fixed.defined() && !gradient.is(guard.fixed)) return "a gradient lies in other memory";
+    for (size_t i = 0; i < now.size() && (guard.fixed.defined() || guard.argument != kNowhere); ++i) {
+      const auto* x = std::get_if<Tensor>(&now[i].value);
+      if ((x && gradient.impl() == x->impl()) != (i == guard.argument))
+        return concat(now[i].source(), " is the gradient of another tensor than before");
+    }
+    if (guard.place == kNowhere) continue;
+    const Tensor& part = part_of(gradient);
+    const LayoutPtr placed = gradient.is_sharded() ? sharding::sharded(gradient).layout : nullptr;
+    if (!lies_as(part, guard.layout) || part.device() != guard.device || !same_layout(placed, guard.placed) ||
+        wants_grad(gradient)) {
+      return concat("the gradient of a captured tensor of ", guard.leaf.dtype(), guard.leaf.sizes(),
+                    " is of another kind");
+    }
+    if (is_shared(guard, gradient, now)) return "a gradient shares its memory with other tensors";
   }
   for (size_t i = 0; i < watched.size(); ++i) {
     if (options.watch[i]() != watched[i]) return concat("watched value ", i, " has changed from ", watched[i]);
   }
   return host_mismatch();
+}
+
+// Whether anything else that the graph looks at may be on the memory of a gradient.
+bool Frame::Variant::is_shared(const GradientGuard& guard, const Tensor& gradient,
+                               const std::vector<Argument>& now) const {
+  const Tensor& part = part_of(gradient);
+  if (part.storage()->use_count() > (gradient.is_sharded() ? 2 : 1)) return true;
+  if (gradient.use_count() <= 2 && (!gradient.is_sharded() || part.use_count() == 1)) return false;
+  for (size_t p = 0; p < outside.size(); ++p) {
+    if (p != guard.place && outside_at(p, now).is(part)) return true;
+  }
+  return std::any_of(now.begin(), now.end(), [&](const Argument& argument) {
+    const auto* x = std::get_if<Tensor>(&argument.value);
+    return x && x->defined() && part_of(*x).is(part);
+  });
+}
+
+Tensor Frame::Variant::outside_at(size_t p, const std::vector<Argument>& called_with) const {
+  if (from_argument[p] != kNowhere) return part_of(std::get<Tensor>(called_with[from_argument[p]].value));
+  return gradient_of[p].defined() ? part_of(chorale::gradient(gradient_of[p])) : outside[p];
 }
 
 std::string Frame::Variant::host_mismatch() const {

@@ -18,6 +18,7 @@
 #include "chorale/sharding/explanation.h"
 #include "chorale/sharding/redistribute.h"
 #include "chorale/sharding/sharded.h"
+#include "chorale/sharding/sharded_watch.h"
 
 namespace chorale::sharding {
 namespace {
@@ -136,9 +137,18 @@ std::shared_ptr<const Decision> decision_for(const OpDef& op, std::span<const Te
 
 // ---- running
 
+void note_operands(std::span<const Tensor> operands) {
+  if (!sharded_watch) [[likely]]
+    return;
+  for (const Tensor& x : operands) {
+    if (x.defined() && x.is_sharded()) sharded_watch->note_used(x);
+  }
+}
+
 Tensor stretch_for(const Tensor& stretch, const std::vector<int64_t>& place) {
   if (place.empty()) return stretch;
-  return cat({stretch, Tensor::from(place, {static_cast<int64_t>(place.size())}, stretch.device())}, 0);
+  const Tensor own = Tensor::from(place, {static_cast<int64_t>(place.size())}, stretch.device());
+  return cat({stretch, watch_constant(own)}, 0);
 }
 
 // The operands of this rank. What has to move is begun first, all of it, and then waited for.
@@ -282,6 +292,7 @@ void Sharding::call_into(const OpDef& op, std::span<const Tensor> in, const Attr
 void Sharding::call_sharded(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out,
                             op::Rest rest) {
   const NoGrad quiet;  // redistribution is not recorded: autograd stands above
+  note_operands(in);
   if (op.dynamic) return call_dynamic(op, in, attrs, out, rest);
   if (has_lists(op, in, attrs)) {
     for_each_place(op, in, attrs, [&](const std::vector<Tensor>& own, const std::vector<size_t>& results) {
@@ -307,6 +318,8 @@ void Sharding::call_sharded(const OpDef& op, std::span<const Tensor> in, const A
 void Sharding::call_sharded_into(const OpDef& op, std::span<const Tensor> in, const Attrs& attrs,
                                  std::span<const Tensor> out, op::Rest rest) {
   const NoGrad quiet;
+  note_operands(in);
+  note_operands(out);
   if (has_lists(op, in, attrs)) {
     for_each_place(op, in, attrs, [&](const std::vector<Tensor>& own, const std::vector<size_t>& results) {
       std::vector<Tensor> outs;

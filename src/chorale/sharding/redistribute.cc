@@ -14,6 +14,7 @@
 #include "chorale/op/shape.h"
 #include "chorale/op/view.h"
 #include "chorale/sharding/costs.h"
+#include "chorale/sharding/sharded_watch.h"
 
 namespace chorale::sharding {
 namespace {
@@ -48,7 +49,7 @@ struct Strided {
 Tensor list(const std::vector<int64_t>& values, Device device) {
   const auto count = static_cast<int64_t>(values.size());
   if (device.type == DeviceType::kNull) return Tensor::empty({count}, DType::kI64, device);
-  return chorale::to(Tensor::from(values, {count}), device);
+  return chorale::to(watch_constant(Tensor::from(values, {count})), device);
 }
 
 class Mover {

@@ -20,6 +20,7 @@
 #include "chorale/op/view.h"
 #include "chorale/sharding/explanation.h"
 #include "chorale/sharding/redistribute.h"
+#include "chorale/sharding/sharded_watch.h"
 
 namespace chorale {
 
@@ -51,6 +52,8 @@ struct LayoutEqual {
 };
 
 }  // namespace
+
+constinit thread_local ShardedWatch* sharded_watch = nullptr;
 
 bool replicates_implicitly() { return implicit_replication || autograd::BackwardRun::current(); }
 
@@ -90,6 +93,8 @@ Tensor wrap(std::shared_ptr<const Layout> layout, const Shape& sizes, const Stri
   Tensor result = Tensor::without_bytes(sizes, strides, dtype, device,
                                         std::make_unique<Sharded>(std::move(layout), std::move(local)));
   result.impl()->storage = std::move(storage);  // so that writes are counted in one place
+  if (sharded_watch) [[unlikely]]
+    sharded_watch->note_made(result);
   return result;
 }
 
@@ -104,6 +109,9 @@ const sharding::Sharded& sharded_or_throw(const char* call, const Tensor& x) {
   return sharded(x);
 }
 
+// The same bytes without history. What is traced is wanted for as long as somebody has it, which an alias does not say.
+Tensor other_handle(const Tensor& x) { return x.is_traced() ? detach(x) : x.alias(); }
+
 // Gradients of parts are not partial: what is partial gets the whole one.
 Placements gradient_placements(Placements placements) {
   for (Placement& p : placements) {
@@ -115,6 +123,7 @@ Placements gradient_placements(Placements placements) {
 // A part without history that shares nothing with x.
 Tensor moved(const Tensor& x, const Placements& to, bool async = false) {
   const NoGrad quiet;
+  sharding::watch_used(x);
   const Layout& from = *sharded(x).layout;
   Tensor local = move_part(local_of(x), x.sizes(), from.mesh, from.placements, to, async);
   if (is_pending(local)) return local;
@@ -170,7 +179,7 @@ class AlignGradient final : public Function {
   const char* name() const override { return "align_gradient"; }
   std::vector<Tensor> forward(const std::vector<Tensor>& in) override {
     placements_ = gradient_placements(placements_of(in[0]));
-    return {in[0].alias()};
+    return {wrap(sharded(in[0]).layout, in[0].sizes(), in[0].strides(), sharded(in[0]).local)};
   }
   std::vector<Tensor> backward(const std::vector<Tensor>& dout) override {
     if (placements_of(dout[0]) == placements_) return dout;
@@ -189,7 +198,7 @@ class ToLocal final : public Function {
   std::vector<Tensor> forward(const std::vector<Tensor>& in) override {
     layout_ = sharded(in[0]).layout;
     sizes_ = in[0].sizes();
-    return {local_of(in[0]).alias()};
+    return {other_handle(local_of(in[0]))};
   }
   std::vector<Tensor> backward(const std::vector<Tensor>& dout) override {
     const Placements placements = gradient_ ? *gradient_ : gradient_placements(layout_->placements);
@@ -212,7 +221,7 @@ class FromLocal final : public Function {
   const char* name() const override { return "from_local"; }
 
   std::vector<Tensor> forward(const std::vector<Tensor>& in) override {
-    return {wrap(layout_, sizes_, strides_, in[0].alias())};
+    return {wrap(layout_, sizes_, strides_, other_handle(in[0]))};
   }
   std::vector<Tensor> backward(const std::vector<Tensor>& dout) override {
     return {to_local(apply<Redistribute>({dout[0]}, gradient_, RedistributeOptions{})[0])};
@@ -371,6 +380,7 @@ Tensor from_local(const Tensor& local, const Mesh& mesh, const Placements& place
 
 Tensor to_local(const Tensor& x, const std::optional<Placements>& grad_placements) {
   sharded_or_throw("to_local", x);
+  sharding::watch_used(x);
   if (!grad_enabled() || !requires_grad(x)) return local_of(x);
   std::optional<Placements> gradient;
   if (grad_placements) gradient = sharding::checked("to_local", mesh_of(x), *grad_placements, x.dims());

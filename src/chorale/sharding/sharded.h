@@ -102,11 +102,18 @@ namespace sharding {
 struct Sharded final : TensorExtension {
   Sharded(std::shared_ptr<const Layout> where, Tensor part)
       : TensorExtension(Kind::kSharded), layout(std::move(where)), local(std::move(part)) {}
-  std::unique_ptr<TensorExtension> copy() const override { return std::make_unique<Sharded>(layout, local); }
+  ~Sharded() override {
+    if (alive) *alive = nullptr;
+  }
+  // An alias has an alias of a part that is traced: what autograd keeps does not keep the part itself in use.
+  std::unique_ptr<TensorExtension> copy() const override {
+    return std::make_unique<Sharded>(layout, local.is_traced() ? local.alias() : local);
+  }
   std::string why_no_bytes(const Tensor& tensor) const override;
 
   std::shared_ptr<const Layout> layout;
-  mutable Tensor local;  // without history; may still be on its way
+  mutable Tensor local;                    // without history; may still be on its way
+  std::shared_ptr<Tensor::Impl*> alive{};  // tells a ShardedWatch whether the tensor is still there
 };
 
 inline const Sharded& sharded(const Tensor& x) { return static_cast<const Sharded&>(*x.extension()); }

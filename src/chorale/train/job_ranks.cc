@@ -37,8 +37,6 @@ void check_ranks(const TrainOptions& options, int64_t ranks) {
                 " are ", options.dp * parts, " ranks, but the job has ", ranks);
   CHORALE_CHECK(parts > 1 || !options.sequence_parallel, "[train] --sequence-parallel splits what --tp leaves whole; ",
                 "choose --tp 2 or more with it");
-  CHORALE_CHECK(parts == 1 || !options.compile,
-                "[train] --compile is not for models that --tp splits yet; leave one out");
   CHORALE_CHECK(parts == 1 || options.fsdp || options.optimizer != "lamb",
                 "[train] --optimizer lamb takes the norms of whole tensors, of which --tp leaves parts on each rank; ",
                 "choose another one, or add --fsdp, which knows what belongs together");
