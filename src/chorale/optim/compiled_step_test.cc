@@ -129,6 +129,99 @@ TEST(WholeStep, GoesOnWithOptionsAndStatesThatTheHostHasSetSince) {
   EXPECT_LE(compiles, 4) << "the first step, which makes the states; two momenta; the first step once more";
 }
 
+// Scales of steps between which the host loads a scaler that grows otherwise. The graph has its numbers in a node.
+std::vector<double> scales_with_a_loaded_scaler(bool compiled, int* compiles = nullptr) {
+  const Tensor a = set_requires_grad(numbers({3}, 1));
+  Sgd optimizer(NamedTensors{{"a", a}}, {.lr = 0.05});
+  GradScaler scaler({.scale = 4, .interval = 2});
+  const NamedTensors other = GradScaler({.scale = 2, .growth = 8, .interval = 1}).state_dict();
+  const auto step = [&] {
+    optimizer.zero_grad();
+    const Tensor loss = sum(square(a));
+    backward(scaler.scale(loss));
+    scaler.step(optimizer);
+    scaler.update();
+    return loss;
+  };
+  auto f = compile(step, {.whole_graph = true});
+  std::vector<double> scales;
+  const NamedTensors first = scaler.state_dict();
+  for (int i = 0; i < 12; ++i) {
+    if (i == 4 || i == 6) scaler.load_state_dict(other);
+    if (i == 8) scaler.load_state_dict(first);
+    compiled ? f() : step();
+    scales.push_back(scaler.scale());
+  }
+  if (compiles) *compiles = explain(f).compiles;
+  return scales;
+}
+
+TEST(WholeStep, ScalesTheLossAsTheHostHasSetSince) {
+  int compiles = 0;
+  EXPECT_EQ(scales_with_a_loaded_scaler(true, &compiles), scales_with_a_loaded_scaler(false));
+  EXPECT_EQ(compiles, 3) << "the first step, which finds no gradient; two ways to grow";
+}
+
+// Micro-batches add to gradients whose memory is new in every step: two graphs, with which steps go on for good.
+TEST(WholeStep, AddsToGradientsWhereverTheyLie) {
+  const Tensor a = set_requires_grad(numbers({6, 3}, 1)), b = set_requires_grad(numbers({3}, 2));
+  const auto micro_batch = [&](const Tensor& x) {
+    const Tensor loss = sum(square(add(matmul(x, a), b)));
+    backward(loss);
+    return loss;
+  };
+  auto f = compile(micro_batch, {.whole_graph = true});
+  std::vector<Tensor> held;
+  for (int step = 0; step < 6; ++step) {
+    for (const Tensor& leaf : {a, b}) set_gradient(leaf, {});
+    std::vector<std::vector<float>> expected;
+    for (const bool compiled : {false, true}) {
+      for (const Tensor& leaf : {a, b}) set_gradient(leaf, {});
+      for (int part = 0; part < 3; ++part) compiled ? f(numbers({5, 6}, part)) : micro_batch(numbers({5, 6}, part));
+      for (const Tensor& leaf : {a, b}) expected.push_back(gradient(leaf).to_vector<float>());
+    }
+    EXPECT_EQ(expected[0], expected[2]);
+    EXPECT_EQ(expected[1], expected[3]);
+    held.push_back(gradient(a));  // so that the next one lies elsewhere
+  }
+  EXPECT_EQ(explain(f).compiles, 2) << explain(f).text();
+}
+
+// What a graph takes for two gradients must not be one tensor.
+TEST(WholeStep, GradientsThatShareMemoryAreAnotherGraph) {
+  const Tensor a = set_requires_grad(numbers({3}, 1)), b = set_requires_grad(numbers({3}, 2));
+  const auto micro_batch = [&] {
+    const Tensor loss = add(sum(square(a)), mul(sum(square(b)), 3));
+    backward(loss);
+    return loss;
+  };
+  auto f = compile(micro_batch, {.whole_graph = true});
+  for (const bool shared : {false, true, false, true}) {
+    std::vector<std::vector<float>> found;
+    for (const bool compiled : {false, true}) {
+      const Tensor one = zeros({3}), both = zeros({6});
+      set_gradient(a, shared ? one : narrow(both, 0, 0, 3));
+      set_gradient(b, shared ? one : narrow(both, 0, 3, 3));
+      compiled ? f() : micro_batch();
+      found.push_back(gradient(a).to_vector<float>());
+      found.push_back(gradient(b).to_vector<float>());
+    }
+    EXPECT_EQ(found[0], found[2]) << shared;
+    EXPECT_EQ(found[1], found[3]) << shared;
+  }
+  for (int i = 0; i < 2; ++i) {
+    set_gradient(a, zeros({3}));
+    set_gradient(b, zeros({3}));
+    f();
+    EXPECT_EQ(gradient(a).to_vector<float>(), mul(a, 2).to_vector<float>());
+  }
+  const Tensor one = zeros({3});
+  set_gradient(a, one);
+  set_gradient(b, one);
+  f();
+  EXPECT_EQ(one.to_vector<float>(), add(mul(a, 2), mul(b, 6)).to_vector<float>());
+}
+
 // Each rank has parts of one model as tensors of its own. Which step is skipped is decided by all, inside of the graph:
 // rank 1 alone has a gradient that is not finite, in every third step, and neither takes it.
 TEST_P(CompiledStep, WithALossScalerOverPartsSkipsWhatOneRankCannotTake) {

@@ -128,6 +128,7 @@ void GradScaler::update() {
   if (!options_.enabled) return;
   CHORALE_CHECK_STATE(!progress_.empty(), "[GradScaler] update() without a step() or an unscale() before it");
   const NoGrad quiet;
+  options_seen_.read("how the loss scale is adapted");
   Tensor found_inf;
   for (const auto& [optimizer, progress] : progress_)
     found_inf = found_inf.defined() ? maximum(found_inf, progress.found_inf) : progress.found_inf;
@@ -155,6 +156,9 @@ void GradScaler::load_state_dict(const NamedTensors& state) {
   const int64_t finite_steps = reader.whole_number("finite_steps");
   reader.finish();
   const GradScaler checked(options);
+  const bool differs =
+      options.growth != options_.growth || options.backoff != options_.backoff || options.interval != options_.interval;
+  if (differs) options_seen_.set(options_seen_.value() + 1);
   options_ = checked.options_;
   const NoGrad quiet;
   fill_(scale_, options.scale);

@@ -12,6 +12,7 @@
 #include <unordered_map>
 
 #include "chorale/comm/group.h"
+#include "chorale/graph/host_value.h"
 #include "chorale/optim/optimizer.h"
 
 namespace chorale::optim {
@@ -88,7 +89,9 @@ class GradScaler {
   // The numbers below are where the loss is.
   void follow(Device device) const;
 
-  GradScalerOptions options_;                           // its scale is the one at the start
+  GradScalerOptions options_;  // its scale is the one at the start
+  // Changes when they do: a whole graph has them in its nodes.
+  graph::HostValue options_seen_{0};
   mutable Tensor scale_;                                // f32, as the ops read it
   mutable Tensor finite_steps_;                         // i64: in a row
   std::unordered_map<const void*, Progress> progress_;  // by optimizer, since the last update()
