@@ -329,6 +329,25 @@ struct Outer : nn::Module {
   }
 };
 
+// Two sharded modules without one around them: each has let its parameters go when the backward has ended, as in eager.
+TEST(CompiledFullySharded, ModulesWithoutARootLetTheirParametersGo) {
+  run_ranks(2, [](comm::Group& group) {
+    for (const bool compiled : {false, true}) {
+      manual_seed(3);
+      Outer model;
+      for (TwoLinears* inner : {&model.first, &model.second}) fully_shard(*inner, {.mesh = line(group)});
+      auto f = compile([&](const Tensor& in) { return model(in); });
+      for (int step = 0; step < 2; ++step) {
+        const Tensor x = pattern({100, 100}, step);
+        backward(sum(compiled ? f(x) : model(x)));
+        for (const auto& [name, parameter] : model.named_parameters()) {
+          EXPECT_TRUE(parameter.is_sharded()) << name << compiled << step;
+        }
+      }
+    }
+  });
+}
+
 // A graph for each sharded module, and nothing else with layers in it. There is no node of a checkpoint: what surrounds
 // the module is sent again, so its forward runs again on the host.
 // spec: test_fsdp_activation_checkpointing

@@ -22,7 +22,9 @@ struct OutputGradients final : autograd::CustomBackward {
       : unit(std::move(of)), first(std::move(first_of_call)) {}
   const char* name() const override { return "fully_sharded_outputs"; }
   Tensors apply(autograd::Node&, std::span<const Tensor> dout, op::InputSet) override {
-    unit->before_backward(std::exchange(*first, false));
+    // Where a graph's backward is traced this throws, and nothing has happened yet.
+    unit->before_backward(*first);
+    *first = false;
     return {dout.begin(), dout.end()};
   }
   void note_failure() override { unit->context()->has_failed = true; }
