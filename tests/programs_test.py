@@ -54,6 +54,20 @@ class Programs(unittest.TestCase):
         self.assertEqual({line["name"] for line in lines if line["kind"] == "worker"}, {"trainer0", "trainer1", "server"})
         self.assertIn("trainer1", page)
 
+    def test_a_recommender_trains_from_graphs_as_it_does_without(self):
+        losses = []
+        with tempfile.TemporaryDirectory() as folder:
+            for name, extra in ("eager", ()), ("graphs", ("--compile",)):
+                run_folder = pathlib.Path(folder) / name
+                code, out, err = run(PROGRAMS / "chorale", "train", "recommender", "-n", "1", "--steps", "30", "--log-every", "1", *extra, "--out", str(run_folder))
+                self.assertEqual(code, 0, out + err)
+                lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+                losses.append([line["loss"] for line in lines if line["kind"] == "train"])
+            text = (run_folder / "graphs" / "forward.txt").read_text()
+        for compiled, eager in zip(losses[1], losses[0], strict=True):
+            self.assertAlmostEqual(compiled, eager, delta=1e-5)
+        self.assertIn("2 graphs, 0 breaks", text)
+
     def test_without_the_other_program_the_error_says_how_to_get_it(self):
         with tempfile.TemporaryDirectory() as folder:
             alone = pathlib.Path(folder) / "chorale"

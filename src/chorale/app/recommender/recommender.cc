@@ -7,12 +7,15 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
+#include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iostream>
 #include <optional>
 #include <thread>
 
 #include "chorale/api/api.h"
+#include "chorale/api/compile.h"
 #include "chorale/app/commands.h"
 #include "chorale/app/options.h"
 #include "chorale/base/comm_error.h"
@@ -20,8 +23,10 @@
 #include "chorale/base/host.h"
 #include "chorale/base/log.h"
 #include "chorale/base/parallel_for.h"
+#include "chorale/codegen/fused.h"
 #include "chorale/comm/world.h"
 #include "chorale/dist_autograd/context.h"
+#include "chorale/io/file.h"
 #include "chorale/nn/nn.h"
 #include "chorale/optim/sgd.h"
 #include "chorale/parallel/ddp.h"
@@ -42,6 +47,7 @@ constexpr int64_t kTaste = 4;  // numbers that say what a user likes, and what a
 struct RecommenderOptions {
   int64_t trainers = 2, steps = 400, batch = 64, items = 100, width = 8, seed = 0, log_every = 10;
   double lr = 0.2;
+  bool compile = false;
   std::string out;
   LaunchValues launching;
 };
@@ -68,7 +74,9 @@ struct Likes : nn::Module {
   explicit Likes(int64_t width) : item(width, 16), user(kTaste, 16) {}
   nn::Linear item, user;
   CHORALE_MODULE(Likes, item, user)
-  Tensor forward(const Tensor& row, const Tensor& taste) { return sum(mul(item(row), user(taste)), {1}); }
+  Tensor forward(const Tensor& row, const Tensor& taste) { return compiled ? compiled(row, taste) : score(row, taste); }
+  Tensor score(const Tensor& row, const Tensor& taste) { return sum(mul(item(row), user(taste)), {1}); }
+  std::function<Tensor(const Tensor&, const Tensor&)> compiled;  // stands for score(), if any
 };
 
 // ---- the data
@@ -115,7 +123,15 @@ class Trainer {
         likes_((manual_seed(static_cast<uint64_t>(options.seed) + 1), Likes(options.width)), trainers),
         table_optimizer_(agent, table_.remote_parameters(), {.lr = table_rate(options)}),
         optimizer_(likes_.module().named_parameters(), {.lr = options.lr}),
-        data_(options, 1 + static_cast<uint64_t>(trainers.rank())) {}
+        data_(options, 1 + static_cast<uint64_t>(trainers.rank())) {
+    if (!options.compile) return;
+    Likes& likes = likes_.module();
+    const auto scored =
+        chorale::compile([&likes](const Tensor& row, const Tensor& taste) { return likes.score(row, taste); },
+                         {.backend = codegen::fused(), .name = "recommender"});
+    likes.compiled = scored;
+    graphs_ = [scored] { return explain(scored).text(); };
+  }
 
   // The table's rate is higher because few of its rows are in a batch, and divided because every trainer makes a step
   // of its own.
@@ -156,6 +172,8 @@ class Trainer {
     const Tensor scores = likes_.module()(table_.forward(batch.items), batch.users);
     return {binary_cross_entropy_with_logits(scores, batch.liked).item<double>(), share_right(scores, batch.liked)};
   }
+  // What was compiled, as `chorale graph` reads it; empty where nothing is.
+  std::string graphs() const { return graphs_ ? graphs_() : std::string(); }
 
  private:
   const RecommenderOptions& options_;
@@ -167,6 +185,7 @@ class Trainer {
   optim::Sgd optimizer_;
   MadeData data_;
   int64_t steps_ = 0;
+  std::function<std::string()> graphs_;
 };
 
 // Trainer 0 also writes the run down.
@@ -195,6 +214,10 @@ void train_and_tell(const RecommenderOptions& options, rpc::Agent& agent, Traine
   const Trainer::Figures figures = trainer.test();
   log.numbers("evaluation", options.steps, {{"test_loss", figures.loss}, {"test_accuracy", figures.accuracy}});
   const std::filesystem::path run = options.out, page = run / "report.html";
+  if (const std::string graphs = trainer.graphs(); !graphs.empty()) {
+    std::filesystem::create_directories(run / "graphs");
+    io::write_file(run / "graphs" / "forward.txt", graphs);
+  }
   for (const std::string& problem : report::write_report({&run, 1}, page)) log_warning(problem);
   fmt::print("loss {:.3f}, accuracy {:.2f} % on new data; {}\n", figures.loss, 100 * figures.accuracy, page.string());
   std::fflush(stdout);
@@ -307,6 +330,9 @@ void add_train_recommender(CLI::App& program, Work& work) {
   whole("seed", "of weights and data", options.seed, 0, 1e9);
   whole("log-every", "steps between lines of metrics.jsonl", options.log_every, 1, 1e9);
   state->table.add({.name = "lr", .help = "learning rate", .target = &options.lr, .least = 0, .most = 1e3});
+  state->table.add({.name = "compile",
+                    .help = "run the trainers' layers from graphs, with kernels made by the system's C compiler",
+                    .target = &options.compile});
   state->table.add({.name = "out",
                     .help = "folder of the run; otherwise runs/recommender-N",
                     .target = &options.out,
