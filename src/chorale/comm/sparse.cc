@@ -6,6 +6,7 @@
 
 #include "chorale/base/error.h"
 #include "chorale/comm/call_builder.h"
+#include "chorale/tensor/device_copy.h"
 #include "chorale/trace/trace.h"
 #include "chorale/vec/combine.h"
 
@@ -79,8 +80,21 @@ Entries gather_entries(const Group& group, const Tensor& tensor, int64_t width, 
 
 }  // namespace
 
+Tensor sparse_on(const Tensor& tensor, Device device) {
+  const SparseParts& parts = tensor.sparse();
+  if (parts.values.device() == device) return tensor;
+  const auto moved = [&](const Tensor& x) {
+    Tensor copy = Tensor::empty(x.sizes(), x.dtype(), device);
+    copy_between_devices(x, copy);
+    return copy;
+  };
+  return Tensor::sparse_coo(moved(parts.indices), moved(parts.values), tensor.sizes(), parts.coalesced);
+}
+
 Tensor sparse_all_reduce(const Group& group, const Tensor& tensor, const CallOptions& options) {
   CHORALE_CHECK(tensor.defined() && tensor.is_sparse(), "[sparse_all_reduce] the tensor is not sparse");
+  if (const Device device = tensor.sparse().values.device(); device != kCpu)
+    return sparse_on(sparse_all_reduce(group, sparse_on(tensor, kCpu), options), device);
   const SparseParts& parts = tensor.sparse();
   const int64_t dims = parts.indices.size(0);
   Shape dense(parts.values.sizes().begin() + 1, parts.values.sizes().end());

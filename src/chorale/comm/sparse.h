@@ -6,7 +6,10 @@
 
 namespace chorale::comm {
 
-// Does what Group::sparse_all_reduce does, in a group that this rank is in.
+// A sparse tensor with its parts on a device: itself where they are there already.
+Tensor sparse_on(const Tensor& tensor, Device device);
+// Does what Group::sparse_all_reduce does, in a group that this rank is in. Entries of a device are added up on the
+// host.
 Tensor sparse_all_reduce(const Group& group, const Tensor& tensor, const CallOptions& options);
 
 }  // namespace chorale::comm

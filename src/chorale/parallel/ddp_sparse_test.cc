@@ -1,6 +1,8 @@
 // Tables with sparse gradients.
 #include "chorale/base/comm_error.h"
 #include "chorale/base/error.h"
+#include "chorale/device/stream.h"
+#include "chorale/eager/sim_kernels.h"
 #include "chorale/optim/optim.h"
 #include "chorale/parallel/zoo_test_util.h"
 
@@ -186,6 +188,45 @@ TEST(SparseGradients, ThatNobodyAnnouncedAreMadeDenseInBucketsAndElseNamed) {
     DistributedDataParallel copies(Surprise(), group, {.gradient_as_bucket_view = false});
     const Tensor loss = sum(copies(ids_of(group.rank(), 0)));
     EXPECT_TRUE(has(message_of<StateError>([&] { backward(loss); }), "0 (table)"));
+  });
+}
+
+// As above, one table is used in some steps only, and in one of them on one rank only.
+TEST(SparseGradientsOnADevice, StayWhereTheTableIsWithTheBitsOfTheCpu) {
+  constexpr Device sim{DeviceType::kSim, 0};
+  eager::add_sim_device({.most_delay = std::chrono::microseconds(20)});
+  run_ranks(2, [&](comm::Group& group) {
+    const StreamScope own(make_stream(sim));  // these ranks are threads, which share the default one
+    const auto trained = [&](Device device) {
+      TwoTables model = seeded(TwoTables(true), 1);
+      model.to(device);
+      DistributedDataParallel ddp(std::move(model), group);
+      optim::Sgd optimizer(ddp.named_parameters(), {.lr = 0.1});
+      std::vector<std::vector<double>> values;
+      for (int step = 0; step < 3; ++step) {
+        backward(sum(ddp(to(ids_of(group.rank(), step), device), step == 0 || (step == 1 && group.rank() == 1))));
+        for (const nn::Embedding* table : {&ddp.module().first, &ddp.module().second}) {
+          const Tensor g = gradient(table->weight);
+          if (!g.defined()) continue;
+          EXPECT_TRUE(g.is_sparse());
+          EXPECT_EQ(g.sparse().values.device(), device);
+          values.push_back(to_dense(g).to_vector<double>());
+        }
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      for (const Tensor& parameter : ddp.parameters()) values.push_back(parameter.to_vector<double>());
+      return values;
+    };
+    EXPECT_EQ(trained(sim), trained(kCpu));
+    const auto summed = [&](Device device) {
+      const Tensor rows = Tensor::sparse_coo(Tensor::from<int64_t>({1, group.rank()}, {1, 2}, device),
+                                             Tensor::from<float>({1, 2}, {2}, device), {4});
+      const Tensor all = group.sparse_all_reduce(rows);
+      EXPECT_EQ(all.sparse().values.device(), device);
+      return to_dense(all).to_vector<float>();
+    };
+    EXPECT_EQ(summed(sim), summed(kCpu));
   });
 }
 

@@ -7,6 +7,7 @@
 
 #include "chorale/base/error.h"
 #include "chorale/base/parallel_for.h"
+#include "chorale/comm/sparse.h"
 #include "chorale/device/stream.h"
 #include "chorale/reducer/copy_values.h"
 #include "chorale/reducer/sparse_entries.h"
@@ -311,8 +312,9 @@ comm::Future Reducer::run_hook(const Bucket& bucket, size_t index, const Tensor&
 
 Tensor Reducer::average_sparse(const Bucket& bucket, size_t index, const Tensor& own) const {
   const GradientInfo& info = gradients_[bucket.parameters[0]];
-  return group_.sparse_all_reduce(entries_of(own, info.sizes, info.dtype, factor()),
-                                  {.tag = tag(index), .timeout = {}});
+  return comm::sparse_on(
+      group_.sparse_all_reduce(entries_of(own, info.sizes, info.dtype, factor()), {.tag = tag(index), .timeout = {}}),
+      info.device);
 }
 
 void Reducer::wait_for(Bucket& bucket, size_t index) {

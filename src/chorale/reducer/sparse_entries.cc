@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "chorale/reducer/copy_values.h"
+#include "chorale/tensor/device_copy.h"
 #include "chorale/vec/combine.h"
 
 namespace chorale::reducer {
@@ -10,7 +11,7 @@ namespace chorale::reducer {
 Tensor entries_of(const Tensor& gradient, const Shape& sizes, DType dtype, double factor) {
   Tensor indices, values;
   if (gradient.defined() && gradient.is_sparse()) {
-    indices = gradient.sparse().indices;
+    indices = on_host(gradient.sparse().indices);
     values = Tensor::empty(gradient.sparse().values.sizes(), dtype);
     copy_values(gradient.sparse().values, values);
   } else {

@@ -14,6 +14,7 @@
 #include "chorale/device/cuda/gpu_test_util.h"
 #include "chorale/device/stream.h"
 #include "chorale/models/gpt2.h"
+#include "chorale/nn/linear.h"
 #include "chorale/op/samples.h"
 #include "chorale/optim/optim.h"
 #include "chorale/parallel/ddp.h"
@@ -63,6 +64,32 @@ TEST_F(SharedGpu, SumsOnTheGpuHaveTheBitsOfTheHosts) {
       }
     });
   }
+}
+
+// The gradient of a table has an entry per index: ranks have other rows, and some twice.
+TEST_F(SharedGpu, SparseGradientsAreAveragedAsOnTheCpu) {
+  comm::run_threads_and_processes(2, [](Group& group) {
+    const StreamScope own(make_stream(kGpu));
+    const auto trained = [&](Device device) {
+      manual_seed(1);
+      nn::Embedding table(20, 8, {.sparse = true});
+      table.to(device);
+      DistributedDataParallel ddp(std::move(table), group);
+      optim::Sgd optimizer(ddp.named_parameters(), {.lr = 0.1});
+      for (int step = 0; step < 3; ++step) {
+        const Tensor ids = op::sample_ints({6 + 3 * group.rank()}, 0, 20, 10 * step + group.rank());
+        backward(sum(square(ddp(to(ids, device)))));
+        const Tensor g = gradient(ddp.module().weight);
+        EXPECT_TRUE(g.is_sparse());
+        EXPECT_EQ(g.sparse().values.device(), device);
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      return ddp.module().weight.to_vector<double>();
+    };
+    const auto found = trained(kGpu), expected = trained(kCpu);
+    for (size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(found[i], expected[i], 1e-6) << i;
+  });
 }
 
 TEST_F(SharedGpu, AProcessThatDiesBetweenSumsIsNamed) {
