@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "chorale/base/tf32.h"
 #include "chorale/device/cuda/context.h"
 #include "chorale/kernel/cuda/cudnn.h"
 #include "chorale/kernel/cuda/cudnn_convolution.h"
@@ -46,8 +47,8 @@ class Problem {
                                                     dtype_ == DType::kF64 ? CUDNN_DATA_DOUBLE : CUDNN_DATA_FLOAT),
                 "describing a convolution");
     check_cudnn(api.cudnnSetConvolutionGroupCount(how_, static_cast<int>(attrs.groups)), "setting groups");
-    // TF32 is not used: products of f32 are those of f32.
-    check_cudnn(api.cudnnSetConvolutionMathType(how_, is_half(dtype_) ? CUDNN_TENSOR_OP_MATH : CUDNN_FMA_MATH),
+    const cudnnMathType_t of_singles = tf32() ? CUDNN_DEFAULT_MATH : CUDNN_FMA_MATH;
+    check_cudnn(api.cudnnSetConvolutionMathType(how_, is_half(dtype_) ? CUDNN_TENSOR_OP_MATH : of_singles),
                 "choosing arithmetic");
   }
   ~Problem() {
@@ -144,7 +145,8 @@ bool works(cudnnStatus_t status, DType dtype, const char* tried) {
 template <class Perf, class Ask>
 std::optional<Perf> algorithm_for(const Tensor& x, const Tensor& w, const Tensor& y, const ConvolutionAttrs& attrs,
                                   const Ask& ask) {
-  std::vector<int64_t> key{x.device().index, static_cast<int64_t>(x.dtype()), attrs.groups};
+  std::vector<int64_t> key{x.device().index, static_cast<int64_t>(x.dtype()), static_cast<int64_t>(tf32()),
+                           attrs.groups};
   const auto add = [&](const auto& list) {
     for (const int64_t one : list) key.push_back(one);
     key.push_back(-1);

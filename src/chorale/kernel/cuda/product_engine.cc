@@ -13,6 +13,7 @@
 
 #include "chorale/base/error.h"
 #include "chorale/base/same_bits.h"
+#include "chorale/base/tf32.h"
 #include "chorale/device/cuda/context.h"
 #include "chorale/device/cuda/driver.h"
 #include "chorale/device/cuda/libraries.h"
@@ -177,7 +178,10 @@ Plan make_plan(const Product& p, const Operand& a, const Operand& b, const Place
                int b_align, int c_align) {
   const Cublas& api = cublas();
   const bool wide = p.dtype == DType::kF64 || p.dtype == DType::kC128;
-  const cublasComputeType_t compute = wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F;
+  const bool is_single = p.dtype == DType::kF32 || p.dtype == DType::kC64;
+  const cublasComputeType_t compute = wide                  ? CUBLAS_COMPUTE_64F
+                                      : is_single && tf32() ? CUBLAS_COMPUTE_32F_FAST_TF32
+                                                            : CUBLAS_COMPUTE_32F;
   const cudaDataType_t scale = p.dtype == DType::kC128  ? CUDA_C_64F
                                : p.dtype == DType::kC64 ? CUDA_C_32F
                                : wide                   ? CUDA_R_64F
@@ -242,7 +246,8 @@ Plan& plan_for(const Product& p, const Operand& a, const Operand& b, Place& plac
   const int c_align = alignment_of(p.c, p.c_row, p.c_batch, p.c_dtype);
   const Key key{{stream.device.index, static_cast<int64_t>(p.dtype), static_cast<int64_t>(p.c_dtype), p.m, p.n, p.k,
                  a.transposed, a.ld, b.transposed, b.ld, p.c_row, p.batch, p.a_batch, p.b_batch, p.c_batch,
-                 (p.bias ? 1 : 0) | a_align << 1 | b_align << 11 | static_cast<int64_t>(c_align) << 21}};
+                 (p.bias ? 1 : 0) | a_align << 1 | b_align << 11 | static_cast<int64_t>(c_align) << 21 |
+                     static_cast<int64_t>(tf32()) << 33}};
   static std::mutex mutex;
   static auto* const plans = new std::map<Key, std::unique_ptr<Plan>>;
   const std::lock_guard lock(mutex);
