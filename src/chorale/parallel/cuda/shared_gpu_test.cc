@@ -66,6 +66,40 @@ TEST_F(SharedGpu, SumsOnTheGpuHaveTheBitsOfTheHosts) {
   }
 }
 
+// Ranks have different numbers of entries.
+// spec: test_sparse_all_reduce_sum_cuda
+TEST_F(SharedGpu, SparseTensorsAreSummed) {
+  comm::run_threads_and_processes(3, [](Group& group) {
+    const StreamScope own(make_stream(kGpu));
+    const auto check = [&](int sparse_dims, int dense_dims) {
+      const int64_t count = group.rank() + 1, size = group.size();
+      Shape sizes(static_cast<size_t>(sparse_dims), size), entry{count};
+      for (int d = 0; d < dense_dims; ++d) {
+        sizes.push_back(2);
+        entry.push_back(2);
+      }
+      std::vector<int64_t> places(static_cast<size_t>(sparse_dims * count));
+      for (int64_t e = 0; e < count; ++e) places[static_cast<size_t>(e)] = e;
+      const Tensor indices = there(Tensor::from(places, {sparse_dims, count}));
+      const Tensor sum = group.sparse_all_reduce(Tensor::sparse_coo(indices, ones(entry, DType::kF32, kGpu), sizes));
+      EXPECT_EQ(sum.sizes(), sizes);
+      EXPECT_TRUE(sum.sparse().coalesced);
+      EXPECT_EQ(sum.sparse().values.device(), kGpu);
+      EXPECT_EQ(sum.sparse().indices.device(), kGpu);
+      std::vector<int64_t> expected_places(static_cast<size_t>(sparse_dims * size));
+      std::vector<float> expected;
+      for (int64_t i = 0; i < size; ++i) {
+        expected_places[static_cast<size_t>(i)] = i;
+        expected.insert(expected.end(), size_t{1} << dense_dims, static_cast<float>(size - i));
+      }
+      EXPECT_EQ(sum.sparse().indices.to_vector<int64_t>(), expected_places);
+      EXPECT_EQ(sum.sparse().values.to_vector<float>(), expected);
+    };
+    for (const int dims : {1, 2, 3}) check(dims, 0);
+    for (const int dims : {1, 2, 3}) check(1, dims);
+  });
+}
+
 // The gradient of a table has an entry per index: ranks have other rows, and some twice.
 TEST_F(SharedGpu, SparseGradientsAreAveragedAsOnTheCpu) {
   comm::run_threads_and_processes(2, [](Group& group) {
