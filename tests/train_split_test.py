@@ -209,6 +209,7 @@ class Split(TextRuns):
                            (("--offload",), "give --fsdp with it"),
                            (("--fsdp", "--tp", "2", "--hybrid", "2x1"), "--hybrid 2x1 and --tp 2 are 4 ranks, but the job has 2"),
                            (("--fsdp", "--compress", "powersgd"), "choose --compress bf16, or leave it out"),
+                           (("--tp", "2", "--fp8"), "--fp8 is not for layers that --tp splits"),
                            (("--tp", "2", "--optimizer", "lamb"), "choose another one, or add --fsdp")):
             with self.subTest(extra):
                 self.assertIn(why, self.run_to_end(*options, *extra, task="gpt", status=1))
@@ -222,6 +223,24 @@ class Split(TextRuns):
         self.assertEqual(len(one), len(two))
         for a, b in zip(one, two):
             self.assertAlmostEqual(a, b, delta=0.02 * a)
+
+    def test_layers_of_eight_bits_train_as_others_do_and_go_on_with_the_same_bits(self):
+        options = ("--text", "text", "--tokenizer", "bytes", *self.TINY, "--lr", "0.01", "--epochs", "50", "--log-every", "1", "--precision", "bf16")
+        for task in ("gpt", "bert"):
+            with self.subTest(task):
+                self.run_to_end(*options, "-n", "1", "--out", "plain", "--steps", "12", task=task)
+                self.run_to_end(*options, "-n", "1", "--fp8", "--out", "all", "--steps", "12", task=task)
+                self.run_to_end(*options, "-n", "1", "--fp8", "--out", "two", "--steps", "12", "--checkpoint-every", "6", task=task)
+                shutil.rmtree(self.folder / "two/checkpoints/step-00000012")
+                self.run_to_end("--out", "two", "--resume", "--steps", "12", task=task)
+                self.assertEqual(self.weights("two"), self.weights("all"))
+                self.run_to_end(*options, "-n", "2", "--fsdp", "--fp8", "--out", "sharded", "--steps", "12", task=task)
+                self.assertNotEqual(self.losses("plain"), self.losses("all"))
+                for run in ("plain", "sharded"):
+                    for a, b in zip(self.losses(run), self.losses("all")):
+                        self.assertAlmostEqual(a, b, delta=0.03 * a)
+                for run in ("plain", "all", "two", "sharded"):
+                    shutil.rmtree(self.folder / run)
 
     def test_ranks_that_share_a_model_may_compress_gradients_and_any_split_goes_on(self):
         options = ("--text", "text", "--tokenizer", "bytes", "--context", "32", "--layers", "1", "--heads", "2", "--width", "64", "--batch", "8", "--lr", "0.01",

@@ -4,6 +4,7 @@
 
 #include "chorale/api/api.h"
 #include "chorale/nn/init.h"
+#include "chorale/op/fp8.h"
 
 namespace chorale::models {
 
@@ -20,6 +21,7 @@ Gpt2Projection::Gpt2Projection(int64_t in, int64_t out, double stddev, int64_t p
     : weight(normal({in, out}, 0, stddev)), bias(zeros({out})), pieces_(pieces) {}
 
 Tensor Gpt2Projection::forward(const Tensor& x) {
+  if (fp8()) return fp8_linear(x, weight, bias, /*in_first=*/true);
   Shape sizes = x.sizes();
   sizes.back() = weight.size(1);
   return view(addmm(bias, flatten(x, 0, -2), weight), sizes);

@@ -42,7 +42,7 @@ struct Gpt2Cache {
 };
 
 // x weight + bias: unlike Linear's, the weight is [in, out]. `pieces`: layers that are one in it.
-struct Gpt2Projection : nn::Module, nn::SaysWeightLayout {
+struct Gpt2Projection : nn::Module, nn::SaysWeightLayout, nn::TakesFp8 {
   nn::Parameter weight, bias;
   CHORALE_MODULE(Gpt2Projection, weight, bias)
 

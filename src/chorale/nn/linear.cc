@@ -4,6 +4,7 @@
 
 #include "chorale/api/api.h"
 #include "chorale/nn/init.h"
+#include "chorale/op/fp8.h"
 #include "chorale/op/need_defined.h"
 
 namespace chorale::nn {
@@ -22,7 +23,7 @@ void Linear::reset_parameters() {
   if (bias.defined()) init::uniform_(bias, -bound, bound);
 }
 
-Tensor Linear::forward(const Tensor& x) const { return linear(x, weight, bias); }
+Tensor Linear::forward(const Tensor& x) const { return fp8() ? fp8_linear(x, weight, bias) : linear(x, weight, bias); }
 
 std::string Linear::describe() const {
   return concat(weight.size(1), ", ", weight.size(0), bias.defined() ? "" : ", bias=false");

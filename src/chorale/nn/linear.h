@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "chorale/nn/fp8.h"
 #include "chorale/nn/module.h"
 #include "chorale/op/embedding.h"
 
@@ -12,7 +13,7 @@ struct LinearOptions {
   bool bias = true;
 };
 // x weight^T + bias over the last dimension.
-class Linear : public Module {
+class Linear : public Module, public TakesFp8 {
  public:
   Linear(int64_t in_features, int64_t out_features, const LinearOptions& options = {});
   Tensor forward(const Tensor& x) const;

@@ -7,6 +7,7 @@
 #include "chorale/nn/container.h"
 #include "chorale/nn/conv.h"
 #include "chorale/nn/flex_attention.h"
+#include "chorale/nn/fp8.h"
 #include "chorale/nn/init.h"
 #include "chorale/nn/linear.h"
 #include "chorale/nn/loss.h"

@@ -9,6 +9,7 @@ namespace chorale::op {
 
 Rows collective_rows();  // op/defs/collective.cc
 Rows message_rows();     // op/defs/message.cc
+Rows fp8_rows();         // op/defs/fp8.cc
 
 namespace {
 
@@ -38,7 +39,7 @@ Rows all_ops() {
              embedding_rows(),   sparse_rows(),        softmax_rows(),    layer_norm_rows(),    group_norm_rows(),
              batch_norm_rows(),  cross_entropy_rows(), loss_rows(),       pool_rows(),          interpolate_rows(),
              dropout_rows(),     attention_rows(),     update_rows(),     gradient_list_rows(), collective_rows(),
-             message_rows(),
+             message_rows(),     fp8_rows(),
          }) {
       all.insert(all.end(), family.begin(), family.end());
     }

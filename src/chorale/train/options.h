@@ -28,6 +28,7 @@ struct TrainOptions {
   double weight_decay = 0.01;
   double clip = 0;
   std::string precision = "f32";
+  bool fp8 = false;  // linear layers but heads in 8 bits; only tasks on text list it
   std::string compress = "none";
   int64_t seed = 1;
   std::string init;  // folder of a model to start from

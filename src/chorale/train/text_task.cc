@@ -76,6 +76,11 @@ void list_options(TextTaskOptions& options, const char* model, TrainOptions& com
   common.evaluate_every = common.checkpoint_every = 250;
   list_options(options.text, table);
   list_split_options(common, table);
+  table.add({.name = "fp8",
+             .help =
+                 "linear layers but the head multiply in 8 bits, with --precision bf16: GPUs from Ada and Hopper on "
+                 "do that faster, the CPU only imitates it, slowly",
+             .target = &common.fp8});
   ShapeOptions& shape = options.shape;
   table.add({.name = "layers", .help = "of the model", .target = &shape.layers, .least = 1, .most = 1e5});
   table.add({.name = "heads", .help = "of each layer's attention", .target = &shape.heads, .least = 1, .most = 1e5});
@@ -126,6 +131,9 @@ void check_memory(const models::ModelSize& size, const TrainOptions& common) {
 
 void settle(TextTaskOptions& options, const TrainOptions& common) {
   const std::string& init = common.init;
+  CHORALE_CHECK(!common.fp8 || common.tp == 1,
+                "[train] --fp8 is not for layers that --tp splits: their scale is of the "
+                "whole; leave one of them out");
   // What can be wrong is found now, so that one process complains and not each rank.
   double bytes = 0;
   for (const std::string& file : options.text.files)

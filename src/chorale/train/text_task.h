@@ -5,6 +5,7 @@
 
 #include "chorale/base/generator.h"
 #include "chorale/models/size.h"
+#include "chorale/nn/fp8.h"
 #include "chorale/op/device_scope.h"
 #include "chorale/train/corpus.h"
 #include "chorale/train/task.h"
@@ -73,7 +74,7 @@ class TextTask : public Task {
   std::shared_ptr<nn::Module> renew_model() override {
     const RandomStream random = default_generator().state();
     const DeviceScope nowhere(kNull);
-    std::shared_ptr<Model> before = std::exchange(model_, std::make_shared<Model>(model_->config));
+    std::shared_ptr<Model> before = std::exchange(model_, switched(std::make_shared<Model>(model_->config)));
     default_generator().restore(random);
     return before;
   }
@@ -99,6 +100,7 @@ class TextTask : public Task {
         windows_(windows_of(corpus_.tokens)),
         tested_(windows_of(corpus_.held_out)),
         drawn_from_(default_generator().state()),
+        fp8_(common.fp8),
         model_(make_model(common, model_of)),
         name_(name),
         context_(context) {}
@@ -109,6 +111,7 @@ class TextTask : public Task {
   Corpus corpus_;
   Windows windows_, tested_;
   RandomStream drawn_from_;  // by the model's constructor
+  bool fp8_;
   std::shared_ptr<Model> model_;
   std::optional<Model> whole_;
 
@@ -116,7 +119,11 @@ class TextTask : public Task {
   template <class ModelOf>
   std::shared_ptr<Model> make_model(const TrainOptions& common, const ModelOf& model_of) {
     const DeviceScope place(common.fsdp ? kNull : kCpu);
-    return std::make_shared<Model>(model_of(corpus_.tokenizer));
+    return switched(std::make_shared<Model>(model_of(corpus_.tokenizer)));
+  }
+  std::shared_ptr<Model> switched(std::shared_ptr<Model> model) const {
+    if (fp8_) nn::use_fp8(*model);
+    return model;
   }
 
   const char* name_;

@@ -25,6 +25,7 @@
 #include "chorale/models/gpt2.h"
 #include "chorale/models/mlp.h"
 #include "chorale/models/resnet.h"
+#include "chorale/nn/fp8.h"
 #include "chorale/optim/optim.h"
 
 namespace chorale::app {
@@ -48,13 +49,14 @@ struct GpuCase {
   bool lower;         // bf16 over f32 weights
   int more_steps;     // times --steps, where a step is short
   const char* floor;  // the name in gpu_floor.py; null: it has none
+  const char* head;   // the layer that is not of 8 bits where others are; null: none are
 };
 constexpr GpuCase kCases[] = {
-    {"gpt2_124m", 32 * 1024, true, 1, "gpt2-124M"},
-    {"bert_base", 32 * 512, true, 1, "bert-base"},
-    {"resnet50", 256, true, 1, "resnet50"},
-    {"mlp512x4", 32, false, 50, nullptr},
-    {"tinymlp", 8, false, 50, nullptr},
+    {"gpt2_124m", 32 * 1024, true, 1, "gpt2-124M", "lm_head"},
+    {"bert_base", 32 * 512, true, 1, "bert-base", "head"},
+    {"resnet50", 256, true, 1, "resnet50", nullptr},
+    {"mlp512x4", 32, false, 50, nullptr, nullptr},
+    {"tinymlp", 8, false, 50, nullptr, nullptr},
 };
 
 // Calls use(model, inputs, targets), on the GPU.
@@ -102,14 +104,18 @@ double measure(const Step& step, int steps) {
   return median(times);
 }
 
-// Op by op; recorded and replayed; or compiled whole, with generated kernels, and that replayed.
-enum class Way { kEager, kReplayed, kCompiled };
-constexpr Way kWays[] = {Way::kEager, Way::kReplayed, Way::kCompiled};
+// Op by op; recorded and replayed; compiled whole, with generated kernels, and that replayed; or this with linear
+// layers of 8 bits.
+enum class Way { kEager, kReplayed, kCompiled, kFp8 };
+constexpr Way kWays[] = {Way::kEager, Way::kReplayed, Way::kCompiled, Way::kFp8};
 std::string case_name(const GpuCase& c, Way way) {
-  return fmt::format("{}/{}", c.model, way == Way::kEager ? "eager" : way == Way::kReplayed ? "replayed" : "compiled");
+  constexpr const char* kNames[] = {"eager", "replayed", "compiled", "fp8"};
+  return fmt::format("{}/{}", c.model, kNames[static_cast<size_t>(way)]);
 }
 
-bool is_picked(const Options& options, const GpuCase& c, Way way) { return picks(options.only, case_name(c, way)); }
+bool is_picked(const Options& options, const GpuCase& c, Way way) {
+  return (way != Way::kFp8 || c.head) && picks(options.only, case_name(c, way));
+}
 bool is_any_picked(const Options& options, const GpuCase& c) {
   return std::any_of(std::begin(kWays), std::end(kWays), [&](Way way) { return is_picked(options, c, way); });
 }
@@ -122,6 +128,7 @@ Measured measure_ours(const GpuCase& c, Way way, int steps) {
   Allocator& allocator = runtime_of(kGpu).allocator(kGpu);
   with_model(c.model, [&](auto model, const Tensor& x, const Tensor& target) {
     model.to(kGpu);
+    if (way == Way::kFp8) nn::use_fp8(model, {c.head});
     optim::AdamW optimizer(model.named_parameters(), {.lr = 1e-4});
     const Replayed::Function train = [&](const std::vector<Tensor>& in) {
       optimizer.zero_grad();
@@ -136,9 +143,9 @@ Measured measure_ours(const GpuCase& c, Way way, int steps) {
       return std::vector{loss};
     };
     auto compiled = compile(train, {.whole_graph = true, .backend = codegen::fused()});
-    Replayed replay(way == Way::kCompiled
-                        ? Replayed::Function([&](const std::vector<Tensor>& in) { return compiled(in); })
-                        : train);
+    Replayed replay(way == Way::kReplayed ? train : Replayed::Function([&](const std::vector<Tensor>& in) {
+      return compiled(in);
+    }));
     std::vector<Tensor> in = {x, target};
     const auto step = [&] { (void)(way == Way::kEager ? train(in) : replay(in)); };
     allocator.reset_peak();
@@ -192,7 +199,9 @@ void add_torch(const Options& options, const GpuCase& c, std::map<std::string, d
 void run(const Options& options) {
   std::vector<std::string> names;
   for (const GpuCase& c : kCases) {
-    for (const Way way : kWays) names.push_back(case_name(c, way));
+    for (const Way way : kWays) {
+      if (way != Way::kFp8 || c.head) names.push_back(case_name(c, way));
+    }
   }
   check_only(options.only, names);
   runtime_of(kGpu);  // says what is missing

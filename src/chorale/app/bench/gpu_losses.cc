@@ -12,6 +12,7 @@
 #include "chorale/codegen/fused.h"
 #include "chorale/io/npy.h"
 #include "chorale/models/checkpoint.h"
+#include "chorale/nn/fp8.h"
 #include "chorale/optim/optim.h"
 
 namespace chorale::app {
@@ -20,7 +21,7 @@ namespace {
 
 struct Options {
   std::string model, tokens, out;
-  bool bf16 = false, compiled = false;
+  bool bf16 = false, fp8 = false, compiled = false;
   double lr = 1e-4;
 };
 
@@ -32,6 +33,7 @@ void run(const Options& options) {
   models::Gpt2 model = models::load_gpt2(options.model);
   model.train();
   model.to(kGpu);
+  if (options.fp8) nn::use_fp8(model);
   optim::AdamW optimizer(model.named_parameters(), {.lr = options.lr});
   const Replayed::Function train = [&](const std::vector<Tensor>& in) {
     optimizer.zero_grad();
@@ -69,6 +71,7 @@ void add_bench_gpu_losses(CLI::App& bench, Work& work) {
   command->add_option("--out", options->out, ".npy: the losses")->required();
   command->add_option("--lr", options->lr, "AdamW's rate")->capture_default_str();
   command->add_flag("--bf16", options->bf16, "bf16 over f32 weights");
+  command->add_flag("--fp8", options->fp8, "linear layers but the head multiply in 8 bits");
   command->add_flag("--compiled", options->compiled, "from compiled graphs, replayed");
   command->callback([options, &work] { work = [options] { run(*options); }; });
 }

@@ -18,6 +18,7 @@
 #include "chorale/kernel/cuda/creation.h"
 #include "chorale/kernel/cuda/element_loop.h"
 #include "chorale/kernel/cuda/family.h"
+#include "chorale/kernel/cuda/fp8.h"
 #include "chorale/kernel/cuda/image.h"
 #include "chorale/kernel/cuda/index.h"
 #include "chorale/kernel/cuda/loss.h"
@@ -106,6 +107,8 @@ constexpr op::NamedKernel kKernels[] = {
     {"matmul", named<on_gpu::matmul>},
     {"addmm", named<on_gpu::addmm>},
     {"linear", named<on_gpu::linear>},
+    {"fp8_linear", named<on_gpu::fp8_linear>},
+    {"fp8_linear_backward", named<on_gpu::fp8_linear_backward>},
     {"attention", named<on_gpu::attention>},
     {"attention_backward", named<on_gpu::attention_backward>},
     {"attention_backward_joined", named<on_gpu::attention_backward_joined>},

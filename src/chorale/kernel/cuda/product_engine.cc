@@ -96,6 +96,11 @@ cudaDataType_t type_of(DType dtype) {
   }
 }
 
+cudaDataType_t type_of(DType dtype, Fp8 format) {
+  if (dtype != DType::kU8) return type_of(dtype);
+  return format == Fp8::kE4m3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2;
+}
+
 // cuBLASLt's matrices are column-major: of ours it sees the transposes, and computes c' = b' a'.
 struct Operand {
   bool transposed;  // it is read as cuBLASLt's transpose
@@ -198,11 +203,16 @@ Plan make_plan(const Product& p, const Operand& a, const Operand& b, const Place
     set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
     set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
   }
-  const auto layout = [&](cublasLtMatrixLayout_t& made, DType dtype, int64_t rows, int64_t cols, int64_t ld,
+  if (p.dtype == DType::kU8) {
+    if (p.bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(p.c_dtype));
+    set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.b_scale);
+    set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.a_scale);
+  }
+  const auto layout = [&](cublasLtMatrixLayout_t& made, cudaDataType_t type, int64_t rows, int64_t cols, int64_t ld,
                           int64_t stride) {
-    check_cublas(api.cublasLtMatrixLayoutCreate(&made, type_of(dtype), static_cast<uint64_t>(rows),
-                                                static_cast<uint64_t>(cols), ld),
-                 "describing a matrix");
+    check_cublas(
+        api.cublasLtMatrixLayoutCreate(&made, type, static_cast<uint64_t>(rows), static_cast<uint64_t>(cols), ld),
+        "describing a matrix");
     const auto batch = static_cast<int32_t>(p.batch);
     check_cublas(api.cublasLtMatrixLayoutSetAttribute(made, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof(batch)),
                  "describing a batch");
@@ -210,9 +220,9 @@ Plan make_plan(const Product& p, const Operand& a, const Operand& b, const Place
                                                       sizeof(stride)),
                  "describing a batch");
   };
-  layout(plan.a, p.dtype, b.transposed ? p.k : p.n, b.transposed ? p.n : p.k, b.ld, p.b_batch);
-  layout(plan.b, p.dtype, a.transposed ? p.m : p.k, a.transposed ? p.k : p.m, a.ld, p.a_batch);
-  layout(plan.c, p.c_dtype, p.n, p.m, p.m == 1 ? p.n : p.c_row, p.c_batch);
+  layout(plan.a, type_of(p.dtype, p.b_format), b.transposed ? p.k : p.n, b.transposed ? p.n : p.k, b.ld, p.b_batch);
+  layout(plan.b, type_of(p.dtype, p.a_format), a.transposed ? p.m : p.k, a.transposed ? p.k : p.m, a.ld, p.a_batch);
+  layout(plan.c, type_of(p.c_dtype), p.n, p.m, p.m == 1 ? p.n : p.c_row, p.c_batch);
 
   cublasLtMatmulPreference_t preference = nullptr;
   check_cublas(api.cublasLtMatmulPreferenceCreate(&preference), "choosing an algorithm");
@@ -247,6 +257,7 @@ Plan& plan_for(const Product& p, const Operand& a, const Operand& b, Place& plac
   const Key key{{stream.device.index, static_cast<int64_t>(p.dtype), static_cast<int64_t>(p.c_dtype), p.m, p.n, p.k,
                  a.transposed, a.ld, b.transposed, b.ld, p.c_row, p.batch, p.a_batch, p.b_batch, p.c_batch,
                  (p.bias ? 1 : 0) | a_align << 1 | b_align << 11 | static_cast<int64_t>(c_align) << 21 |
+                     static_cast<int64_t>(p.a_format) << 31 | static_cast<int64_t>(p.b_format) << 32 |
                      static_cast<int64_t>(tf32()) << 33}};
   static std::mutex mutex;
   static auto* const plans = new std::map<Key, std::unique_ptr<Plan>>;
@@ -316,14 +327,18 @@ void product(const Product& asked, Stream stream) {
   chorale::cuda::make_current(stream.device);
   const Operand a = operand_of(p.m, p.k, p.a_row, p.a_col), b = operand_of(p.k, p.n, p.b_row, p.b_col);
   Place& place = place_of(stream);
-  // A plan's bias pointer belongs to the call: calls from several threads take turns.
+  // A plan's pointers to bias and scales belong to the call: calls from several threads take turns.
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   Plan& plan = plan_for(p, a, b, place, stream);
-  if (p.bias) {
-    check_cublas(
-        cublas().cublasLtMatmulDescSetAttribute(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p.bias, sizeof(p.bias)),
-        "setting a bias");
+  const auto point = [&](cublasLtMatmulDescAttributes_t what, const auto* pointer) {
+    check_cublas(cublas().cublasLtMatmulDescSetAttribute(plan.desc, what, &pointer, sizeof(pointer)),
+                 "setting a pointer");
+  };
+  if (p.bias) point(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+  if (p.dtype == DType::kU8) {
+    point(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.b_scale);
+    point(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.a_scale);
   }
   check_cublas(multiply(plan, plan.algo, p, place, stream), "multiplying");
 }

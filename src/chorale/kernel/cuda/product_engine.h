@@ -3,6 +3,7 @@
 
 #include "chorale/base/dtype.h"
 #include "chorale/device/device.h"
+#include "chorale/kernel/fp8.h"
 
 namespace chorale::kernel::cuda {
 
@@ -18,6 +19,11 @@ struct Product {
   double alpha = 1, beta = 0;
   const void* bias = nullptr;    // n elements of dtype
   DType c_dtype = DType::kBool;  // of c where it differs from dtype; kBool: it does not
+  // With kU8, a and b are numbers of 8 bits, times what stands in the GPU's memory there; c has a dtype of its own, the
+  // bias that of c. cuBLASLt wants both to be contiguous along k, and all sizes to be multiples of 16.
+  Fp8 a_format = Fp8::kE4m3, b_format = Fp8::kE4m3;
+  const float* a_scale = nullptr;
+  const float* b_scale = nullptr;
 };
 
 // Floating and complex dtypes. Integers are multiplied by a kernel of our own.
