@@ -105,6 +105,14 @@ class Split(TextRuns):
         self.assertEqual({(tuple(part[0]), name) for name, (_, _, parts) in self.weights("both").items() for part in parts if name.endswith("wte.weight")},
                          {((0, 0), "transformer.wte.weight"), ((128, 0), "transformer.wte.weight")})
 
+    def test_a_run_goes_on_with_another_layout_of_ranks_that_says_how_many_there_are(self):
+        options = ("--text", "text", "--tokenizer", "bytes", *self.TINY, "--lr", "0.01", "--epochs", "50", "--log-every", "1", "--schedule", "constant", "--warmup", "0")
+        self.run_to_end(*options, "-n", "4", "--out", "whole", "--steps", "6", task="gpt")
+        self.run_to_end(*options, "-n", "1", "--out", "run", "--steps", "2", task="gpt")
+        self.assertIn("ranks: 4 (2 x 2 that share a model)", self.run_to_end("--out", "run", "--resume", "--steps", "4", "--fsdp", "--hybrid", "2x2", task="gpt"))
+        self.assertIn("ranks: 2 (1 x 2)", self.run_to_end("--out", "run", "--resume", "--steps", "6", "--tp", "2", "--dp", "1", task="gpt"))
+        self.assert_close(self.losses("run"), self.losses("whole"))
+
     def test_sharded_layers_from_graphs_and_with_short_gradients_train_as_whole_ones_do(self):
         options = ("--text", "text", "--tokenizer", "bytes", *self.TINY, "--lr", "0.01", "--epochs", "50", "--log-every", "1", "--steps", "6", "-n", "2", "--sample-tokens", "0")
         self.run_to_end(*options, "--out", "whole", task="gpt")

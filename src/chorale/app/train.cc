@@ -153,6 +153,10 @@ std::optional<json::Object> TrainCommand::apply_run() {
     for (const std::string& difference : found->differences) log_warning(difference);
   }
   table.read(concat("options of the run in ", options.out), found->values);
+  // Another layout of ranks than the run had says how many there are.
+  if (std::any_of(given.begin(), given.end(),
+                  [](const auto& row) { return row.first == "hybrid" || row.first == "dp"; }))
+    options.ranks = 0;
   apply_given();
   // What only a split model has does not keep the run from going on with a whole one.
   if (options.tp == 1) options.sequence_parallel = false;
