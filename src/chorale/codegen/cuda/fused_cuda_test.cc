@@ -125,6 +125,28 @@ TEST_F(CudaFused, AStepTrainsAsItDoesEagerly) {
   EXPECT_EQ(train(true, true, true), expected) << "replayed";
 }
 
+// Fills of a few bytes become kernels of a recording (device/cuda/recorded_fills.h).
+TEST_F(CudaFused, ARecordingFillsAFewBytesEachTime) {
+  if (rehearses()) return;
+  const Tensor few = full({3}, 5.0, DType::kF32, kGpu), more = full({5000}, 5.0, DType::kBF16, kGpu);
+  Replayed replay([&](const std::vector<Tensor>& in) {
+    const Tensor before = add(few, in[0]), others = add(more, to(in[0], DType::kBF16)[0]);
+    fill_(few, 0);
+    fill_(more, 0);
+    add_(few, in[0]);
+    add_(more, to(in[0], DType::kBF16)[0]);
+    return std::vector{before, others};
+  });
+  for (int i = 0; i < 4; ++i) {
+    const std::vector<Tensor> in{full({3}, 1.0 + i, DType::kF32, kGpu)}, out = replay(in);
+    const float last = i == 0 ? 5 : static_cast<float>(i), now = static_cast<float>(1 + i);
+    EXPECT_EQ(out[0].to_vector<float>(), std::vector<float>(3, last + now)) << i;
+    EXPECT_EQ(to(out[1], DType::kF32).to_vector<float>(), std::vector<float>(5000, last + now)) << i;
+    EXPECT_EQ(few.to_vector<float>(), std::vector<float>(3, now)) << i;
+  }
+  EXPECT_GE(replay.replays(), 2);
+}
+
 // A compiled step that is recorded goes on in the memory that it had: it needs none of its own beside it.
 TEST_F(CudaFused, ARecordingTakesOverTheMemoryOfAStep) {
   if (rehearses()) return;

@@ -14,6 +14,7 @@
 #include "chorale/device/cuda/context.h"
 #include "chorale/device/cuda/cuda_memory.h"
 #include "chorale/device/cuda/fault.h"
+#include "chorale/device/cuda/recorded_fills.h"
 #include "chorale/device/cuda/space.h"
 #include "chorale/device/program.h"
 #include "chorale/device/stream.h"
@@ -196,9 +197,14 @@ class CudaRuntime final : public Runtime {
     }
     allocator.end_keeping(stream);
     CUgraph graph = nullptr;
-    const CUresult ended = driver().cuStreamEndCapture(handle_of(stream), &graph);
-    if (ended != CUDA_SUCCESS) allocator.release_kept(keeper);
-    check(ended, "ending a recording");
+    try {
+      check(driver().cuStreamEndCapture(handle_of(stream), &graph), "ending a recording");
+      fill_by_kernels(graph, stream.device);
+    } catch (...) {
+      if (graph) driver().cuGraphDestroy(graph);
+      allocator.release_kept(keeper);
+      throw;
+    }
     return std::make_unique<CudaProgram>(graph, allocator, keeper);
   }
 

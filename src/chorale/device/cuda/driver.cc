@@ -21,7 +21,7 @@ Driver opened_driver() {
 #define CHORALE_CUDA_FIND(name)                                                                 \
   found.name = reinterpret_cast<decltype(found.name)>(dlsym(library, CHORALE_CUDA_TEXT(name))); \
   CHORALE_CHECK_STATE(found.name, "[cuda] the driver has no " CHORALE_CUDA_TEXT(name) "; this build needs CUDA " \
-                      "12 or later: update NVIDIA's driver");
+                      "12.3 or later: update NVIDIA's driver");
   CHORALE_CUDA_DRIVER(CHORALE_CUDA_FIND)
 #undef CHORALE_CUDA_FIND
   return found;

@@ -22,8 +22,11 @@ namespace chorale::cuda {
   X(cuStreamIsCapturing) X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery) \
   X(cuEventSynchronize) X(cuEventElapsedTime) X(cuMemGetInfo) X(cuMemAddressReserve) X(cuMemCreate) X(cuMemMap) \
   X(cuMemSetAccess) X(cuMemGetAllocationGranularity) X(cuMemHostAlloc) X(cuMemcpyAsync) X(cuMemsetD8Async) \
-  X(cuMemAlloc) X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) X(cuModuleLoadData) X(cuModuleGetFunction) X(cuFuncSetAttribute) X(cuLaunchKernel) X(cuGraphDestroy) \
-  X(cuGraphInstantiateWithFlags) X(cuGraphLaunch) X(cuGraphExecDestroy)
+  X(cuMemAlloc) X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) X(cuModuleLoadData) X(cuModuleGetFunction) \
+  X(cuFuncSetAttribute) X(cuLaunchKernel) X(cuGraphDestroy) \
+  X(cuGraphInstantiateWithFlags) X(cuGraphLaunch) X(cuGraphExecDestroy) X(cuGraphGetNodes) X(cuGraphNodeGetType) \
+  X(cuGraphMemsetNodeGetParams) X(cuGraphNodeGetDependencies) X(cuGraphNodeGetDependentNodes) \
+  X(cuGraphAddKernelNode) X(cuGraphAddDependencies) X(cuGraphDestroyNode)
 // clang-format on
 
 // The functions by their names; cuda.h turns some of them into names with a version.

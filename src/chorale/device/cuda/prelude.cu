@@ -185,6 +185,12 @@ __global__ void fill_space(const Space s, const T value) {
   }
 }
 
+// A few elements, by one block.
+template <class T>
+__global__ void fill_few(T* to, u32 value, i64 count) {
+  for (i64 i = threadIdx.x; i < count; i += blockDim.x) to[i] = (T)value;
+}
+
 // The first error that a kernel finds in its data; the host looks at it when it waits (fault.h).
 struct Fault {
   u32 taken;
