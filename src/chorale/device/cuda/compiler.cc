@@ -122,12 +122,19 @@ CUfunction find_kernel(Device device, std::string_view key, const std::function<
 
 void launch_with(CUfunction kernel, const Grid& grid, Stream stream, void** arguments) {
   make_current(stream.device);
+  constexpr unsigned kBytesWithoutAsking = 48 * 1024;
+  if (grid.shared_bytes > kBytesWithoutAsking) {
+    check(driver().cuFuncSetAttribute(kernel, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                      static_cast<int>(grid.shared_bytes)),
+          "asking for shared memory");
+  }
   check(driver().cuLaunchKernel(kernel, grid.x, grid.y, grid.z, grid.threads, 1, 1, grid.shared_bytes,
                                 static_cast<CUstream>(stream.handle), arguments, nullptr),
         "launching a kernel");
 }
 
 int multiprocessors(Device device) { return facts_of(device).multiprocessors; }
+int64_t shared_bytes(Device device) { return facts_of(device).shared_bytes; }
 
 unsigned blocks_for(Device device, int64_t n, unsigned threads) {
   const int64_t blocks = (n + threads - 1) / threads;

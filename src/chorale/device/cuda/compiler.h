@@ -38,6 +38,8 @@ void launch(CUfunction kernel, const Grid& grid, Stream stream, const Args&... a
 // Blocks of `threads` for n elements, at most as many as keep the device busy: kernels loop over the rest.
 unsigned blocks_for(Device device, int64_t n, unsigned threads = 256);
 int multiprocessors(Device device);
+// Shared memory of a multiprocessor.
+int64_t shared_bytes(Device device);
 
 // What all texts begin with: types, conversions, helpers (prelude.cu).
 std::string_view prelude();

@@ -28,6 +28,7 @@ std::vector<DeviceFacts> found_devices() {
     facts.arch = concat("sm_", attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
                         attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR));
     facts.multiprocessors = attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+    facts.shared_bytes = attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR);
     check(api.cuDeviceTotalMem(&facts.bytes, facts.number), "asking for a device's memory");
   }
   return devices;

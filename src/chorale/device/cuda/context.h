@@ -15,7 +15,8 @@ struct DeviceFacts {
   std::string name;
   std::string arch;  // sm_90
   int multiprocessors = 1;
-  size_t bytes = 0;  // of memory
+  int shared_bytes = 0;  // of a multiprocessor
+  size_t bytes = 0;      // of memory
 };
 
 int device_count();

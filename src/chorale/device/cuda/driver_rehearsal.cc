@@ -53,9 +53,10 @@ Driver rehearsal_driver() {
     return CUDA_SUCCESS;
   };
   d.cuDeviceGetAttribute = [](int* value, CUdevice_attribute attribute, CUdevice) {
-    *value = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? 9
-             : attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT   ? 132
-                                                                       : 0;
+    *value = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR               ? 9
+             : attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT                 ? 132
+             : attribute == CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR ? 228 * 1024
+                                                                                     : 0;
     return CUDA_SUCCESS;
   };
   d.cuDeviceTotalMem = [](size_t* bytes, CUdevice) {

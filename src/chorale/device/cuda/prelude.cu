@@ -30,15 +30,16 @@ template <class T>
 __device__ __forceinline__ T widen(T x) {
   return x;
 }
+// The instructions that make a pair are four times as fast as those that make one.
 __device__ __forceinline__ f16 to_f16(float x) {
-  f16 y;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
-  return y;
+  u32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(0.0f), "f"(x));
+  return f16{(unsigned short)pair};
 }
 __device__ __forceinline__ bf16 to_bf16(float x) {
-  bf16 y;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
-  return y;
+  u32 pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(0.0f), "f"(x));
+  return bf16{(unsigned short)pair};
 }
 
 // What a type is computed in.
@@ -212,6 +213,12 @@ __device__ __forceinline__ void report(Fault* fault, i32 row, i64 at, i64 value,
 template <class T>
 __device__ __forceinline__ T shuffled_down(T x, int by) {
   return __shfl_down_sync(0xffffffffu, x, by);
+}
+// Of a warp; every thread gets the result.
+template <class T>
+__device__ __forceinline__ T over_warp(T x) {
+  for (int by = 16; by > 0; by /= 2) x += __shfl_xor_sync(0xffffffffu, x, by);
+  return x;
 }
 struct Plus {
   template <class T>

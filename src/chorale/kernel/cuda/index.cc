@@ -60,8 +60,16 @@ void take_picked(const KernelArgs& args, const Tensor& x, const Tensor& index, c
   const Tensor& out = args.out[0];
   if (out.elems() == 0) return;
   const Tensor from = contiguous(x, args.stream), list = contiguous(index, DType::kI64, args.stream);
-  launch(instance(args.stream, kIndexCu, "take_rows", {}, unit_in_text(out.elem_bytes())),
-         {.x = blocks_for(args.stream.device, out.elems())}, args.stream, from.raw(), list.raw(), out.raw(), p);
+  // Rows move in units of up to 16 bytes.
+  const auto elem = static_cast<int64_t>(out.elem_bytes());
+  const auto addresses = reinterpret_cast<uintptr_t>(from.raw()) | reinterpret_cast<uintptr_t>(out.raw());
+  int64_t unit = 16;
+  while (unit > elem && (p.inner * elem % unit != 0 || addresses % static_cast<uintptr_t>(unit) != 0)) unit /= 2;
+  Picked in_units = p;
+  in_units.inner = p.inner * elem / unit;
+  launch(instance(args.stream, kIndexCu, "take_rows", {}, unit_in_text(static_cast<size_t>(unit))),
+         {.x = blocks_for(args.stream.device, out.elems() * elem / unit)}, args.stream, from.raw(), list.raw(),
+         out.raw(), in_units);
 }
 
 // x[picked] += alpha * list. `x` is contiguous and of a dtype that sums are made in.

@@ -243,7 +243,7 @@ extern "C" __global__ void __launch_bounds__(256) run(const T* a, const T* b, T*
   const i64 first = blockIdx.y * 8ll + strip, step = gridDim.y * 8ll;
   L sums[kCount] = {};
   if (column < columns) {
-#pragma unroll 2
+#pragma unroll 1
     for (i64 row = first; row < rows; row += step) {
       const i64 at = row * columns + column;
       const Pack16<T> from_a = pack_at(a, at), from_b = pack_at(b, at);

@@ -203,6 +203,7 @@ template <class C>
 __global__ void weight_of_targets(const i64* target, const C* weight, double* total, i64 count, i64 K,
                                   i64 ignore_index) {
   double sum = 0;
+#pragma unroll 8
   for (i64 i = threadIdx.x; i < count; i += blockDim.x) {
     const i64 t = target[i];
     if (t != ignore_index && t >= 0 && t < K) sum += weight ? (double)weight[t] : 1.0;
@@ -214,6 +215,7 @@ template <class T>
 __global__ void loss_total(const Compute<T>* losses, const double* divisor, T* out, i64 count) {
   typedef Compute<T> C;
   C sum = 0;
+#pragma unroll 8
   for (i64 i = threadIdx.x; i < count; i += blockDim.x) sum += losses[i];
   sum = over_block<Plus>(sum, C(0));
   if (threadIdx.x == 0) *out = cast<T>((C)((double)sum / (divisor ? *divisor : 1.0)));

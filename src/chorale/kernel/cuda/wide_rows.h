@@ -1,5 +1,5 @@
-// Faster kernels for rows that lie one behind the other (wide_rows.cu). Each returns false, with nothing done, where it
-// is not for this call. Tensors are contiguous.
+// Faster kernels for rows that lie one behind the other (wide_rows.cu, wide_losses.cu). Each returns false, with
+// nothing done, where it is not for this call. Tensors are contiguous.
 #pragma once
 
 #include "chorale/kernel/kernel_args.h"
@@ -35,8 +35,8 @@ struct RowNorm {
 // Where `more` is given, x + more is normalised, and goes to `sum`. y may have another dtype than x: that of `more`.
 bool normalize_wide(const Tensor& x, const RowNorm& norm, const Tensor& y, Stream stream, const Tensor& more = {},
                     const Tensor& sum = {});
-// dweight and dbias may be undefined. Where `more` is given, dx is added to it, and goes to `lower`, too, in dy's
-// dtype; and the sums of its columns to `sums`.
+// dweight and dbias may be undefined. Where `more` is given, dx is added to it. Where `lower` is given, it gets the
+// same in dy's dtype, and `sums` the sums of its columns.
 bool normalize_backward_wide(const Tensor& dy, const Tensor& x, const RowNorm& norm, const Tensor& dx,
                              const Tensor& dweight, const Tensor& dbias, Stream stream, const Tensor& more = {},
                              const Tensor& lower = {}, const Tensor& sums = {});
