@@ -149,24 +149,28 @@ class Joiner {
   }
 
   // dx = dsum + layer_norm_backward(cast of dy, which may be shown in another shape), and a cast of dx into dy's dtype.
+  // There may be no sum, and no cast of it.
   void join_backward(uint32_t at) {
     const Node norm = graph_.nodes[at];
     const uint32_t gradient = norm.out[0], made = maker_[norm.in[0]];
     const uint32_t reshape = made != kNone && !is_gone_[made] && is_reshape(made) ? made : kNone;
     const Node* const before = made_by(reshape == kNone ? norm.in[0] : graph_.nodes[reshape].in[0], op::kTo);
-    if (!before || uses_[gradient] != 1 || readers_[gradient].size() != 1) return;
-    const uint32_t dy = before->in[0], after = readers_[gradient][0];
-    const Node& add = graph_.nodes[after];
-    if (is_gone_[after] || !is_of(add, add_) || (reshape != kNone && uses_[norm.in[0]] != 1)) return;
-    const uint32_t dsum = add.in[add.in[0] == gradient ? 1 : 0], dx = add.out[0], cast = cast_of(dx);
-    if (cast == kNone) return;
-    const uint32_t lower = graph_.nodes[cast].out[0];
-    if (value(lower).dtype != value(dy).dtype || value(dsum).dtype != value(gradient).dtype || !is_in_order(dy) ||
-        !are_alike(norm.in[0], dx) || !are_alike(dsum, dx) || !are_alike(gradient, dx))
-      return;
+    if (!before || (reshape != kNone && uses_[norm.in[0]] != 1)) return;
+    const uint32_t dy = before->in[0], after = sole_reader(gradient, add_);
+    uint32_t dsum = kNone, dx = gradient;
+    if (after != kNone) {
+      const Node& add = graph_.nodes[after];
+      dsum = add.in[add.in[0] == gradient ? 1 : 0];
+      dx = add.out[0];
+      if (dsum == gradient || value(dsum).dtype != value(gradient).dtype || !are_alike(dsum, dx)) return;
+    }
+    if (!is_in_order(dy) || !are_alike(norm.in[0], dx) || !are_alike(gradient, dx)) return;
+    uint32_t cast = cast_of(dx);
+    if (cast != kNone && value(graph_.nodes[cast].out[0]).dtype != value(dy).dtype) cast = kNone;
+    const uint32_t lower = cast == kNone ? add_value_like(dx, value(dy).dtype) : graph_.nodes[cast].out[0];
     // Where the norm stood, or else where the sum stood, if nobody asks for the other results before.
     uint32_t place = at;
-    if (!is_there(dsum, at)) {
+    if (!is_there(dsum, at)) {  // there is one, then
       place = after;
       for (size_t i = 1; i < norm.out.size(); ++i) {
         for (const uint32_t reader : readers_[norm.out[i]]) {

@@ -67,10 +67,11 @@ void add_layer_norm(const KernelArgs& args) {
 
 void add_layer_norm_backward(const KernelArgs& args) {
   const Tensor& dx = args.out[0];
+  const bool adds = args.in[0].defined();
   const Tensor in[] = {contiguous(args.in[1], dx.dtype()), args.in[2], args.in[3], args.in[4], args.in[5]};
-  Tensor out[] = {Tensor::empty(dx.sizes(), dx.dtype()), args.out[2], args.out[3]};
+  Tensor out[] = {adds ? Tensor::empty(dx.sizes(), dx.dtype()) : dx, args.out[2], args.out[3]};
   layer_norm_backward({in, out, args.attrs, args.stream});
-  add_up(contiguous(args.in[0]), out[0], dx);
+  if (adds) add_up(contiguous(args.in[0]), out[0], dx);
   copy_into(dx, args.out[1]);
 }
 

@@ -197,8 +197,8 @@ namespace {
 void add_norm_backward(const KernelArgs& args, const Tensor& sums) {
   const auto& a = args.attrs.get<LayerNormBackwardAttrs>();
   const Stream stream = args.stream;
-  const Tensor more = contiguous(args.in[0], stream), dy = contiguous(args.in[1], stream),
-               x = contiguous(args.in[2], stream);
+  const Tensor more = args.in[0].defined() ? contiguous(args.in[0], stream) : Tensor(),
+               dy = contiguous(args.in[1], stream), x = contiguous(args.in[2], stream);
   const Tensor &dx = args.out[0], &lower = args.out[1];
   const int64_t n = count_elems(a.normalized_shape.span()), rows = n == 0 ? 0 : x.elems() / n;
   const Optional mean(args.in[3], x.dtype(), stream), rstd(args.in[4], x.dtype(), stream),
@@ -212,9 +212,9 @@ void add_norm_backward(const KernelArgs& args, const Tensor& sums) {
     return sum_over(lower.view_as({rows, n}, {n, 1}, lower.offset()), 0, sums, stream);
   }
   const Tensor in[] = {contiguous(dy, x.dtype(), stream), x, args.in[3], args.in[4], args.in[5]};
-  Tensor out[] = {Tensor::empty(dx.sizes(), dx.dtype(), dx.device()), args.out[2], args.out[3]};
+  Tensor out[] = {more.defined() ? Tensor::empty(dx.sizes(), dx.dtype(), dx.device()) : dx, args.out[2], args.out[3]};
   layer_norm_backward({in, out, args.attrs, stream});
-  add_narrow(more, out[0], dx, stream);
+  if (more.defined()) add_narrow(more, out[0], dx, stream);
   if (dx.elems() > 0) copy_into(dx, lower, stream);
 }
 }  // namespace

@@ -131,7 +131,7 @@ void infer_add_layer_norm(const InferArgs& args, std::span<OutSpec> out) {
 void infer_add_layer_norm_backward(const InferArgs& args, std::span<OutSpec> out) {
   const Tensor &dsum = args.in[0], &dy = args.in[1], &x = args.in[2];
   const auto& a = args.attrs.get<LayerNormBackwardAttrs>();
-  check_gradient(args, dsum, x);
+  if (dsum.defined()) check_gradient(args, dsum, x);
   CHORALE_CHECK(is_floating(dy.dtype()) && promote(x.dtype(), dy.dtype()) == x.dtype() && dy.sizes() == x.sizes(), "[",
                 args.op.name, "] dy must look like x, ", x.dtype(), " ", x.sizes(),
                 ", in that dtype or a narrower one, not be ", dy.dtype(), " ", dy.sizes());
@@ -145,12 +145,15 @@ void infer_add_layer_norm_backward(const InferArgs& args, std::span<OutSpec> out
   if (out.size() > 4) describe(out[4], {count_elems(a.normalized_shape.span())}, dy.dtype(), x);
 }
 std::vector<Sample> samples_add_layer_norm_backward() {
-  return {{{sample({3, 8}), sample({3, 8}, 1), sample({3, 8}, 2), sample({3, 1}, 3), sample({3, 1}, 4, 0.5, 2),
-            sample({8}, 5)},
-           LayerNormBackwardAttrs{{8}, true}},
-          {{sample({2, 2, 3}, 6), sample({2, 2, 3}, 7), sample({2, 2, 3}, 8), sample({2, 1, 1}, 9),
-            sample({2, 1, 1}, 10, 0.5, 2), Tensor()},
-           LayerNormBackwardAttrs{{2, 3}, false}}};
+  return {
+      {{sample({3, 8}), sample({3, 8}, 1), sample({3, 8}, 2), sample({3, 1}, 3), sample({3, 1}, 4, 0.5, 2),
+        sample({8}, 5)},
+       LayerNormBackwardAttrs{{8}, true}},
+      {{Tensor(), sample({3, 8}, 1), sample({3, 8}, 2), sample({3, 1}, 3), sample({3, 1}, 4, 0.5, 2), sample({8}, 5)},
+       LayerNormBackwardAttrs{{8}, true}},
+      {{sample({2, 2, 3}, 6), sample({2, 2, 3}, 7), sample({2, 2, 3}, 8), sample({2, 1, 1}, 9),
+        sample({2, 1, 1}, 10, 0.5, 2), Tensor()},
+       LayerNormBackwardAttrs{{2, 3}, false}}};
 }
 
 // ---- rms_norm
@@ -249,7 +252,7 @@ constinit const OpDef kAddLayerNorm{
 
 constinit const OpDef kAddLayerNormBackward{
     .name = "add_layer_norm_backward",
-    .inputs = "dsum, dy, x, mean, rstd, weight?",
+    .inputs = "dsum?, dy, x, mean, rstd, weight?",
     .outputs = 4,
     .attrs = attrs_of<LayerNormBackwardAttrs>,
     .dtypes = kFloats,
@@ -258,12 +261,12 @@ constinit const OpDef kAddLayerNormBackward{
     .grad = not_differentiable,
     .shard = kReplicateOnly,
     .samples = samples_add_layer_norm_backward,
-    .formula = "dx = dsum + the dx of layer_norm_backward, also in the dtype of dy; dweight, dbias",
+    .formula = "dx = dsum, if there is one, + the dx of layer_norm_backward, also in the dtype of dy; dweight, dbias",
 };
 
 constinit const OpDef kAddLayerNormBackwardSummed{
     .name = "add_layer_norm_backward_summed",
-    .inputs = "dsum, dy, x, mean, rstd, weight?",
+    .inputs = "dsum?, dy, x, mean, rstd, weight?",
     .outputs = 5,
     .attrs = attrs_of<LayerNormBackwardAttrs>,
     .dtypes = kFloats,
@@ -273,8 +276,8 @@ constinit const OpDef kAddLayerNormBackwardSummed{
     .shard = kReplicateOnly,
     .samples = samples_add_layer_norm_backward,
     .formula =
-        "dx = dsum + the dx of layer_norm_backward, also in the dtype of dy; dweight, dbias, and the sums of the "
-        "second",
+        "dx = dsum, if there is one, + the dx of layer_norm_backward, also in the dtype of dy; dweight, dbias, and the "
+        "sums of the second",
 };
 
 constinit const OpDef kRmsNorm{
