@@ -19,6 +19,7 @@
 #include "chorale/graph/blocks.h"
 #include "chorale/graph/interpret.h"
 #include "chorale/graph/passes/epilogues.h"
+#include "chorale/graph/passes/join_casts.h"
 #include "chorale/graph/passes/join_rows.h"
 #include "chorale/graph/passes/simplify.h"
 #include "chorale/graph/passes/spread_updates.h"
@@ -186,6 +187,7 @@ void say_once(const std::string& why) {
 Graph simplify_and_fuse(Graph graph, bool with_blocks) {
   graph::simplify(graph);
   graph::join_rows(graph);
+  graph::join_casts(graph);
   graph::spread_updates(graph);
   Graph fused = fuse(graph);
   if (with_blocks) fused = make_blocks(fused);

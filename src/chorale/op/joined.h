@@ -11,5 +11,6 @@ extern const OpDef kAttentionBackwardJoined;
 extern const OpDef kCrossEntropyWithSlopes;
 extern const OpDef kGeluErfBackwardSummed, kGeluTanhBackwardSummed;
 extern const OpDef kBatchNormRelu, kBatchNormReluBackward, kReluBatchNormBackward;
+extern const OpDef kToEach;
 
 }  // namespace chorale::op

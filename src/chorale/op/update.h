@@ -45,6 +45,12 @@ struct UpdateLists {
   size_t size() const { return parameters.size(); }
 };
 
+namespace op {
+// Whether it is one of the rows below that read gradients: its second list. They may be narrower than the parameters
+// are.
+bool reads_gradients(const OpDef& row);
+}  // namespace op
+
 // w are parameters, g gradients plus weight_decay * w (maximize: minus the gradients), t the step, from 1.
 //
 // b = momentum * b + (1 - dampening) * g, at first g; w -= lr * b, or with nesterov lr * (g + momentum * b). Without

@@ -11,6 +11,7 @@
 #include "chorale/device/cuda/gpu_test_util.h"
 #include "chorale/device/runtime.h"
 #include "chorale/op/samples.h"
+#include "chorale/op/update.h"
 
 namespace chorale::codegen {
 namespace {
@@ -123,6 +124,53 @@ TEST_F(CudaFused, AStepTrainsAsItDoesEagerly) {
   EXPECT_EQ(cut, expected);
   EXPECT_NE(expected[0], expected[5]);
   EXPECT_EQ(train(true, true, true), expected) << "replayed";
+}
+
+// Two layers under autocast, trained by AdamW: casts are joined (graph/passes/join_casts.h).
+std::vector<std::vector<float>> train_under_autocast(bool compiled, bool replayed) {
+  UpdateLists lists;
+  for (const Shape& sizes : {Shape{40, 24}, {40}, {7, 40}, {7}}) {
+    const auto seed = static_cast<int>(lists.size());
+    lists.parameters.push_back(made(sizes, seed, DType::kF32, -0.4, 0.4));
+    set_requires_grad(lists.parameters.back());
+    lists.steps.push_back(zeros({}, DType::kI64, kGpu));
+    for (size_t s = 0; s < 2; ++s) lists.states[s].push_back(zeros(sizes, DType::kF32, kGpu));
+  }
+  lists.lr = full({}, 0.01, DType::kF64, kGpu);
+  const std::vector<Tensor>& p = lists.parameters;
+  const auto body = [&](const std::vector<Tensor>& in) {
+    for (const Tensor& one : p) set_gradient(one, {});
+    Tensor loss;
+    {
+      const Autocast scope(DType::kBF16);
+      loss = mean(square(to(linear(gelu(linear(in[0], p[0], p[1])), p[2], p[3]), DType::kF32)));
+    }
+    backward(loss);
+    const NoGrad quiet;
+    lists.gradients.clear();
+    for (const Tensor& one : p) lists.gradients.push_back(gradient(one));
+    adam_(lists, {.weight_decay = 0.1, .decoupled = true});
+    return std::vector{detach(loss), lists.gradients[0], lists.gradients[1]};
+  };
+  auto step = compile(body, {.whole_graph = true, .backend = fused()});
+  Replayed replay([&](const std::vector<Tensor>& in) { return step(in); });
+  std::vector<std::vector<float>> found;
+  for (int i = 0; i < 5; ++i) {
+    const std::vector<Tensor> in{made({96, 24}, 20 + i, DType::kF32)};
+    for (const Tensor& x : replayed ? replay(in) : compiled ? step(in) : body(in))
+      found.push_back(x.to_vector<float>());
+  }
+  for (const auto* const list : {&lists.parameters, &lists.states[0], &lists.states[1]}) {
+    for (const Tensor& x : *list) found.push_back(x.to_vector<float>());
+  }
+  return found;
+}
+
+TEST_F(CudaFused, AStepUnderAutocastTrainsAsItDoesEagerly) {
+  const auto expected = train_under_autocast(false, false), compiled = train_under_autocast(true, false);
+  if (rehearses()) return;
+  EXPECT_EQ(compiled, expected);
+  EXPECT_EQ(train_under_autocast(true, true), expected) << "replayed";
 }
 
 // Fills of a few bytes become kernels of a recording (device/cuda/recorded_fills.h).

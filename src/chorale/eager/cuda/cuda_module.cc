@@ -59,6 +59,7 @@ void named_for_reals(const KernelArgs& args) {
 
 constexpr op::NamedKernel kKernels[] = {
     {"to", named<on_gpu::copy>},
+    {"to_each", named<on_gpu::copy_each>},
     {"to_device", kernel::move_to_device},
     {"full", named<on_gpu::full>},
     {"full_like", named<on_gpu::full_like>},

@@ -8,8 +8,8 @@ namespace {
 
 // Parameters of less than this together are updated in one call: a call costs about as much as 4 KiB of work.
 constexpr int64_t kUpdateBytes = int64_t{128} << 10;
-// A call on a device fills all of the device, whose cache is larger.
-constexpr int64_t kDeviceUpdateBytes = int64_t{8} << 20;
+// A call on a device takes some microseconds until it moves memory at full speed.
+constexpr int64_t kDeviceUpdateBytes = int64_t{64} << 20;
 
 class Spreader {
  public:

@@ -280,10 +280,10 @@ void update(const KernelArgs& args) {
     for (size_t s = 0; s < states - (kLastStateIsNumber<Rule> ? 1 : 0); ++s)
       job.span.state[recipes[job.recipe].places[s]] = out(2 + s)[i].raw();
     const Tensor& gradient = in(1)[i];
-    if (is_laid_out_as(gradient, parameter)) {
+    if (is_laid_out_as(gradient, parameter) && gradient.dtype() == parameter.dtype()) {
       job.span.gradient = gradient.raw();
     } else {
-      kept.push_back(laid_out_as(gradient, parameter));
+      kept.push_back(laid_out_as(gradient, parameter, parameter.dtype()));
       job.span.gradient = kept.back().raw();
     }
     job.begin = elems;
@@ -333,7 +333,7 @@ void lamb_moments(const KernelArgs& args) {
     // Weights are only read here, unless a master has to follow its parameter.
     kept.push_back(laid_out_as(parameters[i], first[i]));
     Job job = job_of(kept.back(), rule.masters ? &out(3)[i] : nullptr);
-    kept.push_back(laid_out_as(in(1)[i], first[i]));
+    kept.push_back(laid_out_as(in(1)[i], first[i], parameters[i].dtype()));
     job.span.gradient = kept.back().raw();
     job.span.state[0] = first[i].raw();
     job.span.state[1] = second[i].raw();

@@ -18,9 +18,11 @@ bool is_laid_out_as(const Tensor& x, const Tensor& like) {
   return x.strides() == like.strides() || (x.is_contiguous() && like.is_contiguous());
 }
 
-Tensor laid_out_as(const Tensor& x, const Tensor& like) {
-  if (is_laid_out_as(x, like)) return x;
-  Tensor other = Tensor::empty_strided(like.sizes(), like.strides(), x.dtype());
+Tensor laid_out_as(const Tensor& x, const Tensor& like) { return laid_out_as(x, like, x.dtype()); }
+
+Tensor laid_out_as(const Tensor& x, const Tensor& like, DType dtype) {
+  if (is_laid_out_as(x, like) && x.dtype() == dtype) return x;
+  Tensor other = Tensor::empty_strided(like.sizes(), like.strides(), dtype);
   copy_into(x, other);
   return other;
 }

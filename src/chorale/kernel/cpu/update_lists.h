@@ -17,6 +17,7 @@ void start_from(std::span<const Tensor> in, std::span<const Tensor> out);
 bool is_laid_out_as(const Tensor& x, const Tensor& like);
 // A tensor with the values of x, laid out as `like`: x itself where that is so already. `like` has no holes.
 Tensor laid_out_as(const Tensor& x, const Tensor& like);
+Tensor laid_out_as(const Tensor& x, const Tensor& like, DType dtype);
 
 // Pieces of several tensors, for passes that are cut into pieces of one size whatever the threads, so that sums over
 // them do not depend on threads either.

@@ -1,6 +1,7 @@
 #include "chorale/kernel/cuda/update.h"
 
 #include <algorithm>
+#include <map>
 #include <vector>
 
 #include "chorale/kernel/cuda/family.h"
@@ -87,6 +88,10 @@ Tensor laid_out_like(const Tensor& x, const Tensor& like, Stream stream) {
   return other;
 }
 
+Tensor to_dtype(const Tensor& x, DType dtype, Stream stream) {
+  return x.dtype() == dtype ? x : contiguous(x, dtype, stream);
+}
+
 // Calls run(jobs, dtype, blocks) for batches of jobs of one dtype each.
 template <class F>
 void in_batches(const std::vector<std::pair<DType, Job>>& jobs, F&& run) {
@@ -131,9 +136,8 @@ void update_lists(const KernelArgs& args) {
   const Tensor found_inf = args.in[1].defined() ? contiguous(args.in[1], DType::kF32, args.stream) : Tensor();
   r.lr = lr.raw();
   r.found_inf = found_inf.defined() ? found_inf.raw() : nullptr;
-  std::vector<std::pair<DType, Job>> jobs;
-  std::vector<Tensor> kept;  // gradients that had to be laid out anew
-  jobs.reserve(n);
+  std::map<DType, std::vector<std::pair<DType, Job>>> jobs;  // by the dtype of gradients
+  std::vector<Tensor> kept;                                  // gradients that had to be laid out anew
   kept.reserve(n);
   for (size_t i = 0; i < n; ++i) {
     const Tensor& parameter = out(0)[i];
@@ -147,12 +151,14 @@ void update_lists(const KernelArgs& args) {
     for (size_t s = 0; s < states - kNumbers; ++s) job.state[described.places[s]] = out(2 + s)[i].raw();
     kept.push_back(laid_out_like(in(1)[i], parameter, args.stream));
     job.gradient = kept.back().raw();
-    jobs.emplace_back(parameter.dtype(), job);
+    jobs[kept.back().dtype()].emplace_back(parameter.dtype(), job);
   }
-  in_batches(jobs, [&](const Jobs& batch, DType dtype, unsigned blocks) {
-    launch(instance(args.stream, kUpdateCu, "update", {dtype}, kKindNames[r.kind]), {.x = blocks}, args.stream, batch,
-           r);
-  });
+  for (const auto& [gradient, of_dtype] : jobs) {
+    in_batches(of_dtype, [&, gradient = gradient](const Jobs& batch, DType dtype, unsigned blocks) {
+      launch(instance(args.stream, kUpdateCu, "update", {dtype, gradient}, kKindNames[r.kind]), {.x = blocks},
+             args.stream, batch, r);
+    });
+  }
 }
 
 std::vector<std::pair<DType, Job>> jobs_on(std::span<const Tensor> list) {
@@ -168,6 +174,27 @@ std::vector<std::pair<DType, Job>> jobs_on(std::span<const Tensor> list) {
 }
 
 }  // namespace
+
+void copy_each(const KernelArgs& args) {
+  std::map<DType, std::vector<std::pair<DType, Job>>> jobs;  // by the dtype that is read
+  for (size_t i = 0; i < args.in.size(); ++i) {
+    const Tensor &from = args.in[i], &to = args.out[i];
+    if (from.strides() != to.strides() || !is_dense(to.sizes(), to.strides())) {
+      copy_into(from, to, args.stream);
+      continue;
+    }
+    Job job;
+    job.weight = to.raw();
+    job.gradient = from.raw();
+    job.n = to.elems();
+    jobs[from.dtype()].emplace_back(to.dtype(), job);
+  }
+  for (const auto& [from, of_dtype] : jobs) {
+    in_batches(of_dtype, [&, from = from](const Jobs& batch, DType to, unsigned blocks) {
+      launch(instance(args.stream, kUpdateCu, "cast_list", {to, from}), {.x = blocks}, args.stream, batch);
+    });
+  }
+}
 
 void update_sgd(const KernelArgs& args) { update_lists<SgdRule>(args); }
 void update_adam(const KernelArgs& args) { update_lists<AdamRule>(args); }
@@ -239,7 +266,8 @@ void lamb_moments(const KernelArgs& args) {
   std::vector<Tensor> kept;
   for (size_t i = 0; i < n; ++i) {
     const Tensor& first = out(1)[i];
-    const Tensor parameter = laid_out_like(in(0)[i], first, stream), gradient = laid_out_like(in(1)[i], first, stream);
+    const Tensor parameter = laid_out_like(in(0)[i], first, stream),
+                 gradient = laid_out_like(to_dtype(in(1)[i], parameter.dtype(), stream), first, stream);
     Job job;
     job.weight = rule.masters ? out(3)[i].raw() : parameter.raw();
     job.rounded = rule.masters ? parameter.raw() : nullptr;

@@ -227,18 +227,19 @@ template <class T, int kCount>
 struct alignas(sizeof(T) * kCount) Neighbours {
   T at[kCount];
 };
-// The elements of a job from begin to end, by a block.
-template <class T, int kKind, int kCount>
+// The elements of a job from begin to end, by a block. Gradients are of type G.
+template <class T, class G, int kKind, int kCount>
 __device__ __forceinline__ void update_stretch(const Job& job, i64 begin, i64 end, const Numbers<Compute<T> >& n,
                                                i64 flags, Compute<T> sign) {
   typedef Compute<T> C;
   typedef Neighbours<C, kCount> Wide;
   typedef Neighbours<T, kCount> Narrow;
+  typedef Neighbours<G, kCount> Gradient;
   T* const rounded = (T*)job.rounded;
 #pragma unroll 2
   for (i64 i = begin + threadIdx.x * kCount; i < end; i += blockDim.x * kCount) {
     Wide w = *(const Wide*)((const C*)job.weight + i), s[3] = {};
-    const Narrow g = *(const Narrow*)((const T*)job.gradient + i);
+    const Gradient g = *(const Gradient*)((const G*)job.gradient + i);
 #pragma unroll
     for (int k = 0; k < 3; ++k) {
       if (job.state[k]) s[k] = *(const Wide*)((const C*)job.state[k] + i);
@@ -268,7 +269,7 @@ __device__ __forceinline__ void update_stretch(const Job& job, i64 begin, i64 en
   }
 }
 
-template <class T, int kKind>
+template <class T, class G, int kKind>
 __global__ void __launch_bounds__(256) update(const Jobs jobs, const Rule r) {
   typedef Compute<T> C;
   if (r.found_inf && *r.found_inf != 0) return;
@@ -296,11 +297,57 @@ __global__ void __launch_bounds__(256) update(const Jobs jobs, const Rule r) {
   const Numbers<C> numbers(recipe);
   constexpr int kCount = 16 / sizeof(C);
   const u64 addresses = (u64)job.weight | (u64)job.state[0] | (u64)job.state[1] | (u64)job.state[2] |
-                        (u64)job.gradient * sizeof(C) / sizeof(T) | (u64)job.rounded * sizeof(C) / sizeof(T);
+                        (u64)job.gradient * sizeof(C) / sizeof(G) | (u64)job.rounded * sizeof(C) / sizeof(T);
   if (addresses % 16 == 0 && (end - begin) % kCount == 0) {
-    update_stretch<T, kKind, kCount>(job, begin, end, numbers, r.flags, (C)r.sign);
+    update_stretch<T, G, kKind, kCount>(job, begin, end, numbers, r.flags, (C)r.sign);
   } else {
-    update_stretch<T, kKind, 1>(job, begin, end, numbers, r.flags, (C)r.sign);
+    update_stretch<T, G, kKind, 1>(job, begin, end, numbers, r.flags, (C)r.sign);
+  }
+}
+
+// The job of this block, and its stretch.
+struct Stretch {
+  const Job& job;
+  i64 begin, end;
+};
+__device__ __forceinline__ Stretch stretch_of(const Jobs& jobs) {
+  int low = 0, high = (int)jobs.count - 1;
+  while (low < high) {
+    const int middle = (low + high + 1) / 2;
+    if (jobs.first_block[middle] <= blockIdx.x)
+      low = middle;
+    else
+      high = middle - 1;
+  }
+  const Job& job = jobs.jobs[low];
+  const i64 begin = (blockIdx.x - jobs.first_block[low]) * kElemsPerBlock;
+  const i64 end = begin + kElemsPerBlock < job.n ? begin + kElemsPerBlock : job.n;
+  return {job, begin, end};
+}
+
+// ---- casts: weight is what is written, gradient what is read
+
+template <class To, class From, int kCount>
+__device__ __forceinline__ void cast_stretch(const Job& job, i64 begin, i64 end) {
+#pragma unroll 2
+  for (i64 i = begin + threadIdx.x * kCount; i < end; i += blockDim.x * kCount) {
+    const Neighbours<From, kCount> from = *(const Neighbours<From, kCount>*)((const From*)job.gradient + i);
+    Neighbours<To, kCount> to;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) to.at[j] = cast<To>(from.at[j]);
+    *(Neighbours<To, kCount>*)((To*)job.weight + i) = to;
+  }
+}
+template <class To, class From>
+__global__ void __launch_bounds__(256) cast_list(const Jobs jobs) {
+  const Stretch all = stretch_of(jobs);
+  const Job& job = all.job;
+  constexpr int kCount = 16 / (sizeof(To) > sizeof(From) ? sizeof(To) : sizeof(From));
+  const bool in_packs = ((u64)job.weight % (sizeof(To) * kCount) | (u64)job.gradient % (sizeof(From) * kCount)) == 0;
+  if (in_packs && (all.end - all.begin) % kCount == 0) {
+    cast_stretch<To, From, kCount>(job, all.begin, all.end);
+  } else {
+    cast_stretch<To, From, 1>(job, all.begin, all.end);
   }
 }
 
@@ -322,25 +369,6 @@ __global__ void power_sums(const Jobs jobs, double p) {
   }
   sum = p > 1e300 ? over_block<Larger>(sum, 0.0) : over_block<Plus>(sum, 0.0);
   if (threadIdx.x == 0) *job.number = sum;
-}
-// The job of this block, and its stretch.
-struct Stretch {
-  const Job& job;
-  i64 begin, end;
-};
-__device__ __forceinline__ Stretch stretch_of(const Jobs& jobs) {
-  int low = 0, high = (int)jobs.count - 1;
-  while (low < high) {
-    const int middle = (low + high + 1) / 2;
-    if (jobs.first_block[middle] <= blockIdx.x)
-      low = middle;
-    else
-      high = middle - 1;
-  }
-  const Job& job = jobs.jobs[low];
-  const i64 begin = (blockIdx.x - jobs.first_block[low]) * kElemsPerBlock;
-  const i64 end = begin + kElemsPerBlock < job.n ? begin + kElemsPerBlock : job.n;
-  return {job, begin, end};
 }
 // x *= factor, where the norm (clip) or the scale (unscale) says so.
 template <class T>

@@ -1,10 +1,11 @@
-// Updates of optimizers and lists of gradients on a GPU.
+// Updates of optimizers and other rows over lists on a GPU.
 #pragma once
 
 #include "chorale/kernel/kernel_args.h"
 
 namespace chorale::kernel::cuda {
 
+void copy_each(const KernelArgs& args);
 void update_sgd(const KernelArgs& args);
 void update_adam(const KernelArgs& args);
 void update_adagrad(const KernelArgs& args);

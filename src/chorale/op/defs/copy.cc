@@ -4,6 +4,7 @@
 #include "chorale/kernel/cpu/support/copy.h"
 #include "chorale/kernel/device_copy.h"
 #include "chorale/op/builder.h"
+#include "chorale/op/joined.h"
 #include "chorale/op/need_defined.h"
 #include "chorale/op/samples.h"
 #include "chorale/op/shard_ways.h"
@@ -47,6 +48,11 @@ std::vector<Sample> samples_to() {
   };
 }
 
+Lists lists_to_each(const Attrs&) { return {.fresh = 1}; }
+void infer_to_each(const InferArgs& args, std::span<OutSpec> out) {
+  for (size_t i = 0; i < out.size(); ++i) infer_to({args.op, args.in.subspan(i, 1), args.attrs}, out.subspan(i, 1));
+}
+
 }  // namespace
 
 const OpDef kTo{
@@ -62,6 +68,23 @@ const OpDef kTo{
     .in_place = true,
     .samples = samples_to,
     .formula = "x in another dtype",
+};
+
+const OpDef kToEach{
+    .name = "to_each",
+    .inputs = "xs...",
+    .lists = lists_to_each,
+    .attrs = attrs_of<CopyAttrs>,
+    .dtypes = kFloats,
+    .infer = infer_to_each,
+    .cpu = kernel::cpu::copy_each,
+    .grad = not_differentiable,
+    .shard = kReplicateOnly,
+    .samples = []() -> std::vector<Sample> {
+      return {{.in = {sample({2, 3}), sample({70}, 1), sample({}, 2)}, .attrs = CopyAttrs{DType::kF32}, .grad = false},
+              {.in = {sample({4, 8}, 3)}, .attrs = CopyAttrs{DType::kBF16, true}, .grad = false}};
+    },
+    .formula = "each x in another dtype",
 };
 
 const OpDef kToDevice{
@@ -90,7 +113,7 @@ const OpDef kToDevice{
 };
 
 Rows copy_rows() {
-  static constexpr const OpDef* rows[] = {&kTo, &kToDevice};
+  static constexpr const OpDef* rows[] = {&kTo, &kToEach, &kToDevice};
   return rows;
 }
 

@@ -1,5 +1,7 @@
 #include "chorale/op/update.h"
 
+#include <algorithm>
+
 #include "chorale/kernel/cpu/update.h"
 #include "chorale/op/builder.h"
 #include "chorale/op/creation.h"
@@ -45,6 +47,11 @@ struct Fit {
                   " is laid out otherwise than its parameter, with strides ", x.strides(), " and ",
                   parameter.strides());
   }
+  // Gradients may be narrower, and laid out otherwise.
+  void check_gradient(const Tensor& x) const {
+    const bool fits = is_floating(x.dtype()) && promote(x.dtype(), parameter.dtype()) == parameter.dtype();
+    check("gradient", x, fits ? x.dtype() : parameter.dtype(), true);
+  }
   void check_parameter(bool masters) const {
     CHORALE_CHECK(is_floating(parameter.dtype()) && is_half(parameter.dtype()) == masters, "[", op.name, "] parameter ",
                   place, " is ", parameter.dtype(), "; ",
@@ -73,7 +80,7 @@ void infer_update(const InferArgs& args, std::span<OutSpec> out) {
     const Fit fit{args.op, i, parameter, out.empty()};
     const DType compute = compute_of(parameter.dtype());
     fit.check_parameter(rule.masters);
-    fit.check("gradient", call.list(1)[i], parameter.dtype(), true);
+    fit.check_gradient(call.list(1)[i]);
     fit.check_step(call.list(2)[i]);
     const size_t of_shape = rule.states() - (kernel::kLastStateIsNumber<Rule> ? 1 : 0);
     for (size_t s = 0; s < of_shape; ++s) fit.check("state", call.list(3 + s)[i], compute);
@@ -349,6 +356,11 @@ void update(const OpDef& row, const UpdateLists& lists, Rule rule) {
 }
 
 }  // namespace
+
+bool reads_gradients(const OpDef& row) {
+  const Rows rows = update_rows();
+  return &row != &kLambApply && std::find(rows.begin(), rows.end(), &row) != rows.end();
+}
 
 Rows update_rows() {
   static constexpr const OpDef* rows[] = {&kSgd,   &kAdam,  &kAdagrad, &kRmsprop, &kAdadelta,    &kAdamax,

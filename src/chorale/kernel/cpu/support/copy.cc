@@ -21,5 +21,8 @@ Tensor contiguous(const Tensor& x, DType dtype) {
 }
 
 void copy(const KernelArgs& args) { copy_into(args.in[0], args.out[0]); }
+void copy_each(const KernelArgs& args) {
+  for (size_t i = 0; i < args.in.size(); ++i) copy_into(args.in[i], args.out[i]);
+}
 
 }  // namespace chorale::kernel::cpu

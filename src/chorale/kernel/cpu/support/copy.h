@@ -12,7 +12,8 @@ Tensor contiguous(const Tensor& x, DType dtype);
 // Overwrites `to` with the values of `from`, converted. Shapes are equal; the memory must not overlap.
 void copy_into(const Tensor& from, const Tensor& to);
 
-// The kernel of to().
+// The kernel of to(), and of a list of such copies.
 void copy(const KernelArgs& args);
+void copy_each(const KernelArgs& args);
 
 }  // namespace chorale::kernel::cpu
