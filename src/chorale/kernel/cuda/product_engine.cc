@@ -6,6 +6,9 @@
 #include <array>
 #include <bit>
 #include <cstddef>
+#include <cstring>
+#include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -16,6 +19,7 @@
 #include "chorale/base/tf32.h"
 #include "chorale/device/cuda/context.h"
 #include "chorale/device/cuda/driver.h"
+#include "chorale/device/cuda/kernel_cache.h"
 #include "chorale/device/cuda/libraries.h"
 #include "chorale/device/cuda/timing.h"
 #include "chorale/kernel/cuda/family.h"
@@ -32,7 +36,8 @@ constexpr size_t kWorkspaceBytes = size_t{32} << 20;
   X(cublasLtCreate) X(cublasLtMatmul) X(cublasLtMatmulDescCreate) X(cublasLtMatmulDescDestroy) \
   X(cublasLtMatmulDescSetAttribute) X(cublasLtMatrixLayoutCreate) X(cublasLtMatrixLayoutDestroy) \
   X(cublasLtMatrixLayoutSetAttribute) X(cublasLtMatmulPreferenceCreate) X(cublasLtMatmulPreferenceDestroy) \
-  X(cublasLtMatmulPreferenceSetAttribute) X(cublasLtMatmulAlgoGetHeuristic) X(cublasLtGetStatusString)
+  X(cublasLtMatmulPreferenceSetAttribute) X(cublasLtMatmulAlgoGetHeuristic) X(cublasLtGetStatusString) \
+  X(cublasLtGetVersion)
 // clang-format on
 
 struct Cublas {
@@ -160,27 +165,70 @@ bool is_timed(const Product& p, Stream stream) {
   return operations_of(p) >= kLeastOperations && p.beta == 0 && !same_bits() && !chorale::cuda::is_recorded(stream);
 }
 
-// The guess that is the fastest on this memory, into which it writes.
-cublasLtMatmulAlgo_t fastest(const Plan& plan, const Guesses& guesses, const Product& p, const Place& place,
-                             Stream stream) {
-  const int runs = operations_of(p) < 0x1p32 ? 8 : 2;
-  size_t best = 0;
-  float least = 0;
-  for (size_t i = 0; i < guesses.size(); ++i) {
-    const auto once = [&] { return multiply(plan, guesses[i].algo, p, place, stream); };
-    if (once() != CUBLAS_STATUS_SUCCESS) continue;  // the first run loads the kernel
-    const float took = chorale::cuda::time_on(stream, [&] {
-      for (int run = 0; run < runs; ++run) check_cublas(once(), "timing a product");
-    });
-    if (least != 0 && took >= least) continue;
-    best = i;
-    least = took;
-  }
-  return guesses[best].algo;
+// Large products make a chip draw all the power that it may, and its clocks fall: other algorithms are the fastest then
+// than on a chip that was idle. So the first large one of a process is run for a while.
+void warm_up(const std::function<void()>& product, Stream stream) {
+  static std::once_flag warm[chorale::cuda::kMostDevices];
+  std::call_once(warm[stream.device.index], [&] {
+    constexpr float kMilliseconds = 400;
+    constexpr int kTogether = 20;
+    float took = 0;
+    while (took < kMilliseconds) {
+      took += chorale::cuda::time_on(stream, [&] {
+        for (int i = 0; i < kTogether; ++i) product();
+      });
+    }
+  });
 }
 
-Plan make_plan(const Product& p, const Operand& a, const Operand& b, const Place& place, Stream stream, int a_align,
-               int b_align, int c_align) {
+// The guess that is the fastest on this memory, into which it writes. They run in turns, since clocks change while they
+// do, and the least that each takes counts.
+cublasLtMatmulAlgo_t fastest(const Plan& plan, const Guesses& guesses, const Product& p, const Place& place,
+                             Stream stream) {
+  constexpr int kTurns = 3;
+  constexpr double kLargeOperations = 0x1p36;
+  const int runs = operations_of(p) < 0x1p32 ? 4 : 1;
+  std::vector<float> least(guesses.size(), std::numeric_limits<float>::infinity());
+  std::vector<bool> works(guesses.size());
+  const auto once = [&](size_t i) { return multiply(plan, guesses[i].algo, p, place, stream); };
+  // The first run loads the kernel.
+  for (size_t i = 0; i < guesses.size(); ++i) works[i] = once(i) == CUBLAS_STATUS_SUCCESS;
+  if (operations_of(p) >= kLargeOperations && works[0]) warm_up([&] { check_cublas(once(0), "warming up"); }, stream);
+  for (int turn = 0; turn < kTurns; ++turn) {
+    for (size_t i = 0; i < guesses.size(); ++i) {
+      if (!works[i]) continue;
+      least[i] = std::min(least[i], chorale::cuda::time_on(stream, [&] {
+                            for (int run = 0; run < runs; ++run) check_cublas(once(i), "timing a product");
+                          }));
+    }
+  }
+  return guesses[static_cast<size_t>(std::min_element(least.begin(), least.end()) - least.begin())].algo;
+}
+
+// What was found to be the fastest is kept on disk, beside compiled kernels: it is timed once per machine and user.
+std::string identity_of(const Key& key, Stream stream) {
+  std::string identity =
+      concat("product ", chorale::cuda::facts_of(stream.device).name, " cuBLASLt ", cublas().cublasLtGetVersion());
+  for (const int64_t fact : key.facts) identity += concat(" ", fact);
+  return identity;
+}
+cublasLtMatmulAlgo_t known_or_fastest(const Key& key, const Plan& plan, const Guesses& guesses, const Product& p,
+                                      const Place& place, Stream stream) {
+  const std::string identity = identity_of(key, stream);
+  cublasLtMatmulAlgo_t algo{};
+  chorale::cuda::CompiledKernel kept;
+  if (chorale::cuda::find_in_cache(identity, kept) && kept.binary.size() == sizeof(algo)) {
+    std::memcpy(&algo, kept.binary.data(), sizeof(algo));
+    return algo;
+  }
+  algo = fastest(plan, guesses, p, place, stream);
+  const char* const bytes = reinterpret_cast<const char*>(&algo);
+  chorale::cuda::put_into_cache(identity, {"algorithm", {bytes, bytes + sizeof(algo)}});
+  return algo;
+}
+
+Plan make_plan(const Key& key, const Product& p, const Operand& a, const Operand& b, const Place& place, Stream stream,
+               int a_align, int b_align, int c_align) {
   const Cublas& api = cublas();
   const bool wide = p.dtype == DType::kF64 || p.dtype == DType::kC128;
   const bool is_single = p.dtype == DType::kF32 || p.dtype == DType::kC64;
@@ -246,7 +294,7 @@ Plan make_plan(const Product& p, const Operand& a, const Operand& b, const Place
   CHORALE_CHECK_STATE(count > 0, "cuBLASLt has no algorithm for a product [", p.m, ", ", p.k, "] x [", p.k, ", ", p.n,
                       "] in ", p.dtype);
   guesses.resize(static_cast<size_t>(count));
-  plan.algo = count > 1 ? fastest(plan, guesses, p, place, stream) : guesses[0].algo;
+  plan.algo = count > 1 ? known_or_fastest(key, plan, guesses, p, place, stream) : guesses[0].algo;
   return plan;
 }
 
@@ -263,7 +311,7 @@ Plan& plan_for(const Product& p, const Operand& a, const Operand& b, Place& plac
   static auto* const plans = new std::map<Key, std::unique_ptr<Plan>>;
   const std::lock_guard lock(mutex);
   std::unique_ptr<Plan>& plan = (*plans)[key];
-  if (!plan) plan = std::make_unique<Plan>(make_plan(p, a, b, place, stream, a_align, b_align, c_align));
+  if (!plan) plan = std::make_unique<Plan>(make_plan(key, p, a, b, place, stream, a_align, b_align, c_align));
   return *plan;
 }
 
