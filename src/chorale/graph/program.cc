@@ -7,6 +7,7 @@
 #include "chorale/device/program.h"
 #include "chorale/device/stream.h"
 #include "chorale/graph/stripes.h"
+#include "chorale/kernel/kernel_maker.h"
 #include "chorale/op/collective.h"
 #include "chorale/op/copy.h"
 #include "chorale/op/kernels.h"
@@ -296,6 +297,21 @@ void Program::run_steps(Instance& instance, std::span<Generator* const> generato
   for (Instance::Step& step : instance.steps) Instance::run_step(step, generators);
 }
 
+// Kernels that devices would compile one by one as they are reached.
+void Program::make_kernels(Instance& instance) const {
+  for (const Device device : devices_) {
+    kernel::KernelMaker* const maker = kernel::find_kernel_maker(device.type);
+    if (!maker) continue;
+    maker->make_ahead(device, [&] {
+      for (Instance::Step& step : instance.steps) {
+        const bool has_kernel = step.kind == Instance::Step::Kind::kKernel || step.kind == Instance::Step::Kind::kFused;
+        if (has_kernel && step.device == device && !(step.row && (step.row->dynamic || op::communicates(*step.row))))
+          Instance::run_step(step, {});
+      }
+    });
+  }
+}
+
 // One whose memory was taken on the current streams; null when there is none.
 std::unique_ptr<Program::Instance> Program::take_idle() const {
   const std::lock_guard lock(mutex_);
@@ -338,6 +354,7 @@ void Program::run(std::span<const Tensor> in, std::span<Generator* const> genera
     for (const Instance::Bound& bound : instance->of_output[o]) bound.lie_in(out[o]);
   }
   for (const Instance::GroupUse& use : instance->groups) instance->steps[use.step].in[use.operand] = in[use.input];
+  std::call_once(kernels_made_, [&] { make_kernels(*instance); });
   run_steps(*instance, generators);
   if (is_recorded) return;
   instance->let_go();

@@ -47,6 +47,7 @@ class Program {
   std::unique_ptr<Instance> make() const;
   std::unique_ptr<Instance> take_idle() const;
   static void run_steps(Instance& instance, std::span<Generator* const> generators);
+  void make_kernels(Instance& instance) const;
 
   Graph graph_;
   std::vector<Device> devices_;  // of its values
@@ -56,6 +57,7 @@ class Program {
   std::string maker_;
   size_t kernels_ = 0;
   std::vector<bool> is_in_order_;  // by output
+  mutable std::once_flag kernels_made_;
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<Instance>> idle_;
 };

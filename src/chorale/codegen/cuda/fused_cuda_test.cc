@@ -10,6 +10,7 @@
 #include "chorale/codegen/fused.h"
 #include "chorale/device/cuda/gpu_test_util.h"
 #include "chorale/device/runtime.h"
+#include "chorale/kernel/kernel_maker.h"
 #include "chorale/op/samples.h"
 #include "chorale/op/update.h"
 
@@ -171,6 +172,20 @@ TEST_F(CudaFused, AStepUnderAutocastTrainsAsItDoesEagerly) {
   if (rehearses()) return;
   EXPECT_EQ(compiled, expected);
   EXPECT_EQ(train_under_autocast(true, true), expected) << "replayed";
+}
+
+// What makes kernels ahead (kernel/kernel_maker.h) launches none, and those that it has made are those of a launch.
+TEST_F(CudaFused, KernelsAreMadeAheadWithoutLaunchingThem) {
+  const Tensor x = made({37, 5}, 1, DType::kF32), y = made({37, 5}, 2, DType::kF32), before = clone(x);
+  const auto all = [&] {
+    mul_(x, 1.5);
+    copy_(x, add(cos(x), matmul(y, transpose(x, 0, 1))[0][0]));
+    fill_(x, 0);
+  };
+  kernel::find_kernel_maker(DeviceType::kCuda)->make_ahead(kGpu, all);
+  expect_same_bits({x}, {before}, "ahead");
+  all();
+  expect_same_bits({x}, {zeros({37, 5}, DType::kF32, kGpu)}, "afterwards");
 }
 
 // Fills of a few bytes become kernels of a recording (device/cuda/recorded_fills.h).

@@ -3,10 +3,14 @@
 #include <nvrtc.h>
 
 #include <algorithm>
+#include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
+#include <thread>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "chorale/base/error.h"
@@ -106,13 +110,49 @@ Kernels& kernels_of(Device device) {
   return all[device.index];
 }
 
+// By key.
+using Wanted = std::map<std::string, KernelText, std::less<>>;
+thread_local Wanted* wanted_ahead = nullptr;
+
 }  // namespace
+
+bool makes_ahead() { return wanted_ahead != nullptr; }
+
+void make_kernels_ahead(Device device, base::FunctionRef<void()> launches) {
+  Wanted wanted;
+  Wanted* const outer = std::exchange(wanted_ahead, &wanted);
+  try {
+    launches();
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): who launches it in earnest is told
+  }
+  wanted_ahead = outer;
+  std::vector<const Wanted::value_type*> all;
+  for (const auto& one : wanted) all.push_back(&one);
+  std::atomic<size_t> next{0};
+  const auto work = [&] {
+    for (size_t i = next++; i < all.size(); i = next++) {
+      try {
+        find_kernel(device, all[i]->first, [&] { return all[i]->second; });
+      } catch (const Error&) {  // NOLINT(bugprone-empty-catch): as above
+      }
+    }
+  };
+  constexpr size_t kMostThreads = 16;
+  std::vector<std::thread> threads(
+      std::min({all.size(), kMostThreads, size_t{std::max(1u, std::thread::hardware_concurrency())}}));
+  for (std::thread& thread : threads) thread = std::thread(work);
+  for (std::thread& thread : threads) thread.join();
+}
 
 CUfunction find_kernel(Device device, std::string_view key, const std::function<KernelText()>& make) {
   Kernels& kernels = kernels_of(device);
   {
     const std::shared_lock lock(kernels.mutex);
     if (const auto found = kernels.known.find(key); found != kernels.known.end()) return found->second;
+  }
+  if (wanted_ahead) {
+    if (wanted_ahead->find(key) == wanted_ahead->end()) wanted_ahead->emplace(key, make());
+    return nullptr;
   }
   make_current(device);
   const CUfunction function = load(make(), facts_of(device).arch);
@@ -121,6 +161,7 @@ CUfunction find_kernel(Device device, std::string_view key, const std::function<
 }
 
 void launch_with(CUfunction kernel, const Grid& grid, Stream stream, void** arguments) {
+  if (makes_ahead()) return;
   make_current(stream.device);
   constexpr unsigned kBytesWithoutAsking = 48 * 1024;
   if (grid.shared_bytes > kBytesWithoutAsking) {

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "chorale/base/dtype.h"
+#include "chorale/base/parallel_for.h"
 #include "chorale/device/cuda/driver.h"
 #include "chorale/device/device.h"
 
@@ -21,6 +22,13 @@ struct KernelText {
 // The kernel that `make` describes. It is asked only for a key that this process has not seen, so the key names text,
 // types and variant.
 CUfunction find_kernel(Device device, std::string_view key, const std::function<KernelText()>& make);
+
+// Calls `launches`, in which this thread launches nothing and calls no library, and compiles the kernels that it would
+// have launched: on several threads, where one after the other took five seconds for a step of GPT-2. An error of
+// theirs is left to the launch.
+void make_kernels_ahead(Device device, base::FunctionRef<void()> launches);
+// Whether this thread is in there.
+bool makes_ahead();
 
 struct Grid {
   unsigned x = 1, y = 1, z = 1;

@@ -210,7 +210,7 @@ class CudaRuntime final : public Runtime {
 
   void copy(const vec::StridedView& from, Device from_device, const vec::StridedView& to, Device to_device,
             Stream stream) override {
-    if (elems_of(from) == 0) return;
+    if (elems_of(from) == 0 || makes_ahead()) return;
     make_current(stream.device);
     if (same_layout(from, to))
       return copy_bytes(reach_of(from).first, from_device, reach_of(to).first, to_device, reach_of(from).second,
@@ -247,6 +247,7 @@ class CudaRuntime final : public Runtime {
     std::memcpy(element.data(), value, bytes);
     const auto [first, all] = reach_of(to);
     if (all == static_cast<size_t>(elems_of(to)) * bytes && element == std::array<std::byte, 16>{}) {
+      if (makes_ahead()) return;
       make_current(stream.device);
       check(driver().cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(first), 0, all, handle_of(stream)), "filling");
       return;

@@ -4,6 +4,7 @@
 
 #include "chorale/base/debug_level.h"
 #include "chorale/base/error.h"
+#include "chorale/device/cuda/compiler.h"
 #include "chorale/device/cuda/context.h"
 #include "chorale/device/cuda/cuda_peers.h"
 #include "chorale/device/cuda/cuda_runtime.h"
@@ -32,6 +33,7 @@
 #include "chorale/kernel/cuda/shape.h"
 #include "chorale/kernel/cuda/update.h"
 #include "chorale/kernel/device_copy.h"
+#include "chorale/kernel/kernel_maker.h"
 #include "chorale/op/collective.h"
 #include "chorale/op/kernels.h"
 #include "chorale/op/table.h"
@@ -203,6 +205,17 @@ std::string explain(const cuda::Fault& fault) {
   return concat("[", name, "] ", fault.value, " at position ", fault.at, " is out of range: there are ", fault.bound);
 }
 
+kernel::KernelMaker& kernel_maker() {
+  class Maker final : public kernel::KernelMaker {
+   public:
+    void make_ahead(Device device, base::FunctionRef<void()> launches) override {
+      cuda::make_kernels_ahead(device, launches);
+    }
+  };
+  static auto* const maker = new Maker;
+  return *maker;
+}
+
 void add_cuda() {
   std::vector<op::NamedKernel> kernels(std::begin(kKernels), std::end(kKernels));
   for (const op::OpDef* row : op::all_ops()) {
@@ -219,6 +232,7 @@ void add_cuda() {
   set_peer_memory(DeviceType::kCuda, &cuda::peer_memory());
   set_collectives(DeviceType::kCuda, &cuda::nccl_collectives());
   kernel::set_element_loops(DeviceType::kCuda, &on_gpu::element_loops());
+  kernel::set_kernel_maker(DeviceType::kCuda, &kernel_maker());
 }
 
 }  // namespace

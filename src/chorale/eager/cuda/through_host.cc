@@ -5,6 +5,7 @@
 
 #include "chorale/base/error.h"
 #include "chorale/base/log.h"
+#include "chorale/device/cuda/compiler.h"
 #include "chorale/op/kernels.h"
 #include "chorale/op/table.h"
 #include "chorale/tensor/device_copy.h"
@@ -37,6 +38,7 @@ void say_once(const op::OpDef& row) {
 std::span<const char* const> rows_through_host() { return kRowsThroughHost; }
 
 void run_through_host(const kernel::KernelArgs& args) {
+  if (cuda::makes_ahead()) return;
   const op::OpDef& row = *args.row;
   say_once(row);
   SmallVector<Tensor, 8> in, out;

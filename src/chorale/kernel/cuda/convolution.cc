@@ -173,7 +173,7 @@ void in_some_dtype(const char* what, DType dtype, const Compute& compute) {
   raise_no_algorithm(what, dtype);
 }
 
-bool rehearses() { return chorale::cuda::driver().rehearsal; }
+bool rehearses() { return chorale::cuda::driver().rehearsal || chorale::cuda::makes_ahead(); }
 
 }  // namespace
 

@@ -213,6 +213,7 @@ bool cudnn_attention(const KernelArgs& args) {
   const AttentionProblem p(args.in[0], args.in[1], args.in[2], attrs);
   const Tensor &out = args.out[0], &lse = args.out[1];
   if (!p.fits(args.in[3], attrs) || !can_read(out) || !is_usable()) return false;
+  if (chorale::cuda::makes_ahead()) return true;
   chorale::cuda::make_current(args.stream.device);
   const std::vector<void*> addresses = addresses_of({&p.q, &p.k, &p.v, &out, &lse});
   CudnnGraph* const graph = find_graph(plan_key(p, args.stream, false, {&out}), args.stream, addresses,
@@ -228,6 +229,7 @@ bool cudnn_attention_backward(const KernelArgs& args) {
   if (!args.in[0].defined() || args.in[1].defined() || !p.fits(args.in[5], attrs) || !can_read(dq) || !can_read(dk) ||
       !can_read(dv) || !is_usable())
     return false;
+  if (chorale::cuda::makes_ahead()) return true;
   const Stream stream = args.stream;
   chorale::cuda::make_current(stream.device);
   const Tensor out = can_read(args.in[6]) ? args.in[6] : contiguous(args.in[6], stream);

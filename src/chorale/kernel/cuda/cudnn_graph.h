@@ -55,25 +55,29 @@ class CudnnGraph {
   // where asked for only of those that repeat their bits. The host waits for the stream.
   enum class Bits : uint8_t { kRepeat, kAny };
   bool plan_by_time(cudnnHandle_t handle, Stream stream, std::span<void* const> addresses, Bits bits);
-  int64_t workspace_bytes() const { return workspace_bytes_; }
+  int64_t workspace_bytes() const { return plan_.workspace_bytes; }
   void run(cudnnHandle_t handle, std::span<void* const> addresses, void* workspace);
 
  private:
   using Descriptor = cudnnBackendDescriptor_t;
   Id add_tensor(DType dtype, const Four& sizes, const Four& strides, bool inside, bool by_value);
-  Descriptor create(cudnnBackendDescriptorType_t type);
+  static Descriptor create(cudnnBackendDescriptorType_t type);
   Descriptor tensor(Id id) const { return tensors_[static_cast<size_t>(id - 1)]; }
   Id result(const Like& like, Id into);
+  struct Plan {
+    Descriptor made = nullptr;  // null: this engine has none
+    int64_t workspace_bytes = 0;
+  };
   // What cuDNN proposes, best guess first.
   std::vector<Descriptor> proposals(cudnnHandle_t handle);
-  bool build(cudnnHandle_t handle, Descriptor engine);
+  static Plan build(cudnnHandle_t handle, Descriptor engine);
+  static std::vector<Plan> build_all(std::span<const Descriptor> engines, Device device);
   cudnnStatus_t execute(cudnnHandle_t handle, std::span<void* const> addresses, void* workspace);
 
   std::vector<Descriptor> tensors_, operations_;
   std::vector<Id> memory_ids_, number_ids_;
   std::vector<float> numbers_;
-  Descriptor plan_ = nullptr;
-  int64_t workspace_bytes_ = 0;
+  Plan plan_;
 };
 
 }  // namespace chorale::kernel::cuda

@@ -370,7 +370,7 @@ void product(const Product& asked, Stream stream) {
   if (p.c_dtype == DType::kBool) p.c_dtype = p.dtype;
   if (p.m == 0 || p.n == 0 || p.batch == 0) return;
   if (multiply_small(p, stream)) return;
-  if (chorale::cuda::driver().rehearsal) return;  // cuBLASLt has nothing to rehearse
+  if (chorale::cuda::driver().rehearsal || chorale::cuda::makes_ahead()) return;  // cuBLASLt has its kernels
   if (product_in_two(p, stream)) return;
   chorale::cuda::make_current(stream.device);
   const Operand a = operand_of(p.m, p.k, p.a_row, p.a_col), b = operand_of(p.k, p.n, p.b_row, p.b_col);
