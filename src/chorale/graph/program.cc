@@ -1,6 +1,7 @@
 #include "chorale/graph/program.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "chorale/base/error.h"
 #include "chorale/base/generator.h"
@@ -337,7 +338,7 @@ void Program::run(std::span<const Tensor> in, std::span<Generator* const> genera
   std::unique_ptr<Instance> instance = take_idle();
   if (is_recorded && instance && !instance->hand_over()) {
     const std::lock_guard lock(mutex_);
-    idle_.push_back(std::move(instance));
+    idle_.push_back(std::exchange(instance, nullptr));
   }
   if (!instance) instance = make();
   for (size_t i = 0; i < in.size(); ++i) {

@@ -5,6 +5,8 @@
 
 #include <string>
 
+#include "chorale/base/error.h"
+
 namespace chorale::graph {
 namespace {
 
@@ -86,8 +88,8 @@ std::string attention(const std::string& last, const std::string& more) {
           "{scale=1.0, causal=true, grouped=false, dropout_p=0.0}\n";
   for (int i = 0; i < 3; ++i) {
     const std::string from = std::to_string(6 + i), to = std::to_string(9 + 2 * i), end = std::to_string(10 + 2 * i);
-    text += "  %" + to + ": " + one + " = view(%" + from + ") {sizes=[1, 2, 3, 4, 5]}\n";
-    text += "  %" + end + ": " + turned + " = permute(%" + to + ") {dims=[1, 3, 0, 2, 4]}\n";
+    text += concat("  %", to, ": ", one, " = view(%", from, ") {sizes=[1, 2, 3, 4, 5]}\n");
+    text += concat("  %", end, ": ", turned, " = permute(%", to, ") {dims=[1, 3, 0, 2, 4]}\n");
   }
   return text + "  %15: f32[2, 4, 3, 3, 5]@sim:0 = cat(%10, %12, " + last + ") {dim=2}\n  return %15" + more + "\n}\n";
 }
